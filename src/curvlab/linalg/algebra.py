@@ -101,7 +101,7 @@ class ScaledOperator(LinearOperator):
 
     @property
     def damping(self) -> float:
-        """c times the damping of A."""
+        """The damping of A, times c."""
         return self.scale * self.operator.damping
 
 
@@ -114,8 +114,8 @@ class SumOperator(LinearOperator):
             if (term.shape, term.dtype, term.device) != (first.shape, first.dtype, first.device):
                 raise ValueError(
                     f"cannot add {type(term).__name__} {term.shape} {term.dtype} on {term.device} to "
-                    f"{type(first).__name__} {first.shape} {first.dtype} on {first.device}: both must act on the "
-                    "same parameters. Check which parameters require gradients."
+                    f"{type(first).__name__} {first.shape} {first.dtype} on {first.device}: both must act on "
+                    "the same parameters. Check which parameters require gradients."
                 )
         super().__init__(first.shape[0], dtype=first.dtype, device=first.device)
         self.terms = tuple(terms)

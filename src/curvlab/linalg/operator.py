@@ -50,14 +50,14 @@ class LinearOperator(ABC):
         size = self.shape[0]
         if vectors.ndim not in (1, 2) or vectors.shape[0] != size:
             raise ValueError(
-                f"{name} has shape {tuple(vectors.shape)}, but {type(self).__name__} acts on vectors of length "
-                f"{size}: pass ({size},) or ({size}, K). Parameters are flattened in named_parameters() order, "
-                "only those that require gradients (curvlab.linalg.flatten)."
+                f"{name} has shape {tuple(vectors.shape)}, but {type(self).__name__} acts on vectors of "
+                f"length {size}: pass ({size},) or ({size}, K). Parameters are flattened in named_parameters() "
+                "order, only those that require gradients (curvlab.linalg.flatten)."
             )
         if vectors.dtype != self.dtype or vectors.device != self.device:
             raise ValueError(
-                f"{name} is {vectors.dtype} on {vectors.device}, but {type(self).__name__} is {self.dtype} on "
-                f"{self.device}: convert it with .to(op.device, op.dtype), or convert the model."
+                f"{name} is {vectors.dtype} on {vectors.device}, but {type(self).__name__} is {self.dtype} "
+                f"on {self.device}: convert it with .to(op.device, op.dtype), or convert the model."
             )
 
     # -------------------------------------------------------------------------------- properties

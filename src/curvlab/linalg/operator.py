@@ -51,8 +51,8 @@ class LinearOperator(ABC):
         if vectors.ndim not in (1, 2) or vectors.shape[0] != size:
             raise ValueError(
                 f"{name} has shape {tuple(vectors.shape)}, but {type(self).__name__} acts on vectors of "
-                f"length {size}: pass ({size},) or ({size}, K). Parameters are flattened in named_parameters() "
-                "order, only those that require gradients (curvlab.linalg.flatten)."
+                f"length {size}: pass ({size},) or ({size}, K). Parameters are flattened in "
+                "named_parameters() order, only those that require gradients (curvlab.linalg.flatten)."
             )
         if vectors.dtype != self.dtype or vectors.device != self.device:
             raise ValueError(

@@ -1,0 +1,20 @@
+"""Curvature matrices of neural networks as linear operators: Gauss-Newton, Hessian, Fisher."""
+
+from curvlab.curvature.batches import Batches, Data
+from curvlab.curvature.fisher import FisherOperator
+from curvlab.curvature.gauss_newton import GaussNewtonOperator
+from curvlab.curvature.hessian import HessianOperator
+from curvlab.curvature.losses import OutputLoss, output_loss
+from curvlab.curvature.model_function import ModelFunction, NonFiniteOutputError
+
+__all__ = [
+    "Batches",
+    "Data",
+    "FisherOperator",
+    "GaussNewtonOperator",
+    "HessianOperator",
+    "ModelFunction",
+    "NonFiniteOutputError",
+    "OutputLoss",
+    "output_loss",
+]

@@ -1,0 +1,108 @@
+"""What all curvature matrices share: a mean over data of matrices that belong to single examples."""
+
+from __future__ import annotations
+
+import copy
+from abc import abstractmethod
+from collections.abc import Iterable
+from typing import Self
+
+import torch
+from torch import Tensor, nn
+
+from curvlab.curvature.batches import Batch, Batches, Data, Inputs
+from curvlab.curvature.jacobian_products import Columns
+from curvlab.curvature.losses import output_loss
+from curvlab.curvature.model_function import ModelFunction
+from curvlab.linalg import LinearOperator
+
+
+class DataOperator(LinearOperator):
+    """1/n sum over examples of symmetric matrices, applied batch by batch.
+
+    n is what the loss's mean divides by: examples, predicted tokens, or examples times outputs (nn.MSELoss);
+    1 for reduction="sum". Products do not depend on how the data is cut into batches.
+
+    Args:
+        model: any module in eval mode; parameters that require gradients, in named_parameters() order. The
+            operator reads their values at each product: train further, and the matrix changes.
+        loss: nn.CrossEntropyLoss, nn.MSELoss or nn.BCEWithLogitsLoss.
+        data: a pair of tensors, a map-style dataset, or a re-iterable of (inputs, targets) batches.
+        batch_size: examples at a time, for pairs and datasets. Memory is linear in it.
+        columns: how K vectors share the work: "vmap" together, "loop" one by one, "auto" as measured.
+    """
+
+    # With vmap, activations are held once a column: more columns than this are taken in turns.
+    max_columns = 32
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss: nn.Module,
+        data: Data,
+        *,
+        batch_size: int = 512,
+        columns: Columns = "auto",
+    ) -> None:
+        if columns not in ("auto", "vmap", "loop"):
+            raise ValueError(f"columns must be 'auto', 'vmap' or 'loop', got {columns!r}")
+        self.function = ModelFunction(model)
+        self.function.check_mode()
+        self.loss = output_loss(loss)
+        self.columns: Columns = columns
+        self._source = Batches(data, batch_size=batch_size, device=self.function.device)
+        self._batches: Iterable[Batch] = self._source
+        self._divisor: float | None = None
+        super().__init__(self.function.num_parameters, dtype=self.function.dtype, device=self.function.device)
+
+    @abstractmethod
+    def _batch_products(self, inputs: Inputs, targets: Tensor, vectors: Tensor) -> Tensor:
+        """Return the sum over a batch of example matrices times V, (P, K) -> (P, K), undivided."""
+
+    def matmat(self, vectors: Tensor) -> Tensor:
+        """Return A V, (P, K) -> (P, K). Cost: one pass over the data for `max_columns` vectors."""
+        total = torch.zeros_like(vectors)
+        if vectors.shape[1] == 0:
+            return total
+        count = 0.0
+        for inputs, targets in self._batches:
+            for start in range(0, vectors.shape[1], self.max_columns):
+                block = slice(start, start + self.max_columns)
+                total[:, block] += self._batch_products(inputs, targets, vectors[:, block])
+            count += self.loss.count(targets)
+        divisor = self._divisor if self._divisor is not None else self._full_divisor(count)
+        return total / divisor
+
+    def sample(self, batch_size: int, generator: torch.Generator | None = None) -> Self:
+        """Return the operator on `batch_size` examples drawn with replacement: unbiased for this one.
+
+        For language models an example is a sequence, and the divisor is batch_size times the mean number of
+        predicted tokens, not the number in the batch: a random divisor would bias the product.
+        """
+        if batch_size < 1:
+            raise ValueError(f"batch_size must be at least 1, got {batch_size}")
+        source = generator.device if generator is not None else torch.device("cpu")
+        num_examples = self._source.num_examples
+        indices = torch.randint(num_examples, (batch_size,), generator=generator, device=source)
+        sampled = copy.copy(self)
+        sampled._batches = self._source.select(indices)
+        sampled._divisor = batch_size / num_examples * self._full_divisor(self._total_count)
+        return sampled
+
+    @property
+    def num_examples(self) -> int:
+        """N, examples in the data (sequences for language models)."""
+        return self._source.num_examples
+
+    @property
+    def _total_count(self) -> float:
+        if not hasattr(self, "_count"):
+            self._count = sum(self.loss.count(targets) for targets in self._source.targets())
+        return self._count
+
+    def _full_divisor(self, count: float) -> float:
+        if self.loss.reduction == "sum":
+            return 1.0
+        if count == 0:
+            raise ValueError("every target is ignored (ignore_index): the mean over predictions has no terms")
+        return count

@@ -1,0 +1,81 @@
+"""Fisher matrices: exact, Monte-Carlo and empirical."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from curvlab.curvature.batches import Data
+from curvlab.curvature.gauss_newton import GaussNewtonOperator
+from curvlab.curvature.jacobian_products import Columns
+from curvlab.curvature.model_function import check_finite
+
+
+class FisherOperator(GaussNewtonOperator):
+    """Mean Fisher matrix F = 1/n sum_n J_nᵀ E[r_n r_nᵀ] J_n, r_n the loss's gradient by the outputs.
+
+    kind="exact": the expectation over the model's own labels, in closed form. For the supported losses, which
+    are -log p of an exponential family in its natural parameter, it equals the Gauss-Newton matrix.
+    kind="monte_carlo": one label an example (a token, for language models), drawn from the model at
+    construction and kept, so the operator is linear and deterministic; unbiased for the exact matrix.
+    nn.MSELoss is read as the Gaussian with p ∝ exp(-(h - y)²); a mean over C outputs scales the matrix by
+    1/C, as it does the loss.
+    kind="empirical": the data's own labels, 1/n sum_n g_n g_nᵀ with g_n the gradient of example n's loss
+    (token n's, for language models). It is no approximation of the Hessian where the loss is small.
+
+    Args:
+        model: see DataOperator.
+        loss: see DataOperator.
+        data: see DataOperator.
+        kind: which expectation, see above.
+        generator: draws the labels of kind="monte_carlo"; required for it.
+        batch_size: see DataOperator.
+        columns: see DataOperator.
+
+    Symmetric, positive semi-definite, (P, P). Cost: as GaussNewtonOperator; "monte_carlo" one forward
+    more, once.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss: nn.Module,
+        data: Data,
+        *,
+        kind: Literal["exact", "monte_carlo", "empirical"] = "exact",
+        generator: torch.Generator | None = None,
+        batch_size: int = 512,
+        columns: Columns = "auto",
+    ) -> None:
+        super().__init__(model, loss, data, batch_size=batch_size, columns=columns)
+        if kind not in ("exact", "monte_carlo", "empirical"):
+            raise ValueError(f"kind must be 'exact', 'monte_carlo' or 'empirical', got {kind!r}")
+        self.kind = kind
+        if kind == "monte_carlo":
+            if generator is None:
+                raise ValueError(
+                    "kind='monte_carlo' draws labels: pass generator=torch.Generator().manual_seed(0)"
+                )
+            self._source = self._source.with_targets(self._draw_targets(generator))
+            self._batches = self._source
+
+    @torch.no_grad()
+    def _draw_targets(self, generator: torch.Generator) -> list[Tensor]:
+        drawn: list[Tensor] = []
+        for inputs, targets in self._source:
+            outputs = self.function(self.function.parameters, inputs)
+            check_finite(outputs)
+            self.loss.check(outputs, targets)
+            drawn.extend(self.loss.sample_targets(outputs, targets, generator).unbind(0))
+        return drawn
+
+    def _output_product(self, targets: Tensor, outputs: Tensor, tangents: Tensor) -> Tensor:
+        if self.kind == "exact":
+            return super()._output_product(targets, outputs, tangents)
+        self.loss.check(outputs, targets)
+        if self.kind == "monte_carlo":
+            return self.loss.outer_product(self.loss.sampled_gradient(outputs, targets), tangents)
+        gradients = self.loss.example_scale(outputs) * self.loss.gradient(outputs, targets)
+        return self.loss.outer_product(gradients, tangents)

@@ -1,0 +1,63 @@
+"""The Hessian."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.func import grad, jvp, vmap
+
+from curvlab.curvature.batches import Data, Inputs
+from curvlab.curvature.data_operator import DataOperator
+from curvlab.curvature.jacobian_products import Columns, maps_columns
+from curvlab.curvature.model_function import check_finite
+from curvlab.linalg import flatten, flatten_columns, unflatten, unflatten_columns
+
+
+class HessianOperator(DataOperator):
+    """Mean Hessian H = 1/n sum_n ∇²l_n of the loss by all trainable parameters.
+
+    Symmetric, indefinite in general, (P, P). Unit: loss (nats) per squared parameter, no damping. Products by
+    forward-over-reverse differentiation: H v is the derivative of the gradient along v (Pearlmutter 1994).
+
+    Args:
+        model: see DataOperator.
+        loss: see DataOperator.
+        data: see DataOperator.
+        batch_size: see DataOperator.
+        columns: see DataOperator.
+
+    Cost of one product, in forwards F of the data: about 6F (a gradient and its tangent). Memory: activations
+    of one batch, twice.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss: nn.Module,
+        data: Data,
+        *,
+        batch_size: int = 512,
+        columns: Columns = "auto",
+    ) -> None:
+        super().__init__(model, loss, data, batch_size=batch_size, columns=columns)
+        self._maps_columns = maps_columns(self.function, columns)
+
+    def _batch_products(self, inputs: Inputs, targets: Tensor, vectors: Tensor) -> Tensor:
+        parameters = self.function.parameters
+        with torch.no_grad():
+            outputs = self.function(parameters, inputs)
+        check_finite(outputs)
+        self.loss.check(outputs, targets)
+
+        def total_loss(values: Sequence[Tensor]) -> Tensor:
+            return self.loss.per_example(self.function(values, inputs), targets).sum()
+
+        def product(*tangent: Tensor) -> tuple[Tensor, ...]:
+            return jvp(grad(total_loss), (parameters,), (tangent,))[1]
+
+        if self._maps_columns and vectors.shape[1] > 1:
+            return flatten_columns(vmap(product)(*unflatten_columns(vectors, parameters)))
+        products = [flatten(product(*unflatten(v, parameters))) for v in vectors.unbind(1)]
+        return torch.stack(products, dim=1)

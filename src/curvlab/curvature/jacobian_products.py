@@ -1,0 +1,113 @@
+"""Products with JᵀSJ for one batch, where J is the Jacobian of the outputs by the parameters.
+
+Cost in forwards F of the batch (a backward is 2F): one vector 4F, a forward that carries the tangent along
+and one backward; K vectors together 2F + 3F each (`vmap`), or 4F each (loop).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.autograd import forward_ad
+from torch.func import jvp, vjp, vmap
+
+from curvlab.curvature.batches import Inputs
+from curvlab.curvature.model_function import ModelFunction, check_finite
+from curvlab.linalg import flatten, flatten_columns, unflatten, unflatten_columns
+
+# (outputs, tangents) -> S tangents for one batch; linear in the tangents.
+OutputProduct = Callable[[Tensor, Tensor], Tensor]
+Columns = Literal["auto", "vmap", "loop"]
+FD_STEP = {torch.float64: 1e-6, torch.float32: 1e-3}
+
+
+def maps_columns(function: ModelFunction, columns: Columns) -> bool:
+    """Return whether K vectors go through `vmap` (shared forward) or one after another.
+
+    `auto` loops over convolutions on a CPU, where vmapped kernels (grouped convolutions) were measured slower
+    than a loop, and over Hugging Face models, whose mask construction uses vmap itself.
+    """
+    if columns != "auto":
+        return columns == "vmap"
+    if hasattr(function.model, "config"):
+        return False
+    has_convolution = any(isinstance(module, nn.modules.conv._ConvNd) for module in function.model.modules())
+    return not (has_convolution and function.device.type == "cpu")
+
+
+def forward_product(
+    function: ModelFunction, inputs: Inputs, vector: Tensor, output_product: OutputProduct
+) -> Tensor:
+    """Return JᵀSJ v, (P,) -> (P,), with J v by forward mode. Cost: 4F.
+
+    Dual numbers run through one forward whose primal part is recorded: the backward needs no second one.
+    """
+    leaves = [parameter.requires_grad_() for parameter in function.parameters]
+    tangents = unflatten(vector, leaves)
+    with torch.enable_grad(), forward_ad.dual_level():
+        duals = [forward_ad.make_dual(leaf, tangent) for leaf, tangent in zip(leaves, tangents, strict=True)]
+        outputs, output_tangents = forward_ad.unpack_dual(function(duals, inputs))
+        if output_tangents is None:  # no parameter reaches the outputs
+            return torch.zeros_like(vector)
+        check_finite(outputs)
+        cotangents = output_product(outputs.detach(), output_tangents.detach())
+        # Inside the dual level, so that the duals' tangents are still alive; cotangents carry none.
+        return _backward(outputs, leaves, cotangents)
+
+
+def forward_products(
+    function: ModelFunction, inputs: Inputs, vectors: Tensor, output_product: OutputProduct
+) -> Tensor:
+    """Return JᵀSJ V, (P, K) -> (P, K), through `vmap`. Cost: 2F + 3F a vector."""
+    parameters = function.parameters
+
+    def outputs_of(values: Sequence[Tensor]) -> Tensor:
+        return function(values, inputs)
+
+    outputs, pull_back = vjp(outputs_of, parameters)[:2]
+    check_finite(outputs)
+
+    def product(*tangent: Tensor) -> tuple[Tensor, ...]:
+        output_tangent = jvp(outputs_of, (parameters,), (tangent,))[1]
+        return pull_back(output_product(outputs, output_tangent))[0]
+
+    return flatten_columns(vmap(product)(*unflatten_columns(vectors, parameters)))
+
+
+def finite_difference_product(
+    function: ModelFunction, inputs: Inputs, vector: Tensor, output_product: OutputProduct, *, step: float
+) -> Tensor:
+    """Return JᵀSJ v with J v ≈ [h(θ + δv) - h(θ - δv)] / 2δ and δ = step / ‖v‖. Cost: 5F.
+
+    Klochkov & Liu (2024), Sec. 2, fix δ = 0.01 for vectors of any norm. The error depends on the norm of the
+    perturbation, δ‖v‖, so that is what `step` fixes: far below the optimum of smooth functions
+    (eps^(1/3)‖θ‖), because networks with ReLU have kinks.
+    """
+    norm = torch.linalg.vector_norm(vector)
+    if norm == 0:
+        return torch.zeros_like(vector)
+    leaves = [parameter.requires_grad_() for parameter in function.parameters]
+    delta = step / norm
+    tangents = unflatten(vector, leaves)
+    with torch.no_grad():
+        shifted = [
+            function([leaf + sign * delta * t for leaf, t in zip(leaves, tangents, strict=True)], inputs)
+            for sign in (1.0, -1.0)
+        ]
+        output_tangents = (shifted[0] - shifted[1]) / (2 * delta)
+    with torch.enable_grad():
+        outputs = function(leaves, inputs)
+        check_finite(outputs)
+        return _backward(outputs, leaves, output_product(outputs.detach(), output_tangents))
+
+
+def _backward(outputs: Tensor, leaves: Sequence[Tensor], cotangents: Tensor) -> Tensor:
+    gradients = torch.autograd.grad(outputs, leaves, cotangents, allow_unused=True)
+    filled = [
+        torch.zeros_like(leaf) if gradient is None else gradient
+        for leaf, gradient in zip(leaves, gradients, strict=True)
+    ]
+    return flatten(filled).detach()

@@ -1,0 +1,228 @@
+"""Losses as functions of the model's outputs: sums, gradients and closed-form Hessians.
+
+Everything here is a sum over predictions, without the loss's own averaging: the operators divide once, by the
+count over the whole data, so that batches of any sizes give the same matrix.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+
+class OutputLoss(ABC):
+    """sum_n l(h_n, y_n) with its derivatives in h.
+
+    Attributes:
+        reduction: "mean" or "sum", as the PyTorch loss had it.
+    """
+
+    def __init__(self, loss: nn.Module) -> None:
+        reduction = getattr(loss, "reduction", "mean")
+        if reduction not in ("mean", "sum"):
+            raise ValueError(f"reduction='{reduction}' has no curvature matrix: use 'mean' or 'sum'")
+        self.reduction = reduction
+
+    @abstractmethod
+    def check(self, outputs: Tensor, targets: Tensor) -> None:
+        """Raise a ValueError unless targets fit the outputs."""
+
+    @abstractmethod
+    def count(self, targets: Tensor) -> float:
+        """Return by how much a mean divides the sum over these targets."""
+
+    @abstractmethod
+    def per_example(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return the summed loss of each example, (N,)."""
+
+    @abstractmethod
+    def gradient(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return the derivative of the sum by the outputs, shaped like them."""
+
+    @abstractmethod
+    def hessian_product(self, outputs: Tensor, targets: Tensor, tangents: Tensor) -> Tensor:
+        """Return S t for each prediction; S is positive semi-definite. Cost: linear in the outputs."""
+
+    @abstractmethod
+    def sample_targets(self, outputs: Tensor, targets: Tensor, generator: torch.Generator) -> Tensor:
+        """Draw targets from the model's own distribution p ∝ exp(-l); ignored ones stay ignored."""
+
+    @abstractmethod
+    def sampled_gradient(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return the derivative of -log p by the outputs for drawn targets."""
+
+    def outer_product(self, gradients: Tensor, tangents: Tensor) -> Tensor:
+        """Return r (rᵀt) example by example, with all outputs of an example in one vector."""
+        dimensions = tuple(range(1, gradients.ndim))
+        return gradients * (gradients * tangents).sum(dimensions, keepdim=True)
+
+    def example_scale(self, outputs: Tensor) -> float:
+        """Return c such that c² r rᵀ, divided by `count`, is the outer product of an example's gradient."""
+        return 1.0
+
+
+class CrossEntropy(OutputLoss):
+    """-log softmax(h)_y for logits (N, C), or (N, T, V) with one label a position: classes come last."""
+
+    def __init__(self, loss: nn.CrossEntropyLoss) -> None:
+        super().__init__(loss)
+        if loss.weight is not None:
+            raise ValueError("class weights are not supported: use nn.CrossEntropyLoss() without `weight`")
+        self.ignore_index = loss.ignore_index
+        self.label_smoothing = loss.label_smoothing
+
+    def check(self, outputs: Tensor, targets: Tensor) -> None:
+        """Targets are class indices with the outputs' shape less its last axis."""
+        if targets.is_floating_point() or targets.shape != outputs.shape[:-1]:
+            raise ValueError(
+                f"cross-entropy needs integer class indices of shape {tuple(outputs.shape[:-1])} for outputs "
+                f"of shape {tuple(outputs.shape)} (classes last), got {targets.dtype} {tuple(targets.shape)}"
+            )
+        kept = targets[targets != self.ignore_index]
+        if len(kept) and (kept.min() < 0 or kept.max() >= outputs.shape[-1]):
+            raise ValueError(
+                f"class indices run from {int(kept.min())} to {int(kept.max())}, but the model has "
+                f"{outputs.shape[-1]} outputs"
+            )
+
+    def count(self, targets: Tensor) -> float:
+        """Return the number of targets that are not ignored."""
+        return float((targets != self.ignore_index).sum())
+
+    def per_example(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return the sum over an example's predictions, (N,)."""
+        losses = functional.cross_entropy(
+            outputs.reshape(-1, outputs.shape[-1]),
+            targets.reshape(-1),
+            reduction="none",
+            ignore_index=self.ignore_index,
+            label_smoothing=self.label_smoothing,
+        )
+        return losses.reshape(targets.shape[0], -1).sum(1)
+
+    def gradient(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return softmax(h) - y, with y smoothed as the loss says."""
+        classes = outputs.shape[-1]
+        smoothed = (1 - self.label_smoothing) * self._one_hot(
+            outputs, targets
+        ) + self.label_smoothing / classes
+        return (outputs.softmax(-1) - smoothed) * self._kept(outputs, targets)
+
+    def hessian_product(self, outputs: Tensor, targets: Tensor, tangents: Tensor) -> Tensor:
+        """Return (Diag(p) - p pᵀ) t; it does not depend on the labels, except where they are ignored."""
+        weighted = outputs.softmax(-1) * tangents
+        product = weighted - outputs.softmax(-1) * weighted.sum(-1, keepdim=True)
+        return product * self._kept(outputs, targets)
+
+    def sample_targets(self, outputs: Tensor, targets: Tensor, generator: torch.Generator) -> Tensor:
+        """Draw one class a prediction from softmax(h)."""
+        probabilities = outputs.softmax(-1).reshape(-1, outputs.shape[-1]).to(generator.device)
+        drawn = torch.multinomial(probabilities, 1, generator=generator).reshape(targets.shape)
+        return torch.where(targets == self.ignore_index, targets, drawn.to(targets))
+
+    def sampled_gradient(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return softmax(h) - e_y: smoothing belongs to given labels, not to drawn ones."""
+        return (outputs.softmax(-1) - self._one_hot(outputs, targets)) * self._kept(outputs, targets)
+
+    def outer_product(self, gradients: Tensor, tangents: Tensor) -> Tensor:
+        """Return r (rᵀt) prediction by prediction: every token is an example of its own."""
+        return gradients * (gradients * tangents).sum(-1, keepdim=True)
+
+    def _one_hot(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        classes = targets.clamp(min=0, max=outputs.shape[-1] - 1)
+        return functional.one_hot(classes, outputs.shape[-1]).to(outputs.dtype)
+
+    def _kept(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return (targets != self.ignore_index).unsqueeze(-1).to(outputs.dtype)
+
+
+class _Elementwise(OutputLoss):
+    """A sum over all outputs of an example; a mean divides by their number too, as PyTorch does."""
+
+    def check(self, outputs: Tensor, targets: Tensor) -> None:
+        """Targets have the outputs' shape: PyTorch would broadcast silently."""
+        if outputs.shape != targets.shape or not targets.is_floating_point():
+            raise ValueError(
+                f"targets must be floating point of the outputs' shape {tuple(outputs.shape)}, got "
+                f"{targets.dtype} {tuple(targets.shape)}; a missing axis is added by targets.unsqueeze(-1)"
+            )
+
+    def count(self, targets: Tensor) -> float:
+        """Return the number of single outputs."""
+        return float(targets.numel())
+
+    def sampled_gradient(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return the ordinary gradient: the loss is -log p up to a constant."""
+        return self.gradient(outputs, targets)
+
+    def example_scale(self, outputs: Tensor) -> float:
+        """Return 1/sqrt(C) for means over C outputs: an example's loss is divided by C, its square by C²."""
+        return (outputs[0].numel() ** -0.5) if self.reduction == "mean" else 1.0
+
+
+class SquaredError(_Elementwise):
+    """sum (h - y)²: -log of a Gaussian of variance 1/2. S = 2 I (2/C I after a mean over C outputs)."""
+
+    def per_example(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return the sum of squares over an example's outputs, (N,)."""
+        return (outputs - targets).square().reshape(outputs.shape[0], -1).sum(1)
+
+    def gradient(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return 2 (h - y)."""
+        return 2 * (outputs - targets)
+
+    def hessian_product(self, outputs: Tensor, targets: Tensor, tangents: Tensor) -> Tensor:
+        """Return 2 t."""
+        return 2 * tangents
+
+    def sample_targets(self, outputs: Tensor, targets: Tensor, generator: torch.Generator) -> Tensor:
+        """Draw y ~ N(h, 1/2)."""
+        noise = torch.randn(outputs.shape, generator=generator, dtype=outputs.dtype, device=generator.device)
+        return outputs + 0.5**0.5 * noise.to(outputs.device)
+
+
+class BinaryCrossEntropy(_Elementwise):
+    """-y log s(h) - (1-y) log(1-s(h)) with s the logistic function, for any number of outputs."""
+
+    def __init__(self, loss: nn.BCEWithLogitsLoss) -> None:
+        super().__init__(loss)
+        if loss.weight is not None or loss.pos_weight is not None:
+            raise ValueError(
+                "weights are not supported: use nn.BCEWithLogitsLoss() without weight, pos_weight"
+            )
+
+    def per_example(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return the sum over an example's outputs, (N,)."""
+        losses = functional.binary_cross_entropy_with_logits(outputs, targets, reduction="none")
+        return losses.reshape(outputs.shape[0], -1).sum(1)
+
+    def gradient(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return s(h) - y."""
+        return outputs.sigmoid() - targets
+
+    def hessian_product(self, outputs: Tensor, targets: Tensor, tangents: Tensor) -> Tensor:
+        """Return s(h) (1 - s(h)) t."""
+        probabilities = outputs.sigmoid()
+        return probabilities * (1 - probabilities) * tangents
+
+    def sample_targets(self, outputs: Tensor, targets: Tensor, generator: torch.Generator) -> Tensor:
+        """Draw y ~ Bernoulli(s(h))."""
+        probabilities = outputs.sigmoid().to(generator.device)
+        return torch.bernoulli(probabilities, generator=generator).to(outputs)
+
+
+def output_loss(loss: nn.Module) -> OutputLoss:
+    """Return the closed forms that belong to a PyTorch loss module."""
+    if isinstance(loss, nn.CrossEntropyLoss):
+        return CrossEntropy(loss)
+    if isinstance(loss, nn.MSELoss):
+        return SquaredError(loss)
+    if isinstance(loss, nn.BCEWithLogitsLoss):
+        return BinaryCrossEntropy(loss)
+    raise TypeError(
+        f"no closed-form output Hessian for {type(loss).__name__}: use nn.CrossEntropyLoss, nn.MSELoss or "
+        "nn.BCEWithLogitsLoss (softmax and sigmoid belong to the loss, not to the model)."
+    )

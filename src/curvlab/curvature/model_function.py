@@ -1,0 +1,111 @@
+"""A model as a function of its trainable parameters, h(x; theta), and the checks that make it a function."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.dropout import _DropoutNd
+
+from curvlab.curvature.batches import Inputs
+
+
+class NonFiniteOutputError(ValueError):
+    """The model's outputs contain NaN or infinity."""
+
+
+class ModelFunction:
+    """h(x; theta): outputs of `model` with its trainable parameters replaced by the given tensors.
+
+    Parameters are those of `model.named_parameters()` that require gradients, in that order; tied weights
+    appear once and are replaced everywhere. The model itself is never changed: no gradients are left in it,
+    and its mode must already be `eval()` where that matters.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        named = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
+        if not named:
+            raise ValueError(
+                "no parameter of the model requires gradients: there is nothing to differentiate by"
+            )
+        self.model = model
+        self.names = tuple(name for name, _ in named)
+        self._parameters = tuple(parameter for _, parameter in named)
+        dtypes = {parameter.dtype for parameter in self._parameters}
+        devices = {parameter.device for parameter in self._parameters}
+        if len(dtypes) > 1 or len(devices) > 1:
+            raise ValueError(
+                f"trainable parameters must share one dtype and one device, got {sorted(map(str, dtypes))} "
+                f"on {sorted(map(str, devices))}: convert the model with model.to(...)."
+            )
+        self.dtype = dtypes.pop()
+        self.device = devices.pop()
+        self.num_parameters = sum(parameter.numel() for parameter in self._parameters)
+        self._keywords = {"use_cache": False} if _has_cache(model) else {}
+
+    @property
+    def parameters(self) -> tuple[Tensor, ...]:
+        """The current values, detached: theta changes when the model is trained further."""
+        return tuple(parameter.detach() for parameter in self._parameters)
+
+    def __call__(self, parameters: Sequence[Tensor], inputs: Inputs) -> Tensor:
+        """Return h(x; parameters): logits (N, C), (N, T, V) or predictions. Cost: one forward."""
+        self.check_mode()
+        replaced = dict(zip(self.names, parameters, strict=True))
+        arguments: tuple[Tensor, ...] = ()
+        keywords: Mapping[str, Tensor | bool] = self._keywords
+        if isinstance(inputs, Mapping):
+            keywords = {**self._keywords, **inputs}
+        else:
+            arguments = (inputs,)
+        # Fused attention kernels have no forward-mode derivative; the paths made of plain kernels have one.
+        with sdpa_kernel(SDPBackend.MATH), _composite_attention():
+            outputs = functional_call(self.model, replaced, arguments, dict(keywords))
+        return outputs if isinstance(outputs, Tensor) else outputs.logits
+
+    def check_mode(self) -> None:
+        """Raise a ValueError if outputs would depend on the other examples of a batch, or on chance."""
+        for name, module in self.model.named_modules():
+            # Without running statistics, batch norm uses those of the batch in eval mode too.
+            batch_dependent = isinstance(module, _NormBase) and (
+                module.training or module.running_mean is None
+            )
+            random = isinstance(module, _DropoutNd) and module.training and module.p > 0
+            if (batch_dependent and "Instance" not in type(module).__name__) or random:
+                raise ValueError(
+                    f"module '{name}' ({type(module).__name__}) makes the outputs depend on "
+                    f"{'chance' if random else 'the whole batch'}: call model.eval() first, so that the "
+                    "curvature is that of a function of single examples."
+                )
+
+
+@contextmanager
+def _composite_attention() -> Iterator[None]:
+    enabled = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(enabled)
+
+
+def check_finite(outputs: Tensor) -> None:
+    """Raise NonFiniteOutputError if `outputs` contain NaN or infinity."""
+    if not torch.isfinite(outputs).all():
+        rows = (
+            (~torch.isfinite(outputs)).reshape(outputs.shape[0], -1).any(1).nonzero().flatten()[:5].tolist()
+        )
+        raise NonFiniteOutputError(
+            f"the model's outputs contain NaN or infinity (rows {rows} of a batch of {outputs.shape[0]}): "
+            "check those inputs for NaN, and the parameters (a diverged training run leaves NaN weights)."
+        )
+
+
+def _has_cache(model: nn.Module) -> bool:
+    # Hugging Face language models return key-value caches by default: memory that nobody here reads.
+    return hasattr(getattr(model, "config", None), "use_cache")

@@ -1,0 +1,161 @@
+"""Largest eigenvalues by block Lanczos with full reorthogonalisation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from curvlab.linalg import LinearOperator
+from curvlab.spectrum.probes import checked_product
+
+
+@dataclass(frozen=True)
+class Eigenvalues:
+    """The k largest eigenvalues, in descending order.
+
+    Attributes:
+        values: (k,), fp64 on the CPU. Never above the true ones, up to rounding.
+        vectors: (P, k), orthonormal, in the operator's dtype.
+        error_bounds: (k,), ‖A v - value v‖: an eigenvalue lies within this distance of the value. That it is
+            the largest one is not certain, only overwhelmingly likely from a random start.
+        num_matvecs: products paid for, counted per vector.
+        converged: whether every error bound is at most rtol |value|.
+    """
+
+    values: Tensor
+    vectors: Tensor
+    error_bounds: Tensor
+    num_matvecs: int
+    converged: bool
+
+
+def top_eigenvalues(
+    operator: LinearOperator,
+    k: int = 1,
+    *,
+    rtol: float = 1e-3,
+    max_matvecs: int = 300,
+    generator: torch.Generator | None = None,
+) -> Eigenvalues:
+    """Return the k algebraically largest eigenvalues of a symmetric A (for the smallest, pass -A).
+
+    Blocks of k columns, so that an eigenvalue of multiplicity up to k is found as often as it occurs; plain
+    Lanczos for k = 1. Fully reorthogonalised, because in finite precision Lanczos otherwise finds ghosts.
+
+    Args:
+        operator: A, (P, P).
+        k: how many.
+        rtol: stop when every residual bound ‖B s_last‖ (Parlett 1998, Sec. 13.2) is at most rtol |value|.
+        max_matvecs: the most products; `converged` is False when they do not suffice.
+        generator: draws the starting block.
+
+    Cost: k products a step; memory of all products' vectors, (P, num_matvecs).
+    """
+    if not 1 <= k <= operator.shape[0]:
+        raise ValueError(f"k must be between 1 and the size of the operator, {operator.shape[0]}, got {k}")
+    if max_matvecs < k:
+        raise ValueError(f"max_matvecs must be at least k = {k}, got {max_matvecs}")
+    lanczos = BlockLanczos(operator, block_size=k, generator=generator)
+    while True:
+        lanczos.step()
+        ritz = lanczos.ritz_pairs()
+        values, coefficients, bounds = (part[..., -k:].flip(-1) for part in ritz)
+        converged = bool((bounds <= rtol * values.abs()).all())
+        if converged or lanczos.exhausted or lanczos.num_matvecs + k > max_matvecs:
+            break
+    vectors = lanczos.basis @ coefficients.to(lanczos.basis)
+    return Eigenvalues(values, vectors, bounds, lanczos.num_matvecs, converged)
+
+
+class BlockLanczos:
+    """Orthonormal basis Q of a block Krylov space and T = QᵀAQ, grown one block a `step`.
+
+    A Q = Q T + Q_next B E_lastᵀ, with B upper triangular. Where a new direction vanishes (an invariant
+    subspace is complete) a random one takes its place with a zero in B, so the search goes on elsewhere.
+
+    Attributes:
+        basis: Q, (P, m).
+        projected: T, (m, m), fp64 on the CPU.
+        num_matvecs: products so far.
+        exhausted: whether Q spans the whole space, so that T's eigenvalues are all of A's.
+    """
+
+    def __init__(
+        self, operator: LinearOperator, *, block_size: int, generator: torch.Generator | None = None
+    ) -> None:
+        self.operator = operator
+        self.generator = generator
+        self.num_matvecs = 0
+        self.exhausted = False
+        start = operator.randn(block_size, generator)
+        self.basis = start[:, :0]
+        self.projected = torch.zeros(0, 0, dtype=torch.float64)
+        self._rounding = torch.finfo(operator.dtype).eps
+        self._block, _ = self._orthonormalise(start, scale=0.0)
+        self._coupling = torch.zeros(block_size, 0, dtype=torch.float64)
+
+    def step(self) -> None:
+        """Add the pending block to the basis, multiply by it, and find the next block."""
+        old_size, block = self.basis.shape[1], self._block
+        products = checked_product(self.operator, block)
+        self.num_matvecs += block.shape[1]
+        self.basis = torch.cat([self.basis, block], dim=1)
+        corner = self.operator.gram(block, products).double().cpu()
+        size = self.basis.shape[1]
+        projected = torch.zeros(size, size, dtype=torch.float64)
+        projected[:old_size, :old_size] = self.projected
+        projected[old_size:, old_size:] = (corner + corner.T) / 2
+        below = self._coupling.shape[1]  # columns of the block before: B couples only to it
+        projected[old_size:, old_size - below : old_size] = self._coupling
+        projected[old_size - below : old_size, old_size:] = self._coupling.T
+        self.projected = projected
+        scale = float(torch.linalg.matrix_norm(projected, ord=2))
+        self._block, self._coupling = self._orthonormalise(products, scale=scale)
+        self.exhausted = self._block.shape[1] == 0
+
+    def ritz_pairs(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Return T's eigenvalues (m,) ascending, its eigenvectors (m, m), and the residual bounds (m,)."""
+        values, coefficients = torch.linalg.eigh(self.projected)
+        last = coefficients[coefficients.shape[0] - self._coupling.shape[1] :]
+        residuals = torch.linalg.vector_norm(self._coupling @ last, dim=0)
+        # What B cannot see: the rounding of the products and of the orthogonalisation.
+        return values, coefficients, residuals + 8 * self._rounding * values.abs().max()
+
+    def _orthonormalise(self, candidates: Tensor, *, scale: float) -> tuple[Tensor, Tensor]:
+        """Return (Q_next, B) with candidates = Q(...) + Q_next B, Q_next orthonormal and orthogonal to Q.
+
+        A column whose new part is at most rounding against `scale` (about ‖A‖) counts as zero.
+        """
+        width = candidates.shape[1]
+        block = candidates[:, :0]
+        coupling = torch.zeros(width, width, dtype=torch.float64)
+        for column in range(width):
+            known = torch.cat([self.basis, block], dim=1)
+            vector, inside = self._project_out(candidates[:, column : column + 1], known)
+            norm = float(self.operator.norm(vector))
+            position = block.shape[1]
+            coupling[:position, column] = inside[self.basis.shape[1] :]
+            if known.shape[1] == self.operator.shape[0]:
+                continue  # the whole space is spanned: the last block is narrower
+            if norm <= 100 * self._rounding * scale:
+                vector, _ = self._project_out(self.operator.randn(1, self.generator), known)
+                vector = vector / self.operator.norm(vector)
+                vector, _ = self._project_out(vector, known)
+            else:
+                coupling[position, column] = norm
+            block = torch.cat([block, vector / self.operator.norm(vector)], dim=1)
+        return block, coupling[: block.shape[1]]
+
+    def _project_out(self, vector: Tensor, known: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the (P, 1) part orthogonal to `known`, and the coefficients (m,) of what was removed.
+
+        Twice is enough (Kahan, Parlett): one pass of classical Gram-Schmidt leaves rounding errors behind.
+        """
+        total = torch.zeros(known.shape[1], dtype=torch.float64)
+        for _ in range(2):
+            coefficients = self.operator.gram(known, vector)
+            vector = vector - known @ coefficients
+            total += coefficients[:, 0].double().cpu()
+        return vector, total

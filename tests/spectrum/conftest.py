@@ -1,0 +1,33 @@
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+SPECTRA: dict[str, Callable[[int], Tensor]] = {
+    "flat": lambda n: torch.full((n,), 2.0),
+    "decaying": lambda n: torch.arange(1, n + 1).double() ** -1.5,
+    "exponential": lambda n: 0.7 ** torch.arange(n).double(),
+    "repeated": lambda n: torch.cat([torch.full((3,), 5.0), torch.linspace(4.9, 0.0, n - 3)]).double(),
+    "indefinite": lambda n: torch.linspace(-3.0, 2.0, n).double(),
+}
+
+
+def with_spectrum(eigenvalues: Tensor, *, seed: int) -> Tensor:
+    """Dense symmetric matrix with these eigenvalues and random eigenvectors."""
+    generator = torch.Generator().manual_seed(seed)
+    size = len(eigenvalues)
+    basis, _ = torch.linalg.qr(torch.randn(size, size, generator=generator, dtype=torch.float64))
+    matrix = basis @ torch.diag(eigenvalues.double()) @ basis.T
+    return (matrix + matrix.T) / 2
+
+
+@pytest.fixture(params=list(SPECTRA))
+def matrix(request: pytest.FixtureRequest) -> Tensor:
+    """(60, 60), fp64, one per kind of spectrum."""
+    return with_spectrum(SPECTRA[request.param](60), seed=0)
+
+
+@pytest.fixture
+def build_matrix() -> Callable[..., Tensor]:
+    return lambda name, size, seed=0: with_spectrum(SPECTRA[name](size), seed=seed)

@@ -1,0 +1,85 @@
+import pytest
+import torch
+from torch import Tensor
+
+from curvlab.linalg import DenseOperator
+from curvlab.spectrum import top_eigenvalues
+
+
+def seeded(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+@pytest.mark.parametrize("k", [1, 3])
+@pytest.mark.parametrize("seed", range(3))
+def test_exact_when_run_to_the_end(matrix: Tensor, k: int, seed: int) -> None:
+    result = top_eigenvalues(DenseOperator(matrix), k, rtol=1e-11, max_matvecs=1000, generator=seeded(seed))
+    truth = torch.linalg.eigvalsh(matrix).flip(0)[:k]  # the repeated top eigenvalue counts three times
+    torch.testing.assert_close(result.values, truth, rtol=1e-10, atol=1e-12)
+    assert result.converged
+    gram = result.vectors.T @ result.vectors
+    torch.testing.assert_close(gram, torch.eye(k, dtype=torch.float64), rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("k", [1, 2])
+@pytest.mark.parametrize("num_matvecs", [4, 8, 16, 40])
+def test_bound_holds_at_every_stage(matrix: Tensor, k: int, num_matvecs: int, dtype: torch.dtype) -> None:
+    operator = DenseOperator(matrix.to(dtype))
+    spectrum = torch.linalg.eigvalsh(operator.matrix.double())
+    for seed in range(5):
+        result = top_eigenvalues(operator, k, rtol=1e-9, max_matvecs=num_matvecs, generator=seeded(seed))
+        assert result.num_matvecs <= num_matvecs
+        distance = (result.values[:, None] - spectrum).abs().min(dim=1).values
+        assert bool((distance <= result.error_bounds).all())
+        vectors = result.vectors.double()
+        residual = (operator.matrix.double() @ vectors - vectors * result.values).norm(dim=0)
+        assert bool((residual <= 2 * result.error_bounds).all())  # the bound is this residual
+        assert bool((result.error_bounds <= residual + 1e-5 * spectrum.abs().max()).all())  # and not more
+
+
+@pytest.mark.parametrize("k", [1, 2, 3, 7])
+def test_sizes_that_blocks_do_not_divide(k: int) -> None:
+    values = torch.tensor([3.0, 3.0, 2.0, 1.0, 1.0, 0.5, -4.0], dtype=torch.float64)
+    generator = seeded(5)
+    basis, _ = torch.linalg.qr(torch.randn(7, 7, generator=generator, dtype=torch.float64))
+    matrix = basis * values @ basis.T
+    operator = DenseOperator((matrix + matrix.T) / 2)
+    result = top_eigenvalues(operator, k, rtol=1e-12, max_matvecs=100, generator=generator)
+    torch.testing.assert_close(result.values, values[:k], rtol=1e-11, atol=1e-12)
+    assert result.num_matvecs <= 7
+
+
+def test_stops_when_converged_and_reports_the_cost(build_matrix) -> None:
+    matrix = build_matrix("exponential", 200)
+    result = top_eigenvalues(DenseOperator(matrix), rtol=1e-3, generator=seeded())
+    assert result.converged
+    assert result.num_matvecs < 20
+    assert float(result.values[0]) == pytest.approx(1.0, rel=1e-3)
+    assert bool(result.error_bounds[0] <= 1e-3)
+
+
+def test_too_few_products_is_not_converged(build_matrix) -> None:
+    result = top_eigenvalues(DenseOperator(build_matrix("indefinite", 60)), max_matvecs=3, generator=seeded())
+    assert not result.converged
+    assert result.num_matvecs == 3
+
+
+def test_negated_operator_gives_the_smallest(build_matrix) -> None:
+    result = top_eigenvalues(-DenseOperator(build_matrix("indefinite", 60)), rtol=1e-6, generator=seeded())
+    assert float(result.values[0]) == pytest.approx(3.0, rel=1e-6)
+
+
+def test_zero_operator() -> None:
+    result = top_eigenvalues(DenseOperator(torch.zeros(5, 5)), 2, generator=seeded())
+    assert result.values.tolist() == [0.0, 0.0]
+    assert result.converged
+
+
+@pytest.mark.parametrize(
+    ("k", "max_matvecs", "message"),
+    [(0, 10, "between 1 and"), (4, 10, "between 1 and"), (2, 1, "at least k")],
+)
+def test_bad_settings(k: int, max_matvecs: int, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        top_eigenvalues(DenseOperator(torch.eye(3)), k, max_matvecs=max_matvecs)

@@ -1,0 +1,23 @@
+"""From numbers to verdicts, figures and the report: claims, intervals, plots, scoreboard, results page."""
+
+from curvlab.reporting.claims import Claim, ClaimResult, Criterion, judge, out_of_reach
+from curvlab.reporting.claims_file import load_claims, save_claims
+from curvlab.reporting.intervals import Interval, bootstrap_interval, exact, t_interval
+from curvlab.reporting.paper_numbers import PaperNumber, PaperNumbers, load_paper_numbers
+
+__all__ = [
+    "Claim",
+    "ClaimResult",
+    "Criterion",
+    "Interval",
+    "PaperNumber",
+    "PaperNumbers",
+    "bootstrap_interval",
+    "exact",
+    "judge",
+    "load_claims",
+    "load_paper_numbers",
+    "out_of_reach",
+    "save_claims",
+    "t_interval",
+]

@@ -1,0 +1,94 @@
+"""claims.json: the claims of one result folder, written at once and checked when read."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import tempfile
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from curvlab.reporting.claims import Claim, ClaimResult, Criterion
+from curvlab.reporting.intervals import Interval
+
+FILE_NAME = "claims.json"
+SCHEMA_VERSION = 1
+
+
+def save_claims(folder: str | Path, results: Sequence[ClaimResult]) -> Path:
+    """Write `folder`/claims.json in one step: a reader sees the old file or the new one, never a part."""
+    repeated = [name for name, count in Counter(result.claim.id for result in results).items() if count > 1]
+    if repeated:
+        raise ValueError(f"claim ids must be unique within a target, repeated: {', '.join(repeated)}.")
+    content = {"schema_version": SCHEMA_VERSION, "claims": [_to_json(asdict(result)) for result in results]}
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    descriptor, temporary = tempfile.mkstemp(dir=folder, prefix=f".{FILE_NAME}.")
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            json.dump(content, file, indent=2, ensure_ascii=False, allow_nan=False)
+            file.write("\n")
+        os.chmod(temporary, 0o644)  # mkstemp makes it private to its owner
+        os.replace(temporary, folder / FILE_NAME)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+    return folder / FILE_NAME
+
+
+def load_claims(folder: str | Path) -> list[ClaimResult]:
+    """Read `folder`/claims.json; every verdict is checked against its value, interval and criterion.
+
+    Raises:
+        ValueError: the file is missing or damaged; names it and the command that writes it anew.
+    """
+    path = Path(folder) / FILE_NAME
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        if content["schema_version"] != SCHEMA_VERSION:
+            raise ValueError(f"schema version {content['schema_version']!r}, expected {SCHEMA_VERSION}")
+        return [_result_from_json(entry) for entry in content["claims"]]
+    except FileNotFoundError:
+        raise ValueError(f"{path.as_posix()} is missing: run `{rerun_command(folder)}` again.") from None
+    except (ValueError, TypeError, KeyError, AttributeError, OSError) as error:
+        raise ValueError(
+            f"{path.as_posix()} is damaged ({type(error).__name__}: {error}): run `{rerun_command(folder)}` again."
+        ) from error
+
+
+def rerun_command(folder: str | Path) -> str:
+    """Return the make line that fills the result folder .../<paper>/<item>/<preset>."""
+    paper, item, preset = Path(folder).resolve().parts[-3:]
+    return f"make {paper}-{item} PRESET={preset}"
+
+
+def _to_json(value: Any) -> Any:
+    """Return `value` with nan and infinities as text, since JSON has no such numbers."""
+    if isinstance(value, dict):
+        return {key: _to_json(entry) for key, entry in value.items()}
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return value
+
+
+def _result_from_json(entry: dict[str, Any]) -> ClaimResult:
+    claim, interval, value = entry["claim"], entry["interval"], entry["value"]
+    bounds = {name: None if bound is None else float(bound) for name, bound in claim["criterion"].items()}
+    if interval is not None:
+        interval = Interval(
+            low=float(interval["low"]),
+            high=float(interval["high"]),
+            kind=interval["kind"],
+            num_samples=int(interval["num_samples"]),
+        )
+    return ClaimResult(
+        claim=Claim(**{**claim, "criterion": Criterion(**bounds)}),
+        value=None if value is None else float(value),
+        interval=interval,
+        verdict=entry["verdict"],
+        explanation=entry["explanation"],
+    )

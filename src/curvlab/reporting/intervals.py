@@ -1,0 +1,109 @@
+"""Intervals that stand beside every measured value: over seeds (t) or over points (bootstrap)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike
+from scipy import stats
+
+
+@dataclass(frozen=True)
+class Interval:
+    """Where a value lies, and how that was found.
+
+    Args:
+        low: lower end; nan when it could not be found.
+        high: upper end; nan when it could not be found.
+        kind: how the ends were found, e.g. "t 95 %, 3 seeds".
+        num_samples: independent values behind it (seeds, points, ...).
+    """
+
+    low: float
+    high: float
+    kind: str
+    num_samples: int
+
+    def __post_init__(self) -> None:
+        if self.low > self.high:
+            raise ValueError(f"an interval needs low <= high, got {self.low:g} and {self.high:g}; swap them.")
+        if not self.kind.strip():
+            raise ValueError('an interval needs a kind that says how it was found, e.g. "t 95 %, 3 seeds".')
+
+
+def exact(value: float, *, kind: str = "deterministic") -> Interval:
+    """Return the interval of a value that no repetition would change (a closed form, a count)."""
+    return Interval(float(value), float(value), kind, 1)
+
+
+def t_interval(values: ArrayLike, *, unit: str = "seeds", confidence: float = 0.95) -> Interval:
+    """Return mean ± t s/√n of n independent values, (n,).
+
+    With fewer than two values the ends are nan: one seed says nothing about the next one.
+    """
+    sample = _as_vector(values, confidence)
+    kind = f"t {100 * confidence:g} %, {_count(len(sample), unit)}"
+    if len(sample) < 2:
+        return Interval(np.nan, np.nan, kind, len(sample))
+    half_width = stats.t.ppf((1 + confidence) / 2, len(sample) - 1) * stats.sem(sample)
+    return Interval(float(sample.mean() - half_width), float(sample.mean() + half_width), kind, len(sample))
+
+
+def bootstrap_interval(
+    values: ArrayLike | tuple[ArrayLike, ...],
+    statistic: Callable[..., float],
+    *,
+    unit: str = "points",
+    confidence: float = 0.95,
+    num_resamples: int = 2000,
+    generator: np.random.Generator,
+) -> Interval:
+    """Return the percentile bootstrap interval of a statistic of n independent points.
+
+    Percentiles, and not a bias-corrected interval, since they stay inside the range of the statistic (a
+    correlation never leaves [-1, 1]) and are defined when all points agree.
+
+    Args:
+        values: (n,), or a tuple of such vectors that are resampled together (a correlation's x and y).
+        statistic: of one resample; takes as many vectors as `values` has.
+        unit: what one point is, for the text of the interval.
+        confidence: the share of resamples inside.
+        num_resamples: cost: that many calls of `statistic`.
+        generator: the only source of randomness.
+    """
+    columns = values if isinstance(values, tuple) else (values,)
+    samples = tuple(_as_vector(column, confidence) for column in columns)
+    if len({len(sample) for sample in samples}) != 1:
+        raise ValueError(
+            f"vectors that are resampled together need one length, got {[len(sample) for sample in samples]}."
+        )
+    num_points = len(samples[0])
+    kind = f"bootstrap {100 * confidence:g} %, {_count(num_points, unit)}"
+    if num_points < 2:
+        return Interval(np.nan, np.nan, kind, num_points)
+    found = stats.bootstrap(
+        samples,
+        statistic,
+        paired=True,
+        vectorized=False,
+        method="percentile",
+        confidence_level=confidence,
+        n_resamples=num_resamples,
+        random_state=generator,
+    ).confidence_interval
+    return Interval(float(found.low), float(found.high), kind, num_points)
+
+
+def _as_vector(values: ArrayLike, confidence: float) -> np.ndarray:
+    if not 0 < confidence < 1:
+        raise ValueError(f"confidence is a share between 0 and 1, got {confidence}; write 0.95 for 95 %.")
+    sample = np.asarray(values, dtype=np.float64)
+    if sample.ndim != 1:
+        raise ValueError(f"an interval needs a vector of independent values, got shape {sample.shape}.")
+    return sample
+
+
+def _count(number: int, unit: str) -> str:
+    return f"{number} {unit.removesuffix('s') if number == 1 else unit}"

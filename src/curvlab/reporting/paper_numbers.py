@@ -1,0 +1,96 @@
+"""The papers' own numbers, typed once in experiments/papers/<paper>.csv and checked against their texts."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+import pandas as pd
+
+COLUMNS = ("table", "row", "column", "value", "stderr", "unit", "quote")
+
+
+@dataclass(frozen=True)
+class PaperNumber:
+    """One number as a paper prints it.
+
+    Args:
+        table: where it stands, e.g. "Table 1" or "Fig. 3".
+        row: the row's name as printed, or "all" for a setting of the whole table or figure.
+        column: what it is, in our names (`step_size`, `batch_size`, ...).
+        value: the number.
+        stderr: its standard error; nan when the paper states none.
+        unit: in words; empty for a pure number.
+        quote: the characters in the paper's text that it was read from.
+    """
+
+    table: str
+    row: str
+    column: str
+    value: float
+    stderr: float
+    unit: str
+    quote: str
+
+
+@dataclass(frozen=True)
+class PaperNumbers:
+    """All numbers of one paper that have been typed in."""
+
+    paper: str
+    numbers: tuple[PaperNumber, ...]
+
+    def get(self, table: str, row: str, column: str) -> PaperNumber:
+        """Return one number; a KeyError lists what that table has."""
+        for number in self.numbers:
+            if (number.table, number.row, number.column) == (table, row, column):
+                return number
+        known = ", ".join(f"({number.row}, {number.column})" for number in self.in_table(table))
+        raise KeyError(
+            f"experiments/papers/{self.paper}.csv has no number ({row}, {column}) in {table}; "
+            f"it has: {known or 'nothing in that table'}."
+        )
+
+    def in_table(self, table: str) -> tuple[PaperNumber, ...]:
+        """Return the numbers of one table or figure, in the order of the file."""
+        return tuple(number for number in self.numbers if number.table == table)
+
+    def for_item(self, item: str) -> tuple[PaperNumber, ...]:
+        """Return the numbers of a target's item: "tab1" takes "Table 1", "fig1" takes "Fig. 1"."""
+        return tuple(number for number in self.numbers if item_key(number.table) == item)
+
+
+def item_key(table: str) -> str:
+    """Return the item's key in target names: "Table 1" -> "tab1", "Fig. 2" -> "fig2", "App. D" -> "appd"."""
+    letters = "".join(character for character in table.lower() if character.isalnum())
+    return letters.replace("table", "tab")
+
+
+def load_paper_numbers(paper: str, *, folder: str | Path | None = None) -> PaperNumbers:
+    """Return the numbers of `paper` ("lissa", "pbrf", ...) from `folder`/<paper>.csv.
+
+    Args:
+        paper: the paper's key.
+        folder: by default experiments/papers of the source tree that this package runs from.
+    """
+    source = Path(__file__).parents[3] / "experiments" / "papers" if folder is None else Path(folder)
+    path = source / f"{paper}.csv"
+    if not path.is_file():
+        raise FileNotFoundError(
+            f"no numbers of paper {paper!r}: looked for {path.name} in {source.as_posix()}; "
+            "run from a source checkout, or pass folder=."
+        )
+    table = pd.read_csv(path, dtype=str, keep_default_na=False)
+    if tuple(table.columns) != COLUMNS:
+        raise ValueError(
+            f"{path.as_posix()} needs the columns {','.join(COLUMNS)}, got {','.join(table.columns)}."
+        )
+    repeated = table[table.duplicated(["table", "row", "column"])]
+    if len(repeated):
+        raise ValueError(f"{path.as_posix()} has {tuple(repeated.iloc[0][:3])} twice; a number is typed once.")
+    numbers = tuple(
+        PaperNumber(table, row, column, float(value), float(stderr) if stderr else math.nan, unit, quote)
+        for table, row, column, value, stderr, unit, quote in table.itertuples(index=False)
+    )
+    return PaperNumbers(paper, numbers)

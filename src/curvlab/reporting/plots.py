@@ -1,0 +1,107 @@
+"""The house style of figures: readable when small, safe for colour-blind readers, no pyplot and no state.
+
+figure, axes = figure_grid(2, 5)
+axes[0, 0].scatter(x, y, color=PALETTE[0])
+figure.savefig("figure.png")
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+from cycler import cycler
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from numpy.typing import ArrayLike
+
+# Okabe & Ito (2008), without their yellow, which is too pale on white.
+PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+MARKERS = ("o", "s", "^", "D", "v", "P", "X")  # a second cue beside colour, same order
+
+_STYLE: dict[str, Any] = {
+    "figure.dpi": 150,  # savefig keeps it
+    "figure.facecolor": "white",
+    "font.size": 10,
+    "axes.titlesize": 10,
+    "axes.labelsize": 10,
+    "xtick.labelsize": 8,
+    "ytick.labelsize": 8,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": "#dddddd",
+    "grid.linewidth": 0.6,
+    "axes.formatter.limits": (-3, 4),
+    "axes.formatter.use_mathtext": True,
+    "axes.prop_cycle": cycler(color=PALETTE),
+}
+
+
+def figure(
+    num_rows: int = 1, num_columns: int = 1, *, panel_size: tuple[float, float] = (3.2, 2.6), **settings: Any
+) -> tuple[Figure, np.ndarray]:
+    """Return a figure in the house style and its axes, always an array (num_rows, num_columns).
+
+    Args:
+        num_rows: rows of panels.
+        num_columns: columns of panels.
+        panel_size: width and height of one panel in inches.
+        settings: passed on to `Figure.subplots` (sharex, height_ratios, ...).
+    """
+    # rcParams are read when axes are made, so the style need not outlive this call.
+    with mpl.rc_context(_STYLE):  # type: ignore[arg-type]  # a plain dict of keys
+        width, height = panel_size
+        drawing = Figure(figsize=(num_columns * width, num_rows * height), layout="constrained")
+        axes = drawing.subplots(num_rows, num_columns, squeeze=False, **settings)
+    return drawing, axes
+
+
+def identity_line(ax: Axes) -> None:
+    """Draw the dashed line x = y behind the data, over the range that both axes show."""
+    low = max(ax.get_xlim()[0], ax.get_ylim()[0])
+    high = min(ax.get_xlim()[1], ax.get_ylim()[1])
+    limits = ax.get_xlim(), ax.get_ylim()
+    ax.plot([low, high], [low, high], color="#555555", linestyle="--", linewidth=1, zorder=0.9, label="x = y")
+    ax.set_xlim(*limits[0])
+    ax.set_ylim(*limits[1])
+
+
+def show_image(ax: Axes, image: ArrayLike, *, title: str = "") -> None:
+    """Show an image, (H, W), (C, H, W) or (H, W, C) with C = 1 or 3, without ticks.
+
+    Its values are stretched to [0, 1] by minimum and maximum, so normalised inputs of a model may be passed.
+    """
+    pixels = np.asarray(image, dtype=np.float64)
+    if pixels.ndim == 3 and pixels.shape[0] in (1, 3) and pixels.shape[-1] not in (1, 3):
+        pixels = np.moveaxis(pixels, 0, -1)
+    if pixels.ndim not in (2, 3) or (pixels.ndim == 3 and pixels.shape[-1] not in (1, 3)):
+        raise ValueError(
+            f"need an image of shape (H, W), (C, H, W) or (H, W, C) with C = 1 or 3, got {pixels.shape}."
+        )
+    spread = pixels.max() - pixels.min()
+    pixels = (pixels - pixels.min()) / (spread if spread > 0 else 1.0)
+    if pixels.shape[-1] == 1 and pixels.ndim == 3:
+        pixels = pixels[..., 0]
+    ax.imshow(pixels, cmap="gray" if pixels.ndim == 2 else None, vmin=0, vmax=1, interpolation="nearest")
+    ax.set_axis_off()
+    ax.set_title(title)
+
+
+def annotate(ax: Axes, text: str, *, corner: str = "upper left") -> None:
+    """Write `text` into a corner of the panel ("upper left", "lower right", ...), readable over points."""
+    vertical, _, horizontal = corner.partition(" ")
+    if vertical not in ("upper", "lower") or horizontal not in ("left", "right"):
+        raise ValueError(f"corner must be upper or lower, then left or right, got {corner!r}.")
+    ax.text(
+        0.03 if horizontal == "left" else 0.97,
+        0.97 if vertical == "upper" else 0.03,
+        text,
+        transform=ax.transAxes,
+        ha=horizontal,
+        va="top" if vertical == "upper" else "bottom",
+        fontsize=8,
+        bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 1.5},
+    )

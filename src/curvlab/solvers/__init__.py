@@ -1,0 +1,20 @@
+"""Inverse products: x = A⁻¹ b for an operator that already carries its damping."""
+
+from curvlab.solvers.conjugate_gradient import ConjugateGradient
+from curvlab.solvers.direct import Direct
+from curvlab.solvers.hyperparameters import LissaHyperparameters, lissa_hyperparameters
+from curvlab.solvers.lissa import DivergenceError, Lissa
+from curvlab.solvers.solution import Solution
+from curvlab.solvers.solver import IndefiniteOperatorError, Solver
+
+__all__ = [
+    "ConjugateGradient",
+    "Direct",
+    "DivergenceError",
+    "IndefiniteOperatorError",
+    "Lissa",
+    "LissaHyperparameters",
+    "Solution",
+    "Solver",
+    "lissa_hyperparameters",
+]

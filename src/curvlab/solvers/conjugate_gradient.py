@@ -1,0 +1,202 @@
+"""Preconditioned conjugate gradients for many right-hand sides."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from curvlab.linalg import LinearOperator
+from curvlab.solvers.solution import Solution, relative_norm
+from curvlab.solvers.solver import (
+    IndefiniteOperatorError,
+    check_definite,
+    check_finite,
+    check_right_hand_side,
+    describe,
+)
+
+Callback = Callable[[int, Tensor], None]
+
+
+@dataclass(frozen=True)
+class ConjugateGradient:
+    """Solve A x = b, A symmetric positive definite (Hestenes & Stiefel 1952).
+
+    Every column has its own recurrence, but all that are not yet done share one product a step. The residual
+    is recomputed from x before it is believed; where the recurrence had drifted away from it, the method
+    starts again from x, as long as that at least halves the residual.
+
+    Args:
+        rtol: stop a column at ‖b - A x‖ <= rtol ‖b‖.
+        max_steps: the most steps a column, restarts included; None: 10 P, at most 5000.
+        preconditioner: approximates A⁻¹ (not A), positive definite; applied once a step.
+        callback: called as callback(step, residuals) with (K,) relative residuals of the recurrence.
+
+    Cost: one product a column and step, plus one for each time a residual is recomputed. Memory: five
+    vectors a column.
+    """
+
+    rtol: float = 1e-2
+    max_steps: int | None = None
+    preconditioner: LinearOperator | None = None
+    callback: Callback | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 < self.rtol < 1:
+            raise ValueError(f"rtol must be between 0 and 1, got {self.rtol}: it is ‖b - A x‖ / ‖b‖")
+        if self.max_steps is not None and self.max_steps < 1:
+            raise ValueError(f"max_steps must be at least 1, got {self.max_steps}")
+
+    def solve(
+        self,
+        operator: LinearOperator,
+        b: Tensor,
+        *,
+        x0: Tensor | None = None,
+        generator: torch.Generator | None = None,
+    ) -> Solution:
+        """Return x with A x ≈ b for b (P,) or (P, K), starting from x0 (zero by default)."""
+        columns = check_right_hand_side(operator, b)
+        check_definite(operator)
+        x = torch.zeros_like(columns)
+        num_matvecs = 0
+        if x0 is not None:
+            if x0.shape != b.shape:
+                raise ValueError(f"x0 has shape {tuple(x0.shape)}, but b has {tuple(b.shape)}")
+            x = check_right_hand_side(operator, x0).clone()
+            # Nothing but x = 0 can be asked for where b = 0, and no relative residual could say so.
+            x[:, operator.norm(columns) == 0] = 0
+            num_matvecs += columns.shape[1]
+        residuals = columns - operator @ x if x0 is not None else columns.clone()
+        relative = relative_norm(operator, residuals, columns)
+        steps_left = torch.full_like(relative, self._step_limit(operator.shape[0]), dtype=torch.long)
+        previous = torch.full_like(relative, math.inf)
+        scale = operator.norm(columns)
+        progress = _Progress(relative.clone(), scale, self.callback)
+        while True:
+            active = (relative > self.rtol) & (relative < 0.5 * previous) & (steps_left > 0)
+            if not bool(active.any()):
+                break
+            descent = _Descent(operator, self.preconditioner, x[:, active], residuals[:, active])
+            # A little below rtol, so that rounding in the recurrence does not cost a restart.
+            descent.run(0.9 * self.rtol * scale[active], steps_left[active], progress.at(active))
+            recomputed = columns[:, active] - operator @ descent.x
+            num_matvecs += int(descent.num_steps.sum()) + int(active.sum())
+            steps_left[active] -= descent.num_steps
+            before = relative[active]
+            after = relative_norm(operator, recomputed, columns[:, active])
+            # A restart that lost ground is undone. Not so the first phase: it lowers the error in the norm
+            # of A, which on an ill-conditioned problem raises the residual for many steps.
+            better = (after < before) | previous[active].isinf()
+            x[:, active] = torch.where(better, descent.x, x[:, active])
+            residuals[:, active] = torch.where(better, recomputed, residuals[:, active])
+            previous[active] = before
+            relative[active] = torch.where(better, after, before)
+        converged = bool((relative <= self.rtol).all())
+        return Solution(x.reshape(b.shape), relative.reshape(b.shape[1:]), converged, num_matvecs)
+
+    def _step_limit(self, size: int) -> int:
+        return self.max_steps if self.max_steps is not None else min(10 * size, 5000)
+
+
+class _Progress:
+    """Reports the residuals of all columns while only some of them move."""
+
+    def __init__(self, relative: Tensor, scale: Tensor, callback: Callback | None) -> None:
+        self.relative = relative
+        self.scale = scale
+        self.callback = callback
+        self.step = 0
+
+    def at(self, active: Tensor) -> Callable[[Tensor, Tensor], None]:
+        """Return a function that takes positions among the active columns and their residual norms."""
+        columns = active.nonzero()[:, 0]
+
+        def report(positions: Tensor, norms: Tensor) -> None:
+            self.step += 1
+            if self.callback is not None:
+                moving = columns[positions]
+                self.relative[moving] = norms / self.scale[moving]
+                self.callback(self.step, self.relative.clone())
+
+        return report
+
+
+class _Descent:
+    """One uninterrupted run of the recurrence on a block of columns, those that finish being dropped.
+
+    Attributes:
+        x: (P, K), the iterates.
+        num_steps: (K,), steps taken by each column.
+    """
+
+    def __init__(
+        self, operator: LinearOperator, preconditioner: LinearOperator | None, x: Tensor, residuals: Tensor
+    ) -> None:
+        self.operator = operator
+        self.preconditioner = preconditioner
+        self.x = x.clone()
+        self.num_steps = torch.zeros(x.shape[1], dtype=torch.long, device=x.device)
+        self._moving = x.clone()
+        self._residuals = residuals
+        self._largest_quotient = 0.0  # of all pᵀAp / pᵀp: a lower bound of lambda_max
+
+    def run(self, targets: Tensor, limits: Tensor, report: Callable[[Tensor, Tensor], None]) -> None:
+        """Move every column until its residual norm is at most its target or its steps are used up."""
+        op = self.operator
+        alive = torch.arange(self.x.shape[1], device=self.x.device)
+        directions, energy = self._preconditioned()
+        while True:
+            products = op @ directions
+            check_finite(products, f"the product with {describe(op)}")
+            self.num_steps[alive] += 1
+            curvature = op.inner(directions, products)
+            stuck = self._check_curvature(curvature, directions)
+            lengths = torch.where(stuck, torch.zeros_like(energy), energy / curvature)
+            self._moving = self._moving + lengths * directions
+            self._residuals = self._residuals - lengths * products
+            norms = op.norm(self._residuals)
+            report(alive, norms)
+            done = stuck | (norms <= targets[alive]) | (self.num_steps[alive] >= limits[alive])
+            if bool(done.any()):
+                self.x[:, alive[done]] = self._moving[:, done]
+                going = ~done
+                alive, directions, energy = alive[going], directions[:, going], energy[going]
+                self._moving, self._residuals = self._moving[:, going], self._residuals[:, going]
+                if not bool(going.any()):
+                    return
+            preconditioned, new_energy = self._preconditioned()
+            directions = preconditioned + (new_energy / energy) * directions
+            energy = new_energy
+
+    def _preconditioned(self) -> tuple[Tensor, Tensor]:
+        """Return z = M r and rᵀz."""
+        r, preconditioner = self._residuals, self.preconditioner
+        z = preconditioner @ r if preconditioner is not None else r
+        energy = self.operator.inner(r, z)
+        if not bool((energy > 0).all()):
+            raise ValueError(
+                f"the preconditioner {describe(preconditioner or self.operator)} is not positive definite: "
+                "rᵀMr <= 0 for a residual r. It must approximate the inverse of the operator, damping included."
+            )
+        return z, energy
+
+    def _check_curvature(self, curvature: Tensor, directions: Tensor) -> Tensor:
+        """Return which columns cannot move on, pᵀAp = 0 up to rounding; raise when A is indefinite."""
+        op = self.operator
+        squares = op.inner(directions, directions)
+        self._largest_quotient = max(self._largest_quotient, float((curvature / squares).max()))
+        stuck = curvature <= 0
+        if bool(stuck.any()):
+            # A singular PSD operator gives zero, and rounding may make it negative; anything else must not.
+            rounding = 100 * torch.finfo(op.dtype).eps * self._largest_quotient if op.is_psd else 0.0
+            quotients = (curvature / squares)[stuck]
+            if not op.is_psd or bool((quotients < -rounding).any()):
+                raise IndefiniteOperatorError(
+                    op, f"is not positive definite: pᵀAp / pᵀp = {float(quotients.min()):.3g} for a direction p"
+                )
+        return stuck

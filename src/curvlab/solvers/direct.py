@@ -1,0 +1,59 @@
+"""The dense solution, for small problems and as a reference."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from curvlab.linalg import LinearOperator
+from curvlab.solvers.solution import Solution, relative_norm
+from curvlab.solvers.solver import check_finite, check_right_hand_side, describe
+
+
+@dataclass(frozen=True)
+class Direct:
+    """Solve A x = b by factorising the dense matrix: Cholesky, or eigenvalues when A is not definite.
+
+    Args:
+        max_size: refuse operators larger than this; the matrix takes P² numbers.
+
+    Cost: P products to build the matrix, P³/3 operations, one product a column for the residual.
+    """
+
+    max_size: int = 5000
+
+    def solve(self, operator: LinearOperator, b: Tensor, *, generator: torch.Generator | None = None) -> Solution:
+        """Return A⁻¹ b for b (P,) or (P, K). `converged`: relative residual at most sqrt(machine epsilon)."""
+        columns = check_right_hand_side(operator, b)
+        size = operator.shape[0]
+        if size > self.max_size:
+            raise ValueError(
+                f"Direct builds a dense ({size}, {size}) matrix, more than max_size = {self.max_size}: use "
+                "ConjugateGradient, or raise max_size if the memory is there."
+            )
+        dense = operator.to_dense()
+        check_finite(dense, f"the matrix of {describe(operator)}")
+        x = _solve_symmetric((dense + dense.T) / 2, columns, name=describe(operator))
+        residual = relative_norm(operator, columns - operator @ x, columns)
+        converged = bool((residual <= torch.finfo(operator.dtype).eps ** 0.5).all())
+        return Solution(x.reshape(b.shape), residual.reshape(b.shape[1:]), converged, size + columns.shape[1])
+
+
+def _solve_symmetric(matrix: Tensor, columns: Tensor, *, name: str) -> Tensor:
+    """Return A⁻¹ B; raises a ValueError when A is singular to working precision."""
+    rounding = matrix.shape[0] * torch.finfo(matrix.dtype).eps
+    factor, failed = torch.linalg.cholesky_ex(matrix)
+    pivots = factor.diagonal() ** 2
+    if int(failed) == 0 and bool(pivots.min() > rounding * pivots.max()):
+        return torch.cholesky_solve(columns, factor)
+    eigenvalues, vectors = torch.linalg.eigh(matrix)
+    magnitudes = eigenvalues.abs()
+    num_zero = int((magnitudes <= rounding * magnitudes.max()).sum())
+    if num_zero:
+        raise ValueError(
+            f"{name} is singular: {num_zero} of {len(eigenvalues)} eigenvalues are zero to rounding. Add "
+            "damping: op + damping * identity."
+        )
+    return vectors @ ((vectors.T @ columns) / eigenvalues[:, None])

@@ -1,0 +1,148 @@
+"""LiSSA: stochastic fixed-point iteration for inverse products."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from curvlab.linalg import LinearOperator
+from curvlab.solvers.solution import Solution, relative_norm
+from curvlab.solvers.solver import check_definite, check_finite, check_right_hand_side, describe
+
+Callback = Callable[[int, Tensor], None]
+
+# Iterates this many times longer than any that a convergent iteration can reach have diverged. Sampling
+# noise may exceed the bound, which holds for the mean, but not by much where the iteration is stable.
+_NORM_MARGIN = 10.0
+
+
+class DivergenceError(RuntimeError):
+    """LiSSA's iterates grow without bound.
+
+    Attributes:
+        step: the step at which it was noticed.
+        norm: largest ‖u‖ / ‖b‖ then.
+        columns: the right-hand sides concerned.
+    """
+
+    def __init__(self, *, step: int, norm: float, columns: list[int], num_columns: int, advice: str) -> None:
+        self.step, self.norm, self.columns = step, norm, columns
+        which = "" if num_columns == 1 else f" in {_listed(columns)} of {num_columns} columns"
+        super().__init__(f"LiSSA diverges: ‖u‖ / ‖b‖ reached {norm:.3g} at step {step}{which}. {advice}")
+
+
+@dataclass(frozen=True)
+class Lissa:
+    """Solve A x = b by u <- u - step_size (A_t u - b), A_t = op.sample(batch_size): Agarwal et al. (2017).
+
+    Klochkov & Liu (2024) Eq. 6 as printed, u <- b + (I - step_size A_t) u, has fixed point
+    A⁻¹ b / step_size. This is the rescaled form given after their Eq. 8, whose limit does not depend on
+    step_size. It starts at u = 0; Eq. 6 started at u = b, as usual, is this one step later. A includes the
+    damping, `op + damping * identity`. All right-hand sides share the batches, so their errors are correlated.
+
+    `lissa_hyperparameters` computes the three settings; the mean converges for step_size < 2 / λmax(A), the
+    variance only if batch_size is large enough too.
+
+    Args:
+        step_size: η, at most 1 / (λmax + damping).
+        batch_size: examples a step (sequences for language models), drawn with replacement.
+        num_steps: T, about 2 / (step_size damping).
+        rtol: `converged` means that the residual is at most this in every column. Sampling noise in the
+            directions of large eigenvalues weighs heavily in the residual, so it may be missed although the
+            influence scores are good: compare with ConjugateGradient.
+        check_residual: False skips the final product with the full operator: residual is then nan, and
+            converged False because nothing is known.
+        callback: called as callback(step, u) after each step, u (P, K) not to be modified.
+
+    Cost: num_steps sampled products a column, which are counted in `num_matvecs` as they are, though each
+    touches batch_size examples only; plus one full product a column for the residual.
+    """
+
+    step_size: float
+    batch_size: int
+    num_steps: int
+    rtol: float = 0.1
+    check_residual: bool = True
+    callback: Callback | None = None
+
+    def __post_init__(self) -> None:
+        if not (self.step_size > 0 and math.isfinite(self.step_size)):
+            raise ValueError(f"step_size must be positive, got {self.step_size}: 1 / (lambda_max + damping)")
+        if self.batch_size < 1 or self.num_steps < 1:
+            raise ValueError(
+                f"batch_size and num_steps must be at least 1, got {self.batch_size} and {self.num_steps}"
+            )
+
+    def solve(self, operator: LinearOperator, b: Tensor, *, generator: torch.Generator | None = None) -> Solution:
+        """Return x ≈ A⁻¹ b for b (P,) or (P, K); raises DivergenceError rather than return garbage."""
+        columns = check_right_hand_side(operator, b)
+        check_definite(operator)
+        scale = operator.norm(columns)
+        u = torch.zeros_like(columns)
+        for step in range(1, self.num_steps + 1):
+            products = operator.sample(self.batch_size, generator) @ u
+            new = u - self.step_size * (products - columns)
+            self._check_growth(operator, new, products, scale, step)
+            u = new
+            if self.callback is not None:
+                self.callback(step, u)
+        num_matvecs = self.num_steps * columns.shape[1]
+        if not self.check_residual:
+            unknown = torch.full_like(scale, math.nan)
+            return Solution(u.reshape(b.shape), unknown.reshape(b.shape[1:]), False, num_matvecs)
+        residual = relative_norm(operator, columns - operator @ u, columns)
+        converged = bool((residual <= self.rtol).all())
+        return Solution(
+            u.reshape(b.shape), residual.reshape(b.shape[1:]), converged, num_matvecs + columns.shape[1]
+        )
+
+    def _check_growth(
+        self, operator: LinearOperator, u: Tensor, products: Tensor, scale: Tensor, step: int
+    ) -> None:
+        """Raise DivergenceError when an iterate is longer than a convergent iteration could make it.
+
+        Contractions give ‖u_t‖ <= t step_size ‖b‖, and ‖u_t‖ <= ‖b‖ / damping where A - damping I is PSD.
+        """
+        longest = step * self.step_size
+        if operator.is_psd and operator.damping > 0:
+            longest = min(longest, 1 / operator.damping)
+        norms = operator.norm(u)
+        diverged = ~(norms <= _NORM_MARGIN * longest * scale)  # in this form NaN counts as diverged
+        if not bool(diverged.any()):
+            return
+        # The iterate before was of bounded size: a product that is not finite is the model's doing.
+        check_finite(products, f"the product with a batch of {describe(operator)}")
+        relative = norms / scale
+        columns = diverged.nonzero()[:, 0].tolist()
+        worst = max(columns, key=lambda k: float(relative[k]))
+        raise DivergenceError(
+            step=step,
+            norm=float(relative[worst]),
+            columns=columns,
+            num_columns=len(scale),
+            advice=self._advice(operator, u[:, worst]),
+        )
+
+    def _advice(self, operator: LinearOperator, direction: Tensor) -> str:
+        """Say which setting is at fault, from the curvature along the direction that grows (one product)."""
+        quotient = float(operator.inner(direction, operator @ direction) / operator.inner(direction, direction))
+        if not self.step_size * quotient < 1.5:
+            return (
+                f"The operator has an eigenvalue (damping included) of at least {quotient:.3g}, and step_size = "
+                f"{self.step_size:.3g} exceeds what it allows: use step_size = {1 / quotient:.2g} or less, "
+                "1 / (lambda_max + damping)."
+            )
+        return (
+            f"step_size = {self.step_size:.3g} suits the full operator along the growing direction (curvature "
+            f"{quotient:.3g}), so batch_size = {self.batch_size} is too small: |B| >= C trace / lambda_max, and "
+            f"C may be 7 or more. Try batch_size = {4 * self.batch_size}, or lissa_hyperparameters(constant=14)."
+        )
+
+
+def _listed(columns: list[int]) -> str:
+    shown = ", ".join(map(str, columns[:5]))
+    return shown + (", ..." if len(columns) > 5 else "")

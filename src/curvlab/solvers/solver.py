@@ -1,0 +1,61 @@
+"""The interface of a solver, and the input checks that all of them share."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from curvlab.linalg import LinearOperator, SumOperator
+from curvlab.solvers.solution import Solution
+
+
+class Solver(Protocol):
+    """Anything that approximates x = A⁻¹ b. Damping belongs to A: pass `op + damping * identity`."""
+
+    def solve(self, operator: LinearOperator, b: Tensor, *, generator: torch.Generator | None = None) -> Solution:
+        """Solve for b, (P,) or (P, K). Deterministic solvers accept the generator and ignore it."""
+        ...
+
+
+class IndefiniteOperatorError(ValueError):
+    """The operator is not, or not known to be, positive definite."""
+
+    def __init__(self, operator: LinearOperator, reason: str) -> None:
+        super().__init__(
+            f"{describe(operator)} {reason}. Use GaussNewtonOperator, or add damping larger than |lambda_min|: "
+            "op + damping * identity (curvlab.spectrum.top_eigenvalues(-op) measures -lambda_min)."
+        )
+
+
+def describe(operator: LinearOperator) -> str:
+    """Return the type's name; for a sum those of its terms."""
+    if isinstance(operator, SumOperator):
+        return " + ".join(type(term).__name__ for term in operator.terms)
+    return type(operator).__name__
+
+
+def check_right_hand_side(operator: LinearOperator, b: Tensor) -> Tensor:
+    """Return b as (P, K), or raise a ValueError for a wrong length, dtype or device, or for NaN and inf."""
+    operator.check_vectors(b)
+    check_finite(b, "the right-hand side")
+    return b[:, None] if b.ndim == 1 else b
+
+
+def check_definite(operator: LinearOperator) -> None:
+    """Refuse an operator that is not known to be PSD and carries no damping."""
+    if not operator.is_psd and operator.damping <= 0:
+        raise IndefiniteOperatorError(
+            operator, f"is not known to be positive semi-definite and has damping {operator.damping:g}"
+        )
+
+
+def check_finite(tensor: Tensor, name: str) -> None:
+    """Raise a ValueError when a tensor has NaN or inf in it."""
+    if not bool(torch.isfinite(tensor).all()):
+        columns = (~torch.isfinite(tensor.reshape(tensor.shape[0], -1)).all(0)).nonzero()[:, 0].tolist()
+        raise ValueError(
+            f"{name} is not finite (NaN or inf in column {', '.join(map(str, columns[:5]))}): check the model's "
+            "parameters, outputs and gradients, or use float64."
+        )

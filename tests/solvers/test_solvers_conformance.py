@@ -1,0 +1,114 @@
+"""What every solver must do: a new one is one line in SOLVERS."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from curvlab.linalg import DenseOperator, LinearOperator, identity
+from curvlab.solvers import ConjugateGradient, Direct, Lissa, Solver
+
+DAMPING = 0.1
+
+
+class FullBatch(DenseOperator):
+    """Every sample is the whole operator: the deterministic limit of a stochastic solver."""
+
+    def sample(self, batch_size: int, generator: torch.Generator | None = None) -> LinearOperator:
+        return self
+
+
+def converged_lissa(matrix: Tensor) -> Lissa:
+    largest = float(torch.linalg.eigvalsh(matrix).max())
+    step_size = 1 / (largest + DAMPING)
+    return Lissa(step_size, batch_size=1, num_steps=int(25 / (step_size * DAMPING)), rtol=1e-8)
+
+
+SOLVERS: dict[str, Callable[[Tensor], Solver]] = {
+    "direct": lambda matrix: Direct(),
+    "conjugate_gradient": lambda matrix: ConjugateGradient(rtol=1e-11),
+    "jacobi_conjugate_gradient": lambda matrix: ConjugateGradient(
+        rtol=1e-11, preconditioner=DenseOperator(torch.diag(1 / (matrix.diagonal() + DAMPING)))
+    ),
+    "lissa": converged_lissa,
+}
+
+
+@pytest.fixture(params=list(SOLVERS))
+def build_solver(request: pytest.FixtureRequest) -> Callable[[Tensor], Solver]:
+    return SOLVERS[request.param]
+
+
+@pytest.mark.parametrize("num_columns", [None, 1, 6])
+def test_equals_dense_solve(examples: Tensor, build_solver, num_columns: int | None, generator) -> None:
+    matrix = examples.mean(0)
+    shape = (20,) if num_columns is None else (20, num_columns)
+    b = torch.randn(shape, generator=generator, dtype=torch.float64)
+    solution = build_solver(matrix).solve(FullBatch(matrix) + DAMPING * identity, b, generator=generator)
+    damped = matrix + DAMPING * torch.eye(20, dtype=torch.float64)
+    torch.testing.assert_close(solution.x, torch.linalg.solve(damped, b), rtol=1e-8, atol=1e-9)
+    assert solution.x.shape == b.shape
+    assert solution.residual.shape == b.shape[1:]
+    truth = (b - damped @ solution.x).norm(dim=0) / b.norm(dim=0)
+    torch.testing.assert_close(solution.residual, truth, rtol=1e-6, atol=1e-13)
+    assert solution.converged
+    assert solution.num_matvecs > 0
+
+
+def test_zero_columns_give_zero(examples: Tensor, build_solver, generator) -> None:
+    matrix = examples.mean(0)
+    b = torch.randn(20, 3, generator=generator, dtype=torch.float64)
+    b[:, 1] = 0
+    solution = build_solver(matrix).solve(FullBatch(matrix) + DAMPING * identity, b, generator=generator)
+    assert bool((solution.x[:, 1] == 0).all())
+    assert float(solution.residual[1]) == 0
+    assert solution.converged
+
+
+def test_leaves_the_right_hand_side_alone(examples: Tensor, build_solver, generator) -> None:
+    matrix = examples.mean(0)
+    b = torch.randn(20, 2, generator=generator, dtype=torch.float64)
+    before = b.clone()
+    build_solver(matrix).solve(FullBatch(matrix) + DAMPING * identity, b, generator=generator)
+    assert torch.equal(b, before)
+
+
+def test_wrong_length_is_refused(examples: Tensor, build_solver) -> None:
+    matrix = examples.mean(0)
+    operator = FullBatch(matrix) + DAMPING * identity
+    with pytest.raises(ValueError, match=r"has shape \(19,\), but SumOperator acts on vectors of length 20"):
+        build_solver(matrix).solve(operator, torch.zeros(19, dtype=torch.float64))
+
+
+def test_wrong_dtype_is_refused(examples: Tensor, build_solver) -> None:
+    matrix = examples.mean(0)
+    with pytest.raises(ValueError, match=r"torch.float32 .* convert it"):
+        build_solver(matrix).solve(FullBatch(matrix) + DAMPING * identity, torch.ones(20))
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_right_hand_side_must_be_finite(examples: Tensor, build_solver, bad: float) -> None:
+    matrix = examples.mean(0)
+    b = torch.ones(20, 4, dtype=torch.float64)
+    b[3, 2] = bad
+    with pytest.raises(ValueError, match=r"the right-hand side is not finite \(NaN or inf in column 2\)"):
+        build_solver(matrix).solve(FullBatch(matrix) + DAMPING * identity, b)
+
+
+def test_products_must_be_finite(examples: Tensor, build_solver) -> None:
+    matrix = examples.mean(0)
+    solver = build_solver(matrix)
+    operator = FullBatch(matrix, is_psd=True)
+    operator.matrix[0, 0] = torch.nan
+    with pytest.raises(ValueError, match=r"DenseOperator|FullBatch.* is not finite"):
+        solver.solve(operator + DAMPING * identity, torch.ones(20, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("name", ["conjugate_gradient", "lissa"])
+@pytest.mark.parametrize("damping", [0.0, -1.0])
+def test_indefinite_without_damping_is_refused(name: str, damping: float) -> None:
+    matrix = torch.diag(torch.tensor([2.0, 1.0, -0.5], dtype=torch.float64))
+    message = r"FullBatch \+ IdentityOperator is not known to be positive semi-definite.*add damping larger"
+    with pytest.raises(ValueError, match=message):
+        SOLVERS[name](matrix).solve(FullBatch(matrix) + damping * identity, torch.ones(3, dtype=torch.float64))

@@ -1,0 +1,53 @@
+"""ResNet-18 and ResNet-50 from torchvision, random or pretrained on ImageNet."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import nn
+from torchvision import models
+
+from curvlab.models.input_shape import image_shape
+
+
+def resnet18(input_shape: Sequence[int], num_outputs: int, *, weights: str | None = None) -> nn.Module:
+    """Return torchvision's ResNet-18, 11,689,512 parameters with 1000 classes.
+
+    Args:
+        input_shape: (3, H, W).
+        num_outputs: classes; 1000 with pretrained weights.
+        weights: `IMAGENET1K_V1`, downloaded into torch's hub cache when missing, or None for random.
+    """
+    return _build("resnet18", models.resnet18, input_shape, num_outputs, weights=weights)
+
+
+def resnet50(input_shape: Sequence[int], num_outputs: int, *, weights: str | None = None) -> nn.Module:
+    """Return torchvision's ResNet-50, 25,557,032 parameters with 1000 classes; arguments as `resnet18`."""
+    return _build("resnet50", models.resnet50, input_shape, num_outputs, weights=weights)
+
+
+def _build(
+    name: str, build: Any, input_shape: Sequence[int], num_outputs: int, *, weights: str | None
+) -> nn.Module:
+    channels, _, _ = image_shape(name, input_shape, min_size=32)
+    if channels != 3:
+        raise ValueError(f"{name} needs 3 channels, got input_shape={tuple(input_shape)}: choose another data=")
+    if weights is None:
+        return build(weights=None, num_classes=num_outputs)
+    known = list(models.get_model_weights(name).__members__)
+    if weights not in known:
+        raise ValueError(f"unknown weights '{weights}' for {name}: choose one of {', '.join(known)}, or null")
+    if num_outputs != 1000:
+        raise ValueError(
+            f"{name} weights {weights} are for 1000 classes, the data has {num_outputs}: use data=imagenet or "
+            "data=imagenet_sample, or model.weights=null"
+        )
+    try:
+        return build(weights=weights)
+    except (OSError, RuntimeError) as error:
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[-1]
+        raise FileNotFoundError(
+            f"{name} weights {weights} are not in torch's hub cache, and the download failed: {reason}. "
+            "Connect to the network, put the file into $TORCH_HOME/hub/checkpoints, or use model.weights=null."
+        ) from None

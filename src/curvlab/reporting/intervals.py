@@ -81,7 +81,7 @@ def bootstrap_interval(
         )
     num_points = len(samples[0])
     kind = f"bootstrap {100 * confidence:g} %, {_count(num_points, unit)}"
-    if num_points < 2:
+    if num_points < 2 or not np.isfinite(samples).all():
         return Interval(np.nan, np.nan, kind, num_points)
     found = stats.bootstrap(
         samples,

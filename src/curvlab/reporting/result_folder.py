@@ -70,11 +70,13 @@ class ResultFolder:
 
     @property
     def commit(self) -> str:
-        """The commit, with "+ changes" when the tree was not clean."""
-        commit = self.run.get("commit")
-        if not commit:
-            return "unknown"
-        return f"{str(commit)[:10]}" + ("" if self.run.get("clean", False) else " + changes")
+        """The commit, or "unknown"."""
+        return str(self.run.get("commit") or "unknown")
+
+    @property
+    def tree(self) -> str:
+        """Whether the commit tells all: "clean", "with changes" or "unknown"."""
+        return {True: "clean", False: "with changes"}.get(self.run.get("clean", ""), "unknown")
 
 
 def read_results(results: str | Path) -> list[ResultFolder]:

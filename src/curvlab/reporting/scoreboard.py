@@ -26,6 +26,7 @@ COLUMNS = (
     "verdict",
     "explanation",
     "commit",
+    "tree",
 )
 
 
@@ -52,6 +53,7 @@ def scoreboard(folders: Sequence[ResultFolder]) -> pd.DataFrame:
                     "verdict": result.verdict,
                     "explanation": result.explanation,
                     "commit": folder.commit,
+                    "tree": folder.tree,
                 }
             )
     return pd.DataFrame(rows, columns=list(COLUMNS))

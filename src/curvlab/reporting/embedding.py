@@ -1,0 +1,55 @@
+"""Figures as data URIs, small enough that a page with all of them still travels by mail."""
+
+from __future__ import annotations
+
+import base64
+from dataclasses import dataclass
+from io import BytesIO
+from pathlib import Path
+
+from PIL import Image
+
+MAX_WIDTH = 1600  # pixels; sharp on a 2x screen at the page's width
+MAX_LOSSLESS_BYTES = 150_000
+
+
+@dataclass(frozen=True)
+class EmbeddedImage:
+    """An image as a data URI, with its size in pixels so that a page can leave room for it."""
+
+    name: str
+    uri: str
+    width: int
+    height: int
+
+    @property
+    def is_wide(self) -> bool:
+        """Whether it would be too flat to read when fitted into a phone's width."""
+        return self.width > 1.7 * self.height
+
+
+def embed_image(path: Path) -> EmbeddedImage:
+    """Return the image as a WebP data URI, scaled down to `MAX_WIDTH`.
+
+    Line plots stay lossless; what would be larger than `MAX_LOSSLESS_BYTES` (scatter clouds, photographs)
+    is compressed with loss. The original stays beside the page.
+
+    Raises:
+        OSError: the file is not a readable image.
+    """
+    with Image.open(path) as file:
+        image = file.convert("RGB") if file.mode not in ("RGB", "RGBA") else file.copy()
+    if image.width > MAX_WIDTH:
+        height = max(1, round(image.height * MAX_WIDTH / image.width))
+        image = image.resize((MAX_WIDTH, height), Image.Resampling.LANCZOS)
+    data = _webp(image, lossless=True)
+    if len(data) > MAX_LOSSLESS_BYTES:
+        data = min(data, _webp(image, lossless=False), key=len)
+    uri = f"data:image/webp;base64,{base64.b64encode(data).decode('ascii')}"
+    return EmbeddedImage(path.name, uri, image.width, image.height)
+
+
+def _webp(image: Image.Image, *, lossless: bool) -> bytes:
+    buffer = BytesIO()
+    image.save(buffer, "WEBP", lossless=lossless, quality=82)
+    return buffer.getvalue()

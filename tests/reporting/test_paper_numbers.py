@@ -1,0 +1,121 @@
+"""Every number typed in stands in the paper's text; the tables' own arithmetic is a second check."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from curvlab.reporting import PaperNumber, load_paper_numbers
+from curvlab.reporting.paper_numbers import item_key
+
+ROOT = Path(__file__).parents[2]
+TEXTS = ROOT.parent / "shared" / "papers"
+TEXT_FILES = {"lissa": "lissa_klochkov_liu_2024.txt"}
+NUMBERS = [
+    (paper.stem, number)
+    for paper in sorted((ROOT / "experiments" / "papers").glob("*.csv"))
+    for number in load_paper_numbers(paper.stem).numbers
+]
+UNITS = {"M": 1e6, "B": 1e9}
+
+
+def text_of(paper: str) -> str:
+    path = TEXTS / TEXT_FILES[paper]
+    if not path.is_file():
+        pytest.skip(f"the papers' texts are not here ({path.name} in ../shared/papers)")
+    return path.read_text(encoding="utf-8")
+
+
+def read_quote(quote: str) -> tuple[float, float | None]:
+    """Return value and standard error as the printed characters have them."""
+    power = re.search(r"\\times 10\^\{(-?\d+)\}", quote)
+    if power:
+        factor = 10.0 ** int(power[1])
+        mantissa = re.match(r"\(([\d.]+)\\pm ([\d.]+)\)|([\d.]+)", quote)
+        if mantissa[1]:
+            return float(mantissa[1]) * factor, float(mantissa[2]) * factor
+        return float(mantissa[3]) * factor, None
+    digits, unit = re.findall(r"(\d+(?:\.\d+)*(?:e-?\d+)?)([MB]?)", quote)[-1]
+    quarter = digits[: len(digits) // 4]
+    if quarter and digits == 4 * quarter:  # the texts print some numbers four times over: "5000500050005000"
+        digits = quarter
+    return float(digits) * UNITS.get(unit, 1), None
+
+
+def test_the_reader_of_quotes() -> None:
+    assert read_quote(r"(9.28\pm 0.35)\times 10^{-6}") == pytest.approx((9.28e-6, 0.35e-6))
+    assert read_quote("size of 5000500050005000")[0] == 5000
+    assert read_quote("4444 sequences")[0] == 4
+    assert read_quote("5.435.435.435.43")[0] == 5.43
+    assert read_quote("1.3B")[0] == 1.3e9
+    assert read_quote("11M")[0] == 11e6
+    assert read_quote("=1e-8")[0] == 1e-8
+
+
+@pytest.mark.parametrize(("paper", "number"), NUMBERS, ids=lambda entry: getattr(entry, "column", entry))
+def test_number_stands_in_the_text(paper: str, number: PaperNumber) -> None:
+    text = text_of(paper)
+    if number.row != "all" and number.table.startswith("Table"):
+        body = text[text.index(f"{number.table}: ") :]
+        text = next(line for line in body.splitlines() if line.startswith(number.row))
+    assert number.quote in text
+    value, stderr = read_quote(number.quote)
+    assert number.value == pytest.approx(value, rel=1e-12)
+    if stderr is None:
+        assert number.stderr != number.stderr  # nan
+    else:
+        assert number.stderr == pytest.approx(stderr, rel=1e-12)
+
+
+ROWS = ["ResNet-18", "ResNet-50", "OPT", "Llama-1", "Mistral"]
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_table_1_hyperparameters_end_the_printed_row(row: str) -> None:
+    text = text_of("lissa")
+    line = next(line for line in text[text.index("Table 1: ") :].splitlines() if line.startswith(row))
+    numbers = load_paper_numbers("lissa")
+    printed = [numbers.get("Table 1", row, column).quote for column in ("step_size", "batch_size", "num_steps")]
+    assert line.rstrip().endswith(" " + " ".join(printed))
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_arithmetic_of_the_tables(row: str) -> None:
+    numbers = load_paper_numbers("lissa")
+
+    def value(table: str, column: str, of: str = row) -> float:
+        return numbers.get(table, of, column).value
+
+    steps_times_rate = (
+        value("Table 1", "step_size") * value("Table 1", "damping", "all") * value("Table 1", "num_steps")
+    )
+    assert 2 <= steps_times_rate <= 2.5
+    assert value("Table 1", "step_size") < 2 / value("Table 1", "lambda_max")
+    assert value("Table 1", "lambda_max") == value("Table 3", "lambda_max")
+    ratio = (value("Table 3", "frobenius_norm") / value("Table 3", "lambda_max")) ** 2
+    assert value("Table 3", "squared_ratio") == pytest.approx(ratio, rel=5e-3)
+
+
+def test_item_keys_of_targets() -> None:
+    assert [item_key(name) for name in ("Table 1", "Fig. 2", "App. D")] == ["tab1", "fig2", "appd"]
+    assert {number.column for number in load_paper_numbers("lissa").for_item("fig1")} >= {"epsilon"}
+
+
+def test_unknown_number_lists_what_there_is() -> None:
+    numbers = load_paper_numbers("lissa")
+    with pytest.raises(KeyError, match=r"lissa.csv has no number \(all, lr\) in Fig. 1; .*\(all, epsilon\)"):
+        numbers.get("Fig. 1", "all", "lr")
+    with pytest.raises(KeyError, match="nothing in that table"):
+        numbers.get("Fig. 99", "all", "lr")
+
+
+def test_refuses_missing_wrong_and_repeated(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"looked for pbrf.csv in .*run from a source checkout"):
+        load_paper_numbers("pbrf", folder=tmp_path)
+    (tmp_path / "a.csv").write_text("table,value\nTable 1,2\n")
+    with pytest.raises(ValueError, match=r"a.csv needs the columns .*quote, got table,value"):
+        load_paper_numbers("a", folder=tmp_path)
+    row = "Table 1,all,damping,5,,,5\n"
+    (tmp_path / "b.csv").write_text("table,row,column,value,stderr,unit,quote\n" + 2 * row)
+    with pytest.raises(ValueError, match=r"b.csv has \('Table 1', 'all', 'damping'\) twice"):
+        load_paper_numbers("b", folder=tmp_path)

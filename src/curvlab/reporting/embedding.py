@@ -24,8 +24,8 @@ class EmbeddedImage:
 
     @property
     def is_wide(self) -> bool:
-        """Whether it would be too flat to read when fitted into a phone's width."""
-        return self.width > 1.7 * self.height
+        """Whether it has too many panels side by side to be read at a phone's width."""
+        return self.width > 1000
 
 
 def embed_image(path: Path) -> EmbeddedImage:

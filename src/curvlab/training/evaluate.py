@@ -1,0 +1,93 @@
+"""Loss and accuracy of a model on a data set."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from curvlab.data.splits import Pairs, stack
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Measured in eval mode, over all examples.
+
+    Attributes:
+        loss: mean over examples.
+        accuracy: share predicted right, in [0, 1]; None for regression.
+        num_examples: how many.
+    """
+
+    loss: float
+    accuracy: float | None
+    num_examples: int
+
+
+def evaluate(model: nn.Module, loss: nn.Module, data: Pairs, *, batch_size: int = 512) -> Evaluation:
+    """Return loss and accuracy of `model` on `data`. Cost: one forward pass over the data.
+
+    Accuracy is of the largest output for integer targets (B,), and of the output's sign for
+    nn.BCEWithLogitsLoss. No module's train or eval mode is changed in the end.
+
+    Args:
+        model: on the device to compute on.
+        loss: mean over the batch.
+        data: map-style dataset of (input, target), or a pair of tensors.
+        batch_size: in examples.
+    """
+    if getattr(loss, "reduction", "mean") != "mean":
+        raise ValueError(f"evaluate needs a loss with reduction='mean', got '{loss.reduction}'")
+    if batch_size < 1:
+        raise ValueError(f"batch_size must be at least 1, got {batch_size}")
+    size = num_examples(data)
+    first = next(model.parameters(), None)
+    device = torch.device("cpu") if first is None else first.device
+    total_loss, num_correct, has_accuracy = 0.0, 0, True
+    with _eval_mode(model), torch.no_grad():
+        for chosen in torch.arange(size).split(batch_size):
+            inputs, targets = (tensor.to(device) for tensor in stack(data, chosen))
+            outputs = model(inputs)
+            total_loss += loss(outputs, targets).item() * len(chosen)
+            correct = _num_correct(loss, outputs, targets)
+            has_accuracy = correct is not None
+            num_correct += correct or 0
+    accuracy = num_correct / size if has_accuracy else None
+    return Evaluation(loss=total_loss / size, accuracy=accuracy, num_examples=size)
+
+
+def num_examples(data: Pairs) -> int:
+    """Return the number of examples, or raise a ValueError when there are none."""
+    if isinstance(data, tuple):
+        inputs, targets = data
+        if len(inputs) != len(targets):
+            raise ValueError(f"there are {len(inputs)} inputs and {len(targets)} targets: they must agree")
+        size = len(inputs)
+    else:
+        size = len(data)  # type: ignore[arg-type]
+    if size == 0:
+        raise ValueError("the data set is empty: at least one example is needed")
+    return size
+
+
+def _num_correct(loss: nn.Module, outputs: Tensor, targets: Tensor) -> int | None:
+    if isinstance(loss, nn.BCEWithLogitsLoss):
+        return int(((outputs > 0) == (targets > 0.5)).sum())
+    if not targets.is_floating_point() and outputs.shape[:-1] == targets.shape:
+        return int((outputs.argmax(-1) == targets).sum())
+    return None
+
+
+@contextmanager
+def _eval_mode(model: nn.Module) -> Iterator[None]:
+    """Put all modules into eval mode and each of them back into its own at the end."""
+    before = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, training in before:
+            module.training = training

@@ -1,0 +1,40 @@
+"""Where the real data is, and small files in the same formats."""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+
+@pytest.fixture
+def data_root() -> Callable[[str], Path]:
+    """Return a function: the data root if it holds the given file or folder, else the test is skipped."""
+
+    def require(relative: str) -> Path:
+        root = os.environ.get("CURVLAB_DATA")
+        if root is None:
+            pytest.skip("CURVLAB_DATA is not set")
+        if not (Path(root) / relative).exists():
+            pytest.skip(f"CURVLAB_DATA holds no {relative}")
+        return Path(root)
+
+    return require
+
+
+@pytest.fixture
+def mnist_root(tmp_path: Path) -> Path:
+    """A data root with 5 + 3 images in MNIST's own format; pixel values count up from 0, 1, 2, ..."""
+    folder = tmp_path / "MNIST" / "raw"
+    folder.mkdir(parents=True)
+    for part, count in (("train", 5), ("t10k", 3)):
+        pixels = (np.arange(count * 784) % 256).astype(np.uint8)
+        header = struct.pack(">IIII", 0x803, count, 28, 28)
+        (folder / f"{part}-images-idx3-ubyte").write_bytes(header + pixels.tobytes())
+        labels = bytes(9 - i for i in range(count))
+        (folder / f"{part}-labels-idx1-ubyte").write_bytes(struct.pack(">II", 0x801, count) + labels)
+    return tmp_path

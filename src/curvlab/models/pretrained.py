@@ -79,7 +79,13 @@ def _check_hash(path: Path) -> None:
 
 
 def _check_shapes(model: nn.Module, weights: dict[str, Tensor], path: Path) -> None:
-    for name, own in model.state_dict().items():
+    own_weights = model.state_dict()
+    surplus = next((name for name in weights if name not in own_weights), None)
+    if surplus is not None:
+        raise ValueError(
+            f"'{path}' does not fit this {type(model).__name__}: it holds {surplus}, which is not in the model"
+        )
+    for name, own in own_weights.items():
         # num_batches_tracked is missing in checkpoints from before torch 0.4.1, and changes nothing.
         if name.endswith("num_batches_tracked"):
             weights.setdefault(name, own)

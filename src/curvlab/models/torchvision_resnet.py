@@ -35,7 +35,7 @@ def _build(
         raise ValueError(f"{name} needs 3 channels, got input_shape={tuple(input_shape)}: choose another data=")
     if weights is None:
         return build(weights=None, num_classes=num_outputs)
-    known = list(models.get_model_weights(name).__members__)
+    known = [choice.name for choice in models.get_model_weights(name)]
     if weights not in known:
         raise ValueError(f"unknown weights '{weights}' for {name}: choose one of {', '.join(known)}, or null")
     if num_outputs != 1000:

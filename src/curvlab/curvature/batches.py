@@ -22,12 +22,14 @@ class Batches:
             re-iterable of batches of any sizes (a list, a DataLoader). One-shot iterators are refused.
         batch_size: examples per batch, for pairs and datasets.
         device: where batches are moved.
+        dtype: what floating-point inputs and targets are cast to: the model's dtype.
     """
 
-    def __init__(self, data: Data, *, batch_size: int, device: torch.device) -> None:
+    def __init__(self, data: Data, *, batch_size: int, device: torch.device, dtype: torch.dtype) -> None:
         if batch_size < 1:
             raise ValueError(f"batch_size must be at least 1, got {batch_size}")
         self.device = device
+        self.dtype = dtype
         self._replaced: list[Tensor] | None = None
         self._cache: list[Batch] | None = None
         source = data.tensors if isinstance(data, TensorDataset) else data
@@ -72,7 +74,7 @@ class Batches:
             if self._replaced is not None:
                 targets = torch.stack(self._replaced[start : start + len(targets)])
             start += len(targets)
-            yield _to(inputs, self.device), targets.to(self.device)
+            yield self._move((inputs, targets))
         if start == 0:
             raise ValueError("data is empty: at least one batch with one example is needed")
 
@@ -93,16 +95,13 @@ class Batches:
             inputs, targets = self._source.select(indices)
             if self._replaced is not None:
                 targets = torch.stack([self._replaced[i] for i in indices.tolist()])
-            return [(_to(inputs, self.device), targets.to(self.device))]
+            return [self._move((inputs, targets))]
         groups: dict[Any, list[Batch]] = {}
         for index in indices.tolist():
             inputs, target = self._cached_example(index)
             groups.setdefault(_shape(inputs, target), []).append((inputs, target))
         return [
-            (
-                _to(_stack([i for i, _ in group]), self.device),
-                torch.stack([t for _, t in group]).to(self.device),
-            )
+            self._move((_stack([i for i, _ in group]), torch.stack([t for _, t in group])))
             for group in groups.values()
         ]
 
@@ -112,6 +111,15 @@ class Batches:
         other.__dict__.update(self.__dict__)
         other._replaced = list(targets)
         return other
+
+    def _move(self, batch: Batch) -> Batch:
+        def move(tensor: Tensor) -> Tensor:
+            return tensor.to(self.device, self.dtype if tensor.is_floating_point() else None)
+
+        inputs, targets = batch
+        if isinstance(inputs, Mapping):
+            return {name: move(value) for name, value in inputs.items()}, move(targets)
+        return move(inputs), move(targets)
 
     def _cached(self) -> list[Batch]:
         if self._cache is None:
@@ -132,9 +140,7 @@ class _Pair:
     def __init__(self, inputs: Inputs, targets: Tensor, *, batch_size: int) -> None:
         lengths = {len(value) for value in inputs.values()} if isinstance(inputs, Mapping) else {len(inputs)}
         if lengths != {len(targets)}:
-            raise ValueError(
-                f"inputs have {sorted(lengths)} examples and targets {len(targets)}: they must agree"
-            )
+            raise ValueError(f"inputs have {sorted(lengths)} examples and targets {len(targets)}: they must agree")
         self.inputs, self.targets, self.batch_size = inputs, targets, batch_size
 
     def __len__(self) -> int:
@@ -200,9 +206,3 @@ def _stack(inputs: Sequence[Inputs]) -> Inputs:
 def _shape(inputs: Inputs, target: Tensor) -> Any:
     values = inputs.values() if isinstance(inputs, Mapping) else [inputs]
     return tuple(tuple(value.shape) for value in [*values, target])
-
-
-def _to(inputs: Inputs, device: torch.device) -> Inputs:
-    if isinstance(inputs, Mapping):
-        return {name: value.to(device) for name, value in inputs.items()}
-    return inputs.to(device)

@@ -50,7 +50,7 @@ class DataOperator(LinearOperator):
         self.function.check_mode()
         self.loss = output_loss(loss)
         self.columns: Columns = columns
-        self._source = Batches(data, batch_size=batch_size, device=self.function.device)
+        self._source = Batches(data, batch_size=batch_size, device=self.function.device, dtype=self.function.dtype)
         self._batches: Iterable[Batch] = self._source
         self._divisor: float | None = None
         super().__init__(self.function.num_parameters, dtype=self.function.dtype, device=self.function.device)

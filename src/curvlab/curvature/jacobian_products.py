@@ -52,10 +52,10 @@ def forward_product(
         outputs, output_tangents = forward_ad.unpack_dual(function(duals, inputs))
         if output_tangents is None:  # no parameter reaches the outputs
             return torch.zeros_like(vector)
-        check_finite(outputs)
-        cotangents = output_product(outputs.detach(), output_tangents.detach())
-        # Inside the dual level, so that the duals' tangents are still alive; cotangents carry none.
-        return _backward(outputs, leaves, cotangents)
+        output_tangents = output_tangents.detach()
+    # Outside the dual level, where tangents are gone: inside it, the backward would differentiate itself too.
+    check_finite(outputs)
+    return _backward(outputs, leaves, output_product(outputs.detach(), output_tangents))
 
 
 def forward_products(

@@ -31,12 +31,30 @@ class OutputLoss(ABC):
         """Raise a ValueError unless targets fit the outputs."""
 
     @abstractmethod
+    def counts(self, targets: Tensor) -> Tensor:
+        """Return the number of predictions of each example, (N,): what a mean over it divides by."""
+
     def count(self, targets: Tensor) -> float:
         """Return by how much a mean divides the sum over these targets."""
+        return float(self.counts(targets).sum())
 
     @abstractmethod
     def per_example(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return the summed loss of each example, (N,)."""
+
+    def own_loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return what the PyTorch loss gives for each example alone, (N,): a mean over its own predictions."""
+        losses = self.per_example(outputs, targets)
+        return losses if self.reduction == "sum" else losses / self.counts(targets).clamp(min=1).to(losses)
+
+    def bregman_divergence(self, outputs: Tensor, reference: Tensor, targets: Tensor) -> Tensor:
+        """Return l(h) - l(h') - (h - h')ᵀ∇l(h') summed over an example's predictions, (N,).
+
+        The D of Klochkov & Liu (2024), Eq. 5. For cross-entropy it does not depend on the labels. It cancels to
+        rounding where h - h' is below 1e-8: optimise by its gradient, ∇l(h) - ∇l(h').
+        """
+        linear = ((outputs - reference) * self.gradient(reference, targets)).flatten(1).sum(1)
+        return self.per_example(outputs, targets) - self.per_example(reference, targets) - linear
 
     @abstractmethod
     def gradient(self, outputs: Tensor, targets: Tensor) -> Tensor:
@@ -88,9 +106,9 @@ class CrossEntropy(OutputLoss):
                 f"{outputs.shape[-1]} outputs"
             )
 
-    def count(self, targets: Tensor) -> float:
-        """Return the number of targets that are not ignored."""
-        return float((targets != self.ignore_index).sum())
+    def counts(self, targets: Tensor) -> Tensor:
+        """Return the number of targets that are not ignored, (N,)."""
+        return (targets != self.ignore_index).reshape(targets.shape[0], -1).sum(1)
 
     def per_example(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return the sum over an example's predictions, (N,)."""
@@ -106,9 +124,7 @@ class CrossEntropy(OutputLoss):
     def gradient(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return softmax(h) - y, with y smoothed as the loss says."""
         classes = outputs.shape[-1]
-        smoothed = (1 - self.label_smoothing) * self._one_hot(
-            outputs, targets
-        ) + self.label_smoothing / classes
+        smoothed = (1 - self.label_smoothing) * self._one_hot(outputs, targets) + self.label_smoothing / classes
         return (outputs.softmax(-1) - smoothed) * self._kept(outputs, targets)
 
     def hessian_product(self, outputs: Tensor, targets: Tensor, tangents: Tensor) -> Tensor:
@@ -150,9 +166,9 @@ class _Elementwise(OutputLoss):
                 f"{targets.dtype} {tuple(targets.shape)}; a missing axis is added by targets.unsqueeze(-1)"
             )
 
-    def count(self, targets: Tensor) -> float:
-        """Return the number of single outputs."""
-        return float(targets.numel())
+    def counts(self, targets: Tensor) -> Tensor:
+        """Return the number of single outputs, (N,)."""
+        return torch.full((targets.shape[0],), targets[0].numel(), device=targets.device)
 
     def sampled_gradient(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return the ordinary gradient: the loss is -log p up to a constant."""
@@ -190,9 +206,7 @@ class BinaryCrossEntropy(_Elementwise):
     def __init__(self, loss: nn.BCEWithLogitsLoss) -> None:
         super().__init__(loss)
         if loss.weight is not None or loss.pos_weight is not None:
-            raise ValueError(
-                "weights are not supported: use nn.BCEWithLogitsLoss() without weight, pos_weight"
-            )
+            raise ValueError("weights are not supported: use nn.BCEWithLogitsLoss() without weight, pos_weight")
 
     def per_example(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return the sum over an example's outputs, (N,)."""

@@ -25,19 +25,20 @@ class ModelFunction:
     Parameters are those of `model.named_parameters()` that require gradients, in that order; tied weights
     appear once and are replaced everywhere. The model itself is never changed: no gradients are left in it,
     and its mode must already be `eval()` where that matters.
+
+    Attributes:
+        live_parameters: the model's own parameter objects.
     """
 
     def __init__(self, model: nn.Module) -> None:
         named = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
         if not named:
-            raise ValueError(
-                "no parameter of the model requires gradients: there is nothing to differentiate by"
-            )
+            raise ValueError("no parameter of the model requires gradients: there is nothing to differentiate by")
         self.model = model
         self.names = tuple(name for name, _ in named)
-        self._parameters = tuple(parameter for _, parameter in named)
-        dtypes = {parameter.dtype for parameter in self._parameters}
-        devices = {parameter.device for parameter in self._parameters}
+        self.live_parameters = tuple(parameter for _, parameter in named)
+        dtypes = {parameter.dtype for parameter in self.live_parameters}
+        devices = {parameter.device for parameter in self.live_parameters}
         if len(dtypes) > 1 or len(devices) > 1:
             raise ValueError(
                 f"trainable parameters must share one dtype and one device, got {sorted(map(str, dtypes))} "
@@ -45,13 +46,13 @@ class ModelFunction:
             )
         self.dtype = dtypes.pop()
         self.device = devices.pop()
-        self.num_parameters = sum(parameter.numel() for parameter in self._parameters)
+        self.num_parameters = sum(parameter.numel() for parameter in self.live_parameters)
         self._keywords = {"use_cache": False} if _has_cache(model) else {}
 
     @property
     def parameters(self) -> tuple[Tensor, ...]:
         """The current values, detached: theta changes when the model is trained further."""
-        return tuple(parameter.detach() for parameter in self._parameters)
+        return tuple(parameter.detach() for parameter in self.live_parameters)
 
     def __call__(self, parameters: Sequence[Tensor], inputs: Inputs) -> Tensor:
         """Return h(x; parameters): logits (N, C), (N, T, V) or predictions. Cost: one forward."""
@@ -72,9 +73,7 @@ class ModelFunction:
         """Raise a ValueError if outputs would depend on the other examples of a batch, or on chance."""
         for name, module in self.model.named_modules():
             # Without running statistics, batch norm uses those of the batch in eval mode too.
-            batch_dependent = isinstance(module, _NormBase) and (
-                module.training or module.running_mean is None
-            )
+            batch_dependent = isinstance(module, _NormBase) and (module.training or module.running_mean is None)
             random = isinstance(module, _DropoutNd) and module.training and module.p > 0
             if (batch_dependent and "Instance" not in type(module).__name__) or random:
                 raise ValueError(
@@ -97,9 +96,7 @@ def _composite_attention() -> Iterator[None]:
 def check_finite(outputs: Tensor) -> None:
     """Raise NonFiniteOutputError if `outputs` contain NaN or infinity."""
     if not torch.isfinite(outputs).all():
-        rows = (
-            (~torch.isfinite(outputs)).reshape(outputs.shape[0], -1).any(1).nonzero().flatten()[:5].tolist()
-        )
+        rows = (~torch.isfinite(outputs)).reshape(outputs.shape[0], -1).any(1).nonzero().flatten()[:5].tolist()
         raise NonFiniteOutputError(
             f"the model's outputs contain NaN or infinity (rows {rows} of a batch of {outputs.shape[0]}): "
             "check those inputs for NaN, and the parameters (a diverged training run leaves NaN weights)."

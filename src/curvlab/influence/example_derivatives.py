@@ -1,0 +1,111 @@
+"""First derivatives example by example: gradients, and derivatives along given directions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.func import grad, jvp, vmap
+
+from curvlab.curvature import Batches, Data, ModelFunction, output_loss
+from curvlab.curvature.batches import Inputs
+from curvlab.curvature.jacobian_products import maps_columns
+from curvlab.curvature.model_function import check_finite
+from curvlab.linalg import flatten, unflatten, unflatten_columns
+
+# (outputs, targets) -> (N,), one number an example, from its own outputs alone.
+Measurement = Callable[[Tensor, Tensor], Tensor]
+
+
+def per_example_gradients(
+    model: nn.Module,
+    loss: nn.Module,
+    data: Data,
+    *,
+    measurement: Measurement | None = None,
+    batch_size: int = 64,
+) -> Tensor:
+    """Return the gradient of each example's own loss (or measurement) by the parameters, (N, P).
+
+    A sequence's loss is the mean over its predicted tokens, as `loss` gives for it alone. Cost: 3F of the data,
+    in one pass with vmap or example by example (convolutions on a CPU). Memory: N·P; where only products with a
+    few vectors are needed, `directional_derivatives` holds no gradient at all.
+    """
+    function = ModelFunction(model)
+    measure = measurement or output_loss(loss).own_loss
+    shared = maps_columns(function, "auto")
+    parameters = function.parameters
+
+    def of_one(values: Sequence[Tensor], inputs: Inputs, target: Tensor) -> Tensor:
+        return measure(function(values, _one(inputs)), target[None])[0]
+
+    gradient = grad(of_one)
+    rows: list[Tensor] = []
+    for inputs, targets in Batches(data, batch_size=batch_size, device=function.device, dtype=function.dtype):
+        _check(function, measure, inputs, targets, loss)
+        if shared:
+            pieces = vmap(gradient, in_dims=(None, 0, 0))(parameters, inputs, targets)
+            rows.append(torch.cat([piece.reshape(len(targets), -1) for piece in pieces], dim=1))
+            continue
+        for index in range(len(targets)):
+            example = {k: v[index] for k, v in inputs.items()} if not isinstance(inputs, Tensor) else inputs[index]
+            rows.append(flatten(gradient(parameters, example, targets[index]))[None])
+    return torch.cat(rows)
+
+
+def directional_derivatives(
+    model: nn.Module,
+    loss: nn.Module,
+    data: Data,
+    directions: Tensor,
+    *,
+    measurement: Measurement | None = None,
+    batch_size: int = 512,
+) -> Tensor:
+    """Return the derivative of each example's own loss along each direction, (P, K) -> (N, K).
+
+    Equal to per_example_gradients(...) @ directions without a backward and without any (N, P) matrix. Cost: one
+    forward that carries the tangent, 2F of the data a direction (1F + 1F each with vmap).
+    """
+    function = ModelFunction(model)
+    measure = measurement or output_loss(loss).own_loss
+    shared = maps_columns(function, "auto")
+    parameters = function.parameters
+    rows = []
+    for inputs, targets in Batches(data, batch_size=batch_size, device=function.device, dtype=function.dtype):
+        _check(function, measure, inputs, targets, loss)
+
+        def measured(values: Sequence[Tensor], inputs: Inputs = inputs, targets: Tensor = targets) -> Tensor:
+            return measure(function(values, inputs), targets)
+
+        def along(*direction: Tensor, measured: Callable[..., Tensor] = measured) -> Tensor:
+            return jvp(measured, (parameters,), (direction,))[1]
+
+        with torch.no_grad():
+            if shared and directions.shape[1] > 1:
+                columns = vmap(along)(*unflatten_columns(directions, parameters))
+            else:
+                columns = torch.stack([along(*unflatten(d, parameters)) for d in directions.unbind(1)])
+        rows.append(columns.T)
+    return torch.cat(rows)
+
+
+def _check(
+    function: ModelFunction, measure: Measurement, inputs: Inputs, targets: Tensor, loss: nn.Module
+) -> None:
+    with torch.no_grad():
+        outputs = function(function.parameters, inputs)
+    check_finite(outputs)
+    output_loss(loss).check(outputs, targets)
+    if measure(outputs, targets).shape != targets.shape[:1]:
+        raise ValueError(
+            f"measurement must return one number an example, shape {tuple(targets.shape[:1])}, got "
+            f"{tuple(measure(outputs, targets).shape)}"
+        )
+
+
+def _one(inputs: Inputs) -> Inputs:
+    if isinstance(inputs, Tensor):
+        return inputs[None]
+    return {name: value[None] for name, value in inputs.items()}

@@ -1,0 +1,183 @@
+"""The proximal Bregman objective, for many training points at once."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, nn
+from torch.func import vjp, vmap
+
+from curvlab.curvature import Batches, Data, GaussNewtonOperator, ModelFunction, output_loss
+from curvlab.curvature.batches import Batch, Inputs
+from curvlab.curvature.jacobian_products import maps_columns
+from curvlab.curvature.model_function import check_finite
+from curvlab.linalg import LinearOperator, flatten, flatten_columns, identity, unflatten, unflatten_columns
+
+
+class ProximalBregmanObjective:
+    """Q_z(θ) = 1/N sum_n D(h_n(θ), h_n(θ*), y_n) + ε l(z; θ) + damping/2 ‖θ - θ*‖² for each point z.
+
+    Klochkov & Liu (2024), Eq. 5, after Bae et al. (2022), whose ε down-weights; ours up-weights. θ* are the
+    model's parameters, D the Bregman divergence of the loss in the outputs. Everything is expressed in the
+    scaled displacement u = (θ - θ*) / ε, (P, K), one column a point, because θ* + εu differs from θ* in the last
+    digits only when ε = 1e-8. For the same reason gradients are formed from ∇l(h) - ∇l(h*), never from values of
+    D, and in double precision by default.
+
+    Args:
+        model: in eval mode; copied, never changed.
+        loss: nn.CrossEntropyLoss, nn.MSELoss or nn.BCEWithLogitsLoss.
+        train: data of the mean Bregman divergence.
+        points: the K examples z.
+        damping: proximity weight, positive.
+        epsilon: weight ε of a point's loss, not zero.
+        batch_size: training examples at a time in full-batch gradients.
+        dtype: of parameters, data and results.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss: nn.Module,
+        train: Data,
+        points: Data,
+        *,
+        damping: float,
+        epsilon: float,
+        batch_size: int = 512,
+        dtype: torch.dtype = torch.float64,
+    ) -> None:
+        if not damping > 0:
+            raise ValueError(f"damping must be positive, got {damping}: it is the weight of the proximity term")
+        if epsilon == 0:
+            raise ValueError("epsilon must not be zero: it is the weight of the point's loss; the paper has 1e-8")
+        self.damping, self.epsilon = damping, epsilon
+        self.model, self.loss_module, self.train = copy.deepcopy(model).to(dtype), loss, train
+        self.function = ModelFunction(self.model)
+        self.loss = output_loss(loss)
+        if self.loss.reduction != "mean":
+            raise ValueError("the objective is a mean over training examples: use a loss with reduction='mean'")
+        device = self.function.device
+        self._train = Batches(train, batch_size=batch_size, device=device, dtype=dtype)
+        self._batch_size = batch_size
+        self._points = Batches(points, batch_size=1, device=device, dtype=dtype)
+        self._maps_columns = maps_columns(self.function, "auto")
+        self._total_count = sum(self.loss.count(targets) for targets in self._train.targets())
+        self.num_examples, self.num_points = self._train.num_examples, self._points.num_examples
+        self.shape = (self.function.num_parameters, self.num_points)
+
+    def zeros(self) -> Tensor:
+        """Return u = 0, the displacement at θ*, (P, K)."""
+        return torch.zeros(self.shape, dtype=self.function.dtype, device=self.function.device)
+
+    def curvature(self, dtype: torch.dtype) -> LinearOperator:
+        """Return G + damping I at θ*, the Hessian of every Q_z there up to ε, in `dtype`."""
+        return self._gauss_newton(self.train, copy.deepcopy(self.model), dtype) + self.damping * identity
+
+    def curvature_at(self, column: Tensor, index: int, dtype: torch.dtype) -> LinearOperator:
+        """Return the Gauss-Newton matrix of Q_z at θ* + εu for point `index`, its own loss included."""
+        model = copy.deepcopy(self.model)
+        with torch.no_grad():
+            for parameter, value in zip(ModelFunction(model).live_parameters, self._moved(column), strict=True):
+                parameter.copy_(value)
+        curvature = self._gauss_newton(self.train, model, dtype) + self.damping * identity
+        if self.epsilon < 0:  # the point is down-weighted: leaving its part out keeps the matrix definite
+            return curvature
+        return curvature + self.epsilon * self._gauss_newton(
+            self._points.select(torch.tensor([index])), model, dtype
+        )
+
+    def _gauss_newton(self, data: Data, model: nn.Module, dtype: torch.dtype) -> GaussNewtonOperator:
+        return GaussNewtonOperator(model.to(dtype), self.loss_module, data, batch_size=self._batch_size)
+
+    def gradient(self, displacement: Tensor, *, columns: Tensor | None = None) -> Tensor:
+        """Return ∇Q_z(θ* + εu) / ε for each point, (P, K) -> (P, K); the target is zero.
+
+        `columns` (K',) says which points the columns of u belong to; all by default. Cost: 4F of the training data
+        a column, F a forward.
+        """
+        divergence = torch.zeros_like(displacement)
+        for batch in self._train:
+            divergence += self._divergence_gradient(batch, displacement)
+        return divergence / self._total_count + self._regular_gradient(displacement, columns)
+
+    def sampled_gradient(
+        self, displacement: Tensor, *, batch_size: int, generator: torch.Generator | None = None
+    ) -> Tensor:
+        """Return an unbiased estimate of `gradient` from one batch, shared by all points.
+
+        Drawn with replacement. Cost: 4F of the batch a column.
+        """
+        source = generator.device if generator is not None else torch.device("cpu")
+        indices = torch.randint(self.num_examples, (batch_size,), generator=generator, device=source)
+        batches: Iterable[Batch] = self._train.select(indices)
+        divergence = sum(
+            (self._divergence_gradient(batch, displacement) for batch in batches), torch.zeros_like(displacement)
+        )
+        divisor = batch_size / self.num_examples * self._total_count
+        return divergence / divisor + self._regular_gradient(displacement, None)
+
+    def value(self, displacement: Tensor, *, columns: Tensor | None = None) -> Tensor:
+        """Return Q_z(θ* + εu), (K,). Cost: 1F a column. Rounding hides it where ε‖u‖ is below about 1e-7."""
+        divergence = torch.zeros(displacement.shape[1], dtype=displacement.dtype, device=displacement.device)
+        own = torch.zeros_like(divergence)
+        with torch.no_grad():
+            for inputs, targets in self._train:
+                reference = self.function(self.function.parameters, inputs)
+                for k, column in enumerate(displacement.unbind(1)):
+                    outputs = self.function(self._moved(column), inputs)
+                    divergence[k] += self.loss.bregman_divergence(outputs, reference, targets).sum()
+            for k, index in enumerate(self._chosen(columns)):
+                ((inputs, target),) = self._points.select(torch.tensor([index]))
+                own[k] = self.loss.own_loss(self.function(self._moved(displacement[:, k]), inputs), target).sum()
+        proximity = 0.5 * self.damping * self.epsilon**2 * displacement.square().sum(0)
+        return divergence / self._total_count + self.epsilon * own + proximity
+
+    def _chosen(self, columns: Tensor | None) -> list[int]:
+        return list(range(self.num_points)) if columns is None else columns.tolist()
+
+    def _moved(self, column: Tensor) -> list[Tensor]:
+        steps = unflatten(self.epsilon * column, self.function.parameters)
+        return [value + step for value, step in zip(self.function.parameters, steps, strict=True)]
+
+    def _divergence_gradient(self, batch: Batch, displacement: Tensor) -> Tensor:
+        """Return 1/ε sum_n J_n(θ)ᵀ [∇l(h_n(θ)) - ∇l(h_n(θ*))] over one batch, (P, K)."""
+        inputs, targets = batch
+        with torch.no_grad():
+            reference = self.function(self.function.parameters, inputs)
+        check_finite(reference)
+        self.loss.check(reference, targets)
+        at_reference = self.loss.gradient(reference, targets)
+
+        def residual(outputs: Tensor) -> Tensor:
+            return (self.loss.gradient(outputs, targets) - at_reference) / self.epsilon
+
+        def pulled_back(*step: Tensor) -> tuple[Tensor, ...]:
+            moved = tuple(p + self.epsilon * s for p, s in zip(self.function.parameters, step, strict=True))
+            outputs, pull_back = vjp(lambda values: self.function(values, inputs), moved)[:2]
+            return pull_back(residual(outputs))[0]
+
+        if self._maps_columns:
+            return flatten_columns(vmap(pulled_back)(*unflatten_columns(displacement, self.function.parameters)))
+        columns = [
+            flatten(pulled_back(*unflatten(column, self.function.parameters))) for column in displacement.unbind(1)
+        ]
+        return torch.stack(columns, dim=1)
+
+    def _regular_gradient(self, displacement: Tensor, columns: Tensor | None) -> Tensor:
+        """Return ∇l(z; θ) + damping u."""
+        gradients = []
+        for column, index in zip(displacement.unbind(1), self._chosen(columns), strict=True):
+            ((inputs, target),) = self._points.select(torch.tensor([index]))
+            gradients.append(self._point_gradient(self._moved(column), inputs, target))
+        return torch.stack(gradients, dim=1) + self.damping * displacement
+
+    def _point_gradient(self, parameters: list[Tensor], inputs: Inputs, target: Tensor) -> Tensor:
+        leaves = [parameter.requires_grad_() for parameter in parameters]
+        with torch.enable_grad():
+            outputs = self.function(leaves, inputs)
+            check_finite(outputs)
+            own = self.loss.own_loss(outputs, target).sum()
+            gradients = torch.autograd.grad(own, leaves, allow_unused=True, materialize_grads=True)
+        return flatten(gradients).detach()

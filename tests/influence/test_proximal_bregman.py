@@ -1,0 +1,182 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from curvlab.influence import (
+    ProximalBregmanObjective,
+    ProximalNewton,
+    ProximalSGD,
+    influence_scores,
+    loss_response,
+    proximal_bregman_response,
+)
+from curvlab.solvers import ConjugateGradient
+
+DAMPING = 0.1
+
+
+@pytest.fixture(params=["mlp", "convolution"])
+def classifier(request, generator):
+    torch.manual_seed(0)
+    if request.param == "mlp":
+        model = nn.Sequential(nn.Flatten(), nn.Linear(36, 5), nn.Tanh(), nn.Linear(5, 3)).double()
+    else:
+        model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Tanh(), nn.Flatten(), nn.Linear(32, 3)).double()
+    x = torch.randn(20, 1, 6, 6, generator=generator, dtype=torch.float64)
+    y = torch.randint(3, (20,), generator=generator)
+    return model, nn.CrossEntropyLoss(), (x, y)
+
+
+def autograd_value(model, train, point, step, *, epsilon):
+    """Q_z written with logsumexp, straight from the definition, on a moved copy of the model."""
+    import copy
+
+    moved = copy.deepcopy(model)
+    start = 0
+    for parameter in moved.parameters():
+        with torch.no_grad():
+            parameter.add_(step[start : start + parameter.numel()].view_as(parameter))
+        start += parameter.numel()
+    h, reference = moved(train[0]), model(train[0]).detach()
+    probabilities = reference.softmax(1)
+    divergence = h.logsumexp(1) - reference.logsumexp(1) - (probabilities * (h - reference)).sum(1)
+    own = moved(point[0][None]).logsumexp(1) - moved(point[0][None])[0, point[1]]
+    square = sum(
+        ((p - q.detach()) ** 2).sum() for p, q in zip(moved.parameters(), model.parameters(), strict=True)
+    )
+    value = divergence.mean() + epsilon * own[0] + DAMPING / 2 * square
+    gradients = torch.autograd.grad(value, list(moved.parameters()))
+    return value.detach(), torch.cat([g.flatten() for g in gradients])
+
+
+def test_value_and_gradient_follow_the_definition(classifier, generator) -> None:
+    model, loss, train = classifier
+    epsilon = 0.3
+    objective = ProximalBregmanObjective(
+        model, loss, train, (train[0][:2], train[1][:2]), damping=DAMPING, epsilon=epsilon, batch_size=7
+    )
+    displacement = torch.randn(*objective.shape, generator=generator, dtype=torch.float64)
+    gradient, value = objective.gradient(displacement), objective.value(displacement)
+    for k in range(2):
+        point = (train[0][k], int(train[1][k]))
+        expected, slope = autograd_value(model, train, point, epsilon * displacement[:, k], epsilon=epsilon)
+        torch.testing.assert_close(value[k], expected)
+        torch.testing.assert_close(gradient[:, k], slope / epsilon)
+    chosen = objective.gradient(displacement[:, 1:], columns=torch.tensor([1]))
+    torch.testing.assert_close(chosen, gradient[:, 1:])
+
+
+def test_sampled_gradient_is_unbiased(classifier, generator) -> None:
+    model, loss, train = classifier
+    objective = ProximalBregmanObjective(
+        model, loss, train, (train[0][:1], train[1][:1]), damping=DAMPING, epsilon=0.3
+    )
+    displacement = torch.randn(*objective.shape, generator=generator, dtype=torch.float64)
+    draws = torch.stack(
+        [objective.sampled_gradient(displacement, batch_size=4, generator=generator) for _ in range(300)]
+    )
+    error = draws.mean(0) - objective.gradient(displacement)
+    standard_errors = draws.std(0) / 300**0.5
+    assert error.norm() < 2 * standard_errors.norm()  # unbiased: about 1
+
+
+def test_newton_is_exact_for_finite_epsilon(least_squares) -> None:
+    """With squared loss the minimiser is known for any ε: -(G + damping + ε∇²l)⁻¹ ∇l."""
+    x, y = least_squares.train
+    epsilon = 0.5
+    response = proximal_bregman_response(
+        least_squares.model,
+        least_squares.loss,
+        least_squares.train,
+        (x[:2], y[:2]),
+        damping=DAMPING,
+        epsilon=epsilon,
+        optimizer=ProximalNewton(rtol=1e-10, max_steps=300),
+    )
+    for k in range(2):
+        own = 2 / 3 * torch.kron(torch.eye(3, dtype=torch.float64), torch.outer(x[k], x[k]))
+        matrix = least_squares.gram + DAMPING * torch.eye(15, dtype=torch.float64) + epsilon * own
+        expected = -torch.linalg.solve(matrix, least_squares.train_gradients[k])
+        torch.testing.assert_close(response[:, k], expected, rtol=1e-8, atol=1e-8)
+
+
+def test_newton_minimises_and_matches_influence_at_small_epsilon(classifier) -> None:
+    model, loss, train = classifier
+    points = (train[0][:4], train[1][:4])
+    objective = ProximalBregmanObjective(model, loss, train, points, damping=DAMPING, epsilon=1e-6)
+    response = ProximalNewton(rtol=1e-7).minimize(objective)
+    assert response.converged
+    assert response.gradient_norm.max() <= 1e-7
+    changes = loss_response(model, loss, train, response.displacement, epsilon=1e-6)
+    scores = influence_scores(
+        model, loss, train, train, points=points, damping=DAMPING, solver=ConjugateGradient(rtol=1e-9)
+    )
+    assert (changes - scores).norm() / scores.norm() < 1e-4
+    # and it is a minimum of the objective itself where values can be told apart from rounding
+    large = ProximalBregmanObjective(model, loss, train, points, damping=DAMPING, epsilon=0.02)
+    minimum = ProximalNewton(rtol=1e-8, max_steps=200).minimize(large)
+    assert minimum.converged
+    assert (large.value(minimum.displacement) < large.value(0.99 * minimum.displacement)).all()
+    assert (large.value(minimum.displacement) < large.value(1.01 * minimum.displacement)).all()
+
+
+def test_sgd_in_the_limit_of_small_steps_reaches_the_exact_response(classifier, generator) -> None:
+    model, loss, train = classifier
+    points = (train[0][:2], train[1][:2])
+    objective = ProximalBregmanObjective(model, loss, train, points, damping=DAMPING, epsilon=1e-8)
+    exact = ProximalNewton(rtol=1e-6).minimize(objective).displacement
+    sgd = ProximalSGD(step_size=0.05, batch_size=20, num_steps=2500).minimize(objective, generator=generator)
+    assert (sgd.displacement - exact).norm() / exact.norm() < 0.1
+    assert sgd.num_gradients == 2500 * 2
+
+
+def test_same_generator_same_response(classifier) -> None:
+    model, loss, train = classifier
+    runs = [
+        proximal_bregman_response(
+            model,
+            loss,
+            train,
+            (train[0][:2], train[1][:2]),
+            damping=DAMPING,
+            epsilon=1e-8,
+            optimizer=ProximalSGD(step_size=0.1, batch_size=3, num_steps=5),
+            generator=torch.Generator().manual_seed(3),
+        )
+        for _ in range(2)
+    ]
+    assert torch.equal(*runs)
+
+
+def test_unconverged_newton_warns(classifier) -> None:
+    model, loss, train = classifier
+    with pytest.warns(UserWarning, match="objective was not minimised.*smaller epsilon"):
+        proximal_bregman_response(
+            model,
+            loss,
+            train,
+            (train[0][:1], train[1][:1]),
+            damping=DAMPING,
+            epsilon=0.1,
+            optimizer=ProximalNewton(rtol=1e-12, max_steps=1),
+        )
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"damping": 0.0, "epsilon": 1e-8}, "damping must be positive, got 0"),
+        ({"damping": 0.1, "epsilon": 0.0}, "epsilon must not be zero"),
+    ],
+)
+def test_bad_settings_are_refused(classifier, settings, message) -> None:
+    model, loss, train = classifier
+    with pytest.raises(ValueError, match=message):
+        ProximalBregmanObjective(model, loss, train, train, **settings)
+
+
+def test_bad_optimizer_settings_are_refused() -> None:
+    with pytest.raises(ValueError, match="step_size must be positive, got -1"):
+        ProximalSGD(step_size=-1, batch_size=1, num_steps=1)

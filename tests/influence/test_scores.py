@@ -1,0 +1,180 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from curvlab.influence import (
+    ProximalNewton,
+    ProximalSGD,
+    directional_derivatives,
+    influence,
+    influence_scores,
+    loss_response,
+    per_example_gradients,
+    proximal_bregman_response,
+)
+from curvlab.solvers import ConjugateGradient, Direct, Lissa
+
+DAMPING = 0.1
+
+
+def closed_form(problem, points=slice(None)):
+    """-∇l(test)ᵀ (G + damping)⁻¹ ∇l(z) and the displacement behind it, from hand-derived matrices."""
+    damped = problem.gram + DAMPING * torch.eye(len(problem.gram), dtype=torch.float64)
+    displacement = -torch.linalg.solve(damped, problem.train_gradients[points].T)
+    return problem.test_gradients @ displacement, displacement
+
+
+@pytest.mark.parametrize("solver", [Direct(), ConjugateGradient(rtol=1e-10)], ids=["direct", "cg"])
+@pytest.mark.parametrize("num_points", [3, 12], ids=["solved for points", "solved for test"])
+def test_scores_match_closed_form(least_squares, solver, num_points) -> None:
+    x, y = least_squares.train
+    result = influence(
+        least_squares.model,
+        least_squares.loss,
+        least_squares.train,
+        least_squares.test,
+        points=(x[:num_points], y[:num_points]),
+        damping=DAMPING,
+        solver=solver,
+    )
+    expected, _ = closed_form(least_squares, slice(num_points))
+    torch.testing.assert_close(result.scores, expected, rtol=1e-8, atol=1e-10)
+    assert result.solved_for == ("points" if num_points <= 7 else "test")
+    assert result.solution.residual.max() < 1e-9
+
+
+def test_direct_cg_lissa_and_proximal_response_agree(least_squares, generator) -> None:
+    """The acceptance test of the whole chain: five routes, one number, to 1e-6."""
+    x, y = least_squares.train
+    # Every example twice the same: a "batch" is then the full data, and LiSSA deterministic.
+    one = (x[:1].repeat(4, 1), y[:1].repeat(4, 1))
+    points = (x[:3], y[:3])
+    model, loss, test = least_squares.model, least_squares.loss, least_squares.test
+    gram = 2 / (1 * 3) * torch.kron(torch.eye(3, dtype=torch.float64), x[:1].T @ x[:1])
+    damped = gram + DAMPING * torch.eye(15, dtype=torch.float64)
+    displacement = -torch.linalg.solve(damped, least_squares.train_gradients[:3].T)
+    expected = least_squares.test_gradients @ displacement
+    step_size = 1 / (float(torch.linalg.eigvalsh(gram).max()) + DAMPING)
+    for solver in (
+        Direct(),
+        ConjugateGradient(rtol=1e-9),
+        Lissa(step_size=step_size, batch_size=2, num_steps=3000),
+    ):
+        scores = influence_scores(
+            model, loss, one, test, points=points, damping=DAMPING, solver=solver, generator=generator
+        )
+        torch.testing.assert_close(scores, expected, rtol=1e-6, atol=1e-8)
+    for optimizer in (ProximalNewton(rtol=1e-7), ProximalSGD(step_size=step_size, batch_size=2, num_steps=3000)):
+        response = proximal_bregman_response(
+            model, loss, one, points, damping=DAMPING, epsilon=1e-8, optimizer=optimizer, generator=generator
+        )
+        torch.testing.assert_close(response, displacement, rtol=1e-6, atol=1e-6)
+        changes = loss_response(model, loss, test, response, epsilon=1e-8)
+        torch.testing.assert_close(changes, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_lissa_on_sampled_batches_approaches_closed_form(least_squares, generator) -> None:
+    expected, _ = closed_form(least_squares, slice(3))
+    x, y = least_squares.train
+    largest = float(torch.linalg.eigvalsh(least_squares.gram).max()) + DAMPING
+    scores = influence_scores(
+        least_squares.model,
+        least_squares.loss,
+        least_squares.train,
+        least_squares.test,
+        points=(x[:3], y[:3]),
+        damping=DAMPING,
+        solver=Lissa(step_size=0.1 / largest, batch_size=64, num_steps=2000),
+        generator=generator,
+    )
+    assert (scores - expected).norm() / expected.norm() < 0.05
+
+
+def test_measurement_replaces_the_test_loss(least_squares) -> None:
+    """A measurement linear in the outputs has a gradient that is known by hand: sum over outputs of x."""
+    result = influence_scores(
+        least_squares.model,
+        least_squares.loss,
+        least_squares.train,
+        least_squares.test,
+        damping=DAMPING,
+        solver=Direct(),
+        measurement=lambda outputs, targets: outputs.sum(1),
+    )
+    _, displacement = closed_form(least_squares)
+    gradients = least_squares.test[0].repeat(1, 3)
+    torch.testing.assert_close(result, gradients @ displacement, rtol=1e-8, atol=1e-10)
+
+
+@pytest.mark.parametrize("net", ["mlp", "convolution"])
+def test_example_derivatives_match_autograd(net, generator) -> None:
+    torch.manual_seed(0)
+    if net == "mlp":
+        model = nn.Sequential(nn.Flatten(), nn.Linear(36, 4), nn.Tanh(), nn.Linear(4, 3)).double()
+    else:
+        model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.Flatten(), nn.Linear(32, 3)).double()
+    x = torch.randn(5, 1, 6, 6, generator=generator, dtype=torch.float64)
+    y = torch.randint(3, (5,), generator=generator)
+    expected = []
+    for n in range(5):
+        model.zero_grad()
+        nn.functional.cross_entropy(model(x[n : n + 1]), y[n : n + 1]).backward()
+        expected.append(torch.cat([p.grad.flatten() for p in model.parameters()]))
+    model.zero_grad()
+    expected = torch.stack(expected)
+    loss = nn.CrossEntropyLoss()
+    torch.testing.assert_close(per_example_gradients(model, loss, (x, y), batch_size=2), expected)
+    directions = torch.randn(expected.shape[1], 4, generator=generator, dtype=torch.float64)
+    along = directional_derivatives(model, loss, (x, y), directions, batch_size=2)
+    torch.testing.assert_close(along, expected @ directions)
+    assert all(p.grad is None for p in model.parameters())
+
+
+def test_sequences_are_averaged_over_their_own_tokens(generator) -> None:
+    model = nn.Sequential(nn.Embedding(7, 3), nn.Linear(3, 7)).double()
+    tokens = torch.randint(7, (2, 4), generator=generator)
+    labels = torch.randint(7, (2, 4), generator=generator)
+    labels[0, :3] = -100
+    gradients = per_example_gradients(model, nn.CrossEntropyLoss(), (tokens, labels))
+    logits = model(tokens[:1])[0, 3:]
+    expected = torch.autograd.grad(nn.functional.cross_entropy(logits, labels[0, 3:]), list(model.parameters()))
+    torch.testing.assert_close(gradients[0], torch.cat([g.flatten() for g in expected]))
+
+
+def test_damping_must_be_positive(least_squares) -> None:
+    with pytest.raises(ValueError, match=r"damping must be positive, got 0.*singular"):
+        influence_scores(
+            least_squares.model,
+            least_squares.loss,
+            least_squares.train,
+            least_squares.test,
+            damping=0,
+            solver=Direct(),
+        )
+
+
+def test_unconverged_scores_warn_with_their_residual(least_squares) -> None:
+    with pytest.warns(UserWarning, match="largest relative residual .* Allow more steps"):
+        influence_scores(
+            least_squares.model,
+            least_squares.loss,
+            least_squares.train,
+            least_squares.test,
+            damping=1e-6,
+            solver=ConjugateGradient(rtol=1e-12, max_steps=1),
+        )
+
+
+def test_measurement_of_wrong_shape_is_refused(least_squares) -> None:
+    with pytest.raises(ValueError, match=r"one number an example, shape \(7,\)"):
+        influence_scores(
+            least_squares.model,
+            least_squares.loss,
+            least_squares.train,
+            least_squares.test,
+            damping=DAMPING,
+            solver=Direct(),
+            measurement=lambda outputs, targets: outputs,
+        )

@@ -1,0 +1,152 @@
+"""Refuse a mistyped override before anything runs, and name what was meant."""
+
+from __future__ import annotations
+
+import difflib
+import itertools
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NoReturn
+
+from hydra import compose
+from hydra.core.config_loader import ConfigLoader
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from hydra.errors import HydraException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+_NEAR = 0.4  # difflib's similarity from which a name is worth suggesting
+
+
+class ConfigurationError(ValueError):
+    """The command line asks for something that does not exist; the text says what does."""
+
+
+def check_overrides(config_name: str, overrides: Sequence[str], *, multirun: bool = False) -> None:
+    """Check overrides against the composed config, in every combination of swept config groups.
+
+    Needs an initialised Hydra. Cost: two compositions per combination.
+
+    Raises:
+        ConfigurationError: with the key or value that is wrong, the nearest valid name and the valid ones.
+    """
+    loader = GlobalHydra.instance().config_loader()
+    parser = OverridesParser.create(config_loader=loader)
+    parsed = [_parse(parser, line) for line in overrides]
+    in_group = [override for override in parsed if loader.get_group_options(override.key_or_group)]
+    in_config = [override for override in parsed if override not in in_group]
+    for override in in_group:
+        _check_choice(override, loader)
+    first_values = [line for override in in_config for line in itertools.islice(_lines(override, multirun), 1)]
+    for choices in itertools.product(*[list(_lines(override, multirun)) for override in in_group]):
+        config = _compose(config_name, choices, loader)
+        for override in in_config:
+            _check_key(override, config, loader)
+        _compose(config_name, [*choices, *first_values], loader)
+
+
+def _parse(parser: OverridesParser, line: str) -> Override:
+    try:
+        return parser.parse_override(line)
+    except HydraException as error:  # not always its OverrideParseException
+        reason = str(error).splitlines()[0]
+        raise ConfigurationError(f"cannot read {line!r} ({reason}); write it as key=value.") from None
+
+
+def _lines(override: Override, multirun: bool) -> Iterator[str]:
+    """Yield the override once per swept value; as typed when it is no sweep."""
+    if multirun and override.is_discrete_sweep():
+        for value in override.sweep_string_iterator():
+            yield f"{override.get_key_element()}={value}"
+    elif not (multirun and override.is_interval_sweep()):  # an interval has no first value to try
+        yield str(override.input_line)
+
+
+def _check_choice(override: Override, loader: ConfigLoader) -> None:
+    group = override.key_or_group
+    options = loader.get_group_options(group)
+    if override.is_discrete_sweep():
+        values: list[Any] = list(override.sweep_string_iterator())
+    else:
+        value = override.value()
+        values = value if isinstance(value, list) else [value]
+    for value in values:
+        name = value.strip("'\"") if isinstance(value, str) else value
+        if isinstance(name, str) and "${" not in name and name.removesuffix(".yaml") not in options:
+            _refuse_choice(group, name, options)
+
+
+def _refuse_choice(group: str, name: str, options: Iterable[str]) -> NoReturn:
+    raise ConfigurationError(
+        f"unknown choice {name!r} for {group!r}{_suggestion(name, options)}\n"
+        f"Choices of {group!r}: {', '.join(sorted(options))}."
+    )
+
+
+def _check_key(override: Override, config: dict[str, Any], loader: ConfigLoader) -> None:
+    key = override.key_or_group
+    node: Any = config
+    walked: list[str] = []
+    for part in re.sub(r"\[(\w+)\]", r".\1", key).split("."):
+        if not isinstance(node, dict):
+            return  # an index of a list, or a node that is only known when resolved: Hydra decides
+        if part not in node:
+            break
+        node = node[part]
+        walked.append(part)
+    else:
+        return
+    is_new = override.is_add() or override.is_force_add()
+    if is_new and ("_target_" in node or walked[:1] == ["hydra"]):
+        return  # an argument of a class or of Hydra, which check their own
+    place = ".".join(walked)
+    keys = [name for name in node if not (name == "hydra" and node is config)]
+    groups = loader.list_groups("") if not walked else []
+    known = {*_dotted(config), *keys, *(group for group in groups if group != "hydra")}
+    raise ConfigurationError(
+        f"unknown key {key!r}{_suggestion(key, known)}\n"
+        + (f"Keys of {place!r}: " if place else "Keys: ")
+        + f"{', '.join(sorted(keys))}."
+    )
+
+
+def _dotted(config: dict[str, Any], prefix: str = "") -> Iterator[str]:
+    for key, value in config.items():
+        if key == "hydra" and not prefix:
+            continue
+        yield f"{prefix}{key}"
+        if isinstance(value, dict):
+            yield from _dotted(value, f"{prefix}{key}.")
+
+
+def _suggestion(name: str, known: Iterable[str]) -> str:
+    near = difflib.get_close_matches(name, sorted(known), n=1, cutoff=_NEAR)
+    return f"; did you mean {near[0]!r}?" if near else "."
+
+
+def _compose(config_name: str, overrides: Sequence[str], loader: ConfigLoader) -> dict[str, Any]:
+    try:
+        config = compose(config_name, list(overrides), return_hydra_config=True)
+    except (HydraException, OmegaConfBaseException) as error:
+        _explain(str(error), config_name, loader)
+    return OmegaConf.to_container(config, resolve=False)  # type: ignore[return-value]  # a DictConfig gives a dict
+
+
+def _explain(message: str, config_name: str, loader: ConfigLoader) -> NoReturn:
+    """Turn what Hydra refuses for reasons of its own into our error."""
+    unused = re.search(r"Could not override '([^']+)'\. No match in the defaults list", message)
+    if missing := re.search(r"Could not find '([^'\n]+)/([^'/\n]+)'", message):
+        group, name = missing.groups()
+        if options := loader.get_group_options(group):
+            _refuse_choice(group, name, options)
+        # Hydra looks for the `model` of +model=mlp beside the primary config, where there is none.
+        unused = re.search(r"([^/]+)$", group)
+    if unused:
+        config: DictConfig = compose(config_name, [], return_hydra_config=True)
+        groups = sorted(group for group in config.hydra.runtime.choices if not group.startswith("hydra"))
+        raise ConfigurationError(
+            f"{config_name} has no {unused[1]!r} to choose; it chooses among: {', '.join(groups)}."
+        ) from None
+    raise ConfigurationError(f"{message.strip().splitlines()[0].rstrip('.')}.") from None

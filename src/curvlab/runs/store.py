@@ -1,0 +1,191 @@
+"""Finished units of work on disk, so that a killed run goes on where it was."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import logging
+import pickle
+import re
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from filelock import FileLock, Timeout
+from torch import Tensor
+
+from curvlab.runs.atomic import remove_stale, write_atomically
+from curvlab.runs.canonical import digest, plain, text_key
+
+_MAGIC = "curvlab-store-1"
+_LOG = logging.getLogger(__name__)
+
+
+class StoreWarning(UserWarning):
+    """An entry of the store cannot be trusted and is computed again."""
+
+
+class _DamagedError(Exception):
+    """An entry that is there but not what was written; the text says what is wrong."""
+
+
+class Store:
+    """Results of units of work (one seed of one variant), keyed by name and resolved config.
+
+    An entry is <root>/<name>/<key>.pt, beside it <key>.json with the config to read. Its first line holds the
+    key and the sha256 of the rest, so a damaged or a foreign file is noticed. Entries are written atomically
+    under a lock of their own, which the operating system releases when the process dies: `kill -9` at any
+    moment costs the unit at work, and of two processes the second waits for the first.
+
+    The key knows the config, not the code: put a version number into the config when the code changes meaning.
+    Leave out of it what does not change the numbers (folders, progress, device).
+
+    Args:
+        root: folder, created when needed.
+        force: compute every unit once more, also those that are there.
+    """
+
+    def __init__(self, root: str | Path, *, force: bool = False) -> None:
+        self.root = Path(root)
+        self.force = force
+        self.hits = 0
+        self.misses = 0
+        self.unit_seconds = 0.0  # time that all units used took when they were computed, now or earlier
+        self._computed: set[Path] = set()  # with force: once per unit, not once per call
+        self._depth = 0
+
+    def get_or_compute(
+        self, name: str, config: Mapping[str, Any], compute: Callable[[], dict[str, Any]]
+    ) -> dict[str, Any]:
+        """Return the stored payload of this unit, or compute and store it.
+
+        Args:
+            name: kind of unit, e.g. "lissa/scores": a folder below `root`.
+            config: everything that the payload depends on, seed included: numbers, strings, lists, mappings.
+            compute: returns tensors, numbers, strings and lists by name; only called when needed. Other units
+                may be used inside; their time counts for this one.
+
+        Returns:
+            The payload as read back from disk: tensors on the CPU, tuples as lists.
+        """
+        path = self._path(name, config)
+        entry = None if self._must_compute(path) else self._read(path, quiet=True)
+        if entry is None:
+            with self._locked(path, name):
+                # Another process may have finished it while this one waited.
+                entry = None if self._must_compute(path) else self._read(path)
+                if entry is None:
+                    return self._compute(path, name, config, compute)
+        self.hits += 1
+        self._count_seconds(entry["seconds"])
+        return entry["payload"]
+
+    def _must_compute(self, path: Path) -> bool:
+        return self.force and path not in self._computed
+
+    def _compute(
+        self, path: Path, name: str, config: Mapping[str, Any], compute: Callable[[], dict[str, Any]]
+    ) -> dict[str, Any]:
+        start = time.perf_counter()
+        self._depth += 1
+        try:
+            payload = compute()
+        finally:
+            self._depth -= 1
+        if not isinstance(payload, dict):
+            raise TypeError(f"unit {name!r} returned a {type(payload).__name__}; return a dict of named results.")
+        entry = {"payload": _storable(payload, name), "seconds": time.perf_counter() - start}
+        content = _encode(entry, path.stem)
+        described = json.dumps({"name": name, "config": plain(config)}, indent=2, sort_keys=True) + "\n"
+        write_atomically(path.with_suffix(".json"), described.encode())
+        write_atomically(path, content)
+        self.misses += 1
+        self._computed.add(path)
+        self._count_seconds(entry["seconds"])
+        return _decode(content, path.stem)["payload"]
+
+    def _count_seconds(self, seconds: float) -> None:
+        if self._depth == 0:
+            self.unit_seconds += seconds
+
+    def _path(self, name: str, config: Mapping[str, Any]) -> Path:
+        parts = [re.sub(r"[^\w.=-]", "-", part) for part in name.split("/")]
+        if any(part.strip(".") == "" for part in parts):
+            raise ValueError(f"unit name {name!r} has an empty part; name it like 'lissa/scores'.")
+        return self.root.joinpath(*parts, f"{digest({'name': name, 'config': config}, where='unit')}.pt")
+
+    def _read(self, path: Path, *, quiet: bool = False) -> dict[str, Any] | None:
+        """Return the entry, or None when there is none or when it cannot be trusted."""
+        try:
+            return _decode(path.read_bytes(), path.stem)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except _DamagedError as damage:
+            if not quiet:
+                message = f"stored unit {path} is damaged ({damage}); it is not used but computed again."
+                warnings.warn(message, StoreWarning, stacklevel=4)
+            return None
+
+    @contextmanager
+    def _locked(self, path: Path, name: str) -> Iterator[None]:
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            lock = FileLock(path.parent / f".{path.stem}.lock")
+            try:
+                lock.acquire(timeout=0)
+            except Timeout:
+                _LOG.warning("waiting for unit %s, which another process computes (%s)", name, path.stem[:8])
+                lock.acquire()
+        except OSError as error:
+            raise OSError(
+                f"cannot write to the store {self.root} ({error.strerror or error}); choose another folder with "
+                "store.root=FOLDER or the environment variable CURVLAB_STORE."
+            ) from error
+        try:
+            remove_stale(path.parent, path.stem, older_than=0)  # whoever wrote them held this lock, and is dead
+            yield
+        finally:
+            lock.release()
+
+
+def _storable(value: Any, where: str) -> Any:
+    if isinstance(value, Tensor):
+        return value.detach().cpu().clone(memory_format=torch.contiguous_format)
+    if isinstance(value, Mapping):
+        return {text_key(key, where): _storable(entry, f"{where}.{key}") for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [_storable(entry, f"{where}[{index}]") for index, entry in enumerate(value)]
+    try:
+        return plain(value, where=where)
+    except TypeError as error:
+        raise TypeError(
+            f"result {where} is a {type(value).__name__}; a unit returns tensors, numbers, strings, and lists and "
+            "dicts of them (torch.from_numpy for an array, .tolist() for a column)."
+        ) from error
+
+
+def _encode(entry: dict[str, Any], key: str) -> bytes:
+    buffer = io.BytesIO()
+    torch.save(entry, buffer)
+    body = buffer.getvalue()
+    return f"{_MAGIC} {key} {hashlib.sha256(body).hexdigest()}\n".encode() + body
+
+
+def _decode(content: bytes, key: str) -> dict[str, Any]:
+    header, _, body = content.partition(b"\n")
+    fields = header.decode("ascii", errors="replace").split(" ")
+    if len(fields) != 3 or fields[0] != _MAGIC:
+        raise _DamagedError("its first line is not one of this store")
+    if fields[1] != key:
+        raise _DamagedError("it belongs to another config")
+    if fields[2] != hashlib.sha256(body).hexdigest():
+        raise _DamagedError("its checksum is wrong")
+    try:
+        return torch.load(io.BytesIO(body), weights_only=True)
+    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, KeyError) as error:
+        raise _DamagedError(f"it does not load: {type(error).__name__}") from None

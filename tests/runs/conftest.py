@@ -1,0 +1,85 @@
+"""A tiny checkout: the real conf/base.yaml, presets and trackers, and one toy target `toy/fig1_demo`."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).resolve().parents[2]
+
+CHOICES = """\
+# @package _global_
+defaults:
+  - /data: {data}
+  - /solver: cg
+num_train: {num_train}
+"""
+
+FILES = {
+    "conf/toy/fig1_demo.yaml": """\
+# @package _global_
+# make toy-fig1
+defaults:
+  - /base
+  - /preset: embedded
+  - /toy/fig1: ${preset}
+  - _self_
+damping: 1.0
+""",
+    "conf/toy/fig1/smoke.yaml": CHOICES.format(data="digits", num_train=2),
+    "conf/toy/fig1/embedded.yaml": CHOICES.format(data="digits", num_train=5),
+    "conf/toy/fig1/laptop.yaml": CHOICES.format(data="mnist", num_train=25),
+    "conf/data/digits.yaml": "name: digits\nroot: ${oc.env:CURVLAB_DATA,data}\n",
+    "conf/data/mnist.yaml": "name: mnist\nroot: ${oc.env:CURVLAB_DATA,data}\n",
+    "conf/solver/cg.yaml": "_target_: builtins.dict\nrtol: 1.0e-3\nmax_steps: 10\n",
+    "conf/solver/lissa.yaml": "_target_: builtins.dict\nstep_size: 0.1\n",
+    "conf/model/mlp.yaml": "width: 3\n",
+    "experiments/toy/fig1_demo.py": """\
+from omegaconf import DictConfig
+from curvlab import runs
+
+
+@runs.main("toy/fig1_demo")
+def main(cfg: DictConfig) -> None:
+    print(cfg.preset, cfg.data.name, cfg.num_train, cfg.seed, list(cfg.command.overrides))
+
+
+if __name__ == "__main__":
+    main()
+""",
+}
+
+
+@pytest.fixture
+def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working directory with the toy target; the process stands in it."""
+    root = tmp_path / "checkout"
+    for name, text in FILES.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    for part in ("preset", "tracker"):
+        shutil.copytree(SOURCE / "conf" / part, root / "conf" / part)
+    shutil.copy(SOURCE / "conf" / "base.yaml", root / "conf" / "base.yaml")
+    monkeypatch.chdir(root)
+    for variable in ("CURVLAB_DATA", "CURVLAB_STORE"):
+        monkeypatch.delenv(variable, raising=False)
+    return root
+
+
+@pytest.fixture
+def demo(checkout: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Run `python -m experiments.toy.fig1_demo ARGS` in the toy checkout."""
+
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "experiments.toy.fig1_demo", *arguments]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        return subprocess.run(command, cwd=checkout, env=environment, capture_output=True, text=True, check=False)
+
+    return run

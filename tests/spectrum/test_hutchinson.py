@@ -64,9 +64,7 @@ def test_stops_on_relative_standard_error(build_matrix, rtol: float) -> None:
 
 def test_limit_on_products_is_kept_and_stderr_tells(build_matrix) -> None:
     operator = CountingOperator(build_matrix("decaying", 60))
-    estimate = hutchinson_trace(
-        operator, rtol=1e-6, max_matvecs=70, generator=torch.Generator().manual_seed(0)
-    )
+    estimate = hutchinson_trace(operator, rtol=1e-6, max_matvecs=70, generator=torch.Generator().manual_seed(0))
     assert estimate.num_matvecs == operator.columns == 70
     assert estimate.stderr > 1e-6 * estimate.value
 

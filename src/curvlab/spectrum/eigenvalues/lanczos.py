@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from curvlab.linalg import LinearOperator
+from curvlab.spectrum.orthonormal import orthonormalise
 from curvlab.spectrum.probes import checked_product
 
 
@@ -93,7 +94,7 @@ class BlockLanczos:
         self.basis = start[:, :0]
         self.projected = torch.zeros(0, 0, dtype=torch.float64)
         self._rounding = torch.finfo(operator.dtype).eps
-        self._block, _ = self._orthonormalise(start, scale=0.0)
+        self._block, _ = orthonormalise(operator, start)
         self._coupling = torch.zeros(block_size, 0, dtype=torch.float64)
 
     def step(self) -> None:
@@ -112,7 +113,9 @@ class BlockLanczos:
         projected[old_size - below : old_size, old_size:] = self._coupling.T
         self.projected = projected
         scale = float(torch.linalg.matrix_norm(projected, ord=2))
-        self._block, self._coupling = self._orthonormalise(products, scale=scale)
+        self._block, self._coupling = orthonormalise(
+            self.operator, products, against=self.basis, scale=scale, fill=True, generator=self.generator
+        )
         self.exhausted = self._block.shape[1] == 0
 
     def ritz_pairs(self) -> tuple[Tensor, Tensor, Tensor]:
@@ -122,40 +125,3 @@ class BlockLanczos:
         residuals = torch.linalg.vector_norm(self._coupling @ last, dim=0)
         # What B cannot see: the rounding of the products and of the orthogonalisation.
         return values, coefficients, residuals + 8 * self._rounding * values.abs().max()
-
-    def _orthonormalise(self, candidates: Tensor, *, scale: float) -> tuple[Tensor, Tensor]:
-        """Return (Q_next, B) with candidates = Q(...) + Q_next B, Q_next orthonormal and orthogonal to Q.
-
-        A column whose new part is at most rounding against `scale` (about ‖A‖) counts as zero.
-        """
-        width = candidates.shape[1]
-        block = candidates[:, :0]
-        coupling = torch.zeros(width, width, dtype=torch.float64)
-        for column in range(width):
-            known = torch.cat([self.basis, block], dim=1)
-            vector, inside = self._project_out(candidates[:, column : column + 1], known)
-            norm = float(self.operator.norm(vector))
-            position = block.shape[1]
-            coupling[:position, column] = inside[self.basis.shape[1] :]
-            if known.shape[1] == self.operator.shape[0]:
-                continue  # the whole space is spanned: the last block is narrower
-            if norm <= 100 * self._rounding * scale:
-                vector, _ = self._project_out(self.operator.randn(1, self.generator), known)
-                vector = vector / self.operator.norm(vector)
-                vector, _ = self._project_out(vector, known)
-            else:
-                coupling[position, column] = norm
-            block = torch.cat([block, vector / self.operator.norm(vector)], dim=1)
-        return block, coupling[: block.shape[1]]
-
-    def _project_out(self, vector: Tensor, known: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the (P, 1) part orthogonal to `known`, and the coefficients (m,) of what was removed.
-
-        Twice is enough (Kahan, Parlett): one pass of classical Gram-Schmidt leaves rounding errors behind.
-        """
-        total = torch.zeros(known.shape[1], dtype=torch.float64)
-        for _ in range(2):
-            coefficients = self.operator.gram(known, vector)
-            vector = vector - known @ coefficients
-            total += coefficients[:, 0].double().cpu()
-        return vector, total

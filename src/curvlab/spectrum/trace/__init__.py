@@ -1,5 +1,7 @@
 """Trace, method by method."""
 
 from curvlab.spectrum.trace.hutchinson import hutchinson_trace
+from curvlab.spectrum.trace.hutchpp import hutchpp_trace
+from curvlab.spectrum.trace.xtrace import xtrace
 
-__all__ = ["hutchinson_trace"]
+__all__ = ["hutchinson_trace", "hutchpp_trace", "xtrace"]

@@ -1,0 +1,63 @@
+"""Frobenius norm from products."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from curvlab.linalg import LinearOperator
+from curvlab.spectrum.estimate import Estimate
+from curvlab.spectrum.probes import Distribution, checked_product, draw_probes
+
+
+def frobenius_norm(
+    operator: LinearOperator,
+    *,
+    num_matvecs: int,
+    batch_size: int | None = None,
+    chunk_size: int = 32,
+    distribution: Distribution = "rademacher",
+    generator: torch.Generator | None = None,
+) -> Estimate:
+    """Estimate ‖A‖_F as the root of the mean of (A' z)ᵀ(A'' z) (Klochkov & Liu 2024, App. C).
+
+    A' = A'' = A by default. With `batch_size`, A' and A'' are two independent batches, a new pair for each
+    probe: one batch, ‖A' z‖², would add the sampling variance to the answer. The square is unbiased; the
+    root and its standard error follow to first order, so give the square, value², where unbiasedness matters.
+
+    Args:
+        operator: A, (P, P).
+        num_matvecs: products in all; with `batch_size` two a probe.
+        batch_size: examples in each of the two batches; None for products with A itself.
+        chunk_size: columns a product, without `batch_size`.
+        distribution: of the probes.
+        generator: the only source of randomness.
+
+    Where sampling noise makes the mean square negative, value is 0 and stderr tells how little that means.
+    """
+    per_probe = 1 if batch_size is None else 2
+    if num_matvecs < per_probe or chunk_size < 1:
+        raise ValueError(
+            f"need at least {per_probe} products and chunk_size >= 1, got num_matvecs={num_matvecs}, "
+            f"chunk_size={chunk_size}"
+        )
+    num_probes = num_matvecs // per_probe
+    width = chunk_size if batch_size is None else 1
+    forms: list[Tensor] = []
+    for start in range(0, num_probes, width):
+        probes = draw_probes(
+            operator, min(width, num_probes - start), distribution=distribution, generator=generator
+        )
+        if batch_size is None:
+            products = checked_product(operator, probes)
+            forms.append(operator.inner(products, products))
+        else:
+            pair = [checked_product(operator.sample(batch_size, generator), probes) for _ in range(2)]
+            forms.append(operator.inner(*pair))
+    square = Estimate.from_samples(torch.cat(forms).cpu(), num_probes * per_probe)
+    value = math.sqrt(max(square.value, 0.0))
+    # d sqrt(s) = ds / (2 sqrt(s)), but never more than the root of the error where the square is mere noise.
+    stderr = square.stderr / max(2 * value, math.sqrt(square.stderr)) if square.stderr > 0 else square.stderr
+    return Estimate(value, stderr, square.num_matvecs)

@@ -1,0 +1,99 @@
+"""Orthonormal bases through the operator's own inner products."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from curvlab.linalg import LinearOperator
+
+
+def orthonormalise(
+    operator: LinearOperator,
+    candidates: Tensor,
+    *,
+    against: Tensor | None = None,
+    scale: float | None = None,
+    fill: bool = False,
+    generator: torch.Generator | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Return (Q, R) with candidates = against (...) + Q R, Q orthonormal and orthogonal to `against`.
+
+    Blockwise Gram-Schmidt, each pass done twice ("twice is enough", Kahan): orthonormal to rounding also for
+    columns that nearly depend on one another, which a factor of the Gram matrix would not be.
+
+    Args:
+        operator: owns the inner products.
+        candidates: (P, w).
+        against: (P, m), orthonormal.
+        scale: a column counts as vanished when what is new in it is at most rounding against this; by default
+            the largest norm of a candidate.
+        fill: put random directions, with a zero row in R, in the place of vanished columns, as far as there is
+            room; otherwise drop them.
+        generator: draws those directions.
+
+    Returns:
+        Q (P, r) with r <= w, in the operator's dtype, and R (r, w), fp64 on the CPU.
+    """
+    if scale is None:
+        scale = float(operator.norm(candidates).max())
+    tolerance = 100 * torch.finfo(operator.dtype).eps * scale
+    basis = candidates[:, :0] if against is None else against
+    num_fixed, width = basis.shape[1], candidates.shape[1]
+    rows: list[Tensor] = []
+    for start in range(0, width, _BLOCK):
+        block = candidates[:, start : start + _BLOCK]
+        coefficients = torch.zeros(basis.shape[1], block.shape[1], dtype=torch.float64)
+        factor = torch.eye(block.shape[1], dtype=torch.float64)
+        for threshold in (tolerance, 0.0):
+            inside, block, inner_factor = _one_pass(
+                operator, block, basis, tolerance=threshold, fill=fill, generator=generator
+            )
+            coefficients += inside @ factor
+            factor = inner_factor @ factor
+        rows.append(torch.cat([coefficients[num_fixed:], factor]))
+        basis = torch.cat([basis, block], dim=1)
+    triangular = torch.zeros(basis.shape[1] - num_fixed, width, dtype=torch.float64)
+    for index, block_rows in enumerate(rows):
+        start = index * _BLOCK
+        triangular[: len(block_rows), start : start + block_rows.shape[1]] = block_rows
+    return basis[:, num_fixed:], triangular
+
+
+_BLOCK = 32  # columns between which Gram-Schmidt goes one by one; against all others it is a matrix product
+
+
+def _one_pass(
+    operator: LinearOperator,
+    block: Tensor,
+    basis: Tensor,
+    *,
+    tolerance: float,
+    fill: bool,
+    generator: torch.Generator | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return (C, V, R) with block = basis C + V R."""
+    inside = operator.gram(basis, block)
+    block = block - basis @ inside
+    new = block[:, :0]
+    factor = torch.zeros(block.shape[1], block.shape[1], dtype=torch.float64)
+    for column in range(block.shape[1]):
+        vector, position = block[:, column : column + 1], new.shape[1]
+        for _ in range(2):
+            overlap = operator.gram(new, vector)
+            vector = vector - new @ overlap
+            factor[:position, column] += overlap[:, 0].double().cpu()
+        norm = operator.norm(vector)
+        vanished = float(norm) <= tolerance
+        full = basis.shape[1] + position == operator.shape[0]
+        if full or (vanished and not fill):
+            continue
+        if vanished:
+            vector = operator.randn(1, generator)
+            for known in (basis, new, basis, new):
+                vector = vector - known @ operator.gram(known, vector)
+            norm = operator.norm(vector)
+        else:
+            factor[position, column] = float(norm)
+        new = torch.cat([new, vector / norm], dim=1)
+    return inside.double().cpu(), new, factor[: new.shape[1]]

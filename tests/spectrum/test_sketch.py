@@ -1,0 +1,86 @@
+import pytest
+import torch
+from torch import Tensor
+
+from curvlab.linalg import DenseOperator
+from curvlab.spectrum import sketch_eigenvalues
+
+
+def spiked(size: int = 120) -> Tensor:
+    generator = torch.Generator().manual_seed(0)
+    basis, _ = torch.linalg.qr(torch.randn(size, size, generator=generator, dtype=torch.float64))
+    values = torch.cat([torch.tensor([10.0, 5.0]), torch.full((size - 2,), 0.1)]).double()
+    matrix = basis * values @ basis.T
+    return (matrix + matrix.T) / 2
+
+
+def repeated(matrix: Tensor, num: int, **settings) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    results = [sketch_eigenvalues(DenseOperator(matrix), 2, generator=generator, **settings) for _ in range(num)]
+    return torch.stack([r.values for r in results]), torch.stack([r.stderr for r in results])
+
+
+def test_corrected_values_and_their_spread() -> None:
+    values, stderr = repeated(spiked(), 100, sketch_size=100)
+    spread = values.std(0)
+    # First-order bias is gone; what is left is the push of the second eigenvalue on the first and back.
+    assert abs(float(values[:, 0].mean()) - 10.0) < 0.25
+    assert abs(float(values[:, 1].mean()) - 5.0) < 0.25
+    torch.testing.assert_close(stderr.mean(0), spread, rtol=0.25, atol=0)
+    assert float(stderr[:, 0].mean()) == pytest.approx(10 * (2 / 100) ** 0.5, rel=0.1)
+
+
+def test_uncorrected_sketch_is_biased_by_the_trace() -> None:
+    matrix = torch.diag(torch.cat([torch.tensor([10.0]), torch.full((199,), 1.0)]).double())
+    result = sketch_eigenvalues(DenseOperator(matrix), sketch_size=100, generator=torch.Generator().manual_seed(0))
+    raw = torch.linalg.eigvalsh(result.sketch).max()
+    assert float(raw - result.values[0]) == pytest.approx(float(result.sketch.trace()) / 100)
+    assert float(result.sketch.trace()) == pytest.approx(209, rel=0.1)
+
+
+def test_per_tensor_sketch_has_the_smaller_variance() -> None:
+    # The paper's claim for inner products, seen in the largest eigenvalue: mass spread over L = 6 tensors.
+    dense, _ = repeated(spiked(), 60, sketch_size=30)
+    concatenated, stderr = repeated(spiked(), 60, sketch_size=30, tensor_sizes=[20] * 6)
+    assert float(concatenated[:, 0].mean()) == pytest.approx(10.0, abs=0.4)
+    ratio = float(concatenated[:, 0].var() / dense[:, 0].var())
+    assert 0.08 < ratio < 0.4  # 1/6 for equal masses
+    assert float(stderr[:, 0].mean()) == pytest.approx(float(concatenated[:, 0].std()), rel=0.3)
+
+
+def test_per_tensor_with_one_tensor_is_the_dense_sketch() -> None:
+    operator = DenseOperator(spiked())
+    results = [
+        sketch_eigenvalues(
+            operator, 3, sketch_size=20, tensor_sizes=sizes, generator=torch.Generator().manual_seed(5)
+        )
+        for sizes in (None, [120])
+    ]
+    torch.testing.assert_close(results[0].values, results[1].values)
+    assert results[0].num_matvecs == 20
+
+
+def test_sketch_is_phi_a_phi_and_sums_to_the_dense_one() -> None:
+    # The same seed gives the same Φ, so the blocks of the concatenated sketch add up to the dense one.
+    operator = DenseOperator(spiked())
+    dense = sketch_eigenvalues(operator, sketch_size=16, chunk_size=5, generator=torch.Generator().manual_seed(5))
+    parts = sketch_eigenvalues(
+        operator,
+        sketch_size=16,
+        chunk_size=5,
+        tensor_sizes=[50, 70],
+        generator=torch.Generator().manual_seed(5),
+    )
+    assert parts.num_matvecs == 32
+    torch.testing.assert_close(
+        parts.sketch.reshape(2, 16, 2, 16).sum((0, 2)), dense.sketch, rtol=1e-10, atol=1e-12
+    )
+    assert torch.linalg.matrix_rank(dense.sketch) == 16
+
+
+def test_bad_settings() -> None:
+    operator = DenseOperator(torch.eye(10))
+    with pytest.raises(ValueError, match="add up to 10, got a sum of 9"):
+        sketch_eigenvalues(operator, sketch_size=4, tensor_sizes=[4, 5])
+    with pytest.raises(ValueError, match="between 1 and the sketch's 4 rows"):
+        sketch_eigenvalues(operator, 5, sketch_size=4)

@@ -77,6 +77,18 @@ class Recurrent(nn.Module):
         return self.head(x)
 
 
+class Unused(nn.Module):
+    """A parameter before the others that no output depends on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.unused = nn.Parameter(torch.zeros(2))
+        self.inner = mlp(nn.Tanh())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x)
+
+
 def mlp(activation: nn.Module) -> nn.Module:
     return nn.Sequential(nn.Linear(4, 5), activation, nn.Linear(5, 4), activation, nn.Linear(4, NUM_OUTPUTS))
 
@@ -124,6 +136,7 @@ MODELS = [
     ModelCase("attention_causal", CausalAttention, normal(3, 4)),
     ModelCase("tied", TiedClassifier, tokens),
     ModelCase("recurrent", Recurrent, normal(4)),
+    ModelCase("unused", Unused, normal(4)),
     ModelCase("frozen", partly_frozen, normal(4)),
 ]
 

@@ -1,0 +1,97 @@
+"""Forward mode against finite differences."""
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from curvature_cases import MODELS, language_problem, problem
+from torch import Tensor, nn
+from torch.testing import assert_close
+
+from curvlab.curvature import GaussNewtonOperator
+
+SMOOTH = [model for model in MODELS if model.smooth]
+
+
+def relative_error(approximate: Tensor, exact: Tensor) -> float:
+    return ((approximate - exact).norm() / exact.norm()).item()
+
+
+def errors(*args, scale: float = 1.0, **settings) -> list[float]:
+    forward = GaussNewtonOperator(*args)
+    finite = GaussNewtonOperator(*args, jvp="finite_difference", **settings)
+    vectors = scale * forward.randn(2, torch.Generator().manual_seed(0))
+    together = finite @ vectors
+    assert_close(together, torch.stack([finite @ v for v in vectors.T], dim=1))
+    return [relative_error(finite @ v, forward @ v) for v in vectors.T]
+
+
+@pytest.mark.parametrize("loss", ["ce", "mse", "bce"])
+@pytest.mark.parametrize("model", SMOOTH, ids=lambda model: model.name)
+def test_finite_differences_of_smooth_models(model, loss: str) -> None:
+    assert max(errors(*problem(model, loss))) < 1e-6
+
+
+def test_finite_differences_of_a_language_model() -> None:
+    assert max(errors(*language_problem("mean"))) < 1e-6
+
+
+@pytest.mark.parametrize("scale", [1e-12, 1e-3, 1e3, 1e12])
+def test_the_step_is_the_norm_of_the_perturbation(scale: float) -> None:
+    case = problem("mlp_tanh", "ce")
+    assert max(errors(*case, scale=scale)) < 1e-6  # δ = step / ‖v‖: the vector's own length does not matter
+    unscaled = GaussNewtonOperator(*case, jvp="finite_difference")
+    vector = unscaled.randn(1, torch.Generator().manual_seed(0))[:, 0]
+    assert_close(unscaled @ (scale * vector), scale * (unscaled @ vector), rtol=1e-6, atol=0)
+
+
+def test_the_error_is_of_second_order_in_the_step() -> None:
+    case = problem("mlp_tanh", "ce")
+    coarse, fine = (max(errors(*case, fd_step=step)) for step in (1e-2, 1e-3))
+    assert 80 < coarse / fine < 125
+
+
+def test_default_step_in_single_precision() -> None:
+    case = problem("mlp_tanh", "ce")
+    case.model.float()
+    default, stated, other = (
+        GaussNewtonOperator(*case, jvp="finite_difference", fd_step=step) for step in (None, 1e-3, 1e-2)
+    )
+    vector = default.randn(1, torch.Generator().manual_seed(0))[:, 0]
+    assert torch.equal(default @ vector, stated @ vector)
+    assert not torch.equal(default @ vector, other @ vector)
+    assert max(errors(*case)) < 2e-3
+
+
+def test_the_zero_vector_gives_zero() -> None:
+    op = GaussNewtonOperator(*problem("mlp_tanh", "ce"), jvp="finite_difference")
+    assert torch.equal(op @ torch.zeros(op.shape[0]).double(), torch.zeros(op.shape[0]).double())
+
+
+def test_samples_keep_the_mode(generator: torch.Generator) -> None:
+    op = GaussNewtonOperator(*problem("mlp_tanh", "ce"), jvp="finite_difference", fd_step=0.5)
+    forward = GaussNewtonOperator(*problem("mlp_tanh", "ce"))
+    vector = op.randn(1, generator)[:, 0]
+    sampled, exact = (o.sample(3, torch.Generator().manual_seed(1)) @ vector for o in (op, forward))
+    assert 1e-4 < relative_error(sampled, exact) < 0.5  # the large step shows
+
+
+@pytest.mark.parametrize("settings", [{"jvp": "backward"}, {"jvp": "finite_difference", "fd_step": 0.0}])
+def test_unknown_modes_and_steps_are_refused(settings: dict[str, object]) -> None:
+    with pytest.raises(ValueError, match=r"forward.*finite_difference|fd_step"):
+        GaussNewtonOperator(*problem("linear", "ce"), **settings)
+
+
+@pytest.mark.data
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-6), (torch.float32, 2e-2)])
+def test_finite_differences_on_the_pretrained_resnet20(dtype: torch.dtype, tolerance: float) -> None:
+    weights = Path(os.environ.get("CURVLAB_DATA", "")) / "weights" / "resnet20-12fca82f.th"
+    if not weights.is_file():
+        pytest.skip("needs weights/resnet20-12fca82f.th under CURVLAB_DATA")
+    from curvlab.models import ResNet20
+
+    model = ResNet20((3, 32, 32), 10, weights=weights)
+    images = torch.randn(8, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    case = (model.to(dtype).eval(), nn.CrossEntropyLoss(), (images, torch.arange(8)))
+    assert max(errors(*case)) < tolerance

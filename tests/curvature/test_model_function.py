@@ -1,0 +1,277 @@
+"""Which models are accepted: modes, frozen parameters, NaN, dtypes, Hugging Face language models."""
+
+import pytest
+import torch
+from curvature_cases import convolutional, language_problem, mlp, normal, problem, randomised
+from curvature_oracles import dense_empirical_fisher, dense_gauss_newton, flat, gradient, outputs, whole_loss
+from torch import Tensor, nn
+from torch.testing import assert_close
+
+from curvlab.curvature import FisherOperator, GaussNewtonOperator, HessianOperator
+
+OPERATORS = [GaussNewtonOperator, HessianOperator, FisherOperator]
+every_operator = pytest.mark.parametrize("operator", OPERATORS)
+CLASSES = torch.tensor([0, 1, 2, 0, 1])
+
+
+def data(*shape: int) -> tuple[Tensor, Tensor]:
+    return normal(*shape)(torch.Generator().manual_seed(0)), CLASSES
+
+
+def multiply(operator, model: nn.Module, pair: tuple[Tensor, Tensor]) -> Tensor:
+    op = operator(model, nn.CrossEntropyLoss(), pair)
+    return op @ op.randn(1, torch.Generator().manual_seed(0))
+
+
+class DroppingAttention(nn.Module):
+    """Dropout that is no module of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(4, 2, dropout=0.5, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.attention(x, x, x, need_weights=False)[0].mean(1)
+
+
+# ------------------------------------------------------------------------------------------- modes
+@every_operator
+@pytest.mark.parametrize(
+    ("build", "shape"),
+    [
+        pytest.param(lambda: convolutional(batch_norm=True), (1, 4, 4), id="batch norm"),
+        pytest.param(lambda: nn.Sequential(nn.Linear(4, 3), nn.Dropout(0.5)), (4,), id="dropout"),
+        pytest.param(DroppingAttention, (3, 4), id="attention with dropout"),
+    ],
+)
+def test_train_mode_is_refused_where_it_matters(operator, build, shape: tuple[int, ...]) -> None:
+    model = build().double().train()
+    with pytest.raises(ValueError, match=r"model\.eval\(\)"):
+        multiply(operator, model, data(*shape))
+    assert multiply(operator, model.eval(), data(*shape)).isfinite().all()
+
+
+@every_operator
+@pytest.mark.parametrize(
+    "model",
+    [
+        mlp(nn.Tanh()),
+        nn.Sequential(nn.Linear(4, 3), nn.Dropout(0.0)),
+        nn.Sequential(nn.Linear(4, 3), nn.LayerNorm(3)),
+    ],
+)
+def test_train_mode_is_accepted_where_it_changes_nothing(operator, model: nn.Module) -> None:
+    model = model.double()
+    training = multiply(operator, model.train(), data(4))
+    assert model.training
+    assert_close(training, multiply(operator, model.eval(), data(4)))
+
+
+@every_operator
+def test_batch_norm_without_running_statistics_couples_examples_in_every_mode(operator) -> None:
+    model = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3, track_running_stats=False)).double().eval()
+    with pytest.raises(ValueError, match="batch"):
+        multiply(operator, model, data(4))
+
+
+@every_operator
+def test_switching_to_train_mode_after_construction_is_noticed(operator) -> None:
+    model = convolutional(batch_norm=True).double().eval()
+    op = operator(model, nn.CrossEntropyLoss(), data(1, 4, 4))
+    model.train()
+    with pytest.raises(ValueError, match=r"model\.eval\(\)"):
+        op @ op.randn(1, torch.Generator())
+
+
+# -------------------------------------------------------------------------------------- parameters
+@every_operator
+def test_frozen_parameters_leave_a_principal_submatrix(operator) -> None:
+    case = problem("mlp_tanh", "ce")
+    whole = operator(*case).to_dense()
+    kept = flat([torch.full_like(p, name != "2.weight") for name, p in case.model.named_parameters()]).bool()
+    case.model[2].weight.requires_grad_(False)
+    assert_close(operator(*case).to_dense(), whole[kept][:, kept])
+
+
+@every_operator
+def test_no_trainable_parameter_is_refused(operator) -> None:
+    with pytest.raises(ValueError, match="no parameter of the model requires grad"):
+        operator(mlp(nn.Tanh()).requires_grad_(False).double(), nn.CrossEntropyLoss(), data(4))
+
+
+@every_operator
+def test_the_operator_follows_the_model_as_it_is_trained_in_place(operator) -> None:
+    case = problem("mlp_tanh", "mse")
+    op = operator(*case)
+    before = op.to_dense()
+    with torch.no_grad():
+        for parameter in case.model.parameters():
+            parameter.mul_(0.5)
+    assert not torch.allclose(op.to_dense(), before)
+    assert_close(op.to_dense(), operator(*case).to_dense())
+
+
+@every_operator
+def test_mixed_dtypes_are_refused(operator) -> None:
+    model = nn.Sequential(nn.Linear(4, 3).double(), nn.Linear(3, 3))
+    with pytest.raises(ValueError, match=r"float32.*float64"):
+        operator(model, nn.CrossEntropyLoss(), data(4))
+
+
+@every_operator
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_lower_precision_is_kept_and_close(operator, dtype: torch.dtype) -> None:
+    case = problem("mlp_tanh", "ce")
+    reference = operator(*case).to_dense()
+    low = operator(case.model.to(dtype), case.loss, (case.inputs, case.targets)).to_dense()
+    assert low.dtype == dtype
+    tolerance = 20 * torch.finfo(dtype).eps * reference.abs().max().item()
+    assert_close(low.double(), reference, rtol=0, atol=tolerance)
+
+
+# --------------------------------------------------------------------------------------------- NaN
+@every_operator
+@pytest.mark.parametrize("num_columns", [1, 3])
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+@pytest.mark.parametrize("place", ["parameter", "input"])
+def test_non_finite_outputs_are_reported_with_what_to_check(
+    operator, num_columns: int, bad: float, place: str
+) -> None:
+    case = problem("linear", "ce")
+    if place == "parameter":
+        with torch.no_grad():
+            case.model.weight[0, 0] = bad
+    else:
+        case.inputs[3, 0] = bad
+    op = operator(*case)
+    with pytest.raises(ValueError, match=r"NaN or infinity.*check"):
+        op @ op.randn(num_columns, torch.Generator())
+
+
+def test_non_finite_outputs_are_reported_by_every_kind() -> None:
+    case = problem("linear", "ce")
+    case.inputs[3, 0] = float("nan")
+    with pytest.raises(ValueError, match=r"rows \[3\].*check"):
+        FisherOperator(*case, kind="monte_carlo", generator=torch.Generator())
+    for op in (FisherOperator(*case, kind="empirical"), GaussNewtonOperator(*case, jvp="finite_difference")):
+        with pytest.raises(ValueError, match=r"rows \[3\].*check"):
+            op @ op.randn(1, torch.Generator())
+
+
+# ---------------------------------------------------------------------------- Hugging Face language models
+def opt(transformers):
+    config = transformers.OPTConfig(
+        vocab_size=11, hidden_size=8, num_hidden_layers=1, ffn_dim=12, num_attention_heads=2,
+        max_position_embeddings=16, word_embed_proj_dim=8, pad_token_id=1, attn_implementation="eager",
+    )  # fmt: skip
+    return transformers.OPTForCausalLM(config)
+
+
+def gpt2(transformers):
+    config = transformers.GPT2Config(
+        vocab_size=11, n_embd=8, n_layer=1, n_head=2, n_positions=16, attn_implementation="eager"
+    )
+    return transformers.GPT2LMHeadModel(config)
+
+
+def llama(transformers):
+    config = transformers.LlamaConfig(
+        vocab_size=11, hidden_size=8, num_hidden_layers=1, intermediate_size=12, num_attention_heads=2,
+        num_key_value_heads=1, max_position_embeddings=16, attn_implementation="eager",
+    )  # fmt: skip
+    return transformers.LlamaForCausalLM(config)
+
+
+def causal_data() -> tuple[dict[str, Tensor], Tensor]:
+    generator = torch.Generator().manual_seed(3)
+    ids = torch.randint(2, 11, (3, 5), generator=generator)
+    mask = torch.ones_like(ids)
+    mask[1, 4:], mask[2, 2:] = 0, 0  # padded on the right
+    targets = torch.cat([ids[:, 1:], torch.full((3, 1), -100)], dim=1)
+    targets[1, 3:], targets[2, 1:] = -100, -100
+    return {"input_ids": ids, "attention_mask": mask}, targets
+
+
+@pytest.mark.parametrize(
+    # OPT and Llama compute attention weights (Llama its norms too) in fp32 in every precision.
+    ("build", "attention", "tolerance"),
+    [
+        (gpt2, "eager", 1e-10),
+        (gpt2, "sdpa", 1e-10),
+        (opt, "eager", 1e-5),
+        (opt, "sdpa", 1e-10),
+        (llama, "eager", 1e-5),
+    ],
+)
+def test_hugging_face_language_models_match_dense(build, attention: str, tolerance: float) -> None:
+    transformers = pytest.importorskip("transformers")
+    model = randomised(build(transformers), torch.Generator().manual_seed(0))
+    model.set_attn_implementation(attention)
+    loss, (inputs, targets) = nn.CrossEntropyLoss(), causal_data()
+    op = GaussNewtonOperator(model, loss, (inputs, targets))
+    vectors = op.randn(2, torch.Generator().manual_seed(1))
+    gauss_newton = dense_gauss_newton(model, loss, inputs, targets)
+    fisher = dense_empirical_fisher(model, loss, inputs, targets)
+    first = gradient(whole_loss(loss, outputs(model, inputs), targets), model, create_graph=True)
+    hessian_products = torch.stack([gradient(first @ v, model) for v in vectors.T], dim=1)
+
+    def close(product: Tensor, expected: Tensor) -> None:
+        assert_close(product, expected, rtol=0, atol=tolerance * expected.abs().max().item())
+
+    close(op @ vectors, gauss_newton @ vectors)
+    close(FisherOperator(model, loss, (inputs, targets), kind="empirical") @ vectors, fisher @ vectors)
+    close(HessianOperator(model, loss, (inputs, targets)) @ vectors, hessian_products)
+    finite = GaussNewtonOperator(model, loss, (inputs, targets), jvp="finite_difference", fd_step=1e-3)
+    assert_close(finite @ vectors, op @ vectors, rtol=0, atol=1e-3 * (op @ vectors).abs().max().item())
+    one_by_one = GaussNewtonOperator(model, loss, (inputs, targets), batch_size=1)
+    close(one_by_one @ vectors, op @ vectors)
+
+
+@pytest.mark.parametrize("build", [opt, gpt2])
+def test_hugging_face_models_in_train_mode_are_refused(build) -> None:
+    model = build(pytest.importorskip("transformers")).train()
+    with pytest.raises(ValueError, match=r"model\.eval\(\)"):
+        multiply(GaussNewtonOperator, model, causal_data())
+
+
+def test_an_object_with_logits_is_read_like_a_tensor() -> None:
+    class Output:
+        def __init__(self, logits: Tensor) -> None:
+            self.logits = logits
+
+    class Wrapped(nn.Module):
+        def __init__(self, inner: nn.Module) -> None:
+            super().__init__()
+            self.inner = inner
+
+        def forward(self, input_ids: Tensor) -> Output:
+            return Output(self.inner(input_ids))
+
+    case = language_problem("mean")
+    wrapped = GaussNewtonOperator(Wrapped(case.model), case.loss, ({"input_ids": case.inputs}, case.targets))
+    assert_close(wrapped.to_dense(), GaussNewtonOperator(*case).to_dense())
+
+
+# -------------------------------------------------------------------------------------------- peers
+@pytest.mark.parametrize("loss", ["ce", "ce_sum", "mse", "mse_sum", "bce"])
+@pytest.mark.parametrize("model", ["mlp_gelu", "conv_batch_norm", "attention"])
+def test_agrees_with_curvlinops_in_single_precision(
+    model: str, loss: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    curvlinops = pytest.importorskip("curvlinops")
+    # The peer runs into attention's fast path, which has no forward-mode derivative.
+    monkeypatch.setattr(torch.backends.mha, "get_fastpath_enabled", lambda: False)
+    case = problem(model, loss)
+    network = case.model.float()
+    targets = case.targets.float() if case.targets.is_floating_point() else case.targets
+    arguments = (network, case.loss, list(network.parameters()), [(case.inputs.float(), targets)])
+    peers = [
+        (GaussNewtonOperator(*case), curvlinops.GGNLinearOperator),
+        (HessianOperator(*case), curvlinops.HessianLinearOperator),
+    ]
+    if loss.startswith("ce"):  # for means over several outputs its empirical Fisher has a scale of its own
+        peers.append((FisherOperator(*case, kind="empirical"), curvlinops.EFLinearOperator))
+    for op, peer in peers:
+        vectors = op.randn(2, torch.Generator().manual_seed(0))
+        expected = peer(*arguments, check_deterministic=False) @ vectors
+        assert_close(op @ vectors, expected, rtol=0, atol=1e-5 * expected.abs().max().item())

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from curvlab.linalg import DenseOperator, LinearOperator, identity
-from curvlab.solvers import ConjugateGradient, Direct, Lissa, Solver
+from curvlab.solvers import ConjugateGradient, Direct, Lissa, Nystrom, Solver
 
 DAMPING = 0.1
 
@@ -31,6 +31,7 @@ SOLVERS: dict[str, Callable[[Tensor], Solver]] = {
     "jacobi_conjugate_gradient": lambda matrix: ConjugateGradient(
         rtol=1e-11, preconditioner=DenseOperator(torch.diag(1 / (matrix.diagonal() + DAMPING)))
     ),
+    "nystrom_conjugate_gradient": lambda matrix: ConjugateGradient(rtol=1e-11, preconditioner=Nystrom(rank=5)),
     "lissa": converged_lissa,
 }
 

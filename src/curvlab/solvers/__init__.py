@@ -4,6 +4,7 @@ from curvlab.solvers.conjugate_gradient import ConjugateGradient
 from curvlab.solvers.direct import Direct
 from curvlab.solvers.hyperparameters import LissaHyperparameters, lissa_hyperparameters
 from curvlab.solvers.lissa import DivergenceError, Lissa
+from curvlab.solvers.preconditioners import Nystrom
 from curvlab.solvers.solution import Solution
 from curvlab.solvers.solver import IndefiniteOperatorError, Solver
 
@@ -14,6 +15,7 @@ __all__ = [
     "IndefiniteOperatorError",
     "Lissa",
     "LissaHyperparameters",
+    "Nystrom",
     "Solution",
     "Solver",
     "lissa_hyperparameters",

@@ -10,14 +10,15 @@ import torch
 from torch import Tensor
 
 from curvlab.linalg import LinearOperator
+from curvlab.solvers.preconditioners import Preconditioner
 from curvlab.solvers.solution import Solution, relative_norm
 from curvlab.solvers.solver import (
     IndefiniteOperatorError,
     check_definite,
     check_finite,
     check_right_hand_side,
-    describe,
 )
+from curvlab.spectrum.probes import describe
 
 Callback = Callable[[int, Tensor], None]
 
@@ -33,7 +34,9 @@ class ConjugateGradient:
     Args:
         rtol: stop a column at ‖b - A x‖ <= rtol ‖b‖.
         max_steps: the most steps a column, restarts included; None: 10 P, at most 5000.
-        preconditioner: approximates A⁻¹ (not A), positive definite; applied once a step.
+        preconditioner: an operator that approximates A⁻¹ (not A), positive definite, applied once a step; or
+            a recipe such as Nystrom(rank=300), built anew at each solve and counted in num_matvecs. To use one
+            for many solves, build it yourself: `inverse, _ = Nystrom(300).build(op)`.
         callback: called as callback(step, residuals) with (K,) relative residuals of the recurrence.
 
     Cost: one product a column and step, plus one for each time a residual is recomputed. Memory: five
@@ -42,7 +45,7 @@ class ConjugateGradient:
 
     rtol: float = 1e-2
     max_steps: int | None = None
-    preconditioner: LinearOperator | None = None
+    preconditioner: LinearOperator | Preconditioner | None = None
     callback: Callback | None = None
 
     def __post_init__(self) -> None:
@@ -59,11 +62,14 @@ class ConjugateGradient:
         x0: Tensor | None = None,
         generator: torch.Generator | None = None,
     ) -> Solution:
-        """Return x with A x ≈ b for b (P,) or (P, K), starting from x0 (zero by default)."""
+        """Return x with A x ≈ b for b (P,) or (P, K), starting from x0 (zero by default).
+
+        The generator is for a preconditioner that is built here; nothing else is random.
+        """
         columns = check_right_hand_side(operator, b)
         check_definite(operator)
         x = torch.zeros_like(columns)
-        num_matvecs = 0
+        preconditioner, num_matvecs = self._build_preconditioner(operator, generator)
         if x0 is not None:
             if x0.shape != b.shape:
                 raise ValueError(f"x0 has shape {tuple(x0.shape)}, but b has {tuple(b.shape)}")
@@ -81,7 +87,7 @@ class ConjugateGradient:
             active = (relative > self.rtol) & (relative < 0.5 * previous) & (steps_left > 0)
             if not bool(active.any()):
                 break
-            descent = _Descent(operator, self.preconditioner, x[:, active], residuals[:, active])
+            descent = _Descent(operator, preconditioner, x[:, active], residuals[:, active])
             # A little below rtol, so that rounding in the recurrence does not cost a restart.
             descent.run(0.9 * self.rtol * scale[active], steps_left[active], progress.at(active))
             recomputed = columns[:, active] - operator @ descent.x
@@ -98,6 +104,13 @@ class ConjugateGradient:
             relative[active] = torch.where(better, after, before)
         converged = bool((relative <= self.rtol).all())
         return Solution(x.reshape(b.shape), relative.reshape(b.shape[1:]), converged, num_matvecs)
+
+    def _build_preconditioner(
+        self, operator: LinearOperator, generator: torch.Generator | None
+    ) -> tuple[LinearOperator | None, int]:
+        if self.preconditioner is None or isinstance(self.preconditioner, LinearOperator):
+            return self.preconditioner, 0
+        return self.preconditioner.build(operator, generator=generator)
 
     def _step_limit(self, size: int) -> int:
         return self.max_steps if self.max_steps is not None else min(10 * size, 5000)

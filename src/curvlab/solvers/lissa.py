@@ -11,7 +11,8 @@ from torch import Tensor
 
 from curvlab.linalg import LinearOperator
 from curvlab.solvers.solution import Solution, relative_norm
-from curvlab.solvers.solver import check_definite, check_finite, check_right_hand_side, describe
+from curvlab.solvers.solver import check_definite, check_finite, check_right_hand_side
+from curvlab.spectrum.probes import describe
 
 Callback = Callable[[int, Tensor], None]
 

@@ -7,8 +7,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from curvlab.linalg import LinearOperator, SumOperator
+from curvlab.linalg import LinearOperator
 from curvlab.solvers.solution import Solution
+from curvlab.spectrum.probes import describe
 
 
 class Solver(Protocol):
@@ -27,13 +28,6 @@ class IndefiniteOperatorError(ValueError):
             f"{describe(operator)} {reason}. Use GaussNewtonOperator, or add damping larger than |lambda_min|: "
             "op + damping * identity (curvlab.spectrum.top_eigenvalues(-op) measures -lambda_min)."
         )
-
-
-def describe(operator: LinearOperator) -> str:
-    """Return the type's name; for a sum those of its terms."""
-    if isinstance(operator, SumOperator):
-        return " + ".join(type(term).__name__ for term in operator.terms)
-    return type(operator).__name__
 
 
 def check_right_hand_side(operator: LinearOperator, b: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from curvlab.linalg import LinearOperator
+from curvlab.linalg import LinearOperator, SumOperator
 
 Distribution = Literal["rademacher", "gaussian"]
 
@@ -31,7 +31,14 @@ def checked_product(operator: LinearOperator, vectors: Tensor) -> Tensor:
     products = operator @ vectors
     if not bool(torch.isfinite(products).all()):
         raise ValueError(
-            f"the product with {type(operator).__name__} is not finite (NaN or inf): check the model's "
+            f"the product with {describe(operator)} is not finite (NaN or inf): check the model's "
             "parameters and outputs for NaN, or use float64."
         )
     return products
+
+
+def describe(operator: LinearOperator) -> str:
+    """Return the type's name; for a sum those of its terms."""
+    if isinstance(operator, SumOperator):
+        return " + ".join(type(term).__name__ for term in operator.terms)
+    return type(operator).__name__

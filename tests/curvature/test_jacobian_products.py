@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from curvature_cases import MODELS, language_problem, problem
+from curvature_oracles import dense_gauss_newton
 from torch import Tensor, nn
 from torch.testing import assert_close
 
@@ -67,6 +68,27 @@ def test_default_step_in_single_precision() -> None:
 def test_the_zero_vector_gives_zero() -> None:
     op = GaussNewtonOperator(*problem("mlp_tanh", "ce"), jvp="finite_difference")
     assert torch.equal(op @ torch.zeros(op.shape[0]).double(), torch.zeros(op.shape[0]).double())
+
+
+def bag_of_words() -> tuple[nn.Module, nn.Module, tuple[Tensor, Tensor]]:
+    """A model whose kernel has no forward-mode derivative."""
+    model = nn.EmbeddingBag(6, 3).double()
+    tokens = torch.tensor([[0, 1, 2], [3, 3, 4], [5, 0, 1], [2, 2, 2]])
+    return model, nn.CrossEntropyLoss(), (tokens, torch.tensor([0, 1, 2, 0]))
+
+
+def test_finite_differences_do_without_forward_mode() -> None:
+    model, loss, (tokens, classes) = bag_of_words()
+    dense = dense_gauss_newton(model, loss, tokens, classes)
+    op = GaussNewtonOperator(model, loss, (tokens, classes), jvp="finite_difference")
+    assert_close(op.to_dense(), dense, rtol=0, atol=1e-7)
+
+
+@pytest.mark.xfail(strict=True, reason="torch's own message asks to file an issue", raises=AssertionError)
+def test_a_kernel_without_forward_mode_is_reported_with_the_way_out() -> None:
+    op = GaussNewtonOperator(*bag_of_words())
+    with pytest.raises((NotImplementedError, RuntimeError), match="finite_difference"):
+        op @ op.randn(1, torch.Generator())
 
 
 def test_samples_keep_the_mode(generator: torch.Generator) -> None:

@@ -86,6 +86,12 @@ def test_different_sizes_and_dtypes_do_not_add(symmetric: Tensor) -> None:
         op + DenseOperator(symmetric.float())
 
 
+@pytest.mark.xfail(strict=True, reason="an AttributeError about a float without a shape", raises=AttributeError)
+def test_adding_a_bare_number_is_refused_with_how_damping_is_written(symmetric: Tensor) -> None:
+    with pytest.raises(TypeError, match="identity"):
+        DenseOperator(symmetric) + 0.1
+
+
 def test_wrong_length_is_refused_by_sums_and_multiples(symmetric: Tensor) -> None:
     for op in (DenseOperator(symmetric) + identity, 2 * DenseOperator(symmetric)):
         with pytest.raises(ValueError, match="length 7"):

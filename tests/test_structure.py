@@ -1,0 +1,118 @@
+"""The tree keeps its rules: one-way imports, short files, docstrings, tests that mirror src."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+SRC = ROOT / "src" / "curvlab"
+
+# What a layer may import, besides itself. Lower layers first; peers in one row do not import each other.
+ORDER = [
+    ["linalg"],
+    ["curvature"],
+    ["spectrum"],
+    ["solvers"],
+    ["training"],
+    ["influence", "optim", "sampling"],
+    ["runs", "reporting"],
+]
+OUTSIDE_THE_ORDER = ["data", "models"]  # import nothing of ours; anyone may import them
+
+
+def layers() -> list[str]:
+    return sorted(path.name for path in SRC.iterdir() if path.is_dir() and any(path.rglob("*.py")))
+
+
+def python_files(*folders: Path) -> list[Path]:
+    return sorted(path for folder in folders for path in folder.rglob("*.py"))
+
+
+def relative(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+def imported_modules(path: Path) -> Iterator[str]:
+    """Yield the absolute names of all imports, those inside functions included."""
+    package = ["curvlab", *path.relative_to(SRC).parts[:-1]] if path.is_relative_to(SRC) else []
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else []
+            module = ".".join([*base, *([node.module] if node.module else [])])
+            yield module
+            yield from (f"{module}.{alias.name}" for alias in node.names)
+
+
+def imported_layers(path: Path) -> set[str]:
+    parts = [name.split(".") for name in imported_modules(path)]
+    return {part[1] for part in parts if part[0] == "curvlab" and len(part) > 1 and (SRC / part[1]).is_dir()}
+
+
+def test_every_layer_has_a_place_in_the_order() -> None:
+    known = {layer for row in ORDER for layer in row} | set(OUTSIDE_THE_ORDER)
+    assert set(layers()) <= known
+
+
+@pytest.mark.parametrize("layer", layers())
+def test_imports_flow_one_way(layer: str) -> None:
+    allowed = {layer}
+    if layer not in OUTSIDE_THE_ORDER:
+        height = next(i for i, row in enumerate(ORDER) if layer in row)
+        allowed |= {lower for row in ORDER[:height] for lower in row} | set(OUTSIDE_THE_ORDER)
+    for path in python_files(SRC / layer):
+        assert imported_layers(path) <= allowed, relative(path)
+
+
+def test_the_library_does_not_import_experiments() -> None:
+    for path in python_files(SRC):
+        assert not [name for name in imported_modules(path) if name.split(".")[0] in ("experiments", "tests")], (
+            path
+        )
+
+
+def test_relative_imports_are_resolved() -> None:
+    # The check above is worth what `imported_layers` finds: here it must find something.
+    assert imported_layers(SRC / "curvature" / "gauss_newton.py") == {"curvature"}
+    assert imported_layers(SRC / "curvature" / "data_operator.py") == {"curvature", "linalg"}
+
+
+@pytest.mark.parametrize("path", python_files(SRC, ROOT / "experiments"), ids=relative)
+def test_files_are_short_and_well_named(path: Path) -> None:
+    assert len(path.read_text().splitlines()) <= 300
+    assert path.stem not in ("util", "utils", "helpers", "misc", "common")
+
+
+def public_definitions(body: list[ast.stmt], prefix: str = "") -> Iterator[tuple[str, ast.AST]]:
+    for node in body:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) and not node.name.startswith(
+            "_"
+        ):
+            yield prefix + node.name, node
+            if isinstance(node, ast.ClassDef):
+                yield from public_definitions(node.body, f"{prefix}{node.name}.")
+
+
+@pytest.mark.parametrize("path", python_files(SRC), ids=relative)
+def test_every_public_name_has_a_docstring(path: Path) -> None:
+    tree = ast.parse(path.read_text())
+    undocumented = [name for name, node in public_definitions(tree.body) if not ast.get_docstring(node)]
+    assert undocumented == []
+    if path.name != "__init__.py":
+        assert ast.get_docstring(tree), "the module says what it is for"
+
+
+def test_tests_mirror_src() -> None:
+    folders = {path.relative_to(ROOT / "tests").parts[0] for path in (ROOT / "tests").rglob("*/test_*.py")}
+    assert set(layers()) - folders == set(), "layers without tests"
+    assert folders - set(layers()) <= {"experiments"}, "tests of nothing"
+
+
+def test_test_files_have_names_of_their_own() -> None:
+    # Folders of tests are no packages, so two files of one name would hide each other.
+    names = [path.name for path in (ROOT / "tests").rglob("*.py") if path.name != "conftest.py"]
+    assert sorted(names) == sorted(set(names))
+    assert not list((ROOT / "tests").rglob("__init__.py"))

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import os
+import logging
+import runpy
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -74,12 +75,24 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def demo(checkout: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
-    """Run `python -m experiments.toy.fig1_demo ARGS` in the toy checkout."""
+def demo(
+    checkout: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> Iterator[Callable[..., subprocess.CompletedProcess[str]]]:
+    """Run experiments/toy/fig1_demo.py ARGS as a main program, but inside this process, for speed."""
+    script = str(checkout / "experiments" / "toy" / "fig1_demo.py")
+    root = logging.getLogger()
+    before = root.handlers[:], root.level  # Hydra sets up logging
 
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "experiments.toy.fig1_demo", *arguments]
-        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-        return subprocess.run(command, cwd=checkout, env=environment, capture_output=True, text=True, check=False)
+        monkeypatch.setattr(sys, "argv", [script, *arguments])
+        capfd.readouterr()
+        status = 0
+        try:
+            runpy.run_path(script, run_name="__main__")
+        except SystemExit as end:
+            status = int(end.code or 0)
+        printed = capfd.readouterr()
+        return subprocess.CompletedProcess(arguments, status, printed.out, printed.err)
 
-    return run
+    yield run
+    root.handlers[:], root.level = before

@@ -7,6 +7,7 @@ import logging
 import multiprocessing
 import os
 import random
+import signal
 import time
 import warnings
 from pathlib import Path
@@ -31,6 +32,7 @@ def processes() -> Any:
 
 def work(root: Path, log: Path, seconds: float, *, units: int = 6, start_at: float = 0.0) -> None:
     """Several units, each with its own numbers; every computation leaves a line in the log."""
+    warnings.simplefilter("error")  # a damaged entry ends this process with status 1
     store = Store(root)
 
     def compute(seed: int) -> dict[str, Any]:
@@ -46,7 +48,7 @@ def work(root: Path, log: Path, seconds: float, *, units: int = 6, start_at: flo
 
 
 def numbers(seed: int) -> torch.Tensor:
-    return torch.randn(20_000, generator=torch.Generator().manual_seed(seed))
+    return torch.randn(200_000, generator=torch.Generator().manual_seed(seed))
 
 
 def refuse() -> dict[str, Any]:
@@ -219,27 +221,26 @@ def test_unusable_root_names_the_setting(tmp_path: Path) -> None:
 
 def test_killed_at_random_moments_loses_at_most_the_unit_at_work(tmp_path: Path, processes: Any) -> None:
     moments = random.Random(0)
-    root, log, units, kills = tmp_path / "store", tmp_path / "log", 25, 0
-    while True:
+    root, log, units = tmp_path / "store", tmp_path / "log", 20
+    killed = 0
+    for attempt in range(11):
         worker = processes.Process(target=work, args=(root, log, 0.002), kwargs={"units": units})
-        worker.start()
         started = log.stat().st_size if log.exists() else 0
+        worker.start()
         while worker.is_alive() and (not log.exists() or log.stat().st_size == started):
             time.sleep(0.0005)  # until it is inside its first unit
-        worker.join(moments.uniform(0.0, 0.025))
-        worker.kill()  # SIGKILL
+        if attempt < 10:
+            worker.join(moments.uniform(0.0, 0.02))
+            worker.kill()
         worker.join()
-        if worker.exitcode == 0:
-            break
-        kills += 1
-    assert kills >= 3
-    assert len(log.read_text().splitlines()) <= units + kills
-    store = Store(root)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")  # nothing was damaged
-        for seed in range(units):
-            payload = store.get_or_compute("unit", {"seed": seed}, refuse)
-            assert torch.equal(payload["x"], numbers(seed))
+        assert worker.exitcode in (0, -signal.SIGKILL)
+        killed += worker.exitcode != 0
+    assert worker.exitcode == 0
+    assert killed >= 2
+    assert len(log.read_text().splitlines()) <= units + killed
+    for seed in range(units):
+        payload = Store(root).get_or_compute("unit", {"seed": seed}, refuse)
+        assert torch.equal(payload["x"], numbers(seed))
 
 
 def test_temporary_file_of_a_killed_process_is_removed(tmp_path: Path) -> None:

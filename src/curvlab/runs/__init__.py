@@ -2,6 +2,7 @@
 
 from curvlab.runs.configuration import load_config, main
 from curvlab.runs.overrides import ConfigurationError
+from curvlab.runs.run import Run, start
 from curvlab.runs.store import Store
 
-__all__ = ["ConfigurationError", "Store", "load_config", "main"]
+__all__ = ["ConfigurationError", "Run", "Store", "load_config", "main", "start"]

@@ -11,7 +11,7 @@ _STALE_SECONDS = 3600.0  # a temporary file lives for the time of one write
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Write `content` to `path`: a temporary file in the same folder, fsync, rename, fsync of the folder."""
+    """Write `content` to `path`: a temporary file in the same folder, fsync, rename."""
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
     try:
@@ -25,7 +25,6 @@ def write_atomically(path: Path, content: bytes) -> None:
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise
-    _sync_folder(path.parent)
 
 
 def remove_stale(folder: Path, prefix: str = "", *, older_than: float = _STALE_SECONDS) -> None:
@@ -36,14 +35,3 @@ def remove_stale(folder: Path, prefix: str = "", *, older_than: float = _STALE_S
                 temporary.unlink()
         except FileNotFoundError:
             continue  # another process was faster
-
-
-def _sync_folder(folder: Path) -> None:
-    """Make a rename survive a power failure; a few file systems cannot, and then it is not asked for."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    except OSError:
-        pass
-    finally:
-        os.close(descriptor)

@@ -73,7 +73,9 @@ class Command:
         return f"{line} ARGS={quoted}"
 
     def python_line(self, preset: str) -> str:
-        """Return e.g. `python -m experiments.lissa.fig1_pbrf_scatter preset=laptop model=lenet`."""
+        """Return e.g. `python -m experiments.lissa.fig1_pbrf_scatter preset=laptop`; "" without a config name."""
+        if not self.config_name:
+            return ""
         module = self.config_name.replace("/", ".")
         return f"python -m experiments.{module} {_joined([f'preset={preset}', *self.changes])}"
 

@@ -94,11 +94,9 @@ class Store:
         start = time.perf_counter()
         self._depth += 1
         try:
-            payload = compute()
+            payload = named_results(compute(), name)
         finally:
             self._depth -= 1
-        if not isinstance(payload, dict):
-            raise TypeError(f"unit {name!r} returned a {type(payload).__name__}; return a dict of named results.")
         entry = {"payload": _storable(payload, name), "seconds": time.perf_counter() - start}
         content = _encode(entry, path.stem)
         described = json.dumps({"name": name, "config": plain(config)}, indent=2, sort_keys=True) + "\n"
@@ -151,6 +149,13 @@ class Store:
             yield
         finally:
             lock.release()
+
+
+def named_results(payload: Any, name: str) -> dict[str, Any]:
+    """Return what a unit computed when it is a dict; a forgotten `return` must not be stored."""
+    if not isinstance(payload, dict):
+        raise TypeError(f"unit {name!r} returned a {type(payload).__name__}; return a dict of named results.")
+    return payload
 
 
 def _storable(value: Any, where: str) -> Any:

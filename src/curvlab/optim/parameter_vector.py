@@ -1,0 +1,65 @@
+"""The parameters of an optimizer as one flat vector."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from curvlab.linalg import LinearOperator, flatten, unflatten
+
+Closure = Callable[[], Tensor | float]
+
+
+def single_group(groups: Sequence[dict[str, Any]], *, name: str) -> dict[str, Any]:
+    """Return the one parameter group: a curvature of all parameters has one setting."""
+    if len(groups) != 1:
+        raise ValueError(
+            f"{name} preconditions all parameters together and takes one parameter group, got {len(groups)}: pass "
+            "model.parameters()."
+        )
+    return groups[0]
+
+
+def check_size(group: dict[str, Any], operator: LinearOperator, *, name: str) -> None:
+    """Refuse an operator of another size than the parameters that require gradients."""
+    size = sum(parameter.numel() for parameter in group["params"] if parameter.requires_grad)
+    if operator.shape[0] != size:
+        raise ValueError(
+            f"{name} got {size} parameters and a {type(operator).__name__} of size {operator.shape[0]}: both must "
+            "be the parameters that require gradients, in the same order."
+        )
+
+
+def gradient_vector(group: dict[str, Any], *, name: str) -> Tensor:
+    """Return the gradients as one vector, (n,); a missing one is zero, a non-finite one an error."""
+    parameters = [parameter for parameter in group["params"] if parameter.requires_grad]
+    if all(parameter.grad is None for parameter in parameters):
+        raise ValueError(
+            f"{name}.step found no gradients: call loss.backward() first, or pass a closure that does."
+        )
+    gradient = flatten(torch.zeros_like(p) if p.grad is None else p.grad for p in parameters).detach()
+    if not bool(gradient.isfinite().all()):
+        raise ValueError(
+            f"{name}.step found NaN or infinity in the gradient: the iteration has diverged. Raise alpha (or "
+            "sigma), or lower lr."
+        )
+    return gradient
+
+
+def move(group: dict[str, Any], displacement: Tensor) -> None:
+    """Add a flat displacement, (n,), to the parameters."""
+    parameters = [parameter for parameter in group["params"] if parameter.requires_grad]
+    with torch.no_grad():
+        for parameter, part in zip(parameters, unflatten(displacement, parameters), strict=True):
+            parameter.add_(part)
+
+
+def evaluate(closure: Closure | None) -> Tensor | float | None:
+    """Return the closure's loss, with gradients enabled; None without a closure."""
+    if closure is None:
+        return None
+    with torch.enable_grad():
+        return closure()

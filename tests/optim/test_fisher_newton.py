@@ -1,0 +1,166 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, hessian, jacrev
+
+from curvlab.curvature import FisherOperator, GaussNewtonOperator
+from curvlab.curvature.losses import output_loss
+from curvlab.optim import FisherNewton, output_gradient_bound
+from curvlab.solvers import ConjugateGradient
+
+LOSSES = {
+    "mean squares": nn.MSELoss(),
+    "sum of squares": nn.MSELoss(reduction="sum"),
+    "softmax": nn.CrossEntropyLoss(),
+    "sum of softmax": nn.CrossEntropyLoss(reduction="sum"),
+    "one logit": nn.BCEWithLogitsLoss(),
+}
+
+
+class Task:
+    def __init__(self, name: str, generator: torch.Generator) -> None:
+        outputs = 3 if "softmax" in name else 1
+        self.inputs = torch.randn(12, 2, dtype=torch.float64, generator=generator)
+        self.network = nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, outputs)).double()
+        for parameter in self.network.parameters():
+            parameter.data.copy_(torch.randn(parameter.shape, dtype=torch.float64, generator=generator))
+        if "softmax" in name:
+            self.targets = torch.randint(3, (12,), generator=generator)
+        else:
+            self.targets = (self.inputs[:, :1] > 0).double()
+        self.loss = LOSSES[name]
+        self.operator = FisherOperator(self.network, self.loss, (self.inputs, self.targets))
+        self.parameters = {name: p.detach().clone() for name, p in self.network.named_parameters()}
+
+    def closure(self) -> Tensor:
+        self.network.zero_grad()
+        value = self.loss(self.network(self.inputs), self.targets)
+        value.backward()
+        return value
+
+    def outputs_at(self, vector: Tensor) -> Tensor:
+        pieces, start = {}, 0
+        for name, parameter in self.parameters.items():
+            pieces[name] = vector[start : start + parameter.numel()].view(parameter.shape)
+            start += parameter.numel()
+        return functional_call(self.network, pieces, (self.inputs,))
+
+    @property
+    def vector(self) -> Tensor:
+        return torch.cat([p.detach().reshape(-1) for p in self.network.parameters()])
+
+    def dense_fisher(self) -> Tensor:
+        """Jᵀ S J from the outputs' Jacobian and the autograd Hessian of the loss by the outputs."""
+        outputs = self.outputs_at(self.vector)
+        jacobian = jacrev(self.outputs_at)(self.vector).reshape(outputs.numel(), -1)
+        inner = hessian(lambda h: self.loss(h, self.targets))(outputs).reshape(outputs.numel(), -1)
+        return jacobian.T @ inner @ jacobian
+
+    def dense_hessian(self) -> Tensor:
+        return hessian(lambda v: self.loss(self.outputs_at(v), self.targets))(self.vector)
+
+    def smoothness(self) -> float:
+        """L at the current parameters: largest spectral norm of any output's Hessian."""
+        hessians = hessian(self.outputs_at)(self.vector)
+        return float(torch.linalg.matrix_norm(hessians, 2).max())
+
+
+@pytest.fixture(params=LOSSES)
+def task(request, generator: torch.Generator) -> Task:
+    return Task(request.param, generator)
+
+
+def test_step_agrees_with_a_dense_solve(task: Task) -> None:
+    start, dense = task.vector.clone(), task.dense_fisher()
+    optimizer = FisherNewton(task.network.parameters(), task.operator, hessian_lipschitz=2.0, sigma=0.1)
+    optimizer.step(task.closure)
+    gradient = torch.cat([p.grad.reshape(-1) for p in task.network.parameters()])
+    alpha = math.sqrt(float(gradient.norm())) + 0.1
+    expected = start - torch.linalg.solve(dense + alpha * torch.eye(len(start), dtype=torch.float64), gradient)
+    torch.testing.assert_close(task.vector, expected, rtol=1e-10, atol=1e-10)
+    assert optimizer.last_step.alpha == pytest.approx(alpha)
+
+
+def test_bound_holds_at_random_parameters(task: Task, generator) -> None:
+    count = task.targets.numel()
+    for scale in (0.3, 1.0, 3.0):
+        for parameter in task.network.parameters():
+            parameter.data.copy_(scale * torch.randn(parameter.shape, dtype=torch.float64, generator=generator))
+        gap = torch.linalg.matrix_norm(task.dense_hessian() - task.dense_fisher(), 2)
+        loss = task.loss(task.network(task.inputs), task.targets).item()
+        bound = output_gradient_bound(output_loss(task.loss), loss, num_predictions=count)
+        assert float(gap) <= task.smoothness() * bound * (1 + 1e-10)
+
+
+def test_rule_for_sigma(task: Task) -> None:
+    optimizer = FisherNewton(task.network.parameters(), task.operator, smoothness=0.5, num_predictions=12)
+    loss = float(optimizer.step(task.closure))
+    name = next(name for name, loss in LOSSES.items() if loss is task.loss)
+    expected = {
+        "mean squares": 2 * math.sqrt(loss),
+        "sum of squares": 2 * math.sqrt(12 * loss),
+        "softmax": 2 * loss,
+        "sum of softmax": 2 * loss,
+        "one logit": loss,
+    }[name]
+    assert optimizer.last_step.sigma == pytest.approx(0.5 * expected)
+
+
+def test_conjugate_gradients_take_the_same_step(task: Task, generator) -> None:
+    start = {name: value.clone() for name, value in task.network.state_dict().items()}
+    ends = []
+    for solver in (None, ConjugateGradient(rtol=1e-10)):
+        task.network.load_state_dict(start)
+        optimizer = FisherNewton(task.network.parameters(), task.operator, sigma=0.05, solver=solver)
+        optimizer.step(task.closure)
+        assert optimizer.last_step.converged
+        ends.append(task.vector.clone())
+    torch.testing.assert_close(ends[0], ends[1], rtol=1e-7, atol=1e-8)
+
+
+def test_large_models_are_solved_by_conjugate_gradients(generator) -> None:
+    inputs, targets = torch.randn(5, 600, generator=generator), torch.zeros(5, 1)
+    network = nn.Linear(600, 1, bias=False)
+    optimizer = FisherNewton(
+        network.parameters(), FisherOperator(network, nn.MSELoss(), (inputs, targets)), sigma=1.0
+    )
+    assert isinstance(optimizer.solver, ConjugateGradient)
+
+
+def test_linear_least_squares_take_one_step(generator) -> None:
+    inputs = torch.randn(30, 4, dtype=torch.float64, generator=generator)
+    targets = torch.randn(30, 1, dtype=torch.float64, generator=generator)
+    network = nn.Linear(4, 1, bias=False).double()
+    optimizer = FisherNewton(network.parameters(), FisherOperator(network, nn.MSELoss(), (inputs, targets)))
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        value = nn.functional.mse_loss(network(inputs), targets)
+        value.backward()
+        return value
+
+    optimizer.step(closure)
+    expected = torch.linalg.lstsq(inputs, targets).solution.T
+    torch.testing.assert_close(network.weight.detach(), expected, rtol=1e-10, atol=1e-10)
+
+
+def test_what_does_not_fit_is_refused(generator) -> None:
+    task = Task("softmax", generator)
+    data = (task.inputs, task.targets)
+    empirical = FisherOperator(task.network, task.loss, data, kind="empirical")
+    for operator in (empirical, GaussNewtonOperator(task.network, task.loss, data)):
+        with pytest.raises(ValueError, match="of kind 'exact' or 'monte_carlo'"):
+            FisherNewton(task.network.parameters(), operator)
+    with pytest.raises(ValueError, match="smoothness must not be negative"):
+        FisherNewton(task.network.parameters(), task.operator, smoothness=-1.0)
+    optimizer = FisherNewton(task.network.parameters(), task.operator, smoothness=1.0)
+    task.closure()
+    with pytest.raises(ValueError, match=r"rule for σ needs the loss: pass step\(closure\)"):
+        optimizer.step()
+    summed = Task("sum of squares", generator)
+    with pytest.raises(ValueError, match="pass num_predictions="):
+        FisherNewton(summed.network.parameters(), summed.operator, smoothness=1.0)

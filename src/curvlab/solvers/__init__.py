@@ -5,6 +5,7 @@ from curvlab.solvers.direct import Direct
 from curvlab.solvers.hyperparameters import LissaHyperparameters, lissa_hyperparameters
 from curvlab.solvers.lissa import DivergenceError, Lissa
 from curvlab.solvers.preconditioners import Nystrom
+from curvlab.solvers.recipe import LissaRecipe, measure_constant, measure_recipe
 from curvlab.solvers.solution import Solution
 from curvlab.solvers.solver import IndefiniteOperatorError, Solver
 
@@ -15,8 +16,11 @@ __all__ = [
     "IndefiniteOperatorError",
     "Lissa",
     "LissaHyperparameters",
+    "LissaRecipe",
     "Nystrom",
     "Solution",
     "Solver",
     "lissa_hyperparameters",
+    "measure_constant",
+    "measure_recipe",
 ]

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from curvlab.linalg import LinearOperator
+from curvlab.solvers.recipe import LissaRecipe, measure_recipe
 from curvlab.solvers.solution import Solution, relative_norm
 from curvlab.solvers.solver import check_definite, check_finite, check_right_hand_side
 from curvlab.spectrum.probes import describe
@@ -55,9 +56,13 @@ class Lissa:
         rtol: `converged` means that the residual is at most this in every column. Sampling noise in the
             directions of large eigenvalues weighs heavily in the residual, so it may be missed although the
             influence scores are good: compare with ConjugateGradient.
+        average_last: return the mean of that many last iterates instead of the last (Polyak & Juditsky 1992):
+            takes away the noise in directions of large eigenvalues, which dominates the residual. 0 as in the
+            paper.
         check_residual: False skips the final product with the full operator: residual is then nan, and
             converged False because nothing is known.
         callback: called as callback(step, u) after each step, u (P, K) not to be modified.
+        recipe: what the settings were computed from, if they were (`Lissa.auto`); its cost is counted.
 
     Cost: num_steps sampled products a column, which are counted in `num_matvecs` as they are, though each
     touches batch_size examples only; plus one full product a column for the residual.
@@ -67,8 +72,10 @@ class Lissa:
     batch_size: int
     num_steps: int
     rtol: float = 0.1
+    average_last: int = 0
     check_residual: bool = True
     callback: Callback | None = None
+    recipe: LissaRecipe | None = None
 
     def __post_init__(self) -> None:
         if not (self.step_size > 0 and math.isfinite(self.step_size)):
@@ -77,6 +84,10 @@ class Lissa:
             raise ValueError(
                 f"batch_size and num_steps must be at least 1, got {self.batch_size} and {self.num_steps}"
             )
+        if not 0 <= self.average_last <= self.num_steps:
+            raise ValueError(
+                f"average_last must be between 0 and num_steps = {self.num_steps}, got {self.average_last}"
+            )
 
     def solve(self, operator: LinearOperator, b: Tensor, *, generator: torch.Generator | None = None) -> Solution:
         """Return x ≈ A⁻¹ b for b (P,) or (P, K); raises DivergenceError rather than return garbage."""
@@ -84,14 +95,19 @@ class Lissa:
         check_definite(operator)
         scale = operator.norm(columns)
         u = torch.zeros_like(columns)
+        total = torch.zeros_like(columns) if self.average_last else None
         for step in range(1, self.num_steps + 1):
             products = operator.sample(self.batch_size, generator) @ u
             new = u - self.step_size * (products - columns)
             self._check_growth(operator, new, products, scale, step)
             u = new
+            if total is not None and step > self.num_steps - self.average_last:
+                total += u
             if self.callback is not None:
                 self.callback(step, u)
-        num_matvecs = self.num_steps * columns.shape[1]
+        if total is not None:
+            u = total / self.average_last
+        num_matvecs = self.num_steps * columns.shape[1] + (self.recipe.num_matvecs if self.recipe else 0)
         if not self.check_residual:
             unknown = torch.full_like(scale, math.nan)
             return Solution(u.reshape(b.shape), unknown.reshape(b.shape[1:]), False, num_matvecs)
@@ -100,6 +116,61 @@ class Lissa:
         return Solution(
             u.reshape(b.shape), residual.reshape(b.shape[1:]), converged, num_matvecs + columns.shape[1]
         )
+
+    @classmethod
+    def auto(
+        cls,
+        operator: LinearOperator,
+        damping: float,
+        *,
+        rtol: float = 0.1,
+        callback: Callback | None = None,
+        generator: torch.Generator | None = None,
+    ) -> Lissa:
+        """Return a solver for `operator + damping * identity` with settings measured on `operator`.
+
+        λmax, tr and C of condition C.1 are measured, not assumed (`measure_recipe`), three time constants are
+        run, and the last third of the iterates is averaged. `recipe` on the result says what was measured;
+        its products are counted in each solution. For the error to expect, see `stationary_error`.
+        """
+        recipe = measure_recipe(operator, damping, generator=generator)
+        settings = recipe.settings
+        return cls(
+            settings.step_size,
+            settings.batch_size,
+            settings.num_steps,
+            rtol=rtol,
+            average_last=max(1, settings.num_steps // 3),
+            callback=callback,
+            recipe=recipe,
+        )
+
+    def stationary_error(
+        self,
+        operator: LinearOperator,
+        x: Tensor,
+        *,
+        num_batches: int = 32,
+        generator: torch.Generator | None = None,
+    ) -> Tensor:
+        """Return the relative error that sampling noise leaves in the last iterate, () or (K,) for x as (P, K).
+
+        sqrt(step_size Δ / (2 damping)) / ‖x‖: Theorem 1's δ⁻¹ η² Δ with δ = 2 η λ, Δ = E‖(G_t - G) x‖² measured
+        on `num_batches` batches at the solution x. An upper bound, of the mean square; averaging stays below.
+        """
+        columns = check_right_hand_side(operator, x)
+        if operator.damping <= 0:
+            raise ValueError(
+                f"the bound needs positive damping, got {operator.damping:g}: op + damping * identity"
+            )
+        sums, squares = torch.zeros_like(columns), operator.norm(columns) * 0
+        for _ in range(num_batches):
+            products = operator.sample(self.batch_size, generator) @ columns - operator.damping * columns
+            sums = sums + products
+            squares = squares + operator.inner(products, products)
+        variance = (squares - operator.inner(sums, sums) / num_batches) / (num_batches - 1)
+        error = (self.step_size * variance.clamp(min=0) / (2 * operator.damping)).sqrt() / operator.norm(columns)
+        return error.reshape(x.shape[1:])
 
     def _check_growth(
         self, operator: LinearOperator, u: Tensor, products: Tensor, scale: Tensor, step: int

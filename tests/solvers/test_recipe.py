@@ -1,0 +1,154 @@
+import pytest
+import torch
+from torch import Tensor
+
+from curvlab.linalg import DenseOperator, identity
+from curvlab.solvers import ConjugateGradient, DivergenceError, Lissa, lissa_hyperparameters
+from curvlab.solvers.recipe import measure_constant, measure_recipe
+
+
+def exact_constant(matrices: Tensor) -> float:
+    """sup_v [E‖G_i v‖² - ‖G v‖²] / (tr vᵀGv), a generalised eigenvalue."""
+    mean = matrices.mean(0)
+    gap = (matrices @ matrices).mean(0) - mean @ mean
+    values, vectors = torch.linalg.eigh(mean)
+    root = vectors * values.clamp(min=1e-12) ** -0.5 @ vectors.T
+    return float(torch.linalg.eigvalsh(root @ gap @ root).max() / mean.trace())
+
+
+def heavy(size: int = 15, num_examples: int = 400) -> Tensor:
+    """Few examples with much curvature, as in an overfitted network: C far above the paper's 2."""
+    generator = torch.Generator().manual_seed(1)
+    factors = torch.randn(num_examples, size, generator=generator, dtype=torch.float64)
+    factors = factors * torch.arange(1, size + 1).double() ** -0.5
+    factors = factors * torch.rand(num_examples, 1, generator=generator, dtype=torch.float64) ** -0.45
+    return factors[:, :, None] * factors[:, None, :]
+
+
+def test_constant_in_given_directions(generator) -> None:
+    matrices = heavy()
+    mean = matrices.mean(0)
+    directions = torch.randn(15, 3, generator=generator, dtype=torch.float64)
+    measured = measure_constant(
+        DenseOperator(matrices, is_psd=True),
+        directions,
+        trace=float(mean.trace()),
+        num_batches=3000,
+        batch_size=4,
+        generator=generator,
+    )
+    spread = ((matrices @ directions) ** 2).sum(1).mean(0) - ((mean @ directions) ** 2).sum(0)
+    expected = spread / (mean.trace() * (directions * (mean @ directions)).sum(0))
+    torch.testing.assert_close(measured, expected, rtol=0.25, atol=0)
+
+
+def test_recipe_finds_the_spectrum_and_a_fair_share_of_the_constant(generator) -> None:
+    matrices = heavy()
+    truth = exact_constant(matrices)
+    assert truth > 4  # twice the paper's assumption
+    recipe = measure_recipe(DenseOperator(matrices, is_psd=True), 0.1, generator=generator)
+    assert recipe.largest_eigenvalue == pytest.approx(
+        float(torch.linalg.eigvalsh(matrices.mean(0)).max()), rel=0.03
+    )
+    assert recipe.trace.value == pytest.approx(float(matrices.mean(0).trace()), rel=0.15)
+    assert 0.4 * truth < recipe.constant < 1.3 * truth
+    assert recipe.settings == lissa_hyperparameters(
+        trace=recipe.trace.value,
+        largest_eigenvalue=recipe.largest_eigenvalue,
+        damping=0.1,
+        constant=2 * recipe.constant,
+        num_time_constants=3,
+    )
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_auto_converges_to_what_it_promises(seed: int) -> None:
+    matrices = heavy()
+    operator, damping = DenseOperator(matrices, is_psd=True), 0.05
+    generator = torch.Generator().manual_seed(seed)
+    b = torch.randn(15, 4, generator=generator, dtype=torch.float64)
+    solver = Lissa.auto(operator, damping, generator=generator)
+    solution = solver.solve(operator + damping * identity, b, generator=generator)
+    truth = ConjugateGradient(rtol=1e-10).solve(operator + damping * identity, b).x
+    error = (solution.x - truth).norm(dim=0) / truth.norm(dim=0)
+    assert float(error.max()) < 0.2
+    assert solution.converged
+    assert solver.recipe is not None
+    assert solution.num_matvecs == solver.recipe.num_matvecs + 4 * solver.num_steps + 4
+    promised = solver.stationary_error(operator + damping * identity, solution.x, generator=generator)
+    assert bool((error < promised + 0.15).all())  # 0.15: three time constants, averaged over the last
+
+
+def test_stationary_error_bounds_the_noise() -> None:
+    matrices = heavy()
+    damping = 0.2
+    operator = DenseOperator(matrices, is_psd=True) + damping * identity
+    damped = matrices.mean(0) + damping * torch.eye(15, dtype=torch.float64)
+    b = torch.ones(15, dtype=torch.float64)
+    truth = torch.linalg.solve(damped, b)
+    solver = Lissa(0.3 / float(torch.linalg.eigvalsh(damped).max()), batch_size=100, num_steps=300)
+    generator = torch.Generator().manual_seed(0)
+    squares = [
+        float(((solver.solve(operator, b, generator=generator).x - truth) ** 2).sum() / (truth**2).sum())
+        for _ in range(40)
+    ]
+    bound = float(solver.stationary_error(operator, truth, num_batches=2000, generator=generator))
+    error = (sum(squares) / 40) ** 0.5
+    assert 0.2 * bound < error < bound
+    # The formula itself, with the exact variance of one batch.
+    spread = ((matrices @ truth) ** 2).sum(1).mean() - ((matrices.mean(0) @ truth) ** 2).sum()
+    exact = (solver.step_size * spread / 100 / (2 * damping)).sqrt() / truth.norm()
+    assert bound == pytest.approx(float(exact), rel=0.15)
+
+
+def test_averaging_lowers_the_residual(generator) -> None:
+    operator = DenseOperator(heavy(), is_psd=True) + 0.1 * identity
+    b = torch.randn(15, 3, generator=generator, dtype=torch.float64)
+    seeds = [torch.Generator().manual_seed(0) for _ in range(2)]
+    last = Lissa(0.03, 100, 2000).solve(operator, b, generator=seeds[0])
+    averaged = Lissa(0.03, 100, 2000, average_last=1000).solve(operator, b, generator=seeds[1])
+    assert bool((averaged.residual < 0.5 * last.residual).all())
+    iterates: list[Tensor] = []
+    Lissa(0.1, 20, 6, callback=lambda step, u: iterates.append(u)).solve(
+        operator, b, generator=torch.Generator().manual_seed(0)
+    )
+    mean = Lissa(0.1, 20, 6, average_last=4).solve(operator, b, generator=torch.Generator().manual_seed(0)).x
+    torch.testing.assert_close(mean, torch.stack(iterates[2:]).mean(0))
+    with pytest.raises(ValueError, match="average_last must be between 0 and num_steps = 6"):
+        Lissa(0.1, 20, 6, average_last=7)
+
+
+def test_the_paper_s_constant_diverges_where_auto_does_not() -> None:
+    # One example in a hundred carries nearly all curvature in its own direction.
+    size = 40
+    factors = torch.zeros(100, size, dtype=torch.float64)
+    factors[torch.arange(100), torch.arange(100) % size] = 1.0
+    factors[:4, 0] = 8.0
+    matrices = factors[:, :, None] * factors[:, None, :]
+    operator, damping = DenseOperator(matrices, is_psd=True), 0.01
+    mean = matrices.mean(0)
+    settings = lissa_hyperparameters(
+        trace=float(mean.trace()), largest_eigenvalue=float(torch.linalg.eigvalsh(mean).max()), damping=damping
+    )
+    b = torch.ones(size, dtype=torch.float64)
+    paper = Lissa(settings.step_size, settings.batch_size, 3000)
+    with pytest.raises(DivergenceError, match="is too small"):
+        paper.solve(operator + damping * identity, b, generator=torch.Generator().manual_seed(0))
+    generator = torch.Generator().manual_seed(0)
+    solver = Lissa.auto(operator, damping, generator=generator)
+    assert solver.batch_size > 4 * settings.batch_size
+    assert bool(solver.solve(operator + damping * identity, b, generator=generator).x.isfinite().all())
+
+
+@pytest.mark.parametrize(
+    ("damping", "shift", "message"), [(0.0, 0.0, "damping must be positive"), (0.1, 0.1, "without damping")]
+)
+def test_bad_input(damping: float, shift: float, message: str) -> None:
+    operator = DenseOperator(heavy(), is_psd=True)
+    with pytest.raises(ValueError, match=message):
+        Lissa.auto(operator + shift * identity if shift else operator, damping)
+
+
+def test_constant_needs_directions_of_the_right_length() -> None:
+    with pytest.raises(ValueError, match="acts on vectors of length 15"):
+        measure_constant(DenseOperator(heavy(), is_psd=True), torch.ones(3, 1, dtype=torch.float64), trace=1.0)

@@ -1,5 +1,8 @@
 """Which models are accepted: modes, frozen parameters, NaN, dtypes, Hugging Face language models."""
 
+from collections.abc import Iterator
+from contextlib import nullcontext
+
 import pytest
 import torch
 from curvature_cases import convolutional, language_problem, mlp, normal, problem, randomised
@@ -96,14 +99,18 @@ def test_switching_to_train_mode_after_construction_is_noticed(operator) -> None
         op @ op.randn(1, torch.Generator())
 
 
-def test_settings_of_torch_are_restored_even_after_an_error() -> None:
-    before = torch.backends.mha.get_fastpath_enabled(), torch.backends.cuda.math_sdp_enabled()
-    flash = torch.backends.cuda.flash_sdp_enabled()
-    model = nn.Linear(3, 3).double()  # does not fit the data
-    with pytest.raises(RuntimeError):
-        multiply(GaussNewtonOperator, model, data(4))
-    assert (torch.backends.mha.get_fastpath_enabled(), torch.backends.cuda.math_sdp_enabled()) == before
-    assert torch.backends.cuda.flash_sdp_enabled() == flash
+@pytest.mark.parametrize("enabled", [True, False])
+@pytest.mark.parametrize("width", [4, 3])  # a model of width 3 does not fit the data
+def test_settings_of_torch_are_restored_even_after_an_error(enabled: bool, width: int) -> None:
+    fast, flash = torch.backends.mha.get_fastpath_enabled(), torch.backends.cuda.flash_sdp_enabled()
+    torch.backends.mha.set_fastpath_enabled(enabled)
+    try:
+        with nullcontext() if width == 4 else pytest.raises(RuntimeError):
+            multiply(GaussNewtonOperator, nn.Linear(width, 3).double(), data(4))
+        assert torch.backends.mha.get_fastpath_enabled() is enabled
+        assert torch.backends.cuda.flash_sdp_enabled() is flash
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast)
 
 
 # -------------------------------------------------------------------------------------- parameters
@@ -286,14 +293,22 @@ def test_an_object_with_logits_is_read_like_a_tensor() -> None:
 
 
 # -------------------------------------------------------------------------------------------- peers
+@pytest.fixture
+def _plain_attention() -> Iterator[None]:
+    """Keep the peer off attention's fast path, which has no forward-mode derivative."""
+    enabled = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    yield
+    torch.backends.mha.set_fastpath_enabled(enabled)
+
+
+@pytest.mark.usefixtures("_plain_attention")
 @pytest.mark.parametrize("loss", ["ce", "ce_sum", "mse", "mse_sum", "bce"])
 @pytest.mark.parametrize("model", ["mlp_gelu", "conv_batch_norm", "attention"])
 def test_agrees_with_curvlinops_in_single_precision(
     model: str, loss: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     curvlinops = pytest.importorskip("curvlinops")
-    # The peer runs into attention's fast path, which has no forward-mode derivative.
-    monkeypatch.setattr(torch.backends.mha, "get_fastpath_enabled", lambda: False)
     case = problem(model, loss)
     network = case.model.float()
     targets = case.targets.float() if case.targets.is_floating_point() else case.targets

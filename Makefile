@@ -31,7 +31,7 @@ lint: $(READY) ## ruff (style, docstrings, complexity) and mypy
 test: $(READY) ## all tests; TEST=tests/solvers for a part; real data when CURVLAB_DATA points at it
 	$(PYTHON) -m pytest $(TEST)
 
-clean: ## remove caches and run directories (data and results stay)
+clean: ## remove run directories and stored units of work (data and results stay)
 	rm -rf outputs multirun .cache .mypy_cache .ruff_cache .pytest_cache
 
 # ---------------------------------------------------------------------------------------- figures

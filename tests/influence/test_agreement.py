@@ -23,7 +23,7 @@ def test_pearson_and_slope_match_scipy(scores, generator) -> None:
 
 @pytest.mark.parametrize(
     ("factor", "scale", "case"),
-    [(1.0, 1.0, "agree"), (3.0, 1.0, "apart"), (1.0, 1000.0, "both near zero"), (-1.0, 1.0, "apart")],
+    [(1.0, 1.0, "agree"), (3.0, 1.0, "apart"), (1.0, 100.0, "both near zero"), (-1.0, 1.0, "apart")],
 )
 def test_the_three_cases(scores, factor, scale, case) -> None:
     assert agreement(scores, factor * scores, scale=scale).case == case

@@ -171,6 +171,11 @@ class _Examples:
         return _checked(default_collate([self.dataset[int(index)] for index in indices]))
 
 
+def num_examples(inputs: Inputs) -> int:
+    """Return how many examples a batch holds."""
+    return len(inputs) if isinstance(inputs, Tensor) else len(next(iter(inputs.values())))
+
+
 def _is_pair(data: Any) -> bool:
     return (
         isinstance(data, tuple | list)

@@ -61,7 +61,6 @@ class GaussNewtonOperator(DataOperator):
             raise ValueError(f"fd_step must be positive, got {fd_step}")
         self.jvp = jvp
         self.fd_step = fd_step if fd_step is not None else FD_STEP.get(self.dtype, 1e-2)
-        self._maps_columns = jvp == "forward" and maps_columns(self.function, columns)
 
     @property
     def is_psd(self) -> bool:
@@ -74,7 +73,7 @@ class GaussNewtonOperator(DataOperator):
 
     def _batch_products(self, inputs: Inputs, targets: Tensor, vectors: Tensor) -> Tensor:
         output_product = partial(self._output_product, targets)
-        if self._maps_columns and vectors.shape[1] > 1:
+        if self.jvp == "forward" and vectors.shape[1] > 1 and maps_columns(self.function, self.columns, inputs):
             return forward_products(self.function, inputs, vectors, output_product)
         if self.jvp == "forward":
             products = [forward_product(self.function, inputs, v, output_product) for v in vectors.unbind(1)]

@@ -42,7 +42,6 @@ class HessianOperator(DataOperator):
         columns: Columns = "auto",
     ) -> None:
         super().__init__(model, loss, data, batch_size=batch_size, columns=columns)
-        self._maps_columns = maps_columns(self.function, columns)
 
     def _batch_products(self, inputs: Inputs, targets: Tensor, vectors: Tensor) -> Tensor:
         parameters = self.function.parameters
@@ -57,7 +56,7 @@ class HessianOperator(DataOperator):
         def product(*tangent: Tensor) -> tuple[Tensor, ...]:
             return jvp(grad(total_loss), (parameters,), (tangent,))[1]
 
-        if self._maps_columns and vectors.shape[1] > 1:
+        if vectors.shape[1] > 1 and maps_columns(self.function, self.columns, inputs):
             return flatten_columns(vmap(product)(*unflatten_columns(vectors, parameters)))
         products = [flatten(product(*unflatten(v, parameters))) for v in vectors.unbind(1)]
         return torch.stack(products, dim=1)

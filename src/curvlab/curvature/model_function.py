@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.conv import _ConvNd
 from torch.nn.modules.dropout import _DropoutNd
 
 from curvlab.curvature.batches import Inputs
@@ -46,6 +47,7 @@ class ModelFunction:
             )
         self.dtype = dtypes.pop()
         self.device = devices.pop()
+        self.has_convolution = any(isinstance(module, _ConvNd) for module in model.modules())
         self.num_parameters = sum(parameter.numel() for parameter in self.live_parameters)
         self._keywords = {"use_cache": False} if _has_cache(model) else {}
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 # The cases of Klochkov & Liu (2024), Sec. 4, with thresholds fixed before any run: the paper gives none.
-NEAR_ZERO = 0.01  # both root mean squares below this share of the largest panel's
+NEAR_ZERO = 0.1  # both root mean squares below this share of the median panel's
 MIN_PEARSON = 0.9
 SLOPES = (0.5, 2.0)
 
@@ -21,8 +21,8 @@ class Agreement:
         pearson: correlation of x and y; nan when one is constant.
         slope: of the least-squares line y = a + slope·x; 1 when the scores agree.
         relative_error: ‖y - x‖ / ‖x‖.
-        case: "agree" (pearson >= 0.9, slope within a factor of 2 of 1), "both near zero" (both root mean squares
-            below 1 % of `scale`), or "apart".
+        case: "both near zero" (both root mean squares below a tenth of `scale`), else "agree" (pearson >= 0.9,
+            slope within a factor of 2 of 1), else "apart".
     """
 
     pearson: float
@@ -32,7 +32,7 @@ class Agreement:
 
 
 def agreement(x: Tensor, y: Tensor, *, scale: float) -> Agreement:
-    """Compare two (num_test,) score vectors; `scale` is the largest root mean square among all panels."""
+    """Compare two (num_test,) score vectors; `scale` is the root mean square of a typical panel."""
     if x.shape != y.shape or x.ndim != 1:
         raise ValueError(f"need two vectors of one length, got {tuple(x.shape)} and {tuple(y.shape)}")
     x, y = x.double(), y.double()
@@ -49,6 +49,10 @@ def agreement(x: Tensor, y: Tensor, *, scale: float) -> Agreement:
     return Agreement(pearson=pearson, slope=slope, relative_error=float((y - x).norm() / x.norm()), case=case)
 
 
-def largest_rms(*scores: Tensor) -> float:
-    """Return the largest root mean square over all columns of several (num_test, num_points) matrices."""
-    return max(float(matrix.double().square().mean(0).sqrt().max()) for matrix in scores if torch.numel(matrix))
+def median_rms(*scores: Tensor) -> float:
+    """Return the median root mean square over all finite columns of several (num_test, num_points) matrices.
+
+    The median, because a single diverged column would set a maximum or a mean.
+    """
+    columns = torch.cat([matrix.double().square().mean(0).sqrt() for matrix in scores])
+    return float(columns[columns.isfinite()].median())

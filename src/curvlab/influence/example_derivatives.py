@@ -34,7 +34,6 @@ def per_example_gradients(
     """
     function = ModelFunction(model)
     measure = measurement or output_loss(loss).own_loss
-    shared = maps_columns(function, "auto")
     parameters = function.parameters
 
     def of_one(values: Sequence[Tensor], inputs: Inputs, target: Tensor) -> Tensor:
@@ -44,7 +43,7 @@ def per_example_gradients(
     rows: list[Tensor] = []
     for inputs, targets in Batches(data, batch_size=batch_size, device=function.device, dtype=function.dtype):
         _check(function, measure, inputs, targets, loss)
-        if shared:
+        if maps_columns(function, "auto", inputs):
             pieces = vmap(gradient, in_dims=(None, 0, 0))(parameters, inputs, targets)
             rows.append(torch.cat([piece.reshape(len(targets), -1) for piece in pieces], dim=1))
             continue
@@ -70,7 +69,6 @@ def directional_derivatives(
     """
     function = ModelFunction(model)
     measure = measurement or output_loss(loss).own_loss
-    shared = maps_columns(function, "auto")
     parameters = function.parameters
     rows = []
     for inputs, targets in Batches(data, batch_size=batch_size, device=function.device, dtype=function.dtype):
@@ -83,7 +81,7 @@ def directional_derivatives(
             return jvp(measured, (parameters,), (direction,))[1]
 
         with torch.no_grad():
-            if shared and directions.shape[1] > 1:
+            if directions.shape[1] > 1 and maps_columns(function, "auto", inputs):
                 columns = vmap(along)(*unflatten_columns(directions, parameters))
             else:
                 columns = torch.stack([along(*unflatten(d, parameters)) for d in directions.unbind(1)])

@@ -62,7 +62,6 @@ class ProximalBregmanObjective:
         self._train = Batches(train, batch_size=batch_size, device=device, dtype=dtype)
         self._batch_size = batch_size
         self._points = Batches(points, batch_size=1, device=device, dtype=dtype)
-        self._maps_columns = maps_columns(self.function, "auto")
         self._total_count = sum(self.loss.count(targets) for targets in self._train.targets())
         self.num_examples, self.num_points = self._train.num_examples, self._points.num_examples
         self.shape = (self.function.num_parameters, self.num_points)
@@ -158,7 +157,7 @@ class ProximalBregmanObjective:
             outputs, pull_back = vjp(lambda values: self.function(values, inputs), moved)[:2]
             return pull_back(residual(outputs))[0]
 
-        if self._maps_columns:
+        if maps_columns(self.function, "auto", inputs):
             return flatten_columns(vmap(pulled_back)(*unflatten_columns(displacement, self.function.parameters)))
         columns = [
             flatten(pulled_back(*unflatten(column, self.function.parameters))) for column in displacement.unbind(1)

@@ -103,7 +103,7 @@ def loss_response(
                 moved = [value + epsilon * s for value, s in zip(parameters, step, strict=True)]
                 return losses.own_loss(function(moved, inputs), targets)
 
-            if maps_columns(function, "auto"):
+            if maps_columns(function, "auto", inputs):
                 moved = vmap(after)(*unflatten_columns(displacement, parameters))
             else:
                 moved = torch.stack([after(*unflatten(column, parameters)) for column in displacement.unbind(1)])

@@ -1,0 +1,264 @@
+"""Fig. 1, compute: influence and retraining responses of the same training points, by four methods."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from omegaconf import DictConfig
+from torch import Tensor
+
+from curvlab.curvature import GaussNewtonOperator
+from curvlab.data import stack
+from curvlab.influence import (
+    ProximalBregmanObjective,
+    ProximalNewton,
+    ProximalSGD,
+    directional_derivatives,
+    loss_response,
+    per_example_gradients,
+)
+from curvlab.linalg import LinearOperator, identity
+from curvlab.runs import Run
+from curvlab.solvers import ConjugateGradient, DivergenceError, Lissa, LissaHyperparameters, lissa_hyperparameters
+from curvlab.spectrum import hutchinson_trace, top_eigenvalues
+from experiments.task import Task
+
+Batch = tuple[Tensor, Tensor]
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Everything that Fig. 1 needs about one task.
+
+    Attributes:
+        point_indices: (K,) into the training set.
+        test_indices: (M,) into the test set.
+        images: (K, ...) the points' inputs.
+        spectrum: trace, its standard error, largest eigenvalue and its error bound, products paid.
+        damping: added to G.
+        settings: LiSSA's, and the SGD PBRF's.
+        lissa: (seeds, M, K) influence by LiSSA; nan in a column that diverged.
+        pbrf: (seeds, M, K) response of the test losses by SGD.
+        cg: (M, K') influence by conjugate gradients, of the first K' points; K' may be 0.
+        exact: (M, K') response by Newton's method.
+        residuals: largest relative residual of CG and gradient norm of Newton; nan without them.
+        num_diverged: columns of LiSSA that diverged, over all seeds.
+    """
+
+    point_indices: Tensor
+    test_indices: Tensor
+    images: Tensor
+    spectrum: dict[str, float]
+    damping: float
+    settings: LissaHyperparameters
+    lissa: Tensor
+    pbrf: Tensor
+    cg: Tensor
+    exact: Tensor
+    residuals: dict[str, float]
+    num_diverged: int
+
+
+@dataclass(frozen=True)
+class _Setup:
+    """What the four methods share."""
+
+    run: Run
+    task: Task
+    damping: float
+    settings: LissaHyperparameters
+    points: Batch
+    test: Batch
+
+    @property
+    def damped(self) -> LinearOperator:
+        return GaussNewtonOperator(self.task.model, self.task.loss, self.task.train) + self.damping * identity
+
+    def gradients(self) -> Tensor:
+        """Return the points' gradients, (P, K)."""
+        return per_example_gradients(self.task.model, self.task.loss, self.points).T
+
+    def influences(self, solutions: Tensor) -> Tensor:
+        """Return -∇l(test)ᵀ x for each solution x, (P, K) -> (M, K)."""
+        return -directional_derivatives(self.task.model, self.task.loss, self.test, solutions)
+
+    def objective(self, epsilon: float) -> ProximalBregmanObjective:
+        task = self.task
+        return ProximalBregmanObjective(
+            task.model, task.loss, task.train, self.points, damping=self.damping, epsilon=epsilon
+        )
+
+    def responses(self, displacement: Tensor, epsilon: float) -> Tensor:
+        """Return the finite changes of the test losses, divided by epsilon, (P, K) -> (M, K)."""
+        return loss_response(self.task.model, self.task.loss, self.test, displacement, epsilon=epsilon)
+
+
+def compute_scores(run: Run, task: Task, cfg: DictConfig) -> Scores:
+    """Measure the spectrum, derive LiSSA's settings from it, and run the four methods, unit by unit.
+
+    All scores are changes of a test loss per unit weight added to the point's loss in the mean training loss
+    (the paper plots the same numbers with log p, the other sign, on both axes).
+    """
+    generator = run.generator("points", task.splits.name)
+    test_indices = _draw(len(task.splits.test), cfg.num_test, generator)  # type: ignore[arg-type]
+    point_indices = _draw(task.num_train, cfg.num_points, generator)
+    test, points = stack(task.splits.test, test_indices), stack(task.train, point_indices)
+    key = task.key | {"task": task.name}
+    spectrum = run.unit(
+        "spectrum",
+        key | {"trace_probes": cfg.spectrum.trace_probes, "rtol": cfg.spectrum.rtol},
+        partial(_spectrum, run, task, cfg),
+    )
+    damping = cfg.damping if cfg.damping is not None else cfg.damping_ratio * spectrum["largest_eigenvalue"]
+    setup = _Setup(run, task, damping, _settings(cfg, spectrum, damping), points, test)
+    key |= {"damping": damping, "num_points": len(point_indices), "num_test": len(test_indices)}
+    lissa, pbrf, num_diverged = _stochastic(setup, key, cfg)
+    cg, exact, residuals = _deterministic(setup, key, cfg)
+    return Scores(
+        point_indices=task.train_indices[point_indices],
+        test_indices=test_indices,
+        images=points[0],
+        spectrum=spectrum,
+        damping=damping,
+        settings=setup.settings,
+        lissa=lissa,
+        pbrf=pbrf,
+        cg=cg,
+        exact=exact,
+        residuals=residuals,
+        num_diverged=num_diverged,
+    )
+
+
+def _stochastic(setup: _Setup, key: dict[str, Any], cfg: DictConfig) -> tuple[Tensor, Tensor, int]:
+    """Return LiSSA's and the SGD PBRF's scores over seeds, (S, M, K) each, and LiSSA's diverged columns."""
+    key = key | dataclasses.asdict(setup.settings)
+    lissa, pbrf, num_diverged = [], [], 0
+    for seed in range(cfg.num_seeds):
+        found = setup.run.unit("lissa/scores", key | {"repetition": seed}, partial(_lissa, setup, seed))
+        lissa.append(found["scores"].double())
+        num_diverged += found["num_diverged"]
+        responded = setup.run.unit(
+            "pbrf/sgd",
+            key | {"repetition": seed, "epsilon": cfg.pbrf.epsilon},
+            partial(_pbrf_by_sgd, setup, cfg.pbrf.epsilon, seed),
+        )
+        pbrf.append(responded["scores"].double())
+    return torch.stack(lissa), torch.stack(pbrf), num_diverged
+
+
+def _deterministic(setup: _Setup, key: dict[str, Any], cfg: DictConfig) -> tuple[Tensor, Tensor, dict[str, float]]:
+    """Return the scores by CG and by Newton's method of the first points, (M, K') each, and their residuals."""
+    num_exact = min(cfg.exact_points, len(setup.points[1]))
+    if num_exact == 0:
+        none = torch.zeros(len(setup.test[1]), 0, dtype=torch.float64)
+        return none, none, {"cg": math.nan, "newton": math.nan}
+    first = dataclasses.replace(setup, points=(setup.points[0][:num_exact], setup.points[1][:num_exact]))
+    key = key | {"exact_points": num_exact}
+    solved = setup.run.unit(
+        "influence/cg", key | {"rtol": cfg.exact.cg_rtol}, partial(_by_cg, first, cfg.exact.cg_rtol)
+    )
+    minimised = setup.run.unit(
+        "pbrf/newton",
+        key | {"rtol": cfg.exact.newton_rtol, "epsilon": cfg.exact.epsilon},
+        partial(_pbrf_by_newton, first, cfg.exact),
+    )
+    residuals = {"cg": solved["residual"], "newton": minimised["residual"]}
+    return solved["scores"].double(), minimised["scores"].double(), residuals
+
+
+def _draw(size: int, wanted: int, generator: torch.Generator) -> Tensor:
+    return torch.randperm(size, generator=generator)[: min(wanted, size)]
+
+
+def _spectrum(run: Run, task: Task, cfg: DictConfig) -> dict[str, float]:
+    operator = GaussNewtonOperator(task.model, task.loss, task.train)
+    trace = hutchinson_trace(
+        operator, num_matvecs=cfg.spectrum.trace_probes, generator=run.generator("trace", task.name)
+    )
+    largest = top_eigenvalues(operator, 1, rtol=cfg.spectrum.rtol, generator=run.generator("lanczos", task.name))
+    run.add_matvecs(trace.num_matvecs + largest.num_matvecs)
+    return {
+        "trace": trace.value,
+        "trace_stderr": trace.stderr,
+        "largest_eigenvalue": float(largest.values[0]),
+        "largest_eigenvalue_error": float(largest.error_bounds[0]),
+    }
+
+
+def _settings(cfg: DictConfig, spectrum: dict[str, float], damping: float) -> LissaHyperparameters:
+    recipe = lissa_hyperparameters(
+        trace=spectrum["trace"],
+        largest_eigenvalue=spectrum["largest_eigenvalue"],
+        damping=damping,
+        constant=cfg.lissa.constant,
+    )
+    given = {name: cfg.lissa[name] for name in ("step_size", "batch_size", "num_steps")}
+    return LissaHyperparameters(
+        step_size=given["step_size"] or recipe.step_size,
+        batch_size=given["batch_size"] or recipe.batch_size,
+        num_steps=given["num_steps"] or recipe.num_steps,
+    )
+
+
+def _lissa(setup: _Setup, seed: int) -> dict[str, Any]:
+    run, settings, label = setup.run, setup.settings, f"LiSSA {setup.task.name}, seed {seed}"
+    gradients = setup.gradients()
+    kept = list(range(gradients.shape[1]))
+    scores = torch.full((len(setup.test[1]), len(kept)), torch.nan)
+    while kept:
+        solver = Lissa(
+            settings.step_size,
+            settings.batch_size,
+            settings.num_steps,
+            check_residual=False,  # the comparison with CG says more, and costs no products of the full data
+            callback=_advance(run.progress(settings.num_steps, label)),
+        )
+        generator = run.generator("lissa", setup.task.name, seed)
+        try:
+            solution = solver.solve(setup.damped, gradients[:, kept], generator=generator)
+        except DivergenceError as error:
+            # One point must not cost the others theirs: it keeps nan, they start again on the same batches.
+            kept = [column for position, column in enumerate(kept) if position not in error.columns]
+            continue
+        run.add_matvecs(solution.num_matvecs)
+        scores[:, kept] = setup.influences(solution.x)
+        break
+    return {"scores": scores, "num_diverged": gradients.shape[1] - len(kept)}
+
+
+def _pbrf_by_sgd(setup: _Setup, epsilon: float, seed: int) -> dict[str, Any]:
+    run, settings = setup.run, setup.settings
+    bar = run.progress(settings.num_steps, f"PBRF by SGD {setup.task.name}, seed {seed}")
+    optimizer = ProximalSGD(
+        settings.step_size, settings.batch_size, settings.num_steps, callback=lambda step: bar.update()
+    )
+    generator = run.generator("pbrf", setup.task.name, seed)
+    response = optimizer.minimize(setup.objective(epsilon), generator=generator)
+    return {"scores": setup.responses(response.displacement, epsilon)}
+
+
+def _by_cg(setup: _Setup, rtol: float) -> dict[str, Any]:
+    bar = setup.run.progress(0, f"CG {setup.task.name}")
+    solution = ConjugateGradient(rtol=rtol, callback=_advance(bar)).solve(setup.damped, setup.gradients())
+    setup.run.add_matvecs(solution.num_matvecs)
+    return {"scores": setup.influences(solution.x), "residual": float(solution.residual.max())}
+
+
+def _pbrf_by_newton(setup: _Setup, cfg: DictConfig) -> dict[str, Any]:
+    bar = setup.run.progress(0, f"exact PBRF {setup.task.name}")
+    inner = ConjugateGradient(rtol=1e-3, max_steps=500, callback=_advance(bar))
+    response = ProximalNewton(rtol=cfg.newton_rtol, solver=inner).minimize(setup.objective(cfg.epsilon))
+    setup.run.add_matvecs(response.num_matvecs)
+    scores = setup.responses(response.displacement, cfg.epsilon)
+    return {"scores": scores, "residual": float(response.gradient_norm.max())}
+
+
+def _advance(bar: Any) -> Callable[[int, Tensor], None]:
+    return lambda step, value: bar.update()

@@ -1,0 +1,129 @@
+"""Fig. 1, tables: one row a (task, point, test point); from it alone, one row a panel and one a task."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import torch
+
+from curvlab.influence.agreement import agreement, median_rms
+from experiments.lissa.fig1_scores import Scores
+from experiments.task import Task
+
+# x, y of each comparison, and what it isolates.
+COMPARISONS = {
+    "lissa_pbrf": ("lissa", "pbrf"),  # the paper's figure
+    "cg_exact": ("cg", "exact"),  # linearisation error
+    "lissa_cg": ("cg", "lissa"),  # LiSSA's solver error
+    "pbrf_exact": ("exact", "pbrf"),  # SGD's error on the PBRF
+}
+
+
+def score_table(tasks: list[tuple[Task, Scores]]) -> pd.DataFrame:
+    """Return all scores: columns task, point, test, lissa_0.., pbrf_0.., cg, exact (empty where not computed)."""
+    frames = []
+    for task, scores in tasks:
+        num_seeds, num_test, num_points = scores.lissa.shape
+        columns: dict[str, object] = {
+            "task": task.name,
+            "point": scores.point_indices.repeat_interleave(num_test).numpy(),
+            "test": scores.test_indices.repeat(num_points).numpy(),
+        }
+        for seed in range(num_seeds):
+            columns[f"lissa_{seed}"] = scores.lissa[seed].T.reshape(-1).numpy()
+        for seed in range(num_seeds):
+            columns[f"pbrf_{seed}"] = scores.pbrf[seed].T.reshape(-1).numpy()
+        missing = torch.full((num_test, num_points - scores.cg.shape[1]), torch.nan, dtype=torch.float64)
+        columns["cg"] = torch.cat([scores.cg, missing], 1).T.reshape(-1).numpy()
+        columns["exact"] = torch.cat([scores.exact, missing], 1).T.reshape(-1).numpy()
+        frames.append(pd.DataFrame(columns))
+    return pd.concat(frames, ignore_index=True)
+
+
+def panel_table(table: pd.DataFrame) -> pd.DataFrame:
+    """Return Pearson, slope and case of every comparison for each (task, point, seed), in the table's order.
+
+    Stochastic methods are compared seed by seed (LiSSA's and SGD's batches are independent); a comparison of two
+    exact ones stands under seed 0 only.
+    """
+    rows = []
+    for task, of_task in table.groupby("task", sort=False):
+        seeds = [str(name).removeprefix("lissa_") for name in of_task if str(name).startswith("lissa_")]
+        seeds = [seed for seed in seeds if of_task[f"pbrf_{seed}"].notna().any()]
+        stochastic = [f"{method}_{seed}" for method in ("lissa", "pbrf") for seed in seeds]
+        matrices = [_matrix(of_task, column) for column in stochastic]
+        scale = median_rms(*matrices)
+        for position, (point, panel) in enumerate(of_task.groupby("point", sort=False)):
+            for seed in seeds:
+                row: dict[str, object] = {"task": task, "position": position, "point": point, "seed": int(seed)}
+                for name, (x, y) in COMPARISONS.items():
+                    columns = [_column(method, seed) for method in (x, y)]
+                    if panel[columns].isna().any(axis=None) or (name == "cg_exact" and int(seed) > 0):
+                        continue
+                    found = agreement(*(torch.tensor(panel[c].to_numpy()) for c in columns), scale=scale)
+                    row |= {
+                        f"{name}_pearson": found.pearson,
+                        f"{name}_slope": found.slope,
+                        f"{name}_case": found.case,
+                    }
+                    row[f"{name}_error"] = found.relative_error
+                if "lissa_pbrf_case" not in row:  # LiSSA diverged, as for one image of the paper's Fig. 6
+                    row["lissa_pbrf_case"] = "diverged"
+                rows.append(row)
+    return pd.DataFrame(rows)
+
+
+def summary_table(tasks: list[tuple[Task, Scores]], panels: pd.DataFrame) -> pd.DataFrame:
+    """Return one row a task: size, spectrum, settings, and how well the methods agree (median over points)."""
+    rows = []
+    for task, scores in tasks:
+        own = panels[panels.task == task.name]
+        row: dict[str, object] = {
+            "task": task.name,
+            "P": task.num_parameters,
+            "N": task.num_train,
+            "train loss": task.train_loss,
+            "test accuracy": task.test_accuracy,
+            "points": len(scores.point_indices),
+            "test points": len(scores.test_indices),
+            "seeds": scores.lissa.shape[0],
+            "tr(G)": scores.spectrum["trace"],
+            "tr(G) s.e.": scores.spectrum["trace_stderr"],
+            "lambda_max": scores.spectrum["largest_eigenvalue"],
+            "damping": scores.damping,
+            "step size": scores.settings.step_size,
+            "batch size": scores.settings.batch_size,
+            "steps": scores.settings.num_steps,
+        }
+        for name, (x, y) in COMPARISONS.items():
+            for quantity in ("pearson", "slope"):
+                row[f"{quantity} {x}-{y}"] = median_over_points(own, f"{name}_{quantity}")
+        counts = own.lissa_pbrf_case.value_counts()
+        for case in ("agree", "both near zero", "apart", "diverged"):
+            row[case] = counts.get(case, 0) / max(len(own), 1)
+        row["CG residual"] = scores.residuals["cg"]
+        row["PBRF gradient norm"] = scores.residuals["newton"]
+        rows.append(row)
+    return pd.DataFrame(rows)
+
+
+def point_means(panels: pd.DataFrame, column: str) -> np.ndarray:
+    """Return the mean over seeds of a panel quantity for each point that has it, (K,)."""
+    if column not in panels:
+        return np.zeros(0)
+    return panels.groupby("position")[column].mean().dropna().to_numpy()
+
+
+def median_over_points(panels: pd.DataFrame, column: str) -> float:
+    """Return the median over points of the mean over seeds; nan without any."""
+    values = point_means(panels, column)
+    return float(np.median(values)) if len(values) else float("nan")
+
+
+def _column(method: str, seed: str) -> str:
+    return f"{method}_{seed}" if method in ("lissa", "pbrf") else method
+
+
+def _matrix(table: pd.DataFrame, column: str) -> torch.Tensor:
+    num_points = table.point.nunique()
+    return torch.tensor(table[column].to_numpy()).reshape(num_points, -1).T

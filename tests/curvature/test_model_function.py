@@ -1,12 +1,11 @@
-"""Which models are accepted: modes, frozen parameters, NaN, dtypes, Hugging Face language models."""
+"""Which models are accepted: modes, frozen parameters, dtypes, NaN."""
 
-from collections.abc import Iterator
 from contextlib import nullcontext
 
 import pytest
 import torch
-from curvature_cases import convolutional, language_problem, mlp, normal, problem, randomised
-from curvature_oracles import dense_empirical_fisher, dense_gauss_newton, flat, gradient, outputs, whole_loss
+from curvature_cases import convolutional, mlp, normal, problem, randomised
+from curvature_oracles import flat
 from torch import Tensor, nn
 from torch.testing import assert_close
 
@@ -196,130 +195,3 @@ def test_non_finite_outputs_are_reported_by_every_kind() -> None:
     for op in (FisherOperator(*case, kind="empirical"), GaussNewtonOperator(*case, jvp="finite_difference")):
         with pytest.raises(ValueError, match=r"rows \[3\].*check"):
             op @ op.randn(1, torch.Generator())
-
-
-# ---------------------------------------------------------------------------- Hugging Face language models
-def opt(transformers):
-    config = transformers.OPTConfig(
-        vocab_size=11, hidden_size=8, num_hidden_layers=1, ffn_dim=12, num_attention_heads=2,
-        max_position_embeddings=16, word_embed_proj_dim=8, pad_token_id=1, attn_implementation="eager",
-    )  # fmt: skip
-    return transformers.OPTForCausalLM(config)
-
-
-def gpt2(transformers):
-    config = transformers.GPT2Config(
-        vocab_size=11, n_embd=8, n_layer=1, n_head=2, n_positions=16, attn_implementation="eager"
-    )
-    return transformers.GPT2LMHeadModel(config)
-
-
-def llama(transformers):
-    config = transformers.LlamaConfig(
-        vocab_size=11, hidden_size=8, num_hidden_layers=1, intermediate_size=12, num_attention_heads=2,
-        num_key_value_heads=1, max_position_embeddings=16, attn_implementation="eager",
-    )  # fmt: skip
-    return transformers.LlamaForCausalLM(config)
-
-
-def causal_data() -> tuple[dict[str, Tensor], Tensor]:
-    generator = torch.Generator().manual_seed(3)
-    ids = torch.randint(2, 11, (3, 5), generator=generator)
-    mask = torch.ones_like(ids)
-    mask[1, 4:], mask[2, 2:] = 0, 0  # padded on the right
-    targets = torch.cat([ids[:, 1:], torch.full((3, 1), -100)], dim=1)
-    targets[1, 3:], targets[2, 1:] = -100, -100
-    return {"input_ids": ids, "attention_mask": mask}, targets
-
-
-@pytest.mark.parametrize(
-    # OPT and Llama compute attention weights (Llama its norms too) in fp32 in every precision.
-    ("build", "attention", "tolerance"),
-    [
-        (gpt2, "eager", 1e-10),
-        (gpt2, "sdpa", 1e-10),
-        (opt, "eager", 1e-5),
-        (opt, "sdpa", 1e-10),
-        (llama, "eager", 1e-5),
-    ],
-)
-def test_hugging_face_language_models_match_dense(build, attention: str, tolerance: float) -> None:
-    transformers = pytest.importorskip("transformers")
-    model = randomised(build(transformers), torch.Generator().manual_seed(0))
-    model.set_attn_implementation(attention)
-    loss, (inputs, targets) = nn.CrossEntropyLoss(), causal_data()
-    op = GaussNewtonOperator(model, loss, (inputs, targets))
-    vectors = op.randn(2, torch.Generator().manual_seed(1))
-    gauss_newton = dense_gauss_newton(model, loss, inputs, targets)
-    fisher = dense_empirical_fisher(model, loss, inputs, targets)
-    first = gradient(whole_loss(loss, outputs(model, inputs), targets), model, create_graph=True)
-    hessian_products = torch.stack([gradient(first @ v, model) for v in vectors.T], dim=1)
-
-    def close(product: Tensor, expected: Tensor) -> None:
-        assert_close(product, expected, rtol=0, atol=tolerance * expected.abs().max().item())
-
-    close(op @ vectors, gauss_newton @ vectors)
-    close(FisherOperator(model, loss, (inputs, targets), kind="empirical") @ vectors, fisher @ vectors)
-    close(HessianOperator(model, loss, (inputs, targets)) @ vectors, hessian_products)
-    finite = GaussNewtonOperator(model, loss, (inputs, targets), jvp="finite_difference", fd_step=1e-3)
-    assert_close(finite @ vectors, op @ vectors, rtol=0, atol=1e-3 * (op @ vectors).abs().max().item())
-    one_by_one = GaussNewtonOperator(model, loss, (inputs, targets), batch_size=1)
-    close(one_by_one @ vectors, op @ vectors)
-
-
-@pytest.mark.parametrize("build", [pytest.param(opt, marks=UNNOTICED), gpt2])
-def test_hugging_face_models_in_train_mode_are_refused(build) -> None:
-    model = build(pytest.importorskip("transformers")).train()
-    with pytest.raises(ValueError, match=r"model\.eval\(\)"):
-        multiply(GaussNewtonOperator, model, causal_data())
-
-
-def test_an_object_with_logits_is_read_like_a_tensor() -> None:
-    class Output:
-        def __init__(self, logits: Tensor) -> None:
-            self.logits = logits
-
-    class Wrapped(nn.Module):
-        def __init__(self, inner: nn.Module) -> None:
-            super().__init__()
-            self.inner = inner
-
-        def forward(self, input_ids: Tensor) -> Output:
-            return Output(self.inner(input_ids))
-
-    case = language_problem("mean")
-    wrapped = GaussNewtonOperator(Wrapped(case.model), case.loss, ({"input_ids": case.inputs}, case.targets))
-    assert_close(wrapped.to_dense(), GaussNewtonOperator(*case).to_dense())
-
-
-# -------------------------------------------------------------------------------------------- peers
-@pytest.fixture
-def _plain_attention() -> Iterator[None]:
-    """Keep the peer off attention's fast path, which has no forward-mode derivative."""
-    enabled = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)
-    yield
-    torch.backends.mha.set_fastpath_enabled(enabled)
-
-
-@pytest.mark.usefixtures("_plain_attention")
-@pytest.mark.parametrize("loss", ["ce", "ce_sum", "mse", "mse_sum", "bce"])
-@pytest.mark.parametrize("model", ["mlp_gelu", "conv_batch_norm", "attention"])
-def test_agrees_with_curvlinops_in_single_precision(
-    model: str, loss: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    curvlinops = pytest.importorskip("curvlinops")
-    case = problem(model, loss)
-    network = case.model.float()
-    targets = case.targets.float() if case.targets.is_floating_point() else case.targets
-    arguments = (network, case.loss, list(network.parameters()), [(case.inputs.float(), targets)])
-    peers = [
-        (GaussNewtonOperator(*case), curvlinops.GGNLinearOperator),
-        (HessianOperator(*case), curvlinops.HessianLinearOperator),
-    ]
-    if loss.startswith("ce"):  # for means over several outputs its empirical Fisher has a scale of its own
-        peers.append((FisherOperator(*case, kind="empirical"), curvlinops.EFLinearOperator))
-    for op, peer in peers:
-        vectors = op.randn(2, torch.Generator().manual_seed(0))
-        expected = peer(*arguments, check_deterministic=False) @ vectors
-        assert_close(op @ vectors, expected, rtol=0, atol=1e-5 * expected.abs().max().item())

@@ -5,7 +5,8 @@ make lissa-fig1 PRESET=smoke|embedded|laptop|paper ARGS="data=mnist model=lenet 
 For each of 25 random training images: influence on 500 test losses by LiSSA with the hyperparameters of Corollary
 1, and the response of the same losses to minimising the proximal Bregman objective by SGD with matched batch
 size, steps and step size; where `exact_points` asks for it, also the exact solution of both (CG to 1e-6, Newton's
-method), so that solver error and linearisation error can be told apart.
+method), so that solver error and linearisation error can be told apart, and LiSSA with the constant C of condition
+C.1 measured instead of assumed to be 2: the run that explains panels where the recipe fails.
 
 Conventions, where they differ from the paper's: we score the test loss, the paper log p (both axes change
 sign). Its code up-weights in the PBRF and records LiSSA with the opposite sign; here both are for up-weighting.

@@ -77,6 +77,15 @@ def _scatter(ax: Axes, panel: pd.DataFrame, own: pd.DataFrame) -> None:
         ax.scatter(
             panel.cg, panel.exact, s=5, marker="x", linewidths=0.5, color=plots.PALETTE[1], label="CG, exact PBRF"
         )
+        ax.scatter(
+            panel.lissa_auto,
+            panel.exact,
+            s=5,
+            marker="^",
+            linewidths=0,
+            color=plots.PALETTE[2],
+            label="LiSSA with C measured, exact PBRF",
+        )
     plots.identity_line(ax)
     if "lissa_pbrf_pearson" not in own or own.lissa_pbrf_pearson.isna().all():
         plots.annotate(ax, "LiSSA diverged")

@@ -47,6 +47,8 @@ class Scores:
         pbrf: (seeds, M, K) response of the test losses by SGD.
         cg: (M, K') influence by conjugate gradients, of the first K' points; K' may be 0.
         exact: (M, K') response by Newton's method.
+        lissa_auto: (M, K') influence by LiSSA with C measured instead of assumed, the last third averaged.
+        constant: that C; nan without it.
         residuals: largest relative residual of CG and gradient norm of Newton; nan without them.
         num_diverged: columns of LiSSA that diverged, over all seeds.
     """
@@ -61,6 +63,8 @@ class Scores:
     pbrf: Tensor
     cg: Tensor
     exact: Tensor
+    lissa_auto: Tensor
+    constant: float
     residuals: dict[str, float]
     num_diverged: int
 
@@ -119,7 +123,6 @@ def compute_scores(run: Run, task: Task, cfg: DictConfig) -> Scores:
     setup = _Setup(run, task, damping, _settings(cfg, spectrum, damping), points, test)
     key |= {"damping": damping, "num_points": len(point_indices), "num_test": len(test_indices)}
     lissa, pbrf, num_diverged = _stochastic(setup, key, cfg)
-    cg, exact, residuals = _deterministic(setup, key, cfg)
     return Scores(
         point_indices=task.train_indices[point_indices],
         test_indices=test_indices,
@@ -129,10 +132,8 @@ def compute_scores(run: Run, task: Task, cfg: DictConfig) -> Scores:
         settings=setup.settings,
         lissa=lissa,
         pbrf=pbrf,
-        cg=cg,
-        exact=exact,
-        residuals=residuals,
         num_diverged=num_diverged,
+        **_reference(setup, key, cfg),
     )
 
 
@@ -153,12 +154,13 @@ def _stochastic(setup: _Setup, key: dict[str, Any], cfg: DictConfig) -> tuple[Te
     return torch.stack(lissa), torch.stack(pbrf), num_diverged
 
 
-def _deterministic(setup: _Setup, key: dict[str, Any], cfg: DictConfig) -> tuple[Tensor, Tensor, dict[str, float]]:
-    """Return the scores by CG and by Newton's method of the first points, (M, K') each, and their residuals."""
+def _reference(setup: _Setup, key: dict[str, Any], cfg: DictConfig) -> dict[str, Any]:
+    """Return what tells solver error from linearisation error, for the first `exact_points` points."""
     num_exact = min(cfg.exact_points, len(setup.points[1]))
     if num_exact == 0:
         none = torch.zeros(len(setup.test[1]), 0, dtype=torch.float64)
-        return none, none, {"cg": math.nan, "newton": math.nan}
+        residuals = {"cg": math.nan, "newton": math.nan}
+        return {"cg": none, "exact": none, "lissa_auto": none, "constant": math.nan, "residuals": residuals}
     first = dataclasses.replace(setup, points=(setup.points[0][:num_exact], setup.points[1][:num_exact]))
     key = key | {"exact_points": num_exact}
     solved = setup.run.unit(
@@ -169,8 +171,14 @@ def _deterministic(setup: _Setup, key: dict[str, Any], cfg: DictConfig) -> tuple
         key | {"rtol": cfg.exact.newton_rtol, "epsilon": cfg.exact.epsilon},
         partial(_pbrf_by_newton, first, cfg.exact),
     )
-    residuals = {"cg": solved["residual"], "newton": minimised["residual"]}
-    return solved["scores"].double(), minimised["scores"].double(), residuals
+    automatic = setup.run.unit("lissa/auto", key, partial(_lissa_auto, first))
+    return {
+        "cg": solved["scores"].double(),
+        "exact": minimised["scores"].double(),
+        "lissa_auto": automatic["scores"].double(),
+        "constant": automatic["constant"],
+        "residuals": {"cg": solved["residual"], "newton": minimised["residual"]},
+    }
 
 
 def _draw(size: int, wanted: int, generator: torch.Generator) -> Tensor:
@@ -231,6 +239,20 @@ def _lissa(setup: _Setup, seed: int) -> dict[str, Any]:
         scores[:, kept] = setup.influences(solution.x)
         break
     return {"scores": scores, "num_diverged": gradients.shape[1] - len(kept)}
+
+
+def _lissa_auto(setup: _Setup) -> dict[str, Any]:
+    """The run that explains a failure of the recipe: the same iteration with C measured."""
+    run, task = setup.run, setup.task
+    generator = run.generator("lissa_auto", task.name)
+    operator = GaussNewtonOperator(task.model, task.loss, task.train)
+    solver = Lissa.auto(operator, setup.damping, generator=generator)
+    bar = run.progress(solver.num_steps, f"LiSSA {task.name}, C measured")
+    solver = dataclasses.replace(solver, check_residual=False, callback=_advance(bar))
+    solution = solver.solve(setup.damped, setup.gradients(), generator=generator)
+    run.add_matvecs(solution.num_matvecs)
+    constant = solver.recipe.constant if solver.recipe else math.nan
+    return {"scores": setup.influences(solution.x), "constant": constant, "batch_size": solver.batch_size}
 
 
 def _pbrf_by_sgd(setup: _Setup, epsilon: float, seed: int) -> dict[str, Any]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pandas as pd
 import torch
@@ -16,11 +18,15 @@ COMPARISONS = {
     "cg_exact": ("cg", "exact"),  # linearisation error
     "lissa_cg": ("cg", "lissa"),  # LiSSA's solver error
     "pbrf_exact": ("exact", "pbrf"),  # SGD's error on the PBRF
+    "auto_cg": ("cg", "lissa_auto"),  # LiSSA's solver error once C is measured
 }
 
 
 def score_table(tasks: list[tuple[Task, Scores]]) -> pd.DataFrame:
-    """Return all scores: columns task, point, test, lissa_0.., pbrf_0.., cg, exact (empty where not computed)."""
+    """Return all scores: columns task, point, test, lissa_0.., pbrf_0.., cg, exact, lissa_auto.
+
+    Cells are empty where a score was not computed, or where LiSSA diverged.
+    """
     frames = []
     for task, scores in tasks:
         num_seeds, num_test, num_points = scores.lissa.shape
@@ -34,8 +40,8 @@ def score_table(tasks: list[tuple[Task, Scores]]) -> pd.DataFrame:
         for seed in range(num_seeds):
             columns[f"pbrf_{seed}"] = scores.pbrf[seed].T.reshape(-1).numpy()
         missing = torch.full((num_test, num_points - scores.cg.shape[1]), torch.nan, dtype=torch.float64)
-        columns["cg"] = torch.cat([scores.cg, missing], 1).T.reshape(-1).numpy()
-        columns["exact"] = torch.cat([scores.exact, missing], 1).T.reshape(-1).numpy()
+        for name in ("cg", "exact", "lissa_auto"):
+            columns[name] = torch.cat([getattr(scores, name), missing], 1).T.reshape(-1).numpy()
         frames.append(pd.DataFrame(columns))
     return pd.concat(frames, ignore_index=True)
 
@@ -43,12 +49,12 @@ def score_table(tasks: list[tuple[Task, Scores]]) -> pd.DataFrame:
 def panel_table(table: pd.DataFrame) -> pd.DataFrame:
     """Return Pearson, slope and case of every comparison for each (task, point, seed), in the table's order.
 
-    Stochastic methods are compared seed by seed (LiSSA's and SGD's batches are independent); a comparison of two
-    exact ones stands under seed 0 only.
+    Stochastic methods are compared seed by seed (LiSSA's and SGD's batches are independent); one that has no
+    repetitions stands under seed 0 only.
     """
     rows = []
     for task, of_task in table.groupby("task", sort=False):
-        seeds = [str(name).removeprefix("lissa_") for name in of_task if str(name).startswith("lissa_")]
+        seeds = [str(name).removeprefix("lissa_") for name in of_task if re.fullmatch(r"lissa_\d+", str(name))]
         seeds = [seed for seed in seeds if of_task[f"pbrf_{seed}"].notna().any()]
         stochastic = [f"{method}_{seed}" for method in ("lissa", "pbrf") for seed in seeds]
         matrices = [_matrix(of_task, column) for column in stochastic]
@@ -58,7 +64,7 @@ def panel_table(table: pd.DataFrame) -> pd.DataFrame:
                 row: dict[str, object] = {"task": task, "position": position, "point": point, "seed": int(seed)}
                 for name, (x, y) in COMPARISONS.items():
                     columns = [_column(method, seed) for method in (x, y)]
-                    if panel[columns].isna().any(axis=None) or (name == "cg_exact" and int(seed) > 0):
+                    if panel[columns].isna().any(axis=None) or (int(seed) > 0 and not {x, y} & {"lissa", "pbrf"}):
                         continue
                     found = agreement(*(torch.tensor(panel[c].to_numpy()) for c in columns), scale=scale)
                     row |= {
@@ -101,6 +107,7 @@ def summary_table(tasks: list[tuple[Task, Scores]], panels: pd.DataFrame) -> pd.
         counts = own.lissa_pbrf_case.value_counts()
         for case in ("agree", "both near zero", "apart", "diverged"):
             row[case] = counts.get(case, 0) / max(len(own), 1)
+        row["C measured"] = scores.constant
         row["CG residual"] = scores.residuals["cg"]
         row["PBRF gradient norm"] = scores.residuals["newton"]
         rows.append(row)

@@ -86,10 +86,17 @@ def test_different_sizes_and_dtypes_do_not_add(symmetric: Tensor) -> None:
         op + DenseOperator(symmetric.float())
 
 
-@pytest.mark.xfail(strict=True, reason="an AttributeError about a float without a shape", raises=AttributeError)
-def test_adding_a_bare_number_is_refused_with_how_damping_is_written(symmetric: Tensor) -> None:
-    with pytest.raises(TypeError, match="identity"):
-        DenseOperator(symmetric) + 0.1
+@pytest.mark.parametrize("number", [0.1, 1])
+def test_adding_a_bare_number_is_refused_with_how_damping_is_written(symmetric: Tensor, number: float) -> None:
+    op = DenseOperator(symmetric)
+    for add in (lambda: op + number, lambda: number + op, lambda: op - number, lambda: identity + number):
+        with pytest.raises(TypeError, match=r"op \+ 0\.1 \* identity"):
+            add()
+
+
+def test_adding_a_matrix_is_refused_with_how_it_becomes_an_operator(symmetric: Tensor) -> None:
+    with pytest.raises(TypeError, match=r"Tensor.*DenseOperator makes"):
+        DenseOperator(symmetric) + symmetric
 
 
 def test_wrong_length_is_refused_by_sums_and_multiples(symmetric: Tensor) -> None:

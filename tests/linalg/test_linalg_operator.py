@@ -119,3 +119,8 @@ def test_to_scipy_keeps_shape_dtype_and_transpose(symmetric: Tensor, dtype: torc
     np.testing.assert_allclose(scipy_op @ block, expected @ block, **tolerance)
     np.testing.assert_allclose(scipy_op.T @ block[:, 0], expected @ block[:, 0], **tolerance)
     np.testing.assert_allclose((2 * scipy_op).H @ block, 2 * expected @ block, **tolerance)
+
+
+def test_to_scipy_refuses_bfloat16_with_what_to_do(symmetric: Tensor) -> None:
+    with pytest.raises(TypeError, match=r"no bfloat16.*model\.float\(\)"):
+        DenseOperator(symmetric.bfloat16()).to_scipy()

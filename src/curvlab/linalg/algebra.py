@@ -32,9 +32,7 @@ class _Identity:
 
     def like(self, operator: LinearOperator) -> IdentityOperator:
         """Return this multiple of the identity with the size, dtype and device of `operator`."""
-        return IdentityOperator(
-            operator.shape[0], scale=self.scale, dtype=operator.dtype, device=operator.device
-        )
+        return IdentityOperator(operator.shape[0], scale=self.scale, dtype=operator.dtype, device=operator.device)
 
 
 identity = _Identity()
@@ -156,7 +154,16 @@ class SumOperator(LinearOperator):
 
 def add(left: LinearOperator, right: LinearOperator | _Identity) -> SumOperator:
     """Return left + right as one flat sum; an identity takes the size of the other term."""
+    if not isinstance(left, LinearOperator) or not isinstance(right, LinearOperator | _Identity):
+        raise TypeError(
+            f"cannot add {_name(left)} and {_name(right)}: operators are added to operators, and damping as in "
+            "`op + 0.1 * identity`; DenseOperator makes an operator of a matrix."
+        )
     resolved = right.like(left) if isinstance(right, _Identity) else right
     left_terms = left.terms if isinstance(left, SumOperator) else (left,)
     right_terms = resolved.terms if isinstance(resolved, SumOperator) else (resolved,)
     return SumOperator([*left_terms, *right_terms])
+
+
+def _name(term: object) -> str:
+    return str(term) if isinstance(term, int | float) else type(term).__name__

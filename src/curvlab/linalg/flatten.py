@@ -15,7 +15,8 @@ def flatten(tensors: Iterable[Tensor]) -> Tensor:
 
 def flatten_columns(tensors: Iterable[Tensor]) -> Tensor:
     """Concatenate tensors with a leading axis K into (P, K): column k holds the k-th entries."""
-    return torch.cat([tensor.reshape(tensor.shape[0], -1) for tensor in tensors], dim=1).T
+    # Sizes are spelled out because -1 cannot be inferred when K = 0.
+    return torch.cat([tensor.reshape(len(tensor), tensor.shape[1:].numel()) for tensor in tensors], dim=1).T
 
 
 def unflatten(vector: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
@@ -27,4 +28,4 @@ def unflatten(vector: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
 def unflatten_columns(vectors: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
     """Split (P, K) into tensors of shape (K, *shape): the batched layout that `torch.func.vmap` maps over."""
     pieces = vectors.T.split([tensor.numel() for tensor in like], dim=1)
-    return [piece.reshape(-1, *tensor.shape) for piece, tensor in zip(pieces, like, strict=True)]
+    return [piece.reshape(vectors.shape[1], *tensor.shape) for piece, tensor in zip(pieces, like, strict=True)]

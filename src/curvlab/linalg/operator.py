@@ -93,7 +93,10 @@ class LinearOperator(ABC):
 
     # ---------------------------------------------------------------------------------- sampling
     def sample(self, batch_size: int, generator: torch.Generator | None = None) -> LinearOperator:
-        """Return the operator on one random batch, unbiased for this one."""
+        """Return the operator on one random batch, unbiased for this one.
+
+        The sample of a sample is a sample of the whole data again, with the whole data's scale.
+        """
         raise NotImplementedError(
             f"{type(self).__name__} has no data to sample a batch from; use a solver without batches "
             "(ConjugateGradient, Direct), or an operator of curvlab.curvature."
@@ -134,11 +137,16 @@ class LinearOperator(ABC):
 
     def to_scipy(self) -> ScipyLinearOperator:
         """Return a `scipy.sparse.linalg.LinearOperator` on NumPy arrays of the same dtype."""
+        if self.dtype == torch.bfloat16:
+            raise TypeError(
+                "NumPy has no bfloat16: build the operator on the model in single precision, model.float(), "
+                "to use it with SciPy."
+            )
         numpy_dtype = torch.empty(0, dtype=self.dtype).numpy().dtype
 
         def apply(vectors: np.ndarray) -> np.ndarray:
             as_tensor = torch.from_numpy(np.ascontiguousarray(vectors, dtype=numpy_dtype)).to(self.device)
-            return (self @ as_tensor).cpu().numpy()
+            return (self @ as_tensor).detach().cpu().numpy()
 
         def apply_vector(vector: np.ndarray) -> np.ndarray:  # scipy passes (P,) or (P, 1)
             return apply(vector.reshape(-1))

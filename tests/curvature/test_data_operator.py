@@ -28,6 +28,10 @@ def monte_carlo(*args, **settings) -> FisherOperator:
     return FisherOperator(*args, kind="monte_carlo", generator=torch.Generator().manual_seed(0), **settings)
 
 
+def finite_differences(*args, **settings) -> GaussNewtonOperator:
+    return GaussNewtonOperator(*args, jvp="finite_difference", **settings)
+
+
 DETERMINISTIC = [GaussNewtonOperator, HessianOperator, exact, empirical]
 OPERATORS = [*DETERMINISTIC, monte_carlo]
 every_operator = pytest.mark.parametrize("operator", OPERATORS, ids=lambda operator: operator.__name__)
@@ -155,6 +159,34 @@ def test_products_work_without_gradient_recording(operator) -> None:
     vector = op.randn(1, torch.Generator())[:, 0]
     with torch.no_grad():
         assert_close(op @ vector, operator(*problem("mlp_tanh", "ce")) @ vector, rtol=1e-12, atol=1e-14)
+
+
+@every_operator
+@pytest.mark.parametrize("columns", ["loop", "vmap"])
+def test_products_carry_no_graph(operator, columns: str) -> None:
+    case = problem("mlp_tanh", "mse")
+    inputs, targets = case.inputs.clone().requires_grad_(), case.targets.clone().requires_grad_()
+    op, reference = operator(case.model, case.loss, (inputs, targets), columns=columns), operator(*case)
+    vectors = op.randn(3, torch.Generator().manual_seed(1)).requires_grad_()
+    for product in (op @ vectors, op @ vectors[:, 0], op.sample(3, torch.Generator()) @ vectors):
+        assert not product.requires_grad
+    assert_close(op @ vectors, reference @ vectors.detach(), rtol=1e-12, atol=1e-14)
+    assert inputs.grad is None
+
+
+@pytest.mark.parametrize("operator", [*OPERATORS, finite_differences], ids=lambda operator: operator.__name__)
+@pytest.mark.parametrize("columns", ["loop", "vmap"])
+def test_products_in_inference_mode(operator, columns: str) -> None:
+    case = problem("mlp_tanh", "mse")
+    vectors = operator(*case).randn(3, torch.Generator().manual_seed(1))
+    expected = operator(*case) @ vectors
+    sampled = operator(*case).sample(3, torch.Generator().manual_seed(0)) @ vectors
+    with torch.inference_mode():
+        op = operator(case.model, case.loss, (case.inputs.clone(), case.targets.clone()), columns=columns)
+        assert_close(op @ vectors.clone(), expected)
+        assert_close(op @ vectors.clone()[:, 0], expected[:, 0])
+        assert_close(op.sample(3, torch.Generator().manual_seed(0)) @ vectors, sampled)
+    assert_close(op @ vectors, expected)
 
 
 # ---------------------------------------------------------------------------------------- sampling

@@ -1,16 +1,14 @@
 """Forward mode against finite differences."""
 
-import os
-from pathlib import Path
-
 import pytest
 import torch
 from curvature_cases import MODELS, language_problem, problem
 from curvature_oracles import dense_gauss_newton
 from torch import Tensor, nn
+from torch.nn.utils.parametrizations import weight_norm
 from torch.testing import assert_close
 
-from curvlab.curvature import GaussNewtonOperator
+from curvlab.curvature import FisherOperator, GaussNewtonOperator, HessianOperator
 
 SMOOTH = [model for model in MODELS if model.smooth]
 
@@ -84,11 +82,34 @@ def test_finite_differences_do_without_forward_mode() -> None:
     assert_close(op.to_dense(), dense, rtol=0, atol=1e-7)
 
 
-@pytest.mark.xfail(strict=True, reason="torch's own message asks to file an issue", raises=AssertionError)
-def test_a_kernel_without_forward_mode_is_reported_with_the_way_out() -> None:
-    op = GaussNewtonOperator(*bag_of_words())
-    with pytest.raises((NotImplementedError, RuntimeError), match="finite_difference"):
-        op @ op.randn(1, torch.Generator())
+@pytest.mark.parametrize("operator", [GaussNewtonOperator, HessianOperator, FisherOperator])
+@pytest.mark.parametrize("num_columns", [1, 3])
+@pytest.mark.parametrize("layer", ["embedding_bag", "weight_norm"])
+def test_a_kernel_without_forward_mode_is_reported_with_the_way_out(
+    operator, num_columns: int, layer: str
+) -> None:
+    model, loss, (tokens, classes) = bag_of_words()
+    if layer == "weight_norm":
+        model, tokens = weight_norm(nn.Linear(3, 3)).double(), tokens.double()
+    op = operator(model, loss, (tokens, classes))
+    with pytest.raises(NotImplementedError, match=f"_{layer}.*jvp='finite_difference'"):
+        op @ op.randn(num_columns, torch.Generator())
+
+
+def test_a_missing_forward_is_not_taken_for_a_missing_derivative() -> None:
+    model = nn.Module()
+    model.weight = nn.Parameter(torch.zeros(2))
+    op = GaussNewtonOperator(model, nn.CrossEntropyLoss(), bag_of_words()[2])
+    with pytest.raises(NotImplementedError, match='required "forward"'):
+        op @ torch.zeros(2)
+
+
+@pytest.mark.parametrize("kind", ["exact", "empirical"])
+def test_fishers_by_finite_differences(kind: str) -> None:
+    case = problem("mlp_tanh", "ce")
+    forward, finite = (FisherOperator(*case, kind=kind, jvp=jvp) for jvp in ("forward", "finite_difference"))
+    vector = forward.randn(1, torch.Generator().manual_seed(0))[:, 0]
+    assert 0 < relative_error(finite @ vector, forward @ vector) < 1e-6
 
 
 def test_samples_keep_the_mode(generator: torch.Generator) -> None:
@@ -103,17 +124,3 @@ def test_samples_keep_the_mode(generator: torch.Generator) -> None:
 def test_unknown_modes_and_steps_are_refused(settings: dict[str, object]) -> None:
     with pytest.raises(ValueError, match=r"forward.*finite_difference|fd_step"):
         GaussNewtonOperator(*problem("linear", "ce"), **settings)
-
-
-@pytest.mark.data
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-6), (torch.float32, 2e-2)])
-def test_finite_differences_on_the_pretrained_resnet20(dtype: torch.dtype, tolerance: float) -> None:
-    weights = Path(os.environ.get("CURVLAB_DATA", "")) / "weights" / "resnet20-12fca82f.th"
-    if not weights.is_file():
-        pytest.skip("needs weights/resnet20-12fca82f.th under CURVLAB_DATA")
-    from curvlab.models import ResNet20
-
-    model = ResNet20((3, 32, 32), 10, weights=weights)
-    images = torch.randn(8, 3, 32, 32, generator=torch.Generator().manual_seed(0))
-    case = (model.to(dtype).eval(), nn.CrossEntropyLoss(), (images, torch.arange(8)))
-    assert max(errors(*case)) < tolerance

@@ -165,3 +165,35 @@ def test_monte_carlo_checks_targets_at_construction() -> None:
             kind="monte_carlo",
             generator=torch.Generator(),
         )
+
+
+@pytest.mark.parametrize("operator", [*OPERATORS, FisherOperator])
+@pytest.mark.parametrize("kind", [nn.CrossEntropyLoss, nn.MSELoss, nn.BCEWithLogitsLoss])
+def test_losses_with_a_forward_of_their_own_are_refused(operator, kind: type[nn.Module]) -> None:
+    class Focal(kind):
+        def forward(self, outputs: Tensor, targets: Tensor) -> Tensor:
+            return super().forward(outputs, targets) ** 2
+
+    class Renamed(kind):
+        """The same loss under another name."""
+
+    data = (X, torch.tensor([0, 1, 2, 0]) if kind is nn.CrossEntropyLoss else HALF)
+    with pytest.raises(TypeError, match=rf"Focal has a forward of its own.*plain nn\.{kind.__name__}"):
+        operator(linear(), Focal(), data)
+    patched = kind()
+    patched.forward = lambda outputs, targets: outputs.sum()
+    with pytest.raises(TypeError, match="forward of its own"):
+        operator(linear(), patched, data)
+    assert_close(operator(linear(), Renamed(), data).to_dense(), operator(linear(), kind(), data).to_dense())
+
+
+@pytest.mark.parametrize("operator", [*OPERATORS, FisherOperator])
+@pytest.mark.parametrize("loss", [nn.MSELoss(), nn.BCEWithLogitsLoss()])
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+@pytest.mark.parametrize("flat", [False, True])
+def test_targets_that_are_not_finite_are_reported_with_their_rows(operator, loss, bad: float, flat: bool) -> None:
+    targets = HALF[:, :1].clone()
+    targets[2, 0] = bad
+    model = nn.Sequential(linear(1), nn.Flatten(0)) if flat else linear(1)
+    with pytest.raises(ValueError, match=r"targets contain NaN or infinity \(rows \[2\] of a batch of 4\)"):
+        operator(model, loss, (X, targets[:, 0] if flat else targets)) @ torch.zeros(2).double()

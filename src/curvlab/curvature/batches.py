@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, TypeAlias, cast
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, TensorDataset, default_collate
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, default_collate
 
-Inputs: TypeAlias = Tensor | Mapping[str, Tensor]
-Batch: TypeAlias = tuple[Inputs, Tensor]
+from curvlab.curvature.batch import (
+    Batch,
+    Inputs,
+    checked_batch,
+    is_pair,
+    num_examples,
+    shapes,
+    stack,
+    take,
+    without_graph,
+)
+
+__all__ = ["Batch", "Batches", "Data", "Inputs", "num_examples"]
+
 Data: TypeAlias = Dataset[Any] | tuple[Inputs, Tensor] | Iterable[Batch]
 
 
@@ -19,10 +32,12 @@ class Batches:
 
     Args:
         data: a pair of tensors (inputs may be a mapping of tensors), a map-style dataset of pairs, or a
-            re-iterable of batches of any sizes (a list, a DataLoader). One-shot iterators are refused.
+            re-iterable of batches of any sizes (a list, a tuple, a DataLoader, an IterableDataset); empty batches
+            are skipped. One-shot iterators are refused.
         batch_size: examples per batch, for pairs and datasets.
         device: where batches are moved.
-        dtype: what floating-point inputs and targets are cast to: the model's dtype.
+        dtype: what floating-point inputs and targets are cast to: the model's dtype. Integer targets become
+            int64. Batches carry no autograd graph.
     """
 
     def __init__(self, data: Data, *, batch_size: int, device: torch.device, dtype: torch.dtype) -> None:
@@ -32,25 +47,7 @@ class Batches:
         self.dtype = dtype
         self._replaced: list[Tensor] | None = None
         self._cache: list[Batch] | None = None
-        source = data.tensors if isinstance(data, TensorDataset) else data
-        if _is_pair(source):
-            self._source: _Pair | _Examples | Iterable[Batch] = _Pair(*source, batch_size=batch_size)  # type: ignore[misc]
-        elif isinstance(source, Iterator):
-            raise TypeError(
-                "data is a one-shot iterator: a second pass over it would be empty. Pass a list of batches, "
-                "a DataLoader, a dataset or a pair of tensors."
-            )
-        elif isinstance(source, list | DataLoader):
-            self._source = source
-        elif hasattr(source, "__getitem__") and hasattr(source, "__len__"):
-            self._source = _Examples(source, batch_size=batch_size)
-        elif isinstance(source, Iterable):
-            self._source = source
-        else:
-            raise TypeError(
-                f"cannot read data from {type(data).__name__}: pass a pair of tensors (inputs, targets), a "
-                "map-style dataset, or a re-iterable of (inputs, targets) batches."
-            )
+        self._source = _source(data, batch_size)
         if self.indexable and self.num_examples == 0:
             raise ValueError("data is empty: at least one example is needed")
 
@@ -68,9 +65,10 @@ class Batches:
 
     def __iter__(self) -> Iterator[Batch]:
         start = 0
-        batches = self._source if self._replaced is None or self.indexable else self._cached()
-        for batch in batches:
-            inputs, targets = _checked(batch)
+        for batch in self._source:
+            inputs, targets = checked_batch(batch)
+            if len(targets) == 0:
+                continue
             if self._replaced is not None:
                 targets = torch.stack(self._replaced[start : start + len(targets)])
             start += len(targets)
@@ -82,12 +80,15 @@ class Batches:
         """Yield the targets batch by batch, without reading the inputs where the data allows it."""
         if self._replaced is not None:
             yield from (target[None] for target in self._replaced)
-        elif isinstance(self._source, _Pair):
-            yield self._source.targets
-        elif isinstance(self._source, _Examples) and hasattr(self._source.dataset, "targets"):
-            yield torch.as_tensor(self._source.dataset.targets)
+        elif (known := self._known_targets()) is not None:
+            yield known
         else:
             yield from (targets for _, targets in self)
+
+    def _known_targets(self) -> Tensor | None:
+        if isinstance(self._source, _Pair):
+            return self._source.targets
+        return self._source.known_targets() if isinstance(self._source, _Examples) else None
 
     def select(self, indices: Tensor) -> list[Batch]:
         """Return the examples `indices` (repeats allowed) as batches, one for each shape of example."""
@@ -99,22 +100,29 @@ class Batches:
         groups: dict[Any, list[Batch]] = {}
         for index in indices.tolist():
             inputs, target = self._cached_example(index)
-            groups.setdefault(_shape(inputs, target), []).append((inputs, target))
+            groups.setdefault(shapes(inputs, target), []).append((inputs, target))
         return [
-            self._move((_stack([i for i, _ in group]), torch.stack([t for _, t in group])))
+            self._move((stack([i for i, _ in group]), torch.stack([t for _, t in group])))
             for group in groups.values()
         ]
 
+    def in_fixed_order(self) -> Batches:
+        """Return the same data in one order for good: a DataLoader may shuffle anew at each pass."""
+        if self.indexable:
+            return self
+        other = copy.copy(self)
+        other._source = self._cached()
+        return other
+
     def with_targets(self, targets: Sequence[Tensor]) -> Batches:
-        """Return the same inputs with other targets, one tensor an example in the order of iteration."""
-        other = object.__new__(Batches)
-        other.__dict__.update(self.__dict__)
+        """Return the same inputs with other targets, one an example in the order of iteration (fix it first)."""
+        other = copy.copy(self)
         other._replaced = list(targets)
         return other
 
     def _move(self, batch: Batch) -> Batch:
         def move(tensor: Tensor) -> Tensor:
-            return tensor.to(self.device, self.dtype if tensor.is_floating_point() else None)
+            return without_graph(tensor).to(self.device, self.dtype if tensor.is_floating_point() else None)
 
         inputs, targets = batch
         if isinstance(inputs, Mapping):
@@ -123,7 +131,7 @@ class Batches:
 
     def _cached(self) -> list[Batch]:
         if self._cache is None:
-            self._cache = [_checked(batch) for batch in self._source]
+            self._cache = [checked_batch(batch) for batch in self._source]
         return self._cache
 
     def _cached_example(self, index: int) -> Batch:
@@ -131,17 +139,15 @@ class Batches:
         for inputs, targets in self._cached():
             if position < len(targets):
                 target = targets[position] if self._replaced is None else self._replaced[index]
-                return _take(inputs, position), target
+                return take(inputs, position), target
             position -= len(targets)
         raise IndexError(f"example {index} of {self.num_examples}")
 
 
 class _Pair:
-    def __init__(self, inputs: Inputs, targets: Tensor, *, batch_size: int) -> None:
-        lengths = {len(value) for value in inputs.values()} if isinstance(inputs, Mapping) else {len(inputs)}
-        if lengths != {len(targets)}:
-            raise ValueError(f"inputs have {sorted(lengths)} examples and targets {len(targets)}: they must agree")
-        self.inputs, self.targets, self.batch_size = inputs, targets, batch_size
+    def __init__(self, pair: Batch, *, batch_size: int) -> None:
+        self.inputs, self.targets = checked_batch(pair)
+        self.batch_size = batch_size
 
     def __len__(self) -> int:
         return len(self.targets)
@@ -149,11 +155,11 @@ class _Pair:
     def __iter__(self) -> Iterator[Batch]:
         for start in range(0, len(self), self.batch_size):
             rows = slice(start, start + self.batch_size)
-            yield _take(self.inputs, rows), self.targets[rows]
+            yield take(self.inputs, rows), self.targets[rows]
 
     def select(self, indices: Tensor) -> Batch:
         rows = indices.to(self.targets.device)
-        return _take(self.inputs, rows), self.targets[rows]
+        return take(self.inputs, rows), self.targets[rows]
 
 
 class _Examples:
@@ -168,46 +174,45 @@ class _Examples:
             yield self.select(torch.arange(start, min(start + self.batch_size, len(self))))
 
     def select(self, indices: Tensor) -> Batch:
-        return _checked(default_collate([self.dataset[int(index)] for index in indices]))
+        return checked_batch(default_collate([self.dataset[int(index)] for index in indices]))
+
+    def known_targets(self) -> Tensor | None:
+        """Return `dataset.targets` if that is what the dataset gives: it may transform them when they are read."""
+        known = getattr(self.dataset, "targets", None)
+        if known is None or len(known) != len(self) or getattr(self.dataset, "target_transform", None) is not None:
+            return None
+        try:
+            known = torch.as_tensor(known)
+        except (TypeError, ValueError, RuntimeError):
+            return None
+        for index in (0, len(self) - 1):
+            target = self.select(torch.tensor([index]))[1][0]
+            if target.shape != known.shape[1:] or not bool((target == known[index]).all()):
+                return None
+        return known if known.is_floating_point() else known.long()
 
 
-def num_examples(inputs: Inputs) -> int:
-    """Return how many examples a batch holds."""
-    return len(inputs) if isinstance(inputs, Tensor) else len(next(iter(inputs.values())))
-
-
-def _is_pair(data: Any) -> bool:
-    return (
-        isinstance(data, tuple | list)
-        and len(data) == 2
-        and isinstance(data[0], Tensor | Mapping)
-        and isinstance(data[1], Tensor)
+def _source(data: Any, batch_size: int) -> _Pair | _Examples | Iterable[Batch]:
+    what_to_pass = (
+        "pass a pair of tensors (inputs, targets), a map-style dataset of such pairs, or a re-iterable of "
+        "(inputs, targets) batches."
     )
-
-
-def _checked(batch: Any) -> Batch:
-    if not (isinstance(batch, tuple | list) and len(batch) == 2 and isinstance(batch[1], Tensor)):
-        raise TypeError(
-            f"each batch must be a pair (inputs, targets) of tensors, got {type(batch).__name__}. For a "
-            "Hugging Face model, inputs may be a mapping such as {'input_ids': ..., 'attention_mask': ...}."
-        )
-    return batch[0], batch[1]
-
-
-def _take(inputs: Inputs, rows: Any) -> Inputs:
-    if isinstance(inputs, Mapping):
-        return {name: value[rows] for name, value in inputs.items()}
-    return inputs[rows]
-
-
-def _stack(inputs: Sequence[Inputs]) -> Inputs:
-    first = inputs[0]
-    if isinstance(first, Mapping):
-        mappings = cast("Sequence[Mapping[str, Tensor]]", inputs)
-        return {name: torch.stack([example[name] for example in mappings]) for name in first}
-    return torch.stack(cast("list[Tensor]", list(inputs)))
-
-
-def _shape(inputs: Inputs, target: Tensor) -> Any:
-    values = inputs.values() if isinstance(inputs, Mapping) else [inputs]
-    return tuple(tuple(value.shape) for value in [*values, target])
+    if isinstance(data, TensorDataset):
+        if len(data.tensors) != 2:
+            raise TypeError(f"the TensorDataset holds {len(data.tensors)} tensors: {what_to_pass}")
+        data = data.tensors
+    if is_pair(data):
+        return _Pair(data, batch_size=batch_size)
+    if isinstance(data, Iterator):
+        raise TypeError(f"data is a one-shot iterator, a second pass over it would be empty: {what_to_pass}")
+    if isinstance(data, list | tuple):
+        return [checked_batch(batch) for batch in data]
+    if isinstance(data, DataLoader | IterableDataset):
+        return data
+    if isinstance(data, Tensor | Mapping | str) or not (
+        hasattr(data, "__getitem__") or isinstance(data, Iterable)
+    ):
+        raise TypeError(f"cannot read data from {type(data).__name__}: {what_to_pass}")
+    if hasattr(data, "__getitem__") and hasattr(data, "__len__"):
+        return _Examples(data, batch_size=batch_size)
+    return data

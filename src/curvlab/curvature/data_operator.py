@@ -10,7 +10,8 @@ from typing import Self
 import torch
 from torch import Tensor, nn
 
-from curvlab.curvature.batches import Batch, Batches, Data, Inputs
+from curvlab.curvature.batch import Batch, Inputs, without_graph
+from curvlab.curvature.batches import Batches, Data
 from curvlab.curvature.jacobian_products import Columns
 from curvlab.curvature.losses import output_loss
 from curvlab.curvature.model_function import ModelFunction
@@ -25,9 +26,11 @@ class DataOperator(LinearOperator):
 
     Args:
         model: any module in eval mode; parameters that require gradients, in named_parameters() order. The
-            operator reads their values at each product: train further, and the matrix changes.
+            operator reads their values at each product, by name: train further, or load other weights, and the
+            matrix changes. In nn.Embedding the row of padding_idx is a parameter like any other: the outputs
+            depend on it, though training leaves it alone.
         loss: nn.CrossEntropyLoss, nn.MSELoss or nn.BCEWithLogitsLoss.
-        data: a pair of tensors, a map-style dataset, or a re-iterable of (inputs, targets) batches.
+        data: a pair of tensors, a map-style dataset, or a re-iterable of (inputs, targets) batches; see Batches.
         batch_size: examples at a time, for pairs and datasets. Memory is linear in it.
         columns: how K vectors share the work: "vmap" together, "loop" one by one, "auto" as measured.
     """
@@ -59,8 +62,13 @@ class DataOperator(LinearOperator):
     def _batch_products(self, inputs: Inputs, targets: Tensor, vectors: Tensor) -> Tensor:
         """Return the sum over a batch of example matrices times V, (P, K) -> (P, K), undivided."""
 
+    @torch.inference_mode(False)
     def matmat(self, vectors: Tensor) -> Tensor:
-        """Return A V, (P, K) -> (P, K). Cost: one pass over the data for `max_columns` vectors."""
+        """Return A V, (P, K) -> (P, K), without autograd graph, also under torch.inference_mode().
+
+        Cost: one pass over the data for `max_columns` vectors.
+        """
+        vectors = without_graph(vectors)
         total = torch.zeros_like(vectors)
         if vectors.shape[1] == 0:
             return total
@@ -68,16 +76,18 @@ class DataOperator(LinearOperator):
         for inputs, targets in self._batches:
             for start in range(0, vectors.shape[1], self.max_columns):
                 block = slice(start, start + self.max_columns)
-                total[:, block] += self._batch_products(inputs, targets, vectors[:, block])
+                total[:, block] += self._batch_products(inputs, targets, vectors[:, block]).detach()
             count += self.loss.count(targets)
         divisor = self._divisor if self._divisor is not None else self._full_divisor(count)
         return total / divisor
 
+    @torch.inference_mode(False)
     def sample(self, batch_size: int, generator: torch.Generator | None = None) -> Self:
         """Return the operator on `batch_size` examples drawn with replacement: unbiased for this one.
 
         For language models an example is a sequence, and the divisor is batch_size times the mean number of
-        predicted tokens, not the number in the batch: a random divisor would bias the product.
+        predicted tokens, not the number in the batch: a random divisor would bias the product. A sample keeps the
+        whole data: its `num_examples` is still N, and a sample of it draws from all N again.
         """
         if batch_size < 1:
             raise ValueError(f"batch_size must be at least 1, got {batch_size}")
@@ -91,7 +101,7 @@ class DataOperator(LinearOperator):
 
     @property
     def num_examples(self) -> int:
-        """N, examples in the data (sequences for language models)."""
+        """N, examples in the whole data (sequences for language models), of a sample too."""
         return self._source.num_examples
 
     @property

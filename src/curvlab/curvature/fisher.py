@@ -31,6 +31,8 @@ class FisherOperator(GaussNewtonOperator):
         data: see DataOperator.
         kind: which expectation, see above.
         generator: draws the labels of kind="monte_carlo"; required for it.
+        jvp: see GaussNewtonOperator.
+        fd_step: see GaussNewtonOperator.
         batch_size: see DataOperator.
         columns: see DataOperator.
 
@@ -46,10 +48,12 @@ class FisherOperator(GaussNewtonOperator):
         *,
         kind: Literal["exact", "monte_carlo", "empirical"] = "exact",
         generator: torch.Generator | None = None,
+        jvp: Literal["forward", "finite_difference"] = "forward",
+        fd_step: float | None = None,
         batch_size: int = 512,
         columns: Columns = "auto",
     ) -> None:
-        super().__init__(model, loss, data, batch_size=batch_size, columns=columns)
+        super().__init__(model, loss, data, jvp=jvp, fd_step=fd_step, batch_size=batch_size, columns=columns)
         if kind not in ("exact", "monte_carlo", "empirical"):
             raise ValueError(f"kind must be 'exact', 'monte_carlo' or 'empirical', got {kind!r}")
         self.kind = kind
@@ -58,9 +62,12 @@ class FisherOperator(GaussNewtonOperator):
                 raise ValueError(
                     "kind='monte_carlo' draws labels: pass generator=torch.Generator().manual_seed(0)"
                 )
+            self._source = self._source.in_fixed_order()
             self._source = self._source.with_targets(self._draw_targets(generator))
             self._batches = self._source
+            self.loss = self.loss.for_sampled_targets()
 
+    @torch.inference_mode(False)
     @torch.no_grad()
     def _draw_targets(self, generator: torch.Generator) -> list[Tensor]:
         drawn: list[Tensor] = []

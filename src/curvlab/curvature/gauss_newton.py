@@ -14,6 +14,7 @@ from curvlab.curvature.jacobian_products import (
     FD_STEP,
     Columns,
     finite_difference_product,
+    forward_mode,
     forward_product,
     forward_products,
     maps_columns,
@@ -73,13 +74,14 @@ class GaussNewtonOperator(DataOperator):
 
     def _batch_products(self, inputs: Inputs, targets: Tensor, vectors: Tensor) -> Tensor:
         output_product = partial(self._output_product, targets)
-        if self.jvp == "forward" and vectors.shape[1] > 1 and maps_columns(self.function, self.columns, inputs):
-            return forward_products(self.function, inputs, vectors, output_product)
-        if self.jvp == "forward":
-            products = [forward_product(self.function, inputs, v, output_product) for v in vectors.unbind(1)]
-        else:
+        if self.jvp == "finite_difference":
             products = [
                 finite_difference_product(self.function, inputs, v, output_product, step=self.fd_step)
                 for v in vectors.unbind(1)
             ]
-        return torch.stack(products, dim=1)
+            return torch.stack(products, dim=1)
+        with forward_mode(f"pass jvp='finite_difference' to {type(self).__name__}"):
+            if vectors.shape[1] > 1 and maps_columns(self.function, self.columns, inputs):
+                return forward_products(self.function, inputs, vectors, output_product)
+            products = [forward_product(self.function, inputs, v, output_product) for v in vectors.unbind(1)]
+            return torch.stack(products, dim=1)

@@ -10,7 +10,7 @@ from torch.func import grad, jvp, vmap
 
 from curvlab.curvature.batches import Data, Inputs
 from curvlab.curvature.data_operator import DataOperator
-from curvlab.curvature.jacobian_products import Columns, maps_columns
+from curvlab.curvature.jacobian_products import Columns, forward_mode, maps_columns
 from curvlab.curvature.model_function import check_finite
 from curvlab.linalg import flatten, flatten_columns, unflatten, unflatten_columns
 
@@ -44,6 +44,10 @@ class HessianOperator(DataOperator):
         super().__init__(model, loss, data, batch_size=batch_size, columns=columns)
 
     def _batch_products(self, inputs: Inputs, targets: Tensor, vectors: Tensor) -> Tensor:
+        with forward_mode("use GaussNewtonOperator with jvp='finite_difference' instead of the Hessian"):
+            return self._forward_over_reverse(inputs, targets, vectors)
+
+    def _forward_over_reverse(self, inputs: Inputs, targets: Tensor, vectors: Tensor) -> Tensor:
         parameters = self.function.parameters
         with torch.no_grad():
             outputs = self.function(parameters, inputs)

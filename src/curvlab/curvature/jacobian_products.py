@@ -6,7 +6,8 @@ and one backward; K vectors together 2F + 3F each (`vmap`), or 4F each (loop).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Literal
 
 import torch
@@ -14,7 +15,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.func import jvp, vjp, vmap
 
-from curvlab.curvature.batches import Inputs, num_examples
+from curvlab.curvature.batch import Inputs, num_examples
 from curvlab.curvature.model_function import ModelFunction, check_finite
 from curvlab.linalg import flatten, flatten_columns, unflatten, unflatten_columns
 
@@ -108,6 +109,20 @@ def finite_difference_product(
         outputs = function(leaves, inputs)
         check_finite(outputs)
         return _backward(outputs, leaves, output_product(outputs.detach(), output_tangents))
+
+
+@contextmanager
+def forward_mode(way_out: str) -> Iterator[None]:
+    """Say what to do instead where a kernel of the model (EmbeddingBag, weight_norm) has no forward mode."""
+    try:
+        yield
+    except NotImplementedError as error:
+        if "forward AD" not in str(error):
+            raise
+        kernel = str(error).partition("forward AD with ")[2].partition(" ")[0]
+        raise NotImplementedError(
+            f"PyTorch's kernel {kernel} has no forward-mode derivative: {way_out}."
+        ) from error
 
 
 def _backward(outputs: Tensor, leaves: Sequence[Tensor], cotangents: Tensor) -> Tensor:

@@ -6,11 +6,17 @@ count over the whole data, so that batches of any sizes give the same matrix.
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+
+# Marks ignored targets among drawn ones: the loss's own ignore_index may be a class, and then it is drawn too.
+_IGNORED_DRAW = -100
 
 
 class OutputLoss(ABC):
@@ -66,11 +72,19 @@ class OutputLoss(ABC):
 
     @abstractmethod
     def sample_targets(self, outputs: Tensor, targets: Tensor, generator: torch.Generator) -> Tensor:
-        """Draw targets from the model's own distribution p ∝ exp(-l); ignored ones stay ignored."""
+        """Draw targets from the model's own distribution p ∝ exp(-l).
+
+        They are for `sampled_gradient`, and for the `count` and `check` of `for_sampled_targets()`, which know how
+        ignored ones are marked among them.
+        """
 
     @abstractmethod
     def sampled_gradient(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Return the derivative of -log p by the outputs for drawn targets."""
+        """Return the derivative of -log p by the outputs for drawn targets; zero where they are ignored."""
+
+    def for_sampled_targets(self) -> OutputLoss:
+        """Return this loss as it reads targets drawn by `sample_targets`."""
+        return self
 
     def outer_product(self, gradients: Tensor, tangents: Tensor) -> Tensor:
         """Return r (rᵀt) example by example, with all outputs of an example in one vector."""
@@ -134,14 +148,21 @@ class CrossEntropy(OutputLoss):
         return product * self._kept(outputs, targets)
 
     def sample_targets(self, outputs: Tensor, targets: Tensor, generator: torch.Generator) -> Tensor:
-        """Draw one class a prediction from softmax(h)."""
+        """Draw one class a prediction from softmax(h), none where the given target is ignored."""
         probabilities = outputs.softmax(-1).reshape(-1, outputs.shape[-1]).to(generator.device)
         drawn = torch.multinomial(probabilities, 1, generator=generator).reshape(targets.shape)
-        return torch.where(targets == self.ignore_index, targets, drawn.to(targets))
+        return drawn.to(targets).masked_fill(targets == self.ignore_index, _IGNORED_DRAW)
 
     def sampled_gradient(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return softmax(h) - e_y: smoothing belongs to given labels, not to drawn ones."""
-        return (outputs.softmax(-1) - self._one_hot(outputs, targets)) * self._kept(outputs, targets)
+        kept = (targets != _IGNORED_DRAW).unsqueeze(-1).to(outputs.dtype)
+        return (outputs.softmax(-1) - self._one_hot(outputs, targets)) * kept
+
+    def for_sampled_targets(self) -> CrossEntropy:
+        """Return this loss with the mark of ignored draws as its ignore_index."""
+        other = copy.copy(self)
+        other.ignore_index = _IGNORED_DRAW
+        return other
 
     def outer_product(self, gradients: Tensor, tangents: Tensor) -> Tensor:
         """Return r (rᵀt) prediction by prediction: every token is an example of its own."""
@@ -159,11 +180,17 @@ class _Elementwise(OutputLoss):
     """A sum over all outputs of an example; a mean divides by their number too, as PyTorch does."""
 
     def check(self, outputs: Tensor, targets: Tensor) -> None:
-        """Targets have the outputs' shape: PyTorch would broadcast silently."""
+        """Targets have the outputs' shape, as PyTorch would broadcast silently, and are finite."""
         if outputs.shape != targets.shape or not targets.is_floating_point():
             raise ValueError(
                 f"targets must be floating point of the outputs' shape {tuple(outputs.shape)}, got "
                 f"{targets.dtype} {tuple(targets.shape)}; a missing axis is added by targets.unsqueeze(-1)"
+            )
+        if not torch.isfinite(targets).all():
+            rows = (~torch.isfinite(targets)).flatten(1).any(1) if targets.ndim > 1 else ~torch.isfinite(targets)
+            raise ValueError(
+                f"targets contain NaN or infinity (rows {rows.nonzero().flatten()[:5].tolist()} of a batch of "
+                f"{len(targets)}): remove those examples, or fill in their targets."
             )
 
     def counts(self, targets: Tensor) -> Tensor:
@@ -230,13 +257,23 @@ class BinaryCrossEntropy(_Elementwise):
 
 def output_loss(loss: nn.Module) -> OutputLoss:
     """Return the closed forms that belong to a PyTorch loss module."""
-    if isinstance(loss, nn.CrossEntropyLoss):
-        return CrossEntropy(loss)
-    if isinstance(loss, nn.MSELoss):
-        return SquaredError(loss)
-    if isinstance(loss, nn.BCEWithLogitsLoss):
-        return BinaryCrossEntropy(loss)
+    for kind, closed_form in _CLOSED_FORMS.items():
+        if not isinstance(loss, kind):
+            continue
+        if type(loss).forward is not kind.forward or "forward" in vars(loss):
+            raise TypeError(
+                f"{type(loss).__name__} has a forward of its own, so the closed forms of nn.{kind.__name__} are "
+                f"not its derivatives: pass a plain nn.{kind.__name__}."
+            )
+        return closed_form(loss)
     raise TypeError(
         f"no closed-form output Hessian for {type(loss).__name__}: use nn.CrossEntropyLoss, nn.MSELoss or "
         "nn.BCEWithLogitsLoss (softmax and sigmoid belong to the loss, not to the model)."
     )
+
+
+_CLOSED_FORMS: dict[type[nn.Module], Callable[[Any], OutputLoss]] = {
+    nn.CrossEntropyLoss: CrossEntropy,
+    nn.MSELoss: SquaredError,
+    nn.BCEWithLogitsLoss: BinaryCrossEntropy,
+}

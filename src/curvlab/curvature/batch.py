@@ -1,0 +1,84 @@
+"""One batch of examples: inputs, a tensor or a mapping of tensors, and targets, one row an example."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias, cast
+
+import torch
+from torch import Tensor
+
+Inputs: TypeAlias = Tensor | Mapping[str, Tensor]
+Batch: TypeAlias = tuple[Inputs, Tensor]
+
+
+def num_examples(inputs: Inputs) -> int:
+    """Return how many examples a batch holds."""
+    return len(inputs) if isinstance(inputs, Tensor) else len(next(iter(inputs.values())))
+
+
+def is_pair(data: Any) -> bool:
+    """Return whether `data` is (inputs, targets) already, and not a sequence of two batches."""
+    return (
+        isinstance(data, tuple | list)
+        and len(data) == 2
+        and isinstance(data[0], Tensor | Mapping)
+        and isinstance(data[1], Tensor)
+    )
+
+
+def checked_batch(batch: Any) -> Batch:
+    """Return a batch with class indices as int64, or raise an error that says what a batch is."""
+    rows = (
+        [*(batch[0].values() if isinstance(batch[0], Mapping) else [batch[0]]), batch[1]] if is_pair(batch) else []
+    )
+    if not rows or not all(isinstance(tensor, Tensor) and tensor.ndim > 0 for tensor in rows):
+        raise TypeError(
+            "each batch must be a pair (inputs, targets) of tensors with one row an example, got "
+            f"{_description(batch)}. For single examples pass a dataset or two stacked tensors, for NumPy arrays "
+            "torch.from_numpy(...), for a Hugging Face model a mapping such as {'input_ids': ..., "
+            "'attention_mask': ...} as the inputs."
+        )
+    inputs, targets = batch
+    lengths = {len(tensor) for tensor in rows[:-1]}
+    if lengths != {len(targets)}:
+        raise ValueError(f"inputs have {sorted(lengths)} examples and targets {len(targets)}: they must agree")
+    # Losses index and compare: int32 and uint8 do neither as int64 does (uint8 wraps an ignore_index of -100).
+    return inputs, targets if targets.is_floating_point() else targets.long()
+
+
+def take(inputs: Inputs, rows: Any) -> Inputs:
+    """Return some rows of the inputs, or one."""
+    if isinstance(inputs, Mapping):
+        return {name: value[rows] for name, value in inputs.items()}
+    return inputs[rows]
+
+
+def stack(inputs: Sequence[Inputs]) -> Inputs:
+    """Return single inputs as those of a batch."""
+    first = inputs[0]
+    if isinstance(first, Mapping):
+        mappings = cast("Sequence[Mapping[str, Tensor]]", inputs)
+        return {name: torch.stack([example[name] for example in mappings]) for name in first}
+    return torch.stack(cast("list[Tensor]", list(inputs)))
+
+
+def shapes(inputs: Inputs, target: Tensor) -> tuple[tuple[int, ...], ...]:
+    """Return the shapes of one example: those that agree fit into one batch."""
+    values = inputs.values() if isinstance(inputs, Mapping) else [inputs]
+    return tuple(tuple(value.shape) for value in [*values, target])
+
+
+def without_graph(tensor: Tensor) -> Tensor:
+    """Return the values alone, fit for autograd also where they were made in inference mode."""
+    return tensor.clone() if tensor.is_inference() else tensor.detach()
+
+
+def _description(batch: Any) -> str:
+    if not isinstance(batch, tuple | list):
+        return type(batch).__name__
+    entries = [
+        f"{type(entry).__name__} {tuple(entry.shape)}" if isinstance(entry, Tensor) else type(entry).__name__
+        for entry in batch[:3]
+    ]
+    return f"{type(batch).__name__} of {len(batch)} ({', '.join(entries)}{', ...' if len(batch) > 3 else ''})"

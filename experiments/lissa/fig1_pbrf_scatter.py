@@ -47,7 +47,8 @@ def main(cfg: DictConfig) -> None:
         panels = panel_table(table)
         run.save_table(panels, "panels.csv")
         run.save_table(summary_table(tasks, panels), "summary.csv")
-        save_claims(run.folder, judge_claims(panels, seed=cfg.seed))
+        lengths = {task.name: scores.lengths.numpy() for task, scores in tasks}
+        save_claims(run.folder, judge_claims(panels, lengths, seed=cfg.seed))
         images = {task.name: _images(task, scores) for task, scores in tasks}
         save_images(run.folder, images)
         for name, figure in draw(table, images).items():

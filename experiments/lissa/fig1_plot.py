@@ -71,8 +71,7 @@ def _grid(
 
 def _scatter(ax: Axes, panel: pd.DataFrame, own: pd.DataFrame) -> None:
     ax.set_axis_on()
-    finite = panel[np.isfinite(panel[["lissa_0", "pbrf_0"]]).all(axis=1)]
-    ax.scatter(finite.lissa_0, finite.pbrf_0, s=5, color=plots.PALETTE[0], label="LiSSA, PBRF by SGD (first seed)")
+    ax.scatter(panel.lissa_0, panel.pbrf_0, s=5, color=plots.PALETTE[0], label="LiSSA, PBRF by SGD (first seed)")
     if panel.exact.notna().any():
         ax.scatter(
             panel.cg, panel.exact, s=5, marker="x", linewidths=0.5, color=plots.PALETTE[1], label="CG, exact PBRF"
@@ -87,9 +86,6 @@ def _scatter(ax: Axes, panel: pd.DataFrame, own: pd.DataFrame) -> None:
             label="LiSSA with C measured, exact PBRF",
         )
     plots.identity_line(ax)
-    if "lissa_pbrf_pearson" not in own or own.lissa_pbrf_pearson.isna().all():
-        plots.annotate(ax, "LiSSA diverged")
-        return
     pearson, slope = own.lissa_pbrf_pearson.dropna(), own.lissa_pbrf_slope.dropna()
     text = f"r = {_with_error(pearson)}\nslope {_with_error(slope)}\n{own.lissa_pbrf_case.iloc[0]}"
     plots.annotate(ax, text)

@@ -25,7 +25,7 @@ from curvlab.influence import (
 )
 from curvlab.linalg import LinearOperator, identity
 from curvlab.runs import Run
-from curvlab.solvers import ConjugateGradient, DivergenceError, Lissa, LissaHyperparameters, lissa_hyperparameters
+from curvlab.solvers import ConjugateGradient, Lissa, LissaHyperparameters, lissa_hyperparameters
 from curvlab.spectrum import hutchinson_trace, top_eigenvalues
 from experiments.task import Task
 
@@ -43,14 +43,14 @@ class Scores:
         spectrum: trace, its standard error, largest eigenvalue and its error bound, products paid.
         damping: added to G.
         settings: LiSSA's, and the SGD PBRF's.
-        lissa: (seeds, M, K) influence by LiSSA; nan in a column that diverged.
+        lissa: (seeds, M, K) influence by LiSSA.
         pbrf: (seeds, M, K) response of the test losses by SGD.
         cg: (M, K') influence by conjugate gradients, of the first K' points; K' may be 0.
         exact: (M, K') response by Newton's method.
         lissa_auto: (M, K') influence by LiSSA with C measured instead of assumed, the last third averaged.
         constant: that C; nan without it.
         residuals: largest relative residual of CG and gradient norm of Newton; nan without them.
-        num_diverged: columns of LiSSA that diverged, over all seeds.
+        lengths: (seeds, K) ‖x‖ damping / ‖g‖ of LiSSA's result: above 1 it is no solution.
     """
 
     point_indices: Tensor
@@ -66,7 +66,7 @@ class Scores:
     lissa_auto: Tensor
     constant: float
     residuals: dict[str, float]
-    num_diverged: int
+    lengths: Tensor
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,7 @@ def compute_scores(run: Run, task: Task, cfg: DictConfig) -> Scores:
     damping = cfg.damping if cfg.damping is not None else cfg.damping_ratio * spectrum["largest_eigenvalue"]
     setup = _Setup(run, task, damping, _settings(cfg, spectrum, damping), points, test)
     key |= {"damping": damping, "num_points": len(point_indices), "num_test": len(test_indices)}
-    lissa, pbrf, num_diverged = _stochastic(setup, key, cfg)
+    lissa, pbrf, lengths = _stochastic(setup, key, cfg)
     return Scores(
         point_indices=task.train_indices[point_indices],
         test_indices=test_indices,
@@ -132,26 +132,28 @@ def compute_scores(run: Run, task: Task, cfg: DictConfig) -> Scores:
         settings=setup.settings,
         lissa=lissa,
         pbrf=pbrf,
-        num_diverged=num_diverged,
+        lengths=lengths,
         **_reference(setup, key, cfg),
     )
 
 
-def _stochastic(setup: _Setup, key: dict[str, Any], cfg: DictConfig) -> tuple[Tensor, Tensor, int]:
-    """Return LiSSA's and the SGD PBRF's scores over seeds, (S, M, K) each, and LiSSA's diverged columns."""
+def _stochastic(setup: _Setup, key: dict[str, Any], cfg: DictConfig) -> tuple[Tensor, Tensor, Tensor]:
+    """Return LiSSA's and the SGD PBRF's scores over seeds, (S, M, K) each, and LiSSA's lengths, (S, K)."""
     key = key | dataclasses.asdict(setup.settings)
-    lissa, pbrf, num_diverged = [], [], 0
+    lissa, pbrf, lengths = [], [], []
     for seed in range(cfg.num_seeds):
-        found = setup.run.unit("lissa/scores", key | {"repetition": seed}, partial(_lissa, setup, seed))
+        found = setup.run.unit(
+            "lissa/scores", key | {"repetition": seed, "version": 2}, partial(_lissa, setup, seed)
+        )
         lissa.append(found["scores"].double())
-        num_diverged += found["num_diverged"]
+        lengths.append(found["lengths"].double())
         responded = setup.run.unit(
             "pbrf/sgd",
             key | {"repetition": seed, "epsilon": cfg.pbrf.epsilon},
             partial(_pbrf_by_sgd, setup, cfg.pbrf.epsilon, seed),
         )
         pbrf.append(responded["scores"].double())
-    return torch.stack(lissa), torch.stack(pbrf), num_diverged
+    return torch.stack(lissa), torch.stack(pbrf), torch.stack(lengths)
 
 
 def _reference(setup: _Setup, key: dict[str, Any], cfg: DictConfig) -> dict[str, Any]:
@@ -216,29 +218,22 @@ def _settings(cfg: DictConfig, spectrum: dict[str, float], damping: float) -> Li
 
 
 def _lissa(setup: _Setup, seed: int) -> dict[str, Any]:
-    run, settings, label = setup.run, setup.settings, f"LiSSA {setup.task.name}, seed {seed}"
+    run, settings = setup.run, setup.settings
     gradients = setup.gradients()
-    kept = list(range(gradients.shape[1]))
-    scores = torch.full((len(setup.test[1]), len(kept)), torch.nan)
-    while kept:
-        solver = Lissa(
-            settings.step_size,
-            settings.batch_size,
-            settings.num_steps,
-            check_residual=False,  # the comparison with CG says more, and costs no products of the full data
-            callback=_advance(run.progress(settings.num_steps, label)),
-        )
-        generator = run.generator("lissa", setup.task.name, seed)
-        try:
-            solution = solver.solve(setup.damped, gradients[:, kept], generator=generator)
-        except DivergenceError as error:
-            # One point must not cost the others theirs: it keeps nan, they start again on the same batches.
-            kept = [column for position, column in enumerate(kept) if position not in error.columns]
-            continue
-        run.add_matvecs(solution.num_matvecs)
-        scores[:, kept] = setup.influences(solution.x)
-        break
-    return {"scores": scores, "num_diverged": gradients.shape[1] - len(kept)}
+    solver = Lissa(
+        settings.step_size,
+        settings.batch_size,
+        settings.num_steps,
+        check_residual=False,  # the comparison with CG says more, and costs no products of the full data
+        raise_on_divergence=False,  # as in the paper, whose third case ("large and apart") this may be
+        callback=_advance(run.progress(settings.num_steps, f"LiSSA {setup.task.name}, seed {seed}")),
+    )
+    operator = setup.damped
+    solution = solver.solve(operator, gradients, generator=run.generator("lissa", setup.task.name, seed))
+    run.add_matvecs(solution.num_matvecs)
+    # Relative to ‖g‖ / damping, which no solution of (G + damping) x = g exceeds.
+    lengths = operator.norm(solution.x) * setup.damping / operator.norm(gradients)
+    return {"scores": setup.influences(solution.x), "lengths": lengths}
 
 
 def _lissa_auto(setup: _Setup) -> dict[str, Any]:

@@ -25,7 +25,7 @@ COMPARISONS = {
 def score_table(tasks: list[tuple[Task, Scores]]) -> pd.DataFrame:
     """Return all scores: columns task, point, test, lissa_0.., pbrf_0.., cg, exact, lissa_auto.
 
-    Cells are empty where a score was not computed, or where LiSSA diverged.
+    Cells are empty where a score was not computed.
     """
     frames = []
     for task, scores in tasks:
@@ -56,9 +56,7 @@ def panel_table(table: pd.DataFrame) -> pd.DataFrame:
     for task, of_task in table.groupby("task", sort=False):
         seeds = [str(name).removeprefix("lissa_") for name in of_task if re.fullmatch(r"lissa_\d+", str(name))]
         seeds = [seed for seed in seeds if of_task[f"pbrf_{seed}"].notna().any()]
-        stochastic = [f"{method}_{seed}" for method in ("lissa", "pbrf") for seed in seeds]
-        matrices = [_matrix(of_task, column) for column in stochastic]
-        scale = median_rms(*matrices)
+        scale = _typical_size(of_task, seeds)
         for position, (point, panel) in enumerate(of_task.groupby("point", sort=False)):
             for seed in seeds:
                 row: dict[str, object] = {"task": task, "position": position, "point": point, "seed": int(seed)}
@@ -73,8 +71,6 @@ def panel_table(table: pd.DataFrame) -> pd.DataFrame:
                         f"{name}_case": found.case,
                     }
                     row[f"{name}_error"] = found.relative_error
-                if "lissa_pbrf_case" not in row:  # LiSSA diverged, as for one image of the paper's Fig. 6
-                    row["lissa_pbrf_case"] = "diverged"
                 rows.append(row)
     return pd.DataFrame(rows)
 
@@ -105,8 +101,9 @@ def summary_table(tasks: list[tuple[Task, Scores]], panels: pd.DataFrame) -> pd.
             for quantity in ("pearson", "slope"):
                 row[f"{quantity} {x}-{y}"] = median_over_points(own, f"{name}_{quantity}")
         counts = own.lissa_pbrf_case.value_counts()
-        for case in ("agree", "both near zero", "apart", "diverged"):
+        for case in ("agree", "both near zero", "apart"):
             row[case] = counts.get(case, 0) / max(len(own), 1)
+        row["LiSSA longer than any solution"] = float((scores.lengths > 1).double().mean())
         row["C measured"] = scores.constant
         row["CG residual"] = scores.residuals["cg"]
         row["PBRF gradient norm"] = scores.residuals["newton"]
@@ -125,6 +122,14 @@ def median_over_points(panels: pd.DataFrame, column: str) -> float:
     """Return the median over points of the mean over seeds; nan without any."""
     values = point_means(panels, column)
     return float(np.median(values)) if len(values) else float("nan")
+
+
+def _typical_size(table: pd.DataFrame, seeds: list[str]) -> float:
+    """Return the median root mean square of the points' scores: exact ones where there are any."""
+    solved = table[table.cg.notna()]
+    if not solved.empty:
+        return median_rms(_matrix(solved, "cg"))
+    return median_rms(*(_matrix(table, f"{method}_{seed}") for method in ("lissa", "pbrf") for seed in seeds))
 
 
 def _column(method: str, seed: str) -> str:

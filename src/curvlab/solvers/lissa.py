@@ -63,6 +63,8 @@ class Lissa:
             converged False because nothing is known.
         callback: called as callback(step, u) after each step, u (P, K) not to be modified.
         recipe: what the settings were computed from, if they were (`Lissa.auto`); its cost is counted.
+        raise_on_divergence: False returns what the iteration gives, as the authors' code does: only to show
+            what that is. ‖x‖ > ‖b‖ / damping then tells that a column is no solution.
 
     Cost: num_steps sampled products a column, which are counted in `num_matvecs` as they are, though each
     touches batch_size examples only; plus one full product a column for the residual.
@@ -76,6 +78,7 @@ class Lissa:
     check_residual: bool = True
     callback: Callback | None = None
     recipe: LissaRecipe | None = None
+    raise_on_divergence: bool = True
 
     def __post_init__(self) -> None:
         if not (self.step_size > 0 and math.isfinite(self.step_size)):
@@ -99,7 +102,8 @@ class Lissa:
         for step in range(1, self.num_steps + 1):
             products = operator.sample(self.batch_size, generator) @ u
             new = u - self.step_size * (products - columns)
-            self._check_growth(operator, new, products, scale, step)
+            if self.raise_on_divergence:
+                self._check_growth(operator, new, products, scale, step)
             u = new
             if total is not None and step > self.num_steps - self.average_last:
                 total += u

@@ -1,0 +1,71 @@
+"""Error against step, drawn from summary.csv alone.
+
+python -m experiments.benchmarks.finite_differences_plot results/benchmarks/finite_differences/embedded
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import pandas as pd
+import torch
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from curvlab.reporting import plots
+
+EPSILON = {"fp32": torch.finfo(torch.float32).eps, "fp64": torch.finfo(torch.float64).eps}
+
+
+def draw(summary: pd.DataFrame) -> Figure:
+    """Return one panel a task: geometric mean of the error with its interval, for both precisions."""
+    tasks = summary.task.unique().tolist()
+    figure, axes = plots.figure(1, len(tasks), panel_size=(4.0, 3.6), sharey=True)
+    for ax, task in zip(axes[0], tasks, strict=True):
+        _draw_task(ax, summary[summary.task == task])
+        ax.set_title(task)
+        ax.set_xlabel("step ‖δv‖")
+    axes[0, 0].set_ylabel("relative error of $G v$")
+    handles, labels = axes[0, 0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=4, fontsize=8, frameon=False)
+    return figure
+
+
+def _draw_task(ax: Axes, own: pd.DataFrame) -> None:
+    ax.set_xscale("log")
+    ax.set_yscale("log")
+    for index, (precision, curve) in enumerate(own.groupby("precision", sort=False)):
+        color, marker = plots.PALETTE[index], plots.MARKERS[index]
+        name = str(precision)
+        finite, forward = curve[curve.step > 0], curve[curve.step == 0]
+        ax.plot(finite.step, finite.relative_error, color=color, marker=marker, markersize=3.5, label=name)
+        ax.fill_between(finite.step, finite.low, finite.high, color=color, alpha=0.2, linewidth=0)
+        default = finite[finite.default]
+        ax.scatter(
+            default.step,
+            default.relative_error,
+            s=110,
+            facecolors="none",
+            edgecolors=color,
+            linewidths=1.8,
+            zorder=3,
+            label=f"default step, {name}",
+        )
+        smooth = EPSILON[name] ** (1 / 3) * float(curve.parameter_norm.iloc[0])
+        ax.axvline(smooth, color=color, linestyle=":", linewidth=1, label=f"eps$^{{1/3}}$‖θ‖, {name}")
+        if len(forward):
+            ax.axhline(
+                float(forward.relative_error.iloc[0]),
+                color=color,
+                linestyle="--",
+                linewidth=1,
+                label=f"forward mode, {name}",
+            )
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description="Redraw the figure of a result folder from its summary.csv.")
+    parser.add_argument("folder", type=Path)
+    folder = parser.parse_args().folder
+    draw(pd.read_csv(folder / "summary.csv")).savefig(folder / "figure.png", dpi=110, metadata={"Software": None})

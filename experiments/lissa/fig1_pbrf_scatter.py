@@ -31,7 +31,7 @@ from experiments.lissa.fig1_scores import Scores, compute_scores
 from experiments.lissa.fig1_tables import panel_table, score_table, summary_table
 from experiments.task import Task, build_task
 
-SHARED = ("damping", "damping_ratio", "spectrum", "lissa", "pbrf", "exact")
+SHARED = ("damping", "damping_ratio", "spectrum", "lissa", "measure_constant", "pbrf", "exact")
 
 
 @runs.main("lissa/fig1_pbrf_scatter")

@@ -47,7 +47,7 @@ class Scores:
         pbrf: (seeds, M, K) response of the test losses by SGD.
         cg: (M, K') influence by conjugate gradients, of the first K' points; K' may be 0.
         exact: (M, K') response by Newton's method.
-        lissa_auto: (M, K') influence by LiSSA with C measured instead of assumed, the last third averaged.
+        lissa_auto: (M, K') or (M, 0) influence by LiSSA with C measured, the last third averaged.
         constant: that C; nan without it.
         residuals: largest relative residual of CG and gradient norm of Newton; nan without them.
         lengths: (seeds, K) ‖x‖ damping / ‖g‖ of LiSSA's result: above 1 it is no solution.
@@ -173,7 +173,9 @@ def _reference(setup: _Setup, key: dict[str, Any], cfg: DictConfig) -> dict[str,
         key | {"rtol": cfg.exact.newton_rtol, "epsilon": cfg.exact.epsilon},
         partial(_pbrf_by_newton, first, cfg.exact),
     )
-    automatic = setup.run.unit("lissa/auto", key, partial(_lissa_auto, first))
+    automatic: dict[str, Any] = {"scores": torch.zeros(len(setup.test[1]), 0), "constant": math.nan}
+    if cfg.measure_constant:
+        automatic = setup.run.unit("lissa/auto", key, partial(_lissa_auto, first))
     return {
         "cg": solved["scores"].double(),
         "exact": minimised["scores"].double(),

@@ -39,9 +39,10 @@ def score_table(tasks: list[tuple[Task, Scores]]) -> pd.DataFrame:
             columns[f"lissa_{seed}"] = scores.lissa[seed].T.reshape(-1).numpy()
         for seed in range(num_seeds):
             columns[f"pbrf_{seed}"] = scores.pbrf[seed].T.reshape(-1).numpy()
-        missing = torch.full((num_test, num_points - scores.cg.shape[1]), torch.nan, dtype=torch.float64)
         for name in ("cg", "exact", "lissa_auto"):
-            columns[name] = torch.cat([getattr(scores, name), missing], 1).T.reshape(-1).numpy()
+            found = getattr(scores, name)
+            missing = torch.full((num_test, num_points - found.shape[1]), torch.nan, dtype=torch.float64)
+            columns[name] = torch.cat([found, missing], 1).T.reshape(-1).numpy()
         frames.append(pd.DataFrame(columns))
     return pd.concat(frames, ignore_index=True)
 

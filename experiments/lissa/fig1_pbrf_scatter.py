@@ -21,6 +21,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pandas as pd
 from omegaconf import DictConfig, OmegaConf
 
 from curvlab import runs
@@ -42,8 +43,8 @@ def main(cfg: DictConfig) -> None:
         for part in _parts(cfg):
             task = build_task(run, part)
             tasks.append((task, compute_scores(run, task, part)))
-        table = score_table(tasks)
-        run.save_table(table)
+        # Read back what was written, six digits: everything below can be had from the file alone.
+        table = pd.read_csv(run.save_table(score_table(tasks)))
         panels = panel_table(table)
         run.save_table(panels, "panels.csv")
         run.save_table(summary_table(tasks, panels), "summary.csv")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import sys
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -52,6 +53,8 @@ def main(config_name: str) -> Callable[[Task], Callable[..., Any]]:
                 _check_command_line(folder, config_name)
             except ConfigurationError as error:
                 _fail(error)
+            # torch.func warns on first use of what it does itself; nothing a user could change.
+            warnings.filterwarnings("ignore", message="`torch.jit.script` is deprecated", category=FutureWarning)
             try:
                 hydra.main(version_base=VERSION_BASE, config_path=str(folder), config_name=config_name)(job)()
             except KeyboardInterrupt:

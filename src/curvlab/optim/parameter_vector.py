@@ -58,8 +58,9 @@ def move(group: dict[str, Any], displacement: Tensor) -> None:
 
 
 def evaluate(closure: Closure | None) -> Tensor | float | None:
-    """Return the closure's loss, with gradients enabled; None without a closure."""
+    """Return the closure's loss, detached, with gradients enabled inside; None without a closure."""
     if closure is None:
         return None
     with torch.enable_grad():
-        return closure()
+        loss = closure()
+    return loss.detach() if isinstance(loss, Tensor) else loss

@@ -29,6 +29,11 @@ def steps_bound(
     its value. The step that carries the proof: with D positive semi-definite and ‖D - H‖ <= σ, a step of norm r
     has ‖∇f(x_{k+1})‖ <= 2 α_k r and lowers f by at least α_k r²/2 >= ‖∇f(x_{k+1})‖² / (8 α_k).
 
+    S is not positive semi-definite. For convex f the proof still goes through, for every draw and not only on
+    average, with 8 / (1 - κ) in place of 8: ‖S - H‖ <= λ (n - 1) < σ, and the smallest eigenvalue of S is at least
+    -λn/8 = -κσ with κ = n / (8 sqrt(n (n - 1))) <= 0.18. For f that is not convex it does not: S + α_k I may be
+    indefinite.
+
     Args:
         epsilon: ε > 0.
         gap: f(x_0) - f*.

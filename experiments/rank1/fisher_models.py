@@ -1,0 +1,150 @@
+"""Models for the Fisher lemmas: smooth outputs with known constants, and the sharpest constants of any network."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, hessian
+
+from curvlab.curvature import FisherOperator
+from curvlab.curvature.losses import output_loss
+from experiments.rank1.problems import Problem, network
+
+TANH_SECOND = 4 / (3 * math.sqrt(3))  # max |tanh''|
+TANH_THIRD = 2.0  # max |tanh'''|
+
+
+class Perceptron(nn.Module):
+    """φ_j(a) = scale · tanh(w_j · a), or scale · w_j · a: its outputs are smooth for all weights.
+
+    Spectral norms by the weights, for ‖a‖ <= 1: |φ_j'| <= scale, Hessian <= 0.77 scale, third derivative <= 2
+    scale; 0 for both when linear.
+    """
+
+    def __init__(self, inputs: int, outputs: int, *, scale: float, linear: bool) -> None:
+        super().__init__()
+        self.layer = nn.Linear(inputs, outputs, bias=False).double()
+        self.scale, self.linear = scale, linear
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Return φ, (B, outputs)."""
+        activations = self.layer(inputs)
+        return self.scale * (activations if self.linear else activations.tanh())
+
+    @property
+    def smoothness(self) -> float:
+        """L for inputs of norm at most 1."""
+        return 0.0 if self.linear else TANH_SECOND * self.scale
+
+
+@dataclass(frozen=True)
+class FisherTask:
+    """A model with loss and data: ∇²f, F and the constants of the lemmas.
+
+    Attributes:
+        problem: f with its exact Hessian's constants; `hessian_lipschitz` is M.
+        model: fp64, in eval mode.
+        loss: mean over examples.
+        data: inputs and targets.
+        smoothness: L for all parameters; None: only at given parameters, see `smoothness_here`.
+    """
+
+    problem: Problem
+    model: nn.Module
+    loss: nn.Module
+    data: tuple[Tensor, Tensor]
+    smoothness: float | None
+
+    @property
+    def fisher(self) -> FisherOperator:
+        """F at the current parameters."""
+        return FisherOperator(self.model, self.loss, self.data)
+
+
+def perceptron_lipschitz(model: Perceptron, loss: nn.Module, targets: Tensor) -> float:
+    """Return M, a bound on the third derivative of the mean loss, for inputs of norm at most 1.
+
+    Of one example: ℓ'''[Jh, Jh, Jh] + 3 ℓ''[Jh, φ''[h, h]] + ℓ'[φ'''[h, h, h]], with ‖Jh‖ <= s ‖h‖.
+    Squared error r²: ℓ''' = 0, ℓ'' = 2, |ℓ'| <= 2 (s + |b|). Softmax: |ℓ'''| <= 2^(3/2)/(6 sqrt(3)) (a third
+    central moment of a variable of range sqrt(2)), ‖ℓ''‖ <= 1/2, ‖ℓ'‖ <= sqrt(2).
+    """
+    scale = model.scale
+    second = 0.0 if model.linear else TANH_SECOND * scale
+    third = 0.0 if model.linear else TANH_THIRD * scale
+    if isinstance(loss, nn.MSELoss):
+        return 6 * scale * second + 2 * (scale + float(targets.abs().max())) * third
+    return 2**1.5 / (6 * math.sqrt(3)) * scale**3 + 1.5 * scale * second + math.sqrt(2) * third
+
+
+def gap(task: FisherTask, *, chunk: int = 8) -> dict[str, float]:
+    """Return ‖∇²f - F‖ at the current parameters and every bound on it, from dense matrices.
+
+    Keys: gap (spectral norm), loss, smoothness (L here: largest spectral norm of any output's Hessian, example by
+    example), one_norm (mean over examples of the 1-norm of the loss's gradient by the outputs). All are in the
+    scale of the mean loss. Cost: outputs times examples dense (n, n) matrices, `chunk` examples at a time.
+    """
+    inputs, targets = task.data
+    names = [name for name, _ in task.model.named_parameters()]
+    shapes = [parameter.shape for _, parameter in task.model.named_parameters()]
+    vector = torch.cat([p.detach().reshape(-1) for p in task.model.parameters()])
+
+    def outputs(values: Tensor, batch: Tensor) -> Tensor:
+        pieces = values.split([shape.numel() for shape in shapes])
+        named = {name: piece.view(shape) for name, piece, shape in zip(names, pieces, shapes, strict=True)}
+        return functional_call(task.model, named, (batch,))
+
+    size, count = len(vector), len(inputs)
+    difference, largest, one_norm, total = torch.zeros(size, size, dtype=vector.dtype), 0.0, 0.0, 0.0
+    closed_form = output_loss(task.loss)
+    for start in range(0, count, chunk):
+        batch, labels = inputs[start : start + chunk], targets[start : start + chunk]
+        current = outputs(vector, batch)
+        slopes = closed_form.gradient(current, labels)
+        hessians = hessian(outputs)(vector, batch)
+        # ∇²f - F = Σ_n Σ_j ∂ℓ_n/∂φ_j ∇²φ_j: the loss's own curvature is the same in both.
+        difference += torch.einsum("bc,bcij->ij", slopes, hessians)
+        largest = max(largest, float(torch.linalg.eigvalsh(hessians).abs().max()))
+        one_norm += float(slopes.abs().sum())
+        total += float(closed_form.per_example(current, labels).sum())
+    divisor = closed_form.count(targets)
+    return {
+        "gap": float(torch.linalg.matrix_norm(difference / divisor, 2)),
+        "loss": total / divisor,
+        "smoothness": largest,
+        "one_norm": one_norm / divisor,
+    }
+
+
+def perceptron_task(
+    kind: str, *, scale: float, linear: bool, noise: float, generator: torch.Generator
+) -> FisherTask:
+    """Return a perceptron on 100 Gaussian inputs of norm at most 1, with targets from a random one like it.
+
+    Least squares: one output, 5 inputs, targets with Gaussian noise of that standard deviation (0: f* = 0).
+    Softmax: three outputs, labels replaced at random with probability `noise`.
+    """
+    num_outputs = 1 if kind == "least squares" else 3
+    inputs = torch.randn(100, 5, dtype=torch.float64, generator=generator)
+    inputs /= inputs.norm(dim=1).max()
+    models = [Perceptron(5, num_outputs, scale=scale, linear=linear) for _ in range(2)]
+    for model, size in zip(models, (2.0, 0.3), strict=True):
+        weight = torch.randn(num_outputs, 5, dtype=torch.float64, generator=generator)
+        model.layer.weight.data.copy_(size * weight)
+    teacher, model = models
+    outputs = teacher(inputs).detach()
+    disturbance = torch.randn(outputs.shape, dtype=torch.float64, generator=generator)
+    if kind == "least squares":
+        loss: nn.Module = nn.MSELoss()
+        targets = outputs + noise * disturbance
+    else:
+        loss = nn.CrossEntropyLoss()
+        random_labels = disturbance.argmax(1)
+        replaced = torch.rand(100, dtype=torch.float64, generator=generator) < noise
+        targets = torch.where(replaced, random_labels, outputs.argmax(1))
+    problem = network(model, (inputs, targets), loss, name=f"{kind}, scale {scale:g}")
+    problem = dataclasses.replace(problem, hessian_lipschitz=perceptron_lipschitz(model, loss, targets))
+    return FisherTask(problem, model, loss, (inputs, targets), smoothness=model.smoothness)

@@ -1,0 +1,134 @@
+"""The problems' closed forms and constants, against automatic differentiation and sampling."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.autograd.functional import hessian
+from torch.func import functional_call
+
+from curvlab.data import load_breast_cancer_one_hot
+from curvlab.optim import UniformDirection
+from experiments.rank1.descent import descend
+from experiments.rank1.fisher_models import gap, perceptron_task
+from experiments.rank1.problems import (
+    Problem,
+    cosines,
+    logistic_regression,
+    quadratic,
+    scaled,
+    spectrum,
+    square_root_curve,
+)
+
+
+def make(name: str, generator: torch.Generator) -> Problem:
+    if name == "curve":
+        return square_root_curve(0.4)
+    if name == "cosines":
+        return cosines(4, 1.0)
+    if name == "quadratic":
+        return quadratic("power", 5, generator)
+    if name == "scaled":
+        return scaled(square_root_curve(0.4), 7.0)
+    return logistic_regression(load_breast_cancer_one_hot(num_train=30, num_test=5), l2=1e-2)
+
+
+def autograd_hessian(problem: Problem) -> torch.Tensor:
+    x = problem.parameters[0]
+    problem.closure()  # a graph of the gradient, differentiated once more
+    gradient = torch.autograd.grad(problem.value(), x, create_graph=True)[0]
+    return torch.stack([torch.autograd.grad(g, x, retain_graph=True, allow_unused=True)[0] for g in gradient])
+
+
+@pytest.mark.parametrize("name", ["curve", "cosines", "quadratic", "scaled", "logistic"])
+def test_hessian_and_its_constants(name: str) -> None:
+    generator = torch.Generator().manual_seed(0)
+    problem = make(name, generator)
+    x = problem.parameters[0]
+    points, hessians = [], []
+    for _ in range(10):
+        x.data.copy_(2 * torch.randn(x.shape, dtype=torch.float64, generator=generator))
+        expected = autograd_hessian(problem)
+        torch.testing.assert_close(problem.hessian.to_dense(), expected, rtol=1e-10, atol=1e-12)
+        points.append(x.detach().clone())
+        hessians.append(expected)
+    for i in range(10):
+        assert torch.linalg.matrix_norm(hessians[i], 2) <= problem.spectral_norm * (1 + 1e-10)
+        for j in range(i):
+            change = torch.linalg.matrix_norm(hessians[i] - hessians[j], 2)
+            assert change <= problem.hessian_lipschitz * (points[i] - points[j]).norm() + 1e-9
+
+
+def test_constants_of_the_curves_are_attained() -> None:
+    for problem, at in ((square_root_curve(0.5), 0.5), (cosines(1, 0.0), torch.pi / 2)):
+        x = problem.parameters[0]
+        ends = []
+        for shift in (-1e-4, 1e-4):
+            x.data.fill_(at + shift)
+            ends.append(float(problem.hessian.to_dense()))
+        assert abs(ends[1] - ends[0]) / 2e-4 == pytest.approx(problem.hessian_lipschitz, rel=1e-6)
+
+
+def test_logistic_optimum_is_the_minimum() -> None:
+    problem = make("logistic", torch.Generator())
+    assert torch.equal(problem.parameters[0].detach(), torch.zeros(120, dtype=torch.float64))
+    optimizer = torch.optim.LBFGS(problem.parameters, max_iter=500, tolerance_grad=1e-10, tolerance_change=0)
+    optimizer.step(problem.closure)
+    assert float(problem.value().detach()) == pytest.approx(problem.optimum, rel=1e-9)
+
+
+def test_spectra_have_norm_one() -> None:
+    for name in ("isotropic", "power", "exponential", "spike", "signed", "mirrored"):
+        for size in (1, 2, 7):
+            assert float(spectrum(name, size).abs().max()) == pytest.approx(1.0)
+    assert float(spectrum("signed", 6).max()) < 0.1
+    with pytest.raises(ValueError, match="unknown spectrum 'flat': choose isotropic, power"):
+        spectrum("flat", 3)
+
+
+@pytest.mark.parametrize("kind", ["least squares", "softmax"])
+@pytest.mark.parametrize(("scale", "linear"), [(1.0, False), (4.0, False), (1.0, True)])
+def test_perceptron_constants_and_gap(kind: str, scale: float, linear: bool) -> None:
+    generator = torch.Generator().manual_seed(1)
+    task = perceptron_task(kind, scale=scale, linear=linear, noise=0.3, generator=generator)
+    weight = task.model.layer.weight
+
+    def value(flat: torch.Tensor) -> torch.Tensor:
+        outputs = functional_call(task.model, {"layer.weight": flat.view(weight.shape)}, (task.data[0],))
+        return task.loss(outputs, task.data[1])
+
+    points, hessians = [], []
+    for _ in range(6):
+        weight.data.copy_(2 * torch.randn(weight.shape, dtype=torch.float64, generator=generator))
+        points.append(weight.detach().reshape(-1).clone())
+        hessians.append(hessian(value, points[-1]))
+        found = gap(task)
+        expected = torch.linalg.matrix_norm(hessians[-1] - task.fisher.to_dense(), 2)
+        assert found["gap"] == pytest.approx(float(expected), rel=1e-8, abs=1e-12)
+        assert found["loss"] == pytest.approx(float(value(points[-1])))
+        assert found["smoothness"] <= task.smoothness * (1 + 1e-10)
+    for i in range(6):
+        for j in range(i):
+            change = torch.linalg.matrix_norm(hessians[i] - hessians[j], 2)
+            assert change <= task.problem.hessian_lipschitz * (points[i] - points[j]).norm() * (1 + 1e-9)
+
+
+def test_noiseless_least_squares_can_be_solved() -> None:
+    generator = torch.Generator().manual_seed(2)
+    task = perceptron_task("least squares", scale=1.0, linear=True, noise=0.0, generator=generator)
+    solution = torch.linalg.lstsq(*task.data).solution
+    assert float(nn.functional.mse_loss(task.data[0] @ solution, task.data[1])) < 1e-20
+
+
+def test_descent_records_every_step_and_notices_divergence() -> None:
+    problem = cosines(3, 1.0)
+    trace = descend(problem, UniformDirection(problem.parameters, problem.hessian, sigma=2.0), num_steps=5)
+    assert len(trace.values) == len(trace.gradient_norms) == len(trace.num_products) == 6
+    assert len(trace.smallest) == len(trace.slopes) == 5
+    assert not trace.diverged
+    problem = quadratic("isotropic", 3, torch.Generator().manual_seed(0))
+    trace = descend(problem, torch.optim.SGD(problem.parameters, lr=1e3), num_steps=200)
+    assert trace.diverged
+    assert trace.gradient_norms[-1] != trace.gradient_norms[-1]  # nan

@@ -65,7 +65,7 @@ def _grid(
             if column == 0:
                 scatter_ax.set_ylabel("retraining response")
     handles, labels = axes[1, 0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=3, frameon=False)
+    figure.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False)
     return figure
 
 
@@ -85,10 +85,26 @@ def _scatter(ax: Axes, panel: pd.DataFrame, own: pd.DataFrame) -> None:
             color=plots.PALETTE[2],
             label="LiSSA with C measured, exact PBRF",
         )
+        _widen(ax, panel)
     plots.identity_line(ax)
     pearson, slope = own.lissa_pbrf_pearson.dropna(), own.lissa_pbrf_slope.dropna()
     text = f"r = {_with_error(pearson)}\nslope {_with_error(slope)}\n{own.lissa_pbrf_case.iloc[0]}"
     plots.annotate(ax, text)
+
+
+def _widen(ax: Axes, panel: pd.DataFrame) -> None:
+    """Make axes logarithmic beyond the range of the exact scores, where diverged ones would hide them."""
+    exact = panel[["cg", "exact"]].abs().to_numpy().max()
+    all_scores = panel[["cg", "exact", "lissa_0", "pbrf_0"]].to_numpy()
+    largest = np.abs(all_scores[np.isfinite(all_scores)]).max()
+    if largest > 10 * exact > 0:
+        ax.set_xscale("symlog", linthresh=exact)
+        ax.set_yscale("symlog", linthresh=exact)
+        ax.set_xlim(-1.5 * largest, 1.5 * largest)
+        ax.set_ylim(-1.5 * largest, 1.5 * largest)
+        ticks = [-(10.0 ** np.floor(np.log10(largest))), 0.0, 10.0 ** np.floor(np.log10(largest))]
+        ax.set_xticks(ticks)
+        ax.set_yticks(ticks)
 
 
 def _with_error(values: pd.Series) -> str:

@@ -273,7 +273,9 @@ def _by_cg(setup: _Setup, rtol: float) -> dict[str, Any]:
 def _pbrf_by_newton(setup: _Setup, cfg: DictConfig) -> dict[str, Any]:
     bar = setup.run.progress(0, f"exact PBRF {setup.task.name}")
     inner = ConjugateGradient(rtol=1e-3, max_steps=500, callback=_advance(bar))
-    response = ProximalNewton(rtol=cfg.newton_rtol, solver=inner).minimize(setup.objective(cfg.epsilon))
+    response = ProximalNewton(rtol=cfg.newton_rtol, max_steps=cfg.newton_steps, solver=inner).minimize(
+        setup.objective(cfg.epsilon)
+    )
     setup.run.add_matvecs(response.num_matvecs)
     scores = setup.responses(response.displacement, cfg.epsilon)
     return {"scores": scores, "residual": float(response.gradient_norm.max())}

@@ -36,13 +36,36 @@ clean: ## remove run directories and stored units of work (data and results stay
 
 # ---------------------------------------------------------------------------------------- figures
 LISSA := lissa-fig1
+RANK1 := rank1-fig1 rank1-fig2 rank1-prop rank1-rate rank1-fisher
+BENCH := bench-finite-differences
 
-.PHONY: figures report lissa $(LISSA)
-figures: $(LISSA) report ## every target that exists, then the report
-lissa: $(LISSA) ## every target of the LiSSA paper
+.PHONY: figures report lissa rank1 bench $(LISSA) $(RANK1) $(BENCH)
+figures: $(LISSA) $(RANK1) report ## every target that exists, then the report
+lissa: $(LISSA) ## every target of the LiSSA paper that exists
+rank1: $(RANK1) ## every target of the rank-one slides
+bench: $(BENCH) ## every benchmark
 
-lissa-fig1: $(READY) ## LiSSA against PBRF, 25 training points (embedded: 1-2 min, laptop: 45 min)
+# Expected times are on two cores, after set-up.
+lissa-fig1: $(READY) ## LiSSA against PBRF, 25 training points (embedded: 2 min, laptop: 1 h)
 	$(PYTHON) -m experiments.lissa.fig1_pbrf_scatter preset=$(PRESET) $(ARGS)
+
+rank1-fig1: $(READY) ## uniform directions on a 1-D function (embedded: 10 s)
+	$(PYTHON) -m experiments.rank1.fig1_one_dimension preset=$(PRESET) $(ARGS)
+
+rank1-fig2: $(READY) ## uniform directions on logistic regression (embedded: 1 min, laptop: 3 min)
+	$(PYTHON) -m experiments.rank1.fig2_mushrooms preset=$(PRESET) $(ARGS)
+
+rank1-prop: $(READY) ## error of the one-direction estimate against the Proposition (embedded: 20 s)
+	$(PYTHON) -m experiments.rank1.prop_estimate_error preset=$(PRESET) $(ARGS)
+
+rank1-rate: $(READY) ## steps to a gradient norm against the bound K(epsilon) (embedded: 1 min)
+	$(PYTHON) -m experiments.rank1.rate_steps_bound preset=$(PRESET) $(ARGS)
+
+rank1-fisher: $(READY) ## Fisher preconditioner: bounds on sigma, and rates (embedded: 1 min)
+	$(PYTHON) -m experiments.rank1.fisher_preconditioner preset=$(PRESET) $(ARGS)
+
+bench-finite-differences: $(READY) ## error of G v by finite differences against the step (laptop: 2 min)
+	$(PYTHON) -m experiments.benchmarks.finite_differences preset=$(PRESET) $(ARGS)
 
 report: $(READY) ## results/index.html and results/scoreboard.csv from what is under results/
 	$(PYTHON) -m curvlab.reporting.report

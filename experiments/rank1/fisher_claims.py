@@ -86,7 +86,7 @@ def judge_claims(bounds: pd.DataFrame, rates: pd.DataFrame) -> list[ClaimResult]
             curved,
             curved.squared / curved.lemma,
             "Under f -> c f the left side grows as c², the right side as c: no constant saves it. One parameter, "
-            "φ = L x²/2, one example with residual r: the left side is (L r)², the right side L |r|.",
+            "φ = L x²/2, one example with residual r, x = 0: the left side is (L r)², the right side L |r|.",
         ),
         _largest(ONE_NORM, curved, curved.gap / curved.one_norm_bound, "It follows from the triangle inequality."),
         _largest(LEAST_SQUARES, squares, squares.gap / squares.loss_bound, "It follows from Cauchy-Schwarz."),
@@ -94,8 +94,9 @@ def judge_claims(bounds: pd.DataFrame, rates: pd.DataFrame) -> list[ClaimResult]
             SOFTMAX_PRINTED,
             softmax,
             softmax.gap / softmax.loss_bound_without_L,
-            "It holds only for L <= 1. With outputs (L x²/2, 0) and label 1 at x = 0, f = log 2 and the gap is "
-            "L/2: it fails for L > 4 log 2 = 2.8.",
+            "Outputs (L x²/2, 0) and the first label give f = log 2 and a gap of L/2 at x = 0: the bound fails for "
+            f"L > 4 log 2 = 2.8. The networks keep it ({_worst_network(softmax):.2g} at most), since all these "
+            "bounds are loose there.",
         ),
         _largest(SOFTMAX, softmax, softmax.gap / softmax.loss_bound, "It follows from 1 - p <= -log p."),
         _judge(LINEAR, float(linear.gap.max()), f"{len(linear)} models", "A bug: both are the same matrix."),
@@ -108,6 +109,11 @@ def _largest(claim: Claim, table: pd.DataFrame, ratios: pd.Series, why: str) -> 
     row = table.iloc[int(ratios.to_numpy().argmax())]
     where = f"{why} Largest: {row.model}, {row.state}, L = {row.smoothness:.3g}."
     return _judge(claim, float(ratios.max()), f"{len(table)} settings", where)
+
+
+def _worst_network(softmax: pd.DataFrame) -> float:
+    networks = softmax[softmax.state != "constructed"]
+    return float((networks.gap / networks.loss_bound_without_L).max())
 
 
 def _rate(claim: Claim, rates: pd.DataFrame) -> ClaimResult:

@@ -119,6 +119,34 @@ def gap(task: FisherTask, *, chunk: int = 8) -> dict[str, float]:
     }
 
 
+class Parabola(nn.Module):
+    """φ(x) = κ x²/2 in one parameter, at x = 0; for softmax beside an output that is always 0.
+
+    One example with its label not yet fitted: F = 0 and ∇²f = κ ∂ℓ/∂φ, so that L = κ is paid in full.
+    """
+
+    def __init__(self, curvature: float, num_outputs: int) -> None:
+        super().__init__()
+        self.x = nn.Parameter(torch.zeros(1, dtype=torch.float64))
+        self.curvature, self.num_outputs = curvature, num_outputs
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Return φ and zeros, (B, outputs); the inputs, ones, only say how many."""
+        first = self.curvature / 2 * self.x.square() * inputs
+        return torch.cat([first, torch.zeros_like(first)], dim=1)[:, : self.num_outputs]
+
+
+def parabola_task(kind: str, *, curvature: float) -> FisherTask:
+    """Return the task on which the printed lemmas fail: least squares with residual 1, softmax with p = 1/2."""
+    ones = torch.ones(1, 1, dtype=torch.float64)
+    if kind == "least squares":
+        model, targets, loss = Parabola(curvature, 1), ones, nn.MSELoss()
+    else:
+        model, targets, loss = Parabola(curvature, 2), torch.zeros(1, dtype=torch.long), nn.CrossEntropyLoss()
+    problem = network(model, (ones, targets), loss, name=f"parabola, {kind}")
+    return FisherTask(problem, model, loss, (ones, targets), smoothness=curvature)
+
+
 def perceptron_task(
     kind: str, *, scale: float, linear: bool, noise: float, generator: torch.Generator
 ) -> FisherTask:

@@ -22,15 +22,16 @@ def _bounds_figure(bounds: pd.DataFrame) -> Figure:
     figure, axes = plots.figure(1, 3, panel_size=(3.5, 3.4))
     curved = bounds[bounds.smoothness > 0].reset_index(drop=True)
     softmax = curved[curved.kind == "softmax"]
-    _scatter(axes[0, 0], curved, curved.one_norm_bound, curved.gap)
+    known = list(dict.fromkeys(_names(curved)))
+    _scatter(axes[0, 0], curved, curved.one_norm_bound, curved.gap, known=known)
     axes[0, 0].set_title("lemma without the square")
     axes[0, 0].set_xlabel("L · mean ‖∇_φ log p‖_1")
     axes[0, 0].set_ylabel("‖∇²f - F‖")
-    _scatter(axes[0, 1], curved, curved.lemma, curved.squared)
+    _scatter(axes[0, 1], curved, curved.lemma, curved.squared, known=known)
     axes[0, 1].set_title("lemma as printed")
     axes[0, 1].set_xlabel("L Σ ‖∇_φ log p‖_1")
     axes[0, 1].set_ylabel("‖∇²f - F‖²")
-    _scatter(axes[0, 2], softmax, softmax.loss_bound_without_L, softmax.gap)
+    _scatter(axes[0, 2], softmax, softmax.loss_bound_without_L, softmax.gap, known=known)
     axes[0, 2].set_title("softmax as printed, without L")
     axes[0, 2].set_xlabel("2 f")
     axes[0, 2].set_ylabel("‖∇²f - F‖")
@@ -39,23 +40,27 @@ def _bounds_figure(bounds: pd.DataFrame) -> Figure:
     return figure
 
 
-def _scatter(ax: Axes, table: pd.DataFrame, x: pd.Series, y: pd.Series) -> None:
+def _scatter(ax: Axes, table: pd.DataFrame, x: pd.Series, y: pd.Series, *, known: list[str]) -> None:
     """Draw a point a network on log axes; the bound holds below the line."""
-    names = [f"{model}, {state}" for model, state in zip(table.model, table.state, strict=True)]
+    names = _names(table)
     for name in dict.fromkeys(names):
-        index = _style_index(name)
+        index = known.index(name)
         chosen = [found == name for found in names]
         ax.scatter(
-            x[chosen], y[chosen], s=22, marker=plots.MARKERS[index % 7], color=plots.PALETTE[index % 7], label=name
+            x[chosen],
+            y[chosen],
+            s=22,
+            marker=plots.MARKERS[index % 7],
+            color=plots.PALETTE[(index + 3 * (index // 7)) % 7],  # a pair of its own for each
+            label=name,
         )
     ax.set_xscale("log")
     ax.set_yscale("log")
     plots.identity_line(ax)
 
 
-def _style_index(name: str) -> int:
-    """Return a fixed style for a kind of network, the same in every panel."""
-    return ("softmax" in name) + 2 * ("perceptron" in name) + 2 * ("trained" in name) + 4 * ("× 8" in name)
+def _names(table: pd.DataFrame) -> list[str]:
+    return [f"{model}, {state}" for model, state in zip(table.model, table.state, strict=True)]
 
 
 def _rates_figure(table: pd.DataFrame, rates: pd.DataFrame) -> Figure:

@@ -29,7 +29,7 @@ from curvlab.reporting import save_claims
 from curvlab.runs import Run
 from curvlab.training import train
 from experiments.rank1.fisher_claims import judge_claims
-from experiments.rank1.fisher_models import FisherTask, gap, perceptron_task
+from experiments.rank1.fisher_models import FisherTask, gap, parabola_task, perceptron_task
 from experiments.rank1.fisher_plot import draw
 from experiments.rank1.fisher_rates import rate_rows
 from experiments.rank1.problems import network
@@ -91,6 +91,8 @@ def bound_rows(run: Run, cfg: DictConfig) -> list[dict[str, Any]]:
                 for parameter in task.model.parameters():
                     parameter.data *= 3
                 rows.append(_row(f"perceptron × {scale:g}, {kind}", (kind, "random", seed), gap(task), task))
+        task = parabola_task(kind, curvature=cfg.parabola)
+        rows.append(_row(f"parabola × {cfg.parabola:g}, {kind}", (kind, "constructed", 0), gap(task), task))
         task = perceptron_task(kind, scale=1.0, linear=True, noise=0.5, generator=run.generator("linear", kind))
         rows.append(_row(f"linear, {kind}", (kind, "random", 0), gap(task), task))
     return rows

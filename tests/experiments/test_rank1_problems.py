@@ -11,7 +11,7 @@ from torch.func import functional_call
 from curvlab.data import load_breast_cancer_one_hot
 from curvlab.optim import UniformDirection
 from experiments.rank1.descent import descend
-from experiments.rank1.fisher_models import gap, perceptron_task
+from experiments.rank1.fisher_models import gap, parabola_task, perceptron_task
 from experiments.rank1.problems import (
     Problem,
     cosines,
@@ -48,13 +48,13 @@ def test_hessian_and_its_constants(name: str) -> None:
     problem = make(name, generator)
     x = problem.parameters[0]
     points, hessians = [], []
-    for _ in range(10):
+    for _ in range(5):
         x.data.copy_(2 * torch.randn(x.shape, dtype=torch.float64, generator=generator))
         expected = autograd_hessian(problem)
         torch.testing.assert_close(problem.hessian.to_dense(), expected, rtol=1e-10, atol=1e-12)
         points.append(x.detach().clone())
         hessians.append(expected)
-    for i in range(10):
+    for i in range(5):
         assert torch.linalg.matrix_norm(hessians[i], 2) <= problem.spectral_norm * (1 + 1e-10)
         for j in range(i):
             change = torch.linalg.matrix_norm(hessians[i] - hessians[j], 2)
@@ -113,6 +113,15 @@ def test_perceptron_constants_and_gap(kind: str, scale: float, linear: bool) -> 
         for j in range(i):
             change = torch.linalg.matrix_norm(hessians[i] - hessians[j], 2)
             assert change <= task.problem.hessian_lipschitz * (points[i] - points[j]).norm() * (1 + 1e-9)
+
+
+def test_parabolas_pay_the_smoothness_in_full() -> None:
+    found = gap(parabola_task("softmax", curvature=8.0))
+    assert found == pytest.approx(
+        {"gap": 4.0, "loss": float(torch.tensor(2.0).log()), "smoothness": 8, "one_norm": 1}
+    )
+    found = gap(parabola_task("least squares", curvature=8.0))  # r²: twice the slides' ½ r²
+    assert found == pytest.approx({"gap": 16.0, "loss": 1.0, "smoothness": 8.0, "one_norm": 2.0})
 
 
 def test_noiseless_least_squares_can_be_solved() -> None:

@@ -36,6 +36,7 @@ CERTAIN = {
     "fisher": {
         "lemma-squared": "not reproduced",
         "lemma-unsquared": "reproduced",
+        "softmax-sigma-printed": "not reproduced",
         "softmax-sigma": "reproduced",
         "least-squares-sigma": "reproduced",
         "linear-exact": "reproduced",

@@ -87,8 +87,12 @@ def _scatter(ax: Axes, panel: pd.DataFrame, own: pd.DataFrame) -> None:
         )
         _widen(ax, panel)
     plots.identity_line(ax)
+    case = own.lissa_pbrf_case.iloc[0]
+    if case == "overflow":
+        plots.annotate(ax, "LiSSA or SGD overflows")
+        return
     pearson, slope = own.lissa_pbrf_pearson.dropna(), own.lissa_pbrf_slope.dropna()
-    text = f"r = {_with_error(pearson)}\nslope {_with_error(slope)}\n{own.lissa_pbrf_case.iloc[0]}"
+    text = f"r = {_with_error(pearson)}\nslope {_with_error(slope)}\n{case}"
     plots.annotate(ax, text)
 
 

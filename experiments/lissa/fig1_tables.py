@@ -63,7 +63,9 @@ def panel_table(table: pd.DataFrame) -> pd.DataFrame:
                 row: dict[str, object] = {"task": task, "position": position, "point": point, "seed": int(seed)}
                 for name, (x, y) in COMPARISONS.items():
                     columns = [_column(method, seed) for method in (x, y)]
-                    if panel[columns].isna().any(axis=None) or (int(seed) > 0 and not {x, y} & {"lissa", "pbrf"}):
+                    if not np.isfinite(panel[columns]).all(axis=None) or (
+                        int(seed) > 0 and not {x, y} & {"lissa", "pbrf"}
+                    ):
                         continue
                     found = agreement(*(torch.tensor(panel[c].to_numpy()) for c in columns), scale=scale)
                     row |= {
@@ -72,7 +74,8 @@ def panel_table(table: pd.DataFrame) -> pd.DataFrame:
                         f"{name}_case": found.case,
                     }
                     row[f"{name}_error"] = found.relative_error
-                rows.append(row)
+                # Overflow is what happens to one LiSSA result of the paper's Fig. 6.
+                rows.append({"lissa_pbrf_case": "overflow"} | row)
     return pd.DataFrame(rows)
 
 
@@ -102,7 +105,7 @@ def summary_table(tasks: list[tuple[Task, Scores]], panels: pd.DataFrame) -> pd.
             for quantity in ("pearson", "slope"):
                 row[f"{quantity} {x}-{y}"] = median_over_points(own, f"{name}_{quantity}")
         counts = own.lissa_pbrf_case.value_counts()
-        for case in ("agree", "both near zero", "apart"):
+        for case in ("agree", "both near zero", "apart", "overflow"):
             row[case] = counts.get(case, 0) / max(len(own), 1)
         row["LiSSA longer than any solution"] = float((scores.lengths > 1).double().mean())
         row["C measured"] = scores.constant

@@ -68,7 +68,7 @@ def test_results_are_complete_and_consistent(smoke: Path) -> None:
     exact = panels.cg_exact_pearson.dropna()
     assert len(exact) == 2  # exact_points
     assert (exact > 0.99).all()
-    assert set(panels.lissa_pbrf_case) <= {"agree", "both near zero", "apart"}
+    assert set(panels.lissa_pbrf_case) <= {"agree", "both near zero", "apart", "overflow"}
     claims = {result.claim.id: result for result in load_claims(smoke)}
     assert claims["first-order-mlp-digits"].verdict == "reproduced"
     assert claims["overflow"].verdict == "out of reach"
@@ -112,7 +112,9 @@ def test_damaged_units_are_computed_again(run_target, tmp_path: Path) -> None:
         content = bytearray(path.read_bytes())
         content[len(content) // 2] ^= 0xFF
         path.write_bytes(content)
-    with pytest.warns(UserWarning, match=r"is damaged \(its checksum is wrong\); it is not used but computed again"):
+    with pytest.warns(
+        UserWarning, match=r"is damaged \(its checksum is wrong\); it is not used but computed again"
+    ):
         run_target(main, CONFIG)
     assert (folder / "table.csv").read_bytes() == expected
 

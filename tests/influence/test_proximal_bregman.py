@@ -180,3 +180,19 @@ def test_bad_settings_are_refused(classifier, settings, message) -> None:
 def test_bad_optimizer_settings_are_refused() -> None:
     with pytest.raises(ValueError, match="step_size must be positive, got -1"):
         ProximalSGD(step_size=-1, batch_size=1, num_steps=1)
+
+
+def test_an_overflowing_point_costs_the_others_nothing(classifier, generator) -> None:
+    """A step that is far too large for one point's curvature; the displacement of another stays as it was."""
+    model, loss, train = classifier
+    huge = (torch.cat([1e6 * train[0][:1], train[0][1:2]]), train[1][:2])
+    settings = {"damping": DAMPING, "epsilon": 1.0}
+    sgd = ProximalSGD(step_size=1e3, batch_size=3, num_steps=60)
+    pair = ProximalBregmanObjective(model, loss, train, huge, **settings)
+    response = sgd.minimize(pair, generator=torch.Generator().manual_seed(0))
+    assert response.displacement.shape == pair.shape  # no error, whatever became of the columns
+    gentle = ProximalSGD(step_size=1e-3, batch_size=3, num_steps=3)
+    both = gentle.minimize(pair, generator=torch.Generator().manual_seed(0)).displacement
+    alone = ProximalBregmanObjective(model, loss, train, (huge[0][1:], huge[1][1:]), **settings)
+    expected = gentle.minimize(alone, generator=torch.Generator().manual_seed(0)).displacement
+    torch.testing.assert_close(both[:, 1:], expected)

@@ -38,7 +38,7 @@ class ProximalSGD:
     def minimize(
         self, objective: ProximalBregmanObjective, *, generator: torch.Generator | None = None
     ) -> Response:
-        """Return the last iterate. A point whose iterate overflows keeps a non-finite column, and costs the others nothing.
+        """Return the last iterate. A point that overflows keeps a non-finite column, at no cost to the others.
 
         Cost: 4F of num_steps batches a point, and a gradient of the point itself each step.
         """

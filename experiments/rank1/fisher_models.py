@@ -14,6 +14,7 @@ from curvlab.curvature import FisherOperator
 from curvlab.curvature.losses import output_loss
 from experiments.rank1.problems import Problem, network
 
+LOSSES: dict[str, type[nn.Module]] = {"least squares": nn.MSELoss, "softmax": nn.CrossEntropyLoss}
 TANH_SECOND = 4 / (3 * math.sqrt(3))  # max |tanh''|
 TANH_THIRD = 2.0  # max |tanh'''|
 
@@ -140,9 +141,9 @@ def parabola_task(kind: str, *, curvature: float) -> FisherTask:
     """Return the task on which the printed lemmas fail: least squares with residual 1, softmax with p = 1/2."""
     ones = torch.ones(1, 1, dtype=torch.float64)
     if kind == "least squares":
-        model, targets, loss = Parabola(curvature, 1), ones, nn.MSELoss()
+        model, targets, loss = Parabola(curvature, 1), ones, LOSSES[kind]()
     else:
-        model, targets, loss = Parabola(curvature, 2), torch.zeros(1, dtype=torch.long), nn.CrossEntropyLoss()
+        model, targets, loss = Parabola(curvature, 2), torch.zeros(1, dtype=torch.long), LOSSES[kind]()
     problem = network(model, (ones, targets), loss, name=f"parabola, {kind}")
     return FisherTask(problem, model, loss, (ones, targets), smoothness=curvature)
 
@@ -166,13 +167,12 @@ def perceptron_task(
     outputs = teacher(inputs).detach()
     disturbance = torch.randn(outputs.shape, dtype=torch.float64, generator=generator)
     if kind == "least squares":
-        loss: nn.Module = nn.MSELoss()
         targets = outputs + noise * disturbance
     else:
-        loss = nn.CrossEntropyLoss()
         random_labels = disturbance.argmax(1)
         replaced = torch.rand(100, dtype=torch.float64, generator=generator) < noise
         targets = torch.where(replaced, random_labels, outputs.argmax(1))
+    loss = LOSSES[kind]()
     problem = network(model, (inputs, targets), loss, name=f"{kind}, scale {scale:g}")
     problem = dataclasses.replace(problem, hessian_lipschitz=perceptron_lipschitz(model, loss, targets))
     return FisherTask(problem, model, loss, (inputs, targets), smoothness=model.smoothness)

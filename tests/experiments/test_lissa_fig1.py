@@ -197,7 +197,7 @@ def test_mistyped_overrides_are_refused_with_the_nearest_name(tmp_path: Path, ov
     )
     assert done.returncode == 2
     assert done.stderr.startswith("error: ")
-    assert override.split("=")[0] in done.stderr
+    assert override.split("=", maxsplit=1)[0] in done.stderr
     assert message in done.stderr
     assert "Traceback" not in done.stderr
 

@@ -95,8 +95,8 @@ def judge_claims(bounds: pd.DataFrame, rates: pd.DataFrame) -> list[ClaimResult]
             softmax,
             softmax.gap / softmax.loss_bound_without_L,
             "Outputs (L x²/2, 0) and the first label give f = log 2 and a gap of L/2 at x = 0: the bound fails "
-            f"for L > 4 log 2 = 2.8. The networks keep it ({_worst_network(softmax):.2g} at most): all "
-            "these bounds are loose there.",
+            f"for L > 4 log 2 = 2.8. On networks the ratio is {_worst_network(softmax):.2g} at "
+            "most.",
         ),
         _largest(SOFTMAX, softmax, softmax.gap / softmax.loss_bound, "It follows from 1 - p <= -log p."),
         _judge(LINEAR, float(linear.gap.max()), f"{len(linear)} models", "A bug: both are the same matrix."),

@@ -41,7 +41,9 @@ def _panel(ax: Axes, own: pd.DataFrame) -> None:
         color=plots.PALETTE[0],
         label="steps taken (seeds)",
     )
-    ax.axhline(own.steps_taken.max(), color="#555555", linestyle=":", linewidth=1, label="steps at most")
+    ax.axhline(
+        own.steps_taken.max(), color="#555555", linestyle=":", linewidth=1, label="length of the longest run"
+    )
     ax.set_xscale("log")
     ax.set_yscale("log")
     ax.set_title(str(own.problem.iloc[0]))

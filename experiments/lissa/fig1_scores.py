@@ -159,8 +159,8 @@ def _stochastic(setup: _Setup, key: dict[str, Any], cfg: DictConfig) -> tuple[Te
 def _reference(setup: _Setup, key: dict[str, Any], cfg: DictConfig) -> dict[str, Any]:
     """Return what tells solver error from linearisation error, for the first `exact_points` points."""
     num_exact = min(cfg.exact_points, len(setup.points[1]))
+    none = torch.zeros(len(setup.test[1]), 0, dtype=torch.float64)
     if num_exact == 0:
-        none = torch.zeros(len(setup.test[1]), 0, dtype=torch.float64)
         residuals = {"cg": math.nan, "newton": math.nan}
         return {"cg": none, "exact": none, "lissa_auto": none, "constant": math.nan, "residuals": residuals}
     first = dataclasses.replace(setup, points=(setup.points[0][:num_exact], setup.points[1][:num_exact]))
@@ -168,12 +168,14 @@ def _reference(setup: _Setup, key: dict[str, Any], cfg: DictConfig) -> dict[str,
     solved = setup.run.unit(
         "influence/cg", key | {"rtol": cfg.exact.cg_rtol}, partial(_by_cg, first, cfg.exact.cg_rtol)
     )
-    minimised = setup.run.unit(
-        "pbrf/newton",
-        key | {"rtol": cfg.exact.newton_rtol, "epsilon": cfg.exact.epsilon},
-        partial(_pbrf_by_newton, first, cfg.exact),
-    )
-    automatic: dict[str, Any] = {"scores": torch.zeros(len(setup.test[1]), 0), "constant": math.nan}
+    minimised: dict[str, Any] = {"scores": none, "residual": math.nan}
+    if cfg.exact.pbrf:
+        minimised = setup.run.unit(
+            "pbrf/newton",
+            key | {"rtol": cfg.exact.newton_rtol, "epsilon": cfg.exact.epsilon},
+            partial(_pbrf_by_newton, first, cfg.exact),
+        )
+    automatic: dict[str, Any] = {"scores": none, "constant": math.nan}
     if cfg.measure_constant:
         automatic = setup.run.unit("lissa/auto", key, partial(_lissa_auto, first))
     return {

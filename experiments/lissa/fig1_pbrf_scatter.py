@@ -27,7 +27,7 @@ from omegaconf import DictConfig, OmegaConf
 from curvlab import runs
 from curvlab.reporting import save_claims
 from experiments.lissa.fig1_claims import judge_claims
-from experiments.lissa.fig1_plot import draw, save_images
+from experiments.lissa.fig1_plot import draw, load_images, save_images
 from experiments.lissa.fig1_scores import Scores, compute_scores
 from experiments.lissa.fig1_tables import panel_table, score_table, summary_table
 from experiments.task import Task, build_task
@@ -50,8 +50,8 @@ def main(cfg: DictConfig) -> None:
         run.save_table(summary_table(tasks, panels), "summary.csv")
         lengths = {task.name: scores.lengths.numpy() for task, scores in tasks}
         save_claims(run.folder, judge_claims(panels, lengths, seed=cfg.seed))
-        images = {task.name: _images(task, scores) for task, scores in tasks}
-        save_images(run.folder, images)
+        save_images(run.folder, {task.name: _images(task, scores) for task, scores in tasks})
+        images = load_images(run.folder, [task.name for task, _ in tasks], table)
         for name, figure in draw(table, images).items():
             run.save_figure(figure, name)
         run.note(scale=_scale(tasks), seeds=list(range(tasks[0][1].lissa.shape[0])))

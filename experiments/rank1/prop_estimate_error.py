@@ -31,7 +31,7 @@ from experiments.rank1.prop_claims import judge_claims
 from experiments.rank1.prop_plot import draw
 
 NUM_CHECKED = 200  # draws whose smallest eigenvalue is computed
-BLOCK_ENTRIES = 4_000_000  # numbers in the matrices that are formed at once
+BLOCK_ENTRIES = 500_000  # numbers in the matrices that are formed at once
 
 
 @runs.main("rank1/prop_estimate_error")

@@ -64,8 +64,12 @@ rank1-rate: $(READY) ## steps to a gradient norm against the bound K(epsilon) (e
 rank1-fisher: $(READY) ## Fisher preconditioner: bounds on sigma, and rates (embedded: 1 min)
 	$(PYTHON) -m experiments.rank1.fisher_preconditioner preset=$(PRESET) $(ARGS)
 
-bench-finite-differences: $(READY) ## error of G v by finite differences against the step (laptop: 2 min)
+bench-finite-differences: $(READY) ## error of G v by finite differences against the step (laptop: 5 min)
 	$(PYTHON) -m experiments.benchmarks.finite_differences preset=$(PRESET) $(ARGS)
+
+# the name that run.json and the results page give it
+.PHONY: benchmarks-finite_differences
+benchmarks-finite_differences: bench-finite-differences
 
 report: $(READY) ## results/index.html and results/scoreboard.csv from what is under results/
 	$(PYTHON) -m curvlab.reporting.report

@@ -10,7 +10,7 @@ from curvlab.reporting.paper_numbers import item_key
 
 ROOT = Path(__file__).parents[2]
 TEXTS = ROOT.parent / "shared" / "papers"
-TEXT_FILES = {"lissa": "lissa_klochkov_liu_2024.txt"}
+TEXT_FILES = {"lissa": "lissa_klochkov_liu_2024.txt", "rank1": "rank_one_semenov_2025_slides.txt"}
 NUMBERS = [
     (paper.stem, number)
     for paper in sorted((ROOT / "experiments" / "papers").glob("*.csv"))

@@ -38,7 +38,7 @@ def judge_claims(panels: pd.DataFrame, lengths: dict[str, np.ndarray], *, seed: 
                 why=_why_apart(own),
             ),
             _median(_slope_claim(str(task)), point_means(own, "lissa_pbrf_slope"), generator, why=_why_apart(own)),
-            _convergence(str(task), lengths[str(task)], own),
+            _convergence(str(task), lengths[str(task)], own, generator),
             _median(
                 _linearisation_claim(str(task)),
                 point_means(own, "cg_exact_pearson"),
@@ -62,7 +62,7 @@ def _agreement_claim(task: str) -> Claim:
         id=f"agreement-{task}",
         statement=f"LiSSA with the recommended hyperparameters approximates the PBRF ({task}).",
         source=SOURCE,
-        paper_value="most panels concentrate along x = y",
+        paper_value="the first of three cases: points concentrate along x = y",
         measure="Pearson correlation of LiSSA with the PBRF by SGD over the test points (mean over seeds), "
         "median over training points",
         criterion=Criterion(at_least=0.9, direction_at_least=0.5),
@@ -76,24 +76,24 @@ def _slope_claim(task: str) -> Claim:
         source=SOURCE,
         paper_value=1.0,
         measure="least-squares slope of the PBRF by SGD on LiSSA (mean over seeds), median over training points",
-        criterion=Criterion(at_least=0.8, at_most=1.25, direction_at_least=0.0),
+        criterion=Criterion(at_least=0.8, at_most=1.25, direction_at_least=0.5, direction_at_most=2.0),
     )
 
 
-def _convergence(task: str, lengths: np.ndarray, own: pd.DataFrame) -> ClaimResult:
+def _convergence(task: str, lengths: np.ndarray, own: pd.DataFrame, generator: np.random.Generator) -> ClaimResult:
     claim = Claim(
         id=f"recipe-converges-{task}",
         statement=f"With the recommended hyperparameters (C = 2) LiSSA converges ({task}).",
         source="Klochkov & Liu 2024, Corollary 1, Sec. 4",
         paper_value="converges as expected",
-        measure="share of points and seeds with a result not above ‖g‖ / damping, which bounds every solution",
+        measure="share of seeds with ‖x‖ not above ‖g‖ / damping, which bounds every solution; mean over points",
         criterion=Criterion(at_least=0.95, direction_at_least=0.5),
     )
-    share = float((lengths <= 1).mean())
+    shares = (lengths <= 1).mean(axis=0)
     return judge(
         claim,
-        share,
-        exact_interval(share, kind=f"share of {lengths.size} results"),
+        float(shares.mean()),
+        bootstrap_interval(shares, lambda values: float(np.mean(values)), generator=generator),
         if_not_reproduced=f"The median length is {np.median(lengths):.3g} times that bound. " + _why_apart(own),
     )
 
@@ -105,7 +105,8 @@ def _linearisation_claim(task: str) -> Claim:
         source="Klochkov & Liu 2024, Sec. 2, Eq. 5, after Bae et al. 2022",
         paper_value=None,
         measure="Pearson correlation of influence by CG (residual 1e-6) with the PBRF minimised from the trained "
-        "parameters (gradient norm 1e-6, epsilon 1e-6) over the test points, median over training points",
+        "parameters (gradient norm 1e-6, displacement at most 1e-6) over the test points, median over training "
+        "points",
         criterion=Criterion(at_least=0.99, direction_at_least=0.9),
     )
 
@@ -134,8 +135,8 @@ def _why_apart(own: pd.DataFrame) -> str:
     )
     return (
         f"Against exact solutions: LiSSA with CG {np.median(lissa):.3f}, PBRF by SGD with the exact PBRF "
-        f"{np.median(pbrf):.3f}, CG with the exact PBRF {np.median(both):.3f} (median Pearson). What is lost is "
-        f"lost to the noise of the two stochastic solvers, which use small batches, and not the same ones.{cure}"
+        f"{np.median(pbrf):.3f}, CG with the exact PBRF {np.median(both):.3f} (median Pearson). The "
+        f"exact answers agree; the two stochastic iterations are what is off: their batches are too small.{cure}"
     )
 
 
@@ -154,7 +155,7 @@ def _cause(task: str, own: pd.DataFrame, generator: np.random.Generator) -> Clai
         f"quadratic approximation ({task}).",
         source=SOURCE,
         paper_value="given as a possible reason",
-        measure="in those panels, Pearson correlation of CG with the exact PBRF (epsilon 1e-6), median over "
+        measure="in those panels, Pearson correlation of CG with the exact PBRF, median over "
         "training points; the reason holds where it is low",
         criterion=Criterion(at_most=0.9),
     )

@@ -61,17 +61,23 @@ def _grid(
             plots.show_image(image_ax, images[task][position], title=f"{task}\ntraining image {point}")
             own = panels[(panels.task == task) & (panels.position == position)]
             _scatter(scatter_ax, of_task[of_task.point == point], own)
-            scatter_ax.set_xlabel("influence")
+            scatter_ax.set_xlabel("influence (nats / weight)")
             if column == 0:
-                scatter_ax.set_ylabel("retraining response")
+                scatter_ax.set_ylabel("PBRF response (nats / weight)")
     handles, labels = axes[1, 0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False)
+    figure.legend(handles, labels, loc="outside lower center", ncols=2, frameon=False)
     return figure
 
 
 def _scatter(ax: Axes, panel: pd.DataFrame, own: pd.DataFrame) -> None:
     ax.set_axis_on()
-    ax.scatter(panel.lissa_0, panel.pbrf_0, s=5, color=plots.PALETTE[0], label="LiSSA, PBRF by SGD (first seed)")
+    ax.scatter(
+        panel.lissa_0,
+        panel.pbrf_0,
+        s=5,
+        color=plots.PALETTE[0],
+        label="LiSSA, PBRF by SGD (first seed; r and slope: mean ± s.e. over seeds)",
+    )
     if panel.exact.notna().any():
         ax.scatter(
             panel.cg, panel.exact, s=5, marker="x", linewidths=0.5, color=plots.PALETTE[1], label="CG, exact PBRF"

@@ -92,13 +92,13 @@ class _Setup:
         """Return -∇l(test)ᵀ x for each solution x, (P, K) -> (M, K)."""
         return -directional_derivatives(self.task.model, self.task.loss, self.test, solutions)
 
-    def objective(self, epsilon: float) -> ProximalBregmanObjective:
+    def objective(self, epsilon: float | Tensor) -> ProximalBregmanObjective:
         task = self.task
         return ProximalBregmanObjective(
             task.model, task.loss, task.train, self.points, damping=self.damping, epsilon=epsilon
         )
 
-    def responses(self, displacement: Tensor, epsilon: float) -> Tensor:
+    def responses(self, displacement: Tensor, epsilon: float | Tensor) -> Tensor:
         """Return the finite changes of the test losses, divided by epsilon, (P, K) -> (M, K)."""
         return loss_response(self.task.model, self.task.loss, self.test, displacement, epsilon=epsilon)
 
@@ -172,7 +172,7 @@ def _reference(setup: _Setup, key: dict[str, Any], cfg: DictConfig) -> dict[str,
     if cfg.exact.pbrf:
         minimised = setup.run.unit(
             "pbrf/newton",
-            key | {"rtol": cfg.exact.newton_rtol, "epsilon": cfg.exact.epsilon},
+            key | {"rtol": cfg.exact.newton_rtol, "displacement": cfg.exact.displacement},
             partial(_pbrf_by_newton, first, cfg.exact),
         )
     automatic: dict[str, Any] = {"scores": none, "constant": math.nan}
@@ -275,11 +275,14 @@ def _by_cg(setup: _Setup, rtol: float) -> dict[str, Any]:
 def _pbrf_by_newton(setup: _Setup, cfg: DictConfig) -> dict[str, Any]:
     bar = setup.run.progress(0, f"exact PBRF {setup.task.name}")
     inner = ConjugateGradient(rtol=1e-3, max_steps=500, callback=_advance(bar))
+    # ‖θ(ε) - θ*‖ <= ε‖∇l‖ / damping to first order: this ε bounds it, alike for fitted and badly fitted points.
+    norms = torch.linalg.vector_norm(setup.gradients().double(), dim=0)
+    epsilon = cfg.displacement * setup.damping / norms.clamp(min=torch.finfo(torch.float32).tiny)
     response = ProximalNewton(rtol=cfg.newton_rtol, max_steps=cfg.newton_steps, solver=inner).minimize(
-        setup.objective(cfg.epsilon)
+        setup.objective(epsilon)
     )
     setup.run.add_matvecs(response.num_matvecs)
-    scores = setup.responses(response.displacement, cfg.epsilon)
+    scores = setup.responses(response.displacement, epsilon)
     return {"scores": scores, "residual": float(response.gradient_norm.max())}
 
 

@@ -68,6 +68,33 @@ def test_value_and_gradient_follow_the_definition(classifier, generator) -> None
     torch.testing.assert_close(chosen, gradient[:, 1:])
 
 
+def test_each_point_may_have_its_own_epsilon(classifier, generator) -> None:
+    model, loss, train = classifier
+    epsilon = torch.tensor([0.3, -0.02, 1e-4])
+    points = (train[0][:3], train[1][:3])
+    together = ProximalBregmanObjective(model, loss, train, points, damping=DAMPING, epsilon=epsilon)
+    displacement = torch.randn(*together.shape, generator=generator, dtype=torch.float64)
+    gradient, value = together.gradient(displacement), together.value(displacement)
+    sampled = together.sampled_gradient(displacement, batch_size=6, generator=torch.Generator().manual_seed(1))
+    changes = loss_response(model, loss, train, displacement, epsilon=epsilon)
+    for k in range(3):
+        own, weight = slice(k, k + 1), float(epsilon[k])
+        point = (points[0][own], points[1][own])
+        alone = ProximalBregmanObjective(model, loss, train, point, damping=DAMPING, epsilon=weight)
+        column = displacement[:, own]
+        torch.testing.assert_close(alone.gradient(column), gradient[:, own], rtol=1e-7, atol=1e-9)
+        torch.testing.assert_close(
+            together.gradient(column, columns=torch.tensor([k])), gradient[:, own], rtol=1e-7, atol=1e-9
+        )
+        torch.testing.assert_close(alone.value(column), value[own])
+        batch = alone.sampled_gradient(column, batch_size=6, generator=torch.Generator().manual_seed(1))
+        torch.testing.assert_close(batch, sampled[:, own], rtol=1e-7, atol=1e-9)
+        expected = loss_response(model, loss, train, column, epsilon=weight)
+        torch.testing.assert_close(expected, changes[:, own], rtol=1e-6, atol=1e-8)
+    response = ProximalNewton(rtol=1e-6, max_steps=100).minimize(together)
+    assert response.converged
+
+
 def test_sampled_gradient_is_unbiased(classifier, generator) -> None:
     model, loss, train = classifier
     objective = ProximalBregmanObjective(
@@ -169,6 +196,7 @@ def test_unconverged_newton_warns(classifier) -> None:
     [
         ({"damping": 0.0, "epsilon": 1e-8}, "damping must be positive, got 0"),
         ({"damping": 0.1, "epsilon": 0.0}, "epsilon must not be zero"),
+        ({"damping": 0.1, "epsilon": torch.ones(2)}, r"epsilon has shape \(2,\) for 20 points"),
     ],
 )
 def test_bad_settings_are_refused(classifier, settings, message) -> None:

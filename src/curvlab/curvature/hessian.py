@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.func import grad, jvp, vmap
 
-from curvlab.curvature.batches import Data, Inputs
+from curvlab.curvature.batches import Inputs
 from curvlab.curvature.data_operator import DataOperator
-from curvlab.curvature.jacobian_products import Columns, forward_mode, maps_columns
+from curvlab.curvature.jacobian_products import forward_mode, maps_columns
 from curvlab.curvature.model_function import check_finite
 from curvlab.linalg import flatten, flatten_columns, unflatten, unflatten_columns
 
@@ -31,17 +31,6 @@ class HessianOperator(DataOperator):
     Cost of one product, in forwards F of the data: about 6F (a gradient and its tangent). Memory: activations
     of one batch, twice.
     """
-
-    def __init__(
-        self,
-        model: nn.Module,
-        loss: nn.Module,
-        data: Data,
-        *,
-        batch_size: int = 512,
-        columns: Columns = "auto",
-    ) -> None:
-        super().__init__(model, loss, data, batch_size=batch_size, columns=columns)
 
     def _batch_products(self, inputs: Inputs, targets: Tensor, vectors: Tensor) -> Tensor:
         with forward_mode("use GaussNewtonOperator with jvp='finite_difference' instead of the Hessian"):

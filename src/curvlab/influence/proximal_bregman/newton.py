@@ -120,7 +120,8 @@ def _backtrack(
             # On the way to a minimum of a function that is not convex the gradient may have to grow (Armijo).
             before = objective.value(start[:, remaining], columns=points[remaining])
             after = objective.value(candidate, columns=points[remaining])
-            slope = objective.epsilon**2 * (gradient[:, remaining] * direction[:, remaining]).sum(0)
+            slope = objective.epsilon[points[remaining]] ** 2
+            slope *= (gradient[:, remaining] * direction[:, remaining]).sum(0)
             accepted |= after < before - 1e-4 * length * slope
         chosen = remaining[accepted]
         moved[:, chosen], at_moved[:, chosen] = candidate[:, accepted], at_candidate[:, accepted]

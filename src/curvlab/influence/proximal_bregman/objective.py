@@ -31,7 +31,9 @@ class ProximalBregmanObjective:
         train: data of the mean Bregman divergence.
         points: the K examples z.
         damping: proximity weight, positive.
-        epsilon: weight ε of a point's loss, not zero.
+        epsilon: weight ε of a point's loss, not zero: a number, or (K,), one a point. For an exact response take
+            c / ‖∇l(z)‖: all points then move about equally far, neither across the kinks of a ReLU network nor
+            so little that rounding decides.
         batch_size: training examples at a time in full-batch gradients.
         dtype: of parameters, data and results.
     """
@@ -44,15 +46,13 @@ class ProximalBregmanObjective:
         points: Data,
         *,
         damping: float,
-        epsilon: float,
+        epsilon: float | Tensor,
         batch_size: int = 512,
         dtype: torch.dtype = torch.float64,
     ) -> None:
         if not damping > 0:
             raise ValueError(f"damping must be positive, got {damping}: it is the weight of the proximity term")
-        if epsilon == 0:
-            raise ValueError("epsilon must not be zero: it is the weight of the point's loss; the paper has 1e-8")
-        self.damping, self.epsilon = damping, epsilon
+        self.damping = damping
         self.model, self.loss_module, self.train = copy.deepcopy(model).to(dtype), loss, train
         self.function = ModelFunction(self.model)
         self.loss = output_loss(loss)
@@ -65,6 +65,7 @@ class ProximalBregmanObjective:
         self._total_count = sum(self.loss.count(targets) for targets in self._train.targets())
         self.num_examples, self.num_points = self._train.num_examples, self._points.num_examples
         self.shape = (self.function.num_parameters, self.num_points)
+        self.epsilon = per_point(epsilon, self.num_points).to(device, dtype)
 
     def zeros(self) -> Tensor:
         """Return u = 0, the displacement at θ*, (P, K)."""
@@ -78,14 +79,15 @@ class ProximalBregmanObjective:
         """Return the Gauss-Newton matrix of Q_z at θ* + εu for point `index`, its own loss included."""
         model = copy.deepcopy(self.model)
         with torch.no_grad():
-            for parameter, value in zip(ModelFunction(model).live_parameters, self._moved(column), strict=True):
+            for parameter, value in zip(
+                ModelFunction(model).live_parameters, self._moved(column, index), strict=True
+            ):
                 parameter.copy_(value)
         curvature = self._gauss_newton(self.train, model, dtype) + self.damping * identity
-        if self.epsilon < 0:  # the point is down-weighted: leaving its part out keeps the matrix definite
+        epsilon = float(self.epsilon[index])
+        if epsilon < 0:  # the point is down-weighted: leaving its part out keeps the matrix definite
             return curvature
-        return curvature + self.epsilon * self._gauss_newton(
-            self._points.select(torch.tensor([index])), model, dtype
-        )
+        return curvature + epsilon * self._gauss_newton(self._points.select(torch.tensor([index])), model, dtype)
 
     def _gauss_newton(self, data: Data, model: nn.Module, dtype: torch.dtype) -> GaussNewtonOperator:
         return GaussNewtonOperator(model.to(dtype), self.loss_module, data, batch_size=self._batch_size)
@@ -96,9 +98,9 @@ class ProximalBregmanObjective:
         `columns` (K',) says which points the columns of u belong to; all by default. Cost: 4F of the training data
         a column, F a forward.
         """
-        divergence = torch.zeros_like(displacement)
+        divergence, epsilon = torch.zeros_like(displacement), self._epsilon(columns)
         for batch in self._train:
-            divergence += self._divergence_gradient(batch, displacement)
+            divergence += self._divergence_gradient(batch, displacement, epsilon)
         return divergence / self._total_count + self._regular_gradient(displacement, columns)
 
     def sampled_gradient(
@@ -112,7 +114,8 @@ class ProximalBregmanObjective:
         indices = torch.randint(self.num_examples, (batch_size,), generator=generator, device=source)
         batches: Iterable[Batch] = self._train.select(indices)
         divergence = sum(
-            (self._divergence_gradient(batch, displacement) for batch in batches), torch.zeros_like(displacement)
+            (self._divergence_gradient(batch, displacement, self.epsilon) for batch in batches),
+            torch.zeros_like(displacement),
         )
         divisor = batch_size / self.num_examples * self._total_count
         return divergence / divisor + self._regular_gradient(displacement, None)
@@ -120,28 +123,33 @@ class ProximalBregmanObjective:
     def value(self, displacement: Tensor, *, columns: Tensor | None = None) -> Tensor:
         """Return Q_z(θ* + εu), (K,). Cost: 1F a column. Rounding hides it where ε‖u‖ is below about 1e-7."""
         divergence = torch.zeros(displacement.shape[1], dtype=displacement.dtype, device=displacement.device)
-        own = torch.zeros_like(divergence)
+        own, chosen = torch.zeros_like(divergence), self._chosen(columns)
         with torch.no_grad():
             for inputs, targets in self._train:
                 reference = self.function(self.function.parameters, inputs)
-                for k, column in enumerate(displacement.unbind(1)):
-                    outputs = self.function(self._moved(column), inputs)
+                for k, (index, column) in enumerate(zip(chosen, displacement.unbind(1), strict=True)):
+                    outputs = self.function(self._moved(column, index), inputs)
                     divergence[k] += self.loss.bregman_divergence(outputs, reference, targets).sum()
-            for k, index in enumerate(self._chosen(columns)):
+            for k, index in enumerate(chosen):
                 ((inputs, target),) = self._points.select(torch.tensor([index]))
-                own[k] = self.loss.own_loss(self.function(self._moved(displacement[:, k]), inputs), target).sum()
-        proximity = 0.5 * self.damping * self.epsilon**2 * displacement.square().sum(0)
-        return divergence / self._total_count + self.epsilon * own + proximity
+                outputs = self.function(self._moved(displacement[:, k], index), inputs)
+                own[k] = self.loss.own_loss(outputs, target).sum()
+        epsilon = self._epsilon(columns)
+        proximity = 0.5 * self.damping * epsilon**2 * displacement.square().sum(0)
+        return divergence / self._total_count + epsilon * own + proximity
 
     def _chosen(self, columns: Tensor | None) -> list[int]:
         return list(range(self.num_points)) if columns is None else columns.tolist()
 
-    def _moved(self, column: Tensor) -> list[Tensor]:
-        steps = unflatten(self.epsilon * column, self.function.parameters)
+    def _epsilon(self, columns: Tensor | None) -> Tensor:
+        return self.epsilon if columns is None else self.epsilon[columns]
+
+    def _moved(self, column: Tensor, index: int) -> list[Tensor]:
+        steps = unflatten(self.epsilon[index] * column, self.function.parameters)
         return [value + step for value, step in zip(self.function.parameters, steps, strict=True)]
 
-    def _divergence_gradient(self, batch: Batch, displacement: Tensor) -> Tensor:
-        """Return 1/ε sum_n J_n(θ)ᵀ [∇l(h_n(θ)) - ∇l(h_n(θ*))] over one batch, (P, K)."""
+    def _divergence_gradient(self, batch: Batch, displacement: Tensor, epsilon: Tensor) -> Tensor:
+        """Return 1/ε sum_n J_n(θ)ᵀ [∇l(h_n(θ)) - ∇l(h_n(θ*))] over one batch, (P, K) and (K,) -> (P, K)."""
         inputs, targets = batch
         with torch.no_grad():
             reference = self.function(self.function.parameters, inputs)
@@ -149,18 +157,17 @@ class ProximalBregmanObjective:
         self.loss.check(reference, targets)
         at_reference = self.loss.gradient(reference, targets)
 
-        def residual(outputs: Tensor) -> Tensor:
-            return (self.loss.gradient(outputs, targets) - at_reference) / self.epsilon
-
-        def pulled_back(*step: Tensor) -> tuple[Tensor, ...]:
-            moved = tuple(p + self.epsilon * s for p, s in zip(self.function.parameters, step, strict=True))
+        def pulled_back(weight: Tensor, *step: Tensor) -> tuple[Tensor, ...]:
+            moved = tuple(p + weight * s for p, s in zip(self.function.parameters, step, strict=True))
             outputs, pull_back = vjp(lambda values: self.function(values, inputs), moved)[:2]
-            return pull_back(residual(outputs))[0]
+            return pull_back((self.loss.gradient(outputs, targets) - at_reference) / weight)[0]
 
+        parameters = self.function.parameters
         if maps_columns(self.function, "auto", inputs):
-            return flatten_columns(vmap(pulled_back)(*unflatten_columns(displacement, self.function.parameters)))
+            return flatten_columns(vmap(pulled_back)(epsilon, *unflatten_columns(displacement, parameters)))
         columns = [
-            flatten(pulled_back(*unflatten(column, self.function.parameters))) for column in displacement.unbind(1)
+            flatten(pulled_back(weight, *unflatten(column, parameters)))
+            for weight, column in zip(epsilon, displacement.unbind(1), strict=True)
         ]
         return torch.stack(columns, dim=1)
 
@@ -169,7 +176,7 @@ class ProximalBregmanObjective:
         gradients = []
         for column, index in zip(displacement.unbind(1), self._chosen(columns), strict=True):
             ((inputs, target),) = self._points.select(torch.tensor([index]))
-            gradients.append(self._point_gradient(self._moved(column), inputs, target))
+            gradients.append(self._point_gradient(self._moved(column, index), inputs, target))
         return torch.stack(gradients, dim=1) + self.damping * displacement
 
     def _point_gradient(self, parameters: list[Tensor], inputs: Inputs, target: Tensor) -> Tensor:
@@ -179,3 +186,17 @@ class ProximalBregmanObjective:
             own = self.loss.own_loss(outputs, target).sum()
             gradients = torch.autograd.grad(own, leaves, allow_unused=True, materialize_grads=True)
         return flatten(gradients).detach()
+
+
+def per_point(epsilon: float | Tensor, num_points: int) -> Tensor:
+    """Return epsilon as (K,), checked: one value for all points, or one each; none of them zero."""
+    values = torch.as_tensor(epsilon, dtype=torch.float64)
+    if values.ndim and values.shape != (num_points,):
+        raise ValueError(
+            f"epsilon has shape {tuple(values.shape)} for {num_points} points: give one number, or one a point"
+        )
+    if not ((values != 0) & values.isfinite()).all():
+        raise ValueError(
+            "epsilon must not be zero, and finite: it is the weight of the point's loss; the paper has 1e-8"
+        )
+    return values.expand(num_points)

@@ -13,7 +13,7 @@ from torch.func import vmap
 
 from curvlab.curvature import Batches, Data, ModelFunction, output_loss
 from curvlab.curvature.jacobian_products import maps_columns
-from curvlab.influence.proximal_bregman.objective import ProximalBregmanObjective
+from curvlab.influence.proximal_bregman.objective import ProximalBregmanObjective, per_point
 from curvlab.linalg import unflatten, unflatten_columns
 
 
@@ -52,7 +52,7 @@ def proximal_bregman_response(
     points: Data,
     *,
     damping: float,
-    epsilon: float,
+    epsilon: float | Tensor,
     optimizer: ProximalOptimizer,
     batch_size: int = 512,
     dtype: torch.dtype = torch.float64,
@@ -82,30 +82,33 @@ def loss_response(
     test: Data,
     displacement: Tensor,
     *,
-    epsilon: float,
+    epsilon: float | Tensor,
     batch_size: int = 512,
 ) -> Tensor:
     """Return [l(test; θ* + εu) - l(test; θ*)] / ε for each test example and column of u, (num_test, K).
 
     The finite change of the test losses, not its linearisation: what retraining does to them, per unit of ε. In
     the displacement's dtype; with ε = 1e-8 in double precision its rounding error is about 1e-8 of the loss.
+    `epsilon` is the objective's: a number, or (K,), one a column.
     Cost: 1F a column.
     """
     function = ModelFunction(copy.deepcopy(model).to(displacement.dtype))
     parameters = function.parameters
     losses = output_loss(loss)
+    weights = per_point(epsilon, displacement.shape[1]).to(displacement)
     rows = []
     with torch.no_grad():
         for inputs, targets in Batches(test, batch_size=batch_size, device=function.device, dtype=function.dtype):
             before = losses.own_loss(function(parameters, inputs), targets)
 
-            def after(*step: Tensor, inputs=inputs, targets=targets) -> Tensor:  # type: ignore[no-untyped-def]
-                moved = [value + epsilon * s for value, s in zip(parameters, step, strict=True)]
+            def after(weight: Tensor, *step: Tensor, inputs=inputs, targets=targets) -> Tensor:  # type: ignore[no-untyped-def]
+                moved = [value + weight * s for value, s in zip(parameters, step, strict=True)]
                 return losses.own_loss(function(moved, inputs), targets)
 
             if maps_columns(function, "auto", inputs):
-                moved = vmap(after)(*unflatten_columns(displacement, parameters))
+                moved = vmap(after)(weights, *unflatten_columns(displacement, parameters))
             else:
-                moved = torch.stack([after(*unflatten(column, parameters)) for column in displacement.unbind(1)])
-            rows.append(((moved - before) / epsilon).T)
+                columns = zip(weights, displacement.unbind(1), strict=True)
+                moved = torch.stack([after(weight, *unflatten(column, parameters)) for weight, column in columns])
+            rows.append(((moved - before) / weights[:, None]).T)
     return torch.cat(rows)

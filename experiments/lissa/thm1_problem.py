@@ -1,0 +1,232 @@
+"""Problems with a dense Gauss-Newton matrix, G = mean of L_i L_iᵀ: what Theorem 1 needs, and trials of LiSSA."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor, nn
+from torch.func import jacrev, vmap
+
+from curvlab.curvature import ModelFunction
+from curvlab.linalg import LinearOperator, identity
+from curvlab.solvers import Lissa
+from experiments.lissa.lemma1_moments import spectrum
+
+BLOCK_TRIALS = 64
+
+
+@dataclass(frozen=True)
+class Problem:
+    """G = 1/N Σ L_i L_iᵀ and a right-hand side.
+
+    Attributes:
+        name: label in tables and figures.
+        factors: (N, P, r) L_i, float64.
+        gradient: (P,) g.
+    """
+
+    name: str
+    factors: Tensor
+    gradient: Tensor
+
+    @cached_property
+    def flat(self) -> Tensor:
+        """All factors side by side, (P, N r)."""
+        return self.factors.permute(1, 0, 2).flatten(1).contiguous()
+
+    @cached_property
+    def dense(self) -> Tensor:
+        """G, (P, P)."""
+        return self.flat @ self.flat.T / len(self.factors)
+
+    @cached_property
+    def eigen(self) -> tuple[Tensor, Tensor]:
+        """Eigenvalues (P,), increasing, not below zero, and eigenvectors (P, P) of G."""
+        values, vectors = torch.linalg.eigh(self.dense)
+        return values.clamp(min=0), vectors
+
+    @property
+    def largest(self) -> float:
+        """λmax of G."""
+        return float(self.eigen[0][-1])
+
+    @property
+    def trace(self) -> float:
+        """The trace of G."""
+        return float(self.eigen[0].sum())
+
+    @cached_property
+    def sampling_gap(self) -> Tensor:
+        """E G_i² - G², (P, P): |B| times E G_t² - G² for batches drawn with replacement."""
+        return self.gap(torch.eye(len(self.gradient), dtype=self.dense.dtype))
+
+    def gap(self, matrix: Tensor) -> Tensor:
+        """Return E (G_i - G) M (G_i - G) for one example i, (P, P) -> (P, P). Cost: 2 P² N r."""
+        size, _, rank = self.factors.shape
+        product = (matrix @ self.flat).unflatten(1, (size, rank)).transpose(0, 1)
+        inner = self.factors.mT @ product  # (N, r, r)
+        outer = (self.factors @ inner).transpose(0, 1).flatten(1)
+        return outer @ self.flat.T / size - self.dense @ matrix @ self.dense
+
+    def solution(self, damping: float) -> Tensor:
+        """Return u* = (G + damping)⁻¹ g, (P,)."""
+        values, vectors = self.eigen
+        return vectors @ ((vectors.T @ self.gradient) / (values + damping))
+
+
+class TrialOperator(LinearOperator):
+    """G of a problem; on a sample each column meets a batch of its own, drawn with replacement: so is a trial."""
+
+    def __init__(self, problem: Problem, num_trials: int) -> None:
+        super().__init__(len(problem.gradient), dtype=problem.flat.dtype, device=problem.flat.device)
+        self.problem, self.num_trials = problem, num_trials
+
+    def matmat(self, vectors: Tensor) -> Tensor:
+        """Return G V."""
+        return self.problem.dense @ vectors
+
+    @property
+    def is_psd(self) -> bool:
+        """True."""
+        return True
+
+    def sample(self, batch_size: int, generator: torch.Generator | None = None) -> TrialBatches:
+        """Draw num_trials independent batches."""
+        size = len(self.problem.factors)
+        drawn = torch.randint(size, (batch_size, self.num_trials), generator=generator)
+        counts = torch.zeros(size, self.num_trials, dtype=self.dtype)
+        counts.scatter_add_(0, drawn, torch.ones_like(drawn, dtype=self.dtype))
+        return TrialBatches(self.problem, counts / batch_size)
+
+
+class TrialBatches(LinearOperator):
+    """Column k meets Σ_i w_ik L_i L_iᵀ. Cost: 2 P N r a column, whatever the batch size."""
+
+    def __init__(self, problem: Problem, weights: Tensor) -> None:
+        super().__init__(len(problem.gradient), dtype=weights.dtype, device=weights.device)
+        self.problem, self.weights = problem, weights
+
+    def matmat(self, vectors: Tensor) -> Tensor:
+        """Return the products, (P, trials); another number of columns is an error."""
+        if vectors.shape[1] != self.weights.shape[1]:
+            raise ValueError(f"{self.weights.shape[1]} batches were drawn, got {vectors.shape[1]} columns")
+        size, _, rank = self.problem.factors.shape
+        projections = (self.problem.flat.T @ vectors).unflatten(0, (size, rank)) * self.weights[:, None]
+        return self.problem.flat @ projections.flatten(0, 1)
+
+    @property
+    def is_psd(self) -> bool:
+        """True."""
+        return True
+
+
+def lissa_errors(
+    problem: Problem,
+    damping: float,
+    *,
+    step_size: float,
+    batch_size: int,
+    shown_steps: list[int],
+    num_trials: int,
+    generator: torch.Generator,
+) -> tuple[Tensor, Tensor]:
+    """Return ‖u_t - u*‖² and ⟨u_t - u*, u_0 - u*⟩ of `Lissa` from u_0 = 0, (shown steps, trials) each."""
+    solution = problem.solution(damping)[:, None]
+    squares, projections = [], []
+    for count in _blocks(num_trials):
+        kept: dict[int, Tensor] = {}
+
+        def keep(step: int, u: Tensor, kept: dict[int, Tensor] = kept) -> None:
+            if step in shown_steps:
+                kept[step] = u - solution
+
+        solver = Lissa(
+            step_size,
+            batch_size,
+            max(shown_steps),
+            check_residual=False,
+            raise_on_divergence=False,  # divergence is what is measured
+            callback=keep,
+        )
+        operator = TrialOperator(problem, count) + damping * identity
+        solver.solve(operator, problem.gradient[:, None].expand(-1, count).contiguous(), generator=generator)
+        errors = torch.stack([kept[step] for step in shown_steps])
+        squares.append(errors.square().sum(1))
+        projections.append(-(errors * solution).sum(1))
+    return torch.cat(squares, dim=1), torch.cat(projections, dim=1)
+
+
+def errors_from(
+    problem: Problem,
+    damping: float,
+    *,
+    step_size: float,
+    batch_size: int,
+    start: Tensor,
+    num_steps: int,
+    num_trials: int,
+    generator: torch.Generator,
+) -> Tensor:
+    """Return ‖u_t - u*‖² of the same iteration from u_0 = start (P,), (num_steps + 1, trials)."""
+    operator = TrialOperator(problem, num_trials) + damping * identity
+    solution, gradient = problem.solution(damping)[:, None], problem.gradient[:, None]
+    u = start[:, None].expand(-1, num_trials)
+    found = [(u - solution).square().sum(0)]
+    for _ in range(num_steps):
+        u = u - step_size * (operator.sample(batch_size, generator) @ u - gradient)
+        found.append((u - solution).square().sum(0))
+    return torch.stack(found)
+
+
+def _blocks(num_trials: int) -> Iterator[int]:
+    for first in range(0, num_trials, BLOCK_TRIALS):
+        yield min(BLOCK_TRIALS, num_trials - first)
+
+
+# ------------------------------------------------------------------------------------------ problems
+def signs_problem(name: str, size: int, num_examples: int, generator: torch.Generator) -> Problem:
+    """The task of App. B.4 with finitely many examples: x_i = ±sqrt(λ_i), ‖x‖² = Σλ; g is one example's gradient.
+
+    `name`: a spectrum of lemma1_moments, or "tail": one eigenvalue of 1, the others 0.02.
+    """
+    if name == "tail":
+        eigenvalues = torch.full((size,), 0.02, dtype=torch.float64)
+        eigenvalues[0] = 1
+    else:
+        eigenvalues = spectrum(name, size)
+    signs = 2.0 * torch.randint(0, 2, (num_examples, size), generator=generator) - 1
+    features = signs.double() * eigenvalues.sqrt()
+    return Problem(f"signs, {name}, {size}", features[:, :, None], features[0])
+
+
+def network_problem(name: str, model: nn.Module, inputs: Tensor, gradient: Tensor) -> Problem:
+    """A classifier with softmax cross-entropy: L_i = J_iᵀ (diag(sqrt p) - p sqrt(p)ᵀ), L_i L_iᵀ = J_iᵀ S_i J_i.
+
+    Args:
+        name: label.
+        model: in float64 and eval mode.
+        inputs: (N, ...) examples that G is the mean over.
+        gradient: (P,) g.
+    """
+    function = ModelFunction(model)
+
+    def logits(values: list[Tensor], example: Tensor) -> Tensor:
+        return function(values, example[None])[0]
+
+    parameters = [parameter.detach() for parameter in function.parameters]
+    jacobians = vmap(jacrev(logits), in_dims=(None, 0))(parameters, inputs)
+    jacobian = torch.cat([piece.flatten(2) for piece in jacobians], dim=2).detach()  # (N, C, P)
+    probabilities = model(inputs).detach().softmax(1)
+    roots = probabilities.sqrt()
+    halves = torch.diag_embed(roots) - probabilities[:, :, None] * roots[:, None]
+    return Problem(name, jacobian.mT @ halves, gradient)
+
+
+def rare_problem(num_examples: int) -> Problem:
+    """One parameter; one of `num_examples` has curvature 1, the others none; u* is 1 without damping."""
+    factors = torch.zeros(num_examples, 1, 1, dtype=torch.float64)
+    factors[0] = 1
+    return Problem(f"one of {num_examples}", factors, torch.full((1,), 1 / num_examples, dtype=torch.float64))

@@ -1,0 +1,183 @@
+"""lissa-lemma1: the exact recursion against enumeration of all batches, thresholds, and the target, smoke."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import torch
+from torch import Tensor, nn
+
+from curvlab.curvature import GaussNewtonOperator
+from curvlab.reporting import load_claims
+from experiments.lissa import lemma1_moments as moments
+from experiments.lissa.lemma1_divergence import batch_sizes, main
+from experiments.lissa.lemma1_plot import draw
+from experiments.lissa.lemma1_trials import SignedFeatures, homogeneous_errors, lissa_errors, typical_growth
+
+EIGENVALUES = torch.tensor([1.0, 0.5, 0.2], dtype=torch.float64)
+DAMPING, STEP_SIZE, BATCH_SIZE = 0.1, 0.7, 2
+
+
+def all_batch_matrices() -> Tensor:
+    """Return every batch's curvature, equally likely, (64, 3, 3)."""
+    rows = torch.tensor(list(itertools.product([-1.0, 1.0], repeat=3)), dtype=torch.float64) * EIGENVALUES.sqrt()
+    outer = rows[:, :, None] * rows[:, None]
+    return torch.stack([(outer[i] + outer[j]) / 2 for i in range(8) for j in range(8)])
+
+
+def test_recursion_is_the_average_over_all_batches() -> None:
+    gradient = torch.tensor([0.3, -1.0, 2.0], dtype=torch.float64)
+    start = torch.tensor([1.0, 2.0, -0.5], dtype=torch.float64)
+    means, squares = moments.exact_errors(
+        EIGENVALUES,
+        DAMPING,
+        step_size=STEP_SIZE,
+        batch_size=BATCH_SIZE,
+        gradient=gradient,
+        start=start,
+        num_steps=3,
+    )
+    damped = all_batch_matrices() + DAMPING * torch.eye(3, dtype=torch.float64)
+    solution = gradient / (EIGENVALUES + DAMPING)
+    paths = start[None]
+    for step in range(4):
+        errors = paths - solution
+        torch.testing.assert_close(means[step], errors.mean(0), rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(squares[step], errors.square().mean(0), rtol=1e-12, atol=1e-12)
+        moved = paths[:, None] - STEP_SIZE * (torch.einsum("bij,pj->pbi", damped, paths) - gradient)
+        paths = moved.flatten(0, 1)
+
+
+def test_printed_matrix_is_the_mean_square_of_one_step() -> None:
+    step = torch.eye(3, dtype=torch.float64) - STEP_SIZE * (
+        all_batch_matrices() + DAMPING * torch.eye(3, dtype=torch.float64)
+    )
+    settings = {"step_size": STEP_SIZE, "batch_size": BATCH_SIZE}
+    expected = torch.diag(moments.printed_matrix(EIGENVALUES, DAMPING, **settings))
+    torch.testing.assert_close((step @ step).mean(0), expected, rtol=1e-12, atol=1e-12)
+    # Row sums of the true matrix, hence the bound by Perron and Frobenius.
+    true = moments.second_moment_matrix(EIGENVALUES, DAMPING, **settings)
+    torch.testing.assert_close(true.sum(1), expected.diagonal(), rtol=1e-12, atol=1e-12)
+    radius = float(torch.linalg.eigvals(true).abs().max())
+    assert moments.spectral_radius(EIGENVALUES, DAMPING, **settings) == pytest.approx(radius)
+    assert radius < float(expected.max())
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "largest_diverging", "printed"),
+    [("flat", 64, 62, 63.9), ("power", 200, 3, 5.9), ("spike", 1001, 10, 21.0)],
+)
+def test_thresholds(name: str, size: int, largest_diverging: int, printed: float) -> None:
+    eigenvalues, damping = moments.spectrum(name, size), 1e-3
+    step_size = 1 / 1.001
+    exact = moments.exact_threshold(eigenvalues, damping, step_size=step_size)
+    assert math.floor(exact) == largest_diverging
+    assert moments.printed_threshold(eigenvalues, damping) == pytest.approx(printed, abs=0.1)
+    for batch_size, sign in ((exact * 0.99, 1), (exact * 1.01, -1)):
+        iterated = torch.ones(size, dtype=torch.float64)
+        matrix = moments.second_moment_matrix(eigenvalues, damping, step_size=step_size, batch_size=batch_size)
+        for _ in range(500):
+            before, iterated = iterated.sum(), matrix @ iterated
+        assert sign * (float(iterated.sum() / before) - 1) > 0
+
+
+def test_sufficient_threshold_is_where_the_printed_matrix_reaches_one() -> None:
+    eigenvalues = moments.spectrum("root", 30)
+    limit = moments.sufficient_threshold(eigenvalues, 0.01, step_size=0.9)
+    reached = moments.printed_matrix(eigenvalues, 0.01, step_size=0.9, batch_size=limit).max()
+    assert float(reached) == pytest.approx(1.0, abs=1e-12)
+
+
+def test_exact_threshold_refuses_a_diverging_mean() -> None:
+    with pytest.raises(ValueError, match="the mean must converge"):
+        moments.exact_threshold(EIGENVALUES, 0.0, step_size=2.5)
+
+
+def test_unknown_and_too_short_spectra_are_refused() -> None:
+    with pytest.raises(ValueError, match="choose flat"):
+        moments.spectrum("sawtooth", 8)
+    with pytest.raises(ValueError, match="at least 21"):
+        moments.spectrum("spike", 8)
+
+
+def test_task_has_the_curvature_of_its_features() -> None:
+    class Task(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.theta = nn.Parameter(torch.zeros(3, dtype=torch.float64))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.stack([x @ self.theta, -(x @ self.theta)], dim=-1)
+
+    features = SignedFeatures(EIGENVALUES, 1).sample(5, torch.Generator().manual_seed(0)).features[0]
+    data = (features, torch.tensor([0, 1, 0, 0, 1]))
+    dense = GaussNewtonOperator(Task(), nn.CrossEntropyLoss(), data).to_dense()
+    torch.testing.assert_close(dense, features.T @ features / 5, rtol=1e-12, atol=1e-12)
+
+
+def test_trials_have_batches_of_their_own() -> None:
+    batches = SignedFeatures(EIGENVALUES, 4).sample(2, torch.Generator().manual_seed(1))
+    vectors = torch.randn(3, 4, dtype=torch.float64)
+    for k, features in enumerate(batches.features):
+        torch.testing.assert_close((batches @ vectors)[:, k], features.T @ features @ vectors[:, k] / 2)
+    assert not torch.equal(batches.features[0], batches.features[1])
+    with pytest.raises(ValueError, match="4 batches were drawn"):
+        batches @ vectors[:, :3]
+
+
+def test_trials_agree_with_the_recursion() -> None:
+    settings = {"step_size": STEP_SIZE, "batch_size": BATCH_SIZE}
+    zero, gradient = torch.zeros(3, dtype=torch.float64), EIGENVALUES.sqrt()
+    sizes = {"num_steps": 6, "num_trials": 20_000, "generator": torch.Generator().manual_seed(2)}
+    runs = [
+        (gradient, zero, lissa_errors(EIGENVALUES, DAMPING, **settings, gradient=gradient, **sizes)),
+        (zero, gradient, homogeneous_errors(EIGENVALUES, DAMPING, **settings, start=gradient, **sizes)),
+    ]
+    for g, start, blocks in runs:
+        errors = torch.cat(list(blocks), dim=2)
+        assert errors.shape == (7, 3, 20_000)
+        means, squares = moments.exact_errors(
+            EIGENVALUES, DAMPING, **settings, gradient=g, start=start, num_steps=6
+        )
+        deviation = (errors.square().mean(2) - squares) / (errors.square().std(2) / 20_000**0.5 + 1e-15)
+        assert float(deviation.abs().max()) < 4.5
+        assert float(((errors.mean(2) - means) / (errors.std(2) / 20_000**0.5 + 1e-15)).abs().max()) < 4.5
+
+
+def test_growth_of_a_single_coordinate_is_deterministic() -> None:
+    one = torch.ones(1, dtype=torch.float64)
+    sizes = {"num_steps": 8, "num_trials": 3, "generator": torch.Generator().manual_seed(0)}
+    rates = typical_growth(one, 0.5, step_size=0.3, batch_size=2, **sizes)
+    torch.testing.assert_close(rates, torch.full((3,), math.log(1 - 0.3 * 1.5), dtype=torch.float64))
+
+
+def test_batch_sizes_lie_on_both_sides_of_both_thresholds() -> None:
+    assert batch_sizes(moments.spectrum("spike", 201), 0.001) == {
+        "half": 5,
+        "below": 11,
+        "between": 12,
+        "double": 42,
+    }
+
+
+def test_target_at_smoke_scale(run_target: Callable[..., Path]) -> None:
+    folder = run_target(main, "lissa/lemma1_divergence") / "lissa" / "lemma1" / "smoke"
+    verdicts = {result.claim.id: result.verdict for result in load_claims(folder)}
+    assert verdicts == {
+        "condition-equality": "not reproduced",
+        "mean-converges": "reproduced",
+        "second-moment-diverges": "reproduced",
+        "eigenvalue-suffices": "not reproduced",
+        "eigenvalue-suffices-flat": "reproduced",
+        "threshold": "not reproduced",
+        "powers-of-r": "not reproduced",
+        "samplewise": verdicts["samplewise"],  # too few trials here to tell
+    }
+    tables = [pd.read_csv(folder / name) for name in ("table.csv", "thresholds.csv", "growth.csv")]
+    assert set(draw(*tables)) == {path.name for path in folder.glob("*.png")}
+    assert (folder / "run.json").is_file()

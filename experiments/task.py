@@ -73,8 +73,8 @@ def build_task(run: Run, cfg: DictConfig) -> Task:
     loss = LOSSES[splits.task]()
     key: dict[str, Any] = {
         "data": {"checksum": splits.checksum},
-        "model": _without_paths(cfg.model),
-        "training": _without_paths(cfg.training),
+        "model": without_paths(cfg.model),
+        "training": without_paths(cfg.training),
     }
     if cfg.training is not None:
         stored = run.unit("trained_model", key, partial(_trained, run, model, loss, splits.train, cfg))
@@ -87,7 +87,7 @@ def build_task(run: Run, cfg: DictConfig) -> Task:
         order = torch.randperm(len(indices), generator=run.generator("curvature_train", splits.name))
         indices = order[: cfg.curvature_train].sort().values
         train_data = stack(splits.train, indices)
-    key |= {"freeze": _without_paths(cfg.freeze), "curvature_train": len(indices)}
+    key |= {"freeze": without_paths(cfg.freeze), "curvature_train": len(indices)}
     measured = run.unit("evaluation", key, partial(_evaluated, model, loss, train_data, splits))
     return Task(
         name=cfg.name,
@@ -125,12 +125,12 @@ def _evaluated(model: nn.Module, loss: nn.Module, train_data: Any, splits: DataS
     }
 
 
-def _without_paths(node: Any) -> Any:
+def without_paths(node: Any) -> Any:
     """Return a config node as plain values, files by their names: where they lie changes no number."""
     if OmegaConf.is_config(node):
-        return _without_paths(OmegaConf.to_container(node, resolve=True))
+        return without_paths(OmegaConf.to_container(node, resolve=True))
     if isinstance(node, dict):
-        return {key: _without_paths(value) for key, value in node.items()}
+        return {key: without_paths(value) for key, value in node.items()}
     if isinstance(node, list):
-        return [_without_paths(value) for value in node]
+        return [without_paths(value) for value in node]
     return PurePath(node).name if isinstance(node, str) and "/" in node else node

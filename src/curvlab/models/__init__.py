@@ -1,5 +1,9 @@
 """Networks, built alike from (input_shape, num_outputs), and what is trained in them."""
 
+from curvlab.models.causal_language_model import (
+    pretrained_causal_language_model,
+    small_causal_language_model,
+)
 from curvlab.models.convnet import ConvNet
 from curvlab.models.freezing import freeze
 from curvlab.models.initialization import build_model, seeded_by
@@ -15,7 +19,9 @@ __all__ = [
     "ResNet20",
     "build_model",
     "freeze",
+    "pretrained_causal_language_model",
     "resnet18",
     "resnet50",
     "seeded_by",
+    "small_causal_language_model",
 ]

@@ -13,7 +13,7 @@ QUANTILE = {"hutchpp": 2.04, "xtrace": 2.04}  # t, 31 degrees of freedom
 
 
 @pytest.mark.parametrize("name", list(ESTIMATORS))
-@pytest.mark.parametrize("spectrum", ["decaying", "indefinite", "repeated"])
+@pytest.mark.parametrize("spectrum", ["nearly flat", "decaying", "indefinite", "repeated"])
 def test_intervals_cover_dense_trace(build_matrix, name: str, spectrum: str) -> None:
     matrix = build_matrix(spectrum, 150)
     operator, truth = DenseOperator(matrix), float(matrix.trace())

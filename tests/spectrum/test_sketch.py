@@ -35,6 +35,7 @@ def test_uncorrected_sketch_is_biased_by_the_trace() -> None:
     result = sketch_eigenvalues(DenseOperator(matrix), sketch_size=100, generator=torch.Generator().manual_seed(0))
     raw = torch.linalg.eigvalsh(result.sketch).max()
     assert float(raw - result.values[0]) == pytest.approx(float(result.sketch.trace()) / 100)
+    assert float(result.bias[0]) == pytest.approx(float(raw - result.values[0]))
     assert float(result.sketch.trace()) == pytest.approx(209, rel=0.1)
 
 
@@ -46,6 +47,39 @@ def test_per_tensor_sketch_has_the_smaller_variance() -> None:
     ratio = float(concatenated[:, 0].var() / dense[:, 0].var())
     assert 0.08 < ratio < 0.4  # 1/6 for equal masses
     assert float(stderr[:, 0].mean()) == pytest.approx(float(concatenated[:, 0].std()), rel=0.3)
+
+
+@pytest.mark.parametrize(
+    ("masses", "gain"),  # share of ‖θ‖² in each of L = 6 tensors; factor on the variance that concatenation brings
+    [([1, 1, 1, 1, 1, 1], 1 / 6), ([5, 1, 1, 1, 1, 1], 0.3), ([1, 0, 0, 0, 0, 0], 1.0)],
+)
+def test_variance_of_dot_products_is_the_stated_one(masses: list[float], gain: float) -> None:
+    """App. C: Var ({Φ}θ)ᵀ({Φ}θ') = sum_l (‖θ_l‖²‖θ'_l‖² + <θ_l, θ'_l>²) / d, L times smaller for equal masses."""
+    generator = torch.Generator().manual_seed(3)
+    scale = torch.tensor(masses).double().sqrt().repeat_interleave(5)
+    blocks = torch.eye(6, dtype=torch.float64).repeat_interleave(5, dim=0)
+    pair = scale[:, None] * torch.stack([blocks.sum(1), torch.tensor([1.0, -1, 0, 0, 0]).double().repeat(6)], 1)
+    pair = pair / (blocks.T @ pair**2).sum(0).sqrt()  # two vectors of norm 1, orthogonal in every tensor
+    # The trace of the sketch of (θθ'ᵀ + θ'θᵀ)/2 is the sketched dot product.
+    operator = DenseOperator(pair @ torch.tensor([[0.0, 0.5], [0.5, 0.0]]).double() @ pair.T)
+    squared = (blocks.T @ pair**2).prod(1).sum()
+    assert float(squared) == pytest.approx(gain, rel=1e-9)
+    variances = {}
+    for sizes in (None, [5] * 6):
+        products = torch.tensor(
+            [
+                float(
+                    sketch_eigenvalues(
+                        operator, sketch_size=10, tensor_sizes=sizes, generator=generator
+                    ).sketch.trace()
+                )
+                for _ in range(400)
+            ]
+        )
+        variances[sizes is None] = float(products.var())
+        assert abs(float(products.mean())) < 4 * float(products.std()) / 20  # <θ, θ'> = 0: unbiased
+    assert variances[True] == pytest.approx(1 / 10, rel=0.25)
+    assert variances[False] == pytest.approx(gain / 10, rel=0.25)
 
 
 def test_per_tensor_with_one_tensor_is_the_dense_sketch() -> None:

@@ -5,7 +5,7 @@ from curvlab.spectrum.eigenvalues import Eigenvalues, SketchedEigenvalues, sketc
 from curvlab.spectrum.estimate import Estimate
 from curvlab.spectrum.frobenius_norm import frobenius_norm
 from curvlab.spectrum.orthonormal import orthonormalise
-from curvlab.spectrum.trace import hutchinson_trace, hutchpp_trace, xtrace
+from curvlab.spectrum.trace import hutchinson_trace, hutchpp_trace, mean_eigenvalue, xtrace
 
 __all__ = [
     "Eigenvalues",
@@ -15,6 +15,7 @@ __all__ = [
     "frobenius_norm",
     "hutchinson_trace",
     "hutchpp_trace",
+    "mean_eigenvalue",
     "orthonormalise",
     "sketch_eigenvalues",
     "spectral_density",

@@ -19,13 +19,16 @@ class SketchedEigenvalues:
 
     Attributes:
         values: (k,), fp64 on the CPU, bias corrected to first order.
+        bias: (k,), what that correction took off the sketch's own eigenvalues: tr(A)/d for a dense one.
         stderr: (k,), spread over the random sketch to first order: value sqrt(2/d) for a dense one. Neighbours
-            push each other by up to about ‖A‖_F / sqrt(d) (Swartworth & Woodruff 2023), which it leaves out.
+            push each other by up to about ‖A‖_F / sqrt(d) (Swartworth & Woodruff 2023): that bias is left in
+            the values and out of the stderr. It is upwards for the largest, and small for one far above the rest.
         sketch: Φ A Φᵀ, (d, d), or (L d, L d) for the per-tensor form, fp64 on the CPU.
         num_matvecs: products paid for: the number of rows of the sketch.
     """
 
     values: Tensor
+    bias: Tensor
     stderr: Tensor
     sketch: Tensor
     num_matvecs: int
@@ -45,6 +48,9 @@ def sketch_eigenvalues(
     λ_i(A) is estimated by λ_i(Â) - tr(Â)/d. With `tensor_sizes`, Φ is block-diagonal, one (d, P_l) block a
     parameter tensor (the paper's "concatenated" form): L d rows from random numbers for d only. There the
     correction is sum_l ‖s_l‖² tr(Â_ll)/d, s the sketch's eigenvector, of which the dense one is the case L = 1.
+
+    What concatenation saves is the drawing of Φ, not products with A: it takes L d of them, and with equal masses
+    in all tensors its variance is that of a dense sketch with L d rows; with all mass in one, that of d rows.
 
     Φ is never stored: its rows are drawn from a seed, again whenever they are needed. For the largest
     eigenvalue alone `top_eigenvalues` needs far fewer products and bounds its error.
@@ -87,8 +93,8 @@ def sketch_eigenvalues(
                     overlap = operator.gram(other[other_part], products[other_part])
                     sketch[start : start + other.shape[1], columns] = overlap.double().cpu()
     sketch = (sketch + sketch.T) / (2 * sketch_size)
-    values, stderr = _corrected(sketch, len(sizes))
-    return SketchedEigenvalues(values[:k], stderr[:k], sketch, num_rows)
+    values, bias, stderr = _corrected(sketch, len(sizes))
+    return SketchedEigenvalues(values[:k], bias[:k], stderr[:k], sketch, num_rows)
 
 
 class _Rows:
@@ -106,12 +112,13 @@ class _Rows:
             yield start, self.operator.randn(min(self.chunk_size, self.num_rows - start), generator)
 
 
-def _corrected(sketch: Tensor, num_tensors: int) -> tuple[Tensor, Tensor]:
-    """Return the eigenvalues, corrected for bias, descending, and their standard errors."""
+def _corrected(sketch: Tensor, num_tensors: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the eigenvalues, corrected for bias, descending, that bias, and their standard errors."""
     size = len(sketch) // num_tensors
     values, vectors = torch.linalg.eigh(sketch)
     traces = sketch.diagonal().reshape(num_tensors, size).sum(1)
     masses = (vectors**2).reshape(num_tensors, size, -1).sum(1)  # (L, rows), of each eigenvector in each tensor
-    corrected = values - (masses * traces[:, None]).sum(0) / size
+    bias = (masses * traces[:, None]).sum(0) / size
+    corrected = values - bias
     stderr = corrected.abs() * (2 * (masses**2).sum(0) / size).sqrt()
-    return corrected.flip(0), stderr.flip(0)
+    return corrected.flip(0), bias.flip(0), stderr.flip(0)

@@ -155,6 +155,16 @@ def test_damping_must_be_positive(least_squares) -> None:
         )
 
 
+def test_default_solver_needs_no_settings(least_squares) -> None:
+    arguments = (least_squares.model, least_squares.loss, least_squares.train, least_squares.test)
+    result = influence(*arguments, damping=DAMPING)
+    expected, _ = closed_form(least_squares)
+    assert result.solution.converged
+    assert float(result.solution.residual.max()) <= 1e-2
+    assert float((result.scores - expected).norm() / expected.norm()) < 0.1
+    assert torch.equal(influence_scores(*arguments, damping=DAMPING), result.scores)
+
+
 def test_unconverged_scores_warn_with_their_residual(least_squares) -> None:
     with pytest.warns(UserWarning, match="largest relative residual .* Allow more steps"):
         influence_scores(

@@ -4,10 +4,12 @@ import pytest
 from hydra.utils import instantiate
 from omegaconf import OmegaConf
 
-from curvlab.solvers import ConjugateGradient, Direct, Lissa, Nystrom
+from curvlab.solvers import BlockConjugateGradient, Chebyshev, ConjugateGradient, Direct, Lissa, Nystrom
 
 FOLDER = Path(__file__).parents[2] / "conf" / "solver"
 EXPECTED = {
+    "block_conjugate_gradient": BlockConjugateGradient(rtol=1e-2),
+    "chebyshev": Chebyshev(rtol=1e-2),
     "conjugate_gradient": ConjugateGradient(rtol=1e-2),
     "nystrom_conjugate_gradient": ConjugateGradient(rtol=1e-2, preconditioner=Nystrom(300)),
     "direct": Direct(5000),

@@ -7,7 +7,15 @@ import torch
 from torch import Tensor
 
 from curvlab.linalg import DenseOperator, LinearOperator, identity
-from curvlab.solvers import ConjugateGradient, Direct, Lissa, Nystrom, Solver
+from curvlab.solvers import (
+    BlockConjugateGradient,
+    Chebyshev,
+    ConjugateGradient,
+    Direct,
+    Lissa,
+    Nystrom,
+    Solver,
+)
 
 DAMPING = 0.1
 
@@ -32,6 +40,11 @@ SOLVERS: dict[str, Callable[[Tensor], Solver]] = {
         rtol=1e-11, preconditioner=DenseOperator(torch.diag(1 / (matrix.diagonal() + DAMPING)))
     ),
     "nystrom_conjugate_gradient": lambda matrix: ConjugateGradient(rtol=1e-11, preconditioner=Nystrom(rank=5)),
+    "block_conjugate_gradient": lambda matrix: BlockConjugateGradient(rtol=1e-11),
+    "nystrom_block_conjugate_gradient": lambda matrix: BlockConjugateGradient(
+        rtol=1e-11, preconditioner=Nystrom(rank=5)
+    ),
+    "chebyshev": lambda matrix: Chebyshev(rtol=1e-11),
     "lissa": converged_lissa,
 }
 
@@ -106,7 +119,7 @@ def test_products_must_be_finite(examples: Tensor, build_solver) -> None:
         solver.solve(operator + DAMPING * identity, torch.ones(20, dtype=torch.float64))
 
 
-@pytest.mark.parametrize("name", ["conjugate_gradient", "lissa"])
+@pytest.mark.parametrize("name", ["conjugate_gradient", "block_conjugate_gradient", "chebyshev", "lissa"])
 @pytest.mark.parametrize("damping", [0.0, -1.0])
 def test_indefinite_without_damping_is_refused(name: str, damping: float) -> None:
     matrix = torch.diag(torch.tensor([2.0, 1.0, -0.5], dtype=torch.float64))

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from curvlab.curvature import Batches, Data, GaussNewtonOperator
 from curvlab.influence.example_derivatives import Measurement, directional_derivatives, per_example_gradients
 from curvlab.linalg import identity
-from curvlab.solvers import Solution, Solver
+from curvlab.solvers import BlockConjugateGradient, Solution, Solver
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ def influence_scores(
     *,
     points: Data | None = None,
     damping: float,
-    solver: Solver,
+    solver: Solver | None = None,
     measurement: Measurement | None = None,
     generator: torch.Generator | None = None,
 ) -> Tensor:
@@ -63,7 +63,7 @@ def influence(
     *,
     points: Data | None = None,
     damping: float,
-    solver: Solver,
+    solver: Solver | None = None,
     measurement: Measurement | None = None,
     batch_size: int = 512,
     generator: torch.Generator | None = None,
@@ -81,7 +81,8 @@ def influence(
         test: examples that are measured.
         points: training examples whose influence is asked for; `train` by default.
         damping: added to G once; positive.
-        solver: ConjugateGradient(...), Lissa(...), Direct(), or Lissa.auto's result.
+        solver: BlockConjugateGradient() by default: residual 1e-2, all right-hand sides together. Or any other of
+            curvlab.solvers, BlockConjugateGradient(rtol=1e-4) for smaller errors.
         measurement: (outputs, targets) -> (N,), one number for each test example.
         batch_size: examples at a time.
         generator: for stochastic solvers.
@@ -105,6 +106,7 @@ def influence(
         rhs = per_example_gradients(model, loss, sources)
     else:
         rhs = per_example_gradients(model, loss, test, measurement=measurement)
+    solver = solver if solver is not None else BlockConjugateGradient()
     solution = solver.solve(op + damping * identity, rhs.T, generator=generator)
     if by_point:
         scores = -directional_derivatives(

@@ -1,18 +1,23 @@
 """Inverse products: x = A⁻¹ b for an operator that already carries its damping."""
 
+from curvlab.solvers.block_conjugate_gradient import BlockConjugateGradient
+from curvlab.solvers.chebyshev import Chebyshev
 from curvlab.solvers.conjugate_gradient import ConjugateGradient
 from curvlab.solvers.direct import Direct
 from curvlab.solvers.hyperparameters import LissaHyperparameters, lissa_hyperparameters
 from curvlab.solvers.lissa import DivergenceError, Lissa
-from curvlab.solvers.preconditioners import Nystrom
+from curvlab.solvers.preconditioners import Ekfac, Nystrom
 from curvlab.solvers.recipe import LissaRecipe, measure_constant, measure_recipe
 from curvlab.solvers.solution import Solution
 from curvlab.solvers.solver import IndefiniteOperatorError, Solver
 
 __all__ = [
+    "BlockConjugateGradient",
+    "Chebyshev",
     "ConjugateGradient",
     "Direct",
     "DivergenceError",
+    "Ekfac",
     "IndefiniteOperatorError",
     "Lissa",
     "LissaHyperparameters",

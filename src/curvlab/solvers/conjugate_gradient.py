@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from curvlab.linalg import LinearOperator
-from curvlab.solvers.preconditioners import Preconditioner
+from curvlab.solvers.preconditioners import Preconditioner, build_preconditioner
 from curvlab.solvers.solution import Solution, relative_norm
 from curvlab.solvers.solver import (
     IndefiniteOperatorError,
@@ -69,7 +69,7 @@ class ConjugateGradient:
         columns = check_right_hand_side(operator, b)
         check_definite(operator)
         x = torch.zeros_like(columns)
-        preconditioner, num_matvecs = self._build_preconditioner(operator, generator)
+        preconditioner, num_matvecs = build_preconditioner(self.preconditioner, operator, generator=generator)
         if x0 is not None:
             if x0.shape != b.shape:
                 raise ValueError(f"x0 has shape {tuple(x0.shape)}, but b has {tuple(b.shape)}")
@@ -104,13 +104,6 @@ class ConjugateGradient:
             relative[active] = torch.where(better, after, before)
         converged = bool((relative <= self.rtol).all())
         return Solution(x.reshape(b.shape), relative.reshape(b.shape[1:]), converged, num_matvecs)
-
-    def _build_preconditioner(
-        self, operator: LinearOperator, generator: torch.Generator | None
-    ) -> tuple[LinearOperator | None, int]:
-        if self.preconditioner is None or isinstance(self.preconditioner, LinearOperator):
-            return self.preconditioner, 0
-        return self.preconditioner.build(operator, generator=generator)
 
     def _step_limit(self, size: int) -> int:
         return self.max_steps if self.max_steps is not None else min(10 * size, 5000)

@@ -1,6 +1,7 @@
 """Preconditioners for conjugate gradients: operators that approximate an inverse."""
 
+from curvlab.solvers.preconditioners.ekfac import Ekfac, KroneckerInverse
 from curvlab.solvers.preconditioners.nystrom import Nystrom, NystromInverse
-from curvlab.solvers.preconditioners.preconditioner import Preconditioner
+from curvlab.solvers.preconditioners.preconditioner import Preconditioner, build_preconditioner
 
-__all__ = ["Nystrom", "NystromInverse", "Preconditioner"]
+__all__ = ["Ekfac", "KroneckerInverse", "Nystrom", "NystromInverse", "Preconditioner", "build_preconditioner"]

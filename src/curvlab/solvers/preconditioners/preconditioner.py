@@ -17,3 +17,15 @@ class Preconditioner(Protocol):
     ) -> tuple[LinearOperator, int]:
         """Return a positive definite operator that approximates the inverse, and the products it took."""
         ...
+
+
+def build_preconditioner(
+    preconditioner: LinearOperator | Preconditioner | None,
+    operator: LinearOperator,
+    *,
+    generator: torch.Generator | None = None,
+) -> tuple[LinearOperator | None, int]:
+    """Return the approximate inverse that a solver's `preconditioner` stands for, and the products it took."""
+    if preconditioner is None or isinstance(preconditioner, LinearOperator):
+        return preconditioner, 0
+    return preconditioner.build(operator, generator=generator)

@@ -1,5 +1,6 @@
 """What every solver must do: a new one is one line in SOLVERS."""
 
+import dataclasses
 from collections.abc import Callable
 
 import pytest
@@ -126,3 +127,23 @@ def test_indefinite_without_damping_is_refused(name: str, damping: float) -> Non
     message = r"FullBatch \+ IdentityOperator is not known to be positive semi-definite.*add damping larger"
     with pytest.raises(ValueError, match=message):
         SOLVERS[name](matrix).solve(FullBatch(matrix) + damping * identity, torch.ones(3, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("name", ["conjugate_gradient", "block_conjugate_gradient", "chebyshev"])
+def test_monitor_sees_the_iterates(examples: Tensor, name: str, generator) -> None:
+    matrix = examples.mean(0)
+    b = torch.randn(20, 4, generator=generator, dtype=torch.float64) * torch.tensor([1.0, 1e3, 0.0, 1e-3]).double()
+    seen: list[tuple[Tensor, Tensor]] = []
+    reported: list[Tensor] = []
+    solver = dataclasses.replace(
+        SOLVERS[name](matrix),  # type: ignore[type-var]
+        callback=lambda step, residuals: reported.append(residuals),
+        monitor=lambda step, iterate: seen.append((torch.tensor(step), iterate())),
+    )
+    solution = solver.solve(FullBatch(matrix) + DAMPING * identity, b, generator=generator)
+    damped = matrix + DAMPING * torch.eye(20, dtype=torch.float64)
+    assert [int(step) for step, _ in seen] == list(range(1, len(seen) + 1))
+    for (_, x), residuals in zip(seen, reported, strict=True):
+        truth = (b - damped @ x).norm(dim=0) / b.norm(dim=0).clamp(min=1e-300)
+        torch.testing.assert_close(truth, residuals, rtol=1e-3, atol=1e-9)
+    torch.testing.assert_close(seen[-1][1], solution.x)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from curvlab.linalg import LinearOperator
-from curvlab.solvers.conjugate_gradient import Callback
+from curvlab.solvers.conjugate_gradient import Callback, Monitor
 from curvlab.solvers.preconditioners import Preconditioner, build_preconditioner
 from curvlab.solvers.solution import Solution, relative_norm
 from curvlab.solvers.solver import (
@@ -39,6 +40,7 @@ class BlockConjugateGradient:
         max_steps: the most steps, restarts included; None: 10 P, at most 5000.
         preconditioner: see ConjugateGradient.
         callback: called as callback(step, residuals) with (K,) relative residuals of the recurrence.
+        monitor: called as monitor(step, iterate) after each step; iterate() gives x then, (P, K), a copy.
 
     Cost: K products a step (fewer once directions vanish), one a column for each time a residual is recomputed;
     20 P K² operations a step for orthogonality. Memory: ten vectors a column.
@@ -48,6 +50,7 @@ class BlockConjugateGradient:
     max_steps: int | None = None
     preconditioner: LinearOperator | Preconditioner | None = None
     callback: Callback | None = None
+    monitor: Monitor | None = None
 
     def __post_init__(self) -> None:
         if not 0 < self.rtol < 1:
@@ -78,6 +81,8 @@ class BlockConjugateGradient:
                     reported = relative.clone()
                     reported[active] = moving
                     self.callback(num_steps, reported)
+                if self.monitor is not None:
+                    self.monitor(num_steps, partial(_iterate, x, active, descent, scale))
                 # A little below rtol, so that rounding in the recurrence does not cost a restart.
                 if float(moving.max()) <= 0.9 * self.rtol:
                     break
@@ -93,6 +98,12 @@ class BlockConjugateGradient:
             relative[active] = torch.where(better, after, relative[active])
         converged = bool((relative <= self.rtol).all())
         return Solution((x * scale).reshape(b.shape), relative.reshape(b.shape[1:]), converged, num_matvecs)
+
+
+def _iterate(x: Tensor, active: Tensor, descent: _BlockDescent, scale: Tensor) -> Tensor:
+    whole = x.clone()
+    whole[:, active] += descent.x
+    return whole * scale
 
 
 class _BlockDescent:

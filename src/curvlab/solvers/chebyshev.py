@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from curvlab.linalg import LinearOperator
-from curvlab.solvers.conjugate_gradient import Callback
+from curvlab.solvers.conjugate_gradient import Callback, Monitor
 from curvlab.solvers.solution import Solution, relative_norm
 from curvlab.solvers.solver import IndefiniteOperatorError, check_definite, check_right_hand_side
 from curvlab.spectrum import top_eigenvalues
@@ -31,6 +31,7 @@ class Chebyshev:
         max_steps: the most steps a column; None: 10 P, at most 5000.
         largest_eigenvalue: of A, damping included, or a bound above it; None: by Lanczos, which is counted.
         callback: called as callback(step, residuals) with (K,) relative residuals.
+        monitor: called as monitor(step, iterate) after each step; iterate() gives x then, (P, K), a copy.
 
     Cost: one product a column and step, some ten for the largest eigenvalue. Memory: four vectors a column.
     """
@@ -39,6 +40,7 @@ class Chebyshev:
     max_steps: int | None = None
     largest_eigenvalue: float | None = None
     callback: Callback | None = None
+    monitor: Monitor | None = None
 
     def __post_init__(self) -> None:
         if not 0 < self.rtol < 1:
@@ -74,6 +76,8 @@ class Chebyshev:
             self._check_growth(float(relative.max()), largest, step)
             if self.callback is not None:
                 self.callback(step, relative.clone())
+            if self.monitor is not None:
+                self.monitor(step, x.clone)
             next_ratio = 1 / (2 * center / radius - ratio)
             directions = next_ratio * ratio * directions + 2 * next_ratio / radius * residuals
             ratio = next_ratio

@@ -21,6 +21,7 @@ from curvlab.solvers.solver import (
 from curvlab.spectrum.probes import describe
 
 Callback = Callable[[int, Tensor], None]
+Monitor = Callable[[int, Callable[[], Tensor]], None]
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,7 @@ class ConjugateGradient:
             a recipe such as Nystrom(rank=300), built anew at each solve and counted in num_matvecs. To use one
             for many solves, build it yourself: `inverse, _ = Nystrom(300).build(op)`.
         callback: called as callback(step, residuals) with (K,) relative residuals of the recurrence.
+        monitor: called as monitor(step, iterate) after each step; iterate() gives x then, (P, K), a copy.
 
     Cost: one product a column and step, plus one for each time a residual is recomputed. Memory: five
     vectors a column.
@@ -47,6 +49,7 @@ class ConjugateGradient:
     max_steps: int | None = None
     preconditioner: LinearOperator | Preconditioner | None = None
     callback: Callback | None = None
+    monitor: Monitor | None = None
 
     def __post_init__(self) -> None:
         if not 0 < self.rtol < 1:
@@ -82,14 +85,14 @@ class ConjugateGradient:
         steps_left = torch.full_like(relative, self._step_limit(operator.shape[0]), dtype=torch.long)
         previous = torch.full_like(relative, math.inf)
         scale = operator.norm(columns)
-        progress = _Progress(relative.clone(), scale, self.callback)
+        progress = _Progress(relative.clone(), scale, self.callback, self.monitor)
         while True:
             active = (relative > self.rtol) & (relative < 0.5 * previous) & (steps_left > 0)
             if not bool(active.any()):
                 break
             descent = _Descent(operator, preconditioner, x[:, active], residuals[:, active])
             # A little below rtol, so that rounding in the recurrence does not cost a restart.
-            descent.run(0.9 * self.rtol * scale[active], steps_left[active], progress.at(active))
+            descent.run(0.9 * self.rtol * scale[active], steps_left[active], progress.at(active, x, descent))
             recomputed = columns[:, active] - operator @ descent.x
             num_matvecs += int(descent.num_steps.sum()) + int(active.sum())
             steps_left[active] -= descent.num_steps
@@ -112,15 +115,23 @@ class ConjugateGradient:
 class _Progress:
     """Reports the residuals of all columns while only some of them move."""
 
-    def __init__(self, relative: Tensor, scale: Tensor, callback: Callback | None) -> None:
+    def __init__(
+        self, relative: Tensor, scale: Tensor, callback: Callback | None, monitor: Monitor | None
+    ) -> None:
         self.relative = relative
         self.scale = scale
         self.callback = callback
+        self.monitor = monitor
         self.step = 0
 
-    def at(self, active: Tensor) -> Callable[[Tensor, Tensor], None]:
+    def at(self, active: Tensor, x: Tensor, descent: _Descent) -> Callable[[Tensor, Tensor], None]:
         """Return a function that takes positions among the active columns and their residual norms."""
         columns = active.nonzero()[:, 0]
+
+        def iterate() -> Tensor:
+            whole = x.clone()
+            whole[:, active] = descent.iterate()
+            return whole
 
         def report(positions: Tensor, norms: Tensor) -> None:
             self.step += 1
@@ -128,6 +139,8 @@ class _Progress:
                 moving = columns[positions]
                 self.relative[moving] = norms / self.scale[moving]
                 self.callback(self.step, self.relative.clone())
+            if self.monitor is not None:
+                self.monitor(self.step, iterate)
 
         return report
 
@@ -148,13 +161,20 @@ class _Descent:
         self.x = x.clone()
         self.num_steps = torch.zeros(x.shape[1], dtype=torch.long, device=x.device)
         self._moving = x.clone()
+        self._alive = torch.arange(x.shape[1], device=x.device)
         self._residuals = residuals
         self._largest_quotient = 0.0  # of all pᵀAp / pᵀp: a lower bound of lambda_max
+
+    def iterate(self) -> Tensor:
+        """Return x as it stands now, (P, K)."""
+        x = self.x.clone()
+        x[:, self._alive] = self._moving
+        return x
 
     def run(self, targets: Tensor, limits: Tensor, report: Callable[[Tensor, Tensor], None]) -> None:
         """Move every column until its residual norm is at most its target or its steps are used up."""
         op = self.operator
-        alive = torch.arange(self.x.shape[1], device=self.x.device)
+        alive = self._alive
         directions, energy = self._preconditioned()
         while True:
             products = op @ directions
@@ -173,6 +193,7 @@ class _Descent:
                 going = ~done
                 alive, directions, energy = alive[going], directions[:, going], energy[going]
                 self._moving, self._residuals = self._moving[:, going], self._residuals[:, going]
+                self._alive = alive
                 if not bool(going.any()):
                     return
             preconditioned, new_energy = self._preconditioned()

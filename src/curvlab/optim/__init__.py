@@ -1,8 +1,10 @@
 """Optimizers that use curvature, and what is known about their convergence."""
 
 from curvlab.optim.cubic_newton import CubicNewton
+from curvlab.optim.exact_ngd import ExactNGD, ExactNGDInfo
 from curvlab.optim.fisher_newton import FisherNewton, FisherNewtonInfo, output_gradient_bound
 from curvlab.optim.low_rank import LowRankMatrix
+from curvlab.optim.ngd import NGD
 from curvlab.optim.random_direction import (
     direction_estimate,
     expected_squared_error,
@@ -14,7 +16,10 @@ from curvlab.optim.step_bounds import printed_steps_bound, steps_bound
 from curvlab.optim.uniform_direction import UniformDirection, UniformDirectionInfo
 
 __all__ = [
+    "NGD",
     "CubicNewton",
+    "ExactNGD",
+    "ExactNGDInfo",
     "FisherNewton",
     "FisherNewtonInfo",
     "LowRankMatrix",

@@ -1,0 +1,128 @@
+"""Natural gradient descent with the full, smoothed Fisher matrix: for small models, and as a reference."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.optim.optimizer import ParamsT
+
+from curvlab.linalg import LinearOperator
+from curvlab.optim.parameter_vector import Closure, check_size, evaluate, gradient_vector, move, single_group
+
+
+@dataclass(frozen=True)
+class ExactNGDInfo:
+    """What one step did.
+
+    Attributes:
+        gradient_norm: ‖∇L‖.
+        trace: tr F, before smoothing.
+        kappa: κ.
+        step_norm: ‖(F + κI)⁻¹ ∇L‖, before lr; ‖∇L‖ with rescale=True.
+        num_matvecs: Fisher products of all steps so far.
+    """
+
+    gradient_norm: float
+    trace: float
+    kappa: float
+    step_norm: float
+    num_matvecs: int
+
+
+class ExactNGD(torch.optim.Optimizer):
+    """w <- w - lr (F + κI)⁻¹ ∇L, κ = α/d · max(tr F, ε), d parameters (Saghir et al. 2024, Eqs. 5 to 7).
+
+    Unlike `NGD` it forms F of all parameters together, keeps no average over steps, and does not multiply by κ:
+    for α -> ∞ it is SGD at lr/κ, with rescale=True SGD at lr.
+
+    Usage: loss.backward() and step(), or step(closure). Pass step(fisher=FisherOperator(model, loss, batch)) for
+    the Fisher matrix of the current batch.
+
+    Args:
+        params: all parameters that require gradients, in the order of `fisher`; one group.
+        fisher: F at the parameters' current values, FisherOperator(model, loss, data).
+        lr: factor of the step.
+        alpha: α, smoothing in units of the mean eigenvalue; 0 needs a regular F.
+        epsilon: ε, floor of tr F in κ.
+        rescale: rescale the step to the gradient's norm, as `NGD` does by default.
+        max_size: refuse more parameters than this: F is formed, (d, d).
+
+    Cost of a step: d products with F, d²-by-d memory and O(d³) for the factorisation.
+
+    Raises:
+        ValueError: a setting out of range, too many parameters, gradients that are not finite, a singular F + κI.
+    """
+
+    def __init__(
+        self,
+        params: ParamsT,
+        fisher: LinearOperator,
+        lr: float,
+        *,
+        alpha: float = 0.1,
+        epsilon: float = 1e-10,
+        rescale: bool = False,
+        max_size: int = 5000,
+    ) -> None:
+        if not lr > 0:
+            raise ValueError(f"lr must be positive, got {lr}")
+        if not alpha >= 0 or not epsilon > 0:
+            raise ValueError(f"alpha must not be negative and epsilon positive, got {alpha} and {epsilon}")
+        if fisher.shape[0] > max_size:
+            raise ValueError(
+                f"ExactNGD forms the ({fisher.shape[0]}, {fisher.shape[0]}) Fisher matrix, more than max_size = "
+                f"{max_size}: use NGD, or raise max_size if the memory is there."
+            )
+        super().__init__(params, {"lr": lr, "alpha": alpha, "epsilon": epsilon, "rescale": rescale})
+        check_size(single_group(self.param_groups, name="ExactNGD"), fisher, name="ExactNGD")
+        self.fisher = fisher
+        self.last_step: ExactNGDInfo | None = None
+        self._num_matvecs = 0
+
+    @torch.no_grad()
+    def step(  # type: ignore[override]  # torch types the closure's loss as float
+        self, closure: Closure | None = None, *, fisher: LinearOperator | None = None
+    ) -> Tensor | float | None:
+        """Take one step; return the closure's loss.
+
+        Args:
+            closure: zeroes gradients, computes the loss, calls backward(), returns the loss.
+            fisher: of the batch that the gradient is of; by default that of the whole objective.
+        """
+        loss = evaluate(closure)
+        group = single_group(self.param_groups, name="ExactNGD")
+        gradient = gradient_vector(group, name="ExactNGD")
+        dense = (self.fisher if fisher is None else fisher).to_dense()
+        self._num_matvecs += len(dense)
+        trace = float(dense.trace())
+        kappa = group["alpha"] / len(dense) * max(trace, group["epsilon"])
+        step = _solve(dense, kappa, gradient)
+        gradient_norm = float(gradient.norm())
+        if group["rescale"] and gradient_norm > 0:
+            step = step * (gradient_norm / step.norm())
+        move(group, -group["lr"] * step)
+        self.last_step = ExactNGDInfo(
+            gradient_norm=gradient_norm,
+            trace=trace,
+            kappa=kappa,
+            step_norm=float(step.norm()),
+            num_matvecs=self._num_matvecs,
+        )
+        return loss
+
+
+def _solve(fisher: Tensor, kappa: float, gradient: Tensor) -> Tensor:
+    """Return (F + κI)⁻¹ g, factorised in double precision where single precision fails."""
+    identity = torch.eye(len(fisher), dtype=fisher.dtype, device=fisher.device)
+    smoothed = (fisher + fisher.mT) / 2 + kappa * identity
+    factor, failed = torch.linalg.cholesky_ex(smoothed)
+    if failed and fisher.dtype == torch.float32:
+        return _solve(fisher.double(), kappa, gradient.double()).to(gradient.dtype)
+    if failed:
+        raise ValueError(
+            f"F + κI with κ = {kappa:.3g} is not positive definite in double precision: a Fisher matrix has "
+            "directions of no effect. Raise alpha, for example to 0.01."
+        )
+    return torch.cholesky_solve(gradient[:, None], factor)[:, 0]

@@ -1,0 +1,278 @@
+"""What NGD promises beside the recursion itself, which test_ngd_recursion.py holds it to."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from online_natural_gradient import SETTINGS, Axis, Recursion, colored, outputs
+from torch import Tensor, nn
+
+from curvlab.optim import NGD
+
+FEW_ROWS = [(12,), (12,), (2, 30), (9, 1)]
+
+
+def zeros(shapes: list[tuple[int, ...]], dtype: torch.dtype = torch.float64) -> list[nn.Parameter]:
+    return [nn.Parameter(torch.zeros(shape, dtype=dtype)) for shape in shapes]
+
+
+def test_few_rows_start_at_the_mean_square_of_the_first_gradient(generator: torch.Generator) -> None:
+    parameters = zeros(FEW_ROWS)
+    optimizer = NGD(parameters, lr=1.0, rank=5)
+    oracles = [Recursion(shape, rank=5, period=4, rescale=True, **SETTINGS) for shape in FEW_ROWS]
+    for step in range(50):
+        gradients = [colored(shape, generator) for shape in FEW_ROWS]
+        for oracle, gradient, found in zip(
+            oracles, gradients, outputs(parameters, optimizer, gradients), strict=True
+        ):
+            if step == 0:
+                scale_start(oracle, gradient.numpy())
+            expected = oracle(gradient.numpy())
+            assert np.linalg.norm(found.numpy() - expected) <= 1e-6 * np.linalg.norm(expected)
+
+
+def scale_start(oracle: Recursion, gradient: np.ndarray) -> None:
+    for k, axis in oracle.axes.items():
+        if gradient.size // axis.dim < axis.rank:  # the axes before change the gradient's direction, not its norm
+            axis.rho = np.square(gradient).mean()
+            axis.D = np.full(axis.rank, axis.rho)
+        assert k < gradient.ndim
+
+
+def test_one_update_of_few_rows_from_a_given_state(generator: torch.Generator) -> None:
+    shape = (40,)
+    (source,) = zeros([shape])
+    optimizer = NGD([source], lr=1.0)
+    for _ in range(24):
+        outputs([source], optimizer, [colored(shape, generator)])
+    (parameter,) = zeros([shape])
+    loaded = NGD([parameter], lr=1.0)
+    loaded.load_state_dict(optimizer.state_dict())
+    axis = Axis(40, 20, **SETTINGS)
+    state = {name: value.numpy().copy() for name, value in loaded.state[parameter].items() if name != "step"}
+    axis.W, axis.D, axis.rho = state["factor_0"], state["eigenvalues_0"], float(state["rho_0"])
+
+    gradient = colored(shape, generator)
+    (found,) = outputs([parameter], loaded, [gradient])
+    X = gradient.numpy()[None]
+    expected = axis.output(X)[0]
+    expected *= np.linalg.norm(X) / np.linalg.norm(expected)
+    axis.update(X)
+    np.testing.assert_allclose(found.numpy(), expected, rtol=0, atol=1e-8 * np.linalg.norm(expected))
+    state = loaded.state[parameter]
+    assert state["step"] == 25
+    np.testing.assert_allclose(float(state["rho_0"]), axis.rho, rtol=1e-8)
+    np.testing.assert_allclose(np.sort(state["eigenvalues_0"].numpy()), np.sort(axis.D), rtol=1e-8)
+    W = state["factor_0"].numpy()  # rows are unique up to sign and order
+    np.testing.assert_allclose(W.T @ W, axis.W.T @ axis.W, atol=1e-8)
+
+
+def test_few_rows_do_not_depend_on_rounding_or_on_the_gradients_unit(generator: torch.Generator) -> None:
+    plain, nudged, scaled = zeros([(30,), (30,), (30,)])
+    optimizers = [NGD([parameter], lr=1.0) for parameter in (plain, nudged, scaled)]
+    for _ in range(30):
+        g = colored((30,), generator)
+        nudge = 1 + 1e-13 * torch.randn(30, dtype=torch.float64, generator=generator)
+        (a,), (b,), (c,) = (
+            outputs([parameter], optimizer, [gradient])
+            for parameter, optimizer, gradient in zip(
+                (plain, nudged, scaled), optimizers, (g, g * nudge, 1e4 * g), strict=True
+            )
+        )
+        torch.testing.assert_close(a, b, rtol=1e-7, atol=1e-7)
+        torch.testing.assert_close(1e4 * a, c, rtol=1e-7, atol=1e-3)
+
+
+def test_a_first_gradient_of_zero_is_no_start(generator: torch.Generator) -> None:
+    late, prompt = zeros([(30,), (30,)])
+    first, second = NGD([late], lr=1.0, update_period=1), NGD([prompt], lr=1.0, update_period=1)
+    for _ in range(3):
+        assert outputs([late], first, [torch.zeros(30, dtype=torch.float64)])[0].norm() == 0
+    for step in range(40):
+        g = colored((30,), generator)
+        (a,), (b,) = outputs([late], first, [g]), outputs([prompt], second, [g])
+        if step == 39:  # the start is forgotten as (1 - eta)^t
+            assert (a - b).norm() < 0.1 * b.norm()
+
+
+def test_full_rank_without_smoothing_gives_the_inverse_fisher_direction(generator: torch.Generator) -> None:
+    dim, eta = 6, 0.005
+    spectrum = torch.tensor([4.0, 2.0, 1.0, 0.5, 0.25, 0.1], dtype=torch.float64)
+    basis = torch.linalg.qr(torch.randn(dim, dim, dtype=torch.float64, generator=generator)).Q
+    root = basis * spectrum.sqrt()
+    (parameter,) = zeros([(dim,)])
+    optimizer = NGD([parameter], lr=1.0, alpha=0.0, rank=dim - 1, update_period=1, eta=eta)
+    for _ in range(1500):
+        outputs([parameter], optimizer, [root @ torch.randn(dim, dtype=torch.float64, generator=generator)])
+    inverse = (basis / spectrum) @ basis.T
+    for _ in range(5):
+        g = torch.randn(dim, dtype=torch.float64, generator=generator)
+        (found,) = outputs([parameter], optimizer, [g])
+        expected = inverse @ g
+        assert torch.cosine_similarity(found, expected, dim=0) > 0.98
+        assert torch.cosine_similarity(g, expected, dim=0) < 0.9  # SGD's direction is another
+    axis = optimizer.state[parameter]
+    F = fisher(axis["factor_0"], axis["eigenvalues_0"], axis["rho_0"], alpha=0.0)
+    g = torch.randn(dim, dtype=torch.float64, generator=generator)
+    expected = torch.linalg.solve(F, g)
+    (found,) = outputs([parameter], optimizer, [g])
+    torch.testing.assert_close(found, expected * g.norm() / expected.norm(), rtol=1e-8, atol=1e-10)
+
+
+def fisher(W: Tensor, D: Tensor, rho: Tensor, *, alpha: float) -> Tensor:
+    """RᵀDR + βI from the state."""
+    dim = W.shape[1]
+    beta = rho * (1 + alpha) + alpha * D.sum() / dim
+    R = W * (beta / D + 1).sqrt()[:, None]
+    return R.T @ torch.diag(D) @ R + beta * torch.eye(dim, dtype=W.dtype)
+
+
+def test_large_alpha_is_sgd(generator: torch.Generator) -> None:
+    parameters = zeros([(6, 5), (7,)])
+    optimizer = NGD(parameters, lr=1.0, alpha=1e9, rescale=False)
+    for _ in range(12):
+        gradients = [colored((6, 5), generator), colored((7,), generator)]
+        for gradient, found in zip(gradients, outputs(parameters, optimizer, gradients), strict=True):
+            torch.testing.assert_close(found, gradient, rtol=1e-7, atol=1e-7)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_state_saves_and_loads(dtype: torch.dtype, generator: torch.Generator, tmp_path: Path) -> None:
+    shapes = [(6, 4, 3), (6, 4, 3), (5,), ()]
+    stream = [[colored(shape, generator) for shape in shapes] for _ in range(30)]
+    parameters = zeros(shapes, dtype)
+    optimizer = NGD([{"params": parameters[:2], "alpha": 0.1}, {"params": parameters[2:]}], lr=0.5)
+    for gradients in stream[:15]:
+        outputs(parameters, optimizer, gradients)
+    torch.save(optimizer.state_dict(), tmp_path / "state.pt")
+    copies = [nn.Parameter(parameter.detach().clone()) for parameter in parameters]
+    resumed = NGD([{"params": copies[:2], "alpha": 0.1}, {"params": copies[2:]}], lr=0.5)
+    resumed.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))
+    for gradients in stream[15:]:
+        outputs(parameters, optimizer, gradients)
+        outputs(copies, resumed, gradients)
+    for expected, found in zip(parameters, copies, strict=True):
+        assert torch.equal(expected, found)
+
+
+def test_groups_have_settings_of_their_own(generator: torch.Generator) -> None:
+    first, second = zeros([(6, 5), (6, 5)])
+    together = NGD([{"params": [first], "alpha": 0.1, "lr": 0.3}, {"params": [second]}], lr=1.0)
+    alone = [nn.Parameter(torch.zeros(6, 5, dtype=torch.float64)) for _ in range(2)]
+    separate = [NGD(alone[:1], lr=0.3, alpha=0.1), NGD(alone[1:], lr=1.0)]
+    for _ in range(15):
+        gradients = [colored((6, 5), generator) for _ in range(2)]
+        found = outputs([first, second], together, gradients)
+        for index in range(2):
+            (expected,) = outputs(alone[index : index + 1], separate[index], gradients[index : index + 1])
+            torch.testing.assert_close(found[index], expected, rtol=1e-9, atol=1e-12)
+
+
+def test_batching_changes_nothing_even_when_gradients_are_missing(generator: torch.Generator) -> None:
+    shapes = [(6, 5), (6, 5), (6, 5)]
+    together, alone = zeros(shapes), zeros(shapes)
+    batched, separate = NGD(together, lr=1.0), [NGD([parameter], lr=1.0) for parameter in alone]
+    for step in range(20):
+        for index, shape in enumerate(shapes):
+            gradient = colored(shape, generator)
+            missing = index == step % 4
+            together[index].grad = None if missing else gradient
+            if not missing:
+                outputs(alone[index : index + 1], separate[index], [gradient])
+        batched.step()
+    for expected, found in zip(alone, together, strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
+
+
+def test_ranks_that_do_not_fit_are_reduced() -> None:
+    parameters = zeros([(3, 200), (2,), (1,)])
+    optimizer = NGD(parameters, lr=1.0, rank=7)
+    outputs(parameters, optimizer, [torch.ones(parameter.shape) for parameter in parameters])
+    ranks = [
+        {name: len(value) for name, value in optimizer.state[parameter].items() if "eigen" in name}
+        for parameter in parameters
+    ]
+    assert ranks == [{"eigenvalues_0": 2, "eigenvalues_1": 7}, {"eigenvalues_0": 1}, {}]
+    (default,) = zeros([(300, 5)])
+    outputs([default], ngd := NGD([default], lr=1.0), [torch.ones(300, 5)])
+    assert [len(ngd.state[default][f"eigenvalues_{axis}"]) for axis in range(2)] == [80, 3]
+
+
+def test_single_precision_follows_double(generator: torch.Generator) -> None:
+    shapes = [(16, 8, 3, 3), (40, 60), (60,)]
+    exact, rounded = zeros(shapes), zeros(shapes, torch.float32)
+    in_double, in_single = NGD(exact, lr=1.0, alpha=0.1), NGD(rounded, lr=1.0, alpha=0.1)
+    for _ in range(30):
+        gradients = [1e-3 * colored(shape, generator) for shape in shapes]
+        for parameter in rounded:
+            parameter.data.zero_()
+        pairs = zip(outputs(exact, in_double, gradients), outputs(rounded, in_single, gradients), strict=True)
+        for expected, found in pairs:
+            assert (found.double() - expected).norm() <= 1e-4 * expected.norm()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_survives_gradients_of_low_rank_and_sudden_growth(dtype: torch.dtype, generator: torch.Generator) -> None:
+    # Directions that no gradient has shown are left to rounding; they must stay harmless.
+    parameters = zeros([(40, 60)], dtype)
+    optimizer = NGD(parameters, lr=1.0, alpha=0.01, rescale=False)
+    for step in range(60):
+        left = torch.randn(40, 2, dtype=torch.float64, generator=generator)
+        gradient = (
+            (1e3 if step > 30 else 1e-3) * left @ torch.randn(2, 60, dtype=torch.float64, generator=generator)
+        )
+        parameters[0].data.zero_()
+        (found,) = outputs(parameters, optimizer, [gradient])
+        assert found.norm() <= 1.001 * gradient.norm()  # β(F + κI)⁻¹ has eigenvalues between 0 and 1
+        state = optimizer.state[parameters[0]]
+        for axis in range(2):
+            assert torch.linalg.matrix_norm(state[f"factor_{axis}"], 2) <= 1.001
+
+
+def test_gradients_are_left_alone_and_the_closure_is_called(generator: torch.Generator) -> None:
+    (parameter,) = zeros([(4, 3)])
+    gradient = colored((4, 3), generator)
+
+    def closure() -> Tensor:
+        parameter.grad = gradient.clone()
+        return torch.tensor(2.5)
+
+    assert NGD([parameter], lr=1.0).step(closure) == 2.5
+    assert torch.equal(parameter.grad, gradient)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"lr": -1.0}, "lr must not be negative"),
+        ({"alpha": -0.1}, "the paper uses 0.01 to 0.1"),
+        ({"eta": 1.0}, "between 0 and 1"),
+        ({"epsilon": 0.0}, "epsilon must be positive"),
+        ({"delta": 1.0}, "delta between 0 and 1"),
+        ({"rank": 0}, "rank=None chooses"),
+        ({"update_period": 0}, "must be at least 1"),
+    ],
+)
+def test_settings_out_of_range(settings: dict[str, float], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        NGD(zeros([(3, 2)]), **({"lr": 1.0} | settings))
+    with pytest.raises(ValueError, match=message):  # in a group, too
+        NGD([{"params": zeros([(3, 2)]), **settings}], lr=1.0)
+
+
+def test_unusable_parameters_and_gradients() -> None:
+    half = nn.Parameter(torch.zeros(3, 2, dtype=torch.bfloat16))
+    half.grad = torch.ones_like(half)
+    with pytest.raises(TypeError, match="keep master weights in float32"):
+        NGD([half], lr=1.0).step()
+    embedding = nn.Embedding(5, 3, sparse=True)
+    embedding(torch.tensor([1])).sum().backward()
+    with pytest.raises(TypeError, match="sparse=False"):
+        NGD(embedding.parameters(), lr=1.0).step()
+    broken = nn.Parameter(torch.zeros(3, 2))
+    broken.grad = torch.full((3, 2), torch.nan)
+    with pytest.raises(ValueError, match="the iteration has diverged"):
+        NGD([broken], lr=1.0).step()

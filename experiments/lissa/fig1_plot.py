@@ -46,67 +46,90 @@ def _grid(
     images: dict[str, np.ndarray],
     blocks: Sequence[tuple[str, range]],
 ) -> Figure:
-    """Draw rows of images, and below each its scatter plot."""
+    """Draw rows of images, below each its scatter plot, and below that the exact solutions where there are any."""
+    rows = [
+        (task, positions, kind)
+        for task, positions in blocks
+        for kind in ("image", "stochastic", "exact")
+        if kind != "exact" or table[table.task == task].exact.notna().any()
+    ]
+    heights = {"image": 0.55, "stochastic": 1.0, "exact": 1.0}
     figure, axes = plots.figure(
-        2 * len(blocks), NUM_SHOWN, panel_size=(2.6, 1.9), height_ratios=[0.55, 1.0] * len(blocks)
+        len(rows), NUM_SHOWN, panel_size=(2.6, 2.0), height_ratios=[heights[kind] for _, _, kind in rows]
     )
     for ax in axes.flat:
         ax.set_axis_off()
-    for block, (task, positions) in enumerate(blocks):
+    for row, (task, positions, kind) in enumerate(rows):
         of_task = table[table.task == task]
         points = list(dict.fromkeys(of_task.point))
         for column, position in enumerate(p for p in positions if p < len(points)):
-            point = points[position]
-            image_ax, scatter_ax = axes[2 * block, column], axes[2 * block + 1, column]
-            plots.show_image(image_ax, images[task][position], title=f"{task}\ntraining image {point}")
+            ax, panel = axes[row, column], of_task[of_task.point == points[position]]
             own = panels[(panels.task == task) & (panels.position == position)]
-            _scatter(scatter_ax, of_task[of_task.point == point], own)
-            scatter_ax.set_xlabel("influence (nats / weight)")
-            if column == 0:
-                scatter_ax.set_ylabel("PBRF response (nats / weight)")
-    handles, labels = axes[1, 0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=2, frameon=False)
+            if kind == "image":
+                name = task if column == 0 else ""
+                plots.show_image(ax, images[task][position], title=f"{name}\ntraining image {points[position]}")
+            elif kind == "stochastic":
+                _stochastic(ax, panel, own)
+                if column == 0:
+                    ax.set_ylabel("PBRF by SGD")
+            elif panel.exact.notna().any():
+                _exact(ax, panel, own)
+                if column == 0:
+                    ax.set_ylabel("exact PBRF")
+    handles = {
+        label: handle for ax in axes.flat for handle, label in zip(*ax.get_legend_handles_labels(), strict=True)
+    }
+    title = "change of a test loss per unit weight of the training image (nats); r, slope: mean ± s.e. over seeds"
+    figure.legend(
+        handles.values(), handles, loc="outside lower center", ncols=2, frameon=False, title=title, markerscale=2
+    )
     return figure
 
 
-def _scatter(ax: Axes, panel: pd.DataFrame, own: pd.DataFrame) -> None:
+def _stochastic(ax: Axes, panel: pd.DataFrame, own: pd.DataFrame) -> None:
     ax.set_axis_on()
+    ax.set_xlabel("LiSSA")
+    color = plots.PALETTE[0]
     ax.scatter(
-        panel.lissa_0,
-        panel.pbrf_0,
-        s=5,
-        color=plots.PALETTE[0],
-        label="LiSSA, PBRF by SGD (first seed; r and slope: mean ± s.e. over seeds)",
+        panel.lissa_0, panel.pbrf_0, s=5, color=color, label="500 test losses: LiSSA, PBRF by SGD (one seed)"
     )
-    if panel.exact.notna().any():
-        ax.scatter(
-            panel.cg, panel.exact, s=5, marker="x", linewidths=0.5, color=plots.PALETTE[1], label="CG, exact PBRF"
-        )
-        ax.scatter(
-            panel.lissa_auto,
-            panel.exact,
-            s=5,
-            marker="^",
-            linewidths=0,
-            color=plots.PALETTE[2],
-            label="LiSSA with C measured, exact PBRF",
-        )
-        _widen(ax, panel)
+    _widen(ax, panel)
     plots.identity_line(ax)
     case = own.lissa_pbrf_case.iloc[0]
     if case == "overflow":
         plots.annotate(ax, "LiSSA or SGD overflows")
         return
     pearson, slope = own.lissa_pbrf_pearson.dropna(), own.lissa_pbrf_slope.dropna()
-    text = f"r = {_with_error(pearson)}\nslope {_with_error(slope)}\n{case}"
-    plots.annotate(ax, text)
+    plots.annotate(ax, f"r = {_with_error(pearson)}\nslope {_with_error(slope)}\n{case}")
+
+
+def _exact(ax: Axes, panel: pd.DataFrame, own: pd.DataFrame) -> None:
+    ax.set_axis_on()
+    ax.set_xlabel("influence")
+    ax.scatter(
+        panel.cg, panel.exact, s=9, marker="x", linewidths=0.7, color=plots.PALETTE[1], label="CG, exact PBRF"
+    )
+    lines = [f"CG: r = {own.cg_exact_pearson.mean():.3f}"]
+    if panel.lissa_auto.notna().any():
+        ax.scatter(
+            panel.lissa_auto,
+            panel.exact,
+            s=7,
+            marker="^",
+            linewidths=0,
+            color=plots.PALETTE[2],
+            label="LiSSA with C measured, exact PBRF",
+        )
+        lines.append(f"LiSSA, C measured: r = {panel.lissa_auto.corr(panel.exact):.3f}")
+    plots.identity_line(ax)
+    plots.annotate(ax, "\n".join(lines))
 
 
 def _widen(ax: Axes, panel: pd.DataFrame) -> None:
-    """Make axes logarithmic beyond the range of the exact scores, where diverged ones would hide them."""
+    """Make axes logarithmic beyond the range of the exact scores where stochastic ones leave it far behind."""
     exact = panel[["cg", "exact"]].abs().to_numpy().max()
-    all_scores = panel[["cg", "exact", "lissa_0", "pbrf_0"]].to_numpy()
-    largest = np.abs(all_scores[np.isfinite(all_scores)]).max()
+    stochastic = panel[["lissa_0", "pbrf_0"]].to_numpy()
+    largest = np.abs(stochastic[np.isfinite(stochastic)]).max(initial=0.0)
     if largest > 10 * exact > 0:
         ax.set_xscale("symlog", linthresh=exact)
         ax.set_yscale("symlog", linthresh=exact)
@@ -115,12 +138,15 @@ def _widen(ax: Axes, panel: pd.DataFrame) -> None:
         ticks = [-(10.0 ** np.floor(np.log10(largest))), 0.0, 10.0 ** np.floor(np.log10(largest))]
         ax.set_xticks(ticks)
         ax.set_yticks(ticks)
+        ax.minorticks_off()
 
 
 def _with_error(values: pd.Series) -> str:
+    mean = float(values.mean())
     if len(values) < 2:
-        return f"{float(values.mean()):.2f}"
-    return f"{float(values.mean()):.2f} ± {float(values.std()) / len(values) ** 0.5:.2f}"
+        return f"{mean:.2f}" if abs(mean) < 100 else f"{mean:.0e}"
+    error = float(values.std()) / len(values) ** 0.5
+    return f"{mean:.2f} ± {error:.2f}" if max(abs(mean), error) < 100 else f"{mean:.0e} ± {error:.0e}"
 
 
 def save_images(path: Path, images: dict[str, np.ndarray]) -> None:

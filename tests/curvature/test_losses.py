@@ -8,7 +8,7 @@ from curvature_cases import language_problem, problem
 from torch import Tensor, nn
 from torch.testing import assert_close
 
-from curvlab.curvature import FisherOperator, GaussNewtonOperator, HessianOperator
+from curvlab.curvature import FisherOperator, GaussNewtonOperator, HessianOperator, output_loss
 
 OPERATORS = [GaussNewtonOperator, HessianOperator]
 X = torch.tensor([[1.0, 2.0], [0.5, -1.0], [0.0, 3.0], [-1.0, 1.0]], dtype=torch.float64)
@@ -197,3 +197,27 @@ def test_targets_that_are_not_finite_are_reported_with_their_rows(operator, loss
     model = nn.Sequential(linear(1), nn.Flatten(0)) if flat else linear(1)
     with pytest.raises(ValueError, match=r"targets contain NaN or infinity \(rows \[2\] of a batch of 4\)"):
         operator(model, loss, (X, targets[:, 0] if flat else targets)) @ torch.zeros(2).double()
+
+
+def test_cross_entropy_of_a_fitted_example_keeps_its_digits() -> None:
+    """In fp32 p_y rounds to 1 beyond a margin of 17; the loss and its derivatives are then still known."""
+    outputs = torch.tensor([[25.0, 0.0, 1.0], [3.0, 40.0, 2.0]])
+    targets = torch.tensor([0, 1])
+    loss = output_loss(nn.CrossEntropyLoss())
+    others = torch.stack([torch.tensor([0.0, 1.0]), torch.tensor([3.0, 2.0])]).double()
+    margins = torch.tensor([[25.0], [40.0]], dtype=torch.float64)
+    odds = (others - margins).exp()  # p_k / p_y
+    assert_close(loss.own_loss(outputs, targets).double(), odds.sum(1).log1p(), rtol=1e-5, atol=0)
+    leaf = outputs.clone().requires_grad_()
+    (gradient,) = torch.autograd.grad(loss.own_loss(leaf, targets).sum(), leaf)
+    wrong = odds / (1 + odds.sum(1, keepdim=True))
+    expected = torch.stack(
+        [
+            torch.stack([-wrong[0].sum(), wrong[0, 0], wrong[0, 1]]),
+            torch.stack([wrong[1, 0], -wrong[1].sum(), wrong[1, 1]]),
+        ]
+    )
+    assert_close(gradient.double(), expected, rtol=1e-5, atol=0)
+    tangents = torch.tensor([[0.3, -1.0, 2.0], [1.0, 0.5, -2.0]])
+    _, along = torch.func.jvp(lambda h: loss.own_loss(h, targets), (outputs,), (tangents,))
+    assert_close(along.double(), (expected * tangents.double()).sum(1), rtol=1e-4, atol=0)

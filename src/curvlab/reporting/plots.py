@@ -1,8 +1,8 @@
 """The house style of figures: readable when small, safe for colour-blind readers, no pyplot and no state.
 
-figure, axes = figure_grid(2, 5)
+drawing, axes = figure(2, 5)
 axes[0, 0].scatter(x, y, color=PALETTE[0])
-figure.savefig("figure.png")
+drawing.savefig("figure.png")
 """
 
 from __future__ import annotations

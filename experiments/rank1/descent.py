@@ -29,10 +29,12 @@ class Trace:
         smallest: smallest eigenvalue of each step's D (symmetric part), uniform directions only.
         shifts: δ + α_k of each step, after the safeguard; likewise.
         slopes: ∇fᵀ(step), likewise.
+        alphas: α_k of the rule of each step, before the safeguard, likewise.
+        spectral_norms: λ as the optimizer had measured it by then, likewise; nan when it needs none.
+        lipschitz_constants: M likewise, given or measured.
         num_safeguarded: steps on which the safeguard acted.
         diverged: whether the run ended in a gradient or value that is not finite.
         seconds_per_step: mean wall time.
-        constants: λ and M as the optimizer had them at the end; empty when it uses none.
     """
 
     gradient_norms: list[float]
@@ -42,10 +44,18 @@ class Trace:
     smallest: list[float]
     shifts: list[float]
     slopes: list[float]
+    alphas: list[float]
+    spectral_norms: list[float]
+    lipschitz_constants: list[float]
     num_safeguarded: int
     diverged: bool
     seconds_per_step: float
-    constants: dict[str, float]
+
+
+_LISTS = (
+    *("gradient_norms", "values", "points", "num_products", "smallest", "shifts", "slopes"),
+    *("alphas", "spectral_norms", "lipschitz_constants"),
+)
 
 
 def descend(problem: Problem, optimizer: Optimizer, *, num_steps: int, stop_at: float = 0.0) -> Trace:
@@ -53,9 +63,7 @@ def descend(problem: Problem, optimizer: Optimizer, *, num_steps: int, stop_at: 
 
     A method that diverges has gradients or values that are not finite, or above 1e12 times the first ones.
     """
-    found: dict[str, list[Any]] = {
-        name: [] for name in ("gradient_norms", "values", "points", "num_products", "smallest", "shifts", "slopes")
-    }
+    found: dict[str, list[Any]] = {name: [] for name in _LISTS}
     num_safeguarded, diverged = 0, False
     start = time.perf_counter()
     for step in range(num_steps + 1):
@@ -81,6 +89,9 @@ def descend(problem: Problem, optimizer: Optimizer, *, num_steps: int, stop_at: 
             found["smallest"].append(info.smallest_eigenvalue)
             found["shifts"].append(info.shift)
             found["slopes"].append(info.slope)
+            found["alphas"].append(info.alpha)
+            found["spectral_norms"].append(info.spectral_norm)
+            found["lipschitz_constants"].append(info.hessian_lipschitz)
             num_safeguarded += info.safeguarded
     seconds = (time.perf_counter() - start) / max(len(found["values"]) - 1, 1)
     return Trace(
@@ -88,7 +99,6 @@ def descend(problem: Problem, optimizer: Optimizer, *, num_steps: int, stop_at: 
         num_safeguarded=num_safeguarded,
         diverged=diverged,
         seconds_per_step=seconds,
-        constants=_constants(optimizer),
     )
 
 
@@ -109,10 +119,3 @@ def restart(problem: Problem, start: Sequence[torch.Tensor]) -> None:
 def current_point(problem: Problem) -> list[torch.Tensor]:
     """Return copies of the parameters."""
     return [parameter.detach().clone() for parameter in problem.parameters]
-
-
-def _constants(optimizer: Optimizer) -> dict[str, float]:
-    last = getattr(optimizer, "last_step", None)
-    if not isinstance(optimizer, UniformDirection) or last is None:
-        return {}
-    return {"spectral_norm": last.spectral_norm, "hessian_lipschitz": last.hessian_lipschitz}

@@ -10,6 +10,9 @@ with step 1/λ and Newton's method itself.
 
 from __future__ import annotations
 
+from itertools import pairwise
+
+import numpy as np
 import pandas as pd
 import torch
 from omegaconf import DictConfig
@@ -98,7 +101,11 @@ def _error_of_estimate(problem: Problem, generator: torch.Generator) -> float:
 
 
 def summary(table: pd.DataFrame) -> pd.DataFrame:
-    """Return steps to |f'| <= 1e-3 and 1e-8, and the last |f'|, for each method and start."""
+    """Return steps to |f'| <= 1e-3 and 1e-8, the last |f'| and the local rate, for each method and start.
+
+    From α_k follows for n = 1, with f''(x*) = 1: order 3/2 for δ = 0, and for δ > 0 a linear rate with factor
+    2δ / (1 + 2δ), because δ enters twice, through D and through σ.
+    """
     rows = []
     for (method, start), own in table.groupby(["method", "start"], sort=False):
         row: dict[str, object] = {"method": method, "start": start}
@@ -107,8 +114,32 @@ def summary(table: pd.DataFrame) -> pd.DataFrame:
             row[f"steps to {epsilon:g}"] = int(reached.iloc[0]) if len(reached) else None
         row["diverged"] = bool(own.gradient_norm.isna().any())
         row["last |f'|"] = own.gradient_norm.iloc[-1]
+        delta, norms = own.delta.iloc[0], own.gradient_norm.to_numpy()
+        if delta == 0:
+            row |= {"rate": "order", "measured rate": local_order(norms), "expected rate": 1.5}
+        elif delta > 0:
+            row |= {
+                "rate": "factor",
+                "measured rate": last_factor(norms),
+                "expected rate": 2 * delta / (1 + 2 * delta),
+            }
         rows.append(row)
     return pd.DataFrame(rows)
+
+
+def local_order(norms: np.ndarray) -> float:
+    """Return the slope of log |f'_{k+1}| on log |f'_k| below 1e-2; nan with fewer than two pairs."""
+    pairs = [(a, b) for a, b in pairwise(norms) if b > 1e-12 and a < 1e-2]
+    if len(pairs) < 2:
+        return float("nan")
+    x, y = np.log(np.array(pairs)).T
+    return float(np.polyfit(x, y, 1)[0])
+
+
+def last_factor(norms: np.ndarray) -> float:
+    """Return the last contraction factor of |f'| above rounding."""
+    above = norms[norms > 1e-10]
+    return float(above[-1] / above[-2])
 
 
 if __name__ == "__main__":

@@ -2,44 +2,39 @@
 
 make rank1-fig2 PRESET=smoke|embedded|laptop|paper ARGS="data=mushrooms l2=1e-4"
 
-Gradient norm and f - f* from x = 0 for: α_k of the lemma, with σ times 1 (the Proposition), 0.1, ..., 0; shifts δ;
-S or D, with and without safeguard; means over several directions; beside gradient descent, Newton's method and
-cubic Newton. The slides show four such plots without their settings in the text, and no number. M and λ are global
-constants in closed form (λ = λmax(AᵀA/N)/4 + l2); l2 makes the minimum unique (mushrooms can be separated).
+Gradient norm and f - f* from x = 0 for: α_k of the lemma, with σ times 1 (the Proposition), 0.1, ..., 0; other
+rules for α_k; shifts δ; S or D, with and without safeguard; means over several directions; beside gradient
+descent, Newton's method and cubic Newton. The slides show four such plots without their settings in the text,
+and no number. M and λ are global constants in closed form (λ = λmax(AᵀA/N)/4 + l2), but for the rule that measures
+them; l2 makes the minimum unique (mushrooms can be separated).
 
-table.csv holds the curves at about 60 steps each, timing.csv the seconds a step, which no repetition reproduces.
+With one direction and given constants a step costs one Hessian product. table.csv holds the curves at about 60
+steps each; further.csv a longer run of the lemma's own variant; timing.csv and cost.csv seconds, which no
+repetition reproduces.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
 from typing import Any
 
 import numpy as np
 import pandas as pd
-import torch
 from hydra.utils import instantiate
 from omegaconf import DictConfig
-from torch.optim import Optimizer
 
 from curvlab import runs
-from curvlab.optim import CubicNewton, UniformDirection, stated_sigma
+from curvlab.optim import stated_sigma, steps_bound
 from curvlab.reporting import save_claims
 from curvlab.runs import Run
 from experiments.rank1.descent import Trace, current_point, descend, restart
-from experiments.rank1.fig2_claims import judge_claims
+from experiments.rank1.fig2_claims import REACHED, judge_claims
+from experiments.rank1.fig2_cost import cost_rows
 from experiments.rank1.fig2_plot import draw
+from experiments.rank1.fig2_variants import LEMMA, label, make_optimizer, summary, variants
 from experiments.rank1.problems import Problem, logistic_regression
 
 NUM_RECORDED = 60
-# What a variant is when it does not say otherwise: the lemma as it stands.
-LEMMA: dict[str, Any] = {
-    "sigma_scale": 1.0,
-    "delta_scale": 0.0,
-    "num_directions": 1,
-    "symmetrize": True,
-    "safeguard": False,
-}
 
 
 @runs.main("rank1/fig2_mushrooms")
@@ -50,57 +45,31 @@ def main(cfg: DictConfig) -> None:
         run.record_data(splits.name, splits.checksum)
         problem = logistic_regression(splits, l2=cfg.l2)
         rows, timings = [], []
-        for method, settings in variants(cfg):
+        for method, settings in run.progress(list(variants(cfg)), "variants"):
             seeds = range(cfg.num_seeds) if method == "uniform direction" else range(1)
             for seed in seeds:
-                stored = _unit(run, problem, (method, settings), seed)
+                stored = _unit(run, problem, splits.checksum, (method, settings), seed)
                 rows += [{**label(method, settings), "seed": seed, **row} for row in stored["rows"]]
                 timings.append({**label(method, settings), "seed": seed, "seconds_per_step": stored["seconds"]})
-        table, timing = pd.DataFrame(rows), pd.DataFrame(timings)
-        run.save_table(table)
-        run.save_table(timing, "timing.csv")
-        run.save_table(summary(table), "summary.csv")
-        save_claims(run.folder, judge_claims(table))
-        for name, figure in draw(table, timing).items():
+        tables = {
+            "table.csv": pd.DataFrame(rows),
+            "timing.csv": pd.DataFrame(timings),
+            "cost.csv": pd.DataFrame(cost_rows(run, cfg)),
+        }
+        further = _further(run, problem, splits.checksum)
+        for name, table in tables.items():
+            run.save_table(table, name)
+        run.save_table(pd.DataFrame([further]), "further.csv")
+        run.save_table(summary(tables["table.csv"]), "summary.csv")
+        save_claims(run.folder, judge_claims(tables["table.csv"], further))
+        for name, figure in draw(*tables.values()).items():
             run.save_figure(figure, name)
         run.note(scale=_scale(cfg, problem), seeds=list(range(cfg.num_seeds)))
 
 
-def variants(cfg: DictConfig) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield (method, settings), each once."""
-    seen: list[dict[str, Any]] = []
-    for change in [
-        *({"sigma_scale": scale} for scale in cfg.sigma_scales),
-        *({"sigma_scale": 0.0, "delta_scale": scale} for scale in cfg.delta_scales),
-        *(
-            {"sigma_scale": scale, "symmetrize": symmetrize, "safeguard": safeguard}
-            for scale in cfg.form_scales
-            for symmetrize in (True, False)
-            for safeguard in (True, False)
-        ),
-        *(
-            {"sigma_scale": scale, "num_directions": count, "safeguard": scale < 1}
-            for scale in (1.0, cfg.directions_scale)
-            for count in cfg.directions
-        ),
-    ]:
-        settings = {**LEMMA, **change}
-        if settings not in seen:
-            seen.append(settings)
-            yield "uniform direction", settings
-    for factor in cfg.lr_factors:
-        yield "gradient descent", {"lr_factor": float(factor)}
-    yield "Newton", {}
-    yield "cubic Newton", {}
-
-
-def label(method: str, settings: dict[str, Any]) -> dict[str, Any]:
-    """Return the columns that name a variant; empty where a setting does not apply."""
-    names = [*LEMMA, "lr_factor"]
-    return {"method": method, **{name: settings.get(name) for name in names}}
-
-
-def _unit(run: Run, problem: Problem, variant: tuple[str, dict[str, Any]], seed: int) -> dict[str, Any]:
+def _unit(
+    run: Run, problem: Problem, checksum: str, variant: tuple[str, dict[str, Any]], seed: int
+) -> dict[str, Any]:
     (method, settings), cfg = variant, run.cfg
 
     def compute() -> dict[str, Any]:
@@ -109,47 +78,52 @@ def _unit(run: Run, problem: Problem, variant: tuple[str, dict[str, Any]], seed:
         trace = descend(problem, optimizer, num_steps=cfg.num_steps, stop_at=1e-12)
         restart(problem, start)
         run.add_matvecs(trace.num_products[-1])
-        return {"rows": recorded(trace, problem.optimum), "seconds": trace.seconds_per_step}
+        rows = recorded(trace, problem.optimum)
+        if settings.get("rule") == "given":  # the optimizer is given σ and knows no λ
+            rows = [{**row, "spectral_norm": problem.spectral_norm} for row in rows]
+        return {"rows": rows, "seconds": trace.seconds_per_step}
 
     config = {
-        "problem": problem.name,
+        "data": checksum,
         "l2": cfg.l2,
-        "rows": [cfg.data.num_train, cfg.data.num_test],
         "method": method,
         "settings": settings,
         "num_steps": cfg.num_steps,
         "number": seed,
-        "version": 1,
+        "version": 2,
     }
     return run.unit("rank1/fig2", config, compute)
 
 
-def make_optimizer(
-    problem: Problem, method: str, settings: dict[str, Any], generator: torch.Generator
-) -> Optimizer:
-    """Return the optimizer of a variant, with the problem's global constants."""
-    spectral_norm, lipschitz = problem.spectral_norm, problem.hessian_lipschitz
-    if spectral_norm is None or lipschitz is None:
-        raise ValueError(f"{problem.name} has no known λ and M")
-    if method == "gradient descent":
-        return torch.optim.SGD(problem.parameters, lr=settings["lr_factor"] / spectral_norm)
-    if method == "Newton":
-        return CubicNewton(problem.parameters, problem.hessian)
-    if method == "cubic Newton":
-        return CubicNewton(problem.parameters, problem.hessian, hessian_lipschitz=lipschitz)
-    delta, count = settings["delta_scale"] * spectral_norm, settings["num_directions"]
-    sigma = stated_sigma(problem.size, spectral_norm=spectral_norm, delta=delta, num_directions=count)
-    return UniformDirection(
-        problem.parameters,
-        problem.hessian,
-        delta=delta,
-        num_directions=count,
-        symmetrize=settings["symmetrize"],
-        sigma=settings["sigma_scale"] * sigma,
-        hessian_lipschitz=lipschitz,
-        safeguard=settings["safeguard"],
-        generator=generator,
-    )
+def _further(run: Run, problem: Problem, checksum: str) -> dict[str, Any]:
+    """Return when the lemma's variant, first seed, reaches the tolerance of its claim, given many more steps."""
+    cfg = run.cfg
+
+    def compute() -> dict[str, Any]:
+        start = current_point(problem)
+        first = float(problem.closure().detach())
+        norm = float(problem.parameters[0].grad.norm())  # type: ignore[union-attr]  # left by the closure
+        optimizer = make_optimizer(problem, "uniform direction", LEMMA, run.generator("directions", 0))
+        trace = descend(problem, optimizer, num_steps=cfg.further_steps, stop_at=REACHED * norm)
+        restart(problem, start)
+        run.add_matvecs(trace.num_products[-1])
+        spectral_norm, lipschitz = problem.spectral_norm or 0.0, problem.hessian_lipschitz or 0.0
+        return {
+            "relative_epsilon": REACHED,
+            "steps": len(trace.values) - 1,
+            "reached": trace.gradient_norms[-1] <= REACHED * norm,
+            "gradient_norm_ratio": trace.gradient_norms[-1] / norm,
+            "bound": steps_bound(
+                REACHED * norm,
+                gap=first - problem.optimum,
+                gradient_norm=norm,
+                hessian_lipschitz=lipschitz,
+                sigma=stated_sigma(problem.size, spectral_norm=spectral_norm),
+            ),
+        }
+
+    config = {"data": checksum, "l2": cfg.l2, "num_steps": cfg.further_steps, "ratio": REACHED, "version": 1}
+    return run.unit("rank1/fig2-further", config, compute)
 
 
 def recorded(trace: Trace, optimum: float) -> list[dict[str, Any]]:
@@ -163,6 +137,9 @@ def recorded(trace: Trace, optimum: float) -> list[dict[str, Any]]:
             "passes": int(step) + trace.num_products[step],
             "gradient_norm": trace.gradient_norms[step],
             "gap": trace.values[step] - optimum,
+            "alpha": _of_step(trace.alphas, step),
+            "spectral_norm": _of_step(trace.spectral_norms, step),
+            "hessian_lipschitz": _of_step(trace.lipschitz_constants, step),
         }
         for step in [0, *steps]
         if step <= last
@@ -178,30 +155,19 @@ def recorded(trace: Trace, optimum: float) -> list[dict[str, Any]]:
     return rows
 
 
+def _of_step(values: list[float], step: int) -> float | None:
+    """Return what step k used; at the last point, from which no step was taken, what the last step used."""
+    if not values:
+        return None
+    value = values[min(step, len(values) - 1)]
+    return None if math.isnan(value) else value
+
+
 def _share_singular(trace: Trace) -> float | None:
     """Return the share of steps whose symmetric part of D + shift I is not positive definite."""
     if not trace.smallest:
         return None
     return float(np.mean(np.array(trace.smallest) + np.array(trace.shifts) <= 0))
-
-
-def summary(table: pd.DataFrame) -> pd.DataFrame:
-    """Return one row a variant: where it ended (median over seeds), and how it behaved on the way."""
-    columns = ["method", *LEMMA, "lr_factor"]
-    last = table.sort_values("step").groupby([*columns, "seed"], sort=False, dropna=False).tail(1)
-    found = last.groupby(columns, sort=False, dropna=False).agg(
-        seeds=("seed", "nunique"),
-        steps=("step", "max"),
-        passes=("passes", "median"),
-        last_gradient_norm=("gradient_norm", "median"),
-        last_gap=("gap", "median"),
-        share_rising=("share_rising", "mean"),
-        share_uphill=("share_uphill", "mean"),
-        share_indefinite=("share_indefinite", "mean"),
-        share_singular=("share_singular", "mean"),
-        diverged=("diverged", "sum"),
-    )
-    return found.reset_index().sort_values("last_gradient_norm")
 
 
 def _scale(cfg: DictConfig, problem: Problem) -> dict[str, Any]:
@@ -214,6 +180,7 @@ def _scale(cfg: DictConfig, problem: Problem) -> dict[str, Any]:
             "ours": list(cfg.sigma_scales),
             "paper": "not stated",
         },
+        "rules for α_k": {"ours": ["given", "measured", "constant"], "paper": "given; how is not stated"},
         "tuning grid of gradient descent, as multiples of 1/λ": {
             "ours": list(cfg.lr_factors),
             "paper": "not stated",

@@ -4,42 +4,73 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, hessian
+from torch.nn import functional
 
 from curvlab.curvature import FisherOperator
 from curvlab.curvature.losses import output_loss
 from experiments.rank1.problems import Problem, network
 
 LOSSES: dict[str, type[nn.Module]] = {"least squares": nn.MSELoss, "softmax": nn.CrossEntropyLoss}
-TANH_SECOND = 4 / (3 * math.sqrt(3))  # max |tanh''|
-TANH_THIRD = 2.0  # max |tanh'''|
+
+
+@dataclass(frozen=True)
+class Activation:
+    """g with |g'| <= 1, and bounds on what else the constants ask for.
+
+    Attributes:
+        function: g.
+        second: max |g''|.
+        third: max |g'''|.
+        third_by_value: max |g g'''|: the bound on |g'''| alone would not do where g is unbounded.
+    """
+
+    function: Callable[[Tensor], Tensor]
+    second: float
+    third: float
+    third_by_value: float
+
+
+ACTIVATIONS = {
+    "identity": Activation(lambda t: t, 0.0, 0.0, 0.0),
+    "tanh": Activation(torch.tanh, 4 / (3 * math.sqrt(3)), 2.0, 2.0),
+    "softplus": Activation(functional.softplus, 1 / 4, 1 / (6 * math.sqrt(3)), 0.171),
+}
+PARABOLA_THIRD = 0.666  # max of |third derivative| of log(1 + exp(y²/2))
 
 
 class Perceptron(nn.Module):
-    """φ_j(a) = scale · tanh(w_j · a), or scale · w_j · a: its outputs are smooth for all weights.
+    """φ_j(a) = ± scale · g(w_j · a): its outputs are smooth for all weights.
 
-    Spectral norms by the weights, for ‖a‖ <= 1: |φ_j'| <= scale, Hessian <= 0.77 scale, third derivative <= 2
-    scale; 0 for both when linear.
+    Spectral norms by the weights, for ‖a‖ <= 1: gradient of φ_j <= scale, Hessian <= scale max |g''| = L.
+    The sign is + but for the first of several softplus outputs: then softmax with label 0 is convex,
+    log(1 + Σ_j exp(φ_j - φ_0)) with convex φ_j - φ_0.
     """
 
-    def __init__(self, inputs: int, outputs: int, *, scale: float, linear: bool) -> None:
+    signs: Tensor
+
+    def __init__(self, inputs: int, outputs: int, *, scale: float, activation: str) -> None:
         super().__init__()
         self.layer = nn.Linear(inputs, outputs, bias=False).double()
-        self.scale, self.linear = scale, linear
+        self.scale, self.activation = scale, ACTIVATIONS[activation]
+        signs = torch.ones(outputs, dtype=torch.float64)
+        if activation == "softplus" and outputs > 1:
+            signs[0] = -1.0
+        self.register_buffer("signs", signs)
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Return φ, (B, outputs)."""
-        activations = self.layer(inputs)
-        return self.scale * (activations if self.linear else activations.tanh())
+        return self.scale * self.signs * self.activation.function(self.layer(inputs))
 
     @property
     def smoothness(self) -> float:
         """L for inputs of norm at most 1."""
-        return 0.0 if self.linear else TANH_SECOND * self.scale
+        return self.activation.second * self.scale
 
 
 @dataclass(frozen=True)
@@ -70,14 +101,14 @@ def perceptron_lipschitz(model: Perceptron, loss: nn.Module, targets: Tensor) ->
     """Return M, a bound on the third derivative of the mean loss, for inputs of norm at most 1.
 
     Of one example: ℓ'''[Jh, Jh, Jh] + 3 ℓ''[Jh, φ''[h, h]] + ℓ'[φ'''[h, h, h]], with ‖Jh‖ <= s ‖h‖.
-    Squared error r²: ℓ''' = 0, ℓ'' = 2, |ℓ'| <= 2 (s + |b|). Softmax: |ℓ'''| <= 2^(3/2)/(6 sqrt(3)) (a third
+    Squared error r²: ℓ''' = 0, ℓ'' = 2, |ℓ'| = 2 |φ - b|. Softmax: |ℓ'''| <= 2^(3/2)/(6 sqrt(3)) (a third
     central moment of a variable of range sqrt(2)), ‖ℓ''‖ <= 1/2, ‖ℓ'‖ <= sqrt(2).
     """
-    scale = model.scale
-    second = 0.0 if model.linear else TANH_SECOND * scale
-    third = 0.0 if model.linear else TANH_THIRD * scale
+    scale, activation = model.scale, model.activation
+    second, third = activation.second * scale, activation.third * scale
     if isinstance(loss, nn.MSELoss):
-        return 6 * scale * second + 2 * (scale + float(targets.abs().max())) * third
+        residual_third = scale**2 * activation.third_by_value + float(targets.abs().max()) * third
+        return 6 * scale * second + 2 * residual_third
     return 2**1.5 / (6 * math.sqrt(3)) * scale**3 + 1.5 * scale * second + math.sqrt(2) * third
 
 
@@ -121,14 +152,14 @@ def gap(task: FisherTask, *, chunk: int = 8) -> dict[str, float]:
 
 
 class Parabola(nn.Module):
-    """φ(x) = κ x²/2 in one parameter, at x = 0; for softmax beside an output that is always 0.
+    """φ(x) = κ x²/2 in one parameter; for softmax beside an output that is always 0.
 
-    One example with its label not yet fitted: F = 0 and ∇²f = κ ∂ℓ/∂φ, so that L = κ is paid in full.
+    At x = 0, one example with its label not yet fitted: F = 0 and ∇²f = κ ∂ℓ/∂φ, so that L = κ is paid in full.
     """
 
-    def __init__(self, curvature: float, num_outputs: int) -> None:
+    def __init__(self, curvature: float, num_outputs: int, *, start: float = 0.0) -> None:
         super().__init__()
-        self.x = nn.Parameter(torch.zeros(1, dtype=torch.float64))
+        self.x = nn.Parameter(torch.full((1,), start, dtype=torch.float64))
         self.curvature, self.num_outputs = curvature, num_outputs
 
     def forward(self, inputs: Tensor) -> Tensor:
@@ -138,7 +169,7 @@ class Parabola(nn.Module):
 
 
 def parabola_task(kind: str, *, curvature: float) -> FisherTask:
-    """Return the task on which the printed lemmas fail: least squares with residual 1, softmax with p = 1/2."""
+    """Return the task on which the printed bounds fail: least squares with residual 1, softmax with p = 1/2."""
     ones = torch.ones(1, 1, dtype=torch.float64)
     if kind == "least squares":
         model, targets, loss = Parabola(curvature, 1), ones, LOSSES[kind]()
@@ -148,18 +179,33 @@ def parabola_task(kind: str, *, curvature: float) -> FisherTask:
     return FisherTask(problem, model, loss, (ones, targets), smoothness=curvature)
 
 
+def convex_parabola_task(*, curvature: float, start: float) -> FisherTask:
+    """Return softmax on the same outputs with the other label, f = log(1 + exp(κ x²/2)): convex, f* = log 2 at 0.
+
+    With σ = 2 f, as printed, α(0) = 2 log 2 is below κ/4 for κ > 5.5. The curvature there is κ/2, and F = 0 adds
+    nothing: steps from near 0 overshoot by more than they correct, and the method cannot arrive. M = 0.666
+    κ^(3/2).
+    """
+    ones, targets = torch.ones(1, 1, dtype=torch.float64), torch.ones(1, dtype=torch.long)
+    model, loss = Parabola(curvature, 2, start=start), LOSSES["softmax"]()
+    problem = network(model, (ones, targets), loss, name=f"parabola, softmax, κ = {curvature:g}")
+    problem = dataclasses.replace(problem, optimum=math.log(2), hessian_lipschitz=PARABOLA_THIRD * curvature**1.5)
+    return FisherTask(problem, model, loss, (ones, targets), smoothness=curvature)
+
+
 def perceptron_task(
-    kind: str, *, scale: float, linear: bool, noise: float, generator: torch.Generator
+    kind: str, *, scale: float, activation: str, noise: float, generator: torch.Generator
 ) -> FisherTask:
     """Return a perceptron on 100 Gaussian inputs of norm at most 1, with targets from a random one like it.
 
     Least squares: one output, 5 inputs, targets with Gaussian noise of that standard deviation (0: f* = 0).
-    Softmax: three outputs, labels replaced at random with probability `noise`.
+    Softmax: three outputs, labels replaced at random with probability `noise`. With softplus f is convex: targets
+    are not positive (outputs are), all labels are 0.
     """
     num_outputs = 1 if kind == "least squares" else 3
     inputs = torch.randn(100, 5, dtype=torch.float64, generator=generator)
     inputs /= inputs.norm(dim=1).max()
-    models = [Perceptron(5, num_outputs, scale=scale, linear=linear) for _ in range(2)]
+    models = [Perceptron(5, num_outputs, scale=scale, activation=activation) for _ in range(2)]
     for model, size in zip(models, (2.0, 0.3), strict=True):
         weight = torch.randn(num_outputs, 5, dtype=torch.float64, generator=generator)
         model.layer.weight.data.copy_(size * weight)
@@ -167,7 +213,9 @@ def perceptron_task(
     outputs = teacher(inputs).detach()
     disturbance = torch.randn(outputs.shape, dtype=torch.float64, generator=generator)
     if kind == "least squares":
-        targets = outputs + noise * disturbance
+        targets = -noise * disturbance.abs() if activation == "softplus" else outputs + noise * disturbance
+    elif activation == "softplus":
+        targets = torch.zeros(100, dtype=torch.long)
     else:
         random_labels = disturbance.argmax(1)
         replaced = torch.rand(100, dtype=torch.float64, generator=generator) < noise

@@ -5,17 +5,27 @@ python -m experiments.rank1.fisher_plot results/rank1/fisher/embedded
 
 from __future__ import annotations
 
+import math
+
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullFormatter
 
 from curvlab.reporting import plots
 from experiments.rank1.redraw import redraw
+from experiments.rank1.steps_plot import steps_panel
+
+FLOOR = 1e-10  # gradient norm at which the runs stop
 
 
 def draw(table: pd.DataFrame, bounds: pd.DataFrame, rates: pd.DataFrame) -> dict[str, Figure]:
-    """Return the figures by file name: the gap against its bounds, and the runs with steps against K(ε)."""
-    return {"figure.png": _bounds_figure(bounds), "figure_rates.png": _rates_figure(table, rates)}
+    """Return the figures by file name: gap and bounds; runs, and steps against K(ε), by kind of loss."""
+    figures = {"figure.png": _bounds_figure(bounds)}
+    for kind, own in rates.groupby("kind", sort=False):
+        name = f"figure_rates_{str(kind).replace(' ', '_')}.png"
+        figures[name] = _rates_figure(table[table.task.isin(own.task)], own)
+    return figures
 
 
 def _bounds_figure(bounds: pd.DataFrame) -> Figure:
@@ -36,6 +46,7 @@ def _bounds_figure(bounds: pd.DataFrame) -> Figure:
     axes[0, 2].set_xlabel("2 f")
     axes[0, 2].set_ylabel("‖∇²f - F‖")
     handles, labels = axes[0, 0].get_legend_handles_labels()
+    labels = ["the bound: it holds below" if label == "x = y" else label for label in labels]
     figure.legend(handles, labels, loc="outside lower center", ncols=3, frameon=False)
     return figure
 
@@ -56,7 +67,18 @@ def _scatter(ax: Axes, table: pd.DataFrame, x: pd.Series, y: pd.Series, *, known
         )
     ax.set_xscale("log")
     ax.set_yscale("log")
+    # Within one decade the default labels minor ticks, so many that they overlap: two labels and whole decades.
+    low, high = 10 ** (x.map(_log10).min() - 0.15), 10 ** (x.map(_log10).max() + 0.15)
+    ax.set_xlim(low, high)
+    if high < 20 * low:
+        ax.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+        ax.xaxis.set_major_formatter("{x:g}")
+    ax.xaxis.set_minor_formatter(NullFormatter())
     plots.identity_line(ax)
+
+
+def _log10(value: float) -> float:
+    return math.log10(value)
 
 
 def _names(table: pd.DataFrame) -> list[str]:
@@ -64,51 +86,55 @@ def _names(table: pd.DataFrame) -> list[str]:
 
 
 def _rates_figure(table: pd.DataFrame, rates: pd.DataFrame) -> Figure:
+    """Curves of all methods above, steps of the lemma's rule against K(ε) below; a column a task."""
     tasks = list(table.task.unique())
-    figure, axes = plots.figure(2, len(tasks), panel_size=(3.0, 2.8))
+    methods = list(table.method.unique())
+    figure, axes = plots.figure(2, len(tasks), panel_size=(3.2, 2.9))
     for column, task in enumerate(tasks):
-        _curves(axes[0, column], table[table.task == task])
-        _steps(axes[1, column], rates[rates.task == task])
+        _curves(axes[0, column], table[table.task == task], methods)
+        own = rates[(rates.task == task) & (rates.method == "lemma")]
+        steps_panel(axes[1, column], own)
         axes[0, column].set_title(task)
-    axes[0, 0].set_ylabel("‖∇f(x_k)‖")
-    axes[1, 0].set_ylabel("steps to ε")
-    axes[0, 0].legend(fontsize=7)
-    axes[1, 0].legend(fontsize=7)
+        if column:
+            axes[1, column].set_ylabel("")
+    axes[0, 0].set_ylabel("‖∇f(x_k)‖, a line a seed")
+    axes[1, 0].set_ylabel("steps of the lemma's rule to ε")
+    handles, labels = [
+        [*above, *below]
+        for above, below in zip(
+            axes[0, 0].get_legend_handles_labels(), axes[1, 0].get_legend_handles_labels(), strict=True
+        )
+    ]
+    figure.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False)
     return figure
 
 
-def _curves(ax: Axes, table: pd.DataFrame) -> None:
-    for index, (method, own) in enumerate(table.groupby("method", sort=False)):
-        for number, (_, run) in enumerate(own.groupby("seed")):
+def _curves(ax: Axes, table: pd.DataFrame, methods: list[str]) -> None:
+    """Draw a line a seed, and say which methods ended above the floor."""
+    missing = []
+    for index, method in enumerate(methods):
+        own = table[table.method == method]
+        runs = [run.sort_values("step") for _, run in own.groupby("seed")]
+        for number, run in enumerate(runs):
             ax.plot(
                 run.step.clip(lower=0.5),
                 run.gradient_norm,
                 color=plots.PALETTE[index],
+                linestyle="--" if method == "lemma as printed" else "-",
                 linewidth=1,
-                label=str(method) if number == 0 else None,
+                label=method if number == 0 else None,
             )
+        above = sum(not run.gradient_norm.iloc[-1] <= FLOOR for run in runs)
+        if above:
+            missing.append(f"{method}: {above} of {len(runs)}")
     ax.set_xscale("log")
     ax.set_yscale("log")
-    ax.set_ylim(1e-10, 10)
+    ax.set_ylim(FLOOR, 10)
     ax.set_xlabel("step k")
-
-
-def _steps(ax: Axes, rates: pd.DataFrame) -> None:
-    first = rates[rates.seed == rates.seed.min()].sort_values("relative_epsilon")
-    ax.plot(1 / first.relative_epsilon, first.bound, color=plots.PALETTE[1], label="K(ε), first seed")
-    reached = rates[rates.steps.notna()]
-    ax.plot(
-        1 / reached.relative_epsilon,
-        reached.steps,
-        linestyle="none",
-        marker="o",
-        markersize=4,
-        color=plots.PALETTE[0],
-        label="lemma's rule, all seeds",
-    )
-    ax.set_xscale("log")
-    ax.set_yscale("log")
-    ax.set_xlabel("‖∇f(x_0)‖ / ε")
+    if missing:
+        plots.annotate(
+            ax, f"not at {FLOOR:g} in {table.step.max()} steps:\n" + "\n".join(missing), corner="lower left"
+        )
 
 
 def main() -> None:

@@ -7,9 +7,12 @@ spectral norm of any output's Hessian, example by example), which is the hardest
 squares the norm on one side only, which cannot hold for every scale of f; the softmax bound σ <= 2 f lacks L.
 
 Rates: perceptrons, whose L and M are known for all parameters, by FisherNewton with the α_k rules of the slides;
-R, which the slides leave undefined, is the largest (f - f*) / ‖∇f‖ on the path, the least for which the lemma's
-proof works. Everything is computed for mean losses: under f -> c f with M, σ, ε times c no step changes, and no
-bound. `squared` in the table is in the slides' scale, ½ Σ r² and Σ -log p (printed without its -log).
+those with softplus are convex, as the lemmas ask, with tanh they are not. For softmax also the rule as printed,
+without L: on the parabola, convex with L = 20, it cycles for ever, and the rule with L arrives. R, which the
+slides leave undefined, is the largest (f - f*) / ‖∇f‖ on the path, the least for which the lemma's proof works.
+
+Everything is computed for mean losses: under f -> c f with M, σ, ε times c no step changes, and no bound.
+`squared` in the table is in the slides' scale, ½ Σ r² and Σ -log p (printed without its -log).
 """
 
 from __future__ import annotations
@@ -69,7 +72,7 @@ def bound_rows(run: Run, cfg: DictConfig) -> list[dict[str, Any]]:
         "softmax": _pooled(data["images"].train.tensors, cfg.pooling),
     }
     rows = []
-    for kind, (inputs, targets) in pairs.items():
+    for kind, (inputs, targets) in run.progress(list(pairs.items()), "bounds"):
         for seed in range(cfg.num_seeds):
             for state in ("random", "trained"):
                 config = {
@@ -86,14 +89,20 @@ def bound_rows(run: Run, cfg: DictConfig) -> list[dict[str, Any]]:
                 rows.append({"model": f"MLP, {kind}", **run.unit("rank1/fisher-bounds", config, compute)})
             for scale in cfg.scales:
                 task = perceptron_task(
-                    kind, scale=scale, linear=False, noise=0.5, generator=run.generator("perceptron", kind, seed)
+                    kind,
+                    scale=scale,
+                    activation="tanh",
+                    noise=0.5,
+                    generator=run.generator("perceptron", kind, seed),
                 )
                 for parameter in task.model.parameters():
                     parameter.data *= 3
                 rows.append(_row(f"perceptron × {scale:g}, {kind}", (kind, "random", seed), gap(task), task))
         task = parabola_task(kind, curvature=cfg.parabola)
         rows.append(_row(f"parabola × {cfg.parabola:g}, {kind}", (kind, "constructed", 0), gap(task), task))
-        task = perceptron_task(kind, scale=1.0, linear=True, noise=0.5, generator=run.generator("linear", kind))
+        task = perceptron_task(
+            kind, scale=1.0, activation="identity", noise=0.5, generator=run.generator("linear", kind)
+        )
         rows.append(_row(f"linear, {kind}", (kind, "random", 0), gap(task), task))
     return rows
 

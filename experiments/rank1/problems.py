@@ -121,6 +121,38 @@ def cosines(size: int, start: float) -> Problem:
     )
 
 
+def trapping_curve(start: float) -> Problem:
+    """An even function with f'' piecewise linear, not convex, on which the lemma's method never arrives.
+
+    f'' is 2√2 - 2/3 at 0, falls with slope -1 to -2/3 at |x| = 2√2, stays there to 3.5, rises with slope 1 to 4/3
+    at 5.5 and stays there: M = 1, λ = 2√2 - 2/3, and 0 is the minimum. At 3, f' = 2 and f'' = -2/3, so that α =
+    sqrt(M f'/2) = 1 and x <- 3 - 2/(1 - 2/3) = -3: from anywhere near, the method ends in this cycle, although
+    D = f'' exactly, σ = 0 and D + α > 0. The proof needs D >= 0.
+    """
+    peak, flat, high = 2 * math.sqrt(2), 3.5, 5.5
+    x = nn.Parameter(torch.tensor([start], dtype=torch.float64))
+
+    def value() -> Tensor:
+        size = x.abs()
+        ramps = (peak - size).clamp(min=0) ** 3 + (size - flat).clamp(min=0) ** 3 - (size - high).clamp(min=0) ** 3
+        return (ramps / 6 - peak**3 / 6 + peak**2 / 2 * size - size.square() / 3).sum()
+
+    def second_derivative(t: Tensor) -> Tensor:
+        size = t.abs()
+        ramps = (peak - size).clamp(min=0) + (size - flat).clamp(min=0) - (size - high).clamp(min=0)
+        return ramps - 2 / 3
+
+    return Problem(
+        name="trapping curve",
+        parameters=[x],
+        value=value,
+        hessian=CoordinatewiseHessian(x, second_derivative),
+        optimum=0.0,
+        spectral_norm=peak - 2 / 3,
+        hessian_lipschitz=1.0,
+    )
+
+
 def scaled(problem: Problem, factor: float) -> Problem:
     """Return factor · f: the method takes the same steps on it."""
     return dataclasses.replace(

@@ -39,8 +39,9 @@ def main(cfg: DictConfig) -> None:
     """Compute, tabulate, judge, draw."""
     with runs.start(cfg, paper="rank1", item="prop", title="E‖D - H‖²: the Proposition") as run:
         rows: list[dict[str, Any]] = []
-        for name, matrix in _hessians(run, cfg):
-            config = {"name": name, "size": len(matrix), "delta": cfg.delta, "draws": cfg.num_draws, "version": 1}
+        for name, matrix in run.progress(_hessians(run, cfg), "Hessians"):
+            config = {"name": name, "size": len(matrix), "delta": cfg.delta, "draws": cfg.num_draws, "version": 2}
+            config["entries"] = float(matrix.square().sum())  # the logistic one depends on rows and l2
 
             def compute(matrix: Tensor = matrix, name: str = name) -> dict[str, Any]:
                 generator = run.generator("draws", name, len(matrix))

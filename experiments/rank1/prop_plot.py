@@ -27,6 +27,11 @@ def draw(table: pd.DataFrame) -> dict[str, Figure]:
     _ratios(axes[0, 2], plain[plain.form == "S"], "stated_with_largest")
     axes[0, 2].set_yscale("log")
     axes[0, 2].set_title("S, λ largest eigenvalue")
+    plots.annotate(
+        axes[0, 0],
+        f"largest |measured - exact|:\n{table.z.abs().max():.1f} s.e. of {len(table)}",
+        corner="upper right",
+    )
     handles, labels = axes[0, 0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False)
     return {"figure.png": figure}

@@ -7,12 +7,15 @@ and λ are global constants in closed form, except for the network, where both a
 as measured by the optimizer. Eq. 3 is taken with log(‖∇f(x_0)‖ / ε); as printed, / 2, it is no bound: the first
 problem is run a second time, multiplied by 1e-12, which changes no step.
 
-The lemma says that f may be non-convex, and bounds D - H on average. Its proof needs D + α_k I positive definite:
-`definiteness.csv` counts draws where it is not, for a function with H = diag(cos x_i) near its maximum.
+The lemma says that f may be non-convex, and bounds D - H on average. Its proof needs D positive semi-definite
+(or nearly, as for convex f): on the trapping curve, where it is not, the method cycles for ever. Not even
+D + α_k I need be definite: `definiteness.csv` counts draws where it is not, for H = diag(cos x_i) near a maximum.
+`growth` in summary.csv is the slope of log steps on log 1/ε; the bound's are 3/2 (σ = 0) and 2.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -21,7 +24,7 @@ import numpy as np
 import pandas as pd
 import torch
 from hydra.utils import instantiate
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 from torch import nn
 
 from curvlab import runs
@@ -38,6 +41,7 @@ from experiments.rank1.problems import (
     quadratic,
     scaled,
     square_root_curve,
+    trapping_curve,
 )
 from experiments.rank1.rate_claims import judge_claims
 from experiments.rank1.rate_plot import draw
@@ -50,7 +54,7 @@ def main(cfg: DictConfig) -> None:
     """Compute, tabulate, judge, draw."""
     with runs.start(cfg, paper="rank1", item="rate", title="Steps to ε against K(ε)") as run:
         rows: list[dict[str, Any]] = []
-        for key, make in problems(run, cfg).items():
+        for key, make in run.progress(list(problems(run, cfg).items()), "problems"):
             for seed in range(cfg.num_seeds):
                 stored = run.unit("rank1/rate", _config(cfg, key, seed), partial(_compute, run, make, key, seed))
                 rows += stored["rows"]
@@ -96,19 +100,24 @@ def problems(run: Run, cfg: DictConfig) -> dict[str, Callable[[], Problem]]:
         "power": lambda: quadratic("power", 10, run.generator("quadratic")),
         "logistic": lambda: logistic_regression(splits, l2=cfg.l2),
         "cosines": lambda: cosines(5, 2.8),
+        "trapping": lambda: trapping_curve(3.1),
         "network": small_network,
     }
 
 
 def _config(cfg: DictConfig, key: str, seed: int) -> dict[str, Any]:
-    config: dict[str, Any] = {"problem": key, "number": seed, "epsilons": list(cfg.epsilons), "version": 1}
+    config: dict[str, Any] = {"problem": key, "number": seed, "epsilons": list(cfg.epsilons), "version": 2}
     config["max_steps"] = cfg.max_steps_network if key == "network" else cfg.max_steps
     if key == "logistic":
-        config |= {"data": cfg.data._target_, "rows": [cfg.data.num_train, cfg.data.num_test], "l2": cfg.l2}
+        config |= {"data": _choices(cfg.data), "l2": cfg.l2}
     if key == "network":
-        config |= {"data": cfg.network_data._target_, "rows": cfg.network_data.num_train}
-        config["hidden_sizes"] = list(cfg.model.hidden_sizes)
+        config |= {"data": _choices(cfg.network_data), "model": _choices(cfg.model)}
     return config
+
+
+def _choices(node: DictConfig) -> dict[str, Any]:
+    """Return a group's settings without the place of its files."""
+    return {str(name): value for name, value in OmegaConf.to_container(node).items() if name != "root"}  # type: ignore[union-attr]
 
 
 def _compute(run: Run, make: Callable[[], Problem], key: str, seed: int) -> dict[str, Any]:
@@ -138,7 +147,7 @@ def _row(problem: Problem, trace: Trace, key: str, seed: int, epsilon: float) ->
     """Return measured steps beside the bound at one ε."""
     spectral_norm, lipschitz = problem.spectral_norm, problem.hessian_lipschitz
     if spectral_norm is None or lipschitz is None:
-        spectral_norm, lipschitz = trace.constants["spectral_norm"], trace.constants["hessian_lipschitz"]
+        spectral_norm, lipschitz = trace.spectral_norms[-1], trace.lipschitz_constants[-1]
     constants = {
         # The lemma counts k >= 1; the gap to the best value seen is a harder test than the gap to f*.
         "gap": trace.values[0] - (problem.optimum if problem.optimum > 0 else min(problem.optimum, *trace.values)),
@@ -204,7 +213,10 @@ def indefinite_draws(run: Run, size: int) -> dict[str, Any]:
 
 
 def summary(table: pd.DataFrame) -> pd.DataFrame:
-    """Return one row a (problem, ε): steps (median over the seeds that reached it) and K(ε)."""
+    """Return one row a (problem, ε): steps (median over the seeds that reached it) and K(ε).
+
+    `growth`: slope of log steps on log 1/ε of the problem, largest over seeds; the shares are over steps.
+    """
     found = table.groupby(["problem", "relative_epsilon"], sort=False).agg(
         n=("n", "first"),
         steps=("steps", "median"),
@@ -216,7 +228,17 @@ def summary(table: pd.DataFrame) -> pd.DataFrame:
         share_singular=("share_singular", "mean"),
         share_rising=("share_rising", "mean"),
     )
-    return found.reset_index()
+    growth = {name: max(_growth(run) for _, run in own.groupby("seed")) for name, own in table.groupby("problem")}
+    found = found.reset_index()
+    return found.assign(growth=found.problem.map(growth))
+
+
+def _growth(own: pd.DataFrame) -> float:
+    """Return the slope of log steps on log 1/ε of one run; nan with fewer than three ε reached."""
+    reached = own[own.steps.notna()]
+    if len(reached) < 3:
+        return math.nan
+    return float(np.polyfit(-np.log(reached.epsilon), np.log(reached.steps.astype(float)), 1)[0])
 
 
 if __name__ == "__main__":

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from torch import nn
@@ -9,9 +11,16 @@ from torch.autograd.functional import hessian
 from torch.func import functional_call
 
 from curvlab.data import load_breast_cancer_one_hot
-from curvlab.optim import UniformDirection
+from curvlab.optim import FisherNewton, UniformDirection, steps_bound
 from experiments.rank1.descent import descend
-from experiments.rank1.fisher_models import gap, parabola_task, perceptron_task
+from experiments.rank1.fisher_models import (
+    ACTIVATIONS,
+    PARABOLA_THIRD,
+    convex_parabola_task,
+    gap,
+    parabola_task,
+    perceptron_task,
+)
 from experiments.rank1.problems import (
     Problem,
     cosines,
@@ -20,12 +29,15 @@ from experiments.rank1.problems import (
     scaled,
     spectrum,
     square_root_curve,
+    trapping_curve,
 )
 
 
 def make(name: str, generator: torch.Generator) -> Problem:
     if name == "curve":
         return square_root_curve(0.4)
+    if name == "trapping":
+        return trapping_curve(3.1)
     if name == "cosines":
         return cosines(4, 1.0)
     if name == "quadratic":
@@ -42,7 +54,7 @@ def autograd_hessian(problem: Problem) -> torch.Tensor:
     return torch.stack([torch.autograd.grad(g, x, retain_graph=True, allow_unused=True)[0] for g in gradient])
 
 
-@pytest.mark.parametrize("name", ["curve", "cosines", "quadratic", "scaled", "logistic"])
+@pytest.mark.parametrize("name", ["curve", "trapping", "cosines", "quadratic", "scaled", "logistic"])
 def test_hessian_and_its_constants(name: str) -> None:
     generator = torch.Generator().manual_seed(0)
     problem = make(name, generator)
@@ -89,10 +101,12 @@ def test_spectra_have_norm_one() -> None:
 
 
 @pytest.mark.parametrize("kind", ["least squares", "softmax"])
-@pytest.mark.parametrize(("scale", "linear"), [(1.0, False), (4.0, False), (1.0, True)])
-def test_perceptron_constants_and_gap(kind: str, scale: float, linear: bool) -> None:
+@pytest.mark.parametrize(
+    ("scale", "activation"), [(1.0, "tanh"), (4.0, "tanh"), (1.0, "identity"), (3.0, "softplus")]
+)
+def test_perceptron_constants_and_gap(kind: str, scale: float, activation: str) -> None:
     generator = torch.Generator().manual_seed(1)
-    task = perceptron_task(kind, scale=scale, linear=linear, noise=0.3, generator=generator)
+    task = perceptron_task(kind, scale=scale, activation=activation, noise=0.3, generator=generator)
     weight = task.model.layer.weight
 
     def value(flat: torch.Tensor) -> torch.Tensor:
@@ -109,6 +123,8 @@ def test_perceptron_constants_and_gap(kind: str, scale: float, linear: bool) -> 
         assert found["gap"] == pytest.approx(float(expected), rel=1e-8, abs=1e-12)
         assert found["loss"] == pytest.approx(float(value(points[-1])))
         assert found["smoothness"] <= task.smoothness * (1 + 1e-10)
+        if activation == "softplus":  # the convex tasks
+            assert float(torch.linalg.eigvalsh(hessians[-1])[0]) > -1e-12
     for i in range(6):
         for j in range(i):
             change = torch.linalg.matrix_norm(hessians[i] - hessians[j], 2)
@@ -126,9 +142,66 @@ def test_parabolas_pay_the_smoothness_in_full() -> None:
 
 def test_noiseless_least_squares_can_be_solved() -> None:
     generator = torch.Generator().manual_seed(2)
-    task = perceptron_task("least squares", scale=1.0, linear=True, noise=0.0, generator=generator)
+    task = perceptron_task("least squares", scale=1.0, activation="identity", noise=0.0, generator=generator)
     solution = torch.linalg.lstsq(*task.data).solution
     assert float(nn.functional.mse_loss(task.data[0] @ solution, task.data[1])) < 1e-20
+
+
+@pytest.mark.parametrize("name", ["tanh", "softplus"])
+def test_bounds_on_the_activations_derivatives(name: str) -> None:
+    activation = ACTIVATIONS[name]
+    z = torch.linspace(-15, 15, 60_001, dtype=torch.float64, requires_grad=True)
+    derivatives = [activation.function(z)]
+    for _ in range(3):
+        derivatives.append(torch.autograd.grad(derivatives[-1].sum(), z, create_graph=True)[0])
+    value, _, second, third = (derivative.detach() for derivative in derivatives)
+    assert float(second.abs().max()) == pytest.approx(activation.second, rel=1e-4)
+    assert float(third.abs().max()) == pytest.approx(activation.third, rel=1e-4)
+    largest = float((value * third).abs().max())
+    assert 0.2 * activation.third_by_value < largest <= activation.third_by_value
+
+
+def test_the_lemmas_method_is_trapped() -> None:
+    problem = trapping_curve(3.1)
+    optimizer = UniformDirection(
+        problem.parameters,
+        problem.hessian,
+        sigma=0.0,
+        hessian_lipschitz=problem.hessian_lipschitz,
+        safeguard=False,
+    )
+    trace = descend(problem, optimizer, num_steps=200)
+    assert [abs(x) for x in trace.points[-4:]] == pytest.approx([3.0] * 4, abs=1e-6)
+    assert trace.gradient_norms[-1] == pytest.approx(2.0)
+    first = trace.gradient_norms[0]
+    bound = steps_bound(1.5, gap=trace.values[0], gradient_norm=first, hessian_lipschitz=1.0)
+    assert bound < 200
+    assert min(trace.gradient_norms) > 1.5
+
+
+def test_the_printed_softmax_rule_is_trapped_on_a_convex_function() -> None:
+    ends = {}
+    for constant in (1.0, 20.0):  # L as printed, and L
+        task = convex_parabola_task(curvature=20.0, start=0.06)
+        optimizer = FisherNewton(
+            task.problem.parameters,
+            task.fisher,
+            smoothness=constant,
+            hessian_lipschitz=task.problem.hessian_lipschitz,
+        )
+        trace = descend(task.problem, optimizer, num_steps=60)
+        ends[constant] = trace.gradient_norms[-1]
+        assert trace.values[0] == pytest.approx(math.log(1 + math.exp(20 * 0.06**2 / 2)))
+    assert ends[1.0] > 0.4
+    assert ends[20.0] < 1e-8
+
+
+def test_the_parabolas_constant() -> None:
+    y = torch.linspace(0, 8, 80_001, dtype=torch.float64, requires_grad=True)
+    derivative = nn.functional.softplus(y.square() / 2)
+    for _ in range(3):
+        derivative = torch.autograd.grad(derivative.sum(), y, create_graph=True)[0]
+    assert PARABOLA_THIRD * 0.999 < float(derivative.detach().abs().max()) <= PARABOLA_THIRD
 
 
 def test_descent_records_every_step_and_notices_divergence() -> None:

@@ -131,6 +131,49 @@ def test_large_models_are_solved_by_conjugate_gradients(generator) -> None:
     assert isinstance(optimizer.solver, ConjugateGradient)
 
 
+def test_a_convolutional_network_by_conjugate_gradients_agrees_with_a_dense_solve(generator) -> None:
+    network = nn.Sequential(
+        nn.Conv2d(1, 6, 3, padding=1),
+        nn.Tanh(),
+        nn.AvgPool2d(2),
+        nn.Flatten(),
+        nn.Linear(54, 9),
+        nn.Tanh(),
+        nn.Linear(9, 3),
+    ).double()
+    for parameter in network.parameters():
+        parameter.data.copy_(0.5 * torch.randn(parameter.shape, dtype=torch.float64, generator=generator))
+    inputs = torch.randn(8, 1, 6, 6, dtype=torch.float64, generator=generator)
+    targets, loss = torch.randint(3, (8,), generator=generator), nn.CrossEntropyLoss()
+    optimizer = FisherNewton(
+        network.parameters(),
+        FisherOperator(network, loss, (inputs, targets)),
+        smoothness=0.05,
+        hessian_lipschitz=1.0,
+    )
+    assert isinstance(optimizer.solver, ConjugateGradient)  # 585 parameters
+    names = [name for name, _ in network.named_parameters()]
+    start = [parameter.detach().clone() for parameter in network.parameters()]
+
+    def outputs(*parameters: Tensor) -> Tensor:
+        return functional_call(network, dict(zip(names, parameters, strict=True)), (inputs,))
+
+    blocks = jacrev(outputs, argnums=tuple(range(len(names))))(*start)
+    jacobian = torch.cat([block.reshape(24, -1) for block in blocks], 1)
+    inner = hessian(lambda h: loss(h, targets))(outputs(*start)).reshape(24, 24)
+    loss(network(inputs), targets).backward()
+    gradient = torch.cat([p.grad.reshape(-1) for p in network.parameters()])
+    value = loss(network(inputs), targets).detach()
+    alpha = math.sqrt(float(gradient.norm()) / 2) + 0.05 * 2 * float(value)
+    dense = jacobian.T @ inner @ jacobian + alpha * torch.eye(len(gradient), dtype=torch.float64)
+    optimizer.step(lambda: value)
+    moved = torch.cat([(p.detach() - old).reshape(-1) for p, old in zip(network.parameters(), start, strict=True)])
+    expected = -torch.linalg.solve(dense, gradient)
+    assert float((moved - expected).norm() / expected.norm()) < 1e-5
+    assert optimizer.last_step.converged
+    assert optimizer.last_step.num_matvecs < 50
+
+
 def test_linear_least_squares_take_one_step(generator) -> None:
     inputs = torch.randn(30, 4, dtype=torch.float64, generator=generator)
     targets = torch.randn(30, 1, dtype=torch.float64, generator=generator)

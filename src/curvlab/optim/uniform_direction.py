@@ -56,8 +56,8 @@ class UniformDirection(torch.optim.Optimizer):
     and -H every `refresh_period` steps, M as 2 ‖∇f(x+h) - ∇f(x) - H(x) h‖ / ‖h‖² along the path (0 before the
     first step); both are running maxima, M from below.
 
-    The lemma needs more than it says: D + α_k I must be positive definite, but D has a negative eigenvalue for
-    every u that is no eigenvector of H. For PSD H it is at least -λn/8, which σ outweighs; with a smaller σ, an
+    The lemma needs more than it says: its proof asks for D >= 0, but D has a negative eigenvalue for every u that
+    is no eigenvector of H. For PSD H it is at least -λn/8, which σ outweighs (`steps_bound`); with a smaller σ, an
     indefinite H or without symmetrisation, steps may go uphill or be arbitrarily long. `safeguard` raises the
     shift, where needed, until the symmetric part of D + shift I is at least half the intended shift: then steps
     go downhill and are at most 2 ‖∇f‖ / shift long. It never acts where the lemma applies.

@@ -1,0 +1,65 @@
+"""A step by a uniform direction costs O(n): what the operations of one step touch, counted."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from curvlab.linalg import LinearOperator
+from curvlab.optim import UniformDirection
+
+
+class Counter(TorchDispatchMode):
+    """Entries of all tensors that operations read and write, and the largest tensor among them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.entries = self.largest = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        sizes = [leaf.numel() for leaf in tree_leaves((args, kwargs, result)) if isinstance(leaf, Tensor)]
+        self.entries += sum(sizes)
+        self.largest = max([self.largest, *sizes])
+        return result
+
+
+class Diagonal(LinearOperator):
+    def matmat(self, vectors: Tensor) -> Tensor:
+        return torch.linspace(1, 2, len(vectors), dtype=vectors.dtype)[:, None] * vectors
+
+
+def counted_step(size: int, **settings: Any) -> Counter:
+    x = nn.Parameter(torch.ones(size, dtype=torch.float64))
+    optimizer = UniformDirection([x], Diagonal(size, dtype=torch.float64, device="cpu"), **settings)
+    x.grad = torch.ones_like(x)
+    with Counter() as counter:
+        optimizer.step()
+    return counter
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"sigma": 1.0, "hessian_lipschitz": 1.0},
+        {"sigma": 1.0, "hessian_lipschitz": 1.0, "symmetrize": False, "safeguard": False},
+        {"sigma": 1.0, "num_directions": 8},  # M estimated
+    ],
+)
+def test_twice_the_parameters_cost_twice_as_much(settings: dict[str, Any]) -> None:
+    once, twice = counted_step(20_000, **settings), counted_step(40_000, **settings)
+    assert twice.entries / once.entries == pytest.approx(2, rel=0.02)
+    assert once.entries > 20_000 * 5  # the count sees the step at all
+    assert once.largest <= 20_000 * 2 * settings.get("num_directions", 1)
+
+
+def test_the_counter_sees_a_dense_matrix() -> None:
+    x = torch.ones(300)
+    with Counter() as counter:
+        torch.outer(x, x).sum()
+    assert counter.largest == 300**2

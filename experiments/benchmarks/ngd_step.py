@@ -1,0 +1,131 @@
+"""Time of one optimizer step: NGD against Adam and SGD, its Fisher updates included.
+
+make bench-ngd-step PRESET=smoke|embedded|laptop|paper
+
+Only `optimizer.step()` is timed, on random gradients. NGD updates its estimates in one of every `update_period`
+calls after the first ten, so what is timed is a whole period after those, divided by its steps: one update and
+update_period - 1 calls without. The optimizers take turns, period by period, so that a busy machine slows all of
+them; the ratio is that of neighbouring periods.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from hydra.utils import instantiate
+from omegaconf import DictConfig, OmegaConf
+from torch import nn
+
+from curvlab import runs
+from curvlab.optim import NGD
+from curvlab.reporting import t_interval
+from experiments.benchmarks.ngd_step_plot import draw
+
+_WARM_UP = 12  # calls: the ten first updates, and on to a multiple of 4
+
+
+@runs.main("benchmarks/ngd_step")
+def main(cfg: DictConfig) -> None:
+    """Time, tabulate, draw."""
+    title = "Time of a step: NGD against Adam and SGD"
+    with runs.start(cfg, paper="benchmarks", item="ngd_step", title=title) as run:
+        table = pd.concat([_model_table(run, str(name), cfg) for name in cfg.models], ignore_index=True)
+        summary = summary_table(table)
+        run.save_table(table)
+        run.save_table(summary, "summary.csv")
+        run.save_figure(draw(summary))
+        run.note(scale={"repeats": cfg.num_repeats, "threads": cfg.num_threads, "precision": "float32"})
+
+
+def _model_table(run: runs.Run, name: str, cfg: DictConfig) -> pd.DataFrame:
+    """Return one row a repeat and optimizer."""
+    key = {
+        "model": OmegaConf.to_container(cfg.models[name], resolve=True),
+        "ngd": OmegaConf.to_container(cfg.ngd, resolve=True),
+        "num_threads": cfg.num_threads,
+        "num_periods": cfg.num_periods,
+        "device": run.device.type,
+        "version": 1,
+    }
+    rows: list[dict[str, Any]] = []
+    for repeat in run.progress(range(cfg.num_repeats), name):
+        times = run.unit("ngd_step", key | {"repeat": repeat}, partial(_timed, run, cfg, name, repeat))
+        shared = {"model": name, "parameters": times["num_parameters"], "repeat": repeat}
+        for optimizer in ("sgd", "adam", "adam-fused", "ngd"):
+            periods = np.asarray(times[optimizer])  # (periods, steps), seconds
+            ratio = float(np.median(periods.mean(1) / np.asarray(times["adam"]).mean(1)))
+            row = {
+                "optimizer": optimizer,
+                "milliseconds": 1e3 * float(np.median(periods.mean(1))),
+                "to_adam": ratio,
+            }
+            update = {"first_of_period": 1e3 * float(np.median(periods[:, 0]))} | {
+                "others": 1e3 * float(np.median(periods[:, 1:])) if periods.shape[1] > 1 else np.nan
+            }
+            rows.append(shared | row | update)
+    return pd.DataFrame(rows)
+
+
+def _timed(run: runs.Run, cfg: DictConfig, name: str, repeat: int) -> dict[str, Any]:
+    """Return seconds of each step, (periods, update_period), by optimizer."""
+    period = int(cfg.ngd.update_period)
+    makers: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
+        "sgd": partial(torch.optim.SGD, lr=1e-3),
+        "adam": partial(torch.optim.Adam, lr=1e-3),
+        "adam-fused": partial(torch.optim.Adam, lr=1e-3, fused=True),
+        "ngd": partial(NGD, lr=1e-3, **dict(cfg.ngd)),
+    }
+    threads = torch.get_num_threads()
+    torch.set_num_threads(cfg.num_threads)
+    try:
+        model: nn.Module = instantiate(cfg.models[name]).to(run.device)
+        generator = run.generator("gradients", name, repeat)
+        for parameter in model.parameters():
+            parameter.grad = 1e-2 * torch.randn(parameter.shape, generator=generator).to(run.device)
+        optimizers = {label: make(model.parameters()) for label, make in makers.items()}
+        for label, optimizer in optimizers.items():
+            for _ in range(-(-_WARM_UP // period) * period if label == "ngd" else 2):
+                optimizer.step()
+        times: dict[str, list[list[float]]] = {label: [] for label in makers}
+        for _ in range(cfg.num_periods):
+            for label, optimizer in optimizers.items():
+                times[label].append([_seconds(optimizer, run.device) for _ in range(period)])
+    finally:
+        torch.set_num_threads(threads)
+    return {**times, "num_parameters": sum(parameter.numel() for parameter in model.parameters())}
+
+
+def _seconds(optimizer: torch.optim.Optimizer, device: torch.device) -> float:
+    _wait(device)
+    start = time.perf_counter()
+    optimizer.step()
+    _wait(device)
+    return time.perf_counter() - start
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def summary_table(table: pd.DataFrame) -> pd.DataFrame:
+    """Return means over repeats with 95 % t intervals."""
+    rows = []
+    for (model, optimizer), own in table.groupby(["model", "optimizer"], sort=False):
+        row: dict[str, Any] = {"model": model, "parameters": own.parameters.iloc[0], "optimizer": optimizer}
+        for column in ("milliseconds", "to_adam"):
+            interval = t_interval(own[column].to_numpy(), unit="repeats")
+            row |= {column: own[column].mean(), f"{column}_low": interval.low, f"{column}_high": interval.high}
+        row |= {"first_of_period": own.first_of_period.mean(), "others": own.others.mean()}
+        rows.append(row)
+    return pd.DataFrame(rows)
+
+
+if __name__ == "__main__":
+    main()

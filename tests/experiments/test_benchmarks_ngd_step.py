@@ -1,0 +1,25 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pandas as pd
+
+from experiments.benchmarks.ngd_step import main
+
+
+def test_times_every_optimizer_in_every_repeat(run_target: Callable[..., Path]) -> None:
+    folder = run_target(main, "benchmarks/ngd_step") / "benchmarks" / "ngd_step" / "smoke"
+    for name in ("figure.png", "run.json"):
+        assert (folder / name).is_file()
+    table = pd.read_csv(folder / "table.csv")
+    assert table.groupby("optimizer").repeat.nunique().to_dict() == {
+        "sgd": 2,
+        "adam": 2,
+        "adam-fused": 2,
+        "ngd": 2,
+    }
+    assert set(table.parameters) == {65 * 64 + 65 * 64 + 65 * 10}
+    assert (table.milliseconds > 0).all()
+    summary = pd.read_csv(folder / "summary.csv")
+    assert summary[summary.optimizer == "adam"].to_adam.tolist() == [1.0]

@@ -161,6 +161,7 @@ def _errors(run: Run, cfg: DictConfig, problem: Problem, key: Row, part: DictCon
     damping, step_size = _recipe(problem, cfg.damping_ratio)
     last = math.ceil(cfg.num_time_constants / (step_size * damping))
     shown = sorted({int(step) for step in np.geomspace(1, last, cfg.num_shown_steps).round()})
+    constants = _constants(problem)
     rows: list[Row] = []
     for batch_size in run.progress(list(cfg.batch_sizes), f"LiSSA on {problem.name}"):
 
@@ -195,7 +196,7 @@ def _errors(run: Run, cfg: DictConfig, problem: Problem, key: Row, part: DictCon
                     "theorem": own.theorem(step) / scale,
                     "corrected": own.corrected(step) / scale,
                     "printed": own.printed(step) / scale,
-                    "printed_generous": own.printed(step, **_constants(problem)) / scale,
+                    "printed_generous": own.printed(step, **constants) / scale,
                     "mean": float(projection.mean()),
                     "mean_stderr": float(projection.std()) / root,
                     "mean_bound": own.contraction**step,

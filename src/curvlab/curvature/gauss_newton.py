@@ -19,6 +19,8 @@ from curvlab.curvature.jacobian_products import (
     forward_products,
     maps_columns,
 )
+from curvlab.curvature.losses import CrossEntropy
+from curvlab.curvature.token_chunks import finite_difference_product_by_tokens, forward_product_by_tokens
 
 
 class GaussNewtonOperator(DataOperator):
@@ -41,7 +43,8 @@ class GaussNewtonOperator(DataOperator):
         columns: see DataOperator; finite differences always loop.
 
     Cost of one product, in forwards F of the data: 4F in forward mode, 5F by finite differences. K products
-    together: 2F + 3F each with vmap. Memory: activations of one batch, twice in forward mode.
+    together: 2F + 3F each with vmap. Memory: activations of one batch, twice in forward mode. The logits of causal
+    language models are never held as a whole (see token_chunks): batch_size sequences cost their activations.
     """
 
     def __init__(
@@ -73,6 +76,10 @@ class GaussNewtonOperator(DataOperator):
         return self.loss.hessian_product(outputs, targets, tangents)
 
     def _batch_products(self, inputs: Inputs, targets: Tensor, vectors: Tensor) -> Tensor:
+        if self._by_tokens(inputs, targets):
+            with forward_mode(f"pass jvp='finite_difference' to {type(self).__name__}"):
+                products = [self._product_by_tokens(inputs, targets, v) for v in vectors.unbind(1)]
+            return torch.stack(products, dim=1)
         output_product = partial(self._output_product, targets)
         if self.jvp == "finite_difference":
             products = [
@@ -85,3 +92,16 @@ class GaussNewtonOperator(DataOperator):
                 return forward_products(self.function, inputs, vectors, output_product)
             products = [forward_product(self.function, inputs, v, output_product) for v in vectors.unbind(1)]
             return torch.stack(products, dim=1)
+
+    def _by_tokens(self, inputs: Inputs, targets: Tensor) -> bool:
+        """Whether every token is a prediction of its own, made by a last linear layer."""
+        if self.columns == "vmap" or not isinstance(self.loss, CrossEntropy) or targets.ndim != 2:
+            return False
+        return self.function.has_linear_head(inputs)
+
+    def _product_by_tokens(self, inputs: Inputs, targets: Tensor, vector: Tensor) -> Tensor:
+        if self.jvp == "forward":
+            return forward_product_by_tokens(self.function, inputs, targets, vector, self._output_product)
+        return finite_difference_product_by_tokens(
+            self.function, inputs, targets, vector, self._output_product, step=self.fd_step
+        )

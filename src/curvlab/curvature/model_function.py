@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -11,12 +12,35 @@ from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.modules.conv import _ConvNd
 
-from curvlab.curvature.batch import Inputs, without_graph
+from curvlab.curvature.batch import Inputs, take, without_graph
 from curvlab.curvature.function_check import check_mode, deterministic, without_padding
 
 
 class NonFiniteOutputError(ValueError):
     """The model's outputs contain NaN or infinity."""
+
+
+@dataclass(frozen=True)
+class HeadInput:
+    """What the last layer of a causal language model computes from: logits = hidden weightᵀ + bias.
+
+    Attributes:
+        hidden: (N, T, D).
+        weight: (V, D); often the table of embeddings itself.
+        bias: (V,), or None.
+    """
+
+    hidden: Tensor
+    weight: Tensor
+    bias: Tensor | None
+
+
+class _HeadReachedError(Exception):
+    """Ends a forward at the last layer; no error."""
+
+    def __init__(self, head_input: HeadInput) -> None:
+        super().__init__("the last layer was reached")
+        self.head_input = head_input
 
 
 class ModelFunction:
@@ -47,6 +71,7 @@ class ModelFunction:
         self.has_convolution = any(isinstance(module, _ConvNd) for module in model.modules())
         self.num_parameters = sum(shape.numel() for shape in self._shapes)
         self._keywords = {"use_cache": False} if _has_cache(model) else {}
+        self._has_head: bool | None = None
 
     @property
     def live_parameters(self) -> tuple[nn.Parameter, ...]:
@@ -75,6 +100,45 @@ class ModelFunction:
 
     def __call__(self, parameters: Sequence[Tensor], inputs: Inputs) -> Tensor:
         """Return h(x; parameters): logits (N, C), (N, T, V) or predictions. Cost: one forward."""
+        return _logits(self._run(parameters, inputs))
+
+    def has_linear_head(self, inputs: Inputs) -> bool:
+        """Return whether the logits are those of a last linear layer, untouched: asked on two tokens, once.
+
+        So it is for OPT, GPT-2, Llama and Mistral; not where logits are capped or scaled (Gemma 2, Cohere), nor
+        for models that do not say which layer is the last one (`get_output_embeddings`, Hugging Face's).
+        """
+        if self._has_head is None:
+            values = list(inputs.values()) if isinstance(inputs, Mapping) else [inputs]
+            self._has_head = _head(self.model) is not None and all(v.ndim == 2 for v in values)
+            if self._has_head:
+                with torch.no_grad():
+                    two_tokens = take(inputs, (slice(0, 1), slice(0, 2)))
+                    head = self.head_input(self.parameters, two_tokens)
+                    logits = nn.functional.linear(head.hidden, head.weight, head.bias)
+                    self._has_head = torch.equal(logits, self(self.parameters, two_tokens))
+        return self._has_head
+
+    def head_input(self, parameters: Sequence[Tensor], inputs: Inputs) -> HeadInput:
+        """Return what the last layer reads, without computing any logits; where `has_linear_head`."""
+        layer = _head(self.model)
+        if layer is None:
+            raise TypeError(f"{type(self.model).__name__} has no last linear layer: ask has_linear_head first")
+
+        def stop(module: nn.Module, arguments: tuple[Tensor, ...]) -> None:
+            # Read while the given parameters are in their places, also in those that are tied together.
+            raise _HeadReachedError(HeadInput(arguments[0], layer.weight, layer.bias))
+
+        hook = layer.register_forward_pre_hook(stop)
+        try:
+            reached = self._run(parameters, inputs)
+        finally:
+            hook.remove()
+        if not isinstance(reached, HeadInput):
+            raise ValueError(f"the model's last layer ({type(layer).__name__}) is not used by its forward")
+        return reached
+
+    def _run(self, parameters: Sequence[Tensor], inputs: Inputs) -> object:
         self.check_mode()
         replaced = dict(zip(self.names, parameters, strict=True))
         arguments: tuple[Tensor, ...] = ()
@@ -90,8 +154,10 @@ class ModelFunction:
             without_padding(self.model),
             deterministic(self.model, self.device) as buffers,
         ):
-            outputs = functional_call(self.model, replaced | buffers, arguments, dict(keywords))
-        return _logits(outputs)
+            try:
+                return functional_call(self.model, replaced | buffers, arguments, dict(keywords))
+            except _HeadReachedError as end:
+                return end.head_input
 
     def check_mode(self) -> None:
         """Raise a ValueError if outputs would depend on the other examples of a batch, or on chance."""
@@ -126,6 +192,13 @@ def _logits(outputs: object) -> Tensor:
             "in a module whose forward returns the outputs that the loss takes."
         )
     return logits
+
+
+def _head(model: nn.Module) -> nn.Linear | None:
+    get_head = getattr(model, "get_output_embeddings", None)
+    head = get_head() if callable(get_head) else None
+    # Exactly nn.Linear: quantised and sharded ones have other products.
+    return head if type(head) is nn.Linear else None
 
 
 def _has_cache(model: nn.Module) -> bool:

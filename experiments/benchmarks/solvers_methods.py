@@ -1,0 +1,126 @@
+"""The solvers that are compared, each with its set-up."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from curvlab.curvature import GaussNewtonOperator
+from curvlab.linalg import LinearOperator, identity
+from curvlab.solvers import (
+    BlockConjugateGradient,
+    Chebyshev,
+    ConjugateGradient,
+    DivergenceError,
+    Ekfac,
+    Lissa,
+    Nystrom,
+    lissa_hyperparameters,
+)
+from curvlab.spectrum import hutchinson_trace, top_eigenvalues
+from experiments.benchmarks.solvers_counting import CountedOperator, Counter, Recorder
+
+LABELS = {
+    "lissa_recipe": "LiSSA, C = 2",
+    "lissa_auto": "Lissa.auto",
+    "chebyshev": "Chebyshev",
+    "cg": "CG",
+    "ekfac_cg": "CG, EK-FAC",
+    "nystrom_cg": "CG, Nyström",
+    "block_cg": "block CG (default)",
+    "nystrom_block_cg": "block CG, Nyström",
+}
+# Systems are solved independently of one another, so the work a system does not depend on how many there are.
+INDEPENDENT = ("lissa_recipe", "lissa_auto", "chebyshev", "cg")
+
+
+@dataclass(frozen=True)
+class Problem:
+    """(G + damping I) X = B with what the answers are compared to.
+
+    Attributes:
+        operator: G.
+        damping: added to it.
+        right_hand_sides: B, (P, K).
+        recorder: of one method's run.
+        rtol: residual that ends it.
+        nystrom_rank: of the preconditioner.
+    """
+
+    operator: GaussNewtonOperator
+    damping: float
+    right_hand_sides: Tensor
+    recorder: Recorder
+    rtol: float
+    nystrom_rank: int
+
+    @property
+    def counted(self) -> LinearOperator:
+        """G + damping I, whose products are counted."""
+        return CountedOperator(self.operator, self.counter) + self.damping * identity
+
+    @property
+    def counter(self) -> Counter:
+        """Of the products."""
+        return self.recorder.counter
+
+
+def solve(problem: Problem, method: str, generator: torch.Generator) -> dict[str, object]:
+    """Run a method from its set-up to its residual; return its outcome in words and its largest residual."""
+    problem.recorder.start()
+    if method.startswith("lissa"):
+        return _lissa(problem, method, generator)
+    solver = _solver(problem, method, generator)
+    solution = solver.solve(problem.counted, problem.right_hand_sides, generator=generator)
+    problem.recorder.record(solution.x)
+    outcome = "converged" if solution.converged else "not converged"
+    return {"outcome": outcome, "residual": float(solution.residual.max())}
+
+
+def _solver(problem: Problem, method: str, generator: torch.Generator) -> ConjugateGradient | Chebyshev:
+    recorder, rtol, rank = problem.recorder, problem.rtol, problem.nystrom_rank
+    build: dict[str, Callable[[], ConjugateGradient | Chebyshev | BlockConjugateGradient]] = {
+        "cg": lambda: ConjugateGradient(rtol, monitor=recorder),
+        "block_cg": lambda: BlockConjugateGradient(rtol, monitor=recorder),
+        "chebyshev": lambda: Chebyshev(rtol, monitor=recorder),
+        "nystrom_cg": lambda: ConjugateGradient(rtol, preconditioner=Nystrom(rank), monitor=recorder),
+        "nystrom_block_cg": lambda: BlockConjugateGradient(rtol, preconditioner=Nystrom(rank), monitor=recorder),
+        "ekfac_cg": lambda: ConjugateGradient(rtol, preconditioner=_ekfac(problem, generator), monitor=recorder),
+    }
+    return build[method]()  # type: ignore[return-value]  # one interface
+
+
+def _ekfac(problem: Problem, generator: torch.Generator) -> LinearOperator:
+    # It reads the model's layers, so it gets the operator itself; what it costs is added by hand.
+    inverse, cost = Ekfac().build(problem.operator + problem.damping * identity, generator=generator)
+    problem.counter.work += cost
+    return inverse
+
+
+def _lissa(problem: Problem, method: str, generator: torch.Generator) -> dict[str, object]:
+    counted = CountedOperator(problem.operator, problem.counter)
+
+    def watch(step: int, u: Tensor) -> None:
+        problem.recorder(step, lambda: u)
+
+    if method == "lissa_auto":
+        solver = Lissa.auto(counted, problem.damping, generator=generator)
+        solver = dataclasses.replace(solver, callback=watch)
+    else:
+        trace = hutchinson_trace(counted, rtol=0.05, generator=generator).value
+        largest = float(top_eigenvalues(counted, 1, rtol=0.01, generator=generator).values[0])
+        settings = lissa_hyperparameters(
+            trace=max(trace, largest), largest_eigenvalue=largest, damping=problem.damping
+        )
+        solver = Lissa(**dataclasses.asdict(settings), callback=watch)
+    try:
+        solution = solver.solve(problem.counted, problem.right_hand_sides, generator=generator)
+    except DivergenceError as error:
+        return {"outcome": f"diverges at step {error.step}", "residual": float("inf")}
+    problem.recorder.record(solution.x)
+    # Its tolerance for the residual says little about scores, so that is not its outcome here.
+    return {"outcome": f"all {solver.num_steps} steps", "residual": float(solution.residual.max())}

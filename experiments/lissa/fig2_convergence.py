@@ -1,0 +1,145 @@
+"""Fig. 2, compute: test influences at steps 1 to 1000 of LiSSA with three batch sizes."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from omegaconf import DictConfig
+from torch import Tensor
+
+from curvlab.runs import Run
+from curvlab.solvers import Lissa, lissa_hyperparameters
+from curvlab.spectrum import hutchinson_trace, top_eigenvalues
+from experiments.lissa.fig2_recipe import VERSION, Systems, compare_recipes
+from experiments.task import Task
+
+FIRST_STEPS = (1, 2, 5, 10, 20)
+
+
+@dataclass(frozen=True)
+class Convergence:
+    """Scores of one batch size, averaged over its runs.
+
+    Attributes:
+        batch_size: examples a step.
+        num_runs: independent runs whose scores are averaged.
+        steps: (S,).
+        scores: (S, M, K), of the averaged iterates.
+        single: (S, M, K), of the first run alone.
+    """
+
+    batch_size: int
+    num_runs: int
+    steps: list[int]
+    scores: Tensor
+    single: Tensor
+
+
+@dataclass(frozen=True)
+class TaskResult:
+    """All that Fig. 2 shows of one task.
+
+    Attributes:
+        task: model and data.
+        spectrum: trace and largest eigenvalue.
+        damping: added to G.
+        step_size: of all runs.
+        exact: (M, K), scores of the exact solutions.
+        sizes: one a batch size, the largest first; empty for the panel on recipes alone.
+        recipes: LiSSA with C = 2 and with C measured; None for the panels of the paper.
+    """
+
+    task: Task
+    spectrum: dict[str, float]
+    damping: float
+    step_size: float
+    exact: Tensor
+    sizes: list[Convergence]
+    recipes: dict[str, Any] | None
+
+
+def compute_task(run: Run, task: Task, cfg: DictConfig) -> TaskResult:
+    """Measure the spectrum, solve exactly, and run LiSSA, unit by unit."""
+    generator = run.generator("fig2", task.splits.name)
+    num_test = len(task.splits.test)  # type: ignore[arg-type]  # map-style
+    test = torch.randperm(num_test, generator=generator)[: cfg.num_test].sort().values
+    points = torch.randperm(task.num_train, generator=generator)[: cfg.num_points].sort().values
+    start = Systems(run, task, 0.0, points, test)
+    key = task.key | {"task": task.name, "trace_probes": cfg.trace_probes, "version": VERSION}
+    spectrum = run.unit("lissa/fig2_spectrum", key, partial(_spectrum, start, cfg.trace_probes))
+    damping = cfg.damping if cfg.damping is not None else cfg.damping_ratio * spectrum["largest_eigenvalue"]
+    systems = dataclasses.replace(start, damping=damping)
+    exact = systems.readout @ systems.reference(cfg.reference_rtol)["solutions"]
+    step_size = 1 / (spectrum["largest_eigenvalue"] + damping)
+    sizes: list[Convergence] = []
+    recipes = compare_recipes(systems, reference_rtol=cfg.reference_rtol) if cfg.compare_recipes else None
+    if not cfg.compare_recipes:
+        recommended = cfg.batch_size or _recommended(spectrum, damping)
+        for factor in cfg.batch_factors:
+            batch_size = max(1, round(factor * recommended))
+            num_runs = max(1, round(1 / factor))
+            sizes.append(_convergence(systems, batch_size, num_runs, step_size, cfg.num_steps))
+    return TaskResult(task, spectrum, damping, step_size, exact, sizes, recipes)
+
+
+def recorded_steps(num_steps: int) -> list[int]:
+    """Return 1, 2, 5, 10, 20, and from there 25 equal steps."""
+    stride = max(1, num_steps // 25)
+    return [step for step in FIRST_STEPS if step < stride] + list(range(stride, num_steps + 1, stride))
+
+
+def _spectrum(systems: Systems, num_probes: int) -> dict[str, float]:
+    generator = systems.run.generator("fig2 spectrum", systems.task.name)
+    trace = hutchinson_trace(systems.operator, num_matvecs=num_probes, generator=generator)
+    largest = top_eigenvalues(systems.operator, 1, rtol=0.01, generator=generator)
+    systems.run.add_matvecs(trace.num_matvecs + largest.num_matvecs)
+    value = float(largest.values[0])
+    return {"trace": max(trace.value, value), "trace_stderr": trace.stderr, "largest_eigenvalue": value}
+
+
+def _recommended(spectrum: dict[str, float], damping: float) -> int:
+    """Return the batch size of Corollary 1 with C = 2."""
+    return lissa_hyperparameters(
+        trace=spectrum["trace"], largest_eigenvalue=spectrum["largest_eigenvalue"], damping=damping
+    ).batch_size
+
+
+def _convergence(
+    systems: Systems, batch_size: int, num_runs: int, step_size: float, num_steps: int
+) -> Convergence:
+    key = systems.key | {"batch_size": batch_size, "step_size": step_size, "num_steps": num_steps}
+    runs = [
+        systems.run.unit(
+            "lissa/fig2_scores",
+            key | {"repetition": repetition},
+            partial(_scores, systems, batch_size, step_size, num_steps, repetition),
+        )["scores"].double()
+        for repetition in range(num_runs)
+    ]
+    return Convergence(batch_size, num_runs, recorded_steps(num_steps), torch.stack(runs).mean(0), runs[0])
+
+
+def _scores(
+    systems: Systems, batch_size: int, step_size: float, num_steps: int, repetition: int
+) -> dict[str, Any]:
+    """Return scores up to sign at the recorded steps, (S, M, K); they may overflow, as the paper's Eq. 6 may."""
+    wanted = set(recorded_steps(num_steps))
+    bar = systems.run.progress(num_steps, f"LiSSA {systems.task.name}, |B| = {batch_size}, run {repetition}")
+    scores: list[Tensor] = []
+
+    def watch(step: int, u: Tensor) -> None:
+        bar.update()
+        if step in wanted:
+            scores.append((systems.readout @ u).float())
+
+    solver = Lissa(
+        step_size, batch_size, num_steps, check_residual=False, raise_on_divergence=False, callback=watch
+    )
+    generator = systems.run.generator("fig2 lissa", systems.task.name, batch_size, repetition)
+    solution = solver.solve(systems.damped, systems.gradients, generator=generator)
+    systems.run.add_matvecs(solution.num_matvecs)
+    return {"scores": torch.stack(scores)}

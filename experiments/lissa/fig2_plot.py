@@ -1,0 +1,135 @@
+"""Fig. 2, plot: drawn from the saved tables alone.
+
+python -m experiments.lissa.fig2_plot results/lissa/fig2/embedded
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.collections import QuadMesh
+from matplotlib.figure import Figure
+
+from curvlab.reporting import plots
+
+RECIPES = {"paper": "C = 2", "auto": "C measured (Lissa.auto)"}
+
+
+def draw(table: pd.DataFrame, between: pd.DataFrame, recipes: pd.DataFrame) -> dict[str, Figure]:
+    """Return the figures by file name: the paper's heat maps with curves, and the panel on recipes."""
+    figures = {"figure.png": _heat_maps(table, between)}
+    if not recipes.empty:
+        figures["figure_recipes.png"] = _recipes(recipes)
+    return figures
+
+
+def _heat_maps(table: pd.DataFrame, between: pd.DataFrame) -> Figure:
+    """Draw a row a task: correlation between steps for each batch size, and with the exact solution."""
+    tasks = table.task.unique().tolist()
+    num_sizes = max(table[table.task == task].batch_size.nunique() for task in tasks)
+    figure, axes = plots.figure(len(tasks), num_sizes + 1, panel_size=(2.9, 2.7))
+    for row, task in zip(axes, tasks, strict=True):
+        own, maps = table[table.task == task], between[between.task == task]
+        for ax, size in zip(row, maps.batch_size.unique(), strict=False):
+            matrix = maps[maps.batch_size == size]
+            image = _heat_map(ax, matrix)
+            ax.set_title(f"{task}\n{_size_label(int(size), int(matrix.num_runs.iloc[0]))}", fontsize=9)
+        figure.colorbar(image, ax=list(row[:num_sizes]), label="correlation", shrink=0.8, pad=0.01)
+        _curves(row[-1], own)
+    axes[0, -1].legend(fontsize=7, loc="lower right")
+    return figure
+
+
+def _heat_map(ax: Axes, matrix: pd.DataFrame) -> QuadMesh:
+    steps = sorted(set(matrix.step) | set(matrix.other_step))
+    places = {step: index for index, step in enumerate(steps)}
+    values = np.full((len(steps), len(steps)), np.nan)
+    for i, j, pearson in zip(matrix.step, matrix.other_step, matrix.pearson, strict=True):
+        values[places[i], places[j]] = values[places[j], places[i]] = pearson
+    edges = np.array([0, *steps], dtype=float)
+    mesh = ax.pcolormesh(edges, edges, values, vmin=0, vmax=1, cmap="viridis")
+    ax.set_aspect("equal")
+    ax.grid(visible=False)
+    ax.set_xlabel("step")
+    ax.set_ylabel("step")
+    return mesh
+
+
+def _curves(ax: Axes, own: pd.DataFrame) -> None:
+    for index, (size, curve) in enumerate(own.groupby("batch_size", sort=False)):
+        by_step = curve.groupby("step")
+        color = plots.PALETTE[index]
+        mean = by_step.pearson.mean()
+        error = by_step.pearson.std().fillna(0) / np.sqrt(curve.point.nunique())
+        label = _size_label(int(str(size)), int(curve.num_runs.iloc[0]))
+        ax.plot(mean.index, mean, color=color, label=label)
+        ax.fill_between(mean.index, mean - error, mean + error, color=color, alpha=0.2, linewidth=0)
+        if curve.num_runs.iloc[0] > 1:
+            single = by_step.pearson_one_run.mean()
+            ax.plot(single.index, single, color=color, linestyle=":", label=f"|B| = {size}, one run")
+    ax.set_xscale("log")
+    ax.set_ylim(-0.1, 1.05)
+    ax.set_xlabel("step")
+    ax.set_ylabel("correlation with exact")
+    ax.set_title("mean over training points ± s.e.", fontsize=9)
+
+
+def _size_label(size: int, num_runs: int) -> str:
+    return f"|B| = {size}" + (f", mean of {num_runs} runs" if num_runs > 1 else "")
+
+
+def _recipes(recipes: pd.DataFrame) -> Figure:
+    """Draw a row a task: error and correlation of both recipes against steps, one line a training point."""
+    tasks = recipes.task.unique().tolist()
+    figure, axes = plots.figure(len(tasks), 2, panel_size=(4.2, 3.6))
+    for row, task in zip(axes, tasks, strict=True):
+        for index, (recipe, label) in enumerate(RECIPES.items()):
+            own = recipes[(recipes.task == task) & (recipes.recipe == recipe)]
+            _recipe(row, own, f"{label}, |B| = {int(own.batch_size.iloc[0])}", plots.PALETTE[1 - index])
+        row[0].axhline(1, color="#555555", linewidth=1, linestyle="--", label="error of zero")
+        row[0].set_yscale("log")
+        row[0].set_ylabel("relative error")
+        row[1].set_ylim(-0.3, 1.05)
+        row[1].set_ylabel("correlation of scores")
+        for ax in row:
+            ax.set_xscale("log")
+            ax.set_xlabel("step")
+            ax.set_title(task)
+    handles, labels = axes[0, 0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=2, frameon=False, fontsize=8)
+    return figure
+
+
+def _recipe(row: np.ndarray, own: pd.DataFrame, label: str, color: str) -> None:
+    finite = own[np.isfinite(own.error)]
+    answers = finite[finite.step == -1]
+    last = finite.step.max()
+    for number, (_, curve) in enumerate(finite[finite.step > 0].groupby("point")):
+        name = f"{label}: iterates" if number == 0 else None
+        row[0].plot(curve.step, curve.error, color=color, linewidth=0.9, label=name)
+        row[1].plot(curve.step, curve.pearson, color=color, linewidth=0.9)
+    if int(own.diverged_at.iloc[0]) == 0:
+        places = np.full(len(answers), 1.15 * last)
+        row[0].scatter(places, answers.error, color=color, s=18, label=f"{label}: answer")
+        row[1].scatter(places, answers.pearson, color=color, s=18)
+        promised = float(answers.promised.median())
+        row[0].axhline(promised, color=color, linestyle=":", label=f"{label}: stationary error promised")
+
+
+def main() -> None:
+    """Redraw the figures of a result folder."""
+    parser = argparse.ArgumentParser(description="Redraw Fig. 2 from the tables of a result folder.")
+    parser.add_argument("folder", type=Path, help="for example results/lissa/fig2/embedded")
+    folder = parser.parse_args().folder
+    tables = [pd.read_csv(folder / f"{name}.csv") for name in ("table", "between_steps", "recipes")]
+    for name, figure in draw(*tables).items():
+        figure.savefig(folder / name, dpi=110, metadata={"Software": None})
+        print(folder / name)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,204 @@
+"""LiSSA with the paper's C = 2 and with C measured, against the exact solution of the same systems."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from curvlab.curvature import GaussNewtonOperator
+from curvlab.data import stack
+from curvlab.influence import per_example_gradients
+from curvlab.linalg import LinearOperator, identity
+from curvlab.runs import Run
+from curvlab.solvers import BlockConjugateGradient, DivergenceError, Lissa, LissaRecipe, lissa_hyperparameters
+from curvlab.solvers.recipe import measure_recipe
+from experiments.task import Task
+
+GROWTH = 1.2  # between recorded steps
+VERSION = 1
+
+
+@dataclass(frozen=True)
+class Systems:
+    """(G + damping I) u = g for the gradients g of some training points, and the test influences of u.
+
+    Attributes:
+        run: store, seeds, progress.
+        task: model and data.
+        damping: added to G.
+        points: (K,) places of the training points in the task's training data.
+        test: (M,) places in the test set.
+    """
+
+    run: Run
+    task: Task
+    damping: float
+    points: Tensor
+    test: Tensor
+
+    @property
+    def key(self) -> dict[str, Any]:
+        """What the answers depend on."""
+        sizes = {"num_points": len(self.points), "num_test": len(self.test)}
+        return self.task.key | {"task": self.task.name, "damping": self.damping, "version": VERSION} | sizes
+
+    @cached_property
+    def operator(self) -> GaussNewtonOperator:
+        """G."""
+        return GaussNewtonOperator(self.task.model, self.task.loss, self.task.train)
+
+    @cached_property
+    def gradients(self) -> Tensor:
+        """Right-hand sides, (P, K)."""
+        return per_example_gradients(self.task.model, self.task.loss, stack(self.task.train, self.points)).T
+
+    @cached_property
+    def readout(self) -> Tensor:
+        """Gradients of the test losses, (M, P): minus their products with u are the influences."""
+        return per_example_gradients(self.task.model, self.task.loss, stack(self.task.splits.test, self.test))
+
+    @property
+    def damped(self) -> LinearOperator:
+        """G + damping I."""
+        return self.operator + self.damping * identity
+
+    def reference(self, rtol: float) -> dict[str, Any]:
+        """Return the exact solutions (P, K), by block conjugate gradients in double precision; a unit."""
+        return self.run.unit("lissa/exact", self.key | {"rtol": rtol}, partial(self._reference, rtol))
+
+    def _reference(self, rtol: float) -> dict[str, Any]:
+        model = copy.deepcopy(self.task.model).double()
+        exact = GaussNewtonOperator(model, self.task.loss, self.task.train) + self.damping * identity
+        bar = self.run.progress(0, f"exact solutions {self.task.name}")
+        solver = BlockConjugateGradient(rtol, callback=lambda step, residuals: bar.update())
+        solution = solver.solve(exact, self.gradients.double())
+        self.run.add_matvecs(solution.num_matvecs)
+        return {"solutions": solution.x.float(), "residual": float(solution.residual.max())}
+
+
+def compare_recipes(systems: Systems, *, reference_rtol: float) -> dict[str, Any]:
+    """Return what was measured, and the trajectories of LiSSA with C = 2 and with C measured; units of work.
+
+    Keys: `trace`, `largest_eigenvalue`, `constant`, `reference_residual`, and for `paper` and `auto` each a
+    mapping with batch_size, num_steps, step_size, `diverged` (the step, 0: none), `message`, `steps`, `errors`
+    (S, K) and `correlations` (S, K) of the iterates, the same of the answer (`final_errors`, ...), `promised` (K,)
+    (the stationary error promised, from the answer) and `passes` (over the data, set-up included, a system).
+    """
+    reference = systems.reference(reference_rtol)
+    key = systems.key | {"reference_rtol": reference_rtol}
+    recipe = systems.run.unit("lissa/recipe", systems.key, partial(_measured, systems))
+    result: dict[str, Any] = {name: recipe[name] for name in ("trace", "largest_eigenvalue", "constant")}
+    result["reference_residual"] = reference["residual"]
+    for name in ("paper", "auto"):
+        compute = partial(_trajectory, systems, name, recipe, reference["solutions"])
+        result[name] = systems.run.unit("lissa/recipe_trajectory", key | {"recipe": name}, compute)
+    return result
+
+
+def _measured(systems: Systems) -> dict[str, Any]:
+    generator = systems.run.generator("recipe", systems.task.name)
+    found: LissaRecipe = measure_recipe(systems.operator, systems.damping, generator=generator)
+    systems.run.add_matvecs(found.num_matvecs)
+    return {
+        "trace": found.trace.value,
+        "largest_eigenvalue": found.largest_eigenvalue,
+        "constant": found.constant,
+        "num_matvecs": found.num_matvecs,
+        **dataclasses.asdict(found.settings),
+    }
+
+
+def _trajectory(systems: Systems, name: str, recipe: dict[str, Any], reference: Tensor) -> dict[str, Any]:
+    solver = _solver(systems, name, recipe)
+    bar = systems.run.progress(solver.num_steps, f"LiSSA ({name}) {systems.task.name}")
+    recorder = _Recorder(systems, reference, bar.update)
+    solver = dataclasses.replace(solver, callback=recorder)
+    generator = systems.run.generator("lissa", systems.task.name, name)
+    diverged, message, converged = 0, "", False
+    try:
+        solution = solver.solve(systems.damped, systems.gradients, generator=generator)
+        answer, converged = solution.x, solution.converged
+        promised = solver.stationary_error(systems.damped, answer, generator=generator)
+    except DivergenceError as error:
+        diverged, message, answer = error.step, str(error), recorder.last
+        promised = torch.full((len(systems.points),), torch.inf)
+    num_steps = diverged or solver.num_steps
+    passes = num_steps * solver.batch_size / systems.operator.num_examples
+    final_errors, final_correlations = recorder.compare(answer)
+    return {
+        "batch_size": solver.batch_size,
+        "num_steps": solver.num_steps,
+        "step_size": solver.step_size,
+        "converged": converged,
+        "diverged": diverged,
+        "message": message,
+        "steps": recorder.steps,
+        "errors": torch.stack(recorder.errors),
+        "correlations": torch.stack(recorder.correlations),
+        "final_errors": final_errors,
+        "final_correlations": final_correlations,
+        "promised": promised,
+        "passes": passes + recipe["num_matvecs"] / len(systems.points),
+    }
+
+
+def _solver(systems: Systems, name: str, recipe: dict[str, Any]) -> Lissa:
+    """Return LiSSA with the recommendation of Corollary 1, or with what `Lissa.auto` makes of the measurements."""
+    if name == "auto":
+        # As Lissa.auto, whose measurements are those of the unit before.
+        settings = {key: recipe[key] for key in ("step_size", "batch_size", "num_steps")}
+        return Lissa(**settings, average_last=max(1, recipe["num_steps"] // 3))
+    settings = dataclasses.asdict(
+        lissa_hyperparameters(
+            trace=max(recipe["trace"], recipe["largest_eigenvalue"]),
+            largest_eigenvalue=recipe["largest_eigenvalue"],
+            damping=systems.damping,
+        )
+    )
+    return Lissa(**settings)
+
+
+class _Recorder:
+    """Compares the iterates with the exact solutions at steps that grow by a fifth."""
+
+    def __init__(self, systems: Systems, reference: Tensor, advance: Callable[[], Any]) -> None:
+        self.readout = systems.readout
+        self.reference = reference.to(self.readout)
+        self.scores = self.readout @ self.reference
+        self.advance = advance
+        self.steps: list[int] = []
+        self.errors: list[Tensor] = []
+        self.correlations: list[Tensor] = []
+        self.last = torch.zeros_like(self.reference)
+        self._next = 1.0
+
+    def __call__(self, step: int, u: Tensor) -> None:
+        self.advance()
+        self.last = u
+        if step < self._next:
+            return
+        self._next = max(step + 1, step * GROWTH)
+        errors, correlations = self.compare(u)
+        self.steps.append(step)
+        self.errors.append(errors)
+        self.correlations.append(correlations)
+
+    def compare(self, u: Tensor) -> tuple[Tensor, Tensor]:
+        """Return relative errors and correlations of influences, (K,) each."""
+        errors = (u - self.reference).norm(dim=0) / self.reference.norm(dim=0)
+        return errors, correlation(self.readout @ u, self.scores)
+
+
+def correlation(left: Tensor, right: Tensor) -> Tensor:
+    """Return the Pearson correlation of each pair of columns, (M, K), (M, K) -> (K,); 0 where not finite."""
+    left, right = left.double(), right.double()
+    left, right = left - left.mean(0), right - right.mean(0)
+    found = (left * right).sum(0) / (left.norm(dim=0) * right.norm(dim=0))
+    return torch.where(found.isfinite(), found, torch.zeros_like(found))

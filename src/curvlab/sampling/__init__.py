@@ -1,0 +1,25 @@
+"""Sampling around a model's parameters: SGLD, the local learning coefficient, WBIC."""
+
+from curvlab.sampling.chain_losses import ChainLosses
+from curvlab.sampling.chains import ChainTraces, run_chains
+from curvlab.sampling.choose_settings import SGLDSettings, choose_sgld_settings
+from curvlab.sampling.diagnostics import effective_sample_size, split_rhat
+from curvlab.sampling.estimate_llc import default_nbeta, estimate_llc
+from curvlab.sampling.learning_coefficient import LLC
+from curvlab.sampling.sgld import SGLD, SGLDInfo, SGLDState
+
+__all__ = [
+    "LLC",
+    "SGLD",
+    "ChainLosses",
+    "ChainTraces",
+    "SGLDInfo",
+    "SGLDSettings",
+    "SGLDState",
+    "choose_sgld_settings",
+    "default_nbeta",
+    "effective_sample_size",
+    "estimate_llc",
+    "run_chains",
+    "split_rhat",
+]

@@ -1,0 +1,191 @@
+"""Step size and localization from a short pilot, with what was found on the way."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from statistics import fmean
+
+import torch
+from torch import Tensor, nn
+
+from curvlab.curvature import Data
+from curvlab.sampling.chain_losses import ChainLosses, Loss
+from curvlab.sampling.chains import run_chains
+from curvlab.sampling.estimate_llc import default_nbeta
+from curvlab.sampling.sgld import SGLD
+
+_MAX_ROUNDS = 8
+_POWER_STEPS = 15
+_TRACE_PROBES = 8
+_NOISE_BATCHES = 8
+_MEASURED_CHAINS = 2
+# Of the loss that flat directions gain, exp(-3) = 5 % are missing after so many relaxation times 1/(ε γ).
+_RELAXATION_TIMES = 3.0
+
+
+@dataclass(frozen=True)
+class SGLDSettings:
+    """What to call `estimate_llc` with, and why.
+
+    Attributes:
+        step_size: ε.
+        localization: γ.
+        nbeta: that the two are for.
+        bias: predicted bias of the estimate from the finite step size, as a share of it.
+        pilot_llc: the last pilot's estimate; too low, as a pilot is short.
+        converged: the rounds ended at a step size that fulfils both limits.
+        report: what was measured and decided, one sentence an entry.
+    """
+
+    step_size: float
+    localization: float
+    nbeta: float
+    bias: float
+    pilot_llc: float
+    converged: bool
+    report: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return "\n".join(self.report)
+
+
+@dataclass(frozen=True)
+class _Surface:
+    top: float  # largest |eigenvalue| of the Hessian
+    trace: float
+    noise: float  # trace of the covariance of a batch's gradient
+
+
+def choose_sgld_settings(
+    model: nn.Module,
+    loss: Loss,
+    data: Data,
+    *,
+    batch_size: int,
+    num_burnin_steps: int,
+    nbeta: float | None = None,
+    localization: float | None = None,
+    bias: float = 0.05,
+    num_chains: int = 4,
+    num_steps: int = 100,
+    generator: torch.Generator,
+) -> SGLDSettings:
+    """Choose step size and localization for `estimate_llc`.
+
+    Expanding the stationary variances of SGLD in ε on a quadratic (see `SGLD`) gives the two limits
+
+        ε <= 1 / (nbeta λmax + γ), a quarter of the stability limit, and
+        ε nbeta [tr(H) + nbeta tr(C_B)] / 8 <= bias × estimate,
+
+    the left side of which is what a finite step adds to the estimate; C_B is the covariance of a batch's
+    gradient. Both are measured where the pilot's chains have gone, because at a singular point the Hessian at w0
+    says nothing, and the step size is corrected until they agree. The localization is the weakest that the
+    burn-in can follow: flat directions relax in 1/(ε γ) steps, so γ = 3/(ε num_burnin_steps).
+
+    Args:
+        model: as for `estimate_llc`.
+        loss: likewise.
+        data: likewise.
+        batch_size: likewise.
+        num_burnin_steps: of the estimate to come.
+        nbeta: None: n / ln n.
+        localization: None: chosen.
+        bias: allowed share of the estimate.
+        num_chains: of a pilot.
+        num_steps: of a pilot; more where the report says that the estimate is still far off.
+        generator: the only source of randomness.
+
+    Cost: at most 8 pilots, with 46 Hessian products of a batch for each.
+    """
+    if num_burnin_steps < 1 or num_steps < 2 or num_chains < 1 or not 0 < bias < 1:
+        raise ValueError(
+            "need num_burnin_steps and num_chains of at least 1, num_steps of at least 2 and bias between 0 and "
+            f"1, got {num_burnin_steps}, {num_chains}, {num_steps} and {bias}"
+        )
+    losses = ChainLosses(model, loss, data)
+    nbeta = default_nbeta(losses.num_examples) if nbeta is None else nbeta
+    probe = torch.Generator(losses.start.device).manual_seed(_seed(generator))
+    surface = _measure(losses, losses.start, batch_size, probe)
+    step_size = 1 / (nbeta * surface.top) if surface.top > 0 else 1 / nbeta
+    report = [f"at w0: λmax {surface.top:.3g}, tr(H) {surface.trace:.3g}; first step size {step_size:.2g}"]
+    value, predicted, strength, converged = math.nan, math.nan, 0.0, False
+    for attempt in range(1, _MAX_ROUNDS + 1):
+        strength = _RELAXATION_TIMES / (step_size * num_burnin_steps) if localization is None else localization
+        sampler = SGLD(losses, step_size=step_size, nbeta=nbeta, localization=strength, batch_size=batch_size)
+        traces = run_chains(sampler, [_seed(generator) for _ in range(num_chains)], num_steps)
+        excess = (traces.losses - traces.start_losses).double()[:, num_steps // 2 :]
+        if not bool(torch.isfinite(excess).all() and torch.isfinite(traces.positions).all()):
+            report.append(f"pilot {attempt}: diverged at step size {step_size:.2g}; a tenth of it next")
+            step_size /= 10
+            continue
+        value = nbeta * float(excess.mean())
+        ends = [_measure(losses, end, batch_size, probe) for end in traces.positions[:_MEASURED_CHAINS]]
+        surface = _Surface(
+            top=max(end.top for end in ends),
+            trace=fmean(end.trace for end in ends),
+            noise=fmean(end.noise for end in ends),
+        )
+        predicted = nbeta * (max(surface.trace, 0.0) + nbeta * surface.noise) * step_size / 8
+        stable = 1 / (nbeta * surface.top + strength)
+        wanted = min(stable, step_size * bias * max(value, 0.0) / predicted if predicted > 0 else math.inf)
+        report.append(
+            f"pilot {attempt}: step size {step_size:.2g}, localization {strength:.3g}: estimate {value:.3g}; "
+            f"there λmax {surface.top:.3g}, tr(H) {surface.trace:.3g}, so the step size adds {predicted:.2g}; "
+            f"it could be {wanted:.2g}"
+        )
+        converged = step_size / 1.5 <= wanted <= step_size * 1.5
+        if converged:
+            break
+        step_size = min(max(wanted, step_size / 10), step_size * 10)
+    share = predicted / value if value > 0 else math.nan
+    report.append(_conclusion(step_size, strength, share, converged, chosen=localization is None))
+    return SGLDSettings(step_size, strength, nbeta, share, value, converged, tuple(report))
+
+
+def _conclusion(step_size: float, strength: float, share: float, converged: bool, *, chosen: bool) -> str:
+    if not converged:
+        return (
+            f"no step size found that fulfils both limits; {step_size:.2g} was the last. Pass a localization, "
+            "or look whether w0 is a minimum at all."
+        )
+    how = (
+        "the weakest that the burn-in can follow; more burn-in steps allow a weaker one" if chosen else "as asked"
+    )
+    return (
+        f"chosen: step_size {step_size:.2g} (it adds about {100 * share:.0f} % to the estimate), "
+        f"localization {strength:.3g} ({how})"
+    )
+
+
+def _seed(generator: torch.Generator) -> int:
+    return int(torch.randint(2**62, (), generator=generator, device=generator.device))
+
+
+def _measure(losses: ChainLosses, position: Tensor, batch_size: int, generator: torch.Generator) -> _Surface:
+    """Return top eigenvalue and trace of the Hessian of one batch, and the noise of a batch's gradient."""
+    full = batch_size >= losses.num_examples
+    indices = None if full else losses.draw(_NOISE_BATCHES, batch_size, [generator])[0]
+    batch = losses.batch(None) if indices is None else losses.batch(indices[0])
+
+    def product(vector: Tensor) -> Tensor:
+        return losses.hessian_product(position, batch, vector)
+
+    probes = torch.randn(_TRACE_PROBES, len(position), generator=generator, device=position.device).to(position)
+    signs = torch.where(probes < 0, -1.0, 1.0).to(position)
+    trace = torch.stack([sign @ product(sign) for sign in signs]).mean()
+    vector = probes[0] / probes[0].norm()
+    top = 0.0
+    for _ in range(_POWER_STEPS):
+        image = product(vector)
+        top = float(image.norm())
+        if not top > 0:
+            break
+        vector = image / top
+    noise = 0.0
+    if indices is not None:
+        gradients = losses.losses_and_gradients(
+            position.expand(_NOISE_BATCHES, -1), losses.batch(indices), shared=False
+        )[1]
+        noise = sum(float(gradient.flatten(1).var(0).sum()) for gradient in gradients)
+    return _Surface(top, float(trace), noise)

@@ -1,0 +1,157 @@
+"""Stochastic gradient Langevin dynamics of several chains."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from curvlab.sampling.chain_losses import ChainLosses
+
+_NUMBERS_AHEAD = 2**16  # random numbers a chain draws at once
+_MAX_STEPS_AHEAD = 256
+
+
+@dataclass(frozen=True)
+class Draws:
+    """Random numbers for several steps, drawn at once: for a small model one call a step and chain is too many.
+
+    Attributes:
+        noise: (C, S, P), standard deviation sqrt(step_size).
+        indices: (C, S, B) examples, or None when every step takes all the data.
+        used: steps that are spent.
+    """
+
+    noise: Tensor
+    indices: Tensor | None
+    used: int = 0
+
+    @property
+    def num_left(self) -> int:
+        """Steps that are not spent."""
+        return self.noise.shape[1] - self.used
+
+    def left(self) -> Draws:
+        """Return the unspent part, copied."""
+        indices = None if self.indices is None else self.indices[:, self.used :].clone()
+        return Draws(self.noise[:, self.used :].clone(), indices)
+
+
+@dataclass(frozen=True)
+class SGLDState:
+    """What is carried from step to step.
+
+    Attributes:
+        positions: (C, P). `step` writes the next positions into this tensor: a state stepped from is spent.
+        generators: one a chain, the only source of its batches and its noise.
+        draws: what was drawn from them ahead.
+        num_steps: steps taken.
+    """
+
+    positions: Tensor
+    generators: tuple[torch.Generator, ...]
+    draws: Draws
+    num_steps: int
+
+
+@dataclass(frozen=True)
+class SGLDInfo:
+    """What a step saw, and may be plotted.
+
+    Attributes:
+        losses: (C,), L_B(w_c) on the step's batches, at the positions before the step.
+        start_losses: (C,), L_B(w0) on the same batches.
+    """
+
+    losses: Tensor
+    start_losses: Tensor
+
+
+class SGLD:
+    """w <- w - step_size/2 [nbeta grad L_B(w) + localization (w - w0)] + sqrt(step_size) xi, xi standard normal.
+
+    Welling & Teh (2011); the localized, tempered form of Lau et al. (2023), whose stationary density for small
+    steps is exp(-nbeta L(w) - localization/2 |w - w0|²). Saghir et al. (2024), Eq. 20, prints localization
+    without the 1/2, their Eq. 21 implies it. Along an eigenvalue κ of nbeta H + localization the stationary
+    variance is 1/(κ (1 - step_size κ/4)) with full batches: step_size must be well below 4/κ.
+
+    Chain c uses generator c alone, in the same order whatever other chains run beside it.
+
+    Args:
+        losses: model, loss and data.
+        step_size: ε.
+        nbeta: inverse temperature times number of examples.
+        localization: γ, pull towards w0.
+        batch_size: examples of a chain's batch, drawn with replacement; from N on, all data at every step.
+    """
+
+    def __init__(
+        self,
+        losses: ChainLosses,
+        *,
+        step_size: float,
+        nbeta: float,
+        localization: float,
+        batch_size: int,
+    ) -> None:
+        if not (step_size > 0 and math.isfinite(step_size)):
+            raise ValueError(f"step_size must be positive, got {step_size}; `choose_sgld_settings` finds one.")
+        if not nbeta >= 0 or not localization >= 0:
+            raise ValueError(f"nbeta and localization must not be negative, got {nbeta} and {localization}")
+        if batch_size < 1:
+            raise ValueError(f"batch_size must be at least 1, got {batch_size}")
+        self.losses = losses
+        self.step_size, self.nbeta, self.localization = step_size, nbeta, localization
+        self.batch_size = None if batch_size >= losses.num_examples else batch_size
+        self._buffer: Tensor | None = None
+        size = max(len(losses.start), 1 if self.batch_size is None else self.batch_size)
+        self.steps_ahead = max(1, min(_MAX_STEPS_AHEAD, _NUMBERS_AHEAD // size))
+
+    def init(self, generators: Sequence[torch.Generator]) -> SGLDState:
+        """Return the state with every chain at w0, one chain a generator (on the model's device)."""
+        positions = self.losses.start.repeat(len(generators), 1)
+        return SGLDState(positions, tuple(generators), Draws(positions[:, None][:, :0], None), 0)
+
+    def step(self, state: SGLDState) -> tuple[SGLDState, SGLDInfo]:
+        """Take one step with all chains; `state` is spent. Cost: a forward, a backward and P normals a chain."""
+        draws = state.draws if state.draws.num_left else self._draw(state.generators)
+        if draws.indices is None:
+            batch = self.losses.batch(None)
+            start_losses = self.losses.start_losses.mean().expand(len(state.positions))
+        else:
+            indices = draws.indices[:, draws.used]
+            batch, start_losses = self.losses.batch(indices), self.losses.start_loss(indices)
+        losses, gradients = self.losses.losses_and_gradients(state.positions, batch, shared=draws.indices is None)
+        self._move(state.positions, gradients, draws.noise[:, draws.used])
+        after = SGLDState(
+            state.positions, state.generators, replace(draws, used=draws.used + 1), state.num_steps + 1
+        )
+        return after, SGLDInfo(losses, start_losses)
+
+    def _draw(self, generators: Sequence[torch.Generator]) -> Draws:
+        shape = (len(generators), self.steps_ahead, len(self.losses.start))
+        if self._buffer is None or self._buffer.shape != shape:
+            self._buffer = self.losses.start.new_empty(shape)
+        for noise, generator in zip(self._buffer, generators, strict=True):
+            noise.normal_(0.0, math.sqrt(self.step_size), generator=generator)
+        if self.batch_size is None:
+            return Draws(self._buffer, None)
+        return Draws(self._buffer, self.losses.draw(self.steps_ahead, self.batch_size, generators))
+
+    @torch.no_grad()
+    def _move(self, positions: Tensor, gradients: Sequence[Tensor], noise: Tensor) -> None:
+        if self.localization > 0:  # first: it pulls from the position at which the gradient was taken
+            positions.lerp_(self.losses.start.expand_as(positions), 0.5 * self.step_size * self.localization)
+        for view, gradient in zip(self.losses.views(positions), gradients, strict=True):
+            view.add_(gradient, alpha=-0.5 * self.step_size * self.nbeta)
+        positions.add_(noise)
+
+    def for_thread(self) -> SGLD:
+        """Return the same sampler with a model and a buffer of its own."""
+        other = copy.copy(self)
+        other.losses, other._buffer = self.losses.for_thread(), None
+        return other

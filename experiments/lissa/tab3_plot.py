@@ -1,0 +1,117 @@
+"""Table 3, plot: drawn from the saved tables alone.
+
+python -m experiments.lissa.tab3_plot results/lissa/tab3/embedded
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from curvlab.reporting import plots
+from experiments.rank1.redraw import redraw
+
+COLORS = {"dense": plots.PALETTE[0], "per tensor": plots.PALETTE[1]}
+SHIFT = 0.16
+
+
+def draw(
+    table: pd.DataFrame, sketches: pd.DataFrame, gradients: pd.DataFrame, paper: pd.DataFrame
+) -> dict[str, Figure]:
+    """Return the figure: the two inequalities, sketches against Lanczos, variances of sketched dot products."""
+    height = 0.32 * (len(table) + len(paper)) + 1.6
+    figure, axes = plots.figure(1, 3, panel_size=(3.5, height))
+    _inequalities(axes[0, 0], table, paper)
+    _sketches(axes[0, 1], table, sketches)
+    _variances(axes[0, 2], table, gradients)
+    for ax in axes[0]:
+        ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.18), frameon=False, fontsize=8)
+    return {"figure.png": figure}
+
+
+def _inequalities(ax: Axes, table: pd.DataFrame, paper: pd.DataFrame) -> None:
+    names = [*table.task, *(f"{row} (paper)" for row in paper["row"])]
+    places = np.arange(len(names))[::-1]
+    columns = {"norm_over_trace": "‖G‖_F / tr", "square_over_product": "‖G‖_F² / (λmax tr)"}
+    for index, (column, label) in enumerate(columns.items()):
+        values = [*table[column], *paper[column]]
+        ax.scatter(values, places, color=plots.PALETTE[index], marker=plots.MARKERS[index], s=30, label=label)
+    ax.axvspan(1, 1000, color="#D55E00", alpha=0.12, linewidth=0, label="impossible for G ⪰ 0")
+    ax.set_xscale("log")
+    ax.set_xlim(right=1000)
+    ax.set_yticks(places, names)
+    ax.set_xlabel("ratio to its bound")
+
+
+def _sketches(ax: Axes, table: pd.DataFrame, sketches: pd.DataFrame) -> None:
+    places = np.arange(len(table))[::-1]
+    for form, sign in (("dense", 1), ("per tensor", -1)):
+        prefix = form.replace(" ", "_")
+        ax.errorbar(
+            table[f"{prefix}_value"] / table.lambda_max,
+            places + sign * SHIFT,
+            xerr=1.96 * table[f"{prefix}_stderr"] / table.lambda_max,
+            color=COLORS[form],
+            marker=plots.MARKERS[0 if form == "dense" else 1],
+            markersize=5,
+            linestyle="none",
+            label=f"{form}, 95 %",
+        )
+        own = sketches[sketches.form == form]
+        at = own.task.map(dict(zip(table.task, places, strict=True))) + 2 * sign * SHIFT
+        if len(own):
+            rows = "/".join(str(count) for count in own.rows.unique())
+            ax.scatter(
+                own.value / own.lambda_max,
+                at,
+                color=COLORS[form],
+                s=8,
+                alpha=0.6,
+                label=f"{form}, {rows} rows each",
+            )
+    ax.axvline(1, color="#555555", linestyle="--", linewidth=1, label="Lanczos")
+    counts = [f"{row['task']}\n{row['dense_rows']} rows" for row in table.to_dict("records")]
+    ax.set_yticks(places, counts)
+    ax.set_ylim(-0.6, len(table) - 0.4)
+    ax.set_xlabel("λmax by a sketch / by Lanczos")
+
+
+def _variances(ax: Axes, table: pd.DataFrame, gradients: pd.DataFrame) -> None:
+    places = np.arange(len(table))[::-1]
+    for place, row in zip(places, table.to_dict("records"), strict=True):
+        own = gradients[gradients.task == row["task"]]
+        ax.scatter(
+            own.per_tensor / own.dense,
+            place + np.linspace(-0.2, 0.2, len(own)),
+            color=plots.PALETTE[0],
+            s=10,
+            alpha=0.6,
+            label="pairs of gradients" if place == places[0] else "_nolegend_",
+        )
+        exact = (own.per_tensor_exact / own.dense_exact).median()
+        marks = ((exact, "-", "exact, median"), (1 / row["tensors"], ":", "1/L, equal norms"))
+        for value, style, label in marks:
+            ax.plot(
+                [value, value],
+                [place - 0.35, place + 0.35],
+                color="black",
+                linestyle=style,
+                linewidth=1.2,
+                label=label if place == places[0] else "_nolegend_",
+            )
+    ax.axvline(1, color="#555555", linestyle="--", linewidth=1, label="no gain")
+    ax.set_xscale("log")
+    ax.set_yticks(places, [f"{row['task']}\nL = {row['tensors']}" for row in table.to_dict("records")])
+    ax.set_ylim(-0.6, len(table) - 0.4)
+    ax.set_xlabel("Var <Φθ, Φθ'>, per tensor / dense")
+
+
+def main() -> None:
+    """Redraw the figure of a result folder."""
+    redraw(draw, "table.csv", "sketches.csv", "gradients.csv", "paper.csv")
+
+
+if __name__ == "__main__":
+    main()

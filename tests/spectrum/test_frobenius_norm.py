@@ -20,9 +20,11 @@ def test_intervals_cover_dense_norm(build_matrix, spectrum: str, distribution: s
     assert 180 <= covered <= (200 if exact else 198)
 
 
-def test_two_batches_are_unbiased_where_one_is_not() -> None:
+@pytest.mark.parametrize("decay", [0.0, 0.75])
+def test_two_batches_are_unbiased_where_one_is_not(decay: float) -> None:
     generator = torch.Generator().manual_seed(0)
     factors = torch.randn(100, 15, generator=generator, dtype=torch.float64)
+    factors = factors * torch.arange(1, 16, dtype=torch.float64) ** -decay
     examples = factors[:, :, None] * factors[:, None, :]
     operator, truth = DenseOperator(examples, is_psd=True), float(examples.mean(0).norm())
     covered, one_batch = 0, []

@@ -11,6 +11,7 @@ from curvlab.influence.proximal_bregman import (
     proximal_bregman_response,
 )
 from curvlab.influence.scores import Influence, influence, influence_scores
+from curvlab.influence.similarity import Similarities, cosines, similarities
 
 __all__ = [
     "Agreement",
@@ -19,11 +20,14 @@ __all__ = [
     "ProximalNewton",
     "ProximalSGD",
     "Response",
+    "Similarities",
     "agreement",
+    "cosines",
     "directional_derivatives",
     "influence",
     "influence_scores",
     "loss_response",
     "per_example_gradients",
     "proximal_bregman_response",
+    "similarities",
 ]

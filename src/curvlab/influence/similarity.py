@@ -1,0 +1,105 @@
+"""How alike examples are to a model: cosines of their gradients, plain and through the damped inverse."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from curvlab.curvature import Batches, Data
+from curvlab.influence.example_derivatives import directional_derivatives, per_example_gradients
+from curvlab.linalg import LinearOperator
+from curvlab.solvers import Solver
+
+
+@dataclass(frozen=True)
+class Similarities:
+    """Similarities of n examples with what the solver behind them reached.
+
+    Attributes:
+        gradient: (n, n), cosines of the gradients, fp64 on the CPU.
+        influence: (n, n), the same in the norm of A⁻¹; symmetric, ones on the diagonal.
+        influences: (n, n), g_iᵀ x_j with A x_j ≈ g_j, neither symmetrised nor normalised.
+        asymmetry: ‖M - Mᵀ‖ / ‖M‖ of `influences`: 0 for exact solutions.
+        residual: (n,), ‖g - A x‖ / ‖g‖.
+        converged: whether every system met the solver's tolerance.
+        num_matvecs: products with A, counted per vector.
+    """
+
+    gradient: Tensor
+    influence: Tensor
+    influences: Tensor
+    asymmetry: float
+    residual: Tensor
+    converged: bool
+    num_matvecs: int
+
+
+def similarities(
+    model: nn.Module,
+    loss: nn.Module,
+    points: Data,
+    operator: LinearOperator,
+    *,
+    solver: Solver,
+    columns: int | None = None,
+    batch_size: int = 32,
+    generator: torch.Generator | None = None,
+) -> Similarities:
+    """Return how alike `points` are by g_iᵀ g_j and by g_iᵀ A⁻¹ g_j, each over the root of both examples' own.
+
+    Klochkov & Liu (2024), Sec. 5, "gradient similarity" and "influence similarity"; g_i is the gradient of example
+    i's own loss, whose scale drops out. With A a multiple of the identity both are the same. Both are cosines, the
+    second in the norm of A⁻¹, so they lie in [-1, 1] for exact solutions.
+
+    Args:
+        model: in eval mode.
+        loss: as for `per_example_gradients`.
+        points: the n examples.
+        operator: A, damped: G + damping * identity, over the model's trainable parameters.
+        solver: BlockConjugateGradient() solves all systems together.
+        columns: how many gradients are held and systems solved at a time; None: all n. Memory: some columns · P.
+        batch_size: examples at a time, for the products g_iᵀ x.
+        generator: for stochastic solvers.
+
+    Cost: the solver's, and one backward and two forwards with a tangent an example.
+    """
+    device, dtype = operator.device, operator.dtype
+    batches = list(Batches(points, batch_size=columns or 2**31, device=device, dtype=dtype))
+    rows: dict[str, list[Tensor]] = {"products": [], "influences": [], "residual": []}
+    num_matvecs, converged = 0, True
+    for inputs, targets in batches:
+        block = per_example_gradients(model, loss, (inputs, targets)).T
+        solution = solver.solve(operator, block, generator=generator)
+        for name, directions in (("products", block), ("influences", solution.x)):
+            along = directional_derivatives(model, loss, points, directions, batch_size=batch_size)
+            rows[name].append(along.T.double().cpu())
+        rows["residual"].append(solution.residual.cpu())
+        num_matvecs += solution.num_matvecs
+        converged &= solution.converged
+    products, influences = torch.cat(rows["products"]), torch.cat(rows["influences"]).T
+    return Similarities(
+        gradient=cosines(products),
+        influence=cosines(influences),
+        influences=influences,
+        asymmetry=float((influences - influences.T).norm() / influences.norm()),
+        residual=torch.cat(rows["residual"]),
+        converged=converged,
+        num_matvecs=num_matvecs,
+    )
+
+
+def cosines(products: Tensor) -> Tensor:
+    """Return m_ij / sqrt(m_ii m_jj) of the symmetric part of pairwise inner products m, (n, n) -> (n, n)."""
+    if products.ndim != 2 or products.shape[0] != products.shape[1]:
+        raise ValueError(f"pass all pairwise inner products, (n, n), got shape {tuple(products.shape)}")
+    own = products.diagonal()
+    if not bool((own > 0).all()):
+        wrong = (~(own > 0)).nonzero().flatten().tolist()
+        raise ValueError(
+            f"examples {wrong[:5]} have no positive product with themselves: their gradients are zero, or the "
+            "solver diverged or stopped too early. Leave them out, allow more steps, or raise the damping."
+        )
+    symmetric = (products + products.T) / 2
+    return symmetric / own.sqrt()[:, None] / own.sqrt()[None]

@@ -35,9 +35,10 @@ clean: ## remove run directories and stored units of work (data and results stay
 	rm -rf outputs multirun .cache .mypy_cache .ruff_cache .pytest_cache
 
 # ---------------------------------------------------------------------------------------- figures
-LISSA := lissa-fig1
+LISSA := lissa-tab1 lissa-tab3 lissa-fig1 lissa-fig2 lissa-fig3 lissa-fig4 lissa-thm1 lissa-lemma1 lissa-appd
 RANK1 := rank1-fig1 rank1-fig2 rank1-prop rank1-rate rank1-fisher
-BENCH := bench-finite-differences
+BENCH := bench-finite-differences bench-curvature bench-solvers bench-lissa-recipe bench-influence-peers \
+         bench-ngd-step bench-llc
 
 .PHONY: figures report lissa rank1 bench $(LISSA) $(RANK1) $(BENCH)
 figures: $(LISSA) $(RANK1) report ## every target that exists, then the report
@@ -46,8 +47,32 @@ rank1: $(RANK1) ## every target of the rank-one slides
 bench: $(BENCH) ## every benchmark
 
 # Expected times are on two cores, after set-up.
+lissa-tab1: $(READY) ## trace, lambda_max and the hyperparameters they recommend (embedded: 1 min)
+	$(PYTHON) -m experiments.lissa.tab1_hyperparameters preset=$(PRESET) $(ARGS)
+
+lissa-tab3: $(READY) ## Frobenius norm, lambda_max by sketches and by Lanczos (embedded: 1 min)
+	$(PYTHON) -m experiments.lissa.tab3_second_moments preset=$(PRESET) $(ARGS)
+
 lissa-fig1: $(READY) ## LiSSA against PBRF, 25 training points (embedded: 2 min, laptop: 1 h)
 	$(PYTHON) -m experiments.lissa.fig1_pbrf_scatter preset=$(PRESET) $(ARGS)
+
+lissa-fig2: $(READY) ## LiSSA over 1,000 steps at three batch sizes, and where C = 2 diverges (embedded: 2 min)
+	$(PYTHON) -m experiments.lissa.fig2_batch_size preset=$(PRESET) $(ARGS)
+
+lissa-fig3: $(READY) ## similarity of sentences by gradients and by influence (embedded: 2 min)
+	$(PYTHON) -m experiments.lissa.fig3_sentence_similarity preset=$(PRESET) $(ARGS)
+
+lissa-fig4: $(READY) ## both sides of condition C.1 against the batch size (embedded: 1 min)
+	$(PYTHON) -m experiments.lissa.fig4_condition preset=$(PRESET) $(ARGS)
+
+lissa-thm1: $(READY) ## error of LiSSA against Theorem 1 and (10) (embedded: 1 min)
+	$(PYTHON) -m experiments.lissa.thm1_error_bound preset=$(PRESET) $(ARGS)
+
+lissa-lemma1: $(READY) ## the mean converges, the second moment diverges (embedded: 1 min)
+	$(PYTHON) -m experiments.lissa.lemma1_divergence preset=$(PRESET) $(ARGS)
+
+lissa-appd: $(READY) ## influence in a bag-of-words model is TF-IDF (embedded: 1 min)
+	$(PYTHON) -m experiments.lissa.appd_tf_idf preset=$(PRESET) $(ARGS)
 
 rank1-fig1: $(READY) ## uniform directions on a 1-D function (embedded: 10 s)
 	$(PYTHON) -m experiments.rank1.fig1_one_dimension preset=$(PRESET) $(ARGS)
@@ -66,6 +91,24 @@ rank1-fisher: $(READY) ## Fisher preconditioner: bounds on sigma, and rates (emb
 
 bench-finite-differences: $(READY) ## error of G v by finite differences against the step (laptop: 5 min)
 	$(PYTHON) -m experiments.benchmarks.finite_differences preset=$(PRESET) $(ARGS)
+
+bench-curvature: $(READY) ## products with the Gauss-Newton matrix: seconds and memory beside the peers (laptop: 10 min)
+	$(PYTHON) -m experiments.benchmarks.curvature preset=$(PRESET) $(ARGS)
+
+bench-solvers: $(READY) ## error of solvers against products and seconds (laptop: 15 min)
+	$(PYTHON) -m experiments.benchmarks.solvers preset=$(PRESET) $(ARGS)
+
+bench-lissa-recipe: $(READY) ## does LiSSA converge with C = 2, and with C measured (laptop: 10 min)
+	$(PYTHON) -m experiments.benchmarks.lissa_recipe preset=$(PRESET) $(ARGS)
+
+bench-influence-peers: $(READY) ## influence scores: accuracy and cost beside the peers (laptop: 15 min)
+	$(PYTHON) -m experiments.benchmarks.influence_peers preset=$(PRESET) $(ARGS)
+
+bench-llc: $(READY) ## learning coefficients: agreement with devinterp and seconds (laptop: 3 min)
+	$(PYTHON) -m experiments.benchmarks.llc preset=$(PRESET) $(ARGS)
+
+bench-ngd-step: $(READY) ## one step of NGD beside Adam's on ResNet-18's parameters (laptop: 1 min)
+	$(PYTHON) -m experiments.benchmarks.ngd_step preset=$(PRESET) $(ARGS)
 
 # the name that run.json and the results page give it
 .PHONY: benchmarks-finite_differences

@@ -31,7 +31,8 @@ def _grid(table: pd.DataFrame, x: str, label: str) -> Figure:
     """Draw one column a (task, number of systems): error above, 1 - correlation below."""
     panels = list(table.groupby(["task", "num_rhs"], sort=False))
     methods = table.method.unique().tolist()
-    figure, axes = plots.figure(2, len(panels), panel_size=(max(2.7, 7.6 / len(panels)), 2.5), sharey="row", sharex="col")
+    size = (max(2.7, 7.6 / len(panels)), 2.5)
+    figure, axes = plots.figure(2, len(panels), panel_size=size, sharey="row", sharex="col")
     for column, ((task, num_rhs), own) in enumerate(panels):
         plural = "right-hand side" if num_rhs == 1 else "right-hand sides"
         axes[0, column].set_title(f"{task}\n{num_rhs} {plural}", fontsize=9)

@@ -75,6 +75,9 @@ def test_auto_converges_to_what_it_promises(seed: int) -> None:
     assert solution.converged
     assert solver.recipe is not None
     assert solution.num_matvecs == solver.recipe.num_matvecs + 4 * solver.num_steps + 4
+    assert solution.error is not None
+    assert bool((error < solution.error).all())
+    assert float(solution.error.max()) < 0.2
     promised = solver.stationary_error(operator + damping * identity, solution.x, generator=generator)
     assert bool((error < promised + 0.15).all())  # 0.15: three time constants, averaged over the last
 
@@ -99,6 +102,26 @@ def test_stationary_error_bounds_the_noise() -> None:
     spread = ((matrices @ truth) ** 2).sum(1).mean() - ((matrices.mean(0) @ truth) ** 2).sum()
     exact = (solver.step_size * spread / 100 / (2 * damping)).sqrt() / truth.norm()
     assert bound == pytest.approx(float(exact), rel=0.15)
+
+
+def test_error_estimate_without_noise_bounds_what_is_left() -> None:
+    """Batches equal to the whole: the error of the mean of iterates is a geometric sum, written out here."""
+    damping, step_size, num_steps, averaged = 0.1, 0.5, 60, 20
+    matrix = torch.diag(torch.tensor([0.0, 0.05, 1.0], dtype=torch.float64))
+    operator = DenseOperator(matrix[None].repeat(3, 1, 1), is_psd=True) + damping * identity
+    b = torch.eye(3, dtype=torch.float64)
+    solver = Lissa(step_size, 1, num_steps, average_last=averaged, error_rtol=0.2)
+    solution = solver.solve(operator, b, generator=torch.Generator().manual_seed(0))
+    decays = 1 - step_size * (matrix.diagonal() + damping)
+    powers = torch.arange(num_steps - averaged + 1, num_steps + 1).double()
+    left = (decays[:, None] ** powers).mean(1)  # of the error at the start, in each eigenvector
+    torch.testing.assert_close(solution.x.diagonal(), (1 - left) / (matrix.diagonal() + damping))
+    assert solution.error is not None
+    relative = left / (1 - left)
+    assert bool((relative <= solution.error * 1.0001).all())
+    assert float(solution.error[0]) == pytest.approx(float(relative[0]), rel=0.05)  # the slowest: nearly tight
+    assert solution.converged == bool((solution.error <= 0.2).all())
+    assert not Lissa(step_size, 1, 15, average_last=5, error_rtol=0.2).solve(operator, b).converged
 
 
 def test_averaging_lowers_the_residual(generator) -> None:

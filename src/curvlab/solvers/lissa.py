@@ -58,7 +58,9 @@ class Lissa:
             influence scores are good: compare with ConjugateGradient.
         average_last: return the mean of that many last iterates instead of the last (Polyak & Juditsky 1992):
             takes away the noise in directions of large eigenvalues, which dominates the residual. 0 as in the
-            paper.
+            paper. From 2 on `error` is estimated, from how far apart the means of the two halves are.
+        error_rtol: where the error is estimated, `converged` if that is at most this in every column, whatever
+            the residual. None: by the residual alone.
         check_residual: False skips the final product with the full operator: residual is then nan, and
             converged False because nothing is known.
         callback: called as callback(step, u) after each step, u (P, K) not to be modified.
@@ -75,6 +77,7 @@ class Lissa:
     num_steps: int
     rtol: float = 0.1
     average_last: int = 0
+    error_rtol: float | None = None
     check_residual: bool = True
     callback: Callback | None = None
     recipe: LissaRecipe | None = None
@@ -98,28 +101,31 @@ class Lissa:
         check_definite(operator)
         scale = operator.norm(columns)
         u = torch.zeros_like(columns)
-        total = torch.zeros_like(columns) if self.average_last else None
+        halves = _Halves(columns, self.num_steps, self.average_last)
         for step in range(1, self.num_steps + 1):
             products = operator.sample(self.batch_size, generator) @ u
             new = u - self.step_size * (products - columns)
             if self.raise_on_divergence:
                 self._check_growth(operator, new, products, scale, step)
             u = new
-            if total is not None and step > self.num_steps - self.average_last:
-                total += u
+            halves.add(u, step)
             if self.callback is not None:
                 self.callback(step, u)
-        if total is not None:
-            u = total / self.average_last
+        error = None
+        if self.average_last:
+            u = halves.mean()
+        if self.average_last >= 2:
+            error = halves.error(operator, self.step_size * operator.damping).reshape(b.shape[1:])
         num_matvecs = self.num_steps * columns.shape[1] + (self.recipe.num_matvecs if self.recipe else 0)
         if not self.check_residual:
             unknown = torch.full_like(scale, math.nan)
-            return Solution(u.reshape(b.shape), unknown.reshape(b.shape[1:]), False, num_matvecs)
+            return Solution(u.reshape(b.shape), unknown.reshape(b.shape[1:]), False, num_matvecs, error)
         residual = relative_norm(operator, columns - operator @ u, columns)
         converged = bool((residual <= self.rtol).all())
-        return Solution(
-            u.reshape(b.shape), residual.reshape(b.shape[1:]), converged, num_matvecs + columns.shape[1]
-        )
+        if error is not None and self.error_rtol is not None:
+            converged = bool((error <= self.error_rtol).all())
+        num_matvecs += columns.shape[1]
+        return Solution(u.reshape(b.shape), residual.reshape(b.shape[1:]), converged, num_matvecs, error)
 
     @classmethod
     def auto(
@@ -127,7 +133,7 @@ class Lissa:
         operator: LinearOperator,
         damping: float,
         *,
-        rtol: float = 0.1,
+        error_rtol: float = 0.2,
         callback: Callback | None = None,
         generator: torch.Generator | None = None,
     ) -> Lissa:
@@ -135,7 +141,8 @@ class Lissa:
 
         λmax, tr and C of condition C.1 are measured, not assumed (`measure_recipe`), three time constants are
         run, and the last third of the iterates is averaged. `recipe` on the result says what was measured;
-        its products are counted in each solution. For the error to expect, see `stationary_error`.
+        its products are counted in each solution. For the error to expect, see `stationary_error`; each
+        solution carries its own estimate, and `converged` if that is at most `error_rtol`.
         """
         recipe = measure_recipe(operator, damping, generator=generator)
         settings = recipe.settings
@@ -143,7 +150,7 @@ class Lissa:
             settings.step_size,
             settings.batch_size,
             settings.num_steps,
-            rtol=rtol,
+            error_rtol=error_rtol,
             average_last=max(1, settings.num_steps // 3),
             callback=callback,
             recipe=recipe,
@@ -217,6 +224,37 @@ class Lissa:
             f"{quotient:.3g}), so batch_size = {self.batch_size} is too small: |B| >= C trace / lambda_max, and "
             f"C may be 7 or more. Try batch_size = {4 * self.batch_size}, or lissa_hyperparameters(constant=14)."
         )
+
+
+class _Halves:
+    """Means of the iterates over both halves of the steps that are averaged."""
+
+    def __init__(self, columns: Tensor, num_steps: int, num_averaged: int) -> None:
+        self.start = num_steps - num_averaged
+        self.middle = self.start + num_averaged // 2
+        self.counts = (self.middle - self.start, num_steps - self.middle)
+        self.sums = [torch.zeros_like(columns) for _ in range(2 if num_averaged else 0)]
+
+    def add(self, u: Tensor, step: int) -> None:
+        """Take the iterate of a step into account."""
+        if self.sums and step > self.start:
+            self.sums[step > self.middle] += u
+
+    def mean(self) -> Tensor:
+        """Return the mean over both."""
+        return (self.sums[0] + self.sums[1]) / sum(self.counts)
+
+    def error(self, operator: LinearOperator, rate: float) -> Tensor:
+        """Return an estimate of the mean's relative error, (K,), from the distance between the halves.
+
+        What remains of the start decays by at least q = exp(-rate · half) from one half to the next, so the mean
+        is off by at most (1 + q) / (2 (1 - q)) of the distance; of noise it is about half, which is less.
+        """
+        decay = math.exp(-rate * self.counts[1])
+        factor = (1 + decay) / (2 * max(1 - decay, 1e-12))
+        distance = operator.norm(self.sums[0] / self.counts[0] - self.sums[1] / self.counts[1])
+        norm = operator.norm(self.mean())
+        return torch.where(norm > 0, factor * distance / norm, torch.zeros_like(norm))
 
 
 def _listed(columns: list[int]) -> str:

@@ -22,7 +22,9 @@ class LissaRecipe:
         trace: tr(G).
         largest_eigenvalue: λmax(G).
         constant: largest C of condition C.1 over the directions tried: a lower bound of the true one.
-        num_matvecs: full products that measuring took; sampled ones are counted as they are.
+        num_matvecs: products that measuring took; sampled ones are counted as they are.
+        num_sampled_matvecs: how many of them were sampled.
+        num_sampled_examples: examples that those touched, summed over vectors: divided by N, what they cost.
     """
 
     settings: LissaHyperparameters
@@ -30,6 +32,8 @@ class LissaRecipe:
     largest_eigenvalue: float
     constant: float
     num_matvecs: int
+    num_sampled_matvecs: int
+    num_sampled_examples: int
 
 
 def measure_recipe(
@@ -74,8 +78,16 @@ def measure_recipe(
         constant=safety * constant,
         num_time_constants=num_time_constants,
     )
-    paid = leading.num_matvecs + trace.num_matvecs + len(pointed) + 64 * directions.shape[1]
-    return LissaRecipe(settings, trace, largest, constant, paid)
+    sampled = len(pointed) + 64 * directions.shape[1]
+    return LissaRecipe(
+        settings,
+        trace,
+        largest,
+        constant,
+        num_matvecs=leading.num_matvecs + trace.num_matvecs + sampled,
+        num_sampled_matvecs=sampled,
+        num_sampled_examples=len(pointed) + 64 * 64 * directions.shape[1],
+    )
 
 
 def measure_constant(

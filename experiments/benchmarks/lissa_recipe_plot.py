@@ -1,0 +1,61 @@
+"""Error and cost of both recipes, drawn from table.csv alone.
+
+python -m experiments.benchmarks.lissa_recipe_plot results/benchmarks/lissa_recipe/embedded
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from curvlab.reporting import plots
+
+TOP = 1e3  # errors above it are drawn here
+QUANTITIES = {
+    "error_worst": "relative error, worst system",
+    "constant": "constant C",
+    "passes": "passes over the data a system",
+}
+
+
+def draw(table: pd.DataFrame) -> Figure:
+    """Return one panel a quantity, one line a case, a marker a recipe; crosses where the recipe diverges."""
+    cases = table.case.unique().tolist()
+    figure, axes = plots.figure(1, 3, panel_size=(3.2, 1.2 + 0.28 * len(cases)), sharey=True)
+    for ax, (quantity, label) in zip(axes[0], QUANTITIES.items(), strict=True):
+        _panel(ax, table, quantity, cases)
+        ax.set_xlabel(label)
+        ax.set_xscale("log")
+    axes[0, 0].set_yticks(range(len(cases)), cases)
+    axes[0, 0].invert_yaxis()
+    axes[0, 0].axvline(0.2, color="#555555", linestyle="--", linewidth=1, label="0.2")
+    axes[0, 0].axvline(1, color="#555555", linestyle=":", linewidth=1, label="error of zero")
+    handles, labels = axes[0, 0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False, fontsize=8)
+    return figure
+
+
+def _panel(ax: Axes, table: pd.DataFrame, quantity: str, cases: list[str]) -> None:
+    for index, recipe in enumerate(table.recipe.unique()):
+        own = table[table.recipe == recipe].set_index("case").loc[cases]
+        values = own[quantity].clip(upper=TOP if quantity == "error_worst" else np.inf)
+        places = np.arange(len(cases)) + 0.16 * (2 * index - 1)
+        diverged = own.outcome.str.startswith("diverges").to_numpy()
+        color = plots.PALETTE[1 - index]
+        ax.scatter(values[~diverged], places[~diverged], color=color, marker="o", s=26, label=recipe)
+        if diverged.any():
+            label = f"{recipe}: stopped, diverging"
+            ax.scatter(values[diverged], places[diverged], color=color, marker="x", s=34, label=label)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description="Redraw the figure of a result folder from its table.")
+    parser.add_argument("folder", type=Path)
+    folder = parser.parse_args().folder
+    table = pd.read_csv(folder / "table.csv", keep_default_na=False, na_values=["nan"])
+    draw(table).savefig(folder / "figure.png", dpi=110, metadata={"Software": None})

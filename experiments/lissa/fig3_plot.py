@@ -1,0 +1,119 @@
+"""Fig. 3, plot: drawn from the saved tables alone.
+
+python -m experiments.lissa.fig3_plot results/lissa/fig3/embedded
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from curvlab.reporting import plots
+from experiments.lissa.fig3_statistics import matrices
+
+PANELS = ("influence", "gradient", "difference")  # as in the paper, from left to right
+TITLES = {
+    "influence": "influence similarity",
+    "gradient": "gradient similarity",
+    "difference": "gradient - influence",
+}
+
+
+def draw(table: pd.DataFrame, squares: pd.DataFrame, retrieval: pd.DataFrame) -> dict[str, Figure]:
+    """Return the figures by file name: the paper's three heat maps, one row a model; and the margins.
+
+    Args:
+        table: as `pair_table` gives it.
+        squares: as `square_table` gives it.
+        retrieval: as `retrieval_table` gives it.
+    """
+    return {"figure.png": _heat_maps(table, squares), "retrieval.png": _margins(table, retrieval)}
+
+
+def _heat_maps(table: pd.DataFrame, squares: pd.DataFrame) -> Figure:
+    seeds = table.model_seed.unique()
+    figure, axes = plots.figure(len(seeds), 3, panel_size=(3.6, 3.5))
+    for row, seed in zip(axes, seeds, strict=True):
+        maps = matrices(table, seed)
+        maps["difference"] = maps["gradient"] - maps["influence"]
+        apart = ~np.kron(np.ones((2, 2)), np.eye(10)).astype(bool)
+        limit = float(np.abs(maps["difference"][apart]).max())
+        for ax, name in zip(row, PANELS, strict=True):
+            scale = (-limit, limit) if name == "difference" else (-1.0, 1.0)
+            image = ax.imshow(maps[name], cmap="RdBu_r", vmin=scale[0], vmax=scale[1], interpolation="nearest")
+            figure.colorbar(image, ax=ax, shrink=0.8, extend="both" if name == "difference" else "neither")
+            ax.set_title(f"{TITLES[name]}" + (f" (model {seed})" if len(seeds) > 1 else ""))
+            _frame(ax)
+            own = squares[(squares.model_seed == seed) & (squares["heat map"] == name)]
+            for _, square in own.iterrows():
+                x = 4.5 + 10 * (square["columns"] == "paraphrased")
+                y = 4.5 + 10 * (square["rows"] == "paraphrased")
+                ax.text(
+                    x, y, f"{square['mean']:.3f}\n({square['stderr']:.3f})", ha="center", va="center", fontsize=8,
+                    bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.75, "pad": 1.5},
+                )  # fmt: skip
+    figure.supxlabel(
+        "20 sentences, in the order of the paper's App. A. In each 10 × 10 square: its mean (standard error).",
+        fontsize=9,
+    )
+    return figure
+
+
+def _frame(ax: Axes) -> None:
+    ax.grid(False)
+    ax.axhline(9.5, color="black", linewidth=0.8)
+    ax.axvline(9.5, color="black", linewidth=0.8)
+    ax.set_xticks([4.5, 14.5], ["original", "paraphrased"])
+    ax.set_yticks([4.5, 14.5], ["original", "paraphrased"], rotation=90, va="center")
+    ax.tick_params(length=0)
+
+
+def _margins(table: pd.DataFrame, retrieval: pd.DataFrame) -> Figure:
+    """Draw similarities of the same fact beside those of different facts, and the margins of the former."""
+    figure, axes = plots.figure(1, 2, panel_size=(4.6, 3.4))
+    left, right = axes[0]
+    across = table[table.first_kind != table.second_kind]
+    bins = np.linspace(-0.3, 1.0, 53)
+    for index, method in enumerate(("gradient", "influence")):
+        color = plots.PALETTE[index]
+        for same, style in ((False, "-"), (True, "--")):
+            values = across[(across.first_fact == across.second_fact) == same][method]
+            label = f"{method}, {'same fact' if same else 'different facts'} (mean {values.mean():.3f})"
+            left.hist(values, bins=bins, density=True, histtype="step", color=color, linestyle=style, label=label)
+    left.set_xlabel("similarity of an original and a paraphrased sentence")
+    left.set_ylabel("density over pairs and models")
+    left.legend(fontsize=7, frameon=False)
+    pairs = retrieval.pivot_table(
+        index=["model_seed", "direction", "fact"], columns="method", values="margin"
+    ).reset_index()
+    for index, (seed, own) in enumerate(pairs.groupby("model_seed")):
+        right.scatter(
+            own.gradient, own.influence, s=14, color=plots.PALETTE[index % 7], marker=plots.MARKERS[index % 7],
+            label=f"model {seed}",
+        )  # fmt: skip
+    plots.identity_line(right)
+    top = retrieval.assign(hit=retrieval["rank"] == 1).groupby("method").hit.mean()
+    right.set_xlabel(f"margin by gradient (standard deviations); top-1 {top['gradient']:.0%}")
+    right.set_ylabel(f"margin by influence; top-1 {top['influence']:.0%}")
+    right.set_title("other wording over nine unrelated sentences")
+    right.legend(fontsize=7, frameon=False, loc="lower right")
+    return figure
+
+
+def main() -> None:
+    """Redraw the figures of a result folder from its tables."""
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser.add_argument("folder", type=Path)
+    folder = parser.parse_args().folder
+    tables = [pd.read_csv(folder / name) for name in ("table.csv", "squares.csv", "retrieval.csv")]
+    for name, figure in draw(*tables).items():
+        figure.savefig(folder / name, dpi=110, metadata={"Software": None})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,136 @@
+"""Fig. 3, statistics: means of the squares, and how well a similarity picks the other wording out of ten."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pandas as pd
+
+from experiments.lissa.fig3_scores import Measured
+
+METHODS = ("gradient", "influence")
+KINDS = ("original", "paraphrased")
+
+
+def pair_table(measured: list[Measured], sentences: pd.DataFrame) -> pd.DataFrame:
+    """Return one row a model and pair of sentences (numbered from 0 as in the file), each pair once."""
+    first, second = np.triu_indices(len(sentences))
+    facts, kinds = sentences.fact.to_numpy(), sentences.kind.to_numpy()
+    return pd.concat(
+        [
+            pd.DataFrame(
+                {
+                    "model_seed": m.model_seed,
+                    "first": first,
+                    "second": second,
+                    "first_fact": facts[first],
+                    "second_fact": facts[second],
+                    "first_kind": kinds[first],
+                    "second_kind": kinds[second],
+                    "gradient": m.gradient.numpy()[first, second],
+                    "influence": m.influence.numpy()[first, second],
+                }
+            )
+            for m in measured
+        ]
+    )
+
+
+def matrices(table: pd.DataFrame, model_seed: int) -> dict[str, np.ndarray]:
+    """Return the (20, 20) similarities of one model by method, originals first."""
+    own = table[table.model_seed == model_seed]
+    size = int(own.second.max()) + 1
+    found = {}
+    for method in METHODS:
+        matrix = np.empty((size, size))
+        matrix[own["first"], own["second"]] = own[method]
+        matrix[own["second"], own["first"]] = own[method]
+        found[method] = matrix
+    return found
+
+
+def square_table(table: pd.DataFrame) -> pd.DataFrame:
+    """Return mean ± s.e. of the four squares of each heat map, and of the unrelated pairs in them.
+
+    As in the paper, the s.e. is that of 100 (or, unrelated, 90) independent values; same-kind squares are
+    symmetric and hold the ones of the diagonal.
+    """
+    rows = []
+    for seed in table.model_seed.unique():
+        maps = matrices(table, seed)
+        maps["difference"] = maps["gradient"] - maps["influence"]
+        half = len(maps["gradient"]) // 2
+        for name, matrix in maps.items():
+            for i, row_kind in enumerate(KINDS):
+                for j, column_kind in enumerate(KINDS):
+                    square = matrix[i * half : (i + 1) * half, j * half : (j + 1) * half]
+                    apart = square[~np.eye(half, dtype=bool)]
+                    rows.append(
+                        {
+                            "model_seed": seed,
+                            "heat map": name,
+                            "rows": row_kind,
+                            "columns": column_kind,
+                            "mean": square.mean(),
+                            "stderr": square.std(ddof=1) / np.sqrt(square.size),
+                            "unrelated mean": apart.mean(),
+                            "unrelated stderr": apart.std(ddof=1) / np.sqrt(apart.size),
+                            "same fact mean": np.diag(square).mean(),
+                        }
+                    )
+    return pd.DataFrame(rows)
+
+
+def retrieval_table(table: pd.DataFrame) -> pd.DataFrame:
+    """Return one row a model, method, direction and sentence: is its other wording the most similar of ten?
+
+    `margin`: (similarity to the other wording - mean of the nine others) / their standard deviation.
+    """
+    rows = []
+    for seed in table.model_seed.unique():
+        for method, matrix in matrices(table, seed).items():
+            half = len(matrix) // 2
+            across = matrix[:half, half:]
+            for direction, scores in zip(("to paraphrased", "to original"), (across, across.T), strict=True):
+                for fact in range(half):
+                    others = np.delete(scores[fact], fact)
+                    rows.append(
+                        {
+                            "model_seed": seed,
+                            "method": method,
+                            "direction": direction,
+                            "fact": fact + 1,
+                            "similarity": scores[fact, fact],
+                            "others mean": others.mean(),
+                            "others std": others.std(ddof=1),
+                            "margin": (scores[fact, fact] - others.mean()) / others.std(ddof=1),
+                            "rank": 1 + int((others >= scores[fact, fact]).sum()),
+                        }
+                    )
+    return pd.DataFrame(rows)
+
+
+def unrelated(table: pd.DataFrame) -> pd.DataFrame:
+    """Return the pairs of sentences about different facts."""
+    return table[table.first_fact != table.second_fact]
+
+
+def mean_difference(table: pd.DataFrame) -> float:
+    """Return the mean of gradient - influence similarity over the unrelated pairs."""
+    pairs = unrelated(table)
+    return float((pairs.gradient - pairs.influence).mean())
+
+
+def positive_share(table: pd.DataFrame) -> float:
+    """Return the share of unrelated pairs whose gradient similarity is the higher one."""
+    pairs = unrelated(table)
+    return float((pairs.gradient > pairs.influence).mean())
+
+
+def jackknife_facts(table: pd.DataFrame, statistic: Callable[[pd.DataFrame], float]) -> tuple[float, int]:
+    """Return the jackknife standard error of a statistic over facts (both wordings left out), and their number."""
+    facts = np.unique(table.first_fact)
+    left_out = [statistic(table[(table.first_fact != f) & (table.second_fact != f)]) for f in facts]
+    count = len(facts)
+    return float(np.sqrt((count - 1) / count * np.square(np.array(left_out) - np.mean(left_out)).sum())), count

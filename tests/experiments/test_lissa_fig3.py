@@ -1,0 +1,148 @@
+"""lissa-fig3 end to end at smoke scale, and its statistics on matrices whose answers are known."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from curvlab.reporting import load_claims
+from experiments.lissa import fig3_statistics as statistics
+from experiments.lissa.fig3_claims import judge_claims
+from experiments.lissa.fig3_plot import draw
+from experiments.lissa.fig3_sentence_similarity import SENTENCES, main
+
+CONFIG = "lissa/fig3_sentence_similarity"
+PAPER = Path(__file__).parents[3] / "shared" / "papers" / "lissa_klochkov_liu_2024.txt"
+
+
+@pytest.fixture(scope="module")
+def smoke(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from curvlab import runs
+
+    root = tmp_path_factory.mktemp("fig3")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(Path(__file__).parents[2])
+        folders = [f"results.root={root / 'results'}", f"store.root={root / 'store'}"]
+        main(runs.load_config(CONFIG, ["preset=smoke", "tracker=none", *folders]))
+    return root / "results" / "lissa" / "fig3" / "smoke"
+
+
+def test_results_are_complete_and_consistent(smoke: Path) -> None:
+    table = pd.read_csv(smoke / "table.csv")
+    assert len(table) == 2 * 210  # models x pairs of 20 sentences, themselves included
+    itself = table[table["first"] == table["second"]]
+    assert np.allclose(itself[["gradient", "influence"]], 1)
+    assert table[["gradient", "influence"]].abs().max().max() <= 1 + 1e-6
+    summary = pd.read_csv(smoke / "summary.csv")
+    assert (summary["largest residual"] <= 0.1).all()
+    assert np.allclose(summary["damping"], 5 / 780 * summary["lambda_max"], rtol=1e-4)
+    claims = {result.claim.id: result for result in load_claims(smoke)}
+    assert set(claims) == {
+        "unrelated-lower", "mostly-positive", "paraphrase-stands-out", "stands-out-more", "step-size-printed",
+        "step-size-code",
+    }  # fmt: skip
+    own = table[table.first_fact != table.second_fact]
+    expected = (own.gradient - own.influence)[own.model_seed == 0].mean()
+    measured = statistics.mean_difference(table[table.model_seed == 0])
+    assert measured == pytest.approx(expected)
+    assert json.loads((smoke / "run.json").read_text())["scale"]["damping"]["paper"] == 5.0
+
+
+def test_figures_are_redrawn_from_the_tables_alone(smoke: Path, tmp_path: Path) -> None:
+    tables = [pd.read_csv(smoke / name) for name in ("table.csv", "squares.csv", "retrieval.csv")]
+    for name, figure in draw(*tables).items():
+        figure.savefig(tmp_path / name, dpi=110, metadata={"Software": None})
+        assert (tmp_path / name).read_bytes() == (smoke / name).read_bytes()
+
+
+def test_lissa_with_the_step_size_as_printed_is_above_the_limit(smoke: Path) -> None:
+    lissa = pd.read_csv(smoke / "lissa.csv").set_index("reading")
+    assert lissa.scaled_step_size["printed"] == pytest.approx(0.003 * 780)
+    assert lissa.scaled_step_size["code"] == pytest.approx(0.003 / 5 * 780)
+
+
+def known_table(gradient: np.ndarray, influence: np.ndarray, seeds: int = 3) -> pd.DataFrame:
+    sentences = pd.read_csv(SENTENCES)
+    first, second = np.triu_indices(20)
+    facts, kinds = sentences.fact.to_numpy(), sentences.kind.to_numpy()
+    return pd.concat(
+        pd.DataFrame(
+            {
+                "model_seed": seed, "first": first, "second": second,
+                "first_fact": facts[first], "second_fact": facts[second],
+                "first_kind": kinds[first], "second_kind": kinds[second],
+                "gradient": gradient[first, second], "influence": influence[first, second],
+            }
+        )
+        for seed in range(seeds)
+    )  # fmt: skip
+
+
+def block(background: float, same_fact: float, noise: float = 0.0) -> np.ndarray:
+    pattern = np.kron(np.ones((2, 2)), np.eye(10))
+    jitter = np.random.RandomState(0).randn(20, 20)
+    matrix = background + (same_fact - background) * pattern + noise * (jitter + jitter.T) * (1 - pattern)
+    np.fill_diagonal(matrix, 1)
+    return matrix
+
+
+def test_statistics_of_a_known_matrix() -> None:
+    table = known_table(block(0.2, 0.6, 0.01), block(0.05, 0.5, 0.001))
+    assert statistics.mean_difference(table) == pytest.approx(0.15, abs=2e-3)
+    assert statistics.positive_share(table) == 1
+    squares = statistics.square_table(table)
+    cross = squares[(squares["heat map"] == "gradient") & (squares["rows"] != squares["columns"])]
+    assert np.allclose(cross["mean"], 0.9 * 0.2 + 0.1 * 0.6, atol=2e-3)
+    assert np.allclose(cross["same fact mean"], 0.6)
+    assert np.allclose(cross["unrelated mean"], 0.2, atol=2e-3)
+    retrieval = statistics.retrieval_table(table)
+    assert (retrieval["rank"] == 1).all()
+    assert len(retrieval) == 3 * 2 * 20
+    own = retrieval[(retrieval.method == "gradient") & (retrieval.fact == 3)].iloc[0]
+    others = np.delete(block(0.2, 0.6, 0.01)[2, 10:], 2)
+    assert own.margin == pytest.approx((0.6 - others.mean()) / others.std(ddof=1))
+
+
+def test_jackknife_of_a_mean_is_its_standard_error() -> None:
+    """For the mean of one number a fact the jackknife is the usual standard error."""
+    values = np.arange(10.0) ** 2
+    table = pd.DataFrame({"first_fact": np.arange(10), "second_fact": np.arange(10), "x": values})
+    stderr, count = statistics.jackknife_facts(table, lambda own: float(own.x.mean()))
+    assert count == 10
+    assert stderr == pytest.approx(values.std(ddof=1) / np.sqrt(10))
+
+
+LISSA = pd.DataFrame(
+    {
+        "reading": ["code", "printed"], "scaled_step_size": [0.47, 2.34], "steps_done": [1000, 30],
+        "diverged": [False, True], "pearson": [0.99, np.nan], "relative_error": [0.1, np.nan],
+    }
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("seeds", [1, 3])
+def test_claims_follow_the_matrices(seeds: int) -> None:
+    low, high = block(0.05, 0.5, 0.001), block(0.2, 0.6, 0.01)
+    for gradient, influence, expected in ((high, low, "reproduced"), (low, high, "not reproduced")):
+        table = known_table(gradient, influence, seeds)
+        found = {
+            result.claim.id: result.verdict
+            for result in judge_claims(table, statistics.retrieval_table(table), LISSA)
+        }
+        assert found["unrelated-lower"] == found["mostly-positive"] == found["stands-out-more"] == expected
+        assert found["paraphrase-stands-out"] == found["step-size-code"] == "reproduced"
+        assert found["step-size-printed"] == "not reproduced"
+
+
+@pytest.mark.skipif(not PAPER.is_file(), reason="needs the paper's text")
+def test_sentences_are_those_of_the_paper() -> None:
+    text = PAPER.read_text()
+    appendix = text[text.index("Appendix A List") : text.index("Appendix B Postponed")]
+    sentences = pd.read_csv(SENTENCES)
+    assert sentences.kind.tolist() == 10 * ["original"] + 10 * ["paraphrased"]
+    assert sentences.fact.tolist() == 2 * list(range(1, 11))
+    assert [f"“{sentence}”" in appendix for sentence in sentences.text] == 20 * [True]

@@ -4,7 +4,7 @@ make bench-lissa-recipe PRESET=smoke|embedded|laptop|paper
 
 Klochkov & Liu (2024), Corollary 1: step size 1 / (lambda_max + damping), |B| = C tr(G) / lambda_max, T = 2 /
 (step size damping) steps, with C = 2 "for simplicity". Beside it `Lissa.auto`: C of condition C.1 measured, twice
-that for |B|, three time constants, the last third averaged. Both are compared with exact solutions of the same
+that for |B|, four time constants, the last third averaged. Both are compared with exact solutions of the same
 systems, whose right-hand sides are gradients of training points; the error of zero is 1.
 """
 
@@ -35,7 +35,7 @@ def main(cfg: DictConfig) -> None:
     """Compute, tabulate, judge, draw."""
     with runs.start(cfg, paper="benchmarks", item="lissa_recipe", title="LiSSA's recipe over models") as run:
         table = pd.DataFrame([row for part in _parts(cfg) for row in _case(run, part)])
-        table = pd.read_csv(run.save_table(table), keep_default_na=False, na_values=["nan"])
+        table = pd.read_csv(run.save_table(table))
         save_claims(run.folder, [judge_recipe(table, seed=cfg.seed)])
         run.save_figure(draw(table))
         run.note(scale={"cases": int(table.case.nunique()), "seeds": 1, "systems a case": cfg.num_points})

@@ -57,5 +57,5 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="Redraw the figure of a result folder from its table.")
     parser.add_argument("folder", type=Path)
     folder = parser.parse_args().folder
-    table = pd.read_csv(folder / "table.csv", keep_default_na=False, na_values=["nan"])
+    table = pd.read_csv(folder / "table.csv")
     draw(table).savefig(folder / "figure.png", dpi=110, metadata={"Software": None})

@@ -22,7 +22,7 @@ from curvlab.solvers.recipe import measure_recipe
 from experiments.task import Task
 
 GROWTH = 1.2  # between recorded steps
-VERSION = 2
+VERSION = 3
 
 
 @dataclass(frozen=True)

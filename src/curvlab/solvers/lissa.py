@@ -139,7 +139,7 @@ class Lissa:
     ) -> Lissa:
         """Return a solver for `operator + damping * identity` with settings measured on `operator`.
 
-        λmax, tr and C of condition C.1 are measured, not assumed (`measure_recipe`), three time constants are
+        λmax, tr and C of condition C.1 are measured, not assumed (`measure_recipe`), four time constants are
         run, and the last third of the iterates is averaged. `recipe` on the result says what was measured;
         its products are counted in each solution. For the error to expect, see `stationary_error`; each
         solution carries its own estimate, and `converged` if that is at most `error_rtol`.

@@ -41,7 +41,7 @@ def measure_recipe(
     damping: float,
     *,
     safety: float = 2.0,
-    num_time_constants: float = 3.0,
+    num_time_constants: float = 4.0,
     generator: torch.Generator | None = None,
 ) -> LissaRecipe:
     """Measure λmax, tr and C of G (without damping) and return |B| = safety · C tr / λmax, and the rest.

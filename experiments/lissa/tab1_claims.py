@@ -129,13 +129,14 @@ def judge_claims(table: pd.DataFrame, paper: pd.DataFrame) -> list[ClaimResult]:
     ]
 
 
-def _extreme(claim: Claim, values: pd.Series, errors: pd.Series, table: pd.DataFrame, where: int) -> ClaimResult:
+def _extreme(
+    claim: Claim, values: pd.Series, errors: pd.Series, table: pd.DataFrame, where: int, why: str = ""
+) -> ClaimResult:
     name, value, half = table.task.iloc[where], float(values.iloc[where]), 1.96 * float(errors.iloc[where])
     interval = Interval(value - half, value + half, f"95 % of the trace, {name}", len(table))
     if not math.isfinite(half):
         interval = exact(value, kind=f"{name}, one probe")
-    why = f"It is {name} that has this value."
-    return judge(claim, value, interval, if_not_reproduced=why)
+    return judge(claim, value, interval, if_not_reproduced=why or f"It is {name} that has this value.")
 
 
 def _one_sequence(implied: pd.Series, stderr: pd.Series, table: pd.DataFrame, language: pd.Series) -> ClaimResult:
@@ -143,7 +144,12 @@ def _one_sequence(implied: pd.Series, stderr: pd.Series, table: pd.DataFrame, la
         return out_of_reach(ONE_SEQUENCE, "No language model among the tasks of this run.")
     shares = implied / table.per_example
     where = int(shares.where(language, -math.inf).to_numpy().argmax())
-    return _extreme(ONE_SEQUENCE, shares, stderr / table.per_example, table, where)
+    row = table.iloc[where]
+    why = (
+        f"Our sequences have {row.per_example:.0f} tokens, fewer than a typical context; {row.batch_size} are "
+        f"recommended, {row.batch_size_measured} with C as measured ({row.constant:.2g})."
+    )
+    return _extreme(ONE_SEQUENCE, shares, stderr / table.per_example, table, where, why)
 
 
 def _printed(claim: Claim, ratios: pd.Series, paper: pd.DataFrame, *, smallest: bool, why: str) -> ClaimResult:

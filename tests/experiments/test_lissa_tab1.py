@@ -123,6 +123,7 @@ def test_claims_can_fail() -> None:
     row = {
         "task": "a", "unit": "tokens", "per_example": 10, "parameters": 100, "forms": 1600, "trace": 50.0,
         "trace_stderr": 1.0, "lambda_max": 1.0, "assumed_constant": 2.0, "constant": 5.0,
+        "batch_size": 100, "batch_size_measured": 250,
         "trace_per_parameter": 0.9, "trace_per_parameter_stderr": 0.01,
         "full_trace_per_parameter": 0.5, "full_trace_per_parameter_stderr": 0.01,
     }  # fmt: skip

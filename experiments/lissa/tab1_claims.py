@@ -130,7 +130,7 @@ def judge_claims(table: pd.DataFrame, paper: pd.DataFrame) -> list[ClaimResult]:
 
 
 def _extreme(
-    claim: Claim, values: pd.Series, errors: pd.Series, table: pd.DataFrame, where: int, why: str = ""
+    claim: Claim, values: pd.Series, errors: pd.Series, table: pd.DataFrame, where: int, *, why: str = ""
 ) -> ClaimResult:
     name, value, half = table.task.iloc[where], float(values.iloc[where]), 1.96 * float(errors.iloc[where])
     interval = Interval(value - half, value + half, f"95 % of the trace, {name}", len(table))
@@ -149,7 +149,7 @@ def _one_sequence(implied: pd.Series, stderr: pd.Series, table: pd.DataFrame, la
         f"Our sequences have {row.per_example:.0f} tokens, fewer than a typical context; {row.batch_size} are "
         f"recommended, {row.batch_size_measured} with C as measured ({row.constant:.2g})."
     )
-    return _extreme(ONE_SEQUENCE, shares, stderr / table.per_example, table, where, why)
+    return _extreme(ONE_SEQUENCE, shares, stderr / table.per_example, table, where, why=why)
 
 
 def _printed(claim: Claim, ratios: pd.Series, paper: pd.DataFrame, *, smallest: bool, why: str) -> ClaimResult:

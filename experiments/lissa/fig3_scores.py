@@ -158,15 +158,17 @@ def check_lissa(run: Run, task: Task, cfg: DictConfig, sentences: list[str], exa
         setting: dict[str, Any] = {
             "scaled_step_size": scaled,
             "step_size": scaled / exact.largest_eigenvalue,
-            "num_steps": int(cfg.lissa.num_steps),
-            "batch_size": int(cfg.lissa.batch_size),
+            "num_steps": int(cfg.lissa_check.num_steps),
+            "batch_size": int(cfg.lissa_check.batch_size),
         }
-        key = task.key | setting | {"sentences": sentences, "number": cfg.lissa.sentences, "version": VERSION}
+        key = (
+            task.key | setting | {"sentences": sentences, "number": cfg.lissa_check.sentences, "version": VERSION}
+        )
         key |= {"damping": exact.damping}
         found = run.unit(
             "lissa/fig3_lissa",
             key,
-            partial(_lissa, run, task, sentences[: cfg.lissa.sentences], sentences, exact, setting),
+            partial(_lissa, run, task, sentences[: cfg.lissa_check.sentences], sentences, exact, setting),
         )
         checks.append(LissaCheck(reading=reading, **setting, **found))
     return checks

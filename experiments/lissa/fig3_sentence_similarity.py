@@ -8,9 +8,10 @@ its 10 × 10 squares; then how well each of them picks a sentence's other wordin
 
 Where we differ from the paper: models trained here; `damping` is the paper's share of lambda_max, 5 / 780;
 the systems are solved by block CG to a residual of `solver.rtol`, and LiSSA, with the paper's settings at our
-scale (step_size · lambda_max, steps, sequences in a batch), is compared with that on `lissa.sentences` of them. Of
-the caption's step size 0.003 two readings are run: as printed it is 2.3 / lambda_max, above 2 / lambda_max; as the
-`lr` of the authors' code, which is step size times damping (for damping > 1), it is 6e-4 = 0.47 / lambda_max.
+scale (step_size · lambda_max, steps, sequences in a batch), is compared with that on `lissa_check.sentences` of
+them. Of the caption's step size 0.003 two readings are run: as printed it is 2.3 / lambda_max, above
+2 / lambda_max; as the `lr` of the authors' code, which is step size times damping (for damping > 1), it is 6e-4 =
+0.47 / lambda_max.
 
 The caption calls the right heat map "the difference between the former and the latter" (influence, gradient), the
 text says that its values are positive because gradient similarity is higher: it is gradient - influence.
@@ -52,7 +53,7 @@ def main(cfg: DictConfig) -> None:
             task = build_language_task(run, part)
             found = measure(run, task, part, sentences.text.tolist(), perplexities(run, task))
             measured.append(found)
-            if seed == cfg.model_seeds[0] and cfg.lissa is not None:
+            if seed == cfg.model_seeds[0] and cfg.lissa_check is not None:
                 checks += check_lissa(run, task, part, sentences.text.tolist(), found)
         # Read back what was written, six digits: everything below can be had from the file alone.
         table = pd.read_csv(run.save_table(statistics.pair_table(measured, sentences)))

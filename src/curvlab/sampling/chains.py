@@ -137,7 +137,7 @@ def _chunks(sampler: SGLD, num_chains: int, chunk_size: int | None) -> list[list
         on_cpu = losses.start.device.type == "cpu"
         chunk_size = num_chains
         if on_cpu and len(losses.start) >= MIN_PARAMETERS_FOR_THREADS:
-            chunk_size = math.ceil(num_chains / torch.get_num_threads())
+            chunk_size = math.ceil(num_chains / _num_threads())
         if on_cpu and losses.function.has_convolution:
             chunk_size = 1
     if not losses.can_vmap:
@@ -150,7 +150,11 @@ def _num_workers(sampler: SGLD, num_chunks: int) -> int:
     losses = sampler.losses
     if losses.start.device.type != "cpu" or len(losses.start) < MIN_PARAMETERS_FOR_THREADS:
         return 1
-    return min(torch.get_num_threads(), num_chunks)
+    return min(_num_threads(), num_chunks)
+
+
+def _num_threads() -> int:
+    return torch.get_num_threads()
 
 
 @contextmanager

@@ -19,7 +19,7 @@ _MAX_ROUNDS = 8
 _POWER_STEPS = 15
 _TRACE_PROBES = 8
 _NOISE_BATCHES = 8
-_MEASURED_CHAINS = 2
+_MEASURED_CHAINS = 4
 # Of the loss that flat directions gain, exp(-3) = 5 % are missing after so many relaxation times 1/(ε γ).
 _RELAXATION_TIMES = 3.0
 
@@ -96,7 +96,7 @@ def choose_sgld_settings(
         num_steps: of a pilot; more where the report says that the estimate is still far off.
         generator: the only source of randomness.
 
-    Cost: at most 8 pilots, with 46 Hessian products of a batch for each.
+    Cost: at most 8 pilots, with 92 Hessian products of a batch for each.
     """
     if num_burnin_steps < 1 or num_steps < 2 or num_chains < 1 or not 0 < bias < 1:
         raise ValueError(
@@ -134,8 +134,11 @@ def choose_sgld_settings(
             f"there λmax {surface.top:.3g}, tr(H) {surface.trace:.3g}, so the step size adds {predicted:.2g}; "
             f"it could be {wanted:.2g}"
         )
-        converged = step_size / 1.5 <= wanted <= step_size * 1.5
+        converged = step_size / 2 <= wanted <= step_size * 2
         if converged:
+            smaller = min(1.0, wanted / step_size)
+            step_size, predicted = step_size * smaller, predicted * smaller
+            strength = strength / smaller if localization is None else strength
             break
         step_size = min(max(wanted, step_size / 10), step_size * 10)
     share = predicted / value if value > 0 else math.nan

@@ -1,0 +1,157 @@
+"""Learning coefficients: agreement with devinterp 1.3.2, and seconds beside it and beside the arithmetic.
+
+make bench-llc PRESET=smoke|embedded|laptop|paper
+
+The same model, hyperparameters, number of chains and draws for everybody, and the same initial loss over all the
+data. devinterp's default nbeta takes the batch for the data (n = batch size), so it is passed; it samples in
+`train()` mode, which changes nothing for a fully connected net. Methods take turns, so that a busy machine slows
+all of them, and a ratio is that of neighbours. The floor is the matrix products alone that these chains
+need, forward and backward, without anything around them; the normals stand beside it.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import pandas as pd
+import torch
+from omegaconf import DictConfig
+
+from curvlab import runs
+from curvlab.reporting import t_interval
+from curvlab.sampling import default_nbeta
+from experiments.benchmarks.llc_methods import METHODS, Setting, available, floor_seconds, measure
+from experiments.benchmarks.llc_plot import draw
+from experiments.task import Task, build_task
+
+
+@runs.main("benchmarks/llc")
+def main(cfg: DictConfig) -> None:
+    """Estimate, time, tabulate, draw."""
+    with runs.start(cfg, paper="benchmarks", item="llc", title="Learning coefficients beside devinterp") as run:
+        methods = [name for name in METHODS if available(name)]
+        task = build_task(run, cfg)
+        results = {
+            repeat: run.unit(
+                "llc_benchmark",
+                _key(task, cfg, methods, repeat),
+                partial(_repeat, run, task, cfg, methods, repeat),
+            )
+            for repeat in run.progress(range(cfg.num_repeats), "repeats")
+        }
+        table = pd.DataFrame([row for repeat in results for row in _rows(task, repeat, results[repeat], methods)])
+        run.save_table(table)
+        summary = summary_table(table)
+        run.save_table(summary, "summary.csv")
+        run.save_table(timing_table(results, methods), "timings.csv")
+        run.save_figure(draw(summary, pd.read_csv(run.folder / "timings.csv")))
+        missing = [name for name in METHODS if name not in methods]
+        run.note(
+            scale={"chains": cfg.num_chains, "draws": cfg.num_draws, "repeats": cfg.num_repeats},
+            threads=cfg.num_threads,
+            reduced=[f"{name} is not installed" for name in missing],
+        )
+
+
+def _key(task: Task, cfg: DictConfig, methods: list[str], repeat: int) -> dict[str, Any]:
+    names = (
+        "num_chains",
+        "num_draws",
+        "num_burnin_steps",
+        "batch_size",
+        "step_size",
+        "localization",
+        "num_threads",
+    )
+    return {**task.key, **{name: cfg[name] for name in names}, "methods": methods, "repeat": repeat, "version": 1}
+
+
+def _repeat(run: runs.Run, task: Task, cfg: DictConfig, methods: list[str], repeat: int) -> dict[str, Any]:
+    """Return estimates of every chain, seconds and validity by method, and the floor's seconds."""
+    setting = Setting(
+        model=task.model,
+        data=task.train,
+        num_chains=cfg.num_chains,
+        num_draws=cfg.num_draws,
+        num_burnin_steps=cfg.num_burnin_steps,
+        batch_size=cfg.batch_size,
+        step_size=cfg.step_size,
+        localization=cfg.localization,
+        nbeta=default_nbeta(task.num_train),
+        initial_loss=task.train_loss,
+    )
+    threads = torch.get_num_threads()
+    torch.set_num_threads(cfg.num_threads)
+    try:
+        # Turn about: the first of one repeat is the last of the next.
+        order = methods if repeat % 2 == 0 else methods[::-1]
+        found = {name: measure(name, setting, run.generator("llc", name, repeat)) for name in order}
+        floor = floor_seconds(setting, num_steps=20)
+    finally:
+        torch.set_num_threads(threads)
+    return {**found, "floor": floor}
+
+
+def _rows(task: Task, repeat: int, result: dict[str, Any], methods: list[str]) -> list[dict[str, Any]]:
+    shared = {"model": task.name, "parameters": task.num_parameters, "n": task.num_train, "repeat": repeat}
+    return [
+        shared | {"method": name, "chain": chain, "llc": value, "rhat": result[name]["rhat"]}
+        for name in methods
+        for chain, value in enumerate(result[name]["per_chain"])
+    ]
+
+
+def summary_table(table: pd.DataFrame) -> pd.DataFrame:
+    """Return each method's mean over all chains of all repeats, with its 95 % t interval."""
+    rows = []
+    for (model, method), own in table.groupby(["model", "method"], sort=False):
+        interval = t_interval(own.llc.to_numpy(), unit="chains")
+        rows.append(
+            {
+                "model": model,
+                "parameters": own.parameters.iloc[0],
+                "n": own.n.iloc[0],
+                "method": method,
+                "chains": len(own),
+                "llc": own.llc.mean(),
+                "low": interval.low,
+                "high": interval.high,
+                "between_chains": own.llc.std(),
+                "worst_rhat": own.rhat.max(),
+            }
+        )
+    summary = pd.DataFrame(rows)
+    ours = summary[summary.method == "curvlab"].iloc[0]
+    summary["overlaps_curvlab"] = (summary.low <= ours.high) & (summary.high >= ours.low)
+    return summary
+
+
+def timing_table(results: dict[int, dict[str, Any]], methods: list[str]) -> pd.DataFrame:
+    """Return seconds (medians over repeats) of each method and of the floor, and the ratio to curvlab."""
+    rows = []
+    for name in [*methods, "matrix products alone", "normals alone"]:
+        seconds = pd.Series([_seconds(result, name) for result in results.values()])
+        ours = pd.Series([_seconds(result, "curvlab") for result in results.values()])
+        cpu = [result[name]["cpu_seconds"] for result in results.values()] if name in methods else []
+        rows.append(
+            {
+                "method": name,
+                "seconds": seconds.median(),
+                "fastest": seconds.min(),
+                "slowest": seconds.max(),
+                "cpu_seconds": float(pd.Series(cpu).median()) if cpu else float("nan"),
+                "to_curvlab": (seconds / ours).median(),
+            }
+        )
+    return pd.DataFrame(rows)
+
+
+def _seconds(result: dict[str, Any], name: str) -> float:
+    if name in METHODS:
+        return float(result[name]["seconds"])
+    return float(result["floor"]["products" if name.startswith("matrix") else "normals"])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,162 @@
+"""Whom bench-llc compares: each takes the same setting and gives the estimate of every chain."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from curvlab.data import stack
+from curvlab.sampling import estimate_llc, split_rhat
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What all methods are given; names as in `estimate_llc`."""
+
+    model: nn.Module
+    data: Any
+    num_chains: int
+    num_draws: int
+    num_burnin_steps: int
+    batch_size: int
+    step_size: float
+    localization: float
+    nbeta: float
+    initial_loss: float
+
+    @property
+    def num_steps(self) -> int:
+        """Steps a chain."""
+        return self.num_burnin_steps + self.num_draws
+
+    def tensors(self) -> tuple[Tensor, Tensor]:
+        """Return the data as two tensors."""
+        return stack(self.data, torch.arange(len(self.data)))
+
+
+def _curvlab(setting: Setting, generator: torch.Generator, *, chunk_size: int | None = None) -> Tensor:
+    llc = estimate_llc(
+        setting.model,
+        nn.CrossEntropyLoss(),
+        setting.data,
+        num_chains=setting.num_chains,
+        num_draws=setting.num_draws,
+        num_burnin_steps=setting.num_burnin_steps,
+        step_size=setting.step_size,
+        batch_size=setting.batch_size,
+        nbeta=setting.nbeta,
+        localization=setting.localization,
+        chunk_size=chunk_size,
+        generator=generator,
+    )
+    return llc.nbeta * (llc.losses - llc.initial_loss)
+
+
+def _curvlab_vmap(setting: Setting, generator: torch.Generator) -> Tensor:
+    return _curvlab(setting, generator, chunk_size=setting.num_chains)
+
+
+def _curvlab_loop(setting: Setting, generator: torch.Generator) -> Tensor:
+    return _curvlab(setting, generator, chunk_size=1)
+
+
+def _devinterp(setting: Setting, generator: torch.Generator) -> Tensor:
+    # By name, as the type checker must pass without it.
+    sampler, optimizer = (importlib.import_module(f"devinterp.{name}") for name in ("slt.sampler", "optim.sgld"))
+    evaluate_ce = importlib.import_module("devinterp.utils").evaluate_ce
+    loader = DataLoader(TensorDataset(*setting.tensors()), batch_size=setting.batch_size, shuffle=True)
+    seed = int(torch.randint(2**31, (), generator=generator))
+    with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
+        warnings.simplefilter("ignore")  # about seeds, and fewer burn-in steps than draws
+        found = sampler.estimate_learning_coeff_with_summary(
+            setting.model,
+            loader,
+            evaluate=evaluate_ce,
+            sampling_method=optimizer.SGLD,
+            optimizer_kwargs={
+                "lr": setting.step_size,
+                "nbeta": setting.nbeta,
+                "localization": setting.localization,
+            },
+            num_draws=setting.num_draws,
+            num_chains=setting.num_chains,
+            num_burnin_steps=setting.num_burnin_steps,
+            num_steps_bw_draws=1,
+            init_loss=setting.initial_loss,
+            seed=seed,
+            device="cpu",
+            verbose=False,
+            online=False,
+        )
+    setting.model.eval()  # it leaves the model in train mode
+    return setting.nbeta * (torch.as_tensor(found["loss/trace"]) - setting.initial_loss)
+
+
+# The first is what a user gets; the next two are the same chains in other chunks.
+METHODS: dict[str, Callable[[Setting, torch.Generator], Tensor]] = {
+    "curvlab": _curvlab,
+    "curvlab, one vmap": _curvlab_vmap,
+    "curvlab, chain by chain": _curvlab_loop,
+    "devinterp": _devinterp,
+}
+
+
+def available(name: str) -> bool:
+    """Return whether a method is installed."""
+    return not name.startswith("devinterp") or importlib.util.find_spec("devinterp") is not None
+
+
+def measure(name: str, setting: Setting, generator: torch.Generator) -> dict[str, Any]:
+    """Return estimates by chain, R-hat of the draws, seconds on the clock and of all cores."""
+    start, cpu_start = time.perf_counter(), time.process_time()
+    draws = METHODS[name](setting, generator)
+    seconds, cpu_seconds = time.perf_counter() - start, time.process_time() - cpu_start
+    return {
+        "per_chain": draws.double().mean(1).tolist(),
+        "rhat": split_rhat(draws),
+        "seconds": seconds,
+        "cpu_seconds": cpu_seconds,
+    }
+
+
+def floor_seconds(setting: Setting, *, num_steps: int) -> dict[str, float]:
+    """Return seconds that the chains' matrix products and their normals take, scaled up from `num_steps` steps.
+
+    Products of one step and layer (B, I) x (I, O): outputs, weight gradient, and input gradient but for the first.
+    """
+    layers = [m.weight for m in setting.model.modules() if isinstance(m, nn.Linear)]
+    sizes = [int(layers[0].shape[1]), *(int(weight.shape[0]) for weight in layers)]
+    generator = torch.Generator().manual_seed(0)
+    values = [torch.randn(setting.batch_size, size, generator=generator) for size in sizes]
+    weights = [torch.randn(a, b, generator=generator) for a, b in pairwise(sizes)]
+    noise = torch.empty(sum(parameter.numel() for parameter in setting.model.parameters()))
+
+    def products() -> None:
+        for index, weight in enumerate(weights):
+            values[index] @ weight
+            values[index].T @ values[index + 1]
+            if index > 0:
+                values[index + 1] @ weight.T
+
+    def normals() -> None:
+        noise.normal_(0.0, 1.0, generator=generator)
+
+    scale = setting.num_steps / num_steps
+    found = {}
+    for name, work in {"products": products, "normals": normals}.items():
+        work()
+        start = time.perf_counter()
+        for _ in range(num_steps * setting.num_chains):
+            work()
+        found[name] = scale * (time.perf_counter() - start)
+    return found

@@ -1,0 +1,61 @@
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import torch
+from torch import nn
+
+from experiments.benchmarks.llc import main, summary_table
+from experiments.benchmarks.llc_methods import Setting, floor_seconds
+
+
+def test_every_method_is_estimated_and_timed(run_target: Callable[..., Path]) -> None:
+    folder = run_target(main, "benchmarks/llc") / "benchmarks" / "llc" / "smoke"
+    for name in ("table.csv", "figure.png", "run.json"):
+        assert (folder / name).is_file()
+    table, summary = pd.read_csv(folder / "table.csv"), pd.read_csv(folder / "summary.csv")
+    timings = pd.read_csv(folder / "timings.csv")
+    record = json.loads((folder / "run.json").read_text())
+    expected = {"curvlab", "curvlab, one vmap", "curvlab, chain by chain", "devinterp"}
+    missing = {entry.split(" is not")[0] for entry in record["reduced"]}
+    assert set(table.method) == expected - missing
+    assert (table.groupby("method").size() == 2 * 3).all()
+    assert set(timings.method) == (expected - missing) | {"matrix products alone", "normals alone"}
+    assert (timings.seconds > 0).all()
+    own = table[table.method == "curvlab"].llc
+    row = summary[summary.method == "curvlab"].iloc[0]
+    assert row.llc == pytest.approx(own.mean(), rel=1e-4)
+    assert row.high - row.low == pytest.approx(2 * 2.570582 * own.std() / math.sqrt(6), rel=1e-3)
+
+
+def test_overlap_of_intervals() -> None:
+    rows = [
+        {"model": "m", "parameters": 1, "n": 1, "method": method, "llc": centre + shift, "rhat": 1.0}
+        for method, centre in (("curvlab", 0.0), ("near", 1.0), ("far", 9.0))
+        for shift in (-1.0, 0.0, 1.0)
+    ]
+    overlaps = summary_table(pd.DataFrame(rows)).set_index("method").overlaps_curvlab
+    assert overlaps.to_dict() == {"curvlab": True, "near": True, "far": False}
+
+
+def test_floor_counts_all_steps() -> None:
+    setting = Setting(
+        model=nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2)),
+        data=(torch.zeros(5, 4), torch.zeros(5).long()),
+        num_chains=2,
+        num_draws=10,
+        num_burnin_steps=0,
+        batch_size=5,
+        step_size=1.0,
+        localization=1.0,
+        nbeta=1.0,
+        initial_loss=0.0,
+    )
+    found = floor_seconds(setting, num_steps=2)
+    assert found["products"] > 0
+    assert found["normals"] > 0

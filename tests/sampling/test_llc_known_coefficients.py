@@ -1,0 +1,168 @@
+"""Learning coefficients that are known: in closed form, by theorem, or by quadrature."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from analytic_models import (
+    Polynomial,
+    ReducedRank,
+    aoyagi_watanabe,
+    half_square,
+    linear_regression,
+    mean_output,
+    no_inputs,
+    quadrature,
+    regular_coefficient,
+)
+from torch import nn
+
+from curvlab.sampling import LLC, default_nbeta, estimate_llc
+from curvlab.sampling.learning_coefficient import summarise
+
+
+def generator(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+@pytest.mark.parametrize("powers", [(2,), (4,), (6,), (4, 4), (2, 4, 6)], ids=str)
+def test_monomials_and_sums(powers: tuple[int, ...]) -> None:
+    llc = estimate_llc(
+        Polynomial(powers, product=False),
+        mean_output,
+        no_inputs(),
+        num_chains=400,
+        num_draws=400,
+        num_burnin_steps=600,
+        step_size=4e-4,
+        batch_size=8,
+        nbeta=default_nbeta(1000),
+        localization=1e-3,
+        generator=generator(),
+    )
+    assert llc.value == pytest.approx(sum(1 / power for power in powers), rel=0.1)
+
+
+# The asymptotic coefficient is 1 / largest power; at this n and localization the truth is far below.
+@pytest.mark.parametrize(("powers", "asymptotic"), [((2, 2), 1 / 2), ((2, 4), 1 / 4), ((2, 2, 2), 1 / 2)], ids=str)
+def test_products_against_quadrature(powers: tuple[int, ...], asymptotic: float) -> None:
+    nbeta, localization = default_nbeta(10_000), 10.0
+    truth = quadrature(powers, nbeta=nbeta, localization=localization)
+    assert 0.05 * asymptotic < truth < 0.9 * asymptotic
+    llc = estimate_llc(
+        Polynomial(powers, product=True),
+        mean_output,
+        no_inputs(),
+        num_chains=1500,
+        num_draws=700,
+        num_burnin_steps=800,
+        step_size=4e-4,
+        batch_size=8,
+        nbeta=nbeta,
+        localization=localization,
+        generator=generator(),
+    )
+    assert llc.value == pytest.approx(truth, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "coefficient"), [((1, 3, 1, 0), 0.5), ((4, 2, 1, 0), 1.0), ((3, 2, 2, 1), 2.5)], ids=str
+)
+def test_reduced_rank_regression_at_the_most_singular_parameter(
+    pattern: tuple[int, int, int, int], coefficient: float
+) -> None:
+    assert aoyagi_watanabe(*pattern) == coefficient
+    model, num_inputs = ReducedRank(*pattern), pattern[0]
+    inputs = math.sqrt(num_inputs) * torch.eye(num_inputs, dtype=torch.float64)  # second moments 1
+    targets = model(inputs).detach()
+    llc = estimate_llc(
+        model,
+        half_square,
+        (inputs, targets),
+        num_chains=300,
+        num_draws=300,
+        num_burnin_steps=1800,
+        step_size=1.2e-4,
+        batch_size=num_inputs,
+        nbeta=default_nbeta(10_000),
+        localization=5.0,
+        generator=generator(),
+    )
+    assert llc.value == pytest.approx(coefficient, rel=0.1)
+
+
+@pytest.mark.parametrize("num_features", [3, 11])
+def test_regular_models_have_half_the_number_of_parameters(num_features: int) -> None:
+    model, data = linear_regression(2000, num_features, seed=1)
+    llc = estimate_llc(
+        model,
+        nn.MSELoss(),
+        data,
+        num_chains=100,
+        num_draws=300,
+        num_burnin_steps=250,
+        step_size=1e-4,
+        batch_size=200,
+        localization=0.1,
+        generator=generator(),
+    )
+    assert llc.value == pytest.approx((num_features + 1) / 2, rel=0.05)
+    assert llc.valid, llc.problems
+
+
+def coverage(llc: LLC, truth: float) -> int:
+    """Return how many of 40 estimates of 8 chains cover the truth: a chain knows its own seed only."""
+    covered = 0
+    for losses, burnin in zip(llc.losses.split(8), llc.burnin_losses.split(8), strict=True):
+        one = summarise(
+            losses - llc.initial_loss,
+            burnin - llc.initial_loss,
+            initial_loss=llc.initial_loss,
+            nbeta=llc.nbeta,
+            step_size=llc.step_size,
+            localization=llc.localization,
+            num_examples=llc.num_examples,
+            num_gradients=1,
+        )
+        low, high = one.interval(0.95)
+        assert high - low < truth
+        covered += low <= truth <= high
+    return covered
+
+
+def test_intervals_of_a_regular_model_cover_its_value_at_finite_n() -> None:
+    model, data = linear_regression(1000, 3, seed=2)
+    truth = regular_coefficient(data[0], nbeta=default_nbeta(1000), localization=20.0)
+    llc = estimate_llc(
+        model,
+        nn.MSELoss(),
+        data,
+        num_chains=40 * 8,
+        num_draws=500,
+        num_burnin_steps=150,
+        step_size=1.5e-4,
+        batch_size=100,
+        localization=20.0,
+        generator=generator(),
+    )
+    assert coverage(llc, truth) >= 36
+
+
+def test_intervals_of_a_singular_model_cover_the_quadrature() -> None:
+    nbeta, localization = default_nbeta(10_000), 30.0
+    llc = estimate_llc(
+        Polynomial((2, 2), product=True),
+        mean_output,
+        no_inputs(),
+        num_chains=40 * 8,
+        num_draws=2000,
+        num_burnin_steps=500,
+        step_size=3e-4,
+        batch_size=8,
+        nbeta=nbeta,
+        localization=localization,
+        generator=generator(),
+    )
+    assert coverage(llc, quadrature((2, 2), nbeta=nbeta, localization=localization)) >= 36

@@ -4,8 +4,8 @@ make bench-solvers PRESET=smoke|embedded|laptop|paper
 
 Right-hand sides are gradients of test losses. Work is counted a vector in products with the matrix of the whole
 data, everything included: set-up, recomputed residuals, a batch by its share of the data. LiSSA, Chebyshev
-iteration and CG treat every system by itself, so they are run on `max_independent` of the systems at most (their
-work a system is the same for more); block CG and preconditioners share, and gain with the number.
+iteration and CG, EK-FAC's too, treat every system by itself, so they are run on `max_independent` of the systems
+at most (their work a system is the same for more); block CG and Nyström share, and gain with the number.
 
 The reference is block CG in double precision. Seconds are CPU seconds of this process and stand in timing.csv.
 """
@@ -83,6 +83,7 @@ def _task_table(run: runs.Run, part: DictConfig) -> pd.DataFrame:
             num_solved = num_rhs if method not in INDEPENDENT else min(num_rhs, part.max_independent[method])
             settings = key | of_reference | {"method": method, "num_solved": num_solved, "rtol_method": part.rtol}
             settings |= {"rank": part.nystrom_rank} if "nystrom" in method else {}
+            settings |= {"version": 2} if method == "lissa_auto" else {}
             compute = partial(shared.run_method, method, num_solved, damping, reference["solutions"])
             found = run.unit("solvers/trajectory", settings, compute)
             rows += _rows(task.name, num_rhs, method, num_solved, found)

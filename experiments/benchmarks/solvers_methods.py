@@ -34,8 +34,9 @@ LABELS = {
     "block_cg": "block CG (default)",
     "nystrom_block_cg": "block CG, Nyström",
 }
-# Systems are solved independently of one another, so the work a system does not depend on how many there are.
-INDEPENDENT = ("lissa_recipe", "lissa_auto", "chebyshev", "cg")
+# Systems are solved independently of one another, but for a set-up of a few products: the work a system does not
+# depend on how many there are.
+INDEPENDENT = ("lissa_recipe", "lissa_auto", "chebyshev", "cg", "ekfac_cg")
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,176 @@
+"""Train by SGD or NGD from one start, and measure LLC, WBIC and tr(H) at checkpoints: what all targets share.
+
+Training and every measurement of a checkpoint are units of work, so targets with equal settings share them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import pandas as pd
+import torch
+from hydra.utils import instantiate
+from omegaconf import DictConfig, OmegaConf
+from torch import Tensor, nn
+
+from curvlab.curvature import HessianOperator
+from curvlab.data import DataSplits, stack
+from curvlab.linalg import flatten, unflatten
+from curvlab.models import build_model
+from curvlab.runs import Run
+from curvlab.sampling import estimate_llc
+from curvlab.spectrum import hutchinson_trace
+from curvlab.training import evaluate
+from experiments.ngd.optimizers import make_step
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Data and a model's shape.
+
+    Attributes:
+        name: label of the model.
+        splits: training and test set; the test set stands for the paper's validation set.
+        train: (inputs, targets) on the device.
+        model: Hydra node of the model.
+        loss: mean over examples.
+        key: identifies data and model in the store.
+    """
+
+    name: str
+    splits: DataSplits
+    train: tuple[Tensor, Tensor]
+    model: DictConfig
+    loss: nn.Module
+    key: dict[str, Any]
+
+    def build(self, run: Run, seed: int) -> nn.Module:
+        """Return the model at the start that all optimizers share for one seed."""
+        return build_model(
+            partial(instantiate, self.model),
+            input_shape=self.splits.input_shape,
+            num_outputs=self.splits.num_outputs,
+            generator=run.generator("start", self.name, seed),
+        ).to(run.device)
+
+
+def load_problem(run: Run, data: DictConfig, model: DictConfig, name: str) -> Problem:
+    """Load the data and describe the model."""
+    splits: DataSplits = instantiate(data)
+    run.record_data(splits.name, splits.checksum)
+    inputs, targets = stack(splits.train, torch.arange(len(splits.train)))  # type: ignore[arg-type]
+    key = {"data": splits.checksum, "model": OmegaConf.to_container(model, resolve=True)}
+    return Problem(
+        name, splits, (inputs.to(run.device), targets.to(run.device)), model, nn.CrossEntropyLoss(), key
+    )
+
+
+def trajectory(
+    run: Run, problem: Problem, optimizer: Mapping[str, Any], cfg: DictConfig, seed: int
+) -> pd.DataFrame:
+    """Train once and measure; return one row a checkpoint.
+
+    Columns: epoch; train_loss, validation_loss (nats, eval mode, all examples), validation_accuracy; update_norm,
+    the mean over the epoch's batches of ‖Δw‖/lr; what `_measured` gives.
+
+    Args:
+        run: seeds, store, device.
+        problem: data and model.
+        optimizer: see `make_step`.
+        cfg: nodes `training` (num_epochs, batch_size, checkpoints: epochs, null for each), `llc` (arguments of
+            estimate_llc) and `trace` (num_train, num_matvecs, rtol, max_matvecs; null: no trace).
+        seed: of the start and the order of batches, both shared by the optimizers.
+    """
+    settings = {str(key): value for key, value in optimizer.items()}
+    training: dict[str, Any] = OmegaConf.to_container(cfg.training, resolve=True)  # type: ignore[assignment]
+    key = problem.key | {"optimizer": settings, "training": training, "repeat": seed, "version": 1}
+    trained = run.unit("ngd/trained", key, partial(_trained, run, problem, settings, training, seed))
+    model = problem.build(run, seed)
+    rows = []
+    for index, epoch in enumerate(trained["epochs"]):
+        _set_weights(model, trained["weights"][index])
+        row = {name: trained[name][index] for name in ("train_loss", "validation_loss", "validation_accuracy")}
+        row |= {"epoch": epoch, "update_norm": trained["update_norm"][index]}
+        measured_key = key | _plain(cfg, "llc") | _plain(cfg, "trace") | {"epoch": epoch}
+        rows.append(
+            row | run.unit("ngd/measured", measured_key, partial(_measured, run, problem, model, cfg, seed))
+        )
+    return pd.DataFrame(rows)
+
+
+def _plain(cfg: DictConfig, node: str) -> dict[str, Any]:
+    return {node: OmegaConf.to_container(cfg[node], resolve=True) if cfg[node] is not None else None}
+
+
+def _trained(
+    run: Run, problem: Problem, optimizer: dict[str, Any], training: dict[str, Any], seed: int
+) -> dict[str, Any]:
+    """Return weights (checkpoints, P) and what was logged at those epochs."""
+    model, loss = problem.build(run, seed), problem.loss
+    step = make_step(model, loss, optimizer)
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    order = run.generator("batches", problem.name, seed)
+    checkpoints = training["checkpoints"] or list(range(1, training["num_epochs"] + 1))
+    log: dict[str, list[float]] = {"train_loss": [], "validation_loss": [], "validation_accuracy": []}
+    weights, norms = [], []
+    inputs, targets = problem.train
+    for epoch in run.progress(range(1, training["num_epochs"] + 1), f"{problem.name} {optimizer['name']} {seed}"):
+        model.train()
+        updates = []
+        for chosen in torch.randperm(len(targets), generator=order).split(training["batch_size"]):
+            before = flatten(parameters).detach().clone()
+            value = step(inputs[chosen.to(run.device)], targets[chosen.to(run.device)])
+            if not math.isfinite(value):
+                raise ArithmeticError(f"{optimizer} diverged in epoch {epoch}: lower its lr, or raise alpha")
+            updates.append(float((flatten(parameters).detach() - before).norm()) / optimizer["lr"])
+        model.eval()
+        if epoch in checkpoints:
+            on_test = evaluate(model, loss, problem.splits.test)
+            log["train_loss"].append(evaluate(model, loss, problem.train).loss)
+            log["validation_loss"].append(on_test.loss)
+            log["validation_accuracy"].append(on_test.accuracy if on_test.accuracy is not None else math.nan)
+            norms.append(sum(updates) / len(updates))
+            weights.append(flatten(parameters).detach().clone())
+    return {**log, "epochs": list(checkpoints), "update_norm": norms, "weights": torch.stack(weights).cpu()}
+
+
+def _set_weights(model: nn.Module, weights: Tensor) -> None:
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    with torch.no_grad():
+        for parameter, part in zip(
+            parameters, unflatten(weights.to(parameters[0].device), parameters), strict=True
+        ):
+            parameter.copy_(part)
+
+
+def _measured(run: Run, problem: Problem, model: nn.Module, cfg: DictConfig, seed: int) -> dict[str, Any]:
+    """Return LLC, WBIC and tr(H); chains and probes draw the same numbers at every checkpoint and optimizer.
+
+    `llc` is the estimate, also where `valid` is false: then `problem` says why it is no learning coefficient.
+    """
+    llc = estimate_llc(
+        model, problem.loss, problem.train, **dict(cfg.llc), generator=run.generator("chains", problem.name, seed)
+    )
+    row: dict[str, Any] = {
+        "llc": llc.value,
+        "llc_stderr": llc.stderr,
+        "rhat": llc.rhat,
+        "ess": llc.ess,
+        "valid": llc.valid,
+        "problem": "; ".join(text.split(":")[0] for text in llc.problems),
+        "wbic": llc.wbic,
+        "wbic_stderr": llc.wbic_stderr,
+    }
+    if cfg.trace is None:
+        return row
+    settings = dict(cfg.trace)
+    chosen = torch.randperm(len(problem.train[1]), generator=run.generator("trace data", problem.name))
+    kept = chosen[: settings.pop("num_train")].to(run.device)
+    hessian = HessianOperator(model, problem.loss, (problem.train[0][kept], problem.train[1][kept]))
+    trace = hutchinson_trace(hessian, **settings, generator=run.generator("probes", problem.name, seed))
+    run.add_matvecs(trace.num_matvecs)
+    return row | {"trace": trace.value, "trace_stderr": trace.stderr, "trace_probes": trace.num_matvecs}

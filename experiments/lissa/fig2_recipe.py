@@ -128,6 +128,8 @@ def _trajectory(systems: Systems, name: str, recipe: dict[str, Any], reference: 
     try:
         solution = solver.solve(systems.damped, systems.gradients, generator=generator)
         answer, converged = solution.x, solution.converged
+        if solution.error is not None and not converged:
+            message = f"not converged: the estimated error is {float(solution.error.max()):.2g}"
         estimated = solution.error if solution.error is not None else estimated
         promised = solver.stationary_error(systems.damped, answer, generator=generator)
     except DivergenceError as error:
@@ -198,8 +200,9 @@ class _Recorder:
         self.correlations.append(correlations)
 
     def compare(self, u: Tensor) -> tuple[Tensor, Tensor]:
-        """Return relative errors and correlations of influences, (K,) each."""
-        errors = (u - self.reference).norm(dim=0) / self.reference.norm(dim=0)
+        """Return relative errors and correlations of influences, (K,) each; the error of 0 = 0 is 0."""
+        scale = self.reference.norm(dim=0)
+        errors = (u - self.reference).norm(dim=0) / torch.where(scale > 0, scale, torch.ones_like(scale))
         return errors, correlation(self.readout @ u, self.scores)
 
 

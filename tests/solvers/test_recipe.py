@@ -98,6 +98,8 @@ def test_stationary_error_bounds_the_noise() -> None:
     bound = float(solver.stationary_error(operator, truth, num_batches=2000, generator=generator))
     error = (sum(squares) / 40) ** 0.5
     assert 0.2 * bound < error < bound
+    both = solver.stationary_error(operator, torch.stack([truth, torch.zeros_like(truth)], 1), num_batches=4)
+    assert float(both[1]) == 0
     # The formula itself, with the exact variance of one batch.
     spread = ((matrices @ truth) ** 2).sum(1).mean() - ((matrices.mean(0) @ truth) ** 2).sum()
     exact = (solver.step_size * spread / 100 / (2 * damping)).sqrt() / truth.norm()

@@ -166,7 +166,7 @@ class Lissa:
     ) -> Tensor:
         """Return the relative error that sampling noise leaves in the last iterate, () or (K,) for x as (P, K).
 
-        sqrt(step_size Δ / (2 damping)) / ‖x‖: Theorem 1's δ⁻¹ η² Δ with δ = 2 η λ, Δ = E‖(G_t - G) x‖² measured
+        sqrt(step_size Δ / (2 damping)) / ‖x‖ (0 for x = 0): Theorem 1's δ⁻¹ η² Δ with δ = 2 η λ, Δ = E‖(G_t - G) x‖² measured
         on `num_batches` batches at the solution x. An upper bound, of the mean square; averaging stays below.
         """
         columns = check_right_hand_side(operator, x)
@@ -180,8 +180,9 @@ class Lissa:
             sums = sums + products
             squares = squares + operator.inner(products, products)
         variance = (squares - operator.inner(sums, sums) / num_batches) / (num_batches - 1)
-        error = (self.step_size * variance.clamp(min=0) / (2 * operator.damping)).sqrt() / operator.norm(columns)
-        return error.reshape(x.shape[1:])
+        error = (self.step_size * variance.clamp(min=0) / (2 * operator.damping)).sqrt()
+        norm = operator.norm(columns)
+        return (error / torch.where(norm > 0, norm, torch.ones_like(norm))).reshape(x.shape[1:])
 
     def _check_growth(
         self, operator: LinearOperator, u: Tensor, products: Tensor, scale: Tensor, step: int

@@ -34,7 +34,7 @@ def no_inputs(num_examples: int = 8) -> tuple[Tensor, Tensor]:
 
 def quadrature(powers: tuple[int, ...], *, nbeta: float, localization: float) -> float:
     """E[nbeta prod w_i^p_i] under exp(-nbeta prod w_i^p_i - localization/2 |w|²), even powers, midpoint rule."""
-    points = {2: 1200, 3: 220}[len(powers)]
+    points = {2: 1200, 3: 140}[len(powers)]
     axis = (np.arange(points) + 0.5) * (8 / math.sqrt(localization) / points)
     grids = np.meshgrid(*[axis] * len(powers), indexing="ij", sparse=True)
     energy, square = np.ones(()), np.zeros(())

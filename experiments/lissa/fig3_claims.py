@@ -140,8 +140,8 @@ def _step_size(lissa: pd.DataFrame, reading: str) -> ClaimResult:
         "paper's step_size · lambda_max, number of steps and sequences in a batch (0 if it diverged)",
         criterion=Criterion(at_least=0.95, direction_at_least=0.8),
     )
-    if lissa.empty:
-        return out_of_reach(claim, "This preset solves by LiSSA alone: there is no exact solution beside it.")
+    if lissa.empty or reading not in set(lissa.reading):
+        return out_of_reach(claim, "This preset does not run LiSSA beside the exact solution with these settings.")
     row = lissa[lissa.reading == reading].iloc[0]
     reason = (
         f"step_size · lambda_max is {row.scaled_step_size:.2f}, and LiSSA needs less than 2: it diverged, noticed "

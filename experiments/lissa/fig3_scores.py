@@ -154,7 +154,9 @@ def check_lissa(run: Run, task: Task, cfg: DictConfig, sentences: list[str], exa
     step_size, damping = (paper.get("Fig. 3", "all", name).value for name in ("step_size", "damping"))
     largest = paper.get("Table 1", "OPT", "lambda_max").value
     checks = []
-    for reading, scaled in (("code", step_size / damping * largest), ("printed", step_size * largest)):
+    readings = {"code": step_size / damping * largest, "printed": step_size * largest}
+    for reading in cfg.lissa_check.readings:
+        scaled = readings[reading]
         setting: dict[str, Any] = {
             "scaled_step_size": scaled,
             "step_size": scaled / exact.largest_eigenvalue,

@@ -33,6 +33,7 @@ from experiments.benchmarks.solvers_counting import Counter, Recorder, clock
 from experiments.benchmarks.solvers_methods import INDEPENDENT, LABELS, Problem, solve
 from experiments.benchmarks.solvers_plot import draw
 from experiments.language_task import build_language_task
+from experiments.lissa.fig2_recipe import predictions_per_example
 from experiments.task import Task, build_task
 
 SHARED = ("rtol", "reference_rtol", "num_points", "damping_ratio")
@@ -119,8 +120,15 @@ class _Shared:
     def run_method(self, method: str, num: int, damping: float, reference: Tensor) -> dict[str, Any]:
         readout = per_example_gradients(self.task.model, self.task.loss, self.points)
         recorder = Recorder(Counter(), reference.to(readout), readout, clock(self.run.device))
-        rtol, rank = self.part.rtol, self.part.nystrom_rank
-        problem = Problem(self.operator, damping, self.gradients(num), recorder, rtol, rank)
+        problem = Problem(
+            operator=self.operator,
+            damping=damping,
+            right_hand_sides=self.gradients(num),
+            recorder=recorder,
+            rtol=self.part.rtol,
+            nystrom_rank=self.part.nystrom_rank,
+            predictions=predictions_per_example(self.task),
+        )
         outcome = solve(problem, method, self.run.generator("solvers", self.task.name, method))
         self.run.add_matvecs(int(recorder.counter.work))
         columns = {name: [row[name] for row in recorder.rows] for name in ("work", "seconds")}

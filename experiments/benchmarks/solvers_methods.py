@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -50,6 +51,7 @@ class Problem:
         recorder: of one method's run.
         rtol: residual that ends it.
         nystrom_rank: of the preconditioner.
+        predictions: per example; tokens of a sequence.
     """
 
     operator: GaussNewtonOperator
@@ -58,6 +60,7 @@ class Problem:
     recorder: Recorder
     rtol: float
     nystrom_rank: int
+    predictions: int
 
     @property
     def counted(self) -> LinearOperator:
@@ -117,7 +120,8 @@ def _lissa(problem: Problem, method: str, generator: torch.Generator) -> dict[st
         settings = lissa_hyperparameters(
             trace=max(trace, largest), largest_eigenvalue=largest, damping=problem.damping
         )
-        solver = Lissa(**dataclasses.asdict(settings), callback=watch)
+        batch_size = math.ceil(settings.batch_size / problem.predictions)
+        solver = Lissa(settings.step_size, batch_size, settings.num_steps, callback=watch)
     try:
         solution = solver.solve(problem.counted, problem.right_hand_sides, generator=generator)
     except DivergenceError as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor
 
 from curvlab.curvature import GaussNewtonOperator
-from curvlab.data import stack
+from curvlab.data import TokenSplits, stack
 from curvlab.influence import per_example_gradients
 from curvlab.linalg import LinearOperator, identity
 from curvlab.runs import Run
@@ -171,7 +172,13 @@ def _solver(systems: Systems, name: str, recipe: dict[str, Any]) -> Lissa:
             damping=systems.damping,
         )
     )
+    settings["batch_size"] = math.ceil(settings["batch_size"] / predictions_per_example(systems.task))
     return Lissa(**settings)
+
+
+def predictions_per_example(task: Task) -> int:
+    """Return how many tokens a sequence predicts, 1 for other data: the paper's |B| is in predictions."""
+    return task.splits.input_shape[0] if isinstance(task.splits, TokenSplits) else 1
 
 
 class _Recorder:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from curvlab.curvature.data_operator import DataOperator
 from curvlab.linalg import LinearOperator
 from curvlab.solvers.hyperparameters import LissaHyperparameters, lissa_hyperparameters
 from curvlab.spectrum import Estimate, hutchinson_trace, top_eigenvalues
@@ -49,7 +51,8 @@ def measure_recipe(
     C is measured in four leading eigenvectors, four random directions, and where single examples point: the
     supremum over all directions is out of reach, hence the safety factor.
 
-    Cost: some tens of products with G, and 64 batches of 64 for C.
+    Cost: some tens of products with G, and 64 batches for C, of 64 examples, or a sixteenth of the data if that is
+    less.
     """
     if damping <= 0:
         raise ValueError(f"damping must be positive, got {damping}: LiSSA takes 1 / (step_size damping) steps")
@@ -68,7 +71,11 @@ def measure_recipe(
     longest = max(pointed, key=lambda product: float(operator.norm(product)))
     directions = torch.cat([leading.vectors, probes, longest], dim=1)
     directions = directions[:, operator.norm(directions) > 0]
-    constants = measure_constant(operator, directions, trace=trace.value, generator=generator)
+    num_examples = operator.num_examples if isinstance(operator, DataOperator) else math.inf
+    batch_size = int(min(64, max(4, num_examples // 16)))
+    constants = measure_constant(
+        operator, directions, trace=trace.value, batch_size=batch_size, generator=generator
+    )
     largest = float(leading.values[0])
     constant = max(1.0, float(constants.max()))
     settings = lissa_hyperparameters(
@@ -86,7 +93,7 @@ def measure_recipe(
         constant,
         num_matvecs=leading.num_matvecs + trace.num_matvecs + sampled,
         num_sampled_matvecs=sampled,
-        num_sampled_examples=len(pointed) + 64 * 64 * directions.shape[1],
+        num_sampled_examples=len(pointed) + 64 * batch_size * directions.shape[1],
     )
 
 

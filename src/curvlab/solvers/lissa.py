@@ -166,7 +166,7 @@ class Lissa:
     ) -> Tensor:
         """Return the relative error that sampling noise leaves in the last iterate, () or (K,) for x as (P, K).
 
-        sqrt(step_size Δ / (2 damping)) / ‖x‖, 0 for x = 0: Theorem 1's δ⁻¹ η² Δ, δ = 2 η λ and Δ = E‖(G_t - G) x‖²,
+        sqrt(step_size Δ / (2 damping)) / ‖x‖, 0 for x = 0: Theorem 1's δ⁻¹ η² Δ, δ = 2ηλ, Δ = E‖(G_t - G) x‖²,
         measured on `num_batches` batches at the solution x. An upper bound, of the mean square; averaging stays
         below.
         """

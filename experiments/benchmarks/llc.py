@@ -12,6 +12,7 @@ need, forward and backward, without anything around them; the normals stand besi
 from __future__ import annotations
 
 from functools import partial
+from itertools import product
 from typing import Any
 
 import pandas as pd
@@ -25,6 +26,8 @@ from experiments.benchmarks.llc_methods import METHODS, Setting, available, floo
 from experiments.benchmarks.llc_plot import draw
 from experiments.task import Task, build_task
 
+Turn = tuple[int, int]  # threads, repeat
+
 
 @runs.main("benchmarks/llc")
 def main(cfg: DictConfig) -> None:
@@ -32,15 +35,16 @@ def main(cfg: DictConfig) -> None:
     with runs.start(cfg, paper="benchmarks", item="llc", title="Learning coefficients beside devinterp") as run:
         methods = [name for name in METHODS if available(name)]
         task = build_task(run, cfg)
+        turns = list(product(cfg.num_threads, range(cfg.num_repeats)))
         results = {
-            repeat: run.unit(
+            turn: run.unit(
                 "llc_benchmark",
-                _key(task, cfg, methods, repeat),
-                partial(_repeat, run, task, cfg, methods, repeat),
+                _key(task, cfg, methods, turn),
+                partial(_repeat, run, task, cfg, methods, turn),
             )
-            for repeat in run.progress(range(cfg.num_repeats), "repeats")
+            for turn in run.progress(turns, "repeats")
         }
-        table = pd.DataFrame([row for repeat in results for row in _rows(task, repeat, results[repeat], methods)])
+        table = pd.DataFrame([row for turn in results for row in _rows(task, turn, results[turn], methods)])
         run.save_table(table)
         summary = summary_table(table)
         run.save_table(summary, "summary.csv")
@@ -49,12 +53,12 @@ def main(cfg: DictConfig) -> None:
         missing = [name for name in METHODS if name not in methods]
         run.note(
             scale={"chains": cfg.num_chains, "draws": cfg.num_draws, "repeats": cfg.num_repeats},
-            threads=cfg.num_threads,
+            threads=list(cfg.num_threads),
             reduced=[f"{name} is not installed" for name in missing],
         )
 
 
-def _key(task: Task, cfg: DictConfig, methods: list[str], repeat: int) -> dict[str, Any]:
+def _key(task: Task, cfg: DictConfig, methods: list[str], turn: Turn) -> dict[str, Any]:
     names = (
         "num_chains",
         "num_draws",
@@ -62,12 +66,12 @@ def _key(task: Task, cfg: DictConfig, methods: list[str], repeat: int) -> dict[s
         "batch_size",
         "step_size",
         "localization",
-        "num_threads",
     )
-    return {**task.key, **{name: cfg[name] for name in names}, "methods": methods, "repeat": repeat, "version": 1}
+    chosen = {name: cfg[name] for name in names}
+    return {**task.key, **chosen, "methods": methods, "threads": turn[0], "repeat": turn[1], "version": 2}
 
 
-def _repeat(run: runs.Run, task: Task, cfg: DictConfig, methods: list[str], repeat: int) -> dict[str, Any]:
+def _repeat(run: runs.Run, task: Task, cfg: DictConfig, methods: list[str], turn: Turn) -> dict[str, Any]:
     """Return estimates of every chain, seconds and validity by method, and the floor's seconds."""
     setting = Setting(
         model=task.model,
@@ -81,20 +85,22 @@ def _repeat(run: runs.Run, task: Task, cfg: DictConfig, methods: list[str], repe
         nbeta=default_nbeta(task.num_train),
         initial_loss=task.train_loss,
     )
-    threads = torch.get_num_threads()
-    torch.set_num_threads(cfg.num_threads)
+    threads, repeat = turn
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
     try:
         # Turn about: the first of one repeat is the last of the next.
         order = methods if repeat % 2 == 0 else methods[::-1]
-        found = {name: measure(name, setting, run.generator("llc", name, repeat)) for name in order}
+        found = {name: measure(name, setting, run.generator("llc", name, threads, repeat)) for name in order}
         floor = floor_seconds(setting, num_steps=20)
     finally:
-        torch.set_num_threads(threads)
+        torch.set_num_threads(before)
     return {**found, "floor": floor}
 
 
-def _rows(task: Task, repeat: int, result: dict[str, Any], methods: list[str]) -> list[dict[str, Any]]:
-    shared = {"model": task.name, "parameters": task.num_parameters, "n": task.num_train, "repeat": repeat}
+def _rows(task: Task, turn: Turn, result: dict[str, Any], methods: list[str]) -> list[dict[str, Any]]:
+    shared = {"model": task.name, "parameters": task.num_parameters, "n": task.num_train}
+    shared |= {"threads": turn[0], "repeat": turn[1]}
     return [
         shared | {"method": name, "chain": chain, "llc": value, "rhat": result[name]["rhat"]}
         for name in methods
@@ -127,23 +133,26 @@ def summary_table(table: pd.DataFrame) -> pd.DataFrame:
     return summary
 
 
-def timing_table(results: dict[int, dict[str, Any]], methods: list[str]) -> pd.DataFrame:
+def timing_table(results: dict[Turn, dict[str, Any]], methods: list[str]) -> pd.DataFrame:
     """Return seconds (medians over repeats) of each method and of the floor, and the ratio to curvlab."""
     rows = []
-    for name in [*methods, "matrix products alone", "normals alone"]:
-        seconds = pd.Series([_seconds(result, name) for result in results.values()])
-        ours = pd.Series([_seconds(result, "curvlab") for result in results.values()])
-        cpu = [result[name]["cpu_seconds"] for result in results.values()] if name in methods else []
-        rows.append(
-            {
-                "method": name,
-                "seconds": seconds.median(),
-                "fastest": seconds.min(),
-                "slowest": seconds.max(),
-                "cpu_seconds": float(pd.Series(cpu).median()) if cpu else float("nan"),
-                "to_curvlab": (seconds / ours).median(),
-            }
-        )
+    for threads in sorted({turn[0] for turn in results}):
+        own = [result for turn, result in results.items() if turn[0] == threads]
+        ours = pd.Series([_seconds(result, "curvlab") for result in own])
+        for name in [*methods, "matrix products alone", "normals alone"]:
+            seconds = pd.Series([_seconds(result, name) for result in own])
+            cpu = [result[name]["cpu_seconds"] if name in methods else float("nan") for result in own]
+            rows.append(
+                {
+                    "method": name,
+                    "threads": threads,
+                    "seconds": seconds.median(),
+                    "fastest": seconds.min(),
+                    "slowest": seconds.max(),
+                    "cpu_seconds": float(pd.Series(cpu).median()),
+                    "to_curvlab": (seconds / ours).median(),
+                }
+            )
     return pd.DataFrame(rows)
 
 

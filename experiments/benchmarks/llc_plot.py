@@ -16,9 +16,9 @@ from curvlab.reporting import plots
 
 def draw(summary: pd.DataFrame, timings: pd.DataFrame) -> Figure:
     """Return estimates with their intervals on the left, seconds on the right."""
-    figure, axes = plots.figure(1, 2, panel_size=(4.6, 2.8))
+    figure, axes = plots.figure(1, 2, panel_size=(4.6, 3.2))
     left, right = axes[0]
-    colors = {name: plots.PALETTE[index] for index, name in enumerate(timings.method)}
+    colors = {name: plots.PALETTE[index] for index, name in enumerate(timings.method.unique())}
     for row, (_, own) in enumerate(summary.iterrows()):
         left.errorbar(
             float(own.llc),
@@ -33,21 +33,21 @@ def draw(summary: pd.DataFrame, timings: pd.DataFrame) -> Figure:
     left.margins(y=0.2)
     left.set_xlabel("estimated learning coefficient\n(95 % t interval over chains)")
     left.set_title(str(summary.model.iloc[0]))
-    right.barh(timings.method, timings.seconds, color=[colors[name] for name in timings.method])
-    right.errorbar(
-        timings.seconds,
-        range(len(timings)),
-        xerr=[timings.seconds - timings.fastest, timings.slowest - timings.seconds],
-        fmt="none",
-        color="black",
-        capsize=3,
-        linewidth=1,
-    )
-    for row, (_, own) in enumerate(timings.iterrows()):
-        label, place = f"{own.seconds:.2g} s", (float(own.slowest), row)
-        right.annotate(label, place, (4, 0), textcoords="offset points", va="center")
+    methods, threads = list(colors), sorted(timings.threads.unique())
+    height = 0.8 / len(threads)
+    for shift, count in enumerate(threads):
+        own = timings[timings.threads == count]
+        places = [methods.index(name) + (shift - (len(threads) - 1) / 2) * height for name in own.method]
+        shades = [colors[name] for name in own.method]
+        right.barh(places, own.seconds, height=height, color=shades, alpha=1.0 if shift == 0 else 0.55)
+        errors = [own.seconds - own.fastest, own.slowest - own.seconds]
+        right.errorbar(own.seconds, places, xerr=errors, fmt="none", color="black", capsize=2, linewidth=1)
+        for place, seconds, slowest in zip(places, own.seconds, own.slowest, strict=True):
+            label = f"{seconds:.2g} s, {count} thread{'s' if count > 1 else ''}"
+            right.annotate(label, (slowest, place), (4, 0), textcoords="offset points", va="center", fontsize=7)
+    right.set_yticks(range(len(methods)), methods)
     right.invert_yaxis()
-    right.margins(x=0.18)
+    right.margins(x=0.45)
     right.set_xlabel("seconds\n(median; line: fastest to slowest repeat)")
     return figure
 

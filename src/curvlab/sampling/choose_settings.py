@@ -33,7 +33,7 @@ class SGLDSettings:
         localization: γ.
         nbeta: that the two are for.
         bias: predicted bias of the estimate from the finite step size, as a share of it.
-        pilot_llc: the last pilot's estimate; too low, as a pilot is short.
+        pilot_llc: the highest estimate of a stable pilot, which `bias` is a share of; rough, as pilots are short.
         converged: the rounds ended at a step size that fulfils both limits.
         report: what was measured and decided, one sentence an entry.
     """
@@ -109,7 +109,7 @@ def choose_sgld_settings(
     surface = _measure(losses, losses.start, batch_size, probe)
     step_size = 1 / (nbeta * surface.top) if surface.top > 0 else 1 / nbeta
     report = [f"at w0: λmax {surface.top:.3g}, tr(H) {surface.trace:.3g}; first step size {step_size:.2g}"]
-    value, predicted, strength, converged = math.nan, math.nan, 0.0, False
+    value, reference, predicted, strength, converged = math.nan, 0.0, math.nan, 0.0, False
     for attempt in range(1, _MAX_ROUNDS + 1):
         strength = _RELAXATION_TIMES / (step_size * num_burnin_steps) if localization is None else localization
         sampler = SGLD(losses, step_size=step_size, nbeta=nbeta, localization=strength, batch_size=batch_size)
@@ -128,7 +128,10 @@ def choose_sgld_settings(
         )
         predicted = nbeta * (max(surface.trace, 0.0) + nbeta * surface.noise) * step_size / 8
         stable = 1 / (nbeta * surface.top + strength)
-        wanted = min(stable, step_size * bias * max(value, 0.0) / predicted if predicted > 0 else math.inf)
+        # A small step takes a pilot less far, so its own estimate is too low to compare with: the highest counts.
+        reference = max(reference, value) if predicted <= value / 2 else reference
+        compared = reference if reference > 0 else max(value, 0.0)
+        wanted = min(stable, step_size * bias * compared / predicted if predicted > 0 else math.inf)
         report.append(
             f"pilot {attempt}: step size {step_size:.2g}, localization {strength:.3g}: estimate {value:.3g}; "
             f"there λmax {surface.top:.3g}, tr(H) {surface.trace:.3g}, so the step size adds {predicted:.2g}; "
@@ -141,6 +144,7 @@ def choose_sgld_settings(
             strength = strength / smaller if localization is None else strength
             break
         step_size = min(max(wanted, step_size / 10), step_size * 10)
+    value = reference if reference > 0 else value
     share = predicted / value if value > 0 else math.nan
     report.append(_conclusion(step_size, strength, share, converged, chosen=localization is None))
     return SGLDSettings(step_size, strength, nbeta, share, value, converged, tuple(report))

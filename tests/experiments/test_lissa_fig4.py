@@ -120,7 +120,8 @@ def made_up(slope: float, constant: float) -> pd.DataFrame:
 
 
 def measured(largest: float) -> pd.DataFrame:
-    row = {"task": "a", "train_loss": 0.1, "leading": largest, "random": 1.0, "example": 1.0, "largest": largest}
+    row = {"task": "a", "train_loss": 0.1, "leading": largest, "random": 1.0, "example": 1.0, "assumed": 2.0}
+    row["largest"] = largest
     return pd.DataFrame([row])
 
 

@@ -7,6 +7,7 @@ READY       := $(VENV)/.ready
 PRESET      ?= embedded
 ARGS        ?=
 TEST        ?= tests
+WORKERS     ?= 2
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
@@ -28,8 +29,8 @@ lint: $(READY) ## ruff (style, docstrings, complexity) and mypy
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
 
-test: $(READY) ## all tests; TEST=tests/solvers for a part; real data when CURVLAB_DATA points at it
-	$(PYTHON) -m pytest $(TEST)
+test: $(READY) ## all tests, on WORKERS=2 cores; TEST=tests/solvers for a part; real data when CURVLAB_DATA points at it
+	OMP_NUM_THREADS=1 $(PYTHON) -m pytest -n $(WORKERS) --dist loadfile $(TEST)
 
 clean: ## remove run directories and stored units of work (data and results stay)
 	rm -rf outputs multirun .cache .mypy_cache .ruff_cache .pytest_cache

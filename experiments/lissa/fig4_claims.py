@@ -86,8 +86,8 @@ def judge_claims(table: pd.DataFrame, constants: pd.DataFrame) -> list[ClaimResu
 
 _SLOPE_WHY = "With independent examples -1 is an identity, (E G_i² - G²) / |B|: more realizations will tell."
 _TRACE_WHY = (
-    "Single examples carry much more curvature than the mean: E r⁴ of the paper's derivation (B.3), which C stands "
-    "for, is not near 1 for a network that has fitted most examples."
+    "Single examples carry much more curvature than the mean: E r⁴ of the paper's derivation (B.3), which C "
+    "stands for, is not near 1 for a network that has fitted most examples."
 )
 
 
@@ -129,8 +129,8 @@ def _directions(task: str, found: dict[Any, Any], fitted: dict[Any, Any]) -> Cla
         f"C is {fitted['constant']:.2g} in the trace, {found['random']:.2g} in random directions, "
         f"{found['leading']:.2g} in the worst leading eigenvector, {found['example']:.2g} where a single example "
         f"points; the training loss is {found['train_loss']:.2g}. Once most examples are fitted, few carry the "
-        f"curvature{hidden}: a network stopped early keeps the condition (mlp-digits-early, embedded). What follows "
-        "for LiSSA with C = 2 and with C measured: lissa-fig1."
+        f"curvature{hidden}: a network stopped early keeps the condition (mlp-digits-early, embedded). What "
+        "follows for LiSSA with C = 2 and with C measured: lissa-fig1."
     )
     return judge(claim, value, exact(value, kind="largest of the directions tried"), if_not_reproduced=why)
 

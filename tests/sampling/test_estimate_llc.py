@@ -240,3 +240,43 @@ def test_an_asked_localization_is_kept() -> None:
         choose_sgld_settings(
             model, nn.MSELoss(), data, batch_size=9, num_burnin_steps=9, bias=2.0, generator=torch.Generator()
         )
+
+
+def test_language_models_with_ignored_targets() -> None:
+    transformers = pytest.importorskip("transformers")
+    sizes = {"hidden_size": 8, "word_embed_proj_dim": 8, "ffn_dim": 8, "num_hidden_layers": 1}
+    config = transformers.OPTConfig(
+        vocab_size=20, num_attention_heads=2, max_position_embeddings=16, dropout=0.5, **sizes
+    )
+    model = transformers.OPTForCausalLM(config).train()
+    tokens = torch.randint(3, 20, (12, 6), generator=torch.Generator().manual_seed(0))
+    targets = tokens.roll(-1, 1)
+    targets[:, -1] = targets[::2, 3:] = -100
+    inputs = {"input_ids": tokens, "attention_mask": torch.ones_like(tokens)}
+    llc = estimate(
+        model,
+        (inputs, targets),
+        nn.CrossEntropyLoss(),
+        num_draws=5,
+        num_burnin_steps=0,
+        step_size=1e-6,
+        batch_size=4,
+    )
+    logits = model.eval()(**inputs).logits.detach()
+    assert llc.initial_loss == pytest.approx(
+        float(nn.CrossEntropyLoss()(logits.transpose(1, 2), targets)), rel=1e-5
+    )
+    assert bool(torch.isfinite(llc.losses).all())
+
+
+def test_a_convolutional_model_gives_the_same_in_one_vmap() -> None:
+    generator = torch.Generator().manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(1, 3, 3), nn.ReLU(), nn.Flatten(), nn.Linear(3 * 36, 4))
+    data = (torch.randn(30, 1, 8, 8, generator=generator), torch.randint(4, (30,), generator=generator))
+    chains = [
+        estimate(
+            model, data, nn.CrossEntropyLoss(), num_draws=10, num_burnin_steps=0, batch_size=8, chunk_size=size
+        )
+        for size in (None, 4)
+    ]
+    torch.testing.assert_close(chains[0].losses, chains[1].losses, rtol=1e-4, atol=1e-5)

@@ -138,6 +138,7 @@ def summary(table: pd.DataFrame) -> pd.DataFrame:
     last = last.assign(
         gradient_norm_by_descent=last.gradient_norm / standard,
         log10_gap_by_descent=log_gap(last) - float(log_gap(descent).min()),
+        diverged=last.diverged.astype(int),  # a sum of booleans may be a boolean or a number
     )
     found = last.groupby(COLUMNS, sort=False, dropna=False).agg(
         seeds=("seed", "nunique"),

@@ -7,6 +7,8 @@ data. devinterp's default nbeta takes the batch for the data (n = batch size), s
 `train()` mode, which changes nothing for a fully connected net. Methods take turns, so that a busy machine slows
 all of them, and a ratio is that of neighbours. The floor is the matrix products alone that these chains
 need, forward and backward, without anything around them; the normals stand beside it.
+
+known.csv, beside it: polynomials whose value at this n is known by quadrature (see llc_known).
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from omegaconf import DictConfig
 from curvlab import runs
 from curvlab.reporting import t_interval
 from curvlab.sampling import default_nbeta
+from experiments.benchmarks.llc_known import draw_known, known_table
 from experiments.benchmarks.llc_methods import METHODS, Setting, available, floor_seconds, measure
 from experiments.benchmarks.llc_plot import draw
 from experiments.task import Task, build_task
@@ -50,6 +53,9 @@ def main(cfg: DictConfig) -> None:
         run.save_table(summary, "summary.csv")
         run.save_table(timing_table(results, methods), "timings.csv")
         run.save_figure(draw(summary, pd.read_csv(run.folder / "timings.csv")))
+        known = known_table(run, cfg.known)
+        run.save_table(known, "known.csv")
+        run.save_figure(draw_known(known), "known.png")
         missing = [name for name in METHODS if name not in methods]
         run.note(
             scale={"chains": cfg.num_chains, "draws": cfg.num_draws, "repeats": cfg.num_repeats},

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from experiments.benchmarks.llc import main, summary_table
+from experiments.benchmarks.llc_known import finite_value
 from experiments.benchmarks.llc_methods import Setting, floor_seconds
 
 
@@ -59,3 +60,15 @@ def test_floor_counts_all_steps() -> None:
     found = floor_seconds(setting, num_steps=2)
     assert found["products"] > 0
     assert found["normals"] > 0
+
+
+def test_values_at_finite_n() -> None:
+    # a flat prior makes every term of a sum exact; a product with one weak factor integrates in closed form
+    assert finite_value([2, 4], product=False, nbeta=1000.0, localization=1e-9) == pytest.approx(0.75, rel=1e-3)
+    nbeta, localization = 100.0, 10.0
+    x = torch.linspace(0, 4, 400_001, dtype=torch.float64)
+    weight = torch.exp(-localization / 2 * x**2) / (2 * nbeta * x**2 + localization).sqrt()
+    exact = float((weight * nbeta * x**2 / (2 * nbeta * x**2 + localization)).sum() / weight.sum())
+    assert finite_value([2, 2], product=True, nbeta=nbeta, localization=localization) == pytest.approx(
+        exact, rel=1e-3
+    )

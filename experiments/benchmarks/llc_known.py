@@ -1,0 +1,122 @@
+"""Estimates where the answer is known: polynomials, by quadrature at the same n, nbeta and localization.
+
+K(w) is a sum or a product of even powers with its minimum 0 at w = 0. A sum's asymptotic coefficient is
+sum 1/(2 p_i) for powers 2 p_i (Watanabe 2009), a product's 1/(largest power). At finite n a product's value is far
+below it, by a factor that grows like ln n only: nbeta E[K] is what an estimate can be compared with.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from matplotlib.figure import Figure
+from omegaconf import DictConfig
+from torch import Tensor, nn
+
+from curvlab import runs
+from curvlab.reporting import plots
+from curvlab.sampling import default_nbeta, estimate_llc
+
+
+class _Polynomial(nn.Module):
+    def __init__(self, powers: Sequence[int], *, product: bool) -> None:
+        super().__init__()
+        self.powers, self.product = tuple(powers), product
+        self.w = nn.Parameter(torch.zeros(len(self.powers), dtype=torch.float64))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        terms = torch.stack([self.w[i] ** power for i, power in enumerate(self.powers)])
+        return (terms.prod() if self.product else terms.sum()).expand(len(inputs))
+
+
+def known_table(run: runs.Run, cfg: DictConfig) -> pd.DataFrame:
+    """Return one row a problem: estimate with interval, value at this n, asymptotic coefficient."""
+    return pd.DataFrame(
+        [
+            _row(run, cfg, list(powers), product=kind == "product")
+            for kind in ("sum", "product")
+            for powers in cfg[f"{kind}s"]
+        ]
+    )
+
+
+def _row(run: runs.Run, cfg: DictConfig, powers: list[int], *, product: bool) -> dict[str, Any]:
+    kind = "product" if product else "sum"
+    nbeta, localization = default_nbeta(cfg.n[kind]), cfg.localization[kind]
+    settings = {name: cfg[name] for name in ("num_chains", "num_draws", "num_burnin_steps", "step_size")}
+    settings |= {"localization": localization, "nbeta": nbeta}
+    key = {"powers": powers, "product": product, **settings, "version": 1}
+    found = run.unit("llc_known", key, lambda: _estimate(run, powers, product, settings))
+    names = [f"w{i + 1}^{power}" for i, power in enumerate(powers)]
+    return {
+        "problem": (" " if product else " + ").join(names),
+        "n": cfg.n[kind],
+        "nbeta": nbeta,
+        "localization": localization,
+        **found,
+        "at_this_n": finite_value(powers, product=product, nbeta=nbeta, localization=localization),
+        "asymptotic": 1 / max(powers) if product else sum(1 / power for power in powers),
+    }
+
+
+def _estimate(run: runs.Run, powers: list[int], product: bool, settings: dict[str, Any]) -> dict[str, Any]:
+    llc = estimate_llc(
+        _Polynomial(powers, product=product),
+        lambda outputs, targets: outputs.mean(),
+        (torch.zeros(4, 1, dtype=torch.float64), torch.zeros(4, dtype=torch.float64)),
+        batch_size=4,
+        **settings,
+        generator=run.generator("llc_known", str(powers), str(product)),
+    )
+    low, high = llc.interval()
+    return {"estimate": llc.value, "low": float(low), "high": float(high), "rhat": llc.rhat, "valid": llc.valid}
+
+
+def finite_value(powers: Sequence[int], *, product: bool, nbeta: float, localization: float) -> float:
+    """Return E[nbeta K] under exp(-nbeta K - localization/2 |w|²), by the midpoint rule (even powers)."""
+    if not product and len(powers) > 1:
+        return sum(finite_value([power], product=True, nbeta=nbeta, localization=localization) for power in powers)
+    points = {1: 200_000, 2: 1500, 3: 160}[len(powers)]
+    # Beyond 8 standard deviations of the localization, or where one power alone exceeds e^-40, nothing is left.
+    reach = 8 / math.sqrt(localization)
+    if len(powers) == 1:
+        reach = min(reach, (40 / nbeta) ** (1 / powers[0]))
+    axis = (np.arange(points) + 0.5) * reach / points
+    energy, square = np.full((), nbeta), np.zeros(())
+    for grid, power in zip(np.meshgrid(*[axis] * len(powers), indexing="ij", sparse=True), powers, strict=True):
+        energy, square = energy * grid**power, square + grid**2
+    weight = np.exp(-energy - localization / 2 * square)
+    return float((energy * weight).sum() / weight.sum())
+
+
+def draw_known(table: pd.DataFrame) -> Figure:
+    """Return estimates and asymptotic coefficients over the values at this n."""
+    figure, axes = plots.figure(1, 1, panel_size=(6.0, 3.2))
+    ax, rows = axes[0, 0], range(len(table))
+    ratio = table.estimate / table.at_this_n
+    errors = [(table.estimate - table.low) / table.at_this_n, (table.high - table.estimate) / table.at_this_n]
+    ax.errorbar(
+        ratio, rows, xerr=errors, fmt=plots.MARKERS[0], color=plots.PALETTE[0], capsize=3, label="estimate, 95 %"
+    )
+    ax.plot(
+        table.asymptotic / table.at_this_n,
+        rows,
+        linestyle="none",
+        marker=plots.MARKERS[1],
+        color=plots.PALETTE[1],
+        label="asymptotic coefficient",
+    )
+    ax.axvline(1.0, color="black", linewidth=1, label="value at this n (quadrature)")
+    ax.set_yticks(list(rows), table.problem)
+    ax.set_xscale("log")
+    ax.set_xticks([1, 2, 3, 4, 5], ["1", "2", "3", "4", "5"])
+    ax.minorticks_off()
+    ax.invert_yaxis()
+    ax.set_xlabel("ratio to the value at this n")
+    figure.legend(loc="outside lower center", ncols=3, fontsize=8, frameon=False)
+    return figure

@@ -116,7 +116,7 @@ def test_a_parameter_unfrozen_later_is_a_constant(operator) -> None:
     before = op.to_dense()
     case.model.requires_grad_(True)
     after = op.to_dense()
-    assert torch.equal(after, before)
+    assert_close(after, before, rtol=1e-12, atol=1e-14)  # sums may run in another order
     assert not after.requires_grad
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from abc import abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Self
 
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from curvlab.curvature.batch import Batch, Inputs, without_graph
 from curvlab.curvature.batches import Batches, Data
-from curvlab.curvature.jacobian_products import Columns
+from curvlab.curvature.jacobian_products import Columns, Products
 from curvlab.curvature.losses import output_loss
 from curvlab.curvature.model_function import ModelFunction
 from curvlab.linalg import LinearOperator
@@ -59,27 +59,32 @@ class DataOperator(LinearOperator):
         super().__init__(self.function.num_parameters, dtype=self.function.dtype, device=self.function.device)
 
     @abstractmethod
-    def _batch_products(self, inputs: Inputs, targets: Tensor, vectors: Tensor) -> Tensor:
-        """Return the sum over a batch of example matrices times V, (P, K) -> (P, K), undivided."""
+    def _batch_products(self, inputs: Inputs, targets: Tensor, vectors: Tensor) -> Iterator[Products]:
+        """Yield the sum over a batch of example matrices times V, (P, K), undivided, some columns at a time."""
 
     @torch.inference_mode(False)
     def matmat(self, vectors: Tensor) -> Tensor:
         """Return A V, (P, K) -> (P, K), without autograd graph, also under torch.inference_mode().
 
-        Cost: one pass over the data for `max_columns` vectors.
+        Cost: one pass over the data for `max_columns` vectors. The result has its columns contiguous, and takes
+        vectors that have so without a copy: stack vectors as rows and pass the transpose where K P is large.
         """
-        vectors = without_graph(vectors)
-        total = torch.zeros_like(vectors)
-        if vectors.shape[1] == 0:
-            return total
-        count = 0.0
+        # Every column one piece of memory, as the parameters are: strided ones would be copied in every layer.
+        rows = without_graph(vectors).T.contiguous()
+        # Where P is large, a pass over (K, P) numbers costs what a layer does: there is one a batch, and one more.
+        total = torch.empty_like(rows)
+        if len(rows) == 0:
+            return total.T
+        count, first = 0.0, True
         for inputs, targets in self._batches:
-            for start in range(0, vectors.shape[1], self.max_columns):
+            for start in range(0, len(rows), self.max_columns):
                 block = slice(start, start + self.max_columns)
-                total[:, block] += self._batch_products(inputs, targets, vectors[:, block]).detach()
+                for columns, pieces in self._batch_products(inputs, targets, rows[block].T):
+                    _accumulate(total[block][columns], pieces, first=first)
             count += self.loss.count(targets)
+            first = False
         divisor = self._divisor if self._divisor is not None else self._full_divisor(count)
-        return total / divisor
+        return total.div_(divisor).T
 
     @torch.inference_mode(False)
     def sample(self, batch_size: int, generator: torch.Generator | None = None) -> Self:
@@ -116,3 +121,15 @@ class DataOperator(LinearOperator):
         if count == 0:
             raise ValueError("every target is ignored (ignore_index): the mean over predictions has no terms")
         return count
+
+
+def _accumulate(rows: Tensor, pieces: Sequence[Tensor], *, first: bool) -> None:
+    start = 0
+    for piece in pieces:
+        flat = piece.detach().reshape(len(rows), piece.shape[1:].numel())
+        stop = start + flat.shape[1]
+        if first:
+            rows[:, start:stop].copy_(flat)
+        else:
+            rows[:, start:stop].add_(flat)
+        start = stop

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import partial
 from typing import Literal
 
-import torch
 from torch import Tensor, nn
 
 from curvlab.curvature.batches import Data, Inputs
@@ -13,11 +13,14 @@ from curvlab.curvature.data_operator import DataOperator
 from curvlab.curvature.jacobian_products import (
     FD_STEP,
     Columns,
+    OutputProduct,
+    Products,
     finite_difference_product,
     forward_mode,
     forward_product,
     forward_products,
     maps_columns,
+    one_column,
 )
 from curvlab.curvature.losses import CrossEntropy
 from curvlab.curvature.token_chunks import finite_difference_product_by_tokens, forward_product_by_tokens
@@ -75,23 +78,27 @@ class GaussNewtonOperator(DataOperator):
         self.loss.check(outputs, targets)
         return self.loss.hessian_product(outputs, targets, tangents)
 
-    def _batch_products(self, inputs: Inputs, targets: Tensor, vectors: Tensor) -> Tensor:
-        if self._by_tokens(inputs, targets):
-            with forward_mode(f"pass jvp='finite_difference' to {type(self).__name__}"):
-                products = [self._product_by_tokens(inputs, targets, v) for v in vectors.unbind(1)]
-            return torch.stack(products, dim=1)
-        output_product = partial(self._output_product, targets)
-        if self.jvp == "finite_difference":
-            products = [
-                finite_difference_product(self.function, inputs, v, output_product, step=self.fd_step)
-                for v in vectors.unbind(1)
-            ]
-            return torch.stack(products, dim=1)
+    def _batch_products(self, inputs: Inputs, targets: Tensor, vectors: Tensor) -> Iterator[Products]:
         with forward_mode(f"pass jvp='finite_difference' to {type(self).__name__}"):
-            if vectors.shape[1] > 1 and maps_columns(self.function, self.columns, inputs):
-                return forward_products(self.function, inputs, vectors, output_product)
-            products = [forward_product(self.function, inputs, v, output_product) for v in vectors.unbind(1)]
-            return torch.stack(products, dim=1)
+            if self._by_tokens(inputs, targets):
+                for index, v in enumerate(vectors.unbind(1)):
+                    yield one_column(index, [self._product_by_tokens(inputs, targets, v)])
+                return
+            output_product = partial(self._output_product, targets)
+            if (
+                self.jvp == "forward"
+                and vectors.shape[1] > 1
+                and maps_columns(self.function, self.columns, inputs)
+            ):
+                yield slice(None), forward_products(self.function, inputs, vectors, output_product)
+                return
+            for index, v in enumerate(vectors.unbind(1)):
+                yield one_column(index, self._product(inputs, v, output_product))
+
+    def _product(self, inputs: Inputs, vector: Tensor, output_product: OutputProduct) -> list[Tensor]:
+        if self.jvp == "forward":
+            return forward_product(self.function, inputs, vector, output_product)
+        return finite_difference_product(self.function, inputs, vector, output_product, step=self.fd_step)
 
     def _by_tokens(self, inputs: Inputs, targets: Tensor) -> bool:
         """Whether every token is a prediction of its own, made by a last linear layer."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -10,9 +10,9 @@ from torch.func import grad, jvp, vmap
 
 from curvlab.curvature.batches import Inputs
 from curvlab.curvature.data_operator import DataOperator
-from curvlab.curvature.jacobian_products import forward_mode, maps_columns
+from curvlab.curvature.jacobian_products import Products, forward_mode, maps_columns, one_column
 from curvlab.curvature.model_function import check_finite
-from curvlab.linalg import flatten, flatten_columns, unflatten, unflatten_columns
+from curvlab.linalg import unflatten, unflatten_columns
 
 
 class HessianOperator(DataOperator):
@@ -32,11 +32,11 @@ class HessianOperator(DataOperator):
     of one batch, twice.
     """
 
-    def _batch_products(self, inputs: Inputs, targets: Tensor, vectors: Tensor) -> Tensor:
+    def _batch_products(self, inputs: Inputs, targets: Tensor, vectors: Tensor) -> Iterator[Products]:
         with forward_mode("use GaussNewtonOperator with jvp='finite_difference' instead of the Hessian"):
-            return self._forward_over_reverse(inputs, targets, vectors)
+            yield from self._forward_over_reverse(inputs, targets, vectors)
 
-    def _forward_over_reverse(self, inputs: Inputs, targets: Tensor, vectors: Tensor) -> Tensor:
+    def _forward_over_reverse(self, inputs: Inputs, targets: Tensor, vectors: Tensor) -> Iterator[Products]:
         parameters = self.function.parameters
         with torch.no_grad():
             outputs = self.function(parameters, inputs)
@@ -50,6 +50,7 @@ class HessianOperator(DataOperator):
             return jvp(grad(total_loss), (parameters,), (tangent,))[1]
 
         if vectors.shape[1] > 1 and maps_columns(self.function, self.columns, inputs):
-            return flatten_columns(vmap(product)(*unflatten_columns(vectors, parameters)))
-        products = [flatten(product(*unflatten(v, parameters))) for v in vectors.unbind(1)]
-        return torch.stack(products, dim=1)
+            yield slice(None), vmap(product)(*unflatten_columns(vectors, parameters))
+            return
+        for index, vector in enumerate(vectors.unbind(1)):
+            yield one_column(index, product(*unflatten(vector, parameters)))

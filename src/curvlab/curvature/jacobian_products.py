@@ -17,11 +17,13 @@ from torch.func import jvp, vjp, vmap
 
 from curvlab.curvature.batch import Inputs, num_examples
 from curvlab.curvature.model_function import ModelFunction, check_finite
-from curvlab.linalg import flatten, flatten_columns, unflatten, unflatten_columns
+from curvlab.linalg import unflatten, unflatten_columns
 
 # (outputs, tangents) -> S tangents for one batch; linear in the tangents.
 OutputProduct = Callable[[Tensor, Tensor], Tensor]
 Columns = Literal["auto", "vmap", "loop"]
+# Some of the columns of a product, and their values parameter by parameter, each (k, *shape).
+Products = tuple[slice, Sequence[Tensor]]
 FD_STEP = {torch.float64: 1e-6, torch.float32: 1e-3}
 
 
@@ -47,18 +49,19 @@ def maps_columns(function: ModelFunction, columns: Columns, inputs: Inputs) -> b
 
 def forward_product(
     function: ModelFunction, inputs: Inputs, vector: Tensor, output_product: OutputProduct
-) -> Tensor:
-    """Return JᵀSJ v, (P,) -> (P,), with J v by forward mode. Cost: 4F.
+) -> list[Tensor]:
+    """Return JᵀSJ v parameter by parameter, for v (P,), with J v by forward mode. Cost: 4F.
 
     Dual numbers run through one forward whose primal part is recorded: the backward needs no second one.
     """
     leaves = [parameter.requires_grad_() for parameter in function.parameters]
-    tangents = unflatten(vector, leaves)
+    # Tensors of their own: make_dual would fill zeros first and then copy, where it is given pieces of a vector.
+    tangents = [piece.clone() for piece in unflatten(vector, leaves)]
     with torch.enable_grad(), forward_ad.dual_level():
         duals = [forward_ad.make_dual(leaf, tangent) for leaf, tangent in zip(leaves, tangents, strict=True)]
         outputs, output_tangents = forward_ad.unpack_dual(function(duals, inputs))
         if output_tangents is None:  # no parameter reaches the outputs
-            return torch.zeros_like(vector)
+            return [torch.zeros_like(leaf) for leaf in tangents]
         output_tangents = output_tangents.detach()
     # Outside the dual level, where tangents are gone: inside it, the backward would differentiate itself too.
     check_finite(outputs)
@@ -67,8 +70,8 @@ def forward_product(
 
 def forward_products(
     function: ModelFunction, inputs: Inputs, vectors: Tensor, output_product: OutputProduct
-) -> Tensor:
-    """Return JᵀSJ V, (P, K) -> (P, K), through `vmap`. Cost: 2F + 3F a vector."""
+) -> Sequence[Tensor]:
+    """Return JᵀSJ V parameter by parameter, each (K, *shape), through `vmap`. Cost: 2F + 3F a vector."""
     parameters = function.parameters
 
     def outputs_of(values: Sequence[Tensor]) -> Tensor:
@@ -81,22 +84,23 @@ def forward_products(
         output_tangent = jvp(outputs_of, (parameters,), (tangent,))[1]
         return pull_back(output_product(outputs, output_tangent))[0]
 
-    return flatten_columns(vmap(product)(*unflatten_columns(vectors, parameters)))
+    pieces: tuple[Tensor, ...] = vmap(product)(*unflatten_columns(vectors, parameters))
+    return pieces
 
 
 def finite_difference_product(
     function: ModelFunction, inputs: Inputs, vector: Tensor, output_product: OutputProduct, *, step: float
-) -> Tensor:
-    """Return JᵀSJ v with J v ≈ [h(θ + δv) - h(θ - δv)] / 2δ and δ = step / ‖v‖. Cost: 5F.
+) -> list[Tensor]:
+    """Return JᵀSJ v parameter by parameter with J v ≈ [h(θ + δv) - h(θ - δv)] / 2δ and δ = step / ‖v‖. Cost: 5F.
 
     Klochkov & Liu (2024), Sec. 2, fix δ = 0.01 for vectors of any norm. The error depends on the norm of the
     perturbation, δ‖v‖, so that is what `step` fixes: far below the optimum of smooth functions
     (eps^(1/3)‖θ‖), because networks with ReLU have kinks.
     """
     norm = torch.linalg.vector_norm(vector)
-    if norm == 0:
-        return torch.zeros_like(vector)
     leaves = [parameter.requires_grad_() for parameter in function.parameters]
+    if norm == 0:
+        return [torch.zeros_like(leaf) for leaf in leaves]
     delta = step / norm
     tangents = unflatten(vector, leaves)
     with torch.no_grad():
@@ -125,10 +129,16 @@ def forward_mode(way_out: str) -> Iterator[None]:
         ) from error
 
 
-def _backward(outputs: Tensor, leaves: Sequence[Tensor], cotangents: Tensor) -> Tensor:
-    gradients = torch.autograd.grad(outputs, leaves, cotangents, allow_unused=True)
-    filled = [
+def one_column(index: int, pieces: Sequence[Tensor]) -> Products:
+    """Return a product with one vector as the column `index` of several."""
+    return slice(index, index + 1), [piece[None] for piece in pieces]
+
+
+def _backward(
+    outputs: Tensor, leaves: Sequence[Tensor], cotangents: Tensor, *, keep_graph: bool = False
+) -> list[Tensor]:
+    gradients = torch.autograd.grad(outputs, leaves, cotangents, allow_unused=True, retain_graph=keep_graph)
+    return [
         torch.zeros_like(leaf) if gradient is None else gradient
         for leaf, gradient in zip(leaves, gradients, strict=True)
     ]
-    return flatten(filled).detach()

@@ -1,0 +1,69 @@
+"""Clocks and memory gauges of bench-curvature."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+
+Compute = Callable[[], Any]
+
+
+def measure_times(
+    methods: Mapping[str, Compute], *, num_rounds: int, num_threads: int, device: torch.device
+) -> dict[str, list[float]]:
+    """Return seconds of every round by method; they take turns, so that a busy machine slows all of them."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(num_threads)
+    times: dict[str, list[float]] = {method: [] for method in methods}
+    try:
+        for _ in range(num_rounds):
+            for method, compute in methods.items():
+                times[method].append(_seconds(compute, device))
+    finally:
+        torch.set_num_threads(threads)
+    return times
+
+
+def _seconds(compute: Compute, device: torch.device) -> float:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+        start = time.perf_counter()
+        compute()
+        torch.cuda.synchronize(device)
+        return time.perf_counter() - start
+    start = time.process_time()
+    compute()
+    return time.process_time() - start
+
+
+def measure_peak(compute: Compute, device: torch.device) -> float:
+    """Return by how many MiB memory rises in a call, its result included; nan where the system does not tell."""
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+        before = torch.cuda.memory_allocated(device)
+        compute()
+        return (torch.cuda.max_memory_allocated(device) - before) / 2**20
+    # What the allocator keeps from earlier calls would hide the rise.
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL("libc.so.6").malloc_trim(0)
+    try:
+        Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM (Linux, proc(5))
+        before = _status("VmRSS")
+        compute()
+        return (_status("VmHWM") - before) / 2**10
+    except OSError:
+        return float("nan")
+
+
+def _status(field: str) -> int:
+    """Return a field of /proc/self/status in KiB."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(field))

@@ -1,0 +1,50 @@
+"""Correlation with the exact scores against time, drawn from table.csv alone.
+
+python -m experiments.benchmarks.influence_peers_plot results/benchmarks/influence_peers/embedded
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import pandas as pd
+from matplotlib.figure import Figure
+
+from curvlab.reporting import plots
+
+
+def draw(table: pd.DataFrame) -> Figure:
+    """Return one bar a method, mean over queries with the worst query marked; time and memory beside it."""
+    done = table[table.status == "done"].iloc[::-1].reset_index(drop=True)
+    figure, axes = plots.figure(
+        1, 3, panel_size=(2.9, 0.8 + 0.32 * len(done)), sharey=True, width_ratios=[1.5, 1.0, 1.0]
+    )
+    colors = [plots.PALETTE[0] if library == "curvlab" else "#999999" for library in done.library]
+    columns = ("pearson_mean", "seconds", "peak_gib")
+    labels = ("Pearson correlation with exact scores", "processor time (s)", "peak memory (GiB)")
+    for ax, column, label in zip(axes[0], columns, labels, strict=True):
+        ax.barh(done.index, done[column], color=colors, height=0.6)
+        ax.set_xlabel(label)
+        ax.grid(axis="y", visible=False)
+    axes[0, 0].scatter(
+        done.pearson_worst, done.index, marker="|", s=70, color="black", zorder=3, label="worst query"
+    )
+    axes[0, 0].set_yticks(done.index, done.method)
+    axes[0, 0].axvline(0, color="black", linewidth=0.8)
+    axes[0, 0].set_xlim(min(-0.3, float(done.pearson_worst.min()) - 0.05) if len(done) else -0.3, 1.05)
+    axes[0, 1].set_xscale("log")
+    figure.legend(loc="outside lower center", fontsize=8, frameon=False)
+    return figure
+
+
+def main() -> None:
+    """Redraw the figure in a result folder."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path)
+    folder = parser.parse_args().folder
+    draw(pd.read_csv(folder / "table.csv")).savefig(folder / "figure.png", dpi=150)
+
+
+if __name__ == "__main__":
+    main()

@@ -12,6 +12,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import NullFormatter
 
 from curvlab.reporting import plots
 
@@ -31,6 +32,10 @@ def draw(table: pd.DataFrame) -> Figure:
         _panel(ax, table, quantity, cases)
         ax.set_xlabel(label)
         ax.set_xscale("log")
+        ax.xaxis.set_minor_formatter(NullFormatter())  # decades are labelled, however few
+        low, high = ax.get_xlim()
+        ax.set_xlim(10 ** np.floor(np.log10(low)), 10 ** np.ceil(np.log10(high)))
+    axes[0, 0].set_ylabel("model, data and damping")
     axes[0, 0].set_yticks(range(len(cases)), cases)
     axes[0, 0].invert_yaxis()
     axes[0, 0].axvline(0.2, color="#555555", linestyle="--", linewidth=1, label="0.2")

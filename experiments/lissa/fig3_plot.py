@@ -58,7 +58,8 @@ def _heat_maps(table: pd.DataFrame, squares: pd.DataFrame) -> Figure:
                     bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.75, "pad": 1.5},
                 )  # fmt: skip
     figure.supxlabel(
-        "20 sentences, in the order of the paper's App. A. In each 10 × 10 square: its mean (standard error).",
+        "20 sentences, in the order of the paper's App. A. In each 10 × 10 square: its mean (standard error), as in "
+        "the paper.\nColours of the differences span those between different facts.",
         fontsize=9,
     )
     return figure
@@ -87,7 +88,8 @@ def _margins(table: pd.DataFrame, retrieval: pd.DataFrame) -> Figure:
             left.hist(values, bins=bins, density=True, histtype="step", color=color, linestyle=style, label=label)
     left.set_xlabel("similarity of an original and a paraphrased sentence")
     left.set_ylabel("density over pairs and models")
-    left.legend(fontsize=7, frameon=False)
+    left.set_ylim(top=1.5 * left.get_ylim()[1])  # room for the legend
+    left.legend(fontsize=7, frameon=False, loc="upper right")
     pairs = retrieval.pivot_table(
         index=["model_seed", "direction", "fact"], columns="method", values="margin"
     ).reset_index()
@@ -111,7 +113,7 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     folder = parser.parse_args().folder
     tables = [pd.read_csv(folder / name) for name in ("table.csv", "squares.csv", "retrieval.csv")]
-    for name, figure in draw(*tables).items():
+    for name, figure in draw(tables[0], tables[1], tables[2]).items():
         figure.savefig(folder / name, dpi=110, metadata={"Software": None})
 
 

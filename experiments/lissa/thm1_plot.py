@@ -62,7 +62,7 @@ def _against_batch(ax: Axes, errors: pd.DataFrame, settings: pd.DataFrame, probl
         (limits.corollary, "recommended |B|, C measured", 4),
     ):
         ax.axvline(value, color=plots.PALETTE[color], linewidth=1, label=label)
-    ax.set_xlabel(f"batch size |B| (t = {own.step.iloc[0]})")
+    ax.set_xlabel(f"batch size |B| (t = {own.step.iloc[0]};\nerrors above 1000 not shown)")
     ax.set_title(f"{problem}, λ = {own.damping_ratio.iloc[0]:.3g} λmax\nC = {limits.constant:.2f}")
 
 

@@ -9,7 +9,8 @@ seconds on an idle machine, whatever else runs. Correlation is Pearson's over th
 a library may scale its scores as it likes.
 
 Libraries whose dependencies exclude ours (pyDVL wants numpy below 2) live in an environment of their own, the
-extra `peers`; without `peers_python` their rows say "not installed".
+extra `peers`; its Python is the setting `peers_python` or the environment variable CURVLAB_PEERS_PYTHON. Without
+one their rows say "not installed".
 """
 
 from __future__ import annotations
@@ -108,7 +109,7 @@ def _measured(
         measure,
         problem,
         settings,
-        peers_python=cfg.peers_python,
+        peers_python=_peers_python(cfg),
         time_limit=cfg.time_limit,
         memory_limit=cfg.memory_limit,
     )
@@ -116,7 +117,7 @@ def _measured(
         if results and (results[0]["status"] != "done" or results[0]["cpu_seconds"] > cfg.repeat_below):
             break
         unit = {**key, "method": settings, "repeat": repeat, "limits": [cfg.time_limit, cfg.memory_limit]}
-        unit |= {"peers": cfg.peers_python is not None}
+        unit |= {"worker": 2, "peers": _peers_python(cfg) is not None}
         results.append(run.unit("influence_peers/method", unit, compute))
     return results
 
@@ -160,6 +161,11 @@ def _with_ratios(table: pd.DataFrame, compared_with: str) -> pd.DataFrame:
         "remark",
     ]
     return table.reindex(columns=["method", "library", "status", *columns])
+
+
+def _peers_python(cfg: DictConfig) -> str | None:
+    """Return the config's, or the environment's: where it lies belongs to a machine, not to a result."""
+    return cfg.peers_python or os.environ.get("CURVLAB_PEERS_PYTHON") or None
 
 
 def _plain(node: Any) -> dict[str, Any]:

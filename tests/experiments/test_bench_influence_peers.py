@@ -108,7 +108,8 @@ def test_a_failing_worker_gives_its_last_line() -> None:
     assert result["status"].startswith("failed: ValueError: rtol")
 
 
-def test_target(run_target: Callable[..., Path]) -> None:
+def test_target(run_target: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CURVLAB_PEERS_PYTHON", raising=False)
     folder = run_target(main, "benchmarks/influence_peers") / "benchmarks" / "influence_peers" / "smoke"
     table = pd.read_csv(folder / "table.csv").set_index("method")
     assert (folder / "figure.png").is_file()

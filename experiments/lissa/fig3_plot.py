@@ -58,8 +58,8 @@ def _heat_maps(table: pd.DataFrame, squares: pd.DataFrame) -> Figure:
                     bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.75, "pad": 1.5},
                 )  # fmt: skip
     figure.supxlabel(
-        "20 sentences, in the order of the paper's App. A. In each 10 × 10 square: its mean (standard error), as in "
-        "the paper.\nColours of the differences span those between different facts.",
+        "20 sentences, in the order of the paper's App. A. In each 10 × 10 square: its mean (standard error), "
+        "as in the paper.\nColours of the differences span those between different facts.",
         fontsize=9,
     )
     return figure

@@ -57,7 +57,7 @@ def panel_table(table: pd.DataFrame) -> pd.DataFrame:
     for task, of_task in table.groupby("task", sort=False):
         seeds = [str(name).removeprefix("lissa_") for name in of_task if re.fullmatch(r"lissa_\d+", str(name))]
         seeds = [seed for seed in seeds if of_task[f"pbrf_{seed}"].notna().any()]
-        scale = _typical_size(of_task, seeds)
+        scale = _typical_size(of_task)
         for position, (point, panel) in enumerate(of_task.groupby("point", sort=False)):
             for seed in seeds:
                 row: dict[str, object] = {"task": task, "position": position, "point": point, "seed": int(seed)}
@@ -128,12 +128,14 @@ def median_over_points(panels: pd.DataFrame, column: str) -> float:
     return float(np.median(values)) if len(values) else float("nan")
 
 
-def _typical_size(table: pd.DataFrame, seeds: list[str]) -> float:
-    """Return the median root mean square of the points' scores: exact ones where there are any."""
+def _typical_size(table: pd.DataFrame) -> float:
+    """Return the median root mean square of the points' exact scores.
+
+    Zero where nothing is solved exactly: scores that may have diverged do not tell what is near zero, so that no
+    panel is called so.
+    """
     solved = table[table.cg.notna()]
-    if not solved.empty:
-        return median_rms(_matrix(solved, "cg"))
-    return median_rms(*(_matrix(table, f"{method}_{seed}") for method in ("lissa", "pbrf") for seed in seeds))
+    return 0.0 if solved.empty else median_rms(_matrix(solved, "cg"))
 
 
 def _column(method: str, seed: str) -> str:

@@ -34,12 +34,13 @@ def draw(table: pd.DataFrame) -> Figure:
             label = "aim" if place == 0 else None
             ax.hlines(aim, place - 0.45, place + 0.45, color="black", linewidth=1.2, label=label)
         bases = own.groupby("model", sort=False).base.first()
-        ax.set_xticks(range(len(models)), [f"{m}\n/ ({bases[m]})" for m in models], fontsize=7)
+        labels = [f"{model}\n({bases[model]})".replace(" + ", "\n+ ") for model in models]
+        ax.set_xticks(range(len(models)), labels, fontsize=7)
         ax.set_title(f"{count} vector{'s' if count > 1 else ''}")
         ax.grid(axis="x", visible=False)
     axes[0, 0].set_ylabel("time a vector, in units of (...)")
-    handles, labels = axes[0, 0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=4, fontsize=8, frameon=False)
+    handles, names = axes[0, 0].get_legend_handles_labels()
+    figure.legend(handles, names, loc="outside lower center", ncols=4, fontsize=8, frameon=False)
     return figure
 
 

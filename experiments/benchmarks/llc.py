@@ -8,6 +8,10 @@ data. devinterp's default nbeta takes the batch for the data (n = batch size), s
 all of them, and a ratio is that of neighbours. The floor is the matrix products alone that these chains
 need, forward and backward, without anything around them; the normals stand beside it.
 
+devinterp reads a shuffled loader, so a step's batch is new to the chain until the epoch is over, and its loss is
+that of unseen examples: above L(w) by about lr/B E|g_i|² times the share of examples seen, lr = step_size nbeta/2.
+With replacement, as `estimate_llc` draws, it is unbiased; devinterp is shown with both samplers.
+
 known.csv, beside it: polynomials whose value at this n is known by quadrature (see llc_known).
 """
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, RandomSampler, TensorDataset
 
 from curvlab.data import stack
 from curvlab.sampling import estimate_llc, split_rhat
@@ -66,15 +66,12 @@ def _curvlab_vmap(setting: Setting, generator: torch.Generator) -> Tensor:
     return _curvlab(setting, generator, chunk_size=setting.num_chains)
 
 
-def _curvlab_loop(setting: Setting, generator: torch.Generator) -> Tensor:
-    return _curvlab(setting, generator, chunk_size=1)
-
-
-def _devinterp(setting: Setting, generator: torch.Generator) -> Tensor:
+def _devinterp(setting: Setting, generator: torch.Generator, *, replacement: bool = False) -> Tensor:
     # By name, as the type checker must pass without it.
     sampler, optimizer = (importlib.import_module(f"devinterp.{name}") for name in ("slt.sampler", "optim.sgld"))
     evaluate_ce = importlib.import_module("devinterp.utils").evaluate_ce
-    loader = DataLoader(TensorDataset(*setting.tensors()), batch_size=setting.batch_size, shuffle=True)
+    dataset = TensorDataset(*setting.tensors())
+    loader = DataLoader(dataset, setting.batch_size, sampler=RandomSampler(dataset, replacement=replacement))
     seed = int(torch.randint(2**31, (), generator=generator))
     with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
         warnings.simplefilter("ignore")  # about seeds, and fewer burn-in steps than draws
@@ -102,12 +99,16 @@ def _devinterp(setting: Setting, generator: torch.Generator) -> Tensor:
     return setting.nbeta * (torch.as_tensor(found["loss/trace"]) - setting.initial_loss)
 
 
-# The first is what a user gets; the next two are the same chains in other chunks.
+def _devinterp_with_replacement(setting: Setting, generator: torch.Generator) -> Tensor:
+    return _devinterp(setting, generator, replacement=True)
+
+
+# The first is what a user gets, the second the same with parallel kernels in place of a thread for each core.
 METHODS: dict[str, Callable[[Setting, torch.Generator], Tensor]] = {
     "curvlab": _curvlab,
     "curvlab, one vmap": _curvlab_vmap,
-    "curvlab, chain by chain": _curvlab_loop,
     "devinterp": _devinterp,
+    "devinterp, with replacement": _devinterp_with_replacement,
 }
 
 

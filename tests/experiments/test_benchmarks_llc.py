@@ -22,7 +22,7 @@ def test_every_method_is_estimated_and_timed(run_target: Callable[..., Path]) ->
     table, summary = pd.read_csv(folder / "table.csv"), pd.read_csv(folder / "summary.csv")
     timings = pd.read_csv(folder / "timings.csv")
     record = json.loads((folder / "run.json").read_text())
-    expected = {"curvlab", "curvlab, one vmap", "curvlab, chain by chain", "devinterp"}
+    expected = {"curvlab", "curvlab, one vmap", "devinterp", "devinterp, with replacement"}
     missing = {entry.split(" is not")[0] for entry in record["reduced"]}
     assert set(table.method) == expected - missing
     assert (table.groupby("method").size() == 2 * 3).all()

@@ -63,6 +63,7 @@ def forward_product(
         if output_tangents is None:  # no parameter reaches the outputs
             return [torch.zeros_like(leaf) for leaf in tangents]
         output_tangents = output_tangents.detach()
+    del duals, tangents  # P numbers that the backward does not need
     # Outside the dual level, where tangents are gone: inside it, the backward would differentiate itself too.
     check_finite(outputs)
     return _backward(outputs, leaves, output_product(outputs.detach(), output_tangents))

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pandas as pd
 from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from curvlab.reporting import plots
 
@@ -34,6 +35,9 @@ def draw(table: pd.DataFrame) -> Figure:
     axes[0, 0].axvline(0, color="black", linewidth=0.8)
     axes[0, 0].set_xlim(min(-0.3, float(done.pearson_worst.min()) - 0.05) if len(done) else -0.3, 1.05)
     axes[0, 1].set_xscale("log")
+    axes[0, 1].xaxis.set_major_locator(LogLocator(subs=(1.0, 3.0)))
+    axes[0, 1].xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes[0, 1].xaxis.set_minor_formatter(NullFormatter())
     figure.legend(loc="outside lower center", fontsize=8, frameon=False)
     return figure
 

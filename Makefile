@@ -41,9 +41,12 @@ RANK1 := rank1-fig1 rank1-fig2 rank1-prop rank1-rate rank1-fisher
 BENCH := bench-finite-differences bench-curvature bench-solvers bench-lissa-recipe bench-influence-peers \
          bench-ngd-step bench-llc
 
-.PHONY: figures report lissa rank1 bench $(LISSA) $(RANK1) $(BENCH)
-figures: $(LISSA) $(RANK1) report ## every target that exists, then the report
+NGD   := ngd-fig1 ngd-fig2
+
+.PHONY: figures report lissa ngd rank1 bench $(LISSA) $(NGD) $(RANK1) $(BENCH)
+figures: $(LISSA) $(NGD) $(RANK1) report ## every target that exists, then the report
 lissa: $(LISSA) ## every target of the LiSSA paper that exists
+ngd: $(NGD) ## every target of the NGD paper that exists
 rank1: $(RANK1) ## every target of the rank-one slides
 bench: $(BENCH) ## every benchmark
 
@@ -74,6 +77,12 @@ lissa-lemma1: $(READY) ## the mean converges, the second moment diverges (embedd
 
 lissa-appd: $(READY) ## influence in a bag-of-words model is TF-IDF (embedded: 1 min)
 	$(PYTHON) -m experiments.lissa.appd_tf_idf preset=$(PRESET) $(ARGS)
+
+ngd-fig1: $(READY) ## LLC of NGD and SGD over widths and depths (embedded: 2 min)
+	$(PYTHON) -m experiments.ngd.fig1_llc_width preset=$(PRESET) $(ARGS)
+
+ngd-fig2: $(READY) ## LLC and tr(H) of NGD and SGD over epochs (embedded: 2 min)
+	$(PYTHON) -m experiments.ngd.fig2_llc_trace_epochs preset=$(PRESET) $(ARGS)
 
 rank1-fig1: $(READY) ## uniform directions on a 1-D function (embedded: 10 s)
 	$(PYTHON) -m experiments.rank1.fig1_one_dimension preset=$(PRESET) $(ARGS)
@@ -111,9 +120,10 @@ bench-llc: $(READY) ## learning coefficients: agreement with devinterp and secon
 bench-ngd-step: $(READY) ## one step of NGD beside Adam's on ResNet-18's parameters (laptop: 1 min)
 	$(PYTHON) -m experiments.benchmarks.ngd_step preset=$(PRESET) $(ARGS)
 
-# the name that run.json and the results page give it
-.PHONY: benchmarks-finite_differences
-benchmarks-finite_differences: bench-finite-differences
+# the names that run.json and the results page give them
+ALIASES := $(subst -,_,$(BENCH:bench-%=%))
+.PHONY: $(ALIASES:%=benchmarks-%)
+$(foreach name,$(ALIASES),$(eval benchmarks-$(name): bench-$(subst _,-,$(name))))
 
 report: $(READY) ## results/index.html and results/scoreboard.csv from what is under results/
 	$(PYTHON) -m curvlab.reporting.report

@@ -69,13 +69,13 @@ lissa-fig3: $(READY) ## similarity of sentences by gradients and by influence (e
 lissa-fig4: $(READY) ## both sides of condition C.1 against the batch size (embedded: 1 min)
 	$(PYTHON) -m experiments.lissa.fig4_condition preset=$(PRESET) $(ARGS)
 
-lissa-thm1: $(READY) ## error of LiSSA against Theorem 1 and (10) (embedded: 1 min)
+lissa-thm1: $(READY) ## error of LiSSA against Theorem 1 and (10) (embedded: 1 min, laptop: 2 min)
 	$(PYTHON) -m experiments.lissa.thm1_error_bound preset=$(PRESET) $(ARGS)
 
-lissa-lemma1: $(READY) ## the mean converges, the second moment diverges (embedded: 1 min)
+lissa-lemma1: $(READY) ## the mean converges, the second moment diverges (embedded: 1 min, laptop: 3 min)
 	$(PYTHON) -m experiments.lissa.lemma1_divergence preset=$(PRESET) $(ARGS)
 
-lissa-appd: $(READY) ## influence in a bag-of-words model is TF-IDF (embedded: 1 min)
+lissa-appd: $(READY) ## influence in a bag-of-words model is TF-IDF (embedded: 30 s, laptop: 2 min)
 	$(PYTHON) -m experiments.lissa.appd_tf_idf preset=$(PRESET) $(ARGS)
 
 ngd-fig1: $(READY) ## LLC of NGD and SGD over widths and depths (embedded: 2 min)

@@ -75,7 +75,7 @@ def trajectory(
     """Train once and measure; return one row a checkpoint.
 
     Columns: epoch; train_loss, validation_loss (nats, eval mode, all examples), validation_accuracy; update_norm,
-    the mean over the epoch's batches of ‖Δw‖/lr; what `_measured` gives.
+    the mean over the epoch's batches of ‖Δw‖/lr; what `_llc` and `_trace` give.
 
     Args:
         run: seeds, store, device.
@@ -95,15 +95,18 @@ def trajectory(
         _set_weights(model, trained["weights"][index])
         row = {name: trained[name][index] for name in ("train_loss", "validation_loss", "validation_accuracy")}
         row |= {"epoch": epoch, "update_norm": trained["update_norm"][index]}
-        measured_key = key | _plain(cfg, "llc") | _plain(cfg, "trace") | {"epoch": epoch}
-        rows.append(
-            row | run.unit("ngd/measured", measured_key, partial(_measured, run, problem, model, cfg, seed))
-        )
+        here = key | {"epoch": epoch}
+        row |= run.unit("ngd/llc", here | _plain(cfg, "llc"), partial(_llc, run, problem, model, cfg, seed))
+        if cfg.trace is not None:
+            row |= run.unit(
+                "ngd/trace", here | _plain(cfg, "trace"), partial(_trace, run, problem, model, cfg, seed)
+            )
+        rows.append(row)
     return pd.DataFrame(rows)
 
 
 def _plain(cfg: DictConfig, node: str) -> dict[str, Any]:
-    return {node: OmegaConf.to_container(cfg[node], resolve=True) if cfg[node] is not None else None}
+    return {node: OmegaConf.to_container(cfg[node], resolve=True)}
 
 
 def _trained(
@@ -147,15 +150,15 @@ def _set_weights(model: nn.Module, weights: Tensor) -> None:
             parameter.copy_(part)
 
 
-def _measured(run: Run, problem: Problem, model: nn.Module, cfg: DictConfig, seed: int) -> dict[str, Any]:
-    """Return LLC, WBIC and tr(H); chains and probes draw the same numbers at every checkpoint and optimizer.
+def _llc(run: Run, problem: Problem, model: nn.Module, cfg: DictConfig, seed: int) -> dict[str, Any]:
+    """Return LLC and WBIC; the chains draw the same numbers at every checkpoint and optimizer.
 
     `llc` is the estimate, also where `valid` is false: then `problem` says why it is no learning coefficient.
     """
     llc = estimate_llc(
         model, problem.loss, problem.train, **dict(cfg.llc), generator=run.generator("chains", problem.name, seed)
     )
-    row: dict[str, Any] = {
+    return {
         "llc": llc.value,
         "llc_stderr": llc.stderr,
         "rhat": llc.rhat,
@@ -165,12 +168,14 @@ def _measured(run: Run, problem: Problem, model: nn.Module, cfg: DictConfig, see
         "wbic": llc.wbic,
         "wbic_stderr": llc.wbic_stderr,
     }
-    if cfg.trace is None:
-        return row
+
+
+def _trace(run: Run, problem: Problem, model: nn.Module, cfg: DictConfig, seed: int) -> dict[str, Any]:
+    """Return tr(H) over a fixed part of the training data, by the same probes at every checkpoint."""
     settings = dict(cfg.trace)
     chosen = torch.randperm(len(problem.train[1]), generator=run.generator("trace data", problem.name))
     kept = chosen[: settings.pop("num_train")].to(run.device)
     hessian = HessianOperator(model, problem.loss, (problem.train[0][kept], problem.train[1][kept]))
     trace = hutchinson_trace(hessian, **settings, generator=run.generator("probes", problem.name, seed))
     run.add_matvecs(trace.num_matvecs)
-    return row | {"trace": trace.value, "trace_stderr": trace.stderr, "trace_probes": trace.num_matvecs}
+    return {"trace": trace.value, "trace_stderr": trace.stderr, "trace_probes": trace.num_matvecs}

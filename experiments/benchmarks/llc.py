@@ -17,6 +17,7 @@ known.csv, beside it: polynomials whose value at this n is known by quadrature (
 
 from __future__ import annotations
 
+import os
 from functools import partial
 from itertools import product
 from typing import Any
@@ -55,7 +56,15 @@ def main(cfg: DictConfig) -> None:
         run.save_table(table)
         summary = summary_table(table)
         run.save_table(summary, "summary.csv")
-        run.save_table(timing_table(results, methods), "timings.csv")
+        floors = {
+            threads: run.unit(
+                "llc_floor",
+                {**_key(task, cfg, [], (threads, 0)), "version": 1},
+                partial(_floor, task, cfg, threads),
+            )
+            for threads in cfg.num_threads
+        }
+        run.save_table(timing_table(results, floors, methods), "timings.csv")
         run.save_figure(draw(summary, pd.read_csv(run.folder / "timings.csv")))
         known = known_table(run, cfg.known)
         run.save_table(known, "known.csv")
@@ -64,6 +73,7 @@ def main(cfg: DictConfig) -> None:
         run.note(
             scale={"chains": cfg.num_chains, "draws": cfg.num_draws, "repeats": cfg.num_repeats},
             threads=list(cfg.num_threads),
+            load_average=round(os.getloadavg()[0], 1),
             reduced=[f"{name} is not installed" for name in missing],
         )
 
@@ -82,8 +92,22 @@ def _key(task: Task, cfg: DictConfig, methods: list[str], turn: Turn) -> dict[st
 
 
 def _repeat(run: runs.Run, task: Task, cfg: DictConfig, methods: list[str], turn: Turn) -> dict[str, Any]:
-    """Return estimates of every chain, seconds and validity by method, and the floor's seconds."""
-    setting = Setting(
+    """Return estimates of every chain, R-hat and seconds by method."""
+    setting = _setting(task, cfg)
+    threads, repeat = turn
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        # Turn about: the first of one repeat is the last of the next.
+        order = methods if repeat % 2 == 0 else methods[::-1]
+        found = {name: measure(name, setting, run.generator("llc", name, threads, repeat)) for name in order}
+    finally:
+        torch.set_num_threads(before)
+    return found
+
+
+def _setting(task: Task, cfg: DictConfig) -> Setting:
+    return Setting(
         model=task.model,
         data=task.train,
         num_chains=cfg.num_chains,
@@ -95,17 +119,15 @@ def _repeat(run: runs.Run, task: Task, cfg: DictConfig, methods: list[str], turn
         nbeta=default_nbeta(task.num_train),
         initial_loss=task.train_loss,
     )
-    threads, repeat = turn
+
+
+def _floor(task: Task, cfg: DictConfig, threads: int) -> dict[str, Any]:
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        # Turn about: the first of one repeat is the last of the next.
-        order = methods if repeat % 2 == 0 else methods[::-1]
-        found = {name: measure(name, setting, run.generator("llc", name, threads, repeat)) for name in order}
-        floor = floor_seconds(setting, num_steps=20)
+        return dict(floor_seconds(_setting(task, cfg), num_steps=20))
     finally:
         torch.set_num_threads(before)
-    return {**found, "floor": floor}
 
 
 def _rows(task: Task, turn: Turn, result: dict[str, Any], methods: list[str]) -> list[dict[str, Any]]:
@@ -143,33 +165,37 @@ def summary_table(table: pd.DataFrame) -> pd.DataFrame:
     return summary
 
 
-def timing_table(results: dict[Turn, dict[str, Any]], methods: list[str]) -> pd.DataFrame:
-    """Return seconds (medians over repeats) of each method and of the floor, and the ratio to curvlab."""
+def timing_table(
+    results: dict[Turn, dict[str, Any]], floors: dict[int, dict[str, float]], methods: list[str]
+) -> pd.DataFrame:
+    """Return seconds of each method, medians over repeats, and of the floor; ratios to curvlab in the same repeat.
+
+    `seconds` is on the clock, `cpu_seconds` of all cores: on a busy machine the latter says more with one thread;
+    with several it counts their waiting for each other, too.
+    """
     rows = []
-    for threads in sorted({turn[0] for turn in results}):
+    for threads in sorted(floors):
         own = [result for turn, result in results.items() if turn[0] == threads]
-        ours = pd.Series([_seconds(result, "curvlab") for result in own])
-        for name in [*methods, "matrix products alone", "normals alone"]:
-            seconds = pd.Series([_seconds(result, name) for result in own])
-            cpu = [result[name]["cpu_seconds"] if name in methods else float("nan") for result in own]
+        for name in methods:
+            times = pd.DataFrame([result[name] for result in own])[["seconds", "cpu_seconds"]]
+            ours = pd.DataFrame([result["curvlab"] for result in own])[["seconds", "cpu_seconds"]]
             rows.append(
                 {
                     "method": name,
                     "threads": threads,
-                    "seconds": seconds.median(),
-                    "fastest": seconds.min(),
-                    "slowest": seconds.max(),
-                    "cpu_seconds": float(pd.Series(cpu).median()),
-                    "to_curvlab": (seconds / ours).median(),
+                    "seconds": times.seconds.median(),
+                    "fastest": times.seconds.min(),
+                    "slowest": times.seconds.max(),
+                    "cpu_seconds": times.cpu_seconds.median(),
+                    "to_curvlab": (times.seconds / ours.seconds).median(),
+                    "cpu_to_curvlab": (times.cpu_seconds / ours.cpu_seconds).median(),
                 }
             )
+        for label, name in {"matrix products alone": "products", "normals alone": "normals"}.items():
+            clock, cpu = floors[threads][name], floors[threads][f"{name}_cpu"]
+            known = {"seconds": clock, "fastest": clock, "slowest": clock, "cpu_seconds": cpu}
+            rows.append({"method": label, "threads": threads, **known})
     return pd.DataFrame(rows)
-
-
-def _seconds(result: dict[str, Any], name: str) -> float:
-    if name in METHODS:
-        return float(result[name]["seconds"])
-    return float(result["floor"]["products" if name.startswith("matrix") else "normals"])
 
 
 if __name__ == "__main__":

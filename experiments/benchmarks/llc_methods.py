@@ -131,9 +131,10 @@ def measure(name: str, setting: Setting, generator: torch.Generator) -> dict[str
 
 
 def floor_seconds(setting: Setting, *, num_steps: int) -> dict[str, float]:
-    """Return seconds that the chains' matrix products and their normals take, scaled up from `num_steps` steps.
+    """Return seconds, on the clock and of all cores, of the matrix products and the normals alone.
 
-    Products of one step and layer (B, I) x (I, O): outputs, weight gradient, and input gradient but for the first.
+    Scaled up from `num_steps` steps. Products of one step and layer (B, I) x (I, O): outputs, weight gradient, and
+    input gradient but for the first.
     """
     layers = [m.weight for m in setting.model.modules() if isinstance(m, nn.Linear)]
     sizes = [int(layers[0].shape[1]), *(int(weight.shape[0]) for weight in layers)]
@@ -156,8 +157,9 @@ def floor_seconds(setting: Setting, *, num_steps: int) -> dict[str, float]:
     found = {}
     for name, work in {"products": products, "normals": normals}.items():
         work()
-        start = time.perf_counter()
+        start, cpu_start = time.perf_counter(), time.process_time()
         for _ in range(num_steps * setting.num_chains):
             work()
         found[name] = scale * (time.perf_counter() - start)
+        found[f"{name}_cpu"] = scale * (time.process_time() - cpu_start)
     return found

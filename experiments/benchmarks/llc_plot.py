@@ -39,16 +39,14 @@ def draw(summary: pd.DataFrame, timings: pd.DataFrame) -> Figure:
         own = timings[timings.threads == count]
         places = [methods.index(name) + (shift - (len(threads) - 1) / 2) * height for name in own.method]
         shades = [colors[name] for name in own.method]
-        right.barh(places, own.seconds, height=height, color=shades, alpha=1.0 if shift == 0 else 0.55)
-        errors = [own.seconds - own.fastest, own.slowest - own.seconds]
-        right.errorbar(own.seconds, places, xerr=errors, fmt="none", color="black", capsize=2, linewidth=1)
-        for place, seconds, slowest in zip(places, own.seconds, own.slowest, strict=True):
-            label = f"{seconds:.2g} s, {count} thread{'s' if count > 1 else ''}"
-            right.annotate(label, (slowest, place), (4, 0), textcoords="offset points", va="center", fontsize=7)
+        right.barh(places, own.cpu_seconds, height=height, color=shades, alpha=1.0 if shift == 0 else 0.55)
+        for place, seconds in zip(places, own.cpu_seconds, strict=True):
+            label = f"{seconds:.3g} s, {count} thread{'s' if count > 1 else ''}"
+            right.annotate(label, (seconds, place), (4, 0), textcoords="offset points", va="center", fontsize=7)
     right.set_yticks(range(len(methods)), methods)
     right.invert_yaxis()
     right.margins(x=0.45)
-    right.set_xlabel("seconds\n(median; line: fastest to slowest repeat)")
+    right.set_xlabel("CPU seconds of all cores\n(median over repeats; on the clock: timings.csv)")
     return figure
 
 

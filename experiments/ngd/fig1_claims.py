@@ -94,6 +94,7 @@ def _losses(summary: pd.DataFrame, claimed: str) -> str:
     widest = summary[summary.optimizer == claimed].sort_values("p").iloc[-1]
     return (
         f"p is largest at width {widest.width}, where the LLCs of NGD lie within {widest.llc_low:.3g} to "
-        f"{widest.llc_high:.3g} and their mean {widest.difference:.3g} above SGD's. The training losses differ, {losses[claimed]:.3g} (NGD) against {losses['sgd']:.3g} (SGD), and the LLC "
+        f"{widest.llc_high:.3g} and their mean {widest.difference:.3g} above SGD's. "
+        f"The training losses differ, {losses[claimed]:.3g} (NGD) against {losses['sgd']:.3g} (SGD), and the LLC "
         "depends on them: ngd-fig2 compares at equal training loss."
     )

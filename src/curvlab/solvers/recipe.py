@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import torch
@@ -71,8 +70,9 @@ def measure_recipe(
     longest = max(pointed, key=lambda product: float(operator.norm(product)))
     directions = torch.cat([leading.vectors, probes, longest], dim=1)
     directions = directions[:, operator.norm(directions) > 0]
-    num_examples = operator.num_examples if isinstance(operator, DataOperator) else math.inf
-    batch_size = int(min(64, max(4, num_examples // 16)))
+    batch_size = 64
+    if isinstance(operator, DataOperator):
+        batch_size = min(64, max(4, operator.num_examples // 16))
     constants = measure_constant(
         operator, directions, trace=trace.value, batch_size=batch_size, generator=generator
     )

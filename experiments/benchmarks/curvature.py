@@ -23,6 +23,7 @@ import pandas as pd
 from omegaconf import DictConfig, OmegaConf
 
 from curvlab import runs
+from curvlab.reporting import save_claims
 from experiments.benchmarks.curvature_measure import measure_peak, measure_times
 from experiments.benchmarks.curvature_plot import draw
 from experiments.benchmarks.curvature_products import NotInstalledError, build_case, products
@@ -39,6 +40,7 @@ def main(cfg: DictConfig) -> None:
         for name in run.progress(list(cfg.models), "models"):
             rows += _model_rows(run, str(name), cfg)
         table = pd.DataFrame(rows)
+        save_claims(run.folder, [])  # no paper compares these
         run.save_table(table)
         run.save_figure(draw(table))
         load = os.getloadavg()[0] if hasattr(os, "getloadavg") else float("nan")

@@ -28,6 +28,7 @@ from torch import Tensor, nn
 from curvlab import runs
 from curvlab.data import stack
 from curvlab.influence import influence
+from curvlab.reporting import save_claims
 from curvlab.solvers import BlockConjugateGradient
 from experiments.benchmarks.influence_peers_plot import draw
 from experiments.benchmarks.influence_peers_process import measure
@@ -49,6 +50,7 @@ def main(cfg: DictConfig) -> None:
             results = _measured(run, problem, settings, key, cfg)
             rows.append(_row(str(name), settings, results, reference["scores"]))
         table = _with_ratios(pd.DataFrame(rows), str(cfg.compared_with))
+        save_claims(run.folder, [])  # no paper compares these
         run.save_table(table)
         run.save_figure(draw(table))
         load = os.getloadavg()[0] if hasattr(os, "getloadavg") else float("nan")

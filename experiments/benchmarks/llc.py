@@ -27,7 +27,7 @@ import torch
 from omegaconf import DictConfig
 
 from curvlab import runs
-from curvlab.reporting import t_interval
+from curvlab.reporting import save_claims, t_interval
 from curvlab.sampling import default_nbeta
 from experiments.benchmarks.llc_known import draw_known, known_table
 from experiments.benchmarks.llc_methods import METHODS, Setting, available, floor_seconds, measure
@@ -53,6 +53,7 @@ def main(cfg: DictConfig) -> None:
             for turn in run.progress(turns, "repeats")
         }
         table = pd.DataFrame([row for turn in results for row in _rows(task, turn, results[turn], methods)])
+        save_claims(run.folder, [])  # no paper compares these
         run.save_table(table)
         summary = summary_table(table)
         run.save_table(summary, "summary.csv")

@@ -46,7 +46,7 @@ def draw(summary: pd.DataFrame, timings: pd.DataFrame) -> Figure:
     right.set_yticks(range(len(methods)), methods)
     right.invert_yaxis()
     right.margins(x=0.45)
-    right.set_xlabel("CPU seconds of all cores\n(median over repeats; on the clock: timings.csv)")
+    right.set_xlabel("CPU seconds of all cores\n(median; on the clock: timings.csv)")
     return figure
 
 

@@ -82,7 +82,7 @@ def trajectory(
         problem: data and model.
         optimizer: see `make_step`.
         cfg: nodes `training` (num_epochs, batch_size, checkpoints: epochs, null for each), `llc` (arguments of
-            estimate_llc) and `trace` (num_train, num_matvecs, rtol, max_matvecs; null: no trace).
+            estimate_llc; null: none) and `trace` (num_train, num_matvecs, rtol, max_matvecs; null: none).
         seed: of the start and the order of batches, both shared by the optimizers.
     """
     settings = {str(key): value for key, value in optimizer.items()}
@@ -96,7 +96,8 @@ def trajectory(
         row = {name: trained[name][index] for name in ("train_loss", "validation_loss", "validation_accuracy")}
         row |= {"epoch": epoch, "update_norm": trained["update_norm"][index]}
         here = key | {"epoch": epoch}
-        row |= run.unit("ngd/llc", here | _plain(cfg, "llc"), partial(_llc, run, problem, model, cfg, seed))
+        if cfg.llc is not None:
+            row |= run.unit("ngd/llc", here | _plain(cfg, "llc"), partial(_llc, run, problem, model, cfg, seed))
         if cfg.trace is not None:
             row |= run.unit(
                 "ngd/trace", here | _plain(cfg, "trace"), partial(_trace, run, problem, model, cfg, seed)

@@ -10,7 +10,11 @@ from curvlab.reporting.paper_numbers import item_key
 
 ROOT = Path(__file__).parents[2]
 TEXTS = ROOT.parent / "shared" / "papers"
-TEXT_FILES = {"lissa": "lissa_klochkov_liu_2024.txt", "rank1": "rank_one_semenov_2025_slides.txt"}
+TEXT_FILES = {
+    "lissa": "lissa_klochkov_liu_2024.txt",
+    "ngd": "ngd_llc_saghir_2024.txt",
+    "rank1": "rank_one_semenov_2025_slides.txt",
+}
 NUMBERS = [
     (paper.stem, number)
     for paper in sorted((ROOT / "experiments" / "papers").glob("*.csv"))
@@ -35,6 +39,10 @@ def read_quote(quote: str) -> tuple[float, float | None]:
         if mantissa[1]:
             return float(mantissa[1]) * factor, float(mantissa[2]) * factor
         return float(mantissa[3]) * factor, None
+    bare = re.search(r"(?<![\d.])([\d.]+)\^\{(-?\d+)\}$", quote)
+    if bare:  # "10^{-2}", or the slip "1.9^{-31}" for 1.9 x 10^{-31}
+        mantissa_digits = "1" if bare[1] == "10" else bare[1]
+        return float(f"{mantissa_digits}e{bare[2]}"), None
     digits, unit = re.findall(r"(\d+(?:\.\d+)*(?:e-?\d+)?)([MB]?)", quote)[-1]
     quarter = digits[: len(digits) // 4]
     if quarter and digits == 4 * quarter:  # the texts print some numbers four times over: "5000500050005000"
@@ -50,6 +58,10 @@ def test_the_reader_of_quotes() -> None:
     assert read_quote("1.3B")[0] == 1.3e9
     assert read_quote("11M")[0] == 11e6
     assert read_quote("=1e-8")[0] == 1e-8
+    assert read_quote(r"\epsilon=10^{-10}") == (1e-10, None)
+    assert read_quote("lr =104.104=10^{-4}")[0] == 1e-4
+    assert read_quote("N=10^{4}")[0] == 1e4
+    assert read_quote("1.9^{-31}")[0] == 1.9e-31
 
 
 @pytest.mark.parametrize(("paper", "number"), NUMBERS, ids=lambda entry: getattr(entry, "column", entry))
@@ -65,6 +77,24 @@ def test_number_stands_in_the_text(paper: str, number: PaperNumber) -> None:
         assert number.stderr != number.stderr  # nan
     else:
         assert number.stderr == pytest.approx(stderr, rel=1e-12)
+
+
+NGD_FIGURES = [number for paper, number in NUMBERS if paper == "ngd" and number.table.startswith("Fig.")]
+
+
+@pytest.mark.parametrize("number", NGD_FIGURES, ids=lambda number: f"{number.table}, {number.row}, {number.column}")
+def test_ngd_settings_stand_in_the_caption_of_their_figure(number: PaperNumber) -> None:
+    # Captions repeat each other's settings. The lines of a figure's panels stand before its own, which ends it.
+    caption: list[str] = []
+    for line in text_of("ngd").splitlines():
+        caption = [*caption, line] if line else []
+        if line.startswith(f"{number.table.replace('Fig.', 'Figure')}:"):
+            break
+        if line.startswith("Figure "):
+            caption = []
+    if number.row.startswith("("):
+        caption = [line for line in caption if line.startswith(number.row[:3])]
+    assert any(number.quote in line for line in caption)
 
 
 ROWS = ["ResNet-18", "ResNet-50", "OPT", "Llama-1", "Mistral"]

@@ -6,7 +6,7 @@ Training and every measurement of a checkpoint are units of work, so targets wit
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -58,6 +58,21 @@ class Problem:
         ).to(run.device)
 
 
+@dataclass(frozen=True)
+class Start:
+    """A trained state to go on from.
+
+    Attributes:
+        weights: (P,).
+        epoch: epochs it was trained.
+        key: identifies it in the store.
+    """
+
+    weights: Tensor
+    epoch: int
+    key: dict[str, Any]
+
+
 def load_problem(run: Run, data: DictConfig, model: DictConfig, name: str) -> Problem:
     """Load the data and describe the model."""
     splits: DataSplits = instantiate(data)
@@ -70,7 +85,14 @@ def load_problem(run: Run, data: DictConfig, model: DictConfig, name: str) -> Pr
 
 
 def trajectory(
-    run: Run, problem: Problem, optimizer: Mapping[str, Any], cfg: DictConfig, seed: int
+    run: Run,
+    problem: Problem,
+    optimizer: Mapping[str, Any],
+    cfg: DictConfig,
+    seed: int,
+    *,
+    start: Start | None = None,
+    llc_epochs: Collection[int] | None = None,
 ) -> pd.DataFrame:
     """Train once and measure; return one row a checkpoint.
 
@@ -84,19 +106,18 @@ def trajectory(
         cfg: nodes `training` (num_epochs, batch_size, checkpoints: epochs, null for each), `llc` (arguments of
             estimate_llc; null: none) and `trace` (num_train, num_matvecs, rtol, max_matvecs; null: none).
         seed: of the start and the order of batches, both shared by the optimizers.
+        start: go on from there; epochs count on, those of `cfg` and `llc_epochs` from the start.
+        llc_epochs: checkpoints at which the LLC is estimated; None: all. Elsewhere its columns are nan.
     """
-    settings = {str(key): value for key, value in optimizer.items()}
-    training: dict[str, Any] = OmegaConf.to_container(cfg.training, resolve=True)  # type: ignore[assignment]
-    key = problem.key | {"optimizer": settings, "training": training, "repeat": seed, "version": 1}
-    trained = run.unit("ngd/trained", key, partial(_trained, run, problem, settings, training, seed))
+    key, trained = _trained_unit(run, problem, optimizer, cfg, seed, start=start)
     model = problem.build(run, seed)
     rows = []
     for index, epoch in enumerate(trained["epochs"]):
         _set_weights(model, trained["weights"][index])
         row = {name: trained[name][index] for name in ("train_loss", "validation_loss", "validation_accuracy")}
-        row |= {"epoch": epoch, "update_norm": trained["update_norm"][index]}
+        row |= {"epoch": epoch + (start.epoch if start else 0), "update_norm": trained["update_norm"][index]}
         here = key | {"epoch": epoch}
-        if cfg.llc is not None:
+        if cfg.llc is not None and (llc_epochs is None or epoch in llc_epochs):
             row |= run.unit("ngd/llc", here | _plain(cfg, "llc"), partial(_llc, run, problem, model, cfg, seed))
         if cfg.trace is not None:
             row |= run.unit(
@@ -106,18 +127,43 @@ def trajectory(
     return pd.DataFrame(rows)
 
 
+def last_state(run: Run, problem: Problem, optimizer: Mapping[str, Any], cfg: DictConfig, seed: int) -> Start:
+    """Return the last checkpoint of that `trajectory`."""
+    key, trained = _trained_unit(run, problem, optimizer, cfg, seed, start=None)
+    return Start(trained["weights"][-1], trained["epochs"][-1], key)
+
+
+def _trained_unit(
+    run: Run, problem: Problem, optimizer: Mapping[str, Any], cfg: DictConfig, seed: int, *, start: Start | None
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    settings = {str(key): value for key, value in optimizer.items()}
+    training: dict[str, Any] = OmegaConf.to_container(cfg.training, resolve=True)  # type: ignore[assignment]
+    key = problem.key | {"optimizer": settings, "training": training, "repeat": seed, "version": 1}
+    key |= {"start": start.key} if start else {}
+    compute = partial(_trained, run, problem, settings, training, seed, start=start)
+    return key, run.unit("ngd/trained", key, compute)
+
+
 def _plain(cfg: DictConfig, node: str) -> dict[str, Any]:
     return {node: OmegaConf.to_container(cfg[node], resolve=True)}
 
 
 def _trained(
-    run: Run, problem: Problem, optimizer: dict[str, Any], training: dict[str, Any], seed: int
+    run: Run,
+    problem: Problem,
+    optimizer: dict[str, Any],
+    training: dict[str, Any],
+    seed: int,
+    *,
+    start: Start | None,
 ) -> dict[str, Any]:
     """Return weights (checkpoints, P) and what was logged at those epochs."""
     model, loss = problem.build(run, seed), problem.loss
+    if start is not None:
+        _set_weights(model, start.weights)
     step = make_step(model, loss, optimizer)
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    order = run.generator("batches", problem.name, seed)
+    order = run.generator("batches", problem.name, seed, *([start.epoch] if start else []))
     checkpoints = training["checkpoints"] or list(range(1, training["num_epochs"] + 1))
     log: dict[str, list[float]] = {"train_loss": [], "validation_loss": [], "validation_accuracy": []}
     weights, norms = [], []

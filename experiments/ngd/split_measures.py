@@ -1,0 +1,140 @@
+"""What the branches of a split have in common with the claims of Figs. 4, 5 and 6: measures and their summary."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from curvlab.reporting import t_interval
+from experiments.ngd.split import BEFORE
+
+MEASURES = (
+    "llc_split",
+    "llc_change",
+    "llc_growth",
+    "llc_end",
+    "update_norm_ratio",
+    "step_norm_ratio",
+    "fluctuation",
+    "train_loss_ratio",
+    "validation_loss_ratio",
+)
+
+
+@dataclass(frozen=True)
+class SplitResults:
+    """A table of `split_table`, what is measured on it, and its summary.
+
+    Attributes:
+        table: one row an epoch.
+        measures: one row a panel, branch and seed (`branch_measures`).
+        summary: one row a panel and branch (`summary_table`).
+    """
+
+    table: pd.DataFrame
+    measures: pd.DataFrame
+    summary: pd.DataFrame
+
+    @classmethod
+    def of(cls, table: pd.DataFrame) -> SplitResults:
+        """Measure a table."""
+        measures = branch_measures(table)
+        return cls(table, measures, summary_table(measures))
+
+    def by_seed(self, panel: str, branch: str, measure: str) -> pd.Series:
+        """Return a measure of one branch by seed, seeds without it left out."""
+        own = self.measures[(self.measures.panel == panel) & (self.measures.branch == branch)]
+        return own.set_index("seed")[measure].dropna()
+
+    def all_branches(self, panel: str, *measures: str) -> str:
+        """Return a sentence for each measure with its value for all branches: what explains a verdict."""
+        own = self.summary[self.summary.panel == panel]
+        sentences = []
+        for measure in measures:
+            numbers = zip(own.branch, own[measure], own[f"{measure}_low"], own[f"{measure}_high"], strict=True)
+            texts = [f"{branch} {mean:.3g} ({low:.3g} to {high:.3g})" for branch, mean, low, high in numbers]
+            sentences.append(f"{measure} of all branches (summary.csv): {', '.join(texts)}.")
+        return " ".join(sentences)
+
+    def why_no_llc(self, panel: str, branches: Iterable[str]) -> str:
+        """Return why fewer than two seeds have an LLC at the split and after it on these branches."""
+        own = self.table[(self.table.panel == panel) & self.table.branch.isin([BEFORE, *branches])]
+        estimates = own[own.llc.notna()]
+        counts = estimates[~estimates.valid].problem.value_counts()
+        if counts.empty:
+            return "It needs estimates of the LLC at two checkpoints after the split, of two seeds."
+        return (
+            f"{counts.sum()} of {len(estimates)} estimates are not valid, of {counts.iloc[0]} the reason is: "
+            f"{counts.index[0]}."
+        )
+
+
+def branch_measures(table: pd.DataFrame) -> pd.DataFrame:
+    """Return one row a panel, branch and seed with what the claims are about, nan where it cannot be had.
+
+    llc_change: relative change of the LLC after the split: slope of its least-squares line over epochs, the split
+    included, times the epochs of the branch, over the LLC at the split. llc_growth: the same slope over the first
+    half of the branch, in LLC an epoch. llc_end: mean LLC of the checkpoints in the second half. Only valid
+    estimates count, and only where that at the split is one.
+    update_norm_ratio, step_norm_ratio: mean of ‖Δw‖/lr and of ‖Δw‖ over the epochs after the split, over that of
+    as many epochs before it. fluctuation: standard deviation of the change of ln(‖Δw‖/lr) from epoch to epoch
+    after the split. train_loss_ratio, validation_loss_ratio: at the end over at the split.
+    """
+    rows = []
+    for (panel, seed), own in table.groupby(["panel", "seed"], sort=False):
+        before = own[own.branch == BEFORE].sort_values("epoch")
+        for branch, after in own[own.branch != BEFORE].groupby("branch", sort=False):
+            row = {"panel": panel, "branch": branch, "seed": seed, "lr": after.lr.iloc[0]}
+            rows.append(row | _llc_measures(before, after) | _norm_measures(before, after))
+    return pd.DataFrame(rows)
+
+
+def _llc_measures(before: pd.DataFrame, after: pd.DataFrame) -> dict[str, float]:
+    split, last = before.iloc[-1], after.epoch.max()
+    half = (split.epoch + last) / 2
+    measures = {"llc_split": np.nan, "llc_change": np.nan, "llc_growth": np.nan, "llc_end": np.nan}
+    if not split.valid:
+        return measures
+    usable = after[after.valid]
+    points = pd.concat([before.tail(1), usable])
+    measures |= {"llc_split": split.llc}
+    measures |= {"llc_change": _slope(points) * (last - split.epoch) / split.llc}
+    measures |= {
+        "llc_growth": _slope(points[points.epoch <= half]),
+        "llc_end": usable[usable.epoch > half].llc.mean(),
+    }
+    return measures
+
+
+def _slope(points: pd.DataFrame) -> float:
+    return float(np.polyfit(points.epoch, points.llc, 1)[0]) if len(points) > 1 else np.nan
+
+
+def _norm_measures(before: pd.DataFrame, after: pd.DataFrame) -> dict[str, float]:
+    after, split = after.sort_values("epoch"), before.iloc[-1]
+    window = before[before.epoch > split.epoch - len(after)]
+    changes = np.diff(np.log(after.update_norm))
+    return {
+        "update_norm_ratio": after.update_norm.mean() / window.update_norm.mean(),
+        "step_norm_ratio": after.step_norm.mean() / window.step_norm.mean(),
+        "fluctuation": float(changes.std(ddof=1)) if len(changes) > 1 else np.nan,
+        "train_loss_ratio": after.train_loss.iloc[-1] / split.train_loss,
+        "validation_loss_ratio": after.validation_loss.iloc[-1] / split.validation_loss,
+    }
+
+
+def summary_table(measures: pd.DataFrame) -> pd.DataFrame:
+    """Return one row a panel and branch: mean of every measure over seeds, and its 95 % t interval."""
+    rows = []
+    for (panel, branch), own in measures.groupby(["panel", "branch"], sort=False):
+        row: dict[str, Any] = {"panel": panel, "branch": branch, "lr": own.lr.iloc[0], "seeds": len(own)}
+        for name in MEASURES:
+            values = own[name].dropna()
+            interval = t_interval(values.to_numpy())
+            row |= {name: values.mean(), f"{name}_low": interval.low, f"{name}_high": interval.high}
+        rows.append(row)
+    return pd.DataFrame(rows)

@@ -1,0 +1,100 @@
+"""Figs. 4, 5 and 6, drawn from table.csv alone.
+
+python -m experiments.ngd.split_plot results/ngd/fig4/embedded
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.font_manager import FontProperties
+from scipy import stats
+
+from curvlab.reporting import plots
+from experiments.ngd.split import BEFORE
+
+QUANTITIES = {
+    "train_loss": "training loss (nats)",
+    "validation_loss": "validation loss (nats)",
+    "update_norm": "update norm ‖Δw‖/lr",
+    "step_norm": "step ‖Δw‖",
+    "llc": "LLC",
+    "wbic": "WBIC (nats)",
+}
+LOGARITHMIC = ("train_loss", "validation_loss", "update_norm", "step_norm")
+GREY = "#555555"
+
+
+def draw(table: pd.DataFrame) -> Figure:
+    """Return one row a panel: losses, update norm, step, LLC and WBIC around the split."""
+    panels = table.panel.unique().tolist()
+    branches = [branch for branch in table.branch.unique() if branch != BEFORE]
+    figure, axes = plots.figure(len(panels), len(QUANTITIES), panel_size=(2.7, 2.7))
+    for row, panel in zip(axes, panels, strict=True):
+        own = table[table.panel == panel]
+        split = own[own.branch == BEFORE].epoch.max()
+        shown = own[own.epoch > split - (own.epoch.max() - split)]  # as many epochs before as after
+        for ax, (quantity, label) in zip(row, QUANTITIES.items(), strict=True):
+            _draw_quantity(ax, shown, quantity, branches, split)
+            ax.set_ylabel(label)
+            ax.set_xlabel("epoch")
+        row[0].set_title(panel)
+    for ax in axes[0, -2:]:
+        ax.set_title("valid estimates", fontsize=8)
+    entries = {}
+    for ax in axes[:, 0]:
+        entries |= {label: handle for handle, label in zip(*ax.get_legend_handles_labels(), strict=True)}
+    legend = figure.legend(
+        entries.values(), entries.keys(), loc="outside lower center", ncols=8, fontsize=8, frameon=False
+    )
+    title = "dotted: the split; mean over seeds, band: 95 % t interval"
+    legend.set_title(title, prop=FontProperties(size=8))
+    return figure
+
+
+def _draw_quantity(ax: Axes, table: pd.DataFrame, quantity: str, branches: list[str], split: int) -> None:
+    usable = table[table.valid] if quantity in ("llc", "wbic") else table
+    at_split = usable[(usable.branch == BEFORE) & (usable.epoch == split)]
+    before = usable[usable.branch == BEFORE]
+    measured_each = quantity not in ("llc", "wbic")
+    style: dict[str, Any] = {"color": GREY, "marker": "" if measured_each else ".", "linestyle": "-"}
+    _curve(ax, before, quantity, "SGD before", style)
+    for index, branch in enumerate(branches):
+        own = usable[usable.branch == branch]
+        if own.empty:
+            continue
+        # The norm is of the updates within an epoch, not of the state at its end: nothing joins it to the split.
+        joined = own if quantity in ("update_norm", "step_norm") else pd.concat([at_split, own])
+        style = {
+            "color": plots.PALETTE[index % len(plots.PALETTE)],
+            "marker": "" if measured_each else plots.MARKERS[index % len(plots.MARKERS)],
+            "linestyle": "--" if branch.endswith("unrescaled") else "-",
+        }
+        _curve(ax, joined, quantity, branch, style)
+    ax.axvline(split, color=GREY, linestyle=":", linewidth=1)
+    if quantity in LOGARITHMIC:
+        ax.set_yscale("log")
+
+
+def _curve(ax: Axes, own: pd.DataFrame, column: str, label: str, style: dict[str, Any]) -> None:
+    grouped = own.groupby("epoch")[column]
+    mean, count = grouped.mean(), grouped.count()
+    ax.plot(mean.index, mean, label=label, markersize=3.5, linewidth=1.2, **style)
+    half = grouped.sem() * stats.t.ppf(0.975, np.maximum(count - 1, 1))
+    lower = mean - half
+    if column in LOGARITHMIC:
+        lower = lower.clip(lower=mean / 5)  # a t interval may reach below zero, where there is no logarithm
+    ax.fill_between(mean.index, lower, mean + half, color=style["color"], alpha=0.15, linewidth=0)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description="Redraw the figure of a result folder from its table.csv.")
+    parser.add_argument("folder", type=Path)
+    folder = parser.parse_args().folder
+    draw(pd.read_csv(folder / "table.csv")).savefig(folder / "figure.png", dpi=110, metadata={"Software": None})

@@ -1,0 +1,198 @@
+"""Measures and verdicts of Figs. 4, 5 and 6 of the NGD paper on tables that are made up."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from experiments.ngd.fig4_claims import judge_claims as judge_fig4
+from experiments.ngd.fig5_claims import judge_claims as judge_fig5
+from experiments.ngd.fig6_claims import judge_claims as judge_fig6
+from experiments.ngd.split import BEFORE
+from experiments.ngd.split_measures import SplitResults
+
+SPLIT, LAST = 10, 20  # epochs
+SEEDS = (0, 1, 2)
+Curve = Callable[[int], float]  # of the epochs since the split
+
+
+def level(value: float) -> Curve:
+    return lambda _: value
+
+
+def made_up(
+    llc: dict[str, Curve],
+    *,
+    norm: dict[str, Curve] | None = None,
+    loss: dict[str, Curve] | None = None,
+    lr: dict[str, float] | None = None,
+) -> pd.DataFrame:
+    """Return a table whose curves are level where nothing is said: LLC 100, norm 1, loss 1, lr 0.1."""
+    rows = []
+    for branch in (BEFORE, *llc):
+        for seed in SEEDS:
+            for epoch in range(1, SPLIT + 1) if branch == BEFORE else range(SPLIT + 1, LAST + 1):
+                since = epoch - SPLIT
+                size, value = (curves.get(branch, level(1.0))(since) for curves in (norm or {}, loss or {}))
+                rate = (lr or {}).get(branch, 0.1)
+                row = {"panel": "m", "branch": branch, "seed": seed, "epoch": epoch, "lr": rate, "valid": True}
+                row |= {"llc": llc.get(branch, level(100.0))(since) + 0.1 * seed, "problem": ""}
+                row |= {"update_norm": size, "step_norm": rate * size}
+                rows.append(row | {"train_loss": value, "validation_loss": 2 * value})
+    return pd.DataFrame(rows)
+
+
+def verdicts(results: list) -> dict[str, str]:
+    return {result.claim.id.removesuffix("-m"): result.verdict for result in results}
+
+
+def rising(by: float) -> Curve:
+    """Return an LLC that starts at 100 and has changed by `by` at the end, in a line."""
+    return lambda since: 100 + by * since / (LAST - SPLIT)
+
+
+def test_measures_of_known_curves() -> None:
+    table = made_up(
+        {"sgd": level(100.0), "ngd": rising(20)},
+        norm={"ngd": lambda since: 3.0 if since % 2 else 1.0},
+        loss={"ngd": lambda since: 1 - 0.05 * since},
+        lr={"ngd": 0.2},
+    )
+    found = SplitResults.of(table)
+    assert found.by_seed("m", "ngd", "llc_change")[0] == pytest.approx(0.2)
+    assert found.by_seed("m", "ngd", "llc_growth")[0] == pytest.approx(2.0)
+    assert found.by_seed("m", "ngd", "llc_end")[0] == pytest.approx(116.0)  # mean of epochs 6 to 10: 112 to 120
+    assert found.by_seed("m", "ngd", "update_norm_ratio")[0] == pytest.approx(2.0)
+    assert found.by_seed("m", "ngd", "step_norm_ratio")[0] == pytest.approx(4.0)
+    # Nine changes of alternating sign, five down: mean -ln(3)/9.
+    changes = np.array([-1, 1] * 4 + [-1]) * np.log(3)
+    assert found.by_seed("m", "ngd", "fluctuation")[0] == pytest.approx(changes.std(ddof=1))
+    assert found.by_seed("m", "ngd", "train_loss_ratio")[0] == pytest.approx(0.5)
+    assert found.by_seed("m", "sgd", "llc_change")[0] == pytest.approx(0.0, abs=1e-12)
+    row = found.summary.set_index("branch").loc["ngd"]
+    assert row.llc_split == pytest.approx(100.1)
+    assert row.llc_split_low < 100.1 < row.llc_split_high
+
+
+def test_estimates_that_are_not_valid_do_not_count() -> None:
+    table = made_up({"sgd": level(100.0), "ngd": rising(20)})
+    after = (table.branch == "ngd") & (table.epoch > 15)
+    table.loc[after, ["llc", "valid"]] = [-500.0, False]
+    found = SplitResults.of(table)
+    assert found.by_seed("m", "ngd", "llc_change")[0] == pytest.approx(0.2)
+    assert found.by_seed("m", "ngd", "llc_end").empty
+    table.loc[(table.branch == BEFORE) & (table.epoch == SPLIT), "valid"] = False
+    assert SplitResults.of(table).by_seed("m", "ngd", "llc_change").empty
+
+
+@pytest.mark.parametrize(
+    ("sgd", "ngd", "expected"),
+    [
+        (0, 20, ["reproduced", "reproduced"]),
+        (30, 20, ["reproduced", "not reproduced"]),
+        (-30, -20, ["not reproduced", "reproduced"]),
+        (0, -20, ["not reproduced", "not reproduced"]),
+    ],
+)
+def test_fig4_verdicts_on_the_llc(sgd: float, ngd: float, expected: list[str]) -> None:
+    found = SplitResults.of(made_up({"sgd": rising(sgd), "ngd": rising(ngd)}))
+    results = verdicts(judge_fig4(found, claimed={"m": "ngd"}))
+    assert [results["llc-rises"], results["llc-rises-faster"]] == expected
+
+
+@pytest.mark.parametrize(
+    ("norm", "expected"),
+    [
+        (lambda since: 1.0 + 0.1 * (since % 2), ["reproduced", "reproduced"]),
+        (lambda since: 1.7 + 0.1 * (since % 2), ["direction only", "reproduced"]),
+        (level(5.0), ["not reproduced", "not reproduced"]),
+        (level(0.1), ["not reproduced", "not reproduced"]),
+    ],
+)
+def test_fig4_verdicts_on_the_update_norm(norm: Curve, expected: list[str]) -> None:
+    llc = dict.fromkeys(("sgd", "ngd"), level(100.0))
+    steady = {"sgd": lambda since: 1.0 + 0.01 * (since % 2)}
+    results = verdicts(
+        judge_fig4(SplitResults.of(made_up(llc, norm=steady | {"ngd": norm})), claimed={"m": "ngd"})
+    )
+    assert [results["update-norm-steady"], results["update-norm-fluctuates"]] == expected
+
+
+def test_fig4_without_valid_estimates_is_out_of_reach() -> None:
+    table = made_up(dict.fromkeys(("sgd", "ngd"), level(100.0))).assign(
+        valid=False, problem="the chains have not mixed"
+    )
+    results = {result.claim.id: result for result in judge_fig4(SplitResults.of(table), claimed={"m": "ngd"})}
+    for name in ("llc-rises-m", "llc-rises-faster-m"):
+        assert results[name].verdict == "out of reach"
+        assert "the chains have not mixed" in results[name].explanation
+    assert results["update-norm-steady-m"].verdict == "reproduced"  # needs no LLC
+
+
+RATES = ["ngd-low", "ngd-middle", "ngd-high"]
+
+
+@pytest.mark.parametrize(
+    ("ends", "sgd", "expected"),
+    [
+        ((5, 10, 20), 0, ["reproduced", "reproduced", "reproduced"]),
+        ((5, 20, 10), 0, ["not reproduced", "not reproduced", "reproduced"]),
+        ((20, 10, 5), 30, ["not reproduced", "not reproduced", "not reproduced"]),
+        ((5, 10, 20), -30, ["reproduced", "reproduced", "not reproduced"]),
+    ],
+)
+def test_fig5_verdicts(ends: tuple[float, ...], sgd: float, expected: list[str]) -> None:
+    llc = {"sgd": rising(sgd)} | {name: rising(by) for name, by in zip(RATES, ends, strict=True)}
+    results = judge_fig5(SplitResults.of(made_up(llc)), claimed={"m": RATES})
+    assert [result.verdict for result in results] == expected
+
+
+def test_fig5_faster_is_not_higher() -> None:
+    # The larger rate rises at once, then falls back below the smaller one.
+    llc = {"sgd": level(100.0), "low": rising(20), "high": lambda since: 130.0 if since <= 5 else 104.0}
+    results = verdicts(judge_fig5(SplitResults.of(made_up(llc)), claimed={"m": ["low", "high"]}))
+    assert results["llc-rises-faster"] == "reproduced"
+    assert results["llc-plateaus-higher"] == "not reproduced"
+
+
+def test_fig5_names_the_reason_without_an_llc() -> None:
+    table = made_up(dict.fromkeys(["sgd", *RATES], level(100.0)))
+    table.loc[table.branch == "ngd-high", ["valid", "problem"]] = [False, "a chain diverged"]
+    results = judge_fig5(SplitResults.of(table), claimed={"m": RATES})
+    assert [result.verdict for result in results] == ["out of reach", "out of reach", "reproduced"]
+    assert "30 of 120 estimates are not valid" in results[0].explanation
+    assert "a chain diverged" in results[0].explanation
+
+
+def fig6_table(*, llc: float, norm: Curve, loss: float, lr: float = 10.0) -> pd.DataFrame:
+    return made_up(
+        {"sgd": level(100.0), "sgd-raised": rising(llc)},
+        norm={"sgd-raised": norm},
+        loss={"sgd-raised": lambda since: 1 - (1 - loss) * since / (LAST - SPLIT)},
+        lr={"sgd-raised": lr},
+    )
+
+
+@pytest.mark.parametrize(
+    ("table", "expected"),
+    [
+        (
+            fig6_table(llc=0, norm=lambda since: 1 / since, loss=0.2),
+            ["reproduced", "reproduced", "reproduced", "reproduced", "reproduced"],
+        ),
+        (
+            fig6_table(llc=30, norm=lambda since: 1 + since, loss=0.8),
+            ["reproduced", "not reproduced", "not reproduced", "direction only", "direction only"],
+        ),
+        (
+            fig6_table(llc=-30, norm=level(1.0), loss=1.5, lr=0.2),
+            ["direction only", "reproduced", "reproduced", "not reproduced", "not reproduced"],
+        ),
+    ],
+)
+def test_fig6_verdicts(table: pd.DataFrame, expected: list[str]) -> None:
+    results = judge_fig6(SplitResults.of(table), claimed={"m": "sgd-raised"})
+    assert [result.verdict for result in results] == expected

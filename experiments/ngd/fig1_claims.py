@@ -34,8 +34,17 @@ def summary_table(table: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def judge_claims(table: pd.DataFrame, summary: pd.DataFrame, *, claimed: str) -> list[ClaimResult]:
-    """Judge direction and significance for each panel (depth, LeNet-5)."""
+def judge_claims(
+    table: pd.DataFrame, summary: pd.DataFrame, *, claimed: str, settings: pd.DataFrame | None = None
+) -> list[ClaimResult]:
+    """Judge direction and significance for each panel (depth, LeNet-5).
+
+    Args:
+        table: a row a seed.
+        summary: of `table`, see `summary_table`.
+        claimed: the optimizer that is compared with sgd.
+        settings: see `FairComparison.settings`; what a failure is explained with.
+    """
     results = []
     for panel in summary.panel.unique():
         key = str(panel).lower().replace(" ", "-")
@@ -47,7 +56,7 @@ def judge_claims(table: pd.DataFrame, summary: pd.DataFrame, *, claimed: str) ->
             results += [out_of_reach(direction, reason), out_of_reach(significance, reason)]
             continue
         values = _relative_differences(table[table.panel == panel], claimed)
-        why = _losses(summary[summary.panel == panel], claimed)
+        why = _losses(summary[summary.panel == panel], claimed) + _elsewhere(settings, panel)
         results.append(judge(direction, values.mean(), t_interval(values), if_not_reproduced=why))
         largest = float(own.p.max())
         interval = exact(largest, kind=f"largest of {len(own)} tests, {own.seeds.iloc[0]} seeds each")
@@ -84,6 +93,8 @@ def _relative_differences(table: pd.DataFrame, claimed: str) -> np.ndarray:
 
 def _why_none(table: pd.DataFrame, panel: str, claimed: str) -> str:
     own = table[(table.panel == panel) & table.optimizer.isin([claimed, "sgd"]) & table.llc.isna()]
+    if own.train_loss.isna().any():
+        return "training diverged."
     if (~own.converged).any():
         return f"training has not converged (training loss {own.train_loss.max():.3g})."
     return f"the estimates are not valid ({own.problem.dropna().iloc[0]})."
@@ -96,5 +107,17 @@ def _losses(summary: pd.DataFrame, claimed: str) -> str:
         f"p is largest at width {widest.width}, where the LLCs of NGD lie within {widest.llc_low:.3g} to "
         f"{widest.llc_high:.3g} and their mean {widest.difference:.3g} above SGD's. "
         f"The training losses differ, {losses[claimed]:.3g} (NGD) against {losses['sgd']:.3g} (SGD), and the LLC "
-        "depends on them: ngd-fig2 compares at equal training loss."
+        "depends on them."
+    )
+
+
+def _elsewhere(settings: pd.DataFrame | None, panel: str) -> str:
+    """Return how NGD compares in the settings that the paper does not have."""
+    if settings is None:
+        return ""
+    own = settings[settings.model.str.startswith(panel) & (settings.quantity == "llc") & (settings.low.notna())]
+    return "".join(
+        f" {row.model}, {row.setting}: {100 * row.relative_difference:+.0f} % "
+        f"({100 * row.low:+.0f} to {100 * row.high:+.0f})."
+        for row in own.itertuples()
     )

@@ -15,11 +15,11 @@ def matched_differences(table: pd.DataFrame) -> pd.DataFrame:
     valid estimates count. nan where the losses of the two do not overlap.
 
     Args:
-        table: columns model, optimizer (sgd, ngd), seed, train_loss, llc, valid, trace.
+        table: columns model, optimizer (sgd, ngd), seed, train_loss, valid and the quantities llc, trace, or one.
     """
     rows = []
     for (model, seed), own in table.groupby(["model", "seed"], sort=False):
-        for quantity in ("llc", "trace"):
+        for quantity in (name for name in ("llc", "trace") if name in table):
             usable = own[own.valid] if quantity == "llc" else own
             curves = [_curve(usable[usable.optimizer == name], quantity) for name in ("sgd", "ngd")]
             low, high = (

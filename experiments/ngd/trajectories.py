@@ -27,6 +27,8 @@ from curvlab.spectrum import hutchinson_trace
 from curvlab.training import evaluate
 from experiments.ngd.optimizers import make_step
 
+DIVERGED = ("train_loss", "validation_loss", "validation_accuracy", "update_norm")  # nan where training diverged
+
 
 @dataclass(frozen=True)
 class Problem:
@@ -142,6 +144,31 @@ def _trained_unit(
     key |= {"start": start.key} if start else {}
     compute = partial(_trained, run, problem, settings, training, seed, start=start)
     return key, run.unit("ngd/trained", key, compute)
+
+
+def final_estimate(
+    run: Run, problem: Problem, optimizer: Mapping[str, Any], cfg: DictConfig, seed: int
+) -> pd.DataFrame:
+    """Train to the end and measure there; return one row that says whether its estimate is an LLC.
+
+    Columns as `trajectory` gives, and `converged`, training loss at most `cfg.converged_below`; `estimate`, as
+    sampled; `llc`, the same where training has converged and the estimate is valid, nan elsewhere. Of a training
+    that diverges (`problem` says so) all numbers are nan.
+    """
+    epochs = cfg.training.num_epochs
+    last = OmegaConf.merge(cfg, {"training": {"checkpoints": cfg.training.checkpoints or [epochs]}})
+    try:
+        row = trajectory(run, problem, optimizer, last, seed, llc_epochs=[epochs])  # type: ignore[arg-type]  # a mapping
+        row = row.tail(1).reset_index(drop=True)
+    except ArithmeticError:
+        row = pd.DataFrame([dict.fromkeys(DIVERGED) | {"epoch": epochs, "valid": False, "problem": "diverged"}])
+        row = row.astype(dict.fromkeys(DIVERGED, float))
+    row["converged"] = row.train_loss <= cfg.converged_below
+    if cfg.llc is not None:
+        row["valid"] = row.valid.astype(bool)
+        row["estimate"] = row.get("llc", math.nan)
+        row["llc"] = row.estimate.where(row.converged & row.valid)
+    return row
 
 
 def _plain(cfg: DictConfig, node: str) -> dict[str, Any]:

@@ -1,0 +1,107 @@
+"""The fair comparison of fig. 1, drawn from tuning.csv, checkpoints.csv and settings.csv alone.
+
+python -m experiments.ngd.fig1_fair_plot results/ngd/fig1/embedded
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.font_manager import FontProperties
+
+from curvlab.reporting import plots
+from experiments.ngd.fig1_fair import QUANTITIES
+
+NAMES = ("sgd", "ngd")
+
+
+def draw_fair(tuning: pd.DataFrame, checkpoints: pd.DataFrame, settings: pd.DataFrame) -> Figure:
+    """Return one row a model: the tuning, LLC and tr(H) against training loss, NGD over SGD in each setting."""
+    models = tuning.model.unique().tolist()
+    figure, axes = plots.figure(len(models), 4, panel_size=(3.3, 2.8))
+    for row, model in zip(axes, models, strict=True):
+        own = checkpoints[checkpoints.model == model]
+        for index, name in enumerate(NAMES):
+            style: dict[str, Any] = {"color": plots.PALETTE[index], "marker": plots.MARKERS[index]}
+            _draw_tuning(row[0], tuning[(tuning.model == model) & (tuning.optimizer == name)], name, style)
+            of_optimizer = own[own.optimizer == name]
+            _draw_against_loss(row[1], of_optimizer, "llc", of_optimizer.valid, style)
+            _draw_against_loss(row[2], of_optimizer, "trace", of_optimizer.trace.notna(), style)
+        row[0].set_title(model)
+        row[0].set_xscale("log")
+        row[0].set_yscale("log")
+        row[0].set_xlabel("learning rate")
+        row[0].set_ylabel("validation loss (nats)")
+        row[1].set_ylabel("LLC")
+        row[2].set_ylabel("tr(H) (nats/parameter²)")
+        _draw_settings(row[3], settings[settings.model == model])
+    axes[0, 1].set_title("along training; hollow: not valid", fontsize=8)
+    axes[0, 3].set_title("95 % t interval over seeds", fontsize=8)
+    handles, labels = axes[0, 0].get_legend_handles_labels()
+    legend = figure.legend(handles, labels, loc="outside lower center", ncols=2, fontsize=8, frameon=False)
+    legend.set_title("line: mean over seeds; ring: the lr chosen", prop=FontProperties(size=8))
+    return figure
+
+
+def _draw_tuning(ax: Axes, own: pd.DataFrame, name: str, style: dict[str, Any]) -> None:
+    means = own.groupby("lr").validation_loss.agg(lambda losses: losses.mean(skipna=False))
+    ax.plot(means.index, means, markersize=4, linewidth=1.2, label=name, **style)
+    ax.scatter(own.lr, own.validation_loss, s=6, alpha=0.5, **style)
+    taken = means[means.index.isin(own[own.chosen].lr)]
+    ax.scatter(taken.index, taken, s=110, facecolors="none", edgecolors=style["color"], linewidths=1.2)
+
+
+def _draw_against_loss(
+    ax: Axes, own: pd.DataFrame, quantity: str, counts: pd.Series, style: dict[str, Any]
+) -> None:
+    counts = counts.astype(bool)
+    ax.scatter(own[counts].train_loss, own[counts][quantity], s=14, **style)
+    ax.scatter(
+        own[~counts].train_loss,
+        own[~counts][quantity],
+        s=14,
+        facecolors="none",
+        edgecolors=style["color"],
+        marker=style["marker"],
+        linewidths=0.7,
+    )
+    ax.set_xscale("log")
+    ax.set_xlabel("training loss (nats)")
+
+
+def _draw_settings(ax: Axes, settings: pd.DataFrame) -> None:
+    names = settings.setting.unique().tolist()
+    for index, (quantity, label) in enumerate(QUANTITIES.items()):
+        own = settings[settings.quantity == quantity]
+        places = np.arange(len(names)) + 0.12 * (index - 0.5)
+        errors = 100 * np.array([own.relative_difference - own.low, own.high - own.relative_difference])
+        ax.errorbar(
+            100 * own.relative_difference,
+            places,
+            xerr=errors,
+            linestyle="none",
+            marker=plots.MARKERS[index + 2],
+            color=plots.PALETTE[index + 2],
+            capsize=3,
+            markersize=5,
+            label=label,
+        )
+    ax.axvline(0, color="#555555", linewidth=1, linestyle="--")
+    ax.set_yticks(range(len(names)), [name.replace(" ", "\n", 1) for name in names])
+    ax.set_ylim(len(names) - 0.5, -0.5)
+    ax.set_xlabel("NGD over SGD − 1 (%)")
+    ax.legend(fontsize=7, frameon=False)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description="Redraw the fair comparison of a result folder from its tables.")
+    parser.add_argument("folder", type=Path)
+    folder = parser.parse_args().folder
+    tables = (pd.read_csv(folder / f"{name}.csv") for name in ("tuning", "checkpoints", "settings"))
+    draw_fair(*tables).savefig(folder / "figure_fair.png", dpi=110, metadata={"Software": None})

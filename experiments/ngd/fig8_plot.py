@@ -1,0 +1,66 @@
+"""Fig. 8, drawn from table.csv alone.
+
+python -m experiments.ngd.fig8_plot results/ngd/fig8/embedded
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from matplotlib.figure import Figure
+from matplotlib.font_manager import FontProperties
+
+from curvlab.reporting import plots
+from experiments.ngd.overfitting_claims import wbic_complexity
+from experiments.ngd.overfitting_plot import draw_estimates, draw_losses, mark_minimum
+
+
+def draw(table: pd.DataFrame) -> Figure:
+    """Return NGD's losses, its WBIC with both terms over epochs, and the WBIC against the validation loss."""
+    figure, axes = plots.figure(1, 3, panel_size=(3.7, 2.9))
+    ngd = table[table.optimizer == "ngd"]
+    ngd = ngd.assign(fit=ngd.num_train * ngd.train_loss, complexity=wbic_complexity(ngd))
+    own: dict[str, Any] = {"color": plots.PALETTE[1], "marker": plots.MARKERS[1]}
+    draw_losses(axes[0, 0], ngd, "ngd", own)
+    axes[0, 0].set_yscale("log")
+    axes[0, 0].set_ylabel("loss (nats)")
+    axes[0, 0].legend(fontsize=7, frameon=False)
+    names = {"wbic": "WBIC", "fit": "n L(w*)", "complexity": "LLC ln n"}
+    for index, (quantity, label) in enumerate(names.items(), start=1):
+        style: dict[str, Any] = {"color": plots.PALETTE[index], "marker": plots.MARKERS[index]}
+        shown = ngd.assign(valid=True) if quantity == "fit" else ngd
+        draw_estimates(axes[0, 1], shown, quantity, style, label=label)
+    axes[0, 1].set_ylabel("nats")
+    axes[0, 1].legend(fontsize=7, frameon=False)
+    for ax in axes[0, :2]:
+        mark_minimum(ax, ngd, own)
+        ax.set_xscale("log")
+        ax.set_xlabel("epoch")
+    last = axes[0, 2]
+    for _, rows in ngd.groupby("seed"):
+        path = rows.sort_values("epoch")
+        last.plot(path.validation_loss, path.wbic, color=own["color"], linewidth=0.8, alpha=0.7)
+        valid = path.valid.astype(bool)
+        kind = {"s": 18, "marker": own["marker"], "edgecolors": own["color"], "linewidths": 0.8}
+        last.scatter(path[valid].validation_loss, path[valid].wbic, color=own["color"], **kind)
+        last.scatter(path[~valid].validation_loss, path[~valid].wbic, facecolors="white", zorder=3, **kind)
+        last.annotate(str(path.epoch.iloc[-1]), path[["validation_loss", "wbic"]].iloc[-1], fontsize=7)
+        last.annotate(str(path.epoch.iloc[0]), path[["validation_loss", "wbic"]].iloc[0], fontsize=7)
+    last.set_xlabel("validation loss (nats)")
+    last.set_ylabel("WBIC (nats)")
+    last.set_title("a line a seed, first and last epoch written", fontsize=8)
+    note = "mean over seeds, band: 95 % t interval; hollow: not valid; dotted: minimum of the validation loss"
+    figure.legend(
+        [], [], loc="outside lower center", frameon=False, title=note, title_fontproperties=FontProperties(size=8)
+    )
+    return figure
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description="Redraw the figure of a result folder from its table.csv.")
+    parser.add_argument("folder", type=Path)
+    folder = parser.parse_args().folder
+    draw(pd.read_csv(folder / "table.csv")).savefig(folder / "figure.png", dpi=110, metadata={"Software": None})

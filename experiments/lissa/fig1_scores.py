@@ -25,7 +25,7 @@ from curvlab.influence import (
 )
 from curvlab.linalg import LinearOperator, identity
 from curvlab.runs import Run
-from curvlab.solvers import ConjugateGradient, Lissa, LissaHyperparameters, lissa_hyperparameters
+from curvlab.solvers import BlockConjugateGradient, Lissa, LissaHyperparameters, lissa_hyperparameters
 from curvlab.spectrum import hutchinson_trace, top_eigenvalues
 from experiments.task import Task
 
@@ -267,14 +267,14 @@ def _pbrf_by_sgd(setup: _Setup, epsilon: float, seed: int) -> dict[str, Any]:
 
 def _by_cg(setup: _Setup, rtol: float) -> dict[str, Any]:
     bar = setup.run.progress(0, f"CG {setup.task.name}")
-    solution = ConjugateGradient(rtol=rtol, callback=_advance(bar)).solve(setup.damped, setup.gradients())
+    solution = BlockConjugateGradient(rtol, callback=_advance(bar)).solve(setup.damped, setup.gradients())
     setup.run.add_matvecs(solution.num_matvecs)
     return {"scores": setup.influences(solution.x), "residual": float(solution.residual.max())}
 
 
 def _pbrf_by_newton(setup: _Setup, cfg: DictConfig) -> dict[str, Any]:
     bar = setup.run.progress(0, f"exact PBRF {setup.task.name}")
-    inner = ConjugateGradient(rtol=1e-3, max_steps=500, callback=_advance(bar))
+    inner = BlockConjugateGradient(rtol=1e-3, max_steps=500, callback=_advance(bar))
     # ‖θ(ε) - θ*‖ <= ε‖∇l‖ / damping to first order: this ε bounds it, alike for fitted and badly fitted points.
     norms = torch.linalg.vector_norm(setup.gradients().double(), dim=0)
     epsilon = cfg.displacement * setup.damping / norms.clamp(min=torch.finfo(torch.float32).tiny)

@@ -11,7 +11,7 @@ from torch import Tensor
 from curvlab.influence.proximal_bregman.objective import ProximalBregmanObjective
 from curvlab.influence.proximal_bregman.response import Response
 from curvlab.linalg import LinearOperator
-from curvlab.solvers import ConjugateGradient
+from curvlab.solvers import BlockConjugateGradient, Solver
 
 
 @dataclass(frozen=True)
@@ -19,9 +19,9 @@ class ProximalNewton:
     """θ <- θ - t M⁻¹ ∇Q(θ) with full-batch gradients of the objective itself, from θ*.
 
     M is G + damping I at θ*, the Hessian of Q up to ε, shared by all points. The gradients decide where the
-    method stops; M, solved by conjugate gradients to a loose tolerance in `curvature_dtype`, only how fast. For
-    small ε each step divides the gradient by about 1 / (the solver's rtol). A point that a step brings forward by
-    less than half (ε is large, and the curvature changes on the way) goes on with the Gauss-Newton matrix at its
+    method stops; M, solved by block conjugate gradients to a loose tolerance in `curvature_dtype`, only how fast.
+    For small ε each step divides the gradient by about 1 / (the solver's rtol). A point that a step brings forward
+    by less than half (ε is large, the curvature changes on the way) goes on with the Gauss-Newton matrix at its
     own θ. Steps are halved until the gradient norm falls, or the objective does.
 
     Attributes:
@@ -34,7 +34,7 @@ class ProximalNewton:
 
     rtol: float = 1e-6
     max_steps: int = 30
-    solver: ConjugateGradient = field(default_factory=lambda: ConjugateGradient(rtol=1e-3, max_steps=500))
+    solver: Solver = field(default_factory=lambda: BlockConjugateGradient(rtol=1e-3, max_steps=500))
     curvature_dtype: torch.dtype = torch.float32
     callback: Callable[[int, Tensor], None] | None = None
 

@@ -41,12 +41,12 @@ RANK1 := rank1-fig1 rank1-fig2 rank1-prop rank1-rate rank1-fisher
 BENCH := bench-finite-differences bench-curvature bench-solvers bench-lissa-recipe bench-influence-peers \
          bench-ngd-step bench-llc
 
-NGD   := ngd-fig1 ngd-fig2
+NGD   := ngd-fig1 ngd-fig2 ngd-fig3 ngd-fig4 ngd-fig5 ngd-fig6 ngd-fig7 ngd-fig8
 
 .PHONY: figures report lissa ngd rank1 bench $(LISSA) $(NGD) $(RANK1) $(BENCH)
 figures: $(LISSA) $(NGD) $(RANK1) report ## every target that exists, then the report
-lissa: $(LISSA) ## every target of the LiSSA paper that exists
-ngd: $(NGD) ## every target of the NGD paper that exists
+lissa: $(LISSA) ## every target of the LiSSA paper
+ngd: $(NGD) ## every target of the NGD paper
 rank1: $(RANK1) ## every target of the rank-one slides
 bench: $(BENCH) ## every benchmark
 
@@ -83,6 +83,24 @@ ngd-fig1: $(READY) ## LLC of NGD and SGD over widths and depths (embedded: 2 min
 
 ngd-fig2: $(READY) ## LLC and tr(H) of NGD and SGD over epochs (embedded: 2 min)
 	$(PYTHON) -m experiments.ngd.fig2_llc_trace_epochs preset=$(PRESET) $(ARGS)
+
+ngd-fig3: $(READY) ## smoothing alpha and epsilon against the LLC of NGD (embedded: 1 min)
+	$(PYTHON) -m experiments.ngd.fig3_smoothing preset=$(PRESET) $(ARGS)
+
+ngd-fig4: $(READY) ## one state, then SGD and NGD: update size and LLC (embedded: 1 min)
+	$(PYTHON) -m experiments.ngd.fig4_split preset=$(PRESET) $(ARGS)
+
+ngd-fig5: $(READY) ## one state, then NGD at three learning rates (embedded: 1 min)
+	$(PYTHON) -m experiments.ngd.fig5_learning_rates preset=$(PRESET) $(ARGS)
+
+ngd-fig6: $(READY) ## one state, then SGD at a raised learning rate (embedded: 1 min)
+	$(PYTHON) -m experiments.ngd.fig6_raised_sgd preset=$(PRESET) $(ARGS)
+
+ngd-fig7: $(READY) ## overfitting: LLC and tr(H) of SGD and NGD (embedded: 1 min)
+	$(PYTHON) -m experiments.ngd.fig7_overfitting preset=$(PRESET) $(ARGS)
+
+ngd-fig8: $(READY) ## overfitting: WBIC against the validation loss (embedded: 1 min, shared with ngd-fig7)
+	$(PYTHON) -m experiments.ngd.fig8_wbic preset=$(PRESET) $(ARGS)
 
 rank1-fig1: $(READY) ## uniform directions on a 1-D function (embedded: 10 s)
 	$(PYTHON) -m experiments.rank1.fig1_one_dimension preset=$(PRESET) $(ARGS)

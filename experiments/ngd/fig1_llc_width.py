@@ -7,7 +7,7 @@ training has converged (training loss below `converged_below`) and the estimate 
 below the start; the others stand in the table with the reason. The t-tests are Welch's, over seeds. The paper's
 "t-value of 1.9^-31" is a p-value of 1.9e-31. NGD as in ngd-fig2.
 
-The paper compares at one learning rate. For the models of `fair.widths` the second figure asks how the answer
+The paper compares at one learning rate. For the models of `fair.models` the second figure asks how the answer
 depends on that: each optimizer at the learning rate of its smallest validation loss, chosen from one grid with
 equal seeds and epochs (tuning.csv, tuned.csv), and both at equal training loss (checkpoints.csv, matched.csv);
 settings.csv puts the three side by side, for the LLC and for tr(H), ngd-fig2's other quantity.
@@ -38,8 +38,7 @@ def main(cfg: DictConfig) -> None:
         table = pd.read_csv(run.save_table(pd.concat(parts, ignore_index=True)))
         summary = summary_table(table)
         run.save_table(summary, "summary.csv")
-        chosen = [(model, _name(place)) for model, place in _models(cfg) if place["width"] in cfg.fair.widths]
-        fair = compare_fairly(run, cfg, chosen)
+        fair = compare_fairly(run, cfg, _compared(cfg))
         settings = pd.read_csv(run.save_table(fair.settings(), "settings.csv"))
         claims = judge_claims(table, summary, claimed=cfg.claimed, settings=settings)
         save_claims(run.folder, [*claims, *judge_fair(fair)])
@@ -63,6 +62,14 @@ def _models(cfg: DictConfig) -> list[tuple[DictConfig, dict[str, Any]]]:
     if cfg.lenet is not None:
         models.append((cfg.lenet, {"panel": "LeNet-5", "width": 0}))
     return models
+
+
+def _compared(cfg: DictConfig) -> list[tuple[DictConfig, str]]:
+    """Return the models of `fair.models`, by name."""
+    known = {_name(place): model for model, place in _models(cfg)}
+    if missing := [name for name in cfg.fair.models if name not in known]:
+        raise ValueError(f"fair.models has {missing}, not among the models: choose of {list(known)}")
+    return [(known[name], name) for name in cfg.fair.models]
 
 
 def _name(place: dict[str, Any]) -> str:

@@ -34,11 +34,12 @@ from experiments.ngd.trajectories import final_estimate, load_problem
 def main(cfg: DictConfig) -> None:
     """Compute, tabulate, judge, draw."""
     with runs.start(cfg, paper="ngd", item="fig1", title="LLC of NGD and SGD over widths") as run:
+        compared = _compared(cfg)
         parts = [_model_rows(run, cfg, model, place) for model, place in _models(cfg)]
         table = pd.read_csv(run.save_table(pd.concat(parts, ignore_index=True)))
         summary = summary_table(table)
         run.save_table(summary, "summary.csv")
-        fair = compare_fairly(run, cfg, _compared(cfg))
+        fair = compare_fairly(run, cfg, compared)
         settings = pd.read_csv(run.save_table(fair.settings(), "settings.csv"))
         claims = judge_claims(table, summary, claimed=cfg.claimed, settings=settings)
         save_claims(run.folder, [*claims, *judge_fair(fair)])

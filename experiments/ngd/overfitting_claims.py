@@ -38,7 +38,7 @@ def _overfits(since: pd.DataFrame, optimizer: str, figure: str) -> ClaimResult:
         source=f"{SOURCE}, {figure}",
         paper_value="rises, no number",
         measure="validation loss at the end over its minimum (of the checkpoints) minus 1, mean over seeds",
-        criterion=Criterion(at_least=OVERFITS, direction_at_least=0.0),
+        criterion=Criterion(at_least=OVERFITS, direction_at_least=0.02),
     )
     values = _rows(since, optimizer, "validation_loss").change.fillna(0.0).to_numpy()
     why = "Train for more epochs, on fewer examples, or with more label noise."

@@ -36,7 +36,17 @@ def test_fig1_end_to_end(run_target: Callable[..., Path]) -> None:
     assert {result.claim.id for result in load_claims(folder)} == {
         "llc-higher-1-hidden-layer",
         "llc-significant-1-hidden-layer",
+        *(
+            f"{quantity}-higher-{setting}-1-hidden-layer-width-8"
+            for quantity in ("llc", "trace")
+            for setting in ("tuned", "matched")
+        ),
     }
+    tuning = pd.read_csv(folder / "tuning.csv")
+    assert tuning.groupby("optimizer").size().tolist() == [2 * 2] * 2  # learning rates, seeds: equal budgets
+    assert set(tuning.epochs) == {25}
+    assert len(pd.read_csv(folder / "settings.csv")) == 2 * 3  # quantities, settings
+    assert (folder / "figure_fair.png").is_file()
 
 
 def test_fig2_end_to_end(run_target: Callable[..., Path]) -> None:

@@ -89,7 +89,7 @@ def scale(cfg: DictConfig, *, data: str, learning_rates: str) -> dict[str, Any]:
         "seeds": {"ours": len(cfg.seeds), "paper": "not stated"},
         "epochs before and after the split": {"ours": ", ".join(epochs), "paper": "not stated"},
         "learning rates": {"ours": "; ".join(rates), "paper": learning_rates},
-        "factor of the learning rates": {"ours": cfg.lr_factor, "paper": 1},
+        "factor of the learning rates": {"ours": f"{cfg.lr_factor} (first model)", "paper": 1},
         "alpha": {"ours": 0.1, "paper": "not stated for this figure"},
         "reading of NGD": {
             "ours": "claimed: Kaldi's, output rescaled to the gradient's norm; Eqs. 6 and 7 literally: exact-ngd",

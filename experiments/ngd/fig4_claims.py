@@ -32,7 +32,9 @@ def _update_norm(found: SplitResults, panel: str, branch: str) -> ClaimResult:
         criterion=Criterion(at_least=0.8, at_most=1.25, direction_at_least=0.5, direction_at_most=2.0),
     )
     values = found.by_seed(panel, branch, "update_norm_ratio")
-    why = found.all_branches(panel, "update_norm_ratio")
+    why = (
+        found.all_branches(panel, "update_norm_ratio") + " SGD's own number shows what comes of further training."
+    )
     return judge(claim, values.mean(), t_interval(values), if_not_reproduced=why)
 
 

@@ -11,9 +11,11 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties
+from matplotlib.ticker import MaxNLocator
 from scipy import stats
 
 from curvlab.reporting import plots
@@ -35,7 +37,7 @@ def draw(table: pd.DataFrame) -> Figure:
     """Return one row a panel: losses, update norm, step, LLC and WBIC around the split."""
     panels = table.panel.unique().tolist()
     branches = [branch for branch in table.branch.unique() if branch != BEFORE]
-    figure, axes = plots.figure(len(panels), len(QUANTITIES), panel_size=(2.7, 2.7))
+    figure, axes = plots.figure(len(panels), len(QUANTITIES), panel_size=(2.8, 2.7))
     for row, panel in zip(axes, panels, strict=True):
         own = table[table.panel == panel]
         split = own[own.branch == BEFORE].epoch.max()
@@ -44,14 +46,15 @@ def draw(table: pd.DataFrame) -> Figure:
             _draw_quantity(ax, shown, quantity, branches, split)
             ax.set_ylabel(label)
             ax.set_xlabel("epoch")
+            ax.xaxis.set_major_locator(MaxNLocator(nbins=4, integer=True))
         row[0].set_title(panel)
     for ax in axes[0, -2:]:
         ax.set_title("valid estimates", fontsize=8)
-    entries = {}
+    entries: dict[str, Artist] = {}
     for ax in axes[:, 0]:
         entries |= {label: handle for handle, label in zip(*ax.get_legend_handles_labels(), strict=True)}
     legend = figure.legend(
-        entries.values(), entries.keys(), loc="outside lower center", ncols=8, fontsize=8, frameon=False
+        list(entries.values()), list(entries), loc="outside lower center", ncols=8, fontsize=8, frameon=False
     )
     title = "dotted: the split; mean over seeds, band: 95 % t interval"
     legend.set_title(title, prop=FontProperties(size=8))

@@ -160,7 +160,8 @@ def test_fig5_faster_is_not_higher() -> None:
 
 def test_fig5_names_the_reason_without_an_llc() -> None:
     table = made_up(dict.fromkeys(["sgd", *RATES], level(100.0)))
-    table.loc[table.branch == "ngd-high", ["valid", "problem"]] = [False, "a chain diverged"]
+    table.loc[table.branch == "ngd-high", "valid"] = False
+    table.loc[~table.valid, "problem"] = "a chain diverged"
     results = judge_fig5(SplitResults.of(table), claimed={"m": RATES})
     assert [result.verdict for result in results] == ["out of reach", "out of reach", "reproduced"]
     assert "30 of 120 estimates are not valid" in results[0].explanation

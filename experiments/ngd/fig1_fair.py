@@ -25,14 +25,14 @@ class FairComparison:
 
     Attributes:
         tuning: see `tune`, for each model.
-        tuned: LLC and tr(H) at the end, each optimizer at the learning rate that it chose.
-        checkpoints: the same along training, both at the figure's learning rate.
-        matched: of `checkpoints`, see `matched_differences`.
+        equal: LLC and tr(H) at the end, both optimizers at the figure's learning rate.
+        tuned: the same at each checkpoint, each optimizer at the learning rate that it chose.
+        matched: of `tuned`, see `matched_differences`.
     """
 
     tuning: pd.DataFrame
+    equal: pd.DataFrame
     tuned: pd.DataFrame
-    checkpoints: pd.DataFrame
     matched: pd.DataFrame
 
     def relative_differences(self, model: str, setting: str, quantity: str) -> np.ndarray:
@@ -40,7 +40,7 @@ class FairComparison:
         if setting == MATCHED:
             own = self.matched[(self.matched.model == model) & (self.matched.quantity == quantity)]
             return (own.difference / own.sgd).dropna().to_numpy(float)
-        table = self.tuned if setting == TUNED else self.checkpoints
+        table = self.tuned if setting == TUNED else self.equal
         own = table[(table.model == model) & (table.epoch == table.epoch.max())]
         if quantity == "llc":
             own = own[own.converged & own.valid]
@@ -66,34 +66,33 @@ class FairComparison:
 
 
 def compare_fairly(run: runs.Run, cfg: DictConfig, models: list[tuple[DictConfig, str]]) -> FairComparison:
-    """Compute, save tuning.csv, tuned.csv, checkpoints.csv and matched.csv, and return what stands there.
+    """Compute, save tuning.csv, equal.csv, tuned.csv and matched.csv, and return what stands there.
 
     Args:
         run: seeds, store, device.
         cfg: the target's; `fair` holds lrs, the grid, seeds and trace.
         models: each node with its name.
     """
-    own = OmegaConf.merge(cfg, {"seeds": cfg.fair.seeds})
+    own: DictConfig = OmegaConf.merge(cfg, {"seeds": cfg.fair.seeds})  # type: ignore[assignment]  # stays a mapping
     own.trace = cfg.fair.trace
-    parts: dict[str, list[pd.DataFrame]] = {"tuning": [], "tuned": [], "checkpoints": []}
+    parts: dict[str, list[pd.DataFrame]] = {"tuning": [], "equal": [], "tuned": []}
     optimizers: dict[str, dict[str, Any]] = {"sgd": {**cfg.optimizers.sgd}, "ngd": {**cfg.optimizers[cfg.claimed]}}
     for model, name in models:
         problem = load_problem(run, cfg.data, model, name)
-        grid = tune(run, problem, optimizers, own, cfg.fair.lrs)  # type: ignore[arg-type]  # stays a mapping
+        grid = tune(run, problem, optimizers, own, cfg.fair.lrs)
         parts["tuning"].append(grid.assign(model=name))
         chosen = chosen_rates(grid)
         for label, settings in optimizers.items():
             for seed in own.seeds:
                 place = {"model": name, "optimizer": label, "seed": seed}
+                row = final_estimate(run, problem, settings, own, seed)
+                parts["equal"].append(row.assign(lr=settings["lr"], **place))
                 if label in chosen:
-                    at_own = {**settings, "lr": chosen[label]}
-                    row = final_estimate(run, problem, at_own, own, seed)  # type: ignore[arg-type]
-                    parts["tuned"].append(row.assign(lr=chosen[label], **place))
-                rows = trajectory(run, problem, settings, own, seed)  # type: ignore[arg-type]
-                rows["converged"] = rows.train_loss <= cfg.converged_below
-                parts["checkpoints"].append(rows.assign(lr=settings["lr"], **place))
+                    rows = trajectory(run, problem, {**settings, "lr": chosen[label]}, own, seed)
+                    rows["converged"] = rows.train_loss <= cfg.converged_below
+                    parts["tuned"].append(rows.assign(lr=chosen[label], **place))
     tables = {name: _saved(run, pd.concat(part, ignore_index=True), name) for name, part in parts.items()}
-    matched = _saved(run, matched_differences(tables["checkpoints"]), "matched")
+    matched = _saved(run, matched_differences(tables["tuned"]), "matched")
     return FairComparison(**tables, matched=matched)
 
 

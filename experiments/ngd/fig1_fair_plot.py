@@ -1,4 +1,4 @@
-"""The fair comparison of fig. 1, drawn from tuning.csv, checkpoints.csv and settings.csv alone.
+"""The fair comparison of fig. 1, drawn from tuning.csv, tuned.csv and settings.csv alone.
 
 python -m experiments.ngd.fig1_fair_plot results/ngd/fig1/embedded
 """
@@ -17,16 +17,17 @@ from matplotlib.font_manager import FontProperties
 
 from curvlab.reporting import plots
 from experiments.ngd.fig1_fair import QUANTITIES
+from experiments.ngd.fig1_plot import readable_log
 
 NAMES = ("sgd", "ngd")
 
 
-def draw_fair(tuning: pd.DataFrame, checkpoints: pd.DataFrame, settings: pd.DataFrame) -> Figure:
+def draw_fair(tuning: pd.DataFrame, tuned: pd.DataFrame, settings: pd.DataFrame) -> Figure:
     """Return one row a model: the tuning, LLC and tr(H) against training loss, NGD over SGD in each setting."""
     models = tuning.model.unique().tolist()
     figure, axes = plots.figure(len(models), 4, panel_size=(3.3, 2.8))
     for row, model in zip(axes, models, strict=True):
-        own = checkpoints[checkpoints.model == model]
+        own = tuned[tuned.model == model]
         for index, name in enumerate(NAMES):
             style: dict[str, Any] = {"color": plots.PALETTE[index], "marker": plots.MARKERS[index]}
             _draw_tuning(row[0], tuning[(tuning.model == model) & (tuning.optimizer == name)], name, style)
@@ -36,15 +37,18 @@ def draw_fair(tuning: pd.DataFrame, checkpoints: pd.DataFrame, settings: pd.Data
         row[0].set_title(model)
         row[0].set_xscale("log")
         row[0].set_yscale("log")
+        for axis in (row[0].xaxis, row[0].yaxis, row[1].xaxis, row[2].xaxis):
+            readable_log(axis)
         row[0].set_xlabel("learning rate")
         row[0].set_ylabel("validation loss (nats)")
         row[1].set_ylabel("LLC")
         row[2].set_ylabel("tr(H) (nats/parameter²)")
         _draw_settings(row[3], settings[settings.model == model])
-    axes[0, 1].set_title("along training; hollow: not valid", fontsize=8)
+    axes[0, 1].set_title("own lr, along training; hollow: not valid", fontsize=8)
     axes[0, 3].set_title("95 % t interval over seeds", fontsize=8)
-    handles, labels = axes[0, 0].get_legend_handles_labels()
-    legend = figure.legend(handles, labels, loc="outside lower center", ncols=2, fontsize=8, frameon=False)
+    pairs = [ax.get_legend_handles_labels() for ax in (axes[0, 0], axes[0, 3])]
+    handles, labels = ([*first, *second] for first, second in zip(*pairs, strict=True))
+    legend = figure.legend(handles, labels, loc="outside lower center", ncols=4, fontsize=8, frameon=False)
     legend.set_title("line: mean over seeds; ring: the lr chosen", prop=FontProperties(size=8))
     return figure
 
@@ -96,12 +100,11 @@ def _draw_settings(ax: Axes, settings: pd.DataFrame) -> None:
     ax.set_yticks(range(len(names)), [name.replace(" ", "\n", 1) for name in names])
     ax.set_ylim(len(names) - 0.5, -0.5)
     ax.set_xlabel("NGD over SGD − 1 (%)")
-    ax.legend(fontsize=7, frameon=False)
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="Redraw the fair comparison of a result folder from its tables.")
     parser.add_argument("folder", type=Path)
     folder = parser.parse_args().folder
-    tables = (pd.read_csv(folder / f"{name}.csv") for name in ("tuning", "checkpoints", "settings"))
+    tables = (pd.read_csv(folder / f"{name}.csv") for name in ("tuning", "tuned", "settings"))
     draw_fair(*tables).savefig(folder / "figure_fair.png", dpi=110, metadata={"Software": None})

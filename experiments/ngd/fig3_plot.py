@@ -15,6 +15,7 @@ from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties
 
 from curvlab.reporting import plots, t_interval
+from experiments.ngd.fig1_plot import readable_log
 
 PANELS = {"alpha": "smoothing α", "epsilon": "floor ε"}
 QUANTITIES = {"llc": "LLC", "train_loss": "training loss (nats)"}
@@ -40,11 +41,16 @@ def draw(table: pd.DataFrame) -> Figure:
             label="NGD, not converged or not valid",
         )
         column[1].set_yscale("log")
+        readable_log(column[1].yaxis)
         column[1].set_xlabel(label)
     for ax, label in zip(axes[:, 0], QUANTITIES.values(), strict=True):
         ax.set_ylabel(label)
-    handles, labels = axes[0, 0].get_legend_handles_labels()
-    legend = figure.legend(handles, labels, loc="outside lower center", ncols=3, fontsize=8, frameon=False)
+    named = {
+        label: handle for ax in axes[:, 0] for handle, label in zip(*ax.get_legend_handles_labels(), strict=True)
+    }
+    legend = figure.legend(
+        list(named.values()), list(named), loc="outside lower center", ncols=3, fontsize=8, frameon=False
+    )
     legend.set_title("mean over seeds, 95 % t interval; dots: seeds", prop=FontProperties(size=8))
     return figure
 

@@ -15,6 +15,7 @@ from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties
 
 from curvlab.reporting import plots
+from experiments.ngd.fig1_plot import readable_log
 from experiments.ngd.overfitting_plot import draw_estimates, draw_losses, mark_minimum
 
 QUANTITIES = {"llc": "LLC", "trace": "tr(H) (nats/parameter²)"}
@@ -35,13 +36,14 @@ def draw(table: pd.DataFrame) -> Figure:
             mark_minimum(ax, own, style)
     axes[0, 0].set_yscale("log")
     axes[0, 0].set_ylabel("loss (nats)")
+    readable_log(axes[0, 0].yaxis)
     axes[1, 0].set_ylabel("validation accuracy")
     for ax in (*axes[0], axes[1, 0]):
         ax.set_xscale("log")
+        readable_log(ax.xaxis)
         ax.set_xlabel("epoch")
     for column, label in enumerate(QUANTITIES.values(), start=1):
         for ax in axes[:, column]:
-            ax.set_yscale("log")
             ax.set_ylabel(label)
         axes[1, column].set_xlabel("validation loss (nats)")
         axes[1, column].set_title("a line a seed, from its start (×)", fontsize=8)
@@ -56,7 +58,6 @@ def _draw_paths(ax: Axes, own: pd.DataFrame, quantity: str, style: dict[str, Any
     """Draw every seed's path through (validation loss, quantity)."""
     for _, rows in own.groupby("seed"):
         path = rows.sort_values("epoch")
-        path = path[path[quantity] > 0]
         ax.plot(path.validation_loss, path[quantity], color=style["color"], linewidth=0.8, alpha=0.7)
         valid = path.valid.astype(bool)
         kind = {"s": 14, "marker": style["marker"], "edgecolors": style["color"], "linewidths": 0.7}

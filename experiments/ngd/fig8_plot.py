@@ -14,6 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties
 
 from curvlab.reporting import plots
+from experiments.ngd.fig1_plot import readable_log
 from experiments.ngd.overfitting_claims import wbic_complexity
 from experiments.ngd.overfitting_plot import draw_estimates, draw_losses, mark_minimum
 
@@ -27,6 +28,7 @@ def draw(table: pd.DataFrame) -> Figure:
     draw_losses(axes[0, 0], ngd, "ngd", own)
     axes[0, 0].set_yscale("log")
     axes[0, 0].set_ylabel("loss (nats)")
+    readable_log(axes[0, 0].yaxis)
     axes[0, 0].legend(fontsize=7, frameon=False)
     names = {"wbic": "WBIC", "fit": "n L(w*)", "complexity": "LLC ln n"}
     for index, (quantity, label) in enumerate(names.items(), start=1):
@@ -38,6 +40,7 @@ def draw(table: pd.DataFrame) -> Figure:
     for ax in axes[0, :2]:
         mark_minimum(ax, ngd, own)
         ax.set_xscale("log")
+        readable_log(ax.xaxis)
         ax.set_xlabel("epoch")
     last = axes[0, 2]
     for _, rows in ngd.groupby("seed"):
@@ -47,11 +50,12 @@ def draw(table: pd.DataFrame) -> Figure:
         kind = {"s": 18, "marker": own["marker"], "edgecolors": own["color"], "linewidths": 0.8}
         last.scatter(path[valid].validation_loss, path[valid].wbic, color=own["color"], **kind)
         last.scatter(path[~valid].validation_loss, path[~valid].wbic, facecolors="white", zorder=3, **kind)
-        last.annotate(str(path.epoch.iloc[-1]), path[["validation_loss", "wbic"]].iloc[-1], fontsize=7)
-        last.annotate(str(path.epoch.iloc[0]), path[["validation_loss", "wbic"]].iloc[0], fontsize=7)
+    mean = ngd.groupby("epoch")[["validation_loss", "wbic"]].mean()
+    for epoch, place in mean.iterrows():
+        last.annotate(str(epoch), place, xytext=(7, 5), textcoords="offset points", fontsize=7)
     last.set_xlabel("validation loss (nats)")
     last.set_ylabel("WBIC (nats)")
-    last.set_title("a line a seed, first and last epoch written", fontsize=8)
+    last.set_title("a line a seed; the numbers: epochs", fontsize=8)
     note = "mean over seeds, band: 95 % t interval; hollow: not valid; dotted: minimum of the validation loss"
     figure.legend(
         [], [], loc="outside lower center", frameon=False, title=note, title_fontproperties=FontProperties(size=8)

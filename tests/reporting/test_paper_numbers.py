@@ -82,7 +82,9 @@ def test_number_stands_in_the_text(paper: str, number: PaperNumber) -> None:
 NGD_FIGURES = [number for paper, number in NUMBERS if paper == "ngd" and number.table.startswith("Fig.")]
 
 
-@pytest.mark.parametrize("number", NGD_FIGURES, ids=lambda number: f"{number.table}, {number.row}, {number.column}")
+@pytest.mark.parametrize(
+    "number", NGD_FIGURES, ids=lambda number: f"{number.table}, {number.row}, {number.column}"
+)
 def test_ngd_settings_stand_in_the_caption_of_their_figure(number: PaperNumber) -> None:
     # Captions repeat each other's settings. The lines of a figure's panels stand before its own, which ends it.
     caption: list[str] = []

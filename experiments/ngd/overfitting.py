@@ -62,7 +62,8 @@ def since_minimum(table: pd.DataFrame) -> pd.DataFrame:
     Columns: minimum_epoch, the checkpoint of the smallest validation loss; checkpoints, how many from there on
     count (of LLC and WBIC, those with valid estimates); first_epoch, first, last_epoch, last, the quantity at the
     first and last of them; change, last/first - 1; rank_correlation, Spearman's with the validation loss over
-    them; sampled_change, the same change with every estimate, valid or not, as in the paper.
+    them; sampled_change, the same change with every estimate, valid or not, as in the paper; train_loss_first,
+    train_loss_last, the training losses at the first and last epoch (nats).
 
     Args:
         table: see `overfitting_table`.
@@ -77,10 +78,12 @@ def since_minimum(table: pd.DataFrame) -> pd.DataFrame:
             row = {"optimizer": optimizer, "seed": seed, "quantity": quantity, "minimum_epoch": minimum}
             row |= {"checkpoints": len(counted), "first_epoch": np.nan, "first": np.nan, "last_epoch": np.nan}
             row |= {"last": np.nan, "change": np.nan, "rank_correlation": np.nan, "sampled_change": np.nan}
+            row |= {"train_loss_first": np.nan, "train_loss_last": np.nan}
             if len(counted) > 1:
                 ends = counted.iloc[[0, -1]]
                 row |= dict(zip(("first_epoch", "last_epoch"), ends.epoch, strict=True))
                 row |= dict(zip(("first", "last"), ends[quantity], strict=True))
+                row |= dict(zip(("train_loss_first", "train_loss_last"), ends.train_loss, strict=True))
                 row["change"] = row["last"] / row["first"] - 1
             if len(counted) > 2 and quantity != "validation_loss":
                 found = stats.spearmanr(counted.validation_loss, counted[quantity])

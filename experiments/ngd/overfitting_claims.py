@@ -61,7 +61,11 @@ def _increases(since: pd.DataFrame, optimizer: str, quantity: str, figure: str, 
     if (lacking := _lacking(since, optimizer, used)) is not None:
         return out_of_reach(claim, lacking)
     every = t_interval(used.sampled_change.to_numpy())
-    why = f"It goes from {used['first'].mean():.4g} to {used['last'].mean():.4g}, {_from_to(used)}."
+    why = (
+        f"It goes from {used['first'].mean():.4g} to {used['last'].mean():.4g}, {_from_to(used)}, while the training "
+        f"loss goes from {used.train_loss_first.mean():.3g} to {used.train_loss_last.mean():.3g}: the curvature of "
+        "the cross-entropy vanishes where that nears zero."
+    )
     if quantity != "trace":
         why += (
             f" With every estimate, valid or not, as in the paper: {used.sampled_change.mean():+.2f} "

@@ -62,9 +62,9 @@ def _increases(since: pd.DataFrame, optimizer: str, quantity: str, figure: str, 
         return out_of_reach(claim, lacking)
     every = t_interval(used.sampled_change.to_numpy())
     why = (
-        f"It goes from {used['first'].mean():.4g} to {used['last'].mean():.4g}, {_from_to(used)}, while the training "
-        f"loss goes from {used.train_loss_first.mean():.3g} to {used.train_loss_last.mean():.3g}: the curvature of "
-        "the cross-entropy vanishes where that nears zero."
+        f"It goes from {used['first'].mean():.4g} to {used['last'].mean():.4g}, {_from_to(used)}, while the "
+        f"training loss goes from {used.train_loss_first.mean():.3g} to {used.train_loss_last.mean():.3g}: the "
+        "curvature of the cross-entropy vanishes where that nears zero."
     )
     if quantity != "trace":
         why += (

@@ -119,5 +119,5 @@ def _elsewhere(settings: pd.DataFrame | None, panel: str) -> str:
     return "".join(
         f" {row.model}, {row.setting}: {100 * row.relative_difference:+.0f} % "
         f"({100 * row.low:+.0f} to {100 * row.high:+.0f})."
-        for row in own.itertuples()
+        for _, row in own.iterrows()
     )

@@ -44,7 +44,8 @@ def _higher(fair: FairComparison, model: str, quantity: str, setting: str) -> Cl
 def _choices(tuning: pd.DataFrame, model: str) -> str:
     own = tuning[(tuning.model == model) & tuning.chosen]
     parts = [
-        f"{name.upper()} takes lr {rows.lr.iloc[0]:g} and ends at a training loss of {rows.train_loss.mean():.3g}"
+        f"{str(name).upper()} takes lr {rows.lr.iloc[0]:g} and ends at a training loss of "
+        f"{rows.train_loss.mean():.3g}"
         for name, rows in own.groupby("optimizer", sort=False)
     ]
     return f"{'; '.join(parts)}; settings.csv has the other settings."

@@ -45,7 +45,7 @@ def trend_table(table: pd.DataFrame) -> pd.DataFrame:
             used = own[own.llc.notna() & (own.llc > 0)].sort_values("value")
             row = {"sweep": sweep, "seed": seed, "values": len(used), "sgd": sgd.get(seed, np.nan)}
             row |= dict.fromkeys(("rank_correlation", "slope", "loss_rank_correlation"), np.nan)
-            at_most = own.loc[own.value.idxmax()]
+            at_most = own.iloc[own.value.argmax()]
             row |= {"most_smoothed": at_most.value, "llc_there": at_most.llc}
             if len(used) >= _MIN_VALUES:
                 row["rank_correlation"] = float(stats.spearmanr(used.value, used.llc).statistic)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -60,7 +61,7 @@ def _draw_sweep(ax: Axes, own: pd.DataFrame, quantity: str) -> None:
     means = counted.groupby("value")[quantity].mean()
     ends = [t_interval(rows[quantity].to_numpy()) for _, rows in counted.groupby("value")]
     errors = np.array([means - [end.low for end in ends], [end.high for end in ends] - means])
-    style = {"color": plots.PALETTE[1], "marker": plots.MARKERS[1]}
+    style: dict[str, Any] = {"color": plots.PALETTE[1], "marker": plots.MARKERS[1]}
     ax.errorbar(means.index, means, yerr=errors, capsize=3, markersize=5, linewidth=1.2, label="NGD", **style)
     ax.scatter(counted.value, counted[quantity], s=6, alpha=0.5, color=plots.PALETTE[1])
 

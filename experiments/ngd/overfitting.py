@@ -8,6 +8,7 @@ the paper's "the model learns noise in the data". The validation labels stay as 
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -71,11 +72,16 @@ def since_minimum(table: pd.DataFrame) -> pd.DataFrame:
     rows = []
     for (optimizer, seed), own in table.groupby(["optimizer", "seed"], sort=False):
         ordered = own.sort_values("epoch")
-        minimum = int(ordered.epoch[ordered.validation_loss.idxmin()])
+        minimum = int(ordered.epoch.iloc[ordered.validation_loss.argmin()])
         after = ordered[ordered.epoch >= minimum]
         for quantity in QUANTITIES:
             counted = after[after.valid.astype(bool)] if quantity in _SAMPLED else after
-            row = {"optimizer": optimizer, "seed": seed, "quantity": quantity, "minimum_epoch": minimum}
+            row: dict[str, Any] = {
+                "optimizer": optimizer,
+                "seed": seed,
+                "quantity": quantity,
+                "minimum_epoch": minimum,
+            }
             row |= {"checkpoints": len(counted), "first_epoch": np.nan, "first": np.nan, "last_epoch": np.nan}
             row |= {"last": np.nan, "change": np.nan, "rank_correlation": np.nan, "sampled_change": np.nan}
             row |= {"train_loss_first": np.nan, "train_loss_last": np.nan}

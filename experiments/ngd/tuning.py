@@ -38,7 +38,7 @@ def tune(
                 rows.append({"optimizer": name, "lr": lr, "seed": seed, "epochs": row.epoch} | losses)
     grid = pd.DataFrame(rows)
     chosen = chosen_rates(grid)
-    grid["chosen"] = [chosen.get(row.optimizer) == row.lr for row in grid.itertuples()]
+    grid["chosen"] = [chosen.get(name) == lr for name, lr in zip(grid.optimizer, grid.lr, strict=True)]
     return grid
 
 
@@ -54,5 +54,5 @@ def chosen_rates(grid: pd.DataFrame) -> dict[str, float]:
     for name, own in grid.groupby("optimizer", sort=False):
         means = own.groupby("lr").validation_loss.agg(lambda losses: losses.mean(skipna=False)).dropna()
         if len(means):
-            chosen[str(name)] = float(means.idxmin())
+            chosen[str(name)] = float(means.index.to_numpy(float)[means.argmin()])
     return chosen

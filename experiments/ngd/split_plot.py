@@ -54,7 +54,7 @@ def draw(table: pd.DataFrame) -> Figure:
     for ax in axes[:, 0]:
         entries |= {label: handle for handle, label in zip(*ax.get_legend_handles_labels(), strict=True)}
     legend = figure.legend(
-        list(entries.values()), list(entries), loc="outside lower center", ncols=8, fontsize=8, frameon=False
+        list(entries.values()), list(entries), loc="outside lower center", ncols=6, fontsize=8, frameon=False
     )
     title = "dotted: the split; mean over seeds, band: 95 % t interval"
     legend.set_title(title, prop=FontProperties(size=8))
@@ -68,8 +68,9 @@ def _draw_quantity(ax: Axes, table: pd.DataFrame, quantity: str, branches: list[
     measured_each = quantity not in ("llc", "wbic")
     style: dict[str, Any] = {"color": GREY, "marker": "" if measured_each else ".", "linestyle": "-"}
     _curve(ax, before, quantity, "SGD before", style)
-    for index, branch in enumerate(branches):
-        own = usable[usable.branch == branch]
+    bases = list(dict.fromkeys(_base(branch) for branch in branches))
+    for branch in branches:
+        own, index = usable[usable.branch == branch], bases.index(_base(branch))
         if own.empty:
             continue
         # The norm is of the updates within an epoch, not of the state at its end: nothing joins it to the split.
@@ -77,12 +78,17 @@ def _draw_quantity(ax: Axes, table: pd.DataFrame, quantity: str, branches: list[
         style = {
             "color": plots.PALETTE[index % len(plots.PALETTE)],
             "marker": "" if measured_each else plots.MARKERS[index % len(plots.MARKERS)],
-            "linestyle": "--" if branch.endswith("unrescaled") else "-",
+            "linestyle": "--" if branch.endswith("-unrescaled") else "-." if branch.startswith("exact-") else "-",
         }
         _curve(ax, joined, quantity, branch, style)
     ax.axvline(split, color=GREY, linestyle=":", linewidth=1)
     if quantity in LOGARITHMIC:
         ax.set_yscale("log")
+
+
+def _base(branch: str) -> str:
+    """Return what the readings of NGD share, and with it a colour; their lines tell them apart."""
+    return branch.removeprefix("exact-").removesuffix("-unrescaled")
 
 
 def _curve(ax: Axes, own: pd.DataFrame, column: str, label: str, style: dict[str, Any]) -> None:
@@ -93,7 +99,7 @@ def _curve(ax: Axes, own: pd.DataFrame, column: str, label: str, style: dict[str
     lower = mean - half
     if column in LOGARITHMIC:
         lower = lower.clip(lower=mean / 5)  # a t interval may reach below zero, where there is no logarithm
-    ax.fill_between(mean.index, lower, mean + half, color=style["color"], alpha=0.15, linewidth=0)
+    ax.fill_between(mean.index, lower, mean + half, color=style["color"], alpha=0.12, linewidth=0)
 
 
 if __name__ == "__main__":

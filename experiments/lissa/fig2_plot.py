@@ -112,7 +112,12 @@ def _recipe(row: np.ndarray, own: pd.DataFrame, label: str, color: str) -> None:
         name = f"{label}: iterates" if number == 0 else None
         row[0].plot(curve.step, curve.error, color=color, linewidth=0.9, label=name)
         row[1].plot(curve.step, curve.pearson, color=color, linewidth=0.9)
-    if int(own.diverged_at.iloc[0]) == 0:
+    diverged_at = int(own.diverged_at.iloc[0])
+    if diverged_at > 0:
+        for ax in row:
+            ax.axvline(diverged_at, color=color, linestyle=":", linewidth=0.9)
+        row[0].plot([], [], color=color, linestyle=":", label=f"{label}: stopped here (DivergenceError)")
+    else:
         places = np.full(len(answers), 1.15 * last)
         row[0].scatter(places, answers.error, color=color, s=18, label=f"{label}: answer")
         row[1].scatter(places, answers.pearson, color=color, s=18)

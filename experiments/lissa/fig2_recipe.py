@@ -24,6 +24,7 @@ from experiments.task import Task
 
 GROWTH = 1.2  # between recorded steps
 VERSION = 3
+PAST_DIVERGENCE = 6  # the trajectory of a run that diverges is shown for so many times the steps to the error
 
 
 @dataclass(frozen=True)
@@ -89,9 +90,9 @@ def compare_recipes(systems: Systems, *, reference_rtol: float) -> dict[str, Any
 
     Keys: `trace`, `largest_eigenvalue`, `constant`, `reference_residual`, and for `paper` and `auto` each a
     mapping with batch_size, num_steps, step_size, `diverged` (the step, 0: none), `message`, `steps`, `errors`
-    (S, K) and `correlations` (S, K) of the iterates, the same of the answer (`final_errors`, ...), `promised` (K,)
-    (the stationary error promised, from the answer), `estimated` (K,) (from its two halves) and `passes` (over
-    the data, set-up included, a system).
+    (S, K) and `correlations` (S, K) of the iterates (past divergence, too), the same of the answer
+    (`final_errors`, ...), `promised` (K,) (the stationary error promised, from the answer), `estimated` (K,) (from
+    its two halves) and `passes` (over the data, set-up included, a system).
     """
     reference = systems.reference(reference_rtol)
     key = systems.key | {"reference_rtol": reference_rtol}
@@ -100,7 +101,8 @@ def compare_recipes(systems: Systems, *, reference_rtol: float) -> dict[str, Any
     result["reference_residual"] = reference["residual"]
     for name in ("paper", "auto"):
         compute = partial(_trajectory, systems, name, recipe, reference["solutions"])
-        result[name] = systems.run.unit("lissa/recipe_trajectory", key | {"recipe": name}, compute)
+        unit = key | {"recipe": name} | ({"past_divergence": PAST_DIVERGENCE} if name == "paper" else {})
+        result[name] = systems.run.unit("lissa/recipe_trajectory", unit, compute)
     return result
 
 
@@ -136,6 +138,7 @@ def _trajectory(systems: Systems, name: str, recipe: dict[str, Any], reference: 
     except DivergenceError as error:
         diverged, message, answer = error.step, str(error), recorder.last
         promised = torch.full((len(systems.points),), torch.inf)
+        recorder = _past_divergence(systems, name, solver, reference, error.step)
     num_steps = diverged or solver.num_steps
     # C = 2 is assumed, not measured: its set-up is the spectrum alone.
     set_up = recipe["full_matvecs"] + (recipe["sampled_passes"] if name == "auto" else 0.0)
@@ -157,6 +160,25 @@ def _trajectory(systems: Systems, name: str, recipe: dict[str, Any], reference: 
         "passes": passes + set_up / len(systems.points),
         "estimated": estimated,
     }
+
+
+def _past_divergence(systems: Systems, name: str, solver: Lissa, reference: Tensor, diverged: int) -> _Recorder:
+    """Run again on the same batches without the check that stopped it, to show what that saves from."""
+    num_steps = min(solver.num_steps, PAST_DIVERGENCE * diverged)
+    bar = systems.run.progress(num_steps, f"LiSSA ({name}) {systems.task.name}, past divergence")
+    recorder = _Recorder(systems, reference, bar.update)
+    unchecked = dataclasses.replace(
+        solver,
+        num_steps=num_steps,
+        average_last=0,
+        error_rtol=None,
+        check_residual=False,
+        raise_on_divergence=False,
+        callback=recorder,
+    )
+    generator = systems.run.generator("lissa", systems.task.name, name)
+    unchecked.solve(systems.damped, systems.gradients, generator=generator)
+    return recorder
 
 
 def _solver(systems: Systems, name: str, recipe: dict[str, Any]) -> Lissa:

@@ -75,6 +75,15 @@ def test_refuses_failure_without_explanation() -> None:
         judge(claim(**LOWER), 1.0, between(1, 1), if_not_reproduced="")
 
 
+def test_says_that_one_repetition_gives_no_interval() -> None:
+    result = judge(claim(**LOWER), 0.95, Interval(math.nan, math.nan, "1 point", 1), if_not_reproduced="Why.")
+    assert result.verdict == "not reproduced"
+    assert (
+        result.explanation
+        == "Measured 0.95 (no interval: 1 point); needed: at least 0.9 (direction: at least 0). Why."
+    )
+
+
 def test_refuses_value_without_interval() -> None:
     with pytest.raises(ValueError, match=r"value without an interval; use t_interval"):
         judge(claim(**LOWER), 1.0, None, if_not_reproduced="why")

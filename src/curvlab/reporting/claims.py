@@ -170,7 +170,10 @@ def judge(claim: Claim, value: float | None, interval: Interval | None, *, if_no
     if value is None or interval is None:
         fact = "Not measured."
     else:
-        fact = f"Measured {value:.4g} ({interval.low:.4g} to {interval.high:.4g}); needed: {claim.criterion}."
+        spread = f"{interval.low:.4g} to {interval.high:.4g}"
+        if math.isnan(interval.low) and math.isnan(interval.high):
+            spread = f"no interval: {interval.kind}"
+        fact = f"Measured {value:.4g} ({spread}); needed: {claim.criterion}."
     return ClaimResult(claim, value, interval, verdict, f"{fact} {if_not_reproduced.strip()}")
 
 

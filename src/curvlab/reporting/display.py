@@ -57,6 +57,8 @@ def value_text(result: ClaimResult) -> str:
         return text
     if result.interval.low == result.interval.high == result.value:
         return f"{text} ({result.interval.kind})"
+    if math.isnan(result.interval.low) and math.isnan(result.interval.high):
+        return f"{text} (no interval: {result.interval.kind})"
     low, high = number_text(result.interval.low) or "?", number_text(result.interval.high) or "?"
     return f"{text} [{low}, {high}] ({result.interval.kind})"
 

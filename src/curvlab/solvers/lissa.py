@@ -33,7 +33,7 @@ class DivergenceError(RuntimeError):
 
     def __init__(self, *, step: int, norm: float, columns: list[int], num_columns: int, advice: str) -> None:
         self.step, self.norm, self.columns = step, norm, columns
-        which = "" if num_columns == 1 else f" in {_listed(columns)} of {num_columns} columns"
+        which = "" if num_columns == 1 else f" in column {_listed(columns)} (of {num_columns})"
         super().__init__(f"LiSSA diverges: ‖u‖ / ‖b‖ reached {norm:.3g} at step {step}{which}. {advice}")
 
 

@@ -73,7 +73,7 @@ def test_a_grid_that_ends_above_sgd_does_not_approach_it() -> None:
     results = {result.claim.id: result for result in judge_claims(table, trend_table(table))}
     assert results["llc-approaches-sgd-alpha"].verdict == "not reproduced"
     assert results["llc-approaches-sgd-alpha"].value == pytest.approx(1.25)
-    assert "The largest alpha is 10" in results["llc-approaches-sgd-alpha"].explanation
+    assert "At the largest alpha, 10, NGD is not yet SGD" in results["llc-approaches-sgd-alpha"].explanation
 
 
 def test_trends_and_summary_count_only_llcs() -> None:

@@ -101,8 +101,8 @@ def _approaches_sgd(sweep: str, trends: pd.DataFrame) -> ClaimResult:
     if len(ratios) < 2:
         return out_of_reach(claim, f"At the largest {sweep}, or for SGD, fewer than two seeds have an LLC.")
     why = (
-        f"At the largest {sweep}, {trends.most_smoothed.iloc[0]:g}, NGD is not yet SGD, or {len(ratios)} seeds are "
-        "too few to tell: compare the training losses in the figure."
+        f"At the largest {sweep}, {trends.most_smoothed.iloc[0]:g}, NGD is not yet SGD, or {len(ratios)} seeds "
+        "are too few to tell: compare the training losses in the figure."
     )
     return judge(claim, ratios.mean(), t_interval(ratios), if_not_reproduced=why)
 

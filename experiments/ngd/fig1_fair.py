@@ -25,9 +25,9 @@ class FairComparison:
 
     Attributes:
         tuning: see `tune`, for each model.
-        equal: LLC and tr(H) at the end, both optimizers at the figure's learning rate.
-        tuned: the same at each checkpoint, each optimizer at the learning rate that it chose.
-        matched: of `tuned`, see `matched_differences`.
+        equal: LLC and tr(H) at each checkpoint, both optimizers at the figure's learning rate.
+        tuned: the same at the end, each optimizer at the learning rate that it chose.
+        matched: of `equal`, see `matched_differences`.
     """
 
     tuning: pd.DataFrame
@@ -36,10 +36,10 @@ class FairComparison:
     matched: pd.DataFrame
 
     def relative_differences(self, model: str, setting: str, quantity: str) -> np.ndarray:
-        """Return NGD over SGD minus 1, one value a seed where both optimizers have the quantity."""
+        """Return NGD minus SGD over the seeds' mean of SGD, one value a seed where both have the quantity."""
         if setting == MATCHED:
             own = self.matched[(self.matched.model == model) & (self.matched.quantity == quantity)]
-            return (own.difference / own.sgd).dropna().to_numpy(float)
+            return (own.difference / own.sgd.mean()).dropna().to_numpy(float)
         table = self.tuned if setting == TUNED else self.equal
         own = table[(table.model == model) & (table.epoch == table.epoch.max())]
         if quantity == "llc":
@@ -47,7 +47,8 @@ class FairComparison:
         wide = own.pivot_table(index="seed", columns="optimizer", values=quantity)
         if not {"sgd", "ngd"} <= set(wide.columns):
             return np.empty(0)
-        return (wide.ngd / wide.sgd - 1).dropna().to_numpy(float)
+        both = wide.dropna()
+        return ((both.ngd - both.sgd) / both.sgd.mean()).to_numpy(float)
 
     def settings(self) -> pd.DataFrame:
         """Return one row a model, quantity and setting: mean difference over seeds, 95 % t interval."""
@@ -85,14 +86,14 @@ def compare_fairly(run: runs.Run, cfg: DictConfig, models: list[tuple[DictConfig
         for label, settings in optimizers.items():
             for seed in own.seeds:
                 place = {"model": name, "optimizer": label, "seed": seed}
-                row = final_estimate(run, problem, settings, own, seed)
-                parts["equal"].append(row.assign(lr=settings["lr"], **place))
+                rows = trajectory(run, problem, settings, own, seed)
+                rows["converged"] = rows.train_loss <= cfg.converged_below
+                parts["equal"].append(rows.assign(lr=settings["lr"], **place))
                 if label in chosen:
-                    rows = trajectory(run, problem, {**settings, "lr": chosen[label]}, own, seed)
-                    rows["converged"] = rows.train_loss <= cfg.converged_below
-                    parts["tuned"].append(rows.assign(lr=chosen[label], **place))
+                    row = final_estimate(run, problem, {**settings, "lr": chosen[label]}, own, seed)
+                    parts["tuned"].append(row.assign(lr=chosen[label], **place))
     tables = {name: _saved(run, pd.concat(part, ignore_index=True), name) for name, part in parts.items()}
-    matched = _saved(run, matched_differences(tables["tuned"]), "matched")
+    matched = _saved(run, matched_differences(tables["equal"]), "matched")
     return FairComparison(**tables, matched=matched)
 
 

@@ -23,15 +23,14 @@ def judge_fair(fair: FairComparison) -> list[ClaimResult]:
 def _higher(fair: FairComparison, model: str, quantity: str, setting: str) -> ClaimResult:
     name, tuned = QUANTITIES[quantity], setting == TUNED
     key = model.lower().replace(", ", "-").replace(" ", "-")
-    where = "each at the lr of its smallest validation loss"
-    where += "" if tuned else ", and at equal training loss"
+    where = "each at the lr of its smallest validation loss" if tuned else "at one lr and equal training loss"
     over = "at the end" if tuned else "averaged over the training losses that both reach"
     claim = Claim(
         id=f"{quantity}-higher-{'tuned' if tuned else 'matched'}-{key}",
         statement=f"NGD solutions have a higher {name} than SGD solutions, {where} ({model}).",
         source=SOURCE,
         paper_value="higher, no number; at one learning rate",
-        measure=f"{name} of NGD over that of SGD minus 1, {over}, seed by seed; mean over seeds",
+        measure=f"{name} of NGD minus that of SGD, {over}, seed by seed, over SGD's mean; mean over seeds",
         criterion=Criterion(at_least=0.0),
     )
     values = fair.relative_differences(model, setting, quantity)
@@ -59,10 +58,10 @@ def _at_equal_epochs(fair: FairComparison, model: str, quantity: str) -> str:
 
 
 def _why_none(fair: FairComparison, model: str, quantity: str, *, tuned: bool) -> str:
+    if not tuned:
+        return "Fewer than two seeds in which both optimizers reach a common training loss with valid estimates."
     own = fair.tuned[fair.tuned.model == model]
     if not {"sgd", "ngd"} <= set(own.optimizer):
         return "Training diverged at every learning rate of the grid."
-    if not tuned:
-        return "Fewer than two seeds in which both optimizers reach a common training loss with valid estimates."
     problems = ", ".join(own.problem.dropna().unique()) or "training has not converged"
     return f"Fewer than two seeds with both estimates ({problems if quantity == 'llc' else 'no trace'})."

@@ -1,4 +1,4 @@
-"""The fair comparison of fig. 1, drawn from tuning.csv, tuned.csv and settings.csv alone.
+"""The fair comparison of fig. 1, drawn from tuning.csv, equal.csv and settings.csv alone.
 
 python -m experiments.ngd.fig1_fair_plot results/ngd/fig1/embedded
 """
@@ -22,12 +22,12 @@ from experiments.ngd.fig1_plot import readable_log
 NAMES = ("sgd", "ngd")
 
 
-def draw_fair(tuning: pd.DataFrame, tuned: pd.DataFrame, settings: pd.DataFrame) -> Figure:
+def draw_fair(tuning: pd.DataFrame, equal: pd.DataFrame, settings: pd.DataFrame) -> Figure:
     """Return one row a model: the tuning, LLC and tr(H) against training loss, NGD over SGD in each setting."""
     models = tuning.model.unique().tolist()
     figure, axes = plots.figure(len(models), 4, panel_size=(3.3, 2.8))
     for row, model in zip(axes, models, strict=True):
-        own = tuned[tuned.model == model]
+        own = equal[equal.model == model]
         for index, name in enumerate(NAMES):
             style: dict[str, Any] = {"color": plots.PALETTE[index], "marker": plots.MARKERS[index]}
             _draw_tuning(row[0], tuning[(tuning.model == model) & (tuning.optimizer == name)], name, style)
@@ -44,7 +44,7 @@ def draw_fair(tuning: pd.DataFrame, tuned: pd.DataFrame, settings: pd.DataFrame)
         row[1].set_ylabel("LLC")
         row[2].set_ylabel("tr(H) (nats/parameter²)")
         _draw_settings(row[3], settings[settings.model == model])
-    axes[0, 1].set_title("own lr, along training; hollow: not valid", fontsize=8)
+    axes[0, 1].set_title("at one lr, along training; hollow: not valid", fontsize=8)
     axes[0, 3].set_title("95 % t interval over seeds", fontsize=8)
     pairs = [ax.get_legend_handles_labels() for ax in (axes[0, 0], axes[0, 3])]
     handles, labels = ([*first, *second] for first, second in zip(*pairs, strict=True))
@@ -106,5 +106,5 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="Redraw the fair comparison of a result folder from its tables.")
     parser.add_argument("folder", type=Path)
     folder = parser.parse_args().folder
-    tables = (pd.read_csv(folder / f"{name}.csv") for name in ("tuning", "tuned", "settings"))
+    tables = (pd.read_csv(folder / f"{name}.csv") for name in ("tuning", "equal", "settings"))
     draw_fair(*tables).savefig(folder / "figure_fair.png", dpi=110, metadata={"Software": None})

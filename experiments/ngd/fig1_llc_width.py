@@ -9,8 +9,8 @@ below the start; the others stand in the table with the reason. The t-tests are 
 
 The paper compares at one learning rate. For the models of `fair.models` the second figure asks how the answer
 depends on that: each optimizer at the learning rate of its smallest validation loss, chosen from one grid with
-equal seeds and epochs (tuning.csv, tuned.csv), and so at equal training loss, interpolated between checkpoints
-(matched.csv). settings.csv puts them beside the paper's setting (equal.csv), for the LLC and for tr(H), the other
+equal seeds and epochs (tuning.csv, tuned.csv), and both at equal training loss, interpolated between checkpoints
+(equal.csv, matched.csv). settings.csv puts them beside the paper's setting, for the LLC and for tr(H), the other
 quantity of ngd-fig2.
 """
 
@@ -45,7 +45,7 @@ def main(cfg: DictConfig) -> None:
         claims = judge_claims(table, summary, claimed=cfg.claimed, settings=settings)
         save_claims(run.folder, [*claims, *judge_fair(fair)])
         run.save_figure(draw(table, summary))
-        run.save_figure(draw_fair(fair.tuning, fair.tuned, settings), "figure_fair.png")
+        run.save_figure(draw_fair(fair.tuning, fair.equal, settings), "figure_fair.png")
         run.note(scale=_scale(cfg, fair), seeds=list(cfg.seeds))
 
 

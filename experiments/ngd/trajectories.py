@@ -40,7 +40,7 @@ class Problem:
         train: (inputs, targets) on the device.
         model: Hydra node of the model.
         loss: mean over examples.
-        key: identifies data and model in the store.
+        key: identifies data, model and name, which seeds the start, in the store.
     """
 
     name: str
@@ -80,7 +80,7 @@ def load_problem(run: Run, data: DictConfig, model: DictConfig, name: str) -> Pr
     splits: DataSplits = instantiate(data)
     run.record_data(splits.name, splits.checksum)
     inputs, targets = stack(splits.train, torch.arange(len(splits.train)))  # type: ignore[arg-type]
-    key = {"data": splits.checksum, "model": OmegaConf.to_container(model, resolve=True)}
+    key = {"name": name, "data": splits.checksum, "model": OmegaConf.to_container(model, resolve=True)}
     return Problem(
         name, splits, (inputs.to(run.device), targets.to(run.device)), model, nn.CrossEntropyLoss(), key
     )

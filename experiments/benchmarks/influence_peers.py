@@ -34,6 +34,8 @@ from experiments.benchmarks.influence_peers_plot import draw
 from experiments.benchmarks.influence_peers_process import measure
 from experiments.task import Task, build_task
 
+WORKER_VERSIONS = {"pydvl": 3, "dattri": 3}  # of how a library is called: stored results of others do not count
+
 
 @runs.main("benchmarks/influence_peers")
 def main(cfg: DictConfig) -> None:
@@ -119,7 +121,8 @@ def _measured(
         if results and (results[0]["status"] != "done" or results[0]["cpu_seconds"] > cfg.repeat_below):
             break
         unit = {**key, "method": settings, "repeat": repeat, "limits": [cfg.time_limit, cfg.memory_limit]}
-        unit |= {"worker": 2, "peers": _peers_python(cfg) is not None}
+        worker = WORKER_VERSIONS.get(settings["library"], 2)
+        unit |= {"worker": worker, "peers": _peers_python(cfg) is not None}
         results.append(run.unit("influence_peers/method", unit, compute))
     return results
 

@@ -129,7 +129,10 @@ def pydvl(problem: Problem, settings: Settings) -> tuple[Tensor, str]:
         kind = {"cg": CgInfluence, "lissa": LissaInfluence}[method]
         fitted = kind(problem.model, problem.loss, regularization=problem.damping, **options)
     fitted = fitted.fit(problem.loader("train", 512))
-    return -fitted.influences(*problem.test, *problem.train).detach(), ""
+    factors = fitted.influence_factors(*problem.test)
+    # Its per-example gradients of all training data at once would take 6 GiB and more.
+    batches = problem.loader("train", 200)
+    return -torch.cat([fitted.influences_from_factors(factors, x, y).detach() for x, y in batches], dim=1), ""
 
 
 def dattri(problem: Problem, settings: Settings) -> tuple[Tensor, str]:
@@ -147,10 +150,9 @@ def dattri(problem: Problem, settings: Settings) -> tuple[Tensor, str]:
         attributor = IFAttributorEKFAC(task=task, damping=problem.damping)
     else:
         attributor = IFAttributorCG(task=task, regularization=problem.damping, **settings.get("options", {}))
-    train, test = problem.loader("train", settings.get("batch_size", 500)), problem.loader("test", 25)
-    attributor.cache(train)
+    attributor.cache(problem.loader("train", settings.get("batch_size", 500)))  # for the matrix
     with torch.no_grad():
-        scores = attributor.attribute(train, test)
+        scores = attributor.attribute(problem.loader("train", 500), problem.loader("test", 25))
     return -scores.detach().T, ""
 
 

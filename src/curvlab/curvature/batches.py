@@ -85,6 +85,11 @@ class Batches:
         else:
             yield from (targets for _, targets in self)
 
+    @property
+    def knows_targets(self) -> bool:
+        """Whether `targets` costs no pass over the data: those of a pair of tensors, and drawn ones."""
+        return self._replaced is not None or isinstance(self._source, _Pair)
+
     def _known_targets(self) -> Tensor | None:
         if isinstance(self._source, _Pair):
             return self._source.targets

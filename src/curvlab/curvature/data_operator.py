@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable
+from dataclasses import replace
 from typing import Self
 
 import torch
@@ -12,7 +13,8 @@ from torch import Tensor, nn
 
 from curvlab.curvature.batch import Batch, Inputs, without_graph
 from curvlab.curvature.batches import Batches, Data
-from curvlab.curvature.jacobian_products import Columns, Products
+from curvlab.curvature.column_sums import ColumnSums
+from curvlab.curvature.jacobian_products import Columns
 from curvlab.curvature.losses import output_loss
 from curvlab.curvature.model_function import ModelFunction
 from curvlab.linalg import LinearOperator
@@ -59,8 +61,8 @@ class DataOperator(LinearOperator):
         super().__init__(self.function.num_parameters, dtype=self.function.dtype, device=self.function.device)
 
     @abstractmethod
-    def _batch_products(self, inputs: Inputs, targets: Tensor, vectors: Tensor) -> Iterator[Products]:
-        """Yield the sum over a batch of example matrices times V, (P, K), undivided, some columns at a time."""
+    def _add_products(self, inputs: Inputs, targets: Tensor, rows: Tensor, sums: ColumnSums) -> None:
+        """Add the sum over a batch of example matrices times each row of (K, P), undivided."""
 
     @torch.inference_mode(False)
     def matmat(self, vectors: Tensor) -> Tensor:
@@ -71,20 +73,20 @@ class DataOperator(LinearOperator):
         """
         # Every column one piece of memory, as the parameters are: strided ones would be copied in every layer.
         rows = without_graph(vectors).T.contiguous()
-        # Where P is large, a pass over (K, P) numbers costs what a layer does: there is one a batch, and one more.
+        # Where P is large, a pass over (K, P) numbers costs what a layer does: there is one a batch, no other.
         total = torch.empty_like(rows)
         if len(rows) == 0:
             return total.T
-        count, first = 0.0, True
+        divisor = self._known_divisor
+        sums = ColumnSums(total, first=True, scale=1.0 if divisor is None else 1 / divisor)
+        count = 0.0
         for inputs, targets in self._batches:
             for start in range(0, len(rows), self.max_columns):
                 block = slice(start, start + self.max_columns)
-                for columns, pieces in self._batch_products(inputs, targets, rows[block].T):
-                    _accumulate(total[block][columns], pieces, first=first)
+                self._add_products(inputs, targets, rows[block], sums.block(block))
             count += self.loss.count(targets)
-            first = False
-        divisor = self._divisor if self._divisor is not None else self._full_divisor(count)
-        return total.div_(divisor).T
+            sums = replace(sums, first=False)
+        return (total if divisor is not None else total.div_(self._full_divisor(count))).T
 
     @torch.inference_mode(False)
     def sample(self, batch_size: int, generator: torch.Generator | None = None) -> Self:
@@ -115,21 +117,16 @@ class DataOperator(LinearOperator):
             self._count = sum(self.loss.count(targets) for targets in self._source.targets())
         return self._count
 
+    @property
+    def _known_divisor(self) -> float | None:
+        """n, where no pass over the data is needed to count it."""
+        if self._divisor is not None or not self._source.knows_targets:
+            return self._divisor
+        return self._full_divisor(self._total_count)
+
     def _full_divisor(self, count: float) -> float:
         if self.loss.reduction == "sum":
             return 1.0
         if count == 0:
             raise ValueError("every target is ignored (ignore_index): the mean over predictions has no terms")
         return count
-
-
-def _accumulate(rows: Tensor, pieces: Sequence[Tensor], *, first: bool) -> None:
-    start = 0
-    for piece in pieces:
-        flat = piece.detach().reshape(len(rows), piece.shape[1:].numel())
-        stop = start + flat.shape[1]
-        if first:
-            rows[:, start:stop].copy_(flat)
-        else:
-            rows[:, start:stop].add_(flat)
-        start = stop

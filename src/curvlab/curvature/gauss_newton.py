@@ -2,28 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import partial
 from typing import Literal
 
 from torch import Tensor, nn
 
 from curvlab.curvature.batches import Data, Inputs
+from curvlab.curvature.column_sums import ColumnSums
 from curvlab.curvature.data_operator import DataOperator
 from curvlab.curvature.jacobian_products import (
     FD_STEP,
     Columns,
     OutputProduct,
-    Products,
-    finite_difference_product,
+    add_finite_difference_product,
+    add_forward_product,
+    add_forward_products,
     forward_mode,
-    forward_product,
-    forward_products,
     maps_columns,
-    one_column,
 )
 from curvlab.curvature.losses import CrossEntropy
-from curvlab.curvature.token_chunks import finite_difference_product_by_tokens, forward_product_by_tokens
+from curvlab.curvature.token_chunks import (
+    add_finite_difference_product_by_tokens,
+    add_forward_products_by_tokens,
+)
 
 
 class GaussNewtonOperator(DataOperator):
@@ -45,9 +46,10 @@ class GaussNewtonOperator(DataOperator):
         batch_size: see DataOperator.
         columns: see DataOperator; finite differences always loop.
 
-    Cost of one product, in forwards F of the data: 4F in forward mode, 5F by finite differences. K products
-    together: 2F + 3F each with vmap. Memory: activations of one batch, twice in forward mode. The logits of causal
-    language models are never held as a whole (see token_chunks): batch_size sequences cost their activations.
+    Cost of one product, in forwards F of the data: 5F, by forward mode (the tangents' forward is 2F) and by finite
+    differences. K products together: 2F + 4F each with vmap, 5F each without. Memory: activations of one batch.
+    The logits of causal language models are never held as a whole (see token_chunks): batch_size sequences cost
+    their activations.
     """
 
     def __init__(
@@ -78,37 +80,42 @@ class GaussNewtonOperator(DataOperator):
         self.loss.check(outputs, targets)
         return self.loss.hessian_product(outputs, targets, tangents)
 
-    def _batch_products(self, inputs: Inputs, targets: Tensor, vectors: Tensor) -> Iterator[Products]:
+    def _add_products(self, inputs: Inputs, targets: Tensor, rows: Tensor, sums: ColumnSums) -> None:
+        together = self.jvp == "forward" and len(rows) > 1
         with forward_mode(f"pass jvp='finite_difference' to {type(self).__name__}"):
             if self._by_tokens(inputs, targets):
-                for index, v in enumerate(vectors.unbind(1)):
-                    yield one_column(index, [self._product_by_tokens(inputs, targets, v)])
-                return
-            output_product = partial(self._output_product, targets)
-            if (
-                self.jvp == "forward"
-                and vectors.shape[1] > 1
-                and maps_columns(self.function, self.columns, inputs)
-            ):
-                yield slice(None), forward_products(self.function, inputs, vectors, output_product)
-                return
-            for index, v in enumerate(vectors.unbind(1)):
-                yield one_column(index, self._product(inputs, v, output_product))
+                self._add_products_by_tokens(inputs, targets, rows, sums)
+            elif together and maps_columns(self.function, self.columns, inputs):
+                add_forward_products(self.function, inputs, rows, partial(self._output_product, targets), sums)
+            else:
+                for index, row in enumerate(rows):
+                    self._add_product(inputs, row, partial(self._output_product, targets), sums[index])
 
-    def _product(self, inputs: Inputs, vector: Tensor, output_product: OutputProduct) -> list[Tensor]:
+    def _add_product(
+        self, inputs: Inputs, vector: Tensor, output_product: OutputProduct, sums: ColumnSums
+    ) -> None:
         if self.jvp == "forward":
-            return forward_product(self.function, inputs, vector, output_product)
-        return finite_difference_product(self.function, inputs, vector, output_product, step=self.fd_step)
+            add_forward_product(self.function, inputs, vector, output_product, sums)
+        else:
+            add_finite_difference_product(self.function, inputs, vector, output_product, sums, step=self.fd_step)
 
     def _by_tokens(self, inputs: Inputs, targets: Tensor) -> bool:
         """Whether every token is a prediction of its own, made by a last linear layer."""
-        if self.columns == "vmap" or not isinstance(self.loss, CrossEntropy) or targets.ndim != 2:
+        if not isinstance(self.loss, CrossEntropy) or targets.ndim != 2:
             return False
         return self.function.has_linear_head(inputs)
 
-    def _product_by_tokens(self, inputs: Inputs, targets: Tensor, vector: Tensor) -> Tensor:
-        if self.jvp == "forward":
-            return forward_product_by_tokens(self.function, inputs, targets, vector, self._output_product)
-        return finite_difference_product_by_tokens(
-            self.function, inputs, targets, vector, self._output_product, step=self.fd_step
-        )
+    def _add_products_by_tokens(self, inputs: Inputs, targets: Tensor, rows: Tensor, sums: ColumnSums) -> None:
+        if self.jvp == "forward" and self.columns != "loop":
+            add_forward_products_by_tokens(self.function, inputs, targets, rows, self._output_product, sums)
+            return
+        for index, row in enumerate(rows):
+            column = sums[index]
+            if self.jvp == "forward":
+                add_forward_products_by_tokens(
+                    self.function, inputs, targets, row[None], self._output_product, column
+                )
+            else:
+                add_finite_difference_product_by_tokens(
+                    self.function, inputs, targets, row, self._output_product, column, step=self.fd_step
+                )

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 from torch.func import grad, jvp, vmap
 
 from curvlab.curvature.batches import Inputs
+from curvlab.curvature.column_sums import ColumnSums, tangents_of
 from curvlab.curvature.data_operator import DataOperator
-from curvlab.curvature.jacobian_products import Products, forward_mode, maps_columns, one_column
+from curvlab.curvature.jacobian_products import forward_mode, maps_columns
 from curvlab.curvature.model_function import check_finite
-from curvlab.linalg import unflatten, unflatten_columns
 
 
 class HessianOperator(DataOperator):
@@ -32,11 +32,11 @@ class HessianOperator(DataOperator):
     of one batch, twice.
     """
 
-    def _batch_products(self, inputs: Inputs, targets: Tensor, vectors: Tensor) -> Iterator[Products]:
+    def _add_products(self, inputs: Inputs, targets: Tensor, rows: Tensor, sums: ColumnSums) -> None:
         with forward_mode("use GaussNewtonOperator with jvp='finite_difference' instead of the Hessian"):
-            yield from self._forward_over_reverse(inputs, targets, vectors)
+            self._add_forward_over_reverse(inputs, targets, rows, sums)
 
-    def _forward_over_reverse(self, inputs: Inputs, targets: Tensor, vectors: Tensor) -> Iterator[Products]:
+    def _add_forward_over_reverse(self, inputs: Inputs, targets: Tensor, rows: Tensor, sums: ColumnSums) -> None:
         parameters = self.function.parameters
         with torch.no_grad():
             outputs = self.function(parameters, inputs)
@@ -49,8 +49,9 @@ class HessianOperator(DataOperator):
         def product(*tangent: Tensor) -> tuple[Tensor, ...]:
             return jvp(grad(total_loss), (parameters,), (tangent,))[1]
 
-        if vectors.shape[1] > 1 and maps_columns(self.function, self.columns, inputs):
-            yield slice(None), vmap(product)(*unflatten_columns(vectors, parameters))
+        if len(rows) > 1 and maps_columns(self.function, self.columns, inputs):
+            sums.add(vmap(product)(*tangents_of(rows, parameters)))
             return
-        for index, vector in enumerate(vectors.unbind(1)):
-            yield one_column(index, product(*unflatten(vector, parameters)))
+        for index, row in enumerate(rows):
+            column = product(*tangents_of(row, parameters))
+            sums[index].add([piece[None] for piece in column])

@@ -153,8 +153,9 @@ class CrossEntropy(OutputLoss):
 
     def hessian_product(self, outputs: Tensor, targets: Tensor, tangents: Tensor) -> Tensor:
         """Return (Diag(p) - p pᵀ) t; it does not depend on the labels, except where they are ignored."""
-        weighted = outputs.softmax(-1) * tangents
-        product = weighted - outputs.softmax(-1) * weighted.sum(-1, keepdim=True)
+        probabilities = outputs.softmax(-1)
+        weighted = probabilities * tangents
+        product = weighted - probabilities * weighted.sum(-1, keepdim=True)
         return product * self._kept(outputs, targets)
 
     def sample_targets(self, outputs: Tensor, targets: Tensor, generator: torch.Generator) -> Tensor:

@@ -119,6 +119,12 @@ class ModelFunction:
                     self._has_head = torch.equal(logits, self(self.parameters, two_tokens))
         return self._has_head
 
+    @property
+    def trains_head(self) -> bool:
+        """Whether the last layer's weight is a parameter, or shares one's values."""
+        layer = _head(self.model)
+        return layer is not None and layer.weight.requires_grad
+
     def head_input(self, parameters: Sequence[Tensor], inputs: Inputs) -> HeadInput:
         """Return what the last layer reads, without computing any logits; where `has_linear_head`."""
         layer = _head(self.model)

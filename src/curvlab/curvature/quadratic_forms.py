@@ -22,8 +22,8 @@ def quadratic_forms(operator: GaussNewtonOperator, vectors: Tensor) -> Tensor:
     Klochkov & Liu (2024), App. C. Never negative. J v by forward mode, or by finite differences if the operator
     has them (`jvp="finite_difference"`), as the paper does.
 
-    Cost a column, in forwards F of the data: 2F (3F by finite differences), half of what the product G v costs;
-    memory of a forward that keeps nothing for a backward.
+    Cost a column, in forwards F of the data: 3F, where the product G v costs 5F; memory of a forward that keeps
+    nothing for a backward.
     """
     if not isinstance(operator, GaussNewtonOperator):
         raise TypeError(

@@ -3,9 +3,10 @@
 A batch of N sequences of T tokens has N·T·V logits, with V = 50,000 more numbers than all activations before
 them. Here the network is differentiated up to its last layer, logits = hidden Wᵀ + b, and the layer is applied to
 a few tokens at a time: logits, their tangents and S times them, then back; several vectors share the logits. Cost
-as in jacobian_products, where the same products are taken. Memory of the last layer: about 5 · LOGITS_PER_CHUNK numbers (84 MB in fp32) instead
-of 5 · N·T·V. Measured peak of one product for the paper's batch, 4 sequences of 512 tokens and V = 50,272, with
-one layer of width 16 before the last: 0.12 GB, and 2.08 GB from whole logits, which take 0.41 GB once.
+as in jacobian_products, where the same products are taken. Memory of the last layer: about 5 · LOGITS_PER_CHUNK
+numbers (84 MB in fp32) instead of 5 · N·T·V. Measured peak of one product for the paper's batch, 4 sequences of
+512 tokens and V = 50,272, with one layer of width 16 before the last: 0.12 GB, and 2.08 GB from whole logits,
+which take 0.41 GB once.
 """
 
 from __future__ import annotations

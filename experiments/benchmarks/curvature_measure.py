@@ -5,8 +5,8 @@ from __future__ import annotations
 import ctypes
 import gc
 import time
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,19 +15,25 @@ import torch
 Compute = Callable[[], Any]
 
 
+@contextmanager
+def threads(count: int) -> Iterator[None]:
+    """Let kernels have so many threads, those that are compiled inside too."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
 def measure_times(
-    methods: Mapping[str, Compute], *, num_rounds: int, num_threads: int, device: torch.device
+    methods: Mapping[str, Compute], *, num_rounds: int, device: torch.device
 ) -> dict[str, list[float]]:
     """Return seconds of every round by method; they take turns, so that a busy machine slows all of them."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(num_threads)
     times: dict[str, list[float]] = {method: [] for method in methods}
-    try:
-        for _ in range(num_rounds):
-            for method, compute in methods.items():
-                times[method].append(_seconds(compute, device))
-    finally:
-        torch.set_num_threads(threads)
+    for _ in range(num_rounds):
+        for method, compute in methods.items():
+            times[method].append(_seconds(compute, device))
     return times
 
 

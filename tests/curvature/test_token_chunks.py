@@ -5,12 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 from curvature_cases import TiedLanguageModel, language_problem, randomised
+from curvature_memory import Memory
 from curvature_oracles import dense_empirical_fisher, dense_gauss_newton
 from torch import Tensor, nn
 from torch.testing import assert_close
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
-from torch.utils.weak import WeakIdKeyDictionary
 
 from curvlab.curvature import FisherOperator, GaussNewtonOperator, token_chunks
 
@@ -31,27 +29,6 @@ class Untied(WithHead):
     def __init__(self) -> None:
         super().__init__()
         self.output = nn.Linear(4, 6, bias=False)
-
-
-class Memory(TorchDispatchMode):
-    """Watches what every kernel returns, autograd's and forward mode's included.
-
-    `largest`: elements of the largest tensor; `peak`: bytes of all tensors made inside that were alive at once.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.largest = self.peak = 0
-        self.alive = WeakIdKeyDictionary()
-
-    def __torch_dispatch__(self, function, types, arguments=(), keywords=None):
-        result = function(*arguments, **(keywords or {}))
-        for leaf in tree_leaves(result):
-            if isinstance(leaf, Tensor):
-                self.largest = max(self.largest, leaf.numel())
-                self.alive[leaf.untyped_storage()] = leaf.untyped_storage().nbytes()
-        self.peak = max(self.peak, sum(self.alive.values()))
-        return result
 
 
 def problem(build=WithHead, *, seed: int = 0):

@@ -60,7 +60,7 @@ def tangents_of(rows: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
     """
     sizes = [tensor.numel() for tensor in like]
     pieces = [
-        piece.view(*rows.shape[:-1], *tensor.shape)
+        piece.view((*rows.shape[:-1], *tensor.shape))
         for piece, tensor in zip(rows.split(sizes, dim=-1), like, strict=True)
     ]
     if rows.device.type not in ("cpu", "cuda"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Literal
 
@@ -9,6 +10,7 @@ from torch import Tensor, nn
 
 from curvlab.curvature.batches import Data, Inputs
 from curvlab.curvature.column_sums import ColumnSums
+from curvlab.curvature.compiled_product import OutputsOf
 from curvlab.curvature.data_operator import DataOperator
 from curvlab.curvature.jacobian_products import (
     FD_STEP,
@@ -17,6 +19,7 @@ from curvlab.curvature.jacobian_products import (
     add_finite_difference_product,
     add_forward_product,
     add_forward_products,
+    dual_product,
     forward_mode,
     maps_columns,
 )
@@ -45,11 +48,12 @@ class GaussNewtonOperator(DataOperator):
             by default.
         batch_size: see DataOperator.
         columns: see DataOperator; finite differences always loop.
+        compile: see DataOperator.
 
     Cost of one product, in forwards F of the data: 5F, by forward mode (the tangents' forward is 2F) and by finite
-    differences. K products together: 2F + 4F each with vmap, 5F each without. Memory: activations of one batch.
-    The logits of causal language models are never held as a whole (see token_chunks): batch_size sequences cost
-    their activations.
+    differences. K products together: 2F + 4F each with vmap, 5F each without. Memory: activations of one batch,
+    twice in forward mode. The logits of causal language models are never held as a whole (see token_chunks):
+    batch_size sequences cost their activations.
     """
 
     def __init__(
@@ -62,10 +66,13 @@ class GaussNewtonOperator(DataOperator):
         fd_step: float | None = None,
         batch_size: int = 512,
         columns: Columns = "auto",
+        compile: bool = False,
     ) -> None:
-        super().__init__(model, loss, data, batch_size=batch_size, columns=columns)
+        super().__init__(model, loss, data, batch_size=batch_size, columns=columns, compile=compile)
         if jvp not in ("forward", "finite_difference"):
             raise ValueError(f"jvp must be 'forward' or 'finite_difference', got {jvp!r}")
+        if compile and jvp != "forward":
+            raise ValueError("compile=True compiles forward mode: leave jvp='forward', or pass compile=False")
         if fd_step is not None and fd_step <= 0:
             raise ValueError(f"fd_step must be positive, got {fd_step}")
         self.jvp = jvp
@@ -77,8 +84,16 @@ class GaussNewtonOperator(DataOperator):
         return True
 
     def _output_product(self, targets: Tensor, outputs: Tensor, tangents: Tensor) -> Tensor:
-        self.loss.check(outputs, targets)
         return self.loss.hessian_product(outputs, targets, tangents)
+
+    def _checked_product(self, targets: Tensor, outputs: Tensor, tangents: Tensor) -> Tensor:
+        self.loss.check(outputs, targets)
+        return self._output_product(targets, outputs, tangents)
+
+    def _traced_product(
+        self, outputs_of: OutputsOf, parameters: Sequence[Tensor], targets: Tensor, tangents: Sequence[Tensor]
+    ) -> tuple[Tensor, Sequence[Tensor]]:
+        return dual_product(outputs_of, parameters, tangents, partial(self._output_product, targets))
 
     def _add_products(self, inputs: Inputs, targets: Tensor, rows: Tensor, sums: ColumnSums) -> None:
         together = self.jvp == "forward" and len(rows) > 1
@@ -86,10 +101,10 @@ class GaussNewtonOperator(DataOperator):
             if self._by_tokens(inputs, targets):
                 self._add_products_by_tokens(inputs, targets, rows, sums)
             elif together and maps_columns(self.function, self.columns, inputs):
-                add_forward_products(self.function, inputs, rows, partial(self._output_product, targets), sums)
+                add_forward_products(self.function, inputs, rows, partial(self._checked_product, targets), sums)
             else:
                 for index, row in enumerate(rows):
-                    self._add_product(inputs, row, partial(self._output_product, targets), sums[index])
+                    self._add_product(inputs, row, partial(self._checked_product, targets), sums[index])
 
     def _add_product(
         self, inputs: Inputs, vector: Tensor, output_product: OutputProduct, sums: ColumnSums
@@ -107,15 +122,15 @@ class GaussNewtonOperator(DataOperator):
 
     def _add_products_by_tokens(self, inputs: Inputs, targets: Tensor, rows: Tensor, sums: ColumnSums) -> None:
         if self.jvp == "forward" and self.columns != "loop":
-            add_forward_products_by_tokens(self.function, inputs, targets, rows, self._output_product, sums)
+            add_forward_products_by_tokens(self.function, inputs, targets, rows, self._checked_product, sums)
             return
         for index, row in enumerate(rows):
             column = sums[index]
             if self.jvp == "forward":
                 add_forward_products_by_tokens(
-                    self.function, inputs, targets, row[None], self._output_product, column
+                    self.function, inputs, targets, row[None], self._checked_product, column
                 )
             else:
                 add_finite_difference_product_by_tokens(
-                    self.function, inputs, targets, row, self._output_product, column, step=self.fd_step
+                    self.function, inputs, targets, row, self._checked_product, column, step=self.fd_step
                 )

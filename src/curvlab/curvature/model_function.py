@@ -145,14 +145,16 @@ class ModelFunction:
         return reached
 
     def _run(self, parameters: Sequence[Tensor], inputs: Inputs) -> object:
+        with self.surroundings() as buffers:
+            try:
+                return self._call(parameters, buffers, inputs)
+            except _HeadReachedError as end:
+                return end.head_input
+
+    @contextmanager
+    def surroundings(self) -> Iterator[Mapping[str, Tensor]]:
+        """Yield buffers for `bare`, amid the checks that the model is a function (see `deterministic`)."""
         self.check_mode()
-        replaced = dict(zip(self.names, parameters, strict=True))
-        arguments: tuple[Tensor, ...] = ()
-        keywords: Mapping[str, Tensor | bool] = self._keywords
-        if isinstance(inputs, Mapping):
-            keywords = {**self._keywords, **inputs}
-        else:
-            arguments = (inputs,)
         # Fused attention kernels have no forward-mode derivative; the paths made of plain kernels have one.
         with (
             sdpa_kernel(SDPBackend.MATH),
@@ -160,10 +162,17 @@ class ModelFunction:
             without_padding(self.model),
             deterministic(self.model, self.device) as buffers,
         ):
-            try:
-                return functional_call(self.model, replaced | buffers, arguments, dict(keywords))
-            except _HeadReachedError as end:
-                return end.head_input
+            yield buffers
+
+    def bare(self, parameters: Sequence[Tensor], buffers: Mapping[str, Tensor], inputs: Inputs) -> Tensor:
+        """Return h(x; parameters) without any check, within `surroundings`: what torch.compile can trace."""
+        return _logits(self._call(parameters, buffers, inputs))
+
+    def _call(self, parameters: Sequence[Tensor], buffers: Mapping[str, Tensor], inputs: Inputs) -> object:
+        replaced = {**dict(zip(self.names, parameters, strict=True)), **buffers}
+        if isinstance(inputs, Mapping):
+            return functional_call(self.model, replaced, (), {**self._keywords, **inputs})
+        return functional_call(self.model, replaced, (inputs,), dict(self._keywords))
 
     def check_mode(self) -> None:
         """Raise a ValueError if outputs would depend on the other examples of a batch, or on chance."""

@@ -1,5 +1,7 @@
 """A recorded forward: outputs, their derivative, and gradients put where they belong."""
 
+import weakref
+
 import pytest
 import torch
 from curvature_memory import Memory
@@ -77,3 +79,15 @@ def test_tangents_are_not_recorded() -> None:
         forward = RecordedForward(many_layers, [torch.ones(1)], torch.ones(1))
         forward.pull_back([torch.ones(size)], ColumnSums(rows, first=True, scale=1.0))
     assert num_layers <= memory.peak / (4 * size) < 2.5 * num_layers
+
+
+def test_is_freed_with_its_last_reference(parameters: list[Tensor]) -> None:
+    # The graph, in C++, holds the hooks of gradients: what they hold is out of the garbage collector's reach.
+    forward = RecordedForward(outputs_of, parameters, torch.ones(12, dtype=torch.float64))
+    forward.pull_back(
+        [torch.ones(2).double(), torch.tensor(1.0).double()],
+        ColumnSums(torch.empty(1, 12).double(), first=True, scale=1.0),
+    )
+    alive = weakref.ref(forward)
+    del forward
+    assert alive() is None

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -44,9 +44,13 @@ class RecordedForward:
         self._places: list[Tensor] = []
         self._reached: set[int] = set()
 
+        # The graph holds its hooks, and we hold the graph: were we held by the hooks, nothing would free the two,
+        # as Python's collector does not see through the graph.
+        this = weakref.ref(self)
+
         def recorded(*values: Tensor) -> tuple[Tensor, ...]:
             for index, value in enumerate(values):
-                value.register_hook(partial(self._put, index))
+                value.register_hook(_hook(this, index))
             return tuple(outputs_of(values))
 
         with forward_ad.dual_level():
@@ -83,3 +87,12 @@ class RecordedForward:
         self._reached.add(index)
         self._sums.put(self._places[index], gradient)
         return self._places[index]  # in the gradient's stead, which is freed
+
+
+def _hook(this: weakref.ref[RecordedForward], index: int) -> Callable[[Tensor], Tensor]:
+    def put(gradient: Tensor) -> Tensor:
+        recorded = this()
+        assert recorded is not None  # its pull_back is running
+        return recorded._put(index, gradient)
+
+    return put

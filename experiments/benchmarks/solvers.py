@@ -7,7 +7,8 @@ data, everything included: set-up, recomputed residuals, a batch by its share of
 iteration and CG, EK-FAC's too, treat every system by itself, so they are run on `max_independent` of the systems
 at most (their work a system is the same for more); block CG and Nyström share, and gain with the number.
 
-The reference is block CG in double precision. Seconds are CPU seconds of this process and stand in timing.csv.
+The reference is block CG in double precision (in single where the config says so, `reference_dtype`), to
+`reference_rtol`. Seconds are CPU seconds of this process and stand in timing.csv.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from experiments.language_task import build_language_task
 from experiments.lissa.fig2_recipe import predictions_per_example
 from experiments.task import Task, build_task
 
-SHARED = ("rtol", "reference_rtol", "num_points", "damping_ratio")
+SHARED = ("rtol", "reference_rtol", "reference_dtype", "num_points", "damping_ratio")
 
 
 @runs.main("benchmarks/solvers")
@@ -77,6 +78,7 @@ def _task_table(run: runs.Run, part: DictConfig) -> pd.DataFrame:
     damping = part.damping if part.damping is not None else part.damping_ratio * spectrum["largest"]
     key |= {"damping": damping, "num_points": part.num_points}
     of_reference = {"num": part.num_reference, "max": max(part.num_rhs), "rtol": part.reference_rtol}
+    of_reference |= {"dtype": part.reference_dtype} if part.reference_dtype != "float64" else {}
     reference = run.unit("solvers/reference", key | of_reference, partial(shared.reference, damping))
     rows: list[dict[str, Any]] = []
     for num_rhs in part.num_rhs:
@@ -108,12 +110,13 @@ class _Shared:
         return {"largest": float(top_eigenvalues(self.operator, 1, rtol=0.01, generator=generator).values[0])}
 
     def reference(self, damping: float) -> dict[str, Any]:
-        """Return (G + damping I)⁻¹ B in double precision, for the first systems."""
-        model = copy.deepcopy(self.task.model).double()
+        """Return (G + damping I)⁻¹ B for the first systems."""
+        dtype = {"float32": torch.float32, "float64": torch.float64}[self.part.reference_dtype]
+        model = copy.deepcopy(self.task.model).to(dtype)
         exact = GaussNewtonOperator(model, self.task.loss, self.task.train) + damping * identity
         bar = self.run.progress(0, f"reference {self.task.name}")
         solver = BlockConjugateGradient(self.part.reference_rtol, callback=lambda step, residuals: bar.update())
-        solution = solver.solve(exact, self.gradients(self.part.num_reference).double())
+        solution = solver.solve(exact, self.gradients(self.part.num_reference).to(dtype))
         self.run.add_matvecs(solution.num_matvecs)
         return {"solutions": solution.x.float(), "residual": float(solution.residual.max())}
 

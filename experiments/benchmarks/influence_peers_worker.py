@@ -83,10 +83,11 @@ class Problem:
 def curvlab(problem: Problem, settings: Settings) -> tuple[Tensor, str]:
     """Ours: the default solver, or a residual asked for."""
     from curvlab.influence import influence
-    from curvlab.solvers import BlockConjugateGradient
+    from curvlab.solvers import default_solver
 
+    size, num_queries = sum(p.numel() for p in problem.model.parameters()), len(problem.test[1])
     rtol = settings.get("rtol")
-    solver = None if rtol is None else BlockConjugateGradient(rtol=rtol)
+    solver = None if rtol is None else default_solver(size, num_queries, rtol=rtol)
     found = influence(
         problem.model, problem.loss, problem.train, problem.test, damping=problem.damping, solver=solver
     )

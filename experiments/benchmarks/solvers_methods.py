@@ -20,6 +20,7 @@ from curvlab.solvers import (
     Ekfac,
     Lissa,
     Nystrom,
+    default_solver,
     lissa_hyperparameters,
 )
 from curvlab.spectrum import hutchinson_trace, top_eigenvalues
@@ -32,8 +33,8 @@ LABELS = {
     "cg": "CG",
     "ekfac_cg": "CG, EK-FAC",
     "nystrom_cg": "CG, Nyström",
-    "block_cg": "block CG (default)",
-    "nystrom_block_cg": "block CG, Nyström",
+    "block_cg": "block CG",
+    "default": "block CG, Nyström (default)",
 }
 # Systems are solved independently of one another, but for a set-up of a few products: the work a system does not
 # depend on how many there are.
@@ -87,12 +88,13 @@ def solve(problem: Problem, method: str, generator: torch.Generator) -> dict[str
 
 def _solver(problem: Problem, method: str, generator: torch.Generator) -> ConjugateGradient | Chebyshev:
     recorder, rtol, rank = problem.recorder, problem.rtol, problem.nystrom_rank
+    size, num = problem.right_hand_sides.shape
     build: dict[str, Callable[[], ConjugateGradient | Chebyshev | BlockConjugateGradient]] = {
         "cg": lambda: ConjugateGradient(rtol, monitor=recorder),
         "block_cg": lambda: BlockConjugateGradient(rtol, monitor=recorder),
         "chebyshev": lambda: Chebyshev(rtol, monitor=recorder),
         "nystrom_cg": lambda: ConjugateGradient(rtol, preconditioner=Nystrom(rank), monitor=recorder),
-        "nystrom_block_cg": lambda: BlockConjugateGradient(rtol, preconditioner=Nystrom(rank), monitor=recorder),
+        "default": lambda: dataclasses.replace(default_solver(size, num, rtol=rtol), monitor=recorder),
         "ekfac_cg": lambda: ConjugateGradient(rtol, preconditioner=_ekfac(problem, generator), monitor=recorder),
     }
     return build[method]()  # type: ignore[return-value]  # one interface

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from curvlab.curvature import Batches, Data, GaussNewtonOperator
 from curvlab.influence.example_derivatives import Measurement, directional_derivatives, per_example_gradients
 from curvlab.linalg import identity
-from curvlab.solvers import BlockConjugateGradient, Solution, Solver
+from curvlab.solvers import Solution, Solver, default_solver
 
 
 @dataclass(frozen=True)
@@ -81,11 +81,11 @@ def influence(
         test: examples that are measured.
         points: training examples whose influence is asked for; `train` by default.
         damping: added to G once; positive.
-        solver: BlockConjugateGradient() by default: residual 1e-2, all right-hand sides together. Or any other of
+        solver: `default_solver` by default: residual 1e-2, all right-hand sides together. Or any other of
             curvlab.solvers, BlockConjugateGradient(rtol=1e-4) for smaller errors.
         measurement: (outputs, targets) -> (N,), one number for each test example.
         batch_size: examples at a time.
-        generator: for stochastic solvers.
+        generator: of the solver's random numbers; by default seeded with 0 for every call.
 
     One system is solved for each example of the smaller side; the other side costs one directional derivative a
     system and no per-example gradients. A warning tells when the solver did not converge.
@@ -106,7 +106,10 @@ def influence(
         rhs = per_example_gradients(model, loss, sources)
     else:
         rhs = per_example_gradients(model, loss, test, measurement=measurement)
-    solver = solver if solver is not None else BlockConjugateGradient()
+    if solver is None:
+        solver = default_solver(op.shape[0], len(rhs))
+    if generator is None:
+        generator = torch.Generator(op.device).manual_seed(0)
     solution = solver.solve(op + damping * identity, rhs.T, generator=generator)
     if by_point:
         scores = -directional_derivatives(

@@ -3,6 +3,7 @@
 from curvlab.solvers.block_conjugate_gradient import BlockConjugateGradient
 from curvlab.solvers.chebyshev import Chebyshev
 from curvlab.solvers.conjugate_gradient import ConjugateGradient
+from curvlab.solvers.default import default_solver
 from curvlab.solvers.direct import Direct
 from curvlab.solvers.hyperparameters import LissaHyperparameters, lissa_hyperparameters
 from curvlab.solvers.lissa import DivergenceError, Lissa
@@ -25,6 +26,7 @@ __all__ = [
     "Nystrom",
     "Solution",
     "Solver",
+    "default_solver",
     "lissa_hyperparameters",
     "measure_constant",
     "measure_recipe",

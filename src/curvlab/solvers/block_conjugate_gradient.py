@@ -122,8 +122,11 @@ class _BlockDescent:
         self.operator, self.preconditioner = operator, preconditioner
         self.x = torch.zeros_like(residuals)
         self.num_steps = self.num_matvecs = 0
-        self._largest_quotient = 0.0  # of all pᵀAp / pᵀp: a lower bound of lambda_max
+        self._largest_quotient = 0.0  # about lambda_max, which rounding in products is relative to
         self._basis, self._directions, self._coefficients = self._factor(residuals)
+        if preconditioner is not None and not self.stuck:
+            # Its directions see little of large eigenvalues, but M, near A⁻¹, does: rᵀr / rᵀMr, where QᵀMQ = I.
+            self._largest_quotient = float(operator.norm(self._basis).max()) ** 2
 
     @property
     def stuck(self) -> bool:
@@ -181,6 +184,9 @@ class _BlockDescent:
             )
             overlap = op.gram(basis.double(), images.double())
             rest, images = rest - basis @ overlap.to(rest), images - image @ overlap.to(rest)
+            if self.preconditioner is not None and rest.shape[1] > 0:
+                # What is left of the images after the subtraction is rounding of what was there before.
+                images = self.preconditioner @ rest
             bases.append(basis)
             preconditioned.append(image)
             factors.append(factor + overlap @ coefficients)

@@ -27,7 +27,9 @@ class NystromInverse(LinearOperator):
         super().__init__(like.shape[0], dtype=like.dtype, device=like.device)
         self.vectors, self.eigenvalues, self.shift = vectors, eigenvalues, shift
         self._like = like
-        tail = 1 / (float(eigenvalues[-1]) + shift)
+        # No better conditioned than the dtype can tell: else rounding in the tail makes M indefinite.
+        precision = 30 * torch.finfo(like.dtype).eps
+        tail = 1 / max(float(eigenvalues[-1]) + shift, precision * (float(eigenvalues[0]) + shift))
         self._tail = tail
         self._excess = (1 / (eigenvalues + shift) - tail).to(vectors)  # negative
 
@@ -78,25 +80,27 @@ class Nystrom:
         rank = min(self.rank, operator.shape[0])
         tests, _ = orthonormalise(operator, operator.randn(rank, generator))
         images = checked_product(operator, tests) - damping * tests  # G Ω
-        # A multiple of the identity far below G's rounding keeps the core matrix positive; taken off below.
-        precision = torch.finfo(operator.dtype)
-        nudge = max(precision.eps * float(operator.norm(images).norm()), precision.tiny)
-        images = images + nudge * tests
         core = operator.gram(tests, images).double().cpu()
-        factor, failed = torch.linalg.cholesky_ex((core + core.T) / 2, upper=True)
-        if int(failed) != 0:
+        values, rotation = torch.linalg.eigh((core + core.T) / 2)
+        # Products are off by rounding of the largest, so eigenvalues of the core matrix are too.
+        rounding = 10 * torch.finfo(operator.dtype).eps * float(operator.norm(images).norm())
+        if float(values.min()) < -100 * rounding:
             raise IndefiniteOperatorError(
                 operator, "minus its damping is not positive semi-definite, as the Nyström approximation needs"
             )
-        # G ≈ (G Ω) core⁻¹ (G Ω)ᵀ = B Bᵀ with B = (G Ω) factor⁻¹.
-        inverse_factor = torch.linalg.solve_triangular(factor, torch.eye(rank, dtype=torch.float64), upper=True)
-        basis, triangular = orthonormalise(operator, images @ inverse_factor.to(images))
-        left, singular_values, _ = torch.linalg.svd(triangular, full_matrices=False)
-        eigenvalues = (singular_values**2 - nudge).clamp(min=0)
-        vectors = basis @ left.to(basis)
-        if damping + float(eigenvalues[-1]) <= 0:
+        kept = values > rounding
+        if damping <= 0 and not bool(kept.all()):
             raise ValueError(
                 "the operator has rank below the preconditioner's and no damping: add damping, or lower the rank "
-                f"of {rank}"
+                f"of {rank} to {int(kept.sum())} or less"
             )
+        if not bool(kept.any()):  # G is zero
+            nothing = torch.zeros(1, dtype=torch.float64, device=images.device)
+            return NystromInverse(tests[:, :1], nothing, damping, like=operator), rank
+        # G ≈ (G Ω) core⁻¹ (G Ω)ᵀ = B Bᵀ with B = (G Ω) Q |Λ|^-1/2, where the core matrix Q Λ Qᵀ is not rounding.
+        factor = rotation[:, kept] / values[kept].sqrt()
+        basis, triangular = orthonormalise(operator, images @ factor.to(images))
+        left, singular_values, _ = torch.linalg.svd(triangular, full_matrices=False)
+        eigenvalues = singular_values**2
+        vectors = basis @ left.to(basis)
         return NystromInverse(vectors, eigenvalues, damping, like=operator), rank

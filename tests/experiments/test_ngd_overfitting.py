@@ -108,7 +108,7 @@ def test_since_minimum_starts_at_the_minimum() -> None:
         (UP, UP, LOSSES, ["reproduced", "reproduced", "reproduced"]),
         (UP, DOWN, LOSSES, ["reproduced", "reproduced", "not reproduced"]),
         (DOWN, UP, LOSSES, ["reproduced", "not reproduced", "reproduced"]),
-        (UP, UP, (1.0, 0.8, 0.82, 0.84), ["direction only", "out of reach", "out of reach"]),
+        (UP, UP, (1.0, 0.8, 0.82, 0.84), ["direction only", "reproduced", "reproduced"]),
         (UP, UP, (1.0, 0.9, 0.8, 0.7), ["not reproduced", "out of reach", "out of reach"]),
     ],
 )

@@ -87,10 +87,10 @@ ngd-fig2: $(READY) ## LLC and tr(H) of NGD and SGD over epochs (embedded: 2 min)
 ngd-fig3: $(READY) ## smoothing alpha and epsilon against the LLC of NGD (embedded: 1 min)
 	$(PYTHON) -m experiments.ngd.fig3_smoothing preset=$(PRESET) $(ARGS)
 
-ngd-fig4: $(READY) ## one state, then SGD and NGD: update size and LLC (embedded: 1 min)
+ngd-fig4: $(READY) ## one state, then SGD and NGD: update size and LLC (embedded: 2 min)
 	$(PYTHON) -m experiments.ngd.fig4_split preset=$(PRESET) $(ARGS)
 
-ngd-fig5: $(READY) ## one state, then NGD at three learning rates (embedded: 1 min)
+ngd-fig5: $(READY) ## one state, then NGD at three learning rates (embedded: 2 min)
 	$(PYTHON) -m experiments.ngd.fig5_learning_rates preset=$(PRESET) $(ARGS)
 
 ngd-fig6: $(READY) ## one state, then SGD at a raised learning rate (embedded: 1 min)

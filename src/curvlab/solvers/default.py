@@ -14,10 +14,11 @@ def default_solver(size: int, num_columns: int, *, rtol: float = 1e-2) -> BlockC
     """Return block CG, with a Nyström preconditioner of four times the number of right-hand sides as rank.
 
     Without it for one right-hand side, where there is nothing to share and block CG is CG, and for matrices so
-    small that the rank would be more than a tenth of them. With several, none of the solvers in benchmarks/solvers
-    takes fewer products on trained networks; on spectra that decay slowly from the start, where 20 steps do, block
-    CG alone takes up to a fifth fewer. The matrix has to be positive semi-definite plus the damping, as
-    Gauss-Newton matrices are.
+    small that the rank would be more than a tenth of them. The matrix has to be positive semi-definite plus the
+    damping, as Gauss-Newton matrices are.
+
+    Products a system in benchmarks/solvers, residual 1e-2, set-up included: on an overfitted MLP 34 for 25 sides
+    and 18 for 100, against 42 and 22 of block CG alone and 152 of CG; on a small OPT, where 14 are enough, 17.
 
     Args:
         size: P of the (P, P) matrix.

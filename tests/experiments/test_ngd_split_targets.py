@@ -76,7 +76,7 @@ def test_a_panel_changes_its_own_settings_only() -> None:
     assert set(small.branches) == {"sgd", "exact-ngd"}
     assert set(large.branches) == {"sgd", "ngd", "ngd-unrescaled"}
     assert small.before.optimizer.lr == small.branches.sgd.lr == 0.1
-    assert large.before.optimizer.lr == large.branches.sgd.lr == 0.1
+    assert large.before.optimizer.lr == large.branches.sgd.lr == 0.03
     assert (small.before.training.num_epochs, large.before.training.num_epochs) == (300, 10)
     assert small.before.training.batch_size == large.before.training.batch_size == 128
     assert small.before.optimizer.name == "sgd"  # what the panel does not name is shared

@@ -34,11 +34,8 @@ from experiments.benchmarks.influence_peers_plot import draw
 from experiments.benchmarks.influence_peers_process import measure
 from experiments.task import Task, build_task
 
-WORKER_VERSIONS = {
-    "curvlab": 3,
-    "pydvl": 3,
-    "dattri": 3,
-}  # of how a library is called: stored results of others do not count
+# Of how a library is called: stored results of other versions do not count.
+WORKER_VERSIONS = {"curvlab": 3, "pydvl": 3, "dattri": 3}
 
 
 @runs.main("benchmarks/influence_peers")

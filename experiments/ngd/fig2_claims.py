@@ -76,9 +76,10 @@ def _plateau(model: str, table: pd.DataFrame) -> ClaimResult:
         "most from 1",
         criterion=Criterion(at_least=0.8, at_most=1.2),
     )
-    ratios = [ratio for name in ("sgd", "ngd") if len(ratio := _halves(table, name, "llc"))]
-    if len(ratios) < 2:
-        return out_of_reach(claim, "The estimates in the middle or at the end are no learning coefficients.")
+    ratios = [_halves(table, name, "llc") for name in ("sgd", "ngd")]
+    if min(map(len, ratios)) < 2:
+        reason = "For fewer than two seeds of an optimizer the LLC both in the middle and at the end is one."
+        return out_of_reach(claim, reason)
     worst = max(ratios, key=lambda ratio: abs(np.log(max(ratio.mean(), 1e-9))))
     why = "The LLC follows the training loss, which still falls: see the figure's last panel."
     return judge(claim, worst.mean(), t_interval(worst), if_not_reproduced=why)
@@ -93,9 +94,11 @@ def _falls(model: str, table: pd.DataFrame) -> ClaimResult:
         measure="tr(H) at the end over tr(H) at half the epochs, mean over seeds, the larger of both optimizers",
         criterion=Criterion(at_most=1.0),
     )
-    ratios = [ratio for name in ("sgd", "ngd") if len(ratio := _halves(table, name, "trace"))]
-    if not ratios:
-        return out_of_reach(claim, "It needs checkpoints at half the epochs and at the end.")
+    ratios = [_halves(table, name, "trace") for name in ("sgd", "ngd")]
+    if min(map(len, ratios)) < 2:
+        return out_of_reach(claim, "It needs checkpoints at half the epochs and at the end, of two seeds.")
     worst = max(ratios, key=lambda ratio: ratio.mean())
     why = "tr(H) still rises while the training loss falls: see the figure."
+    if worst.mean() <= 1:
+        why = f"It falls on average; {len(worst)} seeds are too few to tell."
     return judge(claim, worst.mean(), t_interval(worst), if_not_reproduced=why)

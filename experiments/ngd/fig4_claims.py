@@ -63,14 +63,13 @@ def _rises(found: SplitResults, panel: str, branch: str) -> ClaimResult:
         statement=f"The LLC of NGD steadily increases after the split ({panel}, {branch}).",
         source=SOURCE + " (b)",
         paper_value="steadily increases, no number",
-        measure="slope of the LLC's least-squares line from the split on, times the epochs, over the LLC at the "
-        "split; mean over seeds",
+        measure="slope of the LLC's least-squares line from the split on, LLC an epoch; mean over seeds",
         criterion=Criterion(at_least=0.0),
     )
-    values = found.by_seed(panel, branch, "llc_change")
+    values = found.by_seed(panel, branch, "llc_slope")
     if len(values) < 2:
         return out_of_reach(claim, found.why_no_llc(panel, [branch]))
-    why = found.all_branches(panel, "llc_change")
+    why = found.all_branches(panel, "llc_slope")
     return judge(claim, values.mean(), t_interval(values), if_not_reproduced=why)
 
 
@@ -81,12 +80,12 @@ def _faster(found: SplitResults, panel: str, branch: str) -> ClaimResult:
         f"({panel}, {branch}).",
         source=SOURCE + " (b)",
         paper_value="slower, no number",
-        measure="change of the LLC after the split, as in llc-rises, NGD's minus SGD's; mean over seeds",
+        measure="slope of the LLC after the split, as in llc-rises, NGD's minus SGD's; mean over seeds",
         criterion=Criterion(at_least=0.0),
     )
-    sgd, ngd = (found.by_seed(panel, name, "llc_change") for name in ("sgd", branch))
+    sgd, ngd = (found.by_seed(panel, name, "llc_slope") for name in ("sgd", branch))
     values = (ngd - sgd).dropna()
     if len(values) < 2:
         return out_of_reach(claim, found.why_no_llc(panel, ["sgd", branch]))
-    why = found.all_branches(panel, "llc_change", "train_loss_ratio")
+    why = found.all_branches(panel, "llc_slope", "train_loss_ratio")
     return judge(claim, values.mean(), t_interval(values), if_not_reproduced=why)

@@ -14,6 +14,7 @@ from experiments.ngd.split import BEFORE
 
 MEASURES = (
     "llc_split",
+    "llc_slope",
     "llc_change",
     "llc_growth",
     "llc_end",
@@ -76,10 +77,10 @@ class SplitResults:
 def branch_measures(table: pd.DataFrame) -> pd.DataFrame:
     """Return one row a panel, branch and seed with what the claims are about, nan where it cannot be had.
 
-    llc_change: relative change of the LLC after the split: slope of its least-squares line over epochs, the split
-    included, times the epochs of the branch, over the LLC at the split. llc_growth: the same slope over the first
-    half of the branch, in LLC an epoch. llc_end: mean LLC of the checkpoints in the second half. Only valid
-    estimates count, and only where that at the split is one.
+    llc_split: LLC at the split. llc_slope: slope of its least-squares line over epochs, the split included, in LLC
+    an epoch. llc_change: the same times the epochs of the branch, over the mean LLC of these points (that at the
+    split alone may be near 0). llc_growth: the slope over the first half of the branch. llc_end: mean LLC of the
+    checkpoints in the second half. Only valid estimates count; where that at the split is not, those after it.
     update_norm_ratio, step_norm_ratio: mean of ‖Δw‖/lr and of ‖Δw‖ over the epochs after the split, over that of
     as many epochs before it. fluctuation: standard deviation of the change of ln(‖Δw‖/lr) from epoch to epoch
     after the split. train_loss_ratio, validation_loss_ratio: at the end over at the split.
@@ -96,18 +97,16 @@ def branch_measures(table: pd.DataFrame) -> pd.DataFrame:
 def _llc_measures(before: pd.DataFrame, after: pd.DataFrame) -> dict[str, float]:
     split, last = before.iloc[-1], after.epoch.max()
     half = (split.epoch + last) / 2
-    measures = {"llc_split": np.nan, "llc_change": np.nan, "llc_growth": np.nan, "llc_end": np.nan}
-    if not split.valid:
-        return measures
     usable = after[after.valid]
-    points = pd.concat([before.tail(1), usable])
-    measures |= {"llc_split": split.llc}
-    measures |= {"llc_change": _slope(points) * (last - split.epoch) / split.llc}
-    measures |= {
+    points = pd.concat([before.tail(1), usable]) if split.valid else usable
+    slope = _slope(points)
+    return {
+        "llc_split": split.llc if split.valid else np.nan,
+        "llc_slope": slope,
+        "llc_change": slope * (last - split.epoch) / points.llc.mean(),
         "llc_growth": _slope(points[points.epoch <= half]),
         "llc_end": usable[usable.epoch > half].llc.mean(),
     }
-    return measures
 
 
 def _slope(points: pd.DataFrame) -> float:

@@ -62,7 +62,8 @@ def test_measures_of_known_curves() -> None:
         lr={"ngd": 0.2},
     )
     found = SplitResults.of(table)
-    assert found.by_seed("m", "ngd", "llc_change")[0] == pytest.approx(0.2)
+    assert found.by_seed("m", "ngd", "llc_slope")[0] == pytest.approx(2.0)
+    assert found.by_seed("m", "ngd", "llc_change")[0] == pytest.approx(20 / 110)
     assert found.by_seed("m", "ngd", "llc_growth")[0] == pytest.approx(2.0)
     assert found.by_seed("m", "ngd", "llc_end")[0] == pytest.approx(116.0)  # mean of epochs 6 to 10: 112 to 120
     assert found.by_seed("m", "ngd", "update_norm_ratio")[0] == pytest.approx(2.0)
@@ -82,10 +83,12 @@ def test_estimates_that_are_not_valid_do_not_count() -> None:
     after = (table.branch == "ngd") & (table.epoch > 15)
     table.loc[after, ["llc", "valid"]] = [-500.0, False]
     found = SplitResults.of(table)
-    assert found.by_seed("m", "ngd", "llc_change")[0] == pytest.approx(0.2)
+    assert found.by_seed("m", "ngd", "llc_slope")[0] == pytest.approx(2.0)
     assert found.by_seed("m", "ngd", "llc_end").empty
     table.loc[(table.branch == BEFORE) & (table.epoch == SPLIT), "valid"] = False
-    assert SplitResults.of(table).by_seed("m", "ngd", "llc_change").empty
+    without_split = SplitResults.of(table)
+    assert without_split.by_seed("m", "ngd", "llc_split").empty
+    assert without_split.by_seed("m", "ngd", "llc_slope")[0] == pytest.approx(2.0)
 
 
 @pytest.mark.parametrize(

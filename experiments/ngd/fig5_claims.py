@@ -71,8 +71,8 @@ def _sgd_steady(found: SplitResults, panel: str) -> ClaimResult:
         statement=f"The LLC of SGD, which goes on at its learning rate, remains steady ({panel}).",
         source=SOURCE,
         paper_value="steady, no number",
-        measure="slope of the LLC's least-squares line from the split on, times the epochs, over its "
-        "mean; mean over seeds",
+        measure="slope of the LLC's least-squares line from the split on, times the epochs, over the "
+        "seeds' mean LLC at the split; mean over seeds",
         criterion=Criterion(at_least=-0.1, at_most=0.1),
     )
     values = found.by_seed(panel, "sgd", "llc_change")

@@ -61,8 +61,8 @@ def _llc(found: SplitResults, panel: str, branch: str) -> ClaimResult:
         statement=f"The LLC of SGD does not increase although its learning rate is raised ({panel}).",
         source=SOURCE + " (b)",
         paper_value="does not increase, no number",
-        measure="slope of the LLC's least-squares line from the split on, times the epochs, over its "
-        "mean; mean over seeds; up to 0.1 counts as none",
+        measure="slope of the LLC's least-squares line from the split on, times the epochs, over the "
+        "seeds' mean LLC at the split; mean over seeds; up to 0.1 counts as none",
         criterion=Criterion(at_most=0.1),
     )
     values = found.by_seed(panel, branch, "llc_change")

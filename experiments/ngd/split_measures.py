@@ -78,8 +78,8 @@ def branch_measures(table: pd.DataFrame) -> pd.DataFrame:
     """Return one row a panel, branch and seed with what the claims are about, nan where it cannot be had.
 
     llc_split: LLC at the split. llc_slope: slope of its least-squares line over epochs, the split included, in LLC
-    an epoch. llc_change: the same times the epochs of the branch, over the mean LLC of these points (that at the
-    split alone may be near 0). llc_growth: the slope over the first half of the branch. llc_end: mean LLC of the
+    an epoch. llc_change: the same times the epochs of the branch, over the mean of llc_split over all seeds (that
+    of one seed may be near 0). llc_growth: the slope over the first half of the branch. llc_end: mean LLC of the
     checkpoints in the second half. Only valid estimates count; where that at the split is not, those after it.
     update_norm_ratio, step_norm_ratio: mean of ‖Δw‖/lr and of ‖Δw‖ over the epochs after the split, over that of
     as many epochs before it. fluctuation: standard deviation of the change of ln(‖Δw‖/lr) from epoch to epoch
@@ -91,7 +91,9 @@ def branch_measures(table: pd.DataFrame) -> pd.DataFrame:
         for branch, after in own[own.branch != BEFORE].groupby("branch", sort=False):
             row = {"panel": panel, "branch": branch, "seed": seed, "lr": after.lr.iloc[0]}
             rows.append(row | _llc_measures(before, after) | _norm_measures(before, after))
-    return pd.DataFrame(rows)
+    measures = pd.DataFrame(rows)
+    measures["llc_change"] /= measures.groupby("panel").llc_split.transform("mean")
+    return measures
 
 
 def _llc_measures(before: pd.DataFrame, after: pd.DataFrame) -> dict[str, float]:
@@ -103,7 +105,7 @@ def _llc_measures(before: pd.DataFrame, after: pd.DataFrame) -> dict[str, float]
     return {
         "llc_split": split.llc if split.valid else np.nan,
         "llc_slope": slope,
-        "llc_change": slope * (last - split.epoch) / points.llc.mean(),
+        "llc_change": slope * (last - split.epoch),  # made relative once all seeds are known
         "llc_growth": _slope(points[points.epoch <= half]),
         "llc_end": usable[usable.epoch > half].llc.mean(),
     }

@@ -63,7 +63,8 @@ def test_measures_of_known_curves() -> None:
     )
     found = SplitResults.of(table)
     assert found.by_seed("m", "ngd", "llc_slope")[0] == pytest.approx(2.0)
-    assert found.by_seed("m", "ngd", "llc_change")[0] == pytest.approx(20 / 110)
+    # Relative to the mean over seeds at the split, 100, 100.1, 100.2: one seed's own may be near 0.
+    assert found.by_seed("m", "ngd", "llc_change").tolist() == pytest.approx([20 / 100.1] * 3)
     assert found.by_seed("m", "ngd", "llc_growth")[0] == pytest.approx(2.0)
     assert found.by_seed("m", "ngd", "llc_end")[0] == pytest.approx(116.0)  # mean of epochs 6 to 10: 112 to 120
     assert found.by_seed("m", "ngd", "update_norm_ratio")[0] == pytest.approx(2.0)

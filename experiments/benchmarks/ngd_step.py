@@ -5,13 +5,18 @@ make bench-ngd-step PRESET=smoke|embedded|laptop|paper
 Only `optimizer.step()` is timed, on random gradients. NGD updates its estimates in one of every `update_period`
 calls after the first ten, so what is timed is a whole period after those, divided by its steps: one update and
 update_period - 1 calls without. The optimizers take turns, period by period, so that a busy machine slows all of
-them; the ratio is that of neighbouring periods.
+them; the ratio is that of neighbouring periods. The floor, "products", is NGD's large matrix products alone, in
+the same period, without anything around them.
+
+On a CPU, Adam's own time has two values, a factor of 2 apart: where the C library hands the memory of its
+temporaries back to the system after every use, each step takes page faults. Which of the two a process or a
+repeat gets depends on what it allocated before; so the ratio to Adam has two values, too.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
@@ -24,9 +29,11 @@ from torch import nn
 
 from curvlab import runs
 from curvlab.optim import NGD
+from curvlab.optim.ngd_axis import fitting_rank
 from curvlab.reporting import save_claims, t_interval
 from experiments.benchmarks.ngd_step_plot import draw
 
+OPTIMIZERS = ("sgd", "adam", "adam-fused", "products", "ngd")
 _WARM_UP = 12  # calls: the ten first updates, and on to a multiple of 4
 
 
@@ -52,13 +59,13 @@ def _model_table(run: runs.Run, name: str, cfg: DictConfig) -> pd.DataFrame:
         "num_threads": cfg.num_threads,
         "num_periods": cfg.num_periods,
         "device": run.device.type,
-        "version": 1,
+        "version": 2,
     }
     rows: list[dict[str, Any]] = []
     for repeat in run.progress(range(cfg.num_repeats), name):
         times = run.unit("ngd_step", key | {"repeat": repeat}, partial(_timed, run, cfg, name, repeat))
         shared = {"model": name, "parameters": times["num_parameters"], "repeat": repeat}
-        for optimizer in ("sgd", "adam", "adam-fused", "ngd"):
+        for optimizer in OPTIMIZERS:
             periods = np.asarray(times[optimizer])  # (periods, steps), seconds
             ratio = float(np.median(periods.mean(1) / np.asarray(times["adam"]).mean(1)))
             row = {
@@ -76,10 +83,11 @@ def _model_table(run: runs.Run, name: str, cfg: DictConfig) -> pd.DataFrame:
 def _timed(run: runs.Run, cfg: DictConfig, name: str, repeat: int) -> dict[str, Any]:
     """Return seconds of each step, (periods, update_period), by optimizer."""
     period = int(cfg.ngd.update_period)
-    makers: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
+    makers: dict[str, Callable[[Any], torch.optim.Optimizer | _Products]] = {
         "sgd": partial(torch.optim.SGD, lr=1e-3),
         "adam": partial(torch.optim.Adam, lr=1e-3),
         "adam-fused": partial(torch.optim.Adam, lr=1e-3, fused=True),
+        "products": partial(_Products, rank=cfg.ngd.rank, update_period=period),
         "ngd": partial(NGD, lr=1e-3, **dict(cfg.ngd)),
     }
     threads = torch.get_num_threads()
@@ -91,7 +99,7 @@ def _timed(run: runs.Run, cfg: DictConfig, name: str, repeat: int) -> dict[str, 
             parameter.grad = 1e-2 * torch.randn(parameter.shape, generator=generator).to(run.device)
         optimizers = {label: make(model.parameters()) for label, make in makers.items()}
         for label, optimizer in optimizers.items():
-            for _ in range(-(-_WARM_UP // period) * period if label == "ngd" else 2):
+            for _ in range(-(-_WARM_UP // period) * period if label in ("ngd", "products") else 2):
                 optimizer.step()
         times: dict[str, list[list[float]]] = {label: [] for label in makers}
         for _ in range(cfg.num_periods):
@@ -102,7 +110,30 @@ def _timed(run: runs.Run, cfg: DictConfig, name: str, repeat: int) -> dict[str, 
     return {**times, "num_parameters": sum(parameter.numel() for parameter in model.parameters())}
 
 
-def _seconds(optimizer: torch.optim.Optimizer, device: torch.device) -> float:
+class _Products:
+    """The products H = XWᵀ, X - HW and, in every update_period-th call, HᵀX for all axes longer than 16."""
+
+    def __init__(self, parameters: Iterable[nn.Parameter], *, rank: int | None, update_period: int) -> None:
+        tensors = list(parameters)
+        storage = torch.ones(max(tensor.numel() for tensor in tensors), device=tensors[0].device)
+        self._axes: list[tuple[torch.Tensor, torch.Tensor]] = []
+        for tensor in tensors:
+            for dim in (size for size in tensor.shape if size > 16):
+                factor = torch.full((fitting_rank(dim, rank), dim), 1e-4, device=tensor.device)
+                self._axes.append((storage[: tensor.numel()].view(-1, dim), factor))
+        self._update_period, self._calls = update_period, 0
+
+    def step(self) -> None:
+        updating = self._calls % self._update_period == 0
+        for x, factor in self._axes:
+            hidden = x @ factor.T
+            if updating:
+                _ = hidden.T @ x
+            x.addmm_(hidden, factor, alpha=-1)
+        self._calls += 1
+
+
+def _seconds(optimizer: torch.optim.Optimizer | _Products, device: torch.device) -> float:
     _wait(device)
     start = time.perf_counter()
     optimizer.step()

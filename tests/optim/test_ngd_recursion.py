@@ -23,6 +23,7 @@ SHAPES = [(6, 4, 3, 3), (10, 7), (1, 8, 6), (4, 9, 5), (6, 4, 3, 3), (10, 7)]
         (SHAPES, {"rescale": False, "update_period": 7}),
         (SHAPES, {"rank": 1, "delta": 0.05, "epsilon": 0.1}),
         ([(90, 60), (90, 60), (20, 30, 3)], {"rank": 6}),
+        ([(5, 4, 3, 2, 3), (6, 4, 3), (6, 4, 3), (4, 3, 11, 12)], {}),  # kernels: three axes, one, and too large
     ],
 )
 def test_equals_the_recursion_over_fifty_steps(

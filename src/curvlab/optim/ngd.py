@@ -2,52 +2,19 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
-from curvlab.optim.ngd_axis import AxisFisher, AxisLayout, AxisUpdate, Smoothing, absorb, fitting_rank, start
+from curvlab.optim.ngd_axis import AxisFisher, Smoothing
+from curvlab.optim.ngd_bucket import Bucket, Workspace, alike, initial_state
+from curvlab.optim.ngd_update import AxisUpdate, absorb
 from curvlab.optim.parameter_vector import Closure, evaluate
 
 _START_UPDATES = 3  # on the first gradient, before its output is taken
 _INITIAL_UPDATES = 10  # calls that all update, before update_period begins
-_MAX_STACKED = 2**20  # elements: larger tensors gain nothing from being batched, and fall out of the cache
-
-
-@dataclass
-class _Bucket:
-    """Parameters of one shape that have seen equally many gradients, and their estimates, stacked."""
-
-    parameters: list[Tensor]
-    order: list[int]  # axes of a parameter in the order in which the stack holds them
-    fishers: list[AxisFisher]  # in the order of the axes, those of size 1 left out
-    step: int
-
-    def stacked_gradients(self) -> Tensor:
-        """Return the gradients, (B, ...), copied, permuted and contiguous."""
-        gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
-        lead = self.order[0] if len(self.order) > 2 else 0
-        if gradients[0].device.type == "cpu" and lead > 0 and self.order[-1] == lead - 1 == 1:
-            # The axes in front are the last ones: a transposition, which a product with the identity does exactly,
-            # and four times faster than a strided copy.
-            width = math.prod(gradients[0].shape[lead:])
-            stacked = gradients[0].new_empty(len(gradients), *(gradients[0].shape[axis] for axis in self.order))
-            identity = torch.eye(width, dtype=stacked.dtype)
-            for gradient, own in zip(gradients, stacked.view(len(gradients), width, -1), strict=True):
-                torch.mm(identity, gradient.reshape(-1, width).mT, out=own)
-            return stacked
-        return torch.stack([gradient.permute(self.order) for gradient in gradients])
-
-    def move(self, displacement: Tensor, factors: Tensor) -> None:
-        """Add displacement * factors, (B, ...) and (B,), to the parameters."""
-        inverse = [self.order.index(axis) for axis in range(len(self.order))]
-        for parameter, part, factor in zip(self.parameters, displacement, factors, strict=True):
-            parameter.addcmul_(part.permute(inverse), factor)
 
 
 class NGD(torch.optim.Optimizer):
@@ -81,8 +48,8 @@ class NGD(torch.optim.Optimizer):
         rescale: rescale every output to the gradient's norm.
 
     Cost of a step: 4r flops an element and axis (2d where less), in an update about 1.5 times that and, once for
-    each axis, an (r, r) eigendecomposition. Memory: r·d numbers an axis; the gradients of equal shape are
-    copied, at most 2^20 numbers at once (more only for a tensor that is itself larger).
+    each axis, an (r, r) eigendecomposition. Memory: r·d numbers an axis, and twice the gradients of equal shape,
+    at most 2 * 2^20 numbers in all (more only for a tensor that is itself larger), kept between steps.
     Nothing waits for the device, but for the eigendecompositions of an update.
 
     Raises:
@@ -103,7 +70,8 @@ class NGD(torch.optim.Optimizer):
         delta: float = 5e-4,
         rescale: bool = True,
     ) -> None:
-        self._buckets: dict[int, tuple[list[int], list[_Bucket]]] = {}
+        self._buckets: dict[int, tuple[list[int], list[Bucket]]] = {}
+        self._workspace = Workspace()
         defaults = {
             "lr": lr,
             "alpha": alpha,
@@ -124,6 +92,7 @@ class NGD(torch.optim.Optimizer):
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         self._buckets = {}  # built again from the state, which may have been loaded
+        self._workspace = Workspace()
 
     @torch.no_grad()
     def step(  # type: ignore[override]  # torch types the closure's loss as float
@@ -135,20 +104,20 @@ class NGD(torch.optim.Optimizer):
             smoothing = Smoothing(group["alpha"], group["eta"], group["epsilon"], group["delta"])
             updates: list[AxisUpdate] = []
             for bucket in self._group_buckets(index, group, smoothing):
-                updates += _step(bucket, group, smoothing)
+                updates += _step(bucket, group, smoothing, self._workspace)
                 for parameter in bucket.parameters:
                     self.state[parameter]["step"] = bucket.step
             absorb(updates, smoothing)
         return loss
 
-    def _group_buckets(self, index: int, group: dict[str, Any], smoothing: Smoothing) -> list[_Bucket]:
+    def _group_buckets(self, index: int, group: dict[str, Any], smoothing: Smoothing) -> list[Bucket]:
         """Return the buckets of the parameters that have gradients, built again when these have changed."""
         active = [parameter for parameter in group["params"] if parameter.grad is not None]
         known, buckets = self._buckets.get(index, ([], []))
         if known != [id(parameter) for parameter in active]:
             for parameter in active:
                 self._initialise(parameter, group["rank"], smoothing)
-            buckets = [self._bucket(members) for members in _alike(active, self.state)]
+            buckets = [Bucket.of(members, self.state) for members in alike(active, self.state)]
             self._buckets[index] = ([id(parameter) for parameter in active], buckets)
         return buckets
 
@@ -157,49 +126,49 @@ class NGD(torch.optim.Optimizer):
         if state:
             return
         _check_gradient(parameter)
-        state["step"] = 0
-        for axis, layout in _layouts(parameter, {axis: fitting_rank(dim, rank) for axis, dim in _axes(parameter)}):
-            names = (f"factor_{axis}", f"eigenvalues_{axis}", f"rho_{axis}")
-            state.update(zip(names, start(layout, parameter, smoothing), strict=True))
-
-    def _bucket(self, members: list[Tensor]) -> _Bucket:
-        """Stack the states of parameters of one shape; the states become views of the stacks."""
-        states = [self.state[parameter] for parameter in members]
-        ranks = {axis: len(states[0][f"eigenvalues_{axis}"]) for axis, _ in _axes(members[0])}
-        fishers = []
-        for axis, layout in _layouts(members[0], ranks):
-            stacks = []
-            for name in (f"factor_{axis}", f"eigenvalues_{axis}", f"rho_{axis}"):
-                stacks.append(torch.stack([state[name] for state in states]))
-                for state, own in zip(states, stacks[-1], strict=True):
-                    state[name] = own
-            fishers.append(AxisFisher(layout, *stacks))
-        return _Bucket(members, _order(members[0]), fishers, states[0]["step"])
+        state.update(initial_state(parameter, rank, smoothing))
 
 
-def _step(bucket: _Bucket, group: dict[str, Any], smoothing: Smoothing) -> list[AxisUpdate]:
+def _step(bucket: Bucket, group: dict[str, Any], smoothing: Smoothing, workspace: Workspace) -> list[AxisUpdate]:
     """Move the parameters of a bucket; return what their gradients contribute to its estimates."""
-    x = bucket.stacked_gradients()
-    updating = bucket.step < _INITIAL_UPDATES or bucket.step % group["update_period"] == 0
-    # Linear maps of different axes commute with factors, so the rescaling of all axes is done once, at the end;
-    # until then an axis sees x times sqrt(pending).
-    initial, updates = _squared_norms(x), []
-    for fisher in bucket.fishers:
-        if updating:
-            squared_norm = _squared_norms(x)
-            pending = _ratio(initial, squared_norm) if group["rescale"] else torch.ones_like(initial)
-            for _ in range(_START_UPDATES if bucket.step == 0 else 0):
-                _, product = fisher.apply_(x.clone(), with_product=True)
-                absorb([_update(fisher, product, squared_norm, pending)], smoothing)
-        x, product = fisher.apply_(x, with_product=updating)
-        if updating:
-            updates.append(_update(fisher, product, squared_norm, pending))
+    x, spare = workspace.views(bucket.parameters[0], bucket.shape)
+    updates: list[AxisUpdate] = []
+    if bucket.step < _INITIAL_UPDATES or bucket.step % group["update_period"] == 0:
+        bucket.stack_gradients(x)
+        initial = _squared_norms(x)
+        x, updates = _apply_all_with_updates(bucket, x, spare, rescale=group["rescale"], smoothing=smoothing)
+    else:
+        # Linear maps of different axes commute, and nothing but the result matters here.
+        bucket.stack_projected_gradients(x)
+        initial = bucket.squared_gradient_norms() if bucket.num_kernel_fishers else _squared_norms(x)
+        for fisher in bucket.fishers[: len(bucket.fishers) - bucket.num_kernel_fishers]:
+            x, spare, _ = fisher.apply_(x, spare, with_product=False)
     factors = torch.full_like(initial, -float(group["lr"]))
     if group["rescale"] and bucket.fishers:
         factors = factors * _ratio(initial, _squared_norms(x)).sqrt()
     bucket.move(x, factors)
     bucket.step += 1
     return updates
+
+
+def _apply_all_with_updates(
+    bucket: Bucket, x: Tensor, spare: Tensor, *, rescale: bool, smoothing: Smoothing
+) -> tuple[Tensor, list[AxisUpdate]]:
+    """Multiply axis after axis; return the result and, for each axis, what it has seen.
+
+    Linear maps commute with factors, so the rescaling of all axes is done once, at the end; until then an axis
+    sees x times sqrt(pending).
+    """
+    initial, updates = _squared_norms(x), []
+    for fisher in bucket.fishers:
+        squared_norm = _squared_norms(x)
+        pending = _ratio(initial, squared_norm) if rescale else torch.ones_like(initial)
+        for _ in range(_START_UPDATES if bucket.step == 0 else 0):
+            *_, product = fisher.apply_(x.clone(), torch.empty_like(x), with_product=True)
+            absorb([_update(fisher, product, squared_norm, pending)], smoothing)
+        x, spare, product = fisher.apply_(x, spare, with_product=True)
+        updates.append(_update(fisher, product, squared_norm, pending))
+    return x, updates
 
 
 def _update(fisher: AxisFisher, product: Tensor | None, squared_norm: Tensor, pending: Tensor) -> AxisUpdate:
@@ -214,39 +183,6 @@ def _squared_norms(x: Tensor) -> Tensor:
 
 def _ratio(numerator: Tensor, denominator: Tensor) -> Tensor:
     return numerator / denominator.clamp_min(torch.finfo(denominator.dtype).tiny)
-
-
-def _axes(parameter: Tensor) -> list[tuple[int, int]]:
-    return [(axis, dim) for axis, dim in enumerate(parameter.shape) if dim > 1]
-
-
-def _order(parameter: Tensor) -> list[int]:
-    """Return the axes with the two longest at the end: behind short ones they make few, large matrix products."""
-    axes = list(range(parameter.ndim))
-    longest = sorted(axes, key=lambda axis: parameter.shape[axis])[-2:] if parameter.ndim > 2 else axes
-    return [axis for axis in axes if axis not in longest] + sorted(longest)
-
-
-def _layouts(parameter: Tensor, ranks: dict[int, int]) -> Iterator[tuple[int, AxisLayout]]:
-    order = _order(parameter)
-    sizes = [parameter.shape[axis] for axis in order]
-    for axis, dim in _axes(parameter):
-        place = order.index(axis)
-        yield axis, AxisLayout(math.prod(sizes[:place]), dim, math.prod(sizes[place + 1 :]), ranks[axis])
-
-
-def _alike(parameters: list[Tensor], states: dict[Tensor, Any]) -> list[list[Tensor]]:
-    """Return groups of parameters of one shape and number of steps, of at most _MAX_STACKED elements."""
-    groups: dict[Any, list[list[Tensor]]] = {}
-    for parameter in parameters:
-        own = states[parameter]
-        ranks = tuple(len(own[f"eigenvalues_{axis}"]) for axis, _ in _axes(parameter))
-        key = (parameter.shape, parameter.dtype, parameter.device, own["step"], ranks)
-        chunks = groups.setdefault(key, [[]])
-        if chunks[-1] and (len(chunks[-1]) + 1) * parameter.numel() > _MAX_STACKED:
-            chunks.append([])
-        chunks[-1].append(parameter)
-    return [chunk for chunks in groups.values() for chunk in chunks]
 
 
 def _check_gradient(parameter: Tensor) -> None:

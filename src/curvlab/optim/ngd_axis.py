@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import groupby
 
 import torch
 from torch import Tensor
@@ -78,58 +77,68 @@ class AxisFisher:
     eigenvalues: Tensor
     rho: Tensor
 
-    def beta(self, alpha: float) -> Tensor:
-        """Return β, (B,)."""
-        return self.rho * (1 + alpha) + alpha / self.layout.dim * self.eigenvalues.sum(-1)
+    def apply_(self, x: Tensor, spare: Tensor, *, with_product: bool) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Return X - XWᵀW, shaped as `x`, what is left to overwrite, and on request J = WXᵀX, (B, rank, dim).
 
-    def apply_(self, x: Tensor, *, with_product: bool) -> tuple[Tensor, Tensor | None]:
-        """Return X - XWᵀW, shaped as `x`, and on request J = WXᵀX, (B, rank, dim); `x` may be overwritten.
-
-        `x` is (B, ...) contiguous, each member laid out as `layout` says. Cost: 4 · rank flops an element, or
-        2 · dim where the axis is short; as much again, at most, for J.
+        `x` is (B, ...) contiguous, each member laid out as `layout` says; the output is written over it, or into
+        `spare`, of the same shape. Cost: 4 · rank flops an element, or 2 · dim where the axis is short; as much
+        again, at most, for J.
         """
-        if self.layout.after == 1:
-            rows = x.view(len(x), self.layout.before, self.layout.dim)
-            output, product = self._apply_to_rows_(rows, with_product=with_product)
+        before, dim, after = self.layout.before, self.layout.dim, self.layout.after
+        if after == 1:
+            shape = (len(x), before, dim)
+            product = self._apply_to_rows_(x.view(shape), spare.view(shape), with_product=with_product)
         else:
-            columns = x.view(len(x) * self.layout.before, self.layout.dim, self.layout.after)
-            output, product = self._apply_to_columns_(columns, with_product=with_product)
-        return output.view_as(x), product
+            shape = (len(x) * before, dim, after)
+            product = self._apply_to_columns_(x.view(shape), spare.view(shape), with_product=with_product)
+        return (spare, x, product) if self._is_short else (x, spare, product)
 
-    def _apply_to_rows_(self, rows: Tensor, *, with_product: bool) -> tuple[Tensor, Tensor | None]:
+    def projection(self) -> Tensor:
+        """Return I - WᵀW, (B, dim, dim)."""
+        identity = torch.eye(self.layout.dim, dtype=self.factor.dtype, device=self.factor.device)
+        return torch.baddbmm(identity, self.factor.mT, self.factor, alpha=-1)
+
+    def _apply_to_rows_(self, rows: Tensor, spare: Tensor, *, with_product: bool) -> Tensor | None:
         """`rows`: (B, N, dim)."""
         factor = self.factor
         if self._is_short:
-            product = factor @ (rows.mT @ rows) if with_product else None
-            return rows @ self._projection(), product
+            torch.bmm(rows, self.projection(), out=spare)
+            return factor @ (rows.mT @ rows) if with_product else None
         hidden = rows @ factor.mT
         product = hidden.mT @ rows if with_product else None
-        return rows.baddbmm_(hidden, factor, alpha=-1), product
+        rows.baddbmm_(hidden, factor, alpha=-1)
+        return product
 
-    def _apply_to_columns_(self, columns: Tensor, *, with_product: bool) -> tuple[Tensor, Tensor | None]:
+    def _apply_to_columns_(self, columns: Tensor, spare: Tensor, *, with_product: bool) -> Tensor | None:
         """`columns`: (B · before, dim, after)."""
-        factor = self._repeated(self.factor)
         if self._is_short:
-            product = self.factor @ self._summed(columns @ columns.mT) if with_product else None
-            return self._repeated(self._projection()) @ columns, product
+            torch.bmm(self._repeated(self.projection()), columns, out=spare)
+            return self.factor @ self._summed(columns @ columns.mT) if with_product else None
+        factor = self._repeated(self.factor)
         hidden = factor @ columns
         product = self._summed(hidden @ columns.mT) if with_product else None
-        return columns.baddbmm_(factor.mT, hidden, alpha=-1), product
+        columns.baddbmm_(factor.mT, hidden, alpha=-1)
+        return product
 
     @property
     def _is_short(self) -> bool:
         """Whether one product with a (dim, dim) matrix is cheaper than two with thin ones."""
         return self.layout.dim <= _SHORT
 
-    def _projection(self) -> Tensor:
-        identity = torch.eye(self.layout.dim, dtype=self.factor.dtype, device=self.factor.device)
-        return torch.baddbmm(identity, self.factor.mT, self.factor, alpha=-1)
-
     def _repeated(self, matrices: Tensor) -> Tensor:
         return matrices[:, None].expand(-1, self.layout.before, -1, -1).flatten(0, 1)
 
     def _summed(self, products: Tensor) -> Tensor:
         return products.unflatten(0, (-1, self.layout.before)).sum(1)
+
+
+def kronecker(matrices: Sequence[Tensor]) -> Tensor:
+    """Return A ⊗ B ⊗ ..., of matrices (B, m, m), (B, n, n), ..., the first of which acts on the outermost axis."""
+    product = matrices[0]
+    for matrix in matrices[1:]:
+        size = product.shape[-1] * matrix.shape[-1]
+        product = torch.einsum("bij,bkl->bikjl", product, matrix).reshape(-1, size, size)
+    return product
 
 
 def start(layout: AxisLayout, like: Tensor, smoothing: Smoothing) -> tuple[Tensor, Tensor, Tensor]:
@@ -145,96 +154,3 @@ def start(layout: AxisLayout, like: Tensor, smoothing: Smoothing) -> tuple[Tenso
     weight = 1 / (2 + smoothing.alpha * (dim + rank) / dim)  # E where ρ = D
     eigenvalues = basis.new_full((rank,), smoothing.epsilon)
     return weight**0.5 * basis, eigenvalues, basis.new_full((), smoothing.epsilon)
-
-
-@dataclass(frozen=True)
-class AxisUpdate:
-    """What a gradient contributes to an axis: J = WXᵀX, (B, rank, dim), and ‖X‖²_F, (B,)."""
-
-    fisher: AxisFisher
-    product: Tensor
-    squared_norm: Tensor
-
-
-def absorb(updates: Sequence[AxisUpdate], smoothing: Smoothing) -> None:
-    """Bring one gradient into each estimate, in place: F <- (η/N) XᵀX + (1-η) F =: T, cut to its rank.
-
-    Y = RT, (rank, dim), with YYᵀ = UCUᵀ gives R' = C^-½ UᵀY, ρ' = (tr T - tr C^½)/(dim - rank) and D' = C^½ - ρ',
-    both at least max(ε, δ max C^½). It is the recursion of Povey et al. (2015, Z = YYᵀ), a step of subspace
-    iteration; formed from Y itself, it also restores orthonormal rows of R where rounding has lost them.
-
-    YYᵀ squares the condition of Y, so it is formed and decomposed in double precision, all estimates of one rank
-    at once. C is cut at (ρ(1-η))², which exact arithmetic never reaches, and at rounding.
-
-    Raises:
-        ValueError: the gradients hold NaN or infinity.
-    """
-    by_rank = sorted(updates, key=lambda update: update.fisher.layout.rank)
-    for _, group in groupby(by_rank, key=lambda update: update.fisher.layout.rank):
-        members = list(group)
-        products = [_basis_times_moment(member, smoothing) for member in members]
-        spectra, rotations = _eigh(torch.cat([_gram(product) for product in products]))
-        sizes = [len(product) for product in products]
-        parts = zip(members, products, spectra.split(sizes), rotations.split(sizes), strict=True)
-        for member, product, spectrum, rotation in parts:
-            _replace(member, product, spectrum, rotation, smoothing)
-
-
-def _gram(product: Tensor) -> Tensor:
-    wide = product.double()
-    return wide @ wide.mT
-
-
-def _eigh(matrices: Tensor) -> tuple[Tensor, Tensor]:
-    if not bool(matrices.isfinite().all()):  # waits for the device, as eigh itself does
-        raise ValueError(
-            "NGD found NaN or infinity in its gradients, or gradients beyond the range of their precision: the "
-            "iteration has diverged. Lower lr, or raise alpha."
-        )
-    spectra, rotations = torch.linalg.eigh(matrices)
-    return spectra, rotations
-
-
-def _basis_times_moment(update: AxisUpdate, smoothing: Smoothing) -> Tensor:
-    """Return Y = RT = E^-½ [(η/N) J + (1-η)(D + ρ) W], (B, rank, dim)."""
-    fisher, eta = update.fisher, smoothing.eta
-    if fisher.layout.has_few_rows:
-        _rescale_start(update, smoothing)
-    inverse_root = (fisher.beta(smoothing.alpha)[:, None] / fisher.eigenvalues + 1).sqrt()
-    old = (1 - eta) * (fisher.eigenvalues + fisher.rho[:, None]) * inverse_root
-    new = eta / fisher.layout.num_rows * inverse_root
-    return new[..., None] * update.product + old[..., None] * fisher.factor
-
-
-def _rescale_start(update: AxisUpdate, smoothing: Smoothing) -> None:
-    """Set ρ = D = ‖X‖²/(N d), the mean eigenvalue, in estimates that still stand at their floor ε.
-
-    With fewer rows than the rank, the first gradient leaves directions in which T is ε times the identity, 1e-10
-    beside the gradient: the recursion would take them from rounding. W does not change: E is the same wherever
-    ρ = D.
-    """
-    fisher, layout = update.fisher, update.fisher.layout
-    floor = smoothing.epsilon * (1 + 1e-5)
-    fresh = (fisher.rho <= floor) & (fisher.eigenvalues.amax(-1) <= floor)
-    scale = (update.squared_norm / (layout.num_rows * layout.dim)).clamp_min(smoothing.epsilon)
-    fisher.rho.copy_(torch.where(fresh, scale, fisher.rho))
-    fisher.eigenvalues.copy_(torch.where(fresh[:, None], scale[:, None], fisher.eigenvalues))
-
-
-def _replace(
-    update: AxisUpdate, product: Tensor, spectrum: Tensor, rotation: Tensor, smoothing: Smoothing
-) -> None:
-    """Write W', D' and ρ' from Y and the eigendecomposition of YYᵀ."""
-    fisher, layout, eta = update.fisher, update.fisher.layout, smoothing.eta
-    rounding = layout.rank * torch.finfo(spectrum.dtype).eps * spectrum.amax(-1)
-    least = torch.maximum(((1 - eta) * fisher.rho.double()).square(), rounding)
-    roots = torch.maximum(spectrum, least[:, None]).sqrt()
-    trace_before = layout.dim * fisher.rho.double() + fisher.eigenvalues.double().sum(-1)
-    trace = eta / layout.num_rows * update.squared_norm.double() + (1 - eta) * trace_before
-    rho = (trace - roots.sum(-1)) / (layout.dim - layout.rank)
-    floor = (smoothing.delta * roots.amax(-1)).clamp_min(smoothing.epsilon)
-    fisher.eigenvalues.copy_(torch.maximum(roots - rho[:, None], floor[:, None]))
-    fisher.rho.copy_(torch.maximum(rho, floor))
-    weights = (fisher.beta(smoothing.alpha)[:, None] / fisher.eigenvalues + 1).rsqrt()
-    left = (weights / roots)[..., None] * rotation.mT
-    fisher.factor.copy_(left.to(product.dtype) @ product)

@@ -45,7 +45,7 @@ def draw(summary: pd.DataFrame, timings: pd.DataFrame) -> Figure:
             right.annotate(label, (seconds, place), (4, 0), textcoords="offset points", va="center", fontsize=7)
     right.set_yticks(range(len(methods)), methods)
     right.invert_yaxis()
-    right.margins(x=0.45)
+    right.margins(x=0.6)
     right.set_xlabel("CPU seconds of all cores\n(median; on the clock: timings.csv)")
     return figure
 

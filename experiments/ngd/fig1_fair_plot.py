@@ -17,7 +17,6 @@ from matplotlib.font_manager import FontProperties
 
 from curvlab.reporting import plots
 from experiments.ngd.fig1_fair import QUANTITIES
-from experiments.ngd.fig1_plot import readable_log
 
 NAMES = ("sgd", "ngd")
 
@@ -38,7 +37,7 @@ def draw_fair(tuning: pd.DataFrame, equal: pd.DataFrame, settings: pd.DataFrame)
         row[0].set_xscale("log")
         row[0].set_yscale("log")
         for axis in (row[0].xaxis, row[0].yaxis, row[1].xaxis, row[2].xaxis):
-            readable_log(axis)
+            plots.readable_log(axis)
         row[0].set_xlabel("learning rate")
         row[0].set_ylabel("validation loss (nats)")
         row[1].set_ylabel("LLC")

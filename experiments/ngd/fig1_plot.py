@@ -12,10 +12,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties
-from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from curvlab.reporting import plots
 
@@ -46,7 +44,7 @@ def draw(table: pd.DataFrame, summary: pd.DataFrame) -> Figure:
         _annotate_p(column[0], own, widths)
         column[0].set_title(panel)
         column[1].set_yscale("log")
-        readable_log(column[1].yaxis)
+        plots.readable_log(column[1].yaxis)
         for ax in column:
             ax.set_xticks(range(len(widths)), ["" if width == 0 else f"{width}" for width in widths])
             ax.set_xlim(-0.5, len(widths) - 0.5)
@@ -61,13 +59,6 @@ def draw(table: pd.DataFrame, summary: pd.DataFrame) -> Figure:
         "mean over seeds, 95 % t interval\ndots: seeds; p: Welch's test against sgd", prop=FontProperties(size=8)
     )
     return figure
-
-
-def readable_log(axis: Axis) -> None:
-    """Write 0.05, 0.1, 0.2 at a logarithmic axis of few decades, where powers of ten would say too little."""
-    axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
-    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    axis.set_minor_formatter(NullFormatter())
 
 
 def _annotate_p(ax: Axes, summary: pd.DataFrame, widths: list[int]) -> None:

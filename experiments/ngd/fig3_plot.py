@@ -16,7 +16,6 @@ from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties
 
 from curvlab.reporting import plots, t_interval
-from experiments.ngd.fig1_plot import readable_log
 
 PANELS = {"alpha": "smoothing α", "epsilon": "floor ε"}
 QUANTITIES = {"llc": "LLC", "train_loss": "training loss (nats)"}
@@ -42,7 +41,7 @@ def draw(table: pd.DataFrame) -> Figure:
             label="NGD, not converged or not valid",
         )
         column[1].set_yscale("log")
-        readable_log(column[1].yaxis)
+        plots.readable_log(column[1].yaxis)
         column[1].set_xlabel(label)
     for ax, label in zip(axes[:, 0], QUANTITIES.values(), strict=True):
         ax.set_ylabel(label)

@@ -15,7 +15,6 @@ from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties
 
 from curvlab.reporting import plots
-from experiments.ngd.fig1_plot import readable_log
 from experiments.ngd.overfitting_plot import draw_estimates, draw_losses, mark_minimum
 
 QUANTITIES = {"llc": "LLC", "trace": "tr(H) (nats/parameter²)"}
@@ -36,11 +35,11 @@ def draw(table: pd.DataFrame) -> Figure:
             mark_minimum(ax, own, style)
     axes[0, 0].set_yscale("log")
     axes[0, 0].set_ylabel("loss (nats)")
-    readable_log(axes[0, 0].yaxis)
+    plots.readable_log(axes[0, 0].yaxis)
     axes[1, 0].set_ylabel("validation accuracy")
     for ax in (*axes[0], axes[1, 0]):
         ax.set_xscale("log")
-        readable_log(ax.xaxis)
+        plots.readable_log(ax.xaxis)
         ax.set_xlabel("epoch")
     for column, label in enumerate(QUANTITIES.values(), start=1):
         for ax in axes[:, column]:

@@ -6,6 +6,7 @@ python -m experiments.ngd.fig8_plot results/ngd/fig8/embedded
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,6 @@ from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties
 
 from curvlab.reporting import plots
-from experiments.ngd.fig1_plot import readable_log
 from experiments.ngd.overfitting_claims import wbic_complexity
 from experiments.ngd.overfitting_plot import draw_estimates, draw_losses, mark_minimum
 
@@ -28,7 +28,7 @@ def draw(table: pd.DataFrame) -> Figure:
     draw_losses(axes[0, 0], ngd, "ngd", own)
     axes[0, 0].set_yscale("log")
     axes[0, 0].set_ylabel("loss (nats)")
-    readable_log(axes[0, 0].yaxis)
+    plots.readable_log(axes[0, 0].yaxis)
     axes[0, 0].legend(fontsize=7, frameon=False)
     names = {"wbic": "WBIC", "fit": "n L(w*)", "complexity": "LLC ln n"}
     for index, (quantity, label) in enumerate(names.items(), start=1):
@@ -40,7 +40,7 @@ def draw(table: pd.DataFrame) -> Figure:
     for ax in axes[0, :2]:
         mark_minimum(ax, ngd, own)
         ax.set_xscale("log")
-        readable_log(ax.xaxis)
+        plots.readable_log(ax.xaxis)
         ax.set_xlabel("epoch")
     last = axes[0, 2]
     for _, rows in ngd.groupby("seed"):
@@ -51,7 +51,7 @@ def draw(table: pd.DataFrame) -> Figure:
         last.scatter(path[valid].validation_loss, path[valid].wbic, color=own["color"], **kind)
         last.scatter(path[~valid].validation_loss, path[~valid].wbic, facecolors="white", zorder=3, **kind)
     mean = ngd.groupby("epoch")[["validation_loss", "wbic"]].mean()
-    for epoch, place in mean.iterrows():
+    for epoch, place in _apart(mean):
         last.annotate(str(epoch), place, xytext=(7, 5), textcoords="offset points", fontsize=7)
     last.set_xlabel("validation loss (nats)")
     last.set_ylabel("WBIC (nats)")
@@ -61,6 +61,15 @@ def draw(table: pd.DataFrame) -> Figure:
         [], [], loc="outside lower center", frameon=False, title=note, title_fontproperties=FontProperties(size=8)
     )
     return figure
+
+
+def _apart(path: pd.DataFrame) -> Iterator[tuple[Any, pd.Series]]:
+    """Return the points, without those so near the one named before that their labels would overlap."""
+    spread, named = path.max() - path.min(), None
+    for epoch, place in path.iterrows():
+        if named is None or ((place - named).abs() / spread).max() > 0.08:
+            named = place
+            yield epoch, place
 
 
 if __name__ == "__main__":

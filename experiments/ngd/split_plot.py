@@ -84,6 +84,7 @@ def _draw_quantity(ax: Axes, table: pd.DataFrame, quantity: str, branches: list[
     ax.axvline(split, color=GREY, linestyle=":", linewidth=1)
     if quantity in LOGARITHMIC:
         ax.set_yscale("log")
+        plots.readable_log(ax.yaxis)
 
 
 def _base(branch: str) -> str:

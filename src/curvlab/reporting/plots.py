@@ -13,7 +13,9 @@ import matplotlib as mpl
 import numpy as np
 from cycler import cycler
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 from numpy.typing import ArrayLike
 
 # Okabe & Ito (2008), without their yellow, which is too pale on white.
@@ -57,6 +59,18 @@ def figure(
         drawing = Figure(figsize=(num_columns * width, num_rows * height), layout="constrained")
         axes = drawing.subplots(num_rows, num_columns, squeeze=False, **settings)
     return drawing, axes
+
+
+def readable_log(axis: Axis) -> None:
+    """Label a logarithmic axis: 0.05, 0.1, 0.2 where it spans few decades, and only the decades where many.
+
+    Call it after drawing; matplotlib's own labels between powers of ten overlap in small panels.
+    """
+    low, high = axis.get_view_interval()
+    decades = np.log10(high / low) if low > 0 else np.inf
+    axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if decades < 2.5 else (1.0,)))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axis.set_minor_formatter(NullFormatter())
 
 
 def identity_line(ax: Axes) -> None:

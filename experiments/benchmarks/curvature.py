@@ -30,11 +30,13 @@ from omegaconf import DictConfig, OmegaConf
 
 from curvlab import runs
 from curvlab.reporting import save_claims
-from experiments.benchmarks.curvature_measure import measure_peak, measure_times, threads
+from experiments.benchmarks.curvature_measure import measure_peak, measure_times
 from experiments.benchmarks.curvature_plot import draw
 from experiments.benchmarks.curvature_products import NotInstalledError, build_case, products
+from experiments.benchmarks.threads import threads
 
 UNITS = ("forward", "gradient")
+MUST_WORK = (*UNITS, "curvlab")  # compiling needs a C++ compiler, and peers do not take every model
 
 
 @runs.main("benchmarks/curvature")
@@ -118,6 +120,8 @@ def _measured(run: runs.Run, name: str, cfg: DictConfig, count: int) -> dict[str
                 methods.pop(method, None)
                 status[method] = "not installed"
             except (RuntimeError, NotImplementedError, ValueError, TypeError) as error:
+                if method in MUST_WORK:
+                    raise
                 methods.pop(method, None)
                 status[method] = f"failed: {str(error).splitlines()[0][:120]}"
             first[method] = time.perf_counter() - start

@@ -5,25 +5,14 @@ from __future__ import annotations
 import ctypes
 import gc
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import torch
 
 Compute = Callable[[], Any]
-
-
-@contextmanager
-def threads(count: int) -> Iterator[None]:
-    """Let kernels have so many threads, those that are compiled inside too."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def measure_times(

@@ -23,7 +23,6 @@ from itertools import product
 from typing import Any
 
 import pandas as pd
-import torch
 from omegaconf import DictConfig
 
 from curvlab import runs
@@ -32,6 +31,7 @@ from curvlab.sampling import default_nbeta
 from experiments.benchmarks.llc_known import draw_known, known_table
 from experiments.benchmarks.llc_methods import METHODS, Setting, available, floor_seconds, measure
 from experiments.benchmarks.llc_plot import draw
+from experiments.benchmarks.threads import threads
 from experiments.task import Task, build_task
 
 Turn = tuple[int, int]  # threads, repeat
@@ -58,12 +58,12 @@ def main(cfg: DictConfig) -> None:
         summary = summary_table(table)
         run.save_table(summary, "summary.csv")
         floors = {
-            threads: run.unit(
+            num_threads: run.unit(
                 "llc_floor",
-                {**_key(task, cfg, [], (threads, 0)), "version": 1},
-                partial(_floor, task, cfg, threads),
+                {**_key(task, cfg, [], (num_threads, 0)), "version": 1},
+                partial(_floor, task, cfg, num_threads),
             )
-            for threads in cfg.num_threads
+            for num_threads in cfg.num_threads
         }
         run.save_table(timing_table(results, floors, methods), "timings.csv")
         run.save_figure(draw(summary, pd.read_csv(run.folder / "timings.csv")))
@@ -95,16 +95,11 @@ def _key(task: Task, cfg: DictConfig, methods: list[str], turn: Turn) -> dict[st
 def _repeat(run: runs.Run, task: Task, cfg: DictConfig, methods: list[str], turn: Turn) -> dict[str, Any]:
     """Return estimates of every chain, R-hat and seconds by method."""
     setting = _setting(task, cfg)
-    threads, repeat = turn
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
-        # Turn about: the first of one repeat is the last of the next.
-        order = methods if repeat % 2 == 0 else methods[::-1]
-        found = {name: measure(name, setting, run.generator("llc", name, threads, repeat)) for name in order}
-    finally:
-        torch.set_num_threads(before)
-    return found
+    num_threads, repeat = turn
+    # Turn about: the first of one repeat is the last of the next.
+    order = methods if repeat % 2 == 0 else methods[::-1]
+    with threads(num_threads):
+        return {name: measure(name, setting, run.generator("llc", name, *turn)) for name in order}
 
 
 def _setting(task: Task, cfg: DictConfig) -> Setting:
@@ -122,13 +117,9 @@ def _setting(task: Task, cfg: DictConfig) -> Setting:
     )
 
 
-def _floor(task: Task, cfg: DictConfig, threads: int) -> dict[str, Any]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
+def _floor(task: Task, cfg: DictConfig, num_threads: int) -> dict[str, Any]:
+    with threads(num_threads):
         return dict(floor_seconds(_setting(task, cfg), num_steps=20))
-    finally:
-        torch.set_num_threads(before)
 
 
 def _rows(task: Task, turn: Turn, result: dict[str, Any], methods: list[str]) -> list[dict[str, Any]]:
@@ -175,15 +166,15 @@ def timing_table(
     with several it counts their waiting for each other, too.
     """
     rows = []
-    for threads in sorted(floors):
-        own = [result for turn, result in results.items() if turn[0] == threads]
+    for num_threads in sorted(floors):
+        own = [result for turn, result in results.items() if turn[0] == num_threads]
         for name in methods:
             times = pd.DataFrame([result[name] for result in own])[["seconds", "cpu_seconds"]]
             ours = pd.DataFrame([result["curvlab"] for result in own])[["seconds", "cpu_seconds"]]
             rows.append(
                 {
                     "method": name,
-                    "threads": threads,
+                    "threads": num_threads,
                     "seconds": times.seconds.median(),
                     "fastest": times.seconds.min(),
                     "slowest": times.seconds.max(),
@@ -193,9 +184,9 @@ def timing_table(
                 }
             )
         for label, name in {"matrix products alone": "products", "normals alone": "normals"}.items():
-            clock, cpu = floors[threads][name], floors[threads][f"{name}_cpu"]
+            clock, cpu = floors[num_threads][name], floors[num_threads][f"{name}_cpu"]
             known = {"seconds": clock, "fastest": clock, "slowest": clock, "cpu_seconds": cpu}
-            rows.append({"method": label, "threads": threads, **known})
+            rows.append({"method": label, "threads": num_threads, **known})
     return pd.DataFrame(rows)
 
 

@@ -32,6 +32,7 @@ from curvlab.optim import NGD
 from curvlab.optim.ngd_axis import fitting_rank
 from curvlab.reporting import save_claims, t_interval
 from experiments.benchmarks.ngd_step_plot import draw
+from experiments.benchmarks.threads import threads
 
 OPTIMIZERS = ("sgd", "adam", "adam-fused", "products", "ngd")
 _WARM_UP = 12  # calls: the ten first updates, and on to a multiple of 4
@@ -90,9 +91,7 @@ def _timed(run: runs.Run, cfg: DictConfig, name: str, repeat: int) -> dict[str, 
         "products": partial(_Products, rank=cfg.ngd.rank, update_period=period),
         "ngd": partial(NGD, lr=1e-3, **dict(cfg.ngd)),
     }
-    threads = torch.get_num_threads()
-    torch.set_num_threads(cfg.num_threads)
-    try:
+    with threads(cfg.num_threads):
         model: nn.Module = instantiate(cfg.models[name]).to(run.device)
         generator = run.generator("gradients", name, repeat)
         for parameter in model.parameters():
@@ -105,8 +104,6 @@ def _timed(run: runs.Run, cfg: DictConfig, name: str, repeat: int) -> dict[str, 
         for _ in range(cfg.num_periods):
             for label, optimizer in optimizers.items():
                 times[label].append([_seconds(optimizer, run.device) for _ in range(period)])
-    finally:
-        torch.set_num_threads(threads)
     return {**times, "num_parameters": sum(parameter.numel() for parameter in model.parameters())}
 
 

@@ -71,7 +71,10 @@ def _curve(
     mean, count = grouped.mean(), grouped.count()
     ax.plot(mean.index, mean, label=label, linestyle=linestyle, markersize=3.5, linewidth=1.2, **style)
     half = grouped.sem() * stats.t.ppf(0.975, np.maximum(count - 1, 1))
-    ax.fill_between(mean.index, mean - half, mean + half, color=style["color"], alpha=0.18, linewidth=0)
+    lower = mean - half
+    if column.endswith("loss"):
+        lower = lower.clip(lower=mean / 5)  # a t interval may reach below zero, where there is no logarithm
+    ax.fill_between(mean.index, lower, mean + half, color=style["color"], alpha=0.18, linewidth=0)
 
 
 if __name__ == "__main__":

@@ -133,13 +133,17 @@ def test_fig2_verdicts() -> None:
     assert {key: result.verdict for key, result in results.items()} == {
         "llc-higher-m": "reproduced",
         "trace-higher-m": "not reproduced",
-        "llc-plateaus-m": "reproduced",
+        "llc-plateaus-sgd-m": "reproduced",
+        "llc-plateaus-ngd-m": "reproduced",
         "trace-decreases-m": "reproduced",
     }
     assert results["trace-higher-m"].value == pytest.approx(-0.5)
     table.valid = False
     verdicts = [result.verdict for result in judge_fig2(table, matched_differences(table))]
-    assert verdicts == ["out of reach", "not reproduced", "out of reach", "reproduced"]
+    assert verdicts == ["out of reach", "not reproduced", "out of reach", "out of reach", "reproduced"]
+    table.valid = table.optimizer == "ngd"
+    verdicts = [result.verdict for result in judge_fig2(table, matched_differences(table))]
+    assert verdicts == ["out of reach", "not reproduced", "out of reach", "reproduced", "reproduced"]
 
 
 def batch() -> tuple[nn.Module, Tensor, Tensor]:

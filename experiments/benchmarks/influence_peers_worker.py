@@ -83,14 +83,9 @@ class Problem:
 def curvlab(problem: Problem, settings: Settings) -> tuple[Tensor, str]:
     """Ours: the default solver, or a residual asked for."""
     from curvlab.influence import influence
-    from curvlab.solvers import default_solver
 
-    size, num_queries = sum(p.numel() for p in problem.model.parameters()), len(problem.test[1])
-    rtol = settings.get("rtol")
-    solver = None if rtol is None else default_solver(size, num_queries, rtol=rtol)
-    found = influence(
-        problem.model, problem.loss, problem.train, problem.test, damping=problem.damping, solver=solver
-    )
+    data, rtol = (problem.train, problem.test), settings.get("rtol")
+    found = influence(problem.model, problem.loss, *data, damping=problem.damping, rtol=rtol)
     residual = float(found.solution.residual.max())
     return found.scores, f"{found.solution.num_matvecs} products, largest residual {residual:.1e}"
 

@@ -34,7 +34,7 @@ LABELS = {
     "ekfac_cg": "CG, EK-FAC",
     "nystrom_cg": "CG, Nyström",
     "block_cg": "block CG",
-    "default": "block CG, Nyström (default)",
+    "default": "default",
 }
 # Systems are solved independently of one another, but for a set-up of a few products: the work a system does not
 # depend on how many there are.

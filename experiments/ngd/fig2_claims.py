@@ -29,7 +29,7 @@ def _higher(model: str, table: pd.DataFrame, quantity: str, matched: pd.DataFram
         statement=f"{name} is higher for NGD than for SGD across epochs ({model}).",
         source=SOURCE,
         paper_value="higher, no number",
-        measure=f"NGD's {name} over SGD's minus 1 at the checkpoints where both count, averaged over checkpoints, "
+        measure=f"mean of NGD's {name} over the checkpoints where both count, over that of SGD's, minus 1; "
         "mean over seeds",
         criterion=Criterion(at_least=0.0),
     )

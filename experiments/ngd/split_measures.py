@@ -81,6 +81,7 @@ def branch_measures(table: pd.DataFrame) -> pd.DataFrame:
     an epoch. llc_change: the same times the epochs of the branch, over the mean of llc_split over all seeds (that
     of one seed may be near 0). llc_growth: the slope over the first half of the branch. llc_end: mean LLC of the
     checkpoints in the second half. Only valid estimates count; where that at the split is not, those after it.
+    Slopes take three of them, the first two also half the branch.
     update_norm_ratio, step_norm_ratio: mean of ‖Δw‖/lr and of ‖Δw‖ over the epochs after the split, over that of
     as many epochs before it. fluctuation: standard deviation of the change of ln(‖Δw‖/lr) from epoch to epoch
     after the split. train_loss_ratio, validation_loss_ratio: at the end over at the split.
@@ -101,7 +102,7 @@ def _llc_measures(before: pd.DataFrame, after: pd.DataFrame) -> dict[str, float]
     half = (split.epoch + last) / 2
     usable = after[after.valid]
     points = pd.concat([before.tail(1), usable]) if split.valid else usable
-    slope = _slope(points)
+    slope = _slope(points) if np.ptp(points.epoch) >= (last - split.epoch) / 2 else np.nan
     return {
         "llc_split": split.llc if split.valid else np.nan,
         "llc_slope": slope,
@@ -112,7 +113,7 @@ def _llc_measures(before: pd.DataFrame, after: pd.DataFrame) -> dict[str, float]
 
 
 def _slope(points: pd.DataFrame) -> float:
-    return float(np.polyfit(points.epoch, points.llc, 1)[0]) if len(points) > 1 else np.nan
+    return float(np.polyfit(points.epoch, points.llc, 1)[0]) if len(points) > 2 else np.nan
 
 
 def _norm_measures(before: pd.DataFrame, after: pd.DataFrame) -> dict[str, float]:

@@ -123,6 +123,9 @@ def test_wrong_targets_and_outputs_are_reported() -> None:
     op = GaussNewtonOperator(case.model, case.loss, (case.inputs, case.targets + 100), compile=True)
     with pytest.raises(ValueError, match="class indices run from"):
         op @ torch.zeros(op.shape[0], dtype=torch.float64)
+    op = GaussNewtonOperator(case.model, case.loss, (case.inputs, case.targets.double()), compile=True)
+    with pytest.raises(ValueError, match="needs integer class indices"):
+        op @ torch.zeros(op.shape[0], dtype=torch.float64)
     op = GaussNewtonOperator(case.model, case.loss, (case.inputs * torch.nan, case.targets), compile=True)
     with pytest.raises(ValueError, match="outputs contain NaN"):
         op @ torch.zeros(op.shape[0], dtype=torch.float64)

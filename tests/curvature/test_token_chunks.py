@@ -31,6 +31,13 @@ class Untied(WithHead):
         self.output = nn.Linear(4, 6, bias=False)
 
 
+class TokensFirst(WithHead):
+    """Hidden states in the layout (T, N, D), as recurrent networks have them."""
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.output(torch.tanh(self.hidden(self.embedding(tokens.T))).transpose(0, 1))
+
+
 def problem(build=WithHead, *, seed: int = 0):
     case = language_problem("mean")
     model = randomised(build(), torch.Generator().manual_seed(seed))
@@ -38,7 +45,7 @@ def problem(build=WithHead, *, seed: int = 0):
 
 
 @pytest.mark.parametrize("logits_per_chunk", [1, 13, 2**22], ids=["one token", "two tokens", "all at once"])
-@pytest.mark.parametrize("build", [WithHead, Untied])
+@pytest.mark.parametrize("build", [WithHead, Untied, TokensFirst])
 def test_products_match_dense_for_every_size_of_chunk(build, logits_per_chunk: int, monkeypatch) -> None:
     monkeypatch.setattr(token_chunks, "LOGITS_PER_CHUNK", logits_per_chunk)
     model, loss, inputs, targets = problem(build)

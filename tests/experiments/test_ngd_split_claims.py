@@ -86,10 +86,16 @@ def test_estimates_that_are_not_valid_do_not_count() -> None:
     found = SplitResults.of(table)
     assert found.by_seed("m", "ngd", "llc_slope")[0] == pytest.approx(2.0)
     assert found.by_seed("m", "ngd", "llc_end").empty
-    table.loc[(table.branch == BEFORE) & (table.epoch == SPLIT), "valid"] = False
+    at_split = (table.branch == BEFORE) & (table.epoch == SPLIT)
+    table.loc[at_split, "valid"] = False
+    assert SplitResults.of(table).by_seed("m", "ngd", "llc_slope").empty  # epochs 11 to 15 of 20 are left
+    table = made_up({"sgd": level(100.0), "ngd": rising(20)})
+    table.loc[at_split, "valid"] = False
     without_split = SplitResults.of(table)
     assert without_split.by_seed("m", "ngd", "llc_split").empty
     assert without_split.by_seed("m", "ngd", "llc_slope")[0] == pytest.approx(2.0)
+    table.loc[(table.branch == "ngd") & ~table.epoch.isin([11, 20]), "valid"] = False
+    assert SplitResults.of(table).by_seed("m", "ngd", "llc_slope").empty  # two points are no trend
 
 
 @pytest.mark.parametrize(

@@ -57,7 +57,7 @@ def test_fig2_end_to_end(run_target: Callable[..., Path]) -> None:
     assert np.isfinite(table[["trace", "trace_stderr", "wbic", "update_norm"]]).all(axis=None)
     for name in ("figure.png", "matched.csv"):
         assert (folder / name).is_file()
-    assert len(load_claims(folder)) == 4
+    assert len(load_claims(folder)) == 5
 
 
 def test_matched_loss_compares_at_equal_loss() -> None:

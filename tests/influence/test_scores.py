@@ -163,6 +163,11 @@ def test_default_solver_needs_no_settings(least_squares) -> None:
     assert float(result.solution.residual.max()) <= 1e-2
     assert float((result.scores - expected).norm() / expected.norm()) < 0.1
     assert torch.equal(influence_scores(*arguments, damping=DAMPING), result.scores)
+    closer = influence(*arguments, damping=DAMPING, rtol=1e-6)
+    assert float(closer.solution.residual.max()) <= 1e-6
+    assert float((closer.scores - expected).norm() / expected.norm()) < 1e-4
+    with pytest.raises(ValueError, match="give it to the solver"):
+        influence(*arguments, damping=DAMPING, rtol=1e-6, solver=Direct())
 
 
 def test_unconverged_scores_warn_with_their_residual(least_squares) -> None:

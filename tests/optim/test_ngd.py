@@ -272,7 +272,34 @@ def test_unusable_parameters_and_gradients() -> None:
     embedding(torch.tensor([1])).sum().backward()
     with pytest.raises(TypeError, match="sparse=False"):
         NGD(embedding.parameters(), lr=1.0).step()
-    broken = nn.Parameter(torch.zeros(3, 2))
-    broken.grad = torch.full((3, 2), torch.nan)
-    with pytest.raises(ValueError, match="the iteration has diverged"):
-        NGD([broken], lr=1.0).step()
+
+
+def test_gradients_that_are_not_finite_move_nothing() -> None:
+    sound, broken = nn.Parameter(torch.ones(4)), nn.Parameter(torch.ones(3, 2))
+    optimizer = NGD([{"params": [sound]}, {"params": [broken]}], lr=1.0)
+    sound.grad, broken.grad = torch.ones(4), torch.full((3, 2), torch.nan)
+    with pytest.raises(ValueError, match=r"gradient of shape \(3, 2\).*took no step: the iteration has diverged"):
+        optimizer.step()
+    assert torch.equal(sound, torch.ones(4))
+    assert torch.equal(broken, torch.ones(3, 2))
+    assert optimizer.state[sound]["step"] == 0
+
+
+def test_a_group_that_is_refused_is_not_kept() -> None:
+    optimizer = NGD(zeros([(3, 2)]), lr=1.0)
+    with pytest.raises(ValueError, match="lr must not be negative"):
+        optimizer.add_param_group({"params": zeros([(2, 2)]), "lr": -1.0})
+    assert len(optimizer.param_groups) == 1
+
+
+def test_both_precisions_and_empty_parameters_in_one_group(generator: torch.Generator) -> None:
+    single, double, empty = zeros([(8, 8)], torch.float32) + zeros([(5, 8)]) + zeros([(0, 8)])
+    gradients = [torch.randn(8, 8, generator=generator), torch.randn(5, 8, generator=generator).double()]
+    together = NGD([single, double, empty], lr=1.0)
+    single.grad, double.grad, empty.grad = *gradients, torch.zeros(0, 8, dtype=torch.float64)
+    together.step()
+    for parameter, gradient in zip((single, double), gradients, strict=True):
+        (alone,) = zeros([tuple(parameter.shape)], parameter.dtype)
+        alone.grad = gradient
+        NGD([alone], lr=1.0).step()
+        torch.testing.assert_close(parameter, alone)

@@ -12,6 +12,7 @@ from curvlab.curvature.batch import Inputs, shapes
 from curvlab.curvature.column_sums import ColumnSums, tangents_of
 from curvlab.curvature.model_function import ModelFunction, check_finite
 
+Check = Callable[[Tensor, Tensor], None]  # (outputs, targets)
 OutputsOf = Callable[[Sequence[Tensor]], Tensor]
 # (outputs_of, parameters, targets, tangents) -> outputs and the product parameter by parameter; traceable.
 TracedProduct = Callable[[OutputsOf, Sequence[Tensor], Tensor, Sequence[Tensor]], tuple[Tensor, Sequence[Tensor]]]
@@ -27,13 +28,15 @@ class CompiledProduct:
     Args:
         function: the model.
         product: what is compiled.
+        check: raises where outputs and targets do not fit each other.
     """
 
     max_shapes = 4
     backend = "inductor"
 
-    def __init__(self, function: ModelFunction, product: TracedProduct) -> None:
+    def __init__(self, function: ModelFunction, product: TracedProduct, check: Check) -> None:
         self.function = function
+        self._check = check
         self._shapes: set[Any] = set()
 
         def traced(
@@ -65,7 +68,9 @@ class CompiledProduct:
     def takes(self, inputs: Inputs, targets: Tensor, *, first: bool) -> bool:
         """Whether batches of this shape are compiled."""
         shape = shapes(inputs, targets)
-        if first and len(self._shapes) < self.max_shapes:
+        if first and shape not in self._shapes and len(self._shapes) < self.max_shapes:
+            with torch.no_grad():  # compiling takes long, and says nothing of use about targets that do not fit
+                self._check(self.function(self.function.parameters, inputs), targets)
             self._shapes.add(shape)
         return shape in self._shapes
 

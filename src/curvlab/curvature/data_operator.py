@@ -63,7 +63,7 @@ class DataOperator(LinearOperator):
         self._source = Batches(data, batch_size=batch_size, device=self.function.device, dtype=self.function.dtype)
         self._batches: Iterable[Batch] = self._source
         self._divisor: float | None = None
-        self._compiled = CompiledProduct(self.function, self._traced_product) if compile else None
+        self._compiled = CompiledProduct(self.function, self._traced_product, self.loss.check) if compile else None
         super().__init__(self.function.num_parameters, dtype=self.function.dtype, device=self.function.device)
 
     @abstractmethod

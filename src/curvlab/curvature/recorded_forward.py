@@ -92,7 +92,8 @@ class RecordedForward:
 def _hook(this: weakref.ref[RecordedForward], index: int) -> Callable[[Tensor], Tensor]:
     def put(gradient: Tensor) -> Tensor:
         recorded = this()
-        assert recorded is not None  # its pull_back is running
+        if recorded is None:
+            raise RuntimeError("a gradient arose after its RecordedForward was gone")
         return recorded._put(index, gradient)
 
     return put

@@ -133,7 +133,11 @@ def _add_pulled_back(
     """Add Jᵀ(S t) of each column: chunk by chunk through the last layer, then at once through what is before."""
     last, labels = _Last.of(forward.outputs), targets.flatten()
     check_finite(last.hidden)
-    cotangents = [[torch.zeros_like(value) for value in forward.outputs] for _ in tangents]
+    # Contiguous, so that the rows of `back.hidden` are views: the products below are written into them.
+    cotangents = [
+        [torch.zeros_like(value, memory_format=torch.contiguous_format) for value in forward.outputs]
+        for _ in tangents
+    ]
     size = max(1, LOGITS_PER_CHUNK // len(last.weight))
     with torch.no_grad():
         for start in range(0, len(labels), size):

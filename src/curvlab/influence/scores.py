@@ -38,6 +38,7 @@ def influence_scores(
     points: Data | None = None,
     damping: float,
     solver: Solver | None = None,
+    rtol: float | None = None,
     measurement: Measurement | None = None,
     generator: torch.Generator | None = None,
 ) -> Tensor:
@@ -64,6 +65,7 @@ def influence(
     points: Data | None = None,
     damping: float,
     solver: Solver | None = None,
+    rtol: float | None = None,
     measurement: Measurement | None = None,
     batch_size: int = 512,
     generator: torch.Generator | None = None,
@@ -81,8 +83,9 @@ def influence(
         test: examples that are measured.
         points: training examples whose influence is asked for; `train` by default.
         damping: added to G once; positive.
-        solver: `default_solver` by default: residual 1e-2, all right-hand sides together. Or any other of
-            curvlab.solvers, BlockConjugateGradient(rtol=1e-4) for smaller errors.
+        solver: any of curvlab.solvers; by default `default_solver`, which takes all right-hand sides together, and
+            states its memory.
+        rtol: residual of the default solver, 1e-2; with a `solver`, it has its own.
         measurement: (outputs, targets) -> (N,), one number for each test example.
         batch_size: examples at a time.
         generator: of the solver's random numbers; by default seeded with 0 for every call.
@@ -95,6 +98,8 @@ def influence(
             f"damping must be positive, got {damping}: the Gauss-Newton matrix of a network is singular. "
             "The paper takes about lambda_max / 54."
         )
+    if solver is not None and rtol is not None:
+        raise ValueError("rtol is that of the default solver: give it to the solver instead.")
     op = GaussNewtonOperator(model, loss, train, batch_size=batch_size)
     sources = train if points is None else points
 
@@ -107,7 +112,7 @@ def influence(
     else:
         rhs = per_example_gradients(model, loss, test, measurement=measurement)
     if solver is None:
-        solver = default_solver(op.shape[0], len(rhs))
+        solver = default_solver(op.shape[0], len(rhs), rtol=1e-2 if rtol is None else rtol)
     if generator is None:
         generator = torch.Generator(op.device).manual_seed(0)
     solution = solver.solve(op + damping * identity, rhs.T, generator=generator)

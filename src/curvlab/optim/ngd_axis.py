@@ -123,7 +123,7 @@ class AxisFisher:
     @property
     def _is_short(self) -> bool:
         """Whether one product with a (dim, dim) matrix is cheaper than two with thin ones."""
-        return self.layout.dim <= _SHORT
+        return self.layout.dim <= min(_SHORT, 2 * self.layout.rank)
 
     def _repeated(self, matrices: Tensor) -> Tensor:
         return matrices[:, None].expand(-1, self.layout.before, -1, -1).flatten(0, 1)

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from curvlab.optim.ngd_axis import AxisFisher, AxisLayout, Smoothing, fitting_rank, kronecker, start
 
+_MIN_CHANNELS = 16  # input channels: a convolution's kernel is then laid out in front of its channels
 _MAX_KERNEL = 128  # elements: the axes of a kernel are then multiplied together
 _MAX_STACKED = 2**20  # elements: larger tensors gain nothing from being batched, and fall out of the cache
 
@@ -20,7 +21,7 @@ _MAX_STACKED = 2**20  # elements: larger tensors gain nothing from being batched
 class Bucket:
     """Parameters of one shape that have seen equally many gradients, and their estimates, stacked.
 
-    The stack is laid out (B, kernel axes, other axes), see `_num_kernel_axes`.
+    The stack is laid out as `_order` says.
     """
 
     parameters: list[Tensor]
@@ -51,7 +52,10 @@ class Bucket:
     @property
     def gradients(self) -> list[Tensor]:
         """Gradients of the parameters, in their own layout."""
-        return [parameter.grad for parameter in self.parameters if parameter.grad is not None]
+        gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
+        if len(gradients) < len(self.parameters):
+            raise RuntimeError("a parameter of this bucket has no gradient")
+        return gradients
 
     def squared_gradient_norms(self) -> Tensor:
         """Return ‖∇L‖² of each parameter, (B,)."""
@@ -129,15 +133,19 @@ def _axes(parameter: Tensor) -> list[tuple[int, int]]:
     return [(axis, dim) for axis, dim in enumerate(parameter.shape) if dim > 1]
 
 
-def _num_kernel_axes(parameter: Tensor) -> int:
-    """Return the number of axes behind the first two, the channels of a convolution; 0 where they are long."""
-    return max(parameter.ndim - 2, 0) if math.prod(parameter.shape[2:]) <= _MAX_KERNEL else 0
-
-
 def _order(parameter: Tensor) -> list[int]:
-    """Return the axes, the kernel's in front: behind them, the others make few, large matrix products."""
-    first_of_kernel = parameter.ndim - _num_kernel_axes(parameter)
-    return [*range(first_of_kernel, parameter.ndim), *range(first_of_kernel)]
+    """Return the axes, a convolution's kernel in front: behind it, its channels make few, large matrix products.
+
+    Few input channels would make many, thin ones: then the order stays, and the kernel is part of what is long.
+    """
+    axes = list(range(parameter.ndim))
+    return axes[2:] + axes[:2] if parameter.ndim > 2 and parameter.shape[1] >= _MIN_CHANNELS else axes
+
+
+def _num_kernel_axes(parameter: Tensor) -> int:
+    """Return how many axes in front of `_order` are few enough numbers to be multiplied by one matrix."""
+    moved, size = _order(parameter)[0] > 0, math.prod(parameter.shape[2:])
+    return parameter.ndim - 2 if moved and size <= _MAX_KERNEL else 0
 
 
 def _layouts(parameter: Tensor, ranks: dict[int, int]) -> Iterator[tuple[int, AxisLayout]]:

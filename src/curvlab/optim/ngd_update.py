@@ -34,8 +34,8 @@ def absorb(updates: Iterable[AxisUpdate], smoothing: Smoothing) -> None:
     Raises:
         ValueError: the gradients hold NaN or infinity; the estimates of this rank keep their values.
     """
-    in_order = sorted(updates, key=lambda update: (_rank(update), _dim(update)))
-    for _, of_rank in groupby(in_order, key=_rank):
+    in_order = sorted(updates, key=lambda update: (*_kind(update), _dim(update)))
+    for _, of_rank in groupby(in_order, key=_kind):
         stacks = [_Stack.of(list(members)) for _, members in groupby(of_rank, key=_dim)]
         products = [stack.basis_times_moment(smoothing) for stack in stacks]
         sizes = [len(product) for product in products]
@@ -49,8 +49,9 @@ def _dim(update: AxisUpdate) -> int:
     return update.fisher.layout.dim
 
 
-def _rank(update: AxisUpdate) -> int:
-    return update.fisher.layout.rank
+def _kind(update: AxisUpdate) -> tuple[int, str, str]:
+    """Return what estimates that are decomposed together have in common."""
+    return update.fisher.layout.rank, str(update.product.dtype), str(update.product.device)
 
 
 def _gram(product: Tensor) -> Tensor:

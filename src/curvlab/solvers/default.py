@@ -21,6 +21,10 @@ def default_solver(size: int, num_columns: int, *, rtol: float = 1e-2) -> BlockC
     and 18 for 100, against 42 and 22 of block CG alone and 152 of CG. Where few are enough it takes more, for 5
     sides 17 against 14 on a small OPT, 11 against 9 on a ResNet-20.
 
+    Memory: block CG's ten or so vectors a column, and four times as many vectors as columns, eight times while the
+    preconditioner is set up. Where that is too much (100 sides of a ResNet-18: 18 and 36 GB), take
+    BlockConjugateGradient alone, or fewer sides at a time.
+
     Args:
         size: P of the (P, P) matrix.
         num_columns: right-hand sides.

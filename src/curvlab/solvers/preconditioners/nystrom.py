@@ -14,7 +14,9 @@ from curvlab.spectrum.probes import checked_product
 
 
 class NystromInverse(LinearOperator):
-    """M = U (Λ + damping)⁻¹ Uᵀ + (λ_min + damping)⁻¹ (I - UUᵀ), approximating (G + damping I)⁻¹.
+    """M = U (Λ + damping)⁻¹ Uᵀ + τ (I - UUᵀ), approximating (G + damping I)⁻¹, with τ = (λ_min + damping)⁻¹.
+
+    Where M would be worse conditioned than its dtype can tell, τ is capped.
 
     Args:
         vectors: U, (P, r), orthonormal.
@@ -31,7 +33,7 @@ class NystromInverse(LinearOperator):
         precision = 30 * torch.finfo(like.dtype).eps
         tail = 1 / max(float(eigenvalues[-1]) + shift, precision * (float(eigenvalues[0]) + shift))
         self._tail = tail
-        self._excess = (1 / (eigenvalues + shift) - tail).to(vectors)  # negative
+        self._excess = (1 / (eigenvalues + shift) - tail).to(vectors)
 
     def matmat(self, vectors: Tensor) -> Tensor:
         """Return M V. Cost: 4PrK operations, no product with G."""

@@ -60,7 +60,7 @@ def _model_table(run: runs.Run, name: str, cfg: DictConfig) -> pd.DataFrame:
         "num_threads": cfg.num_threads,
         "num_periods": cfg.num_periods,
         "device": run.device.type,
-        "version": 2,
+        "version": 3,
     }
     rows: list[dict[str, Any]] = []
     for repeat in run.progress(range(cfg.num_repeats), name):

@@ -86,7 +86,7 @@ def _task_table(run: runs.Run, part: DictConfig) -> pd.DataFrame:
             num_solved = num_rhs if method not in INDEPENDENT else min(num_rhs, part.max_independent[method])
             settings = key | of_reference | {"method": method, "num_solved": num_solved, "rtol_method": part.rtol}
             settings |= {"rank": part.nystrom_rank} if "nystrom" in method else {}
-            settings |= {"version": 2} if method == "lissa_auto" else {}
+            settings |= {"version": 2} if method in ("lissa_auto", "block_cg", "nystrom_cg", "default") else {}
             compute = partial(shared.run_method, method, num_solved, damping, reference["solutions"])
             found = run.unit("solvers/trajectory", settings, compute)
             rows += _rows(task.name, num_rhs, method, num_solved, found)

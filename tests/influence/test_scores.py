@@ -165,6 +165,7 @@ def test_default_solver_needs_no_settings(least_squares) -> None:
     assert torch.equal(influence_scores(*arguments, damping=DAMPING), result.scores)
     closer = influence(*arguments, damping=DAMPING, rtol=1e-6)
     assert float(closer.solution.residual.max()) <= 1e-6
+    assert torch.equal(influence_scores(*arguments, damping=DAMPING, rtol=1e-6), closer.scores)
     assert float((closer.scores - expected).norm() / expected.norm()) < 1e-4
     with pytest.raises(ValueError, match="give it to the solver"):
         influence(*arguments, damping=DAMPING, rtol=1e-6, solver=Direct())

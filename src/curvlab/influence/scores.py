@@ -51,6 +51,7 @@ def influence_scores(
         points=points,
         damping=damping,
         solver=solver,
+        rtol=rtol,
         measurement=measurement,
         generator=generator,
     ).scores

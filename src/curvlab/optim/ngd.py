@@ -49,7 +49,7 @@ class NGD(torch.optim.Optimizer):
 
     Cost of a step: 4r flops an element and axis (2d where less; where nothing is updated, 2k for all axes together
     of a convolution's kernel of k <= 128 numbers), in an update about 1.5 times that and, once for each axis, an
-    (r, r) eigendecomposition. On two cores, ResNet-18: 83 ms, of which the large matrix products are 48.
+    (r, r) eigendecomposition. On two cores, ResNet-18: 83 to 96 ms, the large products alone 48 to 51.
     Memory: r·d numbers an axis, and twice the gradients of equal shape, at most 2 * 2^20 numbers in all (more only
     for a tensor that is itself larger), kept between steps.
     Nothing waits for the device, but an update, for its check of the gradients and its eigendecompositions.

@@ -81,7 +81,7 @@ def branch_measures(table: pd.DataFrame) -> pd.DataFrame:
     an epoch. llc_change: the same times the epochs of the branch, over the mean of llc_split over all seeds (that
     of one seed may be near 0). llc_growth: the slope over the first half of the branch. llc_end: mean LLC of the
     checkpoints in the second half. Only valid estimates count; where that at the split is not, those after it.
-    Slopes take three of them, the first two also half the branch.
+    A slope takes points over at least half of its epochs.
     update_norm_ratio, step_norm_ratio: mean of ‖Δw‖/lr and of ‖Δw‖ over the epochs after the split, over that of
     as many epochs before it. fluctuation: standard deviation of the change of ln(‖Δw‖/lr) from epoch to epoch
     after the split. train_loss_ratio, validation_loss_ratio: at the end over at the split.
@@ -102,18 +102,20 @@ def _llc_measures(before: pd.DataFrame, after: pd.DataFrame) -> dict[str, float]
     half = (split.epoch + last) / 2
     usable = after[after.valid]
     points = pd.concat([before.tail(1), usable]) if split.valid else usable
-    slope = _slope(points) if np.ptp(points.epoch) >= (last - split.epoch) / 2 else np.nan
+    slope = _slope(points, last - split.epoch)
     return {
         "llc_split": split.llc if split.valid else np.nan,
         "llc_slope": slope,
         "llc_change": slope * (last - split.epoch),  # made relative once all seeds are known
-        "llc_growth": _slope(points[points.epoch <= half]),
+        "llc_growth": _slope(points[points.epoch <= half], half - split.epoch),
         "llc_end": usable[usable.epoch > half].llc.mean(),
     }
 
 
-def _slope(points: pd.DataFrame) -> float:
-    return float(np.polyfit(points.epoch, points.llc, 1)[0]) if len(points) > 2 else np.nan
+def _slope(points: pd.DataFrame, num_epochs: float) -> float:
+    """Return the slope, nan where the points leave more than half of the epochs to extrapolation."""
+    wide_enough = len(points) > 1 and np.ptp(points.epoch) >= num_epochs / 2
+    return float(np.polyfit(points.epoch, points.llc, 1)[0]) if wide_enough else np.nan
 
 
 def _norm_measures(before: pd.DataFrame, after: pd.DataFrame) -> dict[str, float]:

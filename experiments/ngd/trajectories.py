@@ -195,6 +195,7 @@ def _trained(
     log: dict[str, list[float]] = {"train_loss": [], "validation_loss": [], "validation_accuracy": []}
     weights, norms = [], []
     inputs, targets = problem.train
+    buffers = [buffer.clone() for buffer in model.buffers()]
     for epoch in run.progress(range(1, training["num_epochs"] + 1), f"{problem.name} {optimizer['name']} {seed}"):
         model.train()
         updates = []
@@ -205,9 +206,16 @@ def _trained(
                 raise ArithmeticError(f"{optimizer} diverged in epoch {epoch}: lower its lr, or raise alpha")
             updates.append(float((flatten(parameters).detach() - before).norm()) / optimizer["lr"])
         model.eval()
+        if not all(map(torch.equal, buffers, model.buffers())):
+            raise ValueError(
+                f"training changes buffers of {problem.name} (BatchNorm's statistics?), and only parameters are "
+                "kept along a trajectory: its LLC and tr(H) would be another model's. Take a model without them."
+            )
         if epoch in checkpoints:
             on_test = evaluate(model, loss, problem.splits.test)
             log["train_loss"].append(evaluate(model, loss, problem.train).loss)
+            if not math.isfinite(log["train_loss"][-1]):
+                raise ArithmeticError(f"{optimizer} diverged in epoch {epoch}: lower its lr, or raise alpha")
             log["validation_loss"].append(on_test.loss)
             log["validation_accuracy"].append(on_test.accuracy if on_test.accuracy is not None else math.nan)
             norms.append(sum(updates) / len(updates))

@@ -49,6 +49,26 @@ def test_fig1_end_to_end(run_target: Callable[..., Path]) -> None:
     assert (folder / "figure_fair.png").is_file()
 
 
+def test_rates_that_diverge_are_no_choice(run_target: Callable[..., Path]) -> None:
+    changed = ["fair.lrs=[0.02,1e30]", "fair.seeds=[0]"]
+    folder = run_target(fig1, "ngd/fig1_llc_width", *changed) / "ngd" / "fig1"
+    (tuning,) = folder.glob("*/tuning.csv")
+    table = pd.read_csv(tuning)
+    assert table[table.lr > 1].train_loss.isna().all()
+    assert table[table.chosen].lr.unique().tolist() == [0.02]
+
+
+class Normalised(nn.Sequential):
+    def __init__(self, input_shape: list[int], num_outputs: int, **ignored: object) -> None:
+        first = nn.Linear(math.prod(input_shape), 4)
+        super().__init__(nn.Flatten(), first, nn.BatchNorm1d(4), nn.Linear(4, num_outputs))
+
+
+def test_buffers_that_training_changes_are_refused(run_target: Callable[..., Path]) -> None:
+    with pytest.raises(ValueError, match="training changes buffers"):
+        run_target(fig2, "ngd/fig2_llc_trace_epochs", f"models.ffnn._target_={__name__}.Normalised")
+
+
 def test_fig2_end_to_end(run_target: Callable[..., Path]) -> None:
     folder = run_target(fig2, "ngd/fig2_llc_trace_epochs") / "ngd" / "fig2" / "smoke"
     table = pd.read_csv(folder / "table.csv")

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from curvlab.curvature import FisherOperator
 from curvlab.linalg import DenseOperator
-from curvlab.optim import ExactNGD
+from curvlab.optim import DivergedError, ExactNGD
 
 
 def problem(generator: torch.Generator) -> tuple[nn.Module, Tensor, Tensor]:
@@ -86,7 +86,7 @@ def test_takes_the_fisher_matrix_of_a_batch_and_a_closure(generator: torch.Gener
     np.testing.assert_allclose(x.detach(), [0.5, 1.5])
 
 
-def test_single_precision_falls_back_to_double() -> None:
+def test_the_matrix_is_factorised_in_double_precision() -> None:
     # 1 - 1e-8 is 1 in single precision: there the matrix is singular.
     matrix = torch.tensor([[1.0, 1.0], [1.0, 1.0]])
     x = nn.Parameter(torch.zeros(2))
@@ -94,6 +94,19 @@ def test_single_precision_falls_back_to_double() -> None:
     optimizer = ExactNGD([x], DenseOperator(matrix), 1.0, alpha=1e-8)
     optimizer.step()
     np.testing.assert_allclose(x.detach(), [-0.5, -0.5], rtol=1e-6)
+
+
+def test_errors_of_a_steps_own_fisher_matrix() -> None:
+    x = nn.Parameter(torch.zeros(2))
+    x.grad = torch.ones(2)
+    optimizer = ExactNGD([x], DenseOperator(torch.eye(2)), 1.0)
+    with pytest.raises(ValueError, match="must be the parameters that require gradients"):
+        optimizer.step(fisher=DenseOperator(torch.eye(3)))
+    broken = DenseOperator(torch.eye(2))
+    broken.to_dense = lambda: torch.full((2, 2), torch.nan)  # as a model gives it whose outputs are infinite
+    with pytest.raises(DivergedError, match="holds NaN or infinity"):
+        optimizer.step(fisher=broken)
+    assert torch.equal(x, torch.zeros(2))
 
 
 def test_errors_say_what_to_change() -> None:

@@ -168,9 +168,58 @@ def test_checkpoints_of_another_estimate_are_refused(tmp_path: Path) -> None:
         estimate(checkpoint=tmp_path, num_draws=5, step_size=1e-4)
 
 
+def test_checkpoints_of_other_data_or_buffers_are_refused(tmp_path: Path) -> None:
+    inputs = torch.randn(50, 3, dtype=FP64, generator=torch.Generator().manual_seed(0))
+    model = nn.Linear(3, 1, bias=False).double()
+    nn.init.zeros_(model.weight)  # all inputs give the same losses at the start
+    estimate(model, (inputs, torch.ones(50, 1)), checkpoint=tmp_path, num_draws=5)
+    with pytest.raises(ValueError, match=r"\(data differ\)"):
+        estimate(model, (2 * inputs, torch.ones(50, 1)), checkpoint=tmp_path, num_draws=5)
+
+
+def test_damaged_and_foreign_checkpoints_are_named(tmp_path: Path) -> None:
+    estimate(checkpoint=tmp_path, num_draws=5)
+    path = tmp_path / "chain_0000.pt"
+    whole = path.read_bytes()
+    for damaged in (b"", whole[: len(whole) // 2], b"no zip"):
+        path.write_bytes(damaged)
+        with pytest.raises(ValueError, match=r"chain_0000.pt is damaged .*delete it"):
+            estimate(checkpoint=tmp_path, num_draws=5)
+    torch.save([1, 2], path)
+    with pytest.raises(ValueError, match="folder of its own"):
+        estimate(checkpoint=tmp_path, num_draws=5)
+
+
+def test_half_precision_is_refused() -> None:
+    model = nn.Linear(3, 1).bfloat16()
+    with pytest.raises(ValueError, match=r"Pass model.float\(\)"):
+        estimate(model, (torch.ones(5, 3), torch.ones(5, 1)))
+
+
+class Attention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        hidden = self.layer(inputs)
+        return nn.functional.scaled_dot_product_attention(hidden, hidden, inputs).mean((1, 2))[:, None]
+
+
+def test_settings_are_chosen_for_attention() -> None:
+    generator = torch.Generator().manual_seed(0)
+    data = torch.randn(40, 3, 4, generator=generator), torch.randn(40, 1, generator=generator)
+    arguments = {"batch_size": 20, "num_burnin_steps": 20, "num_steps": 20, "generator": generator}
+    for chunk_size in (None, 1):
+        chosen = choose_sgld_settings(Attention(), nn.MSELoss(), data, **arguments, chunk_size=chunk_size)
+        assert chosen.step_size > 0
+
+
 @pytest.mark.parametrize(
     ("changes", "match"),
-    [({"num_chains": 0}, "num_chains"), ({"num_draws": 0}, "num_draws"), ({"checkpoint_every": 0}, "at least 1")],
+    [({"num_chains": 0}, "num_chains"), ({"num_draws": 0}, "num_draws"), ({"checkpoint_every": 0}, "at least 1")]
+    + [({"nbeta": value}, "nbeta must be positive and finite") for value in (0.0, math.inf, math.nan)]
+    + [({"localization": math.inf}, "must be finite"), ({"batch_size": 16.5}, "a number of examples")],
 )
 def test_bad_arguments(changes: dict, match: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=match):

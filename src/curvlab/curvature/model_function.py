@@ -155,10 +155,8 @@ class ModelFunction:
     def surroundings(self) -> Iterator[Mapping[str, Tensor]]:
         """Yield buffers for `bare`, amid the checks that the model is a function (see `deterministic`)."""
         self.check_mode()
-        # Fused attention kernels have no forward-mode derivative; the paths made of plain kernels have one.
         with (
-            sdpa_kernel(SDPBackend.MATH),
-            _composite_attention(),
+            plain_attention(),
             without_padding(self.model),
             deterministic(self.model, self.device) as buffers,
         ):
@@ -180,11 +178,13 @@ class ModelFunction:
 
 
 @contextmanager
-def _composite_attention() -> Iterator[None]:
+def plain_attention() -> Iterator[None]:
+    """Let attention run by plain kernels: fused ones have no forward-mode and no second derivative."""
     enabled = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
-        yield
+        with sdpa_kernel(SDPBackend.MATH):
+            yield
     finally:
         torch.backends.mha.set_fastpath_enabled(enabled)
 

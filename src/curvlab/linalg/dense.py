@@ -21,6 +21,8 @@ class DenseOperator(LinearOperator):
             raise ValueError(f"need a (P, P) or (N, P, P) tensor, got shape {tuple(matrix.shape)}")
         mean = matrix if matrix.ndim == 2 else matrix.mean(0)
         if not torch.allclose(mean, mean.T, rtol=1e-5, atol=1e-8):
+            if not bool(matrix.isfinite().all()):
+                raise ValueError("the matrix holds NaN or infinity")
             raise ValueError("the matrix is not symmetric; pass (A + A.T) / 2 if the difference is rounding")
         super().__init__(mean.shape[0], dtype=mean.dtype, device=mean.device)
         self.matrix = mean

@@ -5,6 +5,7 @@ from curvlab.optim.exact_ngd import ExactNGD, ExactNGDInfo
 from curvlab.optim.fisher_newton import FisherNewton, FisherNewtonInfo, output_gradient_bound
 from curvlab.optim.low_rank import LowRankMatrix
 from curvlab.optim.ngd import NGD
+from curvlab.optim.parameter_vector import DivergedError
 from curvlab.optim.random_direction import (
     direction_estimate,
     expected_squared_error,
@@ -18,6 +19,7 @@ from curvlab.optim.uniform_direction import UniformDirection, UniformDirectionIn
 __all__ = [
     "NGD",
     "CubicNewton",
+    "DivergedError",
     "ExactNGD",
     "ExactNGDInfo",
     "FisherNewton",

@@ -11,7 +11,7 @@ from torch.optim.optimizer import ParamsT
 from curvlab.optim.ngd_axis import AxisFisher, Smoothing
 from curvlab.optim.ngd_bucket import Bucket, Workspace, alike, initial_state
 from curvlab.optim.ngd_update import AxisUpdate, absorb
-from curvlab.optim.parameter_vector import Closure, evaluate
+from curvlab.optim.parameter_vector import Closure, DivergedError, evaluate
 
 _START_UPDATES = 3  # on the first gradient, before its output is taken
 _INITIAL_UPDATES = 10  # calls that all update, before update_period begins
@@ -55,7 +55,8 @@ class NGD(torch.optim.Optimizer):
     Nothing waits for the device, but an update, for its check of the gradients and its eigendecompositions.
 
     Raises:
-        ValueError: a setting out of range; in an update, gradients that are not finite: no step is taken.
+        ValueError: a setting out of range.
+        DivergedError: gradients that are not finite, in an update: no step is taken.
         TypeError: parameters or gradients of another kind.
     """
 
@@ -111,7 +112,7 @@ class NGD(torch.optim.Optimizer):
         for group, of_group, squared in zip(self.param_groups, buckets, norms, strict=True):
             for bucket, initial in zip(of_group, squared, strict=True):
                 if _updates(bucket, group) and not bool(initial.isfinite().all()):
-                    raise ValueError(
+                    raise DivergedError(
                         f"NGD found NaN or infinity in a gradient of shape {tuple(bucket.parameters[0].shape)}, "
                         "or one beyond the range of its precision, and took no step: the iteration has diverged. "
                         "Lower lr, or raise alpha."

@@ -13,6 +13,10 @@ from curvlab.linalg import LinearOperator, flatten, unflatten
 Closure = Callable[[], Tensor | float]
 
 
+class DivergedError(ValueError, ArithmeticError):
+    """A gradient became infinite or NaN; no step was taken."""
+
+
 def single_group(groups: Sequence[dict[str, Any]], *, name: str) -> dict[str, Any]:
     """Return the one parameter group: a curvature of all parameters has one setting."""
     if len(groups) != 1:
@@ -42,7 +46,7 @@ def gradient_vector(group: dict[str, Any], *, name: str) -> Tensor:
         )
     gradient = flatten(torch.zeros_like(p) if p.grad is None else p.grad for p in parameters).detach()
     if not bool(gradient.isfinite().all()):
-        raise ValueError(
+        raise DivergedError(
             f"{name}.step found NaN or infinity in the gradient: the iteration has diverged. Raise alpha (or "
             "sigma), or lower lr."
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeAlias
 
 import torch
@@ -13,6 +13,7 @@ from torch.utils.data import TensorDataset
 
 from curvlab.curvature import Batches, Data, ModelFunction, OutputLoss, output_loss
 from curvlab.curvature.batch import Batch, Inputs, is_pair, num_examples
+from curvlab.curvature.model_function import plain_attention
 from curvlab.linalg import flatten, unflatten
 
 Loss: TypeAlias = nn.Module | Callable[[Tensor, Tensor], Tensor]
@@ -43,6 +44,11 @@ class ChainLosses:
     def __init__(self, model: nn.Module, loss: Loss, data: Data, *, batch_size: int = 1024) -> None:
         self.model = copy.deepcopy(model).eval()
         self.function = ModelFunction(self.model)
+        if self.function.dtype not in (torch.float32, torch.float64):
+            raise ValueError(
+                f"chains need float32 or float64 parameters, got {self.function.dtype}: steps and differences of "
+                "losses would be rounded away. Pass model.float()."
+            )
         self._batches = Batches(
             data, batch_size=batch_size, device=self.function.device, dtype=self.function.dtype
         ).in_fixed_order()
@@ -59,6 +65,13 @@ class ChainLosses:
     def can_vmap(self) -> bool:
         """Whether several chains go through `vmap`: transformers build their masks with one of their own."""
         return not hasattr(self.model, "config")
+
+    def fixed_tensors(self) -> Iterator[Tensor]:
+        """Yield what the losses are of beside the parameters: inputs and targets of all batches, and buffers."""
+        for inputs, targets in self._batches:
+            yield from [inputs] if isinstance(inputs, Tensor) else inputs.values()
+            yield targets
+        yield from self.model.buffers()
 
     def for_thread(self) -> ChainLosses:
         """Return the same with a model of its own: `functional_call` changes the module while it runs."""
@@ -169,7 +182,7 @@ class ChainLosses:
         """Return the product of L_B's Hessian at one position (P,) with a vector (P,). Cost: two backwards."""
         inputs, targets = batch
         leaves = [leaf.detach().requires_grad_() for leaf in unflatten(position, self._values)]
-        with torch.enable_grad():
+        with torch.enable_grad(), plain_attention():
             loss = self._loss(leaves, inputs, targets)
             gradients = torch.autograd.grad(loss, leaves, create_graph=True, materialize_grads=True)
             along = flatten(gradients) @ vector

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import pickle
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,8 @@ import torch
 from torch import Tensor
 
 from curvlab.sampling.sgld import Draws, SGLDState
+
+_CONTENT = {"settings", "position", "generator_state", "noise", "indices", "traces"}
 
 
 @dataclass(frozen=True)
@@ -54,7 +57,14 @@ class ChainCheckpoints:
         path = self._path(chain)
         if not path.is_file():
             return None
-        content = torch.load(path, map_location="cpu", weights_only=True)
+        try:
+            content = torch.load(path, map_location="cpu", weights_only=True)
+        except (OSError, EOFError, RuntimeError, pickle.UnpicklingError) as error:
+            raise ValueError(
+                f"{path} is damaged ({type(error).__name__}): delete it, and its chain starts anew."
+            ) from error
+        if not isinstance(content, dict) or not content.keys() >= _CONTENT:
+            raise ValueError(f"{path} is no checkpoint of a chain: give the estimate a folder of its own.")
         if content["settings"] != self._settings:
             stored = content["settings"]
             changed = sorted(k for k in {*stored, *self._settings} if stored.get(k) != self._settings.get(k))
@@ -106,5 +116,6 @@ def fingerprint(*tensors: Tensor) -> str:
     """Return a hash of the tensors' values: what a checkpoint belongs to."""
     digest = hashlib.sha256()
     for tensor in tensors:
+        digest.update(f"{tensor.dtype} {tuple(tensor.shape)} ".encode())
         digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
     return digest.hexdigest()

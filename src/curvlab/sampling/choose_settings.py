@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from curvlab.curvature import Data
 from curvlab.sampling.chain_losses import ChainLosses, Loss
 from curvlab.sampling.chains import run_chains
-from curvlab.sampling.estimate_llc import default_nbeta
+from curvlab.sampling.estimate_llc import check_nbeta, default_nbeta
 from curvlab.sampling.sgld import SGLD
 
 _MAX_ROUNDS = 8
@@ -69,6 +69,7 @@ def choose_sgld_settings(
     bias: float = 0.05,
     num_chains: int = 4,
     num_steps: int = 100,
+    chunk_size: int | None = None,
     generator: torch.Generator,
 ) -> SGLDSettings:
     """Choose step size and localization for `estimate_llc`.
@@ -94,6 +95,7 @@ def choose_sgld_settings(
         bias: allowed share of the estimate.
         num_chains: of a pilot.
         num_steps: of a pilot; more where the report says that the estimate is still far off.
+        chunk_size: as for `estimate_llc`; 1 for models that `vmap` does not take.
         generator: the only source of randomness.
 
     Cost: at most 8 pilots, with 92 Hessian products of a batch for each.
@@ -105,6 +107,7 @@ def choose_sgld_settings(
         )
     losses = ChainLosses(model, loss, data)
     nbeta = default_nbeta(losses.num_examples) if nbeta is None else nbeta
+    check_nbeta(nbeta)
     probe = torch.Generator(losses.start.device).manual_seed(_seed(generator))
     surface = _measure(losses, losses.start, batch_size, probe)
     step_size = 1 / (nbeta * surface.top) if surface.top > 0 else 1 / nbeta
@@ -113,7 +116,8 @@ def choose_sgld_settings(
     for attempt in range(1, _MAX_ROUNDS + 1):
         strength = _RELAXATION_TIMES / (step_size * num_burnin_steps) if localization is None else localization
         sampler = SGLD(losses, step_size=step_size, nbeta=nbeta, localization=strength, batch_size=batch_size)
-        traces = run_chains(sampler, [_seed(generator) for _ in range(num_chains)], num_steps)
+        seeds = [_seed(generator) for _ in range(num_chains)]
+        traces = run_chains(sampler, seeds, num_steps, chunk_size=chunk_size)
         excess = (traces.losses - traces.start_losses).double()[:, num_steps // 2 :]
         if not bool(torch.isfinite(excess).all() and torch.isfinite(traces.positions).all()):
             report.append(f"pilot {attempt}: diverged at step size {step_size:.2g}; a tenth of it next")
@@ -191,8 +195,8 @@ def _measure(losses: ChainLosses, position: Tensor, batch_size: int, generator: 
         vector = image / top
     noise = 0.0
     if indices is not None:
-        gradients = losses.losses_and_gradients(
-            position.expand(_NOISE_BATCHES, -1), losses.batch(indices), shared=False
-        )[1]
-        noise = sum(float(gradient.flatten(1).var(0).sum()) for gradient in gradients)
+        # One by one, since not every model goes through vmap.
+        batches = [losses.batch(own[None]) for own in indices]
+        gradients = [losses.losses_and_gradients(position[None], own, shared=False)[1] for own in batches]
+        noise = sum(float(torch.cat(of_one).flatten(1).var(0).sum()) for of_one in zip(*gradients, strict=True))
     return _Surface(top, float(trace), noise)

@@ -72,6 +72,7 @@ def estimate_llc(
         )
     losses = ChainLosses(model, loss, data)
     nbeta = default_nbeta(losses.num_examples) if nbeta is None else nbeta
+    check_nbeta(nbeta)
     sampler = SGLD(losses, step_size=step_size, nbeta=nbeta, localization=localization, batch_size=batch_size)
     seeds = torch.randint(2**62, (num_chains,), generator=generator, device=generator.device).tolist()
     checkpoints = None
@@ -83,7 +84,8 @@ def estimate_llc(
             "batch_size": batch_size,
             "first_seed": seeds[0],
             "parameters": fingerprint(losses.start),
-            "data and loss": fingerprint(losses.start_losses),
+            "losses of the data": fingerprint(losses.start_losses),
+            "data": fingerprint(*losses.fixed_tensors()),
         }
         checkpoints = ChainCheckpoints(checkpoint, settings, every=checkpoint_every)
     num_steps = num_burnin_steps + num_draws * steps_per_draw
@@ -99,6 +101,12 @@ def estimate_llc(
         num_examples=losses.num_examples,
         num_gradients=num_chains * num_steps * min(batch_size, losses.num_examples),
     )
+
+
+def check_nbeta(nbeta: float) -> None:
+    """Refuse an inverse temperature at which the chains would not see the loss."""
+    if not 0 < nbeta < math.inf:
+        raise ValueError(f"nbeta must be positive and finite, got {nbeta}; None is n / ln n.")
 
 
 def default_nbeta(num_examples: int) -> float:

@@ -100,10 +100,12 @@ class SGLD:
     ) -> None:
         if not (step_size > 0 and math.isfinite(step_size)):
             raise ValueError(f"step_size must be positive, got {step_size}; `choose_sgld_settings` finds one.")
-        if not nbeta >= 0 or not localization >= 0:
-            raise ValueError(f"nbeta and localization must not be negative, got {nbeta} and {localization}")
-        if batch_size < 1:
-            raise ValueError(f"batch_size must be at least 1, got {batch_size}")
+        if not 0 <= nbeta < math.inf or not 0 <= localization < math.inf:
+            raise ValueError(
+                f"nbeta and localization must be finite and not negative, got {nbeta} and {localization}"
+            )
+        if batch_size < 1 or batch_size != int(batch_size):
+            raise ValueError(f"batch_size must be a number of examples, at least 1, got {batch_size}")
         self.losses = losses
         self.step_size, self.nbeta, self.localization = step_size, nbeta, localization
         self.batch_size = None if batch_size >= losses.num_examples else batch_size

@@ -62,9 +62,10 @@ def since_minimum(table: pd.DataFrame) -> pd.DataFrame:
 
     Columns: minimum_epoch, the checkpoint of the smallest validation loss; checkpoints, how many from there on
     count (of LLC and WBIC, those with valid estimates); first_epoch, first, last_epoch, last, the quantity at the
-    first and last of them; change, last/first - 1; rank_correlation, Spearman's with the validation loss over
-    them; sampled_change, the same change with every estimate, valid or not, as in the paper; train_loss_first,
-    train_loss_last, the training losses at the first and last epoch (nats).
+    first and last of them; change, last/first - 1, where these are at least half of the epochs from the minimum on
+    apart; rank_correlation, Spearman's with the validation loss over them; sampled_change, the change with every
+    estimate, valid or not, as in the paper, nan where it starts below 0; train_loss_first, train_loss_last, the
+    training losses at the first and last epoch (nats).
 
     Args:
         table: see `overfitting_table`.
@@ -90,11 +91,12 @@ def since_minimum(table: pd.DataFrame) -> pd.DataFrame:
                 row |= dict(zip(("first_epoch", "last_epoch"), ends.epoch, strict=True))
                 row |= dict(zip(("first", "last"), ends[quantity], strict=True))
                 row |= dict(zip(("train_loss_first", "train_loss_last"), ends.train_loss, strict=True))
-                row["change"] = row["last"] / row["first"] - 1
+                if row["last_epoch"] - row["first_epoch"] >= (after.epoch.max() - minimum) / 2:
+                    row["change"] = row["last"] / row["first"] - 1
             if len(counted) > 2 and quantity != "validation_loss":
                 found = stats.spearmanr(counted.validation_loss, counted[quantity])
                 row["rank_correlation"] = float(found.statistic)
-            if len(after) > 1:
+            if len(after) > 1 and after[quantity].iloc[0] > 0:
                 row["sampled_change"] = after[quantity].iloc[-1] / after[quantity].iloc[0] - 1
             rows.append(row)
     return pd.DataFrame(rows)

@@ -62,15 +62,16 @@ def _increases(since: pd.DataFrame, optimizer: str, quantity: str, figure: str, 
     used = _rows(since, optimizer, quantity).dropna(subset="change")
     if (lacking := _lacking(since, optimizer, used)) is not None:
         return out_of_reach(claim, lacking)
-    every = t_interval(used.sampled_change.to_numpy())
+    sampled = used.sampled_change.dropna().to_numpy()
     why = (
         f"It goes from {used['first'].mean():.4g} to {used['last'].mean():.4g}, {_from_to(used)}, while the "
         f"training loss goes from {used.train_loss_first.mean():.3g} to {used.train_loss_last.mean():.3g}: the "
         "curvature of the cross-entropy vanishes where that nears zero."
     )
-    if quantity != "trace":
+    if quantity != "trace" and len(sampled) > 1:
+        every = t_interval(sampled)
         why += (
-            f" With every estimate, valid or not, as in the paper: {used.sampled_change.mean():+.2f} "
+            f" With every estimate, valid or not, as in the paper: {sampled.mean():+.2f} "
             f"({every.low:+.2f} to {every.high:+.2f})."
         )
     values = used.change.to_numpy()

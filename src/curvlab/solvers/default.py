@@ -18,7 +18,7 @@ def default_solver(size: int, num_columns: int, *, rtol: float = 1e-2) -> BlockC
     damping, as Gauss-Newton matrices are.
 
     Products a system in benchmarks/solvers, residual 1e-2, set-up included: on an overfitted MLP 34 for 25 sides
-    and 18 for 100, against 42 and 22 of block CG alone and 152 of CG. Where few are enough it takes more, for 5
+    and 18 for 100, against 43 and 22 of block CG alone and 152 of CG. Where few are enough it takes more, for 5
     sides 17 against 14 on a small OPT, 11 against 9 on a ResNet-20.
 
     Memory: block CG's ten or so vectors a column, and four times as many vectors as columns, eight times while the

@@ -29,8 +29,8 @@ def _higher(model: str, table: pd.DataFrame, quantity: str, matched: pd.DataFram
         statement=f"{name} is higher for NGD than for SGD across epochs ({model}).",
         source=SOURCE,
         paper_value="higher, no number",
-        measure=f"mean of NGD's {name} over the checkpoints where both count, over that of SGD's, minus 1; "
-        "mean over seeds",
+        measure=f"NGD's {name} minus SGD's, mean over the checkpoints where both count, over SGD's mean over "
+        "these and seeds; mean over seeds",
         criterion=Criterion(at_least=0.0),
     )
     usable = table[table.valid] if quantity == "llc" else table
@@ -39,7 +39,7 @@ def _higher(model: str, table: pd.DataFrame, quantity: str, matched: pd.DataFram
         return out_of_reach(claim, "At no checkpoint are both estimates a learning coefficient (see `problem`).")
     both = wide.dropna()
     means = both.groupby("seed").mean()
-    values = (means.ngd / means.sgd - 1).to_numpy()
+    values = ((means.ngd - means.sgd) / means.sgd.mean()).to_numpy()  # SGD's of one seed may lie near 0
     return judge(claim, values.mean(), t_interval(values), if_not_reproduced=_at_matched_loss(matched, quantity))
 
 

@@ -22,7 +22,7 @@ from curvlab.data import DataSplits, stack
 from curvlab.linalg import flatten, unflatten
 from curvlab.models import build_model
 from curvlab.runs import Run
-from curvlab.sampling import estimate_llc
+from curvlab.sampling import descent_to_minimum, estimate_llc
 from curvlab.spectrum import hutchinson_trace
 from curvlab.training import evaluate
 from experiments.ngd.optimizers import make_step
@@ -152,7 +152,8 @@ def final_estimate(
     """Train to the end and measure there; return one row that says whether its estimate is an LLC.
 
     Columns as `trajectory` gives, and `converged`, training loss at most `cfg.converged_below`; `estimate`, as
-    sampled; `llc`, the same where training has converged and the estimate is valid, nan elsewhere. Of a training
+    sampled; `llc`, the same where training has converged and the estimate is valid, nan elsewhere; `descent`, what
+    the estimate lacks because the weights lie above the minimum near them (`descent_to_minimum`). Of a training
     that diverges (`problem` says so) all numbers are nan.
     """
     epochs = cfg.training.num_epochs
@@ -168,7 +169,23 @@ def final_estimate(
         row["valid"] = row.valid.astype(bool)
         row["estimate"] = row.get("llc", math.nan)
         row["llc"] = row.estimate.where(row.converged & row.valid)
+        row["descent"] = math.nan
+        if row.llc.notna().all():
+            row["descent"] = _descent(run, problem, optimizer, last, seed)  # type: ignore[arg-type]  # a mapping
     return row
+
+
+def _descent(run: Run, problem: Problem, optimizer: Mapping[str, Any], cfg: DictConfig, seed: int) -> float:
+    """Return the descent that is left from the last weights, in units of the LLC."""
+    key, trained = _trained_unit(run, problem, optimizer, cfg, seed, start=None)
+    settings = {"localization": cfg.llc.localization, "nbeta": cfg.llc.get("nbeta")}
+
+    def compute() -> dict[str, float]:
+        model = problem.build(run, seed).eval()
+        _set_weights(model, trained["weights"][-1])
+        return {"descent": descent_to_minimum(model, problem.loss, problem.train, **settings)}
+
+    return float(run.unit("ngd/descent", key | settings, compute)["descent"])
 
 
 def _plain(cfg: DictConfig, node: str) -> dict[str, Any]:

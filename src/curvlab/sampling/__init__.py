@@ -3,6 +3,7 @@
 from curvlab.sampling.chain_losses import ChainLosses
 from curvlab.sampling.chains import ChainTraces, run_chains
 from curvlab.sampling.choose_settings import SGLDSettings, choose_sgld_settings
+from curvlab.sampling.descent import descent_to_minimum
 from curvlab.sampling.diagnostics import effective_sample_size, split_rhat
 from curvlab.sampling.estimate_llc import default_nbeta, estimate_llc
 from curvlab.sampling.learning_coefficient import LLC
@@ -18,6 +19,7 @@ __all__ = [
     "SGLDState",
     "choose_sgld_settings",
     "default_nbeta",
+    "descent_to_minimum",
     "effective_sample_size",
     "estimate_llc",
     "run_chains",

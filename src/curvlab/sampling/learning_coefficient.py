@@ -23,6 +23,8 @@ class LLC:
 
     E is over the density exp(-nbeta L(w) - localization/2 |w - w0|²), so at finite n and localization it is not
     yet the coefficient of the asymptotics: localization takes from directions with nbeta × eigenvalue below it.
+    Where w0 is not quite a minimum, the estimate is too low by `descent_to_minimum`; `problems` notices only when
+    it falls below zero.
 
     Attributes:
         value: mean over chains. Unit: none (parameters, twice: P/2 for a regular model).

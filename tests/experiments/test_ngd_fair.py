@@ -103,3 +103,13 @@ def test_without_valid_estimates_only_the_trace_is_judged() -> None:
 def test_models_of_the_fair_comparison_must_exist(run_target: Callable[..., Path]) -> None:
     with pytest.raises(ValueError, match=r"fair.models has \['width 7'\], not among the models: choose of"):
         run_target(fig1, "ngd/fig1_llc_width", "fair.models=[width 7]")
+
+
+def test_estimates_of_unconverged_training_do_not_count() -> None:
+    fair = comparison(tuned=1.2, at_equal_loss=0.9)
+    for table in (fair.tuned, fair.equal):
+        wrong = (table.optimizer == "ngd") & (table.seed == 0)
+        table.loc[wrong, ["llc", "converged"]] = [1e6, False]
+    for setting in (TUNED, EQUAL):
+        assert len(fair.relative_differences(MODEL, setting, "llc")) == 2
+        assert max(fair.relative_differences(MODEL, setting, "llc")) < 10

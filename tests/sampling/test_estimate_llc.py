@@ -196,6 +196,34 @@ def test_half_precision_is_refused() -> None:
         estimate(model, (torch.ones(5, 3), torch.ones(5, 1)))
 
 
+@pytest.mark.parametrize("batch_size", [300, 5])
+def test_what_the_step_size_adds_is_that_of_a_quadratic(batch_size: int) -> None:
+    """ε nbeta [tr(H) + nbeta tr(C_B)] / 8, to first order in ε; with few examples C_B rules."""
+    model, (inputs, targets) = linear_regression(300, 3, seed=0)
+    chosen = choose_sgld_settings(
+        model,
+        nn.MSELoss(),
+        (inputs, targets),
+        batch_size=batch_size,
+        num_burnin_steps=400,
+        generator=torch.Generator().manual_seed(0),
+    )
+    assert chosen.converged
+    assert chosen.localization * chosen.step_size * 400 == pytest.approx(3)
+    design = torch.cat([inputs, torch.ones(300, 1, dtype=FP64)], 1)
+    trace = float((2 * design.square().mean(0)).sum())
+    residuals = (model(inputs) - targets).detach()
+    noise = float((2 * residuals * design).var(0, unbiased=False).sum()) / batch_size if batch_size < 300 else 0.0
+    assert (chosen.nbeta * noise > trace) == (batch_size == 5)
+    added = chosen.step_size * chosen.nbeta * (trace + chosen.nbeta * noise) / 8
+    if batch_size == 300:
+        assert chosen.bias * chosen.pilot_llc == pytest.approx(added, rel=0.2)
+    else:  # C_B is measured by eight batches, where the pilot has gone
+        assert 0.6 * added < chosen.bias * chosen.pilot_llc < 2 * added
+    stable = 1 / (chosen.nbeta * 2 * float(torch.linalg.matrix_norm(design, 2)) ** 2 / 300 + chosen.localization)
+    assert chosen.step_size <= 1.3 * stable
+
+
 class Attention(nn.Module):
     def __init__(self) -> None:
         super().__init__()

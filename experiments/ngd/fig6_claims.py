@@ -69,6 +69,8 @@ def _llc(found: SplitResults, panel: str, branch: str) -> ClaimResult:
     if len(values) < 2:
         return out_of_reach(claim, found.why_no_llc(panel, [branch]))
     why = found.all_branches(panel, "llc_change", "train_loss_ratio")
+    if values.mean() <= 0.1:
+        why = f"It does not on average; {len(values)} seeds are too few to tell. {why}"
     return judge(claim, values.mean(), t_interval(values), if_not_reproduced=why)
 
 

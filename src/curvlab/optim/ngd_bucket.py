@@ -62,11 +62,11 @@ class Bucket:
         return torch.stack([torch.linalg.vector_norm(gradient) for gradient in self.gradients]).square()
 
     def stack_gradients(self, out: Tensor) -> None:
-        """Copy the gradients into `out`."""
+        """Copy the gradients into `out`, of `shape`: (B, ...)."""
         torch.stack([gradient.permute(self.order) for gradient in self.gradients], out=out)
 
     def stack_projected_gradients(self, out: Tensor) -> None:
-        """Write the gradients into `out`, multiplied along their kernel axes by β(F + κI)⁻¹.
+        """Write the gradients into `out`, of `shape`, multiplied along their kernel axes by β(F + κI)⁻¹.
 
         One small product does that and the copy.
         """

@@ -67,6 +67,12 @@ def test_imports_flow_one_way(layer: str) -> None:
         assert imported_layers(path) <= allowed, relative(path)
 
 
+@pytest.mark.parametrize("path", sorted(SRC.glob("*.py")), ids=relative)
+def test_modules_beside_the_layers_import_nothing_of_ours(path: Path) -> None:
+    # Every layer, `data` and `models` included, may therefore import them.
+    assert not [name for name in imported_modules(path) if name.split(".")[0] == "curvlab"]
+
+
 def test_the_library_does_not_import_experiments() -> None:
     for path in python_files(SRC):
         assert not [name for name in imported_modules(path) if name.split(".")[0] in ("experiments", "tests")], (

@@ -15,7 +15,6 @@ from __future__ import annotations
 import importlib
 import importlib.metadata
 import json
-import os
 import resource
 import sys
 import tempfile
@@ -230,8 +229,8 @@ def main() -> None:
     scores, remark = METHODS[library](problem, settings)
     cost = {"seconds": time.perf_counter() - start, "cpu_seconds": time.process_time() - cpu_start}
     cost["peak_bytes"] = peak_bytes()
-    torch.save({"scores": scores.float().clone(), "remark": remark, "version": version, **cost}, target + ".part")
-    os.replace(target + ".part", target)
+    # Need not be atomic: whoever started this process reads the file only after it has ended with status 0.
+    torch.save({"scores": scores.float().clone(), "remark": remark, "version": version, **cost}, target)
 
 
 if __name__ == "__main__":

@@ -53,7 +53,7 @@ def test_failed_write_leaves_the_old_file(folder: Path, monkeypatch: pytest.Monk
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(json, "dump", interrupted)
+    monkeypatch.setattr("os.replace", interrupted)
     with pytest.raises(KeyboardInterrupt):
         save_claims(folder, some_results()[:1])
     assert (folder / "claims.json").read_bytes() == before

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import tempfile
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from curvlab.atomic_file import write_atomically
 from curvlab.reporting.claims import Claim, ClaimResult, Criterion
 from curvlab.reporting.intervals import Interval
 
@@ -25,19 +24,10 @@ def save_claims(folder: str | Path, results: Sequence[ClaimResult]) -> Path:
     if repeated:
         raise ValueError(f"claim ids must be unique within a target, repeated: {', '.join(repeated)}.")
     content = {"schema_version": SCHEMA_VERSION, "claims": [_to_json(asdict(result)) for result in results]}
-    folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    descriptor, temporary = tempfile.mkstemp(dir=folder, prefix=f".{FILE_NAME}.")
-    try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            json.dump(content, file, indent=2, ensure_ascii=False, allow_nan=False)
-            file.write("\n")
-        os.chmod(temporary, 0o644)  # mkstemp makes it private to its owner
-        os.replace(temporary, folder / FILE_NAME)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
-    return folder / FILE_NAME
+    text = json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    path = Path(folder) / FILE_NAME
+    write_atomically(path, text.encode())
+    return path
 
 
 def load_claims(folder: str | Path) -> list[ClaimResult]:

@@ -16,7 +16,7 @@ import torch
 from omegaconf import DictConfig
 from tqdm.auto import tqdm
 
-from curvlab.runs.atomic import remove_stale, write_atomically
+from curvlab.atomic_file import remove_stale, write_atomically
 from curvlab.runs.canonical import digest, plain
 from curvlab.runs.command import Command
 from curvlab.runs.provenance import Cost, provenance, publishable_config, read_commit, torch_device

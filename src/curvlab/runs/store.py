@@ -19,7 +19,7 @@ import torch
 from filelock import FileLock, Timeout
 from torch import Tensor
 
-from curvlab.runs.atomic import remove_stale, write_atomically
+from curvlab.atomic_file import remove_stale, write_atomically
 from curvlab.runs.canonical import digest, plain, text_key
 
 _MAGIC = "curvlab-store-1"

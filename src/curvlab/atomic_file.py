@@ -1,4 +1,4 @@
-"""Files that are either the old one or the new one, also after `kill -9`."""
+"""Files that are either the old one or the new one, also after `kill -9`. Every layer may import this module."""
 
 from __future__ import annotations
 

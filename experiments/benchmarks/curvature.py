@@ -10,17 +10,11 @@ All methods take turns, round by round, in one process and on the same random ba
 Time is processor time on a CPU (with one thread what an idle machine takes, whatever else runs), elapsed time on a
 GPU. Vectors lie as each library wants them: ours and curvlinops' as (P, K), ours with contiguous columns.
 PyHessian multiplies by the Hessian, one vector at a time; without the package its rows say "not installed".
-"curvlab, compiled" is GaussNewtonOperator(..., compile=True), which takes vectors one by one; `compile_seconds`,
-apart, is the elapsed time of its first product, with an empty cache, once a model.
 """
 
 from __future__ import annotations
 
 import os
-import tempfile
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -36,7 +30,7 @@ from experiments.benchmarks.curvature_products import NotInstalledError, build_c
 from experiments.benchmarks.threads import threads
 
 UNITS = ("forward", "gradient")
-MUST_WORK = (*UNITS, "curvlab")  # compiling needs a C++ compiler, and peers do not take every model
+MUST_WORK = (*UNITS, "curvlab")  # peers do not take every model
 
 
 @runs.main("benchmarks/curvature")
@@ -45,9 +39,8 @@ def main(cfg: DictConfig) -> None:
     title = "Time and memory of Gauss-Newton products"
     with runs.start(cfg, paper="benchmarks", item="curvature", title=title) as run:
         rows: list[dict[str, Any]] = []
-        with _empty_compile_cache():
-            for name in run.progress(list(cfg.models), "models"):
-                rows += _model_rows(run, str(name), cfg)
+        for name in run.progress(list(cfg.models), "models"):
+            rows += _model_rows(run, str(name), cfg)
         table = pd.DataFrame(rows)
         save_claims(run.folder, [])  # no paper compares these
         run.save_table(table)
@@ -65,23 +58,8 @@ def main(cfg: DictConfig) -> None:
             "to_aim",
             "to_curvlinops",
             "peak_mib",
-            "compile_seconds",
         ]
         print(table[columns].to_string(index=False, float_format=lambda value: f"{value:.3g}", na_rep=""))
-
-
-@contextmanager
-def _empty_compile_cache() -> Iterator[None]:
-    name = "TORCHINDUCTOR_CACHE_DIR"
-    before = os.environ.get(name)
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-        os.environ[name] = folder
-        try:
-            yield
-        finally:
-            os.environ.pop(name)
-            if before is not None:
-                os.environ[name] = before
 
 
 def _model_rows(run: runs.Run, name: str, cfg: DictConfig) -> list[dict[str, Any]]:
@@ -98,21 +76,17 @@ def _model_rows(run: runs.Run, name: str, cfg: DictConfig) -> list[dict[str, Any
     for count in cfg.num_vectors:
         key = {**shared, "num_vectors": count, "methods": list(cfg.methods)}
         measured = run.unit("benchmarks/curvature", key, partial(_measured, run, name, cfg, int(count)))
-        # Other numbers of vectors run the same code, from the cache.
-        compiled_here = count == cfg.num_vectors[0]
-        rows += _rows(name, int(count), settings, measured, list(cfg.methods), compiled_here=compiled_here)
+        rows += _rows(name, int(count), settings, measured, list(cfg.methods))
     return rows
 
 
 def _measured(run: runs.Run, name: str, cfg: DictConfig, count: int) -> dict[str, Any]:
-    """Return seconds of the first product and of each round, and the peak memory by method; else a status."""
+    """Return seconds of each round and the peak memory by method; else a status."""
     case = build_case(cfg.models[name], run.generator("model", name), run.device)
     methods: dict[str, Any] = {}
     status: dict[str, str] = {}
-    first: dict[str, float] = {}
     with threads(cfg.num_threads):
         for method in (*UNITS, *cfg.methods):
-            start = time.perf_counter()
             try:
                 methods[method] = products(str(method), case, count)
                 methods[method]()  # warm up; what fails, fails here
@@ -124,11 +98,9 @@ def _measured(run: runs.Run, name: str, cfg: DictConfig, count: int) -> dict[str
                     raise
                 methods.pop(method, None)
                 status[method] = f"failed: {str(error).splitlines()[0][:120]}"
-            first[method] = time.perf_counter() - start
         times = measure_times(methods, num_rounds=cfg.num_rounds, device=run.device)
         peaks = {method: measure_peak(compute, run.device) for method, compute in methods.items()}
     return {
-        "first": first,
         "times": times,
         "peaks": peaks,
         "status": status,
@@ -137,13 +109,7 @@ def _measured(run: runs.Run, name: str, cfg: DictConfig, count: int) -> dict[str
 
 
 def _rows(
-    name: str,
-    count: int,
-    settings: DictConfig,
-    measured: dict[str, Any],
-    methods: list[str],
-    *,
-    compiled_here: bool,
+    name: str, count: int, settings: DictConfig, measured: dict[str, Any], methods: list[str]
 ) -> list[dict[str, Any]]:
     seconds = {method: float(np.median(times)) for method, times in measured["times"].items()}
     forward, gradient = seconds["forward"], seconds["gradient"]
@@ -166,8 +132,6 @@ def _rows(
         row["aim"], row["to_aim"] = factor, each / aims[base] / factor
         row["to_curvlinops"] = float("nan") if method in UNITS else each / peer
         row["peak_mib"] = measured["peaks"].get(method, float("nan"))
-        compiled = compiled_here and method.endswith("compiled") and method in seconds
-        row["compile_seconds"] = measured["first"][method] if compiled else float("nan")
         rows.append(row)
     return rows
 

@@ -109,8 +109,8 @@ def _gradient(case: Case, count: int) -> Compute:
     return lambda: torch.autograd.grad(loss(model(case.inputs), case.targets), case.parameters)
 
 
-def _curvlab(case: Case, count: int, *, compile: bool = False) -> Compute:
-    op = GaussNewtonOperator(case.model, nn.CrossEntropyLoss(), (case.inputs, case.targets), compile=compile)
+def _curvlab(case: Case, count: int) -> Compute:
+    op = GaussNewtonOperator(case.model, nn.CrossEntropyLoss(), (case.inputs, case.targets))
     vectors = case.rows(count).T
     return partial(op.matvec, vectors[:, 0]) if count == 1 else partial(op.matmat, vectors)
 
@@ -156,7 +156,6 @@ _METHODS: dict[str, Callable[[Case, int], Compute]] = {
     "forward": _forward,
     "gradient": _gradient,
     "curvlab": _curvlab,
-    "curvlab, compiled": partial(_curvlab, compile=True),
     "curvlinops": _curvlinops,
     "pyhessian": _pyhessian,
 }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from abc import abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Self
 
@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from curvlab.curvature.batch import Batch, Inputs, without_graph
 from curvlab.curvature.batches import Batches, Data
 from curvlab.curvature.column_sums import ColumnSums
-from curvlab.curvature.compiled_product import CompiledProduct, OutputsOf
 from curvlab.curvature.jacobian_products import Columns
 from curvlab.curvature.losses import output_loss
 from curvlab.curvature.model_function import ModelFunction
@@ -36,9 +35,6 @@ class DataOperator(LinearOperator):
         data: a pair of tensors, a map-style dataset, or a re-iterable of (inputs, targets) batches; see Batches.
         batch_size: examples at a time, for pairs and datasets. Memory is linear in it.
         columns: how K vectors share the work: "vmap" together, "loop" one by one, "auto" as measured.
-        compile: products one by one by code that torch.compile makes for the shape of the first batch: worth its
-            seconds or minutes where many small kernels follow each other (see benchmarks/curvature), and it needs
-            a C++ compiler. Of language models it holds a batch's logits as a whole.
     """
 
     # With vmap, activations are held once a column: more columns than this are taken in turns.
@@ -52,7 +48,6 @@ class DataOperator(LinearOperator):
         *,
         batch_size: int = 512,
         columns: Columns = "auto",
-        compile: bool = False,
     ) -> None:
         if columns not in ("auto", "vmap", "loop"):
             raise ValueError(f"columns must be 'auto', 'vmap' or 'loop', got {columns!r}")
@@ -63,18 +58,11 @@ class DataOperator(LinearOperator):
         self._source = Batches(data, batch_size=batch_size, device=self.function.device, dtype=self.function.dtype)
         self._batches: Iterable[Batch] = self._source
         self._divisor: float | None = None
-        self._compiled = CompiledProduct(self.function, self._traced_product, self.loss.check) if compile else None
         super().__init__(self.function.num_parameters, dtype=self.function.dtype, device=self.function.device)
 
     @abstractmethod
     def _add_products(self, inputs: Inputs, targets: Tensor, rows: Tensor, sums: ColumnSums) -> None:
         """Add the sum over a batch of example matrices times each row of (K, P), undivided."""
-
-    @abstractmethod
-    def _traced_product(
-        self, outputs_of: OutputsOf, parameters: Sequence[Tensor], targets: Tensor, tangents: Sequence[Tensor]
-    ) -> tuple[Tensor, Sequence[Tensor]]:
-        """Return a batch's outputs and its product with one vector, parameter by parameter, for torch.compile."""
 
     @torch.inference_mode(False)
     def matmat(self, vectors: Tensor) -> Tensor:
@@ -93,14 +81,9 @@ class DataOperator(LinearOperator):
         sums = ColumnSums(total, first=True, scale=1.0 if divisor is None else 1 / divisor)
         count = 0.0
         for inputs, targets in self._batches:
-            if self._compiled is not None and self._compiled.takes(inputs, targets, first=sums.first):
-                for index, row in enumerate(rows):
-                    outputs = self._compiled.add(inputs, targets, row, sums[index])
-                    self.loss.check(outputs, targets)
-            else:
-                for start in range(0, len(rows), self.max_columns):
-                    block = slice(start, start + self.max_columns)
-                    self._add_products(inputs, targets, rows[block], sums.block(block))
+            for start in range(0, len(rows), self.max_columns):
+                block = slice(start, start + self.max_columns)
+                self._add_products(inputs, targets, rows[block], sums.block(block))
             count += self.loss.count(targets)
             sums = replace(sums, first=False)
         return (total if divisor is not None else total.div_(self._full_divisor(count))).T

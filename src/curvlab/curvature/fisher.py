@@ -35,7 +35,6 @@ class FisherOperator(GaussNewtonOperator):
         fd_step: see GaussNewtonOperator.
         batch_size: see DataOperator.
         columns: see DataOperator.
-        compile: see DataOperator.
 
     Symmetric, positive semi-definite, (P, P). Cost: as GaussNewtonOperator; "monte_carlo" one forward
     more, once.
@@ -53,7 +52,6 @@ class FisherOperator(GaussNewtonOperator):
         fd_step: float | None = None,
         batch_size: int = 512,
         columns: Columns = "auto",
-        compile: bool = False,
     ) -> None:
         super().__init__(
             model,
@@ -63,7 +61,6 @@ class FisherOperator(GaussNewtonOperator):
             fd_step=fd_step,
             batch_size=batch_size,
             columns=columns,
-            compile=compile,
         )
         if kind not in ("exact", "monte_carlo", "empirical"):
             raise ValueError(f"kind must be 'exact', 'monte_carlo' or 'empirical', got {kind!r}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
 from typing import Literal
 
@@ -10,7 +9,6 @@ from torch import Tensor, nn
 
 from curvlab.curvature.batches import Data, Inputs
 from curvlab.curvature.column_sums import ColumnSums
-from curvlab.curvature.compiled_product import OutputsOf
 from curvlab.curvature.data_operator import DataOperator
 from curvlab.curvature.jacobian_products import (
     FD_STEP,
@@ -19,7 +17,6 @@ from curvlab.curvature.jacobian_products import (
     add_finite_difference_product,
     add_forward_product,
     add_forward_products,
-    dual_product,
     forward_mode,
     maps_columns,
 )
@@ -48,7 +45,6 @@ class GaussNewtonOperator(DataOperator):
             by default.
         batch_size: see DataOperator.
         columns: see DataOperator; finite differences always loop.
-        compile: see DataOperator.
 
     Cost of one product, in forwards F of the data: 5F, by forward mode (the tangents' forward is 2F) and by finite
     differences. K products together: 2F + 4F each with vmap, 5F each without. Memory: activations of one batch,
@@ -66,13 +62,10 @@ class GaussNewtonOperator(DataOperator):
         fd_step: float | None = None,
         batch_size: int = 512,
         columns: Columns = "auto",
-        compile: bool = False,
     ) -> None:
-        super().__init__(model, loss, data, batch_size=batch_size, columns=columns, compile=compile)
+        super().__init__(model, loss, data, batch_size=batch_size, columns=columns)
         if jvp not in ("forward", "finite_difference"):
             raise ValueError(f"jvp must be 'forward' or 'finite_difference', got {jvp!r}")
-        if compile and jvp != "forward":
-            raise ValueError("compile=True compiles forward mode: leave jvp='forward', or pass compile=False")
         if fd_step is not None and fd_step <= 0:
             raise ValueError(f"fd_step must be positive, got {fd_step}")
         self.jvp = jvp
@@ -89,11 +82,6 @@ class GaussNewtonOperator(DataOperator):
     def _checked_product(self, targets: Tensor, outputs: Tensor, tangents: Tensor) -> Tensor:
         self.loss.check(outputs, targets)
         return self._output_product(targets, outputs, tangents)
-
-    def _traced_product(
-        self, outputs_of: OutputsOf, parameters: Sequence[Tensor], targets: Tensor, tangents: Sequence[Tensor]
-    ) -> tuple[Tensor, Sequence[Tensor]]:
-        return dual_product(outputs_of, parameters, tangents, partial(self._output_product, targets))
 
     def _add_products(self, inputs: Inputs, targets: Tensor, rows: Tensor, sums: ColumnSums) -> None:
         together = self.jvp == "forward" and len(rows) > 1

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -11,7 +10,6 @@ from torch.func import grad, jvp, vmap
 
 from curvlab.curvature.batches import Inputs
 from curvlab.curvature.column_sums import ColumnSums, tangents_of
-from curvlab.curvature.compiled_product import OutputsOf
 from curvlab.curvature.data_operator import DataOperator
 from curvlab.curvature.jacobian_products import forward_mode, maps_columns
 from curvlab.curvature.model_function import check_finite
@@ -29,7 +27,6 @@ class HessianOperator(DataOperator):
         data: see DataOperator.
         batch_size: see DataOperator.
         columns: see DataOperator.
-        compile: see DataOperator.
 
     Cost of one product, in forwards F of the data: about 6F (a gradient and its tangent). Memory: activations
     of one batch, twice.
@@ -46,9 +43,11 @@ class HessianOperator(DataOperator):
         check_finite(outputs)
         self.loss.check(outputs, targets)
 
-        def product(*tangents: Tensor) -> tuple[Tensor, ...]:
-            outputs_of = partial(self.function, inputs=inputs)
-            return self._traced_product(outputs_of, parameters, targets, tangents)[1]
+        def total_loss(values: Sequence[Tensor]) -> Tensor:
+            return self.loss.per_example(self.function(values, inputs), targets).sum()
+
+        def product(*tangents: Tensor) -> Sequence[Tensor]:
+            return jvp(grad(total_loss), (parameters,), (tangents,))[1]
 
         if len(rows) > 1 and maps_columns(self.function, self.columns, inputs):
             sums.add(vmap(product)(*tangents_of(rows, parameters)))
@@ -56,14 +55,3 @@ class HessianOperator(DataOperator):
         for index, row in enumerate(rows):
             column = product(*tangents_of(row, parameters))
             sums[index].add([piece[None] for piece in column])
-
-    def _traced_product(
-        self, outputs_of: OutputsOf, parameters: Sequence[Tensor], targets: Tensor, tangents: Sequence[Tensor]
-    ) -> tuple[Tensor, tuple[Tensor, ...]]:
-        def total_loss(values: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-            outputs = outputs_of(values)
-            return self.loss.per_example(outputs, targets).sum(), outputs
-
-        gradient = grad(total_loss, has_aux=True)
-        derivative = jvp(gradient, (tuple(parameters),), (tuple(tangents),), has_aux=True)
-        return derivative[2], derivative[1]  # type: ignore[misc]  # typed without has_aux

@@ -12,7 +12,6 @@ from typing import Literal
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 from torch.func import jvp, vjp, vmap
 
 from curvlab.curvature.batch import Inputs, num_examples
@@ -65,22 +64,6 @@ def add_forward_product(
     if tangents is None:
         return sums.add_zero()
     forward.pull_back([output_product(outputs, tangents)], sums)
-
-
-def dual_product(
-    outputs_of: Callable[[Sequence[Tensor]], Tensor],
-    parameters: Sequence[Tensor],
-    tangents: Sequence[Tensor],
-    output_product: OutputProduct,
-) -> tuple[Tensor, Sequence[Tensor]]:
-    """Return the outputs and JᵀSJ v parameter by parameter: what `add_forward_product` does, for torch.compile."""
-    with forward_ad.dual_level():
-        duals = [forward_ad.make_dual(p, t) for p, t in zip(parameters, tangents, strict=True)]
-        outputs, pull_back = vjp(lambda *values: outputs_of(values), *duals)[:2]
-        outputs, output_tangents = forward_ad.unpack_dual(outputs)
-    if output_tangents is None:
-        return outputs, [torch.zeros_like(p) for p in parameters]
-    return outputs, pull_back(output_product(outputs, output_tangents))
 
 
 def add_forward_products(

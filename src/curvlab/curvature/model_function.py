@@ -145,32 +145,19 @@ class ModelFunction:
         return reached
 
     def _run(self, parameters: Sequence[Tensor], inputs: Inputs) -> object:
-        with self.surroundings() as buffers:
-            try:
-                return self._call(parameters, buffers, inputs)
-            except _HeadReachedError as end:
-                return end.head_input
-
-    @contextmanager
-    def surroundings(self) -> Iterator[Mapping[str, Tensor]]:
-        """Yield buffers for `bare`, amid the checks that the model is a function (see `deterministic`)."""
         self.check_mode()
         with (
             plain_attention(),
             without_padding(self.model),
             deterministic(self.model, self.device) as buffers,
         ):
-            yield buffers
-
-    def bare(self, parameters: Sequence[Tensor], buffers: Mapping[str, Tensor], inputs: Inputs) -> Tensor:
-        """Return h(x; parameters) without any check, within `surroundings`: what torch.compile can trace."""
-        return _logits(self._call(parameters, buffers, inputs))
-
-    def _call(self, parameters: Sequence[Tensor], buffers: Mapping[str, Tensor], inputs: Inputs) -> object:
-        replaced = {**dict(zip(self.names, parameters, strict=True)), **buffers}
-        if isinstance(inputs, Mapping):
-            return functional_call(self.model, replaced, (), {**self._keywords, **inputs})
-        return functional_call(self.model, replaced, (inputs,), dict(self._keywords))
+            replaced = {**dict(zip(self.names, parameters, strict=True)), **buffers}
+            positional: tuple[Inputs, ...] = () if isinstance(inputs, Mapping) else (inputs,)
+            named = {**self._keywords, **inputs} if isinstance(inputs, Mapping) else dict(self._keywords)
+            try:
+                return functional_call(self.model, replaced, positional, named)
+            except _HeadReachedError as end:
+                return end.head_input
 
     def check_mode(self) -> None:
         """Raise a ValueError if outputs would depend on the other examples of a batch, or on chance."""

@@ -120,10 +120,15 @@ def trajectory(
         row |= {"epoch": epoch + (start.epoch if start else 0), "update_norm": trained["update_norm"][index]}
         here = key | {"epoch": epoch}
         if cfg.llc is not None and (llc_epochs is None or epoch in llc_epochs):
-            row |= run.unit("ngd/llc", here | _plain(cfg, "llc"), partial(_llc, run, problem, model, cfg, seed))
+            row |= run.unit(
+                "ngd/llc", here | _plain(cfg, "llc"), partial(_llc, run, problem, model, cfg, seed), version=1
+            )
         if cfg.trace is not None:
             row |= run.unit(
-                "ngd/trace", here | _plain(cfg, "trace"), partial(_trace, run, problem, model, cfg, seed)
+                "ngd/trace",
+                here | _plain(cfg, "trace"),
+                partial(_trace, run, problem, model, cfg, seed),
+                version=1,
             )
         rows.append(row)
     return pd.DataFrame(rows)
@@ -140,10 +145,10 @@ def _trained_unit(
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     settings = {str(key): value for key, value in optimizer.items()}
     training: dict[str, Any] = OmegaConf.to_container(cfg.training, resolve=True)  # type: ignore[assignment]
-    key = problem.key | {"optimizer": settings, "training": training, "repeat": seed, "version": 1}
+    key = problem.key | {"optimizer": settings, "training": training, "repeat": seed}
     key |= {"start": start.key} if start else {}
     compute = partial(_trained, run, problem, settings, training, seed, start=start)
-    return key, run.unit("ngd/trained", key, compute)
+    return key, run.unit("ngd/trained", key, compute, version=1)
 
 
 def final_estimate(
@@ -185,7 +190,7 @@ def _descent(run: Run, problem: Problem, optimizer: Mapping[str, Any], cfg: Dict
         _set_weights(model, trained["weights"][-1])
         return {"descent": descent_to_minimum(model, problem.loss, problem.train, **settings)}
 
-    return float(run.unit("ngd/descent", key | settings, compute)["descent"])
+    return float(run.unit("ngd/descent", key | settings, compute, version=1)["descent"])
 
 
 def _plain(cfg: DictConfig, node: str) -> dict[str, Any]:

@@ -7,17 +7,19 @@ from pathlib import Path
 
 import pytest
 
-from curvlab import runs
+from experiments.target import load_config, run_target
+from experiments.target.discovery import all_targets
 
 
 @pytest.fixture
-def run_target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
-    """Return a function that runs a target's main with overrides and gives its results' root."""
+def run_smoke(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
+    """Return a function that runs a target, e.g. "ngd/fig6", with overrides, and gives its result folder."""
     monkeypatch.chdir(Path(__file__).parents[2])
 
-    def run(main: Callable, config_name: str, *overrides: str) -> Path:
+    def run(key: str, *overrides: str) -> Path:
+        target = all_targets()[key]
         folders = [f"results.root={tmp_path / 'results'}", f"store.root={tmp_path / 'store'}"]
-        main(runs.load_config(config_name, ["preset=smoke", "tracker=none", *folders, *overrides]))
-        return tmp_path / "results"
+        cfg = load_config(target, ["preset=smoke", "tracker=none", "progress=false", *folders, *overrides])
+        return run_target(target, cfg)
 
     return run

@@ -1,4 +1,4 @@
-"""Every target composes in every preset."""
+"""Every target composes in every preset, and knows its settings beside the paper's."""
 
 from __future__ import annotations
 
@@ -6,33 +6,46 @@ from pathlib import Path
 
 import pytest
 
-from curvlab.runs import load_config
+from experiments.target import load_config, task_settings
+from experiments.target.discovery import all_targets
+from experiments.target.settings import MISSING, ours
 
 ROOT = Path(__file__).parents[2]
 PRESETS = ("smoke", "embedded", "laptop", "paper")
-PAPERS = ("lissa", "pbrf", "ginger", "ngd", "rank1", "benchmarks")
-TARGETS = [
-    str(path.relative_to(ROOT / "conf").with_suffix(""))
-    for paper in PAPERS
-    for path in sorted((ROOT / "conf" / paper).glob("*.yaml"))
-]
+TARGETS = all_targets()
 
 
 @pytest.mark.parametrize("preset", PRESETS)
-@pytest.mark.parametrize("target", TARGETS)
-def test_target_composes(target: str, preset: str) -> None:
+@pytest.mark.parametrize("key", TARGETS)
+def test_target_composes(key: str, preset: str) -> None:
+    target = TARGETS[key]
     cfg = load_config(target, [f"preset={preset}"])
     assert cfg.preset == preset
+    assert set(task_settings(cfg)) == set(cfg.get("tasks") or {})
+    from_config = [name for name in target.paper if ".csv:" not in name]
+    assert {name: ours(name, cfg, {}) for name in from_config if ours(name, cfg, {}) == MISSING} == {}
 
 
-@pytest.mark.parametrize("target", TARGETS)
-def test_config_opens_with_its_make_command(target: str) -> None:
-    lines = (ROOT / "conf" / f"{target}.yaml").read_text().splitlines()
+@pytest.mark.parametrize("key", TARGETS)
+def test_folder_has_its_rooms(key: str) -> None:
+    target = TARGETS[key]
+    folder = ROOT / "experiments" / key
+    assert (folder / "__main__.py").is_file()
+    assert target.description.splitlines()[2].startswith(f"make {target.make_name} "), (
+        "the docstring shows how to run it"
+    )
+    assert [callable(target.load(room)) for room in ("compute", "draw")] == [True, True]
+    assert target.claims_file is None or callable(target.load("judge"))
+    assert set(target.after) <= set(TARGETS)
+
+
+@pytest.mark.parametrize("key", TARGETS)
+def test_config_opens_with_its_make_command(key: str) -> None:
+    lines = (ROOT / "conf" / key / "target.yaml").read_text().splitlines()
     assert lines[0] == "# @package _global_"
-    assert lines[1].startswith("# make ")
+    assert lines[1].startswith(f"# make {TARGETS[key].make_name} ")
 
 
-@pytest.mark.parametrize("target", TARGETS)
-def test_make_knows_the_target(target: str) -> None:
-    command = (ROOT / "conf" / f"{target}.yaml").read_text().splitlines()[1].split()[2]
-    assert f"\n{command}: " in (ROOT / "Makefile").read_text()
+def test_every_config_is_a_target() -> None:
+    found = {path.parent.relative_to(ROOT / "conf").as_posix() for path in (ROOT / "conf").glob("*/*/target.yaml")}
+    assert found == set(TARGETS)

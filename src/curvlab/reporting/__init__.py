@@ -1,5 +1,6 @@
 """From numbers to verdicts, figures and the report: claims, intervals, plots, scoreboard, results page."""
 
+from curvlab.reporting.claim_sheet import ClaimSheet, load_claim_sheet
 from curvlab.reporting.claims import Claim, ClaimResult, Criterion, judge, out_of_reach
 from curvlab.reporting.claims_file import load_claims, save_claims
 from curvlab.reporting.intervals import Interval, bootstrap_interval, exact, t_interval
@@ -8,6 +9,7 @@ from curvlab.reporting.paper_numbers import PaperNumber, PaperNumbers, load_pape
 __all__ = [
     "Claim",
     "ClaimResult",
+    "ClaimSheet",
     "Criterion",
     "Interval",
     "PaperNumber",
@@ -15,6 +17,7 @@ __all__ = [
     "bootstrap_interval",
     "exact",
     "judge",
+    "load_claim_sheet",
     "load_claims",
     "load_paper_numbers",
     "out_of_reach",

@@ -77,6 +77,19 @@ class Criterion:
 
 
 @dataclass(frozen=True)
+class Change:
+    """A change of a claim's criterion or measure after results were seen.
+
+    Args:
+        date: "2026-11-20".
+        what: what was changed, and why.
+    """
+
+    date: str
+    what: str
+
+
+@dataclass(frozen=True)
 class Claim:
     """One checkable sentence of a paper.
 
@@ -87,6 +100,7 @@ class Claim:
         paper_value: the paper's number, or what it shows in words, or None when it states neither.
         measure: how our value is measured.
         criterion: when it counts as reproduced.
+        changed: what was changed of it after results were seen.
     """
 
     id: str
@@ -95,6 +109,7 @@ class Claim:
     paper_value: float | str | None
     measure: str
     criterion: Criterion
+    changed: tuple[Change, ...] = ()
 
     def __post_init__(self) -> None:
         for name in ("id", "statement", "source", "measure"):

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from curvlab.atomic_file import write_atomically
-from curvlab.reporting.claims import Claim, ClaimResult, Criterion
+from curvlab.reporting.claims import Change, Claim, ClaimResult, Criterion
 from curvlab.reporting.intervals import Interval
 
 FILE_NAME = "claims.json"
@@ -68,6 +68,7 @@ def _to_json(value: Any) -> Any:
 def _result_from_json(entry: dict[str, Any]) -> ClaimResult:
     claim, interval, value = entry["claim"], entry["interval"], entry["value"]
     bounds = {name: None if bound is None else float(bound) for name, bound in claim["criterion"].items()}
+    changed = tuple(Change(**change) for change in claim.get("changed", ()))
     if interval is not None:
         interval = Interval(
             low=float(interval["low"]),
@@ -76,7 +77,7 @@ def _result_from_json(entry: dict[str, Any]) -> ClaimResult:
             num_samples=int(interval["num_samples"]),
         )
     return ClaimResult(
-        claim=Claim(**{**claim, "criterion": Criterion(**bounds)}),
+        claim=Claim(**{**claim, "criterion": Criterion(**bounds), "changed": changed}),
         value=None if value is None else float(value),
         interval=interval,
         verdict=entry["verdict"],

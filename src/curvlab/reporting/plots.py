@@ -7,6 +7,8 @@ drawing.savefig("figure.png")
 
 from __future__ import annotations
 
+import io
+from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
@@ -17,6 +19,10 @@ from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 from numpy.typing import ArrayLike
+
+from curvlab.atomic_file import write_atomically
+
+_DPI = 110
 
 # Okabe & Ito (2008), without their yellow, which is too pale on white.
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
@@ -59,6 +65,15 @@ def figure(
         drawing = Figure(figsize=(num_columns * width, num_rows * height), layout="constrained")
         axes = drawing.subplots(num_rows, num_columns, squeeze=False, **settings)
     return drawing, axes
+
+
+def write_png(drawing: Figure, path: Path) -> None:
+    """Write a PNG of 110 dpi without date and version: the same figure gives the same bytes."""
+    if path.suffix != ".png":
+        raise ValueError(f"figures are written as PNG, got {path.name!r}; name it {path.stem}.png.")
+    buffer = io.BytesIO()
+    drawing.savefig(buffer, format="png", dpi=_DPI, metadata={"Software": None})
+    write_atomically(path, buffer.getvalue())
 
 
 def readable_log(axis: Axis) -> None:

@@ -22,23 +22,31 @@ class Command:
     """A target's command line.
 
     Args:
-        config_name: primary config, which is also the module: "lissa/fig1_pbrf_scatter".
+        make_target: name in the Makefile, e.g. "lissa-fig1"; "" for a config made by hand.
+        module: what `python -m` runs, e.g. "experiments.lissa.fig1".
         overrides: as typed, e.g. ("preset=laptop", "model=lenet").
     """
 
-    config_name: str = ""
+    make_target: str = ""
+    module: str = ""
     overrides: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, cfg: DictConfig) -> Command:
         """Return the command that `attach` put into `cfg`; an empty one for a config made by hand."""
         command = OmegaConf.select(cfg, "command")
-        return cls() if command is None else cls(str(command.config_name), tuple(command.overrides))
+        if command is None:
+            return cls()
+        return cls(str(command.make_target), str(command.module), tuple(command.overrides))
 
     def attach(self, cfg: DictConfig) -> DictConfig:
         """Put the command into `cfg` under `command`, and return `cfg`."""
         with open_dict(cfg):
-            cfg.command = {"config_name": self.config_name, "overrides": list(self.overrides)}
+            cfg.command = {
+                "make_target": self.make_target,
+                "module": self.module,
+                "overrides": list(self.overrides),
+            }
         return cfg
 
     @property
@@ -63,9 +71,11 @@ class Command:
         suffix = f"-{hashlib.sha256(typed.encode()).hexdigest()[:8]}"
         return name[: _MAX_LENGTH - len(suffix)] + suffix
 
-    def make_line(self, target: str, preset: str) -> str:
-        """Return e.g. `make lissa-fig1 PRESET=laptop ARGS="model=lenet"`."""
-        line = f"make {target} PRESET={preset}"
+    def make_line(self, preset: str) -> str:
+        """Return e.g. `make lissa-fig1 PRESET=laptop ARGS="model=lenet"`; "" for a config made by hand."""
+        if not self.make_target:
+            return ""
+        line = f"make {self.make_target} PRESET={preset}"
         arguments = _joined(self.changes).replace("$", "$$")
         if not arguments:
             return line
@@ -73,11 +83,10 @@ class Command:
         return f"{line} ARGS={quoted}"
 
     def python_line(self, preset: str) -> str:
-        """Return e.g. `python -m experiments.lissa.fig1_pbrf_scatter preset=laptop`; "" without a config name."""
-        if not self.config_name:
+        """Return e.g. `python -m experiments.lissa.fig1 preset=laptop`; "" for a config made by hand."""
+        if not self.module:
             return ""
-        module = self.config_name.replace("/", ".")
-        return f"python -m experiments.{module} {_joined([f'preset={preset}', *self.changes])}"
+        return f"python -m {self.module} {_joined([f'preset={preset}', *self.changes])}"
 
 
 def _key(override: str) -> str:

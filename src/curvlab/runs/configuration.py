@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import hydra
 from hydra._internal.utils import get_args_parser  # the parser that hydra.main itself uses
@@ -22,71 +22,77 @@ VERSION_BASE = "1.3"
 _EXIT_USAGE = 2
 _EXIT_INTERRUPTED = 130
 
-Task = Callable[[DictConfig], Any]
+Job = Callable[[DictConfig], Any]
+Expand = Callable[[str, Sequence[str]], dict[str, str]]
 
 
-def main(config_name: str) -> Callable[[Task], Callable[..., Any]]:
-    """Make a function the entry point of `python -m experiments.<paper>.<item>`.
-
-    Hydra's command line, sweeps (`-m`), `--help` and `--cfg job` all work. An unknown key or choice ends the
-    process with status 2 before anything runs. Called with a config (see `load_config`), the function just runs.
+@dataclass(frozen=True)
+class Entry:
+    """What a command line is about.
 
     Args:
-        config_name: primary config below conf/, e.g. "lissa/fig1_pbrf_scatter".
+        config_name: primary config below `folder`, e.g. "lissa/fig1/target".
+        folder: the configs.
+        make_target: name in the Makefile, for the record.
+        module: what `python -m` runs, for the record.
+        expand: takes the config's name and the overrides as typed, and returns what Hydra is given, each with the
+            typed one that it comes from: this is where short forms are made long.
     """
 
-    def decorate(task: Task) -> Callable[..., Any]:
-        @functools.wraps(task)
-        def job(cfg: DictConfig) -> Any:
-            Command(config_name, tuple(HydraConfig.get().overrides.task)).attach(cfg)
-            try:
-                return task(cfg)
-            except ConfigurationError as error:  # found late, e.g. by the tracker: still no traceback
-                _fail(error)
+    config_name: str
+    folder: Path
+    make_target: str = ""
+    module: str = ""
+    expand: Expand = lambda config_name, overrides: {override: override for override in overrides}
 
-        @functools.wraps(task)
-        def entry(cfg: DictConfig | None = None) -> Any:
-            if cfg is not None:
-                return task(cfg)
-            try:
-                folder = config_folder()
-                _check_command_line(folder, config_name)
-            except ConfigurationError as error:
-                _fail(error)
-            # torch.func warns on first use of what it does itself; nothing a user could change.
-            warnings.filterwarnings("ignore", message="`torch.jit.script` is deprecated", category=FutureWarning)
-            try:
-                hydra.main(version_base=VERSION_BASE, config_path=str(folder), config_name=config_name)(job)()
-            except KeyboardInterrupt:
-                sys.exit(_EXIT_INTERRUPTED)
-
-        return entry
-
-    return decorate
+    def command(self, given: Mapping[str, str], overrides: Sequence[str]) -> Command:
+        """Return the record of `overrides`, as Hydra had them, in the words that were typed."""
+        typed = dict.fromkeys(given.get(override, override) for override in overrides)
+        return Command(self.make_target, self.module, tuple(typed))
 
 
-def load_config(config_name: str, overrides: Sequence[str] = ()) -> DictConfig:
+def main(entry: Entry, job: Job) -> None:
+    """Run `job` with the config of this process's command line.
+
+    Hydra's command line, sweeps (`-m`), `--help` and `--cfg job` all work. An unknown key or choice ends the
+    process with status 2 before anything runs.
+    """
+    try:
+        given = _check_command_line(entry)
+    except ConfigurationError as error:
+        _fail(error)
+
+    def task(cfg: DictConfig) -> Any:
+        entry.command(given, HydraConfig.get().overrides.task).attach(cfg)
+        try:
+            return job(cfg)
+        except ConfigurationError as error:  # found late, e.g. by the tracker: still no traceback
+            _fail(error)
+
+    # torch.func warns on first use of what it does itself; nothing a user could change.
+    warnings.filterwarnings("ignore", message="`torch.jit.script` is deprecated", category=FutureWarning)
+    decorate = hydra.main(version_base=VERSION_BASE, config_path=str(entry.folder), config_name=entry.config_name)
+    try:
+        decorate(task)()
+    except KeyboardInterrupt:
+        sys.exit(_EXIT_INTERRUPTED)
+
+
+def load_config(entry: Entry, overrides: Sequence[str] = ()) -> DictConfig:
     """Return the config that the command line would give, for tests and notebooks.
 
     Args:
-        config_name: primary config below conf/, e.g. "lissa/fig1_pbrf_scatter".
+        entry: where the configs are.
         overrides: e.g. ["preset=smoke", "data=digits"]; no sweeps.
 
     Raises:
         ConfigurationError: for an unknown key or choice.
     """
-    with _initialized(config_folder()):
-        check_overrides(config_name, overrides)
-        cfg = hydra.compose(config_name, list(overrides))
-    return Command(config_name, tuple(overrides)).attach(cfg)
-
-
-def config_folder() -> Path:
-    """Return conf/ of the working directory, or else of the source tree that this package runs from."""
-    for root in (Path.cwd(), Path(__file__).resolve().parents[3]):
-        if (root / "conf" / "base.yaml").is_file():
-            return root / "conf"
-    raise ConfigurationError("no conf/base.yaml here; run from the root of the repository.")
+    with _initialized(entry.folder):
+        given = entry.expand(entry.config_name, overrides)
+        check_overrides(entry.config_name, list(given))
+        cfg = hydra.compose(entry.config_name, list(given))
+    return entry.command(given, list(given)).attach(cfg)
 
 
 @contextmanager
@@ -95,16 +101,22 @@ def _initialized(folder: Path) -> Iterator[None]:
         yield
 
 
-def _check_command_line(folder: Path, config_name: str) -> None:
+def _check_command_line(entry: Entry) -> dict[str, str]:
+    """Check the overrides, put the long forms into sys.argv, and return them with what was typed."""
     arguments = get_args_parser().parse_args()
     # Options that compose nothing, or from folders of the user's own: left to Hydra.
     leave = ("shell_completion", "hydra_help", "experimental_rerun", "config_dir", "config_path")
     if any(getattr(arguments, option) for option in leave):
-        return
-    with _initialized(folder):
-        check_overrides(arguments.config_name or config_name, arguments.overrides, multirun=arguments.multirun)
+        return {}
+    config_name = arguments.config_name or entry.config_name
+    with _initialized(entry.folder):
+        given = entry.expand(config_name, arguments.overrides)
+        check_overrides(config_name, list(given), multirun=arguments.multirun)
+    options = [argument for argument in sys.argv[1:] if argument not in arguments.overrides]
+    sys.argv[1:] = [*options, *given]
+    return given
 
 
-def _fail(error: ConfigurationError) -> None:
+def _fail(error: ConfigurationError) -> NoReturn:
     print(f"error: {error}", file=sys.stderr)
     sys.exit(_EXIT_USAGE)

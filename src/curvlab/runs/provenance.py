@@ -7,7 +7,7 @@ import platform
 import resource
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -48,7 +48,7 @@ class Cost:
 
     Args:
         wall_seconds: this call; little when most units were stored already.
-        unit_seconds: all units used, as measured when each was computed.
+        unit_seconds: CPU time of all units used, as measured when each was computed.
         num_matvecs: as counted by the experiment, stored units included.
         store_hits: units that were there.
         store_misses: units that were computed.
@@ -64,9 +64,12 @@ class Cost:
 def provenance(
     cfg: DictConfig,
     *,
-    target: str,
+    key: str,
     title: str,
     commit: Commit,
+    units: Sequence[Mapping[str, Any]],
+    num_units: int,
+    settings: Sequence[Mapping[str, Any]],
     cost: Cost,
     data: Mapping[str, str],
     notes: Mapping[str, Any],
@@ -75,37 +78,48 @@ def provenance(
 
     Args:
         cfg: the config, with the command that `Command.attach` put there.
-        target: make target, e.g. "lissa-fig1".
+        key: the target's key, e.g. "lissa/fig1".
         title: one line for the report.
-        commit: state of the source tree when the run started.
+        commit: state of the source tree when the run started, which made tables of the units.
+        units: origins of the units of work, with their counts: the commits that computed the numbers.
+        num_units: units that the experiment asked for, without those inside others.
+        settings: name, ours and paper.
         cost: what the run took.
         data: checksum by data set.
-        notes: entries of the experiment's own, e.g. `scale` and `reduced`; its `seeds` replace ours.
+        notes: entries of the experiment's own, e.g. `reduced`; its `seeds` replace ours.
     """
     command = Command.of(cfg)
     device = torch_device(str(cfg.device))
     record = {
-        "target": target,
+        "target": command.make_target or key.replace("/", "-"),
+        "key": key,
         "title": title,
         "preset": str(cfg.preset),
-        "command": command.make_line(target, cfg.preset),
+        "command": command.make_line(cfg.preset),
         "python_command": command.python_line(cfg.preset),
-        "commit": commit.commit,
-        "clean": commit.clean,
-        "versions": {"python": platform.python_version()} | {name: _version(name) for name in _PACKAGES},
+        "units": list(units),
+        "assembled": {"commit": commit.commit, "clean": commit.clean},
+        "versions": versions(),
         "device": device_name(device),
         "num_threads": torch.get_num_threads(),
         "seeds": [cfg.seed],
+        "settings": list(settings),
         "data": dict(data),
         "wall_seconds": round(cost.wall_seconds, 3),
         "unit_seconds": round(cost.unit_seconds, 3),
         "peak_memory_bytes": _peak_memory(),
         **({"peak_gpu_memory_bytes": torch.cuda.max_memory_allocated(device)} if device.type == "cuda" else {}),
         "num_matvecs": cost.num_matvecs,
+        "num_units": num_units,
         "store": {"hits": cost.store_hits, "misses": cost.store_misses},
         "config": publishable_config(cfg),
     }
     return without_paths(record | dict(notes), path_roots(plain(cfg)))
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of Python and of the packages that make the numbers."""
+    return {"python": platform.python_version()} | {name: _version(name) for name in _PACKAGES}
 
 
 def publishable_config(cfg: DictConfig) -> dict[str, Any]:
@@ -124,10 +138,10 @@ def read_commit(results_root: str = "results") -> Commit:
     Args:
         results_root: left out of the comparison: a target does not make the next one's tree unclean.
     """
-    commit = _git("rev-parse", "HEAD")
+    commit = git("rev-parse", "HEAD")
     inside = not (Path(results_root).is_absolute() or ".." in Path(results_root).parts)
     exclude = [f":(exclude){results_root}"] if inside else []
-    changes = _git("status", "--porcelain", "--", ".", *exclude)
+    changes = git("status", "--porcelain", "--", ".", *exclude)
     return Commit(commit or UNKNOWN, UNKNOWN if changes is None or not commit else not changes)
 
 
@@ -156,7 +170,8 @@ def device_name(device: torch.device) -> str:
     return models[0] if models else platform.processor() or platform.machine() or UNKNOWN
 
 
-def _git(*arguments: str) -> str | None:
+def git(*arguments: str) -> str | None:
+    """Return what `git ARGUMENTS` prints; None when it fails, or when there is no git."""
     try:
         done = subprocess.run(["git", *arguments], capture_output=True, text=True, timeout=20, check=False)
     except (OSError, subprocess.TimeoutExpired):

@@ -6,45 +6,49 @@ import io
 import json
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import numpy as np
 import pandas as pd
 import torch
 from omegaconf import DictConfig
+from PIL import Image
 from tqdm.auto import tqdm
 
 from curvlab.atomic_file import remove_stale, write_atomically
 from curvlab.runs.canonical import digest, plain
 from curvlab.runs.command import Command
-from curvlab.runs.provenance import Cost, provenance, publishable_config, read_commit, torch_device
+from curvlab.runs.origins import Origin, grouped, is_stale, origin_of
+from curvlab.runs.provenance import (
+    Cost,
+    device_name,
+    provenance,
+    publishable_config,
+    read_commit,
+    torch_device,
+)
+from curvlab.runs.record import RECORD, recorded_units
+from curvlab.runs.status import Status
 from curvlab.runs.store import Store, named_results
 from curvlab.runs.tracking import RunIdentity, Tracker, start_tracker
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-_DPI = 110
-_FLOAT_FORMAT = "%.6g"
-_RECORD = "run.json"
-
 
 @contextmanager
-def start(cfg: DictConfig, *, paper: str, item: str, title: str) -> Iterator[Run]:
-    """Open a run; at the end write run.json, or after an error only close the tracker and pass the error on.
+def start(cfg: DictConfig, *, key: str, title: str) -> Iterator[Run]:
+    """Open a run; after an error close the tracker and pass the error on.
 
     Args:
         cfg: from `runs.main` or `runs.load_config`.
-        paper: the paper's key, e.g. "lissa".
-        item: the table or figure, e.g. "fig1".
+        key: the target's key, "<paper>/<item>", e.g. "lissa/fig1".
         title: one line for the report.
     """
-    run = Run(cfg, paper=paper, item=item, title=title)
+    run = Run(cfg, key=key, title=title)
     try:
         yield run
-        run.complete()
     except BaseException as error:
         run.tracker.finish(exit_code=1)
         if isinstance(error, KeyboardInterrupt):
@@ -64,24 +68,29 @@ class Run:
             numbers, so that a variation never overwrites the published result.
         device: torch device of `device=`.
         store: resumable store; `unit` is the way to use it.
+        status: lines on the terminal.
         tracker: W&B run, or none.
     """
 
-    def __init__(self, cfg: DictConfig, *, paper: str, item: str, title: str) -> None:
+    def __init__(self, cfg: DictConfig, *, key: str, title: str) -> None:
         self._start = time.perf_counter()
         self.cfg = cfg
-        self.target = f"{paper}-{item}"
+        self.key = key
+        self.target = Command.of(cfg).make_target or key.replace("/", "-")
         self.title = title
         self.device = torch_device(cfg.device)
+        paper, item = key.split("/")
         name = Command.of(cfg).folder_name(cfg.preset)
         self.folder = Path(cfg.results.root) / paper / item / name
         self.store = Store(cfg.store.root, force=cfg.force)
+        self.status = Status(self.target, silent=not cfg.progress, num_expected=recorded_units(self.folder))
         self._commit = read_commit(cfg.results.root)
         self._num_matvecs = 0
+        self._origins: list[Origin] = []
+        self._depth = 0
         self._data: dict[str, str] = {}
         self._notes: dict[str, Any] = {}
         self._tables: dict[str, pd.DataFrame] = {}
-        self._figures: dict[str, Path] = {}
         identity = RunIdentity(
             name=f"{self.target} {name}",
             group=paper,
@@ -99,25 +108,53 @@ class Run:
         seed = int(digest([self.cfg.seed, *names], where="names")[:15], 16)
         return torch.Generator().manual_seed(seed)
 
-    def unit(self, name: str, config: Mapping[str, Any], compute: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        """Return a unit of work from the store, or compute and store it.
+    def unit(
+        self, name: str, config: Mapping[str, Any], compute: Callable[[], dict[str, Any]], *, version: int
+    ) -> dict[str, Any]:
+        """Return a unit of work from the store, or compute and store it together with its origin.
 
         Args:
             name: kind of unit, shared by targets that do the same work, e.g. "lissa/scores".
             config: all that the result depends on. `cfg.seed` is added unless there is a `seed`.
             compute: returns tensors, numbers, strings and lists by name. Products counted with `add_matvecs`
                 inside are counted again when the unit is found in the store.
+            version: of the meaning of `config` and of the code: raise it when a change must not reuse what was
+                stored before. Changes that nobody thought of are found by `make stale`.
         """
+        config = {"seed": self.cfg.seed, **plain(config)}
+        misses = self.store.misses
 
         def counted() -> dict[str, Any]:
-            before = self._num_matvecs
-            payload = named_results(compute(), name)
+            before, first = self._num_matvecs, len(self._origins)
+            self._announce(name, stored=False)
+            began = time.process_time()
+            self._depth += 1
+            try:
+                payload = named_results(compute(), name)
+            finally:
+                self._depth -= 1
             added, self._num_matvecs = self._num_matvecs - before, before
-            return {"payload": payload, "num_matvecs": added}
+            inner, self._origins[first:] = self._origins[first:], []
+            seconds = time.process_time() - began - sum(origin["seconds"] for origin in inner)
+            origin = origin_of(
+                name, version, compute, config, commit=self._commit, device=device_name(self.device)
+            )
+            return {
+                "payload": payload,
+                "num_matvecs": added,
+                "origins": grouped([*inner, origin | {"seconds": max(seconds, 0.0)}]),
+            }
 
-        entry = self.store.get_or_compute(name, {"seed": self.cfg.seed, **plain(config)}, counted)
+        entry = self.store.get_or_compute(name, {"version": version, "config": config}, counted)
+        if self.store.misses == misses:
+            self._announce(name, stored=True)
         self.add_matvecs(entry["num_matvecs"])
+        self._origins.extend(entry["origins"])
         return entry["payload"]
+
+    def _announce(self, name: str, *, stored: bool) -> None:
+        if self._depth == 0:
+            self.status.unit(name, stored=stored)
 
     def progress(self, iterable: Iterable[Any] | int, description: str) -> tqdm:
         """Return a progress bar on stderr, over an iterable or, for `update`, up to a total.
@@ -137,79 +174,84 @@ class Run:
         self._data[name] = checksum
 
     def note(self, **entries: Any) -> None:
-        """Add entries of the experiment's own to run.json, e.g. scale={...}, reduced=[...], seeds=[...]."""
+        """Add entries of the experiment's own to run.json, e.g. reduced=[...], seeds=[...]."""
         self._notes.update(plain(entries, where="note"))
 
     def log(self, metrics: Mapping[str, float], step: int | None = None) -> None:
         """Send numbers to the tracker."""
         self.tracker.log(metrics, step)
 
-    def save_table(self, table: pd.DataFrame, name: str = "table.csv") -> Path:
-        """Write a CSV without index, floats to six digits: the same numbers give the same bytes.
+    def save_table(self, table: pd.DataFrame, name: str = "table.csv", *, digits: int = 6) -> Path:
+        """Write a CSV without index, floats to so many significant digits: the same numbers give the same bytes.
 
         Timings do not belong here, they are in run.json.
         """
-        text = table.map(_six_digits).to_csv(index=False, float_format=_FLOAT_FORMAT, lineterminator="\n")
+        rounded = table.map(partial(_rounded, digits=digits))
+        text = rounded.to_csv(index=False, float_format=f"%.{digits}g", lineterminator="\n")
         self._tables[Path(name).stem] = table
         return self._write(name, text.encode())
 
-    def save_figure(self, figure: Figure, name: str = "figure.png") -> Path:
-        """Write a PNG of 110 dpi without date and version: the same figure gives the same bytes."""
-        if not name.endswith(".png"):
-            raise ValueError(f"figures are saved as PNG, got {name!r}; name it {Path(name).stem}.png.")
+    def save_image(self, image: np.ndarray, name: str) -> Path:
+        """Write a PNG of the pixels, (H, W) or (H, W, 3) of uint8: what figures show beside the tables."""
         buffer = io.BytesIO()
-        figure.savefig(buffer, format="png", dpi=_DPI, metadata={"Software": None})
-        path = self._write(name, buffer.getvalue())
-        self._figures[path.stem] = path
-        return path
+        Image.fromarray(image).save(buffer, format="png")
+        return self._write(name, buffer.getvalue())
 
-    def save_text(self, text: str, name: str) -> Path:
-        """Write a text file."""
-        return self._write(name, text.encode())
+    def save_record(self, settings: Sequence[Mapping[str, Any]] = ()) -> None:
+        """Write run.json: from here on the tables are complete, and can be judged and drawn from files alone.
 
-    def save_json(self, content: Any, name: str) -> Path:
-        """Write numbers, strings, lists and mappings as indented JSON."""
-        return self._write(name, (json.dumps(plain(content, where=name), indent=2) + "\n").encode())
-
-    def complete(self) -> None:
-        """Write run.json, last of all files, and hand the results to the tracker; `start` calls it."""
+        Args:
+            settings: entries of name, ours and paper, for the report.
+        """
         cost = Cost(
             wall_seconds=time.perf_counter() - self._start,
-            unit_seconds=self.store.unit_seconds,
+            unit_seconds=sum(origin["seconds"] for origin in self._origins),
             num_matvecs=self._num_matvecs,
             store_hits=self.store.hits,
             store_misses=self.store.misses,
         )
         record = provenance(
             self.cfg,
-            target=self.target,
+            key=self.key,
             title=self.title,
             commit=self._commit,
+            units=grouped(self._origins),
+            num_units=self.status.num_units,
+            settings=settings,
             cost=cost,
             data=self._data,
             notes=self._notes,
         )
-        write_atomically(self.folder / _RECORD, (json.dumps(record, indent=2) + "\n").encode())
+        write_atomically(self.folder / RECORD, (json.dumps(record, indent=2) + "\n").encode())
+        stale = sorted({unit["name"] for unit in record["units"] if is_stale(unit)})
+        if stale:
+            self.status.say(
+                f"units of {', '.join(stale)} were stored by code that has changed since (see `make stale`): "
+                "compute them again with force=true."
+            )
+
+    def hand_to_tracker(self) -> None:
+        """Send tables, figures and the whole folder to the tracker."""
         for name, table in self._tables.items():
             self.tracker.log_table(name, table)
-        for name, path in self._figures.items():
-            self.tracker.log_figure(name, path)
+        for path in sorted(self.folder.glob("figure*.png")):
+            self.tracker.log_figure(path.stem, path)
         self.tracker.log_folder(f"{self.target}-{self.folder.name}", self.folder)
 
     def _write(self, name: str, content: bytes) -> Path:
-        if not name or Path(name).name != name or name == _RECORD:
-            raise ValueError(f"cannot save {name!r}: use a plain file name of the result folder, not {_RECORD}.")
+        if not name or Path(name).name != name or name == RECORD:
+            raise ValueError(f"cannot save {name!r}: use a plain file name of the result folder, not {RECORD}.")
         path = self.folder / name
-        # run.json says that the folder is complete and which run made it: from here on it would be wrong.
-        (self.folder / _RECORD).unlink(missing_ok=True)
+        # run.json says that the tables are complete and which run made them: from here on it would be wrong.
+        (self.folder / RECORD).unlink(missing_ok=True)
         remove_stale(self.folder)
         write_atomically(path, content)
         return path
 
 
-def _six_digits(value: Any) -> Any:
+def _rounded(value: Any, *, digits: int) -> Any:
     """Format floats in columns of mixed type, which pandas' float_format leaves alone."""
-    return float(_FLOAT_FORMAT % value) if isinstance(value, float) else value
+    return float(f"%.{digits}g" % value) if isinstance(value, float) else value
 
 
 def _relative(path: Path) -> str:

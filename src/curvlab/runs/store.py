@@ -8,7 +8,6 @@ import json
 import logging
 import pickle
 import re
-import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -22,7 +21,7 @@ from torch import Tensor
 from curvlab.atomic_file import remove_stale, write_atomically
 from curvlab.runs.canonical import digest, plain, text_key
 
-_MAGIC = "curvlab-store-1"
+_MAGIC = "curvlab-store-2"
 _LOG = logging.getLogger(__name__)
 
 
@@ -42,7 +41,7 @@ class Store:
     under a lock of their own, which the operating system releases when the process dies: `kill -9` at any
     moment costs the unit at work, and of two processes the second waits for the first.
 
-    The key knows the config, not the code: put a version number into the config when the code changes meaning.
+    The key knows the config, not the code: `Run.unit` puts a version into it and keeps a fingerprint of the code.
     Leave out of it what does not change the numbers (folders, progress, device).
 
     Args:
@@ -55,9 +54,7 @@ class Store:
         self.force = force
         self.hits = 0
         self.misses = 0
-        self.unit_seconds = 0.0  # time that all units used took when they were computed, now or earlier
         self._computed: set[Path] = set()  # with force: once per unit, not once per call
-        self._depth = 0
 
     def get_or_compute(
         self, name: str, config: Mapping[str, Any], compute: Callable[[], dict[str, Any]]
@@ -68,7 +65,7 @@ class Store:
             name: kind of unit, e.g. "lissa/scores": a folder below `root`.
             config: everything that the payload depends on, seed included: numbers, strings, lists, mappings.
             compute: returns tensors, numbers, strings and lists by name; only called when needed. Other units
-                may be used inside; their time counts for this one.
+                may be used inside.
 
         Returns:
             The payload as read back from disk: tensors on the CPU, tuples as lists.
@@ -82,7 +79,6 @@ class Store:
                 if entry is None:
                     return self._compute(path, name, config, compute)
         self.hits += 1
-        self._count_seconds(entry["seconds"])
         return entry["payload"]
 
     def _must_compute(self, path: Path) -> bool:
@@ -91,25 +87,14 @@ class Store:
     def _compute(
         self, path: Path, name: str, config: Mapping[str, Any], compute: Callable[[], dict[str, Any]]
     ) -> dict[str, Any]:
-        start = time.perf_counter()
-        self._depth += 1
-        try:
-            payload = named_results(compute(), name)
-        finally:
-            self._depth -= 1
-        entry = {"payload": _storable(payload, name), "seconds": time.perf_counter() - start}
+        entry = {"payload": _storable(named_results(compute(), name), name)}
         content = _encode(entry, path.stem)
         described = json.dumps({"name": name, "config": plain(config)}, indent=2, sort_keys=True) + "\n"
         write_atomically(path.with_suffix(".json"), described.encode())
         write_atomically(path, content)
         self.misses += 1
         self._computed.add(path)
-        self._count_seconds(entry["seconds"])
         return _decode(content, path.stem)["payload"]
-
-    def _count_seconds(self, seconds: float) -> None:
-        if self._depth == 0:
-            self.unit_seconds += seconds
 
     def _path(self, name: str, config: Mapping[str, Any]) -> Path:
         parts = [re.sub(r"[^\w.=-]", "-", part) for part in name.split("/")]

@@ -1,4 +1,4 @@
-"""What the branches of a split have in common with the claims of Figs. 4, 5 and 6: measures and their summary."""
+"""What Figs. 4, 5 and 6 measure on the branches that leave one state, and its summary over seeds."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from curvlab.reporting import t_interval
-from experiments.ngd.split import BEFORE
+from curvlab.reporting import Claim, ClaimResult, judge, out_of_reach, t_interval
+
+BEFORE = "before"  # the branch that all others leave
 
 MEASURES = (
     "llc_split",
@@ -20,6 +21,7 @@ MEASURES = (
     "llc_end",
     "update_norm_ratio",
     "step_norm_ratio",
+    "step_norm_end",
     "fluctuation",
     "train_loss_ratio",
     "validation_loss_ratio",
@@ -27,13 +29,13 @@ MEASURES = (
 
 
 @dataclass(frozen=True)
-class SplitResults:
-    """A table of `split_table`, what is measured on it, and its summary.
+class BranchResults:
+    """A table of `branch_table`, what is measured on it, and its summary.
 
     Attributes:
-        table: one row an epoch.
-        measures: one row a panel, branch and seed (`branch_measures`).
-        summary: one row a panel and branch (`summary_table`).
+        table: one row for each epoch.
+        measures: one row for each task, branch and seed (`branch_measures`).
+        summary: one row for each task and branch (`summary_table`).
     """
 
     table: pd.DataFrame
@@ -41,19 +43,19 @@ class SplitResults:
     summary: pd.DataFrame
 
     @classmethod
-    def of(cls, table: pd.DataFrame) -> SplitResults:
+    def of(cls, table: pd.DataFrame) -> BranchResults:
         """Measure a table."""
         measures = branch_measures(table)
         return cls(table, measures, summary_table(measures))
 
-    def by_seed(self, panel: str, branch: str, measure: str) -> pd.Series:
+    def by_seed(self, task: str, branch: str, measure: str) -> pd.Series:
         """Return a measure of one branch by seed, seeds without it left out."""
-        own = self.measures[(self.measures.panel == panel) & (self.measures.branch == branch)]
+        own = self.measures[(self.measures.task == task) & (self.measures.branch == branch)]
         return own.set_index("seed")[measure].dropna()
 
-    def all_branches(self, panel: str, *measures: str) -> str:
+    def all_branches(self, task: str, *measures: str) -> str:
         """Return a sentence for each measure with its value for all branches: what explains a verdict."""
-        own = self.summary[self.summary.panel == panel]
+        own = self.summary[self.summary.task == task]
         sentences = []
         for measure in measures:
             numbers = zip(own.branch, own[measure], own[f"{measure}_low"], own[f"{measure}_high"], strict=True)
@@ -61,9 +63,23 @@ class SplitResults:
             sentences.append(f"{measure} of all branches (summary.csv): {', '.join(texts)}.")
         return " ".join(sentences)
 
-    def why_no_llc(self, panel: str, branches: Iterable[str]) -> str:
+    def judge_measure(self, claim: Claim, task: str, branch: str, measure: str, *, why: str = "") -> ClaimResult:
+        """Judge the mean of a measure over seeds; what explains it is the measure on all branches, or `why`."""
+        values = self.by_seed(task, branch, measure)
+        return self.judge_values(claim, task, [branch], values, why=why or self.all_branches(task, measure))
+
+    def judge_values(
+        self, claim: Claim, task: str, branches: Iterable[str], values: pd.Series, *, why: str
+    ) -> ClaimResult:
+        """Judge the mean of values by seed; with fewer than two it is out of reach of these branches."""
+        values = values.dropna()
+        if len(values) < 2:
+            return out_of_reach(claim, self.why_no_llc(task, branches))
+        return judge(claim, values.mean(), t_interval(values), if_not_reproduced=why)
+
+    def why_no_llc(self, task: str, branches: Iterable[str]) -> str:
         """Return why fewer than two seeds have an LLC at the split and after it on these branches."""
-        own = self.table[(self.table.panel == panel) & self.table.branch.isin([BEFORE, *branches])]
+        own = self.table[(self.table.task == task) & self.table.branch.isin([BEFORE, *branches])]
         estimates = own[own.llc.notna()]
         counts = estimates[~estimates.valid].problem.value_counts()
         if counts.empty:
@@ -75,25 +91,26 @@ class SplitResults:
 
 
 def branch_measures(table: pd.DataFrame) -> pd.DataFrame:
-    """Return one row a panel, branch and seed with what the claims are about, nan where it cannot be had.
+    """Return one row for each task, branch and seed with what the claims are about, nan where it cannot be had.
 
     llc_split: LLC at the split. llc_slope: slope of its least-squares line over epochs, the split included, in LLC
-    an epoch. llc_change: the same times the epochs of the branch, over the mean of llc_split over all seeds (that
-    of one seed may be near 0). llc_growth: the slope over the first half of the branch. llc_end: mean LLC of the
-    checkpoints in the second half. Only valid estimates count; where that at the split is not, those after it.
-    A slope takes points over at least half of its epochs.
+    for each epoch. llc_change: the same times the epochs of the branch, over the mean of llc_split over all seeds
+    (that of one seed may be near 0). llc_growth: the slope over the first half of the branch. llc_end: mean LLC of
+    the checkpoints in the second half. Only valid estimates count; where the estimate at the split is invalid,
+    those after it are taken. A slope takes points over at least half of its epochs.
     update_norm_ratio, step_norm_ratio: mean of ‖Δw‖/lr and of ‖Δw‖ over the epochs after the split, over that of
-    as many epochs before it. fluctuation: standard deviation of the change of ln(‖Δw‖/lr) from epoch to epoch
-    after the split. train_loss_ratio, validation_loss_ratio: at the end over at the split.
+    as many epochs before it. step_norm_end: ‖Δw‖ of the last epoch over that of the first. fluctuation: standard
+    deviation of the change of ln(‖Δw‖/lr) from epoch to epoch after the split. train_loss_ratio,
+    validation_loss_ratio: at the end over at the split.
     """
     rows = []
-    for (panel, seed), own in table.groupby(["panel", "seed"], sort=False):
+    for (task, seed), own in table.groupby(["task", "seed"], sort=False):
         before = own[own.branch == BEFORE].sort_values("epoch")
         for branch, after in own[own.branch != BEFORE].groupby("branch", sort=False):
-            row = {"panel": panel, "branch": branch, "seed": seed, "lr": after.lr.iloc[0]}
+            row = {"task": task, "branch": branch, "seed": seed, "lr": after.lr.iloc[0]}
             rows.append(row | _llc_measures(before, after) | _norm_measures(before, after))
     measures = pd.DataFrame(rows)
-    measures["llc_change"] /= measures.groupby("panel").llc_split.transform("mean")
+    measures["llc_change"] /= measures.groupby("task").llc_split.transform("mean")
     return measures
 
 
@@ -125,6 +142,7 @@ def _norm_measures(before: pd.DataFrame, after: pd.DataFrame) -> dict[str, float
     return {
         "update_norm_ratio": after.update_norm.mean() / window.update_norm.mean(),
         "step_norm_ratio": after.step_norm.mean() / window.step_norm.mean(),
+        "step_norm_end": after.step_norm.iloc[-1] / after.step_norm.iloc[0],
         "fluctuation": float(changes.std(ddof=1)) if len(changes) > 1 else np.nan,
         "train_loss_ratio": after.train_loss.iloc[-1] / split.train_loss,
         "validation_loss_ratio": after.validation_loss.iloc[-1] / split.validation_loss,
@@ -132,10 +150,10 @@ def _norm_measures(before: pd.DataFrame, after: pd.DataFrame) -> dict[str, float
 
 
 def summary_table(measures: pd.DataFrame) -> pd.DataFrame:
-    """Return one row a panel and branch: mean of every measure over seeds, and its 95 % t interval."""
+    """Return one row for each task and branch: mean of every measure over seeds, and its 95 % t interval."""
     rows = []
-    for (panel, branch), own in measures.groupby(["panel", "branch"], sort=False):
-        row: dict[str, Any] = {"panel": panel, "branch": branch, "lr": own.lr.iloc[0], "seeds": len(own)}
+    for (task, branch), own in measures.groupby(["task", "branch"], sort=False):
+        row: dict[str, Any] = {"task": task, "branch": branch, "lr": own.lr.iloc[0], "seeds": len(own)}
         for name in MEASURES:
             values = own[name].dropna()
             interval = t_interval(values.to_numpy())

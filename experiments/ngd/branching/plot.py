@@ -1,12 +1,7 @@
-"""Figs. 4, 5 and 6, drawn from table.csv alone.
-
-python -m experiments.ngd.split_plot results/ngd/fig4/embedded
-"""
+"""Figs. 4, 5 and 6: losses, update norm, step, LLC and WBIC around the split."""
 
 from __future__ import annotations
 
-import argparse
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,7 +14,8 @@ from matplotlib.ticker import MaxNLocator
 from scipy import stats
 
 from curvlab.reporting import plots
-from experiments.ngd.split import BEFORE
+from experiments.ngd.branching.measures import BEFORE
+from experiments.target import Computed
 
 QUANTITIES = {
     "train_loss": "training loss (nats)",
@@ -33,13 +29,14 @@ LOGARITHMIC = ("train_loss", "validation_loss", "update_norm", "step_norm")
 GREY = "#555555"
 
 
-def draw(table: pd.DataFrame) -> Figure:
-    """Return one row a panel: losses, update norm, step, LLC and WBIC around the split."""
-    panels = table.panel.unique().tolist()
+def draw(computed: Computed) -> dict[str, Figure]:
+    """Return the figure: one row of panels for each task."""
+    table = computed["table"]
+    tasks = table.task.unique().tolist()
     branches = [branch for branch in table.branch.unique() if branch != BEFORE]
-    figure, axes = plots.figure(len(panels), len(QUANTITIES), panel_size=(2.8, 2.7))
-    for row, panel in zip(axes, panels, strict=True):
-        own = table[table.panel == panel]
+    figure, axes = plots.figure(len(tasks), len(QUANTITIES), panel_size=(2.8, 2.7))
+    for row, task in zip(axes, tasks, strict=True):
+        own = table[table.task == task]
         split = own[own.branch == BEFORE].epoch.max()
         shown = own[own.epoch > split - (own.epoch.max() - split)]  # as many epochs before as after
         for ax, (quantity, label) in zip(row, QUANTITIES.items(), strict=True):
@@ -47,7 +44,7 @@ def draw(table: pd.DataFrame) -> Figure:
             ax.set_ylabel(label)
             ax.set_xlabel("epoch")
             ax.xaxis.set_major_locator(MaxNLocator(nbins=4, integer=True))
-        row[0].set_title(panel)
+        row[0].set_title(task)
     for ax in axes[0, -2:]:
         ax.set_title("valid estimates", fontsize=8)
     entries: dict[str, Artist] = {}
@@ -58,7 +55,7 @@ def draw(table: pd.DataFrame) -> Figure:
     )
     title = "dotted: the split; mean over seeds, band: 95 % t interval"
     legend.set_title(title, prop=FontProperties(size=8))
-    return figure
+    return {"figure.png": figure}
 
 
 def _draw_quantity(ax: Axes, table: pd.DataFrame, quantity: str, branches: list[str], split: int) -> None:
@@ -101,10 +98,3 @@ def _curve(ax: Axes, own: pd.DataFrame, column: str, label: str, style: dict[str
     if column in LOGARITHMIC:
         lower = lower.clip(lower=mean / 5)  # a t interval may reach below zero, where there is no logarithm
     ax.fill_between(mean.index, lower, mean + half, color=style["color"], alpha=0.12, linewidth=0)
-
-
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description="Redraw the figure of a result folder from its table.csv.")
-    parser.add_argument("folder", type=Path)
-    folder = parser.parse_args().folder
-    draw(pd.read_csv(folder / "table.csv")).savefig(folder / "figure.png", dpi=110, metadata={"Software": None})

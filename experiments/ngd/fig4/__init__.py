@@ -11,29 +11,22 @@ Branches see the same batches. An estimate counts as an LLC only where the chain
 start (`valid`); the split is no minimum, so the estimate there is that of a state on its way, as in the paper.
 """
 
-from __future__ import annotations
+from experiments.target import Target
 
-import pandas as pd
-from omegaconf import DictConfig
-
-from curvlab import runs
-from curvlab.reporting import save_claims
-from experiments.ngd.fig4_claims import judge_claims
-from experiments.ngd.split import scale, split_table
-from experiments.ngd.split_measures import SplitResults
-from experiments.ngd.split_plot import draw
-
-
-@runs.main("ngd/fig4_split")
-def main(cfg: DictConfig) -> None:
-    """Compute, tabulate, judge, draw."""
-    with runs.start(cfg, paper="ngd", item="fig4", title="One state, then SGD and NGD") as run:
-        found = SplitResults.of(pd.read_csv(run.save_table(split_table(run, cfg))))
-        run.save_table(found.summary, "summary.csv")
-        save_claims(run.folder, judge_claims(found, claimed=dict(cfg.claimed)))
-        run.save_figure(draw(found.table))
-        run.note(scale=scale(cfg, data="FashionMNIST", learning_rates="SGD 0.01, NGD 0.01"), seeds=list(cfg.seeds))
-
-
-if __name__ == "__main__":
-    main()
+TARGET = Target(
+    __name__,
+    title="One state, then SGD and NGD: update size and LLC",
+    paper={
+        "model.hidden_sizes": [256, 256],
+        "data._target_": "FashionMNIST",
+        "seeds": "not stated",
+        "before.training.num_epochs": "not stated",
+        "after.training.num_epochs": "not stated",
+        "before.optimizer.lr": 0.01,
+        "branches.*.lr": "SGD 0.01, NGD 0.01",
+        "branches.*.alpha": "not stated for this figure",
+        "branches.*.name": "SGD, NGD as in Eqs. 6 and 7; no code",
+    },
+    compute="experiments.ngd.branching.compute:compute",
+    draw="experiments.ngd.branching.plot:draw",
+)

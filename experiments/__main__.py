@@ -1,0 +1,52 @@
+"""python -m experiments help | run | judge | draw | stale: what the Makefile calls.
+
+    help                                   every target with a line and the measured time of each preset
+    run TARGET ... [KEY=VALUE ...]         one target, or several side by side
+    judge [TARGET ...]                     claims.json again, from the tables of published results
+    draw [TARGET ...]                      figures again, from the tables
+    stale                                  published results whose units come from code that has changed since
+
+A TARGET is lissa-fig1, a paper (lissa), figures (all of them), bench, or for judge and draw a result folder.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from experiments.target.discovery import UnknownTargetError
+
+_EXIT_USAGE = 2
+
+
+def main(arguments: list[str]) -> int:
+    """Run one command; return the exit status."""
+    command, rest = (arguments[0], arguments[1:]) if arguments else ("", [])
+    # What a command needs is imported with it: help needs no package, and only `run` needs torch.
+    try:
+        if command == "help":
+            from experiments.target.help import print_help
+
+            return print_help()
+        if command == "run":
+            os.environ.setdefault("OMP_NUM_THREADS", "1")  # two were no faster alone, and slower in company
+            from experiments.target.side_by_side import run
+
+            return run(rest)
+        if command in ("judge", "draw"):
+            from experiments.target.again import again
+
+            return again(command, rest)
+        if command == "stale":
+            from experiments.target.stale import print_stale
+
+            return print_stale()
+    except UnknownTargetError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return _EXIT_USAGE
+    print(__doc__, file=sys.stderr if command not in ("-h", "--help") else sys.stdout)
+    return 0 if command in ("-h", "--help") else _EXIT_USAGE
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

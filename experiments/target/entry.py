@@ -1,0 +1,43 @@
+"""The command line of a target: python -m experiments.<paper>.<item> [KEY=VALUE ...]."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+
+from omegaconf import DictConfig
+
+from curvlab import runs
+from experiments.target.declaration import Target
+from experiments.target.discovery import ROOT
+from experiments.target.short_forms import expand
+
+
+def main(target: Target) -> None:
+    """Compute, judge and draw `target` as the command line says, in one thread unless OMP_NUM_THREADS is set."""
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # two threads were no faster alone, and much slower in company
+    runs.main(_entry(target), lambda cfg: _run(target, cfg))
+
+
+def load_config(target: Target, overrides: Sequence[str] = ()) -> DictConfig:
+    """Return the config that the command line of `target` would give, for tests and notebooks."""
+    return runs.load_config(_entry(target), overrides)
+
+
+def _entry(target: Target) -> runs.Entry:
+    return runs.Entry(
+        config_name=target.config_name,
+        folder=ROOT / "conf",
+        make_target=target.make_name,
+        module=target.package,
+        expand=expand,
+    )
+
+
+def _run(target: Target, cfg: DictConfig) -> None:
+    if cfg.progress:  # before the seconds that torch takes to load
+        print(f"{target.make_name}: {target.title} ({cfg.preset})", file=sys.stderr, flush=True)
+    from experiments.target.execution import run_target
+
+    run_target(target, cfg)

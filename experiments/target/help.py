@@ -1,0 +1,43 @@
+"""`make help`: every target, from its declaration, with the time that its published results took."""
+
+from __future__ import annotations
+
+import json
+
+from experiments.target.declaration import Target
+from experiments.target.discovery import PAPERS, ROOT, all_targets
+
+PRESETS = ("embedded", "laptop", "paper")
+
+
+def print_help() -> int:
+    """Print the list."""
+    for key, about in PAPERS.items():
+        own = [target for target in all_targets().values() if target.paper_key == key]
+        if not own:
+            continue
+        print(f"\n{about}")
+        for target in own:
+            times = ", ".join(f"{preset} {text}" for preset in PRESETS if (text := measured_time(target, preset)))
+            print(f"  {target.make_name:<24} {target.title}{f' ({times})' if times else ''}")
+    print("\nTimes are CPU time of one thread as measured; targets share units of work, which are computed once.")
+    return 0
+
+
+def measured_time(target: Target, preset: str) -> str:
+    """Return how long the published result took to compute, e.g. "48 s"; "" where there is none."""
+    seconds = recorded_seconds(target, preset)
+    if seconds is None:
+        return ""
+    if seconds < 100:
+        return f"{max(1, round(seconds))} s"
+    return f"{round(seconds / 60)} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
+
+
+def recorded_seconds(target: Target, preset: str) -> float | None:
+    """Return the same in seconds."""
+    try:
+        record = json.loads((ROOT / "results" / target.key / preset / "run.json").read_text(encoding="utf-8"))
+        return max(float(record["unit_seconds"]), float(record["wall_seconds"]))
+    except (OSError, ValueError, KeyError, TypeError):
+        return None

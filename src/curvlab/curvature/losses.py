@@ -170,9 +170,10 @@ class CrossEntropy(OutputLoss):
         return (outputs.softmax(-1) - self._one_hot(outputs, targets)) * kept
 
     def for_sampled_targets(self) -> CrossEntropy:
-        """Return this loss with the mark of ignored draws as its ignore_index."""
+        """Return this loss with the mark of ignored draws as its ignore_index, and unsmoothed."""
         other = copy.copy(self)
         other.ignore_index = _IGNORED_DRAW
+        other.label_smoothing = 0.0  # belongs to given labels, not to drawn ones
         return other
 
     def outer_product(self, gradients: Tensor, tangents: Tensor) -> Tensor:

@@ -1,0 +1,215 @@
+"""Ginger: natural gradient with a moving average of the Fisher matrix, cut to a low rank."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim.optimizer import ParamsT
+
+from curvlab.optim.low_rank_optimizer import LowRankOptimizer, Scope
+from curvlab.optim.parameter_block import ParameterBlock, Pieces, norm
+
+PUBLISHED_GINGER: dict[str, Any] = {
+    "decay": 0.99,
+    "damping": 1e-5,
+    "momentum": 0.9,
+    "scope": "tensor",
+    "clip": 1.0,
+}
+"""Settings of the authors' code beside lr and rank: Ginger(parameters, lr=0.1, rank=4, **PUBLISHED_GINGER).
+
+Its second gradient is that of `sampled_label_loss`, with the model in eval mode.
+"""
+
+_LEAST_PERIOD = 8  # updates between measurements of BBᵀ, at least
+
+
+class Ginger(LowRankOptimizer):
+    """w <- w - lr (γI + U diag(σ) Uᵀ)⁻¹ ∇L, U diag(σ) Uᵀ ≈ G_t = α G_{t-1} + (1-α) d_t d_tᵀ, G_0 = 0 (Sec. 2.3).
+
+    d_t is the gradient for labels that the model draws itself, scaled so that E d dᵀ is the Fisher matrix
+    (Eq. 8; `sampled_label_loss` has that scale). After each update all but the τ largest eigenvalues are dropped.
+
+    Usage, in each step::
+
+        optimizer.zero_grad()
+        sampled_label_loss(loss, model(inputs), targets, generator=generator).backward()
+        optimizer.update_curvature()
+        optimizer.zero_grad()
+        loss(model(inputs), targets).backward()
+        optimizer.step()
+
+    The printed formulas (Eq. 17, Algorithm 1) do not fit each other. Consistent, and what the authors' code
+    computes, is (γI + αUΣUᵀ + (1-α) d dᵀ)⁻¹ = γ⁻¹I - (U K Uᵀ + β h hᵀ) with K from ασ in place of σ in Eq. 16,
+    h = (γI + αUΣUᵀ)⁻¹ d, β = (1-α)/(1 + (1-α) hᵀd). The best approximation of that inverse of rank τ (beside γ⁻¹I)
+    keeps the τ largest κ = σ/(γ(γ+σ)) of the matrix in brackets, which grow with σ. So it keeps the same
+    eigenvectors as the best approximation of αUΣUᵀ + (1-α) d dᵀ itself, and its error is κ of the first σ dropped.
+    We update that matrix: σ = γ²κ/(1-γκ), Eq. 18, loses all digits where σ >> γ, in single precision already for
+    σ = 1 and γ = 1e-5, and the state would depend on γ.
+
+    The state is B (τ, P) with orthonormal rows, and C (τ, τ): U diag(σ) Uᵀ = Bᵀ C B. An update finds the part of d
+    outside the rows, p, and the vector w that is dropped from the span of B and p, by an eigendecomposition of
+    size τ + 1; a reflection that takes w to the last row and leaves it out makes B the basis of what is kept. That
+    costs O(Pτ), where multiplying by all eigenvectors would cost O(Pτ²) (the paper's "future direction").
+
+    B is in single precision, also for bfloat16 parameters (double for double); C in double, on the host. Rows that
+    have lost orthonormality by more than rounding are repaired: BBᵀ is measured in every max(τ, 8)-th update, and
+    the repair leaves Bᵀ C B as it is. With B in single precision, a gradient within the rows but for 1e-7 of its
+    length has a direction wrong by up to 1e-7 ‖∇L‖/γ.
+
+    Cost: update 10 Pτ flops (about 7 passes over B; BBᵀ is 2 Pτ more on average), τ³ on the host and one wait for
+    the device; step 4 Pτ flops and one wait. Memory: (τ + 1) P numbers with momentum, else τP; 2 P temporary.
+    State of a parameter: "rows", "momentum", "step"; the first of each block also "core" (C), "num_rows_used",
+    "num_updates".
+
+    Args:
+        params: real floating-point; settings may differ between groups.
+        lr: factor of the step.
+        rank: τ.
+        decay: α.
+        damping: γ. Outside the rows the step is lr/γ times the gradient: γ = 1e-5 needs lr as small, or clip.
+        momentum: μ, m <- μm + (1-μ)∇L, divided by 1-μᵗ, takes the place of ∇L.
+        scope: one matrix for all parameters together ("global"), each group, or each tensor.
+        weight_decay: added to the gradient of the loss, times the parameters, as in torch.optim.SGD.
+        maximize: step uphill.
+        clip: bound on each entry of the direction, before lr; None: no bound.
+
+    Raises:
+        ValueError: a setting out of range.
+        TypeError: parameters or gradients of another kind.
+    """
+
+    momentum_is_average = True
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float,
+        *,
+        rank: int,
+        decay: float,
+        damping: float,
+        momentum: float = 0.0,
+        scope: Scope = "global",
+        weight_decay: float = 0.0,
+        maximize: bool = False,
+        clip: float | None = None,
+    ) -> None:
+        defaults = {
+            "lr": lr,
+            "rank": rank,
+            "decay": decay,
+            "damping": damping,
+            "momentum": momentum,
+            "scope": scope,
+            "weight_decay": weight_decay,
+            "maximize": maximize,
+            "clip": clip,
+        }
+        super().__init__(params, defaults)
+
+    @torch.no_grad()
+    def eigendecompositions(self) -> list[tuple[Tensor, Tensor]]:
+        """Return σ (k,), falling, and U (P, k) of each block, k the vectors seen so far up to τ.
+
+        Blocks stand as in `scope`, parameters in the order of the groups. Cost: O(Pτ²), and another copy of B.
+        """
+        found = []
+        for block in self._blocks():
+            values, vectors = torch.linalg.eigh(_core(block))
+            kept = block.state.get("num_rows_used", 0)
+            values, vectors = values.flip(0)[:kept], vectors.flip(1)[:, :kept].to(block.parameters[0].device)
+            pieces = []
+            for parameter in block.parameters:
+                rows = block.rows(parameter)
+                if rows is None:
+                    rows = vectors.new_zeros(block.num_rows, parameter.numel())
+                pieces.append(rows.mT.double() @ vectors)
+            found.append((values.clamp_min(0).to(vectors), torch.cat(pieces)))
+        return found
+
+    def _check(self, group: dict[str, Any]) -> None:
+        super()._check(group)
+        if not group["damping"] > 0:
+            raise ValueError(f"damping must be positive, got {group['damping']}; it is γ of the paper")
+
+    def _block(self, members: list[Tensor], settings: dict[str, Any]) -> ParameterBlock:
+        block = super()._block(members, settings)
+        block.num_rows = min(block.num_rows, block.size)
+        return block
+
+    def _measure(self, block: ParameterBlock, pieces: Pieces) -> tuple[Pieces, Tensor]:
+        # Twice: the first remainder is orthogonal to the rows up to rounding of d, the second up to its own.
+        first = block.product(pieces)
+        remainder = block.minus_combination(pieces, first)
+        second = block.product(remainder)
+        remainder = block.minus_combination(remainder, second)
+        numbers = [first.double() + second.double(), torch.stack([norm(remainder), norm(pieces)])]
+        if _measures_gram(block):
+            numbers.append(block.gram().flatten())
+        return remainder, torch.cat(numbers)
+
+    def _update_block(self, block: ParameterBlock, pieces: Pieces, numbers: Tensor) -> None:
+        size, state = block.num_rows, block.state
+        used = state.get("num_rows_used", 0)
+        coordinates, (remainder, length), gram = numbers[:size], numbers[size : size + 2], numbers[size + 2 :]
+        precision = torch.finfo(block.dtype).eps
+        is_new = bool(remainder > 10 * precision * length)
+        vector = torch.cat([coordinates, remainder[None] if is_new else remainder.new_zeros(1)])
+        extended = torch.zeros(size + 1, size + 1, dtype=torch.float64)
+        extended[:size, :size] = block.settings["decay"] * _core(block)
+        extended += (1 - block.settings["decay"]) * torch.outer(vector, vector)
+        if len(gram):
+            _repair(block, gram.view(size, size), extended)
+        if is_new:
+            dropped = torch.zeros(size + 1, dtype=torch.float64)
+            if used < size:
+                dropped[used] = 1.0  # a row of zeros
+            else:
+                dropped = torch.linalg.eigh(extended).eigenvectors[:, 0]
+            unit = dropped.clone()
+            unit[-1] += 1.0 if dropped[-1] >= 0 else -1.0
+            unit /= torch.linalg.vector_norm(unit)
+            reflection = torch.eye(size + 1, dtype=torch.float64) - 2 * torch.outer(unit, unit)
+            extended = reflection @ extended @ reflection
+            on_device = unit.to(block.dtype).to(block.parameters[0].device, non_blocking=True)
+            block.reflect_(on_device, pieces, float(1 / remainder))
+        core = extended[:size, :size]
+        state["core"] = (core + core.T) / 2
+        state["num_rows_used"] = min(used + is_new, size)
+        state["num_updates"] = state.get("num_updates", 0) + 1
+
+    def _scale(self, block: ParameterBlock) -> float:
+        return float(1 / block.settings["damping"])
+
+    def _inverse(self, block: ParameterBlock) -> Tensor:
+        values, vectors = torch.linalg.eigh(_core(block))
+        values = values.clamp_min(0)
+        return (vectors * (values / (block.settings["damping"] + values))) @ vectors.T
+
+
+def _core(block: ParameterBlock) -> Tensor:
+    """Return C, (num_rows, num_rows)."""
+    core = block.state.get("core")
+    return torch.zeros(block.num_rows, block.num_rows, dtype=torch.float64) if core is None else core
+
+
+def _measures_gram(block: ParameterBlock) -> bool:
+    return bool((block.state.get("num_updates", 0) + 1) % max(block.num_rows, _LEAST_PERIOD) == 0)
+
+
+def _repair(block: ParameterBlock, gram: Tensor, extended: Tensor) -> None:
+    """Make the rows of B orthonormal again where BBᵀ shows drift; change C with them, so that BᵀCB stays."""
+    used = gram.diagonal() > 0.5
+    gram = torch.where(used[:, None] & used, gram, torch.eye(len(gram), dtype=gram.dtype))
+    drift = float((gram - torch.eye(len(gram), dtype=gram.dtype)).abs().max())
+    if drift <= 20 * torch.finfo(block.dtype).eps:
+        return
+    values, vectors = torch.linalg.eigh(gram)
+    root = (vectors * values.sqrt()) @ vectors.T
+    block.transform_((vectors / values.sqrt()) @ vectors.T)
+    size = len(gram)
+    extended[:size] = root @ extended[:size]
+    extended[:, :size] = extended[:, :size] @ root

@@ -46,5 +46,5 @@ def test_claim_counts_cases_that_diverge() -> None:
     ]
     result = judge_recipe(pd.DataFrame(rows), seed=0)
     assert result.value == 0.5
-    assert result.verdict == "not reproduced"
+    assert result.verdict == "undecided"
     assert "3 of 4 cases have an error of at most 0.2" in result.explanation

@@ -22,7 +22,7 @@ TARGETS = {
 }
 CERTAIN = {
     "fig1": {"exact-estimate": "reproduced", "converges": "reproduced"},
-    "fig2": {"lemma-converges": "direction only"},
+    "fig2": {"lemma-converges": "undecided"},  # two seeds
     "prop": {
         "equality": "not reproduced",
         "equality-isotropic": "reproduced",

@@ -1,10 +1,21 @@
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from curvlab.reporting import Claim, Criterion, Interval, judge, load_claims, out_of_reach, save_claims
+from curvlab.reporting import (
+    Claim,
+    ClaimResult,
+    Criterion,
+    Interval,
+    exact,
+    judge,
+    load_claims,
+    out_of_reach,
+    save_claims,
+)
 from curvlab.reporting.claims_file import rerun_command
 
 
@@ -17,10 +28,16 @@ def some_results() -> list:
     third = 1 / 3
     return [
         judge(claim("a", 2.5e-4), third, Interval(0.1, 0.7, "t 95 %, 3 seeds", 3), if_not_reproduced="-"),
-        judge(claim("b", "a line"), 0.1, Interval(0.0, math.inf, "t", 2), if_not_reproduced="noise"),
-        judge(claim("c", None), 0.1, Interval(-math.inf, 0.2, "t", 2), if_not_reproduced="noise"),
+        judge(claim("b", "a line"), 0.1, Interval(0.0, math.inf, "t", 3), if_not_reproduced="noise"),
+        judge(claim("c", None), 0.1, Interval(-math.inf, 0.2, "t", 3), if_not_reproduced="noise"),
         judge(claim("d", None), None, None, if_not_reproduced="failed"),
         out_of_reach(claim("e", None), "needs ImageNet"),
+        judge(
+            replace(claim("f", 1), criterion=Criterion(at_most=1.0, exact=True)),
+            1.5,
+            exact(1.5),
+            if_not_reproduced="H = diag(1, -1)",
+        ),
     ]
 
 
@@ -60,6 +77,49 @@ def test_failed_write_leaves_the_old_file(folder: Path, monkeypatch: pytest.Monk
     assert len(list(folder.iterdir())) == 1
 
 
+def first_version(folder: Path, *, verdict: str, explanation: str, **changes: object) -> ClaimResult:
+    """Write one claim as the first version of the file had it, and load it."""
+    save_claims(folder, some_results()[:1])
+    content = json.loads((folder / "claims.json").read_text())
+    entry = content["claims"][0] | {"verdict": verdict, "explanation": explanation}
+    del entry["claim"]["criterion"]["exact"]
+    content = {"schema_version": 1, "claims": [entry | changes]}
+    (folder / "claims.json").write_text(json.dumps(content))
+    return load_claims(folder)[0]
+
+
+TWO_SEEDS = {"low": 0.2, "high": 0.4, "kind": "t 95 %, 2 seeds", "num_samples": 2}
+BOTH_SIDES = {"low": -0.1, "high": 0.4, "kind": "t 95 %, 3 seeds", "num_samples": 3}
+
+
+@pytest.mark.parametrize(
+    ("verdict", "explanation", "changes", "expected"),
+    [
+        ("reproduced", "", {}, ("reproduced", "")),
+        (
+            "reproduced",
+            "",
+            {"interval": TWO_SEEDS},
+            (
+                "undecided",
+                "Measured 0.3333 (0.2 to 0.4); needed: at least 0.1 (direction: at least 0). "
+                "Fewer than 3 seeds decide nothing.",
+            ),
+        ),
+        ("not reproduced", "Noise.", {"interval": BOTH_SIDES}, ("undecided", "Noise.")),
+        ("not reproduced", "No such run.", {"value": None, "interval": None}, ("out of reach", "No such run.")),
+        ("out of reach", "Too large.", {"value": None, "interval": None}, ("out of reach", "Too large.")),
+    ],
+)
+def test_first_version_is_decided_again(
+    folder: Path, verdict: str, explanation: str, changes: dict, expected: tuple[str, str]
+) -> None:
+    result = first_version(folder, verdict=verdict, explanation=explanation, **changes)
+    assert (result.verdict, result.explanation) == expected
+    save_claims(folder, [result])
+    assert load_claims(folder) == [result]
+
+
 def test_refuses_repeated_ids(folder: Path) -> None:
     with pytest.raises(ValueError, match="unique within a target, repeated: a"):
         save_claims(folder, some_results()[:1] * 2)
@@ -77,7 +137,7 @@ def hand_edited(content: dict) -> dict:
         lambda text: "",
         lambda text: "[]",
         lambda text: "null",
-        lambda text: text.replace('"schema_version": 1', '"schema_version": 99'),
+        lambda text: text.replace('"schema_version": 2', '"schema_version": 99'),
         lambda text: text.replace('"criterion"', '"criterium"'),
         lambda text: text.replace('"low"', '"lo"'),
         lambda text: json.dumps(hand_edited(json.loads(text))),

@@ -6,9 +6,21 @@ A target declares its claims beside its code and judges each of them once per ru
                    measure="median Pearson over training points", criterion=Criterion(at_least=0.99))
     result = judge(MEDIAN, value, interval, if_not_reproduced="The PBRF has not converged: see residuals.")
 
-The rule: a claim is reproduced when the value and both ends of its interval satisfy the criterion. It is
-"direction only" when they satisfy the weaker criterion for the direction, but not the full one. Anything
-else, a missing value, and a nan anywhere, is not reproduced.
+The rule. "The interval" means both of its ends, the value, and all between them (a bootstrap interval may miss
+its own value). The first line that applies gives the verdict:
+
+    ==============  =========================================================================================
+    out of reach    there is no value; the explanation says why
+    undecided       the value or an end is nan, or it is a t interval over fewer than three seeds
+    reproduced      the whole interval satisfies the criterion
+    refuted         the criterion is of an exact statement, and so is the value (low == value == high): the
+                    explanation gives the counter-example
+    direction only  the whole interval satisfies the weaker criterion for the direction
+    not reproduced  the whole interval lies outside the criterion, and outside the direction's where one is stated
+    undecided       anything else: part of the interval would give one verdict, part of it another
+    ==============  =========================================================================================
+
+Bounds are inclusive. A preset may also call a claim out of reach that it has a value for, with the reason.
 """
 
 from __future__ import annotations
@@ -17,13 +29,15 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from curvlab.reporting.intervals import Interval
+from curvlab.reporting.intervals import MIN_SAMPLES, Interval
 
 REPRODUCED = "reproduced"
 DIRECTION_ONLY = "direction only"
+UNDECIDED = "undecided"
 NOT_REPRODUCED = "not reproduced"
+REFUTED = "refuted"
 OUT_OF_REACH = "out of reach"
-VERDICTS = (REPRODUCED, DIRECTION_ONLY, NOT_REPRODUCED, OUT_OF_REACH)
+VERDICTS = (REPRODUCED, DIRECTION_ONLY, UNDECIDED, NOT_REPRODUCED, REFUTED, OUT_OF_REACH)
 
 
 @dataclass(frozen=True)
@@ -35,12 +49,15 @@ class Criterion:
         at_most: upper bound of a reproduced value; both together mean "between".
         direction_at_least: lower bound of "direction only".
         direction_at_most: upper bound of "direction only".
+        exact: the claim is a statement without exceptions (a theorem, an identity, a printed number), so that one
+            exact value that fails refutes it.
     """
 
     at_least: float | None = None
     at_most: float | None = None
     direction_at_least: float | None = None
     direction_at_most: float | None = None
+    exact: bool = False
 
     def __post_init__(self) -> None:
         if self.at_least is None and self.at_most is None:
@@ -65,13 +82,28 @@ class Criterion:
 
     def shows_direction(self, values: Iterable[float]) -> bool:
         """Return whether all values keep the weaker bounds; False when none are stated."""
-        if self.direction_at_least is None and self.direction_at_most is None:
+        return self.states_direction and _within(values, self.direction_at_least, self.direction_at_most)
+
+    def excludes(self, values: Iterable[float]) -> bool:
+        """Return whether no number from the least to the largest of the values keeps even the weakest bounds."""
+        low, high = self.at_least, self.at_most
+        if self.states_direction:
+            low, high = self.direction_at_least, self.direction_at_most
+        values = tuple(values)
+        if any(math.isnan(value) for value in values):
             return False
-        return _within(values, self.direction_at_least, self.direction_at_most)
+        return (low is not None and max(values) < low) or (high is not None and min(values) > high)
+
+    @property
+    def states_direction(self) -> bool:
+        """Whether there are weaker bounds for the direction."""
+        return self.direction_at_least is not None or self.direction_at_most is not None
 
     def __str__(self) -> str:
         text = _bounds_text(self.at_least, self.at_most)
-        if self.direction_at_least is None and self.direction_at_most is None:
+        if self.exact:
+            text += ", without exception"
+        if not self.states_direction:
             return text
         return f"{text} (direction: {_bounds_text(self.direction_at_least, self.direction_at_most)})"
 
@@ -154,11 +186,34 @@ class ClaimResult:
 def decide(value: float | None, interval: Interval | None, criterion: Criterion) -> str:
     """Return the verdict on a measured value: the rule at the head of this module, and nothing else."""
     if value is None or interval is None:
-        return NOT_REPRODUCED
+        return OUT_OF_REACH
     measured = (interval.low, value, interval.high)
+    if any(math.isnan(end) for end in measured) or interval.has_too_few_samples:
+        return UNDECIDED
     if criterion.holds(measured):
         return REPRODUCED
-    return DIRECTION_ONLY if criterion.shows_direction(measured) else NOT_REPRODUCED
+    if criterion.exact and interval.low == value == interval.high:
+        return REFUTED
+    if criterion.shows_direction(measured):
+        return DIRECTION_ONLY
+    return NOT_REPRODUCED if criterion.excludes(measured) else UNDECIDED
+
+
+def describe(value: float | None, interval: Interval | None, criterion: Criterion) -> str:
+    """Return in a sentence or two what was measured, what was needed and, when undecided, what is in the way."""
+    if value is None or interval is None:
+        return "Not measured."
+    spread = f"{interval.low:.4g} to {interval.high:.4g}"
+    if math.isnan(interval.low) and math.isnan(interval.high):
+        spread = f"no interval: {interval.kind}"
+    fact = f"Measured {value:.4g} ({spread}); needed: {criterion}."
+    if decide(value, interval, criterion) != UNDECIDED:
+        return fact
+    if any(math.isnan(end) for end in (interval.low, value, interval.high)):
+        return f"{fact} Without numbers at both ends nothing is decided."
+    if interval.has_too_few_samples:
+        return f"{fact} Fewer than {MIN_SAMPLES} seeds decide nothing."
+    return f"{fact} The interval lies on both sides of a bound."
 
 
 def judge(claim: Claim, value: float | None, interval: Interval | None, *, if_not_reproduced: str) -> ClaimResult:
@@ -166,10 +221,10 @@ def judge(claim: Claim, value: float | None, interval: Interval | None, *, if_no
 
     Args:
         claim: the claim.
-        value: what was measured; None when the run did not give it.
+        value: what was measured; None when the run did not give it, which makes the claim out of reach.
         interval: from `t_interval`, `bootstrap_interval` or `exact`; None only without a value.
-        if_not_reproduced: the reason to give should the claim fail, or the run that shows it. Asked for in
-            any case, so that a missing one is noticed before the run that needs it.
+        if_not_reproduced: the reason to give should the claim not be reproduced, the run that shows it, or the
+            counter-example. Asked for in any case, so that a missing one is noticed before the run that needs it.
     """
     if not if_not_reproduced.strip():
         raise ValueError(f"claim {claim.id!r}: say in if_not_reproduced what explains a failure.")
@@ -182,13 +237,7 @@ def judge(claim: Claim, value: float | None, interval: Interval | None, *, if_no
     verdict = decide(value, interval, claim.criterion)
     if verdict == REPRODUCED:
         return ClaimResult(claim, value, interval, verdict)
-    if value is None or interval is None:
-        fact = "Not measured."
-    else:
-        spread = f"{interval.low:.4g} to {interval.high:.4g}"
-        if math.isnan(interval.low) and math.isnan(interval.high):
-            spread = f"no interval: {interval.kind}"
-        fact = f"Measured {value:.4g} ({spread}); needed: {claim.criterion}."
+    fact = describe(value, interval, claim.criterion)
     return ClaimResult(claim, value, interval, verdict, f"{fact} {if_not_reproduced.strip()}")
 
 

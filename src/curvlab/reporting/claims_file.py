@@ -11,11 +11,21 @@ from pathlib import Path
 from typing import Any
 
 from curvlab.atomic_file import write_atomically
-from curvlab.reporting.claims import Change, Claim, ClaimResult, Criterion
+from curvlab.reporting.claims import (
+    OUT_OF_REACH,
+    REPRODUCED,
+    Change,
+    Claim,
+    ClaimResult,
+    Criterion,
+    decide,
+    describe,
+)
 from curvlab.reporting.intervals import Interval
 
 FILE_NAME = "claims.json"
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
+_FORMER_VERSION = 1  # had no "undecided" and no "refuted": its verdicts are decided again
 
 
 def save_claims(folder: str | Path, results: Sequence[ClaimResult]) -> Path:
@@ -33,15 +43,18 @@ def save_claims(folder: str | Path, results: Sequence[ClaimResult]) -> Path:
 def load_claims(folder: str | Path) -> list[ClaimResult]:
     """Read `folder`/claims.json; every verdict is checked against its value, interval and criterion.
 
+    A file of schema version 1 keeps its values, intervals and reasons; its verdicts are decided again.
+
     Raises:
         ValueError: the file is missing or damaged; names it and the command that writes it anew.
     """
     path = Path(folder) / FILE_NAME
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-        if content["schema_version"] != SCHEMA_VERSION:
-            raise ValueError(f"schema version {content['schema_version']!r}, expected {SCHEMA_VERSION}")
-        return [_result_from_json(entry) for entry in content["claims"]]
+        version = content["schema_version"]
+        if version not in (_FORMER_VERSION, SCHEMA_VERSION):
+            raise ValueError(f"schema version {version!r}, expected {SCHEMA_VERSION}")
+        return [_result_from_json(entry, again=version == _FORMER_VERSION) for entry in content["claims"]]
     except FileNotFoundError:
         raise ValueError(f"{path.as_posix()} is missing: run `{rerun_command(folder)}` again.") from None
     except (ValueError, TypeError, KeyError, AttributeError, OSError) as error:
@@ -65,9 +78,11 @@ def _to_json(value: Any) -> Any:
     return value
 
 
-def _result_from_json(entry: dict[str, Any]) -> ClaimResult:
+def _result_from_json(entry: dict[str, Any], *, again: bool) -> ClaimResult:
+    """Return one claim; `again` decides its verdict anew, unless the preset called it out of reach."""
     claim, interval, value = entry["claim"], entry["interval"], entry["value"]
-    bounds = {name: None if bound is None else float(bound) for name, bound in claim["criterion"].items()}
+    criterion = _criterion_from_json(claim["criterion"])
+    value = None if value is None else float(value)
     changed = tuple(Change(**change) for change in claim.get("changed", ()))
     if interval is not None:
         interval = Interval(
@@ -76,10 +91,20 @@ def _result_from_json(entry: dict[str, Any]) -> ClaimResult:
             kind=interval["kind"],
             num_samples=int(interval["num_samples"]),
         )
+    verdict, explanation = entry["verdict"], entry["explanation"]
+    if again and verdict != OUT_OF_REACH:
+        verdict = decide(value, interval, criterion)
+        if verdict != REPRODUCED and not explanation:
+            explanation = describe(value, interval, criterion)
     return ClaimResult(
-        claim=Claim(**{**claim, "criterion": Criterion(**bounds), "changed": changed}),
-        value=None if value is None else float(value),
+        claim=Claim(**{**claim, "criterion": criterion, "changed": changed}),
+        value=value,
         interval=interval,
-        verdict=entry["verdict"],
-        explanation=entry["explanation"],
+        verdict=verdict,
+        explanation=explanation,
     )
+
+
+def _criterion_from_json(entry: dict[str, Any]) -> Criterion:
+    bounds = {name: None if bound is None else float(bound) for name, bound in entry.items() if name != "exact"}
+    return Criterion(**bounds, exact=bool(entry.get("exact", False)))

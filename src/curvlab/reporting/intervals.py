@@ -9,6 +9,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy import stats
 
+MIN_SAMPLES = 3  # two seeds give an interval, but one that rests on a single difference
+
 
 @dataclass(frozen=True)
 class Interval:
@@ -31,6 +33,11 @@ class Interval:
             raise ValueError(f"an interval needs low <= high, got {self.low:g} and {self.high:g}; swap them.")
         if not self.kind.strip():
             raise ValueError('an interval needs a kind that says how it was found, e.g. "t 95 %, 3 seeds".')
+
+    @property
+    def has_too_few_samples(self) -> bool:
+        """Whether it is a t interval over fewer than `MIN_SAMPLES` values, which decides nothing."""
+        return self.kind.split()[0] == "t" and self.num_samples < MIN_SAMPLES
 
 
 def exact(value: float, *, kind: str = "deterministic") -> Interval:

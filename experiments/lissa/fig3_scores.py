@@ -21,6 +21,7 @@ from curvlab.reporting import load_paper_numbers
 from curvlab.runs import Run
 from curvlab.solvers import DivergenceError, Lissa
 from curvlab.spectrum import top_eigenvalues
+from experiments.papers import FOLDER as PAPERS
 from experiments.task import Task
 
 VERSION = 1  # raise it when the meaning of a unit changes
@@ -150,7 +151,7 @@ def _measured(run: Run, task: Task, cfg: DictConfig, sentences: list[str]) -> di
 
 def check_lissa(run: Run, task: Task, cfg: DictConfig, sentences: list[str], exact: Measured) -> list[LissaCheck]:
     """Run LiSSA with the caption's settings at our scale, under both readings of its step size."""
-    paper = load_paper_numbers("lissa")
+    paper = load_paper_numbers("lissa", folder=PAPERS)
     step_size, damping = (paper.get("Fig. 3", "all", name).value for name in ("step_size", "damping"))
     largest = paper.get("Table 1", "OPT", "lambda_max").value
     checks = []

@@ -21,7 +21,6 @@ intervals of claims are over trained models, or over facts (jackknife) where the
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -34,8 +33,9 @@ from experiments.lissa import fig3_statistics as statistics
 from experiments.lissa.fig3_claims import judge_claims
 from experiments.lissa.fig3_plot import draw
 from experiments.lissa.fig3_scores import LissaCheck, Measured, check_lissa, measure
+from experiments.papers import FOLDER as PAPERS
 
-SENTENCES = Path(__file__).parents[1] / "papers" / "lissa" / "sentences.csv"
+SENTENCES = PAPERS / "lissa" / "sentences.csv"
 
 
 @runs.main("lissa/fig3_sentence_similarity")
@@ -89,7 +89,7 @@ def _summary(measured: list[Measured]) -> pd.DataFrame:
 
 
 def _scale(cfg: DictConfig, measured: list[Measured]) -> dict[str, Any]:
-    paper = load_paper_numbers("lissa")
+    paper = load_paper_numbers("lissa", folder=PAPERS)
     printed = {
         name: paper.get("Fig. 3", "all", name).value
         for name in ("damping", "num_steps", "batch_size", "context_length")

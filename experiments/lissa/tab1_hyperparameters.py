@@ -30,6 +30,7 @@ from curvlab.solvers import lissa_hyperparameters
 from experiments.lissa import spectrum_units as units
 from experiments.lissa.tab1_claims import judge_claims
 from experiments.lissa.tab1_plot import draw
+from experiments.papers import FOLDER as PAPERS
 from experiments.task import Task
 
 SHARED = ("damping", "damping_ratio", "assumed_constant", "spectrum", "forms", "sketch", "constant")
@@ -100,7 +101,7 @@ def row(run: Run, task: Task, cfg: DictConfig) -> dict[str, Any]:
 
 def paper_table() -> pd.DataFrame:
     """Return the paper's Table 1 with what its rows imply: tr, and what follows from trace and lambda_max."""
-    numbers = load_paper_numbers("lissa")
+    numbers = load_paper_numbers("lissa", folder=PAPERS)
     damping = numbers.get("Table 1", "all", "damping").value
     rows = []
     for name in PAPER_ROWS:

@@ -31,6 +31,7 @@ from experiments.lissa import spectrum_units as units
 from experiments.lissa.tab3_claims import judge_claims
 from experiments.lissa.tab3_gradients import gradient_pairs
 from experiments.lissa.tab3_plot import draw
+from experiments.papers import FOLDER as PAPERS
 from experiments.task import Task
 
 SHARED = ("spectrum", "sketch", "frobenius", "repeated", "gradients")
@@ -112,7 +113,7 @@ def repetitions(run: Run, task: Task, cfg: DictConfig) -> list[dict[str, Any]]:
 
 def paper_table() -> pd.DataFrame:
     """Return the paper's Table 3 beside tr and λmax of Table 1, and the two inequalities."""
-    numbers = load_paper_numbers("lissa")
+    numbers = load_paper_numbers("lissa", folder=PAPERS)
     rows = []
     for name in PAPER_ROWS:
         norm = numbers.get("Table 3", name, "frobenius_norm").value

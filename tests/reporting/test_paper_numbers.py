@@ -9,6 +9,7 @@ from curvlab.reporting import PaperNumber, load_paper_numbers
 from curvlab.reporting.paper_numbers import item_key
 
 ROOT = Path(__file__).parents[2]
+PAPERS = ROOT / "experiments" / "papers"
 TEXTS = ROOT.parent / "shared" / "papers"
 TEXT_FILES = {
     "lissa": "lissa_klochkov_liu_2024.txt",
@@ -17,8 +18,8 @@ TEXT_FILES = {
 }
 NUMBERS = [
     (paper.stem, number)
-    for paper in sorted((ROOT / "experiments" / "papers").glob("*.csv"))
-    for number in load_paper_numbers(paper.stem).numbers
+    for paper in sorted(PAPERS.glob("*.csv"))
+    for number in load_paper_numbers(paper.stem, folder=PAPERS).numbers
 ]
 UNITS = {"M": 1e6, "B": 1e9}
 
@@ -106,14 +107,14 @@ ROWS = ["ResNet-18", "ResNet-50", "OPT", "Llama-1", "Mistral"]
 def test_table_1_hyperparameters_end_the_printed_row(row: str) -> None:
     text = text_of("lissa")
     line = next(line for line in text[text.index("Table 1: ") :].splitlines() if line.startswith(row))
-    numbers = load_paper_numbers("lissa")
+    numbers = load_paper_numbers("lissa", folder=PAPERS)
     printed = [numbers.get("Table 1", row, column).quote for column in ("step_size", "batch_size", "num_steps")]
     assert line.rstrip().endswith(" " + " ".join(printed))
 
 
 @pytest.mark.parametrize("row", ROWS)
 def test_arithmetic_of_the_tables(row: str) -> None:
-    numbers = load_paper_numbers("lissa")
+    numbers = load_paper_numbers("lissa", folder=PAPERS)
 
     def value(table: str, column: str, of: str = row) -> float:
         return numbers.get(table, of, column).value
@@ -130,11 +131,11 @@ def test_arithmetic_of_the_tables(row: str) -> None:
 
 def test_item_keys_of_targets() -> None:
     assert [item_key(name) for name in ("Table 1", "Fig. 2", "App. D")] == ["tab1", "fig2", "appd"]
-    assert {number.column for number in load_paper_numbers("lissa").for_item("fig1")} >= {"epsilon"}
+    assert {number.column for number in load_paper_numbers("lissa", folder=PAPERS).for_item("fig1")} >= {"epsilon"}
 
 
 def test_unknown_number_lists_what_there_is() -> None:
-    numbers = load_paper_numbers("lissa")
+    numbers = load_paper_numbers("lissa", folder=PAPERS)
     with pytest.raises(KeyError, match=r"lissa.csv has no number \(all, lr\) in Fig. 1; .*\(all, epsilon\)"):
         numbers.get("Fig. 1", "all", "lr")
     with pytest.raises(KeyError, match="nothing in that table"):
@@ -142,7 +143,7 @@ def test_unknown_number_lists_what_there_is() -> None:
 
 
 def test_refuses_missing_wrong_and_repeated(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=r"looked for pbrf.csv in .*run from a source checkout"):
+    with pytest.raises(FileNotFoundError, match=r"looked for pbrf.csv in .*; pass the folder that holds it"):
         load_paper_numbers("pbrf", folder=tmp_path)
     (tmp_path / "a.csv").write_text("table,value\nTable 1,2\n")
     with pytest.raises(ValueError, match=r"a.csv needs the columns .*quote, got table,value"):

@@ -1,4 +1,4 @@
-"""The papers' own numbers, typed once in experiments/papers/<paper>.csv and checked against their texts."""
+"""The papers' own numbers, typed once in a folder of <paper>.csv and checked against their texts."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class PaperNumbers:
                 return number
         known = ", ".join(f"({number.row}, {number.column})" for number in self.in_table(table))
         raise KeyError(
-            f"experiments/papers/{self.paper}.csv has no number ({row}, {column}) in {table}; "
+            f"{self.paper}.csv has no number ({row}, {column}) in {table}; "
             f"it has: {known or 'nothing in that table'}."
         )
 
@@ -67,19 +67,13 @@ def item_key(table: str) -> str:
     return letters.replace("table", "tab")
 
 
-def load_paper_numbers(paper: str, *, folder: str | Path | None = None) -> PaperNumbers:
-    """Return the numbers of `paper` ("lissa", "pbrf", ...) from `folder`/<paper>.csv.
-
-    Args:
-        paper: the paper's key.
-        folder: by default experiments/papers of the source tree that this package runs from.
-    """
-    source = Path(__file__).parents[3] / "experiments" / "papers" if folder is None else Path(folder)
-    path = source / f"{paper}.csv"
+def load_paper_numbers(paper: str, *, folder: str | Path) -> PaperNumbers:
+    """Return the numbers of `paper` ("lissa", "pbrf", ...) from `folder`/<paper>.csv."""
+    path = Path(folder) / f"{paper}.csv"
     if not path.is_file():
         raise FileNotFoundError(
-            f"no numbers of paper {paper!r}: looked for {path.name} in {source.as_posix()}; "
-            "run from a source checkout, or pass folder=."
+            f"no numbers of paper {paper!r}: looked for {path.name} in {Path(folder).as_posix()}; "
+            "pass the folder that holds it, in a source checkout experiments/papers."
         )
     table = pd.read_csv(path, dtype=str, keep_default_na=False)
     if tuple(table.columns) != COLUMNS:

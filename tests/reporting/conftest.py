@@ -2,13 +2,17 @@
 
 import json
 import shutil
+from dataclasses import replace
+from functools import cache
+from io import BytesIO
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
 
-from curvlab.reporting import Claim, Criterion, Interval, judge, out_of_reach, plots, save_claims
+from curvlab.reporting import Claim, Criterion, Interval, exact, judge, out_of_reach, plots, save_claims
 
 CORRELATES = Claim(
     id="exact-correlates",
@@ -26,28 +30,61 @@ STEPS = Claim(
     measure="relative error at the last step",
     criterion=Criterion(at_most=0.1),
 )
+REST = replace(STEPS, id="steps-rest", statement="The rest vanishes.")
+THEOREM = Claim(
+    id="theorem",
+    statement="The error is below the bound.",
+    source="Theorem 1",
+    paper_value=1,
+    measure="largest error over bound",
+    criterion=Criterion(at_most=1.0, exact=True),
+)
 
 
-def fill(
-    folder: Path, claims: list, *, title: str = "LiSSA against PBRF", num_rows: int = 40, **run: object
-) -> None:
+COMMIT = {"commit": "0123456789abcdef0123456789abcdef01234567", "clean": True}
+OTHER = {"commit": "fedcba9876543210fedcba9876543210fedcba98", "clean": False}
+UNITS = [
+    {"name": "lissa/scores", **COMMIT, "count": 30, "seconds": 12.0},
+    {"name": "lissa/response", **COMMIT, "count": 11, "seconds": 7.5},
+    {"name": "lissa/response", **OTHER, "count": 3, "seconds": 1.0},
+]
+
+
+@cache
+def drawn() -> bytes:
+    """Two rows of five panels, drawn once for all folders."""
+    points = np.random.default_rng(0).normal(size=(40, 2))
+    figure, axes = plots.figure(2, 5)
+    for ax in axes.flat:
+        ax.scatter(*points.T)
+    buffer = BytesIO()
+    figure.savefig(buffer, format="png")
+    return buffer.getvalue()
+
+
+def fill(folder: Path, claims: list, *, title: str = "LiSSA against PBRF", num_rows: int = 40, **run: Any) -> None:
     folder.mkdir(parents=True)
     points = np.random.default_rng(0).normal(size=(num_rows, 2))
     frame = pd.DataFrame({"training_point": range(num_rows), "lissa": points[:, 0], "pbrf": points[:, 1]})
     for column in range(8):
         frame[f"a_rather_long_column_name_{column}"] = points[:, 0] * 10.0**column
     frame.to_csv(folder / "table.csv", index=False)
-    figure, axes = plots.figure(2, 5)
-    for ax in axes.flat:
-        ax.scatter(*points.T)
-        plots.identity_line(ax)
-        plots.annotate(ax, "r = 0.98")
-    figure.savefig(folder / "figure.png")
+    (folder / "figure.png").write_bytes(drawn())
+    paper, item, preset = folder.parts[-3:]
     facts = {
+        "target": f"{paper}-{item}",
+        "key": f"{paper}/{item}",
         "title": title,
+        "preset": preset,
         "command": 'make lissa-fig1 PRESET=laptop ARGS="model=resnet20 solver.damping=0.35 ' + "x" * 80 + '"',
-        "commit": "0123456789abcdef0123456789abcdef01234567",
-        "clean": True,
+        "assembled": COMMIT,
+        "judged": COMMIT,
+        "drawn": OTHER,
+        "units": UNITS,
+        "settings": [
+            {"name": "test points", "ours": 500, "paper": 500},
+            {"name": "training images", "ours": [4998, 500], "paper": 1281167},
+        ],
         "device": "cpu",
         "num_threads": 2,
         "wall_seconds": 2712.4,
@@ -57,7 +94,6 @@ def fill(
         "seeds": [0, 1, 2],
         "data": {"cifar10": "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08"},
         "config": {"data": {"name": "cifar10"}, "solver": {"num_steps": 150, "note": "y" * 120}},
-        "scale": {"test points": {"ours": 500, "paper": 500}, "training images": [4998, 1281167]},
         "reduced": ["ResNet-20 instead of ResNet-18", "CIFAR-10 instead of ImageNet"],
     }
     (folder / "run.json").write_text(json.dumps(facts | run))
@@ -75,12 +111,14 @@ def _made_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
         if_not_reproduced="See fig1/laptop: batch noise.",
     )
     bad = judge(STEPS, 0.7, Interval(0.5, float("inf"), "t 95 %, 3 seeds", 3), if_not_reproduced="It diverges.")
+    open_ = judge(REST, 0.1, Interval(0.05, 0.15, "t 95 %, 3 seeds", 3), if_not_reproduced="More seeds.")
+    wrong = judge(THEOREM, 1.5, exact(1.5), if_not_reproduced="Counter-example: H = diag(1, -1).")
     far = out_of_reach(STEPS, "Needs ImageNet, which the embedded preset has not.")
-    fill(root / "lissa/fig1/embedded", [half, far], clean=False)
+    fill(root / "lissa/fig1/embedded", [half, far], units="commits not recorded")
     fill(root / "lissa/fig1/laptop", [good, bad])
     fill(root / "lissa/tab3/embedded", [good], title="")
     fill(root / "zeta/fig10/embedded", [good], title="<b>bold</b>")
-    fill(root / "zeta/fig9/embedded", [good])
+    fill(root / "zeta/fig9/embedded", [good, open_, wrong])
     fill(root / "lissa/fig1/smoke", [bad], title="smoke must not be shown")
     fill(root / "lissa/fig1/laptop+model=mlp", [bad], title="a variation must not be shown")
     return root

@@ -1,10 +1,13 @@
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
 import pytest
 
 from curvlab.reporting import Claim, Criterion, Interval, PaperNumber, display, exact, judge
+from curvlab.reporting.claims import VERDICTS
+from curvlab.reporting.run_record import parse_record
 
 CLAIM = Claim("c", "s", "Fig. 1", None, "m", Criterion(at_least=0.0))
 
@@ -52,10 +55,25 @@ def test_value_text_shows_interval_and_kind() -> None:
 def test_frame_table_says_what_it_leaves_out() -> None:
     frame = pd.DataFrame({"step": range(61), "error": 1 / 3})
     table = display.frame_table(frame, "summary.csv")
-    assert len(table.rows) == 60
+    assert len(table.rows) == 15
     assert table.rows[2] == ("2", "0.3333")
-    assert table.note == "first 60 of 61 rows; all are in summary.csv"
+    assert table.note == "first 15 of 61 rows"
+    assert len(display.frame_table(frame, "table.csv").rows) == 6
     assert display.frame_table(frame.head(3), "table.csv").note == ""
+
+
+def test_every_verdict_is_explained() -> None:
+    assert tuple(display.MEANINGS) == VERDICTS
+
+
+def test_changes_of_a_criterion_are_sentences() -> None:
+    result = judge(CLAIM, 2, exact(2), if_not_reproduced="-")
+    assert display.changes_text(result) == []
+    change = {"date": "2026-11-20", "what": "bound 0.9 instead of 0.99"}
+    for changed in ((change,), (SimpleNamespace(**change),)):
+        object.__setattr__(result.claim, "changed", changed)
+        assert display.changes_text(result) == ["criterion changed on 2026-11-20: bound 0.9 instead of 0.99"]
+    object.__delattr__(result.claim, "changed")
 
 
 def number(row: str, column: str, value: float, stderr: float = math.nan) -> PaperNumber:
@@ -75,11 +93,12 @@ def test_paper_table_of_settings_only() -> None:
     assert display.paper_table([number("all", "damping", 5.0)]).rows == (("damping", "5", "nats"),)
 
 
-def test_scale_table_takes_every_form() -> None:
-    table = display.scale_table({"points": {"ours": 5, "paper": 25}, "images": [10, 20], "seeds": 3})
-    assert table.rows == (("points", "5", "25"), ("images", "10", "20"), ("seeds", "3", ""))
-    assert display.scale_table(None) is None
-    assert display.scale_table("odd") is None
+def test_settings_table_lists_ours_beside_the_papers() -> None:
+    settings = [{"name": "points", "ours": [3, 5], "paper": 25}, {"name": "seeds", "ours": "all", "paper": None}]
+    table = display.settings_table(parse_record({"settings": settings}))
+    assert table.columns == ("setting", "ours", "paper")
+    assert table.rows == (("points", "3, 5", "25"), ("seeds", "all", ""))
+    assert display.settings_table(parse_record({})) is None
 
 
 def test_run_facts_leave_out_what_is_missing() -> None:

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from curvlab.reporting.embedding import MAX_LOSSLESS_BYTES, MAX_WIDTH, EmbeddedImage, embed_image
+from curvlab.reporting.page_image import MAX_LOSSLESS_BYTES, MAX_WIDTH, PageImage, embed_image, link_image
 
 
-def decoded(image: EmbeddedImage) -> np.ndarray:
-    return np.asarray(Image.open(BytesIO(base64.b64decode(image.uri.partition("base64,")[2]))).convert("RGB"))
+def decoded(image: PageImage) -> np.ndarray:
+    return np.asarray(Image.open(BytesIO(base64.b64decode(image.source.partition("base64,")[2]))).convert("RGB"))
 
 
 def save(path: Path, pixels: np.ndarray) -> Path:
@@ -32,12 +32,20 @@ def test_large_figure_is_scaled_and_compressed(tmp_path: Path) -> None:
     image = embed_image(path)
     assert (image.width, image.height, image.is_wide) == (MAX_WIDTH, 200, True)
     assert path.stat().st_size > MAX_LOSSLESS_BYTES
-    assert len(image.uri) < path.stat().st_size / 5
+    assert len(image.source) < path.stat().st_size / 5
     assert decoded(image).shape == (200, MAX_WIDTH, 3)
 
 
-def test_damaged_figure_raises(tmp_path: Path) -> None:
-    path = tmp_path / "figure.png"
-    path.write_bytes(b"no image")
-    with pytest.raises(OSError, match="cannot identify image file"):
-        embed_image(path)
+def test_link_is_relative_to_the_page(tmp_path: Path) -> None:
+    (tmp_path / "lissa" / "fig1").mkdir(parents=True)
+    path = save(tmp_path / "lissa" / "fig1" / "figure.png", np.zeros((60, 1200, 3)))
+    assert link_image(path, tmp_path) == PageImage("figure.png", "lissa/fig1/figure.png", 1200, 60)
+
+
+@pytest.mark.parametrize("keep", [0, 0.5])
+def test_damaged_figure_raises(tmp_path: Path, keep: float) -> None:
+    path = save(tmp_path / "figure.png", np.random.default_rng(0).integers(0, 255, size=(60, 80, 3)))
+    path.write_bytes(path.read_bytes()[: int(keep * path.stat().st_size)] or b"no image")
+    for read in (embed_image, lambda each: link_image(each, tmp_path)):
+        with pytest.raises((OSError, SyntaxError), match=r"cannot identify|(?i:truncated)|broken PNG"):
+            read(path)

@@ -1,3 +1,4 @@
+import json
 import re
 import shutil
 import subprocess
@@ -6,14 +7,18 @@ from pathlib import Path
 
 import pytest
 
+from curvlab.reporting import Claim
+from curvlab.reporting.claims import VERDICTS
 from curvlab.reporting.report import build_report, main
 
+PAPERS = Path(__file__).parents[2] / "experiments" / "papers"
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 # The page is shown in a frame, since a headless window is never narrower than 500 px; the frame's findings
 # travel up as a message and end in the attributes that --dump-dom prints.
 PROBE = """<script>
 window.addEventListener("load", () => {
   document.querySelectorAll("details").forEach((part) => { part.open = true; });
+  document.querySelectorAll("img").forEach((image) => { image.loading = "eager"; });
   const form = document.getElementById("filters");
   form.elements.verdict.value = "not reproduced";
   form.dispatchEvent(new Event("change"));
@@ -31,29 +36,119 @@ window.addEventListener("message", (event) => Object.assign(document.documentEle
 </script><iframe src="probed.html" style="border: 0; width: {width}px; height: 800px"></iframe></body></html>"""
 
 
-@pytest.fixture
-def page(results: Path) -> str:
-    return build_report(results).page.read_text(encoding="utf-8")
+@pytest.fixture(scope="session")
+def whole(_made_once: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Results with their page, written once; no test changes them."""
+    root = tmp_path_factory.mktemp("whole")
+    results = Path(shutil.copytree(_made_once, root / "results"))
+    (root / "papers").mkdir()
+    shutil.copy(PAPERS / "lissa.csv", root / "papers" / "lissa.csv")
+    (root / "papers" / "headlines.yaml").write_text(
+        "lissa:\n"
+        "  - {says: LiSSA gives the PBRF <in time>., claims: [lissa/fig1/exact-*, lissa/tab3/exact-correlates]}\n"
+        "  - {says: Enough steps., claims: [lissa/fig1/steps-enough]}\n"
+        "  - {says: Nobody looked yet., claims: [lissa/fig1/nothing]}\n"
+        "pbrf:\n"
+        "  - {says: Not a word of this., claims: [pbrf/tab5/gap]}\n"
+    )
+    build_report(results, papers=root / "papers")
+    return results
 
 
-def test_page_needs_no_other_file(page: str) -> None:
-    references = re.findall(r"""(?:src|href)\s*=\s*["']([^"']*)|url\(([^)]*)|@import""", page)
-    assert all(link.startswith(("#", "data:image/webp;base64,")) for link, _ in references)
-    assert len(references) > 5
+@pytest.fixture(scope="session")
+def page(whole: Path) -> str:
+    return (whole / "index.html").read_text(encoding="utf-8")
+
+
+def references(page: str) -> set[str]:
+    found = re.findall(r"""(?:src|href)\s*=\s*["']([^"']*)|url\(([^)]*)|@import""", page)
+    return {link for link, _ in found}
+
+
+def test_page_links_only_what_lies_beside_it(page: str, whole: Path) -> None:
+    files = {link for link in references(page) if not link.startswith("#")}
+    assert "lissa/fig1/laptop/figure.png" in files
+    assert {"lissa/fig1/laptop/table.csv", "lissa/fig1/laptop/run.json", "scoreboard.csv"} <= files
+    for link in files:
+        assert (whole / link).is_file(), link
     assert "http://" not in page
     assert "https://" not in page
+    assert len(page) < 50_000
 
 
-def test_every_anchor_exists(page: str) -> None:
-    anchors = set(re.findall(r'href="#([^"]+)"', page))
-    assert anchors == {
-        "lissa-tab3-embedded",
-        "lissa-fig1-embedded",
-        "lissa-fig1-laptop",
-        "zeta-fig9-embedded",
-        "zeta-fig10-embedded",
-    }
-    assert all(f'id="{anchor}"' in page for anchor in anchors)
+def test_single_file_needs_no_other_file(results: Path, tmp_path: Path) -> None:
+    report = build_report(results, single_file=tmp_path / "mail" / "page.html")
+    assert report.page == tmp_path / "mail" / "page.html"
+    assert not (results / "index.html").exists()
+    links = references(report.page.read_text(encoding="utf-8"))
+    assert all(link.startswith(("#", "data:image/webp;base64,")) for link in links)
+    assert sum(link.startswith("data:") for link in links) > 0
+    with pytest.raises(ValueError, match=r"page\.html would lie inside results/, whose files are published"):
+        build_report(results, single_file=results / "lissa" / "page.html")
+
+
+def test_every_anchor_exists_once(page: str) -> None:
+    anchors = {link[1:] for link in references(page) if link.startswith("#")}
+    identities = re.findall(r' id="([^"]+)"', page)
+    assert {"lissa-tab3-embedded", "lissa-fig1-laptop", "zeta-fig9-embedded-theorem", "scoreboard"} <= anchors
+    assert anchors <= set(identities)
+    assert len(identities) == len(set(identities))
+
+
+def test_papers_come_first_targets_next_the_scoreboard_last(page: str) -> None:
+    places = [
+        page.index(text)
+        for text in (
+            'id="found"',
+            "LiSSA gives the PBRF &lt;in time&gt;.",
+            "Enough steps.",
+            'id="paper-lissa"',
+            'id="lissa-fig1-laptop"',
+            'id="paper-zeta"',
+            'id="scoreboard"',
+        )
+    ]
+    assert places == sorted(places)
+
+
+def test_headlines_show_what_was_found(page: str) -> None:
+    overview = page[page.index('id="found"') : page.index('id="paper-lissa"')]
+    sentence, steps, nobody = overview.split("<li>")[1:]
+    assert re.findall(r"</span> ([a-z ]+)</span> (\d)", sentence) == [
+        ("reproduced", "1"),
+        ("direction only", "1"),
+        ("reproduced", "1"),
+    ]
+    assert "0.7 [0.5, inf] (t 95 %, 3 seeds)" in steps
+    assert "no result yet" in nobody
+    assert "Not a word of this" not in page  # a paper without results is absent
+
+
+def test_verdicts_are_counted_and_explained(page: str) -> None:
+    header = page[: page.index("</header>")]
+    counts = re.findall(r"</span> ([a-z ]+)</span> <strong>(\d+)</strong></dt><dd>([^<]+)</dd>", header)
+    assert [(verdict, int(count)) for verdict, count, _ in counts] == [
+        ("reproduced", 4),
+        ("direction only", 1),
+        ("undecided", 1),
+        ("not reproduced", 1),
+        ("refuted", 1),
+        ("out of reach", 1),
+    ]
+
+
+@pytest.mark.parametrize("verdict", VERDICTS)
+def test_badges_have_enough_contrast(page: str, verdict: str) -> None:
+    def luminance(name: str) -> float:
+        colour = re.search(rf"--{name}: #([0-9a-f]{{6}})", page)[1]
+        parts = [int(colour[i : i + 2], 16) / 255 for i in (0, 2, 4)]
+        linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+    name = verdict.replace(" ", "-")
+    darker, lighter = sorted((luminance(name), luminance(f"{name}-back")))
+    assert (lighter + 0.05) / (darker + 0.05) >= 4.5  # WCAG AA for small text
+    assert f'class="badge {name}"' in page
 
 
 def test_page_shows_claims_numbers_and_provenance(page: str) -> None:
@@ -64,13 +159,16 @@ def test_page_shows_claims_numbers_and_provenance(page: str) -> None:
         "See fig1/laptop: batch noise.",
         "Needs ImageNet, which the embedded preset has not.",
         "make lissa-fig1 PRESET=laptop ARGS=",
-        "0123456789abcdef0123456789abcdef01234567 (tree: clean)",
-        "(tree: with changes)",
+        "<dt>computed by</dt><dd>41 units from 01234567, 3 from fedcba98 with changes</dd>",
+        "<dt>computed by</dt><dd>commits not recorded</dd>",
+        "<dt>judged by</dt><dd>01234567</dd>",
+        "<dt>drawn by</dt><dd>fedcba98 with changes</dd>",
+        "<td>training images</td><td>4998, 500</td><td>1281167</td>",
+        "Counter-example: H = diag(1, -1).",
         "45 min 12 s",
         "1,434 MiB",
         "CIFAR-10 instead of ImageNet",
-        "1281167",
-        "first 12 of 40 rows; all are in table.csv",
+        "first 6 of 40 rows",
         "num_train_points",  # the paper's own setting of Fig. 1
         "frobenius_norm",  # and of Table 3
     ):
@@ -87,15 +185,23 @@ def test_smoke_and_variations_are_left_out(page: str) -> None:
     assert "must not be shown" not in page
 
 
+def test_changed_criteria_are_shown(results: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    change = {"date": "2026-11-20", "what": "bound <0.9> instead of 0.99"}
+    monkeypatch.setattr(Claim, "changed", (change,), raising=False)
+    page = build_report(results).page.read_text(encoding="utf-8")
+    assert "criterion changed on 2026-11-20: bound &lt;0.9&gt; instead of 0.99" in page
+
+
 def test_no_path_of_the_machine(results: Path) -> None:
     (results / "lissa/fig1/laptop/claims.json").write_text("{")
     report = build_report(results)
     assert str(results.parent) not in report.page.read_text() + report.scoreboard.read_text()
 
 
-def test_same_results_give_the_same_bytes(results: Path) -> None:
-    first = build_report(results).page.read_bytes()
-    assert build_report(results).page.read_bytes() == first
+def test_same_results_give_the_same_bytes(results: Path, whole: Path, page: str) -> None:
+    again = build_report(results, papers=whole.parent / "papers")
+    assert again.page.read_bytes() == page.encode()
+    assert again.scoreboard.read_bytes() == (whole / "scoreboard.csv").read_bytes()
 
 
 @pytest.mark.parametrize(
@@ -131,17 +237,40 @@ def test_damaged_file_is_named_and_the_rest_is_shown(
     assert "Needs ImageNet, which the embedded preset has not." in page
 
 
-def test_run_json_may_be_nearly_empty(results: Path) -> None:
-    (results / "lissa/fig1/laptop/run.json").write_text('{"scale": 3, "config": null, "clean": null}')
+@pytest.mark.parametrize("content", ["{}", '{"units": null, "config": null, "title": null, "seeds": {"a": [1]}}'])
+def test_run_json_may_be_nearly_empty(results: Path, content: str) -> None:
+    (results / "lissa/fig1/laptop/run.json").write_text(content)
     page = build_report(results).page.read_text(encoding="utf-8")
-    assert "unknown (tree: unknown)" in page
+    section = page[page.index('id="lissa-fig1-laptop"') :]
+    assert "commits not recorded" in section[: section.index('id="zeta-fig9"')]
     assert "make lissa-fig1 PRESET=laptop</pre>" in page
+
+
+def test_damaged_keys_of_run_json_are_named(results: Path) -> None:
+    path = results / "lissa/fig1/laptop/run.json"
+    record = json.loads(path.read_text())
+    record["units"][1]["count"] = None
+    record["settings"] = "none"
+    record["judged"] = 3
+    path.write_text(json.dumps(record))
+    report = build_report(results)
+    assert report.problems == tuple(
+        f"results/lissa/fig1/laptop/run.json is damaged: {problem}."
+        for problem in ("units[1] has no count", "judged has no commit", "settings is no list")
+    )
+    assert "33 units from 01234567" not in report.page.read_text()
+    assert "30 units from 01234567, 3 from fedcba98 with changes" in report.page.read_text()
+
+
+def test_damaged_headlines_are_named(results: Path, tmp_path: Path) -> None:
+    (tmp_path / "headlines.yaml").write_text("lissa: 3")
+    assert "headlines.yaml is damaged" in build_report(results, papers=tmp_path).problems[0]
 
 
 def test_summary_is_shown_instead_of_the_table(results: Path) -> None:
     (results / "lissa/fig1/laptop/summary.csv").write_text("model,pearson\nresnet20,0.9876543\n")
     page = build_report(results).page.read_text(encoding="utf-8")
-    assert "results/lissa/fig1/laptop/summary.csv" in page
+    assert 'href="lissa/fig1/laptop/summary.csv"' in page
     assert "<td>0.9877</td>" in page
 
 
@@ -157,14 +286,27 @@ def test_command_line(results: Path) -> None:
     done = run("results")
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("results/index.html (")
-    missing = run("nowhere")
-    assert missing.returncode == 2
-    assert "make a target first" in missing.stderr
+
+
+def test_command_line_says_what_to_change(
+    results: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for arguments, message in (
+        (["--results", str(tmp_path / "nowhere")], "make a target first"),
+        (["--results", str(results), "--single-file", str(results / "a.html")], "choose a path outside it"),
+    ):
+        with pytest.raises(SystemExit) as stopped:
+            main(arguments)
+        assert stopped.value.code == 2
+        assert message in capsys.readouterr().err
+    assert main(["--results", str(results), "--single-file", str(tmp_path / "a.html")]) == 0
+    assert capsys.readouterr().out.startswith(f"{tmp_path.as_posix()}/a.html (")
 
 
 @pytest.mark.skipif(BROWSER is None, reason="no chromium or google-chrome here")
-@pytest.mark.parametrize("width", [360, 1280])
-def test_browser_shows_no_horizontal_scrolling(page: str, tmp_path: Path, width: int) -> None:
+@pytest.mark.parametrize("width", [360, 390, 1280])
+def test_browser_shows_no_horizontal_scrolling(page: str, whole: Path, tmp_path: Path, width: int) -> None:
+    tmp_path = Path(shutil.copytree(whole, tmp_path / "results"))
     (tmp_path / "probed.html").write_text(page.replace("</body>", PROBE), encoding="utf-8")
     frame = tmp_path / "frame.html"
     frame.write_text(FRAME.format(width=width), encoding="utf-8")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -11,10 +10,28 @@ from typing import Any
 
 import pandas as pd
 
-from curvlab.reporting.claims import ClaimResult
+from curvlab.reporting.claims import (
+    DIRECTION_ONLY,
+    NOT_REPRODUCED,
+    OUT_OF_REACH,
+    REFUTED,
+    REPRODUCED,
+    UNDECIDED,
+    ClaimResult,
+)
 from curvlab.reporting.paper_numbers import PaperNumber
+from curvlab.reporting.run_record import RunRecord
 
-MAX_ROWS = {"summary.csv": 60, "table.csv": 12}
+MAX_ROWS = {"summary.csv": 15, "table.csv": 6}  # the CSV is linked: the page shows what it is like
+
+MEANINGS = {  # of the verdicts, for readers; the rule itself is in claims.py
+    REPRODUCED: "the whole interval satisfies the criterion",
+    DIRECTION_ONLY: "the whole interval shows the direction, but not all of it satisfies the criterion",
+    UNDECIDED: "the interval lies on both sides of a bound, or there are too few seeds for one",
+    NOT_REPRODUCED: "the whole interval lies outside the criterion",
+    REFUTED: "an exact statement with a counter-example",
+    OUT_OF_REACH: "this preset cannot check it",
+}
 
 
 @dataclass(frozen=True)
@@ -63,13 +80,18 @@ def value_text(result: ClaimResult) -> str:
     return f"{text} [{low}, {high}] ({result.interval.kind})"
 
 
+def changes_text(result: ClaimResult) -> list[str]:
+    """Return a sentence for each change of the claim's criterion or measure after results were seen."""
+    return [f"criterion changed on {change['date']}: {change['what']}" for change in _changes(result)]
+
+
 def frame_table(frame: pd.DataFrame, name: str) -> DisplayTable:
-    """Return the head of a result table; summary.csv is shown longer than table.csv."""
+    """Return the head of a result table; of summary.csv more than of table.csv."""
     limit = MAX_ROWS[name]
     rows = tuple(
         tuple(number_text(cell) for cell in row) for row in frame.head(limit).itertuples(index=False, name=None)
     )
-    note = f"first {limit} of {len(frame)} rows; all are in {name}" if len(frame) > limit else ""
+    note = f"first {limit} of {len(frame)} rows" if len(frame) > limit else ""
     return DisplayTable(tuple(str(column) for column in frame.columns), rows, note)
 
 
@@ -95,23 +117,12 @@ def paper_table(numbers: Iterable[PaperNumber]) -> DisplayTable:
     )
 
 
-def scale_table(scale: Any) -> DisplayTable | None:
-    """Return run.json's `scale` as setting, ours, paper; None when there is none.
-
-    Each entry may be {"ours": ..., "paper": ...}, a pair (ours, paper), or ours alone.
-    """
-    if not isinstance(scale, Mapping) or not scale:
+def settings_table(record: RunRecord) -> DisplayTable | None:
+    """Return the settings as name, ours, the paper's; None when the run records none."""
+    if not record.settings:
         return None
-    rows = []
-    for setting, entry in scale.items():
-        if isinstance(entry, Mapping):
-            ours, paper = entry.get("ours"), entry.get("paper")
-        elif isinstance(entry, list | tuple) and len(entry) == 2:
-            ours, paper = entry
-        else:
-            ours, paper = entry, None
-        rows.append((str(setting), number_text(ours), number_text(paper)))
-    return DisplayTable(("setting", "ours", "paper"), tuple(rows))
+    rows = tuple((each.name, _listed(each.ours), _listed(each.paper)) for each in record.settings)
+    return DisplayTable(("setting", "ours", "paper"), rows)
 
 
 def run_facts(run: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -131,16 +142,15 @@ def run_facts(run: Mapping[str, Any]) -> list[tuple[str, str]]:
     return [(name, text) for name, text in facts if text]
 
 
-def config_text(run: Mapping[str, Any]) -> str:
-    """Return the resolved config as indented JSON, or ""."""
-    config = run.get("config")
-    return json.dumps(config, indent=2, ensure_ascii=False) if config else ""
-
-
 def reductions(run: Mapping[str, Any]) -> list[str]:
     """Return run.json's `reduced` as a list of sentences."""
     reduced = run.get("reduced") or []
     return [reduced] if isinstance(reduced, str) else [str(entry) for entry in reduced]
+
+
+def _changes(result: ClaimResult) -> list[Mapping[str, Any]]:
+    changes = getattr(result.claim, "changed", None) or ()
+    return [change if isinstance(change, Mapping) else vars(change) for change in changes]
 
 
 def _printed(number: PaperNumber) -> str:

@@ -1,4 +1,4 @@
-"""Figures as data URIs, small enough that a page with all of them still travels by mail."""
+"""Figures on the results page: linked where they lie, or in the page itself as data URIs."""
 
 from __future__ import annotations
 
@@ -14,11 +14,18 @@ MAX_LOSSLESS_BYTES = 150_000
 
 
 @dataclass(frozen=True)
-class EmbeddedImage:
-    """An image as a data URI, with its size in pixels so that a page can leave room for it."""
+class PageImage:
+    """An image of the page, with its size in pixels so that the page can leave room for it.
+
+    Args:
+        name: the file's name.
+        source: where a browser finds it: a path relative to the page, or a data URI.
+        width: in pixels.
+        height: in pixels.
+    """
 
     name: str
-    uri: str
+    source: str
     width: int
     height: int
 
@@ -28,14 +35,26 @@ class EmbeddedImage:
         return self.width > 1000
 
 
-def embed_image(path: Path) -> EmbeddedImage:
+def link_image(path: Path, page_folder: Path) -> PageImage:
+    """Return the image by its path relative to the page's folder, which must lie above it.
+
+    Raises:
+        OSError, ValueError, SyntaxError: the file is not a readable image; Pillow raises all three.
+    """
+    with Image.open(path) as file:
+        width, height = file.size
+        file.verify()  # checksums alone: nothing is decompressed
+    return PageImage(path.name, path.relative_to(page_folder).as_posix(), width, height)
+
+
+def embed_image(path: Path) -> PageImage:
     """Return the image as a WebP data URI, scaled down to `MAX_WIDTH`.
 
     Line plots stay lossless; what would be larger than `MAX_LOSSLESS_BYTES` (scatter clouds, photographs)
     is compressed with loss. The original stays beside the page.
 
     Raises:
-        OSError: the file is not a readable image.
+        OSError, ValueError, SyntaxError: the file is not a readable image; Pillow raises all three.
     """
     with Image.open(path) as file:
         image = file.convert("RGB") if file.mode not in ("RGB", "RGBA") else file.copy()
@@ -46,7 +65,7 @@ def embed_image(path: Path) -> EmbeddedImage:
     if len(data) > MAX_LOSSLESS_BYTES:
         data = min(data, _webp(image, lossless=False), key=len)
     uri = f"data:image/webp;base64,{base64.b64encode(data).decode('ascii')}"
-    return EmbeddedImage(path.name, uri, image.width, image.height)
+    return PageImage(path.name, uri, image.width, image.height)
 
 
 def _webp(image: Image.Image, *, lossless: bool) -> bytes:

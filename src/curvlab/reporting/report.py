@@ -1,35 +1,40 @@
 """The results page: `python -m curvlab.reporting.report` writes results/index.html and scoreboard.csv.
 
-The page is one file without any reference to another: figures are embedded, the script only filters the
-scoreboard. It depends on nothing but the result folders, so that the same results give the same bytes.
+The page links the figures and tables that lie beside it, so that a commit does not hold them twice, and is read
+from a file, without server or network. `--single-file FILE` embeds the figures instead. Nothing but the result
+folders and the papers' numbers goes into it: the same results give the same bytes.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from curvlab.atomic_file import write_atomically
 from curvlab.reporting import display
 from curvlab.reporting.claims import VERDICTS
 from curvlab.reporting.claims_file import rerun_command
 from curvlab.reporting.display import DisplayTable
-from curvlab.reporting.embedding import EmbeddedImage, embed_image
+from curvlab.reporting.headlines import Finding, Headline, count_verdicts, findings, load_headlines
+from curvlab.reporting.page_image import PageImage, embed_image, link_image
 from curvlab.reporting.paper_numbers import load_paper_numbers
 from curvlab.reporting.result_folder import ResultFolder, read_results
 from curvlab.reporting.scoreboard import scoreboard, verdict_counts, write_scoreboard
 
+PAPERS = Path("experiments/papers")
 TITLES = {
     "lissa": "Klochkov & Liu 2024: LiSSA and inverse Hessian-vector products",
     "pbrf": "Bae et al. 2022: what influence functions answer",
     "ginger": "Ginger: curvature approximation with linear complexity",
     "ngd": "Saghir et al. 2024: NGD and the local learning coefficient",
     "rank1": "Semenov 2025: rank-one approximation of the Hessian",
+    "benchmarks": "Benchmarks of this library",
 }
 
 
@@ -38,10 +43,32 @@ class Section:
     """One target at one preset, ready to be shown."""
 
     folder: ResultFolder
-    figures: tuple[EmbeddedImage, ...]
+    figures: tuple[PageImage, ...]
     table: DisplayTable | None
-    scale: DisplayTable | None
+    settings: DisplayTable | None
     problems: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Target:
+    """A target with the paper's own numbers and its presets."""
+
+    name: str
+    anchor: str
+    title: str
+    numbers: DisplayTable | None
+    sections: tuple[Section, ...]
+
+
+@dataclass(frozen=True)
+class Paper:
+    """A paper with its headline claims, what was found on each, its targets, and the count of its verdicts."""
+
+    key: str
+    title: str
+    headlines: tuple[tuple[Headline, tuple[Finding, ...]], ...]
+    targets: tuple[Target, ...]
+    counts: Mapping[str, int]
 
 
 @dataclass(frozen=True)
@@ -53,29 +80,58 @@ class Report:
     problems: tuple[str, ...]
 
 
-@dataclass(frozen=True)
-class Target:
-    """A target with the paper's own numbers and its presets."""
-
-    name: str
-    paper: str
-    title: str
-    numbers: DisplayTable | None
-    sections: tuple[Section, ...]
-
-
-def build_report(results: str | Path, *, papers: str | Path | None = None) -> Report:
+def build_report(
+    results: str | Path, *, papers: str | Path = PAPERS, single_file: str | Path | None = None
+) -> Report:
     """Write scoreboard.csv and index.html into `results`; damaged files are named, not fatal.
 
     Args:
         results: the folder with <paper>/<item>/<preset>/.
-        papers: the folder with the papers' numbers; by default experiments/papers of the source tree.
+        papers: the folder with the papers' numbers and headlines.yaml; what is not there is left out.
+        single_file: write the page here instead, with its figures inside; must lie outside `results`.
     """
+    results = Path(results).resolve()
+    page = results / "index.html" if single_file is None else Path(single_file).resolve()
+    if single_file is not None and page.is_relative_to(results):
+        raise ValueError(
+            f"{page.name} would lie inside {results.name}/, whose files are published; choose a path outside it."
+        )
     folders = read_results(results)
     board = scoreboard(folders)
-    targets = [
-        _target(name, list(members), papers) for name, members in groupby(folders, lambda folder: folder.target)
-    ]
+    problems: list[str] = []
+    try:
+        headlines = load_headlines(papers)
+    except ValueError as error:
+        headlines = {}
+        problems.append(str(error))
+
+    def image(path: Path) -> PageImage:
+        return link_image(path, results) if single_file is None else embed_image(path)
+
+    shown = tuple(
+        _paper(key, list(members), Path(papers), headlines.get(key, ()), image)
+        for key, members in groupby(folders, lambda folder: folder.paper)
+    )
+    for paper in shown:
+        problems += [
+            problem for target in paper.targets for section in target.sections for problem in section.problems
+        ]
+    html = (
+        _environment()
+        .get_template("report.html")
+        .render(
+            papers=shown,
+            counts=verdict_counts(board),
+            presets=list(dict.fromkeys(folder.preset for folder in folders)),
+            problems=problems,
+            is_linked=single_file is None,
+        )
+    )
+    write_atomically(page, html.encode())
+    return Report(page, write_scoreboard(board, results), tuple(problems))
+
+
+def _environment() -> Environment:
     environment = Environment(
         loader=PackageLoader("curvlab.reporting"),
         autoescape=True,
@@ -83,48 +139,56 @@ def build_report(results: str | Path, *, papers: str | Path | None = None) -> Re
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.globals.update(display=display, verdicts=VERDICTS, titles=TITLES)
-    problems = tuple(problem for target in targets for section in target.sections for problem in section.problems)
-    html = environment.get_template("report.html").render(
-        targets=targets,
-        counts=verdict_counts(board),
-        presets=list(dict.fromkeys(folder.preset for folder in folders)),
-        papers=list(dict.fromkeys(folder.paper for folder in folders)),
-        problems=problems,
+    environment.globals.update(display=display, verdicts=VERDICTS, count_verdicts=count_verdicts)
+    return environment
+
+
+def _paper(
+    key: str,
+    folders: Sequence[ResultFolder],
+    papers: Path,
+    headlines: Sequence[Headline],
+    image: Callable[[Path], PageImage],
+) -> Paper:
+    return Paper(
+        key=key,
+        title=TITLES.get(key, key),
+        headlines=tuple((headline, findings(headline, folders)) for headline in headlines),
+        targets=tuple(
+            _target(list(members), papers, image) for _, members in groupby(folders, lambda folder: folder.key)
+        ),
+        counts=count_verdicts(result.verdict for folder in folders for result in folder.claims),
     )
-    page = Path(results) / "index.html"
-    page.write_text(html, encoding="utf-8")
-    return Report(page, write_scoreboard(board, results), problems)
 
 
-def _target(name: str, members: Sequence[ResultFolder], papers: str | Path | None) -> Target:
+def _target(members: Sequence[ResultFolder], papers: Path, image: Callable[[Path], PageImage]) -> Target:
     first = members[0]
-    titles = [str(folder.run["title"]) for folder in members if folder.run.get("title")]
+    titles = [folder.record.text("title") for folder in members if folder.record.text("title")]
     try:
         numbers = load_paper_numbers(first.paper, folder=papers).for_item(first.item)
-    except FileNotFoundError:  # not every paper has been typed in, and a wheel carries none
+    except FileNotFoundError:  # not every paper has been typed in
         numbers = ()
     return Target(
-        name=name,
-        paper=first.paper,
+        name=first.target,
+        anchor=first.key.replace("/", "-"),
         title=titles[0] if titles else "",
         numbers=display.paper_table(numbers) if numbers else None,
-        sections=tuple(_section(folder) for folder in members),
+        sections=tuple(_section(folder, image) for folder in members),
     )
 
 
-def _section(folder: ResultFolder) -> Section:
+def _section(folder: ResultFolder, image: Callable[[Path], PageImage]) -> Section:
     figures, problems = [], list(folder.problems)
     for path in folder.figures:
         try:
-            figures.append(embed_image(path))
-        except (OSError, ValueError, SyntaxError):  # Pillow raises all three on damaged files
+            figures.append(image(path))
+        except (OSError, ValueError, SyntaxError):
             problems.append(f"{folder.label}/{path.name} is damaged: run `{rerun_command(folder.path)}` again.")
     return Section(
         folder=folder,
         figures=tuple(figures),
         table=None if folder.table is None else display.frame_table(folder.table, folder.table_name),
-        scale=display.scale_table(folder.run.get("scale")),
+        settings=display.settings_table(folder.record),
         problems=tuple(problems),
     )
 
@@ -133,14 +197,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Build the report; prints where it is, and every damaged file to stderr."""
     parser = argparse.ArgumentParser(description="write results/index.html and results/scoreboard.csv")
     parser.add_argument("--results", type=Path, default=Path("results"), help="folder of the results")
+    parser.add_argument("--papers", type=Path, default=PAPERS, help="folder of the papers' numbers")
+    parser.add_argument(
+        "--single-file", type=Path, metavar="FILE", help="write the page here, with its figures inside"
+    )
     options = parser.parse_args(arguments)
     try:
-        report = build_report(options.results)
-    except FileNotFoundError as error:
+        report = build_report(options.results, papers=options.papers, single_file=options.single_file)
+    except (FileNotFoundError, ValueError) as error:
         parser.error(str(error))
     for problem in report.problems:
         print(f"warning: {problem}", file=sys.stderr)
-    print(f"{report.page.as_posix()} ({report.page.stat().st_size / 2**20:.1f} MiB)")
+    page = report.page if options.single_file else options.results / report.page.name
+    print(f"{page.as_posix()} ({report.page.stat().st_size / 2**20:.1f} MiB)")
     return 0
 
 

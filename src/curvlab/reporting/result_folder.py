@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -13,6 +12,7 @@ import pandas as pd
 
 from curvlab.reporting.claims import ClaimResult
 from curvlab.reporting.claims_file import load_claims, rerun_command
+from curvlab.reporting.run_record import RunRecord, parse_record, read_record
 
 PAPERS = ("lissa", "pbrf", "ginger", "ngd", "rank1")
 PRESETS = ("embedded", "laptop", "paper")
@@ -27,7 +27,7 @@ class ResultFolder:
         path: the folder.
         label: "results/<paper>/<item>/<preset>", what a page may show: no path of the machine.
         claims: of claims.json; empty when it is damaged.
-        run: of run.json; empty when it is damaged. Any key may be missing.
+        record: of run.json; empty when it is damaged. Any key may be missing.
         table: of summary.csv, or else of table.csv; None when it is damaged.
         table_name: the file that `table` was read from.
         figures: figure.png and figure_*.png, in that order.
@@ -37,7 +37,7 @@ class ResultFolder:
     path: Path
     label: str
     claims: tuple[ClaimResult, ...]
-    run: dict[str, Any] = field(repr=False)
+    record: RunRecord = field(repr=False)
     table: pd.DataFrame | None = field(repr=False)
     table_name: str
     figures: tuple[Path, ...]
@@ -59,24 +59,19 @@ class ResultFolder:
         return self.path.parts[-1]
 
     @property
+    def key(self) -> str:
+        """The target's key, "lissa/fig1"."""
+        return f"{self.paper}/{self.item}"
+
+    @property
     def target(self) -> str:
-        """The make target."""
-        return f"{self.paper}-{self.item}"
+        """The make target: as recorded, or else from the folder's name."""
+        return self.record.text("target") or f"{self.paper}-{self.item}"
 
     @property
     def command(self) -> str:
         """The command that makes the folder: as recorded, or else the make line."""
-        return str(self.run.get("command") or rerun_command(self.path))
-
-    @property
-    def commit(self) -> str:
-        """The commit, or "unknown"."""
-        return str(self.run.get("commit") or "unknown")
-
-    @property
-    def tree(self) -> str:
-        """Whether the commit tells all: "clean", "with changes" or "unknown"."""
-        return {True: "clean", False: "with changes"}.get(self.run.get("clean", ""), "unknown")
+        return self.record.text("command") or rerun_command(self.path)
 
 
 def read_results(results: str | Path) -> list[ResultFolder]:
@@ -121,11 +116,12 @@ def _read(folder: Path, results: Path) -> ResultFolder:
     except ValueError as error:
         claims = []
         problems.append(str(error).replace(folder.as_posix(), label))
-    run: dict[str, Any] = {}
+    record = parse_record({})
     try:
-        run = _load_object(folder / "run.json")
+        record = read_record(folder / "run.json")
     except (OSError, ValueError) as error:
         problems.append(_problem("run.json", error, folder, label))
+    problems += [f"{label}/run.json is damaged: {problem}." for problem in record.problems]
     table_name = "summary.csv" if (folder / "summary.csv").is_file() else "table.csv"
     table = None
     try:
@@ -133,14 +129,7 @@ def _read(folder: Path, results: Path) -> ResultFolder:
     except (OSError, ValueError) as error:  # pandas' parser errors are ValueErrors
         problems.append(_problem(table_name, error, folder, label))
     figures = [*folder.glob("figure.png"), *sorted(folder.glob("figure_*.png"))]
-    return ResultFolder(folder, label, tuple(claims), run, table, table_name, tuple(figures), tuple(problems))
-
-
-def _load_object(path: Path) -> dict[str, Any]:
-    content = json.loads(path.read_text(encoding="utf-8"))
-    if not isinstance(content, dict):
-        raise ValueError(f"{path.name} holds no keys")
-    return content
+    return ResultFolder(folder, label, tuple(claims), record, table, table_name, tuple(figures), tuple(problems))
 
 
 def _problem(name: str, error: Exception, folder: Path, label: str) -> str:

@@ -1,4 +1,7 @@
-"""scoreboard.csv: one row per claim and preset."""
+"""scoreboard.csv: one row per claim and preset.
+
+Measure, source and explanation of a claim stand once, in the claims.json of its folder.
+"""
 
 from __future__ import annotations
 
@@ -11,22 +14,18 @@ from curvlab.reporting.claims import VERDICTS
 from curvlab.reporting.result_folder import ResultFolder
 
 COLUMNS = (
-    "paper",
     "target",
     "preset",
     "claim",
     "statement",
-    "source",
     "paper_value",
     "value",
-    "interval_low",
-    "interval_high",
-    "interval_kind",
+    "low",
+    "high",
+    "interval",
     "criterion",
     "verdict",
-    "explanation",
-    "commit",
-    "tree",
+    "units",
 )
 
 
@@ -38,22 +37,18 @@ def scoreboard(folders: Sequence[ResultFolder]) -> pd.DataFrame:
             claim, interval = result.claim, result.interval
             rows.append(
                 {
-                    "paper": folder.paper,
                     "target": folder.target,
                     "preset": folder.preset,
                     "claim": claim.id,
                     "statement": claim.statement,
-                    "source": claim.source,
                     "paper_value": claim.paper_value,
                     "value": result.value,
-                    "interval_low": interval.low if interval else None,
-                    "interval_high": interval.high if interval else None,
-                    "interval_kind": interval.kind if interval else None,
+                    "low": interval.low if interval else None,
+                    "high": interval.high if interval else None,
+                    "interval": interval.kind if interval else None,
                     "criterion": str(claim.criterion),
                     "verdict": result.verdict,
-                    "explanation": result.explanation,
-                    "commit": folder.commit,
-                    "tree": folder.tree,
+                    "units": folder.record.units,
                 }
             )
     return pd.DataFrame(rows, columns=list(COLUMNS))
@@ -65,7 +60,7 @@ def verdict_counts(board: pd.DataFrame) -> dict[str, int]:
 
 
 def write_scoreboard(board: pd.DataFrame, results: str | Path) -> Path:
-    """Write `results`/scoreboard.csv and return its path."""
+    """Write `results`/scoreboard.csv, floats to six digits, and return its path."""
     path = Path(results) / "scoreboard.csv"
-    board.to_csv(path, index=False, lineterminator="\n")
+    board.to_csv(path, index=False, float_format="%.6g", lineterminator="\n")
     return path

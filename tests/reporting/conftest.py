@@ -13,6 +13,7 @@ import pandas as pd
 import pytest
 
 from curvlab.reporting import Claim, Criterion, Interval, exact, judge, out_of_reach, plots, save_claims
+from curvlab.reporting.claims import Change
 
 CORRELATES = Claim(
     id="exact-correlates",
@@ -38,6 +39,7 @@ THEOREM = Claim(
     paper_value=1,
     measure="largest error over bound",
     criterion=Criterion(at_most=1.0, exact=True),
+    changed=(Change("2026-11-20", "bound <1> instead of 0.9"),),
 )
 
 

@@ -1,12 +1,12 @@
 import math
-from types import SimpleNamespace
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
 import pytest
 
 from curvlab.reporting import Claim, Criterion, Interval, PaperNumber, display, exact, judge
-from curvlab.reporting.claims import VERDICTS
+from curvlab.reporting.claims import VERDICTS, Change
 from curvlab.reporting.run_record import parse_record
 
 CLAIM = Claim("c", "s", "Fig. 1", None, "m", Criterion(at_least=0.0))
@@ -67,13 +67,10 @@ def test_every_verdict_is_explained() -> None:
 
 
 def test_changes_of_a_criterion_are_sentences() -> None:
-    result = judge(CLAIM, 2, exact(2), if_not_reproduced="-")
-    assert display.changes_text(result) == []
-    change = {"date": "2026-11-20", "what": "bound 0.9 instead of 0.99"}
-    for changed in ((change,), (SimpleNamespace(**change),)):
-        object.__setattr__(result.claim, "changed", changed)
-        assert display.changes_text(result) == ["criterion changed on 2026-11-20: bound 0.9 instead of 0.99"]
-    object.__delattr__(result.claim, "changed")
+    assert display.changes_text(judge(CLAIM, 2, exact(2), if_not_reproduced="-")) == []
+    changed = replace(CLAIM, changed=(Change("2026-11-20", "bound 0.9 instead of 0.99"),))
+    result = judge(changed, 2, exact(2), if_not_reproduced="-")
+    assert display.changes_text(result) == ["criterion changed on 2026-11-20: bound 0.9 instead of 0.99"]
 
 
 def number(row: str, column: str, value: float, stderr: float = math.nan) -> PaperNumber:

@@ -82,7 +82,7 @@ def value_text(result: ClaimResult) -> str:
 
 def changes_text(result: ClaimResult) -> list[str]:
     """Return a sentence for each change of the claim's criterion or measure after results were seen."""
-    return [f"criterion changed on {change['date']}: {change['what']}" for change in _changes(result)]
+    return [f"criterion changed on {change.date}: {change.what}" for change in result.claim.changed]
 
 
 def frame_table(frame: pd.DataFrame, name: str) -> DisplayTable:
@@ -146,11 +146,6 @@ def reductions(run: Mapping[str, Any]) -> list[str]:
     """Return run.json's `reduced` as a list of sentences."""
     reduced = run.get("reduced") or []
     return [reduced] if isinstance(reduced, str) else [str(entry) for entry in reduced]
-
-
-def _changes(result: ClaimResult) -> list[Mapping[str, Any]]:
-    changes = getattr(result.claim, "changed", None) or ()
-    return [change if isinstance(change, Mapping) else vars(change) for change in changes]
 
 
 def _printed(number: PaperNumber) -> str:

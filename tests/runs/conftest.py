@@ -1,4 +1,4 @@
-"""A tiny checkout: the real conf/base.yaml, presets and trackers, and one toy target `toy/fig1_demo`."""
+"""A tiny checkout: the real conf/base.yaml, presets and trackers, and one toy target `toy/fig1`."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from curvlab.runs import Entry
+
 SOURCE = Path(__file__).resolve().parents[2]
 
 CHOICES = """\
@@ -23,7 +25,7 @@ num_train: {num_train}
 """
 
 FILES = {
-    "conf/toy/fig1_demo.yaml": """\
+    "conf/toy/fig1/target.yaml": """\
 # @package _global_
 # make toy-fig1
 defaults:
@@ -41,18 +43,17 @@ damping: 1.0
     "conf/solver/cg.yaml": "_target_: builtins.dict\nrtol: 1.0e-3\nmax_steps: 10\n",
     "conf/solver/lissa.yaml": "_target_: builtins.dict\nstep_size: 0.1\n",
     "conf/model/mlp.yaml": "width: 3\n",
-    "experiments/toy/fig1_demo.py": """\
-from omegaconf import DictConfig
+    "experiments/toy/fig1.py": """\
+from pathlib import Path
 from curvlab import runs
 
 
-@runs.main("toy/fig1_demo")
-def main(cfg: DictConfig) -> None:
+def job(cfg):
     print(cfg.preset, cfg.data.name, cfg.num_train, cfg.seed, list(cfg.command.overrides))
 
 
 if __name__ == "__main__":
-    main()
+    runs.main(runs.Entry("toy/fig1/target", Path("conf").absolute(), "toy-fig1", "experiments.toy.fig1"), job)
 """,
 }
 
@@ -75,11 +76,17 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
+def entry(checkout: Path) -> Entry:
+    """What the toy target's command line is about."""
+    return Entry("toy/fig1/target", checkout / "conf", "toy-fig1", "experiments.toy.fig1")
+
+
+@pytest.fixture
 def demo(
     checkout: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> Iterator[Callable[..., subprocess.CompletedProcess[str]]]:
-    """Run experiments/toy/fig1_demo.py ARGS as a main program, but inside this process, for speed."""
-    script = str(checkout / "experiments" / "toy" / "fig1_demo.py")
+    """Run experiments/toy/fig1.py ARGS as a main program, but inside this process, for speed."""
+    script = str(checkout / "experiments" / "toy" / "fig1.py")
     root = logging.getLogger()
     before = root.handlers[:], root.level  # Hydra sets up logging
 

@@ -7,7 +7,7 @@ from omegaconf import OmegaConf
 
 from curvlab.runs.command import Command
 
-NAME = "lissa/fig1_pbrf_scatter"
+NAME = ("lissa-fig1", "experiments.lissa.fig1")
 NEUTRAL = (
     "preset=laptop",
     "force=true",
@@ -25,7 +25,7 @@ NEUTRAL = (
 
 
 def folder(*overrides: str) -> str:
-    return Command(NAME, overrides).folder_name("laptop")
+    return Command(*NAME, overrides).folder_name("laptop")
 
 
 def test_neutral_overrides_keep_the_published_folder() -> None:
@@ -53,18 +53,18 @@ def test_long_names_are_cut_and_stay_distinct() -> None:
 
 
 def test_make_line_reruns_in_a_shell() -> None:
-    assert Command(NAME, NEUTRAL).make_line("lissa-fig1", "laptop") == "make lissa-fig1 PRESET=laptop"
-    line = Command(NAME, ("model=lenet", "solver.damping=0.1")).make_line("lissa-fig1", "laptop")
+    assert Command(*NAME, NEUTRAL).make_line("laptop") == "make lissa-fig1 PRESET=laptop"
+    line = Command(*NAME, ("model=lenet", "solver.damping=0.1")).make_line("laptop")
     assert line == 'make lissa-fig1 PRESET=laptop ARGS="model=lenet solver.damping=0.1"'
     tricky = ("name='a $b'", 'x="q"')
-    words = shlex.split(Command(NAME, tricky).make_line("lissa-fig1", "laptop"))
+    words = shlex.split(Command(*NAME, tricky).make_line("laptop"))
     arguments = words[-1].removeprefix("ARGS=").replace("$$", "$")  # what make hands to its shell
     assert tuple(shlex.split(arguments)) == tuple(sorted(tricky))
 
 
 def test_python_line_names_the_module() -> None:
-    line = Command(NAME, ("preset=laptop", "model=lenet", "tracker=none")).python_line("laptop")
-    assert line == "python -m experiments.lissa.fig1_pbrf_scatter preset=laptop model=lenet"
+    line = Command(*NAME, ("preset=laptop", "model=lenet", "tracker=none")).python_line("laptop")
+    assert line == "python -m experiments.lissa.fig1 preset=laptop model=lenet"
     assert Command().python_line("laptop") == ""
 
 
@@ -72,5 +72,5 @@ def test_command_travels_in_the_config() -> None:
     cfg = OmegaConf.create({"seed": 0})
     OmegaConf.set_struct(cfg, True)
     assert Command.of(cfg) == Command()
-    command = Command(NAME, ("seed=1",))
+    command = Command(*NAME, ("seed=1",))
     assert Command.of(command.attach(cfg)) == command

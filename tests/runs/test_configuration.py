@@ -2,36 +2,36 @@ from __future__ import annotations
 
 import re
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from curvlab.runs.configuration import config_folder, load_config, main
+from curvlab.runs.configuration import Entry, load_config
 from curvlab.runs.overrides import ConfigurationError
 
 Demo = Callable[..., subprocess.CompletedProcess[str]]
-NAME = "toy/fig1_demo"
 
 
-def test_default_preset_is_embedded_and_readable(checkout: Path) -> None:
-    cfg = load_config(NAME)
+def test_default_preset_is_embedded_and_readable(entry: Entry) -> None:
+    cfg = load_config(entry)
     assert (cfg.preset, cfg.num_train, cfg.data.name, cfg.damping) == ("embedded", 5, "digits", 1.0)
     assert (cfg.tracker.name, cfg.tracker.mode) == ("wandb", "offline")
     assert (cfg.store.root, cfg.results.root) == (".cache/store", "results")
     assert "hydra" not in cfg
 
 
-def test_data_and_values_override_the_preset(checkout: Path) -> None:
-    cfg = load_config(NAME, ["preset=laptop", "data=digits", "num_train=3"])
+def test_data_and_values_override_the_preset(entry: Entry) -> None:
+    cfg = load_config(entry, ["preset=laptop", "data=digits", "num_train=3"])
     assert (cfg.preset, cfg.data.name, cfg.num_train) == ("laptop", "digits", 3)
-    assert load_config(NAME, ["preset=laptop"]).data.name == "mnist"
+    assert load_config(entry, ["preset=laptop"]).data.name == "mnist"
     assert list(cfg.command.overrides) == ["preset=laptop", "data=digits", "num_train=3"]
 
 
-def test_store_root_follows_the_environment(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_store_root_follows_the_environment(entry: Entry, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CURVLAB_STORE", "elsewhere")
-    assert load_config(NAME).store.root == "elsewhere"
+    assert load_config(entry).store.root == "elsewhere"
 
 
 @pytest.mark.parametrize(
@@ -59,18 +59,18 @@ def test_store_root_follows_the_environment(checkout: Path, monkeypatch: pytest.
         (["+model=mpl"], ["unknown choice 'mpl' for 'model'", "did you mean 'mlp'"]),
         (["tracker=wandbb"], ["did you mean 'wandb'", "none, wandb"]),
         (["preset=paper"], ["unknown choice 'paper' for 'toy/fig1'", "embedded, laptop, smoke"]),
-        (["model=mlp"], ["toy/fig1_demo has no 'model' to choose", "data, preset, solver, toy/fig1, tracker"]),
-        (["+model=mlp"], ["toy/fig1_demo has no 'model' to choose"]),
+        (["model=mlp"], ["toy/fig1/target has no 'model' to choose", "data, preset, solver, toy/fig1, tracker"]),
+        (["+model=mlp"], ["toy/fig1/target has no 'model' to choose"]),
         (["damping=["], [r"cannot read 'damping=\['", "key=value"]),
         (["damping"], ["cannot read 'damping'", "key=value"]),
         (["preset=smoke,laptop"], ["Ambiguous value for argument 'preset=smoke,laptop'"]),
     ],
 )
 def test_wrong_override_is_refused_with_what_was_meant(
-    checkout: Path, overrides: list[str], texts: list[str]
+    entry: Entry, overrides: list[str], texts: list[str]
 ) -> None:
     with pytest.raises(ConfigurationError) as refused:
-        load_config(NAME, overrides)
+        load_config(entry, overrides)
     for text in texts:
         assert re.search(text, str(refused.value)), str(refused.value)
 
@@ -85,26 +85,19 @@ def test_wrong_override_is_refused_with_what_was_meant(
         ["~damping"],
     ],
 )
-def test_good_overrides_pass(checkout: Path, overrides: list[str]) -> None:
-    load_config(NAME, overrides)
+def test_good_overrides_pass(entry: Entry, overrides: list[str]) -> None:
+    load_config(entry, overrides)
 
 
-def test_entry_point_runs_with_a_given_config(checkout: Path) -> None:
-    seen = []
-    main(NAME)(seen.append)(load_config(NAME, ["preset=smoke"]))
-    assert seen[0].preset == "smoke"
+def test_short_forms_are_expanded_and_recorded_as_typed(entry: Entry) -> None:
+    def expand(config_name: str, overrides: Sequence[str]) -> dict[str, str]:
+        assert config_name == "toy/fig1/target"
+        return {word.replace("n=", "num_train="): word for word in overrides} | {"damping=2": "n=7"}
 
-
-def test_config_folder_falls_back_to_the_source_tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert config_folder() == Path(__file__).resolve().parents[2] / "conf"
-
-
-def test_no_config_folder_says_where_to_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("curvlab.runs.configuration.__file__", str(tmp_path / "a" / "b" / "c" / "d.py"))
-    with pytest.raises(ConfigurationError, match="run from the root of the repository"):
-        config_folder()
+    cfg = load_config(replace(entry, expand=expand), ["preset=smoke", "n=7"])
+    assert (cfg.num_train, cfg.damping) == (7, 2)
+    assert list(cfg.command.overrides) == ["preset=smoke", "n=7"]
+    assert cfg.command.make_target == "toy-fig1"
 
 
 def test_command_line_runs_the_task_quietly(demo: Demo, checkout: Path) -> None:

@@ -10,17 +10,27 @@ import pytest
 import torch
 from omegaconf import DictConfig
 
-from curvlab.runs.configuration import load_config
+from curvlab.runs.configuration import Entry, load_config
 from curvlab.runs.overrides import ConfigurationError
 from curvlab.runs.provenance import Commit, Cost, device_name, provenance, read_commit, torch_device
 
+UNIT = {"name": "toy/unit", "count": 5, "commit": "fedc", "clean": True}
 COST = Cost(wall_seconds=1.23456, unit_seconds=60.0, num_matvecs=7, store_hits=2, store_misses=3)
 
 
 def record(cfg: DictConfig, **notes: Any) -> dict[str, Any]:
     commit = Commit("0123456789abcdef", True)
     return provenance(
-        cfg, target="toy-fig1", title="demo", commit=commit, cost=COST, data={"digits": "ab12"}, notes=notes
+        cfg,
+        key="toy/fig1",
+        title="demo",
+        commit=commit,
+        units=[UNIT],
+        num_units=5,
+        settings=[{"name": "num_train", "ours": 3, "paper": 25}],
+        cost=COST,
+        data={"digits": "ab12"},
+        notes=notes,
     )
 
 
@@ -30,26 +40,28 @@ def git(*arguments: str) -> str:
     return done.stdout.strip()
 
 
-def test_record_says_how_to_make_it_again(checkout: Path) -> None:
+def test_record_says_how_to_make_it_again(entry: Entry) -> None:
     overrides = ["preset=laptop", "num_train=3", "tracker=none"]
-    made = record(load_config("toy/fig1_demo", overrides), scale={"points": [3, 25]})
+    made = record(load_config(entry, overrides), reduced=["points"])
     assert made["command"] == 'make toy-fig1 PRESET=laptop ARGS="num_train=3"'
-    assert made["python_command"] == "python -m experiments.toy.fig1_demo preset=laptop num_train=3"
+    assert made["python_command"] == "python -m experiments.toy.fig1 preset=laptop num_train=3"
     assert made["config"]["num_train"] == 3
     assert made["config"]["solver"] == {"_target_": "builtins.dict", "rtol": 1e-3, "max_steps": 10}
     assert "command" not in made["config"]
-    assert (made["commit"], made["clean"], made["seeds"]) == ("0123456789abcdef", True, [0])
+    assert (made["assembled"], made["seeds"]) == ({"commit": "0123456789abcdef", "clean": True}, [0])
+    assert (made["units"], made["num_units"], made["target"], made["key"]) == ([UNIT], 5, "toy-fig1", "toy/fig1")
+    assert made["settings"] == [{"name": "num_train", "ours": 3, "paper": 25}]
     assert (made["wall_seconds"], made["unit_seconds"], made["num_matvecs"]) == (1.235, 60.0, 7)
     assert made["store"] == {"hits": 2, "misses": 3}
     assert made["data"] == {"digits": "ab12"}
-    assert made["scale"] == {"points": [3, 25]}
+    assert made["reduced"] == ["points"]
     assert torch.__version__.startswith(made["versions"]["torch"])
     assert set(made["versions"]) == {"python", "curvlab", "torch", "torchvision", "numpy"}
     assert 10 * 2**20 < made["peak_memory_bytes"] < 2**40
     assert json.loads(json.dumps(made)) == made
 
 
-def test_record_names_no_folder_and_no_user(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_record_names_no_folder_and_no_user(checkout: Path, entry: Entry, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CURVLAB_DATA", "/home/jane/data")
     overrides = [
         "store.root=/scratch/jane/store",
@@ -58,7 +70,7 @@ def test_record_names_no_folder_and_no_user(checkout: Path, monkeypatch: pytest.
         "tracker.folder=/home/jane/outputs",
         "solver.rtol=/home/jane/rtol",
     ]
-    made = record(load_config("toy/fig1_demo", overrides), reduced=["see /home/jane/notes"])
+    made = record(load_config(entry, overrides), reduced=["see /home/jane/notes"])
     assert made["config"]["data"]["root"] == "<data root>"
     assert made["config"]["store"]["root"] == "<store root>"
     assert made["config"]["results"]["root"] == "<results root>"

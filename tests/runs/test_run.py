@@ -8,18 +8,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import matplotlib
 import numpy as np
 import pandas as pd
 import pytest
 import torch
-from matplotlib.figure import Figure
+from PIL import Image
 
 from curvlab import runs
+from curvlab.runs.provenance import Commit
 from curvlab.runs.tracking import NoTracker
 
 Demo = Callable[..., subprocess.CompletedProcess[str]]
-NAME = "toy/fig1_demo"
 OFF = ("tracker=none", "preset=smoke")
 
 
@@ -53,14 +52,14 @@ def recorder(monkeypatch: pytest.MonkeyPatch) -> Recorder:
 
 
 def start(*overrides: str) -> Any:
-    cfg = runs.load_config(NAME, [*OFF, *overrides])
-    return runs.start(cfg, paper="toy", item="fig1", title="a demonstration")
+    entry = runs.Entry("toy/fig1/target", Path("conf").absolute(), "toy-fig1", "experiments.toy.fig1")
+    cfg = runs.load_config(entry, [*OFF, *overrides])
+    return runs.start(cfg, key="toy/fig1", title="a demonstration")
 
 
-def figure() -> Figure:
-    plot = Figure(figsize=(2, 1))
-    plot.subplots().plot([0, 1], [1, 0])
-    return plot
+def record_of(run: runs.Run) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads((run.folder / "run.json").read_text())
+    return content
 
 
 def test_a_run_leaves_a_complete_folder(
@@ -69,24 +68,24 @@ def test_a_run_leaves_a_complete_folder(
     with start() as run:
         run.log({"loss": 1.0}, step=2)
         run.save_table(pd.DataFrame({"x": [1 / 3]}))
-        run.save_figure(figure())
-        run.save_json({"a": [1, np.float64(2.5)]}, "extra.json")
-        run.save_text("hello\n", "note.txt")
+        run.save_image(np.full((2, 3), 7, dtype=np.uint8), "figure_pixels.png")
         run.record_data("digits", "ab12")
-        run.note(scale={"points": [2, 25]}, seeds=[0, 1])
+        run.note(reduced=["points"], seeds=[0, 1])
         assert not (run.folder / "run.json").exists()
+        run.save_record([{"name": "points", "ours": 2, "paper": 25}])
+        run.hand_to_tracker()
     folder = checkout / "results" / "toy" / "fig1" / "smoke"
-    names = ["extra.json", "figure.png", "note.txt", "run.json", "table.csv"]
+    names = ["figure_pixels.png", "run.json", "table.csv"]
     assert sorted(path.name for path in folder.iterdir()) == names
-    assert json.loads((folder / "extra.json").read_text()) == {"a": [1, 2.5]}
-    assert (folder / "note.txt").read_text() == "hello\n"
-    record = json.loads((folder / "run.json").read_text())
+    np.testing.assert_array_equal(np.asarray(Image.open(folder / "figure_pixels.png")), np.full((2, 3), 7))
+    record = record_of(run)
     assert (record["target"], record["title"], record["preset"]) == ("toy-fig1", "a demonstration", "smoke")
-    assert (record["scale"], record["seeds"], record["data"]) == ({"points": [2, 25]}, [0, 1], {"digits": "ab12"})
+    assert (record["reduced"], record["seeds"], record["data"]) == (["points"], [0, 1], {"digits": "ab12"})
+    assert record["settings"] == [{"name": "points", "ours": 2, "paper": 25}]
     assert recorder.calls == [
         ("log", {"loss": 1.0}, 2),
         ("table", "table", 1),
-        ("figure", "figure", "figure.png"),
+        ("figure", "figure_pixels", "figure_pixels.png"),
         ("folder", "toy-fig1-smoke", names),
         ("finish", 0),
     ]
@@ -101,6 +100,7 @@ def test_a_variation_has_its_own_folder(checkout: Path) -> None:
 def test_failure_leaves_no_record_and_closes_the_tracker(checkout: Path, recorder: Recorder) -> None:
     with start() as run:
         run.save_table(pd.DataFrame({"x": [1.0]}))
+        run.save_record()
     with pytest.raises(ZeroDivisionError), start() as run:  # noqa: PT012
         run.save_table(pd.DataFrame({"x": [2.0]}))  # from here on the old record would be wrong
         _ = 1 / 0
@@ -111,6 +111,7 @@ def test_failure_leaves_no_record_and_closes_the_tracker(checkout: Path, recorde
 def test_failure_before_any_result_keeps_the_old_one(checkout: Path, recorder: Recorder) -> None:
     with start() as run:
         run.save_table(pd.DataFrame({"x": [1.0]}))
+        run.save_record()
     before = (run.folder / "run.json").read_bytes()
     with pytest.raises(ZeroDivisionError), start() as run:
         _ = 1 / 0
@@ -126,34 +127,22 @@ def test_interrupt_says_that_the_command_resumes(
     assert recorder.calls == [("finish", 1)]
 
 
-def test_table_has_six_digits_in_every_column(checkout: Path) -> None:
+def test_table_has_so_many_digits_in_every_column(checkout: Path) -> None:
     table = pd.DataFrame(
         {"x": [1 / 3, 1e-10 / 3], "n": [1, 2], "mixed": ["a", 2 / 3], "single": np.float32([0.1, np.nan])},
         index=[5, 7],
     )
     with start() as run:
         path = run.save_table(table)
+        short = run.save_table(table, "short.csv", digits=2)
+    assert short.read_text() == "x,n,mixed,single\n0.33,1,a,0.1\n3.3e-11,2,0.67,\n"
     assert path.read_text() == "x,n,mixed,single\n0.333333,1,a,0.1\n3.33333e-11,2,0.666667,\n"
-
-
-def test_tables_and_figures_are_reproducible(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with start() as run:
-        first = run.save_figure(figure()).read_bytes()
-        monkeypatch.setattr(matplotlib, "__version__", "0.0")
-        second = run.save_figure(figure()).read_bytes()
-    assert first == second
-    assert b"Software" not in first
 
 
 @pytest.mark.parametrize("name", ["run.json", "../table.csv", "a/b.csv", ""])
 def test_file_names_stay_in_the_folder(checkout: Path, name: str) -> None:
     with start() as run, pytest.raises(ValueError, match="use a plain file name of the result folder"):
-        run.save_text("", name)
-
-
-def test_other_figure_formats_are_refused(checkout: Path) -> None:
-    with start() as run, pytest.raises(ValueError, match=r"got 'figure.pdf'; name it figure.png"):
-        run.save_figure(figure(), "figure.pdf")
+        run.save_table(pd.DataFrame(), name)
 
 
 def draw(run: runs.Run, *names: str | int) -> torch.Tensor:
@@ -185,18 +174,90 @@ def test_units_are_reused_and_counted(checkout: Path) -> None:
     for _ in range(2):
         with start() as run:
             run.add_matvecs(3)
-            assert torch.equal(run.unit("toy/unit", {"k": 1}, lambda run=run: compute(run))["x"], torch.ones(2))
-        records.append(json.loads((run.folder / "run.json").read_text()))
+            found = run.unit("toy/unit", {"k": 1}, lambda run=run: compute(run), version=1)
+            assert torch.equal(found["x"], torch.ones(2))
+            run.save_record()
+        records.append(record_of(run))
     assert [record["store"] for record in records] == [{"hits": 0, "misses": 1}, {"hits": 1, "misses": 0}]
     assert [record["num_matvecs"] for record in records] == [13, 13]
     assert records[0]["unit_seconds"] == records[1]["unit_seconds"]
+    assert records[0]["units"] == records[1]["units"]
+
+
+def test_a_unit_needs_a_version_and_another_version_is_another_unit(checkout: Path) -> None:
+    with start() as run:
+        with pytest.raises(TypeError, match="version"):
+            run.unit("toy", {}, dict)  # type: ignore[call-arg]
+        for version in (1, 2, 1):
+            run.unit("toy", {}, dict, version=version)
+    assert (run.store.hits, run.store.misses) == (1, 2)
+
+
+def test_every_unit_keeps_the_commit_that_computed_it(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Units of two commits, assembled by a third: the record tells them apart.
+    runs_made = ((Commit("aaaa", True), 1), (Commit("bbbb", False), 3), (Commit("cccc", True), 3))
+    for commit, num_units in runs_made:
+        monkeypatch.setattr("curvlab.runs.run.read_commit", lambda root, commit=commit: commit)
+        with start() as run:
+            for k in range(num_units):
+                run.unit("toy/unit", {"k": k}, lambda k=k: {"x": k}, version=4)
+            run.save_record()
+    record = record_of(run)
+    units = [(unit["commit"], unit["clean"], unit["count"], unit["version"]) for unit in record["units"]]
+    assert units == [("aaaa", True, 1, 4), ("bbbb", False, 2, 4)]
+    assert record["assembled"] == {"commit": "cccc", "clean": True}
+    assert record["num_units"] == 3
+    assert {"versions", "device", "fingerprint", "function", "seconds"} <= set(record["units"][0])
+
+
+def test_a_unit_inside_a_unit_is_recorded_also_when_the_outer_one_is_stored(checkout: Path) -> None:
+    def outer(run: runs.Run) -> dict[str, Any]:
+        return run.unit("toy/inner", {}, lambda: {"x": 1}, version=1)
+
+    for _ in range(2):
+        with start() as run:
+            run.unit("toy/outer", {}, lambda run=run: outer(run), version=1)
+            run.save_record()
+        record = record_of(run)
+        assert sorted((unit["name"], unit["count"]) for unit in record["units"]) == [
+            ("toy/inner", 1),
+            ("toy/outer", 1),
+        ]
+        assert record["num_units"] == 1
+
+
+def test_reused_units_of_changed_code_are_named(
+    checkout: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for changed in (False, True):
+        monkeypatch.setattr("curvlab.runs.run.is_stale", lambda origin, changed=changed: changed)
+        with start() as run:
+            run.unit("toy/unit", {}, dict, version=1)
+            run.save_record()
+        said = "units of toy/unit were stored by code that has changed since" in capsys.readouterr().err
+        assert said is changed
+
+
+def test_progress_is_said_at_every_change_of_work(checkout: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for _ in range(2):
+        with start() as run:
+            for name in ("train", "train", "score"):
+                run.unit(name, {"k": run.status.num_units}, dict, version=1)
+            run.save_table(pd.DataFrame({"x": [1]}))
+            run.save_record()
+    assert capsys.readouterr().err.splitlines() == [
+        "toy-fig1: unit 1: train",
+        "toy-fig1: unit 3: score",
+        "toy-fig1: unit 1 of about 3: train (stored)",
+        "toy-fig1: unit 3 of about 3: score (stored)",
+    ]
 
 
 def test_units_of_another_seed_are_other_units(checkout: Path) -> None:
     values = []
     for seed in (0, 1, 0):
         with start(f"seed={seed}") as run:
-            values.append(run.unit("toy", {}, lambda run=run: {"x": draw(run, "unit")})["x"])
+            values.append(run.unit("toy", {}, lambda run=run: {"x": draw(run, "unit")}, version=1)["x"])
     assert torch.equal(values[0], values[2])
     assert not torch.equal(values[0], values[1])
 
@@ -204,13 +265,13 @@ def test_units_of_another_seed_are_other_units(checkout: Path) -> None:
 def test_unit_may_name_its_own_seed(checkout: Path) -> None:
     for seed in (0, 1):
         with start(f"seed={seed}") as run:
-            run.unit("toy", {"seed": 5}, lambda: {"x": 1})
+            run.unit("toy", {"seed": 5}, lambda: {"x": 1}, version=1)
     assert (run.store.hits, run.store.misses) == (1, 0)
 
 
 def test_forgotten_return_is_not_stored(checkout: Path) -> None:
     with pytest.raises(TypeError, match="unit 'toy' returned a NoneType; return a dict"), start() as run:
-        run.unit("toy", {}, lambda: None)  # type: ignore[arg-type,return-value]
+        run.unit("toy", {}, lambda: None, version=1)  # type: ignore[arg-type,return-value]
 
 
 def test_progress_is_silent_without_a_terminal(
@@ -233,34 +294,36 @@ def test_killed_write_is_cleaned_up(checkout: Path) -> None:
         stale.write_text("")
         live.write_text("")  # of another process that is writing now
         os.utime(stale, (0, 0))
-        run.save_text("", "note.txt")
+        run.save_table(pd.DataFrame(), "note.csv")
         assert (stale.exists(), live.exists()) == (False, True)
 
 
 def test_whole_target_from_the_command_line(checkout: Path, demo: Demo) -> None:
-    (checkout / "experiments" / "toy" / "fig1_demo.py").write_text("""\
+    (checkout / "experiments" / "toy" / "fig1.py").write_text("""\
+from pathlib import Path
 import pandas as pd, torch
 from curvlab import runs
 
-@runs.main("toy/fig1_demo")
-def main(cfg):
-    with runs.start(cfg, paper="toy", item="fig1", title="demo") as run:
+def job(cfg):
+    with runs.start(cfg, key="toy/fig1", title="demo") as run:
         n = cfg.num_train
-        x = run.unit("toy", {"n": n}, lambda: {"x": torch.rand(n, generator=run.generator("x"))})
+        x = run.unit("toy", {"n": n}, lambda: {"x": torch.rand(n, generator=run.generator("x"))}, version=1)
         run.save_table(pd.DataFrame({"x": x["x"]}))
         if cfg.damping < 0:
             raise KeyboardInterrupt
+        run.save_record()
 
 if __name__ == "__main__":
-    main()
+    runs.main(runs.Entry("toy/fig1/target", Path("conf").absolute(), "toy-fig1", "experiments.toy.fig1"), job)
 """)
     done = subprocess.run(
         [
             sys.executable,
             "-m",
-            "experiments.toy.fig1_demo",
+            "experiments.toy.fig1",
             "-m",
             "tracker=none",
+            "progress=false",
             "preset=smoke,laptop",
             "seed=0,1",
         ],
@@ -273,7 +336,7 @@ if __name__ == "__main__":
     assert sorted(path.parent.name for path in checkout.rglob("run.json")) == folders
     tables = {(checkout / "results/toy/fig1" / folder / "table.csv").read_text() for folder in folders}
     assert len(tables) == 4
-    interrupted = demo("tracker=none", "damping=-1")
+    interrupted = demo("tracker=none", "progress=false", "damping=-1")
     assert (interrupted.returncode, interrupted.stdout) == (130, "")
     assert interrupted.stderr == "toy-fig1: interrupted; finished units are kept, the same command resumes.\n"
     refused = demo("tracker=wandb", "tracker.mode=onlin")

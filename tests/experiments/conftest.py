@@ -1,25 +1,59 @@
-"""Targets run at smoke scale, in this process where they can."""
+"""Targets run at smoke scale in this process, and judged or drawn from tables that are made up."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
+import pandas as pd
 import pytest
 
-from experiments.target import load_config, run_target
+from curvlab.reporting import ClaimResult, load_claim_sheet
+from experiments.target import Computed, load_config, run_target
 from experiments.target.discovery import all_targets
 
 
-@pytest.fixture
-def run_smoke(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
-    """Return a function that runs a target, e.g. "ngd/fig6", with overrides, and gives its result folder."""
-    monkeypatch.chdir(Path(__file__).parents[2])
+@pytest.fixture(scope="module")
+def run_smoke(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Path]]:
+    """Return a function that runs a target, e.g. "ngd/fig6", with overrides, and gives its result folder.
+
+    All runs of a test module share one store, <result folder>/../../../../store.
+    """
+    root = tmp_path_factory.mktemp("smoke")
 
     def run(key: str, *overrides: str) -> Path:
         target = all_targets()[key]
-        folders = [f"results.root={tmp_path / 'results'}", f"store.root={tmp_path / 'store'}"]
+        folders = [f"results.root={root / 'results'}", f"store.root={root / 'store'}"]
         cfg = load_config(target, ["preset=smoke", "tracker=none", "progress=false", *folders, *overrides])
         return run_target(target, cfg)
 
-    return run
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(Path(__file__).parents[2])
+        yield run
+
+
+@pytest.fixture
+def computed_of(tmp_path: Path) -> Callable[..., Computed]:
+    """Return a function that gives made-up tables, and a config, as a target's `judge` and `draw` read them."""
+
+    def computed(tables: Mapping[str, pd.DataFrame], config: dict[str, Any] | None = None) -> Computed:
+        for name, table in tables.items():
+            table.to_csv(tmp_path / f"{name}.csv", index=False)
+        return Computed(tmp_path, config or {})
+
+    return computed
+
+
+@pytest.fixture
+def judged() -> Callable[[str, Computed], list[ClaimResult]]:
+    """Return a function that judges a target's claims, all of them, as after a run."""
+
+    def judge(key: str, computed: Computed) -> list[ClaimResult]:
+        target = all_targets()[key]
+        sheet = load_claim_sheet(target.claims_file)
+        results = target.load("judge")(computed, sheet)
+        sheet.check_all_judged(results)
+        return results
+
+    return judge

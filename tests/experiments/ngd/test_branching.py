@@ -8,11 +8,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from experiments.ngd.fig4_claims import judge_claims as judge_fig4
-from experiments.ngd.fig5_claims import judge_claims as judge_fig5
-from experiments.ngd.fig6_claims import judge_claims as judge_fig6
-from experiments.ngd.split import BEFORE
-from experiments.ngd.split_measures import SplitResults
+from curvlab.reporting import ClaimResult
+from experiments.ngd.branching.measures import BEFORE, BranchResults
+from experiments.target import Computed
+from experiments.target.discovery import all_targets
 
 SPLIT, LAST = 10, 20  # epochs
 SEEDS = (0, 1, 2)
@@ -38,15 +37,31 @@ def made_up(
                 since = epoch - SPLIT
                 size, value = (curves.get(branch, level(1.0))(since) for curves in (norm or {}, loss or {}))
                 rate = (lr or {}).get(branch, 0.1)
-                row = {"panel": "m", "branch": branch, "seed": seed, "epoch": epoch, "lr": rate, "valid": True}
+                row = {"task": "m", "branch": branch, "seed": seed, "epoch": epoch, "lr": rate, "valid": True}
                 row |= {"llc": llc.get(branch, level(100.0))(since) + 0.1 * seed, "problem": ""}
                 row |= {"update_norm": size, "step_norm": rate * size}
                 rows.append(row | {"train_loss": value, "validation_loss": 2 * value})
     return pd.DataFrame(rows)
 
 
-def verdicts(results: list) -> dict[str, str]:
+def verdicts(results: list[ClaimResult]) -> dict[str, str]:
     return {result.claim.id.removesuffix("-m"): result.verdict for result in results}
+
+
+@pytest.fixture
+def judge(
+    computed_of: Callable[..., Computed], judged: Callable[[str, Computed], list[ClaimResult]]
+) -> Callable[..., list[ClaimResult]]:
+    """Return a function that judges these branches of a table."""
+
+    def judge(key: str, table: pd.DataFrame, *branches: str) -> list[ClaimResult]:
+        config = {"tasks": {"m": {"judged_branches": list(branches)}}}
+        return judged(key, computed_of({"table": table}, config))
+
+    return judge
+
+
+Judge = Callable[..., list[ClaimResult]]
 
 
 def rising(by: float) -> Curve:
@@ -61,7 +76,7 @@ def test_measures_of_known_curves() -> None:
         loss={"ngd": lambda since: 1 - 0.05 * since},
         lr={"ngd": 0.2},
     )
-    found = SplitResults.of(table)
+    found = BranchResults.of(table)
     assert found.by_seed("m", "ngd", "llc_slope")[0] == pytest.approx(2.0)
     # Relative to the mean over seeds at the split, 100, 100.1, 100.2: one seed's own may be near 0.
     assert found.by_seed("m", "ngd", "llc_change").tolist() == pytest.approx([20 / 100.1] * 3)
@@ -83,15 +98,15 @@ def test_estimates_that_are_not_valid_do_not_count() -> None:
     table = made_up({"sgd": level(100.0), "ngd": rising(20)})
     after = (table.branch == "ngd") & (table.epoch > 15)
     table.loc[after, ["llc", "valid"]] = [-500.0, False]
-    found = SplitResults.of(table)
+    found = BranchResults.of(table)
     assert found.by_seed("m", "ngd", "llc_slope")[0] == pytest.approx(2.0)
     assert found.by_seed("m", "ngd", "llc_end").empty
     at_split = (table.branch == BEFORE) & (table.epoch == SPLIT)
     table.loc[at_split, "valid"] = False
-    assert SplitResults.of(table).by_seed("m", "ngd", "llc_slope").empty  # epochs 11 to 15 of 20 are left
+    assert BranchResults.of(table).by_seed("m", "ngd", "llc_slope").empty  # epochs 11 to 15 of 20 are left
     table = made_up({"sgd": level(100.0), "ngd": rising(20)})
     table.loc[at_split, "valid"] = False
-    without_split = SplitResults.of(table)
+    without_split = BranchResults.of(table)
     assert without_split.by_seed("m", "ngd", "llc_split").empty
     assert without_split.by_seed("m", "ngd", "llc_slope")[0] == pytest.approx(2.0)
 
@@ -105,9 +120,8 @@ def test_estimates_that_are_not_valid_do_not_count() -> None:
         (0, -20, ["not reproduced", "not reproduced"]),
     ],
 )
-def test_fig4_verdicts_on_the_llc(sgd: float, ngd: float, expected: list[str]) -> None:
-    found = SplitResults.of(made_up({"sgd": rising(sgd), "ngd": rising(ngd)}))
-    results = verdicts(judge_fig4(found, claimed={"m": "ngd"}))
+def test_fig4_verdicts_on_the_llc(judge: Judge, sgd: float, ngd: float, expected: list[str]) -> None:
+    results = verdicts(judge("ngd/fig4", made_up({"sgd": rising(sgd), "ngd": rising(ngd)}), "ngd"))
     assert [results["llc-rises"], results["llc-rises-faster"]] == expected
 
 
@@ -120,20 +134,18 @@ def test_fig4_verdicts_on_the_llc(sgd: float, ngd: float, expected: list[str]) -
         (level(0.1), ["not reproduced", "not reproduced"]),
     ],
 )
-def test_fig4_verdicts_on_the_update_norm(norm: Curve, expected: list[str]) -> None:
+def test_fig4_verdicts_on_the_update_norm(judge: Judge, norm: Curve, expected: list[str]) -> None:
     llc = dict.fromkeys(("sgd", "ngd"), level(100.0))
     steady = {"sgd": lambda since: 1.0 + 0.01 * (since % 2)}
-    results = verdicts(
-        judge_fig4(SplitResults.of(made_up(llc, norm=steady | {"ngd": norm})), claimed={"m": "ngd"})
-    )
+    results = verdicts(judge("ngd/fig4", made_up(llc, norm=steady | {"ngd": norm}), "ngd"))
     assert [results["update-norm-steady"], results["update-norm-fluctuates"]] == expected
 
 
-def test_fig4_without_valid_estimates_is_out_of_reach() -> None:
+def test_fig4_without_valid_estimates_is_out_of_reach(judge: Judge) -> None:
     table = made_up(dict.fromkeys(("sgd", "ngd"), level(100.0))).assign(
         valid=False, problem="the chains have not mixed"
     )
-    results = {result.claim.id: result for result in judge_fig4(SplitResults.of(table), claimed={"m": "ngd"})}
+    results = {result.claim.id: result for result in judge("ngd/fig4", table, "ngd")}
     for name in ("llc-rises-m", "llc-rises-faster-m"):
         assert results[name].verdict == "out of reach"
         assert "the chains have not mixed" in results[name].explanation
@@ -152,25 +164,25 @@ RATES = ["ngd-low", "ngd-middle", "ngd-high"]
         ((5, 10, 20), -30, ["reproduced", "reproduced", "not reproduced"]),
     ],
 )
-def test_fig5_verdicts(ends: tuple[float, ...], sgd: float, expected: list[str]) -> None:
+def test_fig5_verdicts(judge: Judge, ends: tuple[float, ...], sgd: float, expected: list[str]) -> None:
     llc = {"sgd": rising(sgd)} | {name: rising(by) for name, by in zip(RATES, ends, strict=True)}
-    results = judge_fig5(SplitResults.of(made_up(llc)), claimed={"m": RATES})
+    results = judge("ngd/fig5", made_up(llc), *RATES)
     assert [result.verdict for result in results] == expected
 
 
-def test_fig5_faster_is_not_higher() -> None:
+def test_fig5_faster_is_not_higher(judge: Judge) -> None:
     # The larger rate rises at once, then falls back below the smaller one.
     llc = {"sgd": level(100.0), "low": rising(20), "high": lambda since: 130.0 if since <= 5 else 104.0}
-    results = verdicts(judge_fig5(SplitResults.of(made_up(llc)), claimed={"m": ["low", "high"]}))
+    results = verdicts(judge("ngd/fig5", made_up(llc), "low", "high"))
     assert results["llc-rises-faster"] == "reproduced"
     assert results["llc-plateaus-higher"] == "not reproduced"
 
 
-def test_fig5_names_the_reason_without_an_llc() -> None:
+def test_fig5_names_the_reason_without_an_llc(judge: Judge) -> None:
     table = made_up(dict.fromkeys(["sgd", *RATES], level(100.0)))
     table.loc[table.branch == "ngd-high", "valid"] = False
     table.loc[~table.valid, "problem"] = "a chain diverged"
-    results = judge_fig5(SplitResults.of(table), claimed={"m": RATES})
+    results = judge("ngd/fig5", table, *RATES)
     assert [result.verdict for result in results] == ["out of reach", "out of reach", "reproduced"]
     assert "30 of 120 estimates are not valid" in results[0].explanation
     assert "a chain diverged" in results[0].explanation
@@ -202,6 +214,13 @@ def fig6_table(*, llc: float, norm: Curve, loss: float, lr: float = 10.0) -> pd.
         ),
     ],
 )
-def test_fig6_verdicts(table: pd.DataFrame, expected: list[str]) -> None:
-    results = judge_fig6(SplitResults.of(table), claimed={"m": "sgd-raised"})
+def test_fig6_verdicts(judge: Judge, table: pd.DataFrame, expected: list[str]) -> None:
+    results = judge("ngd/fig6", table, "sgd-raised")
     assert [result.verdict for result in results] == expected
+
+
+@pytest.mark.parametrize("key", ["ngd/fig4", "ngd/fig5", "ngd/fig6"])
+def test_the_plot_needs_no_valid_estimate(key: str, computed_of: Callable[..., Computed]) -> None:
+    table = made_up({"sgd": level(100.0)}).assign(valid=False, llc=np.nan, wbic=1.0)
+    figures = all_targets()[key].load("draw")(computed_of({"table": table}))
+    assert len(figures["figure.png"].axes) == 6

@@ -14,11 +14,11 @@ from curvlab.data import TextCorpus, TokenSplits, pretrained_tokenizer, stack, t
 from curvlab.models import build_model, freeze
 from curvlab.runs import Run
 from curvlab.training import evaluate_language_model, train_language_model
+from experiments.shared.trained_task import TrainedTask, curvature_indices, without_paths
 from experiments.target import task_label
-from experiments.task import Task, without_paths
 
 
-def build_language_task(run: Run, name: str, settings: DictConfig) -> Task:
+def build_language_task(run: Run, name: str, settings: DictConfig) -> TrainedTask:
     """Load the text, train its tokenizer and model or take the stored ones, and freeze what the config says.
 
     The loss of the task is nn.CrossEntropyLoss(), the mean over predicted tokens; `train` is a pair of tensors of
@@ -27,11 +27,11 @@ def build_language_task(run: Run, name: str, settings: DictConfig) -> Task:
     Args:
         run: seeds, store, device and progress.
         name: of the task.
-        settings: of the task, see `task_settings`: nodes `data` (a TextCorpus), `tokenizer` (`vocabulary_size`,
-            or `pretrained`: a name on the hub), `sequence_length`, `model`, `training` (null: the model comes with
+        settings: of the task, see `task_settings`: nodes `data` (a TextCorpus), `tokenizer` (`vocabulary_size`, or
+            `pretrained`: a name on the hub), `sequence_length`, `model`, `training` (null: the model comes with
             its weights), `freeze`; `model_seed`, of the initial weights and the order of training;
-            `curvature_train`, how many training sequences, drawn at random, the curvature is the mean over
-            (null: all).
+            `curvature_train`, how many training sequences, drawn at random, the curvature is the mean over (null:
+            all); `seed_name`, what the random streams of all that measures the model are named after.
     """
     corpus: TextCorpus = instantiate(settings.data)
     run.record_data(corpus.name, corpus.checksum)
@@ -56,15 +56,17 @@ def build_language_task(run: Run, name: str, settings: DictConfig) -> Task:
         model.load_state_dict({parameter: value.to(run.device) for parameter, value in weights.items()})
     model.eval()
     num_parameters = freeze(model, normalization=settings.freeze.normalization, biases=settings.freeze.biases)
-    indices = torch.arange(len(splits.train))  # type: ignore[arg-type]  # a TensorDataset
-    if settings.curvature_train is not None and settings.curvature_train < len(indices):
-        order = torch.randperm(len(indices), generator=run.generator("curvature_train", splits.name))
-        indices = order[: settings.curvature_train].sort().values
+    indices = curvature_indices(run, splits, settings.curvature_train)
     train_data = stack(splits.train, indices)
-    key |= {"freeze": without_paths(settings.freeze), "curvature_train": len(indices)}
+    key |= {
+        "freeze": without_paths(settings.freeze),
+        "curvature_train": len(indices),
+        "seed_name": settings.seed_name,
+    }
     measured = run.unit("language_evaluation", key, partial(_evaluated, model, train_data, splits), version=1)
-    return Task(
-        name=task_label(name),
+    return TrainedTask(
+        label=task_label(name),
+        seed_name=settings.seed_name,
         model=model,
         loss=nn.CrossEntropyLoss(),
         splits=splits,
@@ -78,7 +80,7 @@ def build_language_task(run: Run, name: str, settings: DictConfig) -> Task:
     )
 
 
-def perplexities(run: Run, task: Task) -> dict[str, float]:
+def perplexities(run: Run, task: TrainedTask) -> dict[str, float]:
     """Return exp of the mean loss a token, on the curvature's sequences and on (some of) the test text."""
     measured = run.unit(
         "language_evaluation", task.key, partial(_evaluated, task.model, task.train, task.splits), version=1

@@ -14,16 +14,15 @@ import torch
 from torch import Tensor
 
 from curvlab.curvature import GaussNewtonOperator
-from curvlab.data import TokenSplits, stack
+from curvlab.data import stack
 from curvlab.influence import per_example_gradients
 from curvlab.linalg import LinearOperator, identity
 from curvlab.runs import Run
 from curvlab.solvers import BlockConjugateGradient, DivergenceError, Lissa, LissaRecipe, lissa_hyperparameters
 from curvlab.solvers.recipe import measure_recipe
-from experiments.task import Task
+from experiments.shared.trained_task import TrainedTask
 
 GROWTH = 1.2  # between recorded steps
-VERSION = 3
 PAST_DIVERGENCE = 6  # the trajectory of a run that diverges is shown for so many times the steps to the error
 
 
@@ -40,7 +39,7 @@ class Systems:
     """
 
     run: Run
-    task: Task
+    task: TrainedTask
     damping: float
     points: Tensor
     test: Tensor
@@ -49,7 +48,7 @@ class Systems:
     def key(self) -> dict[str, Any]:
         """What the answers depend on."""
         sizes = {"num_points": len(self.points), "num_test": len(self.test)}
-        return self.task.key | {"task": self.task.name, "damping": self.damping, "version": VERSION} | sizes
+        return self.task.key | {"damping": self.damping} | sizes
 
     @cached_property
     def operator(self) -> GaussNewtonOperator:
@@ -62,7 +61,7 @@ class Systems:
         return per_example_gradients(self.task.model, self.task.loss, stack(self.task.train, self.points)).T
 
     @cached_property
-    def readout(self) -> Tensor:
+    def test_gradients(self) -> Tensor:
         """Gradients of the test losses, (M, P): minus their products with u are the influences."""
         return per_example_gradients(self.task.model, self.task.loss, stack(self.task.splits.test, self.test))
 
@@ -73,12 +72,12 @@ class Systems:
 
     def reference(self, rtol: float) -> dict[str, Any]:
         """Return the exact solutions (P, K), by block conjugate gradients in double precision; a unit."""
-        return self.run.unit("lissa/exact", self.key | {"rtol": rtol}, partial(self._reference, rtol))
+        return self.run.unit("lissa/exact", self.key | {"rtol": rtol}, partial(self._reference, rtol), version=1)
 
     def _reference(self, rtol: float) -> dict[str, Any]:
         model = copy.deepcopy(self.task.model).double()
         exact = GaussNewtonOperator(model, self.task.loss, self.task.train) + self.damping * identity
-        bar = self.run.progress(0, f"exact solutions {self.task.name}")
+        bar = self.run.progress(0, f"exact solutions {self.task.seed_name}")
         solver = BlockConjugateGradient(rtol, callback=lambda step, residuals: bar.update())
         solution = solver.solve(exact, self.gradients.double())
         self.run.add_matvecs(solution.num_matvecs)
@@ -96,18 +95,18 @@ def compare_recipes(systems: Systems, *, reference_rtol: float) -> dict[str, Any
     """
     reference = systems.reference(reference_rtol)
     key = systems.key | {"reference_rtol": reference_rtol}
-    recipe = systems.run.unit("lissa/recipe", systems.key, partial(_measured, systems))
+    recipe = systems.run.unit("lissa/recipe", systems.key, partial(_measured, systems), version=1)
     result: dict[str, Any] = {name: recipe[name] for name in ("trace", "largest_eigenvalue", "constant")}
     result["reference_residual"] = reference["residual"]
     for name in ("paper", "auto"):
         compute = partial(_trajectory, systems, name, recipe, reference["solutions"])
         unit = key | {"recipe": name} | ({"past_divergence": PAST_DIVERGENCE} if name == "paper" else {})
-        result[name] = systems.run.unit("lissa/recipe_trajectory", unit, compute)
+        result[name] = systems.run.unit("lissa/recipe_trajectory", unit, compute, version=1)
     return result
 
 
 def _measured(systems: Systems) -> dict[str, Any]:
-    generator = systems.run.generator("recipe", systems.task.name)
+    generator = systems.run.generator("recipe", systems.task.seed_name)
     found: LissaRecipe = measure_recipe(systems.operator, systems.damping, generator=generator)
     systems.run.add_matvecs(found.num_matvecs)
     return {
@@ -122,10 +121,10 @@ def _measured(systems: Systems) -> dict[str, Any]:
 
 def _trajectory(systems: Systems, name: str, recipe: dict[str, Any], reference: Tensor) -> dict[str, Any]:
     solver = _solver(systems, name, recipe)
-    bar = systems.run.progress(solver.num_steps, f"LiSSA ({name}) {systems.task.name}")
+    bar = systems.run.progress(solver.num_steps, f"LiSSA ({name}) {systems.task.seed_name}")
     recorder = _Recorder(systems, reference, bar.update)
     solver = dataclasses.replace(solver, callback=recorder)
-    generator = systems.run.generator("lissa", systems.task.name, name)
+    generator = systems.run.generator("lissa", systems.task.seed_name, name)
     diverged, message, converged = 0, "", False
     estimated = torch.full((len(systems.points),), torch.nan)
     try:
@@ -165,7 +164,7 @@ def _trajectory(systems: Systems, name: str, recipe: dict[str, Any], reference: 
 def _past_divergence(systems: Systems, name: str, solver: Lissa, reference: Tensor, diverged: int) -> _Recorder:
     """Run again on the same batches without the check that stopped it, to show what that saves from."""
     num_steps = min(solver.num_steps, PAST_DIVERGENCE * diverged)
-    bar = systems.run.progress(num_steps, f"LiSSA ({name}) {systems.task.name}, past divergence")
+    bar = systems.run.progress(num_steps, f"LiSSA ({name}) {systems.task.seed_name}, past divergence")
     recorder = _Recorder(systems, reference, bar.update)
     unchecked = dataclasses.replace(
         solver,
@@ -176,7 +175,7 @@ def _past_divergence(systems: Systems, name: str, solver: Lissa, reference: Tens
         raise_on_divergence=False,
         callback=recorder,
     )
-    generator = systems.run.generator("lissa", systems.task.name, name)
+    generator = systems.run.generator("lissa", systems.task.seed_name, name)
     unchecked.solve(systems.damped, systems.gradients, generator=generator)
     return recorder
 
@@ -194,22 +193,17 @@ def _solver(systems: Systems, name: str, recipe: dict[str, Any]) -> Lissa:
             damping=systems.damping,
         )
     )
-    settings["batch_size"] = math.ceil(settings["batch_size"] / predictions_per_example(systems.task))
+    settings["batch_size"] = math.ceil(settings["batch_size"] / systems.task.predictions_per_example)
     return Lissa(**settings)
-
-
-def predictions_per_example(task: Task) -> int:
-    """Return how many tokens a sequence predicts, 1 for other data: the paper's |B| is in predictions."""
-    return task.splits.input_shape[0] if isinstance(task.splits, TokenSplits) else 1
 
 
 class _Recorder:
     """Compares the iterates with the exact solutions at steps that grow by a fifth."""
 
     def __init__(self, systems: Systems, reference: Tensor, advance: Callable[[], Any]) -> None:
-        self.readout = systems.readout
-        self.reference = reference.to(self.readout)
-        self.scores = self.readout @ self.reference
+        self.test_gradients = systems.test_gradients
+        self.reference = reference.to(self.test_gradients)
+        self.scores = self.test_gradients @ self.reference
         self.advance = advance
         self.steps: list[int] = []
         self.errors: list[Tensor] = []
@@ -232,7 +226,7 @@ class _Recorder:
         """Return relative errors and correlations of influences, (K,) each; the error of 0 = 0 is 0."""
         scale = self.reference.norm(dim=0)
         errors = (u - self.reference).norm(dim=0) / torch.where(scale > 0, scale, torch.ones_like(scale))
-        return errors, correlation(self.readout @ u, self.scores)
+        return errors, correlation(self.test_gradients @ u, self.scores)
 
 
 def correlation(left: Tensor, right: Tensor) -> Tensor:

@@ -1,18 +1,17 @@
-"""Units of work on the spectrum that the LiSSA paper's targets share, and the tasks they refer to.
+"""Units of work on the spectrum of a task's Gauss-Newton matrix.
 
 A unit's key holds the task and the settings, not the target: whichever target comes first computes it.
 """
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any
 
 import torch
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 from torch import Tensor
 
 from curvlab.curvature import GaussNewtonOperator
-from curvlab.curvature.losses import output_loss
 from curvlab.data import stack
 from curvlab.runs import Run
 from curvlab.solvers.recipe import measure_constant
@@ -23,56 +22,28 @@ from curvlab.spectrum import (
     sketch_eigenvalues,
     top_eigenvalues,
 )
-from experiments.language_task import build_language_task
-from experiments.task import Task, build_task
+from experiments.shared.trained_task import TrainedTask
 
 SEQUENCES_AT_A_TIME = 16  # of a language model: logits of large vocabularies fill the memory
 EXAMPLES_AT_A_TIME = 512
 SKETCH_CHUNK = 250  # columns; the sketch's random numbers are drawn again for every chunk
 
 
-def parts(cfg: DictConfig, shared: tuple[str, ...]) -> list[DictConfig]:
-    """Return the config of each task: the top level's, then those under `also`, which inherit shared keys."""
-    inherited = OmegaConf.masked_copy(cfg, list(shared))
-    further = [OmegaConf.merge(inherited, part) for part in (cfg.also or {}).values() if part is not None]
-    return [cfg, *cast("list[DictConfig]", further)]
-
-
-def build(run: Run, cfg: DictConfig) -> Task:
-    """Return the trained model of one part: a language model where there is a tokenizer."""
-    return build_language_task(run, cfg) if "tokenizer" in cfg else build_task(run, cfg)
-
-
-def is_language(task: Task) -> bool:
-    """Return whether the task's examples are sequences."""
-    return "tokenizer" in task.key
-
-
-def gauss_newton(task: Task) -> GaussNewtonOperator:
+def gauss_newton(task: TrainedTask) -> GaussNewtonOperator:
     """Return the mean Gauss-Newton matrix over the task's training examples, or their tokens."""
-    batch_size = SEQUENCES_AT_A_TIME if is_language(task) else EXAMPLES_AT_A_TIME
+    batch_size = SEQUENCES_AT_A_TIME if task.is_language else EXAMPLES_AT_A_TIME
     return GaussNewtonOperator(task.model, task.loss, task.train, batch_size=batch_size)
 
 
-def predictions_per_example(task: Task) -> float:
-    """Return the mean number of predicted tokens of a sequence; 1 for images. |B| counts predictions."""
-    if not is_language(task):
-        return 1.0
-    return output_loss(task.loss).count(task.train[1]) / task.num_train
-
-
-def spectrum(run: Run, task: Task, cfg: DictConfig) -> dict[str, Any]:
-    """Return trace (Hutchinson) and λmax (Lanczos) with their errors, from products with all the data.
-
-    Keyed and seeded as lissa-fig1 does it, so that both use one computation.
-    """
+def spectrum(run: Run, task: TrainedTask, cfg: DictConfig) -> dict[str, Any]:
+    """Return trace (Hutchinson) and λmax (Lanczos) with their errors, from products with all the data."""
 
     def compute() -> dict[str, Any]:
         operator = gauss_newton(task)
         trace = hutchinson_trace(
-            operator, num_matvecs=cfg.spectrum.trace_probes, generator=run.generator("trace", task.name)
+            operator, num_matvecs=cfg.spectrum.trace_probes, generator=run.generator("trace", task.seed_name)
         )
-        generator = run.generator("lanczos", task.name)
+        generator = run.generator("lanczos", task.seed_name)
         largest = top_eigenvalues(operator, 1, rtol=cfg.spectrum.rtol, generator=generator)
         run.add_matvecs(trace.num_matvecs + largest.num_matvecs)
         return {
@@ -83,10 +54,10 @@ def spectrum(run: Run, task: Task, cfg: DictConfig) -> dict[str, Any]:
         }
 
     settings = {"trace_probes": cfg.spectrum.trace_probes, "rtol": cfg.spectrum.rtol}
-    return run.unit("spectrum", _key(task) | settings, compute)
+    return run.unit("spectrum", task.key | settings, compute, version=1)
 
 
-def trace_by_forms(run: Run, task: Task, cfg: DictConfig) -> dict[str, Any]:
+def trace_by_forms(run: Run, task: TrainedTask, cfg: DictConfig) -> dict[str, Any]:
     """Return tr(G)/P by forward passes alone, a new batch for each normal vector, as Table 1 has it."""
 
     def compute() -> dict[str, Any]:
@@ -95,25 +66,27 @@ def trace_by_forms(run: Run, task: Task, cfg: DictConfig) -> dict[str, Any]:
             num_probes=cfg.forms.num_probes,
             batch_size=cfg.forms.batch_size,
             distribution="gaussian",
-            generator=run.generator("forms", task.name),
+            generator=run.generator("forms", task.seed_name),
         )
         run.add_matvecs(estimate.num_matvecs)
         return {"value": estimate.value, "stderr": estimate.stderr}
 
     settings = {"num_probes": cfg.forms.num_probes, "batch_size": cfg.forms.batch_size}
-    return run.unit("lissa/trace_by_forms", _key(task) | settings, compute)
+    return run.unit("lissa/trace_by_forms", task.key | settings, compute, version=1)
 
 
-def sketch(run: Run, task: Task, *, size: int, per_tensor: bool = False, repetition: int = 0) -> dict[str, Any]:
+def sketch(
+    run: Run, task: TrainedTask, *, size: int, per_tensor: bool = False, repetition: int = 0
+) -> dict[str, Any]:
     """Return λmax by a Gaussian sketch, d = size, dense or per tensor: value, stderr, bias taken off, rows."""
 
     def compute() -> dict[str, Any]:
         found = sketch_eigenvalues(
             gauss_newton(task),
             sketch_size=size,
-            tensor_sizes=tensor_sizes(task) if per_tensor else None,
+            tensor_sizes=task.tensor_sizes if per_tensor else None,
             chunk_size=SKETCH_CHUNK,
-            generator=run.generator("sketch", task.name, size, str(per_tensor), repetition),
+            generator=run.generator("sketch", task.seed_name, size, str(per_tensor), repetition),
         )
         run.add_matvecs(found.num_matvecs)
         return {
@@ -124,10 +97,10 @@ def sketch(run: Run, task: Task, *, size: int, per_tensor: bool = False, repetit
         }
 
     settings = {"size": size, "per_tensor": per_tensor, "repetition": repetition}
-    return run.unit("lissa/sketch", _key(task) | settings, compute)
+    return run.unit("lissa/sketch", task.key | settings, compute, version=1)
 
 
-def frobenius(run: Run, task: Task, *, num_pairs: int, batch_size: int | None) -> dict[str, Any]:
+def frobenius(run: Run, task: TrainedTask, *, num_pairs: int, batch_size: int | None) -> dict[str, Any]:
     """Return ‖G‖_F from pairs of independent batches (App. C), or with batch_size=None from all the data."""
 
     def compute() -> dict[str, Any]:
@@ -136,16 +109,16 @@ def frobenius(run: Run, task: Task, *, num_pairs: int, batch_size: int | None) -
             num_matvecs=num_pairs if batch_size is None else 2 * num_pairs,
             batch_size=batch_size,
             distribution="gaussian",
-            generator=run.generator("frobenius", task.name),
+            generator=run.generator("frobenius", task.seed_name),
         )
         run.add_matvecs(norm.num_matvecs)
         return {"value": norm.value, "stderr": norm.stderr}
 
     settings = {"num_pairs": num_pairs, "batch_size": batch_size}
-    return run.unit("lissa/frobenius", _key(task) | settings, compute)
+    return run.unit("lissa/frobenius", task.key | settings, compute, version=1)
 
 
-def constants(run: Run, task: Task, cfg: DictConfig, *, trace: float) -> dict[str, Any]:
+def constants(run: Run, task: TrainedTask, cfg: DictConfig, *, trace: float) -> dict[str, Any]:
     """Return C of condition C.1 by direction: leading eigenvectors, normal vectors, where an example points.
 
     In units of |B| in predictions: for language models a batch of b sequences has b times their length. All are
@@ -154,7 +127,7 @@ def constants(run: Run, task: Task, cfg: DictConfig, *, trace: float) -> dict[st
     settings = dict(cfg.constant)
 
     def compute() -> dict[str, Any]:
-        operator, generator = gauss_newton(task), run.generator("constant", task.name)
+        operator, generator = gauss_newton(task), run.generator("constant", task.seed_name)
         leading = top_eigenvalues(operator, cfg.constant.num_leading, rtol=0.03, generator=generator)
         random = operator.randn(cfg.constant.num_random, generator)
         pointed = [operator.sample(1, generator) @ random[:, :1] for _ in range(cfg.constant.num_examples)]
@@ -167,7 +140,7 @@ def constants(run: Run, task: Task, cfg: DictConfig, *, trace: float) -> dict[st
             batch_size=cfg.constant.batch_size,
             generator=generator,
         )
-        found = found * predictions_per_example(task)
+        found = found * task.predictions_per_example
         num_directions = found.shape[0]
         run.add_matvecs(leading.num_matvecs + len(pointed) + cfg.constant.num_batches * num_directions)
         first, last = cfg.constant.num_leading, num_directions - 1
@@ -178,19 +151,10 @@ def constants(run: Run, task: Task, cfg: DictConfig, *, trace: float) -> dict[st
             "largest": float(found.max()),
         }
 
-    return run.unit("lissa/constant", _key(task) | settings | {"trace": trace}, compute)
+    return run.unit("lissa/constant", task.key | settings | {"trace": trace}, compute, version=1)
 
 
-def tensor_sizes(task: Task) -> list[int]:
-    """Return P_1, ..., P_L: the sizes of the parameter tensors that the matrix refers to."""
-    return [parameter.numel() for parameter in task.model.parameters() if parameter.requires_grad]
-
-
-def drawn_examples(task: Task, num: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+def drawn_examples(task: TrainedTask, num: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     """Return `num` training examples drawn at random, without repeats, as inputs and targets."""
     indices = torch.randperm(task.num_train, generator=generator)[:num]
     return stack(task.train, indices)
-
-
-def _key(task: Task) -> dict[str, Any]:
-    return task.key | {"task": task.name}

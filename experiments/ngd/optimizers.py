@@ -1,4 +1,4 @@
-"""The optimizers that the NGD paper compares, as steps on a batch."""
+"""The optimizers that the NGD paper compares, each with the step that it takes on a batch."""
 
 from __future__ import annotations
 
@@ -10,52 +10,39 @@ from torch import Tensor, nn
 
 from curvlab.curvature import FisherOperator
 from curvlab.optim import NGD, ExactNGD
+from curvlab.training import Learner, Step, StepInfo, TrainingBatch, gradient_step
 
-Step = Callable[[Tensor, Tensor], float]
 
-
-def make_step(model: nn.Module, loss: nn.Module, settings: Mapping[str, Any]) -> Step:
-    """Return a function that takes one step on (inputs, targets) and returns the loss before it.
+def make_optimizer(
+    model: nn.Module, loss: nn.Module, example: tuple[Tensor, Tensor], settings: Mapping[str, Any]
+) -> tuple[torch.optim.Optimizer, Step]:
+    """Return an optimizer and its step, as `train` takes them.
 
     Args:
         model: its parameters are moved.
         loss: mean over the batch.
+        example: (inputs, targets) of at least one example; exact_ngd needs one before the first batch.
         settings: `name` (sgd, ngd or exact_ngd), `lr`, and the optimizer's own. exact_ngd takes the Fisher matrix
             of each batch.
     """
     own = {key: value for key, value in settings.items() if key != "name"}
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if settings["name"] == "exact_ngd":
-        return _exact_step(model, loss, parameters, own)
+        return ExactNGD(parameters, FisherOperator(model, loss, example), **own), fisher_step
     makers: dict[str, Callable[..., torch.optim.Optimizer]] = {"sgd": torch.optim.SGD, "ngd": NGD}
     if settings["name"] not in makers:
         raise ValueError(f"unknown optimizer {settings['name']!r}: choose sgd, ngd or exact_ngd")
-    optimizer = makers[settings["name"]](parameters, **own)
-
-    def step(inputs: Tensor, targets: Tensor) -> float:
-        value = _backward(model, loss, inputs, targets)
-        optimizer.step()
-        return value
-
-    return step
+    return makers[settings["name"]](parameters, **own), gradient_step
 
 
-def _exact_step(model: nn.Module, loss: nn.Module, parameters: list[nn.Parameter], own: dict[str, Any]) -> Step:
-    optimizers: list[ExactNGD] = []
-
-    def step(inputs: Tensor, targets: Tensor) -> float:
-        fisher = FisherOperator(model, loss, (inputs, targets))
-        if not optimizers:
-            optimizers.append(ExactNGD(parameters, fisher, **own))
-        value = _backward(model, loss, inputs, targets)
-        optimizers[0].step(fisher=fisher)
-        return value
-
-    return step
-
-
-def _backward(model: nn.Module, loss: nn.Module, inputs: Tensor, targets: Tensor) -> float:
-    model.zero_grad()
-    value: Tensor = loss(model(inputs), targets)
+def fisher_step(learner: Learner, batch: TrainingBatch) -> StepInfo:
+    """Move by (F + κI)⁻¹ ∇L_B with F and ∇L_B of the same batch; the optimizer is `ExactNGD`."""
+    optimizer = learner.optimizer
+    if not isinstance(optimizer, ExactNGD) or not isinstance(learner.loss.loss, nn.Module):
+        raise TypeError("fisher_step needs ExactNGD and a loss module")
+    fisher = FisherOperator(learner.model, learner.loss.loss, (batch.inputs, batch.targets))
+    optimizer.zero_grad()
+    value = learner.batch_loss(batch)
     value.backward()
-    return value.item()
+    optimizer.step(fisher=fisher)
+    return StepInfo(value.item())

@@ -24,8 +24,8 @@ from curvlab.models import build_model
 from curvlab.runs import Run
 from curvlab.sampling import descent_to_minimum, estimate_llc
 from curvlab.spectrum import hutchinson_trace
-from curvlab.training import evaluate
-from experiments.ngd.optimizers import make_step
+from curvlab.training import evaluate, shuffled_batches, train
+from experiments.ngd.optimizers import make_optimizer
 
 DIVERGED = ("train_loss", "validation_loss", "validation_accuracy", "update_norm")  # nan where training diverged
 
@@ -65,12 +65,14 @@ class Start:
     """A trained state to go on from.
 
     Attributes:
-        weights: (P,).
+        weights: (P,), the parameters that require gradients.
+        buffers: by name, e.g. BatchNorm's running statistics.
         epoch: epochs it was trained.
         key: identifies it in the store.
     """
 
     weights: Tensor
+    buffers: dict[str, Tensor]
     epoch: int
     key: dict[str, Any]
 
@@ -96,7 +98,7 @@ def trajectory(
     start: Start | None = None,
     llc_epochs: Collection[int] | None = None,
 ) -> pd.DataFrame:
-    """Train once and measure; return one row a checkpoint.
+    """Train once and measure; return one row for each checkpoint.
 
     Columns: epoch; train_loss, validation_loss (nats, eval mode, all examples), validation_accuracy; update_norm,
     the mean over the epoch's batches of ‖Δw‖/lr; what `_llc` and `_trace` give.
@@ -104,7 +106,7 @@ def trajectory(
     Args:
         run: seeds, store, device.
         problem: data and model.
-        optimizer: see `make_step`.
+        optimizer: see `make_optimizer`.
         cfg: nodes `training` (num_epochs, batch_size, checkpoints: epochs, null for each), `llc` (arguments of
             estimate_llc; null: none) and `trace` (num_train, num_matvecs, rtol, max_matvecs; null: none).
         seed: of the start and the order of batches, both shared by the optimizers.
@@ -115,7 +117,7 @@ def trajectory(
     model = problem.build(run, seed)
     rows = []
     for index, epoch in enumerate(trained["epochs"]):
-        _set_weights(model, trained["weights"][index])
+        _set_state(model, *_state(trained, index))
         row = {name: trained[name][index] for name in ("train_loss", "validation_loss", "validation_accuracy")}
         row |= {"epoch": epoch + (start.epoch if start else 0), "update_norm": trained["update_norm"][index]}
         here = key | {"epoch": epoch}
@@ -137,7 +139,7 @@ def trajectory(
 def last_state(run: Run, problem: Problem, optimizer: Mapping[str, Any], cfg: DictConfig, seed: int) -> Start:
     """Return the last checkpoint of that `trajectory`."""
     key, trained = _trained_unit(run, problem, optimizer, cfg, seed, start=None)
-    return Start(trained["weights"][-1], trained["epochs"][-1], key)
+    return Start(*_state(trained, -1), epoch=trained["epochs"][-1], key=key)
 
 
 def _trained_unit(
@@ -187,7 +189,7 @@ def _descent(run: Run, problem: Problem, optimizer: Mapping[str, Any], cfg: Dict
 
     def compute() -> dict[str, float]:
         model = problem.build(run, seed).eval()
-        _set_weights(model, trained["weights"][-1])
+        _set_state(model, *_state(trained, -1))
         return {"descent": descent_to_minimum(model, problem.loss, problem.train, **settings)}
 
     return float(run.unit("ngd/descent", key | settings, compute, version=1)["descent"])
@@ -206,52 +208,64 @@ def _trained(
     *,
     start: Start | None,
 ) -> dict[str, Any]:
-    """Return weights (checkpoints, P) and what was logged at those epochs."""
+    """Return weights (checkpoints, P), and by name lists of buffers and of what was logged at those epochs."""
     model, loss = problem.build(run, seed), problem.loss
     if start is not None:
-        _set_weights(model, start.weights)
-    step = make_step(model, loss, optimizer)
-    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        _set_state(model, start.weights, start.buffers)
+    stepper, step = make_optimizer(model, loss, (problem.train[0][:1], problem.train[1][:1]), optimizer)
     order = run.generator("batches", problem.name, seed, *([start.epoch] if start else []))
-    checkpoints = training["checkpoints"] or list(range(1, training["num_epochs"] + 1))
-    log: dict[str, list[float]] = {"train_loss": [], "validation_loss": [], "validation_accuracy": []}
-    weights, norms = [], []
-    inputs, targets = problem.train
-    buffers = [buffer.clone() for buffer in model.buffers()]
-    for epoch in run.progress(range(1, training["num_epochs"] + 1), f"{problem.name} {optimizer['name']} {seed}"):
-        model.train()
-        updates = []
-        for chosen in torch.randperm(len(targets), generator=order).split(training["batch_size"]):
-            before = flatten(parameters).detach().clone()
-            value = step(inputs[chosen.to(run.device)], targets[chosen.to(run.device)])
-            if not math.isfinite(value):
-                raise ArithmeticError(f"{optimizer} diverged in epoch {epoch}: lower its lr, or raise alpha")
-            updates.append(float((flatten(parameters).detach() - before).norm()) / optimizer["lr"])
-        model.eval()
-        if not all(map(torch.equal, buffers, model.buffers())):
-            raise ValueError(
-                f"training changes buffers of {problem.name} (BatchNorm's statistics?), and only parameters are "
-                "kept along a trajectory: its LLC and tr(H) would be another model's. Take a model without them."
-            )
-        if epoch in checkpoints:
-            on_test = evaluate(model, loss, problem.splits.test)
-            log["train_loss"].append(evaluate(model, loss, problem.train).loss)
-            if not math.isfinite(log["train_loss"][-1]):
-                raise ArithmeticError(f"{optimizer} diverged in epoch {epoch}: lower its lr, or raise alpha")
-            log["validation_loss"].append(on_test.loss)
-            log["validation_accuracy"].append(on_test.accuracy if on_test.accuracy is not None else math.nan)
-            norms.append(sum(updates) / len(updates))
-            weights.append(flatten(parameters).detach().clone())
-    return {**log, "epochs": list(checkpoints), "update_norm": norms, "weights": torch.stack(weights).cpu()}
+    num_epochs, size = training["num_epochs"], training["batch_size"]
+    checkpoints = training["checkpoints"] or list(range(1, num_epochs + 1))
+
+    def measured(epoch: int, mean_loss: float) -> dict[str, Any] | None:
+        if epoch + 1 not in checkpoints:
+            return None
+        on_train, on_test = (evaluate(model, loss, data) for data in (problem.train, problem.splits.test))
+        if not math.isfinite(on_train.loss):
+            raise ArithmeticError(f"{optimizer} diverged in epoch {epoch + 1}: lower its lr, or raise alpha")
+        return {
+            "train_loss": on_train.loss,
+            "validation_loss": on_test.loss,
+            "validation_accuracy": on_test.accuracy if on_test.accuracy is not None else math.nan,
+            "weights": flatten(p for p in model.parameters() if p.requires_grad).detach().clone(),
+            "buffers": {name: buffer.clone().cpu() for name, buffer in model.named_buffers()},
+        }
+
+    history = train(
+        model,
+        loss,
+        problem.train,
+        num_epochs=num_epochs,
+        batch_size=size,
+        optimizer=stepper,
+        step=step,
+        batches=shuffled_batches(len(problem.train[1]), batch_size=size, num_epochs=num_epochs, generator=order),
+        measure_updates=True,
+        generator=run.generator("dropout", problem.name, seed),
+        progress=partial(run.progress, description=f"{problem.name} {optimizer['name']} {seed}"),
+        on_epoch_end=measured,
+    )
+    records = [record for record in history.records if record]
+    norms = torch.tensor(history.update_norms, dtype=torch.float64).view(num_epochs, -1) / optimizer["lr"]
+    columns: dict[str, Any] = {name: [record[name] for record in records] for name in records[0]}
+    return columns | {
+        "epochs": list(checkpoints),
+        "update_norm": [sum(norms[epoch - 1].tolist()) / norms.shape[1] for epoch in checkpoints],
+        "weights": torch.stack(columns["weights"]).cpu(),
+    }
 
 
-def _set_weights(model: nn.Module, weights: Tensor) -> None:
+def _state(trained: Mapping[str, Any], index: int) -> tuple[Tensor, dict[str, Tensor]]:
+    """Return weights (P,) and buffers of one checkpoint; a unit of an older version has none."""
+    return trained["weights"][index], trained["buffers"][index] if "buffers" in trained else {}
+
+
+def _set_state(model: nn.Module, weights: Tensor, buffers: Mapping[str, Tensor]) -> None:
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     with torch.no_grad():
-        for parameter, part in zip(
-            parameters, unflatten(weights.to(parameters[0].device), parameters), strict=True
-        ):
+        for parameter, part in zip(parameters, unflatten(weights, parameters), strict=True):
             parameter.copy_(part)
+    model.load_state_dict(dict(buffers), strict=False)
 
 
 def _llc(run: Run, problem: Problem, model: nn.Module, cfg: DictConfig, seed: int) -> dict[str, Any]:

@@ -23,7 +23,7 @@ def tune(
     Args:
         run: seeds, store, device.
         problem: data and model.
-        optimizers: settings by name, see `make_step`; their lr is replaced.
+        optimizers: settings by name, see `make_optimizer`; their lr is replaced.
         cfg: nodes as for `trajectory`, `seeds`, `converged_below`; nothing is sampled.
         lrs: the grid.
     """

@@ -15,6 +15,7 @@ from curvlab.curvature import HessianOperator
 from curvlab.data import DataSplits
 from curvlab.linalg import DenseOperator, LinearOperator
 from curvlab.optim import CubicNewton
+from curvlab.training import minimize
 
 # Largest |third derivative| of log(1 + exp(z)).
 LOGISTIC_THIRD = 1 / (6 * math.sqrt(3))
@@ -239,19 +240,17 @@ def logistic_regression(splits: DataSplits, *, l2: float) -> Problem:
 def with_measured_optimum(problem: Problem, *, gradient_norm: float = 1e-12) -> Problem:
     """Return a convex problem with f* by Newton's method, cubic where that fails; x goes back to its start."""
     start = [parameter.detach().clone() for parameter in problem.parameters]
-    best, reached = math.inf, False
+    best = math.inf
     for lipschitz, num_steps in ((0.0, 30), (problem.hessian_lipschitz or 0.0, 1000)):
-        if reached:
-            break
         optimizer = CubicNewton(problem.parameters, problem.hessian, hessian_lipschitz=lipschitz)
-        for _ in range(num_steps):
-            best = min(best, float(problem.closure().detach()))
-            reached = all(bool(p.grad.norm() <= gradient_norm) for p in problem.parameters if p.grad is not None)
-            if reached:
-                break
-            optimizer.step()
+        found = minimize(
+            problem.closure, problem.parameters, optimizer, gradient_norm=gradient_norm, max_steps=num_steps
+        )
+        best = min(best, found.value)
         for parameter, old in zip(problem.parameters, start, strict=True):
             parameter.data.copy_(old)
+        if found.converged:
+            break
     return dataclasses.replace(problem, optimum=best)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pandas as pd
@@ -11,7 +12,9 @@ from omegaconf import OmegaConf
 from torch import nn
 
 from curvlab import runs
-from experiments.ngd.trajectories import Problem, load_problem, trajectory
+from curvlab.training import evaluate
+from experiments.ngd import trajectories
+from experiments.ngd.trajectories import Problem, last_state, load_problem, trajectory
 
 
 @pytest.fixture
@@ -43,3 +46,29 @@ def test_update_norm_is_the_gradients_for_one_step_of_sgd(cfg: OmegaConf) -> Non
         nn.CrossEntropyLoss()(model(problem.train[0]), problem.train[1]).backward()
         norm = torch.cat([parameter.grad.flatten() for parameter in model.parameters()]).norm()
         assert table.update_norm[0] == pytest.approx(float(norm), rel=1e-4)
+
+
+class Normalised(nn.Sequential):
+    def __init__(self, input_shape: list[int], num_outputs: int, **ignored: object) -> None:
+        first = nn.Linear(math.prod(input_shape), 4)
+        super().__init__(nn.Flatten(), first, nn.BatchNorm1d(4), nn.Linear(4, num_outputs))
+
+
+def test_running_statistics_belong_to_the_state(cfg: OmegaConf) -> None:
+    changed = {"models": {"ffnn": {"_target_": f"{__name__}.Normalised"}}, "trace": None, "llc": None}
+    training = {"num_epochs": 2, "batch_size": 50, "checkpoints": [1, 2]}
+    cfg = OmegaConf.merge(cfg, changed, {"training": training})
+    optimizer = {"name": "sgd", "lr": 0.1}
+    with runs.start(cfg, paper="ngd", item="fig2", title="test") as run:
+        problem = load_problem(run, cfg.data, cfg.models.ffnn, "ffnn")
+        table = trajectory(run, problem, optimizer, cfg, seed=0)
+        state = last_state(run, problem, optimizer, cfg, seed=0)
+        model = problem.build(run, 0)
+        before = evaluate(model, problem.loss, problem.train).loss
+        trajectories._set_state(model, state.weights, state.buffers)
+        onward = trajectory(run, problem, {"name": "sgd", "lr": 1e-30}, cfg, seed=0, start=state)
+    assert state.buffers["2.num_batches_tracked"] == 2 * len(problem.train[1]) // 50
+    assert evaluate(model, problem.loss, problem.train).loss == table.train_loss.iloc[-1] < before
+    assert onward.epoch.tolist() == [3, 4]
+    # The weights stand still, and the statistics are those of the same weights after a few more batches.
+    assert onward.train_loss.iloc[-1] == pytest.approx(table.train_loss.iloc[-1], rel=0.1)

@@ -216,7 +216,7 @@ def test_nan_in_the_data_is_told_apart_from_divergence() -> None:
         ({"batch_size": 0}, "must be at least 1, got 3 and 0"),
         ({"lr": 0.0}, "lr must be positive, got 0.0"),
         ({"lr": float("nan")}, "lr must be positive, got nan"),
-        ({"optimizer": "lbfgs"}, "unknown optimizer 'lbfgs': choose sgd or adam"),
+        ({"optimizer": "rmsprop"}, "unknown optimizer 'rmsprop': choose sgd, adam or lbfgs"),
         ({"schedule": "step"}, "unknown schedule 'step': choose constant or cosine"),
     ],
 )

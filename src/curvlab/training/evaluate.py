@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from curvlab.data.splits import Pairs, stack
+from curvlab.training.mean_loss import Loss
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,7 @@ class Evaluation:
     num_examples: int
 
 
-def evaluate(model: nn.Module, loss: nn.Module, data: Pairs, *, batch_size: int = 512) -> Evaluation:
+def evaluate(model: nn.Module, loss: Loss, data: Pairs, *, batch_size: int = 512) -> Evaluation:
     """Return loss and accuracy of `model` on `data`. Cost: one forward pass over the data.
 
     Accuracy is of the largest output for integer targets (B,), and of the output's sign for
@@ -39,15 +40,16 @@ def evaluate(model: nn.Module, loss: nn.Module, data: Pairs, *, batch_size: int 
         data: map-style dataset of (input, target), or a pair of tensors.
         batch_size: in examples.
     """
-    if getattr(loss, "reduction", "mean") != "mean":
-        raise ValueError(f"evaluate needs a loss with reduction='mean', got '{loss.reduction}'")
+    reduction = getattr(loss, "reduction", "mean")
+    if reduction != "mean":
+        raise ValueError(f"evaluate needs a loss with reduction='mean', got '{reduction}'")
     if batch_size < 1:
         raise ValueError(f"batch_size must be at least 1, got {batch_size}")
     size = num_examples(data)
     first = next(model.parameters(), None)
     device = torch.device("cpu") if first is None else first.device
     total_loss, num_correct, has_accuracy = 0.0, 0, True
-    with _eval_mode(model), torch.no_grad():
+    with eval_mode(model), torch.no_grad():
         for chosen in torch.arange(size).split(batch_size):
             inputs, targets = (tensor.to(device) for tensor in stack(data, chosen))
             outputs = model(inputs)
@@ -73,7 +75,7 @@ def num_examples(data: Pairs) -> int:
     return size
 
 
-def _num_correct(loss: nn.Module, outputs: Tensor, targets: Tensor) -> int | None:
+def _num_correct(loss: Loss, outputs: Tensor, targets: Tensor) -> int | None:
     if isinstance(loss, nn.BCEWithLogitsLoss):
         return int(((outputs > 0) == (targets > 0.5)).sum())
     if not targets.is_floating_point() and outputs.shape[:-1] == targets.shape:
@@ -82,7 +84,7 @@ def _num_correct(loss: nn.Module, outputs: Tensor, targets: Tensor) -> int | Non
 
 
 @contextmanager
-def _eval_mode(model: nn.Module) -> Iterator[None]:
+def eval_mode(model: nn.Module) -> Iterator[None]:
     """Put all modules into eval mode and each of them back into its own at the end."""
     before = [(module, module.training) for module in model.modules()]
     model.eval()

@@ -1,147 +1,238 @@
-"""Minibatch training with SGD or Adam, reproducible from one generator."""
+"""Minibatch training, reproducible from one generator."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
-from curvlab.data.splits import Pairs, stack
-from curvlab.models.initialization import seeded_by
-from curvlab.training.evaluate import num_examples
+from curvlab.data.splits import Pairs
+from curvlab.training.batch_order import BatchOrder
+from curvlab.training.checkpoint import Checkpoint, fingerprint
+from curvlab.training.evaluate import evaluate, num_examples
+from curvlab.training.history import TrainingHistory
+from curvlab.training.loop import OnEpochEnd, Trace, TrainingLoop
+from curvlab.training.mean_loss import Loss, MeanLoss
+from curvlab.training.schedules import Schedule, ScheduleName, named_schedule
+from curvlab.training.steps import Learner, Step, closure_step, gradient_step
 
-OptimizerName: TypeAlias = Literal["sgd", "adam"]
-ScheduleName: TypeAlias = Literal["constant", "cosine"]
-
-
-class TrainingDivergedError(ArithmeticError):
-    """The loss became infinite or NaN."""
-
-
-@dataclass(frozen=True)
-class TrainingHistory:
-    """What training went through.
-
-    Attributes:
-        losses: mean training loss of each epoch's batches, as met on the way; one number an epoch.
-        num_steps: optimizer steps taken.
-        final_lr: learning rate of the last step.
-    """
-
-    losses: tuple[float, ...]
-    num_steps: int
-    final_lr: float
+OptimizerName: TypeAlias = Literal["sgd", "adam", "lbfgs"]
+OptimizerFactory: TypeAlias = Callable[..., torch.optim.Optimizer]
 
 
 def train(
     model: nn.Module,
-    loss: nn.Module,
+    loss: Loss,
     train_data: Pairs,
     *,
-    num_epochs: int,
+    num_epochs: int | None = None,
+    num_steps: int | None = None,
     batch_size: int,
-    lr: float,
-    optimizer: OptimizerName = "sgd",
+    lr: float | None = None,
+    optimizer: OptimizerName | OptimizerFactory | torch.optim.Optimizer = "sgd",
     momentum: float = 0.9,
     weight_decay: float = 0.0,
-    schedule: ScheduleName = "constant",
+    schedule: ScheduleName | Schedule = "constant",
+    max_gradient_norm: float | None = None,
+    gradient_norm: float | None = None,
+    step: Step | None = None,
+    example_weights: Tensor | None = None,
+    batches: Iterable[Tensor] | None = None,
+    validation: Pairs | Callable[[nn.Module], float] | None = None,
+    keep: Literal["last", "best"] = "last",
+    measure_updates: bool = False,
+    checkpoint: str | Path | None = None,
+    checkpoint_every: int = 200,
     generator: torch.Generator,
     progress: Callable[[Iterable[int]], Iterable[int]] | None = None,
-    on_epoch_end: Callable[[int, float], None] | None = None,
+    on_epoch_end: OnEpochEnd | None = None,
+    on_step: Callable[[int], None] | None = None,
 ) -> TrainingHistory:
     """Train `model` in place, and leave it in eval mode.
 
     Every epoch visits all examples once in a new order; the last batch may be smaller. Only parameters
     that require gradients move. Same model, data and generator state: bit-identical weights (one device,
-    one number of threads).
+    one number of threads), also after an interruption with `checkpoint`.
 
     Args:
-        model: on the device to train on; batches are moved there.
+        model: on the device to train on; batches are moved there. Language models map tokens (B, T) to logits
+            (B, T, V), or to a record with `.logits`.
         loss: mean over the batch, e.g. nn.CrossEntropyLoss().
         train_data: map-style dataset of (input, target), or a pair of tensors.
-        num_epochs: passes over the data.
-        batch_size: in examples.
-        lr: learning rate, of the first step under "cosine".
-        optimizer: "sgd" or "adam".
-        momentum: of SGD; Adam uses its defaults.
-        weight_decay: L2, added to the gradient: loss + weight_decay / 2 ||w||².
-        schedule: "constant", or "cosine" from lr to 0 over all steps.
+        num_epochs: passes over the data; this or `num_steps`.
+        num_steps: optimizer steps; the last pass is cut short.
+        batch_size: in examples; at least N for "lbfgs".
+        lr: learning rate, where a schedule's factor is 1. Not with an optimizer that exists already.
+        optimizer: "sgd", "adam", "lbfgs" (strong Wolfe line search; full batches), a function called with
+            (parameters, lr=lr), such as `functools.partial(Ginger, rank=4, ...)`, or an optimizer.
+        momentum: of "sgd"; every other optimizer has its own.
+        weight_decay: of the named optimizers: L2, loss + weight_decay / 2 ||w||².
+        schedule: "constant", "cosine" from lr to 0 over all steps, or a function of (step, number of steps) that
+            gives the factor of lr at each step.
+        max_gradient_norm: gradients are scaled down to this norm.
+        gradient_norm: stop, before a step, when the batch's gradient norm is at most this (meant for full
+            batches); `TrainingHistory.gradient_norm` says whether that was reached. It takes no account of
+            `weight_decay` unless the optimizer is "lbfgs".
+        step: what is done with a batch; None: `closure_step` for L-BFGS, `gradient_step` for others.
+            `curvature_step` is for Ginger and QNG.
+        example_weights: (N,); the loss of a batch is sum w_i l_i / |B|, see `MeanLoss`. 0 removes an example.
+        batches: indices of each step's examples, for all steps, in place of the random order; with `num_epochs`
+            they are split into as many equal epochs, without it they are one. `batch_size` is then not used.
+        validation: data whose mean loss is taken after each epoch, or a function of the model that returns a
+            number, lower is better.
+        keep: "last" weights, or those of the epoch with the "best" validation.
+        measure_updates: record the norm of every update.
+        checkpoint: file in which the unfinished training is kept; the same call resumes there.
+        checkpoint_every: steps between two saves; at most a minute of work is lost, too.
         generator: source of the order of examples, and of dropout.
         progress: wraps the epochs, e.g. `tqdm.tqdm`.
-        on_epoch_end: called with (epoch from 0, its mean loss).
+        on_epoch_end: called with (epoch from 0, its mean loss); a mapping that it returns is kept in the history,
+            and in checkpoints. Not called again for epochs before an interruption.
+        on_step: called with the number of steps taken, after each of them.
 
     Raises:
         TrainingDivergedError: the loss of a batch was not finite; the model is not usable then.
         ValueError: a setting is out of range, or nothing is there to train.
     """
-    _check(num_epochs=num_epochs, batch_size=batch_size, lr=lr, schedule=schedule)
+    size = num_examples(train_data)
+    _check(num_epochs, num_steps, batch_size, given=batches is not None)
+    if example_weights is not None and example_weights.shape != (size,):
+        raise ValueError(
+            f"example_weights have shape {tuple(example_weights.shape)}, but there are {size} examples"
+        )
+    if keep == "best" and validation is None:
+        raise ValueError("keep='best' needs a validation set to choose by")
+    factors = named_schedule(schedule)
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if not parameters:
         raise ValueError("the model has no parameter that requires gradients: freeze fewer of them")
-    device, size = parameters[0].device, num_examples(train_data)
     stepper = _optimizer(optimizer, parameters, lr=lr, momentum=momentum, weight_decay=weight_decay)
-    total_steps = num_epochs * math.ceil(size / batch_size)
-    losses: list[float] = []
-    step, current_lr = 0, lr
-    with seeded_by(generator, device):
-        for epoch in range(num_epochs) if progress is None else progress(range(num_epochs)):
-            order = torch.randperm(size, generator=generator, device=generator.device).cpu()
-            total = 0.0
-            model.train()
-            for chosen in order.split(batch_size):
-                if schedule == "cosine":
-                    current_lr = 0.5 * lr * (1.0 + math.cos(math.pi * step / total_steps))
-                    stepper.param_groups[0]["lr"] = current_lr
-                inputs, targets = stack(train_data, chosen)
-                stepper.zero_grad()
-                batch_loss: Tensor = loss(model(inputs.to(device)), targets.to(device))
-                value = batch_loss.item()
-                if not math.isfinite(value):
-                    raise _diverged(value, epoch=epoch, step=step, optimizer=optimizer, lr=current_lr)
-                batch_loss.backward()
-                stepper.step()
-                total += value * len(chosen)
-                step += 1
-            losses.append(total / size)
-            if on_epoch_end is not None:
-                on_epoch_end(epoch, losses[-1])
-    if not all(parameter.isfinite().all() for parameter in parameters):  # the last step can do it, too
-        raise _diverged(math.nan, epoch=num_epochs - 1, step=step, optimizer=optimizer, lr=current_lr)
-    model.zero_grad()
-    model.eval()
-    return TrainingHistory(losses=tuple(losses), num_steps=step, final_lr=current_lr)
+    by_closure = isinstance(stepper, torch.optim.LBFGS)
+    if optimizer == "lbfgs" and batches is None and batch_size < size:
+        raise ValueError(f"lbfgs needs full batches: batch_size is {batch_size}, there are {size} examples")
+    learner = Learner(
+        model,
+        MeanLoss(loss),
+        stepper,
+        max_gradient_norm=max_gradient_norm,
+        gradient_norm=gradient_norm,
+        l2=weight_decay if by_closure else 0.0,
+    )
+    order = BatchOrder(size, batch_size=batch_size, num_epochs=num_epochs, num_steps=num_steps, given=batches)
+    loop = TrainingLoop(
+        learner,
+        train_data,
+        order,
+        step=step or (closure_step if by_closure else gradient_step),
+        schedule=factors,
+        example_weights=example_weights,
+        measure_updates=measure_updates,
+        validate=_validate(loss, validation),
+        keep_best=keep == "best",
+        on_epoch_end=on_epoch_end,
+        on_step=on_step,
+    )
+    if checkpoint is not None:
+        settings = _settings(loop, batch_size, schedule, keep, generator)
+        loop.checkpoint = Checkpoint(checkpoint, settings, every=checkpoint_every)
+    return _history(loop.run(generator, progress), loop, batch_size, size)
 
 
-def _check(*, num_epochs: int, batch_size: int, lr: float, schedule: str) -> None:
-    if num_epochs < 1 or batch_size < 1:
-        raise ValueError(f"num_epochs and batch_size must be at least 1, got {num_epochs} and {batch_size}")
-    if not lr > 0:
-        raise ValueError(f"lr must be positive, got {lr}")
-    if schedule not in ("constant", "cosine"):
-        raise ValueError(f"unknown schedule '{schedule}': choose constant or cosine")
+def _history(trace: Trace, loop: TrainingLoop, batch_size: int, size: int) -> TrainingHistory:
+    group = loop.learner.optimizer.param_groups[0]
+    return TrainingHistory(
+        losses=tuple(trace.losses),
+        step_losses=tuple(trace.step_losses),
+        learning_rates=tuple(trace.learning_rates),
+        batch_size=batch_size,
+        num_examples=size,
+        momentum=group.get("momentum"),
+        weight_decay=loop.learner.l2 or group.get("weight_decay"),
+        gradient_norm=trace.gradient_norm,
+        update_norms=tuple(trace.update_norms),
+        validation=tuple(trace.validation),
+        best_epoch=loop.best_epoch,
+        records=tuple(trace.records),
+    )
+
+
+def _check(num_epochs: int | None, num_steps: int | None, batch_size: int, *, given: bool) -> None:
+    if num_epochs is not None and num_steps is not None:
+        raise ValueError(f"give num_epochs or num_steps, not both (got {num_epochs} and {num_steps})")
+    if num_epochs is None and num_steps is None and not given:
+        raise ValueError("say how long to train: num_epochs or num_steps")
+    name, count = ("num_epochs", num_epochs) if num_steps is None else ("num_steps", num_steps)
+    if (count is not None and count < 1) or batch_size < 1:
+        raise ValueError(f"{name} and batch_size must be at least 1, got {count} and {batch_size}")
 
 
 def _optimizer(
-    name: str, parameters: list[nn.Parameter], *, lr: float, momentum: float, weight_decay: float
+    optimizer: OptimizerName | OptimizerFactory | torch.optim.Optimizer,
+    parameters: list[nn.Parameter],
+    *,
+    lr: float | None,
+    momentum: float,
+    weight_decay: float,
 ) -> torch.optim.Optimizer:
-    if name == "sgd":
-        return torch.optim.SGD(parameters, lr=lr, momentum=momentum, weight_decay=weight_decay)
-    if name == "adam":
-        return torch.optim.Adam(parameters, lr=lr, weight_decay=weight_decay)
-    raise ValueError(f"unknown optimizer '{name}': choose sgd or adam")
+    if isinstance(optimizer, torch.optim.Optimizer):
+        if lr is not None:
+            raise ValueError("the optimizer has its own learning rate: leave lr out")
+    elif lr is None or not lr > 0:
+        raise ValueError(f"lr must be positive, got {lr}")
+    if not isinstance(optimizer, str) and weight_decay:
+        raise ValueError("weight_decay is for optimizers by name: set it in the optimizer that you pass")
+    if isinstance(optimizer, torch.optim.Optimizer):
+        return optimizer
+    if callable(optimizer):
+        return optimizer(parameters, lr=lr)
+    known: dict[str, OptimizerFactory] = {
+        "sgd": partial(torch.optim.SGD, momentum=momentum, weight_decay=weight_decay),
+        "adam": partial(torch.optim.Adam, weight_decay=weight_decay),
+        # Its own tolerances would end each call long before a small gradient norm is reached.
+        "lbfgs": partial(
+            torch.optim.LBFGS, line_search_fn="strong_wolfe", tolerance_grad=0.0, tolerance_change=0.0
+        ),
+    }
+    if optimizer not in known:
+        raise ValueError(f"unknown optimizer '{optimizer}': choose sgd, adam or lbfgs, or pass an optimizer")
+    return known[optimizer](parameters, lr=lr)
 
 
-def _diverged(value: float, *, epoch: int, step: int, optimizer: str, lr: float) -> TrainingDivergedError:
-    if step == 0:
-        return TrainingDivergedError(
-            f"the loss is {value} before the first step: look for NaN or huge values in the inputs or targets, "
-            "or in the initial weights"
-        )
-    return TrainingDivergedError(
-        f"training diverged: the loss became {value} in epoch {epoch} (step {step}) with {optimizer} at "
-        f"lr={lr:.3g}. Lower the learning rate, for example to lr={lr / 10:.3g}, or momentum."
-    )
+def _validate(
+    loss: Loss, validation: Pairs | Callable[[nn.Module], float] | None
+) -> Callable[[nn.Module], float] | None:
+    if validation is None or callable(validation):
+        return validation
+    return lambda model: evaluate(model, loss, validation).loss
+
+
+def _settings(
+    loop: TrainingLoop, batch_size: int, schedule: ScheduleName | Schedule, keep: str, generator: torch.Generator
+) -> dict[str, Any]:
+    """Return what the weights at the end depend on, as far as it can be written down."""
+    learner, data = loop.learner, loop.data
+    groups = [{k: v for k, v in g.items() if k != "params"} for g in learner.optimizer.param_groups]
+    tensors = data if isinstance(data, tuple) else getattr(data, "tensors", ())
+    weights = [] if loop.example_weights is None else [loop.example_weights]
+    return {
+        "model": fingerprint(*learner.model.state_dict().values()),
+        "data": fingerprint(*tensors),
+        "num_examples": num_examples(data),
+        "loss": repr(learner.loss.loss),
+        "optimizer": f"{type(learner.optimizer).__name__} {groups}",
+        "num_steps": loop.order.num_steps,
+        "steps_per_epoch": loop.order.steps_per_epoch,
+        "batch_size": batch_size,
+        "batches": fingerprint(*loop.order.given),
+        "schedule": schedule if isinstance(schedule, str) else getattr(schedule, "__qualname__", ""),
+        "step": getattr(loop.step, "__qualname__", type(loop.step).__name__),
+        "max_gradient_norm": learner.max_gradient_norm,
+        "gradient_norm": learner.gradient_norm,
+        "example_weights": fingerprint(*weights),
+        "keep": keep,
+        "generator": fingerprint(generator.get_state()),
+    }

@@ -1,0 +1,194 @@
+"""What one training step does with a batch: functions of one form, which can be exchanged."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from curvlab.curvature import output_loss
+from curvlab.training.evaluate import eval_mode
+from curvlab.training.mean_loss import MeanLoss, model_outputs
+
+
+@dataclass(frozen=True)
+class TrainingBatch:
+    """The examples of one step, on the model's device.
+
+    Attributes:
+        inputs: (B, ...).
+        targets: (B, ...).
+        weights: (B,), see `MeanLoss`; None: all 1.
+    """
+
+    inputs: Tensor
+    targets: Tensor
+    weights: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class StepInfo:
+    """What a step saw, at the weights before it.
+
+    Attributes:
+        loss: L_B of its batch.
+        gradient_norm: ‖∇L_B‖ before clipping; nan where nothing asked for it.
+    """
+
+    loss: float
+    gradient_norm: float = math.nan
+
+
+@dataclass(frozen=True)
+class Learner:
+    """What a step works on.
+
+    Attributes:
+        model: its parameters that require gradients are moved.
+        loss: of a batch.
+        optimizer: of those parameters.
+        max_gradient_norm: gradients are scaled down to this norm; None: never.
+        gradient_norm: a step that finds ‖∇L_B‖ at most this does not move; None: every step moves.
+        l2: `closure_step` adds l2/2 ‖w‖² to the loss, for optimizers without a weight decay of their own.
+    """
+
+    model: nn.Module
+    loss: MeanLoss
+    optimizer: torch.optim.Optimizer
+    max_gradient_norm: float | None = None
+    gradient_norm: float | None = None
+    l2: float = 0.0
+
+    @property
+    def parameters(self) -> list[nn.Parameter]:
+        """The model's parameters that require gradients."""
+        return [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+
+    def batch_loss(self, batch: TrainingBatch) -> Tensor:
+        """Return L_B, (). Cost: one forward pass."""
+        return self.loss(model_outputs(self.model, batch.inputs), batch.targets, batch.weights)
+
+    def measured_norm(self) -> float:
+        """Return ‖gradient‖, clip it if that was asked for; nan without a pass over it where nobody needs it."""
+        if self.max_gradient_norm is not None:
+            return float(torch.nn.utils.clip_grad_norm_(self.parameters, self.max_gradient_norm))
+        if self.gradient_norm is not None:
+            return gradient_norm(self.parameters)
+        return math.nan
+
+    def arrived(self, norm: float) -> bool:
+        """Return whether a gradient of this norm ends the training."""
+        return self.gradient_norm is not None and norm <= self.gradient_norm
+
+
+Step: TypeAlias = Callable[[Learner, TrainingBatch], StepInfo]
+
+
+def gradient_step(learner: Learner, batch: TrainingBatch) -> StepInfo:
+    """Move by the gradient of the batch's loss. Cost: one forward and one backward pass.
+
+    Nothing moves when the loss is not finite, or the gradient norm small enough.
+    """
+    learner.optimizer.zero_grad()
+    loss = learner.batch_loss(batch)
+    value = loss.item()
+    if not math.isfinite(value):
+        return StepInfo(value)
+    loss.backward()
+    norm = learner.measured_norm()
+    if not learner.arrived(norm):
+        learner.optimizer.step()
+    return StepInfo(value, norm)
+
+
+def curvature_step(learner: Learner, batch: TrainingBatch) -> StepInfo:
+    """Let Ginger or QNG see a gradient of sampled labels, then move by the gradient of the loss.
+
+    The labels ŷ are drawn from the model's own distribution p ∝ exp(-l), with the model in eval mode; the
+    optimizer's `update_curvature()` reads the gradient g = m^(-1/2) sum_i ∇l(h_i, ŷ_i) over the batch's m
+    predictions, so that E[g gᵀ] is the batch's Fisher matrix in the scale of the mean loss. Example weights enter
+    the loss alone. The draws come from the global random state, which `train` seeds: the order of the batches is
+    that of `gradient_step` from the same seed.
+
+    Cost: two forward and two backward passes.
+    """
+    update = getattr(learner.optimizer, "update_curvature", None)
+    if update is None:
+        raise TypeError(
+            f"curvature_step needs an optimizer with update_curvature(), such as Ginger, got "
+            f"{type(learner.optimizer).__name__}: use gradient_step for it"
+        )
+    if not isinstance(learner.loss.loss, nn.Module):
+        raise TypeError("curvature_step draws labels from the loss's distribution: pass it as an nn.Module")
+    learner.optimizer.zero_grad()
+    closed = output_loss(learner.loss.loss)
+    with eval_mode(learner.model), torch.enable_grad():
+        outputs = model_outputs(learner.model, batch.inputs)
+        detached = outputs.detach()
+        drawn = closed.sample_targets(detached, batch.targets, torch.default_generator)
+        scale = closed.for_sampled_targets().count(drawn) ** -0.5
+        outputs.backward(closed.sampled_gradient(detached, drawn) * scale)
+    update()
+    return gradient_step(learner, batch)
+
+
+def closure_step(learner: Learner, batch: TrainingBatch) -> StepInfo:
+    """Let an optimizer that evaluates the loss several times, such as L-BFGS, move on one batch.
+
+    Cost: one forward and one backward pass for each evaluation.
+    """
+    parameters = learner.parameters
+    first = math.nan
+
+    def evaluate() -> Tensor:
+        nonlocal first
+        learner.optimizer.zero_grad()
+        loss = learner.batch_loss(batch)
+        first = loss.item() if math.isnan(first) else first
+        if learner.l2:
+            loss = loss + 0.5 * learner.l2 * sum(parameter.square().sum() for parameter in parameters)
+        loss.backward()
+        return loss.detach()
+
+    norm = step_by_closure(learner.optimizer, evaluate, parameters, gradient_norm_at_end=learner.gradient_norm)
+    return StepInfo(first, norm)
+
+
+def step_by_closure(
+    optimizer: torch.optim.Optimizer,
+    closure: Callable[[], Tensor],
+    parameters: list[nn.Parameter],
+    *,
+    gradient_norm_at_end: float | None,
+) -> float:
+    """Take one step of `optimizer`, unless the gradient is small enough; return the gradient's norm before it.
+
+    Args:
+        optimizer: its `step` takes a closure.
+        closure: zeroes the gradients, computes the loss, calls backward() and returns the loss.
+        parameters: whose gradients count.
+        gradient_norm_at_end: no step where the norm is at most this; None: always a step.
+
+    Cost: no evaluation beside those of the optimizer itself.
+    """
+    value: Tensor | None = closure()
+    norm = gradient_norm(parameters)
+    if not bool(torch.isfinite(value)) or (gradient_norm_at_end is not None and norm <= gradient_norm_at_end):  # type: ignore[arg-type]
+        return norm
+
+    def with_first_known() -> Tensor:
+        nonlocal value
+        known, value = value, None
+        return closure() if known is None else known
+
+    optimizer.step(with_first_known)  # type: ignore[arg-type]  # torch types the closure's loss as float
+    return norm
+
+
+def gradient_norm(parameters: list[nn.Parameter]) -> float:
+    """Return the norm of all gradients together."""
+    return float(torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None]))

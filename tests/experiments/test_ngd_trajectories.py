@@ -15,18 +15,28 @@ from curvlab import runs
 from curvlab.training import evaluate
 from experiments.ngd import trajectories
 from experiments.ngd.trajectories import Problem, last_state, load_problem, trajectory
+from experiments.target import load_config
+from experiments.target.discovery import all_targets
+
+MEASURES = {
+    "llc": {"num_draws": 60, "num_burnin_steps": 30, "step_size": 1e-3, "batch_size": 64, "localization": 100},
+    "trace": {"num_train": 100, "num_matvecs": 10, "max_matvecs": 10},
+}
 
 
 @pytest.fixture
 def cfg(tmp_path: Path) -> OmegaConf:
-    folders = [f"results.root={tmp_path / 'results'}", f"store.root={tmp_path / 'store'}", "tracker=none"]
-    return runs.load_config("ngd/fig2_llc_trace_epochs", ["preset=smoke", *folders])
+    folders = [f"results.root={tmp_path / 'results'}", f"store.root={tmp_path / 'store'}"]
+    cfg = load_config(all_targets()["ngd/fig6"], ["preset=smoke", "tracker=none", "progress=false", *folders])
+    OmegaConf.set_struct(cfg, False)
+    (task,) = cfg.tasks.values()
+    return OmegaConf.merge(cfg, MEASURES, {"llc": {"num_chains": 4}, "data": task.data, "model": task.model})
 
 
 def measured(cfg: OmegaConf, optimizer: dict[str, object], **training: object) -> tuple[Problem, pd.DataFrame]:
     cfg = OmegaConf.merge(cfg, {"training": training})
-    with runs.start(cfg, paper="ngd", item="fig2", title="test") as run:
-        problem = load_problem(run, cfg.data, cfg.models.ffnn, "ffnn")
+    with runs.start(cfg, key="ngd/fig6", title="test") as run:
+        problem = load_problem(run, cfg.data, cfg.model, "ffnn")
         return problem, trajectory(run, problem, optimizer, cfg, seed=0)
 
 
@@ -41,7 +51,7 @@ def test_update_norm_is_the_gradients_for_one_step_of_sgd(cfg: OmegaConf) -> Non
     everything = {"num_epochs": 1, "batch_size": 200, "checkpoints": [1]}
     for lr in (0.1, 0.4):
         problem, table = measured(cfg, {"name": "sgd", "lr": lr}, **everything)
-        with runs.start(cfg, paper="ngd", item="fig2", title="test") as run:
+        with runs.start(cfg, key="ngd/fig6", title="test") as run:
             model = problem.build(run, 0)
         nn.CrossEntropyLoss()(model(problem.train[0]), problem.train[1]).backward()
         norm = torch.cat([parameter.grad.flatten() for parameter in model.parameters()]).norm()
@@ -55,12 +65,12 @@ class Normalised(nn.Sequential):
 
 
 def test_running_statistics_belong_to_the_state(cfg: OmegaConf) -> None:
-    changed = {"models": {"ffnn": {"_target_": f"{__name__}.Normalised"}}, "trace": None, "llc": None}
+    changed = {"model": {"_target_": f"{__name__}.Normalised"}, "trace": None, "llc": None}
     training = {"num_epochs": 2, "batch_size": 50, "checkpoints": [1, 2]}
     cfg = OmegaConf.merge(cfg, changed, {"training": training})
     optimizer = {"name": "sgd", "lr": 0.1}
-    with runs.start(cfg, paper="ngd", item="fig2", title="test") as run:
-        problem = load_problem(run, cfg.data, cfg.models.ffnn, "ffnn")
+    with runs.start(cfg, key="ngd/fig6", title="test") as run:
+        problem = load_problem(run, cfg.data, cfg.model, "ffnn")
         table = trajectory(run, problem, optimizer, cfg, seed=0)
         state = last_state(run, problem, optimizer, cfg, seed=0)
         model = problem.build(run, 0)

@@ -13,8 +13,6 @@ import numpy as np
 import pyarrow
 import pyarrow.parquet
 from PIL import Image
-from torchvision.datasets import CIFAR10, CIFAR100
-from torchvision.datasets.utils import check_integrity
 
 from curvlab.data.download import download
 from curvlab.data.errors import damaged, not_found
@@ -43,7 +41,7 @@ def load_cifar10(
             `curvlab.models` was trained with.
         std: likewise.
     """
-    source = _Source("cifar10", CIFAR10, "label", 10)
+    source = _Source("cifar10", "CIFAR10", "label", 10)
     return _load(source, Path(root), num_train=num_train, num_test=num_test, mean=mean, std=std)
 
 
@@ -56,16 +54,23 @@ def load_cifar100(
     std: Sequence[float] = IMAGENET_STD,
 ) -> DataSplits:
     """CIFAR-100 with its 100 fine labels; `root/cifar-100-python` or `root/cifar100/data`, like CIFAR-10."""
-    source = _Source("cifar100", CIFAR100, "fine_label", 100)
+    source = _Source("cifar100", "CIFAR100", "fine_label", 100)
     return _load(source, Path(root), num_train=num_train, num_test=num_test, mean=mean, std=std)
 
 
 @dataclass(frozen=True)
 class _Source:
     name: str
-    torchvision_class: Any
+    class_name: str
     label_column: str
     num_classes: int
+
+    @property
+    def torchvision_class(self) -> Any:
+        """The class that knows the original files."""
+        from torchvision import datasets  # not at the top: it brings in torch._dynamo, which takes seconds
+
+        return getattr(datasets, self.class_name)
 
 
 def _load(
@@ -103,6 +108,8 @@ def _torchvision_files_complete(source: _Source, root: Path) -> bool:
 def _read_torchvision(
     source: _Source, root: Path, split: str, wanted: int | None
 ) -> tuple[LabelledImages, tuple[str, ...] | None]:
+    from torchvision.datasets.utils import check_integrity
+
     kind, files = source.torchvision_class, _torchvision_files(source, root)
     missing = next((file for file in files if not file.is_file()), None)
     if missing is not None:

@@ -11,8 +11,6 @@ import torch
 from PIL import Image
 from torch import Tensor
 from torch.utils.data import Dataset
-from torchvision import transforms
-from torchvision.datasets import ImageFolder
 
 from curvlab.data.errors import damaged, not_found
 from curvlab.data.images import IMAGENET_MEAN, IMAGENET_STD, check_normalisation
@@ -32,6 +30,8 @@ class ImageFiles(Dataset[tuple[Tensor, Tensor]]):
     def __init__(
         self, files: Sequence[Path], targets: Tensor, *, mean: Sequence[float], std: Sequence[float]
     ) -> None:
+        from torchvision import transforms  # not at the top: it brings in torch._dynamo, which takes seconds
+
         self.files = tuple(files)
         self.targets = targets
         self._transform = transforms.Compose(
@@ -121,6 +121,8 @@ def load_image_folder(
 
 def _list(name: str, folder: Path) -> tuple[list[tuple[Path, int]], list[str]]:
     """Return (file, class) pairs in the fixed permuted order, and the classes."""
+    from torchvision.datasets import ImageFolder
+
     if not folder.is_dir():
         raise not_found(name, folder, reason="These images are not downloaded automatically")
     try:

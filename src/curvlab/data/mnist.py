@@ -7,8 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from torchvision.datasets import MNIST, FashionMNIST
-from torchvision.datasets.mnist import read_image_file, read_label_file
 
 from curvlab.data.download import download
 from curvlab.data.errors import damaged
@@ -33,7 +31,7 @@ def load_mnist(
         mean: of the grey levels in [0, 1], subtracted; (0,) with std (1,) for none.
         std: divided by.
     """
-    return _load("mnist", MNIST, Path(root), num_train=num_train, num_test=num_test, mean=mean, std=std)
+    return _load("mnist", "MNIST", Path(root), num_train=num_train, num_test=num_test, mean=mean, std=std)
 
 
 def load_fashion_mnist(
@@ -46,13 +44,13 @@ def load_fashion_mnist(
 ) -> DataSplits:
     """Articles of clothing (Xiao et al. 2017), in all else like MNIST; files `root/FashionMNIST/raw/*`."""
     return _load(
-        "fashion_mnist", FashionMNIST, Path(root), num_train=num_train, num_test=num_test, mean=mean, std=std
+        "fashion_mnist", "FashionMNIST", Path(root), num_train=num_train, num_test=num_test, mean=mean, std=std
     )
 
 
 def _load(
     name: str,
-    source: Any,
+    class_name: str,
     root: Path,
     *,
     num_train: int | None,
@@ -60,7 +58,10 @@ def _load(
     mean: Sequence[float],
     std: Sequence[float],
 ) -> DataSplits:
-    folder = root / source.__name__ / "raw"
+    from torchvision import datasets  # not at the top: it brings in torch._dynamo, which takes seconds
+
+    source: Any = getattr(datasets, class_name)
+    folder = root / class_name / "raw"
     files = [folder / f"{part}-ubyte" for part in _PARTS]
     missing = next((file for file in files if not file.is_file()), None)
     if missing is not None:
@@ -75,6 +76,8 @@ _PARTS = ("train-images-idx3", "train-labels-idx1", "t10k-images-idx3", "t10k-la
 
 
 def _read(images: Path, labels: Path, wanted: int | None, *, setting: str, name: str) -> LabelledImages:
+    from torchvision.datasets.mnist import read_image_file, read_label_file
+
     pixels, classes = _read_idx(read_image_file, images), _read_idx(read_label_file, labels)
     if pixels.shape[1:] != (28, 28):
         raise damaged(images, f"images of shape {pixels.shape[1:]}, not (28, 28)")

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from torch import nn
-from torchvision import models
 
 from curvlab.models.input_shape import image_shape
 
@@ -19,17 +18,18 @@ def resnet18(input_shape: Sequence[int], num_outputs: int, *, weights: str | Non
         num_outputs: classes; 1000 with pretrained weights.
         weights: `IMAGENET1K_V1`, downloaded into torch's hub cache when missing, or None for random.
     """
-    return _build("resnet18", models.resnet18, input_shape, num_outputs, weights=weights)
+    return _build("resnet18", input_shape, num_outputs, weights=weights)
 
 
 def resnet50(input_shape: Sequence[int], num_outputs: int, *, weights: str | None = None) -> nn.Module:
     """Return torchvision's ResNet-50, 25,557,032 parameters with 1000 classes; arguments as `resnet18`."""
-    return _build("resnet50", models.resnet50, input_shape, num_outputs, weights=weights)
+    return _build("resnet50", input_shape, num_outputs, weights=weights)
 
 
-def _build(
-    name: str, build: Any, input_shape: Sequence[int], num_outputs: int, *, weights: str | None
-) -> nn.Module:
+def _build(name: str, input_shape: Sequence[int], num_outputs: int, *, weights: str | None) -> nn.Module:
+    from torchvision import models  # not at the top: it brings in torch._dynamo, which takes seconds
+
+    build: Any = getattr(models, name)
     channels, _, _ = image_shape(name, input_shape, min_size=32)
     if channels != 3:
         raise ValueError(f"{name} needs 3 channels, got input_shape={tuple(input_shape)}: choose another data=")

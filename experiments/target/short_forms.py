@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Sequence
 
@@ -19,8 +20,8 @@ def expand(config_name: str, overrides: Sequence[str]) -> dict[str, str]:
     """Return the overrides as Hydra knows them, each with the one that was typed.
 
     `data=NAME` and `model=NAME` choose for every task, `data.KEY=...`, `model.KEY=...`, `training.KEY=...` and
-    `freeze.KEY=...` set a key of every task; with `task=NAME` this one task is run, alone, and they mean it. A
-    task that the target does not list is added. Needs an initialised Hydra.
+    `freeze.KEY=...` set a key of every task; with `task=NAME` this one task is run, alone, and they mean it.
+    Needs an initialised Hydra.
     """
     typed = dict.fromkeys(overrides)
     chosen = [override for override in typed if override.startswith("task=")]
@@ -39,7 +40,9 @@ def expand(config_name: str, overrides: Sequence[str]) -> dict[str, str]:
     if chosen:
         name = chosen[-1].partition("=")[2]
         if name not in names:
-            expanded[f"+task@tasks.{name}={name}"] = chosen[-1]
+            near = difflib.get_close_matches(name, names, n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else "."
+            raise ConfigurationError(f"no task {name!r} here{hint} This preset has: {', '.join(names)}.")
         expanded |= {f"~tasks.{other}": chosen[-1] for other in names if other != name}
         names = [name]
     for override in short:

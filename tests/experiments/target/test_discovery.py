@@ -1,0 +1,58 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from experiments.target.discovery import UnknownTargetError, all_targets, named_targets
+
+ROOT = Path(__file__).parents[3]
+
+
+def test_names_of_one_target_and_of_groups() -> None:
+    assert [target.key for target in named_targets(["ngd-fig6", "ngd/fig4"])] == ["ngd/fig6", "ngd/fig4"]
+    ngd = [target.key for target in named_targets(["ngd"])]
+    assert ngd == sorted(ngd)
+    assert set(ngd) == {key for key in all_targets() if key.startswith("ngd/")}
+    figures = {target.key for target in named_targets(["figures"])}
+    assert figures == {key for key in all_targets() if not key.startswith("benchmarks/")}
+
+
+def test_mistyped_names_the_nearest() -> None:
+    with pytest.raises(UnknownTargetError, match="no target 'ngd-fgi6'; did you mean 'ngd-fig6'"):
+        named_targets(["ngd-fgi6"])
+
+
+def test_help_needs_no_package_and_lists_every_target() -> None:
+    # -S: no site-packages, as on a machine where nothing is installed yet.
+    done = subprocess.run(
+        [sys.executable, "-S", "-E", "-m", "experiments", "help"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    for target in all_targets().values():
+        assert f"  {target.make_name} " in done.stdout
+        assert target.title in done.stdout
+
+
+def test_help_of_a_target_does_not_wait_for_torch() -> None:
+    code = (
+        "import sys; sys.argv = ['fig6', '--cfg', 'job']; import runpy\n"
+        "runpy.run_module('experiments.ngd.fig6', run_name='__main__')\n"
+        "assert 'torch' not in sys.modules, 'torch was imported'"
+    )
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, check=True)
+
+
+def test_makefile_names_are_the_targets() -> None:
+    done = subprocess.run(
+        ["make", "--no-print-directory", "-np", "help"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    (line,) = [line for line in done.stdout.splitlines() if line.startswith("TARGETS := ")]
+    assert "$" in line or set(line.split()[2:]) == {target.make_name for target in all_targets().values()}
+    listed = {line.partition(":")[0] for line in done.stdout.splitlines() if ":" in line}
+    assert {target.make_name for target in all_targets().values()} <= listed

@@ -55,10 +55,10 @@ def test_value_text_shows_interval_and_kind() -> None:
 def test_frame_table_says_what_it_leaves_out() -> None:
     frame = pd.DataFrame({"step": range(61), "error": 1 / 3})
     table = display.frame_table(frame, "summary.csv")
-    assert len(table.rows) == 15
+    assert len(table.rows) == 10
     assert table.rows[2] == ("2", "0.3333")
-    assert table.note == "first 15 of 61 rows"
-    assert len(display.frame_table(frame, "table.csv").rows) == 6
+    assert table.note == "first 10 of 61 rows"
+    assert len(display.frame_table(frame, "table.csv").rows) == 5
     assert display.frame_table(frame.head(3), "table.csv").note == ""
 
 

@@ -60,7 +60,7 @@ def drawn() -> bytes:
     for ax in axes.flat:
         ax.scatter(*points.T)
     buffer = BytesIO()
-    figure.savefig(buffer, format="png")
+    figure.savefig(buffer, format="png", dpi=100)
     return buffer.getvalue()
 
 

@@ -73,6 +73,107 @@ def test_modules_beside_the_layers_import_nothing_of_ours(path: Path) -> None:
     assert not [name for name in imported_modules(path) if name.split(".")[0] == "curvlab"]
 
 
+# ------------------------------------------------------------------------------- between modules
+def module_name(path: Path) -> str:
+    parts = ["curvlab", *path.relative_to(SRC).with_suffix("").parts]
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+MODULES = {module_name(path): path for path in python_files(SRC)}
+
+
+class RuntimeOnly(ast.NodeTransformer):
+    """Leaves out what stands under `if TYPE_CHECKING:`."""
+
+    def visit_If(self, node: ast.If) -> ast.AST | list[ast.stmt]:
+        checks_types = isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
+        return node.orelse if checks_types else self.generic_visit(node)
+
+
+def runtime_imports(path: Path) -> set[str]:
+    """Return the modules of ours that a module imports when it runs, also inside functions."""
+    found = set()
+    for node in ast.walk(RuntimeOnly().visit(ast.parse(path.read_text()))):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            for alias in node.names:
+                name = f"{node.module}.{alias.name}"
+                found.add(name if name in MODULES else node.module)
+    return (found & set(MODULES)) - {module_name(path)}
+
+
+def cycle_among(imports: dict[str, set[str]]) -> list[str]:
+    """Return the modules left when those that import no other module left are taken away, again and again."""
+    left = {name: set(targets) for name, targets in imports.items()}
+    while free := [name for name, targets in left.items() if not targets & set(left)]:
+        for name in free:
+            del left[name]
+    return sorted(left)
+
+
+def test_modules_do_not_import_each_other_in_a_circle() -> None:
+    assert cycle_among({name: runtime_imports(path) for name, path in MODULES.items()}) == []
+    assert cycle_among({"a": {"b"}, "b": {"c"}, "c": {"b"}, "d": set()}) == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize("path", python_files(SRC), ids=relative)
+def test_private_names_stay_in_their_module(path: Path) -> None:
+    private = [
+        f"{node.module}.{alias.name}"
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "curvlab"
+        for alias in node.names
+        if alias.name.startswith("_") or any(part.startswith("_") for part in (node.module or "").split("."))
+    ]
+    assert private == [], "another module's private names"
+
+
+def private_attributes_of_others(tree: ast.Module) -> set[str]:
+    """Return private attributes read from other objects that no class or function of the module itself sets."""
+    own, used = set(), set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            own.add(node.name)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            own.add(node.id)
+        elif isinstance(node, ast.Attribute) and node.attr.startswith("_") and not node.attr.startswith("__"):
+            of_self = isinstance(node.value, ast.Name) and node.value.id in ("self", "cls")
+            (own if isinstance(node.ctx, ast.Store) or of_self else used).add(node.attr)
+    return used - own
+
+
+@pytest.mark.parametrize("layer", ["linalg", "curvature", "spectrum", "solvers"])
+def test_objects_keep_their_private_attributes_to_themselves(layer: str) -> None:
+    torch_versions = {"_version"}  # how often a tensor was changed in place: PyTorch has no public name for it
+    for path in python_files(SRC / layer):
+        assert private_attributes_of_others(ast.parse(path.read_text())) <= torch_versions, relative(path)
+    assert private_attributes_of_others(ast.parse("def f(op): return op._batches")) == {"_batches"}
+
+
+def curvature_classes_asked_for(source: str, classes: set[str]) -> set[str]:
+    """Return the classes of curvature that stand in an isinstance(...)."""
+    calls = [
+        node
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "isinstance"
+    ]
+    names = {getattr(name, "id", getattr(name, "attr", "")) for call in calls for name in ast.walk(call.args[1])}
+    return names & classes
+
+
+def test_solvers_ask_no_operator_for_its_class() -> None:
+    classes = {
+        node.name
+        for path in python_files(SRC / "curvature")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ClassDef)
+    }
+    assert curvature_classes_asked_for("isinstance(x, int | DataOperator)", classes) == {"DataOperator"}
+    for path in python_files(SRC / "solvers"):
+        assert curvature_classes_asked_for(path.read_text(), classes) == set(), relative(path)
+
+
 def test_the_library_does_not_import_experiments() -> None:
     for path in python_files(SRC):
         assert not [name for name in imported_modules(path) if name.split(".")[0] in ("experiments", "tests")], (

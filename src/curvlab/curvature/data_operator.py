@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from abc import abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Self
 
@@ -15,6 +15,7 @@ from curvlab.curvature.batch import Batch, Inputs, without_graph
 from curvlab.curvature.batches import Batches, Data
 from curvlab.curvature.column_sums import ColumnSums
 from curvlab.curvature.jacobian_products import Columns
+from curvlab.curvature.layers import Layer, find_layers, layer_factors
 from curvlab.curvature.losses import output_loss
 from curvlab.curvature.model_function import ModelFunction
 from curvlab.linalg import LinearOperator
@@ -68,12 +69,12 @@ class DataOperator(LinearOperator):
     def matmat(self, vectors: Tensor) -> Tensor:
         """Return A V, (P, K) -> (P, K), without autograd graph, also under torch.inference_mode().
 
-        Cost: one pass over the data for `max_columns` vectors. The result has its columns contiguous, and takes
-        vectors that have so without a copy: stack vectors as rows and pass the transpose where K P is large.
+        Cost: one pass over the data for `max_columns` vectors. Each column of the result is contiguous in memory.
+        Vectors stored the same way are not copied: where K P is large, stack them as rows and pass the transpose.
         """
-        # Every column one piece of memory, as the parameters are: strided ones would be copied in every layer.
+        # Each column contiguous, as the parameters are: strided columns would be copied again in every layer.
         rows = without_graph(vectors).T.contiguous()
-        # Where P is large, a pass over (K, P) numbers costs what a layer does: there is one a batch, no other.
+        # Where P is large, a pass over (K, P) numbers costs as much as a layer: there is one for each batch.
         total = torch.empty_like(rows)
         if len(rows) == 0:
             return total.T
@@ -112,6 +113,43 @@ class DataOperator(LinearOperator):
         return self._source.num_examples
 
     @property
+    def batches(self) -> Iterable[Batch]:
+        """The (inputs, targets) that a product sums over: the whole data, or the examples of a sample."""
+        return self._batches
+
+    @property
+    def divisor(self) -> float:
+        """n, by which a product divides the sum over `batches`; see `sample` for that of a sample.
+
+        Cost: one pass over the data, once, where targets cannot be read without it.
+        """
+        return self._full_divisor(self._total_count) if self._divisor is None else self._divisor
+
+    @property
+    def parameter_slices(self) -> tuple[slice, ...]:
+        """Each parameter's place in the flat vector."""
+        return self.function.slices
+
+    def layers(self, *, max_size: int) -> list[Layer]:
+        """Return the linear and convolutional layers with at most `max_size` inputs and outputs."""
+        return find_layers(self.function, max_size=max_size)
+
+    def layer_factors(
+        self, layers: list[Layer], *, generator: torch.Generator | None = None
+    ) -> Iterator[list[tuple[Tensor, Tensor]]]:
+        """Yield for each batch every layer's activations a, (N, T, I), and signals g, (N, T, O).
+
+        Signals are gradients of -log p of labels drawn from the model, divided by sqrt(n): summed over all
+        examples, the outer products of sum_t g_t ⊗ a_t are an unbiased estimate of the layer's block of the
+        Gauss-Newton matrix. Cost: 3F of the data.
+        """
+        source = generator if generator is not None else torch.Generator().manual_seed(0)
+        root = self.divisor**0.5
+        for batch in self.batches:
+            found = layer_factors(self.function, self.loss, batch, layers, generator=source)
+            yield [(activations, signals / root) for activations, signals in found]
+
+    @property
     def _total_count(self) -> float:
         if not hasattr(self, "_count"):
             self._count = sum(self.loss.count(targets) for targets in self._source.targets())
@@ -119,10 +157,8 @@ class DataOperator(LinearOperator):
 
     @property
     def _known_divisor(self) -> float | None:
-        """n, where no pass over the data is needed to count it."""
-        if self._divisor is not None or not self._source.knows_targets:
-            return self._divisor
-        return self._full_divisor(self._total_count)
+        """n, where no pass over the data is needed to count it; else None."""
+        return self.divisor if self._divisor is not None or self._source.knows_targets else None
 
     def _full_divisor(self, count: float) -> float:
         if self.loss.reduction == "sum":

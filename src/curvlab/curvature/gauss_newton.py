@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import partial
+from collections.abc import Iterator
 from typing import Literal
 
 from torch import Tensor, nn
@@ -10,21 +10,9 @@ from torch import Tensor, nn
 from curvlab.curvature.batches import Data, Inputs
 from curvlab.curvature.column_sums import ColumnSums
 from curvlab.curvature.data_operator import DataOperator
-from curvlab.curvature.jacobian_products import (
-    FD_STEP,
-    Columns,
-    OutputProduct,
-    add_finite_difference_product,
-    add_forward_product,
-    add_forward_products,
-    forward_mode,
-    maps_columns,
-)
+from curvlab.curvature.jacobian_products import FD_STEP, Columns, Linearised, forward_mode, linearise, use_vmap
 from curvlab.curvature.losses import CrossEntropy
-from curvlab.curvature.token_chunks import (
-    add_finite_difference_product_by_tokens,
-    add_forward_products_by_tokens,
-)
+from curvlab.curvature.token_chunks import linearise_by_tokens
 
 
 class GaussNewtonOperator(DataOperator):
@@ -76,49 +64,37 @@ class GaussNewtonOperator(DataOperator):
         """True: S is positive semi-definite for the losses that are supported."""
         return True
 
+    def _add_products(self, inputs: Inputs, targets: Tensor, rows: Tensor, sums: ColumnSums) -> None:
+        """Add JᵀSJ v for each row v of (K, P), with the J and S of one batch."""
+        with forward_mode(f"pass jvp='finite_difference' to {type(self).__name__}"):
+            for part in self._linearised(inputs, targets, rows, sums):  # h and J v, of all outputs or some tokens
+                self.loss.check(part.outputs, part.targets)
+                curved = self._output_product(part.targets, part.outputs, part.tangents)  # S J v
+                part.pull_back(curved)  # JᵀS J v, added to the sums
+                del part, curved  # so that their memory is free while the next part is made
+
     def _output_product(self, targets: Tensor, outputs: Tensor, tangents: Tensor) -> Tensor:
+        """Return S t for tangents t shaped as the outputs, or (K, *outputs.shape)."""
         return self.loss.hessian_product(outputs, targets, tangents)
 
-    def _checked_product(self, targets: Tensor, outputs: Tensor, tangents: Tensor) -> Tensor:
-        self.loss.check(outputs, targets)
-        return self._output_product(targets, outputs, tangents)
-
-    def _add_products(self, inputs: Inputs, targets: Tensor, rows: Tensor, sums: ColumnSums) -> None:
-        together = self.jvp == "forward" and len(rows) > 1
-        with forward_mode(f"pass jvp='finite_difference' to {type(self).__name__}"):
-            if self._by_tokens(inputs, targets):
-                self._add_products_by_tokens(inputs, targets, rows, sums)
-            elif together and maps_columns(self.function, self.columns, inputs):
-                add_forward_products(self.function, inputs, rows, partial(self._checked_product, targets), sums)
-            else:
-                for index, row in enumerate(rows):
-                    self._add_product(inputs, row, partial(self._checked_product, targets), sums[index])
-
-    def _add_product(
-        self, inputs: Inputs, vector: Tensor, output_product: OutputProduct, sums: ColumnSums
-    ) -> None:
-        if self.jvp == "forward":
-            add_forward_product(self.function, inputs, vector, output_product, sums)
+    def _linearised(self, inputs: Inputs, targets: Tensor, rows: Tensor, sums: ColumnSums) -> Iterator[Linearised]:
+        """Yield the batch linearised along the rows: J v by `jvp`, rows together or in turns as `columns` says."""
+        by_tokens = self._by_tokens(inputs, targets)
+        step = self.fd_step if self.jvp == "finite_difference" else None
+        if step is not None:
+            together = False
+        elif by_tokens:
+            together = self.columns != "loop"
         else:
-            add_finite_difference_product(self.function, inputs, vector, output_product, sums, step=self.fd_step)
+            together = use_vmap(self.function, self.columns, inputs)
+        size = len(rows) if together else 1
+        for start in range(0, len(rows), size):
+            block = slice(start, start + size)
+            way = linearise_by_tokens if by_tokens else linearise
+            yield from way(self.function, inputs, targets, rows[block], sums.block(block), step=step)
 
     def _by_tokens(self, inputs: Inputs, targets: Tensor) -> bool:
         """Whether every token is a prediction of its own, made by a last linear layer."""
         if not isinstance(self.loss, CrossEntropy) or targets.ndim != 2:
             return False
         return self.function.has_linear_head(inputs)
-
-    def _add_products_by_tokens(self, inputs: Inputs, targets: Tensor, rows: Tensor, sums: ColumnSums) -> None:
-        if self.jvp == "forward" and self.columns != "loop":
-            add_forward_products_by_tokens(self.function, inputs, targets, rows, self._checked_product, sums)
-            return
-        for index, row in enumerate(rows):
-            column = sums[index]
-            if self.jvp == "forward":
-                add_forward_products_by_tokens(
-                    self.function, inputs, targets, row[None], self._checked_product, column
-                )
-            else:
-                add_finite_difference_product_by_tokens(
-                    self.function, inputs, targets, row, self._checked_product, column, step=self.fd_step
-                )

@@ -11,7 +11,7 @@ from torch.func import grad, jvp, vmap
 from curvlab.curvature.batches import Inputs
 from curvlab.curvature.column_sums import ColumnSums, tangents_of
 from curvlab.curvature.data_operator import DataOperator
-from curvlab.curvature.jacobian_products import forward_mode, maps_columns
+from curvlab.curvature.jacobian_products import forward_mode, use_vmap
 from curvlab.curvature.model_function import check_finite
 
 
@@ -49,7 +49,7 @@ class HessianOperator(DataOperator):
         def product(*tangents: Tensor) -> Sequence[Tensor]:
             return jvp(grad(total_loss), (parameters,), (tangents,))[1]
 
-        if len(rows) > 1 and maps_columns(self.function, self.columns, inputs):
+        if len(rows) > 1 and use_vmap(self.function, self.columns, inputs):
             sums.add(vmap(product)(*tangents_of(rows, parameters)))
             return
         for index, row in enumerate(rows):

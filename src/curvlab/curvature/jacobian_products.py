@@ -1,14 +1,17 @@
-"""Products with JᵀSJ for one batch, where J is the Jacobian of the outputs by the parameters.
+"""One batch linearised: outputs h, J v for given vectors v, and Jᵀu. J is the Jacobian of h by the parameters.
 
-Cost in forwards F of the batch (a backward is 2F, a tangent beside its forward too): one vector 5F, a forward that
-carries the tangent along and one backward; K vectors together 2F + 4F each (`vmap`), or 5F each (loop).
+Cost of a product with JᵀSJ, in forwards F of the batch (a backward costs 2F, and so does a tangent beside its
+forward): 5F for one vector, a forward that carries the tangent along and one backward; for K vectors 2F + 4F each
+where they share the forward (`vmap`), 5F each in a loop.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Literal
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal, TypeVar
 
 import torch
 from torch import Tensor
@@ -20,8 +23,6 @@ from curvlab.curvature.model_function import ModelFunction, check_finite
 from curvlab.curvature.recorded_forward import RecordedForward
 from curvlab.linalg import unflatten
 
-# (outputs, tangents) -> S tangents for one batch; linear in the tangents.
-OutputProduct = Callable[[Tensor, Tensor], Tensor]
 Columns = Literal["auto", "vmap", "loop"]
 FD_STEP = {torch.float64: 1e-6, torch.float32: 1e-3}
 
@@ -35,12 +36,31 @@ MANY_PARAMETERS = 2**19
 # Of so many parameters, this many tangents go through `vmap` at once: more gain nothing and hold activations each.
 TANGENTS_AT_ONCE = 8
 
+Value = TypeVar("Value")
 
-def maps_columns(function: ModelFunction, columns: Columns, inputs: Inputs) -> bool:
-    """Return whether K vectors on this batch go through `vmap` (shared forward) or one after another.
 
-    "auto" maps, except convolutions of large batches on a CPU, and Hugging Face models, whose construction of
-    masks uses vmap itself.
+@dataclass(frozen=True)
+class Linearised:
+    """Predictions of a batch, their derivative along one vector or several, and the way back.
+
+    Attributes:
+        targets: of these predictions.
+        outputs: h, without graph.
+        tangents: J v, shaped as `outputs`; for K vectors at once (K, *outputs.shape).
+        pull_back: takes u, shaped as `tangents`, and adds Jᵀu to the columns that belong to the vectors.
+    """
+
+    targets: Tensor
+    outputs: Tensor
+    tangents: Tensor
+    pull_back: Callable[[Tensor], None]
+
+
+def use_vmap(function: ModelFunction, columns: Columns, inputs: Inputs) -> bool:
+    """Return whether K vectors on this batch go through `vmap`, sharing a forward, or one after another.
+
+    "auto" takes `vmap`, except for convolutions of large batches on a CPU, and for Hugging Face models, whose
+    construction of masks uses vmap itself.
     """
     if columns != "auto":
         return columns == "vmap"
@@ -51,27 +71,64 @@ def maps_columns(function: ModelFunction, columns: Columns, inputs: Inputs) -> b
     return num_examples(inputs) <= MAX_CONVOLVED_EXAMPLES and function.num_parameters < MANY_PARAMETERS
 
 
-def add_forward_product(
-    function: ModelFunction, inputs: Inputs, vector: Tensor, output_product: OutputProduct, sums: ColumnSums
-) -> None:
-    """Add JᵀSJ v, for v (P,), with J v by forward mode. Cost: 5F.
+def linearise(
+    function: ModelFunction,
+    inputs: Inputs,
+    targets: Tensor,
+    rows: Tensor,
+    sums: ColumnSums,
+    *,
+    step: float | None = None,
+) -> Iterator[Linearised]:
+    """Yield the batch linearised along each row v of (K, P); nothing where J v is known to be zero.
 
-    Dual numbers run through one forward whose primal part is recorded: the backward needs no second one.
+    Args:
+        function: the model.
+        inputs: of the batch.
+        targets: of the batch, passed on.
+        rows: several share a forward.
+        sums: one column for each row; `pull_back` adds to them.
+        step: None for J v by forward mode; else the norm of a central difference's perturbation, for a single row.
     """
-    forward = RecordedForward(lambda values: [function(values, inputs)], function.parameters, vector)
-    (outputs,), (tangents,) = forward.outputs, forward.tangents
-    check_finite(outputs)
-    if tangents is None:
-        return sums.add_zero()
-    forward.pull_back([output_product(outputs, tangents)], sums)
-
-
-def add_forward_products(
-    function: ModelFunction, inputs: Inputs, rows: Tensor, output_product: OutputProduct, sums: ColumnSums
-) -> None:
-    """Add JᵀSJ v for each row v of (K, P), with J v through `vmap`. Cost: 2F + 4F a vector."""
+    if len(rows) == 1:
+        return _linearise_along_one(function, inputs, targets, rows[0], sums, step=step)
     if function.device.type != "cpu" or function.num_parameters < MANY_PARAMETERS:
-        return _add_through_vmap(function, inputs, rows, output_product, sums)
+        return _linearise_through_vmap(function, inputs, targets, rows, sums)
+    return _linearise_recorded(function, inputs, targets, rows, sums)
+
+
+def _linearise_along_one(
+    function: ModelFunction,
+    inputs: Inputs,
+    targets: Tensor,
+    vector: Tensor,
+    sums: ColumnSums,
+    *,
+    step: float | None,
+) -> Iterator[Linearised]:
+    """Dual numbers run through one forward whose primal part is recorded: the backward needs no second one."""
+
+    def outputs_of(values: Sequence[Tensor]) -> list[Tensor]:
+        return [function(values, inputs)]
+
+    if step is None:
+        forward = RecordedForward(outputs_of, function.parameters, vector)
+        tangents = forward.tangents[0]
+    else:
+        (plus,), (minus,), width = shifted(outputs_of, function.parameters, vector, step=step)
+        tangents = (plus - minus) / width
+        forward = RecordedForward(outputs_of, function.parameters)
+    (outputs,) = forward.outputs
+    check_finite(outputs)
+    if tangents is None:  # no parameter reaches the outputs
+        return sums.add_zero()
+    yield Linearised(targets, outputs, tangents, lambda u: forward.pull_back([u], sums))
+
+
+def _linearise_recorded(
+    function: ModelFunction, inputs: Inputs, targets: Tensor, rows: Tensor, sums: ColumnSums
+) -> Iterator[Linearised]:
+    """One forward is recorded, tangents go through `vmap`, gradients are taken one by one."""
 
     def outputs_of(values: Sequence[Tensor]) -> list[Tensor]:
         return [function(values, inputs)]
@@ -80,25 +137,30 @@ def add_forward_products(
     (outputs,) = forward.outputs
     check_finite(outputs)
     for index, (tangents,) in enumerate(push_forward(outputs_of, function.parameters, rows)):
-        cotangents = [output_product(outputs, tangents)]
-        forward.pull_back(cotangents, sums[index], keep=index + 1 < len(rows))
+        keep, column = index + 1 < len(rows), sums[index]
+        yield Linearised(targets, outputs, tangents, partial(_pull_back_one, forward, column, keep))
 
 
-def _add_through_vmap(
-    function: ModelFunction, inputs: Inputs, rows: Tensor, output_product: OutputProduct, sums: ColumnSums
-) -> None:
+def _pull_back_one(forward: RecordedForward, column: ColumnSums, keep: bool, cotangent: Tensor) -> None:
+    forward.pull_back([cotangent], column, keep=keep)
+
+
+def _linearise_through_vmap(
+    function: ModelFunction, inputs: Inputs, targets: Tensor, rows: Tensor, sums: ColumnSums
+) -> Iterator[Linearised]:
+    """All rows at once, tangents and gradients through `vmap`."""
     parameters = function.parameters
 
     def outputs_of(*values: Tensor) -> Tensor:
         return function(values, inputs)
 
-    outputs, pull_back = vjp(outputs_of, *parameters)[:2]
+    def derivative(*tangent: Tensor) -> Tensor:
+        return jvp(outputs_of, parameters, tangent)[1]
+
+    outputs, gradient = vjp(outputs_of, *parameters)[:2]
     check_finite(outputs)
-
-    def product(*tangent: Tensor) -> tuple[Tensor, ...]:
-        return pull_back(output_product(outputs, jvp(outputs_of, parameters, tangent)[1]))
-
-    sums.add(vmap(product)(*tangents_of(rows, parameters)))
+    tangents = vmap(derivative)(*tangents_of(rows, parameters))
+    yield Linearised(targets, outputs, tangents, lambda u: sums.add(vmap(gradient)(u)))
 
 
 def push_forward(
@@ -115,37 +177,24 @@ def push_forward(
         yield from zip(*(derivative.unbind(0) for derivative in derivatives), strict=True)
 
 
-def add_finite_difference_product(
-    function: ModelFunction,
-    inputs: Inputs,
-    vector: Tensor,
-    output_product: OutputProduct,
-    sums: ColumnSums,
-    *,
-    step: float,
-) -> None:
-    """Add JᵀSJ v with J v ≈ [h(θ + δv) - h(θ - δv)] / 2δ and δ = step / ‖v‖. Cost: 5F.
+def shifted(
+    outputs_of: Callable[[Sequence[Tensor]], Value], parameters: Sequence[Tensor], vector: Tensor, *, step: float
+) -> tuple[Value, Value, Tensor]:
+    """Return h(θ + δv), h(θ - δv) and 2δ, with δ = step / ‖v‖: J v ≈ [h(θ + δv) - h(θ - δv)] / 2δ. Cost: 2F.
 
     Klochkov & Liu (2024), Sec. 2, fix δ = 0.01 for vectors of any norm. The error depends on the norm of the
     perturbation, δ‖v‖, so that is what `step` fixes: far below the optimum of smooth functions
     (eps^(1/3)‖θ‖), because networks with ReLU have kinks.
     """
-    norm = torch.linalg.vector_norm(vector)
-    parameters = function.parameters
-    if norm == 0:
-        return sums.add_zero()
-    delta = step / norm
-    tangents = unflatten(vector, parameters)
+    # A zero vector moves nothing, whatever δ is: the clamp only keeps it finite.
+    delta = step / torch.linalg.vector_norm(vector).clamp(min=torch.finfo(vector.dtype).tiny)
+    direction = unflatten(vector, parameters)
     with torch.no_grad():
-        shifted = [
-            function([value + sign * delta * t for value, t in zip(parameters, tangents, strict=True)], inputs)
+        plus, minus = (
+            outputs_of([value + sign * delta * t for value, t in zip(parameters, direction, strict=True)])
             for sign in (1.0, -1.0)
-        ]
-        output_tangents = (shifted[0] - shifted[1]) / (2 * delta)
-    forward = RecordedForward(lambda values: [function(values, inputs)], parameters)
-    (outputs,) = forward.outputs
-    check_finite(outputs)
-    forward.pull_back([output_product(outputs, output_tangents)], sums)
+        )
+    return plus, minus, 2 * delta
 
 
 @contextmanager

@@ -68,7 +68,10 @@ class OutputLoss(ABC):
 
     @abstractmethod
     def hessian_product(self, outputs: Tensor, targets: Tensor, tangents: Tensor) -> Tensor:
-        """Return S t for each prediction; S is positive semi-definite. Cost: linear in the outputs."""
+        """Return S t for each prediction; S is positive semi-definite. Cost: linear in the outputs.
+
+        t is shaped as the outputs, or (K, *outputs.shape) for K tangents at once.
+        """
 
     @abstractmethod
     def sample_targets(self, outputs: Tensor, targets: Tensor, generator: torch.Generator) -> Tensor:
@@ -87,9 +90,10 @@ class OutputLoss(ABC):
         return self
 
     def outer_product(self, gradients: Tensor, tangents: Tensor) -> Tensor:
-        """Return r (rᵀt) example by example, with all outputs of an example in one vector."""
-        dimensions = tuple(range(1, gradients.ndim))
-        return gradients * (gradients * tangents).sum(dimensions, keepdim=True)
+        """Return r (rᵀt) example by example, with all outputs of an example in one vector; t as above."""
+        products = gradients * tangents
+        axes = tuple(range(1 - gradients.ndim, 0))  # all but the examples'; none of them would mean all in `sum`
+        return gradients * (products.sum(axes, keepdim=True) if axes else products)
 
     def example_scale(self, outputs: Tensor) -> float:
         """Return c such that c² r rᵀ, divided by `count`, is the outer product of an example's gradient."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import accumulate
 
 import torch
 from torch import Tensor, nn
@@ -92,6 +93,12 @@ class ModelFunction:
                 )
             found.append(parameter)
         return tuple(found)
+
+    @property
+    def slices(self) -> tuple[slice, ...]:
+        """Each parameter's place in the flat vector."""
+        ends = tuple(accumulate(shape.numel() for shape in self._shapes))
+        return tuple(slice(start, end) for start, end in zip((0, *ends), ends, strict=False))
 
     @property
     def parameters(self) -> tuple[Tensor, ...]:

@@ -10,7 +10,7 @@ from torch.func import jvp, vmap
 
 from curvlab.curvature.batch import Inputs, without_graph
 from curvlab.curvature.gauss_newton import GaussNewtonOperator
-from curvlab.curvature.jacobian_products import forward_mode, maps_columns
+from curvlab.curvature.jacobian_products import forward_mode, use_vmap
 from curvlab.curvature.model_function import check_finite
 from curvlab.linalg import unflatten, unflatten_columns
 
@@ -35,14 +35,11 @@ def quadratic_forms(operator: GaussNewtonOperator, vectors: Tensor) -> Tensor:
     operator.check_vectors(vectors, "the matrix of vectors")
     vectors = without_graph(vectors)
     total = torch.zeros(vectors.shape[1], dtype=torch.float64, device=vectors.device)
-    count = 0.0
-    for inputs, targets in operator._batches:
+    for inputs, targets in operator.batches:
         for start in range(0, vectors.shape[1], operator.max_columns):
             block = slice(start, start + operator.max_columns)
             total[block] += _batch_forms(operator, inputs, targets, vectors[:, block])
-        count += operator.loss.count(targets)
-    divisor = operator._divisor if operator._divisor is not None else operator._full_divisor(count)
-    return total / divisor
+    return total / operator.divisor
 
 
 def _batch_forms(operator: GaussNewtonOperator, inputs: Inputs, targets: Tensor, vectors: Tensor) -> Tensor:
@@ -67,7 +64,7 @@ def _batch_forms(operator: GaussNewtonOperator, inputs: Inputs, targets: Tensor,
             differences = [_difference(operator, outputs_of, parameters, v) for v in vectors.unbind(1)]
             return torch.stack([form(outputs, difference) for difference in differences])
         with forward_mode("build the operator with jvp='finite_difference'"):
-            if vectors.shape[1] > 1 and maps_columns(function, operator.columns, inputs):
+            if vectors.shape[1] > 1 and use_vmap(function, operator.columns, inputs):
                 outputs, tangents = vmap(tangent_of, out_dims=(None, 0))(  # type: ignore[arg-type]  # None: not mapped
                     *unflatten_columns(vectors, parameters)
                 )

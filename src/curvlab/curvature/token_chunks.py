@@ -11,7 +11,7 @@ which take 0.41 GB once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -21,82 +21,76 @@ from torch.nn import functional
 
 from curvlab.curvature.batch import Inputs
 from curvlab.curvature.column_sums import ColumnSums
-from curvlab.curvature.jacobian_products import push_forward
+from curvlab.curvature.jacobian_products import Linearised, push_forward, shifted
 from curvlab.curvature.model_function import ModelFunction, check_finite
 from curvlab.curvature.recorded_forward import RecordedForward
-from curvlab.linalg import unflatten
 
 # Logits held at once; one token's at least.
 LOGITS_PER_CHUNK = 2**22
 
-# (targets, logits, tangents) -> S tangents for some tokens, (M,), (M, V), (M, V) -> (M, V).
-TokenProduct = Callable[[Tensor, Tensor, Tensor], Tensor]
-# (tokens, their logits) -> the logits' tangents.
-Tangents = Callable[[slice, Tensor], Tensor]
+# (which of M tokens) -> their logits' tangents, (M, V).
+Tangents = Callable[[slice], Tensor]
 
 
-def add_forward_products_by_tokens(  # noqa: PLR0917
+def linearise_by_tokens(
     function: ModelFunction,
     inputs: Inputs,
     targets: Tensor,
     rows: Tensor,
-    token_product: TokenProduct,
-    sums: ColumnSums,
-) -> None:
-    """Add JᵀSJ v for each row v of (K, P), with J v by forward mode; several share the forward and the logits."""
-    head_of, parameters = partial(_head, function, inputs), function.parameters
-    alone = len(rows) == 1
-    forward = RecordedForward(head_of, parameters, rows[0] if alone else None)
-    moved = [forward.tangents] if alone else push_forward(head_of, parameters, rows)
-    last = _Last.of(forward.outputs)
-
-    def along(derivative: Sequence[Tensor | None]) -> Tangents:
-        zeros = [
-            torch.zeros_like(value) if d is None else d
-            for value, d in zip(forward.outputs, derivative, strict=True)
-        ]
-        direction = _Last.of(zeros)
-
-        def tangents(chosen: slice, logits: Tensor) -> Tensor:
-            result = functional.linear(direction.hidden[chosen], last.weight, direction.bias)
-            return result.addmm_(last.hidden[chosen], direction.weight.T)
-
-        return tangents
-
-    tangents = [along(derivative) for derivative in moved]
-    _add_pulled_back(forward, targets, tangents, token_product, sums, to_weight=function.trains_head)
-
-
-def add_finite_difference_product_by_tokens(  # noqa: PLR0917
-    function: ModelFunction,
-    inputs: Inputs,
-    targets: Tensor,
-    vector: Tensor,
-    token_product: TokenProduct,
     sums: ColumnSums,
     *,
-    step: float,
-) -> None:
-    """Add JᵀSJ v with J v by central differences; as `add_finite_difference_product`."""
-    norm = torch.linalg.vector_norm(vector)
-    if norm == 0:
-        return sums.add_zero()
-    parameters = function.parameters
-    delta = step / norm
-    direction = unflatten(vector, parameters)
-    with torch.no_grad():
-        plus, minus = (
-            _Last.of(
-                _head(function, inputs, [p + sign * delta * t for p, t in zip(parameters, direction, strict=True)])
-            )
-            for sign in (1.0, -1.0)
-        )
+    step: float | None = None,
+) -> Iterator[Linearised]:
+    """Yield some tokens of the batch after others, linearised along each row v of (K, P).
 
-    def tangents(chosen: slice, logits: Tensor) -> Tensor:
-        return (plus.logits(chosen) - minus.logits(chosen)).div_(2 * delta)
+    As `linearise`, with logits (M, V) and targets (M,) of M tokens. What is pulled back through the last layer is
+    gathered, and goes through the layers before it after the last tokens.
+    """
+    head_of, parameters = partial(_head, function, inputs), function.parameters
+    if step is None:
+        alone = len(rows) == 1
+        forward = RecordedForward(head_of, parameters, rows[0] if alone else None)
+        moved = [forward.tangents] if alone else push_forward(head_of, parameters, rows)
+        tangents = [_derivative(forward.outputs, derivative) for derivative in moved]
+    else:
+        plus, minus, width = shifted(head_of, parameters, rows[0], step=step)
+        forward = RecordedForward(head_of, parameters)
+        tangents = [_difference(_Last.of(plus), _Last.of(minus), width)]
+    # Contiguous, so that the rows of their hidden states are views: products are written into them.
+    cotangents = [
+        [torch.zeros_like(value, memory_format=torch.contiguous_format) for value in forward.outputs]
+        for _ in tangents
+    ]
+    last, labels = _Last.of(forward.outputs), targets.flatten()
+    check_finite(last.hidden)
+    size = max(1, LOGITS_PER_CHUNK // len(last.weight))
+    for start in range(0, len(labels), size):
+        tokens = slice(start, start + size)
+        logits = last.logits(tokens)
+        check_finite(logits)
+        for tangents_of_tokens, cotangent in zip(tangents, cotangents, strict=True):
+            add = partial(last.pull_back, tokens, _Last.of(cotangent), to_weight=function.trains_head)
+            yield Linearised(labels[tokens], logits, tangents_of_tokens(tokens), add)
+        del logits
+    for index, cotangent in enumerate(cotangents):
+        forward.pull_back(cotangent, sums[index], keep=index + 1 < len(cotangents))
 
-    forward = RecordedForward(partial(_head, function, inputs), parameters)
-    _add_pulled_back(forward, targets, [tangents], token_product, sums, to_weight=function.trains_head)
+
+def _derivative(head: Sequence[Tensor], derivative: Sequence[Tensor | None]) -> Tangents:
+    """Return the logits' derivative, token by token, from that of what the last layer computes from."""
+    zeros = [torch.zeros_like(value) if d is None else d for value, d in zip(head, derivative, strict=True)]
+    last, direction = _Last.of(head), _Last.of(zeros)
+
+    def tangents(tokens: slice) -> Tensor:
+        result = functional.linear(direction.hidden[tokens], last.weight, direction.bias)
+        return result.addmm_(last.hidden[tokens], direction.weight.T)
+
+    return tangents
+
+
+def _difference(plus: _Last, minus: _Last, width: Tensor) -> Tangents:
+    """Return the logits' derivative, token by token, as a central difference."""
+    return lambda tokens: (plus.logits(tokens) - minus.logits(tokens)).div_(width)
 
 
 def _head(function: ModelFunction, inputs: Inputs, parameters: Sequence[Tensor]) -> list[Tensor]:
@@ -120,38 +114,10 @@ class _Last:
     def logits(self, chosen: slice) -> Tensor:
         return functional.linear(self.hidden[chosen], self.weight, self.bias)
 
-
-def _add_pulled_back(
-    forward: RecordedForward,
-    targets: Tensor,
-    tangents: Sequence[Tangents],
-    token_product: TokenProduct,
-    sums: ColumnSums,
-    *,
-    to_weight: bool,
-) -> None:
-    """Add Jᵀ(S t) of each column: chunk by chunk through the last layer, then at once through what is before."""
-    last, labels = _Last.of(forward.outputs), targets.flatten()
-    check_finite(last.hidden)
-    # Contiguous, so that the rows of `back.hidden` are views: the products below are written into them.
-    cotangents = [
-        [torch.zeros_like(value, memory_format=torch.contiguous_format) for value in forward.outputs]
-        for _ in tangents
-    ]
-    size = max(1, LOGITS_PER_CHUNK // len(last.weight))
-    with torch.no_grad():
-        for start in range(0, len(labels), size):
-            chosen = slice(start, start + size)
-            logits = last.logits(chosen)
-            check_finite(logits)
-            for tangent, cotangent in zip(tangents, cotangents, strict=True):
-                back = _Last.of(cotangent)
-                product = token_product(labels[chosen], logits, tangent(chosen, logits))
-                torch.mm(product, last.weight, out=back.hidden[chosen])
-                if to_weight:
-                    back.weight.addmm_(product.T, last.hidden[chosen])
-                if back.bias is not None:
-                    back.bias.add_(product.sum(0))
-                del product
-    for index, cotangent in enumerate(cotangents):
-        forward.pull_back(cotangent, sums[index], keep=index + 1 < len(cotangents))
+    def pull_back(self, chosen: slice, into: _Last, product: Tensor, *, to_weight: bool) -> None:
+        """Add the gradients of productᵀ logits by hidden states, weight and bias to `into`."""
+        torch.mm(product, self.weight, out=into.hidden[chosen])
+        if to_weight:
+            into.weight.addmm_(product.T, self.hidden[chosen])
+        if into.bias is not None:
+            into.bias.add_(product.sum(0))

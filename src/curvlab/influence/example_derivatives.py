@@ -10,7 +10,7 @@ from torch.func import grad, jvp, vmap
 
 from curvlab.curvature import Batches, Data, ModelFunction, output_loss
 from curvlab.curvature.batches import Inputs
-from curvlab.curvature.jacobian_products import maps_columns
+from curvlab.curvature.jacobian_products import use_vmap
 from curvlab.curvature.model_function import check_finite
 from curvlab.linalg import flatten, unflatten, unflatten_columns
 
@@ -43,7 +43,7 @@ def per_example_gradients(
     rows: list[Tensor] = []
     for inputs, targets in Batches(data, batch_size=batch_size, device=function.device, dtype=function.dtype):
         _check(function, measure, inputs, targets, loss)
-        if maps_columns(function, "auto", inputs):
+        if use_vmap(function, "auto", inputs):
             pieces = vmap(gradient, in_dims=(None, 0, 0))(parameters, inputs, targets)
             rows.append(torch.cat([piece.reshape(len(targets), -1) for piece in pieces], dim=1))
             continue
@@ -81,7 +81,7 @@ def directional_derivatives(
             return jvp(measured, (parameters,), (direction,))[1]
 
         with torch.no_grad():
-            if directions.shape[1] > 1 and maps_columns(function, "auto", inputs):
+            if directions.shape[1] > 1 and use_vmap(function, "auto", inputs):
                 columns = vmap(along)(*unflatten_columns(directions, parameters))
             else:
                 columns = torch.stack([along(*unflatten(d, parameters)) for d in directions.unbind(1)])

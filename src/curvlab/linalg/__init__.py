@@ -1,12 +1,14 @@
 """Linear operators on flat vectors: the one abstraction that every solver and estimator knows."""
 
-from curvlab.linalg.algebra import ScaledOperator, SumOperator, identity
 from curvlab.linalg.dense import DenseOperator
 from curvlab.linalg.flatten import flatten, flatten_columns, unflatten, unflatten_columns
-from curvlab.linalg.operator import LinearOperator
+from curvlab.linalg.identity import Identity, identity
+from curvlab.linalg.operator import DerivedOperator, LinearOperator, ScaledOperator, SumOperator
 
 __all__ = [
     "DenseOperator",
+    "DerivedOperator",
+    "Identity",
     "LinearOperator",
     "ScaledOperator",
     "SumOperator",

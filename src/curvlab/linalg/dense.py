@@ -42,6 +42,11 @@ class DenseOperator(LinearOperator):
             self._is_psd = bool(eigenvalues.min() >= -tolerance)
         return self._is_psd
 
+    @property
+    def num_examples(self) -> int | None:
+        """N; None for a single matrix."""
+        return None if self.examples is None else len(self.examples)
+
     def sample(self, batch_size: int, generator: torch.Generator | None = None) -> DenseOperator:
         """Return the mean of `batch_size` of the N matrices, drawn with replacement."""
         if self.examples is None:

@@ -1,17 +1,30 @@
-"""The core abstraction: a symmetric operator is a size, a dtype, a device and a product."""
+"""The core abstraction: a symmetric operator is a size, a dtype, a device and a product.
+
+Sums and multiples of operators stand here too, because `+` and `*` of the one make the other.
+"""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import NoReturn, Protocol, runtime_checkable
 
-import numpy as np
 import torch
 from scipy.sparse.linalg import LinearOperator as ScipyLinearOperator
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from curvlab.linalg.algebra import ScaledOperator, SumOperator, _Identity
+from curvlab.linalg.scipy_operator import scipy_operator
+
+
+@runtime_checkable
+class OfAnySize(Protocol):
+    """What becomes an operator once its size is known: the identity."""
+
+    def like(self, operator: LinearOperator) -> LinearOperator:
+        """Return it with the size, dtype and device of `operator`."""
+        ...
+
+    def __rmul__(self, factor: float) -> OfAnySize: ...
 
 
 class LinearOperator(ABC):
@@ -71,6 +84,11 @@ class LinearOperator(ABC):
         """The multiple of the identity that was added, e.g. 0.1 for `op + 0.1 * identity`."""
         return 0.0
 
+    @property
+    def num_examples(self) -> int | None:
+        """N, how many examples `sample` draws from; None for an operator that is no mean over examples."""
+        return None
+
     # ----------------------------------------------------------------------------- inner product
     def gram(self, left: Tensor, right: Tensor) -> Tensor:
         """Return LᵀR, (P, K), (P, L) -> (K, L); the only reduction over parameters that solvers use."""
@@ -87,7 +105,7 @@ class LinearOperator(ABC):
     def randn(self, num_columns: int, generator: torch.Generator | None = None) -> Tensor:
         """Return (P, num_columns) independent standard normals, drawn on the generator's device."""
         source = generator.device if generator is not None else torch.device("cpu")
-        # Drawn row by column in the generator's own order, so a device or a sharding does not change them.
+        # One column after the other in the generator's order: neither our device nor a sharding changes them.
         drawn = torch.randn(num_columns, self.shape[0], generator=generator, dtype=self.dtype, device=source)
         return drawn.to(self.device).T.contiguous()
 
@@ -103,19 +121,18 @@ class LinearOperator(ABC):
         )
 
     # ----------------------------------------------------------------------------------- algebra
-    def __add__(self, other: LinearOperator | _Identity) -> SumOperator:
-        from curvlab.linalg.algebra import add
-
-        return add(self, other)
+    def __add__(self, other: LinearOperator | OfAnySize) -> SumOperator:
+        if not isinstance(other, LinearOperator | OfAnySize):
+            refuse_to_add(self, other)
+        term = other if isinstance(other, LinearOperator) else other.like(self)
+        return SumOperator([*_terms(self), *_terms(term)])
 
     __radd__ = __add__
 
-    def __sub__(self, other: LinearOperator | _Identity) -> SumOperator:
+    def __sub__(self, other: LinearOperator | OfAnySize) -> SumOperator:
         return self + (-1.0) * other
 
     def __mul__(self, scale: float) -> ScaledOperator:
-        from curvlab.linalg.algebra import ScaledOperator
-
         return ScaledOperator(float(scale), self)
 
     __rmul__ = __mul__
@@ -137,25 +154,115 @@ class LinearOperator(ABC):
 
     def to_scipy(self) -> ScipyLinearOperator:
         """Return a `scipy.sparse.linalg.LinearOperator` on NumPy arrays of the same dtype."""
-        if self.dtype == torch.bfloat16:
-            raise TypeError(
-                "NumPy has no bfloat16: build the operator on the model in single precision, model.float(), "
-                "to use it with SciPy."
-            )
-        numpy_dtype = torch.empty(0, dtype=self.dtype).numpy().dtype
+        return scipy_operator(self)
 
-        def apply(vectors: np.ndarray) -> np.ndarray:
-            as_tensor = torch.from_numpy(np.ascontiguousarray(vectors, dtype=numpy_dtype)).to(self.device)
-            return (self @ as_tensor).detach().cpu().numpy()
 
-        def apply_vector(vector: np.ndarray) -> np.ndarray:  # scipy passes (P,) or (P, 1)
-            return apply(vector.reshape(-1))
+class DerivedOperator(LinearOperator):
+    """An operator on the vectors of another: size, dtype, device, inner products and random vectors are its.
 
-        return ScipyLinearOperator(
-            shape=self.shape,
-            matvec=apply_vector,
-            rmatvec=apply_vector,
-            matmat=apply,
-            rmatmat=apply,
-            dtype=numpy_dtype,
-        )
+    Args:
+        origin: the operator they are taken from.
+    """
+
+    def __init__(self, origin: LinearOperator) -> None:
+        super().__init__(origin.shape[0], dtype=origin.dtype, device=origin.device)
+        self.origin = origin
+
+    def gram(self, left: Tensor, right: Tensor) -> Tensor:
+        """Return the inner products of `origin`."""
+        return self.origin.gram(left, right)
+
+    def inner(self, left: Tensor, right: Tensor) -> Tensor:
+        """Return the inner products of `origin`, column by column."""
+        return self.origin.inner(left, right)
+
+    def randn(self, num_columns: int, generator: torch.Generator | None = None) -> Tensor:
+        """Return the random vectors of `origin`."""
+        return self.origin.randn(num_columns, generator)
+
+
+class ScaledOperator(DerivedOperator):
+    """c·A for a number c."""
+
+    def __init__(self, scale: float, operator: LinearOperator) -> None:
+        super().__init__(operator)
+        self.scale = scale
+        self.operator = operator
+
+    def matmat(self, vectors: Tensor) -> Tensor:
+        """Return c A V."""
+        return self.scale * self.operator.matmat(vectors)
+
+    def sample(self, batch_size: int, generator: torch.Generator | None = None) -> ScaledOperator:
+        """Return c times a sample of A."""
+        return ScaledOperator(self.scale, self.operator.sample(batch_size, generator))
+
+    @property
+    def is_psd(self) -> bool:
+        """Whether A is known to be, and c >= 0."""
+        return self.scale >= 0 and self.operator.is_psd
+
+    @property
+    def damping(self) -> float:
+        """The damping of A, times c."""
+        return self.scale * self.operator.damping
+
+    @property
+    def num_examples(self) -> int | None:
+        """The number of examples of A."""
+        return self.operator.num_examples
+
+
+class SumOperator(DerivedOperator):
+    """A_1 + ... + A_m. Inner products are those of the first term."""
+
+    def __init__(self, terms: Sequence[LinearOperator]) -> None:
+        first = terms[0]
+        for term in terms[1:]:
+            if (term.shape, term.dtype, term.device) != (first.shape, first.dtype, first.device):
+                raise ValueError(
+                    f"cannot add {type(term).__name__} {term.shape} {term.dtype} on {term.device} to "
+                    f"{type(first).__name__} {first.shape} {first.dtype} on {first.device}: both must act on "
+                    "the same parameters. Check which parameters require gradients."
+                )
+        super().__init__(first)
+        self.terms = tuple(terms)
+
+    def matmat(self, vectors: Tensor) -> Tensor:
+        """Return the sum of the products. Cost: that of every term."""
+        total = self.terms[0].matmat(vectors)
+        for term in self.terms[1:]:
+            total = total + term.matmat(vectors)
+        return total
+
+    def sample(self, batch_size: int, generator: torch.Generator | None = None) -> SumOperator:
+        """Return the sum of samples of the terms, each drawn independently and unbiased."""
+        return SumOperator([term.sample(batch_size, generator) for term in self.terms])
+
+    @property
+    def is_psd(self) -> bool:
+        """Whether every term is known to be."""
+        return all(term.is_psd for term in self.terms)
+
+    @property
+    def damping(self) -> float:
+        """The sum of the terms' damping."""
+        return sum(term.damping for term in self.terms)
+
+    @property
+    def num_examples(self) -> int | None:
+        """The number of examples of the term that has most; None where no term has any."""
+        return max((term.num_examples for term in self.terms if term.num_examples is not None), default=None)
+
+
+def refuse_to_add(left: object, right: object) -> NoReturn:
+    """Raise the TypeError that says how damping is added to an operator."""
+    names = [str(term) if isinstance(term, int | float) else type(term).__name__ for term in (left, right)]
+    raise TypeError(
+        f"cannot add {names[0]} and {names[1]}: operators are added to operators, and damping as in "
+        "`op + 0.1 * identity`; DenseOperator makes an operator of a matrix."
+    )
+
+
+def _terms(operator: LinearOperator) -> tuple[LinearOperator, ...]:
+    return operator.terms if isinstance(operator, SumOperator) else (operator,)

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from curvlab.curvature.data_operator import DataOperator
 from curvlab.linalg import LinearOperator
 from curvlab.solvers.hyperparameters import LissaHyperparameters, lissa_hyperparameters
 from curvlab.spectrum import Estimate, hutchinson_trace, top_eigenvalues
@@ -70,9 +69,7 @@ def measure_recipe(
     longest = max(pointed, key=lambda product: float(operator.norm(product)))
     directions = torch.cat([leading.vectors, probes, longest], dim=1)
     directions = directions[:, operator.norm(directions) > 0]
-    batch_size = 64
-    if isinstance(operator, DataOperator):
-        batch_size = min(64, max(4, operator.num_examples // 16))
+    batch_size = 64 if operator.num_examples is None else min(64, max(4, operator.num_examples // 16))
     constants = measure_constant(
         operator, directions, trace=trace.value, batch_size=batch_size, generator=generator
     )

@@ -11,7 +11,7 @@ from torch.func import vjp, vmap
 
 from curvlab.curvature import Batches, Data, GaussNewtonOperator, ModelFunction, output_loss
 from curvlab.curvature.batches import Batch, Inputs
-from curvlab.curvature.jacobian_products import maps_columns
+from curvlab.curvature.jacobian_products import use_vmap
 from curvlab.curvature.model_function import check_finite
 from curvlab.linalg import LinearOperator, flatten, flatten_columns, identity, unflatten, unflatten_columns
 
@@ -163,7 +163,7 @@ class ProximalBregmanObjective:
             return pull_back((self.loss.gradient(outputs, targets) - at_reference) / weight)[0]
 
         parameters = self.function.parameters
-        if maps_columns(self.function, "auto", inputs):
+        if use_vmap(self.function, "auto", inputs):
             return flatten_columns(vmap(pulled_back)(epsilon, *unflatten_columns(displacement, parameters)))
         columns = [
             flatten(pulled_back(weight, *unflatten(column, parameters)))

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.func import vmap
 
 from curvlab.curvature import Batches, Data, ModelFunction, output_loss
-from curvlab.curvature.jacobian_products import maps_columns
+from curvlab.curvature.jacobian_products import use_vmap
 from curvlab.influence.proximal_bregman.objective import ProximalBregmanObjective, per_point
 from curvlab.linalg import unflatten, unflatten_columns
 
@@ -105,7 +105,7 @@ def loss_response(
                 moved = [value + weight * s for value, s in zip(parameters, step, strict=True)]
                 return losses.own_loss(function(moved, inputs), targets)
 
-            if maps_columns(function, "auto", inputs):
+            if use_vmap(function, "auto", inputs):
                 moved = vmap(after)(weights, *unflatten_columns(displacement, parameters))
             else:
                 columns = zip(weights, displacement.unbind(1), strict=True)

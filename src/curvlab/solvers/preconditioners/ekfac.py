@@ -2,22 +2,45 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
+from typing import Literal, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
-from curvlab.curvature.data_operator import DataOperator
-from curvlab.linalg import LinearOperator
-from curvlab.solvers.preconditioners.kronecker_layers import (
-    Layer,
-    data_operator,
-    find_layers,
-    layer_statistics,
-    mean_divisor,
-)
+from curvlab.curvature.layers import Layer
+from curvlab.linalg import DerivedOperator, LinearOperator, SumOperator
+
+
+@runtime_checkable
+class LayeredOperator(Protocol):
+    """What a Kronecker-factored preconditioner asks of G: its network's layers, as every DataOperator has them."""
+
+    dtype: torch.dtype
+    device: torch.device
+
+    @property
+    def parameter_slices(self) -> tuple[slice, ...]:
+        """Each parameter's place in the flat vector."""
+        ...
+
+    def layers(self, *, max_size: int) -> list[Layer]:
+        """Return the layers that can be factored."""
+        ...
+
+    def layer_factors(
+        self, layers: list[Layer], *, generator: torch.Generator | None = None
+    ) -> Iterator[list[tuple[Tensor, Tensor]]]:
+        """Yield for each batch every layer's activations and scaled signals."""
+        ...
+
+    def randn(self, num_columns: int, generator: torch.Generator | None = None) -> Tensor:
+        """Return random vectors."""
+        ...
+
+    def __matmul__(self, vectors: Tensor) -> Tensor: ...
 
 
 @dataclass(frozen=True)
@@ -34,10 +57,10 @@ class _Block:
         self.layer.write(self.output_basis @ (self.inverse * rotated) @ self.input_basis.T, result)
 
 
-class KroneckerInverse(LinearOperator):
-    """Block-diagonal approximation of (G + damping I)⁻¹: one Kronecker-factored block a layer.
+class KroneckerInverse(DerivedOperator):
+    """Block-diagonal approximation of (G + damping I)⁻¹: one Kronecker-factored block for each layer.
 
-    Parameters outside of the blocks have a diagonal of their own. Made by `Ekfac`.
+    Parameters outside of the blocks have a diagonal of their own. `Ekfac` makes it.
 
     Args:
         blocks: of the factored layers.
@@ -46,9 +69,8 @@ class KroneckerInverse(LinearOperator):
     """
 
     def __init__(self, blocks: list[_Block], rest: Tensor, *, like: LinearOperator) -> None:
-        super().__init__(like.shape[0], dtype=like.dtype, device=like.device)
+        super().__init__(like)
         self.blocks, self.rest = blocks, rest
-        self._like = like
 
     def matmat(self, vectors: Tensor) -> Tensor:
         """Return M V. Cost: 4 P (I + O) operations a column for layers (O, I), no product with G."""
@@ -56,18 +78,6 @@ class KroneckerInverse(LinearOperator):
         for block in self.blocks:
             block.multiply(vectors, result)
         return result
-
-    def gram(self, left: Tensor, right: Tensor) -> Tensor:
-        """Return the inner products of the operator that is preconditioned."""
-        return self._like.gram(left, right)
-
-    def inner(self, left: Tensor, right: Tensor) -> Tensor:
-        """Return the inner products of the operator that is preconditioned."""
-        return self._like.inner(left, right)
-
-    def randn(self, num_columns: int, generator: torch.Generator | None = None) -> Tensor:
-        """Return the random vectors of the operator that is preconditioned."""
-        return self._like.randn(num_columns, generator)
 
     @property
     def is_psd(self) -> bool:
@@ -106,18 +116,17 @@ class Ekfac:
         self, operator: LinearOperator, *, generator: torch.Generator | None = None
     ) -> tuple[KroneckerInverse, int]:
         """Return M for `operator` = G + damping I, whose own `damping` is used, and what it cost in products."""
-        source, damping = data_operator(operator), operator.damping
+        source, damping = _layered(operator), operator.damping
         if damping <= 0:
             raise ValueError(f"Kronecker factors need positive damping, got {damping:g}: op + damping * identity")
-        layers = find_layers(source.function, max_size=self.max_size)
+        layers = source.layers(max_size=self.max_size)
         if not layers:
             raise ValueError("the model has no nn.Linear or nn.Conv2d layer to factor: use Nystrom(rank)")
-        scale = 1 / mean_divisor(source)
-        bases, kronecker = _factors(source, layers, scale, generator=generator)
+        bases, kronecker = _factors(source, layers, generator=generator)
         num_matvecs = 2
         eigenvalues = kronecker
         if self.eigenvalues == "corrected":
-            eigenvalues = _corrected(source, layers, bases, scale, generator=generator)
+            eigenvalues = _corrected(source, layers, bases, generator=generator)
             num_matvecs += 1
         covered = torch.zeros(operator.shape[0], dtype=torch.bool, device=operator.device)
         for layer in layers:
@@ -135,15 +144,28 @@ class Ekfac:
         return KroneckerInverse(blocks, rest, like=operator), num_matvecs
 
 
+def _layered(operator: LinearOperator) -> LayeredOperator:
+    """Return the term that knows its layers: the operator itself, or one term of its sum with damping."""
+    terms = operator.terms if isinstance(operator, SumOperator) else (operator,)
+    found = [term for term in terms if isinstance(term, LayeredOperator)]
+    if len(found) != 1:
+        raise TypeError(
+            "a Kronecker-factored preconditioner reads a model's layers, so it needs GaussNewtonOperator(...) + "
+            f"damping * identity; got {', '.join(type(term).__name__ for term in terms)}. Nystrom(rank) needs "
+            "products only."
+        )
+    return found[0]
+
+
 def _factors(
-    source: DataOperator, layers: list[Layer], scale: float, *, generator: torch.Generator | None
+    source: LayeredOperator, layers: list[Layer], *, generator: torch.Generator | None
 ) -> tuple[list[tuple[Tensor, Tensor]], list[Tensor]]:
     """Return eigenvectors (U_A, U_B) and the K-FAC eigenvalues (O, I) of each layer."""
     make = partial(torch.zeros, dtype=source.dtype, device=source.device)
     inputs = [make(layer.shape[1], layer.shape[1]) for layer in layers]
     outputs = [make(layer.shape[0], layer.shape[0]) for layer in layers]
     places = [0] * len(layers)
-    for batch in layer_statistics(source, layers, generator=generator):
+    for batch in source.layer_factors(layers, generator=generator):
         for index, (a, g) in enumerate(batch):
             inputs[index] += torch.einsum("nti,ntj->ij", a, a)
             outputs[index] += torch.einsum("nti,ntj->ij", g, g)
@@ -152,23 +174,22 @@ def _factors(
     for a, g, count in zip(inputs, outputs, places, strict=True):
         # Mean over places for a, sum over places and mean over examples for g (Grosse & Martens 2016).
         a_values, a_vectors = torch.linalg.eigh(a / count)
-        g_values, g_vectors = torch.linalg.eigh(scale * g)
+        g_values, g_vectors = torch.linalg.eigh(g)
         bases.append((a_vectors, g_vectors))
         eigenvalues.append(g_values.clamp(min=0)[:, None] * a_values.clamp(min=0))
     return bases, eigenvalues
 
 
 def _corrected(
-    source: DataOperator,
+    source: LayeredOperator,
     layers: list[Layer],
     bases: list[tuple[Tensor, Tensor]],
-    scale: float,
     *,
     generator: torch.Generator | None,
 ) -> list[Tensor]:
     """Return each block's second moments along the Kronecker basis, (O, I)."""
     moments = [torch.zeros(layer.shape, dtype=source.dtype, device=source.device) for layer in layers]
-    for batch in layer_statistics(source, layers, generator=generator):
+    for batch in source.layer_factors(layers, generator=generator):
         for index, (a, g) in enumerate(batch):
             a_basis, g_basis = bases[index]
             a, g = a @ a_basis, g @ g_basis  # noqa: PLW2901
@@ -177,16 +198,13 @@ def _corrected(
             else:
                 for some_a, some_g in zip(a.split(16), g.split(16), strict=True):
                     moments[index] += (some_g.transpose(1, 2) @ some_a).square().sum(0)
-    return [scale * moment for moment in moments]
+    return moments
 
 
-def _tensor_means(source: DataOperator, *, generator: torch.Generator | None) -> Tensor:
+def _tensor_means(source: LayeredOperator, *, generator: torch.Generator | None) -> Tensor:
     """Return each tensor's mean diagonal of G, spread over its entries, from one random product, (P,)."""
     signs = source.randn(1, generator)[:, 0].sign()
     diagonal = signs * (source @ signs)
-    start = 0
-    for parameter in source.function.live_parameters:
-        part = slice(start, start + parameter.numel())
-        diagonal[part] = diagonal[part].mean().clamp(min=0)
-        start += parameter.numel()
+    for place in source.parameter_slices:
+        diagonal[place] = diagonal[place].mean().clamp(min=0)
     return diagonal

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from curvlab.linalg import LinearOperator
+from curvlab.linalg import DerivedOperator, LinearOperator
 from curvlab.solvers.solver import IndefiniteOperatorError
 from curvlab.spectrum import orthonormalise
 from curvlab.spectrum.probes import checked_product
 
 
-class NystromInverse(LinearOperator):
+class NystromInverse(DerivedOperator):
     """M = U (Λ + damping)⁻¹ Uᵀ + τ (I - UUᵀ), approximating (G + damping I)⁻¹, with τ = (λ_min + damping)⁻¹.
 
     Where M would be worse conditioned than its dtype can tell, τ is capped.
@@ -26,9 +26,8 @@ class NystromInverse(LinearOperator):
     """
 
     def __init__(self, vectors: Tensor, eigenvalues: Tensor, shift: float, *, like: LinearOperator) -> None:
-        super().__init__(like.shape[0], dtype=like.dtype, device=like.device)
+        super().__init__(like)
         self.vectors, self.eigenvalues, self.shift = vectors, eigenvalues, shift
-        self._like = like
         # No better conditioned than the dtype can tell: else rounding in the tail makes M indefinite.
         precision = 30 * torch.finfo(like.dtype).eps
         tail = 1 / max(float(eigenvalues[-1]) + shift, precision * (float(eigenvalues[0]) + shift))
@@ -38,18 +37,6 @@ class NystromInverse(LinearOperator):
     def matmat(self, vectors: Tensor) -> Tensor:
         """Return M V. Cost: 4PrK operations, no product with G."""
         return self._tail * vectors + self.vectors @ (self._excess[:, None] * self.gram(self.vectors, vectors))
-
-    def gram(self, left: Tensor, right: Tensor) -> Tensor:
-        """Return the inner products of the operator that is preconditioned."""
-        return self._like.gram(left, right)
-
-    def inner(self, left: Tensor, right: Tensor) -> Tensor:
-        """Return the inner products of the operator that is preconditioned."""
-        return self._like.inner(left, right)
-
-    def randn(self, num_columns: int, generator: torch.Generator | None = None) -> Tensor:
-        """Return the random vectors of the operator that is preconditioned."""
-        return self._like.randn(num_columns, generator)
 
     @property
     def is_psd(self) -> bool:

@@ -144,3 +144,12 @@ def test_empirical_vanishes_where_the_data_are_fitted() -> None:
     case = problem("linear", "mse")
     fitted = Problem(case.model, nn.MSELoss(), case.inputs, case.model(case.inputs).detach())
     assert FisherOperator(*fitted, kind="empirical").to_dense().abs().max() < 1e-20
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_empirical_of_outputs_without_an_axis_of_their_own(reduction: str, generator: torch.Generator) -> None:
+    model = nn.Sequential(nn.Linear(3, 1), nn.Flatten(0)).double()  # (N, 3) -> (N,)
+    inputs, targets = (torch.randn(shape, generator=generator, dtype=torch.float64) for shape in ((4, 3), (4,)))
+    loss = nn.MSELoss(reduction=reduction)
+    op = FisherOperator(model, loss, (inputs, targets), kind="empirical")
+    assert_close(op.to_dense(), dense_empirical_fisher(model, loss, inputs, targets), rtol=1e-10, atol=1e-12)

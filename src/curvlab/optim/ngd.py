@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -9,8 +10,8 @@ from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
 from curvlab.optim.ngd_axis import AxisFisher, Smoothing
-from curvlab.optim.ngd_bucket import Bucket, Workspace, alike, initial_state
-from curvlab.optim.ngd_update import AxisUpdate, absorb
+from curvlab.optim.ngd_bucket import Bucket, Workspace, group_by_shape, initial_state, squared_norms
+from curvlab.optim.ngd_update import AxisUpdate, update_estimates
 from curvlab.optim.parameter_vector import Closure, DivergedError, evaluate
 
 _START_UPDATES = 3  # on the first gradient, before its output is taken
@@ -20,18 +21,19 @@ _INITIAL_UPDATES = 10  # calls that all update, before update_period begins
 class NGD(torch.optim.Optimizer):
     """w <- w - lr · (F + κI)⁻¹ ∇L, F estimated per axis of each parameter tensor (Saghir et al. 2024, Eqs. 5-7).
 
-    The paper cites no code for its NGD; that it is Kaldi's online natural gradient (Povey, Zhang & Khudanpur
-    2015) is our reading of κ = α/d · tr(F). For an axis of size d the gradient's slices along the other axes are
-    the rows of X, (N, d), and F = RᵀDR + ρI of rank r is a moving average of XᵀX/N. The gradient is multiplied
-    by β(F + κI)⁻¹ = I - WᵀW, one axis after the other, each on the output of the one before; axes of size 1 are
-    left alone. Every output is rescaled to the norm of the gradient, so only its direction differs from SGD's;
-    with rescale=False it is β(F + κI)⁻¹X itself, which only shrinks, dominant directions most. For α -> ∞ both
-    are SGD at this lr (the paper's Eq. 5 without β would be SGD at lr/κ).
+    The paper cites no code for its NGD. That it is Kaldi's online natural gradient (Povey, Zhang & Khudanpur 2015)
+    is our reading of κ = α/d · tr(F). Take an axis of size d of a parameter tensor. The rows of X, (N, d), are the
+    slices of the gradient along that axis, one for each index of the other axes, and F = RᵀDR + ρI, with R of r
+    rows, is a moving average of XᵀX/N. The gradient is multiplied by β(F + κI)⁻¹ = I - WᵀW along its first axis,
+    the result along the second, and so on; axes of size 1 are passed over. The result is rescaled to the norm of
+    the gradient after each axis, so that only its direction differs from SGD's. With rescale=False it is
+    β(F + κI)⁻¹X itself, which is shorter than X, and shortest in directions where gradients are large. For α -> ∞
+    both are SGD at this lr (the paper's Eq. 5, which has no β, would be SGD at lr/κ).
 
-    Each axis starts with three updates on its first gradient; then the first ten calls update F after taking
-    their output, after that every update_period-th. Axes with fewer rows than the rank (biases: one row) start
-    from the mean square of their first gradient that is not zero instead of from ε, which would leave
-    directions to rounding.
+    The first gradient updates F of each axis three times before it is multiplied. Then each of the first ten
+    calls of `step`, and every update_period-th after them, updates F with its gradient after the multiplication.
+    F starts at ε; but on an axis with fewer rows than the rank (a bias has one row) that would leave directions to
+    rounding, and F starts at the mean square of the first gradient that is not zero.
 
     State of a parameter: "step", the calls so far, and for axis k "factor_k" (W, (r, d)), "eigenvalues_k"
     (D, (r,)), "rho_k" (ρ, ()). Parameters without a gradient are skipped.
@@ -45,18 +47,21 @@ class NGD(torch.optim.Optimizer):
         eta: η, weight of the newest gradient in F, between 0 and 1.
         epsilon: ε, floor of the eigenvalues of F (squared gradient).
         delta: δ, the same relative to the largest.
-        rescale: rescale every output to the gradient's norm.
+        rescale: rescale the result to the gradient's norm after each axis.
+        weight_decay: added to the gradient, times the parameters, as in torch.optim.SGD: F sees the sum.
+        maximize: step uphill.
 
-    Cost of a step: 4r flops an element and axis (2d where less; where nothing is updated, 2k for all axes together
-    of a convolution's kernel of k <= 128 numbers), in an update about 1.5 times that and, once for each axis, an
-    (r, r) eigendecomposition. On two cores, ResNet-18: 83 to 96 ms, the large products alone 48 to 51.
-    Memory: r·d numbers an axis, and twice the gradients of equal shape, at most 2 * 2^20 numbers in all (more only
-    for a tensor that is itself larger), kept between steps.
-    Nothing waits for the device, but an update, for its check of the gradients and its eigendecompositions.
+    Cost of a step: 4r flops for each element and axis (2d where that is less; between updates, 2k for all axes
+    together of a convolution's kernel of k <= 128 numbers). An update of F costs about half as much again, and an
+    (r, r) eigendecomposition for each axis. ResNet-18 on two cores: 83 to 96 ms, 48 to 51 of them for the large
+    products. Memory: r·d numbers for each axis. Two buffers, kept between steps, that hold gradients of one shape:
+    2 * 2^20 numbers, or twice the largest tensor if that is more. A copy of the gradients with weight_decay or
+    maximize.
+    Each step waits for the device once, to check the gradients; updates wait for their eigendecompositions, too.
 
     Raises:
         ValueError: a setting out of range.
-        DivergedError: gradients that are not finite, in an update: no step is taken.
+        DivergedError: gradients that are not finite: no step is taken, and the state stays as it was.
         TypeError: parameters or gradients of another kind.
     """
 
@@ -72,6 +77,8 @@ class NGD(torch.optim.Optimizer):
         epsilon: float = 1e-10,
         delta: float = 5e-4,
         rescale: bool = True,
+        weight_decay: float = 0.0,
+        maximize: bool = False,
     ) -> None:
         self._buckets: dict[int, tuple[list[int], list[Bucket]]] = {}
         self._workspace = Workspace()
@@ -84,6 +91,8 @@ class NGD(torch.optim.Optimizer):
             "epsilon": epsilon,
             "delta": delta,
             "rescale": rescale,
+            "weight_decay": weight_decay,
+            "maximize": maximize,
         }
         super().__init__(params, defaults)
 
@@ -107,23 +116,18 @@ class NGD(torch.optim.Optimizer):
     ) -> Tensor | float | None:
         """Take one step; return the closure's loss."""
         loss = evaluate(closure)
-        buckets = [self._group_buckets(index, group) for index, group in enumerate(self.param_groups)]
-        norms = [[bucket.squared_gradient_norms() for bucket in of_group] for of_group in buckets]
-        for group, of_group, squared in zip(self.param_groups, buckets, norms, strict=True):
-            for bucket, initial in zip(of_group, squared, strict=True):
-                if _updates(bucket, group) and not bool(initial.isfinite().all()):
-                    raise DivergedError(
-                        f"NGD found NaN or infinity in a gradient of shape {tuple(bucket.parameters[0].shape)}, "
-                        "or one beyond the range of its precision, and took no step: the iteration has diverged. "
-                        "Lower lr, or raise alpha."
-                    )
-        for group, of_group, squared in zip(self.param_groups, buckets, norms, strict=True):
+        work = [
+            [_BucketStep.of(bucket, group) for bucket in self._group_buckets(index, group)]
+            for index, group in enumerate(self.param_groups)
+        ]
+        _check_finite([part for of_group in work for part in of_group])
+        for group, of_group in zip(self.param_groups, work, strict=True):
             updates: list[AxisUpdate] = []
-            for bucket, initial in zip(of_group, squared, strict=True):
-                updates += _step(bucket, initial, group, self._workspace)
-                for parameter in bucket.parameters:
-                    self.state[parameter]["step"] = bucket.step
-            absorb(updates, _smoothing(group))
+            for part in of_group:
+                updates += _take_step(part, group, self._workspace)
+                for parameter in part.bucket.parameters:
+                    self.state[parameter]["step"] = part.bucket.step
+            update_estimates(updates, _smoothing(group))
         return loss
 
     def _group_buckets(self, index: int, group: dict[str, Any]) -> list[Bucket]:
@@ -137,7 +141,7 @@ class NGD(torch.optim.Optimizer):
                 _check_gradient(parameter)
                 if not self.state[parameter]:
                     self.state[parameter].update(initial_state(parameter, group["rank"], _smoothing(group)))
-            buckets = [Bucket.of(members, self.state) for members in alike(active, self.state)]
+            buckets = [Bucket.of(members, self.state) for members in group_by_shape(active, self.state)]
             self._buckets[index] = ([id(parameter) for parameter in active], buckets)
         return buckets
 
@@ -146,47 +150,82 @@ def _smoothing(group: dict[str, Any]) -> Smoothing:
     return Smoothing(group["alpha"], group["eta"], group["epsilon"], group["delta"])
 
 
-def _updates(bucket: Bucket, group: dict[str, Any]) -> bool:
-    """Whether this call brings the gradients into the estimates."""
-    return bool(bucket.step < _INITIAL_UPDATES or bucket.step % group["update_period"] == 0)
+@dataclass(frozen=True)
+class _BucketStep:
+    """What one step does with a bucket.
+
+    Attributes:
+        bucket: parameters of one shape.
+        gradients: theirs, with weight decay and uphill where asked for.
+        squared_norms: ‖gradient‖² of each, (B,).
+        updates_estimates: whether F learns from these gradients.
+    """
+
+    bucket: Bucket
+    gradients: list[Tensor]
+    squared_norms: Tensor
+    updates_estimates: bool
+
+    @classmethod
+    def of(cls, bucket: Bucket, group: dict[str, Any]) -> _BucketStep:
+        gradients = bucket.gradients(maximize=group["maximize"], weight_decay=group["weight_decay"])
+        norms = torch.stack([torch.linalg.vector_norm(gradient) for gradient in gradients])
+        updates = bucket.step < _INITIAL_UPDATES or bucket.step % group["update_period"] == 0
+        return cls(bucket, gradients, norms.square(), bool(updates))
 
 
-def _step(bucket: Bucket, initial: Tensor, group: dict[str, Any], workspace: Workspace) -> list[AxisUpdate]:
-    """Move the parameters of a bucket; return what their gradients, of norm² `initial`, bring to its estimates."""
-    x, spare = workspace.views(bucket.parameters[0], bucket.shape)
+def _check_finite(work: list[_BucketStep]) -> None:
+    if not work:
+        return
+    # One wait for the device, whatever the number of buckets.
+    device = work[0].squared_norms.device
+    finite = torch.stack([part.squared_norms.isfinite().all().to(device) for part in work]).tolist()
+    for part, is_finite in zip(work, finite, strict=True):
+        if not is_finite:
+            raise DivergedError(
+                f"NGD found NaN or infinity in a gradient of shape {tuple(part.bucket.parameters[0].shape)}, or "
+                "one beyond the range of its precision, and took no step: the iteration has diverged. Lower lr, "
+                "or raise alpha."
+            )
+
+
+def _take_step(part: _BucketStep, group: dict[str, Any], workspace: Workspace) -> list[AxisUpdate]:
+    """Move the parameters of a bucket; return what F of each axis has to learn from their gradients."""
+    bucket = part.bucket
+    x, scratch = workspace.views(bucket.parameters[0], bucket.shape)
     updates: list[AxisUpdate] = []
-    if _updates(bucket, group):
-        bucket.stack_gradients(x)
-        x, updates = _apply_all_with_updates(bucket, initial, x, spare, group)
+    if part.updates_estimates:
+        bucket.stack(part.gradients, out=x)
+        x, updates = _multiply_and_observe(part, x, scratch, group)
     else:
-        # Linear maps of different axes commute, and nothing but the result matters here.
-        bucket.stack_projected_gradients(x)
+        # Products along different axes commute, and nothing but the result matters here.
+        bucket.stack_multiplied(part.gradients, out=x)
         for fisher in bucket.fishers[: len(bucket.fishers) - bucket.num_kernel_fishers]:
-            x, spare, _ = fisher.apply_(x, spare, with_product=False)
-    factors = torch.full_like(initial, -float(group["lr"]))
+            x, scratch, _ = fisher.apply_(x, scratch, with_product=False)
+    factors = torch.full_like(part.squared_norms, -float(group["lr"]))
     if group["rescale"] and bucket.fishers:
-        factors = factors * _ratio(initial, _squared_norms(x)).sqrt()
+        factors = factors * _ratio(part.squared_norms, squared_norms(x)).sqrt()
     bucket.move(x, factors)
     bucket.step += 1
     return updates
 
 
-def _apply_all_with_updates(
-    bucket: Bucket, initial: Tensor, x: Tensor, spare: Tensor, group: dict[str, Any]
+def _multiply_and_observe(
+    part: _BucketStep, x: Tensor, scratch: Tensor, group: dict[str, Any]
 ) -> tuple[Tensor, list[AxisUpdate]]:
-    """Multiply axis after axis; return the result and, for each axis, what it has seen.
+    """Multiply `x` along axis after axis; return the result and, for each axis, what F has to learn from its X.
 
-    Linear maps commute with factors, so the rescaling of all axes is done once, at the end; until then an axis
-    sees x times sqrt(pending).
+    The products are linear, so the rescaling of all axes is done once, at the end. Until then the X of an axis is
+    `x` times sqrt(pending).
     """
     updates: list[AxisUpdate] = []
-    for index, fisher in enumerate(bucket.fishers):
-        squared_norm = _squared_norms(x) if index else initial
-        pending = _ratio(initial, squared_norm) if group["rescale"] else torch.ones_like(initial)
-        for _ in range(_START_UPDATES if bucket.step == 0 else 0):
+    for index, fisher in enumerate(part.bucket.fishers):
+        squared_norm = squared_norms(x) if index else part.squared_norms
+        pending = _ratio(part.squared_norms, squared_norm) if group["rescale"] else torch.ones_like(squared_norm)
+        for _ in range(_START_UPDATES if part.bucket.step == 0 else 0):
             *_, product = fisher.apply_(x.clone(), torch.empty_like(x), with_product=True)
-            absorb([_update(fisher, product, squared_norm, pending)], _smoothing(group))
-        x, spare, product = fisher.apply_(x, spare, with_product=True)
+            update_estimates([_update(fisher, product, squared_norm, pending)], _smoothing(group))
+        x, scratch, product = fisher.apply_(x, scratch, with_product=True)
         updates.append(_update(fisher, product, squared_norm, pending))
     return x, updates
 
@@ -195,10 +234,6 @@ def _update(fisher: AxisFisher, product: Tensor | None, squared_norm: Tensor, pe
     if product is None:
         raise TypeError("an update needs the product J")
     return AxisUpdate(fisher, pending[:, None, None] * product, pending * squared_norm)
-
-
-def _squared_norms(x: Tensor) -> Tensor:
-    return torch.linalg.vector_norm(x.view(len(x), -1), dim=1).square()
 
 
 def _ratio(numerator: Tensor, denominator: Tensor) -> Tensor:
@@ -221,6 +256,8 @@ def _check(group: dict[str, Any]) -> None:
         raise ValueError(f"lr must not be negative, got {group['lr']}")
     if not group["alpha"] >= 0:
         raise ValueError(f"alpha must not be negative, got {group['alpha']}; the paper uses 0.01 to 0.1, Kaldi 4")
+    if not group["weight_decay"] >= 0:
+        raise ValueError(f"weight_decay must not be negative, got {group['weight_decay']}")
     if not 0 < group["eta"] < 1:
         raise ValueError(f"eta is the weight of the newest gradient and lies between 0 and 1, got {group['eta']}")
     if not group["epsilon"] > 0 or not 0 < group["delta"] < 1:

@@ -77,42 +77,42 @@ class AxisFisher:
     eigenvalues: Tensor
     rho: Tensor
 
-    def apply_(self, x: Tensor, spare: Tensor, *, with_product: bool) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Return X - XWᵀW, shaped as `x`, what is left to overwrite, and on request J = WXᵀX, (B, rank, dim).
+    def apply_(self, x: Tensor, scratch: Tensor, *, with_product: bool) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Return X - XWᵀW, shaped as `x`, the buffer that is free now, and on request J = WXᵀX, (B, rank, dim).
 
-        `x` is (B, ...) contiguous, each member laid out as `layout` says; the output is written over it, or into
-        `spare`, of the same shape. Cost: 4 · rank flops an element, or 2 · dim where the axis is short; as much
-        again, at most, for J.
+        `x` is (B, ...) contiguous, each member laid out as `layout` says. The result is written over `x` or over
+        `scratch`, of the same shape; the other one is free. Cost: 4 · rank flops for each element, or 2 · dim
+        where the axis is short; at most as much again for J.
         """
         before, dim, after = self.layout.before, self.layout.dim, self.layout.after
         if after == 1:
             shape = (len(x), before, dim)
-            product = self._apply_to_rows_(x.view(shape), spare.view(shape), with_product=with_product)
+            product = self._apply_to_rows_(x.view(shape), scratch.view(shape), with_product=with_product)
         else:
             shape = (len(x) * before, dim, after)
-            product = self._apply_to_columns_(x.view(shape), spare.view(shape), with_product=with_product)
-        return (spare, x, product) if self._is_short else (x, spare, product)
+            product = self._apply_to_columns_(x.view(shape), scratch.view(shape), with_product=with_product)
+        return (scratch, x, product) if self._is_short else (x, scratch, product)
 
-    def projection(self) -> Tensor:
-        """Return I - WᵀW, (B, dim, dim)."""
+    def scaled_inverse(self) -> Tensor:
+        """Return β(F + κI)⁻¹ = I - WᵀW, (B, dim, dim)."""
         identity = torch.eye(self.layout.dim, dtype=self.factor.dtype, device=self.factor.device)
         return torch.baddbmm(identity, self.factor.mT, self.factor, alpha=-1)
 
-    def _apply_to_rows_(self, rows: Tensor, spare: Tensor, *, with_product: bool) -> Tensor | None:
+    def _apply_to_rows_(self, rows: Tensor, scratch: Tensor, *, with_product: bool) -> Tensor | None:
         """`rows`: (B, N, dim)."""
         factor = self.factor
         if self._is_short:
-            torch.bmm(rows, self.projection(), out=spare)
+            torch.bmm(rows, self.scaled_inverse(), out=scratch)
             return factor @ (rows.mT @ rows) if with_product else None
         hidden = rows @ factor.mT
         product = hidden.mT @ rows if with_product else None
         rows.baddbmm_(hidden, factor, alpha=-1)
         return product
 
-    def _apply_to_columns_(self, columns: Tensor, spare: Tensor, *, with_product: bool) -> Tensor | None:
+    def _apply_to_columns_(self, columns: Tensor, scratch: Tensor, *, with_product: bool) -> Tensor | None:
         """`columns`: (B · before, dim, after)."""
         if self._is_short:
-            torch.bmm(self._repeated(self.projection()), columns, out=spare)
+            torch.bmm(self._repeated(self.scaled_inverse()), columns, out=scratch)
             return self.factor @ self._summed(columns @ columns.mT) if with_product else None
         factor = self._repeated(self.factor)
         hidden = factor @ columns
@@ -141,7 +141,7 @@ def kronecker(matrices: Sequence[Tensor]) -> Tensor:
     return product
 
 
-def start(layout: AxisLayout, like: Tensor, smoothing: Smoothing) -> tuple[Tensor, Tensor, Tensor]:
+def initial_estimate(layout: AxisLayout, like: Tensor, smoothing: Smoothing) -> tuple[Tensor, Tensor, Tensor]:
     """Return W (rank, dim), D (rank,) and ρ () before any gradient: ρ = D = ε and a fixed R.
 
     Row i of R is non-zero in columns i, i + rank, i + 2 rank, ..., the first of them 1.1 times the others.

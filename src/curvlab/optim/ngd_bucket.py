@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from curvlab.optim.ngd_axis import AxisFisher, AxisLayout, Smoothing, fitting_rank, kronecker, start
+from curvlab.optim.ngd_axis import AxisFisher, AxisLayout, Smoothing, fitting_rank, initial_estimate, kronecker
 
 _MIN_CHANNELS = 16  # input channels: a convolution's kernel is then laid out in front of its channels
 _MAX_KERNEL = 128  # elements: the axes of a kernel are then multiplied together
@@ -19,9 +19,9 @@ _MAX_STACKED = 2**20  # elements: larger tensors gain nothing from being batched
 
 @dataclass
 class Bucket:
-    """Parameters of one shape that have seen equally many gradients, and their estimates, stacked.
+    """Parameters of one shape that have taken equally many steps, and the stack of their Fisher estimates.
 
-    The stack is laid out as `_order` says.
+    `_order` says how the stack is laid out.
     """
 
     parameters: list[Tensor]
@@ -49,32 +49,32 @@ class Bucket:
         num_kernel_fishers = sum(axis >= like.ndim - _num_kernel_axes(like) for axis in ranks)
         return cls(parameters, order, shape, fishers, num_kernel_fishers, own[0]["step"])
 
-    @property
-    def gradients(self) -> list[Tensor]:
-        """Gradients of the parameters, in their own layout."""
+    def gradients(self, *, maximize: bool, weight_decay: float) -> list[Tensor]:
+        """Return the gradients in the parameters' own layout: p.grad, or ±p.grad + weight_decay · p as a copy."""
         gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
         if len(gradients) < len(self.parameters):
             raise RuntimeError("a parameter of this bucket has no gradient")
+        if maximize:
+            gradients = [-gradient for gradient in gradients]
+        if weight_decay:
+            pairs = zip(gradients, self.parameters, strict=True)
+            gradients = [gradient.add(parameter, alpha=weight_decay) for gradient, parameter in pairs]
         return gradients
 
-    def squared_gradient_norms(self) -> Tensor:
-        """Return ‖∇L‖² of each parameter, (B,)."""
-        return torch.stack([torch.linalg.vector_norm(gradient) for gradient in self.gradients]).square()
+    def stack(self, gradients: list[Tensor], *, out: Tensor) -> None:
+        """Copy gradients into `out`, of `shape`: (B, ...)."""
+        torch.stack([gradient.permute(self.order) for gradient in gradients], out=out)
 
-    def stack_gradients(self, out: Tensor) -> None:
-        """Copy the gradients into `out`, of `shape`: (B, ...)."""
-        torch.stack([gradient.permute(self.order) for gradient in self.gradients], out=out)
-
-    def stack_projected_gradients(self, out: Tensor) -> None:
-        """Write the gradients into `out`, of `shape`, multiplied along their kernel axes by β(F + κI)⁻¹.
+    def stack_multiplied(self, gradients: list[Tensor], *, out: Tensor) -> None:
+        """Write gradients into `out`, of `shape`, multiplied along their kernel axes by β(F + κI)⁻¹.
 
         One small product does that and the copy.
         """
         if not self.num_kernel_fishers:
-            return self.stack_gradients(out)
-        projection = kronecker([fisher.projection() for fisher in self.fishers[-self.num_kernel_fishers :]])
-        size = projection.shape[-1]
-        for gradient, own, matrix in zip(self.gradients, out.view(len(out), size, -1), projection, strict=True):
+            return self.stack(gradients, out=out)
+        inverse = kronecker([fisher.scaled_inverse() for fisher in self.fishers[-self.num_kernel_fishers :]])
+        size = inverse.shape[-1]
+        for gradient, own, matrix in zip(gradients, out.view(len(out), size, -1), inverse, strict=True):
             torch.mm(matrix, gradient.reshape(-1, size).mT, out=own)
         return None
 
@@ -107,12 +107,17 @@ def initial_state(parameter: Tensor, rank: int | None, smoothing: Smoothing) -> 
     """Return the state of a parameter before its first gradient."""
     state: dict[str, Any] = {"step": 0}
     for axis, layout in _layouts(parameter, {axis: fitting_rank(dim, rank) for axis, dim in _axes(parameter)}):
-        state.update(zip(_names(axis), start(layout, parameter, smoothing), strict=True))
+        state.update(zip(_names(axis), initial_estimate(layout, parameter, smoothing), strict=True))
     return state
 
 
-def alike(parameters: list[Tensor], states: Mapping[Tensor, dict[str, Any]]) -> list[list[Tensor]]:
-    """Return groups of parameters of one shape and number of steps, of at most _MAX_STACKED elements."""
+def squared_norms(stack: Tensor) -> Tensor:
+    """Return ‖x‖² of each tensor in a stack, (B, ...) -> (B,)."""
+    return torch.linalg.vector_norm(stack.view(len(stack), -1), dim=1).square()
+
+
+def group_by_shape(parameters: list[Tensor], states: Mapping[Tensor, dict[str, Any]]) -> list[list[Tensor]]:
+    """Return groups of one shape and number of steps, each of one parameter or at most _MAX_STACKED elements."""
     groups: dict[Any, list[list[Tensor]]] = {}
     for parameter in parameters:
         own = states[parameter]

@@ -21,25 +21,23 @@ class AxisUpdate:
     squared_norm: Tensor
 
 
-def absorb(updates: Iterable[AxisUpdate], smoothing: Smoothing) -> None:
-    """Bring one gradient into each estimate, in place: F <- (η/N) XᵀX + (1-η) F =: T, cut to its rank.
+def update_estimates(updates: Iterable[AxisUpdate], smoothing: Smoothing) -> None:
+    """Bring one gradient into each estimate, in place: F <- (η/N) XᵀX + (1-η) F =: T, truncated to its rank.
 
     Y = RT, (rank, dim), with YYᵀ = UCUᵀ gives R' = C^-½ UᵀY, ρ' = (tr T - tr C^½)/(dim - rank) and D' = C^½ - ρ',
     both at least max(ε, δ max C^½). It is the recursion of Povey et al. (2015, Z = YYᵀ), a step of subspace
     iteration; formed from Y itself, it also restores orthonormal rows of R where rounding has lost them.
 
     YYᵀ squares the condition of Y, so it is formed and decomposed in double precision, all estimates of one rank
-    at once. C is cut at (ρ(1-η))², which exact arithmetic never reaches, and at rounding.
-
-    Raises:
-        ValueError: the gradients hold NaN or infinity; the estimates of this rank keep their values.
+    at once. Values of C below (ρ(1-η))², which exact arithmetic never reaches, or below rounding are raised to it.
+    The gradients must be finite: NGD has checked them.
     """
     in_order = sorted(updates, key=lambda update: (*_kind(update), _dim(update)))
     for _, of_rank in groupby(in_order, key=_kind):
         stacks = [_Stack.of(list(members)) for _, members in groupby(of_rank, key=_dim)]
         products = [stack.basis_times_moment(smoothing) for stack in stacks]
         sizes = [len(product) for product in products]
-        spectra, rotations = _eigh(torch.cat([_gram(product) for product in products]))
+        spectra, rotations = torch.linalg.eigh(torch.cat([_gram(product) for product in products]))
         parts = zip(stacks, products, spectra.split(sizes), rotations.split(sizes), strict=True)
         for stack, product, spectrum, rotation in parts:
             stack.replace(product, spectrum, rotation, smoothing)
@@ -57,16 +55,6 @@ def _kind(update: AxisUpdate) -> tuple[int, str, str]:
 def _gram(product: Tensor) -> Tensor:
     wide = product.double()
     return wide @ wide.mT
-
-
-def _eigh(matrices: Tensor) -> tuple[Tensor, Tensor]:
-    if not bool(matrices.isfinite().all()):  # waits for the device, as eigh itself does
-        raise ValueError(
-            "NGD found NaN or infinity in its gradients, or gradients beyond the range of their precision: the "
-            "iteration has diverged. Lower lr, or raise alpha."
-        )
-    spectra, rotations = torch.linalg.eigh(matrices)
-    return spectra, rotations
 
 
 @dataclass

@@ -12,6 +12,7 @@ from curvlab.linalg import LinearOperator
 from curvlab.optim.parameter_vector import (
     Closure,
     DivergedError,
+    VectorOptimizer,
     check_size,
     evaluate,
     gradient_vector,
@@ -39,7 +40,7 @@ class ExactNGDInfo:
     num_matvecs: int
 
 
-class ExactNGD(torch.optim.Optimizer):
+class ExactNGD(VectorOptimizer):
     """w <- w - lr (F + κI)⁻¹ ∇L, κ = α/d · max(tr F, ε), d parameters (Saghir et al. 2024, Eqs. 5 to 7).
 
     Unlike `NGD` it forms F of all parameters together, keeps no average over steps, and does not multiply by κ:
@@ -62,6 +63,8 @@ class ExactNGD(torch.optim.Optimizer):
     Raises:
         ValueError: a setting out of range, too many parameters, gradients that are not finite, a singular F + κI.
     """
+
+    attributes = ("fisher", "last_step", "_num_matvecs")
 
     def __init__(
         self,

@@ -12,7 +12,15 @@ from torch.optim.optimizer import ParamsT
 from curvlab.curvature import FisherOperator
 from curvlab.curvature.losses import BinaryCrossEntropy, CrossEntropy, OutputLoss, SquaredError
 from curvlab.linalg import LinearOperator, identity
-from curvlab.optim.parameter_vector import Closure, check_size, evaluate, gradient_vector, move, single_group
+from curvlab.optim.parameter_vector import (
+    Closure,
+    VectorOptimizer,
+    check_size,
+    evaluate,
+    gradient_vector,
+    move,
+    single_group,
+)
 from curvlab.solvers import ConjugateGradient, Direct
 from curvlab.solvers.solver import Solver
 
@@ -42,7 +50,7 @@ class FisherNewtonInfo:
     num_matvecs: int
 
 
-class FisherNewton(torch.optim.Optimizer):
+class FisherNewton(VectorOptimizer):
     """x <- x - lr (F + α_k I)⁻¹ ∇f(x), α_k = sqrt(M ‖∇f‖ / 2) + σ(x_k) (Semenov 2025, Eq. 4).
 
     F is the Fisher matrix of the model's own labels, σ(x) a bound on ‖∇²f - F‖: L times the sum of the 1-norms of
@@ -64,6 +72,8 @@ class FisherNewton(torch.optim.Optimizer):
     Cost of a step: that of the solver. A solve that has not converged is used (it still goes downhill) and
     reported in `last_step`.
     """
+
+    attributes = ("fisher", "num_predictions", "solver", "last_step", "_num_matvecs")
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""The parameters of an optimizer as one flat vector."""
+"""Optimizers that treat all parameters as one flat vector."""
 
 from __future__ import annotations
 
@@ -15,6 +15,18 @@ Closure = Callable[[], Tensor | float]
 
 class DivergedError(ValueError, ArithmeticError):
     """A gradient became infinite or NaN; no step was taken."""
+
+
+class VectorOptimizer(torch.optim.Optimizer):
+    """An optimizer with one group, and an operator of its size.
+
+    Copies and pickles keep what `attributes` names, where torch's own keep settings and state alone.
+    """
+
+    attributes: tuple[str, ...]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return super().__getstate__() | {name: getattr(self, name) for name in self.attributes}
 
 
 def single_group(groups: Sequence[dict[str, Any]], *, name: str) -> dict[str, Any]:
@@ -54,11 +66,12 @@ def gradient_vector(group: dict[str, Any], *, name: str) -> Tensor:
 
 
 def move(group: dict[str, Any], displacement: Tensor) -> None:
-    """Add a flat displacement, (n,), to the parameters."""
+    """Add a flat displacement, (n,), to the parameters; those without a gradient stay."""
     parameters = [parameter for parameter in group["params"] if parameter.requires_grad]
     with torch.no_grad():
         for parameter, part in zip(parameters, unflatten(displacement, parameters), strict=True):
-            parameter.add_(part)
+            if parameter.grad is not None:
+                parameter.add_(part)
 
 
 def evaluate(closure: Closure | None) -> Tensor | float | None:

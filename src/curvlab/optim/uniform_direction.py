@@ -11,7 +11,15 @@ from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
 from curvlab.linalg import LinearOperator
-from curvlab.optim.parameter_vector import Closure, check_size, evaluate, gradient_vector, move, single_group
+from curvlab.optim.parameter_vector import (
+    Closure,
+    VectorOptimizer,
+    check_size,
+    evaluate,
+    gradient_vector,
+    move,
+    single_group,
+)
 from curvlab.optim.random_direction import direction_estimate, stated_sigma, unit_directions
 from curvlab.spectrum import top_eigenvalues
 
@@ -47,7 +55,7 @@ class UniformDirectionInfo:
     num_matvecs: int
 
 
-class UniformDirection(torch.optim.Optimizer):
+class UniformDirection(VectorOptimizer):
     """x <- x - lr (D + (δ + α_k) I)⁻¹ ∇f(x), D = n/2 (H u uᵀ + u uᵀ H) (Semenov 2025, Eq. 2).
 
     u is uniform on the unit sphere, drawn anew in each step; D may be the mean over several directions, or not
@@ -82,6 +90,8 @@ class UniformDirection(torch.optim.Optimizer):
     Cost of a step: m products and O(n m²); one product more while M is estimated; λ about 10 to 50 at each
     refresh. Memory: 4 m vectors, 4 more while M is estimated; no matrix.
     """
+
+    attributes = ("hessian", "generator", "last_step")
 
     def __init__(
         self,

@@ -24,11 +24,3 @@ def test_without_cubic_term_it_is_newtons_method(make_quadratic) -> None:
     expected = torch.linalg.solve(problem.matrix, problem.linear)
     torch.testing.assert_close(problem.x.detach(), expected, rtol=1e-10, atol=1e-10)
     assert optimizer.num_matvecs == 3
-
-
-def test_large_operators_and_negative_constants_are_refused(make_quadratic) -> None:
-    problem = make_quadratic([1.0, 2.0])
-    with pytest.raises(ValueError, match=r"forms the \(2, 2\) Hessian, more than max_size = 1"):
-        CubicNewton(problem.parameters(), problem.operator, max_size=1)
-    with pytest.raises(ValueError, match="hessian_lipschitz must not be negative"):
-        CubicNewton(problem.parameters(), problem.operator, hessian_lipschitz=-1.0)

@@ -101,7 +101,7 @@ def test_equation_18_loses_single_precision_where_the_moving_average_does_not() 
 
 
 def test_single_precision_stays_close_at_the_published_damping() -> None:
-    vectors = colored_vectors(300, seed=3)
+    vectors = colored_vectors(120, seed=3)
     directions = []
     for dtype in (torch.float32, torch.float64):
         members = parameters(dtype)

@@ -99,14 +99,16 @@ def test_a_first_gradient_of_zero_is_no_start(generator: torch.Generator) -> Non
 
 
 def test_full_rank_without_smoothing_gives_the_inverse_fisher_direction(generator: torch.Generator) -> None:
-    dim, eta = 6, 0.005
+    dim = 6
     spectrum = torch.tensor([4.0, 2.0, 1.0, 0.5, 0.25, 0.1], dtype=torch.float64)
     basis = torch.linalg.qr(torch.randn(dim, dim, dtype=torch.float64, generator=generator)).Q
     root = basis * spectrum.sqrt()
     (parameter,) = zeros([(dim,)])
-    optimizer = NGD([parameter], lr=1.0, alpha=0.0, rank=dim - 1, update_period=1, eta=eta)
-    for _ in range(1500):
+    optimizer = NGD([parameter], lr=1.0, alpha=0.0, rank=dim - 1, update_period=1)
+    for step in range(600):
+        optimizer.param_groups[0]["eta"] = 1 / (step + 2)  # the mean of all outer products so far
         outputs([parameter], optimizer, [root @ torch.randn(dim, dtype=torch.float64, generator=generator)])
+    optimizer.param_groups[0]["update_period"] = 10**9  # what follows looks at the estimate, and leaves it alone
     inverse = (basis / spectrum) @ basis.T
     for _ in range(5):
         g = torch.randn(dim, dtype=torch.float64, generator=generator)
@@ -205,7 +207,7 @@ def test_single_precision_follows_double(generator: torch.Generator) -> None:
     shapes = [(16, 8, 3, 3), (40, 60), (60,)]
     exact, rounded = zeros(shapes), zeros(shapes, torch.float32)
     in_double, in_single = NGD(exact, lr=1.0, alpha=0.1), NGD(rounded, lr=1.0, alpha=0.1)
-    for _ in range(30):
+    for _ in range(16):
         gradients = [1e-3 * colored(shape, generator) for shape in shapes]
         for parameter in rounded:
             parameter.data.zero_()
@@ -232,37 +234,6 @@ def test_survives_gradients_of_low_rank_and_sudden_growth(dtype: torch.dtype, ge
             assert torch.linalg.matrix_norm(state[f"factor_{axis}"], 2) <= 1.001
 
 
-def test_gradients_are_left_alone_and_the_closure_is_called(generator: torch.Generator) -> None:
-    (parameter,) = zeros([(4, 3)])
-    gradient = colored((4, 3), generator)
-
-    def closure() -> Tensor:
-        parameter.grad = gradient.clone()
-        return torch.tensor(2.5)
-
-    assert NGD([parameter], lr=1.0).step(closure) == 2.5
-    assert torch.equal(parameter.grad, gradient)
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"lr": -1.0}, "lr must not be negative"),
-        ({"alpha": -0.1}, "the paper uses 0.01 to 0.1"),
-        ({"eta": 1.0}, "between 0 and 1"),
-        ({"epsilon": 0.0}, "epsilon must be positive"),
-        ({"delta": 1.0}, "delta between 0 and 1"),
-        ({"rank": 0}, "rank=None chooses"),
-        ({"update_period": 0}, "must be at least 1"),
-    ],
-)
-def test_settings_out_of_range(settings: dict[str, float], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        NGD(zeros([(3, 2)]), **({"lr": 1.0} | settings))
-    with pytest.raises(ValueError, match=message):  # in a group, too
-        NGD([{"params": zeros([(3, 2)]), **settings}], lr=1.0)
-
-
 def test_unusable_parameters_and_gradients() -> None:
     half = nn.Parameter(torch.zeros(3, 2, dtype=torch.bfloat16))
     half.grad = torch.ones_like(half)
@@ -283,13 +254,6 @@ def test_gradients_that_are_not_finite_move_nothing() -> None:
     assert torch.equal(sound, torch.ones(4))
     assert torch.equal(broken, torch.ones(3, 2))
     assert optimizer.state[sound]["step"] == 0
-
-
-def test_a_group_that_is_refused_is_not_kept() -> None:
-    optimizer = NGD(zeros([(3, 2)]), lr=1.0)
-    with pytest.raises(ValueError, match="lr must not be negative"):
-        optimizer.add_param_group({"params": zeros([(2, 2)]), "lr": -1.0})
-    assert len(optimizer.param_groups) == 1
 
 
 def test_both_precisions_and_empty_parameters_in_one_group(generator: torch.Generator) -> None:

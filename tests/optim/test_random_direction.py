@@ -108,7 +108,7 @@ def test_expected_error_of_a_mean_by_monte_carlo(generator) -> None:
     matrix = hessian("decaying", 4, generator)
     operator = DenseOperator(matrix)
     squares = []
-    for _ in range(4000):
+    for _ in range(1500):
         directions = unit_directions(operator, 3, generator=generator)
         error = direction_estimate(operator, directions).to_dense() - matrix
         squares.append(error.square().sum())

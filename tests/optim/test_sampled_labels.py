@@ -43,16 +43,15 @@ def test_outer_products_average_to_the_fisher_matrix(name: str, generator: torch
     inputs = torch.randn(shape, dtype=torch.float64, generator=generator)
     targets = targets.double() if targets.is_floating_point() else targets
     expected = FisherOperator(model, loss, (inputs, targets)).to_dense()
-    count, total, squares = 400, torch.zeros_like(expected), torch.zeros_like(expected)
-    outputs = model(inputs)
-    for _ in range(count):
+    outputs = model(inputs).detach().requires_grad_()
+    draws = []
+    for _ in range(400):
         value = sampled_label_loss(loss, outputs, targets, generator=generator)
-        (d,) = torch.autograd.grad(value, model.linear.weight, retain_graph=True)
-        outer = torch.outer(d.reshape(-1), d.reshape(-1))
-        total += outer
-        squares += outer**2
-    mean = total / count
-    standard_error = ((squares / count - mean**2) / count).sum().sqrt()
+        draws.append(torch.autograd.grad(value, outputs)[0].flatten(1))
+    d = torch.einsum("kno,ni->koi", torch.stack(draws), inputs).flatten(1)  # by the weights
+    outer = torch.einsum("ki,kj->kij", d, d)
+    mean, count = outer.mean(0), len(d)
+    standard_error = (outer.var(0) / count).sum().sqrt()
     assert (mean - expected).norm() <= 2.5 * standard_error
     assert standard_error < 0.2 * expected.norm()  # the comparison means something
 

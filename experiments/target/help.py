@@ -24,6 +24,27 @@ def print_help() -> int:
     return 0
 
 
+def print_target_help(target: Target) -> None:
+    """Print what a target computes, its presets with their measured times, and its keys with what they mean."""
+    print(f"{target.description}\n")
+    print("Presets (preset=NAME):")
+    for preset in ("smoke", *PRESETS):
+        about = [line for line in _config_text(target, preset).splitlines() if line.startswith("# ")]
+        text = " ".join(line.removeprefix("# ") for line in about if not line.startswith("# @"))
+        time = measured_time(target, preset)
+        print(f"  {preset:<9} {f'({time}) ' if time else ''}{text}")
+    keys = _config_text(target, "target").split("\n\n", 1)[-1].rstrip()
+    print(f"\nKeys (KEY=VALUE; those of the preset come on top, `--cfg job` shows all):\n\n{keys}\n")
+    print(
+        "For every task, or with task=NAME for one: data=NAME, model=NAME, data.KEY=, model.KEY=, training.KEY=."
+    )
+    print("-m sweeps over values separated by commas; --hydra-help is about Hydra's own options.")
+
+
+def _config_text(target: Target, name: str) -> str:
+    return (ROOT / "conf" / target.key / f"{name}.yaml").read_text(encoding="utf-8")
+
+
 def measured_time(target: Target, preset: str) -> str:
     """Return how long the published result took to compute, e.g. "48 s"; "" where there is none."""
     seconds = recorded_seconds(target, preset)

@@ -170,7 +170,9 @@ class Run:
         self._num_matvecs += int(count)
 
     def record_data(self, name: str, checksum: str) -> None:
-        """Add a data set and its checksum to the record."""
+        """Add a data set and its checksum to the record, and say that it was loaded."""
+        if name not in self._data:
+            self.status.say(f"data: {name}")
         self._data[name] = checksum
 
     def note(self, **entries: Any) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from experiments.target import main
 from experiments.target.discovery import UnknownTargetError, all_targets, named_targets
 
 ROOT = Path(__file__).parents[3]
@@ -56,3 +57,16 @@ def test_makefile_names_are_the_targets() -> None:
     assert "$" in line or set(line.split()[2:]) == {target.make_name for target in all_targets().values()}
     listed = {line.partition(":")[0] for line in done.stdout.splitlines() if ":" in line}
     assert {target.make_name for target in all_targets().values()} <= listed
+
+
+def test_help_of_a_target_says_what_it_computes_and_what_its_keys_mean(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["fig6", "--help"])
+    target = all_targets()["ngd/fig6"]
+    main(target)
+    printed = capsys.readouterr().out
+    assert printed.startswith(target.description)
+    assert "seeds: [0, 1, 2]           # of the start and the order of batches" in printed
+    assert all(f"\n  {preset} " in printed for preset in ("smoke", "embedded", "laptop", "paper"))
+    assert "lissa" not in printed

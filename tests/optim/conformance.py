@@ -177,7 +177,7 @@ ENTRIES = [
         [],
         needs="curvature",
     ),
-    Entry(QNG, {"lr": 0.05, "rank": 2, "decay": 0.9, "momentum": 0.5, "as_coded": True}, [], needs="curvature"),
+    Entry(QNG, {"lr": 0.1, "rank": 2, "decay": 0.9, "momentum": 0.5, "as_coded": True}, [], needs="curvature"),
     # torch's own, which shows that the shared tests ask for no more than its conventions.
     Entry(torch.optim.SGD, {"lr": 0.3, "momentum": 0.5}, [({"lr": -1.0}, "Invalid learning rate")]),
 ]

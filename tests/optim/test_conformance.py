@@ -46,7 +46,7 @@ def test_it_lowers_the_loss_and_keeps_the_dtype(entry: Entry, dtype: torch.dtype
     problem = Regression(dtype)
     optimizer = entry.build(problem)
     before = float(problem.value())
-    entry.step(problem, optimizer, 15)
+    entry.step(problem, optimizer, 12)
     assert float(problem.value()) < 0.8 * before
     assert all(parameter.dtype == dtype for parameter in problem.parameters)
 
@@ -66,7 +66,7 @@ def test_single_precision_follows_double(entry: Entry) -> None:
 def test_a_saved_state_continues_bit_for_bit(entry: Entry) -> None:
     problem = Regression()
     optimizer = entry.build(problem)
-    entry.step(problem, optimizer, 7)
+    entry.step(problem, optimizer, 5)
     saved = io.BytesIO()
     torch.save([problem.model.state_dict(), optimizer.state_dict(), problem.generator.get_state()], saved)
     saved.seek(0)
@@ -77,8 +77,8 @@ def test_a_saved_state_continues_bit_for_bit(entry: Entry) -> None:
     loaded.load_state_dict(state)
     resumed.generator.set_state(drawn)
     for _ in range(2):
-        entry.step(problem, optimizer, 4)
-        entry.step(resumed, loaded, 4)
+        entry.step(problem, optimizer, 2)
+        entry.step(resumed, loaded, 2)
         assert torch.equal(problem.vector(), resumed.vector())
     assert_same(optimizer.state_dict(), loaded.state_dict())
 
@@ -134,9 +134,7 @@ def test_parameters_without_gradient_and_frozen_ones_stay(entry: Entry) -> None:
 
 
 @each_of_ours  # torch's own takes every gradient
-@pytest.mark.parametrize(
-    ("num_steps", "value"), [(0, torch.nan), (11, torch.inf), (12, torch.nan), (13, torch.nan)]
-)
+@pytest.mark.parametrize(("num_steps", "value"), [(0, torch.nan), (3, torch.inf)])
 def test_gradients_that_are_not_finite_do_no_damage(entry: Entry, num_steps: int, value: float) -> None:
     problem = Regression()
     optimizer = entry.build(problem)

@@ -10,7 +10,7 @@ import torch
 from online_natural_gradient import SETTINGS, Axis, Recursion, colored, outputs
 from torch import Tensor, nn
 
-from curvlab.optim import NGD
+from curvlab.optim import NGD, DivergedError
 
 FEW_ROWS = [(12,), (12,), (2, 30), (9, 1)]
 
@@ -254,6 +254,21 @@ def test_gradients_that_are_not_finite_move_nothing() -> None:
     assert torch.equal(sound, torch.ones(4))
     assert torch.equal(broken, torch.ones(3, 2))
     assert optimizer.state[sound]["step"] == 0
+
+
+def test_every_step_looks_at_its_gradients(generator: torch.Generator) -> None:
+    # After the first ten, one step of four updates; the others once moved the weights by NaN.
+    parameters = zeros([(4, 3), (5,)])
+    optimizer = NGD(parameters, lr=1.0)
+    for step in range(16):
+        outputs(parameters, optimizer, [colored((4, 3), generator), colored((5,), generator)])
+        if step >= 10:
+            before = [parameter.detach().clone() for parameter in parameters]
+            parameters[1].grad = torch.full((5,), torch.nan, dtype=torch.float64)
+            with pytest.raises(DivergedError, match=r"gradient of shape \(5,\).*took no step"):
+                optimizer.step()
+            assert all(torch.equal(*pair) for pair in zip(parameters, before, strict=True))
+            assert optimizer.state[parameters[0]]["step"] == step + 1
 
 
 def test_both_precisions_and_empty_parameters_in_one_group(generator: torch.Generator) -> None:

@@ -10,7 +10,7 @@ from operation_counter import Counter
 from torch import Tensor, nn
 
 from curvlab.linalg import LinearOperator
-from curvlab.optim import UniformDirection
+from curvlab.optim import NGD, UniformDirection
 
 
 class Diagonal(LinearOperator):
@@ -40,6 +40,20 @@ def test_twice_the_parameters_cost_twice_as_much(settings: dict[str, Any]) -> No
     assert twice.entries / once.entries == pytest.approx(2, rel=0.02)
     assert once.entries > 20_000 * 5  # the count sees the step at all
     assert once.largest <= 20_000 * 2 * settings.get("num_directions", 1)
+
+
+def test_a_step_of_ngd_between_updates_waits_once() -> None:
+    # Every read of a number by the host would be one more; the check of the gradients reads all its bits at once.
+    generator = torch.Generator().manual_seed(0)
+    parameters = [nn.Parameter(torch.zeros(shape)) for shape in [(6, 5), (6, 5), (7,), (4, 3, 2)]]
+    optimizer = NGD(parameters, lr=0.1)
+    for _ in range(11):
+        for parameter in parameters:
+            parameter.grad = torch.randn(parameter.shape, generator=generator)
+        optimizer.step()
+    with Counter() as counter:
+        optimizer.step()
+    assert counter.host_reads == 0  # tolist(), the one that is meant, is no operation
 
 
 def test_the_counter_sees_a_dense_matrix() -> None:

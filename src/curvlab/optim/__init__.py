@@ -1,4 +1,32 @@
-"""Optimizers that use curvature, and what is known about their convergence."""
+"""Optimizers that use curvature, as torch.optim.Optimizer, and what is known about their convergence.
+
+`NGD` (Kaldi's online natural gradient) takes the place of torch.optim.SGD as it stands. `Ginger` and `QNG` learn
+their matrix from a second gradient, for labels that the model draws itself::
+
+    import torch
+    from torch import nn
+
+    from curvlab.optim import Ginger, sampled_label_loss
+
+    generator = torch.Generator().manual_seed(0)
+    inputs, targets = torch.randn(256, 20, generator=generator), torch.randint(10, (256,), generator=generator)
+    model, loss = nn.Linear(20, 10), nn.CrossEntropyLoss()
+    optimizer = Ginger(model.parameters(), lr=0.05, rank=8, decay=0.99, damping=0.1)
+    for _ in range(100):
+        optimizer.zero_grad()
+        sampled_label_loss(loss, model(inputs), targets, generator=generator).backward()
+        optimizer.update_curvature()
+
+        optimizer.zero_grad()
+        loss(model(inputs), targets).backward()
+        optimizer.step()
+
+`ExactNGD`, `FisherNewton`, `CubicNewton` and `UniformDirection` take an operator of `curvlab.curvature` beside the
+parameters: FisherNewton(model.parameters(), FisherOperator(model, loss, (inputs, targets))).
+
+All of them keep state_dict, schedulers, copies and pickles as torch's own do; gradients that are not finite change
+nothing (tests/optim/conformance.py lists them: a new optimizer joins with one line).
+"""
 
 from curvlab.optim.cubic_newton import CubicNewton
 from curvlab.optim.exact_ngd import ExactNGD, ExactNGDInfo

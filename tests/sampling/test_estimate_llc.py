@@ -186,7 +186,7 @@ def test_damaged_and_foreign_checkpoints_are_named(tmp_path: Path) -> None:
         with pytest.raises(ValueError, match=r"chain_0000.pt is damaged .*delete it"):
             estimate(checkpoint=tmp_path, num_draws=5)
     torch.save([1, 2], path)
-    with pytest.raises(ValueError, match="folder of its own"):
+    with pytest.raises(ValueError, match="a place of its own"):
         estimate(checkpoint=tmp_path, num_draws=5)
 
 

@@ -9,7 +9,8 @@ import torch
 from analytic_models import FP64, Polynomial, linear_regression, mean_output, no_inputs
 from torch import Tensor, nn
 
-from curvlab.sampling import SGLD, ChainLosses, SGLDState, run_chains
+from curvlab.sampling import SGLD, SGLDState, run_chains
+from curvlab.training import EnsembleLosses
 
 
 def generators(*seeds: int) -> list[torch.Generator]:
@@ -28,7 +29,7 @@ def test_steps_follow_the_recursion() -> None:
     model, (inputs, targets) = parts()
     start = torch.cat([model.weight.detach().flatten(), model.bias.detach()])
     design = torch.cat([inputs, torch.ones(60, 1, dtype=FP64)], 1)
-    sampler = SGLD(ChainLosses(model, nn.MSELoss(), (inputs, targets)), **settings())
+    sampler = SGLD(EnsembleLosses(model, nn.MSELoss(), (inputs, targets)), **settings())
     state = sampler.init(generators(3, 4))
     position = state.positions.clone()
     for _ in range(3):
@@ -47,7 +48,7 @@ def test_steps_follow_the_recursion() -> None:
 
 def test_noise_has_variance_step_size_and_chains_are_independent() -> None:
     model = Polynomial((2,) * 500, product=False)
-    sampler = SGLD(ChainLosses(model, mean_output, no_inputs()), **settings(nbeta=0.0, localization=0.0))
+    sampler = SGLD(EnsembleLosses(model, mean_output, no_inputs()), **settings(nbeta=0.0, localization=0.0))
     state = sampler.step(sampler.init(generators(1, 2)))[0]
     assert state.positions.var(1).tolist() == pytest.approx([1e-3, 1e-3], rel=0.2)
     assert abs(torch.corrcoef(state.positions)[0, 1]) < 0.2
@@ -57,7 +58,7 @@ def test_stationary_variance_on_a_quadratic_knows_the_step_size() -> None:
     nbeta, localization, step_size = 40.0, 20.0, 0.02
     stiffness = 2 * nbeta + localization  # K = w²
     sampler = SGLD(
-        ChainLosses(Polynomial((2,), product=False), mean_output, no_inputs()),
+        EnsembleLosses(Polynomial((2,), product=False), mean_output, no_inputs()),
         **settings(nbeta=nbeta, localization=localization, step_size=step_size),
     )
     positions = run_chains(sampler, list(range(4000)), 60).positions
@@ -68,7 +69,7 @@ def test_stationary_variance_on_a_quadratic_knows_the_step_size() -> None:
 
 def test_without_loss_the_localization_alone_decides() -> None:
     sampler = SGLD(
-        ChainLosses(Polynomial((2,), product=False), mean_output, no_inputs()),
+        EnsembleLosses(Polynomial((2,), product=False), mean_output, no_inputs()),
         **settings(nbeta=0.0, localization=50.0, step_size=1e-3),
     )
     assert float(run_chains(sampler, list(range(3000)), 150).positions.var()) == pytest.approx(1 / 50, rel=0.09)
@@ -92,7 +93,7 @@ def test_chunks_and_threads_change_nothing(
     monkeypatch.setattr("curvlab.sampling.chains.MIN_PARAMETERS_FOR_THREADS", threads_from)
     monkeypatch.setattr("curvlab.sampling.chains._num_threads", lambda: 2)
     model, data = small_network()
-    sampler = SGLD(ChainLosses(model, nn.CrossEntropyLoss(), data), **settings(step_size=1e-4))
+    sampler = SGLD(EnsembleLosses(model, nn.CrossEntropyLoss(), data), **settings(step_size=1e-4))
     seeds = [11, 12, 13, 14, 15]
     together = run_chains(sampler, seeds, 20, chunk_size=5)
     apart = run_chains(sampler, seeds, 20, chunk_size=chunk_size)
@@ -107,7 +108,7 @@ def test_model_mode_and_global_randomness_stay_as_they_are() -> None:
     model.train()
     before = {name: value.clone() for name, value in model.state_dict().items()}
     random_state = torch.get_rng_state()
-    sampler = SGLD(ChainLosses(model, nn.CrossEntropyLoss(), data), **settings())
+    sampler = SGLD(EnsembleLosses(model, nn.CrossEntropyLoss(), data), **settings())
     run_chains(sampler, [1, 2], 5)
     assert torch.equal(random_state, torch.get_rng_state())
     assert model.training
@@ -118,7 +119,7 @@ def test_model_mode_and_global_randomness_stay_as_they_are() -> None:
 
 def test_losses_are_those_of_eval_mode() -> None:
     model, (inputs, targets) = small_network()
-    losses = ChainLosses(model.train(), nn.CrossEntropyLoss(), (inputs, targets))
+    losses = EnsembleLosses(model.train(), nn.CrossEntropyLoss(), (inputs, targets))
     expected = nn.CrossEntropyLoss(reduction="none")(model.eval()(inputs), targets)
     torch.testing.assert_close(losses.start_losses, expected.detach())
 
@@ -126,7 +127,7 @@ def test_losses_are_those_of_eval_mode() -> None:
 def test_frozen_parameters_do_not_move() -> None:
     model, data = small_network()
     model[0].requires_grad_(False)
-    losses = ChainLosses(model, nn.CrossEntropyLoss(), data)
+    losses = EnsembleLosses(model, nn.CrossEntropyLoss(), data)
     assert len(losses.start) == sum(p.numel() for p in model.parameters() if p.requires_grad)
 
 
@@ -149,10 +150,10 @@ def test_all_forms_of_data_give_the_same_chains(form: str) -> None:
     if form == "dataset":
         data = _Examples(data)
     expected = run_chains(
-        SGLD(ChainLosses(model, nn.CrossEntropyLoss(), (inputs, targets)), **settings()), [1, 2], 5
+        SGLD(EnsembleLosses(model, nn.CrossEntropyLoss(), (inputs, targets)), **settings()), [1, 2], 5
     )
     other = Mapped() if form == "mapping" else model
-    found = run_chains(SGLD(ChainLosses(other, nn.CrossEntropyLoss(), data), **settings()), [1, 2], 5)
+    found = run_chains(SGLD(EnsembleLosses(other, nn.CrossEntropyLoss(), data), **settings()), [1, 2], 5)
     torch.testing.assert_close(found.positions, expected.positions, rtol=1e-5, atol=1e-6)
 
 
@@ -169,8 +170,8 @@ class _Examples(torch.utils.data.Dataset):
 
 def test_a_function_as_loss_equals_the_module() -> None:
     model, data = small_network()
-    module = ChainLosses(model, nn.CrossEntropyLoss(), data)
-    function = ChainLosses(model, nn.functional.cross_entropy, data)
+    module = EnsembleLosses(model, nn.CrossEntropyLoss(), data)
+    function = EnsembleLosses(model, nn.functional.cross_entropy, data)
     torch.testing.assert_close(module.start_losses, function.start_losses)
     position = module.start[None] + 0.1
     batch = module.batch(torch.arange(9)[None])
@@ -185,22 +186,22 @@ def test_a_function_as_loss_equals_the_module() -> None:
 def test_losses_that_are_no_mean_over_examples_are_refused() -> None:
     model, data = small_network()
     with pytest.raises(ValueError, match="reduction='mean'"):
-        ChainLosses(model, nn.CrossEntropyLoss(reduction="sum"), data)
+        EnsembleLosses(model, nn.CrossEntropyLoss(reduction="sum"), data)
     with pytest.raises(ValueError, match="mean over examples"):
-        ChainLosses(model, lambda outputs, targets: outputs.square().sum(), data)
+        EnsembleLosses(model, lambda outputs, targets: outputs.square().sum(), data)
 
 
 def test_examples_of_different_shapes_are_refused_when_drawn() -> None:
     model = nn.Sequential(nn.Embedding(5, 4), nn.Linear(4, 5))
     data = [(torch.zeros(2, length).long(), torch.zeros(2, length).long()) for length in (3, 4)]
-    sampler = SGLD(ChainLosses(model, nn.CrossEntropyLoss(), data), **settings(batch_size=3))
+    sampler = SGLD(EnsembleLosses(model, nn.CrossEntropyLoss(), data), **settings(batch_size=3))
     with pytest.raises(ValueError, match="pad them"):
         run_chains(sampler, [0, 1, 2], 5)
 
 
 def test_hessian_product_against_autograd() -> None:
     model, data = small_network()
-    losses = ChainLosses(model.double(), nn.CrossEntropyLoss(), data)
+    losses = EnsembleLosses(model.double(), nn.CrossEntropyLoss(), data)
 
     def loss_at(flat: Tensor) -> Tensor:
         named, rest = {}, flat
@@ -219,7 +220,7 @@ def test_hessian_product_against_autograd() -> None:
 )
 def test_bad_settings(changes: dict, match: str) -> None:
     with pytest.raises(ValueError, match=match):
-        SGLD(ChainLosses(*parts_with_loss()), **settings(**changes))
+        SGLD(EnsembleLosses(*parts_with_loss()), **settings(**changes))
 
 
 def parts_with_loss() -> tuple[nn.Module, nn.Module, tuple[Tensor, Tensor]]:
@@ -228,7 +229,7 @@ def parts_with_loss() -> tuple[nn.Module, nn.Module, tuple[Tensor, Tensor]]:
 
 
 def test_state_says_how_many_steps_were_taken() -> None:
-    sampler = SGLD(ChainLosses(*parts_with_loss()), **settings())
+    sampler = SGLD(EnsembleLosses(*parts_with_loss()), **settings())
     state: SGLDState = sampler.init(generators(0))
     assert state.num_steps == 0
     assert sampler.step(state)[0].num_steps == 1

@@ -1,6 +1,5 @@
 """Sampling around a model's parameters: SGLD, the local learning coefficient, WBIC."""
 
-from curvlab.sampling.chain_losses import ChainLosses
 from curvlab.sampling.chains import ChainTraces, run_chains
 from curvlab.sampling.choose_settings import SGLDSettings, choose_sgld_settings
 from curvlab.sampling.descent import descent_to_minimum
@@ -12,7 +11,6 @@ from curvlab.sampling.sgld import SGLD, SGLDInfo, SGLDState
 __all__ = [
     "LLC",
     "SGLD",
-    "ChainLosses",
     "ChainTraces",
     "SGLDInfo",
     "SGLDSettings",

@@ -10,13 +10,18 @@ import torch
 from torch import Tensor, nn
 
 from curvlab.curvature import Data
-from curvlab.sampling.chain_losses import ChainLosses, Loss
+from curvlab.curvature.batch import Batch
+from curvlab.linalg import LinearOperator
 from curvlab.sampling.chains import run_chains
 from curvlab.sampling.estimate_llc import check_nbeta, default_nbeta
 from curvlab.sampling.sgld import SGLD
+from curvlab.spectrum import hutchinson_trace, top_eigenvalues
+from curvlab.training import EnsembleLosses
+from curvlab.training.mean_loss import Loss
 
 _MAX_ROUNDS = 8
-_POWER_STEPS = 15
+_LANCZOS_STEPS = 8  # for each end of the spectrum
+_EIGENVALUE_RTOL = 0.02
 _TRACE_PROBES = 8
 _NOISE_BATCHES = 8
 _MEASURED_CHAINS = 4
@@ -55,6 +60,19 @@ class _Surface:
     top: float  # largest |eigenvalue| of the Hessian
     trace: float
     noise: float  # trace of the covariance of a batch's gradient
+
+
+class _BatchHessian(LinearOperator):
+    """The Hessian of one batch's loss at one position."""
+
+    def __init__(self, losses: EnsembleLosses, position: Tensor, batch: Batch) -> None:
+        super().__init__(len(position), dtype=position.dtype, device=position.device)
+        self._losses, self._position, self._batch = losses, position, batch
+
+    def matmat(self, vectors: Tensor) -> Tensor:
+        """Return H V, column by column."""
+        products = [self._losses.hessian_product(self._position, self._batch, v) for v in vectors.unbind(1)]
+        return torch.stack(products, dim=1)
 
 
 def choose_sgld_settings(
@@ -98,14 +116,14 @@ def choose_sgld_settings(
         chunk_size: as for `estimate_llc`; 1 for models that `vmap` does not take.
         generator: the only source of randomness.
 
-    Cost: at most 8 pilots, with 92 Hessian products of a batch for each.
+    Cost: at most 8 pilots, with 96 Hessian products of a batch for each.
     """
     if num_burnin_steps < 1 or num_steps < 2 or num_chains < 1 or not 0 < bias < 1:
         raise ValueError(
             "need num_burnin_steps and num_chains of at least 1, num_steps of at least 2 and bias between 0 and "
             f"1, got {num_burnin_steps}, {num_chains}, {num_steps} and {bias}"
         )
-    losses = ChainLosses(model, loss, data)
+    losses = EnsembleLosses(model, loss, data)
     nbeta = default_nbeta(losses.num_examples) if nbeta is None else nbeta
     check_nbeta(nbeta)
     probe = torch.Generator(losses.start.device).manual_seed(_seed(generator))
@@ -173,30 +191,24 @@ def _seed(generator: torch.Generator) -> int:
     return int(torch.randint(2**62, (), generator=generator, device=generator.device))
 
 
-def _measure(losses: ChainLosses, position: Tensor, batch_size: int, generator: torch.Generator) -> _Surface:
+def _measure(losses: EnsembleLosses, position: Tensor, batch_size: int, generator: torch.Generator) -> _Surface:
     """Return top eigenvalue and trace of the Hessian of one batch, and the noise of a batch's gradient."""
     full = batch_size >= losses.num_examples
     indices = None if full else losses.draw(_NOISE_BATCHES, batch_size, [generator])[0]
     batch = losses.batch(None) if indices is None else losses.batch(indices[0])
 
-    def product(vector: Tensor) -> Tensor:
-        return losses.hessian_product(position, batch, vector)
-
-    probes = torch.randn(_TRACE_PROBES, len(position), generator=generator, device=position.device).to(position)
-    signs = torch.where(probes < 0, -1.0, 1.0).to(position)
-    trace = torch.stack([sign @ product(sign) for sign in signs]).mean()
-    vector = probes[0] / probes[0].norm()
-    top = 0.0
-    for _ in range(_POWER_STEPS):
-        image = product(vector)
-        top = float(image.norm())
-        if not top > 0:
-            break
-        vector = image / top
+    hessian = _BatchHessian(losses, position, batch)
+    trace = hutchinson_trace(hessian, num_matvecs=_TRACE_PROBES, generator=generator)
+    # Lanczos finds the largest eigenvalue of either sign: at a saddle the smallest may decide.
+    ends = [
+        top_eigenvalues(signed, rtol=_EIGENVALUE_RTOL, max_matvecs=_LANCZOS_STEPS, generator=generator)
+        for signed in (hessian, -hessian)
+    ]
+    top = max(0.0, *(float(end.values[0]) for end in ends))
     noise = 0.0
     if indices is not None:
         # One by one, since not every model goes through vmap.
         batches = [losses.batch(own[None]) for own in indices]
         gradients = [losses.losses_and_gradients(position[None], own, shared=False)[1] for own in batches]
         noise = sum(float(torch.cat(of_one).flatten(1).var(0).sum()) for of_one in zip(*gradients, strict=True))
-    return _Surface(top, float(trace), noise)
+    return _Surface(top, trace.value, noise)

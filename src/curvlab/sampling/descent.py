@@ -6,8 +6,9 @@ import torch
 from torch import Tensor, nn
 
 from curvlab.curvature import Data
-from curvlab.sampling.chain_losses import ChainLosses, Loss
 from curvlab.sampling.estimate_llc import check_nbeta, default_nbeta
+from curvlab.training import EnsembleLosses
+from curvlab.training.mean_loss import Loss
 
 
 def descent_to_minimum(
@@ -36,7 +37,7 @@ def descent_to_minimum(
 
     Cost: about 1.3 gradients of all the data a step.
     """
-    losses = ChainLosses(model, loss, data)
+    losses = EnsembleLosses(model, loss, data)
     nbeta = default_nbeta(losses.num_examples) if nbeta is None else nbeta
     check_nbeta(nbeta)
     batch = losses.batch(None)

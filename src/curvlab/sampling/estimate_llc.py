@@ -10,11 +10,12 @@ import torch
 from torch import nn
 
 from curvlab.curvature import Data
-from curvlab.sampling.chain_losses import ChainLosses, Loss
 from curvlab.sampling.chains import run_chains
-from curvlab.sampling.checkpoint import ChainCheckpoints, fingerprint
+from curvlab.sampling.checkpoint import ChainCheckpoints
 from curvlab.sampling.learning_coefficient import LLC, summarise
 from curvlab.sampling.sgld import SGLD
+from curvlab.training import EnsembleLosses, fingerprint
+from curvlab.training.mean_loss import Loss
 
 
 def estimate_llc(
@@ -70,7 +71,7 @@ def estimate_llc(
             "need num_chains, num_draws, steps_per_draw of at least 1 and num_burnin_steps of at least 0, got "
             f"{num_chains}, {num_draws}, {steps_per_draw} and {num_burnin_steps}"
         )
-    losses = ChainLosses(model, loss, data)
+    losses = EnsembleLosses(model, loss, data)
     nbeta = default_nbeta(losses.num_examples) if nbeta is None else nbeta
     check_nbeta(nbeta)
     sampler = SGLD(losses, step_size=step_size, nbeta=nbeta, localization=localization, batch_size=batch_size)
@@ -87,7 +88,7 @@ def estimate_llc(
             "losses of the data": fingerprint(losses.start_losses),
             "data": fingerprint(*losses.fixed_tensors()),
         }
-        checkpoints = ChainCheckpoints(checkpoint, settings, every=checkpoint_every)
+        checkpoints = ChainCheckpoints(checkpoint, settings, num_chains=num_chains, every=checkpoint_every)
     num_steps = num_burnin_steps + num_draws * steps_per_draw
     traces = run_chains(sampler, seeds, num_steps, chunk_size=chunk_size, checkpoints=checkpoints, on_step=on_step)
     excess = (traces.losses - traces.start_losses).double()

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from curvlab.sampling.chain_losses import ChainLosses
+from curvlab.training import EnsembleLosses
 
 _NUMBERS_AHEAD = 2**16  # random numbers a chain draws at once
 _MAX_STEPS_AHEAD = 256
@@ -91,7 +91,7 @@ class SGLD:
 
     def __init__(
         self,
-        losses: ChainLosses,
+        losses: EnsembleLosses,
         *,
         step_size: float,
         nbeta: float,

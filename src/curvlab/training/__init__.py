@@ -2,6 +2,8 @@
 
 from curvlab.training.batch_order import shuffled_batches
 from curvlab.training.checkpoint import Checkpoint, fingerprint
+from curvlab.training.ensemble import Ensemble, train_ensemble
+from curvlab.training.ensemble_losses import EnsembleLosses
 from curvlab.training.evaluate import Evaluation, evaluate
 from curvlab.training.history import TrainingHistory
 from curvlab.training.language import evaluate_language_model, train_language_model
@@ -22,6 +24,8 @@ from curvlab.training.train import train
 
 __all__ = [
     "Checkpoint",
+    "Ensemble",
+    "EnsembleLosses",
     "Evaluation",
     "Learner",
     "MeanLoss",
@@ -42,5 +46,6 @@ __all__ = [
     "minimize",
     "shuffled_batches",
     "train",
+    "train_ensemble",
     "train_language_model",
 ]

@@ -50,10 +50,15 @@ class MeanLoss:
             )
         known = closed_form(self.loss)
         if known is None:
-            own: Tensor = vmap(lambda output, target: self.loss(output[None], target[None]))(outputs, targets)
-            return own
+            return own_losses(self.loss, outputs, targets)
         known.check(outputs, targets)
         return known.per_example(outputs, targets) * (len(targets) / known.count(targets))
+
+
+def own_losses(loss: Loss, outputs: Tensor, targets: Tensor) -> Tensor:
+    """Return the loss of each example alone, (B,), of a loss that is only known as a function."""
+    own: Tensor = vmap(lambda output, target: loss(output[None], target[None]))(outputs, targets)
+    return own
 
 
 def closed_form(loss: Loss) -> OutputLoss | None:

@@ -1,0 +1,196 @@
+"""K copies at once are K models one by one: their losses, gradients and trainings, in fp64."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parameters_to_vector, vector_to_parameters
+
+from curvlab.training import EnsembleLosses, shuffled_batches, train, train_ensemble
+
+FP64 = torch.float64
+NUM_COPIES, NUM_EXAMPLES = 3, 20
+
+
+def problem(kind: str) -> tuple[nn.Module, Any, tuple[Tensor, Tensor]]:
+    torch.manual_seed(0)
+    generator = torch.Generator().manual_seed(1)
+    labels = torch.randint(3, (NUM_EXAMPLES,), generator=generator)
+    if kind == "convolution":
+        model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8, 3)).to(FP64)
+        return (
+            model,
+            nn.CrossEntropyLoss(),
+            (torch.randn(NUM_EXAMPLES, 1, 4, 4, generator=generator).double(), labels),
+        )
+    model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)).to(FP64)
+    inputs = torch.randn(NUM_EXAMPLES, 4, generator=generator, dtype=FP64)
+    if kind == "function":
+        return (
+            model,
+            lambda outputs, targets: outputs.gather(1, targets[:, None]).square().mean(),
+            (inputs, labels),
+        )
+    if kind == "squares":
+        return model, nn.MSELoss(), (inputs, torch.randn(NUM_EXAMPLES, 3, generator=generator, dtype=FP64))
+    return model, nn.CrossEntropyLoss(), (inputs, labels)
+
+
+def weights_of_examples() -> Tensor:
+    """Every copy leaves out an example of its own, and one is weighted throughout."""
+    weights = torch.ones(NUM_COPIES, NUM_EXAMPLES, dtype=FP64)
+    for k in range(NUM_COPIES):
+        weights[k, 2 * k] = 0.0
+    weights[1] *= torch.linspace(0.5, 2.0, NUM_EXAMPLES)
+    return weights
+
+
+def single_loss(loss: Any, outputs: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
+    own = [loss(outputs[i : i + 1], targets[i : i + 1]) for i in range(len(targets))]
+    return (torch.stack(own) * weights).sum() / len(targets)
+
+
+@pytest.mark.parametrize("by_vmap", [True, False])
+@pytest.mark.parametrize("shared", [True, False])
+@pytest.mark.parametrize("kind", ["classes", "squares", "function", "convolution"])
+def test_losses_and_gradients_are_those_of_separate_models(kind: str, shared: bool, by_vmap: bool) -> None:
+    model, loss, (inputs, targets) = problem(kind)
+    losses = EnsembleLosses(model, loss, (inputs, targets))
+    generator = torch.Generator().manual_seed(2)
+    positions = losses.start + 0.3 * torch.randn(NUM_COPIES, len(losses.start), generator=generator, dtype=FP64)
+    indices = torch.randint(NUM_EXAMPLES, (6,) if shared else (NUM_COPIES, 6), generator=generator)
+    for weights in (None, weights_of_examples()):
+        chosen = None if weights is None else weights.gather(1, indices.expand(NUM_COPIES, 6))
+        values, gradients = losses.losses_and_gradients(
+            positions, losses.batch(indices), shared=shared, weights=chosen, by_vmap=by_vmap
+        )
+        for k in range(NUM_COPIES):
+            vector_to_parameters(positions[k], model.parameters())
+            own = indices if shared else indices[k]
+            factors = torch.ones(6, dtype=FP64) if chosen is None else chosen[k]
+            expected = single_loss(loss, model(inputs[own]), targets[own], factors)
+            torch.testing.assert_close(values[k], expected.detach(), rtol=1e-10, atol=1e-12)
+            for found, gradient in zip(
+                gradients, torch.autograd.grad(expected, list(model.parameters())), strict=True
+            ):
+                torch.testing.assert_close(found[k], gradient, rtol=1e-10, atol=1e-12)
+
+
+def test_weights_have_a_row_for_each_copy() -> None:
+    model, loss, data = problem("classes")
+    losses = EnsembleLosses(model, loss, data)
+    with pytest.raises(ValueError, match=r"weights have shape \(2, 6\): one row for each of the 1 copies"):
+        losses.losses_and_gradients(
+            losses.start[None], losses.batch(torch.arange(6)), shared=True, weights=torch.ones(2, 6)
+        )
+
+
+def test_few_copies_and_large_convolutions_go_one_by_one() -> None:
+    plain, convolution = (EnsembleLosses(*problem(kind)) for kind in ("classes", "convolution"))
+    assert plain.vmap_pays(8, 10**6)
+    assert not plain.vmap_pays(2, 100)
+    assert convolution.vmap_pays(8, 8 * 784)
+    assert not convolution.vmap_pays(8, 32 * 784)
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings"),
+    [
+        ("classes", {"by_vmap": True, "momentum": 0.9, "weight_decay": 0.01, "schedule": "cosine"}),
+        ("classes", {"by_vmap": False, "momentum": 0.0}),
+        ("squares", {"momentum": 0.5}),
+        ("convolution", {"weight_decay": 0.01}),
+    ],
+)
+def test_training_at_once_is_training_one_by_one(kind: str, settings: dict[str, Any]) -> None:
+    model, loss, data = problem(kind)
+    before = parameters_to_vector(model.parameters()).detach().clone()
+    shared = {
+        "num_epochs": 3,
+        "batch_size": 7,
+        "lr": 0.1,
+        "batches": shuffled_batches(NUM_EXAMPLES, batch_size=7, num_epochs=3, generator=torch.Generator()),
+    }
+    generator = torch.Generator().manual_seed(0)
+    weights = weights_of_examples()
+    found = train_ensemble(model, loss, data, example_weights=weights, **shared, **settings, generator=generator)
+    assert torch.equal(parameters_to_vector(model.parameters()), before)
+    own = {name: value for name, value in settings.items() if name != "by_vmap"}
+    for k in range(NUM_COPIES):
+        vector_to_parameters(before.clone(), model.parameters())
+        history = train(model, loss, data, example_weights=weights[k], **shared, **own, generator=generator)
+        expected = parameters_to_vector(model.parameters()).detach()
+        torch.testing.assert_close(found.parameters[k], expected, rtol=1e-10, atol=1e-12)
+        assert found.losses[k].tolist() == pytest.approx(history.losses, rel=1e-10)
+        assert found.learning_rates == pytest.approx(history.learning_rates)
+
+
+def test_copies_may_start_apart_and_draw_their_batches() -> None:
+    model, loss, data = problem("classes")
+    start = torch.stack([parameters_to_vector(model.parameters()).detach() + 0.1 * k for k in range(2)])
+    settings = {"num_epochs": 2, "batch_size": 8, "lr": 0.1}
+    ends = [
+        train_ensemble(
+            model,
+            loss,
+            data,
+            example_weights=torch.ones(2, NUM_EXAMPLES),
+            start=start,
+            **settings,
+            generator=torch.Generator().manual_seed(seed),
+        ).parameters
+        for seed in (0, 0, 1)
+    ]
+    assert torch.equal(ends[0], ends[1])
+    assert not torch.equal(ends[0], ends[2])
+    assert not torch.allclose(ends[0][0], ends[0][1])
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"example_weights": torch.ones(20)}, r"one row for each copy and one column for each of the 20 examples"),
+        ({"lr": 0.0}, "lr must be positive"),
+        ({"num_epochs": 0}, "must be at least 1, got 0 and 8"),
+        ({"start": torch.zeros(2, 5)}, r"start has shape \(2, 5\), not \(2, 43\)"),
+    ],
+)
+def test_settings_out_of_range_are_refused(changes: dict[str, Any], text: str) -> None:
+    settings = {"num_epochs": 2, "batch_size": 8, "lr": 0.1, "example_weights": torch.ones(2, 20)} | changes
+    with pytest.raises(ValueError, match=text):
+        train_ensemble(*problem("classes"), **settings, generator=torch.Generator())
+
+
+@pytest.mark.parametrize("module", [nn.Dropout(0.1), nn.BatchNorm1d(4)])
+def test_modules_that_differ_in_training_are_refused(module: nn.Module) -> None:
+    model = nn.Sequential(module, nn.Linear(4, 3)).to(FP64)
+    with pytest.raises(ValueError, match=r"module '0' .* differs in training and in evaluation"):
+        train_ensemble(
+            model,
+            *problem("classes")[1:],
+            example_weights=torch.ones(2, 20),
+            num_epochs=1,
+            batch_size=8,
+            lr=0.1,
+            generator=torch.Generator(),
+        )
+
+
+def test_divergence_names_the_copies() -> None:
+    model, loss, (inputs, targets) = problem("squares")
+    weights = torch.ones(2, NUM_EXAMPLES)
+    weights[1] = 1e8
+    with pytest.raises(ArithmeticError, match=r"the loss of copies \[1\] is not finite .* to lr=0\.001"):
+        train_ensemble(
+            model,
+            loss,
+            (inputs, targets),
+            example_weights=weights,
+            num_epochs=100,
+            batch_size=20,
+            lr=0.01,
+            generator=torch.Generator(),
+        )

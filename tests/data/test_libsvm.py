@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import io
 from pathlib import Path
 
 import numpy as np
@@ -46,16 +47,16 @@ def test_leading_examples_only(root: Path) -> None:
 
 
 def test_missing_file_that_cannot_be_downloaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(url: str, path: Path) -> None:
+    def refuse(url: str) -> None:
         raise OSError("no route to host")
 
-    monkeypatch.setattr("urllib.request.urlretrieve", refuse)
+    monkeypatch.setattr("urllib.request.urlopen", refuse)
     with pytest.raises(DataNotFoundError, match=r"looked for '.*libsvm/mushrooms'.*no route to host"):
         load_libsvm(tmp_path, name="mushrooms")
 
 
 def test_missing_file_is_downloaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("urllib.request.urlretrieve", lambda url, path: Path(path).write_text(ROWS))
+    monkeypatch.setattr("urllib.request.urlopen", lambda url: io.BytesIO(ROWS.encode()))
     assert len(load_libsvm(tmp_path, name="small").train) == 7
     assert [path.name for path in (tmp_path / "libsvm").iterdir()] == ["small"]
 

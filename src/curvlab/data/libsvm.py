@@ -6,7 +6,6 @@ have no standard split; as for scikit-learn's sets, the last 30 % of one fixed p
 
 from __future__ import annotations
 
-import os
 import urllib.request
 from pathlib import Path
 
@@ -14,6 +13,7 @@ import numpy as np
 import torch
 from torch.utils.data import TensorDataset
 
+from curvlab.atomic_file import write_atomically
 from curvlab.data.download import download
 from curvlab.data.errors import damaged
 from curvlab.data.scikit_learn import TEST_FRACTION
@@ -78,10 +78,8 @@ def load_breast_cancer_one_hot(
 def _fetch(name: str, path: Path) -> None:
     if path.is_file():  # another process was faster
         return
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{name}.part")
-    urllib.request.urlretrieve(f"{URL}/{name}", partial)
-    os.replace(partial, path)
+    with urllib.request.urlopen(f"{URL}/{name}") as response:
+        write_atomically(path, response.read())
 
 
 def _read(path: Path) -> tuple[np.ndarray, np.ndarray]:

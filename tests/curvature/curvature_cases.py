@@ -209,7 +209,8 @@ def language_problem(loss: str) -> Problem:
 
 
 def all_problems() -> dict[str, Callable[[], Problem]]:
-    """Every model with every loss, and the language model with its own."""
-    vision = {f"{m.name}-{loss}": (lambda m=m, loss=loss: problem(m, loss)) for m in MODELS for loss in LOSSES}
+    """Every model with the two main losses, two models with every loss, the language model with its own."""
+    pairs = [(m, loss) for m in MODELS for loss in LOSSES if loss in ("ce", "mse") or m.name in ("linear", "conv")]
+    vision = {f"{m.name}-{loss}": (lambda m=m, loss=loss: problem(m, loss)) for m, loss in pairs}
     language = {f"language-{loss}": (lambda loss=loss: language_problem(loss)) for loss in LANGUAGE_LOSSES}
     return vision | language

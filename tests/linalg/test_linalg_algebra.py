@@ -99,12 +99,6 @@ def test_adding_a_matrix_is_refused_with_how_it_becomes_an_operator(symmetric: T
         DenseOperator(symmetric) + symmetric
 
 
-def test_wrong_length_is_refused_by_sums_and_multiples(symmetric: Tensor) -> None:
-    for op in (DenseOperator(symmetric) + identity, 2 * DenseOperator(symmetric)):
-        with pytest.raises(ValueError, match="length 7"):
-            op @ torch.zeros(6, dtype=torch.float64)
-
-
 class Weighted(DenseOperator):
     """An operator with an inner product and random vectors of its own, as a sharded one has."""
 

@@ -58,15 +58,15 @@ def test_intervals_cover_the_mean_eigenvalue(spectrum: str, distribution: str) -
     operator, truth = GaussNewtonOperator(model, nn.MSELoss(), data), float(eigenvalues.double().mean())
     generator = torch.Generator().manual_seed(4)
     covered, values = 0, []
-    for _ in range(200):
-        estimate = mean_eigenvalue(operator, num_probes=40, distribution=distribution, generator=generator)
-        assert estimate.num_matvecs == 40
+    for _ in range(100):
+        estimate = mean_eigenvalue(operator, num_probes=20, distribution=distribution, generator=generator)
+        assert estimate.num_matvecs == 20
         values.append(estimate.value)
-        covered += abs(estimate.value - truth) <= 2.023 * estimate.stderr + 1e-12  # t, 39 degrees of freedom
+        covered += abs(estimate.value - truth) <= 2.093 * estimate.stderr + 1e-12  # t, 19 degrees of freedom
     exact = spectrum == "flat" and distribution == "rademacher"
-    assert 180 <= covered <= (200 if exact else 198)
+    assert 88 <= covered <= (100 if exact else 99)
     spread = float(torch.tensor(values, dtype=torch.float64).std())
-    assert abs(sum(values) / 200 - truth) <= 4 * spread / 200**0.5 + 1e-12  # unbiased
+    assert abs(sum(values) / 100 - truth) <= 4 * spread / 100**0.5 + 1e-12  # unbiased
 
 
 def test_intervals_cover_it_with_a_batch_for_each_probe() -> None:
@@ -76,9 +76,9 @@ def test_intervals_cover_it_with_a_batch_for_each_probe() -> None:
     truth = float((2 * inputs.T @ inputs / 40).trace()) / 40
     operator = GaussNewtonOperator(model, nn.MSELoss(), (inputs, targets))
     generator = torch.Generator().manual_seed(4)
-    estimates = [mean_eigenvalue(operator, num_probes=40, batch_size=10, generator=generator) for _ in range(200)]
-    covered = sum(abs(estimate.value - truth) <= 2.023 * estimate.stderr for estimate in estimates)
-    assert 180 <= covered <= 198
+    estimates = [mean_eigenvalue(operator, num_probes=20, batch_size=10, generator=generator) for _ in range(100)]
+    covered = sum(abs(estimate.value - truth) <= 2.093 * estimate.stderr for estimate in estimates)
+    assert 88 <= covered <= 99
 
 
 @pytest.mark.parametrize("columns", ["vmap", "loop"])

@@ -1,4 +1,4 @@
-"""One batch of examples: inputs, a tensor or a mapping of tensors, and targets, one row an example."""
+"""One batch of examples: inputs (a tensor or a mapping of tensors) and targets, with one row for each example."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def checked_batch(batch: Any) -> Batch:
     )
     if not rows or not all(isinstance(tensor, Tensor) and tensor.ndim > 0 for tensor in rows):
         raise TypeError(
-            "each batch must be a pair (inputs, targets) of tensors with one row an example, got "
+            "each batch must be a pair (inputs, targets) of tensors with one row for each example, got "
             f"{_description(batch)}. For single examples pass a dataset or two stacked tensors, for NumPy arrays "
             "torch.from_numpy(...), for a Hugging Face model a mapping such as {'input_ids': ..., "
             "'attention_mask': ...} as the inputs."
@@ -70,7 +70,7 @@ def shapes(inputs: Inputs, target: Tensor) -> tuple[tuple[int, ...], ...]:
 
 
 def without_graph(tensor: Tensor) -> Tensor:
-    """Return the values alone, fit for autograd also where they were made in inference mode."""
+    """Return the values without their graph; autograd accepts them even if they were made in inference mode."""
     return tensor.clone() if tensor.is_inference() else tensor.detach()
 
 

@@ -1,4 +1,4 @@
-"""One view of all the forms in which data may be given: iterate over batches, or draw single examples."""
+"""One interface to tensors, data sets and loaders: iterate over batches, or draw single examples."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ class Batches:
         return other
 
     def with_targets(self, targets: Sequence[Tensor]) -> Batches:
-        """Return the same inputs with other targets, one an example in the order of iteration (fix it first)."""
+        """Return the same inputs with other targets, one for each example, in the order of `in_fixed_order`."""
         other = copy.copy(self)
         other._replaced = list(targets)
         return other

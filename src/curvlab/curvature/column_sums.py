@@ -14,7 +14,7 @@ class ColumnSums:
     """Sums over batches of K columns of P numbers, each times `scale`.
 
     Attributes:
-        rows: (K, P), the sums: each column of the product one piece of memory, filled by the first batch.
+        rows: (K, P), the sums, one row for each column of the product; the first batch overwrites them.
         first: whether this is the first batch, so that nothing has been written yet.
         scale: 1/n, where n is known before all batches are read; else 1.
     """
@@ -53,10 +53,10 @@ class ColumnSums:
 
 
 def tangents_of(rows: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
-    """Cut (K, P) into tensors (K, *shape), or (P,) into (*shape), without a copy, as forward mode takes them.
+    """Cut (K, P) into tensors (K, *shape), or (P,) into (*shape), that forward mode uses without copying them.
 
-    PyTorch copies a tangent (into zeros) unless it starts its storage, as the parameter does: so each piece
-    becomes a tensor with a storage of its own on the same memory.
+    PyTorch copies a tangent that does not begin at the start of its storage, unlike its parameter. So each piece
+    becomes a tensor with its own storage, on the same memory.
     """
     sizes = [tensor.numel() for tensor in like]
     pieces = [

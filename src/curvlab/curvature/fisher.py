@@ -18,7 +18,7 @@ class FisherOperator(GaussNewtonOperator):
 
     kind="exact": the expectation over the model's own labels, in closed form. For the supported losses, which
     are -log p of an exponential family in its natural parameter, it equals the Gauss-Newton matrix.
-    kind="monte_carlo": one label an example (a token, for language models), drawn from the model at
+    kind="monte_carlo": one label for each example (each token, for language models), drawn from the model at
     construction and kept, so the operator is linear and deterministic; unbiased for the exact matrix.
     nn.MSELoss is read as the Gaussian with p ∝ exp(-(h - y)²); a mean over C outputs scales the matrix by
     1/C, as it does the loss.

@@ -58,8 +58,9 @@ class Layer:
 
     def matrix(self, vectors: Tensor) -> Tensor:
         """Return the layer's part of (P, K) as (K, O, I)."""
-        outputs, _ = self.shape
-        weight = vectors[self.weight].T.reshape(vectors.shape[1], outputs, -1)
+        module = self.module.weight
+        # Sizes are spelled out because -1 cannot be inferred when K = 0.
+        weight = vectors[self.weight].T.reshape(vectors.shape[1], len(module), module[0].numel())
         if self.bias is None:
             return weight
         return torch.cat([weight, vectors[self.bias].T[:, :, None]], dim=2)
@@ -67,7 +68,7 @@ class Layer:
     def write(self, matrix: Tensor, vectors: Tensor) -> None:
         """Put (K, O, I) into the layer's part of (P, K)."""
         weight = matrix if self.bias is None else matrix[:, :, :-1]
-        vectors[self.weight] = weight.reshape(len(matrix), -1).T
+        vectors[self.weight] = weight.flatten(1).T
         if self.bias is not None:
             vectors[self.bias] = matrix[:, :, -1].T
 

@@ -77,8 +77,8 @@ class OutputLoss(ABC):
     def sample_targets(self, outputs: Tensor, targets: Tensor, generator: torch.Generator) -> Tensor:
         """Draw targets from the model's own distribution p ∝ exp(-l).
 
-        They are for `sampled_gradient`, and for the `count` and `check` of `for_sampled_targets()`, which know how
-        ignored ones are marked among them.
+        Pass them to `sampled_gradient`, or to `count` and `check` of `for_sampled_targets()`: drawn targets mark
+        ignored predictions in their own way.
         """
 
     @abstractmethod
@@ -101,7 +101,7 @@ class OutputLoss(ABC):
 
 
 class CrossEntropy(OutputLoss):
-    """-log softmax(h)_y for logits (N, C), or (N, T, V) with one label a position: classes come last."""
+    """-log softmax(h)_y for logits (N, C), or (N, T, V) with one label for each position: classes come last."""
 
     def __init__(self, loss: nn.CrossEntropyLoss) -> None:
         super().__init__(loss)
@@ -163,7 +163,7 @@ class CrossEntropy(OutputLoss):
         return product * self._kept(outputs, targets)
 
     def sample_targets(self, outputs: Tensor, targets: Tensor, generator: torch.Generator) -> Tensor:
-        """Draw one class a prediction from softmax(h), none where the given target is ignored."""
+        """Draw a class for each prediction from softmax(h), except where the given target is ignored."""
         probabilities = outputs.softmax(-1).reshape(-1, outputs.shape[-1]).to(generator.device)
         drawn = torch.multinomial(probabilities, 1, generator=generator).reshape(targets.shape)
         return drawn.to(targets).masked_fill(targets == self.ignore_index, _IGNORED_DRAW)

@@ -110,10 +110,10 @@ class ModelFunction:
         return _logits(self._run(parameters, inputs))
 
     def has_linear_head(self, inputs: Inputs) -> bool:
-        """Return whether the logits are those of a last linear layer, untouched: asked on two tokens, once.
+        """Return whether the logits are a last linear layer's outputs, unchanged; tried once, on two tokens.
 
-        So it is for OPT, GPT-2, Llama and Mistral; not where logits are capped or scaled (Gemma 2, Cohere), nor
-        for models that do not say which layer is the last one (`get_output_embeddings`, Hugging Face's).
+        True for OPT, GPT-2, Llama and Mistral. False for models that cap or scale their logits (Gemma 2, Cohere),
+        and for those that do not name their last layer by Hugging Face's `get_output_embeddings`.
         """
         if self._has_head is None:
             values = list(inputs.values()) if isinstance(inputs, Mapping) else [inputs]
@@ -128,7 +128,7 @@ class ModelFunction:
 
     @property
     def trains_head(self) -> bool:
-        """Whether the last layer's weight is a parameter, or shares one's values."""
+        """Whether the last layer's weight is trained, be it a parameter of its own or tied to another."""
         layer = _head(self.model)
         return layer is not None and layer.weight.requires_grad
 

@@ -22,8 +22,8 @@ def quadratic_forms(operator: GaussNewtonOperator, vectors: Tensor) -> Tensor:
     Klochkov & Liu (2024), App. C. Never negative. J v by forward mode, or by finite differences if the operator
     has them (`jvp="finite_difference"`), as the paper does.
 
-    Cost a column, in forwards F of the data: 3F, where the product G v costs 5F; memory of a forward that keeps
-    nothing for a backward.
+    Cost of each column, in forwards F of the data: 3F, where the product G v costs 5F; memory of a forward that
+    keeps nothing for a backward.
     """
     if not isinstance(operator, GaussNewtonOperator):
         raise TypeError(
@@ -38,11 +38,13 @@ def quadratic_forms(operator: GaussNewtonOperator, vectors: Tensor) -> Tensor:
     for inputs, targets in operator.batches:
         for start in range(0, vectors.shape[1], operator.max_columns):
             block = slice(start, start + operator.max_columns)
-            total[block] += _batch_forms(operator, inputs, targets, vectors[:, block])
+            total[block] += _undivided_quadratic_forms(operator, inputs, targets, vectors[:, block])
     return total / operator.divisor
 
 
-def _batch_forms(operator: GaussNewtonOperator, inputs: Inputs, targets: Tensor, vectors: Tensor) -> Tensor:
+def _undivided_quadratic_forms(
+    operator: GaussNewtonOperator, inputs: Inputs, targets: Tensor, vectors: Tensor
+) -> Tensor:
     """Return the undivided sums over one batch, (P, K) -> (K,), fp64."""
     function, parameters = operator.function, operator.function.parameters
 

@@ -100,7 +100,7 @@ def _head(function: ModelFunction, inputs: Inputs, parameters: Sequence[Tensor])
 
 @dataclass(frozen=True)
 class _Last:
-    """What the last layer computes from: hidden (M, D) one row a token, weight (V, D), bias (V,)."""
+    """What the last layer computes from: hidden (M, D) with one row for each token, weight (V, D), bias (V,)."""
 
     hidden: Tensor
     weight: Tensor

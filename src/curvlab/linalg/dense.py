@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import torch
 from torch import Tensor
 
@@ -48,9 +50,11 @@ class DenseOperator(LinearOperator):
         return None if self.examples is None else len(self.examples)
 
     def sample(self, batch_size: int, generator: torch.Generator | None = None) -> DenseOperator:
-        """Return the mean of `batch_size` of the N matrices, drawn with replacement."""
+        """Return the mean of `batch_size` of the N matrices, drawn with replacement; it can be sampled again."""
         if self.examples is None:
             return super().sample(batch_size, generator)  # type: ignore[return-value]  # raises
         source = generator.device if generator is not None else "cpu"
         drawn = torch.randint(len(self.examples), (batch_size,), generator=generator, device=source)
-        return DenseOperator(self.examples[drawn.to(self.device)].mean(0), is_psd=self._is_psd)
+        sampled = copy.copy(self)
+        sampled.matrix = self.examples[drawn.to(self.device)].mean(0)
+        return sampled

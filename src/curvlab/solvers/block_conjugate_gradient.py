@@ -43,7 +43,7 @@ class BlockConjugateGradient:
         monitor: called as monitor(step, iterate) after each step; iterate() gives x then, (P, K), a copy.
 
     Cost: K products a step (fewer once directions vanish), one a column for each time a residual is recomputed;
-    20 P K² operations a step for orthogonality. Memory: ten vectors a column.
+    20 P K² operations in each step for orthogonality. Memory: ten vectors for each column.
     """
 
     rtol: float = 1e-2

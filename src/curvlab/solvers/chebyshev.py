@@ -28,12 +28,13 @@ class Chebyshev:
 
     Args:
         rtol: stop a column at ‖b - A x‖ <= rtol ‖b‖; the residual is computed from x at each step, at no cost.
-        max_steps: the most steps a column; None: 10 P, at most 5000.
+        max_steps: the most steps of a column; None: 10 P, at most 5000.
         largest_eigenvalue: of A, damping included, or a bound above it; None: by Lanczos, which is counted.
         callback: called as callback(step, residuals) with (K,) relative residuals.
         monitor: called as monitor(step, iterate) after each step; iterate() gives x then, (P, K), a copy.
 
-    Cost: one product a column and step, some ten for the largest eigenvalue. Memory: four vectors a column.
+    Cost: one product for each column and step, some ten for the largest eigenvalue. Memory: four vectors for each
+    column.
     """
 
     rtol: float = 1e-2

@@ -28,21 +28,21 @@ Monitor = Callable[[int, Callable[[], Tensor]], None]
 class ConjugateGradient:
     """Solve A x = b, A symmetric positive definite (Hestenes & Stiefel 1952).
 
-    Every column has its own recurrence, but all that are not yet done share one product a step. The residual
+    Every column has its own recurrence, but all unfinished ones share one product in each step. The residual
     is recomputed from x before it is believed; where the recurrence had drifted away from it, the method
     starts again from x, as long as that at least halves the residual.
 
     Args:
         rtol: stop a column at ‖b - A x‖ <= rtol ‖b‖.
-        max_steps: the most steps a column, restarts included; None: 10 P, at most 5000.
-        preconditioner: an operator that approximates A⁻¹ (not A), positive definite, applied once a step; or
+        max_steps: the most steps of a column, restarts included; None: 10 P, at most 5000.
+        preconditioner: an operator that approximates A⁻¹ (not A), positive definite, applied once in each step; or
             a recipe such as Nystrom(rank=300), built anew at each solve and counted in num_matvecs. To use one
             for many solves, build it yourself: `inverse, _ = Nystrom(300).build(op)`.
         callback: called as callback(step, residuals) with (K,) relative residuals of the recurrence.
         monitor: called as monitor(step, iterate) after each step; iterate() gives x then, (P, K), a copy.
 
     Cost: one product a column and step, plus one for each time a residual is recomputed. Memory: five
-    vectors a column.
+    vectors for each column.
     """
 
     rtol: float = 1e-2

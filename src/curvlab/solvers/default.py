@@ -5,25 +5,27 @@ from __future__ import annotations
 from curvlab.solvers.block_conjugate_gradient import BlockConjugateGradient
 from curvlab.solvers.preconditioners import Nystrom
 
-# Residual 1e-2 on an overfitted MLP on MNIST, 25 right-hand sides: 1,050 products without, 900, 850, 825, 825 with
-# ranks of 2, 4, 6 and 8 times 25, these included. Where few steps are enough, the rank is what it costs in vain.
+# Residual 1e-2 on an overfitted MLP on MNIST, 25 right-hand sides: 1,050 products without a preconditioner; with
+# ranks of 2, 4, 6 and 8 times 25, whose set-up is counted, 900, 850, 825 and 825. Where block CG alone needs few
+# steps, the set-up costs more than it saves, so the rank is kept small.
 _RANK_PER_COLUMN = 4
 
 
 def default_solver(size: int, num_columns: int, *, rtol: float = 1e-2) -> BlockConjugateGradient:
     """Return block CG, with a Nyström preconditioner of four times the number of right-hand sides as rank.
 
-    Without it for one right-hand side, where there is nothing to share and block CG is CG, and for matrices so
-    small that the rank would be more than a tenth of them. The matrix has to be positive semi-definite plus the
-    damping, as Gauss-Newton matrices are.
+    The preconditioner is left out for a single right-hand side, where block CG is CG and there is nothing to
+    share, and for matrices so small that the rank would exceed a tenth of their size. The matrix has to be a
+    positive semi-definite one plus the damping, as damped Gauss-Newton matrices are.
 
-    Products a system in benchmarks/solvers, residual 1e-2, set-up included: on an overfitted MLP 34 for 25 sides
-    and 18 for 100, against 43 and 22 of block CG alone and 152 of CG. Where few are enough it takes more, for 5
-    sides 17 against 14 on a small OPT, 11 against 9 on a ResNet-20.
+    Products per right-hand side in benchmarks/solvers, for a residual of 1e-2, set-up included: on an overfitted
+    MLP 34 with 25 sides and 18 with 100, where block CG alone takes 43 and 22, and CG 152. Where few steps are
+    enough, the set-up does not pay: with 5 sides, 17 instead of 14 on a small OPT and 11 instead of 9 on a
+    ResNet-20.
 
-    Memory: block CG's ten or so vectors a column, and four times as many vectors as columns, eight times while the
-    preconditioner is set up. Where that is too much (100 sides of a ResNet-18: 18 and 36 GB), take
-    BlockConjugateGradient alone, or fewer sides at a time.
+    Memory, in vectors of P numbers: about ten for each column (block CG), and four more for each column for the
+    preconditioner, eight while it is set up. Where that is too much (100 sides of a ResNet-18: the preconditioner
+    takes 18 GB, and 36 GB while it is set up), use BlockConjugateGradient alone, or fewer sides at a time.
 
     Args:
         size: P of the (P, P) matrix.

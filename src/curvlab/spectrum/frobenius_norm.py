@@ -29,7 +29,7 @@ def frobenius_norm(
 
     Args:
         operator: A, (P, P).
-        num_matvecs: products in all; with `batch_size` two a probe.
+        num_matvecs: products in all; with `batch_size` two for each probe.
         batch_size: examples in each of the two batches; None for products with A itself.
         chunk_size: columns a product, without `batch_size`.
         distribution: of the probes.

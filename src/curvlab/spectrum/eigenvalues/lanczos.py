@@ -52,7 +52,7 @@ def top_eigenvalues(
         max_matvecs: the most products; `converged` is False when they do not suffice.
         generator: draws the starting block.
 
-    Cost: k products a step; memory of all products' vectors, (P, num_matvecs).
+    Cost: k products in each step; memory of all products' vectors, (P, num_matvecs).
     """
     if not 1 <= k <= operator.shape[0]:
         raise ValueError(f"k must be between 1 and the size of the operator, {operator.shape[0]}, got {k}")

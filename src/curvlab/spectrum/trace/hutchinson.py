@@ -30,11 +30,11 @@ def hutchinson_trace(
         rtol: stop when stderr <= rtol |value|, looked at after each chunk. Not when the mean stops moving: a
             running mean moves less and less whether it is right or not.
         max_matvecs: with `rtol`, the most probes; the estimate then has the larger stderr that it reached.
-        chunk_size: columns a product.
+        chunk_size: columns of each product.
         distribution: "rademacher" (signs) or "gaussian".
         generator: the only source of randomness.
 
-    Cost: one product a probe; memory of `chunk_size` vectors.
+    Cost: one product for each probe; memory of `chunk_size` vectors.
     """
     if num_matvecs is None and rtol is None:
         raise ValueError("say how much work to do: num_matvecs=100, or rtol=0.01 (relative standard error)")

@@ -33,8 +33,8 @@ def mean_eigenvalue(
         distribution: "rademacher" (signs), or "gaussian" as in the paper, whose variance is never smaller.
         generator: the only source of randomness.
 
-    Cost: a form takes half the time of the product that `hutchinson_trace` would pay for, and no memory for a
-    backward pass; `num_matvecs` counts forms, of batches as of all data.
+    Cost: a quadratic form takes half the time of the product that `hutchinson_trace` needs, and no memory for a
+    backward pass; `num_matvecs` counts quadratic forms, whether of a batch or of all data.
     """
     if num_probes < 1 or chunk_size < 1:
         raise ValueError(f"need num_probes >= 1 and chunk_size >= 1, got {num_probes} and {chunk_size}")

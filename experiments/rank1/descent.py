@@ -1,20 +1,19 @@
-"""Runs of an optimizer on a problem: what it reached, step by step, and what that cost."""
+"""Runs of an optimizer on an objective: what it reached, step by step, and what that cost."""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
+import numpy as np
 import torch
 from torch.optim import Optimizer
 
 from curvlab.linalg import flatten
-from curvlab.optim import CubicNewton, UniformDirection
-from experiments.rank1.problems import Problem
+from curvlab.optim import CubicNewton, UniformDirection, UniformDirectionInfo
+from experiments.rank1.objectives import Objective
 
 
 @dataclass(frozen=True)
@@ -26,13 +25,7 @@ class Trace:
         values: f(x_k).
         points: x_k of each step for n = 1, else empty.
         num_products: Hessian products paid so far.
-        smallest: smallest eigenvalue of each step's D (symmetric part), uniform directions only.
-        shifts: δ + α_k of each step, after the safeguard; likewise.
-        slopes: ∇fᵀ(step), likewise.
-        alphas: α_k of the rule of each step, before the safeguard, likewise.
-        spectral_norms: λ as the optimizer had measured it by then, likewise; nan when it needs none.
-        lipschitz_constants: M likewise, given or measured.
-        num_safeguarded: steps on which the safeguard acted.
+        directions: what the optimizer says of each step, uniform directions only.
         diverged: whether the run ended in a gradient or value that is not finite.
         seconds_per_step: mean wall time.
     """
@@ -41,65 +34,71 @@ class Trace:
     values: list[float]
     points: list[float]
     num_products: list[int]
-    smallest: list[float]
-    shifts: list[float]
-    slopes: list[float]
-    alphas: list[float]
-    spectral_norms: list[float]
-    lipschitz_constants: list[float]
-    num_safeguarded: int
+    directions: list[UniformDirectionInfo]
     diverged: bool
     seconds_per_step: float
 
+    def steps_to(self, epsilon: float) -> int | None:
+        """Return the first k >= 1 with ‖∇f(x_k)‖ <= ε, as the lemmas count; None when there is none."""
+        reached = np.flatnonzero(np.array(self.gradient_norms[1:]) <= epsilon)
+        return int(reached[0]) + 1 if len(reached) else None
 
-_LISTS = (
-    *("gradient_norms", "values", "points", "num_products", "smallest", "shifts", "slopes"),
-    *("alphas", "spectral_norms", "lipschitz_constants"),
-)
+    def logarithmic_steps(self, count: int) -> list[int]:
+        """Return 0 and up to `count` steps about evenly spaced on a log scale, the last among them."""
+        last = len(self.values) - 1
+        steps = np.unique(np.geomspace(1, max(last, 1), count).round().astype(int))
+        return [0, *(int(step) for step in steps if step <= last)]
+
+    def shares(self, spectral_norm: float) -> dict[str, float | None]:
+        """Return the shares of steps that raise f or go uphill, and whose D or D + (δ + α_k) I is not PSD.
+
+        Both mean the symmetric part. None where the optimizer forms no D.
+
+        Args:
+            spectral_norm: λ, which says what is rounding.
+        """
+        values, infos = np.array(self.values), self.directions
+        rising = np.diff(values) > 1e-14 * abs(values[0])
+        smallest = np.array([info.smallest_eigenvalue for info in infos])
+        return {
+            "share_rising": float(rising.mean()) if len(rising) else 0.0,
+            "share_uphill": float(np.mean([info.slope > 0 for info in infos])) if infos else None,
+            "share_indefinite": float((smallest < -1e-12 * spectral_norm).mean()) if infos else None,
+            "share_singular": float((smallest + [info.shift for info in infos] <= 0).mean()) if infos else None,
+        }
 
 
-def descend(problem: Problem, optimizer: Optimizer, *, num_steps: int, stop_at: float = 0.0) -> Trace:
+def descend(objective: Objective, optimizer: Optimizer, *, num_steps: int, stop_at: float = 0.0) -> Trace:
     """Take `num_steps` steps, fewer when the gradient norm reaches `stop_at` or the run diverges.
 
     A method that diverges has gradients or values that are not finite, or above 1e12 times the first ones.
     """
-    found: dict[str, list[Any]] = {name: [] for name in _LISTS}
-    num_safeguarded, diverged = 0, False
-    start = time.perf_counter()
+    norms: list[float] = []
+    values: list[float] = []
+    points: list[float] = []
+    num_products: list[int] = []
+    directions: list[UniformDirectionInfo] = []
+    diverged, start = False, time.perf_counter()
     for step in range(num_steps + 1):
-        value = float(problem.closure().detach())
-        norm = float(flatten(p.grad for p in problem.parameters if p.grad is not None).norm())
-        found["values"].append(value)
-        found["gradient_norms"].append(norm)
-        found["num_products"].append(products(optimizer))
-        if problem.size == 1:
-            found["points"].append(float(problem.parameters[0].detach()))
-        diverged = not (norm < 1e12 * max(found["gradient_norms"][0], 1e-12) and abs(value) < 1e100)
+        values.append(float(objective.closure().detach()))
+        norms.append(float(flatten(p.grad for p in objective.parameters if p.grad is not None).norm()))
+        num_products.append(products(optimizer))
+        if objective.size == 1:
+            points.append(float(objective.parameters[0].detach()))
+        diverged = not (norms[-1] < 1e12 * max(norms[0], 1e-12) and abs(values[-1]) < 1e100)
         if diverged:
-            found["gradient_norms"][-1] = math.nan  # where f overflows, its gradient may come out as 0
-        if diverged or norm <= stop_at or step == num_steps:
+            norms[-1] = math.nan  # where f overflows, its gradient may come out as 0
+        if diverged or norms[-1] <= stop_at or step == num_steps:
             break
         try:
-            optimizer.step(partial(float, value))  # the gradients are there already
+            optimizer.step(partial(float, values[-1]))  # the gradients are there already
         except torch.linalg.LinAlgError:  # D + shift I exactly singular
             diverged = True
             break
         if isinstance(optimizer, UniformDirection) and optimizer.last_step is not None:
-            info = optimizer.last_step
-            found["smallest"].append(info.smallest_eigenvalue)
-            found["shifts"].append(info.shift)
-            found["slopes"].append(info.slope)
-            found["alphas"].append(info.alpha)
-            found["spectral_norms"].append(info.spectral_norm)
-            found["lipschitz_constants"].append(info.hessian_lipschitz)
-            num_safeguarded += info.safeguarded
-    seconds = (time.perf_counter() - start) / max(len(found["values"]) - 1, 1)
-    return Trace(
-        **found,
-        num_safeguarded=num_safeguarded,
-        diverged=diverged,
-        seconds_per_step=seconds,
-    )
+            directions.append(optimizer.last_step)
+    seconds = (time.perf_counter() - start) / max(len(values) - 1, 1)
+    return Trace(norms, values, points, num_products, directions, diverged, seconds)
 
 
 def products(optimizer: Optimizer) -> int:
@@ -108,14 +107,3 @@ def products(optimizer: Optimizer) -> int:
         return optimizer.num_matvecs
     last = getattr(optimizer, "last_step", None)
     return 0 if last is None else last.num_matvecs
-
-
-def restart(problem: Problem, start: Sequence[torch.Tensor]) -> None:
-    """Put the parameters back to `start`."""
-    for parameter, old in zip(problem.parameters, start, strict=True):
-        parameter.data.copy_(old)
-
-
-def current_point(problem: Problem) -> list[torch.Tensor]:
-    """Return copies of the parameters."""
-    return [parameter.detach().clone() for parameter in problem.parameters]

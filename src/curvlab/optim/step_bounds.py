@@ -33,7 +33,7 @@ def steps_bound(
     average, with 8 / (1 - κ) in place of 8: ‖S - H‖ <= λ (n - 1) < σ, and the smallest eigenvalue of S is at least
     -λn/8 = -κσ with κ = n / (8 sqrt(n (n - 1))) <= 0.18. For f that is not convex the lemma is false: S + α_k I
     may be indefinite, and where it is definite a step may still be too long. Already for n = 1 (D = f'', σ = 0)
-    the method can cycle for ever: experiments/rank1/problems.py, `trapping_curve`.
+    the method can cycle for ever: experiments/rank1/objectives.py, `trapping_curve`.
 
     Args:
         epsilon: ε > 0.

@@ -1,0 +1,95 @@
+"""The Proposition: the printed equality, the bound that is true, and the estimate's pros and cons.
+
+The exact formulas are ours: how far Monte Carlo is from them, in standard errors, is z in summary.csv.
+"""
+
+from __future__ import annotations
+
+import math
+
+import pandas as pd
+
+from curvlab.reporting import Claim, ClaimResult, ClaimSheet, Interval, t_interval
+from curvlab.reporting import judge as verdict
+from experiments.rank1.verdicts import judge_extreme
+from experiments.target import Computed
+
+
+def judge(computed: Computed, claims: ClaimSheet) -> list[ClaimResult]:
+    """Judge all claims from the table."""
+    table = computed["table"]
+    shifted, plain = table[table.delta > 0], table[table.delta == 0]
+    symmetric = table[table.form == "S"]
+    skew = plain[(plain.spectrum != "isotropic") & (plain.n > 1)]
+    definite = skew[~skew.spectrum.isin(["signed", "mirrored"])]
+    visible = shifted[(shifted.form == "S") & (shifted.bias_ratio > 1.5)]
+    sizes = (visible.n**0.5 * visible.delta).to_numpy()
+    return [
+        _mean(
+            claims.claim("unbiased"), plain.bias_ratio, "The estimate of the mean is off: more draws will tell."
+        ),
+        _mean(claims.claim("shift-biased"), visible.bias_norm / sizes, "Too few draws for the bias to stand out."),
+        _least(claims.claim("not-symmetric"), skew[skew.form == "D"].share_asymmetric),
+        _least(claims.claim("not-psd"), definite.share_indefinite),
+        _largest_deviation(
+            claims.claim("equality"),
+            symmetric,
+            "The exact value depends on ‖H‖_F and tr(H), see `exact` in the table; λ² n (n - 1) is its maximum "
+            "over all H of spectral norm λ, attained by multiples of the identity (unsymmetrised, by H² = λ² I).",
+        ),
+        _largest_deviation(
+            claims.claim("equality-isotropic"),
+            symmetric[symmetric.spectrum == "isotropic"],
+            "Draws or sizes are off.",
+        ),
+        _largest_ratio(
+            claims.claim("upper-bound"),
+            plain,
+            "stated",
+            "More draws will tell: the bound follows from the exact formula.",
+        ),
+        _largest_ratio(
+            claims.claim("largest-eigenvalue"),
+            plain,
+            "stated_with_largest",
+            "An indefinite H can have a large norm and a small largest eigenvalue. λ must be the spectral norm.",
+        ),
+        judge_extreme(
+            claims.claim("sigma-bound"),
+            float((plain.mean_norm / plain.stated**0.5).max()),
+            f"largest of {len(plain)} settings",
+            why="It follows from Jensen's inequality and the bound above.",
+        ),
+    ]
+
+
+def _mean(claim: Claim, values: pd.Series, why: str) -> ClaimResult:
+    value = float(values.mean()) if len(values) else None
+    return verdict(claim, value, t_interval(values.to_numpy(), unit="settings"), if_not_reproduced=why)
+
+
+def _least(claim: Claim, shares: pd.Series) -> ClaimResult:
+    why = "Only a direction that is an eigenvector gives a symmetric and semi-definite D."
+    return judge_extreme(claim, float(shares.min()), f"least of {len(shares)} settings", why=why)
+
+
+def _largest_deviation(claim: Claim, table: pd.DataFrame, why: str) -> ClaimResult:
+    deviations = (table.measured / table.stated - 1).abs()
+    return _with_error(claim, table, deviations, table.stderr / table.stated, why)
+
+
+def _largest_ratio(claim: Claim, table: pd.DataFrame, column: str, why: str) -> ClaimResult:
+    return _with_error(claim, table, table.measured / table[column], table.stderr / table[column], why)
+
+
+def _with_error(claim: Claim, table: pd.DataFrame, values: pd.Series, errors: pd.Series, why: str) -> ClaimResult:
+    """Judge the largest value with the Monte-Carlo error of its own setting."""
+    where = int(values.to_numpy().argmax())
+    row, value, half = table.iloc[where], float(values.iloc[where]), 1.96 * float(errors.iloc[where])
+    if not math.isfinite(value):
+        raise ValueError(
+            f"claim {claim.id}: the largest value is not finite; look at {row.spectrum}, n = {row.n}."
+        )
+    kind = f"95 % of Monte Carlo, {row.spectrum}, n = {row.n}, {row.form}"
+    interval = Interval(value - half, value + half, kind, int(row.num_draws))
+    return verdict(claim, value, interval, if_not_reproduced=f"{why} Largest: {row.spectrum}, n = {row.n}.")

@@ -6,34 +6,33 @@ from collections.abc import Callable
 
 import numpy as np
 import pandas as pd
-
-from experiments.lissa.fig3_scores import Measured
+from torch import Tensor
 
 METHODS = ("gradient", "influence")
 KINDS = ("original", "paraphrased")
 
 
-def pair_table(measured: list[Measured], sentences: pd.DataFrame) -> pd.DataFrame:
-    """Return one row a model and pair of sentences (numbered from 0 as in the file), each pair once."""
+def pair_table(gradient: Tensor, influence: Tensor, sentences: pd.DataFrame) -> pd.DataFrame:
+    """Return one row for each pair of sentences (numbered from 0 as in the file), each pair once.
+
+    Args:
+        gradient: (20, 20) similarities.
+        influence: (20, 20) similarities.
+        sentences: their `fact` and `kind`.
+    """
     first, second = np.triu_indices(len(sentences))
     facts, kinds = sentences.fact.to_numpy(), sentences.kind.to_numpy()
-    return pd.concat(
-        [
-            pd.DataFrame(
-                {
-                    "model_seed": m.model_seed,
-                    "first": first,
-                    "second": second,
-                    "first_fact": facts[first],
-                    "second_fact": facts[second],
-                    "first_kind": kinds[first],
-                    "second_kind": kinds[second],
-                    "gradient": m.gradient.numpy()[first, second],
-                    "influence": m.influence.numpy()[first, second],
-                }
-            )
-            for m in measured
-        ]
+    return pd.DataFrame(
+        {
+            "first": first,
+            "second": second,
+            "first_fact": facts[first],
+            "second_fact": facts[second],
+            "first_kind": kinds[first],
+            "second_kind": kinds[second],
+            "gradient": gradient.numpy()[first, second],
+            "influence": influence.numpy()[first, second],
+        }
     )
 
 
@@ -69,21 +68,21 @@ def square_table(table: pd.DataFrame) -> pd.DataFrame:
                     rows.append(
                         {
                             "model_seed": seed,
-                            "heat map": name,
+                            "heat_map": name,
                             "rows": row_kind,
                             "columns": column_kind,
                             "mean": square.mean(),
                             "stderr": square.std(ddof=1) / np.sqrt(square.size),
-                            "unrelated mean": apart.mean(),
-                            "unrelated stderr": apart.std(ddof=1) / np.sqrt(apart.size),
-                            "same fact mean": np.diag(square).mean(),
+                            "unrelated_mean": apart.mean(),
+                            "unrelated_stderr": apart.std(ddof=1) / np.sqrt(apart.size),
+                            "same_fact_mean": np.diag(square).mean(),
                         }
                     )
     return pd.DataFrame(rows)
 
 
 def retrieval_table(table: pd.DataFrame) -> pd.DataFrame:
-    """Return one row a model, method, direction and sentence: is its other wording the most similar of ten?
+    """Return one row for each model, method, direction and sentence: is its other wording the most similar of ten?
 
     `margin`: (similarity to the other wording - mean of the nine others) / their standard deviation.
     """
@@ -102,8 +101,8 @@ def retrieval_table(table: pd.DataFrame) -> pd.DataFrame:
                             "direction": direction,
                             "fact": fact + 1,
                             "similarity": scores[fact, fact],
-                            "others mean": others.mean(),
-                            "others std": others.std(ddof=1),
+                            "others_mean": others.mean(),
+                            "others_std": others.std(ddof=1),
                             "margin": (scores[fact, fact] - others.mean()) / others.std(ddof=1),
                             "rank": 1 + int((others >= scores[fact, fact]).sum()),
                         }

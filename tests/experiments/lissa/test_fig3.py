@@ -3,32 +3,27 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
+from omegaconf import OmegaConf
 
-from curvlab.reporting import load_claims
-from experiments.lissa import fig3_statistics as statistics
-from experiments.lissa.fig3_claims import judge_claims
-from experiments.lissa.fig3_plot import draw
-from experiments.lissa.fig3_sentence_similarity import SENTENCES, main
+from curvlab.reporting import ClaimResult, load_claims
+from curvlab.runs import ConfigurationError
+from experiments.lissa.fig3 import TARGET, statistics
+from experiments.lissa.fig3.compute import SENTENCES, compute
+from experiments.target import Computed
+from experiments.target.execution import draw_target
 
-CONFIG = "lissa/fig3_sentence_similarity"
-PAPER = Path(__file__).parents[3] / "shared" / "papers" / "lissa_klochkov_liu_2024.txt"
+PAPER = Path(__file__).parents[4] / "shared" / "papers" / "lissa_klochkov_liu_2024.txt"
 
 
 @pytest.fixture(scope="module")
-def smoke(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from curvlab import runs
-
-    root = tmp_path_factory.mktemp("fig3")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(Path(__file__).parents[2])
-        folders = [f"results.root={root / 'results'}", f"store.root={root / 'store'}"]
-        main(runs.load_config(CONFIG, ["preset=smoke", "tracker=none", *folders]))
-    return root / "results" / "lissa" / "fig3" / "smoke"
+def smoke(run_smoke: Callable[..., Path]) -> Path:
+    return run_smoke("lissa/fig3")
 
 
 def test_results_are_complete_and_consistent(smoke: Path) -> None:
@@ -38,7 +33,7 @@ def test_results_are_complete_and_consistent(smoke: Path) -> None:
     assert np.allclose(itself[["gradient", "influence"]], 1)
     assert table[["gradient", "influence"]].abs().max().max() <= 1 + 1e-6
     summary = pd.read_csv(smoke / "summary.csv")
-    assert (summary["largest residual"] <= 0.1).all()
+    assert (summary.largest_residual <= 0.1).all()
     assert np.allclose(summary["damping"], 5 / 780 * summary["lambda_max"], rtol=1e-4)
     claims = {result.claim.id: result for result in load_claims(smoke)}
     assert set(claims) == {
@@ -49,14 +44,18 @@ def test_results_are_complete_and_consistent(smoke: Path) -> None:
     expected = (own.gradient - own.influence)[own.model_seed == 0].mean()
     measured = statistics.mean_difference(table[table.model_seed == 0])
     assert measured == pytest.approx(expected)
-    assert json.loads((smoke / "run.json").read_text())["scale"]["damping"]["paper"] == 5.0
+    settings = {entry["name"]: entry for entry in json.loads((smoke / "run.json").read_text())["settings"]}
+    assert settings["summary.csv:damping"]["paper"] == 5.0
+    assert settings["summary.csv:num_sequences"]["ours"] == 6
 
 
-def test_figures_are_redrawn_from_the_tables_alone(smoke: Path, tmp_path: Path) -> None:
-    tables = [pd.read_csv(smoke / name) for name in ("table.csv", "squares.csv", "retrieval.csv")]
-    for name, figure in draw(*tables).items():
-        figure.savefig(tmp_path / name, dpi=110, metadata={"Software": None})
-        assert (tmp_path / name).read_bytes() == (smoke / name).read_bytes()
+def test_figures_are_redrawn_from_the_tables_alone(smoke: Path) -> None:
+    figures = {path: path.read_bytes() for path in smoke.glob("*.png")}
+    assert {path.name for path in figures} == {"figure.png", "figure_margins.png"}
+    for path in figures:
+        path.unlink()
+    draw_target(TARGET, smoke)
+    assert {path: path.read_bytes() for path in figures} == figures
 
 
 def test_lissa_with_the_step_size_as_printed_is_above_the_limit(smoke: Path) -> None:
@@ -95,10 +94,10 @@ def test_statistics_of_a_known_matrix() -> None:
     assert statistics.mean_difference(table) == pytest.approx(0.15, abs=2e-3)
     assert statistics.positive_share(table) == 1
     squares = statistics.square_table(table)
-    cross = squares[(squares["heat map"] == "gradient") & (squares["rows"] != squares["columns"])]
+    cross = squares[(squares["heat_map"] == "gradient") & (squares["rows"] != squares["columns"])]
     assert np.allclose(cross["mean"], 0.9 * 0.2 + 0.1 * 0.6, atol=2e-3)
-    assert np.allclose(cross["same fact mean"], 0.6)
-    assert np.allclose(cross["unrelated mean"], 0.2, atol=2e-3)
+    assert np.allclose(cross["same_fact_mean"], 0.6)
+    assert np.allclose(cross["unrelated_mean"], 0.2, atol=2e-3)
     retrieval = statistics.retrieval_table(table)
     assert (retrieval["rank"] == 1).all()
     assert len(retrieval) == 3 * 2 * 20
@@ -125,17 +124,31 @@ LISSA = pd.DataFrame(
 
 
 @pytest.mark.parametrize("seeds", [1, 3])
-def test_claims_follow_the_matrices(seeds: int) -> None:
+def test_claims_follow_the_matrices(
+    seeds: int, computed_of: Callable[..., Computed], judged: Callable[..., list[ClaimResult]]
+) -> None:
     low, high = block(0.05, 0.5, 0.001), block(0.2, 0.6, 0.01)
     for gradient, influence, expected in ((high, low, "reproduced"), (low, high, "not reproduced")):
         table = known_table(gradient, influence, seeds)
-        found = {
-            result.claim.id: result.verdict
-            for result in judge_claims(table, statistics.retrieval_table(table), LISSA)
-        }
+        tables = {"table": table, "retrieval": statistics.retrieval_table(table), "lissa": LISSA}
+        found = {result.claim.id: result.verdict for result in judged("lissa/fig3", computed_of(tables))}
         assert found["unrelated-lower"] == found["mostly-positive"] == found["stands-out-more"] == expected
         assert found["paraphrase-stands-out"] == found["step-size-code"] == "reproduced"
         assert found["step-size-printed"] == "not reproduced"
+
+
+def test_step_sizes_are_out_of_reach_without_lissa(
+    computed_of: Callable[..., Computed], judged: Callable[..., list[ClaimResult]]
+) -> None:
+    table = known_table(block(0.2, 0.6, 0.01), block(0.05, 0.5, 0.001))
+    tables = {"table": table, "retrieval": statistics.retrieval_table(table)}
+    found = {result.claim.id: result.verdict for result in judged("lissa/fig3", computed_of(tables))}
+    assert found["step-size-printed"] == found["step-size-code"] == "out of reach"
+
+
+def test_two_tasks_are_refused() -> None:
+    with pytest.raises(ConfigurationError, match="one language model at a time, got opt_a, opt_b"):
+        compute(None, OmegaConf.create({"tasks": {"opt_a": {}, "opt_b": {}}}))
 
 
 @pytest.mark.skipif(not PAPER.is_file(), reason="needs the paper's text")

@@ -13,25 +13,29 @@ from torch import nn
 
 from curvlab import runs
 from curvlab.models import small_causal_language_model
-from experiments.language_task import build_language_task, perplexities
-from experiments.lissa.fig3_sentence_similarity import main
-from experiments.task import Task
+from experiments.shared.language_tasks import build_language_task, perplexities
+from experiments.shared.trained_task import TrainedTask
+from experiments.target import load_config, run_target, task_settings
+from experiments.target.discovery import all_targets
 
-CONFIG = "lissa/fig3_sentence_similarity"
+SMALL, PUBLISHED = "opt_1_16_documentation_120", "opt_1b_openwebtext2"
 DOCUMENTS = [f"The number {i} is followed by the number {i + 1}, as everybody knows." for i in range(60)]
 
 
 @pytest.fixture
-def build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Task, dict[str, float], int]]:
+def build(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., tuple[TrainedTask, dict[str, float], int]]:
     """Return a function: overrides to the task, its perplexities, and how many units had to be computed."""
     pytest.importorskip("transformers")
-    monkeypatch.chdir(Path(__file__).parents[2])
+    monkeypatch.chdir(Path(__file__).parents[3])
 
-    def run(*overrides: str) -> tuple[Task, dict[str, float], int]:
+    def run(*overrides: str) -> tuple[TrainedTask, dict[str, float], int]:
         folders = [f"results.root={tmp_path / 'results'}", f"store.root={tmp_path / 'store'}"]
-        cfg = runs.load_config(CONFIG, ["preset=smoke", "tracker=none", *folders, *overrides])
-        with runs.start(cfg, paper="lissa", item="fig3", title="test") as started:
-            task = build_language_task(started, cfg)
+        cfg = load_config(all_targets()["lissa/fig3"], ["preset=smoke", "tracker=none", *folders, *overrides])
+        ((name, settings),) = task_settings(cfg).items()
+        with runs.start(cfg, key="lissa/fig3", title="test") as started:
+            task = build_language_task(started, name, settings)
             return task, perplexities(started, task), started.store.misses
 
     return run
@@ -44,7 +48,7 @@ def test_the_model_is_trained_once_and_each_seed_has_its_own(build) -> None:
     assert misses == 0
     for name, value in task.model.state_dict().items():
         assert torch.equal(value, again.model.state_dict()[name])
-    other, _, misses = build("training.num_steps=30", "model_seed=1")
+    other, _, misses = build("training.num_steps=30", f"tasks.{SMALL}.model_seed=1")
     assert misses == 2  # the tokenizer is the same
     assert not torch.equal(other.model.lm_head.weight, task.model.lm_head.weight)
     assert not task.model.training
@@ -76,7 +80,7 @@ def test_the_paper_preset_loads_published_weights_tokenizer_and_text(
 
     from curvlab.data import train_tokenizer
 
-    monkeypatch.chdir(Path(__file__).parents[2])
+    monkeypatch.chdir(Path(__file__).parents[3])
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     folder, text = tmp_path / "model", tmp_path / "text"
     tokenizer = Tokenizer.from_str(train_tokenizer(DOCUMENTS, vocabulary_size=290))
@@ -89,18 +93,20 @@ def test_the_paper_preset_loads_published_weights_tokenizer_and_text(
     model.save_pretrained(folder)
     text.mkdir()
     (text / "part.jsonl").write_text("".join(json.dumps({"text": document}) + "\n" for document in DOCUMENTS))
+    own = f"tasks.{PUBLISHED}"
     overrides = [
         "preset=paper", "device=cpu", "tracker=none", f"results.root={tmp_path / 'results'}",
-        f"store.root={tmp_path / 'store'}", f"model.name={folder}", f"tokenizer.pretrained={folder}",
-        f"data.name={text}", "data.num_train=50", "data.num_test=10", "sequence_length=160",
-        "solver.num_steps=3", "solver.batch_size=1", "solver.step_size=0.1", "curvature_train=3",
+        f"store.root={tmp_path / 'store'}", f"model.name={folder}", f"{own}.tokenizer.pretrained={folder}",
+        f"data.name={text}", "data.num_train=50", "data.num_test=10", f"{own}.sequence_length=160",
+        "solver.num_steps=3", "solver.batch_size=1", "solver.step_size=0.1", f"{own}.curvature_train=3",
     ]  # fmt: skip
-    main(runs.load_config(CONFIG, overrides))
+    target = all_targets()["lissa/fig3"]
+    run_target(target, load_config(target, overrides))
     (found,) = (tmp_path / "results" / "lissa" / "fig3").glob("paper*")
     summary = pd.read_csv(found / "summary.csv").iloc[0]
-    assert summary["parameters"] == sum(p.numel() for p in model.parameters())
+    assert summary["num_parameters"] == sum(p.numel() for p in model.parameters())
     assert summary["damping"] == 5.0
-    assert summary["matrix-vector products"] == 3 * 20
+    assert summary["num_matvecs"] == 3 * 20
     table = pd.read_csv(found / "table.csv")
     assert len(table) == 210
     # λ = 5 is far above lambda_max of an untrained model: then both similarities are the same.

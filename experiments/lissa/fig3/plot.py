@@ -1,12 +1,6 @@
-"""Fig. 3, plot: drawn from the saved tables alone.
-
-python -m experiments.lissa.fig3_plot results/lissa/fig3/embedded
-"""
+"""Fig. 3: the three heat maps of every model, and how far other wordings stand out."""
 
 from __future__ import annotations
-
-import argparse
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -14,7 +8,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from curvlab.reporting import plots
-from experiments.lissa.fig3_statistics import matrices
+from experiments.lissa.fig3.statistics import matrices
+from experiments.target import Computed
 
 PANELS = ("influence", "gradient", "difference")  # as in the paper, from left to right
 TITLES = {
@@ -24,15 +19,13 @@ TITLES = {
 }
 
 
-def draw(table: pd.DataFrame, squares: pd.DataFrame, retrieval: pd.DataFrame) -> dict[str, Figure]:
-    """Return the figures by file name: the paper's three heat maps, one row a model; and the margins.
-
-    Args:
-        table: as `pair_table` gives it.
-        squares: as `square_table` gives it.
-        retrieval: as `retrieval_table` gives it.
-    """
-    return {"figure.png": _heat_maps(table, squares), "retrieval.png": _margins(table, retrieval)}
+def draw(computed: Computed) -> dict[str, Figure]:
+    """Return the paper's three heat maps, one row of them for each model; and the margins."""
+    table = computed["table"]
+    return {
+        "figure.png": _heat_maps(table, computed["squares"]),
+        "figure_margins.png": _margins(table, computed["retrieval"]),
+    }
 
 
 def _heat_maps(table: pd.DataFrame, squares: pd.DataFrame) -> Figure:
@@ -49,7 +42,7 @@ def _heat_maps(table: pd.DataFrame, squares: pd.DataFrame) -> Figure:
             figure.colorbar(image, ax=ax, shrink=0.8, extend="both" if name == "difference" else "neither")
             ax.set_title(f"{TITLES[name]}" + (f" (model {seed})" if len(seeds) > 1 else ""))
             _frame(ax)
-            own = squares[(squares.model_seed == seed) & (squares["heat map"] == name)]
+            own = squares[(squares.model_seed == seed) & (squares["heat_map"] == name)]
             for _, square in own.iterrows():
                 x = 4.5 + 10 * (square["columns"] == "paraphrased")
                 y = 4.5 + 10 * (square["rows"] == "paraphrased")
@@ -105,17 +98,3 @@ def _margins(table: pd.DataFrame, retrieval: pd.DataFrame) -> Figure:
     right.set_title("other wording over nine unrelated sentences")
     right.legend(fontsize=7, frameon=False, loc="lower right")
     return figure
-
-
-def main() -> None:
-    """Redraw the figures of a result folder from its tables."""
-    parser = argparse.ArgumentParser(description=main.__doc__)
-    parser.add_argument("folder", type=Path)
-    folder = parser.parse_args().folder
-    tables = [pd.read_csv(folder / name) for name in ("table.csv", "squares.csv", "retrieval.csv")]
-    for name, figure in draw(tables[0], tables[1], tables[2]).items():
-        figure.savefig(folder / name, dpi=110, metadata={"Software": None})
-
-
-if __name__ == "__main__":
-    main()

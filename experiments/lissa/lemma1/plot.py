@@ -1,7 +1,4 @@
-"""Lemma 1, plot: drawn from the saved tables alone.
-
-python -m experiments.lissa.lemma1_plot results/lissa/lemma1/embedded
-"""
+"""Lemma 1: second moments over steps, thresholds, growth of typical trials."""
 
 from __future__ import annotations
 
@@ -12,7 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, NullLocator
 
 from curvlab.reporting import plots
-from experiments.rank1.redraw import redraw
+from experiments.target import Computed
 
 ROLES = {
     "half": "half the exact threshold",
@@ -20,20 +17,19 @@ ROLES = {
     "between": "just above it, R > 1",
     "double": "twice the printed one",
 }
-
-
 KEY = "points: trials, line: exact, dashed: R^t"
 TICKS = (2, 3, 5, 10, 20, 50, 100)
 
 
-def draw(errors: pd.DataFrame, limits: pd.DataFrame, growth: pd.DataFrame) -> dict[str, Figure]:
+def draw(computed: Computed) -> dict[str, Figure]:
     """Return the figures: second moments, thresholds and growth; and the second moments of all spectra."""
+    errors, limits = computed["table"], computed["thresholds"]
     figure, axes = plots.figure(1, 3, panel_size=(3.9, 3.6))
     own = _first_damping(errors)
     _second_moments(axes[0, 0], _case(own, _showcase(own, limits)))
     axes[0, 0].legend(fontsize=7, loc="upper left", title=KEY, title_fontsize=7)
     _thresholds(axes[0, 1], limits)
-    _growth(axes[0, 2], growth)
+    _growth(axes[0, 2], computed["growth"])
     return {"figure.png": figure, "figure_spectra.png": _all_spectra(own)}
 
 
@@ -106,7 +102,7 @@ def _thresholds(ax: Axes, limits: pd.DataFrame) -> None:
 
 
 def _growth(ax: Axes, growth: pd.DataFrame) -> None:
-    """Growth of the typical trial against that of the root of the second moment, one point a setting."""
+    """Growth of the typical trial against that of the root of the second moment, one point for each setting."""
     ax.axhline(0, color="#555555", linewidth=0.8)
     ax.axvline(0, color="#555555", linewidth=0.8)
     for index, (name, own) in enumerate(growth.groupby("spectrum", sort=False)):
@@ -140,12 +136,3 @@ def _all_spectra(own: pd.DataFrame) -> Figure:
         _second_moments(ax, _case(own, case))
         ax.legend(fontsize=6, loc="upper left", title=KEY, title_fontsize=6)
     return figure
-
-
-def main() -> None:
-    """Redraw the figures of a result folder."""
-    redraw(draw, "table.csv", "thresholds.csv", "growth.csv")
-
-
-if __name__ == "__main__":
-    main()

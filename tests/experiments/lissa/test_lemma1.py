@@ -7,17 +7,17 @@ import math
 from collections.abc import Callable
 from pathlib import Path
 
-import pandas as pd
 import pytest
 import torch
 from torch import Tensor, nn
 
 from curvlab.curvature import GaussNewtonOperator
 from curvlab.reporting import load_claims
-from experiments.lissa import lemma1_moments as moments
-from experiments.lissa.lemma1_divergence import batch_sizes, main
-from experiments.lissa.lemma1_plot import draw
-from experiments.lissa.lemma1_trials import SignedFeatures, homogeneous_errors, lissa_errors, typical_growth
+from experiments.lissa.lemma1 import TARGET, moments
+from experiments.lissa.lemma1.thresholds import batch_sizes
+from experiments.lissa.lemma1.trials import SignedFeatures, homogeneous_errors, lissa_errors, typical_growth
+from experiments.lissa.spectra import spectrum
+from experiments.target.execution import Computed
 
 EIGENVALUES = torch.tensor([1.0, 0.5, 0.2], dtype=torch.float64)
 DAMPING, STEP_SIZE, BATCH_SIZE = 0.1, 0.7, 2
@@ -73,7 +73,7 @@ def test_printed_matrix_is_the_mean_square_of_one_step() -> None:
     [("flat", 64, 62, 63.9), ("power", 200, 3, 5.9), ("spike", 1001, 10, 21.0)],
 )
 def test_thresholds(name: str, size: int, largest_diverging: int, printed: float) -> None:
-    eigenvalues, damping = moments.spectrum(name, size), 1e-3
+    eigenvalues, damping = spectrum(name, size), 1e-3
     step_size = 1 / 1.001
     exact = moments.exact_threshold(eigenvalues, damping, step_size=step_size)
     assert math.floor(exact) == largest_diverging
@@ -87,7 +87,7 @@ def test_thresholds(name: str, size: int, largest_diverging: int, printed: float
 
 
 def test_sufficient_threshold_is_where_the_printed_matrix_reaches_one() -> None:
-    eigenvalues = moments.spectrum("root", 30)
+    eigenvalues = spectrum("root", 30)
     limit = moments.sufficient_threshold(eigenvalues, 0.01, step_size=0.9)
     reached = moments.printed_matrix(eigenvalues, 0.01, step_size=0.9, batch_size=limit).max()
     assert float(reached) == pytest.approx(1.0, abs=1e-12)
@@ -100,9 +100,9 @@ def test_exact_threshold_refuses_a_diverging_mean() -> None:
 
 def test_unknown_and_too_short_spectra_are_refused() -> None:
     with pytest.raises(ValueError, match="choose flat"):
-        moments.spectrum("sawtooth", 8)
+        spectrum("sawtooth", 8)
     with pytest.raises(ValueError, match="at least 21"):
-        moments.spectrum("spike", 8)
+        spectrum("spike", 8)
 
 
 def test_task_has_the_curvature_of_its_features() -> None:
@@ -157,7 +157,7 @@ def test_growth_of_a_single_coordinate_is_deterministic() -> None:
 
 
 def test_batch_sizes_lie_on_both_sides_of_both_thresholds() -> None:
-    assert batch_sizes(moments.spectrum("spike", 201), 0.001) == {
+    assert batch_sizes(spectrum("spike", 201), 0.001) == {
         "half": 5,
         "below": 11,
         "between": 12,
@@ -165,19 +165,19 @@ def test_batch_sizes_lie_on_both_sides_of_both_thresholds() -> None:
     }
 
 
-def test_target_at_smoke_scale(run_target: Callable[..., Path]) -> None:
-    folder = run_target(main, "lissa/lemma1_divergence") / "lissa" / "lemma1" / "smoke"
+def test_target_at_smoke_scale(run_smoke: Callable[..., Path]) -> None:
+    folder = run_smoke("lissa/lemma1")
     verdicts = {result.claim.id: result.verdict for result in load_claims(folder)}
     assert verdicts == {
-        "condition-equality": "not reproduced",
+        "condition-equality": "refuted",
         "mean-converges": "reproduced",
         "second-moment-diverges": "reproduced",
-        "eigenvalue-suffices": "not reproduced",
+        "eigenvalue-suffices": "refuted",
         "eigenvalue-suffices-flat": "reproduced",
-        "threshold": "not reproduced",
+        "threshold": "refuted",
         "powers-of-r": "not reproduced",
         "samplewise": verdicts["samplewise"],  # too few trials here to tell
     }
-    tables = [pd.read_csv(folder / name) for name in ("table.csv", "thresholds.csv", "growth.csv")]
-    assert set(draw(*tables)) == {path.name for path in folder.glob("*.png")}
-    assert (folder / "run.json").is_file()
+    assert set(Computed.of(folder)) == {"table", "thresholds", "growth"}
+    figures = TARGET.load("draw")(Computed.of(folder))
+    assert set(figures) == {path.name for path in folder.glob("*.png")} == {"figure.png", "figure_spectra.png"}

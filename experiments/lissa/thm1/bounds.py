@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from experiments.lissa.thm1_problem import Problem
+from experiments.lissa.thm1.problems import FactoredProblem
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Bounds:
         return first_constant * decay * self.solution_norm + second_constant * self.printed_sampling
 
 
-def bounds(problem: Problem, damping: float, *, step_size: float, batch_size: int) -> Bounds:
+def bounds(problem: FactoredProblem, damping: float, *, step_size: float, batch_size: int) -> Bounds:
     """Compute all that the bounds need from the dense matrices. Cost: P³."""
     solution = problem.solution(damping)
     return Bounds(
@@ -69,7 +69,9 @@ def bounds(problem: Problem, damping: float, *, step_size: float, batch_size: in
     )
 
 
-def condition_eigenvalue(problem: Problem, damping: float, *, step_size: float, batch_size: float) -> float:
+def condition_eigenvalue(
+    problem: FactoredProblem, damping: float, *, step_size: float, batch_size: float
+) -> float:
     """Return the largest eigenvalue of (1 - η(G + λ))² + η² (E G_t² - G²): 1 - δ in condition (9)."""
     values, vectors = problem.eigen
     contraction = vectors @ ((1 - step_size * (values + damping)) ** 2 * vectors).T
@@ -77,7 +79,7 @@ def condition_eigenvalue(problem: Problem, damping: float, *, step_size: float, 
     return float(torch.linalg.eigvalsh((matrix + matrix.T) / 2)[-1])
 
 
-def condition_constant(problem: Problem, *, cutoff: float = 1e-9) -> float:
+def condition_constant(problem: FactoredProblem, *, cutoff: float = 1e-9) -> float:
     """Return the smallest C of condition C.1: E G_i² - G² ⪯ C tr(G) G, over G's range. Cost: P³.
 
     Eigenvalues of G below cutoff · λmax are left out: the ratio is at most max λmax(G_i) / tr(G), but not to
@@ -90,7 +92,7 @@ def condition_constant(problem: Problem, *, cutoff: float = 1e-9) -> float:
     return float(torch.linalg.eigvalsh((matrix + matrix.T) / 2)[-1]) / problem.trace
 
 
-def sufficient_threshold(problem: Problem, damping: float, *, step_size: float) -> float:
+def sufficient_threshold(problem: FactoredProblem, damping: float, *, step_size: float) -> float:
     """Return the |B| above which condition (9) holds with some δ > 0. Cost: P³."""
     values, vectors = problem.eigen
     x = step_size * (values + damping)
@@ -102,10 +104,10 @@ def sufficient_threshold(problem: Problem, damping: float, *, step_size: float) 
 class SecondMoments:
     """Exact M = E (u_t - u*)(u_t - u*)ᵀ:  M <- Q M Q + η²/|B| E (G_i - G) E[u_t u_tᵀ] (G_i - G).
 
-    Q = 1 - η(G + λ). Cost: 2 P² N r a step.
+    Q = 1 - η(G + λ). Cost: 2 P² N r for each step.
     """
 
-    def __init__(self, problem: Problem, damping: float, *, step_size: float) -> None:
+    def __init__(self, problem: FactoredProblem, damping: float, *, step_size: float) -> None:
         self.problem, self.damping, self.step_size = problem, damping, step_size
         self.values, self.vectors = problem.eigen
         self.rates = 1 - step_size * (self.values + damping)

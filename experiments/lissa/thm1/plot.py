@@ -1,7 +1,4 @@
-"""Theorem 1, plot: drawn from the saved tables alone.
-
-python -m experiments.lissa.thm1_plot results/lissa/thm1/embedded
-"""
+"""Theorem 1: the error over batch sizes, steps and dampings, beside the bounds."""
 
 from __future__ import annotations
 
@@ -10,27 +7,26 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from curvlab.reporting import plots
-from experiments.rank1.redraw import redraw
+from experiments.target import Computed
 
 LINES = {"theorem": ("Theorem 1, best δ", "--", 0), "printed": ("(10) as printed", ":", 1)}
 
 
-def draw(
-    errors: pd.DataFrame, settings: pd.DataFrame, stationary: pd.DataFrame, start: pd.DataFrame
-) -> dict[str, Figure]:
-    """Return the figures: the limit of the error against |B| and the far start; and the error over steps."""
+def draw(computed: Computed) -> dict[str, Figure]:
+    """Return the error against |B| and from the far start; over steps; and its limit over dampings."""
+    errors = computed["table"]
     problems = list(dict.fromkeys(errors.problem))
     figure, axes = plots.figure(1, len(problems) + 1, panel_size=(3.5, 3.4))
     for ax, problem in zip(axes[0], problems, strict=False):
-        _against_batch(ax, errors, settings, problem)
+        _against_batch(ax, errors, computed["settings"], problem)
     axes[0, 0].set_ylabel("E‖u_t - u*‖² / ‖u*‖²")
     handles, labels = axes[0, 0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=3, frameon=False)
-    _far_start(axes[0, -1], start)
+    _far_start(axes[0, -1], computed["start"])
     return {
         "figure.png": figure,
         "figure_steps.png": _over_steps(errors, problems),
-        "figure_damping.png": _over_damping(stationary),
+        "figure_damping.png": _over_damping(computed["stationary"]),
     }
 
 
@@ -89,7 +85,7 @@ def _far_start(ax: Axes, start: pd.DataFrame) -> None:
 
 
 def _over_steps(errors: pd.DataFrame, problems: list[str]) -> Figure:
-    """Error over steps for three batch sizes a problem: the smallest that (9) admits, and two larger ones."""
+    """Draw, for each problem, three batch sizes: the smallest that (9) admits, and two larger ones."""
     figure, axes = plots.figure(1, len(problems), panel_size=(3.8, 3.4))
     for ax, problem in zip(axes[0], problems, strict=True):
         own = errors[errors.problem == problem]
@@ -144,12 +140,3 @@ def _over_damping(stationary: pd.DataFrame) -> Figure:
     ax.set_ylabel("limit of the error /\nsecond term of (10), |B| = 100")
     ax.legend(fontsize=7)
     return figure
-
-
-def main() -> None:
-    """Redraw the figures of a result folder."""
-    redraw(draw, "table.csv", "settings.csv", "stationary.csv", "start.csv")
-
-
-if __name__ == "__main__":
-    main()

@@ -6,44 +6,48 @@ import math
 from collections.abc import Callable
 from pathlib import Path
 
-import pandas as pd
 import pytest
 import torch
 from torch import Tensor, nn
 
 from curvlab.curvature import GaussNewtonOperator
 from curvlab.reporting import load_claims
-from experiments.lissa import thm1_bounds
-from experiments.lissa.thm1_bounds import SecondMoments, bounds, condition_constant, sufficient_threshold
-from experiments.lissa.thm1_error_bound import FILES, main
-from experiments.lissa.thm1_plot import draw
-from experiments.lissa.thm1_problem import (
-    Problem,
+from experiments.lissa.thm1 import TARGET
+from experiments.lissa.thm1.bounds import (
+    SecondMoments,
+    bounds,
+    condition_constant,
+    condition_eigenvalue,
+    sufficient_threshold,
+)
+from experiments.lissa.thm1.problems import (
+    FactoredProblem,
     TrialOperator,
     lissa_errors,
     network_problem,
     rare_problem,
     signs_problem,
 )
+from experiments.target.execution import Computed
 
 DAMPING, STEP_SIZE = 0.2, 0.3
 
 
 @pytest.fixture
-def problem() -> Problem:
+def problem() -> FactoredProblem:
     """Three examples of rank two, which do not commute with their mean."""
     factors = torch.tensor([[[1.0, 0.0], [0.5, 0.3]], [[0.2, 0.1], [1.5, 0.0]], [[-0.7, 0.4], [0.3, 0.2]]])
-    return Problem("tiny", factors.double(), torch.tensor([1.0, -2.0], dtype=torch.float64))
+    return FactoredProblem("tiny", factors.double(), torch.tensor([1.0, -2.0], dtype=torch.float64))
 
 
-def all_batches(problem: Problem) -> Tensor:
+def all_batches(problem: FactoredProblem) -> Tensor:
     """Return the curvature of each of the 9 equally likely batches of two, (9, P, P)."""
     each = problem.factors @ problem.factors.mT
     return torch.stack([(each[i] + each[j]) / 2 for i in range(3) for j in range(3)])
 
 
 @pytest.mark.parametrize("start", [None, torch.tensor([3.0, 1.0], dtype=torch.float64)])
-def test_second_moments_are_the_average_over_all_batches(problem: Problem, start: Tensor | None) -> None:
+def test_second_moments_are_the_average_over_all_batches(problem: FactoredProblem, start: Tensor | None) -> None:
     found = SecondMoments(problem, DAMPING, step_size=STEP_SIZE).errors(2, 4, start=start)
     eye = torch.eye(2, dtype=torch.float64)
     damped = all_batches(problem) + DAMPING * eye
@@ -55,7 +59,7 @@ def test_second_moments_are_the_average_over_all_batches(problem: Problem, start
         paths = moved.flatten(0, 1)
 
 
-def test_bounds_are_those_of_the_definitions(problem: Problem) -> None:
+def test_bounds_are_those_of_the_definitions(problem: FactoredProblem) -> None:
     batches = all_batches(problem)
     mean, eye = batches.mean(0), torch.eye(2, dtype=torch.float64)
     gap = (batches @ batches).mean(0) - mean @ mean
@@ -74,7 +78,7 @@ def test_bounds_are_those_of_the_definitions(problem: Problem) -> None:
     assert constant == pytest.approx(float(worst), rel=1e-9)
 
 
-def test_thresholds_separate_convergence_from_divergence(problem: Problem) -> None:
+def test_thresholds_separate_convergence_from_divergence(problem: FactoredProblem) -> None:
     step_size = 1 / (problem.largest + 0.01)
     moments = SecondMoments(problem, 0.01, step_size=step_size)
     exact = moments.exact_threshold(rtol=1e-8)
@@ -85,9 +89,7 @@ def test_thresholds_separate_convergence_from_divergence(problem: Problem) -> No
     assert moments.stationary_error(0.95 * exact) == math.inf
     limit = sufficient_threshold(problem, 0.01, step_size=step_size)
     assert limit > exact
-    assert thm1_bounds.condition_eigenvalue(problem, 0.01, step_size=step_size, batch_size=limit) == pytest.approx(
-        1
-    )
+    assert condition_eigenvalue(problem, 0.01, step_size=step_size, batch_size=limit) == pytest.approx(1)
 
 
 def test_network_problem_has_the_gauss_newton_matrix() -> None:
@@ -102,7 +104,7 @@ def test_network_problem_has_the_gauss_newton_matrix() -> None:
     torch.testing.assert_close(found.factors[2] @ found.factors[2].T, one, rtol=1e-10, atol=1e-12)
 
 
-def test_trials_of_lissa_agree_with_the_exact_moments(problem: Problem) -> None:
+def test_trials_of_lissa_agree_with_the_exact_moments(problem: FactoredProblem) -> None:
     shown = [1, 3, 8]
     squares, projections = lissa_errors(
         problem,
@@ -126,7 +128,7 @@ def test_trials_of_lissa_agree_with_the_exact_moments(problem: Problem) -> None:
         assert float((projections[index].mean() - expected).abs() / spread) < 4
 
 
-def test_trials_have_batches_of_their_own(problem: Problem) -> None:
+def test_trials_have_batches_of_their_own(problem: FactoredProblem) -> None:
     batches = TrialOperator(problem, 5).sample(4, torch.Generator().manual_seed(0))
     torch.testing.assert_close(batches.weights.sum(0), torch.ones(5, dtype=torch.float64))
     each, vectors = problem.factors @ problem.factors.mT, torch.randn(2, 5, dtype=torch.float64)
@@ -165,8 +167,8 @@ def test_bounds_say_nothing_where_no_delta_exists() -> None:
     assert math.isnan(own.corrected(5))
 
 
-def test_target_at_smoke_scale(run_target: Callable[..., Path]) -> None:
-    folder = run_target(main, "lissa/thm1_error_bound") / "lissa" / "thm1" / "smoke"
+def test_target_at_smoke_scale(run_smoke: Callable[..., Path]) -> None:
+    folder = run_smoke("lissa/thm1")
     verdicts = {result.claim.id: result.verdict for result in load_claims(folder)}
     certain = {
         "mean-bound": "reproduced",
@@ -178,6 +180,6 @@ def test_target_at_smoke_scale(run_target: Callable[..., Path]) -> None:
         "batch-requirement": "reproduced",
     }
     assert certain.items() <= verdicts.items()
-    tables = [pd.read_csv(folder / name) for name in FILES]
-    assert set(draw(*tables)) == {path.name for path in folder.glob("*.png")}
-    assert (folder / "run.json").is_file()
+    computed = Computed.of(folder)
+    assert set(computed) == {"table", "settings", "stationary", "start"}
+    assert set(TARGET.load("draw")(computed)) == {path.name for path in folder.glob("*.png")}

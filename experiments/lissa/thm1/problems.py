@@ -13,13 +13,13 @@ from torch.func import jacrev, vmap
 from curvlab.curvature import ModelFunction
 from curvlab.linalg import LinearOperator, identity
 from curvlab.solvers import Lissa
-from experiments.lissa.lemma1_moments import spectrum
+from experiments.lissa.spectra import spectrum
 
 BLOCK_TRIALS = 64
 
 
 @dataclass(frozen=True)
-class Problem:
+class FactoredProblem:
     """G = 1/N Σ L_i L_iᵀ and a right-hand side.
 
     Attributes:
@@ -80,7 +80,7 @@ class Problem:
 class TrialOperator(LinearOperator):
     """G of a problem; on a sample each column meets a batch of its own, drawn with replacement: so is a trial."""
 
-    def __init__(self, problem: Problem, num_trials: int) -> None:
+    def __init__(self, problem: FactoredProblem, num_trials: int) -> None:
         super().__init__(len(problem.gradient), dtype=problem.flat.dtype, device=problem.flat.device)
         self.problem, self.num_trials = problem, num_trials
 
@@ -103,9 +103,9 @@ class TrialOperator(LinearOperator):
 
 
 class TrialBatches(LinearOperator):
-    """Column k meets Σ_i w_ik L_i L_iᵀ. Cost: 2 P N r a column, whatever the batch size."""
+    """Column k meets Σ_i w_ik L_i L_iᵀ. Cost: 2 P N r for each column, whatever the batch size."""
 
-    def __init__(self, problem: Problem, weights: Tensor) -> None:
+    def __init__(self, problem: FactoredProblem, weights: Tensor) -> None:
         super().__init__(len(problem.gradient), dtype=weights.dtype, device=weights.device)
         self.problem, self.weights = problem, weights
 
@@ -124,7 +124,7 @@ class TrialBatches(LinearOperator):
 
 
 def lissa_errors(
-    problem: Problem,
+    problem: FactoredProblem,
     damping: float,
     *,
     step_size: float,
@@ -160,7 +160,7 @@ def lissa_errors(
 
 
 def errors_from(
-    problem: Problem,
+    problem: FactoredProblem,
     damping: float,
     *,
     step_size: float,
@@ -187,10 +187,10 @@ def _blocks(num_trials: int) -> Iterator[int]:
 
 
 # ------------------------------------------------------------------------------------------ problems
-def signs_problem(name: str, size: int, num_examples: int, generator: torch.Generator) -> Problem:
+def signs_problem(name: str, size: int, num_examples: int, generator: torch.Generator) -> FactoredProblem:
     """The task of App. B.4 with finitely many examples: x_i = ±sqrt(λ_i), ‖x‖² = Σλ; g is one example's gradient.
 
-    `name`: a spectrum of lemma1_moments, or "tail": one eigenvalue of 1, the others 0.02.
+    `name`: see `spectrum`, or "tail": one eigenvalue of 1, the others 0.02.
     """
     if name == "tail":
         eigenvalues = torch.full((size,), 0.02, dtype=torch.float64)
@@ -199,10 +199,10 @@ def signs_problem(name: str, size: int, num_examples: int, generator: torch.Gene
         eigenvalues = spectrum(name, size)
     signs = 2.0 * torch.randint(0, 2, (num_examples, size), generator=generator) - 1
     features = signs.double() * eigenvalues.sqrt()
-    return Problem(f"signs, {name}, {size}", features[:, :, None], features[0])
+    return FactoredProblem(f"signs, {name}, {size}", features[:, :, None], features[0])
 
 
-def network_problem(name: str, model: nn.Module, inputs: Tensor, gradient: Tensor) -> Problem:
+def network_problem(name: str, model: nn.Module, inputs: Tensor, gradient: Tensor) -> FactoredProblem:
     """A classifier with softmax cross-entropy: L_i = J_iᵀ (diag(sqrt p) - p sqrt(p)ᵀ), L_i L_iᵀ = J_iᵀ S_i J_i.
 
     Args:
@@ -222,11 +222,13 @@ def network_problem(name: str, model: nn.Module, inputs: Tensor, gradient: Tenso
     probabilities = model(inputs).detach().softmax(1)
     roots = probabilities.sqrt()
     halves = torch.diag_embed(roots) - probabilities[:, :, None] * roots[:, None]
-    return Problem(name, jacobian.mT @ halves, gradient)
+    return FactoredProblem(name, jacobian.mT @ halves, gradient)
 
 
-def rare_problem(num_examples: int) -> Problem:
+def rare_problem(num_examples: int) -> FactoredProblem:
     """One parameter; one of `num_examples` has curvature 1, the others none; u* is 1 without damping."""
     factors = torch.zeros(num_examples, 1, 1, dtype=torch.float64)
     factors[0] = 1
-    return Problem(f"one of {num_examples}", factors, torch.full((1,), 1 / num_examples, dtype=torch.float64))
+    return FactoredProblem(
+        f"one of {num_examples}", factors, torch.full((1,), 1 / num_examples, dtype=torch.float64)
+    )

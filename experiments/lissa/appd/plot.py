@@ -1,7 +1,4 @@
-"""App. D, plot: drawn from the saved tables alone.
-
-python -m experiments.lissa.appd_plot results/lissa/appd/embedded
-"""
+"""App. D: agreement of influence with TF-IDF over dampings, and the formulas behind it."""
 
 from __future__ import annotations
 
@@ -11,7 +8,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import NullFormatter
 
 from curvlab.reporting import plots
-from experiments.rank1.redraw import redraw
+from experiments.target import Computed
 
 IDF = {"root": "TF-IDF, sqrt(1/DF) (App. D)", "log": "TF-IDF, log(1/DF)", "none": "TF products, no IDF"}
 PANELS = {
@@ -21,16 +18,15 @@ PANELS = {
 }
 
 
-def draw(
-    table: pd.DataFrame, inverse: pd.DataFrame, limit: pd.DataFrame, frequencies: pd.DataFrame
-) -> dict[str, Figure]:
-    """Return the figures: agreement over damping, one a corpus, and the formulas behind it."""
+def draw(computed: Computed) -> dict[str, Figure]:
+    """Return the agreement over dampings, one figure for each corpus, and the formulas behind it."""
+    table = computed["table"]
     corpora = list(dict.fromkeys(table.corpus))
     figures = {
         ("figure.png" if index == 0 else f"figure_{corpus}.png"): _agreement(table[table.corpus == corpus], corpus)
         for index, corpus in enumerate(corpora)
     }
-    return {**figures, "figure_formulas.png": _formulas(inverse, limit, frequencies)}
+    return {**figures, "figure_formulas.png": _formulas(computed)}
 
 
 def _agreement(own: pd.DataFrame, corpus: str) -> Figure:
@@ -63,11 +59,11 @@ def _agreement(own: pd.DataFrame, corpus: str) -> Figure:
     return figure
 
 
-def _formulas(inverse: pd.DataFrame, limit: pd.DataFrame, frequencies: pd.DataFrame) -> Figure:
+def _formulas(computed: Computed) -> Figure:
     figure, axes = plots.figure(1, 3, panel_size=(3.7, 3.3))
-    _inverse(axes[0, 0], inverse)
-    _limit(axes[0, 1], limit)
-    _frequencies(axes[0, 2], frequencies)
+    _inverse(axes[0, 0], computed["inverse"])
+    _limit(axes[0, 1], computed["limit"])
+    _frequencies(axes[0, 2], computed["frequencies"])
     return figure
 
 
@@ -143,12 +139,3 @@ def _frequencies(ax: Axes, frequencies: pd.DataFrame) -> None:
     ax.set_ylabel("DF / (|d| p)")
     ax.set_title("document frequency (dotted:\nindependent words)")
     ax.legend(fontsize=7)
-
-
-def main() -> None:
-    """Redraw the figures of a result folder."""
-    redraw(draw, "table.csv", "inverse.csv", "limit.csv", "frequencies.csv")
-
-
-if __name__ == "__main__":
-    main()

@@ -6,18 +6,17 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-import pandas as pd
 import pytest
 import torch
 from scipy.stats import spearmanr
 
 from curvlab.data import DataNotFoundError
 from curvlab.reporting import load_claims
-from experiments.lissa.appd_corpus import drawn_from_the_model, equal_documents, load_articles, tokenize
-from experiments.lissa.appd_formulas import inverse_factored, inverse_printed, rank_one_term
-from experiments.lissa.appd_plot import draw
-from experiments.lissa.appd_ranking import per_query
-from experiments.lissa.appd_tf_idf import FILES, main
+from experiments.lissa.appd import TARGET
+from experiments.lissa.appd.corpus import drawn_from_the_model, equal_documents, load_articles, tokenize
+from experiments.lissa.appd.formulas import inverse_factored, inverse_printed, rank_one_term
+from experiments.lissa.appd.ranking import per_query
+from experiments.target.execution import Computed
 
 TEXTS = ["The cat saw the dog.", "A dog, the DOG and <unk> 42 cats saw it", "the cat"]
 
@@ -109,16 +108,16 @@ def test_ranking_leaves_out_the_query_itself() -> None:
         per_query(left, right[:3], top=1)
 
 
-def test_target_at_smoke_scale(run_target: Callable[..., Path]) -> None:
-    folder = run_target(main, "lissa/appd_tf_idf") / "lissa" / "appd" / "smoke"
+def test_target_at_smoke_scale(run_smoke: Callable[..., Path]) -> None:
+    folder = run_smoke("lissa/appd")
     verdicts = {result.claim.id: result.verdict for result in load_claims(folder)}
     certain = {
         "inverse-factored": "reproduced",
-        "inverse-printed": "not reproduced",
+        "inverse-printed": "refuted",
         "rank-one-vanishes": "reproduced",
-        "limit": "not reproduced",
+        "limit": "refuted",
     }
     assert certain.items() <= verdicts.items()
-    tables = [pd.read_csv(folder / name) for name in FILES]
-    assert set(draw(*tables)) == {path.name for path in folder.glob("*.png")}
-    assert float(tables[1].corrected.max()) < 1e-12
+    computed = Computed.of(folder)
+    assert set(TARGET.load("draw")(computed)) == {path.name for path in folder.glob("*.png")}
+    assert float(computed["inverse"].corrected.max()) < 1e-12

@@ -1,21 +1,8 @@
-"""Influence in a bag-of-words model is TF-IDF (Klochkov & Liu 2024, App. D).
-
-make lissa-appd PRESET=smoke|embedded|laptop|paper ARGS="length=50"
-
-Real text as documents of equal length, in two vocabularies: the most frequent words, and words so rare that p |d|
-is at most `max_expected`, as the appendix assumes; beside them documents of the same size drawn from the model.
-Damping is given relative to the smallest p. Per query: rank correlation and top-k overlap of influence with
-TF-IDF.
-
-What is printed and does not hold: in the damped inverse's second form the rank-one term has the wrong sign (the
-form before it is right); the limit of the influence lacks -1 and |d|² (the appendix sums gradients over words and
-takes the Hessian of one word; with the Hessian of a document |d| is left). "DF(d)" means DF(t), and p^(-1/2)
-weights, IDF = sqrt(1 / DF), are its own variant: the usual log(1 / DF) is shown too. Similarity here is g_qᵀ(G +
-λ)⁻¹g_d, as printed; influence on the loss is minus that.
-"""
+"""App. D: influence against TF-IDF, on real documents and on drawn ones, and the formulas behind it."""
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pandas as pd
@@ -24,7 +11,6 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig
 from torch import Tensor
 
-from curvlab import runs
 from curvlab.data import TextCorpus
 from curvlab.influence.tf_idf import (
     BagOfWordsOperator,
@@ -37,97 +23,62 @@ from curvlab.influence.tf_idf import (
     word_probabilities,
 )
 from curvlab.linalg import identity
-from curvlab.reporting import save_claims
 from curvlab.runs import Run
 from curvlab.solvers import Direct
-from experiments.lissa.appd_claims import judge_claims
-from experiments.lissa.appd_corpus import WordCounts, drawn_from_the_model, equal_documents, tokenize
-from experiments.lissa.appd_formulas import inverse_factored, inverse_printed, printed_limit, rank_one_term
-from experiments.lissa.appd_plot import draw
-from experiments.lissa.appd_ranking import per_query
+from experiments.lissa.appd.corpus import WordCounts, drawn_from_the_model, equal_documents, tokenize
+from experiments.lissa.appd.formulas import inverse_factored, inverse_printed, printed_limit, rank_one_term
+from experiments.lissa.appd.ranking import per_query
 
 Row = dict[str, Any]
-FILES = ("table.csv", "inverse.csv", "limit.csv", "frequencies.csv")
+TABLES = ("table", "inverse", "limit", "frequencies")
+SETTINGS = ("length", "max_words", "max_documents", "max_expected", "damping_ratios", "dampings", "top")
 NUM_BINS = 12  # of words by p |d|
 
 
-@runs.main("lissa/appd_tf_idf")
-def main(cfg: DictConfig) -> None:
-    """Compute, tabulate, judge, draw."""
-    with runs.start(cfg, paper="lissa", item="appd", title="Influence in a bag-of-words model") as run:
-        rows: dict[str, list[Row]] = {name: [] for name in FILES}
-        for name, part in cfg.corpora.items():
-            if part is None:
-                continue
-            corpus: TextCorpus = instantiate(part.data)
-            run.record_data(corpus.name, corpus.checksum)
-            for vocabulary in ("all", "rare"):
-                key = {
-                    "checksum": corpus.checksum,
-                    "vocabulary": vocabulary,
-                    "length": cfg.length,
-                    "max_words": cfg.max_words,
-                    "max_documents": cfg.max_documents,
-                    "max_expected": cfg.max_expected,
-                    "join": part.join,
-                    "damping_ratios": list(cfg.damping_ratios),
-                    "dampings": list(cfg.dampings),
-                    "top": cfg.top,
-                    "version": 1,
-                }
+def compute(run: Run, cfg: DictConfig) -> dict[str, pd.DataFrame]:
+    """Return rankings (`table`), errors of closed forms (`inverse`) and of the `limit`, document `frequencies`.
 
-                def compute(
-                    name: str = str(name),
-                    part: DictConfig = part,
-                    corpus: TextCorpus = corpus,
-                    v: str = vocabulary,
-                ) -> dict[str, Any]:
-                    return _measure(run, cfg, name, part, corpus=corpus, vocabulary=v)
-
-                found = run.unit("lissa/appd", key, compute)
-                for file in FILES:
-                    rows[file] += [{"corpus": str(name), "vocabulary": vocabulary} | row for row in found[file]]
-        tables = [pd.DataFrame(rows[name]) for name in FILES]
-        for table, name in zip(tables, FILES, strict=True):
-            run.save_table(table, name)
-        save_claims(run.folder, judge_claims(*tables))
-        for name, figure in draw(*tables).items():
-            run.save_figure(figure, name)
-        sizes = tables[2].drop_duplicates(["corpus", "vocabulary"])
-        run.note(
-            scale={
-                "corpora": {"ours": sorted(set(sizes.corpus)), "paper": "none: a derivation"},
-                "documents": {"ours": [int(size) for size in sizes.num_documents], "paper": "any"},
-                "words": {"ours": [int(size) for size in sizes.num_words], "paper": "any"},
-                "document length": {"ours": cfg.length, "paper": "any, equal"},
-            },
-            seeds=[cfg.seed],
-        )
+    Args:
+        run: seeds and store.
+        cfg: `corpora` by name (`data`, a TextCorpus, and `join`; null: left out) and `SETTINGS`.
+    """
+    tables: dict[str, list[Row]] = {name: [] for name in TABLES}
+    settings = {name: list(cfg[name]) if name.startswith("damping") else cfg[name] for name in SETTINGS}
+    for name, part in cfg.corpora.items():
+        if part is None:
+            continue
+        corpus: TextCorpus = instantiate(part.data)
+        run.record_data(corpus.name, corpus.checksum)
+        for vocabulary in ("all", "rare"):
+            names = {"corpus": str(name), "vocabulary": vocabulary}
+            key = names | settings | {"checksum": corpus.checksum, "join": part.join}
+            found = run.unit("lissa/appd", key, partial(_measure, run, cfg, corpus, key), version=1)
+            for table, rows in tables.items():
+                rows += [names | row for row in found[table]]
+    run.note(seeds=[cfg.seed])
+    return {name: pd.DataFrame(rows) for name, rows in tables.items()}
 
 
-def _measure(
-    run: Run, cfg: DictConfig, name: str, part: DictConfig, *, corpus: TextCorpus, vocabulary: str
-) -> dict[str, Any]:
+def _measure(run: Run, cfg: DictConfig, corpus: TextCorpus, key: Row) -> dict[str, Any]:
     real = equal_documents(
         tokenize([*corpus.train, *corpus.test]),
         length=cfg.length,
         max_words=cfg.max_words,
-        join=part.join,
+        join=key["join"],
         max_documents=cfg.max_documents,
-        max_expected=cfg.max_expected if vocabulary == "rare" else None,
+        max_expected=cfg.max_expected if key["vocabulary"] == "rare" else None,
     )
-    drawn = drawn_from_the_model(real, run.generator("documents", name, vocabulary))
-    found: dict[str, list[Row]] = {file: [] for file in FILES}
+    drawn = drawn_from_the_model(real, run.generator("documents", key["corpus"], key["vocabulary"]))
+    rankings, frequencies = [], []
     for source, documents in (("text", real), ("model", drawn)):
-        found["table.csv"] += [{"source": source} | row for row in _rankings(documents, cfg)]
-        found["frequencies.csv"] += [{"source": source} | row for row in _frequencies(documents)]
-    found["inverse.csv"] = _inverses(real, cfg)
-    found["limit.csv"] = _limits(real, cfg)
-    return found
+        rankings += [{"source": source} | row for row in _rankings(documents, cfg)]
+        frequencies += [{"source": source} | row for row in _frequencies(documents)]
+    found = (rankings, _inverses(real, cfg), _limits(real, cfg), frequencies)
+    return dict(zip(TABLES, found, strict=True))
 
 
 def _rankings(documents: WordCounts, cfg: DictConfig) -> list[Row]:
-    """Return agreement of influence with each TF-IDF and with TF products, per damping; means over queries."""
+    """Return agreement of influence with each TF-IDF and with TF products at each damping; means over queries."""
     counts = documents.counts
     smallest = float(word_probabilities(counts).min())
     frequencies = term_frequencies(counts)
@@ -188,7 +139,7 @@ def _inverses(documents: WordCounts, cfg: DictConfig) -> list[Row]:
 
 
 def _limits(documents: WordCounts, cfg: DictConfig) -> list[Row]:
-    """Return, per damping, the rank-one term's size and the distance to the printed and the corrected limit.
+    """Return, for each damping, the rank-one term's size and the distance to the printed and the corrected limit.
 
     All with the appendix's gradients, |d| (TF - p), and the Hessian of one word; relative to the limit, over pairs
     of different documents.
@@ -223,7 +174,3 @@ def _size(matrix: Tensor) -> float:
     """Return the root mean square over pairs of different documents."""
     apart = ~torch.eye(len(matrix), dtype=torch.bool)
     return float(matrix[apart].square().mean().sqrt())
-
-
-if __name__ == "__main__":
-    main()

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import numpy as np
 import pandas as pd
 
 _NUM_POINTS = 21
 
 
-def matched_differences(table: pd.DataFrame) -> pd.DataFrame:
-    """Return, for each model, seed and quantity, NGD - SGD averaged over the training losses that both reach.
+def matched_differences(table: pd.DataFrame, *, by: Sequence[str] = ("task",)) -> pd.DataFrame:
+    """Return, for each network, seed and quantity, NGD - SGD averaged over the training losses that both reach.
 
     Each curve, quantity against log training loss, is interpolated linearly between checkpoints; of the LLC only
     valid estimates count. nan where the losses of the two do not overlap.
 
     Args:
-        table: columns model, optimizer (sgd, ngd), seed, train_loss, valid and the quantities llc, trace, or one.
+        table: columns optimizer (sgd, ngd), seed, train_loss, valid, the quantities llc, trace, or one, and `by`.
+        by: columns that tell the networks apart.
     """
     rows = []
-    for (model, seed), own in table.groupby(["model", "seed"], sort=False):
+    for (*network, seed), own in table.groupby([*by, "seed"], sort=False):
         for quantity in (name for name in ("llc", "trace") if name in table):
             usable = own[own.valid] if quantity == "llc" else own
             curves = [_curve(usable[usable.optimizer == name], quantity) for name in ("sgd", "ngd")]
@@ -26,8 +30,8 @@ def matched_differences(table: pd.DataFrame) -> pd.DataFrame:
                 max(c[0].min(initial=np.inf) for c in curves),
                 min(c[0].max(initial=-np.inf) for c in curves),
             )
-            row = {"model": model, "seed": seed, "quantity": quantity, "loss_low": np.nan, "loss_high": np.nan}
-            row |= {"sgd": np.nan, "ngd": np.nan, "difference": np.nan}
+            row: dict[str, Any] = dict(zip(by, network, strict=True)) | {"seed": seed, "quantity": quantity}
+            row |= dict.fromkeys(("loss_low", "loss_high", "sgd", "ngd", "difference"), np.nan)
             if all(len(c[0]) > 1 for c in curves) and low < high:
                 grid = np.linspace(low, high, _NUM_POINTS)
                 sgd, ngd = (float(np.interp(grid, *curve).mean()) for curve in curves)

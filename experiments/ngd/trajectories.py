@@ -31,7 +31,7 @@ DIVERGED = ("train_loss", "validation_loss", "validation_accuracy", "update_norm
 
 
 @dataclass(frozen=True)
-class Problem:
+class Task:
     """Data and a model's shape.
 
     Attributes:
@@ -77,20 +77,18 @@ class Start:
     key: dict[str, Any]
 
 
-def load_problem(run: Run, data: DictConfig, model: DictConfig, name: str) -> Problem:
+def load_task(run: Run, data: DictConfig, model: DictConfig, name: str) -> Task:
     """Load the data and describe the model."""
     splits: DataSplits = instantiate(data)
     run.record_data(splits.name, splits.checksum)
     inputs, targets = stack(splits.train, torch.arange(len(splits.train)))  # type: ignore[arg-type]
     key = {"name": name, "data": splits.checksum, "model": OmegaConf.to_container(model, resolve=True)}
-    return Problem(
-        name, splits, (inputs.to(run.device), targets.to(run.device)), model, nn.CrossEntropyLoss(), key
-    )
+    return Task(name, splits, (inputs.to(run.device), targets.to(run.device)), model, nn.CrossEntropyLoss(), key)
 
 
 def trajectory(
     run: Run,
-    problem: Problem,
+    task: Task,
     optimizer: Mapping[str, Any],
     cfg: DictConfig,
     seed: int,
@@ -105,7 +103,7 @@ def trajectory(
 
     Args:
         run: seeds, store, device.
-        problem: data and model.
+        task: data and model.
         optimizer: see `make_optimizer`.
         cfg: nodes `training` (num_epochs, batch_size, checkpoints: epochs, null for each), `llc` (arguments of
             estimate_llc; null: none) and `trace` (num_train, num_matvecs, rtol, max_matvecs; null: none).
@@ -113,8 +111,8 @@ def trajectory(
         start: go on from there; epochs count on, those of `cfg` and `llc_epochs` from the start.
         llc_epochs: checkpoints at which the LLC is estimated; None: all. Elsewhere its columns are nan.
     """
-    key, trained = _trained_unit(run, problem, optimizer, cfg, seed, start=start)
-    model = problem.build(run, seed)
+    key, trained = _trained_unit(run, task, optimizer, cfg, seed, start=start)
+    model = task.build(run, seed)
     rows = []
     for index, epoch in enumerate(trained["epochs"]):
         _set_state(model, *_state(trained, index))
@@ -123,39 +121,37 @@ def trajectory(
         here = key | {"epoch": epoch}
         if cfg.llc is not None and (llc_epochs is None or epoch in llc_epochs):
             row |= run.unit(
-                "ngd/llc", here | _plain(cfg, "llc"), partial(_llc, run, problem, model, cfg, seed), version=1
+                "ngd/llc", here | _plain(cfg, "llc"), partial(_llc, run, task, model, cfg, seed), version=1
             )
         if cfg.trace is not None:
             row |= run.unit(
                 "ngd/trace",
                 here | _plain(cfg, "trace"),
-                partial(_trace, run, problem, model, cfg, seed),
+                partial(_trace, run, task, model, cfg, seed),
                 version=1,
             )
         rows.append(row)
     return pd.DataFrame(rows)
 
 
-def last_state(run: Run, problem: Problem, optimizer: Mapping[str, Any], cfg: DictConfig, seed: int) -> Start:
+def last_state(run: Run, task: Task, optimizer: Mapping[str, Any], cfg: DictConfig, seed: int) -> Start:
     """Return the last checkpoint of that `trajectory`."""
-    key, trained = _trained_unit(run, problem, optimizer, cfg, seed, start=None)
+    key, trained = _trained_unit(run, task, optimizer, cfg, seed, start=None)
     return Start(*_state(trained, -1), epoch=trained["epochs"][-1], key=key)
 
 
 def _trained_unit(
-    run: Run, problem: Problem, optimizer: Mapping[str, Any], cfg: DictConfig, seed: int, *, start: Start | None
+    run: Run, task: Task, optimizer: Mapping[str, Any], cfg: DictConfig, seed: int, *, start: Start | None
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     settings = {str(key): value for key, value in optimizer.items()}
     training: dict[str, Any] = OmegaConf.to_container(cfg.training, resolve=True)  # type: ignore[assignment]
-    key = problem.key | {"optimizer": settings, "training": training, "repeat": seed}
+    key = task.key | {"optimizer": settings, "training": training, "repeat": seed}
     key |= {"start": start.key} if start else {}
-    compute = partial(_trained, run, problem, settings, training, seed, start=start)
+    compute = partial(_trained, run, task, settings, training, seed, start=start)
     return key, run.unit("ngd/trained", key, compute, version=1)
 
 
-def final_estimate(
-    run: Run, problem: Problem, optimizer: Mapping[str, Any], cfg: DictConfig, seed: int
-) -> pd.DataFrame:
+def final_estimate(run: Run, task: Task, optimizer: Mapping[str, Any], cfg: DictConfig, seed: int) -> pd.DataFrame:
     """Train to the end and measure there; return one row that says whether its estimate is an LLC.
 
     Columns as `trajectory` gives, and `converged`, training loss at most `cfg.converged_below`; `estimate`, as
@@ -166,7 +162,7 @@ def final_estimate(
     epochs = cfg.training.num_epochs
     last = OmegaConf.merge(cfg, {"training": {"checkpoints": cfg.training.checkpoints or [epochs]}})
     try:
-        row = trajectory(run, problem, optimizer, last, seed, llc_epochs=[epochs])  # type: ignore[arg-type]  # a mapping
+        row = trajectory(run, task, optimizer, last, seed, llc_epochs=[epochs])  # type: ignore[arg-type]  # a mapping
         row = row.tail(1).reset_index(drop=True)
     except ArithmeticError:
         row = pd.DataFrame([dict.fromkeys(DIVERGED) | {"epoch": epochs, "valid": False, "problem": "diverged"}])
@@ -178,19 +174,19 @@ def final_estimate(
         row["llc"] = row.estimate.where(row.converged & row.valid)
         row["descent"] = math.nan
         if row.llc.notna().all():
-            row["descent"] = _descent(run, problem, optimizer, last, seed)  # type: ignore[arg-type]  # a mapping
+            row["descent"] = _descent(run, task, optimizer, last, seed)  # type: ignore[arg-type]  # a mapping
     return row
 
 
-def _descent(run: Run, problem: Problem, optimizer: Mapping[str, Any], cfg: DictConfig, seed: int) -> float:
+def _descent(run: Run, task: Task, optimizer: Mapping[str, Any], cfg: DictConfig, seed: int) -> float:
     """Return the descent that is left from the last weights, in units of the LLC."""
-    key, trained = _trained_unit(run, problem, optimizer, cfg, seed, start=None)
+    key, trained = _trained_unit(run, task, optimizer, cfg, seed, start=None)
     settings = {"localization": cfg.llc.localization, "nbeta": cfg.llc.get("nbeta")}
 
     def compute() -> dict[str, float]:
-        model = problem.build(run, seed).eval()
+        model = task.build(run, seed).eval()
         _set_state(model, *_state(trained, -1))
-        return {"descent": descent_to_minimum(model, problem.loss, problem.train, **settings)}
+        return {"descent": descent_to_minimum(model, task.loss, task.train, **settings)}
 
     return float(run.unit("ngd/descent", key | settings, compute, version=1)["descent"])
 
@@ -201,7 +197,7 @@ def _plain(cfg: DictConfig, node: str) -> dict[str, Any]:
 
 def _trained(
     run: Run,
-    problem: Problem,
+    task: Task,
     optimizer: dict[str, Any],
     training: dict[str, Any],
     seed: int,
@@ -209,18 +205,18 @@ def _trained(
     start: Start | None,
 ) -> dict[str, Any]:
     """Return weights (checkpoints, P), and by name lists of buffers and of what was logged at those epochs."""
-    model, loss = problem.build(run, seed), problem.loss
+    model, loss = task.build(run, seed), task.loss
     if start is not None:
         _set_state(model, start.weights, start.buffers)
-    stepper, step = make_optimizer(model, loss, (problem.train[0][:1], problem.train[1][:1]), optimizer)
-    order = run.generator("batches", problem.name, seed, *([start.epoch] if start else []))
+    stepper, step = make_optimizer(model, loss, (task.train[0][:1], task.train[1][:1]), optimizer)
+    order = run.generator("batches", task.name, seed, *([start.epoch] if start else []))
     num_epochs, size = training["num_epochs"], training["batch_size"]
     checkpoints = training["checkpoints"] or list(range(1, num_epochs + 1))
 
     def measured(epoch: int, mean_loss: float) -> dict[str, Any] | None:
         if epoch + 1 not in checkpoints:
             return None
-        on_train, on_test = (evaluate(model, loss, data) for data in (problem.train, problem.splits.test))
+        on_train, on_test = (evaluate(model, loss, data) for data in (task.train, task.splits.test))
         if not math.isfinite(on_train.loss):
             raise ArithmeticError(f"{optimizer} diverged in epoch {epoch + 1}: lower its lr, or raise alpha")
         return {
@@ -234,15 +230,15 @@ def _trained(
     history = train(
         model,
         loss,
-        problem.train,
+        task.train,
         num_epochs=num_epochs,
         batch_size=size,
         optimizer=stepper,
         step=step,
-        batches=shuffled_batches(len(problem.train[1]), batch_size=size, num_epochs=num_epochs, generator=order),
+        batches=shuffled_batches(len(task.train[1]), batch_size=size, num_epochs=num_epochs, generator=order),
         measure_updates=True,
-        generator=run.generator("dropout", problem.name, seed),
-        progress=partial(run.progress, description=f"{problem.name} {optimizer['name']} {seed}"),
+        generator=run.generator("dropout", task.name, seed),
+        progress=partial(run.progress, description=f"{task.name} {optimizer['name']} {seed}"),
         on_epoch_end=measured,
     )
     records = [record for record in history.records if record]
@@ -268,13 +264,13 @@ def _set_state(model: nn.Module, weights: Tensor, buffers: Mapping[str, Tensor])
     model.load_state_dict(dict(buffers), strict=False)
 
 
-def _llc(run: Run, problem: Problem, model: nn.Module, cfg: DictConfig, seed: int) -> dict[str, Any]:
+def _llc(run: Run, task: Task, model: nn.Module, cfg: DictConfig, seed: int) -> dict[str, Any]:
     """Return LLC and WBIC; the chains draw the same numbers at every checkpoint and optimizer.
 
     `llc` is the estimate, also where `valid` is false: then `problem` says why it is no learning coefficient.
     """
     llc = estimate_llc(
-        model, problem.loss, problem.train, **dict(cfg.llc), generator=run.generator("chains", problem.name, seed)
+        model, task.loss, task.train, **dict(cfg.llc), generator=run.generator("chains", task.name, seed)
     )
     return {
         "llc": llc.value,
@@ -288,12 +284,12 @@ def _llc(run: Run, problem: Problem, model: nn.Module, cfg: DictConfig, seed: in
     }
 
 
-def _trace(run: Run, problem: Problem, model: nn.Module, cfg: DictConfig, seed: int) -> dict[str, Any]:
+def _trace(run: Run, task: Task, model: nn.Module, cfg: DictConfig, seed: int) -> dict[str, Any]:
     """Return tr(H) over a fixed part of the training data, by the same probes at every checkpoint."""
     settings = dict(cfg.trace)
-    chosen = torch.randperm(len(problem.train[1]), generator=run.generator("trace data", problem.name))
+    chosen = torch.randperm(len(task.train[1]), generator=run.generator("trace data", task.name))
     kept = chosen[: settings.pop("num_train")].to(run.device)
-    hessian = HessianOperator(model, problem.loss, (problem.train[0][kept], problem.train[1][kept]))
-    trace = hutchinson_trace(hessian, **settings, generator=run.generator("probes", problem.name, seed))
+    hessian = HessianOperator(model, task.loss, (task.train[0][kept], task.train[1][kept]))
+    trace = hutchinson_trace(hessian, **settings, generator=run.generator("probes", task.name, seed))
     run.add_matvecs(trace.num_matvecs)
     return {"trace": trace.value, "trace_stderr": trace.stderr, "trace_probes": trace.num_matvecs}

@@ -9,11 +9,11 @@ import pandas as pd
 from omegaconf import DictConfig
 
 from curvlab.runs import Run
-from experiments.ngd.trajectories import Problem, final_estimate
+from experiments.ngd.trajectories import Task, final_estimate
 
 
 def tune(
-    run: Run, problem: Problem, optimizers: Mapping[str, Mapping[str, Any]], cfg: DictConfig, lrs: Sequence[float]
+    run: Run, task: Task, optimizers: Mapping[str, Mapping[str, Any]], cfg: DictConfig, lrs: Sequence[float]
 ) -> pd.DataFrame:
     """Train with every learning rate; return one row an optimizer, learning rate and seed.
 
@@ -22,7 +22,7 @@ def tune(
 
     Args:
         run: seeds, store, device.
-        problem: data and model.
+        task: data and model.
         optimizers: settings by name, see `make_optimizer`; their lr is replaced.
         cfg: nodes as for `trajectory`, `seeds`, `converged_below`; nothing is sampled.
         lrs: the grid.
@@ -33,7 +33,7 @@ def tune(
     for name, settings in optimizers.items():
         for lr in lrs:
             for seed in cfg.seeds:
-                row = final_estimate(run, problem, {**settings, "lr": lr}, only_training, seed).iloc[0]
+                row = final_estimate(run, task, {**settings, "lr": lr}, only_training, seed).iloc[0]
                 losses = {"train_loss": row.train_loss, "validation_loss": row.validation_loss}
                 rows.append({"optimizer": name, "lr": lr, "seed": seed, "epochs": row.epoch} | losses)
     grid = pd.DataFrame(rows)

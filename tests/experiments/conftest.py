@@ -51,6 +51,7 @@ def judged() -> Callable[[str, Computed], list[ClaimResult]]:
 
     def judge(key: str, computed: Computed) -> list[ClaimResult]:
         target = all_targets()[key]
+        assert target.claims_file is not None
         sheet = load_claim_sheet(target.claims_file)
         results = target.load("judge")(computed, sheet)
         sheet.check_all_judged(results)

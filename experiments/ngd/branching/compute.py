@@ -14,7 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from curvlab.runs import Run
 from experiments.ngd.branching.measures import BEFORE, BranchResults
-from experiments.ngd.trajectories import Problem, last_state, load_problem, trajectory
+from experiments.ngd.trajectories import Task, last_state, load_task, trajectory
 from experiments.target import task_label, task_settings
 
 
@@ -32,9 +32,9 @@ def compute(run: Run, cfg: DictConfig) -> dict[str, pd.DataFrame]:
     """
     parts = []
     for name, settings in task_settings(cfg).items():
-        problem = load_problem(run, settings.data, settings.model, settings.seed_name)
+        task = load_task(run, settings.data, settings.model, settings.seed_name)
         for seed in settings.seeds:
-            own = _branches(run, problem, settings, seed)
+            own = _branches(run, task, settings, seed)
             parts += [part.assign(task=task_label(name), seed=seed) for part in own]
     table = pd.concat(parts, ignore_index=True)
     table["step_norm"] = table.lr * table.update_norm
@@ -51,17 +51,17 @@ def judged_branches(config: Mapping[str, Any]) -> dict[str, list[str]]:
     return {task: list(branches) for task, branches in found.items() if branches}
 
 
-def _branches(run: Run, problem: Problem, settings: DictConfig, seed: int) -> Iterable[pd.DataFrame]:
+def _branches(run: Run, task: Task, settings: DictConfig, seed: int) -> Iterable[pd.DataFrame]:
     before, after = (
         OmegaConf.create({"llc": settings.llc, "trace": None, "training": settings[phase].training})
         for phase in ("before", "after")
     )
     optimizer = settings.before.optimizer
-    rows = trajectory(run, problem, optimizer, before, seed, llc_epochs=_llc_epochs(settings.before))
+    rows = trajectory(run, task, optimizer, before, seed, llc_epochs=_llc_epochs(settings.before))
     yield rows.assign(branch=BEFORE, lr=optimizer.lr)
-    start = last_state(run, problem, optimizer, before, seed)
+    start = last_state(run, task, optimizer, before, seed)
     for name, node in settings.branches.items():
-        rows = trajectory(run, problem, node, after, seed, start=start, llc_epochs=_llc_epochs(settings.after))
+        rows = trajectory(run, task, node, after, seed, start=start, llc_epochs=_llc_epochs(settings.after))
         yield rows.assign(branch=str(name), lr=node.lr)
 
 

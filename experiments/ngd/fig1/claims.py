@@ -1,0 +1,129 @@
+"""Fig. 1: the LLC of NGD lies above that of SGD at every width, and significantly so; and in other settings."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+
+from curvlab.reporting import Claim, ClaimResult, ClaimSheet, exact, out_of_reach, t_interval
+from curvlab.reporting import judge as judge_claim
+from experiments.ngd.fig1.networks import network_name
+from experiments.ngd.fig1.tuned_and_matched import EQUAL, MATCHED, QUANTITIES, TUNED, TunedAndMatched
+from experiments.target import Computed
+
+
+def judge(computed: Computed, claims: ClaimSheet) -> list[ClaimResult]:
+    """Judge each task (depth, LeNet-5) over its widths, then each network of `tuned_and_matched`."""
+    table, summary, settings = computed["table"], computed["summary"], computed["settings"]
+    judged, results = computed.config["judged_optimizer"], []
+    for task in summary.task.unique():
+        named = [
+            claims.claim(name, of=task) for name in ("llc-higher", "llc-significant", "llc-higher-from-minimum")
+        ]
+        own, its_summary, its_settings = (part[part.task == task] for part in (table, summary, settings))
+        results += _judge_task(named, own, its_summary, its_settings, judged)
+    found = TunedAndMatched.of(computed)
+    return results + [
+        _higher(found, network, quantity, setting, claims)
+        for network in found.networks()
+        for setting in (TUNED, MATCHED)
+        for quantity in QUANTITIES
+    ]
+
+
+def _judge_task(
+    claims: list[Claim], table: pd.DataFrame, summary: pd.DataFrame, settings: pd.DataFrame, judged: str
+) -> list[ClaimResult]:
+    """Judge direction, significance, and the direction from the minimum; intervals are over seeds."""
+    higher, significant, from_minimum = claims
+    own = summary[summary.optimizer == judged]
+    lacking = own[own.p.isna()]
+    if len(lacking):
+        reason = f"No LLC at width {', '.join(map(str, lacking.width))}: {_why_none(table, judged)}"
+        return [out_of_reach(claim, reason) for claim in claims]
+    why = _losses(summary, judged) + _elsewhere(settings)
+    values, values_there = (_relative_differences(table, judged, from_minimum=there) for there in (False, True))
+    largest = float(own.p.max())
+    tests = exact(largest, kind=f"largest of {len(own)} tests, {own.seeds.iloc[0]} seeds each")
+    return [
+        judge_claim(higher, values.mean(), t_interval(values), if_not_reproduced=why),
+        judge_claim(significant, largest, tests, if_not_reproduced=why),
+        judge_claim(from_minimum, values_there.mean(), t_interval(values_there), if_not_reproduced=why),
+    ]
+
+
+def _relative_differences(table: pd.DataFrame, judged: str, *, from_minimum: bool = False) -> np.ndarray:
+    """Return one value for each seed; SGD's LLCs are averaged first, since single ones may lie near zero."""
+    own = table.assign(llc=table.llc + table.descent) if from_minimum else table
+    wide = own.pivot_table(index=["seed", "width"], columns="optimizer", values="llc").dropna()
+    means = wide.groupby("seed").mean()
+    return ((means[judged] - means["sgd"]) / wide["sgd"].mean()).to_numpy()
+
+
+def _why_none(table: pd.DataFrame, judged: str) -> str:
+    own = table[table.optimizer.isin([judged, "sgd"]) & table.llc.isna()]
+    if own.train_loss.isna().any():
+        return "training diverged."
+    if (~own.converged).any():
+        return f"training has not converged (training loss {own.train_loss.max():.3g})."
+    return f"the estimates are not valid ({own.problem.dropna().iloc[0]})."
+
+
+def _losses(summary: pd.DataFrame, judged: str) -> str:
+    losses = {name: summary[summary.optimizer == name].train_loss.mean() for name in (judged, "sgd")}
+    widest = summary[summary.optimizer == judged].sort_values("p").iloc[-1]
+    return (
+        f"p is largest at width {widest.width}, where the LLCs of NGD lie within {widest.llc_low:.3g} to "
+        f"{widest.llc_high:.3g} and their mean {widest.difference:.3g} above SGD's. "
+        f"The training losses differ, {losses[judged]:.3g} (NGD) against {losses['sgd']:.3g} (SGD), and the LLC "
+        "depends on them."
+    )
+
+
+def _elsewhere(settings: pd.DataFrame) -> str:
+    """Return how NGD compares in the settings that the paper does not have."""
+    own = settings[(settings.quantity == "llc") & settings.low.notna()]
+    return "".join(
+        f" {network_name(row.task, row.width)}, {row.setting}: {100 * row.relative_difference:+.0f} % "
+        f"({100 * row.low:+.0f} to {100 * row.high:+.0f})."
+        for _, row in own.iterrows()
+    )
+
+
+def _higher(
+    found: TunedAndMatched, network: tuple[str, int], quantity: str, setting: str, claims: ClaimSheet
+) -> ClaimResult:
+    tuned = setting == TUNED
+    claim = claims.claim(f"{quantity}-higher-{'tuned' if tuned else 'matched'}", of=network_name(*network))
+    values = found.relative_differences(network, setting, quantity)
+    if len(values) < 2:
+        return out_of_reach(claim, _why_not(found, network, quantity, tuned=tuned))
+    why = _choices(found, network) if tuned else _at_equal_epochs(found, network, quantity)
+    return judge_claim(claim, values.mean(), t_interval(values), if_not_reproduced=why)
+
+
+def _choices(found: TunedAndMatched, network: tuple[str, int]) -> str:
+    tuning = found.at(found.tuning, network)
+    parts = [
+        f"{str(name).upper()} takes lr {rows.lr.iloc[0]:g} and ends at a training loss of "
+        f"{rows.train_loss.mean():.3g}"
+        for name, rows in tuning[tuning.chosen].groupby("optimizer", sort=False)
+    ]
+    return f"{'; '.join(parts)}; settings.csv has the other settings."
+
+
+def _at_equal_epochs(found: TunedAndMatched, network: tuple[str, int], quantity: str) -> str:
+    values = found.relative_differences(network, EQUAL, quantity)
+    if not len(values):
+        return "At equal epochs nothing can be compared, either (settings.csv)."
+    return f"At equal lr and epochs the difference is {100 * values.mean():+.0f} % (settings.csv)."
+
+
+def _why_not(found: TunedAndMatched, network: tuple[str, int], quantity: str, *, tuned: bool) -> str:
+    if not tuned:
+        return "Fewer than two seeds in which both optimizers reach a common training loss with valid estimates."
+    own = found.at(found.tuned, network)
+    if not {"sgd", "ngd"} <= set(own.optimizer):
+        return "Training diverged at every learning rate of the grid."
+    problems = ", ".join(own.problem.dropna().unique()) or "training has not converged"
+    return f"Fewer than two seeds with both estimates ({problems if quantity == 'llc' else 'no trace'})."

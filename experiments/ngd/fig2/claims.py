@@ -1,0 +1,79 @@
+"""Fig. 2: NGD above SGD in LLC and tr(H); LLC levels off, tr(H) falls."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+
+from curvlab.reporting import Claim, ClaimResult, ClaimSheet, out_of_reach, t_interval
+from curvlab.reporting import judge as judge_claim
+from experiments.target import Computed
+
+
+def judge(computed: Computed, claims: ClaimSheet) -> list[ClaimResult]:
+    """Judge the claims on each task; intervals are over seeds."""
+    table, matched = computed["table"], computed["matched"]
+    results = []
+    for task, own in table.groupby("task", sort=False):
+        of_task = str(task)
+        results += [
+            _higher(claims.claim(f"{quantity}-higher", of=of_task), own, quantity, matched[matched.task == task])
+            for quantity in ("llc", "trace")
+        ]
+        results += [
+            _plateau(claims.claim(f"llc-plateaus-{name}", of=of_task), own, name) for name in ("sgd", "ngd")
+        ]
+        results.append(_falls(claims.claim("trace-decreases", of=of_task), own))
+    return results
+
+
+def _higher(claim: Claim, table: pd.DataFrame, quantity: str, matched: pd.DataFrame) -> ClaimResult:
+    usable = table[table.valid] if quantity == "llc" else table
+    wide = usable.pivot_table(index=["seed", "epoch"], columns="optimizer", values=quantity)
+    if not {"sgd", "ngd"} <= set(wide.columns) or wide.dropna().empty:
+        return out_of_reach(claim, "At no checkpoint are both estimates a learning coefficient (see `problem`).")
+    means = wide.dropna().groupby("seed").mean()
+    values = ((means.ngd - means.sgd) / means.sgd.mean()).to_numpy()  # SGD's of one seed may lie near 0
+    why = _at_matched_loss(matched, quantity)
+    return judge_claim(claim, values.mean(), t_interval(values), if_not_reproduced=why)
+
+
+def _at_matched_loss(matched: pd.DataFrame, quantity: str) -> str:
+    own = matched[(matched.quantity == quantity) & matched.difference.notna()]
+    if own.empty:
+        return "The two do not reach a common training loss (matched.csv)."
+    interval = t_interval(own.difference.to_numpy())
+    return (
+        f"At equal training loss NGD - SGD is {own.difference.mean():.3g} ({interval.low:.3g} to "
+        f"{interval.high:.3g}; SGD {own.sgd.mean():.3g}; matched.csv): at equal epochs the fit differs, too."
+    )
+
+
+def _halves(table: pd.DataFrame, optimizer: str, quantity: str) -> np.ndarray:
+    """Return, for each seed, the last checkpoint's value over that of the checkpoint nearest half the epochs."""
+    own = table[table.optimizer == optimizer]
+    if quantity == "llc":
+        own = own[own.valid]
+    epochs = np.sort(table.epoch.unique())
+    middle, last = epochs[np.abs(epochs - epochs[-1] / 2).argmin()], epochs[-1]
+    wide = own.pivot_table(index="seed", columns="epoch", values=quantity)
+    if middle == last or not {middle, last} <= set(wide.columns):
+        return np.empty(0)
+    return (wide[last] / wide[middle]).dropna().to_numpy()
+
+
+def _plateau(claim: Claim, table: pd.DataFrame, optimizer: str) -> ClaimResult:
+    ratios = _halves(table, optimizer, "llc")
+    if len(ratios) < 2:
+        return out_of_reach(claim, "For fewer than two seeds the LLC is one both in the middle and at the end.")
+    why = "The LLC follows the training loss: see the figure's last panel."
+    return judge_claim(claim, ratios.mean(), t_interval(ratios), if_not_reproduced=why)
+
+
+def _falls(claim: Claim, table: pd.DataFrame) -> ClaimResult:
+    ratios = [_halves(table, name, "trace") for name in ("sgd", "ngd")]
+    if min(map(len, ratios)) < 2:
+        return out_of_reach(claim, "It needs checkpoints at half the epochs and at the end, of two seeds.")
+    worst = max(ratios, key=lambda ratio: ratio.mean())
+    why = "Where tr(H) rises, the training loss still falls: see the figure."
+    return judge_claim(claim, worst.mean(), t_interval(worst), if_not_reproduced=why)

@@ -1,0 +1,60 @@
+"""Fig. 3: less smoothing gives a higher LLC; much smoothing gives that of SGD."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+
+from curvlab.reporting import Claim, ClaimResult, ClaimSheet, out_of_reach, t_interval
+from curvlab.reporting import judge as judge_claim
+from experiments.ngd.fig3.compute import MIN_VALUES, SWEEPS
+from experiments.target import Computed
+
+
+def judge(computed: Computed, claims: ClaimSheet) -> list[ClaimResult]:
+    """Judge both constants on each task; intervals are over seeds."""
+    table, trends = computed["table"], computed["trends"]
+    results = []
+    for task in table.task.unique():
+        for sweep in SWEEPS:
+            own = trends[(trends.task == task) & (trends.sweep == sweep)]
+            swept = table[(table.task == task) & (table.sweep == sweep)]
+            results += [
+                _falls(claims.claim(f"llc-falls-with-{sweep}", of=task), sweep, own, swept),
+                _approaches_sgd(claims.claim(f"llc-approaches-sgd-{sweep}", of=task), sweep, own),
+            ]
+    return results
+
+
+def _falls(claim: Claim, sweep: str, trends: pd.DataFrame, table: pd.DataFrame) -> ClaimResult:
+    used = trends.dropna(subset="rank_correlation")
+    if len(used) < 2:
+        reason = f"Fewer than two seeds have {MIN_VALUES} estimates that count: {_left_out(table)}"
+        return out_of_reach(claim, reason)
+    slope = t_interval(used.slope.to_numpy())
+    why = (
+        f"Over a decade of {sweep} the LLC changes by {100 * np.expm1(used.slope.mean()):+.1f} % "
+        f"({100 * np.expm1(slope.low):+.1f} to {100 * np.expm1(slope.high):+.1f}); the training loss, which the "
+        f"LLC depends on, correlates with {sweep} by {used.loss_rank_correlation.mean():+.2f}. {_left_out(table)}"
+    )
+    values = used.rank_correlation.to_numpy()
+    return judge_claim(claim, values.mean(), t_interval(values), if_not_reproduced=why)
+
+
+def _approaches_sgd(claim: Claim, sweep: str, trends: pd.DataFrame) -> ClaimResult:
+    ratios = (trends.llc_there / trends.sgd).dropna().to_numpy()
+    if len(ratios) < 2:
+        return out_of_reach(claim, f"At the largest {sweep}, or for SGD, fewer than two seeds have an LLC.")
+    why = (
+        f"At the largest {sweep}, {trends.most_smoothed.iloc[0]:g}, NGD is not yet SGD, or {len(ratios)} seeds "
+        "are too few to tell: compare the training losses in the figure."
+    )
+    return judge_claim(claim, ratios.mean(), t_interval(ratios), if_not_reproduced=why)
+
+
+def _left_out(table: pd.DataFrame) -> str:
+    lacking = table[table.llc.isna()]
+    if lacking.empty:
+        return "Every estimate counts."
+    values = ", ".join(f"{value:g}" for value in sorted(lacking.value.unique()))
+    return f"{len(lacking)} of {len(table)} estimates are left out (at {values}): not converged, or not valid."

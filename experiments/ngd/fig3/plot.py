@@ -1,0 +1,77 @@
+"""Fig. 3: LLC and training loss against the smoothing constants."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.font_manager import FontProperties
+
+from curvlab.reporting import plots, t_interval
+from experiments.ngd.fig3.compute import SWEEPS
+from experiments.target import Computed
+
+CONSTANTS = {"alpha": "smoothing α", "epsilon": "floor ε"}
+QUANTITIES = {"llc": "LLC", "train_loss": "training loss (nats)"}
+
+
+def draw(computed: Computed) -> dict[str, Figure]:
+    """Return the figure, for each task a row: LLC and training loss against alpha and epsilon, SGD as a band."""
+    table = computed["table"]
+    tasks = table.task.unique().tolist()
+    figure, axes = plots.figure(len(tasks), 4, panel_size=(3.2, 2.6))
+    for row, task in zip(axes, tasks, strict=True):
+        for pair, quantity in ((row[:2], "llc"), (row[2:], "train_loss")):
+            pair[0].sharey(pair[1])
+            pair[0].set_ylabel(QUANTITIES[quantity])
+            for ax, sweep in zip(pair, SWEEPS, strict=True):
+                _draw_panel(ax, table[table.task == task], sweep, quantity)
+        row[0].set_title(task)
+    handles, labels = axes[0, 0].get_legend_handles_labels()
+    legend = figure.legend(handles, labels, loc="outside lower center", ncols=3, fontsize=8, frameon=False)
+    legend.set_title("mean over seeds, 95 % t interval; dots: seeds", prop=FontProperties(size=8))
+    return {"figure.png": figure}
+
+
+def _draw_panel(ax: Axes, table: pd.DataFrame, sweep: str, quantity: str) -> None:
+    own = table[table.sweep == sweep]
+    _draw_sweep(ax, own, quantity)
+    _draw_band(ax, table[table.sweep == "sgd"][quantity].dropna().to_numpy())
+    ax.set_xscale("log")
+    ax.set_xlabel(CONSTANTS[sweep])
+    if quantity == "train_loss":
+        ax.set_yscale("log")
+        plots.readable_log(ax.yaxis)
+        return
+    left_out = own[own.llc.isna() & own.estimate.notna()]
+    ax.scatter(
+        left_out.value,
+        left_out.estimate,
+        s=22,
+        facecolors="none",
+        edgecolors=plots.PALETTE[1],
+        marker=plots.MARKERS[1],
+        label="NGD, not converged or not valid",
+    )
+
+
+def _draw_sweep(ax: Axes, own: pd.DataFrame, quantity: str) -> None:
+    counted = own.dropna(subset=quantity)
+    means = counted.groupby("value")[quantity].mean()
+    ends = [t_interval(rows[quantity].to_numpy()) for _, rows in counted.groupby("value")]
+    errors = np.array([means - [end.low for end in ends], [end.high for end in ends] - means])
+    style: dict[str, Any] = {"color": plots.PALETTE[1], "marker": plots.MARKERS[1]}
+    ax.errorbar(means.index, means, yerr=errors, capsize=3, markersize=5, linewidth=1.2, label="NGD", **style)
+    ax.scatter(counted.value, counted[quantity], s=6, alpha=0.5, color=plots.PALETTE[1])
+
+
+def _draw_band(ax: Axes, values: np.ndarray) -> None:
+    if not len(values):
+        return
+    interval = t_interval(values)
+    ax.axhline(values.mean(), color=plots.PALETTE[0], linewidth=1.2, linestyle="--", label="SGD")
+    if np.isfinite(interval.low):
+        ax.axhspan(interval.low, interval.high, color=plots.PALETTE[0], alpha=0.15, linewidth=0)

@@ -1,0 +1,28 @@
+"""LLC and tr(H) of SGD and NGD while they overfit (Saghir et al. 2024, Fig. 7).
+
+make ngd-fig7 PRESET=smoke|embedded|laptop|paper ARGS="label_noise=0.2"
+
+Trained until the validation loss has long passed its minimum; what happens from there on is judged. The estimates
+of early checkpoints are often no LLC, since training has not converged and the chains go below the start: they
+are drawn hollow and count in no claim; the paper counts every estimate. Data and labels: `overfitting.compute`.
+tr(H) takes as many probes as an error of `trace.rtol` takes, `trace.max_matvecs` at most.
+"""
+
+from experiments.target import Target
+
+TARGET = Target(
+    __name__,
+    title="LLC and Hessian trace while overfitting",
+    paper={
+        "data.num_train": "60000, not stated",
+        "label_noise": "none",
+        "model.hidden_sizes": "not stated",
+        "seeds": "not stated",
+        "training.num_epochs": "not stated",
+        "optimizers.ngd.lr": 0.01,
+        "optimizers.ngd.alpha": 0.1,
+        "training.batch_size": 128,
+        "trace.max_matvecs": 10000,
+    },
+    compute="experiments.ngd.overfitting.compute:compute",
+)

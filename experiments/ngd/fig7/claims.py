@@ -1,0 +1,22 @@
+"""Fig. 7: SGD and NGD overfit, and LLC and tr(H) increase meanwhile."""
+
+from __future__ import annotations
+
+from curvlab.reporting import ClaimResult, ClaimSheet
+from experiments.ngd.overfitting.measures import judge_increases, judge_overfits
+from experiments.target import Computed
+
+
+def judge(computed: Computed, claims: ClaimSheet) -> list[ClaimResult]:
+    """Judge SGD and NGD on each task; intervals are over seeds."""
+    results = []
+    for task, since in computed["summary"].groupby("task", sort=False):
+        for optimizer in ("sgd", "ngd"):
+            results.append(judge_overfits(claims.claim(f"overfits-{optimizer}", of=str(task)), since, optimizer))
+            results += [
+                judge_increases(
+                    claims.claim(f"{quantity}-increases-{optimizer}", of=str(task)), since, optimizer, quantity
+                )
+                for quantity in ("llc", "trace")
+            ]
+    return results

@@ -1,0 +1,205 @@
+"""ngd-fig1 at smoke scale; its claims, the choice of learning rates and the further settings on made-up tables."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from curvlab.reporting import ClaimResult, load_claims
+from experiments.ngd.fig1.measures import summary_table
+from experiments.ngd.fig1.tuned_and_matched import EQUAL, MATCHED, TUNED, TunedAndMatched
+from experiments.ngd.fig1.tuned_and_matched_plot import draw_tuned_and_matched
+from experiments.ngd.matched_loss import matched_differences
+from experiments.ngd.tuning import chosen_rates
+from experiments.target import Computed
+
+NETWORK = ("m", 8)
+PLACE = {"task": "m", "width": 8}
+
+
+def test_fig1_end_to_end(run_smoke: Callable[..., Path]) -> None:
+    folder = run_smoke("ngd/fig1")
+    table = pd.read_csv(folder / "table.csv")
+    assert len(table) == 2 * 2  # optimizers, seeds
+    counted = table.converged & table.valid
+    assert table.llc.notna().equals(counted)  # no LLC where training has not converged or chains have not mixed
+    assert table.estimate.notna().all()
+    assert {result.claim.id for result in load_claims(folder)} == {
+        "llc-higher-ffnn-1-layer-digits-200",
+        "llc-significant-ffnn-1-layer-digits-200",
+        "llc-higher-from-minimum-ffnn-1-layer-digits-200",
+        *(
+            f"{quantity}-higher-{setting}-ffnn-1-layer-digits-200-width-8"
+            for quantity in ("llc", "trace")
+            for setting in ("tuned", "matched")
+        ),
+    }
+    tuning = pd.read_csv(folder / "tuning.csv")
+    assert tuning.groupby("optimizer").size().tolist() == [2 * 2] * 2  # learning rates, seeds: equal budgets
+    assert set(tuning.epochs) == {25}
+    assert len(pd.read_csv(folder / "settings.csv")) == 2 * 3  # quantities, settings
+    for name in ("figure.png", "figure_tuned_and_matched.png"):
+        assert (folder / name).is_file()
+
+
+def test_rates_that_diverge_are_no_choice(run_smoke: Callable[..., Path]) -> None:
+    folder = run_smoke("ngd/fig1", "tuned_and_matched.lrs=[0.02,1e30]", "tuned_and_matched.seeds=[0]")
+    table = pd.read_csv(folder / "tuning.csv")
+    assert table[table.lr > 1].train_loss.isna().all()
+    assert table[table.chosen].lr.unique().tolist() == [0.02]
+
+
+def test_widths_that_are_compared_must_exist(run_smoke: Callable[..., Path]) -> None:
+    with pytest.raises(
+        ValueError, match=r"ffnn_1_layer_digits_200 has \[7\], not among its widths: choose of \[8\]"
+    ):
+        run_smoke("ngd/fig1", "tuned_and_matched.widths=[7]")
+
+
+def grid(losses: dict[str, dict[float, list[float]]]) -> pd.DataFrame:
+    return pd.DataFrame(
+        [
+            {**PLACE, "optimizer": name, "lr": lr, "seed": seed, "validation_loss": loss, "train_loss": loss}
+            for name, own in losses.items()
+            for lr, values in own.items()
+            for seed, loss in enumerate(values)
+        ]
+    )
+
+
+def test_the_smallest_mean_validation_loss_is_chosen() -> None:
+    table = grid({"sgd": {0.1: [0.2, 0.4], 1.0: [0.1, 0.6]}, "ngd": {0.1: [0.5, 0.5], 1.0: [0.1, 0.2]}})
+    assert chosen_rates(table) == {"sgd": 0.1, "ngd": 1.0}
+
+
+def test_a_rate_at_which_a_seed_diverged_is_no_choice() -> None:
+    table = grid(
+        {"sgd": {0.1: [0.9, 0.9], 1.0: [0.1, math.nan]}, "ngd": {0.1: [math.nan] * 2, 1.0: [math.nan] * 2}}
+    )
+    assert chosen_rates(table) == {"sgd": 0.1}
+
+
+def comparison(*, tuned: float, at_equal_loss: float, valid: bool = True) -> TunedAndMatched:
+    """Return NGD's LLC as a factor of SGD's at its own lr, and the same at equal loss; NGD fits twice as well."""
+    tuning = grid({"sgd": {0.1: [0.2] * 3}, "ngd": {0.1: [0.2] * 3}}).assign(chosen=True)
+    rows = []
+    for name, factor in (("sgd", 1.0), ("ngd", at_equal_loss)):
+        for seed in range(3):
+            for epoch, loss in ((1, 0.2), (2, 0.1), (3, 0.05)):
+                own_loss = loss / 2 if name == "ngd" else loss
+                value = (10 + 0.1 * seed - 5 * math.log(own_loss)) * factor
+                rows.append(
+                    {**PLACE, "optimizer": name, "seed": seed, "epoch": epoch, "train_loss": own_loss}
+                    | {"llc": value, "trace": value, "valid": valid, "converged": True, "problem": "mixed"}
+                )
+    equal = pd.DataFrame(rows)
+    at_end = equal[(equal.epoch == 3) & (equal.optimizer == "sgd")]
+    higher = at_end.assign(optimizer="ngd", llc=at_end.llc * tuned, trace=at_end.trace * tuned)
+    return TunedAndMatched(tuning, equal, pd.concat([at_end, higher]), matched_differences(equal, by=tuple(PLACE)))
+
+
+@pytest.fixture
+def further(
+    computed_of: Callable[..., Computed], judged: Callable[[str, Computed], list[ClaimResult]]
+) -> Callable[[TunedAndMatched], list[ClaimResult]]:
+    """Return a function that judges the further settings, beside a table in which nothing differs."""
+
+    def judge(found: TunedAndMatched) -> list[ClaimResult]:
+        table = widths_table([10.0, 10.2, 9.8])
+        tables = {"table": table, "summary": summary_table(table), "settings": found.settings()}
+        tables |= {name: getattr(found, name) for name in ("tuning", "equal", "tuned", "matched")}
+        return judged("ngd/fig1", computed_of(tables, {"judged_optimizer": "ngd"}))[3:]
+
+    return judge
+
+
+Further = Callable[[TunedAndMatched], list[ClaimResult]]
+
+
+def verdicts(results: list[ClaimResult]) -> dict[str, str]:
+    return {result.claim.id.removesuffix("-m-width-8"): result.verdict for result in results}
+
+
+def test_higher_at_equal_epochs_but_not_at_equal_loss(further: Further) -> None:
+    found = comparison(tuned=1.2, at_equal_loss=0.9)
+    assert verdicts(further(found)) == {
+        "llc-higher-tuned": "reproduced",
+        "trace-higher-tuned": "reproduced",
+        "llc-higher-matched": "not reproduced",
+        "trace-higher-matched": "not reproduced",
+    }
+    assert found.relative_differences(NETWORK, EQUAL, "llc").mean() > 0  # NGD fits better, which raises its LLC
+    assert found.relative_differences(NETWORK, MATCHED, "llc") == pytest.approx([-0.1] * 3, rel=0.01)
+    assert found.relative_differences(NETWORK, TUNED, "llc") == pytest.approx([0.2] * 3, rel=0.01)
+    explanation = next(result.explanation for result in further(found) if "matched" in result.claim.id)
+    assert "At equal lr and epochs the difference is +" in explanation
+
+
+def test_without_valid_estimates_only_the_trace_is_judged(further: Further) -> None:
+    found = comparison(tuned=0.8, at_equal_loss=1.1, valid=False)
+    assert verdicts(further(found)) == {
+        "llc-higher-tuned": "out of reach",
+        "trace-higher-tuned": "not reproduced",
+        "llc-higher-matched": "out of reach",
+        "trace-higher-matched": "reproduced",
+    }
+    settings = found.settings()
+    assert settings[settings.quantity == "llc"].relative_difference.isna().all()
+    draw_tuned_and_matched(found, settings)  # what is missing is left out, not an error
+
+
+def test_estimates_of_unconverged_training_do_not_count() -> None:
+    found = comparison(tuned=1.2, at_equal_loss=0.9)
+    for table in (found.tuned, found.equal):
+        wrong = (table.optimizer == "ngd") & (table.seed == 0)
+        table.loc[wrong, ["llc", "converged"]] = [1e6, False]
+    for setting in (TUNED, EQUAL):
+        assert len(found.relative_differences(NETWORK, setting, "llc")) == 2
+        assert max(found.relative_differences(NETWORK, setting, "llc")) < 10
+
+
+def widths_table(ngd: list[float], train_loss: float = 0.01) -> pd.DataFrame:
+    rows = []
+    for name, values in {"sgd": [10.0, 10.2, 9.8], "ngd": ngd}.items():
+        for seed, llc in enumerate(values):
+            row = {
+                **PLACE,
+                "optimizer": name,
+                "seed": seed,
+                "llc": llc,
+                "descent": 1.0 if name == "sgd" else 0.0,
+                "problem": "",
+            }
+            rows.append(row | {"train_loss": train_loss, "validation_loss": 0.1, "converged": not math.isnan(llc)})
+    return pd.DataFrame(rows)
+
+
+@pytest.mark.parametrize(
+    ("ngd", "verdicts"),
+    [
+        ([12.0, 12.1, 12.3], ["reproduced", "reproduced", "reproduced"]),
+        (
+            [10.7, 10.8, 10.6],
+            ["reproduced", "reproduced", "not reproduced"],
+        ),  # SGD's are 1 higher from the minimum
+        ([8.0, 8.1, 8.3], ["not reproduced", "reproduced", "not reproduced"]),
+        ([9.9, 10.0, 10.2], ["undecided", "not reproduced", "not reproduced"]),
+        ([math.nan] * 3, ["out of reach"] * 3),
+    ],
+)
+def test_fig1_verdicts(
+    computed_of: Callable[..., Computed],
+    judged: Callable[[str, Computed], list[ClaimResult]],
+    ngd: list[float],
+    verdicts: list[str],
+) -> None:
+    table = widths_table(ngd)
+    found = comparison(tuned=1.0, at_equal_loss=1.0)
+    tables = {"table": table, "summary": summary_table(table), "settings": found.settings()}
+    tables |= {name: getattr(found, name) for name in ("tuning", "equal", "tuned", "matched")}
+    results = judged("ngd/fig1", computed_of(tables, {"judged_optimizer": "ngd"}))
+    assert [result.verdict for result in results[:3]] == verdicts

@@ -1,0 +1,101 @@
+"""ngd-fig2 at smoke scale, its claims on a table that is made up, and the comparison at equal training loss."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from torch import nn
+
+from curvlab.reporting import ClaimResult, load_claims
+from experiments.ngd.matched_loss import matched_differences
+from experiments.target import Computed
+
+Judged = Callable[[str, Computed], list[ClaimResult]]
+
+
+def test_fig2_end_to_end(run_smoke: Callable[..., Path]) -> None:
+    folder = run_smoke("ngd/fig2")
+    table = pd.read_csv(folder / "table.csv")
+    assert len(table) == 2 * 2 * 3  # optimizers, seeds, checkpoints
+    assert table.groupby(["optimizer", "seed"]).train_loss.is_monotonic_decreasing.all()
+    assert np.isfinite(table[["trace", "trace_stderr", "wbic", "update_norm"]]).all(axis=None)
+    for name in ("figure.png", "matched.csv"):
+        assert (folder / name).is_file()
+    assert len(load_claims(folder)) == 5
+
+
+class Normalised(nn.Sequential):
+    def __init__(self, input_shape: list[int], num_outputs: int, **ignored: object) -> None:
+        first = nn.Linear(math.prod(input_shape), 4)
+        super().__init__(nn.Flatten(), first, nn.BatchNorm1d(4), nn.Linear(4, num_outputs))
+
+
+def test_running_statistics_are_kept_along_a_trajectory(run_smoke: Callable[..., Path]) -> None:
+    folder = run_smoke("ngd/fig2", f"model._target_={__name__}.Normalised", "seeds=[0]")
+    table = pd.read_csv(folder / "table.csv")
+    for quantity in ("llc", "trace"):
+        assert table[quantity].notna().all()
+
+
+def test_matched_loss_compares_at_equal_loss() -> None:
+    # Both follow llc = -10 ln(loss), NGD plus 3; at equal epochs NGD, which fits faster, is far higher.
+    losses = {"sgd": [1.0, 0.5, 0.2], "ngd": [0.4, 0.1, 0.05]}
+    rows = [
+        {
+            "task": "m",
+            "seed": 0,
+            "optimizer": name,
+            "train_loss": loss,
+            "valid": True,
+            "llc": -10 * math.log(loss) + 3 * (name == "ngd"),
+            "trace": 1.0,
+        }
+        for name, values in losses.items()
+        for loss in values
+    ]
+    found = matched_differences(pd.DataFrame(rows)).set_index("quantity")
+    assert found.loc["llc", "difference"] == pytest.approx(3)
+    assert found.loc["llc", ["loss_low", "loss_high"]].tolist() == pytest.approx([0.2, 0.4])
+    assert found.loc["trace", "difference"] == pytest.approx(0)
+    apart = pd.DataFrame(
+        [row | {"train_loss": row["train_loss"] / 100 ** (row["optimizer"] == "ngd")} for row in rows]
+    )
+    assert matched_differences(apart).difference.isna().all()
+
+
+def test_fig2_verdicts(computed_of: Callable[..., Computed], judged: Judged) -> None:
+    rows = [
+        {"task": "m", "optimizer": name, "seed": seed, "epoch": epoch, "train_loss": 1 / epoch, "valid": True}
+        | {
+            "llc": 10.0 + seed / 10 + 5 * (name == "ngd"),
+            "trace": (100.0 + seed) / epoch * (1 - (name == "ngd") / 2),
+        }
+        for name in ("sgd", "ngd")
+        for seed in range(3)
+        for epoch in (1, 2, 4)
+    ]
+    table = pd.DataFrame(rows)
+
+    def results_of(table: pd.DataFrame) -> list[ClaimResult]:
+        return judged("ngd/fig2", computed_of({"table": table, "matched": matched_differences(table)}))
+
+    results = {result.claim.id: result for result in results_of(table)}
+    assert {key: result.verdict for key, result in results.items()} == {
+        "llc-higher-m": "reproduced",
+        "trace-higher-m": "not reproduced",
+        "llc-plateaus-sgd-m": "reproduced",
+        "llc-plateaus-ngd-m": "reproduced",
+        "trace-decreases-m": "reproduced",
+    }
+    assert results["trace-higher-m"].value == pytest.approx(-0.5)
+    table.valid = False
+    verdicts = [result.verdict for result in results_of(table)]
+    assert verdicts == ["out of reach", "not reproduced", "out of reach", "out of reach", "reproduced"]
+    table.valid = table.optimizer == "ngd"
+    verdicts = [result.verdict for result in results_of(table)]
+    assert verdicts == ["out of reach", "not reproduced", "out of reach", "reproduced", "reproduced"]

@@ -1,0 +1,108 @@
+"""ngd-fig3 at smoke scale, and its claims on synthetic tables."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from curvlab.reporting import ClaimResult, load_claims
+from experiments.ngd.fig3.compute import summary_table, trend_table
+from experiments.target import Computed
+from experiments.target.discovery import all_targets
+
+Judge = Callable[[pd.DataFrame], list[ClaimResult]]
+
+
+@pytest.fixture
+def judge(computed_of: Callable[..., Computed], judged: Callable[[str, Computed], list[ClaimResult]]) -> Judge:
+    """Return a function that judges a made-up table, and draws it."""
+
+    def judge(table: pd.DataFrame) -> list[ClaimResult]:
+        computed = computed_of({"table": table, "trends": trend_table(table)})
+        all_targets()["ngd/fig3"].load("draw")(computed)
+        return judged("ngd/fig3", computed)
+
+    return judge
+
+
+def test_fig3_end_to_end(run_smoke: Callable[..., Path]) -> None:
+    folder = run_smoke("ngd/fig3")
+    table = pd.read_csv(folder / "table.csv")
+    assert table.groupby("sweep").size().to_dict() == {"alpha": 3 * 2, "epsilon": 3 * 2, "sgd": 2}
+    assert table.llc.notna().equals(table.converged & table.valid)
+    # The settings that both sweeps share are one and the same network.
+    shared = [table[(table.sweep == sweep) & (table.value == value)] for sweep, value in SHARED.items()]
+    assert shared[0].train_loss.tolist() == shared[1].train_loss.tolist()
+    assert (folder / "figure.png").is_file()
+    assert len(load_claims(folder)) == 4
+
+
+SHARED = {"alpha": 0.1, "epsilon": 1e-10}
+
+
+def rows(slope: float, *, epsilon_slope: float = -1.0, lost: int = 0) -> pd.DataFrame:
+    """Return LLCs that change by `slope` a decade, towards SGD's 10; the first `lost` values have none."""
+    values = {"alpha": [0.01, 0.1, 1.0, 10.0], "epsilon": [1e-6, 1e-4, 1e-2, 1.0]}
+    cells = [("sgd", math.nan, 10.0, False)]
+    for sweep, decades in (("alpha", slope), ("epsilon", epsilon_slope)):
+        last = math.log10(values[sweep][-1])
+        cells += [
+            (sweep, value, 10 + decades * (math.log10(value) - last), index < lost)
+            for index, value in enumerate(values[sweep])
+        ]
+    return pd.DataFrame(
+        [
+            {
+                "task": "m",
+                "sweep": sweep,
+                "value": value,
+                "seed": seed,
+                "train_loss": 1 / llc,
+                "validation_loss": 0.2,
+            }
+            | {"converged": not none, "valid": True, "estimate": llc, "problem": "not mixed" if none else None}
+            | {"llc": math.nan if none else llc + 0.01 * seed}
+            for sweep, value, llc, none in cells
+            for seed in range(3)
+        ]
+    )
+
+
+@pytest.mark.parametrize(
+    ("table", "expected"),
+    [
+        (rows(-1.0), ["reproduced", "reproduced", "reproduced", "reproduced"]),
+        (rows(+1.0), ["not reproduced", "reproduced", "reproduced", "reproduced"]),
+        (rows(-1.0, lost=1), ["reproduced", "reproduced", "reproduced", "reproduced"]),
+        (rows(-1.0, lost=2), ["out of reach", "reproduced", "out of reach", "reproduced"]),
+        (rows(-1.0, lost=4), ["out of reach"] * 4),
+    ],
+)
+def test_fig3_verdicts(judge: Judge, table: pd.DataFrame, expected: list[str]) -> None:
+    assert [result.verdict for result in judge(table)] == expected
+
+
+def test_a_grid_that_ends_above_sgd_does_not_approach_it(judge: Judge) -> None:
+    table = rows(-1.0)
+    table.loc[table.sweep == "sgd", "llc"] *= 0.8
+    results = {result.claim.id: result for result in judge(table)}
+    assert results["llc-approaches-sgd-alpha-m"].verdict == "not reproduced"
+    assert results["llc-approaches-sgd-alpha-m"].value == pytest.approx(1.25)
+    assert "At the largest alpha, 10, NGD is not yet SGD" in results["llc-approaches-sgd-alpha-m"].explanation
+
+
+def test_trends_and_summary_count_only_llcs(judge: Judge) -> None:
+    table = rows(-1.0, lost=1)
+    trends = trend_table(table)
+    assert trends["values"].tolist() == [3] * 6
+    assert (trends[trends.sweep == "alpha"].rank_correlation == -1).all()
+    summary = summary_table(table).set_index(["sweep", "value"])
+    assert summary.loc[("alpha", 0.01), ["seeds", "converged", "llcs"]].tolist() == [3, 0, 0]
+    assert math.isnan(summary.loc[("alpha", 0.01), "llc"])
+    assert summary.loc[("alpha", 0.01), "problems"] == "not mixed"
+    explanation = judge(rows(1.0, lost=1))[0].explanation
+    assert "3 of 12 estimates are left out (at 0.01)" in explanation

@@ -1,0 +1,150 @@
+"""ngd-fig7 and ngd-fig8 at smoke scale, and their claims on synthetic tables."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from curvlab import runs
+from curvlab.reporting import ClaimResult, load_claims
+from experiments.ngd.overfitting.compute import with_label_noise
+from experiments.ngd.overfitting.measures import since_minimum
+from experiments.ngd.trajectories import load_task
+from experiments.target import Computed, load_config, task_settings
+from experiments.target.discovery import all_targets
+
+Judge = Callable[[str, pd.DataFrame], list[ClaimResult]]
+
+
+@pytest.fixture
+def judge(computed_of: Callable[..., Computed], judged: Callable[[str, Computed], list[ClaimResult]]) -> Judge:
+    """Return a function that judges a made-up table, and draws it."""
+
+    def judge(key: str, table: pd.DataFrame) -> list[ClaimResult]:
+        computed = computed_of({"table": table, "summary": since_minimum(table)})
+        all_targets()[key].load("draw")(computed)
+        return judged(key, computed)
+
+    return judge
+
+
+def test_fig7_and_fig8_end_to_end_with_one_set_of_units(
+    run_smoke: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fig7 = run_smoke("ngd/fig7")
+    table = pd.read_csv(fig7 / "table.csv")
+    assert len(table) == 2 * 2 * 4  # optimizers, seeds, checkpoints
+    rises = since_minimum(table).query("quantity == 'validation_loss' and optimizer == 'sgd'").change
+    assert (rises > 0.1).all()  # an overfitting regime, or the figure shows nothing
+    assert len(load_claims(fig7)) == 6
+
+    def nothing_new(*_: Any, **__: Any) -> None:
+        raise AssertionError("ngd-fig8 computes what ngd-fig7 has stored")
+
+    for name in ("_trained", "_llc", "_trace"):
+        monkeypatch.setattr(f"experiments.ngd.trajectories.{name}", nothing_new)
+    fig8 = run_smoke("ngd/fig8")
+    assert pd.read_csv(fig8 / "table.csv").equals(table)
+    assert [result.claim.id for result in load_claims(fig8)] == [
+        "overfits-ngd-ffnn-32-digits-100",
+        "wbic-increases-ngd-ffnn-32-digits-100",
+        "wbic-follows-validation-loss-ngd-ffnn-32-digits-100",
+    ]
+    for folder in (fig7, fig8):
+        assert (folder / "figure.png").is_file()
+
+
+@pytest.mark.parametrize("preset", ["smoke", "embedded", "laptop", "paper"])
+def test_fig8_has_the_settings_of_fig7(preset: str) -> None:
+    first, second = (load_config(all_targets()[key], [f"preset={preset}"]) for key in ("ngd/fig7", "ngd/fig8"))
+    assert task_settings(first) == task_settings(second)
+    assert first.seed == second.seed
+
+
+def test_label_noise_changes_that_share_of_the_training_labels() -> None:
+    cfg = load_config(all_targets()["ngd/fig7"], ["preset=smoke", "tracker=none"])
+    run = runs.Run(cfg, key="ngd/fig7", title="")
+    (settings,) = task_settings(cfg).values()
+    task = load_task(run, settings.data, settings.model, settings.seed_name)
+    noisy = with_label_noise(run, task, 0.4)
+    assert int((noisy.train[1] != task.train[1]).sum()) == 40  # of 100: no label is drawn as it was
+    assert noisy.train[1].min() >= 0
+    assert noisy.train[1].max() <= 9
+    assert noisy.key != task.key  # else the store would mix them up
+    assert with_label_noise(run, noisy, 0.0) is noisy
+    with pytest.raises(ValueError, match="from 0 to below 1, got 1"):
+        with_label_noise(run, task, 1.0)
+
+
+LOSSES = (1.0, 0.8, 1.0, 1.2)  # validation, minimum at the second checkpoint
+
+
+def rows(llc: tuple[float, ...], trace: tuple[float, ...], losses: tuple[float, ...] = LOSSES) -> pd.DataFrame:
+    return pd.DataFrame(
+        [
+            {"task": "m", "optimizer": name, "seed": seed, "epoch": epoch, "num_train": 100, "valid": True}
+            | {"train_loss": 0.5 / epoch, "validation_loss": losses[index], "validation_accuracy": 0.5}
+            | {"llc": llc[index] + 0.01 * seed, "trace": trace[index] + 0.01 * seed}
+            | {"wbic": 50 / epoch + llc[index] * math.log(100) + 0.01 * seed}
+            for name in ("sgd", "ngd")
+            for seed in range(3)
+            for index, epoch in enumerate((1, 2, 4, 8))
+        ]
+    )
+
+
+UP, DOWN = (1.0, 2.0, 3.0, 4.0), (4.0, 3.0, 2.0, 1.0)
+
+
+def test_since_minimum_starts_at_the_minimum() -> None:
+    table = since_minimum(rows((9.0, *UP[1:]), DOWN))
+    llc = table[table.quantity == "llc"]
+    assert (llc.minimum_epoch == 2).all()
+    assert (llc.checkpoints == 3).all()
+    assert llc.change.iloc[0] == pytest.approx(4 / 2 - 1)
+    assert (llc.rank_correlation == 1).all()
+    assert (table[table.quantity == "trace"].rank_correlation == -1).all()
+
+
+@pytest.mark.parametrize(
+    ("llc", "trace", "losses", "expected"),
+    [
+        (UP, UP, LOSSES, ["reproduced", "reproduced", "reproduced"]),
+        (UP, DOWN, LOSSES, ["reproduced", "reproduced", "not reproduced"]),
+        (DOWN, UP, LOSSES, ["reproduced", "not reproduced", "reproduced"]),
+        (UP, UP, (1.0, 0.8, 0.82, 0.84), ["direction only", "reproduced", "reproduced"]),
+        (UP, UP, (1.0, 0.9, 0.8, 0.7), ["not reproduced", "out of reach", "out of reach"]),
+    ],
+)
+def test_fig7_verdicts(
+    judge: Judge, llc: tuple[float, ...], trace: tuple[float, ...], losses: tuple[float, ...], expected: list[str]
+) -> None:
+    verdicts = [result.verdict for result in judge("ngd/fig7", rows(llc, trace, losses))]
+    assert verdicts == 2 * expected
+
+
+def test_fig7_without_valid_estimates_judges_the_trace_alone(judge: Judge) -> None:
+    table = rows(UP, UP).assign(valid=False)
+    results = judge("ngd/fig7", table)
+    assert [result.verdict for result in results] == 2 * ["reproduced", "out of reach", "reproduced"]
+    assert "3 of 3 seeds overfit, 0 of them with enough valid estimates" in results[1].explanation
+    assert [result.verdict for result in judge("ngd/fig8", table)] == [
+        "reproduced",
+        "out of reach",
+        "out of reach",
+    ]
+
+
+def test_fig8_verdicts_and_the_terms_that_explain_them(judge: Judge) -> None:
+    rising = rows(tuple(10 * value for value in UP), UP)  # LLC ln n grows faster than n L falls
+    assert [result.verdict for result in judge("ngd/fig8", rising)] == ["reproduced"] * 3
+    falling = rows(tuple(value / 10 for value in UP), UP)
+    results = judge("ngd/fig8", falling)
+    assert [result.verdict for result in results] == ["reproduced", "not reproduced", "not reproduced"]
+    assert results[2].value == pytest.approx(-1)
+    assert "n L(w*) changes by -18.75 nats, and LLC ln n by +0.921 (" in results[2].explanation

@@ -1,0 +1,84 @@
+"""What the measurements along a training share, and what its columns are."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import torch
+from omegaconf import OmegaConf
+from torch import nn
+
+from curvlab import runs
+from curvlab.training import evaluate
+from experiments.ngd import trajectories
+from experiments.ngd.trajectories import Task, last_state, load_task, trajectory
+from experiments.target import load_config
+from experiments.target.discovery import all_targets
+
+MEASURES = {
+    "llc": {"num_draws": 20, "num_burnin_steps": 10, "step_size": 1e-3, "batch_size": 64, "localization": 100},
+    "trace": {"num_train": 100, "num_matvecs": 10, "max_matvecs": 10},
+}
+
+
+@pytest.fixture
+def cfg(tmp_path: Path) -> OmegaConf:
+    folders = [f"results.root={tmp_path / 'results'}", f"store.root={tmp_path / 'store'}"]
+    cfg = load_config(all_targets()["ngd/fig6"], ["preset=smoke", "tracker=none", "progress=false", *folders])
+    OmegaConf.set_struct(cfg, False)
+    (own,) = cfg.tasks.values()
+    return OmegaConf.merge(cfg, MEASURES, {"data": own.data, "model": own.model})
+
+
+def measured(cfg: OmegaConf, optimizer: dict[str, object], **training: object) -> tuple[Task, pd.DataFrame]:
+    cfg = OmegaConf.merge(cfg, {"training": training})
+    with runs.start(cfg, key="ngd/fig6", title="test") as run:
+        task = load_task(run, cfg.data, cfg.model, "ffnn")
+        return task, trajectory(run, task, optimizer, cfg, seed=0)
+
+
+def test_equal_weights_give_equal_numbers_at_every_checkpoint(cfg: OmegaConf) -> None:
+    """The same probes, examples and chains: a difference between checkpoints is one between weights."""
+    _, table = measured(cfg, {"name": "sgd", "lr": 1e-30}, num_epochs=3, batch_size=50, checkpoints=[1, 3])
+    for column in ("trace", "llc", "wbic", "train_loss", "validation_loss"):
+        assert table[column].nunique() == 1
+
+
+def test_update_norm_is_the_gradients_for_one_step_of_sgd(cfg: OmegaConf) -> None:
+    everything = {"num_epochs": 1, "batch_size": 200, "checkpoints": [1]}
+    for lr in (0.1, 0.4):
+        task, table = measured(cfg, {"name": "sgd", "lr": lr}, **everything)
+        with runs.start(cfg, key="ngd/fig6", title="test") as run:
+            model = task.build(run, 0)
+        nn.CrossEntropyLoss()(model(task.train[0]), task.train[1]).backward()
+        norm = torch.cat([parameter.grad.flatten() for parameter in model.parameters()]).norm()
+        assert table.update_norm[0] == pytest.approx(float(norm), rel=1e-4)
+
+
+class Normalised(nn.Sequential):
+    def __init__(self, input_shape: list[int], num_outputs: int, **ignored: object) -> None:
+        first = nn.Linear(math.prod(input_shape), 4)
+        super().__init__(nn.Flatten(), first, nn.BatchNorm1d(4), nn.Linear(4, num_outputs))
+
+
+def test_running_statistics_belong_to_the_state(cfg: OmegaConf) -> None:
+    changed = {"model": {"_target_": f"{__name__}.Normalised"}, "trace": None, "llc": None}
+    training = {"num_epochs": 2, "batch_size": 50, "checkpoints": [1, 2]}
+    cfg = OmegaConf.merge(cfg, changed, {"training": training})
+    optimizer = {"name": "sgd", "lr": 0.1}
+    with runs.start(cfg, key="ngd/fig6", title="test") as run:
+        task = load_task(run, cfg.data, cfg.model, "ffnn")
+        table = trajectory(run, task, optimizer, cfg, seed=0)
+        state = last_state(run, task, optimizer, cfg, seed=0)
+        model = task.build(run, 0)
+        before = evaluate(model, task.loss, task.train).loss
+        trajectories._set_state(model, state.weights, state.buffers)
+        onward = trajectory(run, task, {"name": "sgd", "lr": 1e-30}, cfg, seed=0, start=state)
+    assert state.buffers["2.num_batches_tracked"] == 2 * len(task.train[1]) // 50
+    assert evaluate(model, task.loss, task.train).loss == table.train_loss.iloc[-1] < before
+    assert onward.epoch.tolist() == [3, 4]
+    # The weights stand still, and the statistics are those of the same weights after a few more batches.
+    assert onward.train_loss.iloc[-1] == pytest.approx(table.train_loss.iloc[-1], rel=0.1)

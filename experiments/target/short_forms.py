@@ -20,8 +20,8 @@ def expand(config_name: str, overrides: Sequence[str]) -> dict[str, str]:
     """Return the overrides as Hydra knows them, each with the one that was typed.
 
     `data=NAME` and `model=NAME` choose for every task, `data.KEY=...`, `model.KEY=...`, `training.KEY=...` and
-    `freeze.KEY=...` set a key of every task; with `task=NAME` this one task is run, alone, and they mean it.
-    Needs an initialised Hydra.
+    `freeze.KEY=...` set a key of every task; with `task=NAME` this one task is run, alone, and they mean it. What
+    stands beside the tasks, for all of them, is left as it was typed. Needs an initialised Hydra.
     """
     typed = dict.fromkeys(overrides)
     chosen = [override for override in typed if override.startswith("task=")]
@@ -35,6 +35,8 @@ def expand(config_name: str, overrides: Sequence[str]) -> dict[str, str]:
     tasks = config.get("tasks")
     if tasks is None:  # a target without tasks has keys of these names itself, or none
         return {override: override for override in typed}
+    rest += [override for override in short if _part(override) in config]
+    short = [override for override in short if override not in rest]
     expanded = {override: override for override in rest}
     names = [str(name) for name in tasks]
     if chosen:

@@ -41,6 +41,13 @@ def test_long_forms_work_as_hydra_has_them() -> None:
     assert cfg.tasks.ffnn_8_digits_200.data.num_train == 70
 
 
+def test_what_stands_beside_the_tasks_is_left_as_typed() -> None:
+    cfg = load_config(all_targets()["ngd/fig2"], ["training.num_epochs=3", "data.num_train=50"])
+    assert cfg.training.num_epochs == 3
+    assert {task.data.num_train for task in cfg.tasks.values()} == {50}
+    assert not any("training" in task for task in cfg.tasks.values())
+
+
 @pytest.mark.parametrize(
     ("override", "text"),
     [

@@ -21,7 +21,7 @@ def again(act: str, names: Sequence[str]) -> int:
         try:
             (judge_target if act == "judge" else draw_target)(target, folder)
         except (ValueError, KeyError, AttributeError, OSError) as error:
-            print(f"{folder.as_posix()}: not {act}ed: {error}", file=sys.stderr)
+            print(f"{folder.as_posix()}: cannot {act} it: {error}", file=sys.stderr)
             status = 1
         else:
             print(folder.as_posix())

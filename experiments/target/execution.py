@@ -54,10 +54,11 @@ class Computed(Mapping[str, pd.DataFrame]):
 def run_target(target: Target, cfg: DictConfig) -> Path:
     """Run a target as its config says; return the result folder."""
     with runs.start(cfg, key=target.key, title=target.title) as run:
-        tables = target.load("compute")(run, cfg)
+        compute = target.load("compute")
+        tables = compute(run, cfg)
         for name, table in tables.items():
             run.save_table(table, f"{name}.csv", digits=target.digits.get(name, 6))
-        run.save_record(settings_beside_the_paper(target, cfg, tables))
+        run.save_record(settings_beside_the_paper(target, cfg, tables), compute=compute)
         run.status.say("judging and drawing")
         judge_target(target, run.folder)
         draw_target(target, run.folder)

@@ -17,7 +17,7 @@ def print_stale() -> int:
 
     count = 0
     for _, folder in published():
-        reasons = stale_units(folder)
+        reasons = stale_parts(folder)
         if reasons:
             count += 1
             print(f"{folder.as_posix()}")
@@ -28,23 +28,24 @@ def print_stale() -> int:
     return 1 if count else 0
 
 
-def stale_units(folder: Path) -> list[str]:
-    """Return a line for each kind of unit of a result whose code has changed since it was computed."""
+def stale_parts(folder: Path) -> list[str]:
+    """Return a line for each kind of unit of a result, and for its tables, whose code has changed since."""
     from curvlab.runs.origins import is_stale
     from curvlab.runs.record import NOT_RECORDED, read_record
 
-    units = read_record(folder).get("units", NOT_RECORDED)
+    record = read_record(folder)
+    units = record.get("units", NOT_RECORDED)
     if units == NOT_RECORDED:
         return []
-    return [_reason(unit) for unit in units if is_stale(unit)]
+    return [_reason(part) for part in [*units, record["assembled"]] if "roots" in part and is_stale(part)]
 
 
-def _reason(unit: Mapping[str, Any]) -> str:
+def _reason(part: Mapping[str, Any]) -> str:
     from curvlab.runs.fingerprint import source_files
 
-    files = [str(path.relative_to(ROOT)) for path in source_files(unit["roots"]) if path.is_relative_to(ROOT)]
+    files = [str(path.relative_to(ROOT)) for path in source_files(part["roots"]) if path.is_relative_to(ROOT)]
     changed = subprocess.run(
-        ["git", "diff", "--name-only", str(unit["commit"]), "--", *files],
+        ["git", "diff", "--name-only", str(part["commit"]), "--", *files],
         capture_output=True,
         text=True,
         cwd=ROOT,
@@ -52,5 +53,6 @@ def _reason(unit: Mapping[str, Any]) -> str:
     )
     names = changed.stdout.split() if changed.returncode == 0 else []
     since = f": {', '.join(names)}" if names else ""
-    tree = "" if unit["clean"] is True else " with changes"
-    return f"{unit['count']} x {unit['name']} from {unit['commit'][:8]}{tree}{since}"
+    what = f"{part['count']} x {part['name']}" if "count" in part else "its tables"
+    tree = "" if part["clean"] is True else " with changes"
+    return f"{what} from {part['commit'][:8]}{tree}{since}"

@@ -19,12 +19,11 @@ COST = Cost(wall_seconds=1.23456, unit_seconds=60.0, num_matvecs=7, store_hits=2
 
 
 def record(cfg: DictConfig, **notes: Any) -> dict[str, Any]:
-    commit = Commit("0123456789abcdef", True)
     return provenance(
         cfg,
         key="toy/fig1",
         title="demo",
-        commit=commit,
+        assembled={"commit": "0123456789abcdef", "clean": True},
         units=[UNIT],
         num_units=5,
         settings=[{"name": "num_train", "ours": 3, "paper": 25}],

@@ -23,21 +23,24 @@ def origin_of(
 ) -> Origin:
     """Return what is stored with a unit that is computed now: plain values.
 
-    Keys: name and version of the unit; function, "module:name"; roots and fingerprint, see `runs.fingerprint`;
+    Keys: name and version of the unit; those of `code_of`;
     commit and clean of the source tree; versions of the packages; device.
     """
-    roots = code_roots(compute, config)
     return {
         "name": name,
         "version": version,
-        "function": function_name(compute),
-        "roots": list(roots),
-        "fingerprint": _fingerprint(roots),
+        **code_of(compute, config),
         "commit": commit.commit,
         "clean": commit.clean,
         "versions": versions(),
         "device": device,
     }
+
+
+def code_of(compute: Callable[..., Any], config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return function, "module:name"; roots and fingerprint of its code, see `runs.fingerprint`."""
+    roots = code_roots(compute, config)
+    return {"function": function_name(compute), "roots": list(roots), "fingerprint": _fingerprint(roots)}
 
 
 def grouped(origins: Iterable[Origin]) -> list[Origin]:

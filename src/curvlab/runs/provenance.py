@@ -66,7 +66,7 @@ def provenance(
     *,
     key: str,
     title: str,
-    commit: Commit,
+    assembled: Mapping[str, Any],
     units: Sequence[Mapping[str, Any]],
     num_units: int,
     settings: Sequence[Mapping[str, Any]],
@@ -80,7 +80,7 @@ def provenance(
         cfg: the config, with the command that `Command.attach` put there.
         key: the target's key, e.g. "lissa/fig1".
         title: one line for the report.
-        commit: state of the source tree when the run started, which made tables of the units.
+        assembled: commit and clean of the source tree that made tables of the units, and what code that was.
         units: origins of the units of work, with their counts: the commits that computed the numbers.
         num_units: units that the experiment asked for, without those inside others.
         settings: name, ours and paper.
@@ -98,7 +98,7 @@ def provenance(
         "command": command.make_line(cfg.preset),
         "python_command": command.python_line(cfg.preset),
         "units": list(units),
-        "assembled": {"commit": commit.commit, "clean": commit.clean},
+        "assembled": dict(assembled),
         "versions": versions(),
         "device": device_name(device),
         "num_threads": torch.get_num_threads(),

@@ -22,7 +22,7 @@ from tqdm.auto import tqdm
 from curvlab.atomic_file import remove_stale, write_atomically
 from curvlab.runs.canonical import digest, plain
 from curvlab.runs.command import Command
-from curvlab.runs.origins import Origin, grouped, is_stale, origin_of
+from curvlab.runs.origins import Origin, code_of, grouped, is_stale, origin_of
 from curvlab.runs.provenance import (
     Cost,
     device_name,
@@ -199,11 +199,14 @@ class Run:
         Image.fromarray(image).save(buffer, format="png")
         return self._write(name, buffer.getvalue())
 
-    def save_record(self, settings: Sequence[Mapping[str, Any]] = ()) -> None:
+    def save_record(
+        self, settings: Sequence[Mapping[str, Any]] = (), *, compute: Callable[..., Any] | None = None
+    ) -> None:
         """Write run.json: from here on the tables are complete, and can be judged and drawn from files alone.
 
         Args:
             settings: entries of name, ours and paper, for the report.
+            compute: the function that made tables of the units: its code is recorded, too.
         """
         cost = Cost(
             wall_seconds=time.perf_counter() - self._start,
@@ -216,7 +219,7 @@ class Run:
             self.cfg,
             key=self.key,
             title=self.title,
-            commit=self._commit,
+            assembled=self._assembled(compute),
             units=grouped(self._origins),
             num_units=self.status.num_units,
             settings=settings,
@@ -231,6 +234,10 @@ class Run:
                 f"units of {', '.join(stale)} were stored by code that has changed since (see `make stale`): "
                 "compute them again with force=true."
             )
+
+    def _assembled(self, compute: Callable[..., Any] | None) -> dict[str, Any]:
+        found: dict[str, Any] = {"commit": self._commit.commit, "clean": self._commit.clean}
+        return found if compute is None else found | code_of(compute, {})
 
     def hand_to_tracker(self) -> None:
         """Send tables, figures and the whole folder to the tracker."""

@@ -13,7 +13,7 @@ import pytest
 from curvlab.reporting import load_claims
 from experiments.target.again import again
 from experiments.target.published import published, result_folders
-from experiments.target.stale import print_stale, stale_units
+from experiments.target.stale import print_stale, stale_parts
 
 KEY = "rank1/fig1"
 
@@ -66,7 +66,7 @@ def test_a_damaged_folder_is_named_and_the_others_go_on(result: Path, capsys: py
     (result / "table.csv").unlink()
     assert again("judge", [str(result), str(other)]) == 1
     printed = capsys.readouterr()
-    assert "not judged" in printed.err
+    assert "cannot judge it" in printed.err
     assert "has no table.csv" in printed.err
     assert printed.out == f"{other.as_posix()}\n"
 
@@ -87,14 +87,20 @@ def test_results_of_changed_code_are_stale(
     result: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("experiments.target.stale.published", lambda: [(None, result)])
-    assert stale_units(result) == []
+    assert stale_parts(result) == []
     assert print_stale() == 0
     record = json.loads((result / "run.json").read_text())
-    record["units"][0]["fingerprint"] = "0" * 16
+    commit = {"commit": record["assembled"]["commit"], "clean": True}
+    record["units"] = [
+        {"name": "toy/unit", "count": 3, "roots": ["curvlab.linalg.flatten"], "fingerprint": "0" * 16} | commit
+    ]
+    record["assembled"]["fingerprint"] = "1" * 16
     (result / "run.json").write_text(json.dumps(record))
-    assert len(stale_units(result)) == 1
+    assert len(stale_parts(result)) == 2
     assert print_stale() == 1
-    assert f"x {record['units'][0]['name']} from {record['units'][0]['commit'][:8]}" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert f"  3 x toy/unit from {commit['commit'][:8]}" in printed
+    assert f"  its tables from {commit['commit'][:8]}" in printed
     record["units"] = "commits not recorded"
     (result / "run.json").write_text(json.dumps(record))
-    assert stale_units(result) == []
+    assert stale_parts(result) == []

@@ -27,7 +27,7 @@ class NotInstalledError(Exception):
 
 @dataclass(frozen=True)
 class Case:
-    """Random weights and one random batch; a language model has a target a token."""
+    """Random weights and one random batch; a language model has a target for each token."""
 
     model: nn.Module
     inputs: Tensor

@@ -1,21 +1,7 @@
-"""Time of one optimizer step: NGD against Adam and SGD, its Fisher updates included.
-
-make bench-ngd-step PRESET=smoke|embedded|laptop|paper
-
-Only `optimizer.step()` is timed, on random gradients. NGD updates its estimates in one of every `update_period`
-calls after the first ten, so what is timed is a whole period after those, divided by its steps: one update and
-update_period - 1 calls without. The optimizers take turns, period by period, so that a busy machine slows all of
-them; the ratio is that of neighbouring periods. The floor, "products", is NGD's large matrix products alone, in
-the same period, without anything around them.
-
-On a CPU, Adam's own time has two values, a factor of 2 apart: where the C library hands the memory of its
-temporaries back to the system after every use, each step takes page faults. Which of the two a process or a
-repeat gets depends on what it allocated before; so the ratio to Adam has two values, too.
-"""
+"""Seconds of single steps, and their medians and ratios."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
@@ -30,41 +16,32 @@ from torch import nn
 from curvlab import runs
 from curvlab.optim import NGD
 from curvlab.optim.ngd_axis import fitting_rank
-from curvlab.reporting import save_claims, t_interval
-from experiments.benchmarks.ngd_step_plot import draw
-from experiments.benchmarks.threads import threads
+from curvlab.reporting import t_interval
+from experiments.benchmarks.timing import kernel_threads, wall_clock
 
 OPTIMIZERS = ("sgd", "adam", "adam-fused", "products", "ngd")
 _WARM_UP = 12  # calls: the ten first updates, and on to a multiple of 4
 
 
-@runs.main("benchmarks/ngd_step")
-def main(cfg: DictConfig) -> None:
-    """Time, tabulate, draw."""
-    title = "Time of a step: NGD against Adam and SGD"
-    with runs.start(cfg, paper="benchmarks", item="ngd_step", title=title) as run:
-        table = pd.concat([_model_table(run, str(name), cfg) for name in cfg.models], ignore_index=True)
-        summary = summary_table(table)
-        save_claims(run.folder, [])  # no paper compares these
-        run.save_table(table)
-        run.save_table(summary, "summary.csv")
-        run.save_figure(draw(summary))
-        run.note(scale={"repeats": cfg.num_repeats, "threads": cfg.num_threads, "precision": "float32"})
+def compute(run: runs.Run, cfg: DictConfig) -> dict[str, pd.DataFrame]:
+    """Return one row for each model, repeat and optimizer, and their means."""
+    table = pd.concat([_model_table(run, str(name), cfg) for name in cfg.models], ignore_index=True)
+    return {"table": table, "summary": summary_table(table)}
 
 
 def _model_table(run: runs.Run, name: str, cfg: DictConfig) -> pd.DataFrame:
-    """Return one row a repeat and optimizer."""
+    """Return one row for each repeat and optimizer."""
     key = {
         "model": OmegaConf.to_container(cfg.models[name], resolve=True),
         "ngd": OmegaConf.to_container(cfg.ngd, resolve=True),
         "num_threads": cfg.num_threads,
         "num_periods": cfg.num_periods,
         "device": run.device.type,
-        "version": 3,
     }
     rows: list[dict[str, Any]] = []
     for repeat in run.progress(range(cfg.num_repeats), name):
-        times = run.unit("ngd_step", key | {"repeat": repeat}, partial(_timed, run, cfg, name, repeat))
+        measure = partial(_timed, run, cfg, name, repeat)
+        times = run.unit("benchmarks/ngd_step", key | {"repeat": repeat}, measure, version=1)
         shared = {"model": name, "parameters": times["num_parameters"], "repeat": repeat}
         for optimizer in OPTIMIZERS:
             periods = np.asarray(times[optimizer])  # (periods, steps), seconds
@@ -91,7 +68,7 @@ def _timed(run: runs.Run, cfg: DictConfig, name: str, repeat: int) -> dict[str, 
         "products": partial(_Products, rank=cfg.ngd.rank, update_period=period),
         "ngd": partial(NGD, lr=1e-3, **dict(cfg.ngd)),
     }
-    with threads(cfg.num_threads):
+    with kernel_threads(cfg.num_threads):
         model: nn.Module = instantiate(cfg.models[name]).to(run.device)
         generator = run.generator("gradients", name, repeat)
         for parameter in model.parameters():
@@ -103,7 +80,7 @@ def _timed(run: runs.Run, cfg: DictConfig, name: str, repeat: int) -> dict[str, 
         times: dict[str, list[list[float]]] = {label: [] for label in makers}
         for _ in range(cfg.num_periods):
             for label, optimizer in optimizers.items():
-                times[label].append([_seconds(optimizer, run.device) for _ in range(period)])
+                times[label].append([_seconds(optimizer, wall_clock(run.device)) for _ in range(period)])
     return {**times, "num_parameters": sum(parameter.numel() for parameter in model.parameters())}
 
 
@@ -130,17 +107,10 @@ class _Products:
         self._calls += 1
 
 
-def _seconds(optimizer: torch.optim.Optimizer | _Products, device: torch.device) -> float:
-    _wait(device)
-    start = time.perf_counter()
+def _seconds(optimizer: torch.optim.Optimizer | _Products, now: Callable[[], float]) -> float:
+    start = now()
     optimizer.step()
-    _wait(device)
-    return time.perf_counter() - start
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+    return now() - start
 
 
 def summary_table(table: pd.DataFrame) -> pd.DataFrame:
@@ -154,7 +124,3 @@ def summary_table(table: pd.DataFrame) -> pd.DataFrame:
         row |= {"first_of_period": own.first_of_period.mean(), "others": own.others.mean()}
         rows.append(row)
     return pd.DataFrame(rows)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,22 +1,17 @@
-"""Time of products in units of what cannot be saved, drawn from table.csv alone.
-
-python -m experiments.benchmarks.curvature_plot results/benchmarks/curvature/embedded
-"""
+"""Time of products in units of what cannot be saved."""
 
 from __future__ import annotations
 
-import argparse
-from pathlib import Path
-
 import numpy as np
-import pandas as pd
 from matplotlib.figure import Figure
 
 from curvlab.reporting import plots
+from experiments.target import Computed
 
 
-def draw(table: pd.DataFrame) -> Figure:
-    """Return a panel a number of vectors: bars by model and method, the aim as a line."""
+def draw(computed: Computed) -> dict[str, Figure]:
+    """Return one panel for each number of vectors: bars by model and method, the aim as a line."""
+    table = computed["table"]
     rows = table[~table.method.isin(["forward", "gradient"])]
     counts = rows.num_vectors.unique().tolist()
     models = rows.model.unique().tolist()
@@ -38,19 +33,7 @@ def draw(table: pd.DataFrame) -> Figure:
         ax.set_xticks(range(len(models)), labels, fontsize=7)
         ax.set_title(f"{count} vector{'s' if count > 1 else ''}")
         ax.grid(axis="x", visible=False)
-    axes[0, 0].set_ylabel("time a vector, in units of (...)")
+    axes[0, 0].set_ylabel("time for each vector, in units of (...)")
     handles, names = axes[0, 0].get_legend_handles_labels()
     figure.legend(handles, names, loc="outside lower center", ncols=4, fontsize=8, frameon=False)
-    return figure
-
-
-def main() -> None:
-    """Redraw the figure in a result folder."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("folder", type=Path)
-    folder = parser.parse_args().folder
-    draw(pd.read_csv(folder / "table.csv")).savefig(folder / "figure.png", dpi=150)
-
-
-if __name__ == "__main__":
-    main()
+    return {"figure.png": figure}

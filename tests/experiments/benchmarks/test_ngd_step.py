@@ -1,3 +1,5 @@
+"""bench-ngd-step end to end at smoke scale."""
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -5,11 +7,11 @@ from pathlib import Path
 
 import pandas as pd
 
-from experiments.benchmarks.ngd_step import OPTIMIZERS, main
+from experiments.benchmarks.ngd_step.compute import OPTIMIZERS
 
 
-def test_times_every_optimizer_in_every_repeat(run_target: Callable[..., Path]) -> None:
-    folder = run_target(main, "benchmarks/ngd_step") / "benchmarks" / "ngd_step" / "smoke"
+def test_times_every_optimizer_in_every_repeat(run_smoke: Callable[..., Path]) -> None:
+    folder = run_smoke("benchmarks/ngd_step")
     for name in ("figure.png", "run.json"):
         assert (folder / name).is_file()
     table = pd.read_csv(folder / "table.csv")

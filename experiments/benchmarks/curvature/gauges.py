@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import ctypes
 import gc
-import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import torch
+
+from experiments.benchmarks.timing import work_clock
 
 Compute = Callable[[], Any]
 
@@ -20,22 +21,13 @@ def measure_times(
 ) -> dict[str, list[float]]:
     """Return seconds of every round by method; they take turns, so that a busy machine slows all of them."""
     times: dict[str, list[float]] = {method: [] for method in methods}
+    now = work_clock(device)
     for _ in range(num_rounds):
         for method, compute in methods.items():
-            times[method].append(_seconds(compute, device))
+            start = now()
+            compute()
+            times[method].append(now() - start)
     return times
-
-
-def _seconds(compute: Compute, device: torch.device) -> float:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-        start = time.perf_counter()
-        compute()
-        torch.cuda.synchronize(device)
-        return time.perf_counter() - start
-    start = time.process_time()
-    compute()
-    return time.process_time() - start
 
 
 def measure_peak(compute: Compute, device: torch.device) -> float:

@@ -1,3 +1,5 @@
+"""bench-curvature end to end at smoke scale; its products and its gauges."""
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -9,9 +11,8 @@ import torch
 from omegaconf import OmegaConf
 from torch.testing import assert_close
 
-from experiments.benchmarks.curvature import main
-from experiments.benchmarks.curvature_measure import measure_peak, measure_times
-from experiments.benchmarks.curvature_products import build_case, products
+from experiments.benchmarks.curvature.gauges import measure_peak, measure_times
+from experiments.benchmarks.curvature.products import build_case, products
 
 CASE = OmegaConf.create(
     {
@@ -24,8 +25,8 @@ CASE = OmegaConf.create(
 )
 
 
-def test_target_tabulates_every_method(run_target: Callable[..., Path]) -> None:
-    folder = run_target(main, "benchmarks/curvature") / "benchmarks" / "curvature" / "smoke"
+def test_target_tabulates_every_method(run_smoke: Callable[..., Path]) -> None:
+    folder = run_smoke("benchmarks/curvature")
     table = pd.read_csv(folder / "table.csv").set_index(["num_vectors", "method"])
     assert (folder / "figure.png").is_file()
     ours = table.xs("curvlab", level="method")

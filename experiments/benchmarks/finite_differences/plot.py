@@ -1,12 +1,6 @@
-"""Error against step, drawn from summary.csv alone.
-
-python -m experiments.benchmarks.finite_differences_plot results/benchmarks/finite_differences/embedded
-"""
+"""Error against step."""
 
 from __future__ import annotations
-
-import argparse
-from pathlib import Path
 
 import pandas as pd
 import torch
@@ -14,12 +8,14 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from curvlab.reporting import plots
+from experiments.target import Computed
 
 EPSILON = {"fp32": torch.finfo(torch.float32).eps, "fp64": torch.finfo(torch.float64).eps}
 
 
-def draw(summary: pd.DataFrame) -> Figure:
-    """Return one panel a task: geometric mean of the error with its interval, for both precisions."""
+def draw(computed: Computed) -> dict[str, Figure]:
+    """Return one panel for each task: geometric mean of the error with its interval, for both precisions."""
+    summary = computed["summary"]
     tasks = summary.task.unique().tolist()
     figure, axes = plots.figure(1, len(tasks), panel_size=(4.0, 3.6), sharey=True)
     for ax, task in zip(axes[0], tasks, strict=True):
@@ -29,7 +25,7 @@ def draw(summary: pd.DataFrame) -> Figure:
     axes[0, 0].set_ylabel("relative error of $G v$")
     handles, labels = axes[0, 0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=4, fontsize=8, frameon=False)
-    return figure
+    return {"figure.png": figure}
 
 
 def _draw_task(ax: Axes, own: pd.DataFrame) -> None:
@@ -62,10 +58,3 @@ def _draw_task(ax: Axes, own: pd.DataFrame) -> None:
                 linewidth=1,
                 label=f"forward mode, {name}",
             )
-
-
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description="Redraw the figure of a result folder from its summary.csv.")
-    parser.add_argument("folder", type=Path)
-    folder = parser.parse_args().folder
-    draw(pd.read_csv(folder / "summary.csv")).savefig(folder / "figure.png", dpi=110, metadata={"Software": None})

@@ -1,12 +1,6 @@
-"""Error and cost of both recipes, drawn from table.csv alone.
-
-python -m experiments.benchmarks.lissa_recipe_plot results/benchmarks/lissa_recipe/embedded
-"""
+"""Error and cost of both recipes."""
 
 from __future__ import annotations
-
-import argparse
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -15,17 +9,19 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import NullFormatter
 
 from curvlab.reporting import plots
+from experiments.target import Computed
 
 TOP = 1e3  # errors above it are drawn here
 QUANTITIES = {
     "error_worst": "relative error, worst system",
     "constant": "constant C",
-    "passes": "passes over the data a system",
+    "passes": "passes over the data for each system",
 }
 
 
-def draw(table: pd.DataFrame) -> Figure:
-    """Return one panel a quantity, one line a case, a marker a recipe; crosses where the recipe diverges."""
+def draw(computed: Computed) -> dict[str, Figure]:
+    """Return one panel for each quantity: a line for each case, markers by recipe, crosses where it diverges."""
+    table = computed["table"]
     cases = table.case.unique().tolist()
     figure, axes = plots.figure(1, 3, panel_size=(3.2, 1.2 + 0.28 * len(cases)), sharey=True)
     for ax, (quantity, label) in zip(axes[0], QUANTITIES.items(), strict=True):
@@ -42,7 +38,7 @@ def draw(table: pd.DataFrame) -> Figure:
     axes[0, 0].axvline(1, color="#555555", linestyle=":", linewidth=1, label="error of zero")
     handles, labels = axes[0, 0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False, fontsize=8)
-    return figure
+    return {"figure.png": figure}
 
 
 def _panel(ax: Axes, table: pd.DataFrame, quantity: str, cases: list[str]) -> None:
@@ -56,11 +52,3 @@ def _panel(ax: Axes, table: pd.DataFrame, quantity: str, cases: list[str]) -> No
         if diverged.any():
             label = f"{recipe}: stopped, diverging"
             ax.scatter(values[diverged], places[diverged], color=color, marker="x", s=34, label=label)
-
-
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description="Redraw the figure of a result folder from its table.")
-    parser.add_argument("folder", type=Path)
-    folder = parser.parse_args().folder
-    table = pd.read_csv(folder / "table.csv")
-    draw(table).savefig(folder / "figure.png", dpi=110, metadata={"Software": None})

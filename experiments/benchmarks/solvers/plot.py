@@ -1,34 +1,30 @@
-"""Error and correlation against work, drawn from table.csv, and against seconds, from timing.csv beside it.
-
-python -m experiments.benchmarks.solvers_plot results/benchmarks/solvers/embedded
-"""
+"""Error and correlation against work, and against seconds."""
 
 from __future__ import annotations
-
-import argparse
-from pathlib import Path
 
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from curvlab.reporting import plots
+from experiments.target import Computed
 
 FLOOR = 1e-7  # of 1 - correlation: below it is rounding of the reference
 STYLES = ("-", "--")
 
 
-def draw(table: pd.DataFrame, timing: pd.DataFrame) -> dict[str, Figure]:
-    """Return the figures by file name: by work, and by seconds. Medians over the systems that were solved."""
-    timed = table.assign(seconds=timing.seconds.to_numpy())
+def draw(computed: Computed) -> dict[str, Figure]:
+    """Return two figures, by work and by seconds: medians over the systems that were solved."""
+    table = computed["table"]
+    timed = table.assign(seconds=computed["timing"].seconds.to_numpy())
     return {
-        "figure.png": _grid(table, "work", "products with G a system"),
-        "figure_seconds.png": _grid(timed, "seconds", "CPU seconds a system"),
+        "figure.png": _grid(table, "work", "products with G for each system"),
+        "figure_seconds.png": _grid(timed, "seconds", "CPU seconds for each system"),
     }
 
 
 def _grid(table: pd.DataFrame, x: str, label: str) -> Figure:
-    """Draw one column a (task, number of systems): error above, 1 - correlation below."""
+    """Draw one column for each task and number of systems: error above, 1 - correlation below."""
     panels = list(table.groupby(["task", "num_rhs"], sort=False))
     methods = table.method.unique().tolist()
     size = (max(2.7, 7.6 / len(panels)), 2.5)
@@ -67,12 +63,3 @@ def _curve(ax: Axes, curve: pd.DataFrame, x: str, values: pd.Series, style: dict
     ax.plot(curve[x], values, **style)
     diverged = str(curve.outcome.iloc[-1]).startswith("diverges")
     ax.plot(curve[x].iloc[-1:], values.iloc[-1:], **{**style, "label": None, "marker": "x" if diverged else "o"})
-
-
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description="Redraw the figures of a result folder from its tables.")
-    parser.add_argument("folder", type=Path)
-    folder = parser.parse_args().folder
-    figures = draw(pd.read_csv(folder / "table.csv"), pd.read_csv(folder / "timing.csv"))
-    for name, figure in figures.items():
-        figure.savefig(folder / name, dpi=110, metadata={"Software": None})

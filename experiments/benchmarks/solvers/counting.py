@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -18,7 +17,7 @@ GROWTH = 1.25  # between steps at which the iterate is looked at
 
 @dataclass
 class Counter:
-    """Work so far, one unit a product of one vector with the matrix of the whole data."""
+    """Work so far, one unit for each product of one vector with the matrix of the whole data."""
 
     work: float = 0.0
 
@@ -53,12 +52,12 @@ class Recorder:
     Attributes:
         counter: of the products.
         reference: (P, R), solutions of the first R systems.
-        readout: (M, P), gradients whose products with a solution are the influence scores, up to sign.
+        point_gradients: (M, P), of training losses; products with a solution are influence scores, up to sign.
     """
 
     counter: Counter
     reference: Tensor
-    readout: Tensor
+    point_gradients: Tensor
     clock: Callable[[], float]
     rows: list[dict[str, float | Tensor]] = field(default_factory=list)
     _next: float = 1.0
@@ -83,7 +82,7 @@ class Recorder:
         x = x[:, : self.reference.shape[1]].to(self.reference)
         reference = self.reference[:, : x.shape[1]]
         errors = (x - reference).norm(dim=0) / reference.norm(dim=0)
-        correlations = pearson(self.readout @ x, self.readout @ reference)
+        correlations = pearson(self.point_gradients @ x, self.point_gradients @ reference)
         self.rows.append(
             {"work": self.counter.work, "seconds": seconds, "errors": errors, "correlations": correlations}
         )
@@ -94,8 +93,3 @@ def pearson(left: Tensor, right: Tensor) -> Tensor:
     """Return the correlation of each pair of columns, (M, K), (M, K) -> (K,)."""
     left, right = left - left.mean(0), right - right.mean(0)
     return (left * right).sum(0) / (left.norm(dim=0) * right.norm(dim=0))
-
-
-def clock(device: torch.device) -> Callable[[], float]:
-    """Return CPU seconds, which other processes do not lengthen; on a GPU seconds by the wall."""
-    return time.process_time if device.type == "cpu" else time.perf_counter

@@ -24,7 +24,7 @@ from curvlab.solvers import (
     lissa_hyperparameters,
 )
 from curvlab.spectrum import hutchinson_trace, top_eigenvalues
-from experiments.benchmarks.solvers_counting import CountedOperator, Counter, Recorder
+from experiments.benchmarks.solvers.counting import CountedOperator, Counter, Recorder
 
 LABELS = {
     "lissa_recipe": "LiSSA, C = 2",
@@ -36,13 +36,13 @@ LABELS = {
     "block_cg": "block CG",
     "default": "default",
 }
-# Systems are solved independently of one another, but for a set-up of a few products: the work a system does not
+# Systems are solved independently of one another, but for a set-up of a few products: the work for each does not
 # depend on how many there are.
 INDEPENDENT = ("lissa_recipe", "lissa_auto", "chebyshev", "cg", "ekfac_cg")
 
 
 @dataclass(frozen=True)
-class Problem:
+class CountedSystems:
     """(G + damping I) X = B with what the answers are compared to.
 
     Attributes:
@@ -52,7 +52,7 @@ class Problem:
         recorder: of one method's run.
         rtol: residual that ends it.
         nystrom_rank: of the preconditioner.
-        predictions: per example; tokens of a sequence.
+        predictions: of one example; tokens of a sequence.
     """
 
     operator: GaussNewtonOperator
@@ -61,7 +61,7 @@ class Problem:
     recorder: Recorder
     rtol: float
     nystrom_rank: int
-    predictions: int
+    predictions: float
 
     @property
     def counted(self) -> LinearOperator:
@@ -74,60 +74,60 @@ class Problem:
         return self.recorder.counter
 
 
-def solve(problem: Problem, method: str, generator: torch.Generator) -> dict[str, object]:
+def solve(systems: CountedSystems, method: str, generator: torch.Generator) -> dict[str, object]:
     """Run a method from its set-up to its residual; return its outcome in words and its largest residual."""
-    problem.recorder.start()
+    systems.recorder.start()
     if method.startswith("lissa"):
-        return _lissa(problem, method, generator)
-    solver = _solver(problem, method, generator)
-    solution = solver.solve(problem.counted, problem.right_hand_sides, generator=generator)
-    problem.recorder.record(solution.x)
+        return _lissa(systems, method, generator)
+    solver = _solver(systems, method, generator)
+    solution = solver.solve(systems.counted, systems.right_hand_sides, generator=generator)
+    systems.recorder.record(solution.x)
     outcome = "converged" if solution.converged else "not converged"
     return {"outcome": outcome, "residual": float(solution.residual.max())}
 
 
-def _solver(problem: Problem, method: str, generator: torch.Generator) -> ConjugateGradient | Chebyshev:
-    recorder, rtol, rank = problem.recorder, problem.rtol, problem.nystrom_rank
-    size, num = problem.right_hand_sides.shape
+def _solver(systems: CountedSystems, method: str, generator: torch.Generator) -> ConjugateGradient | Chebyshev:
+    recorder, rtol, rank = systems.recorder, systems.rtol, systems.nystrom_rank
+    size, num = systems.right_hand_sides.shape
     build: dict[str, Callable[[], ConjugateGradient | Chebyshev | BlockConjugateGradient]] = {
         "cg": lambda: ConjugateGradient(rtol, monitor=recorder),
         "block_cg": lambda: BlockConjugateGradient(rtol, monitor=recorder),
         "chebyshev": lambda: Chebyshev(rtol, monitor=recorder),
         "nystrom_cg": lambda: ConjugateGradient(rtol, preconditioner=Nystrom(rank), monitor=recorder),
         "default": lambda: dataclasses.replace(default_solver(size, num, rtol=rtol), monitor=recorder),
-        "ekfac_cg": lambda: ConjugateGradient(rtol, preconditioner=_ekfac(problem, generator), monitor=recorder),
+        "ekfac_cg": lambda: ConjugateGradient(rtol, preconditioner=_ekfac(systems, generator), monitor=recorder),
     }
     return build[method]()  # type: ignore[return-value]  # one interface
 
 
-def _ekfac(problem: Problem, generator: torch.Generator) -> LinearOperator:
+def _ekfac(systems: CountedSystems, generator: torch.Generator) -> LinearOperator:
     # It reads the model's layers, so it gets the operator itself; what it costs is added by hand.
-    inverse, cost = Ekfac().build(problem.operator + problem.damping * identity, generator=generator)
-    problem.counter.work += cost
+    inverse, cost = Ekfac().build(systems.operator + systems.damping * identity, generator=generator)
+    systems.counter.work += cost
     return inverse
 
 
-def _lissa(problem: Problem, method: str, generator: torch.Generator) -> dict[str, object]:
-    counted = CountedOperator(problem.operator, problem.counter)
+def _lissa(systems: CountedSystems, method: str, generator: torch.Generator) -> dict[str, object]:
+    counted = CountedOperator(systems.operator, systems.counter)
 
     def watch(step: int, u: Tensor) -> None:
-        problem.recorder(step, lambda: u)
+        systems.recorder(step, lambda: u)
 
     if method == "lissa_auto":
-        solver = Lissa.auto(counted, problem.damping, generator=generator)
+        solver = Lissa.auto(counted, systems.damping, generator=generator)
         solver = dataclasses.replace(solver, callback=watch)
     else:
         trace = hutchinson_trace(counted, rtol=0.05, generator=generator).value
         largest = float(top_eigenvalues(counted, 1, rtol=0.01, generator=generator).values[0])
         settings = lissa_hyperparameters(
-            trace=max(trace, largest), largest_eigenvalue=largest, damping=problem.damping
+            trace=max(trace, largest), largest_eigenvalue=largest, damping=systems.damping
         )
-        batch_size = math.ceil(settings.batch_size / problem.predictions)
+        batch_size = math.ceil(settings.batch_size / systems.predictions)
         solver = Lissa(settings.step_size, batch_size, settings.num_steps, callback=watch)
     try:
-        solution = solver.solve(problem.counted, problem.right_hand_sides, generator=generator)
+        solution = solver.solve(systems.counted, systems.right_hand_sides, generator=generator)
     except DivergenceError as error:
         return {"outcome": f"diverges at step {error.step}", "residual": float("inf")}
-    problem.recorder.record(solution.x)
+    systems.recorder.record(solution.x)
     # Its tolerance for the residual says little about scores, so that is not its outcome here.
     return {"outcome": f"all {solver.num_steps} steps", "residual": float(solution.residual.max())}

@@ -12,17 +12,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import torch
-from matplotlib.figure import Figure
 from omegaconf import DictConfig
 from torch import Tensor, nn
 
 from curvlab import runs
-from curvlab.reporting import plots
 from curvlab.sampling import default_nbeta, estimate_llc
 
 
@@ -38,7 +37,7 @@ class _Polynomial(nn.Module):
 
 
 def known_table(run: runs.Run, cfg: DictConfig) -> pd.DataFrame:
-    """Return one row a problem: estimate with interval, value at this n, asymptotic coefficient."""
+    """Return one row for each polynomial: estimate with interval, value at this n, asymptotic coefficient."""
     return pd.DataFrame(
         [
             _row(run, cfg, list(powers), product=kind == "product")
@@ -53,8 +52,9 @@ def _row(run: runs.Run, cfg: DictConfig, powers: list[int], *, product: bool) ->
     nbeta, localization = default_nbeta(cfg.n[kind]), cfg.localization[kind]
     settings = {name: cfg[name] for name in ("num_chains", "num_draws", "num_burnin_steps", "step_size")}
     settings |= {"localization": localization, "nbeta": nbeta}
-    key = {"powers": powers, "product": product, **settings, "version": 1}
-    found = run.unit("llc_known", key, lambda: _estimate(run, powers, product, settings))
+    key = {"powers": powers, "product": product, **settings}
+    estimate = partial(_estimate, run, powers, product, settings)
+    found = run.unit("benchmarks/llc_known", key, estimate, version=1)
     names = [f"w{i + 1}^{power}" for i, power in enumerate(powers)]
     return {
         "problem": (" " if product else " + ").join(names),
@@ -95,31 +95,3 @@ def finite_value(powers: Sequence[int], *, product: bool, nbeta: float, localiza
         energy, square = energy * grid**power, square + grid**2
     weight = np.exp(-energy - localization / 2 * square)
     return float((energy * weight).sum() / weight.sum())
-
-
-def draw_known(table: pd.DataFrame) -> Figure:
-    """Return estimates and asymptotic coefficients over the values at this n."""
-    figure, axes = plots.figure(1, 1, panel_size=(6.0, 3.2))
-    ax, rows = axes[0, 0], range(len(table))
-    ratio = table.estimate / table.at_this_n
-    errors = [(table.estimate - table.low) / table.at_this_n, (table.high - table.estimate) / table.at_this_n]
-    ax.errorbar(
-        ratio, rows, xerr=errors, fmt=plots.MARKERS[0], color=plots.PALETTE[0], capsize=3, label="estimate, 95 %"
-    )
-    ax.plot(
-        table.asymptotic / table.at_this_n,
-        rows,
-        linestyle="none",
-        marker=plots.MARKERS[1],
-        color=plots.PALETTE[1],
-        label="asymptotic coefficient",
-    )
-    ax.axvline(1.0, color="black", linewidth=1, label="value at this n (quadrature)")
-    ax.set_yticks(list(rows), table.problem)
-    ax.set_xscale("log")
-    ax.set_xticks([1, 2, 3, 4, 5], ["1", "2", "3", "4", "5"])
-    ax.minorticks_off()
-    ax.invert_yaxis()
-    ax.set_xlabel("ratio to the value at this n")
-    figure.legend(loc="outside lower center", ncols=3, fontsize=8, frameon=False)
-    return figure

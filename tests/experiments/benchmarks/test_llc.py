@@ -1,3 +1,5 @@
+"""bench-llc end to end at smoke scale; its intervals, floor and known values."""
+
 from __future__ import annotations
 
 import json
@@ -10,14 +12,14 @@ import pytest
 import torch
 from torch import nn
 
-from experiments.benchmarks.llc import main, summary_table
-from experiments.benchmarks.llc_known import finite_value
-from experiments.benchmarks.llc_methods import Setting, floor_seconds
+from experiments.benchmarks.llc.compute import summary_table
+from experiments.benchmarks.llc.known import finite_value
+from experiments.benchmarks.llc.methods import Setting, floor_seconds
 
 
-def test_every_method_is_estimated_and_timed(run_target: Callable[..., Path]) -> None:
-    folder = run_target(main, "benchmarks/llc") / "benchmarks" / "llc" / "smoke"
-    for name in ("table.csv", "figure.png", "run.json"):
+def test_every_method_is_estimated_and_timed(run_smoke: Callable[..., Path]) -> None:
+    folder = run_smoke("benchmarks/llc")
+    for name in ("table.csv", "figure.png", "known.png", "run.json"):
         assert (folder / name).is_file()
     table, summary = pd.read_csv(folder / "table.csv"), pd.read_csv(folder / "summary.csv")
     timings = pd.read_csv(folder / "timings.csv")

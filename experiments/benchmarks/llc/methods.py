@@ -36,7 +36,7 @@ class Setting:
 
     @property
     def num_steps(self) -> int:
-        """Steps a chain."""
+        """Steps of each chain."""
         return self.num_burnin_steps + self.num_draws
 
     def tensors(self) -> tuple[Tensor, Tensor]:

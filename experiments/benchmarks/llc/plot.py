@@ -1,20 +1,23 @@
-"""Estimates and seconds of bench-llc, drawn from summary.csv and timings.csv alone.
-
-python -m experiments.benchmarks.llc_plot results/benchmarks/llc/laptop
-"""
+"""Estimates and seconds; estimates where the value is known."""
 
 from __future__ import annotations
-
-import argparse
-from pathlib import Path
 
 import pandas as pd
 from matplotlib.figure import Figure
 
 from curvlab.reporting import plots
+from experiments.target import Computed
 
 
-def draw(summary: pd.DataFrame, timings: pd.DataFrame) -> Figure:
+def draw(computed: Computed) -> dict[str, Figure]:
+    """Return the estimates beside their seconds, and the polynomials."""
+    return {
+        "figure.png": _draw_methods(computed["summary"], computed["timings"]),
+        "known.png": _draw_known(computed["known"]),
+    }
+
+
+def _draw_methods(summary: pd.DataFrame, timings: pd.DataFrame) -> Figure:
     """Return estimates with their intervals on the left, seconds on the right."""
     figure, axes = plots.figure(1, 2, panel_size=(4.6, 3.2))
     left, right = axes[0]
@@ -50,9 +53,29 @@ def draw(summary: pd.DataFrame, timings: pd.DataFrame) -> Figure:
     return figure
 
 
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description="Redraw the figure of a result folder from its tables.")
-    parser.add_argument("folder", type=Path)
-    folder = parser.parse_args().folder
-    figure = draw(pd.read_csv(folder / "summary.csv"), pd.read_csv(folder / "timings.csv"))
-    figure.savefig(folder / "figure.png", dpi=110, metadata={"Software": None})
+def _draw_known(table: pd.DataFrame) -> Figure:
+    """Return estimates and asymptotic coefficients over the values at this n."""
+    figure, axes = plots.figure(1, 1, panel_size=(6.0, 3.2))
+    ax, rows = axes[0, 0], range(len(table))
+    ratio = table.estimate / table.at_this_n
+    errors = [(table.estimate - table.low) / table.at_this_n, (table.high - table.estimate) / table.at_this_n]
+    ax.errorbar(
+        ratio, rows, xerr=errors, fmt=plots.MARKERS[0], color=plots.PALETTE[0], capsize=3, label="estimate, 95 %"
+    )
+    ax.plot(
+        table.asymptotic / table.at_this_n,
+        rows,
+        linestyle="none",
+        marker=plots.MARKERS[1],
+        color=plots.PALETTE[1],
+        label="asymptotic coefficient",
+    )
+    ax.axvline(1.0, color="black", linewidth=1, label="value at this n (quadrature)")
+    ax.set_yticks(list(rows), table.problem)
+    ax.set_xscale("log")
+    ax.set_xticks([1, 2, 3, 4, 5], ["1", "2", "3", "4", "5"])
+    ax.minorticks_off()
+    ax.invert_yaxis()
+    ax.set_xlabel("ratio to the value at this n")
+    figure.legend(loc="outside lower center", ncols=3, fontsize=8, frameon=False)
+    return figure

@@ -14,13 +14,16 @@ from typing import Any
 
 import torch
 
-WORKER = Path(__file__).with_name("influence_peers_worker.py")
+# Imported, although it is only run as a file: what it measures is then known to depend on its code (`make stale`).
+from experiments.benchmarks.influence_peers import worker
+
+WORKER = Path(str(worker.__file__))
 OWN_LIBRARIES = ("curvlab", "gradients", "curvlinops")  # run with this Python; the others with peers_python
 
 
 def measure(
-    problem: Mapping[str, Any],
-    settings: Mapping[str, Any],
+    network: Mapping[str, Any],
+    options: Mapping[str, Any],
     *,
     peers_python: str | None,
     time_limit: float,
@@ -29,13 +32,13 @@ def measure(
     """Return {"status": "done", "scores", "cpu_seconds", "peak_bytes", ...}, or a status that says why not.
 
     Args:
-        problem: what `influence_peers_worker.Problem` reads.
-        settings: library, method and options.
+        network: what `worker.TrainedNetwork` reads.
+        options: library, method and the library's own options.
         peers_python: a Python that has the libraries which cannot live beside our dependencies, or None.
         time_limit: seconds of processor time of the worker.
         memory_limit: GiB of its resident memory.
     """
-    own = settings["library"] in OWN_LIBRARIES
+    own = options["library"] in OWN_LIBRARIES
     python = sys.executable if own else peers_python
     if python is None:
         return {"status": "not installed"}
@@ -45,10 +48,10 @@ def measure(
             "'.[peers]'`, and pass peers_python=DIR/bin/python, or peers_python=null to leave the peers out."
         )
     with tempfile.TemporaryDirectory() as folder:
-        source, target, log = (Path(folder) / name for name in ("problem.pt", "result.pt", "log"))
-        torch.save(dict(problem), source)
-        command = [python, "-W", "ignore", str(WORKER), str(source), str(target), json.dumps(dict(settings))]
-        environment = os.environ | {"OMP_NUM_THREADS": str(settings.get("num_threads", 1))}
+        source, target, log = (Path(folder) / name for name in ("network.pt", "result.pt", "log"))
+        torch.save(dict(network), source)
+        command = [python, "-W", "ignore", str(WORKER), str(source), str(target), json.dumps(dict(options))]
+        environment = os.environ | {"OMP_NUM_THREADS": str(options.get("num_threads", 1))}
         if own:
             environment["PYTHONPATH"] = os.pathsep.join(p for p in sys.path if p)
         with log.open("w") as output:

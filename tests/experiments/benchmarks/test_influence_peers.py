@@ -1,3 +1,5 @@
+"""bench-influence-peers end to end at smoke scale; its workers against dense scores, and their limits."""
+
 from __future__ import annotations
 
 import sys
@@ -10,14 +12,14 @@ import torch
 from torch.func import functional_call, hessian, jacrev
 from torch.testing import assert_close
 
-from experiments.benchmarks import influence_peers_process
-from experiments.benchmarks.influence_peers import main, pearson
-from experiments.benchmarks.influence_peers_worker import METHODS, Problem
+from experiments.benchmarks.influence_peers import process
+from experiments.benchmarks.influence_peers.compute import pearson
+from experiments.benchmarks.influence_peers.worker import METHODS, TrainedNetwork
 
 LIMITS = {"peers_python": None, "time_limit": 60.0, "memory_limit": 6.0}
 
 
-def problem(num_train: int = 12) -> dict:
+def network(num_train: int = 12) -> dict:
     generator = torch.Generator().manual_seed(0)
     sizes = [5, 4, 3]
     shapes = [(4, 5), (4,), (3, 4), (3,)]
@@ -34,7 +36,7 @@ def problem(num_train: int = 12) -> dict:
 
 def exact_scores(stored: dict) -> torch.Tensor:
     """-∇l(test)ᵀ (G + damping I)⁻¹ ∇l(train) with a dense G, from Jacobians of the outputs."""
-    own = Problem(stored)
+    own = TrainedNetwork(stored)
     shapes = {name: value.detach() for name, value in own.model.named_parameters()}
 
     def jacobian(inputs: torch.Tensor) -> torch.Tensor:
@@ -61,14 +63,14 @@ def exact_scores(stored: dict) -> torch.Tensor:
 def test_solved_scores_equal_dense_ones(library: str, settings: dict, rtol: float) -> None:
     if library == "curvlinops":
         pytest.importorskip("curvlinops")
-    stored = problem()
-    scores, _ = METHODS[library](Problem(stored), settings)
+    stored = network()
+    scores, _ = METHODS[library](TrainedNetwork(stored), settings)
     assert_close(scores, exact_scores(stored), rtol=rtol, atol=1e-8)
 
 
 def test_plain_gradients_are_those_of_an_identity() -> None:
-    stored = problem()
-    own = Problem(stored)
+    stored = network()
+    own = TrainedNetwork(stored)
     scores, _ = METHODS["gradients"](own, {})
     assert_close(scores, exact_scores(stored | {"damping": 1e9}) * 1e9, rtol=1e-6, atol=1e-6)
 
@@ -80,15 +82,13 @@ def test_correlation_is_invariant_to_scale_and_zero_for_constants() -> None:
 
 
 def test_a_peer_without_its_python_is_not_installed() -> None:
-    result = influence_peers_process.measure(problem(), {"library": "dattri", "method": "cg"}, **LIMITS)
+    result = process.measure(network(), {"library": "dattri", "method": "cg"}, **LIMITS)
     assert result == {"status": "not installed"}
 
 
 def test_a_missing_peers_python_says_how_to_build_it() -> None:
     with pytest.raises(FileNotFoundError, match=r"pip install.*peers"):
-        influence_peers_process.measure(
-            problem(), {"library": "dattri"}, **{**LIMITS, "peers_python": "/nowhere/python"}
-        )
+        process.measure(network(), {"library": "dattri"}, **{**LIMITS, "peers_python": "/nowhere/python"})
 
 
 @pytest.mark.parametrize(
@@ -98,19 +98,19 @@ def test_a_missing_peers_python_says_how_to_build_it() -> None:
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="usage is read from /proc")
 def test_limits_end_a_worker(limits: dict, reason: str) -> None:
     settings = {"library": "gradients"}
-    result = influence_peers_process.measure(problem(), settings, **{**LIMITS, **limits})
+    result = process.measure(network(), settings, **{**LIMITS, **limits})
     assert result["status"].startswith(reason)
 
 
 def test_a_failing_worker_gives_its_last_line() -> None:
     settings = {"library": "curvlab", "rtol": 7}
-    result = influence_peers_process.measure(problem(), settings, **{**LIMITS, "peers_python": sys.executable})
+    result = process.measure(network(), settings, **{**LIMITS, "peers_python": sys.executable})
     assert result["status"].startswith("failed: ValueError: rtol")
 
 
-def test_target(run_target: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_target(run_smoke: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CURVLAB_PEERS_PYTHON", raising=False)
-    folder = run_target(main, "benchmarks/influence_peers") / "benchmarks" / "influence_peers" / "smoke"
+    folder = run_smoke("benchmarks/influence_peers")
     table = pd.read_csv(folder / "table.csv").set_index("method")
     assert (folder / "figure.png").is_file()
     assert table.status["dattri EK-FAC"] == "not installed"

@@ -1,6 +1,6 @@
-"""One method of influence_peers, measured in a process of its own.
+"""One method of bench-influence-peers, measured in a process of its own.
 
-python influence_peers_worker.py problem.pt result.pt '{"library": "dattri", "method": "cg", ...}'
+python worker.py network.pt result.pt '{"library": "dattri", "method": "cg", ...}'
 
 Run as a file, with any Python that has torch and the method's library: nothing of this repository is imported but
 for library "curvlab". Scores have our sign, -∇l(test)ᵀ (G + damping I)⁻¹ ∇l(point): a library that gives the
@@ -28,10 +28,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-Settings = dict[str, Any]
+Options = dict[str, Any]
 
 
-class Problem:
+class TrainedNetwork:
     """The trained MLP and its data: train (N, D), test (M, D), labels, damping."""
 
     def __init__(self, stored: dict[str, Any]) -> None:
@@ -79,58 +79,58 @@ class Problem:
         return torch.cat([g.reshape(-1) for g in gradients])
 
 
-def curvlab(problem: Problem, settings: Settings) -> tuple[Tensor, str]:
+def curvlab(network: TrainedNetwork, options: Options) -> tuple[Tensor, str]:
     """Ours: the default solver, or a residual asked for."""
     from curvlab.influence import influence
 
-    data, rtol = (problem.train, problem.test), settings.get("rtol")
-    found = influence(problem.model, problem.loss, *data, damping=problem.damping, rtol=rtol)
+    data, rtol = (network.train, network.test), options.get("rtol")
+    found = influence(network.model, network.loss, *data, damping=network.damping, rtol=rtol)
     residual = float(found.solution.residual.max())
     return found.scores, f"{found.solution.num_matvecs} products, largest residual {residual:.1e}"
 
 
-def gradients(problem: Problem, settings: Settings) -> tuple[Tensor, str]:
+def gradients(network: TrainedNetwork, options: Options) -> tuple[Tensor, str]:
     """Inner products of gradients: no curvature at all."""
-    return problem.scores_along(problem.test_gradients()), ""
+    return network.scores_along(network.test_gradients()), ""
 
 
-def curvlinops(problem: Problem, settings: Settings) -> tuple[Tensor, str]:
+def curvlinops(network: TrainedNetwork, options: Options) -> tuple[Tensor, str]:
     """Conjugate gradients on its Gauss-Newton operator; the scores by per-example gradients, as it has none."""
     from curvlinops import CGInverseLinearOperator, GGNLinearOperator
     from curvlinops.examples import IdentityLinearOperator
 
-    parameters = list(problem.model.parameters())
-    data = list(problem.loader("train", 512))
-    matrix = GGNLinearOperator(problem.model, problem.loss, parameters, data, check_deterministic=False)
+    parameters = list(network.model.parameters())
+    data = list(network.loader("train", 512))
+    matrix = GGNLinearOperator(network.model, network.loss, parameters, data, check_deterministic=False)
     shapes = [tuple(p.shape) for p in parameters]
     identity = IdentityLinearOperator(shapes, parameters[0].device, parameters[0].dtype)
-    damped = matrix + problem.damping * identity
-    inverse = CGInverseLinearOperator(damped, **settings.get("options", {}))
-    return problem.scores_along(inverse @ problem.test_gradients()), ""
+    damped = matrix + network.damping * identity
+    inverse = CGInverseLinearOperator(damped, **options.get("options", {}))
+    return network.scores_along(inverse @ network.test_gradients()), ""
 
 
-def pydvl(problem: Problem, settings: Settings) -> tuple[Tensor, str]:
+def pydvl(network: TrainedNetwork, options: Options) -> tuple[Tensor, str]:
     """Its CG, LiSSA and EK-FAC: "GAUSS_NEWTON" there means the empirical Fisher matrix."""
     from pydvl.influence.torch import CgInfluence, EkfacInfluence, LissaInfluence
 
-    method, options = settings["method"], dict(settings.get("options", {}))
+    method, options = options["method"], dict(options.get("options", {}))
     if "second_order_mode" in options:
         from pydvl.influence.torch.util import SecondOrderMode
 
         options["second_order_mode"] = SecondOrderMode[options["second_order_mode"]]
     if method == "ekfac":
-        fitted = EkfacInfluence(problem.model, update_diagonal=True, hessian_regularization=problem.damping)
+        fitted = EkfacInfluence(network.model, update_diagonal=True, hessian_regularization=network.damping)
     else:
         kind = {"cg": CgInfluence, "lissa": LissaInfluence}[method]
-        fitted = kind(problem.model, problem.loss, regularization=problem.damping, **options)
-    fitted = fitted.fit(problem.loader("train", 512))
-    factors = fitted.influence_factors(*problem.test)
+        fitted = kind(network.model, network.loss, regularization=network.damping, **options)
+    fitted = fitted.fit(network.loader("train", 512))
+    factors = fitted.influence_factors(*network.test)
     # Its per-example gradients of all training data at once would take 6 GiB and more.
-    batches = problem.loader("train", 200)
+    batches = network.loader("train", 200)
     return -torch.cat([fitted.influences_from_factors(factors, x, y).detach() for x, y in batches], dim=1), ""
 
 
-def dattri(problem: Problem, settings: Settings) -> tuple[Tensor, str]:
+def dattri(network: TrainedNetwork, options: Options) -> tuple[Tensor, str]:
     """Its CG (on the Hessian) and EK-FAC."""
     from dattri.algorithm.influence_function import IFAttributorCG, IFAttributorEKFAC
     from dattri.task import AttributionTask
@@ -138,20 +138,20 @@ def dattri(problem: Problem, settings: Settings) -> tuple[Tensor, str]:
     def loss(parameters: Any, pair: tuple[Tensor, Tensor]) -> Tensor:
         x, y = pair
         x, y = (x[None], y[None]) if x.ndim == 1 else (x, y)
-        return problem.loss(torch.func.functional_call(problem.model, parameters, (x,)), y.reshape(-1))
+        return network.loss(torch.func.functional_call(network.model, parameters, (x,)), y.reshape(-1))
 
-    task = AttributionTask(loss_func=loss, model=problem.model, checkpoints=problem.model.state_dict())
-    if settings["method"] == "ekfac":
-        attributor = IFAttributorEKFAC(task=task, damping=problem.damping)
+    task = AttributionTask(loss_func=loss, model=network.model, checkpoints=network.model.state_dict())
+    if options["method"] == "ekfac":
+        attributor = IFAttributorEKFAC(task=task, damping=network.damping)
     else:
-        attributor = IFAttributorCG(task=task, regularization=problem.damping, **settings.get("options", {}))
-    attributor.cache(problem.loader("train", settings.get("batch_size", 500)))  # for the matrix
+        attributor = IFAttributorCG(task=task, regularization=network.damping, **options.get("options", {}))
+    attributor.cache(network.loader("train", options.get("batch_size", 500)))  # for the matrix
     with torch.no_grad():
-        scores = attributor.attribute(problem.loader("train", 500), problem.loader("test", 25))
+        scores = attributor.attribute(network.loader("train", 500), network.loader("test", 25))
     return -scores.detach().T, ""
 
 
-def kronfluence(problem: Problem, settings: Settings) -> tuple[Tensor, str]:
+def kronfluence(network: TrainedNetwork, options: Options) -> tuple[Tensor, str]:
     """Its EK-FAC and K-FAC."""
     from kronfluence.analyzer import Analyzer, prepare_model
     from kronfluence.arguments import FactorArguments, ScoreArguments
@@ -170,29 +170,29 @@ def kronfluence(problem: Problem, settings: Settings) -> tuple[Tensor, str]:
 
     torch.manual_seed(0)
     task = Digits()
-    prepared = prepare_model(problem.model, task)
+    prepared = prepare_model(network.model, task)
     with tempfile.TemporaryDirectory() as folder:
         analyzer = Analyzer("peers", prepared, task, cpu=True, disable_tqdm=True, output_dir=folder)
         analyzer.fit_all_factors(
             "factors",
-            TensorDataset(*problem.train),
+            TensorDataset(*network.train),
             per_device_batch_size=500,
-            factor_args=FactorArguments(strategy=settings["method"]),
+            factor_args=FactorArguments(strategy=options["method"]),
         )
         analyzer.compute_pairwise_scores(
             "scores",
             "factors",
-            TensorDataset(*problem.test),
-            TensorDataset(*problem.train),
+            TensorDataset(*network.test),
+            TensorDataset(*network.train),
             per_device_query_batch_size=25,
             per_device_train_batch_size=500,
-            score_args=ScoreArguments(damping_factor=problem.damping),
+            score_args=ScoreArguments(damping_factor=network.damping),
         )
         scores = analyzer.load_pairwise_scores("scores")["all_modules"]
     return -scores, ""
 
 
-METHODS: dict[str, Callable[[Problem, Settings], tuple[Tensor, str]]] = {
+METHODS: dict[str, Callable[[TrainedNetwork, Options], tuple[Tensor, str]]] = {
     method.__name__: method for method in (curvlab, gradients, curvlinops, pydvl, dattri, kronfluence)
 }
 # Imported before the clock starts.
@@ -217,16 +217,16 @@ def peak_bytes() -> int:
 
 
 def main() -> None:
-    """Read the problem, run one method, write its scores and what they cost."""
+    """Read the network, run one method, write its scores and what they cost."""
     source, target, described = sys.argv[1:4]
-    settings = json.loads(described)
-    torch.set_num_threads(int(settings.get("num_threads", 1)))
-    problem = Problem(torch.load(source, weights_only=True))
-    library = settings["library"]
+    options = json.loads(described)
+    torch.set_num_threads(int(options.get("num_threads", 1)))
+    network = TrainedNetwork(torch.load(source, weights_only=True))
+    library = options["library"]
     version = importlib.metadata.version(DISTRIBUTIONS.get(library, library))
     importlib.import_module(MODULES[library])
     start, cpu_start = time.perf_counter(), time.process_time()
-    scores, remark = METHODS[library](problem, settings)
+    scores, remark = METHODS[library](network, options)
     cost = {"seconds": time.perf_counter() - start, "cpu_seconds": time.process_time() - cpu_start}
     cost["peak_bytes"] = peak_bytes()
     # Need not be atomic: whoever started this process reads the file only after it has ended with status 0.

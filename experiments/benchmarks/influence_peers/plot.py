@@ -1,22 +1,17 @@
-"""Correlation with the exact scores against time, drawn from table.csv alone.
-
-python -m experiments.benchmarks.influence_peers_plot results/benchmarks/influence_peers/embedded
-"""
+"""Correlation with the exact scores, time and memory."""
 
 from __future__ import annotations
 
-import argparse
-from pathlib import Path
-
-import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from curvlab.reporting import plots
+from experiments.target import Computed
 
 
-def draw(table: pd.DataFrame) -> Figure:
-    """Return one bar a method, mean over queries with the worst query marked; time and memory beside it."""
+def draw(computed: Computed) -> dict[str, Figure]:
+    """Return one bar for each method: mean over queries, the worst query marked; time and memory beside it."""
+    table = computed["table"]
     done = table[table.status == "done"].iloc[::-1].reset_index(drop=True)
     figure, axes = plots.figure(
         1, 3, panel_size=(2.9, 0.8 + 0.32 * len(done)), sharey=True, width_ratios=[1.5, 1.0, 1.0]
@@ -39,16 +34,4 @@ def draw(table: pd.DataFrame) -> Figure:
     axes[0, 1].xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axes[0, 1].xaxis.set_minor_formatter(NullFormatter())
     figure.legend(loc="outside lower center", fontsize=8, frameon=False)
-    return figure
-
-
-def main() -> None:
-    """Redraw the figure in a result folder."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("folder", type=Path)
-    folder = parser.parse_args().folder
-    draw(pd.read_csv(folder / "table.csv")).savefig(folder / "figure.png", dpi=150)
-
-
-if __name__ == "__main__":
-    main()
+    return {"figure.png": figure}

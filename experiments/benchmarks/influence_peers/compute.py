@@ -1,0 +1,139 @@
+"""Scores, seconds and memory of every method, beside exact scores."""
+
+from __future__ import annotations
+
+import os
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from omegaconf import DictConfig, OmegaConf
+from torch import Tensor, nn
+
+from curvlab import runs
+from curvlab.data import stack
+from curvlab.influence import influence
+from curvlab.solvers import BlockConjugateGradient
+from experiments.benchmarks.influence_peers.process import measure
+from experiments.benchmarks.influence_peers.worker import TrainedNetwork
+from experiments.benchmarks.timing import load_average
+from experiments.shared.tasks import build_task
+from experiments.shared.trained_task import TrainedTask
+from experiments.target import task_settings
+
+COLUMNS = [
+    "method",
+    "library",
+    "status",
+    "version",
+    "pearson_mean",
+    "pearson_worst",
+    "seconds",
+    "seconds_ratio",
+    "repeats",
+    "peak_gib",
+    "remark",
+]
+
+
+def compute(run: runs.Run, cfg: DictConfig) -> dict[str, pd.DataFrame]:
+    """Train, solve the reference, measure every method; return one row for each."""
+    ((name, settings),) = task_settings(cfg).items()
+    task = build_task(run, name, settings)
+    network = _stored_network(run, task, settings)
+    key = task.key | {"num_queries": settings.num_queries, "damping": settings.damping}
+    exact = partial(_reference, task, network, settings.damping)
+    reference = run.unit("influence_peers/reference", key, exact, version=1)
+    methods: dict[str, dict[str, Any]] = OmegaConf.to_container(settings.methods)  # type: ignore[assignment]  # a mapping
+    rows = []
+    for method in run.progress(list(settings.only or methods), "methods"):
+        options = methods[method] | {"num_threads": settings.num_threads}
+        results = _measured(run, network, options, key, settings)
+        rows.append(_row(str(method), options, results, reference["scores"]))
+    run.note(
+        load_average=load_average(),
+        training_loss=round(task.train_loss, 4),
+        reference_residual=float(reference["residual"]),
+    )
+    return {"table": _with_ratios(pd.DataFrame(rows), str(settings.compared_with))}
+
+
+def _stored_network(run: runs.Run, task: TrainedTask, settings: DictConfig) -> dict[str, Any]:
+    """Return weights and data as the workers read them."""
+    test = task.splits.test
+    order = torch.randperm(len(test), generator=run.generator("queries", task.splits.name))  # type: ignore[arg-type]
+    inputs, targets = stack(test, order[: settings.num_queries].sort().values)
+    train = stack(task.splits.train, task.train_indices)
+    linear = [module for module in task.model.modules() if isinstance(module, nn.Linear)]
+    return {
+        "sizes": [linear[0].in_features, *(layer.out_features for layer in linear)],
+        "parameters": [parameter.detach().cpu() for parameter in task.model.parameters()],
+        "train_inputs": train[0].flatten(1).contiguous(),
+        "train_targets": train[1],
+        "test_inputs": inputs.flatten(1).contiguous(),
+        "test_targets": targets,
+        "damping": float(settings.damping),
+    }
+
+
+def _reference(task: TrainedTask, network: dict[str, Any], damping: float) -> dict[str, Any]:
+    """Return scores in double precision, solved to 1e-6, and the largest residual."""
+    found = influence(
+        TrainedNetwork(network).model.double(),
+        task.loss,
+        (network["train_inputs"].double(), network["train_targets"]),
+        (network["test_inputs"].double(), network["test_targets"]),
+        damping=damping,
+        solver=BlockConjugateGradient(rtol=1e-6),
+    )
+    return {"scores": found.scores, "residual": float(found.solution.residual.max())}
+
+
+def _measured(
+    run: runs.Run, network: dict[str, Any], options: dict[str, Any], key: dict[str, Any], settings: DictConfig
+) -> list[dict[str, Any]]:
+    """Return one result for each repeat; a method that fails or is slow is not tried again."""
+    # Where the peers' Python lies belongs to a machine, not to a result.
+    peers_python = settings.peers_python or os.environ.get("CURVLAB_PEERS_PYTHON") or None
+    limits = {"time_limit": settings.time_limit, "memory_limit": settings.memory_limit}
+    unit = key | limits | {"method": options, "peers": peers_python is not None}
+    once = partial(measure, network, options, peers_python=peers_python, **limits)
+    results: list[dict[str, Any]] = []
+    for repeat in range(settings.num_repeats):
+        if results and (results[0]["status"] != "done" or results[0]["cpu_seconds"] > settings.repeat_below):
+            break
+        results.append(run.unit("influence_peers/method", unit | {"repeat": repeat}, once, version=1))
+    return results
+
+
+def _row(name: str, options: dict[str, Any], results: list[dict[str, Any]], reference: Tensor) -> dict[str, Any]:
+    row: dict[str, Any] = {"method": name, "library": options["library"], "status": results[0]["status"]}
+    if row["status"] != "done":
+        return row
+    correlation = pearson(results[0]["scores"].double(), reference)
+    return row | {
+        "version": results[0]["version"],
+        "pearson_mean": float(correlation.mean()),
+        "pearson_worst": float(correlation.min()),
+        "seconds": float(np.median([result["cpu_seconds"] for result in results])),
+        "repeats": len(results),
+        "peak_gib": max(result["peak_bytes"] for result in results) / 2**30,
+        "remark": results[0]["remark"],
+    }
+
+
+def pearson(scores: Tensor, reference: Tensor) -> Tensor:
+    """Return the correlation of each row, (M, N) -> (M,); 0 where scores are constant or not finite."""
+    centred, wanted = (x - x.mean(1, keepdim=True) for x in (scores, reference))
+    correlation = (centred * wanted).sum(1) / (centred.norm(dim=1) * wanted.norm(dim=1))
+    return torch.nan_to_num(correlation, nan=0.0)
+
+
+def _with_ratios(table: pd.DataFrame, compared_with: str) -> pd.DataFrame:
+    """Add the time over that of one method in the same run."""
+    known = table.loc[table.method == compared_with].get("seconds")
+    base = float(known.iloc[0]) if known is not None and len(known) else float("nan")
+    table["seconds_ratio"] = table["seconds"] / base
+    return table.reindex(columns=COLUMNS)

@@ -10,11 +10,11 @@ from torch import Tensor
 
 from curvlab.influence import per_example_gradients
 from curvlab.runs import Run
-from experiments.lissa import spectrum_units as units
-from experiments.task import Task
+from experiments.shared.spectrum import drawn_examples
+from experiments.shared.trained_task import TrainedTask
 
 
-def gradient_pairs(run: Run, task: Task, cfg: DictConfig) -> dict[str, Any]:
+def gradient_pairs(run: Run, task: TrainedTask, cfg: DictConfig) -> dict[str, Any]:
     """Return (n,) vectors about n pairs of training gradients θ, θ': how well sketches keep <θ, θ'>.
 
     `dense`, `per_tensor`: d Var <Φθ, Φθ'> / (‖θ‖²‖θ'‖²), measured over independent sketches.
@@ -25,16 +25,16 @@ def gradient_pairs(run: Run, task: Task, cfg: DictConfig) -> dict[str, Any]:
     settings = dict(cfg.gradients)
 
     def compute() -> dict[str, Any]:
-        generator = run.generator("gradient pairs", task.name)
-        examples = units.drawn_examples(task, 2 * cfg.gradients.num_pairs, generator)
+        generator = run.generator("gradient pairs", task.seed_name)
+        examples = drawn_examples(task, 2 * cfg.gradients.num_pairs, generator)
         gradients = per_example_gradients(task.model, task.loss, examples, batch_size=16)
         gradients = gradients / torch.linalg.vector_norm(gradients, dim=1, keepdim=True).clamp(min=1e-30)
-        sizes = units.tensor_sizes(task)
+        sizes = task.tensor_sizes
         left, right = (torch.stack(half) for half in zip(*gradients.split(2), strict=True))
         sketched = _sketched_products(left, right, sizes, cfg, generator)
         return {**sketched, **_exact(left, right, sizes)}
 
-    return run.unit("lissa/gradient_sketches", task.key | {"task": task.name} | settings, compute)
+    return run.unit("lissa/gradient_sketches", task.key | settings, compute, version=1)
 
 
 def _sketched_products(

@@ -13,16 +13,16 @@ import torch
 from torch import Tensor, nn
 
 from curvlab.reporting import load_claims
-from experiments.lissa.fig4_claims import judge_claims, slopes
-from experiments.lissa.fig4_condition import main
-from experiments.lissa.fig4_plot import draw
-from experiments.lissa.fig4_traces import sampling_gap, token_gap
+from experiments.lissa.fig4 import TARGET
+from experiments.lissa.fig4.slopes import slopes
+from experiments.lissa.fig4.traces import sampling_gap, token_gap
+from experiments.target.execution import draw_target
 
 
 class UnitRun:
     """Computes every unit."""
 
-    def unit(self, name: str, key: dict, compute) -> dict:
+    def unit(self, name: str, key: dict, compute, *, version: int) -> dict:
         return compute()
 
     def generator(self, *names: object) -> torch.Generator:
@@ -45,10 +45,16 @@ def small_task(*, length: int | None) -> SimpleNamespace:
     inputs = 2 * torch.randn(*shape, 4, dtype=torch.float64)
     if length is not None:
         inputs = inputs + 3 * torch.randn(12, 1, 4, dtype=torch.float64)  # tokens of a sequence are alike
-    key = {"model": "linear"} if length is None else {"tokenizer": "none"}
     train = (inputs, torch.randint(3, shape))
     return SimpleNamespace(
-        name="linear", key=key, model=model.eval(), loss=nn.CrossEntropyLoss(), train=train, num_train=12
+        label="linear",
+        seed_name="linear",
+        is_language=length is not None,
+        key={"model": "linear"},
+        model=model.eval(),
+        loss=nn.CrossEntropyLoss(),
+        train=train,
+        num_train=12,
     )
 
 
@@ -92,20 +98,21 @@ def test_independent_tokens_vary_less_than_tokens_of_a_sequence() -> None:
     assert gap(matrices(task).mean(1), 1) * 6 > 1.5 * 3 * single  # at equal numbers of tokens
 
 
-def test_results_are_complete(run_target) -> None:
-    folder: Path = run_target(main, "lissa/fig4_condition") / "lissa" / "fig4" / "smoke"
-    table, constants = pd.read_csv(folder / "table.csv"), pd.read_csv(folder / "constants.csv")
-    assert table.groupby("task", sort=False).size().to_dict() == {"mlp-digits": 3, "opt-documentation": 4}
-    assert table[table.task == "opt-documentation"].batch_size.tolist() == [128, 256, 512, 2]  # tokens
-    figure = draw(table, constants)["figure.png"]
-    figure.savefig(folder / "again.png", dpi=110, metadata={"Software": None})
-    assert (folder / "again.png").read_bytes() == (folder / "figure.png").read_bytes()
+def test_results_are_complete(run_smoke) -> None:
+    folder: Path = run_smoke("lissa/fig4")
+    table = pd.read_csv(folder / "table.csv")
+    counts = {"mlp-8-digits-200": 3, "opt-1-16-documentation-120": 4}
+    assert table.groupby("task", sort=False).size().to_dict() == counts
+    assert table[table.task == "opt-1-16-documentation-120"].batch_size.tolist() == [128, 256, 512, 2]  # tokens
     assert {result.claim.id for result in load_claims(folder)} >= {
-        "slope-mlp-digits",
-        "trace-mlp-digits",
-        "directions-mlp-digits",
-        "incoherence-opt-documentation",
+        "slope-mlp-8-digits-200",
+        "trace-mlp-8-digits-200",
+        "directions-mlp-8-digits-200",
+        "incoherence-opt-1-16-documentation-120",
     }
+    before = (folder / "figure.png").read_bytes()
+    draw_target(TARGET, folder)
+    assert (folder / "figure.png").read_bytes() == before
 
 
 def made_up(slope: float, constant: float) -> pd.DataFrame:
@@ -125,16 +132,24 @@ def measured(largest: float) -> pd.DataFrame:
     return pd.DataFrame([row])
 
 
-def test_slopes_and_verdicts() -> None:
+def test_slopes_are_weighted_least_squares() -> None:
     fitted = slopes(made_up(-1.0, 1.5)).iloc[0]
     assert fitted.slope == pytest.approx(-1, abs=1e-9)
     assert fitted.constant == pytest.approx(1.5)
     logs = np.log([4.0, 16, 64, 256])
     assert fitted.slope_stderr == pytest.approx(0.02 / math.sqrt(((logs - logs.mean()) ** 2).sum()))
-    for slope, constant, largest, expected in (
+
+
+@pytest.mark.parametrize(
+    ("slope", "constant", "largest", "expected"),
+    [
         (-1.0, 1.5, 1.9, ["reproduced"] * 3),
         (-0.7, 0.9, 6.0, ["direction only", "direction only", "not reproduced"]),
         (-0.1, 9.0, 3.0, ["not reproduced", "not reproduced", "direction only"]),
-    ):
-        results = judge_claims(made_up(slope, constant), measured(largest))
-        assert [result.verdict for result in results] == expected
+    ],
+)
+def test_verdicts(computed_of, judged, slope: float, constant: float, largest: float, expected: list[str]) -> None:
+    results = judged(
+        "lissa/fig4", computed_of({"table": made_up(slope, constant), "constants": measured(largest)})
+    )
+    assert [result.verdict for result in results] == [*expected, "out of reach"]  # no language model

@@ -9,18 +9,18 @@ import pytest
 import torch
 
 from curvlab.reporting import load_claims
-from experiments.lissa.tab3_gradients import _exact, _sketched_products
-from experiments.lissa.tab3_plot import draw
-from experiments.lissa.tab3_second_moments import main, paper_table
+from experiments.lissa.tab3 import TARGET
+from experiments.lissa.tab3.compute import paper_table
+from experiments.lissa.tab3.gradients import _exact, _sketched_products
+from experiments.target.execution import draw_target
 
-CONFIG = "lissa/tab3_second_moments"
 
-
-def test_results_are_complete_and_every_row_is_checked(run_target) -> None:
-    folder: Path = run_target(main, CONFIG) / "lissa" / "tab3" / "smoke"
-    names = ("table.csv", "sketches.csv", "gradients.csv", "paper.csv")
-    table, sketches, gradients, paper = (pd.read_csv(folder / name) for name in names)
-    assert table.task.tolist() == ["mlp-digits", "opt-documentation"]
+def test_results_are_complete_and_every_row_is_checked(run_smoke) -> None:
+    folder: Path = run_smoke("lissa/tab3")
+    table, sketches, gradients = (
+        pd.read_csv(folder / f"{name}.csv") for name in ("table", "sketches", "gradients")
+    )
+    assert table.task.tolist() == ["mlp-8-digits-200", "opt-1-16-documentation-120"]
     assert (table.norm_over_trace <= 1).all()  # of any positive semi-definite matrix, up to the estimates' errors
     assert (table.square_over_product <= 1.2).all()
     off = (table.frobenius - table.frobenius_full).abs()
@@ -28,11 +28,12 @@ def test_results_are_complete_and_every_row_is_checked(run_target) -> None:
     assert (table.per_tensor_rows % table.tensors == 0).all()
     assert sketches.groupby("form").size().to_dict() == {"dense": 3, "per tensor": 3}
     assert len(gradients) == 4 + 3  # pairs; the language model has only six sequences
-    figure = draw(table, sketches, gradients, paper)["figure.png"]
-    figure.savefig(folder / "again.png", dpi=110, metadata={"Software": None})
-    assert (folder / "again.png").read_bytes() == (folder / "figure.png").read_bytes()
     claims = {result.claim.id: result for result in load_claims(folder)}
     assert "ResNet-18, ResNet-50" in claims["printed-norm-below-trace"].explanation
+    assert claims["variance-mlp-8-digits-200"].claim.paper_value == "up to 1/L; here L = 4"
+    before = (folder / "figure.png").read_bytes()
+    draw_target(TARGET, folder)
+    assert (folder / "figure.png").read_bytes() == before
 
 
 def test_printed_rows_that_no_matrix_has() -> None:

@@ -1,4 +1,4 @@
-"""Fig. 4, compute: traces of both sides of condition C.1 from random quadratic forms."""
+"""Fig. 4, traces of both sides of condition C.1 from random quadratic forms."""
 
 from __future__ import annotations
 
@@ -12,31 +12,31 @@ from curvlab.curvature import GaussNewtonOperator
 from curvlab.data.token_splits import IGNORED
 from curvlab.linalg import LinearOperator
 from curvlab.runs import Run
-from experiments.lissa import spectrum_units as units
-from experiments.task import Task
+from experiments.shared.spectrum import SEQUENCES_AT_A_TIME, gauss_newton
+from experiments.shared.trained_task import TrainedTask
 
 
-def sampling_gap(run: Run, task: Task, cfg: DictConfig, *, batch_size: int) -> dict[str, Any]:
+def sampling_gap(run: Run, task: TrainedTask, cfg: DictConfig, *, batch_size: int) -> dict[str, Any]:
     """Return tr(E G̃² - G²)/P for batches of `batch_size` examples: mean and standard error.
 
-    E ‖G̃'g - G̃''g‖² / 2 with two independent batches a normal vector g of variance 1/P. The paper takes
+    E ‖G̃'g - G̃''g‖² / 2 with two independent batches for each normal vector g of variance 1/P. The paper takes
     E ‖G̃ g‖² - ‖G g‖²; the difference of two batches has the same mean and needs no product with all the data.
     """
 
     def compute() -> dict[str, Any]:
-        operator, generator = units.gauss_newton(task), run.generator("sampling gap", task.name, batch_size)
+        operator, generator = gauss_newton(task), run.generator("sampling gap", task.seed_name, batch_size)
         values = []
-        for _ in run.progress(range(cfg.condition.num_realizations), f"{task.name}, |B| = {batch_size}"):
+        for _ in run.progress(range(cfg.condition.num_realizations), f"{task.label}, |B| = {batch_size}"):
             pair = [operator.sample(batch_size, generator) for _ in range(2)]
             values.append(_half_square(operator, pair, generator))
         run.add_matvecs(2 * len(values))
         return _mean(torch.stack(values))
 
     settings = {"batch_size": batch_size, "num_realizations": cfg.condition.num_realizations}
-    return run.unit("lissa/sampling_gap", task.key | {"task": task.name} | settings, compute)
+    return run.unit("lissa/sampling_gap", task.key | settings, compute, version=1)
 
 
-def token_gap(run: Run, task: Task, cfg: DictConfig) -> dict[str, Any]:
+def token_gap(run: Run, task: TrainedTask, cfg: DictConfig) -> dict[str, Any]:
     """Return the same for batches of single tokens: one of each of `token_batch` sequences, all else ignored.
 
     These are independent, which the tokens of one sequence are not: the ratio of the two gaps at the same number
@@ -45,16 +45,16 @@ def token_gap(run: Run, task: Task, cfg: DictConfig) -> dict[str, Any]:
     num = cfg.condition.token_batch
 
     def compute() -> dict[str, Any]:
-        operator, generator = units.gauss_newton(task), run.generator("token gap", task.name)
+        operator, generator = gauss_newton(task), run.generator("token gap", task.seed_name)
         values = []
-        for _ in run.progress(range(cfg.condition.num_realizations), f"{task.name}, single tokens"):
+        for _ in run.progress(range(cfg.condition.num_realizations), f"{task.label}, single tokens"):
             pair = [_token_batch(task, num, generator) for _ in range(2)]
             values.append(_half_square(operator, pair, generator))
         run.add_matvecs(2 * len(values))
         return _mean(torch.stack(values))
 
     settings = {"token_batch": num, "num_realizations": cfg.condition.num_realizations}
-    return run.unit("lissa/token_gap", task.key | {"task": task.name} | settings, compute)
+    return run.unit("lissa/token_gap", task.key | settings, compute, version=1)
 
 
 def _half_square(operator: LinearOperator, pair: list[Any], generator: torch.Generator) -> Tensor:
@@ -63,14 +63,14 @@ def _half_square(operator: LinearOperator, pair: list[Any], generator: torch.Gen
     return operator.inner(difference, difference).double().cpu()[0] / 2
 
 
-def _token_batch(task: Task, num: int, generator: torch.Generator) -> GaussNewtonOperator:
+def _token_batch(task: TrainedTask, num: int, generator: torch.Generator) -> GaussNewtonOperator:
     """Return G̃ of `num` independent tokens, each uniform over all predicted ones (sequences of equal length)."""
     inputs, targets = task.train
     rows = torch.randint(len(targets), (num,), generator=generator)
     chosen = targets[rows]
     columns = torch.randint(chosen.shape[1], (num, 1), generator=generator).to(chosen.device)
     kept = torch.full_like(chosen, IGNORED).scatter(1, columns, chosen.gather(1, columns))
-    return GaussNewtonOperator(task.model, task.loss, (inputs[rows], kept), batch_size=units.SEQUENCES_AT_A_TIME)
+    return GaussNewtonOperator(task.model, task.loss, (inputs[rows], kept), batch_size=SEQUENCES_AT_A_TIME)
 
 
 def _mean(values: Tensor) -> dict[str, Any]:

@@ -1,7 +1,4 @@
-"""Fig. 4, plot: drawn from the saved tables alone.
-
-python -m experiments.lissa.fig4_plot results/lissa/fig4/embedded
-"""
+"""Fig. 4, plot: traces of both sides of the condition against the batch size."""
 
 from __future__ import annotations
 
@@ -13,14 +10,15 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, NullFormatter, NullLocator
 
 from curvlab.reporting import plots
-from experiments.lissa.fig4_claims import slopes
-from experiments.rank1.redraw import redraw
+from experiments.lissa.fig4.slopes import slopes
+from experiments.target import Computed
 
 
-def draw(table: pd.DataFrame, constants: pd.DataFrame) -> dict[str, Figure]:
-    """Return the figure: one panel a model, traces of both sides of the condition against |B|."""
+def draw(computed: Computed) -> dict[str, Figure]:
+    """Return the figure: one panel for each task."""
+    table = computed["table"]
     fitted = slopes(table).set_index("task")
-    measured = constants.set_index("task")
+    measured = computed["constants"].set_index("task")
     tasks = list(dict.fromkeys(table.task))
     figure, axes = plots.figure(1, len(tasks), panel_size=(3.1, 3.6))
     for ax, task in zip(axes[0], tasks, strict=True):
@@ -77,12 +75,3 @@ def _panel(ax: Axes, own: pd.DataFrame, constants: pd.Series, fitted: pd.Series)
         f"C: {fitted['constant']:.2g} in the trace, {constants['largest']:.2g} worst",
         fontsize=9,
     )
-
-
-def main() -> None:
-    """Redraw the figure of a result folder."""
-    redraw(draw, "table.csv", "constants.csv")
-
-
-if __name__ == "__main__":
-    main()

@@ -1,7 +1,4 @@
-"""Table 1, plot: drawn from the saved tables alone.
-
-python -m experiments.lissa.tab1_plot results/lissa/tab1/embedded
-"""
+"""Table 1, plot: trace, largest eigenvalue and batch size of each model above the paper's rows."""
 
 from __future__ import annotations
 
@@ -11,13 +8,14 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from curvlab.reporting import plots
-from experiments.rank1.redraw import redraw
+from experiments.target import Computed
 
 OURS, OTHER, PAPER = plots.PALETTE[0], plots.PALETTE[1], "#777777"
 
 
-def draw(table: pd.DataFrame, paper: pd.DataFrame) -> dict[str, Figure]:
+def draw(computed: Computed) -> dict[str, Figure]:
     """Return the figure: trace, largest eigenvalue and batch size of each model, ours above the paper's rows."""
+    table, paper = computed["table"], computed["paper"]
     names = [*table.task, *(f"{row} (paper)" for row in paper["row"])]
     places = np.arange(len(names))[::-1]
     ours, printed = places[: len(table)], places[len(table) :]
@@ -108,12 +106,3 @@ def _batch(ax: Axes, table: pd.DataFrame, paper: pd.DataFrame, ours: np.ndarray,
     _points(ax, paper.batch_size_implied, printed - 0.13, color=OURS, label="_nolegend_")
     _points(ax, paper.batch_size, printed + 0.13, color=PAPER, label="printed")
     ax.set_xlabel("|B|, images or tokens")
-
-
-def main() -> None:
-    """Redraw the figure of a result folder."""
-    redraw(draw, "table.csv", "paper.csv")
-
-
-if __name__ == "__main__":
-    main()

@@ -1,19 +1,4 @@
-"""Trace, largest eigenvalue and the hyperparameters they recommend (Klochkov & Liu 2024, Table 1).
-
-make lissa-tab1 PRESET=smoke|embedded|laptop|paper ARGS="data=mnist model=lenet also=null"
-
-For each model: tr(G)/P ± standard error from quadratic forms with a new batch for each normal vector, without a
-backward pass (the paper: 1,600 of them), lambda_max from a Gaussian sketch, and step size, batch size and number
-of steps by Corollary 1 with C = 2. Beside them what the paper does not have: the trace from products with all the
-data, lambda_max by Lanczos with an error bound (the recommendation uses this one), C of condition C.1 measured in
-several directions, and the batch size that follows from it.
-
-Which parameters: those that `freeze` leaves (all; for the ResNets without batch norm and biases), in eval() mode.
-G is the mean over `curvature_train` training images, or over all predicted tokens of as many sequences; the
-paper's N, its number of parameters, is our P. |B| counts images or tokens. `damping` is 5/270 of lambda_max, as
-for the paper's ResNet-18, because its lambda = 5 means nothing at another scale. The table's own arithmetic is
-checked too: 2 tr / lambda_max for ResNet-50 is 87, the table prints 5.
-"""
+"""Table 1, compute: what it has about each model, and what it assumes."""
 
 from __future__ import annotations
 
@@ -23,38 +8,30 @@ from typing import Any
 import pandas as pd
 from omegaconf import DictConfig
 
-from curvlab import runs
-from curvlab.reporting import load_paper_numbers, save_claims
 from curvlab.runs import Run
 from curvlab.solvers import lissa_hyperparameters
-from experiments.lissa import spectrum_units as units
-from experiments.lissa.tab1_claims import judge_claims
-from experiments.lissa.tab1_plot import draw
-from experiments.papers import FOLDER as PAPERS
-from experiments.task import Task
-
-SHARED = ("damping", "damping_ratio", "assumed_constant", "spectrum", "forms", "sketch", "constant")
-PAPER_ROWS = ("ResNet-18", "ResNet-50", "OPT", "Llama-1", "Mistral")
+from experiments.lissa.printed import MODELS, paper_numbers
+from experiments.shared import spectrum as units
+from experiments.shared.tasks import build_task
+from experiments.shared.trained_task import TrainedTask
+from experiments.target import task_settings
 
 
-@runs.main("lissa/tab1_hyperparameters")
-def main(cfg: DictConfig) -> None:
-    """Compute, tabulate, judge, draw."""
-    with runs.start(cfg, paper="lissa", item="tab1", title="Statistics and hyperparameters") as run:
-        rows = []
-        for part in units.parts(cfg, SHARED):
-            task = units.build(run, part)
-            rows.append(row(run, task, part))
-        table = pd.read_csv(run.save_table(pd.DataFrame(rows)))
-        paper = pd.read_csv(run.save_table(paper_table(), "paper.csv"))
-        run.save_table(summary(table), "summary.csv")
-        save_claims(run.folder, judge_claims(table, paper))
-        for name, figure in draw(table, paper).items():
-            run.save_figure(figure, name)
-        run.note(scale=_scale(table), seeds=[cfg.seed])
+def compute(run: Run, cfg: DictConfig) -> dict[str, pd.DataFrame]:
+    """Return `table`, one row for each task; `paper`, one for each printed row; `summary`, in the paper's columns.
+
+    Args:
+        run: seeds, store, device.
+        cfg: `tasks`, and for all of them or for one: `damping` or `damping_ratio`, `assumed_constant` (C), and the
+            settings of the units: `spectrum`, `forms`, `sketch`, `constant`.
+    """
+    rows = [row(run, build_task(run, name, own), own) for name, own in task_settings(cfg).items()]
+    table = pd.DataFrame(rows)
+    run.note(seeds=[cfg.seed])
+    return {"table": table, "paper": paper_table(), "summary": summary(table)}
 
 
-def row(run: Run, task: Task, cfg: DictConfig) -> dict[str, Any]:
+def row(run: Run, task: TrainedTask, cfg: DictConfig) -> dict[str, Any]:
     """Return what Table 1 has about one model, and what it assumes."""
     spectrum = units.spectrum(run, task, cfg)
     forms = units.trace_by_forms(run, task, cfg)
@@ -65,10 +42,10 @@ def row(run: Run, task: Task, cfg: DictConfig) -> dict[str, Any]:
     settings = {"trace": spectrum["trace"], "largest_eigenvalue": largest, "damping": damping}
     assumed = lissa_hyperparameters(**settings, constant=cfg.assumed_constant)
     measured = lissa_hyperparameters(**settings, constant=max(constants["largest"], 1.0))
-    per_example = units.predictions_per_example(task)
+    per_example = task.predictions_per_example
     return {
-        "task": task.name,
-        "unit": "tokens" if units.is_language(task) else "images",
+        "task": task.label,
+        "unit": "tokens" if task.is_language else "images",
         "parameters": size,
         "examples": task.num_train,
         "per_example": per_example,  # predictions: 1, or tokens of a sequence
@@ -101,10 +78,10 @@ def row(run: Run, task: Task, cfg: DictConfig) -> dict[str, Any]:
 
 def paper_table() -> pd.DataFrame:
     """Return the paper's Table 1 with what its rows imply: tr, and what follows from trace and lambda_max."""
-    numbers = load_paper_numbers("lissa", folder=PAPERS)
+    numbers = paper_numbers()
     damping = numbers.get("Table 1", "all", "damping").value
     rows = []
-    for name in PAPER_ROWS:
+    for name in MODELS:
         printed = {n.column: n for n in numbers.in_table("Table 1") if n.row == name}
         size, per_parameter = printed["num_parameters"].value, printed["trace_per_parameter"]
         largest = printed["lambda_max"].value
@@ -151,17 +128,3 @@ def summary(table: pd.DataFrame) -> pd.DataFrame:
             "counted in": table.unit,
         }
     )
-
-
-def _scale(table: pd.DataFrame) -> dict[str, Any]:
-    return {
-        "models": {"ours": ", ".join(table.task), "paper": ", ".join(PAPER_ROWS)},
-        "examples": {"ours": table.examples.tolist(), "paper": "sampled from ImageNet, OpenWebText2"},
-        "quadratic forms": {"ours": table.forms.tolist(), "paper": 1600},
-        "rows of the sketch": {"ours": table.sketch_size.tolist(), "paper": 5000},
-        "damping": {"ours": [round(value, 6) for value in table.damping], "paper": 5.0},
-    }
-
-
-if __name__ == "__main__":
-    main()

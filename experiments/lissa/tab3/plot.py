@@ -1,7 +1,4 @@
-"""Table 3, plot: drawn from the saved tables alone.
-
-python -m experiments.lissa.tab3_plot results/lissa/tab3/embedded
-"""
+"""Table 3, plot: the two inequalities, sketches against Lanczos, variances of sketched dot products."""
 
 from __future__ import annotations
 
@@ -11,21 +8,20 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from curvlab.reporting import plots
-from experiments.rank1.redraw import redraw
+from experiments.target import Computed
 
 COLORS = {"dense": plots.PALETTE[0], "per tensor": plots.PALETTE[1]}
 SHIFT = 0.16
 
 
-def draw(
-    table: pd.DataFrame, sketches: pd.DataFrame, gradients: pd.DataFrame, paper: pd.DataFrame
-) -> dict[str, Figure]:
-    """Return the figure: the two inequalities, sketches against Lanczos, variances of sketched dot products."""
+def draw(computed: Computed) -> dict[str, Figure]:
+    """Return the figure."""
+    table, paper = computed["table"], computed["paper"]
     height = 0.32 * (len(table) + len(paper)) + 1.6
     figure, axes = plots.figure(1, 3, panel_size=(3.5, height))
     _inequalities(axes[0, 0], table, paper)
-    _sketches(axes[0, 1], table, sketches)
-    _variances(axes[0, 2], table, gradients)
+    _sketches(axes[0, 1], table, computed["sketches"])
+    _variances(axes[0, 2], table, computed["gradients"])
     for ax in axes[0]:
         ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.18), frameon=False, fontsize=8)
     return {"figure.png": figure}
@@ -106,12 +102,3 @@ def _variances(ax: Axes, table: pd.DataFrame, gradients: pd.DataFrame) -> None:
     ax.set_yticks(places, [f"{row['task']}\nL = {row['tensors']}" for row in table.to_dict("records")])
     ax.set_ylim(-0.6, len(table) - 0.4)
     ax.set_xlabel("Var <Φθ, Φθ'>,\nper tensor / dense")
-
-
-def main() -> None:
-    """Redraw the figure of a result folder."""
-    redraw(draw, "table.csv", "sketches.csv", "gradients.csv", "paper.csv")
-
-
-if __name__ == "__main__":
-    main()

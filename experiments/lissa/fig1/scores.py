@@ -1,4 +1,4 @@
-"""Fig. 1, compute: influence and retraining responses of the same training points, by four methods."""
+"""Fig. 1, scores: influence and retraining responses of the same training points, by four methods."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from curvlab.influence import (
 from curvlab.linalg import LinearOperator, identity
 from curvlab.runs import Run
 from curvlab.solvers import BlockConjugateGradient, Lissa, LissaHyperparameters, lissa_hyperparameters
-from curvlab.spectrum import hutchinson_trace, top_eigenvalues
-from experiments.task import Task
+from experiments.shared.spectrum import spectrum as measured_spectrum
+from experiments.shared.trained_task import TrainedTask
 
 Batch = tuple[Tensor, Tensor]
 
@@ -74,7 +74,7 @@ class _Setup:
     """What the four methods share."""
 
     run: Run
-    task: Task
+    task: TrainedTask
     damping: float
     settings: LissaHyperparameters
     points: Batch
@@ -103,7 +103,7 @@ class _Setup:
         return loss_response(self.task.model, self.task.loss, self.test, displacement, epsilon=epsilon)
 
 
-def compute_scores(run: Run, task: Task, cfg: DictConfig) -> Scores:
+def compute_scores(run: Run, task: TrainedTask, cfg: DictConfig) -> Scores:
     """Measure the spectrum, derive LiSSA's settings from it, and run the four methods, unit by unit.
 
     All scores are changes of a test loss per unit weight added to the point's loss in the mean training loss
@@ -113,15 +113,10 @@ def compute_scores(run: Run, task: Task, cfg: DictConfig) -> Scores:
     test_indices = _draw(len(task.splits.test), cfg.num_test, generator)  # type: ignore[arg-type]
     point_indices = _draw(task.num_train, cfg.num_points, generator)
     test, points = stack(task.splits.test, test_indices), stack(task.train, point_indices)
-    key = task.key | {"task": task.name}
-    spectrum = run.unit(
-        "spectrum",
-        key | {"trace_probes": cfg.spectrum.trace_probes, "rtol": cfg.spectrum.rtol},
-        partial(_spectrum, run, task, cfg),
-    )
+    spectrum = measured_spectrum(run, task, cfg)
     damping = cfg.damping if cfg.damping is not None else cfg.damping_ratio * spectrum["largest_eigenvalue"]
     setup = _Setup(run, task, damping, _settings(cfg, spectrum, damping), points, test)
-    key |= {"damping": damping, "num_points": len(point_indices), "num_test": len(test_indices)}
+    key = task.key | {"damping": damping, "num_points": len(point_indices), "num_test": len(test_indices)}
     lissa, pbrf, lengths = _stochastic(setup, key, cfg)
     return Scores(
         point_indices=task.train_indices[point_indices],
@@ -142,15 +137,14 @@ def _stochastic(setup: _Setup, key: dict[str, Any], cfg: DictConfig) -> tuple[Te
     key = key | dataclasses.asdict(setup.settings)
     lissa, pbrf, lengths = [], [], []
     for seed in range(cfg.num_seeds):
-        found = setup.run.unit(
-            "lissa/scores", key | {"repetition": seed, "version": 2}, partial(_lissa, setup, seed)
-        )
+        found = setup.run.unit("lissa/scores", key | {"repetition": seed}, partial(_lissa, setup, seed), version=1)
         lissa.append(found["scores"].double())
         lengths.append(found["lengths"].double())
         responded = setup.run.unit(
             "pbrf/sgd",
             key | {"repetition": seed, "epsilon": cfg.pbrf.epsilon},
             partial(_pbrf_by_sgd, setup, cfg.pbrf.epsilon, seed),
+            version=1,
         )
         pbrf.append(responded["scores"].double())
     return torch.stack(lissa), torch.stack(pbrf), torch.stack(lengths)
@@ -166,7 +160,7 @@ def _reference(setup: _Setup, key: dict[str, Any], cfg: DictConfig) -> dict[str,
     first = dataclasses.replace(setup, points=(setup.points[0][:num_exact], setup.points[1][:num_exact]))
     key = key | {"exact_points": num_exact}
     solved = setup.run.unit(
-        "influence/cg", key | {"rtol": cfg.exact.cg_rtol}, partial(_by_cg, first, cfg.exact.cg_rtol)
+        "influence/cg", key | {"rtol": cfg.exact.cg_rtol}, partial(_by_cg, first, cfg.exact.cg_rtol), version=1
     )
     minimised: dict[str, Any] = {"scores": none, "residual": math.nan}
     if cfg.exact.pbrf:
@@ -174,10 +168,11 @@ def _reference(setup: _Setup, key: dict[str, Any], cfg: DictConfig) -> dict[str,
             "pbrf/newton",
             key | {"rtol": cfg.exact.newton_rtol, "displacement": cfg.exact.displacement},
             partial(_pbrf_by_newton, first, cfg.exact),
+            version=1,
         )
     automatic: dict[str, Any] = {"scores": none, "constant": math.nan}
     if cfg.measure_constant:
-        automatic = setup.run.unit("lissa/auto", key, partial(_lissa_auto, first))
+        automatic = setup.run.unit("lissa/auto", key, partial(_lissa_auto, first), version=1)
     return {
         "cg": solved["scores"].double(),
         "exact": minimised["scores"].double(),
@@ -189,21 +184,6 @@ def _reference(setup: _Setup, key: dict[str, Any], cfg: DictConfig) -> dict[str,
 
 def _draw(size: int, wanted: int, generator: torch.Generator) -> Tensor:
     return torch.randperm(size, generator=generator)[: min(wanted, size)]
-
-
-def _spectrum(run: Run, task: Task, cfg: DictConfig) -> dict[str, float]:
-    operator = GaussNewtonOperator(task.model, task.loss, task.train)
-    trace = hutchinson_trace(
-        operator, num_matvecs=cfg.spectrum.trace_probes, generator=run.generator("trace", task.name)
-    )
-    largest = top_eigenvalues(operator, 1, rtol=cfg.spectrum.rtol, generator=run.generator("lanczos", task.name))
-    run.add_matvecs(trace.num_matvecs + largest.num_matvecs)
-    return {
-        "trace": trace.value,
-        "trace_stderr": trace.stderr,
-        "largest_eigenvalue": float(largest.values[0]),
-        "largest_eigenvalue_error": float(largest.error_bounds[0]),
-    }
 
 
 def _settings(cfg: DictConfig, spectrum: dict[str, float], damping: float) -> LissaHyperparameters:
@@ -230,10 +210,10 @@ def _lissa(setup: _Setup, seed: int) -> dict[str, Any]:
         settings.num_steps,
         check_residual=False,  # the comparison with CG says more, and costs no products of the full data
         raise_on_divergence=False,  # as in the paper, whose third case ("large and apart") this may be
-        callback=_advance(run.progress(settings.num_steps, f"LiSSA {setup.task.name}, seed {seed}")),
+        callback=_advance(run.progress(settings.num_steps, f"LiSSA {setup.task.label}, seed {seed}")),
     )
     operator = setup.damped
-    solution = solver.solve(operator, gradients, generator=run.generator("lissa", setup.task.name, seed))
+    solution = solver.solve(operator, gradients, generator=run.generator("lissa", setup.task.seed_name, seed))
     run.add_matvecs(solution.num_matvecs)
     # Relative to ‖g‖ / damping, which no solution of (G + damping) x = g exceeds.
     lengths = operator.norm(solution.x) * setup.damping / operator.norm(gradients)
@@ -243,10 +223,10 @@ def _lissa(setup: _Setup, seed: int) -> dict[str, Any]:
 def _lissa_auto(setup: _Setup) -> dict[str, Any]:
     """The run that explains a failure of the recipe: the same iteration with C measured."""
     run, task = setup.run, setup.task
-    generator = run.generator("lissa_auto", task.name)
+    generator = run.generator("lissa_auto", task.seed_name)
     operator = GaussNewtonOperator(task.model, task.loss, task.train)
     solver = Lissa.auto(operator, setup.damping, generator=generator)
-    bar = run.progress(solver.num_steps, f"LiSSA {task.name}, C measured")
+    bar = run.progress(solver.num_steps, f"LiSSA {task.label}, C measured")
     solver = dataclasses.replace(solver, check_residual=False, callback=_advance(bar))
     solution = solver.solve(setup.damped, setup.gradients(), generator=generator)
     run.add_matvecs(solution.num_matvecs)
@@ -256,24 +236,24 @@ def _lissa_auto(setup: _Setup) -> dict[str, Any]:
 
 def _pbrf_by_sgd(setup: _Setup, epsilon: float, seed: int) -> dict[str, Any]:
     run, settings = setup.run, setup.settings
-    bar = run.progress(settings.num_steps, f"PBRF by SGD {setup.task.name}, seed {seed}")
+    bar = run.progress(settings.num_steps, f"PBRF by SGD {setup.task.label}, seed {seed}")
     optimizer = ProximalSGD(
         settings.step_size, settings.batch_size, settings.num_steps, callback=lambda step: bar.update()
     )
-    generator = run.generator("pbrf", setup.task.name, seed)
+    generator = run.generator("pbrf", setup.task.seed_name, seed)
     response = optimizer.minimize(setup.objective(epsilon), generator=generator)
     return {"scores": setup.responses(response.displacement, epsilon)}
 
 
 def _by_cg(setup: _Setup, rtol: float) -> dict[str, Any]:
-    bar = setup.run.progress(0, f"CG {setup.task.name}")
+    bar = setup.run.progress(0, f"CG {setup.task.label}")
     solution = BlockConjugateGradient(rtol, callback=_advance(bar)).solve(setup.damped, setup.gradients())
     setup.run.add_matvecs(solution.num_matvecs)
     return {"scores": setup.influences(solution.x), "residual": float(solution.residual.max())}
 
 
 def _pbrf_by_newton(setup: _Setup, cfg: DictConfig) -> dict[str, Any]:
-    bar = setup.run.progress(0, f"exact PBRF {setup.task.name}")
+    bar = setup.run.progress(0, f"exact PBRF {setup.task.label}")
     inner = BlockConjugateGradient(rtol=1e-3, max_steps=500, callback=_advance(bar))
     # ‖θ(ε) - θ*‖ <= ε‖∇l‖ / damping to first order: this ε bounds it, alike for fitted and badly fitted points.
     norms = torch.linalg.vector_norm(setup.gradients().double(), dim=0)

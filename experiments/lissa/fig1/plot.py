@@ -1,13 +1,9 @@
-"""Fig. 1, plot: drawn from the saved tables alone.
-
-python -m experiments.lissa.fig1_plot results/lissa/fig1/embedded
-"""
+"""Fig. 1, plot: training images with their scatter plots."""
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
-from pathlib import Path
+from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
@@ -16,42 +12,45 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from curvlab.reporting import plots
-from experiments.lissa.fig1_tables import panel_table
+from experiments.target import Computed
 
-NUM_SHOWN = 5  # training images a task in Fig. 1; the figures after it show all
+NUM_SHOWN = 5  # training images of a task in Fig. 1; the figures after it show all
 
 
-def draw(table: pd.DataFrame, images: dict[str, np.ndarray]) -> dict[str, Figure]:
-    """Return the figures by file name: Fig. 1 (five points a task) and one with all points of each task.
+@dataclass(frozen=True)
+class _Task:
+    """What is shown of one task: scores by point, its panels, (K, H, W) or (K, H, W, 3) images."""
 
-    Args:
-        table: as `score_table` gives it.
-        images: (K, H, W) or (K, H, W, 3) in [0, 1] for each task: the training points in the table's order.
-    """
-    panels = panel_table(table)
-    tasks: list[str] = table.task.unique().tolist()
-    figures = {"figure.png": _grid(table, panels, images, [(task, range(NUM_SHOWN)) for task in tasks])}
+    label: str
+    scores: list[pd.DataFrame]
+    panels: pd.DataFrame
+    images: list[np.ndarray]
+
+    @classmethod
+    def of(cls, computed: Computed, label: str) -> _Task:
+        scores = [own for _, own in computed[f"scores_{label}"].groupby("point", sort=False)]
+        panels = computed["table"]
+        strip = np.asarray(Image.open(computed.folder / f"images_{label}.png")) / 255
+        return cls(label, scores, panels[panels.task == label], np.split(strip, len(scores), axis=1))
+
+
+def draw(computed: Computed) -> dict[str, Figure]:
+    """Return the figures by file name: Fig. 1 (five points of each task) and one with all points of each task."""
+    tasks = [_Task.of(computed, label) for label in computed["table"].task.unique()]
+    figures = {"figure.png": _grid([(task, range(NUM_SHOWN)) for task in tasks])}
     for task in tasks:
-        num_points = table[table.task == task].point.nunique()
-        blocks = [
-            (task, range(start, min(start + NUM_SHOWN, num_points))) for start in range(0, num_points, NUM_SHOWN)
-        ]
-        figures[f"figure_{task}.png"] = _grid(table, panels, images, blocks)
+        starts = range(0, len(task.scores), NUM_SHOWN)
+        figures[f"figure_{task.label}.png"] = _grid([(task, range(start, start + NUM_SHOWN)) for start in starts])
     return figures
 
 
-def _grid(
-    table: pd.DataFrame,
-    panels: pd.DataFrame,
-    images: dict[str, np.ndarray],
-    blocks: Sequence[tuple[str, range]],
-) -> Figure:
+def _grid(blocks: Sequence[tuple[_Task, range]]) -> Figure:
     """Draw rows of images, below each its scatter plot, and below that the exact solutions where there are any."""
     rows = [
         (task, positions, kind)
         for task, positions in blocks
         for kind in ("image", "stochastic", "exact")
-        if kind != "exact" or table[table.task == task].exact.notna().any()
+        if kind != "exact" or any(panel.exact.notna().any() for panel in task.scores)
     ]
     heights = {"image": 0.55, "stochastic": 1.0, "exact": 1.0}
     figure, axes = plots.figure(
@@ -59,15 +58,14 @@ def _grid(
     )
     for ax in axes.flat:
         ax.set_axis_off()
-    for row, (task, positions, kind) in enumerate(rows):
-        of_task = table[table.task == task]
-        points = list(dict.fromkeys(of_task.point))
-        for column, position in enumerate(p for p in positions if p < len(points)):
-            ax, panel = axes[row, column], of_task[of_task.point == points[position]]
-            own = panels[(panels.task == task) & (panels.position == position)]
+    for row, (task, positions, kind) in zip(axes, rows, strict=True):
+        for column, position in enumerate(p for p in positions if p < len(task.scores)):
+            ax, panel = row[column], task.scores[position]
+            own = task.panels[task.panels.position == position]
             if kind == "image":
-                name = task if column == 0 else ""
-                plots.show_image(ax, images[task][position], title=f"{name}\ntraining image {points[position]}")
+                name = task.label if column == 0 else ""
+                title = f"{name}\ntraining image {panel.point.iloc[0]}"
+                plots.show_image(ax, task.images[position], title=title)
             elif kind == "stochastic":
                 _stochastic(ax, panel, own)
                 if column == 0:
@@ -147,34 +145,3 @@ def _with_error(values: pd.Series) -> str:
         return f"{mean:.2f}" if abs(mean) < 100 else f"{mean:.0e}"
     error = float(values.std()) / len(values) ** 0.5
     return f"{mean:.2f} ± {error:.2f}" if max(abs(mean), error) < 100 else f"{mean:.0e} ± {error:.0e}"
-
-
-def save_images(path: Path, images: dict[str, np.ndarray]) -> None:
-    """Write the training images as one strip a task, <path>/images_<task>.png."""
-    for task, stack in images.items():
-        strip = np.concatenate(list(np.round(255 * stack).astype(np.uint8)), axis=1)
-        Image.fromarray(strip).save(path / f"images_{task}.png")
-
-
-def load_images(path: Path, tasks: Sequence[str], table: pd.DataFrame) -> dict[str, np.ndarray]:
-    """Read what `save_images` wrote."""
-    images = {}
-    for task in tasks:
-        strip = np.asarray(Image.open(path / f"images_{task}.png")) / 255
-        images[task] = np.stack(np.split(strip, table[table.task == task].point.nunique(), axis=1))
-    return images
-
-
-def main() -> None:
-    """Redraw the figures of a result folder."""
-    parser = argparse.ArgumentParser(description="Redraw Fig. 1 from the table of a result folder.")
-    parser.add_argument("folder", type=Path, help="for example results/lissa/fig1/embedded")
-    folder = parser.parse_args().folder
-    table = pd.read_csv(folder / "table.csv")
-    for name, figure in draw(table, load_images(folder, list(table.task.unique()), table)).items():
-        figure.savefig(folder / name, dpi=110, metadata={"Software": None})
-        print(folder / name)
-
-
-if __name__ == "__main__":
-    main()

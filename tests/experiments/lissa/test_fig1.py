@@ -15,24 +15,21 @@ import pandas as pd
 import pytest
 
 from curvlab.reporting import load_claims
-from experiments.lissa.fig1_pbrf_scatter import main
-from experiments.lissa.fig1_plot import draw, load_images
-from experiments.lissa.fig1_tables import panel_table
+from experiments.lissa.fig1 import TARGET
+from experiments.target.execution import draw_target, judge_target
 
-ROOT = Path(__file__).parents[2]
-CONFIG = "lissa/fig1_pbrf_scatter"
-MODULE = "experiments.lissa.fig1_pbrf_scatter"
+ROOT = Path(__file__).parents[3]
 
 # Imports once, then runs the target in a child that the parent may kill: resumption, without paying for imports.
 FORKING = """
 import os, sys
-from curvlab import runs
-from experiments.lissa.fig1_pbrf_scatter import main
+from experiments.lissa.fig1 import TARGET
+from experiments.target import load_config, run_target
 for line in sys.stdin:
     child = os.fork()
     if child == 0:
         try:
-            main(runs.load_config("lissa/fig1_pbrf_scatter", line.split()))
+            run_target(TARGET, load_config(TARGET, line.split()))
         except BaseException as error:
             print(f"error {error!r}", flush=True)
             os._exit(1)
@@ -46,35 +43,44 @@ for line in sys.stdin:
 
 def command(tmp_path: Path, *overrides: str) -> list[str]:
     folders = [f"results.root={tmp_path / 'results'}", f"store.root={tmp_path / 'store'}"]
-    return [sys.executable, "-m", MODULE, "preset=smoke", "tracker=none", *folders, *overrides]
+    return [sys.executable, "-m", TARGET.package, "preset=smoke", "tracker=none", *folders, *overrides]
 
 
 def one_thread() -> dict[str, str]:
     return {**os.environ, "OMP_NUM_THREADS": "1"}
 
 
-@pytest.fixture
-def smoke(run_target) -> Path:
-    return run_target(main, CONFIG) / "lissa" / "fig1" / "smoke"
+@pytest.fixture(scope="module")
+def smoke(run_smoke) -> Path:
+    return run_smoke("lissa/fig1")
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.name != "run.json"}
 
 
 def test_results_are_complete_and_consistent(smoke: Path) -> None:
-    names = {path.name for path in smoke.iterdir()}
-    assert names >= {"table.csv", "panels.csv", "summary.csv", "figure.png", "claims.json", "run.json"}
-    table = pd.read_csv(smoke / "table.csv")
-    assert len(table) == 3 * 20  # points x test points
-    assert not table.columns.str.contains("second|time").any()
-    panels = panel_table(table)
+    images = {"figure.png", "figure_mlp-8-digits-200.png", "images_mlp-8-digits-200.png"}
+    assert {path.name for path in smoke.iterdir()} == images | {
+        "table.csv", "scores_mlp-8-digits-200.csv", "summary.csv", "claims.json", "run.json"
+    }  # fmt: skip
+    scores = pd.read_csv(smoke / "scores_mlp-8-digits-200.csv")
+    assert len(scores) == 3 * 20  # points x test points
+    assert [f"{value:.4g}" for value in scores.cg.dropna()] == [f"{value:.6g}" for value in scores.cg.dropna()]
+    panels = pd.read_csv(smoke / "table.csv")
+    assert len(panels) == 3 * 2  # points x seeds
+    assert not panels.columns.str.contains("second|time").any()
     exact = panels.cg_exact_pearson.dropna()
     assert len(exact) == 2  # exact_points
     assert (exact > 0.99).all()
     assert set(panels.lissa_pbrf_case) <= {"agree", "both near zero", "apart", "overflow"}
+    assert (panels.lissa_length > 0).all()
     claims = {result.claim.id: result for result in load_claims(smoke)}
-    assert claims["first-order-mlp-digits"].verdict == "reproduced"
+    assert claims["first-order-mlp-8-digits-200"].verdict == "reproduced"
     assert claims["overflow"].verdict == "out of reach"
     record = json.loads((smoke / "run.json").read_text())
     assert record["num_matvecs"] > 0
-    assert record["scale"]["training points"] == {"ours": [3], "paper": 25}
+    assert {"name": "num_points", "ours": 3, "paper": 25} in record["settings"]
     assert str(ROOT) not in (smoke / "run.json").read_text()
 
 
@@ -89,34 +95,33 @@ def test_scores_are_what_the_library_computes(smoke: Path) -> None:
     assert summary["PBRF gradient norm"] <= 1e-6
 
 
-def test_figure_is_redrawn_from_the_table_alone(smoke: Path, tmp_path: Path) -> None:
-    table = pd.read_csv(smoke / "table.csv")
-    figures = draw(table, load_images(smoke, ["mlp-digits"], table))
-    for name, figure in figures.items():
-        figure.savefig(tmp_path / name, dpi=110, metadata={"Software": None})
-        assert (tmp_path / name).read_bytes() == (smoke / name).read_bytes()
+def test_it_is_judged_and_drawn_again_from_the_files_alone(smoke: Path) -> None:
+    before = files(smoke)
+    judge_target(TARGET, smoke)
+    draw_target(TARGET, smoke)
+    assert files(smoke) == before
 
 
-def test_second_run_computes_nothing_and_ends_with_the_same_bytes(run_target) -> None:
-    folder = run_target(main, CONFIG) / "lissa" / "fig1" / "smoke"
-    first = {path.name: path.read_bytes() for path in folder.iterdir() if path.name != "run.json"}
-    run_target(main, CONFIG)
-    assert {path.name: path.read_bytes() for path in folder.iterdir() if path.name != "run.json"} == first
-    assert json.loads((folder / "run.json").read_text())["store"]["misses"] == 0
+def test_second_run_computes_nothing_and_ends_with_the_same_bytes(smoke: Path, run_smoke) -> None:
+    before = files(smoke)
+    assert run_smoke("lissa/fig1") == smoke
+    assert files(smoke) == before
+    assert json.loads((smoke / "run.json").read_text())["store"]["misses"] == 0
 
 
-def test_damaged_units_are_computed_again(run_target, tmp_path: Path) -> None:
-    folder = run_target(main, CONFIG) / "lissa" / "fig1" / "smoke"
-    expected = (folder / "table.csv").read_bytes()
-    for path in sorted((tmp_path / "store" / "influence").rglob("*.pt")):
+def test_damaged_units_are_computed_again(smoke: Path, run_smoke) -> None:
+    before = files(smoke)
+    stored = sorted((smoke.parents[3] / "store" / "influence").rglob("*.pt"))
+    assert stored
+    for path in stored:
         content = bytearray(path.read_bytes())
         content[len(content) // 2] ^= 0xFF
         path.write_bytes(content)
     with pytest.warns(
         UserWarning, match=r"is damaged \(its checksum is wrong\); it is not used but computed again"
     ):
-        run_target(main, CONFIG)
-    assert (folder / "table.csv").read_bytes() == expected
+        run_smoke("lissa/fig1")
+    assert files(smoke) == before
 
 
 def test_killed_ten_times_it_ends_with_the_table_of_an_undisturbed_run(tmp_path: Path) -> None:
@@ -163,7 +168,8 @@ def test_killed_ten_times_it_ends_with_the_table_of_an_undisturbed_run(tmp_path:
         start(killed)
         assert "done" in finish()
         driver.stdin.close()
-    tables = [folder / "results" / "lissa" / "fig1" / "smoke" / "table.csv" for folder in (undisturbed, killed)]
+    name = Path("results") / "lissa" / "fig1" / "smoke" / "scores_mlp-8-digits-200.csv"
+    tables = [folder / name for folder in (undisturbed, killed)]
     assert num_killed >= 5  # most kills hit a run at work
     assert tables[0].read_bytes() == tables[1].read_bytes()
 
@@ -180,7 +186,7 @@ def test_two_processes_at_once_share_the_work(tmp_path: Path) -> None:
     for process in processes:
         _, errors = process.communicate(timeout=120)
         assert process.returncode == 0, errors
-    assert len(pd.read_csv(tmp_path / "results" / "lissa" / "fig1" / "smoke" / "table.csv")) == 60
+    assert len(pd.read_csv(tmp_path / "results" / "lissa" / "fig1" / "smoke" / "table.csv")) == 6
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,37 @@
+"""Fig. 1, compute: scores of every task, a row for each panel, and the training images."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+from omegaconf import DictConfig
+
+from curvlab.runs import Run
+from experiments.lissa.fig1.scores import compute_scores
+from experiments.lissa.fig1.tables import panel_table, rounded, score_table, summary_row
+from experiments.shared.tasks import build_task
+from experiments.target import task_settings
+
+
+def compute(run: Run, cfg: DictConfig) -> dict[str, pd.DataFrame]:
+    """Return `table`, one row for each task, point and seed; `summary`; `scores_<task>`, what the panels show.
+
+    Beside them images_<task>.png, the training images side by side.
+
+    Args:
+        run: seeds, store, device.
+        cfg: `tasks`, and for all of them or for one what `compute_scores` takes.
+    """
+    scores, panels, summary, seeds = {}, [], [], set()
+    for name, settings in task_settings(cfg).items():
+        task = build_task(run, name, settings)
+        found = compute_scores(run, task, settings)
+        table = score_table(found)
+        scores[f"scores_{task.label}"] = rounded(table)
+        panels.append(panel_table(task.label, table, found.lengths))
+        summary.append(summary_row(task, found, panels[-1]))
+        images = [np.round(255 * task.splits.to_image(image)).astype(np.uint8) for image in found.images]
+        run.save_image(np.concatenate(images, axis=1), f"images_{task.label}.png")
+        seeds |= set(range(settings.num_seeds))
+    run.note(seeds=sorted(seeds))
+    return {"table": pd.concat(panels, ignore_index=True), "summary": pd.DataFrame(summary), **scores}

@@ -1,4 +1,4 @@
-"""Fig. 2, compute: test influences at steps 1 to 1000 of LiSSA with three batch sizes."""
+"""Fig. 2, convergence: test influences at steps 1 to 1000 of LiSSA with three batch sizes."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from torch import Tensor
 from curvlab.runs import Run
 from curvlab.solvers import Lissa, lissa_hyperparameters
 from curvlab.spectrum import hutchinson_trace, top_eigenvalues
-from experiments.lissa.fig2_recipe import VERSION, Systems, compare_recipes
-from experiments.task import Task
+from experiments.shared.recipes import Systems, compare_recipes
+from experiments.shared.trained_task import TrainedTask
 
 FIRST_STEPS = (1, 2, 5, 10, 20)
 
@@ -25,7 +25,7 @@ class Convergence:
     """Scores of one batch size, averaged over its runs.
 
     Attributes:
-        batch_size: examples a step.
+        batch_size: examples of a step.
         num_runs: independent runs whose scores are averaged.
         steps: (S,).
         scores: (S, M, K), of the averaged iterates.
@@ -49,11 +49,11 @@ class TaskResult:
         damping: added to G.
         step_size: of all runs.
         exact: (M, K), scores of the exact solutions.
-        sizes: one a batch size, the largest first; empty for the panel on recipes alone.
+        sizes: one for each batch size, the largest first; empty for the panel on recipes alone.
         recipes: LiSSA with C = 2 and with C measured; None for the panels of the paper.
     """
 
-    task: Task
+    task: TrainedTask
     spectrum: dict[str, float]
     damping: float
     step_size: float
@@ -62,18 +62,26 @@ class TaskResult:
     recipes: dict[str, Any] | None
 
 
-def compute_task(run: Run, task: Task, cfg: DictConfig) -> TaskResult:
-    """Measure the spectrum, solve exactly, and run LiSSA, unit by unit."""
+def compute_task(run: Run, task: TrainedTask, cfg: DictConfig) -> TaskResult:
+    """Measure the spectrum, solve exactly, and run LiSSA, unit by unit.
+
+    Args:
+        run: seeds, store, device.
+        task: model and data.
+        cfg: `num_points` and `num_test`, how many; `damping`, or null and `damping_ratio` (of lambda_max);
+            `reference_rtol`; `trace_probes`; `compare_recipes`: the panel on recipes and not the paper's, which
+            has `batch_size` (null: recommended), `batch_factors` and `num_steps`.
+    """
     generator = run.generator("fig2", task.splits.name)
     num_test = len(task.splits.test)  # type: ignore[arg-type]  # map-style
     test = torch.randperm(num_test, generator=generator)[: cfg.num_test].sort().values
     points = torch.randperm(task.num_train, generator=generator)[: cfg.num_points].sort().values
     start = Systems(run, task, 0.0, points, test)
-    key = task.key | {"task": task.name, "trace_probes": cfg.trace_probes, "version": VERSION}
-    spectrum = run.unit("lissa/fig2_spectrum", key, partial(_spectrum, start, cfg.trace_probes))
+    key = task.key | {"trace_probes": cfg.trace_probes}
+    spectrum = run.unit("lissa/fig2_spectrum", key, partial(_spectrum, start, cfg.trace_probes), version=1)
     damping = cfg.damping if cfg.damping is not None else cfg.damping_ratio * spectrum["largest_eigenvalue"]
     systems = dataclasses.replace(start, damping=damping)
-    exact = systems.readout @ systems.reference(cfg.reference_rtol)["solutions"]
+    exact = systems.test_gradients @ systems.reference(cfg.reference_rtol)["solutions"]
     step_size = 1 / (spectrum["largest_eigenvalue"] + damping)
     sizes: list[Convergence] = []
     recipes = compare_recipes(systems, reference_rtol=cfg.reference_rtol) if cfg.compare_recipes else None
@@ -93,7 +101,7 @@ def recorded_steps(num_steps: int) -> list[int]:
 
 
 def _spectrum(systems: Systems, num_probes: int) -> dict[str, float]:
-    generator = systems.run.generator("fig2 spectrum", systems.task.name)
+    generator = systems.run.generator("fig2 spectrum", systems.task.seed_name)
     trace = hutchinson_trace(systems.operator, num_matvecs=num_probes, generator=generator)
     largest = top_eigenvalues(systems.operator, 1, rtol=0.01, generator=generator)
     systems.run.add_matvecs(trace.num_matvecs + largest.num_matvecs)
@@ -117,6 +125,7 @@ def _convergence(
             "lissa/fig2_scores",
             key | {"repetition": repetition},
             partial(_scores, systems, batch_size, step_size, num_steps, repetition),
+            version=1,
         )["scores"].double()
         for repetition in range(num_runs)
     ]
@@ -128,18 +137,18 @@ def _scores(
 ) -> dict[str, Any]:
     """Return scores up to sign at the recorded steps, (S, M, K); they may overflow, as the paper's Eq. 6 may."""
     wanted = set(recorded_steps(num_steps))
-    bar = systems.run.progress(num_steps, f"LiSSA {systems.task.name}, |B| = {batch_size}, run {repetition}")
+    bar = systems.run.progress(num_steps, f"LiSSA {systems.task.label}, |B| = {batch_size}, run {repetition}")
     scores: list[Tensor] = []
 
     def watch(step: int, u: Tensor) -> None:
         bar.update()
         if step in wanted:
-            scores.append((systems.readout @ u).float())
+            scores.append((systems.test_gradients @ u).float())
 
     solver = Lissa(
         step_size, batch_size, num_steps, check_residual=False, raise_on_divergence=False, callback=watch
     )
-    generator = systems.run.generator("fig2 lissa", systems.task.name, batch_size, repetition)
+    generator = systems.run.generator("fig2 lissa", systems.task.seed_name, batch_size, repetition)
     solution = solver.solve(systems.damped, systems.gradients, generator=generator)
     systems.run.add_matvecs(solution.num_matvecs)
     return {"scores": torch.stack(scores)}

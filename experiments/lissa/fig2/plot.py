@@ -1,12 +1,6 @@
-"""Fig. 2, plot: drawn from the saved tables alone.
-
-python -m experiments.lissa.fig2_plot results/lissa/fig2/embedded
-"""
+"""Fig. 2, plot: the paper's heat maps with curves, and the panel on recipes."""
 
 from __future__ import annotations
-
-import argparse
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -15,20 +9,23 @@ from matplotlib.collections import QuadMesh
 from matplotlib.figure import Figure
 
 from curvlab.reporting import plots
+from experiments.target import Computed
 
 RECIPES = {"paper": "C = 2", "auto": "C measured (Lissa.auto)"}
 
 
-def draw(table: pd.DataFrame, between: pd.DataFrame, recipes: pd.DataFrame) -> dict[str, Figure]:
-    """Return the figures by file name: the paper's heat maps with curves, and the panel on recipes."""
-    figures = {"figure.png": _heat_maps(table, between)}
+def draw(computed: Computed) -> dict[str, Figure]:
+    """Return the figures by file name; each where a task is in it."""
+    figures, table, recipes = {}, computed["table"], computed["recipes"]
+    if not table.empty:
+        figures["figure.png"] = _heat_maps(table, computed["between_steps"])
     if not recipes.empty:
         figures["figure_recipes.png"] = _recipes(recipes)
     return figures
 
 
 def _heat_maps(table: pd.DataFrame, between: pd.DataFrame) -> Figure:
-    """Draw a row a task: correlation between steps for each batch size, and with the exact solution."""
+    """Draw a row for each task: correlation between steps for each batch size, and with the exact solution."""
     tasks = table.task.unique().tolist()
     num_sizes = max(table[table.task == task].batch_size.nunique() for task in tasks)
     figure, axes = plots.figure(len(tasks), num_sizes + 1, panel_size=(2.9, 2.7))
@@ -83,7 +80,7 @@ def _size_label(size: int, num_runs: int) -> str:
 
 
 def _recipes(recipes: pd.DataFrame) -> Figure:
-    """Draw a row a task: error and correlation of both recipes against steps, one line a training point."""
+    """Draw a row for each task: error and correlation of both recipes against steps, a line for each point."""
     tasks = recipes.task.unique().tolist()
     figure, axes = plots.figure(len(tasks), 2, panel_size=(4.2, 3.6))
     for row, task in zip(axes, tasks, strict=True):
@@ -123,18 +120,3 @@ def _recipe(row: np.ndarray, own: pd.DataFrame, label: str, color: str) -> None:
         row[1].scatter(places, answers.pearson, color=color, s=18)
         promised = float(answers.promised.median())
         row[0].axhline(promised, color=color, linestyle=":", label=f"{label}: stationary error promised")
-
-
-def main() -> None:
-    """Redraw the figures of a result folder."""
-    parser = argparse.ArgumentParser(description="Redraw Fig. 2 from the tables of a result folder.")
-    parser.add_argument("folder", type=Path, help="for example results/lissa/fig2/embedded")
-    folder = parser.parse_args().folder
-    tables = [pd.read_csv(folder / f"{name}.csv") for name in ("table", "between_steps", "recipes")]
-    for name, figure in draw(*tables).items():
-        figure.savefig(folder / name, dpi=110, metadata={"Software": None})
-        print(folder / name)
-
-
-if __name__ == "__main__":
-    main()

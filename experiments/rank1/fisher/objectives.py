@@ -126,12 +126,13 @@ def perceptron_lipschitz(model: Perceptron, loss: nn.Module, targets: Tensor) ->
     return 2**1.5 / (6 * math.sqrt(3)) * scale**3 + 1.5 * scale * second + math.sqrt(2) * third
 
 
-def gap(objective: FisherObjective, *, chunk: int = 8) -> dict[str, float]:
+def gap(objective: FisherObjective, *, max_entries: int = 2_000_000) -> dict[str, float]:
     """Return ‖∇²f - F‖ at the current parameters and every bound on it, from dense matrices.
 
     Keys: gap (spectral norm), loss, smoothness (L here: largest spectral norm of any output's Hessian, example by
     example), one_norm (mean over examples of the 1-norm of the loss's gradient by the outputs). All are in the
-    scale of the mean loss. Cost: outputs times examples dense (n, n) matrices, `chunk` examples at a time.
+    scale of the mean loss. Cost: outputs times examples dense (n, n) matrices, of `max_entries` numbers at a
+    time.
     """
     inputs, targets = objective.data
     names = [name for name, _ in objective.model.named_parameters()]
@@ -144,6 +145,7 @@ def gap(objective: FisherObjective, *, chunk: int = 8) -> dict[str, float]:
         return functional_call(objective.model, named, (batch,))
 
     size, count = len(vector), len(inputs)
+    chunk = max(1, max_entries // (outputs(vector, inputs[:1]).numel() * size**2))
     difference, largest, one_norm, total = torch.zeros(size, size, dtype=vector.dtype), 0.0, 0.0, 0.0
     closed_form = output_loss(objective.loss)
     for start in range(0, count, chunk):

@@ -7,6 +7,11 @@ from pathlib import Path
 
 import pandas as pd
 
+from curvlab.runs import Run
+from experiments.rank1.prop import TARGET
+from experiments.rank1.prop.compute import compute
+from experiments.target import load_config
+
 
 def test_target_at_smoke_scale(checked_target: Callable[..., Path]) -> None:
     folder = checked_target(
@@ -24,7 +29,8 @@ def test_target_at_smoke_scale(checked_target: Callable[..., Path]) -> None:
     assert (summary.measured > 0).all()
 
 
-def test_a_second_run_gives_the_same_table(run_smoke: Callable[..., Path]) -> None:
-    settings = ["spectra=[isotropic,power]", "sizes=[2]", "num_draws=40"]
-    first = (run_smoke("rank1/prop", *settings) / "table.csv").read_bytes()
-    assert (run_smoke("rank1/prop", *settings, "force=true") / "table.csv").read_bytes() == first
+def test_a_second_computation_gives_the_same_table(tmp_path: Path) -> None:
+    settings = ["preset=smoke", "tracker=none", "progress=false", "force=true", "spectra=[power]", "num_draws=40"]
+    cfg = load_config(TARGET, [*settings, f"results.root={tmp_path}", f"store.root={tmp_path / 'store'}"])
+    tables = [compute(Run(cfg, key=TARGET.key, title=TARGET.title), cfg)["table"] for _ in range(2)]
+    pd.testing.assert_frame_equal(*tables, check_exact=True)

@@ -225,6 +225,7 @@ def main() -> None:
     library = options["library"]
     version = importlib.metadata.version(DISTRIBUTIONS.get(library, library))
     importlib.import_module(MODULES[library])
+    torch.func.vmap(torch.func.grad(torch.sin))(torch.zeros(1))  # what PyTorch loads for it is no library's
     start, cpu_start = time.perf_counter(), time.process_time()
     scores, remark = METHODS[library](network, options)
     cost = {"seconds": time.perf_counter() - start, "cpu_seconds": time.process_time() - cpu_start}

@@ -41,7 +41,7 @@ def test_at_a_minimum_nothing_is_left() -> None:
 
 def test_it_is_what_the_estimate_lacks() -> None:
     """A start above the minimum lowers the estimate by the descent, and the sum is P/2 again."""
-    settings = {"num_chains": 8, "num_draws": 600, "num_burnin_steps": 400, "step_size": 1e-3, "batch_size": 400}
+    settings = {"num_chains": 8, "num_draws": 300, "num_burnin_steps": 250, "step_size": 1e-3, "batch_size": 400}
     found = {}
     for by in (0.0, 0.1):
         model, data = displaced(by)

@@ -48,10 +48,12 @@ def test_definitions() -> None:
 
 
 def test_the_same_generator_gives_the_same_estimate() -> None:
-    assert torch.equal(estimate().losses, estimate().losses)
-    assert not torch.equal(estimate().losses, estimate(generator=torch.Generator().manual_seed(1)).losses)
-    more = estimate(num_chains=6)
-    torch.testing.assert_close(more.per_chain[:4], estimate().per_chain, rtol=1e-8, atol=1e-10)
+    short = {"num_draws": 30, "num_burnin_steps": 20}
+    first = estimate(**short)
+    assert torch.equal(first.losses, estimate(**short).losses)
+    assert not torch.equal(first.losses, estimate(**short, generator=torch.Generator().manual_seed(1)).losses)
+    more = estimate(**short, num_chains=6)
+    torch.testing.assert_close(more.per_chain[:4], first.per_chain, rtol=1e-8, atol=1e-10)
 
 
 def test_the_batch_noise_of_the_start_is_taken_out() -> None:
@@ -131,17 +133,18 @@ def invalid(draws: Tensor, burnin: Tensor | None = None) -> list[str]:
 
 @pytest.mark.parametrize("chunk_size", [None, 1])
 def test_an_interrupted_estimate_resumes_to_the_same_numbers(tmp_path: Path, chunk_size: int | None) -> None:
-    whole = estimate()
+    short = {"num_draws": 60, "num_burnin_steps": 30}
+    whole = estimate(**short)
     count = 0
 
     def interrupt(num_chains: int) -> None:
         nonlocal count
         count += num_chains
-        if count > 900:
+        if count > 180:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        estimate(checkpoint=tmp_path, checkpoint_every=70, on_step=interrupt, chunk_size=2)
+        estimate(**short, checkpoint=tmp_path, checkpoint_every=14, on_step=interrupt, chunk_size=2)
     assert sorted(path.name for path in tmp_path.iterdir())[0] == "chain_0000.pt"
     steps = 0
 
@@ -149,17 +152,18 @@ def test_an_interrupted_estimate_resumes_to_the_same_numbers(tmp_path: Path, chu
         nonlocal steps
         steps += num_chains
 
-    resumed = estimate(checkpoint=tmp_path, on_step=counted, chunk_size=chunk_size)
-    assert steps < 4 * 450 - 700
+    resumed = estimate(**short, checkpoint=tmp_path, on_step=counted, chunk_size=chunk_size)
+    assert steps < 4 * 90 - 140
     torch.testing.assert_close(resumed.losses, whole.losses, rtol=1e-9, atol=1e-12)
 
 
 def test_a_longer_estimate_goes_on_where_the_shorter_ended(tmp_path: Path) -> None:
-    estimate(checkpoint=tmp_path, num_draws=100)
-    longer = estimate(checkpoint=tmp_path, num_draws=300)
-    torch.testing.assert_close(longer.losses, estimate().losses, rtol=1e-9, atol=1e-12)
-    shorter = estimate(checkpoint=tmp_path, num_draws=50)
-    torch.testing.assert_close(shorter.losses, longer.losses[:, :50])
+    short = {"num_burnin_steps": 30}
+    estimate(**short, checkpoint=tmp_path, num_draws=20)
+    longer = estimate(**short, checkpoint=tmp_path, num_draws=60)
+    torch.testing.assert_close(longer.losses, estimate(**short, num_draws=60).losses, rtol=1e-9, atol=1e-12)
+    shorter = estimate(**short, checkpoint=tmp_path, num_draws=10)
+    torch.testing.assert_close(shorter.losses, longer.losses[:, :10])
 
 
 def test_checkpoints_of_another_estimate_are_refused(tmp_path: Path) -> None:

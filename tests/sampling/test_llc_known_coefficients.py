@@ -27,7 +27,7 @@ def generator(seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-@pytest.mark.parametrize("powers", [(2,), (4,), (6,), (4, 4), (2, 4, 6)], ids=str)
+@pytest.mark.parametrize("powers", [(4,), (2, 4, 6)], ids=str)
 def test_monomials_and_sums(powers: tuple[int, ...]) -> None:
     llc = estimate_llc(
         Polynomial(powers, product=False),
@@ -157,7 +157,7 @@ def test_intervals_of_a_singular_model_cover_the_quadrature() -> None:
         mean_output,
         no_inputs(),
         num_chains=40 * 8,
-        num_draws=2000,
+        num_draws=1200,
         num_burnin_steps=500,
         step_size=3e-4,
         batch_size=8,

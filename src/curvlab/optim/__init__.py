@@ -43,9 +43,9 @@ from curvlab.optim.random_direction import (
     stated_squared_error,
     unit_directions,
 )
-from curvlab.optim.sampled_labels import sampled_label_loss
 from curvlab.optim.step_bounds import printed_steps_bound, steps_bound
 from curvlab.optim.uniform_direction import UniformDirection, UniformDirectionInfo
+from curvlab.training import sampled_label_loss
 
 __all__ = [
     "NGD",

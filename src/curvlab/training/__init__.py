@@ -10,6 +10,7 @@ from curvlab.training.language import evaluate_language_model, train_language_mo
 from curvlab.training.loop import TrainingDivergedError
 from curvlab.training.mean_loss import MeanLoss
 from curvlab.training.minimize import Minimum, minimize
+from curvlab.training.sampled_labels import sampled_label_loss
 from curvlab.training.schedules import cosine, cosine_after_warmup
 from curvlab.training.steps import (
     Learner,
@@ -44,6 +45,7 @@ __all__ = [
     "fingerprint",
     "gradient_step",
     "minimize",
+    "sampled_label_loss",
     "shuffled_batches",
     "train",
     "train_ensemble",

@@ -10,9 +10,9 @@ from typing import TypeAlias
 import torch
 from torch import Tensor, nn
 
-from curvlab.curvature import output_loss
 from curvlab.training.evaluate import eval_mode
 from curvlab.training.mean_loss import MeanLoss, model_outputs
+from curvlab.training.sampled_labels import sampled_label_loss
 
 
 @dataclass(frozen=True)
@@ -108,11 +108,9 @@ def gradient_step(learner: Learner, batch: TrainingBatch) -> StepInfo:
 def curvature_step(learner: Learner, batch: TrainingBatch) -> StepInfo:
     """Let Ginger or QNG see a gradient of sampled labels, then move by the gradient of the loss.
 
-    The labels ŷ are drawn from the model's own distribution p ∝ exp(-l), with the model in eval mode; the
-    optimizer's `update_curvature()` reads the gradient g = m^(-1/2) sum_i ∇l(h_i, ŷ_i) over the batch's m
-    predictions, so that E[g gᵀ] is the batch's Fisher matrix in the scale of the mean loss. Example weights enter
-    the loss alone. The draws come from the global random state, which `train` seeds: the order of the batches is
-    that of `gradient_step` from the same seed.
+    The optimizer's `update_curvature()` reads the gradient of `sampled_label_loss`, with the model in eval mode.
+    Example weights enter the loss alone. The draws come from the global random state, which `train` seeds: the
+    order of the batches is that of `gradient_step` from the same seed.
 
     Cost: two forward and two backward passes.
     """
@@ -125,13 +123,9 @@ def curvature_step(learner: Learner, batch: TrainingBatch) -> StepInfo:
     if not isinstance(learner.loss.loss, nn.Module):
         raise TypeError("curvature_step draws labels from the loss's distribution: pass it as an nn.Module")
     learner.optimizer.zero_grad()
-    closed = output_loss(learner.loss.loss)
-    with eval_mode(learner.model), torch.enable_grad():
+    with eval_mode(learner.model):
         outputs = model_outputs(learner.model, batch.inputs)
-        detached = outputs.detach()
-        drawn = closed.sample_targets(detached, batch.targets, torch.default_generator)
-        scale = closed.for_sampled_targets().count(drawn) ** -0.5
-        outputs.backward(closed.sampled_gradient(detached, drawn) * scale)
+        sampled_label_loss(learner.loss.loss, outputs, batch.targets, generator=torch.default_generator).backward()
     update()
     return gradient_step(learner, batch)
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from curvlab.curvature import FisherOperator
-from curvlab.optim import sampled_label_loss
+from curvlab.training import sampled_label_loss
 
 CLASSES = torch.tensor([0, 2, 1, 1, 0])
 TOKENS = torch.tensor([[0, 2], [1, -100], [2, 2]])
@@ -19,6 +19,11 @@ CASES = {
     "gaussian": (nn.MSELoss(), (5, 4), torch.zeros(5, 3)),
     "bernoulli": (nn.BCEWithLogitsLoss(), (5, 4), torch.zeros(5, 3)),
 }
+
+
+@pytest.fixture
+def generator() -> torch.Generator:
+    return torch.Generator().manual_seed(0)
 
 
 class Model(nn.Module):

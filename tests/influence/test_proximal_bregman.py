@@ -91,7 +91,7 @@ def test_each_point_may_have_its_own_epsilon(classifier, generator) -> None:
         torch.testing.assert_close(batch, sampled[:, own], rtol=1e-7, atol=1e-9)
         expected = loss_response(model, loss, train, column, epsilon=weight)
         torch.testing.assert_close(expected, changes[:, own], rtol=1e-6, atol=1e-8)
-    response = ProximalNewton(rtol=1e-6, max_steps=100).minimize(together)
+    response = ProximalNewton(rtol=1e-4, max_steps=100).minimize(together)
     assert response.converged
 
 
@@ -131,7 +131,7 @@ def test_newton_is_exact_for_finite_epsilon(least_squares) -> None:
 
 def test_newton_minimises_and_matches_influence_at_small_epsilon(classifier) -> None:
     model, loss, train = classifier
-    points = (train[0][:4], train[1][:4])
+    points = (train[0][:2], train[1][:2])
     objective = ProximalBregmanObjective(model, loss, train, points, damping=DAMPING, epsilon=1e-6)
     response = ProximalNewton(rtol=1e-7).minimize(objective)
     assert response.converged
@@ -143,7 +143,7 @@ def test_newton_minimises_and_matches_influence_at_small_epsilon(classifier) -> 
     assert (changes - scores).norm() / scores.norm() < 1e-4
     # and it is a minimum of the objective itself where values can be told apart from rounding
     large = ProximalBregmanObjective(model, loss, train, points, damping=DAMPING, epsilon=0.02)
-    minimum = ProximalNewton(rtol=1e-8, max_steps=200).minimize(large)
+    minimum = ProximalNewton(rtol=1e-7, max_steps=200).minimize(large)
     assert minimum.converged
     assert (large.value(minimum.displacement) < large.value(0.99 * minimum.displacement)).all()
     assert (large.value(minimum.displacement) < large.value(1.01 * minimum.displacement)).all()

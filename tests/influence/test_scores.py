@@ -60,13 +60,13 @@ def test_direct_cg_lissa_and_proximal_response_agree(least_squares, generator) -
     for solver in (
         Direct(),
         ConjugateGradient(rtol=1e-9),
-        Lissa(step_size=step_size, batch_size=2, num_steps=700),
+        Lissa(step_size=step_size, batch_size=2, num_steps=450),
     ):
         scores = influence_scores(
             model, loss, one, test, points=points, damping=DAMPING, solver=solver, generator=generator
         )
         torch.testing.assert_close(scores, expected, rtol=1e-6, atol=1e-8)
-    for optimizer in (ProximalNewton(rtol=1e-7), ProximalSGD(step_size=step_size, batch_size=2, num_steps=700)):
+    for optimizer in (ProximalNewton(rtol=1e-7), ProximalSGD(step_size=step_size, batch_size=2, num_steps=450)):
         response = proximal_bregman_response(
             model, loss, one, points, damping=DAMPING, epsilon=1e-8, optimizer=optimizer, generator=generator
         )
@@ -184,7 +184,7 @@ def test_unconverged_scores_warn_with_their_residual(least_squares) -> None:
 
 
 def test_measurement_of_wrong_shape_is_refused(least_squares) -> None:
-    with pytest.raises(ValueError, match=r"one number an example, shape \(7,\)"):
+    with pytest.raises(ValueError, match=r"one number for each example, shape \(7,\)"):
         influence_scores(
             least_squares.model,
             least_squares.loss,

@@ -34,7 +34,7 @@ class DataSplits:
         class_names: by class index; None when there are no classes or their names are not known.
         checksum: sha256 of what was loaded, before normalisation: bytes of the tensors, or names and
             sizes of the image files.
-        mean: subtracted from the inputs, one number a channel (images) or feature (tables).
+        mean: subtracted from the inputs, one number for each channel (images) or feature (tables).
         std: then divided by.
     """
 

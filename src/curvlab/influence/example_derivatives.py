@@ -14,7 +14,7 @@ from curvlab.curvature.jacobian_products import use_vmap
 from curvlab.curvature.model_function import check_finite
 from curvlab.linalg import flatten, unflatten, unflatten_columns
 
-# (outputs, targets) -> (N,), one number an example, from its own outputs alone.
+# (outputs, targets) -> (N,), one number for each example, from its own outputs alone.
 Measurement = Callable[[Tensor, Tensor], Tensor]
 
 
@@ -98,7 +98,7 @@ def _check(
     output_loss(loss).check(outputs, targets)
     if measure(outputs, targets).shape != targets.shape[:1]:
         raise ValueError(
-            f"measurement must return one number an example, shape {tuple(targets.shape[:1])}, got "
+            f"measurement must return one number for each example, shape {tuple(targets.shape[:1])}, got "
             f"{tuple(measure(outputs, targets).shape)}"
         )
 

@@ -1,7 +1,7 @@
 """Influence in a bag-of-words model in closed form, and TF-IDF beside it (Klochkov & Liu 2024, App. D).
 
-The model: every word of a document is drawn from p = softmax(x); parameters are the logits x, one a word of the
-vocabulary. Documents are rows of counts, (D, V), all of one length |d|. Loss: -log p, mean over words, so
+The model: every word of a document is drawn from p = softmax(x); parameters are the logits x, one for each word of
+the vocabulary. Documents are rows of counts, (D, V), all of one length |d|. Loss: -log p, mean over words, so
 
     gradient of document d: p - TF(d), TF = counts / |d|,          Gauss-Newton matrix = Hessian: diag(p) - p pᵀ.
 

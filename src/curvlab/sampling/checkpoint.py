@@ -49,7 +49,7 @@ class ChainCheckpoints:
         self._files = [Checkpoint(path, settings, every=every) for path in paths]
 
     def load(self, chain: int) -> StoredChain | None:
-        """Return what is there of a chain, or None."""
+        """Return a chain as it was saved, or None."""
         state = self._files[chain].load()
         if state is None:
             return None

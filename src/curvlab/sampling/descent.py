@@ -35,7 +35,7 @@ def descent_to_minimum(
         nbeta: that of the estimate; None: n / ln n.
         max_steps: of L-BFGS.
 
-    Cost: about 1.3 gradients of all the data a step.
+    Cost: about 1.3 gradients of all the data for each step.
     """
     losses = EnsembleLosses(model, loss, data)
     nbeta = default_nbeta(losses.num_examples) if nbeta is None else nbeta

@@ -12,7 +12,7 @@ def split_rhat(draws: Tensor) -> float:
     """Return R-hat of (C, T) draws, chains cut into halves (Gelman et al., Bayesian Data Analysis, 2013, 11.4).
 
     sqrt([(N-1)/N W + B/N] / W) with N = T/2, W the mean variance within half chains and B/N the variance of
-    their means. 1 when all halves look alike; nan with fewer than 4 draws a chain or without any variance.
+    their means. 1 when all halves look alike; nan with fewer than 4 draws of each chain or without any variance.
     """
     halves = _halves(draws)
     if halves is None:

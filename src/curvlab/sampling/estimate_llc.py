@@ -48,7 +48,7 @@ def estimate_llc(
         loss: mean over examples: nn.CrossEntropyLoss(), ..., or a function of (outputs, targets).
         data: the training data: a pair of tensors (fastest, on the model's device), a dataset, or batches.
         num_chains: C, each from w0 with its own batches and noise. The interval is over chains: 4 or more.
-        num_draws: draws a chain after burn-in.
+        num_draws: of each chain, after burn-in.
         num_burnin_steps: steps before, in no estimate.
         step_size: ε; `choose_sgld_settings` finds one.
         batch_size: of a chain's step, drawn with replacement; from n on, all the data at each step.

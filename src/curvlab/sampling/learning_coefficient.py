@@ -132,7 +132,7 @@ def _problems(coefficients: Tensor, burnin: Tensor, *, rhat: float, ess: float) 
         )
     elif math.isnan(rhat) or not ess >= MIN_DRAWS_PER_CHAIN * num_chains:
         found.append(
-            f"too few draws to see whether the chains have mixed: {num_draws} a chain are worth "
+            f"too few draws to see whether the chains have mixed: {num_draws} of each chain are worth "
             f"{ess / num_chains:.1f}, at least {MIN_DRAWS_PER_CHAIN:g} are needed. Take more draws."
         )
     if (drift := _drift(coefficients)) is not None:

@@ -18,12 +18,14 @@ _MAX_STEPS_AHEAD = 256
 
 @dataclass(frozen=True)
 class Draws:
-    """Random numbers for several steps, drawn at once: for a small model one call a step and chain is too many.
+    """Random numbers for several steps, drawn at once.
+
+    For a small model one call for each step and each chain would take longer than the step itself.
 
     Attributes:
         noise: (C, S, P), standard deviation sqrt(step_size).
         indices: (C, S, B) examples, or None when every step takes all the data.
-        used: steps that are spent.
+        used: how many of the steps are used up.
     """
 
     noise: Tensor
@@ -32,11 +34,11 @@ class Draws:
 
     @property
     def num_left(self) -> int:
-        """Steps that are not spent."""
+        """Steps whose numbers are not used up."""
         return self.noise.shape[1] - self.used
 
     def left(self) -> Draws:
-        """Return the unspent part, copied."""
+        """Return a copy of what is not used up."""
         indices = None if self.indices is None else self.indices[:, self.used :].clone()
         return Draws(self.noise[:, self.used :].clone(), indices)
 
@@ -46,8 +48,9 @@ class SGLDState:
     """What is carried from step to step.
 
     Attributes:
-        positions: (C, P). `step` writes the next positions into this tensor: a state stepped from is spent.
-        generators: one a chain, the only source of its batches and its noise.
+        positions: (C, P). `step` writes the next positions into this tensor, so the state that it was given cannot
+            be used again.
+        generators: one for each chain, the only source of its batches and its noise.
         draws: what was drawn from them ahead.
         num_steps: steps taken.
     """
@@ -114,12 +117,15 @@ class SGLD:
         self.steps_ahead = max(1, min(_MAX_STEPS_AHEAD, _NUMBERS_AHEAD // size))
 
     def init(self, generators: Sequence[torch.Generator]) -> SGLDState:
-        """Return the state with every chain at w0, one chain a generator (on the model's device)."""
+        """Return the state with every chain at w0, one for each generator (on the model's device)."""
         positions = self.losses.start.repeat(len(generators), 1)
         return SGLDState(positions, tuple(generators), Draws(positions[:, None][:, :0], None), 0)
 
     def step(self, state: SGLDState) -> tuple[SGLDState, SGLDInfo]:
-        """Take one step with all chains; `state` is spent. Cost: a forward, a backward and P normals a chain."""
+        """Take one step with all chains; `state` is used up.
+
+        Cost: a forward, a backward and P normals for each chain.
+        """
         draws = state.draws if state.draws.num_left else self._draw(state.generators)
         if draws.indices is None:
             batch = self.losses.batch(None)

@@ -21,9 +21,9 @@ class ProximalBregmanObjective:
 
     Klochkov & Liu (2024), Eq. 5, after Bae et al. (2022), whose ε down-weights; ours up-weights. θ* are the
     model's parameters, D the Bregman divergence of the loss in the outputs. Everything is expressed in the
-    scaled displacement u = (θ - θ*) / ε, (P, K), one column a point, because θ* + εu differs from θ* in the last
-    digits only when ε = 1e-8. For the same reason gradients are formed from ∇l(h) - ∇l(h*), never from values of
-    D, and in double precision by default.
+    scaled displacement u = (θ - θ*) / ε, (P, K), one column for each point, because θ* + εu differs from θ*
+    in the last digits only when ε = 1e-8. For the same reason gradients are formed from ∇l(h) - ∇l(h*), never
+    from values of D, and in double precision by default.
 
     Args:
         model: in eval mode; copied, never changed.
@@ -31,9 +31,9 @@ class ProximalBregmanObjective:
         train: data of the mean Bregman divergence.
         points: the K examples z.
         damping: proximity weight, positive.
-        epsilon: weight ε of a point's loss, not zero: a number, or (K,), one a point. For an exact response take
-            c / ‖∇l(z)‖: all points then move about equally far, neither across the kinks of a ReLU network nor
-            so little that rounding decides.
+        epsilon: weight ε of a point's loss, not zero: a number, or (K,), one for each point. For an exact
+            response take c / ‖∇l(z)‖: all points then move about equally far, neither across the kinks of a ReLU
+            network nor so little that rounding decides.
         batch_size: training examples at a time in full-batch gradients.
         dtype: of parameters, data and results.
     """
@@ -193,7 +193,8 @@ def per_point(epsilon: float | Tensor, num_points: int) -> Tensor:
     values = torch.as_tensor(epsilon, dtype=torch.float64)
     if values.ndim and values.shape != (num_points,):
         raise ValueError(
-            f"epsilon has shape {tuple(values.shape)} for {num_points} points: give one number, or one a point"
+            f"epsilon has shape {tuple(values.shape)} for {num_points} points: give one number, or one for each "
+            "point"
         )
     if not ((values != 0) & values.isfinite()).all():
         raise ValueError(

@@ -89,7 +89,7 @@ def loss_response(
 
     The finite change of the test losses, not its linearisation: what retraining does to them, per unit of ε. In
     the displacement's dtype; with ε = 1e-8 in double precision its rounding error is about 1e-8 of the loss.
-    `epsilon` is the objective's: a number, or (K,), one a column.
+    `epsilon` is the objective's: a number, or (K,), one for each column.
     Cost: 1F a column.
     """
     function = ModelFunction(copy.deepcopy(model).to(displacement.dtype))

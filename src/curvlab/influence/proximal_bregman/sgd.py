@@ -40,7 +40,7 @@ class ProximalSGD:
     ) -> Response:
         """Return the last iterate. A point that overflows keeps a non-finite column, at no cost to the others.
 
-        Cost: 4F of num_steps batches a point, and a gradient of the point itself each step.
+        Cost: for each point 4F of num_steps batches, and at each step a gradient of the point itself.
         """
         displacement = objective.zeros()
         for step in range(1, self.num_steps + 1):

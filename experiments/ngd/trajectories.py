@@ -151,13 +151,21 @@ def _trained_unit(
     return key, run.unit("ngd/trained", key, compute, version=1)
 
 
-def final_estimate(run: Run, task: Task, optimizer: Mapping[str, Any], cfg: DictConfig, seed: int) -> pd.DataFrame:
+def final_estimate(
+    run: Run,
+    task: Task,
+    optimizer: Mapping[str, Any],
+    cfg: DictConfig,
+    seed: int,
+    *,
+    with_descent: bool = False,
+) -> pd.DataFrame:
     """Train to the end and measure there; return one row that says whether its estimate is an LLC.
 
     Columns as `trajectory` gives, and `converged`, training loss at most `cfg.converged_below`; `estimate`, as
-    sampled; `llc`, the same where training has converged and the estimate is valid, nan elsewhere; `descent`, what
-    the estimate lacks because the weights lie above the minimum near them (`descent_to_minimum`). Of a training
-    that diverges (`problem` says so) all numbers are nan.
+    sampled; `llc`, the same where training has converged and the estimate is valid, nan elsewhere; `descent` when
+    asked for, what the estimate lacks because the weights lie above the minimum near them (`descent_to_minimum`).
+    Of a training that diverges (`problem` says so) all numbers are nan.
     """
     epochs = cfg.training.num_epochs
     last = OmegaConf.merge(cfg, {"training": {"checkpoints": cfg.training.checkpoints or [epochs]}})
@@ -172,9 +180,9 @@ def final_estimate(run: Run, task: Task, optimizer: Mapping[str, Any], cfg: Dict
         row["valid"] = row.valid.astype(bool)
         row["estimate"] = row.get("llc", math.nan)
         row["llc"] = row.estimate.where(row.converged & row.valid)
-        row["descent"] = math.nan
-        if row.llc.notna().all():
-            row["descent"] = _descent(run, task, optimizer, last, seed)  # type: ignore[arg-type]  # a mapping
+    if with_descent:
+        known = row.llc.notna().all()
+        row["descent"] = _descent(run, task, optimizer, last, seed) if known else math.nan  # type: ignore[arg-type]
     return row
 
 

@@ -24,7 +24,7 @@ def compute(run: Run, cfg: DictConfig) -> dict[str, pd.DataFrame]:
     """
     found = networks(run, cfg)
     parts = [
-        final_estimate(run, network.task, optimizer, network.settings, seed).assign(
+        final_estimate(run, network.task, optimizer, network.settings, seed, with_descent=True).assign(
             **network.place, optimizer=str(label), seed=seed
         )
         for network in found

@@ -35,12 +35,10 @@ class Task:
     """Data and a model's shape.
 
     Attributes:
-        name: label of the model.
+        name: what seeds the start.
         splits: training and test set; the test set stands for the paper's validation set.
-        train: (inputs, targets) on the device.
-        model: Hydra node of the model.
-        loss: mean over examples.
-        key: identifies data, model and name, which seeds the start, in the store.
+        train, loss: (inputs, targets) on the device, and the mean over examples.
+        model, key: Hydra node of the model; what identifies data, model and name in the store.
     """
 
     name: str
@@ -65,8 +63,7 @@ class Start:
     """A trained state to go on from.
 
     Attributes:
-        weights: (P,), the parameters that require gradients.
-        buffers: by name, e.g. BatchNorm's running statistics.
+        weights, buffers: (P,), the parameters that require gradients; BatchNorm's running statistics by name.
         epoch: epochs it was trained.
         key: identifies it in the store.
     """

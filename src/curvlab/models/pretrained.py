@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import pickle
 import re
 import urllib.request
@@ -13,6 +12,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from curvlab.atomic_file import write_atomically
 
 TIMEOUT_SECONDS = 15.0
 
@@ -54,10 +55,7 @@ def _download(path: Path, url: str | None) -> None:
         try:
             with urllib.request.urlopen(url, timeout=TIMEOUT_SECONDS) as response:
                 content = response.read()
-            path.parent.mkdir(parents=True, exist_ok=True)
-            partial = path.with_name(f"{path.name}.{os.getpid()}.part")
-            partial.write_bytes(content)
-            partial.replace(path)
+            write_atomically(path, content)
         except (OSError, HTTPException) as error:
             reason = f", and the download from {url} failed: {_first_line(error)}."
         else:

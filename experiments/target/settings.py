@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import pandas as pd
 from omegaconf import DictConfig, OmegaConf
 
 from experiments.target.declaration import Target
-from experiments.target.tasks import task_label, task_settings
+from experiments.target.tasks import plain_task_settings, task_label
 
 MISSING = "not set"
 
@@ -18,32 +18,35 @@ def settings_beside_the_paper(
     target: Target, cfg: DictConfig, tables: Mapping[str, pd.DataFrame]
 ) -> list[dict[str, Any]]:
     """Return name, ours and paper for every entry of the target's `paper`, the preset's tasks first."""
-    entries = [
-        {"name": name, "ours": ours(name, cfg, tables), "paper": value} for name, value in target.paper.items()
-    ]
-    tasks = [task_label(name) for name in task_settings(cfg)]
-    if tasks and "tasks" not in target.paper:
-        entries.insert(0, {"name": "tasks", "ours": tasks, "paper": ""})
+    found = ours(target.paper, cfg, tables)
+    entries = [{"name": name, "ours": found[name], "paper": value} for name, value in target.paper.items()]
+    if cfg.get("tasks") and "tasks" not in target.paper:
+        entries.insert(0, {"name": "tasks", "ours": ours(["tasks"], cfg, {})["tasks"], "paper": ""})
     return entries
 
 
-def ours(name: str, cfg: DictConfig, tables: Mapping[str, pd.DataFrame]) -> Any:
-    """Return our value of a setting: one value where all tasks agree, else one for each.
+def ours(names: Iterable[str], cfg: DictConfig, tables: Mapping[str, pd.DataFrame]) -> dict[str, Any]:
+    """Return our values of settings by name: one value where all tasks agree, else one for each task.
 
     Args:
-        name: a key of the config, or "<table>.csv:<column>".
+        names: keys of the config, or "<table>.csv:<column>".
         cfg: of the run.
         tables: as computed.
     """
-    if ".csv:" in name:
+    tasks = {task_label(name): own for name, own in plain_task_settings(cfg).items()}
+    whole = OmegaConf.to_container(cfg, resolve=True)
+    found: dict[str, Any] = {}
+    for name in names:
         table, _, column = name.partition(".csv:")
-        return _of_table(tables[table], column)
-    if name == "tasks":
-        return [task_label(task) for task in task_settings(cfg)]
-    tasks = task_settings(cfg)
-    if not tasks:
-        return _of_config(cfg, name)
-    return _collapsed({task_label(task): _of_config(own, name) for task, own in tasks.items()})
+        if column:
+            found[name] = _of_table(tables[table], column)
+        elif name == "tasks":
+            found[name] = list(tasks)
+        elif tasks:
+            found[name] = _collapsed({task: _of_config(own, name) for task, own in tasks.items()})
+        else:
+            found[name] = _of_config(whole, name)
+    return found
 
 
 def _of_table(table: pd.DataFrame, column: str) -> Any:
@@ -60,8 +63,8 @@ def _rounded(value: Any) -> Any:
     return float(f"{value:.6g}") if isinstance(value, float) else value
 
 
-def _of_config(cfg: DictConfig, name: str) -> Any:
-    found = list(_walk(OmegaConf.to_container(cfg, resolve=True), name.split("."), ()))
+def _of_config(config: Any, name: str) -> Any:
+    found = list(_walk(config, name.split("."), ()))
     if not found:
         return MISSING
     return found[0][1] if found[0][0] == "" else _collapsed(dict(found))

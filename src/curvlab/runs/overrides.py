@@ -27,7 +27,7 @@ class ConfigurationError(ValueError):
 def check_overrides(config_name: str, overrides: Sequence[str], *, multirun: bool = False) -> None:
     """Check overrides against the composed config, in every combination of swept config groups.
 
-    Needs an initialised Hydra. Cost: two compositions per combination.
+    Needs an initialised Hydra. Cost: two compositions per combination, one without values of keys.
 
     Raises:
         ConfigurationError: with the key or value that is wrong, the nearest valid name and the valid ones.
@@ -44,7 +44,8 @@ def check_overrides(config_name: str, overrides: Sequence[str], *, multirun: boo
         config = _compose(config_name, choices, loader)
         for override in in_config:
             _check_key(override, config, loader)
-        _compose(config_name, [*choices, *first_values], loader)
+        if first_values:
+            _compose(config_name, [*choices, *first_values], loader)
 
 
 def _parse(parser: OverridesParser, line: str) -> Override:

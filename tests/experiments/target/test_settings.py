@@ -34,11 +34,12 @@ TABLE = pd.DataFrame(
     ],
 )
 def test_ours_is_read_from_the_config_and_the_tables(name: str, value: object) -> None:
-    assert ours(name, CFG, {"summary": TABLE}) == value
+    assert ours([name], CFG, {"summary": TABLE}) == {name: value}
 
 
 def test_a_table_without_tasks_gives_its_distinct_values() -> None:
-    assert ours("table.csv:n", OmegaConf.create({}), {"table": pd.DataFrame({"n": [1, 2, 1]})}) == [1, 2]
+    table = pd.DataFrame({"n": [1, 2, 1]})
+    assert ours(["table.csv:n"], OmegaConf.create({}), {"table": table}) == {"table.csv:n": [1, 2]}
 
 
 def test_what_was_changed_on_the_command_line_is_what_stands_beside_the_paper() -> None:

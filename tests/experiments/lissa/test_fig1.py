@@ -8,6 +8,8 @@ import random
 import signal
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -20,25 +22,64 @@ from experiments.target.execution import draw_target, judge_target
 
 ROOT = Path(__file__).parents[3]
 
-# Imports once, then runs the target in a child that the parent may kill: resumption, without paying for imports.
+# Imports once, then runs the target in children that the parent may kill: resumption, without paying for imports.
+# A line holds the overrides of runs that start together; nothing is drawn, since drawing reads finished tables.
 FORKING = """
 import os, sys
 from experiments.lissa.fig1 import TARGET
-from experiments.target import load_config, run_target
+from experiments.target import execution, load_config
+execution.draw_target = lambda target, folder: None
 for line in sys.stdin:
-    child = os.fork()
-    if child == 0:
-        try:
-            run_target(TARGET, load_config(TARGET, line.split()))
-        except BaseException as error:
-            print(f"error {error!r}", flush=True)
-            os._exit(1)
-        print("done", flush=True)
-        os._exit(0)
-    print(child, flush=True)
-    os.waitpid(child, 0)
+    children = []
+    for overrides in line.split(";"):
+        children.append(os.fork())
+        if children[-1] == 0:
+            try:
+                execution.run_target(TARGET, load_config(TARGET, overrides.split()))
+            except BaseException as error:
+                print(f"error {error!r}", flush=True)
+                os._exit(1)
+            print("done", flush=True)
+            os._exit(0)
+    print(children[-1], flush=True)
+    for child in children:
+        os.waitpid(child, 0)
     print("ended", flush=True)
 """
+
+
+@contextmanager
+def driver() -> Iterator[tuple[Callable[..., int], Callable[[], list[str]]]]:
+    """Give what starts runs by folder and returns the last process, and what waits for the words of all."""
+    with subprocess.Popen(
+        [sys.executable, "-c", FORKING],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+        env=one_thread(),
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+
+        def start(*folders: Path) -> int:
+            line = "; ".join(
+                f"preset=smoke tracker=none results.root={folder / 'results'} store.root={folder / 'store'}"
+                for folder in folders
+            )
+            process.stdin.write(f"{line}\n")
+            process.stdin.flush()
+            return int(process.stdout.readline())
+
+        def finish() -> list[str]:
+            lines = []
+            while (line := process.stdout.readline()) != "ended\n":
+                assert line, "the process that runs the target has died"
+                lines.append(line.strip())
+            return [line for line in lines if line.startswith(("done", "error"))]
+
+        yield start, finish
+        process.stdin.close()
 
 
 def command(tmp_path: Path, *overrides: str) -> list[str]:
@@ -126,67 +167,35 @@ def test_damaged_units_are_computed_again(smoke: Path, run_smoke) -> None:
 
 def test_killed_ten_times_it_ends_with_the_table_of_an_undisturbed_run(tmp_path: Path) -> None:
     undisturbed, killed = tmp_path / "undisturbed", tmp_path / "killed"
-    overrides = {
-        folder: f"preset=smoke tracker=none results.root={folder / 'results'} store.root={folder / 'store'}\n"
-        for folder in (undisturbed, killed)
-    }
     moments = random.Random(0)
-    with subprocess.Popen(
-        [sys.executable, "-c", FORKING],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        cwd=ROOT,
-        env=one_thread(),
-    ) as driver:
-        assert driver.stdin is not None
-        assert driver.stdout is not None
-
-        def start(folder: Path) -> int:
-            driver.stdin.write(overrides[folder])
-            driver.stdin.flush()
-            return int(driver.stdout.readline())
-
-        def finish() -> list[str]:
-            lines = []
-            while (line := driver.stdout.readline()) != "ended\n":
-                assert line, "the process that runs the target has died"
-                lines.append(line.strip())
-            return lines
-
+    with driver() as (start, finish):
         start(undisturbed)
-        assert "done" in finish()
+        assert finish() == ["done"]
         num_killed = 0
         for _ in range(10):
             child = start(killed)
             try:
-                driver_wait(moments.uniform(0.05, 0.6))
+                signal.sigtimedwait([], moments.uniform(0.05, 0.6))
                 os.kill(child, signal.SIGKILL)
             except ProcessLookupError:
                 pass  # it had finished
             num_killed += "done" not in finish()
         start(killed)
-        assert "done" in finish()
-        driver.stdin.close()
+        assert finish() == ["done"]
     name = Path("results") / "lissa" / "fig1" / "smoke" / "scores_mlp-8-digits-200.csv"
     tables = [folder / name for folder in (undisturbed, killed)]
     assert num_killed >= 5  # most kills hit a run at work
     assert tables[0].read_bytes() == tables[1].read_bytes()
 
 
-def driver_wait(seconds: float) -> None:
-    signal.sigtimedwait([], seconds)
-
-
 def test_two_processes_at_once_share_the_work(tmp_path: Path) -> None:
-    processes = [
-        subprocess.Popen(command(tmp_path), cwd=ROOT, env=one_thread(), stderr=subprocess.PIPE, text=True)
-        for _ in range(2)
-    ]
-    for process in processes:
-        _, errors = process.communicate(timeout=120)
-        assert process.returncode == 0, errors
-    assert len(pd.read_csv(tmp_path / "results" / "lissa" / "fig1" / "smoke" / "table.csv")) == 6
+    with driver() as (start, finish):
+        start(tmp_path, tmp_path)
+        assert finish() == ["done", "done"]
+    folder = tmp_path / "results" / "lissa" / "fig1" / "smoke"
+    assert len(pd.read_csv(folder / "table.csv")) == 6
+    units = json.loads((folder / "run.json").read_text())["units"]
+    assert sum(unit["count"] for unit in units) == len(list((tmp_path / "store").rglob("*.pt")))
 
 
 @pytest.mark.parametrize(

@@ -56,13 +56,14 @@ def run_target(target: Target, cfg: DictConfig) -> Path:
     with runs.start(cfg, key=target.key, title=target.title) as run:
         compute = target.load("compute")
         tables = compute(run, cfg)
-        for name, table in tables.items():
-            run.save_table(table, f"{name}.csv", digits=target.digits.get(name, 6))
-        run.save_record(settings_beside_the_paper(target, cfg, tables), compute=compute)
-        run.status.say("judging and drawing")
-        judge_target(target, run.folder)
-        draw_target(target, run.folder)
-        run.hand_to_tracker()
+        with run.alone_in_folder():  # of two processes at once, each finishes what it began
+            for name, table in tables.items():
+                run.save_table(table, f"{name}.csv", digits=target.digits.get(name, 6))
+            run.save_record(settings_beside_the_paper(target, cfg, tables), compute=compute)
+            run.status.say("judging and drawing")
+            judge_target(target, run.folder)
+            draw_target(target, run.folder)
+            run.hand_to_tracker()
     return run.folder
 
 

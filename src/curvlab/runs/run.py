@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
+from filelock import FileLock
 from omegaconf import DictConfig
 from PIL import Image
 from tqdm.auto import tqdm
@@ -91,6 +92,7 @@ class Run:
         self._data: dict[str, str] = {}
         self._notes: dict[str, Any] = {}
         self._tables: dict[str, pd.DataFrame] = {}
+        self._images: dict[str, bytes] = {}
         identity = RunIdentity(
             name=f"{self.target} {name}",
             group=paper,
@@ -193,21 +195,23 @@ class Run:
         self._tables[Path(name).stem] = table
         return self._write(name, text.encode())
 
-    def save_image(self, image: np.ndarray, name: str) -> Path:
-        """Write a PNG of the pixels, (H, W) or (H, W, 3) of uint8: what figures show beside the tables."""
+    def save_image(self, image: np.ndarray, name: str) -> None:
+        """Keep a PNG of the pixels, (H, W) or (H, W, 3) of uint8, which `save_record` writes beside the tables."""
         buffer = io.BytesIO()
         Image.fromarray(image).save(buffer, format="png")
-        return self._write(name, buffer.getvalue())
+        self._images[name] = buffer.getvalue()
 
     def save_record(
         self, settings: Sequence[Mapping[str, Any]] = (), *, compute: Callable[..., Any] | None = None
     ) -> None:
-        """Write run.json: from here on the tables are complete, and can be judged and drawn from files alone.
+        """Keep a PNG of pixels, (H, W) or (H, W, 3) of uint8; `save_record` writes it beside the tables."""
 
         Args:
             settings: entries of name, ours and paper, for the report.
             compute: the function that made tables of the units: its code is recorded, too.
         """
+        for name, content in self._images.items():
+            self._write(name, content)
         cost = Cost(
             wall_seconds=time.perf_counter() - self._start,
             unit_seconds=sum(origin["seconds"] for origin in self._origins),
@@ -238,6 +242,15 @@ class Run:
     def _assembled(self, compute: Callable[..., Any] | None) -> dict[str, Any]:
         found: dict[str, Any] = {"commit": self._commit.commit, "clean": self._commit.clean}
         return found if compute is None else found | code_of(compute, {})
+
+    @contextmanager
+    def alone_in_folder(self) -> Iterator[None]:
+        """Keep other processes that share the store from writing into the same result folder meanwhile."""
+        name = digest(str(self.folder.resolve()), where="folder")[:16]
+        lock = Path(self.store.root) / ".folders" / f"{name}.lock"
+        lock.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(lock):
+            yield
 
     def hand_to_tracker(self) -> None:
         """Send tables, figures and the whole folder to the tracker."""

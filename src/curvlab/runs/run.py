@@ -204,7 +204,7 @@ class Run:
     def save_record(
         self, settings: Sequence[Mapping[str, Any]] = (), *, compute: Callable[..., Any] | None = None
     ) -> None:
-        """Keep a PNG of pixels, (H, W) or (H, W, 3) of uint8; `save_record` writes it beside the tables."""
+        """Write the images, then run.json: from here on the tables are complete, fit to be judged and drawn.
 
         Args:
             settings: entries of name, ours and paper, for the report.

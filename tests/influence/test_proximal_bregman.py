@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
+
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from curvlab.influence import (
     ProximalBregmanObjective,
@@ -21,11 +24,11 @@ DAMPING = 0.1
 def classifier(request, generator):
     torch.manual_seed(0)
     if request.param == "mlp":
-        model = nn.Sequential(nn.Flatten(), nn.Linear(36, 5), nn.Tanh(), nn.Linear(5, 3)).double()
+        model = nn.Sequential(nn.Flatten(), nn.Linear(16, 4), nn.Tanh(), nn.Linear(4, 3)).double()
     else:
-        model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Tanh(), nn.Flatten(), nn.Linear(32, 3)).double()
-    x = torch.randn(20, 1, 6, 6, generator=generator, dtype=torch.float64)
-    y = torch.randint(3, (20,), generator=generator)
+        model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Tanh(), nn.Flatten(), nn.Linear(8, 3)).double()
+    x = torch.randn(12, 1, 4, 4, generator=generator, dtype=torch.float64)
+    y = torch.randint(3, (12,), generator=generator)
     return model, nn.CrossEntropyLoss(), (x, y)
 
 
@@ -154,9 +157,9 @@ def test_sgd_in_the_limit_of_small_steps_reaches_the_exact_response(classifier, 
     points = (train[0][:2], train[1][:2])
     objective = ProximalBregmanObjective(model, loss, train, points, damping=DAMPING, epsilon=1e-8)
     exact = ProximalNewton(rtol=1e-6).minimize(objective).displacement
-    sgd = ProximalSGD(step_size=0.1, batch_size=20, num_steps=700).minimize(objective, generator=generator)
+    sgd = ProximalSGD(step_size=0.1, batch_size=12, num_steps=400).minimize(objective, generator=generator)
     assert (sgd.displacement - exact).norm() / exact.norm() < 0.1
-    assert sgd.num_gradients == 700 * 2
+    assert sgd.num_gradients == 400 * 2
 
 
 def test_same_generator_same_response(classifier) -> None:
@@ -175,6 +178,33 @@ def test_same_generator_same_response(classifier) -> None:
         for _ in range(2)
     ]
     assert torch.equal(*runs)
+
+
+def test_interrupted_sgd_goes_on_to_the_same_response(classifier, tmp_path: Path) -> None:
+    model, loss, train = classifier
+    objective = ProximalBregmanObjective(
+        model, loss, train, (train[0][:2], train[1][:2]), damping=DAMPING, epsilon=1e-8
+    )
+    settings = {"step_size": 0.1, "batch_size": 3, "num_steps": 9}
+
+    def minimize(step_seen: Callable[[int], None], **changes: object) -> Tensor:
+        place = {"checkpoint": tmp_path / "pbrf.pt", "checkpoint_every": 4}
+        optimizer = ProximalSGD(**(settings | place | changes), callback=step_seen)
+        return optimizer.minimize(objective, generator=torch.Generator().manual_seed(3)).displacement
+
+    def interrupt(step: int) -> None:
+        if step == 6:
+            raise KeyboardInterrupt
+
+    whole = ProximalSGD(**settings).minimize(objective, generator=torch.Generator().manual_seed(3)).displacement
+    with pytest.raises(KeyboardInterrupt):
+        minimize(interrupt)
+    steps: list[int] = []
+    assert torch.equal(minimize(steps.append), whole)
+    assert steps == [5, 6, 7, 8, 9]
+    for changes in ({"step_size": 0.2}, {"num_steps": 10}):
+        with pytest.raises(ValueError, match=rf"belongs to other work \({next(iter(changes))} differ\)"):
+            minimize(steps.append, **changes)
 
 
 def test_unconverged_newton_warns(classifier) -> None:
@@ -196,7 +226,7 @@ def test_unconverged_newton_warns(classifier) -> None:
     [
         ({"damping": 0.0, "epsilon": 1e-8}, "damping must be positive, got 0"),
         ({"damping": 0.1, "epsilon": 0.0}, "epsilon must not be zero"),
-        ({"damping": 0.1, "epsilon": torch.ones(2)}, r"epsilon has shape \(2,\) for 20 points"),
+        ({"damping": 0.1, "epsilon": torch.ones(2)}, r"epsilon has shape \(2,\) for 12 points"),
     ],
 )
 def test_bad_settings_are_refused(classifier, settings, message) -> None:

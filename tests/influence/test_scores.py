@@ -15,6 +15,7 @@ from curvlab.influence import (
     proximal_bregman_response,
 )
 from curvlab.solvers import ConjugateGradient, Direct, Lissa
+from curvlab.training import RunLength, train
 
 DAMPING = 0.1
 
@@ -194,3 +195,60 @@ def test_measurement_of_wrong_shape_is_refused(least_squares) -> None:
             solver=Direct(),
             measurement=lambda outputs, targets: outputs,
         )
+
+
+# ------------------------------------------------------------------------- damping by the run's length
+def test_a_run_sets_the_damping(least_squares, generator) -> None:
+    """Nothing but what `train` returned: damping = weight decay + 1 / time."""
+    arguments = (least_squares.model, least_squares.loss, least_squares.train, least_squares.test)
+    history = train(
+        least_squares.model,
+        least_squares.loss,
+        least_squares.train,
+        num_epochs=3,
+        batch_size=4,
+        lr=0.01,
+        momentum=0.5,
+        weight_decay=0.2,
+        generator=generator,
+    )
+    by_hand = influence(*arguments, damping=0.2 + 1 / RunLength.of(history).time)
+    assert torch.equal(influence(*arguments, run=history).scores, by_hand.scores)
+    own_loop = RunLength.constant(0.01, 9, momentum=0.5, weight_decay=0.2)
+    assert torch.equal(influence_scores(*arguments, run=own_loop), by_hand.scores)
+
+
+@pytest.mark.parametrize("num_points", [3, 12], ids=["solved for points", "solved for test"])
+def test_the_filter_of_a_run_is_its_closed_form(least_squares, num_points) -> None:
+    x, y = least_squares.train
+    run = RunLength.constant(0.05, 40, momentum=0.5, weight_decay=0.2)
+    found = influence(
+        least_squares.model,
+        least_squares.loss,
+        least_squares.train,
+        least_squares.test,
+        points=(x[:num_points], y[:num_points]),
+        run=run,
+        filtered=True,
+        rtol=1e-10,
+    )
+    curvature = least_squares.gram + 0.2 * torch.eye(15, dtype=torch.float64)
+    filtered = torch.linalg.solve(
+        curvature, torch.eye(15, dtype=torch.float64) - torch.linalg.matrix_exp(-run.time * curvature)
+    )
+    expected = -least_squares.test_gradients @ filtered @ least_squares.train_gradients[:num_points].T
+    torch.testing.assert_close(found.scores, expected, rtol=1e-8, atol=1e-10)
+    assert float(found.solution.residual.max()) <= 1e-10
+
+
+def test_damping_run_and_filter_exclude_each_other(least_squares) -> None:
+    arguments = (least_squares.model, least_squares.loss, least_squares.train, least_squares.test)
+    run = RunLength.constant(0.1, 10)
+    with pytest.raises(ValueError, match="give either damping, or the run that trained the model"):
+        influence(*arguments)
+    with pytest.raises(ValueError, match="give either damping, or the run"):
+        influence(*arguments, damping=0.1, run=run)
+    with pytest.raises(ValueError, match="filtered=True needs the run whose filter it is"):
+        influence(*arguments, damping=0.1, filtered=True)
+    with pytest.raises(ValueError, match="filtered=True has a solver of its own"):
+        influence(*arguments, run=run, filtered=True, solver=Direct())

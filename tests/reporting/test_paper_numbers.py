@@ -12,8 +12,10 @@ ROOT = Path(__file__).parents[2]
 PAPERS = ROOT / "experiments" / "papers"
 TEXTS = ROOT.parent / "shared" / "papers"
 TEXT_FILES = {
+    "ginger": "ginger_2024.txt",
     "lissa": "lissa_klochkov_liu_2024.txt",
     "ngd": "ngd_llc_saghir_2024.txt",
+    "pbrf": "pbrf_bae_2022_appendix.txt",
     "rank1": "rank_one_semenov_2025_slides.txt",
 }
 NUMBERS = [
@@ -33,6 +35,9 @@ def text_of(paper: str) -> str:
 
 def read_quote(quote: str) -> tuple[float, float | None]:
     """Return value and standard error as the printed characters have them."""
+    plain = re.fullmatch(r"(-?[\d.]+)(?: ± ([\d.]+))?", quote)
+    if plain and ("±" in quote or quote.startswith("-")):
+        return float(plain[1]), float(plain[2]) if plain[2] else None
     power = re.search(r"\\times 10\^\{(-?\d+)\}", quote)
     if power:
         factor = 10.0 ** int(power[1])
@@ -63,12 +68,52 @@ def test_the_reader_of_quotes() -> None:
     assert read_quote("lr =104.104=10^{-4}")[0] == 1e-4
     assert read_quote("N=10^{4}")[0] == 1e4
     assert read_quote("1.9^{-31}")[0] == 1.9e-31
+    assert read_quote("0.208 ± 0.732") == (0.208, 0.732)
+    assert read_quote("-0.11") == (-0.11, None)
+
+
+GAPS = ["warm_start", "proximity", "non_convergence", "linearisation", "solver"]
+COLUMNS = {
+    "Table 4": GAPS,
+    "Table 5": GAPS,
+    "Table 6": ["cold", "warm", "proximal_bregman"],
+    "Table 7": ["cold", "warm", "proximal_bregman"],
+    "Table 8": ["two_stage", "warm", "proximal_bregman"],
+}
+
+
+def printed_cells(text: str, table: str) -> dict[tuple[str, str], str]:
+    """Return a table of Bae et al. (2022): above its caption, with empty names where the row before has them."""
+    lines = text[: text.index(f"\n{table}: ")].rstrip().splitlines()
+    start = max(i for i, line in enumerate(lines) if not line.strip()) + 1
+    by_gap = COLUMNS[table] == GAPS
+    names, cells = ["", ""], {}
+    for line in lines[start + 1 :] if by_gap else lines[start + 2 :]:
+        row = line.split("\t")
+        if by_gap:
+            names = [found or before for found, before in zip(row[:2], names, strict=True)]
+            columns, values, name = COLUMNS[table], row[2:], " ".join(names)
+        else:
+            columns = [f"{column}_{kind}" for column in COLUMNS[table] for kind in ("pearson", "spearman")]
+            values, name = row[1:], row[0]
+        cells |= {(name, column): value for column, value in zip(columns, values, strict=True)}
+    return cells
+
+
+def test_every_cell_of_the_tables_of_gaps_and_correlations_is_typed() -> None:
+    text, numbers = text_of("pbrf"), load_paper_numbers("pbrf", folder=PAPERS)
+    for table in COLUMNS:
+        typed = {(number.row, number.column) for number in numbers.in_table(table)}
+        assert typed == set(printed_cells(text, table)), table
 
 
 @pytest.mark.parametrize(("paper", "number"), NUMBERS, ids=lambda entry: getattr(entry, "column", entry))
 def test_number_stands_in_the_text(paper: str, number: PaperNumber) -> None:
     text = text_of(paper)
-    if number.row != "all" and number.table.startswith("Table"):
+    if paper == "pbrf":
+        text = printed_cells(text, number.table)[number.row, number.column]
+        assert number.quote == text
+    elif number.row != "all" and number.table.startswith("Table"):
         body = text[text.index(f"{number.table}: ") :]
         text = next(line for line in body.splitlines() if line.startswith(number.row))
     assert number.quote in text

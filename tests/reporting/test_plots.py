@@ -1,4 +1,5 @@
 from io import BytesIO
+from pathlib import Path
 
 import matplotlib as mpl
 import numpy as np
@@ -21,11 +22,41 @@ def test_figure_returns_a_grid_and_leaves_the_settings_alone() -> None:
     assert (width, height) == (1440, 780)  # 3 × 3.2 by 2 × 2.6 inches at 150 dots
 
 
+def labelled_figure() -> plots.Figure:
+    figure, axes = plots.figure(2, 2)
+    for ax in axes.flat:
+        ax.plot([0, 1], [1e-3, 2e5])
+        ax.set_yscale("log")
+        ax.set_ylabel("a long label\nof two lines")
+    figure.legend(["what it shows"], loc="outside lower center")
+    figure.colorbar(axes[0, 0].scatter([0], [1], c=[1.0]), ax=axes[0, 0])
+    return figure
+
+
+def test_a_figure_is_written_as_matplotlib_would_with_its_axes_laid_out(tmp_path: Path) -> None:
+    figure = labelled_figure()
+    before = figure.axes[0].get_position().bounds
+    plots.write_png(figure, tmp_path / "figure.png")
+    assert figure.axes[0].get_position().bounds != before
+    whole = BytesIO()
+    labelled_figure().savefig(whole, format="png", dpi=110, metadata={"Software": None})
+    assert (tmp_path / "figure.png").read_bytes() == whole.getvalue()
+
+
 def test_first_lines_take_the_palette() -> None:
     ax = plots.figure()[1][0, 0]
     lines = [ax.plot([0, 1], [k, k])[0].get_color() for k in range(3)]
     assert lines == list(plots.PALETTE[:3])
     assert len(plots.MARKERS) == len(plots.PALETTE) == len(set(plots.PALETTE))
+
+
+def test_measured_points_have_bars_of_95_percent() -> None:
+    ax = plots.figure()[1][0, 0]
+    plots.measured(ax, [1.0, 2.0], [3.0, 4.0], [0.5, 0.0], color="black", label="points")
+    (bars,) = ax.containers[0].lines[2]
+    first = bars.get_segments()[0]
+    np.testing.assert_allclose(first, [[1.0, 3.0 - 0.98], [1.0, 3.0 + 0.98]])
+    assert ax.get_legend_handles_labels()[1] == ["points"]
 
 
 def test_identity_line_stays_within_the_data() -> None:

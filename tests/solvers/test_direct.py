@@ -12,7 +12,7 @@ def test_indefinite_is_solved(generator) -> None:
     solution = Direct().solve(DenseOperator(matrix), b)
     torch.testing.assert_close(solution.x, torch.linalg.solve(matrix, b), rtol=1e-9, atol=1e-10)
     assert solution.converged
-    assert solution.num_matvecs == 15 + 2
+    assert solution.num_matvecs == 15  # the columns of the matrix
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
-from curvlab.training import EnsembleLosses, shuffled_batches, train, train_ensemble
+from curvlab.training import Ensemble, EnsembleLosses, shuffled_batches, train, train_ensemble
 
 FP64 = torch.float64
 NUM_COPIES, NUM_EXAMPLES = 3, 20
@@ -103,6 +104,7 @@ def test_few_copies_and_large_convolutions_go_one_by_one() -> None:
         ("classes", {"by_vmap": False, "momentum": 0.0}),
         ("squares", {"momentum": 0.5}),
         ("convolution", {"weight_decay": 0.01}),
+        ("classes", {"optimizer": "adam", "weight_decay": 0.01}),
     ],
 )
 def test_training_at_once_is_training_one_by_one(kind: str, settings: dict[str, Any]) -> None:
@@ -126,6 +128,62 @@ def test_training_at_once_is_training_one_by_one(kind: str, settings: dict[str, 
         torch.testing.assert_close(found.parameters[k], expected, rtol=1e-10, atol=1e-12)
         assert found.losses[k].tolist() == pytest.approx(history.losses, rel=1e-10)
         assert found.learning_rates == pytest.approx(history.learning_rates)
+
+
+@pytest.mark.parametrize("end", [2, 3, 7, 8])  # in the first epoch, at its end, in the last one
+@pytest.mark.parametrize("settings", [{"schedule": "cosine", "weight_decay": 0.01}, {"optimizer": "adam"}])
+def test_an_interrupted_training_ends_at_the_same_weights(
+    tmp_path: Path, settings: dict[str, Any], end: int
+) -> None:
+    def run(**changes: Any) -> Ensemble:
+        return train_ensemble(
+            *problem("classes"),
+            example_weights=weights_of_examples(),
+            num_epochs=3,
+            batch_size=7,
+            lr=0.1,
+            **settings,
+            **changes,
+            generator=torch.Generator().manual_seed(0),
+        )
+
+    def interrupt(step: int) -> None:
+        if step == end:
+            raise KeyboardInterrupt
+
+    whole, place = run(), {"checkpoint": tmp_path / "ensemble.pt", "checkpoint_every": 2}
+    with pytest.raises(KeyboardInterrupt):
+        run(**place, on_step=interrupt)
+    steps: list[int] = []
+    resumed = run(**place, on_step=steps.append)
+    assert steps[0] == end // 2 * 2 + 1
+    assert torch.equal(resumed.parameters, whole.parameters)
+    assert torch.equal(resumed.losses, whole.losses)
+    assert resumed.learning_rates == whole.learning_rates
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"example_weights": torch.ones(NUM_COPIES, NUM_EXAMPLES)}, "example_weights"),
+        ({"momentum": 0.5}, "optimizer"),
+        ({"start": torch.zeros(NUM_COPIES, 43)}, "start"),
+        ({"generator": torch.Generator().manual_seed(1)}, "generator"),
+    ],
+)
+def test_a_checkpoint_of_another_ensemble_is_refused(tmp_path: Path, changes: dict[str, Any], named: str) -> None:
+    settings = {
+        "example_weights": weights_of_examples(),
+        "num_epochs": 1,
+        "batch_size": 10,
+        "lr": 0.1,
+        "generator": torch.Generator().manual_seed(0),
+        "checkpoint": tmp_path / "ensemble.pt",
+    }
+    train_ensemble(*problem("classes"), **settings, checkpoint_every=1)
+    settings["generator"] = torch.Generator().manual_seed(0)
+    with pytest.raises(ValueError, match=rf"belongs to other work \({named} differ\)"):
+        train_ensemble(*problem("classes"), **(settings | changes))
 
 
 def test_copies_may_start_apart_and_draw_their_batches() -> None:
@@ -154,6 +212,7 @@ def test_copies_may_start_apart_and_draw_their_batches() -> None:
     [
         ({"example_weights": torch.ones(20)}, r"one row for each copy and one column for each of the 20 examples"),
         ({"lr": 0.0}, "lr must be positive"),
+        ({"optimizer": "lbfgs"}, "unknown optimizer 'lbfgs': choose sgd or adam"),
         ({"num_epochs": 0}, "must be at least 1, got 0 and 8"),
         ({"start": torch.zeros(2, 5)}, r"start has shape \(2, 5\), not \(2, 43\)"),
     ],

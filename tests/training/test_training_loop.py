@@ -240,7 +240,9 @@ def test_an_interrupted_training_ends_at_the_same_weights(tmp_path: Path, kind: 
         assert first["epoch"] == second["epoch"]
         assert torch.equal(first["at"], second["at"])
     assert torch.equal(generator.get_state(), resumed_generator.get_state())
-    finished, third, _ = run(**checkpoint, on_step=lambda step: pytest.fail("nothing was left to do"))
+    steps.clear()
+    finished, third, _ = run(**checkpoint, on_step=steps.append)
+    assert len(steps) == history.num_steps % 3  # those since the last save
     assert third.losses == history.losses
     assert torch.equal(weights(finished), weights(whole))
 
@@ -257,7 +259,7 @@ def test_an_interrupted_training_ends_at_the_same_weights(tmp_path: Path, kind: 
     ],
 )
 def test_a_checkpoint_of_other_settings_is_refused(tmp_path: Path, changes: dict, named: str) -> None:
-    fit(network(), checkpoint=tmp_path / "training.pt")
+    fit(network(), checkpoint=tmp_path / "training.pt", checkpoint_every=3)
     with pytest.raises(ValueError, match=rf"belongs to other work \(.*{named}.* differ\)"):
         fit(network(), checkpoint=tmp_path / "training.pt", **changes)
 

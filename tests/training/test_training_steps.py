@@ -21,6 +21,7 @@ from curvlab.training import (
     gradient_step,
     minimize,
     sampled_label_loss,
+    shared_curvature_step,
     train,
 )
 
@@ -121,6 +122,31 @@ def test_a_curvature_step_moves_by_the_gradient_of_the_loss_on_the_same_batches(
     fit(plain, lr=0.1, momentum=0.0)
     fit(seen, optimizer=Recorder, lr=0.1, step=curvature_step)
     assert torch.equal(parameters_to_vector(plain.parameters()), parameters_to_vector(seen.parameters()))
+
+
+def test_a_shared_forward_pass_gives_the_same_step_and_sees_the_same_gradient() -> None:
+    ends, seen = [], []
+    for step in (curvature_step, shared_curvature_step):
+        model = network()
+        optimizer = Recorder(model.parameters(), lr=0.1)
+        fit(model, optimizer=optimizer, step=step)
+        ends.append(parameters_to_vector(model.parameters()))
+        seen.append(torch.stack(optimizer.seen))
+    torch.testing.assert_close(ends[0], ends[1], rtol=1e-12, atol=0)
+    torch.testing.assert_close(seen[0], seen[1], rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("step", [curvature_step, shared_curvature_step])
+def test_curvature_sees_nothing_of_outputs_that_are_not_finite(step: Any) -> None:
+    model = network()
+    with torch.no_grad():
+        next(model.parameters())[0] = math.inf
+    optimizer = Recorder(model.parameters(), lr=0.1)
+    before = parameters_to_vector(model.parameters())
+    info = step(Learner(model, MeanLoss(nn.CrossEntropyLoss()), optimizer), TrainingBatch(*classes()))
+    assert math.isnan(info.loss)
+    assert optimizer.seen == []
+    assert torch.equal(before, parameters_to_vector(model.parameters()))
 
 
 def test_a_curvature_step_says_what_it_needs() -> None:

@@ -8,7 +8,8 @@ import importlib.util
 import inspect
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from functools import cache
 from pathlib import Path
 
 from curvlab.data.text_corpus import TextCorpus, text_corpus
@@ -52,9 +53,15 @@ def load_documentation(
 
 
 def _version(package: str) -> str:
-    for distribution in importlib.metadata.packages_distributions().get(package, []):
+    for distribution in _distributions().get(package, []):
         return importlib.metadata.version(distribution)
     return ""
+
+
+@cache
+def _distributions() -> Mapping[str, list[str]]:
+    """Return the distributions of each importable package; reading them takes a second."""
+    return importlib.metadata.packages_distributions()
 
 
 def _distinct_paragraphs(folder: Path) -> Iterator[str]:

@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 from torch.utils.data import TensorDataset
 
-from curvlab.data.splits import DataSplits, Task, checksum, fixed_permutation, leading
+from curvlab.data.splits import DataSplits, Task, checksum
+from curvlab.data.tables import split_indices, table_splits
 
 TEST_FRACTION = 0.3
 
@@ -32,7 +32,7 @@ def load_digits(
 
     bunch = read()
     images, labels = bunch.images[:, None], bunch.target
-    kept_train, kept_test = _split("digits", len(labels), num_train, num_test)
+    kept_train, kept_test = split_indices("digits", len(labels), num_train, num_test, TEST_FRACTION)
     inputs = torch.from_numpy((images / 16.0).astype(np.float32))
     targets = torch.from_numpy(labels.astype(np.int64))
     return DataSplits(
@@ -76,6 +76,22 @@ def load_diabetes(
     return _table("diabetes", read(scaled=False), num_train, num_test, task="regression", class_names=None)
 
 
+def load_diabetes_progression(
+    root: str | Path | None = None, *, num_train: int | None = None, num_test: int | None = None
+) -> DataSplits:
+    """The same examples as a classification: progression above its median or not, 10 features.
+
+    A stand-in, that ships inside scikit-learn, for the Pima table.
+    """
+    from sklearn.datasets import load_diabetes as read
+
+    bunch = read(scaled=False)
+    bunch.target = (bunch.target > np.median(bunch.target)).astype(np.float64)
+    return _table(
+        "diabetes_progression", bunch, num_train, num_test, task="binary", class_names=("lower", "higher")
+    )
+
+
 def _table(
     name: str,
     bunch: Any,
@@ -85,36 +101,13 @@ def _table(
     task: Task,
     class_names: tuple[str, ...] | None,
 ) -> DataSplits:
-    features, target = bunch.data.astype(np.float64), bunch.target.astype(np.float64)[:, None]
-    all_train, _ = _split(name, len(target), None, None)
-    kept_train, kept_test = _split(name, len(target), num_train, num_test)
-    mean, std = features[all_train].mean(0), features[all_train].std(0)
-    inputs = _float32((features - mean) / std)
-    scaled = target
-    if task == "regression":
-        scaled = (target - target[all_train].mean()) / target[all_train].std()
-    targets = _float32(scaled)
-    return DataSplits(
-        name=name,
-        train=TensorDataset(inputs[kept_train], targets[kept_train]),
-        test=TensorDataset(inputs[kept_test], targets[kept_test]),
-        input_shape=(features.shape[1],),
-        num_outputs=1,
+    return table_splits(
+        name,
+        bunch.data,
+        bunch.target[:, None],
+        num_train=num_train,
+        num_test=num_test,
+        test_fraction=TEST_FRACTION,
         task=task,
         class_names=class_names,
-        checksum=checksum(features[kept_train], target[kept_train], features[kept_test], target[kept_test]),
-        mean=tuple(mean.tolist()),
-        std=tuple(std.tolist()),
     )
-
-
-def _split(name: str, size: int, num_train: int | None, num_test: int | None) -> tuple[np.ndarray, np.ndarray]:
-    order = fixed_permutation(size)
-    train, test = np.split(order, [round(size * (1 - TEST_FRACTION))])
-    kept_train = leading(num_train, len(train), setting="num_train", name=name)
-    kept_test = leading(num_test, len(test), setting="num_test", name=name)
-    return train[:kept_train], test[:kept_test]
-
-
-def _float32(values: np.ndarray) -> Tensor:
-    return torch.from_numpy(values.astype(np.float32))

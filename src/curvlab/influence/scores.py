@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from curvlab.curvature import Batches, Data, GaussNewtonOperator
 from curvlab.influence.example_derivatives import Measurement, directional_derivatives, per_example_gradients
 from curvlab.linalg import identity
-from curvlab.solvers import Solution, Solver, default_solver
+from curvlab.solvers import Solution, Solver, TrainingFilter, default_solver
+from curvlab.training import RunLength, TrainingHistory, TrainingRun
 
 
 @dataclass(frozen=True)
@@ -20,7 +21,7 @@ class Influence:
 
     Attributes:
         scores: (num_test, num_points).
-        solution: of (G + damping I) X = B; residual per right-hand side.
+        solution: of (G + damping I) X = B, or what the filter gives; residual per right-hand side.
         solved_for: which side's gradients B holds: the smaller one.
     """
 
@@ -36,7 +37,9 @@ def influence_scores(
     test: Data,
     *,
     points: Data | None = None,
-    damping: float,
+    damping: float | None = None,
+    run: TrainingHistory | RunLength | TrainingRun | None = None,
+    filtered: bool = False,
     solver: Solver | None = None,
     rtol: float | None = None,
     measurement: Measurement | None = None,
@@ -50,6 +53,8 @@ def influence_scores(
         test,
         points=points,
         damping=damping,
+        run=run,
+        filtered=filtered,
         solver=solver,
         rtol=rtol,
         measurement=measurement,
@@ -64,7 +69,9 @@ def influence(
     test: Data,
     *,
     points: Data | None = None,
-    damping: float,
+    damping: float | None = None,
+    run: TrainingHistory | RunLength | TrainingRun | None = None,
+    filtered: bool = False,
     solver: Solver | None = None,
     rtol: float | None = None,
     measurement: Measurement | None = None,
@@ -83,10 +90,15 @@ def influence(
         train: data whose mean Gauss-Newton matrix is G.
         test: examples that are measured.
         points: training examples whose influence is asked for; `train` by default.
-        damping: added to G once; positive.
+        damping: added to G once; positive. Or
+        run: the training that led to `model`, by SGD: what `train` returned, or RunLength with the learning rates,
+            momentum and weight decay of a loop of one's own. The damping is then weight decay + 1 / (ηT), with
+            η / (1 - momentum) for η: curvature that a run of that length cannot resolve.
+        filtered: with `run`, the filter (1 - e^{-ηTμ}) / μ of the run itself (`TrainingFilter`) in the place of
+            the damped inverse 1 / (μ + damping) that imitates it.
         solver: any of curvlab.solvers; by default `default_solver`, which takes all right-hand sides together, and
             states its memory.
-        rtol: residual of the default solver, 1e-2; with a `solver`, it has its own.
+        rtol: residual of the default solver, or of the filter, 1e-2; with a `solver`, it has its own.
         measurement: (outputs, targets) -> (N,), one number for each test example.
         batch_size: examples at a time.
         generator: of the solver's random numbers; by default seeded with 0 for every call.
@@ -94,13 +106,11 @@ def influence(
     One system is solved for each example of the smaller side; the other side costs one directional derivative a
     system and no per-example gradients. A warning tells when the solver did not converge.
     """
-    if not damping > 0:
-        raise ValueError(
-            f"damping must be positive, got {damping}: the Gauss-Newton matrix of a network is singular. "
-            "The paper takes about lambda_max / 54."
-        )
+    damping, time = _curvature_added(damping, run, filtered=filtered)
     if solver is not None and rtol is not None:
         raise ValueError("rtol is that of the default solver: give it to the solver instead.")
+    if solver is not None and filtered:
+        raise ValueError("filtered=True has a solver of its own, TrainingFilter: leave one of the two out.")
     op = GaussNewtonOperator(model, loss, train, batch_size=batch_size)
     sources = train if points is None else points
 
@@ -112,8 +122,11 @@ def influence(
         rhs = per_example_gradients(model, loss, sources)
     else:
         rhs = per_example_gradients(model, loss, test, measurement=measurement)
-    if solver is None:
-        solver = default_solver(op.shape[0], len(rhs), rtol=1e-2 if rtol is None else rtol)
+    rtol = 1e-2 if rtol is None else rtol
+    if time is not None:
+        solver = TrainingFilter(time, rtol=rtol)
+    elif solver is None:
+        solver = default_solver(op.shape[0], len(rhs), rtol=rtol)
     if generator is None:
         generator = torch.Generator(op.device).manual_seed(0)
     solution = solver.solve(op + damping * identity, rhs.T, generator=generator)
@@ -131,3 +144,25 @@ def influence(
             stacklevel=2,
         )
     return Influence(scores=scores, solution=solution, solved_for="points" if by_point else "test")
+
+
+def _curvature_added(
+    damping: float | None, run: TrainingHistory | RunLength | TrainingRun | None, *, filtered: bool
+) -> tuple[float, float | None]:
+    """Return what is added to G, and the time of the filter; None for the damped inverse."""
+    if (damping is None) == (run is None):
+        raise ValueError(
+            "give either damping, or the run that trained the model (what curvlab.training.train returned, or "
+            "RunLength), which sets it to 1 / (learning rate x steps)"
+        )
+    if run is not None:
+        length = RunLength.of(run)
+        return (length.weight_decay, length.time) if filtered else (length.damping, None)
+    if filtered:
+        raise ValueError("filtered=True needs the run whose filter it is: pass run instead of damping")
+    if damping is None or not damping > 0:
+        raise ValueError(
+            f"damping must be positive, got {damping}: the Gauss-Newton matrix of a network is singular. "
+            "The paper takes about lambda_max / 54, and `run` sets it by the length of the training."
+        )
+    return damping, None

@@ -18,7 +18,7 @@ class MLP(nn.Module):
         input_shape: of one input; flattened first.
         num_outputs: classes, or 1 for a binary or regression task.
         hidden_sizes: width of each hidden layer; empty for a linear model.
-        activation: relu, tanh or gelu.
+        activation: relu, tanh, gelu or sigmoid.
     """
 
     def __init__(

@@ -45,26 +45,40 @@ class BasicBlock(nn.Module):
 
 
 class ResNet20(nn.Module):
-    """ResNet-20 for small images: 3 stages of 3 blocks with 16, 32, 64 channels, option A shortcuts.
+    """ResNet-20 for small images: 3 stages of n = 3 blocks with w, 2w, 4w channels, option A shortcuts.
 
-    269,722 parameters for (3, 32, 32) and ten classes; 268,336 without batch norm and biases.
+    w = 16: 269,722 parameters for (3, 32, 32) and ten classes; 268,336 without batch norm and biases.
 
     Args:
         input_shape: (C, H, W), H and W at least 8.
         num_outputs: classes.
+        width: w, even.
+        num_blocks: n of each stage; the network has 6n + 2 layers: ResNet-8 for 1.
         weights: checkpoint to load, e.g. `<data root>/weights/resnet20-12fca82f.th` (CIFAR-10, inputs
             normalised by ImageNet's mean and std), downloaded when missing; None for Kaiming initialisation.
     """
 
-    def __init__(self, input_shape: Sequence[int], num_outputs: int, *, weights: str | Path | None = None) -> None:
+    def __init__(
+        self,
+        input_shape: Sequence[int],
+        num_outputs: int,
+        *,
+        width: int = 16,
+        num_blocks: int = 3,
+        weights: str | Path | None = None,
+    ) -> None:
         super().__init__()
+        if width < 2 or width % 2:
+            raise ValueError(f"width must be even and at least 2, got {width}: shortcuts pad both sides alike")
+        if num_blocks < 1:
+            raise ValueError(f"num_blocks must be at least 1, got {num_blocks}")
         channels, _, _ = image_shape("ResNet20", input_shape, min_size=8)
-        self.conv1 = nn.Conv2d(channels, 16, 3, padding=1, bias=False)
-        self.bn1 = nn.BatchNorm2d(16)
-        self.layer1 = _stage(16, 16, stride=1)
-        self.layer2 = _stage(16, 32, stride=2)
-        self.layer3 = _stage(32, 64, stride=2)
-        self.linear = nn.Linear(64, num_outputs)
+        self.conv1 = nn.Conv2d(channels, width, 3, padding=1, bias=False)
+        self.bn1 = nn.BatchNorm2d(width)
+        self.layer1 = _stage(width, width, num_blocks, stride=1)
+        self.layer2 = _stage(width, 2 * width, num_blocks, stride=2)
+        self.layer3 = _stage(2 * width, 4 * width, num_blocks, stride=2)
+        self.linear = nn.Linear(4 * width, num_outputs)
         for module in self.modules():
             if isinstance(module, nn.Conv2d | nn.Linear):
                 nn.init.kaiming_normal_(module.weight)
@@ -80,9 +94,7 @@ class ResNet20(nn.Module):
         return self.linear(outputs.mean((2, 3)))
 
 
-def _stage(in_channels: int, out_channels: int, *, stride: int) -> nn.Sequential:
-    return nn.Sequential(
-        BasicBlock(in_channels, out_channels, stride=stride),
-        BasicBlock(out_channels, out_channels, stride=1),
-        BasicBlock(out_channels, out_channels, stride=1),
-    )
+def _stage(in_channels: int, out_channels: int, num_blocks: int, *, stride: int) -> nn.Sequential:
+    first = BasicBlock(in_channels, out_channels, stride=stride)
+    others = [BasicBlock(out_channels, out_channels, stride=1) for _ in range(num_blocks - 1)]
+    return nn.Sequential(first, *others)

@@ -59,7 +59,7 @@ class Ginger(LowRankOptimizer):
     the repair leaves Bᵀ C B as it is. With B in single precision, a gradient within the rows but for 1e-7 of its
     length has a direction wrong by up to 1e-7 ‖∇L‖/γ.
 
-    Cost: update 10 Pτ flops (about 7 passes over B; BBᵀ is 2 Pτ more on average), τ³ on the host and one wait for
+    Cost: update 12 Pτ flops (about 7 passes over B; BBᵀ is 2 Pτ more on average), τ³ on the host and one wait for
     the device; step 4 Pτ flops and one wait. Memory: (τ + 1) P numbers with momentum, else τP; 2 P temporary.
     State of a parameter: "rows", "momentum", "step"; the first of each block also "core" (C), "num_rows_used",
     "num_updates".

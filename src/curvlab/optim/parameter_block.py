@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-_CHUNK = 2**16  # columns that are held in double precision at a time
+_CHUNK = 2**18  # numbers that are held in double precision at a time
 
 Pieces = dict[Tensor, Tensor]  # parameter -> its part of a vector, (numel,), in the block's dtype
 
@@ -133,7 +133,8 @@ class ParameterBlock:
 
     def _chunks(self) -> list[Tensor]:
         found = [self.rows(parameter) for parameter in self.parameters]
-        return [chunk for rows in found if rows is not None for chunk in rows.split(_CHUNK, dim=1)]
+        columns = max(1, _CHUNK // self.num_rows)
+        return [chunk for rows in found if rows is not None for chunk in rows.split(columns, dim=1)]
 
 
 def norm(pieces: Pieces) -> Tensor:

@@ -71,6 +71,10 @@ def write_png(drawing: Figure, path: Path) -> None:
     """Write a PNG of 110 dpi without date and version: the same figure gives the same bytes."""
     if path.suffix != ".png":
         raise ValueError(f"figures are written as PNG, got {path.name!r}; name it {path.stem}.png.")
+    drawing.set_dpi(_DPI)
+    if (engine := drawing.get_layout_engine()) is not None:
+        engine.execute(drawing)
+        drawing.set_layout_engine(None)  # savefig would draw all twice, for a layout that is there
     buffer = io.BytesIO()
     drawing.savefig(buffer, format="png", dpi=_DPI, metadata={"Software": None})
     write_atomically(path, buffer.getvalue())
@@ -86,6 +90,14 @@ def readable_log(axis: Axis) -> None:
     axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if decades < 2.5 else (1.0,)))
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axis.set_minor_formatter(NullFormatter())
+
+
+def measured(
+    ax: Axes, x: ArrayLike, y: ArrayLike, stderr: ArrayLike, *, color: str, marker: str = "o", label: str = ""
+) -> None:
+    """Draw points with error bars of 95 %, 1.96 standard errors up and down."""
+    bars = 1.96 * np.asarray(stderr, dtype=np.float64)
+    ax.errorbar(x, y, yerr=bars, color=color, marker=marker, markersize=4, linestyle="none", label=label)
 
 
 def identity_line(ax: Axes) -> None:

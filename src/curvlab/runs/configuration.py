@@ -16,7 +16,7 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
 from curvlab.runs.command import Command
-from curvlab.runs.overrides import ConfigurationError, check_overrides
+from curvlab.runs.overrides import ConfigurationError, checked_config
 
 VERSION_BASE = "1.3"
 _EXIT_USAGE = 2
@@ -90,8 +90,7 @@ def load_config(entry: Entry, overrides: Sequence[str] = ()) -> DictConfig:
     """
     with _initialized(entry.folder):
         given = entry.expand(entry.config_name, overrides)
-        check_overrides(entry.config_name, list(given))
-        cfg = hydra.compose(entry.config_name, list(given))
+        cfg = checked_config(entry.config_name, list(given))
     return entry.command(given, list(given)).attach(cfg)
 
 
@@ -111,7 +110,7 @@ def _check_command_line(entry: Entry) -> dict[str, str]:
     config_name = arguments.config_name or entry.config_name
     with _initialized(entry.folder):
         given = entry.expand(config_name, arguments.overrides)
-        check_overrides(config_name, list(given), multirun=arguments.multirun)
+        checked_config(config_name, list(given), multirun=arguments.multirun)
     options = [argument for argument in sys.argv[1:] if argument not in arguments.overrides]
     sys.argv[1:] = [*options, *given]
     return given

@@ -12,7 +12,14 @@ from pathlib import Path
 from typing import Any
 
 # They keep, describe and show numbers, and make none: a change in them makes no result stale.
-BOOKKEEPING = ("curvlab.runs", "curvlab.reporting", "curvlab.atomic_file", "experiments.target")
+BOOKKEEPING = (
+    "curvlab.runs",
+    "curvlab.reporting",
+    "curvlab.atomic_file",
+    "curvlab.checkpoint",
+    "curvlab.tensor_file",
+    "experiments.target",
+)
 _LENGTH = 16
 _UNREADABLE = "no source file"
 

@@ -11,6 +11,9 @@ from curvlab.runs.provenance import Commit, versions
 
 Origin = dict[str, Any]
 
+_SUMMED = ("count", "seconds")
+_fingerprint = lru_cache(maxsize=None)(fingerprint)
+
 
 def origin_of(
     name: str,
@@ -60,7 +63,3 @@ def grouped(origins: Iterable[Origin]) -> list[Origin]:
 def is_stale(origin: Mapping[str, Any]) -> bool:
     """Return whether the code of a unit has changed since it was computed."""
     return bool(_fingerprint(tuple(origin["roots"])) != origin["fingerprint"])
-
-
-_SUMMED = ("count", "seconds")
-_fingerprint = lru_cache(maxsize=None)(fingerprint)

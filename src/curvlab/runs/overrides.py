@@ -24,10 +24,16 @@ class ConfigurationError(ValueError):
     """The command line asks for something that does not exist; the text says what does."""
 
 
-def check_overrides(config_name: str, overrides: Sequence[str], *, multirun: bool = False) -> None:
-    """Check overrides against the composed config, in every combination of swept config groups.
+def checked_config(config_name: str, overrides: Sequence[str], *, multirun: bool = False) -> DictConfig:
+    """Return the config that overrides give, after checking them in every combination of swept config groups.
 
-    Needs an initialised Hydra. Cost: two compositions per combination, one without values of keys.
+    Needs an initialised Hydra. Cost: one composition per combination; a second one where a key is added or where
+    Hydra refuses, since its own words name no key that was meant.
+
+    Args:
+        config_name: primary config.
+        overrides: as on the command line.
+        multirun: whether they may sweep; then the config is that of the last combination.
 
     Raises:
         ConfigurationError: with the key or value that is wrong, the nearest valid name and the valid ones.
@@ -40,12 +46,29 @@ def check_overrides(config_name: str, overrides: Sequence[str], *, multirun: boo
     for override in in_group:
         _check_choice(override, loader)
     first_values = [line for override in in_config for line in itertools.islice(_lines(override, multirun), 1)]
-    for choices in itertools.product(*[list(_lines(override, multirun)) for override in in_group]):
-        config = _compose(config_name, choices, loader)
-        for override in in_config:
-            _check_key(override, config, loader)
-        if first_values:
-            _compose(config_name, [*choices, *first_values], loader)
+    added = any(override.is_add() or override.is_force_add() for override in in_config)
+    combinations = list(itertools.product(*[list(_lines(override, multirun)) for override in in_group]))
+    for choices in combinations or [()]:  # none when a group is given an interval, which Hydra refuses later
+        try:
+            config = compose(config_name, [*choices, *first_values])
+        except (HydraException, OmegaConfBaseException) as error:
+            _check_keys(in_config, config_name, choices, loader)
+            _explain(str(error), config_name, loader)
+        if added:
+            _check_keys(in_config, config_name, choices, loader)
+    return config
+
+
+def _check_keys(
+    overrides: Sequence[Override], config_name: str, choices: Sequence[str], loader: ConfigLoader
+) -> None:
+    """Check that the config of `choices` alone has the keys that `overrides` set."""
+    try:
+        config = OmegaConf.to_container(compose(config_name, list(choices), return_hydra_config=True))
+    except (HydraException, OmegaConfBaseException) as error:
+        _explain(str(error), config_name, loader)
+    for override in overrides:
+        _check_key(override, config, loader)  # type: ignore[arg-type]  # a DictConfig gives a dict
 
 
 def _parse(parser: OverridesParser, line: str) -> Override:
@@ -125,14 +148,6 @@ def _dotted(config: dict[str, Any], prefix: str = "") -> Iterator[str]:
 def _suggestion(name: str, known: Iterable[str]) -> str:
     near = difflib.get_close_matches(name, sorted(known), n=1, cutoff=_NEAR)
     return f"; did you mean {near[0]!r}?" if near else "."
-
-
-def _compose(config_name: str, overrides: Sequence[str], loader: ConfigLoader) -> dict[str, Any]:
-    try:
-        config = compose(config_name, list(overrides), return_hydra_config=True)
-    except (HydraException, OmegaConfBaseException) as error:
-        _explain(str(error), config_name, loader)
-    return OmegaConf.to_container(config, resolve=False)  # type: ignore[return-value]  # a DictConfig gives a dict
 
 
 def _explain(message: str, config_name: str, loader: ConfigLoader) -> NoReturn:

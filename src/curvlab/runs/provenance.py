@@ -80,7 +80,7 @@ def provenance(
         cfg: the config, with the command that `Command.attach` put there.
         key: the target's key, e.g. "lissa/fig1".
         title: one line for the report.
-        assembled: commit and clean of the source tree that made tables of the units, and what code that was.
+        assembled: of the code that made tables of the units: commit, whether the tree was clean, fingerprint.
         units: origins of the units of work, with their counts: the commits that computed the numbers.
         num_units: units that the experiment asked for, without those inside others.
         settings: name, ours and paper.

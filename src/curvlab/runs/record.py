@@ -1,4 +1,4 @@
-"""run.json: read, and told apart from the tables who judged and drew."""
+"""run.json: how it is read, and how judging and drawing sign it."""
 
 from __future__ import annotations
 

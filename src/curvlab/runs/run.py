@@ -111,7 +111,14 @@ class Run:
         return torch.Generator().manual_seed(seed)
 
     def unit(
-        self, name: str, config: Mapping[str, Any], compute: Callable[[], dict[str, Any]], *, version: int
+        self,
+        name: str,
+        config: Mapping[str, Any],
+        compute: Callable[..., dict[str, Any]],
+        *,
+        version: int,
+        about: str = "",
+        resumes: bool = False,
     ) -> dict[str, Any]:
         """Return a unit of work from the store, or compute and store it together with its origin.
 
@@ -122,41 +129,47 @@ class Run:
                 inside are counted again when the unit is found in the store.
             version: of the meaning of `config` and of the code: raise it when a change must not reuse what was
                 stored before. Changes that nobody thought of are found by `make stale`.
+            about: what it does, for the terminal: "training mlp-digits, seed 2"; the name unless given.
+            resumes: `compute` is called with a folder for its checkpoints, its own while it runs. What a killed
+                process left there is found by the next one, unless the code, the packages' versions or the device
+                have changed since.
         """
         config = {"seed": self.cfg.seed, **plain(config)}
+        key = {"version": version, "config": config}
         misses = self.store.misses
 
         def counted() -> dict[str, Any]:
             before, first = self._num_matvecs, len(self._origins)
-            self._announce(name, stored=False)
+            origin = origin_of(
+                name, version, compute, config, commit=self._commit, device=device_name(self.device)
+            )
+            made_by = {part: origin[part] for part in ("fingerprint", "versions", "device")}
+            folder = [self.store.unfinished(name, key, made_by=made_by)] if resumes else []
+            resumed = resumes and folder[0].exists()
+            self._announce(about or name, resumed=resumed)
             began = time.process_time()
             self._depth += 1
             try:
-                payload = named_results(compute(), name)
+                payload = named_results(compute(*folder), name)
             finally:
                 self._depth -= 1
             added, self._num_matvecs = self._num_matvecs - before, before
             inner, self._origins[first:] = self._origins[first:], []
             seconds = time.process_time() - began - sum(origin["seconds"] for origin in inner)
-            origin = origin_of(
-                name, version, compute, config, commit=self._commit, device=device_name(self.device)
-            )
-            return {
-                "payload": payload,
-                "num_matvecs": added,
-                "origins": grouped([*inner, origin | {"seconds": max(seconds, 0.0)}]),
-            }
+            # What a killed process spent and counted is not known.
+            origin |= {"seconds": max(seconds, 0.0)} | ({"resumed": True} if resumed else {})
+            return {"payload": payload, "num_matvecs": added, "origins": grouped([*inner, origin])}
 
-        entry = self.store.get_or_compute(name, {"version": version, "config": config}, counted)
+        entry = self.store.get_or_compute(name, key, counted)
         if self.store.misses == misses:
-            self._announce(name, stored=True)
+            self._announce(about or name, stored=True)
         self.add_matvecs(entry["num_matvecs"])
         self._origins.extend(entry["origins"])
         return entry["payload"]
 
-    def _announce(self, name: str, *, stored: bool) -> None:
+    def _announce(self, work: str, *, stored: bool = False, resumed: bool = False) -> None:
         if self._depth == 0:
-            self.status.unit(name, stored=stored)
+            self.status.unit(work, stored=stored, resumed=resumed)
 
     def progress(self, iterable: Iterable[Any] | int, description: str) -> tqdm:
         """Return a progress bar on stderr, over an iterable or, for `update`, up to a total.

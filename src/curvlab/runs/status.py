@@ -7,7 +7,7 @@ import time
 
 from tqdm.auto import tqdm
 
-_SECONDS_BETWEEN_EQUAL_LINES = 2.0
+_SECONDS_BETWEEN_STORED_UNITS = 2.0
 
 
 class Status:
@@ -24,7 +24,6 @@ class Status:
         self.silent = silent
         self.num_expected = num_expected
         self.num_units = 0
-        self._last_name = ""
         self._last_time = 0.0
 
     def say(self, work: str) -> None:
@@ -34,11 +33,11 @@ class Status:
             sys.stderr.flush()
         self._last_time = time.monotonic()
 
-    def unit(self, name: str, *, stored: bool) -> None:
-        """Count a unit of work; print a line when its name is new, or two seconds after the last line."""
+    def unit(self, work: str, *, stored: bool = False, resumed: bool = False) -> None:
+        """Count a unit of work, and print a line about it; about one found in the store, every two seconds."""
         self.num_units += 1
-        changed = name != self._last_name
-        if changed or time.monotonic() - self._last_time > _SECONDS_BETWEEN_EQUAL_LINES:
-            expected = f" of about {self.num_expected}" if self.num_expected else ""
-            self.say(f"unit {self.num_units}{expected}: {name}{' (stored)' if stored else ''}")
-            self._last_name = name
+        if stored and time.monotonic() - self._last_time < _SECONDS_BETWEEN_STORED_UNITS:
+            return
+        expected = f" of about {self.num_expected}" if self.num_expected else ""
+        state = ", stored" if stored else ", resumed" if resumed else ""
+        self.say(f"{work} (unit {self.num_units}{expected}{state})")

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
-import io
 import json
 import logging
-import pickle
 import re
+import shutil
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -20,17 +18,15 @@ from torch import Tensor
 
 from curvlab.atomic_file import remove_stale, write_atomically
 from curvlab.runs.canonical import digest, plain, text_key
+from curvlab.tensor_file import DamagedFileError, decode, encode
 
-_MAGIC = "curvlab-store-2"
+_FORMAT = "curvlab-store-2"
+_UNFINISHED = ".unfinished"
 _LOG = logging.getLogger(__name__)
 
 
 class StoreWarning(UserWarning):
     """An entry of the store cannot be trusted and is computed again."""
-
-
-class _DamagedError(Exception):
-    """An entry that is there but not what was written; the text says what is wrong."""
 
 
 class Store:
@@ -39,7 +35,8 @@ class Store:
     An entry is <root>/<name>/<key>.pt, beside it <key>.json with the config to read. Its first line holds the
     key and the sha256 of the rest, so a damaged or a foreign file is noticed. Entries are written atomically
     under a lock of their own, which the operating system releases when the process dies: `kill -9` at any
-    moment costs the unit at work, and of two processes the second waits for the first.
+    moment costs the unit at work, and of two processes the second waits for the first. A long unit may keep what
+    it has so far in a folder of its own, see `unfinished`.
 
     The key knows the config, not the code: `Run.unit` puts a version into it and keeps a fingerprint of the code.
     Leave out of it what does not change the numbers (folders, progress, device).
@@ -81,6 +78,23 @@ class Store:
         self.hits += 1
         return entry["payload"]
 
+    def unfinished(self, name: str, config: Mapping[str, Any], made_by: Mapping[str, Any]) -> Path:
+        """Return a folder for checkpoints of this unit, for its `compute`, which alone holds the unit's lock.
+
+        It does not exist until something is written there, survives a kill, and goes when the unit is stored.
+
+        Args:
+            name: of the unit.
+            config: likewise.
+            made_by: code, versions, ...: what another maker has left is removed; with `force`, all is.
+        """
+        place = self._path(name, config).with_suffix(_UNFINISHED)
+        own = place / digest(made_by, where="made_by")[:16]
+        for folder in place.glob("*"):
+            if folder != own or self.force:
+                shutil.rmtree(folder)
+        return own
+
     def _must_compute(self, path: Path) -> bool:
         return self.force and path not in self._computed
 
@@ -88,13 +102,14 @@ class Store:
         self, path: Path, name: str, config: Mapping[str, Any], compute: Callable[[], dict[str, Any]]
     ) -> dict[str, Any]:
         entry = {"payload": _storable(named_results(compute(), name), name)}
-        content = _encode(entry, path.stem)
+        content = encode(entry, _header(path))
         described = json.dumps({"name": name, "config": plain(config)}, indent=2, sort_keys=True) + "\n"
         write_atomically(path.with_suffix(".json"), described.encode())
         write_atomically(path, content)
+        shutil.rmtree(path.with_suffix(_UNFINISHED), ignore_errors=True)
         self.misses += 1
         self._computed.add(path)
-        return _decode(content, path.stem)["payload"]
+        return decode(content, _header(path))["payload"]
 
     def _path(self, name: str, config: Mapping[str, Any]) -> Path:
         parts = [re.sub(r"[^\w.=-]", "-", part) for part in name.split("/")]
@@ -105,10 +120,10 @@ class Store:
     def _read(self, path: Path, *, quiet: bool = False) -> dict[str, Any] | None:
         """Return the entry, or None when there is none or when it cannot be trusted."""
         try:
-            return _decode(path.read_bytes(), path.stem)
+            return decode(path.read_bytes(), _header(path))
         except (FileNotFoundError, NotADirectoryError):
             return None
-        except _DamagedError as damage:
+        except DamagedFileError as damage:
             if not quiet:
                 message = f"stored unit {path} is damaged ({damage}); it is not used but computed again."
                 warnings.warn(message, StoreWarning, stacklevel=4)
@@ -159,23 +174,5 @@ def _storable(value: Any, where: str) -> Any:
         ) from error
 
 
-def _encode(entry: dict[str, Any], key: str) -> bytes:
-    buffer = io.BytesIO()
-    torch.save(entry, buffer)
-    body = buffer.getvalue()
-    return f"{_MAGIC} {key} {hashlib.sha256(body).hexdigest()}\n".encode() + body
-
-
-def _decode(content: bytes, key: str) -> dict[str, Any]:
-    header, _, body = content.partition(b"\n")
-    fields = header.decode("ascii", errors="replace").split(" ")
-    if len(fields) != 3 or fields[0] != _MAGIC:
-        raise _DamagedError("its first line is not one of this store")
-    if fields[1] != key:
-        raise _DamagedError("it belongs to another config")
-    if fields[2] != hashlib.sha256(body).hexdigest():
-        raise _DamagedError("its checksum is wrong")
-    try:
-        return torch.load(io.BytesIO(body), weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, KeyError) as error:
-        raise _DamagedError(f"it does not load: {type(error).__name__}") from None
+def _header(path: Path) -> str:
+    return f"{_FORMAT} {path.stem}"

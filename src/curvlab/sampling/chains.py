@@ -74,7 +74,7 @@ def run_chains(
             step = state.num_steps
             state, info = own.step(state)
             rows[0, :, step], rows[1, :, step] = info.losses, info.start_losses
-            if checkpoints is not None and checkpoints.due(chunk, state.num_steps, num_steps):
+            if checkpoints is not None and checkpoints.due(chunk, state.num_steps):
                 checkpoints.save(chunk, state, rows[:, :, : state.num_steps])
             if on_step is not None:
                 on_step(len(chunk))

@@ -9,8 +9,8 @@ from typing import Any
 
 from torch import Tensor
 
+from curvlab.checkpoint import Checkpoint
 from curvlab.sampling.sgld import Draws, SGLDState
-from curvlab.training import Checkpoint
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class ChainCheckpoints:
     """
 
     def __init__(
-        self, folder: str | Path, settings: Mapping[str, Any], *, num_chains: int, every: int = 200
+        self, folder: str | Path, settings: Mapping[str, Any], *, num_chains: int, every: int | None = None
     ) -> None:
         paths = [Path(folder) / f"chain_{chain:04d}.pt" for chain in range(num_chains)]
         self._files = [Checkpoint(path, settings, every=every) for path in paths]
@@ -61,9 +61,9 @@ class ChainCheckpoints:
             num_steps=state["traces"].shape[1],
         )
 
-    def due(self, chains: Sequence[int], num_steps: int, last: int) -> bool:
+    def due(self, chains: Sequence[int], num_steps: int) -> bool:
         """Return whether these chains, which move together, are saved after this step."""
-        return num_steps == last or self._files[chains[0]].due(num_steps)
+        return self._files[chains[0]].due(num_steps)
 
     def save(self, chains: Sequence[int], state: SGLDState, traces: Tensor) -> None:
         """Write the chains with these numbers, the rows of `state`; `traces` (2, C, steps taken)."""

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import torch
 from torch import nn
 
+from curvlab.checkpoint import fingerprint
 from curvlab.curvature import Data
 from curvlab.sampling.chains import run_chains
 from curvlab.sampling.checkpoint import ChainCheckpoints
 from curvlab.sampling.learning_coefficient import LLC, summarise
 from curvlab.sampling.sgld import SGLD
-from curvlab.training import EnsembleLosses, fingerprint
+from curvlab.training import EnsembleLosses
 from curvlab.training.mean_loss import Loss
 
 
@@ -33,7 +35,7 @@ def estimate_llc(
     steps_per_draw: int = 1,
     chunk_size: int | None = None,
     checkpoint: str | Path | None = None,
-    checkpoint_every: int = 200,
+    checkpoint_every: int | None = None,
     on_step: Callable[[int], None] | None = None,
     generator: torch.Generator,
 ) -> LLC:
@@ -57,9 +59,9 @@ def estimate_llc(
         steps_per_draw: a draw is the mean of so many steps' losses.
         chunk_size: chains computed at once, None: chosen (see `run_chains`). The result is the same for any, to
             rounding.
-        checkpoint: folder where chains are kept every `checkpoint_every` steps; the same call resumes there
-            and ends at the same numbers. With more `num_draws` it goes on where the shorter one ended.
-        checkpoint_every: steps.
+        checkpoint: folder where chains are kept, saved every minute; the same call resumes there and ends at the
+            same numbers. With more `num_draws` it goes on from the last save of the shorter one.
+        checkpoint_every: save after so many steps, too.
         on_step: progress, see `run_chains`.
         generator: seeds the chains' generators; its state alone decides the result.
 
@@ -84,9 +86,9 @@ def estimate_llc(
             "localization": localization,
             "batch_size": batch_size,
             "first_seed": seeds[0],
-            "parameters": fingerprint(losses.start),
-            "losses of the data": fingerprint(losses.start_losses),
-            "data": fingerprint(*losses.fixed_tensors()),
+            "parameters": fingerprint([losses.start]),
+            "losses of the data": fingerprint([losses.start_losses]),
+            "data": cache(lambda: fingerprint(losses.fixed_tensors())),
         }
         checkpoints = ChainCheckpoints(checkpoint, settings, num_chains=num_chains, every=checkpoint_every)
     num_steps = num_burnin_steps + num_draws * steps_per_draw

@@ -1,4 +1,4 @@
-"""Inverse products: x = A⁻¹ b for an operator that already carries its damping."""
+"""Inverse products: x = A⁻¹ b for an operator that already carries its damping; the filter of a training run."""
 
 from curvlab.solvers.block_conjugate_gradient import BlockConjugateGradient
 from curvlab.solvers.chebyshev import Chebyshev
@@ -7,10 +7,12 @@ from curvlab.solvers.default import default_solver
 from curvlab.solvers.direct import Direct
 from curvlab.solvers.hyperparameters import LissaHyperparameters, lissa_hyperparameters
 from curvlab.solvers.lissa import DivergenceError, Lissa
+from curvlab.solvers.minimum_residual import MinimumResidual
 from curvlab.solvers.preconditioners import Ekfac, Nystrom
 from curvlab.solvers.recipe import LissaRecipe, measure_constant, measure_recipe
 from curvlab.solvers.solution import Solution
 from curvlab.solvers.solver import IndefiniteOperatorError, Solver
+from curvlab.solvers.training_filter import TrainingFilter
 
 __all__ = [
     "BlockConjugateGradient",
@@ -23,9 +25,11 @@ __all__ = [
     "Lissa",
     "LissaHyperparameters",
     "LissaRecipe",
+    "MinimumResidual",
     "Nystrom",
     "Solution",
     "Solver",
+    "TrainingFilter",
     "default_solver",
     "lissa_hyperparameters",
     "measure_constant",

@@ -17,6 +17,7 @@ from curvlab.solvers.solver import (
     IndefiniteOperatorError,
     check_definite,
     check_right_hand_side,
+    check_stopping,
 )
 from curvlab.spectrum.probes import checked_product, describe
 
@@ -53,10 +54,7 @@ class BlockConjugateGradient:
     monitor: Monitor | None = None
 
     def __post_init__(self) -> None:
-        if not 0 < self.rtol < 1:
-            raise ValueError(f"rtol must be between 0 and 1, got {self.rtol}: it is ‖b - A x‖ / ‖b‖")
-        if self.max_steps is not None and self.max_steps < 1:
-            raise ValueError(f"max_steps must be at least 1, got {self.max_steps}")
+        check_stopping(self.rtol, self.max_steps)
 
     def solve(self, operator: LinearOperator, b: Tensor, *, generator: torch.Generator | None = None) -> Solution:
         """Return x with A x ≈ b for b (P,) or (P, K); the generator is for a preconditioner that is built here."""

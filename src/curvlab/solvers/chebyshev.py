@@ -10,7 +10,7 @@ from torch import Tensor
 from curvlab.linalg import LinearOperator
 from curvlab.solvers.conjugate_gradient import Callback, Monitor
 from curvlab.solvers.solution import Solution, relative_norm
-from curvlab.solvers.solver import IndefiniteOperatorError, check_definite, check_right_hand_side
+from curvlab.solvers.solver import IndefiniteOperatorError, check_definite, check_right_hand_side, check_stopping
 from curvlab.spectrum import top_eigenvalues
 from curvlab.spectrum.probes import checked_product
 
@@ -44,10 +44,7 @@ class Chebyshev:
     monitor: Monitor | None = None
 
     def __post_init__(self) -> None:
-        if not 0 < self.rtol < 1:
-            raise ValueError(f"rtol must be between 0 and 1, got {self.rtol}: it is ‖b - A x‖ / ‖b‖")
-        if self.max_steps is not None and self.max_steps < 1:
-            raise ValueError(f"max_steps must be at least 1, got {self.max_steps}")
+        check_stopping(self.rtol, self.max_steps)
         if self.largest_eigenvalue is not None and self.largest_eigenvalue <= 0:
             raise ValueError(f"largest_eigenvalue must be positive, got {self.largest_eigenvalue}")
 

@@ -17,6 +17,7 @@ from curvlab.solvers.solver import (
     check_definite,
     check_finite,
     check_right_hand_side,
+    check_stopping,
 )
 from curvlab.spectrum.probes import describe
 
@@ -52,10 +53,7 @@ class ConjugateGradient:
     monitor: Monitor | None = None
 
     def __post_init__(self) -> None:
-        if not 0 < self.rtol < 1:
-            raise ValueError(f"rtol must be between 0 and 1, got {self.rtol}: it is ‖b - A x‖ / ‖b‖")
-        if self.max_steps is not None and self.max_steps < 1:
-            raise ValueError(f"max_steps must be at least 1, got {self.max_steps}")
+        check_stopping(self.rtol, self.max_steps)
 
     def solve(
         self,

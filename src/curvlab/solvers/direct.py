@@ -20,7 +20,9 @@ class Direct:
     Args:
         max_size: refuse operators larger than this; the matrix takes P² numbers.
 
-    Cost: P products to build the matrix, P³/3 operations, one product a column for the residual.
+    The residual is that of the matrix as built, before it is made symmetric.
+
+    Cost: P products to build the matrix, P³/3 operations.
     """
 
     max_size: int = 5000
@@ -37,9 +39,9 @@ class Direct:
         dense = operator.to_dense()
         check_finite(dense, f"the matrix of {describe(operator)}")
         x = _solve_symmetric((dense + dense.T) / 2, columns, name=describe(operator))
-        residual = relative_norm(operator, columns - operator @ x, columns)
+        residual = relative_norm(operator, columns - dense @ x, columns)
         converged = bool((residual <= torch.finfo(operator.dtype).eps ** 0.5).all())
-        return Solution(x.reshape(b.shape), residual.reshape(b.shape[1:]), converged, size + columns.shape[1])
+        return Solution(x.reshape(b.shape), residual.reshape(b.shape[1:]), converged, size)
 
 
 def _solve_symmetric(matrix: Tensor, columns: Tensor, *, name: str) -> Tensor:

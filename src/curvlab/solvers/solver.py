@@ -30,6 +30,14 @@ class IndefiniteOperatorError(ValueError):
         )
 
 
+def check_stopping(rtol: float, max_steps: int | None) -> None:
+    """Refuse a relative residual or a number of steps that no iteration could end at."""
+    if not 0 < rtol < 1:
+        raise ValueError(f"rtol must be between 0 and 1, got {rtol}: it is ‖b - A x‖ / ‖b‖")
+    if max_steps is not None and max_steps < 1:
+        raise ValueError(f"max_steps must be at least 1, got {max_steps}")
+
+
 def check_right_hand_side(operator: LinearOperator, b: Tensor) -> Tensor:
     """Return b as (P, K), or raise a ValueError for a wrong length, dtype or device, or for NaN and inf."""
     operator.check_vectors(b)

@@ -1,8 +1,8 @@
 """Training and evaluation of networks: one loop, with steps, schedules and orders of batches to choose from."""
 
-from curvlab.training.batch_order import shuffled_batches
-from curvlab.training.checkpoint import Checkpoint, fingerprint
-from curvlab.training.ensemble import Ensemble, train_ensemble
+from curvlab.training.batch_order import BatchOrder, shuffled_batches
+from curvlab.training.ensemble import train_ensemble, weighted_gradient
+from curvlab.training.ensemble_descent import Ensemble, EnsembleGradient, descend
 from curvlab.training.ensemble_losses import EnsembleLosses
 from curvlab.training.evaluate import Evaluation, evaluate
 from curvlab.training.history import TrainingHistory
@@ -10,8 +10,10 @@ from curvlab.training.language import evaluate_language_model, train_language_mo
 from curvlab.training.loop import TrainingDivergedError
 from curvlab.training.mean_loss import MeanLoss
 from curvlab.training.minimize import Minimum, minimize
+from curvlab.training.replay import Replay, ReplayedStep
 from curvlab.training.sampled_labels import sampled_label_loss
 from curvlab.training.schedules import cosine, cosine_after_warmup
+from curvlab.training.step_cost import Cost, call_cost, step_cost
 from curvlab.training.steps import (
     Learner,
     Step,
@@ -20,34 +22,50 @@ from curvlab.training.steps import (
     closure_step,
     curvature_step,
     gradient_step,
+    shared_curvature_step,
 )
 from curvlab.training.train import train
+from curvlab.training.training_run import RunLength, TrainingRun
+from curvlab.training.update_rules import AdamRule, SGDRule, UpdateRule
 
 __all__ = [
-    "Checkpoint",
+    "AdamRule",
+    "BatchOrder",
+    "Cost",
     "Ensemble",
+    "EnsembleGradient",
     "EnsembleLosses",
     "Evaluation",
     "Learner",
     "MeanLoss",
     "Minimum",
+    "Replay",
+    "ReplayedStep",
+    "RunLength",
+    "SGDRule",
     "Step",
     "StepInfo",
     "TrainingBatch",
     "TrainingDivergedError",
     "TrainingHistory",
+    "TrainingRun",
+    "UpdateRule",
+    "call_cost",
     "closure_step",
     "cosine",
     "cosine_after_warmup",
     "curvature_step",
+    "descend",
     "evaluate",
     "evaluate_language_model",
-    "fingerprint",
     "gradient_step",
     "minimize",
     "sampled_label_loss",
+    "shared_curvature_step",
     "shuffled_batches",
+    "step_cost",
     "train",
     "train_ensemble",
     "train_language_model",
+    "weighted_gradient",
 ]

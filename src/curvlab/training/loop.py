@@ -10,11 +10,11 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
+from curvlab.checkpoint import Checkpoint
 from curvlab.data.splits import Pairs, stack
 from curvlab.linalg import flatten
 from curvlab.models.initialization import seeded_by
 from curvlab.training.batch_order import BatchOrder
-from curvlab.training.checkpoint import Checkpoint
 from curvlab.training.schedules import Schedule
 from curvlab.training.steps import Learner, Step, TrainingBatch
 
@@ -111,14 +111,11 @@ class TrainingLoop:
             self._take_step(indices)
             if self.trace.arrived:
                 break
-            count = len(self.trace.step_losses)
-            if self.checkpoint is not None and count < first + len(self._batches) and self.checkpoint.due(count):
-                self._save(generator)
+            if len(self.trace.step_losses) < first + len(self._batches):
+                self._save_if_due(generator)
         if len(self.trace.step_losses) > first:  # it may have ended before its first step
             self._end_epoch(epoch, first)
-        last = self.trace.arrived or epoch + 1 == self.order.num_epochs
-        if self.checkpoint is not None and (last or self.checkpoint.due(len(self.trace.step_losses))):
-            self._save(generator)
+        self._save_if_due(generator)
 
     def _take_step(self, indices: Tensor) -> None:
         learner, trace = self.learner, self.trace
@@ -163,8 +160,8 @@ class TrainingLoop:
         if self.on_epoch_end is not None:
             trace.records.append(self.on_epoch_end(epoch, trace.losses[-1]))
 
-    def _save(self, generator: torch.Generator) -> None:
-        if self.checkpoint is None:
+    def _save_if_due(self, generator: torch.Generator) -> None:
+        if self.checkpoint is None or not self.checkpoint.due(len(self.trace.step_losses)):
             return
         cuda = torch.cuda.get_rng_state(self._device) if self._device.type == "cuda" else None
         self.checkpoint.save(

@@ -94,7 +94,10 @@ def gradient_step(learner: Learner, batch: TrainingBatch) -> StepInfo:
     Nothing moves when the loss is not finite, or the gradient norm small enough.
     """
     learner.optimizer.zero_grad()
-    loss = learner.batch_loss(batch)
+    return _move(learner, learner.batch_loss(batch))
+
+
+def _move(learner: Learner, loss: Tensor) -> StepInfo:
     value = loss.item()
     if not math.isfinite(value):
         return StepInfo(value)
@@ -110,10 +113,32 @@ def curvature_step(learner: Learner, batch: TrainingBatch) -> StepInfo:
 
     The optimizer's `update_curvature()` reads the gradient of `sampled_label_loss`, with the model in eval mode.
     Example weights enter the loss alone. The draws come from the global random state, which `train` seeds: the
-    order of the batches is that of `gradient_step` from the same seed.
+    order of the batches is that of `gradient_step` from the same seed. Of outputs that are not finite no labels
+    can be drawn: the optimizer then sees nothing.
 
     Cost: two forward and two backward passes.
     """
+    with eval_mode(learner.model):
+        _see_sampled_labels(learner, model_outputs(learner.model, batch.inputs), batch)
+    return gradient_step(learner, batch)
+
+
+def shared_curvature_step(learner: Learner, batch: TrainingBatch) -> StepInfo:
+    """As `curvature_step`, with both gradients from one forward pass in the mode that the model is in.
+
+    In train mode the sampled labels are those of the network with the batch's own statistics (BatchNorm) and with
+    dropout, and their gradient flows through both; without such layers it is the same step as `curvature_step`.
+
+    Cost: one forward and two backward passes.
+    """
+    outputs = model_outputs(learner.model, batch.inputs)
+    _see_sampled_labels(learner, outputs, batch, again=True)
+    learner.optimizer.zero_grad()
+    return _move(learner, learner.loss(outputs, batch.targets, batch.weights))
+
+
+def _see_sampled_labels(learner: Learner, outputs: Tensor, batch: TrainingBatch, *, again: bool = False) -> None:
+    """Hand the gradient for sampled labels to the optimizer; `again`: another gradient of `outputs` follows."""
     update = getattr(learner.optimizer, "update_curvature", None)
     if update is None:
         raise TypeError(
@@ -123,11 +148,11 @@ def curvature_step(learner: Learner, batch: TrainingBatch) -> StepInfo:
     if not isinstance(learner.loss.loss, nn.Module):
         raise TypeError("curvature_step draws labels from the loss's distribution: pass it as an nn.Module")
     learner.optimizer.zero_grad()
-    with eval_mode(learner.model):
-        outputs = model_outputs(learner.model, batch.inputs)
-        sampled_label_loss(learner.loss.loss, outputs, batch.targets, generator=torch.default_generator).backward()
+    if not bool(outputs.isfinite().all()):
+        return
+    sampled = sampled_label_loss(learner.loss.loss, outputs, batch.targets, generator=torch.default_generator)
+    sampled.backward(retain_graph=again)
     update()
-    return gradient_step(learner, batch)
 
 
 def closure_step(learner: Learner, batch: TrainingBatch) -> StepInfo:

@@ -10,9 +10,9 @@ from typing import Any, Literal, TypeAlias
 import torch
 from torch import Tensor, nn
 
+from curvlab.checkpoint import Checkpoint, described, fingerprint
 from curvlab.data.splits import Pairs
 from curvlab.training.batch_order import BatchOrder
-from curvlab.training.checkpoint import Checkpoint, fingerprint
 from curvlab.training.evaluate import evaluate, num_examples
 from curvlab.training.history import TrainingHistory
 from curvlab.training.loop import OnEpochEnd, Trace, TrainingLoop
@@ -46,7 +46,7 @@ def train(
     keep: Literal["last", "best"] = "last",
     measure_updates: bool = False,
     checkpoint: str | Path | None = None,
-    checkpoint_every: int = 200,
+    checkpoint_every: int | None = None,
     generator: torch.Generator,
     progress: Callable[[Iterable[int]], Iterable[int]] | None = None,
     on_epoch_end: OnEpochEnd | None = None,
@@ -86,8 +86,8 @@ def train(
             number, lower is better.
         keep: "last" weights, or those of the epoch with the "best" validation.
         measure_updates: record the norm of every update.
-        checkpoint: file in which the unfinished training is kept; the same call resumes there.
-        checkpoint_every: steps between two saves; at most a minute of work is lost, too.
+        checkpoint: file in which the unfinished training is kept, saved every minute; the same call resumes there.
+        checkpoint_every: save after so many steps, too.
         generator: source of the order of examples, and of dropout.
         progress: wraps the epochs, e.g. `tqdm.tqdm`.
         on_epoch_end: called with (epoch from 0, its mean loss); a mapping that it returns is kept in the history,
@@ -219,20 +219,20 @@ def _settings(
     tensors = data if isinstance(data, tuple) else getattr(data, "tensors", ())
     weights = [] if loop.example_weights is None else [loop.example_weights]
     return {
-        "model": fingerprint(*learner.model.state_dict().values()),
-        "data": fingerprint(*tensors),
+        "model": fingerprint(learner.model.state_dict().values()),
+        "data": lambda: fingerprint(tensors),
         "num_examples": num_examples(data),
-        "loss": repr(learner.loss.loss),
+        "loss": described(learner.loss.loss),
         "optimizer": f"{type(learner.optimizer).__name__} {groups}",
         "num_steps": loop.order.num_steps,
         "steps_per_epoch": loop.order.steps_per_epoch,
         "batch_size": batch_size,
-        "batches": fingerprint(*loop.order.given),
-        "schedule": schedule if isinstance(schedule, str) else getattr(schedule, "__qualname__", ""),
-        "step": getattr(loop.step, "__qualname__", type(loop.step).__name__),
+        "batches": fingerprint(loop.order.given),
+        "schedule": described(schedule),
+        "step": described(loop.step),
         "max_gradient_norm": learner.max_gradient_norm,
         "gradient_norm": learner.gradient_norm,
-        "example_weights": fingerprint(*weights),
+        "example_weights": fingerprint(weights),
         "keep": keep,
-        "generator": fingerprint(generator.get_state()),
+        "generator": fingerprint([generator.get_state()]),
     }

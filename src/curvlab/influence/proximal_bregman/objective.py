@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import torch
 from torch import Tensor, nn
@@ -66,6 +66,15 @@ class ProximalBregmanObjective:
         self.num_examples, self.num_points = self._train.num_examples, self._points.num_examples
         self.shape = (self.function.num_parameters, self.num_points)
         self.epsilon = per_point(epsilon, self.num_points).to(device, dtype)
+
+    def fixed_tensors(self) -> Iterator[Tensor]:
+        """Yield what the objective is made of: model, ε, points and training data, batch by batch."""
+        yield from self.model.state_dict().values()
+        yield self.epsilon
+        for source in (self._points, self._train):
+            for inputs, targets in source:
+                yield from [inputs] if isinstance(inputs, Tensor) else inputs.values()
+                yield targets
 
     def zeros(self) -> Tensor:
         """Return u = 0, the displacement at θ*, (P, K)."""

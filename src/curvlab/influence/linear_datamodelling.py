@@ -1,0 +1,188 @@
+"""Does a score predict retraining: the linear datamodelling score, and removal of the top-ranked points."""
+
+from __future__ import annotations
+
+import copy
+import math
+from dataclasses import dataclass
+
+import torch
+from scipy.stats import rankdata
+from torch import Tensor, nn
+from torch.func import vmap
+
+from curvlab.curvature import Batches, Data, ModelFunction, output_loss
+from curvlab.curvature.jacobian_products import use_vmap
+from curvlab.influence.example_derivatives import Measurement
+from curvlab.linalg import unflatten, unflatten_columns
+
+
+@dataclass(frozen=True)
+class DatamodellingScore:
+    """Rank correlation of predicted with actual measurements after retraining.
+
+    Attributes:
+        value: mean over measurements.
+        low: lower end of the interval.
+        high: upper end of the interval.
+        per_measurement: (M,), Spearman's correlation over the subsets, fp64 on the CPU; 0 where the scores or the
+            measurements are constant.
+        num_subsets: retrained sets behind it.
+    """
+
+    value: float
+    low: float
+    high: float
+    per_measurement: Tensor
+    num_subsets: int
+
+
+def linear_datamodelling_score(
+    scores: Tensor,
+    subsets: Tensor,
+    retrained_losses: Tensor,
+    *,
+    confidence: float = 0.95,
+    num_resamples: int = 2000,
+    generator: torch.Generator | None = None,
+) -> DatamodellingScore:
+    """Return the LDS of scores (Park et al. 2023): 1 where they rank all retrainings right.
+
+    The prediction for a subset with weights w is sum_i (w_i - 1) / N · score_i, the first-order change of the
+    measurement. Spearman's correlation with what was measured is taken for each measurement, over the subsets. The
+    percentile bootstrap draws subsets and measurements anew; ranks stay those among all subsets.
+
+    Args:
+        scores: (M, N), the change of each measurement per unit of weight added to an example, as influence,
+            `unrolled_response` and all others here give them: helpful examples score negative on a loss.
+        subsets: (S, N), True where an example was trained on; or the weights of the examples.
+        retrained_losses: (S, M), measured after training on each subset; (R, S, M) for R seeds: their mean counts.
+        confidence: of the interval.
+        num_resamples: of the bootstrap.
+        generator: of the bootstrap; by default seeded with 0.
+    """
+    measured = retrained_losses.mean(0) if retrained_losses.ndim == 3 else retrained_losses
+    _check(scores, subsets, measured)
+    weights = subset_weights(subsets) if subsets.dtype == torch.bool else subsets
+    changes = (weights.double() - 1).to(scores.device) @ scores.double().T / scores.shape[1]
+    predicted_ranks, measured_ranks = (_ranks(values) for values in (changes, measured))
+    per_measurement = _correlation(predicted_ranks, measured_ranks, torch.ones(1, len(weights)).double())[0]
+    if generator is None:
+        generator = torch.Generator().manual_seed(0)
+    drawn = _correlation(predicted_ranks, measured_ranks, _counts(num_resamples, len(weights), generator))
+    means = (drawn * _counts(num_resamples, scores.shape[0], generator)).mean(1)
+    tail = (1 - confidence) / 2
+    low, high = torch.quantile(means, torch.tensor([tail, 1 - tail], dtype=means.dtype)).tolist()
+    return DatamodellingScore(float(per_measurement.mean()), low, high, per_measurement, len(weights))
+
+
+def random_halves(num_examples: int, num_subsets: int, *, generator: torch.Generator) -> Tensor:
+    """Return random subsets of half the examples (rounded down), (num_subsets, num_examples), True inside."""
+    if num_examples < 2 or num_subsets < 1:
+        raise ValueError(f"need 2 examples and 1 subset at least, got {num_examples} and {num_subsets}")
+    drawn = torch.rand(num_subsets, num_examples, generator=generator, device=generator.device)
+    return drawn.argsort(1).argsort(1) < num_examples // 2
+
+
+def subset_weights(subsets: Tensor) -> Tensor:
+    """Return example weights that make the loss the mean over each subset, (S, N): N / size inside, 0 outside.
+
+    For `train_ensemble`, whose batches are divided by their size whatever the weights are.
+    """
+    sizes = subsets.sum(1, keepdim=True)
+    if not bool((sizes > 0).all()):
+        raise ValueError("a subset is empty: each must hold one example at least")
+    return subsets * (subsets.shape[1] / sizes.double())
+
+
+def removal_weights(scores: Tensor, fraction: float) -> Tensor:
+    """Return weights of a training without each measurement's most helpful examples, (M, N) -> (M, N).
+
+    The most helpful are those with the lowest scores: without them the loss rises most. At least one is removed.
+    """
+    if not 0 < fraction < 1:
+        raise ValueError(f"fraction must be between 0 and 1, got {fraction}")
+    count = max(1, math.floor(fraction * scores.shape[1]))
+    kept = torch.ones_like(scores, dtype=torch.bool)
+    kept.scatter_(1, scores.topk(count, largest=False).indices, False)
+    return subset_weights(kept)
+
+
+def ensemble_measurements(
+    model: nn.Module,
+    loss: nn.Module,
+    test: Data,
+    parameters: Tensor,
+    *,
+    measurement: Measurement | None = None,
+    batch_size: int = 512,
+) -> Tensor:
+    """Return what each of K copies of a model measures on each test example, (K, P) -> (K, M).
+
+    Args:
+        model: whose parameters are replaced; not changed.
+        loss: as for `influence`.
+        test: examples that are measured.
+        parameters: of the copies, as `train_ensemble` returns them.
+        measurement: (outputs, targets) -> (M,), one number for each test example; default: its loss.
+        batch_size: examples at a time.
+
+    Cost: one forward pass for each copy.
+    """
+    function = ModelFunction(copy.deepcopy(model).eval())
+    measure = measurement or output_loss(loss).own_loss
+    rows = []
+    with torch.no_grad():
+        for inputs, targets in Batches(test, batch_size=batch_size, device=function.device, dtype=function.dtype):
+
+            def of_one(*values: Tensor, inputs=inputs, targets=targets) -> Tensor:  # type: ignore[no-untyped-def]
+                return measure(function(values, inputs), targets)
+
+            if use_vmap(function, "auto", inputs):
+                rows.append(vmap(of_one)(*unflatten_columns(parameters.T, function.parameters)))
+            else:
+                rows.append(torch.stack([of_one(*unflatten(row, function.parameters)) for row in parameters]))
+    return torch.cat(rows, dim=1)
+
+
+def _check(scores: Tensor, subsets: Tensor, measured: Tensor) -> None:
+    num_measurements, num_examples = scores.shape
+    if subsets.ndim != 2 or subsets.shape[1] != num_examples:
+        raise ValueError(
+            f"subsets have shape {tuple(subsets.shape)}: one row for each subset and one column for each of the "
+            f"{num_examples} examples that have scores are needed"
+        )
+    if measured.shape != (len(subsets), num_measurements):
+        raise ValueError(
+            f"retrained_losses have shape {tuple(measured.shape)}: one row for each of the {len(subsets)} subsets "
+            f"and one column for each of the {num_measurements} measurements are needed"
+        )
+    if len(subsets) < 3:
+        raise ValueError(f"a rank correlation needs three subsets at least, got {len(subsets)}; 50 are usual")
+    for name, values in (("scores", scores), ("retrained_losses", measured)):
+        if not bool(values.isfinite().all()):
+            raise ValueError(f"{name} are not finite: look for a training or a solver that diverged")
+
+
+def _ranks(values: Tensor) -> Tensor:
+    """Return each column's ranks, ties averaged, less their mean, (S, M) fp64 on the CPU."""
+    ranks = torch.from_numpy(rankdata(values.double().cpu().numpy(), axis=0))
+    return ranks - ranks.mean(0)
+
+
+def _counts(num_resamples: int, size: int, generator: torch.Generator) -> Tensor:
+    """Return how often each of `size` things is drawn in each resample, (num_resamples, size)."""
+    drawn = torch.randint(size, (num_resamples, size), generator=generator, device=generator.device).cpu()
+    return torch.zeros(num_resamples, size, dtype=torch.float64).scatter_add_(
+        1, drawn, torch.ones(num_resamples, size, dtype=torch.float64)
+    )
+
+
+def _correlation(x: Tensor, y: Tensor, counts: Tensor) -> Tensor:
+    """Return Pearson's correlation of the columns of x and y with weights, (S, M), (S, M), (R, S) -> (R, M)."""
+    shares = counts / counts.sum(1, keepdim=True)
+    mean_x, mean_y = shares @ x, shares @ y
+    covariance = shares @ (x * y) - mean_x * mean_y
+    variances = (shares @ x.square() - mean_x.square()) * (shares @ y.square() - mean_y.square())
+    positive = variances > 1e-12 * x.shape[0] ** 4
+    return torch.where(positive, covariance / variances.clamp(min=1e-300).sqrt(), torch.zeros_like(covariance))

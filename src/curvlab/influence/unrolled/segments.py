@@ -1,0 +1,139 @@
+"""The derivative of a training run with its curvature held constant in each of a few segments."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+from torch import Tensor, nn
+
+from curvlab.curvature import Data, GaussNewtonOperator
+from curvlab.data.splits import Pairs
+from curvlab.influence.example_derivatives import Measurement, directional_derivatives
+from curvlab.influence.unrolled.measured import Reduction, measured_gradients
+from curvlab.influence.unrolled.response import checked_gap
+from curvlab.linalg import LinearOperator, identity
+from curvlab.solvers import TrainingFilter
+from curvlab.training import Replay, TrainingRun
+
+
+@dataclass(frozen=True)
+class SegmentResponse:
+    """Approximate derivatives through a training run.
+
+    Attributes:
+        scores: (num_measurements, N), N dm/dw_i, as in `UnrolledResponse`.
+        residual: (num_segments, num_measurements), of the filter in each segment, first segment first.
+        num_matvecs: products with a segment's matrix, counted per vector.
+        gap: as in `UnrolledResponse`.
+    """
+
+    scores: Tensor
+    residual: Tensor
+    num_matvecs: int
+    gap: float
+
+
+def segment_response(
+    model: nn.Module,
+    loss: nn.Module,
+    train_data: Pairs,
+    test: Data,
+    *,
+    run: TrainingRun,
+    num_segments: int = 3,
+    checkpoints_per_segment: int = 2,
+    measurement: Measurement | None = None,
+    reduction: Reduction = "none",
+    rtol: float = 1e-2,
+    batch_size: int = 512,
+) -> SegmentResponse:
+    """Return SOURCE's approximation of `unrolled_response` (Bae et al. 2024), for SGD.
+
+    The steps are split into segments of equal length, each with the mean Gauss-Newton matrix G_s and the mean
+    gradients of some of its checkpoints, and the sum τ_s of its effective rates (`RunLength`). Going back from
+    u = ∇m(θ_T), a segment adds -uᵀ (1 - e^{-τ_s G_s}) G_s⁻¹ ∇l_i to example i's score, and turns u into
+    e^{-τ_s G_s} u. Bae et al. put EK-FAC in the place of G_s; here it is the matrix itself, through
+    `TrainingFilter`.
+
+    Args:
+        model: as trained by `run`; refused where the replay does not end at its parameters.
+        loss: nn.CrossEntropyLoss, nn.MSELoss or nn.BCEWithLogitsLoss, mean over the batch.
+        train_data: as `train` had it.
+        test: examples that are measured.
+        run: of SGD, with weight 1 for all examples.
+        num_segments: one for a run whose curvature hardly changes.
+        checkpoints_per_segment: evenly spaced; more average more.
+        measurement: (outputs, targets) -> (M,), one number for each test example; default: its loss.
+        reduction: "mean" for the mean measurement alone.
+        rtol: residual of the filter.
+        batch_size: examples at a time.
+
+    Cost: a training to find the checkpoints again; for each segment the filter's products, and a directional
+    derivative of all examples at each checkpoint.
+    """
+    if not 1 <= num_segments * checkpoints_per_segment <= run.num_steps or num_segments < 1:
+        raise ValueError(
+            f"{num_segments} segments of {checkpoints_per_segment} checkpoints do not fit a run of "
+            f"{run.num_steps} steps: at least one of each, and no more checkpoints than steps"
+        )
+    if run.example_weights is not None:
+        raise ValueError("a segment's matrix is the mean over all examples: only unrolled_response takes weights")
+    replay, length = Replay(model, loss, train_data, run), run.length()
+    bounds = [index * run.num_steps // num_segments for index in range(num_segments + 1)]
+    segments = [slice(*pair) for pair in pairwise(bounds)]
+    positions, gap = _positions(replay, model, [_places(s, checkpoints_per_segment) for s in segments])
+    cotangents = measured_gradients(model, loss, test, measurement=measurement, reduction=reduction).T
+    scores = cotangents.new_zeros(cotangents.shape[1], replay.num_examples)
+    residuals: list[Tensor] = []
+    num_matvecs = 0
+    for segment, places in zip(reversed(segments), reversed(positions), strict=True):
+        models = [_at(replay.function.model, position) for position in places]
+        matrix = _mean(models, loss, train_data, batch_size) + length.weight_decay * identity
+        time = sum(length.effective_rates[segment])
+        solution = TrainingFilter(time, rtol=rtol).solve(matrix, cotangents)
+        for at in models:
+            along = directional_derivatives(at, loss, train_data, solution.x, batch_size=batch_size)
+            scores -= along.T / len(models)
+        cotangents = cotangents - matrix @ solution.x  # e^{-τμ} = 1 - μ f(μ)
+        residuals.insert(0, solution.residual)
+        num_matvecs += solution.num_matvecs + cotangents.shape[1]
+    return SegmentResponse(scores, torch.stack(residuals), num_matvecs, gap)
+
+
+def _places(segment: slice, count: int) -> list[int]:
+    """Return the steps before which a segment's checkpoints lie: the middles of `count` equal parts."""
+    size = segment.stop - segment.start
+    return [segment.start + (2 * index + 1) * size // (2 * count) for index in range(count)]
+
+
+def _positions(
+    replay: Replay, model: nn.Module, places: Sequence[Sequence[int]]
+) -> tuple[list[list[Tensor]], float]:
+    """Return the parameters at those steps, and the gap between the run's end and the model."""
+    wanted = {place for of_segment in places for place in of_segment}
+    state = replay.first_state()
+    found = {0: state[0]}
+    for number, state in enumerate(replay.forwards(), start=1):
+        if number in wanted:
+            found[number] = state[0]
+    return [[found[place] for place in of_segment] for of_segment in places], checked_gap(replay, model, state)
+
+
+def _at(model: nn.Module, position: Tensor) -> nn.Module:
+    """Return a copy of the model with these parameters."""
+    moved = copy.deepcopy(model)
+    with torch.no_grad():
+        torch.nn.utils.vector_to_parameters(position, [p for p in moved.parameters() if p.requires_grad])
+    return moved
+
+
+def _mean(models: Sequence[nn.Module], loss: nn.Module, data: Data, batch_size: int) -> LinearOperator:
+    """Return the mean of the models' Gauss-Newton matrices."""
+    total: LinearOperator = GaussNewtonOperator(models[0], loss, data, batch_size=batch_size)
+    for model in models[1:]:
+        total = total + GaussNewtonOperator(model, loss, data, batch_size=batch_size)
+    return (1 / len(models)) * total

@@ -1,0 +1,43 @@
+"""Files of tensors and plain values in which any damage is noticed. Every layer may import this module."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import pickle
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+
+class DamagedFileError(ValueError):
+    """The file is not what was written; the text says what is wrong."""
+
+
+def encode(entry: Mapping[str, Any], header: str) -> bytes:
+    """Return a file's content: a line with `header` and the sha256 of the rest, then tensors and plain values."""
+    buffer = io.BytesIO()
+    torch.save(dict(entry), buffer)
+    body = buffer.getvalue()
+    return f"{header} {hashlib.sha256(body).hexdigest()}\n".encode() + body
+
+
+def decode(content: bytes, header: str) -> dict[str, Any]:
+    """Return the entry, tensors on the CPU.
+
+    Raises:
+        DamagedFileError: another header, a wrong checksum, or an entry that would run code.
+    """
+    line, _, body = content.partition(b"\n")
+    found, _, checksum = line.decode("ascii", errors="replace").rpartition(" ")
+    if found != header:
+        raise DamagedFileError(f"it does not begin with {header!r}")
+    # torch.load would not notice a changed byte of a tensor.
+    if checksum != hashlib.sha256(body).hexdigest():
+        raise DamagedFileError("its checksum is wrong")
+    try:
+        entry: dict[str, Any] = torch.load(io.BytesIO(body), map_location="cpu", weights_only=True)
+    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, KeyError) as error:
+        raise DamagedFileError(f"it does not load: {type(error).__name__}") from None
+    return entry

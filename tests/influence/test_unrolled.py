@@ -1,0 +1,338 @@
+"""Derivatives of a training are those of two retrainings with slightly other weights."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from curvlab.influence import segment_response, unrolled_response
+from curvlab.linalg import flatten
+from curvlab.training import AdamRule, SGDRule, TrainingRun, UpdateRule, train
+
+FP64 = torch.float64
+NUM_EXAMPLES, NUM_STEPS = 18, 25
+OPTIMIZERS: dict[str, tuple[dict[str, Any], UpdateRule | None]] = {
+    "sgd with momentum": ({"lr": 0.1, "momentum": 0.9, "weight_decay": 0.01}, None),
+    "nesterov": (
+        {"optimizer": lambda p, lr: torch.optim.SGD(p, lr, momentum=0.8, nesterov=True), "lr": 0.1},
+        SGDRule(0.8, nesterov=True),
+    ),
+    "adam": ({"optimizer": "adam", "lr": 0.02, "weight_decay": 0.01}, AdamRule(weight_decay=0.01)),
+    "adamw": (
+        {"optimizer": lambda p, lr: torch.optim.AdamW(p, lr, weight_decay=0.3), "lr": 0.02},
+        AdamRule(weight_decay=0.3, decoupled=True),
+    ),
+}
+NETS = ["mlp", "squares", "convolution", "loop"]
+
+
+@dataclass(frozen=True)
+class Trained:
+    model: nn.Module
+    loss: nn.Module
+    train: tuple[Tensor, Tensor]
+    test: tuple[Tensor, Tensor]
+    run: TrainingRun
+
+    def test_losses(self) -> Tensor:
+        outputs = self.model(self.test[0]).detach()
+        own = [self.loss(o[None], y[None]) for o, y in zip(outputs, self.test[1], strict=True)]
+        return torch.stack(own)
+
+
+def trained(net: str, optimizer: str, weights: Tensor | None = None, num_steps: int = NUM_STEPS) -> Trained:
+    torch.manual_seed(0)
+    generator = torch.Generator().manual_seed(1)
+    loss: nn.Module = nn.CrossEntropyLoss()
+
+    def inputs(count: int) -> Tensor:
+        shape = (count, 1, 4, 4) if net == "convolution" else (count, 4)
+        return torch.randn(shape, generator=generator, dtype=FP64)
+
+    def targets(count: int) -> Tensor:
+        drawn = torch.randint(3, (count,), generator=generator)
+        return drawn if net != "squares" else nn.functional.one_hot(drawn, 3).to(FP64)
+
+    data, test = (inputs(NUM_EXAMPLES), targets(NUM_EXAMPLES)), (inputs(5), targets(5))
+    if net == "convolution":
+        model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Tanh(), nn.Flatten(), nn.Linear(8, 3)).to(FP64)
+    else:
+        model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)).to(FP64)
+    if net == "squares":
+        loss = nn.MSELoss()
+    if net == "loop":  # as for Hugging Face models, no vmap around the forward
+        model.config = SimpleNamespace()
+    settings, rule = OPTIMIZERS[optimizer]
+    start = flatten(model.parameters()).detach().clone()
+    history = train(
+        model,
+        loss,
+        data,
+        num_steps=num_steps,
+        batch_size=7,
+        example_weights=weights,
+        generator=torch.Generator().manual_seed(2),
+        **settings,
+    )
+    run = TrainingRun.recorded(
+        history, start, generator=torch.Generator().manual_seed(2), rule=rule, example_weights=weights
+    )
+    return Trained(model, loss, data, test, run)
+
+
+def by_retraining(net: str, optimizer: str, weights: Tensor | None, points: list[int], step: float) -> Tensor:
+    """N [m(w + h) - m(w - h)] / 2h for each of some points, (num_test, num_points)."""
+    base = torch.ones(NUM_EXAMPLES, dtype=FP64) if weights is None else weights
+    columns = []
+    for point in points:
+        direction = step * nn.functional.one_hot(torch.tensor(point), NUM_EXAMPLES).to(FP64)
+        up, down = (trained(net, optimizer, base + sign * direction).test_losses() for sign in (1, -1))
+        columns.append(NUM_EXAMPLES * (up - down) / (2 * step))
+    return torch.stack(columns, dim=1)
+
+
+@pytest.mark.parametrize("mode", ["reverse", "forward"])
+@pytest.mark.parametrize(
+    ("net", "optimizer", "weighted"),
+    [(net, "sgd with momentum", False) for net in NETS]
+    + [("mlp", optimizer, weighted) for optimizer in OPTIMIZERS for weighted in (False, True)]
+    + [("convolution", "adam", False), ("loop", "adam", True)],
+)
+def test_equals_finite_differences_of_two_retrainings(net: str, optimizer: str, weighted: bool, mode: Any) -> None:
+    weights = torch.linspace(0.5, 1.5, NUM_EXAMPLES, dtype=FP64) if weighted else None
+    case, points = trained(net, optimizer, weights), [0, 7, 17]
+    found = unrolled_response(case.model, case.loss, case.train, case.test, run=case.run, points=points, mode=mode)
+    expected = by_retraining(net, optimizer, weights, points, step=1e-4)
+    assert found.mode == mode
+    assert found.gap < 1e-12
+    assert float((found.scores - expected).norm() / expected.norm()) < 1e-5
+    torch.testing.assert_close(found.scores, expected, rtol=1e-5, atol=1e-5 * float(expected.abs().max()))
+
+
+@pytest.mark.parametrize("optimizer", list(OPTIMIZERS))
+def test_reverse_equals_forward_for_all_points(optimizer: str) -> None:
+    case = trained("mlp", optimizer)
+    both = [
+        unrolled_response(case.model, case.loss, case.train, case.test, run=case.run, mode=mode)
+        for mode in ("reverse", "forward")
+    ]
+    torch.testing.assert_close(both[0].scores, both[1].scores, rtol=1e-9, atol=1e-11)
+    assert both[0].scores.shape == (5, NUM_EXAMPLES)
+
+
+def test_shared_measurement_is_the_mean_of_the_columns() -> None:
+    case = trained("mlp", "adam")
+    arguments = (case.model, case.loss, case.train, case.test)
+
+    def margin(outputs: Tensor, targets: Tensor) -> Tensor:
+        return outputs[:, 0] - outputs[:, 1]
+
+    for measurement in (None, margin):
+        each = unrolled_response(*arguments, run=case.run, measurement=measurement)
+        mean = unrolled_response(*arguments, run=case.run, measurement=measurement, reduction="mean")
+        torch.testing.assert_close(mean.scores, each.scores.mean(0, keepdim=True), rtol=1e-9, atol=1e-11)
+
+
+def test_measurement_is_differentiated_in_the_place_of_the_loss() -> None:
+    case = trained("mlp", "sgd with momentum")
+    found = unrolled_response(
+        case.model,
+        case.loss,
+        case.train,
+        case.test,
+        run=case.run,
+        points=[4],
+        measurement=lambda outputs, targets: outputs[:, 1],
+    )
+    step, ends = 1e-4, []
+    for sign in (1, -1):
+        weights = torch.ones(NUM_EXAMPLES, dtype=FP64)
+        weights[4] += sign * step
+        ends.append(trained("mlp", "sgd with momentum", weights).model(case.test[0])[:, 1].detach())
+    expected = NUM_EXAMPLES * (ends[0] - ends[1]) / (2 * step)
+    torch.testing.assert_close(found.scores[:, 0], expected, rtol=1e-6, atol=1e-8)
+
+
+def test_the_smaller_side_decides_the_mode() -> None:
+    case = trained("mlp", "sgd with momentum")
+    arguments = (case.model, case.loss, case.train, case.test)
+    assert unrolled_response(*arguments, run=case.run).mode == "reverse"
+    few = unrolled_response(*arguments, run=case.run, points=torch.tensor([3, 1]))
+    assert few.mode == "forward"
+    assert few.num_stored_states == 0
+    everything = unrolled_response(*arguments, run=case.run)
+    torch.testing.assert_close(few.scores, everything.scores[:, [3, 1]], rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.parametrize("num_steps", [1, 16, 60])
+def test_reverse_mode_stores_few_states(num_steps: int) -> None:
+    # Replay's own count is held against live tensors in tests/training/test_replay.py.
+    case = trained("mlp", "adam", num_steps=num_steps)
+    found = unrolled_response(case.model, case.loss, case.train, case.test, run=case.run, mode="reverse")
+    assert 1 <= found.num_stored_states <= 2 * math.sqrt(num_steps) + 1
+
+
+def test_units_that_never_fire_do_not_make_adam_infinite() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 3)).to(FP64)
+    with torch.no_grad():
+        model[0].bias[:2] = -100.0
+    data = (torch.randn(6, 4, dtype=FP64), torch.tensor([0, 1, 2, 0, 1, 2]))
+    start = flatten(model.parameters()).detach().clone()
+    generator = torch.Generator().manual_seed(0)
+    settings = {"num_steps": 5, "batch_size": 3, "lr": 0.01, "optimizer": "adam"}
+    history = train(model, nn.CrossEntropyLoss(), data, generator=generator, **settings)
+    run = TrainingRun.recorded(history, start, generator=torch.Generator().manual_seed(0), rule=AdamRule())
+    reverse, forward = (
+        unrolled_response(model, nn.CrossEntropyLoss(), data, data, run=run, mode=mode).scores
+        for mode in ("reverse", "forward")
+    )
+    assert bool(reverse.isfinite().all())
+    torch.testing.assert_close(reverse, forward, rtol=1e-9, atol=1e-11)
+
+
+def test_an_example_twice_in_a_batch_counts_twice() -> None:
+    case = trained("mlp", "sgd with momentum")
+    batches = (torch.tensor([2, 2, 5]), torch.tensor([5, 1]))
+    torch.manual_seed(3)
+    model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)).to(FP64)
+    start = flatten(model.parameters()).detach().clone()
+    generator = torch.Generator().manual_seed(0)
+    history = train(model, case.loss, case.train, batch_size=3, batches=batches, lr=0.1, generator=generator)
+    run = TrainingRun.recorded(history, start, batches=batches)
+    reverse, forward = (
+        unrolled_response(model, case.loss, case.train, case.test, run=run, mode=mode).scores
+        for mode in ("reverse", "forward")
+    )
+    torch.testing.assert_close(reverse, forward, rtol=1e-9, atol=1e-11)
+    assert bool((reverse[:, 2] != 0).all())
+    assert bool((reverse[:, [0, 3, 4]] == 0).all())
+
+
+# ---------------------------------------------------------------------------------------- errors
+def test_a_run_that_ends_elsewhere_is_refused() -> None:
+    case = trained("mlp", "sgd with momentum")
+    wrong = TrainingRun(case.run.start, case.run.batches, case.run.learning_rates, SGDRule(0.5))
+    arguments = (case.model, case.loss, case.train, case.test)
+    for mode in ("reverse", "forward"):
+        with pytest.raises(ValueError, match=r"ends elsewhere than the model: .* Check that start, batches"):
+            unrolled_response(*arguments, run=wrong, mode=mode)
+    with pytest.raises(ValueError, match="ends elsewhere"):
+        segment_response(*arguments, run=wrong)
+
+
+@pytest.mark.parametrize("points", [[], [18], [-1], [[1]]])
+def test_points_must_be_indices(points: Any) -> None:
+    case = trained("mlp", "adam")
+    with pytest.raises(ValueError, match="points must be indices of training examples from 0 to 17"):
+        unrolled_response(case.model, case.loss, case.train, case.test, run=case.run, points=points)
+
+
+def test_unknown_settings_are_refused() -> None:
+    case = trained("mlp", "adam")
+    arguments = (case.model, case.loss, case.train, case.test)
+    with pytest.raises(ValueError, match="reduction must be 'none' or 'mean', got 'sum'"):
+        unrolled_response(*arguments, run=case.run, reduction="sum")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="mode must be 'auto', 'reverse' or 'forward', got 'backward'"):
+        unrolled_response(*arguments, run=case.run, mode="backward")  # type: ignore[arg-type]
+
+
+# -------------------------------------------------------------------------------------- segments
+def least_squares(num_steps: int, lr: float, momentum: float = 0.0, decay: float = 0.0) -> Trained:
+    """Full batches of a linear model: the curvature is the same everywhere, and G is the Hessian."""
+    torch.manual_seed(0)
+    generator = torch.Generator().manual_seed(0)
+    data, test = (
+        (torch.randn(n, 4, generator=generator).to(FP64), torch.randn(n, 2, generator=generator).to(FP64))
+        for n in (12, 3)
+    )
+    model, loss = nn.Linear(4, 2).to(FP64), nn.MSELoss()
+    batches = tuple(torch.arange(12) for _ in range(num_steps))
+    start = flatten(model.parameters()).detach().clone()
+    history = train(
+        model,
+        loss,
+        data,
+        batch_size=12,
+        batches=batches,
+        lr=lr,
+        momentum=momentum,
+        weight_decay=decay,
+        generator=generator,
+    )
+    return Trained(model, loss, data, test, TrainingRun.recorded(history, start, batches=batches))
+
+
+def exact_scores(case: Trained) -> Tensor:
+    return unrolled_response(case.model, case.loss, case.train, case.test, run=case.run).scores
+
+
+def distance(case: Trained, exact: Tensor, num_segments: int, per_segment: int = 1) -> float:
+    arguments = (case.model, case.loss, case.train, case.test)
+    found = segment_response(
+        *arguments, run=case.run, num_segments=num_segments, checkpoints_per_segment=per_segment, rtol=1e-8
+    )
+    assert found.residual.shape == (num_segments, len(case.test[0]))
+    assert float(found.residual.max()) <= 1e-8
+    assert found.num_matvecs > 0
+    return float((found.scores - exact).norm() / exact.norm())
+
+
+@pytest.mark.parametrize(("momentum", "decay"), [(0.0, 0.0), (0.0, 0.3), (0.9, 0.3)])
+def test_segments_converge_to_the_unrolled_run(momentum: float, decay: float) -> None:
+    """With steps of length 0 in the limit and a segment for each of them nothing is approximated."""
+    case = least_squares(200, 0.006 * (1 - momentum), momentum, decay)
+    exact = exact_scores(case)
+    errors = [distance(case, exact, num_segments) for num_segments in (1, 4, 20)]
+    assert errors[0] > errors[1] > errors[2]
+    # A gradient takes 1 / (1 - m) = 10 of the 200 steps to arrive, which segments leave out.
+    assert errors[2] < (0.005 if momentum == 0 else 0.05)
+
+
+def test_scores_are_the_dense_formula() -> None:
+    """Two segments of 10 steps, two checkpoints each at steps 2, 7, 12, 17; everything by dense matrices."""
+    case, (x, y) = least_squares(20, 0.02), least_squares(20, 0.02).train
+    inputs = torch.cat([x, torch.ones(12, 1, dtype=FP64)], dim=1)  # weight (2, 4) and bias (2,): permuted below
+    order = [0, 1, 2, 3, 5, 6, 7, 8, 4, 9]
+    gram = torch.kron(torch.eye(2, dtype=FP64), inputs.T @ inputs / 12)[order][:, order]
+    exponential = torch.linalg.matrix_exp(-0.2 * gram)
+    response = torch.linalg.solve(gram, torch.eye(10, dtype=FP64) - exponential)
+
+    def gradients(position: Tensor, x: Tensor, y: Tensor) -> Tensor:
+        left = x @ position[:8].view(2, 4).T + position[8:] - y
+        return torch.cat([torch.einsum("no,ni->noi", left, x).flatten(1), left], dim=1)
+
+    def position_after(num_steps: int) -> Tensor:
+        if num_steps == 0:
+            return case.run.start
+        before = position_after(num_steps - 1)
+        return before - 0.02 * gradients(before, x, y).mean(0)
+
+    u = gradients(position_after(20), *case.test)
+    expected = torch.zeros(3, 12, dtype=FP64)
+    for places in ((12, 17), (2, 7)):
+        expected -= u @ response @ torch.stack([gradients(position_after(p), x, y) for p in places]).mean(0).T
+        u = u @ exponential
+    found = segment_response(
+        case.model, case.loss, case.train, case.test, run=case.run, num_segments=2, rtol=1e-10
+    )
+    torch.testing.assert_close(found.scores, expected, rtol=1e-8, atol=1e-9)
+
+
+def test_segments_that_do_not_fit_are_refused() -> None:
+    case = least_squares(5, 0.01)
+    arguments = (case.model, case.loss, case.train, case.test)
+    with pytest.raises(ValueError, match=r"3 segments of 2 checkpoints do not fit a run of 5 steps"):
+        segment_response(*arguments, run=case.run)
+    weighted = trained("mlp", "sgd with momentum", torch.ones(NUM_EXAMPLES))
+    with pytest.raises(ValueError, match="only unrolled_response takes weights"):
+        segment_response(weighted.model, weighted.loss, weighted.train, weighted.test, run=weighted.run)
+    adam = trained("mlp", "adam")
+    with pytest.raises(ValueError, match="only a run of SGD has a length"):
+        segment_response(adam.model, adam.loss, adam.train, adam.test, run=adam.run)

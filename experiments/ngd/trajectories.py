@@ -9,53 +9,24 @@ import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import torch
-from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 from torch import Tensor, nn
 
 from curvlab.curvature import HessianOperator
-from curvlab.data import DataSplits, stack
 from curvlab.linalg import flatten, unflatten
-from curvlab.models import build_model
 from curvlab.runs import Run
 from curvlab.sampling import descent_to_minimum, estimate_llc
 from curvlab.spectrum import hutchinson_trace
 from curvlab.training import evaluate, shuffled_batches, train
 from experiments.ngd.optimizers import make_optimizer
+from experiments.ngd.task import Task
 
 DIVERGED = ("train_loss", "validation_loss", "validation_accuracy", "update_norm")  # nan where training diverged
-
-
-@dataclass(frozen=True)
-class Task:
-    """Data and a model's shape.
-
-    Attributes:
-        name: what seeds the start.
-        splits: training and test set; the test set stands for the paper's validation set.
-        train, loss: (inputs, targets) on the device, and the mean over examples.
-        model, key: Hydra node of the model; what identifies data, model and name in the store.
-    """
-
-    name: str
-    splits: DataSplits
-    train: tuple[Tensor, Tensor]
-    model: DictConfig
-    loss: nn.Module
-    key: dict[str, Any]
-
-    def build(self, run: Run, seed: int) -> nn.Module:
-        """Return the model at the start that all optimizers share for one seed."""
-        return build_model(
-            partial(instantiate, self.model),
-            input_shape=self.splits.input_shape,
-            num_outputs=self.splits.num_outputs,
-            generator=run.generator("start", self.name, seed),
-        ).to(run.device)
 
 
 @dataclass(frozen=True)
@@ -72,15 +43,6 @@ class Start:
     buffers: dict[str, Tensor]
     epoch: int
     key: dict[str, Any]
-
-
-def load_task(run: Run, data: DictConfig, model: DictConfig, name: str) -> Task:
-    """Load the data and describe the model."""
-    splits: DataSplits = instantiate(data)
-    run.record_data(splits.name, splits.checksum)
-    inputs, targets = stack(splits.train, torch.arange(len(splits.train)))  # type: ignore[arg-type]
-    key = {"name": name, "data": splits.checksum, "model": OmegaConf.to_container(model, resolve=True)}
-    return Task(name, splits, (inputs.to(run.device), targets.to(run.device)), model, nn.CrossEntropyLoss(), key)
 
 
 def trajectory(
@@ -110,7 +72,7 @@ def trajectory(
     """
     key, trained = _trained_unit(run, task, optimizer, cfg, seed, start=start)
     model = task.build(run, seed)
-    rows = []
+    what, rows = _described(task, optimizer, seed), []
     for index, epoch in enumerate(trained["epochs"]):
         _set_state(model, *_state(trained, index))
         row = {name: trained[name][index] for name in ("train_loss", "validation_loss", "validation_accuracy")}
@@ -118,7 +80,12 @@ def trajectory(
         here = key | {"epoch": epoch}
         if cfg.llc is not None and (llc_epochs is None or epoch in llc_epochs):
             row |= run.unit(
-                "ngd/llc", here | _plain(cfg, "llc"), partial(_llc, run, task, model, cfg, seed), version=1
+                "ngd/llc",
+                here | _plain(cfg, "llc"),
+                partial(_llc, run, task, model, cfg, seed),
+                version=1,
+                about=f"LLC of {what}, epoch {row['epoch']}",
+                resumes=True,
             )
         if cfg.trace is not None:
             row |= run.unit(
@@ -126,6 +93,7 @@ def trajectory(
                 here | _plain(cfg, "trace"),
                 partial(_trace, run, task, model, cfg, seed),
                 version=1,
+                about=f"tr(H) of {what}, epoch {row['epoch']}",
             )
         rows.append(row)
     return pd.DataFrame(rows)
@@ -145,7 +113,12 @@ def _trained_unit(
     key = task.key | {"optimizer": settings, "training": training, "repeat": seed}
     key |= {"start": start.key} if start else {}
     compute = partial(_trained, run, task, settings, training, seed, start=start)
-    return key, run.unit("ngd/trained", key, compute, version=1)
+    about = f"training {_described(task, optimizer, seed)}"
+    return key, run.unit("ngd/trained", key, compute, version=1, about=about, resumes=True)
+
+
+def _described(task: Task, optimizer: Mapping[str, Any], seed: int) -> str:
+    return f"{task.name} by {optimizer['name']} (lr {optimizer['lr']:g}), seed {seed}"
 
 
 def final_estimate(
@@ -193,19 +166,21 @@ def _descent(run: Run, task: Task, optimizer: Mapping[str, Any], cfg: DictConfig
         _set_state(model, *_state(trained, -1))
         return {"descent": descent_to_minimum(model, task.loss, task.train, **settings)}
 
-    return float(run.unit("ngd/descent", key | settings, compute, version=1)["descent"])
+    about = f"descent left to {_described(task, optimizer, seed)}"
+    return float(run.unit("ngd/descent", key | settings, compute, version=1, about=about)["descent"])
 
 
 def _plain(cfg: DictConfig, node: str) -> dict[str, Any]:
     return {node: OmegaConf.to_container(cfg[node], resolve=True)}
 
 
-def _trained(
+def _trained(  # noqa: PLR0917
     run: Run,
     task: Task,
     optimizer: dict[str, Any],
     training: dict[str, Any],
     seed: int,
+    unfinished: Path,
     *,
     start: Start | None,
 ) -> dict[str, Any]:
@@ -242,6 +217,7 @@ def _trained(
         step=step,
         batches=shuffled_batches(len(task.train[1]), batch_size=size, num_epochs=num_epochs, generator=order),
         measure_updates=True,
+        checkpoint=unfinished / "training.pt",
         generator=run.generator("dropout", task.name, seed),
         progress=partial(run.progress, description=f"{task.name} {optimizer['name']} {seed}"),
         on_epoch_end=measured,
@@ -269,13 +245,16 @@ def _set_state(model: nn.Module, weights: Tensor, buffers: Mapping[str, Tensor])
     model.load_state_dict(dict(buffers), strict=False)
 
 
-def _llc(run: Run, task: Task, model: nn.Module, cfg: DictConfig, seed: int) -> dict[str, Any]:
+def _llc(  # noqa: PLR0917
+    run: Run, task: Task, model: nn.Module, cfg: DictConfig, seed: int, unfinished: Path
+) -> dict[str, Any]:
     """Return LLC and WBIC; the chains draw the same numbers at every checkpoint and optimizer.
 
     `llc` is the estimate, also where `valid` is false: then `problem` says why it is no learning coefficient.
     """
+    generator = run.generator("chains", task.name, seed)
     llc = estimate_llc(
-        model, task.loss, task.train, **dict(cfg.llc), generator=run.generator("chains", task.name, seed)
+        model, task.loss, task.train, **dict(cfg.llc), checkpoint=unfinished / "chains", generator=generator
     )
     return {
         "llc": llc.value,

@@ -9,7 +9,8 @@ import pandas as pd
 from omegaconf import DictConfig
 
 from curvlab.runs import Run
-from experiments.ngd.trajectories import Task, final_estimate
+from experiments.ngd.task import Task
+from experiments.ngd.trajectories import final_estimate
 
 
 def tune(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -36,7 +37,13 @@ def build_language_task(run: Run, name: str, settings: DictConfig) -> TrainedTas
     corpus: TextCorpus = instantiate(settings.data)
     run.record_data(corpus.name, corpus.checksum)
     tokenizer_key = {"data": corpus.checksum, "tokenizer": without_paths(settings.tokenizer)}
-    tokenizer = run.unit("tokenizer", tokenizer_key, partial(_tokenizer, corpus, settings.tokenizer), version=1)
+    tokenizer = run.unit(
+        "tokenizer",
+        tokenizer_key,
+        partial(_tokenizer, corpus, settings.tokenizer),
+        version=1,
+        about=f"tokenizer of {corpus.name}",
+    )
     splits = token_splits(corpus, tokenizer["json"], sequence_length=settings.sequence_length)
     model = build_model(
         partial(instantiate, settings.model),
@@ -52,8 +59,9 @@ def build_language_task(run: Run, name: str, settings: DictConfig) -> TrainedTas
     }
     if settings.training is not None:
         train = partial(_trained, run, name, model, splits, settings)
-        weights = run.unit("trained_language_model", key, train, version=1)["weights"]
-        model.load_state_dict({parameter: value.to(run.device) for parameter, value in weights.items()})
+        about = f"training {_described(name, settings)}"
+        stored = run.unit("trained_language_model", key, train, version=1, about=about, resumes=True)
+        model.load_state_dict({parameter: value.to(run.device) for parameter, value in stored["weights"].items()})
     model.eval()
     num_parameters = freeze(model, normalization=settings.freeze.normalization, biases=settings.freeze.biases)
     indices = curvature_indices(run, splits, settings.curvature_train)
@@ -63,7 +71,13 @@ def build_language_task(run: Run, name: str, settings: DictConfig) -> TrainedTas
         "curvature_train": len(indices),
         "seed_name": settings.seed_name,
     }
-    measured = run.unit("language_evaluation", key, partial(_evaluated, model, train_data, splits), version=1)
+    measured = run.unit(
+        "language_evaluation",
+        key,
+        partial(_evaluated, model, train_data, splits),
+        version=1,
+        about=f"losses of {_described(name, settings)}",
+    )
     return TrainedTask(
         label=task_label(name),
         seed_name=settings.seed_name,
@@ -83,7 +97,11 @@ def build_language_task(run: Run, name: str, settings: DictConfig) -> TrainedTas
 def perplexities(run: Run, task: TrainedTask) -> dict[str, float]:
     """Return exp of the mean loss a token, on the curvature's sequences and on (some of) the test text."""
     measured = run.unit(
-        "language_evaluation", task.key, partial(_evaluated, task.model, task.train, task.splits), version=1
+        "language_evaluation",
+        task.key,
+        partial(_evaluated, task.model, task.train, task.splits),
+        version=1,
+        about=f"losses of {task.label}",
     )
     return {part: float(torch.tensor(measured[f"{part}_loss"]).exp()) for part in ("train", "test")}
 
@@ -95,12 +113,19 @@ def _tokenizer(corpus: TextCorpus, settings: DictConfig) -> dict[str, Any]:
     return {"json": train_tokenizer(corpus.train, vocabulary_size=settings.vocabulary_size)}
 
 
-def _trained(run: Run, name: str, model: nn.Module, splits: TokenSplits, settings: DictConfig) -> dict[str, Any]:
+def _described(name: str, settings: DictConfig) -> str:
+    return f"{task_label(name)}, model seed {settings.model_seed}"
+
+
+def _trained(  # noqa: PLR0917
+    run: Run, name: str, model: nn.Module, splits: TokenSplits, settings: DictConfig, checkpoints: Path
+) -> dict[str, Any]:
     history = train_language_model(
         model,
         splits.train,
         **{str(setting): value for setting, value in settings.training.items()},
         generator=run.generator("language model training", settings.model_seed),
+        checkpoint=checkpoints / "training.pt",
         progress=partial(run.progress, description=f"train {task_label(name)}"),
     )
     weights: dict[str, Tensor] = model.state_dict()

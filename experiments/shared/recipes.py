@@ -72,7 +72,14 @@ class Systems:
 
     def reference(self, rtol: float) -> dict[str, Any]:
         """Return the exact solutions (P, K), by block conjugate gradients in double precision; a unit."""
-        return self.run.unit("lissa/exact", self.key | {"rtol": rtol}, partial(self._reference, rtol), version=1)
+        about = f"exact solutions {self.described}"
+        compute = partial(self._reference, rtol)
+        return self.run.unit("lissa/exact", self.key | {"rtol": rtol}, compute, version=1, about=about)
+
+    @property
+    def described(self) -> str:
+        """The systems, for the terminal."""
+        return f"{self.task.label}, damping {self.damping:.3g}"
 
     def _reference(self, rtol: float) -> dict[str, Any]:
         model = copy.deepcopy(self.task.model).double()
@@ -95,13 +102,15 @@ def compare_recipes(systems: Systems, *, reference_rtol: float) -> dict[str, Any
     """
     reference = systems.reference(reference_rtol)
     key = systems.key | {"reference_rtol": reference_rtol}
-    recipe = systems.run.unit("lissa/recipe", systems.key, partial(_measured, systems), version=1)
+    about = f"recipe {systems.described}"
+    recipe = systems.run.unit("lissa/recipe", systems.key, partial(_measured, systems), version=1, about=about)
     result: dict[str, Any] = {name: recipe[name] for name in ("trace", "largest_eigenvalue", "constant")}
     result["reference_residual"] = reference["residual"]
     for name in ("paper", "auto"):
         compute = partial(_trajectory, systems, name, recipe, reference["solutions"])
         unit = key | {"recipe": name} | ({"past_divergence": PAST_DIVERGENCE} if name == "paper" else {})
-        result[name] = systems.run.unit("lissa/recipe_trajectory", unit, compute, version=1)
+        about = f"LiSSA by recipe '{name}', {systems.described}"
+        result[name] = systems.run.unit("lissa/recipe_trajectory", unit, compute, version=1, about=about)
     return result
 
 

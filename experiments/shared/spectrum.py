@@ -54,7 +54,7 @@ def spectrum(run: Run, task: TrainedTask, cfg: DictConfig) -> dict[str, Any]:
         }
 
     settings = {"trace_probes": cfg.spectrum.trace_probes, "rtol": cfg.spectrum.rtol}
-    return run.unit("spectrum", task.key | settings, compute, version=1)
+    return run.unit("spectrum", task.key | settings, compute, version=1, about=f"spectrum of {task.label}")
 
 
 def trace_by_forms(run: Run, task: TrainedTask, cfg: DictConfig) -> dict[str, Any]:
@@ -72,7 +72,8 @@ def trace_by_forms(run: Run, task: TrainedTask, cfg: DictConfig) -> dict[str, An
         return {"value": estimate.value, "stderr": estimate.stderr}
 
     settings = {"num_probes": cfg.forms.num_probes, "batch_size": cfg.forms.batch_size}
-    return run.unit("lissa/trace_by_forms", task.key | settings, compute, version=1)
+    about = f"trace by quadratic forms of {task.label}"
+    return run.unit("lissa/trace_by_forms", task.key | settings, compute, version=1, about=about)
 
 
 def sketch(
@@ -97,7 +98,8 @@ def sketch(
         }
 
     settings = {"size": size, "per_tensor": per_tensor, "repetition": repetition}
-    return run.unit("lissa/sketch", task.key | settings, compute, version=1)
+    about = f"{'per-tensor' if per_tensor else 'dense'} sketch of {task.label}, d = {size}, number {repetition}"
+    return run.unit("lissa/sketch", task.key | settings, compute, version=1, about=about)
 
 
 def frobenius(run: Run, task: TrainedTask, *, num_pairs: int, batch_size: int | None) -> dict[str, Any]:
@@ -115,7 +117,8 @@ def frobenius(run: Run, task: TrainedTask, *, num_pairs: int, batch_size: int | 
         return {"value": norm.value, "stderr": norm.stderr}
 
     settings = {"num_pairs": num_pairs, "batch_size": batch_size}
-    return run.unit("lissa/frobenius", task.key | settings, compute, version=1)
+    about = f"Frobenius norm of {task.label}"
+    return run.unit("lissa/frobenius", task.key | settings, compute, version=1, about=about)
 
 
 def constants(run: Run, task: TrainedTask, cfg: DictConfig, *, trace: float) -> dict[str, Any]:
@@ -151,7 +154,8 @@ def constants(run: Run, task: TrainedTask, cfg: DictConfig, *, trace: float) -> 
             "largest": float(found.max()),
         }
 
-    return run.unit("lissa/constant", task.key | settings | {"trace": trace}, compute, version=1)
+    about = f"constant of condition C.1 of {task.label}"
+    return run.unit("lissa/constant", task.key | settings | {"trace": trace}, compute, version=1, about=about)
 
 
 def drawn_examples(task: TrainedTask, num: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from hydra.utils import instantiate
@@ -50,7 +51,8 @@ def build_task(run: Run, name: str, settings: DictConfig) -> TrainedTask:
     }
     if settings.training is not None:
         compute = partial(_trained, run, model, loss, splits.train, settings)
-        stored = run.unit("trained_model", key, compute, version=1)
+        about = f"training {task_label(name)}"
+        stored = run.unit("trained_model", key, compute, version=1, about=about, resumes=True)
         model.load_state_dict({parameter: value.to(run.device) for parameter, value in stored["weights"].items()})
     model.eval()
     num_parameters = freeze(model, normalization=settings.freeze.normalization, biases=settings.freeze.biases)
@@ -58,7 +60,13 @@ def build_task(run: Run, name: str, settings: DictConfig) -> TrainedTask:
     all_of_them = len(indices) == len(splits.train)  # type: ignore[arg-type]  # map-style
     train_data: Any = splits.train if all_of_them else stack(splits.train, indices)
     key |= {"freeze": without_paths(settings.freeze), "curvature_train": len(indices)}
-    measured = run.unit("evaluation", key, partial(_evaluated, model, loss, train_data, splits), version=1)
+    measured = run.unit(
+        "evaluation",
+        key,
+        partial(_evaluated, model, loss, train_data, splits),
+        version=1,
+        about=f"losses of {task_label(name)}",
+    )
     return TrainedTask(
         label=task_label(name),
         seed_name=settings.seed_name,
@@ -75,13 +83,16 @@ def build_task(run: Run, name: str, settings: DictConfig) -> TrainedTask:
     )
 
 
-def _trained(run: Run, model: nn.Module, loss: nn.Module, data: Any, settings: DictConfig) -> dict[str, Any]:
+def _trained(  # noqa: PLR0917
+    run: Run, model: nn.Module, loss: nn.Module, data: Any, settings: DictConfig, checkpoints: Path
+) -> dict[str, Any]:
     history = train(
         model,
         loss,
         data,
         **{str(setting): value for setting, value in settings.training.items()},
         generator=run.generator("training", settings.seed_name),
+        checkpoint=checkpoints / "training.pt",
         progress=partial(run.progress, description=f"train {settings.seed_name}"),
     )
     weights: dict[str, Tensor] = model.state_dict()

@@ -12,8 +12,9 @@ PRESETS = ("embedded", "laptop", "paper")
 
 def print_help() -> int:
     """Print the list."""
+    targets = all_targets().values()
     for key, about in PAPERS.items():
-        own = [target for target in all_targets().values() if target.paper_key == key]
+        own = [target for target in targets if target.paper_key == key]
         if not own:
             continue
         print(f"\n{about}")

@@ -23,7 +23,7 @@ def print_stale() -> int:
             print(f"{folder.as_posix()}")
             for reason in reasons:
                 print(f"  {reason}")
-    print(f"{count} stale results." if count else "No published result is stale.")
+    print(f"{count} stale result{'s' if count > 1 else ''}." if count else "No published result is stale.")
     print(f'Results that say "{NOT_RECORDED}" cannot be checked.')
     return 1 if count else 0
 

@@ -18,7 +18,8 @@ from experiments.target.discovery import all_targets
 def run_smoke(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Path]]:
     """Return a function that runs a target, e.g. "ngd/fig6", with overrides, and gives its result folder.
 
-    All runs of a test module share one store, <result folder>/../../../../store.
+    All runs of a test module share one store, <result folder>/../../../../store. Figures are drawn but not laid
+    out, which is matplotlib's work and half of a figure's time; the tests of `plots` and `again` lay theirs out.
     """
     root = tmp_path_factory.mktemp("smoke")
 
@@ -30,6 +31,7 @@ def run_smoke(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[...
 
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(Path(__file__).parents[2])
+        patch.setattr("matplotlib.layout_engine.ConstrainedLayoutEngine.execute", lambda self, figure: None)
         yield run
 
 

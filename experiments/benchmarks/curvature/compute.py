@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from functools import partial
 from typing import Any
 
@@ -39,7 +40,8 @@ def _model_rows(run: runs.Run, name: str, cfg: DictConfig) -> list[dict[str, Any
     rows: list[dict[str, Any]] = []
     for count in cfg.num_vectors:
         measure = partial(_measured, run, name, cfg, int(count))
-        measured = run.unit("benchmarks/curvature", key | {"num_vectors": count}, measure, version=1)
+        about = f"products of {name} with {count} vectors"
+        measured = run.unit("benchmarks/curvature", key | {"num_vectors": count}, measure, version=1, about=about)
         rows += _rows(name, int(count), settings, measured, methods)
     return rows
 
@@ -63,7 +65,10 @@ def _measured(run: runs.Run, name: str, cfg: DictConfig, count: int) -> dict[str
                 methods.pop(method, None)
                 status[method] = f"failed: {str(error).splitlines()[0][:120]}"
         times = measure_times(methods, num_rounds=cfg.num_rounds, device=run.device)
+        gc.collect()
+        gc.freeze()  # the gauge collects garbage: what was there before need not be searched each time
         peaks = {method: measure_peak(compute, run.device) for method, compute in methods.items()}
+        gc.unfreeze()
     return {
         "times": times,
         "peaks": peaks,

@@ -47,7 +47,7 @@ def _task_table(run: runs.Run, task: TrainedTask, steps: list[float], num_vector
     """Return one row for each precision, step and direction; step 0 is forward mode (fp64's is the truth)."""
     key = task.key | {"steps": steps, "num_vectors": num_vectors}
     errors_of = partial(_errors, run, task, steps, num_vectors)
-    results = run.unit("benchmarks/finite_differences", key, errors_of, version=1)
+    results = run.unit("benchmarks/finite_differences", key, errors_of, version=1, about=f"errors of {task.label}")
     rows: list[dict[str, Any]] = []
     for precision in DTYPES:
         for step, errors in zip([0.0, *steps], results[precision], strict=True):

@@ -45,12 +45,12 @@ def compute(run: runs.Run, cfg: DictConfig) -> dict[str, pd.DataFrame]:
     network = _stored_network(run, task, settings)
     key = task.key | {"num_queries": settings.num_queries, "damping": settings.damping}
     exact = partial(_reference, task, network, settings.damping)
-    reference = run.unit("influence_peers/reference", key, exact, version=1)
+    reference = run.unit("influence_peers/reference", key, exact, version=1, about="exact scores")
     methods: dict[str, dict[str, Any]] = OmegaConf.to_container(settings.methods)  # type: ignore[assignment]  # a mapping
     rows = []
     for method in run.progress(list(settings.only or methods), "methods"):
         options = methods[method] | {"num_threads": settings.num_threads}
-        results = _measured(run, network, options, key, settings)
+        results = _measured(run, str(method), network, options, key, settings)
         rows.append(_row(str(method), options, results, reference["scores"]))
     run.note(
         load_average=load_average(),
@@ -91,8 +91,13 @@ def _reference(task: TrainedTask, network: dict[str, Any], damping: float) -> di
     return {"scores": found.scores, "residual": float(found.solution.residual.max())}
 
 
-def _measured(
-    run: runs.Run, network: dict[str, Any], options: dict[str, Any], key: dict[str, Any], settings: DictConfig
+def _measured(  # noqa: PLR0917
+    run: runs.Run,
+    method: str,
+    network: dict[str, Any],
+    options: dict[str, Any],
+    key: dict[str, Any],
+    settings: DictConfig,
 ) -> list[dict[str, Any]]:
     """Return one result for each repeat; a method that fails or is slow is not tried again."""
     # Where the peers' Python lies belongs to a machine, not to a result.
@@ -104,7 +109,8 @@ def _measured(
     for repeat in range(settings.num_repeats):
         if results and (results[0]["status"] != "done" or results[0]["cpu_seconds"] > settings.repeat_below):
             break
-        results.append(run.unit("influence_peers/method", unit | {"repeat": repeat}, once, version=1))
+        about = f"{method}, repeat {repeat}"
+        results.append(run.unit("influence_peers/method", unit | {"repeat": repeat}, once, version=1, about=about))
     return results
 
 

@@ -36,9 +36,10 @@ class TrainedNetwork:
 
     def __init__(self, stored: dict[str, Any]) -> None:
         sizes = stored["sizes"]
+        activation = {"relu": nn.ReLU, "tanh": nn.Tanh}[stored.get("activation", "relu")]
         layers: list[nn.Module] = []
         for fan_in, fan_out in pairwise(sizes):
-            layers += [nn.Linear(fan_in, fan_out), nn.ReLU()]
+            layers += [nn.Linear(fan_in, fan_out), activation()]
         self.model = nn.Sequential(*layers[:-1])
         for parameter, value in zip(self.model.parameters(), stored["parameters"], strict=True):
             parameter.data = value.clone()
@@ -192,8 +193,41 @@ def kronfluence(network: TrainedNetwork, options: Options) -> tuple[Tensor, str]
     return -scores, ""
 
 
+def traker(network: TrainedNetwork, options: Options) -> tuple[Tensor, str]:
+    """TRAK of one checkpoint, with its projector for CPUs; higher scores of its own are more helpful."""
+    from trak import TRAKer
+    from trak.projectors import BasicProjector
+
+    size = sum(parameter.numel() for parameter in network.model.parameters())
+    projector = BasicProjector(
+        grad_dim=size, proj_dim=options["proj_dim"], seed=0, proj_type="rademacher", device="cpu"
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        scorer = TRAKer(
+            model=network.model,
+            task="image_classification",
+            train_set_size=len(network.train[0]),
+            save_dir=folder,
+            device="cpu",
+            projector=projector,
+            proj_dim=options["proj_dim"],
+            use_half_precision=False,
+            logging_level=40,
+        )
+        state = network.model.state_dict()
+        scorer.load_checkpoint(state, model_id=0)
+        for batch in network.loader("train", 200):
+            scorer.featurize(batch=batch, num_samples=len(batch[0]))
+        scorer.finalize_features()
+        scorer.start_scoring_checkpoint("test", state, model_id=0, num_targets=len(network.test[0]))
+        for batch in network.loader("test", 200):
+            scorer.score(batch=batch, num_samples=len(batch[0]))
+        scores = torch.from_numpy(scorer.finalize_scores("test").copy()).float()  # (N, M)
+    return -scores.T, ""
+
+
 METHODS: dict[str, Callable[[TrainedNetwork, Options], tuple[Tensor, str]]] = {
-    method.__name__: method for method in (curvlab, gradients, curvlinops, pydvl, dattri, kronfluence)
+    method.__name__: method for method in (curvlab, gradients, curvlinops, pydvl, dattri, kronfluence, traker)
 }
 # Imported before the clock starts.
 MODULES = {
@@ -203,6 +237,7 @@ MODULES = {
     "pydvl": "pydvl.influence.torch",
     "dattri": "dattri.algorithm.influence_function",
     "kronfluence": "kronfluence.analyzer",
+    "traker": "trak",
 }
 DISTRIBUTIONS = {"curvlinops": "curvlinops-for-pytorch", "gradients": "torch"}
 

@@ -41,7 +41,8 @@ def _cases(run: runs.Run, task: TrainedTask, settings: DictConfig) -> Iterator[S
         yield Systems(run, task, damping, points, test)
     for ratio in settings.damping_ratios:
         undamped = Systems(run, task, 0.0, points, test)
-        found = run.unit("lissa/largest", undamped.key, partial(_largest, undamped), version=1)
+        about = f"largest eigenvalue of {task.label}"
+        found = run.unit("lissa/largest", undamped.key, partial(_largest, undamped), version=1, about=about)
         yield Systems(run, task, ratio * found["largest_eigenvalue"], points, test)
 
 

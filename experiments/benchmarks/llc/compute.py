@@ -48,7 +48,8 @@ def _results(
     for turn in run.progress(list(product(settings.num_threads, range(settings.num_repeats))), "repeats"):
         key = _key(task, settings) | {"methods": methods, "threads": turn[0], "repeat": turn[1]}
         repeat = partial(_repeat, run, task, settings, methods, turn)
-        found[turn] = run.unit("benchmarks/llc", key, repeat, version=1)
+        about = f"LLC of {task.label}, {turn[0]} threads, repeat {turn[1]}"
+        found[turn] = run.unit("benchmarks/llc", key, repeat, version=1, about=about)
     return found
 
 
@@ -56,15 +57,19 @@ def _floors(run: runs.Run, task: TrainedTask, settings: DictConfig) -> dict[int,
     found = {}
     for num_threads in settings.num_threads:
         key = _key(task, settings) | {"threads": num_threads}
-        found[num_threads] = run.unit(
-            "benchmarks/llc_floor", key, partial(_floor, task, settings, num_threads), version=1
-        )
+        about = f"floor of {task.label}, {num_threads} threads"
+        floor = partial(_floor, task, settings, num_threads)
+        found[num_threads] = run.unit("benchmarks/llc_floor", key, floor, version=1, about=about)
     return found
 
 
 def _key(task: TrainedTask, settings: DictConfig) -> dict[str, Any]:
+    return task.key | _sampling(settings)
+
+
+def _sampling(settings: DictConfig) -> dict[str, Any]:
     names = ("num_chains", "num_draws", "num_burnin_steps", "batch_size", "step_size", "localization")
-    return task.key | {name: settings[name] for name in names}
+    return {name: settings[name] for name in names}
 
 
 def _repeat(
@@ -83,12 +88,7 @@ def _setting(task: TrainedTask, settings: DictConfig) -> Setting:
     return Setting(
         model=task.model,
         data=task.train,
-        num_chains=settings.num_chains,
-        num_draws=settings.num_draws,
-        num_burnin_steps=settings.num_burnin_steps,
-        batch_size=settings.batch_size,
-        step_size=settings.step_size,
-        localization=settings.localization,
+        **_sampling(settings),
         nbeta=default_nbeta(task.num_train),
         initial_loss=task.train_loss,
     )

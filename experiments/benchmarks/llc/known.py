@@ -54,7 +54,7 @@ def _row(run: runs.Run, cfg: DictConfig, powers: list[int], *, product: bool) ->
     settings |= {"localization": localization, "nbeta": nbeta}
     key = {"powers": powers, "product": product, **settings}
     estimate = partial(_estimate, run, powers, product, settings)
-    found = run.unit("benchmarks/llc_known", key, estimate, version=1)
+    found = run.unit("benchmarks/llc_known", key, estimate, version=1, about=f"LLC of a {kind}, powers {powers}")
     names = [f"w{i + 1}^{power}" for i, power in enumerate(powers)]
     return {
         "problem": (" " if product else " + ").join(names),

@@ -41,7 +41,8 @@ def _model_table(run: runs.Run, name: str, cfg: DictConfig) -> pd.DataFrame:
     rows: list[dict[str, Any]] = []
     for repeat in run.progress(range(cfg.num_repeats), name):
         measure = partial(_timed, run, cfg, name, repeat)
-        times = run.unit("benchmarks/ngd_step", key | {"repeat": repeat}, measure, version=1)
+        about = f"steps of {name}, repeat {repeat}"
+        times = run.unit("benchmarks/ngd_step", key | {"repeat": repeat}, measure, version=1, about=about)
         shared = {"model": name, "parameters": times["num_parameters"], "repeat": repeat}
         for optimizer in OPTIMIZERS:
             periods = np.asarray(times[optimizer])  # (periods, steps), seconds

@@ -46,12 +46,14 @@ def _task_table(run: runs.Run, name: str, settings: DictConfig) -> pd.DataFrame:
     test = torch.randperm(len(task.splits.test), generator=generator)  # type: ignore[arg-type]
     points = torch.randperm(task.num_train, generator=generator)[: settings.num_points].sort().values
     measured = _Measured(run, task, settings, test[: max(settings.num_rhs)], points)
-    spectrum = run.unit("solvers/largest_eigenvalue", task.key, measured.largest, version=1)
+    about = f"largest eigenvalue of {task.label}"
+    spectrum = run.unit("solvers/largest_eigenvalue", task.key, measured.largest, version=1, about=about)
     damping = settings.damping if settings.damping is not None else settings.damping_ratio * spectrum["largest"]
     key = task.key | {"damping": damping, "num_points": settings.num_points}
     key |= {"num": settings.num_reference, "max": max(settings.num_rhs), "rtol": settings.reference_rtol}
     key |= {"dtype": settings.reference_dtype}
-    reference = run.unit("solvers/reference", key, partial(measured.reference, damping), version=1)
+    about = f"exact solutions {task.label}"
+    reference = run.unit("solvers/reference", key, partial(measured.reference, damping), version=1, about=about)
     rows: list[dict[str, Any]] = []
     for num_rhs in settings.num_rhs:
         for method in settings.methods:
@@ -59,7 +61,8 @@ def _task_table(run: runs.Run, name: str, settings: DictConfig) -> pd.DataFrame:
             unit = key | {"method": method, "num_solved": num_solved, "rtol_method": settings.rtol}
             unit |= {"rank": settings.nystrom_rank} if "nystrom" in method else {}
             trajectory = partial(measured.trajectory, method, num_solved, damping, reference["solutions"])
-            found = run.unit("solvers/trajectory", unit, trajectory, version=1)
+            about = f"{method} on {task.label}, {num_solved} right-hand sides"
+            found = run.unit("solvers/trajectory", unit, trajectory, version=1, about=about)
             rows += _rows(task.label, num_rhs, method, num_solved, found)
     return pd.DataFrame(rows)
 

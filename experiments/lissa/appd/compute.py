@@ -52,7 +52,8 @@ def compute(run: Run, cfg: DictConfig) -> dict[str, pd.DataFrame]:
         for vocabulary in ("all", "rare"):
             names = {"corpus": str(name), "vocabulary": vocabulary}
             key = names | settings | {"checksum": corpus.checksum, "join": part.join}
-            found = run.unit("lissa/appd", key, partial(_measure, run, cfg, corpus, key), version=1)
+            measure = partial(_measure, run, cfg, corpus, key)
+            found = run.unit("lissa/appd", key, measure, version=1, about=f"{name}, {vocabulary} words")
             for table, rows in tables.items():
                 rows += [names | row for row in found[table]]
     run.note(seeds=[cfg.seed])

@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -137,7 +138,13 @@ def _stochastic(setup: _Setup, key: dict[str, Any], cfg: DictConfig) -> tuple[Te
     key = key | dataclasses.asdict(setup.settings)
     lissa, pbrf, lengths = [], [], []
     for seed in range(cfg.num_seeds):
-        found = setup.run.unit("lissa/scores", key | {"repetition": seed}, partial(_lissa, setup, seed), version=1)
+        found = setup.run.unit(
+            "lissa/scores",
+            key | {"repetition": seed},
+            partial(_lissa, setup, seed),
+            version=1,
+            about=f"LiSSA {setup.task.label}, seed {seed}",
+        )
         lissa.append(found["scores"].double())
         lengths.append(found["lengths"].double())
         responded = setup.run.unit(
@@ -145,6 +152,8 @@ def _stochastic(setup: _Setup, key: dict[str, Any], cfg: DictConfig) -> tuple[Te
             key | {"repetition": seed, "epsilon": cfg.pbrf.epsilon},
             partial(_pbrf_by_sgd, setup, cfg.pbrf.epsilon, seed),
             version=1,
+            about=f"PBRF by SGD {setup.task.label}, seed {seed}",
+            resumes=True,
         )
         pbrf.append(responded["scores"].double())
     return torch.stack(lissa), torch.stack(pbrf), torch.stack(lengths)
@@ -160,7 +169,11 @@ def _reference(setup: _Setup, key: dict[str, Any], cfg: DictConfig) -> dict[str,
     first = dataclasses.replace(setup, points=(setup.points[0][:num_exact], setup.points[1][:num_exact]))
     key = key | {"exact_points": num_exact}
     solved = setup.run.unit(
-        "influence/cg", key | {"rtol": cfg.exact.cg_rtol}, partial(_by_cg, first, cfg.exact.cg_rtol), version=1
+        "influence/cg",
+        key | {"rtol": cfg.exact.cg_rtol},
+        partial(_by_cg, first, cfg.exact.cg_rtol),
+        version=1,
+        about=f"CG {setup.task.label}",
     )
     minimised: dict[str, Any] = {"scores": none, "residual": math.nan}
     if cfg.exact.pbrf:
@@ -169,10 +182,12 @@ def _reference(setup: _Setup, key: dict[str, Any], cfg: DictConfig) -> dict[str,
             key | {"rtol": cfg.exact.newton_rtol, "displacement": cfg.exact.displacement},
             partial(_pbrf_by_newton, first, cfg.exact),
             version=1,
+            about=f"exact PBRF {setup.task.label}",
         )
     automatic: dict[str, Any] = {"scores": none, "constant": math.nan}
     if cfg.measure_constant:
-        automatic = setup.run.unit("lissa/auto", key, partial(_lissa_auto, first), version=1)
+        about = f"LiSSA {setup.task.label}, C measured"
+        automatic = setup.run.unit("lissa/auto", key, partial(_lissa_auto, first), version=1, about=about)
     return {
         "cg": solved["scores"].double(),
         "exact": minimised["scores"].double(),
@@ -234,11 +249,15 @@ def _lissa_auto(setup: _Setup) -> dict[str, Any]:
     return {"scores": setup.influences(solution.x), "constant": constant, "batch_size": solver.batch_size}
 
 
-def _pbrf_by_sgd(setup: _Setup, epsilon: float, seed: int) -> dict[str, Any]:
+def _pbrf_by_sgd(setup: _Setup, epsilon: float, seed: int, checkpoints: Path) -> dict[str, Any]:
     run, settings = setup.run, setup.settings
     bar = run.progress(settings.num_steps, f"PBRF by SGD {setup.task.label}, seed {seed}")
     optimizer = ProximalSGD(
-        settings.step_size, settings.batch_size, settings.num_steps, callback=lambda step: bar.update()
+        settings.step_size,
+        settings.batch_size,
+        settings.num_steps,
+        callback=lambda step: bar.update(),
+        checkpoint=checkpoints / "pbrf.pt",
     )
     generator = run.generator("pbrf", setup.task.seed_name, seed)
     response = optimizer.minimize(setup.objective(epsilon), generator=generator)

@@ -78,7 +78,9 @@ def compute_task(run: Run, task: TrainedTask, cfg: DictConfig) -> TaskResult:
     points = torch.randperm(task.num_train, generator=generator)[: cfg.num_points].sort().values
     start = Systems(run, task, 0.0, points, test)
     key = task.key | {"trace_probes": cfg.trace_probes}
-    spectrum = run.unit("lissa/fig2_spectrum", key, partial(_spectrum, start, cfg.trace_probes), version=1)
+    about = f"spectrum of {task.label}"
+    compute = partial(_spectrum, start, cfg.trace_probes)
+    spectrum = run.unit("lissa/fig2_spectrum", key, compute, version=1, about=about)
     damping = cfg.damping if cfg.damping is not None else cfg.damping_ratio * spectrum["largest_eigenvalue"]
     systems = dataclasses.replace(start, damping=damping)
     exact = systems.test_gradients @ systems.reference(cfg.reference_rtol)["solutions"]
@@ -126,6 +128,7 @@ def _convergence(
             key | {"repetition": repetition},
             partial(_scores, systems, batch_size, step_size, num_steps, repetition),
             version=1,
+            about=f"LiSSA {systems.task.label}, |B| = {batch_size}, run {repetition}",
         )["scores"].double()
         for repetition in range(num_runs)
     ]

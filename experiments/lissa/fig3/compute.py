@@ -105,7 +105,9 @@ def _similarities(run: Run, task: TrainedTask, settings: DictConfig, sentences: 
         "solver": OmegaConf.to_container(settings.solver, resolve=True),
         "columns": settings.columns,
     }
-    return run.unit("lissa/fig3_similarity", key, partial(_measured, run, task, settings, sentences), version=1)
+    about = f"similarities of {task.label}, model seed {settings.model_seed}"
+    measure = partial(_measured, run, task, settings, sentences)
+    return run.unit("lissa/fig3_similarity", key, measure, version=1, about=about)
 
 
 def _measured(run: Run, task: TrainedTask, settings: DictConfig, sentences: list[str]) -> dict[str, Any]:
@@ -167,7 +169,9 @@ def _check_lissa(
         }
         key = task.key | setting | {"sentences": sentences, "number": len(chosen), "damping": exact["damping"]}
         measure = partial(_lissa, run, task, sentences, len(chosen), exact, setting)
-        rows.append({"reading": reading} | setting | run.unit("lissa/fig3_lissa", key, measure, version=1))
+        about = f"LiSSA {task.label}, step size as {reading}"
+        found = run.unit("lissa/fig3_lissa", key, measure, version=1, about=about)
+        rows.append({"reading": reading} | setting | found)
     return rows
 
 

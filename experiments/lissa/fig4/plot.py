@@ -52,16 +52,9 @@ def _panel(ax: Axes, own: pd.DataFrame, constants: pd.Series, fitted: pd.Series)
         ("single tokens", 3, "left side, independent tokens (95 %)"),
     ):
         part = own[own.sampling == sampling]
-        ax.errorbar(
-            part.batch_size,
-            part.left,
-            yerr=1.96 * part.left_stderr,
-            color=plots.PALETTE[0] if marker == 0 else plots.PALETTE[3],
-            marker=plots.MARKERS[marker],
-            markersize=5,
-            linestyle="none",
-            label=label,
-        )
+        color = plots.PALETTE[0] if marker == 0 else plots.PALETTE[3]
+        markers = {"color": color, "marker": plots.MARKERS[marker]}
+        plots.measured(ax, part.batch_size, part.left, part.left_stderr, **markers, label=label)
     ax.set_xscale("log")
     ax.set_yscale("log")
     ticks = sizes if fitted.isna()["coherence"] else own.batch_size.to_numpy()[[-1, *range(len(sizes))]]

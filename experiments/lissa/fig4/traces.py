@@ -33,7 +33,8 @@ def sampling_gap(run: Run, task: TrainedTask, cfg: DictConfig, *, batch_size: in
         return _mean(torch.stack(values))
 
     settings = {"batch_size": batch_size, "num_realizations": cfg.condition.num_realizations}
-    return run.unit("lissa/sampling_gap", task.key | settings, compute, version=1)
+    about = f"gap of batches of {task.label}, |B| = {batch_size}"
+    return run.unit("lissa/sampling_gap", task.key | settings, compute, version=1, about=about)
 
 
 def token_gap(run: Run, task: TrainedTask, cfg: DictConfig) -> dict[str, Any]:
@@ -54,7 +55,8 @@ def token_gap(run: Run, task: TrainedTask, cfg: DictConfig) -> dict[str, Any]:
         return _mean(torch.stack(values))
 
     settings = {"token_batch": num, "num_realizations": cfg.condition.num_realizations}
-    return run.unit("lissa/token_gap", task.key | settings, compute, version=1)
+    about = f"gap of single tokens of {task.label}"
+    return run.unit("lissa/token_gap", task.key | settings, compute, version=1, about=about)
 
 
 def _half_square(operator: LinearOperator, pair: list[Any], generator: torch.Generator) -> Tensor:

@@ -46,11 +46,17 @@ def compute(run: Run, cfg: DictConfig) -> dict[str, pd.DataFrame]:
                 key, setting = names | {"batch_size": batch_size}, names | {"role": role, "batch_size": batch_size}
                 sizes = {"num_trials": cfg.num_trials, "num_steps": cfg.num_steps, "shown": list(cfg.shown_steps)}
                 measure = partial(_errors, run, eigenvalues, key, **sizes)
-                found = run.unit("lissa/lemma1_errors", key | sizes, measure, version=1)
+                about = f"{case.spectrum}, n = {case.size}, damping {damping:g}, |B| = {batch_size}"
+                found = run.unit(
+                    "lissa/lemma1_errors", key | sizes, measure, version=1, about=f"errors of {about}"
+                )
                 errors += [setting | row for row in found["rows"]]
                 sizes = {str(name): value for name, value in cfg.growth.items()}
                 measure = partial(_growth, run, eigenvalues, key, **sizes)
-                growth.append(setting | run.unit("lissa/lemma1_growth", key | sizes, measure, version=1))
+                found = run.unit(
+                    "lissa/lemma1_growth", key | sizes, measure, version=1, about=f"growth of {about}"
+                )
+                growth.append(setting | found)
     run.note(seeds=[cfg.seed])
     tables = {"table": errors, "thresholds": limits, "growth": growth}
     return {name: pd.DataFrame(rows) for name, rows in tables.items()}

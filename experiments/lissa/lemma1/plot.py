@@ -56,14 +56,13 @@ def _second_moments(ax: Axes, own: pd.DataFrame) -> None:
         if rows.empty:
             continue
         color = plots.PALETTE[index]
-        ax.errorbar(
+        plots.measured(
+            ax,
             rows.step,
             rows.second_moment,
-            yerr=1.96 * rows.second_moment_stderr,
+            rows.second_moment_stderr,
             color=color,
             marker=plots.MARKERS[index],
-            markersize=4,
-            linestyle="none",
             label=f"|B| = {rows.batch_size.iloc[0]}, {label}",
         )
         ax.plot(rows.step, rows.second_moment_exact, color=color, linewidth=1)
@@ -106,14 +105,13 @@ def _growth(ax: Axes, growth: pd.DataFrame) -> None:
     ax.axhline(0, color="#555555", linewidth=0.8)
     ax.axvline(0, color="#555555", linewidth=0.8)
     for index, (name, own) in enumerate(growth.groupby("spectrum", sort=False)):
-        ax.errorbar(
+        plots.measured(
+            ax,
             own.half_log_radius,
             own.growth,
-            yerr=1.96 * own.growth_stderr,
+            own.growth_stderr,
             color=plots.PALETTE[index],
             marker=plots.MARKERS[index],
-            markersize=4,
-            linestyle="none",
             label=str(name),
         )
     near = float(growth[growth.role != "half"].half_log_radius.abs().max())

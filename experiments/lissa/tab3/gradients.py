@@ -34,7 +34,8 @@ def gradient_pairs(run: Run, task: TrainedTask, cfg: DictConfig) -> dict[str, An
         sketched = _sketched_products(left, right, sizes, cfg, generator)
         return {**sketched, **_exact(left, right, sizes)}
 
-    return run.unit("lissa/gradient_sketches", task.key | settings, compute, version=1)
+    about = f"sketches of gradients of {task.label}"
+    return run.unit("lissa/gradient_sketches", task.key | settings, compute, version=1, about=about)
 
 
 def _sketched_products(

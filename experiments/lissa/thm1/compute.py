@@ -81,7 +81,9 @@ def compute(run: Run, cfg: DictConfig) -> dict[str, pd.DataFrame]:
         for ratio in cfg.damping_ratios:
             names = {"problem": case.problem.name, "damping_ratio": float(ratio)}
             key = case.key | {"damping_ratio": ratio, "batch_sizes": sizes, "exact_limits": case.exact_limits}
-            found = run.unit("lissa/thm1_limits", key, partial(_limits, case, ratio, sizes), version=1)
+            about = f"limits of {case.problem.name}, damping ratio {ratio:g}"
+            measure = partial(_limits, case, ratio, sizes)
+            found = run.unit("lissa/thm1_limits", key, measure, version=1, about=about)
             settings.append(names | found["settings"])
             stationary += [names | row for row in found["stationary"]]
         names = {"problem": case.problem.name, "damping_ratio": float(cfg.damping_ratio)}
@@ -170,7 +172,8 @@ def _errors(run: Run, cfg: DictConfig, case: Case) -> list[Row]:
         key = case.key | {"damping_ratio": cfg.damping_ratio, "batch_size": batch_size, "shown": shown}
         key |= {"trials": case.trials, "exact_curves": case.exact_curves}
         measure = partial(_trials, run, case, damping, step_size, batch_size, shown)
-        stored = run.unit("lissa/thm1_errors", key, measure, version=1)
+        about = f"errors of {case.problem.name}, |B| = {batch_size}"
+        stored = run.unit("lissa/thm1_errors", key, measure, version=1, about=about)
         own = bounds(case.problem, damping, step_size=step_size, batch_size=batch_size)
         scale, root = own.solution_norm, math.sqrt(case.trials)
         for index, step in enumerate(shown):
@@ -216,7 +219,8 @@ def _trials(  # noqa: PLR0917
 def _from_afar(run: Run, part: DictConfig) -> list[Row]:
     """Return measured and exact errors, and bounds, in the one-dimensional case that starts beyond u*."""
     problem, sizes = rare_problem(part.num_examples), {"step_size": part.step_size, "batch_size": 1}
-    stored = run.unit("lissa/thm1_far_start", dict(part), partial(_far_trials, run, part, problem), version=1)
+    measure = partial(_far_trials, run, part, problem)
+    stored = run.unit("lissa/thm1_far_start", dict(part), measure, version=1, about="errors from a far start")
     own = bounds(problem, part.damping, **sizes)
     first = float(stored["exact"][0])
     return [

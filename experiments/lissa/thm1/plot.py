@@ -37,16 +37,8 @@ def _against_batch(ax: Axes, errors: pd.DataFrame, settings: pd.DataFrame, probl
         0
     ]
     shown = own[own.error < 1e3]
-    ax.errorbar(
-        shown.batch_size,
-        shown.error,
-        yerr=1.96 * shown.error_stderr,
-        color="black",
-        marker="o",
-        markersize=4,
-        linestyle="none",
-        label="measured (LiSSA, 95 %)",
-    )
+    label = "measured (LiSSA, 95 %)"
+    plots.measured(ax, shown.batch_size, shown.error, shown.error_stderr, color="black", label=label)
     for column, (label, style, color) in LINES.items():
         line = own[own[column].notna()]
         ax.plot(line.batch_size, line[column], color=plots.PALETTE[color], linestyle=style, label=label)
@@ -65,16 +57,7 @@ def _against_batch(ax: Axes, errors: pd.DataFrame, settings: pd.DataFrame, probl
 def _far_start(ax: Axes, start: pd.DataFrame) -> None:
     ax.plot(start.step, start.exact, color="black", linewidth=1, label="exact")
     some = start[start.step % max(len(start) // 12, 1) == 0]
-    ax.errorbar(
-        some.step,
-        some.error,
-        yerr=1.96 * some.error_stderr,
-        color="black",
-        marker="o",
-        markersize=4,
-        linestyle="none",
-        label="measured (95 %)",
-    )
+    plots.measured(ax, some.step, some.error, some.error_stderr, color="black", label="measured (95 %)")
     ax.plot(start.step, start.theorem, color=plots.PALETTE[0], linestyle="--", label="Theorem 1")
     ax.plot(start.step, start.corrected, color=plots.PALETTE[5], linestyle="-.", label="corrected")
     ax.set_yscale("log")
@@ -94,16 +77,8 @@ def _over_steps(errors: pd.DataFrame, problems: list[str]) -> Figure:
             dict.fromkeys([sizes[0], sizes[len(sizes) // 2], sizes[-1]] if sizes else [])
         ):
             rows, color = own[own.batch_size == size], plots.PALETTE[index]
-            ax.errorbar(
-                rows.step,
-                rows.error,
-                yerr=1.96 * rows.error_stderr,
-                color=color,
-                marker=plots.MARKERS[index],
-                markersize=4,
-                linestyle="none",
-                label=f"|B| = {size}",
-            )
+            marker, label = plots.MARKERS[index], f"|B| = {size}"
+            plots.measured(ax, rows.step, rows.error, rows.error_stderr, color=color, marker=marker, label=label)
             ax.plot(rows.step, rows.exact, color=color, linewidth=1)
             for column, (_, style, _) in LINES.items():
                 ax.plot(rows.step, rows[column], color=color, linestyle=style, linewidth=1)

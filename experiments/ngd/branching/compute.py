@@ -14,7 +14,8 @@ from omegaconf import DictConfig, OmegaConf
 
 from curvlab.runs import Run
 from experiments.ngd.branching.measures import BEFORE, BranchResults
-from experiments.ngd.trajectories import Task, last_state, load_task, trajectory
+from experiments.ngd.task import Task, load_task
+from experiments.ngd.trajectories import last_state, trajectory
 from experiments.target import task_label, task_settings
 
 

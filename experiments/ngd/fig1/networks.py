@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from omegaconf import DictConfig
 
 from curvlab.runs import Run
-from experiments.ngd.trajectories import Task, load_task
+from experiments.ngd.task import Task, load_task
 from experiments.target import task_label, task_settings
 
 PLACE = ("task", "width")  # the columns that tell the networks apart

@@ -7,7 +7,8 @@ from omegaconf import DictConfig
 
 from curvlab.runs import Run
 from experiments.ngd.matched_loss import matched_differences
-from experiments.ngd.trajectories import load_task, trajectory
+from experiments.ngd.task import load_task
+from experiments.ngd.trajectories import trajectory
 from experiments.target import task_label, task_settings
 
 

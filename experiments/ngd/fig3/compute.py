@@ -12,7 +12,8 @@ from scipy import stats
 
 from curvlab.reporting import t_interval
 from curvlab.runs import Run
-from experiments.ngd.trajectories import final_estimate, load_task
+from experiments.ngd.task import load_task
+from experiments.ngd.trajectories import final_estimate
 from experiments.target import task_label, task_settings
 
 SWEEPS = ("alpha", "epsilon")

@@ -11,22 +11,14 @@ Branches see the same batches. An estimate counts as an LLC only where the chain
 start (`valid`); the split is no minimum, so the estimate there is that of a state on its way, as in the paper.
 """
 
+from experiments.ngd.branching.paper import PAPER
 from experiments.target import Target
 
 TARGET = Target(
     __name__,
     title="One state, then SGD and NGD: update size and LLC",
-    paper={
-        "model.hidden_sizes": [256, 256],
-        "data._target_": "FashionMNIST",
-        "seeds": "not stated",
-        "before.training.num_epochs": "not stated",
-        "after.training.num_epochs": "not stated",
-        "before.optimizer.lr": 0.01,
-        "branches.*.lr": "SGD 0.01, NGD 0.01",
-        "branches.*.alpha": "not stated for this figure",
-        "branches.*.name": "SGD, NGD as in Eqs. 6 and 7; no code",
-    },
+    paper=PAPER
+    | {"data._target_": "FashionMNIST", "before.optimizer.lr": 0.01, "branches.*.lr": "SGD 0.01, NGD 0.01"},
     compute="experiments.ngd.branching.compute:compute",
     draw="experiments.ngd.branching.plot:draw",
 )

@@ -8,22 +8,13 @@ without rescaling stands beside it, and on a small net Eqs. 6 and 7 literally (`
 what is measured, and ngd-fig6 for SGD at the raised rate, which the comparison here lacks.
 """
 
+from experiments.ngd.branching.paper import PAPER
 from experiments.target import Target
 
 TARGET = Target(
     __name__,
     title="One state, then NGD at several learning rates",
-    paper={
-        "model.hidden_sizes": [256, 256],
-        "data._target_": "MNIST",
-        "seeds": "not stated",
-        "before.training.num_epochs": "not stated",
-        "after.training.num_epochs": "not stated",
-        "before.optimizer.lr": 1e-4,
-        "branches.*.lr": "SGD 1e-4; NGD 1e-4, 1e-3, 1e-2",
-        "branches.*.alpha": "not stated for this figure",
-        "branches.*.name": "SGD, NGD as in Eqs. 6 and 7; no code",
-    },
+    paper=PAPER | {"data._target_": "MNIST", "branches.*.lr": "SGD 1e-4; NGD 1e-4, 1e-3, 1e-2"},
     compute="experiments.ngd.branching.compute:compute",
     draw="experiments.ngd.branching.plot:draw",
 )

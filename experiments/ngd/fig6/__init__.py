@@ -9,22 +9,13 @@ not contain the learning rate, so the claim on the step is judged on ‖Δw‖. 
 for the readings of NGD.
 """
 
+from experiments.ngd.branching.paper import PAPER
 from experiments.target import Target
 
 TARGET = Target(
     __name__,
     title="One state, then SGD at a raised learning rate",
-    paper={
-        "model.hidden_sizes": [256, 256],
-        "data._target_": "not stated",
-        "seeds": "not stated",
-        "before.training.num_epochs": "not stated",
-        "after.training.num_epochs": "not stated",
-        "before.optimizer.lr": 1e-4,
-        "branches.*.lr": "SGD 1e-4, then 1e-2; NGD 1e-4",
-        "branches.*.alpha": "not stated for this figure",
-        "branches.*.name": "SGD, NGD as in Eqs. 6 and 7; no code",
-    },
+    paper=PAPER | {"branches.*.lr": "SGD 1e-4, then 1e-2; NGD 1e-4"},
     compute="experiments.ngd.branching.compute:compute",
     draw="experiments.ngd.branching.plot:draw",
     after=("ngd/fig5",),

@@ -8,21 +8,12 @@ are drawn hollow and count in no claim; the paper counts every estimate. Data an
 tr(H) takes as many probes as an error of `trace.rtol` takes, `trace.max_matvecs` at most.
 """
 
+from experiments.ngd.overfitting.paper import PAPER
 from experiments.target import Target
 
 TARGET = Target(
     __name__,
     title="LLC and Hessian trace while overfitting",
-    paper={
-        "data.num_train": "60000, not stated",
-        "label_noise": "none",
-        "model.hidden_sizes": "not stated",
-        "seeds": "not stated",
-        "training.num_epochs": "not stated",
-        "optimizers.ngd.lr": 0.01,
-        "optimizers.ngd.alpha": 0.1,
-        "training.batch_size": 128,
-        "trace.max_matvecs": 10000,
-    },
+    paper=PAPER,
     compute="experiments.ngd.overfitting.compute:compute",
 )

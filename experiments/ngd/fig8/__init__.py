@@ -7,22 +7,13 @@ inverse temperature n/ln n, that is n L(w*) + LLC ln n: the figure shows both te
 first while it raises the second, and which of the two wins is what the paper's claim comes to.
 """
 
+from experiments.ngd.overfitting.paper import PAPER
 from experiments.target import Target
 
 TARGET = Target(
     __name__,
     title="WBIC while overfitting",
-    paper={
-        "data.num_train": "60000, not stated",
-        "label_noise": "none",
-        "model.hidden_sizes": "not stated",
-        "seeds": "not stated",
-        "training.num_epochs": "not stated",
-        "optimizers.ngd.lr": 0.01,
-        "optimizers.ngd.alpha": 0.1,
-        "training.batch_size": 128,
-        "trace.max_matvecs": 10000,
-    },
+    paper=PAPER,
     compute="experiments.ngd.overfitting.compute:compute",
     after=("ngd/fig7",),
 )

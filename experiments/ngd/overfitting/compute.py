@@ -15,7 +15,8 @@ from omegaconf import DictConfig
 
 from curvlab.runs import Run
 from experiments.ngd.overfitting.measures import since_minimum
-from experiments.ngd.trajectories import Task, load_task, trajectory
+from experiments.ngd.task import Task, load_task
+from experiments.ngd.trajectories import trajectory
 from experiments.target import task_label, task_settings
 
 

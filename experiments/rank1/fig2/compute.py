@@ -36,13 +36,15 @@ def compute(run: Run, cfg: DictConfig) -> dict[str, pd.DataFrame]:
     for method, settings in run.progress(list(variants(cfg)), "variants"):
         for seed in range(cfg.num_seeds if method == "uniform direction" else 1):
             config = {**data, "method": method, "settings": settings, "num_steps": cfg.num_steps, "number": seed}
-            stored = run.unit(
-                "rank1/logistic", config, partial(_curve, run, objective, (method, settings), seed), version=1
-            )
+            curve = partial(_curve, run, objective, (method, settings), seed)
+            shown = ", ".join(f"{key} {value}" for key, value in settings.items())
+            about = f"{method} ({shown}), seed {seed}"
+            stored = run.unit("rank1/logistic", config, curve, version=1, about=about)
             rows += [{**label(method, settings), "seed": seed, **row} for row in stored["rows"]]
             timings.append({**label(method, settings), "seed": seed, "seconds_per_step": stored["seconds"]})
     config = {**data, "num_steps": cfg.further_steps, "ratio": REACHED}
-    further = run.unit("rank1/logistic-further", config, partial(_further, run, objective), version=1)
+    about = f"{cfg.further_steps} steps further"
+    further = run.unit("rank1/logistic-further", config, partial(_further, run, objective), version=1, about=about)
     run.note(seeds=list(range(cfg.num_seeds)))
     table = pd.DataFrame(rows)
     return {

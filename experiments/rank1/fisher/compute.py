@@ -68,7 +68,8 @@ def network_rows(run: Run, label: str, task: DictConfig) -> list[Row]:
                 "number": seed,
             }
             compute = partial(_network_gap, run, splits, task, (kind, state, seed))
-            rows.append({"model": label, **run.unit("rank1/fisher-gap", config, compute, version=1)})
+            about = f"gap of {label}, {state}, seed {seed}"
+            rows.append({"model": label, **run.unit("rank1/fisher-gap", config, compute, version=1, about=about)})
     return rows
 
 

@@ -65,7 +65,10 @@ def rate_rows(run: Run, cfg: DictConfig) -> tuple[list[dict[str, Any]], list[dic
                 "max_steps": cfg.max_steps,
                 "epsilons": list(cfg.epsilons),
             }
-            stored = run.unit("rank1/fisher-rates", config, partial(_runs, run, name, seed), version=1)
+            about = f"rates of {name}, seed {seed}"
+            stored = run.unit(
+                "rank1/fisher-rates", config, partial(_runs, run, name, seed), version=1, about=about
+            )
             curves += stored["curves"]
             rates += stored["rates"]
     return curves, rates

@@ -33,7 +33,9 @@ def compute(run: Run, cfg: DictConfig) -> dict[str, pd.DataFrame]:
     for name, matrix in run.progress(_hessians(run, cfg), "Hessians"):
         # The logistic Hessian depends on the examples and l2: its entries stand for both.
         config = {"name": name, "size": len(matrix), "entries": float(matrix.square().sum()), **settings}
-        stored = run.unit("rank1/estimate-error", config, partial(_errors, run, name, matrix), version=1)
+        about = f"{name}, n = {len(matrix)}"
+        errors = partial(_errors, run, name, matrix)
+        stored = run.unit("rank1/estimate-error", config, errors, version=1, about=about)
         rows += [{"spectrum": name, "n": len(matrix), **row} for row in stored["rows"]]
     table = pd.DataFrame(rows)
     run.note(seeds=[cfg.seed])

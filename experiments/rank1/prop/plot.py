@@ -40,15 +40,7 @@ def _ratios(ax: Axes, table: pd.DataFrame, column: str) -> None:
         shown = own[own[column] > 0].sort_values("n")
         color, marker = plots.PALETTE[index % len(plots.PALETTE)], plots.MARKERS[index % len(plots.MARKERS)]
         ax.plot(shown.n, shown.exact / shown[column], color=color, linewidth=1)
-        ax.errorbar(
-            shown.n,
-            shown.measured / shown[column],
-            yerr=1.96 * shown.stderr / shown[column],
-            color=color,
-            marker=marker,
-            markersize=5,
-            linestyle="none",
-            label=str(name),
-        )
+        ratio, stderr = shown.measured / shown[column], shown.stderr / shown[column]
+        plots.measured(ax, shown.n, ratio, stderr, color=color, marker=marker, label=str(name))
     ax.set_xscale("log")
     ax.set_xlabel("n (line: exact, points: Monte Carlo)")

@@ -46,7 +46,8 @@ def compute(run: Run, cfg: DictConfig) -> dict[str, pd.DataFrame]:
     for key, (make, settings) in run.progress(list(objectives(run, cfg).items()), "objectives"):
         for seed in range(cfg.num_seeds):
             config = {"objective": key, "number": seed, "epsilons": list(cfg.epsilons), **settings}
-            rows += run.unit("rank1/rate", config, partial(_steps, run, make, config), version=1)["rows"]
+            steps = partial(_steps, run, make, config)
+            rows += run.unit("rank1/rate", config, steps, version=1, about=f"{key}, seed {seed}")["rows"]
     run.note(seeds=list(range(cfg.num_seeds)))
     table = pd.DataFrame(rows)
     definiteness = pd.DataFrame([indefinite_draws(run, size) for size in cfg.cosine_sizes])

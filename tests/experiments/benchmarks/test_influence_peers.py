@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -73,6 +72,7 @@ def test_plain_gradients_are_those_of_an_identity() -> None:
     own = TrainedNetwork(stored)
     scores, _ = METHODS["gradients"](own, {})
     assert_close(scores, exact_scores(stored | {"damping": 1e9}) * 1e9, rtol=1e-6, atol=1e-6)
+    assert pearson(scores, exact_scores(stored)).min() < 0.9  # the curvature matters here: see test_target
 
 
 def test_correlation_is_invariant_to_scale_and_zero_for_constants() -> None:
@@ -102,10 +102,12 @@ def test_limits_end_a_worker(limits: dict, reason: str) -> None:
     assert result["status"].startswith(reason)
 
 
-def test_a_failing_worker_gives_its_last_line() -> None:
-    settings = {"library": "gradients", "num_threads": "many"}
-    result = process.measure(network(), settings, **{**LIMITS, "peers_python": sys.executable})
-    assert result["status"].startswith("failed: ValueError: invalid literal for int()")
+def test_a_failing_worker_gives_its_last_line(tmp_path: Path) -> None:
+    python = tmp_path / "python"  # that does not get to the worker: what is checked is what becomes of its words
+    python.write_text("#!/bin/sh\nprintf 'Traceback:\\n  ...\\nValueError: invalid literal\\n' >&2\nexit 1\n")
+    python.chmod(0o755)
+    result = process.measure(network(), {"library": "dattri"}, **{**LIMITS, "peers_python": str(python)})
+    assert result == {"status": "failed: ValueError: invalid literal"}
 
 
 def test_target(run_smoke: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,5 +118,5 @@ def test_target(run_smoke: Callable[..., Path], monkeypatch: pytest.MonkeyPatch)
     assert table.status["dattri EK-FAC"] == "not installed"
     ours = table.loc["curvlab (default)"]
     assert ours.status == "done"
-    assert ours.pearson_worst > 0.99 > table.pearson_worst["plain gradients"]
+    assert ours.pearson_worst > 0.99
     assert ours.peak_gib > 0

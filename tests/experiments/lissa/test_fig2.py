@@ -24,7 +24,7 @@ def test_results_are_complete_and_consistent(smoke: Path) -> None:
     table, between, recipes = (
         pd.read_csv(smoke / f"{name}.csv") for name in ("table", "between_steps", "recipes")
     )
-    assert len(table) == 3 * 3 * len(recorded_steps(60))  # batch sizes, points
+    assert len(table) == 3 * 3 * len(recorded_steps(30))  # batch sizes, points
     sizes = table.groupby("batch_size").num_runs.first()
     large, recommended, small = sorted(sizes.index, reverse=True)
     assert large == 2 * recommended

@@ -22,7 +22,7 @@ from experiments.target.execution import draw_target
 class UnitRun:
     """Computes every unit."""
 
-    def unit(self, name: str, key: dict, compute, *, version: int) -> dict:
+    def unit(self, name: str, key: dict, compute, *, version: int, about: str) -> dict:
         return compute()
 
     def generator(self, *names: object) -> torch.Generator:

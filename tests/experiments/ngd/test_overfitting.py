@@ -14,7 +14,7 @@ from curvlab import runs
 from curvlab.reporting import ClaimResult, load_claims
 from experiments.ngd.overfitting.compute import with_label_noise
 from experiments.ngd.overfitting.measures import since_minimum
-from experiments.ngd.trajectories import load_task
+from experiments.ngd.task import load_task
 from experiments.target import Computed, load_config, task_settings
 from experiments.target.discovery import all_targets
 

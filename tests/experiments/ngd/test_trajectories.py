@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from pathlib import Path
 
 import pandas as pd
@@ -11,10 +12,11 @@ import torch
 from omegaconf import OmegaConf
 from torch import nn
 
-from curvlab import runs
+from curvlab import checkpoint, runs
 from curvlab.training import evaluate
 from experiments.ngd import trajectories
-from experiments.ngd.trajectories import Task, last_state, load_task, trajectory
+from experiments.ngd.task import Task, load_task
+from experiments.ngd.trajectories import last_state, trajectory
 from experiments.target import load_config
 from experiments.target.discovery import all_targets
 
@@ -56,6 +58,33 @@ def test_update_norm_is_the_gradients_for_one_step_of_sgd(cfg: OmegaConf) -> Non
         nn.CrossEntropyLoss()(model(task.train[0]), task.train[1]).backward()
         norm = torch.cat([parameter.grad.flatten() for parameter in model.parameters()]).norm()
         assert table.update_norm[0] == pytest.approx(float(norm), rel=1e-4)
+
+
+@pytest.mark.parametrize("name", ["sgd", "ngd", "exact_ngd"])
+def test_interrupted_trainings_and_chains_end_at_the_same_numbers(
+    cfg: OmegaConf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """A checkpoint after every step; broken off in the first training, and in the chains of the second LLC."""
+    monkeypatch.setattr(checkpoint, "SECONDS_BETWEEN_SAVES", 0.0)
+    monkeypatch.setattr(checkpoint, "MAX_SHARE", math.inf)
+    optimizer = {"name": name, "lr": 0.01} | ({"alpha": 1.0} if name == "ngd" else {})
+    training = {"num_epochs": 2, "batch_size": 50, "checkpoints": [1, 2]}
+    _, whole = measured(OmegaConf.merge(cfg, {"store": {"root": str(tmp_path / "whole")}}), optimizer, **training)
+    save, saved = checkpoint.Checkpoint.save, Counter()
+
+    def save_and_break_off(self: checkpoint.Checkpoint, state: dict[str, object]) -> None:
+        save(self, state)
+        saved[self.path.name] += 1
+        if (self.path.name, saved[self.path.name]) in (("training.pt", 5), ("chain_0000.pt", 41)):
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(checkpoint.Checkpoint, "save", save_and_break_off)
+    for _ in range(2):
+        with pytest.raises(KeyboardInterrupt):
+            measured(cfg, optimizer, **training)
+    _, resumed = measured(cfg, optimizer, **training)
+    assert saved["training.pt"] == 8  # no step was taken twice
+    pd.testing.assert_frame_equal(resumed, whole, check_exact=True)
 
 
 class Normalised(nn.Sequential):

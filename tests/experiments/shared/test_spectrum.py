@@ -27,7 +27,7 @@ class FakeRun:
     def __init__(self) -> None:
         self.keys: dict[str, dict] = {}
 
-    def unit(self, name: str, key: dict, compute, *, version: int) -> dict:
+    def unit(self, name: str, key: dict, compute, *, version: int, about: str) -> dict:
         self.keys[name] = key
         return compute()
 

@@ -25,10 +25,10 @@ class StoringRun:
     def __init__(self) -> None:
         self.stored: dict[str, dict] = {}
 
-    def unit(self, name: str, key: dict, compute, *, version: int) -> dict:
+    def unit(self, name: str, key: dict, compute, *, version: int, about: str, resumes: bool = False) -> dict:
         place = json.dumps([name, key, version], sort_keys=True)
         if place not in self.stored:
-            self.stored[place] = compute()
+            self.stored[place] = compute(Path("not needed")) if resumes else compute()
         return self.stored[place]
 
     def generator(self, *names: object) -> torch.Generator:

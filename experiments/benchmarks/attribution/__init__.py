@@ -1,0 +1,26 @@
+"""Which score predicts retraining, and at what cost?
+
+make bench-attribution PRESET=smoke|embedded|laptop|paper ARGS="peers_python=DIR/bin/python num_subsets=200"
+
+One network is trained, and every method scores all training examples for the losses of some test examples. Then
+networks are trained on random halves, all together on shared batches, and two questions are asked. The linear
+datamodelling score (LDS; Park et al. 2023): how well do the scores rank what the halves do to a test loss?
+Spearman's correlation, mean over test examples; once with the halves trained in the very order of batches that the
+scored network saw, where a perfect first-order answer is the unrolled derivative, and once in other orders.
+Removal: how much does a test loss rise when the examples that are ranked most helpful to it are left out?
+
+Scores are in one unit, the change of the test loss per unit of weight added to an example's loss in the mean
+training loss, so that helpful examples score negative; peers are negated where they have the opposite sign. A
+half's loss is the mean over the half. The order of the batches is the only chance: all networks start from the
+same weights. Intervals of the table resample halves and test examples. Seconds are processor time; a training is
+one of `curvlab.training.train`. TRAK has one checkpoint here, where its authors average tens.
+"""
+
+from experiments.target import Target
+
+TARGET = Target(
+    __name__,
+    title="Which score predicts retraining",
+    # no paper compares these
+    paper={"num_queries": "", "num_subsets": "", "num_orders": "", "dampings": "", "training.num_epochs": ""},
+)

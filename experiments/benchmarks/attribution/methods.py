@@ -1,0 +1,128 @@
+"""The scores that are compared, all of one sign and unit."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from curvlab.curvature import GaussNewtonOperator
+from curvlab.influence import influence_scores, per_example_gradients, segment_response, unrolled_response
+from curvlab.linalg import identity
+from curvlab.solvers import Ekfac
+from experiments.benchmarks.attribution.network import Network, Trained
+from experiments.benchmarks.influence_peers.process import measure
+
+DOT, COSINE = "gradient dot product", "gradient cosine"
+INFLUENCE, RUN_DAMPING, FILTER = "influence", "influence at the run's damping", "filter of the run"
+EKFAC, SEGMENTS = "EK-FAC", "SOURCE with exact segments"
+UNROLLED, UNROLLED_ORDERS = "unrolled", "unrolled over all orders"
+
+
+@dataclass(frozen=True)
+class Method:
+    """One row: a way to score.
+
+    Attributes:
+        name: of the method; rows of one name differ by their damping.
+        damping: of the row; None where there is none to choose.
+        key: what its scores depend on beside the network.
+        compute: returns {"status": "done", "scores": (M, N)}, or the status that says why there are none.
+    """
+
+    name: str
+    damping: float | None
+    key: dict[str, Any]
+    compute: Callable[[], dict[str, Any]]
+
+
+def methods(network: Network, trained: Trained) -> Iterator[Method]:
+    """Yield every method of the config, for one network."""
+    settings, arguments = network.settings, (trained.model, network.loss, network.train, network.test)
+    length = trained.run.length()
+
+    def own(name: str, scores: Callable[[], Tensor], damping: float | None = None, **key: Any) -> Method:
+        return Method(name, damping, key, lambda: {"status": "done", "scores": scores()})
+
+    yield own(DOT, lambda: _dots(network, trained, cosine=False))
+    yield own(COSINE, lambda: _dots(network, trained, cosine=True))
+    rtol = float(settings.rtol)
+    for damping in settings.dampings:
+        scores = partial(influence_scores, *arguments, damping=damping, rtol=rtol)
+        yield own(INFLUENCE, scores, damping, rtol=rtol)
+    by_run = partial(influence_scores, *arguments, run=length, rtol=rtol)
+    yield own(RUN_DAMPING, by_run, rtol=rtol)
+    yield own(FILTER, partial(by_run, filtered=True), rtol=rtol)
+    for damping in settings.dampings:
+        yield own(EKFAC, partial(_ekfac, network, trained, damping), damping)
+    parts = dict(settings.segments)
+    yield own(SEGMENTS, lambda: segment_response(*arguments, run=trained.run, rtol=rtol, **parts).scores, **parts)
+    yield own(UNROLLED, lambda: unrolled_response(*arguments, run=trained.run).scores)
+    if settings.num_orders > 1:
+        yield own(UNROLLED_ORDERS, partial(_unrolled_over_orders, network), num_orders=settings.num_orders)
+    yield from _peers(network, trained)
+
+
+def _dots(network: Network, trained: Trained, *, cosine: bool) -> Tensor:
+    test, points = (
+        per_example_gradients(trained.model, network.loss, data) for data in (network.test, network.train)
+    )
+    if cosine:
+        test, points = (nn.functional.normalize(gradients) for gradients in (test, points))
+    return -test @ points.T
+
+
+def _ekfac(network: Network, trained: Trained, damping: float) -> Tensor:
+    operator = GaussNewtonOperator(trained.model, network.loss, network.train) + damping * identity
+    generator = network.run.generator("ekfac", network.settings.seed_name)
+    inverse, _ = Ekfac().build(operator, generator=generator)
+    test, points = (
+        per_example_gradients(trained.model, network.loss, data) for data in (network.test, network.train)
+    )
+    return -(inverse @ test.T.contiguous()).T @ points.T
+
+
+def _unrolled_over_orders(network: Network) -> Tensor:
+    """Return the mean of the unrolled scores of trainings in every order: what retraining in any order is like."""
+    each = []
+    for order in range(network.settings.num_orders):
+        trained = network.trained(order)
+        arguments = (trained.model, network.loss, network.train, network.test)
+        each.append(unrolled_response(*arguments, run=trained.run).scores)
+    return torch.stack(each).mean(0)
+
+
+# ----------------------------------------------------------------------------------------- peers
+def _peers(network: Network, trained: Trained) -> Iterator[Method]:
+    settings = network.settings
+    # Where the peers' Python lies belongs to a machine, not to a result.
+    python = settings.peers_python or os.environ.get("CURVLAB_PEERS_PYTHON") or None
+    limits = {"time_limit": settings.time_limit, "memory_limit": settings.memory_limit}
+    for name, options in settings.peers.items():
+        for damping in settings.dampings if options.damping is None else [options.damping]:
+            asked = {key: value for key, value in options.items() if key != "damping"}
+            key = limits | {"options": asked, "peers": python is not None}
+            stored = _stored(network, trained, float(damping))
+            compute = partial(measure, stored, asked | {"num_threads": 1}, peers_python=python, **limits)
+            yield Method(str(name), float(damping) if options.damping is None else None, key, compute)
+
+
+def _stored(network: Network, trained: Trained, damping: float) -> dict[str, Any]:
+    """Return network and data as the workers of bench-influence-peers read them."""
+    linear = [module for module in trained.model.modules() if isinstance(module, nn.Linear)]
+    (train, train_targets), (test, test_targets) = network.train, network.test
+    return {
+        "sizes": [linear[0].in_features, *(layer.out_features for layer in linear)],
+        "activation": str(network.settings.model.get("activation", "relu")),
+        "parameters": [parameter.detach().cpu() for parameter in trained.model.parameters()],
+        "train_inputs": train.flatten(1).cpu().contiguous(),
+        "train_targets": train_targets.cpu(),
+        "test_inputs": test.flatten(1).cpu().contiguous(),
+        "test_targets": test_targets.cpu(),
+        "damping": damping,
+    }

@@ -1,0 +1,171 @@
+"""The network that is scored, and its retrainings."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from hydra.utils import instantiate
+from omegaconf import DictConfig
+from torch import Tensor, nn
+
+from curvlab import runs
+from curvlab.data import DataSplits, stack
+from curvlab.influence import ensemble_measurements
+from curvlab.linalg import flatten
+from curvlab.models import build_model
+from curvlab.training import (
+    SGDRule,
+    TrainingRun,
+    evaluate,
+    shuffled_batches,
+    train,
+    train_ensemble,
+)
+from experiments.benchmarks.timing import work_clock
+from experiments.shared.tasks import LOSSES
+from experiments.shared.trained_task import without_paths
+from experiments.target import task_label
+
+
+@dataclass(frozen=True)
+class Trained:
+    """The network after training in one order of the batches.
+
+    Attributes:
+        model: in eval mode.
+        run: how it came there.
+        seconds: of the training.
+        train_loss: mean over the training set.
+    """
+
+    model: nn.Module
+    run: TrainingRun
+    seconds: float
+    train_loss: float
+
+
+class Network:
+    """One task: its data, its initial network, and trainings of it.
+
+    Attributes:
+        label: what tables and figures call it.
+        key: identifies it in the store.
+        loss: mean over examples.
+        train: (inputs, targets).
+        test: the queries, likewise.
+
+    Args:
+        run: seeds, store and device.
+        name: of the task in the config.
+        settings: of the task, see conf/benchmarks/attribution/target.yaml.
+    """
+
+    def __init__(self, run: runs.Run, name: str, settings: DictConfig) -> None:
+        self.run, self.settings, self.label = run, settings, task_label(name)
+        splits: DataSplits = instantiate(settings.data)
+        run.record_data(splits.name, splits.checksum)
+        order = torch.randperm(len(splits.test), generator=run.generator("queries", splits.name))  # type: ignore[arg-type]
+        chosen = order[: settings.num_queries].sort().values
+        device = run.device
+        whole = stack(splits.train, range(len(splits.train)))  # type: ignore[arg-type]  # map-style
+        self.train: tuple[Tensor, Tensor] = (whole[0].to(device), whole[1].to(device))
+        queries = stack(splits.test, chosen)
+        self.test: tuple[Tensor, Tensor] = (queries[0].to(device), queries[1].to(device))
+        self.loss = LOSSES[splits.task]()
+        self.initial = build_model(
+            partial(instantiate, settings.model),
+            input_shape=splits.input_shape,
+            num_outputs=splits.num_outputs,
+            generator=run.generator("model", settings.seed_name),
+        ).to(device)
+        self.key: dict[str, Any] = {
+            "seed_name": settings.seed_name,
+            "data": splits.checksum,
+            "model": without_paths(settings.model),
+            "training": without_paths(settings.training),
+        }
+        self._hyper = {
+            k: settings.training[k] for k in ("lr", "momentum", "weight_decay") if k in settings.training
+        }
+
+    @property
+    def num_train(self) -> int:
+        """N, training examples."""
+        return len(self.train[1])
+
+    def batches(self, order: int) -> list[Tensor]:
+        """Return the batches of one order, all epochs."""
+        return shuffled_batches(
+            self.num_train,
+            batch_size=self.settings.training.batch_size,
+            num_epochs=self.settings.training.num_epochs,
+            generator=self.run.generator("order", self.settings.seed_name, order),
+        )
+
+    def trained(self, order: int) -> Trained:
+        """Return the network trained on everything in one order."""
+        key = self.key | {"order": order}
+        stored = self.run.unit("attribution/trained", key, partial(self._train, order), version=1)
+        model = copy.deepcopy(self.initial)
+        model.load_state_dict({name: value.to(self.run.device) for name, value in stored["weights"].items()})
+        rule = SGDRule(self._hyper["momentum"], self._hyper.get("weight_decay", 0.0))
+        start = flatten(self.initial.parameters()).detach()
+        rates = tuple(stored["learning_rates"])
+        training = TrainingRun(start, tuple(self.batches(order)), rates, rule)
+        return Trained(model.eval(), training, stored["seconds"], stored["train_loss"])
+
+    def _train(self, order: int) -> dict[str, Any]:
+        generator = self.run.generator("training", self.settings.seed_name, order)
+        batches, size = self.batches(order), self.settings.training.batch_size
+        # What PyTorch loads for a first step is no training's.
+        train(
+            copy.deepcopy(self.initial),
+            self.loss,
+            self.train,
+            batches=batches[:1],
+            batch_size=size,
+            generator=torch.Generator(),
+            **self._hyper,
+        )
+        model, clock = copy.deepcopy(self.initial), work_clock(self.run.device)
+        start = clock()
+        history = train(
+            model,
+            self.loss,
+            self.train,
+            num_epochs=self.settings.training.num_epochs,
+            batches=batches,
+            batch_size=size,
+            generator=generator,
+            **self._hyper,
+        )
+        seconds = clock() - start
+        return {
+            "weights": model.state_dict(),
+            "learning_rates": list(history.learning_rates),
+            "seconds": seconds,
+            "train_loss": evaluate(model, self.loss, self.train).loss,
+        }
+
+    def retrained_losses(self, weights: Tensor, order: int) -> dict[str, Any]:
+        """Return the queries' losses after training with each row of weights, (K, N) -> (K, M), and seconds."""
+        clock, rows = work_clock(self.run.device), []
+        start = clock()
+        for some in weights.split(self.settings.copies_at_once):
+            copies = train_ensemble(
+                self.initial,
+                self.loss,
+                self.train,
+                example_weights=some,
+                num_epochs=self.settings.training.num_epochs,
+                batch_size=self.settings.training.batch_size,
+                batches=self.batches(order),
+                generator=self.run.generator("training", self.settings.seed_name, order),
+                **self._hyper,
+            )
+            rows.append(ensemble_measurements(self.initial, self.loss, self.test, copies.parameters))
+        return {"losses": torch.cat(rows), "seconds": clock() - start}

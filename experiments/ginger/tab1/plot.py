@@ -1,0 +1,149 @@
+"""Table 1, plot: the race over ranks, all racers side by side, and the curves of their training."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from curvlab.reporting import plots
+from experiments.target import Computed
+
+FLAT = {"momentum": 2, "adam": 3}  # colour of what has no rank
+RANKED = {"qng": 1, "ginger": 0}
+CURVES = ("ginger", "qng", "momentum", "adam", "ngd", "muon", "soap")  # in the palette's order
+QUANTITIES = {"test_accuracy": ("test accuracy (%)", 100), "min_train_loss": ("smallest training loss (nats)", 1)}
+KINDS = {"paper": 0, "wider": 2, "ablation": 1}
+
+
+def draw(computed: Computed) -> dict[str, Figure]:
+    """Return the race, and the curves of training loss and validation accuracy against steps and seconds."""
+    table, summary = computed["table"], computed["summary"]
+    rank = int(computed.config["tuned_rank"])
+    return {
+        "figure.png": _race(table, summary, computed["absent"]),
+        "figure_curves.png": _curves(computed["curves"], table, rank),
+    }
+
+
+# ------------------------------------------------------------------------------------------ the race
+def _race(table: pd.DataFrame, summary: pd.DataFrame, absent: pd.DataFrame) -> Figure:
+    tasks = summary.task.unique().tolist()
+    tallest = max(len(own) for _, own in _listed(summary).groupby("task"))
+    figure, axes = plots.figure(
+        len(tasks), 3, panel_size=(3.9, max(2.8, 0.19 * tallest + 0.9)), width_ratios=[1, 1, 1.3]
+    )
+    for row, task in zip(axes, tasks, strict=True):
+        own = summary[summary.task == task]
+        _by_rank(row[0], own, table[table.task == task], "test_accuracy")
+        _by_rank(row[1], own, table[table.task == task], "min_train_loss")
+        row[1].set_yscale("log")
+        plots.readable_log(row[1].yaxis)
+        _all_racers(row[2], own, table[table.task == task], absent[absent.task == task])
+        row[0].set_title(task)
+    handles, labels = axes[0, 0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=4, fontsize=8, frameon=False)
+    return figure
+
+
+def _by_rank(ax: Axes, summary: pd.DataFrame, table: pd.DataFrame, column: str) -> None:
+    label, scale = QUANTITIES[column]
+    for racer, color in RANKED.items():
+        own = summary[summary.racer == racer]
+        style: dict[str, Any] = {"color": plots.PALETTE[color], "marker": plots.MARKERS[color]}
+        errors = None
+        if column == "test_accuracy":
+            errors = scale * np.array([own[column] - own.test_accuracy_low, own.test_accuracy_high - own[column]])
+        ax.errorbar(
+            own["rank"], scale * own[column], yerr=errors, capsize=3, markersize=5, label=_name(own), **style
+        )
+        runs = table[table.racer == racer]
+        ax.scatter(runs["rank"], scale * runs[column], s=6, alpha=0.5, color=style["color"])
+    for racer, color in FLAT.items():
+        own = summary[summary.racer == racer]
+        if len(own):
+            color_of, mean = plots.PALETTE[color], scale * own[column].iloc[0]
+            ax.axhline(mean, linewidth=1.2, linestyle="--", color=color_of, label=_name(own))
+    ranks = sorted(summary["rank"].dropna().unique())
+    ax.set_xscale("log", base=2)
+    ax.set_xticks(ranks, [f"{rank:.0f}" for rank in ranks])
+    ax.set_xlabel("rank τ")
+    ax.set_ylabel(label)
+
+
+def _all_racers(ax: Axes, summary: pd.DataFrame, table: pd.DataFrame, absent: pd.DataFrame) -> None:
+    listed = _listed(summary).iloc[::-1]
+    for place, (_, row) in enumerate(listed.iterrows()):
+        color = plots.PALETTE[KINDS[row.kind]]
+        mean, ends = 100 * row.test_accuracy, 100 * np.array([row.test_accuracy_low, row.test_accuracy_high])
+        ax.errorbar(mean, place, xerr=[[mean - ends[0]], [ends[1] - mean]], fmt="o", color=color, markersize=4)
+        same = (table.racer == row.racer) & (
+            table["rank"].isna() if np.isnan(row["rank"]) else table["rank"] == row["rank"]
+        )
+        ax.scatter(100 * table[same].test_accuracy, np.full(same.sum(), place), s=5, alpha=0.5, color=color)
+    names = [_name_with_rank(row) for _, row in listed.iterrows()]
+    ax.set_yticks(range(len(names)), names, fontsize=7)
+    ax.set_ylim(-0.7, len(names) - 0.3)
+    means = 100 * listed.test_accuracy
+    spread = means.max() - means.quantile(0.25)
+    if means.min() < means.max() - 4 * spread:  # one that diverged would squeeze the others
+        ax.set_xlim(means.max() - 4 * spread, None)
+    ax.set_xlabel("test accuracy (%), 95 % t interval; dots: seeds", fontsize=8)
+    ax.set_title("blue: Table 1; green: wider field; orange: ablations", fontsize=8)
+    if len(absent):
+        plots.annotate(ax, "out of reach: " + ", ".join(absent.label), corner="lower left")
+
+
+def _listed(summary: pd.DataFrame) -> pd.DataFrame:
+    """Return one row for each racer: QNG and Ginger at the rank that the validation set prefers."""
+    best = summary.sort_values("accuracy", ascending=False).drop_duplicates(["task", "racer"])
+    return summary.loc[sorted(best.index)].sort_values(
+        "kind", key=lambda kind: kind.map(list(KINDS).index), kind="stable"
+    )
+
+
+def _name(rows: pd.DataFrame) -> str:
+    return str(rows.label.iloc[0])
+
+
+def _name_with_rank(row: pd.Series) -> str:
+    name = row.label if np.isnan(row["rank"]) or row.kind == "ablation" else f"{row.label}, τ = {row['rank']:.0f}"
+    return f"{name} ({row.diverged} of {row.seeds} diverged)" if row.diverged else str(name)
+
+
+# ---------------------------------------------------------------------------------------- the curves
+def _curves(curves: pd.DataFrame, table: pd.DataFrame, rank: int) -> Figure:
+    """Return for each task a row: training loss and validation accuracy, against steps and against seconds."""
+    tasks = curves.task.unique().tolist()
+    figure, axes = plots.figure(len(tasks), 4, panel_size=(3.1, 2.7))
+    for row, task in zip(axes, tasks, strict=True):
+        own = curves[(curves.task == task) & (curves["rank"].isna() | (curves["rank"] == rank))]
+        for index, racer in enumerate(CURVES):
+            runs = own[own.racer == racer]
+            if runs.empty:
+                continue
+            label = str(table[table.racer == racer].label.iloc[0])
+            label = f"{label}, τ = {rank}" if racer in RANKED else label
+            means = runs.groupby("step")[["seconds", "train_loss", "validation_accuracy"]].mean()
+            for ax, across in zip(row, (means.index, means.seconds) * 2, strict=True):
+                quantity = means.train_loss if ax in row[:2] else 100 * means.validation_accuracy
+                ax.plot(across, quantity, color=plots.PALETTE[index], linewidth=1.3, label=label)
+        for ax in row[:2]:
+            ax.set_yscale("log")
+            plots.readable_log(ax.yaxis)
+            ax.set_ylabel("training loss (nats)")
+        for ax in row[2:]:
+            ax.set_ylabel("validation accuracy (%)")
+            low, high = 100 * own.validation_accuracy.quantile(0.1), 100 * own.validation_accuracy.max()
+            ax.set_ylim(low, high + 0.05 * (high - low))
+        for ax, name in zip(row, ("steps", "seconds, log scale") * 2, strict=True):
+            ax.set_xlabel(name)
+            if name != "steps":
+                ax.set_xscale("log")
+        row[0].set_title(task)
+    handles, labels = axes[0, 0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), fontsize=8, frameon=False)
+    return figure

@@ -1,0 +1,17 @@
+"""Table 6, compute: correlations of influence with the Gauss-Newton matrix with three responses."""
+
+from __future__ import annotations
+
+import pandas as pd
+from omegaconf import DictConfig
+
+from curvlab.runs import Run
+from experiments.pbrf.correlations import correlation_tables
+
+
+def compute(run: Run, cfg: DictConfig) -> dict[str, pd.DataFrame]:
+    """Return `table` and `correlations`, see `correlation_tables`."""
+    responses = ("cold", "warm", "proximal_bregman", "linearised")
+    return correlation_tables(
+        run, cfg, responses=responses, curvatures=("gauss_newton",), printed={"gauss_newton": "Table 6"}
+    )

@@ -1,0 +1,30 @@
+"""Does influence predict the change of test losses? With the hessian (Bae et al. 2022, Table 7).
+
+make pbrf-tab7 PRESET=smoke|embedded|laptop|paper ARGS="seeds=[0] num_points=10"
+
+For each left-out training point, the changes of the losses of random test examples that influence predicts to
+first order (Eq. 20, with the Hessian), against those met after cold-start retraining, warm-start retraining,
+and minimising the proximal Bregman objective (PBRF). The retrainings are those of pbrf-tab5.
+
+Which correlation the paper means it does not say; see `experiments.pbrf.correlations`. Judged: for each
+left-out point over the test examples, then the mean over the points; intervals are over seeds, which change the
+initial weights, the batches and the points.
+"""
+
+from experiments.target import Target
+
+TARGET = Target(
+    __name__,
+    title="The same with the Hessian",
+    paper={
+        "num_points": "20, not stated here",
+        "num_test": "not stated",
+        "seeds": "1",
+        "damping": 0.001,
+        "bregman_lr_divisor": 10,
+        "influence.hessian._target_": "LiSSA, depth 5000, 5 repeats",
+    },
+    judge="experiments.pbrf.central_claim:judge",
+    draw="experiments.pbrf.correlation_plot:draw",
+    after=("pbrf/tab5",),
+)

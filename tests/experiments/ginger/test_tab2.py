@@ -1,0 +1,271 @@
+"""ginger-tab2 at smoke scale, its claims on tables that are made up, and the published model's way in."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import torch
+from omegaconf import OmegaConf
+from tokenizers import Tokenizer
+from torch import nn
+
+from curvlab import runs
+from curvlab.data import train_tokenizer
+from curvlab.models import small_t5
+from curvlab.reporting import ClaimResult, load_claims
+from curvlab.training import curvature_step, sampled_label_loss
+from experiments.ginger.printed import table_2
+from experiments.ginger.race.optimizers import make_optimizer
+from experiments.ginger.tab2.compute import summary_table
+from experiments.ginger.tab2.rouge import rouge
+from experiments.ginger.tab2.task import load_summary_task
+from experiments.ginger.tab2.training import FineTuning, fine_tuned
+from experiments.target import Computed, load_config, task_settings
+from experiments.target.discovery import all_targets
+
+Judge = Callable[..., dict[str, ClaimResult]]
+ROOT = Path(__file__).parents[3]
+GINGER = {"optimizer": "ginger", "momentum": 0.9, "decay": 0.99, "scope": "global", "labels": "sampled", "rank": 2}
+
+
+def test_tab2_end_to_end(run_smoke: Callable[..., Path]) -> None:
+    folder = run_smoke("ginger/tab2")
+    table, tuning = pd.read_csv(folder / "table.csv"), pd.read_csv(folder / "tuning.csv")
+    sizes = table.groupby(["weights", "racer"]).size().unstack().loc["full"].to_dict()
+    assert sizes == {"adam": 1, "momentum": 1, "qng": 2, "ginger": 2, "without_curvature": 1}
+    assert table.steps.unique().tolist() == [3]
+    assert (table.train_perplexity > 1).all()
+    # All spend the same; the ablation takes Ginger's settings.
+    assert set(tuning.groupby(["weights", "racer"]).gradients.sum()) == {4}
+    assert set(tuning.racer) == {"adam", "momentum", "qng", "ginger"}
+    rates = table.groupby(["weights", "racer"]).lr.first()
+    assert rates["full", "without_curvature"] == rates["full", "ginger"]
+    costs = table.groupby(["weights", "racer"])[["flops", "memory"]].first()
+    assert costs.flops["full", "momentum"] == costs.flops["full", "adam"]
+    assert costs.flops["lora", "adam"] < costs.flops["full", "adam"] < costs.flops["full", "ginger"]
+    assert costs.memory["full", "momentum"] < costs.memory["full", "adam"] < costs.memory["full", "ginger"]
+    assert {path.name for path in folder.glob("*.png")} == {"figure.png", "cost.png"}
+    assert len(load_claims(folder)) == 2 * 9 + 1 + 1
+
+
+# ------------------------------------------------------------------------------------------- claims
+@pytest.fixture
+def judge(computed_of: Callable[..., Computed], judged: Callable[[str, Computed], list[ClaimResult]]) -> Judge:
+    """Return a function that judges a made-up table, and gives the claims by id."""
+
+    def judge(table: pd.DataFrame) -> dict[str, ClaimResult]:
+        computed = computed_of({"table": table, "paper": table_2()})
+        return {result.claim.id.removesuffix("-t5"): result for result in judged("ginger/tab2", computed)}
+
+    return judge
+
+
+def rows(
+    *, gain: float = 1.0, lora_gain: float = 0.5, slope: float = -0.1, curvature: float = 0.2
+) -> pd.DataFrame:
+    """Return a table as the paper has it: ROUGE falls by a point for each unit of perplexity."""
+    found = []
+    for weights, above in (("full", gain), ("lora", lora_gain)):
+        for seed in range(3):
+            for racer, rank, rouge_of_it, flops in (
+                ("adam", math.nan, 20.0, 10.0),
+                ("momentum", math.nan, 18.0, 10.0),
+                ("qng", 1, 18.2, 15.0),
+                ("qng", 4, 18.1, 16.0),
+                ("ginger", 1, 20.0 + above, 17.0),
+                ("ginger", 4, 20.0 + above, 19.0),
+                ("without_curvature", 1, 19.5, 10.0),
+            ):
+                logarithm = 2.0 - 0.1 * (rouge_of_it - 20) + 0.01 * seed
+                if racer == "ginger":
+                    logarithm = 1.0 + slope * math.log2(rank) + 0.01 * seed
+                if racer == "without_curvature":
+                    logarithm = 1.0 + slope + curvature
+                scores = dict.fromkeys(("rouge", "rouge1", "rouge2", "rougeL"), rouge_of_it + 0.01 * seed * above)
+                place = {
+                    "task": "t5",
+                    "weights": weights,
+                    "racer": racer,
+                    "label": racer,
+                    "rank": rank,
+                    "seed": seed,
+                }
+                settings = {"lr": 0.1, "damping": 0.1 if racer == "ginger" else math.nan, "clip": math.nan}
+                perplexities = {"train_perplexity": math.exp(logarithm), "lowest_batch_perplexity": 2.0}
+                cost = {"flops": flops, "memory": flops, "test_loss": 3.0, "diverged": False}
+                found.append(place | settings | scores | perplexities | cost)
+    return pd.DataFrame(found)
+
+
+def test_the_papers_own_pattern_is_reproduced(judge: Judge) -> None:
+    verdicts = {name: result.verdict for name, result in judge(rows()).items()}
+    unlike = {name: verdict for name, verdict in verdicts.items() if verdict != "reproduced"}
+    # The costs are the made-up ones; the printed table contradicts the text by itself.
+    assert unlike == {"cost-lora": "not reproduced", "printed-lora-gain": "refuted"}
+
+
+@pytest.mark.parametrize(
+    ("table", "failing"),
+    [
+        (rows(gain=-1.0), {"ginger-above-adam-full", "gain-smaller-with-lora"}),
+        (rows(lora_gain=2.0), {"gain-smaller-with-lora"}),
+        (rows(slope=0.1), {"rank-lowers-perplexity-full", "rank-lowers-perplexity-lora"}),
+        (
+            rows(slope=2.0),
+            {f"perplexity-below-{of}-{half}" for of in ("adam", "qng") for half in ("full", "lora")},
+        ),
+        (rows(curvature=-0.2), {"curvature-works-full", "curvature-works-lora"}),
+    ],
+)
+def test_each_claim_can_fail(judge: Judge, table: pd.DataFrame, failing: set[str]) -> None:
+    found = {name for name, result in judge(table).items() if result.verdict == "not reproduced"}
+    assert found >= failing
+    others = {name for name in found - failing if not name.startswith(("perplexity-and-rouge", "rank-lowers"))}
+    assert others <= {"cost-lora", "curvature-works-full", "curvature-works-lora"}
+
+
+def test_a_run_that_diverged_counts_as_no_summary(judge: Judge) -> None:
+    table = rows()
+    lost = (table.racer == "ginger") & (table["rank"] == 4) & (table.weights == "full")
+    table.loc[lost, ["rouge", "rouge1", "rouge2", "rougeL"]] = 0.0
+    table.loc[lost, ["train_perplexity", "test_loss"]] = math.nan
+    table.loc[lost, "diverged"] = True
+    found = judge(table)
+    assert found["ginger-above-adam-full"].verdict == "not reproduced"
+    assert "3 of 6 diverged" in found["ginger-above-adam-full"].explanation
+    assert found["rank-lowers-perplexity-full"].verdict == "out of reach"
+    summary = summary_table(table).set_index(["weights", "racer", "rank"])
+    assert summary.loc[("full", "ginger", 4), "diverged"] == 3
+    assert math.isnan(summary.loc[("full", "ginger", 4), "rouge"])
+
+
+def test_half_of_a_table_leaves_the_comparison_out_of_reach(
+    judge: Judge, computed_of: Callable[..., Computed]
+) -> None:
+    table = rows()
+    table = table[table.weights == "full"]
+    found = judge(table)
+    assert found["gain-smaller-with-lora"].verdict == "out of reach"
+    assert found["ginger-above-adam-full"].verdict == "reproduced"
+    computed = computed_of({"summary": summary_table(table), "paper": table_2()})
+    assert set(all_targets()["ginger/tab2"].load("draw")(computed)) == {"figure.png", "cost.png"}
+
+
+def test_the_printed_table_is_complete() -> None:
+    table = table_2()
+    assert table.groupby("weights").size().to_dict() == {"full": 14, "lora": 14}
+    assert not table.drop(columns="rank").isna().to_numpy().any()
+    cell = table[(table.weights == "lora") & (table.racer == "ginger") & (table["rank"] == 32)].iloc[0]
+    assert cell[["rouge1", "rouge2", "rougeL", "train_perplexity"]].tolist() == [31.03, 9.10, 24.08, 10.044]
+    assert cell.rouge == pytest.approx((31.03 + 9.10 + 24.08) / 3)
+
+
+def test_the_halves_of_the_printed_table_have_the_size_of_adapters_everywhere() -> None:
+    # Ginger's operations per weight are the same in both halves, so they tell the number of LoRA's weights.
+    table = table_2()
+    ginger = table[table.racer == "ginger"].set_index(["weights", "rank"]).flops
+    share = (ginger["lora", 32] - ginger["lora", 1]) / (ginger["full", 32] - ginger["full", 1])
+    # T5-small: 60.5 million weights; 18 attentions, 4 projections of 512 x 512 with adapters of rank 8.
+    assert share * 60.5e6 == pytest.approx(18 * 4 * 2 * 8 * 512, rel=0.05)
+
+
+# ------------------------------------------------------------------------------------------- parts
+def test_rouge_counts_shared_words_pairs_and_subsequences() -> None:
+    assert rouge(["the cat sat"], ["the cat sat"]) == {"rouge1": 100, "rouge2": 100, "rougeL": 100}
+    assert rouge(["a b"], ["c d"]) == {"rouge1": 0, "rouge2": 0, "rougeL": 0}
+    # Words 3 of 4 and 3 of 3; pairs 1 of 3 and 1 of 2; the subsequence "cat sat" 2 of 4 and 2 of 3.
+    found = rouge(["cat sat big"], ["big cat sat down"])
+    assert found["rouge1"] == pytest.approx(100 * 6 / 7)
+    assert found["rouge2"] == pytest.approx(100 * 2 / 5)
+    assert found["rougeL"] == pytest.approx(100 * 4 / 7)
+    assert rouge(["cats", ""], ["cat", "dog"])["rouge1"] == 50  # stemmed; mean over texts
+    with pytest.raises(ValueError, match="there are 1 summaries for 2 references"):
+        rouge(["a"], ["a", "b"])
+
+
+def test_sampled_labels_of_a_sequence_are_drawn_token_by_token() -> None:
+    """Eq. 8 under teacher forcing: -Σ log p(ŷ_t | document, words before t) / √N over the N tokens of a batch."""
+    torch.manual_seed(0)
+    model = small_t5(input_shape=(4, 3), num_outputs=9, padding=1, end=2, num_layers=1, width=8, num_heads=2)
+    tokens, targets = torch.randint(3, 9, (2, 7)), torch.tensor([[5, 6, 2], [2, -100, -100]])
+    outputs = model.double()(tokens)
+    loss = sampled_label_loss(nn.CrossEntropyLoss(), outputs, targets, generator=torch.Generator().manual_seed(3))
+    logarithms = outputs.log_softmax(-1)
+    drawn = torch.multinomial(logarithms.exp().flatten(0, 1), 1, generator=torch.Generator().manual_seed(3))
+    picked = logarithms.flatten(0, 1).gather(1, drawn).reshape(2, 3)[targets != -100]
+    assert loss.item() == pytest.approx(-picked.sum().item() / math.sqrt(4), rel=1e-12)
+
+
+def test_labels_are_drawn_without_dropout() -> None:
+    shape = {"input_shape": (4, 3), "num_outputs": 9, "padding": 1, "end": 2}
+    with_dropout = small_t5(**shape, num_layers=1, width=8, num_heads=2, dropout=0.1)
+    assert make_optimizer(with_dropout, GINGER | {"lr": 0.1, "damping": 1.0})[1] is curvature_step
+
+
+def test_the_paper_preset_fine_tunes_a_published_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From folders in the layout of the hub: model, tokenizer and pairs, all tiny."""
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    pairs = [{"document": f"story {index} is told at length", "summary": f"story {index}"} for index in range(12)]
+    (tmp_path / "pairs").mkdir()
+    for part in ("train", "validation", "test"):
+        (tmp_path / "pairs" / f"{part}.jsonl").write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
+    _save_published(tmp_path / "t5", [pair["document"] for pair in pairs])
+    target = all_targets()["ginger/tab2"]
+    overrides = {
+        "data.name": tmp_path / "pairs",
+        "data.revision": "null",
+        "model.name": tmp_path / "t5",
+        "source_length": 30,
+        "target_length": 6,
+    }
+    names = [f"tasks.t5_small_xsum.{key}={value}" for key, value in overrides.items()]
+    folders = [f"results.root={tmp_path / 'results'}", f"store.root={tmp_path / 'store'}"]
+    cfg = load_config(target, ["preset=paper", "device=cpu", "tracker=none", "progress=false", *folders, *names])
+    ((name, settings),) = task_settings(cfg).items()
+    assert (cfg.num_epochs, cfg.batch_size, cfg.ranks) == (1, 4, [1, 2, 4, 8, 16, 32])
+    with runs.start(cfg, key=target.key, title=target.title) as run:
+        task = load_summary_task(run, name, settings)
+        assert task.base is None
+        assert task.steps_per_epoch() == 3
+        untrained = FineTuning("lora", {"optimizer": "adam", "lr": 1e-30, "momentum": 0.9, "decay": 0.99}, 1, 0)
+        found = fine_tuned(run, task, untrained, with_test=False)
+        assert found["validation_loss"] == pytest.approx(task.start_loss, rel=1e-6)
+        assert task.splits.decode(task.splits.test[0][:1, :30])[0].startswith("summarize: story 0 is")
+        for weights in ("full", "lora"):
+            own = FineTuning(weights, GINGER | {"lr": 0.01, "damping": 0.1}, 2, 0)
+            found = fine_tuned(run, task, own, with_test=True)
+            assert not found["diverged"]
+            assert found["step_losses"].shape == (2,)
+            assert math.isfinite(found["test_loss"])
+        too_fast = {"optimizer": "momentum", "lr": 1e9, "momentum": 0.9}
+        lost = fine_tuned(run, task, FineTuning("full", too_fast, 2, 0), with_test=True)
+        assert lost["diverged"]
+        assert (lost["validation_loss"], lost["rouge1"]) == (math.inf, 0)
+    with pytest.raises(ValueError, match="unknown weights 'head': choose full or lora"):
+        task.build(run, "head", 0)
+
+
+def _save_published(folder: Path, texts: list[str]) -> None:
+    from transformers import PreTrainedTokenizerFast
+
+    tokenizer = train_tokenizer(texts, vocabulary_size=266)
+    shape = {"input_shape": (12, 6), "num_outputs": 270, "padding": 1, "end": 2}
+    small_t5(**shape, num_layers=1, width=8, num_heads=2, dropout=0.1).model.save_pretrained(folder)
+    marks = {"pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"}
+    PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_str(tokenizer), **marks).save_pretrained(folder)
+
+
+def test_what_the_paper_states_is_in_its_preset(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    cfg = load_config(all_targets()["ginger/tab2"], ["preset=paper"])
+    (settings,) = task_settings(cfg).values()
+    assert (settings.source_length, settings.target_length, settings.adapters.rank) == (512, 128, 8)
+    assert (settings.momentum, settings.decay) == (0.9, 0.99)
+    assert sorted(settings.lrs) == sorted(factor * 10.0**-power for factor in (1, 5) for power in (1, 2, 3, 4))
+    assert OmegaConf.to_container(settings.weights) == ["full", "lora"]

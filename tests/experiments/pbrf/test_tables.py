@@ -1,0 +1,119 @@
+"""pbrf-tab4 to tab8 end to end at smoke scale, from one store, since they share their units of work."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from curvlab.influence.responses import GAPS
+from curvlab.reporting import load_claims
+
+
+@pytest.fixture(scope="module")
+def smoke(run_smoke) -> Path:
+    return run_smoke("pbrf/tab5")
+
+
+def test_results_are_complete_and_agree_with_each_other(smoke: Path) -> None:
+    assert {path.name for path in smoke.iterdir()} == {
+        "table.csv", "points.csv", "figure.png", "claims.json", "run.json"
+    }  # fmt: skip
+    table, points = pd.read_csv(smoke / "table.csv"), pd.read_csv(smoke / "points.csv")
+    assert len(points) == 2 * 4 * (len(GAPS) + 1)  # tasks x points x (gaps and `moved`)
+    for _, row in table.iterrows():
+        own = points[points.task == row.task]
+        for gap in GAPS:
+            values = own[own.gap == gap]
+            np.testing.assert_allclose(row[f"{gap} per_example mean"], values.per_example.mean(), rtol=1e-4)
+            np.testing.assert_allclose(values.total, values.per_example * row.N**0.5, rtol=1e-4)
+    assert (table.residual < 1e-6).all()
+    record = json.loads((smoke / "run.json").read_text())
+    assert {"name": "num_points", "ours": 4, "paper": 20} in record["settings"]
+
+
+def test_logistic_regression_is_at_its_optimum_and_an_mlp_is_not(smoke: Path) -> None:
+    table = pd.read_csv(smoke / "table.csv").set_index("task")
+    logistic, mlp = table.loc["logistic-diabetes-progression"], table.loc["mlp-4-diabetes-60"]
+    assert logistic["gradient norm"] < 1e-6 < mlp["gradient norm"]
+    for gap in ("warm_start", "non_convergence", "solver"):  # same optimum; same minimum; exact
+        assert logistic[f"{gap} per_example mean"] < 1e-4 < mlp[f"{gap} per_example mean"]
+    verdicts = {result.claim.id: result.verdict for result in load_claims(smoke)}
+    assert set(verdicts) == {
+        "no-gaps-logistic-diabetes-progression",
+        "answers-another-question-mlp-4-diabetes-60",
+        "solver-reaches-it-mlp-4-diabetes-60",
+        "linearisation-smallest-mlp-4-diabetes-60",
+    }
+
+
+def test_a_second_run_computes_nothing(smoke: Path, run_smoke) -> None:
+    before = {path.name: path.read_bytes() for path in smoke.iterdir() if path.name != "run.json"}
+    run_smoke("pbrf/tab5")
+    assert {path.name: path.read_bytes() for path in smoke.iterdir() if path.name != "run.json"} == before
+    assert json.loads((smoke / "run.json").read_text())["store"]["misses"] == 0
+
+
+def test_only_the_solver_error_differs_from_table_5(smoke: Path, run_smoke) -> None:
+    other = pd.read_csv(smoke / "points.csv")
+    folder = run_smoke("pbrf/tab4")
+    points = pd.read_csv(folder / "points.csv")
+    other = other[other.task == "mlp-4-diabetes-60"].reset_index(drop=True)
+    same = ~points.gap.isin(["solver", "moved"])
+    pd.testing.assert_frame_equal(points[same], other[same])
+    assert not np.allclose(points[~same].per_example, other[~same].per_example, rtol=1e-3)
+    curvatures = pd.read_csv(folder / "curvatures.csv")
+    by_matrix = curvatures.groupby("curvature").per_example.mean()
+    np.testing.assert_allclose(by_matrix.hessian, points[points.gap == "solver"].per_example.mean(), rtol=1e-6)
+    np.testing.assert_allclose(by_matrix.gauss_newton, other[other.gap == "solver"].per_example.mean(), rtol=1e-5)
+    assert {result.claim.id for result in load_claims(folder)} == {
+        "solver-error-grows-mlp-4-diabetes-60",
+        "still-lower-mlp-4-diabetes-60",
+    }
+
+
+# ------------------------------------------------------------------ tab6 to tab8
+RESPONSES = {
+    "tab6": ["cold", "warm", "proximal_bregman", "linearised"],
+    "tab7": ["cold", "warm", "proximal_bregman", "linearised"],
+    "tab8": ["two_stage", "warm", "proximal_bregman"],
+}
+
+
+@pytest.fixture(scope="module")
+def folders(run_smoke) -> dict[str, Path]:
+    return {item: run_smoke(f"pbrf/{item}") for item in RESPONSES}
+
+
+@pytest.mark.parametrize("item", RESPONSES)
+def test_tables_are_complete_and_agree_with_each_other(folders: dict[str, Path], item: str) -> None:
+    table = pd.read_csv(folders[item] / "table.csv")
+    found = pd.read_csv(folders[item] / "correlations.csv")
+    curvatures = {"tab6": ["gauss_newton"], "tab7": ["hessian"], "tab8": ["hessian", "gauss_newton"]}[item]
+    assert table.response.tolist() == RESPONSES[item] * len(curvatures)
+    assert (
+        len(found) == 2 * len(curvatures) * len(RESPONSES[item]) * 2 * 3
+    )  # seeds, curvatures, responses, coefficients, ways
+    assert found.value.between(-1, 1).all()
+    for _, row in table.iterrows():
+        own = found[(found.curvature == row.curvature) & (found.response == row.response)]
+        own = own[(own.coefficient == "pearson") & (own.way == "over_test")]
+        assert row["pearson over_test"] == pytest.approx(own.value.mean(), rel=1e-4)
+        assert (own.low <= own.value).all()
+        assert (own.value <= own.high).all()
+
+
+def test_two_seeds_decide_nothing(folders: dict[str, Path]) -> None:
+    for folder in folders.values():
+        assert {result.verdict for result in load_claims(folder)} == {"undecided"}
+
+
+def test_shared_columns_are_the_same_numbers(folders: dict[str, Path]) -> None:
+    seventh, eighth = (pd.read_csv(folders[item] / "correlations.csv") for item in ("tab7", "tab8"))
+    key = ["seed", "response", "coefficient", "way"]
+    both = seventh.merge(eighth[eighth.curvature == "hessian"], on=key)
+    assert len(both) == 2 * 2 * 2 * 3  # warm and PBRF
+    np.testing.assert_allclose(both.value_x, both.value_y, rtol=1e-6)

@@ -10,6 +10,8 @@ from curvlab.reporting import Claim, ClaimResult, ClaimSheet, bootstrap_interval
 from experiments.lissa.fig1.tables import point_means
 from experiments.target import Computed
 
+FINE = ("agree", "both near zero")
+
 
 def judge(computed: Computed, claims: ClaimSheet) -> list[ClaimResult]:
     """Judge every claim for every task; intervals are bootstraps over the training points."""
@@ -84,19 +86,26 @@ def _why_apart(own: pd.DataFrame) -> str:
 
 
 def _cause(claim: Claim, own: pd.DataFrame, generator: np.random.Generator) -> ClaimResult:
-    """Judge the paper's explanation of its third case by the exact solutions of the same panels."""
+    """Judge the paper's explanation of its third case: is it retraining that is off in those panels?"""
     apart = own[own.lissa_pbrf_case == "apart"]
     if apart.empty:
         return out_of_reach(claim, "No panel of this task has both large and apart.")
-    values = point_means(own[own.position.isin(apart.position)], "cg_exact_pearson")
-    if not len(values):
+    if "lissa_cg_case" not in apart or apart.lissa_cg_case.isna().all():
         return out_of_reach(claim, "No exact solutions of this task: see the task that has them.")
-    return _median(
+    solved = apart[apart.lissa_cg_case.notna() & apart.pbrf_exact_case.notna()]
+    lissa_is_off, pbrf_is_off = (~solved[f"{name}_case"].isin(FINE) for name in ("lissa_cg", "pbrf_exact"))
+    shares = (pbrf_is_off & ~lissa_is_off).groupby(solved.position).mean().to_numpy()
+    why = (
+        f"Of {len(solved)} such panels LiSSA is off in {int(lissa_is_off.sum())}, the PBRF by SGD in "
+        f"{int(pbrf_is_off.sum())}, both in {int((lissa_is_off & pbrf_is_off).sum())}."
+    )
+    if lissa_is_off.any():
+        why += " A linear iteration that is off has not left any quadratic range: its batches are too small."
+    return reporting.judge(
         claim,
-        values,
-        generator,
-        why=f"In these {len(values)} panels influence and PBRF agree once both are solved exactly, so the step is "
-        "not too large: the stochastic solvers are apart.",
+        float(shares.mean()),
+        bootstrap_interval(shares, lambda values: float(np.mean(values)), generator=generator),
+        if_not_reproduced=why,
     )
 
 
@@ -117,7 +126,8 @@ def _overflow(claim: Claim, panels: pd.DataFrame) -> ClaimResult:
             "This preset has no ResNet-50 on ImageNet. LiSSA is linear in the gradient, so its norm alone cannot "
             "make one point overflow; a batch too small for convergence can, see recipe-converges.",
         )
-    count = int(own.groupby("position").lissa_pbrf_pearson.first().isna().sum())
+    lengths = own.groupby("position").lissa_length.first()
+    count = int((~np.isfinite(lengths)).sum())
     return reporting.judge(
         claim,
         float(count),

@@ -38,10 +38,11 @@ def _equality(claim: Claim, limits: pd.DataFrame) -> ClaimResult:
 
 
 def _mean(claim: Claim, own: pd.DataFrame) -> ClaimResult:
-    ratios, stderrs = own["mean"] / own.mean_bound, own.mean_stderr / own.mean_bound
-    place = largest(ratios + 1.96 * stderrs)
-    why = "Few trials leave a large error of the mean where the second moment grows: more of them will tell."
-    return judge_row(claim, own, ratios, place, _case(own, place), why, stderrs=stderrs)
+    ratios = own.mean_norm / own.mean_bound
+    place = largest(ratios)
+    far = ((own["mean"] - own.mean_exact).abs() / own.mean_stderr).max()
+    why = f"The trials' means are at most {far:.1f} standard errors from the recursion's."
+    return judge_row(claim, own, ratios, place, _case(own, place), why)
 
 
 def _diverges(claim: Claim, own: pd.DataFrame) -> ClaimResult:

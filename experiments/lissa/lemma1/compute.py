@@ -48,7 +48,7 @@ def compute(run: Run, cfg: DictConfig) -> dict[str, pd.DataFrame]:
                 measure = partial(_errors, run, eigenvalues, key, **sizes)
                 about = f"{case.spectrum}, n = {case.size}, damping {damping:g}, |B| = {batch_size}"
                 found = run.unit(
-                    "lissa/lemma1_errors", key | sizes, measure, version=1, about=f"errors of {about}"
+                    "lissa/lemma1_errors", key | sizes, measure, version=2, about=f"errors of {about}"
                 )
                 errors += [setting | row for row in found["rows"]]
                 sizes = {str(name): value for name, value in cfg.growth.items()}
@@ -73,7 +73,8 @@ def _errors(
     """Return one row for each start and shown step: measured and exact, relative to the start's ‖u_0 - u*‖².
 
     second_moment: E‖u_t - u*‖², with _stderr over trials, _exact by the recursion and _printed, u_0ᵀ R^t u_0;
-    z: (measured - exact) / stderr. mean: ⟨E u_t - u*, u_0 - u*⟩, with _stderr, _exact and the bound (1 - ηλ)^t.
+    z: (measured - exact) / stderr. mean: ⟨E u_t - u*, u_0 - u*⟩, with _stderr and _exact. mean_norm: ‖E u_t - u*‖,
+    exact, relative to ‖u_0 - u*‖; mean_bound, (1 - ηλ)^t, bounds it.
     """
     settings, rows = _lissa_settings(eigenvalues, key), []
     zero, gradient = torch.zeros_like(eigenvalues), eigenvalues.sqrt()  # of one example, up to signs
@@ -111,6 +112,7 @@ def _errors(
                     "mean": float(projection[index].mean()),
                     "mean_stderr": float(projection[index].std()) / root,
                     "mean_exact": float(means[step] @ first) / scale,
+                    "mean_norm": float(means[step].norm()) / math.sqrt(scale),
                     "mean_bound": (1 - settings["damping"] * settings["step_size"]) ** step,
                     "num_trials": num_trials,
                 }

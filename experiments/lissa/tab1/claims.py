@@ -17,6 +17,7 @@ def judge(computed: Computed, claims: ClaimSheet) -> list[ClaimResult]:
     table, paper = computed["table"].set_index("task"), computed["paper"].set_index("row")
     implied = table.assumed_constant * table.trace / table.lambda_max
     stderr = table.assumed_constant * table.trace_stderr / table.lambda_max
+    needed, doubt = 2 * table.constant * table.trace / table.lambda_max, table.trace_stderr / table.trace
     relative = table.trace_per_parameter_stderr / table.trace_per_parameter * (table.forms / 1600) ** 0.5
     joint = (table.trace_per_parameter_stderr**2 + table.full_trace_per_parameter_stderr**2) ** 0.5
     distance = (table.trace_per_parameter - table.full_trace_per_parameter).abs() / joint
@@ -27,6 +28,7 @@ def judge(computed: Computed, claims: ClaimSheet) -> list[ClaimResult]:
         _extreme(claims.claim("batch-above-one"), implied, stderr, str(implied.idxmin())),
         _one_sequence(claims.claim("one-sequence"), table, implied, stderr),
         _extreme(claims.claim("requirement-mild"), implied, stderr, str(implied.idxmax())),
+        _extreme(claims.claim("requirement-mild-measured"), needed, needed * doubt, str(needed.idxmax())),
         _largest(
             claims.claim("constant-two"),
             table.constant,

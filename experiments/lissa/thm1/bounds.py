@@ -69,6 +69,14 @@ def bounds(problem: FactoredProblem, damping: float, *, step_size: float, batch_
     )
 
 
+def mean_error(problem: FactoredProblem, damping: float, *, step_size: float, step: int) -> float:
+    """Return ‖E u_t - u*‖ = ‖(I - η(G + λ))^t u*‖ over ‖u*‖, exact: batches are unbiased and independent."""
+    values, vectors = problem.eigen
+    solution = vectors.T @ problem.solution(damping)
+    factors = (1 - step_size * (values + damping)) ** step
+    return float((factors * solution).norm() / solution.norm())
+
+
 def condition_eigenvalue(
     problem: FactoredProblem, damping: float, *, step_size: float, batch_size: float
 ) -> float:

@@ -21,6 +21,7 @@ from experiments.lissa.thm1.bounds import (
     bounds,
     condition_constant,
     condition_eigenvalue,
+    mean_error,
     sufficient_threshold,
 )
 from experiments.lissa.thm1.problems import (
@@ -191,6 +192,7 @@ def _errors(run: Run, cfg: DictConfig, case: Case) -> list[Row]:
                     "printed_generous": own.printed(step, **constants) / scale,
                     "mean": float(projection.mean()),
                     "mean_stderr": float(projection.std()) / root,
+                    "mean_norm": mean_error(case.problem, damping, step_size=step_size, step=step),
                     "mean_bound": own.contraction**step,
                     "delta": own.delta,
                     "num_trials": case.trials,

@@ -9,6 +9,9 @@ from experiments.ngd.branching.compute import judged_branches
 from experiments.ngd.branching.measures import BranchResults
 from experiments.target import Computed
 
+UNSCALED = {"ngd": "ngd-unrescaled"}
+"""The branch whose updates have a length of their own, by the branch that claims are about."""
+
 
 def judge(computed: Computed, claims: ClaimSheet) -> list[ClaimResult]:
     """Judge the branch that each task names against its sgd; intervals are over seeds."""
@@ -16,10 +19,17 @@ def judge(computed: Computed, claims: ClaimSheet) -> list[ClaimResult]:
     for task, branches in judged_branches(computed.config).items():
         (branch,) = branches
         claim = partial(claims.claim, of=task, branch=branch)
+        unscaled = UNSCALED.get(branch, branch)
         ratios = found.all_branches(task, "update_norm_ratio")
         steady = f"{ratios} SGD's own number shows what comes of further training."
         results += [
-            found.judge_measure(claim("update-norm-steady"), task, branch, "update_norm_ratio", why=steady),
+            found.judge_measure(
+                claims.claim("update-norm-steady", of=task, branch=unscaled),
+                task,
+                unscaled,
+                "update_norm_ratio",
+                why=steady,
+            ),
             _fluctuation(found, task, branch, claim("update-norm-fluctuates")),
             found.judge_measure(claim("llc-rises"), task, branch, "llc_slope"),
             found.judge_values(

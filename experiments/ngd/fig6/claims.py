@@ -23,9 +23,9 @@ def judge(computed: Computed, claims: ClaimSheet) -> list[ClaimResult]:
                 claims.claim("step-rises", of=task),
                 task,
                 branch,
-                "step_norm_ratio",
-                why=f"{found.all_branches(task, 'step_norm_ratio')} "
-                f"Without the learning rate: {found.all_branches(task, 'update_norm_ratio')}",
+                "update_norm_ratio",
+                why=f"{found.all_branches(task, 'update_norm_ratio')} "
+                f"With the learning rate: {found.all_branches(task, 'step_norm_ratio')}",
             ),
             found.judge_measure(
                 claims.claim("step-decreases", of=task),

@@ -1,4 +1,4 @@
-"""1-D function: what the definition of D means for n = 1, and that the method converges.
+"""1-D function: the method converges.
 
 What follows from α_k for its local rate is ours, and in summary.csv.
 """
@@ -17,12 +17,6 @@ def judge(computed: Computed, claims: ClaimSheet) -> list[ClaimResult]:
     runs = [own for _, own in ours.groupby(["delta", "start"], sort=False)]
     ratio = max(own.gradient_norm.iloc[-1] / own.gradient_norm.iloc[0] for own in runs)
     return [
-        judge_extreme(
-            claims.claim("exact-estimate"),
-            float(table.error_of_D.max()),
-            "deterministic",
-            why="See the definition: n u u' H with u = ±1 is H.",
-        ),
         judge_extreme(
             claims.claim("converges"),
             ratio,

@@ -14,7 +14,6 @@ def judge(computed: Computed, claims: ClaimSheet) -> list[ClaimResult]:
     bounds, rates = computed["bounds"], computed["rates"]
     curved = bounds[bounds.smoothness > 0]
     squares, softmax = (curved[curved.kind == kind] for kind in ("least squares", "softmax"))
-    linear = bounds[bounds.smoothness == 0]
     return [
         _largest(
             claims.claim("lemma-squared"),
@@ -48,12 +47,6 @@ def judge(computed: Computed, claims: ClaimSheet) -> list[ClaimResult]:
             softmax,
             softmax.gap / softmax.loss_bound,
             "It follows from 1 - p <= -log p.",
-        ),
-        judge_extreme(
-            claims.claim("linear-exact"),
-            float(linear.gap.max()),
-            f"largest of {len(linear)} models",
-            why="A bug: both are the same matrix.",
         ),
         judge_steps(
             claims.claim("least-squares-steps"),

@@ -12,7 +12,8 @@ from experiments.target.execution import draw_target
 
 
 def test_target_at_smoke_scale(checked_target: Callable[..., Path]) -> None:
-    folder = checked_target("rank1/fig1", {"exact-estimate": "reproduced", "converges": "reproduced"})
+    folder = checked_target("rank1/fig1", {"converges": "reproduced"})
+    assert pd.read_csv(folder / "table.csv").error_of_D.max() < 1e-12  # n = 1: every draw of D is f''
     summary = pd.read_csv(folder / "summary.csv")
     rated = summary[summary["expected rate"].notna()]
     assert len(rated) == 4

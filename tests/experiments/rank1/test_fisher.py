@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
+import pandas as pd
 import pytest
 import torch
 from omegaconf import OmegaConf
@@ -125,10 +126,11 @@ def test_target_at_smoke_scale(checked_target: Callable[..., Path]) -> None:
             "softmax-steps-printed": "refuted",
             "softmax-steps": "reproduced",
             "least-squares-sigma": "reproduced",
-            "linear-exact": "reproduced",
         },
     )
     assert {path.stem for path in folder.glob("*.csv")} == {"table", "bounds", "rates", "summary"}
+    bounds = pd.read_csv(folder / "bounds.csv")
+    assert bounds[bounds.smoothness == 0].gap.max() < 1e-12  # outputs linear in the parameters: F is the Hessian
     assert len(list(folder.glob("figure_rates_*.png"))) == 2
 
 

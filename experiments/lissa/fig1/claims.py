@@ -110,6 +110,8 @@ def _cause(claim: Claim, own: pd.DataFrame, generator: np.random.Generator) -> C
 
 
 def _three_cases(claim: Claim, panels: pd.DataFrame) -> ClaimResult:
+    if "lissa_cg_case" not in panels or panels.lissa_cg_case.isna().all():
+        return out_of_reach(claim, "What is near zero is told by exact solutions, of which this preset has none.")
     counts = panels.lissa_pbrf_case.value_counts()
     found = [case for case in ("agree", "both near zero", "apart") if counts.get(case, 0)]
     shares = ", ".join(f"{case} {counts[case] / len(panels):.0%}" for case in found)

@@ -25,9 +25,10 @@ statistics, both gradients through it) or the sampled labels' own (eval mode, as
 paper's column, from JAX's profiler, cannot be that: its 2.21e9 is less than one example's gradient (3.3e9), and
 it grows by 5.1 from ResNet-18 to ResNet-50, where products grow by 2.3 and the entries of activations by 5.6.
 An inference: XLA's count leaves out calls to cuDNN and cuBLAS, so the column is of elementwise operations. That
-is also why it grows linearly in τ although the text says quadratically. `steps` measures whole steps, `scaling`
-and `fits` update and step alone. Seconds are processor time of this process (elapsed on a GPU): others on the
-machine lengthen elapsed time.
+would also be why it grows linearly in τ although the text says quadratically; the column of T5 (Table 2, all
+weights) does grow quadratically, by 2d for each τ², as the product U V does. `steps` measures whole steps,
+`scaling` and `fits` update and step alone. Seconds are processor time of this process (elapsed on a GPU): others
+on the machine lengthen elapsed time.
 """
 
 from experiments.target import Target

@@ -37,9 +37,24 @@ def best_of(table: pd.DataFrame, racers: list[str], *, chosen_by: str = "accurac
     return str(racer), None if np.isnan(rank) else int(rank)
 
 
-def judge_difference(claim: Claim, first: pd.Series, second: pd.Series, why: str) -> ClaimResult:
-    """Judge the mean over seeds of first - second, with its t interval."""
+def judge_difference(
+    claim: Claim, first: pd.Series, second: pd.Series, why: str, *, comparisons: int = 1
+) -> ClaimResult:
+    """Judge the mean over seeds of first - second, with its t interval.
+
+    Args:
+        claim: the claim.
+        first: by seed.
+        second: by seed.
+        why: what explains a failure.
+        comparisons: of how many this one is the extreme; the interval holds for all at once (Bonferroni).
+    """
     difference = (first - second).dropna().to_numpy()
     if not len(difference):
         return out_of_reach(claim, "One of the two takes no part in this preset, or is not installed.")
-    return judge(claim, float(difference.mean()), t_interval(difference), if_not_reproduced=why)
+    return judge(
+        claim,
+        float(difference.mean()),
+        t_interval(difference, confidence=1 - 0.05 / comparisons),
+        if_not_reproduced=why,
+    )

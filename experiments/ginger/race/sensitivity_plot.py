@@ -64,10 +64,16 @@ def _damping(ax: Axes, table: pd.DataFrame, column: str) -> None:
         own = without_diverged(table[table.sweep == sweep]).dropna(subset=column)
         style: dict[str, Any] = {"color": plots.PALETTE[color]}
         means = scale * own.groupby("damping")[column].mean()
-        ax.plot(means.index, means, marker=plots.MARKERS[color], markersize=5, linewidth=1.2, label=label, **style)
+        line = {"linestyle": "-" if sweep == "damping" else "--", "marker": plots.MARKERS[color]}
+        ax.plot(means.index, means, markersize=5, linewidth=1.2, label=label, **line, **style)
         ax.scatter(own.damping, scale * own[column], s=8, alpha=0.5, **style)
     grid = scale * table[table.sweep == "grid"].groupby(["decay", "rank"])[column].mean()
     ax.axhspan(grid.min(), grid.max(), color=plots.PALETTE[2], alpha=0.25, linewidth=0, label="range of the grid")
+    edge = table[(table.sweep != "grid") & table.at_edge.astype(bool) & table[column].notna()]
+    if len(edge):
+        ends = edge.groupby(["sweep", "damping"])[column].mean().reset_index()
+        ring: dict[str, Any] = {"s": 90, "facecolors": "none", "edgecolors": "black", "linewidths": 0.8}
+        ax.scatter(ends.damping, scale * ends[column], label="rate at the edge of those tried", **ring)
     lost = table[(table.sweep != "grid") & table.diverged.astype(bool)]
     if len(lost):  # at the lower edge: where they ended would squeeze the others
         at_edge = ax.get_xaxis_transform()

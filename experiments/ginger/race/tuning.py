@@ -113,6 +113,11 @@ def seeds_and_steps(share: float, longest: int) -> tuple[int, int]:
     return seeds, max(1, int(share / seeds))
 
 
+def at_edge(lr: float, lrs: Sequence[float]) -> bool:
+    """Return whether a learning rate is the smallest or largest of those tried: a better one may lie beyond."""
+    return len(lrs) > 1 and lr in (min(lrs), max(lrs))
+
+
 def lowest(values: Sequence[float]) -> float:
     """Return the smallest number of the values, infinite without any."""
     return min((value for value in values if math.isfinite(value)), default=math.inf)

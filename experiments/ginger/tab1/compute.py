@@ -14,10 +14,10 @@ from experiments.ginger.race.final import final_run, summarised
 from experiments.ginger.race.optimizers import why_unavailable
 from experiments.ginger.race.racers import load_racers
 from experiments.ginger.race.task import load_race_task
-from experiments.ginger.race.tuning import Tuned, tune
+from experiments.ginger.race.tuning import Tuned, at_edge, tune
 from experiments.target import task_settings
 
-CONSTANT = ("label", "kind", "lr", "damping", "clip", "flops", "memory", "gradients")  # of all seeds
+CONSTANT = ("label", "kind", "lr", "at_edge", "damping", "clip", "flops", "memory", "gradients")  # of all seeds
 
 
 def compute(run: Run, cfg: DictConfig) -> dict[str, pd.DataFrame]:
@@ -57,6 +57,7 @@ def _race(run: Run, name: str, settings: DictConfig) -> dict[str, list[pd.DataFr
             place = {"task": task.label, "racer": racer.name, "rank": rank}
             optimizer = racer.with_rank(rank, **chosen)
             given = {"label": racer.label, "kind": racer.kind, "lr": chosen["lr"]}
+            given["at_edge"] = at_edge(chosen["lr"], settings.lrs)
             given |= {name: optimizer.get(name) for name in ("damping", "clip")}
             cost = cost_of_a_step(run, task, racer, optimizer)
             for seed in settings.seeds:

@@ -10,7 +10,8 @@ published T5-small. The small presets cannot, so they pretrain a small T5 to cop
 documents begin with; both columns start from it.
 
 Every racer tunes its learning rate, and Ginger its damping as well, with the same number of gradients (a step of
-Ginger and QNG takes two) for each column, at one rank, by the validation loss. The damping is a number without
+Ginger and QNG takes two, so their trainings are shorter: tuning.csv) for each column, at one rank, by the
+validation loss. The damping is a number without
 clipping, or the published code's 1e-5 with each entry of the update clipped at 1; where the latter is chosen, one
 more row shows what it does without any curvature. The curvature sees labels that the model draws token by token,
 given the words before them (teacher forcing), scaled by the root of the number of tokens, as the loss is their
@@ -18,8 +19,9 @@ mean; Eq. 8 has the number of sequences there. One matrix for all trained weight
 one for each tensor.
 
 ROUGE is of summaries that the model writes for the test documents after the epoch, the most probable token at each
-step; the paper reports the best of its evaluations of each kind. Its training perplexity is "on sampled batches",
-as it seems the smallest: the table has that of the last model on training pairs, and the smallest of a batch.
+step; the paper reports the best of its evaluations of each kind. How its training perplexity was taken is not said
+of Table 2; of Table 1 (Sec. 4.1) training losses are "on sampled batches". Ours is of the last model on the first
+pairs of the training set, of which a run shorter than an epoch has seen a part; beside it the smallest of a batch.
 """
 
 from experiments.target import Target

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from curvlab.reporting import Claim, ClaimResult, ClaimSheet, exact, out_of_reach, t_interval
+from curvlab.reporting import Claim, ClaimResult, ClaimSheet, exact
 from curvlab.reporting import judge as judge_claim
 from experiments.ginger.printed import sensitivity
-from experiments.ginger.race.paired import judge_difference
-from experiments.ginger.race.sensitivity import named_cell, spread, without_diverged
+from experiments.ginger.race.sensitivity import named_cell
+from experiments.ginger.race.variation import GRID, judge_dampings, judge_variation
 from experiments.target import Computed
 
 LOSS = "log_loss"
@@ -37,18 +37,14 @@ def judge(computed: Computed, claims: ClaimSheet) -> list[ClaimResult]:
 
 
 def _insensitive(claim: Claim, grid: pd.DataFrame) -> ClaimResult:
-    found = spread(grid, LOSS)
-    means = grid.groupby(["decay", "rank"])[LOSS].mean()
+    means = grid.groupby(GRID)[LOSS].mean()
     low, high = (named_cell(place) for place in (means.idxmin(), means.idxmax()))
     ends = [10 ** means.min(), 10 ** means.max()]
     why = f"Geometric means over seeds lie from {ends[0]:.2g} ({low}) to {ends[1]:.2g} nats ({high})."
-    return judge_claim(claim, found.mean(), t_interval(found.to_numpy()), if_not_reproduced=why)
+    return judge_variation(claim, grid, LOSS, why)
 
 
 def _damping(claim: Claim, table: pd.DataFrame) -> ClaimResult:
-    kept, grid = without_diverged(table[table.sweep == "damping"]), table[table.sweep == "grid"]
-    if kept.damping.nunique() < 2:
-        return out_of_reach(claim, "Fewer than two dampings train without clipping in all seeds.")
-    means = kept.groupby("damping")[LOSS].mean()
-    why = ", ".join(f"{10**value:.2g} nats at damping {damping:g}" for damping, value in means.items())
-    return judge_difference(claim, spread(kept, LOSS), spread(grid, LOSS), f"{why}.")
+    means = table[table.sweep == "damping"].groupby("damping")[LOSS].mean()
+    by_damping = ", ".join(f"{10**value:.2g} nats at damping {damping:g}" for damping, value in means.items())
+    return judge_dampings(claim, table, LOSS, f"Geometric means: {by_damping}.")

@@ -243,7 +243,7 @@ EXACT = {
     "flops-own-forward": "direction only",
     "flops-per-step": "not reproduced",
     "flops-of-networks": "not reproduced",
-    "flops-quadratic": "not reproduced",
+    "flops-linear-in-rank": "reproduced",
     "memory-linear-in-parameters": "reproduced",
 }
 

@@ -84,7 +84,15 @@ def race(**changes: float | dict[int, float] | None) -> pd.DataFrame:
             rows += [
                 {"task": "m", "racer": racer, "label": LABELS.get(racer, racer), "rank": shown, "seed": seed}
                 | {"kind": "ablation" if racer in ABLATIONS else "wider" if racer == "muon" else "paper"}
-                | {"lr": 0.1, "damping": 0.1, "clip": None, "flops": 1, "memory": 1, "gradients": 8}
+                | {
+                    "lr": 0.1,
+                    "at_edge": False,
+                    "damping": 0.1,
+                    "clip": None,
+                    "flops": 1,
+                    "memory": 1,
+                    "gradients": 8,
+                }
                 | {"accuracy": value, "test_accuracy": value + 0.001 * seed, "validation_loss": 1.0}
                 | {"min_train_loss": (1 - value) ** 2 * (1 + 0.01 * seed), "diverged": False}
                 for seed in range(3)

@@ -7,8 +7,8 @@ training set is set aside for validation; it chooses settings and, as in the pap
 Claims are about the test set at that epoch, which has chosen nothing; the paper has no such set.
 
 Every racer tunes its settings with the same number of gradients (a step of Ginger and QNG takes two): the learning
-rate from {1, 5} x 10^{-1..-4}, and for Ginger also the damping, which the paper does not state and which decides: at
-the 1e-5 of the published code every rate of this grid diverges without that code's clipping. As in the paper
+rate from {1, 5} x 10^{-1..-4}, and for Ginger also the damping, which the paper does not state and which decides:
+at the 1e-5 of the published code every rate of this grid diverges without that code's clipping. As in the paper
 settings are tuned at one rank and kept for the others. Runs of one seed start from the same weights and see the
 same batches. Final runs have equal steps, so that a racer of two gradients a step, or with more settings to choose
 among, chooses by shorter trainings: tuning.csv has their steps. Where the best rate lies at the edge of the grid

@@ -1,0 +1,217 @@
+"""Errors of a solver's iterates against their cost, in products with the whole data for each system."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from omegaconf import DictConfig
+from torch import Tensor
+
+from curvlab.linalg import DerivedOperator, LinearOperator
+from curvlab.solvers import BlockConjugateGradient, ConjugateGradient, DivergenceError, Lissa, default_solver
+from curvlab.solvers.recipe import measure_recipe
+from experiments.pbrf.appg.systems import Systems
+from experiments.pbrf.tuned_lissa import SCALES
+
+GROWTH = 1.25  # between the steps whose iterates are looked at
+METHODS = {
+    "cg": "CG",
+    "block_cg": "block CG",
+    "default": "default solver",
+    "lissa": "LiSSA",
+    "lissa_auto": "Lissa.auto",
+}
+# G alone has what these need: a matrix that is positive semi-definite without its damping.
+SEMI_DEFINITE_ONLY = ("default", "lissa_auto")
+
+
+def trajectory(systems: Systems, method: str) -> dict[str, Any]:
+    """Return what a method gives, a unit: `curves` by name, and for LiSSA `scale`, `batch_size` and `num_steps`.
+
+    A curve has `work` (S,), and `errors` and `correlations` (S, K) of its recorded iterates.
+    """
+    settings = systems.network.settings
+    own = {name: settings[name] for name in ("cg", "lissa")}
+    key = systems.key | {"method": method, "reference": dict(settings.reference[systems.curvature])}
+    key |= {"settings": dict(own["lissa"] if method.startswith("lissa") else own["cg"])}
+    about = f"{METHODS[method]}, {systems.described}"
+    compute = partial(_trajectory, systems, method, systems.reference["solutions"])
+    return systems.network.run.unit("pbrf/appg_trajectory", key, compute, version=1, about=about)
+
+
+def _trajectory(systems: Systems, method: str, reference: Tensor) -> dict[str, Any]:
+    compare = Comparison(reference, systems.test_gradients)
+    settings, run = systems.network.settings, systems.network.run
+    generator = run.generator("pbrf appg", settings.seed_name, systems.network.seed, systems.curvature, method)
+    if method == "lissa":
+        return _lissa(systems, compare, settings.lissa, generator)
+    if method == "lissa_auto":
+        return _lissa_auto(systems, compare, generator)
+    return _krylov(systems, method, compare, settings.cg, generator)
+
+
+def _krylov(
+    systems: Systems, method: str, compare: Comparison, settings: DictConfig, generator: torch.Generator
+) -> dict[str, Any]:
+    counted, curve, stride = CountedOperator(systems.damped), Curve(), Stride()
+    size, num = systems.right_hand_sides.shape
+
+    def watch(step: int, iterate: Callable[[], Tensor]) -> None:
+        if stride.wants(step):
+            curve.add(counted.num_products / num, compare, iterate())
+
+    limits: dict[str, Any] = {"rtol": settings.rtol, "max_steps": settings.max_steps}
+    solver: Any = {
+        "cg": ConjugateGradient(**limits, monitor=watch),
+        "block_cg": BlockConjugateGradient(**limits, monitor=watch),
+        "default": dataclasses.replace(
+            default_solver(size, num, rtol=settings.rtol), max_steps=settings.max_steps, monitor=watch
+        ),
+    }[method]
+    solution = solver.solve(counted, systems.right_hand_sides, generator=generator)
+    systems.network.run.add_matvecs(solution.num_matvecs)
+    return {"curves": {METHODS[method]: curve.as_tensors()}, "residual": float(solution.residual.max())}
+
+
+def _lissa(
+    systems: Systems, compare: Comparison, settings: DictConfig, generator: torch.Generator
+) -> dict[str, Any]:
+    """Run Eq. 49 with each scaling in turn until no repeat diverges."""
+    tried = []
+    for scale in SCALES:
+        try:
+            found = _repeats(systems, compare, settings, float(scale), generator)
+        except DivergenceError as error:
+            tried.append(f"{scale}: diverges at step {error.step}")
+            continue
+        sizes = {"batch_size": settings.batch_size, "num_steps": settings.num_steps}
+        return {"curves": found, "scale": float(scale), "tried": tried} | sizes
+    return {"curves": {}, "scale": float("nan"), "tried": tried}
+
+
+def _repeats(
+    systems: Systems, compare: Comparison, settings: DictConfig, scale: float, generator: torch.Generator
+) -> dict[str, Any]:
+    """Return the curves of the first repeat and of the mean over all, for R times the work."""
+    steps = recorded_steps(settings.num_steps)
+    wanted, share = set(steps), settings.batch_size / systems.matrix.num_examples
+    sums: dict[int, Tensor] = {}
+    single, mean = Curve(), Curve()
+
+    def watch(step: int, u: Tensor) -> None:
+        if step in wanted:
+            sums[step] = sums[step] + u if step in sums else u.clone()
+
+    solver = Lissa(1 / scale, settings.batch_size, settings.num_steps, check_residual=False, callback=watch)
+    for repeat in range(settings.num_repeats):
+        solution = solver.solve(systems.damped, systems.right_hand_sides, generator=generator)
+        systems.network.run.add_matvecs(solution.num_matvecs)
+        if repeat == 0:
+            for step in steps:
+                single.add(step * share, compare, sums[step])
+    for step in steps:
+        mean.add(settings.num_repeats * step * share, compare, sums[step] / settings.num_repeats)
+    return {"LiSSA, 1 run": single.as_tensors(), f"LiSSA, {settings.num_repeats} runs": mean.as_tensors()}
+
+
+def _lissa_auto(systems: Systems, compare: Comparison, generator: torch.Generator) -> dict[str, Any]:
+    """Run `Lissa.auto`; iterates, and last the mean that it answers with."""
+    size, num = systems.matrix.num_examples, systems.right_hand_sides.shape[1]
+    solver = Lissa.auto(systems.matrix, systems.damping, generator=generator)
+    recipe = solver.recipe or measure_recipe(systems.matrix, systems.damping, generator=generator)
+    full = recipe.num_matvecs - recipe.num_sampled_matvecs
+    set_up = (full + recipe.num_sampled_examples / size) / num  # shared by all systems
+    curve, stride = Curve(), Stride()
+
+    def watch(step: int, u: Tensor) -> None:
+        if stride.wants(step):
+            curve.add(set_up + step * solver.batch_size / size, compare, u)
+
+    chosen = dataclasses.replace(solver, callback=watch)
+    solution = chosen.solve(systems.damped, systems.right_hand_sides, generator=generator)
+    systems.network.run.add_matvecs(solution.num_matvecs)
+    curve.add(set_up + solver.num_steps * solver.batch_size / size, compare, solution.x)
+    sizes = {"batch_size": solver.batch_size, "num_steps": solver.num_steps, "scale": 1 / solver.step_size}
+    return {"curves": {METHODS["lissa_auto"]: curve.as_tensors()}, "tried": []} | sizes
+
+
+class CountedOperator(DerivedOperator):
+    """An operator that counts its products, one for each vector."""
+
+    def __init__(self, operator: LinearOperator) -> None:
+        super().__init__(operator)
+        self.num_products = 0
+
+    def matmat(self, vectors: Tensor) -> Tensor:
+        """Return A V."""
+        self.num_products += vectors.shape[1]
+        return self.origin.matmat(vectors)
+
+    @property
+    def is_psd(self) -> bool:
+        """As the operator counted."""
+        return self.origin.is_psd
+
+    @property
+    def damping(self) -> float:
+        """As the operator counted."""
+        return self.origin.damping
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """With the exact solutions: (P, K), and gradients of M test losses, (M, P)."""
+
+    reference: Tensor
+    test_gradients: Tensor
+
+    def __call__(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return relative errors and Pearson correlations of the scores over test examples, (K,) each."""
+        exact = self.reference.to(x.device)
+        errors = (x.double() - exact).norm(dim=0) / exact.norm(dim=0)
+        gradients = self.test_gradients.double()
+        left, right = gradients @ x.double(), gradients @ exact
+        left, right = left - left.mean(0), right - right.mean(0)
+        found = (left * right).sum(0) / (left.norm(dim=0) * right.norm(dim=0))
+        return errors.cpu(), found.nan_to_num(0.0).cpu()
+
+
+@dataclass
+class Curve:
+    """Iterates compared, in the order of their work."""
+
+    rows: list[tuple[float, Tensor, Tensor]] = field(default_factory=list)
+
+    def add(self, work: float, compare: Comparison, x: Tensor) -> None:
+        """Compare an iterate."""
+        self.rows.append((work, *compare(x)))
+
+    def as_tensors(self) -> dict[str, Any]:
+        """Return work as a list, errors and correlations as (S, K)."""
+        work, errors, correlations = zip(*self.rows, strict=True)
+        return {"work": list(work), "errors": torch.stack(errors), "correlations": torch.stack(correlations)}
+
+
+@dataclass
+class Stride:
+    """Steps 1, 2, 3, ... growing by a quarter."""
+
+    next_step: float = 1.0
+
+    def wants(self, step: int) -> bool:
+        """Return whether a step is looked at."""
+        if step < self.next_step:
+            return False
+        self.next_step = max(step + 1, step * GROWTH)
+        return True
+
+
+def recorded_steps(num_steps: int) -> list[int]:
+    """Return the steps that are looked at, the last among them."""
+    stride = Stride()
+    return [step for step in range(1, num_steps + 1) if stride.wants(step) or step == num_steps]

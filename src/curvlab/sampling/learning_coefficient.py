@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from html import escape
+from typing import TYPE_CHECKING
 
 import torch
 from scipy import stats
@@ -11,13 +13,16 @@ from torch import Tensor
 
 from curvlab.sampling.diagnostics import effective_sample_size, split_rhat
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
 MAX_RHAT = 1.1  # Gelman et al., Bayesian Data Analysis (3rd ed.), 11.5
 MIN_DRAWS_PER_CHAIN = 5.0  # effective; below, R-hat itself is chance
 MAX_DRIFT = 0.1  # of the estimate, between the halves of the draws
 _NUM_WINDOWS = 10
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class LLC:
     """Estimate of the local learning coefficient λ(w0) = nbeta (E[L(w)] - L(w0)) (Lau et al. 2023).
 
@@ -60,6 +65,60 @@ class LLC:
     localization: float
     num_examples: int
     num_gradients: int
+
+    def __repr__(self) -> str:
+        """Return two lines: the value and its error, then cost and mixing; a line more for each problem."""
+        chains, draws = self.losses.shape
+        lines = [
+            f"LLC {self.value:.4g} ± {self.stderr:.2g} (standard error, {chains} chains x {draws} draws)",
+            f"  {self.num_gradients:,} example gradients, R-hat {self.rhat:.3f}, {self.ess:.0f} effective draws, "
+            f"nbeta {self.nbeta:.4g}, step size {self.step_size:.2g}, localization {self.localization:.4g}",
+        ]
+        return "\n".join([*lines, *(f"  not to be used: {problem}" for problem in self.problems)])
+
+    def _repr_html_(self) -> str:
+        """Return a small table for notebooks."""
+        chains, draws = self.losses.shape
+        rows = {
+            "LLC": f"{self.value:.4g} ± {self.stderr:.2g}",
+            "WBIC (nats)": f"{self.wbic:.5g} ± {self.wbic_stderr:.2g}",
+            "draws": f"{chains} x {draws}, {self.ess:.0f} effective, R-hat {self.rhat:.3f}",
+            "example gradients": f"{self.num_gradients:,}",
+        }
+        rows |= {"not to be used": "<br>".join(map(escape, self.problems))} if self.problems else {}
+        cells = "".join(f"<tr><th>{name}</th><td>{value}</td></tr>" for name, value in rows.items())
+        return f"<table>{cells}</table>"
+
+    def plot(self, ax: Axes | None = None) -> Axes:
+        """Draw each chain's running estimate, nbeta (mean loss so far - L(w0)), by draw; burn-in before 0.
+
+        A chain that has not mixed, or still drifts, is seen here before any statistic says so.
+
+        Args:
+            ax: to draw on; a new figure's by default.
+
+        Returns:
+            The axes; `ax.figure.savefig(...)` keeps the picture.
+        """
+        if ax is None:
+            from matplotlib import pyplot as plt  # only who draws waits for it
+
+            ax = plt.figure().add_subplot()
+        burnin = self.nbeta * (self.burnin_losses - self.initial_loss)
+        draws = self.losses.shape[1]
+        running = self.nbeta * ((self.losses - self.initial_loss).cumsum(1) / torch.arange(1, draws + 1))
+        for chain, (before, line) in enumerate(zip(burnin, running, strict=True)):
+            (drawn,) = ax.plot(range(1, draws + 1), line, linewidth=1, label=f"chain {chain}")
+            ax.plot(range(-len(before), 0), before, linewidth=0.5, alpha=0.4, color=drawn.get_color())
+        low, high = self.interval()
+        ax.axhline(self.value, color="black", linewidth=1, label=f"{self.value:.4g}, 95 % interval")
+        ax.axhspan(low, high, color="black", alpha=0.1, linewidth=0)
+        ax.set_xlabel("draw (below 0: burn-in, each step's own value)")
+        ax.set_ylabel("LLC, mean of the draws so far")
+        ax.set_title("" if self.valid else "not to be used: " + "; ".join(self.problems), fontsize=8, wrap=True)
+        if len(running) <= 8:
+            ax.legend(fontsize=7)
+        return ax
 
     @property
     def valid(self) -> bool:

@@ -10,6 +10,14 @@ from curvlab.influence.linear_datamodelling import (
     removal_weights,
     subset_weights,
 )
+from curvlab.influence.mislabelled import (
+    CorruptedLabels,
+    DetectionCurve,
+    confident_learning_scores,
+    corrupt_labels,
+    detection_curve,
+    margins,
+)
 from curvlab.influence.proximal_bregman import (
     ProximalBregmanObjective,
     ProximalNewton,
@@ -19,33 +27,43 @@ from curvlab.influence.proximal_bregman import (
     proximal_bregman_response,
 )
 from curvlab.influence.scores import Influence, influence, influence_scores
+from curvlab.influence.self_influence import SelfInfluence, estimated_self_influence, self_influence
 from curvlab.influence.similarity import Similarities, cosines, similarities
 from curvlab.influence.unrolled import SegmentResponse, UnrolledResponse, segment_response, unrolled_response
 
 __all__ = [
     "Agreement",
+    "CorruptedLabels",
     "DatamodellingScore",
+    "DetectionCurve",
     "Influence",
     "ProximalBregmanObjective",
     "ProximalNewton",
     "ProximalSGD",
     "Response",
     "SegmentResponse",
+    "SelfInfluence",
     "Similarities",
     "UnrolledResponse",
     "agreement",
+    "confident_learning_scores",
+    "corrupt_labels",
     "cosines",
+    "detection_curve",
     "directional_derivatives",
     "ensemble_measurements",
+    "estimated_self_influence",
     "influence",
     "influence_scores",
     "linear_datamodelling_score",
     "loss_response",
+    "margins",
     "per_example_gradients",
     "proximal_bregman_response",
     "random_halves",
     "removal_weights",
     "segment_response",
+    "self_influence",
     "similarities",
     "subset_weights",
     "unrolled_response",

@@ -1,0 +1,235 @@
+"""Self-influence: what leaving out a training example does to its own loss, and to the mean training loss."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from curvlab.curvature import Batches, GaussNewtonOperator, ModelFunction, OutputLoss, output_loss
+from curvlab.data.splits import Pairs, stack
+from curvlab.influence.example_derivatives import directional_derivatives, per_example_gradients
+from curvlab.linalg import LinearOperator, flatten, identity
+from curvlab.solvers import Solver, default_solver
+
+
+@dataclass(frozen=True)
+class SelfInfluence:
+    """First-order changes of losses when training examples are left out one by one, K of them.
+
+    Attributes:
+        own: (K,), of the example's own loss, 1/N ∇l_kᵀ (G + damping I)⁻¹ ∇l_k; never negative.
+        total: (K,), of the mean training loss, 1/N ∇Jᵀ (G + damping I)⁻¹ ∇l_k with ∇J = 1/N sum_n ∇l_n.
+        residual: largest relative residual of the systems behind them.
+        converged: whether all systems reached the solver's tolerance.
+        num_matvecs: curvature products, counted per vector.
+    """
+
+    own: Tensor
+    total: Tensor
+    residual: float
+    converged: bool
+    num_matvecs: int
+
+
+def self_influence(
+    model: nn.Module,
+    loss: nn.Module,
+    train: Pairs,
+    *,
+    points: Tensor | None = None,
+    damping: float,
+    columns: int = 100,
+    solver: Solver | None = None,
+    rtol: float = 1e-2,
+    batch_size: int = 512,
+    generator: torch.Generator | None = None,
+) -> SelfInfluence:
+    """Return self-influences (Koh & Liang 2017), one system for each point, `columns` of them at a time.
+
+    Leaving out one of N examples is a weight of -1/N; a change is positive where the loss rises.
+
+    Args:
+        model: in eval mode.
+        loss: nn.CrossEntropyLoss, nn.MSELoss or nn.BCEWithLogitsLoss.
+        train: data whose mean Gauss-Newton matrix is G.
+        points: indices of the examples that are asked for, (K,); None: all.
+        damping: added to G; positive.
+        columns: right-hand sides solved together, which sets the memory: some 15 P numbers for each, for
+            any number of points.
+        solver: None: `default_solver`.
+        rtol: residual of the default solver.
+        batch_size: examples at a time.
+        generator: of the solver's random numbers; by default seeded with 0.
+
+    Cost: K systems. `estimated_self_influence` needs far fewer where K is large.
+    """
+    operator, everything = _damped(model, loss, train, damping, batch_size), _all_indices(train)
+    chosen = everything if points is None else points
+    mean_gradient = _mean_gradient(model, loss, train, batch_size)
+    own, total = [], []
+    solved = _Solved()
+    for indices in chosen.split(columns):
+        gradients = per_example_gradients(model, loss, stack(train, indices)).T.contiguous()
+        x = solved.solve(operator, gradients, solver, rtol, generator)
+        own.append((gradients * x).sum(0))
+        total.append(mean_gradient @ x)
+    size = len(everything)
+    return SelfInfluence(
+        torch.cat(own) / size, torch.cat(total) / size, solved.residual, solved.converged, solved.num_matvecs
+    )
+
+
+def estimated_self_influence(
+    model: nn.Module,
+    loss: nn.Module,
+    train: Pairs,
+    *,
+    damping: float,
+    num_probes: int,
+    columns: int = 100,
+    solver: Solver | None = None,
+    rtol: float = 1e-2,
+    batch_size: int = 512,
+    generator: torch.Generator | None = None,
+) -> SelfInfluence:
+    """Return self-influences of all N examples from `num_probes` + 1 systems, each up to a factor 1 ± √(2/K).
+
+    With M = G + damping I and Gaussian probes y of covariance M, x = M⁻¹ y has covariance M⁻¹: (∇l_nᵀ x)² has
+    the mean ∇l_nᵀ M⁻¹ ∇l_n for every example at once, and K probes leave a relative standard error of √(2/K), the
+    same for large and small scores. y = 1/√N sum_n J_nᵀ S_n^½ ξ_n + √damping ζ with normal ξ, ζ. This is how
+    leverage scores are estimated (Spielman & Srivastava 2011); `own` are those of a ridge regression, up to the
+    residuals. `total` is one system, and not estimated.
+
+    Args:
+        model: in eval mode, with outputs (N, C).
+        loss: as for `self_influence`.
+        train: likewise; all of its examples get a score.
+        damping: added to G; positive.
+        num_probes: K; 200 leave 10 %.
+        columns: right-hand sides solved together.
+        solver: None: `default_solver`.
+        rtol: residual of the default solver.
+        batch_size: examples at a time.
+        generator: of the probes and of the solver; by default seeded with 0.
+
+    Cost: K + 1 systems, and for each of them a derivative of all losses along its solution.
+    """
+    if num_probes < 1:
+        raise ValueError(f"num_probes must be at least 1, got {num_probes}")
+    operator, size = _damped(model, loss, train, damping, batch_size), len(_all_indices(train))
+    generator = generator or torch.Generator(operator.device).manual_seed(0)
+    squares = torch.zeros(size, dtype=operator.dtype, device=operator.device)
+    solved = _Solved()
+    for count in _chunks(num_probes, columns):
+        probes = _curvature_probes(model, loss, train, count, batch_size, generator)
+        probes += math.sqrt(damping) * _normal(probes, generator)
+        x = solved.solve(operator, probes, solver, rtol, generator)
+        squares += directional_derivatives(model, loss, train, x, batch_size=batch_size).square().sum(1)
+    x = solved.solve(operator, _mean_gradient(model, loss, train, batch_size)[:, None], solver, rtol, generator)
+    total = directional_derivatives(model, loss, train, x, batch_size=batch_size)[:, 0]
+    return SelfInfluence(
+        squares / num_probes / size, total / size, solved.residual, solved.converged, solved.num_matvecs
+    )
+
+
+@dataclass
+class _Solved:
+    """Outcome of several solves."""
+
+    residual: float = 0.0
+    converged: bool = True
+    num_matvecs: int = 0
+
+    def solve(
+        self,
+        operator: LinearOperator,
+        sides: Tensor,
+        solver: Solver | None,
+        rtol: float,
+        generator: torch.Generator | None,
+    ) -> Tensor:
+        """Return A⁻¹ B."""
+        chosen = default_solver(operator.shape[0], sides.shape[1], rtol=rtol) if solver is None else solver
+        generator = generator or torch.Generator(operator.device).manual_seed(0)
+        solution = chosen.solve(operator, sides, generator=generator)
+        self.residual = max(self.residual, float(solution.residual.max()))
+        self.converged &= solution.converged
+        self.num_matvecs += solution.num_matvecs
+        return solution.x
+
+
+def _damped(model: nn.Module, loss: nn.Module, train: Pairs, damping: float, batch_size: int) -> LinearOperator:
+    if not damping > 0:
+        raise ValueError(f"damping must be positive, got {damping}: the Gauss-Newton matrix may be singular")
+    return GaussNewtonOperator(model, loss, train, batch_size=batch_size) + damping * identity
+
+
+def _all_indices(train: Pairs) -> Tensor:
+    return torch.arange(len(train[1]) if isinstance(train, tuple) else len(train))  # type: ignore[arg-type]
+
+
+def _chunks(total: int, largest: int) -> list[int]:
+    return [min(largest, total - start) for start in range(0, total, largest)]
+
+
+def _mean_gradient(model: nn.Module, loss: nn.Module, train: Pairs, batch_size: int) -> Tensor:
+    """Return 1/N sum_n ∇l_n, (P,), of each example's own loss."""
+    function, own_loss = ModelFunction(model), output_loss(loss).own_loss
+    gradient, size = None, 0
+    for inputs, targets in Batches(train, batch_size=batch_size, device=function.device, dtype=function.dtype):
+        leaves = [value.detach().requires_grad_() for value in function.parameters]
+        with torch.enable_grad():
+            value = own_loss(function(leaves, inputs), targets).sum()
+            found = flatten(torch.autograd.grad(value, leaves, materialize_grads=True))
+        gradient = found if gradient is None else gradient + found
+        size += len(targets)
+    if gradient is None:
+        raise ValueError("the training set is empty")
+    return gradient / size
+
+
+def _curvature_probes(  # noqa: PLR0917
+    model: nn.Module, loss: nn.Module, train: Pairs, count: int, batch_size: int, generator: torch.Generator
+) -> Tensor:
+    """Return normal vectors of covariance G, (P, count)."""
+    function, outputs_loss = ModelFunction(model), output_loss(loss)
+    probes: list[Tensor] | None = None
+    predictions = 0.0
+    for inputs, targets in Batches(train, batch_size=batch_size, device=function.device, dtype=function.dtype):
+        leaves = [value.detach().requires_grad_() for value in function.parameters]
+        with torch.enable_grad():
+            outputs = function(leaves, inputs)
+        if outputs.ndim != 2:
+            raise ValueError(
+                f"probes need outputs (N, C), got {tuple(outputs.shape)}: use self_influence for sequences"
+            )
+        root = _curvature_root(outputs.detach(), targets, outputs_loss)
+        drawn = torch.einsum("kni,nij->knj", _normal_like((count, *outputs.shape), outputs, generator), root)
+        pulled = [
+            flatten(torch.autograd.grad(outputs, leaves, cotangent, retain_graph=True, materialize_grads=True))
+            for cotangent in drawn
+        ]
+        probes = pulled if probes is None else [sum_ + own for sum_, own in zip(probes, pulled, strict=True)]
+        predictions += outputs_loss.count(targets)
+    if probes is None:
+        raise ValueError("the training set is empty")
+    return torch.stack(probes, dim=1) / math.sqrt(predictions)
+
+
+def _curvature_root(outputs: Tensor, targets: Tensor, loss: OutputLoss) -> Tensor:
+    """Return S_n^½, the symmetric root of each example's output Hessian, (N, C, C)."""
+    units = torch.eye(outputs.shape[1]).to(outputs)[:, None].expand(-1, *outputs.shape)
+    hessians = loss.hessian_product(outputs, targets, units).transpose(0, 1)
+    values, vectors = torch.linalg.eigh(hessians)
+    return (vectors * values.clamp(min=0).sqrt()[:, None]) @ vectors.mT
+
+
+def _normal(like: Tensor, generator: torch.Generator) -> Tensor:
+    return _normal_like(tuple(like.shape), like, generator)
+
+
+def _normal_like(shape: tuple[int, ...], like: Tensor, generator: torch.Generator) -> Tensor:
+    return torch.randn(shape, generator=generator, dtype=like.dtype, device=generator.device).to(like.device)

@@ -1,0 +1,121 @@
+"""Self-influence against closed forms, dense matrices and leaving examples out."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from curvlab.influence import estimated_self_influence, self_influence
+from curvlab.solvers import ConjugateGradient, Direct
+
+DAMPING = 0.1
+
+
+def closed_form(problem):
+    """1/N g_kᵀ (G + damping)⁻¹ g_k, and with the mean gradient on the left."""
+    gradients, size = problem.train_gradients, len(problem.train_gradients)
+    damped = problem.gram + DAMPING * torch.eye(len(problem.gram), dtype=torch.float64)
+    x = torch.linalg.solve(damped, gradients.T)
+    return (gradients.T * x).sum(0) / size, gradients.mean(0) @ x / size
+
+
+@pytest.mark.parametrize("columns", [5, 100])
+def test_least_squares_in_chunks(least_squares, columns: int) -> None:
+    arguments = (least_squares.model, least_squares.loss, least_squares.train)
+    found = self_influence(*arguments, damping=DAMPING, columns=columns, solver=ConjugateGradient(rtol=1e-12))
+    own, total = closed_form(least_squares)
+    torch.testing.assert_close(found.own, own, rtol=1e-9, atol=0)
+    torch.testing.assert_close(found.total, total, rtol=1e-8, atol=1e-12)
+    assert found.converged
+    assert found.residual < 1e-12
+    some = torch.tensor([7, 2, 11])
+    found = self_influence(*arguments, points=some, damping=DAMPING, columns=2, solver=Direct())
+    torch.testing.assert_close(found.own, own[some], rtol=1e-9, atol=0)
+
+
+def test_leaving_out_raises_losses_by_as_much(least_squares) -> None:
+    # Ridge around the fitted weights: the minimiser without example k, with a tiny weight for -1/N.
+    model, (x, y) = least_squares.model, least_squares.train
+    size, outputs, start = len(x), y.shape[1], least_squares.model.weight.detach()
+    own, total = closed_form(least_squares)
+    epsilon = 1e-6
+
+    def losses(weight):
+        return (x @ weight.T - y).square().mean(1)
+
+    for k in (0, 5):
+        weights = torch.ones(size, dtype=torch.float64)
+        weights[k] -= epsilon
+        # 1/N sum_n D_n(Wx, W0 x) - epsilon/N l_k(W) + damping/2 ‖W - W0‖² in W - W0, by its normal equations;
+        # the curvature of the point's own loss is weighted like all others', to first order.
+        gram = 2 / (size * outputs) * x.T @ x + DAMPING * torch.eye(x.shape[1], dtype=torch.float64)
+        pull = 2 / (size * outputs) * (x[k] @ start.T - y[k])[:, None] * x[k]
+        moved = start + epsilon * torch.linalg.solve(gram, pull.T).T
+        change = (losses(moved) - losses(start)) / epsilon
+        assert float(change[k]) == pytest.approx(float(own[k]), rel=1e-4)
+        assert float(change.mean()) == pytest.approx(float(total[k]), rel=1e-4, abs=1e-9)
+    assert torch.equal(model.weight.detach(), start)
+
+
+@pytest.fixture
+def classifier(generator):
+    model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)).double()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=generator, dtype=torch.float64))
+    inputs = torch.randn(20, 4, generator=generator, dtype=torch.float64)
+    return model, nn.CrossEntropyLoss(), (inputs, torch.randint(0, 3, (20,), generator=generator))
+
+
+def dense(classifier):
+    """Gradients (N, P) and G, one autograd row at a time."""
+    model, loss, (inputs, labels) = classifier
+    parameters, gradients, curvature = list(model.parameters()), [], 0.0
+    for x, y in zip(inputs, labels, strict=True):
+        outputs = model(x[None])
+
+        def rows(value, parameters=parameters):
+            return torch.cat([g.flatten() for g in torch.autograd.grad(value, parameters, retain_graph=True)])
+
+        jacobian = torch.stack([rows(output) for output in outputs[0]])
+        p = outputs[0].softmax(0).detach()
+        curvature = curvature + jacobian.T @ (p.diag() - p[:, None] * p) @ jacobian / len(inputs)
+        gradients.append(rows(loss(outputs, y[None])))
+    return torch.stack(gradients), curvature
+
+
+def test_probes_converge_to_the_exact_scores(classifier) -> None:
+    gradients, curvature = dense(classifier)
+    damped = curvature + 0.01 * torch.eye(len(curvature), dtype=torch.float64)
+    x = torch.linalg.solve(damped, gradients.T)
+    own, total = (gradients.T * x).sum(0) / 20, gradients.mean(0) @ x / 20
+    num_probes = 1500
+    found = estimated_self_influence(
+        *classifier,
+        damping=0.01,
+        num_probes=num_probes,
+        columns=1000,
+        solver=Direct(),
+        batch_size=12,
+        generator=torch.Generator().manual_seed(1),
+    )
+    deviation = (found.own / own - 1) / (2 / num_probes) ** 0.5
+    assert deviation.abs().max() < 4
+    assert 0.4 < deviation.square().mean().sqrt() < 1.6  # as large as it is said to be, not larger
+    torch.testing.assert_close(found.total, total, rtol=1e-8, atol=1e-12)
+
+
+def test_probes_of_squared_errors(least_squares) -> None:
+    arguments = (least_squares.model, least_squares.loss, least_squares.train)
+    found = estimated_self_influence(*arguments, damping=DAMPING, num_probes=3000, columns=3000, solver=Direct())
+    own, _ = closed_form(least_squares)
+    assert (found.own / own - 1).abs().max() < 4 * (2 / 3000) ** 0.5
+
+
+def test_settings_are_checked(least_squares) -> None:
+    arguments = (least_squares.model, least_squares.loss, least_squares.train)
+    with pytest.raises(ValueError, match="damping must be positive"):
+        self_influence(*arguments, damping=0.0)
+    with pytest.raises(ValueError, match="num_probes must be at least 1"):
+        estimated_self_influence(*arguments, damping=DAMPING, num_probes=0)

@@ -53,7 +53,7 @@ def _formulas(claims: ClaimSheet, table: pd.DataFrame) -> Iterator[ClaimResult]:
     best = smallest(depth.error)
     why = (
         f"T λ/σ is 0.5 at best, and {depth.error.max():.2f} is left with σ = 500. Where the curvature is far "
-        "below λ the answer lacks that share; the outputs, and with them the solver gap of Table 5, hardly see it there."
+        "below λ the answer lacks that share; outputs, and so the solver gap of Table 5, hardly see it there."
     )
     yield judge_row(claims.claim("depth-suffices"), depth, depth.error, best, str(depth.case.iloc[best]), why)
 

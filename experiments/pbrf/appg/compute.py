@@ -14,7 +14,7 @@ from experiments.pbrf.appg.formulas import formula_rows
 from experiments.pbrf.appg.seconds import s_test_rows, step_rows
 from experiments.pbrf.appg.summary import at_equal_cost, ends
 from experiments.pbrf.appg.systems import Systems
-from experiments.pbrf.appg.trajectories import METHODS, SEMI_DEFINITE_ONLY, trajectory
+from experiments.pbrf.appg.trajectories import METHODS, trajectory
 from experiments.pbrf.networks import Network, load_network
 from experiments.target import task_settings
 
@@ -72,9 +72,7 @@ def _solved(systems: Systems, seed: int) -> dict[str, list[Row]]:
     }
     curves: list[Row] = []
     solvers: list[Row] = []
-    for method in settings.methods:
-        if method in SEMI_DEFINITE_ONLY and systems.curvature != "gauss_newton":
-            continue
+    for method in settings.methods[systems.curvature]:
         if method == "lissa_auto" and seed not in settings.auto_seeds:
             continue
         found = trajectory(systems, method)

@@ -26,8 +26,6 @@ METHODS = {
     "lissa": "LiSSA",
     "lissa_auto": "Lissa.auto",
 }
-# G alone has what these need: a matrix that is positive semi-definite without its damping.
-SEMI_DEFINITE_ONLY = ("default", "lissa_auto")
 
 
 def trajectory(systems: Systems, method: str) -> dict[str, Any]:

@@ -1,9 +1,10 @@
-"""python -m experiments help | run | judge | draw | stale: what the Makefile calls.
+"""python -m experiments help | run | judge | draw | gather | stale: what the Makefile calls.
 
     help                                   every target with a line and the measured time of each preset
     run TARGET ... [KEY=VALUE ...]         one target, or several side by side
     judge [TARGET ...]                     claims.json again, from the tables of published results
     draw [TARGET ...]                      figures again, from the tables
+    gather TARGET ...                      the tables of its variations (a sweep's jobs) in one, <preset>/sweep/
     stale                                  published results whose units come from code that has changed since
 
 A TARGET is lissa-fig1, a paper (lissa), figures (all of them), bench, or for judge and draw a result folder.
@@ -37,6 +38,10 @@ def main(arguments: list[str]) -> int:
             from experiments.target.again import again
 
             return again(command, rest)
+        if command == "gather":
+            from experiments.target.gather import gather
+
+            return gather(rest)
         if command == "stale":
             from experiments.target.stale import print_stale
 

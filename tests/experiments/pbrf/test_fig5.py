@@ -1,0 +1,279 @@
+"""pbrf-fig5 end to end at smoke scale: levels, groups, divergence, and a sweep that is killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from torch.testing import assert_close
+
+from curvlab import runs
+from curvlab.influence.responses import GAPS
+from curvlab.reporting import load_claims
+from curvlab.runs import ConfigurationError
+from experiments.pbrf.fig5 import TARGET
+from experiments.pbrf.fig5.factors import FACTORS, levels
+from experiments.pbrf.fig5.level_decomposition import LevelDecomposition
+from experiments.pbrf.networks import load_network
+from experiments.target import load_config, task_settings
+from experiments.target.gather import gather
+
+ROOT = Path(__file__).parents[3]
+TASK = "mlp_4_diabetes_60"
+
+# Imports and reads the code once; then runs each command line in a child that the parent may kill. Nothing is
+# drawn: drawing reads finished tables.
+FORKING = """
+import os, sys
+from curvlab.runs.fingerprint import fingerprint
+from experiments.pbrf.fig5 import TARGET
+from experiments.target import execution, side_by_side
+from experiments.target.entry import main
+side_by_side.load_libraries()
+for room in (TARGET.load("compute"), TARGET.load("judge")):
+    fingerprint([room.__module__])
+execution.draw_target = lambda target, folder: None
+for line in sys.stdin:
+    child = os.fork()
+    if child == 0:
+        sys.argv = ["fig5", *line.split()]
+        sys.stdout = sys.stderr
+        try:
+            main(TARGET)
+        except BaseException as error:
+            os._exit(1)
+        os._exit(0)
+    print(child, flush=True)
+    print(os.waitpid(child, 0)[1], flush=True)
+"""
+
+
+@pytest.fixture(scope="module")
+def smoke(run_smoke) -> Path:
+    return run_smoke("pbrf/fig5")
+
+
+@pytest.fixture(scope="module")
+def points(smoke: Path) -> pd.DataFrame:
+    return pd.read_csv(smoke / "points.csv")
+
+
+def gaps(points: pd.DataFrame, factor: str, level: float) -> np.ndarray:
+    own = points[(points.factor == factor) & (points.level == level)]
+    return own.set_index(["group", "gap"]).per_example.unstack().to_numpy()
+
+
+def test_results_are_complete_and_agree_with_each_other(smoke: Path, points: pd.DataFrame) -> None:
+    names = {"table.csv", "points.csv", "networks.csv", "slopes.csv", "figure.png", "claims.json", "run.json"}
+    assert {path.name for path in smoke.iterdir()} == names
+    assert len(points) == len(FACTORS) * 2 * 2 * (len(GAPS) + 2)  # levels, groups, gaps with `whole` and `moved`
+    table = pd.read_csv(smoke / "table.csv")
+    assert len(table) == len(FACTORS) * 2 * (len(GAPS) + 2)
+    means = points.groupby(["factor", "level", "gap"]).per_example.mean()
+    for row in table.itertuples():
+        assert row.mean == pytest.approx(means[row.factor, row.level, row.gap], rel=1e-4)
+    np.testing.assert_allclose(points.total, points.per_example * 60**0.5, rtol=1e-4)
+    assert (table.residual < 1e-6).all()
+    # One factor at a time: the task's own level is the same network in every panel.
+    for factor, level in {"depth": 1, "epochs": 10, "damping": 0.001}.items():
+        np.testing.assert_array_equal(gaps(points, factor, level), gaps(points, "width", 4))
+    assert table.set_index(["factor", "level"]).removed["removed"].drop_duplicates().tolist() == [6, 42]
+    assert table[table.factor == "width"].P.drop_duplicates().tolist() == [25, 49]
+    assert table[table.factor == "depth"].P.drop_duplicates().tolist() == [49, 69]
+
+
+def test_the_whole_is_at_most_the_sum_of_its_gaps(points: pd.DataFrame) -> None:
+    by_gap = points.pivot_table(index=["factor", "level", "group"], columns="gap", values="per_example")
+    parts = by_gap[list(GAPS)]
+    assert (by_gap.whole <= parts.sum(axis=1) * (1 + 1e-5)).all()
+    assert (by_gap.whole >= (2 * parts.max(axis=1) - parts.sum(axis=1)) * (1 - 1e-5) - 1e-12).all()
+
+
+def test_one_seed_decides_nothing(smoke: Path) -> None:
+    assert {result.verdict for result in load_claims(smoke)} == {"undecided"}
+    slopes = pd.read_csv(smoke / "slopes.csv")
+    assert set(slopes.direction) == {"undecided"}
+    cold_and_warm = slopes[(slopes.factor == "damping") & (slopes.gap == "warm_start")]
+    assert cold_and_warm.slope.item() == 0  # neither depends on the damping
+
+
+# ------------------------------------------------------------------ groups, divergence
+@pytest.fixture
+def decomposition(tmp_path: Path) -> Iterator[Callable[..., LevelDecomposition]]:
+    folders = [f"results.root={tmp_path / 'results'}", f"store.root={tmp_path / 'store'}"]
+    cfg = load_config(TARGET, ["preset=smoke", "tracker=none", "progress=false", *folders])
+    with runs.start(cfg, key=TARGET.key, title="") as run:
+
+        def make(fraction: float | None, **changed: object) -> LevelDecomposition:
+            settings = task_settings(cfg)[TASK]
+            settings.update(changed)
+            network = load_network(run, TASK, settings, 0)
+            return LevelDecomposition(network, 2, fraction=fraction, shared_damping=0.001)
+
+        yield make
+
+
+def test_groups_are_left_out_of_retraining(decomposition) -> None:
+    found = decomposition(0.7)
+    network = found.network
+    inputs, targets = network.train
+    moved = found.response("warm")
+    start = [parameter.detach().clone() for parameter in network.model.parameters()]
+    for group, own in zip(found.groups, moved, strict=True):
+        with torch.no_grad():
+            for parameter, value in zip(network.model.parameters(), start, strict=True):
+                parameter.copy_(value)
+        optimizer = torch.optim.SGD(network.model.parameters(), lr=network.lr)
+        for epoch in network.batches[network.num_epochs :]:
+            for batch in epoch:
+                kept = batch[~torch.isin(batch, group)]
+                optimizer.zero_grad()
+                error = (network.model(inputs[kept]) - targets[kept].reshape(len(kept), -1)).square().sum()
+                (error / len(batch)).backward()
+                optimizer.step()
+        end = torch.cat([parameter.detach().flatten() for parameter in network.model.parameters()])
+        assert_close(own, end - torch.cat([value.flatten() for value in start]), rtol=1e-8, atol=1e-10)
+
+
+def test_groups_are_random_fractions_and_nested(decomposition) -> None:
+    small, large = decomposition(0.1).groups, decomposition(0.7).groups
+    assert [len(group) for group in small + large] == [6, 6, 42, 42]
+    for inner, outer in zip(small, large, strict=True):
+        assert set(inner.tolist()) < set(outer.tolist())
+        assert len(set(outer.tolist())) == 42
+    assert set(large[0].tolist()) != set(large[1].tolist())
+    assert decomposition(0.1).key != decomposition(0.7).key != decomposition(None).key
+
+
+def test_cold_and_warm_optimum_are_computed_once_for_all_dampings(decomposition) -> None:
+    one, other = decomposition(None), decomposition(None, damping=0.1)
+    for name in ("cold", "warm"):
+        assert_close(one.response(name), other.response(name), rtol=0, atol=0)
+    assert one.network.run.store.misses == 3  # base, cold, warm
+    assert not torch.equal(one.response("proximal"), other.response("proximal"))
+
+
+def test_what_diverges_is_nan_and_named(run_smoke) -> None:
+    folder = run_smoke("pbrf/fig5", "factor=width", "bregman_lr_divisor=1e-100")
+    networks, table = pd.read_csv(folder / "networks.csv"), pd.read_csv(folder / "table.csv")
+    assert set(networks.diverged) == {"proximal_bregman, linearised"}
+    by_gap = table.groupby("gap")["mean"].agg(lambda values: values.isna().all())
+    assert by_gap[by_gap].index.tolist() == ["linearisation", "non_convergence", "solver"]
+    verdicts = {result.claim.id: result.verdict for result in load_claims(folder)}
+    assert verdicts["small-at-every-level-width-mlp-4-diabetes-60"] == "out of reach"
+    assert verdicts["misaligned-with-depth-mlp-4-diabetes-60"] == "out of reach"  # not in this variation
+
+
+# ------------------------------------------------------------------ factors, claims
+def test_a_mistyped_level_is_refused() -> None:
+    settings = task_settings(load_config(TARGET, ["preset=smoke"]))[TASK]
+    for changed, message in (
+        ({"factor": "widht"}, "did you mean 'width'"),
+        ({"level": 4}, "level=4 of what"),
+        ({"factor": "removed", "level": 10}, "fraction of the training set below 1"),
+        ({"factor": "damping", "level": -1}, "positive number"),
+    ):
+        with pytest.raises(ConfigurationError, match=message):
+            levels(type(settings)({**settings, **changed}))
+    (level,) = levels(type(settings)({**settings, "factor": "depth", "level": 3}))
+    assert level.settings.model.hidden_sizes == [4, 4, 4]
+
+
+def test_claims_follow_the_slopes(computed_of, judged) -> None:
+    """Gaps ∝ level^exponent, with noise between seeds that leaves the smallest undecided."""
+    rows = []
+    for factor, exponent in {"width": -0.5, "depth": 2.0, "damping": 1.0, "removed": 0.5, "epochs": 0.01}.items():
+        for level in (0.1, 0.3, 0.9):
+            for seed in range(3):
+                size = level ** (exponent + 0.1 * (seed - 1))
+                small = 0.01 * size if factor == "width" else size
+                sizes = dict.fromkeys(GAPS, size) | {"linearisation": small, "solver": small, "whole": size}
+                rows += [
+                    {"task": "t", "factor": factor, "level": level, "seed": seed, "group": 0, "gap": gap}
+                    | {"per_example": value, "total": value}
+                    for gap, value in sizes.items()
+                ]
+    points = pd.DataFrame(rows)
+    table = points.groupby(["task", "factor", "level", "gap"], as_index=False).per_example.mean()
+    table = table.rename(columns={"per_example": "mean"}).assign(**{"train loss": 1.0, "gradient norm": 1.0})
+    found = judged("pbrf/fig5", computed_of({"points": points, "table": table}))
+    results = {result.claim.id: result for result in found}
+    assert {name: result.verdict for name, result in results.items()} == {
+        "proximity-grows-with-damping-t": "reproduced",
+        "linearisation-falls-with-damping-t": "not reproduced",
+        "non-convergence-falls-with-epochs-t": "undecided",
+        "warm-start-falls-with-weight-decay-t": "out of reach",
+        "linearisation-grows-with-removed-t": "direction only",
+        "misaligned-with-width-t": "not reproduced",
+        "misaligned-with-depth-t": "reproduced",
+        "small-at-every-level-width-t": "reproduced",
+        "small-at-every-level-depth-t": "direction only",
+        "small-at-every-level-damping-t": "direction only",
+        "small-at-every-level-removed-t": "direction only",
+        "small-at-every-level-epochs-t": "direction only",
+    }
+    assert results["misaligned-with-depth-t"].value == pytest.approx(2.0, rel=1e-6)
+
+
+# ------------------------------------------------------------------ a sweep
+@pytest.fixture
+def start() -> Iterator[Callable[[str], tuple[int, Callable[[], int]]]]:
+    """Give what starts a command line: it returns the process, and what waits for its exit status."""
+    with subprocess.Popen(
+        [sys.executable, "-c", FORKING],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    ) as process:
+
+        def begin(arguments: str) -> tuple[int, Callable[[], int]]:
+            process.stdin.write(f"{arguments}\n")
+            process.stdin.flush()
+            return int(process.stdout.readline()), lambda: int(process.stdout.readline())
+
+        yield begin
+        process.stdin.close()
+
+
+def test_a_sweep_killed_twice_ends_with_the_undisturbed_tables(start, smoke: Path, tmp_path: Path) -> None:
+    folders = f"results.root={tmp_path / 'results'} store.root={tmp_path / 'store'} hydra.sweep.dir={tmp_path}"
+    common = f"preset=smoke tracker=none progress=false {folders}"
+    sweep = f"-m factor={','.join(FACTORS)} {common}"
+
+    def stored() -> int:
+        return len(list((tmp_path / "store").rglob("*.pt")))
+
+    for num_units in (5, 30):
+        child, ended = start(sweep)
+        while stored() < num_units:
+            time.sleep(0.01)
+        os.kill(child, signal.SIGKILL)
+        assert ended() == signal.SIGKILL
+    assert 30 <= stored() < 90  # both kills hit it at work
+    assert start(sweep)[1]() == 0
+    units = stored()
+    assert start(common.replace("hydra.sweep", "hydra.run"))[1]() == 0
+    results = tmp_path / "results" / "pbrf" / "fig5"
+    whole = results / "smoke"
+    assert json.loads((whole / "run.json").read_text())["store"]["misses"] == 0  # the sweep has computed all
+    assert stored() == units
+    for name in ("table.csv", "points.csv", "networks.csv", "slopes.csv"):
+        assert (whole / name).read_bytes() == (smoke / name).read_bytes()
+    assert len(list(results.glob("smoke+factor=*"))) == len(FACTORS)
+    assert gather(["pbrf-fig5"], tmp_path / "results") == 0
+    gathered = pd.read_csv(whole / "sweep" / "points.csv").sort_values(["factor", "level", "group", "gap"])
+    points = pd.read_csv(smoke / "points.csv").sort_values(["factor", "level", "group", "gap"])
+    assert (gathered["override factor"] == gathered.factor).all()
+    pd.testing.assert_frame_equal(gathered[points.columns].reset_index(drop=True), points.reset_index(drop=True))

@@ -1,0 +1,140 @@
+"""bench-retraining at smoke scale, its ratios on made-up seconds, and its claims. No time is asserted."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import torch
+from torch import nn
+
+from curvlab.reporting import ClaimResult, load_claims
+from curvlab.training import shuffled_batches
+from experiments.benchmarks.retraining.compute import HALVES, LEFT_OUT, ratios, summary
+from experiments.benchmarks.retraining.floor import floor_seconds
+from experiments.benchmarks.retraining.network import Network
+from experiments.target import Computed
+
+
+def test_both_ways_end_at_the_same_parameters(run_smoke: Callable[..., Path]) -> None:
+    folder = run_smoke("benchmarks/retraining")
+    table, timing, floors = (pd.read_csv(folder / f"{name}.csv") for name in ("table", "timing", "floors"))
+    assert table[["dtype", "what", "copies"]].to_numpy().tolist() == [
+        [dtype, what, copies] for dtype in ("float64", "float32") for what, copies in ((LEFT_OUT, 6), (HALVES, 12))
+    ]
+    assert len(timing) == 3 * len(table)
+    assert (table["largest move"] > 0.01).all()  # they went somewhere
+    assert (table[table.dtype == "float64"]["largest difference"] < 1e-12).all()
+    assert (table[table.dtype == "float32"]["largest difference"] < 1e-5).all()
+    assert (timing[["seconds_one_by_one", "seconds_together"]] > 0).all(axis=None)
+    assert (floors[["products ms", "batched_products ms", "update ms"]] > 0).all(axis=None)
+    assert (folder / "figure.png").is_file()
+    verdicts = {result.claim.id: result.verdict for result in load_claims(folder)}
+    assert verdicts["same-parameters-mlp-8-digits-200"] == "reproduced"
+    assert len(verdicts) == 5  # that, and two comparisons in two precisions
+
+
+def test_one_by_one_leaves_out_what_has_no_weight() -> None:
+    generator = torch.Generator().manual_seed(0)
+    inputs = torch.randn(12, 3, generator=generator, dtype=torch.float64)
+    targets = torch.randint(0, 2, (12,), generator=generator)
+    network = Network(
+        label="net",
+        dtype="float64",
+        loss=nn.CrossEntropyLoss(),
+        train_data=(inputs, targets),
+        initial=nn.Linear(3, 2).double(),
+        batches=shuffled_batches(12, batch_size=4, num_epochs=2, generator=generator),
+        hyper={"lr": 0.3, "momentum": 0.5},
+        key={},
+    )
+    assert (network.num_train, network.num_parameters) == (12, 8)
+    weights = torch.ones(2, 12)
+    weights[1, 5] = 0.0
+    expected = []
+    for left_out in (None, 5):  # by hand: sums over the kept examples, divided by the batch size
+        model = copy.deepcopy(network.initial)
+        stepper = torch.optim.SGD(model.parameters(), lr=0.3, momentum=0.5)
+        for batch in network.batches:
+            stepper.zero_grad()
+            kept = batch[batch != left_out] if left_out is not None else batch
+            (nn.functional.cross_entropy(model(inputs[kept]), targets[kept], reduction="sum") / 4).backward()
+            stepper.step()
+        expected.append(torch.cat([parameter.detach().flatten() for parameter in model.parameters()]))
+    for way in (network.one_by_one, network.together):
+        torch.testing.assert_close(way(weights), torch.stack(expected), rtol=1e-12, atol=1e-14)
+
+
+def test_floor_is_of_one_copys_share() -> None:
+    ticks = iter(range(100))
+    network = Network(
+        "net",
+        "float32",
+        nn.MSELoss(),
+        (torch.zeros(4, 3), torch.zeros(4, 1)),
+        nn.Sequential(nn.Linear(3, 5), nn.ReLU(), nn.Linear(5, 1)),
+        [torch.arange(4)],
+        {"lr": 0.1},
+        {},
+    )
+    found = floor_seconds(network, 2, clock=lambda: float(next(ticks)), num_steps=5)
+    assert found == dict.fromkeys(("products", "batched_products", "update"), pytest.approx(0.1))
+
+
+def made_up(what: str, one_by_one: float, together: float, *, difference: float = 1e-9) -> pd.DataFrame:
+    shared = {"task": "net", "dtype": "float64", "what": what, "copies": 20 if what == LEFT_OUT else 100}
+    shared |= {"parameters": 10, "steps": 10, "batch_size": 4, "difference": difference, "moved": 0.1}
+    return pd.DataFrame(
+        [
+            shared | {"repeat": r, "seconds_one_by_one": one_by_one * slow, "seconds_together": together * slow}
+            for r, slow in enumerate((1.0, 1.5, 3.0))
+        ]
+    )
+
+
+FLOORS = pd.DataFrame(
+    [{"task": "net", "dtype": "float64", "products ms": 2.0, "batched_products ms": 0.5, "update ms": 0.5}]
+)
+
+
+def test_a_ratio_is_that_of_one_repeat() -> None:
+    assert ratios(made_up(LEFT_OUT, 4.0, 1.0)).tolist() == [4.0, 4.0, 4.0]
+    assert ratios(made_up(HALVES, 0.5, 4.0)).tolist() == [8.0, 8.0, 8.0]
+    (row,) = summary(made_up(LEFT_OUT, 4.0, 1.0)).to_dict("records")
+    assert (row["ratio"], row["ratio low"], row["repeats"]) == (4.0, 4.0, 3)
+    assert row["ms one step one by one"] == pytest.approx(30.0)  # 6 s, 10 steps of 20 trainings
+    assert row["ms one step together, each"] == pytest.approx(7.5)
+    (row,) = summary(made_up(HALVES, 0.5, 4.0)).to_dict("records")
+    assert row["ms one step one by one"] == pytest.approx(75.0)  # 0.75 s, 10 steps of one training
+
+
+@pytest.mark.parametrize(
+    ("left_out", "halves", "difference", "expected"),
+    [
+        ((4.0, 1.0), (1.0, 8.0), 1e-9, ["reproduced", "reproduced", "reproduced"]),
+        ((2.0, 1.0), (1.0, 20.0), 1e-4, ["direction only", "not reproduced", "direction only"]),
+        ((0.5, 1.0), (1.0, 50.0), 1e-9, ["not reproduced", "reproduced", "not reproduced"]),
+    ],
+)
+def test_claims(
+    computed_of: Callable[..., Computed],
+    judged: Callable[[str, Computed], list[ClaimResult]],
+    left_out: tuple[float, float],
+    halves: tuple[float, float],
+    difference: float,
+    expected: list[str],
+) -> None:
+    timing = pd.concat([made_up(LEFT_OUT, *left_out, difference=difference), made_up(HALVES, *halves)])
+    results = judged("benchmarks/retraining", computed_of({"timing": timing, "floors": FLOORS}))
+    assert [result.verdict for result in results] == expected
+    assert [result.claim.id for result in results] == [
+        "faster-together-net-float64",
+        "same-parameters-net",
+        "halves-in-ten-trainings-net-float64",
+    ]
+    for result in results:
+        if result.verdict != "reproduced" and "faster" in result.claim.id:
+            assert "are 1 ms: a ratio of" in result.explanation

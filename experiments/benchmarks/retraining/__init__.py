@@ -13,8 +13,8 @@ Seconds are CPU seconds of this process, on one thread, after a first step that 
 What a ratio can be at best stands in floors.csv: the matrix products of a step alone, forward and backward, of one
 copy (a loop of products) and of all copies (batched products), and the update of the parameters alone. Together, a
 step does the arithmetic of all copies, also for examples of weight 0; what it saves is what Python and PyTorch do
-around each product, about a millisecond of a step of `train`. So the gain is large where a step's arithmetic is far
-below that (64-32-10), and gone where it fills the time of a single training already (2 x 1024).
+around each product, about a millisecond of a step of `train`. So the gain is large where a step's arithmetic is
+far below that (64-32-10), and gone where it fills the time of a single training already (2 x 1024).
 
 Parameters are compared after the steps that are timed. In single precision they may differ by far more than
 rounding: a ReLU that is near zero for one example is on in one way of summing, and off in the other.

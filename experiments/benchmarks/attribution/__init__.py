@@ -13,7 +13,9 @@ Scores are in one unit, the change of the test loss per unit of weight added to 
 training loss, so that helpful examples score negative; peers are negated where they have the opposite sign. A
 half's loss is the mean over the half. The order of the batches is the only chance: all networks start from the
 same weights. Intervals of the table resample halves and test examples. Seconds are processor time; a training is
-one of `curvlab.training.train`. TRAK has one checkpoint here, where its authors average tens.
+one of `curvlab.training.train`. TRAK has one checkpoint here, where its authors average tens. which_score.csv is
+the answer in one table: for each question every score's agreement and its cost in trainings, influence with the
+damping of the run's length, of the best LDS, and of the PBRF paper.
 """
 
 from experiments.target import Target

@@ -16,6 +16,7 @@ from curvlab.influence import linear_datamodelling_score, random_halves, removal
 from curvlab.reporting import bootstrap_interval
 from experiments.benchmarks.attribution.methods import Method, methods
 from experiments.benchmarks.attribution.network import Network
+from experiments.benchmarks.attribution.which_score import which_score
 from experiments.benchmarks.timing import load_average, work_clock
 from experiments.target import task_settings
 
@@ -23,14 +24,16 @@ SAME, OTHER = "same order", "other orders"
 
 
 def compute(run: runs.Run, cfg: DictConfig) -> dict[str, pd.DataFrame]:
-    """Return one row for each method and damping, one for each query of these, and the seconds apart."""
+    """Return one row for each method and damping, one for each query of these, the seconds, and `which_score`."""
     found: dict[str, list[dict[str, Any]]] = {"table": [], "queries": [], "timing": []}
     for name, settings in task_settings(cfg).items():
         task = _Task(run, Network(run, name, settings))
         for table, rows in task.rows().items():
             found[table] += rows
     run.note(load_average=load_average(), threads=torch.get_num_threads())
-    return {name: pd.DataFrame(rows) for name, rows in found.items()}
+    tables = {name: pd.DataFrame(rows) for name, rows in found.items()}
+    answer = which_score(tables["table"], tables["timing"], cfg.paper_damping)
+    return tables | {"which_score": answer}
 
 
 class _Task:

@@ -13,14 +13,13 @@ from omegaconf import DictConfig
 from torch import Tensor, nn
 
 from curvlab import runs
-from curvlab.data import DataSplits, stack
+from curvlab.data import DataSplits, TextCorpus, stack, token_splits, train_tokenizer
 from curvlab.influence import ensemble_measurements
 from curvlab.linalg import flatten
 from curvlab.models import build_model
 from curvlab.training import (
     SGDRule,
     TrainingRun,
-    evaluate,
     shuffled_batches,
     train,
     train_ensemble,
@@ -66,12 +65,12 @@ class Network:
 
     def __init__(self, run: runs.Run, name: str, settings: DictConfig) -> None:
         self.run, self.settings, self.label = run, settings, task_label(name)
-        splits: DataSplits = instantiate(settings.data)
-        run.record_data(splits.name, splits.checksum)
+        splits, data_key = _load_data(run, settings)
         order = torch.randperm(len(splits.test), generator=run.generator("queries", splits.name))  # type: ignore[arg-type]
         chosen = order[: settings.num_queries].sort().values
         device = run.device
-        whole = stack(splits.train, range(len(splits.train)))  # type: ignore[arg-type]  # map-style
+        size = min(len(splits.train), settings.get("num_sequences") or len(splits.train))  # type: ignore[arg-type]
+        whole = stack(splits.train, range(size))
         self.train: tuple[Tensor, Tensor] = (whole[0].to(device), whole[1].to(device))
         queries = stack(splits.test, chosen)
         self.test: tuple[Tensor, Tensor] = (queries[0].to(device), queries[1].to(device))
@@ -84,7 +83,7 @@ class Network:
         ).to(device)
         self.key: dict[str, Any] = {
             "seed_name": settings.seed_name,
-            "data": splits.checksum,
+            "data": data_key,
             "model": without_paths(settings.model),
             "training": without_paths(settings.training),
         }
@@ -144,11 +143,12 @@ class Network:
             **self._hyper,
         )
         seconds = clock() - start
+        end = flatten(model.parameters()).detach()[None]
         return {
             "weights": model.state_dict(),
             "learning_rates": list(history.learning_rates),
             "seconds": seconds,
-            "train_loss": evaluate(model, self.loss, self.train).loss,
+            "train_loss": float(ensemble_measurements(model, self.loss, self.train, end).mean()),
         }
 
     def retrained_losses(self, weights: Tensor, order: int) -> dict[str, Any]:
@@ -169,3 +169,20 @@ class Network:
             )
             rows.append(ensemble_measurements(self.initial, self.loss, self.test, copies.parameters))
         return {"losses": torch.cat(rows), "seconds": clock() - start}
+
+
+def _load_data(run: runs.Run, settings: DictConfig) -> tuple[DataSplits, Any]:
+    """Return the data and what identifies it; text is cut into sequences of the task's own tokens."""
+    loaded = instantiate(settings.data)
+    run.record_data(loaded.name, loaded.checksum)
+    if not isinstance(loaded, TextCorpus):
+        return loaded, loaded.checksum
+    key = {"data": loaded.checksum, "tokenizer": {"vocabulary_size": settings.tokenizer.vocabulary_size}}
+
+    def trained() -> dict[str, Any]:
+        return {"json": train_tokenizer(loaded.train, vocabulary_size=settings.tokenizer.vocabulary_size)}
+
+    tokenizer = run.unit("tokenizer", key, trained, version=1, about=f"tokenizer of {loaded.name}")
+    splits = token_splits(loaded, tokenizer["json"], sequence_length=settings.sequence_length)
+    sizes = {"sequence_length": settings.sequence_length, "num_sequences": settings.num_sequences}
+    return splits, key | sizes

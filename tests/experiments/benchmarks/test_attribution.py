@@ -24,6 +24,7 @@ from experiments.benchmarks.attribution.methods import (
     UNROLLED,
     UNROLLED_ORDERS,
 )
+from experiments.benchmarks.attribution.which_score import BY_LDS, BY_PAPER, which_score
 from experiments.benchmarks.influence_peers.worker import TrainedNetwork
 from experiments.target import Computed
 
@@ -60,6 +61,11 @@ def test_every_method_is_judged_by_retraining(
     assert set(timing.method) == OURS | {"one training", "12 halves together"}
     assert timing.set_index("method").trainings["one training"] == 1
     assert (folder / "figure.png").is_file()
+    answer = pd.read_csv(folder / "which_score.csv")
+    assert answer.groupby("question").size().tolist() == [len(OURS)] * 3  # LDS twice, one removal
+    lds = answer[answer.question.str.endswith("in the same order of batches")]
+    assert lds.score.iloc[0] == UNROLLED
+    assert lds.agreement.is_monotonic_decreasing
     assert len(load_claims(folder)) == 5
 
 
@@ -106,6 +112,28 @@ def test_claims_compare_best_dampings(
     other = {(UNROLLED, none, OTHER): 0.8, (FILTER, none, OTHER): 0.7}
     results = judged("benchmarks/attribution", computed_of({"queries": made_up(lds | other)}, {"seed": 0}))
     assert verdicts(results)["unrolled-above-filter"] == "reproduced"
+
+
+def test_which_score_counts_the_search_for_a_damping() -> None:
+    table = pd.DataFrame(
+        [
+            {"method": INFLUENCE, "damping": 0.001, "lds": 0.5, "removal_1": None},
+            {"method": INFLUENCE, "damping": 0.1, "lds": 0.8, "removal_1": 0.3},
+            {"method": FILTER, "damping": None, "lds": 0.78, "removal_1": 0.4},
+        ]
+    )
+    for name in ("lds", "removal_1"):
+        table[f"{name}_low"], table[f"{name}_high"] = table[name] - 0.05, table[name] + 0.05
+    trainings = {"one training": 1.0, "100 halves together": 10.0, FILTER: 3.0}
+    timing = [{"method": method, "damping": None, "trainings": cost} for method, cost in trainings.items()]
+    timing += [{"method": INFLUENCE, "damping": damping, "trainings": 2.0} for damping in (0.001, 0.1)]
+    found = which_score(table.assign(task="net", status="done"), pd.DataFrame(timing).assign(task="net"), 0.001)
+    lds = found[found.question.str.startswith("what retraining")].set_index("score")
+    assert lds.index.tolist() == [f"{INFLUENCE}, {BY_LDS}", FILTER, f"{INFLUENCE}, {BY_PAPER}"]
+    assert lds.trainings.tolist() == [14.0, 3.0, 2.0]
+    assert lds["as good as the best"].tolist() == [True, True, False]
+    removal = found[found.question.str.startswith("whose removal")]
+    assert removal.score.tolist() == [FILTER, f"{INFLUENCE}, {BY_LDS}"]
 
 
 @pytest.mark.parametrize(("activation", "module"), [("relu", nn.ReLU), ("tanh", nn.Tanh)])

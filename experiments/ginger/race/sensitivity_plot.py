@@ -64,7 +64,7 @@ def _damping(ax: Axes, table: pd.DataFrame, column: str) -> None:
         own = without_diverged(table[table.sweep == sweep]).dropna(subset=column)
         style: dict[str, Any] = {"color": plots.PALETTE[color]}
         means = scale * own.groupby("damping")[column].mean()
-        line = {"linestyle": "-" if sweep == "damping" else "--", "marker": plots.MARKERS[color]}
+        line: dict[str, Any] = {"linestyle": "-" if sweep == "damping" else "--", "marker": plots.MARKERS[color]}
         ax.plot(means.index, means, markersize=5, linewidth=1.2, label=label, **line, **style)
         ax.scatter(own.damping, scale * own[column], s=8, alpha=0.5, **style)
     grid = scale * table[table.sweep == "grid"].groupby(["decay", "rank"])[column].mean()

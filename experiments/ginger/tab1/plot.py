@@ -69,10 +69,10 @@ def _by_rank(ax: Axes, table: pd.DataFrame, column: str) -> None:
     for racer, color in RANKED.items():
         runs = table[table.racer == racer]
         style: dict[str, Any] = {"color": plots.PALETTE[color], "marker": plots.MARKERS[color]}
-        points = {rank: ends(own[column]) for rank, own in runs.groupby("rank")}
-        mean, low, high = np.array(list(points.values())).T
+        ranks = sorted(runs["rank"].unique())
+        mean, low, high = np.array([ends(runs[runs["rank"] == rank][column]) for rank in ranks]).T
         errors = None if np.isnan(low).any() else [mean - low, high - mean]
-        ax.errorbar(list(points), mean, yerr=errors, capsize=3, markersize=5, label=LABELS[racer], **style)
+        ax.errorbar(ranks, mean, yerr=errors, capsize=3, markersize=5, label=LABELS[racer], **style)
         if errors is not None:
             ax.scatter(runs["rank"], scale * runs[column], s=6, alpha=0.5, color=style["color"])
     for racer, color in FLAT.items():

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,10 @@ from curvlab.influence import directional_derivatives, loss_response
 from curvlab.influence.responses import (
     GAPS,
     DownweightedCost,
+    Gap,
     LeftOut,
     cold_optimum,
+    curvature_operator,
     influence_estimate,
     linearised_proximal_bregman_warm_optimum,
     output_gaps,
@@ -25,8 +28,11 @@ from curvlab.influence.responses import (
     two_stage_optimum,
     warm_optimum,
 )
+from curvlab.spectrum import top_eigenvalues
+from experiments.pbrf.constant_loss import constant_loss
 from experiments.pbrf.networks import NOTHING, Network
 
+DENSE = 5000  # parameters up to which all eigenvalues of the Hessian are computed, as `Direct` solves
 RETRAINED = {
     "warm": warm_optimum,
     "proximal": proximal_warm_optimum,
@@ -91,27 +97,62 @@ class Decomposition:
 
         def compute() -> dict[str, Any]:
             found = output_gaps(self.network.model, self._gap_data(), responses)
-            return {
-                name: torch.stack([found["-".join(pair)].per_example, found["-".join(pair)].total], dim=1)
-                for name, pair in GAPS.items()
-            }
+            return {name: self._both_norms(found["-".join(pair)]) for name, pair in GAPS.items()}
 
         settings = self.network.settings
         key = self._influence_key(curvature) | {"gap_examples": settings.gap_examples}
         key |= {"bregman_lr_divisor": settings.bregman_lr_divisor}
-        return self.network.run.unit("pbrf/gaps", key, compute, version=1)
+        return self.network.run.unit("pbrf/gaps", key, compute, version=2)
 
     def moved(self, curvature: str) -> Tensor:
         """Return how far the influence estimate moves the outputs, (K, 2), as a gap."""
-        found = self.influence(curvature)[0]
+        return self._distance(self.influence(curvature)[0], None, self._influence_key(curvature))
+
+    def moved_by(self, name: str) -> Tensor:
+        """Return how far a response moves the outputs from those of θ^s, (K, 2), as a gap."""
+        return self._distance(self.response(name), None, self._response_key(name))
+
+    def solver_error(self, curvature: str) -> Tensor:
+        """Return the last of the gaps by itself, (K, 2): no other response than the linearised one is needed."""
+        key = self._influence_key(curvature) | self._response_key("linearised")
+        return self._distance(self.influence(curvature)[0], self.response("linearised"), key)
+
+    def hessian_spectrum(self) -> dict[str, float]:
+        """Return `smallest`, `num_below` and `nearest` of the eigenvalues μ of the cost's Hessian at θ^s, with L2.
+
+        How many lie below -λ, and min |μ + λ|: where any lie below, H + λI has no minimum to offer, and where one
+        lies near -λ, its inverse has no bound. Above `DENSE` parameters only the smallest eigenvalue is estimated,
+        by Lanczos, from above; the other two are nan.
+        """
+        network, damping = self.network, self.network.settings.damping
+        left_out = network.left_out([NOTHING])
+        operator = curvature_operator(left_out, "hessian")
 
         def compute() -> dict[str, Any]:
-            both = {"influence": found, "base": torch.zeros_like(found)}
-            gap = output_gaps(self.network.model, self._gap_data(), both)["influence-base"]
-            return {"moved": torch.stack([gap.per_example, gap.total], dim=1)}
+            if len(network.initial) <= DENSE:
+                dense = operator.to_dense().double()
+                return {"eigenvalues": torch.linalg.eigvalsh((dense + dense.T) / 2).cpu() - damping}
+            generator = network.run.generator("pbrf lanczos", network.settings.seed_name, network.seed)
+            found = top_eigenvalues(-1.0 * operator, rtol=1e-2, max_matvecs=60, generator=generator)
+            network.run.add_matvecs(found.num_matvecs)
+            return {"eigenvalues": -found.values - damping}
 
-        key = self._influence_key(curvature) | {"gap_examples": self.network.settings.gap_examples}
-        return self.network.run.unit("pbrf/moved", key, compute, version=1)["moved"]
+        about = f"eigenvalues of the Hessian, {self._of}"
+        found = network.run.unit("pbrf/hessian_spectrum", network.key, compute, version=1, about=about)[
+            "eigenvalues"
+        ]
+        known = len(found) == len(network.initial)
+        return {
+            "smallest": float(found.min()),
+            "num_below": float((found < -damping).sum()) if known else math.nan,
+            "nearest": float((found + damping).abs().min()) if known else math.nan,
+        }
+
+    def with_damping(self, damping: float) -> Decomposition:
+        """Return the same network and points with another damping."""
+        settings = self.network.settings.copy()
+        settings.damping = damping
+        return replace(self, network=replace(self.network, settings=settings))
 
     def loss_changes(self, name: str) -> Tensor:
         """Return the changes of the test losses when the network moves to a response, (num_test, K)."""
@@ -136,7 +177,10 @@ class Decomposition:
         return self.network.run.unit("pbrf/predicted_changes", key, compute, version=1)["changes"]
 
     def base_state(self) -> dict[str, float]:
-        """Return, at θ^s, training loss (without L2), gradient norm of the cost (with L2), and test loss."""
+        """Return, at θ^s, training loss (without L2), gradient norm of the cost (with L2), and test loss.
+
+        With `constant_loss`, the training loss of the best constant outputs: above it nothing was learned.
+        """
 
         def compute() -> dict[str, Any]:
             network = self.network
@@ -151,10 +195,11 @@ class Decomposition:
                 "train_loss": float(left_out.losses.start_losses.mean()),
                 "gradient_norm": float(gradient.norm()),
                 "test_loss": float(test.losses.start_losses.mean()),
+                "constant_loss": constant_loss(network.loss, network.train[1]),
             }
 
         key = self.network.key | {"num_test": len(self.network.test[1])}
-        return self.network.run.unit("pbrf/base_state", key, compute, version=1)
+        return self.network.run.unit("pbrf/base_state", key, compute, version=2)
 
     def _stored(self, name: str) -> Tensor:
         key = self._response_key(name)
@@ -190,6 +235,24 @@ class Decomposition:
         found, solution = influence_estimate(self.left_out, solver, curvature=curvature, generator=generator)  # type: ignore[arg-type]
         network.run.add_matvecs(solution.num_matvecs)
         return {"displacement": found.cpu(), "residual": float(solution.residual.max())}
+
+    def _distance(self, first: Tensor, second: Tensor | None, key: dict[str, Any]) -> Tensor:
+        """Return the gap between two responses, (K, 2); without a second one, between the first and θ^s."""
+        both = {"first": first, "second": torch.zeros_like(first) if second is None else second}
+
+        def compute() -> dict[str, Any]:
+            return {
+                "distance": self._both_norms(
+                    output_gaps(self.network.model, self._gap_data(), both)["first-second"]
+                )
+            }
+
+        key |= {"gap_examples": self.network.settings.gap_examples, "from_base": second is None}
+        return self.network.run.unit("pbrf/distance", key, compute, version=1)["distance"]
+
+    def _both_norms(self, gap: Gap) -> Tensor:
+        """Return (K, 2): per example, and over all N examples, also where only a part of them was compared."""
+        return torch.stack([gap.per_example, gap.per_example * len(self.network.train[1]) ** 0.5], dim=1)
 
     def _gap_data(self) -> tuple[Tensor, Tensor]:
         network = self.network

@@ -7,7 +7,9 @@ import textwrap
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
+from matplotlib.container import ErrorbarContainer
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from curvlab.influence.responses import GAPS
@@ -23,74 +25,116 @@ LABELS = {
 }
 _HATCH = "//"
 _LABEL_WIDTH = 14  # characters of a task's name on a line
+_MIN_WIDTH = 7.2  # inches, for the legend's longest line
 
 
 def draw(computed: Computed) -> dict[str, Figure]:
-    """Return the figure: shares of the gaps in their sum, and below it the sizes, on a logarithmic scale."""
+    """Return the figure: shares of the gaps in their sum, and below it the sizes, on a logarithmic scale.
+
+    Beside ours stands the paper's row, or that which a stand-in stands for, marked with a star. The paper does
+    not say whether its distances are divided by √N. Bars of the sizes are t intervals over seeds, and end at the
+    lower edge of the panel where they reach 0; one seed has none.
+    """
     table = computed["table"]
-    figure, axes = plots.figure(2, 1, panel_size=(1.5 + 0.95 * len(table), 2.9))
+    figure, axes = plots.figure(2, 1, panel_size=(max(_MIN_WIDTH, 1.5 + 0.95 * len(table)), 3.0))
     _draw_shares(axes[0, 0], table)
     _draw_sizes(axes[1, 0], table)
     handles, labels = axes[0, 0].get_legend_handles_labels()
     if (table.reindex(columns=_printed()).sum(axis=1) > 0).any():
         handles.append(Patch(facecolor="white", edgecolor="black", hatch=_HATCH))
         labels.append("hatched: the paper's")
+    if _has_paper(table).any():
+        handles.append(Line2D([], [], color="black", marker="o", markersize=4, linestyle="none", fillstyle="none"))
+        labels.append("hollow: the paper's, its ±")
+    if (_stands_for(table)[_has_paper(table)] != "").any():
+        handles.append(Patch(facecolor="none", edgecolor="none"))
+        labels.append("*: row that ours stands in for")
     if not _has_paper(table).all():
         handles.append(Patch(facecolor="none", edgecolor="none"))
-        labels.append("one bar: a stand-in, no value of the paper's")
+        labels.append("one bar: no value of the paper's")
     figure.legend(handles, labels, loc="outside lower center", ncols=3, fontsize=8, frameon=False)
     return {"figure.png": figure}
 
 
-def _printed() -> list[str]:
-    return [f"{gap} paper mean" for gap in GAPS]
+def _printed(what: str = "mean") -> list[str]:
+    return [f"{gap} paper {what}" for gap in GAPS]
 
 
 def _has_paper(table: pd.DataFrame) -> pd.Series:
     return table.reindex(columns=_printed()).notna().all(axis=1)
 
 
+def _stands_for(table: pd.DataFrame) -> pd.Series:
+    return table.get("stands for", pd.Series("", table.index)).fillna("")
+
+
 def _draw_shares(ax: Axes, table: pd.DataFrame) -> None:
-    """Draw ours; beside it, in rows that the paper has, the paper's, or that all of its gaps are 0."""
+    """Draw ours, with their sum above; beside it, in rows that the paper has, the paper's, or that all are 0."""
+    stands_for = _stands_for(table).tolist()
     for place, (_, row), has_paper in zip(range(len(table)), table.iterrows(), _has_paper(table), strict=True):
         ours = np.array([row[f"{gap} per_example mean"] for gap in GAPS])
         _stack(ax, place - 0.2 if has_paper else place, ours, hatch="", labelled=place == 0)
         if has_paper:
             printed = row[_printed()].to_numpy(float)
-            _stack(ax, place + 0.2, printed, hatch=_HATCH, labelled=False)
+            star = "*" if stands_for[place] else ""
+            _stack(ax, place + 0.2, printed, hatch=_HATCH, labelled=False, star=star)
             if printed.sum() == 0:
-                words = "paper: 0.000 in all"
+                words = f"paper{star}: 0.000 in all"
                 ax.text(place + 0.2, 0.5, words, rotation=90, ha="center", va="center", fontsize=7)
     ax.set_xlim(-0.6, len(table) - 0.4)
     ax.set_xticks(np.arange(len(table)), [""] * len(table))
-    ax.set_ylim(0, 1)
-    ax.set_ylabel("share of their sum", fontsize=8)
+    ax.set_ylim(0, 1.12)
+    ax.set_yticks(np.linspace(0, 1, 6))
+    ax.set_ylabel("share of their sum\n(the sum, in outputs, on top)", fontsize=8)
 
 
-def _stack(ax: Axes, place: float, sizes: np.ndarray, *, hatch: str, labelled: bool) -> None:
+def _stack(ax: Axes, place: float, sizes: np.ndarray, *, hatch: str, labelled: bool, star: str = "") -> None:
     if not sizes.sum() > 0:
         return
     bottom = 0.0
     for color, label, share in zip(plots.PALETTE, LABELS.values(), sizes / sizes.sum(), strict=False):
         ax.bar(place, share, 0.36, bottom, color=color, hatch=hatch, alpha=0.9, label=label if labelled else None)
         bottom += share
+    ax.text(place, 1.01, f"{sizes.sum():.2g}{star}", ha="center", va="bottom", fontsize=6.5)
 
 
 def _draw_sizes(ax: Axes, table: pd.DataFrame) -> None:
-    places = np.arange(len(table))
+    ax.set_yscale("log", nonpositive="clip")  # a bar down to 0 or below ends at the lower edge
     for index, gap in enumerate(GAPS):
-        mean, spread = table[f"{gap} per_example mean"], table[f"{gap} per_example std"]
-        lower = np.minimum(spread, 0.9 * mean)
-        ax.errorbar(
-            places + 0.14 * (index - 2),
-            mean,
-            yerr=np.stack([lower, spread]),
-            fmt=plots.MARKERS[index],
-            color=plots.PALETTE[index],
-            markersize=4,
-            capsize=2,
-        )
-    ax.set_yscale("log")
+        shift = 0.16 * (index - 2) - 0.03
+        mean = table[f"{gap} per_example mean"]
+        low, high = (table[f"{gap} per_example {end}"] for end in ("low", "high"))
+        _points(ax, index, shift, mean, mean - low, high - mean)
+        if f"{gap} paper mean" in table:
+            printed = table[f"{gap} paper mean"]
+            spread = table[f"{gap} paper ±"].where(printed > 0)
+            _points(ax, index, shift + 0.07, printed.where(printed > 0), spread, spread, hollow=True)
+    smallest = min(table[f"{gap} per_example mean"].where(lambda sizes: sizes > 0).min() for gap in GAPS)
+    ax.set_ylim(bottom=smallest / 3)
     ax.set_xlim(-0.6, len(table) - 0.4)
-    ax.set_xticks(places, [textwrap.fill(task, _LABEL_WIDTH) for task in table.task], fontsize=7)
-    ax.set_ylabel("gap / √N, mean ± std", fontsize=8)
+    names = [textwrap.fill(task, _LABEL_WIDTH) for task in table.task]
+    ax.set_xticks(np.arange(len(table)), names, fontsize=7)
+    ax.set_ylabel("‖Y_a − Y_b‖ / √N, in logits or\npredictions; t 95 % over seeds", fontsize=8)
+
+
+def _points(  # noqa: PLR0917
+    ax: Axes,
+    index: int,
+    shift: float,
+    mean: pd.Series,
+    below: pd.Series,
+    above: pd.Series,
+    *,
+    hollow: bool = False,
+) -> ErrorbarContainer:
+    return ax.errorbar(
+        np.arange(len(mean)) + shift,
+        mean,
+        yerr=np.stack([below, above]),
+        fmt=plots.MARKERS[index],
+        color=plots.PALETTE[index],
+        markerfacecolor="white" if hollow else None,
+        markersize=3.5,
+        capsize=1.5,
+        elinewidth=0.8,
+    )

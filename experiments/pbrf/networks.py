@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import json
 import math
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -14,6 +16,7 @@ from omegaconf import DictConfig, ListConfig
 from torch import Tensor, nn
 from torch.nn.utils import vector_to_parameters
 
+from curvlab.atomic_file import write_atomically
 from curvlab.data import DataSplits, TextCorpus, stack, token_splits, train_tokenizer
 from curvlab.influence.responses import DownweightedCost, FullBatchLBFGS, LeftOut, SharedBatches
 from curvlab.models import build_model
@@ -24,6 +27,7 @@ from experiments.shared.trained_task import without_paths
 from experiments.target import task_label
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
+SELECTED_BY = ("loss", "accuracy")
 NOTHING = torch.zeros(0, dtype=torch.long)
 
 
@@ -86,9 +90,11 @@ class Network:
     def minimizer(self, response: str, unfinished: Path | None = None) -> Any:
         """Return what a response is minimised with: L-BFGS, or the base run's optimizer on its batches.
 
-        The cold optimum sees the batches of K + K/2 epochs, the others those of the last K/2. The learning rate
-        of the Bregman responses is the base run's divided by `bregman_lr_divisor`. Unfinished work is kept in a
-        folder.
+        The cold optimum sees the batches of K + K/2 epochs, the others those of the last K/2. The schedule goes
+        on where the base run ended, so that a rate decayed by then stays decayed; momentum and Adam's averages
+        start from zero at θ^s, and run through in the cold optimum alone: the warm-start gap has that in it. The
+        learning rate of the Bregman responses is the base run's divided by `bregman_lr_divisor`. Unfinished work
+        is kept in a folder.
         """
         training = self.settings.training
         if training.optimizer == "lbfgs":
@@ -116,17 +122,20 @@ def load_network(run: Run, name: str, settings: DictConfig, seed: int) -> Networ
         run: seeds, store, device.
         name: of the task.
         settings: `data`, `model`, `training` (optimizer "sgd", "adam" or "lbfgs"; `lr` a number, or a list to
-            choose from, once for all seeds), `damping`, `dtype`, `num_test`; `seed_name`.
+            choose from, once for all seeds, by the loss or, with `select_by: accuracy`, the accuracy on a tenth
+            of the training set), `damping`, `dtype`, `num_test`; `seed_name`.
         seed: of the start, the order of batches and the points.
     """
     lr = settings.training.get("lr")
     if isinstance(lr, ListConfig):
         first = _network(run, name, settings, seed=0)
-        key = first.key | {"grid": list(lr)}
+        by = settings.training.get("select_by", "loss")
+        if by not in SELECTED_BY:
+            raise ValueError(f"unknown training.select_by '{by}': choose one of {', '.join(SELECTED_BY)}")
+        key = first.key | {"grid": list(lr), "select_by": by}
+        compute = partial(_learning_rate, first, [float(rate) for rate in lr], by)
         about = f"choosing the learning rate of {first.label}"
-        lr = run.unit("pbrf/learning_rate", key, partial(_learning_rate, first, list(lr)), version=1, about=about)[
-            "lr"
-        ]
+        lr = run.unit("pbrf/learning_rate", key, compute, version=2, about=about, resumes=True)["lr"]
     network = replace(_network(run, name, settings, seed), lr=math.nan if lr is None else float(lr))
     about = f"training {network.label}, seed {seed}"
     compute = partial(_trained, network)
@@ -146,7 +155,7 @@ def _network(run: Run, name: str, settings: DictConfig, seed: int) -> Network:
     )
     model = model.to(run.device, DTYPES[settings.dtype])
     order = torch.randperm(len(splits.test), generator=run.generator("pbrf test", settings.seed_name))  # type: ignore[arg-type]
-    training = {k: v for k, v in without_paths(settings.training).items() if k != "lr"}
+    training = {k: v for k, v in without_paths(settings.training).items() if k not in ("lr", "select_by")}
     return Network(
         run,
         label=task_label(name),
@@ -214,25 +223,49 @@ def _trained(network: Network, unfinished: Path) -> dict[str, Any]:
     return {"parameters": _end_of_base_run(network, unfinished).cpu()}
 
 
-def _learning_rate(network: Network, grid: list[float]) -> dict[str, Any]:
-    """Return the rate with the lowest final loss on a tenth of the training set that is held out."""
+def _learning_rate(network: Network, grid: list[float], by: str, unfinished: Path) -> dict[str, Any]:
+    """Return the rate with the lowest final loss, or the highest accuracy, on a tenth of the training set.
+
+    The tenth is held out. Of equal accuracies the one with the lower loss is taken. Each training has its own
+    checkpoint, and what has ended is not run again.
+    """
     size = len(network.train[1])
     generator = network.run.generator("pbrf validation", network.settings.seed_name)
     held_out, kept = torch.randperm(size, generator=generator).split([size // 10, size - size // 10])
     inputs, targets = network.train
-    losses = []
+    own = replace(network, train=(inputs[kept], targets[kept]))
+    losses, accuracies = [], []
     for lr in network.run.progress(grid, f"learning rates of {network.label}"):
-        try:
-            end = _end_of_base_run(replace(network, train=(inputs[kept], targets[kept]), lr=float(lr)))
-        except TrainingDivergedError:
-            losses.append(math.inf)
-            continue
-        objective = DownweightedCost(
-            LeftOut(network.model, network.loss, network.train, [NOTHING], damping=1.0), end
-        )
-        value = float(objective(torch.zeros_like(end)[None], held_out)[0][0])
-        losses.append(value if math.isfinite(value) else math.inf)
-    return {"lr": grid[losses.index(min(losses))], "grid": grid, "losses": losses}
+        ended = unfinished / f"lr_{lr:g}.json"
+        if not ended.exists():
+            found = _validated(
+                replace(own, lr=lr), (inputs[held_out], targets[held_out]), unfinished / f"lr_{lr:g}"
+            )
+            write_atomically(ended, json.dumps(found).encode())
+        loss, accuracy = json.loads(ended.read_text(encoding="utf-8"))
+        losses.append(loss)
+        accuracies.append(accuracy)
+    best = min(range(len(grid)), key=lambda i: (-accuracies[i] if by == "accuracy" else 0.0, losses[i]))
+    return {"lr": grid[best], "grid": grid, "losses": losses, "accuracies": accuracies}
+
+
+def _validated(network: Network, held_out: tuple[Tensor, Tensor], unfinished: Path) -> tuple[float, float]:
+    """Return loss and accuracy (0 where outputs are no classes) after training; inf and 0 if that diverges."""
+    try:
+        end = _end_of_base_run(network, unfinished)
+    except TrainingDivergedError:
+        return math.inf, 0.0
+    model = copy.deepcopy(network.model)
+    vector_to_parameters(end, model.parameters())
+    losses = LeftOut(model, network.loss, held_out, [NOTHING], damping=1.0).losses
+    value, accuracy = float(losses.start_losses.mean()), 0.0
+    if isinstance(network.loss, nn.CrossEntropyLoss) and held_out[1].ndim == 1:
+        with torch.no_grad():
+            hits = [
+                (model(x).argmax(1) == y).sum() for x, y in zip(*(t.split(512) for t in held_out), strict=True)
+            ]
+        accuracy = float(sum(hits)) / len(held_out[1])
+    return (value, accuracy) if math.isfinite(value) else (math.inf, 0.0)
 
 
 def _end_of_base_run(network: Network, unfinished: Path | None = None) -> Tensor:

@@ -2,20 +2,45 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pandas as pd
 from omegaconf import DictConfig
 
 from curvlab.runs import Run
+from experiments.pbrf.decomposition import DENSE, Decomposition
 from experiments.pbrf.gap_tables import gap_tables
+from experiments.pbrf.networks import load_network
+from experiments.target import task_settings
+
+CURVATURES = ("hessian", "gauss_newton")
 
 
 def compute(run: Run, cfg: DictConfig) -> dict[str, pd.DataFrame]:
-    """Return `table` and `points`, see `gap_tables`, and `curvatures`: solver errors by matrix, point by point."""
+    """Return `table`, `points` and `networks`, see `gap_tables`, and `curvatures`: solver errors, point by point.
+
+    `curvatures` has the solver error by either matrix at the damping of the table and, for networks whose
+    Hessian's eigenvalues are all known, at one that makes H + λI definite: 2 |μ_min|, in one digit. `moved` is
+    how far the estimate by that matrix moves the outputs; `definite` tells the two dampings apart.
+    """
     found = gap_tables(run, cfg, "hessian", "Table 4")
-    other = gap_tables(run, cfg, "gauss_newton", "Table 5")
-    curvatures = []
-    for curvature, tables in (("hessian", found), ("gauss_newton", other)):
-        points = tables["points"]
-        solver = points[points.gap == "solver"].drop(columns="gap")
-        curvatures.append(solver.assign(curvature=curvature))
-    return found | {"curvatures": pd.concat(curvatures, ignore_index=True)}
+    curvatures: list[dict[str, Any]] = []
+    for name, settings in task_settings(cfg).items():
+        for seed in settings.seeds:
+            network = load_network(run, name, settings, seed)
+            decomposition = Decomposition(network, settings.num_points)
+            variations = [(False, decomposition)]
+            smallest = decomposition.hessian_spectrum()["smallest"]
+            if len(network.initial) <= DENSE and smallest < 0:
+                variations.append((True, decomposition.with_damping(float(f"{-2 * smallest:.0e}"))))
+            for definite, variation in variations:
+                for curvature in CURVATURES:
+                    errors, moved = variation.solver_error(curvature), variation.moved(curvature)
+                    place = {"task": network.label, "seed": seed, "curvature": curvature, "definite": definite}
+                    place |= {"damping": variation.network.settings.damping}
+                    place |= {"residual": variation.influence(curvature)[1]}
+                    curvatures += [
+                        place | {"point": int(point), "solver": float(error), "moved": float(move)}
+                        for point, error, move in zip(variation.points, errors[:, 0], moved[:, 0], strict=True)
+                    ]
+    return found | {"curvatures": pd.DataFrame(curvatures)}

@@ -6,85 +6,87 @@ import numpy as np
 import pandas as pd
 
 from curvlab.influence.responses import GAPS
-from curvlab.reporting import ClaimResult, ClaimSheet, bootstrap_interval, out_of_reach
-from curvlab.reporting import judge as judged
+from curvlab.reporting import ClaimResult, ClaimSheet, out_of_reach
+from experiments.pbrf.gap_claims import judge_over_seeds, mean_ratio
 from experiments.pbrf.gap_tables import by_point
 from experiments.target import Computed
 
-NETWORKS = ("answers-another-question", "solver-reaches-it", "linearisation-smallest")
+LOGISTIC = ("no-gaps", "small-against-estimate")
+NETWORKS = ("answers-another-question", "influence-is-the-pbrf", "solver-reaches-it", "linearisation-small")
+_WORDS = {"zero": "not measured"}
 
 
 def judge(computed: Computed, claims: ClaimSheet) -> list[ClaimResult]:
-    """Judge every task; intervals are bootstraps over points (and seeds, where there are several)."""
+    """Judge every task over its seeds, see `judge_over_seeds`."""
     generator = np.random.default_rng(computed.config["seed"])
     table, results = computed["table"], []
     for task, own in computed["points"].groupby("task", sort=False):
         row = table[table.task == task].iloc[0]
-        if row.epochs == 0:
-            results += _logistic(claims, str(task), own, row, generator)
-        else:
-            results += _network(claims, str(task), own, row, generator)
-    for name in ("no-gaps", *NETWORKS):
-        if not any(result.claim.id.startswith(name) for result in results):
-            results.append(out_of_reach(claims.claim(name), "This preset has no such task."))
+        judge_task = _logistic if row.epochs == 0 else _network
+        results += judge_task(claims, str(task), by_point(own), row, generator)
+    for name in (*LOGISTIC, *NETWORKS):
+        if not any(result.claim.id.startswith(f"{name}-") for result in results):
+            results.append(out_of_reach(claims.claim(name, **_WORDS), "This preset has no such task."))
     return results
 
 
-def _logistic(
-    claims: ClaimSheet, task: str, own: pd.DataFrame, row: pd.Series, generator: np.random.Generator
-) -> list[ClaimResult]:
-    gaps = by_point(own)
-    columns = tuple(gaps[gap].to_numpy() for gap in GAPS)
+def share_of_errors(*gaps: np.ndarray) -> float:
+    """Return the share of linearisation and solver, the last two of five, in the sum of the means."""
+    means = [float(np.mean(gap)) for gap in gaps]
+    return sum(means[3:]) / sum(means)
 
+
+def errors_against_estimate(linearisation: np.ndarray, solver: np.ndarray, moved: np.ndarray) -> float:
+    """Return both errors over how far the estimate moves the outputs, in means."""
+    return mean_ratio(linearisation + solver, moved)
+
+
+def _logistic(
+    claims: ClaimSheet, task: str, gaps: pd.DataFrame, row: pd.Series, generator: np.random.Generator
+) -> list[ClaimResult]:
     def largest(*values: np.ndarray) -> float:
         return float(max(np.mean(column) for column in values))
 
+    def largest_against(*values: np.ndarray) -> float:
+        return largest(*values[:-1]) / float(np.mean(values[-1]))
+
+    why = (
+        f"Mean gaps: {_listed(gaps)}; the estimate moves the outputs by {row.moved:.2g}. A weight of 1/N is not "
+        "infinitesimal, and linearisation is exact to first order only."
+    )
+    columns = [*GAPS]
     return [
-        judged(
-            claims.claim("no-gaps", of=task),
-            largest(*columns),
-            bootstrap_interval(columns, largest, generator=generator),
-            if_not_reproduced=f"Mean gaps: {_listed(gaps)}; the estimate moves the outputs by {row.moved:.2g}. A "
-            "weight of 1/N is not infinitesimal, and linearisation is exact to first order only.",
-        )
+        judge_over_seeds(claims.claim(LOGISTIC[0], of=task), row, gaps[columns], largest, why, generator),
+        judge_over_seeds(
+            claims.claim(LOGISTIC[1], of=task), row, gaps[[*columns, "moved"]], largest_against, why, generator
+        ),
     ]
 
 
 def _network(
-    claims: ClaimSheet, task: str, own: pd.DataFrame, row: pd.Series, generator: np.random.Generator
+    claims: ClaimSheet, task: str, gaps: pd.DataFrame, row: pd.Series, generator: np.random.Generator
 ) -> list[ClaimResult]:
-    gaps = by_point(own)
-    columns = tuple(gaps[gap].to_numpy() for gap in GAPS)
-
-    def share(*values: np.ndarray) -> float:
-        means = [float(np.mean(column)) for column in values]
-        return sum(means[3:]) / sum(means)
-
-    def ratio(of: np.ndarray, by: np.ndarray) -> float:
-        return float(np.mean(of) / np.mean(by))
-
-    linearisation, solver = (columns[3], columns[0]), (columns[4], gaps["moved"].to_numpy())
-    state = f"At θ^s the gradient norm is {row['gradient norm']:.2g}, the training loss {row['train loss']:.3g}."
+    nothing = gaps.assign(solver=gaps["moved by linearised"])
+    zero = f"{share_of_errors(*(nothing[gap].to_numpy() for gap in GAPS)):.2g}"
+    state = (
+        f"At θ^s the gradient norm is {row['gradient norm']:.2g}, the training loss {row['train loss']:.3g} "
+        f"(constant outputs: {row['constant loss']:.3g}). Mean gaps: {_listed(gaps)}; the estimate moves the "
+        f"outputs by {row.moved:.2g}, the PBRF by {row['moved by PBRF']:.2g}, its linearisation by "
+        f"{row['moved by linearised']:.2g}. An influence of zero would have a share of {zero}."
+    )
+    few = (
+        f"{row.epochs / 2:g} epochs at a lower learning rate end before the directions of small curvature have "
+        "moved: a small gap is not a solved problem."
+    )
+    statistics = {
+        "answers-another-question": ([*GAPS], share_of_errors, state),
+        "influence-is-the-pbrf": (["linearisation", "solver", "moved"], errors_against_estimate, f"{state} {few}"),
+        "solver-reaches-it": (["solver", "moved"], mean_ratio, f"{state} {few}"),
+        "linearisation-small": (["linearisation", "moved by PBRF"], mean_ratio, state),
+    }
     return [
-        judged(
-            claims.claim("answers-another-question", of=task),
-            share(*columns),
-            bootstrap_interval(columns, share, generator=generator),
-            if_not_reproduced=f"{state} Mean gaps: {_listed(gaps)}.",
-        ),
-        judged(
-            claims.claim("linearisation-smallest", of=task),
-            ratio(*linearisation),
-            bootstrap_interval(linearisation, ratio, generator=generator),
-            if_not_reproduced=f"{state} Mean gaps: {_listed(gaps)}.",
-        ),
-        judged(
-            claims.claim("solver-reaches-it", of=task),
-            ratio(*solver),
-            bootstrap_interval(solver, ratio, generator=generator),
-            if_not_reproduced=f"{state} {row.epochs / 2:.0f} epochs at a lower learning rate end before the "
-            "directions of small curvature have moved: a small gap is not a solved problem.",
-        ),
+        judge_over_seeds(claims.claim(name, of=task, zero=zero), row, gaps[columns], statistic, why, generator)
+        for name, (columns, statistic, why) in statistics.items()
     ]
 
 

@@ -18,6 +18,7 @@ from curvlab.models.initialization import build_model, seeded_by
 from curvlab.models.lenet import LeNet5
 from curvlab.models.mlp import MLP
 from curvlab.models.resnet20 import ResNet20
+from curvlab.models.sigmoid_mlp import SigmoidMLP
 from curvlab.models.torchvision_resnet import resnet18, resnet50
 from curvlab.models.vgg13 import VGG13
 
@@ -29,6 +30,7 @@ __all__ = [
     "EncoderDecoder",
     "LeNet5",
     "ResNet20",
+    "SigmoidMLP",
     "add_adapters",
     "build_model",
     "freeze",

@@ -1,21 +1,24 @@
-"""The stacked bars of the gaps: with the paper's, where it prints zeros, and where it has no row."""
+"""The figure of the gaps: with the paper's, where it prints zeros, where it has no row, and for stand-ins."""
 
 from __future__ import annotations
 
+import numpy as np
 import pandas as pd
+import pytest
 from matplotlib.figure import Figure
 
 from curvlab.influence.responses import GAPS
 from experiments.pbrf.gap_plot import draw
 
-NO_VALUE = "one bar: a stand-in, no value of the paper's"
+NO_VALUE = "one bar: no value of the paper's"
+PAPER = ["hatched: the paper's", "hollow: the paper's, its ±"]
 
 
-def row(task: str, paper: float | None) -> dict[str, object]:
-    sizes: dict[str, object] = {"task": task}
+def row(task: str, paper: float | None, stands_for: str = "", low: float = 1.5) -> dict[str, object]:
+    sizes: dict[str, object] = {"task": task, "stands for": stands_for}
     for gap in GAPS:
-        sizes |= {f"{gap} per_example mean": 2.0, f"{gap} per_example std": 1.0}
-        sizes |= {} if paper is None else {f"{gap} paper mean": paper}
+        sizes |= {f"{gap} per_example mean": 2.0, f"{gap} per_example low": low, f"{gap} per_example high": 2.5}
+        sizes |= {} if paper is None else {f"{gap} paper mean": paper, f"{gap} paper ±": 0.1}
     return sizes
 
 
@@ -34,12 +37,29 @@ def test_bars_stand_for_what_there_is(computed_of) -> None:
     assert {round(bar.get_x() + bar.get_width() / 2, 6) for bar in hatched} == {0.2}
     plain = {round(bar.get_x() + bar.get_width() / 2, 6) for bar in upper.patches if not bar.get_hatch()}
     assert plain == {-0.2, 0.8, 2.0}  # alone in the middle where the paper has no row
-    assert [text.get_text() for text in upper.texts] == ["paper: 0.000 in all"]
-    assert words[len(GAPS) :] == ["hatched: the paper's", NO_VALUE]
+    assert [text.get_text() for text in upper.texts] == ["10", "2.5", "10", "paper: 0.000 in all", "10"]
+    assert words[len(GAPS) :] == [*PAPER, NO_VALUE]
     assert max(len(line) for label in lower.get_xticklabels() for line in label.get_text().split("\n")) <= 14
 
 
 def test_the_legend_names_only_what_is_drawn(computed_of) -> None:
-    assert drawn(computed_of, row("a", 0.5))[1][len(GAPS) :] == ["hatched: the paper's"]
+    assert drawn(computed_of, row("a", 0.5))[1][len(GAPS) :] == PAPER
     assert drawn(computed_of, row("a", None))[1][len(GAPS) :] == [NO_VALUE]
-    assert drawn(computed_of, row("a", 0.0))[1][len(GAPS) :] == []
+    assert drawn(computed_of, row("a", 0.0))[1][len(GAPS) :] == PAPER[1:]
+    assert drawn(computed_of, row("a", 0.5, "LR Cancer"))[1][-1] == "*: row that ours stands in for"
+
+
+def test_few_tasks_leave_room_for_the_legend(computed_of) -> None:
+    figure, _ = drawn(computed_of, row("a", 0.5), row("b", None))
+    figure.draw_without_rendering()
+    legend = figure.legends[0].get_window_extent()
+    assert legend.x0 >= 0
+    assert legend.x1 <= figure.bbox.width
+
+
+def test_error_bars_are_the_intervals_over_seeds(computed_of) -> None:
+    figure, _ = drawn(computed_of, row("a", None), row("b", None, low=-1.0))
+    lower = figure.axes[1]
+    (segments,) = {tuple(np.round(bars.get_segments(), 6)[:, :, 1].ravel()) for bars in lower.collections}
+    assert segments == pytest.approx((1.5, 2.5, -1.0, 2.5))  # not cut short: the axis ends first
+    assert lower.get_ylim()[0] == pytest.approx(2 / 3)

@@ -1,0 +1,63 @@
+"""How tab4 and tab5 judge a task: over seeds, with the points of each seed beside it, where it can be judged."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pandas as pd
+
+from curvlab.reporting import Claim, ClaimResult, bootstrap_interval, judge, out_of_reach, t_interval
+
+LARGEST_RESIDUAL = 0.1  # above it the influence estimate is not the solution that its gap is named after
+
+
+def judge_over_seeds(  # noqa: PLR0917
+    claim: Claim,
+    row: pd.Series,
+    columns: pd.DataFrame,
+    statistic: Callable[..., float],
+    why: str,
+    generator: np.random.Generator,
+) -> ClaimResult:
+    """Judge the mean over seeds of a statistic of each seed's points, with a t interval over the seeds.
+
+    The points of one seed share its network, and its drift: an interval over them says nothing about another
+    network. It stands in the explanation, where that of the seeds decides.
+
+    Args:
+        claim: to judge.
+        row: the task's row of the table.
+        columns: what the statistic takes, a row for each seed and point.
+        statistic: of vectors over the points, one for each column.
+        why: the explanation.
+        generator: of the bootstraps over points.
+    """
+    if reason := why_out_of_reach(row):
+        return out_of_reach(claim, reason)
+    values, within = [], []
+    for seed, own in columns.groupby(level="seed", sort=False):
+        vectors = tuple(own[name].to_numpy() for name in columns)
+        values.append(statistic(*vectors))
+        interval = bootstrap_interval(vectors, statistic, generator=generator, num_resamples=500)
+        within.append(f"seed {seed}: {values[-1]:.2g} ({interval.low:.2g} to {interval.high:.2g})")
+    spread = f"Over the points of a seed, bootstrap 95 %: {'; '.join(within)}."
+    return judge(claim, float(np.mean(values)), t_interval(values), if_not_reproduced=f"{why} {spread}")
+
+
+def why_out_of_reach(row: pd.Series) -> str:
+    """Return why no claim can be judged of a task, or nothing."""
+    if not row.learned:
+        return (
+            f"θ^s has learned nothing: a training loss of {row['train loss']:.5g}, where constant outputs have "
+            f"{row['constant loss']:.5g}."
+        )
+    if not row.residual <= LARGEST_RESIDUAL:  # nan where LiSSA diverges at every scaling
+        needed = f"needed: {LARGEST_RESIDUAL:g}"
+        return f"The influence estimate is not solved: a residual of {row.residual:.2g}, {needed}."
+    return ""
+
+
+def mean_ratio(of: np.ndarray, by: np.ndarray) -> float:
+    """Return the ratio of two means."""
+    return float(np.mean(of) / np.mean(by))

@@ -2,61 +2,139 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TypeAlias
+
 import numpy as np
 import pandas as pd
 
-from curvlab.reporting import Claim, ClaimResult, Interval, judge, t_interval
-from experiments.target import Computed
+from curvlab.reporting import Claim, ClaimResult, judge, t_interval
+from curvlab.reporting.claims import OUT_OF_REACH, REPRODUCED
+from experiments.pbrf.correlations import WAYS
+
+Tables: TypeAlias = Mapping[str, pd.DataFrame]  # read once, not at every look
+
+MAX_RESIDUAL = 0.1  # of the influence solve; above it what is correlated is not the influence estimate
+WAY_NAMES = {"over_test": "over test examples", "over_points": "over points", "pooled": "over all pairs"}
 
 
 def judge_correlation(  # noqa: PLR0917
-    claim: Claim, computed: Computed, task: str, curvature: str, response: str, coefficient: str
+    claim: Claim, computed: Tables, task: str, curvature: str, response: str, coefficient: str
 ) -> ClaimResult:
-    """Judge the correlation of influence with one response; see `over_seeds`."""
-    values = over_test(computed, task, curvature, response, coefficient)
-    return over_seeds(claim, values, f"{_others(computed, task, curvature, response, coefficient)}")
+    """Judge the mean over seeds of the correlation of influence with one response, over test examples."""
+    values = seed_values(computed, task, curvature, response, coefficient)
+    why = f"{ways_text(computed, task, curvature, [response], coefficient)} {solved(computed, task, curvature)}"
+    return over_seeds(claim, computed, task, curvature, values, f"{why}{_one_seed(values)}")
 
 
 def judge_difference(  # noqa: PLR0917
-    claim: Claim, computed: Computed, task: str, curvature: str, pair: tuple[str, str], coefficient: str
+    claim: Claim, computed: Tables, task: str, curvature: str, pair: tuple[str, str], coefficient: str
 ) -> ClaimResult:
     """Judge how much more influence correlates with the first response than with the second, seed by seed."""
-    first, second = (over_test(computed, task, curvature, response, coefficient) for response in pair)
-    why = f"{pair[0]}: {first.value.mean():.2f}, {pair[1]}: {second.value.mean():.2f} (means over seeds)."
-    difference = first.assign(value=first.value.to_numpy() - second.value.to_numpy())
-    return over_seeds(claim, difference.drop(columns=["low", "high"]), why)
+    differences = difference(computed, task, curvature, pair, coefficient)
+    others = [
+        f"{WAY_NAMES[way]} {_mean_text(difference(computed, task, curvature, pair, coefficient, way))}"
+        for way in WAYS[1:]
+    ]
+    why = (
+        f"The difference {', '.join(others)}. {ways_text(computed, task, curvature, pair, coefficient)} "
+        f"{solved(computed, task, curvature)}"
+    )
+    return over_seeds(claim, computed, task, curvature, differences, why)
 
 
-def over_seeds(claim: Claim, values: pd.DataFrame, why: str) -> ClaimResult:
-    """Judge the mean over seeds, with a t interval; with one seed, that of the bootstrap over its points."""
-    found = values.value.to_numpy()
-    interval = t_interval(found)
-    if len(found) == 1 and "low" in values and np.isfinite(values.low.iloc[0]):
-        row = values.iloc[0]
-        interval = Interval(row.low, row.high, f"bootstrap 95 %, {row.points:.0f} points, 1 seed", int(row.points))
-    return judge(claim, float(found.mean()), interval, if_not_reproduced=why)
+def over_seeds(  # noqa: PLR0917
+    claim: Claim, computed: Tables, task: str, curvature: str, values: pd.Series, why: str
+) -> ClaimResult:
+    """Judge a mean over seeds with its t interval, of fewer than three seeds none; `why` stands there in any case.
+
+    Out of reach where influence was not solved. A bootstrap over points, which share one seed's drift, decides
+    nothing.
+    """
+    found = values.to_numpy()
+    result = judge(claim, float(found.mean()), t_interval(found), if_not_reproduced=why)
+    residual = largest_residual(computed, task, curvature)
+    if not residual <= MAX_RESIDUAL:
+        reason = f"Influence was solved to a residual of {residual:.2g} only, needed: {MAX_RESIDUAL:g}. {why}"
+        return replace(result, verdict=OUT_OF_REACH, explanation=reason)
+    return replace(result, explanation=why) if result.verdict == REPRODUCED else result
 
 
-def over_test(computed: Computed, task: str, curvature: str, response: str, coefficient: str) -> pd.DataFrame:
-    """Return the rows of one correlation over test examples, one for each seed."""
+def only_if(result: ClaimResult, condition: ClaimResult, reason: str) -> ClaimResult:
+    """Return the result, out of reach unless the condition is reproduced: it would hold for a wrong reason."""
+    if condition.verdict == REPRODUCED or result.verdict == OUT_OF_REACH:
+        return result
+    return replace(result, verdict=OUT_OF_REACH, explanation=f"{reason} {result.explanation}")
+
+
+def difference(  # noqa: PLR0917
+    computed: Tables, task: str, curvature: str, pair: tuple[str, str], coefficient: str, way: str = "over_test"
+) -> pd.Series:
+    """Return the correlation with the first response less that with the second, by seed."""
+    first, second = (seed_values(computed, task, curvature, name, coefficient, way) for name in pair)
+    return first - second
+
+
+def seed_values(  # noqa: PLR0917
+    computed: Tables, task: str, curvature: str, response: str, coefficient: str, way: str = "over_test"
+) -> pd.Series:
+    """Return one correlation, by seed."""
     table = computed["correlations"]
     chosen = table[
         (table.task == task)
         & (table.curvature == curvature)
         & (table.response == response)
         & (table.coefficient == coefficient)
-        & (table.way == "over_test")
+        & (table.way == way)
     ]
-    return chosen.sort_values("seed")
+    return chosen.set_index("seed").value.sort_index()
 
 
-def _others(computed: Computed, task: str, curvature: str, response: str, coefficient: str) -> str:
-    """Say what the other ways of correlating give."""
-    table = computed["table"]
-    linearised = over_test(computed, task, curvature, "linearised", coefficient).value
-    solved = f" With the linearised PBRF by SGD: {linearised.mean():.2f}." if len(linearised) else ""
-    row = table[(table.task == task) & (table.curvature == curvature) & (table.response == response)].iloc[0]
+def ways_text(
+    computed: Tables, task: str, curvature: str, responses: list[str] | tuple[str, ...], coefficient: str
+) -> str:
+    """Say what every way of correlating gives for some responses."""
+    texts = []
+    for response in responses:
+        means = [seed_values(computed, task, curvature, response, coefficient, way).mean() for way in WAYS]
+        given = ", ".join(f"{WAY_NAMES[way]} {mean:.2f}" for way, mean in zip(WAYS, means, strict=True))
+        texts.append(f"{response.replace('_', ' ')} {given}")
+    return f"{coefficient.capitalize()}: {'; '.join(texts)}."
+
+
+def largest_residual(computed: Tables, task: str, curvature: str) -> float:
+    """Return the largest relative residual of the influence solves of a task."""
+    networks = computed["networks"]
+    return float(networks[networks.task == task][f"{curvature} residual"].max(skipna=False))
+
+
+def solved(computed: Tables, task: str, curvature: str) -> str:
+    """Say how well influence was solved, and of the Hessian, what its matrix is."""
+    networks = computed["networks"]
+    own = networks[networks.task == task]
+    text = f"Residual of the influence solve: at most {largest_residual(computed, task, curvature):.1g}."
+    if curvature != "hessian" or "num_below" not in own or not np.isfinite(own.num_below).any():
+        return text
     return (
-        f"Over the points, for each test example: {row[f'{coefficient} over_points']:.2f}; over all pairs: "
-        f"{row[f'{coefficient} pooled']:.2f}.{solved}"
+        f"{text} H + λI is at a saddle: {own.num_below.min():.0f} to {own.num_below.max():.0f} of {own.P.iloc[0]} "
+        f"eigenvalues of H lie below -λ, and min |μ + λ| is {own.nearest.min():.1g}: directions that no objective "
+        "singles out dominate its inverse."
+    )
+
+
+def _mean_text(values: pd.Series) -> str:
+    interval = t_interval(values.to_numpy())
+    return (
+        f"{values.mean():.2f} [{interval.low:.2f}, {interval.high:.2f}]"
+        if len(values) > 1
+        else f"{values.mean():.2f}"
+    )
+
+
+def _one_seed(values: pd.Series) -> str:
+    return (
+        " With one seed nothing is decided; the figure has the bootstrap over its points."
+        if len(values) == 1
+        else ""
     )

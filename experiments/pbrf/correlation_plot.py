@@ -1,53 +1,112 @@
-"""Correlations as bars: one panel for each task, ours with intervals over seeds, the paper's as diamonds."""
+"""Correlations as bars: a column for each task, a row for each curvature; over test examples and over points."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.patches import Patch
 
 from curvlab.reporting import plots
 from experiments.pbrf.correlations import COEFFICIENTS
 from experiments.target import Computed
 
 LABELS = {
-    "cold": "cold start",
-    "warm": "warm start",
-    "two_stage": "two stages",
+    "cold": "cold\nstart",
+    "warm": "warm\nstart",
+    "two_stage": "two\nstages",
     "proximal_bregman": "PBRF",
-    "linearised": "linearised",
+    "linearised": "linear-\nised",
+    "carried_on": "carried\non",
+    "minimum": "at its\nminimum",
+    "small_weight": "small\nweight",
+    "linearised_minimum": "linearised\nminimum",
 }
 CURVATURES = {"gauss_newton": "Gauss-Newton", "hessian": "Hessian"}
+DRAWN = {"over_test": "over test examples", "over_points": "over points"}
+WIDTH = 0.2
 
 
 def draw(computed: Computed) -> dict[str, Figure]:
-    """Return the figure, a row for each curvature and a column for each task."""
+    """Return the figure: bars, t intervals over seeds (one seed: bootstrap over points), the paper's range."""
     table = computed["table"]
     tasks, curvatures = table.task.unique().tolist(), table.curvature.unique().tolist()
-    figure, axes = plots.figure(len(curvatures), len(tasks), panel_size=(3.1, 2.5))
-    for row, curvature in zip(axes, curvatures, strict=True):
-        for ax, task in zip(row, tasks, strict=True):
-            _draw_panel(ax, table[(table.task == task) & (table.curvature == curvature)])
-            ax.set_title(f"{task}\ninfluence by the {CURVATURES[curvature]} matrix", fontsize=8)
-    for row in axes:
-        row[0].set_ylabel("correlation with influence", fontsize=8)
-    handles, labels = axes[0, 0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=4, fontsize=8, frameon=False)
+    num_responses = table.response.nunique()
+    figure, axes = plots.figure(len(tasks), len(curvatures), panel_size=(1.6 + 0.72 * num_responses, 2.6))
+    for column, curvature in enumerate(curvatures):
+        for row, task in enumerate(tasks):
+            own = table[(table.task == task) & (table.curvature == curvature)]
+            _draw_panel(axes[row, column], own)
+            title = f"{task}, {_seeds_text(own)}: influence by the {CURVATURES[curvature]} matrix"
+            axes[row, column].set_title(title, fontsize=8)
+    for row_of_axes in axes:
+        row_of_axes[0].set_ylabel("correlation with influence", fontsize=8)
+    figure.legend(
+        handles=_legend(table),
+        loc="outside lower center",
+        ncols=3 if _has_paper(table) else 2,
+        fontsize=7,
+        frameon=False,
+    )
     return {"figure.png": figure}
 
 
 def _draw_panel(ax: Axes, own: pd.DataFrame) -> None:
     places = np.arange(len(own))
     for index, coefficient in enumerate(COEFFICIENTS):
-        middle, shift = own[f"{coefficient} over_test"], 0.36 * index - 0.18
-        error = np.stack([middle - own[f"{coefficient} low"], own[f"{coefficient} high"] - middle]).clip(min=0)
-        ax.bar(places + shift, middle, 0.34, color=plots.PALETTE[index], label=f"{coefficient.capitalize()}, ours")
-        ax.errorbar(places + shift, middle, yerr=error, fmt="none", ecolor="0.2", capsize=2, linewidth=0.9)
-        ax.scatter(
-            places + shift, own[f"{coefficient} paper"], marker="D", s=14, color=plots.PALETTE[index],
-            edgecolors="0.1", zorder=3, label=f"{coefficient.capitalize()}, paper",
-        )  # fmt: skip
+        color = plots.PALETTE[index]
+        for second, way in enumerate(DRAWN):
+            x = places + WIDTH * (2 * index + second - 1.5)
+            middle = own[f"{coefficient} {way}"].to_numpy()
+            ends = [own[f"{coefficient} {way} {end}"].to_numpy() for end in ("low", "high")]
+            face: dict[str, Any] = (
+                {"facecolor": "white", "edgecolor": color, "hatch": "////"} if second else {"color": color}
+            )
+            ax.bar(x, middle, 0.9 * WIDTH, linewidth=0.8, **face)
+            error = np.stack([middle - ends[0], ends[1] - middle]).clip(min=0)
+            ax.errorbar(x, middle, yerr=error, fmt="none", ecolor="0.2", capsize=1.5, linewidth=0.8)
+        # The paper does not say over what it correlates: its range spans both of ours.
+        low, high = (_numbers(own, f"{coefficient} paper {end}") for end in ("low", "high"))
+        left = places + WIDTH * (2 * index - 2)
+        for start, bottom, top in zip(left, low, high, strict=True):
+            if np.isfinite(bottom):
+                ax.fill_between([start, start + 2 * WIDTH], bottom, top, color=color, alpha=0.22, linewidth=0)
+        centre, printed = left + WIDTH, _numbers(own, f"{coefficient} paper")
+        ax.scatter(centre, printed, marker="D", s=16, color=color, edgecolors="0.1", zorder=3)
     ax.axhline(0, color="0.6", linewidth=0.8)
-    ax.set_xticks(places, [LABELS[name] for name in own.response], fontsize=8)
-    ax.set_ylim(-1.05, 1.05)
+    ax.set_xticks(places, [LABELS[name] for name in own.response], fontsize=7.5)
+    ax.set_ylim(-1.05, 1.1)
+
+
+def _legend(table: pd.DataFrame) -> list[object]:
+    """Return what is drawn, and nothing else."""
+    handles: list[object] = []
+    for index, coefficient in enumerate(COEFFICIENTS):
+        name, color = coefficient.capitalize(), plots.PALETTE[index]
+        handles.append(Patch(color=color, label=f"{name}, {DRAWN['over_test']}"))
+        handles.append(
+            Patch(facecolor="white", edgecolor=color, hatch="////", label=f"{name}, {DRAWN['over_points']}")
+        )
+        if np.isfinite(_numbers(table, f"{coefficient} paper low")).any():
+            handles.append(Patch(color=color, alpha=0.22, label=f"{name}, the paper's range"))
+    return handles
+
+
+def _has_paper(table: pd.DataFrame) -> bool:
+    return bool(np.isfinite(_numbers(table, "pearson paper low")).any())
+
+
+def _seeds_text(own: pd.DataFrame) -> str:
+    count = int(own.seeds.max())
+    return f"{count} seeds" if count > 1 else "1 seed, bootstrap over its points"
+
+
+def _numbers(own: pd.DataFrame, column: str) -> np.ndarray:
+    """Return a column that may be missing or empty."""
+    if column not in own:
+        return np.full(len(own), np.nan)
+    numbers: np.ndarray = pd.to_numeric(own[column], errors="coerce").to_numpy(dtype=float)
+    return numbers

@@ -8,7 +8,12 @@ retraining, and minimising the proximal Bregman objective (PBRF). The retraining
 
 Which correlation the paper means it does not say; see `experiments.pbrf.correlations`. Judged: for each
 left-out point over the test examples, then the mean over the points; intervals are over seeds, which change the
-initial weights, the batches and the points.
+initial weights, the batches and the points; fewer than three decide nothing.
+
+How the PBRF's row comes about is shown by the same objective carried on at the undivided learning rate, by its
+minimum for a small weight, and by the test losses at the minimum of the linearised objective; points.csv says of
+each point how near it came to a minimum. With a weight of 1/N there need not be one: see
+`experiments.pbrf.carried_on` and `small_weight`.
 """
 
 from experiments.target import Target
@@ -19,7 +24,9 @@ TARGET = Target(
     paper={
         "num_points": "20, not stated here",
         "num_test": "not stated",
-        "seeds": "1",
+        "seeds": "not stated",
+        "networks.csv:epochs": 1000,
+        "training.lr": "the best of 1, 0.3, 0.1, 0.03, 0.01, 0.003, 0.001 by validation loss",
         "damping": 0.001,
         "bregman_lr_divisor": 10,
         "influence.gauss_newton._target_": "LiSSA, depth 5000, 5 repeats",

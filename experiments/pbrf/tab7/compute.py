@@ -10,8 +10,12 @@ from experiments.pbrf.correlations import correlation_tables
 
 
 def compute(run: Run, cfg: DictConfig) -> dict[str, pd.DataFrame]:
-    """Return `table` and `correlations`, see `correlation_tables`."""
-    responses = ("cold", "warm", "proximal_bregman", "linearised")
+    """Return `table`, `correlations`, `networks` and `points`, see `correlation_tables`."""
     return correlation_tables(
-        run, cfg, responses=responses, curvatures=("hessian",), printed={"hessian": "Table 7"}
+        run,
+        cfg,
+        responses=("cold", "warm", "proximal_bregman", "linearised"),
+        curvatures=("hessian",),
+        printed={"hessian": "Table 7"},
+        explained=True,
     )

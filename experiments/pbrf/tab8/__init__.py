@@ -10,7 +10,11 @@ is that with the Hessian; here both curvatures stand, and the Hessian is judged.
 
 Which correlation the paper means it does not say; see `experiments.pbrf.correlations`. Judged: for each
 left-out point over the test examples, then the mean over the points; intervals are over seeds, which change the
-initial weights, the batches and the points.
+initial weights, the batches and the points; fewer than three decide nothing.
+
+H + λI is not definite at a network that has not converged: influence with it is no minimum of the PBRF, linearised
+or not (Eq. 46 holds for G alone), and where an eigenvalue of H lies near -λ, its direction dominates. networks.csv
+counts the eigenvalues below -λ.
 """
 
 from experiments.target import Target
@@ -21,7 +25,9 @@ TARGET = Target(
     paper={
         "num_points": "20, not stated here",
         "num_test": "not stated",
-        "seeds": "1",
+        "seeds": "not stated",
+        "networks.csv:epochs": 1000,
+        "training.lr": "the best of 1, 0.3, 0.1, 0.03, 0.01, 0.003, 0.001 by validation loss",
         "damping": 0.001,
         "bregman_lr_divisor": 10,
         "influence.hessian._target_": "LiSSA, depth 5000, 5 repeats",

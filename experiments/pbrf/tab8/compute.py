@@ -10,7 +10,7 @@ from experiments.pbrf.correlations import correlation_tables
 
 
 def compute(run: Run, cfg: DictConfig) -> dict[str, pd.DataFrame]:
-    """Return `table` and `correlations`, see `correlation_tables`."""
+    """Return `table`, `correlations` and `networks`, see `correlation_tables`."""
     return correlation_tables(
         run,
         cfg,

@@ -129,9 +129,10 @@ def test_a_part_of_the_training_set_stands_for_all_of_it(smoke: Path, run_smoke)
 
 
 # ------------------------------------------------------------------ tab6 to tab8
+EXPLAINING = ["carried_on", "small_weight", "linearised_minimum"]
 RESPONSES = {
-    "tab6": ["cold", "warm", "proximal_bregman", "linearised"],
-    "tab7": ["cold", "warm", "proximal_bregman", "linearised"],
+    "tab6": ["cold", "warm", "proximal_bregman", "linearised", *EXPLAINING],
+    "tab7": ["cold", "warm", "proximal_bregman", "linearised", *EXPLAINING],
     "tab8": ["two_stage", "warm", "proximal_bregman"],
 }
 
@@ -145,6 +146,8 @@ def folders(run_smoke) -> dict[str, Path]:
 def test_tables_are_complete_and_agree_with_each_other(folders: dict[str, Path], item: str) -> None:
     table = pd.read_csv(folders[item] / "table.csv")
     found = pd.read_csv(folders[item] / "correlations.csv")
+    # Only of points that came there, in as many seeds as have two of them.
+    table, found = (frame[frame.response != "minimum"] for frame in (table, found))
     curvatures = {"tab6": ["gauss_newton"], "tab7": ["hessian"], "tab8": ["hessian", "gauss_newton"]}[item]
     assert table.response.tolist() == RESPONSES[item] * len(curvatures)
     assert (
@@ -161,7 +164,9 @@ def test_tables_are_complete_and_agree_with_each_other(folders: dict[str, Path],
 
 def test_two_seeds_decide_nothing(folders: dict[str, Path]) -> None:
     for folder in folders.values():
-        assert {result.verdict for result in load_claims(folder)} == {"undecided"}
+        verdicts = {result.claim.id: result.verdict for result in load_claims(folder)}
+        assert set(verdicts.values()) <= {"undecided", "out of reach"}
+        assert "undecided" in verdicts.values()
 
 
 def test_shared_columns_are_the_same_numbers(folders: dict[str, Path]) -> None:

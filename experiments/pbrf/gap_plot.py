@@ -45,14 +45,16 @@ def draw(computed: Computed) -> dict[str, Figure]:
         labels.append("hatched: the paper's")
     if _has_paper(table).any():
         handles.append(Line2D([], [], color="black", marker="o", markersize=4, linestyle="none", fillstyle="none"))
-        labels.append("hollow: the paper's, its ±")
+        labels.append("hollow: the paper's, ± as printed (0.000 left out)")
+    handles.append(Line2D([], [], color="black", marker="|", markersize=8, linestyle="none"))
+    labels.append("t 95 % over seeds; to the edge where it reaches 0")
     if (_stands_for(table)[_has_paper(table)] != "").any():
         handles.append(Patch(facecolor="none", edgecolor="none"))
         labels.append("*: row that ours stands in for")
     if not _has_paper(table).all():
         handles.append(Patch(facecolor="none", edgecolor="none"))
         labels.append("one bar: no value of the paper's")
-    figure.legend(handles, labels, loc="outside lower center", ncols=3, fontsize=8, frameon=False)
+    figure.legend(handles, labels, loc="outside lower center", ncols=2, fontsize=8, frameon=False)
     return {"figure.png": figure}
 
 
@@ -114,7 +116,7 @@ def _draw_sizes(ax: Axes, table: pd.DataFrame) -> None:
     ax.set_xlim(-0.6, len(table) - 0.4)
     names = [textwrap.fill(task, _LABEL_WIDTH) for task in table.task]
     ax.set_xticks(np.arange(len(table)), names, fontsize=7)
-    ax.set_ylabel("‖Y_a − Y_b‖ / √N, in logits or\npredictions; t 95 % over seeds", fontsize=8)
+    ax.set_ylabel("‖Y_a − Y_b‖ / √N, in logits or\npredictions", fontsize=8)
 
 
 def _points(  # noqa: PLR0917

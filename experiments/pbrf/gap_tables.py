@@ -107,7 +107,8 @@ def _row(  # noqa: PLR0917
         "seeds": own.seed.nunique(),
         "λ": settings.damping,
     }
-    row |= states.drop(columns=["task", "seed"]).mean(skipna=False).to_dict()
+    means = states.drop(columns=["task", "seed"]).mean(skipna=False)
+    row |= {str(name): value for name, value in means.items()}
     row["residual"] = states.residual.max(skipna=False)
     row["learned"] = bool((states["train loss"] < states["constant loss"]).all())
     for move in MOVES:

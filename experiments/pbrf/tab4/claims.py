@@ -65,7 +65,10 @@ def _state(row: pd.Series, pair: pd.DataFrame, definite: pd.DataFrame) -> str:
         text += "by Lanczos, from above; the others are not known."
     if len(definite):
         without = _pair(definite)
-        ratio, dampings = mean_ratio(without.hessian, without.gauss_newton), sorted(definite.damping.unique())
+        ratio, dampings = (
+            mean_ratio(without.hessian.to_numpy(), without.gauss_newton.to_numpy()),
+            sorted(definite.damping.unique()),
+        )
         text += (
             f" At dampings of {', '.join(f'{damping:g}' for damping in dampings)}, where H + λI is definite, the "
             f"two are {without.hessian.mean():.2g} and {without.gauss_newton.mean():.2g}, a ratio of {ratio:.2g}."

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pandas as pd
 
@@ -78,7 +80,7 @@ def _network(
         f"{row.epochs / 2:g} epochs at a lower learning rate end before the directions of small curvature have "
         "moved: a small gap is not a solved problem."
     )
-    statistics = {
+    statistics: dict[str, tuple[list[str], Callable[..., float], str]] = {
         "answers-another-question": ([*GAPS], share_of_errors, state),
         "influence-is-the-pbrf": (["linearisation", "solver", "moved"], errors_against_estimate, f"{state} {few}"),
         "solver-reaches-it": (["solver", "moved"], mean_ratio, f"{state} {few}"),

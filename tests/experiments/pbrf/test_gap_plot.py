@@ -11,7 +11,8 @@ from curvlab.influence.responses import GAPS
 from experiments.pbrf.gap_plot import draw
 
 NO_VALUE = "one bar: no value of the paper's"
-PAPER = ["hatched: the paper's", "hollow: the paper's, its ±"]
+BARS = "t 95 % over seeds; to the edge where it reaches 0"
+PAPER = ["hatched: the paper's", "hollow: the paper's, ± as printed (0.000 left out)", BARS]
 
 
 def row(task: str, paper: float | None, stands_for: str = "", low: float = 1.5) -> dict[str, object]:
@@ -44,7 +45,7 @@ def test_bars_stand_for_what_there_is(computed_of) -> None:
 
 def test_the_legend_names_only_what_is_drawn(computed_of) -> None:
     assert drawn(computed_of, row("a", 0.5))[1][len(GAPS) :] == PAPER
-    assert drawn(computed_of, row("a", None))[1][len(GAPS) :] == [NO_VALUE]
+    assert drawn(computed_of, row("a", None))[1][len(GAPS) :] == [BARS, NO_VALUE]
     assert drawn(computed_of, row("a", 0.0))[1][len(GAPS) :] == PAPER[1:]
     assert drawn(computed_of, row("a", 0.5, "LR Cancer"))[1][-1] == "*: row that ours stands in for"
 

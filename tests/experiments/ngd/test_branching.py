@@ -135,14 +135,16 @@ def test_fig4_verdicts_on_the_llc(judge: Judge, sgd: float, ngd: float, expected
     ],
 )
 def test_fig4_verdicts_on_the_update_norm(judge: Judge, norm: Curve, expected: list[str]) -> None:
-    llc = dict.fromkeys(("sgd", "ngd"), level(100.0))
-    steady = {"sgd": lambda since: 1.0 + 0.01 * (since % 2)}
-    results = verdicts(judge("ngd/fig4", made_up(llc, norm=steady | {"ngd": norm}), "ngd"))
+    llc = dict.fromkeys(("sgd", "ngd", "ngd-unrescaled"), level(100.0))
+    norms = {"sgd": lambda since: 1.0 + 0.01 * (since % 2), "ngd": norm, "ngd-unrescaled": norm}
+    found = judge("ngd/fig4", made_up(llc, norm=norms), "ngd")
+    assert found[0].claim.statement.endswith("(m, ngd-unrescaled).")  # rescaling keeps the length by itself
+    results = verdicts(found)
     assert [results["update-norm-steady"], results["update-norm-fluctuates"]] == expected
 
 
 def test_fig4_without_valid_estimates_is_out_of_reach(judge: Judge) -> None:
-    table = made_up(dict.fromkeys(("sgd", "ngd"), level(100.0))).assign(
+    table = made_up(dict.fromkeys(("sgd", "ngd", "ngd-unrescaled"), level(100.0))).assign(
         valid=False, problem="the chains have not mixed"
     )
     results = {result.claim.id: result for result in judge("ngd/fig4", table, "ngd")}
@@ -201,7 +203,7 @@ def fig6_table(*, llc: float, norm: Curve, loss: float, lr: float = 10.0) -> pd.
     ("table", "expected"),
     [
         (
-            fig6_table(llc=0, norm=lambda since: 1 / since, loss=0.2),
+            fig6_table(llc=0, norm=lambda since: 3 / since**0.5, loss=0.2),
             ["reproduced", "reproduced", "reproduced", "reproduced", "reproduced"],
         ),
         (
@@ -209,7 +211,7 @@ def fig6_table(*, llc: float, norm: Curve, loss: float, lr: float = 10.0) -> pd.
             ["reproduced", "not reproduced", "not reproduced", "direction only", "direction only"],
         ),
         (
-            fig6_table(llc=-30, norm=level(1.0), loss=1.5, lr=0.2),
+            fig6_table(llc=-30, norm=level(0.7), loss=1.5, lr=0.2),
             ["direction only", "reproduced", "reproduced", "not reproduced", "not reproduced"],
         ),
     ],

@@ -19,6 +19,7 @@ from experiments.pbrf.correlation_claims import (
 )
 from experiments.target import Computed
 
+LEAVES = 2.0  # median fall of the objective, over its linearisation's, from which on it is not near quadratic
 RETRAINED = ("cold", "warm")
 EXPLAINING = {
     "carried_on": "carried on at the undivided rate, all points",
@@ -78,13 +79,13 @@ def ends_text(computed: Tables, task: str) -> str:
     if not np.isfinite(norms).any():
         return "The PBRF was not carried on at this preset."
     distance, fall = own["carried_on distance"].to_numpy(), own["carried_on fall"].to_numpy()
+    leaves = " Descent leaves: there is no minimum near θ^s." if np.nanmedian(fall) > LEAVES else ""
     return (
         f"Of {len(own)} points carried on for a weight of 1/N ({own['weight over damping'].iloc[0]:.2g} times the "
-        f"damping), {int((norms <= REACHED).sum())} came to a gradient of at most {REACHED:g} of the first. "
-        f"They ended at {np.nanmedian(distance):.2g} times the distance of their influence estimates (median; "
+        f"damping), {int((norms <= REACHED).sum())} came to a gradient of at most {REACHED:g} of the first. They "
+        f"ended at {np.nanmedian(distance):.2g} times the distance of their influence estimates (median; "
         f"{int((distance > MAX_DISTANCE).sum())} beyond {MAX_DISTANCE:g}), the objective down by "
-        f"{np.nanmedian(fall):.2g} times what its linearisation can fall: far above 1, descent leaves, and there "
-        "is no minimum near θ^s."
+        f"{np.nanmedian(fall):.2g} times what its linearisation can fall.{leaves}"
     )
 
 

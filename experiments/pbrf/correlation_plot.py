@@ -40,7 +40,7 @@ def draw(computed: Computed) -> dict[str, Figure]:
         for row, task in enumerate(tasks):
             own = table[(table.task == task) & (table.curvature == curvature)]
             _draw_panel(axes[row, column], own)
-            title = f"{task}, {_seeds_text(own)}: influence by the {CURVATURES[curvature]} matrix"
+            title = f"{task}, {_seeds_text(own)}\ninfluence by the {CURVATURES[curvature]} matrix"
             axes[row, column].set_title(title, fontsize=8)
     for row_of_axes in axes:
         row_of_axes[0].set_ylabel("correlation with influence", fontsize=8)

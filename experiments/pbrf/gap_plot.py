@@ -97,7 +97,7 @@ def _stack(ax: Axes, place: float, sizes: np.ndarray, *, hatch: str, labelled: b
     for color, label, share in zip(plots.PALETTE, LABELS.values(), sizes / sizes.sum(), strict=False):
         ax.bar(place, share, 0.36, bottom, color=color, hatch=hatch, alpha=0.9, label=label if labelled else None)
         bottom += share
-    ax.text(place, 1.01, f"{sizes.sum():.2g}{star}", ha="center", va="bottom", fontsize=6.5)
+    ax.text(place, 1.01, f"{sizes.sum():.3g}{star}", ha="center", va="bottom", fontsize=6.5)
 
 
 def _draw_sizes(ax: Axes, table: pd.DataFrame) -> None:

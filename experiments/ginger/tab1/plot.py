@@ -119,9 +119,8 @@ def _all_racers(ax: Axes, summary: pd.DataFrame, table: pd.DataFrame, absent: pd
         ax.set_xlim(means.max() - 4 * spread, None)
     ax.set_xlabel("test accuracy (%), 95 % t interval; dots: seeds", fontsize=8)
     edge = "\n* learning rate at the edge of the grid" if listed.at_edge.any() else ""
-    ax.set_title(f"full: Table 1; square: wider field; hollow: ablations{edge}", fontsize=8)
-    if len(absent):
-        plots.annotate(ax, "out of reach: " + ", ".join(absent.label), corner="lower left")
+    lost = f"\nout of reach, not installed: {', '.join(absent.label)}" if len(absent) else ""
+    ax.set_title(f"full: Table 1; square: wider field; hollow: ablations{edge}{lost}", fontsize=8)
 
 
 def _listed(summary: pd.DataFrame) -> pd.DataFrame:

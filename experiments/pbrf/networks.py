@@ -18,11 +18,10 @@ from torch.nn.utils import vector_to_parameters
 
 from curvlab.atomic_file import write_atomically
 from curvlab.data import DataSplits, TextCorpus, stack, token_splits, train_tokenizer
-from curvlab.influence.responses import DownweightedCost, LeftOut, SharedBatches
+from curvlab.influence.responses import DownweightedCost, FullBatchLBFGS, LeftOut, SharedBatches
 from curvlab.models import build_model
 from curvlab.runs import Run
 from curvlab.training import TrainingDivergedError, shuffled_batches
-from experiments.pbrf.tight_lbfgs import TightLBFGS
 from experiments.shared.tasks import LOSSES
 from experiments.shared.trained_task import without_paths
 from experiments.target import task_label
@@ -99,7 +98,7 @@ class Network:
         """
         training = self.settings.training
         if training.optimizer == "lbfgs":
-            return TightLBFGS(gradient_norm=training.gradient_norm)
+            return FullBatchLBFGS(gradient_norm=training.gradient_norm)
         epochs = self.batches if response == "cold" else self.batches[self.num_epochs :]
         bregman = response in ("proximal_bregman", "linearised")
         first = 0 if response == "cold" else sum(map(len, self.batches[: self.num_epochs]))

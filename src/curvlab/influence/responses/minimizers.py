@@ -106,7 +106,8 @@ class FullBatchLBFGS:
             optimizer = torch.optim.LBFGS(
                 [found],
                 line_search_fn=line_search,
-                tolerance_grad=norm / 10,
+                # of the largest component: below norm / sqrt(K P) torch does not stop before the norm is reached
+                tolerance_grad=norm / max(10.0, 2 * start.numel() ** 0.5),
                 tolerance_change=0.0,
                 history_size=30,
             )

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from curvlab.curvature import HessianOperator
 from curvlab.linalg import flatten, unflatten
 from curvlab.runs import Run
-from curvlab.sampling import descent_to_minimum, estimate_llc
+from curvlab.sampling import LLC, descent_to_minimum, estimate_llc
 from curvlab.spectrum import hutchinson_trace
 from curvlab.training import evaluate, shuffled_batches, train
 from experiments.ngd.optimizers import make_optimizer
@@ -79,14 +79,15 @@ def trajectory(
         row |= {"epoch": epoch + (start.epoch if start else 0), "update_norm": trained["update_norm"][index]}
         here = key | {"epoch": epoch}
         if cfg.llc is not None and (llc_epochs is None or epoch in llc_epochs):
-            row |= run.unit(
+            traces = run.unit(
                 "ngd/llc",
                 here | _plain(cfg, "llc"),
-                partial(_llc, run, task, model, cfg, seed),
-                version=1,
+                partial(_chains, run, task, model, cfg, seed),
+                version=2,
                 about=f"LLC of {what}, epoch {row['epoch']}",
                 resumes=True,
             )
+            row |= _llc(LLC.of_traces(**traces))
         if cfg.trace is not None:
             row |= run.unit(
                 "ngd/trace",
@@ -245,22 +246,28 @@ def _set_state(model: nn.Module, weights: Tensor, buffers: Mapping[str, Tensor])
     model.load_state_dict(dict(buffers), strict=False)
 
 
-def _llc(  # noqa: PLR0917
+def _chains(  # noqa: PLR0917
     run: Run, task: Task, model: nn.Module, cfg: DictConfig, seed: int, unfinished: Path
 ) -> dict[str, Any]:
-    """Return LLC and WBIC; the chains draw the same numbers at every checkpoint and optimizer.
+    """Return the traces (`LLC.traces`); the chains draw the same numbers at every checkpoint and optimizer."""
+    generator = run.generator("chains", task.name, seed)
+    return estimate_llc(
+        model, task.loss, task.train, **dict(cfg.llc), checkpoint=unfinished / "chains", generator=generator
+    ).traces()
+
+
+def _llc(llc: LLC) -> dict[str, Any]:
+    """Return LLC and WBIC, and what the chains say of them.
 
     `llc` is the estimate, also where `valid` is false: then `problem` says why it is no learning coefficient.
     """
-    generator = run.generator("chains", task.name, seed)
-    llc = estimate_llc(
-        model, task.loss, task.train, **dict(cfg.llc), checkpoint=unfinished / "chains", generator=generator
-    )
     return {
         "llc": llc.value,
         "llc_stderr": llc.stderr,
         "rhat": llc.rhat,
         "ess": llc.ess,
+        "ess_tail": llc.ess_tail,
+        "strictly_mixed": llc.strictly_mixed,
         "valid": llc.valid,
         "problem": "; ".join(text.split(":")[0] for text in llc.problems),
         "wbic": llc.wbic,

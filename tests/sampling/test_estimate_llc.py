@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from curvlab.checkpoint import CheckpointWarning
 from curvlab.sampling import LLC, default_nbeta, estimate_llc
-from curvlab.sampling.learning_coefficient import summarise
 
 
 def estimate(model: nn.Module | None = None, data: Any = None, loss: Any = None, **changes: Any) -> LLC:
@@ -118,7 +117,7 @@ def test_few_draws_are_invalid() -> None:
 
 
 def invalid(draws: Tensor, burnin: Tensor | None = None) -> list[str]:
-    found = summarise(
+    found = LLC.of_traces(
         draws,
         torch.ones(len(draws), 0, dtype=FP64) if burnin is None else burnin,
         initial_loss=0.0,

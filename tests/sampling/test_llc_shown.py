@@ -8,7 +8,6 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from curvlab.sampling import LLC
-from curvlab.sampling.learning_coefficient import summarise
 
 
 @pytest.fixture
@@ -19,7 +18,7 @@ def llc() -> LLC:
 
 def of(excess: torch.Tensor) -> LLC:
     sizes = {"num_examples": 300, "num_gradients": 80_000, "initial_loss": 0.5}
-    return summarise(excess, excess[:, :50], nbeta=2.0, step_size=1e-4, localization=3.0, **sizes)
+    return LLC.of_traces(excess, excess[:, :50], nbeta=2.0, step_size=1e-4, localization=3.0, **sizes)
 
 
 def test_it_prints_value_error_cost_and_mixing_in_two_lines(llc: LLC) -> None:
@@ -51,3 +50,14 @@ def test_running_means_end_at_the_chains_estimates(llc: LLC) -> None:
     ends = {line.get_label(): line.get_ydata()[-1] for line in drawn.lines if line.get_label().startswith("chain")}
     assert list(ends.values()) == pytest.approx(llc.per_chain.tolist())
     assert drawn.get_xlim()[0] < -50  # the burn-in stands before 0
+
+
+def test_kept_traces_give_the_same_estimate(llc: LLC) -> None:
+    again = LLC.of_traces(**llc.traces())
+    assert again.value == pytest.approx(llc.value, rel=1e-6)
+    assert again.stderr == pytest.approx(llc.stderr, rel=1e-5)
+    assert (again.nbeta, again.localization, again.num_gradients) == (2.0, 3.0, 80_000)
+    torch.testing.assert_close(again.losses, llc.losses, rtol=1e-6, atol=0.0)
+    torch.testing.assert_close(again.burnin_losses, llc.burnin_losses, rtol=1e-6, atol=0.0)
+    kept = sum(part.nbytes for part in llc.traces().values() if isinstance(part, torch.Tensor))
+    assert kept == 4 * (200 + 50) * 4

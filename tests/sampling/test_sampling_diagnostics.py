@@ -2,11 +2,14 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 import torch
+from scipy import stats
 from torch import Tensor
 
-from curvlab.sampling import effective_sample_size, split_rhat
+from curvlab.sampling import drift, effective_sample_size, split_rhat
+from curvlab.sampling.diagnostics import block_means
 
 
 def autoregressive(correlation: float, num_chains: int = 6, length: int = 4000) -> Tensor:
@@ -17,14 +20,32 @@ def autoregressive(correlation: float, num_chains: int = 6, length: int = 4000) 
     return draws
 
 
+def normal_scores(values: np.ndarray) -> np.ndarray:
+    ranks = stats.rankdata(values).reshape(values.shape)
+    return stats.norm.ppf((ranks - 3 / 8) / (values.size + 1 / 4))
+
+
+def plain_rhat(halves: np.ndarray) -> float:
+    length = halves.shape[1]
+    within, between = halves.var(axis=1, ddof=1).mean(), halves.mean(axis=1).var(ddof=1)
+    return math.sqrt(((length - 1) / length * within + between) / within)
+
+
 def test_rhat_by_hand() -> None:
-    draws = torch.tensor([[1.0, 2.0, 3.0, 5.0], [0.0, 1.0, 7.0, 4.0]])
-    halves = [[1.0, 2.0], [0.0, 1.0], [3.0, 5.0], [7.0, 4.0]]
-    means = [sum(half) / 2 for half in halves]
-    within = sum((a - b) ** 2 / 2 for a, b in halves) / 4
-    grand = sum(means) / 4
-    between = sum((mean - grand) ** 2 for mean in means) / 3
-    assert split_rhat(draws) == pytest.approx(math.sqrt((within / 2 + between) / within))
+    """Vehtari et al. (2021), Sec. 4.1 and 4.2: the larger of the ranks' and of the folded ranks'."""
+    draws = torch.randn(3, 11, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    draws[0] *= 3
+    halves = np.concatenate([draws[:, :5], draws[:, 6:]])
+    folded = np.abs(halves - np.median(halves))
+    both = [plain_rhat(normal_scores(values)) for values in (halves, folded)]
+    assert both[1] > both[0] + 0.05  # chains of different width
+    assert split_rhat(draws) == pytest.approx(max(both))
+
+
+def test_one_chain_is_two() -> None:
+    draws = autoregressive(0.5, num_chains=1)
+    assert split_rhat(draws) == split_rhat(torch.stack([draws[0, :2000], draws[0, 2000:]]))
+    assert split_rhat(draws + torch.linspace(0, 4, 4000)) > 1.2
 
 
 def test_rhat_sees_shifts_and_trends() -> None:
@@ -35,9 +56,36 @@ def test_rhat_sees_shifts_and_trends() -> None:
 
 
 @pytest.mark.parametrize("correlation", [0.0, 0.5, 0.9, -0.4])
-def test_effective_sample_size_of_autoregressive_chains(correlation: float) -> None:
+@pytest.mark.parametrize("kind", ["mean", "bulk"])
+def test_effective_sample_size_of_autoregressive_chains(correlation: float, kind: str) -> None:
     expected = 6 * 20_000 * (1 - correlation) / (1 + correlation)
-    assert effective_sample_size(autoregressive(correlation, length=20_000)) == pytest.approx(expected, rel=0.15)
+    found = effective_sample_size(autoregressive(correlation, length=20_000), kind)
+    assert found == pytest.approx(expected, rel=0.15)
+
+
+def test_the_tails_are_those_of_indicators() -> None:
+    draws = autoregressive(0.8)
+    low, high = np.quantile(draws.numpy(), [0.05, 0.95])
+    both = [effective_sample_size((draws <= value).double()) for value in (low, high)]
+    assert effective_sample_size(draws, "tail") == pytest.approx(min(both), rel=0.02)
+
+
+@pytest.mark.parametrize("correlation", [0.0, 0.7, 0.9])
+def test_the_drift_and_its_error_are_known(correlation: float) -> None:
+    """Var of a least-squares change over n points: 12 n/(n² - 1) sigma², times (1 + phi)/(1 - phi) for AR(1)."""
+    draws = autoregressive(correlation, length=20_000) + torch.linspace(-1.5, 1.5, 20_000, dtype=torch.float64)
+    found = drift(draws)
+    expected = math.sqrt(12 / (6 * 20_000) * (1 + correlation) / (1 - correlation))
+    assert found.stderr == pytest.approx(expected, rel=0.1)
+    assert abs(found.change - 3.0) < 4 * expected
+    assert found.z == pytest.approx(found.change / found.stderr)
+    steep = drift(7 - 2 * torch.linspace(0.0, 1.0, 50, dtype=torch.float64).repeat(3, 1) + 1e-9 * draws[:3, :50])
+    assert steep.change == pytest.approx(-2.0)
+
+
+def test_block_means_take_the_last_draws() -> None:
+    means = block_means(torch.arange(14.0).view(2, 7), 3)
+    assert means.tolist() == [[2.0, 5.0], [9.0, 12.0]]
 
 
 def test_chains_in_different_places_are_worth_little() -> None:
@@ -48,3 +96,4 @@ def test_chains_in_different_places_are_worth_little() -> None:
 def test_nothing_to_say(draws: Tensor) -> None:
     assert math.isnan(split_rhat(draws))
     assert math.isnan(effective_sample_size(draws))
+    assert math.isnan(drift(draws).z)

@@ -13,6 +13,7 @@ that of unseen examples: above L(w) by about lr/B E|g_i|² times the share of ex
 With replacement, as `estimate_llc` draws, it is unbiased; devinterp is shown with both samplers.
 
 known.csv, beside it: polynomials whose value at this n is known by quadrature (see known.py).
+power.csv: how often the diagnostics of an estimate flag a drift that was planted, and one that was not (power.py).
 """
 
 from experiments.target import Target

@@ -14,6 +14,7 @@ from curvlab.reporting import t_interval
 from curvlab.sampling import default_nbeta
 from experiments.benchmarks.llc.known import known_table
 from experiments.benchmarks.llc.methods import METHODS, Setting, available, floor_seconds, measure
+from experiments.benchmarks.llc.power import power_table
 from experiments.benchmarks.timing import kernel_threads, load_average
 from experiments.shared.tasks import build_task
 from experiments.shared.trained_task import TrainedTask
@@ -23,7 +24,7 @@ Turn = tuple[int, int]  # threads, repeat
 
 
 def compute(run: runs.Run, cfg: DictConfig) -> dict[str, pd.DataFrame]:
-    """Return estimates by chain, their means, seconds by method, and the polynomials."""
+    """Return estimates by chain, their means, seconds by method, the polynomials, and the diagnostics' power."""
     methods = [name for name in METHODS if available(name)]
     ((name, settings),) = task_settings(cfg).items()
     task = build_task(run, name, settings)
@@ -38,6 +39,7 @@ def compute(run: runs.Run, cfg: DictConfig) -> dict[str, pd.DataFrame]:
         "summary": summary_table(table),
         "timings": timing_table(results, floors, methods),
         "known": known_table(run, cfg.known),
+        "power": power_table(run, cfg.power),
     }
 
 

@@ -3,7 +3,7 @@
 from curvlab.sampling.chains import ChainTraces, run_chains
 from curvlab.sampling.choose_settings import SGLDSettings, choose_sgld_settings
 from curvlab.sampling.descent import descent_to_minimum
-from curvlab.sampling.diagnostics import effective_sample_size, split_rhat
+from curvlab.sampling.diagnostics import Drift, drift, effective_sample_size, split_rhat
 from curvlab.sampling.estimate_llc import default_nbeta, estimate_llc
 from curvlab.sampling.learning_coefficient import LLC
 from curvlab.sampling.sgld import SGLD, SGLDInfo, SGLDState
@@ -12,12 +12,14 @@ __all__ = [
     "LLC",
     "SGLD",
     "ChainTraces",
+    "Drift",
     "SGLDInfo",
     "SGLDSettings",
     "SGLDState",
     "choose_sgld_settings",
     "default_nbeta",
     "descent_to_minimum",
+    "drift",
     "effective_sample_size",
     "estimate_llc",
     "run_chains",

@@ -14,7 +14,7 @@ from curvlab.checkpoint import fingerprint
 from curvlab.curvature import Data
 from curvlab.sampling.chains import run_chains
 from curvlab.sampling.checkpoint import ChainCheckpoints
-from curvlab.sampling.learning_coefficient import LLC, summarise
+from curvlab.sampling.learning_coefficient import LLC
 from curvlab.sampling.sgld import SGLD
 from curvlab.training import EnsembleLosses
 from curvlab.training.mean_loss import Loss
@@ -94,7 +94,7 @@ def estimate_llc(
     num_steps = num_burnin_steps + num_draws * steps_per_draw
     traces = run_chains(sampler, seeds, num_steps, chunk_size=chunk_size, checkpoints=checkpoints, on_step=on_step)
     excess = (traces.losses - traces.start_losses).double()
-    return summarise(
+    return LLC.of_traces(
         excess[:, num_burnin_steps:].view(num_chains, num_draws, steps_per_draw).mean(2),
         excess[:, :num_burnin_steps],
         initial_loss=float(losses.start_losses.double().mean()),

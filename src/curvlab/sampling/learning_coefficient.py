@@ -5,21 +5,17 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from html import escape
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from scipy import stats
 from torch import Tensor
 
 from curvlab.sampling.diagnostics import effective_sample_size, split_rhat
+from curvlab.sampling.problems import STRICT_DRAWS_PER_CHAIN, STRICT_RHAT, blocks, problems_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-
-MAX_RHAT = 1.1  # Gelman et al., Bayesian Data Analysis (3rd ed.), 11.5
-MIN_DRAWS_PER_CHAIN = 5.0  # effective; below, R-hat itself is chance
-MAX_DRIFT = 0.1  # of the estimate, between the halves of the draws
-_NUM_WINDOWS = 10
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -39,8 +35,9 @@ class LLC:
             (2013) WBIC for nbeta = n/ln n. Saghir et al. (2024), Eq. 18 (they print β = ln n for 1/ln n).
         wbic_stderr: of wbic, from `stderr`.
         initial_loss: L(w0) over all the data.
-        rhat: split R-hat of the draws.
-        ess: effective number of draws, all chains.
+        rhat: rank-normalised split R-hat of means of five draws, which a batch's noise enters little.
+        ess: effective number of draws, all chains, for the bulk of their distribution.
+        ess_tail: the same for its 5 % and 95 % quantiles.
         problems: why the estimate is not to be used, and what to change; empty when nothing was found.
         losses: (C, draws), initial_loss + L_B(w) - L_B(w0): unbiased for L(w), without most of the batch's noise.
         burnin_losses: (C, steps), the same before the draws.
@@ -57,6 +54,7 @@ class LLC:
     initial_loss: float
     rhat: float
     ess: float
+    ess_tail: float
     problems: tuple[str, ...]
     losses: Tensor
     burnin_losses: Tensor
@@ -125,6 +123,77 @@ class LLC:
         """Whether the chains have mixed, and stayed above the start."""
         return not self.problems
 
+    @property
+    def strictly_mixed(self) -> bool:
+        """Whether R-hat is below 1.01 and both effective numbers reach 100 a chain (Vehtari et al. 2021)."""
+        worth = min(self.ess, self.ess_tail) / len(self.per_chain)
+        return self.rhat < STRICT_RHAT and worth >= STRICT_DRAWS_PER_CHAIN
+
+    def traces(self) -> dict[str, Any]:
+        """Return what `of_traces` takes: (C, draws) and (C, steps) numbers in float32, a few kB, and settings.
+
+        Kept with a result, they can be diagnosed anew, or drawn, without any chain.
+        """
+        excess, burnin_excess = (part - self.initial_loss for part in (self.losses, self.burnin_losses))
+        names = ("initial_loss", "nbeta", "step_size", "localization", "num_examples", "num_gradients")
+        kept = {"excess": excess.float(), "burnin_excess": burnin_excess.float()}
+        return kept | {name: getattr(self, name) for name in names}
+
+    @classmethod
+    def of_traces(
+        cls,
+        excess: Tensor,
+        burnin_excess: Tensor,
+        *,
+        initial_loss: float,
+        nbeta: float,
+        step_size: float,
+        localization: float,
+        num_examples: int,
+        num_gradients: int,
+    ) -> LLC:
+        """Return the LLC from what chains went through.
+
+        Args:
+            excess: (C, draws), L_B(w) - L_B(w0) of the draws.
+            burnin_excess: (C, steps), the same before them.
+            initial_loss: L(w0); the other settings as the attributes.
+            nbeta: likewise.
+            step_size: likewise.
+            localization: likewise.
+            num_examples: likewise.
+            num_gradients: likewise.
+        """
+        coefficients = nbeta * excess.double().cpu()
+        burnin = nbeta * burnin_excess.double().cpu()
+        per_chain = coefficients.mean(1)
+        value = float(per_chain.mean())
+        rhat = split_rhat(blocks(coefficients))
+        ess, ess_tail = (effective_sample_size(coefficients, kind) for kind in ("bulk", "tail"))
+        if len(per_chain) > 1:
+            stderr = float(per_chain.std()) / math.sqrt(len(per_chain))
+        else:
+            stderr = float(coefficients.std()) / math.sqrt(effective_sample_size(coefficients))
+        return cls(
+            value=value,
+            stderr=stderr,
+            per_chain=per_chain,
+            wbic=num_examples * (initial_loss + value / nbeta),
+            wbic_stderr=num_examples * stderr / nbeta,
+            initial_loss=initial_loss,
+            rhat=rhat,
+            ess=ess,
+            ess_tail=ess_tail,
+            problems=problems_of(coefficients, burnin, rhat=rhat, ess=ess, ess_tail=ess_tail),
+            losses=initial_loss + coefficients / nbeta,
+            burnin_losses=initial_loss + burnin / nbeta,
+            nbeta=nbeta,
+            step_size=step_size,
+            localization=localization,
+            num_examples=num_examples,
+            num_gradients=num_gradients,
+        )
+
     def interval(self, confidence: float = 0.95) -> tuple[float, float]:
         """Return the two-sided interval: Student's t over chains, C - 1 degrees of freedom (normal for C = 1).
 
@@ -136,104 +205,3 @@ class LLC:
         tail = 0.5 + confidence / 2
         quantile = stats.t.ppf(tail, num_chains - 1) if num_chains > 1 else stats.norm.ppf(tail)
         return self.value - quantile * self.stderr, self.value + quantile * self.stderr
-
-
-def summarise(
-    excess: Tensor,
-    burnin_excess: Tensor,
-    *,
-    initial_loss: float,
-    nbeta: float,
-    step_size: float,
-    localization: float,
-    num_examples: int,
-    num_gradients: int,
-) -> LLC:
-    """Return the LLC from (C, draws) values of L_B(w) - L_B(w0), and (C, steps) of the burn-in."""
-    coefficients = nbeta * excess.double().cpu()
-    burnin = nbeta * burnin_excess.double().cpu()
-    per_chain = coefficients.mean(1)
-    value = float(per_chain.mean())
-    rhat, ess = split_rhat(coefficients), effective_sample_size(coefficients)
-    if len(per_chain) > 1:
-        stderr = float(per_chain.std()) / math.sqrt(len(per_chain))
-    else:
-        stderr = float(coefficients.std()) / math.sqrt(ess) if ess > 0 else math.nan
-    return LLC(
-        value=value,
-        stderr=stderr,
-        per_chain=per_chain,
-        wbic=num_examples * (initial_loss + value / nbeta),
-        wbic_stderr=num_examples * stderr / nbeta,
-        initial_loss=initial_loss,
-        rhat=rhat,
-        ess=ess,
-        problems=_problems(coefficients, burnin, rhat=rhat, ess=ess),
-        losses=initial_loss + coefficients / nbeta,
-        burnin_losses=initial_loss + burnin / nbeta,
-        nbeta=nbeta,
-        step_size=step_size,
-        localization=localization,
-        num_examples=num_examples,
-        num_gradients=num_gradients,
-    )
-
-
-def _problems(coefficients: Tensor, burnin: Tensor, *, rhat: float, ess: float) -> tuple[str, ...]:
-    if not bool(torch.isfinite(coefficients).all() and torch.isfinite(burnin).all()):
-        return ("a chain diverged (loss inf or NaN): take a smaller step_size, e.g. a tenth.",)
-    found = []
-    num_chains, num_draws = coefficients.shape
-    if rhat > MAX_RHAT:
-        found.append(
-            f"the chains have not mixed: R-hat {rhat:.2f} is above {MAX_RHAT}. Take more burn-in steps and "
-            "draws, a larger step_size if it is far below its limit, or a larger localization."
-        )
-    elif math.isnan(rhat) or not ess >= MIN_DRAWS_PER_CHAIN * num_chains:
-        found.append(
-            f"too few draws to see whether the chains have mixed: {num_draws} of each chain are worth "
-            f"{ess / num_chains:.1f}, at least {MIN_DRAWS_PER_CHAIN:g} are needed. Take more draws."
-        )
-    if (drift := _drift(coefficients)) is not None:
-        found.append(
-            f"the loss still moves: between the halves of the draws the estimate changes by {100 * drift:.0f} %. "
-            "Take more burn-in steps, or a larger localization."
-        )
-    if (lowest := _below_start(torch.cat([burnin, coefficients], dim=1), coefficients)) is not None:
-        found.append(
-            f"the loss falls below the start (by {-lowest:.3g} in units of the estimate): w0 is no minimum at "
-            "this localization, and this is no learning coefficient. Train further, or take a larger localization."
-        )
-    return tuple(found)
-
-
-def _drift(coefficients: Tensor) -> float | None:
-    """Return the relative change between halves if it is large, and not chance at 1 in 1000."""
-    half = coefficients.shape[1] // 2
-    if half == 0 or len(coefficients) < 2:
-        return None
-    changes = coefficients[:, -half:].mean(1) - coefficients[:, :half].mean(1)
-    share = float(changes.mean()) / max(abs(float(coefficients.mean())), 1e-300)
-    return share if abs(share) > MAX_DRIFT and _is_significant(changes) else None
-
-
-def _below_start(trace: Tensor, coefficients: Tensor) -> float | None:
-    """Return the lowest window of the trace, burn-in included, if it is below the start beyond chance."""
-    value = float(coefficients.mean())
-    if value < 0:
-        return value
-    windows = torch.stack(
-        [part.mean(1) for part in trace.tensor_split(min(_NUM_WINDOWS, trace.shape[1]), dim=1)], dim=1
-    )
-    if len(windows) < 2:
-        lowest = float(windows.min())
-        return lowest if lowest < -MAX_DRIFT * value else None
-    means = windows.mean(0)
-    window = int(means.argmin())
-    lowest = float(means[window])
-    return lowest if lowest < -MAX_DRIFT * value and _is_significant(windows[:, window]) else None
-
-
-def _is_significant(values: Tensor) -> bool:
-    stderr = float(values.std()) / math.sqrt(len(values))
-    return abs(float(values.mean())) > stats.t.ppf(0.9995, len(values) - 1) * stderr

@@ -10,16 +10,21 @@ from pathlib import Path
 import pandas as pd
 import pytest
 import torch
+from omegaconf import OmegaConf
 from torch import nn
 
+from curvlab import runs
 from experiments.benchmarks.llc.compute import summary_table
 from experiments.benchmarks.llc.known import finite_value
 from experiments.benchmarks.llc.methods import Setting, floor_seconds
+from experiments.benchmarks.llc.power import autoregressive, power_table
+from experiments.target import load_config
+from experiments.target.discovery import all_targets
 
 
 def test_every_method_is_estimated_and_timed(run_smoke: Callable[..., Path]) -> None:
     folder = run_smoke("benchmarks/llc")
-    for name in ("table.csv", "figure.png", "known.png", "run.json"):
+    for name in ("table.csv", "power.csv", "figure.png", "known.png", "run.json"):
         assert (folder / name).is_file()
     table, summary = pd.read_csv(folder / "table.csv"), pd.read_csv(folder / "summary.csv")
     timings = pd.read_csv(folder / "timings.csv")
@@ -34,6 +39,41 @@ def test_every_method_is_estimated_and_timed(run_smoke: Callable[..., Path]) -> 
     row = summary[summary.method == "curvlab"].iloc[0]
     assert row.llc == pytest.approx(own.mean(), rel=1e-4)
     assert row.high - row.low == pytest.approx(2 * 2.570582 * own.std() / math.sqrt(6), rel=1e-3)
+
+
+@pytest.fixture
+def powers(tmp_path: Path) -> Callable[..., pd.DataFrame]:
+    """Return the diagnostics' table of 40 repeats, four chains."""
+    folders = [f"results.root={tmp_path / 'results'}", f"store.root={tmp_path / 'store'}"]
+    cfg = load_config(all_targets()["benchmarks/llc"], ["preset=smoke", "tracker=none", *folders])
+
+    def table(num_draws: int, correlation: float, drifts: list[float]) -> pd.DataFrame:
+        sizes = {"num_repeats": 40, "num_draws": [num_draws], "correlations": [correlation], "drifts": drifts}
+        with runs.start(cfg, key="benchmarks/llc", title="test") as run:
+            return power_table(run, OmegaConf.merge(cfg.power, sizes))
+
+    return table
+
+
+def test_a_drift_is_flagged_and_none_is_rarely(powers: Callable[..., pd.DataFrame]) -> None:
+    """Worth 431 draws of standard deviation 0.3: a drift's standard error is sqrt(12/431) 0.3 = 0.05."""
+    none, small, large = powers(200, 0.3, [0.0, 0.1, 0.3]).itertuples()
+    assert none.worth == pytest.approx(4 * 200 * 0.7 / 1.3)
+    assert none.drift_flagged <= 0.1
+    assert none.usable >= 0.85
+    assert none.drift_flagged < small.drift_flagged < large.drift_flagged
+    assert large.drift_flagged >= 0.9
+
+
+def test_chains_worth_too_little_are_not_usable(powers: Callable[..., pd.DataFrame]) -> None:
+    assert powers(110, 0.95, [0.0]).usable.item() <= 0.1  # worth 11 draws in all
+
+
+def test_made_up_chains_are_stationary() -> None:
+    generator = torch.Generator().manual_seed(0)
+    draws = autoregressive(500, num_chains=4, num_draws=30, correlation=0.8, generator=generator)
+    assert draws.var(dim=(0, 1)).numpy() == pytest.approx(1.0, abs=0.12)
+    assert float((draws[..., 1:] * draws[..., :-1]).mean()) == pytest.approx(0.8, abs=0.03)
 
 
 def test_overlap_of_intervals() -> None:

@@ -1,0 +1,100 @@
+"""Why an estimate of the learning coefficient is not to be used, from what its chains went through.
+
+Limits of mixing. Vehtari et al. (2021) want R-hat below 1.01 and, at four chains, 400 effective draws; both say
+the same, since 2 C half chains worth S draws have an R-hat near sqrt(1 + 2 C/S). That is for quantiles of any
+quantity. A learning coefficient is a mean, and the chains of a figure take 100 to 200 steps each: 440 draws that
+are worth 400 do not exist. So an estimate has to have a tenth, ten effective draws for each chain, which leaves
+an error of C^(-1/2)/3 standard deviations of the draws, and R-hat below 1.1 (the same as 40 draws at four chains);
+whether it meets the limits of Vehtari et al. is said beside it. What these limits, and the drift's, find and miss
+is a table: `experiments/benchmarks/llc/power.py`.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from scipy import stats
+from torch import Tensor
+
+from curvlab.sampling.diagnostics import block_means, drift
+
+STRICT_RHAT, STRICT_DRAWS_PER_CHAIN = 1.01, 100.0  # Vehtari et al. (2021)
+MAX_RHAT = 1.1
+MIN_DRAWS_PER_CHAIN = 10.0  # effective, bulk and tail
+MAX_DRIFT = 0.1  # of the estimate, over the trace
+DRAWS_PER_BLOCK = 5  # for R-hat: a batch's noise would hide that chains lie apart
+_FALSE_ALARMS = 0.01  # of the drift's test, and of the dip's over all its windows
+_NUM_WINDOWS = 10
+
+
+def blocks(coefficients: Tensor) -> Tensor:
+    """Return what R-hat is taken of: means of five draws, or the draws where there are too few for that."""
+    size = DRAWS_PER_BLOCK if coefficients.shape[1] >= 4 * _NUM_WINDOWS else 1
+    return block_means(coefficients, size)
+
+
+def problems_of(
+    coefficients: Tensor, burnin: Tensor, *, rhat: float, ess: float, ess_tail: float
+) -> tuple[str, ...]:
+    """Return one sentence for each problem; none where nothing was found.
+
+    Args:
+        coefficients: (C, T), nbeta (L_B(w) - L(start)), the draws.
+        burnin: (C, steps), the same before them.
+        rhat: of `blocks`.
+        ess: bulk, of the draws.
+        ess_tail: tail, of the draws.
+    """
+    if not bool(torch.isfinite(coefficients).all() and torch.isfinite(burnin).all()):
+        return ("a chain diverged (loss inf or NaN): take a smaller step_size, e.g. a tenth.",)
+    found = []
+    num_chains, num_draws = coefficients.shape
+    worth = min(ess, ess_tail)
+    if rhat > MAX_RHAT:
+        found.append(
+            f"the chains have not mixed: R-hat {rhat:.2f} is above {MAX_RHAT}. Take more burn-in steps and "
+            "draws, a larger step_size if it is far below its limit, or a larger localization."
+        )
+    elif math.isnan(rhat) or not worth >= MIN_DRAWS_PER_CHAIN * num_chains:
+        found.append(
+            f"too few draws to see whether the chains have mixed: {num_draws} of each chain are worth "
+            f"{worth / num_chains:.1f}, at least {MIN_DRAWS_PER_CHAIN:g} are needed. Take more draws."
+        )
+    if (moved := _moved(coefficients)) is not None:
+        found.append(
+            f"the loss still moves: over the draws the estimate changes by {100 * moved:.0f} %. "
+            "Take more burn-in steps, or a larger localization."
+        )
+    if (lowest := _below_start(burnin, coefficients, worth=ess)) is not None:
+        found.append(
+            f"the loss falls below the start (by {-lowest:.3g} in units of the estimate): w0 is no minimum at "
+            "this localization, and this is no learning coefficient. Train further, or take a larger localization."
+        )
+    return tuple(found)
+
+
+def _moved(coefficients: Tensor) -> float | None:
+    """Return the drift as a share of the estimate if it is large, and not chance at 1 in 100."""
+    found = drift(coefficients)
+    share = found.change / max(abs(float(coefficients.mean())), 1e-300)
+    return share if abs(share) > MAX_DRIFT and abs(found.z) > stats.norm.isf(_FALSE_ALARMS / 2) else None
+
+
+def _below_start(burnin: Tensor, coefficients: Tensor, *, worth: float) -> float | None:
+    """Return the lowest window of the trace, burn-in included, if it is below the start beyond chance.
+
+    A window's standard error is that of the draws, from its share of their effective number, at least one for
+    each chain.
+    """
+    value = float(coefficients.mean())
+    if value < 0:
+        return value
+    trace = torch.cat([burnin, coefficients], dim=1)
+    num_chains, num_draws = coefficients.shape
+    windows = trace.tensor_split(min(_NUM_WINDOWS, trace.shape[1]), dim=1)
+    lowest = min(windows, key=lambda window: float(window.mean()))
+    worth = max(num_chains, worth * lowest.shape[1] / num_draws) if worth > 0 else num_chains
+    chance = float(coefficients.std()) / math.sqrt(worth) * stats.norm.isf(_FALSE_ALARMS / len(windows))
+    mean = float(lowest.mean())
+    return mean if mean < -MAX_DRIFT * value and -mean > chance else None

@@ -49,7 +49,7 @@ def power_table(run: runs.Run, cfg: DictConfig) -> pd.DataFrame:
 def _shares(*, drift: float, num_repeats: int, relative_sd: float, **noise: Any) -> dict[str, Any]:
     chains = 1 + relative_sd * autoregressive(num_repeats, **noise)
     chains += drift * torch.linspace(-0.5, 0.5, chains.shape[-1], dtype=torch.float64)
-    settings = {"initial_loss": 0.0, "nbeta": 1.0, "step_size": 1.0, "localization": 0.0}
+    settings: dict[str, Any] = {"initial_loss": 0.0, "nbeta": 1.0, "step_size": 1.0, "localization": 0.0}
     settings |= {"num_examples": 1, "num_gradients": 0}
     found = [LLC.of_traces(draws, draws[:, :0], **settings) for draws in chains]
     shares = {

@@ -20,7 +20,6 @@ from analytic_models import (
 from torch import nn
 
 from curvlab.sampling import LLC, default_nbeta, estimate_llc
-from curvlab.sampling.learning_coefficient import summarise
 
 
 def generator(seed: int = 0) -> torch.Generator:
@@ -107,7 +106,7 @@ def test_regular_models_have_half_the_number_of_parameters(num_features: int) ->
         nn.MSELoss(),
         data,
         num_chains=100,
-        num_draws=300,
+        num_draws=500,
         num_burnin_steps=250,
         step_size=1e-4,
         batch_size=200,
@@ -122,7 +121,7 @@ def coverage(llc: LLC, truth: float) -> int:
     """Return how many of 40 estimates of 8 chains cover the truth: a chain knows its own seed only."""
     covered = 0
     for losses, burnin in zip(llc.losses.split(8), llc.burnin_losses.split(8), strict=True):
-        one = summarise(
+        one = LLC.of_traces(
             losses - llc.initial_loss,
             burnin - llc.initial_loss,
             initial_loss=llc.initial_loss,

@@ -8,14 +8,27 @@ datamodelling score (LDS; Park et al. 2023): how well do the scores rank what th
 Spearman's correlation, mean over test examples; once with the halves trained in the very order of batches that the
 scored network saw, where a perfect first-order answer is the unrolled derivative, and once in other orders.
 Removal: how much does a test loss rise when the examples that are ranked most helpful to it are left out?
+Removal of as many examples at random stands beside it.
 
 Scores are in one unit, the change of the test loss per unit of weight added to an example's loss in the mean
 training loss, so that helpful examples score negative; peers are negated where they have the opposite sign. A
 half's loss is the mean over the half. The order of the batches is the only chance: all networks start from the
-same weights. Intervals of the table resample halves and test examples. Seconds are processor time; a training is
-one of `curvlab.training.train`. TRAK has one checkpoint here, where its authors average tens. which_score.csv is
-the answer in one table: for each question every score's agreement and its cost in trainings, influence with the
-damping of the run's length, of the best LDS, and of the PBRF paper.
+same weights. Intervals of the table resample halves and test examples (random removals: draws and test examples).
+Seconds are processor time; a training is one of `curvlab.training.train`. TRAK has one checkpoint here, where its
+authors average tens.
+
+The proximal Bregman response (PBRF; Bae et al. 2022, Eq. 8) stands there twice: of every training example that is
+left out alone, as a score, at the damping of the run's length and at the paper's; and of each half at once, which
+adds nothing up and ranks no example. Its gradient norm at the end, over that at the start, says how well it was
+minimised: at a small damping many examples' objectives have no minimum nearby.
+
+which_score.csv is the answer in one table: for each question, what the PBRF says among them, every score's
+agreement and its cost in trainings, influence with the damping of the run's length, of the best LDS, and of the
+PBRF paper. rest.csv says where the rest goes, by a chain of predictors, each of which knows what the one before
+lacks: the filter; the function of the same matrix that comes closest to the unrolled derivative (fitted to it, so
+the best that one matrix can do, up to smoothness); SOURCE with matrices on the way; the exact derivative;
+retraining with weights moved part of the way only; and retraining in another order of the batches, which says what
+one whole retraining is worth where the order is not known.
 """
 
 from experiments.target import Target

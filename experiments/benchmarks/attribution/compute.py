@@ -2,34 +2,49 @@
 
 from __future__ import annotations
 
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import torch
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
+from scipy.stats import rankdata
 from torch import Tensor
 
 from curvlab import runs
-from curvlab.influence import linear_datamodelling_score, random_halves, removal_weights, subset_weights
+from curvlab.influence import linear_datamodelling_score, random_halves, subset_weights
 from curvlab.reporting import bootstrap_interval
-from experiments.benchmarks.attribution.methods import Method, methods
+from experiments.benchmarks.attribution import removal
+from experiments.benchmarks.attribution.methods import PBRF, Method, methods
 from experiments.benchmarks.attribution.network import Network
+from experiments.benchmarks.attribution.rest import NEEDED, prediction_score, rest_rows
 from experiments.benchmarks.attribution.which_score import which_score
 from experiments.benchmarks.timing import load_average, work_clock
 from experiments.target import task_settings
 
-SAME, OTHER = "same order", "other orders"
+SAME, OTHER, RESPONSES = "same order", "other orders", "PBRF of each example"
+Scored = list[tuple[Method, dict[str, Any]]]
 
 
 def compute(run: runs.Run, cfg: DictConfig) -> dict[str, pd.DataFrame]:
-    """Return one row for each method and damping, one for each query of these, the seconds, and `which_score`."""
-    found: dict[str, list[dict[str, Any]]] = {"table": [], "queries": [], "timing": []}
+    """Return the tables.
+
+    `table`: a row for each method and damping. `queries`: its rank correlation for each query, with what `orders`
+    names. `removals`: how much each query's loss rises. `timing`: seconds. `rest`: what is missed, and why.
+    `which_score`: the answer.
+    """
+    found: dict[str, list[dict[str, Any]]] = {
+        name: [] for name in ("table", "queries", "removals", "timing", "rest")
+    }
     for name, settings in task_settings(cfg).items():
         task = _Task(run, Network(run, name, settings))
         for table, rows in task.rows().items():
             found[table] += rows
+        for num_epochs in settings.also_after:
+            shorter = OmegaConf.merge(settings, {"training": {"num_epochs": num_epochs}})
+            assert isinstance(shorter, DictConfig)
+            found["rest"] += _Task(run, Network(run, name, shorter)).rest()
     run.note(load_average=load_average(), threads=torch.get_num_threads())
     tables = {name: pd.DataFrame(rows) for name, rows in found.items()}
     answer = which_score(tables["table"], tables["timing"], cfg.paper_damping)
@@ -48,31 +63,67 @@ class _Task:
 
     def rows(self) -> dict[str, list[dict[str, Any]]]:
         """Return the rows of all tables."""
-        halves = self._halves()
-        losses = torch.stack([half["losses"] for half in halves])
-        scored = [(method, self._scored(method)) for method in methods(self.network, self.trained)]
+        every = methods(self.network, self.trained, self.subsets)
+        scored: Scored = [(method, self._scored(method)) for method in every]
+        responses = next(r["scores"] for method, r in scored if method.name == PBRF)
         measured = {
-            index: self._predicted(result["scores"], losses)
-            for index, (_, result) in enumerate(scored)
+            index: self._predicted(method.name, result, responses)
+            for index, (method, result) in enumerate(scored)
             if result["status"] == "done"
         }
-        removed = self._removals(scored, measured)
+        removed, removals = self._removals(scored, measured)
         table, queries = [], []
         for index, (method, result) in enumerate(scored):
-            row = {**self._names(method), "status": result["status"]}
+            quality = {name: result[name] for name in ("gradient_norm", "gradient_norm_90") if name in result}
+            row = {**self._names(method), "run_damping": self.trained.run.length().damping}
+            row |= {"status": result["status"]} | quality
             table.append(row | measured[index]["row"] | removed.get(index, {}) if index in measured else row)
             for order, values in measured[index]["queries"].items() if index in measured else ():
                 queries += [
                     {**self._names(method), "orders": order, "query": query, "lds": value}
                     for query, value in enumerate(values.tolist())
                 ]
-        return {"table": table, "queries": queries, "timing": self._timing(scored, halves)}
+        at_random = removal.random_columns(self._random_rises)
+        table.append({**self._label(removal.RANDOM), "status": "done"} | at_random)
+        return {
+            "table": table,
+            "queries": queries,
+            "removals": removals,
+            "timing": self._timing(scored),
+            "rest": self.rest(scored),
+        }
+
+    def rest(self, scored: Scored | None = None) -> list[dict[str, Any]]:
+        """Return what is missed of a retraining; the methods that it needs are scored unless they are given."""
+        if scored is None:
+            every = methods(self.network, self.trained, self.subsets)
+            scored = [(method, self._scored(method)) for method in every if method.name in NEEDED]
+        scores: dict[str, list[Tensor]] = {}
+        for method, result in scored:
+            if method.name in NEEDED:
+                scores.setdefault(method.name, []).append(result["scores"])
+        share = self.settings.part_way
+        weights = 1 + share * (subset_weights(self.subsets) - 1)
+        key = self.key | {"num_subsets": len(weights), "order": 0, "share": share}
+        retrain = partial(self.network.retrained_losses, weights, 0)
+        part_way = self.run.unit("attribution/part_way", key, retrain, version=1)["losses"]
+        described = {
+            "task": self.network.label,
+            "num_epochs": self.settings.training.num_epochs,
+            "num_steps": self.trained.run.num_steps,
+            "train_loss": self.trained.train_loss,
+        }
+        return [described | row for row in rest_rows(scores, self.subsets, self._losses, part_way)]
 
     def _names(self, method: Method) -> dict[str, Any]:
-        return {"task": self.network.label, "method": method.name, "damping": method.damping}
+        return self._label(method.name, method.damping)
 
+    def _label(self, method: str, damping: float | None = None) -> dict[str, Any]:
+        return {"task": self.network.label, "method": method, "damping": damping}
+
+    @cached_property
     def _halves(self) -> list[dict[str, Any]]:
-        """Return the queries' losses on every half, once for each order of the batches."""
+        """The queries' losses on every half, once for each order of the batches."""
         weights = subset_weights(self.subsets)
         found = []
         for order in self.run.progress(list(range(self.settings.num_orders)), f"halves {self.network.label}"):
@@ -80,6 +131,15 @@ class _Task:
             retrain = partial(self.network.retrained_losses, weights, order)
             found.append(self.run.unit("attribution/halves", key, retrain, version=1))
         return found
+
+    @cached_property
+    def _losses(self) -> Tensor:
+        """(orders, S, M)."""
+        return torch.stack([half["losses"] for half in self._halves])
+
+    @cached_property
+    def _random_rises(self) -> dict[float, Tensor]:
+        return removal.rises_at_random(self.network, self.key)
 
     def _scored(self, method: Method) -> dict[str, Any]:
         def timed() -> dict[str, Any]:
@@ -91,60 +151,76 @@ class _Task:
         key = self.key | {"method": method.name, "damping": method.damping} | method.key
         return self.run.unit("attribution/scores", key, timed, version=1)
 
-    def _predicted(self, scores: Tensor, losses: Tensor) -> dict[str, Any]:
+    def _predicted(self, name: str, result: dict[str, Any], responses: Tensor) -> dict[str, Any]:
         """Return the columns of the table, and the correlation of each query."""
         columns: dict[str, float] = {}
         queries: dict[str, Tensor] = {}
+        losses = self._losses
         for prefix, order, some in (("lds", SAME, losses[:1]), ("lds_other", OTHER, losses[1:])):
             if not len(some):
                 continue
-            found = linear_datamodelling_score(scores, self.subsets, some)
+            if "scores" in result:
+                found = linear_datamodelling_score(result["scores"], self.subsets, some)
+            else:
+                found = prediction_score(result["predicted"], some)
             columns |= {prefix: found.value, f"{prefix}_low": found.low, f"{prefix}_high": found.high}
             queries[order] = found.per_measurement
+        if "scores" in result and name != PBRF:
+            values = _rank_correlations(result["scores"], responses)
+            generator = np.random.default_rng(0)
+            interval = bootstrap_interval(values, lambda sample: float(np.mean(sample)), generator=generator)
+            columns |= {"pbrf": float(values.mean()), "pbrf_low": interval.low, "pbrf_high": interval.high}
+            queries[RESPONSES] = torch.from_numpy(values)
         return {"row": columns, "queries": queries}
 
     def _removals(
-        self, scored: list[tuple[Method, dict[str, Any]]], measured: dict[int, dict[str, Any]]
-    ) -> dict[int, dict[str, float]]:
-        """Return how much test losses rise without their top-ranked examples, for the best damping of a method."""
+        self, scored: Scored, measured: dict[int, dict[str, Any]]
+    ) -> tuple[dict[int, dict[str, float]], list[dict[str, Any]]]:
+        """Return how much test losses rise without top-ranked examples, at the best damping of each method.
+
+        Columns of the table by the method's index, and rows of `removals` with the mean of the random removals of
+        as many examples beside each.
+        """
         best: dict[str, int] = {}
         for index in measured:
             name = scored[index][0].name
+            if "scores" not in scored[index][1]:
+                continue  # it answers for subsets, and ranks no example
             if name not in best or measured[index]["row"]["lds"] > measured[best[name]]["row"]["lds"]:
                 best[name] = index
-        num = self.settings.num_removed_for
-        cases = [(index, fraction) for index in best.values() for fraction in self.settings.fractions]
-        weights = [removal_weights(scored[index][1]["scores"][:num], fraction) for index, fraction in cases]
-        everything = torch.ones(1, self.network.num_train, dtype=torch.float64)
-        removed = [[scored[i][0].name, scored[i][0].damping, scored[i][0].key, fraction] for i, fraction in cases]
-        key = self.key | {"removed": removed, "num": num}
-        retrain = partial(self.network.retrained_losses, torch.cat([everything, *weights]), 0)
-        losses = self.run.unit("attribution/removals", key, retrain, version=1)["losses"]
-        rises = (losses[1:].view(len(cases), num, -1) - losses[0])[:, torch.arange(num), torch.arange(num)]
-        found: dict[int, dict[str, float]] = {index: {} for index in best.values()}
-        generator = np.random.default_rng(0)
-        for (index, fraction), rise in zip(cases, rises.double().cpu().numpy(), strict=True):
-            interval = bootstrap_interval(rise, lambda values: float(np.mean(values)), generator=generator)
-            name = f"removal_{100 * fraction:g}"
-            found[index] |= {name: float(rise.mean()), f"{name}_low": interval.low, f"{name}_high": interval.high}
-        return found
+        ranked = [
+            {"scores": result["scores"], "method": method.name, "damping": method.damping, "key": method.key}
+            for method, result in (scored[index] for index in best.values())
+        ]
+        rises = removal.rises_when_ranked(self.network, self.key, ranked)
+        columns = {index: removal.ranked_columns(rises, row) for row, index in enumerate(best.values())}
+        rows = [
+            {**self._names(scored[index][0]), "fraction": fraction, "query": query, "rise": rise, "random": usual}
+            for row, index in enumerate(best.values())
+            for fraction, each in rises.items()
+            for query, (rise, usual) in enumerate(
+                zip(each[row].tolist(), self._random_rises[fraction].mean(0).tolist(), strict=True)
+            )
+        ]
+        return columns, rows
 
-    def _timing(
-        self, scored: list[tuple[Method, dict[str, Any]]], halves: list[dict[str, Any]]
-    ) -> list[dict[str, Any]]:
+    def _timing(self, scored: Scored) -> list[dict[str, Any]]:
         """Return seconds, and how many trainings they are."""
         training = self.trained.seconds
-        rows = [{**self._names(Method("one training", None, {}, dict)), "seconds": training}]
-        rows += [
-            {
-                **self._names(Method(f"{len(self.subsets)} halves together", None, {}, dict)),
-                "seconds": h["seconds"],
-            }
-            for h in halves
-        ]
+        rows = [{**self._label("one training"), "seconds": training}]
+        together = self._label(f"{len(self.subsets)} halves together")
+        rows += [{**together, "seconds": half["seconds"]} for half in self._halves]
         for method, result in scored:
             if result["status"] == "done":
-                # Peers are measured in a process of their own.
+                # Peers are measured in a process of their own, and some work is done in parts.
                 seconds = result.get("cpu_seconds", result["seconds"])
                 rows.append({**self._names(method), "seconds": seconds})
         return [row | {"trainings": row["seconds"] / training} for row in rows]
+
+
+def _rank_correlations(scores: Tensor, others: Tensor) -> np.ndarray:
+    """Return Spearman's correlation over examples, (M, N), (M, N) -> (M,); 0 where one of them is constant."""
+    first, second = (rankdata(own.double().cpu().numpy(), axis=1) for own in (scores, others))
+    first, second = (ranks - ranks.mean(1, keepdims=True) for ranks in (first, second))
+    norms = np.sqrt((first**2).sum(1) * (second**2).sum(1))
+    return np.divide((first * second).sum(1), norms, out=np.zeros(len(norms)), where=norms > 0)

@@ -15,6 +15,7 @@ from curvlab.curvature import GaussNewtonOperator
 from curvlab.influence import influence_scores, per_example_gradients, segment_response, unrolled_response
 from curvlab.linalg import identity
 from curvlab.solvers import Ekfac
+from experiments.benchmarks.attribution.bregman import ProximalBregmanResponses
 from experiments.benchmarks.attribution.network import Network, Trained
 from experiments.benchmarks.influence_peers.process import measure
 
@@ -22,6 +23,8 @@ DOT, COSINE = "gradient dot product", "gradient cosine"
 INFLUENCE, RUN_DAMPING, FILTER = "influence", "influence at the run's damping", "filter of the run"
 EKFAC, SEGMENTS = "EK-FAC", "SOURCE with exact segments"
 UNROLLED, UNROLLED_ORDERS = "unrolled", "unrolled over all orders"
+PBRF, PBRF_PAPER = "PBRF at the run's damping", "PBRF at the paper's damping"
+PBRF_HALVES = "PBRF of each half"
 
 
 @dataclass(frozen=True)
@@ -32,7 +35,8 @@ class Method:
         name: of the method; rows of one name differ by their damping.
         damping: of the row; None where there is none to choose.
         key: what its scores depend on beside the network.
-        compute: returns {"status": "done", "scores": (M, N)}, or the status that says why there are none.
+        compute: returns {"status": "done", "scores": (M, N)}, or {"status": "done", "predicted": (S, M)} for the
+            subsets, or the status that says why there are none.
     """
 
     name: str
@@ -41,8 +45,8 @@ class Method:
     compute: Callable[[], dict[str, Any]]
 
 
-def methods(network: Network, trained: Trained) -> Iterator[Method]:
-    """Yield every method of the config, for one network."""
+def methods(network: Network, trained: Trained, subsets: Tensor) -> Iterator[Method]:
+    """Yield every method of the config, for one network and the subsets (S, N) that it is to predict."""
     settings, arguments = network.settings, (trained.model, network.loss, network.train, network.test)
     length = trained.run.length()
 
@@ -65,7 +69,19 @@ def methods(network: Network, trained: Trained) -> Iterator[Method]:
     yield own(UNROLLED, lambda: unrolled_response(*arguments, run=trained.run).scores)
     if settings.num_orders > 1:
         yield own(UNROLLED_ORDERS, partial(_unrolled_over_orders, network), num_orders=settings.num_orders)
+    yield from _bregman(network, trained, subsets)
     yield from _peers(network, trained)
+
+
+def _bregman(network: Network, trained: Trained, subsets: Tensor) -> Iterator[Method]:
+    settings = network.settings
+    key = dict(settings.responses)
+    by_run = ProximalBregmanResponses(network, trained, trained.run.length().damping)
+    yield Method(PBRF, None, key, by_run.scores)
+    if settings.pbrf_at_paper_damping:
+        paper = ProximalBregmanResponses(network, trained, float(settings.paper_damping))
+        yield Method(PBRF_PAPER, float(settings.paper_damping), key, paper.scores)
+    yield Method(PBRF_HALVES, None, key | {"num_subsets": len(subsets)}, partial(by_run.of_subsets, subsets))
 
 
 def _dots(network: Network, trained: Trained, *, cosine: bool) -> Tensor:

@@ -1,4 +1,4 @@
-"""LDS against damping, and what removing top-ranked examples does."""
+"""LDS against damping, what removing top-ranked examples does, and where the rest goes."""
 
 from __future__ import annotations
 
@@ -8,20 +8,26 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from curvlab.reporting import plots
+from experiments.benchmarks.attribution.methods import FILTER, PBRF, PBRF_PAPER, UNROLLED
 from experiments.target import Computed
 
 
 def draw(computed: Computed) -> dict[str, Figure]:
-    """Return a row of panels for each task: LDS over dampings, in both kinds of order; rise after removal."""
-    done = computed["table"]
-    done = done[done.status == "done"]
+    """Return a row of panels for each task, and the chain of approximations of each task."""
+    return {"figure.png": _scores(computed["table"]), "rest.png": _rest(computed["rest"])}
+
+
+def _scores(table: pd.DataFrame) -> Figure:
+    """Return for each task: LDS over dampings, in both kinds of order; rise after removal."""
+    done = table[table.status == "done"]
     tasks = done.task.unique().tolist()
     rows = max(done[done.task == task].method.nunique() for task in tasks)
-    figure, axes = plots.figure(len(tasks), 3, panel_size=(3.6, 0.9 + 0.24 * rows))
+    figure, axes = plots.figure(len(tasks), 3, panel_size=(3.9, 1.2 + 0.24 * rows))
     for row, task in zip(axes, tasks, strict=True):
         own = done[done.task == task]
         _over_dampings(row[0], own)
-        best = own.loc[own.groupby("method", sort=False).lds.idxmax()]
+        # A method without an LDS, which random removal is, stands with its one row.
+        best = own.loc[own.lds.fillna(-np.inf).groupby(own.method, sort=False).idxmax()]
         _bars(row[1], best, {"lds": "same order", "lds_other": "other orders"}, "LDS at the best damping")
         removals = [name for name in best if name.startswith("removal_") and name.count("_") == 1]
         labels = {name: f"top {name.removeprefix('removal_')} %" for name in removals}
@@ -29,25 +35,31 @@ def draw(computed: Computed) -> dict[str, Figure]:
         row[0].set_title(task, loc="left")
         for ax in row[2:]:
             ax.set_yticklabels([])
-    return {"figure.png": figure}
+    return figure
 
 
 def _over_dampings(ax: Axes, own: pd.DataFrame) -> None:
-    """Draw methods with a damping as curves, the others as lines across."""
-    curves = own[own.damping.notna()]
+    """Draw methods with a damping as curves, PBRF as points, others as lines across, the run's damping upright."""
+    bregman = own[own.method.isin((PBRF, PBRF_PAPER))]
+    curves = own[own.damping.notna() & ~own.index.isin(bregman.index)]
     for index, (method, curve) in enumerate(curves.groupby("method", sort=False)):
-        ax.fill_between(curve.damping, curve.lds_low, curve.lds_high, color=plots.PALETTE[index], alpha=0.15)
-        ax.plot(
-            curve.damping, curve.lds, color=plots.PALETTE[index], marker=plots.MARKERS[index], ms=4, label=method
-        )
+        color = plots.PALETTE[index]
+        ax.fill_between(curve.damping, curve.lds_low, curve.lds_high, color=color, alpha=0.15)
+        ax.plot(curve.damping, curve.lds, color=color, marker=plots.MARKERS[index], ms=4, label=method)
+    places = bregman.damping.fillna(bregman.run_damping)
+    errors = np.stack([bregman.lds - bregman.lds_low, bregman.lds_high - bregman.lds])
+    ax.errorbar(
+        places, bregman.lds, yerr=errors, color=plots.PALETTE[4], marker="*", ms=8, linestyle="none", label="PBRF"
+    )
     ax.set_xscale("log")
-    for index, method in enumerate(("filter of the run", "unrolled")):
+    for method, style in ((FILTER, "--"), (UNROLLED, ":")):
         value = own[own.method == method].lds
-        style = ("--", ":")[index]
         ax.axhline(float(value.iloc[0]), color="black", linestyle=style, linewidth=1, label=method)
+    run_damping = float(own.run_damping.dropna().iloc[0])
+    ax.axvline(run_damping, color="#555555", linestyle="-.", linewidth=1, zorder=0.9, label="damping 1/(ηT)")
     ax.set_xlabel("damping")
     ax.set_ylabel("LDS, same order")
-    ax.legend(fontsize=7, frameon=False)
+    _legend_below(ax)
 
 
 def _bars(ax: Axes, best: pd.DataFrame, columns: dict[str, str], label: str) -> None:
@@ -62,7 +74,49 @@ def _bars(ax: Axes, best: pd.DataFrame, columns: dict[str, str], label: str) -> 
             places + offset, values, height, xerr=errors, color=plots.PALETTE[index], label=name, ecolor="#444444"
         )
     ax.set_yticks(places, best.method)
-    ax.invert_yaxis()
+    ax.set_ylim(len(best) - 0.4, -0.6)
     ax.grid(axis="y", visible=False)
     ax.set_xlabel(label)
-    ax.legend(fontsize=7, frameon=False)
+    ax.legend(
+        fontsize=7,
+        frameon=False,
+        ncol=len(known) or 1,
+        loc="lower right",
+        bbox_to_anchor=(1, 1),
+        borderaxespad=0.1,
+    )
+
+
+def _legend_below(ax: Axes) -> None:
+    ax.legend(fontsize=7, frameon=False, ncol=2, loc="upper center", bbox_to_anchor=(0.5, -0.17))
+
+
+def _rest(rest: pd.DataFrame) -> Figure:
+    """Return a panel for each task: LDS of each predictor, over the steps of training where there are several."""
+    tasks = rest.task.unique().tolist()
+    figure, axes = plots.figure(len(tasks), 1, panel_size=(7.5, 2.6))
+    for ax, task in zip(axes[:, 0], tasks, strict=True):
+        own = rest[rest.task == task]
+        if own.num_steps.nunique() > 1:
+            _over_steps(ax, own.sort_values("num_steps"))
+        else:
+            _bars(
+                ax,
+                own.rename(columns={"predictor": "method"}),
+                {"lds": "retraining on halves", "lds_part_way": "retraining, weights moved part of the way"},
+                "LDS, same order",
+            )
+        ax.set_title(task, loc="left", pad=18)
+    return figure
+
+
+def _over_steps(ax: Axes, own: pd.DataFrame) -> None:
+    for index, (name, curve) in enumerate(own.groupby("predictor", sort=False)):
+        color, marker = plots.PALETTE[index], plots.MARKERS[index]
+        ax.fill_between(curve.num_steps, curve.lds_low, curve.lds_high, color=color, alpha=0.12)
+        ax.plot(curve.num_steps, curve.lds, color=color, marker=marker, ms=4, label=name)
+    ax.set_xscale("log")
+    plots.readable_log(ax.xaxis)
+    ax.set_xlabel("steps of training")
+    ax.set_ylabel("LDS, same order")
+    ax.legend(fontsize=7, frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))

@@ -12,6 +12,7 @@ from experiments.benchmarks.attribution.methods import INFLUENCE
 QUESTIONS = {
     "lds": "what retraining on a half does, in the same order of batches",
     "lds_other": "what retraining on a half does, in other orders",
+    "pbrf": "what the PBRF says that leaving one example out does",
     "removal_1": "whose removal raises a test loss, top 1 %",
     "removal_5": "whose removal raises a test loss, top 5 %",
 }
@@ -21,12 +22,13 @@ BY_LDS, BY_PAPER = "damping by LDS", "damping of the PBRF paper"
 def which_score(table: pd.DataFrame, timing: pd.DataFrame, paper_damping: float) -> pd.DataFrame:
     """Return one row for each task, question and score, the best score first.
 
-    Columns: `agreement` with 95 % interval: Spearman's correlation (LDS), or for removals the mean rise of the
-    test loss; `trainings`: what the score costs, in trainings of the network; `as good as the best`: whether the
-    agreement is above the lower end of the best one's interval. A score with a grid of dampings stands with the
-    one whose LDS is highest, chosen by trying: its cost is that of the whole grid, and of the halves that choose.
-    Influence stands with the damping of the PBRF paper, too, where the grid has it; the rows without a damping
-    have none, or that of the run's length.
+    Columns: `agreement` with 95 % interval: Spearman's correlation over halves (LDS) or, with the PBRF at the
+    damping of the run's length, over examples, or for removals the mean rise of the test loss, that of random
+    removals among them; `trainings`: what the score costs, in trainings of the network; `as good as the best`:
+    whether the agreement is above the lower end of the best one's interval. A score with a grid of dampings stands
+    with the one whose LDS is highest, chosen by trying: its cost is that of the whole grid, and of the halves that
+    choose. Influence stands with the damping of the PBRF paper, too, where the grid has it; the rows without a
+    damping have none, or that of the run's length.
 
     Args:
         table: of `compute`.
@@ -50,7 +52,7 @@ def _scores(own: pd.DataFrame, costs: pd.DataFrame, paper_damping: float) -> lis
     for name, rows in own.groupby("method", sort=False):
         method = str(name)
         spent = costs[costs.method == method]
-        if rows.damping.isna().all():
+        if len(rows) == 1 or rows.damping.isna().all():
             found.append((method, rows.iloc[0], float(spent.trainings.sum())))
             continue
         best = rows.loc[rows.lds == rows.lds.max()].iloc[0]

@@ -12,23 +12,40 @@ import torch
 from torch import nn
 
 from curvlab.reporting import ClaimResult, load_claims
-from experiments.benchmarks.attribution.compute import OTHER, SAME
+from experiments.benchmarks.attribution.compute import OTHER, RESPONSES, SAME
 from experiments.benchmarks.attribution.methods import (
     COSINE,
     DOT,
     EKFAC,
     FILTER,
     INFLUENCE,
+    PBRF,
+    PBRF_HALVES,
+    PBRF_PAPER,
     RUN_DAMPING,
     SEGMENTS,
     UNROLLED,
     UNROLLED_ORDERS,
 )
+from experiments.benchmarks.attribution.removal import RANDOM
 from experiments.benchmarks.attribution.which_score import BY_LDS, BY_PAPER, which_score
 from experiments.benchmarks.influence_peers.worker import TrainedNetwork
 from experiments.target import Computed
 
-OURS = {DOT, COSINE, INFLUENCE, RUN_DAMPING, FILTER, EKFAC, SEGMENTS, UNROLLED, UNROLLED_ORDERS}
+RANKING = {
+    DOT,
+    COSINE,
+    INFLUENCE,
+    RUN_DAMPING,
+    FILTER,
+    EKFAC,
+    SEGMENTS,
+    UNROLLED,
+    UNROLLED_ORDERS,
+    PBRF,
+    PBRF_PAPER,
+}
+OURS = RANKING | {PBRF_HALVES}
 
 
 def test_every_method_is_judged_by_retraining(
@@ -37,7 +54,7 @@ def test_every_method_is_judged_by_retraining(
     monkeypatch.delenv("CURVLAB_PEERS_PYTHON", raising=False)
     folder = run_smoke("benchmarks/attribution")
     table, queries = (pd.read_csv(folder / f"{name}.csv") for name in ("table", "queries"))
-    done = table[table.status == "done"]
+    done = table[(table.status == "done") & (table.method != RANDOM)]
     assert set(done.method) == OURS
     assert set(table[table.status == "not installed"].method) == {"kronfluence EK-FAC", "dattri EK-FAC", "TRAK"}
     assert done.groupby("method").size()[[INFLUENCE, EKFAC, FILTER]].tolist() == [2, 2, 1]
@@ -51,22 +68,45 @@ def test_every_method_is_judged_by_retraining(
     assert best[UNROLLED] > 0.85
     # Without its top 5 % a test loss rises, whoever ranks; only the best damping of a method is tried.
     removed = done[done.removal_5.notna()]
-    assert sorted(removed.method) == sorted(OURS)
+    assert sorted(removed.method) == sorted(RANKING)
     assert (removed.removal_5 > 0.1).all()
+    at_random = table[table.method == RANDOM].iloc[0]
+    assert at_random.removal_5_low < at_random.removal_5 < at_random.removal_5_high < 0.1
+    removals = pd.read_csv(folder / "removals.csv")
+    rises = removals.groupby("method").rise.mean()
+    for row in removed.itertuples():
+        assert rises[row.method] == pytest.approx(row.removal_5, abs=1e-5)
+    assert removals.random.mean() == pytest.approx(at_random.removal_5, abs=1e-5)
+    # Influence is what the PBRF of an example comes to, at one damping; the quality of the PBRF stands beside it.
+    responses = done[done.method.isin((PBRF, PBRF_HALVES))]
+    assert (responses.gradient_norm < 0.1).all()
+    assert done.set_index("method").pbrf[RUN_DAMPING] > 0.9
     means = queries.fillna({"damping": 0}).groupby(["method", "damping", "orders"]).lds.mean()
     for row in done.fillna({"damping": 0}).itertuples():
         assert means[row.method, row.damping, SAME] == pytest.approx(row.lds, abs=1e-5)
         assert means[row.method, row.damping, OTHER] == pytest.approx(row.lds_other, abs=1e-5)
+        if np.isfinite(row.pbrf):
+            assert means[row.method, row.damping, RESPONSES] == pytest.approx(row.pbrf, abs=1e-5)
     timing = pd.read_csv(folder / "timing.csv")
     assert set(timing.method) == OURS | {"one training", "12 halves together"}
     assert timing.set_index("method").trainings["one training"] == 1
     assert (folder / "figure.png").is_file()
+    assert (folder / "rest.png").is_file()
+    rest = pd.read_csv(folder / "rest.csv")
+    assert rest.groupby("num_epochs").size().tolist() == [6, 6]
+    # What rest says of a score is what the table says of it.
+    own = rest[rest.num_epochs == 5].set_index("predictor")
+    for name in (FILTER, SEGMENTS, UNROLLED):
+        assert own.lds[name] == pytest.approx(done.set_index("method").lds[name], abs=1e-5)
     answer = pd.read_csv(folder / "which_score.csv")
-    assert answer.groupby("question").size().tolist() == [len(OURS)] * 3  # LDS twice, one removal
+    # LDS twice; one removal, random ones included; and the PBRF, which is not asked about itself
+    assert sorted(answer.groupby("question").size()) == sorted(
+        [len(OURS)] * 2 + [len(RANKING) + 1, len(RANKING) - 1]
+    )
     lds = answer[answer.question.str.endswith("in the same order of batches")]
     assert lds.score.iloc[0] == UNROLLED
     assert lds.agreement.is_monotonic_decreasing
-    assert len(load_claims(folder)) == 5
+    assert len(load_claims(folder)) == 12
 
 
 def made_up(lds: dict[tuple[str, float, str], float]) -> pd.DataFrame:
@@ -76,6 +116,17 @@ def made_up(lds: dict[tuple[str, float, str], float]) -> pd.DataFrame:
             {"task": "net", "method": method, "damping": damping, "orders": orders, "query": query, "lds": value}
             for (method, damping, orders), mean in lds.items()
             for query, value in enumerate(mean + spread)
+        ]
+    )
+
+
+def removals(rises: dict[str, float], random: float) -> pd.DataFrame:
+    return pd.DataFrame(
+        [
+            {"task": "net", "method": method, "fraction": fraction, "query": query, "rise": rise, "random": random}
+            for method, mean in rises.items()
+            for fraction, sign in ((0.01, 1), (0.05, -1))  # the smaller one counts
+            for query, rise in enumerate(sign * mean + np.linspace(-0.01, 0.01, 20))
         ]
     )
 
@@ -97,21 +148,39 @@ def test_claims_compare_best_dampings(
         (EKFAC, 0.01, SAME): 0.65,
         ("kronfluence EK-FAC", 0.01, SAME): 0.79,
         (UNROLLED, none, SAME): 0.95,
+        (PBRF, none, SAME): 0.65,
+        (RUN_DAMPING, none, RESPONSES): 0.92,
     }
-    results = judged("benchmarks/attribution", computed_of({"queries": made_up(lds)}, {"seed": 0}))
+    rises = removals({FILTER: 0.3, UNROLLED: 0.1}, random=0.2)
+
+    def results_of(lds: dict[tuple[str, float, str], float]) -> list[ClaimResult]:
+        tables = {"queries": made_up(lds), "removals": rises}
+        return judged("benchmarks/attribution", computed_of(tables, {"seed": 0}))
+
+    results = results_of(lds)
     assert verdicts(results) == {
         "unrolled": "reproduced",
         "filter-needs-no-tuning": "reproduced",
         "damping-needs-no-tuning": "not reproduced",
         "filter-above-ekfac": "not reproduced",
+        "unrolled-above-ekfac": "reproduced",
+        "filter-above-peers-ekfac": "not reproduced",
+        "unrolled-above-peers-ekfac": "reproduced",
         "unrolled-above-filter": "out of reach",
+        "pbrf-predicts-like-influence": "direction only",
+        "influence-answers-pbrf": "reproduced",
+        "filter-removal-above-random": "reproduced",
+        "unrolled-removal-above-random": "not reproduced",
     }
     above = next(result for result in results if result.claim.id.startswith("filter-above-ekfac"))
     assert above.value == pytest.approx(-0.01)
     assert "The best of them is kronfluence EK-FAC, 0.79" in above.explanation
     other = {(UNROLLED, none, OTHER): 0.8, (FILTER, none, OTHER): 0.7}
-    results = judged("benchmarks/attribution", computed_of({"queries": made_up(lds | other)}, {"seed": 0}))
-    assert verdicts(results)["unrolled-above-filter"] == "reproduced"
+    assert verdicts(results_of(lds | other))["unrolled-above-filter"] == "reproduced"
+    del lds["kronfluence EK-FAC", 0.01, SAME]
+    without = verdicts(results_of(lds))
+    assert without["filter-above-peers-ekfac"] == without["unrolled-above-peers-ekfac"] == "out of reach"
+    assert without["filter-above-ekfac"] == "reproduced"
 
 
 def test_which_score_counts_the_search_for_a_damping() -> None:

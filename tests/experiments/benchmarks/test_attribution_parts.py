@@ -1,0 +1,220 @@
+"""What bench-attribution computes: PBRF against an oracle, removals and predictions against closed forms."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from omegaconf import OmegaConf
+from scipy.optimize import minimize
+from scipy.stats import spearmanr
+from torch import Tensor, nn
+
+from curvlab.influence import subset_weights
+from curvlab.linalg import DenseOperator
+from experiments.benchmarks.attribution import removal
+from experiments.benchmarks.attribution.bregman import ProximalBregmanResponses, near_minimum
+from experiments.benchmarks.attribution.methods import DOT, FILTER, INFLUENCE, SEGMENTS, UNROLLED
+from experiments.benchmarks.attribution.rest import (
+    CLOSEST,
+    OTHER_ORDER,
+    PART_WAY,
+    closest_combination,
+    prediction_score,
+    rest_rows,
+)
+
+NUM_TRAIN, NUM_TEST, INPUTS, CLASSES, DAMPING = 80, 3, 4, 3, 0.05
+
+
+class _Run:
+    """Computes every unit, and draws as a run does."""
+
+    device = torch.device("cpu")
+
+    def unit(self, name: str, key: Any, compute: Any, **_: Any) -> Any:
+        return compute()
+
+    def generator(self, *names: Any) -> torch.Generator:
+        return torch.Generator().manual_seed(0)
+
+
+@pytest.fixture
+def network() -> SimpleNamespace:
+    torch.manual_seed(0)
+    inputs = torch.randn(NUM_TRAIN + NUM_TEST, INPUTS).double()
+    targets = torch.randint(CLASSES, (NUM_TRAIN + NUM_TEST,))
+    settings = OmegaConf.create(
+        {
+            "responses": {"rank": 1000, "num_steps": 12, "num_steps_of_subsets": 40, "at_once": 30},
+            "seed_name": "test",
+            "num_queries": NUM_TEST,
+            "num_subsets": 2,
+            "fractions": [0.05, 0.1],
+            "num_removed_for": 2,
+            "num_random_removals": 5,
+        }
+    )
+    return SimpleNamespace(
+        run=_Run(),
+        settings=settings,
+        key={},
+        label="net",
+        loss=nn.CrossEntropyLoss(),
+        num_train=NUM_TRAIN,
+        train=(inputs[:NUM_TRAIN], targets[:NUM_TRAIN]),
+        test=(inputs[NUM_TRAIN:], targets[NUM_TRAIN:]),
+    )
+
+
+def trained(weight_decay: float) -> SimpleNamespace:
+    model = nn.Linear(INPUTS, CLASSES, bias=False).double().eval()
+    length = SimpleNamespace(weight_decay=weight_decay, damping=DAMPING)
+    return SimpleNamespace(model=model, run=SimpleNamespace(length=lambda: length))
+
+
+def softmax(logits: np.ndarray) -> np.ndarray:
+    exponents = np.exp(logits - logits.max(1, keepdims=True))
+    return exponents / exponents.sum(1, keepdims=True)
+
+
+def losses_of_queries(weights: np.ndarray, network: SimpleNamespace) -> np.ndarray:
+    inputs, targets = (part.numpy() for part in network.test)
+    return -np.log(softmax(inputs @ weights.T)[np.arange(NUM_TEST), targets])
+
+
+def minimiser(network: SimpleNamespace, base: np.ndarray, changes: np.ndarray, strength: float) -> np.ndarray:
+    """Minimise 1/N sum D_i + sum_i changes_i l_i / N + strength/2 ‖W - base‖² for logistic regression, by BFGS."""
+    inputs, targets = (part.numpy() for part in network.train)
+    own, before = np.eye(CLASSES)[targets], softmax(inputs @ base.T)
+
+    def value_and_gradient(flat: np.ndarray) -> tuple[float, np.ndarray]:
+        weights = flat.reshape(base.shape)
+        logits, reference = inputs @ weights.T, inputs @ base.T
+        after = softmax(logits)
+        losses, at_base = (
+            -(own * (h - np.log(np.exp(h).sum(1, keepdims=True)))).sum(1) for h in (logits, reference)
+        )
+        divergence = losses - at_base - ((before - own) * (logits - reference)).sum(1)
+        moved = weights - base
+        value = (divergence + changes * losses).mean() + strength / 2 * (moved**2).sum()
+        gradient = (after - before + changes[:, None] * (after - own)).T @ inputs / NUM_TRAIN + strength * moved
+        return float(value), gradient.ravel()
+
+    found = minimize(value_and_gradient, base.ravel(), jac=True, method="BFGS", options={"gtol": 1e-11})
+    return found.x.reshape(base.shape)
+
+
+@pytest.mark.parametrize("weight_decay", [0.0, 0.02])
+def test_pbrf_scores_are_those_of_an_oracle(network: SimpleNamespace, weight_decay: float) -> None:
+    base = trained(weight_decay)
+    found = ProximalBregmanResponses(network, base, DAMPING).scores()  # type: ignore[arg-type]
+    assert found["scores"].shape == (NUM_TEST, NUM_TRAIN)
+    assert found["gradient_norm_90"] < 1e-6
+    weights = base.model.weight.detach().numpy()
+    before = losses_of_queries(weights, network)
+    for example in (0, 29, 30, 79):  # of the first, the second and the last part
+        changes = -np.eye(NUM_TRAIN)[example]
+        after = losses_of_queries(minimiser(network, weights, changes, DAMPING + weight_decay), network)
+        np.testing.assert_allclose(
+            found["scores"][:, example], -NUM_TRAIN * (after - before), rtol=1e-4, atol=1e-7
+        )
+
+
+def test_pbrf_of_subsets_weighs_them_as_retraining_does(network: SimpleNamespace) -> None:
+    base = trained(0.0)
+    subsets = torch.rand(2, NUM_TRAIN).argsort(1) < NUM_TRAIN // 2
+    found = ProximalBregmanResponses(network, base, DAMPING).of_subsets(subsets)  # type: ignore[arg-type]
+    weights = base.model.weight.detach().numpy()
+    before = losses_of_queries(weights, network)
+    for predicted, row in zip(found["predicted"], subset_weights(subsets), strict=True):
+        after = losses_of_queries(minimiser(network, weights, row.numpy() - 1, DAMPING), network)
+        np.testing.assert_allclose(predicted, after - before, rtol=1e-4, atol=1e-7)
+    with pytest.raises(ValueError, match="leave out more than 32"):
+        ProximalBregmanResponses(network, base, DAMPING).of_subsets(~subsets[:, :40])  # type: ignore[arg-type]
+
+
+def test_a_copy_without_a_minimum_stays_where_its_gradient_was_smallest() -> None:
+    curvatures = torch.tensor([[2.0], [-1.0]])  # a parabola with a minimum at -1/2, and one that falls both ways
+
+    def objective(u: Tensor) -> tuple[Tensor, Tensor]:
+        return (0.5 * curvatures * u**2 + u).sum(1), curvatures * u + 1
+
+    inverse = DenseOperator(torch.tensor([[0.5]]))
+    found, norms = near_minimum(objective, torch.zeros(2, 1), inverse=inverse, num_steps=3)
+    torch.testing.assert_close(found, torch.tensor([[-0.5], [0.0]]))
+    torch.testing.assert_close(norms, torch.tensor([0.0, 1.0]))
+
+
+# ----------------------------------------------------------------------------------- removals
+def linear(network: SimpleNamespace, effects: Tensor) -> SimpleNamespace:
+    """Let losses be linear in the weights of the examples, (N, M)."""
+
+    def retrained_losses(weights: Tensor, order: int) -> dict[str, Any]:
+        assert order == 0
+        return {"losses": weights @ effects, "seconds": 0.0}
+
+    network.retrained_losses = retrained_losses
+    return network
+
+
+def test_rises_without_top_ranked_and_random_examples(network: SimpleNamespace) -> None:
+    effects = torch.randn(NUM_TRAIN, NUM_TEST).double()
+    linear(network, effects)
+    best, worst = effects.T, -effects.T  # removed first: where the score, and so the effect, is lowest; or highest
+    ranked = [
+        {"scores": s, "method": n, "damping": None, "key": {}} for s, n in ((best, "best"), (worst, "worst"))
+    ]
+    rises = removal.rises_when_ranked(network, {}, ranked)  # type: ignore[arg-type]
+    assert {fraction: tuple(each.shape) for fraction, each in rises.items()} == {0.05: (2, 2), 0.1: (2, 2)}
+    for query in range(2):
+        order = effects[:, query].argsort()
+        for row, kept in ((0, order[4:]), (1, order[:-4])):
+            expected = NUM_TRAIN / 76 * effects[kept, query].sum() - effects[:, query].sum()
+            torch.testing.assert_close(rises[0.05][row, query], expected)
+    at_random = removal.rises_at_random(network, {})  # type: ignore[arg-type]
+    assert at_random[0.1].shape == (5, 2)
+    assert (rises[0.1][0] > at_random[0.1]).all()
+    assert (rises[0.1][1] < at_random[0.1]).all()
+    columns = removal.random_columns(at_random)
+    assert columns["removal_10"] == pytest.approx(float(at_random[0.1].mean()))
+    assert at_random[0.1].min() <= columns["removal_10_low"] < columns["removal_10"] < columns["removal_10_high"]
+
+
+# ---------------------------------------------------------------------------------------- rest
+def test_predictions_of_subsets_are_ranked_query_by_query() -> None:
+    torch.manual_seed(0)
+    predicted, losses = torch.randn(20, 4), torch.randn(2, 20, 4)
+    expected = np.mean([spearmanr(predicted[:, m], losses.mean(0)[:, m]).statistic for m in range(4)])
+    assert prediction_score(predicted, losses).value == pytest.approx(expected)
+
+
+def test_the_closest_combination_finds_what_is_one() -> None:
+    torch.manual_seed(0)
+    functions = [10.0**power * torch.randn(3, 50, dtype=torch.float64) for power in (-3, 0, 3)]
+    constants = torch.tensor([[1.0], [2.0], [-3.0]])  # of each query: no ranking of subsets sees them
+    target = 2e3 * functions[0] - functions[1] + 1e-3 * functions[2]
+    found = closest_combination([*functions, functions[0]], target + constants)
+    torch.testing.assert_close(found, target)
+
+
+def test_rest_follows_the_chain_of_approximations() -> None:
+    torch.manual_seed(0)
+    subsets = torch.rand(30, 40).argsort(1) < 20
+    functions = [torch.randn(5, 40, dtype=torch.float64) for _ in range(2)]
+    unrolled = functions[0] + functions[1]
+    scores = {DOT: functions[:1], INFLUENCE: functions[1:], FILTER: functions[1:], SEGMENTS: functions[1:]}
+    # Exactly linear losses, which the derivative ranks right; in the other order they are the other way round.
+    losses = (subset_weights(subsets) - 1) @ unrolled.T
+    rows = rest_rows(scores | {UNROLLED: [unrolled]}, subsets, torch.stack([losses, -losses]), 0.25 * losses)
+    found = {row["predictor"]: row for row in rows}
+    assert [row["predictor"] for row in rows] == [FILTER, CLOSEST, SEGMENTS, UNROLLED, PART_WAY, OTHER_ORDER]
+    for name in (CLOSEST, UNROLLED):
+        assert found[name]["lds"] == pytest.approx(1)
+        assert found[name]["lds_part_way"] == pytest.approx(1)
+    assert found[FILTER]["lds"] < 0.95
+    assert found[PART_WAY]["lds"] == pytest.approx(1)
+    assert found[OTHER_ORDER]["lds"] == pytest.approx(-1)

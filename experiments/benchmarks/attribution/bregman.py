@@ -45,8 +45,7 @@ class ProximalBregmanResponses:
     def __init__(self, network: Network, trained: Trained, damping: float) -> None:
         self.network, self.model, self.damping = network, trained.model, damping
         self.settings = network.settings.responses
-        weight_decay = trained.run.length().weight_decay
-        self._of = partial(dict, damping=damping, l2=weight_decay)
+        self._of: dict[str, float] = {"damping": damping, "l2": trained.run.length().weight_decay}
 
     def scores(self) -> dict[str, Any]:
         """Return (M, N) scores, -N times the change of a test loss when an example is left out, and their quality.
@@ -93,7 +92,7 @@ class ProximalBregmanResponses:
     def _responses(self, groups: list[Tensor], kind: type[LeftOut], num_steps: int) -> dict[str, Any]:
         clock, network = work_clock(self.network.run.device), self.network
         start = clock()
-        left_out = kind(self.model, network.loss, network.train, groups, **self._of())
+        left_out = kind(self.model, network.loss, network.train, groups, **self._of)
         objective = ProximalBregmanCost(left_out)
         displacement, norms = near_minimum(
             partial(objective, indices=torch.arange(network.num_train, device=left_out.base.device)),
@@ -109,7 +108,7 @@ class ProximalBregmanResponses:
     @cached_property
     def _inverse(self) -> LinearOperator:
         """Approximates (G + (λ + l2) I)⁻¹ at θ^s."""
-        nobody = LeftOut(self.model, self.network.loss, self.network.train, [], **self._of())
+        nobody = LeftOut(self.model, self.network.loss, self.network.train, [], **self._of)
         generator = self.network.run.generator("PBRF", self.network.settings.seed_name)
         operator = curvature_operator(nobody, "gauss_newton")
         return Nystrom(self.settings.rank).build(operator, generator=generator)[0]

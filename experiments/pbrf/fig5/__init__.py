@@ -4,8 +4,10 @@ make pbrf-fig5 PRESET=smoke|embedded|laptop|paper ARGS="factor=width level=48"
 
 The decomposition of `pbrf-tab5`, with one thing changed at a time: width and depth of the network, epochs and
 weight decay of its training, damping, and how much of the training set is left out. Beside the five gaps stand
-`whole`, the distance between cold optimum and influence estimate, and `moved`, that between θ^s and the estimate.
-Widths and depths change the network, so that every level has its own base run; damping and what is removed do not.
+`whole`, the distance between cold optimum and influence estimate, and what each of the two moves from θ^s,
+`retrained` and `moved`. A solver error as large as `moved` says that the linearised response has hardly begun: K/2
+epochs at a tenth of the rate reach 1/(ηT), not the damping (pbrf-tab6 carries it on). Widths and depths change the
+network, so that every level has its own base run; damping and what is removed do not.
 
 As a sweep, in processes that may run at once and be killed: `python -m experiments.pbrf.fig5 -m
 factor=width,depth,epochs,weight_decay,damping,removed`, or `-m factor=width level=16,32,64`, a level of its own
@@ -15,7 +17,7 @@ included. All jobs share the store: `make pbrf-fig5` then finds their units and 
 What can be sourced: Sec. 6.2 and its figure are in the main text, which we do not have; App. C.4 gives settings
 and no number. So no claim states what the figure shows. Claims hold the directions that follow from the
 appendix's equations and sentences, and, for width and depth, what Klochkov & Liu (2024) report of Basu et al.
-(2020). Directions of all the other gaps are in slopes.csv, without a verdict.
+(2020). Directions of all the other gaps are in slopes.csv, without a verdict and not corrected for their number.
 
 Where the paper leaves a choice: "the percentage" in {0.1, ..., 0.9} is read as a fraction, 10 % to 90 %
 (`factor=removed level=0.001` is the other reading); the groups are random, one inside the other along the levels;

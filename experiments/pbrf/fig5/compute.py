@@ -26,8 +26,8 @@ def compute(run: Run, cfg: DictConfig) -> dict[str, pd.DataFrame]:
     """Return the tables; see their columns below.
 
     `points`, a row for each task, factor, level, seed, group and gap: the gap per example and in total, with
-    `whole`, the distance between the cold optimum and the influence estimate, and `moved`, that between θ^s and
-    the influence estimate.
+    `whole`, the distance between the cold optimum and the influence estimate, `moved`, that between θ^s and the
+    influence estimate, and `retrained`, that between θ^s and the cold optimum: what an estimate of zero is off by.
     `networks`, a row for each task, factor, level and seed: how large the network is, how well it is trained,
     how well the influence estimate is solved, and what diverged.
     `table`: of `points`, mean and standard deviation over groups and seeds, and over the seeds' means, with means
@@ -65,7 +65,11 @@ def _measured(
     found = LevelDecomposition(
         network, level.settings.num_points, fraction=level.fraction, shared_damping=shared_damping
     )
-    gaps = found.gaps(CURVATURE) | {"whole": found.whole(CURVATURE), "moved": found.moved(CURVATURE)}
+    gaps = found.gaps(CURVATURE) | {
+        "whole": found.whole(CURVATURE),
+        "moved": found.moved(CURVATURE),
+        "retrained": found.moved_by("cold"),
+    }
     rows = [
         {"group": k, "gap": gap} | {norm: float(values[k, i]) for i, norm in enumerate(NORMS)}
         for gap, values in gaps.items()

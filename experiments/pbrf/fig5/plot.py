@@ -24,7 +24,13 @@ AXES = {
     "removed": "fraction of the training set removed",
 }
 LINEAR = ("depth", "removed")
-DRAWN = {**LABELS, "whole": "cold optimum to influence"}
+DRAWN = {
+    **LABELS,
+    "whole": "cold optimum to influence",
+    "moved": "what influence moves",
+    "retrained": "what retraining moves",
+}
+GREY = {"moved": ":", "retrained": "-."}
 
 
 def draw(computed: Computed) -> dict[str, Figure]:
@@ -39,7 +45,7 @@ def draw(computed: Computed) -> dict[str, Figure]:
 
 
 def _draw_task(table: pd.DataFrame, settings: Any) -> Figure:
-    figure, axes = plots.figure(2, 3, panel_size=(3.3, 2.7))
+    figure, axes = plots.figure(2, 3, panel_size=(3.3, 2.7), sharey=True)
     for ax, factor in zip(axes.flat, FACTORS, strict=True):
         own = table[table.factor == factor]
         if own.empty:
@@ -63,6 +69,9 @@ def _draw_task(table: pd.DataFrame, settings: Any) -> Figure:
 
 
 def _draw_factor(ax: Axes, factor: str, own: pd.DataFrame) -> None:
+    for gap, style in GREY.items():
+        curve = own[(own.gap == gap) & (own["mean"] > 0)].sort_values("level")
+        ax.plot(curve.level, curve["mean"], color="#777777", linestyle=style, linewidth=1.5, label=DRAWN[gap])
     for index, gap in enumerate(("whole", *GAPS), start=-1):  # the whole behind its parts
         curve = own[(own.gap == gap) & (own["mean"] > 0)].sort_values("level")
         spread = curve["seed std"].fillna(0.0)

@@ -86,8 +86,8 @@ def _share(claims: ClaimSheet, task: str, factor: str, own: pd.DataFrame) -> Cla
         listed = ", ".join(f"{level:g}: {value:.2g}" for level, value in away.items())
         return out_of_reach(
             claim,
-            "The linearised response has not arrived at its minimum: its distance from the influence estimate, over what "
-            f"that moves, is {listed}. What its descent lacks is no error of linearisation or solver.",
+            "The linearised response has not arrived at its minimum: its distance from the influence estimate is, "
+            f"over what that moves, {listed}. What its descent lacks is no error of linearisation or solver.",
         )
     shares = (means.linearisation + means.solver) / means[list(GAPS)].sum(axis=1)
     worst = shares.groupby("seed").max()

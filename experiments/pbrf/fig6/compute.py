@@ -7,14 +7,14 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 from scipy.stats import spearmanr
 
 from curvlab.influence import detection_curve
 from curvlab.reporting import t_interval
 from curvlab.runs import Run
 from experiments.pbrf.fig6.network import CorruptedTask, load_task
-from experiments.pbrf.fig6.scores import INFLUENCE, INFLUENCE_TOTAL, PBRF, PBRF_TOTAL, all_scores
+from experiments.pbrf.fig6.scores import INFLUENCE, INFLUENCE_TOTAL, LOSS, PBRF, PBRF_TOTAL, all_scores
 from experiments.target import task_settings
 
 INSPECTED = (0.05, 0.1, 0.2, 0.3, 0.5)  # columns of the table
@@ -24,7 +24,8 @@ NUM_STEPS = 100  # of the drawn curves
 def compute(run: Run, cfg: DictConfig) -> dict[str, pd.DataFrame]:
     """Return one row for each method, the same for each seed, the curves, and one row for each network."""
     rows: dict[str, list[dict[str, Any]]] = {"seeds": [], "curves": [], "networks": []}
-    for name, settings in task_settings(cfg).items():
+    for name, own in task_settings(cfg).items():
+        settings = OmegaConf.merge({"descent": None}, own)  # a task's null leaves the key out
         for seed in settings.seeds:
             for table, found in _rows(load_task(run, name, settings, seed)).items():
                 rows[table] += found
@@ -53,8 +54,14 @@ def _network(task: CorruptedTask, scores: dict[str, torch.Tensor], quality: dict
     row |= {name.replace("_", " "): task.trained[name] for name in columns} | quality
     for label, pair in {"own": (PBRF, INFLUENCE), "total": (PBRF_TOTAL, INFLUENCE_TOTAL)}.items():
         if pair[0] in scores:
-            row[f"spearman {label}"] = float(spearmanr(*(scores[name].double() for name in pair)).statistic)
+            row[f"spearman {label}"] = _spearman(*(scores[name] for name in pair))
+    if PBRF in scores:  # what any two scores of mislabelled data share
+        row["spearman PBRF and loss"] = _spearman(scores[PBRF], scores[LOSS])
     return row
+
+
+def _spearman(first: torch.Tensor, second: torch.Tensor) -> float:
+    return float(spearmanr(first.double(), second.double()).statistic)
 
 
 def _column(inspected: float) -> str:

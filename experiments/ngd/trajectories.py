@@ -87,7 +87,15 @@ def trajectory(
                 about=f"LLC of {what}, epoch {row['epoch']}",
                 resumes=True,
             )
-            row |= _llc(LLC.of_traces(**traces))
+            settings = {"localization": cfg.llc.localization, "nbeta": cfg.llc.get("nbeta")}
+            descent = run.unit(
+                "ngd/descent",
+                here | settings,
+                partial(_descent, task, model, settings),
+                version=2,
+                about=f"descent left to {what}, epoch {row['epoch']}",
+            )["descent"]
+            row |= _llc(traces, descent)
         if cfg.trace is not None:
             row |= run.unit(
                 "ngd/trace",
@@ -128,15 +136,12 @@ def final_estimate(
     optimizer: Mapping[str, Any],
     cfg: DictConfig,
     seed: int,
-    *,
-    with_descent: bool = False,
 ) -> pd.DataFrame:
     """Train to the end and measure there; return one row that says whether its estimate is an LLC.
 
-    Columns as `trajectory` gives, and `converged`, training loss at most `cfg.converged_below`; `estimate`, as
-    sampled; `llc`, the same where training has converged and the estimate is valid, nan elsewhere; `descent` when
-    asked for, what the estimate lacks because the weights lie above the minimum near them (`descent_to_minimum`).
-    Of a training that diverges (`problem` says so) all numbers are nan.
+    Columns as `trajectory` gives, and `converged`, training loss at most `cfg.converged_below`; `estimate`, from
+    the minimum; `llc`, the same where training has converged and the estimate is valid, nan elsewhere. Of a
+    training that diverges (`problem` says so) all numbers are nan.
     """
     epochs = cfg.training.num_epochs
     last = OmegaConf.merge(cfg, {"training": {"checkpoints": cfg.training.checkpoints or [epochs]}})
@@ -146,29 +151,13 @@ def final_estimate(
     except ArithmeticError:
         row = pd.DataFrame([dict.fromkeys(DIVERGED) | {"epoch": epochs, "valid": False, "problem": "diverged"}])
         row = row.astype(dict.fromkeys(DIVERGED, float))
+    row = row.assign(**{name: math.nan for name in ("llc_raw", "descent") if cfg.llc and name not in row})
     row["converged"] = row.train_loss <= cfg.converged_below
     if cfg.llc is not None:
         row["valid"] = row.valid.astype(bool)
         row["estimate"] = row.get("llc", math.nan)
         row["llc"] = row.estimate.where(row.converged & row.valid)
-    if with_descent:
-        known = row.llc.notna().all()
-        row["descent"] = _descent(run, task, optimizer, last, seed) if known else math.nan  # type: ignore[arg-type]
     return row
-
-
-def _descent(run: Run, task: Task, optimizer: Mapping[str, Any], cfg: DictConfig, seed: int) -> float:
-    """Return the descent that is left from the last weights, in units of the LLC."""
-    key, trained = _trained_unit(run, task, optimizer, cfg, seed, start=None)
-    settings = {"localization": cfg.llc.localization, "nbeta": cfg.llc.get("nbeta")}
-
-    def compute() -> dict[str, float]:
-        model = task.build(run, seed).eval()
-        _set_state(model, *_state(trained, -1))
-        return {"descent": descent_to_minimum(model, task.loss, task.train, **settings)}
-
-    about = f"descent left to {_described(task, optimizer, seed)}"
-    return float(run.unit("ngd/descent", key | settings, compute, version=1, about=about)["descent"])
 
 
 def _plain(cfg: DictConfig, node: str) -> dict[str, Any]:
@@ -256,23 +245,39 @@ def _chains(  # noqa: PLR0917
     ).traces()
 
 
-def _llc(llc: LLC) -> dict[str, Any]:
+def _descent(task: Task, model: nn.Module, settings: dict[str, Any]) -> dict[str, Any]:
+    """Return what the estimate lacks because the weights lie above the minimum near them."""
+    return {"descent": descent_to_minimum(model, task.loss, task.train, **settings)}
+
+
+def _llc(traces: dict[str, Any], descent: float) -> dict[str, Any]:
     """Return LLC and WBIC, and what the chains say of them.
 
-    `llc` is the estimate, also where `valid` is false: then `problem` says why it is no learning coefficient.
+    `llc` is measured from the minimum near the weights, also where `valid` is false: then `problem` says why it is
+    no learning coefficient. `llc_raw` is measured from the weights, as in the paper, and lacks `descent`;
+    `raw_problem` lists what is wrong with it, a descent above a tenth of `llc` among it.
     """
+    raw = LLC.of_traces(**traces, descent=descent)
+    llc = raw.from_minimum(descent)
     return {
         "llc": llc.value,
         "llc_stderr": llc.stderr,
+        "llc_raw": raw.value,
+        "descent": descent,
         "rhat": llc.rhat,
         "ess": llc.ess,
         "ess_tail": llc.ess_tail,
         "strictly_mixed": llc.strictly_mixed,
         "valid": llc.valid,
-        "problem": "; ".join(text.split(":")[0] for text in llc.problems),
+        "problem": _named(llc),
+        "raw_problem": _named(raw),
         "wbic": llc.wbic,
         "wbic_stderr": llc.wbic_stderr,
     }
+
+
+def _named(llc: LLC) -> str:
+    return "; ".join(text.split(":")[0] for text in llc.problems)
 
 
 def _trace(run: Run, task: Task, model: nn.Module, cfg: DictConfig, seed: int) -> dict[str, Any]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from analytic_models import FP64, linear_regression
 from torch import Tensor, nn
 
-from curvlab.sampling import default_nbeta, descent_to_minimum, estimate_llc
+from curvlab.sampling import LLC, default_nbeta, descent_to_minimum, estimate_llc
 
 
 def displaced(by: float) -> tuple[nn.Module, tuple[Tensor, Tensor]]:
@@ -47,9 +49,44 @@ def test_it_is_what_the_estimate_lacks() -> None:
         model, data = displaced(by)
         generator = torch.Generator().manual_seed(0)
         llc = estimate_llc(model, nn.MSELoss(), data, **settings, localization=0.1, generator=generator)
-        found[by] = llc.value, descent_to_minimum(model, nn.MSELoss(), data, localization=0.1)
+        found[by] = llc, descent_to_minimum(model, nn.MSELoss(), data, localization=0.1)
     (at_minimum, _), (above, descent) = found.values()
-    assert above < at_minimum - 0.5
-    assert above + descent == pytest.approx(at_minimum, rel=0.05)
+    assert above.value < at_minimum.value - 0.5
+    lifted = above.from_minimum(descent)
+    assert lifted.value == pytest.approx(above.value + descent)
+    assert lifted.value == pytest.approx(at_minimum.value, rel=0.05)
+    assert lifted.initial_loss == pytest.approx(at_minimum.initial_loss)
+    assert lifted.wbic == pytest.approx(above.wbic)  # n E[L], whatever it is measured from
+    torch.testing.assert_close(lifted.losses, above.losses, rtol=1e-6, atol=1e-9)
+    assert (lifted.rhat, lifted.stderr) == (pytest.approx(above.rhat), pytest.approx(above.stderr))
     with pytest.raises(ValueError, match="nbeta must be positive"):
         descent_to_minimum(model, nn.MSELoss(), data, localization=1.0, nbeta=0.0)
+
+
+def made_up(value: float, *, dip: float = 0.0, descent: float = 0.0) -> LLC:
+    """Return an estimate from mixed chains, whose burn-in lies at `dip`."""
+    noise = torch.randn(4, 200, generator=torch.Generator().manual_seed(0), dtype=FP64)
+    settings = {"initial_loss": 0.3, "nbeta": 1.0, "step_size": 1.0, "localization": 0.0, "num_examples": 9}
+    burnin = dip + 0.1 * noise[:, :100]
+    return LLC.of_traces(value + noise, burnin, **settings, num_gradients=0, descent=descent)
+
+
+def test_a_descent_above_a_tenth_of_the_value_is_a_problem() -> None:
+    assert made_up(10.0).valid
+    assert made_up(10.0, descent=1.0).valid  # of 11
+    (problem,) = made_up(10.0, descent=1.3).problems
+    assert problem.startswith("the start lies above the minimum near it: the estimate lacks 1.3 of 11.")
+    assert made_up(10.0).from_minimum(1.3).valid
+
+
+def test_below_the_start_is_no_problem_above_the_minimum() -> None:
+    raw = made_up(10.0, dip=-5.0)
+    assert raw.problems[0].startswith("the loss falls below the start")
+    assert raw.from_minimum(6.0).valid
+    assert not raw.from_minimum(2.0).valid  # still below by 3
+    negative = made_up(-14.0)
+    assert not negative.valid
+    assert negative.from_minimum(142.0).valid
+    for descent in (-1.0, math.inf, math.nan):
+        with pytest.raises(ValueError, match="must be finite and not negative"):
+            raw.from_minimum(descent)

@@ -19,6 +19,11 @@ MEASURES = (
     "llc_change",
     "llc_growth",
     "llc_end",
+    "llc_raw_split",
+    "llc_raw_slope",
+    "llc_raw_change",
+    "llc_raw_growth",
+    "llc_raw_end",
     "update_norm_ratio",
     "step_norm_ratio",
     "step_norm_end",
@@ -93,46 +98,50 @@ class BranchResults:
 def branch_measures(table: pd.DataFrame) -> pd.DataFrame:
     """Return one row for each task, branch and seed with what the claims are about, nan where it cannot be had.
 
-    llc_split: LLC at the split. llc_slope: slope of its least-squares line over epochs, the split included, in LLC
-    for each epoch. llc_change: the same times the epochs of the branch, over the mean of llc_split over all seeds
-    (that of one seed may be near 0). llc_growth: the slope over the first half of the branch. llc_end: mean LLC of
-    the checkpoints in the second half. Only valid estimates count; where the estimate at the split is invalid,
-    those after it are taken. A slope takes points over at least half of its epochs.
+    llc_split: LLC, from the minimum, at the split. llc_slope: slope of its least-squares line over epochs, the
+    split included, in LLC for each epoch. llc_change: the same times the epochs of the branch, over the mean of
+    llc_split over all seeds (that of one seed may be near 0). llc_growth: the slope over the first half of the
+    branch. llc_end: mean LLC of the checkpoints in the second half. Only valid estimates count; where the estimate
+    at the split is invalid, those after it are taken. A slope takes points over at least half of its epochs.
     update_norm_ratio, step_norm_ratio: mean of ‖Δw‖/lr and of ‖Δw‖ over the epochs after the split, over that of
     as many epochs before it. step_norm_end: ‖Δw‖ of the last epoch over that of the first. fluctuation: standard
     deviation of the change of ln(‖Δw‖/lr) from epoch to epoch after the split. train_loss_ratio,
-    validation_loss_ratio: at the end over at the split.
+    validation_loss_ratio: at the end over at the split. llc_raw_...: the same of the LLC from the weights, at the
+    same checkpoints.
     """
     rows = []
     for (task, seed), own in table.groupby(["task", "seed"], sort=False):
         before = own[own.branch == BEFORE].sort_values("epoch")
         for branch, after in own[own.branch != BEFORE].groupby("branch", sort=False):
             row = {"task": task, "branch": branch, "seed": seed, "lr": after.lr.iloc[0]}
-            rows.append(row | _llc_measures(before, after) | _norm_measures(before, after))
+            for column in ("llc", "llc_raw"):
+                row |= _llc_measures(before, after, column)
+            rows.append(row | _norm_measures(before, after))
     measures = pd.DataFrame(rows)
-    measures["llc_change"] /= measures.groupby("task").llc_split.transform("mean")
+    for column in ("llc", "llc_raw"):
+        measures[f"{column}_change"] /= measures.groupby("task")[f"{column}_split"].transform("mean")
     return measures
 
 
-def _llc_measures(before: pd.DataFrame, after: pd.DataFrame) -> dict[str, float]:
+def _llc_measures(before: pd.DataFrame, after: pd.DataFrame, column: str) -> dict[str, float]:
     split, last = before.iloc[-1], after.epoch.max()
     half = (split.epoch + last) / 2
     usable = after[after.valid]
     points = pd.concat([before.tail(1), usable]) if split.valid else usable
-    slope = _slope(points, last - split.epoch)
+    slope = _slope(points, column, last - split.epoch)
     return {
-        "llc_split": split.llc if split.valid else np.nan,
-        "llc_slope": slope,
-        "llc_change": slope * (last - split.epoch),  # made relative once all seeds are known
-        "llc_growth": _slope(points[points.epoch <= half], half - split.epoch),
-        "llc_end": usable[usable.epoch > half].llc.mean(),
+        f"{column}_split": split[column] if split.valid else np.nan,
+        f"{column}_slope": slope,
+        f"{column}_change": slope * (last - split.epoch),  # made relative once all seeds are known
+        f"{column}_growth": _slope(points[points.epoch <= half], column, half - split.epoch),
+        f"{column}_end": usable[usable.epoch > half][column].mean(),
     }
 
 
-def _slope(points: pd.DataFrame, num_epochs: float) -> float:
+def _slope(points: pd.DataFrame, column: str, num_epochs: float) -> float:
     """Return the slope, nan where the points leave more than half of the epochs to extrapolation."""
     wide_enough = len(points) > 1 and np.ptp(points.epoch) >= num_epochs / 2
-    return float(np.polyfit(points.epoch, points.llc, 1)[0]) if wide_enough else np.nan
+    return float(np.polyfit(points.epoch, points[column], 1)[0]) if wide_enough else np.nan
 
 
 def _norm_measures(before: pd.DataFrame, after: pd.DataFrame) -> dict[str, float]:

@@ -22,7 +22,7 @@ QUANTITIES = {
     "validation_loss": "validation loss (nats)",
     "update_norm": "update norm ‖Δw‖/lr",
     "step_norm": "step ‖Δw‖",
-    "llc": "LLC",
+    "llc": "LLC from the minimum",
     "wbic": "WBIC (nats)",
 }
 LOGARITHMIC = ("train_loss", "validation_loss", "update_norm", "step_norm")

@@ -17,9 +17,7 @@ def judge(computed: Computed, claims: ClaimSheet) -> list[ClaimResult]:
     table, summary, settings = computed["table"], computed["summary"], computed["settings"]
     judged, results = computed.config["judged_optimizer"], []
     for task in summary.task.unique():
-        named = [
-            claims.claim(name, of=task) for name in ("llc-higher", "llc-significant", "llc-higher-from-minimum")
-        ]
+        named = [claims.claim(name, of=task) for name in ("llc-higher", "llc-significant", "llc-higher-raw")]
         own, its_summary, its_settings = (part[part.task == task] for part in (table, summary, settings))
         results += _judge_task(named, own, its_summary, its_settings, judged)
     found = TunedAndMatched.of(computed)
@@ -34,28 +32,28 @@ def judge(computed: Computed, claims: ClaimSheet) -> list[ClaimResult]:
 def _judge_task(
     claims: list[Claim], table: pd.DataFrame, summary: pd.DataFrame, settings: pd.DataFrame, judged: str
 ) -> list[ClaimResult]:
-    """Judge direction, significance, and the direction from the minimum; intervals are over seeds."""
-    higher, significant, from_minimum = claims
+    """Judge direction, significance, and the direction from the trained weights; intervals are over seeds."""
+    higher, significant, raw = claims
     own = summary[summary.optimizer == judged]
     lacking = own[own.p.isna()]
     if len(lacking):
         reason = f"No LLC at width {', '.join(map(str, lacking.width))}: {_why_none(table, judged)}"
         return [out_of_reach(claim, reason) for claim in claims]
     why = _losses(summary, judged) + _elsewhere(settings)
-    values, values_there = (_relative_differences(table, judged, from_minimum=there) for there in (False, True))
+    values, raw_values = (_relative_differences(table, judged, column) for column in ("llc", "llc_raw"))
     largest = float(own.p.max())
     tests = exact(largest, kind=f"largest of {len(own)} tests, {own.seeds.iloc[0]} seeds each")
     return [
         judge_claim(higher, values.mean(), t_interval(values), if_not_reproduced=why),
         judge_claim(significant, largest, tests, if_not_reproduced=why),
-        judge_claim(from_minimum, values_there.mean(), t_interval(values_there), if_not_reproduced=why),
+        judge_claim(raw, raw_values.mean(), t_interval(raw_values), if_not_reproduced=why),
     ]
 
 
-def _relative_differences(table: pd.DataFrame, judged: str, *, from_minimum: bool = False) -> np.ndarray:
+def _relative_differences(table: pd.DataFrame, judged: str, column: str) -> np.ndarray:
     """Return one value for each seed; SGD's LLCs are averaged first, since single ones may lie near zero."""
-    own = table.assign(llc=table.llc + table.descent) if from_minimum else table
-    wide = own.pivot_table(index=["seed", "width"], columns="optimizer", values="llc").dropna()
+    own = table[table.llc.notna()]
+    wide = own.pivot_table(index=["seed", "width"], columns="optimizer", values=column).dropna()
     means = wide.groupby("seed").mean()
     return ((means[judged] - means["sgd"]) / wide["sgd"].mean()).to_numpy()
 

@@ -24,7 +24,7 @@ def compute(run: Run, cfg: DictConfig) -> dict[str, pd.DataFrame]:
     """
     found = networks(run, cfg)
     parts = [
-        final_estimate(run, network.task, optimizer, network.settings, seed, with_descent=True).assign(
+        final_estimate(run, network.task, optimizer, network.settings, seed).assign(
             **network.place, optimizer=str(label), seed=seed
         )
         for network in found
@@ -33,6 +33,7 @@ def compute(run: Run, cfg: DictConfig) -> dict[str, pd.DataFrame]:
     ]
     table = pd.concat(parts, ignore_index=True)
     first = [*PLACE, "optimizer", "seed", "train_loss", "validation_loss", "converged", "valid", "llc"]
+    first += ["llc_raw", "descent"]
     table = table[first + [column for column in table if column not in first]]
     run.note(seeds=list(cfg.seeds))
     return {"table": table, "summary": summary_table(table), **tuned_and_matched(run, found)}

@@ -13,19 +13,24 @@ from experiments.ngd.fig1.networks import PLACE
 
 
 def summary_table(table: pd.DataFrame) -> pd.DataFrame:
-    """Return one row for each network and optimizer: mean LLC with 95 % t interval, losses, and p against sgd."""
+    """Return one row for each network and optimizer: mean LLC with 95 % t interval, losses, and p against sgd.
+
+    llc is from the minimum; llc_raw and descent, whose sum it is, are means over the same seeds.
+    """
     rows = []
     for place, network in table.groupby([*PLACE], sort=False):
         reference = network[network.optimizer == "sgd"].llc.dropna()
         for optimizer, own in network.groupby("optimizer", sort=False):
-            llc = own.llc.dropna()
+            counted = own[own.llc.notna()]
+            llc = counted.llc
             row: dict[str, Any] = dict(zip(PLACE, place, strict=True)) | {"optimizer": optimizer}
             row |= {"seeds": len(own), "converged": int(own.converged.sum()), "llcs": len(llc)}
             row |= {"train_loss": own.train_loss.mean(), "validation_loss": own.validation_loss.mean()}
-            row |= dict.fromkeys(("llc", "llc_low", "llc_high", "difference", "p"), np.nan)
+            row |= dict.fromkeys(("llc", "llc_low", "llc_high", "llc_raw", "descent", "difference", "p"), np.nan)
             if len(llc) > 0:
                 interval = t_interval(llc.to_numpy())
                 row |= {"llc": llc.mean(), "llc_low": interval.low, "llc_high": interval.high}
+                row |= {"llc_raw": counted.llc_raw.mean(), "descent": counted.descent.mean()}
             if optimizer != "sgd" and min(len(llc), len(reference)) > 1:
                 row["difference"] = llc.mean() - reference.mean()
                 row["p"] = float(stats.ttest_ind(llc, reference, equal_var=False).pvalue)

@@ -44,6 +44,7 @@ def _draw_widths(table: pd.DataFrame, summary: pd.DataFrame) -> Figure:
             }
             errors = np.array([rows.llc - rows.llc_low, rows.llc_high - rows.llc])
             column[0].errorbar(places, rows.llc, yerr=errors, capsize=3, markersize=5, label=name, **style)
+            column[0].plot(places + 0.05, rows.llc_raw, markersize=4, markerfacecolor="none", **style)
             for place, (_, row) in zip(places, rows.iterrows(), strict=True):
                 seeds = table[(table.task == task) & (table.width == row.width) & (table.optimizer == name)]
                 column[0].plot(np.full(len(seeds), place), seeds.llc, markersize=2, alpha=0.5, **style)
@@ -56,14 +57,15 @@ def _draw_widths(table: pd.DataFrame, summary: pd.DataFrame) -> Figure:
             ax.set_xticks(range(len(widths)), ["" if width == 0 else f"{width}" for width in widths])
             ax.set_xlim(-0.5, len(widths) - 0.5)
             ax.set_xlabel("" if widths == [0] else "width")
-        column[0].set_ylabel("LLC")
+        column[0].set_ylabel("LLC from the minimum")
         column[1].set_ylabel("training loss (nats)")
     handles, labels = axes[0, 0].get_legend_handles_labels()
     legend = figure.legend(
         handles, labels, loc="outside lower center", ncols=len(names), fontsize=8, frameon=False
     )
     legend.set_title(
-        "mean over seeds, 95 % t interval\ndots: seeds; p: Welch's test against sgd", prop=FontProperties(size=8)
+        "mean over seeds, 95 % t interval\nhollow: LLC from the weights; dots: seeds; p: Welch's test against sgd",
+        prop=FontProperties(size=8),
     )
     return figure
 

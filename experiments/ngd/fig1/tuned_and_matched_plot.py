@@ -41,7 +41,7 @@ def draw_tuned_and_matched(found: TunedAndMatched, settings: pd.DataFrame) -> Fi
             plots.readable_log(axis)
         row[0].set_xlabel("learning rate")
         row[0].set_ylabel("validation loss (nats)")
-        row[1].set_ylabel("LLC")
+        row[1].set_ylabel("LLC from the minimum")
         row[2].set_ylabel("tr(H) (nats/parameter²)")
         _draw_settings(row[3], found.at(settings, network))
     axes[0, 1].set_title("at one lr, along training; hollow: not valid", fontsize=8)

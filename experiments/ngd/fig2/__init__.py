@@ -5,7 +5,8 @@ make ngd-fig2 PRESET=smoke|embedded|laptop|paper ARGS="data=fashion_mnist optimi
 Both optimizers start from the same weights and see the same batches. NGD is Kaldi's online natural gradient with
 its output rescaled to the gradient's norm, our reading of the paper's Eqs. 6 and 7 (see curvlab.optim.NGD). An
 estimate counts as an LLC only where the chains have mixed and stayed above the start; the others are in the table,
-marked. The paper compares at equal epochs; since the optimizers fit at different speed, the last panel and
+marked. `llc` is measured from the minimum near the weights; the paper's, from the weights, is `llc_raw`, and lacks
+`descent`. The paper compares at equal epochs; since the optimizers fit at different speed, the last panel and
 matched.csv compare at equal training loss. tr(H) is the mean Hessian's over a fixed part of the training data, by
 as many probes as an error of `trace.rtol` takes, `trace.max_matvecs` at most. Nothing is tuned: both train at one
 learning rate, as in the paper.

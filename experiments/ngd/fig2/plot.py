@@ -17,7 +17,7 @@ from experiments.target import Computed
 PANELS = {
     "loss": "loss (nats)",
     "update_norm": "update norm ‖Δw‖/lr",
-    "llc": "LLC",
+    "llc": "LLC from the minimum",
     "trace": "tr(H) (nats/parameter²)",
 }
 
@@ -43,7 +43,7 @@ def draw(computed: Computed) -> dict[str, Figure]:
         row[-1].set_xscale("log")
         plots.readable_log(row[-1].xaxis)
         row[-1].set_xlabel("training loss (nats)")
-        row[-1].set_ylabel("LLC")
+        row[-1].set_ylabel("LLC from the minimum")
     axes[0, 2].set_title("valid estimates", fontsize=8)
     axes[0, -1].set_title("at equal training loss", fontsize=8)
     handles, labels = axes[0, 0].get_legend_handles_labels()

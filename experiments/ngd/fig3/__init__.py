@@ -2,12 +2,12 @@
 
 make ngd-fig3 PRESET=smoke|embedded|laptop|paper ARGS="data=fashion_mnist alphas=[0.01,1]"
 
-Every network of a seed starts from the same weights and sees the same batches; SGD, which NGD becomes for
-alpha -> ∞ (at this lr, see curvlab.optim.NGD), is the band in both panels. One constant is varied at a time, the
-other stands as in `ngd`; the paper says for neither panel what it was. epsilon is a floor of the eigenvalues of
-each axis's estimate, an element's squared gradient, so it matters from there on; alpha multiplies it. An LLC is
-given only where training has converged and the estimate is valid, as in ngd-fig1; the others are drawn hollow and
-count in no claim.
+Every network of a seed starts from the same weights and sees the same batches; SGD, which NGD becomes for alpha ->
+∞ (at this lr, see curvlab.optim.NGD), is the band in both panels. One constant is varied at a time, the other
+stands as in `ngd`; the paper says for neither panel what it was. epsilon is a floor of the eigenvalues of each
+axis's estimate, an element's squared gradient, so it matters from there on; alpha multiplies it. An LLC is given
+only where training has converged and the estimate is valid, and from the minimum, as in ngd-fig1; the others are
+drawn hollow and count in no claim.
 """
 
 from experiments.target import Target

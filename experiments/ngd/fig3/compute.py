@@ -43,22 +43,28 @@ def compute(run: Run, cfg: DictConfig) -> dict[str, pd.DataFrame]:
                 parts.append(row.assign(task=task_label(name), sweep=sweep, value=value, seed=seed))
     table = pd.concat(parts, ignore_index=True)
     first = ["task", "sweep", "value", "seed", "train_loss", "validation_loss", "converged", "valid", "llc"]
+    first += ["llc_raw", "descent"]
     table = table[first + [column for column in table if column not in first]]
     run.note(seeds=list(cfg.seeds))
     return {"table": table, "summary": summary_table(table), "trends": trend_table(table)}
 
 
 def summary_table(table: pd.DataFrame) -> pd.DataFrame:
-    """Return one row for each value: seeds, those that converged, those with an LLC, its mean, 95 % t interval."""
+    """Return one row for each value: seeds, those that converged, those with an LLC, its mean, 95 % t interval.
+
+    llc is from the minimum; llc_raw and descent, whose sum it is, are means over the same seeds.
+    """
     rows = []
     for place, own in table.groupby(["task", "sweep", "value"], sort=False, dropna=False):
-        llc = own.llc.dropna().to_numpy()
+        counted = own[own.llc.notna()]
+        llc = counted.llc.to_numpy()
         interval = t_interval(llc) if len(llc) else None
         rows.append(
             dict(zip(("task", "sweep", "value"), place, strict=True))
             | {"seeds": len(own), "converged": int(own.converged.sum()), "llcs": len(llc)}
             | {"llc": llc.mean() if interval else np.nan}
             | {"llc_low": interval.low if interval else np.nan, "llc_high": interval.high if interval else np.nan}
+            | {"llc_raw": counted.llc_raw.mean(), "descent": counted.descent.mean()}
             | {"train_loss": own.train_loss.mean(), "validation_loss": own.validation_loss.mean()}
             | {"problems": "; ".join(sorted(set(own.problem.dropna()) - {""}))}
         )

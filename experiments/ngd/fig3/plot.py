@@ -15,7 +15,7 @@ from experiments.ngd.fig3.compute import SWEEPS
 from experiments.target import Computed
 
 CONSTANTS = {"alpha": "smoothing α", "epsilon": "floor ε"}
-QUANTITIES = {"llc": "LLC", "train_loss": "training loss (nats)"}
+QUANTITIES = {"llc": "LLC from the minimum", "train_loss": "training loss (nats)"}
 
 
 def draw(computed: Computed) -> dict[str, Figure]:

@@ -8,7 +8,8 @@ its output rescaled to the gradient's norm (`ngd`, as in all targets), whose upd
 Beside it stand the same without rescaling (`ngd-unrescaled`), which only shrinks the gradient, and on a small net
 Eqs. 6 and 7 literally, with the full Fisher matrix of each batch (`exact-ngd`), where nothing bounds the size.
 Branches see the same batches. An estimate counts as an LLC only where the chains have mixed and stayed above the
-start (`valid`); the split is no minimum, so the estimate there is that of a state on its way, as in the paper.
+minimum near the weights (`valid`), from which it is measured: the split is no minimum, and from the weights, as in
+the paper (`llc_raw`), the estimate lacks what the loss can still fall (`descent`).
 """
 
 from experiments.ngd.branching.paper import PAPER

@@ -3,8 +3,9 @@
 make ngd-fig7 PRESET=smoke|embedded|laptop|paper ARGS="label_noise=0.2"
 
 Trained until the validation loss has long passed its minimum; what happens from there on is judged. The estimates
-of early checkpoints are often no LLC, since training has not converged and the chains go below the start: they
-are drawn hollow and count in no claim; the paper counts every estimate. Data and labels: `overfitting.compute`.
+of early checkpoints are often no LLC, since training has not converged and the chains still move: they are drawn
+hollow and count in no claim; the paper counts every estimate. The LLC is measured from the minimum near the
+weights; the paper's, from the weights, is `llc_raw`, and lacks `descent`. Data and labels: `overfitting.compute`.
 tr(H) takes as many probes as an error of `trace.rtol` takes, `trace.max_matvecs` at most.
 """
 

@@ -14,7 +14,7 @@ from curvlab.reporting import plots
 from experiments.ngd.overfitting.plot import draw_estimates, draw_losses, mark_minimum
 from experiments.target import Computed
 
-QUANTITIES = {"llc": "LLC", "trace": "tr(H) (nats/parameter²)"}
+QUANTITIES = {"llc": "LLC from the minimum", "trace": "tr(H) (nats/parameter²)"}
 
 
 def draw(computed: Computed) -> dict[str, Figure]:

@@ -39,7 +39,8 @@ def _terms(table: pd.DataFrame) -> str:
     for _, own in table[table.optimizer == "ngd"].groupby("seed"):
         ordered = own.sort_values("epoch")
         ends = ordered.loc[[ordered.validation_loss.idxmin(), ordered.index[-1]]]
-        fit, complexity = (ends.num_train * ends.train_loss).to_numpy(), wbic_complexity(ends).to_numpy()
+        complexity = wbic_complexity(ends).to_numpy()
+        fit = ends.wbic.to_numpy() - complexity
         fits.append(fit[1] - fit[0])
         complexities.append(complexity[1] - complexity[0])
     return (

@@ -32,7 +32,7 @@ def draw(computed: Computed) -> dict[str, Figure]:
 
 def _draw_task(axes: np.ndarray, table: pd.DataFrame) -> None:
     ngd = table[table.optimizer == "ngd"]
-    ngd = ngd.assign(fit=ngd.num_train * ngd.train_loss, complexity=wbic_complexity(ngd))
+    ngd = ngd.assign(fit=ngd.wbic - wbic_complexity(ngd), complexity=wbic_complexity(ngd))
     own: dict[str, Any] = {"color": plots.PALETTE[1], "marker": plots.MARKERS[1]}
     draw_losses(axes[0], ngd, "ngd", own)
     axes[0].set_yscale("log")
@@ -77,5 +77,5 @@ def _apart(path: pd.DataFrame) -> Iterator[tuple[Any, pd.Series]]:
 
 
 def wbic_complexity(table: pd.DataFrame) -> pd.Series:
-    """Return WBIC - n L(w*), nats: LLC ln n."""
-    return table.wbic - table.num_train * table.train_loss
+    """Return LLC ln n, nats, with the LLC from the minimum w*: WBIC - n L(w*)."""
+    return table.llc * np.log(table.num_train)

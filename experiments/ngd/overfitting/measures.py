@@ -12,7 +12,7 @@ from curvlab.reporting import Claim, ClaimResult, judge, out_of_reach, t_interva
 
 QUANTITIES = ("validation_loss", "llc", "trace", "wbic")
 RISES = 0.02  # relative rise of the validation loss from which a seed counts among those that overfit
-_SAMPLED = ("llc", "wbic")  # from chains, which may be not valid
+_SAMPLED = {"llc": "llc_raw", "wbic": "wbic"}  # from chains, which may be not valid; and what the paper takes
 
 
 def since_minimum(table: pd.DataFrame) -> pd.DataFrame:
@@ -22,8 +22,8 @@ def since_minimum(table: pd.DataFrame) -> pd.DataFrame:
     count (of LLC and WBIC, those with valid estimates); first_epoch, first, last_epoch, last, the quantity at the
     first and last of them; change, last/first - 1, where these are at least half of the epochs from the minimum on
     apart; rank_correlation, Spearman's with the validation loss over them; sampled_change, the change with every
-    estimate, valid or not, as in the paper, nan where it starts below 0; train_loss_first, train_loss_last, the
-    training losses at the first and last epoch (nats).
+    estimate, valid or not, from the weights, as in the paper, nan where it starts below 0; train_loss_first,
+    train_loss_last, the training losses at the first and last epoch (nats).
 
     Args:
         table: see `experiments.ngd.overfitting.compute.compute`.
@@ -51,8 +51,9 @@ def since_minimum(table: pd.DataFrame) -> pd.DataFrame:
             if len(counted) > 2 and quantity != "validation_loss":
                 found = stats.spearmanr(counted.validation_loss, counted[quantity])
                 row["rank_correlation"] = float(found.statistic)
-            if len(after) > 1 and after[quantity].iloc[0] > 0:
-                row["sampled_change"] = after[quantity].iloc[-1] / after[quantity].iloc[0] - 1
+            sampled = after[_SAMPLED.get(quantity, quantity)]
+            if len(after) > 1 and sampled.iloc[0] > 0:
+                row["sampled_change"] = sampled.iloc[-1] / sampled.iloc[0] - 1
             rows.append(row)
     return pd.DataFrame(rows)
 
@@ -86,7 +87,7 @@ def judge_increases(
     if quantity in _SAMPLED and len(sampled) > 1:
         every = t_interval(sampled)
         why += (
-            f" With every estimate, valid or not, as in the paper: {sampled.mean():+.2f} "
+            f" With every estimate from the weights, valid or not, as in the paper: {sampled.mean():+.2f} "
             f"({every.low:+.2f} to {every.high:+.2f})."
         )
     values = used.change.to_numpy()

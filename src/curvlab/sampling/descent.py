@@ -25,7 +25,7 @@ def descent_to_minimum(
     λ(w0) = nbeta (E[L] - L(w0)) is a learning coefficient where w0 is a minimum. Chains that start above one
     settle around w*, and `estimate_llc` is too low by this much, in its own unit: at n = 10,000 a loss that would
     still fall by 0.01 takes 11 from it. The estimate plus the descent is what the same chains give measured from
-    w*. L-BFGS looks for it; where max_steps end the search, the result is a lower bound.
+    w* (`LLC.from_minimum`). L-BFGS looks for it; where max_steps end the search, the result is a lower bound.
 
     Args:
         model: as for `estimate_llc`.

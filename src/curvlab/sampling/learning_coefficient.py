@@ -24,8 +24,8 @@ class LLC:
 
     E is over the density exp(-nbeta L(w) - localization/2 |w - w0|²), so at finite n and localization it is not
     yet the coefficient of the asymptotics: localization takes from directions with nbeta × eigenvalue below it.
-    Where w0 is not quite a minimum, the estimate is too low by `descent_to_minimum`; `problems` notices only when
-    it falls below zero.
+    Where w0 is not quite a minimum, the estimate is too low by `descent_to_minimum`, which `from_minimum` adds;
+    without it, `problems` notices only when the loss falls below that of w0.
 
     Attributes:
         value: mean over chains. Unit: none (parameters, twice: P/2 for a regular model).
@@ -151,6 +151,7 @@ class LLC:
         localization: float,
         num_examples: int,
         num_gradients: int,
+        descent: float = 0.0,
     ) -> LLC:
         """Return the LLC from what chains went through.
 
@@ -163,6 +164,8 @@ class LLC:
             localization: likewise.
             num_examples: likewise.
             num_gradients: likewise.
+            descent: `descent_to_minimum` of w0, where it is known: above a tenth of the value from the minimum it
+                is among `problems`.
         """
         coefficients = nbeta * excess.double().cpu()
         burnin = nbeta * burnin_excess.double().cpu()
@@ -184,7 +187,7 @@ class LLC:
             rhat=rhat,
             ess=ess,
             ess_tail=ess_tail,
-            problems=problems_of(coefficients, burnin, rhat=rhat, ess=ess, ess_tail=ess_tail),
+            problems=problems_of(coefficients, burnin, rhat=rhat, ess=ess, ess_tail=ess_tail, descent=descent),
             losses=initial_loss + coefficients / nbeta,
             burnin_losses=initial_loss + burnin / nbeta,
             nbeta=nbeta,
@@ -193,6 +196,21 @@ class LLC:
             num_examples=num_examples,
             num_gradients=num_gradients,
         )
+
+    def from_minimum(self, descent: float) -> LLC:
+        """Return what the same chains give measured from the minimum near w0: `value` is larger by `descent`.
+
+        `initial_loss` is the loss there, and `problems` are those of the new value: that the loss falls below w0
+        is none where it stays above the minimum. WBIC and mixing are the same.
+
+        Args:
+            descent: `descent_to_minimum` with the same nbeta and localization.
+        """
+        if not 0 <= descent < math.inf:
+            raise ValueError(f"descent must be finite and not negative, got {descent}; see `descent_to_minimum`.")
+        kept, fall = self.traces(), descent / self.nbeta
+        moved = {name: kept.pop(name) + fall for name in ("excess", "burnin_excess")}
+        return LLC.of_traces(**moved, **kept | {"initial_loss": self.initial_loss - fall})
 
     def interval(self, confidence: float = 0.95) -> tuple[float, float]:
         """Return the two-sided interval: Student's t over chains, C - 1 degrees of freedom (normal for C = 1).

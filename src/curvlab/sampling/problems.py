@@ -2,8 +2,8 @@
 
 Limits of mixing. Vehtari et al. (2021) want R-hat below 1.01 and, at four chains, 400 effective draws; both say
 the same, since 2 C half chains worth S draws have an R-hat near sqrt(1 + 2 C/S). That is for quantiles of any
-quantity. A learning coefficient is a mean, and the chains of a figure take 100 to 200 steps each: 440 draws that
-are worth 400 do not exist. So an estimate has to have a tenth, ten effective draws for each chain, which leaves
+quantity. A learning coefficient is a mean, and a figure's estimate has four chains of 80 to 330 draws, few of
+which are worth 400. So an estimate has to have a tenth, ten effective draws for each chain, which leaves
 an error of C^(-1/2)/3 standard deviations of the draws, and R-hat below 1.1 (the same as 40 draws at four chains);
 whether it meets the limits of Vehtari et al. is said beside it. What these limits, and the drift's, find and miss
 is a table: `experiments/benchmarks/llc/power.py`.
@@ -24,6 +24,7 @@ MAX_RHAT = 1.1
 MIN_DRAWS_PER_CHAIN = 10.0  # effective, bulk and tail
 MAX_DRIFT = 0.1  # of the estimate, over the trace
 DRAWS_PER_BLOCK = 5  # for R-hat: a batch's noise would hide that chains lie apart
+MAX_DESCENT = 0.1  # of the value from the minimum
 _FALSE_ALARMS = 0.01  # of the drift's test, and of the dip's over all its windows
 _NUM_WINDOWS = 10
 
@@ -35,7 +36,7 @@ def blocks(coefficients: Tensor) -> Tensor:
 
 
 def problems_of(
-    coefficients: Tensor, burnin: Tensor, *, rhat: float, ess: float, ess_tail: float
+    coefficients: Tensor, burnin: Tensor, *, rhat: float, ess: float, ess_tail: float, descent: float
 ) -> tuple[str, ...]:
     """Return one sentence for each problem; none where nothing was found.
 
@@ -45,6 +46,7 @@ def problems_of(
         rhat: of `blocks`.
         ess: bulk, of the draws.
         ess_tail: tail, of the draws.
+        descent: of the start to the minimum near it, in the same unit; 0 where it is not known.
     """
     if not bool(torch.isfinite(coefficients).all() and torch.isfinite(burnin).all()):
         return ("a chain diverged (loss inf or NaN): take a smaller step_size, e.g. a tenth.",)
@@ -70,6 +72,11 @@ def problems_of(
         found.append(
             f"the loss falls below the start (by {-lowest:.3g} in units of the estimate): w0 is no minimum at "
             "this localization, and this is no learning coefficient. Train further, or take a larger localization."
+        )
+    if descent > MAX_DESCENT * abs(from_minimum := float(coefficients.mean()) + descent):
+        found.append(
+            f"the start lies above the minimum near it: the estimate lacks {descent:.3g} of {from_minimum:.4g}, "
+            "its value from there. Take `from_minimum`, or train further."
         )
     return tuple(found)
 

@@ -39,6 +39,7 @@ def made_up(
                 rate = (lr or {}).get(branch, 0.1)
                 row = {"task": "m", "branch": branch, "seed": seed, "epoch": epoch, "lr": rate, "valid": True}
                 row |= {"llc": llc.get(branch, level(100.0))(since) + 0.1 * seed, "problem": ""}
+                row["llc_raw"] = row["llc"] - 20 + since  # a descent of 20 at the split, which falls
                 row |= {"update_norm": size, "step_norm": rate * size}
                 rows.append(row | {"train_loss": value, "validation_loss": 2 * value})
     return pd.DataFrame(rows)
@@ -78,6 +79,8 @@ def test_measures_of_known_curves() -> None:
     )
     found = BranchResults.of(table)
     assert found.by_seed("m", "ngd", "llc_slope")[0] == pytest.approx(2.0)
+    assert found.by_seed("m", "ngd", "llc_raw_slope")[0] == pytest.approx(3.0)
+    assert found.by_seed("m", "ngd", "llc_raw_split")[0] == pytest.approx(80.0)
     # Relative to the mean over seeds at the split, 100, 100.1, 100.2: one seed's own may be near 0.
     assert found.by_seed("m", "ngd", "llc_change").tolist() == pytest.approx([20 / 100.1] * 3)
     assert found.by_seed("m", "ngd", "llc_growth")[0] == pytest.approx(2.0)

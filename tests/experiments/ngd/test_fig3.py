@@ -65,7 +65,7 @@ def rows(slope: float, *, epsilon_slope: float = -1.0, lost: int = 0) -> pd.Data
                 "validation_loss": 0.2,
             }
             | {"converged": not none, "valid": True, "estimate": llc, "problem": "not mixed" if none else None}
-            | {"llc": math.nan if none else llc + 0.01 * seed}
+            | {"llc": math.nan if none else llc + 0.01 * seed, "llc_raw": llc - 2, "descent": 2.0}
             for sweep, value, llc, none in cells
             for seed in range(3)
         ]
@@ -103,6 +103,8 @@ def test_trends_and_summary_count_only_llcs(judge: Judge) -> None:
     summary = summary_table(table).set_index(["sweep", "value"])
     assert summary.loc[("alpha", 0.01), ["seeds", "converged", "llcs"]].tolist() == [3, 0, 0]
     assert math.isnan(summary.loc[("alpha", 0.01), "llc"])
+    assert math.isnan(summary.loc[("alpha", 0.01), "llc_raw"])
+    assert summary.loc[("alpha", 1.0), ["llc", "llc_raw", "descent"]].tolist() == pytest.approx([11.01, 9.0, 2.0])
     assert summary.loc[("alpha", 0.01), "problems"] == "not mixed"
     explanation = judge(rows(1.0, lost=1))[0].explanation
     assert "3 of 12 estimates are left out (at 0.01)" in explanation

@@ -46,7 +46,7 @@ def test_fig7_and_fig8_end_to_end_with_one_set_of_units(
     def nothing_new(*_: Any, **__: Any) -> None:
         raise AssertionError("ngd-fig8 computes what ngd-fig7 has stored")
 
-    for name in ("_trained", "_chains", "_trace"):
+    for name in ("_trained", "_chains", "_descent", "_trace"):
         monkeypatch.setattr(f"experiments.ngd.trajectories.{name}", nothing_new)
     fig8 = run_smoke("ngd/fig8")
     assert pd.read_csv(fig8 / "table.csv").equals(table)
@@ -90,6 +90,7 @@ def rows(llc: tuple[float, ...], trace: tuple[float, ...], losses: tuple[float, 
             {"task": "m", "optimizer": name, "seed": seed, "epoch": epoch, "num_train": 100, "valid": True}
             | {"train_loss": 0.5 / epoch, "validation_loss": losses[index], "validation_accuracy": 0.5}
             | {"llc": llc[index] + 0.01 * seed, "trace": trace[index] + 0.01 * seed}
+            | {"llc_raw": llc[index] - 0.5}
             | {"wbic": 50 / epoch + llc[index] * math.log(100) + 0.01 * seed}
             for name in ("sgd", "ngd")
             for seed in range(3)
@@ -107,6 +108,7 @@ def test_since_minimum_starts_at_the_minimum() -> None:
     assert (llc.minimum_epoch == 2).all()
     assert (llc.checkpoints == 3).all()
     assert llc.change.iloc[0] == pytest.approx(4 / 2 - 1)
+    assert llc.sampled_change.iloc[0] == pytest.approx(3.5 / 1.5 - 1)
     assert (llc.rank_correlation == 1).all()
     assert (table[table.quantity == "trace"].rank_correlation == -1).all()
 

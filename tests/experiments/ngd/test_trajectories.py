@@ -49,6 +49,20 @@ def test_equal_weights_give_equal_numbers_at_every_checkpoint(cfg: OmegaConf) ->
         assert table[column].nunique() == 1
 
 
+def test_the_llc_is_measured_from_the_minimum(cfg: OmegaConf) -> None:
+    """After one epoch the loss can still fall far: the raw estimate lacks it, and says so."""
+    training = {"num_epochs": 1, "batch_size": 50, "checkpoints": [1]}
+    task, table = measured(cfg, {"name": "sgd", "lr": 0.1}, **training)
+    row = table.iloc[0]
+    assert row.llc == pytest.approx(row.llc_raw + row.descent)
+    assert row.descent > 0.1 * row.llc
+    assert "the start lies above the minimum near it" in row.raw_problem
+    assert "the start lies above" not in row.problem
+    nbeta, size = 200 / math.log(200), len(task.train[1])
+    assert size == 200
+    assert row.wbic == pytest.approx(size * (row.train_loss + row.llc_raw / nbeta), rel=1e-5)
+
+
 def test_update_norm_is_the_gradients_for_one_step_of_sgd(cfg: OmegaConf) -> None:
     everything = {"num_epochs": 1, "batch_size": 200, "checkpoints": [1]}
     for lr in (0.1, 0.4):

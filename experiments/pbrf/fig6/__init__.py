@@ -24,7 +24,8 @@ steps of full-batch descent with momentum give, as the paper's is what K/2 epoch
 got stands in networks.csv: the norm of the objective's gradient at the end over that at the start, the share of
 points that came below a tenth, and of those for which it grew. Influence is exact to a residual of `rtol`; with
 `num_probes` it is estimated for all examples at once from so many systems, each score with a relative standard
-error of √(2/num_probes). Everything is in single precision.
+error of √(2/num_probes). Everything is in single precision. Seeds share their images: intervals are over wrong
+labels, starts and orders of batches.
 """
 
 from experiments.target import Target

@@ -17,7 +17,14 @@ from experiments.pbrf.fig6.scores import (
 from experiments.target import Computed
 
 MARK = "found at 20 %"
-OF_PBRF = ("pbrf-finds-most", "pbrf-beats-random", "total-loss-finds-most", "influence-aligns")
+OF_PBRF = (
+    "pbrf-finds-most",
+    "pbrf-beats-random",
+    "total-loss-finds-most",
+    "influence-finds-as-many",
+    "influence-aligns",
+    "influence-aligns-total",
+)
 
 
 def judge_claims(computed: Computed, claims: ClaimSheet) -> list[ClaimResult]:
@@ -48,8 +55,14 @@ def _of_task(claims: ClaimSheet, task: str, seeds: pd.DataFrame, networks: pd.Da
             "pbrf-finds-most": values[PBRF][MARK],
             "pbrf-beats-random": values[PBRF][MARK] - values[RANDOM][MARK],
             "total-loss-finds-most": values[PBRF_TOTAL][MARK],
+            "influence-finds-as-many": values[PBRF][MARK] - values[INFLUENCE][MARK],
             "influence-aligns": networks["spearman own"],
+            "influence-aligns-total": networks["spearman total"],
         }
+        reasons["influence-aligns-total"] = (
+            f"By own losses it is {networks['spearman own'].mean():.2f}; PBRF and plain loss correlate by "
+            f"{networks['spearman PBRF and loss'].mean():.2f}."
+        )
     results = [
         _judged(claims.claim(name, of=task), column, f"{state} {reasons.get(name, '')}")
         for name, column in found.items()

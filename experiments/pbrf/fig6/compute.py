@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -24,13 +25,18 @@ NUM_STEPS = 100  # of the drawn curves
 def compute(run: Run, cfg: DictConfig) -> dict[str, pd.DataFrame]:
     """Return one row for each method, the same for each seed, the curves, and one row for each network."""
     rows: dict[str, list[dict[str, Any]]] = {"seeds": [], "curves": [], "networks": []}
-    for name, own in task_settings(cfg).items():
-        settings = OmegaConf.merge({"descent": None}, own)  # a task's null leaves the key out
+    for name, settings in with_descent(task_settings(cfg)).items():
         for seed in settings.seeds:
             for table, found in _rows(load_task(run, name, settings, seed)).items():
                 rows[table] += found
     tables = {name: pd.DataFrame(found) for name, found in rows.items()}
     return {"table": summary(tables["seeds"]), **tables}
+
+
+def with_descent(settings: Mapping[str, DictConfig]) -> dict[str, DictConfig]:
+    """Return every task's settings with `descent` null where a task has left the key out by its own null."""
+    nothing = OmegaConf.create({"descent": None})
+    return {name: DictConfig(OmegaConf.merge(nothing, own)) for name, own in settings.items()}
 
 
 def _rows(task: CorruptedTask) -> dict[str, list[dict[str, Any]]]:

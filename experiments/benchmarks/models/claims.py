@@ -1,0 +1,39 @@
+"""Whether a product fits where a gradient step fits, and how far it is from its floor."""
+
+from __future__ import annotations
+
+import pandas as pd
+
+from curvlab.reporting import ClaimResult, ClaimSheet, exact, judge, out_of_reach, t_interval
+from experiments.target import Computed
+
+SMALLEST_RISE = 50.0  # MiB: below, what Python and the system do is no longer negligible
+
+
+def judge_claims(computed: Computed, claims: ClaimSheet) -> list[ClaimResult]:
+    """Judge memory for each model, over repeats, and the largest time."""
+    table, results = computed["table"], []
+    for name, own in computed["repeats"].groupby("model", sort=False):
+        claim = claims.claim("memory", of=str(name))
+        if not own.gradient_rise_mib.min() >= SMALLEST_RISE:
+            reason = f"A gradient step rises by {own.gradient_rise_mib.min():.3g} MiB: too little to be measured."
+            results.append(out_of_reach(claim, reason))
+            continue
+        interval = t_interval(own.memory_ratio, unit="repeats")
+        mean = float(own.memory_ratio.mean())
+        results.append(judge(claim, mean, interval, if_not_reproduced=_reason(own)))
+    slowest = table.sort_values("time_to_floor").iloc[-1]
+    value = float(slowest.time_to_floor)
+    reason = f"{slowest.model} is the slowest; the median is {table.time_to_floor.median():.3g}."
+    results.append(judge(claims.claim("time"), value, exact(value), if_not_reproduced=reason))
+    return results
+
+
+def _reason(own: pd.DataFrame) -> str:
+    """Return where the memory is."""
+    row = own.median(numeric_only=True)
+    return (
+        f"A gradient step holds {row.gradient_mib:.3g} MiB, a product {row.product_mib:.3g}; by plain attention, "
+        f"without the fused kernel, a gradient step holds {row.plain_gradient_mib:.3g}, and the ratio would be "
+        f"{row.plain_ratio:.3g}. With jvp='finite_difference' in the product it is {row.differences_ratio:.3g}."
+    )

@@ -6,11 +6,13 @@ Right-hand sides are gradients of training points at θ^s of networks as in pbrf
 and, for some tasks, the Hessian with a damping that makes it positive definite. Every iterate is compared with a
 tight reference: relative error, and correlation of the scores (over test examples) with the exact ones. Cost is
 counted for each system in products with the matrix of the whole data, a batch as |B| / N of one, set-up included.
+That is the same for all methods, but it is not time: a small batch takes longer than its share (step_time.csv).
 
 CG is truncated and damped as in Eq. 47. LiSSA is Eq. 49 with the smallest scaling σ of Sec. C.2's list with which
-no repeat diverges; smaller ones that were tried are not in its cost. Its batch size is not stated: here that of
-training in Sec. C.3, 128, or what the config says. Beside them stand block CG, curvlab's default solver and
-`Lissa.auto`, whose C is measured.
+no repeat is seen to diverge; smaller ones that were tried are not in its cost. A σ just below the limit of
+stability, (λmax + damping) / 2, may pass; the claims name such seeds and leave them out. Its batch size is not
+stated: here that of training in Sec. C.3, 128, or what the config says. Beside them stand block CG, curvlab's
+default solver and `Lissa.auto`, whose C is measured.
 
 Misprints: Eq. 48 and 49 must start at t = 0, else the limit lacks v / σ (for v a top eigenvector and σ its
 eigenvalue, everything). With powers t of the matrix of one batch (r, t), Eq. 49 tends to the mean over batches of

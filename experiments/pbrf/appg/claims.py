@@ -7,9 +7,10 @@ from collections.abc import Iterator
 import numpy as np
 import pandas as pd
 
-from curvlab.reporting import Claim, ClaimResult, ClaimSheet, exact, out_of_reach, t_interval
+from curvlab.reporting import ClaimResult, ClaimSheet, exact, out_of_reach, t_interval
 from curvlab.reporting import judge as judged
-from experiments.pbrf.appg.summary import cost_to, geometric
+from experiments.pbrf.appg.cost_claims import judge_costs
+from experiments.pbrf.appg.summary import geometric
 from experiments.shared.worst_case import judge_row, largest, smallest
 from experiments.target import Computed
 
@@ -20,9 +21,9 @@ NOTHING = pd.DataFrame()  # in the place of a table that no task has
 def judge(computed: Computed, claims: ClaimSheet) -> list[ClaimResult]:
     """Judge the formulas once, and the rest for every task; intervals are over seeds, or repeats of a timing."""
     results = [
-        *_formulas(claims, computed.get("formulas", NOTHING)),
+        *_formulas(claims, computed.get("formulas", NOTHING), computed["table"]),
         *_definite(claims, computed["states"]),
-        *_costs(claims, computed),
+        *judge_costs(computed, claims),
         *_seconds(claims, computed.get("step_time", NOTHING)),
         *_s_test(claims, computed.get("s_test", NOTHING)),
     ]
@@ -32,7 +33,7 @@ def judge(computed: Computed, claims: ClaimSheet) -> list[ClaimResult]:
     return results
 
 
-def _formulas(claims: ClaimSheet, table: pd.DataFrame) -> Iterator[ClaimResult]:
+def _formulas(claims: ClaimSheet, table: pd.DataFrame, solved: pd.DataFrame) -> Iterator[ClaimResult]:
     if table.empty:
         return
     deep = table[table.num_terms.isin([np.inf, table[table.formula == "from 0"].num_terms.max()])]
@@ -49,13 +50,30 @@ def _formulas(claims: ClaimSheet, table: pd.DataFrame) -> Iterator[ClaimResult]:
         own = deep[deep.formula == formula]
         worst = smallest(own.error) if name == "printed-powers" else largest(own.error)
         yield judge_row(claims.claim(name), own, own.error, worst, str(own.case.iloc[worst]), why)
-    depth = table[table.formula == "depth"]
+    yield _depth(claims, table[table.formula == "depth"], solved)
+
+
+def _depth(claims: ClaimSheet, depth: pd.DataFrame, solved: pd.DataFrame) -> ClaimResult:
+    """Judge what is left at curvature zero, beside what LiSSA leaves of gradients at that depth and damping."""
     best = smallest(depth.error)
+    first = depth.iloc[best]
+    scale = float(str(first.case).removeprefix("σ = "))
+    left = {
+        share: share ** (1 / first.num_terms) for share in (first.error, 0.1)
+    }  # of 1 - (h + λ)/σ, for one step
+    damping, shallow = scale * (1 - left[first.error]), scale * (left[first.error] - left[0.1])
     why = (
-        f"T λ/σ is 0.5 at best, and {depth.error.max():.2f} is left with σ = 500. Where the curvature is far "
-        "below λ the answer lacks that share; outputs, and so the solver gap of Table 5, hardly see it there."
+        f"T λ/σ is 0.5 at best, and {depth.error.max():.2f} is left with σ = 500. Gradients of squared error and "
+        "cross-entropy lie in the range of G, and so have no component of curvature zero; but of a component of "
+        f"curvature h, (1 - (h + λ)/σ)^T is left, more than a tenth up to h = {shallow:.2g} (σ = {scale:g}), and "
+        "what they have below that decides."
     )
-    yield judge_row(claims.claim("depth-suffices"), depth, depth.error, best, str(depth.case.iloc[best]), why)
+    same = solved[solved.method.str.startswith("LiSSA, 1 ") & (solved.num_steps == first.num_terms)]
+    same = same[np.isclose(same.damping, damping, rtol=1e-3)]
+    if not same.empty:
+        found = [f"{row.task} {row.error:.2g} ({row.correlation:.2g})" for row in same.itertuples()]
+        why += f" LiSSA's error with this depth and damping (and correlation of scores): {', '.join(found)}."
+    return judge_row(claims.claim("depth-suffices"), depth, depth.error, best, str(first.case), why)
 
 
 def _definite(claims: ClaimSheet, states: pd.DataFrame) -> Iterator[ClaimResult]:
@@ -69,55 +87,6 @@ def _definite(claims: ClaimSheet, states: pd.DataFrame) -> Iterator[ClaimResult]
         )
         claim = claims.claim("hessian-positive-definite", of=str(task))
         yield judged(claim, value, exact(value, kind=kind), if_not_reproduced=why)
-
-
-def _costs(claims: ClaimSheet, computed: Computed) -> Iterator[ClaimResult]:
-    sizes = computed["states"].groupby("task").P.first()
-    for (task, curvature), own in computed["curves"].groupby(["task", "curvature"], sort=False):
-        of = str(task) if curvature == "gauss_newton" else f"{task}-hessian"
-        by_method = {
-            str(method): [curve for _, curve in rows.groupby("seed")]
-            for method, rows in own.groupby("method", sort=False)
-        }
-        steps = np.array([cost_to(curve, "error") for curve in by_method["CG"]]) / float(sizes.loc[str(task)])
-        why = f"At its end the error is {own[own.method == 'CG'].groupby('seed').error.last().median():.2g}."
-        yield judged(
-            claims.claim("truncated-cg", of=of), float(steps.mean()), t_interval(steps), if_not_reproduced=why
-        )
-        repeated = [method for method in by_method if method.startswith("LiSSA")]
-        if len(repeated) < 2:
-            continue
-        for name, quantity in (("cheaper-scores", "correlation"), ("cheaper-solution", "error")):
-            yield _cheaper(claims.claim(name, of=of), by_method, repeated, quantity)
-        first, mean = (np.array([rows.error.iloc[-1] for rows in by_method[method]]) for method in repeated)
-        ratio, interval = geometric(mean / first)
-        why = (
-            f"Errors {first.mean():.2f} of one run and {mean.mean():.2f} of the mean: what is left is less noise "
-            "than the part of the series that is missing at this depth, the same in every repeat."
-        )
-        yield judged(claims.claim("repeats-help", of=of), ratio, interval, if_not_reproduced=why)
-
-
-def _cheaper(
-    claim: Claim, by_method: dict[str, list[pd.DataFrame]], repeated: list[str], quantity: str
-) -> ClaimResult:
-    """Judge LiSSA's work over CG's, seed by seed."""
-    ratios, short = [], 0
-    for index, cg in enumerate(by_method["CG"]):
-        curves = [by_method[method][index] for method in repeated]
-        reached = [cost for curve in curves if np.isfinite(cost := cost_to(curve, quantity))]
-        short += not reached
-        work = min(reached) if reached else max(curve.work.max() for curve in curves)
-        ratios.append(work / cost_to(cg, quantity))
-    ratio, interval = geometric(np.array(ratios))
-    ends = {method: np.mean([rows[quantity].iloc[-1] for rows in by_method[method]]) for method in repeated}
-    why = (
-        f"It does not get there in {short} of {len(ratios)} seeds, so that this is a lower bound. "
-        if short
-        else "It gets there in every seed. "
-    )
-    why += f"{quantity.capitalize()} at the end: " + ", ".join(f"{m} {v:.2g}" for m, v in ends.items()) + "."
-    return judged(claim, ratio, interval, if_not_reproduced=why)
 
 
 def _seconds(claims: ClaimSheet, table: pd.DataFrame) -> Iterator[ClaimResult]:
@@ -141,14 +110,13 @@ def _s_test(claims: ClaimSheet, table: pd.DataFrame) -> Iterator[ClaimResult]:
         why = "The solver's tolerance leaves more than that: lower s_test.rtol."
         claim = claims.claim("s-test-equal", of=str(task))
         yield judged(claim, apart, exact(apart, kind=kind), if_not_reproduced=why)
-        saved = own.assign(
-            ratio=own["seconds by training points"] / own["seconds by s_test"], sizes=own.N / own.N_test
-        )
-        slopes = np.array([_slope(rows.sizes, rows.ratio) for _, rows in saved.groupby("seed")])
-        means = saved.groupby("N_test").ratio.mean()
-        why = "Ratio of seconds by N_test: " + ", ".join(f"{n}: {value:.2g}" for n, value in means.items()) + "."
+        ratio = own["seconds by training points"] / own["seconds by s_test"]
+        saved = own.assign(logs=np.log(ratio * own.N_test / own.N))
+        by_size = np.exp(saved.groupby("N_test").logs.mean())
+        why = "The ratio by N_test: " + ", ".join(f"{n}: {value:.2g}" for n, value in by_size.items()) + "."
         claim = claims.claim("s-test-saves", of=str(task))
-        yield judged(claim, float(slopes.mean()), t_interval(slopes), if_not_reproduced=why)
+        value, interval = geometric(np.exp(saved.groupby("seed").logs.mean().to_numpy()))
+        yield judged(claim, value, interval, if_not_reproduced=why)
 
 
 def _slope(x: pd.Series, y: pd.Series) -> float:

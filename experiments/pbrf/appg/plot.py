@@ -26,7 +26,8 @@ def draw(computed: Computed) -> dict[str, Figure]:
         _curves(axes[0, column], own, "error", styles)
         _curves(axes[1, column], own, "correlation", styles)
         chosen = states[(states.task == task) & (states.curvature == curvature)]
-        title = f"{task}\n{TITLES[str(curvature)]}, damping {chosen.damping.mean():.2g}"
+        seeds = own.seed.nunique()
+        title = f"{task}\n{TITLES[str(curvature)]}, damping {chosen.damping.mean():.2g}, {_seeds(seeds)}"
         axes[0, column].set_title(title, fontsize=9)
         axes[1, column].set_xlabel("products for each system")
     axes[0, 0].set_ylabel("relative error")
@@ -34,9 +35,27 @@ def draw(computed: Computed) -> dict[str, Figure]:
     if extra:
         _step_time(axes[0, -1], step_time)
         _s_test(axes[1, -1], s_test)
-    handles = [axes[0, 0].plot([], [], **style, label=method)[0] for method, style in styles.items()]
-    figure.legend(handles=handles, loc="outside lower center", ncols=len(styles), frameon=False, fontsize=8)
+    handles = [axes[0, 0].plot([], [], **style, label=_label(curves, name))[0] for name, style in styles.items()]
+    legend = figure.legend(
+        handles=handles, loc="outside lower center", ncols=len(styles), frameon=False, fontsize=8
+    )
+    legend.set_title(
+        "median over the systems, mean over seeds with 95 % of t; "
+        "a batch counts as |B| / N of a product, which is not time"
+    )
+    legend.get_title().set_fontsize(8)
     return {"figure.png": figure}
+
+
+def _label(curves: pd.DataFrame, method: str) -> str:
+    """Return the method's name, with its seeds where in every panel there are fewer than of others."""
+    own = curves[curves.method == method].groupby(["task", "curvature"]).seed.nunique()
+    fewer = own < curves.groupby(["task", "curvature"]).seed.nunique().reindex(own.index)
+    return f"{method} ({_seeds(int(own.max()))})" if fewer.all() else method
+
+
+def _seeds(number: int) -> str:
+    return f"{number} seed{'s' * (number > 1)}"
 
 
 def _styles(methods: list[str]) -> dict[str, dict]:

@@ -14,12 +14,14 @@ CORRELATION, ERROR = 0.9, 0.1  # the tolerances whose cost is listed, and judged
 
 
 def cost_to(curve: pd.DataFrame, quantity: str) -> float:
-    """Return the work of the first iterate with an error of at most 0.1, or a correlation of at least 0.9; or nan.
+    """Return the work from which on every iterate has an error of at most 0.1, or a correlation of at least 0.9.
 
-    From that iterate on the curve may rise again: for stochastic methods this is the lenient reading.
+    nan if the last one has not. That an earlier iterate got there and fell back does not count: who stops at a
+    given cost does not know which iterate he has.
     """
     reached = curve.error <= ERROR if quantity == "error" else curve.correlation >= CORRELATION
-    return float(curve.work[reached].min())
+    stays = reached[::-1].cummin()[::-1]
+    return float(curve.work[stays].min())
 
 
 def at_cost(curve: pd.DataFrame, cost: float, quantity: str) -> float:
@@ -41,8 +43,8 @@ def ends(curves: pd.DataFrame, states: pd.DataFrame, solvers: pd.DataFrame) -> p
     """Return one row for each task, curvature and method: means over seeds, with intervals of the end of a curve.
 
     Columns: what was solved, with which settings; at the end of the curve work, error and correlation with 95 %
-    intervals over seeds (errors by geometric mean); and the work to a correlation of 0.9 and to an error of 0.1,
-    with the number of seeds that get there.
+    intervals over seeds (errors by geometric mean); and the work from which on the correlation stays at 0.9
+    or above and the error at 0.1 or below, with the number of seeds that get there.
     """
     rows: list[dict[str, Any]] = []
     for names, own in curves.groupby(KEYS, sort=False):

@@ -4,8 +4,9 @@ Limits of mixing. Vehtari et al. (2021) want R-hat below 1.01 and, at four chain
 the same, since 2 C half chains worth S draws have an R-hat near sqrt(1 + 2 C/S). That is for quantiles of any
 quantity. A learning coefficient is a mean, and a figure's estimate has four chains of 80 to 330 draws, few of
 which are worth 400. So an estimate has to have a tenth, ten effective draws for each chain, which leaves
-an error of C^(-1/2)/3 standard deviations of the draws, and R-hat below 1.1 (the same as 40 draws at four chains);
-whether it meets the limits of Vehtari et al. is said beside it. What these limits, and the drift's, find and miss
+an error of C^(-1/2)/3 standard deviations of the draws, and R-hat below 1.1. That is taken of means of five draws,
+and is the stricter of the two where draws are correlated: at four chains it asked for about 110 to 170 effective
+draws in trials. Whether an estimate meets the limits of Vehtari et al. is said beside it. What these limits, and the drift's, find and miss
 is a table: `experiments/benchmarks/llc/power.py`.
 """
 

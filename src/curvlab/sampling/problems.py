@@ -6,8 +6,8 @@ quantity. A learning coefficient is a mean, and a figure's estimate has four cha
 which are worth 400. So an estimate has to have a tenth, ten effective draws for each chain, which leaves
 an error of C^(-1/2)/3 standard deviations of the draws, and R-hat below 1.1. That is taken of means of five draws,
 and is the stricter of the two where draws are correlated: at four chains it asked for about 110 to 170 effective
-draws in trials. Whether an estimate meets the limits of Vehtari et al. is said beside it. What these limits, and the drift's, find and miss
-is a table: `experiments/benchmarks/llc/power.py`.
+draws in trials. Whether an estimate meets the limits of Vehtari et al. is said beside it. What these limits, and
+the drift's, find and miss is a table: `experiments/benchmarks/llc/power.py`.
 """
 
 from __future__ import annotations

@@ -108,7 +108,7 @@ def _if_pbrf(result: ClaimResult, pbrf: ClaimResult) -> ClaimResult:
     return only_if(
         result,
         pbrf,
-        "Influence does not predict the PBRF here (first claim), so that a small correlation says nothing.",
+        "Influence does not predict the PBRF as claimed (first claim): a small correlation says little.",
     )
 
 

@@ -1,6 +1,7 @@
 """Curvature matrices of neural networks as linear operators: Gauss-Newton, Hessian, Fisher."""
 
 from curvlab.curvature.batches import Batches, Data
+from curvlab.curvature.example_traces import exact_traces, output_curvatures, sampled_traces
 from curvlab.curvature.fisher import FisherOperator
 from curvlab.curvature.gauss_newton import GaussNewtonOperator
 from curvlab.curvature.hessian import HessianOperator
@@ -16,5 +17,8 @@ __all__ = [
     "ModelFunction",
     "NonFiniteOutputError",
     "OutputLoss",
+    "exact_traces",
+    "output_curvatures",
     "output_loss",
+    "sampled_traces",
 ]

@@ -5,6 +5,7 @@ from curvlab.curvature.example_traces import exact_traces, output_curvatures, sa
 from curvlab.curvature.fisher import FisherOperator
 from curvlab.curvature.gauss_newton import GaussNewtonOperator
 from curvlab.curvature.hessian import HessianOperator
+from curvlab.curvature.importance import ImportanceOperator, certified_constant, importance_probabilities
 from curvlab.curvature.losses import OutputLoss, output_loss
 from curvlab.curvature.model_function import ModelFunction, NonFiniteOutputError
 
@@ -14,10 +15,13 @@ __all__ = [
     "FisherOperator",
     "GaussNewtonOperator",
     "HessianOperator",
+    "ImportanceOperator",
     "ModelFunction",
     "NonFiniteOutputError",
     "OutputLoss",
+    "certified_constant",
     "exact_traces",
+    "importance_probabilities",
     "output_curvatures",
     "output_loss",
     "sampled_traces",

@@ -1,0 +1,228 @@
+"""Importance sampling against dense fp64 blocks: expectation by enumeration, condition C.1, LiSSA."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+from curvature_cases import Problem, language_problem, problem
+from curvature_oracles import dense_gauss_newton
+from torch import Tensor, nn
+
+from curvlab.curvature import (
+    FisherOperator,
+    GaussNewtonOperator,
+    ImportanceOperator,
+    certified_constant,
+    exact_traces,
+    importance_probabilities,
+    output_curvatures,
+)
+from curvlab.linalg import identity
+from curvlab.solvers import DivergenceError, Lissa, measure_constant, measure_recipe
+
+CASES = ["mlp_tanh-ce", "conv-ce", "conv-ce_ignore", "layer_norm-mse", "linear-bce", "linear-ce_sum", "language"]
+
+
+def named(name: str) -> Problem:
+    return language_problem("mean") if name == "language" else problem(*name.split("-"))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_expectation_of_a_batch_is_the_matrix(name: str, generator: torch.Generator) -> None:
+    """Σ_i q_i · (batch of example i alone) by enumeration: the weights take each probability back."""
+    one = named(name)
+    op = GaussNewtonOperator(*one)
+    count = len(one.targets)
+    q = importance_probabilities(torch.rand(count, generator=generator) + 0.1)
+    expectation: Tensor | float = 0.0
+    for i in range(count):
+        certain = torch.zeros(count)
+        certain[i] = 1
+        alone = ImportanceOperator(op, certain).sample(1)  # G_i / N, whatever is drawn
+        expectation = expectation + q[i] * alone.to_dense() / q[i]
+    dense = dense_gauss_newton(one.model, one.loss, one.inputs, one.targets)
+    torch.testing.assert_close(expectation, dense, rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(ImportanceOperator(op, q).to_dense(), dense, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["mlp_tanh-ce", "language"])
+@pytest.mark.parametrize("as_list", [False, True])
+def test_batches_are_weighted_sums_of_drawn_examples(name: str, as_list: bool, generator: torch.Generator) -> None:
+    """The examples are those that the distribution function of q gives for the generator's numbers."""
+    one = named(name)
+    q = importance_probabilities(torch.tensor([3.0, 0.5, 1, 4, 2]))
+    data = [(one.inputs[:2], one.targets[:2]), (one.inputs[2:], one.targets[2:])]
+    op = GaussNewtonOperator(one.model, one.loss, data if as_list else (one.inputs, one.targets))
+    found = ImportanceOperator(op, q).sample(7, torch.Generator().manual_seed(2)).to_dense()
+    numbers = torch.rand(7, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    drawn = [int((q.cumsum(0) <= number).sum()) for number in numbers]
+    blocks = [example_block(one, i) for i in range(5)]
+    expected = sum(blocks[i] / (5 * q[i]) for i in drawn) / 7
+    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
+    assert len(set(drawn)) > 2
+
+
+def example_block(one: Problem, i: int) -> Tensor:
+    """G_i with mean G: 5 times the share of example i, from summed losses."""
+    summed = nn.CrossEntropyLoss(reduction="sum")
+    part = one.part(i)
+    if bool((part.targets == -100).all()):
+        return torch.zeros_like(dense_gauss_newton(one.model, one.loss, one.inputs, one.targets))
+    return dense_gauss_newton(part.model, summed, part.inputs, part.targets) * 5 / int((one.targets != -100).sum())
+
+
+def test_examples_of_several_shapes(generator: torch.Generator) -> None:
+    """Sequences of two lengths: a batch for each, with their own weights, and one divisor."""
+    one = language_problem("mean")
+    data = [(one.inputs[:2], one.targets[:2]), (one.inputs[3:, :3], one.targets[3:, :3])]
+    op = GaussNewtonOperator(one.model, one.loss, data)
+    q = importance_probabilities(torch.tensor([1.0, 2, 3, 0.5]))
+    importance = ImportanceOperator(op, q)
+    draws = [importance.sample(50, generator).to_dense() for _ in range(60)]
+    mean, deviation = torch.stack(draws).mean(0), torch.stack(draws).std(0) / 60**0.5
+    assert bool(((mean - op.to_dense()).abs() <= 5 * deviation + 1e-12).all())
+    assert float(deviation.max()) < 0.1 * float(op.to_dense().max())
+
+
+def test_condition_holds_with_the_certified_constant() -> None:
+    """E H̃² - G² ⪯ C tr(G) G in dense fp64, with C = 1 for q ∝ tr(G_i), and with less it fails somewhere."""
+    one = fitted()
+    blocks = torch.stack([dense_gauss_newton(p.model, p.loss, p.inputs, p.targets) for p in parts(one)])
+    matrix = blocks.mean(0)
+    traces = exact_traces(GaussNewtonOperator(*one))
+    torch.testing.assert_close(traces, blocks.diagonal(dim1=1, dim2=2).sum(1), rtol=1e-9, atol=1e-12)
+    scores = output_curvatures(GaussNewtonOperator(*one))
+    candidates = {
+        "traces": importance_probabilities(traces),
+        "floor": importance_probabilities(traces, floor=0.1),
+        "cheap": importance_probabilities(scores, uniform=0.1),
+        "uniform": torch.full_like(traces, 1 / len(traces)),
+    }
+    measured = {}
+    for name, q in candidates.items():
+        second = torch.einsum("nij,njk->ik", blocks / (len(blocks) ** 2 * q)[:, None, None], blocks)
+        bound = certified_constant(traces, q)
+        gap = bound * torch.trace(matrix) * matrix - (second - matrix @ matrix)
+        assert float(torch.linalg.eigvalsh(gap).min()) >= -1e-9 * float(torch.linalg.eigvalsh(second).max())
+        values, vectors = torch.linalg.eigh(matrix)
+        top = vectors[:, -1]
+        measured[name] = float(top @ (second - matrix @ matrix) @ top / (torch.trace(matrix) * values[-1]))
+        assert measured[name] <= bound
+    assert certified_constant(traces, candidates["traces"]) == pytest.approx(1)
+    assert certified_constant(traces, candidates["floor"]) <= 1.1
+    assert certified_constant(traces, candidates["uniform"]) == pytest.approx(float(traces.max() / traces.mean()))
+    assert measured["uniform"] > 3 * measured["traces"]
+    assert measured["uniform"] > 2 * measured["cheap"]
+
+
+def test_measured_constant_falls_and_is_below_its_bound(generator: torch.Generator) -> None:
+    """`measure_constant` and `measure_recipe` run on the operator as they are."""
+    op = GaussNewtonOperator(*fitted())
+    importance = ImportanceOperator.by_traces(op)
+    traces = exact_traces(op)
+    top = torch.linalg.eigh(op.to_dense()).eigenvectors[:, -1:]
+    found = [
+        float(
+            measure_constant(
+                o, top, trace=float(traces.mean()), num_batches=200, batch_size=16, generator=generator
+            )
+        )
+        for o in (op, importance)
+    ]
+    assert found[1] < found[0] / 3
+    assert found[1] <= certified_constant(traces, importance.probabilities) <= 1.01 + 1e-9
+    recipes = [measure_recipe(o, 0.05, generator=torch.Generator().manual_seed(1)) for o in (op, importance)]
+    assert recipes[1].settings.batch_size < recipes[0].settings.batch_size / 2
+
+
+@pytest.mark.parametrize("score", ["traces", "cheap"])
+def test_lissa_converges_where_uniform_batches_diverge(score: str) -> None:
+    """|B| = 2 tr / λmax: uniform sampling diverges, importance sampling has the rate of the exact recursion."""
+    op = GaussNewtonOperator(*fitted())
+    dense = op.to_dense()
+    damping = 1e-3 * float(torch.linalg.eigvalsh(dense)[-1])
+    largest, trace = float(torch.linalg.eigvalsh(dense)[-1]), float(torch.trace(dense))
+    step_size, batch_size = 1 / (largest + damping), -int(-2 * trace // largest)
+    damped = dense + damping * torch.eye(len(dense), dtype=torch.float64)
+    b = op.randn(1, torch.Generator().manual_seed(3))[:, 0]
+    solution = torch.linalg.solve(damped, b)
+    solver = Lissa(step_size, batch_size, 1500, check_residual=False)
+    with pytest.raises(DivergenceError):
+        solver.solve(op + damping * identity, b, generator=torch.Generator().manual_seed(0))
+    weighted = (
+        ImportanceOperator.by_traces(op) if score == "traces" else ImportanceOperator.by_output_curvatures(op)
+    )
+    error = lambda u: float((u - solution).norm() / solution.norm())  # noqa: E731
+    for num_steps in (200, 1500):
+        found = dataclasses.replace(solver, num_steps=num_steps).solve(
+            weighted + damping * identity, b, generator=torch.Generator().manual_seed(0)
+        )
+        decay = torch.linalg.matrix_power(torch.eye(len(dense)).double() - step_size * damped, num_steps)
+        assert error(found.x) == pytest.approx(error(solution - decay @ solution), rel=0.15)
+
+
+def fitted() -> Problem:
+    """A small softmax regression on 150 points of three classes, fitted until a few points hold the curvature."""
+    generator = torch.Generator().manual_seed(0)
+    targets = torch.arange(150) % 3
+    centres = torch.tensor([[2.0, 0, 0], [0, 2.0, 0], [0, 0, 2.0]], dtype=torch.float64)
+    inputs = centres[targets] + 0.5 * torch.randn(150, 3, dtype=torch.float64, generator=generator)
+    model = nn.Sequential(nn.Linear(3, 6), nn.Tanh(), nn.Linear(6, 3)).double()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(0.5 * torch.randn(parameter.shape, dtype=torch.float64, generator=generator))
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
+    for _ in range(250):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(inputs), targets).backward()
+        optimizer.step()
+    return Problem(model, nn.CrossEntropyLoss(), inputs, targets)
+
+
+def parts(one: Problem) -> list[Problem]:
+    return [one.part(n) for n in range(len(one.targets))]
+
+
+def test_probabilities_and_their_bound() -> None:
+    scores = torch.tensor([0.0, 1.0, 7.0])
+    torch.testing.assert_close(importance_probabilities(scores), torch.tensor([0, 1 / 8, 7 / 8]).double())
+    mean = 8 / 3
+    raised = torch.tensor([0.5 * mean, 0.5 * mean, 7.0]).double()
+    torch.testing.assert_close(importance_probabilities(scores, floor=0.5), raised / raised.sum())
+    mixed = 0.9 * torch.tensor([0, 1 / 8, 7 / 8]).double() + 0.1 / 3
+    torch.testing.assert_close(importance_probabilities(scores, uniform=0.1), mixed)
+    torch.testing.assert_close(importance_probabilities(torch.zeros(4)), torch.full((4,), 0.25).double())
+    assert certified_constant(scores, mixed) == pytest.approx(7 / 3 / (7 / 8 * 0.9 + 0.1 / 3) / mean)
+    assert certified_constant(scores, torch.tensor([0.5, 0.5, 0])) == torch.inf
+    assert certified_constant(scores, importance_probabilities(scores)) == pytest.approx(1)
+    assert certified_constant(torch.zeros(3), mixed) == 0
+
+
+def test_what_is_refused() -> None:
+    one = named("mlp_tanh-ce")
+    op = GaussNewtonOperator(*one)
+    with pytest.raises(ValueError, match="one probability for each of 5 examples"):
+        ImportanceOperator(op, torch.ones(4))
+    with pytest.raises(ValueError, match="not all 0"):
+        ImportanceOperator(op, torch.zeros(5))
+    with pytest.raises(TypeError, match="pass a GaussNewtonOperator"):
+        ImportanceOperator(FisherOperator(*one, kind="empirical"), torch.ones(5))
+    with pytest.raises(ValueError, match="batch_size must be at least 1"):
+        ImportanceOperator(op, torch.ones(5)).sample(0)
+    with pytest.raises(ValueError, match="finite and not negative"):
+        importance_probabilities(torch.tensor([1.0, -1.0]))
+    with pytest.raises(ValueError, match="floor must be at least 0"):
+        importance_probabilities(torch.ones(2), floor=-1)
+
+
+@pytest.mark.parametrize("name", ["mlp_tanh-ce", "recurrent-ce", "layer_norm-ce", "language"])
+def test_by_traces_takes_any_model(name: str) -> None:
+    op = GaussNewtonOperator(*named(name))
+    q = ImportanceOperator.by_traces(op).probabilities
+    assert float(q.sum()) == pytest.approx(1)
+    if name == "mlp_tanh-ce":
+        assert certified_constant(exact_traces(op), q) <= 1.01 + 1e-12
+    else:
+        assert float(q.min()) >= 0.1 / len(q)

@@ -16,6 +16,7 @@ from curvlab.runs import Run
 from experiments.papers import FOLDER
 from experiments.pbrf.carried_on import REACHED, carried_on
 from experiments.pbrf.decomposition import Decomposition
+from experiments.pbrf.exact_influence import ExactDecomposition
 from experiments.pbrf.networks import load_network
 from experiments.pbrf.small_weight import linearised_minimum, small_weight
 from experiments.target import task_settings
@@ -65,7 +66,7 @@ def correlation_tables(
         own: list[dict[str, Any]] = []
         for seed in settings.seeds:
             network = load_network(run, name, settings, seed)
-            points = Decomposition(network, settings.num_points)
+            points = ExactDecomposition(network, settings.num_points)
             place = {"task": network.label, "seed": seed}
             met = [(response, points.loss_changes(response), slice(None)) for response in responses]
             if explained:

@@ -12,6 +12,7 @@ from curvlab.reporting import load_paper_numbers, t_interval
 from curvlab.runs import Run
 from experiments.papers import FOLDER
 from experiments.pbrf.decomposition import Decomposition
+from experiments.pbrf.exact_influence import ExactDecomposition
 from experiments.pbrf.networks import load_network
 from experiments.target import task_settings
 
@@ -47,7 +48,7 @@ def gap_tables(run: Run, cfg: DictConfig, curvature: str, printed: str) -> dict[
         own, states = [], []
         for seed in settings.seeds:
             network = load_network(run, name, settings, seed)
-            found = Decomposition(network, settings.num_points)
+            found = ExactDecomposition(network, settings.num_points)
             measured = found.gaps(curvature)
             for move, response in MOVES.items():
                 measured[move] = found.moved(curvature) if response is None else found.moved_by(response)

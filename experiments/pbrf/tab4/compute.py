@@ -8,7 +8,8 @@ import pandas as pd
 from omegaconf import DictConfig
 
 from curvlab.runs import Run
-from experiments.pbrf.decomposition import DENSE, Decomposition
+from experiments.pbrf.decomposition import DENSE
+from experiments.pbrf.exact_influence import ExactDecomposition
 from experiments.pbrf.gap_tables import gap_tables
 from experiments.pbrf.networks import load_network
 from experiments.target import task_settings
@@ -28,7 +29,7 @@ def compute(run: Run, cfg: DictConfig) -> dict[str, pd.DataFrame]:
     for name, settings in task_settings(cfg).items():
         for seed in settings.seeds:
             network = load_network(run, name, settings, seed)
-            decomposition = Decomposition(network, settings.num_points)
+            decomposition = ExactDecomposition(network, settings.num_points)
             variations = [(False, decomposition)]
             smallest = decomposition.hessian_spectrum()["smallest"]
             if len(network.initial) <= DENSE and smallest < 0:

@@ -1,6 +1,7 @@
 """Inverse products: x = A⁻¹ b for an operator that already carries its damping; the filter of a training run."""
 
 from curvlab.solvers.block_conjugate_gradient import BlockConjugateGradient
+from curvlab.solvers.bunch_kaufman import BunchKaufman, IndefiniteSolution
 from curvlab.solvers.chebyshev import Chebyshev
 from curvlab.solvers.conjugate_gradient import ConjugateGradient
 from curvlab.solvers.default import default_solver
@@ -16,12 +17,14 @@ from curvlab.solvers.training_filter import TrainingFilter
 
 __all__ = [
     "BlockConjugateGradient",
+    "BunchKaufman",
     "Chebyshev",
     "ConjugateGradient",
     "Direct",
     "DivergenceError",
     "Ekfac",
     "IndefiniteOperatorError",
+    "IndefiniteSolution",
     "Lissa",
     "LissaHyperparameters",
     "LissaRecipe",

@@ -9,7 +9,6 @@ from scipy import stats
 from torch import Tensor
 
 from curvlab.sampling import drift, effective_sample_size, split_rhat
-from curvlab.sampling.diagnostics import block_means
 
 
 def autoregressive(correlation: float, num_chains: int = 6, length: int = 4000) -> Tensor:
@@ -83,9 +82,18 @@ def test_the_drift_and_its_error_are_known(correlation: float) -> None:
     assert steep.change == pytest.approx(-2.0)
 
 
-def test_block_means_take_the_last_draws() -> None:
-    means = block_means(torch.arange(14.0).view(2, 7), 3)
-    assert means.tolist() == [[2.0, 5.0], [9.0, 12.0]]
+@pytest.mark.parametrize("noise", [0.0, 0.5])  # share of the variance that is a batch's, new at each draw
+def test_rhat_and_effective_number_say_the_same(noise: float) -> None:
+    """R-hat² - 1 is near 2 C/S for 2 C half chains worth S draws, whatever makes them worth so many."""
+    correlation, num_draws, repeats = 0.9, 250, 40
+    worth = 4 * num_draws / (1 + 2 * (1 - noise) * correlation / (1 - correlation))
+    slow = autoregressive(correlation, num_chains=4 * repeats, length=num_draws + 100)[:, 100:]
+    fast = torch.randn(slow.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    chains = (math.sqrt(1 - noise) * slow + math.sqrt(noise) * fast).view(repeats, 4, num_draws)
+    found = np.array([split_rhat(draws) for draws in chains])
+    assert (found**2 - 1).mean() == pytest.approx(8 / worth, rel=0.2)
+    estimated = np.median([effective_sample_size(draws, "bulk") for draws in chains])
+    assert estimated == pytest.approx(worth, rel=0.2)
 
 
 def test_chains_in_different_places_are_worth_little() -> None:

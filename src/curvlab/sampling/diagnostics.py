@@ -81,12 +81,6 @@ def drift(draws: Tensor) -> Drift:
     return Drift(change, math.sqrt(float(residuals.var(ddof=1)) / worth * len(place) / spread))
 
 
-def block_means(draws: Tensor, size: int) -> Tensor:
-    """Return (C, T // size) means of neighbouring draws (C, T), the first T modulo `size` left out."""
-    num_blocks = draws.shape[1] // size
-    return draws[:, draws.shape[1] - num_blocks * size :].reshape(len(draws), num_blocks, size).mean(2)
-
-
 def _usable(draws: Tensor) -> np.ndarray | None:
     values = draws.double().cpu().numpy()
     usable = values.shape[1] >= _MIN_DRAWS and bool(np.isfinite(values).all())

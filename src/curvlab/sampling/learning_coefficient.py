@@ -12,7 +12,7 @@ from scipy import stats
 from torch import Tensor
 
 from curvlab.sampling.diagnostics import effective_sample_size, split_rhat
-from curvlab.sampling.problems import STRICT_DRAWS_PER_CHAIN, STRICT_RHAT, blocks, problems_of
+from curvlab.sampling.problems import STRICT_DRAWS_PER_CHAIN, STRICT_RHAT, problems_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -35,7 +35,7 @@ class LLC:
             (2013) WBIC for nbeta = n/ln n. Saghir et al. (2024), Eq. 18 (they print β = ln n for 1/ln n).
         wbic_stderr: of wbic, from `stderr`.
         initial_loss: L(w0) over all the data.
-        rhat: rank-normalised split R-hat of means of five draws, which a batch's noise enters little.
+        rhat: rank-normalised split R-hat of the draws.
         ess: effective number of draws, all chains, for the bulk of their distribution.
         ess_tail: the same for its 5 % and 95 % quantiles.
         problems: why the estimate is not to be used, and what to change; empty when nothing was found.
@@ -63,6 +63,15 @@ class LLC:
     localization: float
     num_examples: int
     num_gradients: int
+
+    @property
+    def curvature_cutoff(self) -> float:
+        """localization/nbeta, loss per squared parameter: eigenvalues of the Hessian below it count little.
+
+        On a quadratic an eigenvalue h adds h/(2 (h + cut-off)) to `value`, half of its 1/2 at the cut-off itself.
+        Estimates with different ones are different numbers, not two measurements of one.
+        """
+        return self.localization / self.nbeta
 
     def __repr__(self) -> str:
         """Return two lines: the value and its error, then cost and mixing; a line more for each problem."""
@@ -171,7 +180,7 @@ class LLC:
         burnin = nbeta * burnin_excess.double().cpu()
         per_chain = coefficients.mean(1)
         value = float(per_chain.mean())
-        rhat = split_rhat(blocks(coefficients))
+        rhat = split_rhat(coefficients)
         ess, ess_tail = (effective_sample_size(coefficients, kind) for kind in ("bulk", "tail"))
         if len(per_chain) > 1:
             stderr = float(per_chain.std()) / math.sqrt(len(per_chain))

@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from experiments.ngd.sampling import curvature_cutoff
+
 _NUM_POINTS = 21
 
 
@@ -31,6 +33,7 @@ def matched_differences(table: pd.DataFrame, *, by: Sequence[str] = ("task",)) -
                 min(c[0].max(initial=-np.inf) for c in curves),
             )
             row: dict[str, Any] = dict(zip(by, network, strict=True)) | {"seed": seed, "quantity": quantity}
+            row["curvature_cutoff"] = curvature_cutoff(own) if quantity == "llc" else np.nan
             row |= dict.fromkeys(("loss_low", "loss_high", "sgd", "ngd", "difference"), np.nan)
             if all(len(c[0]) > 1 for c in curves) and low < high:
                 grid = np.linspace(low, high, _NUM_POINTS)

@@ -20,10 +20,10 @@ from torch import Tensor, nn
 from curvlab.curvature import HessianOperator
 from curvlab.linalg import flatten, unflatten
 from curvlab.runs import Run
-from curvlab.sampling import LLC, descent_to_minimum, estimate_llc
 from curvlab.spectrum import hutchinson_trace
 from curvlab.training import evaluate, shuffled_batches, train
 from experiments.ngd.optimizers import make_optimizer
+from experiments.ngd.sampling import sampled
 from experiments.ngd.task import Task
 
 DIVERGED = ("train_loss", "validation_loss", "validation_accuracy", "update_norm")  # nan where training diverged
@@ -58,14 +58,15 @@ def trajectory(
     """Train once and measure; return one row for each checkpoint.
 
     Columns: epoch; train_loss, validation_loss (nats, eval mode, all examples), validation_accuracy; update_norm,
-    the mean over the epoch's batches of ‖Δw‖/lr; what `_llc` and `_trace` give.
+    the mean over the epoch's batches of ‖Δw‖/lr; what `sampled` and `_trace` give.
 
     Args:
         run: seeds, store, device.
         task: data and model.
         optimizer: see `make_optimizer`.
         cfg: nodes `training` (num_epochs, batch_size, checkpoints: epochs, null for each), `llc` (arguments of
-            estimate_llc; null: none) and `trace` (num_train, num_matvecs, rtol, max_matvecs; null: none).
+            estimate_llc, see `sampled`; null: none) and `trace` (num_train, num_matvecs, rtol, max_matvecs; null:
+            none).
         seed: of the start and the order of batches, both shared by the optimizers.
         start: go on from there; epochs count on, those of `cfg` and `llc_epochs` from the start.
         llc_epochs: checkpoints at which the LLC is estimated; None: all. Elsewhere its columns are nan.
@@ -79,23 +80,8 @@ def trajectory(
         row |= {"epoch": epoch + (start.epoch if start else 0), "update_norm": trained["update_norm"][index]}
         here = key | {"epoch": epoch}
         if cfg.llc is not None and (llc_epochs is None or epoch in llc_epochs):
-            traces = run.unit(
-                "ngd/llc",
-                here | _plain(cfg, "llc"),
-                partial(_chains, run, task, model, cfg, seed),
-                version=2,
-                about=f"LLC of {what}, epoch {row['epoch']}",
-                resumes=True,
-            )
-            settings = {"localization": cfg.llc.localization, "nbeta": cfg.llc.get("nbeta")}
-            descent = run.unit(
-                "ngd/descent",
-                here | settings,
-                partial(_descent, task, model, settings),
-                version=2,
-                about=f"descent left to {what}, epoch {row['epoch']}",
-            )["descent"]
-            row |= _llc(traces, descent)
+            about = f"{what}, epoch {row['epoch']}"
+            row |= sampled(run, task, model, cfg.llc, key=here, seed=seed, about=about)
         if cfg.trace is not None:
             row |= run.unit(
                 "ngd/trace",
@@ -151,7 +137,9 @@ def final_estimate(
     except ArithmeticError:
         row = pd.DataFrame([dict.fromkeys(DIVERGED) | {"epoch": epochs, "valid": False, "problem": "diverged"}])
         row = row.astype(dict.fromkeys(DIVERGED, float))
-    row = row.assign(**{name: math.nan for name in ("llc_raw", "descent") if cfg.llc and name not in row})
+    row = row.assign(
+        **{name: math.nan for name in ("llc_raw", "descent", "curvature_cutoff") if cfg.llc and name not in row}
+    )
     row["converged"] = row.train_loss <= cfg.converged_below
     if cfg.llc is not None:
         row["valid"] = row.valid.astype(bool)
@@ -233,51 +221,6 @@ def _set_state(model: nn.Module, weights: Tensor, buffers: Mapping[str, Tensor])
         for parameter, part in zip(parameters, unflatten(weights, parameters), strict=True):
             parameter.copy_(part)
     model.load_state_dict(dict(buffers), strict=False)
-
-
-def _chains(  # noqa: PLR0917
-    run: Run, task: Task, model: nn.Module, cfg: DictConfig, seed: int, unfinished: Path
-) -> dict[str, Any]:
-    """Return the traces (`LLC.traces`); the chains draw the same numbers at every checkpoint and optimizer."""
-    generator = run.generator("chains", task.name, seed)
-    return estimate_llc(
-        model, task.loss, task.train, **dict(cfg.llc), checkpoint=unfinished / "chains", generator=generator
-    ).traces()
-
-
-def _descent(task: Task, model: nn.Module, settings: dict[str, Any]) -> dict[str, Any]:
-    """Return what the estimate lacks because the weights lie above the minimum near them."""
-    return {"descent": descent_to_minimum(model, task.loss, task.train, **settings)}
-
-
-def _llc(traces: dict[str, Any], descent: float) -> dict[str, Any]:
-    """Return LLC and WBIC, and what the chains say of them.
-
-    `llc` is measured from the minimum near the weights, also where `valid` is false: then `problem` says why it is
-    no learning coefficient. `llc_raw` is measured from the weights, as in the paper, and lacks `descent`;
-    `raw_problem` lists what is wrong with it, a descent above a tenth of `llc` among it.
-    """
-    raw = LLC.of_traces(**traces, descent=descent)
-    llc = raw.from_minimum(descent)
-    return {
-        "llc": llc.value,
-        "llc_stderr": llc.stderr,
-        "llc_raw": raw.value,
-        "descent": descent,
-        "rhat": llc.rhat,
-        "ess": llc.ess,
-        "ess_tail": llc.ess_tail,
-        "strictly_mixed": llc.strictly_mixed,
-        "valid": llc.valid,
-        "problem": _named(llc),
-        "raw_problem": _named(raw),
-        "wbic": llc.wbic,
-        "wbic_stderr": llc.wbic_stderr,
-    }
-
-
-def _named(llc: LLC) -> str:
-    return "; ".join(text.split(":")[0] for text in llc.problems)
 
 
 def _trace(run: Run, task: Task, model: nn.Module, cfg: DictConfig, seed: int) -> dict[str, Any]:

@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 
 from curvlab.reporting import Claim, ClaimResult, judge, out_of_reach, t_interval
+from experiments.ngd.sampling import curvature_cutoff
 
 BEFORE = "before"  # the branch that all others leave
 
@@ -114,6 +115,7 @@ def branch_measures(table: pd.DataFrame) -> pd.DataFrame:
         before = own[own.branch == BEFORE].sort_values("epoch")
         for branch, after in own[own.branch != BEFORE].groupby("branch", sort=False):
             row = {"task": task, "branch": branch, "seed": seed, "lr": after.lr.iloc[0]}
+            row["curvature_cutoff"] = curvature_cutoff(own)
             for column in ("llc", "llc_raw"):
                 row |= _llc_measures(before, after, column)
             rows.append(row | _norm_measures(before, after))
@@ -163,6 +165,7 @@ def summary_table(measures: pd.DataFrame) -> pd.DataFrame:
     rows = []
     for (task, branch), own in measures.groupby(["task", "branch"], sort=False):
         row: dict[str, Any] = {"task": task, "branch": branch, "lr": own.lr.iloc[0], "seeds": len(own)}
+        row["curvature_cutoff"] = curvature_cutoff(own)
         for name in MEASURES:
             values = own[name].dropna()
             interval = t_interval(values.to_numpy())

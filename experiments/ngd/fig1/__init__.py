@@ -14,6 +14,11 @@ answer depends on that: each optimizer at the learning rate of its smallest vali
 with equal seeds and epochs (tuning.csv, tuned.csv), and both at equal training loss, interpolated between
 checkpoints (equal.csv, matched.csv). settings.csv puts them beside the paper's setting, for the LLC and for tr(H),
 the other quantity of ngd-fig2.
+
+An LLC is a number for one localization γ: directions of curvature below γ/(nβ) count little. The paper states
+neither γ nor the step size. For the networks of `cutoffs` the third figure samples again, with weaker and stronger
+localizations and with other step sizes (cutoffs.csv, cutoff_summary.csv): does the difference keep its sign, and
+its size?
 """
 
 from experiments.target import Target
@@ -31,6 +36,9 @@ TARGET = Target(
         "training.batch_size": 128,
         "tuned_and_matched.lrs": "no such comparison",
         "tuned.csv:lr": "no such comparison",
+        "llc.localization": "not stated",
+        "llc.step_size": "not stated",
+        "cutoffs.localizations": "no such comparison",
         "settings_tried": "not stated",
     },
 )

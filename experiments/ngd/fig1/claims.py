@@ -7,13 +7,14 @@ import pandas as pd
 
 from curvlab.reporting import Claim, ClaimResult, ClaimSheet, exact, out_of_reach, t_interval
 from curvlab.reporting import judge as judge_claim
+from experiments.ngd.fig1.cutoffs_claims import judge_cutoffs
 from experiments.ngd.fig1.networks import network_name
 from experiments.ngd.fig1.tuned_and_matched import EQUAL, MATCHED, QUANTITIES, TUNED, TunedAndMatched
 from experiments.target import Computed
 
 
 def judge(computed: Computed, claims: ClaimSheet) -> list[ClaimResult]:
-    """Judge each task (depth, LeNet-5) over its widths, then each network of `tuned_and_matched`."""
+    """Judge each task (depth, LeNet-5) over its widths, then the networks of `tuned_and_matched` and `cutoffs`."""
     table, summary, settings = computed["table"], computed["summary"], computed["settings"]
     judged, results = computed.config["judged_optimizer"], []
     for task in summary.task.unique():
@@ -21,12 +22,13 @@ def judge(computed: Computed, claims: ClaimSheet) -> list[ClaimResult]:
         own, its_summary, its_settings = (part[part.task == task] for part in (table, summary, settings))
         results += _judge_task(named, own, its_summary, its_settings, judged)
     found = TunedAndMatched.of(computed)
-    return results + [
+    results += [
         _higher(found, network, quantity, setting, claims)
         for network in found.networks()
         for setting in (TUNED, MATCHED)
         for quantity in QUANTITIES
     ]
+    return results + judge_cutoffs(computed["cutoffs"], computed["cutoff_summary"], claims)
 
 
 def _judge_task(

@@ -10,6 +10,7 @@ from scipy import stats
 
 from curvlab.reporting import t_interval
 from experiments.ngd.fig1.networks import PLACE
+from experiments.ngd.sampling import curvature_cutoff
 
 
 def summary_table(table: pd.DataFrame) -> pd.DataFrame:
@@ -27,6 +28,7 @@ def summary_table(table: pd.DataFrame) -> pd.DataFrame:
             row |= {"seeds": len(own), "converged": int(own.converged.sum()), "llcs": len(llc)}
             row |= {"train_loss": own.train_loss.mean(), "validation_loss": own.validation_loss.mean()}
             row |= dict.fromkeys(("llc", "llc_low", "llc_high", "llc_raw", "descent", "difference", "p"), np.nan)
+            row |= {"curvature_cutoff": curvature_cutoff(own)}
             if len(llc) > 0:
                 interval = t_interval(llc.to_numpy())
                 row |= {"llc": llc.mean(), "llc_low": interval.low, "llc_high": interval.high}

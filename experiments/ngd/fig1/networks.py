@@ -39,15 +39,16 @@ def networks(run: Run, cfg: DictConfig) -> list[Network]:
     """Return the networks of all tasks.
 
     Raises:
-        ValueError: a width of `tuned_and_matched` is not among the task's widths.
+        ValueError: a width of `tuned_and_matched` or `cutoffs` is not among the task's widths.
     """
     found = []
     for name, settings in task_settings(cfg).items():
-        if missing := [width for width in settings.tuned_and_matched.widths if width not in settings.widths]:
-            raise ValueError(
-                f"tuned_and_matched.widths of {name} has {missing}, not among its widths: choose of "
-                f"{list(settings.widths)}"
-            )
+        for part in ("tuned_and_matched", "cutoffs"):
+            if missing := [width for width in settings[part].widths if width not in settings.widths]:
+                raise ValueError(
+                    f"{part}.widths of {name} has {missing}, not among its widths: choose of "
+                    f"{list(settings.widths)}"
+                )
         for width in settings.widths:
             model = settings.model.copy()
             if width:

@@ -11,17 +11,19 @@ from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties
 
 from curvlab.reporting import plots
+from experiments.ngd.fig1.cutoffs_plot import draw_cutoffs
 from experiments.ngd.fig1.tuned_and_matched import TunedAndMatched
 from experiments.ngd.fig1.tuned_and_matched_plot import draw_tuned_and_matched
 from experiments.target import Computed
 
 
 def draw(computed: Computed) -> dict[str, Figure]:
-    """Return the paper's figure, and that of the settings which it does not have."""
+    """Return the paper's figure, and those of the settings which it does not have."""
     extra = draw_tuned_and_matched(TunedAndMatched.of(computed), computed["settings"])
     return {
         "figure.png": _draw_widths(computed["table"], computed["summary"]),
         "figure_tuned_and_matched.png": extra,
+        "figure_cutoffs.png": draw_cutoffs(computed["cutoffs"], computed["cutoff_summary"]),
     }
 
 

@@ -14,6 +14,7 @@ from curvlab.reporting import t_interval
 from curvlab.runs import Run
 from experiments.ngd.fig1.networks import PLACE, Network
 from experiments.ngd.matched_loss import matched_differences
+from experiments.ngd.sampling import curvature_cutoff
 from experiments.ngd.trajectories import final_estimate, trajectory
 from experiments.ngd.tuning import chosen_rates, tune
 from experiments.target import Computed
@@ -79,6 +80,8 @@ class TunedAndMatched:
                     interval = t_interval(values) if len(values) else None
                     row: dict[str, Any] = dict(zip(PLACE, network, strict=True))
                     row |= {"quantity": quantity, "setting": setting, "seeds": len(values)}
+                    sampled = self.at(self.equal, network)
+                    row["curvature_cutoff"] = curvature_cutoff(sampled) if quantity == "llc" else np.nan
                     row |= {"relative_difference": values.mean() if interval else np.nan}
                     row |= (
                         {"low": interval.low, "high": interval.high}

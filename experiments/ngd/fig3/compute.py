@@ -12,6 +12,7 @@ from scipy import stats
 
 from curvlab.reporting import t_interval
 from curvlab.runs import Run
+from experiments.ngd.sampling import curvature_cutoff
 from experiments.ngd.task import load_task
 from experiments.ngd.trajectories import final_estimate
 from experiments.target import task_label, task_settings
@@ -43,7 +44,7 @@ def compute(run: Run, cfg: DictConfig) -> dict[str, pd.DataFrame]:
                 parts.append(row.assign(task=task_label(name), sweep=sweep, value=value, seed=seed))
     table = pd.concat(parts, ignore_index=True)
     first = ["task", "sweep", "value", "seed", "train_loss", "validation_loss", "converged", "valid", "llc"]
-    first += ["llc_raw", "descent"]
+    first += ["llc_raw", "descent", "curvature_cutoff"]
     table = table[first + [column for column in table if column not in first]]
     run.note(seeds=list(cfg.seeds))
     return {"table": table, "summary": summary_table(table), "trends": trend_table(table)}
@@ -65,6 +66,7 @@ def summary_table(table: pd.DataFrame) -> pd.DataFrame:
             | {"llc": llc.mean() if interval else np.nan}
             | {"llc_low": interval.low if interval else np.nan, "llc_high": interval.high if interval else np.nan}
             | {"llc_raw": counted.llc_raw.mean(), "descent": counted.descent.mean()}
+            | {"curvature_cutoff": curvature_cutoff(own)}
             | {"train_loss": own.train_loss.mean(), "validation_loss": own.validation_loss.mean()}
             | {"problems": "; ".join(sorted(set(own.problem.dropna()) - {""}))}
         )
@@ -83,7 +85,7 @@ def trend_table(table: pd.DataFrame) -> pd.DataFrame:
     for (sweep, task, seed), own in table[table.sweep != "sgd"].groupby(["sweep", "task", "seed"], sort=False):
         used = own[own.llc.notna() & (own.llc > 0)].sort_values("value")
         row: dict[str, Any] = {"task": task, "sweep": sweep, "seed": seed, "values": len(used)}
-        row |= {"sgd": sgd.get((task, seed), np.nan)}
+        row |= {"sgd": sgd.get((task, seed), np.nan), "curvature_cutoff": curvature_cutoff(own)}
         row |= dict.fromkeys(("rank_correlation", "slope", "loss_rank_correlation"), np.nan)
         at_most = own.iloc[own.value.argmax()]
         row |= {"most_smoothed": at_most.value, "llc_there": at_most.llc}

@@ -9,6 +9,7 @@ import pandas as pd
 from scipy import stats
 
 from curvlab.reporting import Claim, ClaimResult, judge, out_of_reach, t_interval
+from experiments.ngd.sampling import curvature_cutoff
 
 QUANTITIES = ("validation_loss", "llc", "trace", "wbic")
 RISES = 0.02  # relative rise of the validation loss from which a seed counts among those that overfit
@@ -23,7 +24,8 @@ def since_minimum(table: pd.DataFrame) -> pd.DataFrame:
     first and last of them; change, last/first - 1, where these are at least half of the epochs from the minimum on
     apart; rank_correlation, Spearman's with the validation loss over them; sampled_change, the change with every
     estimate, valid or not, from the weights, as in the paper, nan where it starts below 0; train_loss_first,
-    train_loss_last, the training losses at the first and last epoch (nats).
+    train_loss_last, the training losses at the first and last epoch (nats); curvature_cutoff, γ/(nβ) of what is
+    sampled.
 
     Args:
         table: see `experiments.ngd.overfitting.compute.compute`.
@@ -37,6 +39,7 @@ def since_minimum(table: pd.DataFrame) -> pd.DataFrame:
             counted = after[after.valid.astype(bool)] if quantity in _SAMPLED else after
             row: dict[str, Any] = dict(zip(("task", "optimizer", "seed"), place, strict=True))
             row |= {"quantity": quantity, "minimum_epoch": minimum, "checkpoints": len(counted)}
+            row["curvature_cutoff"] = curvature_cutoff(own) if quantity in _SAMPLED else np.nan
             row |= dict.fromkeys(
                 ("first_epoch", "first", "last_epoch", "last", "change", "rank_correlation"), np.nan
             )

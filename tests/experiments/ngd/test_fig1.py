@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import io
 import math
 from collections.abc import Callable
 from pathlib import Path
 
 import pandas as pd
 import pytest
+from omegaconf import OmegaConf
 
 from curvlab.reporting import ClaimResult, load_claims
+from experiments.ngd.fig1.cutoffs import cutoff_summary, relative_differences, sampler_settings
+from experiments.ngd.fig1.cutoffs_plot import draw_cutoffs
 from experiments.ngd.fig1.measures import summary_table
 from experiments.ngd.fig1.tuned_and_matched import EQUAL, MATCHED, TUNED, TunedAndMatched
 from experiments.ngd.fig1.tuned_and_matched_plot import draw_tuned_and_matched
@@ -38,12 +42,21 @@ def test_fig1_end_to_end(run_smoke: Callable[..., Path]) -> None:
             for quantity in ("llc", "trace")
             for setting in ("tuned", "matched")
         ),
+        *(
+            f"{name}-ffnn-1-layer-digits-200-width-8"
+            for name in ("llc-higher-every-cutoff", "size-whatever-cutoff", "size-whatever-step")
+        ),
     }
     tuning = pd.read_csv(folder / "tuning.csv")
     assert tuning.groupby("optimizer").size().tolist() == [2 * 2] * 2  # learning rates, seeds: equal budgets
     assert set(tuning.epochs) == {25}
     assert len(pd.read_csv(folder / "settings.csv")) == 2 * 3  # quantities, settings
-    for name in ("figure.png", "figure_tuned_and_matched.png"):
+    cutoffs = pd.read_csv(folder / "cutoffs.csv")
+    assert len(cutoffs) == (3 + 2) * 2 * 2  # localizations and step sizes, optimizers, seeds
+    num_train = 200
+    nbeta = num_train / math.log(num_train)
+    assert cutoffs.curvature_cutoff.tolist() == pytest.approx((cutoffs.localization / nbeta).tolist())
+    for name in ("figure.png", "figure_tuned_and_matched.png", "figure_cutoffs.png"):
         assert (folder / name).is_file()
 
 
@@ -113,7 +126,8 @@ def further(
         table = widths_table([10.0, 10.2, 9.8])
         tables = {"table": table, "summary": summary_table(table), "settings": found.settings()}
         tables |= {name: getattr(found, name) for name in ("tuning", "equal", "tuned", "matched")}
-        return judged("ngd/fig1", computed_of(tables, {"judged_optimizer": "ngd"}))[3:]
+        tables |= cutoffs_of({10.0: [1.0] * 3, 100.0: [1.0] * 3})
+        return judged("ngd/fig1", computed_of(tables, {"judged_optimizer": "ngd"}))[3:7]
 
     return judge
 
@@ -203,5 +217,75 @@ def test_fig1_verdicts(
     found = comparison(tuned=1.0, at_equal_loss=1.0)
     tables = {"table": table, "summary": summary_table(table), "settings": found.settings()}
     tables |= {name: getattr(found, name) for name in ("tuning", "equal", "tuned", "matched")}
+    tables |= cutoffs_of({10.0: [1.0] * 3, 100.0: [1.0] * 3})
     results = judged("ngd/fig1", computed_of(tables, {"judged_optimizer": "ngd"}))
     assert [result.verdict for result in results[:3]] == verdicts
+
+
+def cutoffs_of(factors: dict[float, list[float]], sweep: str = "localization") -> dict[str, pd.DataFrame]:
+    """Return the tables of one sweep: NGD's LLC as a factor of SGD's 10, by setting and seed."""
+    rows = [
+        {**PLACE, "sweep": sweep, "localization": 100.0, "step_size": 1e-4, "curvature_cutoff": 0.5}
+        | {sweep: value, "optimizer": name, "seed": seed, "llc": 10.0 * (factor if name == "ngd" else 1.0)}
+        | {"problem": "mixed" if math.isnan(factor) else ""}
+        for value, own in factors.items()
+        for seed, factor in enumerate(own)
+        for name in ("sgd", "ngd")
+    ]
+    table = pd.DataFrame(rows)
+    return {"cutoffs": table, "cutoff_summary": cutoff_summary(table)}
+
+
+@pytest.mark.parametrize(
+    ("weak", "verdicts"),
+    [
+        ([1.48, 1.5, 1.52], ["reproduced", "reproduced"]),
+        ([1.18, 1.2, 1.22], ["reproduced", "not reproduced"]),  # the direction holds, the size does not
+        ([0.88, 0.9, 0.92], ["not reproduced", "not reproduced"]),
+        ([0.5, 1.2, 1.9], ["undecided", "undecided"]),
+        ([math.nan, math.nan, 1.5], ["out of reach", "out of reach"]),
+    ],
+)
+def test_sign_and_size_over_localizations(
+    computed_of: Callable[..., Computed],
+    judged: Callable[[str, Computed], list[ClaimResult]],
+    weak: list[float],
+    verdicts: list[str],
+) -> None:
+    found, table = comparison(tuned=1.0, at_equal_loss=1.0), widths_table([10.0, 10.2, 9.8])
+    tables = {"table": table, "summary": summary_table(table), "settings": found.settings()}
+    tables |= {name: getattr(found, name) for name in ("tuning", "equal", "tuned", "matched")}
+    tables |= cutoffs_of({30.0: weak, 100.0: [1.5] * 3, 300.0: [1.5] * 3})
+    results = judged("ngd/fig1", computed_of(tables, {"judged_optimizer": "ngd"}))[-3:]
+    assert [result.verdict for result in results] == [*verdicts, "out of reach"]  # no step size was swept
+    assert "γ = 30 (γ/(nβ) = 0.5)" in results[2].explanation
+    draw_cutoffs(tables["cutoffs"], tables["cutoff_summary"])
+
+
+def test_only_seeds_with_both_estimates_are_compared() -> None:
+    tables = cutoffs_of({30.0: [1.2, math.nan, 1.4], 100.0: [1.5] * 3})
+    assert relative_differences(tables["cutoffs"])[30.0].dropna().tolist() == pytest.approx([0.2, 0.4])
+    summary = tables["cutoff_summary"].set_index("localization")
+    assert summary.seeds.to_dict() == {30.0: 2, 100.0: 3}
+    assert summary.relative_difference.to_dict() == pytest.approx({30.0: 0.3, 100.0: 0.5})
+    assert summary.problems[30.0] == "mixed"
+
+
+def test_without_any_estimate_the_panels_are_empty() -> None:
+    tables = cutoffs_of({30.0: [math.nan] * 3, 100.0: [math.nan] * 3})
+    draw_cutoffs(tables["cutoffs"], tables["cutoff_summary"]).savefig(io.BytesIO())
+
+
+def test_chains_are_longer_where_flat_directions_relax_more_slowly() -> None:
+    llc = OmegaConf.create({"num_draws": 200, "num_burnin_steps": 90, "step_size": 1e-4, "localization": 100})
+    chosen = OmegaConf.create({"localizations": [30, 100, 300], "step_sizes": [5e-5, 2e-4]})
+    found = sampler_settings(llc, chosen)
+    assert [(sweep, own["localization"], own["step_size"]) for sweep, own in found] == [
+        ("localization", 30, 1e-4),
+        ("localization", 100, 1e-4),
+        ("localization", 300, 1e-4),
+        ("step_size", 100, 5e-5),
+        ("step_size", 100, 2e-4),
+    ]
+    assert [own["num_burnin_steps"] for _, own in found] == [300, 90, 90, 180, 90]
+    assert [own["num_draws"] for _, own in found] == [667, 200, 200, 400, 200]

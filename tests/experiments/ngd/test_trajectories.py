@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
@@ -13,8 +14,9 @@ from omegaconf import OmegaConf
 from torch import nn
 
 from curvlab import checkpoint, runs
+from curvlab.sampling import SGLDSettings
 from curvlab.training import evaluate
-from experiments.ngd import trajectories
+from experiments.ngd import sampling, trajectories
 from experiments.ngd.task import Task, load_task
 from experiments.ngd.trajectories import last_state, trajectory
 from experiments.target import load_config
@@ -47,6 +49,31 @@ def test_equal_weights_give_equal_numbers_at_every_checkpoint(cfg: OmegaConf) ->
     _, table = measured(cfg, {"name": "sgd", "lr": 1e-30}, num_epochs=3, batch_size=50, checkpoints=[1, 3])
     for column in ("trace", "llc", "wbic", "train_loss", "validation_loss"):
         assert table[column].nunique() == 1
+
+
+def test_each_state_may_have_a_step_size_of_its_own(cfg: OmegaConf) -> None:
+    """Null: chosen for each state; the chains are then those of that step size."""
+    training = {"num_epochs": 2, "batch_size": 50, "checkpoints": [1, 2]}
+    chosen = OmegaConf.merge(cfg, {"llc": {"step_size": None}, "trace": None})
+    _, table = measured(chosen, {"name": "sgd", "lr": 0.1}, **training)
+    assert table.step_size.nunique() == 2
+    fixed = OmegaConf.merge(cfg, {"llc": {"step_size": float(table.step_size.iloc[0])}, "trace": None})
+    _, again = measured(fixed, {"name": "sgd", "lr": 0.1}, **training)
+    assert again.llc.iloc[0] == table.llc.iloc[0]
+    assert table.curvature_cutoff.nunique() == 1  # or the states could not be compared
+
+
+def test_a_state_without_a_step_size_is_not_valid(cfg: OmegaConf, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = sampling.choose_sgld_settings
+
+    def not_converged(*args: object, **settings: object) -> SGLDSettings:
+        return replace(found(*args, **settings, num_steps=4), converged=False)
+
+    monkeypatch.setattr(sampling, "choose_sgld_settings", not_converged)
+    chosen = OmegaConf.merge(cfg, {"llc": {"step_size": None}, "trace": None})
+    _, table = measured(chosen, {"name": "sgd", "lr": 0.1}, num_epochs=1, batch_size=50, checkpoints=[1])
+    assert not table.valid.any()
+    assert table.problem.str.startswith("no step size keeps both limits").all()
 
 
 def test_the_llc_is_measured_from_the_minimum(cfg: OmegaConf) -> None:

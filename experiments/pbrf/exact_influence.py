@@ -32,7 +32,7 @@ class ExactDecomposition(Decomposition):
         return replace(self, network=replace(self.network, settings=settings))
 
     def hessian_spectrum(self) -> dict[str, float]:
-        """Return `Decomposition.hessian_spectrum`'s, with `num_below` from the factors of H + λI where it has none."""
+        """Return `Decomposition.hessian_spectrum`'s, with `num_below` from the factors of H + λI."""
         found = super().hessian_spectrum()
         if self._solves_exactly("hessian"):
             self.influence("hessian")

@@ -8,7 +8,7 @@ import pandas as pd
 from omegaconf import DictConfig
 
 from curvlab.runs import Run
-from experiments.pbrf.decomposition import DENSE
+from experiments.pbrf.decomposition import DENSE, Decomposition
 from experiments.pbrf.exact_influence import ExactDecomposition
 from experiments.pbrf.gap_tables import gap_tables
 from experiments.pbrf.networks import load_network
@@ -30,7 +30,7 @@ def compute(run: Run, cfg: DictConfig) -> dict[str, pd.DataFrame]:
         for seed in settings.seeds:
             network = load_network(run, name, settings, seed)
             decomposition = ExactDecomposition(network, settings.num_points)
-            variations = [(False, decomposition)]
+            variations: list[tuple[bool, Decomposition]] = [(False, decomposition)]
             smallest = decomposition.hessian_spectrum()["smallest"]
             if len(network.initial) <= DENSE and smallest < 0:
                 variations.append((True, decomposition.with_damping(float(f"{-2 * smallest:.0e}"))))

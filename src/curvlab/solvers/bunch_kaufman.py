@@ -28,9 +28,9 @@ class IndefiniteSolution(Solution):
 class BunchKaufman:
     """Solve A x = b for a symmetric A of any signature by A = P L D Lᵀ Pᵀ, D of 1 × 1 and 2 × 2 blocks.
 
-    For a Hessian at a saddle: a Krylov method that is stopped early leaves out the directions whose eigenvalues lie
-    next to zero, which is another estimate, however small its residual; see `MinimumResidual`. A 9th of the
-    operations of `Direct`, which falls back on all eigenvalues. One step of refinement.
+    For a Hessian at a saddle: a Krylov method that is stopped early leaves out the directions whose eigenvalues
+    lie next to zero, which is another estimate, however small its residual; see `MinimumResidual`. Far fewer
+    operations than `Direct`, which computes all eigenvalues of such a matrix. One step of refinement.
 
     Args:
         max_size: refuse operators larger than this; matrix and factor take 2 P² numbers.
@@ -64,8 +64,8 @@ class BunchKaufman:
         smallest = float(eigenvalues.abs().min())
         if smallest <= size * torch.finfo(dense.dtype).eps * float(eigenvalues.abs().max()):
             raise ValueError(
-                f"{describe(operator)} is singular to rounding: a pivot of {smallest:.1g}. Add damping: op + damping "
-                "* identity."
+                f"{describe(operator)} is singular to rounding: a pivot of {smallest:.1g}. Add damping: "
+                "op + damping * identity."
             )
         x = torch.linalg.ldl_solve(factor, pivots, columns)
         x = x + torch.linalg.ldl_solve(factor, pivots, columns - dense @ x)

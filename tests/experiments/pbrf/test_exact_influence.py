@@ -1,4 +1,4 @@
-"""Influence with the exact Hessian of a network in single precision, against torch's own dense Hessian in double."""
+"""Influence with the exact Hessian of a network in single precision, against torch's dense one in double."""
 
 from __future__ import annotations
 

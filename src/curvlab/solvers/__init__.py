@@ -9,7 +9,7 @@ from curvlab.solvers.direct import Direct
 from curvlab.solvers.hyperparameters import LissaHyperparameters, lissa_hyperparameters
 from curvlab.solvers.lissa import DivergenceError, Lissa
 from curvlab.solvers.minimum_residual import MinimumResidual
-from curvlab.solvers.preconditioners import Ekfac, Nystrom
+from curvlab.solvers.preconditioners import Ekfac, Nystrom, Rows
 from curvlab.solvers.recipe import LissaRecipe, measure_constant, measure_recipe
 from curvlab.solvers.solution import Solution
 from curvlab.solvers.solver import IndefiniteOperatorError, Solver
@@ -30,6 +30,7 @@ __all__ = [
     "LissaRecipe",
     "MinimumResidual",
     "Nystrom",
+    "Rows",
     "Solution",
     "Solver",
     "TrainingFilter",

@@ -1,0 +1,197 @@
+"""The longest principal rows of chosen examples: G = Σ rᵀr over rows r of S_i^½ J_i / sqrt(n)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.func import vjp, vmap
+
+from curvlab.curvature.batch import Inputs
+from curvlab.curvature.example_rows import checked_operator, covering_layers, output_factors, run_recorded
+from curvlab.curvature.gauss_newton import GaussNewtonOperator
+from curvlab.curvature.layers import Layer
+
+_EXAMPLES_AT_ONCE = 256
+# Outputs of an example that rows are made of: those of its largest probabilities, where it has more.
+_MAX_OUTPUTS = 32
+
+
+@dataclass(frozen=True)
+class OuterRows:
+    """Rows g_m ⊗ a_e(m) in a layer with one place: kept are a for each example and g for each row."""
+
+    layer: Layer
+    activations: Tensor  # (E, I)
+    signals: Tensor  # (M, O)
+    examples: Tensor  # (M,)
+
+    def gram(self) -> Tensor:
+        """Return R Rᵀ, (M, M) in fp64: a product of two small kernels."""
+        activations, signals = self.activations.double(), self.signals.double()
+        inner = (activations @ activations.T)[self.examples][:, self.examples]
+        return inner.mul_(signals @ signals.T)
+
+    def project(self, vectors: Tensor) -> Tensor:
+        """Return R V, (P, K) -> (M, K)."""
+        columns = [
+            ((self.activations @ matrix.T)[self.examples] * self.signals).sum(1)
+            for matrix in self.layer.matrix(vectors).unbind(0)
+        ]
+        return torch.stack(columns, 1)
+
+    def lift(self, coefficients: Tensor, result: Tensor) -> None:
+        """Write Rᵀ C, (M, K), into the layer's part of (P, K)."""
+        matrices = []
+        for column in coefficients.unbind(1):
+            sums = self.signals.new_zeros(len(self.activations), self.signals.shape[1])
+            sums.index_add_(0, self.examples, column[:, None] * self.signals)
+            matrices.append(sums.T @ self.activations)
+        self.layer.write(torch.stack(matrices), result)
+
+    @property
+    def num_kept(self) -> int:
+        """Numbers in memory."""
+        return self.activations.numel() + self.signals.numel()
+
+
+@dataclass(frozen=True)
+class DenseRows:
+    """Rows as they are: of a layer with several places (convolutions), or of all parameters."""
+
+    layer: Layer | None
+    rows: Tensor  # (M, O I), or (M, P)
+
+    def gram(self) -> Tensor:
+        """Return R Rᵀ, (M, M) in fp64."""
+        rows = self.rows.double()
+        return rows @ rows.T
+
+    def project(self, vectors: Tensor) -> Tensor:
+        """Return R V, (P, K) -> (M, K)."""
+        return self.rows @ (vectors if self.layer is None else self.layer.matrix(vectors).flatten(1).T)
+
+    def lift(self, coefficients: Tensor, result: Tensor) -> None:
+        """Write Rᵀ C, (M, K), into its part of (P, K)."""
+        columns = self.rows.T @ coefficients
+        if self.layer is None:
+            result.copy_(columns)
+        else:
+            self.layer.write(columns.T.unflatten(1, self.layer.shape), result)
+
+    @property
+    def num_kept(self) -> int:
+        """Numbers in memory."""
+        return self.rows.numel()
+
+
+@torch.inference_mode(False)
+def principal_rows(
+    operator: GaussNewtonOperator, chosen: Tensor, num_rows: int
+) -> tuple[list[OuterRows | DenseRows], int]:
+    """Return the longest principal rows of the examples `chosen`, and the number C of outputs they were made of.
+
+    Each example's rows S_i^½ J_i / sqrt(n), (C, P), are rotated into the eigenvectors of their kernel (C, C). That
+    changes neither their sum Σ rᵀr nor their form in a layer; then the `num_rows` longest of all are kept. One part
+    for each layer where layers hold all parameters; else one with rows of P.
+
+    Cost: (1 + C) F of the chosen examples by layers; without them C gradients of each example, one by one.
+    """
+    layers = covering_layers(operator)
+    if layers is None:
+        return _flat_rows(operator, chosen, num_rows)
+    return _layered_rows(operator, layers, chosen, num_rows)
+
+
+def numbers_of_row(operator: GaussNewtonOperator) -> int:
+    """Return how many numbers a row of `principal_rows` takes at most."""
+    layers = covering_layers(operator)
+    return operator.shape[0] if layers is None else sum(map(_numbers_in_layer, layers))
+
+
+def _numbers_in_layer(layer: Layer) -> int:
+    outputs, inputs = layer.shape
+    return outputs + inputs if isinstance(layer.module, torch.nn.Linear) else outputs * inputs
+
+
+def _layered_rows(
+    operator: GaussNewtonOperator, layers: list[Layer], chosen: Tensor, num_rows: int
+) -> tuple[list[OuterRows | DenseRows], int]:
+    """Return the longest principal rows of the chosen examples, layer by layer, and the number of outputs used."""
+    data, root = checked_operator(operator), operator.divisor**0.5
+    activations: list[list[Tensor]] = [[] for _ in layers]
+    signals: list[list[Tensor]] = [
+        [] for _ in layers
+    ]  # (E, C, O), or rows (E, C, O I) where there are many places
+    squares: list[Tensor] = []
+    for block in chosen.split(_EXAMPLES_AT_ONCE):
+        for inputs, targets in data.select(block):
+            recorded = run_recorded(operator, layers, inputs, targets)
+            columns = output_factors(operator.loss, recorded.outputs, targets, limit=_MAX_OUTPUTS) / root
+            found = recorded.rows(columns)
+            single = [part.activations.shape[1] == 1 for part in found]
+            own = [
+                part.signals[:, :, 0] if one else part.dense().flatten(2)
+                for part, one in zip(found, single, strict=True)
+            ]
+            kernels = [
+                (g @ g.transpose(1, 2)).double()
+                * (part.activations.double().square().sum((1, 2))[:, None, None] if one else 1.0)
+                for part, g, one in zip(found, own, single, strict=True)
+            ]
+            values, rotation = torch.linalg.eigh(torch.stack(kernels).sum(0))
+            squares.append(values)
+            for index, (part, g) in enumerate(zip(found, own, strict=True)):
+                signals[index].append(rotation.transpose(1, 2).to(g) @ g)
+                activations[index].append(part.activations[:, 0] if single[index] else part.activations[:, :0, 0])
+    examples, places = _longest(torch.cat(squares), num_rows)
+    kept, renumbered = examples.unique(return_inverse=True)
+    parts: list[OuterRows | DenseRows] = []
+    for index, layer in enumerate(layers):
+        rows = torch.cat(signals[index])[examples, places]
+        if single[index]:
+            parts.append(OuterRows(layer, torch.cat(activations[index])[kept], rows, renumbered))
+        else:
+            parts.append(DenseRows(layer, rows))
+    return parts, len(columns)
+
+
+def _flat_rows(
+    operator: GaussNewtonOperator, chosen: Tensor, num_rows: int
+) -> tuple[list[OuterRows | DenseRows], int]:
+    """Return the same as rows of P numbers, by the gradients of each output of each example."""
+    data, root = checked_operator(operator), operator.divisor**0.5
+    rows: list[Tensor] = []
+    squares: list[Tensor] = []
+    for index in range(len(chosen)):
+        ((inputs, targets),) = data.select(chosen[index : index + 1])
+        own = _rows_of_one(operator, inputs, targets) / root  # (C, P)
+        values, rotation = torch.linalg.eigh((own @ own.T).double())
+        squares.append(values)
+        rows.append(rotation.T.to(own) @ own)
+        if len(rows) % _EXAMPLES_AT_ONCE == 0:  # no more than the longest are held
+            rows, squares = _only_longest(rows, squares, num_rows)
+    rows, squares = _only_longest(rows, squares, num_rows)
+    return [DenseRows(None, rows[0])], len(own)
+
+
+def _rows_of_one(operator: GaussNewtonOperator, inputs: Inputs, targets: Tensor) -> Tensor:
+    """Return S^½ J of one example, (C, P)."""
+    outputs, gradient = vjp(lambda *values: operator.function(values, inputs), *operator.function.parameters)[:2]
+    columns = output_factors(operator.loss, outputs.detach(), targets, limit=_MAX_OUTPUTS)
+    return torch.cat([piece.flatten(1) for piece in vmap(gradient)(columns)], 1)
+
+
+def _only_longest(rows: list[Tensor], squares: list[Tensor], num_rows: int) -> tuple[list[Tensor], list[Tensor]]:
+    values = torch.cat(squares)
+    places = values.topk(min(num_rows, len(values))).indices
+    return [torch.cat(rows)[places]], [values[places]]
+
+
+def _longest(squares: Tensor, num_rows: int) -> tuple[Tensor, Tensor]:
+    """Return the places of the largest of (E, C), at most `num_rows` and only positive ones: (M,), (M,)."""
+    flat = squares.flatten()
+    count = max(1, min(num_rows, int((flat > 0).sum())))
+    places = flat.topk(count).indices
+    return places // squares.shape[1], places % squares.shape[1]

@@ -19,7 +19,6 @@ from experiments.pbrf.correlation_claims import (
 )
 from experiments.target import Computed
 
-LEAVES = 2.0  # median fall of the objective, over its linearisation's, from which on it is not near quadratic
 RETRAINED = ("cold", "warm")
 EXPLAINING = {
     "carried_on": "carried on at the undivided rate, all points",
@@ -79,13 +78,14 @@ def ends_text(computed: Tables, task: str) -> str:
     if not np.isfinite(norms).any():
         return "The PBRF was not carried on at this preset."
     distance, fall = own["carried_on distance"].to_numpy(), own["carried_on fall"].to_numpy()
-    leaves = " Descent leaves: there is no minimum near θ^s." if np.nanmedian(fall) > LEAVES else ""
     return (
         f"Of {len(own)} points carried on for a weight of 1/N ({own['weight over damping'].iloc[0]:.2g} times the "
         f"damping), {int((norms <= REACHED).sum())} came to a gradient of at most {REACHED:g} of the first. They "
         f"ended at {np.nanmedian(distance):.2g} times the distance of their influence estimates (median; "
         f"{int((distance > MAX_DISTANCE).sum())} beyond {MAX_DISTANCE:g}), the objective down by "
-        f"{np.nanmedian(fall):.2g} times what its linearisation can fall.{leaves}"
+        f"{np.nanmedian(fall):.2g} times what its linearisation can fall. With linear outputs and squared error "
+        "both would be 1/(1 - h), h the leverage of the point: only their ratio speaks of more than that "
+        f"({np.nanmedian(fall / distance):.2g})."
     )
 
 
@@ -95,6 +95,10 @@ def _judge_minimum(  # noqa: PLR0917
     claim = claims.claim(name, of=task)
     values = seed_values(computed, task, curvature, response, "pearson")
     seeds = computed["networks"].query("task == @task").seed.nunique()
+    came_from = "carried_on" if response == "minimum" else response
+    norms = computed["points"].query("task == @task")[f"{came_from} gradient norm"]
+    if not len(values) and not np.isfinite(norms).any():
+        return out_of_reach(claim, "Not computed at this preset.")
     if len(values) < seeds:
         reason = (
             f"Points at their minimum in {len(values)} of {seeds} seeds. {explained(computed, task, curvature)}"

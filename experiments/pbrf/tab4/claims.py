@@ -26,13 +26,16 @@ def judge(computed: Computed, claims: ClaimSheet) -> list[ClaimResult]:
         both = curvatures[curvatures.task == task]
         pair = _pair(both[~both.definite])[["hessian", "gauss_newton"]]
         why = _state(row, pair, both[both.definite])
+        zero = gaps.assign(solver=gaps["moved by linearised"])[["solver", *OTHERS]]
+        score = over_smallest(*(zero[name].to_numpy() for name in zero))
         against = ", ".join(
             f"{mean_ratio(gaps.solver.to_numpy(), gaps[gap].to_numpy()):.2g} of {gap}" for gap in OTHERS
         )
+        beside = f"{why} The solver error is {against}. An influence of zero would score {score:.2g}."
         for name, columns, statistic, reason in (
             ("solver-error-grows", pair, mean_ratio, why),
             ("grows-only-slightly", pair, mean_ratio, why),
-            ("still-lower", gaps[["solver", *OTHERS]], over_smallest, f"{why} The solver error is {against}."),
+            ("still-lower", gaps[["solver", *OTHERS]], over_smallest, beside),
         ):
             claim = claims.claim(name, of=str(task))
             results.append(judge_over_seeds(claim, row, columns, statistic, reason, generator))
@@ -57,9 +60,11 @@ def _state(row: pd.Series, pair: pd.DataFrame, definite: pd.DataFrame) -> str:
         f"{row['gradient norm']:.2g}. The smallest eigenvalue of the Hessian is {row['smallest eigenvalue']:.2g}, "
     )
     if np.isfinite(row["eigenvalues below -λ"]):
+        nearest = row["min |μ + λ|"]
+        near = f", and min |μ + λ| is {nearest:.1g}" if np.isfinite(nearest) else ""
         text += (
-            f"{row['eigenvalues below -λ']:.0f} of {row.P:.0f} are below -λ, and min |μ + λ| is "
-            f"{row['min |μ + λ|']:.1g} (means over seeds): the estimate is a saddle's, not a minimum's."
+            f"{row['eigenvalues below -λ']:.0f} of {row.P:.0f} are below -λ{near} (means over seeds): the "
+            "estimate is a saddle's, not a minimum's."
         )
     else:
         text += "by Lanczos, from above; the others are not known."

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
 
 from curvlab.influence.responses import GAPS
 from curvlab.reporting import ClaimResult, ClaimSheet, out_of_reach
+from curvlab.reporting.claims import OUT_OF_REACH
+from experiments.pbrf.correlation_claims import only_if
 from experiments.pbrf.gap_claims import judge_over_seeds, mean_ratio
 from experiments.pbrf.gap_tables import by_point
 from experiments.target import Computed
@@ -16,6 +19,7 @@ from experiments.target import Computed
 LOGISTIC = ("no-gaps", "small-against-estimate")
 NETWORKS = ("answers-another-question", "influence-is-the-pbrf", "solver-reaches-it", "linearisation-small")
 _WORDS = {"zero": "not measured"}
+MOVED = 0.5  # of the estimate's way, below which a PBRF has hardly moved
 
 
 def judge(computed: Computed, claims: ClaimSheet) -> list[ClaimResult]:
@@ -69,7 +73,8 @@ def _network(
     claims: ClaimSheet, task: str, gaps: pd.DataFrame, row: pd.Series, generator: np.random.Generator
 ) -> list[ClaimResult]:
     nothing = gaps.assign(solver=gaps["moved by linearised"])
-    zero = f"{share_of_errors(*(nothing[gap].to_numpy() for gap in GAPS)):.2g}"
+    share = share_of_errors(*(nothing[gap].to_numpy() for gap in GAPS))
+    zero = f"{share:.2g}"
     state = (
         f"At θ^s the gradient norm is {row['gradient norm']:.2g}, the training loss {row['train loss']:.3g} "
         f"(constant outputs: {row['constant loss']:.3g}). Mean gaps: {_listed(gaps)}; the estimate moves the "
@@ -86,10 +91,28 @@ def _network(
         "solver-reaches-it": (["solver", "moved"], mean_ratio, f"{state} {few}"),
         "linearisation-small": (["linearisation", "moved by PBRF"], mean_ratio, state),
     }
-    return [
-        judge_over_seeds(claims.claim(name, of=task, zero=zero), row, gaps[columns], statistic, why, generator)
-        for name, (columns, statistic, why) in statistics.items()
-    ]
+    judged = {
+        name: judge_over_seeds(claims.claim(name, of=task, zero=zero), row, gaps[columns], measure, why, generator)
+        for name, (columns, measure, why) in statistics.items()
+    }
+    return [_where_it_says_something(name, found, judged, row, share) for name, found in judged.items()]
+
+
+def _where_it_says_something(
+    name: str, found: ClaimResult, judged: dict[str, ClaimResult], row: pd.Series, zero: float
+) -> ClaimResult:
+    """Return the result, out of reach where an influence of zero, or a PBRF that has hardly moved, would do."""
+    own = found.claim.criterion
+    if name == "answers-another-question" and own.at_most is not None and zero <= own.at_most:
+        reason = f"An influence of zero would do as well ({zero:.2g})."
+        return only_if(found, judged["influence-is-the-pbrf"], reason)
+    if name == "linearisation-small" and row["moved by PBRF"] < MOVED * row.moved and found.value is not None:
+        reason = (
+            f"The PBRF has moved the outputs by {row['moved by PBRF'] / row.moved:.2g} of what the estimate does: "
+            "so early anything is linear."
+        )
+        return replace(found, verdict=OUT_OF_REACH, explanation=f"{reason} {found.explanation}")
+    return found
 
 
 def _listed(gaps: pd.DataFrame) -> str:

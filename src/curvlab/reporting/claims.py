@@ -86,13 +86,13 @@ class Criterion:
 
     def excludes(self, values: Iterable[float]) -> bool:
         """Return whether no number from the least to the largest of the values keeps even the weakest bounds."""
-        low, high = self.at_least, self.at_most
         if self.states_direction:
-            low, high = self.direction_at_least, self.direction_at_most
-        values = tuple(values)
-        if any(math.isnan(value) for value in values):
-            return False
-        return (low is not None and max(values) < low) or (high is not None and min(values) > high)
+            return _outside(values, self.direction_at_least, self.direction_at_most)
+        return self.misses(values)
+
+    def misses(self, values: Iterable[float]) -> bool:
+        """Return whether no number from the least to the largest of the values keeps the full bounds."""
+        return _outside(values, self.at_least, self.at_most)
 
     @property
     def states_direction(self) -> bool:
@@ -209,10 +209,13 @@ def describe(value: float | None, interval: Interval | None, criterion: Criterio
     fact = f"Measured {value:.4g} ({spread}); needed: {criterion}."
     if decide(value, interval, criterion) != UNDECIDED:
         return fact
-    if any(math.isnan(end) for end in (interval.low, value, interval.high)):
+    measured = (interval.low, value, interval.high)
+    if any(math.isnan(end) for end in measured):
         return f"{fact} Without numbers at both ends nothing is decided."
     if interval.has_too_few_samples:
         return f"{fact} Fewer than {MIN_SAMPLES} seeds decide nothing."
+    if criterion.misses(measured):
+        return f"{fact} The criterion is missed; the interval lies on both sides of the direction's bound."
     return f"{fact} The interval lies on both sides of a bound."
 
 
@@ -244,6 +247,13 @@ def judge(claim: Claim, value: float | None, interval: Interval | None, *, if_no
 def out_of_reach(claim: Claim, reason: str) -> ClaimResult:
     """Return the claim as one that this preset cannot check, with the reason."""
     return ClaimResult(claim, None, None, OUT_OF_REACH, reason)
+
+
+def _outside(values: Iterable[float], low: float | None, high: float | None) -> bool:
+    values = tuple(values)
+    if any(math.isnan(value) for value in values):
+        return False
+    return (low is not None and max(values) < low) or (high is not None and min(values) > high)
 
 
 def _within(values: Iterable[float], low: float | None, high: float | None) -> bool:

@@ -8,13 +8,16 @@ from omegaconf import DictConfig
 
 from curvlab.runs import Run
 from experiments.lissa.fig1.scores import compute_scores
-from experiments.lissa.fig1.tables import panel_table, rounded, score_table, summary_row
+from experiments.lissa.fig1.tables import cell_table, panel_table, rounded, score_table, summary_row
 from experiments.shared.tasks import build_task
 from experiments.target import task_settings
 
 
 def compute(run: Run, cfg: DictConfig) -> dict[str, pd.DataFrame]:
-    """Return `table`, one row for each task, point and seed; `summary`; `scores_<task>`, what the panels show.
+    """Return `table`, `summary`, `cells` and `scores_<task>`.
+
+    One row for each task, choice of C, point and seed; for each task; for each cell of the 2 x 2, fitted or early
+    and C = 2 or measured; for each point and test point, what the panels show.
 
     Beside them images_<task>.png, the training images side by side.
 
@@ -28,10 +31,11 @@ def compute(run: Run, cfg: DictConfig) -> dict[str, pd.DataFrame]:
         found = compute_scores(run, task, settings)
         table = score_table(found)
         scores[f"scores_{task.label}"] = rounded(table)
-        panels.append(panel_table(task.label, table, found.lengths))
+        panels.append(panel_table(task.label, table, found))
         summary.append(summary_row(task, found, panels[-1]))
         images = [np.round(255 * task.splits.to_image(image)).astype(np.uint8) for image in found.images]
         run.save_image(np.concatenate(images, axis=1), f"images_{task.label}.png")
         seeds |= set(range(settings.num_seeds))
     run.note(seeds=sorted(seeds))
-    return {"table": pd.concat(panels, ignore_index=True), "summary": pd.DataFrame(summary), **scores}
+    table, of_tasks = pd.concat(panels, ignore_index=True), pd.DataFrame(summary)
+    return {"table": table, "summary": of_tasks, "cells": cell_table(table, of_tasks), **scores}

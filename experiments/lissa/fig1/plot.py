@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from curvlab.reporting import plots
+from experiments.lissa.fig1.tables import CHOICES
 from experiments.target import Computed
 
 NUM_SHOWN = 5  # training images of a task in Fig. 1; the figures after it show all
@@ -45,16 +46,19 @@ def draw(computed: Computed) -> dict[str, Figure]:
 
 
 def _grid(blocks: Sequence[tuple[_Task, range]]) -> Figure:
-    """Draw rows of images, below each its scatter plot, and below that the exact solutions where there are any."""
+    """Draw rows of images, below each its scatter plots: C = 2, C measured and exact solutions, where they are."""
     rows = [
         (task, positions, kind)
         for task, positions in blocks
-        for kind in ("image", "stochastic", "exact")
-        if kind != "exact" or any(panel.exact.notna().any() for panel in task.scores)
+        for kind in ("image", *CHOICES, "exact")
+        if kind == "image"
+        or any(_has(task.scores[place], kind) for place in positions if place < len(task.scores))
     ]
-    heights = {"image": 0.55, "stochastic": 1.0, "exact": 1.0}
     figure, axes = plots.figure(
-        len(rows), NUM_SHOWN, panel_size=(2.6, 2.0), height_ratios=[heights[kind] for _, _, kind in rows]
+        len(rows),
+        NUM_SHOWN,
+        panel_size=(2.6, 2.0),
+        height_ratios=[0.55 if kind == "image" else 1.0 for _, _, kind in rows],
     )
     for ax in axes.flat:
         ax.set_axis_off()
@@ -66,14 +70,14 @@ def _grid(blocks: Sequence[tuple[_Task, range]]) -> Figure:
                 name = task.label if column == 0 else ""
                 title = f"{name}\ntraining image {panel.point.iloc[0]}"
                 plots.show_image(ax, task.images[position], title=title)
-            elif kind == "stochastic":
-                _stochastic(ax, panel, own)
+            elif _has(panel, kind):
+                ax.set_axis_on()
+                if kind == "exact":
+                    _exact(ax, panel, own)
+                else:
+                    _stochastic(ax, panel, own[own.constant == CHOICES[kind]], kind)
                 if column == 0:
-                    ax.set_ylabel("PBRF by SGD")
-            elif panel.exact.notna().any():
-                _exact(ax, panel, own)
-                if column == 0:
-                    ax.set_ylabel("exact PBRF")
+                    ax.set_ylabel("exact PBRF" if kind == "exact" else f"PBRF by SGD, {CHOICES[kind]}")
     handles = {
         label: handle for ax in axes.flat for handle, label in zip(*ax.get_legend_handles_labels(), strict=True)
     }
@@ -84,50 +88,52 @@ def _grid(blocks: Sequence[tuple[_Task, range]]) -> Figure:
     return figure
 
 
-def _stochastic(ax: Axes, panel: pd.DataFrame, own: pd.DataFrame) -> None:
-    ax.set_axis_on()
+def _has(panel: pd.DataFrame, kind: str) -> bool:
+    """Return whether a point has this row: both stochastic scores with this prefix, or both exact ones."""
+    if kind == "exact":
+        return bool(panel.exact.notna().any())
+    return f"{kind}lissa_0" in panel and not panel[f"{kind}lissa_0"].isna().all()
+
+
+def _stochastic(ax: Axes, panel: pd.DataFrame, own: pd.DataFrame, prefix: str) -> None:
+    """Draw LiSSA of seed 0 and SGD on the next seed's batches; on its own where every batch is all the data."""
     ax.set_xlabel("LiSSA")
-    color = plots.PALETTE[0]
-    ax.scatter(
-        panel.lissa_0, panel.pbrf_0, s=5, color=color, label="500 test losses: LiSSA, PBRF by SGD (one seed)"
-    )
-    _widen(ax, panel)
-    plots.identity_line(ax)
-    case = own.lissa_pbrf_case.iloc[0]
-    if case == "overflow":
-        plots.annotate(ax, "LiSSA or SGD overflows")
+    x = panel[f"{prefix}lissa_0"]
+    y = panel.get(f"{prefix}pbrf_1", panel[f"{prefix}pbrf_0"])
+    color = plots.PALETTE[0 if not prefix else 2]
+    first = own.iloc[0]
+    if first.lissa_pbrf_case == "overflow":
+        found = {"LiSSA": not np.isfinite(x).all(), "SGD": not np.isfinite(y).all()}
+        plots.annotate(ax, " and ".join(name for name, over in found.items() if over) + " overflow")
+        ax.set_xticks([])
+        ax.set_yticks([])
         return
+    label = f"{CHOICES[prefix]}: {len(panel)} test losses, one seed of LiSSA, another of SGD"
+    ax.scatter(x, y, s=5, color=color, label=label)
+    _widen(ax, panel, x, y)
+    plots.identity_line(ax)
     pearson, slope = own.lissa_pbrf_pearson.dropna(), own.lissa_pbrf_slope.dropna()
-    plots.annotate(ax, f"r = {_with_error(pearson)}\nslope {_with_error(slope)}\n{case}")
+    _above(ax, f"r = {_with_error(pearson)}, {first.lissa_pbrf_case}\nslope {_with_error(slope)}")
 
 
 def _exact(ax: Axes, panel: pd.DataFrame, own: pd.DataFrame) -> None:
-    ax.set_axis_on()
-    ax.set_xlabel("influence")
+    ax.set_xlabel("influence by CG")
     ax.scatter(
         panel.cg, panel.exact, s=9, marker="x", linewidths=0.7, color=plots.PALETTE[1], label="CG, exact PBRF"
     )
-    lines = [f"CG: r = {own.cg_exact_pearson.mean():.3f}"]
-    if panel.lissa_auto.notna().any():
-        ax.scatter(
-            panel.lissa_auto,
-            panel.exact,
-            s=7,
-            marker="^",
-            linewidths=0,
-            color=plots.PALETTE[2],
-            label="LiSSA with C measured, exact PBRF",
-        )
-        lines.append(f"LiSSA, C measured: r = {panel.lissa_auto.corr(panel.exact):.3f}")
     plots.identity_line(ax)
-    plots.annotate(ax, "\n".join(lines))
+    _above(ax, f"r = {own.cg_exact_pearson.mean():.3f}")
 
 
-def _widen(ax: Axes, panel: pd.DataFrame) -> None:
+def _above(ax: Axes, text: str) -> None:
+    """Say it above the panel, where it covers no point."""
+    ax.set_title(text, fontsize=7, loc="left")
+
+
+def _widen(ax: Axes, panel: pd.DataFrame, x: pd.Series, y: pd.Series) -> None:
     """Make axes logarithmic beyond the range of the exact scores where stochastic ones leave it far behind."""
-    exact = panel[["cg", "exact"]].abs().to_numpy().max()
-    stochastic = panel[["lissa_0", "pbrf_0"]].to_numpy()
-    largest = np.abs(stochastic[np.isfinite(stochastic)]).max(initial=0.0)
+    exact = panel[["cg", "exact"]].abs().max().max()  # nan where nothing is solved exactly
+    largest = max(x.abs().max(), y.abs().max())
     if largest > 10 * exact > 0:
         ax.set_xscale("symlog", linthresh=exact)
         ax.set_yscale("symlog", linthresh=exact)

@@ -1,4 +1,4 @@
-"""Fig. 1, scores: influence and retraining responses of the same training points, by four methods."""
+"""Fig. 1, scores: influence and retraining responses of the same training points, with C assumed and measured."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,18 +18,42 @@ from curvlab.data import stack
 from curvlab.influence import (
     ProximalBregmanObjective,
     ProximalNewton,
-    ProximalSGD,
     directional_derivatives,
     loss_response,
     per_example_gradients,
 )
 from curvlab.linalg import LinearOperator, identity
 from curvlab.runs import Run
-from curvlab.solvers import BlockConjugateGradient, Lissa, LissaHyperparameters, lissa_hyperparameters
+from curvlab.solvers import BlockConjugateGradient, LissaHyperparameters, lissa_hyperparameters
+from experiments.lissa.fig1.paired import run_paired
+from experiments.shared.spectrum import constants
 from experiments.shared.spectrum import spectrum as measured_spectrum
 from experiments.shared.trained_task import TrainedTask
 
 Batch = tuple[Tensor, Tensor]
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """LiSSA and the PBRF by SGD with one choice of C, a run of both for each seed, on the same batches.
+
+    Attributes:
+        settings: step size, batch size and steps of both.
+        constant: C in |B| = C tr / lambda_max; nan where |B| was given.
+        lissa: (seeds, M, K') influence by LiSSA, of the first K' points; one seed where |B| >= N, nothing drawn.
+        pbrf: (seeds, M, K') response of the test losses by SGD.
+        lissa_lengths: (seeds, T, K') ‖x_t‖ damping / ‖g‖: above 1 it is no solution.
+        sgd_lengths: (seeds, T, K') the same of SGD's displacement over epsilon.
+        distances: (seeds, T, K') the same of the difference between the two.
+    """
+
+    settings: LissaHyperparameters
+    constant: float
+    lissa: Tensor
+    pbrf: Tensor
+    lissa_lengths: Tensor
+    sgd_lengths: Tensor
+    distances: Tensor
 
 
 @dataclass(frozen=True)
@@ -43,15 +66,11 @@ class Scores:
         images: (K, ...) the points' inputs.
         spectrum: trace, its standard error, largest eigenvalue and its error bound, products paid.
         damping: added to G.
-        settings: LiSSA's, and the SGD PBRF's.
-        lissa: (seeds, M, K) influence by LiSSA.
-        pbrf: (seeds, M, K) response of the test losses by SGD.
-        cg: (M, K') influence by conjugate gradients, of the first K' points; K' may be 0.
-        exact: (M, K') response by Newton's method.
-        lissa_auto: (M, K') or (M, 0) influence by LiSSA with C measured, the last third averaged.
-        constant: that C; nan without it.
+        assumed: LiSSA and SGD with C = 2.
+        measured: with C measured; None where it is not asked for.
+        cg: (M, K'') influence by conjugate gradients, of the first K'' points; K'' may be 0.
+        exact: (M, K'') response by Newton's method.
         residuals: largest relative residual of CG and gradient norm of Newton; nan without them.
-        lengths: (seeds, K) ‖x‖ damping / ‖g‖ of LiSSA's result: above 1 it is no solution.
     """
 
     point_indices: Tensor
@@ -59,31 +78,30 @@ class Scores:
     images: Tensor
     spectrum: dict[str, float]
     damping: float
-    settings: LissaHyperparameters
-    lissa: Tensor
-    pbrf: Tensor
+    assumed: Pairs
+    measured: Pairs | None
     cg: Tensor
     exact: Tensor
-    lissa_auto: Tensor
-    constant: float
     residuals: dict[str, float]
-    lengths: Tensor
 
 
 @dataclass(frozen=True)
 class _Setup:
-    """What the four methods share."""
+    """What the methods share."""
 
     run: Run
     task: TrainedTask
     damping: float
-    settings: LissaHyperparameters
     points: Batch
     test: Batch
 
     @property
     def damped(self) -> LinearOperator:
         return GaussNewtonOperator(self.task.model, self.task.loss, self.task.train) + self.damping * identity
+
+    def first(self, num_points: int) -> _Setup:
+        """Return the same for the first so many points."""
+        return dataclasses.replace(self, points=(self.points[0][:num_points], self.points[1][:num_points]))
 
     def gradients(self) -> Tensor:
         """Return the points' gradients, (P, K)."""
@@ -105,58 +123,88 @@ class _Setup:
 
 
 def compute_scores(run: Run, task: TrainedTask, cfg: DictConfig) -> Scores:
-    """Measure the spectrum, derive LiSSA's settings from it, and run the four methods, unit by unit.
+    """Measure the spectrum, derive the settings from it, and run the methods, unit by unit.
 
     All scores are changes of a test loss per unit weight added to the point's loss in the mean training loss
     (the paper plots the same numbers with log p, the other sign, on both axes).
     """
+    if cfg.num_seeds < 2:
+        raise ValueError(
+            f"num_seeds must be at least 2, got {cfg.num_seeds}: LiSSA of a seed is compared with SGD on its own "
+            "batches, and with SGD on the next seed's"
+        )
     generator = run.generator("points", task.splits.name)
     test_indices = _draw(len(task.splits.test), cfg.num_test, generator)  # type: ignore[arg-type]
     point_indices = _draw(task.num_train, cfg.num_points, generator)
     test, points = stack(task.splits.test, test_indices), stack(task.train, point_indices)
     spectrum = measured_spectrum(run, task, cfg)
     damping = cfg.damping if cfg.damping is not None else cfg.damping_ratio * spectrum["largest_eigenvalue"]
-    setup = _Setup(run, task, damping, _settings(cfg, spectrum, damping), points, test)
+    setup = _Setup(run, task, damping, points, test)
     key = task.key | {"damping": damping, "num_points": len(point_indices), "num_test": len(test_indices)}
-    lissa, pbrf, lengths = _stochastic(setup, key, cfg)
     return Scores(
         point_indices=task.train_indices[point_indices],
         test_indices=test_indices,
         images=points[0],
         spectrum=spectrum,
         damping=damping,
-        settings=setup.settings,
-        lissa=lissa,
-        pbrf=pbrf,
-        lengths=lengths,
+        assumed=_pairs(setup, key, cfg, _settings(cfg, spectrum, damping), cfg.lissa.constant),
+        measured=_measured(setup, key, cfg, spectrum),
         **_reference(setup, key, cfg),
     )
 
 
-def _stochastic(setup: _Setup, key: dict[str, Any], cfg: DictConfig) -> tuple[Tensor, Tensor, Tensor]:
-    """Return LiSSA's and the SGD PBRF's scores over seeds, (S, M, K) each, and LiSSA's lengths, (S, K)."""
-    key = key | dataclasses.asdict(setup.settings)
-    lissa, pbrf, lengths = [], [], []
-    for seed in range(cfg.num_seeds):
-        found = setup.run.unit(
-            "lissa/scores",
+def _measured(setup: _Setup, key: dict[str, Any], cfg: DictConfig, spectrum: dict[str, float]) -> Pairs | None:
+    """Return the same pair with C measured, which is all that changes: the run that explains where C = 2 fails."""
+    num_points = int(min(_all_or(cfg.measured.points), len(setup.points[1])))
+    if num_points == 0:
+        return None
+    found = constants(setup.run, setup.task, cfg, trace=spectrum["trace"])["largest"]
+    constant = cfg.measured.safety * max(1.0, found)
+    settings = dataclasses.replace(
+        _settings(cfg, spectrum, setup.damping),
+        batch_size=_recipe(spectrum, setup.damping, constant).batch_size,
+    )
+    return _pairs(setup.first(num_points), key | {"num_points": num_points}, cfg, settings, constant)
+
+
+def _pairs(
+    setup: _Setup, key: dict[str, Any], cfg: DictConfig, settings: LissaHyperparameters, constant: float
+) -> Pairs:
+    full = settings.batch_size >= setup.task.num_train
+    key = key | dataclasses.asdict(settings) | {"epsilon": cfg.pbrf.epsilon}
+    found = [
+        setup.run.unit(
+            "lissa/paired",
             key | {"repetition": seed},
-            partial(_lissa, setup, seed),
+            partial(_paired, setup, settings, cfg.pbrf.epsilon, seed),
             version=1,
-            about=f"LiSSA {setup.task.label}, seed {seed}",
+            about=f"LiSSA and SGD {setup.task.label}, |B| = {settings.batch_size}, seed {seed}",
         )
-        lissa.append(found["scores"].double())
-        lengths.append(found["lengths"].double())
-        responded = setup.run.unit(
-            "pbrf/sgd",
-            key | {"repetition": seed, "epsilon": cfg.pbrf.epsilon},
-            partial(_pbrf_by_sgd, setup, cfg.pbrf.epsilon, seed),
-            version=1,
-            about=f"PBRF by SGD {setup.task.label}, seed {seed}",
-            resumes=True,
-        )
-        pbrf.append(responded["scores"].double())
-    return torch.stack(lissa), torch.stack(pbrf), torch.stack(lengths)
+        for seed in range(1 if full else cfg.num_seeds)
+    ]
+    names = ("lissa", "pbrf", "lissa_lengths", "sgd_lengths", "distances")
+    return Pairs(
+        settings,
+        math.nan if cfg.lissa.batch_size is not None and constant == cfg.lissa.constant else constant,
+        *(torch.stack([unit[name].double() for unit in found]) for name in names),
+    )
+
+
+def _paired(setup: _Setup, settings: LissaHyperparameters, epsilon: float, seed: int) -> dict[str, Any]:
+    run, task, gradients = setup.run, setup.task, setup.gradients()
+    bar = run.progress(settings.num_steps, f"LiSSA and SGD {task.label}, |B| = {settings.batch_size}, seed {seed}")
+    generators = (run.generator("batches", task.seed_name, seed), run.generator("batches", task.seed_name, seed))
+    found = run_paired(setup.objective(epsilon), setup.damped, gradients, settings, generators, on_step=bar.update)
+    run.add_matvecs(settings.num_steps * gradients.shape[1])
+    # Relative to ‖g‖ / damping, which no solution of (G + damping) x = g exceeds.
+    scale = setup.damping / torch.linalg.vector_norm(gradients.double(), dim=0)
+    return {
+        "lissa": setup.influences(found.solutions),
+        "pbrf": setup.responses(found.displacement, epsilon),
+        "lissa_lengths": found.lissa_norms * scale,
+        "sgd_lengths": found.sgd_norms * scale,
+        "distances": found.distances * scale,
+    }
 
 
 def _reference(setup: _Setup, key: dict[str, Any], cfg: DictConfig) -> dict[str, Any]:
@@ -164,10 +212,8 @@ def _reference(setup: _Setup, key: dict[str, Any], cfg: DictConfig) -> dict[str,
     num_exact = min(cfg.exact_points, len(setup.points[1]))
     none = torch.zeros(len(setup.test[1]), 0, dtype=torch.float64)
     if num_exact == 0:
-        residuals = {"cg": math.nan, "newton": math.nan}
-        return {"cg": none, "exact": none, "lissa_auto": none, "constant": math.nan, "residuals": residuals}
-    first = dataclasses.replace(setup, points=(setup.points[0][:num_exact], setup.points[1][:num_exact]))
-    key = key | {"exact_points": num_exact}
+        return {"cg": none, "exact": none, "residuals": {"cg": math.nan, "newton": math.nan}}
+    first, key = setup.first(num_exact), key | {"exact_points": num_exact}
     solved = setup.run.unit(
         "influence/cg",
         key | {"rtol": cfg.exact.cg_rtol},
@@ -184,15 +230,9 @@ def _reference(setup: _Setup, key: dict[str, Any], cfg: DictConfig) -> dict[str,
             version=1,
             about=f"exact PBRF {setup.task.label}",
         )
-    automatic: dict[str, Any] = {"scores": none, "constant": math.nan}
-    if cfg.measure_constant:
-        about = f"LiSSA {setup.task.label}, C measured"
-        automatic = setup.run.unit("lissa/auto", key, partial(_lissa_auto, first), version=1, about=about)
     return {
         "cg": solved["scores"].double(),
         "exact": minimised["scores"].double(),
-        "lissa_auto": automatic["scores"].double(),
-        "constant": automatic["constant"],
         "residuals": {"cg": solved["residual"], "newton": minimised["residual"]},
     }
 
@@ -201,67 +241,24 @@ def _draw(size: int, wanted: int, generator: torch.Generator) -> Tensor:
     return torch.randperm(size, generator=generator)[: min(wanted, size)]
 
 
+def _all_or(number: int | None) -> float:
+    return math.inf if number is None else number
+
+
 def _settings(cfg: DictConfig, spectrum: dict[str, float], damping: float) -> LissaHyperparameters:
-    recipe = lissa_hyperparameters(
+    recipe = _recipe(spectrum, damping, cfg.lissa.constant)
+    given = {name: cfg.lissa[name] for name in ("step_size", "batch_size", "num_steps")}
+    return dataclasses.replace(recipe, **{name: value for name, value in given.items() if value is not None})
+
+
+def _recipe(spectrum: dict[str, float], damping: float, constant: float) -> LissaHyperparameters:
+    """Return the settings of Corollary 1 and Table 1, with C = `constant`."""
+    return lissa_hyperparameters(
         trace=spectrum["trace"],
         largest_eigenvalue=spectrum["largest_eigenvalue"],
         damping=damping,
-        constant=cfg.lissa.constant,
+        constant=constant,
     )
-    given = {name: cfg.lissa[name] for name in ("step_size", "batch_size", "num_steps")}
-    return LissaHyperparameters(
-        step_size=given["step_size"] or recipe.step_size,
-        batch_size=given["batch_size"] or recipe.batch_size,
-        num_steps=given["num_steps"] or recipe.num_steps,
-    )
-
-
-def _lissa(setup: _Setup, seed: int) -> dict[str, Any]:
-    run, settings = setup.run, setup.settings
-    gradients = setup.gradients()
-    solver = Lissa(
-        settings.step_size,
-        settings.batch_size,
-        settings.num_steps,
-        check_residual=False,  # the comparison with CG says more, and costs no products of the full data
-        raise_on_divergence=False,  # as in the paper, whose third case ("large and apart") this may be
-        callback=_advance(run.progress(settings.num_steps, f"LiSSA {setup.task.label}, seed {seed}")),
-    )
-    operator = setup.damped
-    solution = solver.solve(operator, gradients, generator=run.generator("lissa", setup.task.seed_name, seed))
-    run.add_matvecs(solution.num_matvecs)
-    # Relative to ‖g‖ / damping, which no solution of (G + damping) x = g exceeds.
-    lengths = operator.norm(solution.x) * setup.damping / operator.norm(gradients)
-    return {"scores": setup.influences(solution.x), "lengths": lengths}
-
-
-def _lissa_auto(setup: _Setup) -> dict[str, Any]:
-    """The run that explains a failure of the recipe: the same iteration with C measured."""
-    run, task = setup.run, setup.task
-    generator = run.generator("lissa_auto", task.seed_name)
-    operator = GaussNewtonOperator(task.model, task.loss, task.train)
-    solver = Lissa.auto(operator, setup.damping, generator=generator)
-    bar = run.progress(solver.num_steps, f"LiSSA {task.label}, C measured")
-    solver = dataclasses.replace(solver, check_residual=False, callback=_advance(bar))
-    solution = solver.solve(setup.damped, setup.gradients(), generator=generator)
-    run.add_matvecs(solution.num_matvecs)
-    constant = solver.recipe.constant if solver.recipe else math.nan
-    return {"scores": setup.influences(solution.x), "constant": constant, "batch_size": solver.batch_size}
-
-
-def _pbrf_by_sgd(setup: _Setup, epsilon: float, seed: int, checkpoints: Path) -> dict[str, Any]:
-    run, settings = setup.run, setup.settings
-    bar = run.progress(settings.num_steps, f"PBRF by SGD {setup.task.label}, seed {seed}")
-    optimizer = ProximalSGD(
-        settings.step_size,
-        settings.batch_size,
-        settings.num_steps,
-        callback=lambda step: bar.update(),
-        checkpoint=checkpoints / "pbrf.pt",
-    )
-    generator = run.generator("pbrf", setup.task.seed_name, seed)
-    response = optimizer.minimize(setup.objective(epsilon), generator=generator)
-    return {"scores": setup.responses(response.displacement, epsilon)}
 
 
 def _by_cg(setup: _Setup, rtol: float) -> dict[str, Any]:

@@ -107,13 +107,13 @@ def files(folder: Path) -> dict[str, bytes]:
 def test_results_are_complete_and_consistent(smoke: Path) -> None:
     images = {"figure.png", "figure_mlp-8-digits-200.png", "images_mlp-8-digits-200.png"}
     assert {path.name for path in smoke.iterdir()} == images | {
-        "table.csv", "scores_mlp-8-digits-200.csv", "summary.csv", "claims.json", "run.json"
+        "table.csv", "scores_mlp-8-digits-200.csv", "summary.csv", "cells.csv", "claims.json", "run.json"
     }  # fmt: skip
     scores = pd.read_csv(smoke / "scores_mlp-8-digits-200.csv")
     assert len(scores) == 3 * 20  # points x test points
     assert [f"{value:.4g}" for value in scores.cg.dropna()] == [f"{value:.6g}" for value in scores.cg.dropna()]
     panels = pd.read_csv(smoke / "table.csv")
-    assert len(panels) == 3 * 2  # points x seeds
+    assert panels.constant.value_counts().to_dict() == {"C = 2": 3 * 2, "C measured": 2 * 2}  # points x seeds
     assert not panels.columns.str.contains("second|time").any()
     exact = panels.cg_exact_pearson.dropna()
     assert len(exact) == 2  # exact_points
@@ -123,6 +123,15 @@ def test_results_are_complete_and_consistent(smoke: Path) -> None:
     claims = {result.claim.id: result for result in load_claims(smoke)}
     assert claims["first-order-mlp-8-digits-200"].verdict == "reproduced"
     assert claims["overflow"].verdict == "out of reach"
+    assert claims["cell-fitted-measured"].verdict == "out of reach"
+    # One iteration to first order: LiSSA in single and SGD in double precision, on the same batches.
+    assert (panels.same_batches_error < 1e-4).all()
+    assert (panels.parted_step == 0).all()
+    assert (panels.lissa_pbrf_error > 0.01).all()  # on others
+    cells = pd.read_csv(smoke / "cells.csv")
+    assert cells[["regime", "constant"]].to_numpy().tolist() == [["early", "C = 2"], ["early", "C measured"]]
+    assert claims["cell-same-batches-early-measured"].value == pytest.approx(1, abs=1e-4)
+    assert claims["cell-early-assumed"].value == pytest.approx(cells["pearson, other batches"][0])
     record = json.loads((smoke / "run.json").read_text())
     assert record["num_matvecs"] > 0
     assert {"name": "num_points", "ours": 3, "paper": 25} in record["settings"]
@@ -181,6 +190,12 @@ def test_damaged_units_are_computed_again(smoke: Path, run_smoke) -> None:
     assert files(smoke) == before
 
 
+@pytest.mark.usefixtures("smoke")
+def test_one_seed_is_refused(run_smoke) -> None:
+    with pytest.raises(ValueError, match="SGD on its own batches, and with SGD on the next seed's"):
+        run_smoke("lissa/fig1", "num_seeds=1")
+
+
 def is_running(process: int) -> bool:
     try:
         os.kill(process, 0)
@@ -219,7 +234,7 @@ def test_two_processes_at_once_share_the_work(driver, tmp_path: Path) -> None:
     start(smoke_overrides(tmp_path), smoke_overrides(tmp_path))
     assert finish() == ["done", "done"]
     folder = tmp_path / "results" / "lissa" / "fig1" / "smoke"
-    assert len(pd.read_csv(folder / "table.csv")) == 6
+    assert len(pd.read_csv(folder / "table.csv")) == 10
     units = json.loads((folder / "run.json").read_text())["units"]
     assert sum(unit["count"] for unit in units) == len(list((tmp_path / "store").rglob("*.pt")))
 

@@ -3,9 +3,10 @@
 make lissa-fig2 PRESET=smoke|embedded|laptop|paper ARGS="task=mlp_64_64_digits_early num_steps=2000"
 
 LiSSA runs 1,000 steps with twice the recommended batch size, the recommended one (C = 2), and a tenth of it,
-averaged over ten runs, which see as much data. Test influences at each step are correlated with those of the exact
-solution and between steps. The paper shows one training image (it does not say which); here every number is a mean
-over several, and a run that overflows counts as correlation 0.
+averaged over ten runs, which see as much data. Test influences are correlated between steps, as in the paper, and
+at each step with those of the exact solution. The paper shows one training image (it does not say which) and one
+run; here every number is a mean over several points and seeds. A run that overflows is shown as such: no number
+stands for its correlation, and the claims take it for -1, the least that one can be.
 
 One panel goes beyond the paper: an overfitted network with small damping, where the recipe with C = 2 diverges and
 the one with C measured (`Lissa.auto`) does not. Its exact solutions are computed in double precision.
@@ -23,6 +24,7 @@ TARGET = Target(
         "tasks": ["ResNet-18 on ImageNet"],
         "num_points": "one, not said which",
         "num_test": 500,
+        "num_seeds": 1,
         "summary.csv:batch sizes": "200 100 10x10",
         "num_steps": 1000,
         "summary.csv:damping": 5.0,

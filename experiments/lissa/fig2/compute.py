@@ -7,10 +7,10 @@ from typing import Any
 import pandas as pd
 import torch
 from omegaconf import DictConfig
+from torch import Tensor
 
 from curvlab.runs import Run
 from experiments.lissa.fig2.convergence import Convergence, TaskResult, compute_task
-from experiments.shared.recipes import correlation
 from experiments.shared.tasks import build_task
 from experiments.target import task_settings
 
@@ -35,37 +35,55 @@ def compute(run: Run, cfg: DictConfig) -> dict[str, pd.DataFrame]:
 
 
 def convergence_table(results: list[TaskResult]) -> pd.DataFrame:
-    """Return one row for each task, batch size, step and point: correlation with the exact scores.
+    """Return one row for each task, batch size, seed, step and point.
 
-    Column pearson is of the averaged runs, pearson_one_run of the first of them. Tasks of the panel on recipes
-    have no rows.
+    Columns pearson, correlation with the exact scores of the averaged runs; pearson_one_run, of the seed's first;
+    pearson_last, of the averaged runs with their own last step. nan where a score is not finite, which `overflow`
+    says of the averaged runs. Tasks of the panel on recipes have no rows.
     """
     rows: list[dict[str, Any]] = []
     for result in results:
         for size in result.sizes:
-            for index, step in enumerate(size.steps):
-                averaged = correlation(size.scores[index], result.exact)
-                single = correlation(size.single[index], result.exact)
-                rows += [
-                    _names(result, size) | {"point": point, "step": step, "pearson": mean, "pearson_one_run": one}
-                    for point, (mean, one) in enumerate(zip(averaged.tolist(), single.tolist(), strict=True))
-                ]
-    columns = ["task", "batch_size", "num_runs", "point", "step", "pearson", "pearson_one_run"]
-    return pd.DataFrame(rows, columns=columns)
+            for seed, (scores, single) in enumerate(zip(size.scores, size.single, strict=True)):
+                for index, step in enumerate(size.steps):
+                    columns = {
+                        "pearson": finite_correlation(scores[index], result.exact),
+                        "pearson_one_run": finite_correlation(single[index], result.exact),
+                        "pearson_last": finite_correlation(scores[index], scores[-1]),
+                        "overflow": ~scores[index].isfinite().all(0),
+                    }
+                    rows += [
+                        _names(result, size)
+                        | {"seed": seed, "point": point, "step": step}
+                        | {name: values[point].item() for name, values in columns.items()}
+                        for point in range(result.exact.shape[1])
+                    ]
+    names = ["task", "batch_size", "num_runs", "seed", "point", "step"]
+    return pd.DataFrame(rows, columns=[*names, "pearson", "pearson_one_run", "pearson_last", "overflow"])
 
 
 def between_table(results: list[TaskResult]) -> pd.DataFrame:
-    """Return one row for each task, batch size and pair of steps: correlation of the scores, mean over points."""
+    """Return one row for each task, batch size and pair of steps: correlation of the scores.
+
+    Mean over the points and seeds whose scores are finite at both steps; `overflow`, the share of the others.
+    """
     rows: list[dict[str, Any]] = []
     for result in results:
         for size in result.sizes:
             for i, step in enumerate(size.steps):
                 for j in range(i + 1):
-                    found = float(correlation(size.scores[i], size.scores[j]).mean())
-                    rows.append(
-                        _names(result, size) | {"step": step, "other_step": size.steps[j], "pearson": found}
-                    )
-    return pd.DataFrame(rows, columns=["task", "batch_size", "num_runs", "step", "other_step", "pearson"])
+                    found = torch.cat([finite_correlation(own[i], own[j]) for own in size.scores])
+                    pair = {"step": step, "other_step": size.steps[j], "pearson": float(found.nanmean())}
+                    rows.append(_names(result, size) | pair | {"overflow": float(found.isnan().double().mean())})
+    columns = ["task", "batch_size", "num_runs", "step", "other_step", "pearson", "overflow"]
+    return pd.DataFrame(rows, columns=columns)
+
+
+def finite_correlation(left: Tensor, right: Tensor) -> Tensor:
+    """Return the Pearson correlation of each pair of columns, (M, K), (M, K) -> (K,); nan where not finite."""
+    left, right = (side.double() - side.double().mean(0) for side in (left, right))
+    found = (left * right).sum(0) / (left.norm(dim=0) * right.norm(dim=0))
+    return torch.where(found.isfinite(), found, torch.full_like(found, torch.nan))
 
 
 def _names(result: TaskResult, size: Convergence) -> dict[str, Any]:
@@ -121,6 +139,7 @@ def summary_table(results: list[TaskResult]) -> pd.DataFrame:
                 "step size": result.step_size,
                 "batch sizes": " ".join(_label(size) for size in result.sizes),
                 "points": result.exact.shape[1],
+                "seeds": len(result.sizes[0].scores) if result.sizes else 1,
                 "test points": result.exact.shape[0],
                 "C measured": recipes.get("constant"),
                 "batch size, C = 2": recipes.get("paper", {}).get("batch_size"),

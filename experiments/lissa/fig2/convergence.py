@@ -22,14 +22,14 @@ FIRST_STEPS = (1, 2, 5, 10, 20)
 
 @dataclass(frozen=True)
 class Convergence:
-    """Scores of one batch size, averaged over its runs.
+    """Scores of one batch size for each seed, averaged over the seed's runs.
 
     Attributes:
         batch_size: examples of a step.
-        num_runs: independent runs whose scores are averaged.
+        num_runs: independent runs whose scores are averaged, of each seed.
         steps: (S,).
-        scores: (S, M, K), of the averaged iterates.
-        single: (S, M, K), of the first run alone.
+        scores: (seeds, S, M, K), of the averaged iterates.
+        single: (seeds, S, M, K), of the seed's first run alone.
     """
 
     batch_size: int
@@ -70,7 +70,7 @@ def compute_task(run: Run, task: TrainedTask, cfg: DictConfig) -> TaskResult:
         task: model and data.
         cfg: `num_points` and `num_test`, how many; `damping`, or null and `damping_ratio` (of lambda_max);
             `reference_rtol`; `trace_probes`; `compare_recipes`: the panel on recipes and not the paper's, which
-            has `batch_size` (null: recommended), `batch_factors` and `num_steps`.
+            has `batch_size` (null: recommended), `batch_factors`, `num_steps` and `num_seeds`.
     """
     generator = run.generator("fig2", task.splits.name)
     num_test = len(task.splits.test)  # type: ignore[arg-type]  # map-style
@@ -92,7 +92,9 @@ def compute_task(run: Run, task: TrainedTask, cfg: DictConfig) -> TaskResult:
         for factor in cfg.batch_factors:
             batch_size = max(1, round(factor * recommended))
             num_runs = max(1, round(1 / factor))
-            sizes.append(_convergence(systems, batch_size, num_runs, step_size, cfg.num_steps))
+            sizes.append(
+                _convergence(systems, batch_size, num_runs, step_size, cfg.num_steps, num_seeds=cfg.num_seeds)
+            )
     return TaskResult(task, spectrum, damping, step_size, exact, sizes, recipes)
 
 
@@ -119,7 +121,7 @@ def _recommended(spectrum: dict[str, float], damping: float) -> int:
 
 
 def _convergence(
-    systems: Systems, batch_size: int, num_runs: int, step_size: float, num_steps: int
+    systems: Systems, batch_size: int, num_runs: int, step_size: float, num_steps: int, *, num_seeds: int
 ) -> Convergence:
     key = systems.key | {"batch_size": batch_size, "step_size": step_size, "num_steps": num_steps}
     runs = [
@@ -130,9 +132,10 @@ def _convergence(
             version=1,
             about=f"LiSSA {systems.task.label}, |B| = {batch_size}, run {repetition}",
         )["scores"].double()
-        for repetition in range(num_runs)
+        for repetition in range(num_seeds * num_runs)
     ]
-    return Convergence(batch_size, num_runs, recorded_steps(num_steps), torch.stack(runs).mean(0), runs[0])
+    by_seed = torch.stack(runs).unflatten(0, (num_seeds, num_runs))
+    return Convergence(batch_size, num_runs, recorded_steps(num_steps), by_seed.mean(1), by_seed[:, 0])
 
 
 def _scores(

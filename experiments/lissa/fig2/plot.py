@@ -48,7 +48,13 @@ def _heat_map(ax: Axes, matrix: pd.DataFrame) -> QuadMesh:
     for i, j, pearson in zip(matrix.step, matrix.other_step, matrix.pearson, strict=True):
         values[places[i], places[j]] = values[places[j], places[i]] = pearson
     edges = np.array([0, *steps], dtype=float)
-    mesh = ax.pcolormesh(edges, edges, values, vmin=0, vmax=1, cmap="viridis")
+    ax.set_facecolor("#d9d9d9")  # grey, where nothing is finite: no correlation has this color
+    mesh = ax.pcolormesh(edges, edges, np.ma.masked_invalid(values), vmin=0, vmax=1, cmap="viridis")
+    share = float(matrix[(matrix.step == steps[-1]) & (matrix.other_step == steps[-1])].overflow.iloc[0])
+    if share > 0:
+        ax.text(
+            0.5, 0.02, f"{share:.0%} overflow by the last step", transform=ax.transAxes, ha="center", fontsize=7
+        )
     ax.set_aspect("equal")
     ax.grid(visible=False)
     ax.set_xlabel("step")
@@ -63,6 +69,9 @@ def _curves(ax: Axes, own: pd.DataFrame) -> None:
         mean = by_step.pearson.mean()
         error = by_step.pearson.std().fillna(0) / np.sqrt(curve.point.nunique())
         label = _size_label(int(str(size)), int(curve.num_runs.iloc[0]))
+        overflows = float(by_step.overflow.mean().iloc[-1])
+        if overflows > 0:  # the curve is the mean over what is still finite
+            label += f" ({overflows:.0%} overflow)"
         ax.plot(mean.index, mean, color=color, label=label)
         ax.fill_between(mean.index, mean - error, mean + error, color=color, alpha=0.2, linewidth=0)
         if curve.num_runs.iloc[0] > 1:

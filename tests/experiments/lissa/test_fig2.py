@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 
 from curvlab.reporting import load_claims
 from curvlab.runs.record import read_record
 from experiments.lissa.fig2 import TARGET
+from experiments.lissa.fig2.compute import finite_correlation
 from experiments.lissa.fig2.convergence import recorded_steps
 from experiments.target.execution import draw_target
+
+PANELS = [
+    f"{prefix}{name}" for prefix in ("", "steps-") for name in ("converges", "faster-recommended", "faster-double")
+]
 
 
 @pytest.fixture(scope="module")
@@ -24,25 +31,26 @@ def test_results_are_complete_and_consistent(smoke: Path) -> None:
     table, between, recipes = (
         pd.read_csv(smoke / f"{name}.csv") for name in ("table", "between_steps", "recipes")
     )
-    assert len(table) == 3 * 3 * len(recorded_steps(30))  # batch sizes, points
+    assert len(table) == 3 * 2 * 3 * len(recorded_steps(30))  # batch sizes, seeds, points
     sizes = table.groupby("batch_size").num_runs.first()
     large, recommended, small = sorted(sizes.index, reverse=True)
     assert large == 2 * recommended
     assert sizes[small] == 10
     assert (sizes[[large, recommended]] == 1).all()
     # LiSSA's first step is step_size times the gradient, whatever the batch.
-    first = table[table.step == 1].pivot(index="point", columns="batch_size", values="pearson")
+    first = table[table.step == 1].pivot(index=["seed", "point"], columns="batch_size", values="pearson")
     np.testing.assert_allclose(first[large], first[small], rtol=1e-4)
     last = table[(table.step == table.step.max()) & (table.batch_size == large)]
     assert last.pearson.mean() > 0.9
+    np.testing.assert_allclose(last.pearson_last, 1, rtol=1e-6)
+    assert last.groupby("point").pearson.nunique().min() == 2  # seeds have batches of their own
+    assert not table.overflow.any()
     diagonal = between[between.step == between.other_step]
     np.testing.assert_allclose(diagonal.pearson, 1, rtol=1e-4)
     answers = recipes[recipes.step == -1].groupby("recipe").error.max()
     assert answers["auto"] < 0.3
     assert {result.claim.id for result in load_claims(smoke)} == {
-        "converges-mlp-8-digits-200",
-        "faster-recommended-mlp-8-digits-200",
-        "faster-double-mlp-8-digits-200",
+        *(f"{name}-mlp-8-digits-200" for name in PANELS),
         "recipe-converges-mlp-8-digits-200-overfitted",
     }
     ours = {entry["name"]: entry["ours"] for entry in read_record(smoke)["settings"]}
@@ -62,7 +70,7 @@ def test_figures_are_drawn_again_from_the_tables_alone(smoke: Path) -> None:
         ("mlp_8_digits_200", {"recipe-converges-recipes"}, "figure.png"),
         (
             "mlp_8_digits_200_overfitted",
-            {f"{name}-batch-sizes" for name in ("converges", "faster-recommended", "faster-double")},
+            {f"{name}-batch-sizes" for name in PANELS},
             "figure_recipes.png",
         ),
     ],
@@ -74,6 +82,36 @@ def test_each_task_alone_leaves_the_other_panel_out_of_reach(
     found = {result.claim.id for result in load_claims(folder) if result.verdict == "out of reach"}
     assert found == out_of_reach
     assert [path.name for path in folder.glob("figure*.png")] == [figure]
+
+
+def test_overflow_is_no_correlation_and_counts_as_the_least() -> None:
+    left = torch.tensor([[1.0, 1e38, 1.0], [2.0, -1e38, torch.inf], [4.0, 1e38, 3.0]])
+    right = torch.tensor([[2.0, 1.0, 1.0], [4.0, -1.0, 2.0], [8.0, 1.0, 3.0]])
+    found = finite_correlation(left, right)
+    assert found[:2].tolist() == pytest.approx([1, 1])  # sizes near the end of single precision are finite
+    assert found[2].isnan()
+
+
+def test_claims_take_overflow_for_minus_one(computed_of, judged) -> None:
+    rows = [
+        {"task": "net", "batch_size": size, "num_runs": 1, "seed": seed, "point": point, "step": step}
+        | {name: value for name in ("pearson", "pearson_one_run", "pearson_last")}
+        | {"overflow": math.isnan(value)}
+        for size, value in ((20, 0.99), (10, 0.98), (1, math.nan))
+        for seed in range(3)
+        for point in range(4)
+        for step in (1, 200, 400)
+    ]
+    recipes = pd.DataFrame(columns=["task", "recipe", "step"])
+    tables = {"table": pd.DataFrame(rows), "recipes": recipes}
+    found = {result.claim.id: result for result in judged("lissa/fig2", computed_of(tables, {"seed": 0}))}
+    assert found["converges-net"].value == pytest.approx(0.98)
+    assert found["steps-faster-double-net"].value == pytest.approx(0.99 + 1)
+    rows = [row | {"pearson": math.nan, "overflow": True} if row["batch_size"] == 10 else row for row in rows]
+    tables["table"] = pd.DataFrame(rows)
+    found = {result.claim.id: result for result in judged("lissa/fig2", computed_of(tables, {"seed": 0}))}
+    assert found["converges-net"].value == -1
+    assert "12 with |B| = 10" in found["converges-net"].explanation
 
 
 def test_recorded_steps_are_first_ones_and_equal_ones() -> None:

@@ -9,6 +9,7 @@ import pandas as pd
 from curvlab import reporting
 from curvlab.reporting import Claim, ClaimResult, ClaimSheet, Interval, exact, out_of_reach
 from experiments.lissa.printed import judge_printed
+from experiments.shared.worst_case import farthest_ratio
 from experiments.target import Computed
 
 
@@ -42,12 +43,25 @@ def judge(computed: Computed, claims: ClaimSheet) -> list[ClaimResult]:
             smallest=True,
             why="2 tr / lambda_max of that row is 87, not 5; fig1's claim `overflow` is about this model.",
         ),
+        _printed_steps(claims.claim("printed-steps"), paper),
         judge_printed(
             claims.claim("printed-step"),
             paper.step_size * (paper.lambda_max + 5.0),
             why="Rounded up from 0.00018; it still keeps 2 / lambda_max, below which the mean converges.",
         ),
     ]
+
+
+def _printed_steps(claim: Claim, paper: pd.DataFrame) -> ClaimResult:
+    ratios = paper.num_steps * paper.step_size * paper.damping / 2
+    name = str(paper.index[farthest_ratio(ratios)])
+    listed = ", ".join(f"{row} {ratio:.3g}" for row, ratio in ratios.items())
+    return reporting.judge(
+        claim,
+        float(ratios[name]),
+        exact(float(ratios[name]), kind=f"{name}, printed"),
+        if_not_reproduced=f"By row: {listed}. More steps than the formula's do no harm.",
+    )
 
 
 def _largest(claim: Claim, values: pd.Series, why: str) -> ClaimResult:

@@ -100,6 +100,7 @@ def paper_table() -> pd.DataFrame:
                 "step_size_implied": implied.step_size,
                 "batch_size": printed["batch_size"].value,
                 "batch_size_implied": implied.batch_size,
+                "damping": damping,
                 "num_steps": printed["num_steps"].value,
                 "num_steps_implied": math.ceil(2 / (printed["step_size"].value * damping)),
             }

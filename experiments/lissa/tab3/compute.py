@@ -59,6 +59,7 @@ def row(run: Run, task: TrainedTask, cfg: DictConfig) -> dict[str, Any]:
     trace, largest = spectrum["trace"], spectrum["largest_eigenvalue"]
     return {
         "task": task.label,
+        "unit": "tokens" if task.is_language else "images",
         "parameters": task.num_parameters,
         "tensors": num_tensors,
         "examples": task.num_train,

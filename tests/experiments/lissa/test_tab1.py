@@ -37,6 +37,8 @@ def test_results_are_complete_and_follow_from_each_other(smoke: Path) -> None:
     assert claims["printed-batch"].verdict == "not reproduced"
     assert claims["printed-batch"].interval.kind == "ResNet-50, printed"
     assert claims["printed-step"].verdict == "direction only"
+    assert claims["printed-steps"].value == pytest.approx(500 * 0.001 * 5 / 2)  # OPT's row, and Llama's
+    assert claims["printed-steps"].verdict == "direction only"
     assert json.loads((smoke / "run.json").read_text())["num_matvecs"] > 0
 
 

@@ -31,6 +31,9 @@ def test_results_are_complete_and_every_row_is_checked(run_smoke) -> None:
     claims = {result.claim.id: result for result in load_claims(folder)}
     assert "ResNet-18, ResNet-50" in claims["printed-norm-below-trace"].explanation
     assert claims["variance-mlp-8-digits-200"].claim.paper_value == "up to 1/L; here L = 4"
+    assert claims["sketch-mlp-8-digits-200"].verdict == "out of reach"  # 100 rows
+    assert "100 rows are too few" in claims["sketch-mlp-8-digits-200"].explanation
+    assert claims["squared-ratio-mlp-8-digits-200"].verdict == "not reproduced"
     before = (folder / "figure.png").read_bytes()
     draw_target(TARGET, folder)
     assert (folder / "figure.png").read_bytes() == before
@@ -48,6 +51,36 @@ def test_printed_rows_that_no_matrix_has() -> None:
     }
     assert paper.trace["ResNet-18"] == pytest.approx(1.45e4, rel=2e-3)
     assert ((paper.frobenius / paper.lambda_max) ** 2 / paper.squared_ratio - 1).abs().max() < 5e-3
+
+
+ROW = {
+    "task": "net", "unit": "images", "tensors": 20, "pairs": 40, "examples_per_batch": 25, "trace": 180.0,
+    "lambda_max": 32.4, "frobenius": 27.7, "frobenius_stderr": 10.6, "frobenius_full": 47.0,
+    "frobenius_full_stderr": 4.2, "squared_ratio": (47 / 32.4) ** 2, "norm_over_trace": 0.26,
+    "square_over_product": 0.38, "dense_rows": 200, "dense_value": 33.0, "dense_stderr": 1.0,
+    "per_tensor_rows": 200, "per_tensor_value": 60.0, "per_tensor_stderr": 1.0,
+}  # fmt: skip
+
+
+def test_claims_on_sketches_norm_and_ratio_can_fail(computed_of, judged) -> None:
+    columns = ["task", "per_tensor", "dense", "per_tensor_exact", "dense_exact", "cosine_squared"]
+    gradients = pd.DataFrame([["net", 0.1, 1.0, 0.1, 1.0, 0.01]] * 3, columns=columns)
+    sketches = pd.DataFrame(columns=["task", "form", "rows", "value", "lambda_max"])
+
+    def verdicts(**changes: object) -> dict[str, str]:
+        tables = {"table": pd.DataFrame([ROW | changes]), "paper": paper_table()}
+        computed = computed_of(tables | {"sketches": sketches, "gradients": gradients})
+        return {result.claim.id: result.verdict for result in judged("lissa/tab3", computed)}
+
+    found = verdicts()
+    assert found["sketch-net"] == "reproduced"
+    assert found["concatenated-net"] == "not reproduced"
+    assert found["two-batches-net"] == "undecided"  # 27.7 ± 10.6 against 47.0 ± 4.2
+    assert found["squared-ratio-net"] == "not reproduced"  # 2.1, where Table 3 has thousands
+    found = verdicts(per_tensor_rows=40, frobenius=46.0, frobenius_stderr=1.0, frobenius_full_stderr=0.5)
+    assert found["concatenated-net"] == "out of reach"
+    assert found["two-batches-net"] == "reproduced"
+    assert verdicts(unit="tokens", squared_ratio=14.0)["squared-ratio-net"] == "reproduced"
 
 
 def test_measured_variances_are_the_exact_ones() -> None:

@@ -6,6 +6,7 @@ from curvlab.sampling.descent import descent_to_minimum
 from curvlab.sampling.diagnostics import Drift, drift, effective_sample_size, split_rhat
 from curvlab.sampling.estimate_llc import default_nbeta, estimate_llc
 from curvlab.sampling.learning_coefficient import LLC
+from curvlab.sampling.rmsprop import RMSProp
 from curvlab.sampling.sgld import SGLD, SGLDInfo, SGLDState
 
 __all__ = [
@@ -13,6 +14,7 @@ __all__ = [
     "SGLD",
     "ChainTraces",
     "Drift",
+    "RMSProp",
     "SGLDInfo",
     "SGLDSettings",
     "SGLDState",

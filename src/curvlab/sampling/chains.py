@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 
 import torch
@@ -122,11 +122,13 @@ def _begin(sampler: SGLD, seeds: Sequence[int], stored: Sequence[StoredChain | N
     known = [chain for chain in stored if chain is not None]  # all of them: see `_together`
     for row, chain in enumerate(known):
         state.positions[row] = chain.position.to(state.positions)
+        if state.second_moments is not None and chain.second_moments is not None:
+            state.second_moments[row] = chain.second_moments.to(state.positions)
         generators[row].set_state(chain.generator_state)
     noise = torch.cat([chain.draws.noise for chain in known]).to(state.positions)
     ahead = [chain.draws.indices for chain in known if chain.draws.indices is not None]
     indices = torch.cat(ahead).to(device) if ahead else None
-    return SGLDState(state.positions, state.generators, Draws(noise, indices), known[0].num_steps)
+    return replace(state, draws=Draws(noise, indices), num_steps=known[0].num_steps)
 
 
 def _chunks(sampler: SGLD, num_chains: int, chunk_size: int | None) -> list[list[int]]:

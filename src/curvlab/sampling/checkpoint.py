@@ -23,6 +23,7 @@ class StoredChain:
         draws: drawn from it ahead, for this one chain.
         traces: (2, num_steps), losses and start losses of its batches.
         num_steps: how far it is.
+        second_moments: (P,), of a preconditioner; None without one.
     """
 
     position: Tensor
@@ -30,6 +31,7 @@ class StoredChain:
     draws: Draws
     traces: Tensor
     num_steps: int
+    second_moments: Tensor | None
 
 
 class ChainCheckpoints:
@@ -59,6 +61,7 @@ class ChainCheckpoints:
             draws=Draws(state["noise"], state["indices"]),
             traces=state["traces"],
             num_steps=state["traces"].shape[1],
+            second_moments=state.get("second_moments"),
         )
 
     def due(self, chains: Sequence[int], num_steps: int) -> bool:
@@ -67,7 +70,7 @@ class ChainCheckpoints:
 
     def save(self, chains: Sequence[int], state: SGLDState, traces: Tensor) -> None:
         """Write the chains with these numbers, the rows of `state`; `traces` (2, C, steps taken)."""
-        ahead = state.draws.left()
+        ahead, moments = state.draws.left(), state.second_moments
         for row, chain in enumerate(chains):
             mine = slice(row, row + 1)
             self._files[chain].save(
@@ -77,5 +80,6 @@ class ChainCheckpoints:
                     "noise": ahead.noise[mine].clone().cpu(),
                     "indices": None if ahead.indices is None else ahead.indices[mine].clone().cpu(),
                     "traces": traces[:, row].clone().cpu(),
+                    "second_moments": None if moments is None else moments[row].clone().cpu(),
                 }
             )

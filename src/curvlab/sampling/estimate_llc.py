@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import asdict
 from functools import cache
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from curvlab.curvature import Data
 from curvlab.sampling.chains import run_chains
 from curvlab.sampling.checkpoint import ChainCheckpoints
 from curvlab.sampling.learning_coefficient import LLC
+from curvlab.sampling.rmsprop import RMSProp
 from curvlab.sampling.sgld import SGLD
 from curvlab.training import EnsembleLosses
 from curvlab.training.mean_loss import Loss
@@ -33,6 +35,7 @@ def estimate_llc(
     nbeta: float | None = None,
     localization: float = 1.0,
     steps_per_draw: int = 1,
+    preconditioner: RMSProp | None = None,
     chunk_size: int | None = None,
     checkpoint: str | Path | None = None,
     checkpoint_every: int | None = None,
@@ -57,6 +60,8 @@ def estimate_llc(
         nbeta: inverse temperature times n; None: n / ln n, n the number of examples of `data`.
         localization: γ; the default 1 is weak. `choose_sgld_settings` finds one that the burn-in can follow.
         steps_per_draw: a draw is the mean of so many steps' losses.
+        preconditioner: of the steps, learned in half the burn-in; None: plain SGLD. `RMSProp` moves parameters of
+            small gradients further. Its step size has another scale: SGLD's times its damping is a start.
         chunk_size: chains computed at once, None: chosen (see `run_chains`). The result is the same for any, to
             rounding.
         checkpoint: folder where chains are kept, saved every minute; the same call resumes there and ends at the
@@ -76,7 +81,15 @@ def estimate_llc(
     losses = EnsembleLosses(model, loss, data)
     nbeta = default_nbeta(losses.num_examples) if nbeta is None else nbeta
     check_nbeta(nbeta)
-    sampler = SGLD(losses, step_size=step_size, nbeta=nbeta, localization=localization, batch_size=batch_size)
+    sampler = SGLD(
+        losses,
+        step_size=step_size,
+        nbeta=nbeta,
+        localization=localization,
+        batch_size=batch_size,
+        preconditioner=preconditioner,
+        num_burnin_steps=num_burnin_steps,
+    )
     seeds = torch.randint(2**62, (num_chains,), generator=generator, device=generator.device).tolist()
     checkpoints = None
     if checkpoint is not None:
@@ -90,6 +103,8 @@ def estimate_llc(
             "losses of the data": fingerprint([losses.start_losses]),
             "data": cache(lambda: fingerprint(losses.fixed_tensors())),
         }
+        if preconditioner is not None:
+            settings |= {"preconditioner": asdict(preconditioner), "num_burnin_steps": num_burnin_steps}
         checkpoints = ChainCheckpoints(checkpoint, settings, num_chains=num_chains, every=checkpoint_every)
     num_steps = num_burnin_steps + num_draws * steps_per_draw
     traces = run_chains(sampler, seeds, num_steps, chunk_size=chunk_size, checkpoints=checkpoints, on_step=on_step)

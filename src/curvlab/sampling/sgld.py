@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from curvlab.sampling.rmsprop import RMSProp
 from curvlab.training import EnsembleLosses
 
 _NUMBERS_AHEAD = 2**16  # random numbers a chain draws at once
@@ -53,12 +54,14 @@ class SGLDState:
         generators: one for each chain, the only source of its batches and its noise.
         draws: what was drawn from them ahead.
         num_steps: steps taken.
+        second_moments: V of `RMSProp`, (C, P); None without a preconditioner. `step` writes into it, too.
     """
 
     positions: Tensor
     generators: tuple[torch.Generator, ...]
     draws: Draws
     num_steps: int
+    second_moments: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -82,6 +85,9 @@ class SGLD:
     without the 1/2, their Eq. 21 implies it. Along an eigenvalue κ of nbeta H + localization the stationary
     variance is 1/(κ (1 - step_size κ/4)) with full batches: step_size must be well below 4/κ.
 
+    With a preconditioner G the step is step_size/2 G [...] + sqrt(step_size G) xi, and κ an eigenvalue of
+    G^½ (nbeta H + localization) G^½.
+
     Chain c uses generator c alone, in the same order whatever other chains run beside it.
 
     Args:
@@ -90,6 +96,8 @@ class SGLD:
         nbeta: inverse temperature times number of examples.
         localization: γ, pull towards w0.
         batch_size: examples of a chain's batch, drawn with replacement; from N on, all data at every step.
+        preconditioner: of the steps; None: the identity.
+        num_burnin_steps: in whose first half the preconditioner is learned, at least 2 where there is one.
     """
 
     def __init__(
@@ -100,6 +108,8 @@ class SGLD:
         nbeta: float,
         localization: float,
         batch_size: int,
+        preconditioner: RMSProp | None = None,
+        num_burnin_steps: int = 0,
     ) -> None:
         if not (step_size > 0 and math.isfinite(step_size)):
             raise ValueError(f"step_size must be positive, got {step_size}; `choose_sgld_settings` finds one.")
@@ -109,7 +119,12 @@ class SGLD:
             )
         if batch_size < 1 or batch_size != int(batch_size):
             raise ValueError(f"batch_size must be a number of examples, at least 1, got {batch_size}")
-        self.losses = losses
+        if preconditioner is not None and num_burnin_steps < 2:
+            raise ValueError(
+                "a preconditioner is learned in the first half of the burn-in: take num_burnin_steps of at least "
+                f"2, got {num_burnin_steps}."
+            )
+        self.losses, self.preconditioner, self.num_burnin_steps = losses, preconditioner, num_burnin_steps
         self.step_size, self.nbeta, self.localization = step_size, nbeta, localization
         self.batch_size = None if batch_size >= losses.num_examples else batch_size
         self._buffer: Tensor | None = None
@@ -119,7 +134,8 @@ class SGLD:
     def init(self, generators: Sequence[torch.Generator]) -> SGLDState:
         """Return the state with every chain at w0, one for each generator (on the model's device)."""
         positions = self.losses.start.repeat(len(generators), 1)
-        return SGLDState(positions, tuple(generators), Draws(positions[:, None][:, :0], None), 0)
+        moments = None if self.preconditioner is None else torch.zeros_like(positions)
+        return SGLDState(positions, tuple(generators), Draws(positions[:, None][:, :0], None), 0, moments)
 
     def step(self, state: SGLDState) -> tuple[SGLDState, SGLDInfo]:
         """Take one step with all chains; `state` is used up.
@@ -134,10 +150,12 @@ class SGLD:
             indices = draws.indices[:, draws.used]
             batch, start_losses = self.losses.batch(indices), self.losses.start_loss(indices)
         losses, gradients = self.losses.losses_and_gradients(state.positions, batch, shared=draws.indices is None)
-        self._move(state.positions, gradients, draws.noise[:, draws.used])
-        after = SGLDState(
-            state.positions, state.generators, replace(draws, used=draws.used + 1), state.num_steps + 1
-        )
+        noise = draws.noise[:, draws.used]
+        if self.preconditioner is None:
+            self._move(state.positions, gradients, noise)
+        else:
+            self._move_preconditioned(state, gradients, noise, self.preconditioner)
+        after = replace(state, draws=replace(draws, used=draws.used + 1), num_steps=state.num_steps + 1)
         return after, SGLDInfo(losses, start_losses)
 
     def _draw(self, generators: Sequence[torch.Generator]) -> Draws:
@@ -157,6 +175,21 @@ class SGLD:
         for view, gradient in zip(self.losses.views(positions), gradients, strict=True):
             view.add_(gradient, alpha=-0.5 * self.step_size * self.nbeta)
         positions.add_(noise)
+
+    @torch.no_grad()
+    def _move_preconditioned(
+        self, state: SGLDState, gradients: Sequence[Tensor], noise: Tensor, preconditioner: RMSProp
+    ) -> None:
+        positions, moments = state.positions, state.second_moments
+        if moments is None:
+            raise ValueError("the state has no second moments: begin with `init` of this sampler.")
+        if state.num_steps < self.num_burnin_steps // 2:
+            preconditioner.learn_(self.losses.views(moments), gradients, first=state.num_steps == 0)
+        diagonal = preconditioner.diagonal(moments)
+        move = (positions - self.losses.start).mul_(self.localization)
+        for view, gradient in zip(self.losses.views(move), gradients, strict=True):
+            view.add_(gradient, alpha=self.nbeta)
+        positions.addcmul_(move, diagonal, value=-0.5 * self.step_size).addcmul_(noise, diagonal.sqrt())
 
     def for_thread(self) -> SGLD:
         """Return the same sampler with a model and a buffer of its own."""

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TypeAlias
 
 import numpy as np
 import pandas as pd
 
-from curvlab.reporting import Claim, ClaimResult, judge, t_interval
+from curvlab.reporting import Claim, ClaimResult, Interval, judge, t_interval
 from curvlab.reporting.claims import DIRECTION_ONLY, OUT_OF_REACH, REPRODUCED
+from experiments.pbrf.correlation_interval import correlation_interval
 from experiments.pbrf.correlations import WAYS
 
 Tables: TypeAlias = Mapping[str, pd.DataFrame]  # read once, not at every look
@@ -43,19 +44,25 @@ def judge_difference(  # noqa: PLR0917
         f"The difference {', '.join(others)}. {ways_text(computed, task, curvature, pair, coefficient)} "
         f"{solved(computed, task, curvature)}"
     )
-    return over_seeds(claim, computed, task, curvature, differences, why)
+    return over_seeds(claim, computed, task, curvature, differences, why, t_interval)
 
 
 def over_seeds(  # noqa: PLR0917
-    claim: Claim, computed: Tables, task: str, curvature: str, values: pd.Series, why: str
+    claim: Claim,
+    computed: Tables,
+    task: str,
+    curvature: str,
+    values: pd.Series,
+    why: str,
+    interval: Callable[[np.ndarray], Interval] = correlation_interval,
 ) -> ClaimResult:
-    """Judge a mean over seeds with its t interval, of fewer than three seeds none; `why` stands there in any case.
+    """Judge a mean over seeds with its interval, of fewer than three seeds none; `why` stands there in any case.
 
     Out of reach where influence was not solved. A bootstrap over points, which share one seed's drift, decides
     nothing.
     """
     found = values.to_numpy()
-    result = judge(claim, float(found.mean()), t_interval(found), if_not_reproduced=why)
+    result = judge(claim, float(found.mean()), interval(found), if_not_reproduced=why)
     residual = largest_residual(computed, task, curvature)
     if not residual <= MAX_RESIDUAL[curvature]:
         needed = f"needed: {MAX_RESIDUAL[curvature]:g}"

@@ -8,9 +8,12 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from curvlab.reporting import plots
+from experiments.pbrf.carried_on import REACHED
+from experiments.pbrf.correlation_claims import MAX_RESIDUAL, largest_residual
 from experiments.pbrf.correlations import COEFFICIENTS
 from experiments.target import Computed
 
@@ -28,6 +31,7 @@ LABELS = {
 CURVATURES = {"gauss_newton": "Gauss-Newton", "hessian": "Hessian"}
 DRAWN = {"over_test": "over test examples", "over_points": "over points"}
 WIDTH = 0.2
+_BARS = "t 95 % over seeds (one seed: over points)"
 
 
 def draw(computed: Computed) -> dict[str, Figure]:
@@ -39,22 +43,37 @@ def draw(computed: Computed) -> dict[str, Figure]:
     for column, curvature in enumerate(curvatures):
         for row, task in enumerate(tasks):
             own = table[(table.task == task) & (table.curvature == curvature)]
-            _draw_panel(axes[row, column], own)
-            title = f"{task}, {_seeds_text(own)}\ninfluence by the {CURVATURES[curvature]} matrix"
-            axes[row, column].set_title(title, fontsize=8)
+            residual = largest_residual(computed, task, curvature)
+            is_solved = residual <= MAX_RESIDUAL[curvature]
+            _draw_panel(axes[row, column], own, faded=not is_solved)
+            place = f"{task}, {_seeds_text(own)}\n{CURVATURES[curvature]} matrix"
+            solved = "" if is_solved else f", not solved (residual {residual:.1g}): no estimate"
+            axes[row, column].set_title(f"{place}{solved}", fontsize=7.5)
+            if "minimum" in set(own.response):
+                _count_minima(axes[row, column], own, computed["points"])
     for row_of_axes in axes:
         row_of_axes[0].set_ylabel("correlation with influence", fontsize=8)
     figure.legend(
         handles=_legend(table),
         loc="outside lower center",
-        ncols=3 if _has_paper(table) else 2,
+        ncols=2,
         fontsize=7,
         frameon=False,
     )
     return {"figure.png": figure}
 
 
-def _draw_panel(ax: Axes, own: pd.DataFrame) -> None:
+def _count_minima(ax: Axes, own: pd.DataFrame, points: pd.DataFrame) -> None:
+    """Write below the bars of the points at their minimum how many these are."""
+    task = own.task.iloc[0]
+    norms = points[points.task == task]["carried_on gradient norm"]
+    place = own.response.tolist().index("minimum")
+    text = f"{int((norms <= REACHED).sum())} of\n{len(norms)}"
+    ax.text(place, -1.0, text, ha="center", va="bottom", fontsize=6.5)
+
+
+def _draw_panel(ax: Axes, own: pd.DataFrame, *, faded: bool) -> None:
+    alpha = 0.25 if faded else None
     places = np.arange(len(own))
     for index, coefficient in enumerate(COEFFICIENTS):
         color = plots.PALETTE[index]
@@ -65,7 +84,7 @@ def _draw_panel(ax: Axes, own: pd.DataFrame) -> None:
             face: dict[str, Any] = (
                 {"facecolor": "white", "edgecolor": color, "hatch": "////"} if second else {"color": color}
             )
-            ax.bar(x, middle, 0.9 * WIDTH, linewidth=0.8, **face)
+            ax.bar(x, middle, 0.9 * WIDTH, linewidth=0.8, alpha=alpha, **face)
             error = np.stack([middle - ends[0], ends[1] - middle]).clip(min=0)
             ax.errorbar(x, middle, yerr=error, fmt="none", ecolor="0.2", capsize=1.5, linewidth=0.8)
         # The paper does not say over what it correlates: its range spans both of ours.
@@ -91,17 +110,20 @@ def _legend(table: pd.DataFrame) -> list[object]:
             Patch(facecolor="white", edgecolor=color, hatch="////", label=f"{name}, {DRAWN['over_points']}")
         )
         if np.isfinite(_numbers(table, f"{coefficient} paper low")).any():
-            handles.append(Patch(color=color, alpha=0.22, label=f"{name}, the paper's range"))
+            handles.append(Patch(color=color, alpha=0.22, label=f"{name}, the paper's range over its data"))
+    handles.append(Line2D([], [], color="0.2", marker="|", markersize=8, linestyle="none", label=_BARS))
+    if any(np.isfinite(_numbers(table, f"{coefficient} paper")).any() for coefficient in COEFFICIENTS):
+        handles.append(
+            Line2D(
+                [], [], color="0.5", marker="D", markersize=4, linestyle="none", label="the paper's, on these data"
+            )
+        )
     return handles
-
-
-def _has_paper(table: pd.DataFrame) -> bool:
-    return bool(np.isfinite(_numbers(table, "pearson paper low")).any())
 
 
 def _seeds_text(own: pd.DataFrame) -> str:
     count = int(own.seeds.max())
-    return f"{count} seeds" if count > 1 else "1 seed, bootstrap over its points"
+    return f"{count} seeds" if count > 1 else "1 seed"
 
 
 def _numbers(own: pd.DataFrame, column: str) -> np.ndarray:

@@ -11,10 +11,11 @@ from omegaconf import DictConfig
 from scipy import stats
 from torch import Tensor
 
-from curvlab.reporting import bootstrap_interval, load_paper_numbers, t_interval
+from curvlab.reporting import bootstrap_interval, load_paper_numbers
 from curvlab.runs import Run
 from experiments.papers import FOLDER
 from experiments.pbrf.carried_on import REACHED, carried_on
+from experiments.pbrf.correlation_interval import correlation_interval
 from experiments.pbrf.decomposition import Decomposition
 from experiments.pbrf.exact_influence import ExactDecomposition
 from experiments.pbrf.networks import load_network
@@ -155,7 +156,7 @@ def _correlation(coefficient: str, x: np.ndarray, y: np.ndarray) -> float:
 
 
 def _rows(own: pd.DataFrame, settings: DictConfig, printed: dict[str, str]) -> list[dict[str, Any]]:
-    """Return means over seeds with t intervals, beside the paper's numbers.
+    """Return means over seeds with intervals, see `correlation_interval`, beside the paper's numbers.
 
     With one seed the ends are those of the bootstrap over its points, where there is one: they say nothing of
     another seed, and decide nothing.
@@ -184,5 +185,5 @@ def _rows(own: pd.DataFrame, settings: DictConfig, printed: dict[str, str]) -> l
 def _ends_of(chosen: pd.DataFrame) -> tuple[float, float]:
     if len(chosen) == 1 and "low" in chosen:
         return float(chosen.low.iloc[0]), float(chosen.high.iloc[0])
-    interval = t_interval(chosen.value.to_numpy())
+    interval = correlation_interval(chosen.value.to_numpy())
     return interval.low, interval.high

@@ -14,6 +14,7 @@ from matplotlib.patches import Patch
 
 from curvlab.influence.responses import GAPS
 from curvlab.reporting import plots
+from experiments.pbrf.gap_claims import why_out_of_reach
 from experiments.target import Computed
 
 LABELS = {
@@ -24,6 +25,7 @@ LABELS = {
     "solver": "solver error",
 }
 _HATCH = "//"
+_NOISE = 1e-6  # outputs: what two optimisations of one convex cost differ by; smaller gaps lie below the panel
 _LABEL_WIDTH = 14  # characters of a task's name on a line
 _MIN_WIDTH = 7.2  # inches, for the legend's longest line
 
@@ -32,8 +34,8 @@ def draw(computed: Computed) -> dict[str, Figure]:
     """Return the figure: shares of the gaps in their sum, and below it the sizes, on a logarithmic scale.
 
     Beside ours stands the paper's row, or that which a stand-in stands for, marked with a star. The paper does
-    not say whether its distances are divided by √N. Bars of the sizes are t intervals over seeds, and end at the
-    lower edge of the panel where they reach 0; one seed has none.
+    not say whether its distances are divided by √N, ours are. Bars of the sizes are t intervals over seeds,
+    and end at the lower edge of the panel where they reach 0; one seed has none.
     """
     table = computed["table"]
     figure, axes = plots.figure(2, 1, panel_size=(max(_MIN_WIDTH, 1.5 + 0.95 * len(table)), 3.0))
@@ -46,6 +48,8 @@ def draw(computed: Computed) -> dict[str, Figure]:
     if _has_paper(table).any():
         handles.append(Line2D([], [], color="black", marker="o", markersize=4, linestyle="none", fillstyle="none"))
         labels.append("hollow: the paper's, ± as printed (0.000 left out)")
+    handles.append(Line2D([], [], color="black", marker="_", markersize=12, linestyle="none"))
+    labels.append("line: how far the influence estimate moves")
     handles.append(Line2D([], [], color="black", marker="|", markersize=8, linestyle="none"))
     labels.append("t 95 % over seeds; to the edge where it reaches 0")
     if (_stands_for(table)[_has_paper(table)] != "").any():
@@ -111,12 +115,21 @@ def _draw_sizes(ax: Axes, table: pd.DataFrame) -> None:
             printed = table[f"{gap} paper mean"]
             spread = table[f"{gap} paper ±"].where(printed > 0)
             _points(ax, index, shift + 0.07, printed.where(printed > 0), spread, spread, hollow=True)
+    ax.scatter(np.arange(len(table)), table.moved, marker="_", s=420, color="black", linewidths=0.9, zorder=1)
     smallest = min(table[f"{gap} per_example mean"].where(lambda sizes: sizes > 0).min() for gap in GAPS)
-    ax.set_ylim(bottom=smallest / 3)
+    ax.set_ylim(bottom=max(smallest / 3, _NOISE))
     ax.set_xlim(-0.6, len(table) - 0.4)
-    names = [textwrap.fill(task, _LABEL_WIDTH) for task in table.task]
+    names = [_named(row) for _, row in table.iterrows()]
     ax.set_xticks(np.arange(len(table)), names, fontsize=7)
     ax.set_ylabel("‖Y_a − Y_b‖ / √N, in logits or\npredictions", fontsize=8)
+
+
+def _named(row: pd.Series) -> str:
+    """Return the task with what keeps its row from meaning anything."""
+    name = textwrap.fill(row.task, _LABEL_WIDTH)
+    if not row.get("learned", True):
+        return f"{name}\nlearned nothing"
+    return f"{name}\nnot solved" if why_out_of_reach(row) else name
 
 
 def _points(  # noqa: PLR0917

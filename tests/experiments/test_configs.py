@@ -24,7 +24,7 @@ def test_target_composes(key: str, preset: str) -> None:
     kept = {name for name, own in (cfg.get("tasks") or {}).items() if own is not None}
     assert set(task_settings(cfg)) == kept
     # An override of a task that the defaults do not list makes one up, and its own then runs unchanged.
-    assert [name for name in kept if "seed_name" not in cfg.tasks[name]] == []
+    assert [name for name in kept if "data" not in cfg.tasks[name]] == []
     found = ours([name for name in target.paper if ".csv:" not in name], cfg, {})
     assert [name for name, value in found.items() if value == MISSING] == []
 

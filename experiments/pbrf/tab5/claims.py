@@ -10,7 +10,7 @@ import pandas as pd
 
 from curvlab.influence.responses import GAPS
 from curvlab.reporting import ClaimResult, ClaimSheet, out_of_reach
-from curvlab.reporting.claims import OUT_OF_REACH
+from curvlab.reporting.claims import DIRECTION_ONLY, OUT_OF_REACH, REPRODUCED
 from experiments.pbrf.correlation_claims import only_if
 from experiments.pbrf.gap_claims import judge_over_seeds, mean_ratio
 from experiments.pbrf.gap_tables import by_point
@@ -103,10 +103,12 @@ def _where_it_says_something(
 ) -> ClaimResult:
     """Return the result, out of reach where an influence of zero, or a PBRF that has hardly moved, would do."""
     own = found.claim.criterion
+    if found.verdict not in (REPRODUCED, DIRECTION_ONLY):
+        return found
     if name == "answers-another-question" and own.at_most is not None and zero <= own.at_most:
         reason = f"An influence of zero would do as well ({zero:.2g})."
         return only_if(found, judged["influence-is-the-pbrf"], reason)
-    if name == "linearisation-small" and row["moved by PBRF"] < MOVED * row.moved and found.value is not None:
+    if name == "linearisation-small" and row["moved by PBRF"] < MOVED * row.moved:
         reason = (
             f"The PBRF has moved the outputs by {row['moved by PBRF'] / row.moved:.2g} of what the estimate does: "
             "so early anything is linear."

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pandas as pd
 import pytest
+from scipy import stats
+
+from experiments.pbrf.correlation_interval import correlation_interval
 
 EXPLAINING = {
     "carried_on": 0.95,
@@ -17,10 +21,10 @@ EXPLAINING = {
 def made_up(
     pearson: dict[str, float], curvature: str, *, seeds: int = 3, residual: float = 1e-6
 ) -> dict[str, pd.DataFrame]:
-    """Some seeds, all alike but for a hundredth."""
+    """Some seeds, all alike but for a thousandth."""
     rows = [
         {"task": "mlp", "seed": seed, "curvature": curvature, "response": response, "coefficient": coefficient}
-        | {"way": way, "value": value + 0.01 * seed, "low": value - 0.1, "high": value + 0.1, "points": 20}
+        | {"way": way, "value": value + 0.001 * seed, "low": value - 0.1, "high": value + 0.1, "points": 20}
         for seed in range(seeds)
         for response, value in pearson.items()
         for coefficient in ("pearson", "spearman")
@@ -34,7 +38,7 @@ def made_up(
     ]
     points = [
         {"task": "mlp", "seed": 0, "point": point, "weight over damping": 2.0, "carried_on gradient norm": 0.05}
-        | {"carried_on distance": 0.9, "carried_on fall": 0.9}
+        | {"carried_on distance": 0.9, "carried_on fall": 0.9, "small_weight gradient norm": 1e-5}
         for point in range(4)
     ]
     tables = {"table": table, "correlations": rows, "networks": networks, "points": points}
@@ -84,6 +88,21 @@ def test_where_influence_predicts_nothing_small_correlations_are_no_finding(verd
 def test_a_large_negative_correlation_is_not_small(verdicts) -> None:
     found = verdicts("pbrf/tab6", made_up(AS_PRINTED | {"cold": -0.9}, "gauss_newton"))
     assert (found["cold"].verdict, found["above-cold"].verdict) == ("not reproduced", "reproduced")
+
+
+def test_a_hessian_that_was_not_solved_to_rounding_decides_nothing(verdicts) -> None:
+    found = verdicts("pbrf/tab7", made_up(AS_PRINTED, "hessian", residual=1e-3))
+    assert {result.verdict for result in found.values()} == {"out of reach"}
+
+
+def test_intervals_of_correlations_stay_below_one() -> None:
+    interval = correlation_interval([0.9, 0.99, 0.999])
+    z = np.arctanh([0.9, 0.99, 0.999])
+    half = stats.t.ppf(0.975, 2) * z.std(ddof=1) / 3**0.5
+    assert (interval.low, interval.high) == pytest.approx((np.tanh(z.mean() - half), np.tanh(z.mean() + half)))
+    assert interval.high < 1
+    assert correlation_interval([1.0, 1.0, 1.0]).low == pytest.approx(1)
+    assert correlation_interval([0.5, 0.6]).has_too_few_samples
 
 
 @pytest.mark.parametrize("seeds", [1, 2])

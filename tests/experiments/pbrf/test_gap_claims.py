@@ -80,8 +80,15 @@ def test_influence_that_does_nothing_passes_the_share_and_fails_beside_it(verdic
     assert nothing["answers-another-question"][1].startswith("An influence of zero would do as well")
     assert nothing["influence-is-the-pbrf"][0] == nothing["solver-reaches-it"][0] == "not reproduced"
     drift = verdicts("pbrf/tab5", linearisation=0.04)  # small beside the drift, not beside the PBRF's move
-    assert drift["answers-another-question"][0] == "reproduced"
+    assert drift["answers-another-question"][0] == "out of reach"  # zero would score as well
     assert drift["linearisation-small"][0] == "not reproduced"
+    early = verdicts("pbrf/tab5", moved__by__PBRF=0.02)
+    assert early["linearisation-small"][0] == "out of reach"
+    assert "moved the outputs by 0.4 of what the estimate does" in early["linearisation-small"][1]
+
+
+def test_a_hessian_that_was_not_solved_to_rounding_decides_nothing(verdicts) -> None:
+    assert {verdict for verdict, _ in verdicts("pbrf/tab4", state={"residual": 1e-3}).values()} == {"out of reach"}
 
 
 def test_small_gaps_of_a_smaller_estimate_are_not_small(verdicts) -> None:

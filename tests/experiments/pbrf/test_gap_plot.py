@@ -12,11 +12,13 @@ from experiments.pbrf.gap_plot import draw
 
 NO_VALUE = "one bar: no value of the paper's"
 BARS = "t 95 % over seeds; to the edge where it reaches 0"
-PAPER = ["hatched: the paper's", "hollow: the paper's, ± as printed (0.000 left out)", BARS]
+MOVED = "line: how far the influence estimate moves"
+PAPER = ["hatched: the paper's", "hollow: the paper's, ± as printed (0.000 left out)", MOVED, BARS]
 
 
 def row(task: str, paper: float | None, stands_for: str = "", low: float = 1.5) -> dict[str, object]:
     sizes: dict[str, object] = {"task": task, "stands for": stands_for}
+    sizes |= {"moved": 1.0, "learned": True, "residual": 1e-3}
     for gap in GAPS:
         sizes |= {f"{gap} per_example mean": 2.0, f"{gap} per_example low": low, f"{gap} per_example high": 2.5}
         sizes |= {} if paper is None else {f"{gap} paper mean": paper, f"{gap} paper ±": 0.1}
@@ -45,9 +47,18 @@ def test_bars_stand_for_what_there_is(computed_of) -> None:
 
 def test_the_legend_names_only_what_is_drawn(computed_of) -> None:
     assert drawn(computed_of, row("a", 0.5))[1][len(GAPS) :] == PAPER
-    assert drawn(computed_of, row("a", None))[1][len(GAPS) :] == [BARS, NO_VALUE]
+    assert drawn(computed_of, row("a", None))[1][len(GAPS) :] == [MOVED, BARS, NO_VALUE]
     assert drawn(computed_of, row("a", 0.0))[1][len(GAPS) :] == PAPER[1:]
     assert drawn(computed_of, row("a", 0.5, "LR Cancer"))[1][-1] == "*: row that ours stands in for"
+
+
+def test_rows_that_mean_nothing_say_so(computed_of) -> None:
+    untrained = row("a", 0.5) | {"learned": False, "train loss": 0.7, "constant loss": 0.6}
+    figure, _ = drawn(computed_of, untrained, row("b", 0.5) | {"residual": 0.5}, row("c", 0.5))
+    names = [label.get_text() for label in figure.axes[1].get_xticklabels()]
+    assert names == ["a\nlearned nothing", "b\nnot solved", "c"]
+    (lines,) = [found for found in figure.axes[1].collections if found.get_label().startswith("_child")][-1:]
+    assert lines.get_offsets()[:, 1].tolist() == [1.0, 1.0, 1.0]
 
 
 def test_few_tasks_leave_room_for_the_legend(computed_of) -> None:
@@ -61,6 +72,6 @@ def test_few_tasks_leave_room_for_the_legend(computed_of) -> None:
 def test_error_bars_are_the_intervals_over_seeds(computed_of) -> None:
     figure, _ = drawn(computed_of, row("a", None), row("b", None, low=-1.0))
     lower = figure.axes[1]
-    (segments,) = {tuple(np.round(bars.get_segments(), 6)[:, :, 1].ravel()) for bars in lower.collections}
+    (segments,) = {tuple(np.round(bars.get_segments(), 6)[:, :, 1].ravel()) for bars in lower.collections[:-1]}
     assert segments == pytest.approx((1.5, 2.5, -1.0, 2.5))  # not cut short: the axis ends first
     assert lower.get_ylim()[0] == pytest.approx(2 / 3)

@@ -92,9 +92,9 @@ def principal_rows(
 ) -> tuple[list[OuterRows | DenseRows], int]:
     """Return the longest principal rows of the examples `chosen`, and the number C of outputs they were made of.
 
-    Each example's rows S_i^½ J_i / sqrt(n), (C, P), are rotated into the eigenvectors of their kernel (C, C). That
-    changes neither their sum Σ rᵀr nor their form in a layer. Then the `num_rows` longest of all are kept: one part
-    for each layer where layers hold all parameters; else one with rows of P.
+    Each example's rows S_i^½ J_i / sqrt(n), (C, P), are rotated into the eigenvectors of their kernel (C, C): that
+    changes neither their sum Σ rᵀr nor their form in a layer. Then the `num_rows` longest of all are kept, as one
+    part for each layer where layers hold all parameters; else as rows of P.
 
     Cost: (1 + C) F of the chosen examples by layers; without them C gradients of each example, one by one.
     """

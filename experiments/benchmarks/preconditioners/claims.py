@@ -1,0 +1,76 @@
+"""Products, seconds, the certificate and LiSSA's rate, on each fitted task."""
+
+from __future__ import annotations
+
+import math
+
+import pandas as pd
+
+from curvlab.reporting import ClaimResult, ClaimSheet, exact, judge, out_of_reach
+from experiments.benchmarks.preconditioners.sampling import WAYS
+from experiments.target import Computed
+
+TARGET = 1e-2
+
+
+def judge_claims(computed: Computed, claims: ClaimSheet) -> list[ClaimResult]:
+    """Judge every fitted task by itself; counts are exact, and so is a single timing taken as it is."""
+    table, lissa = computed["table"].assign(seconds=computed["timing"].seconds), computed["lissa"]
+    results: list[ClaimResult] = []
+    for task, own in table[table.fitted].groupby("task", sort=False):
+        results += _solving(str(task), own[own.target == TARGET], claims)
+        results += _sampling(str(task), lissa[lissa.task == task].set_index("sampling"), claims)
+    return results
+
+
+def _solving(task: str, own: pd.DataFrame, claims: ClaimSheet) -> list[ClaimResult]:
+    by_rows = own.preconditioner.str.contains("rows")
+    reached = own.products.notna() | own.seconds.notna()
+    products, seconds = claims.claim("products", of=task), claims.claim("seconds", of=task)
+    with_rows, without = own[by_rows & reached], own[~by_rows & reached]
+    if with_rows.empty or without.empty:
+        reason = "No solver with rows, or none without, reaches the residual."
+        return [out_of_reach(products, reason), out_of_reach(seconds, reason)]
+    fewest, fastest = with_rows.sort_values("products").iloc[0], with_rows.sort_values("seconds").iloc[0]
+    other = without.sort_values("seconds").iloc[0]
+    least = without.sort_values("products").iloc[0]
+    ratio = float(fastest.seconds / other.seconds)
+    return [
+        judge(
+            products,
+            float(fewest.products),
+            exact(float(fewest.products)),
+            if_not_reproduced=f"{fewest.preconditioner} takes fewest; without rows {least.preconditioner} does, "
+            f"{least.products:.3g}.",
+        ),
+        judge(
+            seconds,
+            ratio,
+            exact(ratio),
+            if_not_reproduced=f"{fastest.preconditioner}: {fastest.seconds:.3g} s a system; "
+            f"{other.preconditioner}: {other.seconds:.3g} s.",
+        ),
+    ]
+
+
+def _sampling(task: str, own: pd.DataFrame, claims: ClaimSheet) -> list[ClaimResult]:
+    traces, uniform = (own.loc[[WAYS[way]]].iloc[0] for way in ("traces", "uniform"))
+    constant, error = (float(own.at[WAYS["traces"], name]) for name in ("constant", "error"))  # type: ignore[arg-type]
+    rate = error / float(traces.exact_rate) if math.isfinite(error) else math.inf
+    importance = claims.claim("importance", of=task)
+    found = [
+        judge(
+            claims.claim("certificate", of=task),
+            constant,
+            exact(constant),
+            if_not_reproduced=f"The certificate is {traces.certified:.3g}; C is measured on 4,096 drawn examples.",
+        )
+    ]
+    if not str(uniform.outcome).startswith("diverges"):
+        reason = f"Uniform batches of {uniform.batch_size} do not diverge here: C is {uniform.constant:.3g}."
+        return [*found, out_of_reach(importance, reason)]
+    reason = (
+        f"The error is {traces.error:.3g} after {traces.num_steps} steps, the slowest component of the exact "
+        f"recursion {traces.exact_rate:.3g}: noise of the batches, or a start that other components hold."
+    )
+    return [*found, judge(importance, rate, exact(rate), if_not_reproduced=reason)]

@@ -112,7 +112,8 @@ def _check_command_line(entry: Entry) -> dict[str, str]:
         given = entry.expand(config_name, arguments.overrides)
         checked_config(config_name, list(given), multirun=arguments.multirun)
     options = [argument for argument in sys.argv[1:] if argument not in arguments.overrides]
-    sys.argv[1:] = [*options, *given]
+    named = [f"hydra.job.name={entry.make_target}"] if entry.make_target else []  # what a queue shows
+    sys.argv[1:] = [*options, *named, *given]
     return given
 
 

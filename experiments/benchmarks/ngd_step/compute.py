@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
@@ -19,14 +20,24 @@ from curvlab.optim.ngd_axis import fitting_rank
 from curvlab.reporting import t_interval
 from experiments.benchmarks.timing import kernel_threads, wall_clock
 
-OPTIMIZERS = ("sgd", "adam", "adam-fused", "products", "ngd")
+OPTIMIZERS = ("sgd", "adam", "adam-fused", "products", "floor", "ngd")
 _WARM_UP = 12  # calls: the ten first updates, and on to a multiple of 4
 
 
 def compute(run: runs.Run, cfg: DictConfig) -> dict[str, pd.DataFrame]:
-    """Return one row for each model, repeat and optimizer, and their means."""
+    """Return one row for each model, repeat and optimizer, their means, and the means of one model by rank."""
     table = pd.concat([_model_table(run, str(name), cfg) for name in cfg.models], ignore_index=True)
-    return {"table": table, "summary": summary_table(table)}
+    return {"table": table, "summary": summary_table(table), "ranks": _rank_table(run, cfg)}
+
+
+def _rank_table(run: runs.Run, cfg: DictConfig) -> pd.DataFrame:
+    """Return `summary_table` of `ranks.model` for each of `ranks.values`, rank being the largest of an axis."""
+    parts = []
+    for rank in cfg.ranks["values"]:
+        own = OmegaConf.merge(cfg, {"ngd": {"rank": rank}, "num_repeats": cfg.ranks.num_repeats})
+        summary = summary_table(_model_table(run, str(cfg.ranks.model), own))  # type: ignore[arg-type]  # a mapping
+        parts.append(summary.assign(rank=rank))
+    return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(columns=["rank"])
 
 
 def _model_table(run: runs.Run, name: str, cfg: DictConfig) -> pd.DataFrame:
@@ -42,7 +53,7 @@ def _model_table(run: runs.Run, name: str, cfg: DictConfig) -> pd.DataFrame:
     for repeat in run.progress(range(cfg.num_repeats), name):
         measure = partial(_timed, run, cfg, name, repeat)
         about = f"steps of {name}, repeat {repeat}"
-        times = run.unit("benchmarks/ngd_step", key | {"repeat": repeat}, measure, version=1, about=about)
+        times = run.unit("benchmarks/ngd_step", key | {"repeat": repeat}, measure, version=2, about=about)
         shared = {"model": name, "parameters": times["num_parameters"], "repeat": repeat}
         for optimizer in OPTIMIZERS:
             periods = np.asarray(times[optimizer])  # (periods, steps), seconds
@@ -67,6 +78,7 @@ def _timed(run: runs.Run, cfg: DictConfig, name: str, repeat: int) -> dict[str, 
         "adam": partial(torch.optim.Adam, lr=1e-3),
         "adam-fused": partial(torch.optim.Adam, lr=1e-3, fused=True),
         "products": partial(_Products, rank=cfg.ngd.rank, update_period=period),
+        "floor": partial(_Products, rank=cfg.ngd.rank, update_period=period, decompositions=True),
         "ngd": partial(NGD, lr=1e-3, **dict(cfg.ngd)),
     }
     with kernel_threads(cfg.num_threads):
@@ -76,7 +88,7 @@ def _timed(run: runs.Run, cfg: DictConfig, name: str, repeat: int) -> dict[str, 
             parameter.grad = 1e-2 * torch.randn(parameter.shape, generator=generator).to(run.device)
         optimizers = {label: make(model.parameters()) for label, make in makers.items()}
         for label, optimizer in optimizers.items():
-            for _ in range(-(-_WARM_UP // period) * period if label in ("ngd", "products") else 2):
+            for _ in range(-(-_WARM_UP // period) * period if label in ("ngd", "products", "floor") else 2):
                 optimizer.step()
         times: dict[str, list[list[float]]] = {label: [] for label in makers}
         for _ in range(cfg.num_periods):
@@ -86,10 +98,26 @@ def _timed(run: runs.Run, cfg: DictConfig, name: str, repeat: int) -> dict[str, 
 
 
 class _Products:
-    """The products H = XWᵀ, X - HW and, in every update_period-th call, HᵀX for all axes longer than 16."""
+    """The products H = XWᵀ, X - HW and, in every update_period-th call, HᵀX for all axes longer than 16.
 
-    def __init__(self, parameters: Iterable[nn.Parameter], *, rank: int | None, update_period: int) -> None:
+    With decompositions also, in those calls, the eigendecompositions of the (rank, rank) matrices of all axes,
+    those of one rank at once, in double precision, as NGD takes them.
+    """
+
+    def __init__(
+        self,
+        parameters: Iterable[nn.Parameter],
+        *,
+        rank: int | None,
+        update_period: int,
+        decompositions: bool = False,
+    ) -> None:
         tensors = list(parameters)
+        ranks = Counter(fitting_rank(size, rank) for tensor in tensors for size in tensor.shape if size > 1)
+        self._grams = [
+            torch.randn(count, size, size, dtype=torch.float64, device=tensors[0].device)
+            for size, count in (ranks.items() if decompositions else ())
+        ]
         storage = torch.ones(max(tensor.numel() for tensor in tensors), device=tensors[0].device)
         self._axes: list[tuple[torch.Tensor, torch.Tensor]] = []
         for tensor in tensors:
@@ -105,6 +133,9 @@ class _Products:
             if updating:
                 _ = hidden.T @ x
             x.addmm_(hidden, factor, alpha=-1)
+        if updating:
+            for gram in self._grams:
+                torch.linalg.eigh(gram)
         self._calls += 1
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
+import pandas as pd
 from matplotlib.figure import Figure
 
 from curvlab.reporting import plots
@@ -12,8 +15,32 @@ MOST_STEPS = 3.0  # what NGD's step on ResNet-18 may cost, in steps of Adam
 
 
 def draw(computed: Computed) -> dict[str, Figure]:
+    """Return the bars by model, and NGD and its floor against the rank where there are several."""
+    ranks = computed["ranks"]
+    figures = {"ranks.png": _draw_ranks(ranks)} if len(ranks) else {}
+    return figures | {"figure.png": _draw_models(computed["summary"])}
+
+
+def _draw_ranks(ranks: pd.DataFrame) -> Figure:
+    """Return time over rank, in steps of Adam, with 95 % intervals."""
+    figure, axes = plots.figure(1, 1, panel_size=(4.6, 3.2))
+    ax = axes[0, 0]
+    for index, name in enumerate(("ngd", "floor", "products")):
+        own = ranks[ranks.optimizer == name]
+        errors = np.clip([own.to_adam - own.to_adam_low, own.to_adam_high - own.to_adam], 0, None)
+        style: dict[str, Any] = {"color": plots.PALETTE[index], "marker": plots.MARKERS[index]}
+        ax.errorbar(own["rank"], own.to_adam, yerr=errors, capsize=3, label=name, **style)
+    ax.axhline(MOST_STEPS, color="#555555", linestyle="--", linewidth=1)
+    ax.set_ylim(bottom=0)
+    ax.set_xlabel("largest rank of an axis")
+    ax.set_ylabel("time of a step / Adam's")
+    ax.set_title(str(ranks.model.iloc[0]))
+    ax.legend(fontsize=8, frameon=False)
+    return figure
+
+
+def _draw_models(summary: pd.DataFrame) -> Figure:
     """Return one panel for each model: a bar for each optimizer in steps of Adam, its milliseconds above it."""
-    summary = computed["summary"]
     models = summary.model.unique().tolist()
     figure, axes = plots.figure(1, len(models), panel_size=(2.9, 3.4))
     for ax, model in zip(axes[0], models, strict=True):
@@ -37,4 +64,4 @@ def draw(computed: Computed) -> dict[str, Figure]:
         ax.grid(visible=False, axis="x")
         ax.set_title(f"{model}\n{own.parameters.iloc[0]:,} parameters")
     axes[0, 0].set_ylabel("time of a step / Adam's (mean, 95 % interval)")
-    return {"figure.png": figure}
+    return figure

@@ -20,3 +20,6 @@ def test_times_every_optimizer_in_every_repeat(run_smoke: Callable[..., Path]) -
     assert (table.milliseconds > 0).all()
     summary = pd.read_csv(folder / "summary.csv")
     assert summary[summary.optimizer == "adam"].to_adam.tolist() == [1.0]
+    ranks = pd.read_csv(folder / "ranks.csv")
+    assert ranks.groupby("rank").optimizer.apply(set).to_dict() == {4: set(OPTIMIZERS), 8: set(OPTIMIZERS)}
+    assert (folder / "ranks.png").is_file()

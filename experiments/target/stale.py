@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from experiments.target.discovery import ROOT
 from experiments.target.published import published
+
+SAME_NUMBERS = Path(__file__).with_name("same_numbers.yaml")
 
 
 def print_stale() -> int:
@@ -30,14 +35,46 @@ def print_stale() -> int:
 
 def stale_parts(folder: Path) -> list[str]:
     """Return a line for each kind of unit of a result, and for its tables, whose code has changed since."""
-    from curvlab.runs.origins import is_stale
     from curvlab.runs.record import NOT_RECORDED, read_record
 
     record = read_record(folder)
     units = record.get("units", NOT_RECORDED)
     if units == NOT_RECORDED:
         return []
-    return [_reason(part) for part in [*units, record["assembled"]] if "roots" in part and is_stale(part)]
+    return [_reason(part) for part in [*units, record["assembled"]] if "roots" in part and _is_stale(part)]
+
+
+def current_fingerprints(roots: Iterable[str], changes: Sequence[Mapping[str, str]]) -> set[str]:
+    """Return the fingerprint of code that makes today's numbers: today's, and those before `changes`.
+
+    Args:
+        roots: modules to start from, see `curvlab.runs.fingerprint`.
+        changes: of modules, the newest last: module, hash `before` and `after`, see same_numbers.yaml.
+    """
+    from curvlab.runs.fingerprint import fingerprint_of, reachable_code
+
+    code = reachable_code(roots)
+    found = {fingerprint_of(code)}
+    for change in reversed(changes):
+        if code.get(change["module"]) == change["after"]:
+            code |= {change["module"]: change["before"]}
+            found.add(fingerprint_of(code))
+    return found
+
+
+def same_numbers() -> list[dict[str, str]]:
+    """Return the changes of code that make no published number another."""
+    changes: list[dict[str, str]] = yaml.safe_load(SAME_NUMBERS.read_text(encoding="utf-8")) or []
+    return changes
+
+
+def _is_stale(part: Mapping[str, Any]) -> bool:
+    return part["fingerprint"] not in _current(tuple(part["roots"]))
+
+
+@cache
+def _current(roots: tuple[str, ...]) -> set[str]:
+    return current_fingerprints(roots, same_numbers())
 
 
 def _reason(part: Mapping[str, Any]) -> str:

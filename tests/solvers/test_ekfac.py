@@ -146,3 +146,19 @@ def test_needs_a_model_and_damping() -> None:
         Ekfac().build(op)
     with pytest.raises(ValueError, match="'corrected' or 'kronecker'"):
         Ekfac(eigenvalues="exact")
+
+
+@pytest.mark.parametrize("layer", [nn.Linear(6, 5), nn.Conv2d(2, 3, 2)], ids=lambda layer: type(layer).__name__)
+def test_activations_in_place_change_nothing(layer: nn.Module, generator) -> None:
+    torch.manual_seed(0)
+    inputs = torch.randn(8, 6) if isinstance(layer, nn.Linear) else torch.randn(8, 2, 4, 4)
+    targets = torch.arange(8) % 3
+    built = []
+    for inplace in (False, True):
+        torch.manual_seed(1)
+        model = nn.Sequential(layer, nn.ReLU(inplace=inplace), nn.Flatten(), nn.LazyLinear(3)).double()
+        model(inputs.double())
+        op = GaussNewtonOperator(model, nn.CrossEntropyLoss(), (inputs.double(), targets)) + DAMPING * identity
+        inverse, _ = Ekfac().build(op, generator=generator.manual_seed(2))
+        built.append(inverse.to_dense())
+    torch.testing.assert_close(built[0], built[1])

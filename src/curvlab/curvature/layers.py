@@ -116,8 +116,10 @@ def layer_factors(
     inputs, targets = batch
     recorded: dict[nn.Module, list[tuple[Tensor, Tensor]]] = {layer.module: [] for layer in layers}
 
-    def record(module: nn.Module, arguments: tuple[Tensor, ...], outputs: Tensor) -> None:
+    def record(module: nn.Module, arguments: tuple[Tensor, ...], outputs: Tensor) -> Tensor:
+        # What follows works on a copy: an activation in place would change what the gradient is taken by.
         recorded[module].append((arguments[0].detach(), outputs))
+        return outputs.clone()
 
     handles = [layer.module.register_forward_hook(record) for layer in layers]
     try:

@@ -44,7 +44,11 @@ def fingerprint(roots: Iterable[str]) -> str:
     `if TYPE_CHECKING` do not; `from package import name` leads to the module that defines the name, not to all
     that the package holds. Left out: `BOOKKEEPING`.
     """
-    code = reachable_code(roots)
+    return fingerprint_of(reachable_code(roots))
+
+
+def fingerprint_of(code: Mapping[str, str]) -> str:
+    """Return the hash of modules by their own hashes, see `reachable_code`."""
     text = "\n".join(f"{name} {code[name]}" for name in sorted(code))
     return hashlib.sha256(text.encode()).hexdigest()[:_LENGTH]
 

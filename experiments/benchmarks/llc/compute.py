@@ -13,6 +13,7 @@ from curvlab import runs
 from curvlab.reporting import t_interval
 from curvlab.sampling import default_nbeta
 from experiments.benchmarks.llc.known import known_table
+from experiments.benchmarks.llc.linear_networks import linear_network_table
 from experiments.benchmarks.llc.methods import METHODS, Setting, available, floor_seconds, measure
 from experiments.benchmarks.llc.power import power_table
 from experiments.benchmarks.timing import kernel_threads, load_average
@@ -24,7 +25,7 @@ Turn = tuple[int, int]  # threads, repeat
 
 
 def compute(run: runs.Run, cfg: DictConfig) -> dict[str, pd.DataFrame]:
-    """Return estimates by chain, their means, seconds by method, the polynomials, and the diagnostics' power."""
+    """Return estimates by chain, their means, seconds by method, the known answers, and the diagnostics' power."""
     methods = [name for name in METHODS if available(name)]
     ((name, settings),) = task_settings(cfg).items()
     task = build_task(run, name, settings)
@@ -39,6 +40,7 @@ def compute(run: runs.Run, cfg: DictConfig) -> dict[str, pd.DataFrame]:
         "summary": summary_table(table),
         "timings": timing_table(results, floors, methods),
         "known": known_table(run, cfg.known),
+        "linear_networks": linear_network_table(run, cfg.linear_networks),
         "power": power_table(run, cfg.power),
     }
 
@@ -51,7 +53,7 @@ def _results(
         key = _key(task, settings) | {"methods": methods, "threads": turn[0], "repeat": turn[1]}
         repeat = partial(_repeat, run, task, settings, methods, turn)
         about = f"LLC of {task.label}, {turn[0]} threads, repeat {turn[1]}"
-        found[turn] = run.unit("benchmarks/llc", key, repeat, version=1, about=about)
+        found[turn] = run.unit("benchmarks/llc", key, repeat, version=2, about=about)
     return found
 
 
@@ -105,7 +107,9 @@ def _rows(task: TrainedTask, turn: Turn, result: dict[str, Any], methods: list[s
     shared = {"model": task.label, "parameters": task.num_parameters, "n": task.num_train}
     shared |= {"threads": turn[0], "repeat": turn[1]}
     return [
-        shared | {"method": name, "chain": chain, "llc": value, "rhat": result[name]["rhat"]}
+        shared
+        | {"method": name, "chain": chain, "llc": value}
+        | {key: result[name][key] for key in ("rhat", "problem")}
         for name in methods
         for chain, value in enumerate(result[name]["per_chain"])
     ]
@@ -128,6 +132,7 @@ def summary_table(table: pd.DataFrame) -> pd.DataFrame:
                 "high": interval.high,
                 "between_chains": own.llc.std(),
                 "worst_rhat": own.rhat.max(),
+                "problems": "; ".join(sorted(set(own.problem) - {""})),
             }
         )
     summary = pd.DataFrame(rows)

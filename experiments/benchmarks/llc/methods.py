@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, RandomSampler, TensorDataset
 
 from curvlab.data import stack
-from curvlab.sampling import estimate_llc, split_rhat
+from curvlab.sampling import effective_sample_size, estimate_llc, split_rhat
+from curvlab.sampling.problems import problems_of
 
 
 @dataclass(frozen=True)
@@ -118,7 +119,7 @@ def available(name: str) -> bool:
 
 
 def measure(name: str, setting: Setting, generator: torch.Generator) -> dict[str, Any]:
-    """Return estimates by chain, R-hat of the draws, seconds on the clock and of all cores.
+    """Return estimates by chain, R-hat, what `LLC.problems` would say of the draws, seconds by clock and cores.
 
     A short run comes first: what PyTorch loads when it is first asked for something belongs to no method.
     """
@@ -126,9 +127,12 @@ def measure(name: str, setting: Setting, generator: torch.Generator) -> dict[str
     start, cpu_start = time.perf_counter(), time.process_time()
     draws = METHODS[name](setting, generator)
     seconds, cpu_seconds = time.perf_counter() - start, time.process_time() - cpu_start
+    rhat, (ess, ess_tail) = split_rhat(draws), (effective_sample_size(draws, kind) for kind in ("bulk", "tail"))
+    problems = problems_of(draws, draws[:, :0], rhat=rhat, ess=ess, ess_tail=ess_tail, descent=0.0)
     return {
         "per_chain": draws.double().mean(1).tolist(),
-        "rhat": split_rhat(draws),
+        "rhat": rhat,
+        "problem": "; ".join(text.split(":")[0] for text in problems),
         "seconds": seconds,
         "cpu_seconds": cpu_seconds,
     }

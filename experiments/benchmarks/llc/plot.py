@@ -1,6 +1,8 @@
-"""Estimates and seconds; estimates where the value is known."""
+"""Estimates and seconds; estimates where the value is known, of polynomials and of deep linear networks."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import pandas as pd
 from matplotlib.figure import Figure
@@ -10,8 +12,10 @@ from experiments.target import Computed
 
 
 def draw(computed: Computed) -> dict[str, Figure]:
-    """Return the estimates beside their seconds, and the polynomials."""
-    return {
+    """Return the estimates beside their seconds, the polynomials, and the linear networks where there are any."""
+    networks = computed["linear_networks"].fillna({"problem": ""})
+    figures = {"linear_networks.png": _draw_linear_networks(networks)} if len(networks) else {}
+    return figures | {
         "figure.png": _draw_methods(computed["summary"], computed["timings"]),
         "known.png": _draw_known(computed["known"]),
     }
@@ -50,6 +54,31 @@ def _draw_methods(summary: pd.DataFrame, timings: pd.DataFrame) -> Figure:
     right.invert_yaxis()
     right.margins(x=0.6)
     right.set_xlabel("CPU seconds of all cores\n(median; on the clock: timings.csv)")
+    return figure
+
+
+def _draw_linear_networks(table: pd.DataFrame) -> Figure:
+    """Return estimates over the coefficients against the number of parameters, by sampler; hollow: not valid."""
+    figure, axes = plots.figure(1, 1, panel_size=(6.0, 3.2))
+    ax, names = axes[0, 0], table.sampler.unique().tolist()
+    sizes = sorted(table.parameters.unique())
+    for index, name in enumerate(names):
+        own = table[table.sampler == name]
+        places = [sizes.index(size) + 0.12 * (index - (len(names) - 1) / 2) for size in own.parameters]
+        errors = [(own.estimate - own.low) / own.known, (own.high - own.estimate) / own.known]
+        style: dict[str, Any] = {"color": plots.PALETTE[index], "marker": plots.MARKERS[index]}
+        ax.errorbar(places, own.ratio, yerr=errors, linestyle="none", capsize=3, label=name, **style)
+        for place, (_, row) in zip(places, own.iterrows(), strict=True):
+            if row.problem:
+                ax.plot(place, row.ratio, markerfacecolor="white", zorder=3, **style)
+    ax.axhline(1.0, color="black", linewidth=1)
+    ax.set_xticks(range(len(sizes)), [f"{size:,}" for size in sizes])
+    ax.set_xlim(-0.5, len(sizes) - 0.5)
+    ax.set_xlabel("parameters of the deep linear network")
+    ax.set_ylabel("estimate / coefficient")
+    figure.legend(
+        loc="outside lower center", ncols=2, fontsize=8, frameon=False, title="95 % t interval over chains"
+    )
     return figure
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 
 import pandas as pd
@@ -14,11 +15,13 @@ from omegaconf import OmegaConf
 from torch import nn
 
 from curvlab import runs
+from curvlab.reporting import ClaimResult, load_claims
 from experiments.benchmarks.llc.compute import summary_table
 from experiments.benchmarks.llc.known import finite_value
+from experiments.benchmarks.llc.linear_networks import coefficient, singular_network
 from experiments.benchmarks.llc.methods import Setting, floor_seconds
 from experiments.benchmarks.llc.power import autoregressive, power_table
-from experiments.target import load_config
+from experiments.target import Computed, load_config
 from experiments.target.discovery import all_targets
 
 
@@ -35,6 +38,15 @@ def test_every_method_is_estimated_and_timed(run_smoke: Callable[..., Path]) -> 
     assert (table.groupby("method").size() == 2 * 3).all()
     assert set(timings.method) == (expected - missing) | {"matrix products alone", "normals alone"}
     assert (timings.seconds > 0).all()
+    networks = pd.read_csv(folder / "linear_networks.csv")
+    assert networks.sampler.tolist() == ["sgld", "rmsprop"]
+    assert networks.ratio.tolist() == pytest.approx((networks.estimate / networks.known).tolist(), rel=1e-4)
+    assert {result.claim.id.split("-")[0] for result in load_claims(folder)} == {
+        "linear",
+        "polynomials",
+        "agrees",
+        "valid",
+    }
     own = table[table.method == "curvlab"].llc
     row = summary[summary.method == "curvlab"].iloc[0]
     assert row.llc == pytest.approx(own.mean(), rel=1e-4)
@@ -78,12 +90,93 @@ def test_made_up_chains_are_stationary() -> None:
 
 def test_overlap_of_intervals() -> None:
     rows = [
-        {"model": "m", "parameters": 1, "n": 1, "method": method, "llc": centre + shift, "rhat": 1.0}
+        {
+            "model": "m",
+            "parameters": 1,
+            "n": 1,
+            "method": method,
+            "llc": centre + shift,
+            "rhat": 1.0,
+            "problem": "",
+        }
         for method, centre in (("curvlab", 0.0), ("near", 1.0), ("far", 9.0))
         for shift in (-1.0, 0.0, 1.0)
     ]
     overlaps = summary_table(pd.DataFrame(rows)).set_index("method").overlaps_curvlab
     assert overlaps.to_dict() == {"curvlab": True, "near": True, "far": False}
+
+
+def reduced_rank(m: int, n: int, h: int, r: int) -> float:
+    """Three sizes: the cases of Aoyagi & Watanabe (2005), Theorem 1."""
+    if m + h < n + r:
+        return (h * m - h * r + n * r) / 2
+    if n + h < m + r:
+        return (h * n - h * r + m * r) / 2
+    if m + n < h + r:
+        return m * n / 2
+    odd = (m + h + n + r) % 2
+    return (odd - (h + r) ** 2 - m**2 - n**2 + 2 * (h + r) * (m + n) + 2 * m * n) / 8
+
+
+def test_coefficients_of_three_sizes() -> None:
+    for m, n, h in product(range(1, 6), repeat=3):
+        for r in range(min(m, n, h) + 1):
+            assert coefficient([m, h, n], r) == pytest.approx(reduced_rank(m, n, h, r)), (m, h, n, r)
+
+
+def test_coefficients_of_one_layer_and_of_one_number_each() -> None:
+    assert coefficient([5, 3], 2) == 7.5  # regular: half the parameters
+    for num_layers in (1, 2, 3, 5):
+        assert coefficient([1] * (num_layers + 1), 0) == pytest.approx(0.5)  # of w_1² ... w_L²
+    assert coefficient([4] * 6, 4) == 8.0  # full rank: the smooth manifold of one product
+    with pytest.raises(ValueError, match="a map of rank 4 needs two sizes or more, none below the rank"):
+        coefficient([5, 3], 4)
+
+
+def test_the_network_has_its_rank() -> None:
+    network = singular_network(3, 5, 2)
+    images = network(torch.eye(5))
+    assert torch.equal(images, torch.diag(torch.tensor([1.0, 1, 0, 0, 0])))
+
+
+@pytest.mark.parametrize(
+    ("ratio", "half", "verdict"),
+    [(1.0, 0.05, "reproduced"), (0.7, 0.05, "not reproduced"), (0.9, 0.05, "undecided")],
+)
+@pytest.mark.parametrize("peer", [True, False])
+def test_verdicts(
+    computed_of: Callable[..., Computed],
+    judged: Callable[[str, Computed], list[ClaimResult]],
+    ratio: float,
+    half: float,
+    verdict: str,
+    peer: bool,
+) -> None:
+    shared = {"estimate": ratio, "low": ratio - half, "high": ratio + half, "problem": ""}
+    networks = pd.DataFrame(
+        [{"network": "2-layers-3-rank-1", "sampler": "sgld", "known": 1.0, "ratio": ratio, **shared}]
+    )
+    known = pd.DataFrame([{"at_this_n": 1.0, **shared}, {"at_this_n": 1.0, **shared, "estimate": 1.0}])
+    methods = {"curvlab": 1.0, **({"devinterp, with replacement": ratio} if peer else {})}
+    table = pd.DataFrame(
+        [
+            {
+                "threads": 1,
+                "repeat": repeat,
+                "method": name,
+                "llc": llc + half * (repeat - 1) / 3,
+                "problem": problem,
+            }
+            for repeat, problem in enumerate(("", "", "the loss still moves"))
+            for name, llc in methods.items()
+        ]
+    )
+    tables = {"linear_networks": networks, "known": known, "table": table}
+    results = judged("benchmarks/llc", computed_of(tables, {}))
+    assert [result.verdict for result in results[:2]] == [verdict, verdict]
+    assert (results[2].verdict == "out of reach") == (not peer)
+    assert results[3].value == pytest.approx(2 / 3)
+    assert results[3].verdict == "not reproduced"
 
 
 def test_floor_counts_all_steps() -> None:

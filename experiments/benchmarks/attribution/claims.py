@@ -61,8 +61,8 @@ def _part_way(rest: pd.DataFrame, of: str) -> str:
     last = found[found.num_epochs == found.num_epochs.max()]
     value = last.lds_part_way.iloc[0]
     return (
-        f"Against retraining with weights moved a part of the way to a half's it has {value:.2f}: what is missing is "
-        "beyond the first order."
+        f"Against retraining with weights moved a part of the way to a half's it has {value:.2f}: what is missing "
+        "is beyond the first order."
     )
 
 

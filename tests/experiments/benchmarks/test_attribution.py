@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from curvlab.reporting import ClaimResult, load_claims
+from experiments.benchmarks.attribution.claims import MIN_QUERIES
 from experiments.benchmarks.attribution.compute import OTHER, RESPONSES, SAME
 from experiments.benchmarks.attribution.methods import (
     COSINE,
@@ -153,8 +154,11 @@ def test_claims_compare_best_dampings(
     }
     rises = removals({FILTER: 0.3, UNROLLED: 0.1}, random=0.2)
 
-    def results_of(lds: dict[tuple[str, float, str], float]) -> list[ClaimResult]:
+    def results_of(lds: dict[tuple[str, float, str], float], left: float = 0.01) -> list[ClaimResult]:
+        rest = {"task": "net", "num_epochs": [5, 20], "predictor": UNROLLED, "lds_part_way": [0.999, 0.98]}
+        table = {"task": ["net"], "method": [PBRF], "gradient_norm": [left]}
         tables = {"queries": made_up(lds), "removals": rises}
+        tables |= {"rest": pd.DataFrame(rest), "table": pd.DataFrame(table)}
         return judged("benchmarks/attribution", computed_of(tables, {"seed": 0}))
 
     results = results_of(lds)
@@ -177,6 +181,12 @@ def test_claims_compare_best_dampings(
     assert "The best of them is kronfluence EK-FAC, 0.79" in above.explanation
     other = {(UNROLLED, none, OTHER): 0.8, (FILTER, none, OTHER): 0.7}
     assert verdicts(results_of(lds | other))["unrolled-above-filter"] == "reproduced"
+    undone = verdicts(results_of(lds, left=0.9))
+    assert undone["pbrf-predicts-like-influence"] == undone["influence-answers-pbrf"] == "out of reach"
+    low = results_of(lds | {(UNROLLED, none, SAME): 0.7})[0]
+    assert "a part of the way to a half's it has 0.98" in low.explanation
+    rises = rises[rises["query"] < MIN_QUERIES - 1]
+    assert verdicts(results_of(lds))["filter-removal-above-random"] == "undecided"
     del lds["kronfluence EK-FAC", 0.01, SAME]
     without = verdicts(results_of(lds))
     assert without["filter-above-peers-ekfac"] == without["unrolled-above-peers-ekfac"] == "out of reach"

@@ -50,5 +50,5 @@ def _valid(claim: Claim, table: pd.DataFrame) -> ClaimResult:
     estimates = table.drop_duplicates(["threads", "repeat", "method"])
     problems = estimates.problem.fillna("")
     share = float(np.mean(problems == ""))
-    why = "; ".join(sorted(set(problems) - {""}))
+    why = "; ".join(sorted(set(problems) - {""})) or "No estimate has a problem."
     return judge_claim(claim, share, exact(share, kind=f"{len(estimates)} estimates"), if_not_reproduced=why)

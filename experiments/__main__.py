@@ -1,4 +1,4 @@
-"""python -m experiments help | run | judge | draw | gather | stale: what the Makefile calls.
+"""python -m experiments help | run | judge | draw | gather | stale | changes: what the Makefile calls.
 
     help                                   every target with a line and the measured time of each preset
     run TARGET ... [KEY=VALUE ...]         one target, or several side by side
@@ -6,6 +6,7 @@
     draw [TARGET ...]                      figures again, from the tables
     gather TARGET ...                      the tables of its variations (a sweep's jobs) in one, <preset>/sweep/
     stale                                  published results whose units come from code that has changed since
+    changes COMMIT                         modules whose code has changed since, as entries of same_numbers.yaml
 
 A TARGET is lissa-fig1, a paper (lissa), figures (all of them), bench, or for judge and draw a result folder.
 """
@@ -46,6 +47,10 @@ def main(arguments: list[str]) -> int:
             from experiments.target.stale import print_stale
 
             return print_stale()
+        if command == "changes":
+            from experiments.target.changes import print_changes
+
+            return print_changes(rest)
     except UnknownTargetError as error:
         print(f"error: {error}", file=sys.stderr)
         return _EXIT_USAGE

@@ -44,27 +44,36 @@ def stale_parts(folder: Path) -> list[str]:
     return [_reason(part) for part in [*units, record["assembled"]] if "roots" in part and _is_stale(part)]
 
 
-def current_fingerprints(roots: Iterable[str], changes: Sequence[Mapping[str, str]]) -> set[str]:
-    """Return the fingerprint of code that makes today's numbers: today's, and those before `changes`.
+def current_fingerprints(roots: Iterable[str], changes: Sequence[Mapping[str, Any]]) -> set[str]:
+    """Return the fingerprints of code that makes today's numbers: today's, and those before `changes`.
 
     Args:
         roots: modules to start from, see `curvlab.runs.fingerprint`.
-        changes: of modules, the newest last: module, hash `before` and `after`, see same_numbers.yaml.
+        changes: of modules, the newest last: module, hash `before` and `after`, and the modules whose import the
+            change `adds` and `drops`, see same_numbers.yaml.
     """
-    from curvlab.runs.fingerprint import fingerprint_of, reachable_code
+    from curvlab.runs.fingerprint import code_and_imports, fingerprint_of, reachable_code
 
+    hashes: dict[str, str] = {}
+    imports: dict[str, set[str]] = {}
     code = reachable_code(roots)
     found = {fingerprint_of(code)}
     for change in reversed(changes):
-        if code.get(change["module"]) == change["after"]:
-            code |= {change["module"]: change["before"]}
-            found.add(fingerprint_of(code))
+        module = change["module"]
+        if code.get(module) != change["after"]:
+            continue
+        hashes[module] = change["before"]
+        imported = imports.get(module, code_and_imports(module)[1])
+        imports[module] = (set(imported) - set(change.get("adds", ()))) | set(change.get("drops", ()))
+        code = reachable_code(roots, imports)
+        code |= {name: earlier for name, earlier in hashes.items() if name in code}
+        found.add(fingerprint_of(code))
     return found
 
 
-def same_numbers() -> list[dict[str, str]]:
+def same_numbers() -> list[dict[str, Any]]:
     """Return the changes of code that make no published number another."""
-    changes: list[dict[str, str]] = yaml.safe_load(SAME_NUMBERS.read_text(encoding="utf-8")) or []
+    changes: list[dict[str, Any]] = yaml.safe_load(SAME_NUMBERS.read_text(encoding="utf-8")) or []
     return changes
 
 

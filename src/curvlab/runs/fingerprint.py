@@ -53,16 +53,32 @@ def fingerprint_of(code: Mapping[str, str]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:_LENGTH]
 
 
-def reachable_code(roots: Iterable[str]) -> dict[str, str]:
-    """Return a hash for each module that `fingerprint` takes in, by its name."""
+def reachable_code(roots: Iterable[str], imports: Mapping[str, Iterable[str]] | None = None) -> dict[str, str]:
+    """Return a hash for each module that `fingerprint` takes in, by its name.
+
+    Args:
+        roots: modules to start from.
+        imports: what some modules imported before, in place of what they import today.
+    """
     waiting, found = list(roots), {}
     while waiting:
         name = waiting.pop()
         if name in found or _is_bookkeeping(name):
             continue
         found[name], imported = _read(name)
-        waiting.extend(imported)
+        waiting.extend((imports or {}).get(name, imported))
     return found
+
+
+def code_and_imports(name: str, source: str | None = None) -> tuple[str, frozenset[str]]:
+    """Return a module's hash as in `reachable_code`, and the first-party modules that it imports.
+
+    Args:
+        name: of the module.
+        source: its text; by default that of its file.
+    """
+    code, imported = _read(name) if source is None else _hash(name, ast.parse(source))
+    return code, frozenset(imported)
 
 
 def source_files(roots: Iterable[str]) -> list[Path]:
@@ -107,8 +123,10 @@ def _is_bookkeeping(name: str) -> bool:
 def _read(name: str) -> tuple[str, tuple[str, ...]]:
     """Return the hash of one module, and the first-party modules that it imports."""
     tree = _tree(name)
-    if tree is None:
-        return _UNREADABLE, ()
+    return (_UNREADABLE, ()) if tree is None else _hash(name, tree)
+
+
+def _hash(name: str, tree: ast.Module) -> tuple[str, tuple[str, ...]]:
     imported = sorted(set(_imported(name, tree)) - {name})
     return hashlib.sha256(ast.dump(_DocstringRemover().visit(tree)).encode()).hexdigest(), tuple(imported)
 

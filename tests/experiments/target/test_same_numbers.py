@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import subprocess
+from pathlib import Path
+
+import pytest
+
 from curvlab.runs.fingerprint import fingerprint, fingerprint_of, reachable_code
+from experiments.target import changes
+from experiments.target.discovery import ROOT
 from experiments.target.stale import current_fingerprints, same_numbers
 
 MODULE = "curvlab.linalg.identity"
+OTHER = "curvlab.spectrum.density"
 
 
 def test_a_result_from_before_such_a_change_is_not_stale_and_any_other_is() -> None:
@@ -28,11 +36,44 @@ def test_a_result_from_before_such_a_change_is_not_stale_and_any_other_is() -> N
     }
 
 
+def test_a_change_that_adds_or_drops_an_import_is_undone_with_it() -> None:
+    roots = ["curvlab.linalg.operator", MODULE]
+    code = reachable_code(roots)
+    earlier = "0" * 64
+    adds = {"module": MODULE, "before": earlier, "after": code[MODULE], "adds": ["curvlab.linalg.operator"]}
+    # From MODULE alone the operator is reached by that import alone.
+    assert fingerprint_of({MODULE: earlier}) in current_fingerprints([MODULE], [adds])
+    drops = {"module": MODULE, "before": earlier, "after": code[MODULE], "drops": ["curvlab.checkpoint", OTHER]}
+    then = reachable_code([MODULE, OTHER]) | {MODULE: earlier}
+    assert fingerprint_of(then) in current_fingerprints([MODULE], [drops])  # checkpoint is bookkeeping
+
+
+def test_changes_since_a_commit_are_entries_to_fill_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def git(*arguments: str) -> None:
+        who = ["-c", "user.name=a", "-c", "user.email=a@b"]
+        subprocess.run(["git", *who, *arguments], cwd=tmp_path, check=True, capture_output=True)
+
+    text = ROOT.joinpath("src/curvlab/linalg/identity.py").read_text(encoding="utf-8")
+    file = tmp_path / "src/curvlab/linalg/identity.py"
+    file.parent.mkdir(parents=True)
+    file.write_text("from curvlab.linalg.flatten import flatten\n" + text, encoding="utf-8")
+    git("init", "-q")
+    git("add", ".")
+    git("commit", "-q", "-m", "before")
+    file.write_text(text, encoding="utf-8")
+    monkeypatch.setattr(changes, "ROOT", tmp_path)
+    (entry,) = changes.changes_since("HEAD")
+    assert entry["module"] == MODULE
+    assert entry["after"] == reachable_code([MODULE])[MODULE] != entry["before"]
+    assert entry["drops"] == ["curvlab.linalg.flatten"]
+    assert changes.print_changes(["nowhere"]) == changes.print_changes([]) == 2
+
+
 def test_every_entry_is_alive_and_says_why() -> None:
-    changes = same_numbers()
-    for place, change in enumerate(changes):
-        assert set(change) == {"module", "date", "before", "after", "why", "checked"}
-        later = {other["before"] for other in changes[place + 1 :] if other["module"] == change["module"]}
+    entries = same_numbers()
+    for place, change in enumerate(entries):
+        assert set(change) - {"adds", "drops"} == {"module", "date", "before", "after", "why", "checked"}
+        later = {other["before"] for other in entries[place + 1 :] if other["module"] == change["module"]}
         today = reachable_code([change["module"]])[change["module"]]
         assert change["after"] in later | {today}, f"the entry on {change['module']} is dead: delete it"
         assert min(len(str(change[said]).split()) for said in ("why", "checked")) >= 5

@@ -18,6 +18,7 @@ ORDER = [
     ["solvers"],
     ["training"],
     ["influence", "optim", "sampling"],
+    ["distributed"],
     ["runs", "reporting"],
 ]
 OUTSIDE_THE_ORDER = ["data", "models"]  # import nothing of ours; anyone may import them

@@ -1,6 +1,7 @@
 """Curvature matrices of neural networks as linear operators: Gauss-Newton, Hessian, Fisher."""
 
 from curvlab.curvature.batches import Batches, Data
+from curvlab.curvature.data_operator import DataOperator
 from curvlab.curvature.example_traces import exact_traces, output_curvatures, sampled_traces
 from curvlab.curvature.fisher import FisherOperator
 from curvlab.curvature.gauss_newton import GaussNewtonOperator
@@ -12,6 +13,7 @@ from curvlab.curvature.model_function import ModelFunction, NonFiniteOutputError
 __all__ = [
     "Batches",
     "Data",
+    "DataOperator",
     "FisherOperator",
     "GaussNewtonOperator",
     "HessianOperator",

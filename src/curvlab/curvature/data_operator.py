@@ -102,10 +102,19 @@ class DataOperator(LinearOperator):
         source = generator.device if generator is not None else torch.device("cpu")
         num_examples = self._source.num_examples
         indices = torch.randint(num_examples, (batch_size,), generator=generator, device=source)
-        sampled = copy.copy(self)
-        sampled._batches = self._source.select(indices)
-        sampled._divisor = batch_size / num_examples * self._full_divisor(self._total_count)
-        return sampled
+        return self.part(indices, divisor=batch_size / num_examples * self._full_divisor(self.total_count))
+
+    @torch.inference_mode(False)
+    def part(self, indices: Tensor | None = None, *, divisor: float) -> Self:
+        """Return the sum over the examples `indices` (repeats allowed; None: all) divided by `divisor`.
+
+        Parts of one mean, for whoever adds them up: with the same divisor for each.
+        """
+        chosen = copy.copy(self)
+        if indices is not None:
+            chosen._batches = self._source.select(indices)
+        chosen._divisor = divisor
+        return chosen
 
     @property
     def num_examples(self) -> int:
@@ -123,7 +132,7 @@ class DataOperator(LinearOperator):
 
         Cost: one pass over the data, once, where targets cannot be read without it.
         """
-        return self._full_divisor(self._total_count) if self._divisor is None else self._divisor
+        return self._full_divisor(self.total_count) if self._divisor is None else self._divisor
 
     @property
     def parameter_slices(self) -> tuple[slice, ...]:
@@ -150,7 +159,8 @@ class DataOperator(LinearOperator):
             yield [(activations, signals / root) for activations, signals in found]
 
     @property
-    def _total_count(self) -> float:
+    def total_count(self) -> float:
+        """Predictions in the whole data: what a mean divides by. Cost: as `divisor`."""
         if not hasattr(self, "_count"):
             self._count = sum(self.loss.count(targets) for targets in self._source.targets())
         return self._count

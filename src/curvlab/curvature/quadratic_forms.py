@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -12,11 +13,20 @@ from curvlab.curvature.batch import Inputs, without_graph
 from curvlab.curvature.gauss_newton import GaussNewtonOperator
 from curvlab.curvature.jacobian_products import forward_mode, use_vmap
 from curvlab.curvature.model_function import check_finite
-from curvlab.linalg import unflatten, unflatten_columns
+from curvlab.linalg import LinearOperator, unflatten, unflatten_columns
+
+
+@runtime_checkable
+class HasQuadraticForms(Protocol):
+    """An operator with a way of its own to them, such as one whose data is spread over processes."""
+
+    def quadratic_forms(self, vectors: Tensor) -> Tensor:
+        """Return vᵀG v for each column v, (P, K) -> (K,), fp64."""
+        ...
 
 
 @torch.inference_mode(False)
-def quadratic_forms(operator: GaussNewtonOperator, vectors: Tensor) -> Tensor:
+def quadratic_forms(operator: LinearOperator, vectors: Tensor) -> Tensor:
     """Return vᵀG v = 1/n sum_n (J_n v)ᵀ S_n (J_n v) for each column v, (P, K) -> (K,), without a backward pass.
 
     Klochkov & Liu (2024), App. C. Never negative. J v by forward mode, or by finite differences if the operator
@@ -25,6 +35,8 @@ def quadratic_forms(operator: GaussNewtonOperator, vectors: Tensor) -> Tensor:
     Cost of each column, in forwards F of the data: 3F, where the product G v costs 5F; memory of a forward that
     keeps nothing for a backward.
     """
+    if isinstance(operator, HasQuadraticForms):
+        return operator.quadratic_forms(vectors)
     if not isinstance(operator, GaussNewtonOperator):
         raise TypeError(
             f"quadratic forms by forward passes need the factors J and S of a GaussNewtonOperator, got "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,6 +50,12 @@ class ChainCheckpoints:
     ) -> None:
         paths = [Path(folder) / f"chain_{chain:04d}.pt" for chain in range(num_chains)]
         self._files = [Checkpoint(path, settings, every=every) for path in paths]
+
+    def of(self, chains: Sequence[int]) -> ChainCheckpoints:
+        """Return the checkpoints of some chains alone, numbered from 0: for a process that runs no others."""
+        own = copy.copy(self)
+        own._files = [self._files[chain] for chain in chains]
+        return own
 
     def load(self, chain: int) -> StoredChain | None:
         """Return a chain as it was saved, or None."""

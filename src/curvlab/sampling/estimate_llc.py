@@ -13,7 +13,7 @@ from torch import nn
 
 from curvlab.checkpoint import fingerprint
 from curvlab.curvature import Data
-from curvlab.sampling.chains import run_chains
+from curvlab.sampling.chains import ChainTraces, run_chains
 from curvlab.sampling.checkpoint import ChainCheckpoints
 from curvlab.sampling.learning_coefficient import LLC
 from curvlab.sampling.rmsprop import RMSProp
@@ -40,6 +40,7 @@ def estimate_llc(
     checkpoint: str | Path | None = None,
     checkpoint_every: int | None = None,
     on_step: Callable[[int], None] | None = None,
+    run: Callable[..., ChainTraces] = run_chains,
     generator: torch.Generator,
 ) -> LLC:
     """Estimate λ(w0) = nbeta (E[L(w)] - L(w0)) at the model's parameters w0 with SGLD (Lau et al. 2023).
@@ -68,6 +69,7 @@ def estimate_llc(
             same numbers. With more `num_draws` it goes on from the last save of the shorter one.
         checkpoint_every: save after so many steps, too.
         on_step: progress, see `run_chains`.
+        run: what takes the chains to their end: `run_chains`, or curvlab.distributed's, which spreads them.
         generator: seeds the chains' generators; its state alone decides the result.
 
     Cost: C (num_burnin_steps + num_draws steps_per_draw) forward and backward passes of a batch, as many times P
@@ -107,7 +109,7 @@ def estimate_llc(
             settings |= {"preconditioner": asdict(preconditioner), "num_burnin_steps": num_burnin_steps}
         checkpoints = ChainCheckpoints(checkpoint, settings, num_chains=num_chains, every=checkpoint_every)
     num_steps = num_burnin_steps + num_draws * steps_per_draw
-    traces = run_chains(sampler, seeds, num_steps, chunk_size=chunk_size, checkpoints=checkpoints, on_step=on_step)
+    traces = run(sampler, seeds, num_steps, chunk_size=chunk_size, checkpoints=checkpoints, on_step=on_step)
     excess = (traces.losses - traces.start_losses).double()
     return LLC.of_traces(
         excess[:, num_burnin_steps:].view(num_chains, num_draws, steps_per_draw).mean(2),

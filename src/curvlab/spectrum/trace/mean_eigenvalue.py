@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import torch
 
-from curvlab.curvature import GaussNewtonOperator
 from curvlab.curvature.quadratic_forms import quadratic_forms
+from curvlab.linalg import LinearOperator
 from curvlab.spectrum.estimate import Estimate
 from curvlab.spectrum.probes import Distribution, draw_probes
 
 
 def mean_eigenvalue(
-    operator: GaussNewtonOperator,
+    operator: LinearOperator,
     *,
     num_probes: int,
     batch_size: int | None = None,
@@ -26,7 +26,7 @@ def mean_eigenvalue(
     covers probes and sampling alike.
 
     Args:
-        operator: G, without damping.
+        operator: G, a GaussNewtonOperator or one that is spread over processes; without damping.
         num_probes: quadratic forms; at least 30 for a standard error that can be trusted.
         batch_size: examples of each batch; None for all data.
         chunk_size: probes at a time, without `batch_size`.

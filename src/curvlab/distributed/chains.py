@@ -1,0 +1,100 @@
+"""SGLD chains spread over processes, and the local learning coefficient from them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from curvlab.curvature import Data
+from curvlab.distributed.ranks import Ranks
+from curvlab.sampling import LLC
+from curvlab.sampling import estimate_llc as estimate_on_one_process
+from curvlab.sampling.chains import ChainTraces, run_chains
+from curvlab.sampling.checkpoint import ChainCheckpoints
+from curvlab.sampling.sgld import SGLD
+from curvlab.training.mean_loss import Loss
+
+
+def estimate_llc(
+    model: nn.Module,
+    loss: Loss,
+    data: Data,
+    *,
+    generator: torch.Generator,
+    ranks: Ranks | None = None,
+    **settings: Any,
+) -> LLC:
+    """Return `curvlab.sampling.estimate_llc(...)`, the same on every rank, with its chains spread over the ranks.
+
+    Rank r of R runs the chains r, r + R, ...; each is seeded by its own number, so the estimate is the same for
+    any number of ranks, to rounding. Chains draw from all the data and move all parameters: every rank holds both.
+    With `checkpoint` each chain has a file of its own in that folder, which all ranks must see; a killed run goes
+    on with as many ranks as one likes.
+
+    Args:
+        model: the same on every rank.
+        loss: see `curvlab.sampling.estimate_llc`.
+        data: all of it.
+        generator: seeded alike on every rank.
+        ranks: the process group's by default.
+        settings: of `curvlab.sampling.estimate_llc`.
+
+    Cost: its, divided by the ranks; a gather of the chains' ends, C P numbers.
+    """
+    ranks = Ranks.current() if ranks is None else ranks
+
+    def run(sampler: SGLD, seeds: Sequence[int], num_steps: int, **rest: Any) -> ChainTraces:
+        return run_chains_over_ranks(ranks, sampler, seeds, num_steps, **rest)
+
+    return estimate_on_one_process(model, loss, data, run=run, generator=generator, **settings)
+
+
+def run_chains_over_ranks(
+    ranks: Ranks,
+    sampler: SGLD,
+    seeds: Sequence[int],
+    num_steps: int,
+    *,
+    chunk_size: int | None = None,
+    checkpoints: ChainCheckpoints | None = None,
+    on_step: Callable[[int], None] | None = None,
+) -> ChainTraces:
+    """Run this rank's chains and return those of all ranks, in the order of `seeds`; see `run_chains`.
+
+    `on_step` is called for this rank's chains alone.
+    """
+    ranks.agree(
+        torch.tensor([seed % 2**31 for seed in seeds]),
+        "the seeds of the chains: pass generators with the same seed on every rank",
+    )
+    mine = range(ranks.rank, len(seeds), ranks.size)
+    traces = (
+        run_chains(
+            sampler,
+            [seeds[chain] for chain in mine],
+            num_steps,
+            chunk_size=chunk_size,
+            checkpoints=None if checkpoints is None else checkpoints.of(mine),
+            on_step=on_step,
+        )
+        if mine
+        else None
+    )
+    found = ranks.gather((list(mine), None if traces is None else [t.cpu() for t in _parts(traces)]))
+    start = sampler.losses.start
+    whole = [
+        start.new_zeros(len(seeds), num_steps),
+        start.new_zeros(len(seeds), num_steps),
+        start.new_zeros(len(seeds), len(start)),
+    ]
+    for chains, parts in found:
+        for place, part in zip(whole, parts or (), strict=bool(parts)):
+            place[chains] = part.to(start)
+    return ChainTraces(*whole)
+
+
+def _parts(traces: ChainTraces) -> tuple[torch.Tensor, ...]:
+    return traces.losses, traces.start_losses, traces.positions

@@ -1,0 +1,124 @@
+"""A mean over examples that are spread over processes."""
+
+from __future__ import annotations
+
+import copy
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from curvlab.curvature import DataOperator
+from curvlab.curvature.quadratic_forms import quadratic_forms
+from curvlab.distributed.ranks import Ranks
+from curvlab.linalg import LinearOperator
+
+
+class DataParallelOperator(LinearOperator):
+    """The curvature matrix of all ranks' examples together: A = 1/n sum_r n_r A_r, n = sum_r n_r.
+
+    A_r is the matrix of rank r's examples and n_r what its mean divides by (predictions, not ranks or batches), so
+    that shares of any sizes give the matrix of the whole data; with reduction="sum" A = sum_r A_r. Every rank
+    holds the whole model and whole vectors, the same bits on each, and all solvers, spectra and estimators of
+    curvlab run on it unchanged, in step: all ranks make the same calls with generators seeded alike.
+
+    Args:
+        share: a GaussNewtonOperator, HessianOperator or FisherOperator of this rank's own examples. With
+            kind="monte_carlo" seed its generator by the rank, too: labels drawn alike would not be independent.
+        ranks: the process group's by default; one process alone needs none.
+
+    Cost of a product: that of the share's, and one all-reduce of P numbers for each vector.
+
+    Raises:
+        ValueError: on every rank, where the models differ.
+    """
+
+    def __init__(self, share: DataOperator, ranks: Ranks | None = None) -> None:
+        super().__init__(share.shape[0], dtype=share.dtype, device=share.device)
+        self.share = share
+        self.ranks = Ranks.current() if ranks is None else ranks
+        self._part: DataOperator | None = None
+        self._sampled = False
+        self.ranks.agree(
+            torch.tensor(share.shape[0]),
+            "the number of trainable parameters: build the same model on every rank, frozen alike",
+        )
+        self.ranks.agree(
+            torch.stack([value.double().square().sum() for value in share.function.parameters]),
+            "the values of the model's parameters: load the same weights, or seed alike, on every rank",
+        )
+
+    def matmat(self, vectors: Tensor) -> Tensor:
+        """Return A V, (P, K) -> (P, K), the same on every rank."""
+        part = self._own_part
+        return self.ranks.sum(torch.zeros_like(vectors) if part is None else part.matmat(vectors))
+
+    def quadratic_forms(self, vectors: Tensor) -> Tensor:
+        """Return vᵀA v for each column, (P, K) -> (K,), by forward passes alone; of Gauss-Newton matrices."""
+        part = self._own_part
+        none = torch.zeros(vectors.shape[1], dtype=torch.float64, device=vectors.device)
+        return self.ranks.sum(none if part is None else quadratic_forms(part, vectors))
+
+    def sample(self, batch_size: int, generator: torch.Generator | None = None) -> DataParallelOperator:
+        """Return the operator on `batch_size` of all ranks' examples, drawn with replacement; unbiased.
+
+        Examples are numbered through the shares in the order of the ranks, so that the same seed draws the batch
+        that one process draws from the whole data, for any number of ranks.
+        """
+        if batch_size < 1:
+            raise ValueError(f"batch_size must be at least 1, got {batch_size}")
+        source = generator.device if generator is not None else torch.device("cpu")
+        indices = torch.randint(self.num_examples, (batch_size,), generator=generator, device=source).cpu()
+        self.ranks.agree(indices, "the examples that they draw: pass generators with the same seed on every rank")
+        first = sum(self._sizes[: self.ranks.rank])
+        mine = indices[(indices >= first) & (indices < first + self.share.num_examples)] - first
+        sampled = copy.copy(self)
+        sampled._sampled = True
+        sampled._part = None
+        if len(mine):
+            sampled._part = self.share.part(mine, divisor=batch_size / self.num_examples * self.divisor)
+        return sampled
+
+    def randn(self, num_columns: int, generator: torch.Generator | None = None) -> Tensor:
+        """Return the random vectors that one process would draw, the same on every rank."""
+        drawn = super().randn(num_columns, generator)
+        self.ranks.agree(drawn[:8], "the numbers that they draw: pass generators with the same seed on every rank")
+        return drawn
+
+    def gram(self, left: Tensor, right: Tensor) -> Tensor:
+        """Return LᵀR as rank 0 has it: no rank may stop alone because its last digit differs."""
+        return self.ranks.from_first(super().gram(left, right))
+
+    def inner(self, left: Tensor, right: Tensor) -> Tensor:
+        """Return <l, r> column by column, as rank 0 has it."""
+        return self.ranks.from_first(super().inner(left, right))
+
+    @property
+    def is_psd(self) -> bool:
+        """Whether every share's matrix is known to be."""
+        return self.share.is_psd
+
+    @property
+    def num_examples(self) -> int:
+        """N, examples of all ranks together."""
+        return sum(self._sizes)
+
+    @cached_property
+    def divisor(self) -> float:
+        """n, by which a product divides the sum over all ranks' examples."""
+        if self.share.loss.reduction == "sum":
+            return 1.0
+        total = float(sum(self.ranks.gather(self.share.total_count)))
+        if total == 0:
+            raise ValueError("every target of every rank is ignored (ignore_index): the mean has no terms")
+        return total
+
+    @cached_property
+    def _sizes(self) -> list[int]:
+        return self.ranks.gather(self.share.num_examples)
+
+    @property
+    def _own_part(self) -> DataOperator | None:
+        if self._part is None and not self._sampled:
+            self._part = self.share.part(divisor=self.divisor)
+        return self._part

@@ -5,6 +5,8 @@ Each check is a function of the ranks that raises where the answers differ; all 
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 import time
 
@@ -24,6 +26,7 @@ from curvlab.spectrum import hutchinson_trace, mean_eigenvalue, sketch_eigenvalu
 
 TOLERANCE = 1e-6
 LOSS = nn.CrossEntropyLoss()
+KILLED_AT = 3  # step
 LENGTH, VOCABULARY = 6, 24
 
 
@@ -164,6 +167,30 @@ def check_chains(ranks: Ranks, folder: str) -> None:
     close(found.per_chain, expected.per_chain, "LLC")
 
 
+def long_solve(ranks: Ranks, folder: str, *, dies_at: int = 0) -> None:
+    """Solve with checkpoints; the last of the ranks is killed at a step, or the solve that was killed goes on."""
+    model, data = classifier()
+    sides = per_example_gradients(model, LOSS, (data[0][:2], data[1][:2])).T
+    steps: list[int] = []
+
+    def callback(step: int, residuals: Tensor) -> None:
+        steps.append(step)
+        if step == dies_at and ranks.rank == ranks.size - 1:
+            print(f"failing at {time.time()}", flush=True)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    solver = BlockConjugateGradient(
+        rtol=1e-9, callback=callback, checkpoint=f"{folder}/solve.pt", checkpoint_every=1
+    )
+    spread = DataParallelOperator(GaussNewtonOperator(model, LOSS, uneven(ranks, data)))
+    found = solver.solve(spread + 0.01 * identity, sides)
+    expected = BlockConjugateGradient(rtol=1e-9).solve(
+        GaussNewtonOperator(model, LOSS, data) + 0.01 * identity, sides
+    )
+    close(found.x, expected.x, "the resumed solution")
+    assert steps[0] == KILLED_AT, "the solve began anew"
+
+
 def check_refusals(ranks: Ranks) -> None:
     model, data = classifier()
     operator = DataParallelOperator(GaussNewtonOperator(model, LOSS, uneven(ranks, data)))
@@ -181,15 +208,20 @@ def refused(call, text: str) -> None:
         call()
 
 
-def main(folder: str) -> None:
+def main(folder: str, ending: str) -> None:
     with joined(timeout_seconds=60) as ranks:
         check_products(ranks)
         check_solvers(ranks)
         check_influence(ranks)
-        check_chains(ranks, f"{folder}/chains")
+        check_chains(ranks, f"{folder}/chains {ranks.size}")
         check_refusals(ranks)
         if ranks.is_first:
             print("all checks passed", flush=True)
+        if ending == "killed":
+            long_solve(ranks, folder, dies_at=KILLED_AT)
+        long_solve(ranks, folder)
+        if ranks.is_first:
+            print("the solve went on", flush=True)
         if ranks.rank == ranks.size - 1:
             print(f"failing at {time.time()}", flush=True)
             raise ValueError("the last rank has had enough")

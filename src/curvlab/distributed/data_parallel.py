@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 from functools import cached_property
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from curvlab.curvature import DataOperator
 from curvlab.curvature.quadratic_forms import quadratic_forms
+from curvlab.distributed.checkpoint import FirstRankCheckpoint
 from curvlab.distributed.ranks import Ranks
 from curvlab.linalg import LinearOperator
 
@@ -92,6 +96,13 @@ class DataParallelOperator(LinearOperator):
     def inner(self, left: Tensor, right: Tensor) -> Tensor:
         """Return <l, r> column by column, as rank 0 has it."""
         return self.ranks.from_first(super().inner(left, right))
+
+    def checkpoint(
+        self, path: str | Path, settings: Mapping[str, Any], *, every: int | None = None
+    ) -> FirstRankCheckpoint:
+        """Return a file that rank 0 keeps for all: their states are the same."""
+        own = {"operator": f"{self.shape[0]} {self.dtype} damping {self.damping!r}"}
+        return FirstRankCheckpoint(path, {**settings, **own}, every=every, ranks=self.ranks)
 
     @property
     def is_psd(self) -> bool:

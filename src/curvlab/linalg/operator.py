@@ -6,13 +6,15 @@ Sums and multiples of operators stand here too, because `+` and `*` of the one m
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from typing import NoReturn, Protocol, runtime_checkable
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NoReturn, Protocol, runtime_checkable
 
 import torch
 from scipy.sparse.linalg import LinearOperator as ScipyLinearOperator
 from torch import Tensor
 
+from curvlab.checkpoint import Checkpoint
 from curvlab.linalg.scipy_operator import scipy_operator
 
 
@@ -109,6 +111,16 @@ class LinearOperator(ABC):
         drawn = torch.randn(num_columns, self.shape[0], generator=generator, dtype=self.dtype, device=source)
         return drawn.to(self.device).T.contiguous()
 
+    # ------------------------------------------------------------------------------- checkpoints
+    def checkpoint(self, path: str | Path, settings: Mapping[str, Any], *, every: int | None = None) -> Checkpoint:
+        """Return where a computation with our vectors keeps its state; see `Checkpoint`.
+
+        It belongs to `settings` and to our size, dtype and damping, which cannot tell two matrices of one kind
+        apart: what is resumed must recompute its residual at the end, or its file must not outlive the matrix.
+        """
+        own = {"operator": f"{self.shape[0]} {self.dtype} damping {self.damping!r}"}
+        return Checkpoint(path, {**settings, **own}, every=every)
+
     # ---------------------------------------------------------------------------------- sampling
     def sample(self, batch_size: int, generator: torch.Generator | None = None) -> LinearOperator:
         """Return the operator on one random batch, unbiased for this one.
@@ -179,6 +191,10 @@ class DerivedOperator(LinearOperator):
     def randn(self, num_columns: int, generator: torch.Generator | None = None) -> Tensor:
         """Return the random vectors of `origin`."""
         return self.origin.randn(num_columns, generator)
+
+    def checkpoint(self, path: str | Path, settings: Mapping[str, Any], *, every: int | None = None) -> Checkpoint:
+        """Return that of `origin`, for our damping."""
+        return self.origin.checkpoint(path, {"damping": self.damping, **settings}, every=every)
 
 
 class ScaledOperator(DerivedOperator):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,6 +20,7 @@ from curvlab.solvers.solver import (
     check_definite,
     check_right_hand_side,
     check_stopping,
+    open_checkpoint,
 )
 from curvlab.spectrum.probes import checked_product, describe
 
@@ -42,6 +45,10 @@ class BlockConjugateGradient:
         preconditioner: see ConjugateGradient.
         callback: called as callback(step, residuals) with (K,) relative residuals of the recurrence.
         monitor: called as monitor(step, iterate) after each step; iterate() gives x then, (P, K), a copy.
+        checkpoint: file in which the recurrence is kept, saved every minute: after a kill the same call goes on
+            there and ends at the same numbers. A preconditioner is built anew; the residual tells if A has
+            changed.
+        checkpoint_every: save after so many steps, too.
 
     Cost: K products a step (fewer once directions vanish), one a column for each time a residual is recomputed;
     20 P K² operations in each step for orthogonality. Memory: ten vectors for each column.
@@ -52,6 +59,8 @@ class BlockConjugateGradient:
     preconditioner: LinearOperator | Preconditioner | None = None
     callback: Callback | None = None
     monitor: Monitor | None = None
+    checkpoint: str | Path | None = None
+    checkpoint_every: int | None = None
 
     def __post_init__(self) -> None:
         check_stopping(self.rtol, self.max_steps)
@@ -67,10 +76,18 @@ class BlockConjugateGradient:
         x, residuals, relative = torch.zeros_like(unit), unit.clone(), (scale > 0).to(scale)
         num_steps, previous = 0, math.inf
         limit = self.max_steps if self.max_steps is not None else min(10 * operator.shape[0], 5000)
-        while float(relative.max()) > self.rtol and float(relative.max()) < 0.5 * previous and num_steps < limit:
-            previous = float(relative.max())
+        name = type(self).__name__
+        checkpoint = open_checkpoint(self.checkpoint, operator, columns, name, every=self.checkpoint_every)
+        if (kept := checkpoint.load() if checkpoint is not None else None) is not None:
+            x, residuals, relative = (kept[name].to(x) for name in ("x", "residuals", "relative"))
+            num_steps, previous, num_matvecs = kept["num_steps"], kept["previous"], kept["num_matvecs"]
+        while kept is not None or (
+            float(relative.max()) > self.rtol and float(relative.max()) < 0.5 * previous and num_steps < limit
+        ):
+            previous = float(relative.max()) if kept is None else previous
             active = relative > self.rtol
-            descent = _BlockDescent(operator, preconditioner, residuals[:, active])
+            descent = _BlockDescent(operator, preconditioner, residuals[:, active], kept and kept["descent"])
+            kept = None
             while num_steps < limit and not descent.stuck:
                 descent.step()
                 num_steps += 1
@@ -84,6 +101,13 @@ class BlockConjugateGradient:
                 # A little below rtol, so that rounding in the recurrence does not cost a restart.
                 if float(moving.max()) <= 0.9 * self.rtol:
                     break
+                if checkpoint is not None and checkpoint.due(num_steps):
+                    checkpoint.save(
+                        {
+                            "x": x, "residuals": residuals, "relative": relative, "num_steps": num_steps,
+                            "previous": previous, "num_matvecs": num_matvecs, "descent": descent.state(),
+                        }
+                    )  # fmt: skip
             candidate = x[:, active] + descent.x
             recomputed = unit[:, active] - checked_product(operator, candidate)
             num_matvecs += descent.num_matvecs + int(active.sum())
@@ -116,11 +140,20 @@ class _BlockDescent:
         num_matvecs: products paid for.
     """
 
-    def __init__(self, operator: LinearOperator, preconditioner: LinearOperator | None, residuals: Tensor) -> None:
+    def __init__(
+        self,
+        operator: LinearOperator,
+        preconditioner: LinearOperator | None,
+        residuals: Tensor,
+        kept: dict[str, Any] | None = None,
+    ) -> None:
         self.operator, self.preconditioner = operator, preconditioner
         self.x = torch.zeros_like(residuals)
         self.num_steps = self.num_matvecs = 0
         self._largest_quotient = 0.0  # about lambda_max, which rounding in products is relative to
+        if kept is not None:
+            vars(self).update({k: v.to(residuals.device) if isinstance(v, Tensor) else v for k, v in kept.items()})
+            return
         self._basis, self._directions, self._coefficients = self._factor(residuals)
         if preconditioner is not None and not self.stuck:
             # Its directions see little of large eigenvalues, but M, near A⁻¹, does: rᵀr / rᵀMr, where QᵀMQ = I.
@@ -129,6 +162,10 @@ class _BlockDescent:
     @property
     def stuck(self) -> bool:
         return self._basis.shape[1] == 0
+
+    def state(self) -> dict[str, Any]:
+        """Return what a run that goes on here needs, beside the operators."""
+        return {k: v for k, v in vars(self).items() if k not in ("operator", "preconditioner")}
 
     def step(self) -> None:
         """Minimise over the directions, and make the next ones conjugate to them."""

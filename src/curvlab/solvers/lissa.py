@@ -5,14 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from curvlab.checkpoint import Checkpoint
 from curvlab.linalg import LinearOperator
 from curvlab.solvers.recipe import LissaRecipe, measure_recipe
 from curvlab.solvers.solution import Solution, relative_norm
-from curvlab.solvers.solver import check_definite, check_finite, check_right_hand_side
+from curvlab.solvers.solver import check_definite, check_finite, check_right_hand_side, open_checkpoint
 from curvlab.spectrum.probes import describe
 
 Callback = Callable[[int, Tensor], None]
@@ -65,6 +67,9 @@ class Lissa:
             converged False because nothing is known.
         callback: called as callback(step, u) after each step, u (P, K) not to be modified.
         recipe: what the settings were computed from, if they were (`Lissa.auto`); its cost is counted.
+        checkpoint: file in which the iterate and the generator's state are kept, saved every minute: after a kill
+            the same call goes on there and ends at the same numbers.
+        checkpoint_every: save after so many steps, too.
         raise_on_divergence: False returns what the iteration gives, as the authors' code does: only to show
             what that is. ‖x‖ > ‖b‖ / damping then tells that a column is no solution.
 
@@ -82,6 +87,8 @@ class Lissa:
     callback: Callback | None = None
     recipe: LissaRecipe | None = None
     raise_on_divergence: bool = True
+    checkpoint: str | Path | None = None
+    checkpoint_every: int | None = None
 
     def __post_init__(self) -> None:
         if not (self.step_size > 0 and math.isfinite(self.step_size)):
@@ -102,7 +109,12 @@ class Lissa:
         scale = operator.norm(columns)
         u = torch.zeros_like(columns)
         halves = _Halves(columns, self.num_steps, self.average_last)
-        for step in range(1, self.num_steps + 1):
+        checkpoint, done = self._open_checkpoint(operator, columns, generator), 0
+        if checkpoint is not None and generator is not None and (kept := checkpoint.load()) is not None:
+            u, done = kept["u"].to(u), kept["num_steps"]
+            halves.sums = [part.to(u) for part in kept["sums"]]
+            generator.set_state(kept["generator"])
+        for step in range(done + 1, self.num_steps + 1):
             products = operator.sample(self.batch_size, generator) @ u
             new = u - self.step_size * (products - columns)
             if self.raise_on_divergence:
@@ -111,6 +123,9 @@ class Lissa:
             halves.add(u, step)
             if self.callback is not None:
                 self.callback(step, u)
+            if checkpoint is not None and generator is not None and checkpoint.due(step):
+                state = {"u": u, "num_steps": step, "sums": halves.sums, "generator": generator.get_state()}
+                checkpoint.save(state)
         error = None
         if self.average_last:
             u = halves.mean()
@@ -126,6 +141,17 @@ class Lissa:
             converged = bool((error <= self.error_rtol).all())
         num_matvecs += columns.shape[1]
         return Solution(u.reshape(b.shape), residual.reshape(b.shape[1:]), converged, num_matvecs, error)
+
+    def _open_checkpoint(
+        self, operator: LinearOperator, columns: Tensor, generator: torch.Generator | None
+    ) -> Checkpoint | None:
+        if self.checkpoint is None:
+            return None
+        if generator is None:
+            raise ValueError("a checkpoint keeps the state of the batches' generator: pass generator=...")
+        numbers = (self.step_size, self.batch_size, self.num_steps, self.average_last, generator.initial_seed())
+        name = f"Lissa {numbers}"
+        return open_checkpoint(self.checkpoint, operator, columns, name, every=self.checkpoint_every)
 
     @classmethod
     def auto(

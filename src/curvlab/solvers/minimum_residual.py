@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from curvlab.linalg import LinearOperator
 from curvlab.solvers.solution import Solution, relative_norm
-from curvlab.solvers.solver import check_finite, check_right_hand_side
+from curvlab.solvers.solver import check_finite, check_right_hand_side, open_checkpoint
 from curvlab.spectrum.probes import describe
 
 
@@ -26,6 +27,8 @@ class MinimumResidual:
         rtol: stop when ‖b - A x‖ <= rtol ‖b‖ in every column.
         max_steps: at most; None: 10 P, at most 5000.
         callback: called as callback(step, residuals) with (K,) relative residuals of the recurrence.
+        checkpoint: file in which the recurrence is kept, see BlockConjugateGradient.
+        checkpoint_every: save after so many steps, too.
 
     Cost: one product a column and step, and one for the residual. Memory: seven vectors for each column.
     """
@@ -33,6 +36,8 @@ class MinimumResidual:
     rtol: float = 1e-2
     max_steps: int | None = None
     callback: Callable[[int, Tensor], None] | None = None
+    checkpoint: str | Path | None = None
+    checkpoint_every: int | None = None
 
     def __post_init__(self) -> None:
         if not 0 < self.rtol < 1:
@@ -54,6 +59,12 @@ class MinimumResidual:
         c, s, dbar, epsilon = -torch.ones_like(scale), zero, zero, zero
         residual = (scale > 0).to(scale)
         directions = (torch.zeros_like(columns), torch.zeros_like(columns))
+        name = type(self).__name__
+        checkpoint = open_checkpoint(self.checkpoint, operator, columns, name, every=self.checkpoint_every)
+        if checkpoint is not None and (kept := checkpoint.load()) is not None:
+            num_steps, numbers = kept["num_steps"], kept["numbers"].to(scale)
+            x, previous, current, *directions = kept["vectors"].to(columns)
+            beta, c, s, dbar, epsilon, residual = numbers
         while num_steps < limit and bool((residual > 0.9 * self.rtol).any()):
             product = operator @ current - beta * previous
             check_finite(product, f"a product with {describe(operator)}")
@@ -75,6 +86,10 @@ class MinimumResidual:
             num_steps += 1
             if self.callback is not None:
                 self.callback(num_steps, residual)
+            if checkpoint is not None and checkpoint.due(num_steps):
+                vectors = torch.stack([x, previous, current, *directions])
+                numbers = torch.stack([beta, c, s, dbar, epsilon, residual])
+                checkpoint.save({"num_steps": num_steps, "vectors": vectors, "numbers": numbers})
         x *= unit
         reached = relative_norm(operator, columns - operator @ x, columns)
         return Solution(

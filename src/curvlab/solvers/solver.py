@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from curvlab.checkpoint import Checkpoint, fingerprint
 from curvlab.linalg import LinearOperator
 from curvlab.solvers.solution import Solution
 from curvlab.spectrum.probes import describe
@@ -28,6 +30,16 @@ class IndefiniteOperatorError(ValueError):
             f"{describe(operator)} {reason}. Use GaussNewtonOperator, or add damping larger than |lambda_min|: "
             "op + damping * identity (curvlab.spectrum.top_eigenvalues(-op) measures -lambda_min)."
         )
+
+
+def open_checkpoint(
+    path: str | Path | None, operator: LinearOperator, b: Tensor, solver: str, *, every: int | None
+) -> Checkpoint | None:
+    """Return the file of one solver's work on A X = B, (P, K); None without a path."""
+    if path is None:
+        return None
+    settings = {"solver": solver, "right-hand sides": lambda: fingerprint([b])}
+    return operator.checkpoint(path, settings, every=every)
 
 
 def check_stopping(rtol: float, max_steps: int | None) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -38,6 +40,7 @@ def top_eigenvalues(
     *,
     rtol: float = 1e-3,
     max_matvecs: int = 300,
+    checkpoint: str | Path | None = None,
     generator: torch.Generator | None = None,
 ) -> Eigenvalues:
     """Return the k algebraically largest eigenvalues of a symmetric A (for the smallest, pass -A).
@@ -50,7 +53,9 @@ def top_eigenvalues(
         k: how many.
         rtol: stop when every residual bound ‖B s_last‖ (Parlett 1998, Sec. 13.2) is at most rtol |value|.
         max_matvecs: the most products; `converged` is False when they do not suffice.
-        generator: draws the starting block.
+        checkpoint: file in which the basis is kept, saved every minute, or less often where that takes long: after
+            a kill the same call goes on there and ends at the same numbers.
+        generator: draws the starting block; required with `checkpoint`.
 
     Cost: k products in each step; memory of all products' vectors, (P, num_matvecs).
     """
@@ -58,7 +63,13 @@ def top_eigenvalues(
         raise ValueError(f"k must be between 1 and the size of the operator, {operator.shape[0]}, got {k}")
     if max_matvecs < k:
         raise ValueError(f"max_matvecs must be at least k = {k}, got {max_matvecs}")
+    if checkpoint is not None and generator is None:
+        raise ValueError("a checkpoint keeps the state of the generator: pass generator=...")
+    seed = generator.initial_seed() if generator is not None else 0
+    file = None if checkpoint is None else operator.checkpoint(checkpoint, {"top_eigenvalues": f"{k} {seed}"})
     lanczos = BlockLanczos(operator, block_size=k, generator=generator)
+    if file is not None and (kept := file.load()) is not None:
+        lanczos.restore(kept)
     while True:
         lanczos.step()
         ritz = lanczos.ritz_pairs()
@@ -66,6 +77,8 @@ def top_eigenvalues(
         converged = bool((bounds <= rtol * values.abs()).all())
         if converged or lanczos.exhausted or lanczos.num_matvecs + k > max_matvecs:
             break
+        if file is not None and file.due(lanczos.num_matvecs):
+            file.save(lanczos.state())
     vectors = lanczos.basis @ coefficients.to(lanczos.basis)
     return Eigenvalues(values, vectors, bounds, lanczos.num_matvecs, converged)
 
@@ -117,6 +130,19 @@ class BlockLanczos:
             self.operator, products, against=self.basis, scale=scale, fill=True, generator=self.generator
         )
         self.exhausted = self._block.shape[1] == 0
+
+    def state(self) -> dict[str, Any]:
+        """Return what `restore` needs to go on here."""
+        kept = {k: v for k, v in vars(self).items() if k not in ("operator", "generator")}
+        return kept | {"generator": None if self.generator is None else self.generator.get_state()}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on from a `state`, and set the generator to what it was."""
+        generator = state.pop("generator")
+        if self.generator is not None and generator is not None:
+            self.generator.set_state(generator)
+        vars(self).update(state)
+        self.basis, self._block = (part.to(self.operator.device) for part in (self.basis, self._block))
 
     def ritz_pairs(self) -> tuple[Tensor, Tensor, Tensor]:
         """Return T's eigenvalues (m,) ascending, its eigenvectors (m, m), and the residual bounds (m,)."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import torch
 
 from curvlab.linalg import LinearOperator
@@ -17,6 +19,7 @@ def hutchinson_trace(
     max_matvecs: int = 10_000,
     chunk_size: int = 32,
     distribution: Distribution = "rademacher",
+    checkpoint: str | Path | None = None,
     generator: torch.Generator | None = None,
 ) -> Estimate:
     """Estimate tr(A) as the mean of z_iᵀ A z_i (Hutchinson 1990); unbiased for any symmetric A.
@@ -32,7 +35,9 @@ def hutchinson_trace(
         max_matvecs: with `rtol`, the most probes; the estimate then has the larger stderr that it reached.
         chunk_size: columns of each product.
         distribution: "rademacher" (signs) or "gaussian".
-        generator: the only source of randomness.
+        checkpoint: file in which the forms so far and the generator's state are kept, saved after a chunk when a
+            minute has passed: after a kill the same call goes on there and ends at the same numbers.
+        generator: the only source of randomness; required with `checkpoint`.
 
     Cost: one product for each probe; memory of `chunk_size` vectors.
     """
@@ -48,6 +53,15 @@ def hutchinson_trace(
             f"max_matvecs={most}, chunk_size={chunk_size}"
         )
     samples = torch.empty(0, dtype=torch.float64)
+    file = None
+    if checkpoint is not None:
+        if generator is None:
+            raise ValueError("a checkpoint keeps the state of the probes' generator: pass generator=...")
+        settings = {"trace": f"{distribution} {chunk_size} {fewest} {most}", "generator": generator.initial_seed()}
+        file = operator.checkpoint(checkpoint, settings)
+        if (kept := file.load()) is not None:
+            samples = kept["samples"]
+            generator.set_state(kept["generator"])
     while len(samples) < most:
         remaining = (fewest if len(samples) < fewest else most) - len(samples)
         num_probes = min(chunk_size, remaining)
@@ -57,4 +71,6 @@ def hutchinson_trace(
         estimate = Estimate.from_samples(samples, len(samples))
         if rtol is not None and len(samples) >= fewest and estimate.stderr <= rtol * abs(estimate.value):
             break
+        if file is not None and generator is not None and file.due(len(samples)):
+            file.save({"samples": samples, "generator": generator.get_state()})
     return estimate

@@ -1,0 +1,100 @@
+"""Solves and traces that are killed go on where they were, and end at the same numbers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+import curvlab.checkpoint
+from curvlab.linalg import DenseOperator, identity
+from curvlab.solvers import BlockConjugateGradient, Lissa, MinimumResidual, Nystrom
+from curvlab.spectrum import hutchinson_trace, top_eigenvalues
+
+SOLVERS = {
+    "block cg": BlockConjugateGradient(rtol=1e-9),
+    "block cg, preconditioned": BlockConjugateGradient(rtol=1e-9, preconditioner=Nystrom(3)),
+    "minimum residual": MinimumResidual(rtol=1e-9),
+    "lissa": Lissa(0.02, 4, 40, average_last=10, raise_on_divergence=False),
+}
+
+
+class Killed(BaseException):
+    """What no solver catches."""
+
+
+class Mortal(DenseOperator):
+    """Dies at its n-th product, samples included."""
+
+    def __init__(self, matrix: Tensor, *, dies_at: int | None = None) -> None:
+        super().__init__(matrix)
+        self.products, self.dies_at = [0], dies_at
+
+    def matmat(self, vectors: Tensor) -> Tensor:
+        self.products[0] += 1
+        if self.products[0] == self.dies_at:
+            raise Killed
+        return super().matmat(vectors)
+
+
+@pytest.mark.parametrize("name", SOLVERS)
+def test_a_killed_solve_goes_on_and_ends_at_the_same_numbers(name: str, build_examples, tmp_path: Path) -> None:
+    matrices = build_examples("decaying", num_examples=60, size=20)
+    sides = torch.randn(20, 2, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    solver = SOLVERS[name]
+
+    def solve(operator: Mortal, with_solver):
+        generator = torch.Generator().manual_seed(2)
+        return with_solver.solve(operator + 0.05 * identity, sides, generator=generator)
+
+    whole = Mortal(matrices)
+    expected = solve(whole, solver)
+    kept = replace(solver, checkpoint=tmp_path / "solve.pt", checkpoint_every=2)
+    dies_at = whole.products[0] - 3
+    with pytest.raises(Killed):
+        solve(Mortal(matrices, dies_at=dies_at), kept)
+    again = Mortal(matrices)
+    found = solve(again, kept)
+    assert torch.equal(found.x, expected.x)
+    assert torch.equal(found.residual, expected.residual)
+    assert found.num_matvecs == expected.num_matvecs
+    assert again.products[0] < dies_at  # the steps before the last save were not taken again
+    with pytest.raises(ValueError, match="belongs to other work"):
+        kept.solve(again + 0.05 * identity, sides[:, :1], generator=torch.Generator().manual_seed(2))
+    with pytest.raises(ValueError, match="belongs to other work"):
+        kept.solve(again + 0.06 * identity, sides, generator=torch.Generator().manual_seed(2))
+
+
+def test_killed_estimates_go_on(build_examples, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(curvlab.checkpoint, "SECONDS_BETWEEN_SAVES", 0.0)
+    monkeypatch.setattr(curvlab.checkpoint, "MAX_SHARE", 1e9)
+    matrices = build_examples("decaying", num_examples=60, size=20)
+
+    def trace(operator: Mortal, **settings):
+        generator = torch.Generator().manual_seed(2)
+        return hutchinson_trace(operator, num_matvecs=20, chunk_size=2, generator=generator, **settings)
+
+    def eigenvalues(operator: Mortal, **settings):
+        found = top_eigenvalues(operator, 2, rtol=1e-9, generator=torch.Generator().manual_seed(2), **settings)
+        return [found.values.tolist(), found.vectors.tolist(), found.num_matvecs]
+
+    for name, estimate in {"trace": trace, "eigenvalues": eigenvalues}.items():
+        whole, again = Mortal(matrices), Mortal(matrices)
+        expected = estimate(whole)
+        with pytest.raises(Killed):
+            estimate(Mortal(matrices, dies_at=5), checkpoint=tmp_path / name)
+        assert estimate(again, checkpoint=tmp_path / name) == expected
+        assert again.products[0] == whole.products[0] - 4
+
+
+def test_a_checkpoint_needs_a_generator_whose_state_it_keeps(build_examples, tmp_path: Path) -> None:
+    operator = DenseOperator(build_examples("decaying", num_examples=6, size=5))
+    with pytest.raises(ValueError, match="pass generator="):
+        Lissa(0.1, 2, 3, checkpoint=tmp_path / "a").solve(operator + 0.1 * identity, torch.ones(5).double())
+    with pytest.raises(ValueError, match="pass generator="):
+        hutchinson_trace(operator, num_matvecs=3, checkpoint=tmp_path / "b")
+    with pytest.raises(ValueError, match="pass generator="):
+        top_eigenvalues(operator, checkpoint=tmp_path / "c")

@@ -14,10 +14,12 @@ each is a row in repeats.csv, and ratios have intervals. The same ratio for what
 
 The gradient is the user's: attention by the fused kernel, which keeps no attention weights. A product runs by
 plain kernels, since the fused ones have no forward mode, and holds the weights of every head and layer; a
-gradient step by plain kernels is measured, too, and tells how much of a ratio that is; so is a product by
-finite differences, which holds no tangents. Where a batch is so small that parameters outweigh activations, the
-ratio tends to 3/2 and more: a product holds the vector and itself where a gradient step holds the gradient (2
-for a single layer: its gradient is there before it is added to the product).
+gradient step by plain kernels is measured, too, and tells how much of a ratio that is; so is a product by finite
+differences, which holds no tangents. A product with `low_memory=True` (two passes, see
+`curvlab.curvature.two_passes`) has a claim of its own: that option was made for this aim. Where a batch is so
+small that parameters outweigh activations, the ratio tends to 3/2 and more: a product holds the vector and
+itself where a gradient step holds the gradient (2 for a single layer: its gradient is there before it is added
+to the product).
 
 **Time** of a product over its floor, two forwards and one gradient, all in turn, round by round, CPU seconds of
 one process (elapsed on a GPU).

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pandas as pd
 
-from curvlab.reporting import ClaimResult, ClaimSheet, exact, judge, out_of_reach, t_interval
+from curvlab.reporting import Claim, ClaimResult, ClaimSheet, exact, judge, out_of_reach, t_interval
 from experiments.target import Computed
 
 SMALLEST_RISE = 50.0  # MiB: below, what Python and the system do is no longer negligible
@@ -18,15 +18,26 @@ def judge_claims(computed: Computed, claims: ClaimSheet) -> list[ClaimResult]:
         if not own.gradient_rise_mib.min() >= SMALLEST_RISE:
             reason = f"A gradient step rises by {own.gradient_rise_mib.min():.3g} MiB: too little to be measured."
             results.append(out_of_reach(claim, reason))
+            results.append(out_of_reach(claims.claim("low-memory", of=str(name)), reason))
             continue
         interval = t_interval(own.memory_ratio, unit="repeats")
         mean = float(own.memory_ratio.mean())
         results.append(judge(claim, mean, interval, if_not_reproduced=_reason(own)))
+        results.append(_judged_in_two_passes(own, claims.claim("low-memory", of=str(name))))
     slowest = table.sort_values("time_to_floor").iloc[-1]
     value = float(slowest.time_to_floor)
     reason = f"{slowest.model} is the slowest; the median is {table.time_to_floor.median():.3g}."
     results.append(judge(claims.claim("time"), value, exact(value), if_not_reproduced=reason))
     return results
+
+
+def _judged_in_two_passes(own: pd.DataFrame, claim: Claim) -> ClaimResult:
+    if "low_memory_ratio" not in own:
+        return out_of_reach(claim, "These tables are older than low_memory: compute them again.")
+    interval = t_interval(own.low_memory_ratio, unit="repeats")
+    row = own.median(numeric_only=True)
+    reason = f"A gradient step holds {row.gradient_mib:.3g} MiB, a product in two passes {row.low_memory_mib:.3g}."
+    return judge(claim, float(own.low_memory_ratio.mean()), interval, if_not_reproduced=reason)
 
 
 def _reason(own: pd.DataFrame) -> str:

@@ -12,7 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 from curvlab import runs
 from experiments.benchmarks.models.process import Apart
 from experiments.benchmarks.models.rounding import rounding_errors
-from experiments.benchmarks.models.worker import DIFFERENCES, GRADIENT, PLAIN_GRADIENT, PRODUCT
+from experiments.benchmarks.models.worker import DIFFERENCES, GRADIENT, LOW_MEMORY, PLAIN_GRADIENT, PRODUCT
 from experiments.benchmarks.timing import load_average
 
 MIB = 2**20
@@ -47,7 +47,7 @@ def _measured(run: runs.Run, apart: Apart, name: str, cfg: DictConfig) -> dict[s
         "num_repeats": cfg.num_repeats,
     }
     about = f"time and memory of {name}"
-    return run.unit("benchmarks/models/cost", task, partial(apart.measure, task), version=1, about=about)
+    return run.unit("benchmarks/models/cost", task, partial(apart.measure, task), version=2, about=about)
 
 
 def _errors(run: runs.Run, name: str, cfg: DictConfig) -> pd.DataFrame:
@@ -75,7 +75,7 @@ def repeats_of(name: str, measured: dict[str, Any]) -> pd.DataFrame:
     rises = {method: np.asarray(values) for method, values in measured["rises"].items()}
     held, vector = measured["held"] / MIB, measured["vector"] / MIB
     gradient, plain = held + rises[GRADIENT], held + rises[PLAIN_GRADIENT][0]
-    product = held + vector + rises[PRODUCT]
+    product, low_memory = (held + vector + rises[method] for method in (PRODUCT, LOW_MEMORY))
     return pd.DataFrame(
         {
             "model": name,
@@ -83,9 +83,11 @@ def repeats_of(name: str, measured: dict[str, Any]) -> pd.DataFrame:
             "gradient_mib": gradient,
             "plain_gradient_mib": plain,
             "product_mib": product,
+            "low_memory_mib": low_memory,
             "gradient_rise_mib": rises[GRADIENT],
             "product_rise_mib": rises[PRODUCT],
             "memory_ratio": product / gradient,
+            "low_memory_ratio": low_memory / gradient,
             "plain_ratio": product / plain,
             "differences_ratio": (held + vector + rises[DIFFERENCES][0]) / gradient,
             "rise_ratio": pd.Series(rises[PRODUCT]) / pd.Series(rises[GRADIENT]),
@@ -105,6 +107,7 @@ def summary(name: str, measured: dict[str, Any], repeats: pd.DataFrame, errors: 
     row |= {column: float(repeats[column].median()) for column in repeats.columns[2:]}
     row |= {f"{method.split()[0]}_ms": 1e3 * float(np.median(own)) for method, own in seconds.items()}
     row["time_to_floor"] = float(np.median(seconds[PRODUCT] / floor))
+    row["low_memory_time_to_floor"] = float(np.median(seconds[LOW_MEMORY] / floor))
     one_batch = errors[(errors.matrix == "Gauss-Newton") & (errors.batches == 1)].set_index("precision")
     return row | {f"error_{precision}": _number(one_batch, precision) for precision in one_batch.index}
 

@@ -33,9 +33,12 @@ def draw(computed: Computed) -> dict[str, Figure]:
 def _draw_memory(ax: Axes, table: pd.DataFrame, places: np.ndarray) -> None:
     ax.barh(places, table.memory_ratio, 0.6, color=plots.PALETTE[0], label="product / gradient step")
     for column, marker, label in (
+        ("low_memory_ratio", plots.MARKERS[1], "product with low_memory / gradient step"),
         ("plain_ratio", plots.MARKERS[0], "gradient step by plain attention"),
         ("differences_ratio", plots.MARKERS[2], "product by finite differences"),
     ):
+        if column not in table:  # older than low_memory
+            continue
         ax.plot(
             table[column],
             places,

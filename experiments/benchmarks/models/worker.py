@@ -27,7 +27,7 @@ M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 AT_ONCE, AS_A_RULE = (2**16, 2**16), (2**25, 2**30)  # what glibc itself adapts to where blocks are large
 
 GRADIENT, PLAIN_GRADIENT = "gradient step", "gradient step, plain attention"
-PRODUCT, DIFFERENCES = "product", "product, finite differences"
+PRODUCT, LOW_MEMORY, DIFFERENCES = "product", "low memory product", "product, finite differences"
 ONCE = (PLAIN_GRADIENT, DIFFERENCES)  # measured once: no claim rests on them
 
 
@@ -39,17 +39,20 @@ def measure(task: dict[str, Any]) -> dict[str, Any]:
     arguments = (case.model, nn.CrossEntropyLoss(), (case.inputs, case.targets))
     op = GaussNewtonOperator(*arguments, batch_size=len(case.targets))
     differences = GaussNewtonOperator(*arguments, batch_size=len(case.targets), jvp="finite_difference")
+    low_memory = GaussNewtonOperator(*arguments, batch_size=len(case.targets), low_memory=True)
     vector = torch.randn(case.num_parameters, generator=generator).to(device)
     methods: dict[str, Callable[[], Any]] = {
         GRADIENT: lambda: _gradient_step(case),
         PLAIN_GRADIENT: lambda: _plain_gradient_step(case),
         PRODUCT: lambda: op.matvec(vector),
+        LOW_MEMORY: lambda: low_memory.matvec(vector),
         DIFFERENCES: lambda: differences.matvec(vector),
     }
     start = time.process_time()
     with kernel_threads(task["num_threads"]):
         give_back_freed_memory(AS_A_RULE)
-        timed = {"forward": lambda: _forward(case)} | {name: methods[name] for name in (GRADIENT, PRODUCT)}
+        timed = {"forward": lambda: _forward(case)}
+        timed |= {name: methods[name] for name in (GRADIENT, PRODUCT, LOW_MEMORY)}
         for compute in timed.values():
             compute()
         seconds = measure_times(timed, num_rounds=task["num_rounds"], device=device)

@@ -33,6 +33,7 @@ class FisherOperator(GaussNewtonOperator):
         generator: draws the labels of kind="monte_carlo"; required for it.
         jvp: see GaussNewtonOperator.
         fd_step: see GaussNewtonOperator.
+        low_memory: see GaussNewtonOperator.
         batch_size: see DataOperator.
         columns: see DataOperator.
 
@@ -50,6 +51,7 @@ class FisherOperator(GaussNewtonOperator):
         generator: torch.Generator | None = None,
         jvp: Literal["forward", "finite_difference"] = "forward",
         fd_step: float | None = None,
+        low_memory: bool = False,
         batch_size: int = 512,
         columns: Columns = "auto",
     ) -> None:
@@ -59,6 +61,7 @@ class FisherOperator(GaussNewtonOperator):
             data,
             jvp=jvp,
             fd_step=fd_step,
+            low_memory=low_memory,
             batch_size=batch_size,
             columns=columns,
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -105,9 +105,15 @@ class ModelFunction:
         """The current values, detached: theta changes when the model is trained further."""
         return tuple(without_graph(parameter) for parameter in self.live_parameters)
 
-    def __call__(self, parameters: Sequence[Tensor], inputs: Inputs) -> Tensor:
-        """Return h(x; parameters): logits (N, C), (N, T, V) or predictions. Cost: one forward."""
-        return _logits(self._run(parameters, inputs))
+    def __call__(self, parameters: Sequence[Tensor], inputs: Inputs, *, fused: bool = False) -> Tensor:
+        """Return h(x; parameters): logits (N, C), (N, T, V) or predictions. Cost: one forward.
+
+        Args:
+            parameters: the values.
+            inputs: of a batch.
+            fused: let attention run by the model's own kernels: they hold less, and have no forward mode.
+        """
+        return _logits(self._run(parameters, inputs, fused=fused))
 
     def has_linear_head(self, inputs: Inputs) -> bool:
         """Return whether the logits are a last linear layer's outputs, unchanged; tried once, on two tokens.
@@ -132,8 +138,11 @@ class ModelFunction:
         layer = _head(self.model)
         return layer is not None and layer.weight.requires_grad
 
-    def head_input(self, parameters: Sequence[Tensor], inputs: Inputs) -> HeadInput:
-        """Return what the last layer reads, without computing any logits; where `has_linear_head`."""
+    def head_input(self, parameters: Sequence[Tensor], inputs: Inputs, *, fused: bool = False) -> HeadInput:
+        """Return what the last layer reads, without computing any logits; where `has_linear_head`.
+
+        `fused` as in a call.
+        """
         layer = _head(self.model)
         if layer is None:
             raise TypeError(f"{type(self.model).__name__} has no last linear layer: ask has_linear_head first")
@@ -144,17 +153,17 @@ class ModelFunction:
 
         hook = layer.register_forward_pre_hook(stop)
         try:
-            reached = self._run(parameters, inputs)
+            reached = self._run(parameters, inputs, fused=fused)
         finally:
             hook.remove()
         if not isinstance(reached, HeadInput):
             raise ValueError(f"the model's last layer ({type(layer).__name__}) is not used by its forward")
         return reached
 
-    def _run(self, parameters: Sequence[Tensor], inputs: Inputs) -> object:
+    def _run(self, parameters: Sequence[Tensor], inputs: Inputs, *, fused: bool) -> object:
         self.check_mode()
         with (
-            plain_attention(),
+            nullcontext() if fused else plain_attention(),
             without_padding(self.model),
             deterministic(self.model, self.device) as buffers,
         ):

@@ -24,9 +24,11 @@ from curvlab.curvature.column_sums import ColumnSums
 from curvlab.curvature.jacobian_products import Linearised, push_forward, shifted
 from curvlab.curvature.model_function import ModelFunction, check_finite
 from curvlab.curvature.recorded_forward import RecordedForward
+from curvlab.curvature.two_passes import derivative_in_parts
 
 # Logits held at once; one token's at least.
 LOGITS_PER_CHUNK = 2**22
+FEWER_LOGITS = 2**19  # in two passes: a batch of small models has as many logits as activations
 
 # (which of M tokens) -> their logits' tangents, (M, V).
 Tangents = Callable[[slice], Tensor]
@@ -40,30 +42,38 @@ def linearise_by_tokens(
     sums: ColumnSums,
     *,
     step: float | None = None,
+    two_passes: bool = False,
 ) -> Iterator[Linearised]:
     """Yield some tokens of the batch after others, linearised along each row v of (K, P).
 
     As `linearise`, with logits (M, V) and targets (M,) of M tokens. What is pulled back through the last layer is
-    gathered, and goes through the layers before it after the last tokens.
+    gathered, and goes through the layers before it after the last tokens. With `two_passes`, for a single row,
+    these layers are recorded only then (see two_passes).
     """
     head_of, parameters = partial(_head, function, inputs), function.parameters
-    if step is None:
+    forward: RecordedForward | None = None
+    if two_passes:
+        head, derivative = derivative_in_parts(
+            lambda values, part: _head(function, part, values), parameters, inputs, rows[0]
+        )
+        tangents = [_derivative(head, derivative)]
+        del derivative
+    elif step is None:
         alone = len(rows) == 1
         forward = RecordedForward(head_of, parameters, rows[0] if alone else None)
         moved = [forward.tangents] if alone else push_forward(head_of, parameters, rows)
-        tangents = [_derivative(forward.outputs, derivative) for derivative in moved]
+        head, tangents = forward.outputs, [_derivative(forward.outputs, derivative) for derivative in moved]
     else:
         plus, minus, width = shifted(head_of, parameters, rows[0], step=step)
         forward = RecordedForward(head_of, parameters)
-        tangents = [_difference(_Last.of(plus), _Last.of(minus), width)]
+        head, tangents = forward.outputs, [_difference(_Last.of(plus), _Last.of(minus), width)]
     # Contiguous, so that the rows of their hidden states are views: products are written into them.
     cotangents = [
-        [torch.zeros_like(value, memory_format=torch.contiguous_format) for value in forward.outputs]
-        for _ in tangents
+        [torch.zeros_like(value, memory_format=torch.contiguous_format) for value in head] for _ in tangents
     ]
-    last, labels = _Last.of(forward.outputs), targets.flatten()
+    last, labels = _Last.of(head), targets.flatten()
     check_finite(last.hidden)
-    size = max(1, LOGITS_PER_CHUNK // len(last.weight))
+    size = max(1, (FEWER_LOGITS if two_passes else LOGITS_PER_CHUNK) // len(last.weight))
     for start in range(0, len(labels), size):
         tokens = slice(start, start + size)
         logits = last.logits(tokens)
@@ -72,6 +82,9 @@ def linearise_by_tokens(
             add = partial(last.pull_back, tokens, _Last.of(cotangent), to_weight=function.trains_head)
             yield Linearised(labels[tokens], logits, tangents_of_tokens(tokens), add)
         del logits
+    if forward is None:
+        del last, head, tangents, tangents_of_tokens  # none of it is needed while the layers before are recorded
+        forward = RecordedForward(partial(_head, function, inputs, fused=True), parameters)
     for index, cotangent in enumerate(cotangents):
         forward.pull_back(cotangent, sums[index], keep=index + 1 < len(cotangents))
 
@@ -93,8 +106,10 @@ def _difference(plus: _Last, minus: _Last, width: Tensor) -> Tangents:
     return lambda tokens: (plus.logits(tokens) - minus.logits(tokens)).div_(width)
 
 
-def _head(function: ModelFunction, inputs: Inputs, parameters: Sequence[Tensor]) -> list[Tensor]:
-    head = function.head_input(parameters, inputs)
+def _head(
+    function: ModelFunction, inputs: Inputs, parameters: Sequence[Tensor], *, fused: bool = False
+) -> list[Tensor]:
+    head = function.head_input(parameters, inputs, fused=fused)
     return [value for value in (head.hidden, head.weight, head.bias) if value is not None]
 
 

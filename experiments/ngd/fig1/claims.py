@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pandas as pd
 
 from curvlab.reporting import Claim, ClaimResult, ClaimSheet, exact, out_of_reach, t_interval
 from curvlab.reporting import judge as judge_claim
 from experiments.ngd.fig1.cutoffs_claims import judge_cutoffs
+from experiments.ngd.fig1.measures import relative_difference
 from experiments.ngd.fig1.networks import network_name
 from experiments.ngd.fig1.tuned_and_matched import EQUAL, MATCHED, QUANTITIES, TUNED, TunedAndMatched
 from experiments.target import Computed
@@ -41,23 +41,28 @@ def _judge_task(
     if len(lacking):
         reason = f"No LLC at width {', '.join(map(str, lacking.width))}: {_why_none(table, judged)}"
         return [out_of_reach(claim, reason) for claim in claims]
-    why = _losses(summary, judged) + _elsewhere(settings)
-    values, raw_values = (_relative_differences(table, judged, column) for column in ("llc", "llc_raw"))
-    largest = float(own.p.max())
-    tests = exact(largest, kind=f"largest of {len(own)} tests, {own.seeds.iloc[0]} seeds each")
+    why = _by_width(summary, judged) + _losses(summary, judged) + _elsewhere(settings)
+    difference, raw_difference = (relative_difference(table, judged, column) for column in ("llc", "llc_raw"))
+    # The tests have two sides: a width at which the judged one is the lower one speaks against the claim.
+    largest = float(own.p.where(own.difference > 0, 1.0).max())
+    counts = summary[summary.optimizer.isin([judged, "sgd"])].llcs
+    tests = exact(largest, kind=f"largest of {len(own)} tests, {counts.min()} to {counts.max()} seeds each")
     return [
-        judge_claim(higher, values.mean(), t_interval(values), if_not_reproduced=why),
+        judge_claim(higher, *difference, if_not_reproduced=why),
         judge_claim(significant, largest, tests, if_not_reproduced=why),
-        judge_claim(raw, raw_values.mean(), t_interval(raw_values), if_not_reproduced=why),
+        judge_claim(raw, *raw_difference, if_not_reproduced=why),
     ]
 
 
-def _relative_differences(table: pd.DataFrame, judged: str, column: str) -> np.ndarray:
-    """Return one value for each seed; SGD's LLCs are averaged first, since single ones may lie near zero."""
-    own = table[table.llc.notna()]
-    wide = own.pivot_table(index=["seed", "width"], columns="optimizer", values=column).dropna()
-    means = wide.groupby("seed").mean()
-    return ((means[judged] - means["sgd"]) / wide["sgd"].mean()).to_numpy()
+def _by_width(summary: pd.DataFrame, judged: str) -> str:
+    """Return what each width alone says, with the seeds that have a valid LLC."""
+    sgd, own = (summary[summary.optimizer == name].set_index("width") for name in ("sgd", judged))
+    parts = [
+        f"{f'width {width}: ' if width else ''}{100 * own.difference[width] / sgd.llc[width]:+.0f} % "
+        f"(p = {own.p[width]:.2g}; {own.llcs[width]} and {sgd.llcs[width]} of {own.seeds[width]} seeds)"
+        for width in own.index
+    ]
+    return f"{'; '.join(parts)}. "
 
 
 def _why_none(table: pd.DataFrame, judged: str) -> str:

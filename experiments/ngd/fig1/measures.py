@@ -44,8 +44,8 @@ def relative_difference(table: pd.DataFrame, judged: str, column: str) -> tuple[
     """Return the judged optimizer's means over SGD's, both summed over widths, less one, and its 95 % interval.
 
     Every width has the mean of its own valid seeds, so that a seed that lacks a width shifts no other. To first
-    order the variance is (sum v_judged + ratio² sum v_sgd) / (sum of SGD's means)², v of each mean, with the degrees
-    of freedom of Welch and Satterthwaite; nan where a width has fewer than two seeds.
+    order the variance is (sum v_judged + ratio² sum v_sgd) / (sum of SGD's means)², v of each mean, with the
+    degrees of freedom of Welch and Satterthwaite; nan where a width has fewer than two seeds.
 
     Args:
         table: rows of one task: optimizer, width, seed, llc and `column`.

@@ -202,6 +202,8 @@ def test_files_are_short_and_well_named() -> None:
 
 def public_definitions(body: list[ast.stmt], prefix: str = "") -> Iterator[tuple[str, ast.AST]]:
     for node in body:
+        if isinstance(node, ast.FunctionDef) and "overload" in map(ast.unparse, node.decorator_list):
+            continue  # its docstring is the implementation's
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) and not node.name.startswith(
             "_"
         ):

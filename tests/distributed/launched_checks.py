@@ -98,6 +98,9 @@ def check_products(ranks: Ranks) -> None:
             same_on_all(ranks, found, name)
         batch = [op.sample(4, seeded(6)) @ vectors for op in (whole, spread)]
         close(batch[1], batch[0], "a sample")
+        weights = torch.rand(whole.num_examples, generator=seeded(9))
+        batch = [op.sample(4, seeded(6), weights) @ vectors for op in (whole, spread)]
+        close(batch[1], batch[0], "a sample by weights")
         again = [op.sample(2, seeded(7)).sample(3, seeded(8)) @ vectors for op in (whole, spread)]
         close(again[1], again[0], "a sample of a sample")
         gradient = per_example_sum(model, data)
@@ -123,9 +126,9 @@ def check_solvers(ranks: Ranks) -> None:
         BlockConjugateGradient(rtol=1e-8),
         MinimumResidual(rtol=1e-8),
         Lissa(0.2, 4, 30, raise_on_divergence=False),
-        Lissa.auto(spread, 0.1, generator=seeded(1)),
+        Lissa.auto(spread, 0.1, sampling="uniform", generator=seeded(1)),
     ]
-    assert Lissa.auto(whole, 0.1, generator=seeded(1)).batch_size == solvers[-1].batch_size
+    assert Lissa.auto(whole, 0.1, sampling="uniform", generator=seeded(1)).batch_size == solvers[-1].batch_size
     for solver in solvers:
         found, expected = (solver.solve(op + 0.1 * identity, sides, generator=seeded(9)) for op in (spread, whole))
         close(found.x, expected.x, type(solver).__name__)

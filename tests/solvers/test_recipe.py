@@ -67,7 +67,7 @@ def test_auto_converges_to_what_it_promises(seed: int) -> None:
     operator, damping = DenseOperator(matrices, is_psd=True), 0.05
     generator = torch.Generator().manual_seed(seed)
     b = torch.randn(15, 4, generator=generator, dtype=torch.float64)
-    solver = Lissa.auto(operator, damping, generator=generator)
+    solver = Lissa.auto(operator, damping, sampling="uniform", generator=generator)
     solution = solver.solve(operator + damping * identity, b, generator=generator)
     truth = ConjugateGradient(rtol=1e-10).solve(operator + damping * identity, b).x
     error = (solution.x - truth).norm(dim=0) / truth.norm(dim=0)
@@ -160,7 +160,7 @@ def test_the_paper_s_constant_diverges_where_auto_does_not() -> None:
     with pytest.raises(DivergenceError, match="is too small"):
         paper.solve(operator + damping * identity, b, generator=torch.Generator().manual_seed(0))
     generator = torch.Generator().manual_seed(0)
-    solver = Lissa.auto(operator, damping, generator=generator)
+    solver = Lissa.auto(operator, damping, sampling="uniform", generator=generator)
     assert solver.batch_size > 4 * settings.batch_size
     assert bool(solver.solve(operator + damping * identity, b, generator=generator).x.isfinite().all())
 

@@ -34,7 +34,10 @@ class CountedOperator(LinearOperator):
         self.counter.work += self.weight * vectors.shape[1]
         return self.operator.matmat(vectors)
 
-    def sample(self, batch_size: int, generator: torch.Generator | None = None) -> CountedOperator:
+    # Batches are uniform here.
+    def sample(  # type: ignore[override]
+        self, batch_size: int, generator: torch.Generator | None = None
+    ) -> CountedOperator:
         """Return a batch, whose products count batch_size / N."""
         weight = batch_size / self.operator.num_examples
         return CountedOperator(self.operator.sample(batch_size, generator), self.counter, weight=weight)

@@ -114,7 +114,7 @@ def _lissa(systems: CountedSystems, method: str, generator: torch.Generator) -> 
         systems.recorder(step, lambda: u)
 
     if method == "lissa_auto":
-        solver = Lissa.auto(counted, systems.damping, generator=generator)
+        solver = Lissa.auto(counted, systems.damping, sampling="uniform", generator=generator)
         solver = dataclasses.replace(solver, callback=watch)
     else:
         trace = hutchinson_trace(counted, rtol=0.05, generator=generator).value

@@ -42,7 +42,10 @@ class AllExamples(DerivedOperator):
         """Return A V."""
         return self.origin.matmat(vectors)
 
-    def sample(self, batch_size: int, generator: torch.Generator | None = None) -> AllExamples:
+    # Without weights: nothing is drawn.
+    def sample(  # type: ignore[override]
+        self, batch_size: int, generator: torch.Generator | None = None
+    ) -> AllExamples:
         """Return the operator itself; nothing is drawn."""
         return self
 

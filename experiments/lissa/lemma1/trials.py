@@ -32,7 +32,10 @@ class SignedFeatures(LinearOperator):
         """True."""
         return True
 
-    def sample(self, batch_size: int, generator: torch.Generator | None = None) -> SignedBatches:
+    # Batches are uniform here.
+    def sample(  # type: ignore[override]
+        self, batch_size: int, generator: torch.Generator | None = None
+    ) -> SignedBatches:
         """Draw num_trials independent batches. Cost: num_trials · batch_size · P signs."""
         shape = (self.num_trials, batch_size, self.shape[0])
         signs = torch.randint(0, 2, shape, generator=generator, dtype=torch.int8)

@@ -93,7 +93,10 @@ class TrialOperator(LinearOperator):
         """True."""
         return True
 
-    def sample(self, batch_size: int, generator: torch.Generator | None = None) -> TrialBatches:
+    # Batches are uniform here.
+    def sample(  # type: ignore[override]
+        self, batch_size: int, generator: torch.Generator | None = None
+    ) -> TrialBatches:
         """Draw num_trials independent batches."""
         size = len(self.problem.factors)
         drawn = torch.randint(size, (batch_size, self.num_trials), generator=generator)

@@ -2,6 +2,7 @@
 
 from curvlab.curvature.batches import Batches, Data
 from curvlab.curvature.data_operator import DataOperator
+from curvlab.curvature.example_importance import ExampleImportance, example_importance
 from curvlab.curvature.example_traces import exact_traces, output_curvatures, sampled_traces
 from curvlab.curvature.fisher import FisherOperator
 from curvlab.curvature.gauss_newton import GaussNewtonOperator
@@ -14,6 +15,7 @@ __all__ = [
     "Batches",
     "Data",
     "DataOperator",
+    "ExampleImportance",
     "FisherOperator",
     "GaussNewtonOperator",
     "HessianOperator",
@@ -23,6 +25,7 @@ __all__ = [
     "OutputLoss",
     "certified_constant",
     "exact_traces",
+    "example_importance",
     "importance_probabilities",
     "output_curvatures",
     "output_loss",

@@ -6,7 +6,7 @@ import copy
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from typing import Self
+from typing import Self, overload
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +18,8 @@ from curvlab.curvature.jacobian_products import Columns
 from curvlab.curvature.layers import Layer, find_layers, layer_factors
 from curvlab.curvature.losses import output_loss
 from curvlab.curvature.model_function import ModelFunction
-from curvlab.linalg import LinearOperator
+from curvlab.curvature.weighted_loss import WeightedLoss, select_with_places, unweighted
+from curvlab.linalg import ExampleWeights, LinearOperator, SumOperator
 
 
 class DataOperator(LinearOperator):
@@ -89,16 +90,36 @@ class DataOperator(LinearOperator):
             sums = replace(sums, first=False)
         return (total if divisor is not None else total.div_(self._full_divisor(count))).T
 
+    @overload
+    def sample(self, batch_size: int, generator: torch.Generator | None = None, weights: None = None) -> Self: ...
+
+    @overload
+    def sample(
+        self, batch_size: int, generator: torch.Generator | None = None, weights: Tensor | None = None
+    ) -> LinearOperator: ...
+
     @torch.inference_mode(False)
-    def sample(self, batch_size: int, generator: torch.Generator | None = None) -> Self:
+    def sample(
+        self, batch_size: int, generator: torch.Generator | None = None, weights: Tensor | None = None
+    ) -> LinearOperator:
         """Return the operator on `batch_size` examples drawn with replacement: unbiased for this one.
 
         For language models an example is a sequence, and the divisor is batch_size times the mean number of
         predicted tokens, not the number in the batch: a random divisor would bias the product. A sample keeps the
         whole data: its `num_examples` is still N, and a sample of it draws from all N again.
+
+        With weights q_i, (N,), example i is drawn with probability q_i / Σq and its matrix weighted by
+        Σq / (N q_i), which keeps the mean. With q_i ∝ tr(G_i) few examples with much curvature cannot do harm:
+        condition C.1 holds with C = 1 (`certified_constant` has the proof). Weights must be positive wherever G_i
+        is not 0; in the order in which `Batches` numbers the examples. The logits of a language model's batch are
+        then taken as a whole.
         """
         if batch_size < 1:
             raise ValueError(f"batch_size must be at least 1, got {batch_size}")
+        if weights is not None:
+            drawn, factors = ExampleWeights(weights, self.num_examples).draw(batch_size, generator)
+            parts = self.weighted_parts(drawn, factors)
+            return parts[0] if len(parts) == 1 else SumOperator(parts)
         source = generator.device if generator is not None else torch.device("cpu")
         num_examples = self._source.num_examples
         indices = torch.randint(num_examples, (batch_size,), generator=generator, device=source)
@@ -111,10 +132,27 @@ class DataOperator(LinearOperator):
         Parts of one mean, for whoever adds them up: with the same divisor for each.
         """
         chosen = copy.copy(self)
+        chosen.loss = unweighted(self.loss)
         if indices is not None:
             chosen._batches = self._source.select(indices)
         chosen._divisor = divisor
         return chosen
+
+    @torch.inference_mode(False)
+    def weighted_parts(self, drawn: Tensor, weights: Tensor, *, divisor: float | None = None) -> list[Self]:
+        """Return operators with the sum 1/B Σ_b w_b G_i(b), i = drawn, (B,): one for each shape of example.
+
+        With a divisor the sum over b is divided by that, as in `part`.
+        """
+        if divisor is None:
+            divisor = len(drawn) / self.num_examples * self._full_divisor(self.total_count)
+        parts = []
+        for batch, places in select_with_places(self._source, drawn):
+            part = copy.copy(self)
+            part.loss = WeightedLoss(unweighted(self.loss), weights[places].to(self.device, self.dtype))
+            part._batches, part._divisor = [batch], divisor
+            parts.append(part)
+        return parts
 
     @property
     def num_examples(self) -> int:

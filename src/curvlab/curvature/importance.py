@@ -7,12 +7,10 @@ import copy
 import torch
 from torch import Tensor
 
-from curvlab.curvature.batch import Batch, shapes, stack, take
 from curvlab.curvature.example_rows import checked_operator
 from curvlab.curvature.example_traces import exact_traces, output_curvatures, sampled_traces
 from curvlab.curvature.gauss_newton import GaussNewtonOperator
-from curvlab.curvature.losses import OutputLoss
-from curvlab.linalg import DerivedOperator
+from curvlab.linalg import DerivedOperator, ExampleWeights
 
 
 def importance_probabilities(scores: Tensor, *, floor: float = 0.0, uniform: float = 0.0) -> Tensor:
@@ -69,8 +67,9 @@ class ImportanceOperator(DerivedOperator):
     """G, whose batches draw example i with probability q_i and weigh it by 1 / (N q_i): unbiased for G.
 
     G_t = 1/|B| Σ_b G_{i_b} / (N q_{i_b}), with G_i as in `example_traces`. Products are those of `operator`; only
-    `sample` differs. So `Lissa`, `Lissa.auto` and `measure_constant` run on it as they are. Where q follows the
-    traces condition C.1 holds with C = 1 (`certified_constant`), and |B| = tr(G) / λmax is enough for Corollary 1.
+    `sample` differs. So what samples by itself draws by importance: `measure_constant`, `Lissa` without weights.
+    Where q follows the traces condition C.1 holds with C = 1 (`certified_constant`), and |B| = tr(G) / λmax is
+    enough for Corollary 1.
 
     Args:
         operator: G, a GaussNewtonOperator of the whole data.
@@ -86,18 +85,10 @@ class ImportanceOperator(DerivedOperator):
 
     def __init__(self, operator: GaussNewtonOperator, probabilities: Tensor) -> None:
         super().__init__(operator)
-        self._data = checked_operator(operator)
-        probabilities = probabilities.detach().double().cpu()
-        if probabilities.shape != (operator.num_examples,):
-            raise ValueError(
-                f"need one probability for each of {operator.num_examples} examples, got shape "
-                f"{tuple(probabilities.shape)}"
-            )
-        if not bool((probabilities >= 0).all()) or not 0 < float(probabilities.sum()) < torch.inf:
-            raise ValueError("probabilities must be finite, not negative, and not all 0")
+        checked_operator(operator)
+        self._importance = ExampleWeights(probabilities, operator.num_examples)
         self.operator = operator
-        self.probabilities = probabilities / probabilities.sum()
-        self._cumulative = self.probabilities.cumsum(0)
+        self.probabilities = self._importance.probabilities
         self._terms: tuple[GaussNewtonOperator, ...] = (operator,)
 
     @classmethod
@@ -132,25 +123,18 @@ class ImportanceOperator(DerivedOperator):
         return total
 
     @torch.inference_mode(False)
-    def sample(self, batch_size: int, generator: torch.Generator | None = None) -> ImportanceOperator:
+    def sample(
+        self, batch_size: int, generator: torch.Generator | None = None, weights: Tensor | None = None
+    ) -> ImportanceOperator:
         """Return the operator on `batch_size` examples drawn by q with replacement, weighted by 1 / (N q_i).
+
+        `weights` take the place of q.
 
         A sample of a sample is a sample of the whole data again.
         """
-        if batch_size < 1:
-            raise ValueError(f"batch_size must be at least 1, got {batch_size}")
-        source = generator.device if generator is not None else torch.device("cpu")
-        uniform = torch.rand(batch_size, generator=generator, dtype=torch.float64, device=source).cpu()
-        # By the inverse of the distribution function: torch.multinomial refuses more than 2^24 examples.
-        places = torch.searchsorted(self._cumulative, uniform * self._cumulative[-1], right=True)
-        drawn = places.clamp(max=len(self._cumulative) - 1)
-        num_examples = len(self.probabilities)
-        weights = 1 / (num_examples * self.probabilities[drawn])
+        drawn, factors = self._draws(weights).draw(batch_size, generator)
         sampled = copy.copy(self)
-        divisor = batch_size / num_examples * self.operator.divisor
-        sampled._terms = tuple(
-            _weighted(self.operator, batch, weights[rows], divisor) for batch, rows in self._batches(drawn)
-        )
+        sampled._terms = tuple(self.operator.weighted_parts(drawn, factors))
         return sampled
 
     @property
@@ -163,58 +147,5 @@ class ImportanceOperator(DerivedOperator):
         """N, of a sample too."""
         return self.operator.num_examples
 
-    def _batches(self, drawn: Tensor) -> list[tuple[Batch, Tensor]]:
-        """Return the drawn examples as batches, one for each shape, with their places among the drawn."""
-        if self._data.indexable:
-            return [(batch, torch.arange(len(drawn))) for batch in self._data.select(drawn)]
-        groups: dict[object, list[tuple[Batch, int]]] = {}
-        for place in range(len(drawn)):
-            ((inputs, targets),) = self._data.select(drawn[place : place + 1])
-            one = take(inputs, 0), targets[0]
-            groups.setdefault(shapes(*one), []).append((one, place))
-        return [
-            (
-                (stack([one[0] for one, _ in group]), torch.stack([one[1] for one, _ in group])),
-                torch.tensor([place for _, place in group]),
-            )
-            for group in groups.values()
-        ]
-
-
-class _WeightedLoss(OutputLoss):
-    """Σ_n w_n l(h_n, y_n), as far as products with its output Hessian need it."""
-
-    def __init__(self, loss: OutputLoss, weights: Tensor) -> None:
-        self.reduction, self._loss, self._weights = loss.reduction, loss, weights
-
-    def hessian_product(self, outputs: Tensor, targets: Tensor, tangents: Tensor) -> Tensor:
-        """Return w_n S_n t_n."""
-        weights = self._weights.reshape(-1, *[1] * (outputs.ndim - 1))
-        return weights * self._loss.hessian_product(outputs, targets, tangents)
-
-    def check(self, outputs: Tensor, targets: Tensor) -> None:
-        self._loss.check(outputs, targets)
-
-    def counts(self, targets: Tensor) -> Tensor:
-        return self._loss.counts(targets)
-
-    def per_example(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        return self._weights * self._loss.per_example(outputs, targets)
-
-    def gradient(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        return self._weights.reshape(-1, *[1] * (outputs.ndim - 1)) * self._loss.gradient(outputs, targets)
-
-    def sample_targets(self, outputs: Tensor, targets: Tensor, generator: torch.Generator) -> Tensor:
-        return self._loss.sample_targets(outputs, targets, generator)
-
-    def sampled_gradient(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        return self._loss.sampled_gradient(outputs, targets)
-
-
-def _weighted(operator: GaussNewtonOperator, batch: Batch, weights: Tensor, divisor: float) -> GaussNewtonOperator:
-    """Return the operator on one batch whose examples are weighted."""
-    sampled = copy.copy(operator)
-    sampled._batches = [batch]
-    sampled._divisor = divisor
-    sampled.loss = _WeightedLoss(operator.loss, weights.to(operator.device, operator.dtype))
-    return sampled
+    def _draws(self, weights: Tensor | None) -> ExampleWeights:
+        return self._importance if weights is None else ExampleWeights(weights, self.operator.num_examples)

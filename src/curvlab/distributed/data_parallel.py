@@ -15,7 +15,7 @@ from curvlab.curvature import DataOperator
 from curvlab.curvature.quadratic_forms import quadratic_forms
 from curvlab.distributed.checkpoint import FirstRankCheckpoint
 from curvlab.distributed.ranks import Ranks
-from curvlab.linalg import LinearOperator
+from curvlab.linalg import ExampleWeights, LinearOperator, SumOperator
 
 
 class DataParallelOperator(LinearOperator):
@@ -41,7 +41,7 @@ class DataParallelOperator(LinearOperator):
         super().__init__(share.shape[0], dtype=share.dtype, device=share.device)
         self.share = share
         self.ranks = Ranks.current() if ranks is None else ranks
-        self._part: DataOperator | None = None
+        self._part: LinearOperator | None = None
         self._sampled = False
         self.ranks.agree(
             torch.tensor(share.shape[0]),
@@ -63,8 +63,12 @@ class DataParallelOperator(LinearOperator):
         none = torch.zeros(vectors.shape[1], dtype=torch.float64, device=vectors.device)
         return self.ranks.sum(none if part is None else quadratic_forms(part, vectors))
 
-    def sample(self, batch_size: int, generator: torch.Generator | None = None) -> DataParallelOperator:
+    def sample(
+        self, batch_size: int, generator: torch.Generator | None = None, weights: Tensor | None = None
+    ) -> DataParallelOperator:
         """Return the operator on `batch_size` of all ranks' examples, drawn with replacement; unbiased.
+
+        Uniformly, or with probability ∝ `weights`, (N,), of all ranks' examples, the same on every rank.
 
         Examples are numbered through the shares in the order of the ranks, so that the same seed draws the batch
         that one process draws from the whole data, for any number of ranks.
@@ -72,15 +76,22 @@ class DataParallelOperator(LinearOperator):
         if batch_size < 1:
             raise ValueError(f"batch_size must be at least 1, got {batch_size}")
         source = generator.device if generator is not None else torch.device("cpu")
-        indices = torch.randint(self.num_examples, (batch_size,), generator=generator, device=source).cpu()
+        factors: Tensor | None = None
+        if weights is None:
+            indices = torch.randint(self.num_examples, (batch_size,), generator=generator, device=source).cpu()
+        else:
+            indices, factors = ExampleWeights(weights, self.num_examples).draw(batch_size, generator)
         self.ranks.agree(indices, "the examples that they draw: pass generators with the same seed on every rank")
         first = sum(self._sizes[: self.ranks.rank])
-        mine = indices[(indices >= first) & (indices < first + self.share.num_examples)] - first
+        own = (indices >= first) & (indices < first + self.share.num_examples)
+        mine, divisor = indices[own] - first, batch_size / self.num_examples * self.divisor
         sampled = copy.copy(self)
         sampled._sampled = True
         sampled._part = None
-        if len(mine):
-            sampled._part = self.share.part(mine, divisor=batch_size / self.num_examples * self.divisor)
+        if len(mine) and factors is None:
+            sampled._part = self.share.part(mine, divisor=divisor)
+        elif len(mine) and factors is not None:
+            sampled._part = SumOperator(self.share.weighted_parts(mine, factors[own], divisor=divisor))
         return sampled
 
     def randn(self, num_columns: int, generator: torch.Generator | None = None) -> Tensor:
@@ -129,7 +140,7 @@ class DataParallelOperator(LinearOperator):
         return self.ranks.gather(self.share.num_examples)
 
     @property
-    def _own_part(self) -> DataOperator | None:
+    def _own_part(self) -> LinearOperator | None:
         if self._part is None and not self._sampled:
             self._part = self.share.part(divisor=self.divisor)
         return self._part

@@ -51,7 +51,9 @@ class IdentityOperator(LinearOperator):
         """Return c V. Cost: one multiplication."""
         return self.scale * vectors
 
-    def sample(self, batch_size: int, generator: torch.Generator | None = None) -> IdentityOperator:
+    def sample(
+        self, batch_size: int, generator: torch.Generator | None = None, weights: Tensor | None = None
+    ) -> IdentityOperator:
         """Return itself: the identity is the same on every batch."""
         return self
 

@@ -122,10 +122,14 @@ class LinearOperator(ABC):
         return Checkpoint(path, {**settings, **own}, every=every)
 
     # ---------------------------------------------------------------------------------- sampling
-    def sample(self, batch_size: int, generator: torch.Generator | None = None) -> LinearOperator:
+    def sample(
+        self, batch_size: int, generator: torch.Generator | None = None, weights: Tensor | None = None
+    ) -> LinearOperator:
         """Return the operator on one random batch, unbiased for this one.
 
-        The sample of a sample is a sample of the whole data again, with the whole data's scale.
+        Examples are drawn uniformly, or with probability ∝ `weights`, (N,), and then weighted so that the mean
+        stays (`ExampleWeights`). The sample of a sample is a sample of the whole data again, with the whole data's
+        scale.
         """
         raise NotImplementedError(
             f"{type(self).__name__} has no data to sample a batch from; use a solver without batches "
@@ -209,9 +213,11 @@ class ScaledOperator(DerivedOperator):
         """Return c A V."""
         return self.scale * self.operator.matmat(vectors)
 
-    def sample(self, batch_size: int, generator: torch.Generator | None = None) -> ScaledOperator:
+    def sample(
+        self, batch_size: int, generator: torch.Generator | None = None, weights: Tensor | None = None
+    ) -> ScaledOperator:
         """Return c times a sample of A."""
-        return ScaledOperator(self.scale, self.operator.sample(batch_size, generator))
+        return ScaledOperator(self.scale, _sample(self.operator, batch_size, generator, weights))
 
     @property
     def is_psd(self) -> bool:
@@ -251,9 +257,11 @@ class SumOperator(DerivedOperator):
             total = total + term.matmat(vectors)
         return total
 
-    def sample(self, batch_size: int, generator: torch.Generator | None = None) -> SumOperator:
-        """Return the sum of samples of the terms, each drawn independently and unbiased."""
-        return SumOperator([term.sample(batch_size, generator) for term in self.terms])
+    def sample(
+        self, batch_size: int, generator: torch.Generator | None = None, weights: Tensor | None = None
+    ) -> SumOperator:
+        """Return the sum of samples of the terms, each drawn independently and unbiased, all by the weights."""
+        return SumOperator([_sample(term, batch_size, generator, weights) for term in self.terms])
 
     @property
     def is_psd(self) -> bool:
@@ -278,6 +286,13 @@ def refuse_to_add(left: object, right: object) -> NoReturn:
         f"cannot add {names[0]} and {names[1]}: operators are added to operators, and damping as in "
         "`op + 0.1 * identity`; DenseOperator makes an operator of a matrix."
     )
+
+
+def _sample(
+    operator: LinearOperator, batch_size: int, generator: torch.Generator | None, weights: Tensor | None
+) -> LinearOperator:
+    given = () if weights is None else (weights,)  # operators of users may know uniform batches alone
+    return operator.sample(batch_size, generator, *given)
 
 
 def _terms(operator: LinearOperator) -> tuple[LinearOperator, ...]:

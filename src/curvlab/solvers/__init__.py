@@ -7,6 +7,7 @@ from curvlab.solvers.conjugate_gradient import ConjugateGradient
 from curvlab.solvers.default import default_solver
 from curvlab.solvers.direct import Direct
 from curvlab.solvers.hyperparameters import LissaHyperparameters, lissa_hyperparameters
+from curvlab.solvers.importance_recipe import measure_importance_recipe
 from curvlab.solvers.lissa import DivergenceError, Lissa
 from curvlab.solvers.minimum_residual import MinimumResidual
 from curvlab.solvers.preconditioners import Ekfac, Nystrom, Rows
@@ -37,5 +38,6 @@ __all__ = [
     "default_solver",
     "lissa_hyperparameters",
     "measure_constant",
+    "measure_importance_recipe",
     "measure_recipe",
 ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -21,10 +21,13 @@ class LissaRecipe:
         settings: step size, batch size, number of steps.
         trace: tr(G).
         largest_eigenvalue: λmax(G).
-        constant: largest C of condition C.1 over the directions tried: a lower bound of the true one.
+        constant: largest C of condition C.1 over the directions tried: a lower bound of the true one; or, if
+            `certified`, an upper bound.
         num_matvecs: products that measuring took; sampled ones are counted as they are.
         num_sampled_matvecs: how many of them were sampled.
         num_sampled_examples: examples that those touched, summed over vectors: divided by N, what they cost.
+        weights: probabilities by which examples are drawn, (N,); None: uniformly.
+        certified: whether C is at most `constant` by proof.
     """
 
     settings: LissaHyperparameters
@@ -34,6 +37,8 @@ class LissaRecipe:
     num_matvecs: int
     num_sampled_matvecs: int
     num_sampled_examples: int
+    weights: Tensor | None = field(default=None, repr=False, compare=False)
+    certified: bool = False
 
 
 def measure_recipe(
@@ -52,13 +57,7 @@ def measure_recipe(
     Cost: some tens of products with G, and 64 batches for C, of 64 examples, or a sixteenth of the data if that is
     less.
     """
-    if damping <= 0:
-        raise ValueError(f"damping must be positive, got {damping}: LiSSA takes 1 / (step_size damping) steps")
-    if not operator.is_psd or operator.damping != 0:
-        raise ValueError(
-            "the recipe is for a positive semi-definite operator without damping (condition C.1): pass "
-            "GaussNewtonOperator(...) itself, and the damping as a number"
-        )
+    check_undamped(operator, damping)
     num_leading = min(4, operator.shape[0])
     leading = top_eigenvalues(operator, num_leading, rtol=0.03, generator=generator)
     trace = hutchinson_trace(operator, rtol=0.05, generator=generator)
@@ -92,6 +91,17 @@ def measure_recipe(
         num_sampled_matvecs=sampled,
         num_sampled_examples=len(pointed) + 64 * batch_size * directions.shape[1],
     )
+
+
+def check_undamped(operator: LinearOperator, damping: float) -> None:
+    """Raise a ValueError unless a recipe for operator + damping I can be measured."""
+    if damping <= 0:
+        raise ValueError(f"damping must be positive, got {damping}: LiSSA takes 1 / (step_size damping) steps")
+    if not operator.is_psd or operator.damping != 0:
+        raise ValueError(
+            "the recipe is for a positive semi-definite operator without damping (condition C.1): pass "
+            "GaussNewtonOperator(...) itself, and the damping as a number"
+        )
 
 
 def measure_constant(

@@ -13,9 +13,11 @@ Removal of as many examples at random stands beside it.
 Scores are in one unit, the change of the test loss per unit of weight added to an example's loss in the mean
 training loss, so that helpful examples score negative; peers are negated where they have the opposite sign. A
 half's loss is the mean over the half. The order of the batches is the only chance: all networks start from the
-same weights. Intervals of the table resample halves and test examples (random removals: draws and test examples).
-Seconds are processor time; a training is one of `curvlab.training.train`. TRAK has one checkpoint here, where its
-authors average tens.
+same weights. Intervals of LDS, of the table and of the claims, resample halves and test examples (random removals:
+draws and test examples; other removals: test examples); the network is one. Seconds are processor time; a training
+is one of `curvlab.training.train`. TRAK has one checkpoint here, where its authors average tens; it stands as
+shipped, without a ridge, and with the best of a grid. dattri 0.3.0's EK-FAC stands as shipped, which rotates by
+transposed eigenvectors and shifts biases, and with both mended.
 
 The proximal Bregman response (PBRF; Bae et al. 2022, Eq. 8) stands there twice: of every training example that is
 left out alone, as a score, at the damping of the run's length and at the paper's; and of each half at once, which
@@ -24,11 +26,13 @@ minimised: at a small damping many examples' objectives have no minimum nearby.
 
 which_score.csv is the answer in one table: for each question, what the PBRF says among them, every score's
 agreement and its cost in trainings, influence with the damping of the run's length, of the best LDS, and of the
-PBRF paper. rest.csv says where the rest goes, by a chain of predictors, each of which knows what the one before
-lacks: the filter; the function of the same matrix that comes closest to the unrolled derivative (fitted to it, so
-the best that one matrix can do, up to smoothness); SOURCE with matrices on the way; the exact derivative;
-retraining with weights moved part of the way only; and retraining in another order of the batches, which says what
-one whole retraining is worth where the order is not known.
+PBRF paper; what the PBRF says where it was not minimised is out of reach. rest.csv says where the rest goes, by
+predictors each of which lacks less than the one before: the filter; the best function of the same matrix, found in
+hindsight on the halves that judge it, so that the filter is never above it, but SOURCE and the derivative, which
+are fitted to nothing, may be below; SOURCE with matrices on the way; the exact derivative; retraining with weights
+moved part of the way only; and retraining in another order of the batches, which says what one whole retraining is
+worth where the order is not known. part_way.csv has the scores against retraining a quarter, half, ... of the way.
+ranks.csv has all that an LDS is made of.
 """
 
 from experiments.target import Target

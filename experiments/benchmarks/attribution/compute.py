@@ -18,12 +18,13 @@ from curvlab.reporting import bootstrap_interval
 from experiments.benchmarks.attribution import removal
 from experiments.benchmarks.attribution.methods import PBRF, Method, methods
 from experiments.benchmarks.attribution.network import Network
+from experiments.benchmarks.attribution.ranks import OTHER, SAME, predicted_changes, rank_table
 from experiments.benchmarks.attribution.rest import NEEDED, prediction_score, rest_rows
 from experiments.benchmarks.attribution.which_score import which_score
 from experiments.benchmarks.timing import load_average, work_clock
 from experiments.target import task_settings
 
-SAME, OTHER, RESPONSES = "same order", "other orders", "PBRF of each example"
+RESPONSES = "PBRF of each example"
 Scored = list[tuple[Method, dict[str, Any]]]
 
 
@@ -31,22 +32,26 @@ def compute(run: runs.Run, cfg: DictConfig) -> dict[str, pd.DataFrame]:
     """Return the tables.
 
     `table`: a row for each method and damping. `queries`: its rank correlation for each query, with what `orders`
-    names. `removals`: how much each query's loss rises. `timing`: seconds. `rest`: what is missed, and why.
-    `which_score`: the answer.
+    names. `ranks`: where each method, at its best damping, puts each half, and where retraining does, query by
+    query. `removals`: how much each query's loss rises. `timing`: seconds. `rest`: what is missed, and why;
+    `part_way`: over the way to the halves. `which_score`: the answer.
     """
     found: dict[str, list[dict[str, Any]]] = {
-        name: [] for name in ("table", "queries", "removals", "timing", "rest")
+        name: [] for name in ("table", "queries", "removals", "timing", "rest", "part_way")
     }
+    ranks = []
     for name, settings in task_settings(cfg).items():
         task = _Task(run, Network(run, name, settings))
         for table, rows in task.rows().items():
             found[table] += rows
+        ranks.append(task.ranks())
         for num_epochs in settings.also_after:
-            shorter = OmegaConf.merge(settings, {"training": {"num_epochs": num_epochs}})
+            changed = {"training": {"num_epochs": num_epochs}, "part_way": [min(settings.part_way)]}
+            shorter = OmegaConf.merge(settings, changed)
             assert isinstance(shorter, DictConfig)
-            found["rest"] += _Task(run, Network(run, name, shorter)).rest()
+            found["rest"] += _Task(run, Network(run, name, shorter)).rest()[0]
     run.note(load_average=load_average(), threads=torch.get_num_threads())
-    tables = {name: pd.DataFrame(rows) for name, rows in found.items()}
+    tables = {name: pd.DataFrame(rows) for name, rows in found.items()} | {"ranks": pd.concat(ranks)}
     answer = which_score(tables["table"], tables["timing"], cfg.paper_damping)
     return tables | {"which_score": answer}
 
@@ -62,16 +67,9 @@ class _Task:
         self.subsets = random_halves(network.num_train, self.settings.num_subsets, generator=generator)
 
     def rows(self) -> dict[str, list[dict[str, Any]]]:
-        """Return the rows of all tables."""
-        every = methods(self.network, self.trained, self.subsets)
-        scored: Scored = [(method, self._scored(method)) for method in every]
-        responses = next(r["scores"] for method, r in scored if method.name == PBRF)
-        measured = {
-            index: self._predicted(method.name, result, responses)
-            for index, (method, result) in enumerate(scored)
-            if result["status"] == "done"
-        }
-        removed, removals = self._removals(scored, measured)
+        """Return the rows of all tables but that of the ranks."""
+        scored, measured = self._scored_methods, self._measured
+        removed, removals = self._removals()
         table, queries = [], []
         for index, (method, result) in enumerate(scored):
             quality = {name: result[name] for name in ("gradient_norm", "gradient_norm_90") if name in result}
@@ -85,15 +83,28 @@ class _Task:
                 ]
         at_random = removal.random_columns(self._random_rises)
         table.append({**self._label(removal.RANDOM), "status": "done"} | at_random)
+        rest, part_way = self.rest(scored)
         return {
             "table": table,
             "queries": queries,
             "removals": removals,
             "timing": self._timing(scored),
-            "rest": self.rest(scored),
+            "rest": rest,
+            "part_way": part_way,
         }
 
-    def rest(self, scored: Scored | None = None) -> list[dict[str, Any]]:
+    def ranks(self) -> pd.DataFrame:
+        """Return the ranks of the halves, by every method at its best damping and by retraining."""
+        measured = {SAME: self._losses[0]}
+        if len(self._losses) > 1:
+            measured[OTHER] = self._losses[1:].mean(0)
+        predicted = {
+            name: predicted_changes(self._scored_methods[index][1], self.subsets)
+            for name, index in self._best.items()
+        }
+        return rank_table(self.network.label, measured, predicted)
+
+    def rest(self, scored: Scored | None = None) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
         """Return what is missed of a retraining; the methods that it needs are scored unless they are given."""
         if scored is None:
             every = methods(self.network, self.trained, self.subsets)
@@ -102,24 +113,53 @@ class _Task:
         for method, result in scored:
             if method.name in NEEDED:
                 scores.setdefault(method.name, []).append(result["scores"])
-        share = self.settings.part_way
-        weights = 1 + share * (subset_weights(self.subsets) - 1)
-        key = self.key | {"num_subsets": len(weights), "order": 0, "share": share}
-        retrain = partial(self.network.retrained_losses, weights, 0)
-        part_way = self.run.unit("attribution/part_way", key, retrain, version=1)["losses"]
+        part_way = {float(share): self._part_way(float(share)) for share in self.settings.part_way}
         described = {
             "task": self.network.label,
             "num_epochs": self.settings.training.num_epochs,
             "num_steps": self.trained.run.num_steps,
             "train_loss": self.trained.train_loss,
         }
-        return [described | row for row in rest_rows(scores, self.subsets, self._losses, part_way)]
+        rows, way = rest_rows(scores, self.subsets, self._losses, part_way)
+        return [described | row for row in rows], [described | row for row in way]
+
+    def _part_way(self, share: float) -> Tensor:
+        """Return the queries' losses after retraining a share of the way to the halves, (S, M)."""
+        weights = 1 + share * (subset_weights(self.subsets) - 1)
+        key = self.key | {"num_subsets": len(weights), "order": 0, "share": share}
+        retrain = partial(self.network.retrained_losses, weights, 0)
+        losses: Tensor = self.run.unit("attribution/part_way", key, retrain, version=1)["losses"]
+        return losses
 
     def _names(self, method: Method) -> dict[str, Any]:
         return self._label(method.name, method.damping)
 
     def _label(self, method: str, damping: float | None = None) -> dict[str, Any]:
         return {"task": self.network.label, "method": method, "damping": damping}
+
+    @cached_property
+    def _scored_methods(self) -> Scored:
+        return [(method, self._scored(method)) for method in methods(self.network, self.trained, self.subsets)]
+
+    @cached_property
+    def _measured(self) -> dict[int, dict[str, Any]]:
+        """What the halves say of each method, by its index."""
+        responses = next(r["scores"] for method, r in self._scored_methods if method.name == PBRF)
+        return {
+            index: self._predicted(method.name, result, responses)
+            for index, (method, result) in enumerate(self._scored_methods)
+            if result["status"] == "done"
+        }
+
+    @cached_property
+    def _best(self) -> dict[str, int]:
+        """The index of each method at the damping whose LDS is highest."""
+        best: dict[str, int] = {}
+        for index, found in self._measured.items():
+            name = self._scored_methods[index][0].name
+            if name not in best or found["row"]["lds"] > self._measured[best[name]]["row"]["lds"]:
+                best[name] = index
+        return best
 
     @cached_property
     def _halves(self) -> list[dict[str, Any]]:
@@ -173,21 +213,15 @@ class _Task:
             queries[RESPONSES] = torch.from_numpy(values)
         return {"row": columns, "queries": queries}
 
-    def _removals(
-        self, scored: Scored, measured: dict[int, dict[str, Any]]
-    ) -> tuple[dict[int, dict[str, float]], list[dict[str, Any]]]:
+    def _removals(self) -> tuple[dict[int, dict[str, float]], list[dict[str, Any]]]:
         """Return how much test losses rise without top-ranked examples, at the best damping of each method.
 
         Columns of the table by the method's index, and rows of `removals` with the mean of the random removals of
         as many examples beside each.
         """
-        best: dict[str, int] = {}
-        for index in measured:
-            name = scored[index][0].name
-            if "scores" not in scored[index][1]:
-                continue  # it answers for subsets, and ranks no example
-            if name not in best or measured[index]["row"]["lds"] > measured[best[name]]["row"]["lds"]:
-                best[name] = index
+        scored = self._scored_methods
+        # A method that answers for whole subsets ranks no example.
+        best = {name: index for name, index in self._best.items() if "scores" in scored[index][1]}
         ranked = [
             {"scores": result["scores"], "method": method.name, "damping": method.damping, "key": method.key}
             for method, result in (scored[index] for index in best.values())

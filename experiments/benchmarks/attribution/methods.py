@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from omegaconf import DictConfig
 from torch import Tensor, nn
 
 from curvlab.curvature import GaussNewtonOperator
@@ -25,6 +26,7 @@ EKFAC, SEGMENTS = "EK-FAC", "SOURCE with exact segments"
 UNROLLED, UNROLLED_ORDERS = "unrolled", "unrolled over all orders"
 PBRF, PBRF_PAPER = "PBRF at the run's damping", "PBRF at the paper's damping"
 PBRF_HALVES = "PBRF of each half"
+TRAK = "TRAK"
 
 
 @dataclass(frozen=True)
@@ -33,7 +35,8 @@ class Method:
 
     Attributes:
         name: of the method; rows of one name differ by their damping.
-        damping: of the row; None where there is none to choose.
+        damping: of the row; None where there is none to choose. TRAK's is its ridge `lambda_reg`, added to the
+            sum, not the mean, of outer products of projected features: another unit.
         key: what its scores depend on beside the network.
         compute: returns {"status": "done", "scores": (M, N)}, or {"status": "done", "predicted": (S, M)} for the
             subsets, or the status that says why there are none.
@@ -62,7 +65,7 @@ def methods(network: Network, trained: Trained, subsets: Tensor) -> Iterator[Met
     by_run = partial(influence_scores, *arguments, run=length, rtol=rtol)
     yield own(RUN_DAMPING, by_run, rtol=rtol)
     yield own(FILTER, partial(by_run, filtered=True), rtol=rtol)
-    for damping in settings.dampings:
+    for damping in _ekfac_dampings(settings):
         yield own(EKFAC, partial(_ekfac, network, trained, damping), damping)
     parts = dict(settings.segments)
     yield own(SEGMENTS, lambda: segment_response(*arguments, run=trained.run, rtol=rtol, **parts).scores, **parts)
@@ -71,6 +74,11 @@ def methods(network: Network, trained: Trained, subsets: Tensor) -> Iterator[Met
         yield own(UNROLLED_ORDERS, partial(_unrolled_over_orders, network), num_orders=settings.num_orders)
     yield from _bregman(network, trained, subsets)
     yield from _peers(network, trained)
+
+
+def _ekfac_dampings(settings: DictConfig) -> list[float]:
+    """Return the grid of every EK-FAC, which may go on where exact influence would take long."""
+    return list(settings.ekfac_dampings or settings.dampings)
 
 
 def _bregman(network: Network, trained: Trained, subsets: Tensor) -> Iterator[Method]:
@@ -120,12 +128,15 @@ def _peers(network: Network, trained: Trained) -> Iterator[Method]:
     python = settings.peers_python or os.environ.get("CURVLAB_PEERS_PYTHON") or None
     limits = {"time_limit": settings.time_limit, "memory_limit": settings.memory_limit}
     for name, options in settings.peers.items():
-        for damping in settings.dampings if options.damping is None else [options.damping]:
-            asked = {key: value for key, value in options.items() if key != "damping"}
-            key = limits | {"options": asked, "peers": python is not None}
-            stored = _stored(network, trained, float(damping))
-            compute = partial(measure, stored, asked | {"num_threads": 1}, peers_python=python, **limits)
-            yield Method(str(name), float(damping) if options.damping is None else None, key, compute)
+        asked = {key: value for key, value in options.items() if key != "grid"}
+        # `grid`: of which option; null: none. Of TRAK it is the ridge, in a unit of its own.
+        values = {None: [None], "damping": _ekfac_dampings(settings), "lambda_reg": settings.ridges}[options.grid]
+        for value in values:
+            own = asked | ({"lambda_reg": float(value)} if options.grid == "lambda_reg" else {})
+            key = limits | {"options": own, "peers": python is not None}
+            stored = _stored(network, trained, float(value) if options.grid == "damping" else 0.0)
+            compute = partial(measure, stored, own | {"num_threads": 1}, peers_python=python, **limits)
+            yield Method(str(name), None if value is None else float(value), key, compute)
 
 
 def _stored(network: Network, trained: Trained, damping: float) -> dict[str, Any]:

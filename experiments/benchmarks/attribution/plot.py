@@ -8,13 +8,14 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from curvlab.reporting import plots
-from experiments.benchmarks.attribution.methods import FILTER, PBRF, PBRF_PAPER, UNROLLED
+from experiments.benchmarks.attribution.methods import FILTER, PBRF, PBRF_PAPER, TRAK, UNROLLED
+from experiments.benchmarks.attribution.which_score import not_minimised
 from experiments.target import Computed
 
 
 def draw(computed: Computed) -> dict[str, Figure]:
     """Return a row of panels for each task, and the chain of approximations of each task."""
-    return {"figure.png": _scores(computed["table"]), "rest.png": _rest(computed["rest"])}
+    return {"figure.png": _scores(computed["table"]), "rest.png": _rest(computed["rest"], computed["part_way"])}
 
 
 def _scores(table: pd.DataFrame) -> Figure:
@@ -28,6 +29,7 @@ def _scores(table: pd.DataFrame) -> Figure:
         _over_dampings(row[0], own)
         # A method without an LDS, which random removal is, stands with its one row.
         best = own.loc[own.lds.fillna(-np.inf).groupby(own.method, sort=False).idxmax()]
+        best = best.assign(method=[_label(each) for _, each in best.iterrows()])
         _bars(row[1], best, {"lds": "same order", "lds_other": "other orders"}, "LDS at the best damping")
         removals = [name for name in best if name.startswith("removal_") and name.count("_") == 1]
         labels = {name: f"top {name.removeprefix('removal_')} %" for name in removals}
@@ -38,10 +40,19 @@ def _scores(table: pd.DataFrame) -> Figure:
     return figure
 
 
+def _label(row: pd.Series) -> str:
+    """Return a method's name with what a reader must know of its bars."""
+    ridge = f", ridge {row.damping:g}" if row.method == TRAK else ""
+    return f"{row.method}{ridge}" + (" (not minimised)" if not_minimised(row) else "")
+
+
 def _over_dampings(ax: Axes, own: pd.DataFrame) -> None:
-    """Draw methods with a damping as curves, PBRF as points, others as lines across, the run's damping upright."""
+    """Draw methods with a damping as curves, PBRF as points, others as lines across, the run's damping upright.
+
+    TRAK's ridge is no damping of the mean, and has its place in the table.
+    """
     bregman = own[own.method.isin((PBRF, PBRF_PAPER))]
-    curves = own[own.damping.notna() & ~own.index.isin(bregman.index)]
+    curves = own[own.damping.notna() & ~own.index.isin(bregman.index) & (own.method != TRAK)]
     for index, (method, curve) in enumerate(curves.groupby("method", sort=False)):
         color = plots.PALETTE[index]
         ax.fill_between(curve.damping, curve.lds_low, curve.lds_high, color=color, alpha=0.15)
@@ -49,7 +60,7 @@ def _over_dampings(ax: Axes, own: pd.DataFrame) -> None:
     places = bregman.damping.fillna(bregman.run_damping)
     errors = np.stack([bregman.lds - bregman.lds_low, bregman.lds_high - bregman.lds])
     ax.errorbar(
-        places, bregman.lds, yerr=errors, color=plots.PALETTE[4], marker="*", ms=8, linestyle="none", label="PBRF"
+        places, bregman.lds, yerr=errors, color=plots.PALETTE[-1], marker="*", ms=8, linestyle="none", label="PBRF"
     )
     ax.set_xscale("log")
     for method, style in ((FILTER, "--"), (UNROLLED, ":")):
@@ -91,11 +102,11 @@ def _legend_below(ax: Axes) -> None:
     ax.legend(fontsize=7, frameon=False, ncol=2, loc="upper center", bbox_to_anchor=(0.5, -0.17))
 
 
-def _rest(rest: pd.DataFrame) -> Figure:
-    """Return a panel for each task: LDS of each predictor, over the steps of training where there are several."""
+def _rest(rest: pd.DataFrame, part_way: pd.DataFrame) -> Figure:
+    """Return for each task: LDS of each predictor, over training steps where there are several; over the way."""
     tasks = rest.task.unique().tolist()
-    figure, axes = plots.figure(len(tasks), 1, panel_size=(7.5, 2.6))
-    for ax, task in zip(axes[:, 0], tasks, strict=True):
+    figure, axes = plots.figure(len(tasks), 2, panel_size=(6.2, 2.7), width_ratios=(1.25, 1))
+    for (ax, way), task in zip(axes, tasks, strict=True):
         own = rest[rest.task == task]
         if own.num_steps.nunique() > 1:
             _over_steps(ax, own.sort_values("num_steps"))
@@ -107,16 +118,24 @@ def _rest(rest: pd.DataFrame) -> Figure:
                 "LDS, same order",
             )
         ax.set_title(task, loc="left", pad=18)
+        _curves(way, part_way[part_way.task == task], "share")
+        way.set_xlim(0, 1.03)
+        way.set_xlabel("share of the way to the weights of a half")
     return figure
 
 
 def _over_steps(ax: Axes, own: pd.DataFrame) -> None:
-    for index, (name, curve) in enumerate(own.groupby("predictor", sort=False)):
-        color, marker = plots.PALETTE[index], plots.MARKERS[index]
-        ax.fill_between(curve.num_steps, curve.lds_low, curve.lds_high, color=color, alpha=0.12)
-        ax.plot(curve.num_steps, curve.lds, color=color, marker=marker, ms=4, label=name)
+    _curves(ax, own, "num_steps")
     ax.set_xscale("log")
     plots.readable_log(ax.xaxis)
     ax.set_xlabel("steps of training")
+
+
+def _curves(ax: Axes, own: pd.DataFrame, over: str) -> None:
+    """Draw the LDS of each predictor with its interval."""
+    for index, (name, curve) in enumerate(own.groupby("predictor", sort=False)):
+        color, marker = plots.PALETTE[index], plots.MARKERS[index]
+        ax.fill_between(curve[over], curve.lds_low, curve.lds_high, color=color, alpha=0.12)
+        ax.plot(curve[over], curve.lds, color=color, marker=marker, ms=4, label=name)
     ax.set_ylabel("LDS, same order")
-    ax.legend(fontsize=7, frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
+    ax.legend(fontsize=7, frameon=False, ncol=2, loc="lower left", bbox_to_anchor=(0, 1.0), borderaxespad=0.2)

@@ -143,13 +143,39 @@ def dattri(network: TrainedNetwork, options: Options) -> tuple[Tensor, str]:
 
     task = AttributionTask(loss_func=loss, model=network.model, checkpoints=network.model.state_dict())
     if options["method"] == "ekfac":
-        attributor = IFAttributorEKFAC(task=task, damping=network.damping)
+        made = mended(IFAttributorEKFAC) if options.get("mended") else IFAttributorEKFAC
+        attributor = made(task=task, damping=network.damping)
     else:
         attributor = IFAttributorCG(task=task, regularization=network.damping, **options.get("options", {}))
     attributor.cache(network.loader("train", options.get("batch_size", 500)))  # for the matrix
     with torch.no_grad():
         scores = attributor.attribute(network.loader("train", 500), network.loader("test", 25))
     return -scores.detach().T, ""
+
+
+def mended(attributor: Any) -> Any:
+    """Return dattri 0.3.0's EK-FAC with two steps put right, for layers with biases.
+
+    Q_S V Q_Aᵀ becomes Q_Sᵀ V Q_A, of eigenvectors in columns; biases, each layer's behind its weights, stay whole.
+    """
+    from dattri.func import fisher
+
+    estimated = fisher.estimate_eigenvector  # replaced in this process, which measures one method
+    fisher.estimate_eigenvector = lambda found: {name: (a.T, s.T) for name, (a, s) in estimated(found).items()}
+
+    class Mended(attributor):
+        def transform_test_rep(self, ckpt_idx: int, test_rep: Tensor) -> Tensor:
+            found = []
+            for name in self.module_name:
+                shape, (q_a, q_s) = self.name_to_module[name].weight.shape, self.cached_q[name]
+                sizes = [shape.numel(), shape[0], test_rep.shape[1] - shape.numel() - shape[0]]
+                weight, bias, test_rep = test_rep.split(sizes, dim=1)
+                v = torch.cat([weight.reshape(-1, *shape), bias[:, :, None]], dim=2)
+                inverse = q_s.T @ ((q_s @ v @ q_a.T) / (self.cached_lambdas[name] + self.damping)) @ q_a
+                found += [inverse[:, :, :-1].flatten(1), inverse[:, :, -1]]
+            return torch.cat(found, dim=1)
+
+    return Mended
 
 
 def kronfluence(network: TrainedNetwork, options: Options) -> tuple[Tensor, str]:
@@ -211,6 +237,7 @@ def traker(network: TrainedNetwork, options: Options) -> tuple[Tensor, str]:
             device="cpu",
             projector=projector,
             proj_dim=options["proj_dim"],
+            lambda_reg=options.get("lambda_reg", 0.0),  # 0 is its default
             use_half_precision=False,
             logging_level=40,
         )

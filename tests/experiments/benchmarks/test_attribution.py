@@ -13,7 +13,7 @@ from torch import nn
 
 from curvlab.reporting import ClaimResult, load_claims
 from experiments.benchmarks.attribution.claims import MIN_QUERIES
-from experiments.benchmarks.attribution.compute import OTHER, RESPONSES, SAME
+from experiments.benchmarks.attribution.compute import RESPONSES
 from experiments.benchmarks.attribution.methods import (
     COSINE,
     DOT,
@@ -25,9 +25,11 @@ from experiments.benchmarks.attribution.methods import (
     PBRF_PAPER,
     RUN_DAMPING,
     SEGMENTS,
+    TRAK,
     UNROLLED,
     UNROLLED_ORDERS,
 )
+from experiments.benchmarks.attribution.ranks import OTHER, SAME, correlations, rank_table
 from experiments.benchmarks.attribution.removal import RANDOM
 from experiments.benchmarks.attribution.which_score import BY_LDS, BY_PAPER, which_score
 from experiments.benchmarks.influence_peers.worker import TrainedNetwork
@@ -57,7 +59,14 @@ def test_every_method_is_judged_by_retraining(
     table, queries = (pd.read_csv(folder / f"{name}.csv") for name in ("table", "queries"))
     done = table[(table.status == "done") & (table.method != RANDOM)]
     assert set(done.method) == OURS
-    assert set(table[table.status == "not installed"].method) == {"kronfluence EK-FAC", "dattri EK-FAC", "TRAK"}
+    peers = table[table.status == "not installed"]
+    assert peers.groupby("method").damping.apply(list).to_dict() == {
+        "kronfluence EK-FAC": [0.01, 1],
+        "dattri EK-FAC as shipped": [0.01, 1],
+        "dattri EK-FAC mended": [0.01, 1],
+        TRAK: [10, 100, 1000],
+        "TRAK as shipped": [pytest.approx(float("nan"), nan_ok=True)],
+    }
     assert done.groupby("method").size()[[INFLUENCE, EKFAC, FILTER]].tolist() == [2, 2, 1]
     for prefix in ("lds", "lds_other"):
         assert (done[f"{prefix}_low"] <= done[prefix]).all()
@@ -88,6 +97,11 @@ def test_every_method_is_judged_by_retraining(
         assert means[row.method, row.damping, OTHER] == pytest.approx(row.lds_other, abs=1e-5)
         if np.isfinite(row.pbrf):
             assert means[row.method, row.damping, RESPONSES] == pytest.approx(row.pbrf, abs=1e-5)
+    # All that the intervals of the claims are made of, at the best damping of each method.
+    ranks = pd.read_csv(folder / "ranks.csv")
+    for orders, prefix in ((SAME, "lds"), (OTHER, "lds_other")):
+        for row in done.loc[done.groupby("method").lds.idxmax()].itertuples():
+            assert correlations(ranks, row.method, orders).mean() == pytest.approx(getattr(row, prefix), abs=1e-5)
     timing = pd.read_csv(folder / "timing.csv")
     assert set(timing.method) == OURS | {"one training", "12 halves together"}
     assert timing.set_index("method").trainings["one training"] == 1
@@ -99,6 +113,11 @@ def test_every_method_is_judged_by_retraining(
     own = rest[rest.num_epochs == 5].set_index("predictor")
     for name in (FILTER, SEGMENTS, UNROLLED):
         assert own.lds[name] == pytest.approx(done.set_index("method").lds[name], abs=1e-5)
+    part_way = pd.read_csv(folder / "part_way.csv").set_index(["predictor", "share"]).lds
+    assert part_way[UNROLLED].index.tolist() == [0.25, 0.5, 1]
+    for name in (FILTER, SEGMENTS, UNROLLED):
+        assert part_way[name, 1] == own.lds[name]
+        assert part_way[name, 0.25] == own.lds_part_way[name]
     answer = pd.read_csv(folder / "which_score.csv")
     # LDS twice; one removal, random ones included; and the PBRF, which is not asked about itself
     assert sorted(answer.groupby("question").size()) == sorted(
@@ -106,19 +125,22 @@ def test_every_method_is_judged_by_retraining(
     )
     lds = answer[answer.question.str.endswith("in the same order of batches")]
     assert lds.score.iloc[0] == UNROLLED
-    assert lds.agreement.is_monotonic_decreasing
-    assert len(load_claims(folder)) == 12
+    ranked = lds["out of reach"].isna()
+    assert lds[ranked].agreement.is_monotonic_decreasing
+    assert (lds[~ranked].score.str.startswith("PBRF")).all()
+    assert len(load_claims(folder)) == 15
 
 
-def made_up(lds: dict[tuple[str, float, str], float]) -> pd.DataFrame:
-    spread = np.linspace(-0.005, 0.005, 20)
-    return pd.DataFrame(
-        [
-            {"task": "net", "method": method, "damping": damping, "orders": orders, "query": query, "lds": value}
-            for (method, damping, orders), mean in lds.items()
-            for query, value in enumerate(mean + spread)
-        ]
-    )
+def made_up(lds: dict[str, float], num_halves: int = 300) -> pd.DataFrame:
+    """Return ranks with these LDS, nearly; all methods have the same noise, so that differences are sharp."""
+    generator = np.random.default_rng(0)
+    measured, noise = (torch.from_numpy(generator.standard_normal((num_halves, 20))) for _ in range(2))
+    noise = noise - (noise * measured).sum(0) / measured.square().sum(0) * measured
+    predicted = {}
+    for method, value in lds.items():
+        pearson = 2 * np.sin(np.pi / 6 * value)  # of normal variables with this rank correlation
+        predicted[method] = pearson * measured + np.sqrt(1 - pearson**2) * noise
+    return rank_table("net", {SAME: measured}, predicted)
 
 
 def removals(rises: dict[str, float], random: float) -> pd.DataFrame:
@@ -139,25 +161,25 @@ def verdicts(results: list[ClaimResult]) -> dict[str, str]:
 def test_claims_compare_best_dampings(
     computed_of: Callable[..., Computed], judged: Callable[[str, Computed], list[ClaimResult]]
 ) -> None:
-    none = float("nan")
     lds = {
-        (INFLUENCE, 0.1, SAME): 0.5,
-        (INFLUENCE, 0.01, SAME): 0.8,
-        (RUN_DAMPING, none, SAME): 0.7,
-        (FILTER, none, SAME): 0.78,
-        (EKFAC, 0.1, SAME): 0.6,
-        (EKFAC, 0.01, SAME): 0.65,
-        ("kronfluence EK-FAC", 0.01, SAME): 0.79,
-        (UNROLLED, none, SAME): 0.95,
-        (PBRF, none, SAME): 0.65,
-        (RUN_DAMPING, none, RESPONSES): 0.92,
+        INFLUENCE: 0.8,
+        RUN_DAMPING: 0.7,
+        FILTER: 0.78,
+        EKFAC: 0.65,
+        "kronfluence EK-FAC": 0.79,
+        UNROLLED: 0.95,
+        PBRF: 0.65,
     }
-    rises = removals({FILTER: 0.3, UNROLLED: 0.1}, random=0.2)
+    rises = removals({FILTER: 0.3, UNROLLED: 0.1, EKFAC: 0.2, DOT: 0.05, COSINE: 0.5}, random=0.2)
 
-    def results_of(lds: dict[tuple[str, float, str], float], left: float = 0.01) -> list[ClaimResult]:
+    def results_of(lds: dict[str, float], left: float = 0.01, other: bool = False) -> list[ClaimResult]:
         rest = {"task": "net", "num_epochs": [5, 20], "predictor": UNROLLED, "lds_part_way": [0.999, 0.98]}
         table = {"task": ["net"], "method": [PBRF], "gradient_norm": [left]}
-        tables = {"queries": made_up(lds), "removals": rises}
+        agreement = {"task": "net", "method": RUN_DAMPING, "orders": RESPONSES, "lds": np.linspace(0.91, 0.93, 20)}
+        timing = {"task": "net", "method": "50 halves together", "trainings": [4.0, 4.1, 4.2]}
+        ranks = made_up(lds)
+        tables = {"ranks": ranks.assign(**{OTHER: ranks[SAME]}) if other else ranks, "removals": rises}
+        tables |= {"queries": pd.DataFrame(agreement), "timing": pd.DataFrame(timing)}
         tables |= {"rest": pd.DataFrame(rest), "table": pd.DataFrame(table)}
         return judged("benchmarks/attribution", computed_of(tables, {"seed": 0}))
 
@@ -175,22 +197,55 @@ def test_claims_compare_best_dampings(
         "influence-answers-pbrf": "reproduced",
         "filter-removal-above-random": "reproduced",
         "unrolled-removal-above-random": "not reproduced",
+        # The order of the ranking is turned round at 5 %.
+        "filter-removal-above-rivals-net, top 1 %": "reproduced",
+        "unrolled-removal-above-rivals-net, top 1 %": "not reproduced",
+        "filter-removal-above-rivals-net, top 5 %": "not reproduced",
+        "unrolled-removal-above-rivals-net, top 5 %": "not reproduced",
+        "halves-in-ten-trainings": "reproduced",
     }
     above = next(result for result in results if result.claim.id.startswith("filter-above-ekfac"))
-    assert above.value == pytest.approx(-0.01)
-    assert "The best of them is kronfluence EK-FAC, 0.79" in above.explanation
-    other = {(UNROLLED, none, OTHER): 0.8, (FILTER, none, OTHER): 0.7}
-    assert verdicts(results_of(lds | other))["unrolled-above-filter"] == "reproduced"
+    assert above.value == pytest.approx(-0.01, abs=0.003)
+    assert "The best of them is kronfluence EK-FAC, 0.7" in above.explanation
+    below = next(r for r in results if r.claim.id == "unrolled-removal-above-rivals-net, top 1 %")
+    assert below.value == pytest.approx(-0.1)
+    assert below.explanation.endswith("The best of them is EK-FAC, 0.2; this one has 0.1.")
+    assert verdicts(results_of(lds, other=True))["unrolled-above-filter"] == "reproduced"
     undone = verdicts(results_of(lds, left=0.9))
     assert undone["pbrf-predicts-like-influence"] == undone["influence-answers-pbrf"] == "out of reach"
-    low = results_of(lds | {(UNROLLED, none, SAME): 0.7})[0]
+    low = results_of(lds | {UNROLLED: 0.7})[0]
     assert "a part of the way to a half's it has 0.98" in low.explanation
     rises = rises[rises["query"] < MIN_QUERIES - 1]
     assert verdicts(results_of(lds))["filter-removal-above-random"] == "undecided"
-    del lds["kronfluence EK-FAC", 0.01, SAME]
+    del lds["kronfluence EK-FAC"]
     without = verdicts(results_of(lds))
     assert without["filter-above-peers-ekfac"] == without["unrolled-above-peers-ekfac"] == "out of reach"
     assert without["filter-above-ekfac"] == "reproduced"
+
+
+def test_a_pbrf_without_a_minimum_is_not_ranked() -> None:
+    table = pd.DataFrame(
+        [
+            {"method": PBRF, "lds": 0.9, "gradient_norm": 0.5},
+            {"method": FILTER, "lds": 0.7, "pbrf": 0.99},
+            {"method": RUN_DAMPING, "lds": 0.6, "pbrf": 0.98},
+        ]
+    ).assign(task="net", status="done", damping=None)
+    for name in ("lds", "pbrf"):
+        table[f"{name}_low"], table[f"{name}_high"] = table[name] - 0.05, table[name] + 0.05
+    timing = pd.DataFrame({"method": [*table.method, "100 halves together"]})
+    found = which_score(table, timing.assign(task="net", damping=None, trainings=1.0), 0.001)
+    lds = found[found.question.str.startswith("what retraining")]
+    assert lds.score.tolist() == [FILTER, RUN_DAMPING, PBRF]
+    assert lds["as good as the best"].tolist() == [True, False, None]
+    assert lds["out of reach"].iloc[2].startswith("not at its minimum: 0.5 of the gradient is left")
+    (answer,) = found[found.question.str.startswith("what the PBRF")].to_dict("records")
+    assert pd.isna(answer["agreement"])
+    assert answer["out of reach"].startswith("the PBRF is not at its minimum")
+    table.loc[0, "gradient_norm"] = 0.01
+    found = which_score(table, timing.assign(task="net", damping=None, trainings=1.0), 0.001)
+    assert found.score.tolist() == [PBRF, FILTER, RUN_DAMPING, FILTER, RUN_DAMPING]
+    assert (found["out of reach"] == "").all()
 
 
 def test_which_score_counts_the_search_for_a_damping() -> None:

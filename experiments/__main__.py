@@ -17,6 +17,7 @@ import os
 import sys
 
 from experiments.target.discovery import UnknownTargetError
+from experiments.target.pipe import until_reader_leaves
 
 _EXIT_USAGE = 2
 
@@ -59,4 +60,7 @@ def main(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    status = 0
+    with until_reader_leaves():
+        status = main(sys.argv[1:])
+    sys.exit(status)

@@ -12,13 +12,15 @@ from curvlab import runs
 from experiments.target.declaration import Target
 from experiments.target.discovery import ROOT
 from experiments.target.help import print_target_help
+from experiments.target.pipe import until_reader_leaves
 from experiments.target.short_forms import expand
 
 
 def main(target: Target) -> None:
     """Compute, judge and draw `target` as the command line says, in one thread unless OMP_NUM_THREADS is set."""
     if {"--help", "-h"} & set(sys.argv[1:]):
-        print_target_help(target)
+        with until_reader_leaves():
+            print_target_help(target)
         return
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # two threads were no faster alone, and much slower in company
     runs.main(_entry(target), lambda cfg: _run(target, cfg))

@@ -16,9 +16,11 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
 from curvlab.runs.command import Command
+from curvlab.runs.failures import explanation, unwritable
 from curvlab.runs.overrides import ConfigurationError, checked_config
 
 VERSION_BASE = "1.3"
+_EXIT_FAILED = 1
 _EXIT_USAGE = 2
 _EXIT_INTERRUPTED = 130
 
@@ -55,7 +57,8 @@ def main(entry: Entry, job: Job) -> None:
     """Run `job` with the config of this process's command line.
 
     Hydra's command line, sweeps (`-m`), `--help` and `--cfg job` all work. An unknown key or choice ends the
-    process with status 2 before anything runs.
+    process with status 2 before anything runs. Missing data, a folder that cannot be written and a full disk end
+    it with one line, too, and status 1.
     """
     try:
         given = _check_command_line(entry)
@@ -64,10 +67,16 @@ def main(entry: Entry, job: Job) -> None:
 
     def task(cfg: DictConfig) -> Any:
         entry.command(given, HydraConfig.get().overrides.task).attach(cfg)
+        if (problem := unwritable(cfg)) is not None:
+            _fail(problem, _EXIT_FAILED)
         try:
             return job(cfg)
         except ConfigurationError as error:  # found late, e.g. by the tracker: still no traceback
             _fail(error)
+        except Exception as error:
+            if (problem := explanation(error, cfg)) is None:
+                raise
+            _fail(problem, _EXIT_FAILED)
 
     # torch.func warns on first use of what it does itself; nothing a user could change.
     warnings.filterwarnings("ignore", message="`torch.jit.script` is deprecated", category=FutureWarning)
@@ -117,6 +126,6 @@ def _check_command_line(entry: Entry) -> dict[str, str]:
     return given
 
 
-def _fail(error: ConfigurationError) -> NoReturn:
+def _fail(error: ConfigurationError | str, status: int = _EXIT_USAGE) -> NoReturn:
     print(f"error: {error}", file=sys.stderr)
-    sys.exit(_EXIT_USAGE)
+    sys.exit(status)

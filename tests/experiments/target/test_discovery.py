@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -70,3 +71,14 @@ def test_help_of_a_target_says_what_it_computes_and_what_its_keys_mean(
     assert "seeds: [0, 1, 2]           # of the start and the order of batches" in printed
     assert all(f"\n  {preset} " in printed for preset in ("smoke", "embedded", "laptop", "paper"))
     assert "lissa" not in printed
+
+
+@pytest.mark.parametrize("arguments", [["experiments", "help"], ["experiments.lissa.fig1", "--help"]])
+def test_help_ends_quietly_when_its_reader_leaves(arguments: list[str]) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run(
+        [sys.executable, "-m", *arguments], cwd=ROOT, stdout=writer, stderr=subprocess.PIPE, text=True, check=False
+    )
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (0, "")

@@ -34,9 +34,6 @@ def explanation(error: BaseException, cfg: DictConfig) -> str | None:
     """
     # Here, because torch comes with it: only after a failure.
     from curvlab.data.errors import DamagedDataError, DataNotFoundError
-        DamagedDataError,
-        DataNotFoundError,
-    )  # torch comes with them: only after a failure
 
     for cause in _causes(error):
         if isinstance(cause, DataNotFoundError | DamagedDataError):

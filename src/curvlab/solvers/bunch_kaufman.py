@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from curvlab.linalg import LinearOperator
+from curvlab.solvers.direct import dense_matrix
 from curvlab.solvers.solution import Solution, relative_norm
-from curvlab.solvers.solver import check_finite, check_right_hand_side
+from curvlab.solvers.solver import check_right_hand_side
 from curvlab.spectrum.probes import describe
 
 
@@ -51,13 +52,7 @@ class BunchKaufman:
         """
         columns = check_right_hand_side(operator, b)
         size = operator.shape[0]
-        if size > self.max_size:
-            raise ValueError(
-                f"BunchKaufman builds a dense ({size}, {size}) matrix, more than max_size = {self.max_size}: use "
-                "MinimumResidual, or raise max_size if the memory is there."
-            )
-        dense = operator.to_dense()
-        check_finite(dense, f"the matrix of {describe(operator)}")
+        dense = dense_matrix(operator, max_size=self.max_size, solver="BunchKaufman", instead="MinimumResidual")
         dense = dense.add_(dense.T.clone()).mul_(0.5)
         factor, pivots, _ = torch.linalg.ldl_factor_ex(dense)
         eigenvalues = _block_eigenvalues(factor, pivots)

@@ -30,18 +30,34 @@ class Direct:
     def solve(self, operator: LinearOperator, b: Tensor, *, generator: torch.Generator | None = None) -> Solution:
         """Return A⁻¹ b for b (P,) or (P, K). `converged`: relative residual at most sqrt(machine epsilon)."""
         columns = check_right_hand_side(operator, b)
-        size = operator.shape[0]
-        if size > self.max_size:
-            raise ValueError(
-                f"Direct builds a dense ({size}, {size}) matrix, more than max_size = {self.max_size}: use "
-                "ConjugateGradient, or raise max_size if the memory is there."
-            )
-        dense = operator.to_dense()
-        check_finite(dense, f"the matrix of {describe(operator)}")
+        dense = dense_matrix(operator, max_size=self.max_size, solver="Direct", instead="ConjugateGradient")
         x = _solve_symmetric((dense + dense.T) / 2, columns, name=describe(operator))
         residual = relative_norm(operator, columns - dense @ x, columns)
         converged = bool((residual <= torch.finfo(operator.dtype).eps ** 0.5).all())
-        return Solution(x.reshape(b.shape), residual.reshape(b.shape[1:]), converged, size)
+        return Solution(x.reshape(b.shape), residual.reshape(b.shape[1:]), converged, len(dense))
+
+
+def dense_matrix(operator: LinearOperator, *, max_size: int, solver: str, instead: str) -> Tensor:
+    """Return the matrix of an operator, (P, P), not made symmetric. Cost: P products.
+
+    Args:
+        operator: to be built.
+        max_size: of P.
+        solver: that needs it, for the message.
+        instead: a solver that needs no matrix, likewise.
+
+    Raises:
+        ValueError: it is larger than `max_size`, or not finite.
+    """
+    size = operator.shape[0]
+    if size > max_size:
+        raise ValueError(
+            f"{solver} builds a dense ({size}, {size}) matrix, more than max_size = {max_size}: use "
+            f"{instead}, or raise max_size if the memory is there."
+        )
+    dense = operator.to_dense()
+    check_finite(dense, f"the matrix of {describe(operator)}")
+    return dense
 
 
 def _solve_symmetric(matrix: Tensor, columns: Tensor, *, name: str) -> Tensor:

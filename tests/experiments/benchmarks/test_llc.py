@@ -11,6 +11,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 import torch
+from analytic_models import aoyagi_watanabe
 from omegaconf import OmegaConf
 from torch import nn
 
@@ -106,22 +107,11 @@ def test_overlap_of_intervals() -> None:
     assert overlaps.to_dict() == {"curvlab": True, "near": True, "far": False}
 
 
-def reduced_rank(m: int, n: int, h: int, r: int) -> float:
-    """Three sizes: the cases of Aoyagi & Watanabe (2005), Theorem 1."""
-    if m + h < n + r:
-        return (h * m - h * r + n * r) / 2
-    if n + h < m + r:
-        return (h * n - h * r + m * r) / 2
-    if m + n < h + r:
-        return m * n / 2
-    odd = (m + h + n + r) % 2
-    return (odd - (h + r) ** 2 - m**2 - n**2 + 2 * (h + r) * (m + n) + 2 * m * n) / 8
-
-
 def test_coefficients_of_three_sizes() -> None:
+    """They are the cases of Aoyagi & Watanabe (2005), Theorem 1."""
     for m, n, h in product(range(1, 6), repeat=3):
         for r in range(min(m, n, h) + 1):
-            assert coefficient([m, h, n], r) == pytest.approx(reduced_rank(m, n, h, r)), (m, h, n, r)
+            assert coefficient([m, h, n], r) == pytest.approx(aoyagi_watanabe(m, n, h, r)), (m, h, n, r)
 
 
 def test_coefficients_of_one_layer_and_of_one_number_each() -> None:

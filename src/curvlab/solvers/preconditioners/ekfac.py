@@ -116,7 +116,11 @@ class Ekfac:
         self, operator: LinearOperator, *, generator: torch.Generator | None = None
     ) -> tuple[KroneckerInverse, int]:
         """Return M for `operator` = G + damping I, whose own `damping` is used, and what it cost in products."""
-        source, damping = _layered(operator), operator.damping
+        why = (
+            "a Kronecker-factored preconditioner reads a model's layers, so it needs GaussNewtonOperator(...) + "
+            "damping * identity;"
+        )
+        source, damping = layered_term(operator, why=why), operator.damping
         if damping <= 0:
             raise ValueError(f"Kronecker factors need positive damping, got {damping:g}: op + damping * identity")
         layers = source.layers(max_size=self.max_size)
@@ -144,16 +148,21 @@ class Ekfac:
         return KroneckerInverse(blocks, rest, like=operator), num_matvecs
 
 
-def _layered(operator: LinearOperator) -> LayeredOperator:
-    """Return the term that knows its layers: the operator itself, or one term of its sum with damping."""
+def layered_term(operator: LinearOperator, *, why: str) -> LayeredOperator:
+    """Return the term that knows its layers: the operator itself, or one term of its sum with damping.
+
+    Args:
+        operator: GaussNewtonOperator(...) + damping * identity, for example.
+        why: beginning of the message: what is needed, and for what.
+
+    Raises:
+        TypeError: there is no such term, or more than one.
+    """
     terms = operator.terms if isinstance(operator, SumOperator) else (operator,)
     found = [term for term in terms if isinstance(term, LayeredOperator)]
     if len(found) != 1:
-        raise TypeError(
-            "a Kronecker-factored preconditioner reads a model's layers, so it needs GaussNewtonOperator(...) + "
-            f"damping * identity; got {', '.join(type(term).__name__ for term in terms)}. Nystrom(rank) needs "
-            "products only."
-        )
+        names = ", ".join(type(term).__name__ for term in terms)
+        raise TypeError(f"{why} got {names}. Nystrom(rank) needs products only.")
     return found[0]
 
 

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from curvlab.curvature import exact_traces, output_curvatures
 from curvlab.curvature.principal_rows import DenseRows, OuterRows, numbers_of_row, principal_rows
-from curvlab.linalg import DerivedOperator, LinearOperator, SumOperator
-from curvlab.solvers.preconditioners.ekfac import LayeredOperator
+from curvlab.linalg import DerivedOperator, LinearOperator
+from curvlab.solvers.preconditioners.ekfac import layered_term
 
 if TYPE_CHECKING:
     from curvlab.curvature import GaussNewtonOperator
@@ -147,14 +147,8 @@ class Rows:
 
 def _source(operator: LinearOperator) -> GaussNewtonOperator:
     """Return the term that knows its model and data; what reads its rows says if it is no Gauss-Newton matrix."""
-    terms = operator.terms if isinstance(operator, SumOperator) else (operator,)
-    found = [term for term in terms if isinstance(term, LayeredOperator)]
-    if len(found) != 1:
-        raise TypeError(
-            "rows of examples are those of GaussNewtonOperator(...) + damping * identity, got "
-            f"{', '.join(type(term).__name__ for term in terms)}. Nystrom(rank) needs products only."
-        )
-    return cast("GaussNewtonOperator", found[0])
+    why = "rows of examples are those of GaussNewtonOperator(...) + damping * identity,"
+    return cast("GaussNewtonOperator", layered_term(operator, why=why))
 
 
 def _largest_eigenvalue(gram: Tensor) -> float:

@@ -133,7 +133,7 @@ def _removals(claims: ClaimSheet, of: str, removals: pd.DataFrame) -> list[Claim
             share = 100 * float(fraction)  # type: ignore[arg-type]  # a number
             best, this = rises[strongest].mean(), rises[method].mean()
             reason = f"The best of them is {strongest}, {best:.2g}; this one has {this:.2g}."
-            claim = claims.claim(f"{name}-removal-above-rivals", f"{of}, top {share:g} %")
+            claim = claims.claim(f"{name}-removal-above-rivals", f"{of}-{share:g}", task=of, share=f"{share:g}")
             results.append(_over_queries(claim, (rises[method] - rises[strongest]).to_numpy(), reason))
     return results
 

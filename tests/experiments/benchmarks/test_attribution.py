@@ -198,16 +198,16 @@ def test_claims_compare_best_dampings(
         "filter-removal-above-random": "reproduced",
         "unrolled-removal-above-random": "not reproduced",
         # The order of the ranking is turned round at 5 %.
-        "filter-removal-above-rivals-net, top 1 %": "reproduced",
-        "unrolled-removal-above-rivals-net, top 1 %": "not reproduced",
-        "filter-removal-above-rivals-net, top 5 %": "not reproduced",
-        "unrolled-removal-above-rivals-net, top 5 %": "not reproduced",
+        "filter-removal-above-rivals-net-1": "reproduced",
+        "unrolled-removal-above-rivals-net-1": "not reproduced",
+        "filter-removal-above-rivals-net-5": "not reproduced",
+        "unrolled-removal-above-rivals-net-5": "not reproduced",
         "halves-in-ten-trainings": "reproduced",
     }
     above = next(result for result in results if result.claim.id.startswith("filter-above-ekfac"))
     assert above.value == pytest.approx(-0.01, abs=0.003)
     assert "The best of them is kronfluence EK-FAC, 0.7" in above.explanation
-    below = next(r for r in results if r.claim.id == "unrolled-removal-above-rivals-net, top 1 %")
+    below = next(r for r in results if r.claim.id == "unrolled-removal-above-rivals-net-1")
     assert below.value == pytest.approx(-0.1)
     assert below.explanation.endswith("The best of them is EK-FAC, 0.2; this one has 0.1.")
     assert verdicts(results_of(lds, other=True))["unrolled-above-filter"] == "reproduced"

@@ -1,4 +1,4 @@
-"""LiSSA with the paper's C = 2 and with C measured, against the exact solution of the same systems."""
+"""LiSSA with C = 2, with C measured, and by importance, against the exact solution of the same systems."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from curvlab.influence import per_example_gradients
 from curvlab.linalg import LinearOperator, identity
 from curvlab.runs import Run
 from curvlab.solvers import BlockConjugateGradient, DivergenceError, Lissa, LissaRecipe, lissa_hyperparameters
+from curvlab.solvers.importance_recipe import measure_importance_recipe
 from curvlab.solvers.recipe import measure_recipe
 from experiments.shared.trained_task import TrainedTask
 
@@ -92,13 +93,16 @@ class Systems:
 
 
 def compare_recipes(systems: Systems, *, reference_rtol: float) -> dict[str, Any]:
-    """Return what was measured, and the trajectories of LiSSA with C = 2 and with C measured; units of work.
+    """Return what was measured, and the trajectories of LiSSA by three recipes; units of work.
 
-    Keys: `trace`, `largest_eigenvalue`, `constant`, `reference_residual`, and for `paper` and `auto` each a
-    mapping with batch_size, num_steps, step_size, `diverged` (the step, 0: none), `message`, `steps`, `errors`
-    (S, K) and `correlations` (S, K) of the iterates (past divergence, too), the same of the answer
-    (`final_errors`, ...), `promised` (K,) (the stationary error promised, from the answer), `estimated` (K,) (from
-    its two halves) and `passes` (over the data, set-up included, a system).
+    `paper` has C = 2, `auto` C measured, `importance` C = 2 for batches drawn by importance.
+
+    Keys: `trace`, `largest_eigenvalue`, `constant`, `importance_constant` (certified, or measured where traces are
+    estimates), `reference_residual`, and for each recipe a mapping with batch_size, num_steps, step_size,
+    `diverged` (the step, 0: none), `message`, `steps`, `errors` (S, K) and `correlations` (S, K) of the iterates
+    (past divergence, too), the same of the answer (`final_errors`, ...), `promised` (K,) (the stationary error
+    promised, from the answer), `estimated` (K,) (from its two halves) and `passes` (over the data, a system, with
+    its set-up).
     """
     reference = systems.reference(reference_rtol)
     key = systems.key | {"reference_rtol": reference_rtol}
@@ -106,8 +110,14 @@ def compare_recipes(systems: Systems, *, reference_rtol: float) -> dict[str, Any
     recipe = systems.run.unit("lissa/recipe", systems.key, partial(_measured, systems), version=1, about=about)
     result: dict[str, Any] = {name: recipe[name] for name in ("trace", "largest_eigenvalue", "constant")}
     result["reference_residual"] = reference["residual"]
-    for name in ("paper", "auto"):
-        compute = partial(_trajectory, systems, name, recipe, reference["solutions"])
+    compute_importance = partial(_importance, systems)
+    about = f"recipe by importance {systems.described}"
+    by_importance = systems.run.unit(
+        "lissa/importance_recipe", systems.key, compute_importance, version=1, about=about
+    )
+    result["importance_constant"] = by_importance["constant"]
+    for name, own in {"paper": recipe, "auto": recipe, "importance": by_importance}.items():
+        compute = partial(_trajectory, systems, name, own, reference["solutions"])
         unit = key | {"recipe": name} | ({"past_divergence": PAST_DIVERGENCE} if name == "paper" else {})
         about = f"LiSSA by recipe '{name}', {systems.described}"
         result[name] = systems.run.unit("lissa/recipe_trajectory", unit, compute, version=1, about=about)
@@ -116,7 +126,16 @@ def compare_recipes(systems: Systems, *, reference_rtol: float) -> dict[str, Any
 
 def _measured(systems: Systems) -> dict[str, Any]:
     generator = systems.run.generator("recipe", systems.task.seed_name)
-    found: LissaRecipe = measure_recipe(systems.operator, systems.damping, generator=generator)
+    return _described(systems, measure_recipe(systems.operator, systems.damping, generator=generator))
+
+
+def _importance(systems: Systems) -> dict[str, Any]:
+    generator = systems.run.generator("importance recipe", systems.task.seed_name)
+    found = measure_importance_recipe(systems.operator, systems.damping, generator=generator)
+    return _described(systems, found) | {"weights": found.weights, "certified": found.certified}
+
+
+def _described(systems: Systems, found: LissaRecipe) -> dict[str, Any]:
     systems.run.add_matvecs(found.num_matvecs)
     return {
         "trace": found.trace.value,
@@ -149,7 +168,7 @@ def _trajectory(systems: Systems, name: str, recipe: dict[str, Any], reference: 
         recorder = _past_divergence(systems, name, solver, reference, error.step)
     num_steps = diverged or solver.num_steps
     # C = 2 is assumed, not measured: its set-up is the spectrum alone.
-    set_up = recipe["full_matvecs"] + (recipe["sampled_passes"] if name == "auto" else 0.0)
+    set_up = recipe["full_matvecs"] + (0.0 if name == "paper" else recipe["sampled_passes"])
     passes = num_steps * solver.batch_size / systems.operator.num_examples
     final_errors, final_correlations = recorder.compare(answer)
     return {
@@ -191,10 +210,11 @@ def _past_divergence(systems: Systems, name: str, solver: Lissa, reference: Tens
 
 def _solver(systems: Systems, name: str, recipe: dict[str, Any]) -> Lissa:
     """Return LiSSA with the recommendation of Corollary 1, or with what `Lissa.auto` makes of the measurements."""
-    if name == "auto":
+    if name != "paper":
         # As Lissa.auto, whose measurements are those of the unit before.
         settings = {key: recipe[key] for key in ("step_size", "batch_size", "num_steps")}
-        return Lissa(**settings, average_last=max(1, recipe["num_steps"] // 3), error_rtol=0.2)
+        averaged = max(1, recipe["num_steps"] // 3)
+        return Lissa(**settings, average_last=averaged, error_rtol=0.2, weights=recipe.get("weights"))
     settings = dataclasses.asdict(
         lissa_hyperparameters(
             trace=max(recipe["trace"], recipe["largest_eigenvalue"]),

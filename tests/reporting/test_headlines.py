@@ -19,13 +19,20 @@ def test_findings_by_preset(results: Path) -> None:
     assert findings(Headline("", ("lissa/fig1/exact",)), folders) == ()  # without a star the whole name counts
 
 
-def test_every_headline_names_published_claims() -> None:
+def test_every_headline_names_claims_that_are_published_or_written_down() -> None:
     folders = read_results(ROOT / "results")
     published = {folder.paper for folder in folders}
     for paper, headlines in load_headlines(ROOT / "experiments" / "papers").items():
         for headline in headlines:
             for claim in headline.claims:
-                assert paper not in published or findings(Headline("", (claim,)), folders), claim
+                found = findings(Headline("", (claim,)), folders) or _written_down(claim)
+                assert paper not in published or found, claim
+
+
+def _written_down(claim: str) -> bool:
+    """Whether the target's claims.yaml has it: its results may not have been computed since."""
+    folder, _, name = claim.rpartition("/")
+    return f"\n  {name.removesuffix('-*')}:\n" in (ROOT / "experiments" / folder / "claims.yaml").read_text()
 
 
 def test_no_file_no_headlines(tmp_path: Path) -> None:

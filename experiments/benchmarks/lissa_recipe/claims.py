@@ -1,25 +1,25 @@
-"""Does the recommendation with C = 2 converge?"""
+"""Does the recommendation with C = 2 converge, with uniform batches and with batches drawn by importance?"""
 
 from __future__ import annotations
 
 import numpy as np
 
-from curvlab.reporting import ClaimResult, ClaimSheet, bootstrap_interval
+from curvlab.reporting import ClaimResult, ClaimSheet, bootstrap_interval, out_of_reach
 from curvlab.reporting import judge as judge_claim
 from experiments.benchmarks.lissa_recipe.compute import ERROR, RECIPES
 from experiments.target import Computed
 
 
 def judge(computed: Computed, claims: ClaimSheet) -> list[ClaimResult]:
-    """Judge the recommendation by the share of cases that it solves; the interval is over cases."""
+    """Judge both samplings by the share of cases that they solve; intervals are over cases."""
     table = computed["table"]
-    paper, auto = (table[table.recipe == label] for label in RECIPES.values())
+    paper, auto, importance = (table[table.recipe == label] for label in RECIPES.values())
     diverged = paper.outcome.str.startswith("diverges")
     converged = ((paper.error_worst < 1) & ~diverged).to_numpy(dtype=float)
     generator = np.random.default_rng(computed.config["seed"])
     interval = bootstrap_interval(converged, lambda values: float(np.mean(values)), generator=generator)
     solved = int((auto.error_worst <= ERROR).sum())
-    return [
+    results = [
         judge_claim(
             claims.claim("recommended-hyperparameters"),
             float(converged.mean()),
@@ -29,3 +29,13 @@ def judge(computed: Computed, claims: ClaimSheet) -> list[ClaimResult]:
             f"an error of at most {ERROR}.",
         )
     ]
+    claim = claims.claim("importance-sampling")
+    if importance.empty:
+        return [*results, out_of_reach(claim, "These tables are from before importance sampling.")]
+    answered = (importance.error_worst <= ERROR).to_numpy(dtype=float)
+    generator = np.random.default_rng(computed.config["seed"])
+    interval = bootstrap_interval(answered, lambda values: float(np.mean(values)), generator=generator)
+    failed = importance[importance.error_worst > ERROR]
+    cases = ", ".join(f"{row.case} {row.error_worst:.2g}" for row in failed.itertuples())
+    why = f"Errors above {ERROR}: {cases}. |B| is {importance.batch_size.min()} to {importance.batch_size.max()}."
+    return [*results, judge_claim(claim, float(answered.mean()), interval, if_not_reproduced=why)]

@@ -1,4 +1,4 @@
-"""Both recipes on every case: each task with each of its dampings."""
+"""All recipes on every case: each task with each of its dampings."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from experiments.shared.tasks import build_task
 from experiments.shared.trained_task import TrainedTask
 from experiments.target import task_settings
 
-RECIPES = {"paper": "C = 2", "auto": "C measured"}
+RECIPES = {"paper": "C = 2", "auto": "C measured", "importance": "C = 2, by importance"}
 ERROR = 0.2  # relative error that counts as an answer
 
 
@@ -55,6 +55,7 @@ def _largest(systems: Systems) -> dict[str, float]:
 def _rows(systems: Systems, result: dict[str, Any]) -> list[dict[str, Any]]:
     """Return one row for each recipe."""
     task = systems.task
+    constants = {"paper": 2.0, "auto": result["constant"], "importance": result["importance_constant"]}
     return [
         {
             "case": f"{task.label}, {systems.damping:.2g}",
@@ -65,7 +66,7 @@ def _rows(systems: Systems, result: dict[str, Any]) -> list[dict[str, Any]]:
             "lambda_max": result["largest_eigenvalue"],
             "trace": result["trace"],
             "damping": systems.damping,
-            "constant": 2.0 if name == "paper" else result["constant"],
+            "constant": constants[name],
             "batch_size": own["batch_size"],
             "num_steps": own["num_steps"],
             "passes": own["passes"],

@@ -1,4 +1,4 @@
-"""Error and cost of both recipes."""
+"""Error and cost of the recipes."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from matplotlib.ticker import NullFormatter
 from curvlab.reporting import plots
 from experiments.target import Computed
 
+COLORS = (1, 0, 2)  # of the recipes, in their order
 TOP = 1e3  # errors above it are drawn here
 QUANTITIES = {
     "error_worst": "relative error, worst system",
@@ -23,7 +24,7 @@ def draw(computed: Computed) -> dict[str, Figure]:
     """Return one panel for each quantity: a line for each case, markers by recipe, crosses where it diverges."""
     table = computed["table"]
     cases = table.case.unique().tolist()
-    figure, axes = plots.figure(1, 3, panel_size=(3.2, 1.2 + 0.28 * len(cases)), sharey=True)
+    figure, axes = plots.figure(1, 3, panel_size=(3.2, 1.2 + 0.34 * len(cases)), sharey=True)
     for ax, (quantity, label) in zip(axes[0], QUANTITIES.items(), strict=True):
         _panel(ax, table, quantity, cases)
         ax.set_xlabel(label)
@@ -45,9 +46,9 @@ def _panel(ax: Axes, table: pd.DataFrame, quantity: str, cases: list[str]) -> No
     for index, recipe in enumerate(table.recipe.unique()):
         own = table[table.recipe == recipe].set_index("case").loc[cases]
         values = own[quantity].clip(upper=TOP if quantity == "error_worst" else np.inf)
-        places = np.arange(len(cases)) + 0.16 * (2 * index - 1)
+        places = np.arange(len(cases)) + 0.24 * (index - 1)
         diverged = own.outcome.str.startswith("diverges").to_numpy()
-        color = plots.PALETTE[1 - index]
+        color = plots.PALETTE[COLORS[index]]
         ax.scatter(values[~diverged], places[~diverged], color=color, marker="o", s=26, label=recipe)
         if diverged.any():
             label = f"{recipe}: stopped, diverging"

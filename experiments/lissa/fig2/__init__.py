@@ -9,7 +9,8 @@ run; here every number is a mean over several points and seeds. A run that overf
 stands for its correlation, and the claims take it for -1, the least that one can be.
 
 One panel goes beyond the paper: an overfitted network with small damping, where the recipe with C = 2 diverges and
-the one with C measured (`Lissa.auto`) does not. Its exact solutions are computed in double precision.
+the one with C measured (`Lissa.auto`) does not; nor does C = 2 with examples drawn by importance, ours. Its
+exact solutions are computed in double precision.
 
 The iteration is the rescaled form after Eq. 8 of the paper, whose limit does not depend on the step size. The
 damping is 5/270 of lambda_max, as for the paper's ResNet-18, where it is not given.

@@ -11,6 +11,7 @@ from experiments.target import Computed
 
 NOT_HERE = "No task of this run has this panel."
 UNTIL = 300  # steps over which speed is measured: the paper's recommended number is 150
+ERROR = 0.2  # relative error that counts as an answer
 OVERFLOW = -1.0  # what an overflow counts in place of a correlation: the least that one can be
 # Each of them over the correlation with the exact solution, and between steps: with the own last one.
 COLUMNS = {"": "pearson", "steps-": "pearson_last"}
@@ -33,6 +34,8 @@ def judge(computed: Computed, claims: ClaimSheet) -> list[ClaimResult]:
     for task, own in recipes.groupby("task", sort=False):
         claim = claims.claim("recipe-converges", of=str(task))
         results.append(_recipe(claim, own, np.random.default_rng(seed)))
+        claim = claims.claim("importance-converges", of=str(task))
+        results.append(_importance(claim, own, np.random.default_rng(seed)))
     if table.empty:
         for prefix in COLUMNS:
             for name in ("converges", "faster-recommended", "faster-double"):
@@ -40,7 +43,8 @@ def judge(computed: Computed, claims: ClaimSheet) -> list[ClaimResult]:
                 claim = claims.claim(f"{prefix}{name}", of="batch-sizes", size=size, until=UNTIL)
                 results.append(out_of_reach(claim, NOT_HERE))
     if recipes.empty:
-        results.append(out_of_reach(claims.claim("recipe-converges", of="recipes"), NOT_HERE))
+        for name in ("recipe-converges", "importance-converges"):
+            results.append(out_of_reach(claims.claim(name, of="recipes"), NOT_HERE))
     return results
 
 
@@ -101,6 +105,19 @@ def _recipe(claim: Claim, own: pd.DataFrame, generator: np.random.Generator) -> 
         f"With C measured, |B| = {int(auto.batch_size.iloc[0])} instead of {int(paper.batch_size.iloc[0])}, the "
         f"relative error is {auto.error.median():.2g} (median) and the correlation of influences "
         f"{auto.pearson.median():.3f}.",
+    )
+
+
+def _importance(claim: Claim, own: pd.DataFrame, generator: np.random.Generator) -> ClaimResult:
+    answers = own[(own.step == -1) & (own.recipe == "importance")]
+    if answers.empty:
+        return out_of_reach(claim, "These tables are from before importance sampling.")
+    return _mean(
+        claim,
+        ((answers.error <= ERROR) & (answers.diverged_at == 0)).to_numpy(dtype=float),
+        generator,
+        f"With |B| = {int(answers.batch_size.iloc[0])} the error is {answers.error.median():.2g} (median) "
+        f"and the correlation of influences {answers.pearson.median():.3f}.",
     )
 
 

@@ -96,7 +96,7 @@ def recipe_table(results: list[TaskResult]) -> pd.DataFrame:
     for result in results:
         if result.recipes is None:
             continue
-        for name in ("paper", "auto"):
+        for name in ("paper", "auto", "importance"):
             found = result.recipes[name]
             steps = [*found["steps"], -1]
             errors = torch.cat([found["errors"], found["final_errors"][None]])
@@ -144,6 +144,8 @@ def summary_table(results: list[TaskResult]) -> pd.DataFrame:
                 "C measured": recipes.get("constant"),
                 "batch size, C = 2": recipes.get("paper", {}).get("batch_size"),
                 "batch size, auto": recipes.get("auto", {}).get("batch_size"),
+                "C, by importance": recipes.get("importance_constant"),
+                "batch size, by importance": recipes.get("importance", {}).get("batch_size"),
                 "message, C = 2": recipes.get("paper", {}).get("message"),
             }
         )

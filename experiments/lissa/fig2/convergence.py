@@ -50,7 +50,7 @@ class TaskResult:
         step_size: of all runs.
         exact: (M, K), scores of the exact solutions.
         sizes: one for each batch size, the largest first; empty for the panel on recipes alone.
-        recipes: LiSSA with C = 2 and with C measured; None for the panels of the paper.
+        recipes: LiSSA with C = 2, with C measured, and by importance; None for the panels of the paper.
     """
 
     task: TrainedTask

@@ -11,7 +11,8 @@ from matplotlib.figure import Figure
 from curvlab.reporting import plots
 from experiments.target import Computed
 
-RECIPES = {"paper": "C = 2", "auto": "C measured (Lissa.auto)"}
+RECIPES = {"paper": "C = 2", "auto": "C measured", "importance": "C = 2, by importance"}
+COLORS = dict(zip(RECIPES, (1, 0, 2), strict=True))
 
 
 def draw(computed: Computed) -> dict[str, Figure]:
@@ -89,13 +90,15 @@ def _size_label(size: int, num_runs: int) -> str:
 
 
 def _recipes(recipes: pd.DataFrame) -> Figure:
-    """Draw a row for each task: error and correlation of both recipes against steps, a line for each point."""
+    """Draw a row for each task: error and correlation of the recipes against steps, a line for each point."""
     tasks = recipes.task.unique().tolist()
     figure, axes = plots.figure(len(tasks), 2, panel_size=(4.2, 3.6))
     for row, task in zip(axes, tasks, strict=True):
-        for index, (recipe, label) in enumerate(RECIPES.items()):
+        for recipe, label in RECIPES.items():
             own = recipes[(recipes.task == task) & (recipes.recipe == recipe)]
-            _recipe(row, own, f"{label}, |B| = {int(own.batch_size.iloc[0])}", plots.PALETTE[1 - index])
+            if not own.empty:
+                color = plots.PALETTE[COLORS[recipe]]
+                _recipe(row, own, f"{label}, |B| = {int(own.batch_size.iloc[0])}", color)
         row[0].axhline(1, color="#555555", linewidth=1, linestyle="--", label="error of zero")
         row[0].set_yscale("log")
         row[0].set_ylabel("relative error")

@@ -63,6 +63,24 @@ def judge(computed: Computed, claims: ClaimSheet) -> list[ClaimResult]:
             settings.single_example,
             "A misprint for <=: with it the condition says |B| >= C tr(H) / λmax, as in the corollary.",
         ),
+        *_by_importance(computed, claims),
+    ]
+
+
+def _by_importance(computed: Computed, claims: ClaimSheet) -> list[ClaimResult]:
+    """Judge our own statement: C is 1 once examples are drawn in proportion to tr(G_i)."""
+    constant, requirement = (claims.claim(f"importance-{name}") for name in ("constant", "requirement"))
+    table = computed.get("importance", pd.DataFrame())
+    if table.empty:
+        reason = "All examples have one trace, or these tables are from before importance sampling."
+        return [out_of_reach(constant, reason), out_of_reach(requirement, reason)]
+    uniform = ", ".join(
+        f"{row.constant_uniform:.3g} ({row.problem})" for row in table.drop_duplicates("problem").itertuples()
+    )
+    known = table[table.exact.notna()]
+    return [
+        _exact(constant, table, table.constant, f"By uniform sampling C is {uniform}."),
+        _exact(requirement, known, known.exact / known.corollary, "It follows from C = 1."),
     ]
 
 

@@ -24,6 +24,7 @@ from experiments.lissa.thm1.bounds import (
     mean_error,
     sufficient_threshold,
 )
+from experiments.lissa.thm1.importance import COLUMNS, importance_rows
 from experiments.lissa.thm1.problems import (
     FactoredProblem,
     errors_from,
@@ -67,8 +68,8 @@ class Case:
 def compute(run: Run, cfg: DictConfig) -> dict[str, pd.DataFrame]:
     """Return errors and bounds over steps (`table`) and in the limit (`stationary`), `settings`, and `start`.
 
-    `settings`: the requirements on |B|, one row for each problem and damping. `start`: the far start. Errors are
-    relative to ‖u*‖², but in `start`.
+    `settings`: the requirements on |B|, one row for each problem and damping; `importance`: those of batches drawn
+    by importance. `start`: the far start. Errors are relative to ‖u*‖², but in `start`.
 
     Args:
         run: seeds and store.
@@ -76,7 +77,7 @@ def compute(run: Run, cfg: DictConfig) -> dict[str, pd.DataFrame]:
             `damping_ratios` of the limits, both over λmax; `batch_sizes`, `stationary_batch_sizes`,
             `num_time_constants`, `num_shown_steps`, `far_start`.
     """
-    table, settings, stationary = [], [], []
+    table, settings, stationary, by_importance = [], [], [], []
     sizes = list(cfg.stationary_batch_sizes)
     for case in _cases(run, cfg):
         for ratio in cfg.damping_ratios:
@@ -87,6 +88,9 @@ def compute(run: Run, cfg: DictConfig) -> dict[str, pd.DataFrame]:
             found = run.unit("lissa/thm1_limits", key, measure, version=1, about=about)
             settings.append(names | found["settings"])
             stationary += [names | row for row in found["stationary"]]
+        by_importance += importance_rows(
+            run, case.problem, case.key, list(cfg.damping_ratios), exact_limits=case.exact_limits
+        )
         names = {"problem": case.problem.name, "damping_ratio": float(cfg.damping_ratio)}
         table += [names | row for row in _errors(run, cfg, case)]
     run.note(seeds=[cfg.seed])
@@ -96,7 +100,8 @@ def compute(run: Run, cfg: DictConfig) -> dict[str, pd.DataFrame]:
         "stationary": stationary,
         "start": _from_afar(run, cfg.far_start),
     }
-    return {name: pd.DataFrame(rows) for name, rows in tables.items()}
+    found = {name: pd.DataFrame(rows) for name, rows in tables.items()}
+    return found | {"importance": pd.DataFrame(by_importance, columns=list(COLUMNS))}
 
 
 def _cases(run: Run, cfg: DictConfig) -> Iterator[Case]:

@@ -49,9 +49,11 @@ def test_results_are_complete_and_consistent(smoke: Path) -> None:
     np.testing.assert_allclose(diagonal.pearson, 1, rtol=1e-4)
     answers = recipes[recipes.step == -1].groupby("recipe").error.max()
     assert answers["auto"] < 0.3
+    assert answers["importance"] < 0.3
     assert {result.claim.id for result in load_claims(smoke)} == {
         *(f"{name}-mlp-8-digits-200" for name in PANELS),
         "recipe-converges-mlp-8-digits-200-overfitted",
+        "importance-converges-mlp-8-digits-200-overfitted",
     }
     ours = {entry["name"]: entry["ours"] for entry in read_record(smoke)["settings"]}
     assert ours["summary.csv:batch sizes"]["mlp-8-digits-200"] == f"{large} {recommended} {small}x10"
@@ -67,7 +69,7 @@ def test_figures_are_drawn_again_from_the_tables_alone(smoke: Path) -> None:
 @pytest.mark.parametrize(
     ("task", "out_of_reach", "figure"),
     [
-        ("mlp_8_digits_200", {"recipe-converges-recipes"}, "figure.png"),
+        ("mlp_8_digits_200", {"recipe-converges-recipes", "importance-converges-recipes"}, "figure.png"),
         (
             "mlp_8_digits_200_overfitted",
             {f"{name}-batch-sizes" for name in PANELS},

@@ -20,6 +20,7 @@ from experiments.lissa.thm1.bounds import (
     condition_eigenvalue,
     sufficient_threshold,
 )
+from experiments.lissa.thm1.importance import ImportanceProblem
 from experiments.lissa.thm1.problems import (
     FactoredProblem,
     TrialOperator,
@@ -90,6 +91,29 @@ def test_thresholds_separate_convergence_from_divergence(problem: FactoredProble
     limit = sufficient_threshold(problem, 0.01, step_size=step_size)
     assert limit > exact
     assert condition_eigenvalue(problem, 0.01, step_size=step_size, batch_size=limit) == pytest.approx(1)
+
+
+def test_importance_makes_the_constant_one(problem: FactoredProblem) -> None:
+    """Moments of one draw by enumeration; C by generalised eigenvalues; the threshold by the dense recursion."""
+    weighted = ImportanceProblem(problem.name, problem.factors, problem.gradient)
+    each = problem.factors @ problem.factors.mT
+    q = each.diagonal(dim1=1, dim2=2).sum(1) / each.diagonal(dim1=1, dim2=2).sum()
+    draws = each / (3 * q)[:, None, None]
+    mean = (q[:, None, None] * draws).sum(0)
+    torch.testing.assert_close(mean, weighted.dense)
+    second = (q[:, None, None] * draws @ draws).sum(0)
+    torch.testing.assert_close(weighted.sampling_gap, second - mean @ mean)
+    root = torch.linalg.cholesky(mean)
+    whitened = torch.linalg.solve(root, torch.linalg.solve(root, second - mean @ mean).T)
+    expected = float(torch.linalg.eigvalsh(whitened)[-1] / mean.trace())
+    assert condition_constant(weighted) == pytest.approx(expected)
+    assert expected < 1
+    moments = SecondMoments(weighted, DAMPING, step_size=STEP_SIZE)
+    threshold = moments.exact_threshold(rtol=1e-8)
+    contraction = torch.eye(2).double() - STEP_SIZE * (mean + DAMPING * torch.eye(2).double())
+    noise = sum(qi * torch.kron(draw - mean, draw - mean) for qi, draw in zip(q, draws, strict=True))
+    recursion = torch.kron(contraction, contraction) + STEP_SIZE**2 / threshold * noise
+    assert float(torch.linalg.eigvals(recursion).abs().max()) == pytest.approx(1, abs=1e-5)
 
 
 def test_network_problem_has_the_gauss_newton_matrix() -> None:
@@ -181,5 +205,5 @@ def test_target_at_smoke_scale(run_smoke: Callable[..., Path]) -> None:
     }
     assert certain.items() <= verdicts.items()
     computed = Computed.of(folder)
-    assert set(computed) == {"table", "settings", "stationary", "start"}
+    assert set(computed) == {"table", "settings", "stationary", "start", "importance"}
     assert set(TARGET.load("draw")(computed)) == {path.name for path in folder.glob("*.png")}

@@ -138,9 +138,6 @@ def test_llc_agrees_with_chains_by_hand(case: Problem) -> None:
     assert float(by_hand.mean()) > 3 * spread, "the line above says nothing"
 
 
-@pytest.mark.xfail(
-    strict=True, raises=TypeError, reason="a mapping with its labels inside is refused, with advice"
-)
 @pytest.mark.parametrize("name", LABELS_INSIDE)
 def test_batches_with_their_labels_inside(name: str) -> None:
     case, batches = labels_inside(name)

@@ -9,6 +9,7 @@ from curvlab.curvature.gauss_newton import GaussNewtonOperator
 from curvlab.curvature.hessian import HessianOperator
 from curvlab.curvature.importance import ImportanceOperator, certified_constant, importance_probabilities
 from curvlab.curvature.losses import OutputLoss, output_loss
+from curvlab.curvature.mean_gradient import mean_gradient
 from curvlab.curvature.model_function import ModelFunction, NonFiniteOutputError
 
 __all__ = [
@@ -27,6 +28,7 @@ __all__ = [
     "exact_traces",
     "example_importance",
     "importance_probabilities",
+    "mean_gradient",
     "output_curvatures",
     "output_loss",
     "sampled_traces",

@@ -4,75 +4,103 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, Self, TypeAlias
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, default_collate
+from torch.utils.data import DataLoader, Dataset
 
 from curvlab.curvature.batch import (
     Batch,
     Inputs,
     checked_batch,
-    is_pair,
     num_examples,
     shapes,
     stack,
     take,
     without_graph,
 )
+from curvlab.curvature.data_sources import Examples, Pair, source_of
+from curvlab.curvature.model_function import ModelFunction
+from curvlab.curvature.own_labels import OwnLabels
 
 __all__ = ["Batch", "Batches", "Data", "Inputs", "num_examples"]
 
-Data: TypeAlias = Dataset[Any] | tuple[Inputs, Tensor] | Iterable[Batch]
+# Mappings are batches that hold their labels, {"input_ids": ..., "labels": ...}.
+Data: TypeAlias = (
+    Dataset[Any]
+    | DataLoader[Any]
+    | tuple[Inputs, Tensor]
+    | Mapping[str, Tensor]
+    | Iterable[Batch | Mapping[str, Any]]
+)
 
 
 class Batches:
     """Re-iterable batches of (inputs, targets) on one device, with access to single examples.
 
+    Every pass has the same examples in the same order. A DataLoader that shuffles is read in the order of its data
+    set; data that is another at each pass is refused, see `fixed_loader`.
+
     Args:
         data: a pair of tensors (inputs may be a mapping of tensors), a map-style dataset of pairs, or a
             re-iterable of batches of any sizes (a list, a tuple, a DataLoader, an IterableDataset); empty batches
-            are skipped. One-shot iterators are refused.
+            are skipped. One-shot iterators are refused. With a `model`, mappings that hold their labels may stand
+            wherever a pair does: in data sets of Hugging Face, batches of their collators, or as the whole data.
         batch_size: examples per batch, for pairs and datasets.
         device: where batches are moved.
         dtype: what floating-point inputs and targets are cast to: the model's dtype. Integer targets become
             int64. Batches carry no autograd graph.
+        model: says what the labels inside a mapping belong to (`OwnLabels`).
     """
 
-    def __init__(self, data: Data, *, batch_size: int, device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(
+        self,
+        data: Data,
+        *,
+        batch_size: int,
+        device: torch.device,
+        dtype: torch.dtype,
+        model: ModelFunction | None = None,
+    ) -> None:
         if batch_size < 1:
             raise ValueError(f"batch_size must be at least 1, got {batch_size}")
         self.device = device
         self.dtype = dtype
         self._replaced: list[Tensor] | None = None
         self._cache: list[Batch] | None = None
-        self._source = _source(data, batch_size)
+        self._source = source_of(
+            data, batch_size=batch_size, read=checked_batch if model is None else OwnLabels(model)
+        )
         if self.indexable and self.num_examples == 0:
             raise ValueError("data is empty: at least one example is needed")
+
+    @classmethod
+    def of(cls, model: ModelFunction, data: Data, *, batch_size: int) -> Self:
+        """Return the data as the model takes it: on its device, in its dtype, with labels as it reads them."""
+        return cls(data, batch_size=batch_size, device=model.device, dtype=model.dtype, model=model)
 
     @property
     def indexable(self) -> bool:
         """Whether single examples can be read without a pass over the data."""
-        return isinstance(self._source, _Pair | _Examples)
+        return isinstance(self._source, Pair | Examples)
 
     @property
     def num_examples(self) -> int:
         """N; reads all batches once when the data is an iterable of batches."""
-        if isinstance(self._source, _Pair | _Examples):
+        if isinstance(self._source, Pair | Examples):
             return len(self._source)
         return sum(len(targets) for _, targets in self._cached())
 
     def __iter__(self) -> Iterator[Batch]:
         start = 0
-        for batch in self._source:
-            inputs, targets = checked_batch(batch)
+        for inputs, targets in self._source:
             if len(targets) == 0:
                 continue
-            if self._replaced is not None:
-                targets = torch.stack(self._replaced[start : start + len(targets)])
-            start += len(targets)
-            yield self._move((inputs, targets))
+            rows = slice(start, start + len(targets))
+            start = rows.stop
+            given = targets if self._replaced is None else torch.stack(self._replaced[rows])
+            yield self._move((inputs, given))
         if start == 0:
             raise ValueError("data is empty: at least one batch with one example is needed")
 
@@ -88,16 +116,16 @@ class Batches:
     @property
     def knows_targets(self) -> bool:
         """Whether `targets` costs no pass over the data: those of a pair of tensors, and drawn ones."""
-        return self._replaced is not None or isinstance(self._source, _Pair)
+        return self._replaced is not None or isinstance(self._source, Pair)
 
     def _known_targets(self) -> Tensor | None:
-        if isinstance(self._source, _Pair):
+        if isinstance(self._source, Pair):
             return self._source.targets
-        return self._source.known_targets() if isinstance(self._source, _Examples) else None
+        return self._source.known_targets() if isinstance(self._source, Examples) else None
 
     def select(self, indices: Tensor) -> list[Batch]:
         """Return the examples `indices` (repeats allowed) as batches, one for each shape of example."""
-        if isinstance(self._source, _Pair | _Examples):
+        if isinstance(self._source, Pair | Examples):
             inputs, targets = self._source.select(indices)
             if self._replaced is not None:
                 targets = torch.stack([self._replaced[i] for i in indices.tolist()])
@@ -112,17 +140,20 @@ class Batches:
         ]
 
     def in_fixed_order(self) -> Batches:
-        """Return the same data in one order for good: a DataLoader may shuffle anew at each pass."""
-        if self.indexable:
-            return self
-        other = copy.copy(self)
-        other._source = self._cached()
-        return other
+        """Return the same data, held in memory unless single examples can be read: a stream may be costly."""
+        return self if self.indexable else self._in_memory()
 
     def with_targets(self, targets: Sequence[Tensor]) -> Batches:
-        """Return the same inputs with other targets, one for each example, in the order of `in_fixed_order`."""
-        other = copy.copy(self)
+        """Return the same inputs with other targets, one for each example, in the order of a pass."""
+        # A collator pads single examples to other lengths than in their batch: targets would not fit them.
+        padded = isinstance(self._source, Examples) and self._source.loader is not None
+        other = self._in_memory() if padded else copy.copy(self)
         other._replaced = list(targets)
+        return other
+
+    def _in_memory(self) -> Batches:
+        other = copy.copy(self)
+        other._source = self._cached()
         return other
 
     def _move(self, batch: Batch) -> Batch:
@@ -136,7 +167,7 @@ class Batches:
 
     def _cached(self) -> list[Batch]:
         if self._cache is None:
-            self._cache = [checked_batch(batch) for batch in self._source]
+            self._cache = list(self._source)
         return self._cache
 
     def _cached_example(self, index: int) -> Batch:
@@ -147,77 +178,3 @@ class Batches:
                 return take(inputs, position), target
             position -= len(targets)
         raise IndexError(f"example {index} of {self.num_examples}")
-
-
-class _Pair:
-    def __init__(self, pair: Batch, *, batch_size: int) -> None:
-        self.inputs, self.targets = checked_batch(pair)
-        self.batch_size = batch_size
-
-    def __len__(self) -> int:
-        return len(self.targets)
-
-    def __iter__(self) -> Iterator[Batch]:
-        for start in range(0, len(self), self.batch_size):
-            rows = slice(start, start + self.batch_size)
-            yield take(self.inputs, rows), self.targets[rows]
-
-    def select(self, indices: Tensor) -> Batch:
-        rows = indices.to(self.targets.device)
-        return take(self.inputs, rows), self.targets[rows]
-
-
-class _Examples:
-    def __init__(self, dataset: Any, *, batch_size: int) -> None:
-        self.dataset, self.batch_size = dataset, batch_size
-
-    def __len__(self) -> int:
-        return len(self.dataset)
-
-    def __iter__(self) -> Iterator[Batch]:
-        for start in range(0, len(self), self.batch_size):
-            yield self.select(torch.arange(start, min(start + self.batch_size, len(self))))
-
-    def select(self, indices: Tensor) -> Batch:
-        return checked_batch(default_collate([self.dataset[int(index)] for index in indices]))
-
-    def known_targets(self) -> Tensor | None:
-        """Return `dataset.targets` if that is what the dataset gives: it may transform them when they are read."""
-        known = getattr(self.dataset, "targets", None)
-        if known is None or len(known) != len(self) or getattr(self.dataset, "target_transform", None) is not None:
-            return None
-        try:
-            known = torch.as_tensor(known)
-        except (TypeError, ValueError, RuntimeError):
-            return None
-        for index in (0, len(self) - 1):
-            target = self.select(torch.tensor([index]))[1][0]
-            if target.shape != known.shape[1:] or not bool((target == known[index]).all()):
-                return None
-        return known if known.is_floating_point() else known.long()
-
-
-def _source(data: Any, batch_size: int) -> _Pair | _Examples | Iterable[Batch]:
-    what_to_pass = (
-        "pass a pair of tensors (inputs, targets), a map-style dataset of such pairs, or a re-iterable of "
-        "(inputs, targets) batches."
-    )
-    if isinstance(data, TensorDataset):
-        if len(data.tensors) != 2:
-            raise TypeError(f"the TensorDataset holds {len(data.tensors)} tensors: {what_to_pass}")
-        data = data.tensors
-    if is_pair(data):
-        return _Pair(data, batch_size=batch_size)
-    if isinstance(data, Iterator):
-        raise TypeError(f"data is a one-shot iterator, a second pass over it would be empty: {what_to_pass}")
-    if isinstance(data, list | tuple):
-        return [checked_batch(batch) for batch in data]
-    if isinstance(data, DataLoader | IterableDataset):
-        return data
-    if isinstance(data, Tensor | Mapping | str) or not (
-        hasattr(data, "__getitem__") or isinstance(data, Iterable)
-    ):
-        raise TypeError(f"cannot read data from {type(data).__name__}: {what_to_pass}")
-    if hasattr(data, "__getitem__") and hasattr(data, "__len__"):
-        return _Examples(data, batch_size=batch_size)
-    return data

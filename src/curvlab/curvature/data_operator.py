@@ -35,6 +35,8 @@ class DataOperator(LinearOperator):
             depend on it, though training leaves it alone.
         loss: nn.CrossEntropyLoss, nn.MSELoss or nn.BCEWithLogitsLoss.
         data: a pair of tensors, a map-style dataset, or a re-iterable of (inputs, targets) batches; see Batches.
+            Mappings with their labels inside, as data sets and collators of Hugging Face give them, are read as
+            the model's own loss reads them (`OwnLabels`). The same at each pass, or refused (`fixed_loader`).
         batch_size: examples at a time, for pairs and datasets. Memory is linear in it.
         columns: how K vectors share the work: "vmap" together, "loop" one by one, "auto" as measured.
     """
@@ -57,7 +59,7 @@ class DataOperator(LinearOperator):
         self.function.check_mode()
         self.loss = output_loss(loss)
         self.columns: Columns = columns
-        self._source = Batches(data, batch_size=batch_size, device=self.function.device, dtype=self.function.dtype)
+        self._source = Batches.of(self.function, data, batch_size=batch_size)
         self._batches: Iterable[Batch] = self._source
         self._divisor: float | None = None
         super().__init__(self.function.num_parameters, dtype=self.function.dtype, device=self.function.device)

@@ -115,6 +115,12 @@ class ModelFunction:
         """
         return _logits(self._run(parameters, inputs, fused=fused))
 
+    @torch.no_grad()
+    def own_loss(self, batch: Mapping[str, Tensor]) -> float | None:
+        """Return `model(**batch).loss` for a batch that holds its labels; None where the model computes none."""
+        loss = getattr(self._run(self.parameters, batch, fused=False), "loss", None)
+        return float(loss) if isinstance(loss, Tensor) and loss.numel() == 1 else None
+
     def has_linear_head(self, inputs: Inputs) -> bool:
         """Return whether the logits are a last linear layer's outputs, unchanged; tried once, on two tokens.
 
@@ -136,7 +142,8 @@ class ModelFunction:
     def trains_head(self) -> bool:
         """Whether the last layer's weight is trained, be it a parameter of its own or tied to another."""
         layer = _head(self.model)
-        return layer is not None and layer.weight.requires_grad
+        # Not by requires_grad: the parameters are those that required gradients when this function was made.
+        return layer is not None and any(layer.weight is parameter for parameter in self.live_parameters)
 
     def head_input(self, parameters: Sequence[Tensor], inputs: Inputs, *, fused: bool = False) -> HeadInput:
         """Return what the last layer reads, without computing any logits; where `has_linear_head`.

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-import torch
 from torch import Tensor, nn
-from torch.func import grad
 
-from curvlab.curvature import Batches, Data, ModelFunction, output_loss
-from curvlab.curvature.model_function import check_finite
+from curvlab.curvature import Data, output_loss
+from curvlab.curvature.mean_gradient import summed_gradient
 from curvlab.distributed.ranks import Ranks
-from curvlab.linalg import flatten
 
 
 def mean_gradient(
@@ -33,21 +28,8 @@ def mean_gradient(
     Cost: 3F of the share, F a forward, and one all-reduce of P numbers.
     """
     ranks = Ranks.current() if ranks is None else ranks
-    function, known = ModelFunction(model), output_loss(loss)
-    total = torch.zeros(function.num_parameters, dtype=function.dtype, device=function.device)
-    count = 0.0
-    for inputs, targets in Batches(share, batch_size=batch_size, device=function.device, dtype=function.dtype):
-        with torch.no_grad():
-            outputs = function(function.parameters, inputs)
-        check_finite(outputs)
-        known.check(outputs, targets)
-
-        def summed(values: Sequence[Tensor], inputs=inputs, targets=targets) -> Tensor:  # type: ignore[no-untyped-def]
-            return known.per_example(function(values, inputs), targets).sum()
-
-        total += flatten(grad(summed)(function.parameters)).detach()
-        count += known.count(targets)
-    divisor = 1.0 if known.reduction == "sum" else float(sum(ranks.gather(count)))
+    total, count = summed_gradient(model, loss, share, batch_size=batch_size)
+    divisor = 1.0 if output_loss(loss).reduction == "sum" else float(sum(ranks.gather(count)))
     if divisor == 0:
         raise ValueError("every target of every rank is ignored (ignore_index): the mean has no terms")
     return ranks.sum(total) / divisor

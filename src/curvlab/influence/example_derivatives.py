@@ -41,7 +41,7 @@ def per_example_gradients(
 
     gradient = grad(of_one)
     rows: list[Tensor] = []
-    for inputs, targets in Batches(data, batch_size=batch_size, device=function.device, dtype=function.dtype):
+    for inputs, targets in Batches.of(function, data, batch_size=batch_size):
         _check(function, measure, inputs, targets, loss)
         if use_vmap(function, "auto", inputs):
             pieces = vmap(gradient, in_dims=(None, 0, 0))(parameters, inputs, targets)
@@ -71,7 +71,7 @@ def directional_derivatives(
     measure = measurement or output_loss(loss).own_loss
     parameters = function.parameters
     rows = []
-    for inputs, targets in Batches(data, batch_size=batch_size, device=function.device, dtype=function.dtype):
+    for inputs, targets in Batches.of(function, data, batch_size=batch_size):
         _check(function, measure, inputs, targets, loss)
 
         def measured(values: Sequence[Tensor], inputs: Inputs = inputs, targets: Tensor = targets) -> Tensor:

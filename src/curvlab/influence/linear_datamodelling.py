@@ -133,7 +133,7 @@ def ensemble_measurements(
     measure = measurement or output_loss(loss).own_loss
     rows = []
     with torch.no_grad():
-        for inputs, targets in Batches(test, batch_size=batch_size, device=function.device, dtype=function.dtype):
+        for inputs, targets in Batches.of(function, test, batch_size=batch_size):
 
             def of_one(*values: Tensor, inputs=inputs, targets=targets) -> Tensor:  # type: ignore[no-untyped-def]
                 return measure(function(values, inputs), targets)

@@ -115,7 +115,7 @@ def influence(
     sources = train if points is None else points
 
     def size(data: Data) -> int:
-        return Batches(data, batch_size=batch_size, device=op.device, dtype=op.dtype).num_examples
+        return Batches.of(op.function, data, batch_size=batch_size).num_examples
 
     by_point = size(sources) <= size(test)
     if by_point:

@@ -179,7 +179,7 @@ def _mean_gradient(model: nn.Module, loss: nn.Module, train: Pairs, batch_size: 
     """Return 1/N sum_n ∇l_n, (P,), of each example's own loss."""
     function, own_loss = ModelFunction(model), output_loss(loss).own_loss
     gradient, size = None, 0
-    for inputs, targets in Batches(train, batch_size=batch_size, device=function.device, dtype=function.dtype):
+    for inputs, targets in Batches.of(function, train, batch_size=batch_size):
         leaves = [value.detach().requires_grad_() for value in function.parameters]
         with torch.enable_grad():
             value = own_loss(function(leaves, inputs), targets).sum()
@@ -198,7 +198,7 @@ def _curvature_probes(  # noqa: PLR0917
     function, outputs_loss = ModelFunction(model), output_loss(loss)
     probes: list[Tensor] | None = None
     predictions = 0.0
-    for inputs, targets in Batches(train, batch_size=batch_size, device=function.device, dtype=function.dtype):
+    for inputs, targets in Batches.of(function, train, batch_size=batch_size):
         leaves = [value.detach().requires_grad_() for value in function.parameters]
         with torch.enable_grad():
             outputs = function(leaves, inputs)

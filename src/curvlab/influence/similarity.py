@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from curvlab.curvature import Batches, Data
+from curvlab.curvature import Batches, Data, ModelFunction
 from curvlab.influence.example_derivatives import directional_derivatives, per_example_gradients
 from curvlab.linalg import LinearOperator
 from curvlab.solvers import Solver
@@ -65,8 +65,7 @@ def similarities(
 
     Cost: the solver's, and one backward and two forwards with a tangent an example.
     """
-    device, dtype = operator.device, operator.dtype
-    batches = list(Batches(points, batch_size=columns or 2**31, device=device, dtype=dtype))
+    batches = list(Batches.of(ModelFunction(model), points, batch_size=columns or 2**31))
     rows: dict[str, list[Tensor]] = {"products": [], "influences": [], "residual": []}
     num_matvecs, converged = 0, True
     for inputs, targets in batches:

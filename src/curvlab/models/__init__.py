@@ -17,6 +17,7 @@ from curvlab.models.group_norm import resnet20_group_norm
 from curvlab.models.initialization import build_model, seeded_by
 from curvlab.models.lenet import LeNet5
 from curvlab.models.mlp import MLP
+from curvlab.models.parameter_subset import only_parameters
 from curvlab.models.resnet20 import ResNet20
 from curvlab.models.sigmoid_mlp import SigmoidMLP
 from curvlab.models.torchvision_resnet import resnet18, resnet50
@@ -34,6 +35,7 @@ __all__ = [
     "add_adapters",
     "build_model",
     "freeze",
+    "only_parameters",
     "pretrained_causal_language_model",
     "pretrained_encoder_decoder",
     "resnet18",

@@ -53,9 +53,7 @@ class EnsembleLosses:
                 f"copies need float32 or float64 parameters, got {self.function.dtype}: steps and differences of "
                 "losses would be rounded away. Pass model.float()."
             )
-        self._batches = Batches(
-            data, batch_size=batch_size, device=self.function.device, dtype=self.function.dtype
-        ).in_fixed_order()
+        self._batches = Batches.of(self.function, data, batch_size=batch_size).in_fixed_order()
         self._values = self.function.parameters
         self.start = flatten(self._values)
         self._forward = _forward(self.model, self.function)

@@ -58,14 +58,13 @@ class ProximalBregmanObjective:
         self.loss = output_loss(loss)
         if self.loss.reduction != "mean":
             raise ValueError("the objective is a mean over training examples: use a loss with reduction='mean'")
-        device = self.function.device
-        self._train = Batches(train, batch_size=batch_size, device=device, dtype=dtype)
+        self._train = Batches.of(self.function, train, batch_size=batch_size)
         self._batch_size = batch_size
-        self._points = Batches(points, batch_size=1, device=device, dtype=dtype)
+        self._points = Batches.of(self.function, points, batch_size=1)
         self._total_count = sum(self.loss.count(targets) for targets in self._train.targets())
         self.num_examples, self.num_points = self._train.num_examples, self._points.num_examples
         self.shape = (self.function.num_parameters, self.num_points)
-        self.epsilon = per_point(epsilon, self.num_points).to(device, dtype)
+        self.epsilon = per_point(epsilon, self.num_points).to(self.function.device, dtype)
 
     def fixed_tensors(self) -> Iterator[Tensor]:
         """Yield what the objective is made of: model, ε, points and training data, batch by batch."""

@@ -98,7 +98,7 @@ def loss_response(
     weights = per_point(epsilon, displacement.shape[1]).to(displacement)
     rows = []
     with torch.no_grad():
-        for inputs, targets in Batches(test, batch_size=batch_size, device=function.device, dtype=function.dtype):
+        for inputs, targets in Batches.of(function, test, batch_size=batch_size):
             before = losses.own_loss(function(parameters, inputs), targets)
 
             def after(weight: Tensor, *step: Tensor, inputs=inputs, targets=targets) -> Tensor:  # type: ignore[no-untyped-def]

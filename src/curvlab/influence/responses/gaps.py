@@ -56,7 +56,7 @@ def output_gaps(
         raise ValueError(f"need two or more responses of one number of groups, got {len(responses)} of {sizes}")
     (num_groups,), count = sizes, 0
     squares = {pair: torch.zeros(num_groups, dtype=torch.float64) for pair in pairwise(responses)}
-    batches = Batches(data, batch_size=batch_size, device=function.device, dtype=function.dtype)
+    batches = Batches.of(function, data, batch_size=batch_size)
     with torch.no_grad():
         for inputs, targets in batches:
             count += len(targets)

@@ -28,7 +28,7 @@ def measured_gradients(
         return per_example_gradients(model, loss, test, measurement=measurement)
     function = ModelFunction(model)
     total, count = torch.zeros(function.num_parameters, device=function.device, dtype=function.dtype), 0
-    for batch in Batches(test, batch_size=64, device=function.device, dtype=function.dtype):
+    for batch in Batches.of(function, test, batch_size=64):
         total += per_example_gradients(model, loss, batch, measurement=measurement).sum(0)
         count += len(batch[1])
     return total[None] / count

@@ -344,35 +344,3 @@ def test_unknown_curvature_unequal_responses_and_too_few_steps_are_refused(ridge
         r.output_gaps(ridge.model, (ridge.x, ridge.t), {"a": torch.zeros(2, 4)})
     with pytest.raises(ArithmeticError, match=r"L-BFGS ended at a gradient norm of .*, not 1e-14: allow more"):
         r.warm_optimum(ridge.left_out, r.FullBatchLBFGS(gradient_norm=1e-14, max_steps=1))
-
-
-# ------------------------------------------------------------- L-BFGS for many groups, on quadratics
-class Quadratic:
-    """1/2 (x - minimum)ᵀ diag (x - minimum) for each of K rows."""
-
-    depends_on: dict[str, object] = {}  # noqa: RUF012
-
-    def __init__(self, minimum: Tensor, diagonal: Tensor) -> None:
-        self.minimum, self.diagonal = minimum, diagonal
-
-    def __call__(self, displacement: Tensor, indices: Tensor) -> tuple[Tensor, Tensor]:
-        gradient = self.diagonal * (displacement - self.minimum)
-        return ((displacement - self.minimum) * gradient).sum(1) / 2, gradient
-
-
-def test_many_small_components_are_one_large_norm() -> None:
-    """At the start no component is above a tenth of the norm, and the norm is twice what is asked for."""
-    norm = 1e-8
-    objective = Quadratic(torch.full((20, 20), 0.99 * norm / 10, dtype=FP64), torch.ones(20))
-    start = torch.zeros(20, 20, dtype=FP64)
-    assert float(objective(start, start)[1].norm()) > 1.9 * norm
-    found = r.FullBatchLBFGS(gradient_norm=norm)(objective, start, 1)
-    assert float(objective(found, start)[1].norm()) <= norm
-
-
-def test_the_minimum_is_that_of_each_row() -> None:
-    minimum = torch.randn(3, 50, generator=torch.Generator().manual_seed(0), dtype=FP64)
-    objective = Quadratic(minimum, torch.logspace(-1, 1, 50, dtype=FP64))
-    torch.testing.assert_close(
-        r.FullBatchLBFGS(gradient_norm=1e-8)(objective, 0 * minimum, 1), minimum, rtol=0, atol=1e-7
-    )

@@ -1,36 +1,23 @@
-"""The parts of the race: equal budgets, the steps of each optimizer, divergence, and what a training records."""
+"""The parts of the race: equal budgets, divergence, and what a training records."""
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import pandas as pd
 import pytest
 import torch
-from omegaconf import OmegaConf
-from torch import nn
 
 from curvlab import runs
-from curvlab.models import ResNet20
-from curvlab.optim import PUBLISHED_GINGER
 from curvlab.runs import Run, Store
-from curvlab.training import Learner, MeanLoss, StepInfo, TrainingBatch, gradient_step, shared_curvature_step
+from curvlab.training import Learner, StepInfo, TrainingBatch, shared_curvature_step
 from experiments.ginger.race.final import final_run
-from experiments.ginger.race.muon import MuonWithAdam
 from experiments.ginger.race.optimizers import (
-    augmented,
-    data_label_step,
-    gradients_per_step,
-    make_optimizer,
     why_unavailable,
 )
-from experiments.ginger.race.paired import best_of, of_racer
-from experiments.ginger.race.racers import Racer, load_racers
+from experiments.ginger.race.racers import Racer
 from experiments.ginger.race.task import RaceTask, load_race_task
 from experiments.ginger.race.training import trained
 from experiments.ginger.race.tuning import round_sizes, seeds_and_steps, tune
@@ -199,197 +186,3 @@ def test_an_interrupted_training_ends_as_if_it_had_not_been(
     assert torch.equal(found["step_losses"], expected["step_losses"])
     # Seven until the kill, then those that are left; one that diverges is done once more from its start.
     assert calls == (7 + 12 - 6 if diverges_after is None else 7 + 4 + 10)
-
-
-# --------------------------------------------------------------------------------------- the optimizers
-def network() -> nn.Sequential:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3)).double()
-
-
-def batch() -> TrainingBatch:
-    generator = torch.Generator().manual_seed(1)
-    inputs = torch.randn(9, 3, generator=generator, dtype=torch.float64)
-    return TrainingBatch(inputs, torch.randint(3, (9,), generator=generator))
-
-
-def test_the_datas_labels_give_the_sum_of_gradients_over_the_root_of_the_batch() -> None:
-    model, seen = network(), []
-
-    class Recorder(torch.optim.SGD):
-        def update_curvature(self) -> None:
-            seen.extend(parameter.grad.clone() for parameter in model.parameters())
-
-    reference = copy.deepcopy(model)
-    loss = nn.CrossEntropyLoss(reduction="sum")(reference(batch().inputs), batch().targets) / 3  # root of 9
-    expected = torch.autograd.grad(loss, list(reference.parameters()))
-    data_label_step(Learner(model, MeanLoss(nn.CrossEntropyLoss()), Recorder(model.parameters(), lr=0.1)), batch())
-    torch.testing.assert_close(seen, list(expected))
-    plain = Learner(reference, MeanLoss(nn.CrossEntropyLoss()), torch.optim.SGD(reference.parameters(), lr=0.1))
-    gradient_step(plain, batch())
-    torch.testing.assert_close(list(model.parameters()), list(reference.parameters()))
-
-
-def test_without_curvature_ginger_is_the_clipped_average_gradient_over_the_damping() -> None:
-    model, reference = network(), network()
-    settings = {**GINGER, "labels": "none", "lr": 0.1, "rank": 4, "damping": 0.5, "clip": 0.01}
-    optimizer, step = make_optimizer(model, settings)
-    average = [torch.zeros_like(parameter) for parameter in reference.parameters()]
-    for count in range(1, 4):
-        step(Learner(model, MeanLoss(nn.CrossEntropyLoss()), optimizer), batch())
-        loss = nn.CrossEntropyLoss()(reference(batch().inputs), batch().targets)
-        gradients = torch.autograd.grad(loss, list(reference.parameters()))
-        with torch.no_grad():
-            for parameter, mean, gradient in zip(reference.parameters(), average, gradients, strict=True):
-                mean.mul_(0.9).add_(0.1 * gradient)
-                parameter.sub_(0.1 * (mean / (1 - 0.9**count) / 0.5).clamp(-0.01, 0.01))
-    torch.testing.assert_close(list(model.parameters()), list(reference.parameters()))
-
-
-@pytest.mark.parametrize(
-    ("settings", "expected"),
-    [
-        (GINGER, 2),
-        ({**GINGER, "labels": "data"}, 1),
-        ({**GINGER, "labels": "none"}, 1),
-        ({**GINGER, "optimizer": "qng"}, 2),
-        ({"optimizer": "adam"}, 1),
-    ],
-)
-def test_gradients_of_a_step(settings: dict[str, Any], expected: int) -> None:
-    assert gradients_per_step(settings) == expected
-
-
-def test_unknown_names_and_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ValueError, match="unknown optimizer 'sgd': choose ginger, qng, momentum"):
-        make_optimizer(network(), {"optimizer": "sgd", "lr": 0.1})
-    with pytest.raises(ValueError, match="unknown labels 'true': choose sampled, data, none"):
-        make_optimizer(network(), {**GINGER, "labels": "true"})
-    assert why_unavailable({"optimizer": "adam"}) is None
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    assert "curvlab[benchmark]" in str(why_unavailable({"optimizer": "soap"}))
-
-
-def test_soap_trains() -> None:
-    pytest.importorskip("pytorch_optimizer")
-    model = network().float()
-    optimizer, step = make_optimizer(model, {"optimizer": "soap", "lr": 0.05, "momentum": 0.9, "decay": 0.99})
-    examples = TrainingBatch(batch().inputs.float(), batch().targets)
-    learner = Learner(model, MeanLoss(nn.CrossEntropyLoss()), optimizer)
-    losses = [step(learner, examples).loss for _ in range(60)]
-    assert losses[-1] < 0.5 * losses[0]
-
-
-def test_augmented_steps_see_changed_images_of_the_same_classes() -> None:
-    images = TrainingBatch(torch.rand(6, 3, 16, 16), torch.arange(6))
-    seen: list[TrainingBatch] = []
-    augmented(lambda learner, batch: seen.append(batch))(None, images)  # type: ignore[arg-type,return-value,func-returns-value]
-    assert seen[0].inputs.shape == images.inputs.shape
-    assert not torch.equal(seen[0].inputs, images.inputs)
-    assert torch.equal(seen[0].targets, images.targets)
-
-
-# -------------------------------------------------------------------------------------------------- Muon
-def test_muon_moves_hidden_weights_and_adam_the_rest() -> None:
-    model, reference = network().float(), network().float()
-    optimizer = MuonWithAdam(model, 0.01, momentum=0.9, decay=0.99)
-    hidden = [reference[0].weight, reference[2].weight]
-    others = [p for p in reference.parameters() if all(p is not weight for weight in hidden)]
-    inner = [
-        torch.optim.Muon(hidden, lr=0.01, momentum=0.9, weight_decay=0.0, adjust_lr_fn="match_rms_adamw"),
-        torch.optim.Adam(others, lr=0.01, betas=(0.9, 0.99)),
-    ]
-    examples = batch()
-    for _ in range(3):
-        for network_ in (model, reference):
-            network_.zero_grad()
-            nn.CrossEntropyLoss()(network_(examples.inputs.float()), examples.targets).backward()
-        optimizer.step()
-        for one in inner:
-            one.step()
-    for found, expected in zip(model.parameters(), reference.parameters(), strict=True):
-        assert torch.equal(found, expected)
-
-
-def test_muon_takes_kernels_as_matrices_and_resumes() -> None:
-    torch.manual_seed(0)
-    model = ResNet20((3, 8, 8), 10, width=2)
-    images, targets = torch.rand(8, 3, 8, 8), torch.arange(8)
-    optimizer = MuonWithAdam(model, 0.01, momentum=0.9, decay=0.99)
-
-    def go(model: nn.Module, optimizer: MuonWithAdam) -> list[torch.Tensor]:
-        model.zero_grad()
-        nn.CrossEntropyLoss()(model(images), targets).backward()
-        optimizer.step()
-        return [parameter.detach().clone() for parameter in model.parameters()]
-
-    before = [parameter.detach().clone() for parameter in model.parameters()]
-    after = go(model, optimizer)
-    assert all(not torch.equal(a, b) for a, b in zip(before, after, strict=True))
-    # Muon's step is orthogonal up to its five iterations: singular values of a kernel's change are alike.
-    change = (after[3] - before[3]).flatten(1)
-    values = torch.linalg.svdvals(change)
-    assert values.max() < 3 * values.min()
-    other = copy.deepcopy(model)
-    resumed = MuonWithAdam(other, 0.5, momentum=0.9, decay=0.99)
-    resumed.load_state_dict(copy.deepcopy(optimizer.state_dict()))
-    assert all(torch.equal(a, b) for a, b in zip(go(model, optimizer), go(other, resumed), strict=True))
-    with pytest.raises(ValueError, match="muon needs a network with a hidden layer"):
-        MuonWithAdam(nn.Linear(2, 2), 0.1, momentum=0.9, decay=0.99)
-    with pytest.raises(ValueError, match="takes no closure"):
-        optimizer.step(lambda: None)
-
-
-# -------------------------------------------------------------------------------------------- the racers
-def test_racers_are_read_from_the_config() -> None:
-    settings = OmegaConf.create(
-        {
-            "ranks": [1, 4],
-            "racers": {
-                "adam": {"label": "Adam", "kind": "paper", "settings": {"optimizer": "adam"}},
-                "ginger": {"label": "G", "kind": "paper", "settings": GINGER, "candidates": [{"damping": 1.0}]},
-                "tensor": {"label": "T", "kind": "ablation", "settings": GINGER, "ranks": [4]},
-                "twice": {"label": "2", "kind": "ablation", "settings": {"optimizer": "adam"}, "tuned_as": "adam"},
-                "gone": None,
-            },
-        }
-    )
-    racers = load_racers(settings)
-    assert {name: one.ranks for name, one in racers.items()} == {
-        "adam": (None,),
-        "ginger": (1, 4),
-        "tensor": (4,),
-        "twice": (None,),
-    }
-    assert racers["ginger"].with_rank(4, lr=0.1, damping=1.0) == {**GINGER, "rank": 4, "lr": 0.1, "damping": 1.0}
-    assert racers["ginger"].gradients_per_step == 2
-    settings.racers.adam = None
-    with pytest.raises(ValueError, match="racers take the tuned settings of adam, which take no part"):
-        load_racers(settings)
-
-
-@pytest.mark.parametrize("preset", ["smoke", "embedded", "laptop", "paper"])
-def test_the_config_has_the_published_settings(preset: str) -> None:
-    cfg = load_config(all_targets()["ginger/tab1"], [f"preset={preset}"])
-    for settings in task_settings(cfg).values():
-        racers = load_racers(settings)
-        published = racers["ginger_published"].settings
-        assert {name: published[name] for name in PUBLISHED_GINGER} == PUBLISHED_GINGER
-        control = racers["without_curvature"].settings
-        assert control == {**published, "labels": "none"}
-
-
-def test_best_racer_and_rank_by_validation() -> None:
-    table = pd.DataFrame(
-        [
-            {"racer": racer, "rank": rank, "seed": seed, "accuracy": value, "loss": 1 - value}
-            for racer, rank, value in [("qng", 1, 0.7), ("qng", 4, 0.8), ("adam", np.nan, 0.75)]
-            for seed in range(2)
-        ]
-    )
-    assert best_of(table, ["qng", "adam"]) == ("qng", 4)
-    assert best_of(table, ["qng", "adam"], chosen_by="loss") == ("qng", 4)
-    assert best_of(table, ["adam"]) == ("adam", None)
-    assert of_racer(table, "qng", "accuracy").tolist() == pytest.approx([0.75, 0.75])
-    assert of_racer(table, "qng", "accuracy", 1).tolist() == [0.7, 0.7]
-    assert of_racer(table, "muon", "accuracy").empty

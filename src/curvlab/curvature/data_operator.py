@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
-from typing import Self, overload
+from typing import Self, TypeVar, overload
 
 import torch
 from torch import Tensor, nn
@@ -14,12 +15,23 @@ from torch import Tensor, nn
 from curvlab.curvature.batch import Batch, Inputs, without_graph
 from curvlab.curvature.batches import Batches, Data
 from curvlab.curvature.column_sums import ColumnSums
-from curvlab.curvature.jacobian_products import Columns
+from curvlab.curvature.jacobian_products import Columns, use_vmap
 from curvlab.curvature.layers import Layer, find_layers, layer_factors
 from curvlab.curvature.losses import output_loss
 from curvlab.curvature.model_function import ModelFunction
+from curvlab.curvature.pass_size import (
+    MemoryWarning,
+    PassSize,
+    activation_bytes,
+    largest_fit,
+    share_of_free,
+)
 from curvlab.curvature.weighted_loss import WeightedLoss, select_with_places, unweighted
 from curvlab.linalg import ExampleWeights, LinearOperator, SumOperator
+
+DEFAULT_BATCH_SIZE = 512
+
+Value = TypeVar("Value")
 
 
 class DataOperator(LinearOperator):
@@ -37,7 +49,10 @@ class DataOperator(LinearOperator):
         data: a pair of tensors, a map-style dataset, or a re-iterable of (inputs, targets) batches; see Batches.
             Mappings with their labels inside, as data sets and collators of Hugging Face give them, are read as
             the model's own loss reads them (`OwnLabels`). The same at each pass, or refused (`fixed_loader`).
-        batch_size: examples at a time, for pairs and datasets. Memory is linear in it.
+        batch_size: examples at a time, for pairs and datasets; 512 by default, or what fits into free memory, in
+            which it is linear. Whatever is given, it halves when memory runs out, with a warning.
+        memory_budget: bytes that a product may hold beside parameters and vectors; batches are cut, and vectors
+            taken in turns, so that it does, from an estimate: see pass_size.
         columns: how K vectors share the work: "vmap" together, "loop" one by one, "auto" as measured.
     """
 
@@ -50,7 +65,8 @@ class DataOperator(LinearOperator):
         loss: nn.Module,
         data: Data,
         *,
-        batch_size: int = 512,
+        batch_size: int | None = None,
+        memory_budget: float | None = None,
         columns: Columns = "auto",
     ) -> None:
         if columns not in ("auto", "vmap", "loop"):
@@ -59,6 +75,12 @@ class DataOperator(LinearOperator):
         self.function.check_mode()
         self.loss = output_loss(loss)
         self.columns: Columns = columns
+        if memory_budget is not None and memory_budget < 1:
+            raise ValueError(f"memory_budget is in bytes, at least 1, got {memory_budget}: 2e9 for 2 GB")
+        self.memory_budget = memory_budget
+        self._fits = memory_budget is None and batch_size is not None  # then nothing has to be estimated
+        self._pass_size = PassSize(examples=None, columns=self.max_columns)
+        batch_size = DEFAULT_BATCH_SIZE if batch_size is None else batch_size
         self._source = Batches.of(self.function, data, batch_size=batch_size)
         self._batches: Iterable[Batch] = self._source
         self._divisor: float | None = None
@@ -81,16 +103,71 @@ class DataOperator(LinearOperator):
         total = torch.empty_like(rows)
         if len(rows) == 0:
             return total.T
+        return self.within_memory(lambda: self._product(rows, total), num_columns=len(rows))
+
+    def _product(self, rows: Tensor, total: Tensor) -> Tensor:
         divisor = self._known_divisor
         sums = ColumnSums(total, first=True, scale=1.0 if divisor is None else 1 / divisor)
         count = 0.0
-        for inputs, targets in self._batches:
-            for start in range(0, len(rows), self.max_columns):
-                block = slice(start, start + self.max_columns)
+        for inputs, targets in self.passes(len(rows)):
+            for start in range(0, len(rows), self._pass_size.columns):
+                block = slice(start, start + self._pass_size.columns)
                 self._add_products(inputs, targets, rows[block], sums.block(block))
             count += self.loss.count(targets)
             sums = replace(sums, first=False)
         return (total if divisor is not None else total.div_(self._full_divisor(count))).T
+
+    def passes(self, num_columns: int = 1) -> Iterator[Batch]:
+        """Yield `batches`, cut as far as memory asks for it."""
+        for batch in self._batches:
+            if not self._fits and len(batch[1]) > 1:
+                self._fit(batch, num_columns)
+            yield from self._pass_size.pieces(batch)
+
+    def examples_at_once(self, wanted: int) -> int:
+        """Return how many of `wanted` examples a pass may take, as products have learnt."""
+        return min(wanted, self._pass_size.examples or wanted)
+
+    def within_memory(self, compute: Callable[[], Value], *, num_columns: int = 1) -> Value:
+        """Return compute(), which reads `passes`; it starts again with smaller ones when memory runs out."""
+        return self._pass_size.run(compute, columns=num_columns)
+
+    def _fit(self, batch: Batch, num_columns: int) -> None:
+        """Lower the size of a pass until the estimate says that it fits."""
+        (inputs, targets), size = batch, self._pass_size
+        wanted = (min(size.examples or len(targets), len(targets)), min(size.columns, num_columns))
+        if size.known_to_fit(*wanted):
+            return
+        if size.estimate is None:
+            size.estimate = self._activation_bytes(inputs, targets)
+        for_one, fixed = size.estimate
+        together = use_vmap(self.function, self.columns, inputs)
+
+        def needed(examples: int, columns: int) -> float:
+            return fixed + examples * for_one * self._copies(columns if together else 1)
+
+        budget = self.memory_budget or share_of_free(self.device)
+        fitting = largest_fit(needed, examples=wanted[0], columns=wanted[1], budget=budget)
+        size.fitting = fitting
+        if fitting == wanted:
+            return
+        size.examples, size.columns = fitting
+        warnings.warn(
+            f"{wanted[0]} examples and {wanted[1]} vectors at a time would take about "
+            f"{needed(*wanted) / 2**20:.3g} MiB, more than the {budget / 2**20:.3g} MiB that "
+            f"{'are given' if self.memory_budget else 'may be used'}: a pass takes {fitting[0]} examples and "
+            f"{fitting[1]} vectors.",
+            MemoryWarning,
+            stacklevel=2,
+        )
+
+    def _activation_bytes(self, inputs: Inputs, targets: Tensor) -> tuple[float, float]:
+        """Return bytes recorded for an example, and those that do not depend on their number."""
+        return activation_bytes(self.function, inputs, fused=False, to_head=False), 0.0
+
+    @abstractmethod
+    def _copies(self, columns: int) -> float:
+        """Return how many recorded forwards a product with K vectors holds, at most, as measured."""
 
     @overload
     def sample(self, batch_size: int, generator: torch.Generator | None = None, weights: None = None) -> Self: ...
@@ -153,6 +230,7 @@ class DataOperator(LinearOperator):
             part = copy.copy(self)
             part.loss = WeightedLoss(unweighted(self.loss), weights[places].to(self.device, self.dtype))
             part._batches, part._divisor = [batch], divisor
+            part._pass_size, part._fits = PassSize(None, self.max_columns, divisible=False), True
             parts.append(part)
         return parts
 

@@ -35,6 +35,7 @@ class FisherOperator(GaussNewtonOperator):
         fd_step: see GaussNewtonOperator.
         low_memory: see GaussNewtonOperator.
         batch_size: see DataOperator.
+        memory_budget: see DataOperator.
         columns: see DataOperator.
 
     Symmetric, positive semi-definite, (P, P). Cost: as GaussNewtonOperator; "monte_carlo" one forward
@@ -52,7 +53,8 @@ class FisherOperator(GaussNewtonOperator):
         jvp: Literal["forward", "finite_difference"] = "forward",
         fd_step: float | None = None,
         low_memory: bool = False,
-        batch_size: int = 512,
+        batch_size: int | None = None,
+        memory_budget: float | None = None,
         columns: Columns = "auto",
     ) -> None:
         super().__init__(
@@ -63,6 +65,7 @@ class FisherOperator(GaussNewtonOperator):
             fd_step=fd_step,
             low_memory=low_memory,
             batch_size=batch_size,
+            memory_budget=memory_budget,
             columns=columns,
         )
         if kind not in ("exact", "monte_carlo", "empirical"):

@@ -46,12 +46,16 @@ def quadratic_forms(operator: LinearOperator, vectors: Tensor) -> Tensor:
         raise ValueError(f"pass the vectors as columns, (P, K), got shape {tuple(vectors.shape)}")
     operator.check_vectors(vectors, "the matrix of vectors")
     vectors = without_graph(vectors)
-    total = torch.zeros(vectors.shape[1], dtype=torch.float64, device=vectors.device)
-    for inputs, targets in operator.batches:
-        for start in range(0, vectors.shape[1], operator.max_columns):
-            block = slice(start, start + operator.max_columns)
-            total[block] += _undivided_quadratic_forms(operator, inputs, targets, vectors[:, block])
-    return total / operator.divisor
+
+    def sums() -> Tensor:
+        total = torch.zeros(vectors.shape[1], dtype=torch.float64, device=vectors.device)
+        for inputs, targets in operator.passes():
+            for start in range(0, vectors.shape[1], operator.max_columns):
+                block = slice(start, start + operator.max_columns)
+                total[block] += _undivided_quadratic_forms(operator, inputs, targets, vectors[:, block])
+        return total
+
+    return operator.within_memory(sums) / operator.divisor
 
 
 def _undivided_quadratic_forms(

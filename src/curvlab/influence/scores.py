@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from curvlab.curvature import Batches, Data, GaussNewtonOperator
+from curvlab.curvature.data_operator import DEFAULT_BATCH_SIZE
+from curvlab.curvature.pass_size import with_halving
 from curvlab.influence.example_derivatives import Measurement, directional_derivatives, per_example_gradients
 from curvlab.linalg import identity
 from curvlab.solvers import Solution, Solver, TrainingFilter, default_solver
@@ -75,7 +77,8 @@ def influence(
     solver: Solver | None = None,
     rtol: float | None = None,
     measurement: Measurement | None = None,
-    batch_size: int = 512,
+    batch_size: int | None = None,
+    memory_budget: float | None = None,
     generator: torch.Generator | None = None,
 ) -> Influence:
     """Return -∇m(test)ᵀ (G + damping I)⁻¹ ∇l(z) for every test example and point z, with its residuals.
@@ -100,7 +103,8 @@ def influence(
             states its memory.
         rtol: residual of the default solver, or of the filter, 1e-2; with a `solver`, it has its own.
         measurement: (outputs, targets) -> (N,), one number for each test example.
-        batch_size: examples at a time.
+        batch_size: examples at a time, 512 by default; fewer where memory asks for it.
+        memory_budget: bytes for each pass, see curvlab.curvature.DataOperator.
         generator: of the solver's random numbers; by default seeded with 0 for every call.
 
     One system is solved for each example of the smaller side; the other side costs one directional derivative a
@@ -111,7 +115,8 @@ def influence(
         raise ValueError("rtol is that of the default solver: give it to the solver instead.")
     if solver is not None and filtered:
         raise ValueError("filtered=True has a solver of its own, TrainingFilter: leave one of the two out.")
-    op = GaussNewtonOperator(model, loss, train, batch_size=batch_size)
+    op = GaussNewtonOperator(model, loss, train, batch_size=batch_size, memory_budget=memory_budget)
+    batch_size = DEFAULT_BATCH_SIZE if batch_size is None else batch_size
     sources = train if points is None else points
 
     def size(data: Data) -> int:
@@ -130,12 +135,13 @@ def influence(
     if generator is None:
         generator = torch.Generator(op.device).manual_seed(0)
     solution = solver.solve(op + damping * identity, rhs.T, generator=generator)
-    if by_point:
-        scores = -directional_derivatives(
-            model, loss, test, solution.x, measurement=measurement, batch_size=batch_size
-        )
-    else:
-        scores = -directional_derivatives(model, loss, sources, solution.x, batch_size=batch_size).T
+    measured, of = (test, measurement) if by_point else (sources, None)
+    scores = -with_halving(
+        lambda size: directional_derivatives(model, loss, measured, solution.x, measurement=of, batch_size=size),
+        op.examples_at_once(batch_size),
+    )
+    if not by_point:
+        scores = scores.T
     if not solution.converged:
         warnings.warn(
             "the solver did not reach its tolerance: largest relative residual "

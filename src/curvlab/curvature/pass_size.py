@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -151,14 +151,15 @@ def activation_bytes(function: ModelFunction, inputs: Inputs, *, fused: bool, to
     # A view would show the storage of the whole batch.
     one = one.clone() if isinstance(one, Tensor) else {name: value.clone() for name, value in one.items()}
     values = [value.requires_grad_() for value in function.parameters]
-    # By the storage's own address: on the meta device, where a model can be measured before it is loaded, no data
-    # have one.
-    own = {tensor.untyped_storage()._cdata for tensor in (*values, *function.model.buffers())}
-    kept: dict[int, Tensor] = {}
+    # Storages by identity, not by address: on the meta device, where a model can be measured before it is loaded,
+    # they have none.
+    own = {id(storage): storage for storage in _storages((*values, *function.model.buffers()))}
+    kept: dict[int, torch.UntypedStorage] = {}
 
     def pack(tensor: Tensor) -> Tensor:
-        if tensor.untyped_storage()._cdata not in own:
-            kept[tensor.untyped_storage()._cdata] = tensor
+        (storage,) = _storages([tensor])
+        if id(storage) not in own:
+            kept[id(storage)] = storage
         return tensor
 
     with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
@@ -166,7 +167,11 @@ def activation_bytes(function: ModelFunction, inputs: Inputs, *, fused: bool, to
             function.head_input(values, one, fused=fused)
         else:
             function(values, one, fused=fused)
-        return sum(tensor.untyped_storage().nbytes() for tensor in kept.values())
+        return sum(storage.nbytes() for storage in kept.values())
+
+
+def _storages(tensors: Iterable[Tensor]) -> list[torch.UntypedStorage]:
+    return [tensor.untyped_storage() for tensor in tensors]
 
 
 def largest_fit(

@@ -23,6 +23,8 @@ SHAPES = [(6, 4, 3, 3), (10, 7), (1, 8, 6), (4, 9, 5), (6, 4, 3, 3), (10, 7)]
         (SHAPES, {"rescale": False, "update_period": 7}),
         (SHAPES, {"rank": 1, "delta": 0.05, "epsilon": 0.1}),
         ([(90, 60), (90, 60), (20, 30, 3)], {"rank": 6}),
+        # More than goes through the buffers at once, with axes of one rank and several dimensions on both sides.
+        ([(9, 30), (300, 250), (260, 6), (300, 250)], {"rank": 3}),
         # Kernels behind 16 input channels and more are taken at once: two axes, three, one; the last is too large.
         ([(5, 17, 3, 3), (4, 18, 2, 3, 2), (6, 16, 5), (6, 16, 5), (5, 16, 11, 12)], {}),
         ([(5, 17, 3, 3), (7, 20, 1, 1)], {"rescale": False, "rank": 1}),

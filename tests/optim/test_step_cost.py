@@ -10,6 +10,7 @@ from operation_counter import Counter
 from torch import Tensor, nn
 
 from curvlab.linalg import LinearOperator
+from curvlab.models import LeNet5
 from curvlab.optim import NGD, UniformDirection
 
 
@@ -43,7 +44,7 @@ def test_twice_the_parameters_cost_twice_as_much(settings: dict[str, Any]) -> No
 
 
 def test_a_step_of_ngd_between_updates_waits_once() -> None:
-    # Every read of a number by the host would be one more; the check of the gradients reads all its bits at once.
+    # Every read of a number by the host is a wait for the device; the check of the gradients needs one.
     generator = torch.Generator().manual_seed(0)
     parameters = [nn.Parameter(torch.zeros(shape)) for shape in [(6, 5), (6, 5), (7,), (4, 3, 2)]]
     optimizer = NGD(parameters, lr=0.1)
@@ -53,7 +54,24 @@ def test_a_step_of_ngd_between_updates_waits_once() -> None:
         optimizer.step()
     with Counter() as counter:
         optimizer.step()
-    assert counter.host_reads == 0  # tolist(), the one that is meant, is no operation
+    assert counter.host_reads == 1
+
+
+def test_small_networks_take_few_calls() -> None:
+    # A call takes microseconds, more than its arithmetic: 10 tensors and 18 axes once took 1,563 and 423.
+    generator = torch.Generator().manual_seed(0)
+    parameters = list(LeNet5(input_shape=[1, 28, 28], num_outputs=10).parameters())
+    for parameter in parameters:
+        parameter.grad = torch.randn(parameter.shape, generator=generator)
+    optimizer = NGD(parameters, lr=0.1)
+    calls = []
+    for _ in range(16):
+        with Counter() as counter:
+            optimizer.step()
+        calls.append(counter.calls)
+    assert calls[12] <= 400  # an update
+    assert calls[13] <= 100  # the first after it: products that are kept until the next update
+    assert calls[14] <= 60
 
 
 def test_the_counter_sees_a_dense_matrix() -> None:

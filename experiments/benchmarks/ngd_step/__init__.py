@@ -7,13 +7,15 @@ calls after the first ten, so what is timed is a whole period after those, divid
 update_period - 1 calls without. The optimizers take turns, period by period, so that a busy machine slows all of
 them; the ratio is that of neighbouring periods. The floor, "products", is NGD's large matrix products alone, in
 the same period, without anything around them; "floor" adds the eigendecompositions of the updates. What NGD takes
-above it are the small operations around them, a few microseconds each, 30 to 60 for each parameter tensor: most of
-what it takes on small networks. ranks.csv has one model at several ranks.
+above it are the other products and the small operations. ranks.csv has one model at several ranks.
 
-Three steps of Adam are out of reach for small networks with the same numbers. On LeNet-5 (one core, CPU seconds,
-the least of 40 repeats) Adam takes 0.32 ms and NGD 3.5: 8.8 with an update and 1.7 without. Of the 0.95 ms that
-would be three steps of Adam the large products take 0.46, the eigendecompositions (1.4 ms in each update) 0.35;
-what is left, 0.14 ms, is 30 small operations for ten tensors and 18 axes, and NGD needs 30 for each tensor.
+Small networks cost what their calls cost, a few microseconds each: LeNet-5's step, of ten tensors and 18 axes,
+makes 340 to 360 with an update and 53 to 84 without. (It made 1,563 and 423, and took 3.6 ms; every number of a
+trajectory is the same.) One core, CPU seconds, medians of 150 periods, on a busy machine: Adam 0.41 ms, NGD 1.7,
+which is 4.2 steps of Adam: 4.4 with an update, 0.8 without. Three steps of Adam, 1.2 ms, would leave little beside
+what no rearrangement spares: the large products take 0.47, the eigendecompositions (1.8 ms in each update) 0.45;
+and in each update 0.6 ms go to YYᵀ in double precision with its copies, 0.3 to W' = C^-½ UᵀY. ResNet-18 at the
+default rank, 80, is above three by its products alone (3.1): ranks.png says at which rank it is not.
 
 On a CPU, Adam's own time has two values, a factor of 2 apart: where the C library hands the memory of its
 temporaries back to the system after every use, each step takes page faults. Which of the two a process or a

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
-from curvlab.optim.ngd_axis import AxisFisher, Smoothing
-from curvlab.optim.ngd_bucket import Bucket, Workspace, group_by_shape, initial_state, squared_norms
-from curvlab.optim.ngd_update import AxisUpdate, update_estimates
+from curvlab.optim.ngd_axis import Smoothing
+from curvlab.optim.ngd_bucket import initial_state
+from curvlab.optim.ngd_cohort import Cohort, cohorts
 from curvlab.optim.parameter_vector import Closure, DivergedError, evaluate
-
-_START_UPDATES = 3  # on the first gradient, before its output is taken
-_INITIAL_UPDATES = 10  # calls that all update, before update_period begins
 
 
 class NGD(torch.optim.Optimizer):
@@ -54,9 +51,10 @@ class NGD(torch.optim.Optimizer):
     Cost of a step: 4r flops for each element and axis (2d where that is less; between updates, 2k for all axes
     together of a convolution's kernel of k <= 128 numbers). An update of F costs about half as much again, and an
     (r, r) eigendecomposition for each axis. ResNet-18 on two cores: 83 to 96 ms, 48 to 51 of them for the large
-    products. Memory: r·d numbers for each axis. Two buffers, kept between steps, that hold gradients of one shape:
-    2 * 2^20 numbers, or twice the largest tensor if that is more. A copy of the gradients with weight_decay or
-    maximize.
+    products; LeNet-5 on one: 1.6 ms, 4 steps of Adam (`make bench-ngd-step`). Memory: 2r·d numbers for each axis,
+    and r·d in double precision for those of one dimension. Two buffers, kept between steps, that hold gradients of
+    one shape: 2 * 2^20 numbers, or twice the largest tensor if that is more. A copy of the gradients with
+    weight_decay or maximize.
     Each step waits for the device once, to check the gradients; updates wait for their eigendecompositions, too.
 
     Raises:
@@ -80,8 +78,8 @@ class NGD(torch.optim.Optimizer):
         weight_decay: float = 0.0,
         maximize: bool = False,
     ) -> None:
-        self._buckets: dict[int, tuple[list[int], list[Bucket]]] = {}
-        self._workspace = Workspace()
+        self._active: list[list[int]] = []
+        self._cohorts: list[list[Cohort]] = []
         defaults = {
             "lr": lr,
             "alpha": alpha,
@@ -107,8 +105,7 @@ class NGD(torch.optim.Optimizer):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        self._buckets = {}  # built again from the state, which may have been loaded
-        self._workspace = Workspace()
+        self._active, self._cohorts = [], []  # built again from the state, which may have been loaded
 
     @torch.no_grad()
     def step(  # type: ignore[override]  # torch types the closure's loss as float
@@ -116,128 +113,71 @@ class NGD(torch.optim.Optimizer):
     ) -> Tensor | float | None:
         """Take one step; return the closure's loss."""
         loss = evaluate(closure)
+        self._find_cohorts()
         work = [
-            [_BucketStep.of(bucket, group) for bucket in self._group_buckets(index, group)]
-            for index, group in enumerate(self.param_groups)
+            (group, cohort, cohort.gradients(group))
+            for group, of_group in zip(self.param_groups, self._cohorts, strict=True)
+            for cohort in of_group
         ]
-        _check_finite([part for of_group in work for part in of_group])
-        for group, of_group in zip(self.param_groups, work, strict=True):
-            updates: list[AxisUpdate] = []
-            for part in of_group:
-                updates += _take_step(part, group, self._workspace)
-                for parameter in part.bucket.parameters:
-                    self.state[parameter]["step"] = part.bucket.step
-            update_estimates(updates, _smoothing(group))
+        squared_norms = [torch.stack(torch._foreach_norm(gradients)).square() for *_, gradients in work]
+        _check_finite([cohort for _, cohort, _ in work], squared_norms)
+        for (group, cohort, gradients), own in zip(work, squared_norms, strict=True):
+            cohort.take_step(gradients, own, group, _smoothing(group))
         return loss
 
-    def _group_buckets(self, index: int, group: dict[str, Any]) -> list[Bucket]:
-        """Return the buckets of the parameters that have gradients, built again when these have changed."""
+    def _find_cohorts(self) -> None:
+        """Build the cohorts of the parameters that have gradients, when these have changed."""
         active = [
-            parameter for parameter in group["params"] if parameter.grad is not None and parameter.numel() > 0
+            [parameter for parameter in group["params"] if parameter.grad is not None and parameter.numel() > 0]
+            for group in self.param_groups
         ]
-        known, buckets = self._buckets.get(index, ([], []))
-        if known != [id(parameter) for parameter in active]:
-            for parameter in active:
+        known = [[id(parameter) for parameter in of_group] for of_group in active]
+        if known == self._active:
+            return
+        for group, of_group in zip(self.param_groups, active, strict=True):
+            for parameter in of_group:
                 _check_gradient(parameter)
                 if not self.state[parameter]:
                     self.state[parameter].update(initial_state(parameter, group["rank"], _smoothing(group)))
-            buckets = [Bucket.of(members, self.state) for members in group_by_shape(active, self.state)]
-            self._buckets[index] = ([id(parameter) for parameter in active], buckets)
-        return buckets
+        self._cohorts = [cohorts(of_group, self.state) for of_group in active]
+        _share_buffers([cohort for of_group in self._cohorts for cohort in of_group])
+        self._active = known
+
+
+def _share_buffers(all_cohorts: list[Cohort]) -> None:
+    """Give all cohorts of a dtype and device the same two buffers.
+
+    Memory that is allocated anew in each step costs more, in page faults, than the arithmetic on it.
+    """
+    kinds: dict[tuple[torch.dtype, torch.device], list[Cohort]] = {}
+    for cohort in all_cohorts:
+        like = cohort.parameters[0]
+        kinds.setdefault((like.dtype, like.device), []).append(cohort)
+    for members in kinds.values():
+        buffers = members[0].parameters[0].new_empty(2, max(cohort.buffer_size for cohort in members))
+        for cohort in members:
+            cohort.bind(buffers)
 
 
 def _smoothing(group: dict[str, Any]) -> Smoothing:
     return Smoothing(group["alpha"], group["eta"], group["epsilon"], group["delta"])
 
 
-@dataclass(frozen=True)
-class _BucketStep:
-    """What one step does with a bucket.
-
-    Attributes:
-        bucket: parameters of one shape.
-        gradients: theirs, with weight decay and uphill where asked for.
-        squared_norms: ‖gradient‖² of each, (B,).
-        updates_estimates: whether F learns from these gradients.
-    """
-
-    bucket: Bucket
-    gradients: list[Tensor]
-    squared_norms: Tensor
-    updates_estimates: bool
-
-    @classmethod
-    def of(cls, bucket: Bucket, group: dict[str, Any]) -> _BucketStep:
-        gradients = bucket.gradients(maximize=group["maximize"], weight_decay=group["weight_decay"])
-        norms = torch.stack([torch.linalg.vector_norm(gradient) for gradient in gradients])
-        updates = bucket.step < _INITIAL_UPDATES or bucket.step % group["update_period"] == 0
-        return cls(bucket, gradients, norms.square(), bool(updates))
-
-
-def _check_finite(work: list[_BucketStep]) -> None:
+def _check_finite(work: list[Cohort], squared_norms: list[Tensor]) -> None:
+    """Raise where a gradient is not finite; wait for the device once, whatever the number of cohorts."""
     if not work:
         return
-    # One wait for the device, whatever the number of buckets.
-    device = work[0].squared_norms.device
-    finite = torch.stack([part.squared_norms.isfinite().all().to(device) for part in work]).tolist()
-    for part, is_finite in zip(work, finite, strict=True):
-        if not is_finite:
-            raise DivergedError(
-                f"NGD found NaN or infinity in a gradient of shape {tuple(part.bucket.parameters[0].shape)}, or "
-                "one beyond the range of its precision, and took no step: the iteration has diverged. Lower lr, "
-                "or raise alpha."
-            )
-
-
-def _take_step(part: _BucketStep, group: dict[str, Any], workspace: Workspace) -> list[AxisUpdate]:
-    """Move the parameters of a bucket; return what F of each axis has to learn from their gradients."""
-    bucket = part.bucket
-    x, scratch = workspace.views(bucket.parameters[0], bucket.shape)
-    updates: list[AxisUpdate] = []
-    if part.updates_estimates:
-        bucket.stack(part.gradients, out=x)
-        x, updates = _multiply_and_observe(part, x, scratch, group)
-    else:
-        # Products along different axes commute, and nothing but the result matters here.
-        bucket.stack_multiplied(part.gradients, out=x)
-        for fisher in bucket.fishers[: len(bucket.fishers) - bucket.num_kernel_fishers]:
-            x, scratch, _ = fisher.apply_(x, scratch, with_product=False)
-    factors = torch.full_like(part.squared_norms, -float(group["lr"]))
-    if group["rescale"] and bucket.fishers:
-        factors = factors * _ratio(part.squared_norms, squared_norms(x)).sqrt()
-    bucket.move(x, factors)
-    bucket.step += 1
-    return updates
-
-
-def _multiply_and_observe(
-    part: _BucketStep, x: Tensor, scratch: Tensor, group: dict[str, Any]
-) -> tuple[Tensor, list[AxisUpdate]]:
-    """Multiply `x` along axis after axis; return the result and, for each axis, what F has to learn from its X.
-
-    The products are linear, so the rescaling of all axes is done once, at the end. Until then the X of an axis is
-    `x` times sqrt(pending).
-    """
-    updates: list[AxisUpdate] = []
-    for index, fisher in enumerate(part.bucket.fishers):
-        squared_norm = squared_norms(x) if index else part.squared_norms
-        pending = _ratio(part.squared_norms, squared_norm) if group["rescale"] else torch.ones_like(squared_norm)
-        for _ in range(_START_UPDATES if part.bucket.step == 0 else 0):
-            *_, product = fisher.apply_(x.clone(), torch.empty_like(x), with_product=True)
-            update_estimates([_update(fisher, product, squared_norm, pending)], _smoothing(group))
-        x, scratch, product = fisher.apply_(x, scratch, with_product=True)
-        updates.append(_update(fisher, product, squared_norm, pending))
-    return x, updates
-
-
-def _update(fisher: AxisFisher, product: Tensor | None, squared_norm: Tensor, pending: Tensor) -> AxisUpdate:
-    if product is None:
-        raise TypeError("an update needs the product J")
-    return AxisUpdate(fisher, pending[:, None, None] * product, pending * squared_norm)
-
-
-def _ratio(numerator: Tensor, denominator: Tensor) -> Tensor:
-    return numerator / denominator.clamp_min(torch.finfo(denominator.dtype).tiny)
+    device = squared_norms[0].device
+    if math.isfinite(torch.stack([own.sum().to(device) for own in squared_norms]).sum().item()):
+        return
+    for cohort, own in zip(work, squared_norms, strict=True):
+        for parameter, squared_norm in zip(cohort.parameters, own.tolist(), strict=True):
+            if not math.isfinite(squared_norm):
+                raise DivergedError(
+                    f"NGD found NaN or infinity in a gradient of shape {tuple(parameter.shape)}, or one beyond "
+                    "the range of its precision, and took no step: the iteration has diverged. Lower lr, or raise "
+                    "alpha."
+                )
 
 
 def _check_gradient(parameter: Tensor) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -65,71 +66,131 @@ class AxisFisher:
     Kept as W = E^½ R with E = (β/D + 1)⁻¹, so that β (F + κI)⁻¹ = I - WᵀW; β = ρ(1+α) + α tr(D)/d, that is
     κ = α/d tr(F) (Saghir et al. 2024, Eq. 7), up to the rank's share of ρ.
 
+    All tensors are views of what `Estimates` keeps for many axes, which writes new values into them.
+
     Attributes:
         layout: shape shared by the tensors of the batch.
         factor: W, (B, rank, dim).
+        product: J = WXᵀX of the gradient that was observed last, (B, rank, dim).
         eigenvalues: D, (B, rank), squared gradient per row.
         rho: ρ, (B,).
+        norm: ‖X‖_F of the stack that was observed last, (B,); its caller's to write.
     """
 
     layout: AxisLayout
     factor: Tensor
+    product: Tensor
     eigenvalues: Tensor
     rho: Tensor
-
-    def apply_(self, x: Tensor, scratch: Tensor, *, with_product: bool) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Return X - XWᵀW, shaped as `x`, the buffer that is free now, and on request J = WXᵀX, (B, rank, dim).
-
-        `x` is (B, ...) contiguous, each member laid out as `layout` says. The result is written over `x` or over
-        `scratch`, of the same shape; the other one is free. Cost: 4 · rank flops for each element, or 2 · dim
-        where the axis is short; at most as much again for J.
-        """
-        before, dim, after = self.layout.before, self.layout.dim, self.layout.after
-        if after == 1:
-            shape = (len(x), before, dim)
-            product = self._apply_to_rows_(x.view(shape), scratch.view(shape), with_product=with_product)
-        else:
-            shape = (len(x) * before, dim, after)
-            product = self._apply_to_columns_(x.view(shape), scratch.view(shape), with_product=with_product)
-        return (scratch, x, product) if self._is_short else (x, scratch, product)
+    norm: Tensor
+    _inverse: Tensor | None = field(default=None, init=False)
+    _identity: Tensor | None = field(default=None, init=False)
 
     def scaled_inverse(self) -> Tensor:
-        """Return β(F + κI)⁻¹ = I - WᵀW, (B, dim, dim)."""
-        identity = torch.eye(self.layout.dim, dtype=self.factor.dtype, device=self.factor.device)
-        return torch.baddbmm(identity, self.factor.mT, self.factor, alpha=-1)
+        """Return β(F + κI)⁻¹ = I - WᵀW, (B, dim, dim), kept until `forget`."""
+        if self._inverse is None:
+            if self._identity is None:
+                self._identity = torch.eye(self.layout.dim, dtype=self.factor.dtype, device=self.factor.device)
+            self._inverse = torch.baddbmm(self._identity, self.factor.mT, self.factor, alpha=-1)
+        return self._inverse
 
-    def _apply_to_rows_(self, rows: Tensor, scratch: Tensor, *, with_product: bool) -> Tensor | None:
-        """`rows`: (B, N, dim)."""
-        factor = self.factor
-        if self._is_short:
-            torch.bmm(rows, self.scaled_inverse(), out=scratch)
-            return factor @ (rows.mT @ rows) if with_product else None
-        hidden = rows @ factor.mT
-        product = hidden.mT @ rows if with_product else None
-        rows.baddbmm_(hidden, factor, alpha=-1)
-        return product
-
-    def _apply_to_columns_(self, columns: Tensor, scratch: Tensor, *, with_product: bool) -> Tensor | None:
-        """`columns`: (B · before, dim, after)."""
-        if self._is_short:
-            torch.bmm(self._repeated(self.scaled_inverse()), columns, out=scratch)
-            return self.factor @ self._summed(columns @ columns.mT) if with_product else None
-        factor = self._repeated(self.factor)
-        hidden = factor @ columns
-        product = self._summed(hidden @ columns.mT) if with_product else None
-        columns.baddbmm_(factor.mT, hidden, alpha=-1)
-        return product
+    def forget(self) -> None:
+        """Say that W has changed."""
+        self._inverse = None
 
     @property
-    def _is_short(self) -> bool:
+    def is_short(self) -> bool:
         """Whether one product with a (dim, dim) matrix is cheaper than two with thin ones."""
         return self.layout.dim <= min(_SHORT, 2 * self.layout.rank)
 
+
+class AxisProduct:
+    """The product of a stack X, (B, ...), with β(F + κI)⁻¹ along one axis, between two buffers that stay in place.
+
+    All views are made here, once: on small tensors they would take longer than the arithmetic.
+
+    Attributes:
+        fisher: F.
+        flat: X, (B, numbers of a tensor).
+        result, free: the buffer that `multiply` leaves the result in, and the other one.
+    """
+
+    def __init__(self, fisher: AxisFisher, x: Tensor, scratch: Tensor) -> None:
+        """`x` and `scratch`: (B, ...), contiguous, each member laid out as `fisher.layout` says."""
+        layout, count = fisher.layout, len(x)
+        self.fisher, self.flat = fisher, x.view(count, -1)
+        self.result, self.free = (scratch, x) if fisher.is_short else (x, scratch)
+        self._in_rows = layout.after == 1
+        self._before = 1 if self._in_rows else layout.before  # matrices of columns in a tensor
+        shape, hidden = (count * layout.before, layout.dim, layout.after), (layout.rank, layout.after)
+        if self._in_rows:
+            shape, hidden = (count, layout.before, layout.dim), (layout.before, layout.rank)
+        self._x, self._out = x.view(shape), scratch.view(shape)
+        size = shape[0] * math.prod(hidden)
+        self._hidden = scratch.view(-1)[:size].view(shape[0], *hidden)  # rank < dim, so it fits
+        self._x_mT, self._hidden_mT, self._factor_mT = self._x.mT, self._hidden.mT, fisher.factor.mT
+        self._inverse: Tensor | None = None
+        self._inverse_of: Tensor | None = None
+
+    def multiply(self, *, observe: bool) -> None:
+        """Write X - XWᵀW into `result`; with `observe`, also J into `fisher.product`.
+
+        Cost: 4 · rank flops for each element, or 2 · dim where the axis is short; at most as much again for J.
+        """
+        if self.fisher.is_short:
+            if observe:
+                self.observe()
+            inverse = self._repeated_inverse()
+            torch.bmm(*((self._x, inverse) if self._in_rows else (inverse, self._x)), out=self._out)
+            return
+        factor_mT = self._project()
+        if observe:
+            self._observe_hidden()
+        if self._in_rows:
+            self._x.baddbmm_(self._hidden, self.fisher.factor, alpha=-1)
+        else:
+            self._x.baddbmm_(factor_mT, self._hidden, alpha=-1)
+
+    def observe(self) -> None:
+        """Write J = WXᵀX into `fisher.product`."""
+        if not self.fisher.is_short:
+            self._project()
+            return self._observe_hidden()
+        x, x_mT = self._x, self._x_mT
+        moment = torch.bmm(x_mT, x) if self._in_rows else self._summed(torch.bmm(x, x_mT))
+        torch.bmm(self.fisher.factor, moment, out=self.fisher.product)
+        return None
+
+    def _project(self) -> Tensor:
+        """Write XWᵀ into `_hidden`; return Wᵀ for each matrix in `_x`."""
+        if self._in_rows:
+            torch.bmm(self._x, self._factor_mT, out=self._hidden)
+            return self._factor_mT
+        factor = self._repeated(self.fisher.factor)
+        torch.bmm(factor, self._x, out=self._hidden)
+        return self._factor_mT if self._before == 1 else factor.mT
+
+    def _observe_hidden(self) -> None:
+        if self._in_rows:
+            torch.bmm(self._hidden_mT, self._x, out=self.fisher.product)
+        elif self._before == 1:
+            torch.bmm(self._hidden, self._x_mT, out=self.fisher.product)
+        else:
+            self.fisher.product.copy_(self._summed(torch.bmm(self._hidden, self._x_mT)))
+
+    def _repeated_inverse(self) -> Tensor:
+        inverse = self.fisher.scaled_inverse()
+        if self._inverse is None or self._inverse_of is not inverse:
+            self._inverse_of, self._inverse = inverse, self._repeated(inverse)
+        return self._inverse
+
     def _repeated(self, matrices: Tensor) -> Tensor:
-        return matrices[:, None].expand(-1, self.layout.before, -1, -1).flatten(0, 1)
+        if self._before == 1:
+            return matrices
+        return matrices[:, None].expand(-1, self._before, -1, -1).flatten(0, 1)
 
     def _summed(self, products: Tensor) -> Tensor:
-        return products.unflatten(0, (-1, self.layout.before)).sum(1)
+        return products if self._before == 1 else products.unflatten(0, (-1, self._before)).sum(1)
 
 
 def kronecker(matrices: Sequence[Tensor]) -> Tensor:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -19,88 +19,80 @@ _MAX_STACKED = 2**20  # elements: larger tensors gain nothing from being batched
 
 @dataclass
 class Bucket:
-    """Parameters of one shape that have taken equally many steps, and the stack of their Fisher estimates.
+    """Parameters of one shape that have taken equally many steps, with the Fisher estimates of their axes.
 
-    `_order` says how the stack is laid out.
+    Attributes:
+        parameters: of one shape.
+        order: axes of a parameter in the order in which the stack holds them.
+        shape: of the stack.
+        layouts: axes longer than 1, as the stack holds them, in the parameter's order; the kernel's are last.
+        num_kernel_axes: how many of `layouts` are multiplied by one matrix between updates.
+        fishers: estimates of `layouts`.
     """
 
     parameters: list[Tensor]
-    order: list[int]  # axes of a parameter in the order in which the stack holds them
-    shape: tuple[int, ...]  # of the stack
-    fishers: list[AxisFisher]  # in the order of the axes, those of size 1 left out; the kernel's are the last
-    num_kernel_fishers: int
-    step: int
+    order: list[int]
+    shape: tuple[int, ...]
+    layouts: list[AxisLayout]
+    num_kernel_axes: int
+    fishers: list[AxisFisher] = field(default_factory=list)
 
     @classmethod
     def of(cls, parameters: list[Tensor], states: Mapping[Tensor, dict[str, Any]]) -> Bucket:
-        """Stack the states of parameters of one shape; the states become views of the stacks."""
-        like, own = parameters[0], [states[parameter] for parameter in parameters]
-        ranks = {axis: len(own[0][f"eigenvalues_{axis}"]) for axis, _ in _axes(like)}
-        fishers = []
-        for axis, layout in _layouts(like, ranks):
-            stacks = []
-            for name in _names(axis):
-                stacks.append(torch.stack([state[name] for state in own]))
-                for state, view in zip(own, stacks[-1], strict=True):
-                    state[name] = view
-            fishers.append(AxisFisher(layout, *stacks))
-        order = _order(like)
+        """Return the bucket of parameters of one shape, without its estimates."""
+        like, order = parameters[0], _order(parameters[0])
         shape = (len(parameters), *(like.shape[axis] for axis in order))
-        num_kernel_fishers = sum(axis >= like.ndim - _num_kernel_axes(like) for axis in ranks)
-        return cls(parameters, order, shape, fishers, num_kernel_fishers, own[0]["step"])
+        ranks = {axis: len(states[like][f"eigenvalues_{axis}"]) for axis, _ in _axes(like)}
+        num_kernel_axes = sum(axis >= like.ndim - _num_kernel_axes(like) for axis in ranks)
+        return cls(parameters, order, shape, [layout for _, layout in _layouts(like, ranks)], num_kernel_axes)
 
-    def gradients(self, *, maximize: bool, weight_decay: float) -> list[Tensor]:
-        """Return the gradients in the parameters' own layout: p.grad, or ±p.grad + weight_decay · p as a copy."""
-        gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
-        if len(gradients) < len(self.parameters):
-            raise RuntimeError("a parameter of this bucket has no gradient")
-        if maximize:
-            gradients = [-gradient for gradient in gradients]
-        if weight_decay:
-            pairs = zip(gradients, self.parameters, strict=True)
-            gradients = [gradient.add(parameter, alpha=weight_decay) for gradient, parameter in pairs]
-        return gradients
+    @property
+    def size(self) -> int:
+        """Numbers in the stack."""
+        return math.prod(self.shape)
 
-    def stack(self, gradients: list[Tensor], *, out: Tensor) -> None:
-        """Copy gradients into `out`, of `shape`: (B, ...)."""
-        torch.stack([gradient.permute(self.order) for gradient in gradients], out=out)
+    def estimates(self, states: Mapping[Tensor, dict[str, Any]]) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """Yield W, D and ρ from the states, axis by axis and for each axis parameter by parameter."""
+        for axis, _ in _axes(self.parameters[0]):
+            for parameter in self.parameters:
+                W, D, rho = (states[parameter][name] for name in _names(axis))
+                yield W, D, rho
 
-    def stack_multiplied(self, gradients: list[Tensor], *, out: Tensor) -> None:
-        """Write gradients into `out`, of `shape`, multiplied along their kernel axes by β(F + κI)⁻¹.
+    def keep(self, fishers: list[AxisFisher], states: Mapping[Tensor, dict[str, Any]]) -> None:
+        """Take the estimates; the states become views of them."""
+        self.fishers = fishers
+        for (axis, _), fisher in zip(_axes(self.parameters[0]), fishers, strict=True):
+            stacks = (fisher.factor, fisher.eigenvalues, fisher.rho)
+            for name, stack in zip(_names(axis), stacks, strict=True):
+                for parameter, view in zip(self.parameters, stack, strict=True):
+                    states[parameter][name] = view
 
-        One small product does that and the copy.
-        """
-        if not self.num_kernel_fishers:
-            return self.stack(gradients, out=out)
-        inverse = kronecker([fisher.scaled_inverse() for fisher in self.fishers[-self.num_kernel_fishers :]])
-        size = inverse.shape[-1]
-        for gradient, own, matrix in zip(gradients, out.view(len(out), size, -1), inverse, strict=True):
-            torch.mm(matrix, gradient.reshape(-1, size).mT, out=own)
-        return None
-
-    def move(self, displacement: Tensor, factors: Tensor) -> None:
-        """Add displacement * factors, (B, ...) and (B,), to the parameters."""
+    def in_layout_of_parameters(self, stack: Tensor) -> list[Tensor]:
+        """Return views of a stack of `shape` that are shaped as the parameters."""
         inverse = [self.order.index(axis) for axis in range(len(self.order))]
-        for parameter, part, factor in zip(self.parameters, displacement, factors, strict=True):
-            parameter.addcmul_(part.permute(inverse), factor)
+        return [own.permute(inverse) for own in stack]
 
 
-class Workspace:
-    """Two buffers that all buckets use in turn.
+class KernelProduct:
+    """The product of gradients with β(F + κI)⁻¹ along all axes of a convolution's kernel, between updates.
 
-    Memory that is allocated anew in each step costs more, in page faults, than the arithmetic on it.
+    One small product does that and the copy into the stack.
     """
 
-    def __init__(self) -> None:
-        self._buffers: dict[tuple[torch.dtype, torch.device], Tensor] = {}
+    def __init__(self, bucket: Bucket, x: Tensor) -> None:
+        self._fishers = bucket.fishers[-bucket.num_kernel_axes :]
+        size = math.prod(fisher.layout.dim for fisher in self._fishers)
+        self._targets = list(x.view(len(x), size, -1))
+        self._inverses: list[Tensor] = []
+        self._factors: list[Tensor] = []
 
-    def views(self, like: Tensor, shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:
-        """Return two uninitialised tensors of the kind of `like`, valid until the next call."""
-        size, key = math.prod(shape), (like.dtype, like.device)
-        if key not in self._buffers or self._buffers[key].shape[1] < size:
-            self._buffers[key] = like.new_empty(2, size)
-        first, second = self._buffers[key][:, :size]
-        return first.view(shape), second.view(shape)
+    def multiply(self, gradients: Sequence[Tensor]) -> None:
+        """Write the products into the stack, (B, ...)."""
+        factors = [fisher.scaled_inverse() for fisher in self._fishers]
+        if [id(factor) for factor in factors] != [id(factor) for factor in self._factors]:
+            self._factors, self._inverses = factors, list(kronecker(factors))
+        for gradient, target, inverse in zip(gradients, self._targets, self._inverses, strict=True):
+            torch.mm(inverse, gradient.reshape(-1, len(inverse)).mT, out=target)
 
 
 def initial_state(parameter: Tensor, rank: int | None, smoothing: Smoothing) -> dict[str, Any]:
@@ -109,11 +101,6 @@ def initial_state(parameter: Tensor, rank: int | None, smoothing: Smoothing) -> 
     for axis, layout in _layouts(parameter, {axis: fitting_rank(dim, rank) for axis, dim in _axes(parameter)}):
         state.update(zip(_names(axis), initial_estimate(layout, parameter, smoothing), strict=True))
     return state
-
-
-def squared_norms(stack: Tensor) -> Tensor:
-    """Return ‖x‖² of each tensor in a stack, (B, ...) -> (B,)."""
-    return torch.linalg.vector_norm(stack.view(len(stack), -1), dim=1).square()
 
 
 def group_by_shape(parameters: list[Tensor], states: Mapping[Tensor, dict[str, Any]]) -> list[list[Tensor]]:

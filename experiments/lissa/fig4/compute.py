@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pandas as pd
@@ -11,6 +12,7 @@ from curvlab.runs import Run
 from experiments.lissa.fig4.slopes import slopes
 from experiments.lissa.fig4.traces import sampling_gap, token_gap
 from experiments.shared import spectrum as units
+from experiments.shared.constant_bounds import constant_bounds
 from experiments.shared.tasks import build_task
 from experiments.shared.trained_task import TrainedTask
 from experiments.target import task_settings
@@ -66,8 +68,10 @@ def traces(run: Run, task: TrainedTask, cfg: DictConfig, spectrum: dict[str, Any
 
 
 def constant_row(run: Run, task: TrainedTask, cfg: DictConfig, spectrum: dict[str, Any]) -> dict[str, Any]:
-    """Return C by direction, beside the paper's."""
+    """Return C by direction, from batches as in lissa-tab1, its bounds from all examples, and the paper's."""
     found = units.constants(run, task, cfg, trace=spectrum["trace"])
+    bounds = constant_bounds(run, task, cfg)
+    trace = spectrum["trace"] if math.isnan(bounds["trace"]) else bounds["trace"]
     return {
         "task": task.label,
         "train_loss": task.train_loss,
@@ -77,6 +81,8 @@ def constant_row(run: Run, task: TrainedTask, cfg: DictConfig, spectrum: dict[st
         "largest": found["largest"],
         "assumed": cfg.assumed_constant,
         "trace_error": spectrum["trace_stderr"] / spectrum["trace"],
+        "at_least": bounds["at_least"] / trace,
+        "at_most": bounds["at_most"] / trace,
     }
 
 
@@ -93,6 +99,8 @@ def summary(table: pd.DataFrame, constants: pd.DataFrame) -> pd.DataFrame:
             "C, leading eigenvectors": constants.leading,
             "C, random directions": constants.random,
             "C, where an example points": constants.example,
+            "C at least, all examples": constants.at_least,
+            "C at most, all examples": constants.at_most,
             "C assumed": constants.assumed,
             "sequence / single tokens": constants.task.map(fitted.coherence),
             "its s.e.": constants.task.map(fitted.coherence_stderr),

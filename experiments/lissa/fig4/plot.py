@@ -39,7 +39,7 @@ def _panel(ax: Axes, own: pd.DataFrame, constants: pd.Series, fitted: pd.Series)
     for constant, style, label in (
         (1.0, ":", "right side, C = 1 (band: 95 %)"),
         (constants["assumed"], "--", "right side, C = 2 (the paper's)"),
-        (constants["largest"], "-", "right side, C as measured (worst direction)"),
+        (constants["at_least"], "-", "right side, C of the worst direction tried"),
     ):
         right = constant * ours.right.to_numpy()
         color = plots.PALETTE[1] if style != "-" else plots.PALETTE[2]
@@ -65,6 +65,11 @@ def _panel(ax: Axes, own: pd.DataFrame, constants: pd.Series, fitted: pd.Series)
     ax.set_xlabel(f"batch size |B|, {own.unit.iloc[0]}")
     ax.set_title(
         f"{own.task.iloc[0]}\nslope {fitted['slope']:.2f} ± {fitted['slope_stderr']:.2f}\n"
-        f"C: {fitted['constant']:.2g} in the trace, {constants['largest']:.2g} worst",
+        f"C: {fitted['constant']:.2g} in the trace, worst direction\n{_reach(constants)}",
         fontsize=9,
     )
+
+
+def _reach(constants: pd.Series) -> str:
+    low, high = constants["at_least"], constants["at_most"]
+    return f"between {low:.2g} and {high:.2g}" if np.isfinite(high) else f"at least {low:.2g}"

@@ -9,8 +9,13 @@ import pandas as pd
 from curvlab import reporting
 from curvlab.reporting import Claim, ClaimResult, ClaimSheet, Interval, exact, out_of_reach
 from experiments.lissa.printed import judge_printed
-from experiments.shared.worst_case import farthest_ratio
+from experiments.shared.worst_case import farthest_ratio, largest
 from experiments.target import Computed
+
+BOUNDS = (
+    "The lower bound is that of the directions tried, the upper one max_i λmax(G_i), both from all examples one "
+    "by one; between them the condition is not decided."
+)
 
 
 def judge(computed: Computed, claims: ClaimSheet) -> list[ClaimResult]:
@@ -18,24 +23,36 @@ def judge(computed: Computed, claims: ClaimSheet) -> list[ClaimResult]:
     table, paper = computed["table"].set_index("task"), computed["paper"].set_index("row")
     implied = table.assumed_constant * table.trace / table.lambda_max
     stderr = table.assumed_constant * table.trace_stderr / table.lambda_max
-    needed, doubt = 2 * table.constant * table.trace / table.lambda_max, table.trace_stderr / table.trace
     relative = table.trace_per_parameter_stderr / table.trace_per_parameter * (table.forms / 1600) ** 0.5
-    joint = (table.trace_per_parameter_stderr**2 + table.full_trace_per_parameter_stderr**2) ** 0.5
-    distance = (table.trace_per_parameter - table.full_trace_per_parameter).abs() / joint
-    constants = ", ".join(f"{task} {value:.2g}" for task, value in table.constant.items())
+    needed = ", ".join(
+        f"{task} {row.needed_at_least:.3g} to {row.needed_at_most:.3g}" for task, row in table.iterrows()
+    )
+    constants = ", ".join(
+        f"{task} {row.constant_at_least:.2g} to {row.constant_at_most:.2g}" for task, row in table.iterrows()
+    )
     return [
         _largest(claims.claim("trace-error"), relative, f"The most uneven examples: {relative.idxmax()}."),
-        _largest(claims.claim("trace-unbiased"), distance, "Either estimate is off: more probes will tell."),
-        _extreme(claims.claim("batch-above-one"), implied, stderr, str(implied.idxmin())),
+        _unbiased(claims.claim("trace-unbiased"), table),
+        _between(
+            claims.claim("batch-above-one"),
+            float(table.needed_at_least.min()),
+            float(table.needed_at_most.min()),
+            f"By model: {needed}. {BOUNDS}",
+        ),
         _one_sequence(claims.claim("one-sequence"), table, implied, stderr),
         _extreme(claims.claim("requirement-mild"), implied, stderr, str(implied.idxmax())),
-        _extreme(claims.claim("requirement-mild-measured"), needed, needed * doubt, str(needed.idxmax())),
-        _largest(
+        _between(
+            claims.claim("requirement-mild-measured"),
+            float(table.needed_at_least.max()),
+            float(table.needed_at_most.max()),
+            f"By model: {needed}. {BOUNDS}",
+        ),
+        _between(
             claims.claim("constant-two"),
-            table.constant,
-            f"Largest for {table.constant.idxmax()}; by model: {constants}. lissa-fig1 shows what it does: with "
-            "C = 2 LiSSA diverges on the trained networks, with C measured it does not; lissa-fig4 compares both "
-            "sides of the condition.",
+            float(table.constant_at_least.max()),
+            float(table.constant_at_most.max()),
+            f"By model: {constants}. {BOUNDS} The condition is sufficient: that C = 2 breaks it does not say that "
+            "LiSSA diverges. Whether it converges is measured in lissa-fig1 (recipe-converges) and lissa-fig2.",
         ),
         judge_printed(
             claims.claim("printed-batch"),
@@ -71,6 +88,30 @@ def _largest(claim: Claim, values: pd.Series, why: str) -> ClaimResult:
     )
 
 
+def _between(claim: Claim, low: float, high: float, why: str) -> ClaimResult:
+    """Judge a lower bound, with the interval from it to the upper bound (infinite where there is none)."""
+    interval = Interval(low, high, "from the directions tried to what is enough", 1)
+    return reporting.judge(claim, low, interval, if_not_reproduced=why)
+
+
+def _unbiased(claim: Claim, table: pd.DataFrame) -> ClaimResult:
+    """Judge forms over the trace, exact where it is to be had, by the model whose 95 % reach farthest from 1."""
+    known = table.exact_trace.notna()
+    full = (table.exact_trace / table.parameters).where(known, table.full_trace_per_parameter)
+    error = table.full_trace_per_parameter_stderr.where(~known, 0.0)
+    ratio = table.trace_per_parameter / full
+    forms = table.trace_per_parameter_stderr / table.trace_per_parameter
+    half = 1.96 * ratio * (forms**2 + (error / full) ** 2) ** 0.5
+    worst = largest((ratio - 1).abs() + half)
+    value, wide, task = float(ratio.iloc[worst]), float(half.iloc[worst]), str(table.index[worst])
+    return reporting.judge(
+        claim,
+        value,
+        Interval(value - wide, value + wide, f"95 % of both errors, {task}", 1),
+        if_not_reproduced=f"It is {task} whose interval reaches the farthest from 1: more forms will tell.",
+    )
+
+
 def _extreme(claim: Claim, values: pd.Series, errors: pd.Series, task: str, why: str = "") -> ClaimResult:
     value, half = float(values[task]), 1.96 * float(errors[task])
     interval = Interval(value - half, value + half, f"95 % of the trace, {task}", len(values))
@@ -83,11 +124,10 @@ def _one_sequence(claim: Claim, table: pd.DataFrame, implied: pd.Series, stderr:
     language = table.unit == "tokens"
     if not language.any():
         return out_of_reach(claim, "No language model among the tasks of this run.")
-    shares = implied / table.per_example
-    task = str(shares[language].idxmax())
+    task = str(implied[language].idxmax())
     row = table.loc[task]
     why = (
-        f"Our sequences have {row.per_example:.0f} tokens, fewer than a typical context; {row.batch_size} are "
-        f"recommended, {row.batch_size_measured} with C as measured ({row.constant:.2g})."
+        f"{row.batch_size} tokens are recommended for {task}, {row.batch_size_measured} with twice the C measured "
+        f"({row.constant:.2g}); our sequences have {row.per_example:.0f}."
     )
-    return _extreme(claim, shares, stderr / table.per_example, task, why)
+    return _extreme(claim, implied, stderr, task, why)

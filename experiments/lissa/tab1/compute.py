@@ -12,6 +12,7 @@ from curvlab.runs import Run
 from curvlab.solvers import lissa_hyperparameters
 from experiments.lissa.printed import MODELS, paper_numbers
 from experiments.shared import spectrum as units
+from experiments.shared.constant_bounds import constant_bounds
 from experiments.shared.tasks import build_task
 from experiments.shared.trained_task import TrainedTask
 from experiments.target import task_settings
@@ -23,7 +24,8 @@ def compute(run: Run, cfg: DictConfig) -> dict[str, pd.DataFrame]:
     Args:
         run: seeds, store, device.
         cfg: `tasks`, and for all of them or for one: `damping` or `damping_ratio`, `assumed_constant` (C), and the
-            settings of the units: `spectrum`, `forms`, `sketch`, `constant`.
+            settings of the units: `spectrum`, `forms`, `sketch`, `constant`. With C measured |B| is
+            2 C tr / lambda_max, C at least 1: `batch_size_measured`.
     """
     rows = [row(run, build_task(run, name, own), own) for name, own in task_settings(cfg).items()]
     table = pd.DataFrame(rows)
@@ -37,11 +39,14 @@ def row(run: Run, task: TrainedTask, cfg: DictConfig) -> dict[str, Any]:
     forms = units.trace_by_forms(run, task, cfg)
     sketch = units.sketch(run, task, size=cfg.sketch.size)
     constants = units.constants(run, task, cfg, trace=spectrum["trace"])
+    bounds = constant_bounds(run, task, cfg)
     largest, size = spectrum["largest_eigenvalue"], task.num_parameters
     damping = cfg.damping if cfg.damping is not None else cfg.damping_ratio * largest
     settings = {"trace": spectrum["trace"], "largest_eigenvalue": largest, "damping": damping}
     assumed = lissa_hyperparameters(**settings, constant=cfg.assumed_constant)
-    measured = lissa_hyperparameters(**settings, constant=max(constants["largest"], 1.0))
+    # As lissa-fig1 and Lissa.auto take it: twice what is measured, a lower bound of the C that is needed.
+    measured = lissa_hyperparameters(**settings, constant=2 * max(constants["largest"], 1.0))
+    trace = spectrum["trace"] if math.isnan(bounds["trace"]) else bounds["trace"]
     per_example = task.predictions_per_example
     return {
         "task": task.label,
@@ -73,6 +78,12 @@ def row(run: Run, task: TrainedTask, cfg: DictConfig) -> dict[str, Any]:
         "constant_example": constants["example"],
         "constant": constants["largest"],
         "batch_size_measured": measured.batch_size,
+        "exact_trace": bounds["trace"],  # nan where only estimates are to be had
+        # From all examples one by one: C of condition C.1, and Theorem 1's C tr / lambda_max, between two bounds.
+        "constant_at_least": bounds["at_least"] / trace,
+        "constant_at_most": bounds["at_most"] / trace,
+        "needed_at_least": bounds["at_least"] / largest,
+        "needed_at_most": bounds["at_most"] / largest,
     }
 
 
@@ -125,7 +136,12 @@ def summary(table: pd.DataFrame) -> pd.DataFrame:
             "batch size": table.batch_size,
             "steps": table.num_steps,
             "C measured": table.constant,
-            "batch size with it": table.batch_size_measured,
+            "batch size with twice it": table.batch_size_measured,
+            "C at least": table.constant_at_least,
+            "C at most": table.constant_at_most,
+            "C tr / lambda_max at least": table.needed_at_least,
+            "C tr / lambda_max at most": table.needed_at_most,
+            "tr(G)/P, exact": table.exact_trace / table.parameters,
             "counted in": table.unit,
         }
     )

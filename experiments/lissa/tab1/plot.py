@@ -100,8 +100,16 @@ def _eigenvalue(ax: Axes, table: pd.DataFrame, paper: pd.DataFrame, ours: np.nda
 
 def _batch(ax: Axes, table: pd.DataFrame, paper: pd.DataFrame, ours: np.ndarray, printed: np.ndarray) -> None:
     _points(ax, table.batch_size, ours - 0.13, color=OURS, label="2 tr / λmax (C = 2)")
-    _points(
-        ax, table.batch_size_measured, ours + 0.13, color=OTHER, marker=1, label="with C as measured (at least 1)"
+    label = "twice C tr / λmax, C measured (at least 1)"
+    _points(ax, table.batch_size_measured, ours + 0.13, color=OTHER, marker=1, label=label)
+    known = np.isfinite(table.needed_at_most.to_numpy())
+    ax.hlines(
+        ours[known] + 0.3,
+        table.needed_at_least[known],
+        table.needed_at_most[known],
+        color="#333333",
+        linewidth=1.5,
+        label="C tr / λmax lies here",
     )
     _points(ax, paper.batch_size_implied, printed - 0.13, color=OURS, label="_nolegend_")
     _points(ax, paper.batch_size, printed + 0.13, color=PAPER, label="printed")

@@ -11,8 +11,8 @@ products with G, and a dense one with L d rows has at most its variance.
 
 A symmetric positive semi-definite matrix has ‖G‖_F <= tr(G) and ‖G‖_F² <= lambda_max tr(G). Every row of ours is
 checked, and the paper's own: both ResNets break both (‖G‖_F of 2.55e4 and 2.67e4 against traces of 1.45e4 and
-2.04e4 from Table 1), because the code froze different parameters for the two numbers. Which parameters ours
-refer to, and which examples: see lissa-tab1, whose rows these are.
+2.04e4 from Table 1), so that the two numbers cannot refer to the same parameters and examples. Which ours refer
+to: see lissa-tab1, whose rows these are.
 """
 
 from experiments.target import Target

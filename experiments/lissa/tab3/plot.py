@@ -8,6 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from curvlab.reporting import plots
+from experiments.lissa.tab3.claims import ENOUGH_ROWS
 from experiments.target import Computed
 
 COLORS = {"dense": plots.PALETTE[0], "per tensor": plots.PALETTE[1]}
@@ -23,7 +24,7 @@ def draw(computed: Computed) -> dict[str, Figure]:
     _sketches(axes[0, 1], table, computed["sketches"])
     _variances(axes[0, 2], table, computed["gradients"])
     for ax in axes[0]:
-        ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.18), frameon=False, fontsize=8)
+        ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.24), frameon=False, fontsize=8)
     return {"figure.png": figure}
 
 
@@ -45,16 +46,23 @@ def _sketches(ax: Axes, table: pd.DataFrame, sketches: pd.DataFrame) -> None:
     places = np.arange(len(table))[::-1]
     for form, sign in (("dense", 1), ("per tensor", -1)):
         prefix = form.replace(" ", "_")
-        ax.errorbar(
-            table[f"{prefix}_value"] / table.lambda_max,
-            places + sign * SHIFT,
-            xerr=1.96 * table[f"{prefix}_stderr"] / table.lambda_max,
-            color=COLORS[form],
-            marker=plots.MARKERS[0 if form == "dense" else 1],
-            markersize=5,
-            linestyle="none",
-            label=f"{form}, 95 %",
-        )
+        value = table[f"{prefix}_value"] / table.lambda_max
+        half = 1.96 * table[f"{prefix}_stderr"] / table.lambda_max
+        for enough, face in ((True, COLORS[form]), (False, "white")):
+            own = ((table[f"{prefix}_rows"] >= ENOUGH_ROWS) == enough).to_numpy()
+            if not own.any():
+                continue
+            ax.errorbar(
+                value[own],
+                places[own] + sign * SHIFT,
+                xerr=[np.minimum(half, value)[own], half[own]],  # an eigenvalue is not below 0
+                color=COLORS[form],
+                markerfacecolor=face,
+                marker=plots.MARKERS[0 if form == "dense" else 1],
+                markersize=5,
+                linestyle="none",
+                label=f"{form}, 95 %" + ("" if enough else f", below {ENOUGH_ROWS} rows"),
+            )
         own = sketches[sketches.form == form]
         at = own.task.map(dict(zip(table.task, places, strict=True))) + 2 * sign * SHIFT
         if len(own):
@@ -68,7 +76,10 @@ def _sketches(ax: Axes, table: pd.DataFrame, sketches: pd.DataFrame) -> None:
                 label=f"{form}, {rows} rows each",
             )
     ax.axvline(1, color="#555555", linestyle="--", linewidth=1, label="Lanczos")
-    counts = [f"{row['task']}\n{row['dense_rows']} rows" for row in table.to_dict("records")]
+    counts = [
+        f"{row['task']}\nrows: {row['dense_rows']} dense,\n{row['per_tensor_rows']} per tensor"
+        for row in table.to_dict("records")
+    ]
     ax.set_yticks(places, counts)
     ax.set_ylim(-0.6, len(table) - 0.4)
     ax.set_xlabel("λmax by a sketch / by Lanczos")
@@ -101,4 +112,4 @@ def _variances(ax: Axes, table: pd.DataFrame, gradients: pd.DataFrame) -> None:
     ax.set_xscale("log")
     ax.set_yticks(places, [f"{row['task']}\nL = {row['tensors']}" for row in table.to_dict("records")])
     ax.set_ylim(-0.6, len(table) - 0.4)
-    ax.set_xlabel("Var <Φθ, Φθ'>,\nper tensor / dense")
+    ax.set_xlabel("Var <Φθ, Φθ'>, per tensor / dense")

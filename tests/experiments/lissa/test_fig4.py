@@ -105,7 +105,7 @@ def test_results_are_complete(run_smoke) -> None:
     assert table.groupby("task", sort=False).size().to_dict() == counts
     assert table[table.task == "opt-1-16-documentation-120"].batch_size.tolist() == [128, 256, 512, 2]  # tokens
     assert {result.claim.id for result in load_claims(folder)} >= {
-        "slope-mlp-8-digits-200",
+        "slope",
         "trace-mlp-8-digits-200",
         "directions-mlp-8-digits-200",
         "incoherence-opt-1-16-documentation-120",
@@ -126,13 +126,13 @@ def made_up(slope: float, constant: float) -> pd.DataFrame:
     )  # fmt: skip
 
 
-def measured(largest: float) -> pd.DataFrame:
+def measured(largest: float, most: float) -> pd.DataFrame:
     row = {"task": "a", "train_loss": 0.1, "leading": largest, "random": 1.0, "example": 1.0, "assumed": 2.0}
-    row["largest"] = largest
+    row |= {"largest": largest, "at_least": largest, "at_most": most}
     return pd.DataFrame([row])
 
 
-def test_slopes_are_weighted_least_squares() -> None:
+def test_slopes_are_least_squares() -> None:
     fitted = slopes(made_up(-1.0, 1.5)).iloc[0]
     assert fitted.slope == pytest.approx(-1, abs=1e-9)
     assert fitted.constant == pytest.approx(1.5)
@@ -141,15 +141,19 @@ def test_slopes_are_weighted_least_squares() -> None:
 
 
 @pytest.mark.parametrize(
-    ("slope", "constant", "largest", "expected"),
+    ("slope", "constant", "largest", "most", "expected"),
     [
-        (-1.0, 1.5, 1.9, ["reproduced"] * 3),
-        (-0.7, 0.9, 6.0, ["direction only", "direction only", "not reproduced"]),
-        (-0.1, 9.0, 3.0, ["not reproduced", "not reproduced", "direction only"]),
+        (-1.0, 1.5, 1.2, 1.9, ["reproduced"] * 3),
+        (-1.0, 1.5, 1.2, 9.0, ["reproduced", "reproduced", "undecided"]),  # a lower bound shows nothing
+        (-1.0, 1.5, 1.2, math.inf, ["reproduced", "reproduced", "undecided"]),
+        (-0.7, 0.9, 6.0, math.inf, ["not reproduced", "direction only", "not reproduced"]),
+        (-0.1, 9.0, 2.0, 3.0, ["not reproduced", "not reproduced", "direction only"]),
     ],
 )
-def test_verdicts(computed_of, judged, slope: float, constant: float, largest: float, expected: list[str]) -> None:
+def test_verdicts(
+    computed_of, judged, slope: float, constant: float, largest: float, most: float, expected: list[str]
+) -> None:
     results = judged(
-        "lissa/fig4", computed_of({"table": made_up(slope, constant), "constants": measured(largest)})
+        "lissa/fig4", computed_of({"table": made_up(slope, constant), "constants": measured(largest, most)})
     )
     assert [result.verdict for result in results] == [*expected, "out of reach"]  # no language model

@@ -33,7 +33,11 @@ def test_results_are_complete_and_every_row_is_checked(run_smoke) -> None:
     assert claims["variance-mlp-8-digits-200"].claim.paper_value == "up to 1/L; here L = 4"
     assert claims["sketch-mlp-8-digits-200"].verdict == "out of reach"  # 100 rows
     assert "100 rows are too few" in claims["sketch-mlp-8-digits-200"].explanation
-    assert claims["squared-ratio-mlp-8-digits-200"].verdict == "not reproduced"
+    assert claims["squared-ratio-mlp-8-digits-200"].verdict == "out of reach"
+    assert "F 95 %" in claims["concatenated-mlp-8-digits-200"].interval.kind
+    assert claims["printed-norm-below-trace"].verdict == "refuted"
+    assert claims["printed-square-below-product"].verdict == "refuted"
+    assert claims["rows-suffice"].value == pytest.approx(24900 / 5000**0.5 / 5600)  # Mistral's, of three rows
     before = (folder / "figure.png").read_bytes()
     draw_target(TARGET, folder)
     assert (folder / "figure.png").read_bytes() == before
@@ -59,15 +63,16 @@ ROW = {
     "frobenius_full_stderr": 4.2, "squared_ratio": (47 / 32.4) ** 2, "norm_over_trace": 0.26,
     "square_over_product": 0.38, "dense_rows": 200, "dense_value": 33.0, "dense_stderr": 1.0,
     "per_tensor_rows": 200, "per_tensor_value": 60.0, "per_tensor_stderr": 1.0,
+    "per_tensor_bias": 2.0,
 }  # fmt: skip
 
 
 def test_claims_on_sketches_norm_and_ratio_can_fail(computed_of, judged) -> None:
     columns = ["task", "per_tensor", "dense", "per_tensor_exact", "dense_exact", "cosine_squared"]
     gradients = pd.DataFrame([["net", 0.1, 1.0, 0.1, 1.0, 0.01]] * 3, columns=columns)
-    sketches = pd.DataFrame(columns=["task", "form", "rows", "value", "lambda_max"])
+    none = pd.DataFrame(columns=["task", "form", "rows", "value", "lambda_max"])
 
-    def verdicts(**changes: object) -> dict[str, str]:
+    def verdicts(sketches: pd.DataFrame = none, **changes: object) -> dict[str, str]:
         tables = {"table": pd.DataFrame([ROW | changes]), "paper": paper_table()}
         computed = computed_of(tables | {"sketches": sketches, "gradients": gradients})
         return {result.claim.id: result.verdict for result in judged("lissa/tab3", computed)}
@@ -76,11 +81,26 @@ def test_claims_on_sketches_norm_and_ratio_can_fail(computed_of, judged) -> None
     assert found["sketch-net"] == "reproduced"
     assert found["concatenated-net"] == "not reproduced"
     assert found["two-batches-net"] == "undecided"  # 27.7 ± 10.6 against 47.0 ± 4.2
-    assert found["squared-ratio-net"] == "not reproduced"  # 2.1, where Table 3 has thousands
+    assert found["squared-ratio-net"] == "out of reach"  # no network of this trace has thousands
     found = verdicts(per_tensor_rows=40, frobenius=46.0, frobenius_stderr=1.0, frobenius_full_stderr=0.5)
-    assert found["concatenated-net"] == "out of reach"
     assert found["two-batches-net"] == "reproduced"
-    assert verdicts(unit="tokens", squared_ratio=14.0)["squared-ratio-net"] == "reproduced"
+    assert verdicts(unit="tokens", squared_ratio=14.0)["squared-ratio-net"] == "undecided"  # ± 4.9
+    assert verdicts(unit="tokens", squared_ratio=45.0)["squared-ratio-net"] == "not reproduced"
+    unsure = verdicts(per_tensor_value=33.5, per_tensor_stderr=2.0)
+    assert unsure["concatenated-net"] == "undecided"  # one of each, both right
+    assert verdicts(sketches=repeated(0.1))["concatenated-net"] == "undecided"
+    assert verdicts(sketches=repeated(0.02))["concatenated-net"] == "reproduced"
+    assert verdicts(sketches=repeated(0.4))["concatenated-net"] == "not reproduced"
+
+
+def repeated(error: float) -> pd.DataFrame:
+    """Sketches, dense ones off by 10 % and concatenated ones by `error`."""
+    rows = [
+        {"task": "net", "form": form, "rows": 48, "value": 32.4 * (1 + off * sign), "lambda_max": 32.4}
+        for form, off in (("dense", 0.1), ("per tensor", error))
+        for sign in [1, -1] * 10
+    ]
+    return pd.DataFrame(rows)
 
 
 def test_measured_variances_are_the_exact_ones() -> None:

@@ -35,7 +35,7 @@ def constant_bounds(run: Run, task: TrainedTask, cfg: DictConfig) -> dict[str, A
 
     `leading`, `random`, `example`: s(v) at leading eigenvectors, normal vectors, and the leading eigenvector of
     the example with the most curvature; `at_least`, the largest of them. `at_most`: max_i λmax(G_i), by tr(G_i)
-    or by Lanczos with its error bound; infinite where neither is to be had. `trace`: the mean of tr(G_i), else nan.
+    or by Lanczos with its error bound; infinite where neither is to be had. `trace`: mean of tr(G_i), else nan.
 
     Args:
         run: store, seeds.

@@ -49,13 +49,13 @@ def _sketches(ax: Axes, table: pd.DataFrame, sketches: pd.DataFrame) -> None:
         value = table[f"{prefix}_value"] / table.lambda_max
         half = 1.96 * table[f"{prefix}_stderr"] / table.lambda_max
         for enough, face in ((True, COLORS[form]), (False, "white")):
-            own = ((table[f"{prefix}_rows"] >= ENOUGH_ROWS) == enough).to_numpy()
-            if not own.any():
+            shown = ((table[f"{prefix}_rows"] >= ENOUGH_ROWS) == enough).to_numpy()
+            if not shown.any():
                 continue
             ax.errorbar(
-                value[own],
-                places[own] + sign * SHIFT,
-                xerr=[np.minimum(half, value)[own], half[own]],  # an eigenvalue is not below 0
+                value[shown],
+                places[shown] + sign * SHIFT,
+                xerr=[np.minimum(half, value)[shown], half[shown]],  # an eigenvalue is not below 0
                 color=COLORS[form],
                 markerfacecolor=face,
                 marker=plots.MARKERS[0 if form == "dense" else 1],

@@ -205,15 +205,34 @@ def tensor_dataset(inputs: Inputs, targets: Tensor) -> Data:
     return TensorDataset(inputs, targets)
 
 
+def tokenized(inputs: Inputs, targets: Tensor) -> Data:
+    """What a tokenizer returns, with the labels added to it."""
+    return {**inputs, "labels": targets}
+
+
+def language_modelling(inputs: Inputs, targets: Tensor) -> Data:
+    """As the collator for language modelling makes batches: the labels are the tokens, not shifted."""
+    labels = inputs["input_ids"].masked_fill(inputs["attention_mask"] == 0, IGNORED)
+    whole = inputs | {"labels": labels}
+    return [rows_of(whole, rows) for rows in (slice(0, 1), slice(1, NUM_TRAIN))]
+
+
+def labels_alone(inputs: Inputs, targets: Tensor) -> Data:
+    """As the collator for pairs of texts: the model makes what its decoder reads from the labels."""
+    whole = {key: value for key, value in inputs.items() if key != "decoder_input_ids"} | {"labels": targets}
+    rows = [rows_of(whole, n) for n in range(len(targets))]
+    return DataLoader(rows, batch_size=3, shuffle=True)
+
+
 Draw = Callable[[int, torch.Generator], tuple[Inputs, Tensor]]
 Layout = Callable[[Inputs, Tensor], Data]
 
 MODELS: dict[str, tuple[Callable[[], nn.Module], Draw, Layout]] = {
-    "bert": (bert, sentences, pair),  # what a tokenizer returns, and labels beside it
+    "bert": (bert, sentences, tokenized),
     "gpt2": (gpt2, whole_blocks, tensor_dataset),
-    "opt": (opt, causal, batches),
+    "opt": (opt, causal, language_modelling),
     "llama": (llama, causal, Examples),
-    "t5": (t5, translation, loader),  # with decoder_input_ids; for labels alone see LABELS_INSIDE
+    "t5": (t5, translation, labels_alone),
     "vit": (vit, pixel_values, pair),
     "swin": (swin, images, tensor_dataset),
     "convnext": (convnext, images, loader),

@@ -92,6 +92,17 @@ def test_padding_changes_nothing(case: OwnLossCase, model: nn.Module) -> None:
     check(together.to_dense(), apart.to_dense(), case.rtol)
 
 
+def test_half_precision_and_the_models_state(case: OwnLossCase) -> None:
+    model, batch = case.model().bfloat16(), case.draw(5, 3, 4)
+    before = dict(model.config.to_dict())
+    found, expected = mean_gradient(model, LOSS, batch), own_gradient(model, batch)
+    assert float((found - expected).norm() / expected.norm()) < 0.05
+    assert [p.grad for p in model.parameters()] == [None] * len(list(model.parameters()))
+    model = case.model()
+    GaussNewtonOperator(model, LOSS, batch)
+    assert model.config.to_dict() | {"dtype": None} == before | {"dtype": None}
+
+
 # ----------------------------------------------------------------------------- other losses and labels
 def classifier(num_labels: int) -> nn.Module:
     return OwnLossCase(lambda: bert(num_labels), sentences, (), 0).model()

@@ -151,7 +151,13 @@ class OwnLabels:
     def _own_loss(self, inputs: Mapping[str, Tensor], labels: Tensor) -> float | None:
         if self._taken is not None and "labels" not in self._taken:
             return None
-        return self._function.own_loss({**inputs, "labels": labels})
+        config: Any = getattr(self._function.model, "config", None)
+        kind = getattr(config, "problem_type", None)
+        try:
+            return self._function.own_loss({**inputs, "labels": labels})
+        finally:
+            if hasattr(config, "problem_type"):  # transformers keeps there what the labels looked like
+                config.problem_type = kind
 
     def _moved(self, tensor: Tensor) -> Tensor:
         return tensor.to(self._function.device, self._function.dtype if tensor.is_floating_point() else None)

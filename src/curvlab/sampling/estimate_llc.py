@@ -53,6 +53,7 @@ def estimate_llc(
         model: any module. Parameters that require gradients move, all others stay.
         loss: mean over examples: nn.CrossEntropyLoss(), ..., or a function of (outputs, targets).
         data: the training data: a pair of tensors (fastest, on the model's device), a dataset, or batches.
+            Of a DataLoader the examples drawn at each step go through its collator, which may pad them.
         num_chains: C, each from w0 with its own batches and noise. The interval is over chains: 4 or more.
         num_draws: of each chain, after burn-in.
         num_burnin_steps: steps before, in no estimate.

@@ -160,7 +160,7 @@ class EnsembleLosses:
         if len(groups) > 1:
             raise ValueError(
                 "examples differ in shape: pad them to one length, with ignored targets (ignore_index) and an "
-                "attention_mask."
+                "attention_mask, or pass a DataLoader whose collator pads what it is given."
             )
         return groups[0]
 

@@ -98,14 +98,19 @@ def test_each_point_may_have_its_own_epsilon(classifier, generator) -> None:
     assert response.converged
 
 
-def test_sampled_gradient_is_unbiased(classifier, generator) -> None:
+@pytest.mark.parametrize("by_weights", [False, True])
+def test_sampled_gradient_is_unbiased(classifier, generator, by_weights: bool) -> None:
     model, loss, train = classifier
+    weights = torch.rand(len(train[1]), generator=generator) + 0.1 if by_weights else None
     objective = ProximalBregmanObjective(
         model, loss, train, (train[0][:1], train[1][:1]), damping=DAMPING, epsilon=0.3
     )
     displacement = torch.randn(*objective.shape, generator=generator, dtype=torch.float64)
     draws = torch.stack(
-        [objective.sampled_gradient(displacement, batch_size=4, generator=generator) for _ in range(300)]
+        [
+            objective.sampled_gradient(displacement, batch_size=4, weights=weights, generator=generator)
+            for _ in range(300)
+        ]
     )
     error = draws.mean(0) - objective.gradient(displacement)
     standard_errors = draws.std(0) / 300**0.5

@@ -11,7 +11,7 @@ from experiments.lissa.fig1.tables import CHOICES, counted_point_means, median, 
 from experiments.target import Computed
 
 FINE = ("agree", "both near zero")
-ASSUMED, MEASURED = CHOICES.values()
+ASSUMED, MEASURED, IMPORTANCE = CHOICES.values()
 CELLS = {ASSUMED: "assumed", MEASURED: "measured"}  # in the ids of claims
 REGIMES = ("early", "fitted")
 NOT_SOLVED = "No exact solutions of this task, or of one point only: see the task that has them."
@@ -23,7 +23,7 @@ def judge(computed: Computed, claims: ClaimSheet) -> list[ClaimResult]:
     seed = computed.config["seed"]
     for task, of_task in panels.groupby("task", sort=False):
         generator, of = np.random.default_rng(seed), str(task)
-        own, measured = (of_task[of_task.constant == constant] for constant in (ASSUMED, MEASURED))
+        own, measured, importance = (of_task[of_task.constant == constant] for constant in CHOICES.values())
         apart = _why_apart(own, measured)
         results += [
             _median(claims.claim("agreement", of=of), own, "lissa_pbrf_pearson", generator, why=apart),
@@ -45,9 +45,10 @@ def judge(computed: Computed, claims: ClaimSheet) -> list[ClaimResult]:
                 "the last iterate keeps of sampling noise is off too.",
             ),
             _cause(claims.claim("cause", of=of), own, generator),
+            _importance(claims.claim("importance", of=of), importance, np.random.default_rng(seed)),
         ]
     for name in REGIMES:
-        for constant in CHOICES.values():
+        for constant in CELLS:
             cell = panels[(panels.task.map(summary.regime) == name) & (panels.constant == constant)]
             results += [
                 _cell(claims, "cell", "lissa_pbrf", cell, (name, constant), seed),
@@ -58,7 +59,7 @@ def judge(computed: Computed, claims: ClaimSheet) -> list[ClaimResult]:
         *results,
         _three_cases(claims.claim("three-cases"), assumed),
         _overflow(claims.claim("overflow"), assumed),
-        _pbrf_overflow(claims.claim("pbrf-overflow"), panels),
+        _pbrf_overflow(claims.claim("pbrf-overflow"), panels[panels.constant != IMPORTANCE]),
     ]
 
 
@@ -70,6 +71,22 @@ def _median(
         return out_of_reach(claim, NOT_SOLVED if own.empty or "overflow" not in why else f"Nothing finite. {why}")
     interval = bootstrap_interval(values, lambda v: float(np.median(v)), generator=generator)
     return reporting.judge(claim, float(np.median(values)), interval, if_not_reproduced=why)
+
+
+def _importance(claim: Claim, own: pd.DataFrame, generator: np.random.Generator) -> ClaimResult:
+    """Judge our own statement; an overflow counts as -1."""
+    if own.empty:
+        return out_of_reach(claim, "This run draws no examples by importance.")
+    values = counted_point_means(own, "lissa_pbrf")
+    longer = float((~(own.lissa_length <= 1)).mean())
+    medians = {
+        "LiSSA with CG": point_means(own, "lissa_cg_pearson"),
+        "PBRF by SGD with the exact PBRF": point_means(own, "pbrf_exact_pearson"),
+    }
+    found = ", ".join(f"{name} {median(found):.3f}" for name, found in medians.items() if len(found))
+    why = f"Median Pearson: {found or 'no exact solutions'}. LiSSA is longer than any solution in {longer:.0%}."
+    interval = bootstrap_interval(values, lambda v: float(np.median(v)), generator=generator)
+    return reporting.judge(claim, median(values), interval, if_not_reproduced=why)
 
 
 def _convergence(claim: Claim, own: pd.DataFrame, generator: np.random.Generator, *, why: str) -> ClaimResult:

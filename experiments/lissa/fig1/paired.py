@@ -68,14 +68,16 @@ class AllExamples(DerivedOperator):
 class _Follower:
     """Plain SGD that takes one step for each of LiSSA's, and measures both."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0917
         self,
         objective: ProximalBregmanObjective,
         step_size: float,
         batch_size: int | None,
+        weights: Tensor | None,
         generator: torch.Generator,
         on_step: Callable[[], None],
     ) -> None:
+        self.weights = weights
         self.objective, self.step_size, self.batch_size = objective, step_size, batch_size
         self.generator, self.on_step = generator, on_step
         self.displacement = objective.zeros()
@@ -86,7 +88,9 @@ class _Follower:
         if self.batch_size is None:
             gradient = self.objective.gradient(u)
         else:
-            gradient = self.objective.sampled_gradient(u, batch_size=self.batch_size, generator=self.generator)
+            gradient = self.objective.sampled_gradient(
+                u, batch_size=self.batch_size, weights=self.weights, generator=self.generator
+            )
         self.displacement = u - self.step_size * gradient
         x = solutions.to(self.displacement)
         found = (x, self.displacement, x + self.displacement)
@@ -101,10 +105,12 @@ def run_paired(  # noqa: PLR0917
     settings: LissaHyperparameters,
     generators: tuple[torch.Generator, torch.Generator],
     on_step: Callable[[], None] = lambda: None,
+    *,
+    weights: Tensor | None = None,
 ) -> Paired:
     """Solve (G + damping) x = g by LiSSA and minimise the objective by SGD, with one step size, |B| and T.
 
-    With |B| >= N every step of both takes all the data, and nothing is drawn.
+    With |B| >= N every step of both takes all the data, and nothing is drawn, but by weights.
 
     Args:
         objective: of the K points; its damping and its data are those of `damped`.
@@ -113,13 +119,13 @@ def run_paired(  # noqa: PLR0917
         settings: step size η, |B| and T of both.
         generators: LiSSA's and SGD's, in the same state: each draws the same indices, once for each step.
         on_step: called after each step of both.
+        weights: probabilities by which both draw examples, (N,); None: uniformly.
 
     Cost: for each of the T steps a product for each point and 4F of |B| examples for each point, F a forward.
     """
-    full = settings.batch_size >= objective.num_examples
-    follower = _Follower(
-        objective, settings.step_size, None if full else settings.batch_size, generators[1], on_step
-    )
+    full = weights is None and settings.batch_size >= objective.num_examples
+    size = None if full else settings.batch_size
+    follower = _Follower(objective, settings.step_size, size, weights, generators[1], on_step)
     solver = Lissa(
         settings.step_size,
         settings.batch_size,
@@ -127,6 +133,7 @@ def run_paired(  # noqa: PLR0917
         check_residual=False,  # the comparison with CG says more, and costs no products of the full data
         raise_on_divergence=False,  # as in the paper, whose third case ("large and apart") this may be
         callback=follower,
+        weights=weights,
     )
     solution = solver.solve(AllExamples(damped) if full else damped, gradients, generator=generators[0])
     norms = [torch.stack(rows) for rows in zip(*follower.norms, strict=True)]

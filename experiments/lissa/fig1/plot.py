@@ -15,6 +15,7 @@ from curvlab.reporting import plots
 from experiments.lissa.fig1.tables import CHOICES
 from experiments.target import Computed
 
+COLORS = dict(zip(CHOICES, (0, 2, 3), strict=True))
 NUM_SHOWN = 5  # training images of a task in Fig. 1; the figures after it show all
 
 
@@ -46,7 +47,7 @@ def draw(computed: Computed) -> dict[str, Figure]:
 
 
 def _grid(blocks: Sequence[tuple[_Task, range]]) -> Figure:
-    """Draw rows of images, below each its scatter plots: C = 2, C measured and exact solutions, where they are."""
+    """Draw rows of images, below each its scatter plots: choices of batches and exact solutions, if there."""
     rows = [
         (task, positions, kind)
         for task, positions in blocks
@@ -100,7 +101,7 @@ def _stochastic(ax: Axes, panel: pd.DataFrame, own: pd.DataFrame, prefix: str) -
     ax.set_xlabel("LiSSA")
     x = panel[f"{prefix}lissa_0"]
     y = panel.get(f"{prefix}pbrf_1", panel[f"{prefix}pbrf_0"])
-    color = plots.PALETTE[0 if not prefix else 2]
+    color = plots.PALETTE[COLORS[prefix]]
     first = own.iloc[0]
     if first.lissa_pbrf_case == "overflow":
         found = {"LiSSA": not np.isfinite(x).all(), "SGD": not np.isfinite(y).all()}

@@ -1,4 +1,4 @@
-"""Fig. 1, scores: influence and retraining responses of the same training points, with C assumed and measured."""
+"""Fig. 1, scores: influence and retraining responses of the same training points, for each choice of batches."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 from omegaconf import DictConfig
 from torch import Tensor
 
-from curvlab.curvature import GaussNewtonOperator
+from curvlab.curvature import GaussNewtonOperator, example_importance
 from curvlab.data import stack
 from curvlab.influence import (
     ProximalBregmanObjective,
@@ -26,63 +26,12 @@ from curvlab.linalg import LinearOperator, identity
 from curvlab.runs import Run
 from curvlab.solvers import BlockConjugateGradient, LissaHyperparameters, lissa_hyperparameters
 from experiments.lissa.fig1.paired import run_paired
+from experiments.lissa.fig1.records import Pairs, Scores
 from experiments.shared.spectrum import constants
 from experiments.shared.spectrum import spectrum as measured_spectrum
 from experiments.shared.trained_task import TrainedTask
 
 Batch = tuple[Tensor, Tensor]
-
-
-@dataclass(frozen=True)
-class Pairs:
-    """LiSSA and the PBRF by SGD with one choice of C, a run of both for each seed, on the same batches.
-
-    Attributes:
-        settings: step size, batch size and steps of both.
-        constant: C in |B| = C tr / lambda_max; nan where |B| was given.
-        lissa: (seeds, M, K') influence by LiSSA, of the first K' points; one seed where |B| >= N, nothing drawn.
-        pbrf: (seeds, M, K') response of the test losses by SGD.
-        lissa_lengths: (seeds, T, K') ‖x_t‖ damping / ‖g‖: above 1 it is no solution.
-        sgd_lengths: (seeds, T, K') the same of SGD's displacement over epsilon.
-        distances: (seeds, T, K') the same of the difference between the two.
-    """
-
-    settings: LissaHyperparameters
-    constant: float
-    lissa: Tensor
-    pbrf: Tensor
-    lissa_lengths: Tensor
-    sgd_lengths: Tensor
-    distances: Tensor
-
-
-@dataclass(frozen=True)
-class Scores:
-    """Everything that Fig. 1 needs about one task.
-
-    Attributes:
-        point_indices: (K,) into the training set.
-        test_indices: (M,) into the test set.
-        images: (K, ...) the points' inputs.
-        spectrum: trace, its standard error, largest eigenvalue and its error bound, products paid.
-        damping: added to G.
-        assumed: LiSSA and SGD with C = 2.
-        measured: with C measured; None where it is not asked for.
-        cg: (M, K'') influence by conjugate gradients, of the first K'' points; K'' may be 0.
-        exact: (M, K'') response by Newton's method.
-        residuals: largest relative residual of CG and gradient norm of Newton; nan without them.
-    """
-
-    point_indices: Tensor
-    test_indices: Tensor
-    images: Tensor
-    spectrum: dict[str, float]
-    damping: float
-    assumed: Pairs
-    measured: Pairs | None
-    cg: Tensor
-    exact: Tensor
-    residuals: dict[str, float]
 
 
 @dataclass(frozen=True)
@@ -149,6 +98,7 @@ def compute_scores(run: Run, task: TrainedTask, cfg: DictConfig) -> Scores:
         damping=damping,
         assumed=_pairs(setup, key, cfg, _settings(cfg, spectrum, damping), cfg.lissa.constant),
         measured=_measured(setup, key, cfg, spectrum),
+        importance=_by_importance(setup, key, cfg, spectrum),
         **_reference(setup, key, cfg),
     )
 
@@ -167,16 +117,43 @@ def _measured(setup: _Setup, key: dict[str, Any], cfg: DictConfig, spectrum: dic
     return _pairs(setup.first(num_points), key | {"num_points": num_points}, cfg, settings, constant)
 
 
-def _pairs(
-    setup: _Setup, key: dict[str, Any], cfg: DictConfig, settings: LissaHyperparameters, constant: float
+def _by_importance(
+    setup: _Setup, key: dict[str, Any], cfg: DictConfig, spectrum: dict[str, float]
+) -> Pairs | None:
+    """Return the pair of C = 2 once more, whose examples are drawn with probability ∝ tr(G_i) by both."""
+    num_points = int(min(_all_or(cfg.importance.points), len(setup.points[1])))
+    if num_points == 0:
+        return None
+    run, task = setup.run, setup.task
+
+    def compute() -> dict[str, Any]:
+        operator = GaussNewtonOperator(task.model, task.loss, task.train)
+        found = example_importance(operator, generator=run.generator("importance", task.seed_name))
+        run.add_matvecs(found.num_matvecs)
+        return {"probabilities": found.probabilities}
+
+    about = f"traces of the examples of {task.label}"
+    weights = run.unit("lissa/example_importance", task.key, compute, version=1, about=about)["probabilities"]
+    settings = _settings(cfg, spectrum, setup.damping)
+    key = key | {"num_points": num_points, "sampling": "importance"}
+    return _pairs(setup.first(num_points), key, cfg, settings, cfg.lissa.constant, weights)
+
+
+def _pairs(  # noqa: PLR0917
+    setup: _Setup,
+    key: dict[str, Any],
+    cfg: DictConfig,
+    settings: LissaHyperparameters,
+    constant: float,
+    weights: Tensor | None = None,
 ) -> Pairs:
-    full = settings.batch_size >= setup.task.num_train
+    full = weights is None and settings.batch_size >= setup.task.num_train
     key = key | dataclasses.asdict(settings) | {"epsilon": cfg.pbrf.epsilon}
     found = [
         setup.run.unit(
             "lissa/paired",
             key | {"repetition": seed},
-            partial(_paired, setup, settings, cfg.pbrf.epsilon, seed),
+            partial(_paired, setup, settings, cfg.pbrf.epsilon, seed, weights),
             version=1,
             about=f"LiSSA and SGD {setup.task.label}, |B| = {settings.batch_size}, seed {seed}",
         )
@@ -190,11 +167,15 @@ def _pairs(
     )
 
 
-def _paired(setup: _Setup, settings: LissaHyperparameters, epsilon: float, seed: int) -> dict[str, Any]:
+def _paired(
+    setup: _Setup, settings: LissaHyperparameters, epsilon: float, seed: int, weights: Tensor | None
+) -> dict[str, Any]:
     run, task, gradients = setup.run, setup.task, setup.gradients()
     bar = run.progress(settings.num_steps, f"LiSSA and SGD {task.label}, |B| = {settings.batch_size}, seed {seed}")
     generators = (run.generator("batches", task.seed_name, seed), run.generator("batches", task.seed_name, seed))
-    found = run_paired(setup.objective(epsilon), setup.damped, gradients, settings, generators, on_step=bar.update)
+    found = run_paired(
+        setup.objective(epsilon), setup.damped, gradients, settings, generators, bar.update, weights=weights
+    )
     run.add_matvecs(settings.num_steps * gradients.shape[1])
     # Relative to ‖g‖ / damping, which no solution of (G + damping) x = g exceeds.
     scale = setup.damping / torch.linalg.vector_norm(gradients.double(), dim=0)

@@ -10,7 +10,7 @@ import torch
 
 from curvlab.influence.agreement import agreement, median_rms
 from experiments.lissa.fig1.paired import parting_steps
-from experiments.lissa.fig1.scores import Scores
+from experiments.lissa.fig1.records import Pairs, Scores
 from experiments.shared.trained_task import TrainedTask
 
 # x, y of each comparison, and what it isolates. `lissa` and `pbrf` have a run for each seed, on the same batches.
@@ -21,15 +21,21 @@ COMPARISONS = {
     "pbrf_exact": ("exact", "pbrf"),  # SGD's error on the PBRF
     "cg_exact": ("cg", "exact"),  # linearisation error
 }
-CHOICES = {"": "C = 2", "measured_": "C measured"}  # prefix of the columns, and the column of the 2 x 2
+# Prefix of the columns, and the column of the 2 x 2; the third is ours and stands beside it.
+CHOICES = {"": "C = 2", "measured_": "C measured", "importance_": "C = 2, by importance"}
 EARLY_LOSS = 0.5  # training loss from which a network counts as stopped early: the paper's ResNet-18 is near 1
+
+
+def choices(scores: Scores) -> dict[str, Pairs | None]:
+    """Return the runs of each choice by the prefix of its columns."""
+    return {"": scores.assumed, "measured_": scores.measured, "importance_": scores.importance}
 
 
 def score_table(scores: Scores) -> pd.DataFrame:
     """Return all scores of one task, one row for each (point, test point).
 
-    Columns point, test, lissa_0.., pbrf_0.., the same with measured_ in front, cg, exact; nan where there is no
-    score.
+    Columns point, test, lissa_0.., pbrf_0.., the same with measured_ and importance_ in front, cg, exact; nan
+    where there is no score.
     """
     num_test, num_points = len(scores.test_indices), len(scores.point_indices)
     columns: dict[str, object] = {
@@ -37,7 +43,7 @@ def score_table(scores: Scores) -> pd.DataFrame:
         "test": scores.test_indices.repeat(num_points).numpy(),
     }
     found = {}
-    for prefix, pairs in (("", scores.assumed), ("measured_", scores.measured)):
+    for prefix, pairs in choices(scores).items():
         for method in ("lissa", "pbrf") if pairs is not None else ():
             for seed, own in enumerate(getattr(pairs, method)):
                 found[f"{prefix}{method}_{seed}"] = own
@@ -61,7 +67,7 @@ def panel_table(task: str, table: pd.DataFrame, scores: Scores) -> pd.DataFrame:
     never), and `length_at_parting`, ‖x_t‖ damping / ‖g‖ of that LiSSA there. `cg_exact` stands under seed 0 alone.
     """
     rows, scale = [], _typical_size(table)
-    for prefix, pairs in (("", scores.assumed), ("measured_", scores.measured)):
+    for prefix, pairs in choices(scores).items():
         if pairs is None:
             continue
         num_seeds, _, num_points = pairs.lissa.shape
@@ -153,7 +159,7 @@ def summary_row(task: TrainedTask, scores: Scores, panels: pd.DataFrame) -> dict
 
 
 def cell_table(panels: pd.DataFrame, summary: pd.DataFrame) -> pd.DataFrame:
-    """Return the 2 x 2, fitted or early and C = 2 or measured: one row for each that has networks.
+    """Return the 2 x 2, fitted or early and C = 2 or measured, a third column: rows where there are networks.
 
     Pearson is the least over the cell's networks of the median over points, an overflow counted as -1, the least
     that a correlation can be; shares are of all its panels.

@@ -113,7 +113,11 @@ def test_results_are_complete_and_consistent(smoke: Path) -> None:
     assert len(scores) == 3 * 20  # points x test points
     assert [f"{value:.4g}" for value in scores.cg.dropna()] == [f"{value:.6g}" for value in scores.cg.dropna()]
     panels = pd.read_csv(smoke / "table.csv")
-    assert panels.constant.value_counts().to_dict() == {"C = 2": 3 * 2, "C measured": 2 * 2}  # points x seeds
+    assert panels.constant.value_counts().to_dict() == {
+        "C = 2": 3 * 2,  # points x seeds
+        "C measured": 2 * 2,
+        "C = 2, by importance": 2 * 2,
+    }
     assert not panels.columns.str.contains("second|time").any()
     exact = panels.cg_exact_pearson.dropna()
     assert len(exact) == 2  # exact_points
@@ -129,7 +133,11 @@ def test_results_are_complete_and_consistent(smoke: Path) -> None:
     assert (panels.parted_step == 0).all()
     assert (panels.lissa_pbrf_error > 0.01).all()  # on others
     cells = pd.read_csv(smoke / "cells.csv")
-    assert cells[["regime", "constant"]].to_numpy().tolist() == [["early", "C = 2"], ["early", "C measured"]]
+    assert cells[["regime", "constant"]].to_numpy().tolist() == [
+        ["early", "C = 2"],
+        ["early", "C measured"],
+        ["early", "C = 2, by importance"],
+    ]
     assert claims["cell-same-batches-early-measured"].value == pytest.approx(1, abs=1e-4)
     assert claims["cell-early-assumed"].value == pytest.approx(cells["pearson, other batches"][0])
     record = json.loads((smoke / "run.json").read_text())
@@ -234,7 +242,7 @@ def test_two_processes_at_once_share_the_work(driver, tmp_path: Path) -> None:
     start(smoke_overrides(tmp_path), smoke_overrides(tmp_path))
     assert finish() == ["done", "done"]
     folder = tmp_path / "results" / "lissa" / "fig1" / "smoke"
-    assert len(pd.read_csv(folder / "table.csv")) == 10
+    assert len(pd.read_csv(folder / "table.csv")) == 14
     units = json.loads((folder / "run.json").read_text())["units"]
     assert sum(unit["count"] for unit in units) == len(list((tmp_path / "store").rglob("*.pt")))
 

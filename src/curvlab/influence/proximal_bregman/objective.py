@@ -13,7 +13,16 @@ from curvlab.curvature import Batches, Data, GaussNewtonOperator, ModelFunction,
 from curvlab.curvature.batches import Batch, Inputs
 from curvlab.curvature.jacobian_products import use_vmap
 from curvlab.curvature.model_function import check_finite
-from curvlab.linalg import LinearOperator, flatten, flatten_columns, identity, unflatten, unflatten_columns
+from curvlab.curvature.weighted_loss import WeightedLoss, select_with_places
+from curvlab.linalg import (
+    ExampleWeights,
+    LinearOperator,
+    flatten,
+    flatten_columns,
+    identity,
+    unflatten,
+    unflatten_columns,
+)
 
 
 class ProximalBregmanObjective:
@@ -112,12 +121,26 @@ class ProximalBregmanObjective:
         return divergence / self._total_count + self._regular_gradient(displacement, columns)
 
     def sampled_gradient(
-        self, displacement: Tensor, *, batch_size: int, generator: torch.Generator | None = None
+        self,
+        displacement: Tensor,
+        *,
+        batch_size: int,
+        weights: Tensor | None = None,
+        generator: torch.Generator | None = None,
     ) -> Tensor:
         """Return an unbiased estimate of `gradient` from one batch, shared by all points.
 
-        Drawn with replacement. Cost: 4F of the batch a column.
+        Drawn with replacement, uniformly or with probability ∝ `weights`, (N,), then weighted to keep the mean:
+        the examples that `GaussNewtonOperator.sample` draws. Cost: 4F of the batch a column.
         """
+        divisor = batch_size / self.num_examples * self._total_count
+        if weights is not None:
+            drawn, factors = ExampleWeights(weights, self.num_examples).draw(batch_size, generator)
+            weighted, divergence = copy.copy(self), torch.zeros_like(displacement)
+            for batch, places in select_with_places(self._train, drawn):
+                weighted.loss = WeightedLoss(self.loss, factors[places].to(displacement))
+                divergence += weighted._divergence_gradient(batch, displacement, self.epsilon)
+            return divergence / divisor + self._regular_gradient(displacement, None)
         source = generator.device if generator is not None else torch.device("cpu")
         indices = torch.randint(self.num_examples, (batch_size,), generator=generator, device=source)
         batches: Iterable[Batch] = self._train.select(indices)
@@ -125,7 +148,6 @@ class ProximalBregmanObjective:
             (self._divergence_gradient(batch, displacement, self.epsilon) for batch in batches),
             torch.zeros_like(displacement),
         )
-        divisor = batch_size / self.num_examples * self._total_count
         return divergence / divisor + self._regular_gradient(displacement, None)
 
     def value(self, displacement: Tensor, *, columns: Tensor | None = None) -> Tensor:

@@ -20,7 +20,7 @@ from omegaconf import DictConfig
 
 from curvlab.curvature import GaussNewtonOperator
 from curvlab.curvature.example_traces import exact_traces
-from curvlab.curvature.losses import output_loss
+from curvlab.curvature.known_losses import output_loss
 from curvlab.data import stack
 from curvlab.runs import Run
 from curvlab.spectrum import top_eigenvalues

@@ -10,7 +10,7 @@ import torch
 from omegaconf import OmegaConf
 from torch import Tensor, nn
 
-from curvlab.curvature.losses import output_loss
+from curvlab.curvature.known_losses import output_loss
 from curvlab.data import DataSplits, TokenSplits
 from curvlab.runs import Run
 

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, hessian, jacrev
 
 from curvlab.curvature import FisherOperator, GaussNewtonOperator
-from curvlab.curvature.losses import output_loss
+from curvlab.curvature.known_losses import output_loss
 from curvlab.optim import FisherNewton, output_gradient_bound
 from curvlab.solvers import ConjugateGradient
 

@@ -5,10 +5,12 @@ from curvlab.curvature.data_operator import DataOperator
 from curvlab.curvature.example_importance import ExampleImportance, example_importance
 from curvlab.curvature.example_traces import exact_traces, output_curvatures, sampled_traces
 from curvlab.curvature.fisher import FisherOperator
+from curvlab.curvature.function_loss import FunctionLoss
 from curvlab.curvature.gauss_newton import GaussNewtonOperator
 from curvlab.curvature.hessian import HessianOperator
 from curvlab.curvature.importance import ImportanceOperator, certified_constant, importance_probabilities
-from curvlab.curvature.losses import OutputLoss, output_loss
+from curvlab.curvature.known_losses import Loss, output_loss
+from curvlab.curvature.losses import OutputLoss
 from curvlab.curvature.mean_gradient import mean_gradient
 from curvlab.curvature.model_function import ModelFunction, NonFiniteOutputError
 
@@ -18,9 +20,11 @@ __all__ = [
     "DataOperator",
     "ExampleImportance",
     "FisherOperator",
+    "FunctionLoss",
     "GaussNewtonOperator",
     "HessianOperator",
     "ImportanceOperator",
+    "Loss",
     "ModelFunction",
     "NonFiniteOutputError",
     "OutputLoss",

@@ -15,9 +15,10 @@ from torch import Tensor, nn
 from curvlab.curvature.batch import Batch, Inputs, without_graph
 from curvlab.curvature.batches import Batches, Data
 from curvlab.curvature.column_sums import ColumnSums
+from curvlab.curvature.function_loss import FunctionLoss, try_on_first_examples
 from curvlab.curvature.jacobian_products import Columns, use_vmap
+from curvlab.curvature.known_losses import Loss, output_loss
 from curvlab.curvature.layers import Layer, find_layers, layer_factors
-from curvlab.curvature.losses import output_loss
 from curvlab.curvature.model_function import ModelFunction
 from curvlab.curvature.pass_size import (
     MemoryWarning,
@@ -45,7 +46,8 @@ class DataOperator(LinearOperator):
             operator reads their values at each product, by name: train further, or load other weights, and the
             matrix changes. In nn.Embedding the row of padding_idx is a parameter like any other: the outputs
             depend on it, though training leaves it alone.
-        loss: nn.CrossEntropyLoss, nn.MSELoss or nn.BCEWithLogitsLoss.
+        loss: nn.CrossEntropyLoss, nn.MSELoss or nn.BCEWithLogitsLoss, weights and smoothing included; or any mean
+            over examples, a function of (outputs, targets), whose derivatives autograd takes (`FunctionLoss`).
         data: a pair of tensors, a map-style dataset, or a re-iterable of (inputs, targets) batches; see Batches.
             Mappings with their labels inside, as data sets and collators of Hugging Face give them, are read as
             the model's own loss reads them (`OwnLabels`). The same at each pass, or refused (`fixed_loader`).
@@ -62,7 +64,7 @@ class DataOperator(LinearOperator):
     def __init__(
         self,
         model: nn.Module,
-        loss: nn.Module,
+        loss: Loss,
         data: Data,
         *,
         batch_size: int | None = None,
@@ -85,6 +87,8 @@ class DataOperator(LinearOperator):
         self._batches: Iterable[Batch] = self._source
         self._divisor: float | None = None
         super().__init__(self.function.num_parameters, dtype=self.function.dtype, device=self.function.device)
+        if isinstance(self.loss, FunctionLoss):
+            try_on_first_examples(self.loss, self.function, self._source)
 
     @abstractmethod
     def _add_products(self, inputs: Inputs, targets: Tensor, rows: Tensor, sums: ColumnSums) -> None:

@@ -15,6 +15,7 @@ from curvlab.curvature.gauss_newton import GaussNewtonOperator
 from curvlab.curvature.layers import Layer
 from curvlab.curvature.losses import BinaryCrossEntropy, CrossEntropy, OutputLoss, SquaredError
 from curvlab.curvature.model_function import check_finite
+from curvlab.curvature.output_hessians import dense_hessians, hessian_factors
 
 _ANY_SIZE = 2**62
 
@@ -82,7 +83,8 @@ def covering_layers(operator: GaussNewtonOperator) -> list[Layer] | None:
 def output_factors(loss: OutputLoss, outputs: Tensor, targets: Tensor, *, limit: int | None = None) -> Tensor:
     """Return columns l_r with S = sum_r l_r l_rᵀ, (R, *outputs.shape), R the outputs of an example.
 
-    Cross-entropy: sqrt(p_c) (e_c - p) for each class c; other losses have a diagonal S. With a limit below R each
+    Cross-entropy: sqrt(p_c) (e_c - p) for each class c; squared errors and binary cross-entropy have a diagonal S,
+    others are factored by their eigenvectors. With a limit below R each
     example keeps the columns of its largest p_c, or of its largest entries of S, so that the sum stays below S.
     """
     if isinstance(loss, CrossEntropy):
@@ -98,7 +100,7 @@ def output_factors(loss: OutputLoss, outputs: Tensor, targets: Tensor, *, limit:
         columns = columns * (targets != loss.ignore_index).to(p)[:, None, None]
         return columns.transpose(0, 1)
     if not isinstance(loss, SquaredError | BinaryCrossEntropy):
-        raise TypeError(f"no square root is known for the output Hessian of {type(loss).__name__}")
+        return hessian_factors(loss, outputs, targets)[:limit]
     root = loss.hessian_product(outputs, targets, torch.ones_like(outputs)).sqrt().flatten(1)  # diagonal S
     chosen = _largest(root, limit)
     columns = nn.functional.one_hot(chosen, root.shape[1]).to(root) * root[:, None]
@@ -118,8 +120,10 @@ def output_traces(loss: OutputLoss, outputs: Tensor, targets: Tensor) -> Tensor:
         # As sum p (1 - p), which is never negative: 1 - sum p² may be, to rounding.
         p = outputs.softmax(-1)
         diagonal = p * (1 - p) * (targets != loss.ignore_index).unsqueeze(-1).to(p)
-    else:
+    elif isinstance(loss, SquaredError | BinaryCrossEntropy):
         diagonal = loss.hessian_product(outputs, targets, torch.ones_like(outputs))
+    else:
+        diagonal = dense_hessians(loss, outputs, targets).diagonal(dim1=1, dim2=2)
     return diagonal.flatten(1).sum(1)
 
 
@@ -132,6 +136,10 @@ def random_factor(loss: OutputLoss, outputs: Tensor, targets: Tensor, generator:
     sum_c p_c (e_c - p) (e_c - p)ᵀ = S. Where S is diagonal, r = ± sqrt(S) with a sign for each output.
     """
     source = generator.device
+    if not isinstance(loss, CrossEntropy | SquaredError | BinaryCrossEntropy):
+        columns = hessian_factors(loss, outputs, targets)
+        signs = 2 * torch.randint(2, columns.shape[:2], generator=generator, device=source) - 1
+        return (columns * signs.to(outputs).reshape(*signs.shape, *[1] * (outputs.ndim - 1))).sum(0)
     if not isinstance(loss, CrossEntropy):
         signs = 2 * torch.randint(2, outputs.shape, generator=generator, device=source) - 1
         return loss.hessian_product(outputs, targets, torch.ones_like(outputs)).sqrt() * signs.to(outputs)

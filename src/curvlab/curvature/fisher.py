@@ -8,8 +8,10 @@ import torch
 from torch import Tensor, nn
 
 from curvlab.curvature.batches import Data
+from curvlab.curvature.function_loss import FunctionLoss
 from curvlab.curvature.gauss_newton import GaussNewtonOperator
 from curvlab.curvature.jacobian_products import Columns
+from curvlab.curvature.known_losses import Loss
 from curvlab.curvature.model_function import check_finite
 
 
@@ -24,6 +26,11 @@ class FisherOperator(GaussNewtonOperator):
     1/C, as it does the loss.
     kind="empirical": the data's own labels, 1/n sum_n g_n g_nᵀ with g_n the gradient of example n's loss
     (token n's, for language models). It is no approximation of the Hessian where the loss is small.
+
+    With class weights a prediction counts as often as the weight of its given label says, in all three kinds:
+    labels are drawn from the unweighted model. For losses of one's own "exact" is not defined, "monte_carlo"
+    only where `FunctionLoss` is told how targets are drawn: a function does not say which distribution's -log p it
+    is.
 
     Args:
         model: see DataOperator.
@@ -45,7 +52,7 @@ class FisherOperator(GaussNewtonOperator):
     def __init__(
         self,
         model: nn.Module,
-        loss: nn.Module,
+        loss: Loss,
         data: Data,
         *,
         kind: Literal["exact", "monte_carlo", "empirical"] = "exact",
@@ -71,6 +78,13 @@ class FisherOperator(GaussNewtonOperator):
         if kind not in ("exact", "monte_carlo", "empirical"):
             raise ValueError(f"kind must be 'exact', 'monte_carlo' or 'empirical', got {kind!r}")
         self.kind = kind
+        if isinstance(self.loss, FunctionLoss) and kind == "exact":
+            raise TypeError(
+                "the exact Fisher matrix has a closed form only for nn.CrossEntropyLoss, nn.MSELoss and "
+                "nn.BCEWithLogitsLoss: use GaussNewtonOperator (equal to it where the loss is -log p of an "
+                "exponential family in its natural parameter), kind='empirical', or kind='monte_carlo' with "
+                "FunctionLoss(loss, sample_targets=...)."
+            )
         if kind == "monte_carlo":
             if generator is None:
                 raise ValueError(
@@ -80,6 +94,11 @@ class FisherOperator(GaussNewtonOperator):
             self._source = self._source.with_targets(self._draw_targets(generator))
             self._batches = self._source
             self.loss = self.loss.for_sampled_targets()
+
+    @property
+    def is_psd(self) -> bool:
+        """True: a mean of outer products."""
+        return True
 
     @torch.inference_mode(False)
     @torch.no_grad()
@@ -97,5 +116,4 @@ class FisherOperator(GaussNewtonOperator):
             return super()._output_product(targets, outputs, tangents)
         if self.kind == "monte_carlo":
             return self.loss.outer_product(self.loss.sampled_gradient(outputs, targets), tangents)
-        gradients = self.loss.example_scale(outputs) * self.loss.gradient(outputs, targets)
-        return self.loss.outer_product(gradients, tangents)
+        return self.loss.outer_product(self.loss.example_gradient(outputs, targets), tangents)

@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Literal
 
+import torch
 from torch import Tensor, nn
 
 from curvlab.curvature.batches import Data, Inputs
 from curvlab.curvature.column_sums import ColumnSums
 from curvlab.curvature.data_operator import DataOperator
 from curvlab.curvature.jacobian_products import FD_STEP, Columns, Linearised, forward_mode, linearise, use_vmap
-from curvlab.curvature.losses import CrossEntropy
+from curvlab.curvature.known_losses import Loss
+from curvlab.curvature.model_function import check_finite
+from curvlab.curvature.output_hessians import convex_at
 from curvlab.curvature.pass_size import activation_bytes
 from curvlab.curvature.token_chunks import FEWER_LOGITS, LOGITS_PER_CHUNK, linearise_by_tokens
 from curvlab.curvature.two_passes import linearise_in_two_passes
@@ -21,9 +24,9 @@ class GaussNewtonOperator(DataOperator):
     """Mean Gauss-Newton matrix G = 1/n sum_n J_nᵀ S_n J_n (Klochkov & Liu 2024, Eq. 4).
 
     J_n: (C, P), outputs of example n by all trainable parameters; S_n: (C, C), Hessian of the loss by the
-    outputs (Diag(p) - p pᵀ for cross-entropy). Symmetric, positive semi-definite, (P, P). Unit: loss (nats)
-    per squared parameter; n and S as the loss's reduction has them (nn.MSELoss() also averages outputs:
-    S = 2/C I). No damping: add it visibly, `op + damping * identity`.
+    outputs (Diag(p) - p pᵀ for cross-entropy). Symmetric, (P, P), positive semi-definite where the loss is
+    convex in the outputs (`is_psd`). Unit: loss (nats) per squared parameter; n and S as the loss's reduction has
+    them (nn.MSELoss() also averages outputs: S = 2/C I). No damping: add it visibly, `op + damping * identity`.
 
     Args:
         model: see DataOperator.
@@ -48,7 +51,7 @@ class GaussNewtonOperator(DataOperator):
     def __init__(
         self,
         model: nn.Module,
-        loss: nn.Module,
+        loss: Loss,
         data: Data,
         *,
         jvp: Literal["forward", "finite_difference"] = "forward",
@@ -67,12 +70,35 @@ class GaussNewtonOperator(DataOperator):
             raise ValueError("low_memory is a way of jvp='forward': leave one of the two out.")
         self.jvp = jvp
         self.low_memory = low_memory
+        self._convexity: tuple[object, bool] | None = None  # of parameters at one version
         self.fd_step = fd_step if fd_step is not None else FD_STEP.get(self.dtype, 1e-2)
 
     @property
     def is_psd(self) -> bool:
-        """True: S is positive semi-definite for the losses that are supported."""
-        return True
+        """Whether every S_n is positive semi-definite: so it is for the losses with closed forms.
+
+        For others as declared (`FunctionLoss`), and else by the eigenvalues of S_n at the outputs of the data,
+        found once for the parameters as they are: one forward, and C products with S of each example. False where
+        one is negative, and where examples have more than 512 outputs.
+        """
+        known = self.loss.is_psd
+        return self._convex_at_outputs() if known is None else known
+
+    @torch.inference_mode(False)
+    @torch.no_grad()
+    def _convex_at_outputs(self) -> bool:
+        key = tuple((p.data_ptr(), p._version) for p in self.function.live_parameters if not p.is_inference())
+        if self._convexity is None or self._convexity[0] != key:
+            found = True
+            for inputs, targets in self._batches:
+                outputs = self.function(self.function.parameters, inputs)
+                check_finite(outputs)
+                self.loss.check(outputs, targets)
+                if not convex_at(self.loss, outputs, targets):
+                    found = False
+                    break
+            self._convexity = (key, found)
+        return self._convexity[1]
 
     def _activation_bytes(self, inputs: Inputs, targets: Tensor) -> tuple[float, float]:
         by_tokens = self._by_tokens(inputs, targets)
@@ -120,6 +146,6 @@ class GaussNewtonOperator(DataOperator):
 
     def _by_tokens(self, inputs: Inputs, targets: Tensor) -> bool:
         """Whether every token is a prediction of its own, made by a last linear layer."""
-        if not isinstance(self.loss, CrossEntropy) or targets.ndim != 2:
+        if not self.loss.token_wise or targets.ndim != 2:
             return False
         return self.function.has_linear_head(inputs)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-from torch.func import grad, jvp, vmap
+from torch.func import grad, jvp, vjp, vmap
 
 from curvlab.curvature.batches import Inputs
 from curvlab.curvature.column_sums import ColumnSums, tangents_of
@@ -48,9 +48,11 @@ class HessianOperator(DataOperator):
         self.loss.check(outputs, targets)
 
         def total_loss(values: Sequence[Tensor]) -> Tensor:
-            return self.loss.per_example(self.function(values, inputs), targets).sum()
+            return self.loss.total(self.function(values, inputs), targets)
 
         def product(*tangents: Tensor) -> Sequence[Tensor]:
+            if self.loss.twice_backward:  # forward mode may not exist for the function's own backward
+                return vjp(grad(total_loss), parameters)[1](tangents)[0]
             return jvp(grad(total_loss), (parameters,), (tangents,))[1]
 
         if len(rows) > 1 and use_vmap(self.function, self.columns, inputs):

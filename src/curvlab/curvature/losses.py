@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -24,13 +22,25 @@ class OutputLoss(ABC):
 
     Attributes:
         reduction: "mean" or "sum", as the PyTorch loss had it.
+        token_wise: whether classes come last, and every place before them is a prediction of its own.
+        by_vmap: whether it can be mapped over examples and parameters.
+        twice_backward: whether forward mode may not exist for its derivatives, which autograd takes.
     """
+
+    token_wise = False
+    by_vmap = True
+    twice_backward = False
 
     def __init__(self, loss: nn.Module) -> None:
         reduction = getattr(loss, "reduction", "mean")
         if reduction not in ("mean", "sum"):
             raise ValueError(f"reduction='{reduction}' has no curvature matrix: use 'mean' or 'sum'")
         self.reduction = reduction
+
+    @property
+    def is_psd(self) -> bool | None:
+        """Whether S is positive semi-definite for all outputs; None where that is not known."""
+        return True
 
     @abstractmethod
     def check(self, outputs: Tensor, targets: Tensor) -> None:
@@ -47,6 +57,10 @@ class OutputLoss(ABC):
     @abstractmethod
     def per_example(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return the summed loss of each example, (N,)."""
+
+    def total(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return the sum over all examples, ()."""
+        return self.per_example(outputs, targets).sum()
 
     def own_loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return what the PyTorch loss gives for each example alone, (N,): a mean over its own predictions."""
@@ -68,7 +82,7 @@ class OutputLoss(ABC):
 
     @abstractmethod
     def hessian_product(self, outputs: Tensor, targets: Tensor, tangents: Tensor) -> Tensor:
-        """Return S t for each prediction; S is positive semi-definite. Cost: linear in the outputs.
+        """Return S t for each prediction. Cost: linear in the outputs.
 
         t is shaped as the outputs, or (K, *outputs.shape) for K tangents at once.
         """
@@ -99,14 +113,18 @@ class OutputLoss(ABC):
         """Return c such that c² r rᵀ, divided by `count`, is the outer product of an example's gradient."""
         return 1.0
 
+    def example_gradient(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return the gradient, scaled by `example_scale`: what the empirical Fisher matrix is made of."""
+        return self.example_scale(outputs) * self.gradient(outputs, targets)
+
 
 class CrossEntropy(OutputLoss):
     """-log softmax(h)_y for logits (N, C), or (N, T, V) with one label for each position: classes come last."""
 
+    token_wise = True
+
     def __init__(self, loss: nn.CrossEntropyLoss) -> None:
         super().__init__(loss)
-        if loss.weight is not None:
-            raise ValueError("class weights are not supported: use nn.CrossEntropyLoss() without `weight`")
         self.ignore_index = loss.ignore_index
         self.label_smoothing = loss.label_smoothing
 
@@ -246,11 +264,6 @@ class SquaredError(_Elementwise):
 class BinaryCrossEntropy(_Elementwise):
     """-y log s(h) - (1-y) log(1-s(h)) with s the logistic function, for any number of outputs."""
 
-    def __init__(self, loss: nn.BCEWithLogitsLoss) -> None:
-        super().__init__(loss)
-        if loss.weight is not None or loss.pos_weight is not None:
-            raise ValueError("weights are not supported: use nn.BCEWithLogitsLoss() without weight, pos_weight")
-
     def per_example(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return the sum over an example's outputs, (N,)."""
         losses = functional.binary_cross_entropy_with_logits(outputs, targets, reduction="none")
@@ -269,27 +282,3 @@ class BinaryCrossEntropy(_Elementwise):
         """Draw y ~ Bernoulli(s(h))."""
         probabilities = outputs.sigmoid().to(generator.device)
         return torch.bernoulli(probabilities, generator=generator).to(outputs)
-
-
-def output_loss(loss: nn.Module) -> OutputLoss:
-    """Return the closed forms that belong to a PyTorch loss module."""
-    for kind, closed_form in _CLOSED_FORMS.items():
-        if not isinstance(loss, kind):
-            continue
-        if type(loss).forward is not kind.forward or "forward" in vars(loss):
-            raise TypeError(
-                f"{type(loss).__name__} has a forward of its own, so the closed forms of nn.{kind.__name__} are "
-                f"not its derivatives: pass a plain nn.{kind.__name__}."
-            )
-        return closed_form(loss)
-    raise TypeError(
-        f"no closed-form output Hessian for {type(loss).__name__}: use nn.CrossEntropyLoss, nn.MSELoss or "
-        "nn.BCEWithLogitsLoss (softmax and sigmoid belong to the loss, not to the model)."
-    )
-
-
-_CLOSED_FORMS: dict[type[nn.Module], Callable[[Any], OutputLoss]] = {
-    nn.CrossEntropyLoss: CrossEntropy,
-    nn.MSELoss: SquaredError,
-    nn.BCEWithLogitsLoss: BinaryCrossEntropy,
-}

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from curvlab.curvature.batches import Batches, Data
-from curvlab.curvature.losses import output_loss
+from curvlab.curvature.known_losses import output_loss
 from curvlab.curvature.model_function import ModelFunction, check_finite
 from curvlab.linalg import flatten
 

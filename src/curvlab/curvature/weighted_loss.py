@@ -20,6 +20,7 @@ class WeightedLoss(OutputLoss):
 
     def __init__(self, loss: OutputLoss, weights: Tensor) -> None:
         self.reduction, self.loss, self._weights = loss.reduction, loss, weights
+        self.twice_backward = loss.twice_backward
 
     def hessian_product(self, outputs: Tensor, targets: Tensor, tangents: Tensor) -> Tensor:
         """Return w_n S_n t_n."""
@@ -56,6 +57,15 @@ class WeightedLoss(OutputLoss):
     def outer_product(self, gradients: Tensor, tangents: Tensor) -> Tensor:
         """Return w r rᵀt: gradients are w r, so that their own outer product has a w too many."""
         return self.loss.outer_product(gradients, tangents) / self._shaped(gradients)
+
+    @property
+    def is_psd(self) -> bool | None:
+        """As without weights, which are positive."""
+        return self.loss.is_psd
+
+    def example_gradient(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return w_n times that of the loss without weights."""
+        return self._shaped(outputs) * self.loss.example_gradient(outputs, targets)
 
     def example_scale(self, outputs: Tensor) -> float:
         """Return that of the loss without weights."""

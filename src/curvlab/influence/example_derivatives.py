@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import grad, jvp, vmap
 
-from curvlab.curvature import Batches, Data, ModelFunction, output_loss
+from curvlab.curvature import Batches, Data, Loss, ModelFunction, OutputLoss, output_loss
 from curvlab.curvature.batches import Inputs
 from curvlab.curvature.jacobian_products import use_vmap
 from curvlab.curvature.model_function import check_finite
@@ -20,7 +20,7 @@ Measurement = Callable[[Tensor, Tensor], Tensor]
 
 def per_example_gradients(
     model: nn.Module,
-    loss: nn.Module,
+    loss: Loss,
     data: Data,
     *,
     measurement: Measurement | None = None,
@@ -33,7 +33,8 @@ def per_example_gradients(
     few vectors are needed, `directional_derivatives` holds no gradient at all.
     """
     function = ModelFunction(model)
-    measure = measurement or output_loss(loss).own_loss
+    known = output_loss(loss)
+    measure = measurement or known.own_loss
     parameters = function.parameters
 
     def of_one(values: Sequence[Tensor], inputs: Inputs, target: Tensor) -> Tensor:
@@ -42,8 +43,8 @@ def per_example_gradients(
     gradient = grad(of_one)
     rows: list[Tensor] = []
     for inputs, targets in Batches.of(function, data, batch_size=batch_size):
-        _check(function, measure, inputs, targets, loss)
-        if use_vmap(function, "auto", inputs):
+        _check(function, measure, inputs, targets, known)
+        if known.by_vmap and use_vmap(function, "auto", inputs):
             pieces = vmap(gradient, in_dims=(None, 0, 0))(parameters, inputs, targets)
             rows.append(torch.cat([piece.reshape(len(targets), -1) for piece in pieces], dim=1))
             continue
@@ -55,7 +56,7 @@ def per_example_gradients(
 
 def directional_derivatives(
     model: nn.Module,
-    loss: nn.Module,
+    loss: Loss,
     data: Data,
     directions: Tensor,
     *,
@@ -68,11 +69,12 @@ def directional_derivatives(
     forward that carries the tangent, 2F of the data a direction (1F + 1F each with vmap).
     """
     function = ModelFunction(model)
-    measure = measurement or output_loss(loss).own_loss
+    known = output_loss(loss)
+    measure = measurement or known.own_loss
     parameters = function.parameters
     rows = []
     for inputs, targets in Batches.of(function, data, batch_size=batch_size):
-        _check(function, measure, inputs, targets, loss)
+        _check(function, measure, inputs, targets, known)
 
         def measured(values: Sequence[Tensor], inputs: Inputs = inputs, targets: Tensor = targets) -> Tensor:
             return measure(function(values, inputs), targets)
@@ -81,7 +83,7 @@ def directional_derivatives(
             return jvp(measured, (parameters,), (direction,))[1]
 
         with torch.no_grad():
-            if directions.shape[1] > 1 and use_vmap(function, "auto", inputs):
+            if directions.shape[1] > 1 and known.by_vmap and use_vmap(function, "auto", inputs):
                 columns = vmap(along)(*unflatten_columns(directions, parameters))
             else:
                 columns = torch.stack([along(*unflatten(d, parameters)) for d in directions.unbind(1)])
@@ -90,12 +92,12 @@ def directional_derivatives(
 
 
 def _check(
-    function: ModelFunction, measure: Measurement, inputs: Inputs, targets: Tensor, loss: nn.Module
+    function: ModelFunction, measure: Measurement, inputs: Inputs, targets: Tensor, loss: OutputLoss
 ) -> None:
     with torch.no_grad():
         outputs = function(function.parameters, inputs)
     check_finite(outputs)
-    output_loss(loss).check(outputs, targets)
+    loss.check(outputs, targets)
     if measure(outputs, targets).shape != targets.shape[:1]:
         raise ValueError(
             f"measurement must return one number for each example, shape {tuple(targets.shape[:1])}, got "

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from curvlab.curvature import Batches, Data, GaussNewtonOperator
+from curvlab.curvature import Batches, Data, GaussNewtonOperator, Loss
 from curvlab.curvature.data_operator import DEFAULT_BATCH_SIZE
+from curvlab.curvature.known_losses import of_mean_weight_one
 from curvlab.curvature.pass_size import with_halving
 from curvlab.influence.example_derivatives import Measurement, directional_derivatives, per_example_gradients
 from curvlab.linalg import identity
@@ -34,7 +35,7 @@ class Influence:
 
 def influence_scores(
     model: nn.Module,
-    loss: nn.Module,
+    loss: Loss,
     train: Data,
     test: Data,
     *,
@@ -66,7 +67,7 @@ def influence_scores(
 
 def influence(
     model: nn.Module,
-    loss: nn.Module,
+    loss: Loss,
     train: Data,
     test: Data,
     *,
@@ -89,7 +90,9 @@ def influence(
 
     Args:
         model: in eval mode.
-        loss: nn.CrossEntropyLoss, nn.MSELoss or nn.BCEWithLogitsLoss.
+        loss: as for DataOperator: with a closed form, or any mean over examples of the user's own. With class
+            weights l(z) is z's term of the mean training loss: its weight, over the training set's mean weight,
+            times its cross-entropy; so it is for the test loss, unless there is a measurement.
         train: data whose mean Gauss-Newton matrix is G, in any form that `Batches` takes.
         test: examples that are measured, likewise.
         points: training examples whose influence is asked for; `train` by default. Rows and columns are in the
@@ -118,6 +121,7 @@ def influence(
         raise ValueError("filtered=True has a solver of its own, TrainingFilter: leave one of the two out.")
     op = GaussNewtonOperator(model, loss, train, batch_size=batch_size, memory_budget=memory_budget)
     batch_size = DEFAULT_BATCH_SIZE if batch_size is None else batch_size
+    loss = of_mean_weight_one(loss, (targets for _, targets in op.batches))
     sources = train if points is None else points
 
     def size(data: Data) -> int:

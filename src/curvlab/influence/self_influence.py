@@ -8,7 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from curvlab.curvature import Batches, GaussNewtonOperator, ModelFunction, OutputLoss, output_loss
+from curvlab.curvature import Batches, GaussNewtonOperator, Loss, ModelFunction, OutputLoss, output_loss
+from curvlab.curvature.known_losses import of_mean_weight_one
+from curvlab.curvature.output_hessians import dense_hessians
 from curvlab.data.splits import Pairs, stack
 from curvlab.influence.example_derivatives import directional_derivatives, per_example_gradients
 from curvlab.linalg import LinearOperator, flatten, identity
@@ -36,7 +38,7 @@ class SelfInfluence:
 
 def self_influence(
     model: nn.Module,
-    loss: nn.Module,
+    loss: Loss,
     train: Pairs,
     *,
     points: Tensor | None = None,
@@ -66,6 +68,7 @@ def self_influence(
 
     Cost: K systems. `estimated_self_influence` needs far fewer where K is large.
     """
+    loss = _of_mean_weight_one(model, loss, train, batch_size)
     operator, everything = _damped(model, loss, train, damping, batch_size), _all_indices(train)
     chosen = everything if points is None else points
     mean_gradient = _mean_gradient(model, loss, train, batch_size)
@@ -84,7 +87,7 @@ def self_influence(
 
 def estimated_self_influence(
     model: nn.Module,
-    loss: nn.Module,
+    loss: Loss,
     train: Pairs,
     *,
     damping: float,
@@ -119,6 +122,7 @@ def estimated_self_influence(
     """
     if num_probes < 1:
         raise ValueError(f"num_probes must be at least 1, got {num_probes}")
+    loss = _of_mean_weight_one(model, loss, train, batch_size)
     operator, size = _damped(model, loss, train, damping, batch_size), len(_all_indices(train))
     generator = generator or torch.Generator(operator.device).manual_seed(0)
     squares = torch.zeros(size, dtype=operator.dtype, device=operator.device)
@@ -161,10 +165,16 @@ class _Solved:
         return solution.x
 
 
-def _damped(model: nn.Module, loss: nn.Module, train: Pairs, damping: float, batch_size: int) -> LinearOperator:
+def _damped(model: nn.Module, loss: Loss, train: Pairs, damping: float, batch_size: int) -> LinearOperator:
     if not damping > 0:
         raise ValueError(f"damping must be positive, got {damping}: the Gauss-Newton matrix may be singular")
     return GaussNewtonOperator(model, loss, train, batch_size=batch_size) + damping * identity
+
+
+def _of_mean_weight_one(model: nn.Module, loss: Loss, train: Pairs, batch_size: int) -> Loss:
+    function = ModelFunction(model)
+    data = Batches.of(function, train, batch_size=batch_size)
+    return of_mean_weight_one(loss, data.targets())
 
 
 def _all_indices(train: Pairs) -> Tensor:
@@ -175,7 +185,7 @@ def _chunks(total: int, largest: int) -> list[int]:
     return [min(largest, total - start) for start in range(0, total, largest)]
 
 
-def _mean_gradient(model: nn.Module, loss: nn.Module, train: Pairs, batch_size: int) -> Tensor:
+def _mean_gradient(model: nn.Module, loss: Loss, train: Pairs, batch_size: int) -> Tensor:
     """Return 1/N sum_n ∇l_n, (P,), of each example's own loss."""
     function, own_loss = ModelFunction(model), output_loss(loss).own_loss
     gradient, size = None, 0
@@ -192,7 +202,7 @@ def _mean_gradient(model: nn.Module, loss: nn.Module, train: Pairs, batch_size: 
 
 
 def _curvature_probes(  # noqa: PLR0917
-    model: nn.Module, loss: nn.Module, train: Pairs, count: int, batch_size: int, generator: torch.Generator
+    model: nn.Module, loss: Loss, train: Pairs, count: int, batch_size: int, generator: torch.Generator
 ) -> Tensor:
     """Return normal vectors of covariance G, (P, count)."""
     function, outputs_loss = ModelFunction(model), output_loss(loss)
@@ -221,9 +231,7 @@ def _curvature_probes(  # noqa: PLR0917
 
 def _curvature_root(outputs: Tensor, targets: Tensor, loss: OutputLoss) -> Tensor:
     """Return S_n^½, the symmetric root of each example's output Hessian, (N, C, C)."""
-    units = torch.eye(outputs.shape[1]).to(outputs)[:, None].expand(-1, *outputs.shape)
-    hessians = loss.hessian_product(outputs, targets, units).transpose(0, 1)
-    values, vectors = torch.linalg.eigh(hessians)
+    values, vectors = torch.linalg.eigh(dense_hessians(loss, outputs, targets))
     return (vectors * values.clamp(min=0).sqrt()[:, None]) @ vectors.mT
 
 

@@ -13,12 +13,12 @@ from torch.utils.data import TensorDataset
 
 from curvlab.curvature import Batches, Data, ModelFunction, OutputLoss
 from curvlab.curvature.batch import Batch, Inputs, is_pair, num_examples
+from curvlab.curvature.function_loss import can_vmap
 from curvlab.curvature.model_function import plain_attention
 from curvlab.linalg import flatten, unflatten
 from curvlab.training.mean_loss import Loss, closed_form, own_losses
 
-# Where one vmap over the copies is faster than a loop, see `vmap_pays`.
-MIN_COPIES = 4
+MIN_COPIES = 4  # where one vmap over the copies is faster than a loop, see `vmap_pays`
 MAX_CONVOLVED_INPUTS = 10_000
 
 
@@ -58,6 +58,7 @@ class EnsembleLosses:
         self.start = flatten(self._values)
         self._forward = _forward(self.model, self.function)
         self._summed = _summed_loss(loss)
+        self._loss_can = True
         self.start_losses, self._count = self._pass_over_data(loss)
         self.num_examples = len(self.start_losses)
         self._tensors = self._as_tensors(data)
@@ -65,8 +66,8 @@ class EnsembleLosses:
 
     @property
     def can_vmap(self) -> bool:
-        """Whether several copies go through `vmap`: transformers build their masks with one of their own."""
-        return not hasattr(self.model, "config")
+        """Whether several copies go through `vmap`: transformers have masks built by one, some losses branch."""
+        return self._loss_can and not hasattr(self.model, "config")
 
     def vmap_pays(self, num_copies: int, inputs_per_copy: int) -> bool:
         """Return whether one `vmap` over the copies is faster than a loop; inputs in numbers, not examples.
@@ -112,6 +113,7 @@ class EnsembleLosses:
                 outputs = self.function(self._values, inputs)  # checks that it is a function of single examples
                 if known is None:
                     own = own_losses(loss, outputs, targets)
+                    self._loss_can = self._loss_can and can_vmap(loss, outputs, targets)
                     _check_mean(loss, outputs, targets, own)
                     count += len(targets)
                 else:

@@ -7,9 +7,9 @@ from typing import TypeAlias
 
 import torch
 from torch import Tensor, nn
-from torch.func import vmap
 
 from curvlab.curvature import OutputLoss, output_loss
+from curvlab.curvature.function_loss import FunctionLoss, single_losses
 
 Loss: TypeAlias = nn.Module | Callable[[Tensor, Tensor], Tensor]
 
@@ -57,13 +57,12 @@ class MeanLoss:
 
 def own_losses(loss: Loss, outputs: Tensor, targets: Tensor) -> Tensor:
     """Return the loss of each example alone, (B,), of a loss that is only known as a function."""
-    own: Tensor = vmap(lambda output, target: loss(output[None], target[None]))(outputs, targets)
-    return own
+    return single_losses(loss, outputs, targets)
 
 
 def closed_form(loss: Loss) -> OutputLoss | None:
     """Return the closed forms of a PyTorch loss, or None for a loss that is only known as a function."""
-    if isinstance(loss, nn.CrossEntropyLoss | nn.MSELoss | nn.BCEWithLogitsLoss):
+    if isinstance(loss, nn.CrossEntropyLoss | nn.MSELoss | nn.BCEWithLogitsLoss | FunctionLoss):
         return output_loss(loss)
     return None
 

@@ -12,6 +12,7 @@ from torch.func import vjp, vmap
 from curvlab.curvature import Batches, Data, GaussNewtonOperator, ModelFunction, output_loss
 from curvlab.curvature.batches import Batch, Inputs
 from curvlab.curvature.jacobian_products import use_vmap
+from curvlab.curvature.known_losses import of_mean_weight_one
 from curvlab.curvature.model_function import check_finite
 from curvlab.curvature.weighted_loss import WeightedLoss, select_with_places
 from curvlab.linalg import (
@@ -70,6 +71,7 @@ class ProximalBregmanObjective:
         self._train = Batches.of(self.function, train, batch_size=batch_size)
         self._batch_size = batch_size
         self._points = Batches.of(self.function, points, batch_size=1)
+        self.loss = output_loss(of_mean_weight_one(loss, self._train.targets()))
         self._total_count = sum(self.loss.count(targets) for targets in self._train.targets())
         self.num_examples, self.num_points = self._train.num_examples, self._points.num_examples
         self.shape = (self.function.num_parameters, self.num_points)

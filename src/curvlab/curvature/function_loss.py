@@ -1,0 +1,209 @@
+"""Any loss of the user's own, a function of (outputs, targets): its derivatives by autograd."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import partial
+
+import torch
+from torch import Tensor
+from torch.func import grad, vjp, vmap
+
+from curvlab.curvature.batch import Batch, take
+from curvlab.curvature.losses import OutputLoss
+from curvlab.curvature.model_function import ModelFunction, check_finite
+
+_EXAMPLES_TRIED = 16
+
+# (outputs, targets) -> (), the mean over the examples of a batch.
+LossFunction = Callable[[Tensor, Tensor], Tensor]
+# (outputs, given targets, generator) -> targets drawn from the model's own distribution, like the given ones.
+TargetSampler = Callable[[Tensor, Tensor, torch.Generator], Tensor]
+
+
+class FunctionLoss(OutputLoss):
+    """mean_n l(h_n, y_n), known only as a function that autograd can differentiate twice by the outputs.
+
+    S = ∇²l by a second reverse pass, block by block: examples do not meet in a mean. What the function must be is
+    tried on the first batch (`check`): a sum over examples is refused, and so is a loss in which examples meet.
+
+    Args:
+        loss: (outputs, targets) -> (), a mean over examples: nn.HuberLoss(), a focal loss, ...
+        is_psd: whether S is positive semi-definite, that is, whether l is convex in the outputs. None: not known;
+            `GaussNewtonOperator.is_psd` then looks at the eigenvalues of S at all outputs of its data.
+        sample_targets: (outputs, targets, generator) -> targets drawn from the distribution p of which l is
+            -log p, up to a constant. Without it no Fisher matrix but the empirical one is defined: a function does
+            not say which distribution it comes from.
+
+    Cost of a product with S: two reverse passes of the function, nothing of the model.
+    """
+
+    twice_backward = True
+
+    def __init__(
+        self, loss: LossFunction, *, is_psd: bool | None = None, sample_targets: TargetSampler | None = None
+    ) -> None:
+        if not callable(loss):
+            raise TypeError(f"a loss is a function of (outputs, targets), got {type(loss).__name__}")
+        reduction = getattr(loss, "reduction", "mean")
+        # PyTorch's nn.KLDivLoss names the mean over examples "batchmean"; its "mean" is one over all outputs.
+        if reduction not in ("mean", "batchmean"):
+            raise ValueError(
+                f"{_name(loss)} has reduction='{reduction}': pass a mean over examples, reduction='mean'"
+            )
+        self.loss = loss
+        self.reduction = "mean"
+        self._is_psd, self._sample = is_psd, sample_targets
+        self._tried = False
+
+    def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return the mean over the examples, ()."""
+        return self.loss(outputs, targets)
+
+    @property
+    def is_psd(self) -> bool | None:
+        """As declared; None where it was not."""
+        return self._is_psd
+
+    def check(self, outputs: Tensor, targets: Tensor) -> None:
+        """Raise a ValueError unless the loss is a mean over examples, at these outputs; tried until one says so.
+
+        By values and by gradients: the loss of the batch against that of its examples one by one.
+        """
+        if len(outputs) != len(targets):
+            raise ValueError(f"there are {len(outputs)} outputs and {len(targets)} targets")
+        if self._tried:
+            return
+        self.by_vmap = can_vmap(self.loss, outputs, targets)
+        h = outputs.detach()
+        h = h if h.dtype in (torch.float32, torch.float64) else h.float()
+        if len(h) == 1:  # the same example twice: a sum still shows
+            h, targets = torch.cat([h, h]), torch.cat([targets, targets])
+        with torch.enable_grad():
+            whole, own = self._whole(h, targets), self.per_example(h, targets)
+            gradient = grad(lambda outputs: self._whole(outputs, targets))(h) * len(h)
+            expected = grad(lambda outputs: self.per_example(outputs, targets).sum())(h)
+        tolerance = max(1e-6, 1000 * torch.finfo(h.dtype).eps)
+        size = float(own.abs().mean()) + torch.finfo(h.dtype).tiny
+        if not bool(own.isfinite().all()):
+            raise ValueError(f"{_name(self.loss)} is not finite for the outputs and targets of the first examples")
+        if abs(float(whole - own.sum())) <= tolerance * size * len(h) and size > 1e-30 and float(own.sum()) != 0:
+            raise ValueError(
+                f"{_name(self.loss)} is a sum over examples ({float(whole):.6g} for {len(h)}): return the mean, "
+                "e.g. losses.mean() instead of losses.sum()."
+            )
+        scale = float(expected.norm()) + torch.finfo(h.dtype).tiny
+        if (
+            abs(float(whole - own.mean())) > tolerance * size
+            or float((gradient - expected).norm()) > tolerance * scale
+        ):
+            raise ValueError(
+                f"{_name(self.loss)} is no mean over examples: {float(whole):.6g} for a batch of {len(h)}, and "
+                f"{float(own.mean()):.6g} in the mean for each alone. Its examples meet (contrastive losses, "
+                "statistics of the batch, a mean over predictions of which examples have different numbers), or "
+                "it is scaled by their number: return losses.mean() with one loss for each example, from its own "
+                "outputs alone. Sums over predictions and class weights: nn.CrossEntropyLoss has them."
+            )
+        self._tried = bool(own.any())
+
+    def counts(self, targets: Tensor) -> Tensor:
+        """Return one for each example, (N,)."""
+        return torch.ones(len(targets), device=targets.device)
+
+    def per_example(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return the loss of each example alone, (N,)."""
+        return single_losses(self.loss, outputs, targets)
+
+    def total(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return the sum over the examples, by one call: the mean times their number."""
+        return self._whole(outputs, targets) * len(outputs)
+
+    def gradient(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return the derivative of the sum by the outputs, by autograd."""
+        found: Tensor = grad(lambda h: self.total(h, targets))(outputs)
+        return found
+
+    def hessian_product(self, outputs: Tensor, targets: Tensor, tangents: Tensor) -> Tensor:
+        """Return S t by a second reverse pass: S is symmetric, and its blocks are those of single examples."""
+        product = vjp(grad(partial(self.total, targets=targets)), outputs)[1]
+        if tangents.ndim == outputs.ndim:
+            alone: Tensor = product(tangents)[0]
+            return alone
+
+        def column(tangent: Tensor) -> Tensor:
+            found: Tensor = product(tangent)[0]
+            return found
+
+        together: Tensor = vmap(column)(tangents)
+        return together
+
+    def sample_targets(self, outputs: Tensor, targets: Tensor, generator: torch.Generator) -> Tensor:
+        """Draw targets by the user's function."""
+        if self._sample is None:
+            raise TypeError(
+                f"no Fisher matrix is defined for {_name(self.loss)}: it takes labels drawn from the model's own "
+                "distribution, which the function does not say. Use GaussNewtonOperator, kind='empirical', or "
+                "FunctionLoss(loss, sample_targets=...) where the loss is -log p of a distribution p."
+            )
+        return self._sample(outputs, targets, generator)
+
+    def sampled_gradient(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return the ordinary gradient: the loss is -log p up to a constant."""
+        return self.gradient(outputs, targets)
+
+    def _whole(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        value = self.loss(outputs, targets)
+        if not isinstance(value, Tensor) or value.ndim != 0:
+            got = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+            raise ValueError(
+                f"{_name(self.loss)} returns {got} for a batch: return one number, the mean over its examples, "
+                "e.g. losses.mean()."
+            )
+        return value
+
+
+def single_losses(loss: LossFunction, outputs: Tensor, targets: Tensor) -> Tensor:
+    """Return the loss of each example alone, (N,): together through `vmap`, or one by one where that cannot be.
+
+    `vmap` refuses functions that branch on values (F.gaussian_nll_loss checks its variances).
+    """
+    try:
+        return _together(loss, outputs, targets)
+    except RuntimeError as error:
+        if "vmap" not in str(error):
+            raise
+        return torch.stack([loss(h[None], y[None]) for h, y in zip(outputs, targets, strict=True)])
+
+
+def can_vmap(loss: LossFunction, outputs: Tensor, targets: Tensor) -> bool:
+    """Return whether `vmap` takes the function, tried on one example."""
+    try:
+        _together(loss, outputs[:1].detach(), targets[:1])
+    except RuntimeError as error:
+        if "vmap" not in str(error):
+            raise
+        return False
+    return True
+
+
+def _together(loss: LossFunction, outputs: Tensor, targets: Tensor) -> Tensor:
+    losses: Tensor = vmap(lambda output, target: loss(output[None], target[None]))(outputs, targets)
+    return losses
+
+
+@torch.inference_mode(False)
+@torch.no_grad()
+def try_on_first_examples(loss: OutputLoss, function: ModelFunction, batches: Iterable[Batch]) -> None:
+    """Refuse now what is no mean over examples: later the matrix would be wrong without a word.
+
+    Cost: a forward of a few examples.
+    """
+    inputs, targets = next(iter(batches))
+    few = slice(0, _EXAMPLES_TRIED)
+    outputs = function(function.parameters, take(inputs, few))
+    check_finite(outputs)
+    loss.check(outputs, targets[few])
+
+
+def _name(loss: LossFunction) -> str:
+    return getattr(loss, "__name__", type(loss).__name__)

@@ -121,9 +121,9 @@ def _ordered(loader: DataLoader[Any]) -> FixedLoader:
         return FixedLoader(loader, order[:kept] if loader.batch_size is not None else None)
     if drop and loader.batch_size is not None:
         warnings.warn(
-            f"the loader shuffles and drops its last batch: other {len(order) % loader.batch_size} of "
-            f"{len(order)} examples would be missing at each pass, {_WHY}. All of them are read, in the order of "
-            "the data set; with shuffle=False or drop_last=False there is no such choice.",
+            f"the loader shuffles and drops its last batch: {len(order) % loader.batch_size} of {len(order)} "
+            f"examples, others at each pass, would be missing, {_WHY}. All of them are read, in the order of the "
+            "data set. With shuffle=False the same are dropped each time, with drop_last=False none.",
             stacklevel=2,
         )
     return FixedLoader(_in_order(loader, order), order if loader.batch_size is not None else None)

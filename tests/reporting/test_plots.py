@@ -107,3 +107,20 @@ def test_annotate_writes_into_the_corner() -> None:
     plots.annotate(ax, "r = 1", corner="lower right")
     text = ax.texts[0]
     assert (text.get_text(), text.get_ha(), text.get_va()) == ("r = 1", "right", "bottom")
+
+
+def test_an_interval_over_seeds_has_three() -> None:
+    figure, axes = plots.figure(1, 1)
+    ax = axes[0, 0]
+    x, y = [0, 0, 0, 1, 1, 2, 2], [1.0, 2.0, 3.0, 5.0, 7.0, 4.0, np.nan]
+    plots.seeds_around_mean(ax, x, y, color="black")
+    band, line, dots = ax.collections
+    half = 4.30265273 / 3**0.5  # Student's t for 2 degrees of freedom, times the standard error
+    corners = band.get_paths()[0].vertices
+    assert set(corners[:, 0]) == {0.0}
+    assert (corners[:, 1].min(), corners[:, 1].max()) == pytest.approx((2 - half, 2 + half))
+    np.testing.assert_allclose(line.get_segments()[0], [[0, 2 - half], [0, 2 + half]])
+    np.testing.assert_array_equal(dots.get_offsets(), [[1, 5], [1, 7]])
+    plots.seeds_around_mean(ax, x, y, color="black", least=0.2)
+    assert ax.collections[3].get_paths()[0].vertices[:, 1].min() == pytest.approx(0.4)
+    figure.clear()

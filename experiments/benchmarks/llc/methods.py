@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import time
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from importlib import metadata
 from itertools import pairwise
 from typing import Any
 
@@ -114,8 +114,13 @@ METHODS: dict[str, Callable[[Setting, torch.Generator], Tensor]] = {
 
 
 def available(name: str) -> bool:
-    """Return whether a method is installed."""
-    return not name.startswith("devinterp") or importlib.util.find_spec("devinterp") is not None
+    """Return whether a method is installed; devinterp 2 is none, as its loss takes language models' tokens alone."""
+    if not name.startswith("devinterp"):
+        return True
+    try:
+        return int(metadata.version("devinterp").split(".")[0]) < 2
+    except metadata.PackageNotFoundError:
+        return False
 
 
 def measure(name: str, setting: Setting, generator: torch.Generator) -> dict[str, Any]:

@@ -71,13 +71,18 @@ def _draw_linear_networks(table: pd.DataFrame) -> Figure:
         for place, (_, row) in zip(places, own.iterrows(), strict=True):
             if row.problem:
                 ax.plot(place, row.ratio, markerfacecolor="white", zorder=3, **style)
-    ax.axhline(1.0, color="black", linewidth=1)
+    ax.axhline(1.0, color="black", linewidth=1, label="known coefficient")
     ax.set_xticks(range(len(sizes)), [f"{size:,}" for size in sizes])
     ax.set_xlim(-0.5, len(sizes) - 0.5)
+    ax.margins(y=0.1)
     ax.set_xlabel("parameters of the deep linear network")
     ax.set_ylabel("estimate / coefficient")
     figure.legend(
-        loc="outside lower center", ncols=2, fontsize=8, frameon=False, title="95 % t interval over chains"
+        loc="outside lower center",
+        ncols=3,
+        fontsize=8,
+        frameon=False,
+        title="95 % t interval over chains; hollow: not valid",
     )
     return figure
 

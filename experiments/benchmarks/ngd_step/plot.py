@@ -30,8 +30,11 @@ def _draw_ranks(ranks: pd.DataFrame) -> Figure:
         errors = np.clip([own.to_adam - own.to_adam_low, own.to_adam_high - own.to_adam], 0, None)
         style: dict[str, Any] = {"color": plots.PALETTE[index], "marker": plots.MARKERS[index]}
         ax.errorbar(own["rank"], own.to_adam, yerr=errors, capsize=3, label=name, **style)
-    ax.axhline(MOST_STEPS, color="#555555", linestyle="--", linewidth=1)
+    ax.axhline(MOST_STEPS, color="#555555", linestyle="--", linewidth=1, label=f"{MOST_STEPS:g} × Adam")
     ax.set_ylim(bottom=0)
+    products = ranks[ranks.optimizer == "products"].sort_values("rank").iloc[-1]
+    text, place = f"products alone: {products.to_adam:.2g} × Adam", (products["rank"], products.to_adam)
+    ax.annotate(text, place, (0, -16), textcoords="offset points", ha="right", fontsize=8)
     ax.set_xlabel("largest rank of an axis")
     ax.set_ylabel("time of a step / Adam's")
     ax.set_title(str(ranks.model.iloc[0]))

@@ -71,7 +71,9 @@ def _grid(blocks: Sequence[tuple[_Task, range]]) -> Figure:
                 name = task.label if column == 0 else ""
                 title = f"{name}\ntraining image {panel.point.iloc[0]}"
                 plots.show_image(ax, task.images[position], title=title)
-            elif _has(panel, kind):
+            elif not _has(panel, kind):
+                plots.show_missing(ax, _why_missing(task, kind))
+            else:
                 ax.set_axis_on()
                 if kind == "exact":
                     _exact(ax, panel, own)
@@ -94,6 +96,13 @@ def _has(panel: pd.DataFrame, kind: str) -> bool:
     if kind == "exact":
         return bool(panel.exact.notna().any())
     return f"{kind}lissa_0" in panel and not panel[f"{kind}lissa_0"].isna().all()
+
+
+def _why_missing(task: _Task, kind: str) -> str:
+    """Return why a point has no panel in a row that others have: it is computed for the first points alone."""
+    what = "solved exactly" if kind == "exact" else f"run with {CHOICES[kind]}"
+    count = sum(_has(own, kind) for own in task.scores)
+    return f"not {what}:\nat this preset the first\n{count} of {len(task.scores)} points only"
 
 
 def _stochastic(ax: Axes, panel: pd.DataFrame, own: pd.DataFrame, prefix: str) -> None:

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pandas as pd
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties
 from matplotlib.ticker import MaxNLocator
-from scipy import stats
 
 from curvlab.reporting import plots
 from experiments.ngd.branching.measures import BEFORE
@@ -53,7 +51,7 @@ def draw(computed: Computed) -> dict[str, Figure]:
     legend = figure.legend(
         list(entries.values()), list(entries), loc="outside lower center", ncols=6, fontsize=8, frameon=False
     )
-    title = "dotted: the split; mean over seeds, band: 95 % t interval"
+    title = "dotted: the split; mean over seeds, band: 95 % t interval; small dots: seeds, where there are two"
     legend.set_title(title, prop=FontProperties(size=8))
     return {"figure.png": figure}
 
@@ -90,11 +88,7 @@ def _base(branch: str) -> str:
 
 
 def _curve(ax: Axes, own: pd.DataFrame, column: str, label: str, style: dict[str, Any]) -> None:
-    grouped = own.groupby("epoch")[column]
-    mean, count = grouped.mean(), grouped.count()
+    mean = own.groupby("epoch")[column].mean()
     ax.plot(mean.index, mean, label=label, markersize=3.5, linewidth=1.2, **style)
-    half = grouped.sem() * stats.t.ppf(0.975, np.maximum(count - 1, 1))
-    lower = mean - half
-    if column in LOGARITHMIC:
-        lower = lower.clip(lower=mean / 5)  # a t interval may reach below zero, where there is no logarithm
-    ax.fill_between(mean.index, lower, mean + half, color=style["color"], alpha=0.12, linewidth=0)
+    least = 0.2 if column in LOGARITHMIC else 0.0  # a t interval may reach below zero, with no logarithm there
+    plots.seeds_around_mean(ax, own.epoch, own[column], color=style["color"], alpha=0.12, least=least)

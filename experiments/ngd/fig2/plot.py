@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties
-from scipy import stats
 
 from curvlab.reporting import plots
 from experiments.target import Computed
@@ -47,7 +45,7 @@ def draw(computed: Computed) -> dict[str, Figure]:
     axes[0, 2].set_title("valid estimates", fontsize=8)
     axes[0, -1].set_title("at equal training loss", fontsize=8)
     handles, labels = axes[0, 0].get_legend_handles_labels()
-    title = "mean over seeds, band: 95 % t interval"
+    title = "mean over seeds, band: 95 % t interval; dots: seeds, where there are two"
     legend = figure.legend(handles, labels, loc="outside lower center", ncols=4, fontsize=8, frameon=False)
     legend.set_title(title, prop=FontProperties(size=8))
     return {"figure.png": figure}
@@ -64,11 +62,7 @@ def _draw_over_epochs(ax: Axes, own: pd.DataFrame, quantity: str, name: str, sty
 def _curve(
     ax: Axes, own: pd.DataFrame, column: str, label: str, style: dict[str, Any], *, linestyle: str = "-"
 ) -> None:
-    grouped = own.groupby("epoch")[column]
-    mean, count = grouped.mean(), grouped.count()
+    mean = own.groupby("epoch")[column].mean()
     ax.plot(mean.index, mean, label=label, linestyle=linestyle, markersize=3.5, linewidth=1.2, **style)
-    half = grouped.sem() * stats.t.ppf(0.975, np.maximum(count - 1, 1))
-    lower = mean - half
-    if column.endswith("loss"):
-        lower = lower.clip(lower=mean / 5)  # a t interval may reach below zero, where there is no logarithm
-    ax.fill_between(mean.index, lower, mean + half, color=style["color"], alpha=0.18, linewidth=0)
+    least = 0.2 if column.endswith("loss") else 0.0  # a t interval may reach below zero, with no logarithm there
+    plots.seeds_around_mean(ax, own.epoch, own[column], color=style["color"], alpha=0.18, least=least)

@@ -32,7 +32,9 @@ def draw(computed: Computed) -> dict[str, Figure]:
         row[0].set_title(task)
     handles, labels = axes[0, 0].get_legend_handles_labels()
     legend = figure.legend(handles, labels, loc="outside lower center", ncols=3, fontsize=8, frameon=False)
-    legend.set_title("mean over seeds, 95 % t interval; dots: seeds", prop=FontProperties(size=8))
+    legend.set_title(
+        "mean over seeds, 95 % t interval (of three or more); dots: seeds", prop=FontProperties(size=8)
+    )
     return {"figure.png": figure}
 
 
@@ -61,8 +63,8 @@ def _draw_panel(ax: Axes, table: pd.DataFrame, sweep: str, quantity: str) -> Non
 def _draw_sweep(ax: Axes, own: pd.DataFrame, quantity: str) -> None:
     counted = own.dropna(subset=quantity)
     means = counted.groupby("value")[quantity].mean()
-    ends = [t_interval(rows[quantity].to_numpy()) for _, rows in counted.groupby("value")]
-    errors = np.array([means - [end.low for end in ends], [end.high for end in ends] - means])
+    ends = [_ends(rows[quantity].to_numpy()) for _, rows in counted.groupby("value")]
+    errors = np.array([means - [low for low, _ in ends], [high for _, high in ends] - means])
     style: dict[str, Any] = {"color": plots.PALETTE[1], "marker": plots.MARKERS[1]}
     ax.errorbar(means.index, means, yerr=errors, capsize=3, markersize=5, linewidth=1.2, label="NGD", **style)
     ax.scatter(counted.value, counted[quantity], s=6, alpha=0.5, color=plots.PALETTE[1])
@@ -71,7 +73,13 @@ def _draw_sweep(ax: Axes, own: pd.DataFrame, quantity: str) -> None:
 def _draw_band(ax: Axes, values: np.ndarray) -> None:
     if not len(values):
         return
-    interval = t_interval(values)
+    low, high = _ends(values)
     ax.axhline(values.mean(), color=plots.PALETTE[0], linewidth=1.2, linestyle="--", label="SGD")
-    if np.isfinite(interval.low):
-        ax.axhspan(interval.low, interval.high, color=plots.PALETTE[0], alpha=0.15, linewidth=0)
+    if np.isfinite(low):
+        ax.axhspan(low, high, color=plots.PALETTE[0], alpha=0.15, linewidth=0)
+
+
+def _ends(values: np.ndarray) -> tuple[float, float]:
+    """Return the ends of the 95 % t interval over seeds; nan with fewer than three."""
+    interval = t_interval(values)
+    return (interval.low, interval.high) if len(values) >= plots.MIN_SEEDS else (np.nan, np.nan)

@@ -27,7 +27,10 @@ def draw(computed: Computed) -> dict[str, Figure]:
         axes[2 * index, 0].set_title(task)
     handles, labels = axes[0, 0].get_legend_handles_labels()
     legend = figure.legend(handles, labels, loc="outside lower center", ncols=4, fontsize=8, frameon=False)
-    title = "mean over seeds, band: 95 % t interval; hollow: not valid; dotted: minimum of the validation loss"
+    title = (
+        "mean over seeds, band: 95 % t interval (of three or more)\n"
+        "hollow: not valid; dotted: minimum of the validation loss"
+    )
     legend.set_title(title, prop=FontProperties(size=8))
     return {"figure.png": figure}
 

@@ -23,7 +23,10 @@ def draw(computed: Computed) -> dict[str, Figure]:
     for row, task in zip(axes, tasks, strict=True):
         _draw_task(row, table[table.task == task])
         row[0].set_title(task)
-    note = "mean over seeds, band: 95 % t interval; hollow: not valid; dotted: minimum of the validation loss"
+    note = (
+        "mean over seeds, band: 95 % t interval (of three or more)\n"
+        "hollow: not valid; dotted: minimum of the validation loss"
+    )
     figure.legend(
         [], [], loc="outside lower center", frameon=False, title=note, title_fontproperties=FontProperties(size=8)
     )

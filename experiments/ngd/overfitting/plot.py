@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
-from scipy import stats
+
+from curvlab.reporting import plots
 
 
 def draw_losses(ax: Axes, own: pd.DataFrame, name: str, style: dict[str, Any]) -> None:
@@ -33,8 +33,6 @@ def mark_minimum(ax: Axes, own: pd.DataFrame, style: dict[str, Any]) -> None:
 
 
 def _draw_mean(ax: Axes, own: pd.DataFrame, column: str, style: dict[str, Any], **kind: Any) -> None:
-    grouped = own.groupby("epoch")[column]
-    mean, count = grouped.mean(), grouped.count()
+    mean = own.groupby("epoch")[column].mean()
     ax.plot(mean.index, mean, markersize=3.5, linewidth=1.2, **{**style, **kind})
-    half = grouped.sem() * stats.t.ppf(0.975, np.maximum(count - 1, 1))
-    ax.fill_between(mean.index, mean - half, mean + half, color=style["color"], alpha=0.15, linewidth=0)
+    plots.seeds_around_mean(ax, own.epoch, own[column], color=style["color"])

@@ -13,12 +13,14 @@ from typing import Any
 
 import matplotlib as mpl
 import numpy as np
+import pandas as pd
 from cycler import cycler
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 from numpy.typing import ArrayLike
+from scipy import stats
 
 from curvlab.atomic_file import write_atomically
 
@@ -27,6 +29,7 @@ _DPI = 110
 # Okabe & Ito (2008), without their yellow, which is too pale on white.
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")  # a second cue beside colour, same order
+MIN_SEEDS = 3  # of an interval over seeds
 
 _STYLE: dict[str, Any] = {
     "figure.dpi": 150,  # savefig keeps it
@@ -100,6 +103,33 @@ def measured(
     ax.errorbar(x, y, yerr=bars, color=color, marker=marker, markersize=4, linestyle="none", label=label)
 
 
+def seeds_around_mean(
+    ax: Axes, x: ArrayLike, y: ArrayLike, *, color: str, alpha: float = 0.15, least: float = 0.0
+) -> None:
+    """Draw the 95 % t interval of the mean of y at each x as a band, and every seed where there are only two.
+
+    Two values have a t interval, of 12.7 standard errors, but it says nothing of use: it takes three to be drawn.
+
+    Args:
+        ax: where.
+        x: (n,), each value once for each seed.
+        y: (n,); nan is left out.
+        color: of band and dots.
+        alpha: of the band.
+        least: the band does not go below this share of the mean, for logarithmic axes; 0: no such limit.
+    """
+    table = pd.DataFrame({"x": np.asarray(x), "y": np.asarray(y, dtype=float)})
+    grouped = table.dropna(subset="y").groupby("x").y
+    mean, count = grouped.mean(), grouped.count()
+    half = (grouped.sem() * stats.t.ppf(0.975, np.maximum(count - 1, 1))).where(count >= MIN_SEEDS)
+    lower = (mean - half).clip(lower=least * mean) if least else mean - half
+    ax.fill_between(mean.index, lower, mean + half, color=color, alpha=alpha, linewidth=0)
+    alone = half.notna() & half.shift(1).isna() & half.shift(-1).isna()  # a band of no width would not be seen
+    ax.vlines(mean.index[alone], lower[alone], (mean + half)[alone], color=color, alpha=2 * alpha, linewidth=3)
+    few = table[table.x.map(count) == MIN_SEEDS - 1]
+    ax.scatter(few.x, few.y, s=5, color=color, alpha=0.6, linewidths=0)
+
+
 def identity_line(ax: Axes) -> None:
     """Draw the dashed line x = y behind the data, over the range that both axes show."""
     low = max(ax.get_xlim()[0], ax.get_ylim()[0])
@@ -129,6 +159,11 @@ def show_image(ax: Axes, image: ArrayLike, *, title: str = "") -> None:
     ax.imshow(pixels, cmap="gray" if pixels.ndim == 2 else None, vmin=0, vmax=1, interpolation="nearest")
     ax.set_axis_off()
     ax.set_title(title)
+
+
+def show_missing(ax: Axes, why: str) -> None:
+    """Say in the middle of an empty panel why there is nothing in it."""
+    ax.text(0.5, 0.5, why, transform=ax.transAxes, ha="center", va="center", fontsize=7, color="#555555")
 
 
 def annotate(ax: Axes, text: str, *, corner: str = "upper left") -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable
+from importlib import metadata
 from itertools import product
 from pathlib import Path
 
@@ -20,10 +21,25 @@ from curvlab.reporting import ClaimResult, load_claims
 from experiments.benchmarks.llc.compute import summary_table
 from experiments.benchmarks.llc.known import finite_value
 from experiments.benchmarks.llc.linear_networks import coefficient, singular_network
-from experiments.benchmarks.llc.methods import Setting, floor_seconds
+from experiments.benchmarks.llc.methods import Setting, available, floor_seconds
 from experiments.benchmarks.llc.power import autoregressive, power_table
 from experiments.target import Computed, load_config
 from experiments.target.discovery import all_targets
+
+
+@pytest.mark.parametrize(("version", "usable"), [("1.3.2", True), ("2.0.1", False), (None, False)])
+def test_devinterp_is_a_peer_up_to_its_first_major_version(
+    monkeypatch: pytest.MonkeyPatch, version: str | None, usable: bool
+) -> None:
+    # From 2.0 on it samples language models alone: its loss is a function of the model and token ids.
+    def find(name: str) -> str:
+        if version is None:
+            raise metadata.PackageNotFoundError(name)
+        return version
+
+    monkeypatch.setattr(metadata, "version", find)
+    assert available("devinterp, with replacement") == usable
+    assert available("curvlab")
 
 
 def test_every_method_is_estimated_and_timed(run_smoke: Callable[..., Path]) -> None:

@@ -114,7 +114,7 @@ METHODS: dict[str, Callable[[Setting, torch.Generator], Tensor]] = {
 
 
 def available(name: str) -> bool:
-    """Return whether a method is installed; devinterp 2 is none, as its loss takes language models' tokens alone."""
+    """Return whether a method is installed; devinterp 2 is none: its loss takes language models' tokens alone."""
     if not name.startswith("devinterp"):
         return True
     try:

@@ -7,8 +7,8 @@ learning coefficient is a mean, and a figure's estimate has four chains of 80 to
 worth 400: an estimate has to keep the older limits of Gelman et al. (2013, Bayesian Data Analysis, Sec. 11.4
 and 11.5), R-hat below 1.1 and ten effective draws for each chain, which ask for the same, too, and leave an
 error of C^(-1/2)/3 standard deviations of the draws. (Theirs are of the split R-hat and the effective draws of a
-mean; here both are rank-normalised, R-hat also of the folded draws, and the draws count in the tails, too.) `LLC.strictly_mixed` says whether it keeps those of
-Vehtari et al.
+mean; here both are rank-normalised, R-hat also of the folded draws, and the draws count in the tails, too.)
+`LLC.strictly_mixed` says whether it keeps those of Vehtari et al.
 
 R-hat is taken of the draws, not of means of several, although a batch's noise hides chains apart in part: the
 limit is derived for draws. Of means of five, where half the variance is that noise, 8 to 13 % of made-up

@@ -12,7 +12,8 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from curvlab.reporting import plots
-from experiments.lissa.fig1.tables import CHOICES
+from experiments.lissa.fig1.runs_interval import runs_error
+from experiments.lissa.fig1.tables import CHOICES, coinciding
 from experiments.target import Computed
 
 COLORS = dict(zip(CHOICES, (0, 2, 3), strict=True))
@@ -27,13 +28,16 @@ class _Task:
     scores: list[pd.DataFrame]
     panels: pd.DataFrame
     images: list[np.ndarray]
+    coincide: bool  # C measured is below 1: its runs are those of C = 2
 
     @classmethod
     def of(cls, computed: Computed, label: str) -> _Task:
         scores = [own for _, own in computed[f"scores_{label}"].groupby("point", sort=False)]
         panels = computed["table"]
         strip = np.asarray(Image.open(computed.folder / f"images_{label}.png")) / 255
-        return cls(label, scores, panels[panels.task == label], np.split(strip, len(scores), axis=1))
+        images = np.split(strip, len(scores), axis=1)
+        same = label in coinciding(computed["summary"])
+        return cls(label, scores, panels[panels.task == label], images, same)
 
 
 def draw(computed: Computed) -> dict[str, Figure]:
@@ -81,6 +85,8 @@ def _grid(blocks: Sequence[tuple[_Task, range]]) -> Figure:
                     _stochastic(ax, panel, own[own.constant == CHOICES[kind]], kind)
                 if column == 0:
                     ax.set_ylabel("exact PBRF" if kind == "exact" else f"PBRF by SGD, {CHOICES[kind]}")
+                    if kind == "measured_" and task.coincide:
+                        ax.set_ylabel("PBRF by SGD, C measured\n(below 1: the runs of C = 2)")
     handles = {
         label: handle for ax in axes.flat for handle, label in zip(*ax.get_legend_handles_labels(), strict=True)
     }
@@ -123,7 +129,9 @@ def _stochastic(ax: Axes, panel: pd.DataFrame, own: pd.DataFrame, prefix: str) -
     _widen(ax, panel, x, y)
     plots.identity_line(ax)
     pearson, slope = own.lissa_pbrf_pearson.dropna(), own.lissa_pbrf_slope.dropna()
-    _above(ax, f"r = {_with_error(pearson)}, {first.lissa_pbrf_case}\nslope {_with_error(slope)}")
+    cases = own.lissa_pbrf_case.value_counts()
+    share = "" if len(own) == 1 or cases.iloc[0] == len(own) else f" {cases.iloc[0]} of {len(own)}"
+    _above(ax, f"r = {_with_error(pearson)}, {cases.index[0]}{share}\nslope {_with_error(slope)}")
 
 
 def _exact(ax: Axes, panel: pd.DataFrame, own: pd.DataFrame) -> None:
@@ -156,8 +164,13 @@ def _widen(ax: Axes, panel: pd.DataFrame, x: pd.Series, y: pd.Series) -> None:
 
 
 def _with_error(values: pd.Series) -> str:
-    mean = float(values.mean())
-    if len(values) < 2:
+    """Return mean ± s.e. of panels, one for each seed, each of which has the batches of two runs."""
+    mean, count = float(values.mean()), len(values)
+    # Three panels or more: leave out a run, which is in its own panel and in the one before.
+    without = (
+        [float(values.drop(values.index[[run, run - 1]]).mean()) for run in range(count)] if count > 2 else []
+    )
+    if not without:
         return f"{mean:.2f}" if abs(mean) < 100 else f"{mean:.0e}"
-    error = float(values.std()) / len(values) ** 0.5
+    error = runs_error(without)
     return f"{mean:.2f} ± {error:.2f}" if max(abs(mean), error) < 100 else f"{mean:.0e} ± {error:.0e}"

@@ -215,9 +215,21 @@ def point_means(panels: pd.DataFrame, column: str) -> np.ndarray:
 
 def counted_point_means(panels: pd.DataFrame, comparison: str) -> np.ndarray:
     """Return the mean over seeds of the Pearson correlation for each point, an overflow counted as -1, (K,)."""
+    return point_means(counted_pearson(panels, comparison), "counted")
+
+
+def counted_pearson(panels: pd.DataFrame, comparison: str) -> pd.DataFrame:
+    """Return the panels with the column `counted`, the Pearson correlation, an overflow as -1."""
     pearson = panels.get(f"{comparison}_pearson", pd.Series(math.nan, panels.index))
-    counted = pearson.where(panels[f"{comparison}_case"] != "overflow", -1.0)
-    return counted.groupby(panels.position).mean().to_numpy()
+    return panels.assign(counted=pearson.where(panels[f"{comparison}_case"] != "overflow", -1.0))
+
+
+def coinciding(summary: pd.DataFrame) -> list[str]:
+    """Return the tasks whose |B| with C measured is that of C = 2, C being below 1: the same runs twice."""
+    sizes = ("batch size", "batch size with it")
+    if not set(sizes) <= set(summary.columns):
+        return []
+    return summary.task[summary[sizes[0]] == summary[sizes[1]]].tolist()
 
 
 def _typical_size(table: pd.DataFrame) -> float:

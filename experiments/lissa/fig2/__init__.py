@@ -3,7 +3,8 @@
 make lissa-fig2 PRESET=smoke|embedded|laptop|paper ARGS="task=mlp_64_64_digits_early num_steps=2000"
 
 LiSSA runs 1,000 steps with twice the recommended batch size, the recommended one (C = 2), and a tenth of it,
-averaged over ten runs, which see as much data. Test influences are correlated between steps, as in the paper, and
+averaged over ten runs, which see as much data where ten divides the batch size (embedded: 10 x 1 examples against
+13, which the claims say). Test influences are correlated between steps, as in the paper, and
 at each step with those of the exact solution. The paper shows one training image (it does not say which) and one
 run; here every number is a mean over several points and seeds. A run that overflows is shown as such: no number
 stands for its correlation, and the claims take it for -1, the least that one can be.

@@ -32,17 +32,18 @@ def _heat_maps(table: pd.DataFrame, between: pd.DataFrame) -> Figure:
     figure, axes = plots.figure(len(tasks), num_sizes + 1, panel_size=(2.9, 2.7))
     for row, task in zip(axes, tasks, strict=True):
         own, maps = table[table.task == task], between[between.task == task]
+        lowest = max(-1.0, np.floor(10 * np.nanmin([maps.pearson.min(), 1.0])) / 10 - 0.1)
         for ax, size in zip(row, maps.batch_size.unique(), strict=False):
             matrix = maps[maps.batch_size == size]
-            image = _heat_map(ax, matrix)
+            image = _heat_map(ax, matrix, lowest)
             ax.set_title(f"{task}\n{_size_label(int(size), int(matrix.num_runs.iloc[0]))}", fontsize=9)
         figure.colorbar(image, ax=list(row[:num_sizes]), label="correlation", shrink=0.8, pad=0.01)
         _curves(row[-1], own)
-    axes[0, -1].legend(fontsize=7, loc="lower right")
+    axes[0, -1].legend(fontsize=7, loc="lower left")
     return figure
 
 
-def _heat_map(ax: Axes, matrix: pd.DataFrame) -> QuadMesh:
+def _heat_map(ax: Axes, matrix: pd.DataFrame, lowest: float) -> QuadMesh:
     steps = sorted(set(matrix.step) | set(matrix.other_step))
     places = {step: index for index, step in enumerate(steps)}
     values = np.full((len(steps), len(steps)), np.nan)
@@ -50,7 +51,7 @@ def _heat_map(ax: Axes, matrix: pd.DataFrame) -> QuadMesh:
         values[places[i], places[j]] = values[places[j], places[i]] = pearson
     edges = np.array([0, *steps], dtype=float)
     ax.set_facecolor("#d9d9d9")  # grey, where nothing is finite: no correlation has this color
-    mesh = ax.pcolormesh(edges, edges, np.ma.masked_invalid(values), vmin=0, vmax=1, cmap="viridis")
+    mesh = ax.pcolormesh(edges, edges, np.ma.masked_invalid(values), vmin=lowest, vmax=1, cmap="viridis")
     share = float(matrix[(matrix.step == steps[-1]) & (matrix.other_step == steps[-1])].overflow.iloc[0])
     if share > 0:
         ax.text(
@@ -64,25 +65,26 @@ def _heat_map(ax: Axes, matrix: pd.DataFrame) -> QuadMesh:
 
 
 def _curves(ax: Axes, own: pd.DataFrame) -> None:
+    """Draw how far the correlation is from 1, so that curves close to it stand apart."""
     for index, (size, curve) in enumerate(own.groupby("batch_size", sort=False)):
-        by_step = curve.groupby("step")
         color = plots.PALETTE[index]
-        mean = by_step.pearson.mean()
-        error = by_step.pearson.std().fillna(0) / np.sqrt(curve.point.nunique())
+        by_seed = 1 - curve.groupby(["step", "seed"]).pearson.mean().unstack()
+        mean, error = by_seed.mean(axis=1), by_seed.std(axis=1).fillna(0) / np.sqrt(by_seed.shape[1])
         label = _size_label(int(str(size)), int(curve.num_runs.iloc[0]))
-        overflows = float(by_step.overflow.mean().iloc[-1])
+        overflows = float(curve.groupby("step").overflow.mean().iloc[-1])
         if overflows > 0:  # the curve is the mean over what is still finite
             label += f" ({overflows:.0%} overflow)"
         ax.plot(mean.index, mean, color=color, label=label)
-        ax.fill_between(mean.index, mean - error, mean + error, color=color, alpha=0.2, linewidth=0)
+        low = np.maximum(mean - error, mean / 10)  # a band on a logarithmic axis
+        ax.fill_between(mean.index, low, mean + error, color=color, alpha=0.2, linewidth=0)
         if curve.num_runs.iloc[0] > 1:
-            single = by_step.pearson_one_run.mean()
+            single = 1 - curve.groupby("step").pearson_one_run.mean()
             ax.plot(single.index, single, color=color, linestyle=":", label=f"|B| = {size}, one run")
     ax.set_xscale("log")
-    ax.set_ylim(-0.1, 1.05)
+    ax.set_yscale("log")
     ax.set_xlabel("step")
-    ax.set_ylabel("correlation with exact")
-    ax.set_title("mean over training points ± s.e.", fontsize=9)
+    ax.set_ylabel("1 - correlation with exact")
+    ax.set_title("mean over points and seeds ± s.e. of seeds", fontsize=9)
 
 
 def _size_label(size: int, num_runs: int) -> str:
@@ -102,7 +104,7 @@ def _recipes(recipes: pd.DataFrame) -> Figure:
         row[0].axhline(1, color="#555555", linewidth=1, linestyle="--", label="error of zero")
         row[0].set_yscale("log")
         row[0].set_ylabel("relative error")
-        row[1].set_ylim(-0.3, 1.05)
+        row[1].set_ylim(-1.05, 1.05)
         row[1].set_ylabel("correlation of scores")
         for ax in row:
             ax.set_xscale("log")

@@ -125,7 +125,7 @@ def test_results_are_complete_and_consistent(smoke: Path) -> None:
     assert set(panels.lissa_pbrf_case) <= {"agree", "both near zero", "apart", "overflow"}
     assert (panels.lissa_length > 0).all()
     claims = {result.claim.id: result for result in load_claims(smoke)}
-    assert claims["first-order-mlp-8-digits-200"].verdict == "reproduced"
+    assert claims["self-check"].verdict == "reproduced"
     assert claims["overflow"].verdict == "out of reach"
     assert claims["cell-fitted-measured"].verdict == "out of reach"
     # One iteration to first order: LiSSA in single and SGD in double precision, on the same batches.
@@ -138,7 +138,9 @@ def test_results_are_complete_and_consistent(smoke: Path) -> None:
         ["early", "C measured"],
         ["early", "C = 2, by importance"],
     ]
-    assert claims["cell-same-batches-early-measured"].value == pytest.approx(1, abs=1e-4)
+    assert claims["self-check"].value == pytest.approx(1, abs=1e-4)
+    assert claims["agreement-mlp-8-digits-200"].verdict == "undecided"  # two seeds
+    assert claims["pbrf-overflow"].verdict == claims["cause-mlp-8-digits-200"].verdict == "out of reach"
     assert claims["cell-early-assumed"].value == pytest.approx(cells["pearson, other batches"][0])
     record = json.loads((smoke / "run.json").read_text())
     assert record["num_matvecs"] > 0

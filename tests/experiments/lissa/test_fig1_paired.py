@@ -15,6 +15,7 @@ from curvlab.influence import ProximalBregmanObjective
 from curvlab.linalg import identity
 from curvlab.solvers import LissaHyperparameters
 from experiments.lissa.fig1.paired import Paired, parting_steps, run_paired
+from experiments.lissa.fig1.runs_interval import over_runs, runs_error
 from experiments.lissa.fig1.tables import cell_table
 
 DAMPING, STEP_SIZE, NUM_STEPS = 0.3, 0.2, 25
@@ -123,30 +124,111 @@ def test_a_cell_is_as_good_as_its_worst_network_and_overflow_counts_as_minus_one
     assert cells["LiSSA overflow"].tolist() == [0, 0]
 
 
+def seeds(rows: pd.DataFrame, number: int = 3, **more: list) -> pd.DataFrame:
+    """The same rows for each seed, with columns that are by seed."""
+    return pd.concat(
+        [
+            rows.assign(seed=seed, **{name: values[seed] for name, values in more.items()})
+            for seed in range(number)
+        ],
+        ignore_index=True,
+    )
+
+
+def verdicts_of(computed_of, judged, table: pd.DataFrame, of_tasks: pd.DataFrame) -> dict:
+    computed = computed_of({"table": table, "summary": of_tasks}, {"seed": 0, "pbrf": {"epsilon": 1e-8}})
+    return {result.claim.id: result for result in judged("lissa/fig1", computed)}
+
+
 def test_cause_tells_leaving_the_range_from_diverging_before_and_from_other_batches(computed_of, judged) -> None:
     kinds = {
         "left": {"parted_step": 7, "length_at_parting": 0.4},
         "after": {"parted_step": 7, "length_at_parting": 30.0},
         "never": {"parted_step": 0},
     }
-    table = pd.concat([panel_rows(name, "C = 2", [0.1, 0.2, 0.3], **more) for name, more in kinds.items()])
-    tables = {"table": table, "summary": summary(left=0.1, after=0.1, never=0.1)}
-    found = {result.claim.id: result for result in judged("lissa/fig1", computed_of(tables, {"seed": 0}))}
+    table = pd.concat([seeds(panel_rows(name, "C = 2", [0.1, 0.2, 0.3], **more)) for name, more in kinds.items()])
+    found = verdicts_of(computed_of, judged, table, summary(left=0.1, after=0.1, never=0.1))
     assert found["cause-left"].verdict == "reproduced"
-    assert found["cause-after"].verdict == found["cause-never"].verdict == "not reproduced"
-    assert "in 3 of them only when that LiSSA is longer" in found["cause-after"].explanation
-    assert "In 3 the two stay together" in found["cause-never"].explanation
+    assert found["cause-after"].verdict == "not reproduced"
+    assert "in 9 of them only when LiSSA is longer" in found["cause-after"].explanation
+    assert found["cause-never"].verdict == "out of reach"  # at this epsilon it cannot leave
+    assert "epsilon = 1e-08" in found["cause-never"].explanation
     assert found["cell-fitted-assumed"].verdict == "not reproduced"
     assert found["cell-early-assumed"].verdict == "out of reach"
 
 
 def test_overflows_are_counted_each_for_itself(computed_of, judged) -> None:
     table = panel_rows("mlp", "C = 2", [0.99, 0.98, math.nan])
-    tables = {"table": table, "summary": summary(mlp=0.1)}
-    found = {result.claim.id: result for result in judged("lissa/fig1", computed_of(tables, {"seed": 0}))}
+    found = verdicts_of(computed_of, judged, table, summary(mlp=0.1))
     assert found["pbrf-overflow"].value == 1
     assert found["pbrf-overflow"].verdict == "not reproduced"
     assert "LiSSA overflows in 0, SGD on the same batches in 1" in found["overflow"].explanation
     table["lissa_overflow"] = table.pbrf_overflow  # both: LiSSA's batches have taken SGD along
-    found = {r.claim.id: r for r in judged("lissa/fig1", computed_of(tables | {"table": table}, {"seed": 0}))}
-    assert found["pbrf-overflow"].verdict == "reproduced"
+    assert verdicts_of(computed_of, judged, table, summary(mlp=0.1))["pbrf-overflow"].verdict == "reproduced"
+    none = panel_rows("mlp", "C = 2", [0.99, 0.98, 0.97])
+    assert verdicts_of(computed_of, judged, none, summary(mlp=0.1))["pbrf-overflow"].verdict == "out of reach"
+
+
+def test_a_short_answer_that_is_far_off_has_not_converged(computed_of, judged) -> None:
+    rows = panel_rows("net", "C = 2", [0.9, 0.8, 0.7], lissa_length=0.5, lissa_cg_case="apart")
+    tables = {"off": 2.7, "right": 0.3}
+    for name, error in tables.items():
+        rows = rows.assign(task=name, lissa_cg_error=error)
+        found = verdicts_of(computed_of, judged, seeds(rows), summary(**{name: 0.1}))
+        expected = "reproduced" if error < 1 else "not reproduced"
+        assert found[f"recipe-converges-{name}"].verdict == expected
+    unsolved = rows.drop(columns=["lissa_cg_error", "lissa_cg_case"]).assign(task="a")
+    found = verdicts_of(computed_of, judged, seeds(unsolved), summary(a=0.1))  # short, and no exact solutions
+    assert found["recipe-converges-a"].verdict == "out of reach"
+    found = verdicts_of(computed_of, judged, seeds(unsolved.assign(lissa_length=3.0)), summary(a=0.1))
+    assert found["recipe-converges-a"].verdict == "not reproduced"
+
+
+def test_seeds_that_differ_decide_nothing_whatever_the_points_say(computed_of, judged) -> None:
+    rows = panel_rows("net", "C = 2", [0.5] * 20)
+    table = seeds(rows, lissa_pbrf_pearson=[0.95, 0.05, -0.02])
+    assert verdicts_of(computed_of, judged, table, summary(net=0.1))["agreement-net"].verdict == "undecided"
+    table = seeds(rows, lissa_pbrf_pearson=[0.051, 0.05, 0.049])
+    assert verdicts_of(computed_of, judged, table, summary(net=0.1))["agreement-net"].verdict == "not reproduced"
+
+
+def test_where_c_is_below_one_the_cells_coincide(computed_of, judged) -> None:
+    table = pd.concat([seeds(panel_rows("net", name, [0.99, 0.98, 0.97])) for name in ("C = 2", "C measured")])
+    of_tasks = summary(net=1.0).assign(**{"batch size": 11, "batch size with it": 11})
+    found = verdicts_of(computed_of, judged, table, of_tasks)
+    assert found["cell-early-assumed"].verdict == "reproduced"
+    assert found["cell-early-measured"].verdict == found["measured-constant-net"].verdict == "out of reach"
+    found = verdicts_of(computed_of, judged, table, of_tasks.assign(**{"batch size with it": 74}))
+    assert found["cell-early-measured"].verdict == "reproduced"
+
+
+def test_cases_are_counted_within_a_network(computed_of, judged) -> None:
+    case = ["agree", "agree", "both near zero"]
+    one = panel_rows("one", "C = 2", [0.99, 0.98, 0.97], lissa_pbrf_case=case, lissa_cg_case="agree")
+    two = panel_rows("two", "C = 2", [0.1, 0.2, 0.3], lissa_cg_case="apart")
+    found = verdicts_of(computed_of, judged, pd.concat([one, two]), summary(one=1.0, two=0.1))
+    assert found["three-cases"].value == 2
+    assert found["three-cases"].verdict == "not reproduced"
+    three = one.assign(lissa_pbrf_case=["agree", "apart", "both near zero"])
+    assert verdicts_of(computed_of, judged, three, summary(one=1.0))["three-cases"].verdict == "reproduced"
+
+
+@pytest.mark.parametrize("paired", [True, False])
+def test_error_over_runs_is_that_of_simulated_runs(paired: bool) -> None:
+    generator = np.random.default_rng(0)
+    runs = generator.normal(size=(4000, 5))
+    panels = (runs + np.roll(runs, -1, axis=1)) / 2 if paired else runs
+    true = panels.mean(1).std()
+    found = []
+    for row in panels[:300]:
+        own = pd.DataFrame({"position": 0, "seed": range(5), "x": row})
+        without = [np.delete(row, [run, (run - 1) % 5] if paired else [run]).mean() for run in range(5)]
+        assert runs_error(without) > 0
+        found.append(runs_error(without))
+        value, interval = over_runs(
+            own, "x", lambda v: float(v.mean()), paired=paired, generator=generator, within=(-9, 9)
+        )
+        assert interval.high - value == pytest.approx(2.776 * found[-1], rel=1e-3)
+    assert np.sqrt(np.mean(np.square(found))) == pytest.approx(true, rel=0.1) or (
+        paired and np.sqrt(np.mean(np.square(found))) > true
+    )

@@ -169,9 +169,9 @@ def _cause(claim: Claim, own: pd.DataFrame, generator: np.random.Generator, *, e
     first = left & (apart.length_at_parting <= 1)
     steps = apart[left].parted_step
     why = (
-        f"Of {len(apart)} such panels SGD leaves LiSSA on its batches in {int(left.sum())} (median "
-        f"step {steps.median():.0f} of the run), in {int((left & ~first).sum())} of them only when LiSSA is "
-        "longer than any solution: there the linear iteration has diverged first, and SGD is taken out of the range. In "
+        f"Of {len(apart)} such panels SGD leaves LiSSA on its batches in {int(left.sum())} (median step "
+        f"{steps.median():.0f}), in {int((left & ~first).sum())} of them only when LiSSA is longer than any "
+        "solution: there the linear iteration has diverged first, and SGD is taken out of the range. In "
         f"{int((~left).sum())} the two stay together to the end: it is the batches by which the panel's two sides "
         "differ."
     )

@@ -91,7 +91,7 @@ def _steps(own: pd.DataFrame, column: str) -> pd.Series:
     curves = own.groupby(["batch_size", "seed", "step"])[column].mean()
     found = {}
     for place, plateau in _plateaus(own, column).items():
-        curve = curves.loc[place]
+        curve = curves.loc[place]  # type: ignore[call-overload]  # a pair
         reached = curve.index[(curve >= REACHED * plateau) & (plateau > 0)]
         found[place] = float(reached[0] if len(reached) else curve.index[-1])
     return pd.Series(found)

@@ -33,11 +33,10 @@ def _draw_ranks(ranks: pd.DataFrame) -> Figure:
     ax.axhline(MOST_STEPS, color="#555555", linestyle="--", linewidth=1, label=f"{MOST_STEPS:g} × Adam")
     ax.set_ylim(bottom=0)
     products = ranks[ranks.optimizer == "products"].sort_values("rank").iloc[-1]
-    text, place = f"products alone: {products.to_adam:.2g} × Adam", (products["rank"], products.to_adam)
-    ax.annotate(text, place, (0, -16), textcoords="offset points", ha="right", fontsize=8)
     ax.set_xlabel("largest rank of an axis")
     ax.set_ylabel("time of a step / Adam's")
-    ax.set_title(str(ranks.model.iloc[0]))
+    alone = f"products alone at rank {products['rank']}: {products.to_adam:.2g} × Adam"
+    ax.set_title(f"{ranks.model.iloc[0]}\n{alone}")
     ax.legend(fontsize=8, frameon=False)
     return figure
 

@@ -15,10 +15,11 @@ from curvlab.curvature import Batches, Data, ModelFunction, output_loss
 from curvlab.curvature.jacobian_products import use_vmap
 from curvlab.influence.example_derivatives import Measurement
 from curvlab.linalg import unflatten, unflatten_columns
+from curvlab.shown import Shown, Summary, counted
 
 
-@dataclass(frozen=True)
-class DatamodellingScore:
+@dataclass(frozen=True, repr=False)
+class DatamodellingScore(Shown):
     """Rank correlation of predicted with actual measurements after retraining.
 
     Attributes:
@@ -35,6 +36,15 @@ class DatamodellingScore:
     high: float
     per_measurement: Tensor
     num_subsets: int
+
+    def summary(self) -> Summary:
+        """Return the score with its interval."""
+        return Summary(
+            "linear datamodelling score",
+            f"{self.value:.3f} ({self.low:.3f} to {self.high:.3f})",
+            f"{counted(len(self.per_measurement), 'measurement')}",
+            (counted(self.num_subsets, "retrained subset"),),
+        )
 
 
 def linear_datamodelling_score(

@@ -14,12 +14,13 @@ from curvlab.curvature.known_losses import of_mean_weight_one
 from curvlab.curvature.pass_size import with_halving
 from curvlab.influence.example_derivatives import Measurement, directional_derivatives, per_example_gradients
 from curvlab.linalg import identity
+from curvlab.shown import Shown, Summary, counted
 from curvlab.solvers import Solution, Solver, TrainingFilter, default_solver
 from curvlab.training import RunLength, TrainingHistory, TrainingRun
 
 
-@dataclass(frozen=True)
-class Influence:
+@dataclass(frozen=True, repr=False)
+class Influence(Shown):
     """Scores with the solution behind them.
 
     Attributes:
@@ -31,6 +32,18 @@ class Influence:
     scores: Tensor
     solution: Solution
     solved_for: str
+
+    def summary(self) -> Summary:
+        """Return the range of the scores, and the solution's residual, cost and problems."""
+        behind, (tests, points) = self.solution.summary(), self.scores.shape
+        low, high = (float(self.scores.min()), float(self.scores.max())) if self.scores.numel() else (0.0, 0.0)
+        return Summary(
+            "influence scores",
+            f"from {low:.3g} to {high:.3g}",
+            f"{counted(tests, 'test example')} x {counted(points, 'point')}; residual {behind.value}",
+            (*behind.cost, f"one system for each of the {self.solved_for}"),
+            behind.problems,
+        )
 
 
 def influence_scores(

@@ -14,11 +14,12 @@ from curvlab.curvature.output_hessians import dense_hessians
 from curvlab.data.splits import Pairs, stack
 from curvlab.influence.example_derivatives import directional_derivatives, per_example_gradients
 from curvlab.linalg import LinearOperator, flatten, identity
+from curvlab.shown import Shown, Summary, counted
 from curvlab.solvers import Solver, default_solver
 
 
-@dataclass(frozen=True)
-class SelfInfluence:
+@dataclass(frozen=True, repr=False)
+class SelfInfluence(Shown):
     """First-order changes of losses when training examples are left out one by one, K of them.
 
     Attributes:
@@ -34,6 +35,17 @@ class SelfInfluence:
     residual: float
     converged: bool
     num_matvecs: int
+
+    def summary(self) -> Summary:
+        """Return the range of the scores, residual, cost, and whether a system was left unsolved."""
+        missed = "not converged: allow more steps, or raise the damping"
+        return Summary(
+            "self-influence",
+            f"from {float(self.own.min()):.3g} to {float(self.own.max()):.3g}",
+            f"{counted(len(self.own), 'example')}; residual {self.residual:.2g} at most",
+            (counted(self.num_matvecs, "product"),),
+            () if self.converged else (missed,),
+        )
 
 
 def self_influence(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from html import escape
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,13 +12,14 @@ from torch import Tensor
 
 from curvlab.sampling.diagnostics import effective_sample_size, split_rhat
 from curvlab.sampling.problems import STRICT_DRAWS_PER_CHAIN, STRICT_RHAT, problems_of
+from curvlab.shown import Shown, Summary
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class LLC:
+class LLC(Shown):
     """Estimate of the local learning coefficient λ(w0) = nbeta (E[L(w)] - L(w0)) (Lau et al. 2023).
 
     E is over the density exp(-nbeta L(w) - localization/2 |w - w0|²), so at finite n and localization it is not
@@ -73,28 +73,23 @@ class LLC:
         """
         return self.localization / self.nbeta
 
-    def __repr__(self) -> str:
-        """Return two lines: the value and its error, then cost and mixing; a line more for each problem."""
+    def summary(self) -> Summary:
+        """Return the value and its error, cost, mixing and settings."""
         chains, draws = self.losses.shape
-        lines = [
-            f"LLC {self.value:.4g} ± {self.stderr:.2g} (standard error, {chains} chains x {draws} draws)",
-            f"  {self.num_gradients:,} example gradients, R-hat {self.rhat:.3f}, {self.ess:.0f} effective draws, "
-            f"nbeta {self.nbeta:.4g}, step size {self.step_size:.2g}, localization {self.localization:.4g}",
-        ]
-        return "\n".join([*lines, *(f"  not to be used: {problem}" for problem in self.problems)])
-
-    def _repr_html_(self) -> str:
-        """Return a small table for notebooks."""
-        chains, draws = self.losses.shape
-        rows = {
-            "LLC": f"{self.value:.4g} ± {self.stderr:.2g}",
-            "WBIC (nats)": f"{self.wbic:.5g} ± {self.wbic_stderr:.2g}",
-            "draws": f"{chains} x {draws}, {self.ess:.0f} effective, R-hat {self.rhat:.3f}",
-            "example gradients": f"{self.num_gradients:,}",
-        }
-        rows |= {"not to be used": "<br>".join(map(escape, self.problems))} if self.problems else {}
-        cells = "".join(f"<tr><th>{name}</th><td>{value}</td></tr>" for name, value in rows.items())
-        return f"<table>{cells}</table>"
+        return Summary(
+            "LLC",
+            f"{self.value:.4g} ± {self.stderr:.2g}",
+            f"standard error, {chains} chains x {draws} draws",
+            (
+                f"{self.num_gradients:,} example gradients",
+                f"R-hat {self.rhat:.3f}",
+                f"{self.ess:.0f} effective draws",
+                f"nbeta {self.nbeta:.4g}",
+                f"step size {self.step_size:.2g}",
+                f"localization {self.localization:.4g}",
+            ),
+            self.problems,
+        )
 
     def plot(self, ax: Axes | None = None) -> Axes:
         """Draw each chain's running estimate, nbeta (mean loss so far - L(w0)), by draw; burn-in before 0.

@@ -75,6 +75,7 @@ class BlockConjugateGradient:
         unit = columns / torch.where(scale > 0, scale, torch.ones_like(scale))
         x, residuals, relative = torch.zeros_like(unit), unit.clone(), (scale > 0).to(scale)
         num_steps, previous = 0, math.inf
+        history: list[Tensor] = []
         limit = self.max_steps if self.max_steps is not None else min(10 * operator.shape[0], 5000)
         name = type(self).__name__
         checkpoint = open_checkpoint(self.checkpoint, operator, columns, name, every=self.checkpoint_every)
@@ -92,9 +93,10 @@ class BlockConjugateGradient:
                 descent.step()
                 num_steps += 1
                 moving = descent.residual_norms()
+                reported = relative.clone()
+                reported[active] = moving
+                history.append(reported.cpu())
                 if self.callback is not None:
-                    reported = relative.clone()
-                    reported[active] = moving
                     self.callback(num_steps, reported)
                 if self.monitor is not None:
                     self.monitor(num_steps, partial(_iterate, x, active, descent, scale))
@@ -119,7 +121,13 @@ class BlockConjugateGradient:
             residuals[:, active] = torch.where(better, recomputed, residuals[:, active])
             relative[active] = torch.where(better, after, relative[active])
         converged = bool((relative <= self.rtol).all())
-        return Solution((x * scale).reshape(b.shape), relative.reshape(b.shape[1:]), converged, num_matvecs)
+        return Solution(
+            (x * scale).reshape(b.shape),
+            relative.reshape(b.shape[1:]),
+            converged,
+            num_matvecs,
+            history=torch.stack(history) if history else None,
+        )
 
 
 def _iterate(x: Tensor, active: Tensor, descent: _BlockDescent, scale: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from curvlab.solvers.solver import check_right_hand_side
 from curvlab.spectrum.probes import describe
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class IndefiniteSolution(Solution):
     """A solution with the inertia of the matrix.
 

@@ -104,7 +104,8 @@ class ConjugateGradient:
             previous[active] = before
             relative[active] = torch.where(better, after, before)
         converged = bool((relative <= self.rtol).all())
-        return Solution(x.reshape(b.shape), relative.reshape(b.shape[1:]), converged, num_matvecs)
+        history = torch.stack(progress.history).cpu() if progress.history else None
+        return Solution(x.reshape(b.shape), relative.reshape(b.shape[1:]), converged, num_matvecs, history=history)
 
     def _step_limit(self, size: int) -> int:
         return self.max_steps if self.max_steps is not None else min(10 * size, 5000)
@@ -121,6 +122,7 @@ class _Progress:
         self.callback = callback
         self.monitor = monitor
         self.step = 0
+        self.history: list[Tensor] = []
 
     def at(self, active: Tensor, x: Tensor, descent: _Descent) -> Callable[[Tensor, Tensor], None]:
         """Return a function that takes positions among the active columns and their residual norms."""
@@ -133,9 +135,10 @@ class _Progress:
 
         def report(positions: Tensor, norms: Tensor) -> None:
             self.step += 1
+            moving = columns[positions]
+            self.relative[moving] = norms / self.scale[moving]
+            self.history.append(self.relative.clone())
             if self.callback is not None:
-                moving = columns[positions]
-                self.relative[moving] = norms / self.scale[moving]
                 self.callback(self.step, self.relative.clone())
             if self.monitor is not None:
                 self.monitor(self.step, iterate)

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from curvlab.linalg import LinearOperator
+from curvlab.shown import Shown, Summary, counted
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 
-@dataclass(frozen=True)
-class Solution:
+@dataclass(frozen=True, repr=False)
+class Solution(Shown):
     """An approximate solution of A x = b.
 
     Attributes:
@@ -20,6 +25,8 @@ class Solution:
         converged: whether every column met the solver's tolerance. False is an answer that must be handled.
         num_matvecs: products paid for, counted per vector, set-up and the final residual included.
         error: () or (K,), an estimate of ‖x - A⁻¹b‖ / ‖x‖ from solvers that have one (averaging Lissa); else None.
+        history: (steps, K), relative residuals of the recurrence after each step, on the CPU, from solvers that
+            keep them (conjugate gradients); since it was resumed, for a solve with a checkpoint.
     """
 
     x: Tensor
@@ -27,6 +34,54 @@ class Solution:
     converged: bool
     num_matvecs: int
     error: Tensor | None = None
+    history: Tensor | None = None
+
+    def summary(self) -> Summary:
+        """Return the largest residual, sizes, cost, and that the tolerance was missed."""
+        columns = 1 if self.x.ndim == 1 else self.x.shape[1]
+        residuals = self.residual.reshape(-1)
+        worst = float(residuals.max()) if len(residuals) else 0.0
+        cost = [counted(self.num_matvecs, "product")]
+        if self.history is not None:
+            cost.append(counted(len(self.history), "step"))
+        if self.error is not None and self.error.numel():
+            cost.append(f"estimated relative error {float(self.error.max()):.2g}")
+        missed = "not converged: allow more steps, raise the damping, or read x with that residual in mind"
+        return Summary(
+            "solution of A x = b: relative residual",
+            f"{worst:.2g}" + (" at most" if columns > 1 else ""),
+            f"{counted(columns, 'right-hand side')}, {counted(self.x.shape[0], 'unknown')}",
+            tuple(cost),
+            () if self.converged else (missed,),
+        )
+
+    def plot(self, ax: Axes | None = None) -> Axes:
+        """Draw the residual of each right-hand side by step, on a logarithmic scale; `residual` beside its end.
+
+        Args:
+            ax: to draw on; a new figure's by default.
+
+        Returns:
+            The axes; `ax.figure.savefig(...)` keeps the picture.
+        """
+        if self.history is None:
+            raise ValueError(
+                "this solver keeps no residuals, or took no step: take ConjugateGradient or BlockConjugateGradient"
+            )
+        if ax is None:
+            from matplotlib import pyplot as plt  # only who draws waits for it
+
+            ax = plt.figure().add_subplot()
+        steps = range(1, len(self.history) + 1)
+        for column, (line, end) in enumerate(zip(self.history.T, self.residual.reshape(-1), strict=True)):
+            (drawn,) = ax.semilogy(steps, line, linewidth=1, label=f"right-hand side {column}")
+            ax.plot([len(self.history)], [float(end)], marker="o", markersize=3, color=drawn.get_color())
+        ax.set_xlabel("step (dot: recomputed from x at the end)")
+        ax.set_ylabel("relative residual")
+        ax.set_title("; ".join(self.summary().problems), fontsize=8, wrap=True)
+        if self.history.shape[1] <= 8:
+            ax.legend(fontsize=7)
+        return ax
 
 
 def relative_norm(operator: LinearOperator, residuals: Tensor, right_hand_sides: Tensor) -> Tensor:

@@ -9,11 +9,12 @@ import torch
 from torch import Tensor
 
 from curvlab.linalg import LinearOperator
+from curvlab.shown import Shown, Summary, counted
 from curvlab.spectrum.eigenvalues.lanczos import BlockLanczos
 
 
-@dataclass(frozen=True)
-class SpectralDensity:
+@dataclass(frozen=True, repr=False)
+class SpectralDensity(Shown):
     """Density of the eigenvalues, smoothed; it integrates to 1.
 
     Attributes:
@@ -33,6 +34,15 @@ class SpectralDensity:
     weights: Tensor
     width: float
     num_matvecs: int
+
+    def summary(self) -> Summary:
+        """Return the range, the smoothing and the cost."""
+        return Summary(
+            "density of eigenvalues",
+            f"from {float(self.grid[0]):.4g} to {float(self.grid[-1]):.4g}",
+            f"smoothed over {self.width:.2g}, {counted(len(self.nodes), 'probe')}",
+            (counted(self.num_matvecs, "product"),),
+        )
 
 
 def spectral_density(

@@ -7,9 +7,11 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from curvlab.shown import Shown, Summary, counted
 
-@dataclass(frozen=True)
-class Estimate:
+
+@dataclass(frozen=True, repr=False)
+class Estimate(Shown):
     """A number, its standard error and its price.
 
     Attributes:
@@ -21,6 +23,13 @@ class Estimate:
     value: float
     stderr: float
     num_matvecs: int
+
+    def summary(self) -> Summary:
+        """Return value, standard error and cost."""
+        one = math.isnan(self.stderr)
+        error = "no error: a single probe" if one else "standard error over independent probes"
+        value = f"{self.value:.5g}" if one else f"{self.value:.5g} ± {self.stderr:.2g}"
+        return Summary("estimate", value, error, (counted(self.num_matvecs, "product"),))
 
     @classmethod
     def from_samples(cls, samples: Tensor, num_matvecs: int) -> Estimate:

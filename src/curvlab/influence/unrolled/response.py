@@ -16,6 +16,7 @@ from curvlab.influence.unrolled.forward import displacements
 from curvlab.influence.unrolled.measured import Reduction, measured_gradients
 from curvlab.influence.unrolled.reverse import weight_derivatives
 from curvlab.linalg import flatten
+from curvlab.shown import Shown, Summary, counted
 from curvlab.training import Replay, TrainingRun
 from curvlab.training.update_rules import State
 
@@ -23,8 +24,8 @@ from curvlab.training.update_rules import State
 _GAP = {torch.float64: 1e-6, torch.float32: 1e-2}
 
 
-@dataclass(frozen=True)
-class UnrolledResponse:
+@dataclass(frozen=True, repr=False)
+class UnrolledResponse(Shown):
     """Derivatives through a training run.
 
     Attributes:
@@ -40,6 +41,15 @@ class UnrolledResponse:
     mode: str
     gap: float
     num_stored_states: int
+
+    def summary(self) -> Summary:
+        """Return the range of the scores, and how well the training was replayed."""
+        return Summary(
+            "unrolled response",
+            f"from {float(self.scores.min()):.3g} to {float(self.scores.max()):.3g}",
+            f"{self.scores.shape[0]:,} x {self.scores.shape[1]:,} scores; the replay ends {self.gap:.2g} away",
+            (f"{self.mode} mode", f"{counted(self.num_stored_states, 'state')} held at most"),
+        )
 
 
 def unrolled_response(

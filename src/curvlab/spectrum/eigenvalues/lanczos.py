@@ -10,12 +10,13 @@ import torch
 from torch import Tensor
 
 from curvlab.linalg import LinearOperator
+from curvlab.shown import Shown, Summary, counted, first_values
 from curvlab.spectrum.orthonormal import orthonormalise
 from curvlab.spectrum.probes import checked_product
 
 
-@dataclass(frozen=True)
-class Eigenvalues:
+@dataclass(frozen=True, repr=False)
+class Eigenvalues(Shown):
     """The k largest eigenvalues, in descending order.
 
     Attributes:
@@ -32,6 +33,17 @@ class Eigenvalues:
     error_bounds: Tensor
     num_matvecs: int
     converged: bool
+
+    def summary(self) -> Summary:
+        """Return the first values, the largest error bound and the cost."""
+        problems = () if self.converged else ("not converged: allow more products (max_matvecs)",)
+        return Summary(
+            "largest eigenvalues" if len(self.values) > 1 else "largest eigenvalue",
+            first_values(self.values),
+            f"each within {float(self.error_bounds.max()):.2g} of an eigenvalue",
+            (counted(self.num_matvecs, "product"), f"vectors {tuple(self.vectors.shape)}"),
+            problems,
+        )
 
 
 def top_eigenvalues(

@@ -10,11 +10,12 @@ import torch
 from torch import Tensor
 
 from curvlab.linalg import LinearOperator
+from curvlab.shown import Shown, Summary, counted, first_values
 from curvlab.spectrum.probes import checked_product
 
 
-@dataclass(frozen=True)
-class SketchedEigenvalues:
+@dataclass(frozen=True, repr=False)
+class SketchedEigenvalues(Shown):
     """The k largest eigenvalues as a sketch sees them.
 
     Attributes:
@@ -32,6 +33,15 @@ class SketchedEigenvalues:
     stderr: Tensor
     sketch: Tensor
     num_matvecs: int
+
+    def summary(self) -> Summary:
+        """Return the first values, the largest standard error and the cost."""
+        return Summary(
+            "largest eigenvalues by a sketch",
+            first_values(self.values),
+            f"± {float(self.stderr.max()):.2g} at most, over random sketches",
+            (counted(self.num_matvecs, "product"),),
+        )
 
 
 def sketch_eigenvalues(

@@ -1,0 +1,101 @@
+"""Results print two lines without tensors, and a small table in a notebook; solutions draw their residuals."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from matplotlib.figure import Figure
+from torch import nn
+
+from curvlab.influence import influence, self_influence
+from curvlab.linalg import DenseOperator, identity
+from curvlab.shown import Shown, Summary
+from curvlab.solvers import BlockConjugateGradient, ConjugateGradient, Direct
+from curvlab.spectrum import hutchinson_trace, sketch_eigenvalues, spectral_density, top_eigenvalues
+
+
+class Toy(Shown):
+    def summary(self) -> Summary:
+        return Summary("a <b>", "1 ± 0.1", "of 3", ("2 products",), ("too few & too small",))
+
+
+def generator() -> torch.Generator:
+    return torch.Generator().manual_seed(0)
+
+
+def operator() -> DenseOperator:
+    factor = torch.randn(30, 30, generator=generator(), dtype=torch.float64)
+    return DenseOperator(factor @ factor.T / 30)
+
+
+def systems(columns: int) -> torch.Tensor:
+    return torch.randn(30, columns, generator=generator(), dtype=torch.float64)
+
+
+def network() -> tuple[nn.Module, tuple[torch.Tensor, torch.Tensor]]:
+    torch.manual_seed(0)
+    return nn.Linear(4, 3).double().eval(), (torch.randn(9, 4).double(), torch.arange(9) % 3)
+
+
+RESULTS: dict[str, Any] = {
+    "estimate": lambda: hutchinson_trace(operator(), num_matvecs=8, generator=generator()),
+    "largest eigenvalues": lambda: top_eigenvalues(operator(), 3, generator=generator()),
+    "by a sketch": lambda: sketch_eigenvalues(operator(), 2, sketch_size=10, generator=generator()),
+    "density": lambda: spectral_density(operator(), num_probes=2, num_steps=5, generator=generator()),
+    "solution": lambda: ConjugateGradient().solve(operator() + identity, systems(2)),
+    "influence scores": lambda: influence(
+        network()[0], nn.CrossEntropyLoss(), network()[1], network()[1], damping=1.0
+    ),
+    "self-influence": lambda: self_influence(network()[0], nn.CrossEntropyLoss(), network()[1], damping=1.0),
+}
+
+
+def test_text_and_table_say_the_same() -> None:
+    assert str(Toy()) == "a <b> 1 ± 0.1 (of 3)\n  2 products\n  not to be used: too few & too small"
+    table = Toy()._repr_html_()
+    assert "<th>a &lt;b&gt;</th><td>1 ± 0.1</td>" in table
+    assert "too few &amp; too small" in table
+
+
+@pytest.mark.parametrize("name", list(RESULTS))
+def test_every_result_is_two_lines_with_its_cost_and_no_tensor(name: str) -> None:
+    result = RESULTS[name]()
+    assert isinstance(result, Shown)
+    first, second = str(result).splitlines()
+    assert name in first
+    assert (
+        f"{result.solution.num_matvecs if name == 'influence scores' else result.num_matvecs:,} product" in second
+    )
+    assert repr(result) == str(result)
+    for text in (str(result), result._repr_html_()):
+        assert "tensor(" not in text
+    assert result._repr_html_().startswith("<table>")
+
+
+def test_a_solution_says_its_residual_and_when_it_has_not_converged() -> None:
+    solved = ConjugateGradient(rtol=1e-6).solve(operator() + identity, systems(2))
+    assert f"residual {float(solved.residual.max()):.2g} at most (2 right-hand sides, 30 unknowns)" in str(solved)
+    stopped = ConjugateGradient(rtol=1e-6, max_steps=2).solve(operator() + identity, systems(1)[:, 0])
+    assert "not to be used: not converged" in str(stopped)
+    assert "not converged" in stopped.plot(Figure().add_subplot()).get_title()
+
+
+@pytest.mark.parametrize("solver", [ConjugateGradient, BlockConjugateGradient])
+def test_its_history_is_what_a_callback_sees_and_is_drawn(solver: Any) -> None:
+    seen: list[torch.Tensor] = []
+    solution = solver(rtol=1e-6, callback=lambda step, residuals: seen.append(residuals.clone())).solve(
+        operator() + identity, systems(3)
+    )
+    torch.testing.assert_close(solution.history, torch.stack(seen))
+    assert float((solution.history[-1] - solution.residual).abs().max()) < 1e-6
+    drawn = solution.plot(Figure().add_subplot())
+    lines = [line for line in drawn.lines if str(line.get_label()).startswith("right-hand side")]
+    assert [list(line.get_ydata()) for line in lines] == solution.history.T.tolist()
+    assert drawn.get_yscale() == "log"
+
+
+def test_a_solver_without_history_says_which_ones_keep_it() -> None:
+    with pytest.raises(ValueError, match=r"keeps no residuals.*ConjugateGradient"):
+        Direct().solve(operator() + identity, systems(1)).plot()

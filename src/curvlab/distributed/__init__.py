@@ -6,13 +6,17 @@ from curvlab.distributed.gradient import mean_gradient
 from curvlab.distributed.influence import influence
 from curvlab.distributed.launch import joined, launched
 from curvlab.distributed.ranks import Ranks
+from curvlab.distributed.sharded import ShardedGaussNewtonOperator, ShardedHessianOperator, shard_parameters
 
 __all__ = [
     "DataParallelOperator",
     "Ranks",
+    "ShardedGaussNewtonOperator",
+    "ShardedHessianOperator",
     "estimate_llc",
     "influence",
     "joined",
     "launched",
     "mean_gradient",
+    "shard_parameters",
 ]

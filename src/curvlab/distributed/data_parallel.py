@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +13,9 @@ from torch import Tensor
 from curvlab.curvature import DataOperator
 from curvlab.curvature.quadratic_forms import quadratic_forms
 from curvlab.distributed.checkpoint import FirstRankCheckpoint
+from curvlab.distributed.examples import SEEDS, SharedExamples
 from curvlab.distributed.ranks import Ranks
-from curvlab.linalg import ExampleWeights, LinearOperator, SumOperator
+from curvlab.linalg import LinearOperator, SumOperator
 
 
 class DataParallelOperator(LinearOperator):
@@ -41,6 +41,12 @@ class DataParallelOperator(LinearOperator):
         super().__init__(share.shape[0], dtype=share.dtype, device=share.device)
         self.share = share
         self.ranks = Ranks.current() if ranks is None else ranks
+        self._examples = SharedExamples(
+            self.ranks,
+            lambda: share.num_examples,
+            lambda: share.total_count,
+            is_mean=share.loss.reduction == "mean",
+        )
         self._part: LinearOperator | None = None
         self._sampled = False
         self.ranks.agree(
@@ -73,31 +79,20 @@ class DataParallelOperator(LinearOperator):
         Examples are numbered through the shares in the order of the ranks, so that the same seed draws the batch
         that one process draws from the whole data, for any number of ranks.
         """
-        if batch_size < 1:
-            raise ValueError(f"batch_size must be at least 1, got {batch_size}")
-        source = generator.device if generator is not None else torch.device("cpu")
-        factors: Tensor | None = None
-        if weights is None:
-            indices = torch.randint(self.num_examples, (batch_size,), generator=generator, device=source).cpu()
-        else:
-            indices, factors = ExampleWeights(weights, self.num_examples).draw(batch_size, generator)
-        self.ranks.agree(indices, "the examples that they draw: pass generators with the same seed on every rank")
-        first = sum(self._sizes[: self.ranks.rank])
-        own = (indices >= first) & (indices < first + self.share.num_examples)
-        mine, divisor = indices[own] - first, batch_size / self.num_examples * self.divisor
+        mine, factors, divisor = self._examples.draw(batch_size, generator, weights)
         sampled = copy.copy(self)
         sampled._sampled = True
         sampled._part = None
         if len(mine) and factors is None:
             sampled._part = self.share.part(mine, divisor=divisor)
         elif len(mine) and factors is not None:
-            sampled._part = SumOperator(self.share.weighted_parts(mine, factors[own], divisor=divisor))
+            sampled._part = SumOperator(self.share.weighted_parts(mine, factors, divisor=divisor))
         return sampled
 
     def randn(self, num_columns: int, generator: torch.Generator | None = None) -> Tensor:
         """Return the random vectors that one process would draw, the same on every rank."""
         drawn = super().randn(num_columns, generator)
-        self.ranks.agree(drawn[:8], "the numbers that they draw: pass generators with the same seed on every rank")
+        self.ranks.agree(drawn[:8], f"the numbers that they draw: {SEEDS}")
         return drawn
 
     def gram(self, left: Tensor, right: Tensor) -> Tensor:
@@ -123,21 +118,12 @@ class DataParallelOperator(LinearOperator):
     @property
     def num_examples(self) -> int:
         """N, examples of all ranks together."""
-        return sum(self._sizes)
+        return self._examples.num
 
-    @cached_property
+    @property
     def divisor(self) -> float:
         """n, by which a product divides the sum over all ranks' examples."""
-        if self.share.loss.reduction == "sum":
-            return 1.0
-        total = float(sum(self.ranks.gather(self.share.total_count)))
-        if total == 0:
-            raise ValueError("every target of every rank is ignored (ignore_index): the mean has no terms")
-        return total
-
-    @cached_property
-    def _sizes(self) -> list[int]:
-        return self.ranks.gather(self.share.num_examples)
+        return self._examples.divisor
 
     @property
     def _own_part(self) -> LinearOperator | None:

@@ -38,12 +38,14 @@ class LinearOperator(ABC):
 
     Attributes:
         shape: (P, P).
+        num_rows: numbers of a vector that this process holds: P, or fewer where others hold the rest.
         dtype: dtype of the vectors it accepts and returns.
         device: device of those vectors.
     """
 
     def __init__(self, size: int, *, dtype: torch.dtype, device: torch.device | str) -> None:
         self.shape = (size, size)
+        self.num_rows = size
         self.dtype = dtype
         self.device = torch.device(device)
 
@@ -62,7 +64,7 @@ class LinearOperator(ABC):
 
     def check_vectors(self, vectors: Tensor, name: str = "the right-hand side") -> None:
         """Raise a ValueError that names the mismatch unless `vectors` is (P,) or (P, K) of our dtype."""
-        size = self.shape[0]
+        size = self.num_rows
         if vectors.ndim not in (1, 2) or vectors.shape[0] != size:
             raise ValueError(
                 f"{name} has shape {tuple(vectors.shape)}, but {type(self).__name__} acts on vectors of "
@@ -182,6 +184,7 @@ class DerivedOperator(LinearOperator):
 
     def __init__(self, origin: LinearOperator) -> None:
         super().__init__(origin.shape[0], dtype=origin.dtype, device=origin.device)
+        self.num_rows = origin.num_rows
         self.origin = origin
 
     def gram(self, left: Tensor, right: Tensor) -> Tensor:

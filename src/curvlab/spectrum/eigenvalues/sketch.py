@@ -81,6 +81,8 @@ def sketch_eigenvalues(
             f"tensor_sizes must be positive and add up to {operator.shape[0]}, got a sum of {sum(sizes)}: "
             "[p.numel() for p in model.parameters() if p.requires_grad]"
         )
+    if len(sizes) > 1 and operator.num_rows != operator.shape[0]:
+        raise ValueError("vectors spread over processes cannot be cut into tensors: leave tensor_sizes out")
     num_rows = len(sizes) * sketch_size
     if not 1 <= k <= num_rows:
         raise ValueError(f"k must be between 1 and the sketch's {num_rows} rows, got {k}")

@@ -1,0 +1,6 @@
+"""Parameters and vectors cut up over processes."""
+
+from curvlab.distributed.sharded.model import ShardedModel, shard_parameters
+from curvlab.distributed.sharded.operators import ShardedGaussNewtonOperator, ShardedHessianOperator
+
+__all__ = ["ShardedGaussNewtonOperator", "ShardedHessianOperator", "ShardedModel", "shard_parameters"]

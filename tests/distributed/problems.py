@@ -1,0 +1,69 @@
+"""Models and data of the launched checks, the same on every process, and how answers are compared."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from curvlab.distributed import Ranks
+from curvlab.models import build_model, small_causal_language_model
+
+TOLERANCE = 1e-6
+LOSS = nn.CrossEntropyLoss()
+LENGTH, VOCABULARY = 6, 24
+
+
+def seeded(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def language_model(family: str) -> nn.Module:
+    """A Llama or Mistral from its config class: 2 layers of width 32."""
+
+    def build(**shape) -> nn.Module:
+        return small_causal_language_model(**shape, family=family, num_layers=2, width=32, num_heads=2)
+
+    model = build_model(build, input_shape=(LENGTH,), num_outputs=VOCABULARY, generator=seeded())
+    return model.double().eval()
+
+
+def sequences(num: int) -> tuple[Tensor, Tensor]:
+    """Tokens and next tokens; the sequences have different numbers of predictions, as padding leaves them."""
+    tokens = torch.randint(VOCABULARY, (num, LENGTH + 1), generator=seeded(1))
+    targets = tokens[:, 1:].clone()
+    for row, predicted in enumerate(torch.randint(1, LENGTH + 1, (num,), generator=seeded(2)).tolist()):
+        targets[row, predicted:] = LOSS.ignore_index
+    return tokens[:, :-1], targets
+
+
+def classifier() -> tuple[nn.Module, tuple[Tensor, Tensor]]:
+    torch.manual_seed(3)
+    model = nn.Sequential(nn.Linear(5, 6), nn.Tanh(), nn.Linear(6, 3)).double().eval()
+    generator = seeded(4)
+    inputs = torch.randn(23, 5, generator=generator, dtype=torch.float64)
+    return model, (inputs, torch.randint(3, (23,), generator=generator))
+
+
+def uneven(ranks: Ranks, data: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    """This rank's share where the first rank has one example and the last one most of them."""
+    inputs, targets = data
+    bounds = [*range(ranks.size), len(targets)]
+    rows = slice(bounds[ranks.rank], bounds[ranks.rank + 1])
+    return inputs[rows], targets[rows]
+
+
+def close(found: Tensor, expected: Tensor, what: str, tolerance: float = TOLERANCE) -> None:
+    error = float((found - expected).norm() / expected.norm())
+    assert error < tolerance, f"{what}: relative error {error:.2g}"
+
+
+def same_on_all(ranks: Ranks, tensor: Tensor, what: str) -> None:
+    assert all(torch.equal(tensor, other) for other in ranks.gather(tensor)), f"{what} differs between ranks"
+
+
+def loss_gradient(model: nn.Module, data: tuple[Tensor, Tensor]) -> Tensor:
+    """The mean loss's gradient by plain autograd."""
+    logits = model(data[0]).logits
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    gradients = torch.autograd.grad(LOSS(logits.flatten(0, 1), data[1].flatten()), parameters)
+    return torch.cat([g.flatten() for g in gradients])

@@ -1,0 +1,148 @@
+"""Run by launched_checks.py: parameters and vectors cut up over the ranks, against one process (float64)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from curvature_memory import Memory
+from problems import LOSS, classifier, close, language_model, loss_gradient, seeded, sequences, uneven
+from torch import Tensor, nn
+
+from curvlab.curvature import GaussNewtonOperator, HessianOperator
+from curvlab.distributed import Ranks, ShardedGaussNewtonOperator, ShardedHessianOperator, shard_parameters
+from curvlab.linalg import LinearOperator, identity
+from curvlab.solvers import BlockConjugateGradient, ConjugateGradient, Lissa, MinimumResidual, Nystrom
+from curvlab.spectrum import hutchinson_trace, mean_eigenvalue, sketch_eigenvalues, top_eigenvalues
+
+
+def check_products(ranks: Ranks) -> None:
+    """Products, gradients and samples of a Llama and a Mistral."""
+    for family in ("llama", "mistral") if ranks.size == 2 else ("llama",):
+        model, data = language_model(family), sequences(7)
+        share = uneven(ranks, data)
+        whole, hessian = GaussNewtonOperator(model, LOSS, data), HessianOperator(model, LOSS, data)
+        gradient, vectors = loss_gradient(model, data), whole.randn(2, seeded(5))
+        sharded = shard_parameters(language_model(family))
+        op = ShardedGaussNewtonOperator(sharded, LOSS, share, batch_size=2)
+        assert op.shape == whole.shape
+        own = op.randn(2, seeded(5))
+        assert torch.equal(op.whole(own), vectors), "random vectors depend on the number of ranks"
+        assert torch.equal(op.own_part(vectors), own)
+        close(op.whole(op @ own), whole @ vectors, f"sharded Gauss-Newton of a {family}")
+        close(op.whole(op.gradient()), gradient, "sharded gradient")
+        for weights in (None, torch.rand(7, generator=seeded(9))):
+            batch = [o.sample(4, seeded(6), weights) @ v for o, v in ((op, own), (whole, vectors))]
+            close(op.whole(batch[0]), batch[1], "a sharded sample")
+        spread = ShardedHessianOperator(sharded, LOSS, share, batch_size=2)
+        close(spread.whole(spread @ own), hessian @ vectors, f"sharded Hessian of a {family}")
+        # FSDP2's own forward works as before.
+        with torch.no_grad():
+            close(sharded(data[0]).logits, model(data[0]).logits, "FSDP2's forward")
+
+
+def check_solvers(ranks: Ranks, folder: str) -> None:
+    """Solvers and spectra, on a network so small that some ranks hold nothing of some parameters."""
+    model, data = classifier()
+    whole: LinearOperator = GaussNewtonOperator(model, LOSS, data)
+    sharded = shard_parameters(classifier()[0])
+    op = ShardedGaussNewtonOperator(sharded, LOSS, uneven(ranks, data), batch_size=4)
+    sides = whole.randn(2, seeded(3))
+    solvers = [
+        ConjugateGradient(rtol=1e-8),
+        BlockConjugateGradient(rtol=1e-8, preconditioner=Nystrom(4)),
+        MinimumResidual(rtol=1e-8),
+        Lissa(0.2, 4, 12, raise_on_divergence=False),
+    ]
+    for solver in solvers:
+        name = type(solver).__name__
+        expected = solver.solve(whole + 0.1 * identity, sides, generator=seeded(9))
+        found = solver.solve(op + 0.1 * identity, op.own_part(sides), generator=seeded(9))
+        close(op.whole(found.x), expected.x, name)
+        close(found.residual, expected.residual, f"residual of {name}", tolerance=1e-2)  # itself 1e-8
+        assert found.num_matvecs == expected.num_matvecs
+    estimates: dict[str, Callable[[LinearOperator], Tensor]] = {
+        "trace": lambda o: torch.tensor(hutchinson_trace(o, num_matvecs=3, generator=seeded()).value),
+        "eigenvalues": lambda o: top_eigenvalues(o, 2, generator=seeded()).values,
+        "sketch": lambda o: sketch_eigenvalues(o, 2, sketch_size=4, generator=seeded()).values,
+        "forms": lambda o: torch.tensor(mean_eigenvalue(o, num_probes=3, batch_size=5, generator=seeded()).value),
+    }
+    for name, estimate in estimates.items():
+        close(estimate(op), estimate(whole), f"sharded {name}")
+    check_resumed(op, sides, f"{folder}/sharded {ranks.size}")
+
+
+def check_resumed(op: ShardedGaussNewtonOperator, sides: Tensor, folder: str) -> None:
+    """A solve that ends on all ranks at its fourth step goes on after the third."""
+
+    class Killed(Exception):
+        pass
+
+    steps: list[int] = []
+
+    def kill(step: int, residuals: Tensor) -> None:
+        if step == 4:
+            raise Killed
+
+    def solve(callback: Callable[[int, Tensor], None] | None, **settings) -> Tensor:
+        solver = BlockConjugateGradient(rtol=1e-8, callback=callback, **settings)
+        return solver.solve(op + 0.01 * identity, op.own_part(sides)).x
+
+    settings = {"checkpoint": f"{folder}/solve.pt", "checkpoint_every": 1}
+    expected = solve(None)
+    try:
+        solve(kill, **settings)
+    except Killed:
+        found = solve(lambda step, residuals: steps.append(step), **settings)
+    close(op.whole(found), op.whole(expected), "the sharded solution that went on")
+    assert steps[0] == 4, "the sharded solve began anew"
+
+
+class Tall(nn.Module):
+    """Twelve layers, so that one of them is little beside all."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(32, 32) for _ in range(12)])
+        self.head = nn.Linear(32, 3)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        for layer in self.layers:
+            inputs = inputs + torch.tanh(layer(inputs))
+        return self.head(inputs)
+
+
+def check_memory(ranks: Ranks) -> None:
+    """Parameters, and the vectors of a solve, take 1/R of the bytes, and one layer's beside it."""
+    torch.manual_seed(0)
+    model = Tall().double().eval()
+    data = torch.randn(2 * ranks.size, 32, dtype=torch.float64), torch.arange(2 * ranks.size) % 3
+    solver = ConjugateGradient(rtol=1e-3, max_steps=3)
+
+    def peak(build: Callable[[], LinearOperator], sides: Callable[[LinearOperator], Tensor]) -> tuple[int, Tensor]:
+        op = build()
+        b = sides(op)
+        with Memory() as memory:
+            found = solver.solve(op + 0.1 * identity, b)
+        return memory.peak, found.x
+
+    whole = GaussNewtonOperator(model, LOSS, data)
+    right = whole.randn(1, seeded())[:, 0]
+    before, expected = peak(lambda: whole, lambda op: right)
+    num_bytes = 8 * whole.shape[0]
+    sharded = shard_parameters(model)
+    held = sum(p.to_local().untyped_storage().nbytes() for p in sharded.parameters())
+    share = ranks.share(data)
+    op = ShardedGaussNewtonOperator(sharded, LOSS, share)
+    after, found = peak(lambda: op, lambda op: op.own_part(right))
+    close(op.whole(found), expected, "the solution of a tall network")
+    assert held < 1.15 * num_bytes / ranks.size, "parameters at rest"
+    assert op.num_rows < 1.15 * whole.shape[0] / ranks.size, "vectors"
+    if ranks.is_first:
+        print(
+            f"memory of {ranks.size} ranks: parameters {held / num_bytes:.2f} of the whole, a solve's vectors and "
+            f"what products need {after / num_bytes:.1f} instead of {before / num_bytes:.1f} times the parameters"
+        )
+    # 1/R, and what does not shrink: a dozen buffers of one layer's size (parameters, tangents, gradients, what is
+    # sent and received of them), with a layer of a twelfth of the parameters.
+    assert after < before / ranks.size + 1.3 * num_bytes, f"peak {after} of {before}"

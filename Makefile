@@ -19,7 +19,7 @@ $(READY): pyproject.toml constraints.txt
 
 .PHONY: help setup lint test clean
 help: ## this list
-	@echo "usage: make TARGET [PRESET=smoke|embedded|laptop|paper] [ARGS=\"key=value ...\"]"
+	@echo "usage: make TARGET [PRESET=smoke|embedded|laptop|paper] [ARGS=\"key=value ...\"] [RANKS=processes]"
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## /{printf "  %-24s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 	@$(PYTHON_BASE) -m experiments help
 
@@ -42,10 +42,12 @@ KEYS    := $(patsubst conf/%/target.yaml,%,$(wildcard conf/*/*/target.yaml))
 TARGETS := $(subst _,-,$(subst /,-,$(patsubst benchmarks/%,bench/%,$(KEYS))))
 PAPERS  := $(sort $(filter-out benchmarks,$(foreach key,$(KEYS),$(firstword $(subst /, ,$(key)))))) bench
 RUN     := $(PYTHON) -m experiments
+# RANKS=4: one target on as many processes, which share its data (and the parameters, where a task says so).
+LAUNCH  := $(if $(RANKS),-m torch.distributed.run --standalone --nproc-per-node=$(RANKS))
 
 .PHONY: figures report judge draw stale $(PAPERS) $(TARGETS)
 $(PAPERS) $(TARGETS): $(READY)
-	@$(RUN) run $@ preset=$(PRESET) $(ARGS)
+	@$(PYTHON) $(LAUNCH) -m experiments run $@ preset=$(PRESET) $(ARGS)
 
 figures: $(READY) ## every table and figure, as many side by side as there are cores, then the report
 	@status=0; $(RUN) run figures preset=$(PRESET) $(ARGS) || status=$$?; $(MAKE) --no-print-directory report; exit $$status

@@ -23,6 +23,7 @@ from curvlab.curvature.example_traces import exact_traces
 from curvlab.curvature.known_losses import output_loss
 from curvlab.data import stack
 from curvlab.runs import Run
+from curvlab.runs.over_ranks import replicated_operator
 from curvlab.spectrum import top_eigenvalues
 from experiments.shared.spectrum import gauss_newton
 from experiments.shared.trained_task import TrainedTask
@@ -85,8 +86,8 @@ def _spreads(run: Run, task: TrainedTask, directions: torch.Tensor) -> torch.Ten
 def _largest_example(run: Run, task: TrainedTask, generator: torch.Generator) -> tuple[float, float, int]:
     """Return an upper bound of max_i λmax(G_i), tr(G) or nan, and the place of that example."""
     try:
-        traces = exact_traces(gauss_newton(task))
-    except ValueError:
+        traces = exact_traces(gauss_newton(task, spread=False))
+    except (ValueError, TypeError):  # a model that is cut up over processes has none either
         traces = None
     if traces is not None:
         return float(traces.max()), float(traces.mean()), int(traces.argmax())
@@ -110,4 +111,7 @@ def _example(task: TrainedTask, place: int) -> tuple[GaussNewtonOperator, float]
     """Return the operator on one example, and what makes it G_i, whose mean is G: its share of the predictions."""
     inputs, targets = stack(task.train, torch.tensor([place]))
     share = output_loss(task.loss).count(targets) / task.predictions_per_example if task.is_language else 1.0
-    return GaussNewtonOperator(task.model, task.loss, (inputs, targets)), share
+    operator: GaussNewtonOperator = replicated_operator(
+        GaussNewtonOperator, task.model, task.loss, (inputs, targets)
+    )
+    return operator, share

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from curvlab.data import TextCorpus, TokenSplits, pretrained_tokenizer, stack, token_splits, train_tokenizer
 from curvlab.models import build_model, freeze
 from curvlab.runs import Run
+from curvlab.runs.over_ranks import shard
 from curvlab.training import evaluate_language_model, train_language_model
 from experiments.shared.trained_task import TrainedTask, curvature_indices, without_paths
 from experiments.target import task_label
@@ -32,7 +33,8 @@ def build_language_task(run: Run, name: str, settings: DictConfig) -> TrainedTas
             `pretrained`: a name on the hub), `sequence_length`, `model`, `training` (null: the model comes with
             its weights), `freeze`; `model_seed`, of the initial weights and the order of training;
             `curvature_train`, how many training sequences, drawn at random, the curvature is the mean over (null:
-            all); `seed_name`, what the random streams of all that measures the model are named after.
+            all); `sharded`: whether torchrun's processes cut up the parameters, for models that one device cannot
+            hold; `seed_name`, what the random streams of all that measures the model are named after.
     """
     corpus: TextCorpus = instantiate(settings.data)
     run.record_data(corpus.name, corpus.checksum)
@@ -50,7 +52,9 @@ def build_language_task(run: Run, name: str, settings: DictConfig) -> TrainedTas
         input_shape=splits.input_shape,
         num_outputs=splits.num_outputs,
         generator=run.generator("language model", settings.model_seed),
-    ).to(run.device)
+    )
+    sharded = settings.get("sharded", False)
+    model = model if sharded else model.to(run.device)
     key: dict[str, Any] = tokenizer_key | {
         "sequence_length": settings.sequence_length,
         "model": without_paths(settings.model),
@@ -64,6 +68,7 @@ def build_language_task(run: Run, name: str, settings: DictConfig) -> TrainedTas
         model.load_state_dict({parameter: value.to(run.device) for parameter, value in stored["weights"].items()})
     model.eval()
     num_parameters = freeze(model, normalization=settings.freeze.normalization, biases=settings.freeze.biases)
+    model = shard(model, run.device) if sharded else model
     indices = curvature_indices(run, splits, settings.curvature_train)
     train_data = stack(splits.train, indices)
     key |= {

@@ -14,6 +14,7 @@ from torch import Tensor
 from curvlab.curvature import GaussNewtonOperator
 from curvlab.data import stack
 from curvlab.runs import Run
+from curvlab.runs.over_ranks import replicated_operator, spread_operator
 from curvlab.solvers.recipe import measure_constant
 from curvlab.spectrum import (
     frobenius_norm,
@@ -26,22 +27,34 @@ from experiments.shared.trained_task import TrainedTask
 
 SEQUENCES_AT_A_TIME = 16  # of a language model: logits of large vocabularies fill the memory
 EXAMPLES_AT_A_TIME = 512
+TRACE_CHUNK = 32  # columns
 SKETCH_CHUNK = 250  # columns; the sketch's random numbers are drawn again for every chunk
 
 
-def gauss_newton(task: TrainedTask) -> GaussNewtonOperator:
-    """Return the mean Gauss-Newton matrix over the task's training examples, or their tokens."""
+def gauss_newton(task: TrainedTask, *, spread: bool = True) -> GaussNewtonOperator:
+    """Return the mean Gauss-Newton matrix over the task's training examples, or their tokens.
+
+    Its examples are spread over the processes of torchrun, where there are several; or each has all of them.
+    """
     batch_size = SEQUENCES_AT_A_TIME if task.is_language else EXAMPLES_AT_A_TIME
-    return GaussNewtonOperator(task.model, task.loss, task.train, batch_size=batch_size)
+    on_ranks = spread_operator if spread else replicated_operator
+    operator: GaussNewtonOperator = on_ranks(
+        GaussNewtonOperator, task.model, task.loss, task.train, batch_size=batch_size
+    )
+    return operator
 
 
 def spectrum(run: Run, task: TrainedTask, cfg: DictConfig) -> dict[str, Any]:
     """Return trace (Hutchinson) and λmax (Lanczos) with their errors, from products with all the data."""
+    chunk_size = cfg.spectrum.get("chunk_size", TRACE_CHUNK)
 
     def compute() -> dict[str, Any]:
         operator = gauss_newton(task)
         trace = hutchinson_trace(
-            operator, num_matvecs=cfg.spectrum.trace_probes, generator=run.generator("trace", task.seed_name)
+            operator,
+            num_matvecs=cfg.spectrum.trace_probes,
+            chunk_size=chunk_size,
+            generator=run.generator("trace", task.seed_name),
         )
         generator = run.generator("lanczos", task.seed_name)
         largest = top_eigenvalues(operator, 1, rtol=cfg.spectrum.rtol, generator=generator)
@@ -54,6 +67,7 @@ def spectrum(run: Run, task: TrainedTask, cfg: DictConfig) -> dict[str, Any]:
         }
 
     settings = {"trace_probes": cfg.spectrum.trace_probes, "rtol": cfg.spectrum.rtol}
+    settings |= {} if chunk_size == TRACE_CHUNK else {"chunk_size": chunk_size}
     return run.unit("spectrum", task.key | settings, compute, version=1, about=f"spectrum of {task.label}")
 
 
@@ -77,7 +91,13 @@ def trace_by_forms(run: Run, task: TrainedTask, cfg: DictConfig) -> dict[str, An
 
 
 def sketch(
-    run: Run, task: TrainedTask, *, size: int, per_tensor: bool = False, repetition: int = 0
+    run: Run,
+    task: TrainedTask,
+    *,
+    size: int,
+    per_tensor: bool = False,
+    repetition: int = 0,
+    chunk_size: int = SKETCH_CHUNK,
 ) -> dict[str, Any]:
     """Return λmax by a Gaussian sketch, d = size, dense or per tensor: value, stderr, bias taken off, rows."""
 
@@ -86,7 +106,7 @@ def sketch(
             gauss_newton(task),
             sketch_size=size,
             tensor_sizes=task.tensor_sizes if per_tensor else None,
-            chunk_size=SKETCH_CHUNK,
+            chunk_size=chunk_size,
             generator=run.generator("sketch", task.seed_name, size, str(per_tensor), repetition),
         )
         run.add_matvecs(found.num_matvecs)
@@ -98,6 +118,7 @@ def sketch(
         }
 
     settings = {"size": size, "per_tensor": per_tensor, "repetition": repetition}
+    settings |= {} if chunk_size == SKETCH_CHUNK else {"chunk_size": chunk_size}
     about = f"{'per-tensor' if per_tensor else 'dense'} sketch of {task.label}, d = {size}, number {repetition}"
     return run.unit("lissa/sketch", task.key | settings, compute, version=1, about=about)
 

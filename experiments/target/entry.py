@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from omegaconf import DictConfig
 
 from curvlab import runs
+from curvlab.runs import over_ranks
 from experiments.target.declaration import Target
 from experiments.target.discovery import ROOT
 from experiments.target.help import print_target_help
@@ -42,8 +43,10 @@ def _entry(target: Target) -> runs.Entry:
 
 
 def _run(target: Target, cfg: DictConfig) -> None:
+    cfg = over_ranks.quiet(cfg)
     if cfg.progress:  # before the seconds that torch takes to load
         print(f"{target.make_name}: {target.title} ({cfg.preset})", file=sys.stderr, flush=True)
     from experiments.target.execution import run_target
 
-    run_target(target, cfg)
+    with over_ranks.together():
+        run_target(target, cfg)

@@ -13,6 +13,7 @@ from omegaconf import DictConfig
 from curvlab import runs
 from curvlab.reporting import load_claim_sheet, save_claims
 from curvlab.reporting.plots import write_png
+from curvlab.runs.over_ranks import is_first
 from curvlab.runs.provenance import read_commit
 from curvlab.runs.record import read_record, sign
 from experiments.target.declaration import Target
@@ -56,6 +57,8 @@ def run_target(target: Target, cfg: DictConfig) -> Path:
     with runs.start(cfg, key=target.key, title=target.title) as run:
         compute = target.load("compute")
         tables = compute(run, cfg)
+        if not is_first():
+            return run.folder
         with run.alone_in_folder():  # of two processes at once, each finishes what it began
             for name, table in tables.items():
                 run.save_table(table, f"{name}.csv", digits=target.digits.get(name, 6))

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
+from curvlab.runs import over_ranks
 from experiments.target.declaration import Target
 from experiments.target.discovery import ROOT, named_targets
 from experiments.target.help import recorded_seconds
@@ -47,6 +48,10 @@ def run(arguments: Sequence[str]) -> int:
         sys.argv[1:] = overrides
         main(targets[0])
         return 0
+    if over_ranks.launched():
+        if over_ranks.is_first():
+            print("error: several processes work on one target: name a single one", file=sys.stderr)
+        return 2
     return _Schedule(targets, overrides).run()
 
 

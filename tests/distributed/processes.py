@@ -21,7 +21,7 @@ class Ended:
     ended_at: float
 
 
-def torchrun(num_processes: int, script: str, *arguments: str, timeout: float = 240.0) -> Ended:
+def torchrun(num_processes: int, script: str, *arguments: str, timeout: float = 420.0) -> Ended:
     """Run tests/distributed/<script> under torchrun, one thread in each process."""
     paths = [str(ROOT / "src"), str(ROOT), *(str(ROOT / "tests" / part) for part in ("distributed", "curvature"))]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(paths)}

@@ -37,7 +37,7 @@ def row(run: Run, task: TrainedTask, cfg: DictConfig) -> dict[str, Any]:
     """Return what Table 1 has about one model, and what it assumes."""
     spectrum = units.spectrum(run, task, cfg)
     forms = units.trace_by_forms(run, task, cfg)
-    sketch = units.sketch(run, task, size=cfg.sketch.size)
+    sketch = units.sketch(run, task, **cfg.sketch)
     constants = units.constants(run, task, cfg, trace=spectrum["trace"])
     bounds = constant_bounds(run, task, cfg)
     largest, size = spectrum["largest_eigenvalue"], task.num_parameters

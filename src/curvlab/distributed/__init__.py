@@ -6,7 +6,12 @@ from curvlab.distributed.gradient import mean_gradient
 from curvlab.distributed.influence import influence
 from curvlab.distributed.launch import joined, launched
 from curvlab.distributed.ranks import Ranks
-from curvlab.distributed.sharded import ShardedGaussNewtonOperator, ShardedHessianOperator, shard_parameters
+from curvlab.distributed.sharded import (
+    ShardedGaussNewtonOperator,
+    ShardedHessianOperator,
+    is_sharded,
+    shard_parameters,
+)
 
 __all__ = [
     "DataParallelOperator",
@@ -15,6 +20,7 @@ __all__ = [
     "ShardedHessianOperator",
     "estimate_llc",
     "influence",
+    "is_sharded",
     "joined",
     "launched",
     "mean_gradient",

@@ -115,11 +115,7 @@ class LinearOperator(ABC):
 
     # ------------------------------------------------------------------------------- checkpoints
     def checkpoint(self, path: str | Path, settings: Mapping[str, Any], *, every: int | None = None) -> Checkpoint:
-        """Return where a computation with our vectors keeps its state; see `Checkpoint`.
-
-        It belongs to `settings` and to our size, dtype and damping, which cannot tell two matrices of one kind
-        apart: what is resumed must recompute its residual at the end, or its file must not outlive the matrix.
-        """
+        """Return where work with our vectors is kept, told apart by `settings`, our size, dtype, damping."""
         own = {"operator": f"{self.shape[0]} {self.dtype} damping {self.damping!r}"}
         return Checkpoint(path, {**settings, **own}, every=every)
 

@@ -24,6 +24,7 @@ from curvlab.atomic_file import remove_stale, write_atomically
 from curvlab.runs.canonical import digest, plain
 from curvlab.runs.command import Command
 from curvlab.runs.origins import Origin, code_of, grouped, is_stale, origin_of
+from curvlab.runs.over_ranks import is_first, store_of
 from curvlab.runs.provenance import (
     Cost,
     device_name,
@@ -34,7 +35,7 @@ from curvlab.runs.provenance import (
 )
 from curvlab.runs.record import RECORD, recorded_units
 from curvlab.runs.status import Status
-from curvlab.runs.store import Store, named_results
+from curvlab.runs.store import named_results
 from curvlab.runs.tracking import RunIdentity, Tracker, start_tracker
 
 
@@ -58,7 +59,8 @@ def start(cfg: DictConfig, *, key: str, title: str) -> Iterator[Run]:
             )
         raise
     run.tracker.finish()
-    print(f"{run.target} ({cfg.preset}): {_relative(run.folder)}")
+    if is_first():
+        print(f"{run.target} ({cfg.preset}): {_relative(run.folder)}")
 
 
 class Run:
@@ -83,7 +85,7 @@ class Run:
         paper, item = key.split("/")
         name = Command.of(cfg).folder_name(cfg.preset)
         self.folder = Path(cfg.results.root) / paper / item / name
-        self.store = Store(cfg.store.root, force=cfg.force)
+        self.store = store_of(cfg)
         self.status = Status(self.target, silent=not cfg.progress, num_expected=recorded_units(self.folder))
         self._commit = read_commit(cfg.results.root)
         self._num_matvecs = 0

@@ -24,20 +24,29 @@ from curvlab.distributed.sharded.layout import ShardLayout
 from curvlab.distributed.sharded.unit import Unit
 
 
-def shard_parameters(model: nn.Module) -> nn.Module:
+def shard_parameters(model: nn.Module, *, device: torch.device | str | None = None) -> nn.Module:
     """Cut the parameters of a model up over the ranks, in place, by FSDP2's `fully_shard`; return it.
 
     The modules of its longest nn.ModuleList (a transformer's layers) become units of their own, the rest is one
     more. Each rank is left with 1/R of every parameter, rows of its first axis, as DTensors; FSDP2 trains and
-    saves such a model as usual. Call it after `freeze` and `eval`, on the device where the model is to stay.
+    saves such a model as usual. Call it after `freeze` and `eval`.
+
+    Args:
+        model: a CPU's model may be larger than a device, to which FSDP2 moves it unit by unit.
+        device: where the parts are to be; None: where the model is.
     """
-    device = next(model.parameters()).device.type
-    mesh = init_device_mesh(device, (Ranks.current().size,))
+    device = next(model.parameters()).device if device is None else torch.device(device)
+    mesh = init_device_mesh(device.type, (Ranks.current().size,))
     lists = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
     for layer in max(lists, key=len, default=nn.ModuleList()):
         fully_shard(layer, mesh=mesh)
     fully_shard(model, mesh=mesh)
     return model
+
+
+def is_sharded(model: nn.Module) -> bool:
+    """Return whether a model is under `fully_shard`."""
+    return isinstance(model, FSDPModule)
 
 
 class ShardedModel:

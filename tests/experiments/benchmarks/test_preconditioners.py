@@ -83,7 +83,10 @@ def test_claims_are_judged_on_fitted_tasks(
 ) -> None:
     results = judged("benchmarks/preconditioners", computed_of(tables, {"seed": 0}))
     values = {result.claim.id: result.value for result in results}
-    assert len(results) == 4
+    assert len(results) == 5
+    peer = next(result for result in results if result.claim.id == "peer-a")
+    assert peer.verdict == "out of reach"  # it has not run
+    results.remove(peer)
     assert values["products-a"] == 8
     assert values["seconds-a"] == 0.25
     assert values["certificate-a"] == 0.8
@@ -102,4 +105,23 @@ def test_claims_can_fail(
     tables["lissa"].loc[1, "constant"] = 1.2
     results = judged("benchmarks/preconditioners", computed_of(tables, {"seed": 0}))
     verdicts = [result.verdict for result in results]
-    assert verdicts == ["not reproduced", "not reproduced", "not reproduced", "out of reach"]
+    assert verdicts == ["not reproduced", "not reproduced", "out of reach", "not reproduced", "out of reach"]
+
+
+@pytest.mark.parametrize(("seconds", "verdict"), [(12.0, "reproduced"), (2.0, "direction only")])
+def test_the_peer_is_judged_where_it_has_run(
+    tables: dict[str, pd.DataFrame],
+    computed_of: Callable[..., Computed],
+    judged: Callable[[str, Computed], list[ClaimResult]],
+    seconds: float,
+    verdict: str,
+) -> None:
+    for name in ("table", "timing"):
+        own = tables[name]
+        peer = own[own.preconditioner == "CG"].assign(preconditioner="curvlinops CG")
+        tables[name] = pd.concat([own, peer.assign(**({"seconds": seconds} if name == "timing" else {}))])
+        tables[name] = tables[name].reset_index(drop=True)
+    results = judged("benchmarks/preconditioners", computed_of(tables, {"seed": 0}))
+    (found,) = (result for result in results if result.claim.id == "peer-a")
+    assert found.value == pytest.approx(1.0 / seconds)
+    assert found.verdict == verdict

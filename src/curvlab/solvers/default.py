@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+from curvlab.curvature import output_curvatures
+from curvlab.curvature.example_rows import covering_layers
+from curvlab.linalg import LinearOperator, SumOperator
 from curvlab.solvers.block_conjugate_gradient import BlockConjugateGradient
-from curvlab.solvers.preconditioners import Nystrom
+from curvlab.solvers.preconditioners import Nystrom, Rows
 
 # Residual 1e-2 on an overfitted MLP on MNIST, 25 right-hand sides: 1,050 products without a preconditioner; with
 # ranks of 2, 4, 6 and 8 times 25, whose set-up is counted, 900, 850, 825 and 825. Where block CG alone needs few
 # steps, the set-up costs more than it saves, so the rank is kept small.
 _RANK_PER_COLUMN = 4
 
+# bench-preconditioners: where a sixth of the examples holds 97 % of tr(G), 400 rows take a fourth of Nyström's
+# time; where it holds 22 %, as long as no preconditioner. The limit lies between the two, near neither.
+_TAIL, _TAIL_SHARE = 6, 0.5
 
-def default_solver(size: int, num_columns: int, *, rtol: float = 1e-2) -> BlockConjugateGradient:
+
+def default_solver(
+    size: int, num_columns: int, *, rtol: float = 1e-2, operator: LinearOperator | None = None
+) -> BlockConjugateGradient:
     """Return block CG, with a Nyström preconditioner of four times the number of right-hand sides as rank.
 
     The preconditioner is left out for a single right-hand side, where block CG is CG and there is nothing to
@@ -31,10 +40,36 @@ def default_solver(size: int, num_columns: int, *, rtol: float = 1e-2) -> BlockC
         size: P of the (P, P) matrix.
         num_columns: right-hand sides.
         rtol: residual to reach in each.
+        operator: G, or G + damping I. Where it is given, a Gauss-Newton matrix of a network of linear and
+            convolutional layers is preconditioned by the rows of its hard examples (`Rows`, 256 MiB), if these
+            hold most of the curvature (`rows_pay`), as they do in fitted networks: 4 products a system instead of
+            14 on a fitted MLP on digits. Cost: one forward of the data.
     """
     if size < 1 or num_columns < 1:
         raise ValueError(f"size and num_columns must be at least 1, got {size} and {num_columns}")
+    if operator is not None and rows_pay(operator):
+        return BlockConjugateGradient(rtol=rtol, preconditioner=Rows())
     rank = _RANK_PER_COLUMN * num_columns
     if num_columns == 1 or 10 * rank > size:
         return BlockConjugateGradient(rtol=rtol)
     return BlockConjugateGradient(rtol=rtol, preconditioner=Nystrom(rank))
+
+
+def rows_pay(operator: LinearOperator) -> bool:
+    """Return whether a sixth of the examples holds more than half of Σ tr(S_i), their output curvatures.
+
+    False where `Rows` does not apply or costs a gradient for each output: other matrices than Gauss-Newton ones,
+    parameters beyond linear and convolutional layers, sequences of predictions. Cost: one forward of the data.
+    """
+    terms = operator.terms if isinstance(operator, SumOperator) else (operator,)
+    sources: list[LinearOperator] = [term for term in terms if term.num_examples is not None]
+    if len(sources) != 1:
+        return False
+    try:
+        if covering_layers(sources[0]) is None:  # type: ignore[arg-type]  # refuses what is no Gauss-Newton matrix
+            return False
+        scores = output_curvatures(sources[0])  # type: ignore[arg-type]
+    except (TypeError, ValueError, AttributeError):
+        return False
+    leading = scores.sort(descending=True).values[: max(1, len(scores) // _TAIL)]
+    return float(leading.sum()) > _TAIL_SHARE * float(scores.sum())

@@ -40,7 +40,7 @@ def solving_rows(systems: Systems) -> list[dict[str, Any]]:
     rows += _unit(systems, "CG", partial(_cg, systems))
     options = systems.settings.curvlinops
     if options is not None:
-        rows += _unit(systems, "curvlinops CG", partial(_curvlinops, systems, options.maxiter, options.tolerance))
+        rows += _unit(systems, "curvlinops CG", partial(_curvlinops, systems, options.max_iter, options.tolerance))
     return rows
 
 
@@ -108,7 +108,7 @@ def _cg(systems: Systems) -> dict[str, Any]:
     }
 
 
-def _curvlinops(systems: Systems, maxiter: int, tolerance: float) -> dict[str, Any]:
+def _curvlinops(systems: Systems, max_iter: int, tolerance: float) -> dict[str, Any]:
     """The peer's CG; it tells no residual, so that is computed afterwards."""
     nothing = {"products": [math.nan] * len(TARGETS), "seconds": [math.nan] * len(TARGETS), "residual": math.nan}
     if importlib.util.find_spec("curvlinops") is None:
@@ -124,7 +124,7 @@ def _curvlinops(systems: Systems, maxiter: int, tolerance: float) -> dict[str, A
     unit = IdentityLinearOperator(shapes, parameters[0].device, parameters[0].dtype)
     clock = work_clock(systems.run.device)
     start = clock()
-    inverse = CGInverseLinearOperator(matrix + systems.damping * unit, maxiter=maxiter, tolerance=tolerance)
+    inverse = CGInverseLinearOperator(matrix + systems.damping * unit, max_iter=max_iter, tolerance=tolerance)
     x = (inverse @ b).detach()
     seconds = (clock() - start) / b.shape[1]
     residual = float(((systems.damped @ x - b).norm(dim=0) / b.norm(dim=0)).max())

@@ -32,14 +32,14 @@ def _heat_maps(table: pd.DataFrame, between: pd.DataFrame) -> Figure:
     figure, axes = plots.figure(len(tasks), num_sizes + 1, panel_size=(2.9, 2.7))
     for row, task in zip(axes, tasks, strict=True):
         own, maps = table[table.task == task], between[between.task == task]
-        lowest = max(-1.0, np.floor(10 * np.nanmin([maps.pearson.min(), 1.0])) / 10 - 0.1)
+        lowest = max(-1.0, np.floor(10 * np.nanmin([maps.pearson.min(), 0.9])) / 10)
         for ax, size in zip(row, maps.batch_size.unique(), strict=False):
             matrix = maps[maps.batch_size == size]
             image = _heat_map(ax, matrix, lowest)
             ax.set_title(f"{task}\n{_size_label(int(size), int(matrix.num_runs.iloc[0]))}", fontsize=9)
         figure.colorbar(image, ax=list(row[:num_sizes]), label="correlation", shrink=0.8, pad=0.01)
         _curves(row[-1], own)
-    axes[0, -1].legend(fontsize=7, loc="lower left")
+    axes[0, -1].legend(fontsize=7, loc="upper center", bbox_to_anchor=(0.5, -0.22), frameon=False)
     return figure
 
 
@@ -84,7 +84,7 @@ def _curves(ax: Axes, own: pd.DataFrame) -> None:
     ax.set_yscale("log")
     ax.set_xlabel("step")
     ax.set_ylabel("1 - correlation with exact")
-    ax.set_title("mean over points and seeds ± s.e. of seeds", fontsize=9)
+    ax.set_title("mean ± s.e. over seeds", fontsize=9)
 
 
 def _size_label(size: int, num_runs: int) -> str:

@@ -39,7 +39,7 @@ def _heat_maps(table: pd.DataFrame, between: pd.DataFrame) -> Figure:
             ax.set_title(f"{task}\n{_size_label(int(size), int(matrix.num_runs.iloc[0]))}", fontsize=9)
         figure.colorbar(image, ax=list(row[:num_sizes]), label="correlation", shrink=0.8, pad=0.01)
         _curves(row[-1], own)
-    axes[0, -1].legend(fontsize=7, loc="upper center", bbox_to_anchor=(0.5, -0.22), frameon=False)
+    axes[0, -1].legend(fontsize=7, loc="upper center", bbox_to_anchor=(0.5, -0.4), frameon=False)
     return figure
 
 

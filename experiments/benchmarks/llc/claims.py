@@ -15,26 +15,49 @@ PEER = "devinterp, with replacement"
 def judge(computed: Computed, claims: ClaimSheet) -> list[ClaimResult]:
     """Judge each linear network and sampler, the polynomials, the peer, and the estimates' validity."""
     networks, table = computed["linear_networks"].fillna({"problem": ""}), computed["table"]
+    known, num_chains = computed["known"], int(computed.config["known"]["num_chains"])
     results = [
         _linear(claims.claim("linear-network", of=f"{row.network}-{row.sampler}"), row)
         for _, row in networks.iterrows()
     ]
-    results.append(_polynomials(claims.claim("polynomials"), computed["known"]))
+    results += [
+        _polynomial(claims.claim("polynomial", of=_slug(row.problem)), row, num_chains)
+        for _, row in known.iterrows()
+    ]
+    results.append(_bias(claims.claim("unbiased"), known))
     results.append(_peer(claims.claim("agrees-with-devinterp"), table))
-    return [*results, _valid(claims.claim("valid"), table)]
+    return [*results, _valid(claims.claim("valid"), table, known, networks)]
 
 
 def _linear(claim: Claim, row: pd.Series) -> ClaimResult:
+    if row.problem:
+        ratio = f"{row.ratio:.3g} ({row.low / row.known:.3g} to {row.high / row.known:.3g})"
+        return out_of_reach(claim, f"The rule says of the chains: {row.problem}. Their ratio is {ratio}.")
     interval = Interval(row.low / row.known, row.high / row.known, "t 95 %, chains", 4)
-    why = f"The coefficient is that of n to infinity, {row.known:g}; the rule says of the chains: "
-    return judge_claim(claim, float(row.ratio), interval, if_not_reproduced=why + (row.problem or "nothing") + ".")
+    why = f"The coefficient is that of n to infinity, {row.known:g}."
+    return judge_claim(claim, float(row.ratio), interval, if_not_reproduced=why)
 
 
-def _polynomials(claim: Claim, known: pd.DataFrame) -> ClaimResult:
-    worst = known.iloc[(known.estimate / known.at_this_n - 1).abs().argmax()]
-    interval = Interval(worst.low / worst.at_this_n, worst.high / worst.at_this_n, "t 95 %, chains", 100)
-    why = f"The worst is {worst.problem}."
-    return judge_claim(claim, worst.estimate / worst.at_this_n, interval, if_not_reproduced=why)
+def _polynomial(claim: Claim, row: pd.Series, num_chains: int) -> ClaimResult:
+    if not row.valid:
+        ratio = f"{row.estimate / row.at_this_n:.3g}"
+        return out_of_reach(
+            claim, f"The rule finds its chains not valid (R-hat {row.rhat:.3g}); the ratio is {ratio}."
+        )
+    interval = Interval(row.low / row.at_this_n, row.high / row.at_this_n, "t 95 %, chains", num_chains)
+    why = f"R-hat is {row.rhat:.3g}; the asymptotic coefficient is {row.asymptotic:.3g}."
+    return judge_claim(claim, row.estimate / row.at_this_n, interval, if_not_reproduced=why)
+
+
+def _slug(problem: str) -> str:
+    return problem.replace(" + ", "-plus-").replace(" ", "-").replace("^", "")
+
+
+def _bias(claim: Claim, known: pd.DataFrame) -> ClaimResult:
+    ratios = (known.estimate / known.at_this_n).to_numpy()
+    above = f"{int((ratios > 1).sum())} of {len(ratios)} ratios are above 1."
+    why = f"{above} Steps of a finite size widen what the chains draw from."
+    return judge_claim(claim, ratios.mean(), t_interval(ratios, unit="polynomials"), if_not_reproduced=why)
 
 
 def _peer(claim: Claim, table: pd.DataFrame) -> ClaimResult:
@@ -46,9 +69,16 @@ def _peer(claim: Claim, table: pd.DataFrame) -> ClaimResult:
     return judge_claim(claim, ratios.mean(), t_interval(ratios, unit="repeats"), if_not_reproduced=why)
 
 
-def _valid(claim: Claim, table: pd.DataFrame) -> ClaimResult:
-    estimates = table.drop_duplicates(["threads", "repeat", "method"])
-    problems = estimates.problem.fillna("")
-    share = float(np.mean(problems == ""))
-    why = "; ".join(sorted(set(problems) - {""})) or "No estimate has a problem."
-    return judge_claim(claim, share, exact(share, kind=f"{len(estimates)} estimates"), if_not_reproduced=why)
+def _valid(claim: Claim, table: pd.DataFrame, known: pd.DataFrame, networks: pd.DataFrame) -> ClaimResult:
+    """Judge the share over all estimates of the target, of whatever kind."""
+    compared = table.drop_duplicates(["threads", "repeat", "method"]).problem.fillna("")
+    kinds = {
+        "of the methods": (compared == "").to_numpy(),
+        "of polynomials": known.valid.to_numpy(dtype=bool),
+        "of linear networks": (networks.problem == "").to_numpy(),
+    }
+    share = float(np.mean(np.concatenate(list(kinds.values()))))
+    counts = ", ".join(f"{int(valid.sum())} of {len(valid)} {kind}" for kind, valid in kinds.items())
+    problems = "; ".join(sorted({*compared, *networks.problem} - {""}))
+    interval = exact(share, kind=f"{sum(map(len, kinds.values()))} estimates")
+    return judge_claim(claim, share, interval, if_not_reproduced=f"Valid: {counts}. {problems}".strip())

@@ -3,9 +3,6 @@
 K(w) is a sum or a product of even powers with its minimum 0 at w = 0. A sum's asymptotic coefficient is
 sum 1/(2 p_i) for powers 2 p_i (Watanabe 2009), a product's 1/(largest power). At finite n a product's value is far
 below it, by a factor that grows like ln n only: nbeta E[K] is what an estimate can be compared with.
-
-There are many short chains here: an R-hat above 1.1 says that one of them alone has not seen everything, while the
-mean over hundreds of them is good.
 """
 
 from __future__ import annotations

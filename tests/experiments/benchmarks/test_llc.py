@@ -60,7 +60,8 @@ def test_every_method_is_estimated_and_timed(run_smoke: Callable[..., Path]) -> 
     assert networks.ratio.tolist() == pytest.approx((networks.estimate / networks.known).tolist(), rel=1e-4)
     assert {result.claim.id.split("-")[0] for result in load_claims(folder)} == {
         "linear",
-        "polynomials",
+        "polynomial",
+        "unbiased",
         "agrees",
         "valid",
     }
@@ -162,7 +163,13 @@ def test_verdicts(
     networks = pd.DataFrame(
         [{"network": "2-layers-3-rank-1", "sampler": "sgld", "known": 1.0, "ratio": ratio, **shared}]
     )
-    known = pd.DataFrame([{"at_this_n": 1.0, **shared}, {"at_this_n": 1.0, **shared, "estimate": 1.0}])
+    extra = {"at_this_n": 1.0, "asymptotic": 1.0, "valid": True, "rhat": 1.0}
+    known = pd.DataFrame(
+        [
+            {**shared, **extra, "problem": "w1^2 w2^4"},
+            {**shared, **extra, "problem": "w1^6", "estimate": 1.0, "valid": False},
+        ]
+    )
     methods = {"curvlab": 1.0, **({"devinterp, with replacement": ratio} if peer else {})}
     table = pd.DataFrame(
         [
@@ -178,11 +185,31 @@ def test_verdicts(
         ]
     )
     tables = {"linear_networks": networks, "known": known, "table": table}
-    results = judged("benchmarks/llc", computed_of(tables, {}))
-    assert [result.verdict for result in results[:2]] == [verdict, verdict]
-    assert (results[2].verdict == "out of reach") == (not peer)
-    assert results[3].value == pytest.approx(2 / 3)
-    assert results[3].verdict == "not reproduced"
+    results = judged("benchmarks/llc", computed_of(tables, {"known": {"num_chains": 100}}))
+    verdicts = {result.claim.id: result.verdict for result in results}
+    assert verdicts["linear-network-2-layers-3-rank-1-sgld"] == verdict
+    assert verdicts["polynomial-w12-w24"] == verdict
+    assert verdicts["polynomial-w16"] == "out of reach"
+    assert (verdicts["agrees-with-devinterp"] == "out of reach") == (not peer)
+    # Of each method's three repeats one is not valid, of the two polynomials one.
+    count = 3 * len(methods) + 3
+    assert results[-1].value == pytest.approx((count - len(methods) - 1) / count)
+    assert results[-1].verdict == "not reproduced"
+
+
+def test_estimates_on_one_side_are_biased_and_chains_that_break_the_rule_out_of_reach(
+    computed_of: Callable[..., Computed], judged: Callable[[str, Computed], list[ClaimResult]]
+) -> None:
+    row = {"at_this_n": 1.0, "asymptotic": 1.0, "valid": True, "rhat": 1.0, "low": 1.0, "high": 1.1}
+    known = pd.DataFrame([{**row, "problem": f"w1^{i}", "estimate": 1.05 + i / 1000} for i in range(7)])
+    network = {"network": "n", "sampler": "sgld", "known": 1.0, "ratio": 1.0, "low": 0.99, "high": 1.01}
+    networks = pd.DataFrame([{**network, "estimate": 1.0, "problem": "the chains have not mixed"}])
+    table = pd.DataFrame([{"threads": 1, "repeat": 0, "method": "curvlab", "llc": 1.0, "problem": ""}])
+    tables = {"linear_networks": networks, "known": known, "table": table}
+    results = judged("benchmarks/llc", computed_of(tables, {"known": {"num_chains": 100}}))
+    verdicts = {result.claim.id: result.verdict for result in results}
+    assert verdicts["unbiased"] == "not reproduced"
+    assert verdicts["linear-network-n-sgld"] == "out of reach"
 
 
 def test_floor_counts_all_steps() -> None:

@@ -16,6 +16,8 @@ from experiments.target.help import print_target_help
 from experiments.target.pipe import until_reader_leaves
 from experiments.target.short_forms import expand
 
+PLAN = "plan=true"
+
 
 def main(target: Target) -> None:
     """Compute, judge and draw `target` as the command line says, in one thread unless OMP_NUM_THREADS is set."""
@@ -24,7 +26,17 @@ def main(target: Target) -> None:
             print_target_help(target)
         return
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # two threads were no faster alone, and much slower in company
+    if PLAN in sys.argv[1:]:  # no key of the config: nothing that is computed depends on it
+        sys.argv.remove(PLAN)
+        runs.main(_entry(target), lambda cfg: _print_plan(target, cfg))
+        return
     runs.main(_entry(target), lambda cfg: _run(target, cfg))
+
+
+def _print_plan(target: Target, cfg: DictConfig) -> None:
+    from experiments.target.plan import describe, plan_of
+
+    print(describe(plan_of(target, cfg)), flush=True)
 
 
 def load_config(target: Target, overrides: Sequence[str] = ()) -> DictConfig:

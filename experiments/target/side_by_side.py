@@ -15,6 +15,7 @@ from pathlib import Path
 from curvlab.runs import over_ranks
 from experiments.target.declaration import Target
 from experiments.target.discovery import ROOT, named_targets
+from experiments.target.entry import PLAN
 from experiments.target.help import recorded_seconds
 
 LOGS = Path("outputs") / "logs"
@@ -52,6 +53,14 @@ def run(arguments: Sequence[str]) -> int:
         if over_ranks.is_first():
             print("error: several processes work on one target: name a single one", file=sys.stderr)
         return 2
+    if PLAN in overrides:  # one after another, on the terminal: nothing is computed
+        from experiments.target.entry import main
+
+        for target in targets:
+            sys.argv[1:] = overrides
+            main(target)
+            print()
+        return 0
     return _Schedule(targets, overrides).run()
 
 

@@ -90,7 +90,7 @@ class Plan:
         if declared and None not in declared:
             return sum(seconds for seconds in declared if seconds is not None)
         products = [task.product_seconds for task in self.tasks]
-        if not products or None in products or self.published is None:
+        if not products or None in products or self.published is None or self.published.num_matvecs == 0:
             return None
         known = [seconds for seconds in products if seconds is not None]
         trainings = sum(task.training_seconds or 0.0 for task in self.tasks)
@@ -112,6 +112,8 @@ class Plan:
             return "products as the config declares them, one training for each task"
         if self.published is None:
             return "the number of products follows from what is found, and this preset was never published"
+        if self.published.num_matvecs == 0:
+            return "the published run counted no products: chains, races or retraining are all of it"
         return (
             f"{self.published.num_matvecs:,} products, as the published run counted them, each with all examples "
             f"of an average task, and {self.num_seeds} trainings of each. Products with small batches count too "

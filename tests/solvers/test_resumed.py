@@ -61,6 +61,8 @@ def test_a_killed_solve_goes_on_and_ends_at_the_same_numbers(name: str, build_ex
     assert torch.equal(found.x, expected.x)
     assert torch.equal(found.residual, expected.residual)
     assert found.num_matvecs == expected.num_matvecs
+    assert (found.history is None) == (expected.history is None)
+    assert found.history is None or torch.equal(found.history, expected.history)
     assert again.products[0] < dies_at  # the steps before the last save were not taken again
     with pytest.raises(ValueError, match="belongs to other work"):
         kept.solve(again + 0.05 * identity, sides[:, :1], generator=torch.Generator().manual_seed(2))

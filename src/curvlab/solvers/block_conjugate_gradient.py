@@ -81,7 +81,9 @@ class BlockConjugateGradient:
         checkpoint = open_checkpoint(self.checkpoint, operator, columns, name, every=self.checkpoint_every)
         if (kept := checkpoint.load() if checkpoint is not None else None) is not None:
             x, residuals, relative = (kept[name].to(x) for name in ("x", "residuals", "relative"))
-            num_steps, previous, num_matvecs = kept["num_steps"], kept["previous"], kept["num_matvecs"]
+            num_steps, previous, num_matvecs, history = (
+                kept[name] for name in ("num_steps", "previous", "num_matvecs", "history")
+            )
         while kept is not None or (
             float(relative.max()) > self.rtol and float(relative.max()) < 0.5 * previous and num_steps < limit
         ):
@@ -108,6 +110,7 @@ class BlockConjugateGradient:
                         {
                             "x": x, "residuals": residuals, "relative": relative, "num_steps": num_steps,
                             "previous": previous, "num_matvecs": num_matvecs, "descent": descent.state(),
+                            "history": history,
                         }
                     )  # fmt: skip
             candidate = x[:, active] + descent.x

@@ -13,6 +13,7 @@ from curvlab.curvature.known_losses import Loss, output_loss
 from curvlab.curvature.losses import OutputLoss
 from curvlab.curvature.mean_gradient import mean_gradient
 from curvlab.curvature.model_function import ModelFunction, NonFiniteOutputError
+from curvlab.curvature.weighted_operator import WeightedOperator
 
 __all__ = [
     "Batches",
@@ -28,6 +29,7 @@ __all__ = [
     "ModelFunction",
     "NonFiniteOutputError",
     "OutputLoss",
+    "WeightedOperator",
     "certified_constant",
     "exact_traces",
     "example_importance",

@@ -1,0 +1,51 @@
+"""Curvature matrices of weighted examples: 1/n Σ_i w_i A_i, for weights of one's own."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from curvlab.curvature.data_operator import DataOperator
+from curvlab.linalg import DerivedOperator
+
+
+class WeightedOperator(DerivedOperator):
+    """1/n Σ_i w_i A_i, A_i and n those of `operator` = 1/n Σ_i A_i: of weight 2, an example counts twice.
+
+    As everywhere, weighted sums are divided by n, never by the sum of the weights: a weight of 0 takes an example
+    away and leaves the others as they were. It has no random batches; `operator.sample(weights=...)` is another
+    thing, it draws by weights and stays unbiased for the matrix without them.
+
+    Args:
+        operator: a GaussNewtonOperator, HessianOperator or FisherOperator of the whole data.
+        weights: w, (N,), not negative, in the order of the data.
+        batch_size: examples at a time.
+
+    Cost: as `operator`; logits of language models are taken as a whole.
+    """
+
+    def __init__(self, operator: DataOperator, weights: Tensor, *, batch_size: int = 512) -> None:
+        super().__init__(operator)
+        if weights.shape != (operator.num_examples,):
+            raise ValueError(
+                f"need one weight for each of {operator.num_examples} examples, got shape {tuple(weights.shape)}"
+            )
+        if not bool(((weights >= 0) & weights.isfinite()).all()):
+            raise ValueError("weights must be finite and not negative")
+        self.operator, self.weights = operator, weights.detach().cpu()
+        self._kept = self.weights.nonzero().flatten().split(batch_size)
+
+    @property
+    def is_psd(self) -> bool:
+        """As without weights, which are not negative."""
+        return self.operator.is_psd
+
+    @torch.inference_mode(False)
+    def matmat(self, vectors: Tensor) -> Tensor:
+        """Return A V, (P, K) -> (P, K)."""
+        total = torch.zeros_like(vectors)
+        for places in self._kept:
+            parts = self.operator.weighted_parts(places, self.weights[places], divisor=self.operator.divisor)
+            for part in parts:
+                total = total + part.matmat(vectors)
+        return total

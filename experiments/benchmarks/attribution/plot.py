@@ -117,7 +117,8 @@ def _rest(rest: pd.DataFrame, part_way: pd.DataFrame) -> Figure:
                 {"lds": "retraining on halves", "lds_part_way": "retraining, weights moved part of the way"},
                 "LDS, same order",
             )
-        ax.set_title(task, loc="left", pad=18)
+        rows_of_legend = -(-len(ax.get_legend_handles_labels()[0]) // 2)
+        ax.set_title(task, loc="left", pad=6 + 12 * rows_of_legend)
         _curves(way, part_way[part_way.task == task], "share")
         way.set_xlim(0, 1.03)
         way.set_xlabel("share of the way to the weights of a half")

@@ -74,7 +74,7 @@ def test_some_rows_are_the_longest_of_the_examples_with_most_curvature(name: str
         values, vectors = torch.linalg.eigh(expected)
         expected = vectors[:, -rank:] * values[-rank:] @ vectors[:, -rank:].T
     inverse, _ = Rows(num_rows=3, rank=rank).build(GaussNewtonOperator(*one) + DAMPING * identity)
-    assert inverse.num_rows == 3
+    assert inverse.num_example_rows == 3
     torch.testing.assert_close(inverse.to_dense(), dense_inverse(expected), rtol=1e-8, atol=1e-8)
 
 
@@ -140,7 +140,7 @@ def test_memory_is_activations_and_signals() -> None:
     assert cost == 1  # a forward of the data, and four of 40 examples
     budget = 10**5
     affordable, _ = Rows(memory_budget=budget).build(op)
-    rows = affordable.num_rows
+    rows = affordable.num_example_rows
     assert 32 * rows**2 + 8 * sides * rows <= budget < 32 * (rows + 1) ** 2 + 8 * sides * (rows + 1)
 
 

@@ -33,7 +33,7 @@ class RowsInverse(DerivedOperator):
         like: operator whose dtype, device and inner products to use.
 
     Attributes:
-        num_rows: M.
+        num_example_rows: M. (`num_rows` of an operator is the part of a vector that a process holds.)
         num_kept: numbers in memory: activations and signals, and the factor of R Rᵀ.
     """
 
@@ -45,10 +45,10 @@ class RowsInverse(DerivedOperator):
         gram = self._parts[0].gram()
         for part in self._parts[1:]:
             gram += part.gram()
-        self.num_rows = len(gram)
+        self.num_example_rows = len(gram)
         # No better conditioned than the dtype can tell: else rounding makes M indefinite.
         self.shift = max(shift, 30 * torch.finfo(like.dtype).eps * _largest_eigenvalue(gram))
-        self._triangular = rank is None or rank >= self.num_rows
+        self._triangular = rank is None or rank >= self.num_example_rows
         if self._triangular:
             gram.diagonal().add_(self.shift)
             self._factor = torch.linalg.cholesky(gram)

@@ -1,10 +1,10 @@
-"""`python -m experiments changes COMMIT`: what changed since, as entries of same_numbers.yaml to fill in."""
+"""`python -m experiments changes COMMIT`: what changed since, as an entry of same_numbers.yaml to fill in."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import PurePosixPath
 from typing import Any
@@ -20,36 +20,54 @@ def print_changes(arguments: Sequence[str]) -> int:
         print("usage: python -m experiments changes COMMIT", file=sys.stderr)
         return 2
     try:
-        entries = changes_since(arguments[0])
+        modules, new = changes_since(arguments[0]), added_since(arguments[0])
     except subprocess.CalledProcessError as error:
         print(f"error: git knows no commit {arguments[0]!r}: {error.stderr.strip()}", file=sys.stderr)
         return 2
-    print(yaml.safe_dump(entries, sort_keys=False, width=110) if entries else "No module has changed.")
+    if not modules:
+        print("No module has changed.")
+        return 0
+    today = datetime.now(UTC).date().isoformat()
+    print(f"- date: {today}\n  why:\n  checked:\n  new: [{', '.join(new)}]\n  modules:")
+    for name, of in modules.items():
+        fields = yaml.safe_dump(of, default_flow_style=True, sort_keys=False, width=10_000).strip()
+        print(f"    {name}: {fields}")
     return 0
 
 
-def changes_since(commit: str) -> list[dict[str, Any]]:
-    """Return module, date, hashes, and the imports added and dropped, of each module that a result may rest on."""
-    from curvlab.runs.fingerprint import code_and_imports, reachable_code
+def changes_since(commit: str) -> dict[str, dict[str, Any]]:
+    """Return hashes, and imports added and dropped, of each module whose code is another than at the commit."""
+    from curvlab.runs.fingerprint import code_and_imports
 
-    entries = []
-    # Changed, not added: what is new is reached by an import that is new.
-    for name in _git("diff", "--name-only", "--diff-filter=M", commit, "--", "src", "experiments").split():
-        if not name.endswith(".py") or name.endswith("__init__.py"):
-            continue
-        module = ".".join(PurePosixPath(name.removeprefix("src/")).with_suffix("").parts)
-        if module not in reachable_code([module]):  # bookkeeping
-            continue
+    modules = {}
+    for module, name in _modules(commit, "M"):
         before, imported_before = code_and_imports(module, _git("show", f"{commit}:{name}"))
         after, imported = code_and_imports(module)
         if before == after:
             continue
-        entry: dict[str, Any] = {"module": module, "date": datetime.now(UTC).date().isoformat()}
-        entry |= {"before": before, "after": after}
-        entry |= {"adds": sorted(imported - imported_before)} if imported - imported_before else {}
-        entry |= {"drops": sorted(imported_before - imported)} if imported_before - imported else {}
-        entries.append(entry | {"why": "", "checked": ""})
-    return entries
+        of: dict[str, Any] = {"before": before, "after": after}
+        of |= {"adds": sorted(imported - imported_before)} if imported - imported_before else {}
+        of |= {"drops": sorted(imported_before - imported)} if imported_before - imported else {}
+        modules[module] = of
+    return modules
+
+
+def added_since(commit: str) -> list[str]:
+    """Return the modules that there were not at the commit."""
+    return [module for module, _ in _modules(commit, "A")]
+
+
+def _modules(commit: str, kind: str) -> Iterator[tuple[str, str]]:
+    """Yield name and file of the modules that were modified (M) or added (A) and that fingerprints take in."""
+    from curvlab.runs.fingerprint import reachable_code
+
+    found = _git(
+        "diff", "--name-only", "--no-renames", f"--diff-filter={kind}", commit, "--", "src", "experiments"
+    )
+    for name in found.split():
+        module = ".".join(PurePosixPath(name.removeprefix("src/")).with_suffix("").parts)
+        if name.endswith(".py") and not name.endswith("__init__.py") and module in reachable_code([module]):
+            yield module, name
 
 
 def _git(*arguments: str) -> str:

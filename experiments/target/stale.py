@@ -49,23 +49,24 @@ def current_fingerprints(roots: Iterable[str], changes: Sequence[Mapping[str, An
 
     Args:
         roots: modules to start from, see `curvlab.runs.fingerprint`.
-        changes: of modules, the newest last: module, hash `before` and `after`, and the modules whose import the
-            change `adds` and `drops`, see same_numbers.yaml.
+        changes: the newest last, each with `modules`: by name the hash `before` and `after`, and the modules whose
+            import the change `adds` and `drops`; and with `new`, modules that it adds; see same_numbers.yaml.
     """
     from curvlab.runs.fingerprint import code_and_imports, fingerprint_of, reachable_code
 
     hashes: dict[str, str] = {}
     imports: dict[str, set[str]] = {}
+    new: set[str] = set()
     code = reachable_code(roots)
     found = {fingerprint_of(code)}
     for change in reversed(changes):
-        module = change["module"]
-        if code.get(module) != change["after"]:
-            continue
-        hashes[module] = change["before"]
-        imported = imports.get(module, code_and_imports(module)[1])
-        imports[module] = (set(imported) - set(change.get("adds", ()))) | set(change.get("drops", ()))
-        code = reachable_code(roots, imports)
+        undone = {name: of for name, of in change["modules"].items() if code.get(name) == of["after"]}
+        for name, of in undone.items():
+            hashes[name] = of["before"]
+            imported = imports.get(name, set(code_and_imports(name)[1]))
+            imports[name] = (imported - set(of.get("adds", ()))) | set(of.get("drops", ()))
+        new |= set(change.get("new", ()))
+        code = reachable_code(roots, imports, new)
         code |= {name: earlier for name, earlier in hashes.items() if name in code}
         found.add(fingerprint_of(code))
     return found

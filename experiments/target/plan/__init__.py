@@ -134,7 +134,9 @@ def plan_of(target: Target, cfg: DictConfig) -> Plan:
             continue
         products = None if declared is None else declared(settings)
         training = settings.get("training") or {}
-        block = SKETCH_CHUNK * sizes.num_parameters * sizes.itemsize if settings.get("sketch") else 0
+        sketch = settings.get("sketch") or {}
+        rows = min(sketch.get("chunk_size", SKETCH_CHUNK), sketch.get("size", SKETCH_CHUNK)) if sketch else 0
+        block = rows * sizes.num_parameters * sizes.itemsize
         epochs = float(training.get("num_epochs") or 0)
         tasks.append(TaskPlan(name, sizes, cost_of(sizes), products, epochs, block))
     return Plan(target, str(cfg.preset), tuple(tasks), _num_seeds(whole), published_run(target, str(cfg.preset)))

@@ -6,7 +6,7 @@ import ast
 import hashlib
 import importlib.util
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -53,17 +53,22 @@ def fingerprint_of(code: Mapping[str, str]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:_LENGTH]
 
 
-def reachable_code(roots: Iterable[str], imports: Mapping[str, Iterable[str]] | None = None) -> dict[str, str]:
+def reachable_code(
+    roots: Iterable[str],
+    imports: Mapping[str, Iterable[str]] | None = None,
+    without: Collection[str] = (),
+) -> dict[str, str]:
     """Return a hash for each module that `fingerprint` takes in, by its name.
 
     Args:
         roots: modules to start from.
         imports: what some modules imported before, in place of what they import today.
+        without: modules that there were not then.
     """
     waiting, found = list(roots), {}
     while waiting:
         name = waiting.pop()
-        if name in found or _is_bookkeeping(name):
+        if name in found or name in without or _is_bookkeeping(name):
             continue
         found[name], imported = _read(name)
         waiting.extend((imports or {}).get(name, imported))

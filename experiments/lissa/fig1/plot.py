@@ -84,9 +84,11 @@ def _grid(blocks: Sequence[tuple[_Task, range]]) -> Figure:
                 else:
                     _stochastic(ax, panel, own[own.constant == CHOICES[kind]], kind)
                 if column == 0:
-                    ax.set_ylabel("exact PBRF" if kind == "exact" else f"PBRF by SGD, {CHOICES[kind]}")
+                    ax.set_ylabel(
+                        "exact PBRF" if kind == "exact" else "PBRF by SGD\n" + CHOICES[kind].replace(", ", ",\n")
+                    )
                     if kind == "measured_" and task.coincide:
-                        ax.set_ylabel("PBRF by SGD, C measured\n(below 1: the runs of C = 2)")
+                        ax.set_ylabel("PBRF by SGD\nC measured, below 1:\nthe runs of C = 2")
     handles = {
         label: handle for ax in axes.flat for handle, label in zip(*ax.get_legend_handles_labels(), strict=True)
     }

@@ -39,7 +39,8 @@ def _heat_maps(table: pd.DataFrame, between: pd.DataFrame) -> Figure:
             ax.set_title(f"{task}\n{_size_label(int(size), int(matrix.num_runs.iloc[0]))}", fontsize=9)
         figure.colorbar(image, ax=list(row[:num_sizes]), label="correlation", shrink=0.8, pad=0.01)
         _curves(row[-1], own)
-    axes[0, -1].legend(fontsize=7, loc="upper center", bbox_to_anchor=(0.5, -0.4), frameon=False)
+    handles, labels = axes[0, -1].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), frameon=False, fontsize=8)
     return figure
 
 

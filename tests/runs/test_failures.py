@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -77,9 +79,17 @@ def test_other_errors_keep_their_traceback(cfg: DictConfig, error: Exception) ->
     assert explanation(error, cfg) is None
 
 
-def test_the_command_line_ends_with_one_line_and_keeps_what_is_done(demo, checkout: Path) -> None:
+def test_the_command_line_ends_with_one_line_and_keeps_what_is_done(checkout: Path) -> None:
     (checkout / "file").write_text("")
-    done = demo("preset=smoke", "tracker=none", "results.root=file/results")
+    script = str(checkout / "experiments" / "toy" / "fig1.py")
+    done = subprocess.run(
+        [sys.executable, script, "preset=smoke", "tracker=none", "results.root=file/results"],
+        cwd=checkout,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 1
     assert done.stderr.startswith("error: results.root=file/results cannot be written")
     assert "Traceback" not in done.stderr

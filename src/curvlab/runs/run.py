@@ -24,7 +24,7 @@ from curvlab.atomic_file import remove_stale, write_atomically
 from curvlab.runs.canonical import digest, plain
 from curvlab.runs.command import Command
 from curvlab.runs.origins import Origin, code_of, grouped, is_stale, origin_of
-from curvlab.runs.over_ranks import is_first, store_of
+from curvlab.runs.over_ranks import is_first
 from curvlab.runs.provenance import (
     Cost,
     device_name,
@@ -34,6 +34,7 @@ from curvlab.runs.provenance import (
     torch_device,
 )
 from curvlab.runs.record import RECORD, recorded_units
+from curvlab.runs.shared_store import store_of
 from curvlab.runs.status import Status
 from curvlab.runs.store import named_results
 from curvlab.runs.tracking import RunIdentity, Tracker, start_tracker

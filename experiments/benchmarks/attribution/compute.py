@@ -25,6 +25,7 @@ from experiments.benchmarks.timing import load_average, work_clock
 from experiments.target import task_settings
 
 RESPONSES = "PBRF of each example"
+QUALITY = ("gradient_norm", "gradient_norm_90", "remark")  # of PBRF; of a peer: which of the parameters it sees
 Scored = list[tuple[Method, dict[str, Any]]]
 
 
@@ -72,7 +73,7 @@ class _Task:
         removed, removals = self._removals()
         table, queries = [], []
         for index, (method, result) in enumerate(scored):
-            quality = {name: result[name] for name in ("gradient_norm", "gradient_norm_90") if name in result}
+            quality = {name: result[name] for name in QUALITY if result.get(name) not in {None, ""}}
             row = {**self._names(method), "run_damping": self.trained.run.length().damping}
             row |= {"status": result["status"]} | quality
             table.append(row | measured[index]["row"] | removed.get(index, {}) if index in measured else row)

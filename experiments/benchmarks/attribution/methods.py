@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from curvlab.curvature import GaussNewtonOperator
 from curvlab.influence import influence_scores, per_example_gradients, segment_response, unrolled_response
 from curvlab.linalg import identity
+from curvlab.models import ConvNet
 from curvlab.solvers import Ekfac
 from experiments.benchmarks.attribution.bregman import ProximalBregmanResponses
 from experiments.benchmarks.attribution.network import Network, Trained
@@ -141,15 +142,38 @@ def _peers(network: Network, trained: Trained) -> Iterator[Method]:
 
 def _stored(network: Network, trained: Trained, damping: float) -> dict[str, Any]:
     """Return network and data as the workers of bench-influence-peers read them."""
-    linear = [module for module in trained.model.modules() if isinstance(module, nn.Linear)]
+    described = _description(trained.model, str(network.settings.model.get("activation", "relu")))
     (train, train_targets), (test, test_targets) = network.train, network.test
-    return {
-        "sizes": [linear[0].in_features, *(layer.out_features for layer in linear)],
-        "activation": str(network.settings.model.get("activation", "relu")),
+    if set(described) == {"sizes", "activation"}:  # an MLP
+        train, test = train.flatten(1), test.flatten(1)
+    return described | {
         "parameters": [parameter.detach().cpu() for parameter in trained.model.parameters()],
-        "train_inputs": train.flatten(1).cpu().contiguous(),
+        "train_inputs": train.cpu().contiguous(),
         "train_targets": train_targets.cpu(),
-        "test_inputs": test.flatten(1).cpu().contiguous(),
+        "test_inputs": test.cpu().contiguous(),
         "test_targets": test_targets.cpu(),
         "damping": damping,
     }
+
+
+def _description(model: nn.Module, activation: str) -> dict[str, Any]:
+    """Return what `influence_peers.networks.build` builds the network from."""
+    config = getattr(model, "config", None)
+    if config is not None:
+        if config.model_type != "opt":
+            raise ValueError(f"peers get MLPs, ConvNets and OPTs, no {config.model_type}: set its peers to null")
+        return {"opt": config.to_dict()}
+    linear, convolutions = (
+        [module for module in model.modules() if isinstance(module, kind)] for kind in (nn.Linear, nn.Conv2d)
+    )
+    described = {
+        "sizes": [linear[0].in_features, *(layer.out_features for layer in linear)],
+        "activation": activation,
+    }
+    if convolutions:
+        if not isinstance(model, ConvNet):
+            raise ValueError(
+                f"peers get MLPs, ConvNets and OPTs, no {type(model).__name__}: set its peers to null"
+            )
+        described["channels"] = [convolutions[0].in_channels, *(layer.out_channels for layer in convolutions)]
+    return described

@@ -3,8 +3,8 @@
 python worker.py network.pt result.pt '{"library": "dattri", "method": "cg", ...}'
 
 Run as a file, with any Python that has torch and the method's library: nothing of this repository is imported but
-for library "curvlab". Scores have our sign, -∇l(test)ᵀ (G + damping I)⁻¹ ∇l(point): a library that gives the
-opposite sign is negated.
+files beside this one, and for library "curvlab". Scores have our sign, -∇l(test)ᵀ (G + damping I)⁻¹ ∇l(point):
+a library that gives the opposite sign is negated.
 """
 
 # mypy: disable-error-code="import-not-found"
@@ -20,34 +20,42 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
+if TYPE_CHECKING or __package__:
+    from experiments.benchmarks.influence_peers.mended_ekfac import mended
+    from experiments.benchmarks.influence_peers.networks import build, reached
+    from experiments.benchmarks.influence_peers.token_margins import token_margins
+else:  # run as a file, beside which the others lie
+    from mended_ekfac import mended
+    from networks import build, reached
+    from token_margins import token_margins
+
 Options = dict[str, Any]
 
 
 class TrainedNetwork:
-    """The trained MLP and its data: train (N, D), test (M, D), labels, damping."""
+    """The trained network, see `networks.build`, and its data.
+
+    Inputs: (N, D) of an MLP, (N, C, H, W) of a ConvNet, tokens (N, T) of a language model; targets (N,) or (N, T).
+    """
 
     def __init__(self, stored: dict[str, Any]) -> None:
-        sizes = stored["sizes"]
-        activation = {"relu": nn.ReLU, "tanh": nn.Tanh}[stored.get("activation", "relu")]
-        layers: list[nn.Module] = []
-        for fan_in, fan_out in pairwise(sizes):
-            layers += [nn.Linear(fan_in, fan_out), activation()]
-        self.model = nn.Sequential(*layers[:-1])
-        for parameter, value in zip(self.model.parameters(), stored["parameters"], strict=True):
-            parameter.data = value.clone()
-        self.model.eval()
+        self.model = build(stored)
         self.train: tuple[Tensor, Tensor] = (stored["train_inputs"], stored["train_targets"])
         self.test: tuple[Tensor, Tensor] = (stored["test_inputs"], stored["test_targets"])
         self.damping = float(stored["damping"])
-        self.loss = nn.CrossEntropyLoss()
+        self.loss = nn.CrossEntropyLoss()  # mean over examples, of a language model over their tokens, too
+
+    @property
+    def num_tokens(self) -> int:
+        """T, the targets of an example: 1 but of a language model."""
+        return self.train[1][0].numel()
 
     def loader(self, which: str, batch_size: int) -> DataLoader:
         """Return batches in the stored order."""
@@ -138,8 +146,9 @@ def dattri(network: TrainedNetwork, options: Options) -> tuple[Tensor, str]:
 
     def loss(parameters: Any, pair: tuple[Tensor, Tensor]) -> Tensor:
         x, y = pair
-        x, y = (x[None], y[None]) if x.ndim == 1 else (x, y)
-        return network.loss(torch.func.functional_call(network.model, parameters, (x,)), y.reshape(-1))
+        single = x.ndim < network.train[0].ndim
+        x, y = (x[None], y.reshape(1, *network.train[1].shape[1:])) if single else (x, y)
+        return network.loss(torch.func.functional_call(network.model, parameters, (x,)), y)
 
     task = AttributionTask(loss_func=loss, model=network.model, checkpoints=network.model.state_dict())
     if options["method"] == "ekfac":
@@ -147,56 +156,39 @@ def dattri(network: TrainedNetwork, options: Options) -> tuple[Tensor, str]:
         attributor = made(task=task, damping=network.damping)
     else:
         attributor = IFAttributorCG(task=task, regularization=network.damping, **options.get("options", {}))
-    attributor.cache(network.loader("train", options.get("batch_size", 500)))  # for the matrix
+    try:
+        attributor.cache(network.loader("train", options.get("batch_size", 500)))  # for the matrix
+    except UnboundLocalError as error:  # in 0.3.0, which sets a_prev where inputs are (N, D), and only there
+        raise NotImplementedError(f"its EK-FAC takes no sequences, (N, D) alone ({error})") from error
     with torch.no_grad():
         scores = attributor.attribute(network.loader("train", 500), network.loader("test", 25))
-    return -scores.detach().T, ""
-
-
-def mended(attributor: Any) -> Any:
-    """Return dattri 0.3.0's EK-FAC with two steps put right, for layers with biases.
-
-    Q_S V Q_Aᵀ becomes Q_Sᵀ V Q_A, of eigenvectors in columns; biases, each layer's behind its weights, stay whole.
-    """
-    from dattri.func import fisher
-
-    estimated = fisher.estimate_eigenvector  # replaced in this process, which measures one method
-    fisher.estimate_eigenvector = lambda found: {name: (a.T, s.T) for name, (a, s) in estimated(found).items()}
-
-    class Mended(attributor):
-        def transform_test_rep(self, ckpt_idx: int, test_rep: Tensor) -> Tensor:
-            found = []
-            for name in self.module_name:
-                shape, (q_a, q_s) = self.name_to_module[name].weight.shape, self.cached_q[name]
-                sizes = [shape.numel(), shape[0], test_rep.shape[1] - shape.numel() - shape[0]]
-                weight, bias, test_rep = test_rep.split(sizes, dim=1)
-                v = torch.cat([weight.reshape(-1, *shape), bias[:, :, None]], dim=2)
-                inverse = q_s.T @ ((q_s @ v @ q_a.T) / (self.cached_lambdas[name] + self.damping)) @ q_a
-                found += [inverse[:, :, :-1].flatten(1), inverse[:, :, -1]]
-            return torch.cat(found, dim=1)
-
-    return Mended
+    return -scores.detach().T, reached(network.model, nn.Linear) if options["method"] == "ekfac" else ""
 
 
 def kronfluence(network: TrainedNetwork, options: Options) -> tuple[Tensor, str]:
-    """Its EK-FAC and K-FAC."""
+    """Its EK-FAC and K-FAC of Linear and Conv2d layers.
+
+    Of a language model the loss is the sum over tokens, as in its examples: T times ours, and the matrix with
+    per-sequence gradients of sampled tokens T times the Gauss-Newton matrix of the mean, so the damping is, too.
+    """
     from kronfluence.analyzer import Analyzer, prepare_model
     from kronfluence.arguments import FactorArguments, ScoreArguments
     from kronfluence.task import Task
 
-    class Digits(Task):
+    class Classification(Task):
         def compute_train_loss(self, batch: Any, model: nn.Module, sample: bool = False) -> Tensor:
             x, y = batch
             logits = model(x)
             if sample:
-                y = torch.multinomial(logits.detach().softmax(-1), 1).flatten()
+                by_token = logits.detach().movedim(1, -1).flatten(0, -2)
+                y = torch.multinomial(by_token.softmax(-1), 1).reshape(y.shape)
             return nn.functional.cross_entropy(logits, y, reduction="sum")
 
         def compute_measurement(self, batch: Any, model: nn.Module) -> Tensor:
             return self.compute_train_loss(batch, model)
 
     torch.manual_seed(0)
-    task = Digits()
+    task, remark = Classification(), reached(network.model, nn.Linear, nn.Conv2d)
     prepared = prepare_model(network.model, task)
     with tempfile.TemporaryDirectory() as folder:
         analyzer = Analyzer("peers", prepared, task, cpu=True, disable_tqdm=True, output_dir=folder)
@@ -213,10 +205,10 @@ def kronfluence(network: TrainedNetwork, options: Options) -> tuple[Tensor, str]
             TensorDataset(*network.train),
             per_device_query_batch_size=25,
             per_device_train_batch_size=500,
-            score_args=ScoreArguments(damping_factor=network.damping),
+            score_args=ScoreArguments(damping_factor=network.damping * network.num_tokens),
         )
         scores = analyzer.load_pairwise_scores("scores")["all_modules"]
-    return -scores, ""
+    return -scores / network.num_tokens, remark
 
 
 def traker(network: TrainedNetwork, options: Options) -> tuple[Tensor, str]:
@@ -231,7 +223,7 @@ def traker(network: TrainedNetwork, options: Options) -> tuple[Tensor, str]:
     with tempfile.TemporaryDirectory() as folder:
         scorer = TRAKer(
             model=network.model,
-            task="image_classification",
+            task=token_margins() if network.num_tokens > 1 else "image_classification",
             train_set_size=len(network.train[0]),
             save_dir=folder,
             device="cpu",

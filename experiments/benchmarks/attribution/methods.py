@@ -66,8 +66,9 @@ def methods(network: Network, trained: Trained, subsets: Tensor) -> Iterator[Met
     by_run = partial(influence_scores, *arguments, run=length, rtol=rtol)
     yield own(RUN_DAMPING, by_run, rtol=rtol)
     yield own(FILTER, partial(by_run, filtered=True), rtol=rtol)
+    size = {"max_size": settings.ekfac_max_size} if settings.ekfac_max_size else {}
     for damping in _ekfac_dampings(settings):
-        yield own(EKFAC, partial(_ekfac, network, trained, damping), damping)
+        yield own(EKFAC, partial(_ekfac, network, trained, damping, **size), damping, **size)
     parts = dict(settings.segments)
     yield own(SEGMENTS, lambda: segment_response(*arguments, run=trained.run, rtol=rtol, **parts).scores, **parts)
     yield own(UNROLLED, lambda: unrolled_response(*arguments, run=trained.run).scores)
@@ -102,10 +103,10 @@ def _dots(network: Network, trained: Trained, *, cosine: bool) -> Tensor:
     return -test @ points.T
 
 
-def _ekfac(network: Network, trained: Trained, damping: float) -> Tensor:
+def _ekfac(network: Network, trained: Trained, damping: float, **recipe: Any) -> Tensor:
     operator = GaussNewtonOperator(trained.model, network.loss, network.train) + damping * identity
     generator = network.run.generator("ekfac", network.settings.seed_name)
-    inverse, _ = Ekfac().build(operator, generator=generator)
+    inverse, _ = Ekfac(**recipe).build(operator, generator=generator)
     test, points = (
         per_example_gradients(trained.model, network.loss, data) for data in (network.test, network.train)
     )

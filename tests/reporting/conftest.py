@@ -14,7 +14,9 @@ import pytest
 
 from curvlab.reporting import Claim, Criterion, Interval, exact, judge, out_of_reach, plots, save_claims
 from curvlab.reporting.claims import Change
+from curvlab.reporting.report import build_report
 
+PAPERS = Path(__file__).parents[2] / "experiments" / "papers"
 CORRELATES = Claim(
     id="exact-correlates",
     statement="Influence by CG and the exact PBRF lie on the line x = y.",
@@ -129,3 +131,34 @@ def _made_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def results(_made_once: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(_made_once, tmp_path / "results"))
+
+
+@pytest.fixture(scope="session")
+def whole(_made_once: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Results with their page, written once; no test changes them."""
+    root = tmp_path_factory.mktemp("whole")
+    results = Path(shutil.copytree(_made_once, root / "results"))
+    (root / "papers").mkdir()
+    shutil.copy(PAPERS / "lissa.csv", root / "papers" / "lissa.csv")
+    (root / "papers" / "headlines.yaml").write_text(
+        "lissa:\n"
+        "  - {says: LiSSA gives the PBRF <in time>., claims: [lissa/fig1/exact-*, lissa/tab3/exact-correlates]}\n"
+        "  - {says: Enough steps., claims: [lissa/fig1/steps-enough]}\n"
+        "  - {says: Nobody looked yet., claims: [lissa/fig1/nothing]}\n"
+        "pbrf:\n"
+        "  - {says: Not a word of this., claims: [pbrf/tab5/gap]}\n"
+    )
+    build_report(results, papers=root / "papers")
+    return results
+
+
+@pytest.fixture(scope="session")
+def first(whole: Path) -> str:
+    return (whole / "index.html").read_text(encoding="utf-8")
+
+
+@pytest.fixture(scope="session")
+def page(whole: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """All of it, in a single file."""
+    path = tmp_path_factory.mktemp("single") / "page.html"
+    return build_report(whole, papers=whole.parent / "papers", single_file=path).page.read_text(encoding="utf-8")

@@ -1,8 +1,10 @@
-"""The results page: `python -m curvlab.reporting.report` writes results/index.html and scoreboard.csv.
+"""The pages of results: `python -m curvlab.reporting.report` writes them and scoreboard.csv under results/.
 
-The page links the figures and tables that lie beside it, so that a commit does not hold them twice, and is read
-from a file, without server or network. `--single-file FILE` embeds the figures instead. Nothing but the result
-folders and the papers' numbers goes into it: the same results give the same bytes.
+index.html has the headlines and the scoreboard; every paper has a page of its own with its targets,
+<paper>/index.html. They link the figures and tables that lie beside them, so that a commit does not hold them
+twice, and are read from files, without server or network. `--single-file FILE` writes one page with all of it,
+figures inside. Nothing but the result folders and the papers' numbers goes into them: the same results give the
+same bytes.
 """
 
 from __future__ import annotations
@@ -73,9 +75,13 @@ class Paper:
 
 @dataclass(frozen=True)
 class Report:
-    """What was written, and a sentence for every file that is missing or damaged."""
+    """What was written, and a sentence for every file that is missing or damaged.
+
+    `page` is the first page; `pages` are the papers' own, none with a single file.
+    """
 
     page: Path
+    pages: tuple[Path, ...]
     scoreboard: Path
     problems: tuple[str, ...]
 
@@ -83,12 +89,12 @@ class Report:
 def build_report(
     results: str | Path, *, papers: str | Path = PAPERS, single_file: str | Path | None = None
 ) -> Report:
-    """Write scoreboard.csv and index.html into `results`; damaged files are named, not fatal.
+    """Write scoreboard.csv, index.html and <paper>/index.html into `results`; damaged files are named, not fatal.
 
     Args:
         results: the folder with <paper>/<item>/<preset>/.
         papers: the folder with the papers' numbers and headlines.yaml; what is not there is left out.
-        single_file: write the page here instead, with its figures inside; must lie outside `results`.
+        single_file: write one page here instead, with the figures inside; must lie outside `results`.
     """
     results = Path(results).resolve()
     page = results / "index.html" if single_file is None else Path(single_file).resolve()
@@ -105,8 +111,8 @@ def build_report(
         headlines = {}
         problems.append(str(error))
 
-    def image(path: Path) -> PageImage:
-        return link_image(path, results) if single_file is None else embed_image(path)
+    def image(folder: ResultFolder, path: Path) -> PageImage:
+        return link_image(path, results / folder.paper) if single_file is None else embed_image(path)
 
     shown = tuple(
         _paper(key, list(members), Path(papers), headlines.get(key, ()), image)
@@ -116,19 +122,23 @@ def build_report(
         problems += [
             problem for target in paper.targets for section in target.sections for problem in section.problems
         ]
-    html = (
-        _environment()
-        .get_template("report.html")
-        .render(
-            papers=shown,
-            counts=verdict_counts(board),
-            presets=list(dict.fromkeys(folder.preset for folder in folders)),
-            problems=problems,
-            is_linked=single_file is None,
-        )
+    environment, is_linked = _environment(), single_file is None
+    html = environment.get_template("report.html").render(
+        papers=shown,
+        counts=verdict_counts(board),
+        presets=list(dict.fromkeys(folder.preset for folder in folders)),
+        problems=problems,
+        is_linked=is_linked,
     )
-    write_atomically(page, html.encode())
-    return Report(page, write_scoreboard(board, results), tuple(problems))
+    pages = {}
+    if is_linked:
+        template = environment.get_template("paper.html")
+        pages = {
+            results / paper.key / "index.html": template.render(paper=paper, is_linked=True) for paper in shown
+        }
+    for path, text in {page: html, **pages}.items():
+        write_atomically(path, text.encode())
+    return Report(page, tuple(pages), write_scoreboard(board, results), tuple(problems))
 
 
 def _environment() -> Environment:
@@ -148,7 +158,7 @@ def _paper(
     folders: Sequence[ResultFolder],
     papers: Path,
     headlines: Sequence[Headline],
-    image: Callable[[Path], PageImage],
+    image: Callable[[ResultFolder, Path], PageImage],
 ) -> Paper:
     return Paper(
         key=key,
@@ -161,7 +171,9 @@ def _paper(
     )
 
 
-def _target(members: Sequence[ResultFolder], papers: Path, image: Callable[[Path], PageImage]) -> Target:
+def _target(
+    members: Sequence[ResultFolder], papers: Path, image: Callable[[ResultFolder, Path], PageImage]
+) -> Target:
     first = members[0]
     titles = [folder.record.text("title") for folder in members if folder.record.text("title")]
     try:
@@ -177,11 +189,11 @@ def _target(members: Sequence[ResultFolder], papers: Path, image: Callable[[Path
     )
 
 
-def _section(folder: ResultFolder, image: Callable[[Path], PageImage]) -> Section:
+def _section(folder: ResultFolder, image: Callable[[ResultFolder, Path], PageImage]) -> Section:
     figures, problems = [], list(folder.problems)
     for path in folder.figures:
         try:
-            figures.append(image(path))
+            figures.append(image(folder, path))
         except (OSError, ValueError, SyntaxError):
             problems.append(f"{folder.label}/{path.name} is damaged: run `{rerun_command(folder.path)}` again.")
     return Section(
@@ -195,11 +207,13 @@ def _section(folder: ResultFolder, image: Callable[[Path], PageImage]) -> Sectio
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Build the report; prints where it is, and every damaged file to stderr."""
-    parser = argparse.ArgumentParser(description="write results/index.html and results/scoreboard.csv")
+    parser = argparse.ArgumentParser(
+        description="write results/index.html, a page for each paper, and results/scoreboard.csv"
+    )
     parser.add_argument("--results", type=Path, default=Path("results"), help="folder of the results")
     parser.add_argument("--papers", type=Path, default=PAPERS, help="folder of the papers' numbers")
     parser.add_argument(
-        "--single-file", type=Path, metavar="FILE", help="write the page here, with its figures inside"
+        "--single-file", type=Path, metavar="FILE", help="write one page here, with the figures inside"
     )
     options = parser.parse_args(arguments)
     try:
@@ -209,7 +223,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for problem in report.problems:
         print(f"warning: {problem}", file=sys.stderr)
     page = report.page if options.single_file else options.results / report.page.name
-    print(f"{page.as_posix()} ({report.page.stat().st_size / 2**20:.1f} MiB)")
+    size = sum(path.stat().st_size for path in (report.page, *report.pages))
+    beside = f", with {len(report.pages)} of papers" if report.pages else ""
+    print(f"{page.as_posix()} ({size / 2**20:.1f} MiB{beside})")
     return 0
 
 

@@ -64,6 +64,11 @@ class ResultFolder:
         return f"{self.paper}/{self.item}"
 
     @property
+    def anchor(self) -> str:
+        """The folder's place on its paper's page, "lissa-fig1-laptop"."""
+        return f"{self.paper}-{self.item}-{self.preset}"
+
+    @property
     def target(self) -> str:
         """The make target: as recorded, or else from the folder's name."""
         return self.record.text("target") or f"{self.paper}-{self.item}"

@@ -21,6 +21,7 @@ COMPARISONS = {
     "pbrf_exact": ("exact", "pbrf"),  # SGD's error on the PBRF
     "cg_exact": ("cg", "exact"),  # linearisation error
 }
+SOLVED = ("cg", "exact")  # not for every point
 # Prefix of the columns, and the column of the 2 x 2; the third is ours and stands beside it.
 CHOICES = {"": "C = 2", "measured_": "C measured", "importance_": "C = 2, by importance"}
 EARLY_LOSS = 0.5  # training loss from which a network counts as stopped early: the paper's ResNet-18 is near 1
@@ -103,8 +104,11 @@ def panel_table(task: str, table: pd.DataFrame, scores: Scores) -> pd.DataFrame:
 
 
 def _compared(values: pd.DataFrame, name: str, scale: float) -> dict[str, object]:
-    """Return Pearson, slope, case and error of one comparison; case "overflow" where either is not finite."""
-    if values.isna().all().any():
+    """Return Pearson, slope, case and error of one comparison; case "overflow" where either is not finite.
+
+    Nothing where a solution is missing; a run may overflow to NaN everywhere.
+    """
+    if values[values.columns.intersection(SOLVED)].isna().all().any():
         return {}
     if not np.isfinite(values).all(axis=None):
         return {f"{name}_case": "overflow"}

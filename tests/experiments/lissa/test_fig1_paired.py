@@ -15,8 +15,9 @@ from curvlab.influence import ProximalBregmanObjective
 from curvlab.linalg import identity
 from curvlab.solvers import LissaHyperparameters
 from experiments.lissa.fig1.paired import Paired, parting_steps, run_paired
+from experiments.lissa.fig1.records import Pairs, Scores
 from experiments.lissa.fig1.runs_interval import over_runs, runs_error
-from experiments.lissa.fig1.tables import cell_table
+from experiments.lissa.fig1.tables import cell_table, panel_table, score_table
 
 DAMPING, STEP_SIZE, NUM_STEPS = 0.3, 0.2, 25
 
@@ -167,6 +168,33 @@ def test_overflows_are_counted_each_for_itself(computed_of, judged) -> None:
     assert verdicts_of(computed_of, judged, table, summary(mlp=0.1))["pbrf-overflow"].verdict == "reproduced"
     none = panel_rows("mlp", "C = 2", [0.99, 0.98, 0.97])
     assert verdicts_of(computed_of, judged, none, summary(mlp=0.1))["pbrf-overflow"].verdict == "out of reach"
+
+
+def test_a_run_that_is_nan_everywhere_has_overflowed_and_a_solution_that_is_missing_has_not() -> None:
+    generator = torch.Generator().manual_seed(0)
+    runs, steps = (torch.randn(2, *shape, generator=generator).double() for shape in ((4, 3), (5, 3)))
+    pbrf = runs.clone()
+    pbrf[1, :, 0] = math.nan
+    pairs = Pairs(LissaHyperparameters(0.1, 2, 5), 2.0, runs, pbrf, steps.abs(), steps.abs(), steps.abs())
+    scores = Scores(
+        torch.arange(3),
+        torch.arange(4),
+        torch.zeros(3, 1),
+        {},
+        0.1,
+        pairs,
+        None,
+        None,
+        runs[0, :, :2],
+        runs[0, :, :2],
+        {},
+    )
+    panels = panel_table("mlp", score_table(scores), scores).set_index(["position", "seed"])
+    assert panels.lissa_pbrf_case.loc[0, 0] == "overflow"  # SGD of the other seed
+    assert panels.same_batches_case.loc[0, 1] == "overflow"
+    assert (panels.lissa_pbrf_case.drop((0, 0)) != "overflow").all()
+    assert panels.cg_exact_case.loc[0, 0] == "agree"
+    assert pd.isna(panels.cg_exact_case.loc[2, 0])
 
 
 def test_a_short_answer_that_is_far_off_has_not_converged(computed_of, judged) -> None:

@@ -26,7 +26,8 @@ def _scores(table: pd.DataFrame) -> Figure:
     figure, axes = plots.figure(len(tasks), 3, panel_size=(3.9, 1.2 + 0.24 * rows))
     for row, task in zip(axes, tasks, strict=True):
         own = done[done.task == task]
-        _over_dampings(row[0], own)
+        failed = table[(table.task == task) & table.status.str.startswith("failed")].method.unique().tolist()
+        _over_dampings(row[0], own, failed)
         # A method without an LDS, which random removal is, stands with its one row.
         best = own.loc[own.lds.fillna(-np.inf).groupby(own.method, sort=False).idxmax()]
         best = best.assign(method=[_label(each) for _, each in best.iterrows()])
@@ -43,13 +44,14 @@ def _scores(table: pd.DataFrame) -> Figure:
 def _label(row: pd.Series) -> str:
     """Return a method's name with what a reader must know of its bars."""
     ridge = f", ridge {row.damping:g}" if row.method == TRAK else ""
-    return f"{row.method}{ridge}" + (" (not minimised)" if not_minimised(row) else "")
+    layers = " (some layers)" if isinstance(row.get("remark"), str) else ""
+    return f"{row.method}{ridge}{layers}" + (" (not minimised)" if not_minimised(row) else "")
 
 
-def _over_dampings(ax: Axes, own: pd.DataFrame) -> None:
+def _over_dampings(ax: Axes, own: pd.DataFrame, failed: list[str]) -> None:
     """Draw methods with a damping as curves, PBRF as points, others as lines across, the run's damping upright.
 
-    TRAK's ridge is no damping of the mean, and has its place in the table.
+    TRAK's ridge is no damping of the mean, and has its place in the table. The legend names methods that failed.
     """
     bregman = own[own.method.isin((PBRF, PBRF_PAPER))]
     curves = own[own.damping.notna() & ~own.index.isin(bregman.index) & (own.method != TRAK)]
@@ -68,6 +70,8 @@ def _over_dampings(ax: Axes, own: pd.DataFrame) -> None:
         ax.axhline(float(value.iloc[0]), color="black", linestyle=style, linewidth=1, label=method)
     run_damping = float(own.run_damping.dropna().iloc[0])
     ax.axvline(run_damping, color="#555555", linestyle="-.", linewidth=1, zorder=0.9, label="damping 1/(ηT)")
+    for method in failed:
+        ax.plot([], [], linestyle="none", label=f"{method}: failed, see table.csv")
     ax.set_xlabel("damping")
     ax.set_ylabel("LDS, same order")
     _legend_below(ax)

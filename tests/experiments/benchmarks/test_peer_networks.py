@@ -7,6 +7,7 @@ from collections.abc import Callable
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
+import pandas as pd
 import pytest
 import torch
 from omegaconf import OmegaConf
@@ -14,10 +15,12 @@ from torch import Tensor, nn
 
 from curvlab.influence import per_example_gradients
 from curvlab.models import ConvNet, LeNet5, small_causal_language_model
-from experiments.benchmarks.attribution.methods import _stored
+from experiments.benchmarks.attribution.methods import FILTER, PBRF, UNROLLED, _ekfac, _stored
+from experiments.benchmarks.attribution.plot import draw
 from experiments.benchmarks.influence_peers.networks import build, reached
 from experiments.benchmarks.influence_peers.token_margins import token_margins
 from experiments.benchmarks.influence_peers.worker import METHODS, TrainedNetwork
+from experiments.target import Computed
 
 NUM_TRAIN, NUM_TEST, VOCABULARY, TOKENS = 6, 2, 7, 4
 
@@ -115,3 +118,41 @@ def test_traks_output_of_a_language_model(monkeypatch: pytest.MonkeyPatch) -> No
     loss = torch.autograd.grad(own.loss(model(data[0]), data[1]), list(model.parameters()))
     for found, expected in zip(gradient.values(), loss, strict=True):
         torch.testing.assert_close(weight * found, -expected, rtol=1e-4, atol=1e-6)
+
+
+def test_our_ekfac_factors_the_last_layer_of_a_convnet_where_it_may() -> None:
+    torch.manual_seed(0)
+    model, inputs, targets = convnet()
+    network: Any = SimpleNamespace(
+        run=SimpleNamespace(generator=lambda *_: torch.Generator().manual_seed(0)),
+        settings=OmegaConf.create({"seed_name": "test"}),
+        loss=nn.CrossEntropyLoss(),
+        train=(inputs, targets),
+        test=(inputs[:1], targets[:1]),
+    )
+    trained: Any = SimpleNamespace(model=model)
+    whole = _ekfac(network, trained, 0.01)
+    torch.testing.assert_close(_ekfac(network, trained, 0.01, max_size=28), whole)  # 3·3·3 inputs and the bias
+    without = _ekfac(network, trained, 0.01, max_size=27)
+    assert torch.corrcoef(torch.cat([whole, without]))[0, 1] < 0.99
+
+
+def test_the_figure_names_what_failed_and_what_sees_some_layers(computed_of: Callable[..., Computed]) -> None:
+    rows = [{"method": name, "status": "done"} for name in (FILTER, UNROLLED, PBRF)]
+    rows += [
+        {"method": "a EK-FAC", "status": "done", "damping": d, "remark": "of the Linear layers"} for d in (0.1, 1)
+    ]
+    rows += [{"method": "b EK-FAC", "status": "failed: no sequences", "damping": d} for d in (0.1, 1)]
+    table = pd.DataFrame(rows).assign(task="net", run_damping=0.1, gradient_norm=None)
+    for name in ("lds", "lds_low", "lds_high", "removal_1", "removal_1_low", "removal_1_high"):
+        table[name] = 0.5
+    rest = {"task": "net", "predictor": UNROLLED, "num_steps": 1, "lds_part_way": 0.9, "lds": 0.8, "share": 0.5}
+    rest |= {f"lds{kind}_{end}": 0.8 for kind in ("", "_part_way") for end in ("low", "high")}
+    of_rest = pd.DataFrame([rest])
+    made = draw(computed_of({"table": table, "rest": of_rest, "part_way": of_rest}))
+    curves, bars, _ = made["figure.png"].axes
+    legend = [text.get_text() for text in curves.get_legend().get_texts()]
+    assert "b EK-FAC: failed, see table.csv" in legend
+    assert legend.count("a EK-FAC") == 1
+    names = [text.get_text() for text in bars.get_yticklabels()]
+    assert names == [FILTER, UNROLLED, PBRF, "a EK-FAC (some layers)"]

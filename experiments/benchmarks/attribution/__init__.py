@@ -17,9 +17,9 @@ same weights. Intervals of LDS, of the table and of the claims, resample halves 
 draws and test examples; other removals: test examples); the network is one. Seconds are processor time; a training
 is one of `curvlab.training.train`. TRAK has one checkpoint here, where its authors average tens; it stands as
 shipped, without a ridge, and with the best of a grid. dattri 0.3.0's EK-FAC stands as shipped, which rotates by
-transposed eigenvectors and shifts biases, and with both mended. Of the ConvNet and the OPT peers see layers (`remark`
-in the table): kronfluence Linear and Conv2d ones, dattri Linear ones, of which it takes no sequences. TRAK ships no
-output of a language model: it gets the mean over tokens of log p/(1 - p), as its images have it.
+transposed eigenvectors and shifts biases, and with both mended. Of the ConvNet and the OPT peers see layers
+(`remark` in the table): kronfluence Linear and Conv2d ones, dattri Linear ones, of which it takes no sequences.
+TRAK ships no output of a language model: it gets the mean over tokens of log p/(1 - p), as its images have it.
 
 The proximal Bregman response (PBRF; Bae et al. 2022, Eq. 8) stands there twice: of every training example that is
 left out alone, as a score, at the damping of the run's length and at the paper's; and of each half at once, which

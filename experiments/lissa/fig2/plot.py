@@ -54,13 +54,9 @@ def _heat_map(ax: Axes, matrix: pd.DataFrame, lowest: float) -> QuadMesh:
     ax.set_facecolor("#d9d9d9")  # grey, where nothing is finite: no correlation has this color
     mesh = ax.pcolormesh(edges, edges, np.ma.masked_invalid(values), vmin=lowest, vmax=1, cmap="viridis")
     share = float(matrix[(matrix.step == steps[-1]) & (matrix.other_step == steps[-1])].overflow.iloc[0])
-    if share > 0:
-        ax.text(
-            0.5, 0.02, f"{share:.0%} overflow by the last step", transform=ax.transAxes, ha="center", fontsize=7
-        )
     ax.set_aspect("equal")
     ax.grid(visible=False)
-    ax.set_xlabel("step")
+    ax.set_xlabel(f"step ({share:.0%} overflow by the last)" if share > 0 else "step")
     ax.set_ylabel("step")
     return mesh
 

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from curvlab.curvature.data_operator import DataOperator
+from curvlab.curvature.example_weights import checked_weights
 from curvlab.linalg import DerivedOperator
 
 
@@ -26,13 +27,7 @@ class WeightedOperator(DerivedOperator):
 
     def __init__(self, operator: DataOperator, weights: Tensor, *, batch_size: int = 512) -> None:
         super().__init__(operator)
-        if weights.shape != (operator.num_examples,):
-            raise ValueError(
-                f"need one weight for each of {operator.num_examples} examples, got shape {tuple(weights.shape)}"
-            )
-        if not bool(((weights >= 0) & weights.isfinite()).all()):
-            raise ValueError("weights must be finite and not negative")
-        self.operator, self.weights = operator, weights.detach().cpu()
+        self.operator, self.weights = operator, checked_weights(weights, operator.num_examples).cpu()
         self._kept = self.weights.nonzero().flatten().split(batch_size)
 
     @property

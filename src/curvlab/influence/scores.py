@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from curvlab.curvature import Batches, Data, GaussNewtonOperator, Loss
+from curvlab.curvature import Batches, Data, GaussNewtonOperator, Loss, WeightedOperator
 from curvlab.curvature.data_operator import DEFAULT_BATCH_SIZE
 from curvlab.curvature.known_losses import of_mean_weight_one
 from curvlab.curvature.pass_size import with_halving
@@ -59,6 +59,7 @@ def influence_scores(
     solver: Solver | None = None,
     rtol: float | None = None,
     measurement: Measurement | None = None,
+    weights: Tensor | None = None,
     generator: torch.Generator | None = None,
 ) -> Tensor:
     """Return the influence of `points` on `test`, (num_test, num_points); see `influence` for all about it."""
@@ -74,6 +75,7 @@ def influence_scores(
         solver=solver,
         rtol=rtol,
         measurement=measurement,
+        weights=weights,
         generator=generator,
     ).scores
 
@@ -93,6 +95,7 @@ def influence(
     measurement: Measurement | None = None,
     batch_size: int | None = None,
     memory_budget: float | None = None,
+    weights: Tensor | None = None,
     generator: torch.Generator | None = None,
 ) -> Influence:
     """Return -∇m(test)ᵀ (G + damping I)⁻¹ ∇l(z) for every test example and point z, with its residuals.
@@ -122,6 +125,9 @@ def influence(
         measurement: (outputs, targets) -> (N,), one number for each test example.
         batch_size: examples at a time, 512 by default; fewer where memory asks for it.
         memory_budget: bytes for each pass, see curvlab.curvature.DataOperator.
+        weights: w of the training examples, (N,), not negative, where the training loss was 1/N Σ_i w_i l_i: G is
+            then that of `WeightedOperator`. Scores stay per unit of weight added to l(z), so leaving example i
+            out is a weight of -w_i/N.
         generator: of the solver's random numbers; by default seeded with 0 for every call.
 
     One system is solved for each example of the smaller side; the other side costs one directional derivative a
@@ -133,6 +139,7 @@ def influence(
     if solver is not None and filtered:
         raise ValueError("filtered=True has a solver of its own, TrainingFilter: leave one of the two out.")
     op = GaussNewtonOperator(model, loss, train, batch_size=batch_size, memory_budget=memory_budget)
+    matrix = op if weights is None else WeightedOperator(op, weights, batch_size=batch_size or DEFAULT_BATCH_SIZE)
     batch_size = DEFAULT_BATCH_SIZE if batch_size is None else batch_size
     loss = of_mean_weight_one(loss, (targets for _, targets in op.batches))
     sources = train if points is None else points
@@ -145,14 +152,10 @@ def influence(
         rhs = per_example_gradients(model, loss, sources)
     else:
         rhs = per_example_gradients(model, loss, test, measurement=measurement)
-    rtol = 1e-2 if rtol is None else rtol
-    if time is not None:
-        solver = TrainingFilter(time, rtol=rtol)
-    elif solver is None:
-        solver = default_solver(op.shape[0], len(rhs), rtol=rtol)
+    solver = _solver(solver, time, size=op.shape[0], num_columns=len(rhs), rtol=1e-2 if rtol is None else rtol)
     if generator is None:
         generator = torch.Generator(op.device).manual_seed(0)
-    solution = solver.solve(op + damping * identity, rhs.T, generator=generator)
+    solution = solver.solve(matrix + damping * identity, rhs.T, generator=generator)
     measured, of = (test, measurement) if by_point else (sources, None)
     scores = -with_halving(
         lambda size: directional_derivatives(model, loss, measured, solution.x, measurement=of, batch_size=size),
@@ -168,6 +171,12 @@ def influence(
             stacklevel=2,
         )
     return Influence(scores=scores, solution=solution, solved_for="points" if by_point else "test")
+
+
+def _solver(solver: Solver | None, time: float | None, *, size: int, num_columns: int, rtol: float) -> Solver:
+    if time is not None:
+        return TrainingFilter(time, rtol=rtol)
+    return default_solver(size, num_columns, rtol=rtol) if solver is None else solver
 
 
 def _curvature_added(

@@ -65,13 +65,18 @@ class _Surface:
 class _BatchHessian(LinearOperator):
     """The Hessian of one batch's loss at one position."""
 
-    def __init__(self, losses: EnsembleLosses, position: Tensor, batch: Batch) -> None:
+    def __init__(
+        self, losses: EnsembleLosses, position: Tensor, batch: Batch, weights: Tensor | None = None
+    ) -> None:
         super().__init__(len(position), dtype=position.dtype, device=position.device)
-        self._losses, self._position, self._batch = losses, position, batch
+        self._losses, self._position, self._batch, self._weights = losses, position, batch, weights
 
     def matmat(self, vectors: Tensor) -> Tensor:
         """Return H V, column by column."""
-        products = [self._losses.hessian_product(self._position, self._batch, v) for v in vectors.unbind(1)]
+        products = [
+            self._losses.hessian_product(self._position, self._batch, v, weights=self._weights)
+            for v in vectors.unbind(1)
+        ]
         return torch.stack(products, dim=1)
 
 
@@ -87,6 +92,7 @@ def choose_sgld_settings(
     bias: float = 0.05,
     num_chains: int = 4,
     num_steps: int = 100,
+    weights: Tensor | None = None,
     chunk_size: int | None = None,
     generator: torch.Generator,
 ) -> SGLDSettings:
@@ -113,6 +119,7 @@ def choose_sgld_settings(
         bias: allowed share of the estimate.
         num_chains: of a pilot.
         num_steps: of a pilot; more where the report says that the estimate is still far off.
+        weights: as for `estimate_llc`.
         chunk_size: as for `estimate_llc`; 1 for models that `vmap` does not take.
         generator: the only source of randomness.
 
@@ -123,7 +130,7 @@ def choose_sgld_settings(
             "need num_burnin_steps and num_chains of at least 1, num_steps of at least 2 and bias between 0 and "
             f"1, got {num_burnin_steps}, {num_chains}, {num_steps} and {bias}"
         )
-    losses = EnsembleLosses(model, loss, data)
+    losses = EnsembleLosses(model, loss, data, example_weights=weights)
     nbeta = default_nbeta(losses.num_examples) if nbeta is None else nbeta
     check_nbeta(nbeta)
     probe = torch.Generator(losses.start.device).manual_seed(_seed(generator))
@@ -197,7 +204,8 @@ def _measure(losses: EnsembleLosses, position: Tensor, batch_size: int, generato
     indices = None if full else losses.draw(_NOISE_BATCHES, batch_size, [generator])[0]
     batch = losses.batch(None) if indices is None else losses.batch(indices[0])
 
-    hessian = _BatchHessian(losses, position, batch)
+    weights = losses.weights_of(None if indices is None else indices[0], 1)
+    hessian = _BatchHessian(losses, position, batch, None if weights is None else weights[0])
     trace = hutchinson_trace(hessian, num_matvecs=_TRACE_PROBES, generator=generator)
     # Lanczos finds the largest eigenvalue of either sign: at a saddle the smallest may decide.
     ends = [
@@ -208,7 +216,11 @@ def _measure(losses: EnsembleLosses, position: Tensor, batch_size: int, generato
     noise = 0.0
     if indices is not None:
         # One by one, since not every model goes through vmap.
-        batches = [losses.batch(own[None]) for own in indices]
-        gradients = [losses.losses_and_gradients(position[None], own, shared=False)[1] for own in batches]
+        gradients = [
+            losses.losses_and_gradients(
+                position[None], losses.batch(own[None]), shared=False, weights=losses.weights_of(own[None], 1)
+            )[1]
+            for own in indices
+        ]
         noise = sum(float(torch.cat(of_one).flatten(1).var(0).sum()) for of_one in zip(*gradients, strict=True))
     return _Surface(top, trace.value, noise)

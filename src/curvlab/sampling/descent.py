@@ -19,6 +19,7 @@ def descent_to_minimum(
     localization: float,
     nbeta: float | None = None,
     max_steps: int = 60,
+    weights: Tensor | None = None,
 ) -> float:
     """Return nbeta (L(w0) - L(w*)), w* the minimum of nbeta L(w) + localization/2 |w - w0|² found from w0.
 
@@ -34,10 +35,11 @@ def descent_to_minimum(
         localization: γ, that of the estimate.
         nbeta: that of the estimate; None: n / ln n.
         max_steps: of L-BFGS.
+        weights: as for `estimate_llc`.
 
     Cost: about 1.3 gradients of all the data for each step.
     """
-    losses = EnsembleLosses(model, loss, data)
+    losses = EnsembleLosses(model, loss, data, example_weights=weights)
     nbeta = default_nbeta(losses.num_examples) if nbeta is None else nbeta
     check_nbeta(nbeta)
     batch = losses.batch(None)
@@ -45,7 +47,7 @@ def descent_to_minimum(
     optimizer = torch.optim.LBFGS([position], max_iter=max_steps, history_size=20, line_search_fn="strong_wolfe")
 
     def at(point: Tensor) -> tuple[Tensor, list[Tensor]]:
-        return losses.losses_and_gradients(point[None], batch, shared=True)
+        return losses.losses_and_gradients(point[None], batch, shared=True, weights=losses.weights_of(None, 1))
 
     def closure() -> Tensor:
         value, gradients = at(position.detach())

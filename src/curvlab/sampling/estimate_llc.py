@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from curvlab.checkpoint import fingerprint
 from curvlab.curvature import Data
@@ -36,6 +36,7 @@ def estimate_llc(
     localization: float = 1.0,
     steps_per_draw: int = 1,
     preconditioner: RMSProp | None = None,
+    weights: Tensor | None = None,
     chunk_size: int | None = None,
     checkpoint: str | Path | None = None,
     checkpoint_every: int | None = None,
@@ -64,6 +65,8 @@ def estimate_llc(
         steps_per_draw: a draw is the mean of so many steps' losses.
         preconditioner: of the steps, learned in half the burn-in; None: plain SGLD. `RMSProp` moves parameters of
             small gradients further. Its step size has another scale: SGLD's times its damping is a start.
+        weights: w of the examples, (N,), not negative, where L is the weighted mean 1/N Σ_i w_i l_i, as that of
+            `WeightedOperator`; in the order of the data. Chains draw examples uniformly all the same.
         chunk_size: chains computed at once, None: chosen (see `run_chains`). The result is the same for any, to
             rounding.
         checkpoint: folder where chains are kept, saved every minute; the same call resumes there and ends at the
@@ -81,7 +84,7 @@ def estimate_llc(
             "need num_chains, num_draws, steps_per_draw of at least 1 and num_burnin_steps of at least 0, got "
             f"{num_chains}, {num_draws}, {steps_per_draw} and {num_burnin_steps}"
         )
-    losses = EnsembleLosses(model, loss, data)
+    losses = EnsembleLosses(model, loss, data, example_weights=weights)
     nbeta = default_nbeta(losses.num_examples) if nbeta is None else nbeta
     check_nbeta(nbeta)
     sampler = SGLD(
@@ -106,6 +109,8 @@ def estimate_llc(
             "losses of the data": fingerprint([losses.start_losses]),
             "data": cache(lambda: fingerprint(losses.fixed_tensors())),
         }
+        if losses.example_weights is not None:
+            settings |= {"weights": fingerprint([losses.example_weights])}
         if preconditioner is not None:
             settings |= {"preconditioner": asdict(preconditioner), "num_burnin_steps": num_burnin_steps}
         checkpoints = ChainCheckpoints(checkpoint, settings, num_chains=num_chains, every=checkpoint_every)

@@ -143,13 +143,18 @@ class SGLD:
         Cost: a forward, a backward and P normals for each chain.
         """
         draws = state.draws if state.draws.num_left else self._draw(state.generators)
-        if draws.indices is None:
+        indices = None if draws.indices is None else draws.indices[:, draws.used]
+        if indices is None:
             batch = self.losses.batch(None)
             start_losses = self.losses.start_losses.mean().expand(len(state.positions))
         else:
-            indices = draws.indices[:, draws.used]
             batch, start_losses = self.losses.batch(indices), self.losses.start_loss(indices)
-        losses, gradients = self.losses.losses_and_gradients(state.positions, batch, shared=draws.indices is None)
+        losses, gradients = self.losses.losses_and_gradients(
+            state.positions,
+            batch,
+            shared=indices is None,
+            weights=self.losses.weights_of(indices, len(state.positions)),
+        )
         noise = draws.noise[:, draws.used]
         if self.preconditioner is None:
             self._move(state.positions, gradients, noise)

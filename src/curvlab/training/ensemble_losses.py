@@ -13,6 +13,7 @@ from torch.utils.data import TensorDataset
 
 from curvlab.curvature import Batches, Data, ModelFunction, OutputLoss
 from curvlab.curvature.batch import Batch, Inputs, is_pair, num_examples
+from curvlab.curvature.example_weights import checked_weights
 from curvlab.curvature.function_loss import can_vmap
 from curvlab.curvature.model_function import plain_attention
 from curvlab.linalg import flatten, unflatten
@@ -35,6 +36,8 @@ class EnsembleLosses:
             and L_B(w0) of any batch costs nothing. For language models an example's summed loss over the mean
             number of predicted tokens: L_B is unbiased for the mean over all tokens.
         num_examples: N.
+        example_weights: w, (N,), on the model's device and in its dtype, or None. They are in `start_losses`, and
+            in whatever is given `weights_of` a batch.
 
     Args:
         model: any module; if its outputs depend on chance or on the batch in eval mode, it is refused.
@@ -43,9 +46,18 @@ class EnsembleLosses:
         data: as everywhere; examples must share one shape. Single examples are drawn at each step: tensors (or a
             TensorDataset) on the model's device make that cheap.
         batch_size: examples in a pass over the data.
+        example_weights: w of the mean loss 1/N Σ_i w_i l_i over the data, (N,), see `checked_weights`.
     """
 
-    def __init__(self, model: nn.Module, loss: Loss, data: Data, *, batch_size: int = 1024) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        loss: Loss,
+        data: Data,
+        *,
+        batch_size: int = 1024,
+        example_weights: Tensor | None = None,
+    ) -> None:
         self.model = copy.deepcopy(model).eval()
         self.function = ModelFunction(self.model)
         if self.function.dtype not in (torch.float32, torch.float64):
@@ -61,6 +73,10 @@ class EnsembleLosses:
         self._loss_can = True
         self.start_losses, self._count = self._pass_over_data(loss)
         self.num_examples = len(self.start_losses)
+        self.example_weights: Tensor | None = None
+        if example_weights is not None:
+            self.example_weights = self._moved(checked_weights(example_weights, self.num_examples))
+            self.start_losses = self.start_losses * self.example_weights
         self._tensors = self._as_tensors(data)
         self._full: Batch | None = None
 
@@ -85,6 +101,8 @@ class EnsembleLosses:
             yield from [inputs] if isinstance(inputs, Tensor) else inputs.values()
             yield targets
         yield from self.model.buffers()
+        if self.example_weights is not None:
+            yield self.example_weights
 
     def for_thread(self) -> EnsembleLosses:
         """Return the same with a model of its own: `functional_call` changes the module while it runs."""
@@ -139,6 +157,13 @@ class EnsembleLosses:
     def start_loss(self, indices: Tensor) -> Tensor:
         """Return L_B(w0) for batches of indices, (..., B) -> (...)."""
         return self.start_losses[indices].mean(-1)
+
+    def weights_of(self, indices: Tensor | None, num_copies: int) -> Tensor | None:
+        """Return w of the examples of each copy's batch, (K, B); of None all data. None where there are none."""
+        if self.example_weights is None:
+            return None
+        chosen = self.example_weights if indices is None else self.example_weights[indices]
+        return chosen.expand(num_copies, chosen.shape[-1])
 
     def batch(self, indices: Tensor | None) -> Batch:
         """Return inputs and targets of indices, (K, B) -> (K, B, ...) or (B,) -> (B, ...); of None all data."""
@@ -218,12 +243,17 @@ class EnsembleLosses:
             found = torch.autograd.grad(loss, leaves, materialize_grads=True)
         return loss.detach(), found
 
-    def hessian_product(self, position: Tensor, batch: Batch, vector: Tensor) -> Tensor:
-        """Return the product of L_B's Hessian at one position (P,) with a vector (P,). Cost: two backwards."""
+    def hessian_product(
+        self, position: Tensor, batch: Batch, vector: Tensor, *, weights: Tensor | None = None
+    ) -> Tensor:
+        """Return the product of L_B's Hessian at one position (P,) with a vector (P,). Cost: two backwards.
+
+        `weights` are those of the batch's examples, (B,).
+        """
         inputs, targets = batch
         leaves = [leaf.detach().requires_grad_() for leaf in unflatten(position, self._values)]
         with torch.enable_grad(), plain_attention():
-            loss = self._loss(leaves, inputs, targets)
+            loss = self._loss(leaves, inputs, targets, weights)
             gradients = torch.autograd.grad(loss, leaves, create_graph=True, materialize_grads=True)
             along = flatten(gradients) @ vector
             if not along.requires_grad:  # a loss linear in the parameters

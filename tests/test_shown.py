@@ -97,5 +97,5 @@ def test_its_history_is_what_a_callback_sees_and_is_drawn(solver: Any) -> None:
 
 
 def test_a_solver_without_history_says_which_ones_keep_it() -> None:
-    with pytest.raises(ValueError, match=r"keeps no residuals.*ConjugateGradient"):
+    with pytest.raises(ValueError, match=r"takes no steps \(Direct\).*ConjugateGradient"):
         Direct().solve(operator() + identity, systems(1)).plot()

@@ -28,6 +28,8 @@ def test_solves_indefinite_systems_and_states_the_residual(generator: torch.Gene
     assert solution.converged
     assert solution.num_matvecs == 4 * (len(seen) + 1)
     history = torch.stack(seen)
+    assert solution.history is not None
+    assert torch.equal(solution.history, history)
     assert bool((history[1:] <= history[:-1] + 1e-14).all())  # it never grows
 
 

@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from matplotlib.figure import Figure
 from torch import Tensor
 
 from curvlab.linalg import DenseOperator, LinearOperator, identity
@@ -84,6 +85,21 @@ def test_equals_dense_solve(examples: Tensor, name: str, num_columns: int | None
     torch.testing.assert_close(solution.residual, truth, rtol=1e-6, atol=1e-11 if name in REMAINS else 1e-13)
     assert solution.converged
     assert solution.num_matvecs > 0
+
+
+@pytest.mark.parametrize("name", [name for name in SOLVERS if name != "direct"])
+def test_history_has_the_residual_of_every_step_and_is_drawn(examples: Tensor, name: str, generator) -> None:
+    matrix = examples.mean(0)
+    b = torch.randn(20, 3, generator=generator, dtype=torch.float64)
+    damped = FullBatch(matrix) + DAMPING * identity
+    solution = SOLVERS[name](matrix).solve(damped, b, generator=generator)
+    assert solution.history is not None
+    assert solution.history.shape[1] == 3
+    # The last step's is that of x, to rounding (Lissa's of the u before x, a step earlier).
+    assert float(solution.history[-1].max()) < 1e-9
+    assert float(solution.history[0].max()) > 1e-3
+    ax = solution.plot(Figure().add_subplot())
+    assert len([line for line in ax.lines if str(line.get_label()).startswith("right-hand side")]) == 3
 
 
 def test_zero_columns_give_zero(examples: Tensor, build_solver, generator) -> None:

@@ -63,6 +63,7 @@ class Chebyshev:
         alive = relative > self.rtol
         residuals, ratio = columns[:, alive].clone(), radius / center
         directions = residuals / center
+        history: list[Tensor] = []
         limit = self.max_steps if self.max_steps is not None else min(10 * operator.shape[0], 5000)
         for step in range(1, limit + 1):
             if not bool(alive.any()):
@@ -72,6 +73,7 @@ class Chebyshev:
             num_matvecs += residuals.shape[1]
             relative[alive] = relative_norm(operator, residuals, columns[:, alive])
             self._check_growth(float(relative.max()), largest, step)
+            history.append(relative.clone())
             if self.callback is not None:
                 self.callback(step, relative.clone())
             if self.monitor is not None:
@@ -83,7 +85,8 @@ class Chebyshev:
             residuals, directions = residuals[:, going], directions[:, going]
             alive = relative > self.rtol
         converged = bool((relative <= self.rtol).all())
-        return Solution(x.reshape(b.shape), relative.reshape(b.shape[1:]), converged, num_matvecs)
+        kept = torch.stack(history).cpu() if history else None
+        return Solution(x.reshape(b.shape), relative.reshape(b.shape[1:]), converged, num_matvecs, history=kept)
 
     def _largest(self, operator: LinearOperator, generator: torch.Generator | None) -> tuple[float, int]:
         """Return a bound above the largest eigenvalue, and the products it took."""

@@ -114,15 +114,21 @@ class Lissa:
         check_definite(operator)
         scale = operator.norm(columns)
         u = torch.zeros_like(columns)
+        history: list[Tensor] = []
+        unit = torch.where(scale > 0, scale, torch.ones_like(scale))
         halves = Halves(columns, self.num_steps, self.average_last)
         checkpoint, done = self._open_checkpoint(operator, columns, generator), 0
         if checkpoint is not None and generator is not None and (kept := checkpoint.load()) is not None:
             u, done = kept["u"].to(u), kept["num_steps"]
             halves.sums = [part.to(u) for part in kept["sums"]]
+            history = list(kept["history"])
             generator.set_state(kept["generator"])
         for step in range(done + 1, self.num_steps + 1):
             products = self._batch(operator, generator) @ u
-            new = u - self.step_size * (products - columns)
+            residuals = products - columns
+            new = u - self.step_size * residuals
+            history.append((operator.norm(residuals) / unit).cpu())
+            del residuals  # as large as u
             if self.raise_on_divergence:
                 self._check_growth(operator, new, products, scale, step)
             u = new
@@ -131,7 +137,8 @@ class Lissa:
                 self.callback(step, u)
             if checkpoint is not None and generator is not None and checkpoint.due(step):
                 state = {"u": u, "num_steps": step, "sums": halves.sums, "generator": generator.get_state()}
-                checkpoint.save(state)
+                checkpoint.save(state | {"history": history})
+        seen = torch.stack(history) if history else None
         error = None
         if self.average_last:
             u = halves.mean()
@@ -140,13 +147,13 @@ class Lissa:
         num_matvecs = self.num_steps * columns.shape[1] + (self.recipe.num_matvecs if self.recipe else 0)
         if not self.check_residual:
             unknown = torch.full_like(scale, math.nan)
-            return Solution(u.reshape(b.shape), unknown.reshape(b.shape[1:]), False, num_matvecs, error)
+            return Solution(u.reshape(b.shape), unknown.reshape(b.shape[1:]), False, num_matvecs, error, seen)
         residual = relative_norm(operator, columns - operator @ u, columns)
         converged = bool((residual <= self.rtol).all())
         if error is not None and self.error_rtol is not None:
             converged = bool((error <= self.error_rtol).all())
         num_matvecs += columns.shape[1]
-        return Solution(u.reshape(b.shape), residual.reshape(b.shape[1:]), converged, num_matvecs, error)
+        return Solution(u.reshape(b.shape), residual.reshape(b.shape[1:]), converged, num_matvecs, error, seen)
 
     def _open_checkpoint(
         self, operator: LinearOperator, columns: Tensor, generator: torch.Generator | None

@@ -58,6 +58,7 @@ class MinimumResidual:
         beta, zero = torch.zeros_like(scale), torch.zeros_like(scale)
         c, s, dbar, epsilon = -torch.ones_like(scale), zero, zero, zero
         residual = (scale > 0).to(scale)
+        history: list[Tensor] = []
         directions = (torch.zeros_like(columns), torch.zeros_like(columns))
         name = type(self).__name__
         checkpoint = open_checkpoint(self.checkpoint, operator, columns, name, every=self.checkpoint_every)
@@ -65,6 +66,7 @@ class MinimumResidual:
             num_steps, numbers = kept["num_steps"], kept["numbers"].to(scale)
             x, previous, current, *directions = kept["vectors"].to(columns)
             beta, c, s, dbar, epsilon, residual = numbers
+            history = list(kept["history"])
         while num_steps < limit and bool((residual > 0.9 * self.rtol).any()):
             product = operator @ current - beta * previous
             check_finite(product, f"a product with {describe(operator)}")
@@ -84,12 +86,18 @@ class MinimumResidual:
             previous, beta = current, beta_next
             current = product / torch.where(beta_next > 0, beta_next, torch.ones_like(beta_next))
             num_steps += 1
+            history.append(residual.cpu())
             if self.callback is not None:
                 self.callback(num_steps, residual)
             if checkpoint is not None and checkpoint.due(num_steps):
-                vectors = torch.stack([x, previous, current, *directions])
-                numbers = torch.stack([beta, c, s, dbar, epsilon, residual])
-                checkpoint.save({"num_steps": num_steps, "vectors": vectors, "numbers": numbers})
+                checkpoint.save(
+                    {
+                        "num_steps": num_steps,
+                        "history": history,
+                        "vectors": torch.stack([x, previous, current, *directions]),
+                        "numbers": torch.stack([beta, c, s, dbar, epsilon, residual]),
+                    }
+                )
         x *= unit
         reached = relative_norm(operator, columns - operator @ x, columns)
         return Solution(
@@ -97,4 +105,5 @@ class MinimumResidual:
             reached.reshape(b.shape[1:]),
             bool((reached <= self.rtol).all()),
             (num_steps + 1) * columns.shape[1],
+            history=torch.stack(history) if history else None,
         )

@@ -25,8 +25,11 @@ class Solution(Shown):
         converged: whether every column met the solver's tolerance. False is an answer that must be handled.
         num_matvecs: products paid for, counted per vector, set-up and the final residual included.
         error: () or (K,), an estimate of ‖x - A⁻¹b‖ / ‖x‖ from solvers that have one (averaging Lissa); else None.
-        history: (steps, K), relative residuals of the recurrence after each step, on the CPU, from solvers that
-            keep them (conjugate gradients); since it was resumed, for a solve with a checkpoint.
+        history: (steps, K), relative residuals by step, on the CPU, those before an interruption included; None
+            from solvers that take no steps (Direct). Of conjugate gradients and minimum residuals
+            those of the recurrence, of Chebyshev computed from x, of TrainingFilter of the flow at its end, nan at
+            steps where it did not look. Of Lissa ‖b - A_t u‖ / ‖b‖ on each step's own batch, at the u before it:
+            nobody pays for the residual of the full data at each step, and the batch's noise is in it.
     """
 
     x: Tensor
@@ -66,15 +69,17 @@ class Solution(Shown):
         """
         if self.history is None:
             raise ValueError(
-                "this solver keeps no residuals, or took no step: take ConjugateGradient or BlockConjugateGradient"
+                "this solver takes no steps (Direct), or took none: an iterative one keeps its residuals, such as "
+                "ConjugateGradient"
             )
         if ax is None:
             from matplotlib import pyplot as plt  # only who draws waits for it
 
             ax = plt.figure().add_subplot()
-        steps = range(1, len(self.history) + 1)
+        numbers = torch.arange(1, len(self.history) + 1)
         for column, (line, end) in enumerate(zip(self.history.T, self.residual.reshape(-1), strict=True)):
-            (drawn,) = ax.semilogy(steps, line, linewidth=1, label=f"right-hand side {column}")
+            seen = line.isfinite()
+            (drawn,) = ax.semilogy(numbers[seen], line[seen], linewidth=1, label=f"right-hand side {column}")
             ax.plot([len(self.history)], [float(end)], marker="o", markersize=3, color=drawn.get_color())
         ax.set_xlabel("step (dot: recomputed from x at the end)")
         ax.set_ylabel("relative residual")

@@ -64,7 +64,7 @@ class TrainingFilter:
         if not bool((scale > 0).any()):
             return Solution(torch.zeros_like(b), scale.reshape(b.shape[1:]), True, 0)
         space = KrylovSpace(operator, unit)
-        moved, speed = self._grown(space)
+        moved, speed, looks = self._grown(space)
         x = space.basis @ moved.to(unit)
         residuals = unit - checked_product(operator, x) - space.basis @ speed.to(unit)
         residual = relative_norm(operator, residuals, unit)
@@ -73,21 +73,28 @@ class TrainingFilter:
             residual.reshape(b.shape[1:]),
             bool((residual <= self.rtol).all()),
             space.num_matvecs + columns.shape[1],
+            history=torch.stack(looks),
         )
 
-    def _grown(self, space: KrylovSpace) -> tuple[Tensor, Tensor]:
-        """Grow the space until the residual is small; return coefficients of x and of x', (m, K)."""
+    def _grown(self, space: KrylovSpace) -> tuple[Tensor, Tensor, list[Tensor]]:
+        """Grow the space until the residual is small; return coefficients of x and of x', (m, K), and residuals.
+
+        There is one of each step, (K,): nan at those without a look.
+        """
         num_steps, next_look = 0, 1
+        looks: list[Tensor] = []
         while True:
             space.step()
             num_steps += 1
             last = space.complete or num_steps == self.max_steps
             if not last and num_steps < next_look:
+                looks.append(torch.full((space.factor.shape[1],), math.nan, dtype=space.factor.dtype))
                 continue
             moved, speed = self._coefficients(space)
+            looks.append(space.leak(moved))
             # A little below rtol, because the residual is recomputed at the end.
-            if last or float(space.leak(moved).max()) <= 0.9 * self.rtol:
-                return moved, speed
+            if last or float(looks[-1].max()) <= 0.9 * self.rtol:
+                return moved, speed, looks
             next_look = num_steps + max(1, num_steps // 5)  # m³ operations: not at every step
 
     def _coefficients(self, space: KrylovSpace) -> tuple[Tensor, Tensor]:

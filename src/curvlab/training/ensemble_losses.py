@@ -11,13 +11,14 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 from torch.utils.data import TensorDataset
 
-from curvlab.curvature import Batches, Data, ModelFunction, OutputLoss
+from curvlab.curvature import Batches, Data, ModelFunction
 from curvlab.curvature.batch import Batch, Inputs, is_pair, num_examples
 from curvlab.curvature.example_weights import checked_weights
 from curvlab.curvature.function_loss import can_vmap
 from curvlab.curvature.model_function import plain_attention
 from curvlab.linalg import flatten, unflatten
-from curvlab.training.mean_loss import Loss, closed_form, own_losses
+from curvlab.training.mean_loss import Loss, own_losses
+from curvlab.training.summed_loss import check_mean, known_loss, summed_loss
 
 MIN_COPIES = 4  # where one vmap over the copies is faster than a loop, see `vmap_pays`
 MAX_CONVOLVED_INPUTS = 10_000
@@ -69,7 +70,7 @@ class EnsembleLosses:
         self._values = self.function.parameters
         self.start = flatten(self._values)
         self._forward = _forward(self.model, self.function)
-        self._summed = _summed_loss(loss)
+        self._summed = summed_loss(loss)
         self._loss_can = True
         self.start_losses, self._count = self._pass_over_data(loss)
         self.num_examples = len(self.start_losses)
@@ -124,7 +125,7 @@ class EnsembleLosses:
         return tensor.detach().to(self.function.device, dtype).contiguous()
 
     def _pass_over_data(self, loss: Loss) -> tuple[Tensor, float]:
-        known = _known(loss)
+        known = known_loss(loss)
         losses, count, size = [], 0.0, 0
         with torch.no_grad():
             for inputs, targets in self._batches:
@@ -132,7 +133,7 @@ class EnsembleLosses:
                 if known is None:
                     own = own_losses(loss, outputs, targets)
                     self._loss_can = self._loss_can and can_vmap(loss, outputs, targets)
-                    _check_mean(loss, outputs, targets, own)
+                    check_mean(loss, outputs, targets, own)
                     count += len(targets)
                 else:
                     known.check(outputs, targets)
@@ -290,36 +291,6 @@ def _forward(model: nn.Module, function: ModelFunction) -> Callable[[Sequence[Te
         return outputs if isinstance(outputs, Tensor) else outputs.logits
 
     return forward
-
-
-def _known(loss: Loss) -> OutputLoss | None:
-    reduction = getattr(loss, "reduction", "mean")
-    if reduction != "mean":
-        raise ValueError(f"reduction='{reduction}': losses here are means over examples, reduction='mean'.")
-    return closed_form(loss)
-
-
-def _summed_loss(loss: Loss) -> Callable[[Tensor, Tensor, Tensor | None], Tensor]:
-    """Return the loss as a weighted sum over examples, to be divided by a count that all batches share."""
-    known = _known(loss)
-
-    def summed(outputs: Tensor, targets: Tensor, weights: Tensor | None) -> Tensor:
-        if known is None and weights is None:
-            whole: Tensor = loss(outputs, targets) * len(targets)
-            return whole
-        own = own_losses(loss, outputs, targets) if known is None else known.per_example(outputs, targets)
-        return own.sum() if weights is None else own @ weights.to(own)
-
-    return summed
-
-
-def _check_mean(loss: Loss, outputs: Tensor, targets: Tensor, own: Tensor) -> None:
-    whole, mean = float(loss(outputs, targets)), float(own.double().mean())
-    if own.ndim != 1 or abs(whole - mean) > 1e-3 * (abs(mean) + float(own.abs().double().mean())) + 1e-6:
-        raise ValueError(
-            f"the loss of a batch ({whole:.6g}) is not the mean of its examples' losses ({mean:.6g}): pass a "
-            "function of (outputs, targets) that is a mean over examples, e.g. a sum over outputs, then .mean()."
-        )
 
 
 def one_of(batch: Batch, k: int) -> Batch:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from curvlab.data.splits import Pairs, stack
-from curvlab.training.mean_loss import Loss
+from curvlab.data.splits import Pairs
+from curvlab.training.mean_loss import Loss, MeanLoss, closed_form, model_outputs
+from curvlab.training.own_batches import OwnBatches, TrainingData, readable, select
+from curvlab.training.training_mode import eval_mode
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Evaluation:
     num_examples: int
 
 
-def evaluate(model: nn.Module, loss: Loss, data: Pairs, *, batch_size: int = 512) -> Evaluation:
+def evaluate(model: nn.Module, loss: Loss, data: TrainingData, *, batch_size: int = 512) -> Evaluation:
     """Return loss and accuracy of `model` on `data`. Cost: one forward pass over the data.
 
     Accuracy is of the largest output for integer targets (B,), and of the output's sign for
@@ -37,7 +37,8 @@ def evaluate(model: nn.Module, loss: Loss, data: Pairs, *, batch_size: int = 512
     Args:
         model: on the device to compute on.
         loss: mean over the batch.
-        data: map-style dataset of (input, target), or a pair of tensors.
+        data: map-style dataset of (input, target), a pair of tensors, or mappings as for `train`: the mean is then
+            over all predictions (tokens) and there is no accuracy of tokens.
         batch_size: in examples.
     """
     reduction = getattr(loss, "reduction", "mean")
@@ -45,23 +46,28 @@ def evaluate(model: nn.Module, loss: Loss, data: Pairs, *, batch_size: int = 512
         raise ValueError(f"evaluate needs a loss with reduction='mean', got '{reduction}'")
     if batch_size < 1:
         raise ValueError(f"batch_size must be at least 1, got {batch_size}")
+    data = readable(model, data)
+    known = closed_form(loss) if isinstance(data, OwnBatches) else None
     size = num_examples(data)
     first = next(model.parameters(), None)
     device = torch.device("cpu") if first is None else first.device
-    total_loss, num_correct, has_accuracy = 0.0, 0, True
+    total_loss, total_count, num_correct, has_accuracy = 0.0, 0.0, 0, True
     with eval_mode(model), torch.no_grad():
         for chosen in torch.arange(size).split(batch_size):
-            inputs, targets = (tensor.to(device) for tensor in stack(data, chosen))
-            outputs = model(inputs)
-            total_loss += loss(outputs, targets).item() * len(chosen)
-            correct = _num_correct(loss, outputs, targets)
+            inputs, targets = select(data, chosen, device)
+            outputs = model_outputs(model, inputs)
+            count = len(chosen) if known is None else known.count(targets)
+            total_loss += MeanLoss(loss)(outputs, targets).item() * count
+            total_count += count
+            tokens = isinstance(data, OwnBatches) and targets.ndim > 1
+            correct = None if tokens else _num_correct(loss, outputs, targets)
             has_accuracy = correct is not None
             num_correct += correct or 0
     accuracy = num_correct / size if has_accuracy else None
-    return Evaluation(loss=total_loss / size, accuracy=accuracy, num_examples=size)
+    return Evaluation(loss=total_loss / total_count, accuracy=accuracy, num_examples=size)
 
 
-def num_examples(data: Pairs) -> int:
+def num_examples(data: Pairs | OwnBatches) -> int:
     """Return the number of examples, or raise a ValueError when there are none."""
     if isinstance(data, tuple):
         inputs, targets = data
@@ -81,15 +87,3 @@ def _num_correct(loss: Loss, outputs: Tensor, targets: Tensor) -> int | None:
     if not targets.is_floating_point() and outputs.shape[:-1] == targets.shape:
         return int((outputs.argmax(-1) == targets).sum())
     return None
-
-
-@contextmanager
-def eval_mode(model: nn.Module) -> Iterator[None]:
-    """Put all modules into eval mode and each of them back into its own at the end."""
-    before = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, training in before:
-            module.training = training

@@ -11,10 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from curvlab.checkpoint import Checkpoint
-from curvlab.data.splits import Pairs, stack
+from curvlab.data.splits import Pairs
 from curvlab.linalg import flatten
 from curvlab.models.initialization import seeded_by
 from curvlab.training.batch_order import BatchOrder
+from curvlab.training.own_batches import OwnBatches, select
 from curvlab.training.schedules import Schedule
 from curvlab.training.steps import Learner, Step, TrainingBatch
 
@@ -60,7 +61,7 @@ class TrainingLoop:
     """
 
     learner: Learner
-    data: Pairs
+    data: Pairs | OwnBatches
     order: BatchOrder
     step: Step
     schedule: Schedule | None = None
@@ -140,7 +141,7 @@ class TrainingLoop:
             self.on_step(len(trace.step_losses))
 
     def _batch(self, indices: Tensor) -> TrainingBatch:
-        inputs, targets = (tensor.to(self._device) for tensor in stack(self.data, indices))
+        inputs, targets = select(self.data, indices, self._device)
         weights = None if self.example_weights is None else self.example_weights[indices].to(self._device)
         return TrainingBatch(inputs, targets, weights)
 

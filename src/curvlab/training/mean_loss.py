@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from curvlab.curvature import OutputLoss, output_loss
+from curvlab.curvature.batch import Inputs
 from curvlab.curvature.function_loss import FunctionLoss, single_losses
 
 Loss: TypeAlias = nn.Module | Callable[[Tensor, Tensor], Tensor]
@@ -67,9 +68,9 @@ def closed_form(loss: Loss) -> OutputLoss | None:
     return None
 
 
-def model_outputs(model: nn.Module, inputs: Tensor) -> Tensor:
+def model_outputs(model: nn.Module, inputs: Inputs) -> Tensor:
     """Return what the model computes: a tensor, or the `.logits` of a Hugging Face model's record."""
-    outputs = model(inputs)
+    outputs = model(inputs) if isinstance(inputs, Tensor) else model(**inputs)
     logits: Tensor = outputs if isinstance(outputs, Tensor) else outputs.logits
     return logits
 

@@ -10,9 +10,10 @@ from typing import TypeAlias
 import torch
 from torch import Tensor, nn
 
-from curvlab.training.evaluate import eval_mode
+from curvlab.curvature.batch import Inputs
 from curvlab.training.mean_loss import MeanLoss, model_outputs
 from curvlab.training.sampled_labels import sampled_label_loss
+from curvlab.training.training_mode import eval_mode
 
 
 @dataclass(frozen=True)
@@ -20,12 +21,12 @@ class TrainingBatch:
     """The examples of one step, on the model's device.
 
     Attributes:
-        inputs: (B, ...).
+        inputs: (B, ...), or a mapping of such.
         targets: (B, ...).
         weights: (B,), see `MeanLoss`; None: all 1.
     """
 
-    inputs: Tensor
+    inputs: Inputs
     targets: Tensor
     weights: Tensor | None = None
 

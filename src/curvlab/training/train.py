@@ -11,12 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from curvlab.checkpoint import Checkpoint, described, fingerprint
-from curvlab.data.splits import Pairs
 from curvlab.training.batch_order import BatchOrder
 from curvlab.training.evaluate import evaluate, num_examples
 from curvlab.training.history import TrainingHistory
 from curvlab.training.loop import OnEpochEnd, Trace, TrainingLoop
 from curvlab.training.mean_loss import Loss, MeanLoss
+from curvlab.training.own_batches import OwnBatches, TrainingData, readable
 from curvlab.training.schedules import Schedule, ScheduleName, named_schedule
 from curvlab.training.steps import Learner, Step, closure_step, gradient_step
 
@@ -27,7 +27,7 @@ OptimizerFactory: TypeAlias = Callable[..., torch.optim.Optimizer]
 def train(
     model: nn.Module,
     loss: Loss,
-    train_data: Pairs,
+    train_data: TrainingData,
     *,
     num_epochs: int | None = None,
     num_steps: int | None = None,
@@ -42,7 +42,7 @@ def train(
     step: Step | None = None,
     example_weights: Tensor | None = None,
     batches: Iterable[Tensor] | None = None,
-    validation: Pairs | Callable[[nn.Module], float] | None = None,
+    validation: TrainingData | Callable[[nn.Module], float] | None = None,
     keep: Literal["last", "best"] = "last",
     measure_updates: bool = False,
     checkpoint: str | Path | None = None,
@@ -62,7 +62,9 @@ def train(
         model: on the device to train on; batches are moved there. Language models map tokens (B, T) to logits
             (B, T, V), or to a record with `.logits`.
         loss: mean over the batch, e.g. nn.CrossEntropyLoss().
-        train_data: map-style dataset of (input, target), or a pair of tensors.
+        train_data: map-style dataset of (input, target), or a pair of tensors. Or what holds its labels inside, as
+            the curvature operators read it: a data set of Hugging Face with `labels`, mappings of tensors, or a
+            DataLoader, whose collator then makes (and pads) every batch; order and size of batches are as here.
         num_epochs: passes over the data; this or `num_steps`.
         num_steps: optimizer steps; the last pass is cut short.
         batch_size: in examples; at least N for "lbfgs".
@@ -98,6 +100,7 @@ def train(
         TrainingDivergedError: the loss of a batch was not finite; the model is not usable then.
         ValueError: a setting is out of range, or nothing is there to train.
     """
+    train_data = readable(model, train_data)
     size = num_examples(train_data)
     _check(num_epochs, num_steps, batch_size, given=batches is not None)
     if example_weights is not None and example_weights.shape != (size,):
@@ -131,7 +134,7 @@ def train(
         schedule=factors,
         example_weights=example_weights,
         measure_updates=measure_updates,
-        validate=_validate(loss, validation),
+        validate=_validate(model, loss, validation),
         keep_best=keep == "best",
         on_epoch_end=on_epoch_end,
         on_step=on_step,
@@ -203,11 +206,12 @@ def _optimizer(
 
 
 def _validate(
-    loss: Loss, validation: Pairs | Callable[[nn.Module], float] | None
+    model: nn.Module, loss: Loss, validation: TrainingData | Callable[[nn.Module], float] | None
 ) -> Callable[[nn.Module], float] | None:
     if validation is None or callable(validation):
         return validation
-    return lambda model: evaluate(model, loss, validation).loss
+    read = readable(model, validation)
+    return lambda model: evaluate(model, loss, read).loss  # type: ignore[arg-type]
 
 
 def _settings(
@@ -216,7 +220,10 @@ def _settings(
     """Return what the weights at the end depend on, as far as it can be written down."""
     learner, data = loop.learner, loop.data
     groups = [{k: v for k, v in g.items() if k != "params"} for g in learner.optimizer.param_groups]
-    tensors = data if isinstance(data, tuple) else getattr(data, "tensors", ())
+    if isinstance(data, OwnBatches):
+        tensors = data.fixed_tensors()
+    else:
+        tensors = data if isinstance(data, tuple) else getattr(data, "tensors", ())
     weights = [] if loop.example_weights is None else [loop.example_weights]
     return {
         "model": fingerprint(learner.model.state_dict().values()),

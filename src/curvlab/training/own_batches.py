@@ -1,0 +1,81 @@
+"""Training data that holds its labels inside mappings, or comes through a collator."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from curvlab.curvature import Batches, Data, ModelFunction
+from curvlab.curvature.batch import Batch, is_pair
+from curvlab.data.splits import Pairs, stack
+from curvlab.training.training_mode import eval_mode
+
+
+class OwnBatches:
+    """Examples as `Batches` reads them: mappings with `labels` inside, loaders for their collators.
+
+    Any examples may stand in one batch, chosen by index: a collator pads each batch that training draws.
+
+    Args:
+        model: says what the labels belong to (`curvlab.curvature.own_labels.OwnLabels`).
+        data: as of the curvature operators; the batches of a loader are not its own, only its collator is used.
+    """
+
+    def __init__(self, model: nn.Module, data: Data) -> None:
+        self._model = model
+        with eval_mode(model):
+            self._batches = Batches.of(ModelFunction(model), data, batch_size=1).in_fixed_order()
+        self._size = self._batches.num_examples
+
+    def __len__(self) -> int:
+        return self._size
+
+    def select(self, indices: Tensor) -> Batch:
+        """Return the examples `indices` (repeats allowed) as one batch, on the model's device."""
+        # What the labels belong to is decided by the model's own loss on the first batch, without dropout.
+        with eval_mode(self._model):
+            groups = self._batches.select(indices)
+        if len(groups) > 1:
+            raise ValueError(
+                "examples differ in shape: pass a DataLoader whose collator pads them, "
+                "DataLoader(dataset, batch_size=..., collate_fn=DataCollatorWithPadding(tokenizer))."
+            )
+        return groups[0]
+
+    def fixed_tensors(self) -> list[Tensor]:
+        """Return inputs and targets of all examples: what a checkpoint belongs to."""
+        with eval_mode(self._model):
+            inputs, targets = self.select(torch.arange(self._size))
+        return [*(inputs.values() if isinstance(inputs, Mapping) else [inputs]), targets]
+
+
+TrainingData: TypeAlias = Pairs | Data
+
+
+def readable(model: nn.Module, data: TrainingData) -> Pairs | OwnBatches:
+    """Return pairs as they are, whatever they hold, and all else as `OwnBatches`."""
+    return OwnBatches(model, data) if _needs_reading(data) else data  # type: ignore[return-value, arg-type]
+
+
+def select(data: Pairs | OwnBatches, indices: Tensor, device: torch.device) -> Batch:
+    """Return the examples `indices` (repeats allowed) as a batch on a device."""
+    if isinstance(data, OwnBatches):
+        return data.select(indices)
+    inputs, targets = (tensor.to(device) for tensor in stack(data, indices))
+    return inputs, targets
+
+
+def _needs_reading(data: Any) -> bool:
+    if isinstance(data, DataLoader | Mapping):
+        return True
+    if isinstance(data, tuple | TensorDataset):
+        return isinstance(data, tuple) and is_pair(data) and isinstance(data[0], Mapping)
+    if not hasattr(data, "__getitem__") or len(data) == 0:
+        return False
+    with torch.random.fork_rng(devices=[]):  # augmentation may draw: the training's own numbers stay as they are
+        first = data[0]
+    return isinstance(first, Mapping) or (is_pair(first) and isinstance(first[0], Mapping))

@@ -46,21 +46,21 @@ def evaluate(model: nn.Module, loss: Loss, data: TrainingData, *, batch_size: in
         raise ValueError(f"evaluate needs a loss with reduction='mean', got '{reduction}'")
     if batch_size < 1:
         raise ValueError(f"batch_size must be at least 1, got {batch_size}")
-    data = readable(model, data)
-    known = closed_form(loss) if isinstance(data, OwnBatches) else None
-    size = num_examples(data)
+    examples = readable(model, data)
+    read = isinstance(examples, OwnBatches)
+    known = closed_form(loss) if read else None
+    size = num_examples(examples)
     first = next(model.parameters(), None)
     device = torch.device("cpu") if first is None else first.device
     total_loss, total_count, num_correct, has_accuracy = 0.0, 0.0, 0, True
     with eval_mode(model), torch.no_grad():
         for chosen in torch.arange(size).split(batch_size):
-            inputs, targets = select(data, chosen, device)
+            inputs, targets = select(examples, chosen, device)
             outputs = model_outputs(model, inputs)
             count = len(chosen) if known is None else known.count(targets)
             total_loss += MeanLoss(loss)(outputs, targets).item() * count
             total_count += count
-            tokens = isinstance(data, OwnBatches) and targets.ndim > 1
-            correct = None if tokens else _num_correct(loss, outputs, targets)
+            correct = None if read and targets.ndim > 1 else _num_correct(loss, outputs, targets)
             has_accuracy = correct is not None
             num_correct += correct or 0
     accuracy = num_correct / size if has_accuracy else None

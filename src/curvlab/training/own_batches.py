@@ -58,7 +58,7 @@ TrainingData: TypeAlias = Pairs | Data
 
 def readable(model: nn.Module, data: TrainingData) -> Pairs | OwnBatches:
     """Return pairs as they are, whatever they hold, and all else as `OwnBatches`."""
-    return OwnBatches(model, data) if _needs_reading(data) else data  # type: ignore[return-value, arg-type]
+    return OwnBatches(model, data) if _needs_reading(data) else data  # type: ignore[return-value]
 
 
 def select(data: Pairs | OwnBatches, indices: Tensor, device: torch.device) -> Batch:

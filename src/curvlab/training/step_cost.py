@@ -78,7 +78,7 @@ def step_cost(
         work()
     # Of the step before, which is freed at the beginning of each step.
     learner.optimizer.zero_grad()
-    return call_cost(work, held=_held(learner, batch), device=batch.inputs.device, num_repeats=num_repeats)
+    return call_cost(work, held=_held(learner, batch), device=batch.targets.device, num_repeats=num_repeats)
 
 
 def call_cost(
@@ -163,7 +163,8 @@ def _held(learner: Learner, batch: TrainingBatch) -> Iterator[Tensor]:
         yield from learner.loss.loss.buffers()
     for state in learner.optimizer.state.values():
         yield from (value for value in state.values() if isinstance(value, Tensor))
-    yield from (tensor for tensor in (batch.inputs, batch.targets, batch.weights) if tensor is not None)
+    yield from [batch.inputs] if isinstance(batch.inputs, Tensor) else batch.inputs.values()
+    yield from (tensor for tensor in (batch.targets, batch.weights) if tensor is not None)
 
 
 def _num_bytes(tensors: Iterable[Tensor]) -> int:

@@ -100,8 +100,8 @@ def train(
         TrainingDivergedError: the loss of a batch was not finite; the model is not usable then.
         ValueError: a setting is out of range, or nothing is there to train.
     """
-    train_data = readable(model, train_data)
-    size = num_examples(train_data)
+    data = readable(model, train_data)
+    size = num_examples(data)
     _check(num_epochs, num_steps, batch_size, given=batches is not None)
     if example_weights is not None and example_weights.shape != (size,):
         raise ValueError(
@@ -128,7 +128,7 @@ def train(
     order = BatchOrder(size, batch_size=batch_size, num_epochs=num_epochs, num_steps=num_steps, given=batches)
     loop = TrainingLoop(
         learner,
-        train_data,
+        data,
         order,
         step=step or (closure_step if by_closure else gradient_step),
         schedule=factors,
@@ -220,6 +220,7 @@ def _settings(
     """Return what the weights at the end depend on, as far as it can be written down."""
     learner, data = loop.learner, loop.data
     groups = [{k: v for k, v in g.items() if k != "params"} for g in learner.optimizer.param_groups]
+    tensors: Iterable[Tensor]
     if isinstance(data, OwnBatches):
         tensors = data.fixed_tensors()
     else:

@@ -15,6 +15,11 @@ uniformly and once by importance. C of condition C.1 (Klochkov & Liu 2024) is me
 random directions and along a right-hand side, beside its certificate max tr(G_i) / (N q_i tr(G)). The distance
 from the solution is compared with (1 - step_size damping)^T, what the exact recursion leaves of the slowest
 component.
+
+Monte-Carlo estimates of tr(G) and of the squared Frobenius norm (the sketches of lissa-tab3) from batches of 32,
+drawn uniformly and by importance: each draw is a row of estimates.csv, with its deviation by formula where
+there is one. The trace of a batch drawn by the traces does not vary at all, but a probe's form of it does: what
+importance can save there is the batch's part.
 """
 
 from experiments.target import Target

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pandas as pd
 
-from curvlab.reporting import ClaimResult, ClaimSheet, exact, judge, out_of_reach
+from curvlab.reporting import ClaimResult, ClaimSheet, bootstrap_interval, exact, judge, out_of_reach
+from experiments.benchmarks.preconditioners.estimates import BATCH_TRACE, SQUARE, TRACE
 from experiments.benchmarks.preconditioners.sampling import WAYS
 from experiments.target import Computed
 
@@ -17,12 +19,40 @@ PEER = "curvlinops CG"
 def judge_claims(computed: Computed, claims: ClaimSheet) -> list[ClaimResult]:
     """Judge every fitted task by itself; counts are exact, and so is a single timing taken as it is."""
     table, lissa = computed["table"].assign(seconds=computed["timing"].seconds), computed["lissa"]
+    estimates = computed.get("estimates")
     results: list[ClaimResult] = []
     for task, own in table[table.fitted].groupby("task", sort=False):
         results += _solving(str(task), own[own.target == TARGET], claims)
         results.append(_peer(str(task), own[own.target == TARGET], claims))
         results += _sampling(str(task), lissa[lissa.task == task].set_index("sampling"), claims)
+        results += _estimates(str(task), estimates, claims)
     return results
+
+
+def _estimates(task: str, estimates: pd.DataFrame | None, claims: ClaimSheet) -> list[ClaimResult]:
+    asked = {"trace-estimates": TRACE, "sketch-estimates": SQUARE}
+    found = []
+    for name, quantity in asked.items():
+        claim = claims.claim(name, of=task)
+        if estimates is None:
+            found.append(out_of_reach(claim, "These tables are older than the estimates: compute them again."))
+            continue
+        own = estimates[(estimates.task == task) & (estimates.quantity == quantity)]
+        values = [own[own.sampling == WAYS[way]].value.to_numpy() for way in ("traces", "uniform")]
+        ratio = float(_ratio(*values))
+        interval = bootstrap_interval((*values,), _ratio, unit="draws", generator=np.random.default_rng(0))
+        batches = estimates[(estimates.task == task) & (estimates.quantity == BATCH_TRACE)]
+        exact_sd = batches.groupby("sampling").exact_sd.first() / float(batches.trace.iloc[0])
+        reason = (
+            f"By formula a batch's own trace varies by {100 * exact_sd[WAYS['uniform']]:.2g} % of tr(G) drawn "
+            f"uniformly, by {100 * exact_sd[WAYS['traces']]:.2g} % drawn by traces; what is left is the probe's."
+        )
+        found.append(judge(claim, ratio, interval, if_not_reproduced=reason))
+    return found
+
+
+def _ratio(values: np.ndarray, uniform: np.ndarray) -> float:
+    return float(np.std(values, ddof=1) / np.std(uniform, ddof=1))
 
 
 def _solving(task: str, own: pd.DataFrame, claims: ClaimSheet) -> list[ClaimResult]:

@@ -9,6 +9,7 @@ import torch
 from omegaconf import DictConfig
 
 from curvlab import runs
+from experiments.benchmarks.preconditioners.estimates import estimate_rows
 from experiments.benchmarks.preconditioners.sampling import sampling_tables
 from experiments.benchmarks.preconditioners.solving import solving_rows
 from experiments.benchmarks.preconditioners.systems import Systems
@@ -17,10 +18,11 @@ from experiments.target import task_settings
 
 
 def compute(run: runs.Run, cfg: DictConfig) -> dict[str, pd.DataFrame]:
-    """Return products and seconds to each residual, LiSSA's ends, and its trajectories."""
+    """Return products and seconds to each residual, LiSSA's ends and trajectories, and estimates from batches."""
     solved: list[dict[str, Any]] = []
     sampled: list[dict[str, Any]] = []
     steps: list[dict[str, Any]] = []
+    estimates: list[dict[str, Any]] = []
     for name, settings in task_settings(cfg).items():
         task = build_task(run, name, settings)
         systems = Systems(run, task, settings)
@@ -29,6 +31,7 @@ def compute(run: runs.Run, cfg: DictConfig) -> dict[str, pd.DataFrame]:
         rows, trajectories = sampling_tables(systems)
         sampled += [row | about for row in rows]
         steps += trajectories
+        estimates += [row | {"fitted": settings.fitted} for row in estimate_rows(systems)]
     run.note(
         seconds="CPU seconds of one process" if run.device.type == "cpu" else "seconds",
         threads=torch.get_num_threads(),
@@ -39,4 +42,5 @@ def compute(run: runs.Run, cfg: DictConfig) -> dict[str, pd.DataFrame]:
         "timing": table.drop(columns=["products", "residual"]),
         "lissa": pd.DataFrame(sampled),
         "lissa_steps": pd.DataFrame(steps),
+        "estimates": pd.DataFrame(estimates),
     }

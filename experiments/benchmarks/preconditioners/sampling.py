@@ -30,9 +30,7 @@ FLOOR, UNIFORM = 0.01, 0.1
 
 def sampling_tables(systems: Systems) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Return one row for each way to sample, and the trajectories."""
-    compute = partial(_scores, systems)
-    about = f"traces of {systems.task.label}"
-    scores = systems.run.unit("preconditioners/scores", systems.task.key, compute, version=1, about=about)
+    scores = batch_scores(systems)
     solutions = systems.solutions()
     rows, steps = [], []
     for way, label in WAYS.items():
@@ -63,6 +61,13 @@ def sampling_tables(systems: Systems) -> tuple[list[dict[str, Any]], list[dict[s
             for step, error in zip(found["steps"], found["errors"], strict=True)
         ]
     return rows, steps
+
+
+def batch_scores(systems: Systems) -> dict[str, Tensor]:
+    """Return tr(G_i) and the output curvatures of all examples, (N,) each; a unit."""
+    compute = partial(_scores, systems)
+    about = f"traces of {systems.task.label}"
+    return systems.run.unit("preconditioners/scores", systems.task.key, compute, version=1, about=about)
 
 
 def shares(traces: Tensor) -> dict[str, float]:

@@ -12,6 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from curvlab import runs
 from experiments.benchmarks.curvature.gauges import measure_peak, measure_times
+from experiments.benchmarks.curvature.parts import part_rows
 from experiments.benchmarks.curvature.products import NotInstalledError, build_case, products
 from experiments.benchmarks.timing import kernel_threads, load_average
 
@@ -20,12 +21,13 @@ MUST_WORK = (*UNITS, "curvlab")  # peers do not take every model
 
 
 def compute(run: runs.Run, cfg: DictConfig) -> dict[str, pd.DataFrame]:
-    """Return one row for each model, number of vectors and method, in milliseconds for each vector."""
+    """Return one row for each model, number of vectors and method, in milliseconds for each vector; and parts."""
     rows: list[dict[str, Any]] = []
     for name in run.progress(list(cfg.models), "models"):
         rows += _model_rows(run, str(name), cfg)
+    parts = [row for name in cfg.profiles for row in part_rows(run, str(name), cfg)]
     run.note(load_average=load_average())
-    return {"table": pd.DataFrame(rows)}
+    return {"table": pd.DataFrame(rows)} | ({"profile": pd.DataFrame(parts)} if parts else {})
 
 
 def _model_rows(run: runs.Run, name: str, cfg: DictConfig) -> list[dict[str, Any]]:

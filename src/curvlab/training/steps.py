@@ -5,12 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
-from curvlab.curvature.batch import Inputs
 from curvlab.training.mean_loss import MeanLoss, model_outputs
 from curvlab.training.sampled_labels import sampled_label_loss
 from curvlab.training.training_mode import eval_mode
@@ -26,7 +25,7 @@ class TrainingBatch:
         weights: (B,), see `MeanLoss`; None: all 1.
     """
 
-    inputs: Inputs
+    inputs: Any  # Inputs: a step of one's own knows which of the two its model takes
     targets: Tensor
     weights: Tensor | None = None
 

@@ -1,20 +1,30 @@
-"""Run by torchrun: what several processes compute together, against one process with all the data (float64).
+"""Run by test_launched.py: what several processes compute, against one process with all the data (float64).
 
 Each check is a function of the ranks that raises where the answers differ; all ranks run all of them.
 """
 
 from __future__ import annotations
 
-import os
-import signal
 import sys
 import time
+from collections.abc import Callable
 
-import pytest
+import example_checks
 import sharded_checks
 import torch
-from problems import LOSS, classifier, close, language_model, loss_gradient, same_on_all, seeded, sequences, uneven
-from torch import Tensor
+from problems import (
+    LOSS,
+    classifier,
+    close,
+    language_model,
+    loss_gradient,
+    refused,
+    same_on_all,
+    seeded,
+    sequences,
+    uneven,
+)
+from processes import forked
 
 from curvlab.curvature import FisherOperator, GaussNewtonOperator, HessianOperator
 from curvlab.distributed import (
@@ -31,8 +41,6 @@ from curvlab.linalg import LinearOperator, identity
 from curvlab.sampling import estimate_llc as llc_on_one
 from curvlab.solvers import BlockConjugateGradient, ConjugateGradient, Lissa, MinimumResidual
 from curvlab.spectrum import hutchinson_trace, mean_eigenvalue, sketch_eigenvalues, top_eigenvalues
-
-KILLED_AT = 3  # step
 
 
 # ------------------------------------------------------------------------------------ data parallel
@@ -119,30 +127,6 @@ def check_chains(ranks: Ranks, folder: str) -> None:
     close(found.per_chain, expected.per_chain, "LLC")
 
 
-def long_solve(ranks: Ranks, folder: str, *, dies_at: int = 0) -> None:
-    """Solve with checkpoints; the last of the ranks is killed at a step, or the solve that was killed goes on."""
-    model, data = classifier()
-    sides = per_example_gradients(model, LOSS, (data[0][:2], data[1][:2])).T
-    steps: list[int] = []
-
-    def callback(step: int, residuals: Tensor) -> None:
-        steps.append(step)
-        if step == dies_at and ranks.rank == ranks.size - 1:
-            print(f"failing at {time.time()}", flush=True)
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    solver = BlockConjugateGradient(
-        rtol=1e-9, callback=callback, checkpoint=f"{folder}/solve.pt", checkpoint_every=1
-    )
-    spread = DataParallelOperator(GaussNewtonOperator(model, LOSS, uneven(ranks, data)))
-    found = solver.solve(spread + 0.01 * identity, sides)
-    expected = BlockConjugateGradient(rtol=1e-9).solve(
-        GaussNewtonOperator(model, LOSS, data) + 0.01 * identity, sides
-    )
-    close(found.x, expected.x, "the resumed solution")
-    assert steps[0] == KILLED_AT, "the solve began anew"
-
-
 def check_refusals(ranks: Ranks) -> None:
     model, data = classifier()
     operator = DataParallelOperator(GaussNewtonOperator(model, LOSS, uneven(ranks, data)))
@@ -155,32 +139,40 @@ def check_refusals(ranks: Ranks) -> None:
     assert torch.equal(torch.cat(ranks.gather(pair[0])), data[0])
 
 
-def refused(call, text: str) -> None:
-    with pytest.raises(ValueError, match=text):
-        call()
+CHECKS: dict[str, Callable[[Ranks, str], None]] = {
+    "sharded products": lambda ranks, folder: sharded_checks.check_products(ranks),
+    "sharded solvers": sharded_checks.check_solvers,
+    "memory": lambda ranks, folder: sharded_checks.check_memory(ranks),
+    "products": lambda ranks, folder: check_products(ranks),
+    "solvers": lambda ranks, folder: check_solvers(ranks),
+    "influence": lambda ranks, folder: check_influence(ranks),
+    "chains": lambda ranks, folder: check_chains(ranks, f"{folder}/chains {ranks.size}"),
+    "importance": lambda ranks, folder: example_checks.check_importance(ranks),
+    "estimated importance": lambda ranks, folder: example_checks.check_estimated_importance(ranks),
+    "rows": lambda ranks, folder: example_checks.check_rows(ranks),
+    "Kronecker factors": lambda ranks, folder: example_checks.check_ekfac(ranks),
+    "refusals of examples": lambda ranks, folder: example_checks.check_refusals(ranks),
+    "refusals": lambda ranks, folder: check_refusals(ranks),
+}
 
 
-def main(folder: str, ending: str) -> None:
-    with joined(timeout_seconds=60) as ranks:
-        sharded_checks.check_products(ranks)
-        sharded_checks.check_solvers(ranks, folder)
-        sharded_checks.check_memory(ranks)
-        check_products(ranks)
-        check_solvers(ranks)
-        check_influence(ranks)
-        check_chains(ranks, f"{folder}/chains {ranks.size}")
-        check_refusals(ranks)
+def run_checks(folder: str) -> None:
+    """Run all checks on this rank, and tell how long each took."""
+    with joined(timeout_seconds=300) as ranks:
+        for name, check in CHECKS.items():
+            began = time.process_time()
+            check(ranks, folder)
+            if ranks.is_first:
+                print(f"{ranks.size} ranks: {name}: {time.process_time() - began:.1f} CPU s", flush=True)
         if ranks.is_first:
-            print("all checks passed", flush=True)
-        if ending == "killed":
-            long_solve(ranks, folder, dies_at=KILLED_AT)
-        long_solve(ranks, folder)
-        if ranks.is_first:
-            print("the solve went on", flush=True)
-        if ranks.rank == ranks.size - 1:
-            print(f"failing at {time.time()}", flush=True)
-            raise ValueError("the last rank has had enough")
-        ranks.sum(torch.ones(1))  # the others wait here
+            print(f"{ranks.size} ranks: all checks passed", flush=True)
+
+
+def main(folder: str) -> None:
+    # Forked here, not started by torchrun one by one: all that is imported is imported once. `language_model` too.
+    language_model("llama")
+    for num_processes in (2, 4):
+        forked(num_processes, run_checks, folder)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -44,6 +47,19 @@ def classifier() -> tuple[nn.Module, tuple[Tensor, Tensor]]:
     return model, (inputs, torch.randint(3, (23,), generator=generator))
 
 
+def convolutions() -> tuple[nn.Module, tuple[Tensor, Tensor]]:
+    torch.manual_seed(5)
+    model = nn.Sequential(nn.Conv2d(1, 2, 2), nn.Tanh(), nn.Flatten(), nn.Linear(8, 3)).double().eval()
+    return model, (torch.randn(9, 1, 3, 3, generator=seeded(6), dtype=torch.float64), torch.arange(9) % 3)
+
+
+def normed() -> tuple[nn.Module, tuple[Tensor, Tensor]]:
+    """Some parameters belong to no linear or convolutional layer."""
+    torch.manual_seed(7)
+    model = nn.Sequential(nn.Linear(5, 4), nn.LayerNorm(4), nn.Linear(4, 3)).double().eval()
+    return model, (torch.randn(9, 5, generator=seeded(8), dtype=torch.float64), torch.arange(9) % 3)
+
+
 def uneven(ranks: Ranks, data: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
     """This rank's share where the first rank has one example and the last one most of them."""
     inputs, targets = data
@@ -59,6 +75,11 @@ def close(found: Tensor, expected: Tensor, what: str, tolerance: float = TOLERAN
 
 def same_on_all(ranks: Ranks, tensor: Tensor, what: str) -> None:
     assert all(torch.equal(tensor, other) for other in ranks.gather(tensor)), f"{what} differs between ranks"
+
+
+def refused(call: Callable[[], object], text: str, kind: type[Exception] = ValueError) -> None:
+    with pytest.raises(kind, match=text):
+        call()
 
 
 def loss_gradient(model: nn.Module, data: tuple[Tensor, Tensor]) -> Tensor:

@@ -46,7 +46,7 @@ def check_solvers(ranks: Ranks, folder: str) -> None:
     model, data = classifier()
     whole: LinearOperator = GaussNewtonOperator(model, LOSS, data)
     sharded = shard_parameters(classifier()[0])
-    op = ShardedGaussNewtonOperator(sharded, LOSS, uneven(ranks, data), batch_size=4)
+    op = ShardedGaussNewtonOperator(sharded, LOSS, uneven(ranks, data), batch_size=12)
     sides = whole.randn(2, seeded(3))
     solvers = [
         ConjugateGradient(rtol=1e-8),

@@ -8,9 +8,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from curvlab.curvature.example_rows import own_gauss_newton
 from curvlab.curvature.example_traces import exact_traces, sampled_traces
 from curvlab.curvature.gauss_newton import GaussNewtonOperator
 from curvlab.curvature.importance import certified_constant, importance_probabilities
+from curvlab.curvature.spread_operator import SpreadOperator
 from curvlab.linalg import DenseOperator, LinearOperator
 
 _FLOOR = 0.01  # of the mean trace: no weight exceeds 100 times that of uniform sampling
@@ -43,19 +45,20 @@ def example_importance(operator: LinearOperator, *, generator: torch.Generator |
     tenth of the uniform distribution: no certificate, for an estimate may be small by chance.
 
     Args:
-        operator: GaussNewtonOperator of the whole data, or a DenseOperator of N matrices.
+        operator: GaussNewtonOperator of the whole data, also spread over processes (DataParallelOperator), or a
+            DenseOperator of N matrices.
         generator: of the estimates.
 
     Cost: (1 + C) / 5 products for C outputs; one product for estimates.
     """
     if isinstance(operator, DenseOperator) and operator.examples is not None:
         return _certified(operator.examples.diagonal(dim1=1, dim2=2).sum(1).double().cpu(), 0)
-    if not isinstance(operator, GaussNewtonOperator):
+    if not isinstance(operator, GaussNewtonOperator | SpreadOperator):
         raise TypeError(
             f"importance sampling draws by tr(G_i), which {type(operator).__name__} does not tell: pass a "
             "GaussNewtonOperator without damping, and the damping as a number, or sampling='uniform'"
         )
-    num_outputs = _num_outputs(operator)
+    num_outputs = _num_outputs(own_gauss_newton(operator))
     if num_outputs is not None and num_outputs <= _MOST_OUTPUTS:
         try:
             return _certified(exact_traces(operator), math.ceil((1 + num_outputs) / 5))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +17,7 @@ from curvlab.curvature.layers import Layer
 from curvlab.curvature.losses import BinaryCrossEntropy, CrossEntropy, OutputLoss, SquaredError
 from curvlab.curvature.model_function import check_finite
 from curvlab.curvature.output_hessians import dense_hessians, hessian_factors
+from curvlab.curvature.spread_operator import SpreadOperator
 
 _ANY_SIZE = 2**62
 
@@ -65,6 +67,13 @@ def checked_operator(operator: GaussNewtonOperator) -> Batches:
     if not isinstance(batches, Batches):
         raise ValueError("traces belong to the whole data: pass the operator itself, not a sample of it")
     return batches.in_fixed_order()
+
+
+def own_gauss_newton(operator: GaussNewtonOperator | SpreadOperator) -> GaussNewtonOperator:
+    """Return the matrix of this process's examples, where they are spread over several; else the operator."""
+    own = operator.own() if isinstance(operator, SpreadOperator) else operator
+    checked_operator(own)  # type: ignore[arg-type]  # says what it wants instead
+    return cast("GaussNewtonOperator", own)
 
 
 def covering_layers(operator: GaussNewtonOperator) -> list[Layer] | None:

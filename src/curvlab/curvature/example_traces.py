@@ -4,7 +4,8 @@ G = 1/N sum_i G_i over the N examples (sequences for language models), with G_i 
 the loss's mean divides by (`DataOperator.divisor`), so that the mean of tr(G_i) is tr(G). In fitted networks few
 examples hold most of it: importance sampling (`ImportanceOperator`) and `solvers.Rows` build on that.
 
-All functions return fp64 on the CPU, in the order in which `Batches` numbers the examples.
+All functions return fp64 on the CPU, in the order in which `Batches` numbers the examples. Of a matrix whose
+examples are spread over processes each computes its own, and all are told those of all.
 """
 
 from __future__ import annotations
@@ -22,19 +23,21 @@ from curvlab.curvature.example_rows import (
     covering_layers,
     output_factors,
     output_traces,
+    own_gauss_newton,
     random_factor,
     run_recorded,
 )
 from curvlab.curvature.gauss_newton import GaussNewtonOperator
 from curvlab.curvature.jacobian_products import use_vmap
 from curvlab.curvature.model_function import check_finite
+from curvlab.curvature.spread_operator import SpreadOperator
 
 # Gradients of single examples that are held at once, in numbers.
 _GRADIENT_NUMBERS = 2**25
 
 
 @torch.inference_mode(False)
-def exact_traces(operator: GaussNewtonOperator) -> Tensor:
+def exact_traces(operator: GaussNewtonOperator | SpreadOperator) -> Tensor:
     """Return tr(G_i) = N/n sum_r ‖J_iᵀ l_ir‖² with S_i = sum_r l_ir l_irᵀ, exact to rounding, (N,).
 
     The norm is taken layer by layer, and no gradient is formed: in a linear layer that is used once it is
@@ -45,6 +48,8 @@ def exact_traces(operator: GaussNewtonOperator) -> Tensor:
     ValueError that says to take `sampled_traces`. Cost: (1 + C) F, F a forward of the data: for 10 classes about
     two products with G. Memory: activations of one batch, C times its signals.
     """
+    if isinstance(operator, SpreadOperator):
+        return operator.of_all_examples(exact_traces(own_gauss_newton(operator)))
     batches = checked_operator(operator)
     layers = covering_layers(operator)
     if layers is None:
@@ -64,7 +69,7 @@ def exact_traces(operator: GaussNewtonOperator) -> Tensor:
 
 @torch.inference_mode(False)
 def sampled_traces(
-    operator: GaussNewtonOperator, *, num_draws: int = 1, generator: torch.Generator | None = None
+    operator: GaussNewtonOperator | SpreadOperator, *, num_draws: int = 1, generator: torch.Generator | None = None
 ) -> Tensor:
     """Return an unbiased estimate of tr(G_i) for any model, (N,).
 
@@ -76,13 +81,18 @@ def sampled_traces(
     Args:
         operator: G.
         num_draws: draws for each example; their estimates are averaged.
-        generator: of the draws; seed 0 by default.
+        generator: of the draws; seed 0 by default. Spread over processes, each has a stream of its own from it.
 
     Cost: a forward, then for each draw one gradient of each example: F + 2F where all parameters are in linear and
     convolutional layers, 3F and one example at a time otherwise (together through vmap, where that pays).
     """
     if num_draws < 1:
         raise ValueError(f"num_draws must be at least 1, got {num_draws}")
+    if isinstance(operator, SpreadOperator):
+        own = sampled_traces(
+            own_gauss_newton(operator), num_draws=num_draws, generator=operator.own_generator(generator)
+        )
+        return operator.of_all_examples(own)
     batches = checked_operator(operator)
     layers = covering_layers(operator)
     source = generator if generator is not None else torch.Generator().manual_seed(0)
@@ -100,7 +110,7 @@ def sampled_traces(
 
 
 @torch.inference_mode(False)
-def output_curvatures(operator: GaussNewtonOperator) -> Tensor:
+def output_curvatures(operator: GaussNewtonOperator | SpreadOperator) -> Tensor:
     """Return N/n tr(S_i), the curvature of the loss by the outputs, (N,): 1 - sum_c p_c² for a class.
 
     The cheap score: tr(G_i) without J_i, which varies far less between the examples of a fitted classifier, so it
@@ -109,6 +119,8 @@ def output_curvatures(operator: GaussNewtonOperator) -> Tensor:
 
     Cost: one forward of the data.
     """
+    if isinstance(operator, SpreadOperator):
+        return operator.of_all_examples(output_curvatures(own_gauss_newton(operator)))
 
     def of_batch(inputs: Inputs, targets: Tensor) -> Tensor:
         with torch.no_grad():

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import copy
+from typing import cast
 
 import torch
 from torch import Tensor
 
-from curvlab.curvature.example_rows import checked_operator
+from curvlab.curvature.example_rows import own_gauss_newton
 from curvlab.curvature.example_traces import exact_traces, output_curvatures, sampled_traces
 from curvlab.curvature.gauss_newton import GaussNewtonOperator
-from curvlab.linalg import DerivedOperator, ExampleWeights
+from curvlab.curvature.spread_operator import SpreadOperator
+from curvlab.linalg import DerivedOperator, ExampleWeights, LinearOperator
 
 
 def importance_probabilities(scores: Tensor, *, floor: float = 0.0, uniform: float = 0.0) -> Tensor:
@@ -72,7 +74,7 @@ class ImportanceOperator(DerivedOperator):
     enough for Corollary 1.
 
     Args:
-        operator: G, a GaussNewtonOperator of the whole data.
+        operator: G, a GaussNewtonOperator of the whole data, also spread over processes.
         probabilities: q, (N,), positive wherever G_i is not 0; they are divided by their sum.
 
     Attributes:
@@ -83,17 +85,21 @@ class ImportanceOperator(DerivedOperator):
     token by token.
     """
 
-    def __init__(self, operator: GaussNewtonOperator, probabilities: Tensor) -> None:
+    def __init__(self, operator: GaussNewtonOperator | SpreadOperator, probabilities: Tensor) -> None:
         super().__init__(operator)
-        checked_operator(operator)
-        self._importance = ExampleWeights(probabilities, operator.num_examples)
+        own_gauss_newton(operator)
         self.operator = operator
+        self._importance = ExampleWeights(probabilities, self.num_examples)
         self.probabilities = self._importance.probabilities
-        self._terms: tuple[GaussNewtonOperator, ...] = (operator,)
+        self._terms: tuple[LinearOperator, ...] = (operator,)
 
     @classmethod
     def by_traces(
-        cls, operator: GaussNewtonOperator, *, floor: float = 0.01, generator: torch.Generator | None = None
+        cls,
+        operator: GaussNewtonOperator | SpreadOperator,
+        *,
+        floor: float = 0.01,
+        generator: torch.Generator | None = None,
     ) -> ImportanceOperator:
         """Return G sampled by q_i ∝ max(tr(G_i), floor · mean): C is at most 1 + floor.
 
@@ -107,7 +113,9 @@ class ImportanceOperator(DerivedOperator):
         return cls(operator, q)
 
     @classmethod
-    def by_output_curvatures(cls, operator: GaussNewtonOperator, *, uniform: float = 0.1) -> ImportanceOperator:
+    def by_output_curvatures(
+        cls, operator: GaussNewtonOperator | SpreadOperator, *, uniform: float = 0.1
+    ) -> ImportanceOperator:
         """Return G sampled by its cheap score, tr(S_i), mixed with the uniform distribution; one forward pass.
 
         C is at most max_i tr(G_i) / (uniform · tr(G)), by the uniform share alone; where the traces are known,
@@ -132,8 +140,12 @@ class ImportanceOperator(DerivedOperator):
 
         A sample of a sample is a sample of the whole data again.
         """
-        drawn, factors = self._draws(weights).draw(batch_size, generator)
+        importance = self._draws(weights)
         sampled = copy.copy(self)
+        if isinstance(self.operator, SpreadOperator):
+            sampled._terms = (self.operator.sample(batch_size, generator, importance.probabilities),)
+            return sampled
+        drawn, factors = importance.draw(batch_size, generator)
         sampled._terms = tuple(self.operator.weighted_parts(drawn, factors))
         return sampled
 
@@ -145,7 +157,7 @@ class ImportanceOperator(DerivedOperator):
     @property
     def num_examples(self) -> int:
         """N, of a sample too."""
-        return self.operator.num_examples
+        return cast("int", self.operator.num_examples)
 
     def _draws(self, weights: Tensor | None) -> ExampleWeights:
-        return self._importance if weights is None else ExampleWeights(weights, self.operator.num_examples)
+        return self._importance if weights is None else ExampleWeights(weights, self.num_examples)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -9,9 +11,16 @@ from torch import Tensor
 from torch.func import vjp, vmap
 
 from curvlab.curvature.batch import Inputs
-from curvlab.curvature.example_rows import checked_operator, covering_layers, output_factors, run_recorded
+from curvlab.curvature.example_rows import (
+    checked_operator,
+    covering_layers,
+    output_factors,
+    own_gauss_newton,
+    run_recorded,
+)
 from curvlab.curvature.gauss_newton import GaussNewtonOperator
 from curvlab.curvature.layers import Layer
+from curvlab.curvature.spread_operator import SpreadOperator
 
 _EXAMPLES_AT_ONCE = 256
 # Outputs of an example that rows are made of: those of its largest probabilities, where it has more.
@@ -55,6 +64,25 @@ class OuterRows:
         """Numbers in memory."""
         return self.activations.numel() + self.signals.numel()
 
+    @property
+    def squares(self) -> Tensor:
+        """Squared norms of the rows' parts in this layer, (M,), fp64."""
+        return self.activations.double().square().sum(1)[self.examples] * self.signals.double().square().sum(1)
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """All that is kept beside the layer."""
+        return self.activations, self.signals, self.examples
+
+    @classmethod
+    def joined(cls, layer: Layer, found: Sequence[Sequence[Tensor]], places: Tensor) -> OuterRows:
+        """Return the rows `places` of several sets of `tensors`, counted through them."""
+        starts = itertools.accumulate((len(activations) for activations, _, _ in found), initial=0)
+        examples = torch.cat([numbers + start for (_, _, numbers), start in zip(found, starts, strict=False)])
+        kept, renumbered = examples[places].unique(return_inverse=True)
+        activations, signals = (torch.cat([tensors[i] for tensors in found]) for i in (0, 1))
+        return cls(layer, activations[kept], signals[places], renumbered)
+
 
 @dataclass(frozen=True)
 class DenseRows:
@@ -85,10 +113,25 @@ class DenseRows:
         """Numbers in memory."""
         return self.rows.numel()
 
+    @property
+    def squares(self) -> Tensor:
+        """Squared norms of the rows or their parts, (M,), fp64."""
+        return self.rows.double().square().sum(1)
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """All that is kept beside the layer."""
+        return (self.rows,)
+
+    @classmethod
+    def joined(cls, layer: Layer | None, found: Sequence[Sequence[Tensor]], places: Tensor) -> DenseRows:
+        """Return the rows `places` of several sets of `tensors`, counted through them."""
+        return cls(layer, torch.cat([rows for (rows,) in found])[places])
+
 
 @torch.inference_mode(False)
 def principal_rows(
-    operator: GaussNewtonOperator, chosen: Tensor, num_rows: int
+    operator: GaussNewtonOperator | SpreadOperator, chosen: Tensor, num_rows: int
 ) -> tuple[list[OuterRows | DenseRows], int]:
     """Return the longest principal rows of the examples `chosen`, and the number C of outputs they were made of.
 
@@ -96,16 +139,22 @@ def principal_rows(
     changes neither their sum Σ rᵀr nor their form in a layer. Then the `num_rows` longest of all are kept, as one
     part for each layer where layers hold all parameters; else as rows of P.
 
+    Of examples that are spread over processes each takes the longest rows of its own, and all get the longest of
+    those.
+
     Cost: (1 + C) F of the chosen examples by layers; without them C gradients of each example, one by one.
     """
+    if isinstance(operator, SpreadOperator):
+        return _rows_of_all(operator, chosen, num_rows)
     layers = covering_layers(operator)
     if layers is None:
         return _flat_rows(operator, chosen, num_rows)
     return _layered_rows(operator, layers, chosen, num_rows)
 
 
-def numbers_of_row(operator: GaussNewtonOperator) -> int:
+def numbers_of_row(operator: GaussNewtonOperator | SpreadOperator) -> int:
     """Return how many numbers a row of `principal_rows` takes at most."""
+    operator = own_gauss_newton(operator)
     layers = covering_layers(operator)
     return operator.shape[0] if layers is None else sum(map(_numbers_in_layer, layers))
 
@@ -113,6 +162,30 @@ def numbers_of_row(operator: GaussNewtonOperator) -> int:
 def _numbers_in_layer(layer: Layer) -> int:
     outputs, inputs = layer.shape
     return outputs + inputs if isinstance(layer.module, torch.nn.Linear) else outputs * inputs
+
+
+def _rows_of_all(
+    operator: SpreadOperator, chosen: Tensor, num_rows: int
+) -> tuple[list[OuterRows | DenseRows], int]:
+    """Return the longest principal rows of examples that several processes hold, the same on each."""
+    matrix, places = own_gauss_newton(operator), operator.own_places(chosen)
+    parts, num_outputs = principal_rows(matrix, places, num_rows) if len(places) else ([], 0)
+    own = [tuple(tensor.cpu() for tensor in part.tensors) for part in parts]
+    squares = torch.stack([part.squares.cpu() for part in parts]).sum(0) if parts else torch.zeros(0)
+    found = [share for share in operator.gather((own, squares, num_outputs)) if share[0]]
+    # Which of them are longest, as the first process has it: no two may differ by their last digit.
+    longest = operator.gather(torch.cat([share[1] for share in found]))[0]
+    kept = longest.topk(min(num_rows, max(1, int((longest > 0).sum())))).indices
+    layers = covering_layers(matrix)
+    joined: list[OuterRows | DenseRows] = []
+    for index, layer in enumerate([None] if layers is None else layers):
+        tensors = [[tensor.to(matrix.device) for tensor in share[0][index]] for share in found]
+        at = kept.to(matrix.device)
+        if layer is None or len(tensors[0]) == 1:
+            joined.append(DenseRows.joined(layer, tensors, at))
+        else:
+            joined.append(OuterRows.joined(layer, tensors, at))
+    return joined, max(share[2] for share in found)
 
 
 def _layered_rows(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,20 +11,22 @@ import torch
 from torch import Tensor
 
 from curvlab.curvature import DataOperator
+from curvlab.curvature.layers import Layer
 from curvlab.curvature.quadratic_forms import quadratic_forms
+from curvlab.curvature.spread_operator import SpreadOperator, Value
 from curvlab.distributed.checkpoint import FirstRankCheckpoint
 from curvlab.distributed.examples import SEEDS, SharedExamples
 from curvlab.distributed.ranks import Ranks
 from curvlab.linalg import LinearOperator, SumOperator
 
 
-class DataParallelOperator(LinearOperator):
+class DataParallelOperator(SpreadOperator):
     """The curvature matrix of all ranks' examples together: A = 1/n sum_r n_r A_r, n = sum_r n_r.
 
     A_r is the matrix of rank r's examples and n_r what its mean divides by (predictions, not ranks or batches), so
     that shares of any sizes give the matrix of the whole data; with reduction="sum" A = sum_r A_r. Every rank
-    holds the whole model and whole vectors, the same bits on each, and all solvers, spectra and estimators of
-    curvlab run on it unchanged, in step: all ranks make the same calls with generators seeded alike.
+    holds the whole model and whole vectors, the same bits on each, and all solvers, preconditioners, spectra and
+    estimators of curvlab run on it unchanged, in step: all ranks make the same calls with generators seeded alike.
 
     Args:
         share: a GaussNewtonOperator, HessianOperator or FisherOperator of this rank's own examples. With
@@ -109,6 +111,50 @@ class DataParallelOperator(LinearOperator):
         """Return a file that rank 0 keeps for all: their states are the same."""
         own = {"operator": f"{self.shape[0]} {self.dtype} damping {self.damping!r}"}
         return FirstRankCheckpoint(path, {**settings, **own}, every=every, ranks=self.ranks)
+
+    # ----------------------------------------------------------------- single examples and layers
+    def own(self) -> DataOperator:
+        """Return the sum over this rank's examples, divided by n."""
+        if self._sampled:
+            raise ValueError("traces and rows belong to the whole data: pass the operator itself, not a sample")
+        return self.share.part(divisor=self.divisor)
+
+    def own_places(self, chosen: Tensor) -> Tensor:
+        """Return those of the examples `chosen` of all ranks that are this rank's, numbered in its share."""
+        return self._examples.own_places(chosen)[0]
+
+    def gather(self, value: Value) -> list[Value]:
+        """Return the objects of all ranks in their order."""
+        return self.ranks.gather(value)
+
+    def sum_of_all(self, tensor: Tensor) -> Tensor:
+        """Return the sum over ranks."""
+        return self.ranks.sum(tensor)
+
+    def own_generator(self, generator: torch.Generator | None) -> torch.Generator:
+        """Return this rank's own stream, seeded by the next number of a generator that all have alike."""
+        source = torch.Generator().manual_seed(0) if generator is None else generator
+        seed = torch.randint(2**31, (1,), generator=source, device=source.device).cpu()
+        self.ranks.agree(seed, f"the numbers that they draw: {SEEDS}")
+        return torch.Generator(source.device).manual_seed(int(seed) + self.ranks.rank)
+
+    @property
+    def parameter_slices(self) -> tuple[slice, ...]:
+        """Each parameter's place in the flat vector."""
+        return self.share.parameter_slices
+
+    def layers(self, *, max_size: int) -> list[Layer]:
+        """Return the linear and convolutional layers with at most `max_size` inputs and outputs."""
+        return self.share.layers(max_size=max_size)
+
+    def layer_factors(
+        self, layers: list[Layer], *, generator: torch.Generator | None = None
+    ) -> Iterator[list[tuple[Tensor, Tensor]]]:
+        """Yield activations and signals of this rank's batches, with labels drawn by its own stream.
+
+        See DataOperator; sums over all examples are sums over the ranks.
+        """
+        yield from self.own().layer_factors(layers, generator=self.own_generator(generator))
 
     @property
     def is_psd(self) -> bool:

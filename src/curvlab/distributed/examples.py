@@ -67,7 +67,12 @@ class SharedExamples:
         else:
             indices, factors = ExampleWeights(weights, self.num).draw(batch_size, generator)
         self.ranks.agree(indices, f"the examples that they draw: {SEEDS}")
+        own, mine = self.own_places(indices)
+        own_factors = None if factors is None else factors[mine]
+        return own, own_factors, batch_size / self.num * self.divisor
+
+    def own_places(self, indices: Tensor) -> tuple[Tensor, Tensor]:
+        """Return those of `indices` that are this rank's, numbered in its share, and which they were."""
         first = sum(self.sizes[: self.ranks.rank])
         mine = (indices >= first) & (indices < first + self.sizes[self.ranks.rank])
-        own_factors = None if factors is None else factors[mine]
-        return indices[mine] - first, own_factors, batch_size / self.num * self.divisor
+        return indices[mine] - first, mine

@@ -28,7 +28,8 @@ def measure_importance_recipe(
     estimated, C is measured (`measure_recipe`).
 
     Args:
-        operator: GaussNewtonOperator of the whole data, or a DenseOperator of N matrices.
+        operator: GaussNewtonOperator of the whole data, also spread over processes, or a DenseOperator of N
+            matrices.
         damping: added to G before inversion.
         safety: factor before C.
         num_time_constants: T in units of 1 / (step size damping).

@@ -43,6 +43,15 @@ class LayeredOperator(Protocol):
     def __matmul__(self, vectors: Tensor) -> Tensor: ...
 
 
+@runtime_checkable
+class SumsOverProcesses(Protocol):
+    """What G has where `layer_factors` yields a process's own batches alone: DataParallelOperator."""
+
+    def sum_of_all(self, tensor: Tensor) -> Tensor:
+        """Return the sum over processes."""
+        ...
+
+
 @dataclass(frozen=True)
 class _Block:
     """A layer's (U_B ⊗ U_A) diag(inverse) (U_B ⊗ U_A)ᵀ."""
@@ -179,6 +188,8 @@ def _factors(
             inputs[index] += torch.einsum("nti,ntj->ij", a, a)
             outputs[index] += torch.einsum("nti,ntj->ij", g, g)
             places[index] += a.shape[0] * a.shape[1]
+    inputs, outputs = _over_processes(source, inputs), _over_processes(source, outputs)
+    places = [int(count) for count in _over_processes(source, list(map(torch.tensor, places)))]
     bases, eigenvalues = [], []
     for a, g, count in zip(inputs, outputs, places, strict=True):
         # Mean over places for a, sum over places and mean over examples for g (Grosse & Martens 2016).
@@ -207,7 +218,12 @@ def _corrected(
             else:
                 for some_a, some_g in zip(a.split(16), g.split(16), strict=True):
                     moments[index] += (some_g.transpose(1, 2) @ some_a).square().sum(0)
-    return moments
+    return _over_processes(source, moments)
+
+
+def _over_processes(source: LayeredOperator, sums: list[Tensor]) -> list[Tensor]:
+    """Return sums over all examples, where each process has summed over its own."""
+    return [source.sum_of_all(each) for each in sums] if isinstance(source, SumsOverProcesses) else sums
 
 
 def _tensor_means(source: LayeredOperator, *, generator: torch.Generator | None) -> Tensor:

@@ -17,6 +17,7 @@ from curvlab.solvers.preconditioners.ekfac import layered_term
 
 if TYPE_CHECKING:
     from curvlab.curvature import GaussNewtonOperator
+    from curvlab.curvature.spread_operator import SpreadOperator
 
 _POWER_STEPS = 30
 
@@ -89,6 +90,7 @@ class Rows:
 
     Kept are activations and output signals of each linear layer, M (I + O) numbers; rows of convolutions are kept
     as (O I), and as P numbers where other parameters are trained. Outputs must be (N, C): a token is no example.
+    Where examples are spread over processes (DataParallelOperator), each process keeps all of R.
 
     Args:
         num_rows: M, at most N times the outputs; None: as many as `memory_budget` allows.
@@ -133,7 +135,7 @@ class Rows:
         forwards += 1 + (num_outputs if self.score == "traces" else 0)
         return RowsInverse(parts, damping, self.rank, like=operator), math.ceil(forwards / 5)
 
-    def _affordable(self, source: GaussNewtonOperator) -> int:
+    def _affordable(self, source: GaussNewtonOperator | SpreadOperator) -> int:
         """Return the largest M with 32 M² + (bytes of a row) M <= memory_budget."""
         linear = torch.finfo(source.dtype).bits // 8 * numbers_of_row(source)
         num_rows = int((math.sqrt(linear**2 + 128 * self.memory_budget) - linear) / 64)
@@ -145,10 +147,10 @@ class Rows:
         return num_rows
 
 
-def _source(operator: LinearOperator) -> GaussNewtonOperator:
+def _source(operator: LinearOperator) -> GaussNewtonOperator | SpreadOperator:
     """Return the term that knows its model and data; what reads its rows says if it is no Gauss-Newton matrix."""
     why = "rows of examples are those of GaussNewtonOperator(...) + damping * identity,"
-    return cast("GaussNewtonOperator", layered_term(operator, why=why))
+    return cast("GaussNewtonOperator | SpreadOperator", layered_term(operator, why=why))
 
 
 def _largest_eigenvalue(gram: Tensor) -> float:

@@ -1,0 +1,59 @@
+"""Run by torchrun: a long solve in which a rank is killed, then one that goes on and in which a rank fails."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+
+import torch
+from problems import LOSS, classifier, close, seeded, uneven
+from torch import Tensor
+
+from curvlab.curvature import GaussNewtonOperator
+from curvlab.distributed import DataParallelOperator, Ranks, joined
+from curvlab.linalg import identity
+from curvlab.solvers import BlockConjugateGradient
+
+KILLED_AT = 3  # step
+
+
+def long_solve(ranks: Ranks, folder: str, *, dies_at: int = 0) -> None:
+    """Solve with checkpoints; the last of the ranks is killed at a step, or the solve that was killed goes on."""
+    model, data = classifier()
+    whole = GaussNewtonOperator(model, LOSS, data)
+    sides = whole @ whole.randn(2, seeded(3))
+    steps: list[int] = []
+
+    def callback(step: int, residuals: Tensor) -> None:
+        steps.append(step)
+        if step == dies_at and ranks.rank == ranks.size - 1:
+            print(f"failing at {time.time()}", flush=True)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    solver = BlockConjugateGradient(
+        rtol=1e-9, callback=callback, checkpoint=f"{folder}/solve.pt", checkpoint_every=1
+    )
+    spread = DataParallelOperator(GaussNewtonOperator(model, LOSS, uneven(ranks, data)))
+    found = solver.solve(spread + 0.01 * identity, sides)
+    expected = BlockConjugateGradient(rtol=1e-9).solve(whole + 0.01 * identity, sides)
+    close(found.x, expected.x, "the resumed solution")
+    assert steps[0] == KILLED_AT, "the solve began anew"
+
+
+def main(folder: str, ending: str) -> None:
+    with joined(timeout_seconds=60) as ranks:
+        if ending == "killed":
+            long_solve(ranks, folder, dies_at=KILLED_AT)
+        long_solve(ranks, folder)
+        if ranks.is_first:
+            print("the solve went on", flush=True)
+        if ranks.rank == ranks.size - 1:
+            print(f"failing at {time.time()}", flush=True)
+            raise ValueError("the last rank has had enough")
+        ranks.sum(torch.ones(1))  # the others wait here
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

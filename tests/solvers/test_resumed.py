@@ -11,10 +11,12 @@ from torch import Tensor
 
 import curvlab.checkpoint
 from curvlab.linalg import DenseOperator, identity
-from curvlab.solvers import BlockConjugateGradient, Lissa, MinimumResidual, Nystrom
+from curvlab.solvers import BlockConjugateGradient, ConjugateGradient, Lissa, MinimumResidual, Nystrom
 from curvlab.spectrum import hutchinson_trace, top_eigenvalues
 
 SOLVERS = {
+    "cg": ConjugateGradient(rtol=1e-9),
+    "cg, preconditioned": ConjugateGradient(rtol=1e-9, preconditioner=Nystrom(3)),
     "block cg": BlockConjugateGradient(rtol=1e-9),
     "block cg, preconditioned": BlockConjugateGradient(rtol=1e-9, preconditioner=Nystrom(3)),
     "minimum residual": MinimumResidual(rtol=1e-9),

@@ -5,10 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from curvlab.checkpoint import Checkpoint, fingerprint
 from curvlab.linalg import LinearOperator
 from curvlab.solvers.preconditioners import Preconditioner, build_preconditioner
 from curvlab.solvers.solution import Solution, relative_norm
@@ -18,6 +21,7 @@ from curvlab.solvers.solver import (
     check_finite,
     check_right_hand_side,
     check_stopping,
+    open_checkpoint,
 )
 from curvlab.spectrum.probes import describe
 
@@ -41,6 +45,9 @@ class ConjugateGradient:
             for many solves, build it yourself: `inverse, _ = Nystrom(300).build(op)`.
         callback: called as callback(step, residuals) with (K,) relative residuals of the recurrence.
         monitor: called as monitor(step, iterate) after each step; iterate() gives x then, (P, K), a copy.
+        checkpoint: file in which unfinished work is kept, saved every minute: the same call goes on there, with a
+            preconditioner built anew, and ends at the same numbers.
+        checkpoint_every: save after so many steps, too.
 
     Cost: one product a column and step, plus one for each time a residual is recomputed. Memory: five
     vectors for each column.
@@ -51,6 +58,8 @@ class ConjugateGradient:
     preconditioner: LinearOperator | Preconditioner | None = None
     callback: Callback | None = None
     monitor: Monitor | None = None
+    checkpoint: str | Path | None = None
+    checkpoint_every: int | None = None
 
     def __post_init__(self) -> None:
         check_stopping(self.rtol, self.max_steps)
@@ -69,28 +78,33 @@ class ConjugateGradient:
         """
         columns = check_right_hand_side(operator, b)
         check_definite(operator)
-        x = torch.zeros_like(columns)
+        x = self._start(operator, b, columns, x0)
         preconditioner, num_matvecs = build_preconditioner(self.preconditioner, operator, generator=generator)
-        if x0 is not None:
-            if x0.shape != b.shape:
-                raise ValueError(f"x0 has shape {tuple(x0.shape)}, but b has {tuple(b.shape)}")
-            x = check_right_hand_side(operator, x0).clone()
-            # Nothing but x = 0 can be asked for where b = 0, and no relative residual could say so.
-            x[:, operator.norm(columns) == 0] = 0
-            num_matvecs += columns.shape[1]
+        num_matvecs += columns.shape[1] if x0 is not None else 0
         residuals = columns - operator @ x if x0 is not None else columns.clone()
         relative = relative_norm(operator, residuals, columns)
         steps_left = torch.full_like(relative, self._step_limit(operator.shape[0]), dtype=torch.long)
         previous = torch.full_like(relative, math.inf)
         scale = operator.norm(columns)
         progress = _Progress(relative.clone(), scale, self.callback, self.monitor)
+        checkpoint = self._open_checkpoint(operator, columns, x0)
+        kept = None if checkpoint is None else checkpoint.load()
+        if kept is not None:
+            x, residuals, relative, previous, steps_left = (part.to(columns.device) for part in kept["columns"])
+            progress.go_on([part.to(columns.device) for part in kept["history"]])
+            num_matvecs = kept["num_matvecs"]
         while True:
             active = (relative > self.rtol) & (relative < 0.5 * previous) & (steps_left > 0)
             if not bool(active.any()):
                 break
             descent = _Descent(operator, preconditioner, x[:, active], residuals[:, active])
+            if kept is not None:
+                descent.go_on(kept["descent"])
+                kept = None
+            start = {"columns": [x, residuals, relative, previous, steps_left], "num_matvecs": num_matvecs}
+            save = _Save(checkpoint, start, progress, descent)
             # A little below rtol, so that rounding in the recurrence does not cost a restart.
-            descent.run(0.9 * self.rtol * scale[active], steps_left[active], progress.at(active, x, descent))
+            descent.run(0.9 * self.rtol * scale[active], steps_left[active], progress.at(active, x, descent), save)
             recomputed = columns[:, active] - operator @ descent.x
             num_matvecs += int(descent.num_steps.sum()) + int(active.sum())
             steps_left[active] -= descent.num_steps
@@ -106,6 +120,22 @@ class ConjugateGradient:
         converged = bool((relative <= self.rtol).all())
         history = torch.stack(progress.history).cpu() if progress.history else None
         return Solution(x.reshape(b.shape), relative.reshape(b.shape[1:]), converged, num_matvecs, history=history)
+
+    def _start(self, operator: LinearOperator, b: Tensor, columns: Tensor, x0: Tensor | None) -> Tensor:
+        if x0 is None:
+            return torch.zeros_like(columns)
+        if x0.shape != b.shape:
+            raise ValueError(f"x0 has shape {tuple(x0.shape)}, but b has {tuple(b.shape)}")
+        x = check_right_hand_side(operator, x0).clone()
+        # Nothing but x = 0 can be asked for where b = 0, and no relative residual could say so.
+        x[:, operator.norm(columns) == 0] = 0
+        return x
+
+    def _open_checkpoint(self, operator: LinearOperator, columns: Tensor, x0: Tensor | None) -> Checkpoint | None:
+        if self.checkpoint is None:
+            return None
+        name = f"ConjugateGradient {self.rtol} {self.max_steps} from {0 if x0 is None else fingerprint([x0])}"
+        return open_checkpoint(self.checkpoint, operator, columns, name, every=self.checkpoint_every)
 
     def _step_limit(self, size: int) -> int:
         return self.max_steps if self.max_steps is not None else min(10 * size, 5000)
@@ -123,6 +153,10 @@ class _Progress:
         self.monitor = monitor
         self.step = 0
         self.history: list[Tensor] = []
+
+    def go_on(self, history: list[Tensor]) -> None:
+        """Stand where another solve stood."""
+        self.history, self.step, self.relative = history, len(history), history[-1].clone()
 
     def at(self, active: Tensor, x: Tensor, descent: _Descent) -> Callable[[Tensor, Tensor], None]:
         """Return a function that takes positions among the active columns and their residual norms."""
@@ -146,6 +180,21 @@ class _Progress:
         return report
 
 
+@dataclass(frozen=True)
+class _Save:
+    """Called after each step of a descent: keeps it, where that is due, with all that it began from."""
+
+    checkpoint: Checkpoint | None
+    start: dict[str, Any]
+    progress: _Progress
+    descent: _Descent
+
+    def __call__(self) -> None:
+        if self.checkpoint is not None and self.checkpoint.due(self.progress.step):
+            own = {"history": self.progress.history, "descent": self.descent.state()}
+            self.checkpoint.save(self.start | own)
+
+
 class _Descent:
     """One uninterrupted run of the recurrence on a block of columns, those that finish being dropped.
 
@@ -165,6 +214,7 @@ class _Descent:
         self._alive = torch.arange(x.shape[1], device=x.device)
         self._residuals = residuals
         self._largest_quotient = 0.0  # of all pᵀAp / pᵀp: a lower bound of lambda_max
+        self._search: tuple[Tensor, Tensor] | None = None  # the next directions and their rᵀz
 
     def iterate(self) -> Tensor:
         """Return x as it stands now, (P, K)."""
@@ -172,11 +222,29 @@ class _Descent:
         x[:, self._alive] = self._moving
         return x
 
-    def run(self, targets: Tensor, limits: Tensor, report: Callable[[Tensor, Tensor], None]) -> None:
+    def state(self) -> dict[str, Any]:
+        """Return what `go_on` needs, after a step."""
+        tensors = [self.x, self.num_steps, self._moving, self._alive, self._residuals, *(self._search or ())]
+        return {"tensors": tensors, "largest_quotient": self._largest_quotient}
+
+    def go_on(self, state: dict[str, Any]) -> None:
+        """Stand where another descent stood."""
+        tensors = [tensor.to(self.x.device) for tensor in state["tensors"]]
+        self.x, self.num_steps, self._moving, self._alive, self._residuals = tensors[:5]
+        self._search = tensors[5], tensors[6]
+        self._largest_quotient = state["largest_quotient"]
+
+    def run(
+        self,
+        targets: Tensor,
+        limits: Tensor,
+        report: Callable[[Tensor, Tensor], None],
+        after_step: Callable[[], None],
+    ) -> None:
         """Move every column until its residual norm is at most its target or its steps are used up."""
         op = self.operator
         alive = self._alive
-        directions, energy = self._preconditioned()
+        directions, energy = self._preconditioned() if self._search is None else self._search
         while True:
             products = op @ directions
             check_finite(products, f"the product with {describe(op)}")
@@ -200,6 +268,8 @@ class _Descent:
             preconditioned, new_energy = self._preconditioned()
             directions = preconditioned + (new_energy / energy) * directions
             energy = new_energy
+            self._search = directions, energy
+            after_step()
 
     def _preconditioned(self) -> tuple[Tensor, Tensor]:
         """Return z = M r and rᵀz."""

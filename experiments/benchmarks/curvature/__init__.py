@@ -10,6 +10,12 @@ All methods take turns, round by round, in one process and on the same random ba
 Time is processor time on a CPU (with one thread what an idle machine takes, whatever else runs), elapsed time on a
 GPU. Vectors lie as each library wants them: ours and curvlinops' as (P, K), ours with contiguous columns.
 PyHessian multiplies by the Hessian, one vector at a time; without the package its rows say "not installed".
+
+profile.csv (`profiles=[...]`) times a product with 25 vectors by parts, over one forward and one gradient. A
+vector alone takes a forward that carries its tangent (three convolutions a layer: W x, W dx, dW x) and a
+backward (two more): 5F beside a floor of 4F, so 1.25 is the least for vectors in turns, each of which computes W
+x anew. `columns="vmap"` computes it once, which leaves 4F + F/25 a vector. It is not the default for
+convolutions on a CPU: small networks take longer by it, and it holds the tangents' activations of eight vectors.
 """
 
 from experiments.target import Target

@@ -60,7 +60,8 @@ def use_vmap(function: ModelFunction, columns: Columns, inputs: Inputs) -> bool:
     """Return whether K vectors on this batch go through `vmap`, sharing a forward, or one after another.
 
     "auto" takes `vmap`, except for convolutions of large batches on a CPU, and for Hugging Face models, whose
-    construction of masks uses vmap itself.
+    construction of masks uses vmap itself. Where the memory of eight tangents is there, "vmap" is worth a trial
+    for large convolutional networks, too (bench-curvature, profile.csv: ResNet-18 with 25 vectors).
     """
     if columns != "auto":
         return columns == "vmap"

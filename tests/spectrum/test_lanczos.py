@@ -1,9 +1,11 @@
+from pathlib import Path
+
 import pytest
 import torch
 from torch import Tensor
 
 from curvlab.linalg import DenseOperator
-from curvlab.spectrum import top_eigenvalues
+from curvlab.spectrum import Eigenvalues, top_eigenvalues
 
 
 def seeded(seed: int = 0) -> torch.Generator:
@@ -83,3 +85,48 @@ def test_zero_operator() -> None:
 def test_bad_settings(k: int, max_matvecs: int, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         top_eigenvalues(DenseOperator(torch.eye(3)), k, max_matvecs=max_matvecs)
+
+
+@pytest.mark.parametrize("k", [1, 3])
+@pytest.mark.parametrize("num_vectors", [0, 12, 20, 40])
+def test_restarted_basis_finds_what_dense_eigenvalues_are(build_matrix, k: int, num_vectors: int) -> None:
+    """A budget for 3 k to 22 columns, that the basis outgrows: the same limit, with bounds that hold."""
+    matrix = build_matrix("exponential", 200).double()
+    truth = torch.linalg.eigvalsh(matrix).flip(0)[:k]
+    budget = max(1, num_vectors) * 200 * 8
+    result = top_eigenvalues(
+        DenseOperator(matrix), k, rtol=1e-6, max_matvecs=3000, memory_budget=budget, generator=seeded()
+    )
+    assert result.converged
+    assert bool(((result.values - truth).abs() <= result.error_bounds + 1e-12).all())
+    torch.testing.assert_close(result.values, truth, rtol=1e-6, atol=0)
+    residual = (matrix @ result.vectors - result.vectors * result.values).norm(dim=0)
+    assert bool((residual <= 2 * result.error_bounds + 1e-12).all())
+    gram = result.vectors.T @ result.vectors
+    torch.testing.assert_close(gram, torch.eye(k, dtype=torch.float64), rtol=0, atol=1e-10)
+
+
+def test_smaller_basis_costs_products_and_a_basis_that_fits_changes_nothing(build_matrix) -> None:
+    operator = DenseOperator(build_matrix("exponential", 300))
+
+    def found(num_vectors: int) -> Eigenvalues:
+        budget = num_vectors * 300 * operator.dtype.itemsize
+        return top_eigenvalues(operator, 2, rtol=1e-5, memory_budget=budget, generator=seeded())
+
+    free, roomy, narrow = top_eigenvalues(operator, 2, rtol=1e-5, generator=seeded()), found(1000), found(18)
+    assert torch.equal(free.values, roomy.values)
+    assert torch.equal(free.vectors, roomy.vectors)
+    assert narrow.num_matvecs > free.num_matvecs
+    torch.testing.assert_close(narrow.values, free.values, rtol=1e-5, atol=0)
+
+
+def test_restarted_basis_goes_on_from_a_checkpoint(build_matrix, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr("curvlab.checkpoint.Checkpoint.due", lambda self, step: True)
+    operator = DenseOperator(build_matrix("exponential", 300))
+    settings = {"rtol": 1e-10, "memory_budget": 12 * 300 * operator.dtype.itemsize}
+    whole = top_eigenvalues(operator, max_matvecs=300, generator=seeded(), **settings)
+    first = top_eigenvalues(operator, max_matvecs=7, checkpoint=tmp_path / "b", generator=seeded(), **settings)
+    assert not first.converged
+    rest = top_eigenvalues(operator, max_matvecs=300, checkpoint=tmp_path / "b", generator=seeded(), **settings)
+    torch.testing.assert_close(rest.values, whole.values, rtol=1e-9, atol=0)
+    assert rest.num_matvecs == whole.num_matvecs

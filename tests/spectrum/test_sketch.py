@@ -1,6 +1,7 @@
 import pytest
 import torch
 from torch import Tensor
+from torch.testing import assert_close
 
 from curvlab.linalg import DenseOperator
 from curvlab.spectrum import sketch_eigenvalues
@@ -112,9 +113,50 @@ def test_sketch_is_phi_a_phi_and_sums_to_the_dense_one() -> None:
     assert torch.linalg.matrix_rank(dense.sketch) == 16
 
 
+@pytest.mark.parametrize("sizes", [None, [20, 60, 40]])
+@pytest.mark.parametrize("num_vectors", [0, 7, 12, 1000])
+def test_row_by_row_is_phi_a_phi_whatever_the_budget(sizes: list[int] | None, num_vectors: int) -> None:
+    """Against a dense Φ, each row from its own seed: one product at a time, several, or all."""
+    operator = DenseOperator(spiked())
+    seed = int(torch.randint(2**62, (1,), generator=torch.Generator().manual_seed(5)))
+    draws = [torch.Generator().manual_seed(seed + row) for row in range(10)]
+    phi = torch.cat([torch.randn(1, 120, generator=draw, dtype=torch.float64) for draw in draws]) / 10**0.5
+    if sizes is not None:
+        phi = torch.block_diag(*phi.split(sizes, dim=1))
+    result = sketch_eigenvalues(
+        operator,
+        sketch_size=10,
+        tensor_sizes=sizes,
+        chunk_size=1,
+        memory_budget=max(1, num_vectors * 120 * 8),
+        generator=torch.Generator().manual_seed(5),
+    )
+    assert_close(result.sketch, phi @ operator.matrix @ phi.T, rtol=1e-10, atol=1e-12)
+    assert result.num_matvecs == len(phi)
+
+
+def test_chunks_that_do_not_fit_are_drawn_row_by_row_and_others_stay_as_they_are() -> None:
+    operator = DenseOperator(spiked())
+
+    def sketch(chunk_size: int, num_vectors: float) -> Tensor:
+        budget, generator = num_vectors * 120 * 8, torch.Generator().manual_seed(5)
+        return sketch_eigenvalues(
+            operator, sketch_size=10, chunk_size=chunk_size, memory_budget=budget, generator=generator
+        ).sketch
+
+    assert_close(sketch(5, 29.0), sketch(1, 29.0), rtol=1e-12, atol=1e-14)  # 6 * 5 vectors are needed
+    unlimited = sketch_eigenvalues(
+        operator, sketch_size=10, chunk_size=5, generator=torch.Generator().manual_seed(5)
+    )
+    assert torch.equal(sketch(5, 30.0), unlimited.sketch)
+    assert not torch.allclose(sketch(5, 30.0), sketch(1, 30.0))
+
+
 def test_bad_settings() -> None:
     operator = DenseOperator(torch.eye(10))
     with pytest.raises(ValueError, match="add up to 10, got a sum of 9"):
         sketch_eigenvalues(operator, sketch_size=4, tensor_sizes=[4, 5])
     with pytest.raises(ValueError, match="between 1 and the sketch's 4 rows"):
         sketch_eigenvalues(operator, 5, sketch_size=4)
+    with pytest.raises(ValueError, match=r"memory_budget is in bytes, at least 1, got 0\.5: 2e9 for 2 GB"):
+        sketch_eigenvalues(operator, sketch_size=4, memory_budget=0.5)

@@ -15,6 +15,7 @@ def orthonormalise(
     against: Tensor | None = None,
     scale: float | None = None,
     fill: bool = False,
+    apart: bool = False,
     generator: torch.Generator | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return (Q, R) with candidates = against (...) + Q R, Q orthonormal and orthogonal to `against`.
@@ -31,6 +32,7 @@ def orthonormalise(
             the largest norm of a candidate.
         fill: put random directions, with a zero row in R, in the place of vanished columns, as far as there is
             room; otherwise drop them.
+        apart: never copy `against`, for one that fills the memory: of at most 32 candidates.
         generator: draws those directions.
 
     Returns:
@@ -53,6 +55,8 @@ def orthonormalise(
             coefficients += inside @ factor
             factor = inner_factor @ factor
         rows.append(torch.cat([coefficients[num_fixed:], factor]))
+        if apart and width <= _BLOCK:
+            return block, rows[0]
         basis = torch.cat([basis, block], dim=1)
     triangular = torch.zeros(basis.shape[1] - num_fixed, width, dtype=torch.float64)
     for index, block_rows in enumerate(rows):

@@ -1,4 +1,4 @@
-"""Largest eigenvalues by block Lanczos with full reorthogonalisation."""
+"""Largest eigenvalues by block Lanczos with full reorthogonalisation, restarted where memory asks for it."""
 
 from __future__ import annotations
 
@@ -13,6 +13,10 @@ from curvlab.linalg import LinearOperator
 from curvlab.shown import Shown, Summary, counted, first_values
 from curvlab.spectrum.orthonormal import orthonormalise
 from curvlab.spectrum.probes import checked_product
+from curvlab.spectrum.vectors_at_once import vectors_that_fit
+
+_BESIDE = 6  # blocks that a step holds beside the basis: two of a product, the pending one, orthogonalisation
+_ROWS_OF_A_RESTART = 2**20  # of the basis, replaced at a time
 
 
 @dataclass(frozen=True, repr=False)
@@ -52,6 +56,7 @@ def top_eigenvalues(
     *,
     rtol: float = 1e-3,
     max_matvecs: int = 300,
+    memory_budget: float | None = None,
     checkpoint: str | Path | None = None,
     generator: torch.Generator | None = None,
 ) -> Eigenvalues:
@@ -65,11 +70,15 @@ def top_eigenvalues(
         k: how many.
         rtol: stop when every residual bound ‖B s_last‖ (Parlett 1998, Sec. 13.2) is at most rtol |value|.
         max_matvecs: the most products; `converged` is False when they do not suffice.
+        memory_budget: bytes for vectors; by default 80 % of what is free. Where the basis of `max_matvecs`
+            vectors does not fit, it is cut down to the better half of its Ritz vectors whenever it is full (thick
+            restart, Wu & Simon 2000): the same limit, and bounds that hold, from more products. 3 k at least.
         checkpoint: file in which the basis is kept, saved every minute, or less often where that takes long: after
             a kill the same call goes on there and ends at the same numbers.
         generator: draws the starting block; required with `checkpoint`.
 
-    Cost: k products in each step; memory of all products' vectors, (P, num_matvecs).
+    Cost: k products in each step; memory of all products' vectors, (P, num_matvecs), three times over; restarted,
+    of `memory_budget`.
     """
     if not 1 <= k <= operator.shape[0]:
         raise ValueError(f"k must be between 1 and the size of the operator, {operator.shape[0]}, got {k}")
@@ -79,7 +88,8 @@ def top_eigenvalues(
         raise ValueError("a checkpoint keeps the state of the generator: pass generator=...")
     seed = generator.initial_seed() if generator is not None else 0
     file = None if checkpoint is None else operator.checkpoint(checkpoint, {"top_eigenvalues": f"{k} {seed}"})
-    lanczos = BlockLanczos(operator, block_size=k, generator=generator)
+    most = max(3 * k, vectors_that_fit(operator, memory_budget) - _BESIDE * k)
+    lanczos = BlockLanczos(operator, block_size=k, max_columns=most, generator=generator)
     if file is not None and (kept := file.load()) is not None:
         lanczos.restore(kept)
     while True:
@@ -101,6 +111,10 @@ class BlockLanczos:
     A Q = Q T + Q_next B E_lastᵀ, with B upper triangular. Where a new direction vanishes (an invariant
     subspace is complete) a random one takes its place with a zero in B, so the search goes on elsewhere.
 
+    With `max_columns`, a basis above a fifth of that is grown in one place of the other four fifths, without a
+    copy. Where that is full, the basis becomes its leading Ritz vectors, half as many, and T their values; B then
+    couples to all of them.
+
     Attributes:
         basis: Q, (P, m).
         projected: T, (m, m), fp64 on the CPU.
@@ -109,13 +123,20 @@ class BlockLanczos:
     """
 
     def __init__(
-        self, operator: LinearOperator, *, block_size: int, generator: torch.Generator | None = None
+        self,
+        operator: LinearOperator,
+        *,
+        block_size: int,
+        max_columns: int | None = None,
+        generator: torch.Generator | None = None,
     ) -> None:
         self.operator = operator
         self.generator = generator
         self.num_matvecs = 0
         self.exhausted = False
         start = operator.randn(block_size, generator)
+        self.max_columns = max_columns
+        self._place: Tensor | None = None
         self.basis = start[:, :0]
         self.projected = torch.zeros(0, 0, dtype=torch.float64)
         self._rounding = torch.finfo(operator.dtype).eps
@@ -124,10 +145,11 @@ class BlockLanczos:
 
     def step(self) -> None:
         """Add the pending block to the basis, multiply by it, and find the next block."""
+        self._make_room()
         old_size, block = self.basis.shape[1], self._block
         products = checked_product(self.operator, block)
         self.num_matvecs += block.shape[1]
-        self.basis = torch.cat([self.basis, block], dim=1)
+        self._append(block)
         corner = self.operator.gram(block, products).double().cpu()
         size = self.basis.shape[1]
         projected = torch.zeros(size, size, dtype=torch.float64)
@@ -139,13 +161,51 @@ class BlockLanczos:
         self.projected = projected
         scale = float(torch.linalg.matrix_norm(projected, ord=2))
         self._block, self._coupling = orthonormalise(
-            self.operator, products, against=self.basis, scale=scale, fill=True, generator=self.generator
+            self.operator,
+            products,
+            against=self.basis,
+            scale=scale,
+            fill=True,
+            apart=self._place is not None,
+            generator=self.generator,
         )
         self.exhausted = self._block.shape[1] == 0
 
+    def _make_room(self) -> None:
+        """Move a basis that grows large to one place, or restart where that is full."""
+        size, width = self.basis.shape[1], self._block.shape[1]
+        if self.max_columns is None or 5 * (size + width) <= self.max_columns:
+            return
+        if self._place is None:
+            self._block = self._block.clone()  # a view of all that it was orthogonalised against
+            most = max(self.max_columns - self.max_columns // 5, size + width, 3 * width)
+            self._place = self.basis.new_empty(most, len(self.basis))  # a vector a row
+            self._place[:size] = self.basis.T
+            self.basis = self._place[:size].T
+        if size + width > len(self._place):
+            self._restart(self._place, len(self._place) // 2)
+
+    def _append(self, block: Tensor) -> None:
+        if self._place is None:
+            self.basis = torch.cat([self.basis, block], dim=1)
+            return
+        size = self.basis.shape[1] + block.shape[1]
+        self._place[self.basis.shape[1] : size] = block.T
+        self.basis = self._place[:size].T
+
+    def _restart(self, place: Tensor, num_kept: int) -> None:
+        """Make Q its leading Ritz vectors, in place: A Q = Q diag(values) + Q_next (B E_lastᵀ coefficients)."""
+        values, coefficients = torch.linalg.eigh(self.projected)
+        kept = coefficients[:, -num_kept:]
+        self._coupling = self._coupling @ kept[len(kept) - self._coupling.shape[1] :]
+        self.projected = torch.diag(values[-num_kept:])
+        for rows in place[: len(kept)].split(_ROWS_OF_A_RESTART, dim=1):
+            rows[:num_kept] = kept.T.to(rows) @ rows
+        self.basis = place[:num_kept].T
+
     def state(self) -> dict[str, Any]:
         """Return what `restore` needs to go on here."""
-        kept = {k: v for k, v in vars(self).items() if k not in ("operator", "generator")}
+        kept = {k: v for k, v in vars(self).items() if k not in ("operator", "generator", "max_columns", "_place")}
         return kept | {"generator": None if self.generator is None else self.generator.get_state()}
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -155,6 +215,7 @@ class BlockLanczos:
             self.generator.set_state(generator)
         vars(self).update(state)
         self.basis, self._block = (part.to(self.operator.device) for part in (self.basis, self._block))
+        self._place = None
 
     def ritz_pairs(self) -> tuple[Tensor, Tensor, Tensor]:
         """Return T's eigenvalues (m,) ascending, its eigenvectors (m, m), and the residual bounds (m,)."""

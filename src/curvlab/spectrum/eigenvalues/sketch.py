@@ -12,6 +12,9 @@ from torch import Tensor
 from curvlab.linalg import LinearOperator
 from curvlab.shown import Shown, Summary, counted, first_values
 from curvlab.spectrum.probes import checked_product
+from curvlab.spectrum.vectors_at_once import vectors_that_fit
+
+_COPIES = 6  # of a chunk of rows: itself, its part of one tensor, the product and its input, the other rows drawn
 
 
 @dataclass(frozen=True, repr=False)
@@ -51,6 +54,7 @@ def sketch_eigenvalues(
     sketch_size: int,
     tensor_sizes: Sequence[int] | None = None,
     chunk_size: int = 32,
+    memory_budget: float | None = None,
     generator: torch.Generator | None = None,
 ) -> SketchedEigenvalues:
     """Estimate the k largest eigenvalues of A from Φ A Φᵀ, Φ_ij ~ N(0, 1/d) (Klochkov & Liu 2024, App. C).
@@ -70,10 +74,15 @@ def sketch_eigenvalues(
         k: how many.
         sketch_size: d.
         tensor_sizes: P_1, ..., P_L, numel of each parameter in order; None for the dense sketch.
-        chunk_size: columns a product.
+        chunk_size: rows drawn together, from a seed of their own: another one gives another Φ. Of 1: see
+            memory_budget.
+        memory_budget: bytes for vectors; by default 80 % of what is free. Where chunks do not fit, or are of 1,
+            each row is drawn from its own seed, on the operator's device, and products are held for as many rows
+            as fit, g: the numbers depend neither on g nor on the budget.
         generator: draws the seed.
 
-    Cost: d (or L d) products, and d/chunk_size times the drawing of Φ; memory of 2 chunk_size vectors.
+    Cost: d (or L d) products, and d/chunk_size times the drawing of Φ; memory of 6 chunk_size vectors. Row by row,
+    the drawing of Φ d/(2 g) times (d L/g); memory of 2 g + 3 vectors, 5 at least.
     """
     sizes = list(tensor_sizes) if tensor_sizes is not None else [operator.shape[0]]
     if sum(sizes) != operator.shape[0] or min(sizes) < 1:
@@ -88,11 +97,24 @@ def sketch_eigenvalues(
         raise ValueError(f"k must be between 1 and the sketch's {num_rows} rows, got {k}")
     seed = int(torch.randint(2**62, (1,), generator=generator, device=generator.device if generator else "cpu"))
     source = generator.device if generator is not None else torch.device("cpu")
-    rows = _Rows(operator, sketch_size, chunk_size, seed, source)
-
-    sketch = torch.zeros(num_rows, num_rows, dtype=torch.float64)
     bounds = torch.tensor([0, *sizes]).cumsum(0).tolist()
     slices = [slice(start, stop) for start, stop in pairwise(bounds)]
+    fitting, chunk = vectors_that_fit(operator, memory_budget), min(chunk_size, sketch_size)
+    if chunk_size == 1 or fitting < _COPIES * chunk:
+        group = min(num_rows, max(1, (fitting - 3) // 2))
+        sketch = _row_by_row(operator, slices, sketch_size, group, _Rows(operator, sketch_size, 1, seed, None))
+    else:
+        sketch = _chunk_by_chunk(
+            operator, slices, sketch_size, _Rows(operator, sketch_size, chunk_size, seed, source)
+        )
+    sketch = (sketch + sketch.T) / (2 * sketch_size)
+    values, bias, stderr = _corrected(sketch, len(sizes))
+    return SketchedEigenvalues(values[:k], bias[:k], stderr[:k], sketch, num_rows)
+
+
+def _chunk_by_chunk(operator: LinearOperator, slices: list[slice], sketch_size: int, rows: _Rows) -> Tensor:
+    """Return d Φ A Φᵀ."""
+    sketch = torch.zeros(2 * [len(slices) * sketch_size], dtype=torch.float64)
     for at, chunk in rows:
         for tensor, part in enumerate(slices):
             vectors = torch.zeros_like(chunk)
@@ -104,24 +126,50 @@ def sketch_eigenvalues(
                     start = other_tensor * sketch_size + other_at
                     overlap = operator.gram(other[other_part], products[other_part])
                     sketch[start : start + other.shape[1], columns] = overlap.double().cpu()
-    sketch = (sketch + sketch.T) / (2 * sketch_size)
-    values, bias, stderr = _corrected(sketch, len(sizes))
-    return SketchedEigenvalues(values[:k], bias[:k], stderr[:k], sketch, num_rows)
+    return sketch
+
+
+def _row_by_row(
+    operator: LinearOperator, slices: list[slice], sketch_size: int, group: int, rows: _Rows
+) -> Tensor:
+    """Return d Φ A Φᵀ, with products of `group` rows held at a time."""
+    num_rows, dense = len(slices) * sketch_size, len(slices) == 1
+    sketch = torch.zeros(num_rows, num_rows, dtype=torch.float64)
+    for start in range(0, num_rows, group):
+        places = range(start, min(start + group, num_rows))
+        # A vector a row, as a product takes them: it makes no copy.
+        vectors = torch.zeros(len(places), operator.num_rows, dtype=operator.dtype, device=operator.device)
+        for vector, place in zip(vectors, places, strict=True):
+            part = slices[place // sketch_size] if not dense else slice(None)
+            vector[part] = rows.draw(place % sketch_size, 1)[part, 0]
+        products = checked_product(operator, vectors.T)
+        del vectors, vector
+        for at in range(start if dense else 0, sketch_size):  # the dense one is symmetric: half of the drawing
+            other = rows.draw(at, 1)
+            for tensor, part in enumerate(slices if not dense else [slice(None)]):
+                overlap = operator.gram(other[part], products[part])
+                sketch[tensor * sketch_size + at, start : places.stop] = overlap[0].double().cpu()
+            del other
+        del products
+    return sketch.tril() + sketch.tril(-1).T if dense else sketch
 
 
 class _Rows:
     """Iterates over the rows of Φ sqrt(d), as columns (P, c), drawing them anew every time."""
 
     def __init__(
-        self, operator: LinearOperator, num_rows: int, chunk_size: int, seed: int, source: torch.device
+        self, operator: LinearOperator, num_rows: int, chunk_size: int, seed: int, source: torch.device | None
     ) -> None:
         self.operator, self.num_rows, self.chunk_size = operator, num_rows, chunk_size
-        self.seed, self.source = seed, source
+        self.seed, self.source = seed, operator.device if source is None else source
 
     def __iter__(self) -> Iterator[tuple[int, Tensor]]:
         for start in range(0, self.num_rows, self.chunk_size):
-            generator = torch.Generator(self.source).manual_seed(self.seed + start)
-            yield start, self.operator.randn(min(self.chunk_size, self.num_rows - start), generator)
+            yield start, self.draw(start, min(self.chunk_size, self.num_rows - start))
+
+    def draw(self, start: int, count: int) -> Tensor:
+        """Return (P, count), from the seed of row `start`."""
+        return self.operator.randn(count, torch.Generator(self.source).manual_seed(self.seed + start))
 
 
 def _corrected(sketch: Tensor, num_tensors: int) -> tuple[Tensor, Tensor, Tensor]:

@@ -14,7 +14,7 @@ from torch import Tensor
 from curvlab.curvature import GaussNewtonOperator
 from curvlab.data import stack
 from curvlab.runs import Run
-from curvlab.runs.over_ranks import replicated_operator, spread_operator
+from curvlab.runs.over_ranks import launched, replicated_operator, spread_operator
 from curvlab.solvers.recipe import measure_constant
 from curvlab.spectrum import (
     frobenius_norm,
@@ -27,6 +27,7 @@ from experiments.shared.trained_task import TrainedTask
 
 SEQUENCES_AT_A_TIME = 16  # of a language model: logits of large vocabularies fill the memory
 EXAMPLES_AT_A_TIME = 512
+LARGE = 10_000_000  # parameters, from which on examples at a time are as many as fit into free memory
 TRACE_CHUNK = 32  # columns
 SKETCH_CHUNK = 250  # columns; the sketch's random numbers are drawn again for every chunk
 
@@ -36,12 +37,18 @@ def gauss_newton(task: TrainedTask, *, spread: bool = True) -> GaussNewtonOperat
 
     Its examples are spread over the processes of torchrun, where there are several; or each has all of them.
     """
-    batch_size = SEQUENCES_AT_A_TIME if task.is_language else EXAMPLES_AT_A_TIME
     on_ranks = spread_operator if spread else replicated_operator
     operator: GaussNewtonOperator = on_ranks(
-        GaussNewtonOperator, task.model, task.loss, task.train, batch_size=batch_size
+        GaussNewtonOperator, task.model, task.loss, task.train, batch_size=examples_at_a_time(task)
     )
     return operator
+
+
+def examples_at_a_time(task: TrainedTask) -> int | None:
+    """Return it for whole products; None, of a large network: as many as fit into free memory."""
+    if task.num_parameters >= LARGE and not launched():
+        return None
+    return SEQUENCES_AT_A_TIME if task.is_language else EXAMPLES_AT_A_TIME
 
 
 def spectrum(run: Run, task: TrainedTask, cfg: DictConfig) -> dict[str, Any]:
@@ -123,7 +130,9 @@ def sketch(
     return run.unit("lissa/sketch", task.key | settings, compute, version=1, about=about)
 
 
-def frobenius(run: Run, task: TrainedTask, *, num_pairs: int, batch_size: int | None) -> dict[str, Any]:
+def frobenius(
+    run: Run, task: TrainedTask, *, num_pairs: int, batch_size: int | None, chunk_size: int = TRACE_CHUNK
+) -> dict[str, Any]:
     """Return ‖G‖_F from pairs of independent batches (App. C), or with batch_size=None from all the data."""
 
     def compute() -> dict[str, Any]:
@@ -131,6 +140,7 @@ def frobenius(run: Run, task: TrainedTask, *, num_pairs: int, batch_size: int | 
             gauss_newton(task),
             num_matvecs=num_pairs if batch_size is None else 2 * num_pairs,
             batch_size=batch_size,
+            chunk_size=chunk_size,
             distribution="gaussian",
             generator=run.generator("frobenius", task.seed_name),
         )
@@ -138,6 +148,7 @@ def frobenius(run: Run, task: TrainedTask, *, num_pairs: int, batch_size: int | 
         return {"value": norm.value, "stderr": norm.stderr}
 
     settings = {"num_pairs": num_pairs, "batch_size": batch_size}
+    settings |= {} if chunk_size == TRACE_CHUNK else {"chunk_size": chunk_size}
     about = f"Frobenius norm of {task.label}"
     return run.unit("lissa/frobenius", task.key | settings, compute, version=1, about=about)
 
@@ -154,19 +165,28 @@ def constants(run: Run, task: TrainedTask, cfg: DictConfig, *, trace: float) -> 
         operator, generator = gauss_newton(task), run.generator("constant", task.seed_name)
         leading = top_eigenvalues(operator, cfg.constant.num_leading, rtol=0.03, generator=generator)
         random = operator.randn(cfg.constant.num_random, generator)
-        pointed = [operator.sample(1, generator) @ random[:, :1] for _ in range(cfg.constant.num_examples)]
+        # An iterator, of which max() holds two: a product may have gigabytes.
+        pointed = (operator.sample(1, generator) @ random[:, :1] for _ in range(cfg.constant.num_examples))
         longest = max(pointed, key=lambda product: float(operator.norm(product)))
-        found = measure_constant(
-            operator,
-            torch.cat([leading.vectors, random, longest], dim=1),
-            trace=trace,
-            num_batches=cfg.constant.num_batches,
-            batch_size=cfg.constant.batch_size,
-            generator=generator,
-        )
-        found = found * task.predictions_per_example
+        directions = torch.cat([leading.vectors, random, longest], dim=1)
+        # Of large networks one direction after the other, on the same batches.
+        width, state = 1 if task.num_parameters >= LARGE else directions.shape[1], generator.get_state()
+        measured = []
+        for part in directions.split(width, dim=1):
+            own = measure_constant(
+                operator,
+                part,
+                trace=trace,
+                num_batches=cfg.constant.num_batches,
+                batch_size=cfg.constant.batch_size,
+                generator=generator.set_state(state),
+            )
+            measured.append(own)
+        found = torch.cat(measured) * task.predictions_per_example
         num_directions = found.shape[0]
-        run.add_matvecs(leading.num_matvecs + len(pointed) + cfg.constant.num_batches * num_directions)
+        run.add_matvecs(
+            leading.num_matvecs + cfg.constant.num_examples + cfg.constant.num_batches * num_directions
+        )
         first, last = cfg.constant.num_leading, num_directions - 1
         return {
             "leading": found[:first].tolist(),

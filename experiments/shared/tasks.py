@@ -10,11 +10,12 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig
 from torch import Tensor, nn
 
-from curvlab.data import DataSplits, stack
+from curvlab.data import DataSplits
 from curvlab.models import build_model, freeze
 from curvlab.runs import Run
 from curvlab.training import evaluate, train
 from experiments.shared.language_tasks import build_language_task
+from experiments.shared.loading import chosen_examples, test_examples
 from experiments.shared.trained_task import TrainedTask, curvature_indices, without_paths
 from experiments.target import task_label
 
@@ -57,13 +58,12 @@ def build_task(run: Run, name: str, settings: DictConfig) -> TrainedTask:
     model.eval()
     num_parameters = freeze(model, normalization=settings.freeze.normalization, biases=settings.freeze.biases)
     indices = curvature_indices(run, splits, settings.curvature_train)
-    all_of_them = len(indices) == len(splits.train)  # type: ignore[arg-type]  # map-style
-    train_data: Any = splits.train if all_of_them else stack(splits.train, indices)
+    train_data = chosen_examples(splits, indices, settings.get("loading"))
     key |= {"freeze": without_paths(settings.freeze), "curvature_train": len(indices)}
     measured = run.unit(
         "evaluation",
         key,
-        partial(_evaluated, model, loss, train_data, splits),
+        partial(_evaluated, model, loss, train_data, test_examples(splits, settings.get("loading"))),
         version=1,
         about=f"losses of {task_label(name)}",
     )
@@ -99,8 +99,8 @@ def _trained(  # noqa: PLR0917
     return {"weights": weights, "losses": list(history.losses)}
 
 
-def _evaluated(model: nn.Module, loss: nn.Module, train_data: Any, splits: DataSplits) -> dict[str, Any]:
+def _evaluated(model: nn.Module, loss: nn.Module, train_data: Any, test_data: Any) -> dict[str, Any]:
     return {
         "train_loss": evaluate(model, loss, train_data).loss,
-        "test_accuracy": evaluate(model, loss, splits.test).accuracy,
+        "test_accuracy": evaluate(model, loss, test_data).accuracy,
     }

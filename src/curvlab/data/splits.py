@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset, TensorDataset, default_collate
+from torch.utils.data import DataLoader, Dataset, TensorDataset, default_collate
 
 Task: TypeAlias = Literal["classification", "binary", "regression"]
 Pairs: TypeAlias = Dataset[Any] | tuple[Tensor, Tensor]
@@ -60,11 +60,14 @@ class DataSplits:
         return image[0].numpy() if len(image) == 1 else image.permute(1, 2, 0).numpy()
 
 
-def stack(dataset: Pairs, indices: Sequence[int] | Tensor) -> tuple[Tensor, Tensor]:
+def stack(dataset: Pairs | DataLoader[Any], indices: Sequence[int] | Tensor) -> tuple[Tensor, Tensor]:
     """Return the examples `indices` (repeats allowed) as (inputs, targets), (B, ...) each.
 
-    In-memory sets (TensorDataset, pair of tensors) are indexed at once, others example by example.
+    In-memory sets (TensorDataset, pair of tensors) are indexed at once, others example by example; of a DataLoader
+    the examples of its data set.
     """
+    if isinstance(dataset, DataLoader):
+        dataset = dataset.dataset
     chosen = torch.as_tensor(indices, dtype=torch.long)
     tensors = dataset.tensors if isinstance(dataset, TensorDataset) else dataset
     if isinstance(tensors, tuple):

@@ -114,8 +114,10 @@ def _measured(run: Run, task: TrainedTask, settings: DictConfig, sentences: list
     points = _points(task, sentences)
     op = GaussNewtonOperator(task.model, task.loss, task.train, batch_size=SEQUENCES_AT_A_TIME)
     generator = run.generator("lissa/fig3", settings.model_seed)
-    top = top_eigenvalues(op, rtol=settings.spectrum.rtol, generator=generator)
-    lambda_max = float(top.values[0])
+    lambda_max, num_matvecs = math.nan, 0  # where nothing asks for it: a basis of a large model is dear
+    if settings.damping is None or settings.lissa_check is not None:
+        top = top_eigenvalues(op, rtol=settings.spectrum.rtol, generator=generator)
+        lambda_max, num_matvecs = float(top.values[0]), top.num_matvecs
     damping = settings.damping_ratio * lambda_max if settings.damping is None else float(settings.damping)
     found = similarities(
         task.model,
@@ -126,7 +128,7 @@ def _measured(run: Run, task: TrainedTask, settings: DictConfig, sentences: list
         columns=settings.columns,
         generator=generator,
     )
-    run.add_matvecs(top.num_matvecs + found.num_matvecs)
+    run.add_matvecs(num_matvecs + found.num_matvecs)
     counts = (points[1] != -100).sum(1)
     with torch.no_grad():
         own = output_loss(task.loss).own_loss

@@ -51,11 +51,14 @@ def row(run: Run, task: TrainedTask, cfg: DictConfig) -> dict[str, Any]:
     """Return what Table 3 has about one model, both sketches, and the two inequalities."""
     spectrum = units.spectrum(run, task, cfg)
     num_tensors = len(task.tensor_sizes)
-    dense = units.sketch(run, task, size=cfg.sketch.size)
-    per_tensor = units.sketch(run, task, size=math.ceil(cfg.sketch.size / num_tensors), per_tensor=True)
+    chunk_size = cfg.sketch.get("chunk_size", units.SKETCH_CHUNK)
+    dense = units.sketch(run, task, size=cfg.sketch.size, chunk_size=chunk_size)
+    size = math.ceil(cfg.sketch.size / num_tensors)
+    per_tensor = units.sketch(run, task, size=size, per_tensor=True, chunk_size=chunk_size)
     pairs = cfg.frobenius
     norm = units.frobenius(run, task, num_pairs=pairs.num_pairs, batch_size=pairs.batch_size)
-    full = units.frobenius(run, task, num_pairs=pairs.num_probes, batch_size=None)
+    columns = pairs.get("chunk_size", units.TRACE_CHUNK)
+    full = units.frobenius(run, task, num_pairs=pairs.num_probes, batch_size=None, chunk_size=columns)
     trace, largest = spectrum["trace"], spectrum["largest_eigenvalue"]
     return {
         "task": task.label,

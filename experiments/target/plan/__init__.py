@@ -7,18 +7,17 @@ its examples, a gradient as three. Seconds are CPU seconds of one thread on this
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
 from experiments.target.declaration import Target
 from experiments.target.plan.costs import FORWARDS_OF_A_GRADIENT, FORWARDS_OF_A_PRODUCT, Cost, cost_of
+from experiments.target.plan.peaks import GPU, drawn_numbers, in_words, unit_peaks
 from experiments.target.plan.products import DECLARED, Products, Published, published_run
 from experiments.target.plan.sizes import Sizes, UnplannableError, examples_of_a_pass, in_bytes, sizes_of
 from experiments.target.tasks import plain_task_settings
-
-SKETCH_CHUNK = 250  # columns of a sketch's block, as experiments.shared.spectrum takes them
 
 
 @dataclass(frozen=True)
@@ -31,7 +30,8 @@ class TaskPlan:
         cost: of an example in a product.
         products: None where their number follows from results.
         epochs: of one training; 0 for published weights.
-        largest_block: bytes of a block of its sketch's rows; 0 without one.
+        peaks: bytes of its units of work; empty where none is known.
+        drawn: numbers that its sketch draws with one GPU of 80 GB; 0 without one.
         reason: why there are no sizes.
     """
 
@@ -40,7 +40,8 @@ class TaskPlan:
     cost: Cost | None = None
     products: Products | None = None
     epochs: float = 0.0
-    largest_block: float = 0.0
+    peaks: Mapping[str, float] = field(default_factory=dict)
+    drawn: float = 0.0
     reason: str = ""
 
     @property
@@ -134,11 +135,10 @@ def plan_of(target: Target, cfg: DictConfig) -> Plan:
             continue
         products = None if declared is None else declared(settings)
         training = settings.get("training") or {}
-        sketch = settings.get("sketch") or {}
-        rows = min(sketch.get("chunk_size", SKETCH_CHUNK), sketch.get("size", SKETCH_CHUNK)) if sketch else 0
-        block = rows * sizes.num_parameters * sizes.itemsize
+        peaks = unit_peaks(settings, sizes)
+        drawn = drawn_numbers(settings, sizes, memory=GPU) if "sketch" in peaks else 0.0
         epochs = float(training.get("num_epochs") or 0)
-        tasks.append(TaskPlan(name, sizes, cost_of(sizes), products, epochs, block))
+        tasks.append(TaskPlan(name, sizes, cost_of(sizes), products, epochs, peaks, drawn))
     return Plan(target, str(cfg.preset), tuple(tasks), _num_seeds(whole), published_run(target, str(cfg.preset)))
 
 
@@ -180,8 +180,10 @@ def _of_task(task: TaskPlan) -> list[str]:
         f"  one example: {sizes.flops:.3g} FLOP a forward, {seconds} a product ({task.cost.source})",
         f"  peak: {peaks[0]} for a product of {batch} examples at once, {peaks[1]} of one, {least} in two passes",
     ]
-    if task.largest_block:
-        lines.append(f"  a block of its sketch: {in_bytes(task.largest_block)}, three of them at once")
+    if task.peaks:
+        lines.append(f"  {in_words(task.peaks)}")
+    if task.drawn:
+        lines.append(f"  its sketch draws {task.drawn:.3g} numbers in all with the vectors that 80 GB hold")
     if task.product_seconds is not None:
         product = f"  one product: {in_time(task.product_seconds)}"
         training = f"; one training: {in_time(task.training_seconds or 0)}" if task.epochs else ""

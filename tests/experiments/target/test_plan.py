@@ -45,7 +45,9 @@ def test_published_language_models_are_known_without_loading_them() -> None:
     assert sizes["llama_7b_openwebtext2"].num_parameters == 6_738_415_616
     assert sizes["mistral_7b_openwebtext2"].num_parameters == 7_241_732_096
     text = describe(plan)
-    assert "a block of its sketch: 1.32 TB" in text  # 250 columns in fp32: what cannot run says so
+    assert "sketch 49.6 GB" in text  # five vectors beside a product; a block of 250 rows would be 1.32 TB
+    assert text.count("fits one GPU of 80 GB") == 3
+    assert text.count("fits 8 x 80 GB") == 2  # the 7B rows, as their config says
     assert "time: about" in text
 
 
@@ -70,6 +72,7 @@ def plan_of_sizes(target, preset):  # without probes: as if every example took a
 def test_every_target_at_paper_is_planned_or_says_why_not(key: str) -> None:
     plan = plan_of_sizes(all_targets()[key], "paper")
     text = describe(plan)
+    assert "more than 8 x 80 GB" not in text
     assert text.startswith(f"{plan.target.make_name} (paper): a plan; nothing is computed")
     for task in plan.tasks:
         assert f"{task.name}: " in text

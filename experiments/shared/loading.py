@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -47,7 +48,7 @@ def test_examples(splits: DataSplits, settings: DictConfig | None) -> Any:
 
 
 def _loader(dataset: Any, settings: DictConfig | None) -> DataLoader[Any]:
-    own = settings or {}
+    own: Mapping[Any, Any] = {} if settings is None else settings
     workers = own.get("num_workers")
     workers = min(8, os.cpu_count() or 1) if workers is None else workers
     return DataLoader(dataset, batch_size=own.get("batch_size") or EXAMPLES_OF_A_WORKER, num_workers=workers)
@@ -58,5 +59,5 @@ def _bytes(splits: DataSplits) -> int:
 
 
 def _budget(settings: DictConfig | None) -> float:
-    given = (settings or {}).get("memory_budget")
+    given = None if settings is None else settings.get("memory_budget")
     return SHARE * share_of_free(torch.device("cpu")) if given is None else float(given)

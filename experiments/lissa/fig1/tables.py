@@ -108,7 +108,7 @@ def _compared(values: pd.DataFrame, name: str, scale: float) -> dict[str, object
 
     Nothing where a solution is missing; a run may overflow to NaN everywhere.
     """
-    if values[values.columns.intersection(SOLVED)].isna().all().any():
+    if values[values.columns.intersection(list(SOLVED))].isna().all().any():
         return {}
     if not np.isfinite(values).all(axis=None):
         return {f"{name}_case": "overflow"}

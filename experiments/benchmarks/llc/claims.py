@@ -17,7 +17,9 @@ def judge(computed: Computed, claims: ClaimSheet) -> list[ClaimResult]:
     networks, table = computed["linear_networks"].fillna({"problem": ""}), computed["table"]
     known, num_chains = computed["known"], int(computed.config["known"]["num_chains"])
     results = [
-        _linear(claims.claim("linear-network", of=f"{row.network}-{row.sampler}"), row)
+        _linear(
+            claims.claim("linear-network", of=f"{row.network}-{row.sampler}"), row, computed["population_chains"]
+        )
         for _, row in networks.iterrows()
     ]
     results += [
@@ -29,12 +31,15 @@ def judge(computed: Computed, claims: ClaimSheet) -> list[ClaimResult]:
     return [*results, _valid(claims.claim("valid"), table, known, networks)]
 
 
-def _linear(claim: Claim, row: pd.Series) -> ClaimResult:
+def _linear(claim: Claim, row: pd.Series, population: pd.DataFrame) -> ClaimResult:
     if row.problem:
         ratio = f"{row.ratio:.3g} ({row.low / row.known:.3g} to {row.high / row.known:.3g})"
         return out_of_reach(claim, f"The rule says of the chains: {row.problem}. Their ratio is {ratio}.")
     interval = Interval(row.low / row.known, row.high / row.known, "t 95 %, chains", 4)
     why = f"The coefficient is that of n to infinity, {row.known:g}."
+    if len(population):
+        cases = [f"{own.case} {own.first / own.known:.2f} to {own.ratio:.2f}" for _, own in population.iterrows()]
+        why += f" On the exact loss, from the first quarter of the chain to the last: {', '.join(cases)}."
     return judge_claim(claim, float(row.ratio), interval, if_not_reproduced=why)
 
 

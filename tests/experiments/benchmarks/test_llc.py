@@ -22,9 +22,12 @@ from experiments.benchmarks.llc.compute import summary_table
 from experiments.benchmarks.llc.known import finite_value
 from experiments.benchmarks.llc.linear_networks import coefficient, singular_network
 from experiments.benchmarks.llc.methods import Setting, available, floor_seconds
+from experiments.benchmarks.llc.population_chains import COLUMNS
 from experiments.benchmarks.llc.power import autoregressive, power_table
 from experiments.target import Computed, load_config
 from experiments.target.discovery import all_targets
+
+NO_CHAINS = pd.DataFrame(columns=list(COLUMNS))
 
 
 @pytest.mark.parametrize(("version", "usable"), [("1.3.2", True), ("2.0.1", False), (None, False)])
@@ -184,7 +187,7 @@ def test_verdicts(
             for name, llc in methods.items()
         ]
     )
-    tables = {"linear_networks": networks, "known": known, "table": table}
+    tables = {"linear_networks": networks, "known": known, "table": table, "population_chains": NO_CHAINS}
     results = judged("benchmarks/llc", computed_of(tables, {"known": {"num_chains": 100}}))
     verdicts = {result.claim.id: result.verdict for result in results}
     assert verdicts["linear-network-2-layers-3-rank-1-sgld"] == verdict
@@ -205,7 +208,7 @@ def test_estimates_on_one_side_are_biased_and_chains_that_break_the_rule_out_of_
     network = {"network": "n", "sampler": "sgld", "known": 1.0, "ratio": 1.0, "low": 0.99, "high": 1.01}
     networks = pd.DataFrame([{**network, "estimate": 1.0, "problem": "the chains have not mixed"}])
     table = pd.DataFrame([{"threads": 1, "repeat": 0, "method": "curvlab", "llc": 1.0, "problem": ""}])
-    tables = {"linear_networks": networks, "known": known, "table": table}
+    tables = {"linear_networks": networks, "known": known, "table": table, "population_chains": NO_CHAINS}
     results = judged("benchmarks/llc", computed_of(tables, {"known": {"num_chains": 100}}))
     verdicts = {result.claim.id: result.verdict for result in results}
     assert verdicts["unbiased"] == "not reproduced"

@@ -42,7 +42,7 @@ def chosen_examples(splits: DataSplits, indices: Tensor, settings: DictConfig | 
     return _loader(dataset, settings) if isinstance(splits.train, ImageFiles) and not launched() else dataset
 
 
-def test_examples(splits: DataSplits, settings: DictConfig | None) -> Any:
+def held_out_examples(splits: DataSplits, settings: DictConfig | None) -> Any:
     """Return the test set, through a DataLoader where it is read from files."""
     return _loader(splits.test, settings) if isinstance(splits.test, ImageFiles) else splits.test
 

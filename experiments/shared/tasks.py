@@ -15,7 +15,7 @@ from curvlab.models import build_model, freeze
 from curvlab.runs import Run
 from curvlab.training import evaluate, train
 from experiments.shared.language_tasks import build_language_task
-from experiments.shared.loading import chosen_examples, test_examples
+from experiments.shared.loading import chosen_examples, held_out_examples
 from experiments.shared.trained_task import TrainedTask, curvature_indices, without_paths
 from experiments.target import task_label
 
@@ -63,7 +63,7 @@ def build_task(run: Run, name: str, settings: DictConfig) -> TrainedTask:
     measured = run.unit(
         "evaluation",
         key,
-        partial(_evaluated, model, loss, train_data, test_examples(splits, settings.get("loading"))),
+        partial(_evaluated, model, loss, train_data, held_out_examples(splits, settings.get("loading"))),
         version=1,
         about=f"losses of {task_label(name)}",
     )

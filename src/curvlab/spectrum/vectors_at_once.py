@@ -21,7 +21,7 @@ def vectors_that_fit(operator: LinearOperator, memory_budget: float | None) -> i
     ranks = _ranks(operator)
     if ranks is not None and memory_budget is None and operator.device.type == "cpu":
         budget /= ranks.size  # processes of one machine share its memory
-    number = int(min(budget / (operator.num_rows * operator.dtype.itemsize), 2**62))
+    number = int(min(budget / (max(1, operator.num_rows) * operator.dtype.itemsize), 2**62))
     # Ranks go in step: with fewer vectors on one of them, it would ask for products that the others do not join.
     return number if ranks is None else min(ranks.gather(number))
 

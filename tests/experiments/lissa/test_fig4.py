@@ -55,6 +55,7 @@ def small_task(*, length: int | None) -> SimpleNamespace:
         loss=nn.CrossEntropyLoss(),
         train=train,
         num_train=12,
+        num_parameters=sum(parameter.numel() for parameter in model.parameters()),
     )
 
 

@@ -56,6 +56,7 @@ def small_task(model: nn.Module, *, length: int | None = None) -> SimpleNamespac
         loss=nn.CrossEntropyLoss(),
         train=(inputs, torch.randint(3, shape)),
         num_train=12,
+        num_parameters=sum(parameter.numel() for parameter in model.parameters()),
     )
 
 

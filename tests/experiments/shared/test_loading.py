@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from curvlab.curvature import GaussNewtonOperator
 from curvlab.data import DataSplits, load_digits, load_image_folder, stack
 from curvlab.training import evaluate
-from experiments.shared.loading import chosen_examples, test_examples
+from experiments.shared.loading import chosen_examples, held_out_examples
 
 LOADED: DictConfig = OmegaConf.create({"memory_budget": 0, "num_workers": 2, "batch_size": 4})
 FOLDER = "imagenet-sample"
@@ -63,7 +63,7 @@ def test_few_images_are_stacked_and_all_of_them_never(splits: DataSplits) -> Non
     assert isinstance(chosen_examples(splits, indices, little), DataLoader)
     everything = torch.arange(len(splits.train))
     assert isinstance(chosen_examples(splits, everything, None), DataLoader)
-    assert isinstance(test_examples(splits, None), DataLoader)
+    assert isinstance(held_out_examples(splits, None), DataLoader)
 
 
 @pytest.mark.data
@@ -79,6 +79,6 @@ def test_sets_in_memory_stay_as_they_are() -> None:
     everything = torch.arange(len(splits.train))
     assert isinstance(splits.train, TensorDataset)
     assert chosen_examples(splits, everything, LOADED) is splits.train
-    assert test_examples(splits, LOADED) is splits.test
+    assert held_out_examples(splits, LOADED) is splits.test
     chosen = chosen_examples(splits, torch.tensor([2, 5]), LOADED)
     assert torch.equal(chosen[0], splits.train.tensors[0][[2, 5]])

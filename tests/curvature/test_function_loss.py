@@ -200,6 +200,39 @@ def test_what_is_no_mean_over_examples_is_refused_at_construction(operator, loss
         operator(network(2), loss, (inputs(), REAL), batch_size=1 if one_by_one else 6, **kwargs)
 
 
+def class_weighted(outputs: Tensor, targets: Tensor) -> Tensor:
+    return F.cross_entropy(outputs, targets, weight=torch.tensor([0.5, 2.0, 3.0], dtype=outputs.dtype))
+
+
+@pytest.mark.parametrize("operator", list(OPERATORS))
+@pytest.mark.parametrize("batch_size", [1, 2, 5])
+def test_what_shows_in_later_batches_only_is_refused_there(operator, batch_size: int) -> None:
+    """Class weights and sorted labels: as long as all are of one class, it is a plain mean."""
+    x, targets = inputs(), torch.tensor([0, 0, 0, 0, 1, 2])
+    alike = x[:4], targets[:4]
+    op = operator(network(3), class_weighted, alike, batch_size=batch_size)
+    assert_close(op.to_dense(), OPERATORS[operator](network(3), class_weighted, *alike))
+    later = zip(x[4:].split(batch_size), targets[4:].split(batch_size), strict=True)
+    op = operator(network(3), class_weighted, [alike, *later])
+    with pytest.raises(ValueError, match="class_weighted is no mean over examples"):
+        op.matvec(torch.ones(op.shape[0], dtype=torch.float64))
+
+
+def test_targets_that_are_not_finite_are_refused_wherever_they_stand() -> None:
+    targets = REAL.clone()
+    targets[5, 0] = torch.nan
+    op = HessianOperator(network(2), nn.HuberLoss(), (inputs(), targets), batch_size=2)
+    with pytest.raises(ValueError, match=r"HuberLoss is not finite.*rows \[1\] of 2"):
+        op.matvec(torch.ones(op.shape[0], dtype=torch.float64))
+
+
+def test_half_precision() -> None:
+    model, data = network(2).bfloat16(), (inputs(), REAL)
+    found = HessianOperator(model, nn.HuberLoss(), data).to_dense().double()
+    expected = dense_hessian(network(2), nn.HuberLoss(), *data)
+    assert float((found - expected).norm() / expected.norm()) < 0.03
+
+
 def test_huber_far_from_its_targets_has_no_curvature() -> None:
     op = GaussNewtonOperator(network(2), nn.HuberLoss(delta=1e-3), (inputs(), REAL + 100))
     assert float(op.to_dense().abs().max()) == 0

@@ -25,7 +25,7 @@ class FunctionLoss(OutputLoss):
     """mean_n l(h_n, y_n), known only as a function that autograd can differentiate twice by the outputs.
 
     S = ∇²l by a second reverse pass, block by block: examples do not meet in a mean. What the function must be is
-    tried on the first batch (`check`): a sum over examples is refused, and so is a loss in which examples meet.
+    tried on every batch (`check`): a sum over examples is refused, and so is a loss in which examples meet.
 
     Args:
         loss: (outputs, targets) -> (), a mean over examples: nn.HuberLoss(), a focal loss, ...
@@ -35,7 +35,7 @@ class FunctionLoss(OutputLoss):
             -log p, up to a constant. Without it no Fisher matrix but the empirical one is defined: a function does
             not say which distribution it comes from.
 
-    Cost of a product with S: two reverse passes of the function, nothing of the model.
+    Cost of a product with S: two reverse passes of the function, nothing of the model; two calls for the check.
     """
 
     twice_backward = True
@@ -55,6 +55,7 @@ class FunctionLoss(OutputLoss):
         self.reduction = "mean"
         self._is_psd, self._sample = is_psd, sample_targets
         self._tried = False
+        self._single: tuple[Tensor, Tensor] | None = None
 
     def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return the mean over the examples, ()."""
@@ -66,37 +67,37 @@ class FunctionLoss(OutputLoss):
         return self._is_psd
 
     def check(self, outputs: Tensor, targets: Tensor) -> None:
-        """Raise a ValueError unless the loss is a mean over examples, at these outputs; tried until one says so.
+        """Raise a ValueError unless the loss is a mean over examples, at these outputs.
 
-        By values and by gradients: the loss of the batch against that of its examples one by one.
+        By the loss of the batch against that of its examples one by one, at every batch: class weights, and
+        ignored targets, look like a plain mean where all examples of a batch are alike. The first time also by
+        gradients. An example alone is tried together with the one before it.
         """
         if len(outputs) != len(targets):
             raise ValueError(f"there are {len(outputs)} outputs and {len(targets)} targets")
-        if self._tried:
-            return
-        self.by_vmap = can_vmap(self.loss, outputs, targets)
         h = outputs.detach()
-        h = h if h.dtype in (torch.float32, torch.float64) else h.float()
-        if len(h) == 1:  # the same example twice: a sum still shows
-            h, targets = torch.cat([h, h]), torch.cat([targets, targets])
-        with torch.enable_grad():
-            whole, own = self._whole(h, targets), self.per_example(h, targets)
-            gradient = grad(lambda outputs: self._whole(outputs, targets))(h) * len(h)
-            expected = grad(lambda outputs: self.per_example(outputs, targets).sum())(h)
+        if not self._tried:
+            self.by_vmap = can_vmap(self.loss, h, targets)
+        if h.dtype not in (torch.float32, torch.float64):
+            h, targets = h.float(), targets.float() if targets.is_floating_point() else targets
+        if len(h) == 1:
+            h, targets = self._beside_the_last(h, targets)
+        whole, own = self._whole(h, targets), self.per_example(h, targets)
         tolerance = max(1e-6, 1000 * torch.finfo(h.dtype).eps)
         size = float(own.abs().mean()) + torch.finfo(h.dtype).tiny
         if not bool(own.isfinite().all()):
-            raise ValueError(f"{_name(self.loss)} is not finite for the outputs and targets of the first examples")
+            rows = (~own.isfinite()).nonzero().flatten()[:5].tolist()
+            raise ValueError(
+                f"{_name(self.loss)} is not finite for some outputs and targets (rows {rows} of {len(h)}): look "
+                "for NaN in the targets, or for examples of which every target is ignored."
+            )
         if abs(float(whole - own.sum())) <= tolerance * size * len(h) and size > 1e-30 and float(own.sum()) != 0:
             raise ValueError(
                 f"{_name(self.loss)} is a sum over examples ({float(whole):.6g} for {len(h)}): return the mean, "
                 "e.g. losses.mean() instead of losses.sum()."
             )
-        scale = float(expected.norm()) + torch.finfo(h.dtype).tiny
-        if (
-            abs(float(whole - own.mean())) > tolerance * size
-            or float((gradient - expected).norm()) > tolerance * scale
-        ):
+        alike = abs(float(whole - own.mean())) <= tolerance * size
+        if not (alike and (self._tried or self._gradients_alike(h, targets, tolerance))):
             raise ValueError(
                 f"{_name(self.loss)} is no mean over examples: {float(whole):.6g} for a batch of {len(h)}, and "
                 f"{float(own.mean()):.6g} in the mean for each alone. Its examples meet (contrastive losses, "
@@ -104,7 +105,22 @@ class FunctionLoss(OutputLoss):
                 "it is scaled by their number: return losses.mean() with one loss for each example, from its own "
                 "outputs alone. Sums over predictions and class weights: nn.CrossEntropyLoss has them."
             )
-        self._tried = bool(own.any())
+        self._tried = self._tried or bool(own.any())
+
+    def _beside_the_last(self, h: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """Return an example with the single one before it, or twice where there is none like it: a sum shows."""
+        one, last = (h, targets), self._single
+        self._single = one
+        kinds = [[(t.shape, t.dtype, t.device) for t in pair] for pair in (one, last or one)]
+        first, second = last if last is not None and kinds[0] == kinds[1] else one, one
+        return torch.cat([first[0], second[0]]), torch.cat([first[1], second[1]])
+
+    def _gradients_alike(self, h: Tensor, targets: Tensor, tolerance: float) -> bool:
+        with torch.enable_grad():
+            gradient = grad(lambda outputs: self._whole(outputs, targets))(h) * len(h)
+            expected = grad(lambda outputs: self.per_example(outputs, targets).sum())(h)
+        scale = float(expected.norm()) + torch.finfo(h.dtype).tiny
+        return float((gradient - expected).norm()) <= tolerance * scale
 
     def counts(self, targets: Tensor) -> Tensor:
         """Return one for each example, (N,)."""

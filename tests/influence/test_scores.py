@@ -252,3 +252,34 @@ def test_damping_run_and_filter_exclude_each_other(least_squares) -> None:
         influence(*arguments, damping=0.1, filtered=True)
     with pytest.raises(ValueError, match="filtered=True has a solver of its own"):
         influence(*arguments, run=run, filtered=True, solver=Direct())
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+@pytest.mark.parametrize("num_points", [3, 12], ids=["solved for points", "solved for test"])
+def test_class_weights_are_those_of_the_training_loss(reduction: str, num_points: int, generator) -> None:
+    """Of a sum an example's term is w_y times its cross-entropy; of a mean that, over the mean weight."""
+    weights = torch.tensor([0.5, 2.0, 3.0], dtype=torch.float64)
+    x = torch.randn(12, 4, generator=generator, dtype=torch.float64)
+    y = torch.tensor([0, 1, 2, 0, 1, 1, 2, 0, 0, 0, 2, 1])
+    model = nn.Linear(4, 3, bias=False).double()
+    with torch.no_grad():
+        model.weight.copy_(torch.randn(3, 4, generator=generator, dtype=torch.float64))
+    p = (x @ model.weight.T).softmax(1).detach()
+    own = weights[y] / (weights[y].mean() if reduction == "mean" else 1)
+    residuals = p - nn.functional.one_hot(y, 3)
+    gradients = (own[:, None, None] * residuals[:, :, None] * x[:, None]).reshape(12, 12)
+    curvature = torch.zeros(12, 12, dtype=torch.float64)
+    for n in range(12):
+        outputs = p[n].diag() - p[n][:, None] * p[n]
+        curvature += own[n] * torch.kron(outputs, torch.outer(x[n], x[n])) / (12 if reduction == "mean" else 1)
+    inverse = torch.linalg.inv(curvature + 0.1 * torch.eye(12, dtype=torch.float64))
+    found = influence_scores(
+        model,
+        nn.CrossEntropyLoss(weight=weights, reduction=reduction),
+        (x, y),
+        (x[:5], y[:5]),
+        points=(x[:num_points], y[:num_points]),
+        damping=0.1,
+        solver=Direct(),
+    )
+    torch.testing.assert_close(found, -gradients[:5] @ inverse @ gradients[:num_points].T, rtol=1e-8, atol=1e-10)

@@ -38,10 +38,13 @@ def of_mean_weight_one(loss: Loss, targets: Iterable[Tensor]) -> Loss:
     """Return an equal loss with class weights whose mean over these targets is one; others as they are.
 
     A mean over all targets does not change. The loss of a single example is then its term of that mean, as it is
-    without class weights: influence, whose unit is a weight added to that term, needs it so.
+    without class weights: influence, whose unit is a weight added to that term, needs it so. In a sum its weighted
+    loss is its term already.
     """
     known = output_loss(loss)
-    return known.of_mean_weight_one(list(targets)) if isinstance(known, WeightedCrossEntropy) else loss
+    if not isinstance(known, WeightedCrossEntropy) or known.reduction == "sum":
+        return loss
+    return known.of_mean_weight_one(list(targets))
 
 
 def _cross_entropy(loss: nn.CrossEntropyLoss) -> OutputLoss:

@@ -113,6 +113,21 @@ def test_probes_of_squared_errors(least_squares) -> None:
     assert (found.own / own - 1).abs().max() < 4 * (2 / 3000) ** 0.5
 
 
+def test_of_a_sum_leaving_out_is_a_weight_of_minus_one(classifier) -> None:
+    model, _, data = classifier
+    gradients, curvature = dense(classifier)
+    damped = 20 * curvature + DAMPING * torch.eye(len(curvature), dtype=torch.float64)
+    x = torch.linalg.solve(damped, gradients.T)
+    own, total = (gradients.T * x).sum(0), gradients.mean(0) @ x
+    arguments = (model, nn.CrossEntropyLoss(reduction="sum"), data)
+    found = self_influence(*arguments, damping=DAMPING, solver=Direct())
+    torch.testing.assert_close(found.own, own, rtol=1e-8, atol=0)
+    torch.testing.assert_close(found.total, total, rtol=1e-8, atol=1e-12)
+    found = estimated_self_influence(*arguments, damping=DAMPING, num_probes=2000, columns=1000, solver=Direct())
+    assert (found.own / own - 1).abs().max() < 4 * (2 / 2000) ** 0.5
+    torch.testing.assert_close(found.total, total, rtol=1e-8, atol=1e-12)
+
+
 def test_settings_are_checked(least_squares) -> None:
     arguments = (least_squares.model, least_squares.loss, least_squares.train)
     with pytest.raises(ValueError, match="damping must be positive"):

@@ -25,6 +25,7 @@ class SelfInfluence(Shown):
     Attributes:
         own: (K,), of the example's own loss, 1/N ∇l_kᵀ (G + damping I)⁻¹ ∇l_k; never negative.
         total: (K,), of the mean training loss, 1/N ∇Jᵀ (G + damping I)⁻¹ ∇l_k with ∇J = 1/N sum_n ∇l_n.
+            For reduction="sum", where G is a sum, both without the first 1/N.
         residual: largest relative residual of the systems behind them.
         converged: whether all systems reached the solver's tolerance.
         num_matvecs: curvature products, counted per vector.
@@ -63,7 +64,8 @@ def self_influence(
 ) -> SelfInfluence:
     """Return self-influences (Koh & Liang 2017), one system for each point, `columns` of them at a time.
 
-    Leaving out one of N examples is a weight of -1/N; a change is positive where the loss rises.
+    Leaving out one of N examples is a weight of -1/N, and of -1 for reduction="sum"; a change is positive where
+    the loss rises.
 
     Args:
         model: in eval mode.
@@ -91,9 +93,9 @@ def self_influence(
         x = solved.solve(operator, gradients, solver, rtol, generator)
         own.append((gradients * x).sum(0))
         total.append(mean_gradient @ x)
-    size = len(everything)
+    divisor = _divided_by(loss, len(everything))
     return SelfInfluence(
-        torch.cat(own) / size, torch.cat(total) / size, solved.residual, solved.converged, solved.num_matvecs
+        torch.cat(own) / divisor, torch.cat(total) / divisor, solved.residual, solved.converged, solved.num_matvecs
     )
 
 
@@ -146,8 +148,9 @@ def estimated_self_influence(
         squares += directional_derivatives(model, loss, train, x, batch_size=batch_size).square().sum(1)
     x = solved.solve(operator, _mean_gradient(model, loss, train, batch_size)[:, None], solver, rtol, generator)
     total = directional_derivatives(model, loss, train, x, batch_size=batch_size)[:, 0]
+    divisor = _divided_by(loss, size)
     return SelfInfluence(
-        squares / num_probes / size, total / size, solved.residual, solved.converged, solved.num_matvecs
+        squares / num_probes / divisor, total / divisor, solved.residual, solved.converged, solved.num_matvecs
     )
 
 
@@ -187,6 +190,11 @@ def _of_mean_weight_one(model: nn.Module, loss: Loss, train: Pairs, batch_size: 
     function = ModelFunction(model)
     data = Batches.of(function, train, batch_size=batch_size)
     return of_mean_weight_one(loss, data.targets())
+
+
+def _divided_by(loss: Loss, count: float) -> float:
+    """Return what the training loss divides a sum by: 1 where it is a sum."""
+    return 1 if output_loss(loss).reduction == "sum" else count
 
 
 def _all_indices(train: Pairs) -> Tensor:
@@ -238,7 +246,7 @@ def _curvature_probes(  # noqa: PLR0917
         predictions += outputs_loss.count(targets)
     if probes is None:
         raise ValueError("the training set is empty")
-    return torch.stack(probes, dim=1) / math.sqrt(predictions)
+    return torch.stack(probes, dim=1) / math.sqrt(_divided_by(loss, predictions))
 
 
 def _curvature_root(outputs: Tensor, targets: Tensor, loss: OutputLoss) -> Tensor:

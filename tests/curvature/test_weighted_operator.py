@@ -7,7 +7,7 @@ from loss_cases import CLASSES, WEIGHTS, focal, inputs, network
 from torch import nn
 from torch.testing import assert_close
 
-from curvlab.curvature import GaussNewtonOperator, HessianOperator, WeightedOperator
+from curvlab.curvature import FisherOperator, GaussNewtonOperator, HessianOperator, WeightedOperator
 
 EXAMPLES = torch.tensor([0.0, 2.0, 0.5, 1.0, 3.0, 0.1], dtype=torch.float64)
 
@@ -36,3 +36,15 @@ def test_what_is_no_weighting_is_refused() -> None:
         WeightedOperator(op, -torch.ones(6))
     with pytest.raises(NotImplementedError):
         WeightedOperator(op, torch.ones(6)).sample(2)
+    with pytest.raises(ValueError, match=r"whole data.*not a sample"):
+        WeightedOperator(op.sample(3), torch.ones(6))
+
+
+def test_weights_of_zero_leave_nothing() -> None:
+    model, data = network(3).float(), (inputs().float(), CLASSES)
+    for op in (
+        GaussNewtonOperator(model, nn.CrossEntropyLoss(), data),
+        FisherOperator(model, nn.CrossEntropyLoss(), data, kind="empirical"),
+    ):
+        for weights in (torch.zeros(6), torch.full((6,), 1e-60, dtype=torch.float64)):  # 0 in the model's dtype
+            assert float(WeightedOperator(op, weights).to_dense().abs().max()) == 0

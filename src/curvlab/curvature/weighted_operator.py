@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from curvlab.curvature.batches import Batches
 from curvlab.curvature.data_operator import DataOperator
 from curvlab.curvature.example_weights import checked_weights
 from curvlab.linalg import DerivedOperator
@@ -27,8 +28,11 @@ class WeightedOperator(DerivedOperator):
 
     def __init__(self, operator: DataOperator, weights: Tensor, *, batch_size: int = 512) -> None:
         super().__init__(operator)
+        if not isinstance(operator.batches, Batches):
+            raise ValueError("weights belong to the whole data: pass the operator itself, not a sample of it")
         self.operator, self.weights = operator, checked_weights(weights, operator.num_examples).cpu()
-        self._kept = self.weights.nonzero().flatten().split(batch_size)
+        kept = self.weights.to(operator.dtype).nonzero().flatten()  # what rounds to 0 there is 0 as well
+        self._kept = kept.split(batch_size) if len(kept) else ()
 
     @property
     def is_psd(self) -> bool:

@@ -118,6 +118,18 @@ def test_labels_under_the_other_names_of_the_trainer() -> None:
             assert_close(HessianOperator(model, LOSS, renamed).to_dense(), expected, **EXACT)
 
 
+def test_labels_under_two_names_are_no_input() -> None:
+    class Named(nn.Linear):
+        def forward(self, values: Tensor) -> Tensor:
+            return super().forward(values)
+
+    model = Named(3, 2).double()
+    batch = {"values": torch.eye(3, dtype=torch.float64), "labels": torch.tensor([0, 1, 1])}
+    expected = HessianOperator(model, LOSS, (batch["values"], batch["labels"])).to_dense()
+    both = batch | {"label": torch.zeros(3, dtype=torch.long)}  # "labels" are those that count
+    assert_close(HessianOperator(model, LOSS, both).to_dense(), expected, **EXACT)
+
+
 @pytest.mark.parametrize("kind", ["one number", "several labels"])
 def test_floating_point_labels(kind: str) -> None:
     model = classifier(1 if kind == "one number" else 3)

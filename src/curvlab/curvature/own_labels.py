@@ -78,6 +78,9 @@ class OwnLabels:
                     "DataLoader(dataset, batch_size=..., collate_fn=DataCollatorWithPadding(tokenizer))."
                 )
         labels = entries.pop(names[0])
+        for name in names[1:]:  # of another name beside them: no input, unless the forward takes it
+            if self._taken is not None and name not in self._taken:
+                del entries[name]
         ids = entries.get("input_ids")
         scalars = any(value.ndim == 0 for value in [*entries.values(), labels])
         if scalars or num_examples(entries) != len(labels) or (ids is not None and ids.ndim == 1):

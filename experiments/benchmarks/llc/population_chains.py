@@ -54,7 +54,7 @@ def _chains(run: runs.Run, case: Mapping[str, Any]) -> dict[str, float]:
     num_layers, width, rank = case["network"]
     nbeta = case["nbeta_factor"] * default_nbeta(case["num_examples"])
     step_size = case["step"] / (nbeta * num_layers)
-    start = [layer.weight.detach() for layer in singular_network(num_layers, width, rank)]  # type: ignore[union-attr]
+    start = [weight.detach() for weight in singular_network(num_layers, width, rank).parameters()]
     losses = langevin_losses(
         start,
         num_chains=case["num_chains"],

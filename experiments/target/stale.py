@@ -60,16 +60,27 @@ def current_fingerprints(roots: Iterable[str], changes: Sequence[Mapping[str, An
     code = reachable_code(roots)
     found = {fingerprint_of(code)}
     for change in reversed(changes):
-        undone = {name: of for name, of in change["modules"].items() if code.get(name) == of["after"]}
-        for name, of in undone.items():
-            hashes[name] = of["before"]
-            imported = imports.get(name, set(code_and_imports(name)[1]))
-            imports[name] = (imported - set(of.get("adds", ()))) | set(of.get("drops", ()))
         new |= set(change.get("new", ()))
-        code = reachable_code(roots, imports, new)
-        code |= {name: earlier for name, earlier in hashes.items() if name in code}
+        code = _earlier(roots, imports, new, hashes)
+        # Once an import is undone, modules are reached that today's code does not reach, and may have changed.
+        while undone := {name: of for name, of in change["modules"].items() if code.get(name) == of["after"]}:
+            for name, of in undone.items():
+                hashes[name] = of["before"]
+                imported = imports.get(name, set(code_and_imports(name)[1]))
+                imports[name] = (imported - set(of.get("adds", ()))) | set(of.get("drops", ()))
+            code = _earlier(roots, imports, new, hashes)
         found.add(fingerprint_of(code))
     return found
+
+
+def _earlier(
+    roots: Iterable[str], imports: Mapping[str, set[str]], new: set[str], hashes: Mapping[str, str]
+) -> dict[str, str]:
+    """Return the hash of each module reached when `imports` and `hashes` held, and `new` were not there."""
+    from curvlab.runs.fingerprint import reachable_code
+
+    code = reachable_code(roots, imports, new)
+    return code | {name: earlier for name, earlier in hashes.items() if name in code}
 
 
 def same_numbers() -> list[dict[str, Any]]:

@@ -51,6 +51,9 @@ def test_a_change_that_adds_or_drops_an_import_is_undone_with_it() -> None:
     assert fingerprint_of({MODULE: code[MODULE]}) in current_fingerprints([MODULE], [new])
     then = reachable_code([MODULE, OTHER]) | {MODULE: earlier}
     assert fingerprint_of(then) in current_fingerprints([MODULE], [drops])  # checkpoint is bookkeeping
+    # What is reached again by it may have changed, too.
+    both = {"modules": drops["modules"] | {OTHER: {"before": "1" * 64, "after": then[OTHER]}}}
+    assert fingerprint_of(then | {OTHER: "1" * 64}) in current_fingerprints([MODULE], [both])
 
 
 def test_changes_since_a_commit_are_entries_to_fill_in(

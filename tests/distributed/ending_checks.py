@@ -39,7 +39,8 @@ def long_solve(ranks: Ranks, folder: str, *, dies_at: int = 0) -> None:
     found = solver.solve(spread + 0.01 * identity, sides)
     expected = BlockConjugateGradient(rtol=1e-9).solve(whole + 0.01 * identity, sides)
     close(found.x, expected.x, "the resumed solution")
-    assert steps[0] == KILLED_AT, "the solve began anew"
+    # The first rank saves the step before, and, where it has not heard of the end by then, that step, too.
+    assert steps[0] in (KILLED_AT, KILLED_AT + 1), f"the solve went on at step {steps[0]}"
 
 
 def main(folder: str, ending: str) -> None:

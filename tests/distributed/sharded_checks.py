@@ -6,7 +6,17 @@ from collections.abc import Callable
 
 import torch
 from curvature_memory import Memory
-from problems import LOSS, classifier, close, language_model, loss_gradient, seeded, sequences, uneven
+from problems import (
+    LOSS,
+    classifier,
+    close,
+    language_model,
+    loss_gradient,
+    refused,
+    seeded,
+    sequences,
+    uneven,
+)
 from torch import Tensor, nn
 
 from curvlab.curvature import GaussNewtonOperator, HessianOperator
@@ -34,11 +44,36 @@ def check_products(ranks: Ranks) -> None:
         for weights in (None, torch.rand(7, generator=seeded(9))):
             batch = [o.sample(4, seeded(6), weights) @ v for o, v in ((op, own), (whole, vectors))]
             close(op.whole(batch[0]), batch[1], "a sharded sample")
+        if family == "llama":
+            check_by_tensor(op, model, whole, data)
         spread = ShardedHessianOperator(sharded, LOSS, share, batch_size=2)
         close(spread.whole(spread @ own), hessian @ vectors, f"sharded Hessian of a {family}")
         # FSDP2's own forward works as before.
         with torch.no_grad():
             close(sharded(data[0]).logits, model(data[0]).logits, "FSDP2's forward")
+
+
+def check_by_tensor(
+    op: ShardedGaussNewtonOperator, model: nn.Module, whole: LinearOperator, data: tuple[Tensor, Tensor]
+) -> None:
+    """Sketches with a block for each tensor, drawn in chunks and row by row; gradients of single examples."""
+    sizes = [p.numel() for p in model.parameters()]
+    for settings in ({"chunk_size": 2}, {"chunk_size": 1, "memory_budget": 9 * 8 * op.num_rows}):
+        found, expected = (
+            sketch_eigenvalues(o, 3, sketch_size=2, tensor_sizes=sizes, generator=seeded(4), **settings)
+            for o in (op + 0.1 * identity, whole + 0.1 * identity)
+        )
+        close(found.sketch, expected.sketch, f"a sketch by tensor, sharded, {settings}")
+        close(found.values, expected.values, "its eigenvalues")
+    refused(lambda: sketch_eigenvalues(op, sketch_size=2, tensor_sizes=[op.shape[0] - 3, 3]), "cut as they are")
+    for index in (0, 5):
+        pair = data[0][index : index + 1], data[1][index : index + 1]
+        found = op.select(torch.tensor([index])).gradient()
+        close(op.whole(found), loss_gradient(model, pair), "the gradient of an example")
+    chosen = op.select(torch.tensor([5, 0, 5]))
+    three = tuple(part[[5, 0, 5]] for part in data)
+    close(chosen.whole(chosen.gradient()), loss_gradient(model, three), "the gradient of three examples")
+    refused(lambda: op.select(torch.tensor([7])), "numbers of the 7 examples")
 
 
 def check_solvers(ranks: Ranks, folder: str) -> None:

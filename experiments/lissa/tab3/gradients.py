@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -10,8 +12,32 @@ from torch import Tensor
 
 from curvlab.influence import per_example_gradients
 from curvlab.runs import Run
-from experiments.shared.spectrum import drawn_examples
+from experiments.shared.spectrum import drawn_examples, gauss_newton
 from experiments.shared.trained_task import TrainedTask
+
+
+@dataclass(frozen=True)
+class _Tensors:
+    """Parameter tensors, and what this process holds of their gradients: all, unless the model is cut up.
+
+    Attributes:
+        sizes: numbers of each, whole.
+        own: those that are here, of each.
+        total: sums over the processes that hold the others.
+    """
+
+    sizes: list[int]
+    own: list[slice]
+    total: Callable[[Tensor], Tensor]
+
+    @classmethod
+    def whole(cls, sizes: list[int]) -> _Tensors:
+        """Return those of a model that is in one place."""
+        return cls(sizes, [slice(0, size) for size in sizes], lambda part: part)
+
+    def split(self, vectors: Tensor) -> tuple[Tensor, ...]:
+        """Return the columns of each tensor."""
+        return vectors.split([len(range(n)[own]) for n, own in zip(self.sizes, self.own, strict=True)], dim=1)
 
 
 def gradient_pairs(run: Run, task: TrainedTask, cfg: DictConfig) -> dict[str, Any]:
@@ -26,39 +52,55 @@ def gradient_pairs(run: Run, task: TrainedTask, cfg: DictConfig) -> dict[str, An
 
     def compute() -> dict[str, Any]:
         generator = run.generator("gradient pairs", task.seed_name)
-        examples = drawn_examples(task, 2 * cfg.gradients.num_pairs, generator)
-        gradients = per_example_gradients(task.model, task.loss, examples, batch_size=16)
-        gradients = gradients / torch.linalg.vector_norm(gradients, dim=1, keepdim=True).clamp(min=1e-30)
-        sizes = task.tensor_sizes
+        gradients, tensors = _unit_gradients(task, 2 * cfg.gradients.num_pairs, generator)
         left, right = (torch.stack(half) for half in zip(*gradients.split(2), strict=True))
-        sketched = _sketched_products(left, right, sizes, cfg, generator)
-        return {**sketched, **_exact(left, right, sizes)}
+        sketched = _sketched_products(left, right, tensors, cfg, generator)
+        return {**sketched, **_exact(left, right, tensors)}
 
     about = f"sketches of gradients of {task.label}"
     return run.unit("lissa/gradient_sketches", task.key | settings, compute, version=1, about=about)
 
 
+def _unit_gradients(task: TrainedTask, num: int, generator: torch.Generator) -> tuple[Tensor, _Tensors]:
+    """Return gradients of training examples, (num, P) or this rank's part of them, each divided by its norm."""
+    sizes = task.tensor_sizes
+    operator: Any = gauss_newton(task)
+    if operator.num_rows == operator.shape[0]:
+        examples = drawn_examples(task, num, generator)
+        gradients = per_example_gradients(task.model, task.loss, examples, batch_size=16)
+        gradients = gradients / torch.linalg.vector_norm(gradients, dim=1, keepdim=True).clamp(min=1e-30)
+        return gradients, _Tensors.whole(sizes)
+    indices = torch.randperm(task.num_train, generator=generator)[:num]  # as drawn_examples draws them
+    rows = [operator.select(index[None]).gradient() for index in indices]
+    rows = [row / operator.norm(row).clamp(min=1e-30) for row in rows]
+    own = [piece.own for piece in operator.model.layout.pieces]
+    return torch.stack(rows), _Tensors(sizes, own, operator.ranks.sum)
+
+
 def _sketched_products(
-    left: Tensor, right: Tensor, sizes: list[int], cfg: DictConfig, generator: torch.Generator
+    left: Tensor, right: Tensor, tensors: _Tensors, cfg: DictConfig, generator: torch.Generator
 ) -> dict[str, Tensor]:
     """Return d times the variance of each pair's sketched product, of both forms, from the same Φ."""
     size = cfg.gradients.sketch_size
     products: dict[str, list[Tensor]] = {"dense": [], "per_tensor": []}
+    zero = torch.zeros((), dtype=torch.float64)
+    places = list(zip(tensors.split(left), tensors.split(right), tensors.sizes, tensors.own, strict=True))
     for _ in range(cfg.gradients.num_sketches):
         images = []
-        for columns in zip(left.split(sizes, dim=1), right.split(sizes, dim=1), strict=True):
-            phi = torch.randn(size, columns[0].shape[1], generator=generator) / size**0.5
-            images.append([(vectors.cpu() @ phi.T).double() for vectors in columns])
-        summed = [sum(image[side] for image in images) for side in (0, 1)]
+        for *columns, whole, own in places:
+            phi = torch.randn(size, whole, generator=generator)[:, own] / size**0.5
+            images.append([tensors.total((vectors.cpu() @ phi.T).double()) for vectors in columns])
+        summed = [sum((image[side] for image in images), start=zero) for side in (0, 1)]
         products["dense"].append((summed[0] * summed[1]).sum(1))
         products["per_tensor"].append(torch.stack([(a * b).sum(1) for a, b in images]).sum(0))
     return {name: size * torch.stack(values).var(dim=0) for name, values in products.items()}
 
 
-def _exact(left: Tensor, right: Tensor, sizes: list[int]) -> dict[str, Tensor]:
-    pieces = list(zip(left.double().split(sizes, dim=1), right.double().split(sizes, dim=1), strict=True))
-    masses = sum((a.square().sum(1) * b.square().sum(1)) for a, b in pieces)
-    dots = torch.stack([(a * b).sum(1) for a, b in pieces])
+def _exact(left: Tensor, right: Tensor, tensors: _Tensors) -> dict[str, Tensor]:
+    pieces = list(zip(tensors.split(left.double()), tensors.split(right.double()), strict=True))
+    squares = [[tensors.total(side.square().sum(1)) for side in pair] for pair in pieces]
+    masses = sum(a * b for a, b in squares)
+    dots = torch.stack([tensors.total((a * b).sum(1)) for a, b in pieces])
     cosine = dots.sum(0)
     return {
         "dense_exact": 1 + cosine.square(),

@@ -13,8 +13,14 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from experiments.target.declaration import Target
-from experiments.target.plan.costs import FORWARDS_OF_A_GRADIENT, FORWARDS_OF_A_PRODUCT, Cost, cost_of
-from experiments.target.plan.peaks import GPU, drawn_numbers, in_words, unit_peaks
+from experiments.target.plan.costs import (
+    FORWARDS_OF_A_GRADIENT,
+    FORWARDS_OF_A_PRODUCT,
+    Cost,
+    cost_of,
+    normals_per_second,
+)
+from experiments.target.plan.peaks import GPU, drawn_numbers, fits, in_words, machines, unit_peaks
 from experiments.target.plan.products import DECLARED, Products, Published, published_run
 from experiments.target.plan.sizes import Sizes, UnplannableError, examples_of_a_pass, in_bytes, sizes_of
 from experiments.target.tasks import plain_task_settings
@@ -31,7 +37,7 @@ class TaskPlan:
         products: None where their number follows from results.
         epochs: of one training; 0 for published weights.
         peaks: bytes of its units of work; empty where none is known.
-        drawn: numbers that its sketch draws with one GPU of 80 GB; 0 without one.
+        drawn: normals that its sketches draw, with the vectors that its machine holds; 0 without one.
         reason: why there are no sizes.
     """
 
@@ -58,12 +64,17 @@ class TaskPlan:
         return None if product is None else self.epochs * product * FORWARDS_OF_A_GRADIENT / FORWARDS_OF_A_PRODUCT
 
     @property
+    def drawing_seconds(self) -> float:
+        """Of the normals of its sketches, drawn here by one thread."""
+        return self.drawn / normals_per_second() if self.drawn else 0.0
+
+    @property
     def seconds(self) -> float | None:
-        """Of the declared products and one training."""
+        """Of the declared products, the normals of sketches and one training."""
         if self.products is None or self.product_seconds is None or self.cost is None:
             return None
         products = self.products.full * self.product_seconds + self.products.examples * self.cost.seconds
-        return products + (self.training_seconds or 0.0)
+        return products + self.drawing_seconds + (self.training_seconds or 0.0)
 
 
 @dataclass(frozen=True)
@@ -110,7 +121,7 @@ class Plan:
         if any(task.product_seconds is None for task in self.tasks):
             return "the sizes of a task are not known before its data are read"
         if self.is_declared:
-            return "products as the config declares them, one training for each task"
+            return "products as the config declares them, the normals of sketches, one training for each task"
         if self.published is None:
             return "the number of products follows from what is found, and this preset was never published"
         if self.published.num_matvecs == 0:
@@ -133,10 +144,11 @@ def plan_of(target: Target, cfg: DictConfig) -> Plan:
         except UnplannableError as reason:
             tasks.append(TaskPlan(name, reason=str(reason)))
             continue
-        products = None if declared is None else declared(settings)
+        products = None if declared is None else declared(settings, sizes)
         training = settings.get("training") or {}
         peaks = unit_peaks(settings, sizes)
-        drawn = drawn_numbers(settings, sizes, memory=GPU) if "sketch" in peaks else 0.0
+        devices = machines(max(peaks.values(), default=0.0)) or 8
+        drawn = drawn_numbers(settings, sizes, memory=devices * GPU) if "sketch" in peaks else 0.0
         epochs = float(training.get("num_epochs") or 0)
         tasks.append(TaskPlan(name, sizes, cost_of(sizes), products, epochs, peaks, drawn))
     return Plan(target, str(cfg.preset), tuple(tasks), _num_seeds(whole), published_run(target, str(cfg.preset)))
@@ -183,7 +195,11 @@ def _of_task(task: TaskPlan) -> list[str]:
     if task.peaks:
         lines.append(f"  {in_words(task.peaks)}")
     if task.drawn:
-        lines.append(f"  its sketch draws {task.drawn:.3g} numbers in all with the vectors that 80 GB hold")
+        machine, drawing = fits(max(task.peaks.values())), in_time(task.drawing_seconds)
+        lines.append(
+            f"  its sketches draw {task.drawn:.3g} normals with the vectors that {machine} holds: {drawing} of "
+            f"one thread here, {normals_per_second():.2g} in a second"
+        )
     if task.product_seconds is not None:
         product = f"  one product: {in_time(task.product_seconds)}"
         training = f"; one training: {in_time(task.training_seconds or 0)}" if task.epochs else ""

@@ -1,4 +1,4 @@
-"""Seconds of one example's share of a Gauss-Newton product on this machine, by a short probe."""
+"""Seconds of one example's share of a Gauss-Newton product, and of random numbers, here, by a short probe."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ PROBE_FLOPS = 3e9
 MOST_FLOPS, MOST_PARAMETERS, MOST_EXAMPLES = 2e10, 2e7, 256
 FORWARDS_OF_A_PRODUCT, FORWARDS_OF_A_GRADIENT = 5, 3
 _WIDTH, _DEPTH, _ROWS = 1024, 3, 256  # of the probe for larger networks
+_NORMALS = 2**24  # of the probe for random numbers: more than a cache holds, as for large networks
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,19 @@ def rate() -> float:
     model = nn.Sequential(*layers)
     seconds = _seconds(model, torch.randn(_ROWS, _WIDTH), torch.randint(_WIDTH, (_ROWS,)))
     return FORWARDS_OF_A_PRODUCT * 2 * _WIDTH**2 * _DEPTH * _ROWS / seconds
+
+
+@cache
+def normals_per_second() -> float:
+    """Return how many fp32 normals one thread draws in a CPU second, as `LinearOperator.randn` does."""
+    generator = torch.Generator().manual_seed(0)
+
+    def seconds() -> float:
+        start = time.process_time()
+        torch.randn(_NORMALS, generator=generator)
+        return time.process_time() - start
+
+    return _NORMALS / min(seconds() for _ in range(3))
 
 
 def _seconds(model: nn.Module, inputs: Tensor, targets: Tensor) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -23,11 +24,13 @@ def unit_peaks(settings: Mapping[str, Any], sizes: Sizes) -> dict[str, float]:
     if spectrum := settings.get("spectrum"):
         if "trace_probes" in spectrum:
             vectors["trace"] = 3 * min(spectrum.get("chunk_size", TRACE_CHUNK), spectrum["trace_probes"])
-        vectors["lambda_max"] = LANCZOS_BLOCKS
+        if _asks_for_largest(settings):
+            vectors["lambda_max"] = LANCZOS_BLOCKS
     if sketch := settings.get("sketch"):
         chunk = min(sketch.get("chunk_size", SKETCH_CHUNK), sketch.get("size", SKETCH_CHUNK))
         vectors["sketch"] = SKETCH_ROWS if chunk == 1 else SKETCH_CHUNK_COPIES * chunk
-    if constant := settings.get("constant"):
+    # lissa-tab3 inherits the tasks of lissa-tab1, and with them settings of C, which it does not measure.
+    if (constant := settings.get("constant")) and "frobenius" not in settings:
         leading = constant["num_leading"]
         vectors["C"] = max(LANCZOS_BLOCKS * leading, leading + constant["num_random"] + 1 + 5)
     if (norm := settings.get("frobenius")) and "num_probes" in norm:
@@ -38,29 +41,57 @@ def unit_peaks(settings: Mapping[str, Any], sizes: Sizes) -> dict[str, float]:
     return {unit: sizes.peak_bytes(1) + number * vector for unit, number in vectors.items()}
 
 
+def _asks_for_largest(settings: Mapping[str, Any]) -> bool:
+    """Return whether λmax is measured: to be shown, or since a config leaves settings open that follow from it."""
+    lissa, check = settings.get("lissa"), settings.get("lissa_check")
+    if lissa is None and "lissa_check" not in settings:
+        return True
+    steps = [] if lissa is None else [lissa["step_size"], lissa["batch_size"], lissa["num_steps"]]
+    return check is not None or None in (settings.get("damping"), *steps)
+
+
 def drawn_numbers(settings: Mapping[str, Any], sizes: Sizes, *, memory: float) -> float:
-    """Return how many normals a dense sketch draws: its rows, and all once more for every group of products held.
+    """Return how many normals sketches draw: their rows, and all once more for every group of products held.
+
+    Of a table that has both forms (`frobenius`) those of the per-tensor sketch too, and those of gradients. Where
+    vectors are cut up over processes, each draws all of them.
 
     Args:
         settings: of the task.
         sizes: of its network.
-        memory: bytes of a device, of which 80 % of what parameters leave hold vectors.
+        memory: bytes of all devices, of which 80 % of what parameters leave hold vectors.
     """
     sketch = settings["sketch"]
-    size, chunk = sketch["size"], min(sketch.get("chunk_size", SKETCH_CHUNK), sketch["size"])
+    chunk = sketch.get("chunk_size", SKETCH_CHUNK)
     free = 0.8 * (memory - sizes.total_parameters * sizes.itemsize)
-    fitting = free / (sizes.num_parameters * sizes.itemsize)
-    group = min(size, max(1, int((fitting - 3) / 2))) if chunk == 1 else chunk
-    again = size / group / 2 if chunk == 1 else size / group
-    return size * (1 + max(1.0, again)) * sizes.num_parameters
+    held = max(1, int((free / (sizes.num_parameters * sizes.itemsize) - 3) / 2))
+    rows = _drawn_rows(sketch["size"], 1, chunk, held)
+    if "frobenius" in settings:
+        rows += _drawn_rows(math.ceil(sketch["size"] / sizes.num_tensors), sizes.num_tensors, chunk, held)
+    if (pairs := settings.get("gradients")) and "num_sketches" in pairs:
+        rows += pairs["num_sketches"] * pairs["sketch_size"]
+    return rows * sizes.num_parameters
+
+
+def _drawn_rows(size: int, num_tensors: int, chunk: int, held: int) -> float:
+    """Return how many rows of Φ, of P numbers each, a sketch of `size` rows for each tensor draws in all."""
+    if chunk > 1:
+        return size * (1 + size / min(chunk, size))
+    groups = size * num_tensors / min(size * num_tensors, held)
+    return size * (num_tensors + (max(1.0, groups / 2) if num_tensors == 1 else groups))
+
+
+def machines(peak: float) -> int:
+    """Return the fewest GPUs of the usual numbers that hold a peak; 0 where 8 do not."""
+    return next((count for count in (1, 4, 8) if peak <= count * GPU), 0)
 
 
 def fits(peak: float) -> str:
     """Return the smallest of the usual machines; over several GPUs parameters and vectors are cut up."""
-    for count in (1, 4, 8):
-        if peak <= count * GPU:
-            return f"{count} x 80 GB" if count > 1 else "one GPU of 80 GB"
-    return "more than 8 x 80 GB"
+    count = machines(peak)
+    if count == 0:
+        return "more than 8 x 80 GB"
+    return f"{count} x 80 GB" if count > 1 else "one GPU of 80 GB"
 
 
 def in_words(peaks: Mapping[str, float]) -> str:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from experiments.target.declaration import Target
 from experiments.target.discovery import ROOT
+from experiments.target.plan.sizes import Sizes
 
 # Products of Lanczos for λmax to 1 %, an assumption: their number follows from the spectrum, 300 at most.
 LANCZOS = 20
@@ -27,7 +29,7 @@ class Products:
     examples: float
 
 
-def hyperparameters(task: Mapping[str, Any]) -> Products:
+def hyperparameters(task: Mapping[str, Any], sizes: Sizes) -> Products:
     """Return those of lissa-tab1: trace, Lanczos, sketch; quadratic forms (3F of 5F) and C on batches."""
     forms, constant = task["forms"], task["constant"]
     directions = constant["num_leading"] + constant["num_random"] + 1
@@ -36,8 +38,26 @@ def hyperparameters(task: Mapping[str, Any]) -> Products:
     return Products(full, 0.6 * forms["num_probes"] * forms["batch_size"] + batches + constant["num_examples"])
 
 
+def norms(task: Mapping[str, Any], sizes: Sizes) -> Products:
+    """Return those of lissa-tab3: trace, Lanczos, both sketches and their repetitions, ‖G‖_F twice, gradients."""
+    norm, repeated = task["frobenius"], task["repeated"]
+    full = task["spectrum"]["trace_probes"] + LANCZOS + norm["num_probes"]
+    full += _both_sketches(task["sketch"]["size"], sizes.num_tensors)
+    if repeated["num_products"] is not None:
+        full += repeated["num_repetitions"] * _both_sketches(repeated["num_products"], sizes.num_tensors)
+    examples = 2 * norm["num_pairs"] * norm["batch_size"] + 0.6 * 2 * task["gradients"]["num_pairs"]
+    return Products(full, examples)
+
+
+def _both_sketches(size: int, num_tensors: int) -> int:
+    return size + math.ceil(size / num_tensors) * num_tensors
+
+
 # By target. Every other one says that its number of products follows from what it finds: steps to a residual, say.
-DECLARED: dict[str, Callable[[Mapping[str, Any]], Products]] = {"lissa/tab1": hyperparameters}
+DECLARED: dict[str, Callable[[Mapping[str, Any], Sizes], Products]] = {
+    "lissa/tab1": hyperparameters,
+    "lissa/tab3": norms,
+}
 
 
 @dataclass(frozen=True)

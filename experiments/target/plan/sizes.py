@@ -51,6 +51,7 @@ class Sizes:
     Attributes:
         num_parameters: P, those that require gradients.
         total_parameters: frozen ones too.
+        num_tensors: L, how many tensors the P are in.
         itemsize: bytes of a number.
         num_examples: N; None where it follows from data that a plan does not read.
         flops: of one example's forward.
@@ -65,6 +66,7 @@ class Sizes:
 
     num_parameters: int
     total_parameters: int
+    num_tensors: int
     itemsize: int
     num_examples: int | None
     flops: int
@@ -126,6 +128,7 @@ def _measured(  # noqa: PLR0917
     return Sizes(
         num_parameters=trained,
         total_parameters=total,
+        num_tensors=sum(parameter.requires_grad for parameter in model.parameters()),
         itemsize=function.dtype.itemsize,
         num_examples=count,
         flops=counter.get_total_flops(),

@@ -11,7 +11,7 @@ import torch
 from curvlab.reporting import load_claims
 from experiments.lissa.tab3 import TARGET
 from experiments.lissa.tab3.compute import paper_table
-from experiments.lissa.tab3.gradients import _exact, _sketched_products
+from experiments.lissa.tab3.gradients import _exact, _sketched_products, _Tensors
 from experiments.target.execution import draw_target
 
 
@@ -113,9 +113,9 @@ def test_measured_variances_are_the_exact_ones() -> None:
         class gradients:
             sketch_size, num_sketches = 5, 3000
 
-    sizes = [4, 20, 6]
-    measured = _sketched_products(left, right, sizes, Settings, generator)
-    stated = _exact(left, right, sizes)
+    tensors = _Tensors.whole([4, 20, 6])
+    measured = _sketched_products(left, right, tensors, Settings, generator)
+    stated = _exact(left, right, tensors)
     for form in ("dense", "per_tensor"):
         torch.testing.assert_close(measured[form], stated[f"{form}_exact"].double(), rtol=0.15, atol=0)
     assert bool((stated["per_tensor_exact"] < stated["dense_exact"]).all())

@@ -16,8 +16,9 @@ from experiments.target.discovery import all_targets
 from experiments.target.entry import main
 from experiments.target.plan import costs, describe, plan_of
 from experiments.target.plan.costs import Cost
-from experiments.target.plan.products import LANCZOS, hyperparameters
+from experiments.target.plan.products import DECLARED, LANCZOS, hyperparameters
 from experiments.target.plan.sizes import Sizes, UnplannableError, in_bytes, sizes_of
+from experiments.target.tasks import plain_task_settings
 
 MLP = {
     "data": {"_target_": "curvlab.data.load_mnist", "num_train": 500},
@@ -51,6 +52,22 @@ def test_published_language_models_are_known_without_loading_them() -> None:
     assert "time: about" in text
 
 
+def test_the_7b_rows_of_table_3_fit_eight_gpus_and_its_sketches_are_counted() -> None:
+    plan = plan_of_sizes(all_targets()["lissa/tab3"], "paper")
+    tasks = {task.name: task for task in plan.tasks}
+    assert len(tasks) == 5
+    llama = tasks["llama_7b_openwebtext2"]
+    assert llama.sizes.num_tensors == 32 * 9 + 3
+    assert llama.products.full == 32 + LANCZOS + 16 + 200 + 291  # a row of the per-tensor sketch for each tensor
+    # 640 GB less parameters, 80 % of it: 18 vectors, products of 7 rows. Dense 200 (1 + 200/7/2), by tensor a row
+    # of Φ for each product and for each of 42 groups, gradients 20 sketches of 10 rows.
+    drawn = 200 * (1 + 200 / 14) + (291 + 291 / 7) + 200
+    assert llama.drawn == pytest.approx(drawn * 6_738_415_616)
+    text = describe(plan)
+    assert text.count("fits 8 x 80 GB") == 2
+    assert "time: about" in text
+
+
 @cache
 def remembered(settings: str) -> Sizes:  # several targets have the same tasks
     return sizes_of(json.loads(settings))
@@ -68,7 +85,7 @@ def plan_of_sizes(target, preset):  # without probes: as if every example took a
         return plan_of(target, load_config(target, [f"preset={preset}"]))
 
 
-@pytest.mark.parametrize("key", [key for key in all_targets() if key != "lissa/tab1"])
+@pytest.mark.parametrize("key", [key for key in all_targets() if key not in DECLARED])
 def test_every_target_at_paper_is_planned_or_says_why_not(key: str) -> None:
     plan = plan_of_sizes(all_targets()[key], "paper")
     text = describe(plan)
@@ -88,11 +105,25 @@ def test_time_is_what_is_declared() -> None:
     cfg = load_config(all_targets()["lissa/tab1"], ["preset=smoke"])
     (task, *_), own = plan.tasks, next(iter(cfg.tasks.values()))
     products = hyperparameters({part: dict(cfg[part]) | dict(own.get(part) or {}) for part in
-                                ("spectrum", "forms", "sketch", "constant")})  # fmt: skip
+                                ("spectrum", "forms", "sketch", "constant")}, task.sizes)  # fmt: skip
     assert task.products == products
     assert products.full > LANCZOS + cfg.spectrum.trace_probes
     training = task.epochs * task.sizes.num_examples * 3 / 5
-    assert task.seconds == pytest.approx(products.full * task.sizes.num_examples + products.examples + training)
+    seconds = products.full * task.sizes.num_examples + products.examples + training
+    assert task.seconds == pytest.approx(seconds + task.drawing_seconds)
+    assert task.drawing_seconds == pytest.approx(task.drawn / costs.normals_per_second())
+
+
+def test_products_of_table_3_are_counted_as_a_run_counts_them(run_smoke) -> None:
+    """All but Lanczos's, whose number follows from the spectrum: at most as many as there are parameters."""
+    record = json.loads((run_smoke("lissa/tab3") / "run.json").read_text(encoding="utf-8"))
+    plan = plan_of_sizes(all_targets()["lissa/tab3"], "smoke")
+    cfg = load_config(all_targets()["lissa/tab3"], ["preset=smoke"])
+    planned = 0.0
+    for task, own in zip(plan.tasks, plain_task_settings(cfg).values(), strict=True):
+        pairs = own["frobenius"]["num_pairs"]
+        planned += task.products.full - LANCZOS + 2 * pairs
+    assert 0 < record["num_matvecs"] - planned < 300
 
 
 def test_the_probe_measures_a_product() -> None:

@@ -29,6 +29,20 @@ def test_peaks_are_a_product_and_vectors() -> None:
     assert unit_peaks({"spectrum": {"rtol": 0.1}}, sizes).keys() == {"lambda_max"}
 
 
+def test_lambda_max_has_no_peak_where_all_that_follows_from_it_is_given() -> None:
+    sizes, spectrum = sizes_of(MLP), {"trace_probes": 8, "rtol": 0.01}
+    given = {"step_size": 0.003, "batch_size": 100, "num_steps": 150}
+    for settings, found in (
+        ({"damping": 5.0, "lissa": given}, {"trace"}),
+        ({"damping": None, "lissa": given}, {"trace", "lambda_max"}),
+        ({"damping": 5.0, "lissa": given | {"batch_size": None}}, {"trace", "lambda_max"}),
+        ({"damping": 5.0, "lissa_check": None}, {"trace"}),
+        ({"damping": 5.0, "lissa_check": {"sentences": 2}}, {"trace", "lambda_max"}),
+        ({"damping": 5.0}, {"trace", "lambda_max"}),  # a table that shows it
+    ):
+        assert unit_peaks({"spectrum": spectrum} | settings, sizes).keys() == found
+
+
 def test_a_sketch_draws_its_rows_again_for_every_group() -> None:
     sizes = sizes_of(MLP)
     vector = 4 * sizes.num_parameters

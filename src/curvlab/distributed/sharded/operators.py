@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -92,6 +92,20 @@ class ShardedOperator(LinearOperator):
             ]
         return sampled
 
+    def select(self, indices: Tensor) -> ShardedOperator:
+        """Return the operator on these of all ranks' examples, (K,) numbers through the shares in ranks' order."""
+        if len(indices) == 0 or not 0 <= int(indices.min()) <= int(indices.max()) < self.num_examples:
+            raise ValueError(
+                f"indices must be numbers of the {self.num_examples} examples, got {indices.tolist()}"
+            )
+        mine, _ = self._examples.own_places(indices)
+        batches = self._source.select(mine) if len(mine) else []
+        chosen = copy.copy(self)
+        chosen._batches = [(batch, 1.0) for batch in batches]
+        counts = self.ranks.gather(sum(float(self.loss.count(targets)) for _, targets in batches))
+        chosen._divisor = sum(counts) if self.loss.reduction == "mean" else 1.0
+        return chosen
+
     def _in_step(self) -> Iterator[tuple[Batch, float]]:
         """Yield batches with their weights; where only other ranks still have some, an example with weight 0."""
         weighted = ((batch, 1.0) for batch in self._source) if self._batches is None else iter(self._batches)
@@ -133,9 +147,21 @@ class ShardedOperator(LinearOperator):
         drawn = self.model.layout.randn(
             num_columns, generator, torch.empty(0, dtype=self.dtype, device=self.device)
         )
-        after = torch.rand(1, generator=generator.clone_state()) if generator is not None else torch.zeros(1)
+        after = torch.zeros(1)
+        if generator is not None:  # a number from where they have come to, on whatever device they draw
+            after = torch.rand(1, generator=generator.clone_state(), device=generator.device).cpu()
         self.ranks.agree(after, f"the numbers that they draw: {SEEDS}")
         return drawn.contiguous()
+
+    def tensor_slices(self, sizes: Sequence[int]) -> list[slice]:
+        """Return each parameter's place in this rank's part of a vector; `sizes` are those of whole ones."""
+        pieces = [piece.shape.numel() for piece in self.model.layout.pieces]
+        if list(sizes) != pieces:
+            raise ValueError(
+                "tensor_sizes of a sharded model must be those of its parameters, cut as they are: "
+                "[p.numel() for p in model.parameters() if p.requires_grad]"
+            )
+        return list(self.model.layout.slices)
 
     def own_part(self, vectors: Tensor) -> Tensor:
         """Return this rank's part of whole vectors, (P,) or (P, K)."""

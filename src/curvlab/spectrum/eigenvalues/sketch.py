@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -73,7 +74,8 @@ def sketch_eigenvalues(
         operator: A, (P, P).
         k: how many.
         sketch_size: d.
-        tensor_sizes: P_1, ..., P_L, numel of each parameter in order; None for the dense sketch.
+        tensor_sizes: P_1, ..., P_L, numel of each parameter in order, whole where vectors are cut up over
+            processes; None for the dense sketch.
         chunk_size: rows drawn together, from a seed of their own: another one gives another Φ. Of 1: see
             memory_budget.
         memory_budget: bytes for vectors; by default 80 % of what is free. Where chunks do not fit, or are of 1,
@@ -90,15 +92,12 @@ def sketch_eigenvalues(
             f"tensor_sizes must be positive and add up to {operator.shape[0]}, got a sum of {sum(sizes)}: "
             "[p.numel() for p in model.parameters() if p.requires_grad]"
         )
-    if len(sizes) > 1 and operator.num_rows != operator.shape[0]:
-        raise ValueError("vectors spread over processes cannot be cut into tensors: leave tensor_sizes out")
     num_rows = len(sizes) * sketch_size
     if not 1 <= k <= num_rows:
         raise ValueError(f"k must be between 1 and the sketch's {num_rows} rows, got {k}")
     seed = int(torch.randint(2**62, (1,), generator=generator, device=generator.device if generator else "cpu"))
     source = generator.device if generator is not None else torch.device("cpu")
-    bounds = torch.tensor([0, *sizes]).cumsum(0).tolist()
-    slices = [slice(start, stop) for start, stop in pairwise(bounds)]
+    slices = _slices(operator, sizes)
     fitting, chunk = vectors_that_fit(operator, memory_budget), min(chunk_size, sketch_size)
     if chunk_size == 1 or fitting < _COPIES * chunk:
         group = min(num_rows, max(1, (fitting - 3) // 2))
@@ -110,6 +109,23 @@ def sketch_eigenvalues(
     sketch = (sketch + sketch.T) / (2 * sketch_size)
     values, bias, stderr = _corrected(sketch, len(sizes))
     return SketchedEigenvalues(values[:k], bias[:k], stderr[:k], sketch, num_rows)
+
+
+def _slices(operator: LinearOperator, sizes: list[int]) -> list[slice]:
+    """Return where the numbers of each tensor lie among those that this process holds."""
+    found: Any = operator  # curvlab.distributed lies above this package: its operators know how they cut tensors
+    while found is not None and not hasattr(found, "tensor_slices"):
+        found = getattr(found, "origin", None)
+    if len(sizes) > 1 and found is not None:
+        own: list[slice] = found.tensor_slices(sizes)
+        return own
+    if len(sizes) > 1 and operator.num_rows != operator.shape[0]:
+        raise ValueError(
+            f"{type(operator).__name__} does not say how its vectors, spread over processes, are cut into tensors "
+            "(tensor_slices): leave tensor_sizes out"
+        )
+    bounds = torch.tensor([0, *sizes]).cumsum(0).tolist()
+    return [slice(start, stop) for start, stop in pairwise(bounds)]
 
 
 def _chunk_by_chunk(operator: LinearOperator, slices: list[slice], sketch_size: int, rows: _Rows) -> Tensor:

@@ -40,11 +40,13 @@ class Scores:
         point_indices: (K,) into the training set.
         test_indices: (M,) into the test set.
         images: (K, ...) the points' inputs.
-        spectrum: trace, its standard error, largest eigenvalue and its error bound, products paid.
+        spectrum: trace, its standard error, largest eigenvalue and its error bound, nan where nothing asks for
+            them.
         damping: added to G.
         assumed: LiSSA and SGD with C = 2.
         measured: with C measured; None where it is not asked for.
         importance: with C = 2 and examples drawn by importance; None where it is not asked for.
+        larger: with C = 2 and a larger epsilon; None where it is not asked for.
         cg: (M, K'') influence by conjugate gradients, of the first K'' points; K'' may be 0.
         exact: (M, K'') response by Newton's method.
         residuals: largest relative residual of CG and gradient norm of Newton; nan without them.
@@ -58,6 +60,7 @@ class Scores:
     assumed: Pairs
     measured: Pairs | None
     importance: Pairs | None
+    larger: Pairs | None
     cg: Tensor
     exact: Tensor
     residuals: dict[str, float]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -45,7 +46,7 @@ class TaskResult:
 
     Attributes:
         task: model and data.
-        spectrum: trace and largest eigenvalue.
+        spectrum: trace and largest eigenvalue; nan where nothing asks for them.
         damping: added to G.
         step_size: of all runs.
         exact: (M, K), scores of the exact solutions.
@@ -69,7 +70,8 @@ def compute_task(run: Run, task: TrainedTask, cfg: DictConfig) -> TaskResult:
         run: seeds, store, device.
         task: model and data.
         cfg: `num_points` and `num_test`, how many; `damping`, or null and `damping_ratio` (of lambda_max);
-            `reference_rtol`; `trace_probes`; `compare_recipes`: the panel on recipes and not the paper's, which
+            `step_size`, or null and 1 / (lambda_max + damping); `reference_rtol`;
+            `trace_probes`; `compare_recipes`: the panel on recipes and not the paper's, which
             has `batch_size` (null: recommended), `batch_factors`, `num_steps` and `num_seeds`.
     """
     generator = run.generator("fig2", task.splits.name)
@@ -77,14 +79,11 @@ def compute_task(run: Run, task: TrainedTask, cfg: DictConfig) -> TaskResult:
     test = torch.randperm(num_test, generator=generator)[: cfg.num_test].sort().values
     points = torch.randperm(task.num_train, generator=generator)[: cfg.num_points].sort().values
     start = Systems(run, task, 0.0, points, test)
-    key = task.key | {"trace_probes": cfg.trace_probes}
-    about = f"spectrum of {task.label}"
-    compute = partial(_spectrum, start, cfg.trace_probes)
-    spectrum = run.unit("lissa/fig2_spectrum", key, compute, version=1, about=about)
+    spectrum = _measured_spectrum(start, cfg)
     damping = cfg.damping if cfg.damping is not None else cfg.damping_ratio * spectrum["largest_eigenvalue"]
     systems = dataclasses.replace(start, damping=damping)
     exact = systems.test_gradients @ systems.reference(cfg.reference_rtol)["solutions"]
-    step_size = 1 / (spectrum["largest_eigenvalue"] + damping)
+    step_size = cfg.step_size or 1 / (spectrum["largest_eigenvalue"] + damping)
     sizes: list[Convergence] = []
     recipes = compare_recipes(systems, reference_rtol=cfg.reference_rtol) if cfg.compare_recipes else None
     if not cfg.compare_recipes:
@@ -102,6 +101,16 @@ def recorded_steps(num_steps: int) -> list[int]:
     """Return 1, 2, 5, 10, 20, and from there 25 equal steps."""
     stride = max(1, num_steps // 25)
     return [step for step in FIRST_STEPS if step < stride] + list(range(stride, num_steps + 1, stride))
+
+
+def _measured_spectrum(systems: Systems, cfg: DictConfig) -> dict[str, float]:
+    """Return trace and λmax, a unit; nan where damping, step size and batch size are given: nothing asks then."""
+    if None not in (cfg.damping, cfg.step_size, cfg.batch_size):
+        return dict.fromkeys(("trace", "trace_stderr", "largest_eigenvalue"), math.nan)
+    key = systems.task.key | {"trace_probes": cfg.trace_probes}
+    compute = partial(_spectrum, systems, cfg.trace_probes)
+    about = f"spectrum of {systems.task.label}"
+    return systems.run.unit("lissa/fig2_spectrum", key, compute, version=1, about=about)
 
 
 def _spectrum(systems: Systems, num_probes: int) -> dict[str, float]:

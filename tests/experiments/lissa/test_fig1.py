@@ -107,7 +107,8 @@ def files(folder: Path) -> dict[str, bytes]:
 def test_results_are_complete_and_consistent(smoke: Path) -> None:
     images = {"figure.png", "figure_mlp-8-digits-200.png", "images_mlp-8-digits-200.png"}
     assert {path.name for path in smoke.iterdir()} == images | {
-        "table.csv", "scores_mlp-8-digits-200.csv", "summary.csv", "cells.csv", "claims.json", "run.json"
+        "table.csv", "scores_mlp-8-digits-200.csv", "summary.csv", "cells.csv", "larger_epsilon.csv",
+        "claims.json", "run.json",
     }  # fmt: skip
     scores = pd.read_csv(smoke / "scores_mlp-8-digits-200.csv")
     assert len(scores) == 3 * 20  # points x test points

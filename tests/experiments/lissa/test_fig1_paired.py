@@ -185,6 +185,7 @@ def test_a_run_that_is_nan_everywhere_has_overflowed_and_a_solution_that_is_miss
         pairs,
         None,
         None,
+        None,
         runs[0, :, :2],
         runs[0, :, :2],
         {},

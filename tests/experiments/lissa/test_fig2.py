@@ -119,6 +119,18 @@ def test_claims_take_overflow_for_minus_one(computed_of, judged) -> None:
     assert "12 with |B| = 10" in found["converges-net"].explanation
 
 
+def test_nothing_asks_for_the_spectrum_where_all_settings_are_given(run_smoke) -> None:
+    given = ["task=mlp_8_digits_200", "damping=0.2", "step_size=0.05", "batch_size=20", "num_seeds=2"]
+    folder: Path = run_smoke("lissa/fig2", *given)
+    row = pd.read_csv(folder / "summary.csv").iloc[0]
+    assert math.isnan(row["lambda_max"])
+    assert math.isnan(row["tr(G)"])
+    assert (row["step size"], row["damping"], row["batch sizes"]) == (0.05, 0.2, "40 20 2x10")
+    units = [unit["name"] for unit in read_record(folder)["units"]]
+    assert "lissa/fig2_scores" in units
+    assert "lissa/fig2_spectrum" not in units
+
+
 def test_recorded_steps_are_first_ones_and_equal_ones() -> None:
     steps = recorded_steps(1000)
     assert steps[:6] == [1, 2, 5, 10, 20, 40]

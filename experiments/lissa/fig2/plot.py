@@ -39,8 +39,14 @@ def _heat_maps(table: pd.DataFrame, between: pd.DataFrame) -> Figure:
             ax.set_title(f"{task}\n{_size_label(int(size), int(matrix.num_runs.iloc[0]))}", fontsize=9)
         figure.colorbar(image, ax=list(row[:num_sizes]), label="correlation", shrink=0.8, pad=0.01)
         _curves(row[-1], own)
-    handles, labels = axes[0, -1].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), frameon=False, fontsize=8)
+    # Batch sizes differ from row to row, their order does not: one legend by the places of the maps.
+    shown = {
+        label: handle for ax in axes[:, -1] for handle, label in zip(*ax.get_legend_handles_labels(), strict=True)
+    }
+    figure.legend(
+        shown.values(), shown, loc="outside lower center", ncols=len(shown), frameon=False, fontsize=8,
+        title="right: batch size of", title_fontsize=8,
+    )  # fmt: skip
     return figure
 
 
@@ -63,20 +69,18 @@ def _heat_map(ax: Axes, matrix: pd.DataFrame, lowest: float) -> QuadMesh:
 
 def _curves(ax: Axes, own: pd.DataFrame) -> None:
     """Draw how far the correlation is from 1, so that curves close to it stand apart."""
-    for index, (size, curve) in enumerate(own.groupby("batch_size", sort=False)):
+    for index, (_, curve) in enumerate(own.groupby("batch_size", sort=False)):
         color = plots.PALETTE[index]
+        averaged = int(curve.num_runs.iloc[0]) > 1
         by_seed = 1 - curve.groupby(["step", "seed"]).pearson.mean().unstack()
         mean, error = by_seed.mean(axis=1), by_seed.std(axis=1).fillna(0) / np.sqrt(by_seed.shape[1])
-        label = _size_label(int(str(size)), int(curve.num_runs.iloc[0]))
-        overflows = float(curve.groupby("step").overflow.mean().iloc[-1])
-        if overflows > 0:  # the curve is the mean over what is still finite
-            label += f" ({overflows:.0%} overflow)"
-        ax.plot(mean.index, mean, color=color, label=label)
+        label = f"map {index + 1}" + (", mean of its runs" if averaged else "")
+        ax.plot(mean.index, mean, color=color, label=label)  # over what is still finite
         low = np.maximum(mean - error, mean / 10)  # a band on a logarithmic axis
         ax.fill_between(mean.index, low, mean + error, color=color, alpha=0.2, linewidth=0)
-        if curve.num_runs.iloc[0] > 1:
+        if averaged:
             single = 1 - curve.groupby("step").pearson_one_run.mean()
-            ax.plot(single.index, single, color=color, linestyle=":", label=f"|B| = {size}, one run")
+            ax.plot(single.index, single, color=color, linestyle=":", label=f"map {index + 1}, one run")
     ax.set_xscale("log")
     ax.set_yscale("log")
     ax.set_xlabel("step")

@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from curvlab.reporting import plots
-from experiments.lissa.fig3.statistics import matrices
+from experiments.lissa.fig3.statistics import KINDS, matrices
 from experiments.target import Computed
 
 PANELS = ("influence", "gradient", "difference")  # as in the paper, from left to right
@@ -30,7 +30,7 @@ def draw(computed: Computed) -> dict[str, Figure]:
 
 def _heat_maps(table: pd.DataFrame, squares: pd.DataFrame) -> Figure:
     seeds = table.model_seed.unique()
-    figure, axes = plots.figure(len(seeds), 3, panel_size=(3.6, 3.5))
+    figure, axes = plots.figure(len(seeds), 3, panel_size=(3.6, 4.0))
     for row, seed in zip(axes, seeds, strict=True):
         maps = matrices(table, seed)
         maps["difference"] = maps["gradient"] - maps["influence"]
@@ -43,16 +43,16 @@ def _heat_maps(table: pd.DataFrame, squares: pd.DataFrame) -> Figure:
             ax.set_title(f"{TITLES[name]}" + (f" (model {seed})" if len(seeds) > 1 else ""))
             _frame(ax)
             own = squares[(squares.model_seed == seed) & (squares["heat_map"] == name)]
-            for _, square in own.iterrows():
-                x = 4.5 + 10 * (square["columns"] == "paraphrased")
-                y = 4.5 + 10 * (square["rows"] == "paraphrased")
-                ax.text(
-                    x, y, f"{square['mean']:.3f}\n({square['stderr']:.3f})", ha="center", va="center", fontsize=8,
-                    bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.75, "pad": 1.5},
-                )  # fmt: skip
+            means = {
+                (square["rows"], square["columns"]): f"{square['mean']:.3f} ({square['stderr']:.3f})"
+                for _, square in own.iterrows()
+            }
+            # Beside the map, not on it: a number there covers the cells that it is the mean of.
+            lines = ["      ".join(means[row, column] for column in KINDS) for row in KINDS]
+            ax.set_xlabel("means:\n" + "\n".join(lines) + "\n", fontsize=8)
     figure.supxlabel(
-        "20 sentences, in the order of the paper's App. A. In each 10 × 10 square: its mean (standard error), "
-        "as in the paper.\nColours of the differences span those between different facts.",
+        "20 sentences, in the order of the paper's App. A. Below each map: means (standard errors) of its four 10 × "
+        "10 squares.\nColours of the differences span those between different facts.",
         fontsize=9,
     )
     return figure
@@ -96,5 +96,5 @@ def _margins(table: pd.DataFrame, retrieval: pd.DataFrame) -> Figure:
     right.set_xlabel(f"margin by gradient (standard deviations); top-1 {top['gradient']:.0%}")
     right.set_ylabel(f"margin by influence; top-1 {top['influence']:.0%}")
     right.set_title("other wording over nine unrelated sentences")
-    right.legend(fontsize=7, frameon=False, loc="lower right")
+    right.legend(fontsize=8, frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.18), ncols=4)
     return figure

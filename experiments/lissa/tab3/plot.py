@@ -39,6 +39,7 @@ def _inequalities(ax: Axes, table: pd.DataFrame, paper: pd.DataFrame) -> None:
     ax.set_xscale("log")
     ax.set_xlim(right=1000)
     ax.set_yticks(places, names)
+    ax.set_ylim(-0.6, len(names) - 0.4)
     ax.set_xlabel("ratio to its bound")
 
 

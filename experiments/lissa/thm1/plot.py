@@ -113,5 +113,5 @@ def _over_damping(stationary: pd.DataFrame) -> Figure:
     ax.set_yscale("log")
     ax.set_xlabel("1 / (2ηλ)")
     ax.set_ylabel("limit of the error /\nsecond term of (10), |B| = 100")
-    ax.legend(fontsize=7)
+    figure.legend(loc="outside lower center", ncols=2, frameon=False, fontsize=8)
     return figure

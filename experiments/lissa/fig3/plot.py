@@ -51,8 +51,8 @@ def _heat_maps(table: pd.DataFrame, squares: pd.DataFrame) -> Figure:
             lines = ["      ".join(means[row, column] for column in KINDS) for row in KINDS]
             ax.set_xlabel("means:\n" + "\n".join(lines) + "\n", fontsize=8)
     figure.supxlabel(
-        "20 sentences, in the order of the paper's App. A. Below each map: means (standard errors) of its four 10 × "
-        "10 squares.\nColours of the differences span those between different facts.",
+        "20 sentences, in the order of the paper's App. A. Below each map: means (standard errors) of its "
+        "four 10 × 10 squares.\nColours of the differences span those between different facts.",
         fontsize=9,
     )
     return figure

@@ -7,7 +7,8 @@ Every network of a seed starts from the same weights and sees the same batches; 
 stands as in `ngd`; the paper says for neither panel what it was. epsilon is a floor of the eigenvalues of each
 axis's estimate, an element's squared gradient, so it matters from there on; alpha multiplies it. An LLC is given
 only where training has converged and the estimate is valid, and from the minimum, as in ngd-fig1; the others are
-drawn hollow and count in no claim.
+drawn hollow and count in no claim. Networks differ in training loss, too, so the sweep of alpha is shown a second
+time at equal loss (`equal_loss`). A task of its own takes exact NGD, with the full Fisher matrix of each batch.
 """
 
 from experiments.target import Target

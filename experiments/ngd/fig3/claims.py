@@ -1,4 +1,4 @@
-"""Fig. 3: less smoothing gives a higher LLC; much smoothing gives that of SGD."""
+"""Fig. 3: less smoothing gives a higher LLC, also at equal training loss; much smoothing gives that of SGD."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import pandas as pd
 
 from curvlab.reporting import Claim, ClaimResult, ClaimSheet, out_of_reach, t_interval
 from curvlab.reporting import judge as judge_claim
-from experiments.ngd.fig3.compute import MIN_VALUES, SWEEPS
+from experiments.ngd.fig3.compute import SWEEPS
+from experiments.ngd.fig3.equal_loss import MIN_VALUES
 from experiments.target import Computed
 
 
@@ -19,10 +20,16 @@ def judge(computed: Computed, claims: ClaimSheet) -> list[ClaimResult]:
         for sweep in SWEEPS:
             own = trends[(trends.task == task) & (trends.sweep == sweep)]
             swept = table[(table.task == task) & (table.sweep == sweep)]
+            if swept.empty:
+                continue
             results += [
                 _falls(claims.claim(f"llc-falls-with-{sweep}", of=task), sweep, own, swept),
                 _approaches_sgd(claims.claim(f"llc-approaches-sgd-{sweep}", of=task), sweep, own),
             ]
+        equal, trends_there = (
+            computed[name][computed[name].task == task] for name in ("equal_loss", "equal_loss_trends")
+        )
+        results.append(_falls_at_equal_loss(claims.claim("llc-falls-at-equal-loss", of=task), trends_there, equal))
     return results
 
 
@@ -36,6 +43,23 @@ def _falls(claim: Claim, sweep: str, trends: pd.DataFrame, table: pd.DataFrame) 
         f"Over a decade of {sweep} the LLC changes by {100 * np.expm1(used.slope.mean()):+.1f} % "
         f"({100 * np.expm1(slope.low):+.1f} to {100 * np.expm1(slope.high):+.1f}); the training loss, which the "
         f"LLC depends on, correlates with {sweep} by {used.loss_rank_correlation.mean():+.2f}. {_left_out(table)}"
+    )
+    values = used.rank_correlation.to_numpy()
+    return judge_claim(claim, values.mean(), t_interval(values), if_not_reproduced=why)
+
+
+def _falls_at_equal_loss(claim: Claim, trends: pd.DataFrame, table: pd.DataFrame) -> ClaimResult:
+    swept = table[table.value.notna()]
+    lacking = swept[swept.llc.isna()]
+    left_out = f"{len(lacking)} of {len(swept)} networks have no LLC at the level." if len(lacking) else ""
+    used = trends.dropna(subset="rank_correlation")
+    if len(used) < 2:
+        return out_of_reach(claim, f"Fewer than two seeds have {MIN_VALUES} estimates that count. {left_out}")
+    above = (used.llc_there / used.sgd).dropna().to_numpy()
+    beside = f" {100 * (above.mean() - 1):+.0f} % on SGD's there" if len(above) else ""
+    why = (
+        f"At a training loss of {used.level.min():.3g} to {used.level.max():.3g}, which all networks of a seed "
+        f"pass, the LLC at the smallest alpha is {used.llc_there.mean():.3g}{beside}. {left_out}"
     )
     values = used.rank_correlation.to_numpy()
     return judge_claim(claim, values.mean(), t_interval(values), if_not_reproduced=why)

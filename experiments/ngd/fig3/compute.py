@@ -12,17 +12,19 @@ from scipy import stats
 
 from curvlab.reporting import t_interval
 from curvlab.runs import Run
+from experiments.ngd.fig3.equal_loss import MIN_VALUES, equal_loss, equal_loss_trends
 from experiments.ngd.sampling import curvature_cutoff
 from experiments.ngd.task import load_task
 from experiments.ngd.trajectories import final_estimate
 from experiments.target import task_label, task_settings
 
 SWEEPS = ("alpha", "epsilon")
-MIN_VALUES = 3  # of a sweep, for a seed's trend
 
 
 def compute(run: Run, cfg: DictConfig) -> dict[str, pd.DataFrame]:
-    """Return `table`, `summary` (`summary_table`) and `trends` (`trend_table`).
+    """Return `table`, `summary` (`summary_table`), `trends` (`trend_table`), and the sweep of alpha at equal loss.
+
+    That is `equal_loss` with its `equal_loss_trends`, of the same names.
 
     `table` has one row for each task, sweep (sgd, alpha, epsilon), value of the constant and seed; further columns
     as of `final_estimate`.
@@ -30,9 +32,9 @@ def compute(run: Run, cfg: DictConfig) -> dict[str, pd.DataFrame]:
     Args:
         run: seeds, store, device.
         cfg: `tasks`, and for all of them or for one: `seeds`, `sgd` and `ngd` (see `make_optimizer`), `alphas`,
-            `epsilons`, and what `final_estimate` takes.
+            `epsilons`, and what `final_estimate` and `equal_loss` take.
     """
-    parts = []
+    parts, at_equal_loss = [], []
     for name, settings in task_settings(cfg).items():
         task = load_task(run, settings.data, settings.model, settings.seed_name)
         cells = [("sgd", math.nan, {**settings.sgd})]
@@ -42,12 +44,19 @@ def compute(run: Run, cfg: DictConfig) -> dict[str, pd.DataFrame]:
             for seed in settings.seeds:
                 row = final_estimate(run, task, optimizer, settings, seed)
                 parts.append(row.assign(task=task_label(name), sweep=sweep, value=value, seed=seed))
+        optimizers = {value: optimizer for sweep, value, optimizer in cells if sweep != "epsilon"}
+        for seed in settings.seeds:
+            rows = equal_loss(run, task, optimizers, settings, seed)
+            at_equal_loss.append(rows.assign(task=task_label(name)))
     table = pd.concat(parts, ignore_index=True)
     first = ["task", "sweep", "value", "seed", "train_loss", "validation_loss", "converged", "valid", "llc"]
     first += ["llc_raw", "descent", "curvature_cutoff"]
     table = table[first + [column for column in table if column not in first]]
     run.note(seeds=list(cfg.seeds))
-    return {"table": table, "summary": summary_table(table), "trends": trend_table(table)}
+    equal = pd.concat(at_equal_loss, ignore_index=True)
+    equal = equal[["task", *(column for column in equal if column != "task")]]
+    tables = {"table": table, "summary": summary_table(table), "trends": trend_table(table)}
+    return tables | {"equal_loss": equal, "equal_loss_trends": equal_loss_trends(equal)}
 
 
 def summary_table(table: pd.DataFrame) -> pd.DataFrame:

@@ -1,4 +1,4 @@
-"""Fig. 3: LLC and training loss against the smoothing constants."""
+"""Fig. 3: LLC, after equal epochs and at equal loss, and training loss against the smoothing constants."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ QUANTITIES = {"llc": "LLC from the minimum", "train_loss": "training loss (nats)
 
 def draw(computed: Computed) -> dict[str, Figure]:
     """Return the figure, for each task a row: LLC and training loss against alpha and epsilon, SGD as a band."""
-    table = computed["table"]
+    table, equal = computed["table"], computed["equal_loss"]
     tasks = table.task.unique().tolist()
     figure, axes = plots.figure(len(tasks), 4, panel_size=(3.2, 2.6))
     for row, task in zip(axes, tasks, strict=True):
@@ -29,6 +29,7 @@ def draw(computed: Computed) -> dict[str, Figure]:
             pair[0].set_ylabel(QUANTITIES[quantity])
             for ax, sweep in zip(pair, SWEEPS, strict=True):
                 _draw_panel(ax, table[table.task == task], sweep, quantity)
+        _draw_equal_loss(row[0], equal[equal.task == task])
         row[0].set_title(task)
     handles, labels = axes[0, 0].get_legend_handles_labels()
     legend = figure.legend(handles, labels, loc="outside lower center", ncols=3, fontsize=8, frameon=False)
@@ -40,6 +41,9 @@ def draw(computed: Computed) -> dict[str, Figure]:
 
 def _draw_panel(ax: Axes, table: pd.DataFrame, sweep: str, quantity: str) -> None:
     own = table[table.sweep == sweep]
+    if own.empty:  # a task without this sweep
+        ax.set_axis_off()
+        return
     _draw_sweep(ax, own, quantity)
     _draw_band(ax, table[table.sweep == "sgd"][quantity].dropna().to_numpy())
     ax.set_xscale("log")
@@ -68,6 +72,23 @@ def _draw_sweep(ax: Axes, own: pd.DataFrame, quantity: str) -> None:
     style: dict[str, Any] = {"color": plots.PALETTE[1], "marker": plots.MARKERS[1]}
     ax.errorbar(means.index, means, yerr=errors, capsize=3, markersize=5, linewidth=1.2, label="NGD", **style)
     ax.scatter(counted.value, counted[quantity], s=6, alpha=0.5, color=plots.PALETTE[1])
+
+
+def _draw_equal_loss(ax: Axes, equal: pd.DataFrame) -> None:
+    """Draw the LLCs at equal training loss, a little to the right of those after equal epochs; SGD's as a line."""
+    counted = equal.dropna(subset=["value", "llc"])
+    groups = [(float(value), rows.llc.to_numpy()) for value, rows in counted.groupby("value")]  # type: ignore[arg-type]
+    if groups:
+        places = np.array([1.25 * value for value, _ in groups])
+        means = np.array([llcs.mean() for _, llcs in groups])
+        ends = np.array([_ends(llcs) for _, llcs in groups]).T
+        style: dict[str, Any] = {"color": plots.PALETTE[2], "marker": plots.MARKERS[2], "linestyle": "--"}
+        errors = np.array([means - ends[0], ends[1] - means])
+        label = "NGD, at equal training loss"
+        ax.errorbar(places, means, yerr=errors, capsize=3, markersize=4, linewidth=1.0, label=label, **style)
+    sgd = equal[equal.value.isna()].llc.dropna()
+    if len(sgd):
+        ax.axhline(sgd.mean(), color=plots.PALETTE[2], linewidth=1.0, linestyle=":", label="SGD, there")
 
 
 def _draw_band(ax: Axes, values: np.ndarray) -> None:

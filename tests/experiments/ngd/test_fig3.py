@@ -11,6 +11,7 @@ import pytest
 
 from curvlab.reporting import ClaimResult, load_claims
 from experiments.ngd.fig3.compute import summary_table, trend_table
+from experiments.ngd.fig3.equal_loss import _interpolated, equal_loss_trends
 from experiments.target import Computed
 from experiments.target.discovery import all_targets
 
@@ -22,7 +23,11 @@ def judge(computed_of: Callable[..., Computed], judged: Callable[[str, Computed]
     """Return a function that judges a made-up table, and draws it."""
 
     def judge(table: pd.DataFrame) -> list[ClaimResult]:
-        computed = computed_of({"table": table, "trends": trend_table(table)})
+        equal = at_equal_loss(table)
+        computed = computed_of(
+            {"table": table, "trends": trend_table(table)}
+            | {"equal_loss": equal, "equal_loss_trends": equal_loss_trends(equal)}
+        )
         all_targets()["ngd/fig3"].load("draw")(computed)
         return judged("ngd/fig3", computed)
 
@@ -38,7 +43,36 @@ def test_fig3_end_to_end(run_smoke: Callable[..., Path]) -> None:
     shared = [table[(table.sweep == sweep) & (table.value == value)] for sweep, value in SHARED.items()]
     assert shared[0].train_loss.tolist() == shared[1].train_loss.tolist()
     assert (folder / "figure.png").is_file()
-    assert len(load_claims(folder)) == 4
+    assert len(load_claims(folder)) == 5
+    equal = pd.read_csv(folder / "equal_loss.csv")
+    ends = table[table.sweep != "epsilon"].groupby("seed").train_loss.max()
+    for seed, own in equal.groupby("seed"):
+        assert own.level.tolist() == pytest.approx([ends[seed]] * 4)
+        assert (own.loss_after <= own.level + 1e-6).all()
+        assert ((own.loss_before > own.level) | (own.loss_before == own.loss_after)).all()
+    # Between the LLCs of the two checkpoints beside the level, as far as the logarithm of the loss is.
+    weights = (equal.loss_before / equal.level).map(math.log) / (equal.loss_before / equal.loss_after).map(
+        math.log
+    )
+    assert (equal.llc.notna() == equal.valid).all()
+    assert weights.dropna().between(0, 1.001).all()
+
+
+def test_the_llc_at_a_level_is_interpolated_in_the_logarithm_of_the_loss() -> None:
+    beside = pd.DataFrame(
+        {"train_loss": [0.4, 0.1], "valid": [True, True], "llc": [10.0, 20.0], "curvature_cutoff": 0.5},
+        index=[3, 5],
+    )
+    assert _interpolated(beside, 0.2)["llc"] == pytest.approx(15.0)
+    assert _interpolated(beside, 0.4)["llc"] == pytest.approx(10.0)
+    assert _interpolated(beside, 0.1)["llc"] == pytest.approx(20.0)
+    assert math.isnan(_interpolated(beside.assign(valid=[True, False]), 0.2).get("llc", math.nan))
+
+
+def at_equal_loss(table: pd.DataFrame) -> pd.DataFrame:
+    """Return the sweep of alpha with half of its LLCs, at one loss."""
+    own = table[table.sweep != "epsilon"]
+    return own.assign(level=0.2, llc=own.llc / 2)[["task", "value", "seed", "level", "valid", "llc"]]
 
 
 SHARED = {"alpha": 0.1, "epsilon": 1e-10}
@@ -75,11 +109,11 @@ def rows(slope: float, *, epsilon_slope: float = -1.0, lost: int = 0) -> pd.Data
 @pytest.mark.parametrize(
     ("table", "expected"),
     [
-        (rows(-1.0), ["reproduced", "reproduced", "reproduced", "reproduced"]),
-        (rows(+1.0), ["not reproduced", "reproduced", "reproduced", "reproduced"]),
-        (rows(-1.0, lost=1), ["reproduced", "reproduced", "reproduced", "reproduced"]),
-        (rows(-1.0, lost=2), ["out of reach", "reproduced", "out of reach", "reproduced"]),
-        (rows(-1.0, lost=4), ["out of reach"] * 4),
+        (rows(-1.0), ["reproduced"] * 5),
+        (rows(+1.0), ["not reproduced", "reproduced", "reproduced", "reproduced", "not reproduced"]),
+        (rows(-1.0, lost=1), ["reproduced"] * 5),
+        (rows(-1.0, lost=2), ["out of reach", "reproduced", "out of reach", "reproduced", "out of reach"]),
+        (rows(-1.0, lost=4), ["out of reach"] * 5),
     ],
 )
 def test_fig3_verdicts(judge: Judge, table: pd.DataFrame, expected: list[str]) -> None:

@@ -35,8 +35,11 @@ def main(target: Target) -> None:
 
 def _print_plan(target: Target, cfg: DictConfig) -> None:
     from experiments.target.plan import describe, plan_of
+    from experiments.target.plan.stored import stored_units
 
     print(describe(plan_of(target, cfg)), flush=True)
+    for line in stored_units(target, cfg):
+        print(line, flush=True)
 
 
 def load_config(target: Target, overrides: Sequence[str] = ()) -> DictConfig:

@@ -39,7 +39,7 @@ def print_target_help(target: Target) -> None:
     print(
         "For every task, or with task=NAME for one: data=NAME, model=NAME, data.KEY=, model.KEY=, training.KEY=."
     )
-    print("plan=true prints parameters, products, peak memory and a time, and computes nothing.")
+    print("plan=true prints parameters, products, peak memory, a time, and what is stored; it computes nothing.")
     print("-m sweeps over values separated by commas; --hydra-help is about Hydra's own options.")
 
 

@@ -175,7 +175,7 @@ def _pairs(  # noqa: PLR0917
             key | {"repetition": seed},
             partial(_paired, setup, settings, epsilon, seed, weights),
             version=1,
-            about=f"LiSSA and SGD {setup.task.label}, |B| = {settings.batch_size}, seed {seed}",
+            about=f"LiSSA, SGD {setup.task.label}, |B| = {settings.batch_size}, seed {seed}, epsilon {epsilon:g}",
         )
         for seed in range(1 if full else cfg.num_seeds)
     ]

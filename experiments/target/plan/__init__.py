@@ -23,6 +23,7 @@ from experiments.target.plan.costs import (
 from experiments.target.plan.peaks import GPU, drawn_numbers, fits, in_words, machines, unit_peaks
 from experiments.target.plan.products import DECLARED, Products, Published, published_run
 from experiments.target.plan.sizes import Sizes, UnplannableError, examples_of_a_pass, in_bytes, sizes_of
+from experiments.target.plan.times import in_time
 from experiments.target.tasks import plain_task_settings
 
 
@@ -209,11 +210,3 @@ def _of_task(task: TaskPlan) -> list[str]:
             f"  products: {task.products.full:,.0f} with all examples, {task.products.examples:,.0f} with one"
         )
     return lines
-
-
-def in_time(seconds: float) -> str:
-    """Return 3.2 h."""
-    for unit, size in (("days", 86400.0), ("h", 3600.0), ("min", 60.0)):
-        if seconds >= 1.5 * size:
-            return f"{seconds / size:,.2g} {unit}" if seconds < 100 * size else f"{seconds / size:,.0f} {unit}"
-    return f"{seconds:.2g} s"

@@ -21,8 +21,9 @@ sign). Its code up-weights in the PBRF and records LiSSA with the opposite sign;
 Eq. 6 as printed converges to the solution divided by the step size; see curvlab.solvers.Lissa. `damping` is
 5/270 of lambda_max, as for the paper's ResNet-18, because its lambda = 5 means nothing at another scale. The
 objective is optimised through gradients in double precision, with epsilon = 1e-8 for SGD as in the paper; with
-1e-2, as in its code, once more for C = 2 (larger_epsilon.csv), where SGD may leave the quadratic range. Newton's method takes an epsilon per point, which bounds the displacement by 1e-6: with one for
-all, badly fitted points cross the kinks of ReLU networks (1e-6) or fitted ones drown in rounding (1e-8).
+1e-2, as in its code, once more for C = 2 (larger_epsilon.csv), where SGD may leave the quadratic range. Newton's
+method takes an epsilon per point, which bounds the displacement by 1e-6: with one for all, badly fitted points
+cross the kinks of ReLU networks (1e-6) or fitted ones drown in rounding (1e-8).
 """
 
 from experiments.target import Target

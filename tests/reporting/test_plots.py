@@ -124,3 +124,35 @@ def test_an_interval_over_seeds_has_three() -> None:
     plots.seeds_around_mean(ax, x, y, color="black", least=0.2)
     assert ax.collections[3].get_paths()[0].vertices[:, 1].min() == pytest.approx(0.4)
     figure.clear()
+
+
+@pytest.mark.parametrize("scale", ["linear", "log"])
+def test_counts_stand_below_all_that_is_drawn_where_not_every_seed_counts(scale: str) -> None:
+    _, axes = plots.figure()
+    ax = axes[0, 0]
+    ax.set_yscale(scale)
+    ax.plot([1, 2], [3.0, 5.0])
+    low, high = ax.get_ylim()
+    plots.counts_at_foot(ax, [1, 1, 2, 2, 4, 4], [True, False, True, True, False, False], color="red")
+    plots.counts_at_foot(ax, [1, 1], [True, True], color="green")  # no row
+    plots.counts_at_foot(ax, [2, 2], [False, True], color="blue", linestyle="--")
+    written = [(*text.get_position(), text.get_text(), text.get_color()) for text in ax.texts]
+    assert [(x, text, color) for x, _, text, color in written] == [
+        (1, "1", "red"),
+        (4, "0", "red"),
+        (2, "1", "blue"),
+    ]
+    heights = [y for _, y, _, _ in written]
+    assert ax.get_ylim()[0] < heights[2] < heights[1] == heights[0] < low
+    assert ax.get_ylim()[1] == pytest.approx(high)
+    assert ax.get_xlim()[1] >= 4  # shown, though nothing is drawn there
+
+
+def test_a_logarithmic_axis_of_less_than_a_decade_has_several_labels() -> None:
+    _, axes = plots.figure()
+    ax = axes[0, 0]
+    ax.plot([0.07, 0.15], [0, 1])
+    ax.set_xscale("log")
+    plots.readable_log(ax.xaxis)
+    low, high = ax.get_xlim()
+    assert len([tick for tick in ax.xaxis.get_majorticklocs() if low <= tick <= high]) >= 2

@@ -51,7 +51,10 @@ def draw(computed: Computed) -> dict[str, Figure]:
     legend = figure.legend(
         list(entries.values()), list(entries), loc="outside lower center", ncols=6, fontsize=8, frameon=False
     )
-    title = "dotted: the split; mean over seeds, band: 95 % t interval; small dots: seeds, where there are two"
+    title = (
+        "dotted: the split; mean over seeds, band: 95 % t interval; small dots: seeds, where there are two\n"
+        f"{plots.COUNTS_NOTE}; of LLC and WBIC only valid estimates do"
+    )
     legend.set_title(title, prop=FontProperties(size=8))
     return {"figure.png": figure}
 
@@ -63,23 +66,37 @@ def _draw_quantity(ax: Axes, table: pd.DataFrame, quantity: str, branches: list[
     measured_each = quantity not in ("llc", "wbic")
     style: dict[str, Any] = {"color": GREY, "marker": "" if measured_each else ".", "linestyle": "-"}
     _curve(ax, before, quantity, "SGD before", style)
-    bases = list(dict.fromkeys(_base(branch) for branch in branches))
     for branch in branches:
-        own, index = usable[usable.branch == branch], bases.index(_base(branch))
+        own = usable[usable.branch == branch]
         if own.empty:
             continue
         # The norm is of the updates within an epoch, not of the state at its end: nothing joins it to the split.
         joined = own if quantity in ("update_norm", "step_norm") else pd.concat([at_split, own])
-        style = {
-            "color": plots.PALETTE[index % len(plots.PALETTE)],
-            "marker": "" if measured_each else plots.MARKERS[index % len(plots.MARKERS)],
-            "linestyle": "--" if branch.endswith("-unrescaled") else "-." if branch.startswith("exact-") else "-",
-        }
-        _curve(ax, joined, quantity, branch, style)
+        style = _style(branch, branches)
+        _curve(ax, joined, quantity, branch, style | ({"marker": ""} if measured_each else {}))
     ax.axvline(split, color=GREY, linestyle=":", linewidth=1)
     if quantity in LOGARITHMIC:
         ax.set_yscale("log")
         plots.readable_log(ax.yaxis)
+    if not measured_each:
+        _count(ax, table[table[quantity].notna()], branches)
+
+
+def _count(ax: Axes, estimated: pd.DataFrame, branches: list[str]) -> None:
+    before = estimated[estimated.branch == BEFORE]
+    plots.counts_at_foot(ax, before.epoch, before.valid, color=GREY)
+    for branch in branches:
+        own, style = estimated[estimated.branch == branch], _style(branch, branches)
+        plots.counts_at_foot(ax, own.epoch, own.valid, color=style["color"], linestyle=style["linestyle"])
+
+
+def _style(branch: str, branches: list[str]) -> dict[str, Any]:
+    index = list(dict.fromkeys(_base(name) for name in branches)).index(_base(branch))
+    return {
+        "color": plots.PALETTE[index % len(plots.PALETTE)],
+        "marker": plots.MARKERS[index % len(plots.MARKERS)],
+        "linestyle": "--" if branch.endswith("-unrescaled") else "-." if branch.startswith("exact-") else "-",
+    }
 
 
 def _base(branch: str) -> str:

@@ -13,6 +13,7 @@ from curvlab.reporting import plots
 from experiments.ngd.fig1.cutoffs import SWEEPS
 from experiments.ngd.fig1.networks import PLACE, network_name
 
+NAMES = ("sgd", "ngd")
 _AXES = {"localization": "curvature_cutoff", "step_size": "step_size"}
 _LABELS = {"localization": "curvature cut-off γ/(nβ)", "step_size": "step size ε"}
 
@@ -39,9 +40,16 @@ def draw_cutoffs(table: pd.DataFrame, summary: pd.DataFrame) -> Figure:
                     ax.set_xscale("log")
                     plots.readable_log(ax.xaxis)
                 ax.set_xlabel(_LABELS[sweep])
+            for place, name in enumerate(NAMES):
+                seeds = own[own.optimizer == name]
+                color = plots.PALETTE[place]
+                plots.counts_at_foot(row[2 * index], seeds[_AXES[sweep]], seeds.llc.notna(), color=color)
         row[0].set_title(network_name(task, width))
     handles, labels = axes[0, 0].get_legend_handles_labels()
-    title = "LLC: line: mean over the seeds that count, dots: seeds; NGD over SGD: 95 % t interval over seeds"
+    title = (
+        "LLC: line: mean over the seeds that count, dots: seeds; NGD over SGD: 95 % t interval over seeds\n"
+        f"{plots.COUNTS_NOTE}"
+    )
     figure.legend(
         handles,
         labels,
@@ -56,7 +64,7 @@ def draw_cutoffs(table: pd.DataFrame, summary: pd.DataFrame) -> Figure:
 
 
 def _draw_estimates(ax: Axes, table: pd.DataFrame, summary: pd.DataFrame, column: str) -> None:
-    for index, name in enumerate(("sgd", "ngd")):
+    for index, name in enumerate(NAMES):
         style: dict[str, Any] = {"color": plots.PALETTE[index], "marker": plots.MARKERS[index]}
         ax.plot(summary[column], summary[name], markersize=4, linewidth=1.2, label=name, **style)
         seeds = table[table.optimizer == name]

@@ -51,6 +51,10 @@ def _draw_widths(table: pd.DataFrame, summary: pd.DataFrame) -> Figure:
                 seeds = table[(table.task == task) & (table.width == row.width) & (table.optimizer == name)]
                 column[0].plot(np.full(len(seeds), place), seeds.llc, markersize=2, alpha=0.5, **style)
                 column[1].plot(np.full(len(seeds), place), seeds.train_loss, markersize=3, **style)
+        for index, name in enumerate(names):
+            seeds = table[(table.task == task) & (table.optimizer == name)]
+            places = seeds.width.map(widths.index)
+            plots.counts_at_foot(column[0], places, seeds.llc.notna(), color=plots.PALETTE[index])
         _annotate_p(column[0], own, widths)
         column[0].set_title(task)
         column[1].set_yscale("log")
@@ -66,7 +70,8 @@ def _draw_widths(table: pd.DataFrame, summary: pd.DataFrame) -> Figure:
         handles, labels, loc="outside lower center", ncols=len(names), fontsize=8, frameon=False
     )
     legend.set_title(
-        "mean over seeds, 95 % t interval\nhollow: LLC from the weights; dots: seeds; p: Welch's test against sgd",
+        "mean over seeds, 95 % t interval; hollow: LLC from the weights; dots: seeds\n"
+        f"p: Welch's test against sgd; {plots.COUNTS_NOTE}",
         prop=FontProperties(size=8),
     )
     return figure

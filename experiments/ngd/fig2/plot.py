@@ -33,8 +33,13 @@ def draw(computed: Computed) -> dict[str, Figure]:
             valid = own[own.valid]
             row[-1].scatter(valid.train_loss, valid.llc, s=14, label=str(optimizer), **style)
         for ax, label in zip(row, PANELS.values(), strict=False):
+            ax.set_xscale("log")  # checkpoints are densest at the start, where estimates are least valid
+            plots.readable_log(ax.xaxis)
             ax.set_xlabel("epoch")
             ax.set_ylabel(label)
+        estimated = table[(table.task == task) & table.llc.notna()]
+        for index, (_, own) in enumerate(estimated.groupby("optimizer", sort=False)):
+            plots.counts_at_foot(row[2], own.epoch, own.valid, color=plots.PALETTE[index])
         row[0].set_yscale("log")
         plots.readable_log(row[0].yaxis)
         row[0].set_title(task)
@@ -45,7 +50,7 @@ def draw(computed: Computed) -> dict[str, Figure]:
     axes[0, 2].set_title("valid estimates", fontsize=8)
     axes[0, -1].set_title("at equal training loss", fontsize=8)
     handles, labels = axes[0, 0].get_legend_handles_labels()
-    title = "mean over seeds, band: 95 % t interval; dots: seeds, where there are two"
+    title = f"mean over seeds, band: 95 % t interval; dots: seeds, where there are two; {plots.COUNTS_NOTE}"
     legend = figure.legend(handles, labels, loc="outside lower center", ncols=4, fontsize=8, frameon=False)
     legend.set_title(title, prop=FontProperties(size=8))
     return {"figure.png": figure}

@@ -6,7 +6,9 @@ Trained until the validation loss has long passed its minimum; what happens from
 of early checkpoints are often no LLC, since training has not converged and the chains still move: they are drawn
 hollow and count in no claim; the paper counts every estimate. The LLC is measured from the minimum near the
 weights; the paper's, from the weights, is `llc_raw`, and lacks `descent`. Data and labels: `overfitting.compute`.
-tr(H) takes as many probes as an error of `trace.rtol` takes, `trace.max_matvecs` at most.
+When training ends is ours to choose: last_epoch.csv has every change as it would be had it ended earlier, and
+claims ask whether its sign depends on that. tr(H) takes as many probes as an error of `trace.rtol` takes,
+`trace.max_matvecs` at most.
 """
 
 from experiments.ngd.overfitting.paper import PAPER

@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 from curvlab.reporting import ClaimResult, ClaimSheet
+from experiments.ngd.overfitting.last_epoch import judge_sign
 from experiments.ngd.overfitting.measures import judge_increases, judge_overfits
 from experiments.target import Computed
 
 
 def judge(computed: Computed, claims: ClaimSheet) -> list[ClaimResult]:
     """Judge SGD and NGD on each task; intervals are over seeds."""
-    results = []
+    table, results = computed["table"], []
     for task, since in computed["summary"].groupby("task", sort=False):
+        of_task = table[table.task == task]
         for optimizer in ("sgd", "ngd"):
             results.append(judge_overfits(claims.claim(f"overfits-{optimizer}", of=str(task)), since, optimizer))
             results += [
                 judge_increases(
                     claims.claim(f"{quantity}-increases-{optimizer}", of=str(task)), since, optimizer, quantity
+                )
+                for quantity in ("llc", "trace")
+            ]
+            results += [
+                judge_sign(
+                    claims.claim(f"{quantity}-sign-{optimizer}", of=str(task)), of_task, optimizer, quantity
                 )
                 for quantity in ("llc", "trace")
             ]

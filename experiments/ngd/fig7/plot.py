@@ -11,14 +11,21 @@ from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties
 
 from curvlab.reporting import plots
-from experiments.ngd.overfitting.plot import draw_estimates, draw_losses, mark_minimum
+from experiments.ngd.overfitting.plot import (
+    OPTIMIZERS,
+    count_valid,
+    draw_estimates,
+    draw_last_epoch,
+    draw_losses,
+    mark_minimum,
+)
 from experiments.target import Computed
 
 QUANTITIES = {"llc": "LLC from the minimum", "trace": "tr(H) (nats/parameter²)"}
 
 
 def draw(computed: Computed) -> dict[str, Figure]:
-    """Return the figure, two rows for each task: over epochs above, over the validation loss below."""
+    """Return the figure, for each task over epochs and over the validation loss; and that of the last epoch."""
     table = computed["table"]
     tasks = table.task.unique().tolist()
     figure, axes = plots.figure(2 * len(tasks), 3, panel_size=(3.5, 2.6))
@@ -28,16 +35,19 @@ def draw(computed: Computed) -> dict[str, Figure]:
     handles, labels = axes[0, 0].get_legend_handles_labels()
     legend = figure.legend(handles, labels, loc="outside lower center", ncols=4, fontsize=8, frameon=False)
     title = (
-        "mean over seeds, band: 95 % t interval (of three or more)\n"
-        "hollow: not valid; dotted: minimum of the validation loss"
+        "mean over seeds, band: 95 % t interval (of three or more); hollow: not valid, or not for every seed\n"
+        f"dotted: minimum of the validation loss; {plots.COUNTS_NOTE}"
     )
     legend.set_title(title, prop=FontProperties(size=8))
-    return {"figure.png": figure}
+    names = {"llc": "the LLC", "trace": "tr(H)"}
+    return {"figure.png": figure, "figure_last_epoch.png": draw_last_epoch(table, names, OPTIMIZERS)}
 
 
 def _draw_task(axes: np.ndarray, table: pd.DataFrame) -> None:
+    styles: dict[str, dict[str, Any]] = {}
     for index, (name, own) in enumerate(table.groupby("optimizer", sort=False)):
         style: dict[str, Any] = {"color": plots.PALETTE[index], "marker": plots.MARKERS[index]}
+        styles[str(name)] = style
         draw_losses(axes[0, 0], own, str(name), style)
         draw_estimates(axes[1, 0], own.assign(valid=True), "validation_accuracy", style)
         for column, quantity in enumerate(QUANTITIES, start=1):
@@ -46,6 +56,7 @@ def _draw_task(axes: np.ndarray, table: pd.DataFrame) -> None:
             _draw_paths(axes[1, column], shown, quantity, style)
         for ax in (*axes[0], axes[1, 0]):
             mark_minimum(ax, own, style)
+    count_valid(axes[0, 1], table, styles)
     axes[0, 0].set_yscale("log")
     axes[0, 0].set_ylabel("loss (nats)")
     plots.readable_log(axes[0, 0].yaxis)

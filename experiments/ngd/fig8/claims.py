@@ -8,6 +8,7 @@ import pandas as pd
 from curvlab.reporting import Claim, ClaimResult, ClaimSheet, out_of_reach, t_interval
 from curvlab.reporting import judge as judge_claim
 from experiments.ngd.fig8.plot import wbic_complexity
+from experiments.ngd.overfitting.last_epoch import judge_sign
 from experiments.ngd.overfitting.measures import judge_increases, judge_overfits, overfitted, why_none
 from experiments.target import Computed
 
@@ -20,6 +21,7 @@ def judge(computed: Computed, claims: ClaimSheet) -> list[ClaimResult]:
         results += [
             judge_overfits(claims.claim("overfits-ngd", of=of_task), since, "ngd"),
             judge_increases(claims.claim("wbic-increases-ngd", of=of_task), since, "ngd", "wbic", terms),
+            judge_sign(claims.claim("wbic-sign-ngd", of=of_task), table[table.task == task], "ngd", "wbic"),
             _follows_validation_loss(claims.claim("wbic-follows-validation-loss-ngd", of=of_task), since, terms),
         ]
     return results

@@ -11,12 +11,18 @@ from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties
 
 from curvlab.reporting import plots
-from experiments.ngd.overfitting.plot import draw_estimates, draw_losses, mark_minimum
+from experiments.ngd.overfitting.plot import (
+    count_valid,
+    draw_estimates,
+    draw_last_epoch,
+    draw_losses,
+    mark_minimum,
+)
 from experiments.target import Computed
 
 
 def draw(computed: Computed) -> dict[str, Figure]:
-    """Return the figure: one row of panels for each task, of NGD alone."""
+    """Return the figure, one row of panels for each task, of NGD alone; and that of the last epoch."""
     table = computed["table"]
     tasks = table.task.unique().tolist()
     figure, axes = plots.figure(len(tasks), 3, panel_size=(3.7, 2.9))
@@ -24,13 +30,13 @@ def draw(computed: Computed) -> dict[str, Figure]:
         _draw_task(row, table[table.task == task])
         row[0].set_title(task)
     note = (
-        "mean over seeds, band: 95 % t interval (of three or more)\n"
-        "hollow: not valid; dotted: minimum of the validation loss"
+        "mean over seeds, band: 95 % t interval (of three or more); hollow: not valid, or not for every seed\n"
+        f"dotted: minimum of the validation loss; {plots.COUNTS_NOTE}"
     )
     figure.legend(
         [], [], loc="outside lower center", frameon=False, title=note, title_fontproperties=FontProperties(size=8)
     )
-    return {"figure.png": figure}
+    return {"figure.png": figure, "figure_last_epoch.png": draw_last_epoch(table, {"wbic": "the WBIC"}, ["ngd"])}
 
 
 def _draw_task(axes: np.ndarray, table: pd.DataFrame) -> None:
@@ -47,6 +53,7 @@ def _draw_task(axes: np.ndarray, table: pd.DataFrame) -> None:
         style: dict[str, Any] = {"color": plots.PALETTE[index], "marker": plots.MARKERS[index]}
         shown = ngd.assign(valid=True) if quantity == "fit" else ngd
         draw_estimates(axes[1], shown, quantity, style, label=label)
+    count_valid(axes[1], ngd, {"ngd": {"color": plots.PALETTE[1]}})
     axes[1].set_ylabel("nats")
     axes[1].legend(fontsize=7, frameon=False)
     for ax in axes[:2]:

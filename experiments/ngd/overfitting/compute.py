@@ -14,6 +14,7 @@ import torch
 from omegaconf import DictConfig
 
 from curvlab.runs import Run
+from experiments.ngd.overfitting.last_epoch import last_epoch_table
 from experiments.ngd.overfitting.measures import since_minimum
 from experiments.ngd.task import Task, load_task
 from experiments.ngd.trajectories import trajectory
@@ -21,9 +22,10 @@ from experiments.target import task_label, task_settings
 
 
 def compute(run: Run, cfg: DictConfig) -> dict[str, pd.DataFrame]:
-    """Return `table`, one row for each task, optimizer, seed and checkpoint, and `summary` (`since_minimum`).
+    """Return `table`, one row for each task, optimizer, seed and checkpoint, `summary` and `last_epoch`.
 
-    Further columns of `table` as of `trajectory`, and num_train, n.
+    Further columns of `table` as of `trajectory`, and num_train, n. `summary` is of `since_minimum`, `last_epoch`
+    of `last_epoch_table`.
 
     Args:
         run: seeds, store, device.
@@ -43,7 +45,7 @@ def compute(run: Run, cfg: DictConfig) -> dict[str, pd.DataFrame]:
     first = ["task", "optimizer", "seed", "epoch"]
     table = table[first + [column for column in table if column not in first]]
     run.note(seeds=list(cfg.seeds))
-    return {"table": table, "summary": since_minimum(table)}
+    return {"table": table, "summary": since_minimum(table), "last_epoch": last_epoch_table(table)}
 
 
 def with_label_noise(run: Run, task: Task, share: float) -> Task:

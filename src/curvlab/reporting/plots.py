@@ -30,6 +30,8 @@ _DPI = 110
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")  # a second cue beside colour, same order
 MIN_SEEDS = 3  # of an interval over seeds
+COUNTS_NOTE = "numbers at the foot: how many seeds count, where not all do"
+_FOOT = 0.1  # height of a row of numbers, as a share of the axis
 
 _STYLE: dict[str, Any] = {
     "figure.dpi": 150,  # savefig keeps it
@@ -90,7 +92,8 @@ def readable_log(axis: Axis) -> None:
     """
     low, high = axis.get_view_interval()
     decades = np.log10(high / low) if low > 0 else np.inf
-    axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if decades < 2.5 else (1.0,)))
+    fine = (1.0, 1.5, 2.0, 3.0, 4.0, 6.0) if decades < 0.7 else (1.0, 2.0, 5.0)  # or one label may be all there is
+    axis.set_major_locator(LogLocator(subs=fine if decades < 2.5 else (1.0,)))
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axis.set_minor_formatter(NullFormatter())
 
@@ -128,6 +131,37 @@ def seeds_around_mean(
     ax.vlines(mean.index[alone], lower[alone], (mean + half)[alone], color=color, alpha=2 * alpha, linewidth=3)
     few = table[table.x.map(count) == MIN_SEEDS - 1]
     ax.scatter(few.x, few.y, s=5, color=color, alpha=0.6, linewidths=0)
+
+
+def counts_at_foot(ax: Axes, x: ArrayLike, counts: ArrayLike, *, color: str, linestyle: str = "-") -> None:
+    """Write below the data how many seeds count at each x where not all do, as a row of its own.
+
+    The axis grows downwards, so that a row covers nothing; a piece of the curve's line at its right end names it.
+    Call it for one curve after another once everything is drawn and the scales are set.
+
+    Args:
+        ax: where.
+        x: (n,), each value once for each seed.
+        counts: (n,), whether that seed's value counts.
+        color: of the curve.
+        linestyle: of the curve.
+    """
+    flags = pd.Series(np.asarray(counts, dtype=bool)).groupby(np.asarray(x)).agg(["sum", "size"])
+    lacking = flags[flags["sum"] < flags["size"]]
+    if lacking.empty:
+        return
+    scale = ax.yaxis.get_transform()
+    low, high = scale.transform(np.array(ax.get_ylim()))
+    foot = low - _FOOT * (high - low)
+    bottom, place, top = scale.inverted().transform(np.array([foot, (foot + low) / 2, high]))
+    ax.set_ylim(bottom, top)
+    ax.update_datalim([(value, place) for value in lacking.index], updatey=False)  # there may be no point at all
+    ax.autoscale_view(scaley=False)
+    behind = {"facecolor": "white", "edgecolor": "none", "pad": 0.3}
+    for value, count in zip(lacking.index.to_numpy(float), lacking["sum"], strict=True):
+        ax.text(value, place, f"{count}", color=color, fontsize=7, ha="center", va="center", bbox=behind)
+    across = ax.get_yaxis_transform()
+    ax.plot([1.005, 1.045], [place] * 2, color=color, linestyle=linestyle, transform=across, clip_on=False)
 
 
 def identity_line(ax: Axes) -> None:

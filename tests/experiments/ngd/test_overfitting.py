@@ -13,6 +13,7 @@ import pytest
 from curvlab import runs
 from curvlab.reporting import ClaimResult, load_claims
 from experiments.ngd.overfitting.compute import with_label_noise
+from experiments.ngd.overfitting.last_epoch import last_epoch_table
 from experiments.ngd.overfitting.measures import since_minimum
 from experiments.ngd.task import load_task
 from experiments.target import Computed, load_config, task_settings
@@ -41,7 +42,8 @@ def test_fig7_and_fig8_end_to_end_with_one_set_of_units(
     assert len(table) == 2 * 2 * 4  # optimizers, seeds, checkpoints
     rises = since_minimum(table).query("quantity == 'validation_loss' and optimizer == 'sgd'").change
     assert (rises > 0.1).all()  # an overfitting regime, or the figure shows nothing
-    assert len(load_claims(fig7)) == 6
+    assert len(load_claims(fig7)) == 10
+    assert (fig7 / "last_epoch.csv").is_file()
 
     def nothing_new(*_: Any, **__: Any) -> None:
         raise AssertionError("ngd-fig8 computes what ngd-fig7 has stored")
@@ -53,10 +55,12 @@ def test_fig7_and_fig8_end_to_end_with_one_set_of_units(
     assert [result.claim.id for result in load_claims(fig8)] == [
         "overfits-ngd-ffnn-32-digits-100",
         "wbic-increases-ngd-ffnn-32-digits-100",
+        "wbic-sign-ngd-ffnn-32-digits-100",
         "wbic-follows-validation-loss-ngd-ffnn-32-digits-100",
     ]
     for folder in (fig7, fig8):
         assert (folder / "figure.png").is_file()
+        assert (folder / "figure_last_epoch.png").is_file()
 
 
 @pytest.mark.parametrize("preset", ["embedded", "paper"])
@@ -99,7 +103,24 @@ def rows(llc: tuple[float, ...], trace: tuple[float, ...], losses: tuple[float, 
     )
 
 
-UP, DOWN = (1.0, 2.0, 3.0, 4.0), (4.0, 3.0, 2.0, 1.0)
+UP, DOWN, HUMP = (1.0, 2.0, 3.0, 4.0), (4.0, 3.0, 2.0, 1.0), (9.0, 2.0, 3.0, 1.0)
+
+
+def test_last_epoch_is_what_the_table_up_to_there_says() -> None:
+    table = rows(HUMP, UP)
+    ends = last_epoch_table(table).set_index(["optimizer", "quantity", "last_epoch"])
+    llc = ends.sort_index().loc[("sgd", "llc")]
+    assert llc.seeds.to_dict() == {2: 0, 4: 3, 8: 3}  # at epoch 2 nothing has risen yet
+    changes = [[(3 + seed / 100) / (2 + seed / 100) - 1 for seed in range(3)]]
+    changes += [[(1 + seed / 100) / (2 + seed / 100) - 1 for seed in range(3)]]
+    assert llc.change[[4, 8]].tolist() == pytest.approx([sum(each) / 3 for each in changes])
+    assert llc.sign.tolist() == ["none", "rises", "falls"]
+    one_invalid = table.assign(valid=~((table.seed == 0) & (table.epoch == 4)))
+    ends = last_epoch_table(one_invalid).set_index(["optimizer", "quantity", "last_epoch"]).sort_index()
+    llc = ends.loc[("sgd", "llc")]
+    assert llc.seeds.to_dict() == {2: 0, 4: 2, 8: 3}
+    assert llc.sign.tolist() == ["none", "none", "falls"]  # two seeds have no interval
+    assert math.isnan(llc.low[4])
 
 
 def test_since_minimum_starts_at_the_minimum() -> None:
@@ -116,11 +137,12 @@ def test_since_minimum_starts_at_the_minimum() -> None:
 @pytest.mark.parametrize(
     ("llc", "trace", "losses", "expected"),
     [
-        (UP, UP, LOSSES, ["reproduced", "reproduced", "reproduced"]),
-        (UP, DOWN, LOSSES, ["reproduced", "reproduced", "not reproduced"]),
-        (DOWN, UP, LOSSES, ["reproduced", "not reproduced", "reproduced"]),
-        (UP, UP, (1.0, 0.8, 0.82, 0.84), ["direction only", "reproduced", "reproduced"]),
-        (UP, UP, (1.0, 0.9, 0.8, 0.7), ["not reproduced", "out of reach", "out of reach"]),
+        (UP, UP, LOSSES, ["reproduced"] * 5),
+        (UP, DOWN, LOSSES, ["reproduced", "reproduced", "not reproduced", "reproduced", "reproduced"]),
+        (DOWN, UP, LOSSES, ["reproduced", "not reproduced", "reproduced", "reproduced", "reproduced"]),
+        (HUMP, UP, LOSSES, ["reproduced", "not reproduced", "reproduced", "not reproduced", "reproduced"]),
+        (UP, UP, (1.0, 0.8, 0.82, 0.84), ["direction only"] + ["reproduced"] * 4),
+        (UP, UP, (1.0, 0.9, 0.8, 0.7), ["not reproduced"] + ["out of reach"] * 4),
     ],
 )
 def test_fig7_verdicts(
@@ -133,10 +155,12 @@ def test_fig7_verdicts(
 def test_fig7_without_valid_estimates_judges_the_trace_alone(judge: Judge) -> None:
     table = rows(UP, UP).assign(valid=False)
     results = judge("ngd/fig7", table)
-    assert [result.verdict for result in results] == 2 * ["reproduced", "out of reach", "reproduced"]
+    expected = ["reproduced", "out of reach", "reproduced", "out of reach", "reproduced"]
+    assert [result.verdict for result in results] == 2 * expected
     assert "3 of 3 seeds overfit, 0 of them with enough valid estimates" in results[1].explanation
     assert [result.verdict for result in judge("ngd/fig8", table)] == [
         "reproduced",
+        "out of reach",
         "out of reach",
         "out of reach",
     ]
@@ -144,9 +168,10 @@ def test_fig7_without_valid_estimates_judges_the_trace_alone(judge: Judge) -> No
 
 def test_fig8_verdicts_and_the_terms_that_explain_them(judge: Judge) -> None:
     rising = rows(tuple(10 * value for value in UP), UP)  # LLC ln n grows faster than n L falls
-    assert [result.verdict for result in judge("ngd/fig8", rising)] == ["reproduced"] * 3
+    assert [result.verdict for result in judge("ngd/fig8", rising)] == ["reproduced"] * 4
     falling = rows(tuple(value / 10 for value in UP), UP)
     results = judge("ngd/fig8", falling)
-    assert [result.verdict for result in results] == ["reproduced", "not reproduced", "not reproduced"]
-    assert results[2].value == pytest.approx(-1)
-    assert "n L(w*) changes by -18.75 nats, and LLC ln n by +0.921 (" in results[2].explanation
+    expected = ["reproduced", "not reproduced", "reproduced", "not reproduced"]  # falling, wherever it ends
+    assert [result.verdict for result in results] == expected
+    assert results[3].value == pytest.approx(-1)
+    assert "n L(w*) changes by -18.75 nats, and LLC ln n by +0.921 (" in results[3].explanation

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from curvlab.curvature import GaussNewtonOperator
 from curvlab.influence import (
     ProximalBregmanObjective,
     ProximalNewton,
@@ -15,7 +16,7 @@ from curvlab.influence import (
     loss_response,
     proximal_bregman_response,
 )
-from curvlab.solvers import ConjugateGradient
+from curvlab.solvers import BlockConjugateGradient, ConjugateGradient
 
 DAMPING = 0.1
 
@@ -210,6 +211,44 @@ def test_interrupted_sgd_goes_on_to_the_same_response(classifier, tmp_path: Path
     for changes in ({"step_size": 0.2}, {"num_steps": 10}):
         with pytest.raises(ValueError, match=rf"belongs to other work \({next(iter(changes))} differ\)"):
             minimize(steps.append, **changes)
+
+
+@pytest.mark.parametrize("dies_at", [3, 60])  # within the first inner solve, and after some steps
+def test_killed_newton_goes_on_to_the_same_response(
+    classifier, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dies_at: int
+) -> None:
+    model, loss, train = classifier
+    monkeypatch.setattr("curvlab.checkpoint.Checkpoint.due", lambda self, step: True)
+    products, product = [0, 0], GaussNewtonOperator.matmat
+
+    def counted(operator: GaussNewtonOperator, vectors: Tensor) -> Tensor:
+        products[0] += 1
+        if products[0] == products[1]:
+            raise KeyboardInterrupt
+        return product(operator, vectors)
+
+    monkeypatch.setattr(GaussNewtonOperator, "matmat", counted)
+    points = (train[0][:2], train[1][:2])
+    objective = ProximalBregmanObjective(model, loss, train, points, damping=DAMPING, epsilon=1e-3)
+    solver = BlockConjugateGradient(rtol=0.3, max_steps=500)  # loose: many steps
+    settings = {"rtol": 1e-9, "solver": solver, "curvature_dtype": torch.float64, "max_steps": 60}
+    whole = ProximalNewton(**settings).minimize(objective)
+    in_all = products[0]
+    dies_at = min(dies_at, in_all - 2)
+    kept = ProximalNewton(**settings, checkpoint=tmp_path / "newton")
+    products[:] = [0, dies_at]
+    with pytest.raises(KeyboardInterrupt):
+        kept.minimize(objective)
+    products[:] = [0, 0]
+    again = kept.minimize(objective)
+    assert torch.equal(again.displacement, whole.displacement)
+    assert torch.equal(again.gradient_norm, whole.gradient_norm)
+    assert (again.num_gradients, again.num_matvecs) == (whole.num_gradients, whole.num_matvecs)
+    assert products[0] <= in_all - dies_at + 2  # the product under way, and the one for a solve's residual
+    assert [file.name for file in tmp_path.iterdir()] == ["newton"]  # no file of an inner solve is left
+    other = ProximalBregmanObjective(model, loss, train, points, damping=2 * DAMPING, epsilon=1e-3)
+    with pytest.raises(ValueError, match=r"belongs to other work \(damping differ\)"):
+        kept.minimize(other)
 
 
 def test_unconverged_newton_warns(classifier) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import pytest
 import torch
 from torch import Tensor
 
@@ -39,3 +42,36 @@ def test_the_minimum_is_that_of_each_row() -> None:
     torch.testing.assert_close(
         r.FullBatchLBFGS(gradient_norm=1e-8)(objective, 0 * minimum, 1), minimum, rtol=0, atol=1e-7
     )
+
+
+class Mortal(Quadratic):
+    """Counts its evaluations, and dies at one of them."""
+
+    def __init__(self, minimum: Tensor, diagonal: Tensor, *, dies_at: int = 0) -> None:
+        super().__init__(minimum, diagonal)
+        self.dies_at, self.count = dies_at, 0
+
+    def __call__(self, displacement: Tensor, indices: Tensor) -> tuple[Tensor, Tensor]:
+        self.count += 1
+        if self.count == self.dies_at:
+            raise KeyboardInterrupt
+        return super().__call__(displacement, indices)
+
+
+@pytest.mark.parametrize("share", [0.7, 0.97])
+def test_a_killed_search_goes_on_to_the_same_minimum(tmp_path: Path, share: float) -> None:
+    minimum = torch.randn(3, 80, generator=torch.Generator().manual_seed(0), dtype=FP64)
+    diagonal = torch.logspace(-1, 1, 80, dtype=FP64)
+    whole = Mortal(minimum, diagonal)
+    expected = r.FullBatchLBFGS(gradient_norm=1e-8)(whole, 0 * minimum, 1)
+    kept = r.FullBatchLBFGS(gradient_norm=1e-8, checkpoint=tmp_path / "search", checkpoint_every=1)
+    dying = Mortal(minimum, diagonal, dies_at=int(share * whole.count))
+    with pytest.raises(KeyboardInterrupt):
+        kept(dying, 0 * minimum, 1)
+    again = Mortal(minimum, diagonal)
+    assert torch.equal(kept(again, 0 * minimum, 1), expected)
+    # What is repeated is at most a step: 20 iterations of up to 25 evaluations, and the look before it.
+    assert again.count <= whole.count - dying.count + 27
+    assert dying.count > 27
+    with pytest.raises(ValueError, match=r"belongs to other work \(start differ\)"):
+        kept(again, 0 * minimum + 1, 1)

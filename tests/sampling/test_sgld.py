@@ -9,6 +9,7 @@ import torch
 from analytic_models import FP64, Polynomial, linear_regression, mean_output, no_inputs
 from torch import Tensor, nn
 
+from curvlab.curvature.pass_size import MemoryWarning
 from curvlab.sampling import SGLD, SGLDState, run_chains
 from curvlab.training import EnsembleLosses
 
@@ -234,3 +235,30 @@ def test_state_says_how_many_steps_were_taken() -> None:
     assert state.num_steps == 0
     assert sampler.step(state)[0].num_steps == 1
     assert math.isfinite(float(state.positions.sum()))
+
+
+def test_fewer_chains_go_together_when_memory_runs_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, data = small_network()
+    losses = EnsembleLosses(model, nn.CrossEntropyLoss(), data)
+    sampler = SGLD(losses, **settings(step_size=1e-4))
+    seeds = [11, 12, 13, 14, 15]
+    expected = run_chains(sampler, seeds, 8, chunk_size=2)
+    whole, found_at = EnsembleLosses.losses_and_gradients, []
+
+    def limited(own, positions: Tensor, *arguments, **options):
+        found_at.append(len(positions))
+        if len(positions) > 2:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return whole(own, positions, *arguments, **options)
+
+    monkeypatch.setattr(EnsembleLosses, "losses_and_gradients", limited)
+    with pytest.warns(MemoryWarning, match="now 2 of 5 chains go together. Pass chunk_size"):
+        found = run_chains(sampler, seeds, 8, chunk_size=5)
+    assert torch.equal(found.losses, expected.losses)
+    assert torch.equal(found.positions, expected.positions)
+    assert max(found_at[2:]) == 2
+    monkeypatch.setattr(
+        EnsembleLosses, "losses_and_gradients", lambda *_, **__: (_ for _ in ()).throw(MemoryError)
+    )
+    with pytest.warns(MemoryWarning), pytest.raises(MemoryError):
+        run_chains(sampler, seeds, 8)

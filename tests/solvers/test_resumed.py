@@ -11,8 +11,23 @@ from torch import Tensor
 
 import curvlab.checkpoint
 from curvlab.linalg import DenseOperator, identity
-from curvlab.solvers import BlockConjugateGradient, ConjugateGradient, Lissa, MinimumResidual, Nystrom
-from curvlab.spectrum import hutchinson_trace, top_eigenvalues
+from curvlab.solvers import (
+    BlockConjugateGradient,
+    Chebyshev,
+    ConjugateGradient,
+    Lissa,
+    MinimumResidual,
+    Nystrom,
+    TrainingFilter,
+)
+from curvlab.spectrum import (
+    frobenius_norm,
+    hutchinson_trace,
+    hutchpp_trace,
+    spectral_density,
+    top_eigenvalues,
+    xtrace,
+)
 
 SOLVERS = {
     "cg": ConjugateGradient(rtol=1e-9),
@@ -20,6 +35,8 @@ SOLVERS = {
     "block cg": BlockConjugateGradient(rtol=1e-9),
     "block cg, preconditioned": BlockConjugateGradient(rtol=1e-9, preconditioner=Nystrom(3)),
     "minimum residual": MinimumResidual(rtol=1e-9),
+    "chebyshev": Chebyshev(rtol=1e-9),
+    "training filter": TrainingFilter(time=20.0, rtol=1e-9),
     "lissa": Lissa(0.02, 4, 40, average_last=10, raise_on_divergence=False),
 }
 
@@ -85,13 +102,36 @@ def test_killed_estimates_go_on(build_examples, tmp_path: Path, monkeypatch: pyt
         found = top_eigenvalues(operator, 2, rtol=1e-9, generator=torch.Generator().manual_seed(2), **settings)
         return [found.values.tolist(), found.vectors.tolist(), found.num_matvecs]
 
-    for name, estimate in {"trace": trace, "eigenvalues": eigenvalues}.items():
+    def with_random(estimator, **work):
+        def estimate(operator: Mortal, **settings):
+            return estimator(operator, **work, generator=torch.Generator().manual_seed(2), **settings)
+
+        return estimate
+
+    def density(operator: Mortal, **settings):
+        found = with_random(spectral_density, num_probes=3, num_steps=4)(operator, **settings)
+        return [found.density.tolist(), found.nodes.tolist(), found.stderr.tolist(), found.num_matvecs]
+
+    estimates = {
+        "trace": trace,
+        "eigenvalues": eigenvalues,
+        "density": density,
+        "hutch++": with_random(hutchpp_trace, num_matvecs=30),
+        "xtrace": with_random(xtrace, num_matvecs=30),
+        "norm": with_random(frobenius_norm, num_matvecs=20, chunk_size=2),
+        "norm of batches": with_random(frobenius_norm, num_matvecs=20, batch_size=3),
+    }
+    monkeypatch.setattr("curvlab.spectrum.resumed_products._CHUNK", 4)  # several products for few vectors
+    for name, estimate in estimates.items():
         whole, again = Mortal(matrices), Mortal(matrices)
         expected = estimate(whole)
         with pytest.raises(Killed):
             estimate(Mortal(matrices, dies_at=5), checkpoint=tmp_path / name)
         assert estimate(again, checkpoint=tmp_path / name) == expected
+        # Nothing finished is computed again; of a pair of batches, the first is.
         assert again.products[0] == whole.products[0] - 4
+        with pytest.raises(ValueError, match="belongs to other work"):
+            estimate(Mortal(matrices[:, :9, :9]), checkpoint=tmp_path / name)
 
 
 def test_a_checkpoint_needs_a_generator_whose_state_it_keeps(build_examples, tmp_path: Path) -> None:
@@ -102,3 +142,8 @@ def test_a_checkpoint_needs_a_generator_whose_state_it_keeps(build_examples, tmp
         hutchinson_trace(operator, num_matvecs=3, checkpoint=tmp_path / "b")
     with pytest.raises(ValueError, match="pass generator="):
         top_eigenvalues(operator, checkpoint=tmp_path / "c")
+    for estimator in (hutchpp_trace, xtrace, frobenius_norm):
+        with pytest.raises(ValueError, match="pass generator="):
+            estimator(operator, num_matvecs=6, checkpoint=tmp_path / "d")
+    with pytest.raises(ValueError, match="pass generator="):
+        spectral_density(operator, checkpoint=tmp_path / "d")

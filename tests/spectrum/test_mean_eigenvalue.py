@@ -1,6 +1,7 @@
 """tr(G)/P without a backward pass, against matrices that autograd or linear algebra gives."""
 
 import copy
+from pathlib import Path
 
 import pytest
 import torch
@@ -8,7 +9,7 @@ from torch import Tensor, nn
 
 from curvlab.curvature import GaussNewtonOperator, HessianOperator
 from curvlab.curvature.quadratic_forms import quadratic_forms
-from curvlab.spectrum import mean_eigenvalue
+from curvlab.spectrum import Estimate, mean_eigenvalue
 
 
 def linear_model_with(eigenvalues: Tensor, *, seed: int = 0) -> tuple[nn.Module, tuple[Tensor, Tensor]]:
@@ -160,3 +161,29 @@ def test_refusals() -> None:
         mean_eigenvalue(operator, num_probes=0)
     with pytest.raises(ValueError, match="pass the vectors as columns"):
         quadratic_forms(operator, torch.ones(operator.shape[0], dtype=torch.float64))
+
+
+def test_a_killed_estimate_goes_on_with_its_next_form(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("curvlab.checkpoint.Checkpoint.due", lambda self, step: True)
+    model, data = classifier()
+    operator, count = GaussNewtonOperator(model.eval(), nn.CrossEntropyLoss(), data), [0, 0]
+
+    def counted(operator: GaussNewtonOperator, probes: Tensor) -> Tensor:
+        count[0] += 1
+        if count[0] == count[1]:
+            raise KeyboardInterrupt
+        return quadratic_forms(operator, probes)
+
+    monkeypatch.setattr("curvlab.spectrum.trace.mean_eigenvalue.quadratic_forms", counted)
+
+    def estimate(**settings: object) -> Estimate:
+        generator = torch.Generator().manual_seed(0)
+        return mean_eigenvalue(operator, num_probes=8, batch_size=5, generator=generator, **settings)
+
+    whole = estimate()
+    count[:] = [0, 6]
+    with pytest.raises(KeyboardInterrupt):
+        estimate(checkpoint=tmp_path / "forms")
+    count[:] = [0, 0]
+    assert estimate(checkpoint=tmp_path / "forms") == whole
+    assert count[0] == 3

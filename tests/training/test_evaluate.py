@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from curvlab.curvature.pass_size import MemoryWarning
 from curvlab.training import evaluate
 
 LOGITS = torch.tensor([[2.0, 0.0], [0.0, 1.0], [3.0, 0.0], [0.0, 0.5], [1.0, 0.0]])
@@ -57,3 +58,18 @@ def test_bad_settings_are_refused() -> None:
         evaluate(nn.Identity(), nn.CrossEntropyLoss(), data, batch_size=0)
     with pytest.raises(ValueError, match="the data set is empty"):
         evaluate(nn.Identity(), nn.CrossEntropyLoss(), (LOGITS[:0], torch.zeros(0, dtype=torch.long)))
+
+
+def test_batches_are_halved_when_memory_runs_out() -> None:
+    class Limited(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if len(x) > 2:
+                raise torch.OutOfMemoryError("CUDA out of memory")
+            return x
+
+    targets = torch.tensor([0, 1, 1, 1, 0])
+    model = Limited().train()
+    with pytest.warns(MemoryWarning, match="a pass now takes 2 examples"):
+        found = evaluate(model, nn.CrossEntropyLoss(), (LOGITS, targets))
+    assert found == evaluate(nn.Identity(), nn.CrossEntropyLoss(), (LOGITS, targets), batch_size=2)
+    assert model.training

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -13,6 +14,7 @@ from itertools import groupby
 import torch
 from torch import Tensor
 
+from curvlab.curvature.pass_size import MemoryWarning, is_out_of_memory
 from curvlab.sampling.checkpoint import ChainCheckpoints, StoredChain
 from curvlab.sampling.sgld import SGLD, Draws, SGLDState
 
@@ -53,12 +55,42 @@ def run_chains(
             its positions do to rounding.
         num_steps: in all, those of an interrupted run included.
         chunk_size: chains that go through `vmap` together. None: all of them on a GPU and for small models; on a
-            CPU the chains of one thread, or one at a time where vmap does not pay (convolutions).
+            CPU the chains of one thread, or one at a time where vmap does not pay (convolutions). Half as many
+            whenever memory runs out, with a MemoryWarning: the chains go on from `checkpoints`, or start again.
+            The examples of a step are part of what is sampled, and are never fewer.
         checkpoints: where chains are kept meanwhile.
-        on_step: called with the number of chains after each step of a chunk, from the chunk's thread.
+        on_step: called with the number of chains after each step of a chunk, from the chunk's thread; for steps
+            that are taken again, too.
     """
+    chunks = _chunks(sampler, len(seeds), chunk_size)
+    while True:
+        largest = max(map(len, chunks), default=1)
+        try:
+            return _run_in(chunks, sampler, seeds, num_steps, checkpoints=checkpoints, on_step=on_step)
+        except (RuntimeError, MemoryError) as error:
+            if largest == 1 or not is_out_of_memory(error):
+                raise
+        # Here the error is gone, and with it the frames that held the failed step.
+        chunks = _chunks(sampler, len(seeds), -(-largest // 2))
+        warnings.warn(
+            f"memory ran out: now {max(map(len, chunks))} of {len(seeds)} chains go together. Pass chunk_size to "
+            "begin with fewer.",
+            MemoryWarning,
+            stacklevel=2,
+        )
+
+
+def _run_in(
+    chunks: list[list[int]],
+    sampler: SGLD,
+    seeds: Sequence[int],
+    num_steps: int,
+    *,
+    checkpoints: ChainCheckpoints | None,
+    on_step: Callable[[int], None] | None,
+) -> ChainTraces:
     stored = [None if checkpoints is None else checkpoints.load(chain) for chain in range(len(seeds))]
-    chunks = _together(_chunks(sampler, len(seeds), chunk_size), stored)
+    chunks = _together(chunks, stored)
     traces = sampler.losses.start.new_zeros(2, len(seeds), num_steps)
     positions = sampler.losses.start.repeat(len(seeds), 1)
     stop = threading.Event()

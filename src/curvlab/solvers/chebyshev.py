@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -10,7 +12,13 @@ from torch import Tensor
 from curvlab.linalg import LinearOperator
 from curvlab.solvers.conjugate_gradient import Callback, Monitor
 from curvlab.solvers.solution import Solution, relative_norm
-from curvlab.solvers.solver import IndefiniteOperatorError, check_definite, check_right_hand_side, check_stopping
+from curvlab.solvers.solver import (
+    IndefiniteOperatorError,
+    check_definite,
+    check_right_hand_side,
+    check_stopping,
+    open_checkpoint,
+)
 from curvlab.spectrum import top_eigenvalues
 from curvlab.spectrum.probes import checked_product
 
@@ -32,6 +40,8 @@ class Chebyshev:
         largest_eigenvalue: of A, damping included, or a bound above it; None: by Lanczos, which is counted.
         callback: called as callback(step, residuals) with (K,) relative residuals.
         monitor: called as monitor(step, iterate) after each step; iterate() gives x then, (P, K), a copy.
+        checkpoint: file in which the recurrence and the largest eigenvalue are kept, see BlockConjugateGradient.
+        checkpoint_every: save after so many steps, too.
 
     Cost: one product for each column and step, some ten for the largest eigenvalue. Memory: four vectors for each
     column.
@@ -42,6 +52,8 @@ class Chebyshev:
     largest_eigenvalue: float | None = None
     callback: Callback | None = None
     monitor: Monitor | None = None
+    checkpoint: str | Path | None = None
+    checkpoint_every: int | None = None
 
     def __post_init__(self) -> None:
         check_stopping(self.rtol, self.max_steps)
@@ -57,15 +69,22 @@ class Chebyshev:
             raise IndefiniteOperatorError(
                 operator, f"is not known to have all eigenvalues above its damping {smallest:g} > 0"
             )
-        largest, num_matvecs = self._largest(operator, generator)
+        # rtol decides which columns the recurrence still has.
+        name = f"{type(self).__name__} {self.rtol} {self.largest_eigenvalue}"
+        file = open_checkpoint(self.checkpoint, operator, columns, name, every=self.checkpoint_every)
+        kept = None if file is None else file.load()
+        largest, num_matvecs = self._largest(operator, generator, kept)
         center, radius = (largest + smallest) / 2, max((largest - smallest) / 2, 1e-6 * largest)
         x, relative = torch.zeros_like(columns), (operator.norm(columns) > 0).to(columns)
         alive = relative > self.rtol
         residuals, ratio = columns[:, alive].clone(), radius / center
         directions = residuals / center
         history: list[Tensor] = []
+        if kept is not None:
+            x, relative, residuals, directions = (part.to(columns) for part in kept["vectors"])
+            ratio, history, alive = kept["ratio"], list(kept["history"].to(columns)), relative > self.rtol
         limit = self.max_steps if self.max_steps is not None else min(10 * operator.shape[0], 5000)
-        for step in range(1, limit + 1):
+        for step in range(len(history) + 1, limit + 1):
             if not bool(alive.any()):
                 break
             x[:, alive] += directions
@@ -84,12 +103,23 @@ class Chebyshev:
             going = relative[alive] > self.rtol
             residuals, directions = residuals[:, going], directions[:, going]
             alive = relative > self.rtol
+            if file is not None and file.due(step):
+                done: dict[str, Any] = {"largest": largest, "num_matvecs": num_matvecs, "ratio": ratio}
+                done["generator"] = None if generator is None else generator.get_state()
+                vectors = [x, relative, residuals, directions]
+                file.save(done | {"vectors": vectors, "history": torch.stack(history)})
         converged = bool((relative <= self.rtol).all())
-        kept = torch.stack(history).cpu() if history else None
-        return Solution(x.reshape(b.shape), relative.reshape(b.shape[1:]), converged, num_matvecs, history=kept)
+        looks = torch.stack(history).cpu() if history else None
+        return Solution(x.reshape(b.shape), relative.reshape(b.shape[1:]), converged, num_matvecs, history=looks)
 
-    def _largest(self, operator: LinearOperator, generator: torch.Generator | None) -> tuple[float, int]:
-        """Return a bound above the largest eigenvalue, and the products it took."""
+    def _largest(
+        self, operator: LinearOperator, generator: torch.Generator | None, kept: dict[str, Any] | None
+    ) -> tuple[float, int]:
+        """Return a bound above the largest eigenvalue, and the products so far: those it took, or those kept."""
+        if kept is not None:
+            if generator is not None and kept["generator"] is not None:
+                generator.set_state(kept["generator"])
+            return kept["largest"], kept["num_matvecs"]
         if self.largest_eigenvalue is not None:
             return self.largest_eigenvalue, 0
         found = top_eigenvalues(operator, 1, rtol=0.01, generator=generator)

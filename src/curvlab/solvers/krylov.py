@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -60,6 +62,16 @@ class KrylovSpace:
         self._pending, self._coupling = orthonormalise(
             self.operator, products, against=self.basis, scale=self._scale
         )
+
+    def state(self) -> dict[str, Any]:
+        """Return what `restore` needs to go on here."""
+        own = {name: value for name, value in vars(self).items() if name != "operator"}
+        return own | {"_pending": self._pending.clone()}  # a view of all that it was orthogonalised against
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on from a `state` of the same operator and vectors."""
+        vars(self).update(state)
+        self.basis, self._pending = (part.to(self.operator.device) for part in (self.basis, self._pending))
 
     def leak(self, coefficients: Tensor) -> Tensor:
         """Return ‖A Q c - Q T c‖ of each column of c, (m, K) -> (K,): what leaves the space."""

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from curvlab.checkpoint import Checkpoint
 from curvlab.linalg import LinearOperator
 from curvlab.solvers.krylov import KrylovSpace
 from curvlab.solvers.solution import Solution, relative_norm
-from curvlab.solvers.solver import check_definite, check_right_hand_side
+from curvlab.solvers.solver import check_definite, check_right_hand_side, open_checkpoint
 from curvlab.spectrum.probes import checked_product
 
 
@@ -34,6 +36,8 @@ class TrainingFilter:
         time: positive; unit: one over that of A.
         rtol: stop when the residual is at most this in every column.
         max_steps: the most steps; None: until it is.
+        checkpoint: file in which the directions are kept, see BlockConjugateGradient.
+        checkpoint_every: save after so many steps, too.
 
     Cost: K products a step, and for orthogonality to all m directions so far some 8 P K m operations; m³ now and
     then. Memory: the m directions.
@@ -42,6 +46,8 @@ class TrainingFilter:
     time: float
     rtol: float = 1e-2
     max_steps: int | None = None
+    checkpoint: str | Path | None = None
+    checkpoint_every: int | None = None
 
     def __post_init__(self) -> None:
         if not (self.time > 0 and math.isfinite(self.time)):
@@ -64,7 +70,9 @@ class TrainingFilter:
         if not bool((scale > 0).any()):
             return Solution(torch.zeros_like(b), scale.reshape(b.shape[1:]), True, 0)
         space = KrylovSpace(operator, unit)
-        moved, speed, looks = self._grown(space)
+        name = f"{type(self).__name__} {self.time} {self.rtol}"
+        file = open_checkpoint(self.checkpoint, operator, columns, name, every=self.checkpoint_every)
+        moved, speed, looks = self._grown(space, file)
         x = space.basis @ moved.to(unit)
         residuals = unit - checked_product(operator, x) - space.basis @ speed.to(unit)
         residual = relative_norm(operator, residuals, unit)
@@ -76,14 +84,20 @@ class TrainingFilter:
             history=torch.stack(looks),
         )
 
-    def _grown(self, space: KrylovSpace) -> tuple[Tensor, Tensor, list[Tensor]]:
+    def _grown(self, space: KrylovSpace, file: Checkpoint | None) -> tuple[Tensor, Tensor, list[Tensor]]:
         """Grow the space until the residual is small; return coefficients of x and of x', (m, K), and residuals.
 
         There is one of each step, (K,): nan at those without a look.
         """
         num_steps, next_look = 0, 1
         looks: list[Tensor] = []
+        if file is not None and (kept := file.load()) is not None:
+            num_steps, next_look, looks = kept["num_steps"], kept["next_look"], list(kept["looks"])
+            space.restore(kept["space"])
         while True:
+            if file is not None and num_steps and file.due(num_steps):
+                done = {"num_steps": num_steps, "next_look": next_look, "looks": torch.stack(looks)}
+                file.save(done | {"space": space.state()})
             space.step()
             num_steps += 1
             last = space.complete or num_steps == self.max_steps

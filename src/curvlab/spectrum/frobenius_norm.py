@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -10,6 +11,7 @@ from torch import Tensor
 from curvlab.linalg import LinearOperator
 from curvlab.spectrum.estimate import Estimate
 from curvlab.spectrum.probes import Distribution, checked_product, draw_probes
+from curvlab.spectrum.resumed_forms import ResumedForms
 
 
 def frobenius_norm(
@@ -19,6 +21,7 @@ def frobenius_norm(
     batch_size: int | None = None,
     chunk_size: int = 32,
     distribution: Distribution = "rademacher",
+    checkpoint: str | Path | None = None,
     generator: torch.Generator | None = None,
 ) -> Estimate:
     """Estimate ‖A‖_F as the root of the mean of (A' z)ᵀ(A'' z) (Klochkov & Liu 2024, App. C).
@@ -33,7 +36,9 @@ def frobenius_norm(
         batch_size: examples in each of the two batches; None for products with A itself.
         chunk_size: columns a product, without `batch_size`.
         distribution: of the probes.
-        generator: the only source of randomness.
+        checkpoint: file in which the forms so far and the generator's state are kept, saved after a chunk when a
+            minute has passed: after a kill the same call goes on there and ends at the same numbers.
+        generator: the only source of randomness; required with `checkpoint`.
 
     Where sampling noise makes the mean square negative, value is 0 and stderr tells how little that means.
     """
@@ -45,18 +50,20 @@ def frobenius_norm(
         )
     num_probes = num_matvecs // per_probe
     width = chunk_size if batch_size is None else 1
-    forms: list[Tensor] = []
-    for start in range(0, num_probes, width):
+    name = f"Frobenius norm {num_probes} {width} {batch_size} {distribution}"
+    forms = ResumedForms(operator, name, checkpoint=checkpoint, generator=generator)
+    for start in range(forms.count, num_probes, width):
         probes = draw_probes(
             operator, min(width, num_probes - start), distribution=distribution, generator=generator
         )
         if batch_size is None:
             products = checked_product(operator, probes)
-            forms.append(operator.inner(products, products))
+            found: Tensor = operator.inner(products, products)
         else:
             pair = [checked_product(operator.sample(batch_size, generator), probes) for _ in range(2)]
-            forms.append(operator.inner(*pair))
-    square = Estimate.from_samples(torch.cat(forms).cpu(), num_probes * per_probe)
+            found = operator.inner(*pair)
+        forms.add(found)
+    square = Estimate.from_samples(forms.all(), num_probes * per_probe)
     value = math.sqrt(max(square.value, 0.0))
     # d sqrt(s) = ds / (2 sqrt(s)), but never more than the root of the error where the square is mere noise.
     stderr = square.stderr / max(2 * value, math.sqrt(square.stderr)) if square.stderr > 0 else square.stderr

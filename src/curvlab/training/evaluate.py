@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from curvlab.curvature.pass_size import with_halving
 from curvlab.data.splits import Pairs
 from curvlab.training.mean_loss import Loss, MeanLoss, closed_form, model_outputs
 from curvlab.training.own_batches import OwnBatches, TrainingData, readable, select
@@ -39,7 +40,7 @@ def evaluate(model: nn.Module, loss: Loss, data: TrainingData, *, batch_size: in
         loss: mean over the batch.
         data: map-style dataset of (input, target), a pair of tensors, or mappings as for `train`: the mean is then
             over all predictions (tokens) and there is no accuracy of tokens.
-        batch_size: in examples.
+        batch_size: in examples; half as many whenever memory runs out, with a MemoryWarning.
     """
     reduction = getattr(loss, "reduction", "mean")
     if reduction != "mean":
@@ -47,9 +48,19 @@ def evaluate(model: nn.Module, loss: Loss, data: TrainingData, *, batch_size: in
     if batch_size < 1:
         raise ValueError(f"batch_size must be at least 1, got {batch_size}")
     examples = readable(model, data)
+    size = num_examples(examples)
+
+    def in_batches(at_once: int) -> Evaluation:
+        return _evaluated(model, loss, examples, at_once, size=size)
+
+    return with_halving(in_batches, min(batch_size, size))
+
+
+def _evaluated(
+    model: nn.Module, loss: Loss, examples: Pairs | OwnBatches, batch_size: int, *, size: int
+) -> Evaluation:
     read = isinstance(examples, OwnBatches)
     known = closed_form(loss) if read else None
-    size = num_examples(examples)
     first = next(model.parameters(), None)
     device = torch.device("cpu") if first is None else first.device
     total_loss, total_count, num_correct, has_accuracy = 0.0, 0.0, 0, True

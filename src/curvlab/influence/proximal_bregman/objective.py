@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +14,7 @@ from curvlab.curvature.batches import Batch, Inputs
 from curvlab.curvature.jacobian_products import use_vmap
 from curvlab.curvature.known_losses import of_mean_weight_one
 from curvlab.curvature.model_function import check_finite
+from curvlab.curvature.pass_size import PassSize
 from curvlab.curvature.weighted_loss import WeightedLoss, select_with_places
 from curvlab.linalg import (
     ExampleWeights,
@@ -44,7 +45,9 @@ class ProximalBregmanObjective:
         epsilon: weight ε of a point's loss, not zero: a number, or (K,), one for each point. For an exact
             response take c / ‖∇l(z)‖: all points then move about equally far, neither across the kinks of a ReLU
             network nor so little that rounding decides.
-        batch_size: training examples at a time in full-batch gradients.
+        batch_size: training examples at a time in full-batch gradients and values, with all points together; half
+            of the larger of the two whenever memory runs out, with a MemoryWarning.
+        memory_budget: bytes for each product with the curvature, see curvlab.curvature.DataOperator.
         dtype: of parameters, data and results.
     """
 
@@ -58,6 +61,7 @@ class ProximalBregmanObjective:
         damping: float,
         epsilon: float | Tensor,
         batch_size: int = 512,
+        memory_budget: float | None = None,
         dtype: torch.dtype = torch.float64,
     ) -> None:
         if not damping > 0:
@@ -69,7 +73,8 @@ class ProximalBregmanObjective:
         if self.loss.reduction != "mean":
             raise ValueError("the objective is a mean over training examples: use a loss with reduction='mean'")
         self._train = Batches.of(self.function, train, batch_size=batch_size)
-        self._batch_size = batch_size
+        self._batch_size, self._memory_budget = batch_size, memory_budget
+        self._pass_size: PassSize | None = None
         self._points = Batches.of(self.function, points, batch_size=1)
         self.loss = output_loss(of_mean_weight_one(loss, self._train.targets()))
         self._total_count = sum(self.loss.count(targets) for targets in self._train.targets())
@@ -109,7 +114,20 @@ class ProximalBregmanObjective:
         return curvature + epsilon * self._gauss_newton(self._points.select(torch.tensor([index])), model, dtype)
 
     def _gauss_newton(self, data: Data, model: nn.Module, dtype: torch.dtype) -> GaussNewtonOperator:
-        return GaussNewtonOperator(model.to(dtype), self.loss_module, data, batch_size=self._batch_size)
+        return GaussNewtonOperator(
+            model.to(dtype),
+            self.loss_module,
+            data,
+            batch_size=self._batch_size,
+            memory_budget=self._memory_budget,
+        )
+
+    def _within_memory(self, compute: Callable[[PassSize], Tensor], num_columns: int) -> Tensor:
+        """Return compute(size of a pass), all at once as long as that fits."""
+        if self._pass_size is None:
+            self._pass_size = PassSize(examples=None, columns=self.num_points)
+        size = self._pass_size
+        return size.run(lambda: compute(size), columns=num_columns)
 
     def gradient(self, displacement: Tensor, *, columns: Tensor | None = None) -> Tensor:
         """Return ∇Q_z(θ* + εu) / ε for each point, (P, K) -> (P, K); the target is zero.
@@ -117,9 +135,15 @@ class ProximalBregmanObjective:
         `columns` (K',) says which points the columns of u belong to; all by default. Cost: 4F of the training data
         a column, F a forward.
         """
-        divergence, epsilon = torch.zeros_like(displacement), self._epsilon(columns)
-        for batch in self._train:
-            divergence += self._divergence_gradient(batch, displacement, epsilon)
+        epsilon = self._epsilon(columns)
+
+        def summed(size: PassSize) -> Tensor:
+            divergence = torch.zeros_like(displacement)
+            for whole in self._train:
+                self._add_divergence_gradient(divergence, whole, displacement, epsilon, size)
+            return divergence
+
+        divergence = self._within_memory(summed, displacement.shape[1])
         return divergence / self._total_count + self._regular_gradient(displacement, columns)
 
     def sampled_gradient(
@@ -133,7 +157,8 @@ class ProximalBregmanObjective:
         """Return an unbiased estimate of `gradient` from one batch, shared by all points.
 
         Drawn with replacement, uniformly or with probability ∝ `weights`, (N,), then weighted to keep the mean:
-        the examples that `GaussNewtonOperator.sample` draws. Cost: 4F of the batch a column.
+        the examples that `GaussNewtonOperator.sample` draws. Without weights a batch that does not fit into memory
+        is summed in pieces. Cost: 4F of the batch a column.
         """
         divisor = batch_size / self.num_examples * self._total_count
         if weights is not None:
@@ -146,22 +171,31 @@ class ProximalBregmanObjective:
         source = generator.device if generator is not None else torch.device("cpu")
         indices = torch.randint(self.num_examples, (batch_size,), generator=generator, device=source)
         batches: Iterable[Batch] = self._train.select(indices)
-        divergence = sum(
-            (self._divergence_gradient(batch, displacement, self.epsilon) for batch in batches),
-            torch.zeros_like(displacement),
-        )
+
+        def summed(size: PassSize) -> Tensor:
+            divergence = torch.zeros_like(displacement)
+            for whole in batches:
+                self._add_divergence_gradient(divergence, whole, displacement, self.epsilon, size)
+            return divergence
+
+        divergence = self._within_memory(summed, displacement.shape[1])
         return divergence / divisor + self._regular_gradient(displacement, None)
 
     def value(self, displacement: Tensor, *, columns: Tensor | None = None) -> Tensor:
         """Return Q_z(θ* + εu), (K,). Cost: 1F a column. Rounding hides it where ε‖u‖ is below about 1e-7."""
-        divergence = torch.zeros(displacement.shape[1], dtype=displacement.dtype, device=displacement.device)
-        own, chosen = torch.zeros_like(divergence), self._chosen(columns)
-        with torch.no_grad():
-            for inputs, targets in self._train:
+        own, chosen = torch.zeros_like(displacement[0]), self._chosen(columns)
+
+        def summed(size: PassSize) -> Tensor:
+            divergence = torch.zeros_like(own)
+            for inputs, targets in (batch for whole in self._train for batch in size.pieces(whole)):
                 reference = self.function(self.function.parameters, inputs)
                 for k, (index, column) in enumerate(zip(chosen, displacement.unbind(1), strict=True)):
                     outputs = self.function(self._moved(column, index), inputs)
                     divergence[k] += self.loss.bregman_divergence(outputs, reference, targets).sum()
+            return divergence
+
+        with torch.no_grad():
+            divergence = self._within_memory(summed, 1)  # one point after the other in any case
             for k, index in enumerate(chosen):
                 ((inputs, target),) = self._points.select(torch.tensor([index]))
                 outputs = self.function(self._moved(displacement[:, k], index), inputs)
@@ -179,6 +213,15 @@ class ProximalBregmanObjective:
     def _moved(self, column: Tensor, index: int) -> list[Tensor]:
         steps = unflatten(self.epsilon[index] * column, self.function.parameters)
         return [value + step for value, step in zip(self.function.parameters, steps, strict=True)]
+
+    def _add_divergence_gradient(
+        self, total: Tensor, whole: Batch, displacement: Tensor, epsilon: Tensor, size: PassSize
+    ) -> None:
+        """Add that of one batch, in passes of so many examples and points; (P, K) += (P, K)."""
+        for batch in size.pieces(whole):
+            for start in range(0, displacement.shape[1], size.columns):
+                block = slice(start, start + size.columns)
+                total[:, block] += self._divergence_gradient(batch, displacement[:, block], epsilon[block])
 
     def _divergence_gradient(self, batch: Batch, displacement: Tensor, epsilon: Tensor) -> Tensor:
         """Return 1/ε sum_n J_n(θ)ᵀ [∇l(h_n(θ)) - ∇l(h_n(θ*))] over one batch, (P, K) and (K,) -> (P, K)."""

@@ -88,10 +88,15 @@ class FullBatchLBFGS:
     Attributes:
         gradient_norm: where to stop, over all groups together.
         max_steps: of 20 iterations each, at most; missing the gradient norm raises a TrainingDivergedError.
+        checkpoint: where unfinished work is kept, as for `minimize`: two files, <checkpoint>.0 and <checkpoint>.1,
+            with line search and without.
+        checkpoint_every: save after so many steps of 20 iterations, too.
     """
 
     gradient_norm: float = 1e-9
     max_steps: int = 50
+    checkpoint: Path | None = None
+    checkpoint_every: int | None = None
 
     def __call__(self, objective: Objective, start: Tensor, num_examples: int, /) -> Tensor:
         """Return the minimisers."""
@@ -102,7 +107,9 @@ class FullBatchLBFGS:
             values, found.grad = objective(found.detach(), everything)
             return values.sum()
 
-        for line_search, norm in (("strong_wolfe", max(1e-6, self.gradient_norm)), (None, self.gradient_norm)):
+        stages = (("strong_wolfe", max(1e-6, self.gradient_norm)), (None, self.gradient_norm))
+        for stage, (line_search, norm) in enumerate(stages):
+            path = None if self.checkpoint is None else Path(self.checkpoint)
             optimizer = torch.optim.LBFGS(
                 [found],
                 line_search_fn=line_search,
@@ -111,7 +118,16 @@ class FullBatchLBFGS:
                 tolerance_change=0.0,
                 history_size=30,
             )
-            end = minimize(closure, [found], optimizer, gradient_norm=norm, max_steps=self.max_steps)
+            end = minimize(
+                closure,
+                [found],
+                optimizer,
+                gradient_norm=norm,
+                max_steps=self.max_steps,
+                checkpoint=None if path is None else path.with_name(f"{path.name}.{stage}"),
+                checkpoint_every=self.checkpoint_every,
+                depends_on=objective.depends_on,
+            )
         if not end.converged:
             raise TrainingDivergedError(
                 f"L-BFGS ended at a gradient norm of {end.gradient_norm:.2g}, not {self.gradient_norm:g}: "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -11,10 +12,16 @@ from torch import Tensor
 from curvlab.linalg import LinearOperator
 from curvlab.spectrum.estimate import Estimate
 from curvlab.spectrum.orthonormal import orthonormalise
-from curvlab.spectrum.probes import checked_product
+from curvlab.spectrum.resumed_products import ResumedProducts
 
 
-def xtrace(operator: LinearOperator, *, num_matvecs: int, generator: torch.Generator | None = None) -> Estimate:
+def xtrace(
+    operator: LinearOperator,
+    *,
+    num_matvecs: int,
+    checkpoint: str | Path | None = None,
+    generator: torch.Generator | None = None,
+) -> Estimate:
     """Estimate tr(A) by XTrace (Epperly, Tropp & Webber 2024, Sec. 2.3 and 3), with normalised test vectors.
 
     The mean over i of tr(Q_iᵀAQ_i) + c_i r_iᵀAr_i, where Q_i is an orthonormal basis of A applied to all
@@ -25,19 +32,22 @@ def xtrace(operator: LinearOperator, *, num_matvecs: int, generator: torch.Gener
     Args:
         operator: A, (P, P).
         num_matvecs: half of it test vectors, half the columns of Q; at least 6.
-        generator: the only source of randomness.
+        checkpoint: file in which all products so far are kept, saved every minute: after a kill the same call goes
+            on there and ends at the same numbers.
+        generator: the only source of randomness; required with `checkpoint`.
 
     Cost: num_matvecs products; memory of 1.5 num_matvecs vectors.
     """
     if num_matvecs < 6:
         raise ValueError(f"num_matvecs must be at least 6, three test vectors and three of Q, got {num_matvecs}")
+    products = ResumedProducts(operator, f"xtrace {num_matvecs}", checkpoint=checkpoint, generator=generator)
     size = operator.shape[0]
     width = min(num_matvecs // 2, size)
     tests = operator.randn(width, generator)
-    images = checked_product(operator, tests)
+    images = products.of(tests)
     basis, factor = orthonormalise(operator, images)  # A W = Q R
     rank = basis.shape[1]
-    basis_images = checked_product(operator, basis)
+    basis_images = products.of(basis)
 
     small = _Projected(
         size=size,

@@ -24,6 +24,7 @@ from curvlab.spectrum import (
     frobenius_norm,
     hutchinson_trace,
     hutchpp_trace,
+    sketch_eigenvalues,
     spectral_density,
     top_eigenvalues,
     xtrace,
@@ -112,7 +113,16 @@ def test_killed_estimates_go_on(build_examples, tmp_path: Path, monkeypatch: pyt
         found = with_random(spectral_density, num_probes=3, num_steps=4)(operator, **settings)
         return [found.density.tolist(), found.nodes.tolist(), found.stderr.tolist(), found.num_matvecs]
 
+    def sketch(chunk_size: int, **rest):
+        def estimate(operator: Mortal, **settings):
+            work = {"sketch_size": 12, "chunk_size": chunk_size, **rest}
+            return with_random(sketch_eigenvalues, **work)(operator, **settings).sketch.tolist()
+
+        return estimate
+
     estimates = {
+        "sketch": sketch(2),
+        "sketch row by row": sketch(1, memory_budget=5 * 20 * 8),
         "trace": trace,
         "eigenvalues": eigenvalues,
         "density": density,

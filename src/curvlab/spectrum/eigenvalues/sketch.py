@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from curvlab.checkpoint import Checkpoint
 from curvlab.linalg import LinearOperator
 from curvlab.shown import Shown, Summary, counted, first_values
 from curvlab.spectrum.probes import checked_product
@@ -56,6 +58,7 @@ def sketch_eigenvalues(
     tensor_sizes: Sequence[int] | None = None,
     chunk_size: int = 32,
     memory_budget: float | None = None,
+    checkpoint: str | Path | None = None,
     generator: torch.Generator | None = None,
 ) -> SketchedEigenvalues:
     """Estimate the k largest eigenvalues of A from Φ A Φᵀ, Φ_ij ~ N(0, 1/d) (Klochkov & Liu 2024, App. C).
@@ -81,7 +84,10 @@ def sketch_eigenvalues(
         memory_budget: bytes for vectors; by default 80 % of what is free. Where chunks do not fit, or are of 1,
             each row is drawn from its own seed, on the operator's device, and products are held for as many rows
             as fit, g: the numbers depend neither on g nor on the budget.
-        generator: draws the seed.
+        checkpoint: file in which the finished columns of the sketch are kept, saved every minute: after a kill the
+            same call goes on there and ends at the same numbers. Refused where there was room for chunks, and is
+            no more, or the other way round: they are other random numbers.
+        generator: draws the seed; required with `checkpoint`.
 
     Cost: d (or L d) products, and d/chunk_size times the drawing of Φ; memory of 6 chunk_size vectors. Row by row,
     the drawing of Φ d/(2 g) times (d L/g); memory of 2 g + 3 vectors, 5 at least.
@@ -95,16 +101,24 @@ def sketch_eigenvalues(
     num_rows = len(sizes) * sketch_size
     if not 1 <= k <= num_rows:
         raise ValueError(f"k must be between 1 and the sketch's {num_rows} rows, got {k}")
+    if checkpoint is not None and generator is None:
+        raise ValueError("a checkpoint belongs to the seed of the sketch: pass generator=...")
     seed = int(torch.randint(2**62, (1,), generator=generator, device=generator.device if generator else "cpu"))
     source = generator.device if generator is not None else torch.device("cpu")
     slices = _slices(operator, sizes)
     fitting, chunk = vectors_that_fit(operator, memory_budget), min(chunk_size, sketch_size)
-    if chunk_size == 1 or fitting < _COPIES * chunk:
+    in_rows = chunk_size == 1 or fitting < _COPIES * chunk
+    file = None
+    if checkpoint is not None:
+        name = f"{sizes} {sketch_size} {'row by row' if in_rows else chunk_size}"
+        file = operator.checkpoint(checkpoint, {"sketch": name, "seed": seed})
+    if in_rows:
         group = min(num_rows, max(1, (fitting - 3) // 2))
-        sketch = _row_by_row(operator, slices, sketch_size, group, _Rows(operator, sketch_size, 1, seed, None))
+        rows = _Rows(operator, sketch_size, 1, seed, None)
+        sketch = _row_by_row(operator, slices, sketch_size, group, rows, file=file)
     else:
         sketch = _chunk_by_chunk(
-            operator, slices, sketch_size, _Rows(operator, sketch_size, chunk_size, seed, source)
+            operator, slices, sketch_size, _Rows(operator, sketch_size, chunk_size, seed, source), file
         )
     sketch = (sketch + sketch.T) / (2 * sketch_size)
     values, bias, stderr = _corrected(sketch, len(sizes))
@@ -128,11 +142,17 @@ def _slices(operator: LinearOperator, sizes: list[int]) -> list[slice]:
     return [slice(start, stop) for start, stop in pairwise(bounds)]
 
 
-def _chunk_by_chunk(operator: LinearOperator, slices: list[slice], sketch_size: int, rows: _Rows) -> Tensor:
+def _chunk_by_chunk(
+    operator: LinearOperator, slices: list[slice], sketch_size: int, rows: _Rows, file: Checkpoint | None
+) -> Tensor:
     """Return d Φ A Φᵀ."""
-    sketch = torch.zeros(2 * [len(slices) * sketch_size], dtype=torch.float64)
+    sketch, done = _begun(file, len(slices) * sketch_size)
+    num_columns = 0
     for at, chunk in rows:
         for tensor, part in enumerate(slices):
+            num_columns += chunk.shape[1]
+            if num_columns <= done:
+                continue
             vectors = torch.zeros_like(chunk)
             vectors[part] = chunk[part]
             products = checked_product(operator, vectors)
@@ -142,16 +162,31 @@ def _chunk_by_chunk(operator: LinearOperator, slices: list[slice], sketch_size: 
                     start = other_tensor * sketch_size + other_at
                     overlap = operator.gram(other[other_part], products[other_part])
                     sketch[start : start + other.shape[1], columns] = overlap.double().cpu()
+            if file is not None and file.due(num_columns):
+                file.save({"sketch": sketch, "num_columns": num_columns})
     return sketch
 
 
+def _begun(file: Checkpoint | None, num_rows: int) -> tuple[Tensor, int]:
+    """Return the sketch so far, (num_rows, num_rows), and how many of its columns there are."""
+    if file is not None and (kept := file.load()) is not None:
+        return kept["sketch"], kept["num_columns"]
+    return torch.zeros(num_rows, num_rows, dtype=torch.float64), 0
+
+
 def _row_by_row(
-    operator: LinearOperator, slices: list[slice], sketch_size: int, group: int, rows: _Rows
+    operator: LinearOperator,
+    slices: list[slice],
+    sketch_size: int,
+    group: int,
+    rows: _Rows,
+    *,
+    file: Checkpoint | None,
 ) -> Tensor:
     """Return d Φ A Φᵀ, with products of `group` rows held at a time."""
     num_rows, dense = len(slices) * sketch_size, len(slices) == 1
-    sketch = torch.zeros(num_rows, num_rows, dtype=torch.float64)
-    for start in range(0, num_rows, group):
+    sketch, done = _begun(file, num_rows)
+    for start in range(done, num_rows, group):
         places = range(start, min(start + group, num_rows))
         # A vector a row, as a product takes them: it makes no copy.
         vectors = torch.zeros(len(places), operator.num_rows, dtype=operator.dtype, device=operator.device)
@@ -167,6 +202,8 @@ def _row_by_row(
                 sketch[tensor * sketch_size + at, start : places.stop] = overlap[0].double().cpu()
             del other
         del products
+        if file is not None and file.due(places.stop):
+            file.save({"sketch": sketch, "num_columns": places.stop})
     return sketch.tril() + sketch.tril(-1).T if dense else sketch
 
 

@@ -7,6 +7,7 @@ import pandas as pd
 
 from curvlab.reporting import Claim, ClaimResult, ClaimSheet, Interval, exact, out_of_reach, t_interval
 from curvlab.reporting import judge as judge_claim
+from experiments.benchmarks.llc.default_sampler import MEASURED
 from experiments.target import Computed
 
 PEER = "devinterp, with replacement"
@@ -28,6 +29,7 @@ def judge(computed: Computed, claims: ClaimSheet) -> list[ClaimResult]:
     ]
     results.append(_bias(claims.claim("unbiased"), known))
     results.append(_peer(claims.claim("agrees-with-devinterp"), table))
+    results += _default_sampler(claims, computed["default_sampler"])
     return [*results, _valid(claims.claim("valid"), table, known, networks)]
 
 
@@ -72,6 +74,31 @@ def _peer(claim: Claim, table: pd.DataFrame) -> ClaimResult:
     ratios = (means[PEER] / means["curvlab"]).to_numpy()
     why = f"curvlab has {means['curvlab'].mean():.4g}, devinterp {means[PEER].mean():.4g}."
     return judge_claim(claim, ratios.mean(), t_interval(ratios, unit="repeats"), if_not_reproduced=why)
+
+
+def _default_sampler(claims: ClaimSheet, table: pd.DataFrame) -> list[ClaimResult]:
+    """Judge every step from devinterp's defaults, and what its batches do where that is measured along its chains."""
+    results = []
+    for _, row in table.iterrows():
+        of = row.step.replace(",", "").replace(" ", "-")
+        found = [("default-settings", row.ratio, row.ratio_low, row.ratio_high)]
+        if row.step in MEASURED and not row.replacement:
+            found.append(("default-sampler", row.sampler_ratio, row.sampler_ratio_low, row.sampler_ratio_high))
+        elif row.step in MEASURED:
+            shares = [value / row.estimate for value in (row.sampler, row.sampler_low, row.sampler_high)]
+            found.append(("default-sampler-control", *shares))
+        for name, value, low, high in found:
+            claim = claims.claim(name, of=of)
+            if np.isnan(row.estimate):
+                results.append(out_of_reach(claim, "devinterp is not installed."))
+                continue
+            why = f"devinterp has {row.estimate:.4g} ({row.estimate_low:.4g} to {row.estimate_high:.4g}), ours is {row.ours:.4g}"
+            why += f", of L(w0) {row.initial_loss_part:.3g} (± {row.initial_loss_sd:.3g} a repeat)."
+            if name != "default-settings":
+                why = f"{row.sampler:.3g} measured, {row.sampler_told:.3g} told, {row.sampler_first_order:.3g} to first order."
+            interval = Interval(low, high, "t 95 %, chains", int(row.chains))
+            results.append(judge_claim(claim, float(value), interval, if_not_reproduced=why))
+    return results
 
 
 def _valid(claim: Claim, table: pd.DataFrame, known: pd.DataFrame, networks: pd.DataFrame) -> ClaimResult:

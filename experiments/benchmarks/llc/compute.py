@@ -12,6 +12,7 @@ from omegaconf import DictConfig
 from curvlab import runs
 from curvlab.reporting import t_interval
 from curvlab.sampling import default_nbeta
+from experiments.benchmarks.llc.default_sampler import default_sampler_table
 from experiments.benchmarks.llc.known import known_table
 from experiments.benchmarks.llc.linear_networks import linear_network_table
 from experiments.benchmarks.llc.methods import METHODS, Setting, available, floor_seconds, measure
@@ -44,6 +45,7 @@ def compute(run: runs.Run, cfg: DictConfig) -> dict[str, pd.DataFrame]:
         "linear_networks": linear_network_table(run, cfg.linear_networks),
         "population_chains": population_table(run, cfg.population_chains, cfg.linear_networks),
         "power": power_table(run, cfg.power),
+        "default_sampler": default_sampler_table(run, task, settings),
     }
 
 

@@ -1,0 +1,243 @@
+"""From devinterp's defaults to our settings, one change at a time; and what its shuffled batches must do to it.
+
+devinterp reads a loader. One that shuffles gives each example once an epoch, so that a step's batch is the one on
+which the chain has not descended in this epoch, while it has on those before. In an epoch of K batches two
+examples at different places have gradients of covariance -Σ/(n-1), Σ = Cov(g_i), and what a step adds to w decays
+with A = I - lr (H + localization/nbeta), lr = step_size nbeta/2. So, with t steps of the epoch before it, the loss of
+a batch lies above L(w) by
+
+    lr/(n-1) sum_{k<t} tr(Σ A^k),      to first order in lr;  lr/B E|g_i|² t B/n where nothing decays.
+
+Times nbeta that is what the estimate has too much. With replacement it is 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from omegaconf import DictConfig
+from scipy import stats
+from torch import Tensor, nn
+
+from curvlab import runs
+from curvlab.curvature import HessianOperator
+from curvlab.data import stack
+from curvlab.reporting import t_interval
+from curvlab.sampling import default_nbeta, estimate_llc
+from experiments.benchmarks.llc.devinterp_chains import devinterp_chains
+from experiments.benchmarks.llc.methods import available
+from experiments.shared.trained_task import TrainedTask
+
+DEFAULTS = {"step_size": 0.01, "localization": 0.0, "num_draws": 100, "num_burnin_steps": 0, "nbeta": None}
+DEFAULTS |= {"initial_loss": None, "replacement": False}
+MEASURED = ("initial loss", "replacement", "small batches", "small batches, replacement")  # along their chains
+_INTERVALS = [
+    f"{name}{end}"
+    for name in ("estimate", "ours", "ratio", "sampler", "sampler_ratio")
+    for end in ("", "_low", "_high")
+]
+_PARTS = ("initial_loss_part", "initial_loss_sd", "sampler_told", "sampler_first_order")
+COLUMNS = ("step", "change", *DEFAULTS, "batch_size", "chains", *_INTERVALS, *_PARTS)
+
+
+@dataclass(frozen=True)
+class _Step:
+    name: str
+    change: str
+    setting: dict[str, Any]
+
+
+def steps(ours: Mapping[str, Any], small_batch: int) -> list[_Step]:
+    """Return the settings from devinterp's defaults to `ours`, each with one change, and two with small batches."""
+    setting: dict[str, Any] = {**ours, **DEFAULTS}
+    found = [_Step("defaults", "", dict(setting))]
+    changes: list[tuple[str, str, tuple[str, ...]]] = [
+        ("step size", "its lr is ours", ("step_size",)),
+        ("localization", "ours, in place of none", ("localization",)),
+        ("length", "our burn-in and draws", ("num_burnin_steps", "num_draws")),
+        ("nbeta", "n/ln n, n the data, not the batch", ("nbeta",)),
+        ("initial loss", "over all the data, not its first batches", ("initial_loss",)),
+        ("replacement", "batches drawn with replacement", ("replacement",)),
+    ]
+    for name, change, keys in changes:
+        setting |= {key: ours[key] for key in keys}
+        found.append(_Step(name, change, dict(setting)))
+    for replacement, name in ((False, "small batches"), (True, "small batches, replacement")):
+        own = {**ours, "batch_size": small_batch, "replacement": replacement}
+        found.append(_Step(name, "our settings, smaller batches", own))
+    return found
+
+
+def default_sampler_table(run: runs.Run, task: TrainedTask, settings: DictConfig) -> pd.DataFrame:
+    """Return one row for each of `steps`: devinterp's estimate, ours at the same settings, and the parts between.
+
+    Args:
+        run: seeds, store.
+        task: a classifier.
+        settings: of the target; `default_sampler` has `num_repeats` (0: no table), `num_chains`, `small_batch`,
+            `all_every`, draws between losses over all the data, and, of what is told, `num_states` of the chains'
+            last and `num_probes` of their Σ.
+
+    Columns `COLUMNS`: estimate is devinterp's, ours that of `estimate_llc`. initial_loss_part is what it has more by
+    the L(w0) that devinterp took; its standard deviation, as drawing batches has it, is initial_loss_sd. sampler is
+    what the loss of its own batches lies above that of all the data along its chains, for the steps `MEASURED`;
+    sampler_told what the module's equation has for it, sampler_first_order without decay. ratio is estimate over
+    ours + initial_loss_part + sampler_told, sampler_ratio is sampler over sampler_told. Intervals are 95 % t over all
+    chains of all repeats. Without devinterp its columns are empty.
+    """
+    own = settings.default_sampler
+    ours = {name: settings[name] for name in ("step_size", "localization", "num_draws", "num_burnin_steps")}
+    ours |= {"nbeta": default_nbeta(task.num_train), "initial_loss": task.train_loss, "replacement": True}
+    ours |= {"batch_size": settings.batch_size, "num_chains": own.num_chains}
+    rows = []
+    for step in steps(ours, own.small_batch) if own.num_repeats else ():
+        found = [_repeat(run, task, step, repeat, own) for repeat in range(own.num_repeats)]
+        shown = {name: step.setting[name] for name in (*DEFAULTS, "batch_size")} | {"nbeta": _nbeta(step.setting)}
+        rows.append({"step": step.name, "change": step.change} | shown | summary(found))
+    return pd.DataFrame(rows, columns=list(COLUMNS))
+
+
+def _nbeta(setting: Mapping[str, Any]) -> float:
+    """Return nbeta; devinterp's own is B/ln B, B the batch's size."""
+    return default_nbeta(setting["batch_size"]) if setting["nbeta"] is None else setting["nbeta"]
+
+
+def _repeat(run: runs.Run, task: TrainedTask, step: _Step, repeat: int, own: DictConfig) -> dict[str, Any]:
+    """Return our chains' estimates and, where it is installed, devinterp's and the parts of the difference."""
+    setting = step.setting
+    names = ("step_size", "localization", "num_draws", "num_burnin_steps", "batch_size", "num_chains")
+    of_ours = {name: setting[name] for name in names} | {"nbeta": _nbeta(setting)}
+    about = f"LLC at the settings of {step.name}, repeat {repeat}"
+    key = task.key | of_ours | {"repeat": repeat}
+    compute = partial(_ours, run, task, of_ours, repeat)
+    found = dict(run.unit("benchmarks/llc_default_sampler_ours", key, compute, version=1, about=about))
+    if available("devinterp"):
+        of_peer = setting | {"num_states": own.num_states, "num_probes": own.num_probes}
+        of_peer["all_every"] = own.all_every if step.name in MEASURED else None
+        key = task.key | of_peer | {"repeat": repeat, "peer": "devinterp 1.3.2"}
+        compute = partial(_peer, run, task, of_peer, repeat)
+        found |= run.unit("benchmarks/llc_default_sampler", key, compute, version=1, about=f"devinterp's {about}")
+    return found
+
+
+def _ours(run: runs.Run, task: TrainedTask, setting: dict[str, Any], repeat: int) -> dict[str, Any]:
+    generator = run.generator("llc_default_sampler", "ours", repeat)
+    llc = estimate_llc(task.model, nn.CrossEntropyLoss(), task.train, **setting, generator=generator)
+    return {"ours": llc.per_chain.double().tolist()}
+
+
+def _peer(run: runs.Run, task: TrainedTask, setting: dict[str, Any], repeat: int) -> dict[str, Any]:
+    generator = run.generator("llc_default_sampler", "devinterp", repeat)
+    data = stack(task.train, torch.arange(task.num_train))
+    seed = int(torch.randint(2**31, (), generator=generator))
+    found = devinterp_chains(task.model, data, setting, seed=seed)
+    nbeta, start = _nbeta(setting), task.train_loss
+    with torch.no_grad():
+        spread = float(nn.functional.cross_entropy(task.model(data[0]), data[1], reduction="none").std())
+    size = min(setting["num_chains"] * setting["batch_size"], task.num_train)
+    share_left = 1 - size / task.num_train
+    took_all = setting["initial_loss"] is not None
+    result = {
+        "per_chain": found.per_chain.tolist(),
+        "initial_loss_part": 0.0 if took_all else nbeta * (start - found.initial_loss),
+        "initial_loss_sd": 0.0 if took_all else nbeta * spread * (share_left / size) ** 0.5,
+        "sampler": (nbeta * found.own_minus_all).tolist(),
+        "sampler_told": 0.0,
+        "sampler_first_order": 0.0,
+    }
+    if setting["replacement"]:
+        return result
+    # Chains as far away as the defaults take them have no minimum that their steps relax to.
+    if setting["step_size"] == DEFAULTS["step_size"]:
+        return result | {"sampler_told": float("nan"), "sampler_first_order": float("nan")}
+    told = [
+        told_excess(
+            state,
+            data,
+            found.positions,
+            lr=setting["step_size"] * nbeta / 2,
+            shrinkage=setting["localization"] / nbeta,
+            num_probes=setting["num_probes"],
+            generator=generator,
+        )
+        for state in found.last[: setting["num_states"]]
+    ]
+    decayed, first_order = np.mean(told, axis=0)
+    return result | {"sampler_told": nbeta * float(decayed), "sampler_first_order": nbeta * float(first_order)}
+
+
+def told_excess(
+    model: nn.Module,
+    data: tuple[Tensor, Tensor],
+    positions: list[int],
+    *,
+    lr: float,
+    shrinkage: float,
+    num_probes: int,
+    generator: torch.Generator,
+) -> tuple[float, float]:
+    """Return lr/(n-1) sum_{k<t} tr(Σ A^k), the mean over t of `positions`, and the same with A = I.
+
+    A = I - lr (H + shrinkage I), H the Hessian at the model's weights. A probe of Σ is sum_i z_i (g_i - g)/√n, z
+    of random signs: one gradient. Cost: `num_probes` times max(positions) Hessian products of the data.
+    """
+    inputs, targets = data
+    count = len(targets)
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    losses = nn.functional.cross_entropy(model(inputs), targets, reduction="none")
+    signs = 2.0 * torch.randint(2, (count, num_probes), generator=generator) - 1.0
+    weights = (signs - signs.mean(0)).to(losses) / count**0.5  # less their mean: g_i less the mean gradient
+    columns = []
+    for column in weights.T:
+        gradients = torch.autograd.grad(losses @ column, parameters, retain_graph=True)
+        columns.append(torch.cat([gradient.flatten() for gradient in gradients]))
+    probes = torch.stack(columns, 1)  # (P, num_probes)
+    hessian, moved = HessianOperator(model, nn.CrossEntropyLoss(), data), probes
+    traces = []  # of Σ A^k
+    for power in range(max(positions)):
+        if power:
+            moved = moved - lr * (hessian @ moved + shrinkage * moved)
+        traces.append(float((probes * moved).sum(0).double().mean()))
+    sums = np.concatenate([[0.0], np.cumsum(traces)])[positions]
+    scale = lr / (count - 1)
+    return scale * float(sums.mean()), scale * traces[0] * float(np.mean(positions))
+
+
+def summary(found: list[dict[str, Any]]) -> dict[str, float]:
+    """Return a row's numbers, of the repeats' (see `_repeat`)."""
+    ours = np.array([repeat["ours"] for repeat in found])  # (repeats, chains)
+    row = {"chains": ours.size} | _with_interval("ours", ours)
+    if "per_chain" not in found[0]:
+        return row
+    row |= {name: float(np.mean([repeat[name] for repeat in found])) for name in _PARTS}
+    theirs, sampler = (np.array([repeat[name] for repeat in found]) for name in ("per_chain", "sampler"))
+    part = np.array([repeat["initial_loss_part"] for repeat in found])
+    row |= _with_interval("estimate", theirs) | _with_interval("sampler", sampler)
+    # Chains of a repeat share their L(w0): what they scatter is what is left without its part.
+    own = theirs - part[:, None] + part.mean()
+    row |= _ratio_interval(own, ours, row["initial_loss_part"] + np.nan_to_num(row["sampler_told"]))
+    if row["sampler_told"] > 0:
+        row |= _with_interval("sampler_ratio", sampler / row["sampler_told"])
+    return row
+
+
+def _with_interval(name: str, values: np.ndarray) -> dict[str, float]:
+    if np.isnan(values).any():
+        return {}
+    interval = t_interval(values.ravel(), unit="chains")
+    return {name: float(values.mean()), f"{name}_low": interval.low, f"{name}_high": interval.high}
+
+
+def _ratio_interval(theirs: np.ndarray, ours: np.ndarray, parts: float) -> dict[str, float]:
+    """Return mean(theirs) / (mean(ours) + parts) with its 95 % t interval (delta method, as many chains of each)."""
+    told = ours.mean() + parts
+    ratio = theirs.mean() / told
+    error = float(np.hypot(theirs.std(ddof=1), ratio * ours.std(ddof=1)) / abs(told) / theirs.size**0.5)
+    half = error * float(stats.t.ppf(0.975, theirs.size - 1))
+    return {"ratio": float(ratio), "ratio_low": float(ratio - half), "ratio_high": float(ratio + half)}

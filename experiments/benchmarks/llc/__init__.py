@@ -11,10 +11,14 @@ need, forward and backward, without anything around them; the normals stand besi
 devinterp reads a shuffled loader, so a step's batch is new to the chain until the epoch is over, and its loss is
 that of unseen examples: above L(w) by about lr/B E|g_i|² times the share of examples seen, lr = step_size nbeta/2.
 With replacement, as `estimate_llc` draws, it is unbiased; devinterp is shown with both samplers.
+default_sampler.csv tests that reason: from devinterp's defaults to the settings here, one change at a time, with
+curvlab's estimate at the same settings, and the loss of devinterp's batches beside that of all the data along its
+chains (see default_sampler.py).
 
 known.csv, beside it: polynomials whose value at this n is known by quadrature (see known.py).
 linear_networks.csv: deep linear networks of 25,000 to 270,000 parameters, four chains, by SGLD and with RMSProp's
 preconditioner, beside the coefficient that theory gives (see linear_networks.py).
+population_chains.csv: chains on the exact loss of such a network, by step size and localization.
 power.csv: how often the diagnostics of an estimate flag a drift that was planted, and one that was not (power.py).
 """
 

@@ -77,7 +77,7 @@ def _peer(claim: Claim, table: pd.DataFrame) -> ClaimResult:
 
 
 def _default_sampler(claims: ClaimSheet, table: pd.DataFrame) -> list[ClaimResult]:
-    """Judge every step from devinterp's defaults, and what its batches do where that is measured along its chains."""
+    """Judge every step from devinterp's defaults, and what its batches do where that is measured."""
     results = []
     for _, row in table.iterrows():
         of = row.step.replace(",", "").replace(" ", "-")
@@ -92,10 +92,13 @@ def _default_sampler(claims: ClaimSheet, table: pd.DataFrame) -> list[ClaimResul
             if np.isnan(row.estimate):
                 results.append(out_of_reach(claim, "devinterp is not installed."))
                 continue
-            why = f"devinterp has {row.estimate:.4g} ({row.estimate_low:.4g} to {row.estimate_high:.4g}), ours is {row.ours:.4g}"
-            why += f", of L(w0) {row.initial_loss_part:.3g} (± {row.initial_loss_sd:.3g} a repeat)."
+            why = (
+                f"devinterp has {row.estimate:.4g} ({row.estimate_low:.4g} to {row.estimate_high:.4g}), curvlab "
+                f"{row.curvlab:.4g}, of L(w0) {row.initial_loss_part:.3g} (± {row.initial_loss_sd:.3g} a repeat)."
+            )
             if name != "default-settings":
-                why = f"{row.sampler:.3g} measured, {row.sampler_told:.3g} told, {row.sampler_first_order:.3g} to first order."
+                first_order = f"{row.sampler_first_order:.3g} to first order"
+                why = f"{row.sampler:.3g} measured, {row.sampler_told:.3g} told, {first_order}."
             interval = Interval(low, high, "t 95 %, chains", int(row.chains))
             results.append(judge_claim(claim, float(value), interval, if_not_reproduced=why))
     return results

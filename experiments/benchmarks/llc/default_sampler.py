@@ -2,9 +2,9 @@
 
 devinterp reads a loader. One that shuffles gives each example once an epoch, so that a step's batch is the one on
 which the chain has not descended in this epoch, while it has on those before. In an epoch of K batches two
-examples at different places have gradients of covariance -Σ/(n-1), Σ = Cov(g_i), and what a step adds to w decays
-with A = I - lr (H + localization/nbeta), lr = step_size nbeta/2. So, with t steps of the epoch before it, the loss of
-a batch lies above L(w) by
+examples at different places have gradients of covariance -Σ/(n-1), Σ = Cov(g_i), and what a step adds to w
+decays with A = I - lr (H + localization/nbeta), lr = step_size nbeta/2. So, with t steps of the epoch before it,
+the loss of a batch lies above L(w) by
 
     lr/(n-1) sum_{k<t} tr(Σ A^k),      to first order in lr;  lr/B E|g_i|² t B/n where nothing decays.
 
@@ -36,10 +36,10 @@ from experiments.shared.trained_task import TrainedTask
 
 DEFAULTS = {"step_size": 0.01, "localization": 0.0, "num_draws": 100, "num_burnin_steps": 0, "nbeta": None}
 DEFAULTS |= {"initial_loss": None, "replacement": False}
-MEASURED = ("initial loss", "replacement", "small batches", "small batches, replacement")  # along their chains
+MEASURED = ("initial loss", "replacement", "small batches")  # what batches do, along their chains
 _INTERVALS = [
     f"{name}{end}"
-    for name in ("estimate", "ours", "ratio", "sampler", "sampler_ratio")
+    for name in ("estimate", "curvlab", "ratio", "sampler", "sampler_ratio")
     for end in ("", "_low", "_high")
 ]
 _PARTS = ("initial_loss_part", "initial_loss_sd", "sampler_told", "sampler_first_order")
@@ -54,7 +54,7 @@ class _Step:
 
 
 def steps(ours: Mapping[str, Any], small_batch: int) -> list[_Step]:
-    """Return the settings from devinterp's defaults to `ours`, each with one change, and two with small batches."""
+    """Return the settings from devinterp's defaults to `ours`, a change in each, and small batches."""
     setting: dict[str, Any] = {**ours, **DEFAULTS}
     found = [_Step("defaults", "", dict(setting))]
     changes: list[tuple[str, str, tuple[str, ...]]] = [
@@ -68,9 +68,8 @@ def steps(ours: Mapping[str, Any], small_batch: int) -> list[_Step]:
     for name, change, keys in changes:
         setting |= {key: ours[key] for key in keys}
         found.append(_Step(name, change, dict(setting)))
-    for replacement, name in ((False, "small batches"), (True, "small batches, replacement")):
-        own = {**ours, "batch_size": small_batch, "replacement": replacement}
-        found.append(_Step(name, "our settings, smaller batches", own))
+    own = {**ours, "batch_size": small_batch, "replacement": False}
+    found.append(_Step("small batches", "as initial loss, but smaller batches", own))
     return found
 
 
@@ -80,23 +79,24 @@ def default_sampler_table(run: runs.Run, task: TrainedTask, settings: DictConfig
     Args:
         run: seeds, store.
         task: a classifier.
-        settings: of the target; `default_sampler` has `num_repeats` (0: no table), `num_chains`, `small_batch`,
-            `all_every`, draws between losses over all the data, and, of what is told, `num_states` of the chains'
-            last and `num_probes` of their Σ.
+        settings: of the target; `default_sampler` has `num_repeats`, `num_chains`, and
+            `num_measured_chains` where the batches' loss is judged, `small_batch`, `all_every`, draws between
+            losses over all the data, and, of what is told, `num_states` of the chains' last and `num_probes` of
+            their Σ.
 
-    Columns `COLUMNS`: estimate is devinterp's, ours that of `estimate_llc`. initial_loss_part is what it has more by
-    the L(w0) that devinterp took; its standard deviation, as drawing batches has it, is initial_loss_sd. sampler is
-    what the loss of its own batches lies above that of all the data along its chains, for the steps `MEASURED`;
-    sampler_told what the module's equation has for it, sampler_first_order without decay. ratio is estimate over
-    ours + initial_loss_part + sampler_told, sampler_ratio is sampler over sampler_told. Intervals are 95 % t over all
-    chains of all repeats. Without devinterp its columns are empty.
+    Columns `COLUMNS`: estimate is devinterp's, curvlab that of `estimate_llc`. initial_loss_part is what the first
+    has more by the L(w0) that devinterp took, initial_loss_sd its standard deviation as drawing batches has it.
+    sampler is what the loss of its own batches lies above that of all the data along its chains, for the steps
+    `MEASURED`; sampler_told what the module's equation has for it, sampler_first_order without decay. ratio is
+    estimate over curvlab + initial_loss_part + sampler_told, sampler_ratio is sampler over sampler_told. Intervals
+    are 95 % t over all chains of all repeats. Without devinterp its columns are empty.
     """
     own = settings.default_sampler
     ours = {name: settings[name] for name in ("step_size", "localization", "num_draws", "num_burnin_steps")}
     ours |= {"nbeta": default_nbeta(task.num_train), "initial_loss": task.train_loss, "replacement": True}
     ours |= {"batch_size": settings.batch_size, "num_chains": own.num_chains}
     rows = []
-    for step in steps(ours, own.small_batch) if own.num_repeats else ():
+    for step in steps(ours, own.small_batch):
         found = [_repeat(run, task, step, repeat, own) for repeat in range(own.num_repeats)]
         shown = {name: step.setting[name] for name in (*DEFAULTS, "batch_size")} | {"nbeta": _nbeta(step.setting)}
         rows.append({"step": step.name, "change": step.change} | shown | summary(found))
@@ -118,8 +118,13 @@ def _repeat(run: runs.Run, task: TrainedTask, step: _Step, repeat: int, own: Dic
     compute = partial(_ours, run, task, of_ours, repeat)
     found = dict(run.unit("benchmarks/llc_default_sampler_ours", key, compute, version=1, about=about))
     if available("devinterp"):
-        of_peer = setting | {"num_states": own.num_states, "num_probes": own.num_probes}
-        of_peer["all_every"] = own.all_every if step.name in MEASURED else None
+        # Elsewhere what is told of the batches is a small part of the estimate, and one state will do.
+        measured = {"all_every": own.all_every, "num_states": own.num_states, "num_probes": own.num_probes}
+        of_peer = setting | {"all_every": None, "num_states": 1, "num_probes": 2}
+        if step.name in MEASURED:
+            of_peer |= measured
+        if step.name in MEASURED and not setting["replacement"]:
+            of_peer["num_chains"] = own.num_measured_chains
         key = task.key | of_peer | {"repeat": repeat, "peer": "devinterp 1.3.2"}
         compute = partial(_peer, run, task, of_peer, repeat)
         found |= run.unit("benchmarks/llc_default_sampler", key, compute, version=1, about=f"devinterp's {about}")
@@ -127,9 +132,9 @@ def _repeat(run: runs.Run, task: TrainedTask, step: _Step, repeat: int, own: Dic
 
 
 def _ours(run: runs.Run, task: TrainedTask, setting: dict[str, Any], repeat: int) -> dict[str, Any]:
-    generator = run.generator("llc_default_sampler", "ours", repeat)
+    generator = run.generator("llc_default_sampler", "curvlab", repeat)
     llc = estimate_llc(task.model, nn.CrossEntropyLoss(), task.train, **setting, generator=generator)
-    return {"ours": llc.per_chain.double().tolist()}
+    return {"curvlab": llc.per_chain.double().tolist()}
 
 
 def _peer(run: runs.Run, task: TrainedTask, setting: dict[str, Any], repeat: int) -> dict[str, Any]:
@@ -211,10 +216,11 @@ def told_excess(
 
 def summary(found: list[dict[str, Any]]) -> dict[str, float]:
     """Return a row's numbers, of the repeats' (see `_repeat`)."""
-    ours = np.array([repeat["ours"] for repeat in found])  # (repeats, chains)
-    row = {"chains": ours.size} | _with_interval("ours", ours)
+    ours = np.array([repeat["curvlab"] for repeat in found])  # (repeats, chains)
+    row = {"chains": ours.size} | _with_interval("curvlab", ours)
     if "per_chain" not in found[0]:
         return row
+    row["chains"] = sum(len(repeat["per_chain"]) for repeat in found)
     row |= {name: float(np.mean([repeat[name] for repeat in found])) for name in _PARTS}
     theirs, sampler = (np.array([repeat[name] for repeat in found]) for name in ("per_chain", "sampler"))
     part = np.array([repeat["initial_loss_part"] for repeat in found])
@@ -235,9 +241,10 @@ def _with_interval(name: str, values: np.ndarray) -> dict[str, float]:
 
 
 def _ratio_interval(theirs: np.ndarray, ours: np.ndarray, parts: float) -> dict[str, float]:
-    """Return mean(theirs) / (mean(ours) + parts) with its 95 % t interval (delta method, as many chains of each)."""
+    """Return mean(theirs) / (mean(ours) + parts) and its 95 % t interval (delta method)."""
     told = ours.mean() + parts
     ratio = theirs.mean() / told
-    error = float(np.hypot(theirs.std(ddof=1), ratio * ours.std(ddof=1)) / abs(told) / theirs.size**0.5)
-    half = error * float(stats.t.ppf(0.975, theirs.size - 1))
+    errors = theirs.std(ddof=1) / theirs.size**0.5, ratio * ours.std(ddof=1) / ours.size**0.5
+    freedom = min(theirs.size, ours.size) - 1
+    half = float(np.hypot(*errors) / abs(told) * stats.t.ppf(0.975, freedom))
     return {"ratio": float(ratio), "ratio_low": float(ratio - half), "ratio_high": float(ratio + half)}

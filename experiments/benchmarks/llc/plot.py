@@ -4,17 +4,23 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
 from curvlab.reporting import plots
+from experiments.benchmarks.llc.population_chains import QUARTERS
 from experiments.target import Computed
 
 
 def draw(computed: Computed) -> dict[str, Figure]:
-    """Return the estimates beside their seconds, the polynomials, and the linear networks where there are any."""
+    """Return the estimates beside their seconds, the polynomials, and what else there are rows of."""
     networks = computed["linear_networks"].fillna({"problem": ""})
     figures = {"linear_networks.png": _draw_linear_networks(networks)} if len(networks) else {}
+    if len(population := computed["population_chains"]):
+        figures["population_chains.png"] = _draw_population_chains(population)
+    if len(steps := computed["default_sampler"].dropna(subset="estimate")):
+        figures["default_sampler.png"] = _draw_default_sampler(steps)
     return figures | {
         "figure.png": _draw_methods(computed["summary"], computed["timings"]),
         "known.png": _draw_known(computed["known"]),
@@ -83,6 +89,64 @@ def _draw_linear_networks(table: pd.DataFrame) -> Figure:
         fontsize=8,
         frameon=False,
         title="95 % t interval over chains; hollow: not valid",
+    )
+    return figure
+
+
+def _draw_population_chains(table: pd.DataFrame) -> Figure:
+    """Return estimates over the coefficient in each quarter of the chains on the exact loss, case by case."""
+    figure, axes = plots.figure(1, 1, panel_size=(6.0, 3.6))
+    ax, quarters = axes[0, 0], range(1, len(QUARTERS) + 1)
+    for index, (_, row) in enumerate(table.iterrows()):
+        ratios = [row[quarter] / row.known for quarter in QUARTERS]
+        label = f"{row.step:g}, {row.localization:g}, {row.nbeta:,.0f}"
+        ax.plot(quarters, ratios, marker=plots.MARKERS[index], color=plots.PALETTE[index], label=label)
+    ax.axhline(1.0, color="black", linewidth=1)
+    ax.set_xticks(list(quarters), QUARTERS)
+    ax.set_xlabel("quarter of the chains")
+    ax.set_ylabel("estimate / coefficient")
+    ax.set_title(f"chains on the exact loss: at the end {table.ratio.max():.2f} at most")
+    figure.legend(
+        loc="outside lower center",
+        ncols=3,
+        fontsize=8,
+        frameon=False,
+        title="step in units of 1/(nβ λmax), localization γ, nβ",
+    )
+    return figure
+
+
+def _draw_default_sampler(table: pd.DataFrame) -> Figure:
+    """Return devinterp's estimates over what is told of them on the left, what its batches do on the right."""
+    figure, axes = plots.figure(1, 2, panel_size=(4.6, 3.6))
+    left, right = axes[0]
+    color, marker = plots.PALETTE, plots.MARKERS
+    errors = [table.ratio - table.ratio_low, table.ratio_high - table.ratio]
+    left.errorbar(table.ratio, range(len(table)), xerr=errors, fmt=marker[0], color=color[0], capsize=3)
+    left.axvline(1.0, color="black", linewidth=1)
+    left.set_yticks(range(len(table)), table.step)
+    left.set_xlabel("devinterp's estimate / told\n(ours there, initial loss, batches)")
+    own = table.dropna(subset="sampler")
+    places = np.arange(len(own))
+    errors = [own.sampler - own.sampler_low, own.sampler_high - own.sampler]
+    right.errorbar(own.sampler, places, xerr=errors, fmt=marker[0], color=color[0], capsize=3, label="measured")
+    told: dict[str, Any] = {"linestyle": "none", "color": color[1]}
+    right.plot(own.sampler_told, places + 0.2, marker=marker[1], label="told", **told)
+    right.plot(
+        own.sampler_first_order,
+        places + 0.2,
+        marker=marker[1],
+        markerfacecolor="none",
+        label="told, without decay",
+        **told,
+    )
+    right.set_yticks(places, own.step)
+    right.set_xlabel("nβ (loss of own batches - of all the data)\nalong devinterp's chains")
+    for ax in (left, right):
+        ax.invert_yaxis()
+        ax.margins(y=0.12)
+    figure.legend(
+        loc="outside lower center", ncols=3, fontsize=8, frameon=False, title="95 % t over chains; right:"
     )
     return figure
 

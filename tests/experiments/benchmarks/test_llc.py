@@ -19,6 +19,7 @@ from torch import nn
 from curvlab import runs
 from curvlab.reporting import ClaimResult, load_claims
 from experiments.benchmarks.llc.compute import summary_table
+from experiments.benchmarks.llc.default_sampler import COLUMNS as STEP_COLUMNS
 from experiments.benchmarks.llc.known import finite_value
 from experiments.benchmarks.llc.linear_networks import coefficient, singular_network
 from experiments.benchmarks.llc.methods import Setting, available, floor_seconds
@@ -27,7 +28,13 @@ from experiments.benchmarks.llc.power import autoregressive, power_table
 from experiments.target import Computed, load_config
 from experiments.target.discovery import all_targets
 
-NO_CHAINS = pd.DataFrame(columns=list(COLUMNS))
+OPTIONAL = {
+    "population_chains": pd.DataFrame(columns=list(COLUMNS)),
+    "default_sampler": pd.DataFrame(
+        [{"step": "initial loss", "replacement": False}, {"step": "replacement", "replacement": True}],
+        columns=list(STEP_COLUMNS),
+    ),
+}
 
 
 @pytest.mark.parametrize(("version", "usable"), [("1.3.2", True), ("2.0.1", False), (None, False)])
@@ -66,6 +73,7 @@ def test_every_method_is_estimated_and_timed(run_smoke: Callable[..., Path]) -> 
         "polynomial",
         "unbiased",
         "agrees",
+        "default",
         "valid",
     }
     own = table[table.method == "curvlab"].llc
@@ -187,7 +195,7 @@ def test_verdicts(
             for name, llc in methods.items()
         ]
     )
-    tables = {"linear_networks": networks, "known": known, "table": table, "population_chains": NO_CHAINS}
+    tables = {"linear_networks": networks, "known": known, "table": table, **OPTIONAL}
     results = judged("benchmarks/llc", computed_of(tables, {"known": {"num_chains": 100}}))
     verdicts = {result.claim.id: result.verdict for result in results}
     assert verdicts["linear-network-2-layers-3-rank-1-sgld"] == verdict
@@ -208,7 +216,7 @@ def test_estimates_on_one_side_are_biased_and_chains_that_break_the_rule_out_of_
     network = {"network": "n", "sampler": "sgld", "known": 1.0, "ratio": 1.0, "low": 0.99, "high": 1.01}
     networks = pd.DataFrame([{**network, "estimate": 1.0, "problem": "the chains have not mixed"}])
     table = pd.DataFrame([{"threads": 1, "repeat": 0, "method": "curvlab", "llc": 1.0, "problem": ""}])
-    tables = {"linear_networks": networks, "known": known, "table": table, "population_chains": NO_CHAINS}
+    tables = {"linear_networks": networks, "known": known, "table": table, **OPTIONAL}
     results = judged("benchmarks/llc", computed_of(tables, {"known": {"num_chains": 100}}))
     verdicts = {result.claim.id: result.verdict for result in results}
     assert verdicts["unbiased"] == "not reproduced"

@@ -134,7 +134,7 @@ def _draw_default_sampler(table: pd.DataFrame) -> Figure:
     right.plot(own.sampler_told, places + 0.2, marker=marker[1], label="told", **told)
     right.plot(
         own.sampler_first_order,
-        places + 0.2,
+        places + 0.4,
         marker=marker[1],
         markerfacecolor="none",
         label="told, without decay",

@@ -9,13 +9,15 @@ them; the ratio is that of neighbouring periods. The floor, "products", is NGD's
 the same period, without anything around them; "floor" adds the eigendecompositions of the updates. What NGD takes
 above it are the other products and the small operations. ranks.csv has one model at several ranks.
 
-Small networks cost what their calls cost, a few microseconds each: LeNet-5's step, of ten tensors and 18 axes,
-makes 340 to 360 with an update and 53 to 84 without. (It made 1,563 and 423, and took 3.6 ms; every number of a
-trajectory is the same.) One core, CPU seconds, medians of 150 periods, on a busy machine: Adam 0.41 ms, NGD 1.7,
-which is 4.2 steps of Adam: 4.4 with an update, 0.8 without. Three steps of Adam, 1.2 ms, would leave little beside
-what no rearrangement spares: the large products take 0.47, the eigendecompositions (1.8 ms in each update) 0.45;
-and in each update 0.6 ms go to YYᵀ in double precision with its copies, 0.3 to W' = C^-½ UᵀY. ResNet-18 at the
-default rank, 80, is above three by its products alone (3.1): ranks.png says at which rank it is not.
+parts.csv has what a step of a small network is made of, call by call, on one thread. LeNet-5's, of ten tensors
+and 18 axes, makes 340 to 360 calls of PyTorch with an update and 53 to 84 without. (It made 1,563 and 423, and
+took 3.6 ms; every number of a trajectory is the same.) CPU seconds, medians of 150, on a busy machine: Adam 0.41
+to 0.49 ms, NGD 1.7 to 1.9, 3.8 to 4.2 steps of Adam, as long as its calls alone, one after another: Python
+around them adds nothing that could be spared. The products take 1.6 × Adam, the eigendecompositions 0.9. Calling
+the others costs 0.4 even if they have nothing to do, so that the least is 2.8 × Adam; three would leave 0.1 for
+what small tensors take in them, norms and copies of gradients first, which is 1.1. The FFNN of 256-256 is above
+three by its products alone (3.1), and so is ResNet-18 at the default rank, 80 (3.1): ranks.png says at which
+rank it is not.
 
 On a CPU, Adam's own time has two values, a factor of 2 apart: where the C library hands the memory of its
 temporaries back to the system after every use, each step takes page faults. Which of the two a process or a

@@ -18,6 +18,7 @@ from curvlab import runs
 from curvlab.optim import NGD
 from curvlab.optim.ngd_axis import fitting_rank
 from curvlab.reporting import t_interval
+from experiments.benchmarks.ngd_step.parts import parts_table
 from experiments.benchmarks.timing import kernel_threads, wall_clock
 
 OPTIMIZERS = ("sgd", "adam", "adam-fused", "products", "floor", "ngd")
@@ -25,9 +26,11 @@ _WARM_UP = 12  # calls: the ten first updates, and on to a multiple of 4
 
 
 def compute(run: runs.Run, cfg: DictConfig) -> dict[str, pd.DataFrame]:
-    """Return one row for each model, repeat and optimizer, their means, and the means of one model by rank."""
+    """Return one row for each model, repeat and optimizer, their means, also by rank, and a step's parts."""
     table = pd.concat([_model_table(run, str(name), cfg) for name in cfg.models], ignore_index=True)
-    return {"table": table, "summary": summary_table(table), "ranks": _rank_table(run, cfg)}
+    return {"table": table, "summary": summary_table(table), "ranks": _rank_table(run, cfg)} | {
+        "parts": parts_table(run, cfg)
+    }
 
 
 def _rank_table(run: runs.Run, cfg: DictConfig) -> pd.DataFrame:

@@ -9,15 +9,18 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from curvlab.reporting import plots
+from experiments.benchmarks.ngd_step.parts import PARTS
 from experiments.target import Computed
 
 MOST_STEPS = 3.0  # what NGD's step on ResNet-18 may cost, in steps of Adam
 
 
 def draw(computed: Computed) -> dict[str, Figure]:
-    """Return the bars by model, and NGD and its floor against the rank where there are several."""
+    """Return the bars by model, NGD and its floor against the rank where there are several, and a step's parts."""
     ranks = computed["ranks"]
     figures = {"ranks.png": _draw_ranks(ranks)} if len(ranks) else {}
+    if len(parts := computed["parts"]):
+        figures["parts.png"] = _draw_parts(parts)
     return figures | {"figure.png": _draw_models(computed["summary"])}
 
 
@@ -38,6 +41,25 @@ def _draw_ranks(ranks: pd.DataFrame) -> Figure:
     alone = f"products alone at rank {products['rank']}: {products.to_adam:.2g} × Adam"
     ax.set_title(f"{ranks.model.iloc[0]}\n{alone}")
     ax.legend(fontsize=8, frameon=False)
+    return figure
+
+
+def _draw_parts(table: pd.DataFrame) -> Figure:
+    """Return a bar for each model, of its step's parts; NGD as a user gets it, and the least, are marks on it."""
+    models = table.model.unique().tolist()
+    figure, axes = plots.figure(1, 1, panel_size=(6.4, 1.4 + 0.6 * len(models)))
+    ax, left = axes[0, 0], np.zeros(len(models))
+    by_part = {part: own.set_index("model").to_adam[models].to_numpy() for part, own in table.groupby("part")}
+    for index, part in enumerate(PARTS):
+        ax.barh(models, by_part[part], left=left, height=0.5, color=plots.PALETTE[index], label=part)
+        left += by_part[part]
+    for name, marker in (("least", "|"), ("ngd", "x")):
+        ax.plot(by_part[name], models, linestyle="none", marker=marker, markersize=14, color="black", label=name)
+    ax.axvline(MOST_STEPS, color="#555555", linestyle="--", linewidth=1, label=f"{MOST_STEPS:g} × Adam")
+    ax.invert_yaxis()
+    ax.grid(visible=False, axis="y")
+    ax.set_xlabel("CPU time of a step on one thread / Adam's")
+    figure.legend(loc="outside lower center", ncols=4, fontsize=8, frameon=False)
     return figure
 
 

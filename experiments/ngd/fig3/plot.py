@@ -30,11 +30,13 @@ def draw(computed: Computed) -> dict[str, Figure]:
             for ax, sweep in zip(pair, SWEEPS, strict=True):
                 _draw_panel(ax, table[table.task == task], sweep, quantity)
         _draw_equal_loss(row[0], equal[equal.task == task])
+        _count(row[:2], table[table.task == task], equal[equal.task == task])
         row[0].set_title(task)
     handles, labels = axes[0, 0].get_legend_handles_labels()
     legend = figure.legend(handles, labels, loc="outside lower center", ncols=3, fontsize=8, frameon=False)
     legend.set_title(
-        "mean over seeds, 95 % t interval (of three or more); dots: seeds", prop=FontProperties(size=8)
+        f"mean over seeds, 95 % t interval (of three or more); dots: seeds; {plots.COUNTS_NOTE}",
+        prop=FontProperties(size=8),
     )
     return {"figure.png": figure}
 
@@ -89,6 +91,15 @@ def _draw_equal_loss(ax: Axes, equal: pd.DataFrame) -> None:
     sgd = equal[equal.value.isna()].llc.dropna()
     if len(sgd):
         ax.axhline(sgd.mean(), color=plots.PALETTE[2], linewidth=1.0, linestyle=":", label="SGD, there")
+
+
+def _count(axes: np.ndarray, table: pd.DataFrame, equal: pd.DataFrame) -> None:
+    """Write how many seeds have an LLC, once all is drawn."""
+    for ax, sweep in zip(axes, SWEEPS, strict=True):
+        own = table[table.sweep == sweep]
+        plots.counts_at_foot(ax, own.value, own.llc.notna(), color=plots.PALETTE[1])
+    swept = equal[equal.value.notna()]
+    plots.counts_at_foot(axes[0], 1.25 * swept.value, swept.llc.notna(), color=plots.PALETTE[2], linestyle="--")
 
 
 def _draw_band(ax: Axes, values: np.ndarray) -> None:

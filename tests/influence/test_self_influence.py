@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from curvlab.curvature.pass_size import MemoryWarning
 from curvlab.influence import estimated_self_influence, self_influence
 from curvlab.solvers import ConjugateGradient, Direct
 
@@ -134,3 +135,15 @@ def test_settings_are_checked(least_squares) -> None:
         self_influence(*arguments, damping=0.0)
     with pytest.raises(ValueError, match="num_probes must be at least 1"):
         estimated_self_influence(*arguments, damping=DAMPING, num_probes=0)
+
+
+@pytest.mark.parametrize("estimator", [self_influence, estimated_self_influence])
+def test_a_budget_cuts_passes_and_changes_no_score(classifier, estimator) -> None:
+    model, loss, train = classifier
+    settings = {"damping": 0.1, "solver": ConjugateGradient(rtol=1e-10)}
+    if estimator is estimated_self_influence:
+        settings["num_probes"] = 3
+    expected = estimator(model, loss, train, **settings)
+    with pytest.warns(MemoryWarning, match="that are given: a pass takes"):
+        found = estimator(model, loss, train, **settings, memory_budget=2**9)
+    torch.testing.assert_close(found.own, expected.own, rtol=1e-6, atol=1e-9)

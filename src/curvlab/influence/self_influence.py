@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from curvlab.curvature import Batches, GaussNewtonOperator, Loss, ModelFunction, OutputLoss, output_loss
 from curvlab.curvature.known_losses import of_mean_weight_one
 from curvlab.curvature.output_hessians import dense_hessians
+from curvlab.curvature.pass_size import with_halving
 from curvlab.data.splits import Pairs, stack
 from curvlab.influence.example_derivatives import directional_derivatives, per_example_gradients
 from curvlab.linalg import LinearOperator, flatten, identity
@@ -60,6 +61,7 @@ def self_influence(
     solver: Solver | None = None,
     rtol: float = 1e-2,
     batch_size: int = 512,
+    memory_budget: float | None = None,
     generator: torch.Generator | None = None,
 ) -> SelfInfluence:
     """Return self-influences (Koh & Liang 2017), one system for each point, `columns` of them at a time.
@@ -78,12 +80,16 @@ def self_influence(
         solver: None: `default_solver`.
         rtol: residual of the default solver.
         batch_size: examples at a time.
+        memory_budget: bytes for each product, see curvlab.curvature.DataOperator.
         generator: of the solver's random numbers; by default seeded with 0.
+
+    A killed call starts again: pass `points` in parts where that would take long.
 
     Cost: K systems. `estimated_self_influence` needs far fewer where K is large.
     """
     loss = _of_mean_weight_one(model, loss, train, batch_size)
-    operator, everything = _damped(model, loss, train, damping, batch_size), _all_indices(train)
+    operator = _damped(model, loss, train, damping, batch_size, memory_budget=memory_budget)
+    everything = _all_indices(train)
     chosen = everything if points is None else points
     mean_gradient = _mean_gradient(model, loss, train, batch_size)
     own, total = [], []
@@ -110,6 +116,7 @@ def estimated_self_influence(
     solver: Solver | None = None,
     rtol: float = 1e-2,
     batch_size: int = 512,
+    memory_budget: float | None = None,
     generator: torch.Generator | None = None,
 ) -> SelfInfluence:
     """Return self-influences of all N examples from `num_probes` + 1 systems, each up to a factor 1 ± √(2/K).
@@ -130,6 +137,7 @@ def estimated_self_influence(
         solver: None: `default_solver`.
         rtol: residual of the default solver.
         batch_size: examples at a time.
+        memory_budget: bytes for each product, see curvlab.curvature.DataOperator.
         generator: of the probes and of the solver; by default seeded with 0.
 
     Cost: K + 1 systems, and for each of them a derivative of all losses along its solution.
@@ -137,7 +145,8 @@ def estimated_self_influence(
     if num_probes < 1:
         raise ValueError(f"num_probes must be at least 1, got {num_probes}")
     loss = _of_mean_weight_one(model, loss, train, batch_size)
-    operator, size = _damped(model, loss, train, damping, batch_size), len(_all_indices(train))
+    operator = _damped(model, loss, train, damping, batch_size, memory_budget=memory_budget)
+    size = len(_all_indices(train))
     generator = generator or torch.Generator(operator.device).manual_seed(0)
     squares = torch.zeros(size, dtype=operator.dtype, device=operator.device)
     solved = _Solved()
@@ -145,9 +154,9 @@ def estimated_self_influence(
         probes = _curvature_probes(model, loss, train, count, batch_size, generator)
         probes += math.sqrt(damping) * _normal(probes, generator)
         x = solved.solve(operator, probes, solver, rtol, generator)
-        squares += directional_derivatives(model, loss, train, x, batch_size=batch_size).square().sum(1)
+        squares += _along(model, loss, train, x, batch_size).square().sum(1)
     x = solved.solve(operator, _mean_gradient(model, loss, train, batch_size)[:, None], solver, rtol, generator)
-    total = directional_derivatives(model, loss, train, x, batch_size=batch_size)[:, 0]
+    total = _along(model, loss, train, x, batch_size)[:, 0]
     divisor = _divided_by(loss, size)
     return SelfInfluence(
         squares / num_probes / divisor, total / divisor, solved.residual, solved.converged, solved.num_matvecs
@@ -180,10 +189,18 @@ class _Solved:
         return solution.x
 
 
-def _damped(model: nn.Module, loss: Loss, train: Pairs, damping: float, batch_size: int) -> LinearOperator:
+def _damped(
+    model: nn.Module, loss: Loss, train: Pairs, damping: float, batch_size: int, *, memory_budget: float | None
+) -> LinearOperator:
     if not damping > 0:
         raise ValueError(f"damping must be positive, got {damping}: the Gauss-Newton matrix may be singular")
-    return GaussNewtonOperator(model, loss, train, batch_size=batch_size) + damping * identity
+    op = GaussNewtonOperator(model, loss, train, batch_size=batch_size, memory_budget=memory_budget)
+    return op + damping * identity
+
+
+def _along(model: nn.Module, loss: Loss, train: Pairs, x: Tensor, batch_size: int) -> Tensor:
+    """Return the derivatives of all losses along x, (P, K) -> (N, K), fewer at a time when memory runs out."""
+    return with_halving(lambda size: directional_derivatives(model, loss, train, x, batch_size=size), batch_size)
 
 
 def _of_mean_weight_one(model: nn.Module, loss: Loss, train: Pairs, batch_size: int) -> Loss:

@@ -85,7 +85,8 @@ def unrolled_response(
 
     Cost: reverse three trainings, and a second backward pass of each batch for every measurement; forward one
     training, and a tangent of a gradient for every point. Memory: reverse 2 √T + 1 states, forward none; for each
-    column a state, and the activations of a batch.
+    column a state, and the activations of a batch. The run's batches are part of what is differentiated, and
+    are not cut; a killed call starts again.
     """
     if mode not in ("auto", "reverse", "forward"):
         raise ValueError(f"mode must be 'auto', 'reverse' or 'forward', got {mode!r}")

@@ -112,6 +112,16 @@ def check_influence(ranks: Ranks) -> None:
     found = influence(model, LOSS, uneven(ranks, data), test, **settings)
     close(found.scores, influence_on_one(model, LOSS, data, test, **settings).scores, "influence")
     same_on_all(ranks, found.scores, "influence")
+    weights = torch.rand(len(data[0]), generator=seeded(7), dtype=torch.float64)
+    own = uneven(ranks, (weights, weights))[0]
+    found = influence(model, LOSS, uneven(ranks, data), test, weights=own, **settings)
+    expected = influence_on_one(model, LOSS, data, test, weights=weights, **settings)
+    close(found.scores, expected.scores, "influence of weighted examples")
+    share = uneven(ranks, data)
+    given = None if ranks.is_first else own
+    refused(lambda: influence(model, LOSS, share, test, weights=given, **settings), "pass each rank those of its")
+    wrong = own if ranks.is_first else own[:-1]
+    refused(lambda: influence(model, LOSS, share, test, weights=wrong, **settings), "rank 1: need one weight")
 
 
 def check_chains(ranks: Ranks, folder: str) -> None:

@@ -178,3 +178,10 @@ class Batches:
                 return take(inputs, position), target
             position -= len(targets)
         raise IndexError(f"example {index} of {self.num_examples}")
+
+
+def whole_data(batches: object, what: str) -> Batches:
+    """Return an operator's `batches` where they are the whole data; `what` belongs to that, not to a sample."""
+    if not isinstance(batches, Batches):
+        raise ValueError(f"{what} belong to the whole data: pass the operator itself, not a sample of it")
+    return batches

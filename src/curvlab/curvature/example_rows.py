@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from curvlab.curvature.batch import Inputs
-from curvlab.curvature.batches import Batches
+from curvlab.curvature.batches import Batches, whole_data
 from curvlab.curvature.fisher import FisherOperator
 from curvlab.curvature.gauss_newton import GaussNewtonOperator
 from curvlab.curvature.layers import Layer
@@ -63,10 +63,7 @@ def checked_operator(operator: GaussNewtonOperator) -> Batches:
             f"rows and traces of single examples are those of JᵀSJ: pass a GaussNewtonOperator, got "
             f"{type(operator).__name__}"
         )
-    batches = operator.batches
-    if not isinstance(batches, Batches):
-        raise ValueError("traces belong to the whole data: pass the operator itself, not a sample of it")
-    return batches.in_fixed_order()
+    return whole_data(operator.batches, "traces").in_fixed_order()
 
 
 def own_gauss_newton(operator: GaussNewtonOperator | SpreadOperator) -> GaussNewtonOperator:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from curvlab.curvature.batches import Batches
+from curvlab.curvature.batches import whole_data
 from curvlab.curvature.data_operator import DataOperator
 from curvlab.curvature.example_weights import checked_weights
 from curvlab.linalg import DerivedOperator
@@ -22,15 +22,18 @@ class WeightedOperator(DerivedOperator):
         operator: a GaussNewtonOperator, HessianOperator or FisherOperator of the whole data.
         weights: w, (N,), not negative, in the order of the data.
         batch_size: examples at a time.
+        divisor: n, where the sum is part of a mean over more examples; None: the operator's.
 
     Cost: as `operator`; logits of language models are taken as a whole.
     """
 
-    def __init__(self, operator: DataOperator, weights: Tensor, *, batch_size: int = 512) -> None:
+    def __init__(
+        self, operator: DataOperator, weights: Tensor, *, batch_size: int = 512, divisor: float | None = None
+    ) -> None:
         super().__init__(operator)
-        if not isinstance(operator.batches, Batches):
-            raise ValueError("weights belong to the whole data: pass the operator itself, not a sample of it")
+        whole_data(operator.batches, "weights")
         self.operator, self.weights = operator, checked_weights(weights, operator.num_examples).cpu()
+        self._divisor = operator.divisor if divisor is None else divisor
         kept = self.weights.to(operator.dtype).nonzero().flatten()  # what rounds to 0 there is 0 as well
         self._kept = kept.split(batch_size) if len(kept) else ()
 
@@ -44,7 +47,7 @@ class WeightedOperator(DerivedOperator):
         """Return A V, (P, K) -> (P, K)."""
         total = torch.zeros_like(vectors)
         for places in self._kept:
-            parts = self.operator.weighted_parts(places, self.weights[places], divisor=self.operator.divisor)
+            parts = self.operator.weighted_parts(places, self.weights[places], divisor=self._divisor)
             for part in parts:
                 total = total + part.matmat(vectors)
         return total

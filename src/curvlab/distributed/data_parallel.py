@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from curvlab.curvature import DataOperator
+from curvlab.curvature import DataOperator, WeightedOperator
 from curvlab.curvature.layers import Layer
 from curvlab.curvature.quadratic_forms import quadratic_forms
 from curvlab.curvature.spread_operator import SpreadOperator, Value
@@ -90,6 +90,23 @@ class DataParallelOperator(SpreadOperator):
         elif len(mine) and factors is not None:
             sampled._part = SumOperator(self.share.weighted_parts(mine, factors, divisor=divisor))
         return sampled
+
+    def weighted(self, weights: Tensor, *, batch_size: int = 512) -> DataParallelOperator:
+        """Return 1/n Σ_i w_i A_i over all ranks' examples, see WeightedOperator; `weights` are this rank's own.
+
+        All ranks call it. Traces, rows and random batches are those of the operator without weights alone.
+        """
+        part, problem = None, ""
+        try:
+            part = WeightedOperator(self.share, weights, batch_size=batch_size, divisor=self.divisor)
+        except ValueError as error:
+            problem = str(error)
+        for rank, found in enumerate(self.ranks.gather(problem)):  # one rank must not stop alone
+            if found:
+                raise ValueError(f"rank {rank}: {found}")
+        weighted = copy.copy(self)
+        weighted._sampled, weighted._part = True, part
+        return weighted
 
     def randn(self, num_columns: int, generator: torch.Generator | None = None) -> Tensor:
         """Return the random vectors that one process would draw, the same on every rank."""

@@ -25,6 +25,7 @@ def influence(
     rtol: float = 1e-2,
     measurement: Measurement | None = None,
     batch_size: int = 512,
+    weights: Tensor | None = None,
     generator: torch.Generator | None = None,
     ranks: Ranks | None = None,
 ) -> Influence:
@@ -43,6 +44,8 @@ def influence(
         rtol: residual of the default solver.
         measurement: (outputs, targets) -> (N,), one number for each test example; None: the loss.
         batch_size: examples at a time.
+        weights: w of this rank's own training examples, (N_r,), not negative, where the training loss was
+            1/N Σ_i w_i l_i over all ranks; on every rank or on none. Scores stay per unit of weight added to l(z).
         generator: of the solver's random numbers, seeded alike on every rank; by default with 0.
         ranks: the process group's by default.
 
@@ -55,11 +58,15 @@ def influence(
         )
     ranks = Ranks.current() if ranks is None else ranks
     operator = DataParallelOperator(GaussNewtonOperator(model, loss, share, batch_size=batch_size), ranks)
+    ranks.agree(
+        torch.tensor(weights is None), "whether they have weights: pass each rank those of its own examples"
+    )
+    matrix = operator if weights is None else operator.weighted(weights, batch_size=batch_size)
     # From rank 0, so that all solve for the same vectors to the last bit.
     sides = ranks.from_first(per_example_gradients(model, loss, test, measurement=measurement))
     solver = default_solver(operator.shape[0], len(sides), rtol=rtol) if solver is None else solver
     generator = torch.Generator(operator.device).manual_seed(0) if generator is None else generator
-    solution = solver.solve(operator + damping * identity, sides.T, generator=generator)
+    solution = solver.solve(matrix + damping * identity, sides.T, generator=generator)
     own: Tensor = -directional_derivatives(model, loss, share, solution.x, batch_size=batch_size)
     scores = torch.cat([part.to(own) for part in ranks.gather(own.cpu())]).T
     return Influence(scores=scores, solution=solution, solved_for="test")

@@ -13,6 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from curvlab.curvature.two_readings import refuse_two_readings
+
 # Marks ignored targets among drawn ones: the loss's own ignore_index may be a class, and then it is drawn too.
 _IGNORED_DRAW = -100
 
@@ -135,6 +137,7 @@ class CrossEntropy(OutputLoss):
                 f"cross-entropy needs integer class indices of shape {tuple(outputs.shape[:-1])} for outputs "
                 f"of shape {tuple(outputs.shape)} (classes last), got {targets.dtype} {tuple(targets.shape)}"
             )
+        refuse_two_readings(outputs, targets)
         kept = targets[targets != self.ignore_index]
         if len(kept) and (kept.min() < 0 or kept.max() >= outputs.shape[-1]):
             raise ValueError(

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from curvlab.curvature.pass_size import with_halving
+from curvlab.curvature.two_readings import has_two_readings
 from curvlab.data.splits import Pairs
 from curvlab.training.mean_loss import Loss, MeanLoss, closed_form, model_outputs
 from curvlab.training.own_batches import OwnBatches, TrainingData, readable, select
@@ -95,6 +96,8 @@ def num_examples(data: Pairs | OwnBatches) -> int:
 def _num_correct(loss: Loss, outputs: Tensor, targets: Tensor) -> int | None:
     if isinstance(loss, nn.BCEWithLogitsLoss):
         return int(((outputs > 0) == (targets > 0.5)).sum())
-    if not targets.is_floating_point() and outputs.shape[:-1] == targets.shape:
+    if targets.is_floating_point() or has_two_readings(outputs, targets):
+        return None
+    if outputs.shape[:-1] == targets.shape:
         return int((outputs.argmax(-1) == targets).sum())
     return None

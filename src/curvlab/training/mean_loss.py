@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from curvlab.curvature import OutputLoss, output_loss
 from curvlab.curvature.batch import Inputs
 from curvlab.curvature.function_loss import FunctionLoss, single_losses
+from curvlab.curvature.two_readings import refuse_two_readings
 
 Loss: TypeAlias = nn.Module | Callable[[Tensor, Tensor], Tensor]
 
@@ -39,6 +40,7 @@ class MeanLoss:
         if weights is not None:
             return (self.per_example(outputs, targets) * weights).mean()
         if isinstance(self.loss, nn.CrossEntropyLoss) and _is_sequence(outputs, targets):
+            refuse_two_readings(outputs, targets)
             return self.loss(outputs.flatten(0, -2), targets.flatten())
         return self.loss(outputs, targets)
 

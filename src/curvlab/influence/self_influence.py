@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from curvlab.curvature import Batches, GaussNewtonOperator, Loss, ModelFunction, OutputLoss, output_loss
+from curvlab.curvature import (
+    Batches,
+    GaussNewtonOperator,
+    Loss,
+    ModelFunction,
+    WeightedOperator,
+    output_loss,
+)
+from curvlab.curvature.example_weights import checked_weights
 from curvlab.curvature.known_losses import of_mean_weight_one
-from curvlab.curvature.output_hessians import dense_hessians
 from curvlab.curvature.pass_size import with_halving
 from curvlab.data.splits import Pairs, stack
+from curvlab.influence.curvature_probes import curvature_probes, divided_by, normal_like
 from curvlab.influence.example_derivatives import directional_derivatives, per_example_gradients
 from curvlab.linalg import LinearOperator, flatten, identity
 from curvlab.shown import Shown, Summary, counted
@@ -62,6 +71,7 @@ def self_influence(
     rtol: float = 1e-2,
     batch_size: int = 512,
     memory_budget: float | None = None,
+    weights: Tensor | None = None,
     generator: torch.Generator | None = None,
 ) -> SelfInfluence:
     """Return self-influences (Koh & Liang 2017), one system for each point, `columns` of them at a time.
@@ -81,6 +91,9 @@ def self_influence(
         rtol: residual of the default solver.
         batch_size: examples at a time.
         memory_budget: bytes for each product, see curvlab.curvature.DataOperator.
+        weights: w of the training examples, (N,), not negative, where the training loss was 1/N Σ_i w_i l_i: G
+            and ∇J are then weighted, and leaving example k out is a weight of -w_k/N, so that both changes have
+            the factor w_k. `own` is of l_k itself, `total` of the weighted mean loss.
         generator: of the solver's random numbers; by default seeded with 0.
 
     A killed call starts again: pass `points` in parts where that would take long.
@@ -88,10 +101,11 @@ def self_influence(
     Cost: K systems. `estimated_self_influence` needs far fewer where K is large.
     """
     loss = _of_mean_weight_one(model, loss, train, batch_size)
-    operator = _damped(model, loss, train, damping, batch_size, memory_budget=memory_budget)
+    operator = _damped(model, loss, train, damping, batch_size, weights, memory_budget=memory_budget)
     everything = _all_indices(train)
     chosen = everything if points is None else points
-    mean_gradient = _mean_gradient(model, loss, train, batch_size)
+    weights = None if weights is None else checked_weights(weights, len(everything))
+    mean_gradient = _mean_gradient(model, loss, train, batch_size, weights)
     own, total = [], []
     solved = _Solved()
     for indices in chosen.split(columns):
@@ -99,9 +113,9 @@ def self_influence(
         x = solved.solve(operator, gradients, solver, rtol, generator)
         own.append((gradients * x).sum(0))
         total.append(mean_gradient @ x)
-    divisor = _divided_by(loss, len(everything))
+    scale = _left_out(loss, len(everything), None if weights is None else weights[chosen.to(weights.device)])
     return SelfInfluence(
-        torch.cat(own) / divisor, torch.cat(total) / divisor, solved.residual, solved.converged, solved.num_matvecs
+        scale(torch.cat(own)), scale(torch.cat(total)), solved.residual, solved.converged, solved.num_matvecs
     )
 
 
@@ -117,6 +131,7 @@ def estimated_self_influence(
     rtol: float = 1e-2,
     batch_size: int = 512,
     memory_budget: float | None = None,
+    weights: Tensor | None = None,
     generator: torch.Generator | None = None,
 ) -> SelfInfluence:
     """Return self-influences of all N examples from `num_probes` + 1 systems, each up to a factor 1 ± √(2/K).
@@ -138,6 +153,7 @@ def estimated_self_influence(
         rtol: residual of the default solver.
         batch_size: examples at a time.
         memory_budget: bytes for each product, see curvlab.curvature.DataOperator.
+        weights: as for `self_influence`.
         generator: of the probes and of the solver; by default seeded with 0.
 
     Cost: K + 1 systems, and for each of them a derivative of all losses along its solution.
@@ -145,21 +161,23 @@ def estimated_self_influence(
     if num_probes < 1:
         raise ValueError(f"num_probes must be at least 1, got {num_probes}")
     loss = _of_mean_weight_one(model, loss, train, batch_size)
-    operator = _damped(model, loss, train, damping, batch_size, memory_budget=memory_budget)
+    operator = _damped(model, loss, train, damping, batch_size, weights, memory_budget=memory_budget)
     size = len(_all_indices(train))
+    weights = None if weights is None else checked_weights(weights, size)
     generator = generator or torch.Generator(operator.device).manual_seed(0)
     squares = torch.zeros(size, dtype=operator.dtype, device=operator.device)
     solved = _Solved()
     for count in _chunks(num_probes, columns):
-        probes = _curvature_probes(model, loss, train, count, batch_size, generator)
-        probes += math.sqrt(damping) * _normal(probes, generator)
+        probes = curvature_probes(model, loss, train, count, batch_size, generator, weights)
+        probes += math.sqrt(damping) * normal_like(tuple(probes.shape), probes, generator)
         x = solved.solve(operator, probes, solver, rtol, generator)
         squares += _along(model, loss, train, x, batch_size).square().sum(1)
-    x = solved.solve(operator, _mean_gradient(model, loss, train, batch_size)[:, None], solver, rtol, generator)
+    mean_gradient = _mean_gradient(model, loss, train, batch_size, weights)
+    x = solved.solve(operator, mean_gradient[:, None], solver, rtol, generator)
     total = _along(model, loss, train, x, batch_size)[:, 0]
-    divisor = _divided_by(loss, size)
+    scale = _left_out(loss, size, weights)
     return SelfInfluence(
-        squares / num_probes / divisor, total / divisor, solved.residual, solved.converged, solved.num_matvecs
+        scale(squares / num_probes), scale(total), solved.residual, solved.converged, solved.num_matvecs
     )
 
 
@@ -189,13 +207,21 @@ class _Solved:
         return solution.x
 
 
-def _damped(
-    model: nn.Module, loss: Loss, train: Pairs, damping: float, batch_size: int, *, memory_budget: float | None
+def _damped(  # noqa: PLR0917
+    model: nn.Module,
+    loss: Loss,
+    train: Pairs,
+    damping: float,
+    batch_size: int,
+    weights: Tensor | None,
+    *,
+    memory_budget: float | None,
 ) -> LinearOperator:
     if not damping > 0:
         raise ValueError(f"damping must be positive, got {damping}: the Gauss-Newton matrix may be singular")
     op = GaussNewtonOperator(model, loss, train, batch_size=batch_size, memory_budget=memory_budget)
-    return op + damping * identity
+    matrix = op if weights is None else WeightedOperator(op, weights, batch_size=batch_size)
+    return matrix + damping * identity
 
 
 def _along(model: nn.Module, loss: Loss, train: Pairs, x: Tensor, batch_size: int) -> Tensor:
@@ -209,9 +235,15 @@ def _of_mean_weight_one(model: nn.Module, loss: Loss, train: Pairs, batch_size: 
     return of_mean_weight_one(loss, data.targets())
 
 
-def _divided_by(loss: Loss, count: float) -> float:
-    """Return what the training loss divides a sum by: 1 where it is a sum."""
-    return 1 if output_loss(loss).reduction == "sum" else count
+def _left_out(loss: Loss, size: int, weights: Tensor | None) -> Callable[[Tensor], Tensor]:
+    """Return what makes a change per unit of weight one of leaving an example out."""
+    divisor = divided_by(loss, size)
+
+    def scale(changes: Tensor) -> Tensor:
+        scaled = changes / divisor
+        return scaled if weights is None else scaled * weights.to(scaled)
+
+    return scale
 
 
 def _all_indices(train: Pairs) -> Tensor:
@@ -222,59 +254,18 @@ def _chunks(total: int, largest: int) -> list[int]:
     return [min(largest, total - start) for start in range(0, total, largest)]
 
 
-def _mean_gradient(model: nn.Module, loss: Loss, train: Pairs, batch_size: int) -> Tensor:
-    """Return 1/N sum_n ∇l_n, (P,), of each example's own loss."""
+def _mean_gradient(model: nn.Module, loss: Loss, train: Pairs, batch_size: int, weights: Tensor | None) -> Tensor:
+    """Return 1/N sum_n w_n ∇l_n, (P,), of each example's own loss."""
     function, own_loss = ModelFunction(model), output_loss(loss).own_loss
     gradient, size = None, 0
     for inputs, targets in Batches.of(function, train, batch_size=batch_size):
         leaves = [value.detach().requires_grad_() for value in function.parameters]
         with torch.enable_grad():
-            value = own_loss(function(leaves, inputs), targets).sum()
+            losses = own_loss(function(leaves, inputs), targets)
+            value = (losses if weights is None else losses * weights[size : size + len(targets)].to(losses)).sum()
             found = flatten(torch.autograd.grad(value, leaves, materialize_grads=True))
         gradient = found if gradient is None else gradient + found
         size += len(targets)
     if gradient is None:
         raise ValueError("the training set is empty")
     return gradient / size
-
-
-def _curvature_probes(  # noqa: PLR0917
-    model: nn.Module, loss: Loss, train: Pairs, count: int, batch_size: int, generator: torch.Generator
-) -> Tensor:
-    """Return normal vectors of covariance G, (P, count)."""
-    function, outputs_loss = ModelFunction(model), output_loss(loss)
-    probes: list[Tensor] | None = None
-    predictions = 0.0
-    for inputs, targets in Batches.of(function, train, batch_size=batch_size):
-        leaves = [value.detach().requires_grad_() for value in function.parameters]
-        with torch.enable_grad():
-            outputs = function(leaves, inputs)
-        if outputs.ndim != 2:
-            raise ValueError(
-                f"probes need outputs (N, C), got {tuple(outputs.shape)}: use self_influence for sequences"
-            )
-        root = _curvature_root(outputs.detach(), targets, outputs_loss)
-        drawn = torch.einsum("kni,nij->knj", _normal_like((count, *outputs.shape), outputs, generator), root)
-        pulled = [
-            flatten(torch.autograd.grad(outputs, leaves, cotangent, retain_graph=True, materialize_grads=True))
-            for cotangent in drawn
-        ]
-        probes = pulled if probes is None else [sum_ + own for sum_, own in zip(probes, pulled, strict=True)]
-        predictions += outputs_loss.count(targets)
-    if probes is None:
-        raise ValueError("the training set is empty")
-    return torch.stack(probes, dim=1) / math.sqrt(_divided_by(loss, predictions))
-
-
-def _curvature_root(outputs: Tensor, targets: Tensor, loss: OutputLoss) -> Tensor:
-    """Return S_n^½, the symmetric root of each example's output Hessian, (N, C, C)."""
-    values, vectors = torch.linalg.eigh(dense_hessians(loss, outputs, targets))
-    return (vectors * values.clamp(min=0).sqrt()[:, None]) @ vectors.mT
-
-
-def _normal(like: Tensor, generator: torch.Generator) -> Tensor:
-    return _normal_like(tuple(like.shape), like, generator)
-
-
-def _normal_like(shape: tuple[int, ...], like: Tensor, generator: torch.Generator) -> Tensor:
-    return torch.randn(shape, generator=generator, dtype=like.dtype, device=generator.device).to(like.device)

@@ -1,0 +1,66 @@
+"""Random vectors whose covariance is the Gauss-Newton matrix."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from curvlab.curvature import Batches, Loss, ModelFunction, OutputLoss, output_loss
+from curvlab.curvature.output_hessians import dense_hessians
+from curvlab.data.splits import Pairs
+from curvlab.linalg import flatten
+
+
+def curvature_probes(  # noqa: PLR0917
+    model: nn.Module,
+    loss: Loss,
+    train: Pairs,
+    count: int,
+    batch_size: int,
+    generator: torch.Generator,
+    weights: Tensor | None,
+) -> Tensor:
+    """Return normal vectors of covariance G, (P, count)."""
+    function, outputs_loss = ModelFunction(model), output_loss(loss)
+    probes: list[Tensor] | None = None
+    predictions, size = 0.0, 0
+    for inputs, targets in Batches.of(function, train, batch_size=batch_size):
+        leaves = [value.detach().requires_grad_() for value in function.parameters]
+        with torch.enable_grad():
+            outputs = function(leaves, inputs)
+        if outputs.ndim != 2:
+            raise ValueError(
+                f"probes need outputs (N, C), got {tuple(outputs.shape)}: use self_influence for sequences"
+            )
+        root = _curvature_root(outputs.detach(), targets, outputs_loss)
+        if weights is not None:
+            root = root * weights[size : size + len(targets)].to(root).sqrt()[:, None, None]
+        size += len(targets)
+        drawn = torch.einsum("kni,nij->knj", normal_like((count, *outputs.shape), outputs, generator), root)
+        pulled = [
+            flatten(torch.autograd.grad(outputs, leaves, cotangent, retain_graph=True, materialize_grads=True))
+            for cotangent in drawn
+        ]
+        probes = pulled if probes is None else [sum_ + own for sum_, own in zip(probes, pulled, strict=True)]
+        predictions += outputs_loss.count(targets)
+    if probes is None:
+        raise ValueError("the training set is empty")
+    return torch.stack(probes, dim=1) / math.sqrt(divided_by(loss, predictions))
+
+
+def _curvature_root(outputs: Tensor, targets: Tensor, loss: OutputLoss) -> Tensor:
+    """Return S_n^½, the symmetric root of each example's output Hessian, (N, C, C)."""
+    values, vectors = torch.linalg.eigh(dense_hessians(loss, outputs, targets))
+    return (vectors * values.clamp(min=0).sqrt()[:, None]) @ vectors.mT
+
+
+def normal_like(shape: tuple[int, ...], like: Tensor, generator: torch.Generator) -> Tensor:
+    """Return standard normal numbers with the dtype and device of `like`."""
+    return torch.randn(shape, generator=generator, dtype=like.dtype, device=generator.device).to(like.device)
+
+
+def divided_by(loss: Loss, count: float) -> float:
+    """Return what the training loss divides a sum by: 1 where it is a sum."""
+    return 1 if output_loss(loss).reduction == "sum" else count

@@ -19,7 +19,7 @@ from problems import (
 )
 from torch import Tensor, nn
 
-from curvlab.curvature import GaussNewtonOperator, HessianOperator
+from curvlab.curvature import GaussNewtonOperator, HessianOperator, importance_probabilities, output_curvatures
 from curvlab.distributed import Ranks, ShardedGaussNewtonOperator, ShardedHessianOperator, shard_parameters
 from curvlab.linalg import LinearOperator, identity
 from curvlab.solvers import BlockConjugateGradient, ConjugateGradient, Lissa, MinimumResidual, Nystrom
@@ -44,6 +44,11 @@ def check_products(ranks: Ranks) -> None:
         for weights in (None, torch.rand(7, generator=seeded(9))):
             batch = [o.sample(4, seeded(6), weights) @ v for o, v in ((op, own), (whole, vectors))]
             close(op.whole(batch[0]), batch[1], "a sharded sample")
+        scores = op.output_curvatures()
+        close(scores, output_curvatures(whole), "scores of importance sampling, sharded")
+        weights = importance_probabilities(scores, uniform=0.1)
+        drawn = [o.sample(4, seeded(6), weights) @ v for o, v in ((op, own), (whole, vectors))]
+        close(op.whole(drawn[0]), drawn[1], "a sharded sample by importance")
         if family == "llama":
             check_by_tensor(op, model, whole, data)
         spread = ShardedHessianOperator(sharded, LOSS, share, batch_size=2)
@@ -73,6 +78,7 @@ def check_by_tensor(
     chosen = op.select(torch.tensor([5, 0, 5]))
     three = tuple(part[[5, 0, 5]] for part in data)
     close(chosen.whole(chosen.gradient()), loss_gradient(model, three), "the gradient of three examples")
+    refused(chosen.output_curvatures, "not a sample of it")
     refused(lambda: op.select(torch.tensor([7])), "numbers of the 7 examples")
 
 

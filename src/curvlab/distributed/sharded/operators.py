@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from curvlab.curvature import Batches, Data, output_loss
 from curvlab.curvature.batch import Batch, Inputs
+from curvlab.curvature.example_rows import output_traces
 from curvlab.distributed.checkpoint import EveryRankCheckpoint
 from curvlab.distributed.examples import SEEDS, SharedExamples
 from curvlab.distributed.ranks import Ranks
@@ -224,6 +225,27 @@ class ShardedGaussNewtonOperator(ShardedOperator):
                 curved = self.loss.hessian_product(outputs, targets, tangents)
                 total[index] += weight * (tangents * curved).double().sum()
         return self.ranks.sum(total) / self.divisor
+
+    @torch.inference_mode(False)
+    def output_curvatures(self) -> Tensor:
+        """Return N/n tr(S_i) of all ranks' examples, (N,), fp64, see curvlab.curvature.output_curvatures.
+
+        The scores of importance sampling that need no gradient: `importance_probabilities(scores, uniform=0.1)`
+        are weights for `sample` and for `Lissa`. Exact traces, `Rows` and `Ekfac` need gradients of single
+        examples layer by layer, which a sharded operator does not form. Cost: one forward of the data.
+        """
+        if self._batches is not None:
+            raise ValueError("scores belong to the whole data: pass the operator itself, not a sample of it")
+        everything = copy.copy(self)
+        everything._source = self._source.in_fixed_order()
+        own = []
+        for (inputs, targets), weight in everything._in_step():
+            with self.model.set_up():
+                (outputs,) = self.model.record(inputs).values
+            self.loss.check(outputs, targets)
+            if weight:
+                own.append(output_traces(self.loss, outputs, targets).double().cpu())
+        return torch.cat(self.ranks.gather(torch.cat(own))) * (self.num_examples / self.divisor)
 
 
 class ShardedHessianOperator(ShardedOperator):

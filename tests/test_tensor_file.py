@@ -39,3 +39,14 @@ def test_what_is_written_is_read() -> None:
 def test_damage_is_named(content: bytes, reason: str) -> None:
     with pytest.raises(DamagedFileError, match=reason):
         decode(content, "toy-1 key")
+
+
+def test_a_view_is_kept_without_the_memory_that_it_lies_in() -> None:
+    whole = torch.randn(1000, 100)
+    views = {"first": whole[:3], "nested": [(whole[:, 2], whole[0])]}
+    content = encode(views, "toy-1 key")
+    assert len(content) < 4 * (300 + 1000 + 100) + 4000
+    found = decode(content, "toy-1 key")
+    assert torch.equal(found["first"], whole[:3])
+    assert torch.equal(found["nested"][0][0], whole[:, 2])
+    assert len(encode({"whole": whole}, "toy-1 key")) > 400_000

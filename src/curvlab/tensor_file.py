@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+from torch import Tensor
 
 
 class DamagedFileError(ValueError):
@@ -16,9 +17,12 @@ class DamagedFileError(ValueError):
 
 
 def encode(entry: Mapping[str, Any], header: str) -> bytes:
-    """Return a file's content: a line with `header` and the sha256 of the rest, then tensors and plain values."""
+    """Return a file's content: a line with `header` and the sha256 of the rest, then tensors and plain values.
+
+    Of a view its own numbers alone are kept, not all of the memory that it lies in.
+    """
     buffer = io.BytesIO()
-    torch.save(dict(entry), buffer)
+    torch.save(_without_the_rest(dict(entry)), buffer)
     body = buffer.getvalue()
     return f"{header} {hashlib.sha256(body).hexdigest()}\n".encode() + body
 
@@ -41,3 +45,14 @@ def decode(content: bytes, header: str) -> dict[str, Any]:
     except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, KeyError) as error:
         raise DamagedFileError(f"it does not load: {type(error).__name__}") from None
     return entry
+
+
+def _without_the_rest(part: Any) -> Any:
+    """Return the same, with views of larger memory copied: torch.save would write all of it."""
+    if isinstance(part, Tensor) and part.layout is torch.strided:
+        return part.clone() if part.untyped_storage().nbytes() > part.nbytes else part
+    if type(part) is dict:
+        return {name: _without_the_rest(of) for name, of in part.items()}
+    if type(part) in (list, tuple):
+        return type(part)(_without_the_rest(of) for of in part)
+    return part

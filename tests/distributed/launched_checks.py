@@ -152,6 +152,7 @@ def check_refusals(ranks: Ranks) -> None:
 CHECKS: dict[str, Callable[[Ranks, str], None]] = {
     "sharded products": lambda ranks, folder: sharded_checks.check_products(ranks),
     "sharded solvers": sharded_checks.check_solvers,
+    "sharded influence": lambda ranks, folder: sharded_checks.check_influence(ranks),
     "memory": lambda ranks, folder: sharded_checks.check_memory(ranks),
     "products": lambda ranks, folder: check_products(ranks),
     "solvers": lambda ranks, folder: check_solvers(ranks),

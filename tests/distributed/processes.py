@@ -25,13 +25,13 @@ class Ended:
     ended_at: float
 
 
-def torchrun(num_processes: int, script: str, *arguments: str, timeout: float = 420.0) -> Ended:
+def torchrun(num_processes: int, script: str, *arguments: str, timeout: float = 800.0) -> Ended:
     """Run tests/distributed/<script> under torchrun."""
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={num_processes}"]
     return run([*launcher, *_script(script), *arguments], timeout=timeout)
 
 
-def alone(script: str, *arguments: str, timeout: float = 420.0) -> Ended:
+def alone(script: str, *arguments: str, timeout: float = 800.0) -> Ended:
     """Run tests/distributed/<script> in a process of its own, which may fork others."""
     return run([sys.executable, *_script(script), *arguments], timeout=timeout)
 

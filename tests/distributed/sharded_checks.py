@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from curvature_memory import Memory
 from problems import (
     LOSS,
+    VOCABULARY,
     classifier,
     close,
     language_model,
     loss_gradient,
     refused,
+    same_on_all,
     seeded,
     sequences,
     uneven,
@@ -20,7 +23,14 @@ from problems import (
 from torch import Tensor, nn
 
 from curvlab.curvature import GaussNewtonOperator, HessianOperator, importance_probabilities, output_curvatures
-from curvlab.distributed import Ranks, ShardedGaussNewtonOperator, ShardedHessianOperator, shard_parameters
+from curvlab.distributed import (
+    Ranks,
+    ShardedGaussNewtonOperator,
+    ShardedHessianOperator,
+    influence,
+    shard_parameters,
+)
+from curvlab.influence import influence as influence_on_one
 from curvlab.linalg import LinearOperator, identity
 from curvlab.solvers import BlockConjugateGradient, ConjugateGradient, Lissa, MinimumResidual, Nystrom
 from curvlab.spectrum import hutchinson_trace, mean_eigenvalue, sketch_eigenvalues, top_eigenvalues
@@ -137,6 +147,34 @@ def check_resumed(op: ShardedGaussNewtonOperator, sides: Tensor, folder: str) ->
         found = solve(lambda step, residuals: steps.append(step), **settings)
     close(op.whole(found), op.whole(expected), "the sharded solution that went on")
     assert steps[0] == 4, "the sharded solve began anew"
+
+
+def check_influence(ranks: Ranks) -> None:
+    """Scores of a Llama, of weighted examples, of class weights and of a measurement of one's own."""
+
+    def largest(outputs: Tensor, targets: Tensor) -> Tensor:
+        return outputs.amax(-1).square().mean(1) + 0 * targets.sum(1)
+
+    data, test = sequences(6), tuple(part[-2:] for part in sequences(8))
+    weights = torch.rand(6, generator=seeded(7), dtype=torch.float64)
+    own = uneven(ranks, (weights, weights))[0]
+    rare = nn.CrossEntropyLoss(weight=torch.linspace(0.5, 3, VOCABULARY, dtype=torch.float64))
+    cases = [(LOSS, {}, {}), (LOSS, {"measurement": largest}, {}), (rare, {}, {"weights": own})]
+    model, cut = language_model("llama"), shard_parameters(language_model("llama"))
+    for loss, measured, weighted in cases:
+        settings = {"damping": 5.0, "solver": ConjugateGradient(rtol=1e-7)} | measured
+        whole = {"weights": weights} if weighted else {}
+        expected = influence_on_one(model, loss, data, test, **settings, **whole)
+        for other in (cut, model) if loss is rare else (cut,):
+            found = influence(other, loss, uneven(ranks, data), test, **settings, **weighted)
+            close(found.scores, expected.scores, f"influence, {type(other).__name__}, {list(settings)}")
+            same_on_all(ranks, found.scores, "influence of a sharded model")
+    share = uneven(ranks, data)
+    wrong = own if ranks.is_first else own[:-1]
+    call = partial(influence, cut, LOSS, share, test, damping=5.0)
+    refused(lambda: call(weights=wrong), "rank 1: need one weight")
+    refused(lambda: call(weights=-own), "rank 0: weights must be finite and not negative")
+    refused(lambda: call(measurement=lambda outputs, targets: outputs.sum()), "one number for each example")
 
 
 class Tall(nn.Module):

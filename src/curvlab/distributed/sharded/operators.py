@@ -107,6 +107,38 @@ class ShardedOperator(LinearOperator):
         chosen._divisor = sum(counts) if self.loss.reduction == "mean" else 1.0
         return chosen
 
+    def weighted(self, weights: Tensor) -> ShardedOperator:
+        """Return 1/n Σ_i w_i A_i over all ranks' examples, see WeightedOperator; `weights` are this rank's own.
+
+        All ranks call it. The examples go through the model one by one. Memory: a copy of this rank's examples.
+        """
+        num_own = self._source.num_examples
+        whole = self._batches is None and weights.shape == (num_own,)
+        problem = (
+            "" if whole else f"need one weight for each of its {num_own} examples, got {tuple(weights.shape)}"
+        )
+        if not problem and not bool(((weights >= 0) & weights.isfinite()).all()):
+            problem = "weights must be finite and not negative"
+        for rank, found in enumerate(self.ranks.gather(problem)):  # one rank must not stop alone
+            if found:
+                raise ValueError(f"rank {rank}: {found}")
+        chosen = copy.copy(self)
+        chosen._batches = [
+            (self._source.select(torch.tensor([index]))[0], weight)
+            for index, weight in enumerate(weights.tolist())
+            if weight > 0
+        ]
+        chosen._divisor = self.divisor
+        return chosen
+
+    def whole_in_step(self) -> Iterator[tuple[Batch, float]]:
+        """Yield this rank's batches in the order of its data with weight 1, and with 0 while others have some."""
+        if self._batches is not None:
+            raise ValueError("this takes the whole data: pass the operator itself, not a sample of it")
+        everything = copy.copy(self)
+        everything._source = self._source.in_fixed_order()
+        return everything._in_step()
+
     def _in_step(self) -> Iterator[tuple[Batch, float]]:
         """Yield batches with their weights; where only other ranks still have some, an example with weight 0."""
         weighted = ((batch, 1.0) for batch in self._source) if self._batches is None else iter(self._batches)
@@ -189,6 +221,10 @@ class ShardedOperator(LinearOperator):
         """N, examples of all ranks together."""
         return self._examples.num
 
+    def own_targets(self) -> Iterator[Tensor]:
+        """Yield the targets of this rank's examples."""
+        return self._source.targets()
+
     @property
     def divisor(self) -> float:
         """n, by which a product divides the sum over all ranks' examples."""
@@ -234,12 +270,8 @@ class ShardedGaussNewtonOperator(ShardedOperator):
         are weights for `sample` and for `Lissa`. Exact traces, `Rows` and `Ekfac` need gradients of single
         examples layer by layer, which a sharded operator does not form. Cost: one forward of the data.
         """
-        if self._batches is not None:
-            raise ValueError("scores belong to the whole data: pass the operator itself, not a sample of it")
-        everything = copy.copy(self)
-        everything._source = self._source.in_fixed_order()
         own = []
-        for (inputs, targets), weight in everything._in_step():
+        for (inputs, targets), weight in self.whole_in_step():
             with self.model.set_up():
                 (outputs,) = self.model.record(inputs).values
             self.loss.check(outputs, targets)

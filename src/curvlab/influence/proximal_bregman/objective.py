@@ -9,8 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.func import vjp, vmap
 
-from curvlab.curvature import Batches, Data, GaussNewtonOperator, ModelFunction, output_loss
+from curvlab.curvature import Batches, Data, GaussNewtonOperator, ModelFunction, WeightedOperator, output_loss
 from curvlab.curvature.batches import Batch, Inputs
+from curvlab.curvature.example_weights import checked_weights
 from curvlab.curvature.jacobian_products import use_vmap
 from curvlab.curvature.known_losses import of_mean_weight_one
 from curvlab.curvature.model_function import check_finite
@@ -49,6 +50,9 @@ class ProximalBregmanObjective:
             of the larger of the two whenever memory runs out, with a MemoryWarning.
         memory_budget: bytes for each product with the curvature, see curvlab.curvature.DataOperator.
         dtype: of parameters, data and results.
+        weights: w of the training examples, (N,), not negative, where the training loss was 1/N Σ_i w_i l_i: the
+            first term is then 1/N sum_n w_n D_n. ε stays what is added to l(z) itself, so leaving example i out
+            is ε = -w_i/N.
     """
 
     def __init__(
@@ -63,6 +67,7 @@ class ProximalBregmanObjective:
         batch_size: int = 512,
         memory_budget: float | None = None,
         dtype: torch.dtype = torch.float64,
+        weights: Tensor | None = None,
     ) -> None:
         if not damping > 0:
             raise ValueError(f"damping must be positive, got {damping}: it is the weight of the proximity term")
@@ -81,11 +86,17 @@ class ProximalBregmanObjective:
         self.num_examples, self.num_points = self._train.num_examples, self._points.num_examples
         self.shape = (self.function.num_parameters, self.num_points)
         self.epsilon = per_point(epsilon, self.num_points).to(self.function.device, dtype)
+        self.weights: Tensor | None = None
+        if weights is not None:
+            self.weights = checked_weights(weights, self.num_examples).to(self.function.device, dtype)
+            self._train = self._train.in_fixed_order()
 
     def fixed_tensors(self) -> Iterator[Tensor]:
         """Yield what the objective is made of: model, ε, points and training data, batch by batch."""
         yield from self.model.state_dict().values()
         yield self.epsilon
+        if self.weights is not None:
+            yield self.weights
         for source in (self._points, self._train):
             for inputs, targets in source:
                 yield from [inputs] if isinstance(inputs, Tensor) else inputs.values()
@@ -97,7 +108,7 @@ class ProximalBregmanObjective:
 
     def curvature(self, dtype: torch.dtype) -> LinearOperator:
         """Return G + damping I at θ*, the Hessian of every Q_z there up to ε, in `dtype`."""
-        return self._gauss_newton(self.train, copy.deepcopy(self.model), dtype) + self.damping * identity
+        return self._train_curvature(copy.deepcopy(self.model), dtype) + self.damping * identity
 
     def curvature_at(self, column: Tensor, index: int, dtype: torch.dtype) -> LinearOperator:
         """Return the Gauss-Newton matrix of Q_z at θ* + εu for point `index`, its own loss included."""
@@ -107,11 +118,17 @@ class ProximalBregmanObjective:
                 ModelFunction(model).live_parameters, self._moved(column, index), strict=True
             ):
                 parameter.copy_(value)
-        curvature = self._gauss_newton(self.train, model, dtype) + self.damping * identity
+        curvature = self._train_curvature(model, dtype) + self.damping * identity
         epsilon = float(self.epsilon[index])
         if epsilon < 0:  # the point is down-weighted: leaving its part out keeps the matrix definite
             return curvature
         return curvature + epsilon * self._gauss_newton(self._points.select(torch.tensor([index])), model, dtype)
+
+    def _train_curvature(self, model: nn.Module, dtype: torch.dtype) -> LinearOperator:
+        operator = self._gauss_newton(self.train, model, dtype)
+        if self.weights is None:
+            return operator
+        return WeightedOperator(operator, self.weights, batch_size=self._batch_size)
 
     def _gauss_newton(self, data: Data, model: nn.Module, dtype: torch.dtype) -> GaussNewtonOperator:
         return GaussNewtonOperator(
@@ -138,10 +155,7 @@ class ProximalBregmanObjective:
         epsilon = self._epsilon(columns)
 
         def summed(size: PassSize) -> Tensor:
-            divergence = torch.zeros_like(displacement)
-            for whole in self._train:
-                self._add_divergence_gradient(divergence, whole, displacement, epsilon, size)
-            return divergence
+            return self._divergence_gradients(self._training(), displacement, epsilon, size)
 
         divergence = self._within_memory(summed, displacement.shape[1])
         return divergence / self._total_count + self._regular_gradient(displacement, columns)
@@ -157,26 +171,22 @@ class ProximalBregmanObjective:
         """Return an unbiased estimate of `gradient` from one batch, shared by all points.
 
         Drawn with replacement, uniformly or with probability ∝ `weights`, (N,), then weighted to keep the mean:
-        the examples that `GaussNewtonOperator.sample` draws. Without weights a batch that does not fit into memory
-        is summed in pieces. Cost: 4F of the batch a column.
+        the examples that `GaussNewtonOperator.sample` draws. A batch that does not fit into memory is summed in
+        pieces. Cost: 4F of the batch a column.
         """
         divisor = batch_size / self.num_examples * self._total_count
+        factors: Tensor | None = None
         if weights is not None:
             drawn, factors = ExampleWeights(weights, self.num_examples).draw(batch_size, generator)
-            weighted, divergence = copy.copy(self), torch.zeros_like(displacement)
-            for batch, places in select_with_places(self._train, drawn):
-                weighted.loss = WeightedLoss(self.loss, factors[places].to(displacement))
-                divergence += weighted._divergence_gradient(batch, displacement, self.epsilon)
-            return divergence / divisor + self._regular_gradient(displacement, None)
-        source = generator.device if generator is not None else torch.device("cpu")
-        indices = torch.randint(self.num_examples, (batch_size,), generator=generator, device=source)
-        batches: Iterable[Batch] = self._train.select(indices)
+        else:
+            source = generator.device if generator is not None else torch.device("cpu")
+            drawn = torch.randint(self.num_examples, (batch_size,), generator=generator, device=source)
+        if self.weights is not None:
+            own = self.weights[drawn.to(self.weights.device)]
+            factors = own if factors is None else factors.to(own) * own
 
         def summed(size: PassSize) -> Tensor:
-            divergence = torch.zeros_like(displacement)
-            for whole in batches:
-                self._add_divergence_gradient(divergence, whole, displacement, self.epsilon, size)
-            return divergence
+            return self._divergence_gradients(self._drawn(drawn, factors), displacement, self.epsilon, size)
 
         divergence = self._within_memory(summed, displacement.shape[1])
         return divergence / divisor + self._regular_gradient(displacement, None)
@@ -187,11 +197,11 @@ class ProximalBregmanObjective:
 
         def summed(size: PassSize) -> Tensor:
             divergence = torch.zeros_like(own)
-            for inputs, targets in (batch for whole in self._train for batch in size.pieces(whole)):
+            for (inputs, targets), weighted in self._passes(self._training(), size):
                 reference = self.function(self.function.parameters, inputs)
                 for k, (index, column) in enumerate(zip(chosen, displacement.unbind(1), strict=True)):
                     outputs = self.function(self._moved(column, index), inputs)
-                    divergence[k] += self.loss.bregman_divergence(outputs, reference, targets).sum()
+                    divergence[k] += weighted.loss.bregman_divergence(outputs, reference, targets).sum()
             return divergence
 
         with torch.no_grad():
@@ -204,6 +214,36 @@ class ProximalBregmanObjective:
         proximity = 0.5 * self.damping * epsilon**2 * displacement.square().sum(0)
         return divergence / self._total_count + epsilon * own + proximity
 
+    def _training(self) -> Iterator[tuple[Batch, Tensor | None]]:
+        """Yield the training batches with their examples' weights."""
+        start = 0
+        for batch in self._train:
+            stop = start + len(batch[1])
+            yield batch, None if self.weights is None else self.weights[start:stop]
+            start = stop
+
+    def _drawn(self, drawn: Tensor, factors: Tensor | None) -> Iterator[tuple[Batch, Tensor | None]]:
+        """Yield batches of these examples, each with its factors."""
+        if factors is None:
+            yield from ((batch, None) for batch in self._train.select(drawn))
+            return
+        for batch, places in select_with_places(self._train, drawn.cpu()):
+            yield batch, factors.to(self.function.device, self.function.dtype)[places.to(self.function.device)]
+
+    def _passes(
+        self, batches: Iterable[tuple[Batch, Tensor | None]], size: PassSize
+    ) -> Iterator[tuple[Batch, ProximalBregmanObjective]]:
+        """Yield batches that fit into memory, each with this objective or, with weights, one of their loss."""
+        for whole, weights in batches:
+            start = 0
+            for batch in size.pieces(whole):
+                weighted, stop = self, start + len(batch[1])
+                if weights is not None:
+                    weighted = copy.copy(self)
+                    weighted.loss = WeightedLoss(self.loss, weights[start:stop])
+                yield batch, weighted
+                start = stop
+
     def _chosen(self, columns: Tensor | None) -> list[int]:
         return list(range(self.num_points)) if columns is None else columns.tolist()
 
@@ -214,14 +254,16 @@ class ProximalBregmanObjective:
         steps = unflatten(self.epsilon[index] * column, self.function.parameters)
         return [value + step for value, step in zip(self.function.parameters, steps, strict=True)]
 
-    def _add_divergence_gradient(
-        self, total: Tensor, whole: Batch, displacement: Tensor, epsilon: Tensor, size: PassSize
-    ) -> None:
-        """Add that of one batch, in passes of so many examples and points; (P, K) += (P, K)."""
-        for batch in size.pieces(whole):
+    def _divergence_gradients(
+        self, batches: Iterable[tuple[Batch, Tensor | None]], displacement: Tensor, epsilon: Tensor, size: PassSize
+    ) -> Tensor:
+        """Return the sum over batches, in passes of so many examples and points, (P, K)."""
+        total = torch.zeros_like(displacement)
+        for batch, weighted in self._passes(batches, size):
             for start in range(0, displacement.shape[1], size.columns):
                 block = slice(start, start + size.columns)
-                total[:, block] += self._divergence_gradient(batch, displacement[:, block], epsilon[block])
+                total[:, block] += weighted._divergence_gradient(batch, displacement[:, block], epsilon[block])
+        return total
 
     def _divergence_gradient(self, batch: Batch, displacement: Tensor, epsilon: Tensor) -> Tensor:
         """Return 1/ε sum_n J_n(θ)ᵀ [∇l(h_n(θ)) - ∇l(h_n(θ*))] over one batch, (P, K) and (K,) -> (P, K)."""

@@ -56,15 +56,26 @@ def proximal_bregman_response(
     optimizer: ProximalOptimizer,
     batch_size: int = 512,
     dtype: torch.dtype = torch.float64,
+    weights: Tensor | None = None,
     generator: torch.Generator | None = None,
 ) -> Tensor:
     """Return (θ(ε) - θ*) / ε for each point, (P, num_points); to first order -(G + damping I)⁻¹ ∇l(z).
 
     See ProximalBregmanObjective for the objective and its sign, ProximalSGD and ProximalNewton for the optimisers
-    (the latter is exact). `loss_response` turns the displacement into changes of test losses.
+    (the latter is exact). `weights` are those of the training examples in the training loss, as `influence` has
+    them: G is then the weighted mean, and ε is still what l(z) itself gets. `loss_response` turns the displacement
+    into changes of test losses.
     """
     objective = ProximalBregmanObjective(
-        model, loss, train, points, damping=damping, epsilon=epsilon, batch_size=batch_size, dtype=dtype
+        model,
+        loss,
+        train,
+        points,
+        damping=damping,
+        epsilon=epsilon,
+        batch_size=batch_size,
+        dtype=dtype,
+        weights=weights,
     )
     response = optimizer.minimize(objective, generator=generator)
     if response.gradient_norm.isfinite().all() and not response.converged:

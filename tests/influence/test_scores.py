@@ -14,7 +14,7 @@ from curvlab.influence import (
     per_example_gradients,
     proximal_bregman_response,
 )
-from curvlab.solvers import ConjugateGradient, Direct, Lissa
+from curvlab.solvers import ConjugateGradient, Direct, Lissa, default_solver
 from curvlab.training import RunLength, train
 
 DAMPING = 0.1
@@ -170,6 +170,24 @@ def test_default_solver_needs_no_settings(least_squares) -> None:
     assert float((closer.scores - expected).norm() / expected.norm()) < 1e-4
     with pytest.raises(ValueError, match="give it to the solver"):
         influence(*arguments, damping=DAMPING, rtol=1e-6, solver=Direct())
+
+
+def test_default_solver_finds_the_few_examples_that_hold_the_curvature(generator: torch.Generator) -> None:
+    """A network that is sure of nearly all of its points; products of the default solver without that look."""
+    inputs = torch.randn(300, 8, generator=generator, dtype=torch.float64)
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 30), nn.Tanh(), nn.Linear(30, 3)).double()
+    with torch.no_grad():
+        model[2].weight.mul_(30)
+    loss, train, test = nn.CrossEntropyLoss(), (inputs, model(inputs).argmax(1)), (inputs[:4], torch.arange(4) % 3)
+    settings = {"damping": 1e-4, "rtol": 1e-4}
+    found = influence(model, loss, train, test, **settings)
+    plain = default_solver(363, 4, rtol=1e-4)
+    without = influence(model, loss, train, test, damping=1e-4, solver=plain)
+    assert found.solution.converged
+    assert found.solution.num_matvecs < 0.7 * without.solution.num_matvecs
+    exact = influence(model, loss, train, test, damping=1e-4, solver=Direct()).scores
+    assert float((found.scores - exact).norm() / exact.norm()) < 1e-3
 
 
 def test_unconverged_scores_warn_with_their_residual(least_squares) -> None:

@@ -110,7 +110,7 @@ def _measured(  # noqa: PLR0917
         if results and (results[0]["status"] != "done" or results[0]["cpu_seconds"] > settings.repeat_below):
             break
         about = f"{method}, repeat {repeat}"
-        results.append(run.unit("influence_peers/method", unit | {"repeat": repeat}, once, version=1, about=about))
+        results.append(run.unit("influence_peers/method", unit | {"repeat": repeat}, once, version=2, about=about))
     return results
 
 

@@ -119,8 +119,8 @@ def influence(
             η / (1 - momentum) for η: curvature that a run of that length cannot resolve.
         filtered: with `run`, the filter (1 - e^{-ηTμ}) / μ of the run itself (`TrainingFilter`) in the place of
             the damped inverse 1 / (μ + damping) that imitates it.
-        solver: any of curvlab.solvers; by default `default_solver`, which takes all right-hand sides together, and
-            states its memory.
+        solver: any of curvlab.solvers; by default `default_solver`, which takes all right-hand sides together,
+            looks whether few examples hold most of the curvature (one forward of the data), and states its memory.
         rtol: residual of the default solver, or of the filter, 1e-2; with a `solver`, it has its own.
         measurement: (outputs, targets) -> (N,), one number for each test example.
         batch_size: examples at a time, 512 by default; fewer where memory asks for it.
@@ -152,10 +152,14 @@ def influence(
         rhs = per_example_gradients(model, loss, sources)
     else:
         rhs = per_example_gradients(model, loss, test, measurement=measurement)
-    solver = _solver(solver, time, size=op.shape[0], num_columns=len(rhs), rtol=1e-2 if rtol is None else rtol)
+    damped, rtol = matrix + damping * identity, 1e-2 if rtol is None else rtol
+    if time is not None:
+        solver = TrainingFilter(time, rtol=rtol)
+    elif solver is None:
+        solver = default_solver(op.shape[0], len(rhs), rtol=rtol, operator=damped)
     if generator is None:
         generator = torch.Generator(op.device).manual_seed(0)
-    solution = solver.solve(matrix + damping * identity, rhs.T, generator=generator)
+    solution = solver.solve(damped, rhs.T, generator=generator)
     measured, of = (test, measurement) if by_point else (sources, None)
     scores = -with_halving(
         lambda size: directional_derivatives(model, loss, measured, solution.x, measurement=of, batch_size=size),
@@ -171,12 +175,6 @@ def influence(
             stacklevel=2,
         )
     return Influence(scores=scores, solution=solution, solved_for="points" if by_point else "test")
-
-
-def _solver(solver: Solver | None, time: float | None, *, size: int, num_columns: int, rtol: float) -> Solver:
-    if time is not None:
-        return TrainingFilter(time, rtol=rtol)
-    return default_solver(size, num_columns, rtol=rtol) if solver is None else solver
 
 
 def _curvature_added(

@@ -30,7 +30,7 @@ class Limited(nn.Module):
         return self.inner(x)
 
 
-def objective(most: int) -> ProximalBregmanObjective:
+def objective(most: int, weights: Tensor | None = None) -> ProximalBregmanObjective:
     torch.manual_seed(0)
     model = Limited(most).eval()
     generator = torch.Generator().manual_seed(1)
@@ -38,7 +38,7 @@ def objective(most: int) -> ProximalBregmanObjective:
     targets = torch.randint(2, (40,), generator=generator)
     points = (inputs[:3], targets[:3])
     return ProximalBregmanObjective(
-        model, nn.CrossEntropyLoss(), (inputs, targets), points, damping=0.1, epsilon=0.1
+        model, nn.CrossEntropyLoss(), (inputs, targets), points, damping=0.1, epsilon=0.1, weights=weights
     )
 
 
@@ -50,11 +50,15 @@ def quantities(of: ProximalBregmanObjective) -> dict[str, Tensor]:
         "of two points": of.gradient(u[:, 1:], columns=torch.tensor([1, 2])),
         "value": of.value(u),
         "on a batch": of.sampled_gradient(u, batch_size=20, generator=generator),
+        "drawn by weights": of.sampled_gradient(
+            u, batch_size=20, weights=torch.arange(1.0, 41), generator=generator
+        ),
     }
 
 
-def test_passes_are_halved_until_they_fit_and_stay_so() -> None:
-    roomy, narrow = objective(10**6), objective(12)
+@pytest.mark.parametrize("weights", [None, torch.linspace(0, 2, 40)], ids=["alike", "weighted"])
+def test_passes_are_halved_until_they_fit_and_stay_so(weights: Tensor | None) -> None:
+    roomy, narrow = objective(10**6, weights), objective(12, weights)
     with warnings.catch_warnings():
         warnings.simplefilter("error", MemoryWarning)
         expected = quantities(roomy)
@@ -71,10 +75,10 @@ def test_points_are_halved_when_there_are_more_of_them(monkeypatch: pytest.Monke
     roomy, narrow = objective(10**6), objective(10**6)
     narrow_gradient = module.ProximalBregmanObjective._divergence_gradient
 
-    def limited(own, batch, displacement: Tensor, epsilon: Tensor) -> Tensor:
+    def limited(own, batch, loss, displacement: Tensor, epsilon: Tensor) -> Tensor:
         if own is narrow and displacement.shape[1] * len(batch[1]) > 1:
             raise MemoryError
-        return narrow_gradient(own, batch, displacement, epsilon)
+        return narrow_gradient(own, batch, loss, displacement, epsilon)
 
     monkeypatch.setattr(module.ProximalBregmanObjective, "_divergence_gradient", limited)
     u = torch.randn(roomy.shape, generator=torch.Generator().manual_seed(2), dtype=torch.float64)

@@ -9,14 +9,23 @@ import torch
 from torch import Tensor, nn
 from torch.func import vjp, vmap
 
-from curvlab.curvature import Batches, Data, GaussNewtonOperator, ModelFunction, WeightedOperator, output_loss
+from curvlab.curvature import (
+    Batches,
+    Data,
+    GaussNewtonOperator,
+    ModelFunction,
+    OutputLoss,
+    WeightedOperator,
+    output_loss,
+)
 from curvlab.curvature.batches import Batch, Inputs
 from curvlab.curvature.example_weights import checked_weights
 from curvlab.curvature.jacobian_products import use_vmap
 from curvlab.curvature.known_losses import of_mean_weight_one
 from curvlab.curvature.model_function import check_finite
 from curvlab.curvature.pass_size import PassSize
-from curvlab.curvature.weighted_loss import WeightedLoss, select_with_places
+from curvlab.influence.proximal_bregman.passes import WeightedBatch, drawn_batches, pieces, weighted_batches
+from curvlab.influence.proximal_bregman.point_weights import per_point
 from curvlab.linalg import (
     ExampleWeights,
     LinearOperator,
@@ -155,7 +164,9 @@ class ProximalBregmanObjective:
         epsilon = self._epsilon(columns)
 
         def summed(size: PassSize) -> Tensor:
-            return self._divergence_gradients(self._training(), displacement, epsilon, size)
+            return self._divergence_gradients(
+                weighted_batches(self._train, self.weights), displacement, epsilon, size
+            )
 
         divergence = self._within_memory(summed, displacement.shape[1])
         return divergence / self._total_count + self._regular_gradient(displacement, columns)
@@ -186,7 +197,9 @@ class ProximalBregmanObjective:
             factors = own if factors is None else factors.to(own) * own
 
         def summed(size: PassSize) -> Tensor:
-            return self._divergence_gradients(self._drawn(drawn, factors), displacement, self.epsilon, size)
+            return self._divergence_gradients(
+                drawn_batches(self._train, drawn, factors), displacement, self.epsilon, size
+            )
 
         divergence = self._within_memory(summed, displacement.shape[1])
         return divergence / divisor + self._regular_gradient(displacement, None)
@@ -197,11 +210,11 @@ class ProximalBregmanObjective:
 
         def summed(size: PassSize) -> Tensor:
             divergence = torch.zeros_like(own)
-            for (inputs, targets), weighted in self._passes(self._training(), size):
+            for (inputs, targets), loss in pieces(weighted_batches(self._train, self.weights), size, self.loss):
                 reference = self.function(self.function.parameters, inputs)
                 for k, (index, column) in enumerate(zip(chosen, displacement.unbind(1), strict=True)):
                     outputs = self.function(self._moved(column, index), inputs)
-                    divergence[k] += weighted.loss.bregman_divergence(outputs, reference, targets).sum()
+                    divergence[k] += loss.bregman_divergence(outputs, reference, targets).sum()
             return divergence
 
         with torch.no_grad():
@@ -214,36 +227,6 @@ class ProximalBregmanObjective:
         proximity = 0.5 * self.damping * epsilon**2 * displacement.square().sum(0)
         return divergence / self._total_count + epsilon * own + proximity
 
-    def _training(self) -> Iterator[tuple[Batch, Tensor | None]]:
-        """Yield the training batches with their examples' weights."""
-        start = 0
-        for batch in self._train:
-            stop = start + len(batch[1])
-            yield batch, None if self.weights is None else self.weights[start:stop]
-            start = stop
-
-    def _drawn(self, drawn: Tensor, factors: Tensor | None) -> Iterator[tuple[Batch, Tensor | None]]:
-        """Yield batches of these examples, each with its factors."""
-        if factors is None:
-            yield from ((batch, None) for batch in self._train.select(drawn))
-            return
-        for batch, places in select_with_places(self._train, drawn.cpu()):
-            yield batch, factors.to(self.function.device, self.function.dtype)[places.to(self.function.device)]
-
-    def _passes(
-        self, batches: Iterable[tuple[Batch, Tensor | None]], size: PassSize
-    ) -> Iterator[tuple[Batch, ProximalBregmanObjective]]:
-        """Yield batches that fit into memory, each with this objective or, with weights, one of their loss."""
-        for whole, weights in batches:
-            start = 0
-            for batch in size.pieces(whole):
-                weighted, stop = self, start + len(batch[1])
-                if weights is not None:
-                    weighted = copy.copy(self)
-                    weighted.loss = WeightedLoss(self.loss, weights[start:stop])
-                yield batch, weighted
-                start = stop
-
     def _chosen(self, columns: Tensor | None) -> list[int]:
         return list(range(self.num_points)) if columns is None else columns.tolist()
 
@@ -255,29 +238,31 @@ class ProximalBregmanObjective:
         return [value + step for value, step in zip(self.function.parameters, steps, strict=True)]
 
     def _divergence_gradients(
-        self, batches: Iterable[tuple[Batch, Tensor | None]], displacement: Tensor, epsilon: Tensor, size: PassSize
+        self, batches: Iterable[WeightedBatch], displacement: Tensor, epsilon: Tensor, size: PassSize
     ) -> Tensor:
         """Return the sum over batches, in passes of so many examples and points, (P, K)."""
         total = torch.zeros_like(displacement)
-        for batch, weighted in self._passes(batches, size):
+        for batch, loss in pieces(batches, size, self.loss):
             for start in range(0, displacement.shape[1], size.columns):
                 block = slice(start, start + size.columns)
-                total[:, block] += weighted._divergence_gradient(batch, displacement[:, block], epsilon[block])
+                total[:, block] += self._divergence_gradient(batch, loss, displacement[:, block], epsilon[block])
         return total
 
-    def _divergence_gradient(self, batch: Batch, displacement: Tensor, epsilon: Tensor) -> Tensor:
+    def _divergence_gradient(
+        self, batch: Batch, loss: OutputLoss, displacement: Tensor, epsilon: Tensor
+    ) -> Tensor:
         """Return 1/ε sum_n J_n(θ)ᵀ [∇l(h_n(θ)) - ∇l(h_n(θ*))] over one batch, (P, K) and (K,) -> (P, K)."""
         inputs, targets = batch
         with torch.no_grad():
             reference = self.function(self.function.parameters, inputs)
         check_finite(reference)
-        self.loss.check(reference, targets)
-        at_reference = self.loss.gradient(reference, targets)
+        loss.check(reference, targets)
+        at_reference = loss.gradient(reference, targets)
 
         def pulled_back(weight: Tensor, *step: Tensor) -> tuple[Tensor, ...]:
             moved = tuple(p + weight * s for p, s in zip(self.function.parameters, step, strict=True))
             outputs, pull_back = vjp(lambda values: self.function(values, inputs), moved)[:2]
-            return pull_back((self.loss.gradient(outputs, targets) - at_reference) / weight)[0]
+            return pull_back((loss.gradient(outputs, targets) - at_reference) / weight)[0]
 
         parameters = self.function.parameters
         if use_vmap(self.function, "auto", inputs):
@@ -303,18 +288,3 @@ class ProximalBregmanObjective:
             own = self.loss.own_loss(outputs, target).sum()
             gradients = torch.autograd.grad(own, leaves, allow_unused=True, materialize_grads=True)
         return flatten(gradients).detach()
-
-
-def per_point(epsilon: float | Tensor, num_points: int) -> Tensor:
-    """Return epsilon as (K,), checked: one value for all points, or one each; none of them zero."""
-    values = torch.as_tensor(epsilon, dtype=torch.float64)
-    if values.ndim and values.shape != (num_points,):
-        raise ValueError(
-            f"epsilon has shape {tuple(values.shape)} for {num_points} points: give one number, or one for each "
-            "point"
-        )
-    if not ((values != 0) & values.isfinite()).all():
-        raise ValueError(
-            "epsilon must not be zero, and finite: it is the weight of the point's loss; the paper has 1e-8"
-        )
-    return values.expand(num_points)

@@ -1,0 +1,45 @@
+"""Training batches with their examples' weights, in pieces that fit into memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from torch import Tensor
+
+from curvlab.curvature import Batches, OutputLoss
+from curvlab.curvature.batches import Batch
+from curvlab.curvature.pass_size import PassSize
+from curvlab.curvature.weighted_loss import WeightedLoss, select_with_places
+
+# A batch and its examples' weights; None: all count alike.
+WeightedBatch = tuple[Batch, Tensor | None]
+
+
+def weighted_batches(train: Batches, weights: Tensor | None) -> Iterator[WeightedBatch]:
+    """Yield the batches of all training examples, whose weights are (N,)."""
+    start = 0
+    for batch in train:
+        stop = start + len(batch[1])
+        yield batch, None if weights is None else weights[start:stop]
+        start = stop
+
+
+def drawn_batches(train: Batches, drawn: Tensor, factors: Tensor | None) -> Iterator[WeightedBatch]:
+    """Yield batches of the examples `drawn`, (B,), whose weights are `factors`, (B,)."""
+    if factors is None:
+        yield from ((batch, None) for batch in train.select(drawn))
+        return
+    for batch, places in select_with_places(train, drawn.cpu()):
+        yield batch, factors[places.to(factors.device)].to(train.device, train.dtype)
+
+
+def pieces(
+    batches: Iterable[WeightedBatch], size: PassSize, loss: OutputLoss
+) -> Iterator[tuple[Batch, OutputLoss]]:
+    """Yield the batches in pieces of so many examples, each with the loss in which they have their weights."""
+    for whole, weights in batches:
+        start = 0
+        for batch in size.pieces(whole):
+            stop = start + len(batch[1])
+            yield batch, loss if weights is None else WeightedLoss(loss, weights[start:stop])
+            start = stop

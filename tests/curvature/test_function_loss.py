@@ -1,5 +1,7 @@
 """Losses of the user's own against dense float64 matrices; what is no mean over examples is refused."""
 
+import warnings
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -36,6 +38,28 @@ def test_products_are_those_of_the_dense_matrix(case: LossCase, operator, column
     expected = OPERATORS[operator](model, case.loss, *data(case))
     op = operator(model, case.loss, data(case), batch_size=4, columns=columns)  # 4 and 2 examples
     assert_close(op.to_dense(), expected, rtol=1e-10, atol=1e-12)
+
+
+LINEAR = {
+    "nll": (nn.NLLLoss(), torch.tensor([0, 2, 1, 1, 0, 2])),
+    "l1": (nn.L1Loss(), torch.linspace(-1, 1, 18, dtype=torch.float64).reshape(6, 3)),
+}
+
+
+@pytest.mark.parametrize("name", list(LINEAR))
+def test_a_loss_that_is_linear_in_the_outputs_has_no_gauss_newton_matrix_and_says_so(name: str) -> None:
+    loss, targets = LINEAR[name]
+    model = nn.Sequential(network(3), nn.LogSoftmax(-1))
+    with pytest.warns(UserWarning, match=f"{type(loss).__name__} is linear in the outputs .*nn.CrossEntropyLoss"):
+        op = GaussNewtonOperator(model, loss, (inputs(), targets))
+    assert not op.to_dense().any()
+    expected = dense_hessian(model, loss, inputs(), targets)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        hessian = HessianOperator(model, loss, (inputs(), targets))
+        FisherOperator(model, loss, (inputs(), targets), kind="empirical")
+        GaussNewtonOperator(model, nn.HuberLoss(), (inputs(), LINEAR["l1"][1]))
+    assert_close(hessian.to_dense(), expected, rtol=1e-10, atol=1e-12)
 
 
 def test_is_psd_is_what_the_output_hessians_say(case: LossCase) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable
 from functools import partial
 
@@ -219,6 +220,28 @@ def try_on_first_examples(loss: OutputLoss, function: ModelFunction, batches: It
     outputs = function(function.parameters, take(inputs, few))
     check_finite(outputs)
     loss.check(outputs, targets[few])
+
+
+@torch.inference_mode(False)
+@torch.no_grad()
+def warn_if_linear(loss: FunctionLoss, function: ModelFunction, batches: Iterable[Batch]) -> None:
+    """Warn where S = ∇²l is exactly zero at the first examples: of nn.NLLLoss and nn.L1Loss it is everywhere.
+
+    The Gauss-Newton matrix is then zero, and (G + damping I)⁻¹ b only b / damping. Along one direction, in which
+    every output has another weight, so that nothing cancels but by chance. Cost: a forward of a few examples.
+    """
+    inputs, targets = next(iter(batches))
+    few = slice(0, _EXAMPLES_TRIED)
+    outputs = function(function.parameters, take(inputs, few))
+    weights = torch.linspace(1, 2, outputs.numel(), device=outputs.device).sqrt().view_as(outputs)
+    if not bool(loss.hessian_product(outputs, targets[few], weights.to(outputs.dtype)).any()):
+        warnings.warn(
+            f"{_name(loss.loss)} is linear in the outputs at the first {len(outputs)} examples: its Gauss-Newton "
+            "matrix is zero there, and (G + damping I)⁻¹ b only b / damping. nn.NLLLoss: let the model end "
+            "at its logits, and pass nn.CrossEntropyLoss(). nn.L1Loss: nn.HuberLoss() and nn.SmoothL1Loss() are "
+            "curved near zero. HessianOperator takes the loss as it is.",
+            stacklevel=3,
+        )
 
 
 def _name(loss: LossFunction) -> str:

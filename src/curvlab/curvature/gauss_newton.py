@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from curvlab.curvature.batches import Data, Inputs
 from curvlab.curvature.column_sums import ColumnSums
 from curvlab.curvature.data_operator import DataOperator
+from curvlab.curvature.function_loss import FunctionLoss, warn_if_linear
 from curvlab.curvature.jacobian_products import FD_STEP, Columns, Linearised, forward_mode, linearise, use_vmap
 from curvlab.curvature.known_losses import Loss
 from curvlab.curvature.model_function import check_finite
@@ -27,6 +28,7 @@ class GaussNewtonOperator(DataOperator):
     outputs (Diag(p) - p pᵀ for cross-entropy). Symmetric, (P, P), positive semi-definite where the loss is
     convex in the outputs (`is_psd`). Unit: loss (nats) per squared parameter; n and S as the loss's reduction has
     them (nn.MSELoss() also averages outputs: S = 2/C I). No damping: add it visibly, `op + damping * identity`.
+    Of a loss that is linear in the outputs (nn.NLLLoss, nn.L1Loss) G is zero: a warning says so.
 
     Args:
         model: see DataOperator.
@@ -70,6 +72,10 @@ class GaussNewtonOperator(DataOperator):
             raise ValueError("low_memory is a way of jvp='forward': leave one of the two out.")
         self.jvp = jvp
         self.low_memory = low_memory
+        # The Fisher matrix puts a product of gradients in the place of S.
+        by_hessian = type(self)._output_product is GaussNewtonOperator._output_product
+        if isinstance(self.loss, FunctionLoss) and by_hessian:
+            warn_if_linear(self.loss, self.function, self._source)
         self._convexity: tuple[object, bool] | None = None  # of parameters at one version
         self.fd_step = fd_step if fd_step is not None else FD_STEP.get(self.dtype, 1e-2)
 

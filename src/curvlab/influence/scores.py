@@ -116,7 +116,8 @@ def influence(
         damping: added to G once; positive. Or
         run: the training that led to `model`, by SGD: what `train` returned, or RunLength with the learning rates,
             momentum and weight decay of a loop of one's own. The damping is then weight decay + 1 / (ηT), with
-            η / (1 - momentum) for η: curvature that a run of that length cannot resolve.
+            η / (1 - momentum) for η, less what momentum from rest has not yet carried along (`RunLength.time`;
+            nothing to speak of in long runs): curvature that a run of that length cannot resolve.
         filtered: with `run`, the filter (1 - e^{-ηTμ}) / μ of the run itself (`TrainingFilter`) in the place of
             the damped inverse 1 / (μ + damping) that imitates it.
         solver: any of curvlab.solvers; by default `default_solver`, which takes all right-hand sides together,

@@ -58,7 +58,8 @@ def estimate_llc(
         num_chains: C, each from w0 with its own batches and noise. The interval is over chains: 4 or more.
         num_draws: of each chain, after burn-in.
         num_burnin_steps: steps before, in no estimate.
-        step_size: ε; `choose_sgld_settings` finds one.
+        step_size: ε; `choose_sgld_settings` finds one. Too large a step shows in `problems` only where chains
+            diverge; short of that it raises the estimate without a sign: halve it, and compare.
         batch_size: of a chain's step, drawn with replacement; from n on, all the data at each step.
         nbeta: inverse temperature times n; None: n / ln n, n the number of examples of `data`.
         localization: γ; the default 1 is weak. `choose_sgld_settings` finds one that the burn-in can follow.

@@ -59,7 +59,8 @@ def _task_table(run: runs.Run, name: str, settings: DictConfig) -> pd.DataFrame:
         for method in settings.methods:
             num_solved = num_rhs if method not in INDEPENDENT else min(num_rhs, settings.max_independent[method])
             unit = key | {"method": method, "num_solved": num_solved, "rtol_method": settings.rtol}
-            unit |= {"rank": settings.nystrom_rank} if "nystrom" in method else {}
+            unit |= {"rank": settings.nystrom_rank} if method == "nystrom_cg" else {}
+            unit |= {"chosen_by": "curvature"} if method == "default" else {}  # once by the size alone
             trajectory = partial(measured.trajectory, method, num_solved, damping, reference["solutions"])
             about = f"{method} on {task.label}, {num_solved} right-hand sides"
             found = run.unit("solvers/trajectory", unit, trajectory, version=1, about=about)

@@ -20,6 +20,7 @@ from curvlab.solvers import (
     Ekfac,
     Lissa,
     Nystrom,
+    Rows,
     default_solver,
     lissa_hyperparameters,
 )
@@ -34,6 +35,7 @@ LABELS = {
     "ekfac_cg": "CG, EK-FAC",
     "nystrom_cg": "CG, Nyström",
     "block_cg": "block CG",
+    "nystrom_block_cg": "block CG, Nyström",
     "default": "default",
 }
 # Systems are solved independently of one another, but for a set-up of a few products: the work for each does not
@@ -94,10 +96,24 @@ def _solver(systems: CountedSystems, method: str, generator: torch.Generator) ->
         "block_cg": lambda: BlockConjugateGradient(rtol, monitor=recorder),
         "chebyshev": lambda: Chebyshev(rtol, monitor=recorder),
         "nystrom_cg": lambda: ConjugateGradient(rtol, preconditioner=Nystrom(rank), monitor=recorder),
-        "default": lambda: dataclasses.replace(default_solver(size, num, rtol=rtol), monitor=recorder),
+        "nystrom_block_cg": lambda: dataclasses.replace(default_solver(size, num, rtol=rtol), monitor=recorder),
+        "default": lambda: _default(systems, generator),
         "ekfac_cg": lambda: ConjugateGradient(rtol, preconditioner=_ekfac(systems, generator), monitor=recorder),
     }
     return build[method]()  # type: ignore[return-value]  # one interface
+
+
+def _default(systems: CountedSystems, generator: torch.Generator) -> BlockConjugateGradient:
+    """What `influence` takes: it looks at the examples' curvature, which costs a forward."""
+    size, num = systems.right_hand_sides.shape
+    damped = systems.operator + systems.damping * identity
+    chosen = default_solver(size, num, rtol=systems.rtol, operator=damped)
+    systems.counter.work += 0.2
+    if isinstance(chosen.preconditioner, Rows):  # reads the model's layers, as EK-FAC does
+        inverse, cost = chosen.preconditioner.build(damped, generator=generator)
+        systems.counter.work += cost
+        chosen = dataclasses.replace(chosen, preconditioner=inverse)
+    return dataclasses.replace(chosen, monitor=systems.recorder)
 
 
 def _ekfac(systems: CountedSystems, generator: torch.Generator) -> LinearOperator:

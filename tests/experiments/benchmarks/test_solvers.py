@@ -24,7 +24,7 @@ def test_trajectories_end_at_the_tolerance(run_smoke: Callable[..., Path]) -> No
     summary = pd.read_csv(folder / "summary.csv")
     assert len(summary) == len(LABELS) * 2  # one or five right-hand sides
     krylov = summary[summary.outcome == "converged"]
-    assert len(krylov) == 2 * 6
+    assert len(krylov) == 2 * 7
     assert (krylov.residual <= 0.01).all()
     assert (krylov.error_worst < 0.05).all()
     assert (krylov.correlation > 0.99).all()

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
+from curvlab.curvature.pass_size import MemoryWarning
 from curvlab.training import Ensemble, EnsembleLosses, shuffled_batches, train, train_ensemble
 
 FP64 = torch.float64
@@ -253,3 +254,23 @@ def test_divergence_names_the_copies() -> None:
             lr=0.01,
             generator=torch.Generator(),
         )
+
+
+@pytest.mark.parametrize("kind", ["classes", "function"])
+def test_the_pass_over_the_data_is_halved_when_memory_runs_out(kind: str) -> None:
+    class Limited(nn.Module):
+        def __init__(self, inner: nn.Module) -> None:
+            super().__init__()
+            self.inner = inner
+
+        def forward(self, x: Tensor) -> Tensor:
+            if len(x) > 6:
+                raise torch.OutOfMemoryError("CUDA out of memory")
+            return self.inner(x)
+
+    model, loss, data = problem(kind)
+    with pytest.warns(MemoryWarning, match="a pass now takes 5 examples"):
+        found = EnsembleLosses(Limited(model), loss, data)
+    expected = EnsembleLosses(model, loss, data)
+    torch.testing.assert_close(found.start_losses, expected.start_losses, rtol=1e-12, atol=0)
+    assert found.can_vmap == expected.can_vmap

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 from torch.func import grad, jvp, vmap
 
 from curvlab.curvature import Batches, Data, Loss, ModelFunction, OutputLoss, output_loss
-from curvlab.curvature.batches import Inputs
+from curvlab.curvature.batches import Batch, Inputs
 from curvlab.curvature.jacobian_products import use_vmap
 from curvlab.curvature.model_function import check_finite
+from curvlab.curvature.pass_size import PassSize
 from curvlab.linalg import flatten, unflatten, unflatten_columns
 
 # (outputs, targets) -> (N,), one number for each example, from its own outputs alone.
@@ -29,8 +31,9 @@ def per_example_gradients(
     """Return the gradient of each example's own loss (or measurement) by the parameters, (N, P).
 
     A sequence's loss is the mean over its predicted tokens, as `loss` gives for it alone. Cost: 3F of the data,
-    in one pass with vmap or example by example (convolutions on a CPU). Memory: N·P; where only products with a
-    few vectors are needed, `directional_derivatives` holds no gradient at all.
+    in one pass with vmap or example by example (convolutions on a CPU), half of a batch at a time whenever memory
+    runs out, with a MemoryWarning. Memory: N·P; where only products with a few vectors are needed,
+    `directional_derivatives` holds no gradient at all.
     """
     function = ModelFunction(model)
     known = output_loss(loss)
@@ -41,16 +44,26 @@ def per_example_gradients(
         return measure(function(values, _one(inputs)), target[None])[0]
 
     gradient = grad(of_one)
-    rows: list[Tensor] = []
-    for inputs, targets in Batches.of(function, data, batch_size=batch_size):
+
+    def of_batch(inputs: Inputs, targets: Tensor) -> list[Tensor]:
         _check(function, measure, inputs, targets, known)
         if known.by_vmap and use_vmap(function, "auto", inputs):
             pieces = vmap(gradient, in_dims=(None, 0, 0))(parameters, inputs, targets)
-            rows.append(torch.cat([piece.reshape(len(targets), -1) for piece in pieces], dim=1))
-            continue
+            return [torch.cat([piece.reshape(len(targets), -1) for piece in pieces], dim=1)]
+        found = []
         for index in range(len(targets)):
             example = {k: v[index] for k, v in inputs.items()} if not isinstance(inputs, Tensor) else inputs[index]
-            rows.append(flatten(gradient(parameters, example, targets[index]))[None])
+            found.append(flatten(gradient(parameters, example, targets[index]))[None])
+        return found
+
+    passes = PassSize(examples=None, columns=1)
+
+    def in_passes(batch: Batch) -> list[Tensor]:
+        return [row for piece in passes.pieces(batch) for row in of_batch(*piece)]
+
+    rows: list[Tensor] = []
+    for batch in Batches.of(function, data, batch_size=batch_size):
+        rows += passes.run(partial(in_passes, batch), columns=1)
     return torch.cat(rows)
 
 

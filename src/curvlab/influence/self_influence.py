@@ -89,7 +89,7 @@ def self_influence(
             any number of points.
         solver: None: `default_solver`.
         rtol: residual of the default solver.
-        batch_size: examples at a time.
+        batch_size: examples at a time; half as many whenever memory runs out, with a MemoryWarning.
         memory_budget: bytes for each product, see curvlab.curvature.DataOperator.
         weights: w of the training examples, (N,), not negative, where the training loss was 1/N Σ_i w_i l_i: G
             and ∇J are then weighted, and leaving example k out is a weight of -w_k/N, so that both changes have
@@ -255,7 +255,13 @@ def _chunks(total: int, largest: int) -> list[int]:
 
 
 def _mean_gradient(model: nn.Module, loss: Loss, train: Pairs, batch_size: int, weights: Tensor | None) -> Tensor:
-    """Return 1/N sum_n w_n ∇l_n, (P,), of each example's own loss."""
+    """Return 1/N sum_n w_n ∇l_n, (P,), of each example's own loss, fewer at a time when memory runs out."""
+    return with_halving(lambda size: _gradient_in_batches(model, loss, train, size, weights), batch_size)
+
+
+def _gradient_in_batches(
+    model: nn.Module, loss: Loss, train: Pairs, batch_size: int, weights: Tensor | None
+) -> Tensor:
     function, own_loss = ModelFunction(model), output_loss(loss).own_loss
     gradient, size = None, 0
     for inputs, targets in Batches.of(function, train, batch_size=batch_size):

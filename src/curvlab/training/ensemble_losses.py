@@ -14,11 +14,11 @@ from torch.utils.data import TensorDataset
 from curvlab.curvature import Batches, Data, ModelFunction
 from curvlab.curvature.batch import Batch, Inputs, is_pair, num_examples
 from curvlab.curvature.example_weights import checked_weights
-from curvlab.curvature.function_loss import can_vmap
 from curvlab.curvature.model_function import plain_attention
 from curvlab.linalg import flatten, unflatten
-from curvlab.training.mean_loss import Loss, own_losses
-from curvlab.training.summed_loss import check_mean, known_loss, summed_loss
+from curvlab.training.mean_loss import Loss
+from curvlab.training.start_losses import start_losses
+from curvlab.training.summed_loss import summed_loss
 
 MIN_COPIES = 4  # where one vmap over the copies is faster than a loop, see `vmap_pays`
 MAX_CONVOLVED_INPUTS = 10_000
@@ -46,7 +46,7 @@ class EnsembleLosses:
             is a mean over examples.
         data: as everywhere; examples must share one shape. Single examples are drawn at each step: tensors (or a
             TensorDataset) on the model's device make that cheap.
-        batch_size: examples in a pass over the data.
+        batch_size: examples in a pass over the data; half as many whenever memory runs out, with a MemoryWarning.
         example_weights: w of the mean loss 1/N Σ_i w_i l_i over the data, (N,), see `checked_weights`.
     """
 
@@ -71,8 +71,9 @@ class EnsembleLosses:
         self.start = flatten(self._values)
         self._forward = _forward(self.model, self.function)
         self._summed = summed_loss(loss)
-        self._loss_can = True
-        self.start_losses, self._count = self._pass_over_data(loss)
+        self.start_losses, self._count, self._loss_can = start_losses(
+            self.function, self._values, loss, self._batches
+        )
         self.num_examples = len(self.start_losses)
         self.example_weights: Tensor | None = None
         if example_weights is not None:
@@ -123,31 +124,6 @@ class EnsembleLosses:
     def _moved(self, tensor: Tensor) -> Tensor:
         dtype = self.function.dtype if tensor.is_floating_point() else None
         return tensor.detach().to(self.function.device, dtype).contiguous()
-
-    def _pass_over_data(self, loss: Loss) -> tuple[Tensor, float]:
-        known = known_loss(loss)
-        losses, count, size = [], 0.0, 0
-        with torch.no_grad():
-            for inputs, targets in self._batches:
-                outputs = self.function(self._values, inputs)  # checks that it is a function of single examples
-                if known is None:
-                    own = own_losses(loss, outputs, targets)
-                    self._loss_can = self._loss_can and can_vmap(loss, outputs, targets)
-                    check_mean(loss, outputs, targets, own)
-                    count += len(targets)
-                else:
-                    known.check(outputs, targets)
-                    own = known.per_example(outputs, targets)
-                    count += known.count(targets)
-                losses.append(own)
-                size += len(targets)
-        mean_count = count / size
-        start_losses = torch.cat(losses) / mean_count
-        if not bool(torch.isfinite(start_losses).all()):
-            raise ValueError(
-                "the loss at the model's parameters is not finite: check them, and the inputs, for NaN"
-            )
-        return start_losses, mean_count
 
     def draw(self, num_steps: int, batch_size: int, generators: Sequence[torch.Generator]) -> Tensor:
         """Return indices of examples drawn with replacement, (K, num_steps, batch_size), by K generators."""

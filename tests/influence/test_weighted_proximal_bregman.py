@@ -90,6 +90,35 @@ def test_newton_finds_the_minimum_and_a_small_epsilon_the_influence(classifier) 
     torch.testing.assert_close(torch.stack(gradients) @ near, scores, rtol=1e-3, atol=1e-4)
 
 
+def test_whole_weights_are_repeated_examples(classifier) -> None:
+    model, train = classifier
+    points, newton = (train[0][:3], train[1][:3]), ProximalNewton(rtol=1e-8)
+    weights = torch.tensor([1, 2, 0, 1, 3, 1, 1, 2, 1, 0, 4, 1])
+    repeated = tuple(part.repeat_interleave(weights, dim=0) for part in train)
+    # Means over N and over sum_n w_n: what is not in them, ε and damping, is scaled by N / sum_n w_n.
+    scale = SIZE / int(weights.sum())
+    found = proximal_bregman_response(
+        model,
+        nn.CrossEntropyLoss(),
+        train,
+        points,
+        damping=DAMPING,
+        epsilon=EPSILON,
+        optimizer=newton,
+        weights=weights.double(),
+    )
+    expected = proximal_bregman_response(
+        model,
+        nn.CrossEntropyLoss(),
+        repeated,
+        points,
+        damping=scale * DAMPING,
+        epsilon=scale * EPSILON,
+        optimizer=newton,
+    )
+    torch.testing.assert_close(found, scale * expected, rtol=1e-6, atol=1e-8)
+
+
 def test_bad_weights_are_refused(classifier) -> None:
     model, train = classifier
     for weights, text in ((torch.ones(11), "one weight for each of 12 examples"), (-WEIGHTS, "not negative")):

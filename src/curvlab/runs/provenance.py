@@ -158,6 +158,12 @@ def torch_device(name: str) -> torch.device:
     return device
 
 
+def check_seed(seed: object) -> None:
+    """Raise unless `seed=` is a whole number; any other text would be a seed of its own, and a typing error."""
+    if type(seed) is not int:
+        raise ConfigurationError(f"seed={seed} is no whole number; use seed=0, or seed=0,1,2 with -m.")
+
+
 def device_name(device: torch.device) -> str:
     """Return the model of the processor or the GPU."""
     if device.type == "cuda":

@@ -27,6 +27,7 @@ from curvlab.runs.origins import Origin, code_of, grouped, is_stale, origin_of
 from curvlab.runs.over_ranks import is_first
 from curvlab.runs.provenance import (
     Cost,
+    check_seed,
     device_name,
     provenance,
     publishable_config,
@@ -83,6 +84,7 @@ class Run:
         self.target = Command.of(cfg).make_target or key.replace("/", "-")
         self.title = title
         self.device = torch_device(cfg.device)
+        check_seed(cfg.seed)
         paper, item = key.split("/")
         name = Command.of(cfg).folder_name(cfg.preset)
         self.folder = Path(cfg.results.root) / paper / item / name

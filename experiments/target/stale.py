@@ -57,19 +57,17 @@ def current_fingerprints(roots: Iterable[str], changes: Sequence[Mapping[str, An
     hashes: dict[str, str] = {}
     imports: dict[str, set[str]] = {}
     new: set[str] = set()
-    code = reachable_code(roots)
-    found = {fingerprint_of(code)}
+    found = {fingerprint_of(reachable_code(roots))}
     for change in reversed(changes):
         new |= set(change.get("new", ()))
-        code = _earlier(roots, imports, new, hashes)
-        # Once an import is undone, modules are reached that today's code does not reach, and may have changed.
-        while undone := {name: of for name, of in change["modules"].items() if code.get(name) == of["after"]}:
-            for name, of in undone.items():
+        # Whether reached today or not: once an import is undone, they may be reached again.
+        for name, of in change["modules"].items():
+            own, imported = code_and_imports(name)
+            if hashes.get(name, own) == of["after"]:
                 hashes[name] = of["before"]
-                imported = imports.get(name, set(code_and_imports(name)[1]))
-                imports[name] = (imported - set(of.get("adds", ()))) | set(of.get("drops", ()))
-            code = _earlier(roots, imports, new, hashes)
-        found.add(fingerprint_of(code))
+                kept = imports.get(name, set(imported)) - set(of.get("adds", ()))
+                imports[name] = kept | set(of.get("drops", ()))
+        found.add(fingerprint_of(_earlier(roots, imports, new, hashes)))
     return found
 
 

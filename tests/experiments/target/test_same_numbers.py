@@ -54,6 +54,9 @@ def test_a_change_that_adds_or_drops_an_import_is_undone_with_it() -> None:
     # What is reached again by it may have changed, too.
     both = {"modules": drops["modules"] | {OTHER: {"before": "1" * 64, "after": then[OTHER]}}}
     assert fingerprint_of(then | {OTHER: "1" * 64}) in current_fingerprints([MODULE], [both])
+    # And so may it have since, when nothing reached it.
+    since = {"modules": {OTHER: {"before": "1" * 64, "after": then[OTHER]}}}
+    assert fingerprint_of(then | {OTHER: "1" * 64}) in current_fingerprints([MODULE], [drops, since])
 
 
 def test_changes_since_a_commit_are_entries_to_fill_in(

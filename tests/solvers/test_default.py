@@ -5,6 +5,7 @@ from torch import nn
 from curvlab.curvature import FisherOperator, GaussNewtonOperator
 from curvlab.linalg import DenseOperator, identity
 from curvlab.solvers import BlockConjugateGradient, Nystrom, Rows, default_solver
+from curvlab.solvers.default import rows_pay
 
 
 def test_nystrom_for_several_right_hand_sides_of_a_large_matrix() -> None:
@@ -69,3 +70,25 @@ def test_rows_where_few_examples_hold_the_curvature(generator: torch.Generator) 
     solution = default_solver(21, 3, operator=damped).solve(damped, b)
     assert solution.converged
     torch.testing.assert_close(damped.to_dense() @ solution.x, b, rtol=0, atol=0.02 * float(b.norm()))
+
+
+def test_no_rows_where_they_do_not_apply_or_do_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tokens are no examples; an indefinite output Hessian; fewer rows than a sixth of the examples."""
+    model, loss, data = classifier(30.0)
+    damped = GaussNewtonOperator(model, loss, data) + 1e-3 * identity
+    assert rows_pay(damped)
+    tokens = (data[0].reshape(24, 10, 6), data[1].reshape(24, 10))
+    of_tokens = GaussNewtonOperator(model, loss, tokens)
+    assert of_tokens.num_examples == 24
+    assert not rows_pay(of_tokens + 1e-3 * identity)
+    assert default_solver(21, 3, operator=of_tokens + 1e-3 * identity).solve(damped, damped.randn(3)).converged
+    for num, pays in ((39, False), (40, True)):
+        monkeypatch.setattr(Rows, "affordable", lambda self, source, num=num: num)
+        assert rows_pay(damped) == pays
+
+    def wavy(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return outputs.sin().sum(1).mean()
+
+    indefinite = GaussNewtonOperator(model, wavy, data)
+    assert not indefinite.is_psd
+    assert not rows_pay(indefinite + 1e-3 * identity)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from curvlab.curvature import output_curvatures
+import torch
+
+from curvlab.curvature import GaussNewtonOperator, output_curvatures
 from curvlab.curvature.example_rows import covering_layers
 from curvlab.linalg import LinearOperator, SumOperator
 from curvlab.solvers.block_conjugate_gradient import BlockConjugateGradient
@@ -58,18 +60,30 @@ def default_solver(
 def rows_pay(operator: LinearOperator) -> bool:
     """Return whether a sixth of the examples holds more than half of Σ tr(S_i), their output curvatures.
 
-    False where `Rows` does not apply or costs a gradient for each output: other matrices than Gauss-Newton ones,
-    parameters beyond linear and convolutional layers, sequences of predictions. Cost: one forward of the data.
+    False where `Rows` does not apply or costs a gradient for each output: other matrices than positive
+    semi-definite Gauss-Newton ones, parameters beyond linear and convolutional layers, sequences of predictions;
+    and where its 256 MiB hold fewer rows than these are examples. Cost: one forward of the data.
     """
     terms = operator.terms if isinstance(operator, SumOperator) else (operator,)
-    sources: list[LinearOperator] = [term for term in terms if term.num_examples is not None]
-    if len(sources) != 1:
+    sources = [term for term in terms if term.num_examples is not None]
+    if len(sources) != 1 or not isinstance(sources[0], GaussNewtonOperator) or not sources[0].is_psd:
         return False
+    source = sources[0]
     try:
-        if covering_layers(sources[0]) is None:  # type: ignore[arg-type]  # refuses what is no Gauss-Newton matrix
+        if covering_layers(source) is None or not _has_one_prediction(source):
             return False
-        scores = output_curvatures(sources[0])  # type: ignore[arg-type]
-    except (TypeError, ValueError, AttributeError):
+        scores = output_curvatures(source)
+        num_leading = max(1, len(scores) // _TAIL)
+        if Rows().affordable(source) < num_leading:
+            return False
+    except (TypeError, ValueError):  # what Rows refuses
         return False
-    leading = scores.sort(descending=True).values[: max(1, len(scores) // _TAIL)]
+    leading = scores.sort(descending=True).values[:num_leading]
     return float(leading.sum()) > _TAIL_SHARE * float(scores.sum())
+
+
+def _has_one_prediction(source: GaussNewtonOperator) -> bool:
+    """Return whether an example has outputs (C,), as `Rows` needs it: a token is no example."""
+    ((inputs, _),) = source.sample(1, torch.Generator().manual_seed(0)).batches
+    with torch.no_grad():
+        return source.function(source.function.parameters, inputs).ndim == 2

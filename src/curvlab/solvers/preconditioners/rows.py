@@ -127,7 +127,7 @@ class Rows:
         if damping <= 0:
             raise ValueError(f"the rows need positive damping, got {damping:g}: op + damping * identity")
         scores = (exact_traces if self.score == "traces" else output_curvatures)(source)
-        num_rows = self.num_rows if self.num_rows is not None else self._affordable(source)
+        num_rows = self.num_rows if self.num_rows is not None else self.affordable(source)
         order = scores.argsort(descending=True, stable=True)
         chosen = order[: min(num_rows, max(1, int((scores > 0).sum())))]
         parts, num_outputs = principal_rows(source, chosen, num_rows)
@@ -135,8 +135,8 @@ class Rows:
         forwards += 1 + (num_outputs if self.score == "traces" else 0)
         return RowsInverse(parts, damping, self.rank, like=operator), math.ceil(forwards / 5)
 
-    def _affordable(self, source: GaussNewtonOperator | SpreadOperator) -> int:
-        """Return the largest M with 32 M² + (bytes of a row) M <= memory_budget."""
+    def affordable(self, source: GaussNewtonOperator | SpreadOperator) -> int:
+        """Return how many rows of G the budget holds: the largest M with 32 M² + (bytes of a row) M <= it."""
         linear = torch.finfo(source.dtype).bits // 8 * numbers_of_row(source)
         num_rows = int((math.sqrt(linear**2 + 128 * self.memory_budget) - linear) / 64)
         if num_rows < 1:

@@ -12,7 +12,15 @@ from omegaconf import DictConfig
 
 from curvlab.runs.configuration import Entry, load_config
 from curvlab.runs.overrides import ConfigurationError
-from curvlab.runs.provenance import Commit, Cost, device_name, provenance, read_commit, torch_device
+from curvlab.runs.provenance import (
+    Commit,
+    Cost,
+    check_seed,
+    device_name,
+    provenance,
+    read_commit,
+    torch_device,
+)
 
 UNIT = {"name": "toy/unit", "count": 5, "commit": "fedc", "clean": True}
 COST = Cost(wall_seconds=1.23456, unit_seconds=60.0, num_matvecs=7, store_hits=2, store_misses=3)
@@ -117,3 +125,10 @@ def test_missing_gpu_says_what_to_use(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(ConfigurationError, match="device=cuda:1, but torch sees no GPU here; use device=cpu"):
         torch_device("cuda:1")
+
+
+def test_a_seed_is_a_whole_number() -> None:
+    check_seed(3)
+    for seed in ("abc", 1.5, None, True):
+        with pytest.raises(ValueError, match=rf"seed={seed} is no whole number; use seed=0"):
+            check_seed(seed)

@@ -31,8 +31,7 @@ def steps_panel(ax: Axes, rates: pd.DataFrame) -> None:
     ax.axhline(longest, color="#555555", linestyle=":", linewidth=1, label="length of the longest run")
     ax.set_xscale("log")
     ax.set_yscale("log")
-    ax.set_xlabel("‖∇f(x_0)‖ / ε")
-    ax.set_ylabel("steps")
     missing = len(rates) - len(reached)
-    if missing:
-        plots.annotate(ax, f"{missing} of {len(rates)} not reached", corner="lower right")
+    # Below the panel: in it, the note would cover the line of the longest run.
+    ax.set_xlabel("‖∇f(x_0)‖ / ε" + (f"\n{missing} of {len(rates)} not reached" if missing else ""))
+    ax.set_ylabel("steps")

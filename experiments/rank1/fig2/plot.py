@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -63,7 +63,11 @@ def _figure(table: pd.DataFrame, quantity: str) -> Figure:
         ax.set_xlabel(single if index < 3 else AXES[x])
         ax.set_yscale("log")
         ax.set_ylim(FLOORS[quantity], 10)
-        ax.legend(fontsize=7, loc="lower left", framealpha=0.8, handlelength=1.6, labelspacing=0.25)
+    style: dict[str, Any] = {"fontsize": 7, "handlelength": 1.6, "labelspacing": 0.25}
+    for ax in axes[0]:
+        ax.legend(loc="lower left", framealpha=0.8, **style)
+    for ax in axes[1:, -1]:  # a row shares its curves; beside it, the legend covers none of them
+        ax.legend(loc="center left", bbox_to_anchor=(1.02, 0.5), frameon=False, **style)
     for ax in axes[:, 0]:
         ax.set_ylabel(LABELS[quantity])
     _explain(figure)

@@ -86,7 +86,7 @@ def _rates_figure(table: pd.DataFrame, rates: pd.DataFrame) -> Figure:
     """Curves of all methods above, steps of the lemma's rule against K(ε) below; one column for each objective."""
     objectives = list(table.objective.unique())
     methods = list(table.method.unique())
-    figure, axes = plots.figure(2, len(objectives), panel_size=(3.2, 2.9))
+    figure, axes = plots.figure(2, len(objectives), panel_size=(3.2, 3.2))
     for column, objective in enumerate(objectives):
         _curves(axes[0, column], table[table.objective == objective], methods)
         own = rates[(rates.objective == objective) & (rates.method == "lemma")]
@@ -94,8 +94,8 @@ def _rates_figure(table: pd.DataFrame, rates: pd.DataFrame) -> Figure:
         axes[0, column].set_title(objective)
         if column:
             axes[1, column].set_ylabel("")
-    axes[0, 0].set_ylabel("‖∇f(x_k)‖, one line for each seed")
-    axes[1, 0].set_ylabel("steps of the lemma's rule to ε")
+    axes[0, 0].set_ylabel("‖∇f(x_k)‖,\none line for each seed")
+    axes[1, 0].set_ylabel("steps of the\nlemma's rule to ε")
     handles, labels = [
         [*above, *below]
         for above, below in zip(
@@ -127,8 +127,5 @@ def _curves(ax: Axes, table: pd.DataFrame, methods: list[str]) -> None:
     ax.set_xscale("log")
     ax.set_yscale("log")
     ax.set_ylim(FLOOR, 10)
-    ax.set_xlabel("step k")
-    if missing:
-        plots.annotate(
-            ax, f"not at {FLOOR:g} in {table.step.max()} steps:\n" + "\n".join(missing), corner="lower left"
-        )
+    lines = [f"not at {FLOOR:g} in {table.step.max()} steps:", *missing] if missing else []
+    ax.set_xlabel("\n".join(["step k", *lines]), fontsize=8)  # in the panel it would cover curves

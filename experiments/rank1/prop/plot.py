@@ -19,7 +19,7 @@ def draw(computed: Computed) -> dict[str, Figure]:
     figure, axes = plots.figure(1, 3, panel_size=(3.3, 3.1))
     for ax, form in zip(axes[0], TITLES, strict=False):
         _ratios(ax, plain[plain.form == form], "stated")
-        ax.set_ylim(0, 1.35)
+        ax.set_ylim(-0.04, 1.35)  # a whole mark at 0
         ax.set_title(f"{TITLES[form]}, λ spectral norm")
     axes[0, 0].set_ylabel("E‖D - H‖² / (λ² n (n - 1))")
     _ratios(axes[0, 2], plain[plain.form == "S"], "stated_with_largest")

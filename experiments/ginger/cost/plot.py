@@ -126,7 +126,8 @@ def _printed(ax: Axes, exact: pd.DataFrame) -> None:
     ax.set_xlabel("updates (room for all)")
     ax.set_ylabel("relative error of the inverse")
     ax.set_title(f"Algorithm 1 as printed\n(α-factors mended: at most {ours:.0e})")
-    ax.set_ylim(0, 1.4 * printed.value.max())
+    rows = len(ax.lines)
+    ax.set_ylim(0, (1.1 + 0.19 * rows) * printed.value.max())  # room for the legend
     ax.legend(fontsize=7, loc="upper left")
 
 
@@ -145,6 +146,7 @@ def _precision(ax: Axes, precision: pd.DataFrame) -> None:
     ax.set_xlabel("damping γ")
     ax.set_ylabel("relative error of the direction")
     ax.set_title("single precision")
+    ax.set_ylim(top=200 * ax.get_ylim()[1])  # room for the legend
     ax.legend(fontsize=7, loc="upper right")
 
 
@@ -173,7 +175,7 @@ def _eigenvalues(ax: Axes, eigenvalues: pd.DataFrame) -> None:
     ax.set_xlabel("updates")
     ax.set_ylabel("eigenvalues of G⁻¹")
     ax.set_title("Lemma 1: λmax = 1/γ (dashed)\nλmin above its bound (dotted)")
-    ax.legend(fontsize=7)
+    ax.legend(fontsize=7, loc="center right", bbox_to_anchor=(1, 0.78))  # between the eigenvalues
 
 
 def _descent(ax: Axes, descent: pd.DataFrame) -> None:

@@ -87,7 +87,8 @@ def _own_flops(ax: Axes, flops: pd.DataFrame) -> None:
     ax.set_yscale("log")
     ax.set_ylabel("FLOPs of update and step")
     ax.set_title("the optimizer's own products")
-    ax.legend(fontsize=6)
+    ax.set_ylim(top=200 * ax.get_ylim()[1])  # room for the legend
+    ax.legend(fontsize=6, loc="upper left")
 
 
 def _steps(ax: Axes, steps: pd.DataFrame) -> None:

@@ -46,7 +46,7 @@ def _heat_map(ax: Axes, cells: pd.DataFrame, column: str, *, title: str) -> None
     ax.imshow(values, cmap="viridis" if accuracy else "viridis_r", aspect="auto")
     middle = (np.nanmin(values) + np.nanmax(values)) / 2
     for (row, place), value in np.ndenumerate(values):
-        text = f"{value:.2f}" if accuracy else f"{10**value:.2g}"
+        text = f"{value:.2f}" if accuracy else f"{10**value:#.3g}"
         bright = value > middle if accuracy else value < middle
         ax.text(place, row, text, ha="center", va="center", fontsize=9, color="black" if bright else "white")
     ax.set_xticks(range(len(cells.columns)), [f"{rank:g}" for rank in cells.columns])

@@ -164,6 +164,7 @@ def _curves(curves: pd.DataFrame, table: pd.DataFrame, rank: int) -> Figure:
             ax.set_xlabel(name)
             if name != "steps":
                 ax.set_xscale("log")
+                plots.readable_log(ax.xaxis)
         row[0].set_title(task)
     handles, labels = axes[0, 0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), fontsize=8, frameon=False)

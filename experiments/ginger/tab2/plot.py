@@ -17,6 +17,8 @@ RACERS = {"momentum": 0, "adam": 1, "qng": 2, "ginger": 3, "without_curvature": 
 SCORES = {"rouge": "ROUGE, mean of 1, 2, L (%)", "train_perplexity": "training perplexity"}
 COSTS = {"flops": "operations over Adam's", "memory": "memory over Adam's"}
 
+HOLLOW = "hollow: without seeds that diverged"
+LEAST = {"rouge": 0.0, "train_perplexity": 1.0}  # what a score can be
 LOGARITHMIC_FROM = 10
 
 
@@ -27,7 +29,10 @@ def draw(computed: Computed) -> dict[str, Figure]:
     paper = paper.assign(label=[names.get(racer, racer) for racer in paper.racer])
     return {
         "figure.png": _drawn(
-            summary, paper, SCORES, about="mean over seeds, 95 % t interval; hollow: without seeds that diverged"
+            summary,
+            paper,
+            SCORES,
+            about="mean over seeds, 95 % t interval, to the edge where it goes on; " + HOLLOW,
         ),
         "cost.png": _drawn(_relative(summary), _relative(paper), COSTS, about="counted, of one step"),
     }
@@ -58,6 +63,8 @@ def _drawn(summary: pd.DataFrame, paper: pd.DataFrame, quantities: dict[str, str
             pair[0].set_ylabel(name)
             if quantity in COSTS:
                 _scale_cost(pair)
+            else:
+                _bound_score(pair[0], ours, quantity)
     handles, labels = axes[0, 0].get_legend_handles_labels()
     legend = figure.legend(
         handles, labels, loc="outside lower center", ncols=len(labels), fontsize=8, frameon=False
@@ -74,6 +81,18 @@ def _scale_cost(pair: np.ndarray) -> None:
             plots.readable_log(ax.yaxis)
         else:
             ax.set_ylim(0, 1.1 * ax.get_ylim()[1])
+
+
+def _bound_score(ax: Axes, table: pd.DataFrame, quantity: str) -> None:
+    """Keep intervals that reach values which a score cannot have from ruling the axis."""
+    if f"{quantity}_low" not in table or not (table[f"{quantity}_low"] < LEAST[quantity]).any():
+        return
+    if quantity == "rouge":
+        ax.set_ylim(bottom=LEAST[quantity])
+        return
+    ax.set_yscale("log", nonpositive="clip")
+    ax.set_ylim(bottom=0.7 * table[quantity].min())
+    plots.readable_log(ax.yaxis)
 
 
 def _draw_panel(ax: Axes, table: pd.DataFrame, quantity: str) -> None:

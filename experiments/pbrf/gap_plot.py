@@ -6,8 +6,8 @@ import textwrap
 
 import numpy as np
 import pandas as pd
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
-from matplotlib.container import ErrorbarContainer
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
@@ -25,6 +25,7 @@ LABELS = {
     "solver": "solver error",
 }
 _HATCH = "//"
+_PALE = 0.35  # of what means nothing
 _NOISE = 1e-6  # outputs: what two optimisations of one convex cost differ by; smaller gaps lie below the panel
 _LABEL_WIDTH = 14  # characters of a task's name on a line
 _MIN_WIDTH = 7.2  # inches, for the legend's longest line
@@ -37,11 +38,12 @@ def draw(computed: Computed) -> dict[str, Figure]:
     not say whether its distances are divided by √N, ours are. Bars of the sizes are t intervals over seeds,
     and end at the lower edge of the panel where they reach 0; one seed has none.
     """
-    table = computed["table"]
+    table = computed["table"].reset_index(drop=True)  # a row's place is its index
     figure, axes = plots.figure(2, 1, panel_size=(max(_MIN_WIDTH, 1.5 + 0.95 * len(table)), 3.0))
     _draw_shares(axes[0, 0], table)
     _draw_sizes(axes[1, 0], table)
-    handles, labels = axes[0, 0].get_legend_handles_labels()
+    labels = list(LABELS.values())
+    handles: list[Artist] = [Patch(color=color, alpha=0.9) for color in plots.PALETTE[: len(labels)]]
     if (table.reindex(columns=_printed()).sum(axis=1) > 0).any():
         handles.append(Patch(facecolor="white", edgecolor="black", hatch=_HATCH))
         labels.append("hatched: the paper's")
@@ -55,6 +57,9 @@ def draw(computed: Computed) -> dict[str, Figure]:
     if (_stands_for(table)[_has_paper(table)] != "").any():
         handles.append(Patch(facecolor="none", edgecolor="none"))
         labels.append("*: row that ours stands in for")
+    if not _counts(table).all():
+        handles.append(Patch(facecolor="#555555", alpha=_PALE))
+        labels.append("pale: not solved, or learned nothing")
     if not _has_paper(table).all():
         handles.append(Patch(facecolor="none", edgecolor="none"))
         labels.append("one bar: no value of the paper's")
@@ -70,6 +75,11 @@ def _has_paper(table: pd.DataFrame) -> pd.Series:
     return table.reindex(columns=_printed()).notna().all(axis=1)
 
 
+def _counts(table: pd.DataFrame) -> pd.Series:
+    """Return whether ours means something: its systems are solved, and its network learned."""
+    return table.apply(lambda row: bool(row.get("learned", True)) and not why_out_of_reach(row), axis=1)
+
+
 def _stands_for(table: pd.DataFrame) -> pd.Series:
     return table.get("stands for", pd.Series("", table.index)).fillna("")
 
@@ -77,13 +87,15 @@ def _stands_for(table: pd.DataFrame) -> pd.Series:
 def _draw_shares(ax: Axes, table: pd.DataFrame) -> None:
     """Draw ours, with their sum above; beside it, in rows that the paper has, the paper's, or that all are 0."""
     stands_for = _stands_for(table).tolist()
+    counts = _counts(table).tolist()
     for place, (_, row), has_paper in zip(range(len(table)), table.iterrows(), _has_paper(table), strict=True):
+        alpha = 0.9 if counts[place] else _PALE
         ours = np.array([row[f"{gap} per_example mean"] for gap in GAPS])
-        _stack(ax, place - 0.2 if has_paper else place, ours, hatch="", labelled=place == 0)
+        _stack(ax, place - 0.2 if has_paper else place, ours, hatch="", alpha=alpha)
         if has_paper:
             printed = row[_printed()].to_numpy(float)
             star = "*" if stands_for[place] else ""
-            _stack(ax, place + 0.2, printed, hatch=_HATCH, labelled=False, star=star)
+            _stack(ax, place + 0.2, printed, hatch=_HATCH, star=star)
             if printed.sum() == 0:
                 words = f"paper{star}: 0.000 in all"
                 ax.text(place + 0.2, 0.5, words, rotation=90, ha="center", va="center", fontsize=7)
@@ -94,12 +106,12 @@ def _draw_shares(ax: Axes, table: pd.DataFrame) -> None:
     ax.set_ylabel("share of their sum\n(the sum, in outputs, on top)", fontsize=8)
 
 
-def _stack(ax: Axes, place: float, sizes: np.ndarray, *, hatch: str, labelled: bool, star: str = "") -> None:
+def _stack(ax: Axes, place: float, sizes: np.ndarray, *, hatch: str, alpha: float = 0.9, star: str = "") -> None:
     if not sizes.sum() > 0:
         return
     bottom = 0.0
-    for color, label, share in zip(plots.PALETTE, LABELS.values(), sizes / sizes.sum(), strict=False):
-        ax.bar(place, share, 0.36, bottom, color=color, hatch=hatch, alpha=0.9, label=label if labelled else None)
+    for color, share in zip(plots.PALETTE, sizes / sizes.sum(), strict=False):
+        ax.bar(place, share, 0.36, bottom, color=color, hatch=hatch, alpha=alpha)
         bottom += share
     ax.text(place, 1.01, f"{sizes.sum():.3g}{star}", ha="center", va="bottom", fontsize=6.5)
 
@@ -110,7 +122,9 @@ def _draw_sizes(ax: Axes, table: pd.DataFrame) -> None:
         shift = 0.16 * (index - 2) - 0.03
         mean = table[f"{gap} per_example mean"]
         low, high = (table[f"{gap} per_example {end}"] for end in ("low", "high"))
-        _points(ax, index, shift, mean, mean - low, high - mean)
+        counts = _counts(table)
+        for rows, alpha in ((counts, 1.0), (~counts, _PALE)):
+            _points(ax, index, shift, mean[rows], (mean - low)[rows], (high - mean)[rows], alpha=alpha)
         if f"{gap} paper mean" in table:
             printed = table[f"{gap} paper mean"]
             spread = table[f"{gap} paper ±"].where(printed > 0)
@@ -141,9 +155,12 @@ def _points(  # noqa: PLR0917
     above: pd.Series,
     *,
     hollow: bool = False,
-) -> ErrorbarContainer:
-    return ax.errorbar(
-        np.arange(len(mean)) + shift,
+    alpha: float = 1.0,
+) -> None:
+    if mean.empty:
+        return
+    ax.errorbar(
+        mean.index + shift,
         mean,
         yerr=np.stack([below, above]),
         fmt=plots.MARKERS[index],
@@ -152,4 +169,5 @@ def _points(  # noqa: PLR0917
         markersize=3.5,
         capsize=1.5,
         elinewidth=0.8,
+        alpha=alpha,
     )

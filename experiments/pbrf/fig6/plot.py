@@ -63,7 +63,8 @@ def _draw_panel(ax: Axes, curves: pd.DataFrame, table: pd.DataFrame, methods: tu
         ax.fill_between(mean.index, seeds.min(), seeds.max(), color=color, alpha=0.12, linewidth=0)
         found = table[table.method == method]["found at 20 %"].iloc[0]
         ax.plot(mean.index, mean, color=color, linestyle=line, linewidth=1.4, label=f"{method}: {found:.2f}")
-    ax.plot([0.2], [0.8], marker="*", markersize=11, color="black", linestyle="none", zorder=3)
+    # Hollow, so that it hides no curve.
+    ax.plot([0.2], [0.8], marker="*", markersize=11, mfc="none", color="black", linestyle="none", zorder=3)
     ax.plot([0.2, 0.2], [0, 0.8], color="black", linewidth=0.8, linestyle=(0, (2, 2)))
     ax.plot(
         [0, 0.2], [0.8, 0.8], color="black", linewidth=0.8, linestyle=(0, (2, 2)), label="paper's mark: over 0.80"

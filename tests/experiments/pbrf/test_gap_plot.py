@@ -54,7 +54,10 @@ def test_the_legend_names_only_what_is_drawn(computed_of) -> None:
 
 def test_rows_that_mean_nothing_say_so(computed_of) -> None:
     untrained = row("a", 0.5) | {"learned": False, "train loss": 0.7, "constant loss": 0.6}
-    figure, _ = drawn(computed_of, untrained, row("b", 0.5) | {"residual": 0.5}, row("c", 0.5))
+    figure, words = drawn(computed_of, untrained, row("b", 0.5) | {"residual": 0.5}, row("c", 0.5))
+    assert words[len(GAPS) :] == [*PAPER, "pale: not solved, or learned nothing"]
+    ours = [bar for bar in figure.axes[0].patches if not bar.get_hatch()]
+    assert [bar.get_alpha() for bar in ours] == [0.35] * 2 * len(GAPS) + [0.9] * len(GAPS)
     names = [label.get_text() for label in figure.axes[1].get_xticklabels()]
     assert names == ["a\nlearned nothing", "b\nnot solved", "c"]
     (lines,) = [found for found in figure.axes[1].collections if found.get_label().startswith("_child")][-1:]

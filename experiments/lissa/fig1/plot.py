@@ -93,6 +93,8 @@ def _grid(blocks: Sequence[tuple[_Task, range]]) -> Figure:
         label: handle for ax in axes.flat for handle, label in zip(*ax.get_legend_handles_labels(), strict=True)
     }
     title = "change of a test loss per unit weight of the training image (nats); r, slope: mean ± s.e. over seeds"
+    if any(ax.get_xscale() == "symlog" for ax in axes.flat):
+        title += "\naxes that end in powers of ten: linear around 0, logarithmic beyond"
     figure.legend(
         handles.values(), handles, loc="outside lower center", ncols=2, frameon=False, title=title, markerscale=2
     )
@@ -151,14 +153,19 @@ def _above(ax: Axes, text: str) -> None:
 
 
 def _widen(ax: Axes, panel: pd.DataFrame, x: pd.Series, y: pd.Series) -> None:
-    """Make axes logarithmic beyond the range of the exact scores where stochastic ones leave it far behind."""
+    """Make axes logarithmic beyond the range of the exact scores where stochastic ones leave it far behind.
+
+    Where nothing is solved exactly, beyond their median, if the largest would squeeze all others.
+    """
     exact = panel[["cg", "exact"]].abs().max().max()  # nan where nothing is solved exactly
+    usual, far = (exact, 10) if np.isfinite(exact) else (np.median(np.abs([x, y])), 1000)
     largest = max(x.abs().max(), y.abs().max())
-    if largest > 10 * exact > 0:
-        ax.set_xscale("symlog", linthresh=exact)
-        ax.set_yscale("symlog", linthresh=exact)
-        ax.set_xlim(-1.5 * largest, 1.5 * largest)
-        ax.set_ylim(-1.5 * largest, 1.5 * largest)
+    if largest > far * usual > 0:
+        ax.set_xscale("symlog", linthresh=usual)
+        ax.set_yscale("symlog", linthresh=usual)
+        edge = 1.5 * largest * (largest / usual) ** 0.05  # a point at the edge would be cut in half
+        ax.set_xlim(-edge, edge)
+        ax.set_ylim(-edge, edge)
         ticks = [-(10.0 ** np.floor(np.log10(largest))), 0.0, 10.0 ** np.floor(np.log10(largest))]
         ax.set_xticks(ticks)
         ax.set_yticks(ticks)

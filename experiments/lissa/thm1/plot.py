@@ -111,6 +111,7 @@ def _over_damping(stationary: pd.DataFrame) -> Figure:
     ax.plot(ends, ends, color="#555555", linestyle=":", linewidth=1, label="the dropped factor 1 / (2ηλ)")
     ax.set_xscale("log")
     ax.set_yscale("log")
+    plots.readable_log(ax.xaxis)
     ax.set_xlabel("1 / (2ηλ)")
     ax.set_ylabel("limit of the error /\nsecond term of (10), |B| = 100")
     figure.legend(loc="outside lower center", ncols=2, frameon=False, fontsize=8)

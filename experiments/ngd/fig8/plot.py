@@ -69,9 +69,10 @@ def _draw_task(axes: np.ndarray, table: pd.DataFrame) -> None:
         kind = {"s": 18, "marker": own["marker"], "edgecolors": own["color"], "linewidths": 0.8}
         last.scatter(path[valid].validation_loss, path[valid].wbic, color=own["color"], **kind)
         last.scatter(path[~valid].validation_loss, path[~valid].wbic, facecolors="white", zorder=3, **kind)
-    mean = ngd.groupby("epoch")[["validation_loss", "wbic"]].mean()
-    for epoch, place in _apart(mean):
-        last.annotate(str(epoch), place, xytext=(7, 5), textcoords="offset points", fontsize=7)
+    rightmost = ngd.loc[ngd.groupby("epoch").validation_loss.idxmax()].set_index("epoch")
+    for epoch, place in _apart(rightmost[["validation_loss", "wbic"]]):
+        last.annotate(str(epoch), place, xytext=(8, -3), textcoords="offset points", fontsize=7, va="center")
+    last.margins(x=0.1)  # for the last number
     last.set_xlabel("validation loss (nats)")
     last.set_ylabel("WBIC (nats)")
     last.set_title("one line for each seed; the numbers: epochs", fontsize=8)
@@ -81,7 +82,7 @@ def _apart(path: pd.DataFrame) -> Iterator[tuple[Any, pd.Series]]:
     """Return the points, without those so near the one named before that their labels would overlap."""
     spread, named = path.max() - path.min(), None
     for epoch, place in path.iterrows():
-        if named is None or ((place - named).abs() / spread).max() > 0.08:
+        if named is None or ((place - named).abs() / spread).max() > 0.12:
             named = place
             yield epoch, place
 

@@ -67,7 +67,7 @@ def draw_last_epoch(table: pd.DataFrame, quantities: Mapping[str, str], optimize
         row[0].set_title(task)
     handles, labels = axes[0, 0].get_legend_handles_labels()
     title = (
-        "from the smallest validation loss so far; mean over the seeds that overfit by then\n"
+        "from the smallest validation loss so far;\nmean over the seeds that overfit by then\n"
         f"bar: 95 % t interval of three or more, hollow: of fewer\n{plots.COUNTS_NOTE}"
     )
     place: dict[str, Any] = {"loc": "outside lower center", "ncols": 2, "fontsize": 8, "frameon": False}

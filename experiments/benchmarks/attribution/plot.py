@@ -110,10 +110,11 @@ def _rest(rest: pd.DataFrame, part_way: pd.DataFrame) -> Figure:
     """Return for each task: LDS of each predictor, over training steps where there are several; over the way."""
     tasks = rest.task.unique().tolist()
     figure, axes = plots.figure(len(tasks), 2, panel_size=(6.2, 2.7), width_ratios=(1.25, 1))
+    order = list(dict.fromkeys([*part_way.predictor, *rest.predictor]))  # one colour for each in all panels
     for (ax, way), task in zip(axes, tasks, strict=True):
         own = rest[rest.task == task]
         if own.num_steps.nunique() > 1:
-            _over_steps(ax, own.sort_values("num_steps"))
+            _over_steps(ax, own.sort_values("num_steps"), order)
         else:
             _bars(
                 ax,
@@ -123,22 +124,23 @@ def _rest(rest: pd.DataFrame, part_way: pd.DataFrame) -> Figure:
             )
         rows_of_legend = -(-len(ax.get_legend_handles_labels()[0]) // 2)
         ax.set_title(task, loc="left", pad=6 + 12 * rows_of_legend)
-        _curves(way, part_way[part_way.task == task], "share")
+        _curves(way, part_way[part_way.task == task], "share", order)
         way.set_xlim(0, 1.03)
         way.set_xlabel("share of the way to the weights of a half")
     return figure
 
 
-def _over_steps(ax: Axes, own: pd.DataFrame) -> None:
-    _curves(ax, own, "num_steps")
+def _over_steps(ax: Axes, own: pd.DataFrame, order: list[str]) -> None:
+    _curves(ax, own, "num_steps", order)
     ax.set_xscale("log")
     plots.readable_log(ax.xaxis)
     ax.set_xlabel("steps of training")
 
 
-def _curves(ax: Axes, own: pd.DataFrame, over: str) -> None:
-    """Draw the LDS of each predictor with its interval."""
-    for index, (name, curve) in enumerate(own.groupby("predictor", sort=False)):
+def _curves(ax: Axes, own: pd.DataFrame, over: str, order: list[str]) -> None:
+    """Draw the LDS of each predictor with its interval, in the colour of its place in `order`."""
+    for name, curve in own.groupby("predictor", sort=False):
+        index = order.index(str(name))
         color, marker = plots.PALETTE[index], plots.MARKERS[index]
         ax.fill_between(curve[over], curve.lds_low, curve.lds_high, color=color, alpha=0.12)
         ax.plot(curve[over], curve.lds, color=color, marker=marker, ms=4, label=name)

@@ -33,7 +33,7 @@ def draw(computed: Computed) -> dict[str, Figure]:
         ax.set_xticks(range(len(models)), labels, fontsize=7)
         ax.set_title(f"{count} vector{'s' if count > 1 else ''}")
         ax.grid(axis="x", visible=False)
-    axes[0, 0].set_ylabel("time for each vector, in units of (...)")
+    axes[0, 0].set_ylabel("time for each vector,\nin units of (...)")
     handles, names = axes[0, 0].get_legend_handles_labels()
     figure.legend(handles, names, loc="outside lower center", ncols=4, fontsize=8, frameon=False)
     return {"figure.png": figure}

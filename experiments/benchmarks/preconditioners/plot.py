@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from curvlab.reporting import plots
 from experiments.target import Computed
 
-TOP = 1e3  # errors above it are drawn here
+TOP = 1e3  # errors above it are not drawn: where they start is marked
 
 
 def draw(computed: Computed) -> dict[str, Figure]:
@@ -42,7 +42,7 @@ def _products(ax: Axes, own: pd.DataFrame) -> None:
             color=plots.PALETTE[index % len(plots.PALETTE)],
             linestyle="-" if "rows" in str(label) else "--",
             marker="os^v"[index // len(plots.PALETTE) % 4],
-            markersize=4,
+            markersize=max(3.5, 7.5 - 0.5 * index),  # smaller on larger: equal curves are both seen
             label=str(label),
         )
     ax.set_xscale("log")
@@ -52,7 +52,12 @@ def _products(ax: Axes, own: pd.DataFrame) -> None:
 
 def _errors(ax: Axes, own: pd.DataFrame) -> None:
     for index, (label, curve) in enumerate(own.groupby("sampling", sort=False)):
-        ax.plot(curve.passes, curve.error.clip(upper=TOP), color=plots.PALETTE[index], label=str(label))
+        color, width = plots.PALETTE[index], 3.6 - 1.2 * index  # thinner on wider: equal curves are both seen
+        shown = curve.error <= TOP
+        ax.plot(curve.passes[shown], curve.error[shown], color=color, linewidth=max(width, 0.8), label=str(label))
+        above = curve.passes[~shown]
+        if len(above):
+            ax.plot(above.iloc[:1], [TOP], "^", color=color, label=f"above {TOP:g} from here")
     ax.axhline(1, color="#555555", linestyle=":", linewidth=1)
     ax.set_xscale("log")
     ax.set_yscale("log")

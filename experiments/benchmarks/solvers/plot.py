@@ -11,6 +11,7 @@ from experiments.target import Computed
 
 FLOOR = 1e-7  # of 1 - correlation: below it is rounding of the reference
 STYLES = ("-", "--")
+ENDS = ("o", "s")  # of answers, for the same two: colours repeat
 
 
 def draw(computed: Computed) -> dict[str, Figure]:
@@ -41,8 +42,9 @@ def _grid(table: pd.DataFrame, x: str, label: str) -> Figure:
                 "linewidth": 2.4 if "default" in method else 1.2,
                 "zorder": 4 if "default" in method else 2,
             }
-            _curve(axes[0, column], curve, x, curve.error, style)
-            _curve(axes[1, column], curve, x, (1 - curve.correlation).clip(lower=FLOOR), style)
+            end = ENDS[index // len(plots.PALETTE)]
+            _curve(axes[0, column], curve, x, curve.error, style, end)
+            _curve(axes[1, column], curve, x, (1 - curve.correlation).clip(lower=FLOOR), style, end)
         axes[1, column].set_xlabel(label)
         for ax in axes[:, column]:
             ax.set_xscale("log")
@@ -56,10 +58,10 @@ def _grid(table: pd.DataFrame, x: str, label: str) -> Figure:
     return figure
 
 
-def _curve(ax: Axes, curve: pd.DataFrame, x: str, values: pd.Series, style: dict) -> None:
-    """Draw a trajectory with its end marked: a dot for an answer, a cross where it diverged."""
+def _curve(ax: Axes, curve: pd.DataFrame, x: str, values: pd.Series, style: dict, end: str) -> None:  # noqa: PLR0917
+    """Draw a trajectory with its end marked: `end` for an answer, a cross where it diverged."""
     if curve.empty:
         return
     ax.plot(curve[x], values, **style)
     diverged = str(curve.outcome.iloc[-1]).startswith("diverges")
-    ax.plot(curve[x].iloc[-1:], values.iloc[-1:], **{**style, "label": None, "marker": "x" if diverged else "o"})
+    ax.plot(curve[x].iloc[-1:], values.iloc[-1:], **{**style, "label": None, "marker": "x" if diverged else end})

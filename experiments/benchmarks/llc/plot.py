@@ -32,6 +32,7 @@ def _draw_methods(summary: pd.DataFrame, timings: pd.DataFrame) -> Figure:
     figure, axes = plots.figure(1, 2, panel_size=(4.6, 3.2))
     left, right = axes[0]
     colors = {name: plots.PALETTE[index] for index, name in enumerate(timings.method.unique())}
+    summary = summary.fillna({"problems": ""})
     for row, (_, own) in enumerate(summary.iterrows()):
         left.errorbar(
             float(own.llc),
@@ -39,12 +40,14 @@ def _draw_methods(summary: pd.DataFrame, timings: pd.DataFrame) -> Figure:
             xerr=[[float(own.llc - own.low)], [float(own.high - own.llc)]],
             fmt=plots.MARKERS[0],
             color=colors[own.method],
+            markerfacecolor="white" if own.problems else colors[own.method],
             capsize=4,
         )
     left.set_yticks(range(len(summary)), summary.method)
     left.invert_yaxis()
     left.margins(y=0.2)
-    left.set_xlabel("estimated learning coefficient\n(95 % t interval over chains)")
+    hollow = "; hollow: not valid" if (summary.problems != "").any() else ""
+    left.set_xlabel(f"estimated learning coefficient\n(95 % t interval over chains{hollow})")
     left.set_title(str(summary.model.iloc[0]))
     methods, threads = list(colors), sorted(timings.threads.unique())
     height = 0.8 / len(threads)
@@ -83,13 +86,7 @@ def _draw_linear_networks(table: pd.DataFrame) -> Figure:
     ax.margins(y=0.1)
     ax.set_xlabel("parameters of the deep linear network")
     ax.set_ylabel("estimate / coefficient")
-    figure.legend(
-        loc="outside lower center",
-        ncols=3,
-        fontsize=8,
-        frameon=False,
-        title="95 % t interval over chains; hollow: not valid",
-    )
+    _legend(figure, title="95 % t interval over chains; hollow: not valid")
     return figure
 
 
@@ -106,13 +103,7 @@ def _draw_population_chains(table: pd.DataFrame) -> Figure:
     ax.set_xlabel("quarter of the chains")
     ax.set_ylabel("estimate / coefficient")
     ax.set_title(f"chains on the exact loss: at the end {table.ratio.max():.2f} at most")
-    figure.legend(
-        loc="outside lower center",
-        ncols=3,
-        fontsize=8,
-        frameon=False,
-        title="step in units of 1/(nβ λmax), localization γ, nβ",
-    )
+    _legend(figure, title="step in units of 1/(nβ λmax), localization γ, nβ")
     return figure
 
 
@@ -145,9 +136,7 @@ def _draw_default_sampler(table: pd.DataFrame) -> Figure:
     for ax in (left, right):
         ax.invert_yaxis()
         ax.margins(y=0.12)
-    figure.legend(
-        loc="outside lower center", ncols=3, fontsize=8, frameon=False, title="95 % t over chains; right:"
-    )
+    _legend(figure, title="95 % t over chains; right:")
     return figure
 
 
@@ -175,5 +164,9 @@ def _draw_known(table: pd.DataFrame) -> Figure:
     ax.minorticks_off()
     ax.invert_yaxis()
     ax.set_xlabel("ratio to the value at this n")
-    figure.legend(loc="outside lower center", ncols=3, fontsize=8, frameon=False)
+    _legend(figure)
     return figure
+
+
+def _legend(figure: Figure, title: str | None = None) -> None:
+    figure.legend(loc="outside lower center", ncols=3, fontsize=8, frameon=False, title=title)

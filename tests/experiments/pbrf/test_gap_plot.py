@@ -11,7 +11,7 @@ from curvlab.influence.responses import GAPS
 from experiments.pbrf.gap_plot import draw
 
 NO_VALUE = "one bar: no value of the paper's"
-BARS = "t 95 % over seeds; to the edge where it reaches 0"
+BARS = "t 95 % over seeds of the arithmetic mean (claims:\nthe geometric); to the edge where it reaches 0"
 MOVED = "line: how far the influence estimate moves"
 PAPER = ["hatched: the paper's", "hollow: the paper's, ± as printed (0.000 left out)", MOVED, BARS]
 

@@ -9,8 +9,10 @@ import torch
 from torch import Tensor, nn
 from torch.testing import assert_close
 
+from curvlab.curvature.mean_gradient import mean_gradient
 from curvlab.curvature.pass_size import MemoryWarning
-from curvlab.influence import per_example_gradients, self_influence
+from curvlab.influence import directional_derivatives, example_derivatives, per_example_gradients, self_influence
+from curvlab.influence.curvature_probes import curvature_probes
 from curvlab.solvers import Direct
 
 CPU_ERROR = "[enforce fail at alloc_cpu.cpp:124] DefaultCPUAllocator: can't allocate memory: you tried"
@@ -59,6 +61,75 @@ def test_gradients_are_halved_until_they_fit(data, convolution: bool) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error", MemoryWarning)
         per_example_gradients(model, nn.CrossEntropyLoss(), data, batch_size=6)
+
+
+@pytest.mark.parametrize("convolution", [False, True])
+def test_derivatives_along_directions_are_halved_until_they_fit(data, convolution: bool) -> None:
+    model = Limited(6, convolution=convolution).eval()
+    gradients = one_by_one(model, data)
+    directions = torch.randn(gradients.shape[1], 3, dtype=torch.float64)
+    with pytest.warns(MemoryWarning, match="a pass now takes 5 examples"):
+        found = directional_derivatives(model, nn.CrossEntropyLoss(), data, directions)
+    assert_close(found, gradients @ directions, rtol=1e-11, atol=1e-13)
+
+
+def test_so_are_directions_where_fewer_examples_do_not_help(data, monkeypatch: pytest.MonkeyPatch) -> None:
+    vmap, seen = example_derivatives.vmap, []
+
+    def narrow(function):
+        def call(*columns: Tensor) -> Tensor:
+            seen.append(len(columns[0]))
+            if len(columns[0]) > 3:
+                raise RuntimeError(CPU_ERROR)
+            return vmap(function)(*columns)
+
+        return call
+
+    monkeypatch.setattr(example_derivatives, "vmap", narrow)
+    model = Limited(SIZE, convolution=False).eval()
+    gradients = one_by_one(model, data)
+    directions = torch.randn(gradients.shape[1], 8, dtype=torch.float64)
+    with pytest.warns(MemoryWarning, match="2 vectors"):
+        found = directional_derivatives(model, nn.CrossEntropyLoss(), data, directions)
+    assert max(seen) == 8
+    assert seen[-1] == 2
+    assert_close(found, gradients @ directions, rtol=1e-11, atol=1e-13)
+
+
+def test_the_mean_gradient_is_halved_until_it_fits(data) -> None:
+    model = Limited(6, convolution=False).eval()
+    with pytest.warns(MemoryWarning, match="a pass now takes 5 examples"):
+        found = mean_gradient(model, nn.CrossEntropyLoss(), data)
+    assert_close(found, one_by_one(model, data).mean(0), rtol=1e-11, atol=1e-13)
+
+
+def test_probes_of_pieces_have_the_covariance_of_all(data, generator: torch.Generator) -> None:
+    weights = torch.linspace(0, 2, SIZE, dtype=torch.float64)
+    probes = []
+    for most in (SIZE, 6):
+        model = Limited(most, convolution=False).eval()
+        passes = (model, nn.CrossEntropyLoss(), data, 4000, SIZE, generator, weights)
+        if most < SIZE:
+            with pytest.warns(MemoryWarning, match="a pass now takes 5 examples"):
+                probes.append(curvature_probes(*passes))
+        else:
+            probes.append(curvature_probes(*passes))
+    whole, pieces = (sample @ sample.T / sample.shape[1] for sample in probes)
+    dense = dense_gauss_newton(model.inner, data, weights)
+    assert (whole - dense).norm() / dense.norm() < 0.1
+    assert (pieces - dense).norm() / dense.norm() < 0.1
+
+
+def dense_gauss_newton(model: nn.Module, data: tuple[Tensor, Tensor], weights: Tensor) -> Tensor:
+    """Return 1/N Σ w_n J_nᵀ (diag p - p pᵀ) J_n, row by row."""
+    parameters, total = list(model.parameters()), 0
+    for x, weight in zip(data[0], weights, strict=True):
+        outputs = model(x[None])[0]
+        rows = [torch.autograd.grad(out, parameters, retain_graph=True) for out in outputs]
+        jacobian = torch.stack([torch.cat([g.flatten() for g in row]) for row in rows])
+        p = outputs.detach().softmax(0)
+        total += weight * jacobian.T @ (torch.diag(p) - torch.outer(p, p)) @ jacobian
+    return total / len(data[0])
 
 
 def test_other_errors_pass(data) -> None:

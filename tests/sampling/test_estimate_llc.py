@@ -210,6 +210,11 @@ def test_bad_arguments(changes: dict, match: str, tmp_path: Path) -> None:
         estimate(checkpoint=tmp_path, **changes)
 
 
+def test_a_seed_in_place_of_a_generator() -> None:
+    with pytest.raises(TypeError, match=r"got 0: torch.Generator\(\).manual_seed\(0\)"):
+        estimate(generator=0)
+
+
 def test_nbeta_needs_examples() -> None:
     with pytest.raises(ValueError, match="pass nbeta"):
         default_nbeta(2)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial, reduce
+
 import torch
 from torch import Tensor, nn
 
-from curvlab.curvature.batches import Batches, Data
+from curvlab.curvature.batches import Batch, Batches, Data
 from curvlab.curvature.known_losses import output_loss
 from curvlab.curvature.model_function import ModelFunction, check_finite
+from curvlab.curvature.pass_size import PassSize
 from curvlab.linalg import flatten
 
 
@@ -24,7 +27,8 @@ def mean_gradient(model: nn.Module, loss: nn.Module, data: Data, *, batch_size: 
         data: likewise.
         batch_size: examples at a time, for pairs and datasets.
 
-    Cost: one forward and one backward of the data.
+    Cost: one forward and one backward of the data, half of a batch at a time whenever memory runs out, with a
+    MemoryWarning.
     """
     total, count = summed_gradient(model, loss, data, batch_size=batch_size)
     if count == 0:
@@ -40,13 +44,22 @@ def summed_gradient(
     function, known = ModelFunction(model), output_loss(loss)
     total = torch.zeros(function.num_parameters, dtype=function.dtype, device=function.device)
     count = 0.0
-    for inputs, targets in Batches.of(function, data, batch_size=batch_size):
+    passes = PassSize(examples=None, columns=1)
+
+    def of_piece(piece: Batch) -> Tensor:
+        inputs, targets = piece
         leaves = [value.detach().requires_grad_() for value in function.parameters]
         with torch.enable_grad():
             outputs = function(leaves, inputs)
             check_finite(outputs)
             known.check(outputs, targets)
             value = known.per_example(outputs, targets).sum()
-            total += flatten(torch.autograd.grad(value, leaves, materialize_grads=True))
-        count += known.count(targets)
+            return flatten(torch.autograd.grad(value, leaves, materialize_grads=True))
+
+    def of_batch(batch: Batch) -> Tensor:
+        return reduce(torch.add, map(of_piece, passes.pieces(batch)))
+
+    for batch in Batches.of(function, data, batch_size=batch_size):
+        total += passes.run(partial(of_batch, batch), columns=1)
+        count += known.count(batch[1])
     return total, 1.0 if known.reduction == "sum" else count

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+from functools import partial, reduce
 
 import torch
 from torch import Tensor, nn
 
 from curvlab.curvature import Batches, Loss, ModelFunction, OutputLoss, output_loss
+from curvlab.curvature.batches import Batch, Inputs
 from curvlab.curvature.output_hessians import dense_hessians
+from curvlab.curvature.pass_size import PassSize
 from curvlab.data.splits import Pairs
 from curvlab.linalg import flatten
 
@@ -22,11 +25,13 @@ def curvature_probes(  # noqa: PLR0917
     generator: torch.Generator,
     weights: Tensor | None,
 ) -> Tensor:
-    """Return normal vectors of covariance G, (P, count)."""
+    """Return normal vectors of covariance G, (P, count), from half a batch at a time whenever memory runs out."""
     function, outputs_loss = ModelFunction(model), output_loss(loss)
-    probes: list[Tensor] | None = None
+    probes: Tensor | None = None
     predictions, size = 0.0, 0
-    for inputs, targets in Batches.of(function, train, batch_size=batch_size):
+    passes = PassSize(examples=None, columns=1)
+
+    def of_piece(inputs: Inputs, targets: Tensor, own_weights: Tensor | None) -> Tensor:
         leaves = [value.detach().requires_grad_() for value in function.parameters]
         with torch.enable_grad():
             outputs = function(leaves, inputs)
@@ -35,19 +40,31 @@ def curvature_probes(  # noqa: PLR0917
                 f"probes need outputs (N, C), got {tuple(outputs.shape)}: use self_influence for sequences"
             )
         root = _curvature_root(outputs.detach(), targets, outputs_loss)
-        if weights is not None:
-            root = root * weights[size : size + len(targets)].to(root).sqrt()[:, None, None]
-        size += len(targets)
+        if own_weights is not None:
+            root = root * own_weights.to(root).sqrt()[:, None, None]
         drawn = torch.einsum("kni,nij->knj", normal_like((count, *outputs.shape), outputs, generator), root)
         pulled = [
             flatten(torch.autograd.grad(outputs, leaves, cotangent, retain_graph=True, materialize_grads=True))
             for cotangent in drawn
         ]
-        probes = pulled if probes is None else [sum_ + own for sum_, own in zip(probes, pulled, strict=True)]
-        predictions += outputs_loss.count(targets)
+        return torch.stack(pulled, dim=1)
+
+    def of_batch(batch: Batch, start: int) -> Tensor:
+        found = []
+        for inputs, targets in passes.pieces(batch):
+            own_weights = None if weights is None else weights[start : start + len(targets)]
+            found.append(of_piece(inputs, targets, own_weights))
+            start += len(targets)
+        return reduce(torch.add, found)
+
+    for batch in Batches.of(function, train, batch_size=batch_size):
+        pulled = passes.run(partial(of_batch, batch, size), columns=1)
+        probes = pulled if probes is None else probes + pulled
+        size += len(batch[1])
+        predictions += outputs_loss.count(batch[1])
     if probes is None:
         raise ValueError("the training set is empty")
-    return torch.stack(probes, dim=1) / math.sqrt(divided_by(loss, predictions))
+    return probes / math.sqrt(divided_by(loss, predictions))
 
 
 def _curvature_root(outputs: Tensor, targets: Tensor, loss: OutputLoss) -> Tensor:

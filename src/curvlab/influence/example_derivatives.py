@@ -79,28 +79,39 @@ def directional_derivatives(
     """Return the derivative of each example's own loss along each direction, (P, K) -> (N, K).
 
     Equal to per_example_gradients(...) @ directions without a backward and without any (N, P) matrix. Cost: one
-    forward that carries the tangent, 2F of the data a direction (1F + 1F each with vmap).
+    forward that carries the tangent, 2F of the data a direction (1F + 1F each with vmap), fewer examples or
+    directions at a time whenever memory runs out, with a MemoryWarning.
     """
     function = ModelFunction(model)
     known = output_loss(loss)
     measure = measurement or known.own_loss
     parameters = function.parameters
-    rows = []
-    for inputs, targets in Batches.of(function, data, batch_size=batch_size):
-        _check(function, measure, inputs, targets, known)
 
-        def measured(values: Sequence[Tensor], inputs: Inputs = inputs, targets: Tensor = targets) -> Tensor:
+    def of_piece(inputs: Inputs, targets: Tensor, directions: Tensor) -> Tensor:
+        def measured(values: Sequence[Tensor]) -> Tensor:
             return measure(function(values, inputs), targets)
 
-        def along(*direction: Tensor, measured: Callable[..., Tensor] = measured) -> Tensor:
+        def along(*direction: Tensor) -> Tensor:
             return jvp(measured, (parameters,), (direction,))[1]
 
-        with torch.no_grad():
-            if directions.shape[1] > 1 and known.by_vmap and use_vmap(function, "auto", inputs):
-                columns = vmap(along)(*unflatten_columns(directions, parameters))
-            else:
-                columns = torch.stack([along(*unflatten(d, parameters)) for d in directions.unbind(1)])
-        rows.append(columns.T)
+        if directions.shape[1] > 1 and known.by_vmap and use_vmap(function, "auto", inputs):
+            return vmap(along)(*unflatten_columns(directions, parameters)).T
+        return torch.stack([along(*unflatten(d, parameters)) for d in directions.unbind(1)], dim=1)
+
+    passes = PassSize(examples=None, columns=directions.shape[1])
+
+    def in_passes(batch: Batch) -> list[Tensor]:
+        found = []
+        for inputs, targets in passes.pieces(batch):
+            _check(function, measure, inputs, targets, known)
+            groups = directions.split(max(passes.columns, 1), dim=1)
+            found.append(torch.cat([of_piece(inputs, targets, group) for group in groups], dim=1))
+        return found
+
+    rows: list[Tensor] = []
+    with torch.no_grad():
+        for batch in Batches.of(function, data, batch_size=batch_size):
+            rows += passes.run(partial(in_passes, batch), columns=directions.shape[1])
     return torch.cat(rows)
 
 

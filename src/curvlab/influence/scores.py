@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from curvlab.curvature import Batches, Data, GaussNewtonOperator, Loss, WeightedOperator
 from curvlab.curvature.data_operator import DEFAULT_BATCH_SIZE
 from curvlab.curvature.known_losses import of_mean_weight_one
-from curvlab.curvature.pass_size import with_halving
 from curvlab.influence.example_derivatives import Measurement, directional_derivatives, per_example_gradients
 from curvlab.linalg import identity
 from curvlab.shown import Shown, Summary, counted
@@ -162,10 +161,8 @@ def influence(
         generator = torch.Generator(op.device).manual_seed(0)
     solution = solver.solve(damped, rhs.T, generator=generator)
     measured, of = (test, measurement) if by_point else (sources, None)
-    scores = -with_halving(
-        lambda size: directional_derivatives(model, loss, measured, solution.x, measurement=of, batch_size=size),
-        op.examples_at_once(batch_size),
-    )
+    at_once = op.examples_at_once(batch_size)
+    scores = -directional_derivatives(model, loss, measured, solution.x, measurement=of, batch_size=at_once)
     if not by_point:
         scores = scores.T
     if not solution.converged:

@@ -171,10 +171,10 @@ def estimated_self_influence(
         probes = curvature_probes(model, loss, train, count, batch_size, generator, weights)
         probes += math.sqrt(damping) * normal_like(tuple(probes.shape), probes, generator)
         x = solved.solve(operator, probes, solver, rtol, generator)
-        squares += _along(model, loss, train, x, batch_size).square().sum(1)
+        squares += directional_derivatives(model, loss, train, x, batch_size=batch_size).square().sum(1)
     mean_gradient = _mean_gradient(model, loss, train, batch_size, weights)
     x = solved.solve(operator, mean_gradient[:, None], solver, rtol, generator)
-    total = _along(model, loss, train, x, batch_size)[:, 0]
+    total = directional_derivatives(model, loss, train, x, batch_size=batch_size)[:, 0]
     scale = _left_out(loss, size, weights)
     return SelfInfluence(
         scale(squares / num_probes), scale(total), solved.residual, solved.converged, solved.num_matvecs
@@ -222,11 +222,6 @@ def _damped(  # noqa: PLR0917
     op = GaussNewtonOperator(model, loss, train, batch_size=batch_size, memory_budget=memory_budget)
     matrix = op if weights is None else WeightedOperator(op, weights, batch_size=batch_size)
     return matrix + damping * identity
-
-
-def _along(model: nn.Module, loss: Loss, train: Pairs, x: Tensor, batch_size: int) -> Tensor:
-    """Return the derivatives of all losses along x, (P, K) -> (N, K), fewer at a time when memory runs out."""
-    return with_halving(lambda size: directional_derivatives(model, loss, train, x, batch_size=size), batch_size)
 
 
 def _of_mean_weight_one(model: nn.Module, loss: Loss, train: Pairs, batch_size: int) -> Loss:

@@ -85,6 +85,10 @@ def estimate_llc(
             "need num_chains, num_draws, steps_per_draw of at least 1 and num_burnin_steps of at least 0, got "
             f"{num_chains}, {num_draws}, {steps_per_draw} and {num_burnin_steps}"
         )
+    if not isinstance(generator, torch.Generator):
+        raise TypeError(
+            f"generator must be a torch.Generator, got {generator!r}: torch.Generator().manual_seed(0)"
+        )
     losses = EnsembleLosses(model, loss, data, example_weights=weights)
     nbeta = default_nbeta(losses.num_examples) if nbeta is None else nbeta
     check_nbeta(nbeta)

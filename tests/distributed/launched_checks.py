@@ -40,6 +40,7 @@ from curvlab.influence.example_derivatives import per_example_gradients
 from curvlab.linalg import LinearOperator, identity
 from curvlab.sampling import estimate_llc as llc_on_one
 from curvlab.solvers import BlockConjugateGradient, ConjugateGradient, Lissa, MinimumResidual
+from curvlab.solvers.default import rows_pay
 from curvlab.spectrum import hutchinson_trace, mean_eigenvalue, sketch_eigenvalues, top_eigenvalues
 
 
@@ -112,6 +113,14 @@ def check_influence(ranks: Ranks) -> None:
     found = influence(model, LOSS, uneven(ranks, data), test, **settings)
     close(found.scores, influence_on_one(model, LOSS, data, test, **settings).scores, "influence")
     same_on_all(ranks, found.scores, "influence")
+    sure = torch.cat([data[0][:4], 100 * data[0][4:]]), data[1]  # the first hold the curvature
+    torch.manual_seed(3)
+    linear = torch.nn.Linear(5, 3).double().eval()
+    assert rows_pay(GaussNewtonOperator(linear, LOSS, sure))
+    found = influence(linear, LOSS, uneven(ranks, sure), test, damping=0.1, rtol=1e-9)
+    expected = influence_on_one(linear, LOSS, sure, test, damping=0.1, rtol=1e-9)
+    close(found.scores, expected.scores, "influence by the default solver")
+    assert found.solution.num_matvecs == expected.solution.num_matvecs, "it looks at the examples of all ranks"
     weights = torch.rand(len(data[0]), generator=seeded(7), dtype=torch.float64)
     own = uneven(ranks, (weights, weights))[0]
     found = influence(model, LOSS, uneven(ranks, data), test, weights=own, **settings)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -71,61 +72,32 @@ def influence(
     ranks.agree(
         torch.tensor(weights is None), "whether they have weights: pass each rank those of its own examples"
     )
-    prepared = _of_sharded if sharded.is_sharded(model) else _of_whole
-    matrix, sides, derivatives = prepared(
-        model, loss, share, test, measurement=measurement, batch_size=batch_size, weights=weights, ranks=ranks
-    )
-    solver = default_solver(matrix.shape[0], sides.shape[1], rtol=rtol) if solver is None else solver
+    matrix: LinearOperator  # G
+    if sharded.is_sharded(model):
+        cut = sharded.ShardedGaussNewtonOperator(
+            model, loss, share, batch_size=batch_size or _SHARDED_BATCH_SIZE, ranks=ranks
+        )
+        own_loss = output_loss(of_mean_weight_one(loss, _of_all(ranks, cut.own_targets()))).own_loss
+        matrix = cut if weights is None else cut.weighted(weights)
+        sides = sharded.per_example_gradients(cut, test, measurement or own_loss).T
+        derivatives = partial(sharded.directional_derivatives, cut, measurement=own_loss)
+    else:
+        size = batch_size or _BATCH_SIZE
+        own = GaussNewtonOperator(model, loss, share, batch_size=size)
+        spread = DataParallelOperator(own, ranks)
+        unit = of_mean_weight_one(loss, _of_all(ranks, (targets for _, targets in own.batches)))
+        matrix = spread if weights is None else spread.weighted(weights, batch_size=size)
+        # From rank 0, so that all solve for the same vectors to the last bit.
+        sides = ranks.from_first(per_example_gradients(model, unit, test, measurement=measurement)).T
+        derivatives = partial(directional_derivatives, model, unit, share, batch_size=size)
+    damped = matrix + damping * identity
+    if solver is None:
+        solver = default_solver(matrix.shape[0], sides.shape[1], rtol=rtol, operator=damped)
     generator = torch.Generator(matrix.device).manual_seed(0) if generator is None else generator
-    solution = solver.solve(matrix + damping * identity, sides, generator=generator)
-    own = -derivatives(solution.x)
-    scores = torch.cat([part.to(own) for part in ranks.gather(own.cpu())]).T
+    solution = solver.solve(damped, sides, generator=generator)
+    own_scores = -derivatives(directions=solution.x)
+    scores = torch.cat([part.to(own_scores) for part in ranks.gather(own_scores.cpu())]).T
     return Influence(scores=scores, solution=solution, solved_for="test")
-
-
-# G; the tests' gradients, (P, num_test); and derivatives of own examples' losses, (P, K) -> (N_r, K).
-_Prepared = tuple[LinearOperator, Tensor, Callable[[Tensor], Tensor]]
-
-
-def _of_whole(
-    model: nn.Module,
-    loss: nn.Module,
-    share: Data,
-    test: Data,
-    *,
-    measurement: Measurement | None,
-    batch_size: int | None,
-    weights: Tensor | None,
-    ranks: Ranks,
-) -> _Prepared:
-    size = batch_size or _BATCH_SIZE
-    own = GaussNewtonOperator(model, loss, share, batch_size=size)
-    operator = DataParallelOperator(own, ranks)
-    matrix = operator if weights is None else operator.weighted(weights, batch_size=size)
-    unit = of_mean_weight_one(loss, _of_all(ranks, (targets for _, targets in own.batches)))
-    # From rank 0, so that all solve for the same vectors to the last bit.
-    sides = ranks.from_first(per_example_gradients(model, unit, test, measurement=measurement))
-    return matrix, sides.T, lambda x: directional_derivatives(model, unit, share, x, batch_size=size)
-
-
-def _of_sharded(
-    model: nn.Module,
-    loss: nn.Module,
-    share: Data,
-    test: Data,
-    *,
-    measurement: Measurement | None,
-    batch_size: int | None,
-    weights: Tensor | None,
-    ranks: Ranks,
-) -> _Prepared:
-    operator = sharded.ShardedGaussNewtonOperator(
-        model, loss, share, batch_size=batch_size or _SHARDED_BATCH_SIZE, ranks=ranks
-    )
-    matrix = operator if weights is None else operator.weighted(weights)
-    own_loss = output_loss(of_mean_weight_one(loss, _of_all(ranks, operator.own_targets()))).own_loss
-    sides = sharded.per_example_gradients(operator, test, measurement or own_loss)
-    return matrix, sides.T, lambda x: sharded.directional_derivatives(operator, x, own_loss)
 
 
 def _of_all(ranks: Ranks, targets: Iterable[Tensor]) -> Iterator[Tensor]:

@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, cast
 import torch
 
 from curvlab.curvature import output_curvatures
-from curvlab.curvature.example_rows import covering_layers
+from curvlab.curvature.example_rows import covering_layers, own_gauss_newton
 from curvlab.linalg import LinearOperator, SumOperator
 from curvlab.solvers.block_conjugate_gradient import BlockConjugateGradient
 from curvlab.solvers.preconditioners import Nystrom, Rows
 
 if TYPE_CHECKING:
     from curvlab.curvature import GaussNewtonOperator
+    from curvlab.curvature.spread_operator import SpreadOperator
 
 # Residual 1e-2 on an overfitted MLP on MNIST, 25 right-hand sides: 1,050 products without a preconditioner; with
 # ranks of 2, 4, 6 and 8 times 25, whose set-up is counted, 900, 850, 825 and 825. Where block CG alone needs few
@@ -67,22 +68,25 @@ def rows_pay(operator: LinearOperator) -> bool:
 
     False where `Rows` does not apply or costs a gradient for each output: other matrices than positive
     semi-definite Gauss-Newton ones, parameters beyond linear and convolutional layers, sequences of predictions;
-    and where its 256 MiB hold fewer rows than these are examples. Cost: one forward of the data.
+    and where its 256 MiB hold fewer rows than these are examples. Where examples are spread over processes all
+    of them make this call, and get the same answer. Cost: one forward of the data.
     """
     terms = operator.terms if isinstance(operator, SumOperator) else (operator,)
     sources = [term for term in terms if term.num_examples is not None]
     if len(sources) != 1 or not sources[0].is_psd:
         return False
-    source = cast("GaussNewtonOperator", sources[0])  # what is none is refused below
+    num_leading = max(1, (sources[0].num_examples or 0) // _TAIL)
+    source = cast("GaussNewtonOperator | SpreadOperator", sources[0])  # what is neither is refused below
     try:
-        if covering_layers(source) is None or not _has_one_prediction(source):
+        own = own_gauss_newton(source)
+        if covering_layers(own) is None or not _has_one_prediction(own):
             return False
-        scores = output_curvatures(source)
-        num_leading = max(1, len(scores) // _TAIL)
         if Rows().affordable(source) < num_leading:
             return False
     except (TypeError, ValueError, AttributeError):
         return False
+    # Outside: what goes wrong with one process's examples must end all of them.
+    scores = output_curvatures(source)
     leading = scores.sort(descending=True).values[:num_leading]
     return float(leading.sum()) > _TAIL_SHARE * float(scores.sum())
 

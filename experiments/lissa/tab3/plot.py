@@ -113,4 +113,4 @@ def _variances(ax: Axes, table: pd.DataFrame, gradients: pd.DataFrame) -> None:
     ax.set_xscale("log")
     ax.set_yticks(places, [f"{row['task']}\nL = {row['tensors']}" for row in table.to_dict("records")])
     ax.set_ylim(-0.6, len(table) - 0.4)
-    ax.set_xlabel("variance, per tensor / dense")
+    ax.set_xlabel("variance,\nper tensor / dense")

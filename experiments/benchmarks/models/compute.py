@@ -10,6 +10,7 @@ import pandas as pd
 from omegaconf import DictConfig, OmegaConf
 
 from curvlab import runs
+from curvlab.reporting import t_interval
 from experiments.benchmarks.models.process import Apart
 from experiments.benchmarks.models.rounding import rounding_errors
 from experiments.benchmarks.models.worker import DIFFERENCES, GRADIENT, LOW_MEMORY, PLAIN_GRADIENT, PRODUCT
@@ -96,7 +97,7 @@ def repeats_of(name: str, measured: dict[str, Any]) -> pd.DataFrame:
 
 
 def summary(name: str, measured: dict[str, Any], repeats: pd.DataFrame, errors: pd.DataFrame) -> dict[str, Any]:
-    """Return one model's row: medians over repeats and rounds."""
+    """Return one model's row: medians over repeats and rounds; of ratios to the floor means and t intervals."""
     seconds = {method: np.asarray(values) for method, values in measured["seconds"].items()}
     floor = 2 * seconds["forward"] + seconds[GRADIENT]
     row: dict[str, Any] = {
@@ -106,8 +107,11 @@ def summary(name: str, measured: dict[str, Any], repeats: pd.DataFrame, errors: 
     }
     row |= {column: float(repeats[column].median()) for column in repeats.columns[2:]}
     row |= {f"{method.split()[0]}_ms": 1e3 * float(np.median(own)) for method, own in seconds.items()}
-    row["time_to_floor"] = float(np.median(seconds[PRODUCT] / floor))
-    row["low_memory_time_to_floor"] = float(np.median(seconds[LOW_MEMORY] / floor))
+    row["rounds"] = len(floor)
+    for method, column in ((PRODUCT, "time_to_floor"), (LOW_MEMORY, "low_memory_time_to_floor")):
+        ratios = seconds[method] / floor
+        interval = t_interval(ratios, unit="rounds")
+        row |= {column: float(ratios.mean()), f"{column}_low": interval.low, f"{column}_high": interval.high}
     one_batch = errors[(errors.matrix == "Gauss-Newton") & (errors.batches == 1)].set_index("precision")
     return row | {f"error_{precision}": _number(one_batch, precision) for precision in one_batch.index}
 

@@ -29,12 +29,16 @@ def judge(computed: Computed, claims: ClaimSheet) -> list[ClaimResult]:
 
 def _higher(claim: Claim, table: pd.DataFrame, quantity: str, matched: pd.DataFrame) -> ClaimResult:
     usable = table[table.valid] if quantity == "llc" else table
-    wide = usable.pivot_table(index=["seed", "epoch"], columns="optimizer", values=quantity)
-    if not {"sgd", "ngd"} <= set(wide.columns) or wide.dropna().empty:
-        return out_of_reach(claim, "At no checkpoint are both estimates a learning coefficient (see `problem`).")
-    means = wide.dropna().groupby("seed").mean()
-    values = ((means.ngd - means.sgd) / means.sgd.mean()).to_numpy()  # SGD's of one seed may lie near 0
-    why = _at_matched_loss(matched, quantity)
+    wide = usable.pivot_table(index="seed", columns=["optimizer", "epoch"], values=quantity)
+    wide = wide.reindex(table.seed.unique()).dropna(axis="columns")  # what every seed has
+    epochs = [epoch for epoch in table.epoch.unique() if {("sgd", epoch), ("ngd", epoch)} <= set(wide.columns)]
+    if not epochs:
+        return out_of_reach(
+            claim, "At no checkpoint have all seeds a learning coefficient of both (see `problem`)."
+        )
+    sgd, ngd = (wide[[(name, epoch) for epoch in epochs]].to_numpy().mean(axis=1) for name in ("sgd", "ngd"))
+    values = (ngd - sgd) / sgd.mean()  # SGD's of one seed may lie near 0
+    why = f"Of epochs {', '.join(map(str, epochs))}. {_at_matched_loss(matched, quantity)}"
     return judge_claim(claim, values.mean(), t_interval(values), if_not_reproduced=why)
 
 
@@ -50,12 +54,12 @@ def _at_matched_loss(matched: pd.DataFrame, quantity: str) -> str:
 
 
 def _halves(table: pd.DataFrame, optimizer: str, quantity: str) -> np.ndarray:
-    """Return, for each seed, the last checkpoint's value over that of the checkpoint nearest half the epochs."""
+    """Return, for each seed, the last checkpoint's value over that of the first one from half the epochs on."""
     own = table[table.optimizer == optimizer]
     if quantity == "llc":
         own = own[own.valid]
     epochs = np.sort(table.epoch.unique())
-    middle, last = epochs[np.abs(epochs - epochs[-1] / 2).argmin()], epochs[-1]
+    middle, last = epochs[epochs >= epochs[-1] / 2][0], epochs[-1]
     wide = own.pivot_table(index="seed", columns="epoch", values=quantity)
     if middle == last or not {middle, last} <= set(wide.columns):
         return np.empty(0)
@@ -66,7 +70,8 @@ def _plateau(claim: Claim, table: pd.DataFrame, optimizer: str) -> ClaimResult:
     ratios = _halves(table, optimizer, "llc")
     if len(ratios) < 2:
         return out_of_reach(claim, "For fewer than two seeds the LLC is one both in the middle and at the end.")
-    why = "The LLC follows the training loss: see the figure's last panel."
+    loss = _halves(table, optimizer, "train_loss")
+    why = f"The training loss at the end is {loss.mean():.2g} times that at half the epochs."
     return judge_claim(claim, ratios.mean(), t_interval(ratios), if_not_reproduced=why)
 
 

@@ -40,6 +40,7 @@ def draw(computed: Computed) -> dict[str, Figure]:
         estimated = table[(table.task == task) & table.llc.notna()]
         for index, (_, own) in enumerate(estimated.groupby("optimizer", sort=False)):
             plots.counts_at_foot(row[2], own.epoch, own.valid, color=plots.PALETTE[index])
+        row[1].set_ylim(bottom=max(0, row[1].get_ylim()[0]))  # an interval may reach below, a norm does not
         row[0].set_yscale("log")
         plots.readable_log(row[0].yaxis)
         row[0].set_title(task)
@@ -48,9 +49,12 @@ def draw(computed: Computed) -> dict[str, Figure]:
         row[-1].set_xlabel("training loss (nats)")
         row[-1].set_ylabel("LLC from the minimum")
     axes[0, 2].set_title("valid estimates", fontsize=8)
-    axes[0, -1].set_title("at equal training loss", fontsize=8)
+    axes[0, -1].set_title("valid estimates over training loss", fontsize=8)
     handles, labels = axes[0, 0].get_legend_handles_labels()
-    title = f"mean over seeds, band: 95 % t interval; dots: seeds, where there are two; {plots.COUNTS_NOTE}"
+    title = (
+        "mean over seeds, band: 95 % t interval (of losses from a fifth of the mean on); dots: seeds, where there "
+        f"are two; {plots.COUNTS_NOTE}"
+    )
     legend = figure.legend(handles, labels, loc="outside lower center", ncols=4, fontsize=8, frameon=False)
     legend.set_title(title, prop=FontProperties(size=8))
     return {"figure.png": figure}

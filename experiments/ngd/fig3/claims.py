@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pandas as pd
 
-from curvlab.reporting import Claim, ClaimResult, ClaimSheet, out_of_reach, t_interval
+from curvlab.reporting import Claim, ClaimResult, ClaimSheet, Interval, out_of_reach, t_interval
 from curvlab.reporting import judge as judge_claim
 from experiments.ngd.fig3.compute import SWEEPS
 from experiments.ngd.fig3.equal_loss import MIN_VALUES
@@ -24,6 +26,7 @@ def judge(computed: Computed, claims: ClaimSheet) -> list[ClaimResult]:
                 continue
             results += [
                 _falls(claims.claim(f"llc-falls-with-{sweep}", of=task), sweep, own, swept),
+                _never_rises(claims.claim(f"llc-never-rises-with-{sweep}", of=task), sweep, swept),
                 _approaches_sgd(claims.claim(f"llc-approaches-sgd-{sweep}", of=task), sweep, own),
             ]
         equal, trends_there = (
@@ -45,7 +48,30 @@ def _falls(claim: Claim, sweep: str, trends: pd.DataFrame, table: pd.DataFrame) 
         f"LLC depends on, correlates with {sweep} by {used.loss_rank_correlation.mean():+.2f}. {_left_out(table)}"
     )
     values = used.rank_correlation.to_numpy()
-    return judge_claim(claim, values.mean(), t_interval(values), if_not_reproduced=why)
+    return judge_claim(claim, values.mean(), _of_correlations(values), if_not_reproduced=why)
+
+
+def _of_correlations(values: np.ndarray) -> Interval:
+    """Return the t interval over seeds, cut where correlations end."""
+    interval = t_interval(values)
+    return replace(interval, low=max(interval.low, -1.0), high=min(interval.high, 1.0))
+
+
+def _never_rises(claim: Claim, sweep: str, table: pd.DataFrame) -> ClaimResult:
+    """Judge the step from one value to the next larger at which the LLC rises most."""
+    logs = table.pivot_table(index="seed", columns="value", values="llc").apply(np.log)
+    steps = logs.diff(axis="columns").iloc[:, 1:]
+    steps = steps.loc[:, steps.count() >= 2]
+    if steps.empty:
+        return out_of_reach(claim, f"Nowhere have two seeds an LLC at neighbouring values of {sweep}.")
+    values, means = [float(value) for value in logs.columns], steps.mean()
+    after = float(means.idxmax())  # type: ignore[arg-type]
+    before = values[values.index(after) - 1]
+    # As many steps are looked at, so many chances there are for one to rise.
+    interval = t_interval(steps[after].dropna().to_numpy(), confidence=1 - 0.05 / steps.shape[1])
+    ratios = replace(interval, low=float(np.exp(interval.low)), high=float(np.exp(interval.high)))
+    why = f"From {sweep} = {before:g} to {after:g}. {_left_out(table)}"
+    return judge_claim(claim, float(np.exp(means.max())), ratios, if_not_reproduced=why)
 
 
 def _falls_at_equal_loss(claim: Claim, trends: pd.DataFrame, table: pd.DataFrame) -> ClaimResult:
@@ -62,7 +88,7 @@ def _falls_at_equal_loss(claim: Claim, trends: pd.DataFrame, table: pd.DataFrame
         f"pass, the LLC at the smallest alpha is {used.llc_there.mean():.3g}{beside}. {left_out}"
     )
     values = used.rank_correlation.to_numpy()
-    return judge_claim(claim, values.mean(), t_interval(values), if_not_reproduced=why)
+    return judge_claim(claim, values.mean(), _of_correlations(values), if_not_reproduced=why)
 
 
 def _approaches_sgd(claim: Claim, sweep: str, trends: pd.DataFrame) -> ClaimResult:

@@ -35,7 +35,7 @@ def draw(computed: Computed) -> dict[str, Figure]:
     handles, labels = axes[0, 0].get_legend_handles_labels()
     legend = figure.legend(handles, labels, loc="outside lower center", ncols=3, fontsize=8, frameon=False)
     legend.set_title(
-        f"mean over seeds, 95 % t interval (of three or more); dots: seeds; {plots.COUNTS_NOTE}",
+        f"mean over seeds, 95 % t interval (from three on); dots: seeds; {plots.COUNTS_NOTE}, SGD's at its line",
         prop=FontProperties(size=8),
     )
     return {"figure.png": figure}
@@ -47,7 +47,7 @@ def _draw_panel(ax: Axes, table: pd.DataFrame, sweep: str, quantity: str) -> Non
         ax.set_axis_off()
         return
     _draw_sweep(ax, own, quantity)
-    _draw_band(ax, table[table.sweep == "sgd"][quantity].dropna().to_numpy())
+    _draw_band(ax, table[table.sweep == "sgd"][quantity])
     ax.set_xscale("log")
     ax.set_xlabel(CONSTANTS[sweep])
     if quantity == "train_loss":
@@ -90,7 +90,9 @@ def _draw_equal_loss(ax: Axes, equal: pd.DataFrame) -> None:
         ax.errorbar(places, means, yerr=errors, capsize=3, markersize=4, linewidth=1.0, label=label, **style)
     sgd = equal[equal.value.isna()].llc.dropna()
     if len(sgd):
-        ax.axhline(sgd.mean(), color=plots.PALETTE[2], linewidth=1.0, linestyle=":", label="SGD, there")
+        ax.axhline(
+            sgd.mean(), color=plots.PALETTE[2], linewidth=1.0, linestyle=":", label="SGD, at equal training loss"
+        )
 
 
 def _count(axes: np.ndarray, table: pd.DataFrame, equal: pd.DataFrame) -> None:
@@ -102,13 +104,19 @@ def _count(axes: np.ndarray, table: pd.DataFrame, equal: pd.DataFrame) -> None:
     plots.counts_at_foot(axes[0], 1.25 * swept.value, swept.llc.notna(), color=plots.PALETTE[2], linestyle="--")
 
 
-def _draw_band(ax: Axes, values: np.ndarray) -> None:
+def _draw_band(ax: Axes, seeds: pd.Series) -> None:
+    """Draw SGD's mean and interval, and at the line's end how many seeds count where not all do."""
+    values = seeds.dropna().to_numpy()
     if not len(values):
         return
     low, high = _ends(values)
-    ax.axhline(values.mean(), color=plots.PALETTE[0], linewidth=1.2, linestyle="--", label="SGD")
+    color = plots.PALETTE[0]
+    ax.axhline(values.mean(), color=color, linewidth=1.2, linestyle="--", label="SGD")
+    if len(values) < len(seeds):
+        at_end: dict[str, Any] = {"xycoords": ax.get_yaxis_transform(), "va": "center", "fontsize": 7}
+        ax.annotate(str(len(values)), (1.01, values.mean()), color=color, **at_end)
     if np.isfinite(low):
-        ax.axhspan(low, high, color=plots.PALETTE[0], alpha=0.15, linewidth=0)
+        ax.axhspan(low, high, color=color, alpha=0.15, linewidth=0)
 
 
 def _ends(values: np.ndarray) -> tuple[float, float]:

@@ -43,7 +43,7 @@ def test_fig3_end_to_end(run_smoke: Callable[..., Path]) -> None:
     shared = [table[(table.sweep == sweep) & (table.value == value)] for sweep, value in SHARED.items()]
     assert shared[0].train_loss.tolist() == shared[1].train_loss.tolist()
     assert (folder / "figure.png").is_file()
-    assert len(load_claims(folder)) == 5
+    assert len(load_claims(folder)) == 7
     equal = pd.read_csv(folder / "equal_loss.csv")
     ends = table[table.sweep != "epsilon"].groupby("seed").train_loss.max()
     for seed, own in equal.groupby("seed"):
@@ -109,15 +109,28 @@ def rows(slope: float, *, epsilon_slope: float = -1.0, lost: int = 0) -> pd.Data
 @pytest.mark.parametrize(
     ("table", "expected"),
     [
-        (rows(-1.0), ["reproduced"] * 5),
-        (rows(+1.0), ["not reproduced", "reproduced", "reproduced", "reproduced", "not reproduced"]),
-        (rows(-1.0, lost=1), ["reproduced"] * 5),
-        (rows(-1.0, lost=2), ["out of reach", "reproduced", "out of reach", "reproduced", "out of reach"]),
-        (rows(-1.0, lost=4), ["out of reach"] * 5),
+        (rows(-1.0), ["reproduced"] * 7),
+        (rows(+1.0), ["not reproduced"] * 2 + ["reproduced"] * 4 + ["not reproduced"]),
+        (rows(-1.0, lost=1), ["reproduced"] * 7),
+        (rows(-1.0, lost=2), ["out of reach", "reproduced", "reproduced"] * 2 + ["out of reach"]),
+        (rows(-1.0, lost=4), ["out of reach"] * 7),
     ],
 )
 def test_fig3_verdicts(judge: Judge, table: pd.DataFrame, expected: list[str]) -> None:
     assert [result.verdict for result in judge(table)] == expected
+
+
+def test_a_rise_over_part_of_the_sweep_is_named(judge: Judge) -> None:
+    table = rows(-1.0)
+    last = (table.sweep == "epsilon") & (table.value == 1.0)
+    table.loc[last, "llc"] += 4  # from 12.0 at 1e-2 to 14.0
+    results = {result.claim.id: result for result in judge(table)}
+    assert results["llc-falls-with-epsilon-m"].verdict == "reproduced"
+    rise = results["llc-never-rises-with-epsilon-m"]
+    assert rise.verdict == "not reproduced"
+    assert rise.value == pytest.approx(14.01 / 12.01, rel=1e-4)
+    assert "From epsilon = 0.01 to 1" in rise.explanation
+    assert rise.interval.kind.startswith(f"t {100 * (1 - 0.05 / 3):g} %")
 
 
 def test_a_grid_that_ends_above_sgd_does_not_approach_it(judge: Judge) -> None:

@@ -16,7 +16,7 @@ TOP = 1e3  # errors above it are drawn here
 QUANTITIES = {
     "error_worst": "relative error, worst system",
     "constant": "constant C",
-    "passes": "passes over the data for each system",
+    "passes": "passes over the data\nfor each system",
 }
 
 

@@ -95,8 +95,8 @@ def _draw_rounding(ax: Axes, rounding: pd.DataFrame, models: list[str]) -> None:
     lost = rounding[(rounding.matrix == "Gauss-Newton") & (rounding.status != "done")]
     for (model, status), own_lost in lost.groupby(["model", "status"], sort=False):
         words = f"{', '.join(dict.fromkeys(own_lost.precision))}: {status}"
-        place = (0.99, models.index(str(model)))
-        ax.annotate(words, place, xycoords=ax.get_yaxis_transform(), ha="right", va="center", fontsize=7)
+        place = (0.45, models.index(str(model)))
+        ax.annotate(words, place, xycoords=ax.get_yaxis_transform(), ha="center", va="center", fontsize=7)
     plots.readable_log(ax.xaxis)
     ax.set_title("error of Gauss-Newton products\nagainst float64", fontsize=9)
     ax.legend(

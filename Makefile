@@ -21,7 +21,7 @@ $(READY): pyproject.toml constraints.txt
 help: ## this list
 	@echo "usage: make TARGET [PRESET=smoke|embedded|laptop|paper] [ARGS=\"key=value ...\"] [RANKS=processes]"
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## /{printf "  %-24s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
-	@$(PYTHON_BASE) -m experiments help
+	@PYTHONPATH= $(PYTHON_BASE) -m experiments help
 
 setup: $(READY) ## build .venv (every other target does this by itself, once)
 
@@ -64,5 +64,5 @@ draw: $(READY) ## figures again, from the tables alone; ARGS="lissa-fig1 ..." fo
 stale: $(READY) ## published results whose numbers come from code that has changed since
 	@$(RUN) stale
 
-.DEFAULT:
-	@$(PYTHON_BASE) -m experiments run $@
+.DEFAULT: # no such target: the nearest, without a package
+	@PYTHONPATH= $(PYTHON_BASE) -m experiments help $@

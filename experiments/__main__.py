@@ -1,6 +1,7 @@
 """python -m experiments help | run | judge | draw | gather | stale | changes: what the Makefile calls.
 
-    help                                   every target with a line and the measured time of each preset
+    help [TARGET ...]                      every target with a line and the measured time of each preset; or what a
+                                           target computes, its presets and keys
     run TARGET ... [KEY=VALUE ...]         one target, or several side by side
     judge [TARGET ...]                     claims.json again, from the tables of published results
     draw [TARGET ...]                      figures again, from the tables
@@ -30,7 +31,7 @@ def main(arguments: list[str]) -> int:
         if command == "help":
             from experiments.target.help import print_help
 
-            return print_help()
+            return print_help(rest)
         if command == "run":
             os.environ.setdefault("OMP_NUM_THREADS", "1")  # two were no faster alone, and slower in company
             from experiments.target.side_by_side import run

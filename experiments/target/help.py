@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 
 from experiments.target.declaration import Target
-from experiments.target.discovery import PAPERS, ROOT, all_targets
+from experiments.target.discovery import PAPERS, ROOT, all_targets, named_targets
 
 PRESETS = ("embedded", "laptop", "paper")
 
 
-def print_help() -> int:
-    """Print the list."""
+def print_help(names: Sequence[str] = ()) -> int:
+    """Print the list, or what there is about the targets that are named."""
+    for target in named_targets(names):
+        print_target_help(target)
+    if names:
+        return 0
     targets = all_targets().values()
     for key, about in PAPERS.items():
         own = [target for target in targets if target.paper_key == key]

@@ -37,7 +37,8 @@ def checked_batch(batch: Any) -> Batch:
             "each batch must be a pair (inputs, targets) of tensors with one row for each example, got "
             f"{_description(batch)}. For single examples pass a dataset or two stacked tensors, for NumPy arrays "
             "torch.from_numpy(...), for a Hugging Face model a mapping such as {'input_ids': ..., "
-            "'attention_mask': ...} as the inputs, or alone with its 'labels' inside."
+            "'attention_mask': ...} as the inputs, or alone with its 'labels' inside, for examples by number "
+            "torch.utils.data.Subset(dataset, numbers)."
         )
     inputs, targets = batch
     lengths = {len(tensor) for tensor in rows[:-1]}

@@ -77,8 +77,8 @@ class DataOperator(LinearOperator):
         self.function.check_mode()
         self.loss = output_loss(loss)
         self.columns: Columns = columns
-        if memory_budget is not None and memory_budget < 1:
-            raise ValueError(f"memory_budget is in bytes, at least 1, got {memory_budget}: 2e9 for 2 GB")
+        if memory_budget is not None and (not isinstance(memory_budget, int | float) or not memory_budget >= 1):
+            raise ValueError(f"memory_budget is in bytes, at least 1, got {memory_budget!r}: 2e9 for 2 GB")
         self.memory_budget = memory_budget
         self._fits = memory_budget is None and batch_size is not None  # then nothing has to be estimated
         self._pass_size = PassSize(examples=None, columns=self.max_columns)

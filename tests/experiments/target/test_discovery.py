@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from experiments.__main__ import main as run_command
 from experiments.target import main
 from experiments.target.discovery import UnknownTargetError, all_targets, named_targets
 
@@ -39,6 +40,24 @@ def test_help_needs_no_package_and_lists_every_target() -> None:
     for target in all_targets().values():
         assert f"  {target.make_name} " in done.stdout
         assert target.title in done.stdout
+
+
+def test_make_names_the_nearest_without_any_package() -> None:
+    done = subprocess.run(
+        ["make", "--no-print-directory", "lisa-fig1", f"PYTHON_BASE={sys.executable} -S -E"],
+        cwd=ROOT, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode != 0
+    assert done.stderr.startswith("error: no target 'lisa-fig1'; did you mean 'lissa-fig1'?")
+    assert "Traceback" not in done.stderr
+
+
+def test_help_of_targets_by_name(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command(["help", "lissa-fig1", "ngd/fig6"]) == 0
+    printed = capsys.readouterr().out
+    assert [all_targets()[key].description in printed for key in ("lissa/fig1", "ngd/fig6")] == [True, True]
+    assert run_command(["help", "ngd-fgi6"]) == 2
+    assert "did you mean 'ngd-fig6'" in capsys.readouterr().err
 
 
 def test_help_of_a_target_does_not_wait_for_torch() -> None:

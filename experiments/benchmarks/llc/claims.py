@@ -79,6 +79,7 @@ def _peer(claim: Claim, table: pd.DataFrame) -> ClaimResult:
 def _default_sampler(claims: ClaimSheet, table: pd.DataFrame) -> list[ClaimResult]:
     """Judge every step from devinterp's defaults, and what its batches do where that is measured."""
     results = []
+    problems = table.assign(problem=table.get("problem", "")).fillna({"problem": ""}).set_index("step").problem
     for _, row in table.iterrows():
         of = row.step.replace(",", "").replace(" ", "-")
         found = [("default-settings", row.ratio, row.ratio_low, row.ratio_high)]
@@ -90,7 +91,7 @@ def _default_sampler(claims: ClaimSheet, table: pd.DataFrame) -> list[ClaimResul
         for name, value, low, high in found:
             claim = claims.claim(name, of=of)
             if np.isnan(row.estimate):
-                results.append(out_of_reach(claim, "devinterp is not installed."))
+                results.append(out_of_reach(claim, problems.get(row.step) or "devinterp is not installed."))
                 continue
             why = (
                 f"devinterp has {row.estimate:.4g} ({row.estimate_low:.4g} to {row.estimate_high:.4g}), curvlab "

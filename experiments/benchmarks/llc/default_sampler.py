@@ -30,7 +30,7 @@ from curvlab.curvature import HessianOperator
 from curvlab.data import stack
 from curvlab.reporting import t_interval
 from curvlab.sampling import default_nbeta, estimate_llc
-from experiments.benchmarks.llc.devinterp_chains import devinterp_chains
+from experiments.benchmarks.llc.devinterp_chains import DivergedError, devinterp_chains
 from experiments.benchmarks.llc.methods import available
 from experiments.shared.trained_task import TrainedTask
 
@@ -43,7 +43,7 @@ _INTERVALS = [
     for end in ("", "_low", "_high")
 ]
 _PARTS = ("initial_loss_part", "initial_loss_sd", "sampler_told", "sampler_first_order")
-COLUMNS = ("step", "change", *DEFAULTS, "batch_size", "chains", *_INTERVALS, *_PARTS)
+COLUMNS = ("step", "change", *DEFAULTS, "batch_size", "chains", *_INTERVALS, *_PARTS, "problem")
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,8 @@ def default_sampler_table(run: runs.Run, task: TrainedTask, settings: DictConfig
     sampler is what the loss of its own batches lies above that of all the data along its chains, for the steps
     `MEASURED`; sampler_told what the module's equation has for it, sampler_first_order without decay. ratio is
     estimate over curvlab + initial_loss_part + sampler_told, sampler_ratio is sampler over sampler_told. Intervals
-    are 95 % t over all chains of all repeats. Without devinterp its columns are empty.
+    are 95 % t over all chains of all repeats. Without devinterp its columns are empty, and so they are where it
+    diverges, which `problem` says.
     """
     own = settings.default_sampler
     ours = {name: settings[name] for name in ("step_size", "localization", "num_draws", "num_burnin_steps")}
@@ -141,7 +142,12 @@ def _peer(run: runs.Run, task: TrainedTask, setting: dict[str, Any], repeat: int
     generator = run.generator("llc_default_sampler", "devinterp", repeat)
     data = stack(task.train, torch.arange(task.num_train))
     seed = int(torch.randint(2**31, (), generator=generator))
-    found = devinterp_chains(task.model, data, setting, seed=seed)
+    try:
+        found = devinterp_chains(task.model, data, setting, seed=seed)
+    except DivergedError as error:
+        none = [float("nan")] * setting["num_chains"]
+        lost = {"per_chain": none, "sampler": none} | dict.fromkeys(_PARTS, float("nan"))
+        return lost | {"problem": f"devinterp diverges: {error}"}
     nbeta, start = _nbeta(setting), task.train_loss
     with torch.no_grad():
         spread = float(nn.functional.cross_entropy(task.model(data[0]), data[1], reduction="none").std())
@@ -214,14 +220,15 @@ def told_excess(
     return scale * float(sums.mean()), scale * traces[0] * float(np.mean(positions))
 
 
-def summary(found: list[dict[str, Any]]) -> dict[str, float]:
+def summary(found: list[dict[str, Any]]) -> dict[str, Any]:
     """Return a row's numbers, of the repeats' (see `_repeat`)."""
     ours = np.array([repeat["curvlab"] for repeat in found])  # (repeats, chains)
-    row = {"chains": ours.size} | _with_interval("curvlab", ours)
+    row: dict[str, Any] = {"chains": ours.size} | _with_interval("curvlab", ours)
     if "per_chain" not in found[0]:
         return row
     row["chains"] = sum(len(repeat["per_chain"]) for repeat in found)
     row |= {name: float(np.mean([repeat[name] for repeat in found])) for name in _PARTS}
+    row["problem"] = next((repeat["problem"] for repeat in found if "problem" in repeat), "")
     theirs, sampler = (np.array([repeat[name] for repeat in found]) for name in ("per_chain", "sampler"))
     part = np.array([repeat["initial_loss_part"] for repeat in found])
     row |= _with_interval("estimate", theirs) | _with_interval("sampler", sampler)

@@ -39,6 +39,10 @@ class DevinterpChains:
     last: list[nn.Module]
 
 
+class DivergedError(RuntimeError):
+    """A chain of devinterp's has a loss that is not finite, where it stops."""
+
+
 def devinterp_chains(
     model: nn.Module, data: tuple[Tensor, Tensor], setting: Mapping[str, Any], *, seed: int
 ) -> DevinterpChains:
@@ -53,6 +57,9 @@ def devinterp_chains(
         seed: of all its random numbers.
 
     Cost: beside its own, one forward pass of the data for each `all_every` draws, and one of each draw's batch.
+
+    Raises:
+        DivergedError: where a chain's loss is not finite.
     """
     # By name, as the type checker must pass without it.
     sampler, optimizer = (importlib.import_module(f"devinterp.{name}") for name in ("slt.sampler", "optim.sgld"))
@@ -67,24 +74,30 @@ def devinterp_chains(
     with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
         warnings.simplefilter("ignore")  # about seeds, and fewer burn-in steps than draws
         torch.manual_seed(seed)  # of the batches of its initial loss
-        found = sampler.estimate_learning_coeff_with_summary(
-            model,
-            loader,
-            callbacks=[notes],
-            evaluate=evaluate_ce,
-            sampling_method=optimizer.SGLD,
-            optimizer_kwargs=kwargs,
-            num_draws=setting["num_draws"],
-            num_chains=setting["num_chains"],
-            num_burnin_steps=setting["num_burnin_steps"],
-            num_steps_bw_draws=1,
-            init_loss=setting["initial_loss"],
-            seed=seed,
-            device="cpu",
-            verbose=False,
-            online=False,
-        )
-    model.eval()  # it leaves the model in train mode
+        try:
+            found = sampler.estimate_learning_coeff_with_summary(
+                model,
+                loader,
+                callbacks=[notes],
+                evaluate=evaluate_ce,
+                sampling_method=optimizer.SGLD,
+                optimizer_kwargs=kwargs,
+                num_draws=setting["num_draws"],
+                num_chains=setting["num_chains"],
+                num_burnin_steps=setting["num_burnin_steps"],
+                num_steps_bw_draws=1,
+                init_loss=setting["initial_loss"],
+                seed=seed,
+                device="cpu",
+                verbose=False,
+                online=False,
+            )
+        except RuntimeError as error:
+            if "NaN detected in loss" not in str(error):
+                raise
+            raise DivergedError(str(error)) from error
+        finally:
+            model.eval()  # it leaves the model in train mode
     per_chain = torch.tensor([found[f"llc-chain/{chain}"] for chain in range(setting["num_chains"])])
     trace = torch.as_tensor(found["loss/trace"]).double()
     # kwargs holds the nbeta that it has chosen

@@ -49,6 +49,11 @@ class LinearOperator(ABC):
         self.dtype = dtype
         self.device = torch.device(device)
 
+    def __repr__(self) -> str:
+        damping = f", damping {self.damping:g}" if self.damping else ""
+        dtype = str(self.dtype).removeprefix("torch.")
+        return f"<{type(self).__name__} over {self.shape[0]:,} parameters{damping}, {dtype} on {self.device}>"
+
     # ---------------------------------------------------------------------------------- products
     @abstractmethod
     def matmat(self, vectors: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ from curvlab.reporting import ClaimResult
 from curvlab.reporting.claim_sheet import load_claim_sheet
 from experiments.benchmarks.llc.claims import _default_sampler
 from experiments.benchmarks.llc.default_sampler import COLUMNS, steps, summary, told_excess
-from experiments.benchmarks.llc.devinterp_chains import devinterp_chains
+from experiments.benchmarks.llc.devinterp_chains import DivergedError, devinterp_chains
 from experiments.benchmarks.llc.methods import available
 from experiments.target.discovery import all_targets
 
@@ -92,6 +92,16 @@ def test_a_row_is_over_what_is_told() -> None:
     assert "estimate" not in summary([{"curvlab": [5.0, 5.2]}])
 
 
+def test_a_peer_that_diverges_has_no_estimate_and_a_problem() -> None:
+    nan = float("nan")
+    lost = _found([nan, nan], nan, nan) | {"sampler": [nan, nan], "problem": "devinterp diverges: NaN"}
+    row = summary([_found([5.6, 5.8], 0.3, 0.2), lost])
+    assert "estimate" not in row
+    assert np.isnan(row["ratio"])
+    assert row["problem"] == "devinterp diverges: NaN"
+    assert row["curvlab"] == pytest.approx(5.1)
+
+
 @pytest.fixture
 def verdicts() -> Callable[[dict[str, object]], dict[str, str]]:
     """Return a function from a row to the verdicts on it."""
@@ -145,3 +155,12 @@ def test_chains_that_do_not_move_have_no_excess(replacement: bool) -> None:
         expected = 10 / math.log(10) * (loss - found.initial_loss)
         assert found.per_chain.tolist() == pytest.approx([expected] * 2, abs=1e-4)
         assert found.initial_loss != pytest.approx(loss, abs=1e-4)
+
+
+@pytest.mark.skipif(not available("devinterp"), reason="needs devinterp 1.3.2")
+def test_divergence_is_told_apart_from_other_errors() -> None:
+    model, data = nn.Linear(3, 2), (100 * torch.randn(16, 3), torch.zeros(16, dtype=torch.long))
+    setting = {"num_chains": 1, "num_draws": 50, "num_burnin_steps": 0, "batch_size": 8, "step_size": 1e30}
+    setting |= {"localization": 1.0, "nbeta": 5.0, "initial_loss": 0.1, "replacement": False, "all_every": None}
+    with pytest.raises(DivergedError, match="NaN detected in loss"):
+        devinterp_chains(model, data, setting, seed=0)

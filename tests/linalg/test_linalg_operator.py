@@ -41,5 +41,5 @@ def test_to_scipy_refuses_bfloat16_with_what_to_do(symmetric: Tensor) -> None:
 
 def test_an_operator_is_shown_by_kind_size_and_damping() -> None:
     op = DenseOperator(torch.eye(1200).double(), is_psd=True)
-    assert repr(op) == "<DenseOperator over 1,200 parameters, float64 on cpu>"
-    assert repr(op + 0.1 * identity) == "<SumOperator over 1,200 parameters, damping 0.1, float64 on cpu>"
+    assert repr(op) == "<DenseOperator over 1,200 parameters, damping 0, torch.float64 on cpu>"
+    assert repr(op + 0.1 * identity) == "<SumOperator over 1,200 parameters, damping 0.1, torch.float64 on cpu>"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from functools import reduce
 from pathlib import Path
 from typing import Any, NoReturn, Protocol, runtime_checkable
 
@@ -50,9 +51,8 @@ class LinearOperator(ABC):
         self.device = torch.device(device)
 
     def __repr__(self) -> str:
-        damping = f", damping {self.damping:g}" if self.damping else ""
-        dtype = str(self.dtype).removeprefix("torch.")
-        return f"<{type(self).__name__} over {self.shape[0]:,} parameters{damping}, {dtype} on {self.device}>"
+        size, damping = f"{self.shape[0]:,} parameters", f"damping {self.damping:g}"
+        return f"<{type(self).__name__} over {size}, {damping}, {self.dtype} on {self.device}>"
 
     # ---------------------------------------------------------------------------------- products
     @abstractmethod
@@ -256,10 +256,7 @@ class SumOperator(DerivedOperator):
 
     def matmat(self, vectors: Tensor) -> Tensor:
         """Return the sum of the products. Cost: that of every term."""
-        total = self.terms[0].matmat(vectors)
-        for term in self.terms[1:]:
-            total = total + term.matmat(vectors)
-        return total
+        return reduce(torch.add, (term.matmat(vectors) for term in self.terms))
 
     def sample(
         self, batch_size: int, generator: torch.Generator | None = None, weights: Tensor | None = None

@@ -79,7 +79,7 @@ def default_sampler_table(run: runs.Run, task: TrainedTask, settings: DictConfig
     Args:
         run: seeds, store.
         task: a classifier.
-        settings: of the target; `default_sampler` has `num_repeats`, `num_chains`, and
+        settings: of the target; `default_sampler` has `num_repeats` (0: no row), `num_chains`, and
             `num_measured_chains` where the batches' loss is judged, `small_batch`, `all_every`, draws between
             losses over all the data, and, of what is told, `num_states` of the chains' last and `num_probes` of
             their Σ.
@@ -96,6 +96,8 @@ def default_sampler_table(run: runs.Run, task: TrainedTask, settings: DictConfig
     ours = {name: settings[name] for name in ("step_size", "localization", "num_draws", "num_burnin_steps")}
     ours |= {"nbeta": default_nbeta(task.num_train), "initial_loss": task.train_loss, "replacement": True}
     ours |= {"batch_size": settings.batch_size, "num_chains": own.num_chains}
+    if own.num_repeats == 0:
+        return pd.DataFrame(columns=list(COLUMNS))
     rows = []
     for step in steps(ours, own.small_batch):
         found = [_repeat(run, task, step, repeat, own) for repeat in range(own.num_repeats)]

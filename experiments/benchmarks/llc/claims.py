@@ -78,6 +78,10 @@ def _peer(claim: Claim, table: pd.DataFrame) -> ClaimResult:
 
 def _default_sampler(claims: ClaimSheet, table: pd.DataFrame) -> list[ClaimResult]:
     """Judge every step from devinterp's defaults, and what its batches do where that is measured."""
+    if table.empty:
+        names = ("default-settings", "default-sampler", "default-sampler-control")
+        reason = "The steps from devinterp's defaults are not run at this preset (`default_sampler.num_repeats`)."
+        return [out_of_reach(claims.claim(name, of="all"), reason) for name in names]
     results = []
     problems = table.assign(problem=table.get("problem", "")).fillna({"problem": ""}).set_index("step").problem
     for _, row in table.iterrows():

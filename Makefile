@@ -37,8 +37,9 @@ clean: ## remove run directories and stored units of work (data and results stay
 	rm -rf outputs multirun .cache .mypy_cache .ruff_cache .pytest_cache
 
 # ---------------------------------------------------------------------------------------- figures
-# Every folder conf/<paper>/<item> with a target.yaml is a target <paper>-<item>; benchmarks are bench-<item>.
-KEYS    := $(patsubst conf/%/target.yaml,%,$(wildcard conf/*/*/target.yaml))
+# Every experiments/<paper>/<item>.py (or <item>/__init__.py) with a TARGET is a target <paper>-<item>; benchmarks
+# are bench-<item>.
+KEYS    := $(sort $(patsubst experiments/%,%,$(patsubst %/__init__.py,%,$(patsubst %.py,%,$(patsubst %/__init__.py,%.py,$(shell grep -ls '^TARGET = ' experiments/*/*.py experiments/*/*/__init__.py))))))
 TARGETS := $(subst _,-,$(subst /,-,$(patsubst benchmarks/%,bench/%,$(KEYS))))
 PAPERS  := $(sort $(filter-out benchmarks,$(foreach key,$(KEYS),$(firstword $(subst /, ,$(key)))))) bench
 RUN     := $(PYTHON) -m experiments
@@ -53,7 +54,7 @@ figures: $(READY) ## every table and figure, as many side by side as there are c
 	@status=0; $(RUN) run figures preset=$(PRESET) $(ARGS) || status=$$?; $(MAKE) --no-print-directory report; exit $$status
 
 report: $(READY) ## results/index.html and results/scoreboard.csv from what is under results/
-	@$(PYTHON) -m curvlab.reporting.report
+	@$(PYTHON) -m curvlab.lab.reporting.report
 
 judge: $(READY) ## claims again, from the tables alone; ARGS="lissa-fig1 ..." for some
 	@$(RUN) judge $(ARGS)

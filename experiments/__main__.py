@@ -16,9 +16,12 @@ from __future__ import annotations
 
 import os
 import sys
+from pathlib import Path
 
-from experiments.target.discovery import UnknownTargetError
-from experiments.target.pipe import until_reader_leaves
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))  # `make help` needs nothing installed
+
+from curvlab.lab.target.discovery import UnknownTargetError
+from curvlab.lab.target.pipe import until_reader_leaves
 
 _EXIT_USAGE = 2
 
@@ -29,28 +32,28 @@ def main(arguments: list[str]) -> int:
     # What a command needs is imported with it: help needs no package, and only `run` needs torch.
     try:
         if command == "help":
-            from experiments.target.help import print_help
+            from curvlab.lab.target.help import print_help
 
             return print_help(rest)
         if command == "run":
             os.environ.setdefault("OMP_NUM_THREADS", "1")  # two were no faster alone, and slower in company
-            from experiments.target.side_by_side import run
+            from curvlab.lab.target.side_by_side import run
 
             return run(rest)
         if command in ("judge", "draw"):
-            from experiments.target.again import again
+            from curvlab.lab.target.again import again
 
             return again(command, rest)
         if command == "gather":
-            from experiments.target.gather import gather
+            from curvlab.lab.target.gather import gather
 
             return gather(rest)
         if command == "stale":
-            from experiments.target.stale import print_stale
+            from curvlab.lab.target.stale import print_stale
 
             return print_stale()
         if command == "changes":
-            from experiments.target.changes import print_changes
+            from curvlab.lab.target.changes import print_changes
 
             return print_changes(rest)
     except UnknownTargetError as error:

@@ -11,9 +11,10 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 from torch import Tensor, nn
 
-from curvlab.data import DataSplits, stack
-from curvlab.models import build_model
-from curvlab.runs import Run
+from curvlab.lab.data import DataSplits
+from curvlab.lab.models import build_model
+from curvlab.lab.runs import Run
+from curvlab.problem import stack
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,8 @@ from omegaconf import DictConfig, OmegaConf
 from torch import Tensor, nn
 
 from curvlab.curvature import HessianOperator
+from curvlab.lab.runs import Run
 from curvlab.linalg import flatten, unflatten
-from curvlab.runs import Run
 from curvlab.spectrum import hutchinson_trace
 from curvlab.training import evaluate, shuffled_batches, train
 from experiments.ngd.optimizers import make_optimizer

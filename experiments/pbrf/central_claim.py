@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from curvlab.reporting import ClaimResult, ClaimSheet, out_of_reach
+from curvlab.lab.reporting import ClaimResult, ClaimSheet, out_of_reach
+from curvlab.lab.target import Computed
 from experiments.pbrf.carried_on import MAX_DISTANCE, REACHED
 from experiments.pbrf.correlation_claims import (
     Tables,
@@ -17,7 +18,6 @@ from experiments.pbrf.correlation_claims import (
     seed_values,
     solved,
 )
-from experiments.target import Computed
 
 RETRAINED = ("cold", "warm")
 EXPLAINING = {

@@ -9,8 +9,8 @@ from typing import TypeAlias
 import numpy as np
 import pandas as pd
 
-from curvlab.reporting import Claim, ClaimResult, Interval, judge, t_interval
-from curvlab.reporting.claims import DIRECTION_ONLY, OUT_OF_REACH, REPRODUCED
+from curvlab.lab.reporting import Claim, ClaimResult, Interval, judge, t_interval
+from curvlab.lab.reporting.claims import DIRECTION_ONLY, OUT_OF_REACH, REPRODUCED
 from experiments.pbrf.correlation_interval import correlation_interval
 from experiments.pbrf.correlations import WAYS
 

@@ -11,8 +11,9 @@ from omegaconf import DictConfig
 from scipy import stats
 from torch import Tensor
 
-from curvlab.reporting import bootstrap_interval, load_paper_numbers
-from curvlab.runs import Run
+from curvlab.lab.reporting import bootstrap_interval, load_paper_numbers
+from curvlab.lab.runs import Run
+from curvlab.lab.target import task_settings
 from experiments.papers import FOLDER
 from experiments.pbrf.carried_on import REACHED, carried_on
 from experiments.pbrf.correlation_interval import correlation_interval
@@ -20,7 +21,6 @@ from experiments.pbrf.decomposition import Decomposition
 from experiments.pbrf.exact_influence import ExactDecomposition
 from experiments.pbrf.networks import load_network
 from experiments.pbrf.small_weight import linearised_minimum, small_weight
-from experiments.target import task_settings
 
 COEFFICIENTS = ("pearson", "spearman")
 WAYS = ("over_test", "over_points", "pooled")

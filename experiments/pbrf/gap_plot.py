@@ -13,9 +13,9 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from curvlab.influence.responses import GAPS
-from curvlab.reporting import plots
+from curvlab.lab.reporting import plots
+from curvlab.lab.target import Computed
 from experiments.pbrf.gap_claims import why_out_of_reach
-from experiments.target import Computed
 
 LABELS = {
     "warm_start": "warm-start gap",

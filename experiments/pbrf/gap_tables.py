@@ -8,13 +8,13 @@ import pandas as pd
 from omegaconf import DictConfig
 
 from curvlab.influence.responses import GAPS
-from curvlab.reporting import load_paper_numbers, t_interval
-from curvlab.runs import Run
+from curvlab.lab.reporting import load_paper_numbers, t_interval
+from curvlab.lab.runs import Run
+from curvlab.lab.target import task_settings
 from experiments.papers import FOLDER
 from experiments.pbrf.decomposition import Decomposition
 from experiments.pbrf.exact_influence import ExactDecomposition
 from experiments.pbrf.networks import load_network
-from experiments.target import task_settings
 
 NORMS = ("per_example", "total")
 MOVES = {"moved": None, "moved by PBRF": "proximal_bregman", "moved by linearised": "linearised"}

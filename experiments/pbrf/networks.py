@@ -17,14 +17,15 @@ from torch import Tensor, nn
 from torch.nn.utils import vector_to_parameters
 
 from curvlab.atomic_file import write_atomically
-from curvlab.data import DataSplits, TextCorpus, stack, token_splits, train_tokenizer
 from curvlab.influence.responses import DownweightedCost, FullBatchLBFGS, LeftOut, SharedBatches
-from curvlab.models import build_model
-from curvlab.runs import Run
+from curvlab.lab.data import DataSplits, TextCorpus, token_splits, train_tokenizer
+from curvlab.lab.models import build_model
+from curvlab.lab.runs import Run
+from curvlab.lab.target import task_label
+from curvlab.problem import stack
 from curvlab.training import TrainingDivergedError, shuffled_batches
 from experiments.shared.tasks import LOSSES
 from experiments.shared.trained_task import without_paths
-from experiments.target import task_label
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 SELECTED_BY = ("loss", "accuracy")

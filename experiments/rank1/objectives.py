@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from curvlab.curvature import HessianOperator
-from curvlab.data import DataSplits
+from curvlab.lab.data import DataSplits
 from curvlab.linalg import DenseOperator, LinearOperator
 from curvlab.optim import CubicNewton
 from curvlab.training import minimize

@@ -20,10 +20,10 @@ from omegaconf import DictConfig
 
 from curvlab.curvature import GaussNewtonOperator
 from curvlab.curvature.example_traces import exact_traces
-from curvlab.curvature.known_losses import output_loss
-from curvlab.data import stack
-from curvlab.runs import Run
-from curvlab.runs.over_ranks import replicated_operator
+from curvlab.lab.runs import Run
+from curvlab.lab.runs.over_ranks import replicated_operator
+from curvlab.problem import stack
+from curvlab.problem.known_losses import output_loss
 from curvlab.spectrum import top_eigenvalues
 from experiments.shared.spectrum import gauss_newton
 from experiments.shared.trained_task import TrainedTask

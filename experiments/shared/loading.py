@@ -12,10 +12,11 @@ from omegaconf import DictConfig
 from torch import Tensor
 from torch.utils.data import DataLoader, Subset
 
-from curvlab.curvature.pass_size import share_of_free
-from curvlab.data import DataSplits, stack
-from curvlab.data.image_folder import ImageFiles
-from curvlab.runs.over_ranks import launched
+from curvlab.lab.data import DataSplits
+from curvlab.lab.data.image_folder import ImageFiles
+from curvlab.lab.runs.over_ranks import launched
+from curvlab.problem import stack
+from curvlab.problem.memory import share_of_free
 
 SHARE = 0.1  # of the memory that may be used: what is stacked stays there beside vectors and activations
 EXAMPLES_OF_A_WORKER = 64  # at a time; two such batches of each worker wait

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from curvlab.curvature import GaussNewtonOperator
-from curvlab.data import stack
 from curvlab.influence import per_example_gradients
+from curvlab.lab.runs import Run
 from curvlab.linalg import LinearOperator, identity
-from curvlab.runs import Run
+from curvlab.problem import stack
 from curvlab.solvers import BlockConjugateGradient, DivergenceError, Lissa, LissaRecipe, lissa_hyperparameters
 from curvlab.solvers.importance_recipe import measure_importance_recipe
 from curvlab.solvers.recipe import measure_recipe

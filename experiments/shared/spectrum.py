@@ -12,9 +12,9 @@ from omegaconf import DictConfig
 from torch import Tensor
 
 from curvlab.curvature import GaussNewtonOperator
-from curvlab.data import stack
-from curvlab.runs import Run
-from curvlab.runs.over_ranks import launched, replicated_operator, spread_operator
+from curvlab.lab.runs import Run
+from curvlab.lab.runs.over_ranks import launched, replicated_operator, spread_operator
+from curvlab.problem import stack
 from curvlab.solvers.recipe import measure_constant
 from curvlab.spectrum import (
     frobenius_norm,

@@ -10,14 +10,15 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig
 from torch import Tensor, nn
 
-from curvlab.data import DataSplits
-from curvlab.models import build_model, freeze
-from curvlab.runs import Run
+from curvlab.lab.data import DataSplits
+from curvlab.lab.models import build_model
+from curvlab.lab.runs import Run
+from curvlab.lab.target import task_label
+from curvlab.problem import freeze
 from curvlab.training import evaluate, train
 from experiments.shared.language_tasks import build_language_task
 from experiments.shared.loading import chosen_examples, held_out_examples
 from experiments.shared.trained_task import TrainedTask, curvature_indices, without_paths
-from experiments.target import task_label
 
 LOSSES = {"classification": nn.CrossEntropyLoss, "binary": nn.BCEWithLogitsLoss, "regression": nn.MSELoss}
 

@@ -10,9 +10,9 @@ import torch
 from omegaconf import OmegaConf
 from torch import Tensor, nn
 
-from curvlab.curvature.known_losses import output_loss
-from curvlab.data import DataSplits, TokenSplits
-from curvlab.runs import Run
+from curvlab.lab.data import DataSplits, TokenSplits
+from curvlab.lab.runs import Run
+from curvlab.problem.known_losses import output_loss
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 from torchvision.models.convnext import CNBlockConfig
 
-from curvlab.curvature import Data
+from curvlab.problem import Data
 
 NUM_CLASSES, VOCABULARY, NUM_TRAIN = 3, 11, 4
 IGNORED, PADDING = -100, 1

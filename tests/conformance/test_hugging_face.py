@@ -9,9 +9,9 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 from torch.utils.data import DataLoader
 
-from curvlab.curvature import FisherOperator, GaussNewtonOperator, HessianOperator, mean_gradient
+from curvlab.curvature import FisherOperator, GaussNewtonOperator, HessianOperator
 from curvlab.influence import influence, influence_scores
-from curvlab.models import only_parameters
+from curvlab.problem import mean_gradient, only_parameters
 from curvlab.sampling import estimate_llc
 from curvlab.spectrum import top_eigenvalues
 

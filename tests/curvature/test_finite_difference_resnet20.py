@@ -8,8 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from curvlab.curvature import GaussNewtonOperator
-from curvlab.data import load_cifar10
-from curvlab.models import ResNet20, freeze
+from curvlab.lab.data import load_cifar10
+from curvlab.lab.models import ResNet20
+from curvlab.problem import freeze
 
 ROOT = Path(os.environ.get("CURVLAB_DATA", ""))
 WEIGHTS = ROOT / "weights" / "resnet20-12fca82f.th"

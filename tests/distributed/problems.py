@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from curvlab.distributed import Ranks
-from curvlab.models import build_model, small_causal_language_model
+from curvlab.lab.models import build_model, small_causal_language_model
 
 TOLERANCE = 1e-6
 LOSS = nn.CrossEntropyLoss()

@@ -9,9 +9,9 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from curvlab.reporting import ClaimResult, load_claim_sheet
-from experiments.target import Computed, load_config, run_target
-from experiments.target.discovery import all_targets
+from curvlab.lab.reporting import ClaimResult, load_claim_sheet
+from curvlab.lab.target import Computed, load_config, run_target
+from curvlab.lab.target.discovery import all_targets
 
 
 @pytest.fixture(scope="module")

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from experiments.target import load_config, task_settings
-from experiments.target.discovery import all_targets
-from experiments.target.settings import MISSING, ours
+from curvlab.lab.target import load_config, task_settings
+from curvlab.lab.target.discovery import all_targets
+from curvlab.lab.target.settings import MISSING, ours
 
 ROOT = Path(__file__).parents[2]
 PRESETS = ("smoke", "embedded", "laptop", "paper")
@@ -25,7 +25,7 @@ def test_target_composes(key: str, preset: str) -> None:
     assert set(task_settings(cfg)) == kept
     # An override of a task that the defaults do not list makes one up, and its own then runs unchanged.
     assert [name for name in kept if "data" not in cfg.tasks[name]] == []
-    found = ours([name for name in target.paper if ".csv:" not in name], cfg, {})
+    found = ours([name for name in target.paper_settings if ".csv:" not in name], cfg, {})
     assert [name for name, value in found.items() if value == MISSING] == []
 
 

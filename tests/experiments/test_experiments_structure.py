@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from curvlab.runs.record import NOT_RECORDED
-from experiments.target.discovery import PAPERS, all_targets
-from experiments.target.published import published
+from curvlab.lab.runs.record import NOT_RECORDED
+from curvlab.lab.target.discovery import PAPERS, all_targets
+from curvlab.lab.target.published import published
 
 ROOT = Path(__file__).parents[2]
 EXPERIMENTS = ROOT / "experiments"
@@ -110,7 +110,7 @@ def test_every_result_belongs_to_a_target() -> None:
 def test_declarations_import_nothing_heavy() -> None:
     # `make help` runs on a Python without any package.
     for key in all_targets():
-        modules = imported_by(EXPERIMENTS / key / "__init__.py") - {"experiments.target"}
+        modules = imported_by(EXPERIMENTS / key / "__init__.py") - {"curvlab.lab.target"}
         for module in modules:  # the paper's settings, where targets share them
             assert module.startswith("experiments."), key
             assert imported_by(ROOT / f"{module.replace('.', '/')}.py") == set(), module

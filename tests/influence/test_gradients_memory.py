@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 from torch.testing import assert_close
 
-from curvlab.curvature.mean_gradient import mean_gradient
-from curvlab.curvature.pass_size import MemoryWarning
 from curvlab.influence import directional_derivatives, example_derivatives, per_example_gradients, self_influence
 from curvlab.influence.curvature_probes import curvature_probes
+from curvlab.problem.mean_gradient import mean_gradient
+from curvlab.problem.memory import MemoryWarning
 from curvlab.solvers import Direct
 
 CPU_ERROR = "[enforce fail at alloc_cpu.cpp:124] DefaultCPUAllocator: can't allocate memory: you tried"

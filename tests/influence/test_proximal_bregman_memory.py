@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.testing import assert_close
 
-from curvlab.curvature.pass_size import MemoryWarning
 from curvlab.influence import ProximalBregmanObjective
 from curvlab.influence.proximal_bregman import objective as module
+from curvlab.problem.memory import MemoryWarning
 
 CPU_ERROR = "[enforce fail at alloc_cpu.cpp:124] DefaultCPUAllocator: can't allocate memory: you tried"
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from curvlab.curvature.pass_size import MemoryWarning
 from curvlab.influence import estimated_self_influence, self_influence
+from curvlab.problem.memory import MemoryWarning
 from curvlab.solvers import ConjugateGradient, Direct
 
 DAMPING = 0.1

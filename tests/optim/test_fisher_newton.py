@@ -8,8 +8,8 @@ from torch import Tensor, nn
 from torch.func import functional_call, hessian, jacrev
 
 from curvlab.curvature import FisherOperator, GaussNewtonOperator
-from curvlab.curvature.known_losses import output_loss
 from curvlab.optim import FisherNewton, output_gradient_bound
+from curvlab.problem.known_losses import output_loss
 from curvlab.solvers import ConjugateGradient
 
 LOSSES = {

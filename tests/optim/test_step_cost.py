@@ -9,8 +9,8 @@ import torch
 from operation_counter import Counter
 from torch import Tensor, nn
 
+from curvlab.lab.models import LeNet5
 from curvlab.linalg import LinearOperator
-from curvlab.models import LeNet5
 from curvlab.optim import NGD, UniformDirection
 
 

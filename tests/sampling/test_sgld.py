@@ -9,7 +9,7 @@ import torch
 from analytic_models import FP64, Polynomial, linear_regression, mean_output, no_inputs
 from torch import Tensor, nn
 
-from curvlab.curvature.pass_size import MemoryWarning
+from curvlab.problem.memory import MemoryWarning
 from curvlab.sampling import SGLD, SGLDState, run_chains
 from curvlab.training import EnsembleLosses
 

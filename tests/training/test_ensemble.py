@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
-from curvlab.curvature.pass_size import MemoryWarning
+from curvlab.problem.memory import MemoryWarning
 from curvlab.training import Ensemble, EnsembleLosses, shuffled_batches, train, train_ensemble
 
 FP64 = torch.float64

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from curvlab.curvature.pass_size import MemoryWarning
+from curvlab.problem.memory import MemoryWarning
 from curvlab.training import evaluate
 
 LOGITS = torch.tensor([[2.0, 0.0], [0.0, 1.0], [3.0, 0.0], [0.0, 0.5], [1.0, 0.0]])

@@ -8,8 +8,8 @@ from torch import nn
 from torch.nn.utils import parameters_to_vector
 from torch.utils.data import Dataset, TensorDataset
 
-from curvlab.data import load_digits
-from curvlab.models import MLP, build_model
+from curvlab.lab.data import load_digits
+from curvlab.lab.models import MLP, build_model
 from curvlab.training import TrainingDivergedError, evaluate, train
 
 SETTINGS = {"num_epochs": 3, "batch_size": 16, "lr": 0.05}

@@ -1,6 +1,6 @@
 """python -m experiments.benchmarks.attribution [KEY=VALUE ...]."""
 
+from curvlab.lab.target import main
 from experiments.benchmarks.attribution import TARGET
-from experiments.target import main
 
 main(TARGET)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from curvlab.reporting import (
+from curvlab.lab.reporting import (
     Claim,
     ClaimResult,
     ClaimSheet,
@@ -14,7 +14,8 @@ from curvlab.reporting import (
     out_of_reach,
     t_interval,
 )
-from curvlab.reporting import judge as judge_claim
+from curvlab.lab.reporting import judge as judge_claim
+from curvlab.lab.target import Computed
 from experiments.benchmarks.attribution.compute import RESPONSES
 from experiments.benchmarks.attribution.methods import (
     DOT,
@@ -28,7 +29,6 @@ from experiments.benchmarks.attribution.methods import (
 )
 from experiments.benchmarks.attribution.ranks import OTHER, SAME, correlations, lds_interval
 from experiments.benchmarks.attribution.which_score import not_minimised
-from experiments.target import Computed
 
 TOGETHER = " halves together"  # the number before it
 # The operations of a step on one core.

@@ -12,9 +12,10 @@ from omegaconf import DictConfig, OmegaConf
 from scipy.stats import rankdata
 from torch import Tensor
 
-from curvlab import runs
 from curvlab.influence import linear_datamodelling_score, random_halves, subset_weights
-from curvlab.reporting import bootstrap_interval
+from curvlab.lab import runs
+from curvlab.lab.reporting import bootstrap_interval
+from curvlab.lab.target import task_settings
 from experiments.benchmarks.attribution import removal
 from experiments.benchmarks.attribution.methods import PBRF, Method, methods
 from experiments.benchmarks.attribution.network import Network
@@ -22,7 +23,6 @@ from experiments.benchmarks.attribution.ranks import OTHER, SAME, predicted_chan
 from experiments.benchmarks.attribution.rest import NEEDED, prediction_score, rest_rows
 from experiments.benchmarks.attribution.which_score import which_score
 from experiments.benchmarks.timing import load_average, work_clock
-from experiments.target import task_settings
 
 RESPONSES = "PBRF of each example"
 QUALITY = ("gradient_norm", "gradient_norm_90", "remark")  # of PBRF; of a peer: which of the parameters it sees

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from curvlab.curvature import GaussNewtonOperator
 from curvlab.influence import influence_scores, per_example_gradients, segment_response, unrolled_response
+from curvlab.lab.models import ConvNet
 from curvlab.linalg import identity
-from curvlab.models import ConvNet
 from curvlab.solvers import Ekfac
 from experiments.benchmarks.attribution.bregman import ProximalBregmanResponses
 from experiments.benchmarks.attribution.network import Network, Trained

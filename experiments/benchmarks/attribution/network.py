@@ -12,11 +12,13 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig
 from torch import Tensor, nn
 
-from curvlab import runs
-from curvlab.data import DataSplits, TextCorpus, stack, token_splits, train_tokenizer
 from curvlab.influence import ensemble_measurements
+from curvlab.lab import runs
+from curvlab.lab.data import DataSplits, TextCorpus, token_splits, train_tokenizer
+from curvlab.lab.models import build_model
+from curvlab.lab.target import task_label
 from curvlab.linalg import flatten
-from curvlab.models import build_model
+from curvlab.problem import stack
 from curvlab.training import (
     SGDRule,
     TrainingRun,
@@ -27,7 +29,6 @@ from curvlab.training import (
 from experiments.benchmarks.timing import work_clock
 from experiments.shared.tasks import LOSSES
 from experiments.shared.trained_task import without_paths
-from experiments.target import task_label
 
 
 @dataclass(frozen=True)

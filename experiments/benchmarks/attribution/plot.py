@@ -7,10 +7,10 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from curvlab.reporting import plots
+from curvlab.lab.reporting import plots
+from curvlab.lab.target import Computed
 from experiments.benchmarks.attribution.methods import FILTER, PBRF, PBRF_PAPER, TRAK, UNROLLED
 from experiments.benchmarks.attribution.which_score import not_minimised
-from experiments.target import Computed
 
 
 def draw(computed: Computed) -> dict[str, Figure]:

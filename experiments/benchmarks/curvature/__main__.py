@@ -1,6 +1,6 @@
 """python -m experiments.benchmarks.curvature [KEY=VALUE ...]."""
 
+from curvlab.lab.target import main
 from experiments.benchmarks.curvature import TARGET
-from experiments.target import main
 
 main(TARGET)

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 from omegaconf import DictConfig, OmegaConf
 
-from curvlab import runs
+from curvlab.lab import runs
 from experiments.benchmarks.curvature.gauges import measure_peak, measure_times
 from experiments.benchmarks.curvature.parts import part_rows
 from experiments.benchmarks.curvature.products import NotInstalledError, build_case, products

@@ -12,11 +12,11 @@ from omegaconf import DictConfig, OmegaConf
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
-from curvlab import runs
 from curvlab.curvature import GaussNewtonOperator
 from curvlab.curvature.column_sums import ColumnSums
 from curvlab.curvature.jacobian_products import push_forward
 from curvlab.curvature.recorded_forward import RecordedForward
+from curvlab.lab import runs
 from experiments.benchmarks.curvature.gauges import measure_peak, measure_times
 from experiments.benchmarks.curvature.products import Case, build_case, products
 from experiments.benchmarks.timing import kernel_threads

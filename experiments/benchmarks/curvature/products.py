@@ -16,7 +16,7 @@ from omegaconf import DictConfig
 from torch import Tensor, nn
 
 from curvlab.curvature import GaussNewtonOperator
-from curvlab.models import build_model
+from curvlab.lab.models import build_model
 
 Compute = Callable[[], Any]
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from curvlab.reporting import ClaimResult, ClaimSheet
-from curvlab.reporting import judge as judge_claim
+from curvlab.lab.reporting import ClaimResult, ClaimSheet
+from curvlab.lab.reporting import judge as judge_claim
+from curvlab.lab.target import Computed
 from experiments.benchmarks.finite_differences.compute import geometric_mean
-from experiments.target import Computed
 
 
 def judge(computed: Computed, claims: ClaimSheet) -> list[ClaimResult]:

@@ -12,14 +12,14 @@ import torch
 from omegaconf import DictConfig
 from torch import Tensor
 
-from curvlab import runs
 from curvlab.curvature import GaussNewtonOperator
 from curvlab.curvature.jacobian_products import FD_STEP
+from curvlab.lab import runs
+from curvlab.lab.reporting import Interval, t_interval
+from curvlab.lab.target import task_settings
 from curvlab.linalg import flatten
-from curvlab.reporting import Interval, t_interval
 from experiments.shared.tasks import build_task
 from experiments.shared.trained_task import TrainedTask
-from experiments.target import task_settings
 
 DTYPES = {"fp32": torch.float32, "fp64": torch.float64}
 

@@ -7,8 +7,8 @@ import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from curvlab.reporting import plots
-from experiments.target import Computed
+from curvlab.lab.reporting import plots
+from curvlab.lab.target import Computed
 
 EPSILON = {"fp32": torch.finfo(torch.float32).eps, "fp64": torch.finfo(torch.float64).eps}
 

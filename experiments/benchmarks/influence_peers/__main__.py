@@ -1,6 +1,6 @@
 """python -m experiments.benchmarks.influence_peers [KEY=VALUE ...]."""
 
+from curvlab.lab.target import main
 from experiments.benchmarks.influence_peers import TARGET
-from experiments.target import main
 
 main(TARGET)

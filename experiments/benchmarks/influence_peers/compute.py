@@ -12,16 +12,16 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 from torch import Tensor, nn
 
-from curvlab import runs
-from curvlab.data import stack
 from curvlab.influence import influence
+from curvlab.lab import runs
+from curvlab.lab.target import task_settings
+from curvlab.problem import stack
 from curvlab.solvers import BlockConjugateGradient
 from experiments.benchmarks.influence_peers.process import measure
 from experiments.benchmarks.influence_peers.worker import TrainedNetwork
 from experiments.benchmarks.timing import load_average
 from experiments.shared.tasks import build_task
 from experiments.shared.trained_task import TrainedTask
-from experiments.target import task_settings
 
 COLUMNS = [
     "method",

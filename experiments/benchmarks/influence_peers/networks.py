@@ -88,7 +88,7 @@ def _mlp(sizes: list[int], activation: str) -> nn.Module:
 
 
 def _convnet(channels: list[int], sizes: list[int], activation: str) -> nn.Module:
-    """Return `curvlab.models.ConvNet`, as one sequence."""
+    """Return `curvlab.lab.models.ConvNet`, as one sequence."""
     fan_in, num_outputs = sizes
     layers: list[nn.Module] = []
     for before, after in pairwise(channels):

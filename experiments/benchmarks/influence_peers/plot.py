@@ -5,8 +5,8 @@ from __future__ import annotations
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-from curvlab.reporting import plots
-from experiments.target import Computed
+from curvlab.lab.reporting import plots
+from curvlab.lab.target import Computed
 
 
 def draw(computed: Computed) -> dict[str, Figure]:

@@ -1,6 +1,6 @@
 """python -m experiments.benchmarks.lissa_recipe [KEY=VALUE ...]."""
 
+from curvlab.lab.target import main
 from experiments.benchmarks.lissa_recipe import TARGET
-from experiments.target import main
 
 main(TARGET)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 from scipy import stats
 
-from curvlab.reporting import ClaimResult, ClaimSheet, Interval, out_of_reach
-from curvlab.reporting import judge as judge_claim
+from curvlab.lab.reporting import ClaimResult, ClaimSheet, Interval, out_of_reach
+from curvlab.lab.reporting import judge as judge_claim
+from curvlab.lab.target import Computed
 from experiments.benchmarks.lissa_recipe.compute import ERROR, RECIPES
-from experiments.target import Computed
 
 
 def judge(computed: Computed, claims: ClaimSheet) -> list[ClaimResult]:

@@ -10,12 +10,12 @@ import pandas as pd
 import torch
 from omegaconf import DictConfig
 
-from curvlab import runs
+from curvlab.lab import runs
+from curvlab.lab.target import task_settings
 from curvlab.spectrum import top_eigenvalues
 from experiments.shared.recipes import Systems, compare_recipes
 from experiments.shared.tasks import build_task
 from experiments.shared.trained_task import TrainedTask
-from experiments.target import task_settings
 
 RECIPES = {"paper": "C = 2", "auto": "C measured", "importance": "C = 2, by importance"}
 ERROR = 0.2  # relative error that counts as an answer

@@ -1,6 +1,6 @@
 """python -m experiments.benchmarks.llc [KEY=VALUE ...]."""
 
+from curvlab.lab.target import main
 from experiments.benchmarks.llc import TARGET
-from experiments.target import main
 
 main(TARGET)

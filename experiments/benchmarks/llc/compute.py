@@ -9,8 +9,9 @@ from typing import Any
 import pandas as pd
 from omegaconf import DictConfig
 
-from curvlab import runs
-from curvlab.reporting import t_interval
+from curvlab.lab import runs
+from curvlab.lab.reporting import t_interval
+from curvlab.lab.target import task_settings
 from curvlab.sampling import default_nbeta
 from experiments.benchmarks.llc.default_sampler import default_sampler_table
 from experiments.benchmarks.llc.known import known_table
@@ -21,7 +22,6 @@ from experiments.benchmarks.llc.power import power_table
 from experiments.benchmarks.timing import kernel_threads, load_average
 from experiments.shared.tasks import build_task
 from experiments.shared.trained_task import TrainedTask
-from experiments.target import task_settings
 
 Turn = tuple[int, int]  # threads, repeat
 

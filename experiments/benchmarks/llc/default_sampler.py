@@ -25,10 +25,10 @@ from omegaconf import DictConfig
 from scipy import stats
 from torch import Tensor, nn
 
-from curvlab import runs
 from curvlab.curvature import HessianOperator
-from curvlab.data import stack
-from curvlab.reporting import t_interval
+from curvlab.lab import runs
+from curvlab.lab.reporting import t_interval
+from curvlab.problem import stack
 from curvlab.sampling import default_nbeta, estimate_llc
 from experiments.benchmarks.llc.devinterp_chains import DivergedError, devinterp_chains
 from experiments.benchmarks.llc.methods import available

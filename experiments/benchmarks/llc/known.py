@@ -18,7 +18,7 @@ import torch
 from omegaconf import DictConfig
 from torch import Tensor, nn
 
-from curvlab import runs
+from curvlab.lab import runs
 from curvlab.sampling import default_nbeta, estimate_llc
 
 

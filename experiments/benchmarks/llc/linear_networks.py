@@ -18,7 +18,7 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 from torch import Tensor, nn
 
-from curvlab import runs
+from curvlab.lab import runs
 from curvlab.sampling import RMSProp, default_nbeta, estimate_llc
 
 

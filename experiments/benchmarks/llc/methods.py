@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, RandomSampler, TensorDataset
 
-from curvlab.data import stack
+from curvlab.problem import stack
 from curvlab.sampling import effective_sample_size, estimate_llc, split_rhat
 from curvlab.sampling.problems import problems_of
 

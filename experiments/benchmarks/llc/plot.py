@@ -8,9 +8,9 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from curvlab.reporting import plots
+from curvlab.lab.reporting import plots
+from curvlab.lab.target import Computed
 from experiments.benchmarks.llc.population_chains import QUARTERS
-from experiments.target import Computed
 
 
 def draw(computed: Computed) -> dict[str, Figure]:

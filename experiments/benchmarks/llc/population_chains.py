@@ -17,7 +17,7 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
 
-from curvlab import runs
+from curvlab.lab import runs
 from curvlab.sampling import default_nbeta
 from experiments.benchmarks.llc.linear_networks import coefficient, singular_network
 

@@ -17,7 +17,7 @@ import torch
 from omegaconf import DictConfig
 from torch import Tensor
 
-from curvlab import runs
+from curvlab.lab import runs
 from curvlab.sampling import LLC
 
 _FLAGS = {"drift_flagged": "the loss still moves", "unmixed": "the chains have not mixed", "few": "too few draws"}

@@ -1,6 +1,6 @@
 """python -m experiments.benchmarks.models [KEY=VALUE ...]."""
 
+from curvlab.lab.target import main
 from experiments.benchmarks.models import TARGET
-from experiments.target import main
 
 main(TARGET)

@@ -10,7 +10,7 @@ import torch
 from hydra.utils import instantiate
 from torch import Tensor, nn
 
-from curvlab.models.initialization import seeded_by
+from curvlab.seeding import seeded_by
 
 Inputs = Tensor | dict[str, Tensor]
 IGNORED = -100

@@ -9,9 +9,9 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from curvlab.reporting import plots
+from curvlab.lab.reporting import plots
+from curvlab.lab.target import Computed
 from experiments.benchmarks.models.claims import SMALLEST_RISE
-from experiments.target import Computed
 
 AIM, TIME_AIM = 1.2, 1.6
 _PALE = 0.35

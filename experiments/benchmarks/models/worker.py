@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from curvlab.curvature import GaussNewtonOperator
-from curvlab.curvature.model_function import plain_attention
+from curvlab.problem.model_function import plain_attention
 from experiments.benchmarks.curvature.gauges import measure_peak, measure_times
 from experiments.benchmarks.models.cases import Case, build_case
 from experiments.benchmarks.timing import kernel_threads

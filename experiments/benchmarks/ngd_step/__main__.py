@@ -1,6 +1,6 @@
 """python -m experiments.benchmarks.ngd_step [KEY=VALUE ...]."""
 
+from curvlab.lab.target import main
 from experiments.benchmarks.ngd_step import TARGET
-from experiments.target import main
 
 main(TARGET)

@@ -14,10 +14,10 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 from torch import nn
 
-from curvlab import runs
+from curvlab.lab import runs
+from curvlab.lab.reporting import t_interval
 from curvlab.optim import NGD
 from curvlab.optim.ngd_axis import fitting_rank
-from curvlab.reporting import t_interval
 from experiments.benchmarks.ngd_step.parts import parts_table
 from experiments.benchmarks.timing import kernel_threads, wall_clock
 

@@ -21,7 +21,7 @@ from omegaconf import DictConfig, OmegaConf
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from curvlab import runs
+from curvlab.lab import runs
 from curvlab.optim import NGD
 from experiments.benchmarks.timing import kernel_threads
 

@@ -8,9 +8,9 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from curvlab.reporting import plots
+from curvlab.lab.reporting import plots
+from curvlab.lab.target import Computed
 from experiments.benchmarks.ngd_step.parts import PARTS
-from experiments.target import Computed
 
 MOST_STEPS = 3.0  # what NGD's step on ResNet-18 may cost, in steps of Adam
 

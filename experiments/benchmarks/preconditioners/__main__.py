@@ -1,6 +1,6 @@
 """python -m experiments.benchmarks.preconditioners [KEY=VALUE ...]."""
 
+from curvlab.lab.target import main
 from experiments.benchmarks.preconditioners import TARGET
-from experiments.target import main
 
 main(TARGET)

@@ -7,10 +7,10 @@ import math
 import numpy as np
 import pandas as pd
 
-from curvlab.reporting import ClaimResult, ClaimSheet, bootstrap_interval, exact, judge, out_of_reach
+from curvlab.lab.reporting import ClaimResult, ClaimSheet, bootstrap_interval, exact, judge, out_of_reach
+from curvlab.lab.target import Computed
 from experiments.benchmarks.preconditioners.estimates import BATCH_TRACE, SQUARE, TRACE
 from experiments.benchmarks.preconditioners.sampling import WAYS
-from experiments.target import Computed
 
 TARGET = 1e-2
 PEER = "curvlinops CG"

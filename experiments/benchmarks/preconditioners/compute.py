@@ -8,13 +8,13 @@ import pandas as pd
 import torch
 from omegaconf import DictConfig
 
-from curvlab import runs
+from curvlab.lab import runs
+from curvlab.lab.target import task_settings
 from experiments.benchmarks.preconditioners.estimates import estimate_rows
 from experiments.benchmarks.preconditioners.sampling import sampling_tables
 from experiments.benchmarks.preconditioners.solving import solving_rows
 from experiments.benchmarks.preconditioners.systems import Systems
 from experiments.shared.tasks import build_task
-from experiments.target import task_settings
 
 
 def compute(run: runs.Run, cfg: DictConfig) -> dict[str, pd.DataFrame]:

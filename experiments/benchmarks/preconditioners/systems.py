@@ -11,11 +11,11 @@ import torch
 from omegaconf import DictConfig
 from torch import Tensor
 
-from curvlab import runs
 from curvlab.curvature import GaussNewtonOperator
-from curvlab.data import stack
 from curvlab.influence import per_example_gradients
+from curvlab.lab import runs
 from curvlab.linalg import LinearOperator, identity
+from curvlab.problem import stack
 from curvlab.solvers import BlockConjugateGradient
 from curvlab.spectrum import top_eigenvalues
 from experiments.shared.trained_task import TrainedTask

@@ -1,6 +1,6 @@
 """python -m experiments.benchmarks.retraining [KEY=VALUE ...]."""
 
+from curvlab.lab.target import main
 from experiments.benchmarks.retraining import TARGET
-from experiments.target import main
 
 main(TARGET)

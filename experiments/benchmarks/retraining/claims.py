@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pandas as pd
 
-from curvlab.reporting import ClaimResult, ClaimSheet, exact, judge, out_of_reach, t_interval
+from curvlab.lab.reporting import ClaimResult, ClaimSheet, exact, judge, out_of_reach, t_interval
+from curvlab.lab.target import Computed
 from experiments.benchmarks.retraining.compute import LEFT_OUT, ratios
-from experiments.target import Computed
 
 NAMES = {LEFT_OUT: "faster-together"}
 

@@ -11,13 +11,13 @@ import torch
 from omegaconf import DictConfig
 from torch import Tensor
 
-from curvlab import runs
 from curvlab.influence import random_halves, subset_weights
-from curvlab.reporting import t_interval
+from curvlab.lab import runs
+from curvlab.lab.reporting import t_interval
+from curvlab.lab.target import task_settings
 from experiments.benchmarks.retraining.floor import floor_seconds
 from experiments.benchmarks.retraining.network import Network, load_network
 from experiments.benchmarks.timing import kernel_threads, load_average, work_clock
-from experiments.target import task_settings
 
 LEFT_OUT, HALVES = "points left out", "random halves"
 

@@ -13,14 +13,15 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig
 from torch import Tensor, nn
 
-from curvlab import runs
-from curvlab.data import DataSplits, stack
+from curvlab.lab import runs
+from curvlab.lab.data import DataSplits
+from curvlab.lab.models import build_model
+from curvlab.lab.target import task_label
 from curvlab.linalg import flatten
-from curvlab.models import build_model
+from curvlab.problem import stack
 from curvlab.training import shuffled_batches, train, train_ensemble
 from experiments.shared.tasks import LOSSES
 from experiments.shared.trained_task import without_paths
-from experiments.target import task_label
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 

@@ -7,9 +7,9 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from curvlab.reporting import plots
+from curvlab.lab.reporting import plots
+from curvlab.lab.target import Computed
 from experiments.benchmarks.retraining.compute import HALVES, LEFT_OUT
-from experiments.target import Computed
 
 AIMS = {LEFT_OUT: 3.0, HALVES: 10.0}
 LABELS = {

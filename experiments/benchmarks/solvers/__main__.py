@@ -1,6 +1,6 @@
 """python -m experiments.benchmarks.solvers [KEY=VALUE ...]."""
 
+from curvlab.lab.target import main
 from experiments.benchmarks.solvers import TARGET
-from experiments.target import main
 
 main(TARGET)

@@ -11,11 +11,12 @@ import torch
 from omegaconf import DictConfig
 from torch import Tensor
 
-from curvlab import runs
 from curvlab.curvature import GaussNewtonOperator
-from curvlab.data import stack
 from curvlab.influence import per_example_gradients
+from curvlab.lab import runs
+from curvlab.lab.target import task_settings
 from curvlab.linalg import identity
+from curvlab.problem import stack
 from curvlab.solvers import BlockConjugateGradient
 from curvlab.spectrum import top_eigenvalues
 from experiments.benchmarks.solvers.counting import Counter, Recorder
@@ -23,7 +24,6 @@ from experiments.benchmarks.solvers.methods import INDEPENDENT, LABELS, CountedS
 from experiments.benchmarks.timing import work_clock
 from experiments.shared.tasks import build_task
 from experiments.shared.trained_task import TrainedTask
-from experiments.target import task_settings
 
 QUALITY = ["error", "error_worst", "correlation", "correlation_worst", "outcome"]
 

@@ -1,6 +1,6 @@
 """python -m experiments.ginger.cost [KEY=VALUE ...]."""
 
+from curvlab.lab.target import main
 from experiments.ginger.cost import TARGET
-from experiments.target import main
 
 main(TARGET)

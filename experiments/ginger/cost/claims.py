@@ -7,10 +7,10 @@ from collections.abc import Iterator
 import numpy as np
 import pandas as pd
 
-from curvlab.reporting import Claim, ClaimResult, ClaimSheet, exact, t_interval
-from curvlab.reporting import judge as verdict
+from curvlab.lab.reporting import Claim, ClaimResult, ClaimSheet, exact, t_interval
+from curvlab.lab.reporting import judge as verdict
+from curvlab.lab.target import Computed
 from experiments.ginger.cost.claims_cost import judge_cost
-from experiments.target import Computed
 
 
 def judge(computed: Computed, claims: ClaimSheet) -> list[ClaimResult]:

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 import numpy as np
 import pandas as pd
 
-from curvlab.reporting import ClaimResult, ClaimSheet, exact, out_of_reach, t_interval
-from curvlab.reporting import judge as verdict
+from curvlab.lab.reporting import ClaimResult, ClaimSheet, exact, out_of_reach, t_interval
+from curvlab.lab.reporting import judge as verdict
+from curvlab.lab.target import Computed
 from experiments.ginger.cost.scaling import exponent
-from experiments.target import Computed
 
 RANK = 4  # of the claims on Table 1
 

@@ -11,8 +11,9 @@ import torch
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
-from curvlab.data import DataSplits
-from curvlab.runs import Run
+from curvlab.lab.data import DataSplits
+from curvlab.lab.runs import Run
+from curvlab.lab.target import task_settings
 from experiments.ginger.cost.approximation import ERRORS, approximation_errors
 from experiments.ginger.cost.convergence import SoftmaxRegression, follow, theorem_1
 from experiments.ginger.cost.counted import beside_the_paper, counted_steps
@@ -21,7 +22,6 @@ from experiments.ginger.cost.exactness import exact_statements, precision_errors
 from experiments.ginger.cost.scaling import fits, scaling_table
 from experiments.ginger.cost.stream import Stream, gradient_stream
 from experiments.ginger.cost.training_steps import step_table
-from experiments.target import task_settings
 
 GAUSSIANS = (20, 30)  # of the stream beside the real ones: updates, parameters
 

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from curvlab.data import DataSplits, stack
+from curvlab.lab.data import DataSplits
 from curvlab.optim import Ginger
+from curvlab.problem import stack
 
 CHUNK = 64  # weights whose losses are computed at a time
 

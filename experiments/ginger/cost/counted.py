@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from curvlab.models import resnet18, resnet50
+from curvlab.lab.models import resnet18, resnet50
 from experiments.ginger.cost.optimizers import STEPS, own_cost
 from experiments.ginger.printed import table_1
 

@@ -10,11 +10,11 @@ import torch
 from omegaconf import DictConfig
 from torch import Tensor, nn
 
-from curvlab.data import DataSplits
+from curvlab.lab.data import DataSplits
+from curvlab.lab.models import MLP, build_model
+from curvlab.lab.runs import Run
 from curvlab.linalg import flatten
-from curvlab.models import MLP, build_model
 from curvlab.optim import Ginger
-from curvlab.runs import Run
 from curvlab.training import curvature_step, train
 
 

@@ -9,9 +9,9 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from curvlab.reporting import plots, t_interval
+from curvlab.lab.reporting import plots, t_interval
+from curvlab.lab.target import Computed
 from experiments.ginger.cost.plot_cost import draw_cost
-from experiments.target import Computed
 
 BLUE, RED, GREEN = plots.PALETTE[:3]
 COLORS: dict[Any, str] = {"Ginger": BLUE, "QNG": RED, "best": GREEN}

@@ -12,12 +12,12 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 from torch import Tensor, nn
 
-from curvlab.data import DataSplits
+from curvlab.lab.data import DataSplits
+from curvlab.lab.models import build_model
+from curvlab.lab.runs import Run
+from curvlab.lab.target import task_label
 from curvlab.linalg import flatten
-from curvlab.models import build_model
-from curvlab.runs import Run
 from curvlab.training import curvature_step, train
-from experiments.target import task_label
 
 CHUNK = 2**16  # parameters that are factorised at a time
 

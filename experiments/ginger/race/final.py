@@ -10,8 +10,8 @@ import numpy as np
 import pandas as pd
 from omegaconf import DictConfig
 
-from curvlab.reporting import t_interval
-from curvlab.runs import Run
+from curvlab.lab.reporting import t_interval
+from curvlab.lab.runs import Run
 from experiments.ginger.race.racers import Racer
 from experiments.ginger.race.task import RaceTask
 from experiments.ginger.race.training import trained

@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 
-from curvlab.data import cropped_and_flipped
+from curvlab.lab.data import cropped_and_flipped
 from curvlab.optim import NGD, QNG, Ginger
 from curvlab.training import (
     Learner,

@@ -9,12 +9,12 @@ from typing import Any
 import pandas as pd
 from omegaconf import DictConfig, OmegaConf
 
-from curvlab.runs import Run
+from curvlab.lab.runs import Run
+from curvlab.lab.target import task_settings
 from experiments.ginger.race.final import final_run, summarised
 from experiments.ginger.race.racers import Racer, load_racers
 from experiments.ginger.race.task import RaceTask, load_race_task
 from experiments.ginger.race.tuning import at_edge, tune
-from experiments.target import task_settings
 
 CELL = ("task", "sweep", "decay", "rank", "damping", "clip")
 DAMPING_SWEEPS = {"damping": None, "damping, clipped": 1.0}  # and the bound on each entry of the direction

@@ -12,11 +12,12 @@ from omegaconf import DictConfig
 from torch import Tensor, nn
 from torch.nn.functional import avg_pool2d
 
-from curvlab.data import DataSplits, stack
-from curvlab.models import build_model
-from curvlab.runs import Run
+from curvlab.lab.data import DataSplits
+from curvlab.lab.models import build_model
+from curvlab.lab.runs import Run
+from curvlab.lab.target import task_label
+from curvlab.problem import stack
 from experiments.shared.trained_task import without_paths
-from experiments.target import task_label
 
 Pair = tuple[Tensor, Tensor]
 

@@ -6,11 +6,11 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-from curvlab.reporting import Claim, ClaimResult, ClaimSheet, exact, out_of_reach, t_interval
-from curvlab.reporting import judge as judge_claim
+from curvlab.lab.reporting import Claim, ClaimResult, ClaimSheet, exact, out_of_reach, t_interval
+from curvlab.lab.reporting import judge as judge_claim
+from curvlab.lab.target import Computed
 from experiments.ginger.printed import table_2
 from experiments.ginger.race.paired import best_of, judge_difference, of_racer
-from experiments.target import Computed
 
 BASELINES = ["momentum", "adam", "qng"]
 WIDER = ["ngd", "muon", "soap"]

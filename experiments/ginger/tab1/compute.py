@@ -7,7 +7,8 @@ from typing import Any
 import pandas as pd
 from omegaconf import DictConfig
 
-from curvlab.runs import Run
+from curvlab.lab.runs import Run
+from curvlab.lab.target import task_settings
 from experiments.ginger.printed import table_1
 from experiments.ginger.race.cost import cost_of_a_step
 from experiments.ginger.race.final import final_run, summarised
@@ -15,7 +16,6 @@ from experiments.ginger.race.optimizers import why_unavailable
 from experiments.ginger.race.racers import load_racers
 from experiments.ginger.race.task import load_race_task
 from experiments.ginger.race.tuning import Tuned, at_edge, tune
-from experiments.target import task_settings
 
 CONSTANT = ("label", "kind", "lr", "at_edge", "damping", "clip", "flops", "memory", "gradients")  # of all seeds
 

@@ -9,15 +9,15 @@ from typing import Any
 import pandas as pd
 from omegaconf import DictConfig
 
-from curvlab.reporting import t_interval
-from curvlab.runs import Run
+from curvlab.lab.reporting import t_interval
+from curvlab.lab.runs import Run
+from curvlab.lab.target import task_settings
 from experiments.ginger.printed import table_2
 from experiments.ginger.race.racers import Racer, load_racers
 from experiments.ginger.race.tuning import Tuned, halved
 from experiments.ginger.tab2.rouge import KINDS
 from experiments.ginger.tab2.task import SummaryTask, load_summary_task
 from experiments.ginger.tab2.training import FineTuning, cost_of_a_step, fine_tuned
-from experiments.target import task_settings
 
 PLACE = ("task", "weights", "racer", "label", "rank")
 CONSTANT = ("lr", "damping", "clip", "flops", "memory")

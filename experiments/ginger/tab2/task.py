@@ -11,7 +11,7 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
 
-from curvlab.data import (
+from curvlab.lab.data import (
     SummaryCorpus,
     SummarySplits,
     copying_pairs,
@@ -19,11 +19,11 @@ from curvlab.data import (
     summary_splits,
     train_tokenizer,
 )
-from curvlab.models import EncoderDecoder, add_adapters, build_model
-from curvlab.runs import Run
+from curvlab.lab.models import EncoderDecoder, add_adapters, build_model
+from curvlab.lab.runs import Run
+from curvlab.lab.target import task_label
 from curvlab.training import evaluate_language_model, train_language_model
 from experiments.shared.trained_task import without_paths
-from experiments.target import task_label
 
 WEIGHTS = ("full", "lora")
 

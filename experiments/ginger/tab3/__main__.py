@@ -1,6 +1,6 @@
 """python -m experiments.ginger.tab3 [KEY=VALUE ...]."""
 
+from curvlab.lab.target import main
 from experiments.ginger.tab3 import TARGET
-from experiments.target import main
 
 main(TARGET)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pandas as pd
 
-from curvlab.reporting import Claim, ClaimResult, ClaimSheet, out_of_reach
+from curvlab.lab.reporting import Claim, ClaimResult, ClaimSheet, out_of_reach
+from curvlab.lab.target import Computed
 from experiments.ginger.race.paired import judge_difference
 from experiments.ginger.race.sensitivity import named_cell
 from experiments.ginger.race.variation import GRID, judge_dampings, judge_variation
-from experiments.target import Computed
 
 ACCURACY = "test_accuracy"
 DEFAULT_DECAY = 0.99

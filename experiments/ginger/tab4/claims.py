@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from curvlab.reporting import Claim, ClaimResult, ClaimSheet, exact
-from curvlab.reporting import judge as judge_claim
+from curvlab.lab.reporting import Claim, ClaimResult, ClaimSheet, exact
+from curvlab.lab.reporting import judge as judge_claim
+from curvlab.lab.target import Computed
 from experiments.ginger.printed import sensitivity
 from experiments.ginger.race.sensitivity import named_cell
 from experiments.ginger.race.variation import GRID, judge_dampings, judge_variation
-from experiments.target import Computed
 
 LOSS = "log_loss"
 

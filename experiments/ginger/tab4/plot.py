@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from matplotlib.figure import Figure
 
+from curvlab.lab.target import Computed
 from experiments.ginger.printed import sensitivity
 from experiments.ginger.race.sensitivity_plot import draw_sensitivity
-from experiments.target import Computed
 
 
 def draw(computed: Computed) -> dict[str, Figure]:

@@ -1,6 +1,6 @@
 """python -m experiments.lissa.appd [KEY=VALUE ...]."""
 
+from curvlab.lab.target import main
 from experiments.lissa.appd import TARGET
-from experiments.target import main
 
 main(TARGET)

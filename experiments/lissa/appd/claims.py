@@ -6,10 +6,10 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-from curvlab import reporting
-from curvlab.reporting import Claim, ClaimResult, ClaimSheet, Interval, exact, out_of_reach
+from curvlab.lab import reporting
+from curvlab.lab.reporting import Claim, ClaimResult, ClaimSheet, Interval, exact, out_of_reach
+from curvlab.lab.target import Computed
 from experiments.shared.worst_case import farthest_ratio, judge_row, largest, smallest
-from experiments.target import Computed
 
 SMALLEST_DAMPING = 1e-5  # below it the reference itself loses digits
 

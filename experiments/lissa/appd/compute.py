@@ -11,7 +11,6 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig
 from torch import Tensor
 
-from curvlab.data import TextCorpus
 from curvlab.influence.tf_idf import (
     BagOfWordsOperator,
     damped_inverse_product,
@@ -22,8 +21,9 @@ from curvlab.influence.tf_idf import (
     tf_idf_similarity,
     word_probabilities,
 )
+from curvlab.lab.data import TextCorpus
+from curvlab.lab.runs import Run
 from curvlab.linalg import identity
-from curvlab.runs import Run
 from curvlab.solvers import Direct
 from experiments.lissa.appd.corpus import WordCounts, drawn_from_the_model, equal_documents, tokenize
 from experiments.lissa.appd.formulas import inverse_factored, inverse_printed, printed_limit, rank_one_term

@@ -14,7 +14,7 @@ import torch
 from sklearn.feature_extraction.text import CountVectorizer
 from torch import Tensor
 
-from curvlab.data import DataNotFoundError, TextCorpus
+from curvlab.lab.data import DataNotFoundError, TextCorpus
 
 IGNORED = frozenset({"unk"})  # the Penn Treebank's mark of a word that it removed
 

@@ -7,8 +7,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullFormatter
 
-from curvlab.reporting import plots
-from experiments.target import Computed
+from curvlab.lab.reporting import plots
+from curvlab.lab.target import Computed
 
 IDF = {"root": "TF-IDF, sqrt(1/DF) (App. D)", "log": "TF-IDF, log(1/DF)", "none": "TF products, no IDF"}
 PANELS = {

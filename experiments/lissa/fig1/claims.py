@@ -7,11 +7,11 @@ import math
 import numpy as np
 import pandas as pd
 
-from curvlab import reporting
-from curvlab.reporting import Claim, ClaimResult, ClaimSheet, exact, out_of_reach
+from curvlab.lab import reporting
+from curvlab.lab.reporting import Claim, ClaimResult, ClaimSheet, exact, out_of_reach
+from curvlab.lab.target import Computed
 from experiments.lissa.fig1.runs_interval import Statistic, over_runs
 from experiments.lissa.fig1.tables import CHOICES, coinciding, counted_pearson, median, point_means
-from experiments.target import Computed
 
 FINE = ("agree", "both near zero")
 ASSUMED, MEASURED, IMPORTANCE = CHOICES.values()

@@ -11,10 +11,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from PIL import Image
 
-from curvlab.reporting import plots
+from curvlab.lab.reporting import plots
+from curvlab.lab.target import Computed
 from experiments.lissa.fig1.runs_interval import runs_error
 from experiments.lissa.fig1.tables import CHOICES, coinciding
-from experiments.target import Computed
 
 COLORS = dict(zip(CHOICES, (0, 2, 3), strict=True))
 NUM_SHOWN = 5  # training images of a task in Fig. 1; the figures after it show all

@@ -14,7 +14,6 @@ from omegaconf import DictConfig
 from torch import Tensor
 
 from curvlab.curvature import GaussNewtonOperator, example_importance
-from curvlab.data import stack
 from curvlab.influence import (
     ProximalBregmanObjective,
     ProximalNewton,
@@ -22,8 +21,9 @@ from curvlab.influence import (
     loss_response,
     per_example_gradients,
 )
+from curvlab.lab.runs import Run
 from curvlab.linalg import LinearOperator, identity
-from curvlab.runs import Run
+from curvlab.problem import stack
 from curvlab.solvers import BlockConjugateGradient, LissaHyperparameters
 from experiments.lissa.fig1.paired import run_paired
 from experiments.lissa.fig1.records import Pairs, Scores

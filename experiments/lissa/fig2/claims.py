@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from curvlab import reporting
-from curvlab.reporting import (
+from curvlab.lab import reporting
+from curvlab.lab.reporting import (
     Claim,
     ClaimResult,
     ClaimSheet,
@@ -15,7 +15,7 @@ from curvlab.reporting import (
     out_of_reach,
     t_interval,
 )
-from experiments.target import Computed
+from curvlab.lab.target import Computed
 
 NOT_HERE = "No task of this run has this panel."
 REACHED = 0.95  # of its own plateau, the mean over the later half of the steps: there a curve has converged

@@ -9,10 +9,10 @@ import torch
 from omegaconf import DictConfig
 from torch import Tensor
 
-from curvlab.runs import Run
+from curvlab.lab.runs import Run
+from curvlab.lab.target import task_settings
 from experiments.lissa.fig2.convergence import Convergence, TaskResult, compute_task
 from experiments.shared.tasks import build_task
-from experiments.target import task_settings
 
 
 def compute(run: Run, cfg: DictConfig) -> dict[str, pd.DataFrame]:

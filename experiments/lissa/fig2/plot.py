@@ -8,8 +8,8 @@ from matplotlib.axes import Axes
 from matplotlib.collections import QuadMesh
 from matplotlib.figure import Figure
 
-from curvlab.reporting import plots
-from experiments.target import Computed
+from curvlab.lab.reporting import plots
+from curvlab.lab.target import Computed
 
 RECIPES = {"paper": "C = 2", "auto": "C measured", "importance": "C = 2, by importance"}
 COLORS = dict(zip(RECIPES, (1, 0, 2), strict=True))

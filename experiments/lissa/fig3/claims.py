@@ -8,10 +8,10 @@ from functools import partial
 import pandas as pd
 from scipy import stats
 
-from curvlab import reporting
-from curvlab.reporting import Claim, ClaimResult, ClaimSheet, Interval, exact, out_of_reach, t_interval
+from curvlab.lab import reporting
+from curvlab.lab.reporting import Claim, ClaimResult, ClaimSheet, Interval, exact, out_of_reach, t_interval
+from curvlab.lab.target import Computed
 from experiments.lissa.fig3.statistics import jackknife_facts, mean_difference, positive_share, unrelated
-from experiments.target import Computed
 
 MIN_MODELS = 3
 READINGS = {"printed": "the step size", "code": "the code's lr, step size times damping"}

@@ -13,19 +13,20 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
 
-from curvlab.curvature import GaussNewtonOperator, output_loss
-from curvlab.data import TokenSplits
+from curvlab.curvature import GaussNewtonOperator
 from curvlab.influence import directional_derivatives, per_example_gradients, similarities
+from curvlab.lab.data import TokenSplits
+from curvlab.lab.reporting import load_paper_numbers
+from curvlab.lab.runs import ConfigurationError, Run
+from curvlab.lab.target import task_settings
 from curvlab.linalg import identity
-from curvlab.reporting import load_paper_numbers
-from curvlab.runs import ConfigurationError, Run
+from curvlab.problem import output_loss
 from curvlab.solvers import DivergenceError, Lissa
 from curvlab.spectrum import top_eigenvalues
 from experiments.lissa.fig3.statistics import pair_table, retrieval_table, square_table
 from experiments.papers import FOLDER as PAPERS
 from experiments.shared.language_tasks import build_language_task, perplexities
 from experiments.shared.trained_task import TrainedTask
-from experiments.target import task_settings
 
 SENTENCES = PAPERS / "lissa" / "sentences.csv"
 SEQUENCES_AT_A_TIME = 8  # memory of a product is linear in it, its time is not

@@ -7,9 +7,9 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from curvlab.reporting import plots
+from curvlab.lab.reporting import plots
+from curvlab.lab.target import Computed
 from experiments.lissa.fig3.statistics import KINDS, matrices
-from experiments.target import Computed
 
 PANELS = ("influence", "gradient", "difference")  # as in the paper, from left to right
 TITLES = {

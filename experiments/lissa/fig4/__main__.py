@@ -1,6 +1,6 @@
 """python -m experiments.lissa.fig4 [KEY=VALUE ...]."""
 
+from curvlab.lab.target import main
 from experiments.lissa.fig4 import TARGET
-from experiments.target import main
 
 main(TARGET)

@@ -7,11 +7,11 @@ from typing import Any
 
 import pandas as pd
 
-from curvlab import reporting
-from curvlab.reporting import Claim, ClaimResult, ClaimSheet, Interval, out_of_reach
+from curvlab.lab import reporting
+from curvlab.lab.reporting import Claim, ClaimResult, ClaimSheet, Interval, out_of_reach
+from curvlab.lab.target import Computed
 from experiments.lissa.fig4.slopes import slopes
 from experiments.shared.worst_case import largest
-from experiments.target import Computed
 
 SLOPE_WHY = "with independent examples -1 is an identity, (E G_i² - G²) / |B|; more realizations will tell."
 TRACE_WHY = (

@@ -9,9 +9,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, NullFormatter, NullLocator
 
-from curvlab.reporting import plots
+from curvlab.lab.reporting import plots
+from curvlab.lab.target import Computed
 from experiments.lissa.fig4.slopes import slopes
-from experiments.target import Computed
 
 
 def draw(computed: Computed) -> dict[str, Figure]:

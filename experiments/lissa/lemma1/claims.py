@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pandas as pd
 
-from curvlab.reporting import Claim, ClaimResult, ClaimSheet, out_of_reach
+from curvlab.lab.reporting import Claim, ClaimResult, ClaimSheet, out_of_reach
+from curvlab.lab.target import Computed
 from experiments.shared.worst_case import farthest_ratio, judge_row, largest, smallest
-from experiments.target import Computed
 
 
 def judge(computed: Computed, claims: ClaimSheet) -> list[ClaimResult]:

@@ -6,11 +6,11 @@ import math
 
 import pandas as pd
 
-from curvlab import reporting
-from curvlab.reporting import Claim, ClaimResult, ClaimSheet, Interval, exact, out_of_reach
+from curvlab.lab import reporting
+from curvlab.lab.reporting import Claim, ClaimResult, ClaimSheet, Interval, exact, out_of_reach
+from curvlab.lab.target import Computed
 from experiments.lissa.printed import judge_printed
 from experiments.shared.worst_case import farthest_ratio, largest
-from experiments.target import Computed
 
 BOUNDS = (
     "The lower bound is that of the directions tried, the upper one max_i λmax(G_i), both from all examples one "

@@ -8,14 +8,14 @@ from typing import Any
 import pandas as pd
 from omegaconf import DictConfig
 
-from curvlab.runs import Run
+from curvlab.lab.runs import Run
+from curvlab.lab.target import task_settings
 from curvlab.solvers import lissa_hyperparameters
 from experiments.lissa.printed import MODELS, paper_numbers
 from experiments.shared import spectrum as units
 from experiments.shared.constant_bounds import constant_bounds
 from experiments.shared.tasks import build_task
 from experiments.shared.trained_task import TrainedTask
-from experiments.target import task_settings
 
 
 def compute(run: Run, cfg: DictConfig) -> dict[str, pd.DataFrame]:

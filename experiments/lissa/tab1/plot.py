@@ -7,8 +7,8 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from curvlab.reporting import plots
-from experiments.target import Computed
+from curvlab.lab.reporting import plots
+from curvlab.lab.target import Computed
 
 OURS, OTHER, PAPER = plots.PALETTE[0], plots.PALETTE[1], "#777777"
 

@@ -8,11 +8,11 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-from curvlab import reporting
-from curvlab.reporting import Claim, ClaimResult, ClaimSheet, Interval, bootstrap_interval, out_of_reach
-from curvlab.reporting.intervals import MIN_SAMPLES
+from curvlab.lab import reporting
+from curvlab.lab.reporting import Claim, ClaimResult, ClaimSheet, Interval, bootstrap_interval, out_of_reach
+from curvlab.lab.reporting.intervals import MIN_SAMPLES
+from curvlab.lab.target import Computed
 from experiments.lissa.printed import judge_printed
-from experiments.target import Computed
 
 ENOUGH_ROWS = 200  # of a dense sketch: even that of a matrix of rank one has a standard error of √(2/d), here 0.1
 FORMS = {"dense": "dense", "per tensor": "per_tensor"}  # of a sketch, and the prefix of its columns in the table

@@ -7,9 +7,9 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from curvlab.reporting import plots
+from curvlab.lab.reporting import plots
+from curvlab.lab.target import Computed
 from experiments.lissa.tab3.claims import ENOUGH_ROWS
-from experiments.target import Computed
 
 COLORS = {"dense": plots.PALETTE[0], "per tensor": plots.PALETTE[1]}
 SHIFT = 0.16

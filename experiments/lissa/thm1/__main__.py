@@ -1,6 +1,6 @@
 """python -m experiments.lissa.thm1 [KEY=VALUE ...]."""
 
+from curvlab.lab.target import main
 from experiments.lissa.thm1 import TARGET
-from experiments.target import main
 
 main(TARGET)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from curvlab import reporting
-from curvlab.reporting import Claim, ClaimResult, ClaimSheet, exact, out_of_reach
+from curvlab.lab import reporting
+from curvlab.lab.reporting import Claim, ClaimResult, ClaimSheet, exact, out_of_reach
+from curvlab.lab.target import Computed
 from experiments.shared.worst_case import judge_row, largest
-from experiments.target import Computed
 
 SETTING = ["problem", "damping_ratio"]
 

@@ -13,9 +13,10 @@ import pandas as pd
 import torch
 from omegaconf import DictConfig
 
-from curvlab.data import stack
 from curvlab.influence import per_example_gradients
-from curvlab.runs import Run
+from curvlab.lab.runs import Run
+from curvlab.lab.target import task_settings
+from curvlab.problem import stack
 from experiments.lissa.thm1.bounds import (
     SecondMoments,
     bounds,
@@ -34,7 +35,6 @@ from experiments.lissa.thm1.problems import (
     signs_problem,
 )
 from experiments.shared.tasks import build_task
-from experiments.target import task_settings
 
 Row = dict[str, Any]
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from curvlab import runs
+from curvlab.lab import runs
 from experiments.lissa.thm1.bounds import SecondMoments, condition_constant
 from experiments.lissa.thm1.problems import FactoredProblem
 

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import jacrev, vmap
 
-from curvlab.curvature import ModelFunction
 from curvlab.linalg import LinearOperator, identity
+from curvlab.problem import ModelFunction
 from curvlab.solvers import Lissa
 from experiments.lissa.spectra import spectrum
 

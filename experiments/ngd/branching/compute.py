@@ -12,11 +12,11 @@ from typing import Any
 import pandas as pd
 from omegaconf import DictConfig, OmegaConf
 
-from curvlab.runs import Run
+from curvlab.lab.runs import Run
+from curvlab.lab.target import task_label, task_settings
 from experiments.ngd.branching.measures import BEFORE, BranchResults
 from experiments.ngd.task import Task, load_task
 from experiments.ngd.trajectories import last_state, trajectory
-from experiments.target import task_label, task_settings
 
 
 def compute(run: Run, cfg: DictConfig) -> dict[str, pd.DataFrame]:

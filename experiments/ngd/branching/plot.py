@@ -11,9 +11,9 @@ from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties
 from matplotlib.ticker import MaxNLocator
 
-from curvlab.reporting import plots
+from curvlab.lab.reporting import plots
+from curvlab.lab.target import Computed
 from experiments.ngd.branching.measures import BEFORE
-from experiments.target import Computed
 
 QUANTITIES = {
     "train_loss": "training loss (nats)",

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pandas as pd
 
-from curvlab.reporting import Claim, ClaimResult, ClaimSheet, exact, out_of_reach, t_interval
-from curvlab.reporting import judge as judge_claim
+from curvlab.lab.reporting import Claim, ClaimResult, ClaimSheet, exact, out_of_reach, t_interval
+from curvlab.lab.reporting import judge as judge_claim
+from curvlab.lab.target import Computed
 from experiments.ngd.fig1.cutoffs_claims import judge_cutoffs
 from experiments.ngd.fig1.measures import relative_difference
 from experiments.ngd.fig1.networks import network_name
 from experiments.ngd.fig1.tuned_and_matched import EQUAL, MATCHED, QUANTITIES, TUNED, TunedAndMatched
-from experiments.target import Computed
 
 
 def judge(computed: Computed, claims: ClaimSheet) -> list[ClaimResult]:

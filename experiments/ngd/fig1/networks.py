@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from omegaconf import DictConfig
 
-from curvlab.runs import Run
+from curvlab.lab.runs import Run
+from curvlab.lab.target import task_label, task_settings
 from experiments.ngd.task import Task, load_task
-from experiments.target import task_label, task_settings
 
 PLACE = ("task", "width")  # the columns that tell the networks apart
 

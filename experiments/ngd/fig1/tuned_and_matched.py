@@ -10,14 +10,14 @@ import numpy as np
 import pandas as pd
 from omegaconf import DictConfig, OmegaConf
 
-from curvlab.reporting import t_interval
-from curvlab.runs import Run
+from curvlab.lab.reporting import t_interval
+from curvlab.lab.runs import Run
+from curvlab.lab.target import Computed
 from experiments.ngd.fig1.networks import PLACE, Network
 from experiments.ngd.matched_loss import matched_differences
 from experiments.ngd.sampling import curvature_cutoff
 from experiments.ngd.trajectories import final_estimate, trajectory
 from experiments.ngd.tuning import chosen_rates, tune
-from experiments.target import Computed
 
 EQUAL, TUNED, MATCHED = "equal lr and epochs", "own lr, equal epochs", "equal training loss"
 QUANTITIES = {"llc": "LLC", "trace": "tr(H)"}

@@ -1,6 +1,6 @@
 """python -m experiments.ngd.fig2 [KEY=VALUE ...]."""
 
+from curvlab.lab.target import main
 from experiments.ngd.fig2 import TARGET
-from experiments.target import main
 
 main(TARGET)

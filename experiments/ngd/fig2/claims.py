@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from curvlab.reporting import Claim, ClaimResult, ClaimSheet, out_of_reach, t_interval
-from curvlab.reporting import judge as judge_claim
-from experiments.target import Computed
+from curvlab.lab.reporting import Claim, ClaimResult, ClaimSheet, out_of_reach, t_interval
+from curvlab.lab.reporting import judge as judge_claim
+from curvlab.lab.target import Computed
 
 
 def judge(computed: Computed, claims: ClaimSheet) -> list[ClaimResult]:

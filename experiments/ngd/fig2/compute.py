@@ -5,11 +5,11 @@ from __future__ import annotations
 import pandas as pd
 from omegaconf import DictConfig
 
-from curvlab.runs import Run
+from curvlab.lab.runs import Run
+from curvlab.lab.target import task_label, task_settings
 from experiments.ngd.matched_loss import matched_differences
 from experiments.ngd.task import load_task
 from experiments.ngd.trajectories import trajectory
-from experiments.target import task_label, task_settings
 
 
 def compute(run: Run, cfg: DictConfig) -> dict[str, pd.DataFrame]:

@@ -9,8 +9,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties
 
-from curvlab.reporting import plots
-from experiments.target import Computed
+from curvlab.lab.reporting import plots
+from curvlab.lab.target import Computed
 
 PANELS = {
     "loss": "loss (nats)",

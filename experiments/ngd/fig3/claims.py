@@ -7,11 +7,11 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 
-from curvlab.reporting import Claim, ClaimResult, ClaimSheet, Interval, out_of_reach, t_interval
-from curvlab.reporting import judge as judge_claim
+from curvlab.lab.reporting import Claim, ClaimResult, ClaimSheet, Interval, out_of_reach, t_interval
+from curvlab.lab.reporting import judge as judge_claim
+from curvlab.lab.target import Computed
 from experiments.ngd.fig3.compute import SWEEPS
 from experiments.ngd.fig3.equal_loss import MIN_VALUES
-from experiments.target import Computed
 
 
 def judge(computed: Computed, claims: ClaimSheet) -> list[ClaimResult]:

@@ -10,9 +10,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties
 
-from curvlab.reporting import plots, t_interval
+from curvlab.lab.reporting import plots, t_interval
+from curvlab.lab.target import Computed
 from experiments.ngd.fig3.compute import SWEEPS
-from experiments.target import Computed
 
 CONSTANTS = {"alpha": "smoothing α", "epsilon": "floor ε"}
 QUANTITIES = {"llc": "LLC from the minimum", "train_loss": "training loss (nats)"}

@@ -12,8 +12,8 @@ minimum near the weights (`valid`), from which it is measured: the split is no m
 the paper (`llc_raw`), the estimate lacks what the loss can still fall (`descent`).
 """
 
+from curvlab.lab.target import Target
 from experiments.ngd.branching.paper import PAPER
-from experiments.target import Target
 
 TARGET = Target(
     __name__,

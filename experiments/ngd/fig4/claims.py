@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from functools import partial
 
-from curvlab.reporting import Claim, ClaimResult, ClaimSheet, out_of_reach
+from curvlab.lab.reporting import Claim, ClaimResult, ClaimSheet, out_of_reach
+from curvlab.lab.target import Computed
 from experiments.ngd.branching.compute import judged_branches
 from experiments.ngd.branching.measures import BranchResults
-from experiments.target import Computed
 
 UNSCALED = {"ngd": "ngd-unrescaled"}
 """The branch whose updates have a length of their own, by the branch that claims are about."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from curvlab.reporting import Claim, ClaimResult, ClaimSheet, out_of_reach
+from curvlab.lab.reporting import Claim, ClaimResult, ClaimSheet, out_of_reach
+from curvlab.lab.target import Computed
 from experiments.ngd.branching.compute import judged_branches
 from experiments.ngd.branching.measures import BranchResults
-from experiments.target import Computed
 
 
 def judge(computed: Computed, claims: ClaimSheet) -> list[ClaimResult]:

@@ -9,8 +9,8 @@ not contain the learning rate, so the claim on the step is judged on ‖Δw‖. 
 for the readings of NGD.
 """
 
+from curvlab.lab.target import Target
 from experiments.ngd.branching.paper import PAPER
-from experiments.target import Target
 
 TARGET = Target(
     __name__,

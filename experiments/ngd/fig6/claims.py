@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from curvlab.reporting import ClaimResult, ClaimSheet
+from curvlab.lab.reporting import ClaimResult, ClaimSheet
+from curvlab.lab.target import Computed
 from experiments.ngd.branching.compute import judged_branches
 from experiments.ngd.branching.measures import BranchResults
-from experiments.target import Computed
 
 
 def judge(computed: Computed, claims: ClaimSheet) -> list[ClaimResult]:

@@ -11,8 +11,8 @@ claims ask whether its sign depends on that. tr(H) takes as many probes as an er
 `trace.max_matvecs` at most.
 """
 
+from curvlab.lab.target import Target
 from experiments.ngd.overfitting.paper import PAPER
-from experiments.target import Target
 
 TARGET = Target(
     __name__,

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from curvlab.reporting import ClaimResult, ClaimSheet
+from curvlab.lab.reporting import ClaimResult, ClaimSheet
+from curvlab.lab.target import Computed
 from experiments.ngd.overfitting.last_epoch import judge_sign
 from experiments.ngd.overfitting.measures import judge_increases, judge_overfits
-from experiments.target import Computed
 
 
 def judge(computed: Computed, claims: ClaimSheet) -> list[ClaimResult]:

@@ -10,7 +10,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties
 
-from curvlab.reporting import plots
+from curvlab.lab.reporting import plots
+from curvlab.lab.target import Computed
 from experiments.ngd.overfitting.plot import (
     OPTIMIZERS,
     count_valid,
@@ -19,7 +20,6 @@ from experiments.ngd.overfitting.plot import (
     draw_losses,
     mark_minimum,
 )
-from experiments.target import Computed
 
 QUANTITIES = {"llc": "LLC from the minimum", "trace": "tr(H) (nats/parameter²)"}
 

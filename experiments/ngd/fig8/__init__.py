@@ -8,8 +8,8 @@ both terms, because overfitting lowers the first while it raises the second, and
 paper's claim comes to.
 """
 
+from curvlab.lab.target import Target
 from experiments.ngd.overfitting.paper import PAPER
-from experiments.target import Target
 
 TARGET = Target(
     __name__,

@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from curvlab.reporting import Claim, ClaimResult, ClaimSheet, out_of_reach, t_interval
-from curvlab.reporting import judge as judge_claim
+from curvlab.lab.reporting import Claim, ClaimResult, ClaimSheet, out_of_reach, t_interval
+from curvlab.lab.reporting import judge as judge_claim
+from curvlab.lab.target import Computed
 from experiments.ngd.fig8.plot import wbic_complexity
 from experiments.ngd.overfitting.last_epoch import judge_sign
 from experiments.ngd.overfitting.measures import judge_increases, judge_overfits, overfitted, why_none
-from experiments.target import Computed
 
 
 def judge(computed: Computed, claims: ClaimSheet) -> list[ClaimResult]:

@@ -10,7 +10,8 @@ import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties
 
-from curvlab.reporting import plots
+from curvlab.lab.reporting import plots
+from curvlab.lab.target import Computed
 from experiments.ngd.overfitting.plot import (
     count_valid,
     draw_estimates,
@@ -18,7 +19,6 @@ from experiments.ngd.overfitting.plot import (
     draw_losses,
     mark_minimum,
 )
-from experiments.target import Computed
 
 
 def draw(computed: Computed) -> dict[str, Figure]:

@@ -13,12 +13,12 @@ import pandas as pd
 import torch
 from omegaconf import DictConfig
 
-from curvlab.runs import Run
+from curvlab.lab.runs import Run
+from curvlab.lab.target import task_label, task_settings
 from experiments.ngd.overfitting.last_epoch import last_epoch_table
 from experiments.ngd.overfitting.measures import since_minimum
 from experiments.ngd.task import Task, load_task
 from experiments.ngd.trajectories import trajectory
-from experiments.target import task_label, task_settings
 
 
 def compute(run: Run, cfg: DictConfig) -> dict[str, pd.DataFrame]:

@@ -1,6 +1,6 @@
 """python -m experiments.pbrf.appg [KEY=VALUE ...]."""
 
+from curvlab.lab.target import main
 from experiments.pbrf.appg import TARGET
-from experiments.target import main
 
 main(TARGET)

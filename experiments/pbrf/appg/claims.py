@@ -7,12 +7,12 @@ from collections.abc import Iterator
 import numpy as np
 import pandas as pd
 
-from curvlab.reporting import ClaimResult, ClaimSheet, exact, out_of_reach, t_interval
-from curvlab.reporting import judge as judged
+from curvlab.lab.reporting import ClaimResult, ClaimSheet, exact, out_of_reach, t_interval
+from curvlab.lab.reporting import judge as judged
+from curvlab.lab.target import Computed
 from experiments.pbrf.appg.cost_claims import judge_costs
 from experiments.pbrf.appg.summary import geometric
 from experiments.shared.worst_case import judge_row, largest, smallest
-from experiments.target import Computed
 
 NOT_HERE = "No task of this run measures it."
 NOTHING = pd.DataFrame()  # in the place of a table that no task has

@@ -9,14 +9,14 @@ import pandas as pd
 import torch
 from omegaconf import DictConfig, OmegaConf
 
-from curvlab.runs import Run
+from curvlab.lab.runs import Run
+from curvlab.lab.target import task_settings
 from experiments.pbrf.appg.formulas import formula_rows
 from experiments.pbrf.appg.seconds import s_test_rows, step_rows
 from experiments.pbrf.appg.summary import at_equal_cost, ends
 from experiments.pbrf.appg.systems import Systems
 from experiments.pbrf.appg.trajectories import METHODS, trajectory
 from experiments.pbrf.networks import Network, load_network
-from experiments.target import task_settings
 
 Row = dict[str, Any]
 

@@ -7,8 +7,8 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from curvlab.reporting import plots, t_interval
-from experiments.target import Computed
+from curvlab.lab.reporting import plots, t_interval
+from curvlab.lab.target import Computed
 
 FLOOR = 1e-7  # of 1 - correlation: below it is rounding
 TITLES = {"gauss_newton": "Gauss-Newton", "hessian": "Hessian"}

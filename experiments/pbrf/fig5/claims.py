@@ -6,10 +6,10 @@ import numpy as np
 import pandas as pd
 
 from curvlab.influence.responses import GAPS
-from curvlab.reporting import ClaimResult, ClaimSheet, out_of_reach, t_interval
-from curvlab.reporting import judge as judged
+from curvlab.lab.reporting import ClaimResult, ClaimSheet, out_of_reach, t_interval
+from curvlab.lab.reporting import judge as judged
+from curvlab.lab.target import Computed
 from experiments.pbrf.fig5.slopes import seed_slopes
-from experiments.target import Computed
 
 # Claims on slopes: which gap along which factor.
 ALONG = {

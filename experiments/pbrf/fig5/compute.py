@@ -9,14 +9,14 @@ from typing import Any
 import pandas as pd
 from omegaconf import DictConfig
 
-from curvlab.runs import Run
+from curvlab.lab.runs import Run
+from curvlab.lab.target import task_label, task_settings
 from curvlab.training import TrainingDivergedError
 from experiments.pbrf.decomposition import RETRAINED
 from experiments.pbrf.fig5.factors import Level, levels
 from experiments.pbrf.fig5.level_decomposition import LevelDecomposition
 from experiments.pbrf.fig5.slopes import slopes_of
 from experiments.pbrf.networks import Network, load_network
-from experiments.target import task_label, task_settings
 
 CURVATURE = "gauss_newton"
 NORMS = ("per_example", "total")

@@ -9,7 +9,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from curvlab.runs import ConfigurationError
+from curvlab.lab.runs import ConfigurationError
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pandas as pd
 
-from curvlab.reporting import Claim, ClaimResult, ClaimSheet, judge, out_of_reach, t_interval
+from curvlab.lab.reporting import Claim, ClaimResult, ClaimSheet, judge, out_of_reach, t_interval
+from curvlab.lab.target import Computed
 from experiments.pbrf.fig6.scores import (
     AREA,
     CONFIDENT,
@@ -14,7 +15,6 @@ from experiments.pbrf.fig6.scores import (
     PBRF_TOTAL,
     RANDOM,
 )
-from experiments.target import Computed
 
 MARK = "found at 20 %"
 OF_PBRF = (

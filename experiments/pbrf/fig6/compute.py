@@ -12,11 +12,11 @@ from omegaconf import DictConfig, OmegaConf
 from scipy.stats import spearmanr
 
 from curvlab.influence import detection_curve
-from curvlab.reporting import t_interval
-from curvlab.runs import Run
+from curvlab.lab.reporting import t_interval
+from curvlab.lab.runs import Run
+from curvlab.lab.target import task_settings
 from experiments.pbrf.fig6.network import CorruptedTask, load_task
 from experiments.pbrf.fig6.scores import INFLUENCE, INFLUENCE_TOTAL, LOSS, PBRF, PBRF_TOTAL, all_scores
-from experiments.target import task_settings
 
 INSPECTED = (0.05, 0.1, 0.2, 0.3, 0.5)  # columns of the table
 NUM_STEPS = 100  # of the drawn curves

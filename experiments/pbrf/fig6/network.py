@@ -12,15 +12,15 @@ from omegaconf import DictConfig
 from sklearn.model_selection import StratifiedKFold
 from torch import Tensor, nn
 
-from curvlab.curvature import ModelFunction
-from curvlab.data import DataSplits, stack
 from curvlab.influence import CorruptedLabels, corrupt_labels, margins, subset_weights
+from curvlab.lab.data import DataSplits
+from curvlab.lab.models import build_model
+from curvlab.lab.runs import Run
+from curvlab.lab.target import task_label
 from curvlab.linalg import unflatten
-from curvlab.models import build_model
-from curvlab.runs import Run
+from curvlab.problem import ModelFunction, stack
 from curvlab.training import evaluate, train, train_ensemble
 from experiments.shared.trained_task import without_paths
-from experiments.target import task_label
 
 
 @dataclass(frozen=True)

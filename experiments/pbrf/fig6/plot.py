@@ -6,7 +6,8 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from curvlab.reporting import plots
+from curvlab.lab.reporting import plots
+from curvlab.lab.target import Computed
 from experiments.pbrf.fig6.scores import (
     AREA,
     CONFIDENT,
@@ -18,7 +19,6 @@ from experiments.pbrf.fig6.scores import (
     PBRF_TOTAL,
     RANDOM,
 )
-from experiments.target import Computed
 
 PANELS = {
     "the paper's": (PBRF, INFLUENCE, PBRF_TOTAL, INFLUENCE_TOTAL, RANDOM),

@@ -7,12 +7,12 @@ from typing import Any
 import pandas as pd
 from omegaconf import DictConfig
 
-from curvlab.runs import Run
+from curvlab.lab.runs import Run
+from curvlab.lab.target import task_settings
 from experiments.pbrf.decomposition import DENSE, Decomposition
 from experiments.pbrf.exact_influence import ExactDecomposition
 from experiments.pbrf.gap_tables import gap_tables
 from experiments.pbrf.networks import load_network
-from experiments.target import task_settings
 
 CURVATURES = ("hessian", "gauss_newton")
 

@@ -1,6 +1,6 @@
 """python -m experiments.pbrf.tab8 [KEY=VALUE ...]."""
 
+from curvlab.lab.target import main
 from experiments.pbrf.tab8 import TARGET
-from experiments.target import main
 
 main(TARGET)

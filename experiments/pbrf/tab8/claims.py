@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from curvlab.reporting import ClaimResult, ClaimSheet
-from curvlab.reporting.claims import OUT_OF_REACH
+from curvlab.lab.reporting import ClaimResult, ClaimSheet
+from curvlab.lab.reporting.claims import OUT_OF_REACH
+from curvlab.lab.target import Computed
 from experiments.pbrf.correlation_claims import Tables, difference, judge_difference, seed_values
-from experiments.target import Computed
 
 PAIRS = {"above-warm-start": ("two_stage", "warm"), "below-pbrf": ("proximal_bregman", "two_stage")}
 AT_ALL = 0.5  # a mean correlation below which "worse than" compares two that are not there

@@ -5,9 +5,9 @@ What follows from α_k for its local rate is ours, and in summary.csv.
 
 from __future__ import annotations
 
-from curvlab.reporting import ClaimResult, ClaimSheet
+from curvlab.lab.reporting import ClaimResult, ClaimSheet
+from curvlab.lab.target import Computed
 from experiments.rank1.verdicts import judge_extreme
-from experiments.target import Computed
 
 
 def judge(computed: Computed, claims: ClaimSheet) -> list[ClaimResult]:

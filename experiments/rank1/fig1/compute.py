@@ -10,8 +10,8 @@ import torch
 from omegaconf import DictConfig
 from torch.optim import Optimizer
 
+from curvlab.lab.runs import Run
 from curvlab.optim import CubicNewton, UniformDirection, direction_estimate, unit_directions
-from curvlab.runs import Run
 from experiments.rank1.descent import descend
 from experiments.rank1.objectives import Objective, square_root_curve
 

@@ -10,9 +10,9 @@ import pandas as pd
 from hydra.utils import instantiate
 from omegaconf import DictConfig
 
-from curvlab.data import DataSplits
+from curvlab.lab.data import DataSplits
+from curvlab.lab.runs import Run
 from curvlab.optim import stated_sigma, steps_bound
-from curvlab.runs import Run
 from experiments.rank1.descent import Trace, descend
 from experiments.rank1.fig2.cost import cost_rows
 from experiments.rank1.fig2.variants import LEMMA, REACHED, label, make_optimizer, summary, variants

@@ -11,9 +11,9 @@ import torch
 from omegaconf import DictConfig
 from torch import Tensor, nn
 
+from curvlab.lab.runs import Run
 from curvlab.linalg import LinearOperator
 from curvlab.optim import UniformDirection
-from curvlab.runs import Run
 
 NUM_REPEATS = 5
 

@@ -12,9 +12,9 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from curvlab.reporting import plots
+from curvlab.lab.reporting import plots
+from curvlab.lab.target import Computed
 from experiments.rank1.fig2.variants import COLUMNS, SETTINGS, best_variant, variant_name
-from experiments.target import Computed
 
 LABELS = {"gradient_norm": "‖∇f(x_k)‖", "gap": "f(x_k) - f*", "alpha": "α_k"}
 FLOORS = {"gradient_norm": 1e-8, "gap": 1e-10}

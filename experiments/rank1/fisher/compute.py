@@ -11,9 +11,10 @@ from omegaconf import DictConfig
 from torch import Tensor
 from torch.nn import functional
 
-from curvlab.data import DataSplits
-from curvlab.models import build_model
-from curvlab.runs import Run
+from curvlab.lab.data import DataSplits
+from curvlab.lab.models import build_model
+from curvlab.lab.runs import Run
+from curvlab.lab.target import task_label, task_settings
 from curvlab.training import train
 from experiments.rank1.fisher.objectives import (
     LOSSES,
@@ -24,7 +25,6 @@ from experiments.rank1.fisher.objectives import (
     perceptron,
 )
 from experiments.rank1.fisher.rates import rate_rows
-from experiments.target import task_label, task_settings
 
 Row = dict[str, Any]
 

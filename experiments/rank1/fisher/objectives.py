@@ -12,7 +12,7 @@ from torch.func import functional_call, hessian
 from torch.nn import functional
 
 from curvlab.curvature import FisherOperator
-from curvlab.curvature.known_losses import output_loss
+from curvlab.problem.known_losses import output_loss
 from experiments.rank1.objectives import Objective, neural_network
 
 LOSSES: dict[str, type[nn.Module]] = {"least squares": nn.MSELoss, "softmax": nn.CrossEntropyLoss}

@@ -9,9 +9,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter
 
-from curvlab.reporting import plots
+from curvlab.lab.reporting import plots
+from curvlab.lab.target import Computed
 from experiments.rank1.steps_panel import steps_panel
-from experiments.target import Computed
 
 FLOOR = 1e-10  # gradient norm at which the runs stop
 

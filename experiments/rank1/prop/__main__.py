@@ -1,6 +1,6 @@
 """python -m experiments.rank1.prop [KEY=VALUE ...]."""
 
+from curvlab.lab.target import main
 from experiments.rank1.prop import TARGET
-from experiments.target import main
 
 main(TARGET)

@@ -10,10 +10,10 @@ import math
 
 import pandas as pd
 
-from curvlab.reporting import Claim, ClaimResult, ClaimSheet, t_interval
-from curvlab.reporting import judge as verdict
+from curvlab.lab.reporting import Claim, ClaimResult, ClaimSheet, t_interval
+from curvlab.lab.reporting import judge as verdict
+from curvlab.lab.target import Computed
 from experiments.rank1.verdicts import judge_extreme
-from experiments.target import Computed
 
 
 def judge(computed: Computed, claims: ClaimSheet) -> list[ClaimResult]:

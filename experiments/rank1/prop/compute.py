@@ -12,9 +12,9 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig
 from torch import Tensor
 
+from curvlab.lab.runs import Run
 from curvlab.linalg import DenseOperator
 from curvlab.optim import direction_estimate, expected_squared_error, stated_squared_error, unit_directions
-from curvlab.runs import Run
 from experiments.rank1.objectives import logistic_regression, rotated, spectrum
 
 NUM_CHECKED = 200  # draws whose smallest eigenvalue is computed

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pandas as pd
 
-from curvlab.reporting import Claim, ClaimResult, ClaimSheet
+from curvlab.lab.reporting import Claim, ClaimResult, ClaimSheet
+from curvlab.lab.target import Computed
 from experiments.rank1.verdicts import judge_extreme, judge_steps
-from experiments.target import Computed
 
 CONVEX_KEYS = ("curve", "curve, scaled", "isotropic", "power", "logistic")
 

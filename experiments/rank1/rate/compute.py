@@ -12,11 +12,12 @@ import pandas as pd
 from hydra.utils import instantiate
 from omegaconf import DictConfig
 
-from curvlab.data import DataSplits
+from curvlab.lab.data import DataSplits
+from curvlab.lab.models import build_model
+from curvlab.lab.runs import Run
+from curvlab.lab.target import task_label, task_settings
 from curvlab.linalg import flatten
-from curvlab.models import build_model
 from curvlab.optim import UniformDirection, printed_steps_bound, stated_sigma, steps_bound
-from curvlab.runs import Run
 from experiments.rank1.descent import Trace, descend
 from experiments.rank1.objectives import (
     Objective,
@@ -29,7 +30,6 @@ from experiments.rank1.objectives import (
     trapping_curve,
 )
 from experiments.shared.tasks import LOSSES
-from experiments.target import task_label, task_settings
 
 SCALE = 1e-12  # of the objective that shows what Eq. 3 as printed is worth
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from matplotlib.figure import Figure
 
-from curvlab.reporting import plots
+from curvlab.lab.reporting import plots
+from curvlab.lab.target import Computed
 from experiments.rank1.steps_panel import steps_panel
-from experiments.target import Computed
 
 
 def draw(computed: Computed) -> dict[str, Figure]:

@@ -12,23 +12,23 @@ from typing import Self, TypeVar, overload
 import torch
 from torch import Tensor, nn
 
-from curvlab.curvature.batch import Batch, Inputs, without_graph
-from curvlab.curvature.batches import Batches, Data
 from curvlab.curvature.column_sums import ColumnSums
-from curvlab.curvature.function_loss import FunctionLoss, try_on_first_examples
 from curvlab.curvature.jacobian_products import Columns, use_vmap
-from curvlab.curvature.known_losses import Loss, output_loss
 from curvlab.curvature.layers import Layer, find_layers, layer_factors
-from curvlab.curvature.model_function import ModelFunction
-from curvlab.curvature.pass_size import (
+from curvlab.linalg import ExampleWeights, LinearOperator, SumOperator
+from curvlab.problem.batch import Batch, Inputs, without_graph
+from curvlab.problem.batches import Batches, Data
+from curvlab.problem.function_loss import FunctionLoss, try_on_first_examples
+from curvlab.problem.known_losses import Loss, output_loss
+from curvlab.problem.memory import (
     MemoryWarning,
     PassSize,
     activation_bytes,
     largest_fit,
     share_of_free,
 )
-from curvlab.curvature.weighted_loss import WeightedLoss, select_with_places, unweighted
-from curvlab.linalg import ExampleWeights, LinearOperator, SumOperator
+from curvlab.problem.model_function import ModelFunction
+from curvlab.problem.weighted_loss import WeightedLoss, select_with_places, unweighted
 
 DEFAULT_BATCH_SIZE = 512
 

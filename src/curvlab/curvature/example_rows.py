@@ -9,15 +9,15 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from curvlab.curvature.batch import Inputs
-from curvlab.curvature.batches import Batches, whole_data
 from curvlab.curvature.fisher import FisherOperator
 from curvlab.curvature.gauss_newton import GaussNewtonOperator
 from curvlab.curvature.layers import Layer
-from curvlab.curvature.losses import BinaryCrossEntropy, CrossEntropy, OutputLoss, SquaredError
-from curvlab.curvature.model_function import check_finite
-from curvlab.curvature.output_hessians import dense_hessians, hessian_factors
 from curvlab.curvature.spread_operator import SpreadOperator
+from curvlab.problem.batch import Inputs
+from curvlab.problem.batches import Batches, whole_data
+from curvlab.problem.losses import BinaryCrossEntropy, CrossEntropy, OutputLoss, SquaredError
+from curvlab.problem.model_function import check_finite
+from curvlab.problem.output_hessians import dense_hessians, hessian_factors
 
 _ANY_SIZE = 2**62
 

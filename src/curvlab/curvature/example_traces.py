@@ -16,8 +16,6 @@ import torch
 from torch import Tensor
 from torch.func import grad, vmap
 
-from curvlab.curvature.batch import Inputs, num_examples, take
-from curvlab.curvature.batches import Batches
 from curvlab.curvature.example_rows import (
     checked_operator,
     covering_layers,
@@ -29,8 +27,10 @@ from curvlab.curvature.example_rows import (
 )
 from curvlab.curvature.gauss_newton import GaussNewtonOperator
 from curvlab.curvature.jacobian_products import use_vmap
-from curvlab.curvature.model_function import check_finite
 from curvlab.curvature.spread_operator import SpreadOperator
+from curvlab.problem.batch import Inputs, num_examples, take
+from curvlab.problem.batches import Batches
+from curvlab.problem.model_function import check_finite
 
 # Gradients of single examples that are held at once, in numbers.
 _GRADIENT_NUMBERS = 2**25

@@ -7,12 +7,12 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from curvlab.curvature.batches import Data
-from curvlab.curvature.function_loss import FunctionLoss
 from curvlab.curvature.gauss_newton import GaussNewtonOperator
 from curvlab.curvature.jacobian_products import Columns
-from curvlab.curvature.known_losses import Loss
-from curvlab.curvature.model_function import check_finite
+from curvlab.problem.batches import Data
+from curvlab.problem.function_loss import FunctionLoss
+from curvlab.problem.known_losses import Loss
+from curvlab.problem.model_function import check_finite
 
 
 class FisherOperator(GaussNewtonOperator):

@@ -8,17 +8,17 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from curvlab.curvature.batches import Data, Inputs
 from curvlab.curvature.column_sums import ColumnSums
 from curvlab.curvature.data_operator import DataOperator
-from curvlab.curvature.function_loss import FunctionLoss, warn_if_linear
 from curvlab.curvature.jacobian_products import FD_STEP, Columns, Linearised, forward_mode, linearise, use_vmap
-from curvlab.curvature.known_losses import Loss
-from curvlab.curvature.model_function import check_finite
-from curvlab.curvature.output_hessians import convex_at
-from curvlab.curvature.pass_size import activation_bytes
 from curvlab.curvature.token_chunks import FEWER_LOGITS, LOGITS_PER_CHUNK, linearise_by_tokens
 from curvlab.curvature.two_passes import linearise_in_two_passes
+from curvlab.problem.batches import Data, Inputs
+from curvlab.problem.function_loss import FunctionLoss, warn_if_linear
+from curvlab.problem.known_losses import Loss
+from curvlab.problem.memory import activation_bytes
+from curvlab.problem.model_function import check_finite
+from curvlab.problem.output_hessians import convex_at
 
 
 class GaussNewtonOperator(DataOperator):

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 from torch.func import grad, jvp, vjp, vmap
 
-from curvlab.curvature.batches import Inputs
 from curvlab.curvature.column_sums import ColumnSums, tangents_of
 from curvlab.curvature.data_operator import DataOperator
 from curvlab.curvature.jacobian_products import forward_mode, use_vmap
-from curvlab.curvature.model_function import check_finite
+from curvlab.problem.batches import Inputs
+from curvlab.problem.model_function import check_finite
 
 
 class HessianOperator(DataOperator):

@@ -17,11 +17,11 @@ import torch
 from torch import Tensor
 from torch.func import jvp, vjp, vmap
 
-from curvlab.curvature.batch import Inputs, num_examples
 from curvlab.curvature.column_sums import ColumnSums, tangents_of
-from curvlab.curvature.model_function import ModelFunction, check_finite
 from curvlab.curvature.recorded_forward import RecordedForward
 from curvlab.linalg import unflatten
+from curvlab.problem.batch import Inputs, num_examples
+from curvlab.problem.model_function import ModelFunction, check_finite
 
 Columns = Literal["auto", "vmap", "loop"]
 FD_STEP = {torch.float64: 1e-6, torch.float32: 1e-3}

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from curvlab.curvature.batch import Batch
-from curvlab.curvature.losses import OutputLoss
-from curvlab.curvature.model_function import ModelFunction
+from curvlab.problem.batch import Batch
+from curvlab.problem.losses import OutputLoss
+from curvlab.problem.model_function import ModelFunction
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 from torch.func import vjp, vmap
 
-from curvlab.curvature.batch import Inputs
 from curvlab.curvature.example_rows import (
     checked_operator,
     covering_layers,
@@ -21,6 +20,7 @@ from curvlab.curvature.example_rows import (
 from curvlab.curvature.gauss_newton import GaussNewtonOperator
 from curvlab.curvature.layers import Layer
 from curvlab.curvature.spread_operator import SpreadOperator
+from curvlab.problem.batch import Inputs
 
 _EXAMPLES_AT_ONCE = 256
 # Outputs of an example that rows are made of: those of its largest probabilities, where it has more.

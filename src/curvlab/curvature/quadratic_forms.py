@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 from torch.func import jvp, vmap
 
-from curvlab.curvature.batch import Inputs, without_graph
 from curvlab.curvature.gauss_newton import GaussNewtonOperator
 from curvlab.curvature.jacobian_products import forward_mode, use_vmap
-from curvlab.curvature.model_function import check_finite
 from curvlab.linalg import LinearOperator, unflatten, unflatten_columns
+from curvlab.problem.batch import Inputs, without_graph
+from curvlab.problem.model_function import check_finite
 
 
 @runtime_checkable

@@ -19,12 +19,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from curvlab.curvature.batch import Inputs
 from curvlab.curvature.column_sums import ColumnSums
 from curvlab.curvature.jacobian_products import Linearised, push_forward, shifted
-from curvlab.curvature.model_function import ModelFunction, check_finite
 from curvlab.curvature.recorded_forward import RecordedForward
 from curvlab.curvature.two_passes import derivative_in_parts
+from curvlab.problem.batch import Inputs
+from curvlab.problem.model_function import ModelFunction, check_finite
 
 # Logits held at once; one token's at least.
 LOGITS_PER_CHUNK = 2**22

@@ -17,11 +17,11 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from curvlab.curvature.batch import Inputs, num_examples, take
 from curvlab.curvature.column_sums import ColumnSums, tangents_of
 from curvlab.curvature.jacobian_products import Linearised
-from curvlab.curvature.model_function import ModelFunction, check_finite
 from curvlab.curvature.recorded_forward import RecordedForward
+from curvlab.problem.batch import Inputs, num_examples, take
+from curvlab.problem.model_function import ModelFunction, check_finite
 
 # Forward mode takes the batch in so many parts: a dual number through plain attention holds several matrices of
 # T × T where the recorded forward, fused, holds none. Measured on the ten models of bench-models: 0.4 to 1.17

@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from curvlab.curvature.batches import whole_data
 from curvlab.curvature.data_operator import DataOperator
-from curvlab.curvature.example_weights import checked_weights
 from curvlab.linalg import DerivedOperator
+from curvlab.problem.batches import whole_data
+from curvlab.problem.example_weights import checked_weights
 
 
 class WeightedOperator(DerivedOperator):

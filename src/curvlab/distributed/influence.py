@@ -8,14 +8,15 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from curvlab.curvature import Data, GaussNewtonOperator, output_loss
-from curvlab.curvature.known_losses import of_mean_weight_one
+from curvlab.curvature import GaussNewtonOperator
 from curvlab.distributed import sharded
 from curvlab.distributed.data_parallel import DataParallelOperator
 from curvlab.distributed.ranks import Ranks
 from curvlab.influence import Influence
 from curvlab.influence.example_derivatives import Measurement, directional_derivatives, per_example_gradients
 from curvlab.linalg import LinearOperator, identity
+from curvlab.problem import Data, output_loss
+from curvlab.problem.known_losses import of_mean_weight_one
 from curvlab.solvers import Solver, default_solver
 
 _BATCH_SIZE, _SHARDED_BATCH_SIZE = 512, 8

@@ -10,8 +10,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, Subset, TensorDataset
 
-from curvlab.curvature import Data
-from curvlab.curvature.batch import is_pair, take
+from curvlab.problem import Data
+from curvlab.problem.batch import is_pair, take
 
 Value = TypeVar("Value")
 

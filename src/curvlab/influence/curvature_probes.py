@@ -8,12 +8,12 @@ from functools import partial, reduce
 import torch
 from torch import Tensor, nn
 
-from curvlab.curvature import Batches, Loss, ModelFunction, OutputLoss, output_loss
-from curvlab.curvature.batches import Batch, Inputs
-from curvlab.curvature.output_hessians import dense_hessians
-from curvlab.curvature.pass_size import PassSize
-from curvlab.data.splits import Pairs
 from curvlab.linalg import flatten
+from curvlab.problem import Batches, Loss, ModelFunction, OutputLoss, output_loss
+from curvlab.problem.batches import Batch, Inputs
+from curvlab.problem.examples import Pairs
+from curvlab.problem.memory import PassSize
+from curvlab.problem.output_hessians import dense_hessians
 
 
 def curvature_probes(  # noqa: PLR0917

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor, nn
 from torch.func import grad, jvp, vmap
 
-from curvlab.curvature import Batches, Data, Loss, ModelFunction, OutputLoss, output_loss
-from curvlab.curvature.batches import Batch, Inputs
 from curvlab.curvature.jacobian_products import use_vmap
-from curvlab.curvature.model_function import check_finite
-from curvlab.curvature.pass_size import PassSize
 from curvlab.linalg import flatten, unflatten, unflatten_columns
+from curvlab.problem import Batches, Data, Loss, ModelFunction, OutputLoss, output_loss
+from curvlab.problem.batches import Batch, Inputs
+from curvlab.problem.memory import PassSize
+from curvlab.problem.model_function import check_finite
 
 # (outputs, targets) -> (N,), one number for each example, from its own outputs alone.
 Measurement = Callable[[Tensor, Tensor], Tensor]

@@ -11,10 +11,10 @@ from scipy.stats import rankdata
 from torch import Tensor, nn
 from torch.func import vmap
 
-from curvlab.curvature import Batches, Data, ModelFunction, output_loss
 from curvlab.curvature.jacobian_products import use_vmap
 from curvlab.influence.example_derivatives import Measurement
 from curvlab.linalg import unflatten, unflatten_columns
+from curvlab.problem import Batches, Data, ModelFunction, output_loss
 from curvlab.shown import Shown, Summary, counted
 
 

@@ -8,11 +8,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from curvlab.curvature import Batches, Data, GaussNewtonOperator, Loss, WeightedOperator
+from curvlab.curvature import GaussNewtonOperator, WeightedOperator
 from curvlab.curvature.data_operator import DEFAULT_BATCH_SIZE
-from curvlab.curvature.known_losses import of_mean_weight_one
 from curvlab.influence.example_derivatives import Measurement, directional_derivatives, per_example_gradients
 from curvlab.linalg import identity
+from curvlab.problem import Batches, Data, Loss
+from curvlab.problem.known_losses import of_mean_weight_one
 from curvlab.shown import Shown, Summary, counted
 from curvlab.solvers import Solution, Solver, TrainingFilter, default_solver
 from curvlab.training import RunLength, TrainingHistory, TrainingRun

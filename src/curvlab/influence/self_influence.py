@@ -9,21 +9,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from curvlab.curvature import (
-    Batches,
-    GaussNewtonOperator,
-    Loss,
-    ModelFunction,
-    WeightedOperator,
-    output_loss,
-)
-from curvlab.curvature.example_weights import checked_weights
-from curvlab.curvature.known_losses import of_mean_weight_one
-from curvlab.curvature.pass_size import with_halving
-from curvlab.data.splits import Pairs, stack
+from curvlab.curvature import GaussNewtonOperator, WeightedOperator
 from curvlab.influence.curvature_probes import curvature_probes, divided_by, normal_like
 from curvlab.influence.example_derivatives import directional_derivatives, per_example_gradients
 from curvlab.linalg import LinearOperator, flatten, identity
+from curvlab.problem import Batches, Loss, ModelFunction, output_loss
+from curvlab.problem.example_weights import checked_weights
+from curvlab.problem.examples import Pairs, stack
+from curvlab.problem.known_losses import of_mean_weight_one
+from curvlab.problem.memory import with_halving
 from curvlab.shown import Shown, Summary, counted
 from curvlab.solvers import Solver, default_solver
 

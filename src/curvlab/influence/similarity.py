@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from curvlab.curvature import Batches, Data, ModelFunction
 from curvlab.influence.example_derivatives import directional_derivatives, per_example_gradients
 from curvlab.linalg import LinearOperator
+from curvlab.problem import Batches, Data, ModelFunction
 from curvlab.solvers import Solver
 
 

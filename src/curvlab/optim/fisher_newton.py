@@ -10,7 +10,6 @@ from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
 from curvlab.curvature import FisherOperator
-from curvlab.curvature.losses import BinaryCrossEntropy, CrossEntropy, OutputLoss, SquaredError
 from curvlab.linalg import LinearOperator, identity
 from curvlab.optim.parameter_vector import (
     Closure,
@@ -21,6 +20,7 @@ from curvlab.optim.parameter_vector import (
     move,
     single_group,
 )
+from curvlab.problem.losses import BinaryCrossEntropy, CrossEntropy, OutputLoss, SquaredError
 from curvlab.solvers import ConjugateGradient, Direct
 from curvlab.solvers.solver import Solver
 

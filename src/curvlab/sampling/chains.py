@@ -14,7 +14,7 @@ from itertools import groupby
 import torch
 from torch import Tensor
 
-from curvlab.curvature.pass_size import MemoryWarning, is_out_of_memory
+from curvlab.problem.memory import MemoryWarning, is_out_of_memory
 from curvlab.sampling.checkpoint import ChainCheckpoints, StoredChain
 from curvlab.sampling.sgld import SGLD, Draws, SGLDState
 

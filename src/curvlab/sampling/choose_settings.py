@@ -9,9 +9,9 @@ from statistics import fmean
 import torch
 from torch import Tensor, nn
 
-from curvlab.curvature import Data
-from curvlab.curvature.batch import Batch
 from curvlab.linalg import LinearOperator
+from curvlab.problem import Data
+from curvlab.problem.batch import Batch
 from curvlab.sampling.chains import run_chains
 from curvlab.sampling.estimate_llc import check_nbeta, default_nbeta
 from curvlab.sampling.sgld import SGLD

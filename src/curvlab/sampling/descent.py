@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from curvlab.curvature import Data
+from curvlab.problem import Data
 from curvlab.sampling.estimate_llc import check_nbeta, default_nbeta
 from curvlab.training import EnsembleLosses
 from curvlab.training.mean_loss import Loss

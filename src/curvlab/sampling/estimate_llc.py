@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from curvlab.checkpoint import fingerprint
-from curvlab.curvature import Data
+from curvlab.problem import Data
 from curvlab.sampling.chains import ChainTraces, run_chains
 from curvlab.sampling.checkpoint import ChainCheckpoints
 from curvlab.sampling.learning_coefficient import LLC

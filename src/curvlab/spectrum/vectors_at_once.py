@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from curvlab.curvature.pass_size import share_of_free
 from curvlab.linalg import LinearOperator
+from curvlab.problem.memory import share_of_free
 
 
 def vectors_that_fit(operator: LinearOperator, memory_budget: float | None) -> int:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from curvlab.checkpoint import described, fingerprint
-from curvlab.data.splits import Pairs
+from curvlab.problem.examples import Pairs
 from curvlab.training.batch_order import BatchOrder
 from curvlab.training.ensemble_descent import Ensemble, EnsembleGradient, EnsembleOptimizer, descend
 from curvlab.training.ensemble_losses import EnsembleLosses

@@ -11,11 +11,11 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 from torch.utils.data import TensorDataset
 
-from curvlab.curvature import Batches, Data, ModelFunction
-from curvlab.curvature.batch import Batch, Inputs, is_pair, num_examples
-from curvlab.curvature.example_weights import checked_weights
-from curvlab.curvature.model_function import plain_attention
 from curvlab.linalg import flatten, unflatten
+from curvlab.problem import Batches, Data, ModelFunction
+from curvlab.problem.batch import Batch, Inputs, is_pair, num_examples
+from curvlab.problem.example_weights import checked_weights
+from curvlab.problem.model_function import plain_attention
 from curvlab.training.mean_loss import Loss
 from curvlab.training.start_losses import start_losses
 from curvlab.training.summed_loss import summed_loss

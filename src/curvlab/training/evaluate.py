@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from curvlab.curvature.pass_size import with_halving
-from curvlab.curvature.two_readings import has_two_readings
-from curvlab.data.splits import Pairs
+from curvlab.problem.examples import Pairs
+from curvlab.problem.memory import with_halving
+from curvlab.problem.two_readings import has_two_readings
 from curvlab.training.mean_loss import Loss, MeanLoss, closed_form, model_outputs
 from curvlab.training.own_batches import OwnBatches, TrainingData, readable, select
 from curvlab.training.training_mode import eval_mode

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from curvlab.data.splits import Pairs, stack
+from curvlab.problem.examples import Pairs, stack
 from curvlab.training.evaluate import Evaluation, num_examples
 from curvlab.training.history import TrainingHistory
 from curvlab.training.mean_loss import model_outputs

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from curvlab.checkpoint import Checkpoint
-from curvlab.data.splits import Pairs
 from curvlab.linalg import flatten
-from curvlab.models.initialization import seeded_by
+from curvlab.problem.examples import Pairs
+from curvlab.seeding import seeded_by
 from curvlab.training.batch_order import BatchOrder
 from curvlab.training.own_batches import OwnBatches, select
 from curvlab.training.schedules import Schedule

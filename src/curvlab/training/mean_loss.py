@@ -8,10 +8,10 @@ from typing import TypeAlias
 import torch
 from torch import Tensor, nn
 
-from curvlab.curvature import OutputLoss, output_loss
-from curvlab.curvature.batch import Inputs
-from curvlab.curvature.function_loss import FunctionLoss, single_losses
-from curvlab.curvature.two_readings import refuse_two_readings
+from curvlab.problem import OutputLoss, output_loss
+from curvlab.problem.batch import Inputs
+from curvlab.problem.function_loss import FunctionLoss, single_losses
+from curvlab.problem.two_readings import refuse_two_readings
 
 Loss: TypeAlias = nn.Module | Callable[[Tensor, Tensor], Tensor]
 

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from curvlab.curvature import Batches, Data, ModelFunction
-from curvlab.curvature.batch import Batch, is_pair
-from curvlab.data.splits import Pairs, stack
+from curvlab.problem import Batches, Data, ModelFunction
+from curvlab.problem.batch import Batch, is_pair
+from curvlab.problem.examples import Pairs, stack
 from curvlab.training.training_mode import eval_mode
 
 
@@ -21,7 +21,7 @@ class OwnBatches:
     Any examples may stand in one batch, chosen by index: a collator pads each batch that training draws.
 
     Args:
-        model: says what the labels belong to (`curvlab.curvature.own_labels.OwnLabels`).
+        model: says what the labels belong to (`curvlab.problem.hugging_face.OwnLabels`).
         data: as of the curvature operators; the batches of a loader are not its own, only its collator is used.
     """
 

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from curvlab.curvature import ModelFunction
-from curvlab.data.splits import Pairs, stack
 from curvlab.linalg import flatten, unflatten
+from curvlab.problem import ModelFunction
+from curvlab.problem.examples import Pairs, stack
 from curvlab.training.evaluate import num_examples
 from curvlab.training.mean_loss import Loss, MeanLoss
 from curvlab.training.training_mode import differs_in_training

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from curvlab.curvature import output_loss
+from curvlab.problem import output_loss
 
 
 def sampled_label_loss(loss: nn.Module, outputs: Tensor, targets: Tensor, *, generator: torch.Generator) -> Tensor:

@@ -8,10 +8,10 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from curvlab.curvature import Batches, ModelFunction
-from curvlab.curvature.batch import Batch
-from curvlab.curvature.function_loss import can_vmap
-from curvlab.curvature.pass_size import PassSize
+from curvlab.problem import Batches, ModelFunction
+from curvlab.problem.batch import Batch
+from curvlab.problem.function_loss import can_vmap
+from curvlab.problem.memory import PassSize
 from curvlab.training.mean_loss import Loss, own_losses
 from curvlab.training.summed_loss import check_mean, known_loss
 

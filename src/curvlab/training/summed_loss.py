@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from curvlab.curvature import OutputLoss
+from curvlab.problem import OutputLoss
 from curvlab.training.mean_loss import Loss, closed_form, own_losses
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from curvlab.models.initialization import seeded_by
+from curvlab.seeding import seeded_by
 from curvlab.training.batch_order import BatchOrder
 from curvlab.training.history import TrainingHistory
 from curvlab.training.update_rules import SGDRule, UpdateRule

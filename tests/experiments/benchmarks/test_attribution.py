@@ -11,7 +11,8 @@ import pytest
 import torch
 from torch import nn
 
-from curvlab.reporting import ClaimResult, load_claims
+from curvlab.lab.reporting import ClaimResult, load_claims
+from curvlab.lab.target import Computed
 from experiments.benchmarks.attribution.claims import MIN_QUERIES
 from experiments.benchmarks.attribution.compute import RESPONSES
 from experiments.benchmarks.attribution.methods import (
@@ -33,7 +34,6 @@ from experiments.benchmarks.attribution.ranks import OTHER, SAME, correlations, 
 from experiments.benchmarks.attribution.removal import RANDOM
 from experiments.benchmarks.attribution.which_score import BY_LDS, BY_PAPER, which_score
 from experiments.benchmarks.influence_peers.worker import TrainedNetwork
-from experiments.target import Computed
 
 RANKING = {
     DOT,

@@ -16,7 +16,7 @@ from experiments.benchmarks.curvature.products import build_case, products
 
 CASE = OmegaConf.create(
     {
-        "model": {"_target_": "curvlab.models.MLP", "hidden_sizes": [6], "activation": "tanh"},
+        "model": {"_target_": "curvlab.lab.models.MLP", "hidden_sizes": [6], "activation": "tanh"},
         "input_shape": [5],
         "num_outputs": 3,
         "batch_size": 4,

@@ -15,7 +15,7 @@ from experiments.benchmarks.curvature.products import build_case
 
 CONVOLUTIONAL = OmegaConf.create(
     {
-        "model": {"_target_": "curvlab.models.ConvNet", "channels": [3, 4]},
+        "model": {"_target_": "curvlab.lab.models.ConvNet", "channels": [3, 4]},
         "input_shape": [1, 8, 8],
         "num_outputs": 3,
         "batch_size": 4,

@@ -12,13 +12,13 @@ import pytest
 import torch
 from torch import nn
 
-from curvlab.reporting import ClaimResult
-from curvlab.reporting.claim_sheet import load_claim_sheet
+from curvlab.lab.reporting import ClaimResult
+from curvlab.lab.reporting.claim_sheet import load_claim_sheet
+from curvlab.lab.target.discovery import all_targets
 from experiments.benchmarks.llc.claims import _default_sampler
 from experiments.benchmarks.llc.default_sampler import COLUMNS, steps, summary, told_excess
 from experiments.benchmarks.llc.devinterp_chains import DivergedError, devinterp_chains
 from experiments.benchmarks.llc.methods import available
-from experiments.target.discovery import all_targets
 
 OURS = {"step_size": 1e-4, "localization": 100.0, "num_draws": 40, "num_burnin_steps": 30, "nbeta": 170.0}
 OURS |= {"initial_loss": 0.02, "replacement": True, "batch_size": 128, "num_chains": 2}

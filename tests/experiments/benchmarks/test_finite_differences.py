@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from curvlab.reporting import load_claims
+from curvlab.lab.reporting import load_claims
 
 
 def test_error_against_step_has_its_minimum_between_rounding_and_curvature(

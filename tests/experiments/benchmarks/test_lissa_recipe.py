@@ -9,8 +9,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from curvlab.reporting import ClaimResult, load_claims
-from experiments.target import Computed
+from curvlab.lab.reporting import ClaimResult, load_claims
+from curvlab.lab.target import Computed
 
 
 def test_both_recipes_on_every_case(run_smoke: Callable[..., Path]) -> None:

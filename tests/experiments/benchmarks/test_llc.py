@@ -16,8 +16,10 @@ from analytic_models import aoyagi_watanabe
 from omegaconf import OmegaConf
 from torch import nn
 
-from curvlab import runs
-from curvlab.reporting import ClaimResult, load_claims
+from curvlab.lab import runs
+from curvlab.lab.reporting import ClaimResult, load_claims
+from curvlab.lab.target import Computed, load_config
+from curvlab.lab.target.discovery import all_targets
 from experiments.benchmarks.llc.compute import summary_table
 from experiments.benchmarks.llc.default_sampler import COLUMNS as STEP_COLUMNS
 from experiments.benchmarks.llc.known import finite_value
@@ -25,8 +27,6 @@ from experiments.benchmarks.llc.linear_networks import coefficient, singular_net
 from experiments.benchmarks.llc.methods import Setting, available, floor_seconds
 from experiments.benchmarks.llc.population_chains import COLUMNS
 from experiments.benchmarks.llc.power import autoregressive, power_table
-from experiments.target import Computed, load_config
-from experiments.target.discovery import all_targets
 
 OPTIONAL = {
     "population_chains": pd.DataFrame(columns=list(COLUMNS)),

@@ -13,7 +13,8 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from curvlab.reporting import ClaimResult, load_claims
+from curvlab.lab.reporting import ClaimResult, load_claims
+from curvlab.lab.target import Computed
 from experiments.benchmarks.models.cases import build_case
 from experiments.benchmarks.models.compute import repeats_of
 from experiments.benchmarks.models.rounding import rounding_errors
@@ -26,7 +27,6 @@ from experiments.benchmarks.models.worker import (
     main,
     measure,
 )
-from experiments.target import Computed
 
 # One layer without a bias: 4 million parameters, 16 MiB, and hardly any activations.
 LINEAR = {

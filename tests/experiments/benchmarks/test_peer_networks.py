@@ -14,13 +14,13 @@ from omegaconf import OmegaConf
 from torch import Tensor, nn
 
 from curvlab.influence import per_example_gradients
-from curvlab.models import ConvNet, LeNet5, small_causal_language_model
+from curvlab.lab.models import ConvNet, LeNet5, small_causal_language_model
+from curvlab.lab.target import Computed
 from experiments.benchmarks.attribution.methods import FILTER, PBRF, UNROLLED, _ekfac, _stored
 from experiments.benchmarks.attribution.plot import draw
 from experiments.benchmarks.influence_peers.networks import build, reached
 from experiments.benchmarks.influence_peers.token_margins import token_margins
 from experiments.benchmarks.influence_peers.worker import METHODS, TrainedNetwork
-from experiments.target import Computed
 
 NUM_TRAIN, NUM_TEST, VOCABULARY, TOKENS = 6, 2, 7, 4
 

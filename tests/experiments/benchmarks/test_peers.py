@@ -14,8 +14,8 @@ from torch.func import functional_call, jacrev
 from torch.testing import assert_close
 
 from curvlab.curvature import GaussNewtonOperator
+from curvlab.lab.models import ConvNet, small_causal_language_model
 from curvlab.linalg import identity
-from curvlab.models import ConvNet, small_causal_language_model
 from curvlab.solvers import Ekfac
 from experiments.benchmarks.influence_peers import process
 from experiments.benchmarks.influence_peers.compute import pearson

@@ -11,10 +11,10 @@ import pandas as pd
 import pytest
 import torch
 
-from curvlab.reporting import ClaimResult
+from curvlab.lab.reporting import ClaimResult
+from curvlab.lab.target import Computed
 from experiments.benchmarks.preconditioners.estimates import BATCH_TRACE, SQUARE, TRACE, batch_trace_deviation
 from experiments.benchmarks.preconditioners.sampling import WAYS, shares
-from experiments.target import Computed
 
 
 def test_smoke_run(run_smoke: Callable[..., Path]) -> None:

@@ -11,12 +11,12 @@ import pytest
 import torch
 from torch import nn
 
-from curvlab.reporting import ClaimResult, load_claims
+from curvlab.lab.reporting import ClaimResult, load_claims
+from curvlab.lab.target import Computed
 from curvlab.training import shuffled_batches
 from experiments.benchmarks.retraining.compute import HALVES, LEFT_OUT, ratios, summary
 from experiments.benchmarks.retraining.floor import floor_seconds
 from experiments.benchmarks.retraining.network import Network
-from experiments.target import Computed
 
 
 def test_both_ways_end_at_the_same_parameters(run_smoke: Callable[..., Path]) -> None:

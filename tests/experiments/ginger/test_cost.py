@@ -13,8 +13,9 @@ from dense_curvature import moving_average, printed_algorithm, quasi_natural_inv
 from torch import Tensor, nn
 
 from curvlab.curvature import HessianOperator
+from curvlab.lab.reporting import ClaimResult, load_claims
+from curvlab.lab.target import Computed
 from curvlab.optim import Ginger
-from curvlab.reporting import ClaimResult, load_claims
 from experiments.ginger.cost import TARGET, stream
 from experiments.ginger.cost.approximation import approximation_errors
 from experiments.ginger.cost.convergence import Path as FollowedPath
@@ -25,7 +26,6 @@ from experiments.ginger.cost.matrices import ginger_of, inverse_of, update
 from experiments.ginger.cost.recursions import algorithm_1, kept_inverse
 from experiments.ginger.cost.scaling import polynomial_fit
 from experiments.ginger.cost.stream import Stream, coordinates
-from experiments.target import Computed
 
 
 def vectors(count: int, size: int, seed: int = 0) -> np.ndarray:

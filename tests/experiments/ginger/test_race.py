@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 import torch
 
-from curvlab import runs
-from curvlab.runs import Run, Store
+from curvlab.lab import runs
+from curvlab.lab.runs import Run, Store
+from curvlab.lab.target import load_config, task_settings
+from curvlab.lab.target.discovery import all_targets
 from curvlab.training import Learner, StepInfo, TrainingBatch, shared_curvature_step
 from experiments.ginger.race.final import final_run
 from experiments.ginger.race.optimizers import (
@@ -21,8 +23,6 @@ from experiments.ginger.race.racers import Racer
 from experiments.ginger.race.task import RaceTask, load_race_task
 from experiments.ginger.race.training import trained
 from experiments.ginger.race.tuning import round_sizes, seeds_and_steps, tune
-from experiments.target import load_config, task_settings
-from experiments.target.discovery import all_targets
 
 GINGER = {"optimizer": "ginger", "labels": "sampled", "scope": "global", "momentum": 0.9, "decay": 0.99}
 

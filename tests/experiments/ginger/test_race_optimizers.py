@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from curvlab.models import ResNet20
+from curvlab.lab.models import ResNet20
 from curvlab.training import Learner, MeanLoss, TrainingBatch, gradient_step
 from experiments.ginger.race.muon import MuonWithAdam
 from experiments.ginger.race.optimizers import (

@@ -7,11 +7,11 @@ import pandas as pd
 import pytest
 from omegaconf import OmegaConf
 
+from curvlab.lab.target import load_config, task_settings
+from curvlab.lab.target.discovery import all_targets
 from curvlab.optim import PUBLISHED_GINGER
 from experiments.ginger.race.paired import best_of, of_racer
 from experiments.ginger.race.racers import load_racers
-from experiments.target import load_config, task_settings
-from experiments.target.discovery import all_targets
 
 GINGER = {"optimizer": "ginger", "labels": "sampled", "scope": "global", "momentum": 0.9, "decay": 0.99}
 

@@ -9,11 +9,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from curvlab.reporting import ClaimResult, load_claims
+from curvlab.lab.reporting import ClaimResult, load_claims
+from curvlab.lab.target import Computed
 from experiments.ginger.printed import sensitivity, table_1
 from experiments.ginger.race.final import summarised
 from experiments.ginger.tab1.compute import CONSTANT
-from experiments.target import Computed
 
 Judge = Callable[..., dict[str, ClaimResult]]
 LABELS = {"qng": "QNG", "ginger": "Ginger"}

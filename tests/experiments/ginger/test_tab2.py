@@ -15,10 +15,12 @@ from omegaconf import OmegaConf
 from tokenizers import Tokenizer
 from torch import nn
 
-from curvlab import runs
-from curvlab.data import train_tokenizer
-from curvlab.models import small_t5
-from curvlab.reporting import ClaimResult, load_claims
+from curvlab.lab import runs
+from curvlab.lab.data import train_tokenizer
+from curvlab.lab.models import small_t5
+from curvlab.lab.reporting import ClaimResult, load_claims
+from curvlab.lab.target import Computed, load_config, task_settings
+from curvlab.lab.target.discovery import all_targets
 from curvlab.training import curvature_step, sampled_label_loss
 from experiments.ginger.printed import table_2
 from experiments.ginger.race.optimizers import make_optimizer
@@ -26,8 +28,6 @@ from experiments.ginger.tab2.compute import summary_table
 from experiments.ginger.tab2.rouge import rouge
 from experiments.ginger.tab2.task import load_summary_task
 from experiments.ginger.tab2.training import FineTuning, fine_tuned
-from experiments.target import Computed, load_config, task_settings
-from experiments.target.discovery import all_targets
 
 Judge = Callable[..., dict[str, ClaimResult]]
 ROOT = Path(__file__).parents[3]

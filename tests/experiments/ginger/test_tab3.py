@@ -9,10 +9,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from curvlab.reporting import ClaimResult, load_claims
+from curvlab.lab.reporting import ClaimResult, load_claims
+from curvlab.lab.target import Computed
 from experiments.ginger.race.sensitivity import CELL, without_diverged
 from experiments.ginger.race.variation import between_cells
-from experiments.target import Computed
 
 Judge = Callable[[str, pd.DataFrame], dict[str, ClaimResult]]
 

@@ -10,13 +10,13 @@ import pytest
 import torch
 from scipy.stats import spearmanr
 
-from curvlab.data import DataNotFoundError
-from curvlab.reporting import load_claims
+from curvlab.lab.data import DataNotFoundError
+from curvlab.lab.reporting import load_claims
+from curvlab.lab.target.execution import Computed
 from experiments.lissa.appd import TARGET
 from experiments.lissa.appd.corpus import drawn_from_the_model, equal_documents, load_articles, tokenize
 from experiments.lissa.appd.formulas import inverse_factored, inverse_printed, rank_one_term
 from experiments.lissa.appd.ranking import per_query
-from experiments.target.execution import Computed
 
 TEXTS = ["The cat saw the dog.", "A dog, the DOG and <unk> 42 cats saw it", "the cat"]
 

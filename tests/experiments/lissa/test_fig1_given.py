@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from curvlab.runs.record import read_record
+from curvlab.lab.runs.record import read_record
 from experiments.lissa.fig1.larger_epsilon import COLUMNS
 
 GIVEN = [

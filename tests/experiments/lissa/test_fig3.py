@@ -11,12 +11,12 @@ import pandas as pd
 import pytest
 from omegaconf import OmegaConf
 
-from curvlab.reporting import ClaimResult, load_claims
-from curvlab.runs import ConfigurationError
+from curvlab.lab.reporting import ClaimResult, load_claims
+from curvlab.lab.runs import ConfigurationError
+from curvlab.lab.target import Computed, load_config
+from curvlab.lab.target.execution import draw_target
 from experiments.lissa.fig3 import TARGET, statistics
 from experiments.lissa.fig3.compute import SENTENCES, compute
-from experiments.target import Computed, load_config
-from experiments.target.execution import draw_target
 
 PAPER = Path(__file__).parents[4] / "shared" / "papers" / "lissa_klochkov_liu_2024.txt"
 

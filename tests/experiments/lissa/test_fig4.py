@@ -12,11 +12,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from curvlab.reporting import load_claims
+from curvlab.lab.reporting import load_claims
+from curvlab.lab.target.execution import draw_target
 from experiments.lissa.fig4 import TARGET
 from experiments.lissa.fig4.slopes import slopes
 from experiments.lissa.fig4.traces import sampling_gap, token_gap
-from experiments.target.execution import draw_target
 
 
 class UnitRun:

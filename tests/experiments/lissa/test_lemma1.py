@@ -12,12 +12,12 @@ import torch
 from torch import Tensor, nn
 
 from curvlab.curvature import GaussNewtonOperator
-from curvlab.reporting import load_claims
+from curvlab.lab.reporting import load_claims
+from curvlab.lab.target.execution import Computed
 from experiments.lissa.lemma1 import TARGET, moments
 from experiments.lissa.lemma1.thresholds import batch_sizes
 from experiments.lissa.lemma1.trials import SignedFeatures, homogeneous_errors, lissa_errors, typical_growth
 from experiments.lissa.spectra import spectrum
-from experiments.target.execution import Computed
 
 EIGENVALUES = torch.tensor([1.0, 0.5, 0.2], dtype=torch.float64)
 DAMPING, STEP_SIZE, BATCH_SIZE = 0.1, 0.7, 2

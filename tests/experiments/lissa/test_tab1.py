@@ -9,11 +9,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from curvlab.reporting import load_claims
+from curvlab.lab.reporting import load_claims
+from curvlab.lab.target import load_config, task_settings
+from curvlab.lab.target.execution import draw_target
 from experiments.lissa.tab1 import TARGET
 from experiments.lissa.tab1.compute import paper_table
-from experiments.target import load_config, task_settings
-from experiments.target.execution import draw_target
 
 
 @pytest.fixture(scope="module")

@@ -8,11 +8,11 @@ import pandas as pd
 import pytest
 import torch
 
-from curvlab.reporting import load_claims
+from curvlab.lab.reporting import load_claims
+from curvlab.lab.target.execution import draw_target
 from experiments.lissa.tab3 import TARGET
 from experiments.lissa.tab3.compute import paper_table
 from experiments.lissa.tab3.gradients import _exact, _sketched_products, _Tensors
-from experiments.target.execution import draw_target
 
 
 def test_results_are_complete_and_every_row_is_checked(run_smoke) -> None:

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from curvlab.curvature import GaussNewtonOperator
-from curvlab.reporting import load_claims
+from curvlab.lab.reporting import load_claims
+from curvlab.lab.target.execution import Computed
 from experiments.lissa.thm1 import TARGET
 from experiments.lissa.thm1.bounds import (
     SecondMoments,
@@ -29,7 +30,6 @@ from experiments.lissa.thm1.problems import (
     rare_problem,
     signs_problem,
 )
-from experiments.target.execution import Computed
 
 DAMPING, STEP_SIZE = 0.2, 0.3
 

@@ -8,10 +8,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from curvlab.reporting import ClaimResult
+from curvlab.lab.reporting import ClaimResult
+from curvlab.lab.target import Computed
+from curvlab.lab.target.discovery import all_targets
 from experiments.ngd.branching.measures import BEFORE, BranchResults
-from experiments.target import Computed
-from experiments.target.discovery import all_targets
 
 SPLIT, LAST = 10, 20  # epochs
 SEEDS = (0, 1, 2)

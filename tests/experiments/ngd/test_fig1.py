@@ -12,7 +12,8 @@ import pandas as pd
 import pytest
 from omegaconf import OmegaConf
 
-from curvlab.reporting import ClaimResult, load_claims
+from curvlab.lab.reporting import ClaimResult, load_claims
+from curvlab.lab.target import Computed
 from experiments.ngd.fig1.cutoffs import cutoff_summary, relative_differences, sampler_settings
 from experiments.ngd.fig1.cutoffs_plot import draw_cutoffs
 from experiments.ngd.fig1.measures import relative_difference, summary_table
@@ -20,7 +21,6 @@ from experiments.ngd.fig1.tuned_and_matched import EQUAL, MATCHED, TUNED, TunedA
 from experiments.ngd.fig1.tuned_and_matched_plot import draw_tuned_and_matched
 from experiments.ngd.matched_loss import matched_differences
 from experiments.ngd.tuning import chosen_rates
-from experiments.target import Computed
 
 NETWORK = ("m", 8)
 PLACE = {"task": "m", "width": 8}

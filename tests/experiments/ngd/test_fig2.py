@@ -11,9 +11,9 @@ import pandas as pd
 import pytest
 from torch import nn
 
-from curvlab.reporting import ClaimResult, load_claims
+from curvlab.lab.reporting import ClaimResult, load_claims
+from curvlab.lab.target import Computed
 from experiments.ngd.matched_loss import matched_differences
-from experiments.target import Computed
 
 Judged = Callable[[str, Computed], list[ClaimResult]]
 

@@ -9,11 +9,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from curvlab.reporting import load_claims
+from curvlab.lab.reporting import load_claims
+from curvlab.lab.target import load_config, task_settings
+from curvlab.lab.target.discovery import all_targets
 from experiments.ngd.branching.compute import judged_branches
 from experiments.ngd.branching.measures import BEFORE
-from experiments.target import load_config, task_settings
-from experiments.target.discovery import all_targets
 
 
 def test_fig4_end_to_end(run_smoke: Callable[..., Path]) -> None:

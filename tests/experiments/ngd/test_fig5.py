@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from curvlab.reporting import load_claims
+from curvlab.lab.reporting import load_claims
 from experiments.ngd.branching.measures import BEFORE
 
 

@@ -10,14 +10,14 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from curvlab import runs
-from curvlab.reporting import ClaimResult, load_claims
+from curvlab.lab import runs
+from curvlab.lab.reporting import ClaimResult, load_claims
+from curvlab.lab.target import Computed, load_config, task_settings
+from curvlab.lab.target.discovery import all_targets
 from experiments.ngd.overfitting.compute import with_label_noise
 from experiments.ngd.overfitting.last_epoch import last_epoch_table
 from experiments.ngd.overfitting.measures import since_minimum
 from experiments.ngd.task import load_task
-from experiments.target import Computed, load_config, task_settings
-from experiments.target.discovery import all_targets
 
 Judge = Callable[[str, pd.DataFrame], list[ClaimResult]]
 

@@ -13,14 +13,15 @@ import torch
 from omegaconf import OmegaConf
 from torch import nn
 
-from curvlab import checkpoint, runs
+from curvlab import checkpoint
+from curvlab.lab import runs
+from curvlab.lab.target import load_config
+from curvlab.lab.target.discovery import all_targets
 from curvlab.sampling import SGLDSettings
 from curvlab.training import evaluate
 from experiments.ngd import sampling, trajectories
 from experiments.ngd.task import Task, load_task
 from experiments.ngd.trajectories import last_state, trajectory
-from experiments.target import load_config
-from experiments.target.discovery import all_targets
 
 MEASURES = {
     "llc": {"num_draws": 20, "num_burnin_steps": 10, "step_size": 1e-3, "batch_size": 64, "localization": 100},

@@ -12,17 +12,17 @@ import torch
 from torch import nn
 from torch.func import functional_call, hessian, jacrev
 
-from curvlab import runs
+from curvlab.lab import runs
+from curvlab.lab.reporting import load_claims
+from curvlab.lab.target import load_config, task_settings
+from curvlab.lab.target.discovery import all_targets
 from curvlab.linalg import DenseOperator
-from curvlab.reporting import load_claims
 from experiments.pbrf.appg.formulas import mean_of_inverses, mean_of_products, neumann_sum
 from experiments.pbrf.appg.seconds import s_test_rows
 from experiments.pbrf.appg.summary import at_cost, cost_to, geometric
 from experiments.pbrf.appg.systems import Systems
 from experiments.pbrf.appg.trajectories import CountedOperator, recorded_steps
 from experiments.pbrf.networks import load_network
-from experiments.target import load_config, task_settings
-from experiments.target.discovery import all_targets
 
 DAMPING, SCALE = 0.2, 30.0
 

@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from curvlab import runs
+from curvlab.lab import runs
+from curvlab.lab.target import load_config, task_settings
+from curvlab.lab.target.discovery import all_targets
 from experiments.pbrf.exact_influence import ExactDecomposition
 from experiments.pbrf.networks import Network, load_network
-from experiments.target import load_config, task_settings
-from experiments.target.discovery import all_targets
 
 EXACT = "influence.hessian._target_=curvlab.solvers.BunchKaufman"
 

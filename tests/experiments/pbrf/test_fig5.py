@@ -17,16 +17,16 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from curvlab import runs
 from curvlab.influence.responses import GAPS
-from curvlab.reporting import load_claims
-from curvlab.runs import ConfigurationError
+from curvlab.lab import runs
+from curvlab.lab.reporting import load_claims
+from curvlab.lab.runs import ConfigurationError
+from curvlab.lab.target import load_config, task_settings
+from curvlab.lab.target.gather import gather
 from experiments.pbrf.fig5 import TARGET
 from experiments.pbrf.fig5.factors import FACTORS, levels
 from experiments.pbrf.fig5.level_decomposition import LevelDecomposition
 from experiments.pbrf.networks import load_network
-from experiments.target import load_config, task_settings
-from experiments.target.gather import gather
 
 ROOT = Path(__file__).parents[3]
 TASK = "mlp_4_diabetes_60"
@@ -35,10 +35,10 @@ TASK = "mlp_4_diabetes_60"
 # drawn: drawing reads finished tables.
 FORKING = """
 import os, sys
-from curvlab.runs.fingerprint import fingerprint
+from curvlab.lab.runs.fingerprint import fingerprint
 from experiments.pbrf.fig5 import TARGET
-from experiments.target import execution, side_by_side
-from experiments.target.entry import main
+from curvlab.lab.target import execution, side_by_side
+from curvlab.lab.target.entry import main
 side_by_side.load_libraries()
 for room in (TARGET.load("compute"), TARGET.load("judge")):
     fingerprint([room.__module__])

@@ -13,13 +13,13 @@ from torch import nn
 
 from curvlab.influence import self_influence
 from curvlab.influence.responses import LeftOut
-from curvlab.reporting import ClaimResult, load_claims
+from curvlab.lab.reporting import ClaimResult, load_claims
+from curvlab.lab.target import Computed, load_config, task_settings
 from curvlab.training import TrainingDivergedError
 from experiments.pbrf.fig6 import TARGET
 from experiments.pbrf.fig6 import scores as fig6_scores
 from experiments.pbrf.fig6.compute import INSPECTED, summary, with_descent
 from experiments.pbrf.fig6.scores import AREA, CONFIDENT, INFLUENCE, LOSS, METHODS, PBRF, PBRF_TOTAL, RANDOM
-from experiments.target import Computed, load_config, task_settings
 
 TASK = "mlp-8-digits-200"
 

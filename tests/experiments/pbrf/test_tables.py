@@ -10,14 +10,14 @@ import pandas as pd
 import pytest
 import torch
 
-from curvlab import runs
 from curvlab.influence.responses import GAPS
-from curvlab.reporting import load_claims
+from curvlab.lab import runs
+from curvlab.lab.reporting import load_claims
+from curvlab.lab.target import load_config, task_settings
+from curvlab.lab.target.discovery import all_targets
 from experiments.pbrf.decomposition import Decomposition
 from experiments.pbrf.gap_tables import MOVES
 from experiments.pbrf.networks import load_network
-from experiments.target import load_config, task_settings
-from experiments.target.discovery import all_targets
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from curvlab.reporting import load_claims
+from curvlab.lab.reporting import load_claims
 
 
 @pytest.fixture

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pandas as pd
 
+from curvlab.lab.target.execution import draw_target
 from experiments.rank1.fig1 import TARGET
-from experiments.target.execution import draw_target
 
 
 def test_target_at_smoke_scale(checked_target: Callable[..., Path]) -> None:

@@ -136,7 +136,7 @@ def test_target_at_smoke_scale(checked_target: Callable[..., Path]) -> None:
 
 def test_two_classes_need_two_outputs() -> None:
     run = SimpleNamespace(record_data=lambda name, checksum: None)
-    task = OmegaConf.create({"data": {"_target_": "curvlab.data.load_breast_cancer"}})
+    task = OmegaConf.create({"data": {"_target_": "curvlab.lab.data.load_breast_cancer"}})
     with pytest.raises(ValueError, match="data=breast_cancer has one output for two classes; softmax needs one"):
         network_rows(run, "mlp-breast-cancer", task)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from curvlab.data import load_breast_cancer_one_hot
+from curvlab.lab.data import load_breast_cancer_one_hot
 from curvlab.optim import UniformDirection, steps_bound
 from experiments.rank1.descent import descend
 from experiments.rank1.objectives import (

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pandas as pd
 
-from curvlab.runs import Run
+from curvlab.lab.runs import Run
+from curvlab.lab.target import load_config
 from experiments.rank1.prop import TARGET
 from experiments.rank1.prop.compute import compute
-from experiments.target import load_config
 
 
 def test_target_at_smoke_scale(checked_target: Callable[..., Path]) -> None:

@@ -11,12 +11,12 @@ import pytest
 import torch
 from torch import nn
 
-from curvlab import runs
-from curvlab.models import small_causal_language_model
+from curvlab.lab import runs
+from curvlab.lab.models import small_causal_language_model
+from curvlab.lab.target import load_config, run_target, task_settings
+from curvlab.lab.target.discovery import all_targets
 from experiments.shared.language_tasks import build_language_task, perplexities
 from experiments.shared.trained_task import TrainedTask
-from experiments.target import load_config, run_target, task_settings
-from experiments.target.discovery import all_targets
 
 SMALL, PUBLISHED = "opt_1_16_documentation_120", "opt_1b_openwebtext2"
 DOCUMENTS = [f"The number {i} is followed by the number {i + 1}, as everybody knows." for i in range(60)]
@@ -78,7 +78,7 @@ def test_the_paper_preset_loads_published_weights_tokenizer_and_text(
     transformers = pytest.importorskip("transformers")
     from tokenizers import Tokenizer
 
-    from curvlab.data import train_tokenizer
+    from curvlab.lab.data import train_tokenizer
 
     monkeypatch.chdir(Path(__file__).parents[3])
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")

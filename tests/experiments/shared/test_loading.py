@@ -13,7 +13,8 @@ from torch.testing import assert_close
 from torch.utils.data import DataLoader, TensorDataset
 
 from curvlab.curvature import GaussNewtonOperator
-from curvlab.data import DataSplits, load_digits, load_image_folder, stack
+from curvlab.lab.data import DataSplits, load_digits, load_image_folder
+from curvlab.problem import stack
 from curvlab.training import evaluate
 from experiments.shared.loading import chosen_examples, held_out_examples
 

@@ -9,7 +9,7 @@ import torch
 from omegaconf import OmegaConf
 from torch import nn
 
-from curvlab.data import TokenSplits
+from curvlab.lab.data import TokenSplits
 from experiments.shared.spectrum import constants, gauss_newton, spectrum
 from experiments.shared.trained_task import TrainedTask
 

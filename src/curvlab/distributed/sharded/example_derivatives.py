@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 from torch.func import jvp
 
-from curvlab.curvature import Batches, Data
 from curvlab.distributed.sharded.operators import ShardedOperator
 from curvlab.influence.example_derivatives import Measurement
+from curvlab.problem import Batches, Data
 
 
 @torch.inference_mode(False)

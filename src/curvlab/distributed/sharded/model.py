@@ -15,13 +15,13 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, Shard
 
-from curvlab.curvature.batch import Inputs
-from curvlab.curvature.function_check import check_mode, without_padding
-from curvlab.curvature.model_function import check_finite, plain_attention
 from curvlab.distributed.ranks import Ranks
 from curvlab.distributed.sharded.calls import Recording, call_along, call_recorded, dual_level, duals
 from curvlab.distributed.sharded.layout import ShardLayout
 from curvlab.distributed.sharded.unit import Unit
+from curvlab.problem.batch import Inputs
+from curvlab.problem.function_check import check_mode, without_padding
+from curvlab.problem.model_function import check_finite, plain_attention
 
 
 def shard_parameters(model: nn.Module, *, device: torch.device | str | None = None) -> nn.Module:

@@ -11,14 +11,14 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor, nn
 
-from curvlab.curvature import Batches, Data, output_loss
-from curvlab.curvature.batch import Batch, Inputs
 from curvlab.curvature.example_rows import output_traces
 from curvlab.distributed.checkpoint import EveryRankCheckpoint
 from curvlab.distributed.examples import SEEDS, SharedExamples
 from curvlab.distributed.ranks import Ranks
 from curvlab.distributed.sharded.model import ShardedModel
 from curvlab.linalg import LinearOperator
+from curvlab.problem import Batches, Data, output_loss
+from curvlab.problem.batch import Batch, Inputs
 
 
 class ShardedOperator(LinearOperator):

@@ -9,21 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import vjp, vmap
 
-from curvlab.curvature import (
-    Batches,
-    Data,
-    GaussNewtonOperator,
-    ModelFunction,
-    OutputLoss,
-    WeightedOperator,
-    output_loss,
-)
-from curvlab.curvature.batches import Batch, Inputs
-from curvlab.curvature.example_weights import checked_weights
+from curvlab.curvature import GaussNewtonOperator, WeightedOperator
 from curvlab.curvature.jacobian_products import use_vmap
-from curvlab.curvature.known_losses import of_mean_weight_one
-from curvlab.curvature.model_function import check_finite
-from curvlab.curvature.pass_size import PassSize
 from curvlab.influence.proximal_bregman.passes import WeightedBatch, drawn_batches, pieces, weighted_batches
 from curvlab.influence.proximal_bregman.point_weights import per_point
 from curvlab.linalg import (
@@ -35,6 +22,12 @@ from curvlab.linalg import (
     unflatten,
     unflatten_columns,
 )
+from curvlab.problem import Batches, Data, ModelFunction, OutputLoss, output_loss
+from curvlab.problem.batches import Batch, Inputs
+from curvlab.problem.example_weights import checked_weights
+from curvlab.problem.known_losses import of_mean_weight_one
+from curvlab.problem.memory import PassSize
+from curvlab.problem.model_function import check_finite
 
 
 class ProximalBregmanObjective:

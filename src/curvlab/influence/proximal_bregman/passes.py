@@ -6,10 +6,10 @@ from collections.abc import Iterable, Iterator
 
 from torch import Tensor
 
-from curvlab.curvature import Batches, OutputLoss
-from curvlab.curvature.batches import Batch
-from curvlab.curvature.pass_size import PassSize
-from curvlab.curvature.weighted_loss import WeightedLoss, select_with_places
+from curvlab.problem import Batches, OutputLoss
+from curvlab.problem.batches import Batch
+from curvlab.problem.memory import PassSize
+from curvlab.problem.weighted_loss import WeightedLoss, select_with_places
 
 # A batch and its examples' weights; None: all count alike.
 WeightedBatch = tuple[Batch, Tensor | None]

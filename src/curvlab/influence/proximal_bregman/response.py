@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 from torch.func import vmap
 
-from curvlab.curvature import Batches, Data, ModelFunction, output_loss
 from curvlab.curvature.jacobian_products import use_vmap
 from curvlab.influence.proximal_bregman.objective import ProximalBregmanObjective
 from curvlab.influence.proximal_bregman.point_weights import per_point
 from curvlab.linalg import unflatten, unflatten_columns
+from curvlab.problem import Batches, Data, ModelFunction, output_loss
 
 
 @dataclass(frozen=True)

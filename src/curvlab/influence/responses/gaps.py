@@ -9,8 +9,8 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
-from curvlab.curvature import Batches, Data, ModelFunction
 from curvlab.linalg import unflatten
+from curvlab.problem import Batches, Data, ModelFunction
 
 # Which two responses each gap lies between (Bae et al. 2022, Sec. C.2), in the order of Table 5 and Fig. 4.
 GAPS = {

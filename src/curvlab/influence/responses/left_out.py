@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from curvlab.checkpoint import fingerprint
-from curvlab.curvature import ModelFunction
 from curvlab.linalg import flatten
+from curvlab.problem import ModelFunction
 from curvlab.training import EnsembleLosses, weighted_gradient
 
 

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 from torch.func import grad_and_value, jvp, vmap
 
-from curvlab.curvature import ModelFunction, output_loss
 from curvlab.influence.responses.left_out import LeftOut
 from curvlab.linalg import flatten, unflatten
+from curvlab.problem import ModelFunction, output_loss
 from curvlab.training import weighted_gradient
 from curvlab.training.ensemble_losses import one_of, unstack
 

@@ -7,8 +7,8 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from curvlab.curvature import Batches, Data, ModelFunction
 from curvlab.influence.example_derivatives import Measurement, per_example_gradients
+from curvlab.problem import Batches, Data, ModelFunction
 
 Reduction = Literal["none", "mean"]
 

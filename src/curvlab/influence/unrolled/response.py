@@ -9,13 +9,13 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from curvlab.curvature import Data
-from curvlab.data.splits import Pairs
 from curvlab.influence.example_derivatives import Measurement
 from curvlab.influence.unrolled.forward import displacements
 from curvlab.influence.unrolled.measured import Reduction, measured_gradients
 from curvlab.influence.unrolled.reverse import weight_derivatives
 from curvlab.linalg import flatten
+from curvlab.problem import Data
+from curvlab.problem.examples import Pairs
 from curvlab.shown import Shown, Summary, counted
 from curvlab.training import Replay, TrainingRun
 from curvlab.training.update_rules import State

@@ -10,12 +10,13 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
-from curvlab.curvature import Data, GaussNewtonOperator
-from curvlab.data.splits import Pairs
+from curvlab.curvature import GaussNewtonOperator
 from curvlab.influence.example_derivatives import Measurement, directional_derivatives
 from curvlab.influence.unrolled.measured import Reduction, measured_gradients
 from curvlab.influence.unrolled.response import checked_gap
 from curvlab.linalg import LinearOperator, identity
+from curvlab.problem import Data
+from curvlab.problem.examples import Pairs
 from curvlab.solvers import TrainingFilter
 from curvlab.training import Replay, TrainingRun
 

@@ -1,0 +1,1 @@
+"""The lab: what reproduces papers on top of the library. Nothing of the library imports it."""

@@ -1,0 +1,298 @@
+"""One run of a target: its folder, its randomness, its stored units, its record."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from filelock import FileLock
+from omegaconf import DictConfig
+from PIL import Image
+from tqdm.auto import tqdm
+
+from curvlab.atomic_file import remove_stale, write_atomically
+from curvlab.lab.runs.canonical import digest, plain
+from curvlab.lab.runs.command import Command
+from curvlab.lab.runs.origins import Origin, code_of, grouped, is_stale, origin_of
+from curvlab.lab.runs.over_ranks import is_first
+from curvlab.lab.runs.provenance import (
+    Cost,
+    check_seed,
+    device_name,
+    provenance,
+    publishable_config,
+    read_commit,
+    torch_device,
+)
+from curvlab.lab.runs.record import RECORD, recorded_units
+from curvlab.lab.runs.shared_store import store_of
+from curvlab.lab.runs.status import Status
+from curvlab.lab.runs.store import named_results
+from curvlab.lab.runs.tracking import RunIdentity, Tracker, start_tracker
+
+
+@contextmanager
+def start(cfg: DictConfig, *, key: str, title: str) -> Iterator[Run]:
+    """Open a run; after an error close the tracker and pass the error on.
+
+    Args:
+        cfg: from `runs.main` or `runs.load_config`.
+        key: the target's key, "<paper>/<item>", e.g. "lissa/fig1".
+        title: one line for the report.
+    """
+    run = Run(cfg, key=key, title=title)
+    try:
+        yield run
+    except BaseException as error:
+        run.tracker.finish(exit_code=1)
+        if isinstance(error, KeyboardInterrupt):
+            print(
+                f"{run.target}: interrupted; finished units are kept, the same command resumes.", file=sys.stderr
+            )
+        raise
+    run.tracker.finish()
+    if is_first():
+        print(f"{run.target} ({cfg.preset}): {_relative(run.folder)}")
+
+
+class Run:
+    """What an experiment needs beside the library; made by `start`.
+
+    Attributes:
+        folder: <results.root>/<paper>/<item>/<preset>; "<preset>+<overrides>" when an override changes the
+            numbers, so that a variation never overwrites the published result.
+        device: torch device of `device=`.
+        store: resumable store; `unit` is the way to use it.
+        status: lines on the terminal.
+        tracker: W&B run, or none.
+    """
+
+    def __init__(self, cfg: DictConfig, *, key: str, title: str) -> None:
+        self._start = time.perf_counter()
+        self.cfg = cfg
+        self.key = key
+        self.target = Command.of(cfg).make_target or key.replace("/", "-")
+        self.title = title
+        self.device = torch_device(cfg.device)
+        check_seed(cfg.seed)
+        paper, item = key.split("/")
+        name = Command.of(cfg).folder_name(cfg.preset)
+        self.folder = Path(cfg.results.root) / paper / item / name
+        self.store = store_of(cfg)
+        self.status = Status(self.target, silent=not cfg.progress, num_expected=recorded_units(self.folder))
+        self._commit = read_commit(cfg.results.root)
+        self._num_matvecs = 0
+        self._origins: list[Origin] = []
+        self._depth = 0
+        self._data: dict[str, str] = {}
+        self._notes: dict[str, Any] = {}
+        self._tables: dict[str, pd.DataFrame] = {}
+        self._images: dict[str, bytes] = {}
+        identity = RunIdentity(
+            name=f"{self.target} {name}",
+            group=paper,
+            job_type=self.target,
+            tags=(cfg.preset, self._commit.short),
+            config=publishable_config(cfg),
+        )
+        self.tracker: Tracker = start_tracker(cfg.tracker, identity)
+
+    def generator(self, *names: str | int) -> torch.Generator:
+        """Return a CPU generator that depends on `cfg.seed` and `names` only.
+
+        Different names give independent streams; neither the order of calls nor a resumed run changes one.
+        """
+        seed = int(digest([self.cfg.seed, *names], where="names")[:15], 16)
+        return torch.Generator().manual_seed(seed)
+
+    def unit(
+        self,
+        name: str,
+        config: Mapping[str, Any],
+        compute: Callable[..., dict[str, Any]],
+        *,
+        version: int,
+        about: str = "",
+        resumes: bool = False,
+    ) -> dict[str, Any]:
+        """Return a unit of work from the store, or compute and store it together with its origin.
+
+        Args:
+            name: kind of unit, shared by targets that do the same work, e.g. "lissa/scores".
+            config: all that the result depends on. `cfg.seed` is added unless there is a `seed`.
+            compute: returns tensors, numbers, strings and lists by name. Products counted with `add_matvecs`
+                inside are counted again when the unit is found in the store.
+            version: of the meaning of `config` and of the code: raise it when a change must not reuse what was
+                stored before. Changes that nobody thought of are found by `make stale`.
+            about: what it does, for the terminal: "training mlp-digits, seed 2"; the name unless given.
+            resumes: `compute` is called with a folder for its checkpoints, its own while it runs. What a killed
+                process left there is found by the next one, unless the code, the packages' versions or the device
+                have changed since.
+        """
+        config = {"seed": self.cfg.seed, **plain(config)}
+        key = {"version": version, "config": config}
+        misses = self.store.misses
+
+        def counted() -> dict[str, Any]:
+            before, first = self._num_matvecs, len(self._origins)
+            origin = origin_of(
+                name, version, compute, config, commit=self._commit, device=device_name(self.device)
+            )
+            made_by = {part: origin[part] for part in ("fingerprint", "versions", "device")}
+            folder = [self.store.unfinished(name, key, made_by=made_by)] if resumes else []
+            resumed = resumes and folder[0].exists()
+            self._announce(about or name, resumed=resumed)
+            began = time.process_time()
+            self._depth += 1
+            try:
+                payload = named_results(compute(*folder), name)
+            finally:
+                self._depth -= 1
+            added, self._num_matvecs = self._num_matvecs - before, before
+            inner, self._origins[first:] = self._origins[first:], []
+            seconds = time.process_time() - began - sum(origin["seconds"] for origin in inner)
+            # What a killed process spent and counted is not known.
+            origin |= {"seconds": max(seconds, 0.0)} | ({"resumed": True} if resumed else {})
+            return {"payload": payload, "num_matvecs": added, "origins": grouped([*inner, origin])}
+
+        entry = self.store.get_or_compute(name, key, counted)
+        if self.store.misses == misses:
+            self._announce(about or name, stored=True)
+        self.add_matvecs(entry["num_matvecs"])
+        self._origins.extend(entry["origins"])
+        return entry["payload"]
+
+    def _announce(self, work: str, *, stored: bool = False, resumed: bool = False) -> None:
+        if self._depth == 0:
+            self.status.unit(work, stored=stored, resumed=resumed)
+
+    def progress(self, iterable: Iterable[Any] | int, description: str) -> tqdm:
+        """Return a progress bar on stderr, over an iterable or, for `update`, up to a total.
+
+        Silent with progress=false, and when stderr is no terminal.
+        """
+        total, items = (iterable, None) if isinstance(iterable, int) else (None, iterable)
+        silent = not (self.cfg.progress and sys.stderr.isatty())
+        return tqdm(items, desc=description, total=total, disable=silent, file=sys.stderr, leave=False)
+
+    def add_matvecs(self, count: int) -> None:
+        """Add matrix-vector products to the record."""
+        self._num_matvecs += int(count)
+
+    def record_data(self, name: str, checksum: str) -> None:
+        """Add a data set and its checksum to the record, and say that it was loaded."""
+        if name not in self._data:
+            self.status.say(f"data: {name}")
+        self._data[name] = checksum
+
+    def note(self, **entries: Any) -> None:
+        """Add entries of the experiment's own to run.json, e.g. reduced=[...], seeds=[...]."""
+        self._notes.update(plain(entries, where="note"))
+
+    def log(self, metrics: Mapping[str, float], step: int | None = None) -> None:
+        """Send numbers to the tracker."""
+        self.tracker.log(metrics, step)
+
+    def save_table(self, table: pd.DataFrame, name: str = "table.csv", *, digits: int = 6) -> Path:
+        """Write a CSV without index, floats to so many significant digits: the same numbers give the same bytes.
+
+        Timings do not belong here, they are in run.json.
+        """
+        rounded = table.map(partial(_rounded, digits=digits))
+        text = rounded.to_csv(index=False, float_format=f"%.{digits}g", lineterminator="\n")
+        self._tables[Path(name).stem] = table
+        return self._write(name, text.encode())
+
+    def save_image(self, image: np.ndarray, name: str) -> None:
+        """Keep a PNG of the pixels, (H, W) or (H, W, 3) of uint8, which `save_record` writes beside the tables."""
+        buffer = io.BytesIO()
+        Image.fromarray(image).save(buffer, format="png")
+        self._images[name] = buffer.getvalue()
+
+    def save_record(
+        self, settings: Sequence[Mapping[str, Any]] = (), *, compute: Callable[..., Any] | None = None
+    ) -> None:
+        """Write the images, then run.json: from here on the tables are complete, fit to be judged and drawn.
+
+        Args:
+            settings: entries of name, ours and paper, for the report.
+            compute: the function that made tables of the units: its code is recorded, too.
+        """
+        for name, content in self._images.items():
+            self._write(name, content)
+        cost = Cost(
+            wall_seconds=time.perf_counter() - self._start,
+            unit_seconds=sum(origin["seconds"] for origin in self._origins),
+            num_matvecs=self._num_matvecs,
+            store_hits=self.store.hits,
+            store_misses=self.store.misses,
+        )
+        record = provenance(
+            self.cfg,
+            key=self.key,
+            title=self.title,
+            assembled=self._assembled(compute),
+            units=grouped(self._origins),
+            num_units=self.status.num_units,
+            settings=settings,
+            cost=cost,
+            data=self._data,
+            notes=self._notes,
+        )
+        write_atomically(self.folder / RECORD, (json.dumps(record, indent=2) + "\n").encode())
+        stale = sorted({unit["name"] for unit in record["units"] if is_stale(unit)})
+        if stale:
+            self.status.say(
+                f"units of {', '.join(stale)} were stored by code that has changed since (see `make stale`): "
+                "compute them again with force=true."
+            )
+
+    def _assembled(self, compute: Callable[..., Any] | None) -> dict[str, Any]:
+        found: dict[str, Any] = {"commit": self._commit.commit, "clean": self._commit.clean}
+        return found if compute is None else found | code_of(compute, {})
+
+    @contextmanager
+    def alone_in_folder(self) -> Iterator[None]:
+        """Keep other processes that share the store from writing into the same result folder meanwhile."""
+        name = digest(str(self.folder.resolve()), where="folder")[:16]
+        lock = Path(self.store.root) / ".folders" / f"{name}.lock"
+        lock.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(lock):
+            yield
+
+    def hand_to_tracker(self) -> None:
+        """Send tables, figures and the whole folder to the tracker."""
+        for name, table in self._tables.items():
+            self.tracker.log_table(name, table)
+        for path in sorted(self.folder.glob("figure*.png")):
+            self.tracker.log_figure(path.stem, path)
+        self.tracker.log_folder(f"{self.target}-{self.folder.name}", self.folder)
+
+    def _write(self, name: str, content: bytes) -> Path:
+        if not name or Path(name).name != name or name == RECORD:
+            raise ValueError(f"cannot save {name!r}: use a plain file name of the result folder, not {RECORD}.")
+        path = self.folder / name
+        # run.json says that the tables are complete and which run made them: from here on it would be wrong.
+        (self.folder / RECORD).unlink(missing_ok=True)
+        remove_stale(self.folder)
+        write_atomically(path, content)
+        return path
+
+
+def _rounded(value: Any, *, digits: int) -> Any:
+    """Format floats in columns of mixed type, which pandas' float_format leaves alone."""
+    return float(f"%.{digits}g" % value) if isinstance(value, float) else value
+
+
+def _relative(path: Path) -> str:
+    return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)

@@ -1,0 +1,178 @@
+"""Finished units of work on disk, so that a killed run goes on where it was."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import shutil
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from filelock import FileLock, Timeout
+from torch import Tensor
+
+from curvlab.atomic_file import remove_stale, write_atomically
+from curvlab.lab.runs.canonical import digest, plain, text_key
+from curvlab.tensor_file import DamagedFileError, decode, encode
+
+_FORMAT = "curvlab-store-2"
+_UNFINISHED = ".unfinished"
+_LOG = logging.getLogger(__name__)
+
+
+class StoreWarning(UserWarning):
+    """An entry of the store cannot be trusted and is computed again."""
+
+
+class Store:
+    """Results of units of work (one seed of one variant), keyed by name and resolved config.
+
+    An entry is <root>/<name>/<key>.pt, beside it <key>.json with the config to read. Its first line holds the
+    key and the sha256 of the rest, so a damaged or a foreign file is noticed. Entries are written atomically
+    under a lock of their own, which the operating system releases when the process dies: `kill -9` at any
+    moment costs the unit at work, and of two processes the second waits for the first. A long unit may keep what
+    it has so far in a folder of its own, see `unfinished`.
+
+    The key knows the config, not the code: `Run.unit` puts a version into it and keeps a fingerprint of the code.
+    Leave out of it what does not change the numbers (folders, progress, device).
+
+    Args:
+        root: folder, created when needed.
+        force: compute every unit once more, also those that are there.
+    """
+
+    def __init__(self, root: str | Path, *, force: bool = False) -> None:
+        self.root = Path(root)
+        self.force = force
+        self.hits = 0
+        self.misses = 0
+        self._computed: set[Path] = set()  # with force: once per unit, not once per call
+
+    def get_or_compute(
+        self, name: str, config: Mapping[str, Any], compute: Callable[[], dict[str, Any]]
+    ) -> dict[str, Any]:
+        """Return the stored payload of this unit, or compute and store it.
+
+        Args:
+            name: kind of unit, e.g. "lissa/scores": a folder below `root`.
+            config: everything that the payload depends on, seed included: numbers, strings, lists, mappings.
+            compute: returns tensors, numbers, strings and lists by name; only called when needed. Other units
+                may be used inside.
+
+        Returns:
+            The payload as read back from disk: tensors on the CPU, tuples as lists.
+        """
+        path = self._path(name, config)
+        entry = None if self._must_compute(path) else self._read(path, quiet=True)
+        if entry is None:
+            with self._locked(path, name):
+                # Another process may have finished it while this one waited.
+                entry = None if self._must_compute(path) else self._read(path)
+                if entry is None:
+                    return self._compute(path, name, config, compute)
+        self.hits += 1
+        return entry["payload"]
+
+    def unfinished(self, name: str, config: Mapping[str, Any], made_by: Mapping[str, Any]) -> Path:
+        """Return a folder for checkpoints of this unit, for its `compute`, which alone holds the unit's lock.
+
+        It does not exist until something is written there, survives a kill, and goes when the unit is stored.
+
+        Args:
+            name: of the unit.
+            config: likewise.
+            made_by: code, versions, ...: what another maker has left is removed; with `force`, all is.
+        """
+        place = self._path(name, config).with_suffix(_UNFINISHED)
+        own = place / digest(made_by, where="made_by")[:16]
+        for folder in place.glob("*"):
+            if folder != own or self.force:
+                shutil.rmtree(folder)
+        return own
+
+    def _must_compute(self, path: Path) -> bool:
+        return self.force and path not in self._computed
+
+    def _compute(
+        self, path: Path, name: str, config: Mapping[str, Any], compute: Callable[[], dict[str, Any]]
+    ) -> dict[str, Any]:
+        entry = {"payload": _storable(named_results(compute(), name), name)}
+        content = encode(entry, _header(path))
+        described = json.dumps({"name": name, "config": plain(config)}, indent=2, sort_keys=True) + "\n"
+        write_atomically(path.with_suffix(".json"), described.encode())
+        write_atomically(path, content)
+        shutil.rmtree(path.with_suffix(_UNFINISHED), ignore_errors=True)
+        self.misses += 1
+        self._computed.add(path)
+        return decode(content, _header(path))["payload"]
+
+    def _path(self, name: str, config: Mapping[str, Any]) -> Path:
+        parts = [re.sub(r"[^\w.=-]", "-", part) for part in name.split("/")]
+        if any(part.strip(".") == "" for part in parts):
+            raise ValueError(f"unit name {name!r} has an empty part; name it like 'lissa/scores'.")
+        return self.root.joinpath(*parts, f"{digest({'name': name, 'config': config}, where='unit')}.pt")
+
+    def _read(self, path: Path, *, quiet: bool = False) -> dict[str, Any] | None:
+        """Return the entry, or None when there is none or when it cannot be trusted."""
+        try:
+            return decode(path.read_bytes(), _header(path))
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except DamagedFileError as damage:
+            if not quiet:
+                message = f"stored unit {path} is damaged ({damage}); it is not used but computed again."
+                warnings.warn(message, StoreWarning, stacklevel=4)
+            return None
+
+    @contextmanager
+    def _locked(self, path: Path, name: str) -> Iterator[None]:
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            lock = FileLock(path.parent / f".{path.stem}.lock")
+            try:
+                lock.acquire(timeout=0)
+            except Timeout:
+                _LOG.warning("waiting for unit %s, which another process computes (%s)", name, path.stem[:8])
+                lock.acquire()
+        except OSError as error:
+            raise OSError(
+                f"cannot write to the store {self.root} ({error.strerror or error}); choose another folder with "
+                "store.root=FOLDER or the environment variable CURVLAB_STORE."
+            ) from error
+        try:
+            remove_stale(path.parent, path.stem, older_than=0)  # whoever wrote them held this lock, and is dead
+            yield
+        finally:
+            lock.release()
+
+
+def named_results(payload: Any, name: str) -> dict[str, Any]:
+    """Return what a unit computed when it is a dict; a forgotten `return` must not be stored."""
+    if not isinstance(payload, dict):
+        raise TypeError(f"unit {name!r} returned a {type(payload).__name__}; return a dict of named results.")
+    return payload
+
+
+def _storable(value: Any, where: str) -> Any:
+    if isinstance(value, Tensor):
+        return value.detach().cpu().clone(memory_format=torch.contiguous_format)
+    if isinstance(value, Mapping):
+        return {text_key(key, where): _storable(entry, f"{where}.{key}") for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [_storable(entry, f"{where}[{index}]") for index, entry in enumerate(value)]
+    try:
+        return plain(value, where=where)
+    except TypeError as error:
+        raise TypeError(
+            f"result {where} is a {type(value).__name__}; a unit returns tensors, numbers, strings, and lists and "
+            "dicts of them (torch.from_numpy for an array, .tolist() for a column)."
+        ) from error
+
+
+def _header(path: Path) -> str:
+    return f"{_FORMAT} {path.stem}"

@@ -1,0 +1,165 @@
+"""Where runs are recorded: in W&B, offline by default, or nowhere."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+import pandas as pd
+from omegaconf import DictConfig
+
+from curvlab.lab.runs.overrides import ConfigurationError
+
+
+class Tracker(Protocol):
+    """One recorded run. `finish` comes last and once, also after a failure."""
+
+    def log(self, metrics: Mapping[str, float], step: int | None = None) -> None:
+        """Record numbers, as a curve when they come with steps."""
+
+    def log_table(self, name: str, table: pd.DataFrame) -> None:
+        """Record a table under `name`."""
+
+    def log_figure(self, name: str, path: Path) -> None:
+        """Record an image under `name`."""
+
+    def log_folder(self, name: str, folder: Path) -> None:
+        """Record all files of a result folder as one artifact."""
+
+    def finish(self, exit_code: int = 0) -> None:
+        """Close the run; anything but 0 marks it as failed."""
+
+
+@dataclass(frozen=True)
+class RunIdentity:
+    """What a run is called where it is recorded.
+
+    Args:
+        name: short name, e.g. "lissa-fig1 laptop".
+        group: the paper.
+        job_type: the target.
+        tags: preset and short commit.
+        config: resolved config, without paths.
+    """
+
+    name: str
+    group: str
+    job_type: str
+    tags: Sequence[str]
+    config: Mapping[str, Any]
+
+
+class NoTracker:
+    """Records nothing."""
+
+    def log(self, metrics: Mapping[str, float], step: int | None = None) -> None:
+        """Do nothing."""
+
+    def log_table(self, name: str, table: pd.DataFrame) -> None:
+        """Do nothing."""
+
+    def log_figure(self, name: str, path: Path) -> None:
+        """Do nothing."""
+
+    def log_folder(self, name: str, folder: Path) -> None:
+        """Do nothing."""
+
+    def finish(self, exit_code: int = 0) -> None:
+        """Do nothing."""
+
+
+class WandbTracker:
+    """Records to Weights & Biases.
+
+    Args:
+        identity: name, group, tags and config of the run.
+        mode: "offline" needs neither account nor network; "online" needs `wandb login` once.
+        project: W&B project.
+        entity: W&B team or user; None is the account's default.
+        folder: wandb's files go to <folder>/wandb, its caches included.
+    """
+
+    def __init__(
+        self,
+        identity: RunIdentity,
+        *,
+        mode: Literal["offline", "online"],
+        project: str,
+        entity: str | None,
+        folder: str | Path,
+    ) -> None:
+        if mode not in ("offline", "online"):
+            raise ConfigurationError(f"unknown tracker.mode={mode}; use offline or online, or tracker=none.")
+        folder = Path(folder).absolute()
+        for variable in ("WANDB_CACHE_DIR", "WANDB_DATA_DIR", "WANDB_ARTIFACT_DIR", "WANDB_CONFIG_DIR"):
+            if mode == "offline":  # online, the user's own places may hold settings that count
+                os.environ.setdefault(variable, str(folder / "wandb" / ".cache"))
+        try:
+            import wandb
+        except ImportError:
+            raise ConfigurationError(
+                'tracker=wandb needs the package wandb: pip install "curvlab[wandb]", or record nothing with '
+                "tracker=none."
+            ) from None
+        self._wandb = wandb
+        (folder / "wandb").mkdir(parents=True, exist_ok=True)
+        self._run = wandb.init(
+            name=identity.name,
+            group=identity.group,
+            job_type=identity.job_type,
+            tags=list(identity.tags),
+            config=dict(identity.config),
+            mode=mode,
+            project=project,
+            entity=entity,
+            dir=str(folder),
+            settings=wandb.Settings(console="off", silent=True),
+        )
+
+    def log(self, metrics: Mapping[str, float], step: int | None = None) -> None:
+        """Record numbers, as a curve when they come with steps."""
+        self._run.log(dict(metrics), step=step)
+
+    def log_table(self, name: str, table: pd.DataFrame) -> None:
+        """Record a table under `name`."""
+        self._run.log({name: self._wandb.Table(dataframe=table.reset_index(drop=True))})
+
+    def log_figure(self, name: str, path: Path) -> None:
+        """Record an image under `name`."""
+        self._run.log({name: self._wandb.Image(str(path))})
+
+    def log_folder(self, name: str, folder: Path) -> None:
+        """Record all files of a result folder as one artifact."""
+        artifact = self._wandb.Artifact(re.sub(r"[^\w.-]", "-", name)[:128], type="result")
+        for path in sorted(folder.rglob("[!.]*")):  # add_dir would write to the terminal
+            if path.is_file():
+                artifact.add_file(str(path), name=path.relative_to(folder).as_posix())
+        self._run.log_artifact(artifact)
+
+    def finish(self, exit_code: int = 0) -> None:
+        """Close the run; anything but 0 marks it as failed."""
+        self._run.finish(exit_code=exit_code)
+
+
+def start_tracker(settings: DictConfig, identity: RunIdentity) -> Tracker:
+    """Return the tracker that `tracker=NAME` chose.
+
+    Args:
+        settings: the config's `tracker`: `name`, and for wandb `mode`, `project`, `entity` and `folder`.
+        identity: name, group, tags and config of the run.
+    """
+    if settings.name == "none":
+        return NoTracker()
+    if settings.name == "wandb":
+        return WandbTracker(
+            identity,
+            mode=settings.mode,
+            project=settings.project,
+            entity=settings.entity,
+            folder=settings.folder,
+        )
+    raise ConfigurationError(f"unknown tracker {settings.name!r}; use tracker=wandb or tracker=none.")

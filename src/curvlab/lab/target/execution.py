@@ -1,0 +1,88 @@
+"""Compute, judge, draw: each reads what the one before wrote, so that the last two can be had alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from omegaconf import DictConfig
+
+from curvlab.lab import runs
+from curvlab.lab.reporting import load_claim_sheet, save_claims
+from curvlab.lab.reporting.plots import write_png
+from curvlab.lab.runs.over_ranks import is_first
+from curvlab.lab.runs.provenance import read_commit
+from curvlab.lab.runs.record import read_record, sign
+from curvlab.lab.target.declaration import Target
+from curvlab.lab.target.settings import settings_beside_the_paper
+
+
+@dataclass(frozen=True)
+class Computed(Mapping[str, pd.DataFrame]):
+    """What a target's `compute` left in its result folder: all that judging and drawing may read.
+
+    A mapping of tables by name: `computed["summary"]` is summary.csv.
+
+    Attributes:
+        folder: where the tables lie, and what images go with them.
+        config: the resolved config, as run.json has it.
+    """
+
+    folder: Path
+    config: dict[str, Any]
+
+    @classmethod
+    def of(cls, folder: Path) -> Computed:
+        """Read a result folder; a ValueError says what is missing."""
+        return cls(folder, read_record(folder).get("config", {}))
+
+    def __getitem__(self, name: str) -> pd.DataFrame:
+        try:
+            return pd.read_csv(self.folder / f"{name}.csv")
+        except FileNotFoundError:
+            raise KeyError(f"{self.folder.as_posix()} has no {name}.csv, only: {', '.join(self)}") from None
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(sorted(path.stem for path in self.folder.glob("*.csv")))
+
+    def __len__(self) -> int:
+        return len(list(iter(self)))
+
+
+def run_target(target: Target, cfg: DictConfig) -> Path:
+    """Run a target as its config says; return the result folder."""
+    with runs.start(cfg, key=target.key, title=target.title) as run:
+        compute = target.load("compute")
+        tables = compute(run, cfg)
+        if not is_first():
+            return run.folder
+        with run.alone_in_folder():  # of two processes at once, each finishes what it began
+            for name, table in tables.items():
+                run.save_table(table, f"{name}.csv", digits=target.digits.get(name, 6))
+            run.save_record(settings_beside_the_paper(target, cfg, tables), compute=compute)
+            run.status.say("judging and drawing")
+            judge_target(target, run.folder)
+            draw_target(target, run.folder)
+            run.hand_to_tracker()
+    return run.folder
+
+
+def judge_target(target: Target, folder: Path) -> None:
+    """Write claims.json from the tables of a result folder."""
+    computed, results = Computed.of(folder), []
+    if target.claims_file is not None:
+        sheet = load_claim_sheet(target.claims_file)
+        results = target.load("judge")(computed, sheet)
+        sheet.check_all_judged(results)
+    save_claims(folder, results)
+    sign(folder, "judged", read_commit())
+
+
+def draw_target(target: Target, folder: Path) -> None:
+    """Draw the figures of a result folder from its tables."""
+    for name, figure in target.load("draw")(Computed.of(folder)).items():
+        write_png(figure, folder / name)
+    sign(folder, "drawn", read_commit())

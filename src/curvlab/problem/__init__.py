@@ -1,0 +1,27 @@
+"""Model, loss and data: opened, checked and moved, before anything is made of them."""
+
+from curvlab.problem.batches import Batches, Data
+from curvlab.problem.examples import Pairs, stack
+from curvlab.problem.freezing import freeze
+from curvlab.problem.function_loss import FunctionLoss
+from curvlab.problem.known_losses import Loss, output_loss
+from curvlab.problem.losses import OutputLoss
+from curvlab.problem.mean_gradient import mean_gradient
+from curvlab.problem.model_function import ModelFunction, NonFiniteOutputError
+from curvlab.problem.parameter_subset import only_parameters
+
+__all__ = [
+    "Batches",
+    "Data",
+    "FunctionLoss",
+    "Loss",
+    "ModelFunction",
+    "NonFiniteOutputError",
+    "OutputLoss",
+    "Pairs",
+    "freeze",
+    "mean_gradient",
+    "only_parameters",
+    "output_loss",
+    "stack",
+]

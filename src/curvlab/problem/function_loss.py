@@ -1,0 +1,248 @@
+"""Any loss of the user's own, a function of (outputs, targets): its derivatives by autograd."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable
+from functools import partial
+
+import torch
+from torch import Tensor
+from torch.func import grad, vjp, vmap
+
+from curvlab.problem.batch import Batch, take
+from curvlab.problem.losses import OutputLoss
+from curvlab.problem.model_function import ModelFunction, check_finite
+
+_EXAMPLES_TRIED = 16
+
+# (outputs, targets) -> (), the mean over the examples of a batch.
+LossFunction = Callable[[Tensor, Tensor], Tensor]
+# (outputs, given targets, generator) -> targets drawn from the model's own distribution, like the given ones.
+TargetSampler = Callable[[Tensor, Tensor, torch.Generator], Tensor]
+
+
+class FunctionLoss(OutputLoss):
+    """mean_n l(h_n, y_n), known only as a function that autograd can differentiate twice by the outputs.
+
+    S = ∇²l by a second reverse pass, block by block: examples do not meet in a mean. What the function must be is
+    tried on every batch (`check`): a sum over examples is refused, and so is a loss in which examples meet.
+
+    Args:
+        loss: (outputs, targets) -> (), a mean over examples: nn.HuberLoss(), a focal loss, ...
+        is_psd: whether S is positive semi-definite, that is, whether l is convex in the outputs. None: not known;
+            `GaussNewtonOperator.is_psd` then looks at the eigenvalues of S at all outputs of its data.
+        sample_targets: (outputs, targets, generator) -> targets drawn from the distribution p of which l is
+            -log p, up to a constant. Without it no Fisher matrix but the empirical one is defined: a function does
+            not say which distribution it comes from.
+
+    Cost of a product with S: two reverse passes of the function, nothing of the model; two calls for the check.
+    """
+
+    twice_backward = True
+
+    def __init__(
+        self, loss: LossFunction, *, is_psd: bool | None = None, sample_targets: TargetSampler | None = None
+    ) -> None:
+        if not callable(loss):
+            raise TypeError(f"a loss is a function of (outputs, targets), got {type(loss).__name__}")
+        reduction = getattr(loss, "reduction", "mean")
+        # PyTorch's nn.KLDivLoss names the mean over examples "batchmean"; its "mean" is one over all outputs.
+        if reduction not in ("mean", "batchmean"):
+            raise ValueError(
+                f"{_name(loss)} has reduction='{reduction}': pass a mean over examples, reduction='mean'"
+            )
+        self.loss = loss
+        self.reduction = "mean"
+        self._is_psd, self._sample = is_psd, sample_targets
+        self._tried = False
+        self._single: tuple[Tensor, Tensor] | None = None
+
+    def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return the mean over the examples, ()."""
+        return self.loss(outputs, targets)
+
+    @property
+    def is_psd(self) -> bool | None:
+        """As declared; None where it was not."""
+        return self._is_psd
+
+    def check(self, outputs: Tensor, targets: Tensor) -> None:
+        """Raise a ValueError unless the loss is a mean over examples, at these outputs.
+
+        By the loss of the batch against that of its examples one by one, at every batch: class weights, and
+        ignored targets, look like a plain mean where all examples of a batch are alike. The first time also by
+        gradients. An example alone is tried together with the one before it.
+        """
+        if len(outputs) != len(targets):
+            raise ValueError(f"there are {len(outputs)} outputs and {len(targets)} targets")
+        h = outputs.detach()
+        if not self._tried:
+            self.by_vmap = can_vmap(self.loss, h, targets)
+        if h.dtype not in (torch.float32, torch.float64):
+            h, targets = h.float(), targets.float() if targets.is_floating_point() else targets
+        if len(h) == 1:
+            h, targets = self._beside_the_last(h, targets)
+        whole, own = self._whole(h, targets), self.per_example(h, targets)
+        tolerance = max(1e-6, 1000 * torch.finfo(h.dtype).eps)
+        size = float(own.abs().mean()) + torch.finfo(h.dtype).tiny
+        if not bool(own.isfinite().all()):
+            rows = (~own.isfinite()).nonzero().flatten()[:5].tolist()
+            raise ValueError(
+                f"{_name(self.loss)} is not finite for some outputs and targets (rows {rows} of {len(h)}): look "
+                "for NaN in the targets, or for examples of which every target is ignored."
+            )
+        if abs(float(whole - own.sum())) <= tolerance * size * len(h) and size > 1e-30 and float(own.sum()) != 0:
+            raise ValueError(
+                f"{_name(self.loss)} is a sum over examples ({float(whole):.6g} for {len(h)}): return the mean, "
+                "e.g. losses.mean() instead of losses.sum()."
+            )
+        alike = abs(float(whole - own.mean())) <= tolerance * size
+        if not (alike and (self._tried or self._gradients_alike(h, targets, tolerance))):
+            raise ValueError(
+                f"{_name(self.loss)} is no mean over examples: {float(whole):.6g} for a batch of {len(h)}, and "
+                f"{float(own.mean()):.6g} in the mean for each alone. Its examples meet (contrastive losses, "
+                "statistics of the batch, a mean over predictions of which examples have different numbers), or "
+                "it is scaled by their number: return losses.mean() with one loss for each example, from its own "
+                "outputs alone. Sums over predictions and class weights: nn.CrossEntropyLoss has them."
+            )
+        self._tried = self._tried or bool(own.any())
+
+    def _beside_the_last(self, h: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """Return an example with the single one before it, or twice where there is none like it: a sum shows."""
+        one, last = (h, targets), self._single
+        self._single = one
+        kinds = [[(t.shape, t.dtype, t.device) for t in pair] for pair in (one, last or one)]
+        first, second = last if last is not None and kinds[0] == kinds[1] else one, one
+        return torch.cat([first[0], second[0]]), torch.cat([first[1], second[1]])
+
+    def _gradients_alike(self, h: Tensor, targets: Tensor, tolerance: float) -> bool:
+        with torch.enable_grad():
+            gradient = grad(lambda outputs: self._whole(outputs, targets))(h) * len(h)
+            expected = grad(lambda outputs: self.per_example(outputs, targets).sum())(h)
+        scale = float(expected.norm()) + torch.finfo(h.dtype).tiny
+        return float((gradient - expected).norm()) <= tolerance * scale
+
+    def counts(self, targets: Tensor) -> Tensor:
+        """Return one for each example, (N,)."""
+        return torch.ones(len(targets), device=targets.device)
+
+    def per_example(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return the loss of each example alone, (N,)."""
+        return single_losses(self.loss, outputs, targets)
+
+    def total(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return the sum over the examples, by one call: the mean times their number."""
+        return self._whole(outputs, targets) * len(outputs)
+
+    def gradient(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return the derivative of the sum by the outputs, by autograd."""
+        found: Tensor = grad(lambda h: self.total(h, targets))(outputs)
+        return found
+
+    def hessian_product(self, outputs: Tensor, targets: Tensor, tangents: Tensor) -> Tensor:
+        """Return S t by a second reverse pass: S is symmetric, and its blocks are those of single examples."""
+        product = vjp(grad(partial(self.total, targets=targets)), outputs)[1]
+        if tangents.ndim == outputs.ndim:
+            alone: Tensor = product(tangents)[0]
+            return alone
+
+        def column(tangent: Tensor) -> Tensor:
+            found: Tensor = product(tangent)[0]
+            return found
+
+        together: Tensor = vmap(column)(tangents)
+        return together
+
+    def sample_targets(self, outputs: Tensor, targets: Tensor, generator: torch.Generator) -> Tensor:
+        """Draw targets by the user's function."""
+        if self._sample is None:
+            raise TypeError(
+                f"no Fisher matrix is defined for {_name(self.loss)}: it takes labels drawn from the model's own "
+                "distribution, which the function does not say. Use GaussNewtonOperator, kind='empirical', or "
+                "FunctionLoss(loss, sample_targets=...) where the loss is -log p of a distribution p."
+            )
+        return self._sample(outputs, targets, generator)
+
+    def sampled_gradient(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return the ordinary gradient: the loss is -log p up to a constant."""
+        return self.gradient(outputs, targets)
+
+    def _whole(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        value = self.loss(outputs, targets)
+        if not isinstance(value, Tensor) or value.ndim != 0:
+            got = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+            raise ValueError(
+                f"{_name(self.loss)} returns {got} for a batch: return one number, the mean over its examples, "
+                "e.g. losses.mean()."
+            )
+        return value
+
+
+def single_losses(loss: LossFunction, outputs: Tensor, targets: Tensor) -> Tensor:
+    """Return the loss of each example alone, (N,): together through `vmap`, or one by one where that cannot be.
+
+    `vmap` refuses functions that branch on values (F.gaussian_nll_loss checks its variances).
+    """
+    try:
+        return _together(loss, outputs, targets)
+    except RuntimeError as error:
+        if "vmap" not in str(error):
+            raise
+        return torch.stack([loss(h[None], y[None]) for h, y in zip(outputs, targets, strict=True)])
+
+
+def can_vmap(loss: LossFunction, outputs: Tensor, targets: Tensor) -> bool:
+    """Return whether `vmap` takes the function, tried on one example."""
+    try:
+        _together(loss, outputs[:1].detach(), targets[:1])
+    except RuntimeError as error:
+        if "vmap" not in str(error):
+            raise
+        return False
+    return True
+
+
+def _together(loss: LossFunction, outputs: Tensor, targets: Tensor) -> Tensor:
+    losses: Tensor = vmap(lambda output, target: loss(output[None], target[None]))(outputs, targets)
+    return losses
+
+
+@torch.inference_mode(False)
+@torch.no_grad()
+def try_on_first_examples(loss: OutputLoss, function: ModelFunction, batches: Iterable[Batch]) -> None:
+    """Refuse now what is no mean over examples: later the matrix would be wrong without a word.
+
+    Cost: a forward of a few examples.
+    """
+    inputs, targets = next(iter(batches))
+    few = slice(0, _EXAMPLES_TRIED)
+    outputs = function(function.parameters, take(inputs, few))
+    check_finite(outputs)
+    loss.check(outputs, targets[few])
+
+
+@torch.inference_mode(False)
+@torch.no_grad()
+def warn_if_linear(loss: FunctionLoss, function: ModelFunction, batches: Iterable[Batch]) -> None:
+    """Warn where S = ∇²l is exactly zero at the first examples: of nn.NLLLoss and nn.L1Loss it is everywhere.
+
+    The Gauss-Newton matrix is then zero, and (G + damping I)⁻¹ b only b / damping. Along one direction, in which
+    every output has another weight, so that nothing cancels but by chance. Cost: a forward of a few examples.
+    """
+    inputs, targets = next(iter(batches))
+    few = slice(0, _EXAMPLES_TRIED)
+    outputs = function(function.parameters, take(inputs, few))
+    weights = torch.linspace(1, 2, outputs.numel(), device=outputs.device).sqrt().view_as(outputs)
+    if not bool(loss.hessian_product(outputs, targets[few], weights.to(outputs.dtype)).any()):
+        warnings.warn(
+            f"{_name(loss.loss)} is linear in the outputs at the first {len(outputs)} examples: its Gauss-Newton "
+            "matrix is zero there, and (G + damping I)⁻¹ b only b / damping. nn.NLLLoss: let the model end "
+            "at its logits, and pass nn.CrossEntropyLoss(). nn.L1Loss: nn.HuberLoss() and nn.SmoothL1Loss() are "
+            "curved near zero. HessianOperator takes the loss as it is.",
+            stacklevel=3,
+        )
+
+
+def _name(loss: LossFunction) -> str:
+    return getattr(loss, "__name__", type(loss).__name__)

@@ -1,0 +1,231 @@
+"""A model as a function of its trainable parameters, h(x; theta), and the checks that make it a function."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from itertools import accumulate
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.modules.conv import _ConvNd
+
+from curvlab.problem.batch import Inputs, take, without_graph
+from curvlab.problem.function_check import check_mode, deterministic, without_padding
+
+
+class NonFiniteOutputError(ValueError):
+    """The model's outputs contain NaN or infinity."""
+
+
+@dataclass(frozen=True)
+class HeadInput:
+    """What the last layer of a causal language model computes from: logits = hidden weightᵀ + bias.
+
+    Attributes:
+        hidden: (N, T, D).
+        weight: (V, D); often the table of embeddings itself.
+        bias: (V,), or None.
+    """
+
+    hidden: Tensor
+    weight: Tensor
+    bias: Tensor | None
+
+
+class _HeadReachedError(Exception):
+    """Ends a forward at the last layer; no error."""
+
+    def __init__(self, head_input: HeadInput) -> None:
+        super().__init__("the last layer was reached")
+        self.head_input = head_input
+
+
+class ModelFunction:
+    """h(x; theta): outputs of `model` with its trainable parameters replaced by the given tensors.
+
+    Parameters are those of `model.named_parameters()` that require gradients, in that order; tied weights
+    appear once and are replaced everywhere. The model itself is never changed: no gradients are left in it,
+    and its mode must already be `eval()` where that matters. During a call nn.Embedding ignores its padding_idx:
+    that makes reverse mode drop the padding row's derivative, which forward mode keeps.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        named = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
+        if not named:
+            raise ValueError("no parameter of the model requires gradients: there is nothing to differentiate by")
+        self.model = model
+        self.names = tuple(name for name, _ in named)
+        self._shapes = tuple(parameter.shape for _, parameter in named)
+        dtypes = {parameter.dtype for _, parameter in named}
+        devices = {parameter.device for _, parameter in named}
+        if len(dtypes) > 1 or len(devices) > 1:
+            raise ValueError(
+                f"trainable parameters must share one dtype and one device, got {sorted(map(str, dtypes))} "
+                f"on {sorted(map(str, devices))}: convert the model with model.to(...)."
+            )
+        self.dtype = dtypes.pop()
+        self.device = devices.pop()
+        self.has_convolution = any(isinstance(module, _ConvNd) for module in model.modules())
+        self.num_parameters = sum(shape.numel() for shape in self._shapes)
+        self._keywords = {"use_cache": False} if _has_cache(model) else {}
+        self._has_head: bool | None = None
+
+    @property
+    def live_parameters(self) -> tuple[nn.Parameter, ...]:
+        """The model's own parameter objects, looked up by name: they may be replaced, not change in shape."""
+        found = []
+        for name, shape in zip(self.names, self._shapes, strict=True):
+            try:
+                parameter = self.model.get_parameter(name)
+            except AttributeError as error:
+                raise ValueError(
+                    f"the model has no parameter '{name}' any more: build the operator anew"
+                ) from error
+            if (parameter.shape, parameter.dtype, parameter.device) != (shape, self.dtype, self.device):
+                raise ValueError(
+                    f"parameter '{name}' was {tuple(shape)} {self.dtype} on {self.device} and is now "
+                    f"{tuple(parameter.shape)} {parameter.dtype} on {parameter.device}: build the operator after "
+                    "the model is converted."
+                )
+            found.append(parameter)
+        return tuple(found)
+
+    @property
+    def slices(self) -> tuple[slice, ...]:
+        """Each parameter's place in the flat vector."""
+        ends = tuple(accumulate(shape.numel() for shape in self._shapes))
+        return tuple(slice(start, end) for start, end in zip((0, *ends), ends, strict=False))
+
+    @property
+    def parameters(self) -> tuple[Tensor, ...]:
+        """The current values, detached: theta changes when the model is trained further."""
+        return tuple(without_graph(parameter) for parameter in self.live_parameters)
+
+    def __call__(self, parameters: Sequence[Tensor], inputs: Inputs, *, fused: bool = False) -> Tensor:
+        """Return h(x; parameters): logits (N, C), (N, T, V) or predictions. Cost: one forward.
+
+        Args:
+            parameters: the values.
+            inputs: of a batch.
+            fused: let attention run by the model's own kernels: they hold less, and have no forward mode.
+        """
+        return _logits(self._run(parameters, inputs, fused=fused))
+
+    @torch.no_grad()
+    def own_loss(self, batch: Mapping[str, Tensor]) -> float | None:
+        """Return `model(**batch).loss` for a batch that holds its labels; None where the model computes none."""
+        loss = getattr(self._run(self.parameters, batch, fused=False), "loss", None)
+        return float(loss) if isinstance(loss, Tensor) and loss.numel() == 1 else None
+
+    def has_linear_head(self, inputs: Inputs) -> bool:
+        """Return whether the logits are a last linear layer's outputs, unchanged; tried once, on two tokens.
+
+        True for OPT, GPT-2, Llama and Mistral. False for models that cap or scale their logits (Gemma 2, Cohere),
+        and for those that do not name their last layer by Hugging Face's `get_output_embeddings`.
+        """
+        if self._has_head is None:
+            values = list(inputs.values()) if isinstance(inputs, Mapping) else [inputs]
+            self._has_head = _head(self.model) is not None and all(v.ndim == 2 for v in values)
+            if self._has_head:
+                with torch.no_grad():
+                    two_tokens = take(inputs, (slice(0, 1), slice(0, 2)))
+                    head = self.head_input(self.parameters, two_tokens)
+                    logits = nn.functional.linear(head.hidden, head.weight, head.bias)
+                    self._has_head = torch.equal(logits, self(self.parameters, two_tokens))
+        return self._has_head
+
+    @property
+    def trains_head(self) -> bool:
+        """Whether the last layer's weight is trained, be it a parameter of its own or tied to another."""
+        layer = _head(self.model)
+        # Not by requires_grad: the parameters are those that required gradients when this function was made.
+        return layer is not None and any(layer.weight is parameter for parameter in self.live_parameters)
+
+    def head_input(self, parameters: Sequence[Tensor], inputs: Inputs, *, fused: bool = False) -> HeadInput:
+        """Return what the last layer reads, without computing any logits; where `has_linear_head`.
+
+        `fused` as in a call.
+        """
+        layer = _head(self.model)
+        if layer is None:
+            raise TypeError(f"{type(self.model).__name__} has no last linear layer: ask has_linear_head first")
+
+        def stop(module: nn.Module, arguments: tuple[Tensor, ...]) -> None:
+            # Read while the given parameters are in their places, also in those that are tied together.
+            raise _HeadReachedError(HeadInput(arguments[0], layer.weight, layer.bias))
+
+        hook = layer.register_forward_pre_hook(stop)
+        try:
+            reached = self._run(parameters, inputs, fused=fused)
+        finally:
+            hook.remove()
+        if not isinstance(reached, HeadInput):
+            raise ValueError(f"the model's last layer ({type(layer).__name__}) is not used by its forward")
+        return reached
+
+    def _run(self, parameters: Sequence[Tensor], inputs: Inputs, *, fused: bool) -> object:
+        self.check_mode()
+        with (
+            nullcontext() if fused else plain_attention(),
+            without_padding(self.model),
+            deterministic(self.model, self.device) as buffers,
+        ):
+            replaced = {**dict(zip(self.names, parameters, strict=True)), **buffers}
+            positional: tuple[Inputs, ...] = () if isinstance(inputs, Mapping) else (inputs,)
+            named = {**self._keywords, **inputs} if isinstance(inputs, Mapping) else dict(self._keywords)
+            try:
+                return functional_call(self.model, replaced, positional, named)
+            except _HeadReachedError as end:
+                return end.head_input
+
+    def check_mode(self) -> None:
+        """Raise a ValueError if outputs would depend on the other examples of a batch, or on chance."""
+        check_mode(self.model)
+
+
+@contextmanager
+def plain_attention() -> Iterator[None]:
+    """Let attention run by plain kernels: fused ones have no forward-mode and no second derivative."""
+    enabled = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        with sdpa_kernel(SDPBackend.MATH):
+            yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(enabled)
+
+
+def check_finite(outputs: Tensor) -> None:
+    """Raise NonFiniteOutputError if `outputs` contain NaN or infinity."""
+    if not torch.isfinite(outputs).all():
+        rows = (~torch.isfinite(outputs)).reshape(outputs.shape[0], -1).any(1).nonzero().flatten()[:5].tolist()
+        raise NonFiniteOutputError(
+            f"the model's outputs contain NaN or infinity (rows {rows} of a batch of {outputs.shape[0]}): "
+            "check those inputs for NaN, and the parameters (a diverged training run leaves NaN weights)."
+        )
+
+
+def _logits(outputs: object) -> Tensor:
+    logits = outputs if isinstance(outputs, Tensor) else getattr(outputs, "logits", None)
+    if not isinstance(logits, Tensor):
+        raise TypeError(
+            f"the model returns {type(outputs).__name__}, neither a tensor nor an object with .logits: wrap it "
+            "in a module whose forward returns the outputs that the loss takes."
+        )
+    return logits
+
+
+def _head(model: nn.Module) -> nn.Linear | None:
+    get_head = getattr(model, "get_output_embeddings", None)
+    head = get_head() if callable(get_head) else None
+    # Exactly nn.Linear: quantised and sharded ones have other products.
+    return head if type(head) is nn.Linear else None
+
+
+def _has_cache(model: nn.Module) -> bool:
+    # Hugging Face language models return key-value caches by default: memory that nobody here reads.
+    return hasattr(getattr(model, "config", None), "use_cache")

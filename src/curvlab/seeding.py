@@ -1,0 +1,25 @@
+"""The global random state, seeded from a generator and put back, for code of others that takes none."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+
+@contextmanager
+def seeded_by(generator: torch.Generator, device: torch.device | str = "cpu") -> Iterator[None]:
+    """Seed the global random state of the CPU and `device` from one draw, and put it back at the end.
+
+    For code of others that draws from the global state and takes no generator: initialisation, dropout.
+    """
+    seed = int(torch.randint(2**62, (), generator=generator, device=generator.device))
+    device = torch.device(device)
+    devices = [device] if device.type == "cuda" else []
+    with torch.random.fork_rng(devices=devices):
+        torch.default_generator.manual_seed(seed)  # torch.manual_seed would reseed every GPU as well
+        if devices:
+            with torch.cuda.device(device):
+                torch.cuda.manual_seed(seed)
+        yield

@@ -1,0 +1,139 @@
+"""Penn Treebank, documentation of packages, text from the hub's layout: what is read, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from curvlab.lab.data import DataNotFoundError, load_documentation, load_hub_text, load_penn_treebank
+from curvlab.lab.data.penn_treebank import like_penn_treebank
+
+
+@pytest.fixture
+def treebank(tmp_path: Path) -> Path:
+    folder = tmp_path / "ptb"
+    folder.mkdir()
+    (folder / "ptb.train.txt").write_text(" mr. <unk> is chairman of n.v. \n\n rates fell N N \n the end \n")
+    (folder / "ptb.test.txt").write_text(" no it was n't black monday \n")
+    return tmp_path
+
+
+def test_penn_treebank_is_read_line_by_line(treebank: Path) -> None:
+    corpus = load_penn_treebank(treebank)
+    assert corpus.name == "ptb"
+    assert corpus.train == ("mr. <unk> is chairman of n.v.", "rates fell N N", "the end")
+    assert corpus.test == ("no it was n't black monday",)
+    fewer = load_penn_treebank(treebank, num_train=2)
+    assert fewer.train == corpus.train[:2]
+    assert fewer.checksum != corpus.checksum
+    assert load_penn_treebank(treebank).checksum == corpus.checksum
+
+
+def test_errors_of_the_treebank(treebank: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"num_train=4, but data=ptb has 3 examples"):
+        load_penn_treebank(treebank, num_train=4)
+    with pytest.raises(DataNotFoundError, match=r"data=ptb is not there: .*cannot be downloaded freely"):
+        load_penn_treebank(tmp_path / "elsewhere")
+    (treebank / "ptb" / "ptb.test.txt").write_text("\n")
+    with pytest.raises(ValueError, match=r"is damaged \(no lines\)"):
+        load_penn_treebank(treebank)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("In 1969, Neil Armstrong walked on the Moon.", "in N neil armstrong walked on the moon"),
+        ("It stretches over 21,000 kilometers.", "it stretches over N kilometers"),
+        (
+            "Leonardo’s early 16th-century painting, “Mona Lisa”",
+            "leonardo 's early 16th-century painting mona lisa",
+        ),
+        ("They don't; we'll see.", "they do n't we 'll see"),
+        ("Mr. Smith of the U.S. paid $5.50 for A&P.", "mr. smith of the u.s. paid $ N for a&p"),
+        ("the 46th president", "the 46th president"),
+        ("already in the form N N 's", "already in the form N N 's"),
+    ],
+)
+def test_other_text_is_brought_into_the_form_of_the_treebank(text: str, expected: str) -> None:
+    assert like_penn_treebank(text) == expected
+
+
+@pytest.mark.data
+def test_the_real_treebank_has_that_form_already(data_root) -> None:
+    """What `like_penn_treebank` does to the treebank's own lines is (almost) nothing."""
+    lines = load_penn_treebank(data_root("ptb"), num_train=2000, num_test=1).train
+    assert len(load_penn_treebank(data_root("ptb")).train) == 42068
+    plain = [line for line in lines if "<" not in line and "\\" not in line and "#" not in line]
+    same = sum(like_penn_treebank(line) == line for line in plain)
+    assert same > 0.9 * len(plain)
+
+
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    folder = tmp_path / "toydocs"
+    (folder / "tests").mkdir(parents=True)
+    paragraphs = [
+        f"Paragraph number {word} says nothing much but says it in ten words." for word in "abcdefghijkl"
+    ]
+    (folder / "__init__.py").write_text('"""' + "\n\n".join(paragraphs) + '"""\n')
+    (folder / "code.py").write_text(
+        '"""Too short."""\n\n'
+        "def f(x):\n"
+        '    """Return the :class:`~toy.Thing` of ``x``, once more in ten words or more of text.\n\n'
+        "    Parameters\n    ----------\n    x : int, that is one two three four five six seven eight.\n\n"
+        "    >>> f(1) shows how one two three four five six seven eight nine.\n\n"
+        f'    {paragraphs[0]}\n    """\n'
+    )
+    (folder / "broken.py").write_text("def (:\n")
+    (folder / "tests" / "test_it.py").write_text(
+        '"""' + "Not read at all, since tests are no text to learn from, are they." + '"""'
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return "toydocs"
+
+
+def test_documentation_is_the_prose_of_docstrings(package: str) -> None:
+    corpus = load_documentation(package=package)
+    texts = [*corpus.train, *corpus.test]
+    assert len(texts) == 13 == len(set(texts))
+    assert corpus.test == ("Paragraph number j says nothing much but says it in ten words.",)  # every tenth
+    assert "Return the toy.Thing of x, once more in ten words or more of text." in corpus.train
+    assert not any(">>>" in text or "---" in text or "Not read" in text for text in texts)
+    few = load_documentation(package=package, num_train=3, num_test=1)
+    assert few.train == corpus.train[:3]
+    assert package in corpus.name
+
+
+def test_documentation_of_a_real_package_is_english_and_reproducible() -> None:
+    corpus = load_documentation(num_train=50, num_test=5)
+    assert len(corpus.train) == 50
+    assert corpus.checksum == load_documentation(num_train=50, num_test=5).checksum
+    assert sum(" the " in text for text in corpus.train) > 20
+    assert "sklearn" in sys.modules or corpus.name.startswith("documentation of sklearn")
+
+
+def test_documentation_of_what_is_not_installed_is_refused() -> None:
+    with pytest.raises(ValueError, match="'not_a_package' is not installed"):
+        load_documentation(package="not_a_package")
+
+
+def test_text_of_the_hub_is_read_as_a_stream(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("datasets")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    folder = tmp_path / "owt"
+    folder.mkdir()
+    rows = [json.dumps({"text": f"document {i}"}) for i in range(10)]
+    (folder / "part.jsonl").write_text("\n".join(rows) + "\n")
+    corpus = load_hub_text(name=str(folder), num_train=3, num_test=2)
+    assert corpus.name == "owt"
+    assert corpus.test == ("document 0", "document 1")
+    assert corpus.train == ("document 2", "document 3", "document 4")
+    with pytest.raises(ValueError, match="has no column 'body'"):
+        load_hub_text(name=str(folder), column="body", num_train=3, num_test=2)
+    with pytest.raises(ValueError, match=r"num_train=9, but data=owt has 8 examples"):
+        load_hub_text(name=str(folder), num_train=9, num_test=2)
+    with pytest.raises(DataNotFoundError, match=r"data=nothing is not there: .*Reading it from the hub failed"):
+        load_hub_text(name=str(tmp_path / "nothing"), num_train=1, num_test=1)

@@ -1,0 +1,151 @@
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+import torch
+
+from curvlab.lab.models import (
+    MLP,
+    VGG13,
+    AlexNet,
+    ConvNet,
+    LeNet5,
+    ResNet20,
+    resnet18,
+    resnet20_group_norm,
+    resnet50,
+)
+
+
+def num_parameters(model: torch.nn.Module) -> int:
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+@pytest.mark.parametrize(
+    ("factory", "input_shape", "num_outputs", "expected"),
+    [
+        (MLP, (30,), 1, (30 + 1) * 128 + (128 + 1) * 128 + 128 + 1),
+        (MLP, (1, 8, 8), 10, 65 * 128 + 129 * 128 + 129 * 10),
+        (ConvNet, (1, 8, 8), 10, 9 * 8 + 8 + 9 * 8 * 16 + 16 + 257 * 10),
+        (LeNet5, (1, 28, 28), 10, 61_706),  # the number usually quoted
+        (LeNet5, (3, 32, 32), 100, 61_706 + 2 * 150 + 90 * 85),
+        (LeNet5, (1, 16, 16), 10, 61_706 - (400 - 64) * 120),
+        (LeNet5, (1, 20, 17), 10, 61_706 - (400 - 96) * 120),
+        (ResNet20, (3, 32, 32), 10, 269_722),
+        (ResNet20, (1, 28, 28), 10, 269_722 - 2 * 9 * 16),
+        (resnet20_group_norm, (3, 32, 32), 10, 269_722),  # a scale and a shift for each channel, as BatchNorm
+        (VGG13, (3, 32, 32), 10, 9_404_992 + 5_130),  # configuration B less its linear layers, and one of 513 x 10
+        (VGG13, (1, 28, 28), 10, 9_404_992 - 2 * 9 * 64 + 5_130),
+        (partial(AlexNet, hidden_size=20), (3, 32, 32), 10, 2_251_584 + 4_097 * 20 + 21 * 30),
+        (resnet18, (3, 64, 64), 1000, 11_689_512),
+        (resnet50, (3, 64, 64), 1000, 25_557_032),
+        (partial(ResNet20, width=8), (3, 16, 16), 100, 71_020),
+        # without two blocks in each stage, of two convolutions and their BatchNorms
+        (partial(ResNet20, width=8, num_blocks=1), (3, 16, 16), 100, 71_020 - 4 * (9 * 1344 + 2 * 56)),
+        # less the first kernel's 7 x 7 - 3 x 3, and 900 classes of 513 and 2,049 numbers
+        (partial(resnet18, stem="cifar"), (3, 32, 32), 100, 11_689_512 - 40 * 192 - 900 * 513),
+        (partial(resnet50, stem="cifar"), (3, 32, 32), 100, 25_557_032 - 40 * 192 - 900 * 2049),
+    ],
+)
+def test_outputs_and_number_of_parameters(factory, input_shape, num_outputs: int, expected: int) -> None:
+    model = factory(input_shape=input_shape, num_outputs=num_outputs).eval()
+    inputs = torch.randn(3, *input_shape, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        outputs = model(inputs)
+        alone = model(inputs[1:2])
+    assert outputs.shape == (3, num_outputs)
+    torch.testing.assert_close(outputs[1:2], alone, rtol=1e-3, atol=1e-4)
+    assert num_parameters(model) == expected
+
+
+def test_mlp_settings() -> None:
+    linear = MLP((4,), 2, hidden_sizes=[])
+    weight, bias = linear.parameters()
+    inputs = torch.randn(5, 4)
+    torch.testing.assert_close(linear(inputs), inputs @ weight.T + bias)
+    tanh = MLP((4,), 2, hidden_sizes=[3], activation="tanh")
+    w1, b1, w2, b2 = tanh.parameters()
+    torch.testing.assert_close(tanh(inputs), torch.tanh(inputs @ w1.T + b1) @ w2.T + b2)
+    with pytest.raises(ValueError, match="unknown activation 'swish': choose one of relu, tanh, gelu, sigmoid"):
+        MLP((4,), 2, activation="swish")
+    with pytest.raises(ValueError, match=r"hidden_sizes must be positive, got \[3, 0\]"):
+        MLP((4,), 2, hidden_sizes=[3, 0])
+
+
+@pytest.mark.parametrize(
+    ("factory", "input_shape", "text"),
+    [
+        (LeNet5, (1, 8, 8), r"LeNet5 needs images \(C, H, W\) with H, W >= 16, got input_shape=\(1, 8, 8\)"),
+        (ConvNet, (30,), r"ConvNet needs images .*Use model=mlp for tables"),
+        (ResNet20, (3, 4, 4), r"ResNet20 needs images .*>= 8"),
+        (resnet18, (1, 64, 64), r"resnet18 needs 3 channels"),
+    ],
+)
+def test_inputs_that_do_not_fit_are_refused(factory, input_shape, text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        factory(input_shape=input_shape, num_outputs=10)
+
+
+def test_torchvision_weights_are_checked_before_any_download() -> None:
+    with pytest.raises(
+        ValueError, match="unknown weights 'V7' for resnet18: choose one of IMAGENET1K_V1, or null"
+    ):
+        resnet18((3, 64, 64), 1000, weights="V7")
+    with pytest.raises(ValueError, match="are for 1000 classes, the data has 10: use data=imagenet"):
+        resnet50((3, 64, 64), 10, weights="IMAGENET1K_V1")
+
+
+def test_torchvision_weights_that_cannot_be_had(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*args, **kwargs):
+        raise ConnectionRefusedError("Connection refused")
+
+    monkeypatch.setattr(torch.hub, "download_url_to_file", refuse)
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path))
+    with pytest.raises(FileNotFoundError, match=r"IMAGENET1K_V1 are not in .* cache, .*Connection refused"):
+        resnet18((3, 64, 64), 1000, weights="IMAGENET1K_V1")
+
+
+def test_stem_and_width_are_checked() -> None:
+    with pytest.raises(ValueError, match="unknown stem 'tiny' for resnet18: choose imagenet or cifar"):
+        resnet18((3, 32, 32), 10, stem="tiny")
+    with pytest.raises(
+        ValueError, match=r"pretrained weights for the stem 'imagenet' only: set model.weights=null"
+    ):
+        resnet18((3, 32, 32), 1000, stem="cifar", weights="IMAGENET1K_V1")
+    with pytest.raises(ValueError, match="width must be even and at least 2, got 7"):
+        ResNet20((3, 32, 32), 10, width=7)
+    with pytest.raises(ValueError, match="num_blocks must be at least 1, got 0"):
+        ResNet20((3, 32, 32), 10, num_blocks=0)
+
+
+def test_the_cifar_stem_keeps_the_size() -> None:
+    model = resnet18((3, 32, 32), 10, stem="cifar").eval()
+    seen: list[torch.Size] = []
+    model.layer1.register_forward_hook(lambda module, inputs, outputs: seen.append(outputs.shape))
+    model(torch.zeros(1, 3, 32, 32))
+    assert seen == [(1, 64, 32, 32)]
+
+
+def test_resnet20_shortcut_subsamples_and_pads_with_zeros_on_both_sides() -> None:
+    block = ResNet20((3, 32, 32), 10).layer2[0]
+    inputs = torch.rand(2, 16, 8, 8)
+    with torch.no_grad():
+        block.bn2.weight.zero_()
+        block.bn2.bias.zero_()
+        outputs = block.eval()(inputs)
+    expected = torch.zeros(2, 32, 4, 4)
+    expected[:, 8:24] = inputs[:, :, ::2, ::2]
+    assert torch.equal(outputs, expected)
+
+
+def test_group_norm_outputs_do_not_depend_on_the_batch_in_training_either() -> None:
+    model = resnet20_group_norm((3, 16, 16), 10, width=4).train()
+    assert not [module for module in model.modules() if isinstance(module, torch.nn.BatchNorm2d)]
+    inputs = torch.randn(4, 3, 16, 16, generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(model(inputs)[1:2], model(inputs[1:2]), rtol=1e-4, atol=1e-5)
+
+
+def test_vgg13_refuses_large_images() -> None:
+    with pytest.raises(ValueError, match="at most 32 x 32, got 64 x 64"):
+        VGG13((3, 64, 64), 10)

@@ -1,0 +1,231 @@
+import itertools
+import math
+import re
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from curvlab.lab.reporting import Claim, ClaimResult, Criterion, Interval, exact, judge, out_of_reach, t_interval
+from curvlab.lab.reporting.claims import VERDICTS, decide, describe
+
+
+def claim(**bounds: float | bool) -> Claim:
+    return Claim("c", "LiSSA agrees.", "Fig. 1", None, "Pearson", Criterion(**bounds))
+
+
+def between(low: float, high: float) -> Interval:
+    return Interval(low, high, "t 95 %, 3 seeds", 3)
+
+
+LOWER = {"at_least": 0.9, "direction_at_least": 0.0}
+UPPER = {"at_most": 0.1, "direction_at_most": 1.0}
+BOTH = {"at_least": 0.9, "at_most": 1.1, "direction_at_least": 0.5}
+
+
+@pytest.mark.parametrize(
+    ("bounds", "value", "low", "high", "verdict"),
+    [
+        (LOWER, 0.95, 0.9, 0.99, "reproduced"),  # bounds are inclusive
+        (LOWER, 0.95, 0.89, 0.99, "direction only"),  # the value alone is not enough
+        (LOWER, 0.95, 0.0, 0.99, "direction only"),
+        (LOWER, 0.95, -0.01, 0.99, "undecided"),
+        (LOWER, 0.5, -0.01, 0.6, "undecided"),  # not reproduced for certain, but perhaps in direction
+        (LOWER, 0.5, 0.4, 0.6, "direction only"),
+        (LOWER, -0.5, -0.6, -0.4, "not reproduced"),
+        ({"at_least": 0.9}, 0.5, 0.4, 0.6, "not reproduced"),  # no direction stated, none granted
+        ({"at_least": 0.9}, 0.95, 0.8, 1.1, "undecided"),
+        ({"at_least": 0.9}, 0.95, 0.5, 0.6, "undecided"),  # a bootstrap interval that misses its value
+        ({"at_least": 0.9, "at_most": 1.1}, 1.2, 0.8, 1.2, "undecided"),  # all three outside, but on both sides
+        (UPPER, 0.05, 0.01, 0.1, "reproduced"),
+        (UPPER, 0.05, 0.01, 0.2, "direction only"),
+        (UPPER, 0.05, 0.01, math.inf, "undecided"),
+        (UPPER, math.inf, 2.0, math.inf, "not reproduced"),
+        (BOTH, 1.0, 0.9, 1.1, "reproduced"),
+        (BOTH, 1.3, 1.2, 1.4, "direction only"),
+        (BOTH, 0.45, 0.4, 0.49, "not reproduced"),
+        (BOTH, 0.45, 0.4, 0.5, "undecided"),
+        (LOWER, 0.5, 0.95, 0.99, "direction only"),  # a bootstrap interval may miss its own value
+    ],
+)
+def test_verdict_rule(bounds: dict, value: float, low: float, high: float, verdict: str) -> None:
+    assert judge(claim(**bounds), value, between(low, high), if_not_reproduced="why").verdict == verdict
+
+
+def held(criterion: Criterion, x: float, *, direction: bool) -> bool:
+    low, high = criterion.at_least, criterion.at_most
+    if direction:
+        low, high = criterion.direction_at_least, criterion.direction_at_most
+        if low is None and high is None:
+            return False
+    return (low is None or low <= x) and (high is None or x <= high)
+
+
+def oracle(value: float, low: float, high: float, criterion: Criterion) -> str:
+    """The rule, point by point: ends lie on a grid of 1, bounds at halves, so steps of 1/4 see every change."""
+    points = np.arange(min(low, value), max(high, value) + 0.1, 0.25)
+    full = {held(criterion, x, direction=False) for x in points}
+    direction = {held(criterion, x, direction=True) for x in points}
+    if full == {True}:
+        return "reproduced"
+    if criterion.exact and low == value == high:
+        return "refuted"
+    if direction == {True}:
+        return "direction only"
+    return "not reproduced" if full == direction == {False} else "undecided"
+
+
+def criteria() -> list[Criterion]:
+    bounds = [None, -1.5, -0.5, 0.5, 1.5]
+    found = []
+    for at_least, at_most, low, high in itertools.product(bounds, repeat=4):
+        for is_exact in (False, True):
+            try:
+                found.append(Criterion(at_least, at_most, low, high, is_exact))
+            except ValueError:
+                continue
+    return found
+
+
+def test_rule_agrees_with_a_check_of_every_point() -> None:
+    found: Counter[str] = Counter()
+    for criterion in criteria():
+        for low, high in itertools.combinations_with_replacement(range(-3, 4), 2):
+            for value in {low, high, (low + high) // 2, 0}:
+                verdict = decide(value, between(low, high), criterion)
+                assert verdict == oracle(value, low, high, criterion), (value, low, high, criterion)
+                found[verdict] += 1
+    assert set(found) == set(VERDICTS) - {"out of reach"}
+
+
+def test_a_narrower_interval_never_turns_one_decision_into_another() -> None:
+    decided = {"reproduced", "not reproduced"}
+    for criterion in criteria():
+        for low, high in itertools.combinations(range(-3, 4), 2):
+            wide = decide(low, between(low, high), criterion)
+            narrow = decide(low, between(low, high - 0.5), criterion)
+            if wide in decided and not criterion.exact:
+                assert narrow == wide
+
+
+def test_moving_a_value_along_the_axis_meets_the_verdicts_in_order() -> None:
+    criterion = Criterion(**LOWER)
+    met = [decide(x, between(x - 0.1, x + 0.1), criterion) for x in np.linspace(-0.5, 1.5, 201)]
+    assert [verdict for verdict, _ in itertools.groupby(met)] == [
+        "not reproduced",
+        "undecided",
+        "direction only",
+        "reproduced",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("value", "interval"),
+    [
+        (math.nan, between(0.95, 0.99)),
+        (0.95, between(math.nan, 0.99)),
+        (0.95, between(0.95, math.nan)),
+        (0.95, between(math.nan, math.nan)),
+        (0.95, t_interval([0.94, 0.96])),  # two seeds
+        (-5.0, t_interval([-5.0, -5.0])),
+        (0.95, t_interval([0.95])),
+    ],
+)
+@pytest.mark.parametrize("bounds", [LOWER, UPPER, BOTH, {"at_least": -math.inf}, {"at_least": 0.9, "exact": True}])
+def test_no_number_or_too_few_seeds_decide_nothing(value: float, interval: Interval, bounds: dict) -> None:
+    result = judge(claim(**bounds), value, interval, if_not_reproduced="why")
+    assert result.verdict == "undecided"
+    assert re.search(r"(nothing is decided|seeds decide nothing)\. why$", result.explanation)
+
+
+@pytest.mark.parametrize("interval", [None, between(0.95, 0.99)])
+def test_missing_value_is_out_of_reach_with_its_reason(interval: Interval | None) -> None:
+    result = judge(claim(**LOWER), None, interval, if_not_reproduced="No point of this preset converges.")
+    assert result.verdict == "out of reach"
+    assert result.explanation == "Not measured. No point of this preset converges."
+    with pytest.raises(ValueError, match="'out of reach' and needs an explanation"):
+        ClaimResult(claim(**LOWER), None, interval, "out of reach")
+
+
+def test_one_exact_value_refutes_an_exact_statement() -> None:
+    statement = claim(at_most=1.0, exact=True)
+    refuted = judge(statement, 1.2, exact(1.2), if_not_reproduced="Counter-example: H = diag(1, -1).")
+    assert refuted.verdict == "refuted"
+    assert refuted.explanation == (
+        "Measured 1.2 (1.2 to 1.2); needed: at most 1, without exception. Counter-example: H = diag(1, -1)."
+    )
+    assert judge(statement, 1.0, exact(1.0), if_not_reproduced="-").verdict == "reproduced"
+    # a measurement with an error bar does not refute, and neither does one case a claim about what is typical
+    assert judge(statement, 1.2, between(1.1, 1.3), if_not_reproduced="-").verdict == "not reproduced"
+    assert judge(claim(at_most=1.0), 1.2, exact(1.2), if_not_reproduced="-").verdict == "not reproduced"
+
+
+def test_undecided_says_what_is_in_the_way() -> None:
+    text = describe(0.5, between(0.2, 1.2), Criterion(at_least=0.9))
+    assert text == "Measured 0.5 (0.2 to 1.2); needed: at least 0.9. The interval lies on both sides of a bound."
+
+
+def test_explanation_states_what_was_measured_and_why() -> None:
+    failed = judge(claim(at_least=0.9), 0.5, between(0.25, 0.75), if_not_reproduced="Batch noise: see laptop+B.")
+    assert failed.explanation == "Measured 0.5 (0.25 to 0.75); needed: at least 0.9. Batch noise: see laptop+B."
+    assert judge(claim(at_least=0.9), 1, between(1, 1), if_not_reproduced="why").explanation == ""
+
+
+def test_out_of_reach_keeps_the_reason() -> None:
+    result = out_of_reach(claim(**LOWER), "Needs ImageNet.")
+    assert (result.verdict, result.value, result.explanation) == ("out of reach", None, "Needs ImageNet.")
+
+
+def test_refuses_failure_without_explanation() -> None:
+    with pytest.raises(ValueError, match="needs an explanation: the reason, or the run"):
+        out_of_reach(claim(**LOWER), "  ")
+    # asked for before the verdict is known
+    with pytest.raises(ValueError, match="say in if_not_reproduced what explains a failure"):
+        judge(claim(**LOWER), 1.0, between(1, 1), if_not_reproduced="")
+
+
+def test_says_that_one_repetition_gives_no_interval() -> None:
+    result = judge(claim(**LOWER), 0.95, Interval(math.nan, math.nan, "1 point", 1), if_not_reproduced="Why.")
+    assert result.verdict == "undecided"
+    assert result.explanation == (
+        "Measured 0.95 (no interval: 1 point); needed: at least 0.9 (direction: at least 0). "
+        "Without numbers at both ends nothing is decided. Why."
+    )
+
+
+def test_refuses_value_without_interval() -> None:
+    with pytest.raises(ValueError, match=r"value without an interval; use t_interval"):
+        judge(claim(**LOWER), 1.0, None, if_not_reproduced="why")
+
+
+def test_refuses_verdict_that_does_not_follow() -> None:
+    with pytest.raises(ValueError, match="does not follow from its value and interval; let judge"):
+        ClaimResult(claim(**LOWER), 0.5, between(0.4, 0.6), "reproduced")
+    with pytest.raises(ValueError, match="'maybe' is not one of"):
+        ClaimResult(claim(**LOWER), 0.5, between(0.4, 0.6), "maybe", "why")
+
+
+@pytest.mark.parametrize(
+    ("bounds", "message"),
+    [
+        ({}, "without one nothing can fail|without a bound nothing can fail"),
+        ({"direction_at_least": 0.0}, "nothing can fail"),
+        ({"at_least": 2.0, "at_most": 1.0}, "at_least=2 is above at_most=1; swap them"),
+        ({"at_least": 0.5, "direction_at_least": 0.6}, "must be weaker than the full ones"),
+        ({"at_most": 0.5, "direction_at_most": 0.4}, "must be weaker than the full ones"),
+        ({"at_most": 0.5, "direction_at_least": 0.0}, "must be weaker than the full ones"),
+    ],
+)
+def test_refuses_meaningless_criterion(bounds: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Criterion(**bounds)
+
+
+def test_refuses_claim_that_cannot_be_checked() -> None:
+    with pytest.raises(ValueError, match="needs a source; a reader must be able to check it"):
+        Claim("c", "LiSSA agrees.", "", None, "Pearson", Criterion(at_least=0.9))
+
+
+def test_criterion_reads_as_text() -> None:
+    assert str(Criterion(**BOTH)) == "between 0.9 and 1.1 (direction: at least 0.5)"
+    assert str(Criterion(at_most=0.1)) == "at most 0.1"

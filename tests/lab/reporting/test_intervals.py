@@ -1,0 +1,96 @@
+import math
+
+import numpy as np
+import pytest
+
+from curvlab.lab.reporting import Interval, bootstrap_interval, exact, t_interval
+
+
+def test_t_interval_matches_the_table() -> None:
+    # t quantile 0.975 with 2 degrees of freedom is 4.302653 (any printed table); s = 1, n = 3
+    interval = t_interval([1.0, 2.0, 3.0])
+    assert interval.low == pytest.approx(2 - 4.302653 / math.sqrt(3), abs=1e-6)
+    assert interval.high == pytest.approx(2 + 4.302653 / math.sqrt(3), abs=1e-6)
+    assert (interval.kind, interval.num_samples) == ("t 95 %, 3 seeds", 3)
+
+
+def test_one_seed_gives_no_interval() -> None:
+    interval = t_interval([1.0])
+    assert math.isnan(interval.low)
+    assert math.isnan(interval.high)
+    assert interval.kind == "t 95 %, 1 seed"
+
+
+def test_bootstrap_of_the_mean_is_near_the_normal_interval() -> None:
+    values = np.random.default_rng(3).normal(5.0, 2.0, size=400)
+    interval = bootstrap_interval(values, np.mean, generator=np.random.default_rng(0))
+    half_width = 1.96 * values.std(ddof=1) / 20
+    assert interval.low == pytest.approx(values.mean() - half_width, abs=0.15 * half_width)
+    assert interval.high == pytest.approx(values.mean() + half_width, abs=0.15 * half_width)
+    assert interval.kind == "bootstrap 95 %, 400 points"
+
+
+def test_bootstrap_covers_the_truth() -> None:
+    # 200 intervals for the median of 40 normals: nominal 95 %; 4.5 standard deviations below is 88 %.
+    generator = np.random.default_rng(1)
+    hits = 0
+
+    def median(sample: np.ndarray) -> float:  # np.median checks so much that it takes most of the test's time
+        ordered = np.sort(sample)
+        return (ordered[19] + ordered[20]) / 2
+
+    for _ in range(200):
+        found = bootstrap_interval(generator.normal(size=40), median, num_resamples=300, generator=generator)
+        hits += found.low <= 0 <= found.high
+    assert 0.88 <= hits / 200 < 1
+
+
+def test_bootstrap_resamples_pairs_together() -> None:
+    x = np.random.default_rng(0).normal(size=50)
+    interval = bootstrap_interval(
+        (x, 2 * x), lambda a, b: np.corrcoef(a, b)[0, 1], num_resamples=50, generator=np.random.default_rng(0)
+    )
+    assert interval.low == pytest.approx(1.0)
+    assert interval.high == pytest.approx(1.0)
+
+
+def test_bootstrap_depends_on_its_generator_only() -> None:
+    values = np.random.default_rng(0).normal(size=30)
+    first, again = (
+        bootstrap_interval(values, np.mean, num_resamples=100, generator=np.random.default_rng(7))
+        for _ in range(2)
+    )
+    other = bootstrap_interval(values, np.mean, num_resamples=100, generator=np.random.default_rng(8))
+    assert first == again
+    assert first != other
+
+
+def test_bootstrap_of_equal_points_is_a_point() -> None:
+    interval = bootstrap_interval(np.ones(10), np.mean, num_resamples=50, generator=np.random.default_rng(0))
+    assert (interval.low, interval.high) == (1.0, 1.0)
+
+
+def test_nan_among_the_values_gives_nan_ends() -> None:
+    values = [1.0, 2.0, math.nan]
+    found = bootstrap_interval(values, np.mean, num_resamples=50, generator=np.random.default_rng(0))
+    assert math.isnan(found.low)
+    assert math.isnan(found.high)
+    assert math.isnan(t_interval(values).low)
+
+
+def test_exact_is_a_point() -> None:
+    assert exact(0.5) == Interval(0.5, 0.5, "deterministic", 1)
+
+
+def test_refuses_bad_input() -> None:
+    generator = np.random.default_rng(0)
+    with pytest.raises(ValueError, match="needs low <= high, got 2 and 1; swap them"):
+        Interval(2.0, 1.0, "t", 3)
+    with pytest.raises(ValueError, match="needs a kind that says how it was found"):
+        Interval(1.0, 2.0, " ", 3)
+    with pytest.raises(ValueError, match=r"need one length, got \[3, 2\]"):
+        bootstrap_interval(([1, 2, 3], [1, 2]), np.mean, generator=generator)
+    with pytest.raises(ValueError, match=r"vector of independent values, got shape \(2, 2\)"):
+        t_interval([[1, 2], [3, 4]])
+    with pytest.raises(ValueError, match=r"write 0\.95 for 95 %"):
+        t_interval([1, 2], confidence=95)

@@ -1,0 +1,105 @@
+"""A tiny checkout: the real conf/base.yaml, presets and trackers, and one toy target `toy/fig1`."""
+
+from __future__ import annotations
+
+import logging
+import runpy
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from curvlab.lab.runs import Entry
+
+SOURCE = Path(__file__).resolve().parents[3]
+
+CHOICES = """\
+# @package _global_
+defaults:
+  - /data: {data}
+  - /solver: cg
+num_train: {num_train}
+"""
+
+FILES = {
+    "conf/toy/fig1/target.yaml": """\
+# @package _global_
+# make toy-fig1
+defaults:
+  - /base
+  - /preset: embedded
+  - /toy/fig1: ${preset}
+  - _self_
+damping: 1.0
+""",
+    "conf/toy/fig1/smoke.yaml": CHOICES.format(data="digits", num_train=2),
+    "conf/toy/fig1/embedded.yaml": CHOICES.format(data="digits", num_train=5),
+    "conf/toy/fig1/laptop.yaml": CHOICES.format(data="mnist", num_train=25),
+    "conf/data/digits.yaml": "name: digits\nroot: ${oc.env:CURVLAB_DATA,data}\n",
+    "conf/data/mnist.yaml": "name: mnist\nroot: ${oc.env:CURVLAB_DATA,data}\n",
+    "conf/solver/cg.yaml": "_target_: builtins.dict\nrtol: 1.0e-3\nmax_steps: 10\n",
+    "conf/solver/lissa.yaml": "_target_: builtins.dict\nstep_size: 0.1\n",
+    "conf/model/mlp.yaml": "width: 3\n",
+    "experiments/toy/fig1.py": """\
+from pathlib import Path
+from curvlab.lab import runs
+
+
+def job(cfg):
+    print(cfg.preset, cfg.data.name, cfg.num_train, cfg.seed, list(cfg.command.overrides))
+
+
+if __name__ == "__main__":
+    runs.main(runs.Entry("toy/fig1/target", Path("conf").absolute(), "toy-fig1", "experiments.toy.fig1"), job)
+""",
+}
+
+
+@pytest.fixture
+def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working directory with the toy target; the process stands in it."""
+    root = tmp_path / "checkout"
+    for name, text in FILES.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    for part in ("preset", "tracker"):
+        shutil.copytree(SOURCE / "conf" / part, root / "conf" / part)
+    shutil.copy(SOURCE / "conf" / "base.yaml", root / "conf" / "base.yaml")
+    monkeypatch.chdir(root)
+    for variable in ("CURVLAB_DATA", "CURVLAB_STORE"):
+        monkeypatch.delenv(variable, raising=False)
+    return root
+
+
+@pytest.fixture
+def entry(checkout: Path) -> Entry:
+    """What the toy target's command line is about."""
+    return Entry("toy/fig1/target", checkout / "conf", "toy-fig1", "experiments.toy.fig1")
+
+
+@pytest.fixture
+def demo(
+    checkout: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> Iterator[Callable[..., subprocess.CompletedProcess[str]]]:
+    """Run experiments/toy/fig1.py ARGS as a main program, but inside this process, for speed."""
+    script = str(checkout / "experiments" / "toy" / "fig1.py")
+    root = logging.getLogger()
+    before = root.handlers[:], root.level  # Hydra sets up logging
+
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        monkeypatch.setattr(sys, "argv", [script, *arguments])
+        capfd.readouterr()
+        status = 0
+        try:
+            runpy.run_path(script, run_name="__main__")
+        except SystemExit as end:
+            status = int(end.code or 0)
+        printed = capfd.readouterr()
+        return subprocess.CompletedProcess(arguments, status, printed.out, printed.err)
+
+    yield run
+    root.handlers[:], root.level = before

@@ -1,0 +1,347 @@
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from PIL import Image
+
+from curvlab.lab import runs
+from curvlab.lab.runs.provenance import Commit
+from curvlab.lab.runs.tracking import NoTracker
+
+Demo = Callable[..., subprocess.CompletedProcess[str]]
+OFF = ("tracker=none", "preset=smoke")
+
+
+class Recorder(NoTracker):
+    """Remembers what it was told."""
+
+    def __init__(self) -> None:
+        self.calls: list[Any] = []
+
+    def log(self, metrics: Any, step: int | None = None) -> None:
+        self.calls.append(("log", metrics, step))
+
+    def log_table(self, name: str, table: pd.DataFrame) -> None:
+        self.calls.append(("table", name, len(table)))
+
+    def log_figure(self, name: str, path: Path) -> None:
+        self.calls.append(("figure", name, path.name))
+
+    def log_folder(self, name: str, folder: Path) -> None:
+        self.calls.append(("folder", name, sorted(path.name for path in folder.iterdir())))
+
+    def finish(self, exit_code: int = 0) -> None:
+        self.calls.append(("finish", exit_code))
+
+
+@pytest.fixture
+def recorder(monkeypatch: pytest.MonkeyPatch) -> Recorder:
+    recorder = Recorder()
+    monkeypatch.setattr("curvlab.lab.runs.run.start_tracker", lambda settings, identity: recorder)
+    return recorder
+
+
+def start(*overrides: str) -> Any:
+    entry = runs.Entry("toy/fig1/target", Path("conf").absolute(), "toy-fig1", "experiments.toy.fig1")
+    cfg = runs.load_config(entry, [*OFF, *overrides])
+    return runs.start(cfg, key="toy/fig1", title="a demonstration")
+
+
+def record_of(run: runs.Run) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads((run.folder / "run.json").read_text())
+    return content
+
+
+def test_a_run_leaves_a_complete_folder(
+    checkout: Path, recorder: Recorder, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with start() as run:
+        run.log({"loss": 1.0}, step=2)
+        run.save_table(pd.DataFrame({"x": [1 / 3]}))
+        run.save_image(np.full((2, 3), 7, dtype=np.uint8), "figure_pixels.png")
+        run.record_data("digits", "ab12")
+        run.note(reduced=["points"], seeds=[0, 1])
+        assert not (run.folder / "run.json").exists()
+        run.save_record([{"name": "points", "ours": 2, "paper": 25}])
+        run.hand_to_tracker()
+    folder = checkout / "results" / "toy" / "fig1" / "smoke"
+    names = ["figure_pixels.png", "run.json", "table.csv"]
+    assert sorted(path.name for path in folder.iterdir()) == names
+    np.testing.assert_array_equal(np.asarray(Image.open(folder / "figure_pixels.png")), np.full((2, 3), 7))
+    record = record_of(run)
+    assert (record["target"], record["title"], record["preset"]) == ("toy-fig1", "a demonstration", "smoke")
+    assert (record["reduced"], record["seeds"], record["data"]) == (["points"], [0, 1], {"digits": "ab12"})
+    assert record["settings"] == [{"name": "points", "ours": 2, "paper": 25}]
+    assert recorder.calls == [
+        ("log", {"loss": 1.0}, 2),
+        ("table", "table", 1),
+        ("figure", "figure_pixels", "figure_pixels.png"),
+        ("folder", "toy-fig1-smoke", names),
+        ("finish", 0),
+    ]
+    assert capsys.readouterr().out == "toy-fig1 (smoke): results/toy/fig1/smoke\n"
+
+
+def test_a_variation_has_its_own_folder(checkout: Path) -> None:
+    with start("damping=0.1", "progress=false") as run:
+        assert run.folder == Path("results/toy/fig1/smoke+damping=0.1")
+
+
+def test_failure_leaves_no_record_and_closes_the_tracker(checkout: Path, recorder: Recorder) -> None:
+    with start() as run:
+        run.save_table(pd.DataFrame({"x": [1.0]}))
+        run.save_record()
+    with pytest.raises(ZeroDivisionError), start() as run:  # noqa: PT012
+        run.save_table(pd.DataFrame({"x": [2.0]}))  # from here on the old record would be wrong
+        _ = 1 / 0
+    assert [path.name for path in run.folder.iterdir()] == ["table.csv"]
+    assert recorder.calls[-1] == ("finish", 1)
+
+
+def test_failure_before_any_result_keeps_the_old_one(checkout: Path, recorder: Recorder) -> None:
+    with start() as run:
+        run.save_table(pd.DataFrame({"x": [1.0]}))
+        run.save_record()
+    before = (run.folder / "run.json").read_bytes()
+    with pytest.raises(ZeroDivisionError), start() as run:
+        _ = 1 / 0
+    assert (run.folder / "run.json").read_bytes() == before
+
+
+def test_interrupt_says_that_the_command_resumes(
+    checkout: Path, recorder: Recorder, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(KeyboardInterrupt), start():
+        raise KeyboardInterrupt
+    assert "toy-fig1: interrupted; finished units are kept, the same command resumes" in capsys.readouterr().err
+    assert recorder.calls == [("finish", 1)]
+
+
+def test_table_has_so_many_digits_in_every_column(checkout: Path) -> None:
+    table = pd.DataFrame(
+        {"x": [1 / 3, 1e-10 / 3], "n": [1, 2], "mixed": ["a", 2 / 3], "single": np.float32([0.1, np.nan])},
+        index=[5, 7],
+    )
+    with start() as run:
+        path = run.save_table(table)
+        short = run.save_table(table, "short.csv", digits=2)
+    assert short.read_text() == "x,n,mixed,single\n0.33,1,a,0.1\n3.3e-11,2,0.67,\n"
+    assert path.read_text() == "x,n,mixed,single\n0.333333,1,a,0.1\n3.33333e-11,2,0.666667,\n"
+
+
+@pytest.mark.parametrize("name", ["run.json", "../table.csv", "a/b.csv", ""])
+def test_file_names_stay_in_the_folder(checkout: Path, name: str) -> None:
+    with start() as run, pytest.raises(ValueError, match="use a plain file name of the result folder"):
+        run.save_table(pd.DataFrame(), name)
+
+
+def draw(run: runs.Run, *names: str | int) -> torch.Tensor:
+    return torch.rand(4, generator=run.generator(*names))
+
+
+def test_generators_depend_on_seed_and_names_only(checkout: Path) -> None:
+    with start() as run, start("seed=1") as other:
+        torch.manual_seed(0)
+        before = torch.get_rng_state()
+        draws = [
+            draw(run, "train"),
+            draw(run, "test"),
+            draw(run, "train", 1),
+            draw(run, "train", "1"),
+            draw(other, "train"),
+        ]
+        assert torch.equal(draw(run, "train"), draws[0])
+        assert torch.equal(torch.get_rng_state(), before)
+    assert len({tuple(numbers.tolist()) for numbers in draws}) == len(draws)
+
+
+def test_units_are_reused_and_counted(checkout: Path) -> None:
+    def compute(run: runs.Run) -> dict[str, Any]:
+        run.add_matvecs(10)
+        return {"x": torch.ones(2)}
+
+    records = []
+    for _ in range(2):
+        with start() as run:
+            run.add_matvecs(3)
+            found = run.unit("toy/unit", {"k": 1}, lambda run=run: compute(run), version=1)
+            assert torch.equal(found["x"], torch.ones(2))
+            run.save_record()
+        records.append(record_of(run))
+    assert [record["store"] for record in records] == [{"hits": 0, "misses": 1}, {"hits": 1, "misses": 0}]
+    assert [record["num_matvecs"] for record in records] == [13, 13]
+    assert records[0]["unit_seconds"] == records[1]["unit_seconds"]
+    assert records[0]["units"] == records[1]["units"]
+
+
+def test_a_unit_needs_a_version_and_another_version_is_another_unit(checkout: Path) -> None:
+    with start() as run:
+        with pytest.raises(TypeError, match="version"):
+            run.unit("toy", {}, dict)  # type: ignore[call-arg]
+        for version in (1, 2, 1):
+            run.unit("toy", {}, dict, version=version)
+    assert (run.store.hits, run.store.misses) == (1, 2)
+
+
+def test_every_unit_keeps_the_commit_that_computed_it(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Units of two commits, assembled by a third: the record tells them apart.
+    runs_made = ((Commit("aaaa", True), 1), (Commit("bbbb", False), 3), (Commit("cccc", True), 3))
+    for commit, num_units in runs_made:
+        monkeypatch.setattr("curvlab.lab.runs.run.read_commit", lambda root, commit=commit: commit)
+        with start() as run:
+            for k in range(num_units):
+                run.unit("toy/unit", {"k": k}, lambda k=k: {"x": k}, version=4)
+            run.save_record()
+    record = record_of(run)
+    units = [(unit["commit"], unit["clean"], unit["count"], unit["version"]) for unit in record["units"]]
+    assert units == [("aaaa", True, 1, 4), ("bbbb", False, 2, 4)]
+    assert record["assembled"] == {"commit": "cccc", "clean": True}
+    assert record["num_units"] == 3
+    assert {"versions", "device", "fingerprint", "function", "seconds"} <= set(record["units"][0])
+
+
+def test_a_unit_inside_a_unit_is_recorded_also_when_the_outer_one_is_stored(checkout: Path) -> None:
+    def outer(run: runs.Run) -> dict[str, Any]:
+        return run.unit("toy/inner", {}, lambda: {"x": 1}, version=1)
+
+    for _ in range(2):
+        with start() as run:
+            run.unit("toy/outer", {}, lambda run=run: outer(run), version=1)
+            run.save_record()
+        record = record_of(run)
+        assert sorted((unit["name"], unit["count"]) for unit in record["units"]) == [
+            ("toy/inner", 1),
+            ("toy/outer", 1),
+        ]
+        assert record["num_units"] == 1
+
+
+def test_reused_units_of_changed_code_are_named(
+    checkout: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for changed in (False, True):
+        monkeypatch.setattr("curvlab.lab.runs.run.is_stale", lambda origin, changed=changed: changed)
+        with start() as run:
+            run.unit("toy/unit", {}, dict, version=1)
+            run.save_record()
+        said = "units of toy/unit were stored by code that has changed since" in capsys.readouterr().err
+        assert said is changed
+
+
+def test_progress_is_said_at_every_change_of_work(checkout: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for num_seeds in (2, 3):
+        with start() as run:
+            for seed in range(num_seeds):
+                run.unit("train", {"k": seed}, dict, version=1, about=f"training toy, seed {seed}")
+            run.unit("score", {}, dict, version=1)
+            run.save_table(pd.DataFrame({"x": [1]}))
+            run.save_record()
+    assert capsys.readouterr().err.splitlines() == [
+        "toy-fig1: training toy, seed 0 (unit 1)",
+        "toy-fig1: training toy, seed 1 (unit 2)",
+        "toy-fig1: score (unit 3)",
+        # What is there already goes by too fast to be listed: a line every two seconds.
+        "toy-fig1: training toy, seed 0 (unit 1 of about 3, stored)",
+        "toy-fig1: training toy, seed 2 (unit 3 of about 3)",
+    ]
+
+
+def test_units_of_another_seed_are_other_units(checkout: Path) -> None:
+    values = []
+    for seed in (0, 1, 0):
+        with start(f"seed={seed}") as run:
+            values.append(run.unit("toy", {}, lambda run=run: {"x": draw(run, "unit")}, version=1)["x"])
+    assert torch.equal(values[0], values[2])
+    assert not torch.equal(values[0], values[1])
+
+
+def test_unit_may_name_its_own_seed(checkout: Path) -> None:
+    for seed in (0, 1):
+        with start(f"seed={seed}") as run:
+            run.unit("toy", {"seed": 5}, lambda: {"x": 1}, version=1)
+    assert (run.store.hits, run.store.misses) == (1, 0)
+
+
+def test_forgotten_return_is_not_stored(checkout: Path) -> None:
+    with pytest.raises(TypeError, match="unit 'toy' returned a NoneType; return a dict"), start() as run:
+        run.unit("toy", {}, lambda: None, version=1)  # type: ignore[arg-type,return-value]
+
+
+def test_progress_is_silent_without_a_terminal(
+    checkout: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with start() as run, start("progress=false") as quiet:
+        assert list(run.progress([1, 2], "steps")) == [1, 2]
+        monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
+        assert list(quiet.progress(range(2), "steps")) == [0, 1]
+        assert capsys.readouterr().err == ""
+        with run.progress(3, "loud steps") as bar:
+            bar.update(3)
+        assert "loud steps" in capsys.readouterr().err
+
+
+def test_killed_write_is_cleaned_up(checkout: Path) -> None:
+    with start() as run:
+        run.folder.mkdir(parents=True)
+        stale, live = run.folder / ".table.csv.a.tmp", run.folder / ".table.csv.b.tmp"
+        stale.write_text("")
+        live.write_text("")  # of another process that is writing now
+        os.utime(stale, (0, 0))
+        run.save_table(pd.DataFrame(), "note.csv")
+        assert (stale.exists(), live.exists()) == (False, True)
+
+
+def test_whole_target_from_the_command_line(checkout: Path, demo: Demo) -> None:
+    (checkout / "experiments" / "toy" / "fig1.py").write_text("""\
+from pathlib import Path
+import pandas as pd, torch
+from curvlab.lab import runs
+
+def job(cfg):
+    with runs.start(cfg, key="toy/fig1", title="demo") as run:
+        n = cfg.num_train
+        x = run.unit("toy", {"n": n}, lambda: {"x": torch.rand(n, generator=run.generator("x"))}, version=1)
+        run.save_table(pd.DataFrame({"x": x["x"]}))
+        if cfg.damping < 0:
+            raise KeyboardInterrupt
+        run.save_record()
+
+if __name__ == "__main__":
+    runs.main(runs.Entry("toy/fig1/target", Path("conf").absolute(), "toy-fig1", "experiments.toy.fig1"), job)
+""")
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "experiments.toy.fig1",
+            "-m",
+            "tracker=none",
+            "progress=false",
+            "preset=smoke,laptop",
+            "seed=1",
+        ],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    folders = ["laptop+seed=1", "smoke+seed=1"]
+    assert sorted(path.parent.name for path in checkout.rglob("run.json")) == folders
+    tables = {(checkout / "results/toy/fig1" / folder / "table.csv").read_text() for folder in folders}
+    assert len(tables) == 2
+    interrupted = demo("tracker=none", "progress=false", "damping=-1")
+    assert (interrupted.returncode, interrupted.stdout) == (130, "")
+    assert interrupted.stderr == "toy-fig1: interrupted; finished units are kept, the same command resumes.\n"
+    refused = demo("tracker=wandb", "tracker.mode=onlin")
+    assert refused.returncode == 2
+    assert refused.stderr == "error: unknown tracker.mode=onlin; use offline or online, or tracker=none.\n"

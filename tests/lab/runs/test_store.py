@@ -1,0 +1,272 @@
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import logging
+import multiprocessing
+import os
+import random
+import signal
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from curvlab.lab.runs.store import Store, StoreWarning
+
+CONFIG = {"damping": 0.1, "seed": 0}
+
+
+@pytest.fixture(scope="module")
+def processes() -> Any:
+    """Real processes that start fast: forked from a server that has imported what they need."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["pytest", "torch", "curvlab.lab.runs.store"])
+    return context
+
+
+def work(root: Path, log: Path, seconds: float, *, units: int = 6, start_at: float = 0.0) -> None:
+    """Several units, each with its own numbers; every computation leaves a line in the log."""
+    warnings.simplefilter("error")  # a damaged entry ends this process with status 1
+    store = Store(root)
+
+    def compute(seed: int) -> dict[str, Any]:
+        with log.open("a") as file:
+            file.write(f"{seed}\n")
+        time.sleep(seconds)
+        return {"x": numbers(seed), "seed": seed}
+
+    time.sleep(max(0.0, start_at - time.time()))
+    for seed in range(units):
+        store.get_or_compute("unit", {"seed": seed}, lambda seed=seed: compute(seed))
+    Path(f"{log}.{os.getpid()}").write_text(f"{store.hits} {store.misses}")
+
+
+def numbers(seed: int) -> torch.Tensor:
+    return torch.randn(200_000, generator=torch.Generator().manual_seed(seed))
+
+
+def refuse() -> dict[str, Any]:
+    raise AssertionError("computed although it is stored")
+
+
+def entry_of(root: Path) -> Path:
+    (entry,) = root.rglob("*.pt")
+    return entry
+
+
+def test_second_call_reads_what_the_first_computed(tmp_path: Path) -> None:
+    payload = {"x": torch.tensor([0.1, 0.2], dtype=torch.float64), "n": 3, "label": "a", "rows": [1.5, [2, None]]}
+    store = Store(tmp_path)
+    first = store.get_or_compute("toy/scores", CONFIG, lambda: payload)
+    again = Store(tmp_path)
+    second = again.get_or_compute("toy/scores", {"seed": 0, "damping": 0.1}, refuse)
+    for read in (first, second):
+        assert torch.equal(read.pop("x"), payload["x"])
+        assert read == {"n": 3, "label": "a", "rows": [1.5, [2, None]]}
+    assert (store.hits, store.misses, again.hits, again.misses) == (0, 1, 1, 0)
+
+
+def test_config_can_be_read_beside_the_entry(tmp_path: Path) -> None:
+    Store(tmp_path).get_or_compute("toy/sco res", CONFIG, dict)
+    entry = entry_of(tmp_path)
+    assert entry.parent == tmp_path / "toy" / "sco-res"
+    assert json.loads(entry.with_suffix(".json").read_text()) == {"name": "toy/sco res", "config": CONFIG}
+
+
+def test_name_and_config_both_make_the_key(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    for name, config in (("a", {"x": 1}), ("b", {"x": 1}), ("a", {"x": 1.0}), ("a", {"x": 2})):
+        store.get_or_compute(name, config, dict)
+    assert store.misses == 4
+
+
+def test_types_are_the_same_computed_and_read(tmp_path: Path) -> None:
+    weights = torch.nn.Parameter(torch.arange(6.0).reshape(2, 3).T)
+    payload = {"w": weights, "n": np.float64(0.1), "k": np.int64(2), "pair": (1, 2)}
+    for store in (Store(tmp_path), Store(tmp_path)):
+        read = store.get_or_compute("toy", CONFIG, lambda: payload)
+        assert type(read["w"]) is torch.Tensor
+        assert not read["w"].requires_grad
+        assert torch.equal(read["w"], weights)
+        assert (type(read["n"]), type(read["k"]), read["pair"]) == (float, int, [1, 2])
+
+
+def test_a_view_stores_itself_and_not_its_base(tmp_path: Path) -> None:
+    Store(tmp_path).get_or_compute("toy", CONFIG, lambda: {"x": torch.zeros(1_000_000)[:1]})
+    assert entry_of(tmp_path).stat().st_size < 10_000
+
+
+def test_force_computes_each_unit_once_more(tmp_path: Path) -> None:
+    Store(tmp_path).get_or_compute("toy", CONFIG, lambda: {"x": 1})
+    forced = Store(tmp_path, force=True)
+    assert forced.get_or_compute("toy", CONFIG, lambda: {"x": 2}) == {"x": 2}
+    assert forced.get_or_compute("toy", CONFIG, refuse) == {"x": 2}
+    assert Store(tmp_path).get_or_compute("toy", CONFIG, refuse) == {"x": 2}
+
+
+def truncate(entry: Path) -> None:
+    entry.write_bytes(entry.read_bytes()[:-20])
+
+
+def empty(entry: Path) -> None:
+    entry.write_bytes(b"")
+
+
+def flip_a_bit(entry: Path) -> None:
+    content = bytearray(entry.read_bytes())
+    content[-300] ^= 1
+    entry.write_bytes(bytes(content))
+
+
+def put_another_config_in_its_place(entry: Path) -> None:
+    Store(entry.parents[1] / "other").get_or_compute("toy", {"damping": 0.2}, lambda: {"x": 7})
+    entry.write_bytes(entry_of(entry.parents[1] / "other").read_bytes())
+
+
+def replace_by_a_plain_pickle(entry: Path) -> None:
+    torch.save({"payload": {"x": 7}, "seconds": 0.0}, entry)
+
+
+@pytest.mark.parametrize(
+    ("damage", "reason"),
+    [
+        (truncate, "its checksum is wrong"),
+        (empty, "it does not begin with 'curvlab-store-2 [0-9a-f]+'"),
+        (flip_a_bit, "its checksum is wrong"),
+        (put_another_config_in_its_place, "it does not begin with .*"),
+        (replace_by_a_plain_pickle, "it does not begin with .*"),
+    ],
+)
+def test_damaged_entry_is_named_and_computed_again(tmp_path: Path, damage: Any, reason: str) -> None:
+    root = tmp_path / "store"
+    Store(root).get_or_compute("toy", CONFIG, lambda: {"x": 1})
+    entry = entry_of(root)
+    damage(entry)
+    store = Store(root)
+    with pytest.warns(
+        StoreWarning, match=f"{entry.name} is damaged .{reason}.; it is not used but computed again"
+    ):
+        assert store.get_or_compute("toy", CONFIG, lambda: {"x": 2}) == {"x": 2}
+    assert (store.hits, store.misses) == (0, 1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert Store(root).get_or_compute("toy", CONFIG, refuse) == {"x": 2}
+
+
+def test_entry_that_would_run_code_is_not_trusted(tmp_path: Path) -> None:
+    # A valid header over a pickle of something that weights_only refuses.
+    Store(tmp_path).get_or_compute("toy", CONFIG, dict)
+    buffer = io.BytesIO()
+    torch.save({"payload": os.getcwd, "seconds": 0.0}, buffer)
+    body = buffer.getvalue()
+    header = f"curvlab-store-2 {entry_of(tmp_path).stem} {hashlib.sha256(body).hexdigest()}\n"
+    entry_of(tmp_path).write_bytes(header.encode() + body)
+    with pytest.warns(StoreWarning, match="it does not load: UnpicklingError"):
+        assert Store(tmp_path).get_or_compute("toy", CONFIG, lambda: {"x": 2}) == {"x": 2}
+
+
+def test_failing_unit_stores_nothing(tmp_path: Path) -> None:
+    def fail() -> dict[str, Any]:
+        raise FloatingPointError("nan")
+
+    with pytest.raises(FloatingPointError):
+        Store(tmp_path).get_or_compute("toy", CONFIG, fail)
+    assert Store(tmp_path).get_or_compute("toy", CONFIG, lambda: {"x": 1}) == {"x": 1}
+
+
+@pytest.mark.parametrize(
+    ("payload", "text"),
+    [
+        ({"scores": [1, np.zeros(2)]}, r"toy\.scores\[1\] is a ndarray; .*torch\.from_numpy"),
+        ({"model": torch.nn.Linear(1, 1)}, r"toy\.model is a Linear; a unit returns tensors, numbers"),
+        ({3: 1}, "toy has the key 3; use strings"),
+        ([1, 2], "unit 'toy' returned a list; return a dict of named results"),
+    ],
+)
+def test_unstorable_payload_is_refused_by_name(tmp_path: Path, payload: Any, text: str) -> None:
+    with pytest.raises(TypeError, match=text):
+        Store(tmp_path).get_or_compute("toy", CONFIG, lambda: payload)
+
+
+@pytest.mark.parametrize("name", ["", "a//b", "../outside", "/etc"])
+def test_name_stays_inside_the_store(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ValueError, match="has an empty part; name it like 'lissa/scores'"):
+        Store(tmp_path).get_or_compute(name, CONFIG, dict)
+
+
+def test_unusable_root_names_the_setting(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OSError, match=r"cannot write to the store .*choose another folder with store\.root="):
+        Store(tmp_path / "file").get_or_compute("toy", CONFIG, dict)
+
+
+def test_killed_at_random_moments_loses_at_most_the_unit_at_work(tmp_path: Path, processes: Any) -> None:
+    moments = random.Random(0)
+    root, log, units = tmp_path / "store", tmp_path / "log", 20
+    killed = 0
+    for attempt in range(11):
+        worker = processes.Process(target=work, args=(root, log, 0.002), kwargs={"units": units})
+        started = log.stat().st_size if log.exists() else 0
+        worker.start()
+        while worker.is_alive() and (not log.exists() or log.stat().st_size == started):
+            time.sleep(0.0005)  # until it is inside its first unit
+        if attempt < 10:
+            worker.join(moments.uniform(0.0, 0.02))
+            worker.kill()
+        worker.join()
+        assert worker.exitcode in (0, -signal.SIGKILL)
+        killed += worker.exitcode != 0
+    assert worker.exitcode == 0
+    assert killed >= 2
+    assert len(log.read_text().splitlines()) <= units + killed
+    for seed in range(units):
+        payload = Store(root).get_or_compute("unit", {"seed": seed}, refuse)
+        assert torch.equal(payload["x"], numbers(seed))
+
+
+def test_temporary_file_of_a_killed_process_is_removed(tmp_path: Path) -> None:
+    Store(tmp_path).get_or_compute("toy", CONFIG, dict)
+    entry = entry_of(tmp_path)
+    stale = entry.parent / f".{entry.name}.abc.tmp"
+    stale.write_bytes(b"half")
+    entry.unlink()
+    Store(tmp_path).get_or_compute("toy", CONFIG, dict)
+    assert not stale.exists()
+
+
+def test_two_processes_compute_every_unit_once(tmp_path: Path, processes: Any) -> None:
+    root, log = tmp_path / "store", tmp_path / "log"
+    start_at = time.time() + 0.5
+    workers = [
+        processes.Process(target=work, args=(root, log, 0.05), kwargs={"start_at": start_at}) for _ in range(2)
+    ]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join(60)
+    assert [worker.exitcode for worker in workers] == [0, 0]
+    assert sorted(log.read_text().split()) == [str(seed) for seed in range(6)]
+    counts = [[int(word) for word in path.read_text().split()] for path in tmp_path.glob("log.*")]
+    assert sum(hits for hits, _ in counts) == sum(misses for _, misses in counts) == 6
+
+
+def test_second_process_says_that_it_waits(
+    tmp_path: Path, processes: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    log = tmp_path / "log"
+    worker = processes.Process(target=work, args=(tmp_path / "store", log, 0.3))
+    worker.start()
+    while not log.exists():
+        time.sleep(0.002)
+    with caplog.at_level(logging.WARNING):
+        payload = Store(tmp_path / "store").get_or_compute("unit", {"seed": 0}, refuse)
+    worker.kill()
+    worker.join()
+    assert torch.equal(payload["x"], numbers(0))
+    assert "waiting for unit unit, which another process computes" in caplog.text

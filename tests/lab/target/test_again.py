@@ -1,0 +1,106 @@
+"""Judging and drawing from files alone, and results whose code has changed since."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from curvlab.lab.reporting import load_claims
+from curvlab.lab.target.again import again
+from curvlab.lab.target.published import published, result_folders
+from curvlab.lab.target.stale import print_stale, stale_parts
+
+KEY = "rank1/fig1"
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A result folder <root>/rank1/fig1/embedded, at smoke scale."""
+    from curvlab.lab.target import load_config, run_target
+    from curvlab.lab.target.discovery import all_targets
+
+    root = tmp_path_factory.mktemp("again")
+    folders = [f"results.root={root / 'results'}", f"store.root={root / 'store'}"]
+    cfg = load_config(all_targets()[KEY], ["preset=smoke", "tracker=none", "progress=false", *folders])
+    folder = run_target(all_targets()[KEY], cfg)
+    return folder.rename(folder.with_name("embedded"))
+
+
+@pytest.fixture
+def result(made: Path, tmp_path: Path) -> Path:
+    folder = tmp_path / "results" / KEY / "embedded"
+    shutil.copytree(made, folder)
+    return folder
+
+
+def test_judging_and_drawing_give_the_same_again(result: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = {path.name: path.read_bytes() for path in result.iterdir()}
+    for path in result.iterdir():
+        if path.suffix == ".png" or path.name == "claims.json":
+            path.unlink()
+    monkeypatch.setattr("curvlab.lab.runs.run.Run.unit", None)  # nothing is computed
+    assert again("judge", [str(result)]) == 0
+    assert again("draw", [str(result)]) == 0
+    assert {path.name: path.read_bytes() for path in result.iterdir()} == before
+
+
+def test_verdicts_follow_the_tables(result: Path) -> None:
+    verdicts = [claim.verdict for claim in load_claims(result)]
+    for path in result.glob("*.csv"):
+        table = pd.read_csv(path)
+        numbers = table.select_dtypes("float").columns
+        table[numbers] = 1e9
+        table.to_csv(path, index=False)
+    assert again("judge", [str(result)]) == 0
+    assert [claim.verdict for claim in load_claims(result)] != verdicts
+
+
+def test_a_damaged_folder_is_named_and_the_others_go_on(result: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    other = result.with_name("laptop")
+    shutil.copytree(result, other)
+    (result / "table.csv").unlink()
+    assert again("judge", [str(result), str(other)]) == 1
+    printed = capsys.readouterr()
+    assert "cannot judge it" in printed.err
+    assert "has no table.csv" in printed.err
+    assert printed.out == f"{other.as_posix()}\n"
+
+
+def test_results_are_found_by_name_and_path(result: Path) -> None:
+    root = result.parents[2]
+    for preset in ("smoke", "embedded+seed=1"):
+        shutil.copytree(result, result.with_name(preset))
+    assert [folder.name for _, folder in result_folders(["rank1-fig1"], root)] == [
+        "embedded",
+        "embedded+seed=1",
+        "smoke",
+    ]
+    assert [(target.key, folder) for target, folder in published(root)] == [(KEY, result)]
+
+
+def test_results_of_changed_code_are_stale(
+    result: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("curvlab.lab.target.stale.published", lambda: [(None, result)])
+    assert stale_parts(result) == []
+    assert print_stale() == 0
+    record = json.loads((result / "run.json").read_text())
+    commit = {"commit": record["assembled"]["commit"], "clean": True}
+    record["units"] = [
+        {"name": "toy/unit", "count": 3, "roots": ["curvlab.linalg.flatten"], "fingerprint": "0" * 16} | commit
+    ]
+    record["assembled"]["fingerprint"] = "1" * 16
+    (result / "run.json").write_text(json.dumps(record))
+    assert len(stale_parts(result)) == 2
+    assert print_stale() == 1
+    printed = capsys.readouterr().out
+    assert f"  3 x toy/unit from {commit['commit'][:8]}" in printed
+    assert f"  its tables from {commit['commit'][:8]}" in printed
+    record["units"] = "commits not recorded"
+    (result / "run.json").write_text(json.dumps(record))
+    assert stale_parts(result) == []

@@ -1,0 +1,188 @@
+"""Passes that fit into memory: from a budget, and by halving when an allocator gives up."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+import torch
+from curvature_memory import Memory
+from torch import Tensor, nn
+from torch.testing import assert_close
+
+from curvlab.curvature import (
+    DataOperator,
+    FisherOperator,
+    GaussNewtonOperator,
+    HessianOperator,
+)
+from curvlab.curvature.quadratic_forms import quadratic_forms
+from curvlab.problem.memory import (
+    MemoryWarning,
+    activation_bytes,
+    free_memory,
+    is_out_of_memory,
+    largest_fit,
+    with_halving,
+)
+
+CPU_ERROR = "[enforce fail at alloc_cpu.cpp:124] DefaultCPUAllocator: can't allocate memory: you tried"
+ERRORS = [torch.OutOfMemoryError("CUDA out of memory"), RuntimeError(CPU_ERROR), MemoryError()]
+
+
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 2)).double().eval()
+
+
+class Limited(nn.Module):
+    """A model on a machine that has room for a few rows at a time."""
+
+    def __init__(self, most: int, error: Exception) -> None:
+        super().__init__()
+        self.inner, self.most, self.error, self.seen = network(), most, error, []
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen.append(len(x))
+        if len(x) > self.most:
+            raise self.error
+        return self.inner(x)
+
+
+def data(count: int = 40) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    inputs = torch.randn(count, 3, generator=generator, dtype=torch.float64)
+    return inputs, torch.randint(2, (count,), generator=generator)
+
+
+@contextmanager
+def no_warning() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", MemoryWarning)
+        yield
+
+
+def build(kind: type[DataOperator], model: nn.Module, **settings) -> DataOperator:
+    if kind is FisherOperator:
+        settings |= {"kind": "empirical"}
+    return kind(model, nn.CrossEntropyLoss(), data(), **settings)
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
+@pytest.mark.parametrize("kind", [GaussNewtonOperator, HessianOperator, FisherOperator])
+def test_a_pass_is_halved_until_it_fits_and_stays_so(kind, error: Exception) -> None:
+    model = Limited(most=12, error=error)
+    op, expected = build(kind, model, batch_size=40), build(kind, network(), batch_size=40)
+    vectors = op.randn(2, torch.Generator().manual_seed(0))
+    with pytest.warns(MemoryWarning, match="memory ran out: a pass now takes 10 examples and 2 vectors"):
+        product = op @ vectors
+    assert_close(product, expected @ vectors, rtol=1e-12, atol=1e-14)
+    model.seen.clear()
+    with no_warning():
+        assert_close(
+            op @ vectors, product, rtol=0, atol=0
+        )  # it has learnt, and nothing of the failed pass is left
+        assert_close(op.sample(30, torch.Generator().manual_seed(2)) @ vectors[:, 0],
+                     expected.sample(30, torch.Generator().manual_seed(2)) @ vectors[:, 0])  # fmt: skip
+    assert max(model.seen) == 10
+
+
+def test_other_errors_are_passed_on() -> None:
+    op = build(GaussNewtonOperator, Limited(most=0, error=RuntimeError("shapes do not match")), batch_size=4)
+    with pytest.raises(RuntimeError, match="shapes do not match"):
+        op @ torch.ones(op.shape[0], dtype=torch.float64)
+    assert not is_out_of_memory(ValueError("out of memory"))
+
+
+def test_where_one_example_does_not_fit_the_error_says_what_is_left() -> None:
+    op = build(GaussNewtonOperator, Limited(most=0, error=ERRORS[1]), batch_size=4)
+    with (
+        pytest.warns(MemoryWarning),
+        pytest.raises(RuntimeError, match="can't allocate memory") as caught,
+    ):
+        op @ torch.ones(op.shape[0], dtype=torch.float64)
+    assert "low_memory=True" in caught.value.__notes__[0]
+
+
+def test_quadratic_forms_and_functions_of_a_size_are_halved_too() -> None:
+    model = Limited(most=12, error=ERRORS[1])
+    op = build(GaussNewtonOperator, model, batch_size=40)
+    vectors = op.randn(3, torch.Generator().manual_seed(0))
+    with pytest.warns(MemoryWarning):
+        found = quadratic_forms(op, vectors)
+    assert_close(found, op.inner(vectors, op @ vectors), rtol=1e-10, atol=1e-12)
+
+    def rows(size: int) -> int:
+        if size > 3:
+            raise MemoryError
+        return size
+
+    with pytest.warns(MemoryWarning):
+        assert with_halving(rows, 10) == 3
+    with no_warning():
+        assert with_halving(rows, 2) == 2
+
+
+def test_vectors_are_halved_when_there_are_more_of_them() -> None:
+    assert largest_fit(lambda n, k: n * (2 + k), examples=8, columns=32, budget=20) == (2, 4)
+    assert largest_fit(lambda n, k: n * (2 + k), examples=8, columns=1, budget=1e9) == (8, 1)
+    assert largest_fit(lambda n, k: n * (2 + k), examples=8, columns=4, budget=0) == (1, 1)
+
+
+def test_activations_of_one_example_are_what_the_layers_keep() -> None:
+    """Two hidden layers of 8 in fp64 keep their inputs and their tanh: 3 + 8 + 8 numbers."""
+    op = build(GaussNewtonOperator, network())
+    found = activation_bytes(op.function, data()[0], fused=False, to_head=False)
+    assert found == 8 * (3 + 8 + 8)
+
+
+@pytest.mark.parametrize("low_memory", [False, True])
+@pytest.mark.parametrize("budget", [2**18, 2**20])
+def test_a_product_holds_no_more_than_its_budget(budget: int, low_memory: bool) -> None:
+    """Wide layers and 512 examples: 3.2 MB would be recorded."""
+    torch.manual_seed(0)
+    model = nn.Sequential(*[layer for _ in range(6) for layer in (nn.Linear(64, 64), nn.Tanh())]).eval()
+    inputs = torch.randn(512, 64)
+    targets = torch.randn(512, 64)
+    settings = {"batch_size": 512, "low_memory": low_memory}
+    op = GaussNewtonOperator(model, nn.MSELoss(), (inputs, targets), memory_budget=budget, **settings)
+    whole = GaussNewtonOperator(model, nn.MSELoss(), (inputs, targets), **settings)
+    vector = op.randn(1, torch.Generator().manual_seed(0))[:, 0]
+    with pytest.warns(MemoryWarning, match="more than the .* MiB that are given: a pass takes"):
+        product = op @ vector
+    assert_close(product, whole @ vector, rtol=1e-4, atol=1e-7)
+    # The product, a gradient, and what is summed of it; and the data, whose views count as a whole.
+    beside = 3 * 4 * op.shape[0] + inputs.nbytes + targets.nbytes
+    with Memory() as memory:
+        op @ vector
+    assert memory.peak < budget + beside
+    with Memory() as memory:
+        whole @ vector
+    assert memory.peak > budget + beside
+
+
+def test_defaults_are_left_alone_where_they_fit() -> None:
+    """512 examples at a time, the very same numbers as with batch_size=512, and nothing is said."""
+    with no_warning():
+        by_default, given = (
+            build(GaussNewtonOperator, network()),
+            build(GaussNewtonOperator, network(), batch_size=512),
+        )
+        vector = by_default.randn(1, torch.Generator().manual_seed(0))[:, 0]
+        assert torch.equal(by_default @ vector, given @ vector)
+
+
+def test_what_is_free_is_known_and_a_share_of_it_is_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    free = free_memory(torch.device("cpu"))
+    assert free is None or 2**20 < free < 2**50
+    monkeypatch.setattr("curvlab.problem.memory.free_memory", lambda device: 10_000)
+    op = build(GaussNewtonOperator, network())
+    with pytest.warns(MemoryWarning, match="that may be used: a pass takes 10 examples and 1 vectors"):
+        op @ torch.ones(op.shape[0], dtype=torch.float64)
+
+
+def test_a_budget_is_in_bytes() -> None:
+    with pytest.raises(ValueError, match="memory_budget is in bytes"):
+        build(GaussNewtonOperator, network(), memory_budget=0.5)

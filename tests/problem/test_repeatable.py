@@ -1,0 +1,259 @@
+"""Data that is another at each pass is noticed when an operator is built, and read in one order or refused."""
+
+import random
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+from curvature_cases import Problem, problem
+from torch import Tensor
+from torch.testing import assert_close
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    RandomSampler,
+    Sampler,
+    SubsetRandomSampler,
+    TensorDataset,
+    WeightedRandomSampler,
+)
+
+from curvlab.curvature import GaussNewtonOperator
+from curvlab.problem import Batches, ModelFunction
+
+
+@pytest.fixture
+def case() -> Problem:
+    """Eleven different examples."""
+    small = problem("mlp_tanh", "ce")
+    generator = torch.Generator().manual_seed(0)
+    inputs = torch.randn(11, *small.inputs.shape[1:], dtype=torch.float64, generator=generator)
+    return Problem(small.model, small.loss, inputs, torch.arange(11) % 3)
+
+
+def dense(case: Problem, data: object) -> Tensor:
+    return GaussNewtonOperator(case.model, case.loss, data).to_dense()
+
+
+def whole(case: Problem) -> Tensor:
+    return dense(case, (case.inputs, case.targets))
+
+
+def read(case: Problem, data: object) -> Tensor:
+    """All inputs in the order of a pass."""
+    return torch.cat([x for x, _ in Batches.of(ModelFunction(case.model), data, batch_size=4)])
+
+
+# ------------------------------------------------------------------------------- read in one order
+def test_a_shuffled_loader_is_read_in_the_order_of_its_data_set(case: Problem) -> None:
+    dataset = TensorDataset(case.inputs, case.targets)
+    loader = DataLoader(dataset, batch_size=4, shuffle=True)
+    assert torch.equal(read(case, loader), case.inputs)
+    op = GaussNewtonOperator(case.model, case.loss, loader)
+    vector = op.randn(1, torch.Generator().manual_seed(0))[:, 0]
+    assert torch.equal(op @ vector, op @ vector)  # to the last bit: batches are the same, too
+    assert_close(op.to_dense(), whole(case), rtol=1e-10, atol=1e-12)
+    assert [len(y) for _, y in op.batches] == [4, 4, 3]
+
+
+def test_no_product_of_a_shuffling_loader_that_drops_its_last_batch_is_another(case: Problem) -> None:
+    loader = DataLoader(TensorDataset(case.inputs, case.targets), batch_size=4, shuffle=True, drop_last=True)
+    passes = [dense(case, list(loader)) for _ in range(2)]
+    assert (passes[0] - passes[1]).norm() > 1e-2 * whole(case).norm()  # what is avoided
+    with pytest.warns(UserWarning, match="3 of 11 examples, others at each pass, would be missing"):
+        op = GaussNewtonOperator(case.model, case.loss, loader)
+    assert torch.equal(op.to_dense(), op.to_dense())
+    assert_close(op.to_dense(), whole(case), rtol=1e-10, atol=1e-12)
+    assert op.num_examples == 11
+
+
+def test_dropping_without_shuffling_leaves_out_the_same_examples(case: Problem) -> None:
+    loader = DataLoader(TensorDataset(case.inputs, case.targets), batch_size=4, drop_last=True)
+    op = GaussNewtonOperator(case.model, case.loss, loader)
+    assert op.num_examples == 8
+    assert_close(op.to_dense(), dense(case, (case.inputs[:8], case.targets[:8])))
+    sampled = op.sample(64, torch.Generator().manual_seed(0))
+    assert all((case.inputs[:8] == row).all(1).any() for x, _ in sampled.batches for row in x)
+
+
+def test_a_random_subset_is_read_in_the_order_of_the_data_set(case: Problem) -> None:
+    chosen = [7, 2, 5]
+    loader = DataLoader(TensorDataset(case.inputs, case.targets), sampler=SubsetRandomSampler(chosen))
+    assert torch.equal(read(case, loader), case.inputs[[2, 5, 7]])
+    assert GaussNewtonOperator(case.model, case.loss, loader).num_examples == 3
+
+
+def test_samples_of_a_loader_are_those_of_its_data(case: Problem) -> None:
+    dataset = TensorDataset(case.inputs, case.targets)
+    drawn = [
+        GaussNewtonOperator(case.model, case.loss, data).sample(5, torch.Generator().manual_seed(3)).to_dense()
+        for data in (dataset, DataLoader(dataset, batch_size=4), DataLoader(dataset, batch_size=4, shuffle=True))
+    ]
+    assert torch.equal(drawn[0], drawn[1])
+    assert torch.equal(drawn[0], drawn[2])
+
+
+def test_the_users_random_numbers_are_left_alone(case: Problem) -> None:
+    generator = torch.Generator().manual_seed(5)
+    loader = DataLoader(TensorDataset(case.inputs, case.targets), batch_size=4, shuffle=True, generator=generator)
+    states = [torch.get_rng_state(), generator.get_state()]
+    numpy_state, python_state = np.random.get_state()[1].copy(), random.getstate()  # noqa: NPY002
+    GaussNewtonOperator(case.model, case.loss, loader).to_dense()
+    assert torch.equal(torch.get_rng_state(), states[0])
+    assert torch.equal(generator.get_state(), states[1])
+    assert (np.random.get_state()[1] == numpy_state).all()  # noqa: NPY002
+    assert random.getstate() == python_state
+
+
+class Reversed(Sampler):
+    """A sampler of the user's own that repeats itself."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(self.size - 1, -1, -1))
+
+    def __len__(self) -> int:
+        return self.size
+
+
+class Shuffled(Reversed):
+    """One that does not; its numbers are PyTorch's."""
+
+    def __iter__(self) -> Iterator[int]:
+        yield from torch.randperm(self.size)
+
+
+def test_samplers_of_ones_own(case: Problem) -> None:
+    dataset = TensorDataset(case.inputs, case.targets)
+    assert torch.equal(read(case, DataLoader(dataset, sampler=Reversed(11))), case.inputs.flip(0))
+    assert torch.equal(read(case, DataLoader(dataset, sampler=Shuffled(11))), case.inputs)
+    groups = [[3, 1], [0], [10, 4, 5]]
+    assert torch.equal(read(case, DataLoader(dataset, batch_sampler=groups)), case.inputs[[3, 1, 0, 10, 4, 5]])
+
+
+def test_loaders_of_whole_batches(case: Problem) -> None:
+    class Blocks(Dataset):
+        def __len__(self) -> int:
+            return 2
+
+        def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+            rows = slice(6 * index, 6 * index + 6)
+            return case.inputs[rows], case.targets[rows]
+
+    for shuffle in (False, True):
+        loader = DataLoader(Blocks(), batch_size=None, shuffle=shuffle)
+        assert torch.equal(read(case, loader), case.inputs)
+        assert GaussNewtonOperator(case.model, case.loss, loader).num_examples == 11
+
+
+def test_worker_processes(case: Problem) -> None:
+    dataset = TensorDataset(case.inputs, case.targets)
+    loader = DataLoader(dataset, batch_size=4, shuffle=True, num_workers=1)
+    assert torch.equal(read(case, loader), case.inputs)
+    flipped = DataLoader(Augmented(case), batch_size=11, num_workers=1)
+    with pytest.raises(ValueError, match="begin with different batches"):
+        read(case, flipped)
+
+
+# --------------------------------------------------------------------------------------------- refused
+class Augmented(Dataset):
+    """Flips the sign of its inputs, or not; from one of the generators that augmentations draw from."""
+
+    def __init__(self, case: Problem, source: str = "torch") -> None:
+        self.case, self.source, self.own = case, source, torch.Generator().manual_seed(0)
+
+    def __len__(self) -> int:
+        return len(self.case.inputs)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        coin = {
+            "torch": lambda: torch.rand(()) < 0.5,
+            "numpy": lambda: np.random.rand() < 0.5,  # noqa: NPY002
+            "python": lambda: random.random() < 0.5,
+            "own": lambda: torch.rand((), generator=self.own) < 0.9,
+            "seeded": lambda: random.Random(index).random() < 0.5,
+            "reseeded": lambda: bool(np.random.seed(index)) or np.random.rand() < 0.5,  # noqa: NPY002
+        }[self.source]()
+        sign = -1 if coin else 1
+        return sign * self.case.inputs[index], self.case.targets[index]
+
+
+@pytest.mark.parametrize("source", ["torch", "numpy", "python"])
+@pytest.mark.parametrize("form", ["data set", "loader"])
+@pytest.mark.parametrize("seed", range(3))
+def test_random_augmentation_is_refused(case: Problem, source: str, form: str, seed: int) -> None:
+    torch.manual_seed(seed)
+    np.random.seed(seed)  # noqa: NPY002
+    random.seed(seed)
+    dataset = Augmented(case, source)
+    with pytest.raises(ValueError, match=r"another one each time it is read .* list\(DataLoader"):
+        GaussNewtonOperator(
+            case.model, case.loss, dataset if form == "data set" else DataLoader(dataset, batch_size=4)
+        )
+    batches = list(DataLoader(dataset, batch_size=4))  # what the message says
+    assert_close(dense(case, batches), dense(case, batches))
+
+
+@pytest.mark.parametrize("source", ["seeded", "reseeded"])
+def test_augmentation_that_depends_on_the_example_alone_is_taken(case: Problem, source: str) -> None:
+    assert_close(dense(case, Augmented(case, source)), dense(case, list(DataLoader(Augmented(case, source)))))
+
+
+def test_a_collator_that_draws_is_refused(case: Problem) -> None:
+    def collate(examples: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+        inputs = torch.stack([x for x, _ in examples])
+        return inputs * torch.bernoulli(torch.full_like(inputs, 0.85)), torch.stack([y for _, y in examples])
+
+    loader = DataLoader(TensorDataset(case.inputs, case.targets), batch_size=4, collate_fn=collate)
+    with pytest.raises(ValueError, match="a collator that draws masks"):
+        dense(case, loader)
+
+
+SAMPLERS = {
+    "with replacement": lambda data: {"sampler": RandomSampler(data, replacement=True), "batch_size": 4},
+    "some": lambda data: {"sampler": RandomSampler(data, num_samples=6), "batch_size": 4},
+    "weighted": lambda data: {"sampler": WeightedRandomSampler(torch.arange(11.0), 11), "batch_size": 4},
+    "grouped anew": lambda data: {"batch_sampler": Grouped(Shuffled(11), 4, drop_last=False)},
+}
+
+
+class Grouped(BatchSampler):
+    """Any batch sampler of the user's own."""
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_samplers_that_choose_anew_are_refused_and_the_advice_works(case: Problem, name: str) -> None:
+    dataset = TensorDataset(case.inputs, case.targets)
+    loader = DataLoader(dataset, **SAMPLERS[name](dataset))
+    with pytest.raises(ValueError, match="each pass, so each product would belong to another matrix"):
+        dense(case, loader)
+    if name == "grouped anew":
+        drawn = DataLoader(dataset, batch_sampler=list(loader.batch_sampler), collate_fn=loader.collate_fn)
+    else:
+        drawn = DataLoader(dataset, batch_size=4, sampler=list(loader.sampler))
+    op = GaussNewtonOperator(case.model, case.loss, drawn)
+    assert torch.equal(op.to_dense(), op.to_dense())
+
+
+class Stream(IterableDataset):
+    def __init__(self, case: Problem, order: str) -> None:
+        self.case, self.order = case, order
+        self.left = iter(range(11))
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        orders = {"fixed": range(11), "shuffled": torch.randperm(11), "once": self.left}
+        return ((self.case.inputs[index], self.case.targets[index]) for index in orders[self.order])
+
+
+@pytest.mark.parametrize(("order", "batch_size"), [("shuffled", 4), ("once", 11)])
+def test_streams_that_do_not_repeat_themselves_are_refused(case: Problem, order: str, batch_size: int) -> None:
+    message = "begin with different batches" if order == "shuffled" else "a second pass over the data is empty"
+    with pytest.raises(ValueError, match=message):
+        dense(case, DataLoader(Stream(case, order), batch_size=batch_size))
+    fixed = DataLoader(Stream(case, "fixed"), batch_size=4)
+    assert_close(dense(case, fixed), whole(case), rtol=1e-10, atol=1e-12)

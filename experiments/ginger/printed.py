@@ -7,7 +7,7 @@ from functools import cache
 
 import pandas as pd
 
-from curvlab.lab.reporting import PaperNumbers, load_paper_numbers
+from curvlab.lab import PaperNumbers, load_paper_numbers
 from experiments.papers import FOLDER
 
 MODELS = ("ResNet-18", "ResNet-50")

@@ -6,7 +6,7 @@ from functools import cache
 
 import pandas as pd
 
-from curvlab.lab.reporting import Claim, ClaimResult, PaperNumbers, exact, judge, load_paper_numbers
+from curvlab.lab import Claim, ClaimResult, PaperNumbers, exact, judge, load_paper_numbers
 from experiments.papers import FOLDER
 
 MODELS = ("ResNet-18", "ResNet-50", "OPT", "Llama-1", "Mistral")

@@ -11,7 +11,7 @@ import pandas as pd
 from omegaconf import DictConfig, OmegaConf
 from torch import nn
 
-from curvlab.lab.runs import Run
+from curvlab.lab import Run
 from curvlab.sampling import LLC, choose_sgld_settings, descent_to_minimum, estimate_llc
 from experiments.ngd.task import Task
 

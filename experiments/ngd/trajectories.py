@@ -18,7 +18,7 @@ from omegaconf import DictConfig, OmegaConf
 from torch import Tensor, nn
 
 from curvlab.curvature import HessianOperator
-from curvlab.lab.runs import Run
+from curvlab.lab import Run
 from curvlab.linalg import flatten, unflatten
 from curvlab.spectrum import hutchinson_trace
 from curvlab.training import evaluate, shuffled_batches, train

@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd
 from omegaconf import DictConfig
 
-from curvlab.lab.runs import Run
+from curvlab.lab import Run
 from experiments.ngd.task import Task
 from experiments.ngd.trajectories import final_estimate
 

@@ -6,8 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from curvlab.lab.reporting import ClaimResult, ClaimSheet, out_of_reach
-from curvlab.lab.target import Computed
+from curvlab.lab import ClaimResult, ClaimSheet, Computed, out_of_reach
 from experiments.pbrf.carried_on import MAX_DISTANCE, REACHED
 from experiments.pbrf.correlation_claims import (
     Tables,

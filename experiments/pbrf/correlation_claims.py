@@ -9,7 +9,7 @@ from typing import TypeAlias
 import numpy as np
 import pandas as pd
 
-from curvlab.lab.reporting import Claim, ClaimResult, Interval, judge, t_interval
+from curvlab.lab import Claim, ClaimResult, Interval, judge, t_interval
 from curvlab.lab.reporting.claims import DIRECTION_ONLY, OUT_OF_REACH, REPRODUCED
 from experiments.pbrf.correlation_interval import correlation_interval
 from experiments.pbrf.correlations import WAYS

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike
 
-from curvlab.lab.reporting import Interval, t_interval
+from curvlab.lab import Interval, t_interval
 
 LARGEST = 1 - 1e-12  # a correlation of 1 has no z
 

@@ -11,8 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from curvlab.lab.reporting import plots
-from curvlab.lab.target import Computed
+from curvlab.lab import Computed, plots
 from experiments.pbrf.carried_on import REACHED
 from experiments.pbrf.correlation_claims import MAX_RESIDUAL, largest_residual
 from experiments.pbrf.correlations import COEFFICIENTS

@@ -11,9 +11,7 @@ from omegaconf import DictConfig
 from scipy import stats
 from torch import Tensor
 
-from curvlab.lab.reporting import bootstrap_interval, load_paper_numbers
-from curvlab.lab.runs import Run
-from curvlab.lab.target import task_settings
+from curvlab.lab import Run, bootstrap_interval, load_paper_numbers, task_settings
 from experiments.papers import FOLDER
 from experiments.pbrf.carried_on import REACHED, carried_on
 from experiments.pbrf.correlation_interval import correlation_interval

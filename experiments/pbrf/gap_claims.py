@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 import pandas as pd
 
-from curvlab.lab.reporting import Claim, ClaimResult, Interval, bootstrap_interval, judge, out_of_reach, t_interval
+from curvlab.lab import Claim, ClaimResult, Interval, bootstrap_interval, judge, out_of_reach, t_interval
 
 # Above it the influence estimate is not the solution that its gap is named after. With the Hessian's eigenvalues
 # on both sides of zero a small residual bounds no error: only a solve to rounding is one.

@@ -13,8 +13,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from curvlab.influence.responses import GAPS
-from curvlab.lab.reporting import plots
-from curvlab.lab.target import Computed
+from curvlab.lab import Computed, plots
 from experiments.pbrf.gap_claims import why_out_of_reach
 
 LABELS = {

@@ -8,9 +8,7 @@ import pandas as pd
 from omegaconf import DictConfig
 
 from curvlab.influence.responses import GAPS
-from curvlab.lab.reporting import load_paper_numbers, t_interval
-from curvlab.lab.runs import Run
-from curvlab.lab.target import task_settings
+from curvlab.lab import Run, load_paper_numbers, t_interval, task_settings
 from experiments.papers import FOLDER
 from experiments.pbrf.decomposition import Decomposition
 from experiments.pbrf.exact_influence import ExactDecomposition

@@ -18,10 +18,9 @@ from torch.nn.utils import vector_to_parameters
 
 from curvlab.atomic_file import write_atomically
 from curvlab.influence.responses import DownweightedCost, FullBatchLBFGS, LeftOut, SharedBatches
+from curvlab.lab import Run, task_label
 from curvlab.lab.data import DataSplits, TextCorpus, token_splits, train_tokenizer
 from curvlab.lab.models import build_model
-from curvlab.lab.runs import Run
-from curvlab.lab.target import task_label
 from curvlab.problem import stack
 from curvlab.training import TrainingDivergedError, shuffled_batches
 from experiments.shared.tasks import LOSSES

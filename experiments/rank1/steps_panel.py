@@ -5,7 +5,7 @@ from __future__ import annotations
 import pandas as pd
 from matplotlib.axes import Axes
 
-from curvlab.lab.reporting import plots
+from curvlab.lab import plots
 
 
 def steps_panel(ax: Axes, rates: pd.DataFrame) -> None:

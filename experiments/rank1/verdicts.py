@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pandas as pd
 
-from curvlab.lab.reporting import Claim, ClaimResult, exact, judge, out_of_reach
+from curvlab.lab import Claim, ClaimResult, exact, judge, out_of_reach
 
 
 def judge_extreme(claim: Claim, value: float, over: str, *, why: str) -> ClaimResult:

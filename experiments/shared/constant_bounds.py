@@ -20,7 +20,7 @@ from omegaconf import DictConfig
 
 from curvlab.curvature import GaussNewtonOperator
 from curvlab.curvature.example_traces import exact_traces
-from curvlab.lab.runs import Run
+from curvlab.lab import Run
 from curvlab.lab.runs.over_ranks import replicated_operator
 from curvlab.problem import stack
 from curvlab.problem.known_losses import output_loss

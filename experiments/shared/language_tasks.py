@@ -11,11 +11,10 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig
 from torch import Tensor, nn
 
+from curvlab.lab import Run, task_label
 from curvlab.lab.data import TextCorpus, TokenSplits, pretrained_tokenizer, token_splits, train_tokenizer
 from curvlab.lab.models import build_model
-from curvlab.lab.runs import Run
 from curvlab.lab.runs.over_ranks import shard
-from curvlab.lab.target import task_label
 from curvlab.problem import freeze, stack
 from curvlab.training import evaluate_language_model, train_language_model
 from experiments.shared.trained_task import TrainedTask, curvature_indices, without_paths

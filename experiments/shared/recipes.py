@@ -15,7 +15,7 @@ from torch import Tensor
 
 from curvlab.curvature import GaussNewtonOperator
 from curvlab.influence import per_example_gradients
-from curvlab.lab.runs import Run
+from curvlab.lab import Run
 from curvlab.linalg import LinearOperator, identity
 from curvlab.problem import stack
 from curvlab.solvers import BlockConjugateGradient, DivergenceError, Lissa, LissaRecipe, lissa_hyperparameters

@@ -12,7 +12,7 @@ from omegaconf import DictConfig
 from torch import Tensor
 
 from curvlab.curvature import GaussNewtonOperator
-from curvlab.lab.runs import Run
+from curvlab.lab import Run
 from curvlab.lab.runs.over_ranks import launched, replicated_operator, spread_operator
 from curvlab.problem import stack
 from curvlab.solvers.recipe import measure_constant

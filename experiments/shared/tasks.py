@@ -10,10 +10,9 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig
 from torch import Tensor, nn
 
+from curvlab.lab import Run, task_label
 from curvlab.lab.data import DataSplits
 from curvlab.lab.models import build_model
-from curvlab.lab.runs import Run
-from curvlab.lab.target import task_label
 from curvlab.problem import freeze
 from curvlab.training import evaluate, train
 from experiments.shared.language_tasks import build_language_task

@@ -7,7 +7,7 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from curvlab.lab.runs import Run
+from curvlab.lab import Run
 from curvlab.spectrum import hutchinson_trace
 from experiments.shared.spectrum import TRACE_CHUNK, gauss_newton
 from experiments.shared.trained_task import TrainedTask

@@ -10,8 +10,8 @@ import torch
 from omegaconf import OmegaConf
 from torch import Tensor, nn
 
+from curvlab.lab import Run
 from curvlab.lab.data import DataSplits, TokenSplits
-from curvlab.lab.runs import Run
 from curvlab.problem.known_losses import output_loss
 
 

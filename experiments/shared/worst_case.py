@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from curvlab.lab.reporting import Claim, ClaimResult, Interval, exact, judge
+from curvlab.lab import Claim, ClaimResult, Interval, exact, judge
 
 
 def largest(values: pd.Series) -> int:

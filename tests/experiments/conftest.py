@@ -9,8 +9,9 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from curvlab.lab.reporting import ClaimResult, load_claim_sheet
-from curvlab.lab.target import Computed, load_config, run_target
+from curvlab.lab import ClaimResult, Computed, load_config
+from curvlab.lab.reporting import load_claim_sheet
+from curvlab.lab.target import run_target
 from curvlab.lab.target.discovery import all_targets
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from curvlab.lab.target import load_config, task_settings
+from curvlab.lab import load_config, task_settings
 from curvlab.lab.target.discovery import all_targets
 from curvlab.lab.target.settings import MISSING, ours
 

@@ -37,7 +37,7 @@ worth where the order is not known. part_way.csv has the scores against retraini
 ranks.csv has all that an LDS is made of.
 """
 
-from curvlab.lab.target import Target
+from curvlab.lab import Target
 
 TARGET = Target(
     __name__,

@@ -5,17 +5,17 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from curvlab.lab.reporting import (
+from curvlab.lab import (
     Claim,
     ClaimResult,
     ClaimSheet,
+    Computed,
     Interval,
     bootstrap_interval,
     out_of_reach,
     t_interval,
 )
-from curvlab.lab.reporting import judge as judge_claim
-from curvlab.lab.target import Computed
+from curvlab.lab import judge as judge_claim
 from experiments.benchmarks.attribution.compute import RESPONSES
 from experiments.benchmarks.attribution.methods import (
     DOT,

@@ -13,9 +13,7 @@ from scipy.stats import rankdata
 from torch import Tensor
 
 from curvlab.influence import linear_datamodelling_score, random_halves, subset_weights
-from curvlab.lab import runs
-from curvlab.lab.reporting import bootstrap_interval
-from curvlab.lab.target import task_settings
+from curvlab.lab import bootstrap_interval, runs, task_settings
 from experiments.benchmarks.attribution import removal
 from experiments.benchmarks.attribution.methods import PBRF, Method, methods
 from experiments.benchmarks.attribution.network import Network

@@ -13,10 +13,9 @@ from omegaconf import DictConfig
 from torch import Tensor, nn
 
 from curvlab.influence import ensemble_measurements
-from curvlab.lab import runs
+from curvlab.lab import runs, task_label
 from curvlab.lab.data import DataSplits, TextCorpus, token_splits, train_tokenizer
 from curvlab.lab.models import build_model
-from curvlab.lab.target import task_label
 from curvlab.linalg import flatten
 from curvlab.problem import stack
 from curvlab.training import (

@@ -7,8 +7,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from curvlab.lab.reporting import plots
-from curvlab.lab.target import Computed
+from curvlab.lab import Computed, plots
 from experiments.benchmarks.attribution.methods import FILTER, PBRF, PBRF_PAPER, TRAK, UNROLLED
 from experiments.benchmarks.attribution.which_score import not_minimised
 

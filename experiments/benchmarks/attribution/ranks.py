@@ -10,7 +10,7 @@ from scipy.stats import rankdata
 from torch import Tensor
 
 from curvlab.influence import subset_weights
-from curvlab.lab.reporting import Interval
+from curvlab.lab import Interval
 
 SAME, OTHER = "same order", "other orders"
 NUM_RESAMPLES = 2000

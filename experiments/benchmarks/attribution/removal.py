@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from curvlab.influence import removal_weights
-from curvlab.lab.reporting import bootstrap_interval
+from curvlab.lab import bootstrap_interval
 from experiments.benchmarks.attribution.network import Network
 
 RANDOM = "random removal"

@@ -18,7 +18,7 @@ x anew. `columns="vmap"` computes it once, which leaves 4F + F/25 a vector. It i
 convolutions on a CPU: small networks take longer by it, and it holds the tangents' activations of eight vectors.
 """
 
-from curvlab.lab.target import Target
+from curvlab.lab import Target
 
 TARGET = Target(
     __name__,

@@ -8,7 +8,7 @@ kinks of a network with ReLU; too small a one meets rounding, of size machine ep
 forward mode in double precision, for both precisions; forward mode in single precision is shown beside them.
 """
 
-from curvlab.lab.target import Target
+from curvlab.lab import Target
 
 TARGET = Target(
     __name__,

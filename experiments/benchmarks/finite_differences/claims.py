@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from curvlab.lab.reporting import ClaimResult, ClaimSheet
-from curvlab.lab.reporting import judge as judge_claim
-from curvlab.lab.target import Computed
+from curvlab.lab import ClaimResult, ClaimSheet, Computed
+from curvlab.lab import judge as judge_claim
 from experiments.benchmarks.finite_differences.compute import geometric_mean
 
 

@@ -14,9 +14,7 @@ from torch import Tensor
 
 from curvlab.curvature import GaussNewtonOperator
 from curvlab.curvature.jacobian_products import FD_STEP
-from curvlab.lab import runs
-from curvlab.lab.reporting import Interval, t_interval
-from curvlab.lab.target import task_settings
+from curvlab.lab import Interval, runs, t_interval, task_settings
 from curvlab.linalg import flatten
 from experiments.shared.tasks import build_task
 from experiments.shared.trained_task import TrainedTask

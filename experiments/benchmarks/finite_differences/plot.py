@@ -7,8 +7,7 @@ import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from curvlab.lab.reporting import plots
-from curvlab.lab.target import Computed
+from curvlab.lab import Computed, plots
 
 EPSILON = {"fp32": torch.finfo(torch.float32).eps, "fp64": torch.finfo(torch.float64).eps}
 

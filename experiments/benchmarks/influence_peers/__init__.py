@@ -13,7 +13,7 @@ extra `peers`; its Python is the setting `peers_python` or the environment varia
 one their rows say "not installed".
 """
 
-from curvlab.lab.target import Target
+from curvlab.lab import Target
 
 TARGET = Target(
     __name__,

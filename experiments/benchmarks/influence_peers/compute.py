@@ -13,8 +13,7 @@ from omegaconf import DictConfig, OmegaConf
 from torch import Tensor, nn
 
 from curvlab.influence import influence
-from curvlab.lab import runs
-from curvlab.lab.target import task_settings
+from curvlab.lab import runs, task_settings
 from curvlab.problem import stack
 from curvlab.solvers import BlockConjugateGradient
 from experiments.benchmarks.influence_peers.process import measure

@@ -11,7 +11,7 @@ systems, whose right-hand sides are gradients of training points; the error of z
 damping, absolute or relative to its lambda_max.
 """
 
-from curvlab.lab.target import Target
+from curvlab.lab import Target
 
 TARGET = Target(
     __name__,

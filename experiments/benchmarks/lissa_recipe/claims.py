@@ -5,9 +5,8 @@ from __future__ import annotations
 import numpy as np
 from scipy import stats
 
-from curvlab.lab.reporting import ClaimResult, ClaimSheet, Interval, out_of_reach
-from curvlab.lab.reporting import judge as judge_claim
-from curvlab.lab.target import Computed
+from curvlab.lab import ClaimResult, ClaimSheet, Computed, Interval, out_of_reach
+from curvlab.lab import judge as judge_claim
 from experiments.benchmarks.lissa_recipe.compute import ERROR, RECIPES
 
 

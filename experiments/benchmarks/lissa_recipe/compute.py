@@ -10,8 +10,7 @@ import pandas as pd
 import torch
 from omegaconf import DictConfig
 
-from curvlab.lab import runs
-from curvlab.lab.target import task_settings
+from curvlab.lab import runs, task_settings
 from curvlab.spectrum import top_eigenvalues
 from experiments.shared.recipes import Systems, compare_recipes
 from experiments.shared.tasks import build_task

@@ -22,7 +22,7 @@ population_chains.csv: chains on the exact loss of such a network, by step size 
 power.csv: how often the diagnostics of an estimate flag a drift that was planted, and one that was not (power.py).
 """
 
-from curvlab.lab.target import Target
+from curvlab.lab import Target
 
 TARGET = Target(
     __name__,

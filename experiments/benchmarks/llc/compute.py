@@ -9,9 +9,7 @@ from typing import Any
 import pandas as pd
 from omegaconf import DictConfig
 
-from curvlab.lab import runs
-from curvlab.lab.reporting import t_interval
-from curvlab.lab.target import task_settings
+from curvlab.lab import runs, t_interval, task_settings
 from curvlab.sampling import default_nbeta
 from experiments.benchmarks.llc.default_sampler import default_sampler_table
 from experiments.benchmarks.llc.known import known_table

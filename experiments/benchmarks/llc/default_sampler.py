@@ -26,8 +26,7 @@ from scipy import stats
 from torch import Tensor, nn
 
 from curvlab.curvature import HessianOperator
-from curvlab.lab import runs
-from curvlab.lab.reporting import t_interval
+from curvlab.lab import runs, t_interval
 from curvlab.problem import stack
 from curvlab.sampling import default_nbeta, estimate_llc
 from experiments.benchmarks.llc.devinterp_chains import DivergedError, devinterp_chains

@@ -8,8 +8,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from curvlab.lab.reporting import plots
-from curvlab.lab.target import Computed
+from curvlab.lab import Computed, plots
 from experiments.benchmarks.llc.population_chains import QUARTERS
 
 

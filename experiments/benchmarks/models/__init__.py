@@ -34,7 +34,7 @@ Weights are random (as the library of the model draws them), tokens and pixels t
 configs below; nothing is loaded.
 """
 
-from curvlab.lab.target import Target
+from curvlab.lab import Target
 
 TARGET = Target(
     __name__,

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pandas as pd
 
-from curvlab.lab.reporting import Claim, ClaimResult, ClaimSheet, Interval, judge, out_of_reach, t_interval
-from curvlab.lab.target import Computed
+from curvlab.lab import Claim, ClaimResult, ClaimSheet, Computed, Interval, judge, out_of_reach, t_interval
 
 SMALLEST_RISE = 50.0  # MiB: below, what Python and the system do is no longer negligible
 

@@ -9,8 +9,7 @@ import numpy as np
 import pandas as pd
 from omegaconf import DictConfig, OmegaConf
 
-from curvlab.lab import runs
-from curvlab.lab.reporting import t_interval
+from curvlab.lab import runs, t_interval
 from experiments.benchmarks.models.process import Apart
 from experiments.benchmarks.models.rounding import rounding_errors
 from experiments.benchmarks.models.worker import DIFFERENCES, GRADIENT, LOW_MEMORY, PLAIN_GRADIENT, PRODUCT

@@ -9,8 +9,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from curvlab.lab.reporting import plots
-from curvlab.lab.target import Computed
+from curvlab.lab import Computed, plots
 from experiments.benchmarks.models.claims import SMALLEST_RISE
 
 AIM, TIME_AIM = 1.2, 1.6

@@ -24,7 +24,7 @@ temporaries back to the system after every use, each step takes page faults. Whi
 repeat gets depends on what it allocated before; so the ratio to Adam has two values, too.
 """
 
-from curvlab.lab.target import Target
+from curvlab.lab import Target
 
 TARGET = Target(
     __name__,

@@ -14,8 +14,7 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 from torch import nn
 
-from curvlab.lab import runs
-from curvlab.lab.reporting import t_interval
+from curvlab.lab import runs, t_interval
 from curvlab.optim import NGD
 from curvlab.optim.ngd_axis import fitting_rank
 from experiments.benchmarks.ngd_step.parts import parts_table

@@ -22,7 +22,7 @@ there is one. The trace of a batch drawn by the traces does not vary at all, but
 importance can save there is the batch's part.
 """
 
-from curvlab.lab.target import Target
+from curvlab.lab import Target
 
 TARGET = Target(
     __name__,

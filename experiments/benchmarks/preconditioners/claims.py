@@ -7,8 +7,7 @@ import math
 import numpy as np
 import pandas as pd
 
-from curvlab.lab.reporting import ClaimResult, ClaimSheet, bootstrap_interval, exact, judge, out_of_reach
-from curvlab.lab.target import Computed
+from curvlab.lab import ClaimResult, ClaimSheet, Computed, bootstrap_interval, exact, judge, out_of_reach
 from experiments.benchmarks.preconditioners.estimates import BATCH_TRACE, SQUARE, TRACE
 from experiments.benchmarks.preconditioners.sampling import WAYS
 

@@ -8,8 +8,7 @@ import pandas as pd
 import torch
 from omegaconf import DictConfig
 
-from curvlab.lab import runs
-from curvlab.lab.target import task_settings
+from curvlab.lab import runs, task_settings
 from experiments.benchmarks.preconditioners.estimates import estimate_rows
 from experiments.benchmarks.preconditioners.sampling import sampling_tables
 from experiments.benchmarks.preconditioners.solving import solving_rows

@@ -20,7 +20,7 @@ Parameters are compared after the steps that are timed. In single precision they
 rounding: a ReLU that is near zero for one example is on in one way of summing, and off in the other.
 """
 
-from curvlab.lab.target import Target
+from curvlab.lab import Target
 
 TARGET = Target(
     __name__,

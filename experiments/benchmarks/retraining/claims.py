@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pandas as pd
 
-from curvlab.lab.reporting import ClaimResult, ClaimSheet, exact, judge, out_of_reach, t_interval
-from curvlab.lab.target import Computed
+from curvlab.lab import ClaimResult, ClaimSheet, Computed, exact, judge, out_of_reach, t_interval
 from experiments.benchmarks.retraining.compute import LEFT_OUT, ratios
 
 NAMES = {LEFT_OUT: "faster-together"}

@@ -12,9 +12,7 @@ from omegaconf import DictConfig
 from torch import Tensor
 
 from curvlab.influence import random_halves, subset_weights
-from curvlab.lab import runs
-from curvlab.lab.reporting import t_interval
-from curvlab.lab.target import task_settings
+from curvlab.lab import runs, t_interval, task_settings
 from experiments.benchmarks.retraining.floor import floor_seconds
 from experiments.benchmarks.retraining.network import Network, load_network
 from experiments.benchmarks.timing import kernel_threads, load_average, work_clock

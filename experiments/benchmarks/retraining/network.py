@@ -13,10 +13,9 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig
 from torch import Tensor, nn
 
-from curvlab.lab import runs
+from curvlab.lab import runs, task_label
 from curvlab.lab.data import DataSplits
 from curvlab.lab.models import build_model
-from curvlab.lab.target import task_label
 from curvlab.linalg import flatten
 from curvlab.problem import stack
 from curvlab.training import shuffled_batches, train, train_ensemble

@@ -7,8 +7,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from curvlab.lab.reporting import plots
-from curvlab.lab.target import Computed
+from curvlab.lab import Computed, plots
 from experiments.benchmarks.retraining.compute import HALVES, LEFT_OUT
 
 AIMS = {LEFT_OUT: 3.0, HALVES: 10.0}

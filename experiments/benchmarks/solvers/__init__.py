@@ -11,7 +11,7 @@ The reference is block CG in double precision (in single where the config says s
 `reference_rtol`. Seconds are CPU seconds of this process and stand in timing.csv.
 """
 
-from curvlab.lab.target import Target
+from curvlab.lab import Target
 
 TARGET = Target(
     __name__,

@@ -13,8 +13,7 @@ from torch import Tensor
 
 from curvlab.curvature import GaussNewtonOperator
 from curvlab.influence import per_example_gradients
-from curvlab.lab import runs
-from curvlab.lab.target import task_settings
+from curvlab.lab import runs, task_settings
 from curvlab.linalg import identity
 from curvlab.problem import stack
 from curvlab.solvers import BlockConjugateGradient

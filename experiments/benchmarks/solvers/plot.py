@@ -6,8 +6,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from curvlab.lab.reporting import plots
-from curvlab.lab.target import Computed
+from curvlab.lab import Computed, plots
 
 FLOOR = 1e-7  # of 1 - correlation: below it is rounding of the reference
 STYLES = ("-", "--")

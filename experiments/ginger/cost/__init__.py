@@ -31,7 +31,7 @@ weights) does grow quadratically, by 2d for each τ², as the product U V does. 
 on the machine lengthen elapsed time.
 """
 
-from curvlab.lab.target import Target
+from curvlab.lab import Target
 
 TARGET = Target(
     __name__,

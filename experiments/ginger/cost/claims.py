@@ -7,9 +7,8 @@ from collections.abc import Iterator
 import numpy as np
 import pandas as pd
 
-from curvlab.lab.reporting import Claim, ClaimResult, ClaimSheet, exact, t_interval
-from curvlab.lab.reporting import judge as verdict
-from curvlab.lab.target import Computed
+from curvlab.lab import Claim, ClaimResult, ClaimSheet, Computed, exact, t_interval
+from curvlab.lab import judge as verdict
 from experiments.ginger.cost.claims_cost import judge_cost
 
 

@@ -7,9 +7,8 @@ from collections.abc import Iterator
 import numpy as np
 import pandas as pd
 
-from curvlab.lab.reporting import ClaimResult, ClaimSheet, exact, out_of_reach, t_interval
-from curvlab.lab.reporting import judge as verdict
-from curvlab.lab.target import Computed
+from curvlab.lab import ClaimResult, ClaimSheet, Computed, exact, out_of_reach, t_interval
+from curvlab.lab import judge as verdict
 from experiments.ginger.cost.scaling import exponent
 
 RANK = 4  # of the claims on Table 1

@@ -11,9 +11,8 @@ import torch
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
+from curvlab.lab import Run, task_settings
 from curvlab.lab.data import DataSplits
-from curvlab.lab.runs import Run
-from curvlab.lab.target import task_settings
 from experiments.ginger.cost.approximation import ERRORS, approximation_errors
 from experiments.ginger.cost.convergence import SoftmaxRegression, follow, theorem_1
 from experiments.ginger.cost.counted import beside_the_paper, counted_steps

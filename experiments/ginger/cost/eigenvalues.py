@@ -10,9 +10,9 @@ import torch
 from omegaconf import DictConfig
 from torch import Tensor, nn
 
+from curvlab.lab import Run
 from curvlab.lab.data import DataSplits
 from curvlab.lab.models import MLP, build_model
-from curvlab.lab.runs import Run
 from curvlab.linalg import flatten
 from curvlab.optim import Ginger
 from curvlab.training import curvature_step, train

@@ -9,8 +9,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from curvlab.lab.reporting import plots, t_interval
-from curvlab.lab.target import Computed
+from curvlab.lab import Computed, plots, t_interval
 from experiments.ginger.cost.plot_cost import draw_cost
 
 BLUE, RED, GREEN = plots.PALETTE[:3]

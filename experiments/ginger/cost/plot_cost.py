@@ -9,8 +9,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from curvlab.lab.reporting import plots
-from curvlab.lab.target import Computed
+from curvlab.lab import Computed, plots
 
 COLORS: dict[Any, str] = {"Ginger": plots.PALETTE[0], "QNG": plots.PALETTE[1], "Adam": plots.PALETTE[2]}
 GREY = "#555555"

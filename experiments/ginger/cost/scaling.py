@@ -10,7 +10,7 @@ import pandas as pd
 import torch
 from omegaconf import DictConfig
 
-from curvlab.lab.runs import Run
+from curvlab.lab import Run
 from experiments.ginger.cost.optimizers import own_cost
 
 

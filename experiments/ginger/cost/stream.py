@@ -12,10 +12,9 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 from torch import Tensor, nn
 
+from curvlab.lab import Run, task_label
 from curvlab.lab.data import DataSplits
 from curvlab.lab.models import build_model
-from curvlab.lab.runs import Run
-from curvlab.lab.target import task_label
 from curvlab.linalg import flatten
 from curvlab.training import curvature_step, train
 

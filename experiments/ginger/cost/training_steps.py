@@ -11,8 +11,8 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 from torch import nn
 
+from curvlab.lab import Run
 from curvlab.lab.models import build_model
-from curvlab.lab.runs import Run
 from curvlab.training import Learner, MeanLoss, TrainingBatch, step_cost
 from experiments.ginger.cost.optimizers import make_optimizer, step_of
 

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from curvlab.lab.runs import Run
+from curvlab.lab import Run
 from curvlab.training import Learner, MeanLoss, TrainingBatch, call_cost
 from experiments.ginger.race.optimizers import make_optimizer
 from experiments.ginger.race.racers import Racer

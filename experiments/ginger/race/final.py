@@ -10,8 +10,7 @@ import numpy as np
 import pandas as pd
 from omegaconf import DictConfig
 
-from curvlab.lab.reporting import t_interval
-from curvlab.lab.runs import Run
+from curvlab.lab import Run, t_interval
 from experiments.ginger.race.racers import Racer
 from experiments.ginger.race.task import RaceTask
 from experiments.ginger.race.training import trained

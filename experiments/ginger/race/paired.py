@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from curvlab.lab.reporting import Claim, ClaimResult, judge, out_of_reach, t_interval
+from curvlab.lab import Claim, ClaimResult, judge, out_of_reach, t_interval
 
 
 def of_racer(table: pd.DataFrame, racer: str, column: str, rank: int | None = None) -> pd.Series:

@@ -9,8 +9,7 @@ from typing import Any
 import pandas as pd
 from omegaconf import DictConfig, OmegaConf
 
-from curvlab.lab.runs import Run
-from curvlab.lab.target import task_settings
+from curvlab.lab import Run, task_settings
 from experiments.ginger.race.final import final_run, summarised
 from experiments.ginger.race.racers import Racer, load_racers
 from experiments.ginger.race.task import RaceTask, load_race_task

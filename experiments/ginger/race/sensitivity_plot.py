@@ -9,7 +9,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from curvlab.lab.reporting import plots
+from curvlab.lab import plots
 from experiments.ginger.race.sensitivity import DAMPING_SWEEPS, without_diverged
 
 LABELS = {"test_accuracy": "test accuracy (%)", "min_train_loss": "smallest training loss (nats)"}

@@ -12,10 +12,9 @@ from omegaconf import DictConfig
 from torch import Tensor, nn
 from torch.nn.functional import avg_pool2d
 
+from curvlab.lab import Run, task_label
 from curvlab.lab.data import DataSplits
 from curvlab.lab.models import build_model
-from curvlab.lab.runs import Run
-from curvlab.lab.target import task_label
 from curvlab.problem import stack
 from experiments.shared.trained_task import without_paths
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from curvlab.lab.runs import Run
+from curvlab.lab import Run
 from curvlab.optim import DivergedError
 from curvlab.training import Learner, Step, StepInfo, TrainingBatch, TrainingDivergedError, evaluate, train
 from experiments.ginger.race.optimizers import augmented, make_optimizer

@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 
 from omegaconf import DictConfig
 
-from curvlab.lab.runs import Run
+from curvlab.lab import Run
 from experiments.ginger.race.racers import Racer
 from experiments.ginger.race.task import RaceTask
 from experiments.ginger.race.training import trained

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 from scipy import optimize, stats
 
-from curvlab.lab.reporting import Claim, ClaimResult, Interval, judge, out_of_reach
+from curvlab.lab import Claim, ClaimResult, Interval, judge, out_of_reach
 
 GRID = ["decay", "rank"]
 

@@ -21,7 +21,7 @@ published settings with and without any curvature (without it, the update is the
 damping: close to its sign), and QNG as published against as coded. A racer that diverged is shown so.
 """
 
-from curvlab.lab.target import Target
+from curvlab.lab import Target
 
 TARGET = Target(
     __name__,

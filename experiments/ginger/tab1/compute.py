@@ -7,8 +7,7 @@ from typing import Any
 import pandas as pd
 from omegaconf import DictConfig
 
-from curvlab.lab.runs import Run
-from curvlab.lab.target import task_settings
+from curvlab.lab import Run, task_settings
 from experiments.ginger.printed import table_1
 from experiments.ginger.race.cost import cost_of_a_step
 from experiments.ginger.race.final import final_run, summarised

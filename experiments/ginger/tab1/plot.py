@@ -9,8 +9,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from curvlab.lab.reporting import plots, t_interval
-from curvlab.lab.target import Computed
+from curvlab.lab import Computed, plots, t_interval
 
 FLAT = {"momentum": 2, "adam": 3}  # colour of what has no rank
 RANKED = {"qng": 1, "ginger": 0}

@@ -24,7 +24,7 @@ of Table 2; of Table 1 (Sec. 4.1) training losses are "on sampled batches". Ours
 pairs of the training set, of which a run shorter than an epoch has seen a part; beside it the smallest of a batch.
 """
 
-from curvlab.lab.target import Target
+from curvlab.lab import Target
 
 TARGET = Target(
     __name__,

@@ -6,9 +6,8 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-from curvlab.lab.reporting import Claim, ClaimResult, ClaimSheet, exact, out_of_reach, t_interval
-from curvlab.lab.reporting import judge as judge_claim
-from curvlab.lab.target import Computed
+from curvlab.lab import Claim, ClaimResult, ClaimSheet, Computed, exact, out_of_reach, t_interval
+from curvlab.lab import judge as judge_claim
 from experiments.ginger.race.paired import judge_difference, of_racer
 
 MIN_RANKS = 2  # for a slope

@@ -9,9 +9,7 @@ from typing import Any
 import pandas as pd
 from omegaconf import DictConfig
 
-from curvlab.lab.reporting import t_interval
-from curvlab.lab.runs import Run
-from curvlab.lab.target import task_settings
+from curvlab.lab import Run, t_interval, task_settings
 from experiments.ginger.printed import table_2
 from experiments.ginger.race.racers import Racer, load_racers
 from experiments.ginger.race.tuning import Tuned, halved

@@ -9,8 +9,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from curvlab.lab.reporting import plots
-from curvlab.lab.target import Computed
+from curvlab.lab import Computed, plots
 
 HALVES = {"full": "all weights", "lora": "LoRA"}
 RACERS = {"momentum": 0, "adam": 1, "qng": 2, "ginger": 3, "without_curvature": 5}  # places in the palette

@@ -11,6 +11,7 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
 
+from curvlab.lab import Run, task_label
 from curvlab.lab.data import (
     SummaryCorpus,
     SummarySplits,
@@ -20,8 +21,6 @@ from curvlab.lab.data import (
     train_tokenizer,
 )
 from curvlab.lab.models import EncoderDecoder, add_adapters, build_model
-from curvlab.lab.runs import Run
-from curvlab.lab.target import task_label
 from curvlab.training import evaluate_language_model, train_language_model
 from experiments.shared.trained_task import without_paths
 

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from curvlab.lab import Run
 from curvlab.lab.models import EncoderDecoder
-from curvlab.lab.runs import Run
 from curvlab.training import (
     Learner,
     MeanLoss,

@@ -11,7 +11,7 @@ The paper reports the best validation accuracy; claims here are about the test a
 validation prefers. Trainings are shared with ginger-tab1 and ginger-tab4.
 """
 
-from curvlab.lab.target import Target
+from curvlab.lab import Target
 
 TARGET = Target(
     __name__,

@@ -6,7 +6,7 @@ The trainings of ginger-tab3, of which this target reports the smallest loss of 
 says of both tables that Ginger is not sensitive to rank and decay; its printed losses differ by a factor of nine.
 """
 
-from curvlab.lab.target import Target
+from curvlab.lab import Target
 
 TARGET = Target(
     __name__,

@@ -5,9 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from curvlab.lab.reporting import Claim, ClaimResult, ClaimSheet, exact
-from curvlab.lab.reporting import judge as judge_claim
-from curvlab.lab.target import Computed
+from curvlab.lab import Claim, ClaimResult, ClaimSheet, Computed, exact
+from curvlab.lab import judge as judge_claim
 from experiments.ginger.printed import sensitivity
 from experiments.ginger.race.sensitivity import named_cell
 from experiments.ginger.race.variation import GRID, judge_dampings, judge_variation

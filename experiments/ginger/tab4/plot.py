@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from matplotlib.figure import Figure
 
-from curvlab.lab.target import Computed
+from curvlab.lab import Computed
 from experiments.ginger.printed import sensitivity
 from experiments.ginger.race.sensitivity_plot import draw_sensitivity
 

@@ -14,7 +14,7 @@ weights, IDF = sqrt(1 / DF), are its own variant: the usual log(1 / DF) is shown
 λ)⁻¹g_d, as printed; influence on the loss is minus that.
 """
 
-from curvlab.lab.target import Target
+from curvlab.lab import Target
 
 TARGET = Target(
     __name__,

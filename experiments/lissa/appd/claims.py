@@ -6,9 +6,7 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-from curvlab.lab import reporting
-from curvlab.lab.reporting import Claim, ClaimResult, ClaimSheet, Interval, exact, out_of_reach
-from curvlab.lab.target import Computed
+from curvlab.lab import Claim, ClaimResult, ClaimSheet, Computed, Interval, exact, out_of_reach, reporting
 from experiments.shared.worst_case import farthest_ratio, judge_row, largest, smallest
 
 SMALLEST_DAMPING = 1e-5  # below it the reference itself loses digits

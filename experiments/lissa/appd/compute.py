@@ -21,8 +21,8 @@ from curvlab.influence.tf_idf import (
     tf_idf_similarity,
     word_probabilities,
 )
+from curvlab.lab import Run
 from curvlab.lab.data import TextCorpus
-from curvlab.lab.runs import Run
 from curvlab.linalg import identity
 from curvlab.solvers import Direct
 from experiments.lissa.appd.corpus import WordCounts, drawn_from_the_model, equal_documents, tokenize

@@ -7,8 +7,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullFormatter
 
-from curvlab.lab.reporting import plots
-from curvlab.lab.target import Computed
+from curvlab.lab import Computed, plots
 
 IDF = {"root": "TF-IDF, sqrt(1/DF) (App. D)", "log": "TF-IDF, log(1/DF)", "none": "TF products, no IDF"}
 PANELS = {

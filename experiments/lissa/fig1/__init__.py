@@ -26,7 +26,7 @@ method takes an epsilon per point, which bounds the displacement by 1e-6: with o
 cross the kinks of ReLU networks (1e-6) or fitted ones drown in rounding (1e-8).
 """
 
-from curvlab.lab.target import Target
+from curvlab.lab import Target
 
 TARGET = Target(
     __name__,

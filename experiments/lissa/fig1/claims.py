@@ -7,9 +7,7 @@ import math
 import numpy as np
 import pandas as pd
 
-from curvlab.lab import reporting
-from curvlab.lab.reporting import Claim, ClaimResult, ClaimSheet, exact, out_of_reach
-from curvlab.lab.target import Computed
+from curvlab.lab import Claim, ClaimResult, ClaimSheet, Computed, exact, out_of_reach, reporting
 from experiments.lissa.fig1.runs_interval import Statistic, over_runs
 from experiments.lissa.fig1.tables import CHOICES, coinciding, counted_pearson, median, point_means
 

@@ -6,8 +6,7 @@ import numpy as np
 import pandas as pd
 from omegaconf import DictConfig
 
-from curvlab.lab.runs import Run
-from curvlab.lab.target import task_settings
+from curvlab.lab import Run, task_settings
 from experiments.lissa.fig1.larger_epsilon import larger_epsilon_table
 from experiments.lissa.fig1.scores import compute_scores
 from experiments.lissa.fig1.tables import cell_table, panel_table, rounded, score_table, summary_row

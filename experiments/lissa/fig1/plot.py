@@ -11,8 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from PIL import Image
 
-from curvlab.lab.reporting import plots
-from curvlab.lab.target import Computed
+from curvlab.lab import Computed, plots
 from experiments.lissa.fig1.runs_interval import runs_error
 from experiments.lissa.fig1.tables import CHOICES, coinciding
 

@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-from curvlab.lab.reporting import Interval, bootstrap_interval
+from curvlab.lab import Interval, bootstrap_interval
 
 Statistic = Callable[[np.ndarray], float]
 

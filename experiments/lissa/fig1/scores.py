@@ -21,7 +21,7 @@ from curvlab.influence import (
     loss_response,
     per_example_gradients,
 )
-from curvlab.lab.runs import Run
+from curvlab.lab import Run
 from curvlab.linalg import LinearOperator, identity
 from curvlab.problem import stack
 from curvlab.solvers import BlockConjugateGradient, LissaHyperparameters

@@ -17,7 +17,7 @@ The iteration is the rescaled form after Eq. 8 of the paper, whose limit does no
 damping is 5/270 of lambda_max, as for the paper's ResNet-18, where it is not given.
 """
 
-from curvlab.lab.target import Target
+from curvlab.lab import Target
 
 TARGET = Target(
     __name__,

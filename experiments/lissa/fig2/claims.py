@@ -5,17 +5,17 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from curvlab.lab import reporting
-from curvlab.lab.reporting import (
+from curvlab.lab import (
     Claim,
     ClaimResult,
     ClaimSheet,
+    Computed,
     Interval,
     bootstrap_interval,
     out_of_reach,
+    reporting,
     t_interval,
 )
-from curvlab.lab.target import Computed
 
 NOT_HERE = "No task of this run has this panel."
 REACHED = 0.95  # of its own plateau, the mean over the later half of the steps: there a curve has converged

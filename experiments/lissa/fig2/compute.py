@@ -9,8 +9,7 @@ import torch
 from omegaconf import DictConfig
 from torch import Tensor
 
-from curvlab.lab.runs import Run
-from curvlab.lab.target import task_settings
+from curvlab.lab import Run, task_settings
 from experiments.lissa.fig2.convergence import Convergence, TaskResult, compute_task
 from experiments.shared.tasks import build_task
 

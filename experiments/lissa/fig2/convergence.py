@@ -12,7 +12,7 @@ import torch
 from omegaconf import DictConfig
 from torch import Tensor
 
-from curvlab.lab.runs import Run
+from curvlab.lab import Run
 from curvlab.solvers import Lissa, lissa_hyperparameters
 from curvlab.spectrum import hutchinson_trace, top_eigenvalues
 from experiments.shared.recipes import Systems, compare_recipes

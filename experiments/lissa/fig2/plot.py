@@ -8,8 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.collections import QuadMesh
 from matplotlib.figure import Figure
 
-from curvlab.lab.reporting import plots
-from curvlab.lab.target import Computed
+from curvlab.lab import Computed, plots
 
 RECIPES = {"paper": "C = 2", "auto": "C measured", "importance": "C = 2, by importance"}
 COLORS = dict(zip(RECIPES, (1, 0, 2), strict=True))

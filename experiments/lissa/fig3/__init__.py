@@ -19,7 +19,7 @@ The squares' standard errors treat their 100 values as independent, as the paper
 intervals of claims are over trained models, or over facts (jackknife) where there is one model.
 """
 
-from curvlab.lab.target import Target
+from curvlab.lab import Target
 
 TARGET = Target(
     __name__,

@@ -8,9 +8,17 @@ from functools import partial
 import pandas as pd
 from scipy import stats
 
-from curvlab.lab import reporting
-from curvlab.lab.reporting import Claim, ClaimResult, ClaimSheet, Interval, exact, out_of_reach, t_interval
-from curvlab.lab.target import Computed
+from curvlab.lab import (
+    Claim,
+    ClaimResult,
+    ClaimSheet,
+    Computed,
+    Interval,
+    exact,
+    out_of_reach,
+    reporting,
+    t_interval,
+)
 from experiments.lissa.fig3.statistics import jackknife_facts, mean_difference, positive_share, unrelated
 
 MIN_MODELS = 3

@@ -15,10 +15,8 @@ from torch import Tensor
 
 from curvlab.curvature import GaussNewtonOperator
 from curvlab.influence import directional_derivatives, per_example_gradients, similarities
+from curvlab.lab import ConfigurationError, Run, load_paper_numbers, task_settings
 from curvlab.lab.data import TokenSplits
-from curvlab.lab.reporting import load_paper_numbers
-from curvlab.lab.runs import ConfigurationError, Run
-from curvlab.lab.target import task_settings
 from curvlab.linalg import identity
 from curvlab.problem import output_loss
 from curvlab.solvers import DivergenceError, Lissa

@@ -7,8 +7,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from curvlab.lab.reporting import plots
-from curvlab.lab.target import Computed
+from curvlab.lab import Computed, plots
 from experiments.lissa.fig3.statistics import KINDS, matrices
 
 PANELS = ("influence", "gradient", "difference")  # as in the paper, from left to right

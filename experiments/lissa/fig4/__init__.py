@@ -11,7 +11,7 @@ the condition must hold too and C is measured as in lissa-tab1 (a lower bound). 
 independent tokens, so that what the tokens of one sequence have in common (B.3: incoherence) shows.
 """
 
-from curvlab.lab.target import Target
+from curvlab.lab import Target
 
 TARGET = Target(
     __name__,

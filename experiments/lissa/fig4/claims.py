@@ -7,9 +7,7 @@ from typing import Any
 
 import pandas as pd
 
-from curvlab.lab import reporting
-from curvlab.lab.reporting import Claim, ClaimResult, ClaimSheet, Interval, out_of_reach
-from curvlab.lab.target import Computed
+from curvlab.lab import Claim, ClaimResult, ClaimSheet, Computed, Interval, out_of_reach, reporting
 from experiments.lissa.fig4.slopes import slopes
 from experiments.shared.worst_case import largest
 

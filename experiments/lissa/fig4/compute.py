@@ -8,8 +8,7 @@ from typing import Any
 import pandas as pd
 from omegaconf import DictConfig
 
-from curvlab.lab.runs import Run
-from curvlab.lab.target import task_settings
+from curvlab.lab import Run, task_settings
 from experiments.lissa.fig4.slopes import slopes
 from experiments.lissa.fig4.traces import sampling_gap, token_gap
 from experiments.shared import spectrum as units

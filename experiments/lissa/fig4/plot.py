@@ -9,8 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, NullFormatter, NullLocator
 
-from curvlab.lab.reporting import plots
-from curvlab.lab.target import Computed
+from curvlab.lab import Computed, plots
 from experiments.lissa.fig4.slopes import slopes
 
 

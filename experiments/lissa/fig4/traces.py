@@ -9,8 +9,8 @@ from omegaconf import DictConfig
 from torch import Tensor
 
 from curvlab.curvature import GaussNewtonOperator
+from curvlab.lab import Run
 from curvlab.lab.data.token_splits import IGNORED
-from curvlab.lab.runs import Run
 from curvlab.linalg import LinearOperator
 from experiments.shared.spectrum import SEQUENCES_AT_A_TIME, gauss_newton
 from experiments.shared.trained_task import TrainedTask

@@ -14,7 +14,7 @@ R^k (see moments.py); λ is both the damping and the eigenvalue of R; an eigenva
 second moment.
 """
 
-from curvlab.lab.target import Target
+from curvlab.lab import Target
 
 TARGET = Target(
     __name__,

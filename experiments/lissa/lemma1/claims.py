@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pandas as pd
 
-from curvlab.lab.reporting import Claim, ClaimResult, ClaimSheet, out_of_reach
-from curvlab.lab.target import Computed
+from curvlab.lab import Claim, ClaimResult, ClaimSheet, Computed, out_of_reach
 from experiments.shared.worst_case import farthest_ratio, judge_row, largest, smallest
 
 

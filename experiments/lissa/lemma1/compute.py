@@ -11,7 +11,7 @@ import torch
 from omegaconf import DictConfig
 from torch import Tensor
 
-from curvlab.lab.runs import Run
+from curvlab.lab import Run
 from experiments.lissa.lemma1 import moments
 from experiments.lissa.lemma1.thresholds import batch_sizes, condition_constant, recommended_step_size, thresholds
 from experiments.lissa.lemma1.trials import homogeneous_errors, lissa_errors, typical_growth

@@ -15,7 +15,7 @@ for the paper's ResNet-18, because its lambda = 5 means nothing at another scale
 checked too: 2 tr / lambda_max for ResNet-50 is 87, the table prints 5.
 """
 
-from curvlab.lab.target import Target
+from curvlab.lab import Target
 
 TARGET = Target(
     __name__,

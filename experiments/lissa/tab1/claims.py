@@ -6,9 +6,7 @@ import math
 
 import pandas as pd
 
-from curvlab.lab import reporting
-from curvlab.lab.reporting import Claim, ClaimResult, ClaimSheet, Interval, exact, out_of_reach
-from curvlab.lab.target import Computed
+from curvlab.lab import Claim, ClaimResult, ClaimSheet, Computed, Interval, exact, out_of_reach, reporting
 from experiments.lissa.printed import judge_printed
 from experiments.shared.worst_case import farthest_ratio, largest
 

@@ -8,8 +8,7 @@ from typing import Any
 import pandas as pd
 from omegaconf import DictConfig
 
-from curvlab.lab.runs import Run
-from curvlab.lab.target import task_settings
+from curvlab.lab import Run, task_settings
 from curvlab.solvers import lissa_hyperparameters
 from experiments.lissa.printed import MODELS, paper_numbers
 from experiments.shared import spectrum as units

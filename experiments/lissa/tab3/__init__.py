@@ -15,7 +15,7 @@ checked, and the paper's own: both ResNets break both (‖G‖_F of 2.55e4 and 2
 to: see lissa-tab1, whose rows these are.
 """
 
-from curvlab.lab.target import Target
+from curvlab.lab import Target
 
 TARGET = Target(
     __name__,

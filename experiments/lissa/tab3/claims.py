@@ -8,10 +8,17 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-from curvlab.lab import reporting
-from curvlab.lab.reporting import Claim, ClaimResult, ClaimSheet, Interval, bootstrap_interval, out_of_reach
+from curvlab.lab import (
+    Claim,
+    ClaimResult,
+    ClaimSheet,
+    Computed,
+    Interval,
+    bootstrap_interval,
+    out_of_reach,
+    reporting,
+)
 from curvlab.lab.reporting.intervals import MIN_SAMPLES
-from curvlab.lab.target import Computed
 from experiments.lissa.printed import judge_printed
 
 ENOUGH_ROWS = 200  # of a dense sketch: even that of a matrix of rank one has a standard error of √(2/d), here 0.1

@@ -11,7 +11,7 @@ from omegaconf import DictConfig
 from torch import Tensor
 
 from curvlab.influence import per_example_gradients
-from curvlab.lab.runs import Run
+from curvlab.lab import Run
 from experiments.shared.spectrum import drawn_examples, gauss_newton
 from experiments.shared.trained_task import TrainedTask
 

@@ -7,8 +7,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from curvlab.lab.reporting import plots
-from curvlab.lab.target import Computed
+from curvlab.lab import Computed, plots
 from experiments.lissa.tab3.claims import ENOUGH_ROWS
 
 COLORS = {"dense": plots.PALETTE[0], "per tensor": plots.PALETTE[1]}

@@ -14,7 +14,7 @@ fails (`one of 10` here; `Bounds.corrected` holds for every start). B.2 has C tr
 λ(η + H) for η(λ + H); B.1 ends with (1 - δ)² for (1 - δ)^t.
 """
 
-from curvlab.lab.target import Target
+from curvlab.lab import Target
 
 TARGET = Target(
     __name__,

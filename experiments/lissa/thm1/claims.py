@@ -5,9 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from curvlab.lab import reporting
-from curvlab.lab.reporting import Claim, ClaimResult, ClaimSheet, exact, out_of_reach
-from curvlab.lab.target import Computed
+from curvlab.lab import Claim, ClaimResult, ClaimSheet, Computed, exact, out_of_reach, reporting
 from experiments.shared.worst_case import judge_row, largest
 
 SETTING = ["problem", "damping_ratio"]

@@ -14,8 +14,7 @@ import torch
 from omegaconf import DictConfig
 
 from curvlab.influence import per_example_gradients
-from curvlab.lab.runs import Run
-from curvlab.lab.target import task_settings
+from curvlab.lab import Run, task_settings
 from curvlab.problem import stack
 from experiments.lissa.thm1.bounds import (
     SecondMoments,

@@ -6,8 +6,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from curvlab.lab.reporting import plots
-from curvlab.lab.target import Computed
+from curvlab.lab import Computed, plots
 
 LINES = {"theorem": ("Theorem 1, best δ", "--", 0), "printed": ("(10) as printed", ":", 1)}
 

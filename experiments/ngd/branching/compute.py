@@ -12,8 +12,7 @@ from typing import Any
 import pandas as pd
 from omegaconf import DictConfig, OmegaConf
 
-from curvlab.lab.runs import Run
-from curvlab.lab.target import task_label, task_settings
+from curvlab.lab import Run, task_label, task_settings
 from experiments.ngd.branching.measures import BEFORE, BranchResults
 from experiments.ngd.task import Task, load_task
 from experiments.ngd.trajectories import last_state, trajectory

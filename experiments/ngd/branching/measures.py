@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from curvlab.lab.reporting import Claim, ClaimResult, judge, out_of_reach, t_interval
+from curvlab.lab import Claim, ClaimResult, judge, out_of_reach, t_interval
 from experiments.ngd.sampling import curvature_cutoff
 
 BEFORE = "before"  # the branch that all others leave

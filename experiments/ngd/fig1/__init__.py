@@ -21,7 +21,7 @@ localizations and with other step sizes (cutoffs.csv, cutoff_summary.csv): does 
 its size?
 """
 
-from curvlab.lab.target import Target
+from curvlab.lab import Target
 
 TARGET = Target(
     __name__,

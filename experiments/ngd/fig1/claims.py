@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pandas as pd
 
-from curvlab.lab.reporting import Claim, ClaimResult, ClaimSheet, exact, out_of_reach, t_interval
-from curvlab.lab.reporting import judge as judge_claim
-from curvlab.lab.target import Computed
+from curvlab.lab import Claim, ClaimResult, ClaimSheet, Computed, exact, out_of_reach, t_interval
+from curvlab.lab import judge as judge_claim
 from experiments.ngd.fig1.cutoffs_claims import judge_cutoffs
 from experiments.ngd.fig1.measures import relative_difference
 from experiments.ngd.fig1.networks import network_name

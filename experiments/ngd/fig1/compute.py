@@ -5,7 +5,7 @@ from __future__ import annotations
 import pandas as pd
 from omegaconf import DictConfig
 
-from curvlab.lab.runs import Run
+from curvlab.lab import Run
 from experiments.ngd.fig1.cutoffs import cutoff_tables
 from experiments.ngd.fig1.measures import summary_table
 from experiments.ngd.fig1.networks import PLACE, networks

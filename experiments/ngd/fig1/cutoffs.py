@@ -14,8 +14,7 @@ import numpy as np
 import pandas as pd
 from omegaconf import DictConfig, OmegaConf
 
-from curvlab.lab.reporting import t_interval
-from curvlab.lab.runs import Run
+from curvlab.lab import Run, t_interval
 from experiments.ngd.fig1.networks import PLACE, Network
 from experiments.ngd.trajectories import final_estimate
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pandas as pd
 
-from curvlab.lab.reporting import Claim, ClaimResult, ClaimSheet, out_of_reach, t_interval
-from curvlab.lab.reporting import judge as judge_claim
+from curvlab.lab import Claim, ClaimResult, ClaimSheet, out_of_reach, t_interval
+from curvlab.lab import judge as judge_claim
 from experiments.ngd.fig1.cutoffs import SWEEPS, relative_differences
 from experiments.ngd.fig1.networks import PLACE, network_name
 

@@ -9,7 +9,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from curvlab.lab.reporting import plots
+from curvlab.lab import plots
 from experiments.ngd.fig1.cutoffs import SWEEPS
 from experiments.ngd.fig1.networks import PLACE, network_name
 

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-from curvlab.lab.reporting import Interval, t_interval
+from curvlab.lab import Interval, t_interval
 from experiments.ngd.fig1.networks import PLACE
 from experiments.ngd.sampling import curvature_cutoff
 

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 
 from omegaconf import DictConfig
 
-from curvlab.lab.runs import Run
-from curvlab.lab.target import task_label, task_settings
+from curvlab.lab import Run, task_label, task_settings
 from experiments.ngd.task import Task, load_task
 
 PLACE = ("task", "width")  # the columns that tell the networks apart

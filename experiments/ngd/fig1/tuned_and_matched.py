@@ -10,9 +10,7 @@ import numpy as np
 import pandas as pd
 from omegaconf import DictConfig, OmegaConf
 
-from curvlab.lab.reporting import t_interval
-from curvlab.lab.runs import Run
-from curvlab.lab.target import Computed
+from curvlab.lab import Computed, Run, t_interval
 from experiments.ngd.fig1.networks import PLACE, Network
 from experiments.ngd.matched_loss import matched_differences
 from experiments.ngd.sampling import curvature_cutoff

@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties
 
-from curvlab.lab.reporting import plots
+from curvlab.lab import plots
 from experiments.ngd.fig1.networks import network_name
 from experiments.ngd.fig1.tuned_and_matched import QUANTITIES, TunedAndMatched
 

@@ -12,7 +12,7 @@ as many probes as an error of `trace.rtol` takes, `trace.max_matvecs` at most. N
 learning rate, as in the paper.
 """
 
-from curvlab.lab.target import Target
+from curvlab.lab import Target
 
 TARGET = Target(
     __name__,

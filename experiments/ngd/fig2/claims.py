@@ -5,9 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from curvlab.lab.reporting import Claim, ClaimResult, ClaimSheet, out_of_reach, t_interval
-from curvlab.lab.reporting import judge as judge_claim
-from curvlab.lab.target import Computed
+from curvlab.lab import Claim, ClaimResult, ClaimSheet, Computed, out_of_reach, t_interval
+from curvlab.lab import judge as judge_claim
 
 
 def judge(computed: Computed, claims: ClaimSheet) -> list[ClaimResult]:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pandas as pd
 from omegaconf import DictConfig
 
-from curvlab.lab.runs import Run
-from curvlab.lab.target import task_label, task_settings
+from curvlab.lab import Run, task_label, task_settings
 from experiments.ngd.matched_loss import matched_differences
 from experiments.ngd.task import load_task
 from experiments.ngd.trajectories import trajectory

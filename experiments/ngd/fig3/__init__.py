@@ -11,7 +11,7 @@ drawn hollow and count in no claim. Networks differ in training loss, too, so th
 time at equal loss (`equal_loss`). A task of its own takes exact NGD, with the full Fisher matrix of each batch.
 """
 
-from curvlab.lab.target import Target
+from curvlab.lab import Target
 
 TARGET = Target(
     __name__,

@@ -7,9 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 
-from curvlab.lab.reporting import Claim, ClaimResult, ClaimSheet, Interval, out_of_reach, t_interval
-from curvlab.lab.reporting import judge as judge_claim
-from curvlab.lab.target import Computed
+from curvlab.lab import Claim, ClaimResult, ClaimSheet, Computed, Interval, out_of_reach, t_interval
+from curvlab.lab import judge as judge_claim
 from experiments.ngd.fig3.compute import SWEEPS
 from experiments.ngd.fig3.equal_loss import MIN_VALUES
 

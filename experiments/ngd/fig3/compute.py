@@ -10,9 +10,7 @@ import pandas as pd
 from omegaconf import DictConfig
 from scipy import stats
 
-from curvlab.lab.reporting import t_interval
-from curvlab.lab.runs import Run
-from curvlab.lab.target import task_label, task_settings
+from curvlab.lab import Run, t_interval, task_label, task_settings
 from experiments.ngd.fig3.equal_loss import MIN_VALUES, equal_loss, equal_loss_trends
 from experiments.ngd.sampling import curvature_cutoff
 from experiments.ngd.task import load_task

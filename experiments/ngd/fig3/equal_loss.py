@@ -10,7 +10,7 @@ import pandas as pd
 from omegaconf import DictConfig, OmegaConf
 from scipy import stats
 
-from curvlab.lab.runs import Run
+from curvlab.lab import Run
 from experiments.ngd.sampling import curvature_cutoff
 from experiments.ngd.task import Task
 from experiments.ngd.trajectories import DIVERGED, trajectory

@@ -10,8 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties
 
-from curvlab.lab.reporting import plots, t_interval
-from curvlab.lab.target import Computed
+from curvlab.lab import Computed, plots, t_interval
 from experiments.ngd.fig3.compute import SWEEPS
 
 CONSTANTS = {"alpha": "smoothing α", "epsilon": "floor ε"}

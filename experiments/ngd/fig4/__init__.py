@@ -12,7 +12,7 @@ minimum near the weights (`valid`), from which it is measured: the split is no m
 the paper (`llc_raw`), the estimate lacks what the loss can still fall (`descent`).
 """
 
-from curvlab.lab.target import Target
+from curvlab.lab import Target
 from experiments.ngd.branching.paper import PAPER
 
 TARGET = Target(

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from curvlab.lab.reporting import Claim, ClaimResult, ClaimSheet, out_of_reach
-from curvlab.lab.target import Computed
+from curvlab.lab import Claim, ClaimResult, ClaimSheet, Computed, out_of_reach
 from experiments.ngd.branching.compute import judged_branches
 from experiments.ngd.branching.measures import BranchResults
 

@@ -8,7 +8,7 @@ without rescaling stands beside it, and on a small net Eqs. 6 and 7 literally (`
 what is measured, and ngd-fig6 for SGD at the raised rate, which the comparison here lacks.
 """
 
-from curvlab.lab.target import Target
+from curvlab.lab import Target
 from experiments.ngd.branching.paper import PAPER
 
 TARGET = Target(

@@ -9,7 +9,7 @@ not contain the learning rate, so the claim on the step is judged on ‖Δw‖. 
 for the readings of NGD.
 """
 
-from curvlab.lab.target import Target
+from curvlab.lab import Target
 from experiments.ngd.branching.paper import PAPER
 
 TARGET = Target(

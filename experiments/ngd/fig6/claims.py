@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from curvlab.lab.reporting import ClaimResult, ClaimSheet
-from curvlab.lab.target import Computed
+from curvlab.lab import ClaimResult, ClaimSheet, Computed
 from experiments.ngd.branching.compute import judged_branches
 from experiments.ngd.branching.measures import BranchResults
 

@@ -11,7 +11,7 @@ claims ask whether its sign depends on that. tr(H) takes as many probes as an er
 `trace.max_matvecs` at most.
 """
 
-from curvlab.lab.target import Target
+from curvlab.lab import Target
 from experiments.ngd.overfitting.paper import PAPER
 
 TARGET = Target(

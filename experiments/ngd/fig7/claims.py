@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from curvlab.lab.reporting import ClaimResult, ClaimSheet
-from curvlab.lab.target import Computed
+from curvlab.lab import ClaimResult, ClaimSheet, Computed
 from experiments.ngd.overfitting.last_epoch import judge_sign
 from experiments.ngd.overfitting.measures import judge_increases, judge_overfits
 

@@ -8,7 +8,7 @@ both terms, because overfitting lowers the first while it raises the second, and
 paper's claim comes to.
 """
 
-from curvlab.lab.target import Target
+from curvlab.lab import Target
 from experiments.ngd.overfitting.paper import PAPER
 
 TARGET = Target(

@@ -13,8 +13,7 @@ import pandas as pd
 import torch
 from omegaconf import DictConfig
 
-from curvlab.lab.runs import Run
-from curvlab.lab.target import task_label, task_settings
+from curvlab.lab import Run, task_label, task_settings
 from experiments.ngd.overfitting.last_epoch import last_epoch_table
 from experiments.ngd.overfitting.measures import since_minimum
 from experiments.ngd.task import Task, load_task

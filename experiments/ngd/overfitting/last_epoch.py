@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from curvlab.lab.reporting import Claim, ClaimResult, judge, out_of_reach, t_interval
+from curvlab.lab import Claim, ClaimResult, judge, out_of_reach, t_interval
 from curvlab.lab.reporting.plots import MIN_SEEDS
 from experiments.ngd.overfitting.measures import QUANTITIES, overfitted, since_minimum
 

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-from curvlab.lab.reporting import Claim, ClaimResult, judge, out_of_reach, t_interval
+from curvlab.lab import Claim, ClaimResult, judge, out_of_reach, t_interval
 from experiments.ngd.sampling import curvature_cutoff
 
 QUANTITIES = ("validation_loss", "llc", "trace", "wbic")

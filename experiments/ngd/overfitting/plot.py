@@ -10,7 +10,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from curvlab.lab.reporting import plots
+from curvlab.lab import plots
 from experiments.ngd.overfitting.last_epoch import last_epoch_table
 
 OPTIMIZERS = ("sgd", "ngd")

@@ -24,7 +24,7 @@ s_test (Eq. 50): scores of all training on all test points, by solving for one s
 systems by the same CG, in chunks of the same size. Seconds are CPU seconds of this process, and vary.
 """
 
-from curvlab.lab.target import Target
+from curvlab.lab import Target
 
 TARGET = Target(
     __name__,

@@ -7,9 +7,8 @@ from collections.abc import Iterator
 import numpy as np
 import pandas as pd
 
-from curvlab.lab.reporting import ClaimResult, ClaimSheet, exact, out_of_reach, t_interval
-from curvlab.lab.reporting import judge as judged
-from curvlab.lab.target import Computed
+from curvlab.lab import ClaimResult, ClaimSheet, Computed, exact, out_of_reach, t_interval
+from curvlab.lab import judge as judged
 from experiments.pbrf.appg.cost_claims import judge_costs
 from experiments.pbrf.appg.summary import geometric
 from experiments.shared.worst_case import judge_row, largest, smallest

@@ -9,8 +9,7 @@ import pandas as pd
 import torch
 from omegaconf import DictConfig, OmegaConf
 
-from curvlab.lab.runs import Run
-from curvlab.lab.target import task_settings
+from curvlab.lab import Run, task_settings
 from experiments.pbrf.appg.formulas import formula_rows
 from experiments.pbrf.appg.seconds import s_test_rows, step_rows
 from experiments.pbrf.appg.summary import at_equal_cost, ends

@@ -7,8 +7,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from curvlab.lab.reporting import plots, t_interval
-from curvlab.lab.target import Computed
+from curvlab.lab import Computed, plots, t_interval
 
 FLOOR = 1e-7  # of 1 - correlation: below it is rounding
 TITLES = {"gauss_newton": "Gauss-Newton", "hessian": "Hessian"}

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from curvlab.lab.reporting import Interval, t_interval
+from curvlab.lab import Interval, t_interval
 
 KEYS = ["task", "curvature", "method"]
 CORRELATION, ERROR = 0.9, 0.1  # the tolerances whose cost is listed, and judged

@@ -25,7 +25,7 @@ their number is that of the points. A group of more than 32 enters the Bregman o
 batch. It is not bounded below then (see `ProximalBregmanCost`); what diverges is nan, and networks.csv names it.
 """
 
-from curvlab.lab.target import Target
+from curvlab.lab import Target
 
 TARGET = Target(
     __name__,

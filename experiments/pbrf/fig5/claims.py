@@ -6,9 +6,8 @@ import numpy as np
 import pandas as pd
 
 from curvlab.influence.responses import GAPS
-from curvlab.lab.reporting import ClaimResult, ClaimSheet, out_of_reach, t_interval
-from curvlab.lab.reporting import judge as judged
-from curvlab.lab.target import Computed
+from curvlab.lab import ClaimResult, ClaimSheet, Computed, out_of_reach, t_interval
+from curvlab.lab import judge as judged
 from experiments.pbrf.fig5.slopes import seed_slopes
 
 # Claims on slopes: which gap along which factor.

@@ -9,8 +9,7 @@ from typing import Any
 import pandas as pd
 from omegaconf import DictConfig
 
-from curvlab.lab.runs import Run
-from curvlab.lab.target import task_label, task_settings
+from curvlab.lab import Run, task_label, task_settings
 from curvlab.training import TrainingDivergedError
 from experiments.pbrf.decomposition import RETRAINED
 from experiments.pbrf.fig5.factors import Level, levels

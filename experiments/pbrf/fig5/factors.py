@@ -9,7 +9,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from curvlab.lab.runs import ConfigurationError
+from curvlab.lab import ConfigurationError
 
 
 @dataclass(frozen=True)

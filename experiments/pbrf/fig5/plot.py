@@ -10,8 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from curvlab.influence.responses import GAPS
-from curvlab.lab.reporting import plots
-from curvlab.lab.target import Computed, task_label, task_settings
+from curvlab.lab import Computed, plots, task_label, task_settings
 from experiments.pbrf.fig5.factors import FACTORS, base_level
 from experiments.pbrf.gap_plot import LABELS
 

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pandas as pd
 
-from curvlab.lab.reporting import Interval, t_interval
+from curvlab.lab import Interval, t_interval
 
 _ROUNDING = 9  # digits after the point: a gap that does not depend on the factor is the same at all levels
 

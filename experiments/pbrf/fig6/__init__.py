@@ -28,7 +28,7 @@ error of √(2/num_probes). Everything is in single precision. Seeds share their
 labels, starts and orders of batches.
 """
 
-from curvlab.lab.target import Target
+from curvlab.lab import Target
 
 TARGET = Target(
     __name__,

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pandas as pd
 
-from curvlab.lab.reporting import Claim, ClaimResult, ClaimSheet, judge, out_of_reach, t_interval
-from curvlab.lab.target import Computed
+from curvlab.lab import Claim, ClaimResult, ClaimSheet, Computed, judge, out_of_reach, t_interval
 from experiments.pbrf.fig6.scores import (
     AREA,
     CONFIDENT,

@@ -12,9 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 from scipy.stats import spearmanr
 
 from curvlab.influence import detection_curve
-from curvlab.lab.reporting import t_interval
-from curvlab.lab.runs import Run
-from curvlab.lab.target import task_settings
+from curvlab.lab import Run, t_interval, task_settings
 from experiments.pbrf.fig6.network import CorruptedTask, load_task
 from experiments.pbrf.fig6.scores import INFLUENCE, INFLUENCE_TOTAL, LOSS, PBRF, PBRF_TOTAL, all_scores
 

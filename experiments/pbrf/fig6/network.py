@@ -13,10 +13,9 @@ from sklearn.model_selection import StratifiedKFold
 from torch import Tensor, nn
 
 from curvlab.influence import CorruptedLabels, corrupt_labels, margins, subset_weights
+from curvlab.lab import Run, task_label
 from curvlab.lab.data import DataSplits
 from curvlab.lab.models import build_model
-from curvlab.lab.runs import Run
-from curvlab.lab.target import task_label
 from curvlab.linalg import unflatten
 from curvlab.problem import ModelFunction, stack
 from curvlab.training import evaluate, train, train_ensemble

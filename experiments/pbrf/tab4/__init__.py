@@ -17,7 +17,7 @@ parameters, both at a damping of 2 |μ_min|, which makes the matrix definite: wh
 is not the saddle's.
 """
 
-from curvlab.lab.target import Target
+from curvlab.lab import Target
 
 TARGET = Target(
     __name__,

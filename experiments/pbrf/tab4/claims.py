@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from curvlab.lab.reporting import ClaimResult, ClaimSheet
-from curvlab.lab.target import Computed
+from curvlab.lab import ClaimResult, ClaimSheet, Computed
 from experiments.pbrf.gap_claims import judge_over_seeds, mean_ratio
 from experiments.pbrf.gap_tables import by_point
 

@@ -7,8 +7,7 @@ from typing import Any
 import pandas as pd
 from omegaconf import DictConfig
 
-from curvlab.lab.runs import Run
-from curvlab.lab.target import task_settings
+from curvlab.lab import Run, task_settings
 from experiments.pbrf.decomposition import DENSE, Decomposition
 from experiments.pbrf.exact_influence import ExactDecomposition
 from experiments.pbrf.gap_tables import gap_tables

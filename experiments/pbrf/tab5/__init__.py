@@ -40,7 +40,7 @@ Misprints: Eq. 39 and 44 lack ½ (with 2 G Eq. 46 would not follow), Eq. 30 prin
 without its square, Eq. 48 and 49 must start at t = 0.
 """
 
-from curvlab.lab.target import Target
+from curvlab.lab import Target
 
 TARGET = Target(
     __name__,

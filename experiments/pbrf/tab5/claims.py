@@ -9,9 +9,8 @@ import numpy as np
 import pandas as pd
 
 from curvlab.influence.responses import GAPS
-from curvlab.lab.reporting import ClaimResult, ClaimSheet, out_of_reach
+from curvlab.lab import ClaimResult, ClaimSheet, Computed, out_of_reach
 from curvlab.lab.reporting.claims import DIRECTION_ONLY, OUT_OF_REACH, REPRODUCED
-from curvlab.lab.target import Computed
 from experiments.pbrf.correlation_claims import only_if
 from experiments.pbrf.gap_claims import judge_over_seeds, mean_ratio
 from experiments.pbrf.gap_tables import by_point

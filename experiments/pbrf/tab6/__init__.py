@@ -16,7 +16,7 @@ each point how near it came to a minimum. With a weight of 1/N there need not be
 `experiments.pbrf.carried_on` and `small_weight`.
 """
 
-from curvlab.lab.target import Target
+from curvlab.lab import Target
 
 TARGET = Target(
     __name__,

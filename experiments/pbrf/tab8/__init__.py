@@ -17,7 +17,7 @@ or not (Eq. 46 holds for G alone), and where an eigenvalue of H lies near -λ, i
 counts the eigenvalues below -λ.
 """
 
-from curvlab.lab.target import Target
+from curvlab.lab import Target
 
 TARGET = Target(
     __name__,

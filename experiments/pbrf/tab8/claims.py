@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from curvlab.lab.reporting import ClaimResult, ClaimSheet
+from curvlab.lab import ClaimResult, ClaimSheet, Computed
 from curvlab.lab.reporting.claims import OUT_OF_REACH
-from curvlab.lab.target import Computed
 from experiments.pbrf.correlation_claims import Tables, difference, judge_difference, seed_values
 
 PAIRS = {"above-warm-start": ("two_stage", "warm"), "below-pbrf": ("proximal_bregman", "two_stage")}

@@ -8,7 +8,7 @@ Newton's with the shift 2 δ + sqrt(M |f'| / 2) (δ counts twice: in D, and in �
 with step 1/λ and Newton's method itself.
 """
 
-from curvlab.lab.target import Target
+from curvlab.lab import Target
 
 TARGET = Target(
     __name__,

@@ -5,8 +5,7 @@ What follows from α_k for its local rate is ours, and in summary.csv.
 
 from __future__ import annotations
 
-from curvlab.lab.reporting import ClaimResult, ClaimSheet
-from curvlab.lab.target import Computed
+from curvlab.lab import ClaimResult, ClaimSheet, Computed
 from experiments.rank1.verdicts import judge_extreme
 
 

@@ -10,7 +10,7 @@ import torch
 from omegaconf import DictConfig
 from torch.optim import Optimizer
 
-from curvlab.lab.runs import Run
+from curvlab.lab import Run
 from curvlab.optim import CubicNewton, UniformDirection, direction_estimate, unit_directions
 from experiments.rank1.descent import descend
 from experiments.rank1.objectives import Objective, square_root_curve

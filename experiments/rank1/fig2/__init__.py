@@ -13,7 +13,7 @@ steps each; further.csv a longer run of the lemma's own variant; timing.csv and 
 repetition reproduces.
 """
 
-from curvlab.lab.target import Target
+from curvlab.lab import Target
 
 TARGET = Target(
     __name__,

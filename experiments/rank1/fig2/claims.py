@@ -9,9 +9,8 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from curvlab.lab.reporting import Claim, ClaimResult, ClaimSheet, exact, out_of_reach, t_interval
-from curvlab.lab.reporting import judge as verdict
-from curvlab.lab.target import Computed
+from curvlab.lab import Claim, ClaimResult, ClaimSheet, Computed, exact, out_of_reach, t_interval
+from curvlab.lab import judge as verdict
 from experiments.rank1.fig2.variants import best_variant, last_rows, log_gap
 
 

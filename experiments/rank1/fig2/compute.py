@@ -10,8 +10,8 @@ import pandas as pd
 from hydra.utils import instantiate
 from omegaconf import DictConfig
 
+from curvlab.lab import Run
 from curvlab.lab.data import DataSplits
-from curvlab.lab.runs import Run
 from curvlab.optim import stated_sigma, steps_bound
 from experiments.rank1.descent import Trace, descend
 from experiments.rank1.fig2.cost import cost_rows

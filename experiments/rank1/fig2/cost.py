@@ -11,7 +11,7 @@ import torch
 from omegaconf import DictConfig
 from torch import Tensor, nn
 
-from curvlab.lab.runs import Run
+from curvlab.lab import Run
 from curvlab.linalg import LinearOperator
 from curvlab.optim import UniformDirection
 

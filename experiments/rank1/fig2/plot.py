@@ -12,8 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from curvlab.lab.reporting import plots
-from curvlab.lab.target import Computed
+from curvlab.lab import Computed, plots
 from experiments.rank1.fig2.variants import COLUMNS, SETTINGS, best_variant, variant_name
 
 LABELS = {"gradient_norm": "‖∇f(x_k)‖", "gap": "f(x_k) - f*", "alpha": "α_k"}

@@ -15,7 +15,7 @@ Everything is computed for mean losses: under f -> c f with M, σ, ε times c no
 `squared` in bounds.csv is in the slides' scale, ½ Σ r² and Σ -log p (printed without its -log).
 """
 
-from curvlab.lab.target import Target
+from curvlab.lab import Target
 
 TARGET = Target(
     __name__,

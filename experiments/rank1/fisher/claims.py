@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pandas as pd
 
-from curvlab.lab.reporting import Claim, ClaimResult, ClaimSheet
-from curvlab.lab.target import Computed
+from curvlab.lab import Claim, ClaimResult, ClaimSheet, Computed
 from experiments.rank1.verdicts import judge_extreme, judge_steps
 
 

@@ -11,10 +11,9 @@ from omegaconf import DictConfig
 from torch import Tensor
 from torch.nn import functional
 
+from curvlab.lab import Run, task_label, task_settings
 from curvlab.lab.data import DataSplits
 from curvlab.lab.models import build_model
-from curvlab.lab.runs import Run
-from curvlab.lab.target import task_label, task_settings
 from curvlab.training import train
 from experiments.rank1.fisher.objectives import (
     LOSSES,

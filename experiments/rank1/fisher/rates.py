@@ -11,7 +11,7 @@ import torch
 from omegaconf import DictConfig
 from torch.optim import Optimizer
 
-from curvlab.lab.runs import Run
+from curvlab.lab import Run
 from curvlab.optim import CubicNewton, FisherNewton, steps_bound
 from experiments.rank1.descent import Trace, descend
 from experiments.rank1.fisher.objectives import FisherObjective, convex_parabola, perceptron

@@ -10,7 +10,7 @@ without any of these formulas: for spectra with spectral norm 1 in random bases,
 regression at x = 0.
 """
 
-from curvlab.lab.target import Target
+from curvlab.lab import Target
 
 TARGET = Target(
     __name__,

@@ -10,9 +10,8 @@ import math
 
 import pandas as pd
 
-from curvlab.lab.reporting import Claim, ClaimResult, ClaimSheet, t_interval
-from curvlab.lab.reporting import judge as verdict
-from curvlab.lab.target import Computed
+from curvlab.lab import Claim, ClaimResult, ClaimSheet, Computed, t_interval
+from curvlab.lab import judge as verdict
 from experiments.rank1.verdicts import judge_extreme
 
 

@@ -12,7 +12,7 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig
 from torch import Tensor
 
-from curvlab.lab.runs import Run
+from curvlab.lab import Run
 from curvlab.linalg import DenseOperator
 from curvlab.optim import direction_estimate, expected_squared_error, stated_squared_error, unit_directions
 from experiments.rank1.objectives import logistic_regression, rotated, spectrum

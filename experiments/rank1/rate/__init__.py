@@ -13,7 +13,7 @@ D + α_k I need be definite: `definiteness.csv` counts draws where it is not, fo
 `growth` in summary.csv is the slope of log steps on log 1/ε; the bound's are 3/2 (σ = 0) and 2.
 """
 
-from curvlab.lab.target import Target
+from curvlab.lab import Target
 
 TARGET = Target(
     __name__,

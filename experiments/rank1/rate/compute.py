@@ -12,10 +12,9 @@ import pandas as pd
 from hydra.utils import instantiate
 from omegaconf import DictConfig
 
+from curvlab.lab import Run, task_label, task_settings
 from curvlab.lab.data import DataSplits
 from curvlab.lab.models import build_model
-from curvlab.lab.runs import Run
-from curvlab.lab.target import task_label, task_settings
 from curvlab.linalg import flatten
 from curvlab.optim import UniformDirection, printed_steps_bound, stated_sigma, steps_bound
 from experiments.rank1.descent import Trace, descend

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from matplotlib.figure import Figure
 
-from curvlab.lab.reporting import plots
-from curvlab.lab.target import Computed
+from curvlab.lab import Computed, plots
 from experiments.rank1.steps_panel import steps_panel
 
 

@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import nn
 
-from curvlab.lab.reporting import ClaimResult, load_claims
-from curvlab.lab.target import Computed
+from curvlab.lab import ClaimResult, Computed
+from curvlab.lab.reporting import load_claims
 from experiments.benchmarks.attribution.claims import MIN_QUERIES
 from experiments.benchmarks.attribution.compute import RESPONSES
 from experiments.benchmarks.attribution.methods import (

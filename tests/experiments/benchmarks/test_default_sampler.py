@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from curvlab.lab.reporting import ClaimResult
+from curvlab.lab import ClaimResult
 from curvlab.lab.reporting.claim_sheet import load_claim_sheet
 from curvlab.lab.target.discovery import all_targets
 from experiments.benchmarks.llc.claims import _default_sampler

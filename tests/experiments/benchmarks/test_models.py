@@ -13,8 +13,8 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from curvlab.lab.reporting import ClaimResult, load_claims
-from curvlab.lab.target import Computed
+from curvlab.lab import ClaimResult, Computed
+from curvlab.lab.reporting import load_claims
 from experiments.benchmarks.models.cases import build_case
 from experiments.benchmarks.models.compute import repeats_of
 from experiments.benchmarks.models.rounding import rounding_errors

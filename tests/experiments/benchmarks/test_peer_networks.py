@@ -14,8 +14,8 @@ from omegaconf import OmegaConf
 from torch import Tensor, nn
 
 from curvlab.influence import per_example_gradients
+from curvlab.lab import Computed
 from curvlab.lab.models import ConvNet, LeNet5, small_causal_language_model
-from curvlab.lab.target import Computed
 from experiments.benchmarks.attribution.methods import FILTER, PBRF, UNROLLED, _ekfac, _stored
 from experiments.benchmarks.attribution.plot import draw
 from experiments.benchmarks.influence_peers.networks import build, reached

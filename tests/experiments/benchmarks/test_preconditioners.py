@@ -11,8 +11,7 @@ import pandas as pd
 import pytest
 import torch
 
-from curvlab.lab.reporting import ClaimResult
-from curvlab.lab.target import Computed
+from curvlab.lab import ClaimResult, Computed
 from experiments.benchmarks.preconditioners.estimates import BATCH_TRACE, SQUARE, TRACE, batch_trace_deviation
 from experiments.benchmarks.preconditioners.sampling import WAYS, shares
 

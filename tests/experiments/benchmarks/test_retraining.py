@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import nn
 
-from curvlab.lab.reporting import ClaimResult, load_claims
-from curvlab.lab.target import Computed
+from curvlab.lab import ClaimResult, Computed
+from curvlab.lab.reporting import load_claims
 from curvlab.training import shuffled_batches
 from experiments.benchmarks.retraining.compute import HALVES, LEFT_OUT, ratios, summary
 from experiments.benchmarks.retraining.floor import floor_seconds

@@ -13,8 +13,8 @@ from dense_curvature import moving_average, printed_algorithm, quasi_natural_inv
 from torch import Tensor, nn
 
 from curvlab.curvature import HessianOperator
-from curvlab.lab.reporting import ClaimResult, load_claims
-from curvlab.lab.target import Computed
+from curvlab.lab import ClaimResult, Computed
+from curvlab.lab.reporting import load_claims
 from curvlab.optim import Ginger
 from experiments.ginger.cost import TARGET, stream
 from experiments.ginger.cost.approximation import approximation_errors

@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from curvlab.lab import runs
-from curvlab.lab.runs import Run, Store
-from curvlab.lab.target import load_config, task_settings
+from curvlab.lab import Run, load_config, runs, task_settings
+from curvlab.lab.runs import Store
 from curvlab.lab.target.discovery import all_targets
 from curvlab.training import Learner, StepInfo, TrainingBatch, shared_curvature_step
 from experiments.ginger.race.final import final_run

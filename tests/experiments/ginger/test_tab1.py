@@ -9,8 +9,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from curvlab.lab.reporting import ClaimResult, load_claims
-from curvlab.lab.target import Computed
+from curvlab.lab import ClaimResult, Computed
+from curvlab.lab.reporting import load_claims
 from experiments.ginger.printed import sensitivity, table_1
 from experiments.ginger.race.final import summarised
 from experiments.ginger.tab1.compute import CONSTANT

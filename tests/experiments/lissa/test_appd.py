@@ -10,9 +10,9 @@ import pytest
 import torch
 from scipy.stats import spearmanr
 
+from curvlab.lab import Computed
 from curvlab.lab.data import DataNotFoundError
 from curvlab.lab.reporting import load_claims
-from curvlab.lab.target.execution import Computed
 from experiments.lissa.appd import TARGET
 from experiments.lissa.appd.corpus import drawn_from_the_model, equal_documents, load_articles, tokenize
 from experiments.lissa.appd.formulas import inverse_factored, inverse_printed, rank_one_term

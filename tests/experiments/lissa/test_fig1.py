@@ -16,8 +16,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from curvlab.lab import load_config
 from curvlab.lab.reporting import load_claims
-from curvlab.lab.target import load_config
 from curvlab.lab.target.execution import draw_target, judge_target
 from experiments.lissa.fig1 import TARGET
 

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from curvlab.curvature import GaussNewtonOperator
+from curvlab.lab import Computed
 from curvlab.lab.reporting import load_claims
-from curvlab.lab.target.execution import Computed
 from experiments.lissa.lemma1 import TARGET, moments
 from experiments.lissa.lemma1.thresholds import batch_sizes
 from experiments.lissa.lemma1.trials import SignedFeatures, homogeneous_errors, lissa_errors, typical_growth

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from curvlab.curvature import GaussNewtonOperator
+from curvlab.lab import Computed
 from curvlab.lab.reporting import load_claims
-from curvlab.lab.target.execution import Computed
 from experiments.lissa.thm1 import TARGET
 from experiments.lissa.thm1.bounds import (
     SecondMoments,

@@ -12,8 +12,8 @@ import pandas as pd
 import pytest
 from omegaconf import OmegaConf
 
-from curvlab.lab.reporting import ClaimResult, load_claims
-from curvlab.lab.target import Computed
+from curvlab.lab import ClaimResult, Computed
+from curvlab.lab.reporting import load_claims
 from experiments.ngd.fig1.cutoffs import cutoff_summary, relative_differences, sampler_settings
 from experiments.ngd.fig1.cutoffs_plot import draw_cutoffs
 from experiments.ngd.fig1.measures import relative_difference, summary_table

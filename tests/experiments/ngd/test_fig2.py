@@ -11,8 +11,8 @@ import pandas as pd
 import pytest
 from torch import nn
 
-from curvlab.lab.reporting import ClaimResult, load_claims
-from curvlab.lab.target import Computed
+from curvlab.lab import ClaimResult, Computed
+from curvlab.lab.reporting import load_claims
 from experiments.ngd.matched_loss import matched_differences
 
 Judged = Callable[[str, Computed], list[ClaimResult]]

@@ -14,8 +14,7 @@ from omegaconf import OmegaConf
 from torch import nn
 
 from curvlab import checkpoint
-from curvlab.lab import runs
-from curvlab.lab.target import load_config
+from curvlab.lab import load_config, runs
 from curvlab.lab.target.discovery import all_targets
 from curvlab.sampling import SGLDSettings
 from curvlab.training import evaluate

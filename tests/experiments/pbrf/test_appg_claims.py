@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from curvlab.lab.reporting import ClaimResult
+from curvlab.lab import ClaimResult
 from experiments.pbrf.appg.cost_claims import guaranteed_steps
 
 TASK = "made-up"

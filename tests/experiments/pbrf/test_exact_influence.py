@@ -9,8 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from curvlab.lab import runs
-from curvlab.lab.target import load_config, task_settings
+from curvlab.lab import load_config, runs, task_settings
 from curvlab.lab.target.discovery import all_targets
 from experiments.pbrf.exact_influence import ExactDecomposition
 from experiments.pbrf.networks import Network, load_network

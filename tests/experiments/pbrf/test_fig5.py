@@ -18,10 +18,8 @@ import torch
 from torch.testing import assert_close
 
 from curvlab.influence.responses import GAPS
-from curvlab.lab import runs
+from curvlab.lab import ConfigurationError, load_config, runs, task_settings
 from curvlab.lab.reporting import load_claims
-from curvlab.lab.runs import ConfigurationError
-from curvlab.lab.target import load_config, task_settings
 from curvlab.lab.target.gather import gather
 from experiments.pbrf.fig5 import TARGET
 from experiments.pbrf.fig5.factors import FACTORS, levels

@@ -13,8 +13,8 @@ from torch import nn
 
 from curvlab.influence import self_influence
 from curvlab.influence.responses import LeftOut
-from curvlab.lab.reporting import ClaimResult, load_claims
-from curvlab.lab.target import Computed, load_config, task_settings
+from curvlab.lab import ClaimResult, Computed, load_config, task_settings
+from curvlab.lab.reporting import load_claims
 from curvlab.training import TrainingDivergedError
 from experiments.pbrf.fig6 import TARGET
 from experiments.pbrf.fig6 import scores as fig6_scores

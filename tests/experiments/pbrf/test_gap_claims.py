@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from curvlab.influence.responses import GAPS
-from curvlab.lab.reporting import load_paper_numbers
+from curvlab.lab import load_paper_numbers
 from experiments import pbrf
 from experiments.papers import FOLDER
 

@@ -13,8 +13,7 @@ import torch
 from torch import nn
 from torch.nn.utils import parameters_to_vector
 
-from curvlab.lab import runs
-from curvlab.lab.target import load_config, task_settings
+from curvlab.lab import load_config, runs, task_settings
 from experiments.pbrf import networks
 from experiments.pbrf.networks import _learning_rate, _validated, load_network
 from experiments.pbrf.tab4 import TARGET

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from curvlab.lab.runs import Run
-from curvlab.lab.target import load_config
+from curvlab.lab import Run, load_config
 from experiments.rank1.prop import TARGET
 from experiments.rank1.prop.compute import compute
 

@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch import nn
 
-from curvlab.lab import runs
+from curvlab.lab import load_config, runs, task_settings
 from curvlab.lab.models import small_causal_language_model
-from curvlab.lab.target import load_config, run_target, task_settings
+from curvlab.lab.target import run_target
 from curvlab.lab.target.discovery import all_targets
 from experiments.shared.language_tasks import build_language_task, perplexities
 from experiments.shared.trained_task import TrainedTask

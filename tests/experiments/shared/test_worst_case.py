@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from curvlab.lab.reporting import Claim, Criterion
+from curvlab.lab import Claim, Criterion
 from experiments.shared.worst_case import farthest_ratio, judge_row, largest, smallest
 
 CLAIM = Claim("bound", "It holds.", "a paper", "at most 1", "ratio", Criterion(at_most=1.0, exact=True))

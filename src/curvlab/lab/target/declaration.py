@@ -118,7 +118,7 @@ class Target:
         own = importlib.import_module(self.module)
         named = getattr(self, room)
         if not named and callable(found := getattr(own, room, None)):
-            return found  # type: ignore[no-any-return]  # callable, as was just asked
+            return found
         module, _, name = (named or _ROOMS[room]).partition(":")
         function: Callable[..., Any] = getattr(importlib.import_module(module, self.module), name)
         return function

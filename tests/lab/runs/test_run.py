@@ -14,7 +14,7 @@ import pytest
 import torch
 from PIL import Image
 
-from curvlab.lab import runs
+from curvlab.lab import runs, tables
 from curvlab.lab.runs.provenance import Commit
 from curvlab.lab.runs.tracking import NoTracker
 
@@ -134,15 +134,25 @@ def test_table_has_so_many_digits_in_every_column(checkout: Path) -> None:
     )
     with start() as run:
         path = run.save_table(table)
-        short = run.save_table(table, "short.csv", digits=2)
+        short = run.save_table(table, "short", digits=2)
     assert short.read_text() == "x,n,mixed,single\n0.33,1,a,0.1\n3.3e-11,2,0.67,\n"
     assert path.read_text() == "x,n,mixed,single\n0.333333,1,a,0.1\n3.33333e-11,2,0.666667,\n"
 
 
-@pytest.mark.parametrize("name", ["run.json", "../table.csv", "a/b.csv", ""])
+@pytest.mark.parametrize("name", ["../table", "a/b", ""])
 def test_file_names_stay_in_the_folder(checkout: Path, name: str) -> None:
     with start() as run, pytest.raises(ValueError, match="use a plain file name of the result folder"):
         run.save_table(pd.DataFrame(), name)
+
+
+def test_large_tables_are_packed(checkout: Path) -> None:
+    with start() as run:
+        for size, kept in ((3, "cloud.csv"), (20_000, "cloud.csv.gz"), (3, "cloud.csv")):
+            table = pd.DataFrame({"x": np.arange(size) / 7})
+            assert run.save_table(table, "cloud").name == kept
+            assert [path.name for path in run.folder.iterdir()] == [kept]  # the other form is gone
+            pd.testing.assert_frame_equal(tables.read_table(run.folder, "cloud"), table, rtol=1e-5)
+            assert run.save_table(table, "cloud").read_bytes() == (run.folder / kept).read_bytes()
 
 
 def draw(run: runs.Run, *names: str | int) -> torch.Tensor:
@@ -297,7 +307,7 @@ def test_killed_write_is_cleaned_up(checkout: Path) -> None:
         stale.write_text("")
         live.write_text("")  # of another process that is writing now
         os.utime(stale, (0, 0))
-        run.save_table(pd.DataFrame(), "note.csv")
+        run.save_table(pd.DataFrame(), "note")
         assert (stale.exists(), live.exists()) == (False, True)
 
 

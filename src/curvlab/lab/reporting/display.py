@@ -22,7 +22,7 @@ from curvlab.lab.reporting.claims import (
 from curvlab.lab.reporting.paper_numbers import PaperNumber
 from curvlab.lab.reporting.run_record import RunRecord
 
-MAX_ROWS = {"summary.csv": 10, "table.csv": 5}  # the CSV is linked: the page shows what it is like
+MAX_ROWS = {"summary": 10, "table": 5}  # the CSV is linked: the page shows what it is like
 
 MEANINGS = {  # of the verdicts, for readers; the rule itself is in claims.py
     REPRODUCED: "the whole interval satisfies the criterion",
@@ -87,7 +87,7 @@ def changes_text(result: ClaimResult) -> list[str]:
 
 def frame_table(frame: pd.DataFrame, name: str) -> DisplayTable:
     """Return the head of a result table; of summary.csv more than of table.csv."""
-    limit = MAX_ROWS[name]
+    limit = MAX_ROWS[name.partition(".")[0]]
     rows = tuple(
         tuple(number_text(cell) for cell in row) for row in frame.head(limit).itertuples(index=False, name=None)
     )

@@ -10,13 +10,14 @@ from typing import Any
 
 import pandas as pd
 
+from curvlab.lab import tables
 from curvlab.lab.reporting.claims import ClaimResult
 from curvlab.lab.reporting.claims_file import load_claims, rerun_command
 from curvlab.lab.reporting.run_record import RunRecord, parse_record, read_record
 
 PAPERS = ("lissa", "pbrf", "ginger", "ngd", "rank1")
 PRESETS = ("embedded", "laptop", "paper")
-_MARKS = ("claims.json", "run.json", "table.csv")  # any of these makes a folder a result
+_MARKS = ("claims.json", "run.json", "table.csv", "table.csv.gz")  # any of these makes a folder a result
 
 
 @dataclass(frozen=True)
@@ -127,10 +128,11 @@ def _read(folder: Path, results: Path) -> ResultFolder:
     except (OSError, ValueError) as error:
         problems.append(_problem("run.json", error, folder, label))
     problems += [f"{label}/run.json is damaged: {problem}." for problem in record.problems]
-    table_name = "summary.csv" if (folder / "summary.csv").is_file() else "table.csv"
+    shown = "summary" if tables.table_path(folder, "summary").is_file() else "table"
+    table_name = tables.table_path(folder, shown).name
     table = None
     try:
-        table = pd.read_csv(folder / table_name)
+        table = tables.read_table(folder, shown)
     except (OSError, ValueError) as error:  # pandas' parser errors are ValueErrors
         problems.append(_problem(table_name, error, folder, label))
     figures = [*folder.glob("figure.png"), *sorted(folder.glob("figure_*.png"))]

@@ -8,7 +8,6 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from PIL import Image
 from tqdm.auto import tqdm
 
 from curvlab.atomic_file import remove_stale, write_atomically
+from curvlab.lab import tables
 from curvlab.lab.runs.canonical import digest, plain
 from curvlab.lab.runs.command import Command
 from curvlab.lab.runs.origins import Origin, code_of, grouped, is_stale, origin_of
@@ -203,15 +203,17 @@ class Run:
         """Send numbers to the tracker."""
         self.tracker.log(metrics, step)
 
-    def save_table(self, table: pd.DataFrame, name: str = "table.csv", *, digits: int = 6) -> Path:
-        """Write a CSV without index, floats to so many significant digits: the same numbers give the same bytes.
+    def save_table(self, table: pd.DataFrame, name: str = "table", *, digits: int = 6) -> Path:
+        """Write <name>.csv, or <name>.csv.gz where it is large, floats to so many significant digits.
 
         Timings do not belong here, they are in run.json.
         """
-        rounded = table.map(partial(_rounded, digits=digits))
-        text = rounded.to_csv(index=False, float_format=f"%.{digits}g", lineterminator="\n")
-        self._tables[Path(name).stem] = table
-        return self._write(name, text.encode())
+        file, content = tables.encoded(table, name, digits=digits)
+        self._tables[name] = table
+        other = f"{name}.csv" if file.endswith(".gz") else f"{name}.csv.gz"
+        path = self._write(file, content)
+        (self.folder / other).unlink(missing_ok=True)  # of an earlier run, larger or smaller
+        return path
 
     def save_image(self, image: np.ndarray, name: str) -> None:
         """Keep a PNG of the pixels, (H, W) or (H, W, 3) of uint8, which `save_record` writes beside the tables."""
@@ -279,7 +281,7 @@ class Run:
         self.tracker.log_folder(f"{self.target}-{self.folder.name}", self.folder)
 
     def _write(self, name: str, content: bytes) -> Path:
-        if not name or Path(name).name != name or name == RECORD:
+        if name.startswith(".") or Path(name).name != name or name == RECORD:
             raise ValueError(f"cannot save {name!r}: use a plain file name of the result folder, not {RECORD}.")
         path = self.folder / name
         # run.json says that the tables are complete and which run made them: from here on it would be wrong.
@@ -287,11 +289,6 @@ class Run:
         remove_stale(self.folder)
         write_atomically(path, content)
         return path
-
-
-def _rounded(value: Any, *, digits: int) -> Any:
-    """Format floats in columns of mixed type, which pandas' float_format leaves alone."""
-    return float(f"%.{digits}g" % value) if isinstance(value, float) else value
 
 
 def _relative(path: Path) -> str:

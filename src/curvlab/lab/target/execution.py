@@ -10,7 +10,7 @@ from typing import Any
 import pandas as pd
 from omegaconf import DictConfig
 
-from curvlab.lab import runs
+from curvlab.lab import runs, tables
 from curvlab.lab.reporting import load_claim_sheet, save_claims
 from curvlab.lab.reporting.plots import write_png
 from curvlab.lab.runs.over_ranks import is_first
@@ -41,28 +41,28 @@ class Computed(Mapping[str, pd.DataFrame]):
 
     def __getitem__(self, name: str) -> pd.DataFrame:
         try:
-            return pd.read_csv(self.folder / f"{name}.csv")
+            return tables.read_table(self.folder, name)
         except FileNotFoundError:
             raise KeyError(f"{self.folder.as_posix()} has no {name}.csv, only: {', '.join(self)}") from None
 
     def __iter__(self) -> Iterator[str]:
-        return iter(sorted(path.stem for path in self.folder.glob("*.csv")))
+        return iter(tables.names(self.folder))
 
     def __len__(self) -> int:
-        return len(list(iter(self)))
+        return len(tables.names(self.folder))
 
 
 def run_target(target: Target, cfg: DictConfig) -> Path:
     """Run a target as its config says; return the result folder."""
     with runs.start(cfg, key=target.key, title=target.title) as run:
         compute = target.load("compute")
-        tables = compute(run, cfg)
+        computed = compute(run, cfg)
         if not is_first():
             return run.folder
         with run.alone_in_folder():  # of two processes at once, each finishes what it began
-            for name, table in tables.items():
-                run.save_table(table, f"{name}.csv", digits=target.digits.get(name, 6))
-            run.save_record(settings_beside_the_paper(target, cfg, tables), compute=compute)
+            for name, table in computed.items():
+                run.save_table(table, name, digits=target.digits.get(name, 6))
+            run.save_record(settings_beside_the_paper(target, cfg, computed), compute=compute)
             run.status.say("judging and drawing")
             judge_target(target, run.folder)
             draw_target(target, run.folder)

@@ -45,20 +45,21 @@ def _write(gathered: Path, variations: Sequence[Path]) -> None:
     import pandas as pd  # after the names: they need no package
 
     from curvlab.atomic_file import write_atomically
+    from curvlab.lab import tables
     from curvlab.lab.runs.record import read_record
 
-    tables: dict[str, list[pd.DataFrame]] = {}
+    parts: dict[str, list[pd.DataFrame]] = {}
     for folder in variations:
         record = read_record(folder)
         about = {"variation": folder.name, "commit": str(record["assembled"]["commit"])[:8]} | _overrides(record)
-        for path in sorted(folder.glob("*.csv")):
-            table = pd.read_csv(path, dtype=str, keep_default_na=False)  # digits stay as they are
+        for name in tables.names(folder):
+            table = tables.read_table(folder, name, dtype=str, keep_default_na=False)  # digits stay as they are
             for place, (key, value) in enumerate(about.items()):
                 table.insert(place, f"override {key}" if key in table else key, value)
-            tables.setdefault(path.name, []).append(table)
-    for name, parts in tables.items():
-        text = pd.concat(parts).to_csv(index=False, lineterminator="\n")
-        write_atomically(gathered / name, text.encode())
+            parts.setdefault(name, []).append(table)
+    for name, own in parts.items():
+        file, content = tables.packed(pd.concat(own).to_csv(index=False, lineterminator="\n"), name)
+        write_atomically(gathered / file, content)
 
 
 def _overrides(record: dict[str, Any]) -> dict[str, str]:

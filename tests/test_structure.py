@@ -19,7 +19,7 @@ ORDER = [
     ["solvers"],
     ["training"],
     ["influence", "optim", "sampling"],
-    ["distributed"],
+    ["parallel"],
     ["lab"],
 ]
 

@@ -74,7 +74,7 @@ def estimate_llc(
             same numbers. With more `num_draws` it goes on from the last save of the shorter one.
         checkpoint_every: save after so many steps, too.
         on_step: progress, see `run_chains`.
-        run: what takes the chains to their end: `run_chains`, or curvlab.distributed's, which spreads them.
+        run: what takes the chains to their end: `run_chains`, or curvlab.parallel's, which spreads them.
         generator: seeds the chains' generators; its state alone decides the result.
 
     Cost: C (num_burnin_steps + num_draws steps_per_draw) forward and backward passes of a batch, as many times P

@@ -28,7 +28,7 @@ def vectors_that_fit(operator: LinearOperator, memory_budget: float | None) -> i
 
 def _ranks(operator: LinearOperator) -> Any:
     """Return the processes that share an operator, or what it is made of; None: this one alone."""
-    found: Any = operator  # curvlab.distributed lies above this package: its operators have `ranks`
+    found: Any = operator  # curvlab.parallel lies above this package: its operators have `ranks`
     while found is not None and not hasattr(found, "ranks"):
         found = getattr(found, "origin", None)
     return None if found is None else found.ranks

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 def launched() -> bool:
     """Return whether `torchrun` started this process as one of several.
 
-    As curvlab.distributed.launched, which comes with torch: a target asks before it loads anything.
+    As curvlab.parallel.launched, which comes with torch: a target asks before it loads anything.
     """
     return int(os.environ.get("WORLD_SIZE", "1")) > 1 and "RANK" in os.environ
 
@@ -35,7 +35,7 @@ def together() -> Iterator[None]:
 
 
 def _joined() -> Any:
-    from curvlab.distributed import joined
+    from curvlab.parallel import joined
 
     return joined(timeout_seconds=3600.0)  # rank 0 may draw figures, or write to a slow disk, meanwhile
 
@@ -59,12 +59,12 @@ def spread_operator(
     """
     if not launched():
         return build(model, loss, data, **settings)
-    from curvlab import distributed
+    from curvlab import parallel
 
-    share = distributed.Ranks.current().share(data)
-    if distributed.is_sharded(model):
-        return distributed.ShardedGaussNewtonOperator(model, loss, share, **settings)
-    return distributed.DataParallelOperator(build(model, loss, share, **settings))
+    share = parallel.Ranks.current().share(data)
+    if parallel.is_sharded(model):
+        return parallel.ShardedGaussNewtonOperator(model, loss, share, **settings)
+    return parallel.DataParallelOperator(build(model, loss, share, **settings))
 
 
 def replicated_operator(
@@ -72,10 +72,10 @@ def replicated_operator(
 ) -> Any:
     """Return the operator build(model, loss, data, ...) of data that every rank holds: the same on all of them."""
     if launched():
-        from curvlab import distributed
+        from curvlab import parallel
 
-        if distributed.is_sharded(model):  # the mean over the ranks' equal examples
-            return distributed.ShardedGaussNewtonOperator(model, loss, data, **settings)
+        if parallel.is_sharded(model):  # the mean over the ranks' equal examples
+            return parallel.ShardedGaussNewtonOperator(model, loss, data, **settings)
     return build(model, loss, data, **settings)
 
 
@@ -83,6 +83,6 @@ def shard(model: nn.Module, device: torch.device) -> nn.Module:
     """Move a model to the device; under torchrun each rank is left with its part of every parameter."""
     if not launched():
         return model.to(device)
-    from curvlab.distributed import shard_parameters
+    from curvlab.parallel import shard_parameters
 
     return shard_parameters(model, device=device)

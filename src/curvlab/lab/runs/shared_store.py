@@ -12,7 +12,7 @@ from curvlab.lab.runs.over_ranks import launched
 from curvlab.lab.runs.store import Store
 
 if TYPE_CHECKING:
-    from curvlab.distributed import Ranks
+    from curvlab.parallel import Ranks
 
 _COMPUTE = "compute"
 
@@ -21,7 +21,7 @@ def store_of(cfg: DictConfig) -> Store:
     """Return the store that a config names, shared where several processes run."""
     if not launched():
         return Store(cfg.store.root, force=cfg.force)
-    from curvlab.distributed import Ranks
+    from curvlab.parallel import Ranks
 
     return SharedStore(cfg.store.root, force=cfg.force, ranks=Ranks.current())
 

@@ -127,7 +127,7 @@ def sketch_eigenvalues(
 
 def _slices(operator: LinearOperator, sizes: list[int]) -> list[slice]:
     """Return where the numbers of each tensor lie among those that this process holds."""
-    found: Any = operator  # curvlab.distributed lies above this package: its operators know how they cut tensors
+    found: Any = operator  # curvlab.parallel lies above this package: its operators know how they cut tensors
     while found is not None and not hasattr(found, "tensor_slices"):
         found = getattr(found, "origin", None)
     if len(sizes) > 1 and found is not None:

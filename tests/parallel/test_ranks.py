@@ -9,7 +9,7 @@ from torch.testing import assert_close
 from torch.utils.data import DataLoader, TensorDataset
 
 from curvlab.curvature import GaussNewtonOperator
-from curvlab.distributed import DataParallelOperator, Ranks, joined, launched
+from curvlab.parallel import DataParallelOperator, Ranks, joined, launched
 
 
 def test_shares_lie_one_behind_the_other_and_differ_by_one_at_most() -> None:

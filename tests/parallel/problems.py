@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from curvlab.distributed import Ranks
 from curvlab.lab.models import build_model, small_causal_language_model
+from curvlab.parallel import Ranks
 
 TOLERANCE = 1e-6
 LOSS = nn.CrossEntropyLoss()

@@ -18,7 +18,7 @@ from torch.autograd import Function, forward_ad
 from torch.func import jvp
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
-from curvlab.distributed.sharded.unit import Unit
+from curvlab.parallel.sharded.unit import Unit
 
 Maybe = Tensor | None
 

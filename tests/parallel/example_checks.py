@@ -27,8 +27,8 @@ from curvlab.curvature import (
     output_curvatures,
     sampled_traces,
 )
-from curvlab.distributed import DataParallelOperator, Ranks, ShardedGaussNewtonOperator, shard_parameters
 from curvlab.linalg import LinearOperator, identity
+from curvlab.parallel import DataParallelOperator, Ranks, ShardedGaussNewtonOperator, shard_parameters
 from curvlab.solvers import ConjugateGradient, Ekfac, Lissa, Rows
 
 DAMPING = 0.05

@@ -12,8 +12,8 @@ from problems import LOSS, classifier, close, seeded, uneven
 from torch import Tensor
 
 from curvlab.curvature import GaussNewtonOperator
-from curvlab.distributed import DataParallelOperator, Ranks, joined
 from curvlab.linalg import identity
+from curvlab.parallel import DataParallelOperator, Ranks, joined
 from curvlab.solvers import BlockConjugateGradient
 
 KILLED_AT = 3  # step

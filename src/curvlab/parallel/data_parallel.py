@@ -14,10 +14,10 @@ from curvlab.curvature import DataOperator, WeightedOperator
 from curvlab.curvature.layers import Layer
 from curvlab.curvature.quadratic_forms import quadratic_forms
 from curvlab.curvature.spread_operator import SpreadOperator, Value
-from curvlab.distributed.checkpoint import FirstRankCheckpoint
-from curvlab.distributed.examples import SEEDS, SharedExamples
-from curvlab.distributed.ranks import Ranks
 from curvlab.linalg import LinearOperator, SumOperator
+from curvlab.parallel.checkpoint import FirstRankCheckpoint
+from curvlab.parallel.examples import SEEDS, SharedExamples
+from curvlab.parallel.ranks import Ranks
 
 
 class DataParallelOperator(SpreadOperator):

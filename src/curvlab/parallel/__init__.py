@@ -1,12 +1,12 @@
 """One problem on several processes (`torchrun`): the work is spread, the results are the same."""
 
-from curvlab.distributed.chains import estimate_llc
-from curvlab.distributed.data_parallel import DataParallelOperator
-from curvlab.distributed.gradient import mean_gradient
-from curvlab.distributed.influence import influence
-from curvlab.distributed.launch import joined, launched
-from curvlab.distributed.ranks import Ranks
-from curvlab.distributed.sharded import (
+from curvlab.parallel.chains import estimate_llc
+from curvlab.parallel.data_parallel import DataParallelOperator
+from curvlab.parallel.gradient import mean_gradient
+from curvlab.parallel.influence import influence
+from curvlab.parallel.launch import joined, launched
+from curvlab.parallel.ranks import Ranks
+from curvlab.parallel.sharded import (
     ShardedGaussNewtonOperator,
     ShardedHessianOperator,
     is_sharded,

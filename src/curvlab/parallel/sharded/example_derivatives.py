@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 from torch.func import jvp
 
-from curvlab.distributed.sharded.operators import ShardedOperator
 from curvlab.influence.example_derivatives import Measurement
+from curvlab.parallel.sharded.operators import ShardedOperator
 from curvlab.problem import Batches, Data
 
 

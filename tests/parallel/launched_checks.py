@@ -27,7 +27,10 @@ from problems import (
 from processes import forked
 
 from curvlab.curvature import FisherOperator, GaussNewtonOperator, HessianOperator
-from curvlab.distributed import (
+from curvlab.influence import influence as influence_on_one
+from curvlab.influence.example_derivatives import per_example_gradients
+from curvlab.linalg import LinearOperator, identity
+from curvlab.parallel import (
     DataParallelOperator,
     Ranks,
     estimate_llc,
@@ -35,9 +38,6 @@ from curvlab.distributed import (
     joined,
     mean_gradient,
 )
-from curvlab.influence import influence as influence_on_one
-from curvlab.influence.example_derivatives import per_example_gradients
-from curvlab.linalg import LinearOperator, identity
 from curvlab.sampling import estimate_llc as llc_on_one
 from curvlab.solvers import BlockConjugateGradient, ConjugateGradient, Lissa, MinimumResidual
 from curvlab.solvers.default import rows_pay

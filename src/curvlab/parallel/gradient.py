@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from curvlab.distributed.ranks import Ranks
+from curvlab.parallel.ranks import Ranks
 from curvlab.problem import Data, output_loss
 from curvlab.problem.mean_gradient import summed_gradient
 

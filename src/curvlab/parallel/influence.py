@@ -9,12 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from curvlab.curvature import GaussNewtonOperator
-from curvlab.distributed import sharded
-from curvlab.distributed.data_parallel import DataParallelOperator
-from curvlab.distributed.ranks import Ranks
 from curvlab.influence import Influence
 from curvlab.influence.example_derivatives import Measurement, directional_derivatives, per_example_gradients
 from curvlab.linalg import LinearOperator, identity
+from curvlab.parallel import sharded
+from curvlab.parallel.data_parallel import DataParallelOperator
+from curvlab.parallel.ranks import Ranks
 from curvlab.problem import Data, output_loss
 from curvlab.problem.known_losses import of_mean_weight_one
 from curvlab.solvers import Solver, default_solver

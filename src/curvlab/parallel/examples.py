@@ -8,8 +8,8 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from curvlab.distributed.ranks import Ranks
 from curvlab.linalg import ExampleWeights
+from curvlab.parallel.ranks import Ranks
 
 SEEDS = "pass generators with the same seed on every rank"
 

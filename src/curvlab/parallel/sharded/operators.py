@@ -12,11 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from curvlab.curvature.example_rows import output_traces
-from curvlab.distributed.checkpoint import EveryRankCheckpoint
-from curvlab.distributed.examples import SEEDS, SharedExamples
-from curvlab.distributed.ranks import Ranks
-from curvlab.distributed.sharded.model import ShardedModel
 from curvlab.linalg import LinearOperator
+from curvlab.parallel.checkpoint import EveryRankCheckpoint
+from curvlab.parallel.examples import SEEDS, SharedExamples
+from curvlab.parallel.ranks import Ranks
+from curvlab.parallel.sharded.model import ShardedModel
 from curvlab.problem import Batches, Data, output_loss
 from curvlab.problem.batch import Batch, Inputs
 

@@ -15,10 +15,10 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, Shard
 
-from curvlab.distributed.ranks import Ranks
-from curvlab.distributed.sharded.calls import Recording, call_along, call_recorded, dual_level, duals
-from curvlab.distributed.sharded.layout import ShardLayout
-from curvlab.distributed.sharded.unit import Unit
+from curvlab.parallel.ranks import Ranks
+from curvlab.parallel.sharded.calls import Recording, call_along, call_recorded, dual_level, duals
+from curvlab.parallel.sharded.layout import ShardLayout
+from curvlab.parallel.sharded.unit import Unit
 from curvlab.problem.batch import Inputs
 from curvlab.problem.function_check import check_mode, without_padding
 from curvlab.problem.model_function import check_finite, plain_attention
@@ -77,9 +77,7 @@ class ShardedModel:
             n: module for n, module in model.named_modules() if isinstance(module, FSDPModule)
         }
         if "" not in units:
-            raise ValueError(
-                "the model is not under fully_shard: call curvlab.distributed.shard_parameters(model)"
-            )
+            raise ValueError("the model is not under fully_shard: call curvlab.parallel.shard_parameters(model)")
         for unit in units.values():
             unit.reshard()
         owners = {name: _owner(name, units) for name, _ in model.named_parameters()}

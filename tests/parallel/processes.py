@@ -26,23 +26,23 @@ class Ended:
 
 
 def torchrun(num_processes: int, script: str, *arguments: str, timeout: float = 800.0) -> Ended:
-    """Run tests/distributed/<script> under torchrun."""
+    """Run tests/parallel/<script> under torchrun."""
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={num_processes}"]
     return run([*launcher, *_script(script), *arguments], timeout=timeout)
 
 
 def alone(script: str, *arguments: str, timeout: float = 800.0) -> Ended:
-    """Run tests/distributed/<script> in a process of its own, which may fork others."""
+    """Run tests/parallel/<script> in a process of its own, which may fork others."""
     return run([sys.executable, *_script(script), *arguments], timeout=timeout)
 
 
 def _script(name: str) -> list[str]:
-    return [str(ROOT / "tests" / "distributed" / name)]
+    return [str(ROOT / "tests" / "parallel" / name)]
 
 
 def run(command: list[str], *, timeout: float) -> Ended:
     """Run a command that finds the library and these tests, with one thread."""
-    paths = [str(ROOT / "src"), str(ROOT), *(str(ROOT / "tests" / part) for part in ("distributed", "curvature"))]
+    paths = [str(ROOT / "src"), str(ROOT), *(str(ROOT / "tests" / part) for part in ("parallel", "curvature"))]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(paths)}
     ended = subprocess.run(
         command,

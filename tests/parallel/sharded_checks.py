@@ -23,15 +23,15 @@ from problems import (
 from torch import Tensor, nn
 
 from curvlab.curvature import GaussNewtonOperator, HessianOperator, importance_probabilities, output_curvatures
-from curvlab.distributed import (
+from curvlab.influence import influence as influence_on_one
+from curvlab.linalg import LinearOperator, identity
+from curvlab.parallel import (
     Ranks,
     ShardedGaussNewtonOperator,
     ShardedHessianOperator,
     influence,
     shard_parameters,
 )
-from curvlab.influence import influence as influence_on_one
-from curvlab.linalg import LinearOperator, identity
 from curvlab.solvers import BlockConjugateGradient, ConjugateGradient, Lissa, MinimumResidual, Nystrom
 from curvlab.spectrum import hutchinson_trace, mean_eigenvalue, sketch_eigenvalues, top_eigenvalues
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from curvlab.distributed.ranks import Ranks
+from curvlab.parallel.ranks import Ranks
 from curvlab.problem import Data
 from curvlab.sampling import LLC
 from curvlab.sampling import estimate_llc as estimate_on_one_process

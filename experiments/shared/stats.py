@@ -1,0 +1,93 @@
+"""Statistics that tables and claims of all papers share; what has an error comes as (value, interval).
+
+verdict(claims.claim("faster"), *stats.geometric_mean(ratios), if_not_reproduced="...")
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import ArrayLike
+from scipy import stats
+from torch import Tensor
+
+from curvlab.lab import Interval, t_interval
+
+_LARGEST = 1 - 1e-12  # a correlation of 1 has no z
+
+
+def mean(values: ArrayLike, *, unit: str = "seeds", confidence: float = 0.95) -> tuple[float, Interval]:
+    """Return the mean of independent values, (n,), with its t interval."""
+    sample = _vector(values)
+    return float(sample.mean()), t_interval(sample, unit=unit, confidence=confidence)
+
+
+def geometric_mean(values: ArrayLike, *, unit: str = "seeds") -> tuple[float, Interval]:
+    """Return the geometric mean of independent positive values, (n,), with the t interval of their logarithms.
+
+    A value of 0 has no logarithm: the mean is 0 then, and the interval nan.
+    """
+    with np.errstate(divide="ignore", invalid="ignore"):
+        logarithms = np.log(_vector(values))
+        found = t_interval(logarithms, unit=unit)
+    low, high = math.exp(found.low), math.exp(found.high)
+    return math.exp(logarithms.mean()), Interval(low, high, f"{found.kind}, of logarithms", found.num_samples)
+
+
+def mean_correlation(values: ArrayLike, *, unit: str = "seeds") -> tuple[float, Interval]:
+    """Return the mean of independent correlations, (n,), with the t interval of Fisher's z = artanh(r), in r.
+
+    A t interval of the correlations themselves passes 1 where they are near it.
+    """
+    sample = _vector(values)
+    found = t_interval(np.arctanh(np.clip(sample, -_LARGEST, _LARGEST)), unit=unit)
+    low, high = math.tanh(found.low), math.tanh(found.high)
+    return float(sample.mean()), Interval(low, high, f"{found.kind}, of Fisher's z", found.num_samples)
+
+
+def log_log_slope(x: ArrayLike, y: ArrayLike, *, least: int = 2) -> float:
+    """Return the least-squares slope of log y on log x, the exponent of a power law.
+
+    Pairs that are not finite and positive do not count; nan with fewer than `least` different x.
+    """
+    x, y = _vector(x), _vector(y)
+    kept = np.isfinite(x) & np.isfinite(y) & (x > 0) & (y > 0)
+    if len(np.unique(x[kept])) < least:
+        return math.nan
+    return float(np.polyfit(np.log(x[kept]), np.log(y[kept]), 1)[0])
+
+
+def pearson(x: ArrayLike, y: ArrayLike) -> float:
+    """Return Pearson's correlation of two vectors; nan where one is constant or not finite."""
+    x, y = _vector(x), _vector(y)
+    return float(stats.pearsonr(x, y).statistic) if _varies(x) and _varies(y) else math.nan
+
+
+def spearman(x: ArrayLike, y: ArrayLike) -> float:
+    """Return Spearman's rank correlation of two vectors; nan where one is constant or not finite."""
+    x, y = _vector(x), _vector(y)
+    return float(stats.spearmanr(x, y).statistic) if _varies(x) and _varies(y) else math.nan
+
+
+def column_correlations(left: Tensor, right: Tensor) -> Tensor:
+    """Return Pearson's correlation of each pair of columns, (M, K), (M, K) -> (K,); nan where one is constant."""
+    left, right = left.double(), right.double()
+    left, right = left - left.mean(0), right - right.mean(0)
+    return (left * right).sum(0) / (left.norm(dim=0) * right.norm(dim=0))
+
+
+def jackknife_error(without: Sequence[float]) -> float:
+    """Return the standard error of a statistic from its values without each of n independent parts, (n,)."""
+    sample = _vector(without)
+    return float(np.sqrt((len(sample) - 1) / len(sample) * ((sample - sample.mean()) ** 2).sum()))
+
+
+def _vector(values: ArrayLike) -> np.ndarray:
+    """Return a float64 vector of numbers, a series or a tensor."""
+    return np.asarray(values, dtype=np.float64)
+
+
+def _varies(values: np.ndarray) -> bool:
+    return len(values) > 1 and bool(np.isfinite(values).all()) and values.std() > 0

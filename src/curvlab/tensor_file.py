@@ -27,8 +27,8 @@ def encode(entry: Mapping[str, Any], header: str) -> bytes:
     return f"{header} {hashlib.sha256(body).hexdigest()}\n".encode() + body
 
 
-def decode(content: bytes, header: str) -> dict[str, Any]:
-    """Return the entry, tensors on the CPU.
+def decode(content: bytes, header: str, *, device: torch.device | None = None) -> dict[str, Any]:
+    """Return the entry; tensors that were not on the CPU come to `device`, to the CPU without one.
 
     Raises:
         DamagedFileError: another header, a wrong checksum, or an entry that would run code.
@@ -40,8 +40,12 @@ def decode(content: bytes, header: str) -> dict[str, Any]:
     # torch.load would not notice a changed byte of a tensor.
     if checksum != hashlib.sha256(body).hexdigest():
         raise DamagedFileError("its checksum is wrong")
+
+    def place(storage: Any, location: str) -> Any:
+        return storage if device is None or location == "cpu" else storage.to(device=device)
+
     try:
-        entry: dict[str, Any] = torch.load(io.BytesIO(body), map_location="cpu", weights_only=True)
+        entry: dict[str, Any] = torch.load(io.BytesIO(body), map_location=place, weights_only=True)
     except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, KeyError) as error:
         raise DamagedFileError(f"it does not load: {type(error).__name__}") from None
     return entry

@@ -119,6 +119,15 @@ class LinearOperator(ABC):
         return drawn.to(self.device).T.contiguous()
 
     # ------------------------------------------------------------------------------- checkpoints
+    def probe(self) -> Tensor:
+        """Return ‖A v‖ and up to 4,096 numbers of A v for one fixed v, fp64 on the CPU: another A has others.
+
+        Cost: one product.
+        """
+        product = self @ self.randn(1, torch.Generator().manual_seed(0))
+        some = product[:: -(-len(product) // 4096), 0]
+        return torch.cat([self.norm(product), some]).double().cpu()
+
     def checkpoint(self, path: str | Path, settings: Mapping[str, Any], *, every: int | None = None) -> Checkpoint:
         """Return where work with our vectors is kept, told apart by `settings`, our size, dtype, damping."""
         own = {"operator": f"{self.shape[0]} {self.dtype} damping {self.damping!r}"}

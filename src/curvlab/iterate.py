@@ -1,0 +1,359 @@
+"""One driver for everything that steps: solvers, estimators, training, sampling.
+
+A method says what one step is. The driver owns the rest: progress bar, callback, saving, and going on where a
+killed run left off. Every public call that may take long has the arguments `progress`, `checkpoint` and
+`callback`, and passes them to `iterate`.
+
+    @dataclass(frozen=True)
+    class HalvingState:                        # what must be carried from step to step
+        x: Tensor
+        num_steps: int = 0
+        done: bool = False
+
+    @dataclass(frozen=True)
+    class Halving:                             # a method, bound to its problem
+        start: Tensor
+
+        def depends_on(self):                  # all that the numbers depend on
+            return {"start": self.start}
+
+        def init(self):
+            return HalvingState(self.start)
+
+        def step(self, state):
+            return HalvingState(state.x / 2, state.num_steps + 1, bool((state.x < 1).all()))
+
+        def result(self, state):
+            return state.x
+
+    x = iterate(Halving(start), name="halving", progress=True, checkpoint="halving.pt", callback=print)
+
+Every layer may import this module.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, is_dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Protocol, TypeVar, cast
+
+import torch
+from torch import Tensor
+from tqdm.auto import tqdm
+
+from curvlab.atomic_file import write_atomically
+from curvlab.described import described
+from curvlab.tensor_file import DamagedFileError, decode, encode
+
+SECONDS_BETWEEN_SAVES = 60.0  # the work that a kill may cost
+MAX_SHARE = 0.02  # of the time that saving may take: where a save takes longer than 1.2 s, saves become rarer
+_SECONDS_BEFORE_BAR = 1.0
+_HEADER = "curvlab-checkpoint-2"
+
+
+class CheckpointWarning(UserWarning):
+    """A checkpoint cannot be read, and its work starts afresh."""
+
+
+class State(Protocol):
+    """What a method carries from step to step: a dataclass, frozen or changed in place.
+
+    A field is saved, and restored, by its type:
+    tensors, numbers, strings, None, and lists, tuples and dicts of them: as they are, on their kind of device;
+    torch.Generator: its state, set in the generator that `init` put there;
+    what has state_dict and load_state_dict (models, optimizers, schedulers): its state, loaded in place;
+    dataclasses: field by field.
+
+    A state may have a property `status`, a short text for the progress bar.
+    """
+
+    @property
+    def num_steps(self) -> int:
+        """Steps taken so far."""
+        ...
+
+    @property
+    def done(self) -> bool:
+        """Whether this was the last step."""
+        ...
+
+
+S = TypeVar("S", bound=State)
+R_co = TypeVar("R_co", covariant=True)
+
+
+class Method(Protocol[S, R_co]):
+    """An iteration, bound to the problem it works on."""
+
+    def depends_on(self) -> Mapping[str, Any]:
+        """Return all that the numbers depend on, by name; a checkpoint of other work is refused.
+
+        Tensors, modules, functions, data sets, settings (see `described`). A linear operator counts by its product
+        with one fixed vector, compared to half of its dtype's digits: another GPU rounds otherwise. That product
+        is computed only when there is a file, or something to save. Called before `init`.
+        """
+        ...
+
+    def init(self) -> S:
+        """Return the state before the first step. Called before a restore, too."""
+        ...
+
+    def step(self, state: S) -> S:
+        """Return the state after one more step; the same object where it is changed in place."""
+        ...
+
+    def result(self, state: S) -> R_co:
+        """Return the answer. Errors that it states are computed here, from the state as it is."""
+        ...
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """Where unfinished work is kept, and how often.
+
+    Attributes:
+        path: of the file, replaced atomically; its folder is created when needed. Removed when the work is done.
+        every: save after so many steps, too; None: every minute alone.
+    """
+
+    path: str | Path
+    every: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.every is not None and self.every < 1:
+            raise ValueError(f"every must be at least 1 step, got {self.every}")
+
+
+class Ranks(Protocol):
+    """Processes that take the same steps together (curvlab.distributed)."""
+
+    def save_file(self, place: Checkpoint, key: Key, *, in_parts: bool) -> SaveFile:
+        """Return the file, or files, of their common work; `in_parts` where each has a part of every vector."""
+        ...
+
+
+def iterate(
+    method: Method[S, R_co],
+    *,
+    name: str,
+    total: int | None = None,
+    progress: bool = True,
+    callback: Callable[[S], object] | None = None,
+    checkpoint: str | Path | Checkpoint | None = None,
+    ranks: Ranks | None = None,
+    in_parts: bool = False,
+) -> R_co:
+    """Take the steps of `method` until its state is done, and return its result.
+
+    Args:
+        method: what steps.
+        name: of the work, beside the bar and in the checkpoint.
+        total: steps in all, where that is known.
+        progress: show a bar on a terminal or in a notebook, from the second second on.
+        callback: called with the state after each step; not for steps that an earlier run has taken.
+        checkpoint: file in which the state is kept, saved every minute, or less often where saving takes long:
+            after a kill, the same call goes on there and ends at the same numbers. Removed at the end.
+        ranks: the processes that take these steps together; None: this one alone.
+        in_parts: whether each of the ranks holds a part of every vector.
+
+    Raises:
+        ValueError: the checkpoint belongs to other work; the message names what differs.
+        TypeError: something that the work depends on cannot be described.
+
+    Cost: one product for each linear operator that the work depends on, at the first save and when a run goes on.
+    """
+    file = None if checkpoint is None else _open(checkpoint, Key(name, method.depends_on()), ranks, in_parts)
+    state = method.init()
+    if file is not None and (stored := file.load(_device(state))) is not None:
+        state = _restored(state, stored)
+    with _bar(name, total, state.num_steps, progress) as bar:
+        while not state.done:
+            state = method.step(state)
+            bar.update()
+            if not bar.disable:
+                bar.set_postfix_str(getattr(state, "status", ""), refresh=False)
+            if callback is not None:
+                callback(state)
+            if file is not None and not state.done and file.due(state.num_steps):
+                file.save(_plain(state))
+    found = method.result(state)
+    if file is not None:
+        file.remove()
+    return found
+
+
+# -------------------------------------------------------------------------------------- the file
+class Key:
+    """What a file belongs to: texts, and numbers of operators.
+
+    Args:
+        name: of the work.
+        depends_on: see `Method`.
+    """
+
+    def __init__(self, name: str, depends_on: Mapping[str, Any]) -> None:
+        if "generator" in depends_on and depends_on["generator"] is None:
+            raise ValueError("a checkpoint keeps the state of the generator: pass generator=...")
+        self._operators = {n: part for n, part in depends_on.items() if callable(getattr(part, "probe", None))}
+        own = {n: described(part) for n, part in depends_on.items() if n not in self._operators}
+        self._texts = {"work": name, **own}
+
+    @cached_property
+    def entries(self) -> dict[str, Any]:
+        """Texts and products by name. Cost: a product for each operator, once."""
+        products = {}
+        for name, operator in self._operators.items():
+            text = f"{operator.shape[0]} {operator.dtype} damping {operator.damping!r}"
+            products[name] = (text, operator.probe(), torch.finfo(operator.dtype).eps ** 0.5)
+        return self._texts | products
+
+    def differs_in(self, stored: Mapping[str, Any]) -> list[str]:
+        """Return the names of what is not the same in the entries of a file."""
+        own = self.entries
+        return sorted(n for n in {*stored, *own} if not _same(stored.get(n), own.get(n)))
+
+
+def _same(stored: Any, own: Any) -> bool:
+    if not (isinstance(stored, tuple) and isinstance(own, tuple)):
+        return bool(stored == own)
+    (text, product, tolerance), (own_text, own_product, _) = stored, own
+    if text != own_text or product.shape != own_product.shape:
+        return False
+    return bool((product - own_product).norm() <= tolerance * own_product.norm())
+
+
+class SaveFile:
+    """The file of one piece of work.
+
+    Args:
+        place: where it is, and how often it is saved.
+        key: what it belongs to.
+    """
+
+    def __init__(self, place: Checkpoint, key: Key) -> None:
+        self.path, self.every, self.key = Path(place.path), place.every, key
+        self._saved_at = time.monotonic()
+        self._seconds_to_save = 0.0
+
+    def load(self, device: torch.device | None = None) -> dict[str, Any] | None:
+        """Return what was saved; None when there is nothing. Tensors that were not on the CPU come to `device`.
+
+        A file that cannot be read is renamed, with a warning: the work starts afresh, and nothing is lost if the
+        file was no checkpoint.
+
+        Raises:
+            ValueError: the file belongs to other work.
+        """
+        try:
+            content = decode(self.path.read_bytes(), _HEADER, device=device)
+        except FileNotFoundError:
+            return None
+        except DamagedFileError as damage:
+            aside = self.path.with_name(f"{self.path.name}.damaged")
+            self.path.replace(aside)
+            warnings.warn(
+                f"{self.path} is no readable checkpoint ({damage}): it is now {aside.name}, and its work starts "
+                "afresh.",
+                CheckpointWarning,
+                stacklevel=2,
+            )
+            return None
+        if changed := self.key.differs_in(content["key"]):
+            raise ValueError(
+                f"{self.path} belongs to other work ({', '.join(changed)} differ): give each its own checkpoint, "
+                "or delete it."
+            )
+        return cast("dict[str, Any]", content["state"])
+
+    def due(self, num_steps: int) -> bool:
+        """Return whether to save after this step: a multiple of `every`, or a minute after the last save."""
+        if self.every is not None and num_steps % self.every == 0:
+            return True
+        wait = max(SECONDS_BETWEEN_SAVES, self._seconds_to_save / MAX_SHARE)
+        return time.monotonic() - self._saved_at >= wait
+
+    def save(self, state: Mapping[str, Any]) -> None:
+        """Replace the file by one with this state: tensors, numbers, strings, and lists and dicts of them."""
+        began = time.monotonic()
+        write_atomically(self.path, encode({"key": self.key.entries, "state": dict(state)}, _HEADER))
+        self._saved_at = time.monotonic()
+        self._seconds_to_save = self._saved_at - began
+
+    def remove(self) -> None:
+        """Delete the file, if there is one: its work is done."""
+        self.path.unlink(missing_ok=True)
+
+
+def _open(place: str | Path | Checkpoint, key: Key, ranks: Ranks | None, in_parts: bool) -> SaveFile:
+    place = place if isinstance(place, Checkpoint) else Checkpoint(place)
+    return SaveFile(place, key) if ranks is None else ranks.save_file(place, key, in_parts=in_parts)
+
+
+# ------------------------------------------------------------------------------- states in files
+def _plain(value: Any) -> Any:
+    """Return what a file can hold of a state, or of a part of it."""
+    if isinstance(value, torch.Generator):
+        return value.get_state()
+    if callable(getattr(value, "load_state_dict", None)):
+        return value.state_dict()
+    if is_dataclass(value):
+        return {field.name: _plain(getattr(value, field.name)) for field in fields(value)}
+    if type(value) in (list, tuple):
+        return type(value)(map(_plain, value))
+    if isinstance(value, dict):
+        return {name: _plain(part) for name, part in value.items()}
+    return value
+
+
+def _restored(fresh: Any, stored: Any) -> Any:
+    """Return the state that a file holds; what must stay the same object is taken from `fresh`, and changed."""
+    if isinstance(fresh, torch.Generator):
+        fresh.set_state(stored)
+        return fresh
+    if callable(getattr(fresh, "load_state_dict", None)):
+        fresh.load_state_dict(stored)
+        return fresh
+    if is_dataclass(fresh) and not isinstance(fresh, type):
+        parts = {name: _restored(getattr(fresh, name), part) for name, part in stored.items()}
+        if getattr(fresh, "__dataclass_params__").frozen:  # noqa: B009
+            return replace(fresh, **parts)
+        for name, part in parts.items():
+            setattr(fresh, name, part)
+        return fresh
+    if type(fresh) in (list, tuple) and len(fresh) == len(stored):
+        return type(fresh)(_restored(own, part) for own, part in zip(fresh, stored, strict=True))
+    if isinstance(fresh, dict) and fresh.keys() == stored.keys():
+        return {name: _restored(own, stored[name]) for name, own in fresh.items()}
+    return stored
+
+
+def _device(value: Any) -> torch.device | None:
+    """Return a device other than the CPU on which part of a state lies; None where there is none."""
+    if isinstance(value, Tensor):
+        return value.device if value.device.type != "cpu" else None
+    if is_dataclass(value):
+        parts = [getattr(value, field.name) for field in fields(value)]
+    elif isinstance(value, list | tuple):
+        parts = list(value)
+    else:
+        parts = list(value.values()) if isinstance(value, dict) else []
+    return next((place for part in parts if (place := _device(part)) is not None), None)
+
+
+def _bar(name: str, total: int | None, done: int, progress: bool) -> tqdm:
+    seen = progress and (sys.stderr.isatty() or "ipykernel" in sys.modules)
+    return tqdm(
+        desc=name,
+        total=total,
+        initial=done,
+        delay=_SECONDS_BEFORE_BAR,
+        disable=not seen,
+        leave=False,
+        file=sys.stderr,
+        unit="step",
+    )

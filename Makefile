@@ -46,7 +46,7 @@ RUN     := $(PYTHON) -m experiments
 # RANKS=4: one target on as many processes, which share its data (and the parameters, where a task says so).
 LAUNCH  := $(if $(RANKS),-m torch.distributed.run --standalone --nproc-per-node=$(RANKS))
 
-.PHONY: figures report judge draw stale $(PAPERS) $(TARGETS)
+.PHONY: figures report judge draw stale verify $(PAPERS) $(TARGETS)
 $(PAPERS) $(TARGETS): $(READY)
 	@$(PYTHON) $(LAUNCH) -m experiments run $@ preset=$(PRESET) $(ARGS)
 
@@ -62,8 +62,11 @@ judge: $(READY) ## claims again, from the tables alone; ARGS="lissa-fig1 ..." fo
 draw: $(READY) ## figures again, from the tables alone; ARGS="lissa-fig1 ..." for some
 	@$(RUN) draw $(ARGS)
 
-stale: $(READY) ## published results whose numbers come from code that has changed since
+stale: $(READY) ## published results of which a file that they are made by has changed since
 	@$(RUN) stale
+
+verify: $(READY) ## results computed again into a temporary folder, and what differs; ARGS="lissa-fig1 ..." for some
+	@$(RUN) verify preset=$(PRESET) $(ARGS)
 
 .DEFAULT: # no such target: the nearest, without a package
 	@PYTHONPATH= $(PYTHON_BASE) -m experiments help $@

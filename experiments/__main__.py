@@ -1,4 +1,4 @@
-"""python -m experiments help | run | judge | draw | gather | stale | changes: what the Makefile calls.
+"""python -m experiments help | run | judge | draw | gather | stale | verify: what the Makefile calls.
 
     help [TARGET ...]                      every target with a line and the measured time of each preset; or what a
                                            target computes, its presets and keys
@@ -6,8 +6,8 @@
     judge [TARGET ...]                     claims.json again, from the tables of published results
     draw [TARGET ...]                      figures again, from the tables
     gather TARGET ...                      the tables of its variations (a sweep's jobs) in one, <preset>/sweep/
-    stale                                  published results whose units come from code that has changed since
-    changes COMMIT                         modules whose code has changed since, as entries of same_numbers.yaml
+    stale                                  published results of which a file they are made by has changed since
+    verify [TARGET ...] [KEY=VALUE ...]    computes them again and says what differs from the committed tables
 
 A TARGET is lissa-fig1, a paper (lissa), figures (all of them), bench, or for judge and draw a result folder.
 """
@@ -52,10 +52,11 @@ def main(arguments: list[str]) -> int:
             from curvlab.lab.target.stale import print_stale
 
             return print_stale()
-        if command == "changes":
-            from curvlab.lab.target.changes import print_changes
+        if command == "verify":
+            os.environ.setdefault("OMP_NUM_THREADS", "1")
+            from curvlab.lab.target.verify import verify
 
-            return print_changes(rest)
+            return verify(rest)
     except UnknownTargetError as error:
         print(f"error: {error}", file=sys.stderr)
         return _EXIT_USAGE

@@ -95,9 +95,7 @@ def test_published_results_name_the_commits_of_their_units(paper: str) -> None:
         assert record["assembled"]["commit"], where
         if units != NOT_RECORDED:  # results from before units kept their origin say just that
             for unit in units:
-                assert {"name", "version", "function", "fingerprint", "commit", "clean", "count"} <= set(unit), (
-                    where
-                )
+                assert {"name", "version", "function", "commit", "clean", "count"} <= set(unit), where
             assert record["judged"]["commit"], where
             assert record["drawn"]["commit"], where
 

@@ -154,9 +154,9 @@ def test_what_other_code_or_another_config_has_left_is_not_used(
     with pytest.raises(KeyboardInterrupt):
         run_unit(checkout, log, 25)
     if change == "code":
-        monkeypatch.setattr("curvlab.lab.runs.origins._fingerprint", lambda roots: "changed since")
+        monkeypatch.setattr("curvlab.lab.runs.run.source_hash", lambda: "changed since")
     if change == "versions":
-        monkeypatch.setattr("curvlab.lab.runs.origins.versions", lambda: {"torch": "changed since"})
+        monkeypatch.setattr("curvlab.lab.runs.run.versions", lambda: {"torch": "changed since"})
     overrides = {"config": ["seed=1"], "force": ["force=true"]}
     found = run_unit(checkout, log, overrides=overrides.get(change, []))
     assert steps(log) == [*range(1, 26), *range(1, NUM_STEPS + 1)]

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -217,35 +218,38 @@ def test_every_unit_keeps_the_commit_that_computed_it(checkout: Path, monkeypatc
     assert units == [("aaaa", True, 1, 4), ("bbbb", False, 2, 4)]
     assert record["assembled"] == {"commit": "cccc", "clean": True}
     assert record["num_units"] == 3
-    assert {"versions", "device", "fingerprint", "function", "seconds"} <= set(record["units"][0])
+    assert {"versions", "device", "function", "seconds", "num_matvecs"} <= set(record["units"][0])
 
 
-def test_a_unit_inside_a_unit_is_recorded_also_when_the_outer_one_is_stored(checkout: Path) -> None:
+def test_every_unit_counts_once_however_often_and_from_where_it_is_asked_for(checkout: Path) -> None:
+    def inner(run: runs.Run) -> dict[str, Any]:
+        def compute() -> dict[str, Any]:
+            run.add_matvecs(10)
+            end = time.process_time() + 0.02
+            while time.process_time() < end:
+                pass
+            return {"x": 1}
+
+        return run.unit("toy/inner", {}, compute, version=1)
+
     def outer(run: runs.Run) -> dict[str, Any]:
-        return run.unit("toy/inner", {}, lambda: {"x": 1}, version=1)
+        run.add_matvecs(1)
+        return inner(run)
 
-    for _ in range(2):
+    for again in (False, True):  # computed, then found in the store
         with start() as run:
-            run.unit("toy/outer", {}, lambda run=run: outer(run), version=1)
+            for _ in range(3):
+                run.unit("toy/outer", {}, lambda run=run: outer(run), version=1)
+            inner(run)
             run.save_record()
         record = record_of(run)
-        assert sorted((unit["name"], unit["count"]) for unit in record["units"]) == [
-            ("toy/inner", 1),
-            ("toy/outer", 1),
-        ]
-        assert record["num_units"] == 1
-
-
-def test_reused_units_of_changed_code_are_named(
-    checkout: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for changed in (False, True):
-        monkeypatch.setattr("curvlab.lab.runs.run.is_stale", lambda origin, changed=changed: changed)
-        with start() as run:
-            run.unit("toy/unit", {}, dict, version=1)
-            run.save_record()
-        said = "units of toy/unit were stored by code that has changed since" in capsys.readouterr().err
-        assert said is changed
+        found = {unit["name"]: (unit["count"], unit["num_matvecs"]) for unit in record["units"]}
+        assert found == {"toy/inner": (1, 10), "toy/outer": (1, 1)}
+        seconds = {unit["name"]: unit["seconds"] for unit in record["units"]}
+        assert seconds["toy/inner"] >= 0.02 > seconds["toy/outer"]
+        assert (record["num_matvecs"], record["num_units"]) == (11, 4)
+        assert record["unit_seconds"] == pytest.approx(sum(seconds.values()), abs=2e-3)
+        assert record["store"]["misses"] == (0 if again else 2)
 
 
 def test_progress_is_said_at_every_change_of_work(checkout: Path, capsys: pytest.CaptureFixture[str]) -> None:

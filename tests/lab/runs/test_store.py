@@ -137,7 +137,7 @@ def replace_by_a_plain_pickle(entry: Path) -> None:
     ("damage", "reason"),
     [
         (truncate, "its checksum is wrong"),
-        (empty, "it does not begin with 'curvlab-store-2 [0-9a-f]+'"),
+        (empty, "it does not begin with 'curvlab-store-3 [0-9a-f]+'"),
         (flip_a_bit, "its checksum is wrong"),
         (put_another_config_in_its_place, "it does not begin with .*"),
         (replace_by_a_plain_pickle, "it does not begin with .*"),
@@ -165,7 +165,7 @@ def test_entry_that_would_run_code_is_not_trusted(tmp_path: Path) -> None:
     buffer = io.BytesIO()
     torch.save({"payload": os.getcwd, "seconds": 0.0}, buffer)
     body = buffer.getvalue()
-    header = f"curvlab-store-2 {entry_of(tmp_path).stem} {hashlib.sha256(body).hexdigest()}\n"
+    header = f"curvlab-store-3 {entry_of(tmp_path).stem} {hashlib.sha256(body).hexdigest()}\n"
     entry_of(tmp_path).write_bytes(header.encode() + body)
     with pytest.warns(StoreWarning, match="it does not load: UnpicklingError"):
         assert Store(tmp_path).get_or_compute("toy", CONFIG, lambda: {"x": 2}) == {"x": 2}

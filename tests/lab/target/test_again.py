@@ -1,8 +1,7 @@
-"""Judging and drawing from files alone, and results whose code has changed since."""
+"""Judging and drawing from files alone."""
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +12,6 @@ import pytest
 from curvlab.lab.reporting import load_claims
 from curvlab.lab.target.again import again
 from curvlab.lab.target.published import published, result_folders
-from curvlab.lab.target.stale import print_stale, stale_parts
 
 KEY = "rank1/fig1"
 
@@ -81,26 +79,3 @@ def test_results_are_found_by_name_and_path(result: Path) -> None:
         "smoke",
     ]
     assert [(target.key, folder) for target, folder in published(root)] == [(KEY, result)]
-
-
-def test_results_of_changed_code_are_stale(
-    result: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr("curvlab.lab.target.stale.published", lambda: [(None, result)])
-    assert stale_parts(result) == []
-    assert print_stale() == 0
-    record = json.loads((result / "run.json").read_text())
-    commit = {"commit": record["assembled"]["commit"], "clean": True}
-    record["units"] = [
-        {"name": "toy/unit", "count": 3, "roots": ["curvlab.linalg.flatten"], "fingerprint": "0" * 16} | commit
-    ]
-    record["assembled"]["fingerprint"] = "1" * 16
-    (result / "run.json").write_text(json.dumps(record))
-    assert len(stale_parts(result)) == 2
-    assert print_stale() == 1
-    printed = capsys.readouterr().out
-    assert f"  3 x toy/unit from {commit['commit'][:8]}" in printed
-    assert f"  its tables from {commit['commit'][:8]}" in printed
-    record["units"] = "commits not recorded"
-    (result / "run.json").write_text(json.dumps(record))
-    assert stale_parts(result) == []

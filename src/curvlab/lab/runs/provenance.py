@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib.metadata
+import importlib.util
 import platform
 import resource
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -80,7 +83,7 @@ def provenance(
         cfg: the config, with the command that `Command.attach` put there.
         key: the target's key, e.g. "lissa/fig1".
         title: one line for the report.
-        assembled: of the code that made tables of the units: commit, whether the tree was clean, fingerprint.
+        assembled: of the code that made tables of the units: commit, whether the tree was clean.
         units: origins of the units of work, with their counts: the commits that computed the numbers.
         num_units: units that the experiment asked for, without those inside others.
         settings: name, ours and paper.
@@ -115,6 +118,43 @@ def provenance(
         "config": publishable_config(cfg),
     }
     return without_paths(record | dict(notes), path_roots(plain(cfg)))
+
+
+@cache
+def source_hash() -> str:
+    """Return a hash of all Python files of curvlab and of `experiments`: what may make a number another."""
+    found = hashlib.sha256()
+    for package in ("curvlab", "experiments"):
+        spec = importlib.util.find_spec(package)
+        for folder in (spec.submodule_search_locations or ()) if spec else ():
+            for path in sorted(Path(folder).rglob("*.py")):
+                found.update(path.relative_to(folder).as_posix().encode() + path.read_bytes())
+    return found.hexdigest()[:16]
+
+
+def grouped(units: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return one entry for each kind of unit and each code, versions and device that computed some.
+
+    Its `count`, `seconds` and `num_matvecs` are those of its units in all.
+    """
+    summed = ("count", "seconds", "num_matvecs")
+    groups: dict[str, dict[str, Any]] = {}
+    for unit in units:
+        counted = {"count": 1} | dict(unit)
+        identity = repr(sorted((key, repr(value)) for key, value in counted.items() if key not in summed))
+        if identity in groups:
+            for key in summed:
+                groups[identity][key] += counted[key]
+        else:
+            groups[identity] = counted
+    return [group | {"seconds": round(group["seconds"], 3)} for group in groups.values()]
+
+
+def function_name(compute: Callable[..., Any]) -> str:
+    """Return "module:function" of a function or of a `functools.partial` of one."""
+    while isinstance(compute, partial):
+        compute = compute.func
+    return f"{compute.__module__}:{getattr(compute, '__qualname__', type(compute).__qualname__)}"
 
 
 def versions() -> dict[str, str]:

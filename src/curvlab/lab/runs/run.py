@@ -23,16 +23,19 @@ from curvlab.atomic_file import remove_stale, write_atomically
 from curvlab.lab import tables
 from curvlab.lab.runs.canonical import digest, plain
 from curvlab.lab.runs.command import Command
-from curvlab.lab.runs.origins import Origin, code_of, grouped, is_stale, origin_of
 from curvlab.lab.runs.over_ranks import is_first
 from curvlab.lab.runs.provenance import (
     Cost,
     check_seed,
     device_name,
+    function_name,
+    grouped,
     provenance,
     publishable_config,
     read_commit,
+    source_hash,
     torch_device,
+    versions,
 )
 from curvlab.lab.runs.record import RECORD, recorded_units
 from curvlab.lab.runs.shared_store import store_of
@@ -91,8 +94,9 @@ class Run:
         self.store = store_of(cfg)
         self.status = Status(self.target, silent=not cfg.progress, num_expected=recorded_units(self.folder))
         self._commit = read_commit(cfg.results.root)
-        self._num_matvecs = 0
-        self._origins: list[Origin] = []
+        self._num_matvecs = 0  # outside of units
+        self._units: dict[str, dict[str, Any]] = {}  # those used so far, by their keys
+        self._inner_seconds = 0.0  # that units computed inside the one at work took
         self._depth = 0
         self._data: dict[str, str] = {}
         self._notes: dict[str, Any] = {}
@@ -133,10 +137,10 @@ class Run:
             compute: returns tensors, numbers, strings and lists by name. Products counted with `add_matvecs`
                 inside are counted again when the unit is found in the store.
             version: of the meaning of `config` and of the code: raise it when a change must not reuse what was
-                stored before. Changes that nobody thought of are found by `make stale`.
+                stored before. Changes that nobody thought of are found by `make verify`.
             about: what it does, for the terminal: "training mlp-digits, seed 2"; the name unless given.
             resumes: `compute` is called with a folder for its checkpoints, its own while it runs. What a killed
-                process left there is found by the next one, unless the code, the packages' versions or the device
+                process left there is found by the next one, unless any code, the packages' versions or the device
                 have changed since.
         """
         config = {"seed": self.cfg.seed, **plain(config)}
@@ -144,32 +148,37 @@ class Run:
         misses = self.store.misses
 
         def counted() -> dict[str, Any]:
-            before, first = self._num_matvecs, len(self._origins)
-            origin = origin_of(
-                name, version, compute, config, commit=self._commit, device=device_name(self.device)
-            )
-            made_by = {part: origin[part] for part in ("fingerprint", "versions", "device")}
-            folder = [self.store.unfinished(name, key, made_by=made_by)] if resumes else []
+            made_by = {"versions": versions(), "device": device_name(self.device)}
+            folder = [self.store.unfinished(name, key, made_by=made_by | {"source": source_hash()})] * resumes
             resumed = resumes and folder[0].exists()
             self._announce(about or name, resumed=resumed)
+            outside = self._num_matvecs, self._units, self._inner_seconds
+            self._num_matvecs, self._units, self._inner_seconds = 0, {}, 0.0
             began = time.process_time()
             self._depth += 1
             try:
                 payload = named_results(compute(*folder), name)
+                own = {
+                    "name": name,
+                    "version": version,
+                    "function": function_name(compute),
+                    "commit": self._commit.commit,
+                    "clean": self._commit.clean,
+                    **made_by,
+                    **({"resumed": True} if resumed else {}),  # what a killed process spent is not known
+                    "seconds": time.process_time() - began - self._inner_seconds,
+                    "num_matvecs": self._num_matvecs,
+                }
+                return {"payload": payload, "units": self._units | {digest([name, key], where="unit"): own}}
             finally:
                 self._depth -= 1
-            added, self._num_matvecs = self._num_matvecs - before, before
-            inner, self._origins[first:] = self._origins[first:], []
-            seconds = time.process_time() - began - sum(origin["seconds"] for origin in inner)
-            # What a killed process spent and counted is not known.
-            origin |= {"seconds": max(seconds, 0.0)} | ({"resumed": True} if resumed else {})
-            return {"payload": payload, "num_matvecs": added, "origins": grouped([*inner, origin])}
+                self._num_matvecs, self._units, self._inner_seconds = outside
+                self._inner_seconds += time.process_time() - began
 
         entry = self.store.get_or_compute(name, key, counted)
         if self.store.misses == misses:
             self._announce(about or name, stored=True)
-        self.add_matvecs(entry["num_matvecs"])
-        self._origins.extend(entry["origins"])
+        self._units |= entry["units"]  # each once, however often it is asked for
         return entry["payload"]
 
     def _announce(self, work: str, *, stored: bool = False, resumed: bool = False) -> None:
@@ -221,21 +230,18 @@ class Run:
         Image.fromarray(image).save(buffer, format="png")
         self._images[name] = buffer.getvalue()
 
-    def save_record(
-        self, settings: Sequence[Mapping[str, Any]] = (), *, compute: Callable[..., Any] | None = None
-    ) -> None:
+    def save_record(self, settings: Sequence[Mapping[str, Any]] = ()) -> None:
         """Write the images, then run.json: from here on the tables are complete, fit to be judged and drawn.
 
         Args:
             settings: entries of name, ours and paper, for the report.
-            compute: the function that made tables of the units: its code is recorded, too.
         """
         for name, content in self._images.items():
             self._write(name, content)
         cost = Cost(
             wall_seconds=time.perf_counter() - self._start,
-            unit_seconds=sum(origin["seconds"] for origin in self._origins),
-            num_matvecs=self._num_matvecs,
+            unit_seconds=sum(unit["seconds"] for unit in self._units.values()),
+            num_matvecs=self._num_matvecs + sum(unit["num_matvecs"] for unit in self._units.values()),
             store_hits=self.store.hits,
             store_misses=self.store.misses,
         )
@@ -243,8 +249,8 @@ class Run:
             self.cfg,
             key=self.key,
             title=self.title,
-            assembled=self._assembled(compute),
-            units=grouped(self._origins),
+            assembled={"commit": self._commit.commit, "clean": self._commit.clean},
+            units=grouped(self._units.values()),
             num_units=self.status.num_units,
             settings=settings,
             cost=cost,
@@ -252,16 +258,6 @@ class Run:
             notes=self._notes,
         )
         write_atomically(self.folder / RECORD, (json.dumps(record, indent=2) + "\n").encode())
-        stale = sorted({unit["name"] for unit in record["units"] if is_stale(unit)})
-        if stale:
-            self.status.say(
-                f"units of {', '.join(stale)} were stored by code that has changed since (see `make stale`): "
-                "compute them again with force=true."
-            )
-
-    def _assembled(self, compute: Callable[..., Any] | None) -> dict[str, Any]:
-        found: dict[str, Any] = {"commit": self._commit.commit, "clean": self._commit.clean}
-        return found if compute is None else found | code_of(compute, {})
 
     @contextmanager
     def alone_in_folder(self) -> Iterator[None]:

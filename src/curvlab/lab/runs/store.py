@@ -20,7 +20,7 @@ from curvlab.atomic_file import remove_stale, write_atomically
 from curvlab.lab.runs.canonical import digest, plain, text_key
 from curvlab.tensor_file import DamagedFileError, decode, encode
 
-_FORMAT = "curvlab-store-2"
+_FORMAT = "curvlab-store-3"
 _UNFINISHED = ".unfinished"
 _LOG = logging.getLogger(__name__)
 
@@ -38,7 +38,7 @@ class Store:
     moment costs the unit at work, and of two processes the second waits for the first. A long unit may keep what
     it has so far in a folder of its own, see `unfinished`.
 
-    The key knows the config, not the code: `Run.unit` puts a version into it and keeps a fingerprint of the code.
+    The key knows the config, not the code: `Run.unit` puts a version into it and keeps the commit.
     Leave out of it what does not change the numbers (folders, progress, device).
 
     Args:

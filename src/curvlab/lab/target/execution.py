@@ -18,6 +18,7 @@ from curvlab.lab.runs.provenance import read_commit
 from curvlab.lab.runs.record import read_record, sign
 from curvlab.lab.target.declaration import Target
 from curvlab.lab.target.settings import settings_beside_the_paper
+from curvlab.lab.target.stale import stale_parts
 
 
 @dataclass(frozen=True)
@@ -55,19 +56,32 @@ class Computed(Mapping[str, pd.DataFrame]):
 def run_target(target: Target, cfg: DictConfig) -> Path:
     """Run a target as its config says; return the result folder."""
     with runs.start(cfg, key=target.key, title=target.title) as run:
-        compute = target.load("compute")
-        computed = compute(run, cfg)
+        tables = target.load("compute")(run, cfg)
         if not is_first():
             return run.folder
         with run.alone_in_folder():  # of two processes at once, each finishes what it began
-            for name, table in computed.items():
+            for name, table in tables.items():
                 run.save_table(table, name, digits=target.digits.get(name, 6))
-            run.save_record(settings_beside_the_paper(target, cfg, computed), compute=compute)
+            run.save_record(settings_beside_the_paper(target, cfg, tables))
+            _name_stale_units(target, run)
             run.status.say("judging and drawing")
             judge_target(target, run.folder)
             draw_target(target, run.folder)
             run.hand_to_tracker()
     return run.folder
+
+
+def _name_stale_units(target: Target, run: runs.Run) -> None:
+    """Say which reused units come from an earlier commit whose code has changed since."""
+    record = read_record(run.folder)
+    now = record["assembled"]["commit"]
+    earlier = [unit for unit in record["units"] if unit["commit"] != now]
+    if earlier and stale_parts(target, record | {"units": earlier}):
+        names = ", ".join(sorted({unit["name"] for unit in earlier}))
+        run.status.say(
+            f"units of {names} were stored by an earlier commit, and code has changed since (see `make stale`): "
+            "compute them again with force=true."
+        )
 
 
 def judge_target(target: Target, folder: Path) -> None:

@@ -61,7 +61,18 @@ def run(arguments: Sequence[str]) -> int:
             main(target)
             print()
         return 0
+    return run_side_by_side(targets, overrides)
+
+
+def run_side_by_side(targets: Sequence[Target], overrides: Sequence[str]) -> int:
+    """Run targets in processes of their own, also a single one; return 1 when one failed."""
     return _Schedule(targets, overrides).run()
+
+
+def preset_of(overrides: Sequence[str]) -> str:
+    """Return the preset that overrides choose."""
+    chosen = [override.partition("=")[2] for override in overrides if override.startswith("preset=")]
+    return chosen[-1] if chosen else "embedded"
 
 
 @dataclass
@@ -80,10 +91,7 @@ class _Running:
 class _Schedule:
     def __init__(self, targets: Sequence[Target], overrides: Sequence[str]) -> None:
         self.overrides = list(overrides)
-        preset = next(
-            (o.partition("=")[2] for o in reversed(self.overrides) if o.startswith("preset=")), "embedded"
-        )
-        self.preset = preset
+        self.preset = preset = preset_of(overrides)
         self.waiting = sorted(targets, key=lambda target: -(recorded_seconds(target, preset) or 0.0))
         self.num_targets = len(targets)
         self.running: list[_Running] = []

@@ -47,7 +47,7 @@ class _LookingRun(Run):
     @property
     def seconds(self) -> float:
         """CPU seconds that the units found have taken."""
-        return sum(float(origin["seconds"]) for origin in self._origins)
+        return sum(float(unit["seconds"]) for unit in self._units.values())
 
     def unit(
         self,

@@ -31,7 +31,7 @@ def run_smoke(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[...
         return run_target(target, cfg)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(Path(__file__).parents[2])
+        patch.chdir(Path(__file__).parents[1])
         patch.setattr("matplotlib.layout_engine.ConstrainedLayoutEngine.execute", lambda self, figure: None)
         yield run
 

@@ -56,13 +56,13 @@ class Computed(Mapping[str, pd.DataFrame]):
 def run_target(target: Target, cfg: DictConfig) -> Path:
     """Run a target as its config says; return the result folder."""
     with runs.start(cfg, key=target.key, title=target.title) as run:
-        tables = target.load("compute")(run, cfg)
+        computed = target.load("compute")(run, cfg)
         if not is_first():
             return run.folder
         with run.alone_in_folder():  # of two processes at once, each finishes what it began
-            for name, table in tables.items():
+            for name, table in computed.items():
                 run.save_table(table, name, digits=target.digits.get(name, 6))
-            run.save_record(settings_beside_the_paper(target, cfg, tables))
+            run.save_record(settings_beside_the_paper(target, cfg, computed))
             _name_stale_units(target, run)
             run.status.say("judging and drawing")
             judge_target(target, run.folder)

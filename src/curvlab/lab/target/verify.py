@@ -20,6 +20,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from curvlab.lab import tables
 from curvlab.lab.reporting.claims_file import load_claims
 from curvlab.lab.runs.record import read_record
 from curvlab.lab.target.declaration import Target
@@ -75,14 +76,14 @@ def differences(target: Target, committed: Path, again: Path) -> Iterator[str]:
         again: the same; or a variation of it, which has a part of its rows.
     """
     in_part = again.name != committed.name
-    before, after = _tables(committed), _tables(again)
-    for name in sorted(before.keys() | after.keys()):
+    before, after = tables.names(committed), tables.names(again)
+    for name in sorted({*before, *after}):
         if name in ("timing", "timings") or any(fnmatchcase(name, left_out) for left_out in target.timings):
             continue
         if name not in before or name not in after:
             yield f"{name}.csv is only among the {'committed' if name in before else 'new'} tables"
             continue
-        old, new = pd.read_csv(before[name]), pd.read_csv(after[name])
+        old, new = tables.read_table(committed, name), tables.read_table(again, name)
         if not in_part:
             yield from (f"{name}.csv: {line}" for line in _other_columns(old, new))
         elif "task" in new:
@@ -96,10 +97,6 @@ def differences(target: Target, committed: Path, again: Path) -> Iterator[str]:
         old_word, new_word = (of.get(claim, "not judged") for of in verdicts)
         if old_word != new_word and not any(fnmatchcase(claim, left_out) for left_out in target.timings):
             yield f"claim {claim}: {old_word} -> {new_word}"
-
-
-def _tables(folder: Path) -> dict[str, Path]:
-    return {path.name.partition(".csv")[0]: path for path in folder.glob("*.csv*")}
 
 
 def _other_columns(old: pd.DataFrame, new: pd.DataFrame) -> Iterator[str]:

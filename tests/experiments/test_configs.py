@@ -30,10 +30,8 @@ def test_target_composes(key: str, preset: str) -> None:
 
 
 @pytest.mark.parametrize("key", TARGETS)
-def test_folder_has_its_rooms(key: str) -> None:
+def test_target_has_its_rooms(key: str) -> None:
     target = TARGETS[key]
-    folder = ROOT / "experiments" / key
-    assert (folder / "__main__.py").is_file()
     assert target.description.splitlines()[2].startswith(f"make {target.make_name} "), (
         "the docstring shows how to run it"
     )
@@ -44,11 +42,11 @@ def test_folder_has_its_rooms(key: str) -> None:
 
 @pytest.mark.parametrize("key", TARGETS)
 def test_config_opens_with_its_make_command(key: str) -> None:
-    lines = (ROOT / "conf" / key / "target.yaml").read_text().splitlines()
+    lines = (ROOT / "conf" / f"{TARGETS[key].config_name}.yaml").read_text().splitlines()
     assert lines[0] == "# @package _global_"
     assert lines[1].startswith(f"# make {TARGETS[key].make_name} ")
 
 
-def test_every_config_is_a_target() -> None:
+def test_every_folder_with_a_target_config_is_of_a_target() -> None:
     found = {path.parent.relative_to(ROOT / "conf").as_posix() for path in (ROOT / "conf").glob("*/*/target.yaml")}
-    assert found == set(TARGETS)
+    assert found <= set(TARGETS)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterable
+from functools import cache
+from pathlib import Path
 
 from curvlab.lab.target.declaration import ROOT, Target
 
@@ -24,7 +26,11 @@ class UnknownTargetError(ValueError):
 
 def all_targets() -> dict[str, Target]:
     """Return every target by its key, papers in the order of the report, figures and tables counted up."""
-    folder = ROOT / "experiments"
+    return dict(_declared(ROOT / "experiments"))
+
+
+@cache
+def _declared(folder: Path) -> dict[str, Target]:
     declared = [Target.read(path) for path in (*folder.glob("*/*.py"), *folder.glob("*/*/__init__.py"))]
     found = {target.key: target for target in declared if target is not None}
     return dict(sorted(found.items(), key=lambda entry: _order(entry[0])))

@@ -36,7 +36,7 @@ def test_data_that_cannot_be_shared_is_refused() -> None:
     pair = torch.zeros(3, 1), torch.zeros(3).long()
     with pytest.raises(ValueError, match="3 examples or batches cannot be shared by 4 ranks: start fewer"):
         Ranks(0, 4).share(pair)
-    with pytest.raises(TypeError, match="give every rank a loader of its own examples, or pass the dataset"):
+    with pytest.raises(TypeError, match="give every rank a loader of its own examples, or pass the data set"):
         Ranks(0, 2).share(DataLoader(TensorDataset(*pair)))
 
 

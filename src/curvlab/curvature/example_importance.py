@@ -12,7 +12,7 @@ from curvlab.curvature.example_rows import own_gauss_newton
 from curvlab.curvature.example_traces import exact_traces, sampled_traces
 from curvlab.curvature.gauss_newton import GaussNewtonOperator
 from curvlab.curvature.importance import certified_constant, importance_probabilities
-from curvlab.curvature.spread_operator import SpreadOperator
+from curvlab.curvature.mean_over_ranks import MeanOverRanks
 from curvlab.linalg import DenseOperator, LinearOperator
 
 _FLOOR = 0.01  # of the mean trace: no weight exceeds 100 times that of uniform sampling
@@ -53,7 +53,7 @@ def example_importance(operator: LinearOperator, *, generator: torch.Generator |
     """
     if isinstance(operator, DenseOperator) and operator.examples is not None:
         return _certified(operator.examples.diagonal(dim1=1, dim2=2).sum(1).double().cpu(), 0)
-    if not isinstance(operator, GaussNewtonOperator | SpreadOperator):
+    if not isinstance(operator, GaussNewtonOperator | MeanOverRanks):
         raise TypeError(
             f"importance sampling draws by tr(G_i), which {type(operator).__name__} does not tell: pass a "
             "GaussNewtonOperator without damping, and the damping as a number, or sampling='uniform'"

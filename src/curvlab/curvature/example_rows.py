@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from curvlab.curvature.fisher import FisherOperator
 from curvlab.curvature.gauss_newton import GaussNewtonOperator
 from curvlab.curvature.layers import Layer
-from curvlab.curvature.spread_operator import SpreadOperator
+from curvlab.curvature.mean_over_ranks import MeanOverRanks
 from curvlab.problem.batch import Inputs
 from curvlab.problem.batches import Batches, whole_data
 from curvlab.problem.losses import BinaryCrossEntropy, CrossEntropy, OutputLoss, SquaredError
@@ -66,9 +66,9 @@ def checked_operator(operator: GaussNewtonOperator) -> Batches:
     return whole_data(operator.batches, "traces").in_fixed_order()
 
 
-def own_gauss_newton(operator: GaussNewtonOperator | SpreadOperator) -> GaussNewtonOperator:
+def own_gauss_newton(operator: GaussNewtonOperator | MeanOverRanks) -> GaussNewtonOperator:
     """Return the matrix of this process's examples, where they are spread over several; else the operator."""
-    own = operator.own() if isinstance(operator, SpreadOperator) else operator
+    own = operator.own() if isinstance(operator, MeanOverRanks) else operator
     checked_operator(own)  # type: ignore[arg-type]  # says what it wants instead
     return cast("GaussNewtonOperator", own)
 

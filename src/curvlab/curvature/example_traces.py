@@ -27,7 +27,7 @@ from curvlab.curvature.example_rows import (
 )
 from curvlab.curvature.gauss_newton import GaussNewtonOperator
 from curvlab.curvature.jacobian_products import use_vmap
-from curvlab.curvature.spread_operator import SpreadOperator
+from curvlab.curvature.mean_over_ranks import MeanOverRanks
 from curvlab.problem.batch import Inputs, num_examples, take
 from curvlab.problem.batches import Batches
 from curvlab.problem.model_function import check_finite
@@ -37,7 +37,7 @@ _GRADIENT_NUMBERS = 2**25
 
 
 @torch.inference_mode(False)
-def exact_traces(operator: GaussNewtonOperator | SpreadOperator) -> Tensor:
+def exact_traces(operator: GaussNewtonOperator | MeanOverRanks) -> Tensor:
     """Return tr(G_i) = N/n sum_r ‖J_iᵀ l_ir‖² with S_i = sum_r l_ir l_irᵀ, exact to rounding, (N,).
 
     The norm is taken layer by layer, and no gradient is formed: in a linear layer that is used once it is
@@ -48,7 +48,7 @@ def exact_traces(operator: GaussNewtonOperator | SpreadOperator) -> Tensor:
     ValueError that says to take `sampled_traces`. Cost: (1 + C) F, F a forward of the data: for 10 classes about
     two products with G. Memory: activations of one batch, C times its signals.
     """
-    if isinstance(operator, SpreadOperator):
+    if isinstance(operator, MeanOverRanks):
         return operator.of_all_examples(exact_traces(own_gauss_newton(operator)))
     batches = checked_operator(operator)
     layers = covering_layers(operator)
@@ -69,7 +69,7 @@ def exact_traces(operator: GaussNewtonOperator | SpreadOperator) -> Tensor:
 
 @torch.inference_mode(False)
 def sampled_traces(
-    operator: GaussNewtonOperator | SpreadOperator, *, num_draws: int = 1, generator: torch.Generator | None = None
+    operator: GaussNewtonOperator | MeanOverRanks, *, num_draws: int = 1, generator: torch.Generator | None = None
 ) -> Tensor:
     """Return an unbiased estimate of tr(G_i) for any model, (N,).
 
@@ -88,7 +88,7 @@ def sampled_traces(
     """
     if num_draws < 1:
         raise ValueError(f"num_draws must be at least 1, got {num_draws}")
-    if isinstance(operator, SpreadOperator):
+    if isinstance(operator, MeanOverRanks):
         own = sampled_traces(
             own_gauss_newton(operator), num_draws=num_draws, generator=operator.own_generator(generator)
         )
@@ -110,7 +110,7 @@ def sampled_traces(
 
 
 @torch.inference_mode(False)
-def output_curvatures(operator: GaussNewtonOperator | SpreadOperator) -> Tensor:
+def output_curvatures(operator: GaussNewtonOperator | MeanOverRanks) -> Tensor:
     """Return N/n tr(S_i), the curvature of the loss by the outputs, (N,): 1 - sum_c p_c² for a class.
 
     The cheap score: tr(G_i) without J_i, which varies far less between the examples of a fitted classifier, so it
@@ -119,7 +119,7 @@ def output_curvatures(operator: GaussNewtonOperator | SpreadOperator) -> Tensor:
 
     Cost: one forward of the data.
     """
-    if isinstance(operator, SpreadOperator):
+    if isinstance(operator, MeanOverRanks):
         return operator.of_all_examples(output_curvatures(own_gauss_newton(operator)))
 
     def of_batch(inputs: Inputs, targets: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from torch import Tensor
 from curvlab.curvature.example_rows import own_gauss_newton
 from curvlab.curvature.example_traces import exact_traces, output_curvatures, sampled_traces
 from curvlab.curvature.gauss_newton import GaussNewtonOperator
-from curvlab.curvature.spread_operator import SpreadOperator
+from curvlab.curvature.mean_over_ranks import MeanOverRanks
 from curvlab.linalg import DerivedOperator, ExampleWeights, LinearOperator
 
 
@@ -85,7 +85,7 @@ class ImportanceOperator(DerivedOperator):
     token by token.
     """
 
-    def __init__(self, operator: GaussNewtonOperator | SpreadOperator, probabilities: Tensor) -> None:
+    def __init__(self, operator: GaussNewtonOperator | MeanOverRanks, probabilities: Tensor) -> None:
         super().__init__(operator)
         own_gauss_newton(operator)
         self.operator = operator
@@ -96,7 +96,7 @@ class ImportanceOperator(DerivedOperator):
     @classmethod
     def by_traces(
         cls,
-        operator: GaussNewtonOperator | SpreadOperator,
+        operator: GaussNewtonOperator | MeanOverRanks,
         *,
         floor: float = 0.01,
         generator: torch.Generator | None = None,
@@ -114,7 +114,7 @@ class ImportanceOperator(DerivedOperator):
 
     @classmethod
     def by_output_curvatures(
-        cls, operator: GaussNewtonOperator | SpreadOperator, *, uniform: float = 0.1
+        cls, operator: GaussNewtonOperator | MeanOverRanks, *, uniform: float = 0.1
     ) -> ImportanceOperator:
         """Return G sampled by its cheap score, tr(S_i), mixed with the uniform distribution; one forward pass.
 
@@ -142,7 +142,7 @@ class ImportanceOperator(DerivedOperator):
         """
         importance = self._draws(weights)
         sampled = copy.copy(self)
-        if isinstance(self.operator, SpreadOperator):
+        if isinstance(self.operator, MeanOverRanks):
             sampled._terms = (self.operator.sample(batch_size, generator, importance.probabilities),)
             return sampled
         drawn, factors = importance.draw(batch_size, generator)

@@ -19,7 +19,7 @@ from curvlab.curvature.example_rows import (
 )
 from curvlab.curvature.gauss_newton import GaussNewtonOperator
 from curvlab.curvature.layers import Layer
-from curvlab.curvature.spread_operator import SpreadOperator
+from curvlab.curvature.mean_over_ranks import MeanOverRanks
 from curvlab.problem.batch import Inputs
 
 _EXAMPLES_AT_ONCE = 256
@@ -131,7 +131,7 @@ class DenseRows:
 
 @torch.inference_mode(False)
 def principal_rows(
-    operator: GaussNewtonOperator | SpreadOperator, chosen: Tensor, num_rows: int
+    operator: GaussNewtonOperator | MeanOverRanks, chosen: Tensor, num_rows: int
 ) -> tuple[list[OuterRows | DenseRows], int]:
     """Return the longest principal rows of the examples `chosen`, and the number C of outputs they were made of.
 
@@ -144,7 +144,7 @@ def principal_rows(
 
     Cost: (1 + C) F of the chosen examples by layers; without them C gradients of each example, one by one.
     """
-    if isinstance(operator, SpreadOperator):
+    if isinstance(operator, MeanOverRanks):
         return _rows_of_all(operator, chosen, num_rows)
     layers = covering_layers(operator)
     if layers is None:
@@ -152,7 +152,7 @@ def principal_rows(
     return _layered_rows(operator, layers, chosen, num_rows)
 
 
-def numbers_of_row(operator: GaussNewtonOperator | SpreadOperator) -> int:
+def numbers_of_row(operator: GaussNewtonOperator | MeanOverRanks) -> int:
     """Return how many numbers a row of `principal_rows` takes at most."""
     operator = own_gauss_newton(operator)
     layers = covering_layers(operator)
@@ -165,16 +165,16 @@ def _numbers_in_layer(layer: Layer) -> int:
 
 
 def _rows_of_all(
-    operator: SpreadOperator, chosen: Tensor, num_rows: int
+    operator: MeanOverRanks, chosen: Tensor, num_rows: int
 ) -> tuple[list[OuterRows | DenseRows], int]:
     """Return the longest principal rows of examples that several processes hold, the same on each."""
     matrix, places = own_gauss_newton(operator), operator.own_places(chosen)
     parts, num_outputs = principal_rows(matrix, places, num_rows) if len(places) else ([], 0)
     own = [tuple(tensor.cpu() for tensor in part.tensors) for part in parts]
     squares = torch.stack([part.squares.cpu() for part in parts]).sum(0) if parts else torch.zeros(0)
-    found = [share for share in operator.gather((own, squares, num_outputs)) if share[0]]
+    found = [share for share in operator.ranks.gather((own, squares, num_outputs)) if share[0]]
     # Which of them are longest, as the first process has it: no two may differ by their last digit.
-    longest = operator.gather(torch.cat([share[1] for share in found]))[0]
+    longest = operator.ranks.gather(torch.cat([share[1] for share in found]))[0]
     kept = longest.topk(min(num_rows, max(1, int((longest > 0).sum())))).indices
     layers = covering_layers(matrix)
     joined: list[OuterRows | DenseRows] = []

@@ -8,6 +8,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from functools import reduce
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, NoReturn, Protocol, runtime_checkable
 
@@ -17,6 +18,7 @@ from torch import Tensor
 
 from curvlab.checkpoint import Checkpoint
 from curvlab.linalg.scipy_operator import scipy_operator
+from curvlab.ranks import Ranks
 
 
 @runtime_checkable
@@ -42,6 +44,8 @@ class LinearOperator(ABC):
         num_rows: numbers of a vector that this process holds: P, or fewer where others hold the rest.
         dtype: dtype of the vectors it accepts and returns.
         device: device of those vectors.
+        ranks: the processes that make the same calls in the same order, where examples or vectors are spread over
+            several; this one alone otherwise.
     """
 
     def __init__(self, size: int, *, dtype: torch.dtype, device: torch.device | str) -> None:
@@ -49,6 +53,7 @@ class LinearOperator(ABC):
         self.num_rows = size
         self.dtype = dtype
         self.device = torch.device(device)
+        self.ranks = Ranks()
 
     def __repr__(self) -> str:
         size, damping = f"{self.shape[0]:,} parameters", f"damping {self.damping:g}"
@@ -117,6 +122,16 @@ class LinearOperator(ABC):
         # One column after the other in the generator's order: neither our device nor a sharding changes them.
         drawn = torch.randn(num_columns, self.shape[0], generator=generator, dtype=self.dtype, device=source)
         return drawn.to(self.device).T.contiguous()
+
+    def tensor_slices(self, sizes: Sequence[int]) -> list[slice]:
+        """Return where the numbers of each parameter tensor lie among those of a vector that this process holds.
+
+        Args:
+            sizes: numbers of each whole tensor, P in all.
+        """
+        if self.num_rows != self.shape[0]:
+            raise ValueError(f"{type(self).__name__} does not say how its vectors, cut up over processes, are cut")
+        return [slice(end - size, end) for size, end in zip(sizes, accumulate(sizes), strict=True)]
 
     # ------------------------------------------------------------------------------- checkpoints
     def probe(self) -> Tensor:
@@ -194,7 +209,7 @@ class DerivedOperator(LinearOperator):
 
     def __init__(self, origin: LinearOperator) -> None:
         super().__init__(origin.shape[0], dtype=origin.dtype, device=origin.device)
-        self.num_rows = origin.num_rows
+        self.num_rows, self.ranks = origin.num_rows, origin.ranks
         self.origin = origin
 
     def gram(self, left: Tensor, right: Tensor) -> Tensor:
@@ -208,6 +223,10 @@ class DerivedOperator(LinearOperator):
     def randn(self, num_columns: int, generator: torch.Generator | None = None) -> Tensor:
         """Return the random vectors of `origin`."""
         return self.origin.randn(num_columns, generator)
+
+    def tensor_slices(self, sizes: Sequence[int]) -> list[slice]:
+        """Return those of `origin`."""
+        return self.origin.tensor_slices(sizes)
 
     def checkpoint(self, path: str | Path, settings: Mapping[str, Any], *, every: int | None = None) -> Checkpoint:
         """Return that of `origin`, for our damping."""

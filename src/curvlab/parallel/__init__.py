@@ -5,13 +5,13 @@ from curvlab.parallel.data_parallel import DataParallelOperator
 from curvlab.parallel.gradient import mean_gradient
 from curvlab.parallel.influence import influence
 from curvlab.parallel.launch import joined, launched
-from curvlab.parallel.ranks import Ranks
 from curvlab.parallel.sharded import (
     ShardedGaussNewtonOperator,
     ShardedHessianOperator,
     is_sharded,
     shard_parameters,
 )
+from curvlab.ranks import Ranks
 
 __all__ = [
     "DataParallelOperator",

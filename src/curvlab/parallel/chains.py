@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from curvlab.parallel.ranks import Ranks
 from curvlab.problem import Data
+from curvlab.ranks import Ranks
 from curvlab.sampling import LLC
 from curvlab.sampling import estimate_llc as estimate_on_one_process
 from curvlab.sampling.chains import ChainTraces, run_chains

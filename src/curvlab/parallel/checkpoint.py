@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from curvlab.checkpoint import Checkpoint
-from curvlab.parallel.ranks import Ranks
+from curvlab.ranks import Ranks
 
 
 class FirstRankCheckpoint(Checkpoint):

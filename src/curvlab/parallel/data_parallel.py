@@ -12,15 +12,15 @@ from torch import Tensor
 
 from curvlab.curvature import DataOperator, WeightedOperator
 from curvlab.curvature.layers import Layer
+from curvlab.curvature.mean_over_ranks import MeanOverRanks
 from curvlab.curvature.quadratic_forms import quadratic_forms
-from curvlab.curvature.spread_operator import SpreadOperator, Value
 from curvlab.linalg import LinearOperator, SumOperator
 from curvlab.parallel.checkpoint import FirstRankCheckpoint
-from curvlab.parallel.examples import SEEDS, SharedExamples
-from curvlab.parallel.ranks import Ranks
+from curvlab.parallel.examples import SharedExamples
+from curvlab.ranks import SAME_SEEDS, Ranks
 
 
-class DataParallelOperator(SpreadOperator):
+class DataParallelOperator(MeanOverRanks):
     """The curvature matrix of all ranks' examples together: A = 1/n sum_r n_r A_r, n = sum_r n_r.
 
     A_r is the matrix of rank r's examples and n_r what its mean divides by (predictions, not ranks or batches), so
@@ -111,7 +111,7 @@ class DataParallelOperator(SpreadOperator):
     def randn(self, num_columns: int, generator: torch.Generator | None = None) -> Tensor:
         """Return the random vectors that one process would draw, the same on every rank."""
         drawn = super().randn(num_columns, generator)
-        self.ranks.agree(drawn[:8], f"the numbers that they draw: {SEEDS}")
+        self.ranks.agree(drawn[:8], SAME_SEEDS)
         return drawn
 
     def gram(self, left: Tensor, right: Tensor) -> Tensor:
@@ -139,21 +139,6 @@ class DataParallelOperator(SpreadOperator):
     def own_places(self, chosen: Tensor) -> Tensor:
         """Return those of the examples `chosen` of all ranks that are this rank's, numbered in its share."""
         return self._examples.own_places(chosen)[0]
-
-    def gather(self, value: Value) -> list[Value]:
-        """Return the objects of all ranks in their order."""
-        return self.ranks.gather(value)
-
-    def sum_of_all(self, tensor: Tensor) -> Tensor:
-        """Return the sum over ranks."""
-        return self.ranks.sum(tensor)
-
-    def own_generator(self, generator: torch.Generator | None) -> torch.Generator:
-        """Return this rank's own stream, seeded by the next number of a generator that all have alike."""
-        source = torch.Generator().manual_seed(0) if generator is None else generator
-        seed = torch.randint(2**31, (1,), generator=source, device=source.device).cpu()
-        self.ranks.agree(seed, f"the numbers that they draw: {SEEDS}")
-        return torch.Generator(source.device).manual_seed(int(seed) + self.ranks.rank)
 
     @property
     def parameter_slices(self) -> tuple[slice, ...]:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from curvlab.linalg import ExampleWeights
-from curvlab.parallel.ranks import Ranks
+from curvlab.ranks import Ranks
 
 SEEDS = "pass generators with the same seed on every rank"
 

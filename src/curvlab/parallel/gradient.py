@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from curvlab.parallel.ranks import Ranks
 from curvlab.problem import Data, output_loss
 from curvlab.problem.mean_gradient import summed_gradient
+from curvlab.ranks import Ranks
 
 
 def mean_gradient(

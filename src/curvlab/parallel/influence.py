@@ -14,9 +14,9 @@ from curvlab.influence.example_derivatives import Measurement, directional_deriv
 from curvlab.linalg import LinearOperator, identity
 from curvlab.parallel import sharded
 from curvlab.parallel.data_parallel import DataParallelOperator
-from curvlab.parallel.ranks import Ranks
 from curvlab.problem import Data, output_loss
 from curvlab.problem.known_losses import of_mean_weight_one
+from curvlab.ranks import Ranks
 from curvlab.solvers import Solver, default_solver
 
 _BATCH_SIZE, _SHARDED_BATCH_SIZE = 512, 8

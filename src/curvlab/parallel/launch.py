@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 
-from curvlab.parallel.ranks import Ranks
+from curvlab.ranks import Ranks
 
 _FAILED = "curvlab/failed"
 _EXIT_FAILED = 1

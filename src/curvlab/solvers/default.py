@@ -14,7 +14,7 @@ from curvlab.solvers.preconditioners import Nystrom, Rows
 
 if TYPE_CHECKING:
     from curvlab.curvature import GaussNewtonOperator
-    from curvlab.curvature.spread_operator import SpreadOperator
+    from curvlab.curvature.mean_over_ranks import MeanOverRanks
 
 # Residual 1e-2 on an overfitted MLP on MNIST, 25 right-hand sides: 1,050 products without a preconditioner; with
 # ranks of 2, 4, 6 and 8 times 25, whose set-up is counted, 900, 850, 825 and 825. Where block CG alone needs few
@@ -76,7 +76,7 @@ def rows_pay(operator: LinearOperator) -> bool:
     if len(sources) != 1 or not sources[0].is_psd:
         return False
     num_leading = max(1, (sources[0].num_examples or 0) // _TAIL)
-    source = cast("GaussNewtonOperator | SpreadOperator", sources[0])  # what is neither is refused below
+    source = cast("GaussNewtonOperator | MeanOverRanks", sources[0])  # what is neither is refused below
     try:
         own = own_gauss_newton(source)
         if covering_layers(own) is None or not _has_one_prediction(own):

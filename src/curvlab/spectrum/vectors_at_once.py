@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from curvlab.linalg import LinearOperator
 from curvlab.problem.memory import share_of_free
 
@@ -18,17 +16,8 @@ def vectors_that_fit(operator: LinearOperator, memory_budget: float | None) -> i
     if memory_budget is not None and memory_budget < 1:
         raise ValueError(f"memory_budget is in bytes, at least 1, got {memory_budget}: 2e9 for 2 GB")
     budget = share_of_free(operator.device) if memory_budget is None else memory_budget
-    ranks = _ranks(operator)
-    if ranks is not None and memory_budget is None and operator.device.type == "cpu":
-        budget /= ranks.size  # processes of one machine share its memory
+    if memory_budget is None and operator.device.type == "cpu":
+        budget /= operator.ranks.size  # processes of one machine share its memory
     number = int(min(budget / (max(1, operator.num_rows) * operator.dtype.itemsize), 2**62))
     # Ranks go in step: with fewer vectors on one of them, it would ask for products that the others do not join.
-    return number if ranks is None else min(ranks.gather(number))
-
-
-def _ranks(operator: LinearOperator) -> Any:
-    """Return the processes that share an operator, or what it is made of; None: this one alone."""
-    found: Any = operator  # curvlab.parallel lies above this package: its operators have `ranks`
-    while found is not None and not hasattr(found, "ranks"):
-        found = getattr(found, "origin", None)
-    return None if found is None else found.ranks
+    return min(operator.ranks.gather(number))

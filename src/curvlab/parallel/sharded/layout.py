@@ -9,7 +9,7 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from curvlab.parallel.ranks import Ranks
+from curvlab.ranks import Ranks
 
 # Random numbers drawn at once; a multiple of 16, see `randn`.
 _DRAWN_AT_ONCE = 2**20

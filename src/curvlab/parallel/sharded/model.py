@@ -15,13 +15,13 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, Shard
 
-from curvlab.parallel.ranks import Ranks
 from curvlab.parallel.sharded.calls import Recording, call_along, call_recorded, dual_level, duals
 from curvlab.parallel.sharded.layout import ShardLayout
 from curvlab.parallel.sharded.unit import Unit
 from curvlab.problem.batch import Inputs
 from curvlab.problem.function_check import check_mode, without_padding
 from curvlab.problem.model_function import check_finite, plain_attention
+from curvlab.ranks import Ranks
 
 
 def shard_parameters(model: nn.Module, *, device: torch.device | str | None = None) -> nn.Module:

@@ -15,10 +15,10 @@ from curvlab.curvature.example_rows import output_traces
 from curvlab.linalg import LinearOperator
 from curvlab.parallel.checkpoint import EveryRankCheckpoint
 from curvlab.parallel.examples import SEEDS, SharedExamples
-from curvlab.parallel.ranks import Ranks
 from curvlab.parallel.sharded.model import ShardedModel
 from curvlab.problem import Batches, Data, output_loss
 from curvlab.problem.batch import Batch, Inputs
+from curvlab.ranks import Ranks
 
 
 class ShardedOperator(LinearOperator):
@@ -43,9 +43,10 @@ class ShardedOperator(LinearOperator):
     def __init__(
         self, model: nn.Module, loss: nn.Module, share: Data, *, batch_size: int = 8, ranks: Ranks | None = None
     ) -> None:
-        self.ranks = Ranks.current() if ranks is None else ranks
-        self.model = ShardedModel(model, self.ranks)
+        ranks = Ranks.current() if ranks is None else ranks
+        self.model = ShardedModel(model, ranks)
         super().__init__(self.model.layout.num_parameters, dtype=self.model.dtype, device=self.model.device)
+        self.ranks = ranks
         self.num_rows = self.model.layout.num_rows
         self.loss = output_loss(loss)
         self._source = Batches(share, batch_size=batch_size, device=self.device, dtype=self.dtype)

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.func import functional_call
 
-from curvlab.parallel.ranks import Ranks
 from curvlab.parallel.sharded.layout import Piece
+from curvlab.ranks import Ranks
 
 
 @dataclass(frozen=True)

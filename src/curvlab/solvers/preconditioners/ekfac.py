@@ -12,6 +12,7 @@ from torch import Tensor
 
 from curvlab.curvature.layers import Layer
 from curvlab.linalg import DerivedOperator, LinearOperator, SumOperator
+from curvlab.ranks import Ranks
 
 
 @runtime_checkable
@@ -20,6 +21,7 @@ class LayeredOperator(Protocol):
 
     dtype: torch.dtype
     device: torch.device
+    ranks: Ranks  # `layer_factors` yields the batches of one rank: sums over all examples are sums over the ranks
 
     @property
     def parameter_slices(self) -> tuple[slice, ...]:
@@ -41,15 +43,6 @@ class LayeredOperator(Protocol):
         ...
 
     def __matmul__(self, vectors: Tensor) -> Tensor: ...
-
-
-@runtime_checkable
-class SumsOverProcesses(Protocol):
-    """What G has where `layer_factors` yields a process's own batches alone: DataParallelOperator."""
-
-    def sum_of_all(self, tensor: Tensor) -> Tensor:
-        """Return the sum over processes."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -223,7 +216,7 @@ def _corrected(
 
 def _over_processes(source: LayeredOperator, sums: list[Tensor]) -> list[Tensor]:
     """Return sums over all examples, where each process has summed over its own."""
-    return [source.sum_of_all(each) for each in sums] if isinstance(source, SumsOverProcesses) else sums
+    return [source.ranks.sum(each) for each in sums]
 
 
 def _tensor_means(source: LayeredOperator, *, generator: torch.Generator | None) -> Tensor:

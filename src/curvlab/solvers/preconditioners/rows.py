@@ -17,7 +17,7 @@ from curvlab.solvers.preconditioners.ekfac import layered_term
 
 if TYPE_CHECKING:
     from curvlab.curvature import GaussNewtonOperator
-    from curvlab.curvature.spread_operator import SpreadOperator
+    from curvlab.curvature.mean_over_ranks import MeanOverRanks
 
 _POWER_STEPS = 30
 
@@ -135,7 +135,7 @@ class Rows:
         forwards += 1 + (num_outputs if self.score == "traces" else 0)
         return RowsInverse(parts, damping, self.rank, like=operator), math.ceil(forwards / 5)
 
-    def affordable(self, source: GaussNewtonOperator | SpreadOperator) -> int:
+    def affordable(self, source: GaussNewtonOperator | MeanOverRanks) -> int:
         """Return how many rows of G the budget holds: the largest M with 32 M² + (bytes of a row) M <= it."""
         linear = torch.finfo(source.dtype).bits // 8 * numbers_of_row(source)
         num_rows = int((math.sqrt(linear**2 + 128 * self.memory_budget) - linear) / 64)
@@ -147,10 +147,10 @@ class Rows:
         return num_rows
 
 
-def _source(operator: LinearOperator) -> GaussNewtonOperator | SpreadOperator:
+def _source(operator: LinearOperator) -> GaussNewtonOperator | MeanOverRanks:
     """Return the term that knows its model and data; what reads its rows says if it is no Gauss-Newton matrix."""
     why = "rows of examples are those of GaussNewtonOperator(...) + damping * identity,"
-    return cast("GaussNewtonOperator | SpreadOperator", layered_term(operator, why=why))
+    return cast("GaussNewtonOperator | MeanOverRanks", layered_term(operator, why=why))
 
 
 def _largest_eigenvalue(gram: Tensor) -> float:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -105,7 +103,7 @@ def sketch_eigenvalues(
         raise ValueError("a checkpoint belongs to the seed of the sketch: pass generator=...")
     seed = int(torch.randint(2**62, (1,), generator=generator, device=generator.device if generator else "cpu"))
     source = generator.device if generator is not None else torch.device("cpu")
-    slices = _slices(operator, sizes)
+    slices = operator.tensor_slices(sizes) if len(sizes) > 1 else [slice(0, operator.num_rows)]
     fitting, chunk = vectors_that_fit(operator, memory_budget), min(chunk_size, sketch_size)
     in_rows = chunk_size == 1 or fitting < _COPIES * chunk
     file = None
@@ -123,23 +121,6 @@ def sketch_eigenvalues(
     sketch = (sketch + sketch.T) / (2 * sketch_size)
     values, bias, stderr = _corrected(sketch, len(sizes))
     return SketchedEigenvalues(values[:k], bias[:k], stderr[:k], sketch, num_rows)
-
-
-def _slices(operator: LinearOperator, sizes: list[int]) -> list[slice]:
-    """Return where the numbers of each tensor lie among those that this process holds."""
-    found: Any = operator  # curvlab.parallel lies above this package: its operators know how they cut tensors
-    while found is not None and not hasattr(found, "tensor_slices"):
-        found = getattr(found, "origin", None)
-    if len(sizes) > 1 and found is not None:
-        own: list[slice] = found.tensor_slices(sizes)
-        return own
-    if len(sizes) > 1 and operator.num_rows != operator.shape[0]:
-        raise ValueError(
-            f"{type(operator).__name__} does not say how its vectors, spread over processes, are cut into tensors "
-            "(tensor_slices): leave tensor_sizes out"
-        )
-    bounds = torch.tensor([0, *sizes]).cumsum(0).tolist()
-    return [slice(start, stop) for start, stop in pairwise(bounds)]
 
 
 def _chunk_by_chunk(

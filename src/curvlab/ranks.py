@@ -1,7 +1,11 @@
-"""The processes that work on one problem, and the few ways in which they exchange numbers."""
+"""The processes that work on one problem, and the few ways in which they exchange numbers.
+
+Every layer may import this module; `curvlab.parallel` starts the processes and spreads work over them.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -10,15 +14,14 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, Subset, TensorDataset
 
-from curvlab.problem import Data
-from curvlab.problem.batch import is_pair, take
+SAME_SEEDS = "the numbers that they draw: pass generators with the same seed on every rank"
 
 Value = TypeVar("Value")
 
 
 @dataclass(frozen=True)
 class Ranks:
-    """All processes of the default process group (`torchrun`, see `joined`), or this process alone.
+    """All processes of the default process group (`curvlab.parallel.joined`), or this process alone.
 
     All methods but `interval` and `share` are collective: every rank calls them, in the same order.
 
@@ -96,27 +99,35 @@ class Ranks:
         """Return this rank's share of `length` things in a row: sizes differ by one at most."""
         return range(self.rank * length // self.size, (self.rank + 1) * length // self.size)
 
-    def share(self, data: Data) -> Data:
-        """Return this rank's share of a pair of tensors, a map-style dataset, or a list of batches.
+    def share(self, data: Any) -> Any:
+        """Return this rank's share of tensors (a pair, a mapping), a map-style data set, or a list of batches.
 
-        Shares lie one behind the other, so that together they are `data` in its order; examples of datasets are
+        Shares lie one behind the other, so that together they are `data` in its order; examples of data sets are
         read when they are needed, by the rank whose they are.
         """
         if self.size == 1:
             return data
-        whole: Any = data.tensors if isinstance(data, TensorDataset) else data
+        whole = data.tensors if isinstance(data, TensorDataset) else data
         if isinstance(whole, DataLoader | IterableDataset) or not hasattr(whole, "__len__"):
             raise TypeError(
                 f"a {type(whole).__name__} cannot be cut into shares: give every rank a loader of its own "
-                "examples, or pass the dataset"
+                "examples, or pass the data set"
             )
-        length = len(whole[1]) if is_pair(whole) else len(whole)
+        pair = isinstance(whole, tuple | list) and len(whole) == 2 and isinstance(whole[1], Tensor)
+        tensors = list(whole.values()) if isinstance(whole, Mapping) else [whole[1]] if pair else []
+        length = len(tensors[0]) if tensors else len(whole)
         if length < self.size:
             raise ValueError(f"{length} examples or batches cannot be shared by {self.size} ranks: start fewer")
         mine = self.interval(length)
-        if is_pair(whole):
-            rows = slice(mine.start, mine.stop)
-            return take(whole[0], rows), whole[1][rows]
+        if tensors:
+            return _rows(whole, slice(mine.start, mine.stop))
         if isinstance(whole, list | tuple):
             return list(whole[mine.start : mine.stop])
         return Subset(whole, mine)
+
+
+def _rows(tensors: Any, rows: slice) -> Any:
+    """Return some rows of a tensor, or of each in a pair or a mapping."""
+    if isinstance(tensors, Mapping):
+        return {name: tensor[rows] for name, tensor in tensors.items()}
+    return tensors[rows] if isinstance(tensors, Tensor) else tuple(_rows(part, rows) for part in tensors)

@@ -9,7 +9,8 @@ import torch
 from torch import nn
 
 from curvlab.optim import QNG, Ginger
-from curvlab.training import Cost, Step, call_cost, curvature_step, gradient_step, shared_curvature_step
+from curvlab.training import Step, curvature_step, gradient_step, shared_curvature_step
+from experiments.ginger.step_cost import Cost, call_cost
 
 # How the gradient of sampled labels comes by its forward pass: that of the loss (train mode, BatchNorm by the
 # batch's statistics), or one of its own (eval mode, running statistics).

@@ -13,8 +13,9 @@ from torch import nn
 
 from curvlab.lab import Run
 from curvlab.lab.models import build_model
-from curvlab.training import Learner, MeanLoss, TrainingBatch, step_cost
+from curvlab.training import Learner, MeanLoss, TrainingBatch
 from experiments.ginger.cost.optimizers import make_optimizer, step_of
+from experiments.ginger.step_cost import step_cost
 
 NUM_CLASSES = 100
 

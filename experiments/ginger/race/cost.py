@@ -9,16 +9,17 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from curvlab.lab import Run
-from curvlab.training import Learner, MeanLoss, TrainingBatch, call_cost
+from curvlab.training import Learner, MeanLoss, TrainingBatch
 from experiments.ginger.race.optimizers import make_optimizer
 from experiments.ginger.race.racers import Racer
 from experiments.ginger.race.task import RaceTask
+from experiments.ginger.step_cost import call_cost
 
 WARM = 2  # steps before: optimizers create their state in them
 
 
 def cost_of_a_step(run: Run, task: RaceTask, racer: Racer, optimizer: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `flops` and `memory` (bytes, at most alive at one time), counted as `curvlab.training.Cost` says.
+    """Return `flops` and `memory` (bytes, at most alive at one time), counted as `step_cost.Cost` says.
 
     With all gradients of the step, its state and its batch, without augmentation. What happens in some steps only
     counts where it falls on the third or the fourth: SOAP turns its basis in every tenth.

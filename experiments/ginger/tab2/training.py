@@ -20,10 +20,10 @@ from curvlab.training import (
     TrainingBatch,
     TrainingDivergedError,
     evaluate_language_model,
-    step_cost,
     train,
 )
 from experiments.ginger.race.optimizers import make_optimizer
+from experiments.ginger.step_cost import step_cost
 from experiments.ginger.tab2.rouge import KINDS, rouge
 from experiments.ginger.tab2.task import SummaryTask
 
@@ -67,7 +67,7 @@ def fine_tuned(run: Run, task: SummaryTask, own: FineTuning, *, with_test: bool)
 
 
 def cost_of_a_step(run: Run, task: SummaryTask, own: FineTuning) -> dict[str, Any]:
-    """Return `flops` and `memory` (bytes, at most alive at one time) of one step, see `curvlab.training.Cost`."""
+    """Return `flops` and `memory` (bytes, at most alive at one time) of one step, see `step_cost.Cost`."""
     key = task.key | {"weights": own.weights, "optimizer": dict(own.optimizer)}
 
     def compute() -> dict[str, Any]:

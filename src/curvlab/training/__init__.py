@@ -13,7 +13,6 @@ from curvlab.training.minimize import Minimum, minimize
 from curvlab.training.replay import Replay, ReplayedStep
 from curvlab.training.sampled_labels import sampled_label_loss
 from curvlab.training.schedules import cosine, cosine_after_warmup
-from curvlab.training.step_cost import Cost, call_cost, step_cost
 from curvlab.training.steps import (
     Learner,
     Step,
@@ -31,7 +30,6 @@ from curvlab.training.update_rules import AdamRule, SGDRule, UpdateRule
 __all__ = [
     "AdamRule",
     "BatchOrder",
-    "Cost",
     "Ensemble",
     "EnsembleGradient",
     "EnsembleLosses",
@@ -50,7 +48,6 @@ __all__ = [
     "TrainingHistory",
     "TrainingRun",
     "UpdateRule",
-    "call_cost",
     "closure_step",
     "cosine",
     "cosine_after_warmup",
@@ -63,7 +60,6 @@ __all__ = [
     "sampled_label_loss",
     "shared_curvature_step",
     "shuffled_batches",
-    "step_cost",
     "train",
     "train_ensemble",
     "train_language_model",

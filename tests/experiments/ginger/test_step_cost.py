@@ -12,16 +12,14 @@ from torch import Tensor, nn
 
 from curvlab.optim import QNG, Ginger
 from curvlab.training import (
-    Cost,
     Learner,
     MeanLoss,
     TrainingBatch,
-    call_cost,
     curvature_step,
     gradient_step,
     shared_curvature_step,
-    step_cost,
 )
+from experiments.ginger.step_cost import Cost, call_cost, step_cost
 
 CPU = torch.device("cpu")
 LAYERS = (30, 50, 40, 10)

@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
-from curvlab.training.steps import Learner, Step, TrainingBatch, gradient_step
+from curvlab.training import Learner, Step, TrainingBatch, gradient_step
 
 
 @dataclass(frozen=True)

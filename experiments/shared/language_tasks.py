@@ -16,7 +16,7 @@ from curvlab.lab.data import TextCorpus, TokenSplits, pretrained_tokenizer, toke
 from curvlab.lab.models import build_model
 from curvlab.lab.runs.over_ranks import shard
 from curvlab.problem import freeze, stack
-from curvlab.training import evaluate_language_model, train_language_model
+from curvlab.training import evaluate, train_language_model
 from experiments.shared.trained_task import TrainedTask, curvature_indices, without_paths
 
 
@@ -138,9 +138,10 @@ def _trained(  # noqa: PLR0917
 
 
 def _evaluated(model: nn.Module, train_data: Any, splits: Any) -> dict[str, Any]:
-    test = evaluate_language_model(model, splits.test)
+    loss = nn.CrossEntropyLoss()
+    test = evaluate(model, loss, splits.test, batch_size=32)
     return {
-        "train_loss": evaluate_language_model(model, train_data).loss,
+        "train_loss": evaluate(model, loss, train_data, batch_size=32).loss,
         "test_loss": test.loss,
         "test_accuracy": test.accuracy,
     }

@@ -14,7 +14,7 @@ from curvlab.influence import influence_scores, self_influence
 from curvlab.problem import output_loss
 from curvlab.sampling import estimate_llc
 from curvlab.solvers import Direct
-from curvlab.training.mean_loss import MeanLoss
+from curvlab.training import MeanLoss
 
 
 @pytest.fixture(params=list(KNOWN))

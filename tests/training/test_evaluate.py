@@ -31,6 +31,15 @@ def test_binary_accuracy_is_by_sign() -> None:
     assert result.loss == pytest.approx(sum(expected) / 4, rel=1e-6)
 
 
+def test_examples_with_several_labels_have_the_share_of_right_labels() -> None:
+    generator = torch.Generator().manual_seed(0)
+    outputs = torch.randn(7, 11, generator=generator)
+    targets = (torch.rand(7, 11, generator=generator) < 0.5).float()
+    result = evaluate(nn.Identity(), nn.BCEWithLogitsLoss(), (outputs, targets), batch_size=3)
+    assert result.accuracy == pytest.approx(float(((outputs > 0) == (targets > 0.5)).double().mean()))
+    assert (result.num_examples, result.num_predictions) == (7, 77)
+
+
 def test_regression_has_no_accuracy() -> None:
     result = evaluate(nn.Identity(), nn.MSELoss(), (torch.tensor([[1.0], [4.0]]), torch.zeros(2, 1)))
     assert result.loss == pytest.approx(8.5)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from curvlab.training import TrainingDivergedError, evaluate_language_model, train_language_model
+from curvlab.training import TrainingDivergedError, evaluate, train_language_model
 
 
 class Bigram(nn.Module):
@@ -43,10 +43,10 @@ def test_a_bigram_model_learns_the_chain() -> None:
     model = Bigram()
     history = train(model)
     entropy = -(0.75 * math.log(0.75) + 0.25 * math.log(0.25))
-    measured = evaluate_language_model(model, chain())
+    measured = evaluate(model, nn.CrossEntropyLoss(), chain())
     assert measured.loss == pytest.approx(entropy, abs=0.03)
     assert measured.accuracy == pytest.approx(0.75, abs=0.03)
-    assert measured.num_examples == 64 * 12
+    assert (measured.num_examples, measured.num_predictions) == (64, 64 * 12)
     assert history.losses[0] > history.losses[-1]
     assert len(history.losses) == 75  # passes of four batches
     assert len(history.step_losses) == 300
@@ -74,11 +74,13 @@ def test_ignored_targets_count_neither_in_training_nor_in_evaluation() -> None:
     )
     kept = hidden != -100
     expected = functional.cross_entropy(model(inputs)[kept], targets[kept]).item()
-    measured = evaluate_language_model(model, (inputs, hidden), batch_size=7)
+    measured = evaluate(model, nn.CrossEntropyLoss(), (inputs, hidden), batch_size=7)
     assert measured.loss == pytest.approx(expected, rel=1e-5)
-    assert measured.num_examples == int(kept.sum())
+    right = (model(inputs).argmax(-1) == targets)[kept]
+    assert measured.accuracy == pytest.approx(float(right.double().mean()))
+    assert measured.num_predictions == int(kept.sum())
     with pytest.raises(ValueError, match="every target is ignored"):
-        evaluate_language_model(model, (inputs, torch.full_like(targets, -100)))
+        evaluate(model, nn.CrossEntropyLoss(), (inputs, torch.full_like(targets, -100)))
 
 
 def test_learning_rate_warms_up_and_falls_to_nothing() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
-from torch import Tensor
+from torch import Tensor, nn
 
 from curvlab.lab import Run, task_label
 from curvlab.lab.data import (
@@ -21,7 +21,7 @@ from curvlab.lab.data import (
     train_tokenizer,
 )
 from curvlab.lab.models import EncoderDecoder, add_adapters, build_model
-from curvlab.training import evaluate_language_model, train_language_model
+from curvlab.training import evaluate, train_language_model
 from experiments.shared.trained_task import without_paths
 
 WEIGHTS = ("full", "lora")
@@ -147,8 +147,11 @@ def _start_loss(
     model = _built(run, settings.model, splits, settings.seed_name)
     if base is not None:
         model.load_state_dict(base)
-    found = evaluate_language_model(
-        model.to(run.device), splits.validation, batch_size=settings.measuring.batch_size
+    found = evaluate(
+        model.to(run.device),
+        nn.CrossEntropyLoss(),
+        splits.validation,
+        batch_size=settings.measuring.batch_size,
     )
     return {"validation_loss": found.loss}
 

@@ -19,7 +19,7 @@ from curvlab.training import (
     MeanLoss,
     TrainingBatch,
     TrainingDivergedError,
-    evaluate_language_model,
+    evaluate,
     train,
 )
 from experiments.ginger.race.optimizers import make_optimizer
@@ -130,4 +130,4 @@ def _measured(model: EncoderDecoder, task: SummaryTask) -> dict[str, Any]:
 
 
 def _loss(model: nn.Module, task: SummaryTask, pairs: tuple[Tensor, Tensor]) -> float:
-    return evaluate_language_model(model, pairs, batch_size=task.measuring["batch_size"]).loss
+    return evaluate(model, nn.CrossEntropyLoss(), pairs, batch_size=task.measuring["batch_size"]).loss

@@ -8,14 +8,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from curvlab.problem import Data
+from curvlab.problem import Data, Loss
 from curvlab.ranks import Ranks
 from curvlab.sampling import LLC
 from curvlab.sampling import estimate_llc as estimate_on_one_process
 from curvlab.sampling.chains import ChainTraces, run_chains
 from curvlab.sampling.checkpoint import ChainCheckpoints
 from curvlab.sampling.sgld import SGLD
-from curvlab.training.mean_loss import Loss
 
 
 def estimate_llc(

@@ -10,14 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from curvlab.linalg import LinearOperator
-from curvlab.problem import Data
+from curvlab.problem import Data, Loss
 from curvlab.problem.batch import Batch
 from curvlab.sampling.chains import run_chains
 from curvlab.sampling.estimate_llc import check_nbeta, default_nbeta
 from curvlab.sampling.sgld import SGLD
 from curvlab.spectrum import hutchinson_trace, top_eigenvalues
 from curvlab.training import EnsembleLosses
-from curvlab.training.mean_loss import Loss
 
 _MAX_ROUNDS = 8
 _LANCZOS_STEPS = 8  # for each end of the spectrum

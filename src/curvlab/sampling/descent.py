@@ -5,10 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from curvlab.problem import Data
+from curvlab.problem import Data, Loss
 from curvlab.sampling.estimate_llc import check_nbeta, default_nbeta
 from curvlab.training import EnsembleLosses
-from curvlab.training.mean_loss import Loss
 
 
 def descent_to_minimum(

@@ -12,14 +12,13 @@ import torch
 from torch import Tensor, nn
 
 from curvlab.checkpoint import fingerprint
-from curvlab.problem import Data
+from curvlab.problem import Data, Loss
 from curvlab.sampling.chains import ChainTraces, run_chains
 from curvlab.sampling.checkpoint import ChainCheckpoints
 from curvlab.sampling.learning_coefficient import LLC
 from curvlab.sampling.rmsprop import RMSProp
 from curvlab.sampling.sgld import SGLD
 from curvlab.training import EnsembleLosses
-from curvlab.training.mean_loss import Loss
 
 
 def estimate_llc(

@@ -6,21 +6,21 @@ from curvlab.training.ensemble_descent import Ensemble, EnsembleGradient, descen
 from curvlab.training.ensemble_losses import EnsembleLosses
 from curvlab.training.evaluate import Evaluation, evaluate
 from curvlab.training.history import TrainingHistory
-from curvlab.training.language import evaluate_language_model, train_language_model
+from curvlab.training.language import train_language_model
 from curvlab.training.loop import TrainingDivergedError
-from curvlab.training.mean_loss import MeanLoss
 from curvlab.training.minimize import Minimum, minimize
 from curvlab.training.replay import Replay, ReplayedStep
-from curvlab.training.sampled_labels import sampled_label_loss
 from curvlab.training.schedules import cosine, cosine_after_warmup
 from curvlab.training.steps import (
     Learner,
+    MeanLoss,
     Step,
     StepInfo,
     TrainingBatch,
     closure_step,
     curvature_step,
     gradient_step,
+    sampled_label_loss,
     shared_curvature_step,
 )
 from curvlab.training.train import train
@@ -54,7 +54,6 @@ __all__ = [
     "curvature_step",
     "descend",
     "evaluate",
-    "evaluate_language_model",
     "gradient_step",
     "minimize",
     "sampled_label_loss",

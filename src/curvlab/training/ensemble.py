@@ -13,9 +13,8 @@ from curvlab.problem.examples import Pairs
 from curvlab.training.batch_order import BatchOrder
 from curvlab.training.ensemble_descent import Ensemble, EnsembleGradient, EnsembleOptimizer, descend
 from curvlab.training.ensemble_losses import EnsembleLosses
-from curvlab.training.mean_loss import Loss
 from curvlab.training.schedules import Schedule, ScheduleName
-from curvlab.training.training_mode import differs_in_training
+from curvlab.training.steps import Loss, differs_in_training
 
 
 def train_ensemble(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,13 +13,11 @@ from torch.func import functional_call, grad_and_value, vmap
 from torch.utils.data import TensorDataset
 
 from curvlab.linalg import flatten, unflatten
-from curvlab.problem import Batches, Data, ModelFunction
+from curvlab.problem import Batches, Data, Loss, ModelFunction, output_loss
 from curvlab.problem.batch import Batch, Inputs, is_pair, num_examples
 from curvlab.problem.example_weights import checked_weights
+from curvlab.problem.memory import PassSize
 from curvlab.problem.model_function import plain_attention
-from curvlab.training.mean_loss import Loss
-from curvlab.training.start_losses import start_losses
-from curvlab.training.summed_loss import summed_loss
 
 MIN_COPIES = 4  # where one vmap over the copies is faster than a loop, see `vmap_pays`
 MAX_CONVOLVED_INPUTS = 10_000
@@ -70,11 +69,15 @@ class EnsembleLosses:
         self._values = self.function.parameters
         self.start = flatten(self._values)
         self._forward = _forward(self.model, self.function)
-        self._summed = summed_loss(loss)
-        self.start_losses, self._count, self._loss_can = start_losses(
-            self.function, self._values, loss, self._batches
-        )
+        self._loss_of = output_loss(loss)
+        if self._loss_of.reduction != "mean":
+            raise ValueError(
+                f"reduction='{self._loss_of.reduction}': losses here are means over examples, reduction='mean'."
+            )
+        self.start_losses = self._start_losses()
         self.num_examples = len(self.start_losses)
+        self._count = sum(map(self._loss_of.count, self._batches.targets())) / self.num_examples
+        self.start_losses = self.start_losses / self._count
         self.example_weights: Tensor | None = None
         if example_weights is not None:
             self.example_weights = self._moved(checked_weights(example_weights, self.num_examples))
@@ -85,7 +88,7 @@ class EnsembleLosses:
     @property
     def can_vmap(self) -> bool:
         """Whether several copies go through `vmap`: transformers have masks built by one, some losses branch."""
-        return self._loss_can and not hasattr(self.model, "config")
+        return self._loss_of.by_vmap and not hasattr(self.model, "config")
 
     def vmap_pays(self, num_copies: int, inputs_per_copy: int) -> bool:
         """Return whether one `vmap` over the copies is faster than a loop; inputs in numbers, not examples.
@@ -96,6 +99,29 @@ class EnsembleLosses:
         """
         small = inputs_per_copy <= MAX_CONVOLVED_INPUTS or not self.function.has_convolution
         return self.can_vmap and num_copies >= MIN_COPIES and (small or self.start.device.type != "cpu")
+
+    def _start_losses(self) -> Tensor:
+        """Return each example's summed loss at w0, (N,), after checking model and loss on every batch."""
+        passes = PassSize(examples=None, columns=1)
+
+        def of_batch(batch: Batch) -> list[Tensor]:
+            found = []
+            for inputs, targets in passes.pieces(batch):
+                outputs = self.function(self._values, inputs)  # checks that it is a function of single examples
+                self._loss_of.check(outputs, targets)
+                found.append(self._loss_of.per_example(outputs, targets))
+            return found
+
+        losses: list[Tensor] = []
+        with torch.no_grad():
+            for batch in self._batches:
+                losses += passes.run(partial(of_batch, batch), columns=1)
+        found = torch.cat(losses)
+        if not bool(found.isfinite().all()):
+            raise ValueError(
+                "the loss at the model's parameters is not finite: check them, and the inputs, for NaN"
+            )
+        return found
 
     def fixed_tensors(self) -> Iterator[Tensor]:
         """Yield what the losses are of beside the parameters: inputs and targets of all batches, and buffers."""
@@ -245,7 +271,12 @@ class EnsembleLosses:
         self, values: Sequence[Tensor], inputs: Inputs, targets: Tensor, weights: Tensor | None = None
     ) -> Tensor:
         outputs = self._forward(values, inputs)
-        return self._summed(outputs, targets, weights) / (num_examples(inputs) * self._count)
+        if weights is None:
+            total = self._loss_of.total(outputs, targets)
+        else:
+            own = self._loss_of.per_example(outputs, targets)
+            total = own @ weights.to(own)
+        return total / (num_examples(inputs) * self._count)
 
 
 def unstack(positions: Tensor, like: Sequence[Tensor]) -> list[Tensor]:

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from curvlab.problem import output_loss
 from curvlab.problem.examples import Pairs
 from curvlab.problem.memory import with_halving
 from curvlab.problem.two_readings import has_two_readings
-from curvlab.training.mean_loss import Loss, MeanLoss, closed_form, model_outputs
-from curvlab.training.own_batches import OwnBatches, TrainingData, readable, select
-from curvlab.training.training_mode import eval_mode
+from curvlab.training.own_batches import OwnBatches, TrainingData, num_examples, readable, select
+from curvlab.training.steps import Loss, MeanLoss, eval_mode, model_outputs
 
 
 @dataclass(frozen=True)
@@ -20,27 +20,29 @@ class Evaluation:
     """Measured in eval mode, over all examples.
 
     Attributes:
-        loss: mean over examples.
-        accuracy: share predicted right, in [0, 1]; None for regression.
+        loss: mean over examples; of cross-entropy over predictions (tokens): in nats, exp of it is the perplexity.
+        accuracy: share of predictions that are right, in [0, 1]: tokens of sequences, labels of examples with
+            several; None for regression.
         num_examples: how many.
+        num_predictions: that `accuracy` is a share of; without an accuracy the number of examples.
     """
 
     loss: float
     accuracy: float | None
     num_examples: int
+    num_predictions: int
 
 
 def evaluate(model: nn.Module, loss: Loss, data: TrainingData, *, batch_size: int = 512) -> Evaluation:
     """Return loss and accuracy of `model` on `data`. Cost: one forward pass over the data.
 
-    Accuracy is of the largest output for integer targets (B,), and of the output's sign for
-    nn.BCEWithLogitsLoss. No module's train or eval mode is changed in the end.
+    A prediction is the largest output for integer targets, (B,) or (B, T), of which ignored ones do not count, and
+    the sign of each output for nn.BCEWithLogitsLoss. No module's train or eval mode is changed in the end.
 
     Args:
         model: on the device to compute on.
         loss: mean over the batch.
-        data: map-style dataset of (input, target), a pair of tensors, or mappings as for `train`: the mean is then
-            over all predictions (tokens) and there is no accuracy of tokens.
+        data: as for `train`.
         batch_size: in examples; half as many whenever memory runs out, with a MemoryWarning.
     """
     reduction = getattr(loss, "reduction", "mean")
@@ -50,54 +52,38 @@ def evaluate(model: nn.Module, loss: Loss, data: TrainingData, *, batch_size: in
         raise ValueError(f"batch_size must be at least 1, got {batch_size}")
     examples = readable(model, data)
     size = num_examples(examples)
-
-    def in_batches(at_once: int) -> Evaluation:
-        return _evaluated(model, loss, examples, at_once, size=size)
-
-    return with_halving(in_batches, min(batch_size, size))
+    return with_halving(lambda at_once: _evaluated(model, loss, examples, at_once, size), min(batch_size, size))
 
 
 def _evaluated(
-    model: nn.Module, loss: Loss, examples: Pairs | OwnBatches, batch_size: int, *, size: int
+    model: nn.Module, loss: Loss, examples: Pairs | OwnBatches, batch_size: int, size: int
 ) -> Evaluation:
-    read = isinstance(examples, OwnBatches)
-    known = closed_form(loss) if read else None
+    known = output_loss(loss)
     first = next(model.parameters(), None)
     device = torch.device("cpu") if first is None else first.device
-    total_loss, total_count, num_correct, has_accuracy = 0.0, 0.0, 0, True
+    total, count, correct, num_predictions = 0.0, 0.0, 0, 0
     with eval_mode(model), torch.no_grad():
         for chosen in torch.arange(size).split(batch_size):
             inputs, targets = select(examples, chosen, device)
             outputs = model_outputs(model, inputs)
-            count = len(chosen) if known is None else known.count(targets)
-            total_loss += MeanLoss(loss)(outputs, targets).item() * count
-            total_count += count
-            correct = None if read and targets.ndim > 1 else _num_correct(loss, outputs, targets)
-            has_accuracy = correct is not None
-            num_correct += correct or 0
-    accuracy = num_correct / size if has_accuracy else None
-    return Evaluation(loss=total_loss / total_count, accuracy=accuracy, num_examples=size)
+            counted = known.count(targets) if known.token_wise else len(chosen)
+            if counted:  # else every target is ignored
+                total += MeanLoss(loss)(outputs, targets).item() * counted
+                count += counted
+            right = _right(loss, outputs, targets)
+            if right is not None:
+                correct, num_predictions = correct + int(right.sum()), num_predictions + right.numel()
+    if count == 0:
+        raise ValueError("every target is ignored (ignore_index): there is no prediction to evaluate")
+    accuracy = correct / num_predictions if num_predictions else None
+    return Evaluation(total / count, accuracy, size, num_predictions or size)
 
 
-def num_examples(data: Pairs | OwnBatches) -> int:
-    """Return the number of examples, or raise a ValueError when there are none."""
-    if isinstance(data, tuple):
-        inputs, targets = data
-        if len(inputs) != len(targets):
-            raise ValueError(f"there are {len(inputs)} inputs and {len(targets)} targets: they must agree")
-        size = len(inputs)
-    else:
-        size = len(data)  # type: ignore[arg-type]
-    if size == 0:
-        raise ValueError("the data set is empty: at least one example is needed")
-    return size
-
-
-def _num_correct(loss: Loss, outputs: Tensor, targets: Tensor) -> int | None:
+def _right(loss: Loss, outputs: Tensor, targets: Tensor) -> Tensor | None:
+    """Return which predictions are right, (number of predictions,); None where there are none."""
     if isinstance(loss, nn.BCEWithLogitsLoss):
-        return int(((outputs > 0) == (targets > 0.5)).sum())
-    if targets.is_floating_point() or has_two_readings(outputs, targets):
+        return ((outputs > 0) == (targets > 0.5)).flatten()
+    fits = outputs.shape[:-1] == targets.shape and not has_two_readings(outputs, targets)
+    if targets.is_floating_point() or not fits:
         return None
-    if outputs.shape[:-1] == targets.shape:
-        return int((outputs.argmax(-1) == targets).sum())
-    return None
+    return (outputs.argmax(-1) == targets)[targets != getattr(loss, "ignore_index", -100)]

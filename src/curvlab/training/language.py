@@ -1,4 +1,4 @@
-"""Training and evaluation of causal language models on token sequences."""
+"""Training of causal language models on token sequences."""
 
 from __future__ import annotations
 
@@ -8,12 +8,9 @@ from pathlib import Path
 
 import torch
 from torch import nn
-from torch.nn import functional
 
-from curvlab.problem.examples import Pairs, stack
-from curvlab.training.evaluate import Evaluation, num_examples
+from curvlab.problem.examples import Pairs
 from curvlab.training.history import TrainingHistory
-from curvlab.training.mean_loss import model_outputs
 from curvlab.training.schedules import cosine_after_warmup
 from curvlab.training.train import train
 
@@ -75,29 +72,6 @@ def train_language_model(
         generator=generator,
         on_step=tick,
     )
-
-
-def evaluate_language_model(model: nn.Module, sequences: Pairs, *, batch_size: int = 32) -> Evaluation:
-    """Return the mean cross-entropy of the predicted tokens (nats; exp of it is the perplexity).
-
-    `accuracy` is the share of tokens that had the largest logit, `num_examples` the number of predicted tokens.
-    """
-    device = next(model.parameters()).device
-    was_training = model.training
-    model.eval()
-    total, correct, count = 0.0, 0, 0
-    with torch.no_grad():
-        for chosen in torch.arange(num_examples(sequences)).split(batch_size):
-            inputs, targets = (tensor.to(device) for tensor in stack(sequences, chosen))
-            logits = model_outputs(model, inputs)
-            kept = targets != -100
-            total += functional.cross_entropy(logits[kept], targets[kept], reduction="sum").item()
-            correct += int((logits.argmax(-1) == targets)[kept].sum())
-            count += int(kept.sum())
-    model.train(was_training)
-    if count == 0:
-        raise ValueError("every target is ignored (-100): there is no token to predict")
-    return Evaluation(loss=total / count, accuracy=correct / count, num_examples=count)
 
 
 def _adamw(parameters: list[nn.Parameter], lr: float, *, weight_decay: float) -> torch.optim.AdamW:

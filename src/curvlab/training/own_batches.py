@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from curvlab.problem import Batches, Data, ModelFunction
 from curvlab.problem.batch import Batch, is_pair
 from curvlab.problem.examples import Pairs, stack
-from curvlab.training.training_mode import eval_mode
+from curvlab.training.steps import eval_mode
 
 
 class OwnBatches:
@@ -67,6 +67,20 @@ def select(data: Pairs | OwnBatches, indices: Tensor, device: torch.device) -> B
         return data.select(indices)
     inputs, targets = (tensor.to(device) for tensor in stack(data, indices))
     return inputs, targets
+
+
+def num_examples(data: Pairs | OwnBatches) -> int:
+    """Return the number of examples, or raise a ValueError when there are none."""
+    if isinstance(data, tuple):
+        inputs, targets = data
+        if len(inputs) != len(targets):
+            raise ValueError(f"there are {len(inputs)} inputs and {len(targets)} targets: they must agree")
+        size = len(inputs)
+    else:
+        size = len(data)  # type: ignore[arg-type]
+    if size == 0:
+        raise ValueError("the data set is empty: at least one example is needed")
+    return size
 
 
 def _needs_reading(data: Any) -> bool:

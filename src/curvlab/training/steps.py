@@ -3,18 +3,120 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.dropout import _DropoutNd
 
-from curvlab.training.mean_loss import MeanLoss, model_outputs
-from curvlab.training.sampled_labels import sampled_label_loss
-from curvlab.training.training_mode import eval_mode
+from curvlab.problem import FunctionLoss, output_loss
+from curvlab.problem.batch import Inputs
+from curvlab.problem.function_loss import LossFunction
+from curvlab.problem.two_readings import refuse_two_readings
+
+Loss: TypeAlias = nn.Module | LossFunction
 
 
+# ----------------------------------------------------------------------------- the loss of a batch
+class MeanLoss:
+    """L_B = 1/|B| sum_{i in B} w_i l_i, with w_i = 1 where no weights are given.
+
+    l_i is scaled so that equal weights of 1 give the loss itself: for language models l_i is the summed loss of
+    sequence i, times |B| over the number of tokens that the batch predicts. The sum is divided by the number of
+    examples of the batch, never by the sum of the weights: L_B is linear in the weights, dL_B/dw_i = l_i / |B|,
+    and an example of weight 0 is removed while the others keep the weight they had. To have the mean over the
+    remaining ones, give them the weight N / (number of remaining examples).
+
+    Logits are (B, C), or (B, T, V) with one label for each position, where classes come last.
+
+    Args:
+        loss: mean over examples: nn.CrossEntropyLoss(), nn.MSELoss(), nn.BCEWithLogitsLoss(), another module, or a
+            function of (outputs, targets).
+    """
+
+    def __init__(self, loss: Loss) -> None:
+        self.loss = loss
+
+    def __call__(self, outputs: Tensor, targets: Tensor, weights: Tensor | None = None) -> Tensor:
+        """Return L_B, (); `weights` is (B,)."""
+        if weights is not None:
+            return (self.per_example(outputs, targets) * weights).mean()
+        sequences = outputs.ndim > 2 and not targets.is_floating_point() and outputs.shape[:-1] == targets.shape
+        if sequences and isinstance(self.loss, nn.CrossEntropyLoss):
+            refuse_two_readings(outputs, targets)
+            return self.loss(outputs.flatten(0, -2), targets.flatten())
+        return self.loss(outputs, targets)
+
+    def per_example(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return l_i, (B,), whose mean is L_B without weights."""
+        reduction = getattr(self.loss, "reduction", "mean")
+        if reduction != "mean":
+            raise ValueError(
+                f"reduction='{reduction}': weights of examples are those of a mean, so the loss needs "
+                "reduction='mean'"
+            )
+        known = output_loss(self.loss)
+        if not isinstance(known, FunctionLoss):  # its check calls the function twice more
+            known.check(outputs, targets)
+        return known.per_example(outputs, targets) * (len(targets) / known.count(targets))
+
+
+def sampled_label_loss(loss: nn.Module, outputs: Tensor, targets: Tensor, *, generator: torch.Generator) -> Tensor:
+    """Return -Σ_n log p(ŷ_n | h_n) / √N, ŷ drawn from the model: its gradient is d of Eq. 8 (Ginger, 2024).
+
+    E d dᵀ is FisherOperator(model, loss, batch), with its conventions: N counts the predictions that the loss
+    averages over (predicted tokens; all single outputs of nn.MSELoss, which is read as the Gaussian with
+    p ∝ exp(-(h - y)²)), and is 1 for reduction="sum". Compute the outputs in eval mode, as the authors' code does.
+
+    Args:
+        loss: nn.CrossEntropyLoss (classes last), nn.MSELoss or nn.BCEWithLogitsLoss.
+        outputs: of the model, with their graph.
+        targets: only their shape counts, and which of them cross-entropy ignores: those are not drawn.
+        generator: draws the labels.
+
+    Cost: that of the loss.
+    """
+    closed_form = output_loss(loss)
+    closed_form.check(outputs, targets)
+    drawn = closed_form.sample_targets(outputs.detach(), targets, generator)
+    of_drawn = closed_form.for_sampled_targets()
+    count = 1.0 if closed_form.reduction == "sum" else of_drawn.count(drawn)
+    return of_drawn.per_example(outputs, drawn).sum() / max(count, 1.0) ** 0.5
+
+
+# ------------------------------------------------------------------------------------- the model
+def model_outputs(model: nn.Module, inputs: Inputs) -> Tensor:
+    """Return what the model computes: a tensor, or the `.logits` of a Hugging Face model's record."""
+    outputs = model(inputs) if isinstance(inputs, Tensor) else model(**inputs)
+    logits: Tensor = outputs if isinstance(outputs, Tensor) else outputs.logits
+    return logits
+
+
+def differs_in_training(model: nn.Module) -> str | None:
+    """Name a module of dropout or BatchNorm, whose forward differs in training; None where there is none."""
+    for name, module in model.named_modules():
+        if isinstance(module, _BatchNorm) or (isinstance(module, _DropoutNd) and module.p > 0):
+            return f"module '{name}' ({type(module).__name__})"
+    return None
+
+
+@contextmanager
+def eval_mode(model: nn.Module) -> Iterator[None]:
+    """Put all modules into eval mode and each of them back into its own at the end."""
+    before = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, training in before:
+            module.training = training
+
+
+# -------------------------------------------------------------------------------------- the steps
 @dataclass(frozen=True)
 class TrainingBatch:
     """The examples of one step, on the model's device.

@@ -12,13 +12,12 @@ from torch import Tensor, nn
 
 from curvlab.checkpoint import Checkpoint, described, fingerprint
 from curvlab.training.batch_order import BatchOrder
-from curvlab.training.evaluate import evaluate, num_examples
+from curvlab.training.evaluate import evaluate
 from curvlab.training.history import TrainingHistory
 from curvlab.training.loop import OnEpochEnd, Trace, TrainingLoop
-from curvlab.training.mean_loss import Loss, MeanLoss
-from curvlab.training.own_batches import OwnBatches, TrainingData, readable
+from curvlab.training.own_batches import OwnBatches, TrainingData, num_examples, readable
 from curvlab.training.schedules import Schedule, ScheduleName, named_schedule
-from curvlab.training.steps import Learner, Step, closure_step, gradient_step
+from curvlab.training.steps import Learner, Loss, MeanLoss, Step, closure_step, gradient_step
 
 OptimizerName: TypeAlias = Literal["sgd", "adam", "lbfgs"]
 OptimizerFactory: TypeAlias = Callable[..., torch.optim.Optimizer]

@@ -188,7 +188,7 @@ def test_losses_that_are_no_mean_over_examples_are_refused() -> None:
     model, data = small_network()
     with pytest.raises(ValueError, match="reduction='mean'"):
         EnsembleLosses(model, nn.CrossEntropyLoss(reduction="sum"), data)
-    with pytest.raises(ValueError, match="is a sum over examples.*return the mean"):
+    with pytest.raises(ValueError, match=r"is a sum over examples.*return the mean"):
         EnsembleLosses(model, lambda outputs, targets: outputs.square().sum(), data)
 
 

@@ -16,7 +16,7 @@ from torch import nn
 
 from curvlab.lab import runs, t_interval
 from curvlab.optim import NGD
-from curvlab.optim.ngd_axis import fitting_rank
+from curvlab.optim.axis_fisher import fitting_rank
 from experiments.benchmarks.ngd_step.parts import parts_table
 from experiments.benchmarks.timing import kernel_threads, wall_clock
 

@@ -31,10 +31,10 @@ nothing (tests/optim/conformance.py lists them: a new optimizer joins with one l
 from curvlab.optim.cubic_newton import CubicNewton
 from curvlab.optim.exact_ngd import ExactNGD, ExactNGDInfo
 from curvlab.optim.fisher_newton import FisherNewton, FisherNewtonInfo, output_gradient_bound
+from curvlab.optim.flat import DivergedError
 from curvlab.optim.ginger import PUBLISHED_GINGER, Ginger
 from curvlab.optim.low_rank import LowRankMatrix
 from curvlab.optim.ngd import NGD
-from curvlab.optim.parameter_vector import DivergedError
 from curvlab.optim.qng import QNG
 from curvlab.optim.random_direction import (
     direction_estimate,

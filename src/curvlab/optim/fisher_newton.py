@@ -11,7 +11,7 @@ from torch.optim.optimizer import ParamsT
 
 from curvlab.curvature import FisherOperator
 from curvlab.linalg import LinearOperator, identity
-from curvlab.optim.parameter_vector import (
+from curvlab.optim.flat import (
     Closure,
     VectorOptimizer,
     check_size,

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
+from curvlab.optim.flat import Closure, evaluate
 from curvlab.optim.parameter_block import ParameterBlock, Pieces, norm
-from curvlab.optim.parameter_vector import Closure, evaluate
 
 Scope = Literal["global", "group", "tensor"]
 

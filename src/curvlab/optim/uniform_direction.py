@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
 from curvlab.linalg import LinearOperator
-from curvlab.optim.parameter_vector import (
+from curvlab.optim.flat import (
     Closure,
     VectorOptimizer,
     check_size,

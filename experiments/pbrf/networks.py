@@ -23,8 +23,7 @@ from curvlab.lab.data import DataSplits, TextCorpus, token_splits, train_tokeniz
 from curvlab.lab.models import build_model
 from curvlab.problem import stack
 from curvlab.training import TrainingDivergedError, shuffled_batches
-from experiments.shared.tasks import LOSSES
-from experiments.shared.trained_task import without_paths
+from experiments.shared.task import LOSSES, without_paths
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 SELECTED_BY = ("loss", "accuracy")

@@ -26,7 +26,7 @@ from curvlab.problem import stack
 from curvlab.problem.known_losses import output_loss
 from curvlab.spectrum import top_eigenvalues
 from experiments.shared.spectrum import gauss_newton
-from experiments.shared.trained_task import TrainedTask
+from experiments.shared.task import TrainedTask
 
 MOST_EXAMPLES = 512  # whose λmax is taken one by one, where traces are not to be had
 

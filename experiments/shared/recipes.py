@@ -21,7 +21,7 @@ from curvlab.problem import stack
 from curvlab.solvers import BlockConjugateGradient, DivergenceError, Lissa, LissaRecipe, lissa_hyperparameters
 from curvlab.solvers.importance_recipe import measure_importance_recipe
 from curvlab.solvers.recipe import measure_recipe
-from experiments.shared.trained_task import TrainedTask
+from experiments.shared.task import TrainedTask
 
 GROWTH = 1.2  # between recorded steps
 PAST_DIVERGENCE = 6  # the trajectory of a run that diverges is shown for so many times the steps to the error

@@ -23,7 +23,7 @@ from curvlab.spectrum import (
     sketch_eigenvalues,
     top_eigenvalues,
 )
-from experiments.shared.trained_task import TrainedTask
+from experiments.shared.task import TrainedTask
 
 SEQUENCES_AT_A_TIME = 16  # of a language model: logits of large vocabularies fill the memory
 EXAMPLES_AT_A_TIME = 512

@@ -10,7 +10,7 @@ from omegaconf import DictConfig
 from curvlab.lab import Run
 from curvlab.spectrum import hutchinson_trace
 from experiments.shared.spectrum import TRACE_CHUNK, gauss_newton
-from experiments.shared.trained_task import TrainedTask
+from experiments.shared.task import TrainedTask
 
 
 def trace_alone(run: Run, task: TrainedTask, cfg: DictConfig) -> dict[str, Any]:

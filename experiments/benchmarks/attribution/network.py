@@ -26,8 +26,7 @@ from curvlab.training import (
     train_ensemble,
 )
 from experiments.benchmarks.timing import work_clock
-from experiments.shared.tasks import LOSSES
-from experiments.shared.trained_task import without_paths
+from experiments.shared.task import LOSSES, without_paths
 
 
 @dataclass(frozen=True)

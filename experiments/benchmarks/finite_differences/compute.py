@@ -16,8 +16,7 @@ from curvlab.curvature import GaussNewtonOperator
 from curvlab.curvature.jacobian_products import FD_STEP
 from curvlab.lab import Interval, runs, t_interval, task_settings
 from curvlab.linalg import flatten
-from experiments.shared.tasks import build_task
-from experiments.shared.trained_task import TrainedTask
+from experiments.shared.task import Task, TrainedTask
 
 DTYPES = {"fp32": torch.float32, "fp64": torch.float64}
 
@@ -27,7 +26,7 @@ def compute(run: runs.Run, cfg: DictConfig) -> dict[str, pd.DataFrame]:
     steps = _steps(cfg)
     table = pd.concat(
         [
-            _task_table(run, build_task(run, name, settings), steps, int(settings.num_vectors))
+            _task_table(run, Task.load(run, name, settings).trained(), steps, int(settings.num_vectors))
             for name, settings in task_settings(cfg).items()
         ]
     )

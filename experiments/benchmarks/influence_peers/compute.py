@@ -19,8 +19,7 @@ from curvlab.solvers import BlockConjugateGradient
 from experiments.benchmarks.influence_peers.process import measure
 from experiments.benchmarks.influence_peers.worker import TrainedNetwork
 from experiments.benchmarks.timing import load_average
-from experiments.shared.tasks import build_task
-from experiments.shared.trained_task import TrainedTask
+from experiments.shared.task import Task, TrainedTask
 
 COLUMNS = [
     "method",
@@ -40,7 +39,7 @@ COLUMNS = [
 def compute(run: runs.Run, cfg: DictConfig) -> dict[str, pd.DataFrame]:
     """Train, solve the reference, measure every method; return one row for each."""
     ((name, settings),) = task_settings(cfg).items()
-    task = build_task(run, name, settings)
+    task = Task.load(run, name, settings).trained()
     network = _stored_network(run, task, settings)
     key = task.key | {"num_queries": settings.num_queries, "damping": settings.damping}
     exact = partial(_reference, task, network, settings.damping)

@@ -13,8 +13,7 @@ from omegaconf import DictConfig
 from curvlab.lab import runs, task_settings
 from curvlab.spectrum import top_eigenvalues
 from experiments.shared.recipes import Systems, compare_recipes
-from experiments.shared.tasks import build_task
-from experiments.shared.trained_task import TrainedTask
+from experiments.shared.task import Task, TrainedTask
 
 RECIPES = {"paper": "C = 2", "auto": "C measured", "importance": "C = 2, by importance"}
 ERROR = 0.2  # relative error that counts as an answer
@@ -24,7 +23,7 @@ def compute(run: runs.Run, cfg: DictConfig) -> dict[str, pd.DataFrame]:
     """Return one row for each case and recipe."""
     rows: list[dict[str, Any]] = []
     for name, settings in task_settings(cfg).items():
-        task = build_task(run, name, settings)
+        task = Task.load(run, name, settings).trained()
         for systems in _cases(run, task, settings):
             rows += _rows(systems, compare_recipes(systems, reference_rtol=settings.reference_rtol))
     return {"table": pd.DataFrame(rows)}

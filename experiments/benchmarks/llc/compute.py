@@ -18,8 +18,7 @@ from experiments.benchmarks.llc.methods import METHODS, Setting, available, floo
 from experiments.benchmarks.llc.population_chains import population_table
 from experiments.benchmarks.llc.power import power_table
 from experiments.benchmarks.timing import kernel_threads, load_average
-from experiments.shared.tasks import build_task
-from experiments.shared.trained_task import TrainedTask
+from experiments.shared.task import Task, TrainedTask
 
 Turn = tuple[int, int]  # threads, repeat
 
@@ -28,7 +27,7 @@ def compute(run: runs.Run, cfg: DictConfig) -> dict[str, pd.DataFrame]:
     """Return estimates by chain, their means, seconds by method, the known answers, and the diagnostics' power."""
     methods = [name for name in METHODS if available(name)]
     ((name, settings),) = task_settings(cfg).items()
-    task = build_task(run, name, settings)
+    task = Task.load(run, name, settings).trained()
     results, floors = _results(run, task, settings, methods), _floors(run, task, settings)
     table = pd.DataFrame([row for turn in results for row in _rows(task, turn, results[turn], methods)])
     run.note(

@@ -31,7 +31,7 @@ from curvlab.problem import stack
 from curvlab.sampling import default_nbeta, estimate_llc
 from experiments.benchmarks.llc.devinterp_chains import DivergedError, devinterp_chains
 from experiments.benchmarks.llc.methods import available
-from experiments.shared.trained_task import TrainedTask
+from experiments.shared.task import TrainedTask
 
 DEFAULTS = {"step_size": 0.01, "localization": 0.0, "num_draws": 100, "num_burnin_steps": 0, "nbeta": None}
 DEFAULTS |= {"initial_loss": None, "replacement": False}

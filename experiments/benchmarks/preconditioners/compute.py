@@ -13,7 +13,7 @@ from experiments.benchmarks.preconditioners.estimates import estimate_rows
 from experiments.benchmarks.preconditioners.sampling import sampling_tables
 from experiments.benchmarks.preconditioners.solving import solving_rows
 from experiments.benchmarks.preconditioners.systems import Systems
-from experiments.shared.tasks import build_task
+from experiments.shared.task import Task
 
 
 def compute(run: runs.Run, cfg: DictConfig) -> dict[str, pd.DataFrame]:
@@ -23,7 +23,7 @@ def compute(run: runs.Run, cfg: DictConfig) -> dict[str, pd.DataFrame]:
     steps: list[dict[str, Any]] = []
     estimates: list[dict[str, Any]] = []
     for name, settings in task_settings(cfg).items():
-        task = build_task(run, name, settings)
+        task = Task.load(run, name, settings).trained()
         systems = Systems(run, task, settings)
         about = {"fitted": settings.fitted, "train_loss": task.train_loss, "damping": systems.damping}
         solved += [row | about for row in solving_rows(systems)]

@@ -18,7 +18,7 @@ from curvlab.linalg import LinearOperator, identity
 from curvlab.problem import stack
 from curvlab.solvers import BlockConjugateGradient
 from curvlab.spectrum import top_eigenvalues
-from experiments.shared.trained_task import TrainedTask
+from experiments.shared.task import TrainedTask
 
 
 @dataclass(frozen=True)

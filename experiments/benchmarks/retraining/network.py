@@ -19,8 +19,7 @@ from curvlab.lab.models import build_model
 from curvlab.linalg import flatten
 from curvlab.problem import stack
 from curvlab.training import shuffled_batches, train, train_ensemble
-from experiments.shared.tasks import LOSSES
-from experiments.shared.trained_task import without_paths
+from experiments.shared.task import LOSSES, without_paths
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 

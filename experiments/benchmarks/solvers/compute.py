@@ -21,8 +21,7 @@ from curvlab.spectrum import top_eigenvalues
 from experiments.benchmarks.solvers.counting import Counter, Recorder
 from experiments.benchmarks.solvers.methods import INDEPENDENT, LABELS, CountedSystems, solve
 from experiments.benchmarks.timing import work_clock
-from experiments.shared.tasks import build_task
-from experiments.shared.trained_task import TrainedTask
+from experiments.shared.task import Task, TrainedTask
 
 QUALITY = ["error", "error_worst", "correlation", "correlation_worst", "outcome"]
 
@@ -40,7 +39,7 @@ def compute(run: runs.Run, cfg: DictConfig) -> dict[str, pd.DataFrame]:
 
 
 def _task_table(run: runs.Run, name: str, settings: DictConfig) -> pd.DataFrame:
-    task = build_task(run, name, settings)
+    task = Task.load(run, name, settings).trained()
     generator = run.generator("solvers", task.splits.name)
     test = torch.randperm(len(task.splits.test), generator=generator)  # type: ignore[arg-type]
     points = torch.randperm(task.num_train, generator=generator)[: settings.num_points].sort().values

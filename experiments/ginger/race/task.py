@@ -16,7 +16,7 @@ from curvlab.lab import Run, task_label
 from curvlab.lab.data import DataSplits
 from curvlab.lab.models import build_model
 from curvlab.problem import stack
-from experiments.shared.trained_task import without_paths
+from experiments.shared.task import without_paths
 
 Pair = tuple[Tensor, Tensor]
 

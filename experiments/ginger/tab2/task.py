@@ -22,7 +22,7 @@ from curvlab.lab.data import (
 )
 from curvlab.lab.models import EncoderDecoder, add_adapters, build_model
 from curvlab.training import evaluate, train_language_model
-from experiments.shared.trained_task import without_paths
+from experiments.shared.task import without_paths
 
 WEIGHTS = ("full", "lora")
 

@@ -10,7 +10,7 @@ from curvlab.lab import Run, task_settings
 from experiments.lissa.fig1.larger_epsilon import larger_epsilon_table
 from experiments.lissa.fig1.scores import compute_scores
 from experiments.lissa.fig1.tables import cell_table, panel_table, rounded, score_table, summary_row
-from experiments.shared.tasks import build_task
+from experiments.shared.task import Task
 
 
 def compute(run: Run, cfg: DictConfig) -> dict[str, pd.DataFrame]:
@@ -28,7 +28,7 @@ def compute(run: Run, cfg: DictConfig) -> dict[str, pd.DataFrame]:
     """
     scores, panels, larger, summary, seeds = {}, [], [], [], set()
     for name, settings in task_settings(cfg).items():
-        task = build_task(run, name, settings)
+        task = Task.load(run, name, settings).trained()
         found = compute_scores(run, task, settings)
         table = score_table(found)
         scores[f"scores_{task.label}"] = rounded(table)

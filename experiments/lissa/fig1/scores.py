@@ -30,8 +30,8 @@ from experiments.lissa.fig1.records import Pairs, Scores
 from experiments.lissa.fig1.settings import given_settings, measured_batch_size, settings_of
 from experiments.shared.spectrum import constants
 from experiments.shared.spectrum import spectrum as measured_spectrum
+from experiments.shared.task import TrainedTask
 from experiments.shared.trace_alone import trace_alone
-from experiments.shared.trained_task import TrainedTask
 
 Batch = tuple[Tensor, Tensor]
 

@@ -11,7 +11,7 @@ import torch
 from curvlab.influence.agreement import agreement, median_rms
 from experiments.lissa.fig1.paired import parting_steps
 from experiments.lissa.fig1.records import Pairs, Scores
-from experiments.shared.trained_task import TrainedTask
+from experiments.shared.task import TrainedTask
 
 # x, y of each comparison, and what it isolates. `lissa` and `pbrf` have a run for each seed, on the same batches.
 COMPARISONS = {

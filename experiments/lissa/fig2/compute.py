@@ -11,7 +11,7 @@ from torch import Tensor
 
 from curvlab.lab import Run, task_settings
 from experiments.lissa.fig2.convergence import Convergence, TaskResult, compute_task
-from experiments.shared.tasks import build_task
+from experiments.shared.task import Task
 
 
 def compute(run: Run, cfg: DictConfig) -> dict[str, pd.DataFrame]:
@@ -22,7 +22,7 @@ def compute(run: Run, cfg: DictConfig) -> dict[str, pd.DataFrame]:
         cfg: `tasks`, and for all of them or for one what `compute_task` takes.
     """
     results = [
-        compute_task(run, build_task(run, name, settings), settings)
+        compute_task(run, Task.load(run, name, settings).trained(), settings)
         for name, settings in task_settings(cfg).items()
     ]
     return {

@@ -16,7 +16,7 @@ from curvlab.lab import Run
 from curvlab.solvers import Lissa, lissa_hyperparameters
 from curvlab.spectrum import hutchinson_trace, top_eigenvalues
 from experiments.shared.recipes import Systems, compare_recipes
-from experiments.shared.trained_task import TrainedTask
+from experiments.shared.task import TrainedTask
 
 FIRST_STEPS = (1, 2, 5, 10, 20)
 

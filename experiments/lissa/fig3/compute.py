@@ -23,8 +23,7 @@ from curvlab.solvers import DivergenceError, Lissa
 from curvlab.spectrum import top_eigenvalues
 from experiments.lissa.fig3.statistics import pair_table, retrieval_table, square_table
 from experiments.papers import FOLDER as PAPERS
-from experiments.shared.language_tasks import build_language_task, perplexities
-from experiments.shared.trained_task import TrainedTask
+from experiments.shared.task import Task, TrainedTask
 
 SENTENCES = PAPERS / "lissa" / "sentences.csv"
 SEQUENCES_AT_A_TIME = 8  # memory of a product is linear in it, its time is not
@@ -51,10 +50,10 @@ def compute(run: Run, cfg: DictConfig) -> dict[str, pd.DataFrame]:
     for seed in settings.model_seeds:
         own = OmegaConf.merge(settings, {"model_seed": seed})
         assert isinstance(own, DictConfig)
-        task = build_language_task(run, name, own)
+        task = Task.load(run, name, own).trained()
         found = _similarities(run, task, own, sentences.text.tolist())
         pairs[seed] = pair_table(found["gradient"], found["influence"], sentences)
-        summary.append({"model_seed": seed} | _summary(task, found, perplexities(run, task)))
+        summary.append({"model_seed": seed} | _summary(task, found, task.perplexities))
         if not lissa and settings.lissa_check is not None:
             lissa = _check_lissa(run, task, settings.lissa_check, sentences.text.tolist(), found)
     run.note(seeds=list(settings.model_seeds))

@@ -13,8 +13,7 @@ from experiments.lissa.fig4.slopes import slopes
 from experiments.lissa.fig4.traces import sampling_gap, token_gap
 from experiments.shared import spectrum as units
 from experiments.shared.constant_bounds import constant_bounds
-from experiments.shared.tasks import build_task
-from experiments.shared.trained_task import TrainedTask
+from experiments.shared.task import Task, TrainedTask
 
 
 def compute(run: Run, cfg: DictConfig) -> dict[str, pd.DataFrame]:
@@ -27,7 +26,7 @@ def compute(run: Run, cfg: DictConfig) -> dict[str, pd.DataFrame]:
     """
     rows, constants = [], []
     for name, own in task_settings(cfg).items():
-        task = build_task(run, name, own)
+        task = Task.load(run, name, own).trained()
         spectrum = units.spectrum(run, task, own)
         rows += traces(run, task, own, spectrum)
         constants.append(constant_row(run, task, own, spectrum))

@@ -13,7 +13,7 @@ from curvlab.lab import Run
 from curvlab.lab.data.token_splits import IGNORED
 from curvlab.linalg import LinearOperator
 from experiments.shared.spectrum import SEQUENCES_AT_A_TIME, gauss_newton
-from experiments.shared.trained_task import TrainedTask
+from experiments.shared.task import TrainedTask
 
 
 def sampling_gap(run: Run, task: TrainedTask, cfg: DictConfig, *, batch_size: int) -> dict[str, Any]:

@@ -13,8 +13,7 @@ from curvlab.solvers import lissa_hyperparameters
 from experiments.lissa.printed import MODELS, paper_numbers
 from experiments.shared import spectrum as units
 from experiments.shared.constant_bounds import constant_bounds
-from experiments.shared.tasks import build_task
-from experiments.shared.trained_task import TrainedTask
+from experiments.shared.task import Task, TrainedTask
 
 
 def compute(run: Run, cfg: DictConfig) -> dict[str, pd.DataFrame]:
@@ -26,7 +25,7 @@ def compute(run: Run, cfg: DictConfig) -> dict[str, pd.DataFrame]:
             settings of the units: `spectrum`, `forms`, `sketch`, `constant`. With C measured |B| is
             2 C tr / lambda_max, C at least 1: `batch_size_measured`.
     """
-    rows = [row(run, build_task(run, name, own), own) for name, own in task_settings(cfg).items()]
+    rows = [row(run, Task.load(run, name, own).trained(), own) for name, own in task_settings(cfg).items()]
     table = pd.DataFrame(rows)
     run.note(seeds=[cfg.seed])
     return {"table": table, "paper": paper_table(), "summary": summary(table)}

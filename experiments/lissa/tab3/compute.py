@@ -12,8 +12,7 @@ from curvlab.lab import Run, task_settings
 from experiments.lissa.printed import MODELS, paper_numbers
 from experiments.lissa.tab3.gradients import gradient_pairs
 from experiments.shared import spectrum as units
-from experiments.shared.tasks import build_task
-from experiments.shared.trained_task import TrainedTask
+from experiments.shared.task import Task, TrainedTask
 
 
 def compute(run: Run, cfg: DictConfig) -> dict[str, pd.DataFrame]:
@@ -28,7 +27,7 @@ def compute(run: Run, cfg: DictConfig) -> dict[str, pd.DataFrame]:
     """
     rows, repeated, pairs = [], [], []
     for name, own in task_settings(cfg).items():
-        task = build_task(run, name, own)
+        task = Task.load(run, name, own).trained()
         rows.append(row(run, task, own))
         repeated += repeated_sketches(run, task, own)
         found = {key: value.double().numpy() for key, value in gradient_pairs(run, task, own).items()}

@@ -13,7 +13,7 @@ from torch import Tensor
 from curvlab.influence import per_example_gradients
 from curvlab.lab import Run
 from experiments.shared.spectrum import drawn_examples, gauss_newton
-from experiments.shared.trained_task import TrainedTask
+from experiments.shared.task import TrainedTask
 
 
 @dataclass(frozen=True)

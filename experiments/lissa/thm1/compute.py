@@ -33,7 +33,7 @@ from experiments.lissa.thm1.problems import (
     rare_problem,
     signs_problem,
 )
-from experiments.shared.tasks import build_task
+from experiments.shared.task import Task
 
 Row = dict[str, Any]
 
@@ -112,7 +112,7 @@ def _cases(run: Run, cfg: DictConfig) -> Iterator[Case]:
         problem = signs_problem(*sizes, run.generator("signs", *sizes))
         yield Case(problem, problem.name, {"signs": list(sizes)}, **chosen(signs))
     for name, settings in task_settings(cfg).items():
-        task = build_task(run, name, settings)
+        task = Task.load(run, name, settings).trained()
         model = task.model.double()
         inputs, targets = stack(task.train, torch.arange(task.num_train))
         # g: the training example of median gradient norm, neither fitted nor an outlier

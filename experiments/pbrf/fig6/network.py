@@ -19,7 +19,7 @@ from curvlab.lab.models import build_model
 from curvlab.linalg import unflatten
 from curvlab.problem import ModelFunction, stack
 from curvlab.training import evaluate, train, train_ensemble
-from experiments.shared.trained_task import without_paths
+from experiments.shared.task import without_paths
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ from experiments.rank1.objectives import (
     square_root_curve,
     trapping_curve,
 )
-from experiments.shared.tasks import LOSSES
+from experiments.shared.task import LOSSES
 
 SCALE = 1e-12  # of the objective that shows what Eq. 3 as printed is worth
 

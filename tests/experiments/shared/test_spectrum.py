@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from torch import nn
 
 from curvlab.lab.data import TokenSplits
 from experiments.shared.spectrum import constants, gauss_newton, spectrum
-from experiments.shared.trained_task import TrainedTask
+from experiments.shared.task import TrainedTask
 
 SETTINGS = OmegaConf.create(
     {
@@ -42,17 +43,18 @@ def small_task(**changes: Any) -> TrainedTask:
     torch.manual_seed(0)
     inputs, targets = torch.randn(40, 5), torch.randint(3, (40,))
     values: dict[str, Any] = {
-        "label": "linear",
-        "seed_name": "linear",
+        "run": None,
+        "name": "linear",
+        "settings": OmegaConf.create({}),
+        "splits": SimpleNamespace(task="classification"),
+        "data_key": {},
         "model": nn.Linear(5, 3).eval(),
-        "loss": nn.CrossEntropyLoss(),
-        "splits": None,
         "train": (inputs, targets),
-        "num_train": 40,
         "train_indices": torch.arange(40),
-        "key": {"model": "linear"},
+        "trained_key": {"model": "linear"},
         "num_parameters": 18,
         "train_loss": 1.0,
+        "test_loss": float("nan"),
         "test_accuracy": None,
     }
     return TrainedTask(**(values | changes))
@@ -71,7 +73,9 @@ def test_constants_of_language_models_count_tokens() -> None:
     """The same examples as sequences of four predictions each: C is four times larger, |B| being in tokens."""
     images = small_task()
     repeated = (images.train[0][:, None].expand(-1, 4, -1), images.train[1][:, None].expand(-1, 4))
-    sequences = small_task(train=repeated, splits=TokenSplits.__new__(TokenSplits))
+    splits = TokenSplits.__new__(TokenSplits)
+    object.__setattr__(splits, "task", "classification")
+    sequences = small_task(train=repeated, splits=splits)
     assert [sequences.predictions_per_example, images.predictions_per_example] == [4, 1]
     trace = float(gauss_newton(images).to_dense().trace())
     found = [constants(FakeRun(), task, SETTINGS, trace=trace) for task in (images, sequences)]

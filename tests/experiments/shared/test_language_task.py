@@ -15,8 +15,7 @@ from curvlab.lab import load_config, runs, task_settings
 from curvlab.lab.models import small_causal_language_model
 from curvlab.lab.target import run_target
 from curvlab.lab.target.discovery import all_targets
-from experiments.shared.language_tasks import build_language_task, perplexities
-from experiments.shared.trained_task import TrainedTask
+from experiments.shared.task import Task, TrainedTask
 
 SMALL, PUBLISHED = "opt_1_16_documentation_120", "opt_1b_openwebtext2"
 DOCUMENTS = [f"The number {i} is followed by the number {i + 1}, as everybody knows." for i in range(60)]
@@ -35,8 +34,8 @@ def build(
         cfg = load_config(all_targets()["lissa/fig3"], ["preset=smoke", "tracker=none", *folders, *overrides])
         ((name, settings),) = task_settings(cfg).items()
         with runs.start(cfg, key="lissa/fig3", title="test") as started:
-            task = build_language_task(started, name, settings)
-            return task, perplexities(started, task), started.store.misses
+            task = Task.load(started, name, settings).trained()
+            return task, task.perplexities, started.store.misses
 
     return run
 

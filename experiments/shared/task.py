@@ -1,0 +1,335 @@
+"""A task as conf/task describes it: data, a network, its training, and what of it the curvature refers to.
+
+for task in Task.each(run, cfg):
+    inputs, targets = task.pair("train")                     # on the device
+    model = task.build(task.generator("start", seed))        # a start that all optimizers of a seed share
+    network = task.trained()                                 # trained once and stored, then frozen
+    operator = GaussNewtonOperator(network.model, network.loss, network.train)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path, PurePath
+from typing import Any, Self
+
+import torch
+from hydra.utils import instantiate
+from omegaconf import DictConfig, OmegaConf
+from torch import Tensor, nn
+
+from curvlab.lab import Run, task_label, task_settings
+from curvlab.lab.data import (
+    DataSplits,
+    TextCorpus,
+    TokenSplits,
+    pretrained_tokenizer,
+    token_splits,
+    train_tokenizer,
+)
+from curvlab.lab.models import build_model
+from curvlab.lab.runs.over_ranks import shard
+from curvlab.problem import freeze, stack
+from curvlab.problem.known_losses import output_loss
+from curvlab.training import evaluate, train, train_language_model
+from experiments.shared.loading import chosen_examples, held_out_examples
+
+LOSSES = {"classification": nn.CrossEntropyLoss, "binary": nn.BCEWithLogitsLoss, "regression": nn.MSELoss}
+DTYPES = {"float32": torch.float32, "float64": torch.float64}
+
+
+@dataclass(frozen=True)
+class Task:
+    """Data, and a network by its config; nothing is built or trained yet.
+
+    Attributes:
+        run: store, seeds, device and progress.
+        name: in the config.
+        settings: of this task, see `task_settings`: nodes `data` and `model`; `seed_name`, what its random streams
+            are named after (the name unless given); for text `tokenizer` (`vocabulary_size`, or `pretrained`: a
+            name on the hub) and `sequence_length`; and what `trained` or a target's own training reads.
+        splits: training and test set with what is needed to show them.
+        data_key: identifies the data, and how text is cut, in the store.
+    """
+
+    run: Run
+    name: str
+    settings: DictConfig
+    splits: DataSplits | TokenSplits
+    data_key: dict[str, Any]
+
+    @classmethod
+    def each(cls, run: Run, cfg: DictConfig) -> Iterator[Self]:
+        """Yield the tasks of a target's config one after another, so that one data set is held at a time."""
+        for name, settings in task_settings(cfg).items():
+            yield cls.load(run, name, settings)
+
+    @classmethod
+    def load(cls, run: Run, name: str, settings: DictConfig) -> Self:
+        """Load the data of one task; of text train the tokenizer, or take the stored one, and cut it."""
+        loaded = instantiate(settings.data)
+        run.record_data(loaded.name, loaded.checksum)
+        if not isinstance(loaded, TextCorpus):
+            return cls(run, name, settings, loaded, {"data": {"checksum": loaded.checksum}})
+        key = {"data": loaded.checksum, "tokenizer": without_paths(settings.tokenizer)}
+        compute, about = partial(_tokenizer, loaded, settings.tokenizer), f"tokenizer of {loaded.name}"
+        tokenizer = run.unit("tokenizer", key, compute, version=1, about=about)["json"]
+        splits = token_splits(loaded, tokenizer, sequence_length=settings.sequence_length)
+        return cls(run, name, settings, splits, key | {"sequence_length": settings.sequence_length})
+
+    @property
+    def label(self) -> str:
+        """What tables and figures call it."""
+        return task_label(self.name)
+
+    @property
+    def seed_name(self) -> str:
+        """What its random streams are named after, here and in all that measures it."""
+        return str(self.settings.get("seed_name", self.name))
+
+    @property
+    def key(self) -> dict[str, Any]:
+        """Identifies data, network and random streams in the store, free of paths."""
+        model = without_paths(self.settings.model)
+        return {"seed_name": self.seed_name, **self.data_key, "model": model}
+
+    @property
+    def loss(self) -> nn.Module:
+        """Mean over examples, or over predicted tokens."""
+        return LOSSES[self.splits.task]()
+
+    @property
+    def is_language(self) -> bool:
+        """Whether the examples are sequences of tokens."""
+        return isinstance(self.splits, TokenSplits)
+
+    @property
+    def num_train(self) -> int:
+        """N, training examples."""
+        return len(self.splits.train)  # type: ignore[arg-type]  # map-style
+
+    def changed(self, **settings: Any) -> Self:
+        """Return the task on the same data with other settings: a width, a seed_name."""
+        merged: Any = OmegaConf.merge(self.settings, settings)
+        return replace(self, settings=merged)
+
+    def generator(self, stream: str, *names: str | int) -> torch.Generator:
+        """Return a random stream of this task, by its own name and further ones: a seed, an order."""
+        return self.run.generator(stream, self.seed_name, *names)
+
+    def build(
+        self,
+        generator: torch.Generator,
+        *,
+        dtype: torch.dtype | None = None,
+        device: torch.device | None = None,
+        **more: Any,
+    ) -> nn.Module:
+        """Return the network at a random start, in eval mode; `more` goes to its factory.
+
+        It is on the run's device unless another one is given, and in `dtype` if one is given.
+        """
+        model = build_model(
+            partial(instantiate, self.settings.model, **more),
+            input_shape=self.splits.input_shape,
+            num_outputs=self.splits.num_outputs,
+            generator=generator,
+        )
+        return model.to(device or self.run.device, dtype)
+
+    def pair(
+        self, part: str = "train", indices: Tensor | None = None, *, dtype: torch.dtype | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Return (inputs, targets) of the "train" or "test" set, or of the places `indices` in it, on the device.
+
+        Numbers that are not integers take `dtype`, if it is given.
+        """
+        data = getattr(self.splits, part)
+        found = stack(data, torch.arange(len(data)) if indices is None else indices)
+        inputs, targets = (t.to(self.run.device, dtype if t.is_floating_point() else None) for t in found)
+        return inputs, targets
+
+    def trained(self) -> TrainedTask:
+        """Train the network or take the stored one, freeze what the config says, and measure it.
+
+        Reads of the settings `training` (null: the model comes with its weights); `freeze`; `curvature_train`, how
+        many training examples, drawn at random, the curvature is the mean over (null: all); for language models
+        `model_seed`, of the initial weights and the order of training, and `sharded`: whether torchrun's processes
+        cut up the parameters, for models that one device cannot hold.
+        """
+        return _trained_language(self) if self.is_language else _trained_network(self)
+
+
+@dataclass(frozen=True)
+class TrainedTask(Task):
+    """A task whose network is trained and in eval mode.
+
+    Attributes:
+        model: parameters that require gradients are the ones curvature refers to.
+        train: examples whose mean curvature is meant: a data set, a loader or a pair of tensors.
+        train_indices: (num_train,) their places in the training set.
+        trained_key: identifies the network, `train` and `seed_name` in the store, free of paths.
+        num_parameters: P, those that require gradients.
+        train_loss: mean over `train`.
+        test_loss: on the test text; nan for other data.
+        test_accuracy: on all test examples; None for regression.
+    """
+
+    model: nn.Module
+    train: Any
+    train_indices: Tensor
+    trained_key: dict[str, Any]
+    num_parameters: int
+    train_loss: float
+    test_loss: float
+    test_accuracy: float | None
+
+    @property
+    def key(self) -> dict[str, Any]:
+        """Identifies the network, `train` and `seed_name` in the store."""
+        return self.trained_key
+
+    @property
+    def num_train(self) -> int:
+        """How many examples the curvature is the mean over."""
+        return len(self.train_indices)
+
+    @property
+    def predictions_per_example(self) -> float:
+        """Mean number of predicted tokens of a sequence, 1 for other data: what the LiSSA paper's |B| counts."""
+        return output_loss(self.loss).count(self.train[1]) / self.num_train if self.is_language else 1.0
+
+    @property
+    def tensor_sizes(self) -> list[int]:
+        """P_1, ..., P_L: the sizes of the parameter tensors that curvature refers to."""
+        return [parameter.numel() for parameter in self.model.parameters() if parameter.requires_grad]
+
+    @property
+    def perplexities(self) -> dict[str, float]:
+        """Exp of the mean loss a token, on the curvature's sequences (`train`) and on the test text (`test`)."""
+        losses = {"train": self.train_loss, "test": self.test_loss}
+        return {part: float(torch.tensor(loss).exp()) for part, loss in losses.items()}
+
+
+def without_paths(node: Any) -> Any:
+    """Return a config node as plain values, files by their names: where they lie changes no number."""
+    if OmegaConf.is_config(node):
+        return without_paths(OmegaConf.to_container(node, resolve=True))
+    if isinstance(node, dict):
+        return {key: without_paths(value) for key, value in node.items()}
+    if isinstance(node, list):
+        return [without_paths(value) for value in node]
+    return PurePath(node).name if isinstance(node, str) and "/" in node else node
+
+
+def _tokenizer(corpus: TextCorpus, settings: DictConfig) -> dict[str, Any]:
+    pretrained = settings.get("pretrained")
+    if pretrained is not None:
+        return {"json": pretrained_tokenizer(pretrained)}
+    return {"json": train_tokenizer(corpus.train, vocabulary_size=settings.vocabulary_size)}
+
+
+def _trained_network(task: Task) -> TrainedTask:
+    run, settings, loading = task.run, task.settings, task.settings.get("loading")
+    model = task.build(task.generator("model"))
+    key = task.key | {"training": without_paths(settings.training)}
+    if settings.training is not None:
+        compute, about = partial(_train, task, model), f"training {task.label}"
+        stored = run.unit("trained_model", key, compute, version=1, about=about, resumes=True)
+        model.load_state_dict({name: value.to(run.device) for name, value in stored["weights"].items()})
+    indices = _curvature_indices(task)
+    examples = chosen_examples(task.splits, indices, loading)
+
+    def losses() -> dict[str, Any]:
+        return {
+            "train_loss": evaluate(model, task.loss, examples).loss,
+            "test_accuracy": evaluate(model, task.loss, held_out_examples(task.splits, loading)).accuracy,
+        }
+
+    num_parameters = freeze(model.eval(), **settings.freeze)
+    key |= {"freeze": without_paths(settings.freeze), "curvature_train": len(indices)}
+    measured = run.unit("evaluation", key, losses, version=1, about=f"losses of {task.label}")
+    return _measured(task, measured, (model, examples, indices), key, num_parameters)
+
+
+def _trained_language(task: Task) -> TrainedTask:
+    run, settings = task.run, task.settings
+    sharded = settings.get("sharded", False)
+    # What is cut up over processes need not fit on one device.
+    device = torch.device("cpu") if sharded else run.device
+    model = task.build(run.generator("language model", settings.model_seed), device=device)
+    # One network serves tasks with streams of other names: the name is no part of its own key.
+    key = {name: value for name, value in task.key.items() if name != "seed_name"}
+    key |= {"training": without_paths(settings.training), "model_seed": settings.model_seed}
+    described = f"{task.label}, model seed {settings.model_seed}"
+    if settings.training is not None:
+        compute, about = partial(_train_language, task, model), f"training {described}"
+        stored = run.unit("trained_language_model", key, compute, version=1, about=about, resumes=True)
+        model.load_state_dict({name: value.to(run.device) for name, value in stored["weights"].items()})
+    num_parameters = freeze(model.eval(), **settings.freeze)
+    model = shard(model, run.device) if sharded else model
+    indices = _curvature_indices(task)
+    examples = stack(task.splits.train, indices)
+
+    def losses() -> dict[str, Any]:
+        test = evaluate(model, task.loss, task.splits.test, batch_size=32)
+        train_loss = evaluate(model, task.loss, examples, batch_size=32).loss
+        return {"train_loss": train_loss, "test_loss": test.loss, "test_accuracy": test.accuracy}
+
+    freezing = {"freeze": without_paths(settings.freeze), "curvature_train": len(indices)}
+    key |= freezing | {"seed_name": task.seed_name}
+    measured = run.unit("language_evaluation", key, losses, version=1, about=f"losses of {described}")
+    return _measured(task, measured, (model, examples, indices), key, num_parameters)
+
+
+def _measured(
+    task: Task, measured: dict[str, Any], network: tuple[nn.Module, Any, Tensor], key: dict[str, Any], size: int
+) -> TrainedTask:
+    model, examples, indices = network
+    return TrainedTask(
+        **vars(task),
+        model=model,
+        train=examples,
+        train_indices=indices,
+        trained_key=key,
+        num_parameters=size,
+        train_loss=measured["train_loss"],
+        test_loss=measured.get("test_loss", float("nan")),
+        test_accuracy=measured["test_accuracy"],
+    )
+
+
+def _curvature_indices(task: Task) -> Tensor:
+    """Return the places of the training examples that the curvature is the mean over, ascending."""
+    indices, num = torch.arange(task.num_train), task.settings.curvature_train
+    if num is None or num >= len(indices):
+        return indices
+    order = torch.randperm(len(indices), generator=task.run.generator("curvature_train", task.splits.name))
+    return order[:num].sort().values
+
+
+def _train(task: Task, model: nn.Module, checkpoints: Path) -> dict[str, Any]:
+    history = train(
+        model,
+        task.loss,
+        task.splits.train,
+        **{str(setting): value for setting, value in task.settings.training.items()},
+        generator=task.generator("training"),
+        checkpoint=checkpoints / "training.pt",
+        progress=partial(task.run.progress, description=f"train {task.seed_name}"),
+    )
+    return {"weights": model.state_dict(), "losses": list(history.losses)}
+
+
+def _train_language(task: Task, model: nn.Module, checkpoints: Path) -> dict[str, Any]:
+    history = train_language_model(
+        model,
+        task.splits.train,
+        **{str(setting): value for setting, value in task.settings.training.items()},
+        generator=task.run.generator("language model training", task.settings.model_seed),
+        checkpoint=checkpoints / "training.pt",
+        progress=partial(task.run.progress, description=f"train {task.label}"),
+    )
+    return {"weights": model.state_dict(), "losses": list(history.losses)}

@@ -2,94 +2,23 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from curvlab.curvature import GaussNewtonOperator
-from curvlab.influence import per_example_gradients
-from curvlab.lab import Run
-from curvlab.linalg import LinearOperator, identity
-from curvlab.problem import stack
+from curvlab.lab import Run, unit
 from curvlab.solvers import BlockConjugateGradient, DivergenceError, Lissa, LissaRecipe, lissa_hyperparameters
 from curvlab.solvers.importance_recipe import measure_importance_recipe
 from curvlab.solvers.recipe import measure_recipe
-from experiments.shared.task import TrainedTask
+from experiments.shared.systems import Systems
 
 GROWTH = 1.2  # between recorded steps
 PAST_DIVERGENCE = 6  # the trajectory of a run that diverges is shown for so many times the steps to the error
-
-
-@dataclass(frozen=True)
-class Systems:
-    """(G + damping I) u = g for the gradients g of some training points, and the test influences of u.
-
-    Attributes:
-        run: store, seeds, progress.
-        task: model and data.
-        damping: added to G.
-        points: (K,) places of the training points in the task's training data.
-        test: (M,) places in the test set.
-    """
-
-    run: Run
-    task: TrainedTask
-    damping: float
-    points: Tensor
-    test: Tensor
-
-    @property
-    def key(self) -> dict[str, Any]:
-        """What the answers depend on."""
-        sizes = {"num_points": len(self.points), "num_test": len(self.test)}
-        return self.task.key | {"damping": self.damping} | sizes
-
-    @cached_property
-    def operator(self) -> GaussNewtonOperator:
-        """G."""
-        return GaussNewtonOperator(self.task.model, self.task.loss, self.task.train)
-
-    @cached_property
-    def gradients(self) -> Tensor:
-        """Right-hand sides, (P, K)."""
-        return per_example_gradients(self.task.model, self.task.loss, stack(self.task.train, self.points)).T
-
-    @cached_property
-    def test_gradients(self) -> Tensor:
-        """Gradients of the test losses, (M, P): minus their products with u are the influences."""
-        return per_example_gradients(self.task.model, self.task.loss, stack(self.task.splits.test, self.test))
-
-    @property
-    def damped(self) -> LinearOperator:
-        """G + damping I."""
-        return self.operator + self.damping * identity
-
-    def reference(self, rtol: float) -> dict[str, Any]:
-        """Return the exact solutions (P, K), by block conjugate gradients in double precision; a unit."""
-        about = f"exact solutions {self.described}"
-        compute = partial(self._reference, rtol)
-        return self.run.unit("lissa/exact", self.key | {"rtol": rtol}, compute, version=1, about=about)
-
-    @property
-    def described(self) -> str:
-        """The systems, for the terminal."""
-        return f"{self.task.label}, damping {self.damping:.3g}"
-
-    def _reference(self, rtol: float) -> dict[str, Any]:
-        model = copy.deepcopy(self.task.model).double()
-        exact = GaussNewtonOperator(model, self.task.loss, self.task.train) + self.damping * identity
-        bar = self.run.progress(0, f"exact solutions {self.task.seed_name}")
-        solver = BlockConjugateGradient(rtol, callback=lambda step, residuals: bar.update())
-        solution = solver.solve(exact, self.gradients.double())
-        self.run.add_matvecs(solution.num_matvecs)
-        return {"solutions": solution.x.float(), "residual": float(solution.residual.max())}
 
 
 def compare_recipes(systems: Systems, *, reference_rtol: float) -> dict[str, Any]:
@@ -104,39 +33,51 @@ def compare_recipes(systems: Systems, *, reference_rtol: float) -> dict[str, Any
     promised, from the answer), `estimated` (K,) (from its two halves) and `passes` (over the data, a system, with
     its set-up).
     """
-    reference = systems.reference(reference_rtol)
+    reference = exact_solutions(systems, reference_rtol)
     key = systems.key | {"reference_rtol": reference_rtol}
-    about = f"recipe {systems.described}"
-    recipe = systems.run.unit("lissa/recipe", systems.key, partial(_measured, systems), version=1, about=about)
+    run, about = systems.task.run, f"recipe {systems.described}"
+    recipe = run.unit("lissa/recipe", systems.key, partial(_measured, systems), version=1, about=about)
     result: dict[str, Any] = {name: recipe[name] for name in ("trace", "largest_eigenvalue", "constant")}
     result["reference_residual"] = reference["residual"]
     compute_importance = partial(_importance, systems)
     about = f"recipe by importance {systems.described}"
-    by_importance = systems.run.unit(
-        "lissa/importance_recipe", systems.key, compute_importance, version=1, about=about
-    )
+    by_importance = run.unit("lissa/importance_recipe", systems.key, compute_importance, version=1, about=about)
     result["importance_constant"] = by_importance["constant"]
     for name, own in {"paper": recipe, "auto": recipe, "importance": by_importance}.items():
         compute = partial(_trajectory, systems, name, own, reference["solutions"])
-        unit = key | {"recipe": name} | ({"past_divergence": PAST_DIVERGENCE} if name == "paper" else {})
+        own_key = key | {"recipe": name} | ({"past_divergence": PAST_DIVERGENCE} if name == "paper" else {})
         about = f"LiSSA by recipe '{name}', {systems.described}"
-        result[name] = systems.run.unit("lissa/recipe_trajectory", unit, compute, version=1, about=about)
+        result[name] = run.unit("lissa/recipe_trajectory", own_key, compute, version=1, about=about)
     return result
 
 
+def exact_solutions(systems: Systems, rtol: float) -> dict[str, Any]:
+    """Return `solutions` (P, K) and their largest `residual`, by block CG in double precision; a unit of work."""
+    return _solved(systems.task.run, systems, **systems.key, rtol=rtol)
+
+
+@unit("lissa/exact", version=1, about="exact solutions, damping {damping:.3g}")
+def _solved(run: Run, systems: Systems, /, *, rtol: float, **_: Any) -> dict[str, Any]:
+    bar = run.progress(0, f"exact solutions {systems.task.seed_name}")
+    solver = BlockConjugateGradient(rtol, callback=lambda step, residuals: bar.update())
+    solution = solver.solve(systems.in_double_precision().damped, systems.right_hand_sides.double())
+    run.add_matvecs(solution.num_matvecs)
+    return {"solutions": solution.x.float(), "residual": float(solution.residual.max())}
+
+
 def _measured(systems: Systems) -> dict[str, Any]:
-    generator = systems.run.generator("recipe", systems.task.seed_name)
+    generator = systems.task.run.generator("recipe", systems.task.seed_name)
     return _described(systems, measure_recipe(systems.operator, systems.damping, generator=generator))
 
 
 def _importance(systems: Systems) -> dict[str, Any]:
-    generator = systems.run.generator("importance recipe", systems.task.seed_name)
+    generator = systems.task.run.generator("importance recipe", systems.task.seed_name)
     found = measure_importance_recipe(systems.operator, systems.damping, generator=generator)
     return _described(systems, found) | {"weights": found.weights, "certified": found.certified}
 
 
 def _described(systems: Systems, found: LissaRecipe) -> dict[str, Any]:
-    systems.run.add_matvecs(found.num_matvecs)
+    systems.task.run.add_matvecs(found.num_matvecs)
     return {
         "trace": found.trace.value,
         "largest_eigenvalue": found.largest_eigenvalue,
@@ -149,14 +90,14 @@ def _described(systems: Systems, found: LissaRecipe) -> dict[str, Any]:
 
 def _trajectory(systems: Systems, name: str, recipe: dict[str, Any], reference: Tensor) -> dict[str, Any]:
     solver = _solver(systems, name, recipe)
-    bar = systems.run.progress(solver.num_steps, f"LiSSA ({name}) {systems.task.seed_name}")
+    bar = systems.task.run.progress(solver.num_steps, f"LiSSA ({name}) {systems.task.seed_name}")
     recorder = _Recorder(systems, reference, bar.update)
     solver = dataclasses.replace(solver, callback=recorder)
-    generator = systems.run.generator("lissa", systems.task.seed_name, name)
+    generator = systems.task.run.generator("lissa", systems.task.seed_name, name)
     diverged, message, converged = 0, "", False
-    estimated = torch.full((len(systems.points),), torch.nan)
+    estimated = torch.full((len(systems.sources[1]),), torch.nan)
     try:
-        solution = solver.solve(systems.damped, systems.gradients, generator=generator)
+        solution = solver.solve(systems.damped, systems.right_hand_sides, generator=generator)
         answer, converged = solution.x, solution.converged
         if solution.error is not None and not converged:
             message = f"not converged: the estimated error is {float(solution.error.max()):.2g}"
@@ -164,7 +105,7 @@ def _trajectory(systems: Systems, name: str, recipe: dict[str, Any], reference: 
         promised = solver.stationary_error(systems.damped, answer, generator=generator)
     except DivergenceError as error:
         diverged, message, answer = error.step, str(error), recorder.last
-        promised = torch.full((len(systems.points),), torch.inf)
+        promised = torch.full((len(systems.sources[1]),), torch.inf)
         recorder = _past_divergence(systems, name, solver, reference, error.step)
     num_steps = diverged or solver.num_steps
     # C = 2 is assumed, not measured: its set-up is the spectrum alone.
@@ -184,7 +125,7 @@ def _trajectory(systems: Systems, name: str, recipe: dict[str, Any], reference: 
         "final_errors": final_errors,
         "final_correlations": final_correlations,
         "promised": promised,
-        "passes": passes + set_up / len(systems.points),
+        "passes": passes + set_up / len(systems.sources[1]),
         "estimated": estimated,
     }
 
@@ -192,7 +133,7 @@ def _trajectory(systems: Systems, name: str, recipe: dict[str, Any], reference: 
 def _past_divergence(systems: Systems, name: str, solver: Lissa, reference: Tensor, diverged: int) -> _Recorder:
     """Run again on the same batches without the check that stopped it, to show what that saves from."""
     num_steps = min(solver.num_steps, PAST_DIVERGENCE * diverged)
-    bar = systems.run.progress(num_steps, f"LiSSA ({name}) {systems.task.seed_name}, past divergence")
+    bar = systems.task.run.progress(num_steps, f"LiSSA ({name}) {systems.task.seed_name}, past divergence")
     recorder = _Recorder(systems, reference, bar.update)
     unchecked = dataclasses.replace(
         solver,
@@ -203,8 +144,8 @@ def _past_divergence(systems: Systems, name: str, solver: Lissa, reference: Tens
         raise_on_divergence=False,
         callback=recorder,
     )
-    generator = systems.run.generator("lissa", systems.task.seed_name, name)
-    unchecked.solve(systems.damped, systems.gradients, generator=generator)
+    generator = systems.task.run.generator("lissa", systems.task.seed_name, name)
+    unchecked.solve(systems.damped, systems.right_hand_sides, generator=generator)
     return recorder
 
 

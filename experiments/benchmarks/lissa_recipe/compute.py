@@ -12,7 +12,8 @@ from omegaconf import DictConfig
 
 from curvlab.lab import runs, task_settings
 from curvlab.spectrum import top_eigenvalues
-from experiments.shared.recipes import Systems, compare_recipes
+from experiments.shared.recipes import compare_recipes
+from experiments.shared.systems import Systems
 from experiments.shared.task import Task, TrainedTask
 
 RECIPES = {"paper": "C = 2", "auto": "C measured", "importance": "C = 2, by importance"}
@@ -36,16 +37,16 @@ def _cases(run: runs.Run, task: TrainedTask, settings: DictConfig) -> Iterator[S
     test = torch.randperm(num_test, generator=generator)[: settings.num_test].sort().values
     points = torch.randperm(task.num_train, generator=generator)[: settings.num_points].sort().values
     for damping in settings.dampings:
-        yield Systems(run, task, damping, points, test)
+        yield Systems.at(task, damping, points, test)
     for ratio in settings.damping_ratios:
-        undamped = Systems(run, task, 0.0, points, test)
+        undamped = Systems.at(task, 0.0, points, test)
         about = f"largest eigenvalue of {task.label}"
         found = run.unit("lissa/largest", undamped.key, partial(_largest, undamped), version=1, about=about)
-        yield Systems(run, task, ratio * found["largest_eigenvalue"], points, test)
+        yield Systems.at(task, ratio * found["largest_eigenvalue"], points, test)
 
 
 def _largest(systems: Systems) -> dict[str, float]:
-    generator = systems.run.generator("largest", systems.task.seed_name)
+    generator = systems.task.run.generator("largest", systems.task.seed_name)
     found = top_eigenvalues(systems.operator, 1, rtol=0.01, generator=generator)
     return {"largest_eigenvalue": float(found.values[0])}
 

@@ -15,7 +15,8 @@ from torch import Tensor
 from curvlab.lab import Run
 from curvlab.solvers import Lissa, lissa_hyperparameters
 from curvlab.spectrum import hutchinson_trace, top_eigenvalues
-from experiments.shared.recipes import Systems, compare_recipes
+from experiments.shared.recipes import compare_recipes, exact_solutions
+from experiments.shared.systems import Systems
 from experiments.shared.task import TrainedTask
 
 FIRST_STEPS = (1, 2, 5, 10, 20)
@@ -78,11 +79,11 @@ def compute_task(run: Run, task: TrainedTask, cfg: DictConfig) -> TaskResult:
     num_test = len(task.splits.test)  # type: ignore[arg-type]  # map-style
     test = torch.randperm(num_test, generator=generator)[: cfg.num_test].sort().values
     points = torch.randperm(task.num_train, generator=generator)[: cfg.num_points].sort().values
-    start = Systems(run, task, 0.0, points, test)
+    start = Systems.at(task, 0.0, points, test)
     spectrum = _measured_spectrum(start, cfg)
     damping = cfg.damping if cfg.damping is not None else cfg.damping_ratio * spectrum["largest_eigenvalue"]
     systems = dataclasses.replace(start, damping=damping)
-    exact = systems.test_gradients @ systems.reference(cfg.reference_rtol)["solutions"]
+    exact = systems.test_gradients @ exact_solutions(systems, cfg.reference_rtol)["solutions"]
     step_size = cfg.step_size or 1 / (spectrum["largest_eigenvalue"] + damping)
     sizes: list[Convergence] = []
     recipes = compare_recipes(systems, reference_rtol=cfg.reference_rtol) if cfg.compare_recipes else None
@@ -110,14 +111,14 @@ def _measured_spectrum(systems: Systems, cfg: DictConfig) -> dict[str, float]:
     key = systems.task.key | {"trace_probes": cfg.trace_probes}
     compute = partial(_spectrum, systems, cfg.trace_probes)
     about = f"spectrum of {systems.task.label}"
-    return systems.run.unit("lissa/fig2_spectrum", key, compute, version=1, about=about)
+    return systems.task.run.unit("lissa/fig2_spectrum", key, compute, version=1, about=about)
 
 
 def _spectrum(systems: Systems, num_probes: int) -> dict[str, float]:
-    generator = systems.run.generator("fig2 spectrum", systems.task.seed_name)
+    generator = systems.task.run.generator("fig2 spectrum", systems.task.seed_name)
     trace = hutchinson_trace(systems.operator, num_matvecs=num_probes, generator=generator)
     largest = top_eigenvalues(systems.operator, 1, rtol=0.01, generator=generator)
-    systems.run.add_matvecs(trace.num_matvecs + largest.num_matvecs)
+    systems.task.run.add_matvecs(trace.num_matvecs + largest.num_matvecs)
     value = float(largest.values[0])
     return {"trace": max(trace.value, value), "trace_stderr": trace.stderr, "largest_eigenvalue": value}
 
@@ -134,7 +135,7 @@ def _convergence(
 ) -> Convergence:
     key = systems.key | {"batch_size": batch_size, "step_size": step_size, "num_steps": num_steps}
     runs = [
-        systems.run.unit(
+        systems.task.run.unit(
             "lissa/fig2_scores",
             key | {"repetition": repetition},
             partial(_scores, systems, batch_size, step_size, num_steps, repetition),
@@ -152,7 +153,7 @@ def _scores(
 ) -> dict[str, Any]:
     """Return scores up to sign at the recorded steps, (S, M, K); they may overflow, as the paper's Eq. 6 may."""
     wanted = set(recorded_steps(num_steps))
-    bar = systems.run.progress(num_steps, f"LiSSA {systems.task.label}, |B| = {batch_size}, run {repetition}")
+    bar = systems.task.run.progress(num_steps, f"LiSSA {systems.task.label}, |B| = {batch_size}, run {repetition}")
     scores: list[Tensor] = []
 
     def watch(step: int, u: Tensor) -> None:
@@ -163,7 +164,7 @@ def _scores(
     solver = Lissa(
         step_size, batch_size, num_steps, check_residual=False, raise_on_divergence=False, callback=watch
     )
-    generator = systems.run.generator("fig2 lissa", systems.task.seed_name, batch_size, repetition)
-    solution = solver.solve(systems.damped, systems.gradients, generator=generator)
-    systems.run.add_matvecs(solution.num_matvecs)
+    generator = systems.task.run.generator("fig2 lissa", systems.task.seed_name, batch_size, repetition)
+    solution = solver.solve(systems.damped, systems.right_hand_sides, generator=generator)
+    systems.task.run.add_matvecs(solution.num_matvecs)
     return {"scores": torch.stack(scores)}

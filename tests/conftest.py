@@ -13,6 +13,7 @@ from curvlab.lab import ClaimResult, Computed, load_config
 from curvlab.lab.reporting import load_claim_sheet
 from curvlab.lab.target import run_target
 from curvlab.lab.target.discovery import all_targets
+from curvlab.lab.target.execution import judged as judged_claims
 
 
 @pytest.fixture(scope="module")
@@ -55,9 +56,6 @@ def judged() -> Callable[[str, Computed], list[ClaimResult]]:
     def judge(key: str, computed: Computed) -> list[ClaimResult]:
         target = all_targets()[key]
         assert target.claims_file is not None
-        sheet = load_claim_sheet(target.claims_file)
-        results = target.load("judge")(computed, sheet)
-        sheet.check_all_judged(results)
-        return results
+        return judged_claims(target, computed, load_claim_sheet(target.claims_file))
 
     return judge

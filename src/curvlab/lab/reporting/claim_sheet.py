@@ -1,4 +1,4 @@
-"""claims.yaml: what a paper says and when it counts as reproduced, in a file that needs no Python to be read.
+"""The claims of a target (<item>.yaml): what a paper says, and when it counts as reproduced.
 
 source: Saghir et al. 2024, Sec. 3.3, Fig. 6     # of every claim that names no other
 claims:
@@ -10,6 +10,28 @@ claims:
     criterion: {at_most: 0.1}                     # see Criterion
     changed:                                      # after results were seen
       - {date: 2026-11-20, what: over the seeds' mean instead of each seed's own}
+    value: {mean: slope / level, over: seed, by: task}   # optional: then `judge` need not know the claim
+    why: The learning rate is not high enough.    # with `value`: what explains a failure
+
+`value` is one statistic of one table; `judge` is for what it cannot say.
+
+    mean: EXPRESSION        over: seed        mean over repetitions, each the mean of its rows; t interval
+    ratio: A / B            over: seed        geometric mean over repetitions; t interval of the logarithm
+    largest: EXPRESSION                       of all rows, exact; or low: COLUMN and high: COLUMN of its row
+    smallest: EXPRESSION                      likewise
+    pearson: [X, Y]                           correlation of two columns; bootstrap over rows, or with
+    spearman: [X, Y]        over: seed        its mean over repetitions, t interval
+
+    table: summary          the table, `table` unless named
+    where: optimizer == 'ngd' and step > 0    the rows that count, as in DataFrame.query
+    by: task                one claim for each value, whose name is {of}; or a list of columns
+    across: {method: area}  with over: a row for each repetition, with the area of each method as a column of its
+                            name: `mean: pbrf - random` is paired by seed
+    unit: points            what is repeated, for the text; the name of `over`, or "rows", unless given
+    otherwise: TEXT         why the claim is out of reach for a group none of whose rows counts; else it has none
+
+An EXPRESSION is of columns, as in DataFrame.eval: `last / first`, "`found at 20 %` - loss", sqrt(a). nan stays
+nan, and undecides: say in `where` which rows may be missing.
 """
 
 from __future__ import annotations
@@ -20,12 +42,14 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import yaml
 
-from curvlab.lab.reporting.claims import Change, Claim, ClaimResult, Criterion
+from curvlab.lab.reporting.claim_values import check, measure
+from curvlab.lab.reporting.claims import Change, Claim, ClaimResult, Criterion, judge, out_of_reach
 
 _REQUIRED = {"statement", "paper_value", "measure", "criterion"}
-_OPTIONAL = {"source", "changed"}
+_OPTIONAL = {"source", "changed", "value", "why"}
 
 
 @dataclass(frozen=True)
@@ -70,6 +94,34 @@ class ClaimSheet:
             changed=tuple(Change(str(change["date"]), change["what"]) for change in entry.get("changed") or ()),
         )
 
+    def judge_values(self, tables: Mapping[str, pd.DataFrame], *, seed: int = 0) -> list[ClaimResult]:
+        """Return the verdicts of all claims that say their `value`, in the order of the file.
+
+        Args:
+            tables: of the result folder, by name.
+            seed: of resamples.
+        """
+        results = []
+        for name, entry in self.entries.items():
+            if "value" not in entry:
+                continue
+            try:
+                for found in measure(entry["value"], tables, seed=seed):
+                    claim = self.claim(name, of=found.of)
+                    if found.value is None:
+                        results.append(out_of_reach(claim, found.fact))
+                    else:
+                        why = f"{found.fact} {entry.get('why', '')}".strip()
+                        results.append(judge(claim, found.value, found.interval, if_not_reproduced=why))
+            except (ValueError, KeyError) as error:
+                raise ValueError(f"{self.path.as_posix()}, claim {name!r}: {error}") from error
+        return results
+
+    def in_order(self, results: Iterable[ClaimResult]) -> list[ClaimResult]:
+        """Return results in the order of the file, those of one entry as they are."""
+        places = list(self.entries)
+        return sorted(results, key=lambda result: places.index(self._entry_of(result.claim.id) or places[-1]))
+
     def check_all_judged(self, results: Iterable[ClaimResult]) -> None:
         """Raise a ValueError when a claim of the file was not judged: out_of_reach says why one cannot be."""
         judged = {self._entry_of(result.claim.id) for result in results}
@@ -104,6 +156,11 @@ def load_claim_sheet(path: str | Path) -> ClaimSheet:
                 f"{', '.join(sorted(_REQUIRED | _OPTIONAL))}, and in `criterion` "
                 f"{', '.join(bound.name for bound in fields(Criterion))}."
             )
+        if "value" in entry:
+            try:
+                check(entry["value"])
+            except ValueError as error:
+                raise ValueError(f"{path.as_posix()}, claim {name!r}: {error}") from None
     return ClaimSheet(path, source, entries)
 
 

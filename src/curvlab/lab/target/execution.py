@@ -11,7 +11,7 @@ import pandas as pd
 from omegaconf import DictConfig
 
 from curvlab.lab import runs, tables
-from curvlab.lab.reporting import load_claim_sheet, save_claims
+from curvlab.lab.reporting import ClaimResult, ClaimSheet, load_claim_sheet, save_claims
 from curvlab.lab.reporting.plots import write_png
 from curvlab.lab.runs.over_ranks import is_first
 from curvlab.lab.runs.provenance import read_commit
@@ -89,10 +89,19 @@ def judge_target(target: Target, folder: Path) -> None:
     computed, results = Computed.of(folder), []
     if target.claims_file is not None:
         sheet = load_claim_sheet(target.claims_file)
-        results = target.load("judge")(computed, sheet)
-        sheet.check_all_judged(results)
+        results = judged(target, computed, sheet)
     save_claims(folder, results)
     sign(folder, "judged", read_commit())
+
+
+def judged(target: Target, computed: Computed, sheet: ClaimSheet) -> list[ClaimResult]:
+    """Return the verdicts of all claims: by their `value` in the sheet, and what `judge` says of the rest."""
+    results = sheet.judge_values(computed, seed=int(computed.config.get("seed", 0)))
+    if any("value" not in entry for entry in sheet.entries.values()):
+        rest = target.load("judge")(computed, sheet)
+        results = sheet.in_order([*results, *rest]) if results else rest
+    sheet.check_all_judged(results)
+    return results
 
 
 def draw_target(target: Target, folder: Path) -> None:

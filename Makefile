@@ -1,6 +1,9 @@
 # Everything runs inside .venv, which the first target that needs it builds from pyproject.toml and the
 # pinned constraints.txt. `make help` lists the targets.
-PYTHON_BASE ?= python3.11
+# The first Python of 3.11 to 3.13 that there is; asked for only when it is needed.
+FITS        := import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))
+PYTHON_BASE ?= $(or $(shell for each in python3.11 python3.12 python3.13 python3; do \
+    $$each -c '$(FITS)' 2>/dev/null && echo $$each && break; done),$(error no Python 3.11 to 3.13 found))
 VENV        := .venv
 PYTHON      := $(VENV)/bin/python
 READY       := $(VENV)/.ready
@@ -10,6 +13,7 @@ TEST        ?= tests
 WORKERS     ?= 2
 
 .DEFAULT_GOAL := help
+ABOUT := $(if $(filter help,$(MAKECMDGOALS)),$(filter-out help,$(MAKECMDGOALS)))# what `make help` is asked about
 .DELETE_ON_ERROR:
 
 $(READY): pyproject.toml constraints.txt
@@ -18,10 +22,10 @@ $(READY): pyproject.toml constraints.txt
 	@touch $@
 
 .PHONY: help setup lint test clean
-help: ## this list
-	@echo "usage: make TARGET [PRESET=smoke|embedded|laptop|paper] [ARGS=\"key=value ...\"] [RANKS=processes]"
-	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## /{printf "  %-24s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
-	@PYTHONPATH= $(PYTHON_BASE) -m experiments help
+help: ## this list; `make help lissa-fig1` says what a target computes
+	@$(if $(ABOUT),:,echo "usage: make TARGET [PRESET=smoke|embedded|laptop|paper] [ARGS=\"key=value ...\"] [RANKS=processes]")
+	@$(if $(ABOUT),:,awk -F ':.*## ' '/^[a-z0-9-]+:.*## /{printf "  %-24s %s\n", $$1, $$2}' $(MAKEFILE_LIST))
+	@PYTHONPATH= $(PYTHON_BASE) -m experiments help $(ABOUT)
 
 setup: $(READY) ## build .venv (every other target does this by itself, once)
 
@@ -43,18 +47,23 @@ KEYS    := $(sort $(patsubst experiments/%,%,$(patsubst %/__init__.py,%,$(patsub
 TARGETS := $(subst _,-,$(subst /,-,$(patsubst benchmarks/%,bench/%,$(KEYS))))
 PAPERS  := $(sort $(filter-out benchmarks,$(foreach key,$(KEYS),$(firstword $(subst /, ,$(key)))))) bench
 RUN     := $(PYTHON) -m experiments
+REPORT  := $(PYTHON) -m curvlab.lab.reporting.report
 # RANKS=4: one target on as many processes, which share its data (and the parameters, where a task says so).
 LAUNCH  := $(if $(RANKS),-m torch.distributed.run --standalone --nproc-per-node=$(RANKS))
 
 .PHONY: figures report judge draw stale verify $(PAPERS) $(TARGETS)
+ifneq ($(ABOUT),)
+$(ABOUT): # `make help lissa-fig1` runs nothing
+	@:
+else
 $(PAPERS) $(TARGETS): $(READY)
 	@$(PYTHON) $(LAUNCH) -m experiments run $@ preset=$(PRESET) $(ARGS)
 
 figures: $(READY) ## every table and figure, as many side by side as there are cores, then the report
-	@status=0; $(RUN) run figures preset=$(PRESET) $(ARGS) || status=$$?; $(MAKE) --no-print-directory report; exit $$status
+	@status=0; $(RUN) run figures preset=$(PRESET) $(ARGS) || status=$$?; $(REPORT); exit $$status
 
 report: $(READY) ## results/index.html and results/scoreboard.csv from what is under results/
-	@$(PYTHON) -m curvlab.lab.reporting.report
+	@$(REPORT)
 
 judge: $(READY) ## claims again, from the tables alone; ARGS="lissa-fig1 ..." for some
 	@$(RUN) judge $(ARGS)
@@ -67,6 +76,8 @@ stale: $(READY) ## published results of which a file that they are made by has c
 
 verify: $(READY) ## results computed again into a temporary folder, and what differs; ARGS="lissa-fig1 ..." for some
 	@$(RUN) verify preset=$(PRESET) $(ARGS)
+
+endif
 
 .DEFAULT: # no such target: the nearest, without a package
 	@PYTHONPATH= $(PYTHON_BASE) -m experiments help $@

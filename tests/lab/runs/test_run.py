@@ -109,6 +109,22 @@ def test_failure_leaves_no_record_and_closes_the_tracker(checkout: Path, recorde
     assert recorder.calls[-1] == ("finish", 1)
 
 
+def test_what_an_earlier_run_left_goes_with_the_first_table(checkout: Path) -> None:
+    with start() as run:
+        for name in ("table", "gone"):
+            run.save_table(pd.DataFrame({"x": [1.0]}), name)
+        run.save_record()
+    for name in ("claims.json", "figure.png", "rest.png", "large.csv.gz", "sweep/table.csv"):
+        (run.folder / name).parent.mkdir(exist_ok=True)
+        (run.folder / name).write_text("old")
+    with pytest.raises(ZeroDivisionError), start() as run:  # noqa: PT012
+        run.save_table(pd.DataFrame({"x": [2.0]}))
+        run.save_table(pd.DataFrame({"x": [2.0]}), "other")
+        _ = 1 / 0  # e.g. killed while judging
+    assert sorted(path.name for path in run.folder.iterdir()) == ["other.csv", "sweep", "table.csv"]
+    assert (run.folder / "sweep" / "table.csv").read_text() == "old"
+
+
 def test_failure_before_any_result_keeps_the_old_one(checkout: Path, recorder: Recorder) -> None:
     with start() as run:
         run.save_table(pd.DataFrame({"x": [1.0]}))
@@ -147,8 +163,8 @@ def test_file_names_stay_in_the_folder(checkout: Path, name: str) -> None:
 
 
 def test_large_tables_are_packed(checkout: Path) -> None:
-    with start() as run:
-        for size, kept in ((3, "cloud.csv"), (20_000, "cloud.csv.gz"), (3, "cloud.csv")):
+    for size, kept in ((3, "cloud.csv"), (20_000, "cloud.csv.gz"), (3, "cloud.csv")):
+        with start() as run:
             table = pd.DataFrame({"x": np.arange(size) / 7})
             assert run.save_table(table, "cloud").name == kept
             assert [path.name for path in run.folder.iterdir()] == [kept]  # the other form is gone

@@ -52,6 +52,19 @@ def test_make_names_the_nearest_without_any_package() -> None:
     assert "Traceback" not in done.stderr
 
 
+def make(*arguments: str) -> str:
+    command = ["make", "--no-print-directory", *arguments, f"PYTHON_BASE={sys.executable} -S -E"]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+
+
+def test_help_of_a_target_runs_nothing_and_a_dry_run_of_all_neither() -> None:
+    assert make("help", "lissa-fig1").startswith(all_targets()["lissa/fig1"].description)
+    printed = make("-n", "help", "lissa-fig1")
+    assert "experiments run" not in printed
+    assert "experiments help lissa-fig1" in printed
+    assert "experiments run figures" in make("-n", "figures")  # printed, not run: a line with $(MAKE) would be
+
+
 def test_help_of_targets_by_name(capsys: pytest.CaptureFixture[str]) -> None:
     assert run_command(["help", "lissa-fig1", "ngd/fig6"]) == 0
     printed = capsys.readouterr().out

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
+import signal
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from curvlab.lab.target import Target
-from curvlab.lab.target.side_by_side import _Schedule
+from curvlab.lab.target import Target, entry, side_by_side
+from curvlab.lab.target.side_by_side import _Schedule, run_side_by_side
 
 ROOT = Path(__file__).parents[3]
 
@@ -61,6 +65,48 @@ def test_a_target_waits_for_those_whose_units_it_reuses() -> None:
         schedule.waiting.remove(target)
         order.append(target.key)
     assert order == ["toy/a", "toy/b", "toy/c"]
+
+
+def wait_for(log: Path) -> None:
+    """Stand in for a target: write this process's number, and wait."""
+    with log.open("a") as file:
+        file.write(f"{os.getpid()}\n")
+    time.sleep(60)
+
+
+def run_waiting(log: Path) -> None:
+    side_by_side.LOGS = log.parent
+    side_by_side.load_libraries = lambda: None
+    entry.main = lambda target: wait_for(log)
+    targets = [Target(f"experiments.toy.{name}", title=name) for name in "ab"]
+    sys.exit(run_side_by_side(targets, []))
+
+
+@pytest.mark.parametrize(("how", "status"), [(signal.SIGTERM, 143), (signal.SIGKILL, -signal.SIGKILL)])
+def test_targets_end_with_the_process_that_runs_them(tmp_path: Path, how: int, status: int) -> None:
+    log = tmp_path / "children"
+    parent = multiprocessing.get_context("fork").Process(target=run_waiting, args=(log,))
+    parent.start()
+    assert until(lambda: log.exists() and len(log.read_text().split()) == 2)
+    children = [int(number) for number in log.read_text().split()]
+    os.kill(parent.pid, how)
+    parent.join()
+    assert parent.exitcode == status
+    assert until(lambda: not any(is_running(child) for child in children))
+
+
+def is_running(process: int) -> bool:
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def until(holds: Callable[[], bool]) -> bool:
+    end = time.monotonic() + 20
+    while not holds() and time.monotonic() < end:
+        time.sleep(0.02)
+    return holds()
 
 
 @pytest.mark.parametrize(("names", "number"), [(["rank1-fig1"], 1), (["rank1"], 5)])

@@ -128,6 +128,9 @@ def _read(folder: Path, results: Path) -> ResultFolder:
     except (OSError, ValueError) as error:
         problems.append(_problem("run.json", error, folder, label))
     problems += [f"{label}/run.json is damaged: {problem}." for problem in record.problems]
+    if record.content.get("assembled") and "commits not recorded" not in record.units:
+        undone = [step for step in ("judged", "drawn") if step not in record.content]
+        problems += [f"{label} was not {step}: run `{rerun_command(folder)}` again." for step in undone]
     shown = "summary" if tables.table_path(folder, "summary").is_file() else "table"
     table_name = tables.table_path(folder, shown).name
     table = None

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pandas as pd
 
+from curvlab.atomic_file import write_atomically
 from curvlab.lab.reporting.claims import VERDICTS
 from curvlab.lab.reporting.result_folder import ResultFolder
 
@@ -62,5 +63,5 @@ def verdict_counts(board: pd.DataFrame) -> dict[str, int]:
 def write_scoreboard(board: pd.DataFrame, results: str | Path) -> Path:
     """Write `results`/scoreboard.csv, floats to six digits, and return its path."""
     path = Path(results) / "scoreboard.csv"
-    board.to_csv(path, index=False, float_format="%.6g", lineterminator="\n")
+    write_atomically(path, board.to_csv(index=False, float_format="%.6g", lineterminator="\n").encode())
     return path

@@ -102,6 +102,7 @@ class Run:
         self._notes: dict[str, Any] = {}
         self._tables: dict[str, pd.DataFrame] = {}
         self._images: dict[str, bytes] = {}
+        self._has_written = False
         identity = RunIdentity(
             name=f"{self.target} {name}",
             group=paper,
@@ -219,10 +220,7 @@ class Run:
         """
         file, content = tables.encoded(table, name, digits=digits)
         self._tables[name] = table
-        other = f"{name}.csv" if file.endswith(".gz") else f"{name}.csv.gz"
-        path = self._write(file, content)
-        (self.folder / other).unlink(missing_ok=True)  # of an earlier run, larger or smaller
-        return path
+        return self._write(file, content)
 
     def save_image(self, image: np.ndarray, name: str) -> None:
         """Keep a PNG of the pixels, (H, W) or (H, W, 3) of uint8, which `save_record` writes beside the tables."""
@@ -280,9 +278,12 @@ class Run:
         if name.startswith(".") or Path(name).name != name or name == RECORD:
             raise ValueError(f"cannot save {name!r}: use a plain file name of the result folder, not {RECORD}.")
         path = self.folder / name
-        # run.json says that the tables are complete and which run made them: from here on it would be wrong.
-        (self.folder / RECORD).unlink(missing_ok=True)
-        remove_stale(self.folder)
+        if not self._has_written:  # from here on the record, verdicts and figures of an earlier run would be wrong
+            for old in (self.folder / RECORD, *self.folder.glob("*.*")):  # first the record: it says "complete"
+                if old.suffix in (".json", ".csv", ".gz", ".png"):
+                    old.unlink(missing_ok=True)
+            remove_stale(self.folder)
+            self._has_written = True
         write_atomically(path, content)
         return path
 

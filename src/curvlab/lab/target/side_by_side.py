@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 import multiprocessing
 import os
+import signal
 import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from typing import NoReturn
 
 from curvlab.lab.runs import over_ranks
 from curvlab.lab.target.declaration import Target
@@ -22,6 +25,7 @@ LOGS = Path("outputs") / "logs"
 _HEARTBEAT_SECONDS = 20.0
 _POLL_SECONDS = 0.2
 _TAIL_LINES = 15
+_PR_SET_PDEATHSIG = 1  # of <sys/prctl.h>
 _LIBRARIES = (
     "pandas",
     "sklearn.datasets",
@@ -75,6 +79,14 @@ def preset_of(overrides: Sequence[str]) -> str:
     return chosen[-1] if chosen else "embedded"
 
 
+class _Stopped(BaseException):
+    """SIGTERM, as from a queue whose time is up."""
+
+
+def _stop(*_: object) -> NoReturn:
+    raise _Stopped
+
+
 @dataclass
 class _Running:
     target: Target
@@ -106,6 +118,7 @@ class _Schedule:
         )
         load_libraries()
         spoken = time.monotonic()
+        before = signal.signal(signal.SIGTERM, _stop)
         try:
             while self.waiting or self.running:
                 changed = self._collect() | self._start()
@@ -113,11 +126,13 @@ class _Schedule:
                     self._speak()
                     spoken = time.monotonic()
                 time.sleep(_POLL_SECONDS)
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, _Stopped) as error:
             for job in self.running:
                 job.process.terminate()
             print("interrupted; finished units are kept, the same command resumes.", file=sys.stderr)
-            return 130
+            return 130 if isinstance(error, KeyboardInterrupt) else 143
+        finally:
+            signal.signal(signal.SIGTERM, before)
         return self._finish(time.monotonic() - start)
 
     def _start(self) -> bool:
@@ -179,6 +194,9 @@ def _child(target: Target, overrides: Sequence[str], log: Path) -> None:
     """Run one target with everything that it prints in its log."""
     from curvlab.lab.target.entry import main
 
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    if sys.platform == "linux":  # a killed parent ends its targets, too
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)

@@ -1,47 +1,165 @@
+"""What Ginger and QNG promise in use: loss scaling, accumulation, weight decay, a learning rate as SGD's."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable
+from typing import Any
+
 import pytest
 import torch
+from conformance import Regression
+from torch import nn
 
-from curvlab.optim import LowRankMatrix
+from curvlab.optim import QNG, Ginger, sampled_label_loss
+from curvlab.optim.low_rank import LowRankOptimizer
 
-
-@pytest.mark.parametrize(("size", "rank"), [(1, 1), (6, 1), (6, 2), (6, 3), (4, 6), (50, 8)])
-@pytest.mark.parametrize("shift", [1e-3, 1.0, 30.0])
-def test_shifted_solve_agrees_with_a_dense_one(size: int, rank: int, shift: float, generator) -> None:
-    left, right = torch.randn(2, size, rank, dtype=torch.float64, generator=generator)
-    b = torch.randn(size, dtype=torch.float64, generator=generator)
-    matrix = LowRankMatrix.from_factors(left, right, torch.cat([left, right], 1))
-    dense = left @ right.T
-    torch.testing.assert_close(matrix.to_dense(), dense, rtol=1e-12, atol=1e-12)
-    expected = torch.linalg.solve(dense + shift * torch.eye(size, dtype=torch.float64), b)
-    assert float((matrix.solve_shifted(b, shift=shift) - expected).norm() / expected.norm()) < 1e-10
+Build = Callable[..., LowRankOptimizer]
 
 
-def test_dependent_columns_do_no_harm(generator) -> None:
-    u = torch.randn(5, 1, dtype=torch.float64, generator=generator)
-    matrix = LowRankMatrix.from_factors(u, u, torch.cat([u, 2 * u, 0 * u], 1))
-    b = torch.randn(5, dtype=torch.float64, generator=generator)
-    expected = torch.linalg.solve(u @ u.T + 0.1 * torch.eye(5, dtype=torch.float64), b)
-    torch.testing.assert_close(matrix.solve_shifted(b, shift=0.1), expected, rtol=1e-10, atol=1e-12)
+def ginger(parameters: Iterable[nn.Parameter], **settings: Any) -> LowRankOptimizer:
+    return Ginger(parameters, **({"lr": 0.02, "rank": 3, "decay": 0.9, "damping": 0.1} | settings))
 
 
-def test_a_tiny_shift_does_not_cancel() -> None:
-    # 1/shift [I - A (shift I + BᵀA)⁻¹ Bᵀ] b would lose all digits here.
-    one = torch.ones(1, 1, dtype=torch.float64)
-    matrix = LowRankMatrix.from_factors(3 * one, one, one)
-    assert float(matrix.solve_shifted(one[0], shift=1e-300)) == pytest.approx(1 / 3, rel=1e-14)
+def qng(parameters: Iterable[nn.Parameter], **settings: Any) -> LowRankOptimizer:
+    return QNG(parameters, **({"lr": 0.1, "rank": 3, "decay": 0.9} | settings))
 
 
-@pytest.mark.parametrize("size", [3, 6])
-def test_smallest_eigenvalue_of_the_symmetric_part(size: int, generator) -> None:
-    left, right = torch.randn(2, size, 2, dtype=torch.float64, generator=generator)
-    matrix = LowRankMatrix.from_factors(left, right, torch.cat([left, right], 1))
-    dense = left @ right.T
-    expected = torch.linalg.eigvalsh((dense + dense.T) / 2)[0]
-    assert matrix.smallest_eigenvalue() == pytest.approx(float(expected), rel=1e-10)
+each = pytest.mark.parametrize("build", [ginger, qng])
 
 
-def test_zero_counts_as_an_eigenvalue_only_outside_the_span() -> None:
-    u = torch.eye(3, 1, dtype=torch.float64)
-    assert LowRankMatrix.from_factors(u, u, u).smallest_eigenvalue() == 0.0
-    whole = torch.eye(2, dtype=torch.float64)
-    assert LowRankMatrix.from_factors(5 * whole, whole, whole).smallest_eigenvalue() == pytest.approx(5.0)
+def see(problem: Regression, optimizer: LowRankOptimizer) -> None:
+    problem.set_sampled_gradients()
+    optimizer.update_curvature()
+
+
+def scaled_steps(problem: Regression, optimizer: LowRankOptimizer, scaler: torch.amp.GradScaler) -> None:
+    for _ in range(5):
+        problem.model.zero_grad()
+        outputs = problem.model(problem.inputs)
+        sampled = sampled_label_loss(problem.loss, outputs, problem.targets, generator=problem.generator)
+        scaler.scale(sampled).backward()
+        optimizer.update_curvature(scale=scaler)
+        problem.model.zero_grad()
+        scaler.scale(problem.value()).backward()
+        scaler.step(optimizer)
+        scaler.update()
+
+
+@each
+def test_a_scaled_loss_takes_the_same_steps(build: Build) -> None:
+    ends = []
+    for enabled in (False, True):
+        problem = Regression()
+        scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, enabled=enabled)
+        scaled_steps(problem, build(problem.parameters), scaler)
+        ends.append(problem.vector())
+    torch.testing.assert_close(*ends, rtol=1e-12, atol=1e-12)
+
+
+@each
+def test_gradients_that_a_scaler_leaves_scaled_are_refused(build: Build) -> None:
+    # GradScaler unscales once a step: after unscale_ for the curvature, steps were 1,024 times too long.
+    problem = Regression()
+    optimizer, scaler = build(problem.parameters), torch.amp.GradScaler("cpu", init_scale=1024.0)
+    scaler.scale(problem.value()).backward()
+    scaler.unscale_(optimizer)
+    optimizer.update_curvature()
+    problem.model.zero_grad()
+    scaler.scale(problem.value()).backward()
+    before = problem.vector()
+    with pytest.raises(RuntimeError, match=r"may still be scaled. Leave unscale_ out and call update_curv"):
+        scaler.step(optimizer)
+    assert torch.equal(problem.vector(), before)
+
+
+@each
+def test_unscaled_for_clipping_and_overflow(build: Build) -> None:
+    plain, clipped = Regression(), Regression()
+    optimizer, clipping = build(plain.parameters), build(clipped.parameters)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    see(plain, optimizer)
+    clipped.set_sampled_gradients()
+    clipping.update_curvature(scale=1)
+    plain.set_gradients()
+    optimizer.step()
+    clipped.model.zero_grad()
+    scaler.scale(clipped.value()).backward()
+    scaler.unscale_(clipping)  # to clip the gradient of the loss
+    scaler.step(clipping)
+    scaler.update()
+    torch.testing.assert_close(plain.vector(), clipped.vector(), rtol=1e-12, atol=1e-12)
+    clipped.set_gradients()
+    clipped.parameters[0].grad.fill_(torch.inf)
+    scaler.step(clipping)  # no step: the scale was too large
+    torch.testing.assert_close(plain.vector(), clipped.vector(), rtol=1e-12, atol=1e-12)
+
+
+@each
+def test_the_mean_of_micro_batches_is_as_long_as_one_gradient(build: Build) -> None:
+    problem = Regression()
+    whole, mean = build(problem.parameters), build(problem.parameters)
+    direction = torch.linspace(-1, 2, 15, dtype=torch.float64)
+    for _ in range(4):
+        see(problem, whole)
+        for parameter in problem.parameters:  # as long as a mean of four independent gradients
+            parameter.grad /= 2
+        mean.update_curvature(num_batches=4)
+    torch.testing.assert_close(whole.inverse_product(direction), mean.inverse_product(direction))
+    with pytest.raises(ValueError, match="num_batches must be at least 1, got 0"):
+        mean.update_curvature(num_batches=0)
+
+
+@each
+@pytest.mark.parametrize("settings", [{}, {"momentum": 0.9}, {"clip": 1e-3}, {"maximize": True}])
+def test_weight_decay_is_decoupled(build: Build, settings: dict[str, Any]) -> None:
+    problem, decayed = Regression(), Regression()
+    optimizer, decaying = build(problem.parameters, **settings), build(decayed.parameters, **settings)
+    decaying.param_groups[0]["weight_decay"] = 0.5
+    for case, stepper in ((problem, optimizer), (decayed, decaying)):
+        see(case, stepper)
+        case.set_gradients()
+    start, lr = problem.vector(), optimizer.param_groups[0]["lr"]
+    optimizer.step()
+    decaying.step()
+    torch.testing.assert_close(decayed.vector(), problem.vector() - lr * 0.5 * start, rtol=1e-12, atol=1e-12)
+
+
+@each
+@pytest.mark.parametrize("scope", ["global", "tensor"])
+def test_normalized_steps_are_sgds_outside_the_rows(build: Build, scope: str) -> None:
+    problem = Regression()
+    optimizer = build(problem.parameters, lr=0.25, rank=2, normalize=True, scope=scope)
+    usual = build(problem.parameters, lr=0.25, rank=2, scope=scope)
+    for _ in range(3):
+        problem.set_sampled_gradients()
+        optimizer.update_curvature()
+        usual.update_curvature()
+    rows = torch.cat([optimizer.state[parameter]["rows"] for parameter in problem.parameters], 1)
+    if scope == "tensor":
+        rows = torch.block_diag(*[optimizer.state[parameter]["rows"] for parameter in problem.parameters])
+    problem.set_gradients()
+    gradient = torch.cat([parameter.grad.reshape(-1) for parameter in problem.parameters])
+    start = problem.vector()
+    optimizer.step()
+    short = problem.vector() - start
+    outside = torch.eye(15, dtype=torch.float64) - torch.linalg.pinv(rows) @ rows
+    torch.testing.assert_close(outside @ short, -0.25 * outside @ gradient, rtol=1e-9, atol=1e-12)
+    start = problem.vector()
+    usual.step()
+    torch.testing.assert_close(problem.vector() - start, short / (0.1 if build is ginger else 0.9**2))
+
+
+@each
+def test_a_first_step_without_curvature_warns_once(build: Build) -> None:
+    problem = Regression()
+    optimizer = build(problem.parameters)
+    problem.set_gradients()
+    with pytest.warns(RuntimeWarning, match=r"steps before any update_curvature\(\).* lr times the gradient"):
+        optimizer.step()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        optimizer.step()
+        seen = build(problem.parameters)
+        see(problem, seen)
+        seen.step()

@@ -60,11 +60,11 @@ class _Measured(Ginger):
         self._checkpoints = set(checkpoints)
         self._updates, self._longest = 0, 0.0
 
-    def update_curvature(self) -> None:
+    def update_curvature(self, **settings: Any) -> None:
         members = [parameter for group in self.param_groups for parameter in group["params"]]
         d = flatten(parameter.grad for parameter in members)
         self._longest = max(self._longest, float(d.norm()) ** 2)
-        super().update_curvature()
+        super().update_curvature(**settings)
         self._updates += 1
         if self._updates in self._checkpoints:
             self.rows.append(self._row(d))

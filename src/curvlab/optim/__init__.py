@@ -28,23 +28,24 @@ All of them keep state_dict, schedulers, copies and pickles as torch's own do; g
 nothing (tests/optim/conformance.py lists them: a new optimizer joins with one line).
 """
 
-from curvlab.optim.cubic_newton import CubicNewton
 from curvlab.optim.exact_ngd import ExactNGD, ExactNGDInfo
-from curvlab.optim.fisher_newton import FisherNewton, FisherNewtonInfo, output_gradient_bound
+from curvlab.optim.fisher_newton import CubicNewton, FisherNewton, FisherNewtonInfo, output_gradient_bound
 from curvlab.optim.flat import DivergedError
 from curvlab.optim.ginger import PUBLISHED_GINGER, Ginger
-from curvlab.optim.low_rank import LowRankMatrix
 from curvlab.optim.ngd import NGD
 from curvlab.optim.qng import QNG
-from curvlab.optim.random_direction import (
+from curvlab.optim.uniform_direction import (
+    LowRankMatrix,
+    UniformDirection,
+    UniformDirectionInfo,
     direction_estimate,
     expected_squared_error,
+    printed_steps_bound,
     stated_sigma,
     stated_squared_error,
+    steps_bound,
     unit_directions,
 )
-from curvlab.optim.step_bounds import printed_steps_bound, steps_bound
-from curvlab.optim.uniform_direction import UniformDirection, UniformDirectionInfo
 from curvlab.training import sampled_label_loss
 
 __all__ = [

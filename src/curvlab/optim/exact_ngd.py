@@ -9,16 +9,7 @@ from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
 from curvlab.linalg import LinearOperator
-from curvlab.optim.flat import (
-    Closure,
-    DivergedError,
-    VectorOptimizer,
-    check_size,
-    evaluate,
-    gradient_vector,
-    move,
-    single_group,
-)
+from curvlab.optim.flat import Closure, DivergedError, VectorOptimizer, evaluate
 
 
 @dataclass(frozen=True)
@@ -60,6 +51,21 @@ class ExactNGD(VectorOptimizer):
 
     Cost of a step: d products with F, d²-by-d memory and O(d³) for the factorisation.
 
+    Example:
+        >>> from curvlab.curvature import FisherOperator
+        >>> model, loss = torch.nn.Linear(3, 2), torch.nn.CrossEntropyLoss()
+        >>> inputs, targets = torch.eye(3), torch.tensor([0, 1, 1])
+        >>> fisher = FisherOperator(model, loss, (inputs, targets))
+        >>> optimizer = ExactNGD(model.parameters(), fisher, lr=0.1)
+        >>> def closure():
+        ...     optimizer.zero_grad()
+        ...     value = loss(model(inputs), targets)
+        ...     value.backward()
+        ...     return value
+        >>> values = [float(optimizer.step(closure)) for _ in range(5)]
+        >>> values[-1] < values[0], optimizer.last_step.num_matvecs
+        (True, 40)
+
     Raises:
         ValueError: a setting out of range, too many parameters, gradients that are not finite, a singular F + κI.
     """
@@ -87,7 +93,7 @@ class ExactNGD(VectorOptimizer):
                 f"{max_size}: use NGD, or raise max_size if the memory is there."
             )
         super().__init__(params, {"lr": lr, "alpha": alpha, "epsilon": epsilon, "rescale": rescale})
-        check_size(single_group(self.param_groups, name="ExactNGD"), fisher, name="ExactNGD")
+        self._check_size(fisher)
         self.fisher = fisher
         self.last_step: ExactNGDInfo | None = None
         self._num_matvecs = 0
@@ -103,10 +109,10 @@ class ExactNGD(VectorOptimizer):
             fisher: of the batch that the gradient is of; by default that of the whole objective.
         """
         loss = evaluate(closure)
-        group = single_group(self.param_groups, name="ExactNGD")
-        gradient = gradient_vector(group, name="ExactNGD")
+        group = self._group()
+        gradient = self._gradient()
         operator = self.fisher if fisher is None else fisher
-        check_size(group, operator, name="ExactNGD")
+        self._check_size(operator)
         dense = operator.to_dense()
         if not bool(dense.isfinite().all()):
             raise DivergedError("the Fisher matrix holds NaN or infinity: the iteration has diverged. Lower lr.")
@@ -117,7 +123,7 @@ class ExactNGD(VectorOptimizer):
         gradient_norm = float(gradient.norm())
         if group["rescale"] and gradient_norm > 0:
             step = step * (gradient_norm / step.norm())
-        move(group, -group["lr"] * step)
+        self._move(-group["lr"] * step)
         self.last_step = ExactNGDInfo(
             gradient_norm=gradient_norm,
             trace=trace,

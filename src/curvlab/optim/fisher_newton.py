@@ -1,4 +1,4 @@
-"""Newton-type steps with the Fisher matrix in place of the Hessian."""
+"""Newton steps with a regularised matrix: the Fisher matrix in place of the Hessian, or a dense cubic model."""
 
 from __future__ import annotations
 
@@ -11,15 +11,7 @@ from torch.optim.optimizer import ParamsT
 
 from curvlab.curvature import FisherOperator
 from curvlab.linalg import LinearOperator, identity
-from curvlab.optim.flat import (
-    Closure,
-    VectorOptimizer,
-    check_size,
-    evaluate,
-    gradient_vector,
-    move,
-    single_group,
-)
+from curvlab.optim.flat import Closure, VectorOptimizer, evaluate
 from curvlab.problem.losses import BinaryCrossEntropy, CrossEntropy, OutputLoss, SquaredError
 from curvlab.solvers import ConjugateGradient, Direct
 from curvlab.solvers.solver import Solver
@@ -69,6 +61,21 @@ class FisherNewton(VectorOptimizer):
             nn.MSELoss(reduction="sum") only.
         solver: of (F + α I) x = b; None: Direct up to 500 parameters, above ConjugateGradient(rtol=1e-6).
 
+    Example:
+        >>> from curvlab.curvature import FisherOperator
+        >>> model, loss = torch.nn.Linear(3, 2), torch.nn.CrossEntropyLoss()
+        >>> inputs, targets = torch.eye(3), torch.tensor([0, 1, 1])
+        >>> fisher = FisherOperator(model, loss, (inputs, targets))
+        >>> optimizer = FisherNewton(model.parameters(), fisher, hessian_lipschitz=1.0)
+        >>> def closure():
+        ...     optimizer.zero_grad()
+        ...     value = loss(model(inputs), targets)
+        ...     value.backward()
+        ...     return value
+        >>> values = [float(optimizer.step(closure)) for _ in range(5)]
+        >>> values[-1] < values[0], optimizer.last_step.converged
+        (True, True)
+
     Cost of a step: that of the solver. A solve that has not converged is used (it still goes downhill) and
     reported in `last_step`.
     """
@@ -103,7 +110,7 @@ class FisherNewton(VectorOptimizer):
             )
         settings = {"lr": lr, "smoothness": smoothness, "hessian_lipschitz": hessian_lipschitz, "sigma": sigma}
         super().__init__(params, settings)
-        check_size(single_group(self.param_groups, name="FisherNewton"), fisher, name="FisherNewton")
+        self._check_size(fisher)
         if sigma is None and smoothness > 0:
             output_gradient_bound(fisher.loss, 0.0, num_predictions=num_predictions)  # refuse now, not in step
         self.fisher = fisher
@@ -126,15 +133,15 @@ class FisherNewton(VectorOptimizer):
             ValueError: for a gradient that is not finite, or when the rule for σ lacks the loss.
         """
         loss = evaluate(closure)
-        group = single_group(self.param_groups, name="FisherNewton")
-        gradient = gradient_vector(group, name="FisherNewton")
+        group = self._group()
+        gradient = self._gradient()
         sigma = self._sigma(loss)
         gradient_norm = float(self.fisher.norm(gradient))
         alpha = math.sqrt(group["hessian_lipschitz"] * gradient_norm / 2) + sigma
         matrix: LinearOperator = self.fisher if alpha == 0 else self.fisher + alpha * identity
         solution = self.solver.solve(matrix, gradient)
         self._num_matvecs += solution.num_matvecs
-        move(group, -group["lr"] * solution.x)
+        self._move(-group["lr"] * solution.x)
         self.last_step = FisherNewtonInfo(
             gradient_norm=gradient_norm,
             alpha=alpha,
@@ -191,3 +198,87 @@ def output_gradient_bound(loss: OutputLoss, value: float, *, num_predictions: in
             )
         return 2 * math.sqrt(value * num_predictions)
     raise TypeError(f"no bound is known for {type(loss).__name__}: pass sigma= to FisherNewton")
+
+
+class CubicNewton(VectorOptimizer):
+    """x <- x + lr argmin_h ∇fᵀh + ½ hᵀHh + M/6 ‖h‖³ (Nesterov & Polyak 2006); M = 0 is Newton's method.
+
+    The minimiser is h = -(H + M r/2 I)⁻¹ ∇f with r = ‖h‖; r is found by bisection on the eigenvalues of H. The
+    hard case, a gradient without any part along the most negative curvature, is not treated: the step is then
+    the limit without that part.
+
+    Args:
+        params: all parameters that require gradients, in the order of `hessian`; one group.
+        hessian: H at the parameters' current values.
+        lr: factor of the step; 1 is the method.
+        hessian_lipschitz: M.
+        max_size: refuse more parameters than this: H is formed, (n, n).
+
+    Example:
+        >>> from curvlab.linalg import DenseOperator
+        >>> x = torch.nn.Parameter(torch.tensor([3.0, 1.0]))
+        >>> optimizer = CubicNewton([x], DenseOperator(torch.diag(torch.tensor([1.0, 4.0]))))
+        >>> (x[0] ** 2 / 2 + 2 * x[1] ** 2).backward()
+        >>> optimizer.step()
+        >>> x.detach()
+        tensor([0., 0.])
+
+    Cost of a step: n products and an eigendecomposition, O(n³).
+    """
+
+    attributes = ("hessian", "num_matvecs")
+
+    def __init__(
+        self,
+        params: ParamsT,
+        hessian: LinearOperator,
+        *,
+        lr: float = 1.0,
+        hessian_lipschitz: float = 0.0,
+        max_size: int = 2000,
+    ) -> None:
+        if not lr > 0:
+            raise ValueError(f"lr must be positive, got {lr}; 1 is the method")
+        if not hessian_lipschitz >= 0:
+            raise ValueError(f"hessian_lipschitz must not be negative, got {hessian_lipschitz}")
+        if hessian.shape[0] > max_size:
+            raise ValueError(
+                f"CubicNewton forms the ({hessian.shape[0]}, {hessian.shape[0]}) Hessian, more than max_size = "
+                f"{max_size}: use UniformDirection or FisherNewton, or raise max_size if the memory is there."
+            )
+        super().__init__(params, {"lr": lr, "hessian_lipschitz": hessian_lipschitz})
+        self._check_size(hessian)
+        self.hessian = hessian
+        self.num_matvecs = 0
+
+    @torch.no_grad()
+    def step(self, closure: Closure | None = None) -> Tensor | float | None:  # type: ignore[override]
+        """Take one step; return the closure's loss. The closure is as for UniformDirection."""
+        loss = evaluate(closure)
+        group = self._group()
+        gradient = self._gradient()
+        dense = self.hessian.to_dense()
+        self.num_matvecs += len(dense)
+        eigenvalues, vectors = torch.linalg.eigh((dense + dense.T) / 2)
+        step = _regularised(eigenvalues, vectors.T @ gradient, group["hessian_lipschitz"])
+        self._move(-group["lr"] * (vectors @ step))
+        return loss
+
+
+def _regularised(eigenvalues: Tensor, gradient: Tensor, lipschitz: float) -> Tensor:
+    """Return (Λ + M r/2)⁻¹ g with r its own norm, in eigencoordinates."""
+    if lipschitz == 0:
+        return gradient / eigenvalues
+
+    def step(radius: float) -> Tensor:
+        return gradient / (eigenvalues + lipschitz * radius / 2)
+
+    # ‖step(r)‖ - r falls in r where all denominators are positive; at `high` it is negative.
+    low = max(0.0, -2 * float(eigenvalues[0]) / lipschitz)
+    high = low + math.sqrt(2 * float(gradient.norm()) / lipschitz) + 1e-300
+    for _ in range(200):
+        middle = (low + high) / 2
+        if not low < middle < high:
+            break
+        low, high = (middle, high) if float(step(middle).norm()) > middle else (low, middle)
+    return step(high)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -28,47 +28,46 @@ class VectorOptimizer(torch.optim.Optimizer):
     def __getstate__(self) -> dict[str, Any]:
         return super().__getstate__() | {name: getattr(self, name) for name in self.attributes}
 
+    def _group(self) -> dict[str, Any]:
+        """Return the one parameter group: a curvature of all parameters has one setting."""
+        if len(self.param_groups) != 1:
+            raise ValueError(
+                f"{type(self).__name__} preconditions all parameters together and takes one parameter group, got "
+                f"{len(self.param_groups)}: pass model.parameters()."
+            )
+        return self.param_groups[0]
 
-def single_group(groups: Sequence[dict[str, Any]], *, name: str) -> dict[str, Any]:
-    """Return the one parameter group: a curvature of all parameters has one setting."""
-    if len(groups) != 1:
-        raise ValueError(
-            f"{name} preconditions all parameters together and takes one parameter group, got {len(groups)}: pass "
-            "model.parameters()."
-        )
-    return groups[0]
+    def _parameters(self) -> list[Tensor]:
+        return [parameter for parameter in self._group()["params"] if parameter.requires_grad]
 
+    def _check_size(self, operator: LinearOperator) -> None:
+        """Refuse an operator of another size than the parameters that require gradients."""
+        size = sum(parameter.numel() for parameter in self._parameters())
+        if operator.shape[0] != size:
+            raise ValueError(
+                f"{type(self).__name__} got {size} parameters and a {type(operator).__name__} of size "
+                f"{operator.shape[0]}: both must be the parameters that require gradients, in the same order."
+            )
 
-def check_size(group: dict[str, Any], operator: LinearOperator, *, name: str) -> None:
-    """Refuse an operator of another size than the parameters that require gradients."""
-    size = sum(parameter.numel() for parameter in group["params"] if parameter.requires_grad)
-    if operator.shape[0] != size:
-        raise ValueError(
-            f"{name} got {size} parameters and a {type(operator).__name__} of size {operator.shape[0]}: both must "
-            "be the parameters that require gradients, in the same order."
-        )
+    def _gradient(self) -> Tensor:
+        """Return the gradients as one vector, (n,); a missing one is zero, a non-finite one an error."""
+        parameters, name = self._parameters(), type(self).__name__
+        if all(parameter.grad is None for parameter in parameters):
+            raise ValueError(
+                f"{name}.step found no gradients: call loss.backward() first, or pass a closure that does."
+            )
+        gradient = flatten(torch.zeros_like(p) if p.grad is None else p.grad for p in parameters).detach()
+        if not bool(gradient.isfinite().all()):
+            raise DivergedError(
+                f"{name}.step found NaN or infinity in the gradient: the iteration has diverged. Raise alpha (or "
+                "sigma), or lower lr."
+            )
+        return gradient
 
-
-def gradient_vector(group: dict[str, Any], *, name: str) -> Tensor:
-    """Return the gradients as one vector, (n,); a missing one is zero, a non-finite one an error."""
-    parameters = [parameter for parameter in group["params"] if parameter.requires_grad]
-    if all(parameter.grad is None for parameter in parameters):
-        raise ValueError(
-            f"{name}.step found no gradients: call loss.backward() first, or pass a closure that does."
-        )
-    gradient = flatten(torch.zeros_like(p) if p.grad is None else p.grad for p in parameters).detach()
-    if not bool(gradient.isfinite().all()):
-        raise DivergedError(
-            f"{name}.step found NaN or infinity in the gradient: the iteration has diverged. Raise alpha (or "
-            "sigma), or lower lr."
-        )
-    return gradient
-
-
-def move(group: dict[str, Any], displacement: Tensor) -> None:
-    """Add a flat displacement, (n,), to the parameters; those without a gradient stay."""
-    parameters = [parameter for parameter in group["params"] if parameter.requires_grad]
-    with torch.no_grad():
+    @torch.no_grad()
+    def _move(self, displacement: Tensor) -> None:
+        """Add a flat displacement, (n,), to the parameters; those without a gradient stay."""
+        parameters = self._parameters()
         for parameter, part in zip(parameters, unflatten(displacement, parameters), strict=True):
             if parameter.grad is not None:
                 parameter.add_(part)

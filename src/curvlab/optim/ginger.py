@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
-from curvlab.optim.low_rank_optimizer import LowRankOptimizer, Scope
-from curvlab.optim.parameter_block import ParameterBlock, Pieces, norm
+from curvlab.optim.low_rank import LowRankOptimizer, ParameterBlock, Pieces, Scope, norm
 
 PUBLISHED_GINGER: dict[str, Any] = {
     "decay": 0.99,
@@ -72,9 +71,28 @@ class Ginger(LowRankOptimizer):
         damping: γ. Outside the rows the step is lr/γ times the gradient: γ = 1e-5 needs lr as small, or clip.
         momentum: μ, m <- μm + (1-μ)∇L, divided by 1-μᵗ, takes the place of ∇L.
         scope: one matrix for all parameters together ("global"), each group, or each tensor.
-        weight_decay: added to the gradient of the loss, times the parameters, as in torch.optim.SGD.
+        weight_decay: decoupled, as in torch.optim.AdamW: each step also takes lr · weight_decay of the parameters.
+            (Added to the gradient it would be multiplied by G⁻¹, up to 1/γ.)
         maximize: step uphill.
         clip: bound on each entry of the direction, before lr; None: no bound.
+        normalize: take γ G⁻¹ for G⁻¹: lr is then that of SGD, from which the step differs within the rows alone.
+
+    Example:
+        >>> from curvlab.optim import sampled_label_loss
+        >>> model, loss = torch.nn.Linear(3, 2), torch.nn.CrossEntropyLoss()
+        >>> inputs, targets = torch.eye(3), torch.tensor([0, 1, 1])
+        >>> generator = torch.Generator().manual_seed(0)
+        >>> settings = {"rank": 2, "decay": 0.9, "damping": 0.1, "normalize": True}
+        >>> optimizer, before = Ginger(model.parameters(), lr=0.1, **settings), loss(model(inputs), targets)
+        >>> for _ in range(20):
+        ...     optimizer.zero_grad()
+        ...     sampled_label_loss(loss, model(inputs), targets, generator=generator).backward()
+        ...     optimizer.update_curvature()
+        ...     optimizer.zero_grad()
+        ...     loss(model(inputs), targets).backward()
+        ...     _ = optimizer.step()
+        >>> bool(loss(model(inputs), targets) < 0.9 * before)
+        True
 
     Raises:
         ValueError: a setting out of range.
@@ -96,6 +114,7 @@ class Ginger(LowRankOptimizer):
         weight_decay: float = 0.0,
         maximize: bool = False,
         clip: float | None = None,
+        normalize: bool = False,
     ) -> None:
         defaults = {
             "lr": lr,
@@ -107,6 +126,7 @@ class Ginger(LowRankOptimizer):
             "weight_decay": weight_decay,
             "maximize": maximize,
             "clip": clip,
+            "normalize": normalize,
         }
         super().__init__(params, defaults)
 
@@ -151,6 +171,13 @@ class Ginger(LowRankOptimizer):
             numbers.append(block.gram().flatten())
         return remainder, torch.cat(numbers)
 
+    # Differs from Algorithm 1 in:
+    # 1. α stands where the moving average asks for it (see the class); the printed K and h belong to two matrices.
+    # 2. The matrix is kept, not its inverse: the state does not depend on γ, and Eq. 18 is not needed.
+    # 3. One reflection takes what is dropped out of the basis, O(Pτ); all eigenvectors would cost O(Pτ²).
+    # 4. A gradient within the rows but for rounding adds no direction; rows that drift are made orthonormal again.
+    # Differs from the authors' code (`PUBLISHED_GINGER`) in:
+    # 5. One matrix for all parameters is the default, and nothing is clipped unless asked for.
     def _update_block(self, block: ParameterBlock, pieces: Pieces, numbers: Tensor) -> None:
         size, state = block.num_rows, block.state
         used = state.get("num_rows_used", 0)

@@ -6,8 +6,7 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
-from curvlab.optim.low_rank_optimizer import LowRankOptimizer, Scope
-from curvlab.optim.parameter_block import ParameterBlock, Pieces, norm
+from curvlab.optim.low_rank import LowRankOptimizer, ParameterBlock, Pieces, Scope, norm
 
 
 class QNG(LowRankOptimizer):
@@ -36,11 +35,29 @@ class QNG(LowRankOptimizer):
         decay: α.
         momentum: μ, m <- μm + ∇L takes the place of ∇L, as in the authors' QNG.
         scope: one matrix for all parameters together ("global"), each group, or each tensor.
-        weight_decay: added to the gradient of the loss, times the parameters, as in torch.optim.SGD.
+        weight_decay: decoupled, as in torch.optim.AdamW: each step also takes lr · weight_decay of the parameters.
+            (Added to the gradient it would be multiplied by G⁻¹, up to α^-τ.)
         maximize: step uphill.
         clip: bound on each entry of the direction, before lr; None: no bound.
+        normalize: take α^k G⁻¹ for G⁻¹: lr is then that of SGD, from which the step differs within the rows alone.
         as_coded: as in the authors' code, where all products with q_i are those of the original vector: T is then
             diagonal, and A⁻¹, both in steps and for new q, is not the inverse of the product for τ > 1.
+
+    Example:
+        >>> from curvlab.optim import sampled_label_loss
+        >>> model, loss = torch.nn.Linear(3, 2), torch.nn.CrossEntropyLoss()
+        >>> inputs, targets = torch.eye(3), torch.tensor([0, 1, 1])
+        >>> generator = torch.Generator().manual_seed(0)
+        >>> optimizer, before = QNG(model.parameters(), lr=0.1, rank=2, decay=0.9), loss(model(inputs), targets)
+        >>> for _ in range(20):
+        ...     optimizer.zero_grad()
+        ...     sampled_label_loss(loss, model(inputs), targets, generator=generator).backward()
+        ...     optimizer.update_curvature()
+        ...     optimizer.zero_grad()
+        ...     loss(model(inputs), targets).backward()
+        ...     _ = optimizer.step()
+        >>> bool(loss(model(inputs), targets) < 0.9 * before)
+        True
 
     Raises:
         ValueError: a setting out of range.
@@ -61,6 +78,7 @@ class QNG(LowRankOptimizer):
         weight_decay: float = 0.0,
         maximize: bool = False,
         clip: float | None = None,
+        normalize: bool = False,
         as_coded: bool = False,
     ) -> None:
         defaults = {
@@ -72,10 +90,16 @@ class QNG(LowRankOptimizer):
             "weight_decay": weight_decay,
             "maximize": maximize,
             "clip": clip,
+            "normalize": normalize,
             "as_coded": as_coded,
         }
         super().__init__(params, defaults)
 
+    # Differs from Eq. 9 in:
+    # 1. β is the root that makes K Kᵀ = αI + (1-α) q qᵀ; the printed one reduces to 1-α.
+    # 2. The factors are multiplied out in (τ, τ) numbers; Eq. 9 takes 2τ products one after the other.
+    # Differs from the authors' code in:
+    # 3. Each factor multiplies the result of the one before, not the original vector (unless as_coded).
     def _measure(self, block: ParameterBlock, pieces: Pieces) -> tuple[Pieces, Tensor]:
         triangle = _triangle(block).to(block.dtype).to(block.parameters[0].device, non_blocking=True)
         scale = float(block.settings["decay"] ** (-_num_factors(block) / 2))

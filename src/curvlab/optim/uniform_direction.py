@@ -1,4 +1,4 @@
-"""Steps preconditioned by a rank-one estimate of the Hessian from a random direction."""
+"""A Hessian estimated from random directions, steps preconditioned by it, and their number (Semenov 2025)."""
 
 from __future__ import annotations
 
@@ -11,16 +11,7 @@ from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
 from curvlab.linalg import LinearOperator
-from curvlab.optim.flat import (
-    Closure,
-    VectorOptimizer,
-    check_size,
-    evaluate,
-    gradient_vector,
-    move,
-    single_group,
-)
-from curvlab.optim.random_direction import direction_estimate, stated_sigma, unit_directions
+from curvlab.optim.flat import Closure, VectorOptimizer, evaluate
 from curvlab.spectrum import top_eigenvalues
 
 
@@ -72,6 +63,19 @@ class UniformDirection(VectorOptimizer):
 
     Usage: a closure that zeroes gradients, computes the loss and calls backward(), as for torch.optim.LBFGS; or
     loss.backward() and step(). Pass step(hessian=...) for a product of the current batch.
+
+    Example:
+        >>> from curvlab.linalg import DenseOperator
+        >>> x, H = torch.nn.Parameter(torch.ones(3)), torch.diag(torch.tensor([1.0, 2.0, 3.0]))
+        >>> optimizer = UniformDirection([x], DenseOperator(H), generator=torch.Generator().manual_seed(0))
+        >>> def closure():
+        ...     optimizer.zero_grad()
+        ...     value = x @ H @ x / 2
+        ...     value.backward()
+        ...     return value
+        >>> values = [float(optimizer.step(closure)) for _ in range(30)]
+        >>> values[-1] < 0.1 * values[0], optimizer.last_step.slope < 0
+        (True, True)
 
     Args:
         params: all parameters that require gradients, in the order of `hessian`; one group.
@@ -131,7 +135,7 @@ class UniformDirection(VectorOptimizer):
             "refresh_period": refresh_period,
         }
         super().__init__(params, settings)
-        check_size(single_group(self.param_groups, name="UniformDirection"), hessian, name="UniformDirection")
+        self._check_size(hessian)
         self.hessian = hessian
         self.generator = generator
         self.last_step: UniformDirectionInfo | None = None
@@ -150,12 +154,16 @@ class UniformDirection(VectorOptimizer):
             ValueError: for a gradient that is not finite.
         """
         loss = evaluate(closure)
-        group = single_group(self.param_groups, name="UniformDirection")
-        gradient = gradient_vector(group, name="UniformDirection")
+        group = self._group()
+        gradient = self._gradient()
         operator = self.hessian if hessian is None else hessian
         state = self._initialised_state(group)
         alpha, sigma = self._alpha(group, state, operator, gradient)
 
+        # Differs from the slides' Eq. 2 in:
+        # 1. D may be the mean over several directions, each with a product of its own.
+        # 2. λ and M, which the slides take as known, are measured where they are not given.
+        # 3. The safeguard, for indefinite H, where the lemma does not hold; it never acts where the lemma applies.
         directions = unit_directions(operator, group["num_directions"], generator=self.generator)
         estimate = direction_estimate(operator, directions, symmetrize=group["symmetrize"])
         state["num_matvecs"] += group["num_directions"]
@@ -165,7 +173,7 @@ class UniformDirection(VectorOptimizer):
         step = -estimate.solve_shifted(gradient, shift=shift)
         if _estimates_lipschitz(group):
             self._remember(state, operator, gradient, group["lr"] * step)
-        move(group, group["lr"] * step)
+        self._move(group["lr"] * step)
         state["step"] += 1
         self.last_step = UniformDirectionInfo(
             gradient_norm=float(operator.norm(gradient)),
@@ -241,3 +249,181 @@ def _estimates_lipschitz(group: dict[str, Any]) -> bool:
 def _lipschitz(group: dict[str, Any], state: dict[str, Any]) -> float:
     given = group["hessian_lipschitz"]
     return float(state["hessian_lipschitz"] if given is None else given)
+
+
+@dataclass(frozen=True)
+class LowRankMatrix:
+    """Q C Qᵀ, (n, n), not symmetric in general, never formed.
+
+    Attributes:
+        basis: Q, (n, r), orthonormal columns.
+        core: C, (r, r).
+    """
+
+    basis: Tensor
+    core: Tensor
+
+    @classmethod
+    def from_factors(cls, left: Tensor, right: Tensor, span: Tensor) -> LowRankMatrix:
+        """Return A Bᵀ for A and B of shape (n, k), whose columns lie in the span of `span`, (n, r).
+
+        Cost: a QR factorisation, O(n r²).
+        """
+        basis = torch.linalg.qr(span).Q
+        return cls(basis, (basis.T @ left) @ (basis.T @ right).T)
+
+    def solve_shifted(self, b: Tensor, *, shift: float) -> Tensor:
+        """Return (Q C Qᵀ + shift I)⁻¹ b, (n,) -> (n,). Cost: O(n r) and one r x r solve.
+
+        Woodbury's identity in an orthonormal basis: C + shift I inside the span, shift outside. The usual form,
+        1/shift [I - A (shift I + BᵀA)⁻¹ Bᵀ], cancels where the shift is small.
+        """
+        inside = self.basis.T @ b
+        identity = torch.eye(len(self.core), dtype=self.core.dtype, device=self.core.device)
+        solution = self.basis @ torch.linalg.solve(self.core + shift * identity, inside)
+        if self._spans_everything:
+            return solution
+        return solution + (b - self.basis @ inside) / shift
+
+    def smallest_eigenvalue(self) -> float:
+        """Return the smallest eigenvalue of the symmetric part, (M + Mᵀ)/2. Cost: O(r³)."""
+        smallest = float(torch.linalg.eigvalsh((self.core + self.core.T) / 2)[0])
+        return smallest if self._spans_everything else min(smallest, 0.0)
+
+    def to_dense(self) -> Tensor:
+        """Return the (n, n) matrix."""
+        return self.basis @ self.core @ self.basis.T
+
+    @property
+    def _spans_everything(self) -> bool:
+        return self.basis.shape[1] == self.basis.shape[0]
+
+
+def unit_directions(operator: LinearOperator, count: int, *, generator: torch.Generator | None = None) -> Tensor:
+    """Return directions drawn uniformly from the unit sphere, (n, count)."""
+    drawn = operator.randn(count, generator)
+    return drawn / operator.norm(drawn)
+
+
+def direction_estimate(hessian: LinearOperator, directions: Tensor, *, symmetrize: bool = True) -> LowRankMatrix:
+    """Return the mean over directions u of S = n/2 (H u uᵀ + u uᵀ H), or of D = n H u uᵀ (Semenov 2025).
+
+    E[D] = E[S] = H for u uniform on the unit sphere. D is not symmetric; neither is positive semi-definite, also
+    where H is: the eigenvalues of S are n/2 (uᵀHu ± ‖Hu‖) and zeros.
+
+    Args:
+        hessian: H, (n, n), symmetric.
+        directions: unit vectors, (n, m).
+        symmetrize: S, or else D.
+
+    Cost: m products, O(n m²).
+    """
+    products = hessian @ directions
+    num_parameters, num_directions = directions.shape
+    scale = num_parameters / num_directions
+    span = torch.cat([directions, products], dim=1)
+    if not symmetrize:
+        return LowRankMatrix.from_factors(scale * products, directions, span)
+    right = torch.cat([directions, products], dim=1)
+    return LowRankMatrix.from_factors(scale / 2 * torch.cat([products, directions], dim=1), right, span)
+
+
+def expected_squared_error(
+    size: int,
+    *,
+    squared_norm: float,
+    trace: float,
+    delta: float = 0.0,
+    symmetrize: bool = True,
+    num_directions: int = 1,
+) -> float:
+    """Return E‖D + delta I - H‖²_F exactly.
+
+    One direction, unsymmetrised: E‖D‖² = n² E[uᵀH²u], so (n - 1) ‖H‖². Symmetrised: n²/2 [‖H‖²/n +
+    (2 ‖H‖² + tr(H)²) / (n (n + 2))] - ‖H‖², from E[(uᵀHu)²]. Averaging m directions divides by m; the shift adds
+    n delta², because the rest has mean zero.
+
+    Args:
+        size: n.
+        squared_norm: ‖H‖²_F.
+        trace: tr(H).
+        delta: multiple of the identity that is added (δ).
+        symmetrize: S, or else D.
+        num_directions: m.
+    """
+    if symmetrize:
+        fourth = (2 * squared_norm + trace**2) / (size * (size + 2))
+        one = size**2 / 2 * (squared_norm / size + fourth) - squared_norm
+    else:
+        one = (size - 1) * squared_norm
+    return one / num_directions + size * delta**2
+
+
+def stated_squared_error(size: int, *, spectral_norm: float, delta: float = 0.0, num_directions: int = 1) -> float:
+    """Return λ² n (n - 1) / m + n δ², what the Proposition of Semenov (2025) states for m = 1.
+
+    It is printed as an equality; it is an upper bound, attained by multiples of the identity (unsymmetrised, by
+    all H with H² = λ² I). λ must be the spectral norm: the largest eigenvalue of an indefinite H is too small.
+    """
+    return spectral_norm**2 * size * (size - 1) / num_directions + size * delta**2
+
+
+def stated_sigma(size: int, *, spectral_norm: float, delta: float = 0.0, num_directions: int = 1) -> float:
+    """Return the σ of the α_k rule, the root of `stated_squared_error`."""
+    return math.sqrt(
+        stated_squared_error(size, spectral_norm=spectral_norm, delta=delta, num_directions=num_directions)
+    )
+
+
+def steps_bound(
+    epsilon: float,
+    *,
+    gap: float,
+    gradient_norm: float,
+    hessian_lipschitz: float,
+    sigma: float = 0.0,
+    sigma_slope: float = 0.0,
+    sigma_root: float = 0.0,
+) -> float:
+    """Return K(ε), steps enough for min ‖∇f(x_k)‖ <= ε, for α_k = sqrt(M ‖∇f‖ / 2) + σ(x_k).
+
+    K = ⌈8 (f(x_0) - f*) (sqrt(M/2) ε^-3/2 + Σ terms of σ) + 2 log(‖∇f(x_0)‖ / ε)⌉, where a part of σ(x) that is
+
+    - constant, at most `sigma`, adds sigma ε^-2 (the lemma on uniform directions, Eq. 3);
+    - at most sigma_root ‖∇f(x)‖^½ adds sigma_root ε^-3/2 (least squares: L sqrt(2 S R), beside the constant
+      L sqrt(2 S f*));
+    - at most sigma_slope ‖∇f(x)‖ adds sigma_slope ε^-1 (softmax: 2 L R, beside the constant 2 L f*).
+
+    R is a number with f - f* <= R ‖∇f‖, which the slides leave undefined. Eq. 3 as printed has log(‖∇f(x_0)‖ / 2):
+    under f -> c f (M, σ, ε and gradients times c) the method takes the same steps, and only the form above keeps
+    its value. The step that carries the proof: with D positive semi-definite and ‖D - H‖ <= σ, a step of norm r
+    has ‖∇f(x_{k+1})‖ <= 2 α_k r and lowers f by at least α_k r²/2 >= ‖∇f(x_{k+1})‖² / (8 α_k).
+
+    S is not positive semi-definite. For convex f the proof still goes through, for every draw and not only on
+    average, with 8 / (1 - κ) in place of 8: ‖S - H‖ <= λ (n - 1) < σ, and the smallest eigenvalue of S is at least
+    -λn/8 = -κσ with κ = n / (8 sqrt(n (n - 1))) <= 0.18. For f that is not convex the lemma is false: S + α_k I
+    may be indefinite, and where it is definite a step may still be too long. Already for n = 1 (D = f'', σ = 0)
+    the method can cycle for ever: experiments/rank1/objectives.py, `trapping_curve`.
+
+    Args:
+        epsilon: ε > 0.
+        gap: f(x_0) - f*.
+        gradient_norm: ‖∇f(x_0)‖.
+        hessian_lipschitz: M.
+        sigma: see above.
+        sigma_slope: see above.
+        sigma_root: see above.
+    """
+    if not epsilon > 0:
+        raise ValueError(f"epsilon must be positive, got {epsilon}")
+    terms = (math.sqrt(hessian_lipschitz / 2) + sigma_root) * epsilon**-1.5 + sigma * epsilon**-2
+    terms += sigma_slope / epsilon
+    return math.ceil(8 * gap * terms + 2 * math.log(gradient_norm / epsilon))
+
+
+def printed_steps_bound(
+    epsilon: float, *, gap: float, gradient_norm: float, hessian_lipschitz: float, sigma: float
+) -> float:
+    """Return K(ε) as Eq. 3 prints it, with log(‖∇f(x_0)‖ / 2)."""
+    terms = math.sqrt(hessian_lipschitz / 2) * epsilon**-1.5 + sigma * epsilon**-2
+    return math.ceil(8 * gap * terms + 2 * math.log(gradient_norm / 2))

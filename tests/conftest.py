@@ -10,7 +10,6 @@ import pandas as pd
 import pytest
 
 from curvlab.lab import ClaimResult, Computed, load_config
-from curvlab.lab.reporting import load_claim_sheet
 from curvlab.lab.target import run_target
 from curvlab.lab.target.discovery import all_targets
 from curvlab.lab.target.execution import judged as judged_claims
@@ -54,8 +53,6 @@ def judged() -> Callable[[str, Computed], list[ClaimResult]]:
     """Return a function that judges a target's claims, all of them, as after a run."""
 
     def judge(key: str, computed: Computed) -> list[ClaimResult]:
-        target = all_targets()[key]
-        assert target.claims_file is not None
-        return judged_claims(target, computed, load_claim_sheet(target.claims_file))
+        return judged_claims(all_targets()[key], computed)
 
     return judge

@@ -178,6 +178,9 @@ def test_an_expression_that_does_not_fit_names_the_columns(expression: str) -> N
 class NoTarget:
     """Its `judge` knows the claim `rest` alone."""
 
+    def __init__(self, claims_file: Path) -> None:
+        self.claims_file = claims_file
+
     def load(self, room: str) -> Any:
         from curvlab.lab import exact, judge
 
@@ -199,7 +202,7 @@ def test_verdicts_of_a_sheet_come_in_its_order_and_with_the_numbers_behind_them(
         config: dict[str, int] = {}  # noqa: RUF012
 
     table = made_up(0).sort_values("task")
-    results = judged(NoTarget(), Tables(table=table), load_claim_sheet(tmp_path / "claims.yaml"))
+    results = judged(NoTarget(tmp_path / "claims.yaml"), Tables(table=table))
     assert [(r.claim.id, r.verdict) for r in results] == [
         ("first-a", "not reproduced"),
         ("first-b", "not reproduced"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,9 +12,9 @@ import pandas as pd
 import pytest
 
 from curvlab.lab import Claim, Criterion, Target, exact, judge
-from curvlab.lab.reporting import save_claims
+from curvlab.lab.reporting import load_claims, save_claims
 from curvlab.lab.target import verify as module
-from curvlab.lab.target.verify import differences, verify
+from curvlab.lab.target.verify import differences, judged_otherwise, verify
 
 TARGET = Target("experiments.rank1.fig1", title="toy", timings=("fits", "faster-*"))
 TABLE = pd.DataFrame(
@@ -110,6 +111,7 @@ def test_the_command_prints_a_line_for_each_difference(
         return 0
 
     monkeypatch.setattr(module, "run_side_by_side", compute)
+    monkeypatch.setattr(module, "judged_otherwise", lambda target, folder: [])
     (committed / "run.json").write_text(
         json.dumps({"units": [], "assembled": {"commit": "0" * 40, "clean": True}})
     )
@@ -120,4 +122,18 @@ def test_the_command_prints_a_line_for_each_difference(
     assert not status or re.match("rank1-fig1: claim small: reproduced -> ", printed[0])
     assert verify(["rank1", "preset=embedded", "seconds=10"], committed.parents[2]) == status  # it is stale
     assert verify(["rank1-fig2", "preset=embedded"], committed.parents[2]) == 0
-    assert capsys.readouterr().out.splitlines()[-1] == "nothing to verify: no embedded result among these targets"
+    assert capsys.readouterr().out.splitlines()[-1] == "nothing to compute: no embedded result among these targets"
+
+
+def test_what_is_judged_again_must_be_what_is_committed(committed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (committed / "run.json").write_text("{}")
+    results = load_claims(committed)
+    monkeypatch.setattr("curvlab.lab.target.execution.judged", lambda target, computed: results)
+    assert list(judged_otherwise(TARGET, committed)) == []
+    claim = replace(results[0].claim, statement="other words")
+    results[:] = [replace(results[0], claim=claim, explanation="-")]
+    assert list(judged_otherwise(TARGET, committed)) == [
+        "judged again, claim faster-mlp has another claim, explanation, interval, value, verdict: "
+        "`make judge` writes it",
+        "judged again, claim small has another claim, explanation: `make judge` writes it",
+    ]

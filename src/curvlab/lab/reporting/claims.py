@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from curvlab.lab.reporting.intervals import MIN_SAMPLES, Interval
 
@@ -220,7 +220,7 @@ def describe(value: float | None, interval: Interval | None, criterion: Criterio
 
 
 def judge(claim: Claim, value: float | None, interval: Interval | None, *, if_not_reproduced: str) -> ClaimResult:
-    """Return the claim's verdict on `value` and its interval.
+    """Return the claim's verdict on `value` and its interval, both to ten digits.
 
     Args:
         claim: the claim.
@@ -236,12 +236,19 @@ def judge(claim: Claim, value: float | None, interval: Interval | None, *, if_no
             f"claim {claim.id!r} has a value without an interval; use t_interval, bootstrap_interval, "
             "or exact(value) for one that no repetition would change."
         )
-    value = None if value is None else float(value)
+    value = None if value is None else _rounded(value)
+    if interval is not None:
+        interval = replace(interval, low=_rounded(interval.low), high=_rounded(interval.high))
     verdict = decide(value, interval, claim.criterion)
     if verdict == REPRODUCED:
         return ClaimResult(claim, value, interval, verdict)
     fact = describe(value, interval, claim.criterion)
     return ClaimResult(claim, value, interval, verdict, f"{fact} {if_not_reproduced.strip()}")
+
+
+def _rounded(number: float) -> float:
+    """Return ten significant digits: sums in another order, on another machine, give the same claims."""
+    return float(f"{float(number):.10g}")
 
 
 def out_of_reach(claim: Claim, reason: str) -> ClaimResult:

@@ -33,7 +33,7 @@ def save_claims(folder: str | Path, results: Sequence[ClaimResult]) -> Path:
     repeated = [name for name, count in Counter(result.claim.id for result in results).items() if count > 1]
     if repeated:
         raise ValueError(f"claim ids must be unique within a target, repeated: {', '.join(repeated)}.")
-    content = {"schema_version": SCHEMA_VERSION, "claims": [_to_json(asdict(result)) for result in results]}
+    content = {"schema_version": SCHEMA_VERSION, "claims": [plain_result(result) for result in results]}
     text = json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
     path = Path(folder) / FILE_NAME
     write_atomically(path, text.encode())
@@ -67,6 +67,12 @@ def rerun_command(folder: str | Path) -> str:
     """Return the make line that fills the result folder .../<paper>/<item>/<preset>."""
     paper, item, preset = Path(folder).resolve().parts[-3:]
     return f"make {paper}-{item} PRESET={preset}"
+
+
+def plain_result(result: ClaimResult) -> dict[str, Any]:
+    """Return one claim as claims.json has it."""
+    plain: dict[str, Any] = _to_json(asdict(result))
+    return plain
 
 
 def _to_json(value: Any) -> Any:

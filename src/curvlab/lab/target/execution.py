@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ import pandas as pd
 from omegaconf import DictConfig
 
 from curvlab.lab import runs, tables
-from curvlab.lab.reporting import ClaimResult, ClaimSheet, load_claim_sheet, save_claims
+from curvlab.lab.reporting import ClaimResult, load_claim_sheet, save_claims
 from curvlab.lab.reporting.plots import write_png
 from curvlab.lab.runs.over_ranks import is_first
 from curvlab.lab.runs.provenance import read_commit
@@ -85,17 +85,16 @@ def _name_stale_units(target: Target, run: runs.Run) -> None:
 
 
 def judge_target(target: Target, folder: Path) -> None:
-    """Write claims.json from the tables of a result folder."""
-    computed, results = Computed.of(folder), []
-    if target.claims_file is not None:
-        sheet = load_claim_sheet(target.claims_file)
-        results = judged(target, computed, sheet)
-    save_claims(folder, results)
-    sign(folder, "judged", read_commit())
+    """Write claims.json from the tables of a result folder; where it changes, run.json says by which commit."""
+    results = judged(target, Computed.of(folder))
+    _sign_if_changed(folder, "judged", ["claims.json"], lambda: save_claims(folder, results))
 
 
-def judged(target: Target, computed: Computed, sheet: ClaimSheet) -> list[ClaimResult]:
+def judged(target: Target, computed: Computed) -> list[ClaimResult]:
     """Return the verdicts of all claims: by their `value` in the sheet, and what `judge` says of the rest."""
+    if target.claims_file is None:
+        return []
+    sheet = load_claim_sheet(target.claims_file)
     results = sheet.judge_values(computed, seed=int(computed.config.get("seed", 0)))
     if any("value" not in entry for entry in sheet.entries.values()):
         rest = target.load("judge")(computed, sheet)
@@ -105,7 +104,21 @@ def judged(target: Target, computed: Computed, sheet: ClaimSheet) -> list[ClaimR
 
 
 def draw_target(target: Target, folder: Path) -> None:
-    """Draw the figures of a result folder from its tables."""
-    for name, figure in target.load("draw")(Computed.of(folder)).items():
-        write_png(figure, folder / name)
-    sign(folder, "drawn", read_commit())
+    """Draw the figures of a result folder from its tables; where one changes, run.json says by which commit."""
+    figures = target.load("draw")(Computed.of(folder))
+
+    def write() -> None:
+        for name, figure in figures.items():
+            write_png(figure, folder / name)
+
+    _sign_if_changed(folder, "drawn", list(figures), write)
+
+
+def _sign_if_changed(folder: Path, act: str, names: Sequence[str], write: Callable[[], object]) -> None:
+    def content() -> list[bytes | None]:
+        return [(folder / name).read_bytes() if (folder / name).is_file() else None for name in names]
+
+    before = content()
+    write()
+    if content() != before or act not in read_record(folder):
+        sign(folder, act, read_commit())

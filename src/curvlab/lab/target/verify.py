@@ -3,7 +3,8 @@
 Compared are all tables and the verdicts of all claims. Numbers agree when they differ by at most 1e-4 of the
 committed one, or by 1e-9; nan agrees with nan; text and verdicts agree when they are the same. Left out is what
 measures time and memory: columns with a word of `TIMED` in their names, tables named `timing` or `timings`, and
-the tables and claims that a target declares as its `timings`.
+the tables and claims that a target declares as its `timings`. And every result of the targets, of all presets, is
+judged again from its tables: its claims.json must come out as it is.
 
 Of a large preset one task can be computed again, `verify lissa-tab1 preset=laptop task=mlp_mnist`: then every row
 of a table with a column `task` must be among the committed rows, and no verdict is compared.
@@ -21,12 +22,12 @@ import numpy as np
 import pandas as pd
 
 from curvlab.lab import tables
-from curvlab.lab.reporting.claims_file import load_claims
+from curvlab.lab.reporting.claims_file import load_claims, plain_result
 from curvlab.lab.runs.record import read_record
 from curvlab.lab.target.declaration import Target
 from curvlab.lab.target.discovery import ROOT, named_targets
 from curvlab.lab.target.help import recorded_seconds
-from curvlab.lab.target.published import Found
+from curvlab.lab.target.published import Found, published
 from curvlab.lab.target.side_by_side import preset_of, run_side_by_side
 from curvlab.lab.target.stale import stale_parts
 
@@ -47,14 +48,20 @@ def verify(arguments: Sequence[str], results: Path = ROOT / "results") -> int:
     limits = [float(argument.partition("=")[2]) for argument in arguments if argument.startswith("seconds=")]
     overrides = [word for word in arguments if word not in names and not word.startswith("seconds=")]
     preset = preset_of(overrides)
+    chosen = {target.key for target in named_targets(names or ["figures", "bench"])}
+    count = 0
+    for target, folder in published(results):
+        if target.key in chosen:
+            for line in judged_otherwise(target, folder):
+                print(f"{target.make_name} ({folder.name}): {line}")
+                count += 1
     committed = [(target, results / target.key / preset) for target in named_targets(names or ["figures"])]
     committed = [(target, folder) for target, folder in committed if (folder / "run.json").is_file()]
     if limits:
         committed = _cheapest_stale(committed, preset, min(limits))
     if not committed:
-        print(f"nothing to verify: no {preset} result {'of changed code ' if limits else ''}among these targets")
-        return 0
-    count = 0
+        print(f"nothing to compute: no {preset} result {'of changed code ' if limits else ''}among these targets")
+        return 1 if count else 0
     with tempfile.TemporaryDirectory() as temporary:
         folders = [f"results.root={temporary}/results", f"store.root={temporary}/store", "tracker=none"]
         status = run_side_by_side([target for target, _ in committed], [*overrides, *folders])
@@ -65,6 +72,18 @@ def verify(arguments: Sequence[str], results: Path = ROOT / "results") -> int:
                     count += 1
     print(f"{len(committed)} targets ({preset}): {count or 'no'} difference{'' if count == 1 else 's'}")
     return 1 if count or status else 0
+
+
+def judged_otherwise(target: Target, folder: Path) -> Iterator[str]:
+    """Yield a line for each claim of a result folder that its tables, judged again, give another entry."""
+    from curvlab.lab.target.execution import Computed, judged
+
+    results = (load_claims(folder), judged(target, Computed.of(folder)))
+    old, new = ({result.claim.id: plain_result(result) for result in of} for of in results)
+    for claim in sorted(old.keys() | new.keys()):
+        before, after = old.get(claim, {}), new.get(claim, {})
+        if changed := [name for name in before.keys() | after.keys() if before.get(name) != after.get(name)]:
+            yield f"judged again, claim {claim} has another {', '.join(sorted(changed))}: `make judge` writes it"
 
 
 def differences(target: Target, committed: Path, again: Path) -> Iterator[str]:

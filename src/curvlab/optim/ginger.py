@@ -178,35 +178,48 @@ class Ginger(LowRankOptimizer):
     # 4. A gradient within the rows but for rounding adds no direction; rows that drift are made orthonormal again.
     # Differs from the authors' code (`PUBLISHED_GINGER`) in:
     # 5. One matrix for all parameters is the default, and nothing is clipped unless asked for.
-    def _update_block(self, block: ParameterBlock, pieces: Pieces, numbers: Tensor) -> None:
-        size, state = block.num_rows, block.state
-        used = state.get("num_rows_used", 0)
-        coordinates, (remainder, length), gram = numbers[:size], numbers[size : size + 2], numbers[size + 2 :]
-        precision = torch.finfo(block.dtype).eps
-        is_new = bool(remainder > 10 * precision * length)
-        vector = torch.cat([coordinates, remainder[None] if is_new else remainder.new_zeros(1)])
-        extended = torch.zeros(size + 1, size + 1, dtype=torch.float64)
-        extended[:size, :size] = block.settings["decay"] * _core(block)
-        extended += (1 - block.settings["decay"]) * torch.outer(vector, vector)
-        if len(gram):
-            _repair(block, gram.view(size, size), extended)
-        if is_new:
-            dropped = torch.zeros(size + 1, dtype=torch.float64)
-            if used < size:
-                dropped[used] = 1.0  # a row of zeros
-            else:
-                dropped = torch.linalg.eigh(extended).eigenvectors[:, 0]
-            unit = dropped.clone()
-            unit[-1] += 1.0 if dropped[-1] >= 0 else -1.0
-            unit /= torch.linalg.vector_norm(unit)
-            reflection = torch.eye(size + 1, dtype=torch.float64) - 2 * torch.outer(unit, unit)
-            extended = reflection @ extended @ reflection
-            on_device = unit.to(block.dtype).to(block.parameters[0].device, non_blocking=True)
-            block.reflect_(on_device, pieces, float(1 / remainder))
-        core = extended[:size, :size]
-        state["core"] = (core + core.T) / 2
-        state["num_rows_used"] = min(used + is_new, size)
-        state["num_updates"] = state.get("num_updates", 0) + 1
+    def _update_blocks(self, measured: list[tuple[ParameterBlock, Pieces, Tensor]]) -> None:
+        by_size: dict[int, list[tuple[ParameterBlock, Pieces, Tensor]]] = {}
+        for own in measured:
+            by_size.setdefault(own[0].num_rows, []).append(own)
+        for size, members in by_size.items():
+            self._update_stack(size, members)
+
+    def _update_stack(self, size: int, members: list[tuple[ParameterBlock, Pieces, Tensor]]) -> None:
+        """Update n blocks of `size` rows: with a matrix for each tensor, calls cost more than their arithmetic."""
+        blocks = [block for block, *_ in members]
+        numbers = torch.stack([own[: size + 2] for *_, own in members])  # coordinates, remainder, length
+        used = torch.tensor([block.state.get("num_rows_used", 0) for block in blocks])
+        rounding = torch.tensor([10 * torch.finfo(block.dtype).eps for block in blocks], dtype=torch.float64)
+        decay = torch.tensor([block.settings["decay"] for block in blocks], dtype=torch.float64)[:, None, None]
+        is_new = numbers[:, size] > rounding * numbers[:, size + 1]
+        vectors = torch.cat([numbers[:, :size], (numbers[:, size] * is_new)[:, None]], 1)
+        extended = torch.zeros(len(blocks), size + 1, size + 1, dtype=torch.float64)
+        extended[:, :size, :size] = decay * torch.stack([_core(block) for block in blocks])
+        extended += (1 - decay) * (vectors[:, :, None] * vectors[:, None])
+        for (block, _, own), of_block in zip(members, extended, strict=True):
+            if len(own) > size + 2:
+                _repair(block, own[size + 2 :].view(size, size), of_block)
+        # What is dropped: a row of zeros where there is one, or else the eigenvector of the smallest eigenvalue.
+        # Decompositions are made one by one: in a stack, LAPACK gives other last digits.
+        units = torch.eye(size + 1, dtype=torch.float64)[used]
+        for index in (is_new & (used == size)).nonzero().flatten().tolist():
+            units[index] = torch.linalg.eigh(extended[index].clone()).eigenvectors[:, 0]
+        units[:, -1] += torch.where(units[:, -1] >= 0, 1.0, -1.0)
+        units /= torch.linalg.vector_norm(units, dim=1, keepdim=True)
+        reflections = torch.eye(size + 1, dtype=torch.float64) - 2 * (units[:, :, None] * units[:, None])
+        for index in is_new.nonzero().flatten().tolist():
+            block, pieces, own = members[index]
+            reflection = reflections[index].clone()
+            extended[index] = reflection @ extended[index].clone() @ reflection
+            unit = units[index].to(block.dtype).to(block.parameters[0].device, non_blocking=True)
+            block.reflect_(unit, pieces, float(1 / own[size]))
+        cores = extended[:, :size, :size]
+        cores = (cores + cores.mT) / 2
+        for block, core, count in zip(blocks, cores, (used + is_new).clamp_max(size).tolist(), strict=True):
+            state = block.state
+            state["core"], state["num_rows_used"] = core.clone(), count
+            state["num_updates"] = state.get("num_updates", 0) + 1
 
     def _scale(self, block: ParameterBlock) -> float:
         return float(1 / block.settings["damping"])

@@ -161,7 +161,7 @@ class LowRankOptimizer(torch.optim.Optimizer):
     """w <- w - lr · clip(G⁻¹ m), with G⁻¹ = scale (I - Bᵀ A B), B (rank, P) and A (rank, rank).
 
     G belongs to all parameters of a `ParameterBlock`; m is the gradient, averaged where there is momentum.
-    A subclass says how B follows the sampled gradients (`_measure`, `_update_block`) and what A and scale are
+    A subclass says how B follows the sampled gradients (`_measure`, `_update_blocks`) and what A and scale are
     (`_inverse`).
     """
 
@@ -242,8 +242,9 @@ class LowRankOptimizer(torch.optim.Optimizer):
             self._warn("the sampled gradient", "left the curvature as it was")
             return
         sizes = [len(numbers) for _, _, numbers in measured]
-        for (block, pieces, _), own in zip(measured, numbers.split(sizes), strict=True):
-            self._update_block(block, pieces, own)
+        split = zip(measured, numbers.split(sizes), strict=True)
+        self._update_blocks([(block, pieces, own) for (block, pieces, _), own in split])
+        for block, *_ in measured:
             self._inverses.pop(block.parameters[0], None)
 
     @torch.no_grad()
@@ -388,11 +389,11 @@ class LowRankOptimizer(torch.optim.Optimizer):
 
     @abstractmethod
     def _measure(self, block: ParameterBlock, pieces: Pieces) -> tuple[Pieces, Tensor]:
-        """Return a vector that `_update_block` needs, and the numbers that it needs on the host, (n,) double."""
+        """Return a vector that `_update_blocks` needs, and the numbers that it needs on the host, (n,) double."""
 
     @abstractmethod
-    def _update_block(self, block: ParameterBlock, pieces: Pieces, numbers: Tensor) -> None:
-        """Bring a measured gradient into the block's state."""
+    def _update_blocks(self, measured: list[tuple[ParameterBlock, Pieces, Tensor]]) -> None:
+        """Bring measured gradients into the state of each block: block, vector and numbers as of `_measure`."""
 
     @abstractmethod
     def _scale(self, block: ParameterBlock) -> float:

@@ -106,14 +106,15 @@ class QNG(LowRankOptimizer):
         new = block.minus_combination(pieces, triangle @ block.product(pieces), scale=scale)
         return new, torch.cat([block.product(new).double(), norm(new)[None]])
 
-    def _update_block(self, block: ParameterBlock, pieces: Pieces, numbers: Tensor) -> None:
-        state = block.state
-        count = state.get("num_updates", 0)
-        slot, gram = count % block.num_rows, _gram(block).clone()
-        gram[slot] = gram[:, slot] = numbers[:-1]
-        gram[slot, slot] = numbers[-1] ** 2
-        block.set_row(slot, pieces)
-        state["gram"], state["num_updates"] = gram, count + 1
+    def _update_blocks(self, measured: list[tuple[ParameterBlock, Pieces, Tensor]]) -> None:
+        for block, pieces, numbers in measured:
+            state = block.state
+            count = state.get("num_updates", 0)
+            slot, gram = count % block.num_rows, _gram(block).clone()
+            gram[slot] = gram[:, slot] = numbers[:-1]
+            gram[slot, slot] = numbers[-1] ** 2
+            block.set_row(slot, pieces)
+            state["gram"], state["num_updates"] = gram, count + 1
 
     def _scale(self, block: ParameterBlock) -> float:
         return float(block.settings["decay"] ** -_num_factors(block))

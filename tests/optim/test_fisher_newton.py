@@ -1,3 +1,5 @@
+"""Newton steps with the Fisher matrix, and with the cubic model of the Hessian."""
+
 from __future__ import annotations
 
 import math
@@ -8,7 +10,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, hessian, jacrev
 
 from curvlab.curvature import FisherOperator, GaussNewtonOperator
-from curvlab.optim import FisherNewton, output_gradient_bound
+from curvlab.optim import CubicNewton, FisherNewton, output_gradient_bound
 from curvlab.problem.known_losses import output_loss
 from curvlab.solvers import ConjugateGradient
 
@@ -205,3 +207,25 @@ def test_what_does_not_fit_is_refused(generator) -> None:
     summed = Task("sum of squares", generator)
     with pytest.raises(ValueError, match="pass num_predictions="):
         FisherNewton(summed.network.parameters(), summed.operator, smoothness=1.0)
+
+
+@pytest.mark.parametrize("eigenvalues", [[3.0, 1.0, 0.2], [2.0, 0.0, -1.5], [-1.0, -1.0, -0.5]])
+def test_step_minimises_the_cubic_model(make_quadratic, eigenvalues) -> None:
+    problem, lipschitz = make_quadratic(eigenvalues), 0.7
+    start = problem.x.detach().clone()
+    gradient = problem.matrix @ start - problem.linear
+    CubicNewton(problem.parameters(), problem.operator, hessian_lipschitz=lipschitz).step(problem.closure)
+    h = problem.x.detach() - start
+    # Nesterov & Polyak (2006), Prop. 1: stationary, and H + M‖h‖/2 I positive semi-definite, is the minimum.
+    stationary = gradient + problem.matrix @ h + lipschitz / 2 * h.norm() * h
+    torch.testing.assert_close(stationary, torch.zeros_like(h), rtol=0, atol=1e-9)
+    assert min(eigenvalues) + lipschitz * float(h.norm()) / 2 >= -1e-9
+
+
+def test_without_cubic_term_it_is_newtons_method(make_quadratic) -> None:
+    problem = make_quadratic([3.0, 1.0, 0.2])
+    optimizer = CubicNewton(problem.parameters(), problem.operator)
+    optimizer.step(problem.closure)
+    expected = torch.linalg.solve(problem.matrix, problem.linear)
+    torch.testing.assert_close(problem.x.detach(), expected, rtol=1e-10, atol=1e-10)
+    assert optimizer.num_matvecs == 3

@@ -1,4 +1,4 @@
-"""Runs of an optimizer on an objective: what it reached, step by step, and what that cost."""
+"""Runs of an optimizer on an objective: what it reached, step by step, at what cost, and K(ε) beside it."""
 
 from __future__ import annotations
 
@@ -6,14 +6,30 @@ import math
 import time
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import numpy as np
+import pandas as pd
 import torch
+from matplotlib.axes import Axes
 from torch.optim import Optimizer
 
+from curvlab.lab import panels, plots
 from curvlab.linalg import flatten
-from curvlab.optim import CubicNewton, UniformDirection, UniformDirectionInfo
+from curvlab.optim import CubicNewton, UniformDirection, UniformDirectionInfo, stated_sigma
 from experiments.rank1.objectives import Objective
+
+# The method as its lemma has it, c = sigma_scale and δ / λ = delta_scale. The rules for α_k: given,
+# sqrt(M ‖∇f‖ / 2) + c σ with the objective's global M and λ; measured, the same with both estimated along the path
+# (c = 1); constant, c σ.
+LEMMA: dict[str, Any] = {
+    "rule": "given",
+    "sigma_scale": 1.0,
+    "delta_scale": 0.0,
+    "num_directions": 1,
+    "symmetrize": True,
+    "safeguard": False,
+}
 
 
 @dataclass(frozen=True)
@@ -48,6 +64,14 @@ class Trace:
         last = len(self.values) - 1
         steps = np.unique(np.geomspace(1, max(last, 1), count).round().astype(int))
         return [0, *(int(step) for step in steps if step <= last)]
+
+    def rows(self, count: int, *, optimum: float) -> list[dict[str, Any]]:
+        """Return step, gradient norm and f - f* at the logarithmic steps."""
+        norms, values = self.gradient_norms, self.values
+        return [
+            {"step": step, "gradient_norm": norms[step], "gap": values[step] - optimum}
+            for step in self.logarithmic_steps(count)
+        ]
 
     def shares(self, spectral_norm: float) -> dict[str, float | None]:
         """Return the shares of steps that raise f or go uphill, and whose D or D + (δ + α_k) I is not PSD.
@@ -101,9 +125,57 @@ def descend(objective: Objective, optimizer: Optimizer, *, num_steps: int, stop_
     return Trace(norms, values, points, num_products, directions, diverged, seconds)
 
 
+def make_optimizer(
+    objective: Objective, method: str, settings: dict[str, Any], generator: torch.Generator
+) -> Optimizer:
+    """Return an optimizer by its name, with the objective's global constants unless its rule measures them.
+
+    "uniform direction" takes what `LEMMA` has, "gradient descent" `lr_factor` in units of 1/λ, "Newton" and
+    "cubic Newton" nothing.
+    """
+    spectral_norm, lipschitz = objective.spectral_norm, objective.hessian_lipschitz
+    if spectral_norm is None or lipschitz is None:
+        raise ValueError(f"{objective.name} has no known λ and M")
+    if method == "gradient descent":
+        return torch.optim.SGD(objective.parameters, lr=settings["lr_factor"] / spectral_norm)
+    if method in ("Newton", "cubic Newton"):
+        cubic = lipschitz if method == "cubic Newton" else 0.0
+        return CubicNewton(objective.parameters, objective.hessian, hessian_lipschitz=cubic)
+    own = dict(settings)
+    scale, rule, delta = own.pop("sigma_scale"), own.pop("rule"), own.pop("delta_scale") * spectral_norm
+    norms = {"spectral_norm": spectral_norm, "delta": delta, "num_directions": own["num_directions"]}
+    sigma = scale * stated_sigma(objective.size, **norms)
+    rules: dict[str, dict[str, Any]] = {
+        "given": {"sigma": sigma, "hessian_lipschitz": lipschitz},
+        "measured": {},
+        "constant": {"alpha": sigma},
+    }
+    return UniformDirection(
+        objective.parameters, objective.hessian, delta=delta, generator=generator, **own, **rules[rule]
+    )
+
+
 def products(optimizer: Optimizer) -> int:
     """Return the Hessian products that an optimizer has paid for."""
     if isinstance(optimizer, CubicNewton):
         return optimizer.num_matvecs
     last = getattr(optimizer, "last_step", None)
     return 0 if last is None else last.num_matvecs
+
+
+def steps_panel(ax: Axes, rates: pd.DataFrame) -> None:
+    """Draw K(ε) of the first seed, steps of all seeds, and how often ε was not reached; on log axes.
+
+    Args:
+        ax: labels its own axes; a legend of three entries is left to the caller.
+        rates: rows of (seed, ε) with relative_epsilon, steps (nan: not reached), bound and steps_taken.
+    """
+    rates = rates.assign(inverse=1 / rates.relative_epsilon)
+    first = rates[rates.seed == rates.seed.min()].sort_values("inverse")
+    ax.plot(first.inverse, first.bound, color=plots.PALETTE[1], label="K(ε), first seed")
+    panels.scatter(ax, rates, x="inverse", y="steps", identity=False, label="steps taken, all seeds", size=16)
+    panels.rule(ax, y=rates.steps_taken.max(), linestyle=":", label="length of the longest run")
+    missing = int(rates.steps.isna().sum())
+    # Below the panel: in it, the note would cover the line of the longest run.
+    note = f"\n{missing} of {len(rates)} not reached" if missing else ""
+    panels.frame(ax, x=f"‖∇f(x_0)‖ / ε{note}", y="steps", log="xy")

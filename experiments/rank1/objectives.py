@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from curvlab.curvature import HessianOperator
+from curvlab.curvature import FisherOperator, HessianOperator
 from curvlab.lab.data import DataSplits
 from curvlab.linalg import DenseOperator, LinearOperator
 from curvlab.optim import CubicNewton
@@ -261,16 +261,190 @@ def with_measured_optimum(objective: Objective, *, gradient_norm: float = 1e-12)
     return dataclasses.replace(objective, optimum=best)
 
 
-def neural_network(model: nn.Module, data: tuple[Tensor, Tensor], loss: nn.Module, *, name: str) -> Objective:
-    """A network's mean loss on a pair of tensors, all fp64; f* >= 0, λ and M not known."""
-    inputs, targets = data
-    parameters = list(model.parameters())
-    return Objective(
+# ------------------------------------------------------------------------------------ networks
+@dataclass(frozen=True)
+class NetworkObjective(Objective):
+    """The mean loss of a model on data, with F and the constants of its lemmas beside the exact Hessian.
+
+    Attributes:
+        model: fp64, in eval mode.
+        loss: mean over examples.
+        data: inputs and targets.
+        smoothness: L >= ‖∇²φ_j(x)‖ of every output for all parameters; None: not known.
+    """
+
+    model: nn.Module
+    loss: nn.Module
+    data: tuple[Tensor, Tensor]
+    smoothness: float | None
+
+    @property
+    def fisher(self) -> FisherOperator:
+        """F at the current parameters."""
+        return FisherOperator(self.model, self.loss, self.data)
+
+
+def neural_network(
+    model: nn.Module, data: tuple[Tensor, Tensor], loss: nn.Module, *, name: str, **known: float
+) -> NetworkObjective:
+    """Return a network's mean loss on a pair of tensors, all fp64; of λ, M, L and f* what is given is known."""
+    (inputs, targets), parameters = data, list(model.parameters())
+    return NetworkObjective(
         name=f"{name}, n = {sum(parameter.numel() for parameter in parameters)}",
         parameters=parameters,
         value=lambda: loss(model(inputs), targets),
         hessian=HessianOperator(model, loss, data),
-        optimum=0.0,
+        optimum=known.get("optimum", 0.0),
         spectral_norm=None,
-        hessian_lipschitz=None,
+        hessian_lipschitz=known.get("hessian_lipschitz"),
+        model=model,
+        loss=loss,
+        data=data,
+        smoothness=known.get("smoothness"),
+    )
+
+
+@dataclass(frozen=True)
+class Activation:
+    """g with |g'| <= 1, and bounds on what else the constants ask for.
+
+    Attributes:
+        function: g.
+        second: max |g''|.
+        third: max |g'''|.
+        third_by_value: max |g g'''|: the bound on |g'''| alone would not do where g is unbounded.
+    """
+
+    function: Callable[[Tensor], Tensor]
+    second: float
+    third: float
+    third_by_value: float
+
+
+LOSSES: dict[str, type[nn.Module]] = {"least squares": nn.MSELoss, "softmax": nn.CrossEntropyLoss}
+ACTIVATIONS = {
+    "identity": Activation(lambda t: t, 0.0, 0.0, 0.0),
+    "tanh": Activation(torch.tanh, 4 / (3 * math.sqrt(3)), 2.0, 2.0),
+    "softplus": Activation(functional.softplus, 1 / 4, 1 / (6 * math.sqrt(3)), 0.171),
+}
+PARABOLA_THIRD = 0.666  # max of |third derivative| of log(1 + exp(y²/2))
+
+
+class Perceptron(nn.Module):
+    """φ_j(a) = ± scale · g(w_j · a): its outputs are smooth for all weights.
+
+    Spectral norms by the weights, for ‖a‖ <= 1: gradient of φ_j <= scale, Hessian <= scale max |g''| = L.
+    The sign is + but for the first of several softplus outputs: then softmax with label 0 is convex,
+    log(1 + Σ_j exp(φ_j - φ_0)) with convex φ_j - φ_0.
+    """
+
+    signs: Tensor
+
+    def __init__(self, inputs: int, outputs: int, *, scale: float, activation: str) -> None:
+        super().__init__()
+        self.layer = nn.Linear(inputs, outputs, bias=False).double()
+        self.scale, self.activation = scale, ACTIVATIONS[activation]
+        signs = torch.ones(outputs, dtype=torch.float64)
+        if activation == "softplus" and outputs > 1:
+            signs[0] = -1.0
+        self.register_buffer("signs", signs)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Return φ, (B, outputs)."""
+        return self.scale * self.signs * self.activation.function(self.layer(inputs))
+
+
+def perceptron_lipschitz(model: Perceptron, loss: nn.Module, targets: Tensor) -> float:
+    """Return M, a bound on the third derivative of the mean loss, for inputs of norm at most 1.
+
+    Of one example: ℓ'''[Jh, Jh, Jh] + 3 ℓ''[Jh, φ''[h, h]] + ℓ'[φ'''[h, h, h]], with ‖Jh‖ <= s ‖h‖.
+    Squared error r²: ℓ''' = 0, ℓ'' = 2, |ℓ'| = 2 |φ - b|. Softmax: |ℓ'''| <= 2^(3/2)/(6 sqrt(3)) (a third
+    central moment of a variable of range sqrt(2)), ‖ℓ''‖ <= 1/2, ‖ℓ'‖ <= sqrt(2).
+    """
+    scale, activation = model.scale, model.activation
+    second, third = activation.second * scale, activation.third * scale
+    if isinstance(loss, nn.MSELoss):
+        residual_third = scale**2 * activation.third_by_value + float(targets.abs().max()) * third
+        return 6 * scale * second + 2 * residual_third
+    return 2**1.5 / (6 * math.sqrt(3)) * scale**3 + 1.5 * scale * second + math.sqrt(2) * third
+
+
+class Parabola(nn.Module):
+    """φ(x) = κ x²/2 in one parameter; for softmax beside an output that is always 0.
+
+    At x = 0, one example with its label not yet fitted: F = 0 and ∇²f = κ ∂ℓ/∂φ, so that L = κ is paid in full.
+    """
+
+    def __init__(self, curvature: float, num_outputs: int, *, start: float = 0.0) -> None:
+        super().__init__()
+        self.x = nn.Parameter(torch.full((1,), start, dtype=torch.float64))
+        self.curvature, self.num_outputs = curvature, num_outputs
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Return φ and zeros, (B, outputs); the inputs, ones, only say how many."""
+        first = self.curvature / 2 * self.x.square() * inputs
+        return torch.cat([first, torch.zeros_like(first)], dim=1)[:, : self.num_outputs]
+
+
+def parabola(kind: str, *, curvature: float) -> NetworkObjective:
+    """Return where the printed bounds fail: least squares with residual 1, softmax with p = 1/2."""
+    ones, softmax = torch.ones(1, 1, dtype=torch.float64), kind == "softmax"
+    targets = torch.zeros(1, dtype=torch.long) if softmax else ones
+    model = Parabola(curvature, 2 if softmax else 1)
+    return neural_network(model, (ones, targets), LOSSES[kind](), name=f"parabola, {kind}", smoothness=curvature)
+
+
+def convex_parabola(*, curvature: float, start: float) -> NetworkObjective:
+    """Return softmax on the same outputs with the other label, f = log(1 + exp(κ x²/2)): convex, f* = log 2 at 0.
+
+    With σ = 2 f, as printed, α(0) = 2 log 2 is below κ/4 for κ > 5.5. The curvature there is κ/2, and F = 0 adds
+    nothing: steps from near 0 overshoot by more than they correct, and the method cannot arrive. M = 0.666
+    κ^(3/2).
+    """
+    return neural_network(
+        Parabola(curvature, 2, start=start),
+        (torch.ones(1, 1, dtype=torch.float64), torch.ones(1, dtype=torch.long)),
+        nn.CrossEntropyLoss(),
+        name=f"parabola, softmax, κ = {curvature:g}",
+        smoothness=curvature,
+        hessian_lipschitz=PARABOLA_THIRD * curvature**1.5,
+        optimum=math.log(2),
+    )
+
+
+def perceptron(
+    kind: str, *, scale: float, activation: str, noise: float, generator: torch.Generator
+) -> NetworkObjective:
+    """Return a perceptron on 100 Gaussian inputs of norm at most 1, with targets from a random one like it.
+
+    Least squares: one output, 5 inputs, targets with Gaussian noise of that standard deviation (0: f* = 0).
+    Softmax: three outputs, labels replaced at random with probability `noise`. With softplus f is convex: targets
+    are not positive (outputs are), all labels are 0.
+    """
+    num_outputs = 1 if kind == "least squares" else 3
+    inputs = torch.randn(100, 5, dtype=torch.float64, generator=generator)
+    inputs /= inputs.norm(dim=1).max()
+    models = [Perceptron(5, num_outputs, scale=scale, activation=activation) for _ in range(2)]
+    for model, size in zip(models, (2.0, 0.3), strict=True):
+        weight = torch.randn(num_outputs, 5, dtype=torch.float64, generator=generator)
+        model.layer.weight.data.copy_(size * weight)
+    teacher, model = models
+    outputs = teacher(inputs).detach()
+    disturbance = torch.randn(outputs.shape, dtype=torch.float64, generator=generator)
+    if kind == "least squares":
+        targets = -noise * disturbance.abs() if activation == "softplus" else outputs + noise * disturbance
+    elif activation == "softplus":
+        targets = torch.zeros(100, dtype=torch.long)
+    else:
+        random_labels = disturbance.argmax(1)
+        replaced = torch.rand(100, dtype=torch.float64, generator=generator) < noise
+        targets = torch.where(replaced, random_labels, outputs.argmax(1))
+    loss = LOSSES[kind]()
+    return neural_network(
+        model,
+        (inputs, targets),
+        loss,
+        name=f"{kind}, scale {scale:g}",
+        smoothness=model.activation.second * scale,
+        hessian_lipschitz=perceptron_lipschitz(model, loss, targets),
     )

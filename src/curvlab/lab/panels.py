@@ -122,16 +122,18 @@ def legend(
 
 
 def frame(ax: Axes, *, x: str = "", y: str = "", title: str = "", log: str = "", size: float = 10) -> None:
-    """Name the axes and the panel, and make the axes of `log` ("x", "y", "xy") logarithmic with readable labels.
+    """Name the axes and the panel, and make the axes of `log` ("x", "y", "xy") logarithmic.
 
-    Call it once the panel is drawn: labels are chosen for the range that is shown.
+    Call it once the panel is drawn: labels are 0.1, 0.2, ... where few decades are shown, else powers of ten.
     """
     for axis, text in (("x", x), ("y", y)):
         if text:
             getattr(ax, f"set_{axis}label")(text)
         if axis in log and np.isfinite(getattr(ax.dataLim, f"minpos{axis}")):  # a logarithm needs something drawn
             getattr(ax, f"set_{axis}scale")("log")
-            plots.readable_log(getattr(ax, f"{axis}axis"))
+            low, high = sorted(getattr(ax, f"get_{axis}lim")())
+            if high < 3000 * low:
+                plots.readable_log(getattr(ax, f"{axis}axis"))
     if title:
         ax.set_title(title, fontsize=size)
 
@@ -201,7 +203,8 @@ def lines(
             continue
         ax.plot(mean.index, mean, label=name, **style)
         if ends is not None:
-            ax.fill_between(mean.index, *ends, color=color, alpha=0.15, linewidth=0)
+            paid: Any = {"steps-post": "post"}.get(style.get("drawstyle", ""))
+            ax.fill_between(mean.index, *ends, color=color, alpha=0.15, linewidth=0, step=paid)
         else:
             plots.seeds_around_mean(ax, own[x], own[y], color=color, least=least)
 
@@ -340,11 +343,9 @@ def bars(
             shape: Style = {"marker": "_" if upright else "|", "s": 70, "color": "black", "zorder": 3}
             ax.scatter(*marks, label="the paper's" if index == 0 else None, **shape)
     if upright:
-        ax.set_xticks(range(len(names)), names)
-        ax.set_xlim(-0.6, len(names) - 0.4)
+        ax.set(xticks=range(len(names)), xticklabels=names, xlim=(-0.6, len(names) - 0.4))
     else:
-        ax.set_yticks(range(len(names)), names)
-        ax.set_ylim(len(names) - 0.4, -0.6)
+        ax.set(yticks=range(len(names)), yticklabels=names, ylim=(len(names) - 0.4, -0.6))
     ax.grid(axis="x" if upright else "y", visible=False)
 
 
@@ -390,8 +391,7 @@ def forest(
         if paper is not None:
             kind: Style = {"marker": "d", "s": 34, "facecolors": "none", "edgecolors": "black", "zorder": 4}
             ax.scatter(own[paper], places, label="the paper's" if index == 0 else None, **kind)
-    ax.set_yticks(range(len(names)), names)
-    ax.set_ylim(len(names) - 0.5, -0.5)
+    ax.set(yticks=range(len(names)), yticklabels=names, ylim=(len(names) - 0.5, -0.5))
 
 
 # ------------------------------------------------------------------------------------ tables and densities

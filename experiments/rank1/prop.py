@@ -1,51 +1,72 @@
-"""The estimate's squared error, bias and definiteness, from dense matrices."""
+"""The Proposition on E‖D - H‖²_F, and what the slides say of D beside it (Semenov 2025).
+
+make rank1-prop PRESET=smoke|embedded|laptop|paper ARGS="num_draws=10000 data=mushrooms"
+
+The Proposition is printed as an equality, E‖D - H‖²_F = λmax² n (n - 1) + n δ² for D = S + δI. It is an upper
+bound, and an equality only for multiples of the identity (without symmetrisation, for all H with H² = λ² I). λmax
+must be the spectral norm: with the largest eigenvalue it fails for indefinite H. The exact value is
+curvlab.optim.expected_squared_error. Here D, S and their errors are formed as dense matrices, draw by draw,
+without any of these formulas: for spectra with spectral norm 1 in random bases, and for the Hessian of logistic
+regression at x = 0. How far Monte Carlo is from the formulas, in standard errors, is z in summary.csv.
+"""
 
 from __future__ import annotations
 
 import math
-from functools import partial
 from typing import Any
 
 import pandas as pd
 import torch
 from hydra.utils import instantiate
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from omegaconf import DictConfig
 from torch import Tensor
 
-from curvlab.lab import Run
+from curvlab.lab import Computed, Run, Target, panels, plots, unit
 from curvlab.linalg import DenseOperator
 from curvlab.optim import direction_estimate, expected_squared_error, stated_squared_error, unit_directions
 from experiments.rank1.objectives import logistic_regression, rotated, spectrum
 
+TARGET = Target(
+    __name__,
+    title="E‖D - H‖²: the Proposition",
+    paper={
+        "spectra": "any",
+        "sizes": "any; 112 in its experiment",
+        "num_draws": "expectation",
+        "delta": "any",
+    },
+    digits={"table": 12},  # where the Proposition is an equality, six digits would put the ratio above 1
+)
 NUM_CHECKED = 200  # draws whose smallest eigenvalue is computed
 BLOCK_ENTRIES = 500_000  # numbers in the matrices that are formed at once
+TITLES = {"S": "symmetrised S", "D": "unsymmetrised D"}
 
 
 def compute(run: Run, cfg: DictConfig) -> dict[str, pd.DataFrame]:
     """Return `table`, one row for each (H, form, shift), and its main columns as `summary`.
 
-    Args:
-        run: seeds, store.
-        cfg: `spectra`, `sizes` n, `delta`, `num_draws` in `num_batches`; logistic regression's `data` and `l2`.
+    Reads `spectra`, `sizes` n, `delta`, `num_draws` in `num_batches`; logistic regression's `data` and `l2`.
     """
     settings = {"delta": cfg.delta, "draws": cfg.num_draws, "batches": cfg.num_batches}
     rows: list[dict[str, Any]] = []
     for name, matrix in run.progress(_hessians(run, cfg), "Hessians"):
         # The logistic Hessian depends on the examples and l2: its entries stand for both.
-        config = {"name": name, "size": len(matrix), "entries": float(matrix.square().sum()), **settings}
-        about = f"{name}, n = {len(matrix)}"
-        errors = partial(_errors, run, name, matrix)
-        stored = run.unit("rank1/estimate-error", config, errors, version=1, about=about)
-        rows += [{"spectrum": name, "n": len(matrix), **row} for row in stored["rows"]]
+        what = {"name": name, "size": len(matrix), "entries": float(matrix.square().sum())}
+        rows += [
+            {"spectrum": name, "n": len(matrix), **row} for row in _errors(run, matrix, **what, **settings)["rows"]
+        ]
     table = pd.DataFrame(rows)
     run.note(seeds=[cfg.seed])
     columns = ["spectrum", "n", "form", "delta", "measured", "stderr", "exact", "stated", "z"]
     return {"table": table, "summary": table[columns]}
 
 
-def _errors(run: Run, name: str, matrix: Tensor) -> dict[str, Any]:
-    cfg, generator = run.cfg, run.generator("draws", name, len(matrix))
-    return {"rows": errors(matrix, cfg.delta, cfg.num_draws, cfg.num_batches, generator)}
+@unit("rank1/estimate-error", version=1, about="{name}, n = {size}")
+def _errors(run: Run, matrix: Tensor, /, **key: Any) -> dict[str, Any]:
+    generator = run.generator("draws", key["name"], len(matrix))
+    return {"rows": errors(matrix, key["delta"], key["draws"], key["batches"], generator)}
 
 
 def _hessians(run: Run, cfg: DictConfig) -> list[tuple[str, Tensor]]:
@@ -57,8 +78,7 @@ def _hessians(run: Run, cfg: DictConfig) -> list[tuple[str, Tensor]]:
     ]
     splits = instantiate(cfg.data)
     run.record_data(splits.name, splits.checksum)
-    objective = logistic_regression(splits, l2=cfg.l2)
-    return [*found, (f"logistic {splits.name}", objective.hessian.to_dense())]
+    return [*found, (f"logistic {splits.name}", logistic_regression(splits, l2=cfg.l2).hessian.to_dense())]
 
 
 def errors(
@@ -69,14 +89,11 @@ def errors(
     `bias_ratio` is K‖mean - H‖² over its expectation without bias, K the draws of one batch, averaged over
     batches: 1 for an unbiased estimate.
     """
-    size = len(hessian)
-    operator = DenseOperator(hessian)
+    size, per_batch, asymmetric = len(hessian), num_draws // num_batches, 0
+    operator, identity = DenseOperator(hessian), torch.eye(size, dtype=hessian.dtype)
     settings = [(form, shift) for form in ("S", "D") for shift in (0.0, delta)]
     squares: dict[tuple[str, float], list[Tensor]] = {setting: [] for setting in settings}
     biases: dict[tuple[str, float], list[float]] = {setting: [] for setting in settings}
-    asymmetric = 0
-    identity = torch.eye(size, dtype=hessian.dtype)
-    per_batch = num_draws // num_batches
     for _ in range(num_batches):
         directions = unit_directions(operator, per_batch, generator=generator).T
         totals = {setting: torch.zeros_like(hessian) for setting in settings}
@@ -90,24 +107,18 @@ def errors(
                 totals[form, shift] += error.sum(0)
         for setting in settings:
             biases[setting].append(float((totals[setting] / per_batch).square().sum()))
-    smallest = _smallest_eigenvalues(operator, generator)
+    # The smallest eigenvalue of S for some draws; D has the same symmetric part.
+    drawn = (unit_directions(operator, 1, generator=generator) for _ in range(NUM_CHECKED))
+    indefinite = sum(direction_estimate(operator, u).smallest_eigenvalue() < -1e-12 for u in drawn)
     return [
         {
             "form": form,
             "delta": shift,
             **_row(hessian, (form, shift), torch.cat(squares[form, shift]), biases[form, shift], per_batch),
             "share_asymmetric": asymmetric / (per_batch * num_batches) if form == "D" else 0.0,
-            "share_indefinite": sum(value < -1e-12 for value in smallest) / len(smallest),
+            "share_indefinite": indefinite / NUM_CHECKED,
         }
         for form, shift in settings
-    ]
-
-
-def _smallest_eigenvalues(operator: DenseOperator, generator: torch.Generator) -> list[float]:
-    """Return the smallest eigenvalue of S for some draws; D has the same symmetric part."""
-    return [
-        direction_estimate(operator, unit_directions(operator, 1, generator=generator)).smallest_eigenvalue()
-        for _ in range(NUM_CHECKED)
     ]
 
 
@@ -136,3 +147,37 @@ def _row(
         "bias_norm": math.sqrt(max(float(ratios.mean()) - 1, 0.0) * variance / per_batch),
         "num_draws": len(squares),
     }
+
+
+def draw(computed: Computed) -> dict[str, Figure]:
+    """Return the figure: measured over stated error against n, for S and D, and with λmax taken literally."""
+    table = computed["table"]
+    plain = table[table.delta == 0]
+    figure, axes = plots.figure(1, 3, panel_size=(3.3, 3.1))
+    for ax, form in zip(axes[0], TITLES, strict=False):
+        _ratios(ax, plain[plain.form == form], "stated")
+        ax.set_ylim(-0.04, 1.35)  # a whole mark at 0
+        ax.set_title(f"{TITLES[form]}, λ spectral norm", fontsize=10)
+    axes[0, 0].set_ylabel("E‖D - H‖² / (λ² n (n - 1))")
+    _ratios(axes[0, 2], plain[plain.form == "S"], "stated_with_largest")
+    panels.frame(axes[0, 2], title="S, λ largest eigenvalue", log="y")
+    worst = f"Monte Carlo - exact: at most {table.z.abs().max():.1f} s.e.\n({len(table)} settings, both forms, δ)"
+    plots.annotate(axes[0, 0], worst)
+    panels.legend(figure, size=10)
+    return {"figure.png": figure}
+
+
+def _ratios(ax: Axes, table: pd.DataFrame, column: str) -> None:
+    """Draw Monte Carlo as points, with 95 %, and the closed form as lines."""
+    shown = table[table[column] > 0].sort_values("n", kind="stable")
+    shown = shown.assign(formula=shown.exact / shown[column], found=shown.measured / shown[column])
+    shown = shown.assign(error=shown.stderr / shown[column])
+    styles = panels.styles_of(table.spectrum.unique())
+    panels.rule(ax, y=1, label="as stated")
+    lines = {name: style | {"marker": ""} for name, style in styles.items()}
+    for name, own in shown.groupby("spectrum", sort=False):
+        ax.plot(own.n, own.formula, color=lines[name]["color"], linewidth=1)
+    panels.lines(
+        ax, shown, x="n", y="found", by="spectrum", stderr="error", bars=True, styles=styles, linestyle="none"
+    )
+    panels.frame(ax, x="n (line: exact, points: Monte Carlo)", log="x")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import pytest
+from filelock import FileLock
 
 from curvlab.lab import ClaimResult, Computed, load_config
 from curvlab.lab.target import run_target
@@ -34,6 +36,30 @@ def run_smoke(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[...
         patch.chdir(Path(__file__).parents[1])
         patch.setattr("matplotlib.layout_engine.ConstrainedLayoutEngine.execute", lambda self, figure: None)
         yield run
+
+
+@pytest.fixture(scope="session")
+def smoke_result(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Return a function that gives the result folder of a target at smoke scale: read it, do not change it.
+
+    Each target is run once for all tests, those of other processes (-n) included, and all share one store.
+    """
+    own = tmp_path_factory.getbasetemp()
+    root = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "smoke"
+
+    def result(key: str) -> Path:
+        root.mkdir(exist_ok=True)
+        with FileLock(root / f"{key.replace('/', '-')}.lock"), pytest.MonkeyPatch.context() as patch:
+            patch.chdir(Path(__file__).parents[1])
+            patch.setattr("matplotlib.layout_engine.ConstrainedLayoutEngine.execute", lambda self, figure: None)
+            done = root / f"{key.replace('/', '-')}.done"
+            if not done.exists():
+                folders = [f"results.root={root / 'results'}", f"store.root={root / 'store'}"]
+                overrides = ["preset=smoke", "tracker=none", "progress=false", *folders]
+                done.write_text(str(run_target(all_targets()[key], load_config(all_targets()[key], overrides))))
+            return Path(done.read_text())
+
+    return result
 
 
 @pytest.fixture

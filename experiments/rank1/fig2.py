@@ -290,8 +290,7 @@ def judge(computed: Computed, claims: ClaimSheet) -> list[ClaimResult]:
         f"{rate:g} / λ of {len(descent)} rates. Each choice is the best in the mean, on the runs that are judged."
     )
     short = (
-        "σ grows as λ n, so the step is about a gradient step of length 1/(λ n): n times too short: see "
-        "lemma-converges-long."
+        "σ grows as λ n, the step is about a gradient step of 1/(λ n), n times too short: lemma-converges-long."
     )
     return [
         verdict(claims.claim("lemma-converges"), float(lemma.mean()), interval, if_not_reproduced=short),
@@ -369,26 +368,20 @@ def _by(table: pd.DataFrame, column: str, entry: str) -> Curves:
 
 
 def _forms(one: pd.DataFrame) -> Curves:
-    scales = sorted(chosen(one, symmetrize=False).sigma_scale.unique())[::-1]
-    found = {
-        f"{' ' * safe}{'S' if form else 'D'}, c = {scale:g}{_safe(safe)}": chosen(
-            one, sigma_scale=scale, symmetrize=form, safeguard=safe
-        )
-        for scale in scales
-        for form in (True, False)
-        for safe in (False, True)
-    }
-    return {name: own for name, own in found.items() if len(own)}
+    found: Curves = {}
+    for c in sorted(chosen(one, symmetrize=False).sigma_scale.unique())[::-1]:
+        for form, safe in ((True, False), (True, True), (False, False), (False, True)):
+            name = f"{' ' * safe}{'S' if form else 'D'}, c = {c:g}{_safe(safe)}"
+            found[name] = chosen(one, sigma_scale=c, symmetrize=form, safeguard=safe)
+    return {name: rows for name, rows in found.items() if len(rows)}
 
 
 def _directions(ours: pd.DataFrame) -> Curves:
-    scale, own = ours[ours.num_directions > 1].sigma_scale.min(), chosen(ours, symmetrize=True, delta_scale=0)
-    found: Curves = {}
+    c, found = ours[ours.num_directions > 1].sigma_scale.min(), {}
     for m in sorted(ours.num_directions.unique()):
-        found[f"m = {m:g}"] = chosen(own, num_directions=m, sigma_scale=1, safeguard=False)
-        found[f" m = {m:g}, c = {scale:g}, safeguard"] = chosen(
-            own, num_directions=m, sigma_scale=scale, safeguard=True
-        )
+        own = chosen(ours, symmetrize=True, delta_scale=0, num_directions=m)
+        found[f"m = {m:g}"] = chosen(own, sigma_scale=1, safeguard=False)
+        found[f" m = {m:g}, c = {c:g}, safeguard"] = chosen(own, sigma_scale=c, safeguard=True)
     return {name: rows for name, rows in found.items() if len(rows)}
 
 

@@ -1,17 +1,23 @@
-"""The objectives' closed forms and constants, against automatic differentiation and sampling; descent on them."""
+"""The objectives' closed forms and constants, against automatic differentiation and sampling."""
 
 from __future__ import annotations
 
 import pytest
 import torch
+from torch import nn
+from torch.autograd.functional import hessian
+from torch.func import functional_call
 
 from curvlab.lab.data import load_breast_cancer_one_hot
-from curvlab.optim import UniformDirection, steps_bound
-from experiments.rank1.descent import descend
+from experiments.rank1.fisher import gap
 from experiments.rank1.objectives import (
+    ACTIVATIONS,
+    PARABOLA_THIRD,
     Objective,
     cosines,
     logistic_regression,
+    parabola,
+    perceptron,
     quadratic,
     scaled,
     spectrum,
@@ -87,46 +93,70 @@ def test_spectra_have_norm_one() -> None:
         spectrum("flat", 3)
 
 
-def test_the_lemmas_method_is_trapped() -> None:
-    objective = trapping_curve(3.1)
-    optimizer = UniformDirection(
-        objective.parameters,
-        objective.hessian,
-        sigma=0.0,
-        hessian_lipschitz=objective.hessian_lipschitz,
-        safeguard=False,
+@pytest.mark.parametrize("kind", ["least squares", "softmax"])
+@pytest.mark.parametrize(
+    ("scale", "activation"), [(1.0, "tanh"), (4.0, "tanh"), (1.0, "identity"), (3.0, "softplus")]
+)
+def test_perceptron_constants_and_gap(kind: str, scale: float, activation: str) -> None:
+    generator = torch.Generator().manual_seed(1)
+    objective = perceptron(kind, scale=scale, activation=activation, noise=0.3, generator=generator)
+    weight = objective.model.layer.weight
+
+    def value(flat: torch.Tensor) -> torch.Tensor:
+        outputs = functional_call(objective.model, {"layer.weight": flat.view(weight.shape)}, (objective.data[0],))
+        return objective.loss(outputs, objective.data[1])
+
+    points, hessians = [], []
+    for _ in range(6):
+        weight.data.copy_(2 * torch.randn(weight.shape, dtype=torch.float64, generator=generator))
+        points.append(weight.detach().reshape(-1).clone())
+        hessians.append(hessian(value, points[-1]))
+        found = gap(objective)
+        expected = torch.linalg.matrix_norm(hessians[-1] - objective.fisher.to_dense(), 2)
+        assert found["gap"] == pytest.approx(float(expected), rel=1e-8, abs=1e-12)
+        assert found["loss"] == pytest.approx(float(value(points[-1])))
+        assert found["smoothness"] <= objective.smoothness * (1 + 1e-10)
+        if activation == "softplus":  # the convex ones
+            assert float(torch.linalg.eigvalsh(hessians[-1])[0]) > -1e-12
+    for i in range(6):
+        for j in range(i):
+            change = torch.linalg.matrix_norm(hessians[i] - hessians[j], 2)
+            assert change <= objective.hessian_lipschitz * (points[i] - points[j]).norm() * (1 + 1e-9)
+
+
+def test_parabolas_pay_the_smoothness_in_full() -> None:
+    found = gap(parabola("softmax", curvature=8.0))
+    assert found == pytest.approx(
+        {"gap": 4.0, "loss": float(torch.tensor(2.0).log()), "smoothness": 8, "one_norm": 1}
     )
-    trace = descend(objective, optimizer, num_steps=200)
-    assert [abs(x) for x in trace.points[-4:]] == pytest.approx([3.0] * 4, abs=1e-6)
-    assert trace.gradient_norms[-1] == pytest.approx(2.0)
-    first = trace.gradient_norms[0]
-    bound = steps_bound(1.5, gap=trace.values[0], gradient_norm=first, hessian_lipschitz=1.0)
-    assert bound < 200
-    assert min(trace.gradient_norms) > 1.5
+    found = gap(parabola("least squares", curvature=8.0))  # r²: twice the slides' ½ r²
+    assert found == pytest.approx({"gap": 16.0, "loss": 1.0, "smoothness": 8.0, "one_norm": 2.0})
 
 
-def test_descent_records_every_step_and_notices_divergence() -> None:
-    objective = cosines(3, 1.0)
-    trace = descend(objective, UniformDirection(objective.parameters, objective.hessian, sigma=2.0), num_steps=5)
-    assert len(trace.values) == len(trace.gradient_norms) == len(trace.num_products) == 6
-    assert len(trace.directions) == 5
-    assert not trace.diverged
-    objective = quadratic("isotropic", 3, torch.Generator().manual_seed(0))
-    trace = descend(objective, torch.optim.SGD(objective.parameters, lr=1e3), num_steps=200)
-    assert trace.diverged
-    assert trace.gradient_norms[-1] != trace.gradient_norms[-1]  # nan
+def test_noiseless_least_squares_can_be_solved() -> None:
+    generator = torch.Generator().manual_seed(2)
+    objective = perceptron("least squares", scale=1.0, activation="identity", noise=0.0, generator=generator)
+    solution = torch.linalg.lstsq(*objective.data).solution
+    assert float(nn.functional.mse_loss(objective.data[0] @ solution, objective.data[1])) < 1e-20
 
 
-def test_steps_are_counted_as_the_lemmas_count() -> None:
-    objective = quadratic("isotropic", 3, torch.Generator().manual_seed(0))
-    trace = descend(objective, torch.optim.SGD(objective.parameters, lr=0.5), num_steps=12)  # halves the gradient
-    assert trace.steps_to(0.3) == 2
-    assert trace.steps_to(2.0) == 1  # the start does not count
-    assert trace.steps_to(1e-9) is None
-    assert trace.logarithmic_steps(4) == [0, 1, 2, 5, 12]
-    assert trace.shares(1.0) == {
-        "share_rising": 0.0,
-        "share_uphill": None,
-        "share_indefinite": None,
-        "share_singular": None,
-    }
+@pytest.mark.parametrize("name", ["tanh", "softplus"])
+def test_bounds_on_the_activations_derivatives(name: str) -> None:
+    activation = ACTIVATIONS[name]
+    z = torch.linspace(-15, 15, 60_001, dtype=torch.float64, requires_grad=True)
+    derivatives = [activation.function(z)]
+    for _ in range(3):
+        derivatives.append(torch.autograd.grad(derivatives[-1].sum(), z, create_graph=True)[0])
+    value, _, second, third = (derivative.detach() for derivative in derivatives)
+    assert float(second.abs().max()) == pytest.approx(activation.second, rel=1e-4)
+    assert float(third.abs().max()) == pytest.approx(activation.third, rel=1e-4)
+    largest = float((value * third).abs().max())
+    assert 0.2 * activation.third_by_value < largest <= activation.third_by_value
+
+
+def test_the_parabolas_constant() -> None:
+    y = torch.linspace(0, 8, 80_001, dtype=torch.float64, requires_grad=True)
+    derivative = nn.functional.softplus(y.square() / 2)
+    for _ in range(3):
+        derivative = torch.autograd.grad(derivative.sum(), y, create_graph=True)[0]
+    assert PARABOLA_THIRD * 0.999 < float(derivative.detach().abs().max()) <= PARABOLA_THIRD

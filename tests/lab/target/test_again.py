@@ -61,11 +61,11 @@ def test_verdicts_follow_the_tables(result: Path) -> None:
 def test_a_damaged_folder_is_named_and_the_others_go_on(result: Path, capsys: pytest.CaptureFixture[str]) -> None:
     other = result.with_name("laptop")
     shutil.copytree(result, other)
-    (result / "table.csv").unlink()
+    (result / "summary.csv").unlink()
     assert again("judge", [str(result), str(other)]) == 1
     printed = capsys.readouterr()
     assert "cannot judge it" in printed.err
-    assert "has no table.csv" in printed.err
+    assert "has no summary.csv" in printed.err
     assert printed.out == f"{other.as_posix()}\n"
 
 

@@ -189,7 +189,7 @@ def test_the_library_does_not_import_experiments() -> None:
 def test_relative_imports_are_resolved() -> None:
     # The check above is worth what `imported_layers` finds: here it must find something.
     assert imported_layers(SRC / "curvature" / "gauss_newton.py") == {"curvature", "problem"}
-    assert imported_layers(SRC / "curvature" / "data_operator.py") == {"curvature", "linalg", "problem"}
+    assert imported_layers(SRC / "curvature" / "operator.py") == {"curvature", "linalg", "problem"}
 
 
 def test_files_are_short_and_well_named() -> None:

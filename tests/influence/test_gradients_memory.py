@@ -11,7 +11,7 @@ from torch.testing import assert_close
 
 from curvlab.influence import directional_derivatives, example_derivatives, per_example_gradients, self_influence
 from curvlab.influence.curvature_probes import curvature_probes
-from curvlab.problem.mean_gradient import mean_gradient
+from curvlab.problem import mean_gradient
 from curvlab.problem.memory import MemoryWarning
 from curvlab.solvers import Direct
 

@@ -1,13 +1,12 @@
 """Curvature matrices of neural networks as linear operators: Gauss-Newton, Hessian, Fisher."""
 
-from curvlab.curvature.data_operator import DataOperator
 from curvlab.curvature.example_importance import ExampleImportance, example_importance
 from curvlab.curvature.example_traces import exact_traces, output_curvatures, sampled_traces
 from curvlab.curvature.fisher import FisherOperator
 from curvlab.curvature.gauss_newton import GaussNewtonOperator
 from curvlab.curvature.hessian import HessianOperator
 from curvlab.curvature.importance import ImportanceOperator, certified_constant, importance_probabilities
-from curvlab.curvature.weighted_operator import WeightedOperator
+from curvlab.curvature.operator import DataOperator
 
 __all__ = [
     "DataOperator",
@@ -16,7 +15,6 @@ __all__ = [
     "GaussNewtonOperator",
     "HessianOperator",
     "ImportanceOperator",
-    "WeightedOperator",
     "certified_constant",
     "exact_traces",
     "example_importance",

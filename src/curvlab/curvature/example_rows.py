@@ -14,7 +14,7 @@ from curvlab.curvature.gauss_newton import GaussNewtonOperator
 from curvlab.curvature.layers import Layer
 from curvlab.curvature.mean_over_ranks import MeanOverRanks
 from curvlab.problem.batch import Inputs
-from curvlab.problem.batches import Batches, whole_data
+from curvlab.problem.batches import Batches
 from curvlab.problem.losses import BinaryCrossEntropy, CrossEntropy, OutputLoss, SquaredError
 from curvlab.problem.model_function import check_finite
 from curvlab.problem.output_hessians import dense_hessians, hessian_factors
@@ -63,7 +63,12 @@ def checked_operator(operator: GaussNewtonOperator) -> Batches:
             f"rows and traces of single examples are those of JᵀSJ: pass a GaussNewtonOperator, got "
             f"{type(operator).__name__}"
         )
-    return whole_data(operator.batches, "traces").in_fixed_order()
+    if not operator.problem.is_whole:
+        raise ValueError(
+            "traces and rows belong to the whole data, each example once: pass the operator itself, not a sample "
+            "of it, nor one with weights"
+        )
+    return operator.problem.data.in_fixed_order()
 
 
 def own_gauss_newton(operator: GaussNewtonOperator | MeanOverRanks) -> GaussNewtonOperator:

@@ -9,9 +9,7 @@ from torch import Tensor, nn
 
 from curvlab.curvature.gauss_newton import GaussNewtonOperator
 from curvlab.curvature.jacobian_products import Columns
-from curvlab.problem.batches import Data
-from curvlab.problem.function_loss import FunctionLoss
-from curvlab.problem.known_losses import Loss
+from curvlab.problem import Data, FunctionLoss, Loss, Problem
 from curvlab.problem.model_function import check_finite
 
 
@@ -51,9 +49,9 @@ class FisherOperator(GaussNewtonOperator):
 
     def __init__(
         self,
-        model: nn.Module,
-        loss: Loss,
-        data: Data,
+        model: nn.Module | Problem,
+        loss: Loss | None = None,
+        data: Data | None = None,
         *,
         kind: Literal["exact", "monte_carlo", "empirical"] = "exact",
         generator: torch.Generator | None = None,
@@ -90,10 +88,8 @@ class FisherOperator(GaussNewtonOperator):
                 raise ValueError(
                     "kind='monte_carlo' draws labels: pass generator=torch.Generator().manual_seed(0)"
                 )
-            self._source = self._source.in_fixed_order()
-            self._source = self._source.with_targets(self._draw_targets(generator))
-            self._batches = self._source
-            self.loss = self.loss.for_sampled_targets()
+            drawn = self._draw_targets(generator)
+            self.problem = self.problem.with_targets(drawn, self.loss.for_sampled_targets())
 
     @property
     def is_psd(self) -> bool:
@@ -104,7 +100,7 @@ class FisherOperator(GaussNewtonOperator):
     @torch.no_grad()
     def _draw_targets(self, generator: torch.Generator) -> list[Tensor]:
         drawn: list[Tensor] = []
-        for inputs, targets in self._source:
+        for inputs, targets in self.problem.data:
             outputs = self.function(self.function.parameters, inputs)
             check_finite(outputs)
             self.loss.check(outputs, targets)

@@ -9,13 +9,13 @@ import torch
 from torch import Tensor, nn
 
 from curvlab.curvature.column_sums import ColumnSums
-from curvlab.curvature.data_operator import DataOperator
 from curvlab.curvature.jacobian_products import FD_STEP, Columns, Linearised, forward_mode, linearise, use_vmap
+from curvlab.curvature.operator import DataOperator
 from curvlab.curvature.token_chunks import FEWER_LOGITS, LOGITS_PER_CHUNK, linearise_by_tokens
 from curvlab.curvature.two_passes import linearise_in_two_passes
-from curvlab.problem.batches import Data, Inputs
+from curvlab.problem import Data, Loss, Problem
+from curvlab.problem.batch import Inputs
 from curvlab.problem.function_loss import FunctionLoss, warn_if_linear
-from curvlab.problem.known_losses import Loss
 from curvlab.problem.memory import activation_bytes
 from curvlab.problem.model_function import check_finite
 from curvlab.problem.output_hessians import convex_at
@@ -52,9 +52,9 @@ class GaussNewtonOperator(DataOperator):
 
     def __init__(
         self,
-        model: nn.Module,
-        loss: Loss,
-        data: Data,
+        model: nn.Module | Problem,
+        loss: Loss | None = None,
+        data: Data | None = None,
         *,
         jvp: Literal["forward", "finite_difference"] = "forward",
         fd_step: float | None = None,
@@ -75,7 +75,7 @@ class GaussNewtonOperator(DataOperator):
         # The Fisher matrix puts a product of gradients in the place of S.
         by_hessian = type(self)._output_product is GaussNewtonOperator._output_product
         if isinstance(self.loss, FunctionLoss) and by_hessian:
-            warn_if_linear(self.loss, self.function, self._source)
+            warn_if_linear(self.loss, self.function, self.problem.data)
         self._convexity: tuple[object, bool] | None = None  # of parameters at one version
         self.fd_step = fd_step if fd_step is not None else FD_STEP.get(self.dtype, 1e-2)
 
@@ -96,7 +96,7 @@ class GaussNewtonOperator(DataOperator):
         key = tuple((p.data_ptr(), p._version) for p in self.function.live_parameters if not p.is_inference())
         if self._convexity is None or self._convexity[0] != key:
             found = True
-            for inputs, targets in self._batches:
+            for inputs, targets in self.problem.batches:
                 outputs = self.function(self.function.parameters, inputs)
                 check_finite(outputs)
                 self.loss.check(outputs, targets)
@@ -116,12 +116,18 @@ class GaussNewtonOperator(DataOperator):
         # Measured on the models of bench-models: 0.9 to 2.4, 4.4 for 16 through vmap; 1.15 in two passes.
         return 1.3 if self.low_memory else 2.4 + columns / 4
 
-    def _add_products(self, inputs: Inputs, targets: Tensor, rows: Tensor, sums: ColumnSums) -> None:
+    def _add_products(
+        self, inputs: Inputs, targets: Tensor, weights: Tensor | None, rows: Tensor, sums: ColumnSums
+    ) -> None:
         """Add JᵀSJ v for each row v of (K, P), with the J and S of one batch."""
+        by_tokens = weights is None and self._by_tokens(inputs, targets)
         with forward_mode(f"pass jvp='finite_difference' to {type(self).__name__}"):
-            for part in self._linearised(inputs, targets, rows, sums):  # h and J v, of all outputs or some tokens
+            # h and J v, of all outputs or some tokens
+            for part in self._linearised(inputs, targets, rows, sums, by_tokens=by_tokens):
                 self.loss.check(part.outputs, part.targets)
                 curved = self._output_product(part.targets, part.outputs, part.tangents)  # S J v
+                if weights is not None:
+                    curved = curved * weights.reshape(-1, *[1] * (part.outputs.ndim - 1))
                 part.pull_back(curved)  # JᵀS J v, added to the sums
                 del part, curved  # so that their memory is free while the next part is made
 
@@ -129,9 +135,10 @@ class GaussNewtonOperator(DataOperator):
         """Return S t for tangents t shaped as the outputs, or (K, *outputs.shape)."""
         return self.loss.hessian_product(outputs, targets, tangents)
 
-    def _linearised(self, inputs: Inputs, targets: Tensor, rows: Tensor, sums: ColumnSums) -> Iterator[Linearised]:
+    def _linearised(
+        self, inputs: Inputs, targets: Tensor, rows: Tensor, sums: ColumnSums, *, by_tokens: bool
+    ) -> Iterator[Linearised]:
         """Yield the batch linearised along the rows: J v by `jvp`, rows together or in turns as `columns` says."""
-        by_tokens = self._by_tokens(inputs, targets)
         step = self.fd_step if self.jvp == "finite_difference" else None
         if step is not None or self.low_memory:
             together = False

@@ -9,9 +9,9 @@ from torch import Tensor
 from torch.func import grad, jvp, vjp, vmap
 
 from curvlab.curvature.column_sums import ColumnSums, tangents_of
-from curvlab.curvature.data_operator import DataOperator
 from curvlab.curvature.jacobian_products import forward_mode, use_vmap
-from curvlab.problem.batches import Inputs
+from curvlab.curvature.operator import DataOperator
+from curvlab.problem.batch import Inputs
 from curvlab.problem.model_function import check_finite
 
 
@@ -36,11 +36,15 @@ class HessianOperator(DataOperator):
     def _copies(self, columns: int) -> float:
         return 1.5 * (columns + 1)  # measured: 2.0 to 2.7 for a vector, 18 to 23 for 16 through vmap
 
-    def _add_products(self, inputs: Inputs, targets: Tensor, rows: Tensor, sums: ColumnSums) -> None:
+    def _add_products(
+        self, inputs: Inputs, targets: Tensor, weights: Tensor | None, rows: Tensor, sums: ColumnSums
+    ) -> None:
         with forward_mode("use GaussNewtonOperator with jvp='finite_difference' instead of the Hessian"):
-            self._add_forward_over_reverse(inputs, targets, rows, sums)
+            self._add_forward_over_reverse(inputs, targets, weights, rows, sums)
 
-    def _add_forward_over_reverse(self, inputs: Inputs, targets: Tensor, rows: Tensor, sums: ColumnSums) -> None:
+    def _add_forward_over_reverse(
+        self, inputs: Inputs, targets: Tensor, weights: Tensor | None, rows: Tensor, sums: ColumnSums
+    ) -> None:
         parameters = self.function.parameters
         with torch.no_grad():
             outputs = self.function(parameters, inputs)
@@ -48,7 +52,10 @@ class HessianOperator(DataOperator):
         self.loss.check(outputs, targets)
 
         def total_loss(values: Sequence[Tensor]) -> Tensor:
-            return self.loss.total(self.function(values, inputs), targets)
+            outputs = self.function(values, inputs)
+            if weights is None:
+                return self.loss.total(outputs, targets)
+            return (weights * self.loss.per_example(outputs, targets)).sum()
 
         def product(*tangents: Tensor) -> Sequence[Tensor]:
             if self.loss.twice_backward:  # forward mode may not exist for the function's own backward

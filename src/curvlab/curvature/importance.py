@@ -12,7 +12,7 @@ from curvlab.curvature.example_rows import own_gauss_newton
 from curvlab.curvature.example_traces import exact_traces, output_curvatures, sampled_traces
 from curvlab.curvature.gauss_newton import GaussNewtonOperator
 from curvlab.curvature.mean_over_ranks import MeanOverRanks
-from curvlab.linalg import DerivedOperator, ExampleWeights, LinearOperator
+from curvlab.linalg import DerivedOperator, ExampleDraws, LinearOperator
 
 
 def importance_probabilities(scores: Tensor, *, floor: float = 0.0, uniform: float = 0.0) -> Tensor:
@@ -69,9 +69,9 @@ class ImportanceOperator(DerivedOperator):
     """G, whose batches draw example i with probability q_i and weigh it by 1 / (N q_i): unbiased for G.
 
     G_t = 1/|B| Σ_b G_{i_b} / (N q_{i_b}), with G_i as in `example_traces`. Products are those of `operator`; only
-    `sample` differs. So what samples by itself draws by importance: `measure_constant`, `Lissa` without weights.
-    Where q follows the traces condition C.1 holds with C = 1 (`certified_constant`), and |B| = tr(G) / λmax is
-    enough for Corollary 1.
+    `sample` differs. So what samples by itself draws by importance: `measure_constant`, `Lissa` by
+    default. Where q follows the traces condition C.1 holds with C = 1 (`certified_constant`), and
+    |B| = tr(G) / λmax is enough for Corollary 1.
 
     Args:
         operator: G, a GaussNewtonOperator of the whole data, also spread over processes.
@@ -89,9 +89,9 @@ class ImportanceOperator(DerivedOperator):
         super().__init__(operator)
         own_gauss_newton(operator)
         self.operator = operator
-        self._importance = ExampleWeights(probabilities, self.num_examples)
+        self._importance = ExampleDraws(probabilities, self.num_examples)
         self.probabilities = self._importance.probabilities
-        self._terms: tuple[LinearOperator, ...] = (operator,)
+        self._term: LinearOperator = operator
 
     @classmethod
     def by_traces(
@@ -125,28 +125,21 @@ class ImportanceOperator(DerivedOperator):
 
     def matmat(self, vectors: Tensor) -> Tensor:
         """Return G V, or that of a batch. Cost: as `operator`, or its share of the data."""
-        total = self._terms[0].matmat(vectors)
-        for term in self._terms[1:]:
-            total = total + term.matmat(vectors)
-        return total
+        return self._term.matmat(vectors)
 
     @torch.inference_mode(False)
     def sample(
-        self, batch_size: int, generator: torch.Generator | None = None, weights: Tensor | None = None
+        self, batch_size: int, generator: torch.Generator | None = None, probabilities: Tensor | None = None
     ) -> ImportanceOperator:
         """Return the operator on `batch_size` examples drawn by q with replacement, weighted by 1 / (N q_i).
 
-        `weights` take the place of q.
+        `probabilities` take the place of q.
 
         A sample of a sample is a sample of the whole data again.
         """
-        importance = self._draws(weights)
+        importance = self._draws(probabilities)
         sampled = copy.copy(self)
-        if isinstance(self.operator, MeanOverRanks):
-            sampled._terms = (self.operator.sample(batch_size, generator, importance.probabilities),)
-            return sampled
-        drawn, factors = importance.draw(batch_size, generator)
-        sampled._terms = tuple(self.operator.weighted_parts(drawn, factors))
+        sampled._term = self.operator.sample(batch_size, generator, importance.probabilities)
         return sampled
 
     @property
@@ -159,5 +152,5 @@ class ImportanceOperator(DerivedOperator):
         """N, of a sample too."""
         return cast("int", self.operator.num_examples)
 
-    def _draws(self, weights: Tensor | None) -> ExampleWeights:
-        return self._importance if weights is None else ExampleWeights(weights, self.num_examples)
+    def _draws(self, probabilities: Tensor | None) -> ExampleDraws:
+        return self._importance if probabilities is None else ExampleDraws(probabilities, self.num_examples)

@@ -7,7 +7,7 @@ from abc import abstractmethod
 import torch
 from torch import Tensor
 
-from curvlab.curvature.data_operator import DataOperator
+from curvlab.curvature.operator import DataOperator
 from curvlab.linalg import LinearOperator
 from curvlab.ranks import SAME_SEEDS
 

@@ -49,17 +49,17 @@ def quadratic_forms(operator: LinearOperator, vectors: Tensor) -> Tensor:
 
     def sums() -> Tensor:
         total = torch.zeros(vectors.shape[1], dtype=torch.float64, device=vectors.device)
-        for inputs, targets in operator.passes():
+        for inputs, targets, weights in operator.passes():
             for start in range(0, vectors.shape[1], operator.max_columns):
                 block = slice(start, start + operator.max_columns)
-                total[block] += _undivided_quadratic_forms(operator, inputs, targets, vectors[:, block])
+                total[block] += _undivided_quadratic_forms(operator, inputs, targets, weights, vectors[:, block])
         return total
 
-    return operator.within_memory(sums) / operator.divisor
+    return operator.problem.within_memory(sums) / operator.divisor
 
 
 def _undivided_quadratic_forms(
-    operator: GaussNewtonOperator, inputs: Inputs, targets: Tensor, vectors: Tensor
+    operator: GaussNewtonOperator, inputs: Inputs, targets: Tensor, weights: Tensor | None, vectors: Tensor
 ) -> Tensor:
     """Return the undivided sums over one batch, (P, K) -> (K,), fp64."""
     function, parameters = operator.function, operator.function.parameters
@@ -74,7 +74,8 @@ def _undivided_quadratic_forms(
     def form(outputs: Tensor, tangents: Tensor) -> Tensor:
         check_finite(outputs)
         operator.loss.check(outputs, targets)
-        return (tangents * operator.loss.hessian_product(outputs, targets, tangents)).double().sum()
+        products = (tangents * operator.loss.hessian_product(outputs, targets, tangents)).double()
+        return products.sum() if weights is None else (products.flatten(1).sum(1) * weights.double()).sum()
 
     with torch.no_grad():
         if operator.jvp == "finite_difference":

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from curvlab.curvature import GaussNewtonOperator, WeightedOperator
-from curvlab.curvature.data_operator import DEFAULT_BATCH_SIZE
+from curvlab.curvature import GaussNewtonOperator
 from curvlab.influence.example_derivatives import Measurement, directional_derivatives, per_example_gradients
 from curvlab.linalg import identity
 from curvlab.problem import Batches, Data, Loss
 from curvlab.problem.known_losses import of_mean_weight_one
+from curvlab.problem.problem import DEFAULT_BATCH_SIZE
 from curvlab.shown import Shown, Summary, counted
 from curvlab.solvers import Solution, Solver, TrainingFilter, default_solver
 from curvlab.training import RunLength, TrainingHistory, TrainingRun
@@ -127,7 +127,7 @@ def influence(
         batch_size: examples at a time, 512 by default; fewer where memory asks for it.
         memory_budget: bytes for each pass, see curvlab.curvature.DataOperator.
         weights: w of the training examples, (N,), not negative, where the training loss was 1/N Σ_i w_i l_i: G is
-            then that of `WeightedOperator`. Scores stay per unit of weight added to l(z), so leaving example i
+            then `GaussNewtonOperator.weighted`. Scores stay per unit of weight added to l(z), so leaving example i
             out is a weight of -w_i/N.
         generator: of the solver's random numbers; by default seeded with 0 for every call.
 
@@ -140,7 +140,7 @@ def influence(
     if solver is not None and filtered:
         raise ValueError("filtered=True has a solver of its own, TrainingFilter: leave one of the two out.")
     op = GaussNewtonOperator(model, loss, train, batch_size=batch_size, memory_budget=memory_budget)
-    matrix = op if weights is None else WeightedOperator(op, weights, batch_size=batch_size or DEFAULT_BATCH_SIZE)
+    matrix = op if weights is None else op.weighted(weights)
     batch_size = DEFAULT_BATCH_SIZE if batch_size is None else batch_size
     loss = of_mean_weight_one(loss, (targets for _, targets in op.batches))
     sources = train if points is None else points
@@ -162,7 +162,7 @@ def influence(
         generator = torch.Generator(op.device).manual_seed(0)
     solution = solver.solve(damped, rhs.T, generator=generator)
     measured, of = (test, measurement) if by_point else (sources, None)
-    at_once = op.examples_at_once(batch_size)
+    at_once = op.problem.memory.examples_at_once(batch_size)
     scores = -directional_derivatives(model, loss, measured, solution.x, measurement=of, batch_size=at_once)
     if not by_point:
         scores = scores.T

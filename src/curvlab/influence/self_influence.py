@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from curvlab.curvature import GaussNewtonOperator, WeightedOperator
+from curvlab.curvature import GaussNewtonOperator
 from curvlab.influence.curvature_probes import curvature_probes, divided_by, normal_like
 from curvlab.influence.example_derivatives import directional_derivatives, per_example_gradients
 from curvlab.linalg import LinearOperator, flatten, identity
@@ -214,7 +214,7 @@ def _damped(  # noqa: PLR0917
     if not damping > 0:
         raise ValueError(f"damping must be positive, got {damping}: the Gauss-Newton matrix may be singular")
     op = GaussNewtonOperator(model, loss, train, batch_size=batch_size, memory_budget=memory_budget)
-    matrix = op if weights is None else WeightedOperator(op, weights, batch_size=batch_size)
+    matrix = op if weights is None else op.weighted(weights)
     return matrix + damping * identity
 
 

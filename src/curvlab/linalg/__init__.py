@@ -1,7 +1,7 @@
 """Linear operators on flat vectors: the one abstraction that every solver and estimator knows."""
 
 from curvlab.linalg.dense import DenseOperator
-from curvlab.linalg.example_weights import ExampleWeights
+from curvlab.linalg.draws import ExampleDraws
 from curvlab.linalg.flatten import flatten, flatten_columns, unflatten, unflatten_columns
 from curvlab.linalg.identity import Identity, identity
 from curvlab.linalg.operator import DerivedOperator, LinearOperator, ScaledOperator, SumOperator
@@ -9,7 +9,7 @@ from curvlab.linalg.operator import DerivedOperator, LinearOperator, ScaledOpera
 __all__ = [
     "DenseOperator",
     "DerivedOperator",
-    "ExampleWeights",
+    "ExampleDraws",
     "Identity",
     "LinearOperator",
     "ScaledOperator",

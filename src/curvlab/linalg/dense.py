@@ -7,7 +7,7 @@ import copy
 import torch
 from torch import Tensor
 
-from curvlab.linalg.example_weights import ExampleWeights
+from curvlab.linalg.draws import ExampleDraws
 from curvlab.linalg.operator import LinearOperator
 
 
@@ -51,16 +51,16 @@ class DenseOperator(LinearOperator):
         return None if self.examples is None else len(self.examples)
 
     def sample(
-        self, batch_size: int, generator: torch.Generator | None = None, weights: Tensor | None = None
+        self, batch_size: int, generator: torch.Generator | None = None, probabilities: Tensor | None = None
     ) -> DenseOperator:
         """Return the mean of `batch_size` of the N matrices, drawn with replacement; it can be sampled again.
 
-        With weights, matrix i is drawn with probability q_i ∝ weights and divided by N q_i.
+        With probabilities q, matrix i is drawn with q_i and divided by N q_i.
         """
         if self.examples is None:
             return super().sample(batch_size, generator)  # type: ignore[return-value]  # raises
-        if weights is not None:
-            places, factors = ExampleWeights(weights, len(self.examples)).draw(batch_size, generator)
+        if probabilities is not None:
+            places, factors = ExampleDraws(probabilities, len(self.examples)).draw(batch_size, generator)
             sampled = copy.copy(self)
             chosen = self.examples[places.to(self.device)]
             sampled.matrix = (factors.to(chosen)[:, None, None] * chosen).mean(0)

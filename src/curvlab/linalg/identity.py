@@ -52,7 +52,7 @@ class IdentityOperator(LinearOperator):
         return self.scale * vectors
 
     def sample(
-        self, batch_size: int, generator: torch.Generator | None = None, weights: Tensor | None = None
+        self, batch_size: int, generator: torch.Generator | None = None, probabilities: Tensor | None = None
     ) -> IdentityOperator:
         """Return itself: the identity is the same on every batch."""
         return self

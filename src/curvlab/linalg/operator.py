@@ -150,12 +150,12 @@ class LinearOperator(ABC):
 
     # ---------------------------------------------------------------------------------- sampling
     def sample(
-        self, batch_size: int, generator: torch.Generator | None = None, weights: Tensor | None = None
+        self, batch_size: int, generator: torch.Generator | None = None, probabilities: Tensor | None = None
     ) -> LinearOperator:
         """Return the operator on one random batch, unbiased for this one.
 
-        Examples are drawn uniformly, or with probability ∝ `weights`, (N,), and then weighted so that the mean
-        stays (`ExampleWeights`). The sample of a sample is a sample of the whole data again, with the whole data's
+        Examples are drawn uniformly, or with `probabilities`, (N,), and then weighted so that the mean
+        stays (`ExampleDraws`). The sample of a sample is a sample of the whole data again, with the whole data's
         scale.
         """
         raise NotImplementedError(
@@ -246,10 +246,10 @@ class ScaledOperator(DerivedOperator):
         return self.scale * self.operator.matmat(vectors)
 
     def sample(
-        self, batch_size: int, generator: torch.Generator | None = None, weights: Tensor | None = None
+        self, batch_size: int, generator: torch.Generator | None = None, probabilities: Tensor | None = None
     ) -> ScaledOperator:
         """Return c times a sample of A."""
-        return ScaledOperator(self.scale, _sample(self.operator, batch_size, generator, weights))
+        return ScaledOperator(self.scale, _sample(self.operator, batch_size, generator, probabilities))
 
     @property
     def is_psd(self) -> bool:
@@ -287,10 +287,10 @@ class SumOperator(DerivedOperator):
         return reduce(torch.add, (term.matmat(vectors) for term in self.terms))
 
     def sample(
-        self, batch_size: int, generator: torch.Generator | None = None, weights: Tensor | None = None
+        self, batch_size: int, generator: torch.Generator | None = None, probabilities: Tensor | None = None
     ) -> SumOperator:
-        """Return the sum of samples of the terms, each drawn independently and unbiased, all by the weights."""
-        return SumOperator([_sample(term, batch_size, generator, weights) for term in self.terms])
+        """Return the sum of samples of the terms, each drawn independently and unbiased."""
+        return SumOperator([_sample(term, batch_size, generator, probabilities) for term in self.terms])
 
     @property
     def is_psd(self) -> bool:
@@ -318,9 +318,9 @@ def refuse_to_add(left: object, right: object) -> NoReturn:
 
 
 def _sample(
-    operator: LinearOperator, batch_size: int, generator: torch.Generator | None, weights: Tensor | None
+    operator: LinearOperator, batch_size: int, generator: torch.Generator | None, probabilities: Tensor | None
 ) -> LinearOperator:
-    given = () if weights is None else (weights,)  # operators of users may know uniform batches alone
+    given = () if probabilities is None else (probabilities,)  # operators of users may know uniform batches alone
     return operator.sample(batch_size, generator, *given)
 
 

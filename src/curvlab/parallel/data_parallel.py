@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from curvlab.curvature import DataOperator, WeightedOperator
+from curvlab.curvature import DataOperator
 from curvlab.curvature.layers import Layer
 from curvlab.curvature.mean_over_ranks import MeanOverRanks
 from curvlab.curvature.quadratic_forms import quadratic_forms
-from curvlab.linalg import LinearOperator, SumOperator
+from curvlab.linalg import LinearOperator
 from curvlab.parallel.checkpoint import FirstRankCheckpoint
 from curvlab.parallel.examples import SharedExamples
 from curvlab.ranks import SAME_SEEDS, Ranks
@@ -46,7 +46,7 @@ class DataParallelOperator(MeanOverRanks):
         self._examples = SharedExamples(
             self.ranks,
             lambda: share.num_examples,
-            lambda: share.total_count,
+            lambda: share.problem.total_count,
             is_mean=share.loss.reduction == "mean",
         )
         self._part: LinearOperator | None = None
@@ -72,33 +72,31 @@ class DataParallelOperator(MeanOverRanks):
         return self.ranks.sum(none if part is None else quadratic_forms(part, vectors))
 
     def sample(
-        self, batch_size: int, generator: torch.Generator | None = None, weights: Tensor | None = None
+        self, batch_size: int, generator: torch.Generator | None = None, probabilities: Tensor | None = None
     ) -> DataParallelOperator:
         """Return the operator on `batch_size` of all ranks' examples, drawn with replacement; unbiased.
 
-        Uniformly, or with probability ∝ `weights`, (N,), of all ranks' examples, the same on every rank.
+        Uniformly, or with `probabilities`, (N,), of all ranks' examples, the same on every rank.
 
         Examples are numbered through the shares in the order of the ranks, so that the same seed draws the batch
         that one process draws from the whole data, for any number of ranks.
         """
-        mine, factors, divisor = self._examples.draw(batch_size, generator, weights)
+        mine, factors, divisor = self._examples.draw(batch_size, generator, probabilities)
         sampled = copy.copy(self)
         sampled._sampled = True
         sampled._part = None
-        if len(mine) and factors is None:
-            sampled._part = self.share.part(mine, divisor=divisor)
-        elif len(mine) and factors is not None:
-            sampled._part = SumOperator(self.share.weighted_parts(mine, factors, divisor=divisor))
+        if len(mine):
+            sampled._part = self.share.on(self.share.problem.part(mine, weights=factors, divisor=divisor))
         return sampled
 
-    def weighted(self, weights: Tensor, *, batch_size: int = 512) -> DataParallelOperator:
-        """Return 1/n Σ_i w_i A_i over all ranks' examples, see WeightedOperator; `weights` are this rank's own.
+    def weighted(self, weights: Tensor) -> DataParallelOperator:
+        """Return 1/n Σ_i w_i A_i over all ranks' examples (DataOperator.weighted), by this rank's own `weights`.
 
         All ranks call it. Traces, rows and random batches are those of the operator without weights alone.
         """
         part, problem = None, ""
         try:
-            part = WeightedOperator(self.share, weights, batch_size=batch_size, divisor=self.divisor)
+            part = self.share.on(self.share.problem.weighted(weights).part(divisor=self.divisor))
         except ValueError as error:
             problem = str(error)
         for rank, found in enumerate(self.ranks.gather(problem)):  # one rank must not stop alone
@@ -134,7 +132,7 @@ class DataParallelOperator(MeanOverRanks):
         """Return the sum over this rank's examples, divided by n."""
         if self._sampled:
             raise ValueError("traces and rows belong to the whole data: pass the operator itself, not a sample")
-        return self.share.part(divisor=self.divisor)
+        return self.share.on(self.share.problem.part(divisor=self.divisor))
 
     def own_places(self, chosen: Tensor) -> Tensor:
         """Return those of the examples `chosen` of all ranks that are this rank's, numbered in its share."""
@@ -176,5 +174,5 @@ class DataParallelOperator(MeanOverRanks):
     @property
     def _own_part(self) -> LinearOperator | None:
         if self._part is None and not self._sampled:
-            self._part = self.share.part(divisor=self.divisor)
+            self._part = self.own()
         return self._part

@@ -8,7 +8,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from curvlab.linalg import ExampleWeights
+from curvlab.linalg import ExampleDraws
 from curvlab.ranks import Ranks
 
 SEEDS = "pass generators with the same seed on every rank"
@@ -51,21 +51,21 @@ class SharedExamples:
         return total
 
     def draw(
-        self, batch_size: int, generator: torch.Generator | None, weights: Tensor | None
+        self, batch_size: int, generator: torch.Generator | None, probabilities: Tensor | None
     ) -> tuple[Tensor, Tensor | None, float]:
         """Return this rank's examples of a batch drawn from all, their weights, and what to divide their sum by.
 
         The batch is the one that a process with the shares in the order of their ranks would draw, uniformly or by
-        `weights` (see `ExampleWeights`), with replacement.
+        `probabilities` (see `ExampleDraws`), with replacement.
         """
         if batch_size < 1:
             raise ValueError(f"batch_size must be at least 1, got {batch_size}")
         factors: Tensor | None = None
-        if weights is None:
+        if probabilities is None:
             source = generator.device if generator is not None else torch.device("cpu")
             indices = torch.randint(self.num, (batch_size,), generator=generator, device=source).cpu()
         else:
-            indices, factors = ExampleWeights(weights, self.num).draw(batch_size, generator)
+            indices, factors = ExampleDraws(probabilities, self.num).draw(batch_size, generator)
         self.ranks.agree(indices, f"the examples that they draw: {SEEDS}")
         own, mine = self.own_places(indices)
         own_factors = None if factors is None else factors[mine]

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from curvlab.problem import Data, output_loss
-from curvlab.problem.mean_gradient import summed_gradient
+from curvlab.problem import Data, Problem
 from curvlab.ranks import Ranks
 
 
@@ -28,8 +27,9 @@ def mean_gradient(
     Cost: 3F of the share, F a forward, and one all-reduce of P numbers.
     """
     ranks = Ranks.current() if ranks is None else ranks
-    total, count = summed_gradient(model, loss, share, batch_size=batch_size)
-    divisor = 1.0 if output_loss(loss).reduction == "sum" else float(sum(ranks.gather(count)))
+    own = Problem.of(model, loss, share, batch_size=batch_size)
+    total = own.part(divisor=1.0).gradient()
+    divisor = 1.0 if own.loss.reduction == "sum" else float(sum(ranks.gather(own.total_count)))
     if divisor == 0:
         raise ValueError("every target of every rank is ignored (ignore_index): the mean has no terms")
     return ranks.sum(total) / divisor

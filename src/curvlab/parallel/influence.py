@@ -87,7 +87,7 @@ def influence(
         own = GaussNewtonOperator(model, loss, share, batch_size=size)
         spread = DataParallelOperator(own, ranks)
         unit = of_mean_weight_one(loss, _of_all(ranks, (targets for _, targets in own.batches)))
-        matrix = spread if weights is None else spread.weighted(weights, batch_size=size)
+        matrix = spread if weights is None else spread.weighted(weights)
         # From rank 0, so that all solve for the same vectors to the last bit.
         sides = ranks.from_first(per_example_gradients(model, unit, test, measurement=measurement)).T
         derivatives = partial(directional_derivatives, model, unit, share, batch_size=size)

@@ -6,9 +6,9 @@ from curvlab.problem.freezing import freeze
 from curvlab.problem.function_loss import FunctionLoss
 from curvlab.problem.known_losses import Loss, output_loss
 from curvlab.problem.losses import OutputLoss
-from curvlab.problem.mean_gradient import mean_gradient
 from curvlab.problem.model_function import ModelFunction, NonFiniteOutputError
 from curvlab.problem.parameter_subset import only_parameters
+from curvlab.problem.problem import Problem, mean_gradient
 
 __all__ = [
     "Batches",
@@ -19,6 +19,7 @@ __all__ = [
     "NonFiniteOutputError",
     "OutputLoss",
     "Pairs",
+    "Problem",
     "freeze",
     "mean_gradient",
     "only_parameters",

@@ -67,6 +67,7 @@ class Batches:
             raise ValueError(f"batch_size must be at least 1, got {batch_size}")
         self.device = device
         self.dtype = dtype
+        self.batch_size = batch_size
         self._replaced: list[Tensor] | None = None
         self._cache: list[Batch] | None = None
         self._source = source_of(
@@ -178,10 +179,3 @@ class Batches:
                 return take(inputs, position), target
             position -= len(targets)
         raise IndexError(f"example {index} of {self.num_examples}")
-
-
-def whole_data(batches: object, what: str) -> Batches:
-    """Return an operator's `batches` where they are the whole data; `what` belongs to that, not to a sample."""
-    if not isinstance(batches, Batches):
-        raise ValueError(f"{what} belong to the whole data: pass the operator itself, not a sample of it")
-    return batches

@@ -27,6 +27,19 @@ class MemoryWarning(UserWarning):
 
 
 @dataclass
+class Estimate:
+    """What a product of one kind takes, found once for an operator and its samples.
+
+    Attributes:
+        needed: (examples, vectors) -> bytes.
+        fitting: examples and vectors that were found to fit.
+    """
+
+    needed: Callable[[int, int], float]
+    fitting: tuple[int, int] = (0, 0)
+
+
+@dataclass
 class PassSize:
     """Examples and vectors at a time; an operator and its samples share one, so that they learn once.
 
@@ -34,33 +47,64 @@ class PassSize:
         examples: at most so many in a pass; None: batches as they come.
         columns: at most so many vectors together.
         divisible: whether a batch may be cut; not where its examples have weights by their places.
-        largest: batch that was met so far.
-        estimate: bytes for an example, and those beside; None until they are asked for.
-        fitting: examples and columns that the estimate found to fit.
+        budget: in bytes; None: a share of what is free.
+        given: whether the user chose the number of examples, so that without a budget nothing is estimated.
+        current: examples in the pass that is under way.
     """
 
     examples: int | None
     columns: int
     divisible: bool = True
-    largest: int = 1
-    estimate: tuple[float, float] | None = None
-    fitting: tuple[int, int] | None = None
+    budget: float | None = None
+    given: bool = False
+    current: int = 1
 
-    def known_to_fit(self, examples: int, columns: int) -> bool:
-        """Return whether so much was estimated to fit before."""
-        return self.fitting is not None and examples <= self.fitting[0] and columns <= self.fitting[1]
+    @property
+    def estimates(self) -> bool:
+        """Whether passes are estimated beforehand: not where the user chose their size and gave no budget."""
+        return self.budget is not None or not self.given
+
+    def columns_at_once(self, most: int) -> int:
+        """Return how many of at most so many vectors a pass takes together."""
+        return min(self.columns, most)
+
+    def fit(self, estimate: Estimate, *, examples: int, columns: int, device: torch.device) -> None:
+        """Lower the numbers, with a MemoryWarning, until the estimate for so many fits into the budget."""
+        wanted = (min(self.examples or examples, examples), min(self.columns, columns))
+        if wanted[0] <= estimate.fitting[0] and wanted[1] <= estimate.fitting[1]:
+            return
+        budget = self.budget or share_of_free(device)
+        fitting = estimate.fitting = largest_fit(
+            estimate.needed, examples=wanted[0], columns=wanted[1], budget=budget
+        )
+        if fitting == wanted:
+            return
+        self.examples = fitting[0]
+        self.columns = fitting[1] if fitting[1] < wanted[1] else self.columns
+        warnings.warn(
+            f"{wanted[0]} examples and {wanted[1]} vectors at a time would take about "
+            f"{estimate.needed(*wanted) / 2**20:.3g} MiB, more than the {budget / 2**20:.3g} MiB that "
+            f"{'are given' if self.budget else 'may be used'}: a pass takes {fitting[0]} examples and "
+            f"{fitting[1]} vectors.",
+            MemoryWarning,
+            stacklevel=2,
+        )
 
     def pieces(self, batch: Batch) -> Iterator[Batch]:
         """Cut a batch into passes."""
         inputs, targets = batch
-        self.largest = max(self.largest, len(targets))
-        size = self.examples or len(targets)
-        if size >= len(targets) or not self.divisible:
+        size = self.examples_at_once(len(targets))
+        if size >= len(targets):
             yield batch
             return
         for start in range(0, len(targets), size):
             rows = slice(start, start + size)
             yield take(inputs, rows), targets[rows]
+
+    def examples_at_once(self, count: int, at_most: int | None = None) -> int:
+        """Return how many of `count` examples the next pass takes."""
+        self.current = min(count, at_most or count, (self.examples or count) if self.divisible else count)
+        return self.current
 
     def run(self, compute: Callable[[], Value], *, columns: int) -> Value:
         """Return what `compute` returns; each time that memory runs out, halve the larger number and start again.
@@ -78,16 +122,19 @@ class PassSize:
             except (RuntimeError, MemoryError) as error:
                 if not is_out_of_memory(error):
                     raise
-                examples = min(self.examples or self.largest, self.largest) if self.divisible else 1
+                examples = self.current if self.divisible else 1
                 columns = min(self.columns, columns)
                 if examples == columns == 1:
                     error.add_note(NOTHING_LEFT)
                     raise
             # Here the error is gone, and with it the frames that held the failed pass.
-            self.examples, self.columns = halved(examples, columns)
+            if examples >= columns:
+                self.examples = examples = -(-examples // 2)
+            else:
+                self.columns = columns = -(-columns // 2)
             _empty_caches()
             warnings.warn(
-                f"memory ran out: a pass now takes {self.examples} examples and {self.columns} vectors at a time, "
+                f"memory ran out: a pass now takes {examples} examples and {columns} vectors at a time, "
                 "and this one starts again. Pass batch_size or memory_budget to begin with less.",
                 MemoryWarning,
                 stacklevel=2,
@@ -102,8 +149,8 @@ NOTHING_LEFT = (
 
 def with_halving(compute: Callable[[int], Value], size: int) -> Value:
     """Return compute(size), with half the examples at a time whenever memory runs out."""
-    passes = PassSize(examples=size, columns=1, largest=size)
-    return passes.run(lambda: compute(passes.examples or size), columns=1)
+    passes = PassSize(examples=size, columns=1)
+    return passes.run(lambda: compute(passes.examples_at_once(size)), columns=1)
 
 
 def halved(examples: int, columns: int) -> tuple[int, int]:

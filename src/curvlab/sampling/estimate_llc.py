@@ -66,7 +66,7 @@ def estimate_llc(
         preconditioner: of the steps, learned in half the burn-in; None: plain SGLD. `RMSProp` moves parameters of
             small gradients further. Its step size has another scale: SGLD's times its damping is a start.
         weights: w of the examples, (N,), not negative, where L is the weighted mean 1/N Σ_i w_i l_i, as that of
-            `WeightedOperator`; in the order of the data. Chains draw examples uniformly all the same.
+            `DataOperator.weighted`; in the order of the data. Chains draw examples uniformly all the same.
         chunk_size: chains computed at once, None: chosen (see `run_chains`). The result is the same for any, to
             rounding.
         checkpoint: folder where chains are kept, saved every minute; the same call resumes there and ends at the

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor, nn
 from torch.func import vjp, vmap
 
-from curvlab.curvature import GaussNewtonOperator, WeightedOperator
+from curvlab.curvature import GaussNewtonOperator
 from curvlab.curvature.jacobian_products import use_vmap
 from curvlab.influence.proximal_bregman.passes import WeightedBatch, drawn_batches, pieces, weighted_batches
 from curvlab.influence.proximal_bregman.point_weights import per_point
 from curvlab.linalg import (
-    ExampleWeights,
+    ExampleDraws,
     LinearOperator,
     flatten,
     flatten_columns,
@@ -128,9 +128,7 @@ class ProximalBregmanObjective:
 
     def _train_curvature(self, model: nn.Module, dtype: torch.dtype) -> LinearOperator:
         operator = self._gauss_newton(self.train, model, dtype)
-        if self.weights is None:
-            return operator
-        return WeightedOperator(operator, self.weights, batch_size=self._batch_size)
+        return operator if self.weights is None else operator.weighted(self.weights)
 
     def _gauss_newton(self, data: Data, model: nn.Module, dtype: torch.dtype) -> GaussNewtonOperator:
         return GaussNewtonOperator(
@@ -181,7 +179,7 @@ class ProximalBregmanObjective:
         divisor = batch_size / self.num_examples * self._total_count
         factors: Tensor | None = None
         if weights is not None:
-            drawn, factors = ExampleWeights(weights, self.num_examples).draw(batch_size, generator)
+            drawn, factors = ExampleDraws(weights, self.num_examples).draw(batch_size, generator)
         else:
             source = generator.device if generator is not None else torch.device("cpu")
             drawn = torch.randint(self.num_examples, (batch_size,), generator=generator, device=source)

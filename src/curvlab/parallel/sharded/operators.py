@@ -76,13 +76,13 @@ class ShardedOperator(LinearOperator):
         return total.div_(self.divisor).T
 
     def sample(
-        self, batch_size: int, generator: torch.Generator | None = None, weights: Tensor | None = None
+        self, batch_size: int, generator: torch.Generator | None = None, probabilities: Tensor | None = None
     ) -> ShardedOperator:
         """Return the operator on `batch_size` of all ranks' examples, see DataParallelOperator.
 
-        With weights the examples go through the model one by one.
+        With probabilities the examples go through the model one by one.
         """
-        mine, factors, divisor = self._examples.draw(batch_size, generator, weights)
+        mine, factors, divisor = self._examples.draw(batch_size, generator, probabilities)
         sampled = copy.copy(self)
         sampled._divisor = divisor
         if factors is None:
@@ -109,7 +109,7 @@ class ShardedOperator(LinearOperator):
         return chosen
 
     def weighted(self, weights: Tensor) -> ShardedOperator:
-        """Return 1/n Σ_i w_i A_i over all ranks' examples, see WeightedOperator; `weights` are this rank's own.
+        """Return 1/n Σ_i w_i A_i over all ranks' examples (DataOperator.weighted), by this rank's own `weights`.
 
         All ranks call it. The examples go through the model one by one. Memory: a copy of this rank's examples.
         """

@@ -1,4 +1,4 @@
-"""Examples drawn with given probabilities, and the weights that keep what is made of them unbiased."""
+"""Examples drawn with given probabilities, and the factors that keep what is made of them unbiased."""
 
 from __future__ import annotations
 
@@ -6,26 +6,26 @@ import torch
 from torch import Tensor
 
 
-class ExampleWeights:
-    """Draws of examples, i with probability q_i, each weighted by 1 / (N q_i).
+class ExampleDraws:
+    """Draws of examples, i with probability q_i, each multiplied by 1 / (N q_i).
 
     Args:
-        weights: (N,), finite, not negative and not all 0; q is weights over their sum.
+        probabilities: (N,), finite, not negative and not all 0; q is their share of the sum.
         num_examples: N.
 
     Attributes:
         probabilities: q, fp64 on the CPU.
     """
 
-    def __init__(self, weights: Tensor, num_examples: int) -> None:
-        weights = weights.detach().double().cpu()
-        if weights.shape != (num_examples,):
+    def __init__(self, probabilities: Tensor, num_examples: int) -> None:
+        given = probabilities.detach().double().cpu()
+        if given.shape != (num_examples,):
             raise ValueError(
-                f"need one probability for each of {num_examples} examples, got shape {tuple(weights.shape)}"
+                f"need one probability for each of {num_examples} examples, got shape {tuple(given.shape)}"
             )
-        if not bool((weights >= 0).all()) or not 0 < float(weights.sum()) < torch.inf:
+        if not bool((given >= 0).all()) or not 0 < float(given.sum()) < torch.inf:
             raise ValueError("probabilities must be finite, not negative, and not all 0")
-        self.probabilities = weights / weights.sum()
+        self.probabilities = given / given.sum()
         self._cumulative = self.probabilities.cumsum(0)
 
     def draw(self, batch_size: int, generator: torch.Generator | None = None) -> tuple[Tensor, Tensor]:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pandas as pd
 import pytest
+import torch
 from filelock import FileLock
 
 from curvlab.lab import ClaimResult, Computed, load_config
@@ -82,3 +83,9 @@ def judged() -> Callable[[str, Computed], list[ClaimResult]]:
         return judged_claims(all_targets()[key], computed)
 
     return judge
+
+
+@pytest.fixture
+def generator() -> torch.Generator:
+    """Return a seeded generator."""
+    return torch.Generator().manual_seed(0)

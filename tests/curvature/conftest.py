@@ -1,13 +1,7 @@
 import pytest
-import torch
 from curvature_cases import Problem, all_problems
 
 PROBLEMS = all_problems()
-
-
-@pytest.fixture
-def generator() -> torch.Generator:
-    return torch.Generator().manual_seed(0)
 
 
 @pytest.fixture(params=list(PROBLEMS))

@@ -157,6 +157,13 @@ class DataOperator(LinearOperator):
         return self.on(self.problem.sample(batch_size, generator, probabilities))
 
     @torch.inference_mode(False)
+    def part(
+        self, indices: Tensor | None = None, *, weights: Tensor | None = None, divisor: float | None = None
+    ) -> Self:
+        """Return the sum over some examples divided by `divisor`: see `Problem.part`."""
+        return self.on(self.problem.part(indices, weights=weights, divisor=divisor))
+
+    @torch.inference_mode(False)
     def weighted(self, weights: Tensor) -> Self:
         """Return 1/n Σ_i w_i A_i, A_i and n those of this operator: of weight 2, an example counts twice.
 

@@ -86,7 +86,7 @@ class DataParallelOperator(MeanOverRanks):
         sampled._sampled = True
         sampled._part = None
         if len(mine):
-            sampled._part = self.share.on(self.share.problem.part(mine, weights=factors, divisor=divisor))
+            sampled._part = self.share.part(mine, weights=factors, divisor=divisor)
         return sampled
 
     def weighted(self, weights: Tensor) -> DataParallelOperator:
@@ -94,9 +94,9 @@ class DataParallelOperator(MeanOverRanks):
 
         All ranks call it. Traces, rows and random batches are those of the operator without weights alone.
         """
-        part, problem = None, ""
+        part, problem, divisor = None, "", self.divisor
         try:
-            part = self.share.on(self.share.problem.weighted(weights).part(divisor=self.divisor))
+            part = self.share.weighted(weights).part(divisor=divisor)
         except ValueError as error:
             problem = str(error)
         for rank, found in enumerate(self.ranks.gather(problem)):  # one rank must not stop alone
@@ -132,7 +132,7 @@ class DataParallelOperator(MeanOverRanks):
         """Return the sum over this rank's examples, divided by n."""
         if self._sampled:
             raise ValueError("traces and rows belong to the whole data: pass the operator itself, not a sample")
-        return self.share.on(self.share.problem.part(divisor=self.divisor))
+        return self.share.part(divisor=self.divisor)
 
     def own_places(self, chosen: Tensor) -> Tensor:
         """Return those of the examples `chosen` of all ranks that are this rank's, numbered in its share."""

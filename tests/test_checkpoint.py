@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
-from torch import nn
 
 from curvlab import checkpoint
-from curvlab.checkpoint import Checkpoint, CheckpointWarning, described, fingerprint
+from curvlab.checkpoint import Checkpoint, CheckpointWarning
 
 
 def test_what_is_saved_is_loaded(tmp_path: Path) -> None:
@@ -107,24 +105,3 @@ def test_saving_takes_little_of_the_time_however_large_the_state(
             saves += 1
     assert saves >= 15
     assert saves * seconds_to_write <= 0.022 * clock.now  # what the first save takes is not known before it
-
-
-def test_a_fingerprint_is_of_values_shapes_and_types() -> None:
-    base = torch.arange(6.0)
-    others = [base + 1, base.view(2, 3), base.double(), base.bfloat16(), base.bool()]
-    prints = {fingerprint([tensor]) for tensor in [base, *others]}
-    assert len(prints) == 6
-    assert fingerprint([base.view(2, 3).T.contiguous().T]) == fingerprint([base.view(2, 3)])
-    assert fingerprint([torch.tensor(2.0).expand(3)]) == fingerprint([torch.full((3,), 2.0)])
-    assert fingerprint([]) == fingerprint(iter([]))
-    assert fingerprint([torch.tensor(1.0)]) != fingerprint([torch.tensor(2.0)])
-
-
-def test_parts_are_described_without_addresses() -> None:
-    def loss() -> None: ...
-
-    found = [described(part) for part in (nn.MSELoss(), loss, partial(partial(loss, 1), 2), "cosine", Clock)]
-    assert found[0] == "MSELoss()"
-    assert found[1] == found[2]
-    assert found[1].endswith("<locals>.loss")
-    assert found[3:] == ["cosine", "Clock"]

@@ -11,7 +11,7 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig
 
 from curvlab.influence.responses import LeftOut, influence_estimate
-from curvlab.solvers import BunchKaufman
+from experiments.pbrf.bunch_kaufman import BunchKaufman
 from experiments.pbrf.decomposition import Decomposition
 
 

@@ -16,7 +16,7 @@ from omegaconf import DictConfig, ListConfig
 from torch import Tensor, nn
 from torch.nn.utils import vector_to_parameters
 
-from curvlab.atomic_file import write_atomically
+from curvlab.files import write_atomically
 from curvlab.influence.responses import DownweightedCost, FullBatchLBFGS, LeftOut, SharedBatches
 from curvlab.lab import Run, task_label
 from curvlab.lab.data import DataSplits, TextCorpus, token_splits, train_tokenizer

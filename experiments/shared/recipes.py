@@ -12,9 +12,16 @@ import torch
 from torch import Tensor
 
 from curvlab.lab import Run, unit
-from curvlab.solvers import BlockConjugateGradient, DivergenceError, Lissa, LissaRecipe, lissa_hyperparameters
-from curvlab.solvers.importance_recipe import measure_importance_recipe
-from curvlab.solvers.recipe import measure_recipe
+from curvlab.solvers import (
+    BlockConjugateGradient,
+    DivergenceError,
+    Lissa,
+    LissaRecipe,
+    lissa_hyperparameters,
+    measure_importance_recipe,
+    measure_recipe,
+)
+from curvlab.solvers.lissa import LissaState
 from experiments.shared.systems import Systems
 
 GROWTH = 1.2  # between recorded steps
@@ -59,7 +66,7 @@ def exact_solutions(systems: Systems, rtol: float) -> dict[str, Any]:
 @unit("lissa/exact", version=1, about="exact solutions, damping {damping:.3g}")
 def _solved(run: Run, systems: Systems, /, *, rtol: float, **_: Any) -> dict[str, Any]:
     bar = run.progress(0, f"exact solutions {systems.task.seed_name}")
-    solver = BlockConjugateGradient(rtol, callback=lambda step, residuals: bar.update())
+    solver = BlockConjugateGradient(rtol, callback=lambda _: bar.update())
     solution = solver.solve(systems.in_double_precision().damped, systems.right_hand_sides.double())
     run.add_matvecs(solution.num_matvecs)
     return {"solutions": solution.x.float(), "residual": float(solution.residual.max())}
@@ -181,8 +188,9 @@ class _Recorder:
         self.last = torch.zeros_like(self.reference)
         self._next = 1.0
 
-    def __call__(self, step: int, u: Tensor) -> None:
+    def __call__(self, state: LissaState) -> None:
         self.advance()
+        step, u = state.num_steps, state.x
         self.last = u
         if step < self._next:
             return

@@ -15,7 +15,7 @@ from curvlab.curvature import GaussNewtonOperator
 from curvlab.lab import Run
 from curvlab.lab.runs.over_ranks import launched, replicated_operator, spread_operator
 from curvlab.problem import stack
-from curvlab.solvers.recipe import measure_constant
+from curvlab.solvers import measure_constant
 from curvlab.spectrum import (
     frobenius_norm,
     hutchinson_trace,

@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-import hashlib
 import time
 import warnings
-from collections.abc import Iterable, Mapping
-from functools import cached_property, partial
+from collections.abc import Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+from curvlab.described import described, fingerprint
+from curvlab.files import DamagedFileError, decode, encode, write_atomically
+from curvlab.iterate import CheckpointWarning
 
-from curvlab.atomic_file import write_atomically
-from curvlab.tensor_file import DamagedFileError, decode, encode
+__all__ = ["Checkpoint", "CheckpointWarning", "described", "fingerprint"]
 
 SECONDS_BETWEEN_SAVES = 60.0  # the work that a kill may cost
 MAX_SHARE = 0.02  # of the time that saving may take: where a save takes longer than 1.2 s, they become rarer
 _HEADER = "curvlab-checkpoint-1"
-
-
-class CheckpointWarning(UserWarning):
-    """A checkpoint cannot be read, and its work starts afresh."""
 
 
 class Checkpoint:
@@ -94,21 +89,3 @@ class Checkpoint:
         write_atomically(self.path, encode({"settings": self._settings, "state": dict(state)}, _HEADER))
         self._saved_at = time.monotonic()
         self._seconds_to_save = self._saved_at - began
-
-
-def fingerprint(tensors: Iterable[Tensor]) -> str:
-    """Return a hash of the tensors' types, shapes and values: what a checkpoint belongs to."""
-    digest = hashlib.sha256()
-    for tensor in tensors:
-        digest.update(f"{tensor.dtype} {tuple(tensor.shape)} ".encode())
-        digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()
-
-
-def described(part: Any) -> str:
-    """Return a text for a module, a function or a name that is the same in every process."""
-    if isinstance(part, str | nn.Module):
-        return str(part)
-    while isinstance(part, partial):
-        part = part.func
-    return str(getattr(part, "__qualname__", type(part).__qualname__))

@@ -33,6 +33,7 @@ Every layer may import this module.
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 import warnings
@@ -46,9 +47,9 @@ import torch
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from curvlab.atomic_file import write_atomically
 from curvlab.described import described
-from curvlab.tensor_file import DamagedFileError, decode, encode
+from curvlab.files import DamagedFileError, decode, encode, write_atomically
+from curvlab.ranks import Ranks
 
 SECONDS_BETWEEN_SAVES = 60.0  # the work that a kill may cost
 MAX_SHARE = 0.02  # of the time that saving may take: where a save takes longer than 1.2 s, saves become rarer
@@ -104,7 +105,10 @@ class Method(Protocol[S, R_co]):
         ...
 
     def step(self, state: S) -> S:
-        """Return the state after one more step; the same object where it is changed in place."""
+        """Return the state after one more step; the same object where it is changed in place.
+
+        It may find that the step before was the last one: then num_steps stays, and `callback` is not called.
+        """
         ...
 
     def result(self, state: S) -> R_co:
@@ -129,14 +133,6 @@ class Checkpoint:
             raise ValueError(f"every must be at least 1 step, got {self.every}")
 
 
-class Ranks(Protocol):
-    """Processes that take the same steps together (curvlab.distributed)."""
-
-    def save_file(self, place: Checkpoint, key: Key, *, in_parts: bool) -> SaveFile:
-        """Return the file, or files, of their common work; `in_parts` where each has a part of every vector."""
-        ...
-
-
 def iterate(
     method: Method[S, R_co],
     *,
@@ -145,8 +141,6 @@ def iterate(
     progress: bool = True,
     callback: Callable[[S], object] | None = None,
     checkpoint: str | Path | Checkpoint | None = None,
-    ranks: Ranks | None = None,
-    in_parts: bool = False,
 ) -> R_co:
     """Take the steps of `method` until its state is done, and return its result.
 
@@ -157,9 +151,8 @@ def iterate(
         progress: show a bar on a terminal or in a notebook, from the second second on.
         callback: called with the state after each step; not for steps that an earlier run has taken.
         checkpoint: file in which the state is kept, saved every minute, or less often where saving takes long:
-            after a kill, the same call goes on there and ends at the same numbers. Removed at the end.
-        ranks: the processes that take these steps together; None: this one alone.
-        in_parts: whether each of the ranks holds a part of every vector.
+            after a kill, the same call goes on there and ends at the same numbers. Removed at the end. Where the
+            work depends on an operator that is spread over ranks, they all make this call, and decide together.
 
     Raises:
         ValueError: the checkpoint belongs to other work; the message names what differs.
@@ -167,13 +160,16 @@ def iterate(
 
     Cost: one product for each linear operator that the work depends on, at the first save and when a run goes on.
     """
-    file = None if checkpoint is None else _open(checkpoint, Key(name, method.depends_on()), ranks, in_parts)
+    file = None if checkpoint is None else _open(checkpoint, Key(name, method.depends_on()))
     state = method.init()
     if file is not None and (stored := file.load(_device(state))) is not None:
         state = _restored(state, stored)
     with _bar(name, total, state.num_steps, progress) as bar:
         while not state.done:
+            before = state.num_steps
             state = method.step(state)
+            if state.num_steps == before:  # it has only looked whether it is done
+                continue
             bar.update()
             if not bar.disable:
                 bar.set_postfix_str(getattr(state, "status", ""), refresh=False)
@@ -194,20 +190,23 @@ class Key:
     Args:
         name: of the work.
         depends_on: see `Method`.
+
+    Attributes:
+        operators: by name, those that the work depends on.
     """
 
     def __init__(self, name: str, depends_on: Mapping[str, Any]) -> None:
         if "generator" in depends_on and depends_on["generator"] is None:
             raise ValueError("a checkpoint keeps the state of the generator: pass generator=...")
-        self._operators = {n: part for n, part in depends_on.items() if callable(getattr(part, "probe", None))}
-        own = {n: described(part) for n, part in depends_on.items() if n not in self._operators}
+        self.operators = {n: part for n, part in depends_on.items() if callable(getattr(part, "probe", None))}
+        own = {n: described(part) for n, part in depends_on.items() if n not in self.operators}
         self._texts = {"work": name, **own}
 
     @cached_property
     def entries(self) -> dict[str, Any]:
         """Texts and products by name. Cost: a product for each operator, once."""
         products = {}
-        for name, operator in self._operators.items():
+        for name, operator in self.operators.items():
             text = f"{operator.shape[0]} {operator.dtype} damping {operator.damping!r}"
             products[name] = (text, operator.probe(), torch.finfo(operator.dtype).eps ** 0.5)
         return self._texts | products
@@ -228,17 +227,20 @@ def _same(stored: Any, own: Any) -> bool:
 
 
 class SaveFile:
-    """The file of one piece of work.
+    """The file of one piece of work. Ranks that work together decide together; the first of them writes and reads.
 
     Args:
         place: where it is, and how often it is saved.
         key: what it belongs to.
+        ranks: the processes that have the same state.
     """
 
-    def __init__(self, place: Checkpoint, key: Key) -> None:
-        self.path, self.every, self.key = Path(place.path), place.every, key
+    def __init__(self, place: Checkpoint, key: Key, ranks: Ranks = Ranks()) -> None:  # noqa: B008  # it is frozen
+        self.path, self.every, self.key, self.ranks = Path(place.path), place.every, key, ranks
         self._saved_at = time.monotonic()
         self._seconds_to_save = 0.0
+        if ranks.size > 1:
+            key.entries  # noqa: B018  # all ranks multiply
 
     def load(self, device: torch.device | None = None) -> dict[str, Any] | None:
         """Return what was saved; None when there is nothing. Tensors that were not on the CPU come to `device`.
@@ -249,6 +251,31 @@ class SaveFile:
         Raises:
             ValueError: the file belongs to other work.
         """
+        return self.ranks.object_from_first(self._load(device) if self.ranks.is_first else None)
+
+    def due(self, num_steps: int) -> bool:
+        """Return whether to save after this step: a multiple of `every`, or a minute after the last save."""
+        wait = max(SECONDS_BETWEEN_SAVES, self._seconds_to_save / MAX_SHARE)
+        due = time.monotonic() - self._saved_at >= wait or (self.every is not None and num_steps % self.every == 0)
+        return due if self.ranks.size == 1 else bool(self.ranks.from_first(torch.tensor(due, dtype=torch.int32)))
+
+    def save(self, state: Mapping[str, Any]) -> None:
+        """Replace the file by one with this state: tensors, numbers, strings, and lists and dicts of them."""
+        began = time.monotonic()
+        if self.ranks.is_first:
+            self._save(state)
+        self._saved_at = time.monotonic()
+        self._seconds_to_save = self._saved_at - began
+
+    def remove(self) -> None:
+        """Delete the file, if there is one: its work is done."""
+        if self.ranks.is_first:
+            self.path.unlink(missing_ok=True)
+
+    def _save(self, state: Mapping[str, Any]) -> None:
+        write_atomically(self.path, encode({"key": self.key.entries, "state": dict(state)}, _HEADER))
+
+    def _load(self, device: torch.device | None) -> dict[str, Any] | None:
         try:
             content = decode(self.path.read_bytes(), _HEADER, device=device)
         except FileNotFoundError:
@@ -260,7 +287,7 @@ class SaveFile:
                 f"{self.path} is no readable checkpoint ({damage}): it is now {aside.name}, and its work starts "
                 "afresh.",
                 CheckpointWarning,
-                stacklevel=2,
+                stacklevel=3,
             )
             return None
         if changed := self.key.differs_in(content["key"]):
@@ -270,28 +297,49 @@ class SaveFile:
             )
         return cast("dict[str, Any]", content["state"])
 
-    def due(self, num_steps: int) -> bool:
-        """Return whether to save after this step: a multiple of `every`, or a minute after the last save."""
-        if self.every is not None and num_steps % self.every == 0:
-            return True
-        wait = max(SECONDS_BETWEEN_SAVES, self._seconds_to_save / MAX_SHARE)
-        return time.monotonic() - self._saved_at >= wait
+
+class SaveFilesOfRanks(SaveFile):
+    """Files of work whose vectors are cut up: each rank writes its part, <path>.<rank>-of-<ranks>.<0 or 1>.
+
+    Two saves are kept in turns, so that a kill between two ranks' writes leaves one that all of them have. The
+    same number of ranks goes on with it, each from a disk that it sees again.
+    """
+
+    def __init__(self, place: Checkpoint, key: Key, ranks: Ranks) -> None:
+        super().__init__(place, key, ranks)
+        self._num_saved = 0
+        names = [f"{self.path.name}.{ranks.rank}-of-{ranks.size}.{turn}" for turn in (0, 1)]
+        self._turns = [SaveFile(Checkpoint(self.path.with_name(name)), key) for name in names]
+
+    def load(self, device: torch.device | None = None) -> dict[str, Any] | None:
+        """Return this rank's part of the last save that all ranks have finished; None when there is none."""
+        found = [turn.load(device) for turn in self._turns]
+        mine = {state["save"]: state["state"] for state in found if state is not None}
+        common = set.intersection(*map(set, self.ranks.gather(sorted(mine))))
+        self._num_saved = max(common, default=0)
+        return mine.get(self._num_saved)
 
     def save(self, state: Mapping[str, Any]) -> None:
-        """Replace the file by one with this state: tensors, numbers, strings, and lists and dicts of them."""
+        """Write this rank's part."""
         began = time.monotonic()
-        write_atomically(self.path, encode({"key": self.key.entries, "state": dict(state)}, _HEADER))
+        self._num_saved += 1
+        self._turns[self._num_saved % 2].save({"save": self._num_saved, "state": dict(state)})
         self._saved_at = time.monotonic()
         self._seconds_to_save = self._saved_at - began
 
     def remove(self) -> None:
-        """Delete the file, if there is one: its work is done."""
-        self.path.unlink(missing_ok=True)
+        """Delete this rank's files."""
+        for turn in self._turns:
+            turn.remove()
 
 
-def _open(place: str | Path | Checkpoint, key: Key, ranks: Ranks | None, in_parts: bool) -> SaveFile:
+def _open(place: str | Path | Checkpoint, key: Key) -> SaveFile:
     place = place if isinstance(place, Checkpoint) else Checkpoint(place)
-    return SaveFile(place, key) if ranks is None else ranks.save_file(place, key, in_parts=in_parts)
+    operator = next((each for each in key.operators.values() if each.ranks.size > 1), None)
+    if operator is None:
+        return SaveFile(place, key)
+    in_parts = any(operator.ranks.gather(operator.num_rows != operator.shape[0]))
+    return (SaveFilesOfRanks if in_parts else SaveFile)(place, key, operator.ranks)
 
 
 # ------------------------------------------------------------------------------- states in files
@@ -346,7 +394,9 @@ def _device(value: Any) -> torch.device | None:
 
 
 def _bar(name: str, total: int | None, done: int, progress: bool) -> tqdm:
-    seen = progress and (sys.stderr.isatty() or "ipykernel" in sys.modules)
+    # Of processes started by torchrun, the first one alone talks.
+    alone = os.environ.get("RANK", "0") == "0"
+    seen = progress and alone and (sys.stderr.isatty() or "ipykernel" in sys.modules)
     return tqdm(
         desc=name,
         total=total,

@@ -9,12 +9,13 @@ import time
 
 import torch
 from problems import LOSS, classifier, close, seeded, uneven
-from torch import Tensor
 
 from curvlab.curvature import GaussNewtonOperator
+from curvlab.iterate import Checkpoint
 from curvlab.linalg import identity
 from curvlab.parallel import DataParallelOperator, Ranks, joined
 from curvlab.solvers import BlockConjugateGradient
+from curvlab.solvers.block_cg import BlockState
 
 KILLED_AT = 3  # step
 
@@ -26,14 +27,14 @@ def long_solve(ranks: Ranks, folder: str, *, dies_at: int = 0) -> None:
     sides = whole @ whole.randn(2, seeded(3))
     steps: list[int] = []
 
-    def callback(step: int, residuals: Tensor) -> None:
-        steps.append(step)
-        if step == dies_at and ranks.rank == ranks.size - 1:
+    def callback(state: BlockState) -> None:
+        steps.append(state.num_steps)
+        if state.num_steps == dies_at and ranks.rank == ranks.size - 1:
             print(f"failing at {time.time()}", flush=True)
             os.kill(os.getpid(), signal.SIGKILL)
 
     solver = BlockConjugateGradient(
-        rtol=1e-9, callback=callback, checkpoint=f"{folder}/solve.pt", checkpoint_every=1
+        rtol=1e-9, callback=callback, checkpoint=Checkpoint(f"{folder}/solve.pt", every=1)
     )
     spread = DataParallelOperator(GaussNewtonOperator(model, LOSS, uneven(ranks, data)))
     found = solver.solve(spread + 0.01 * identity, sides)

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 from curvlab.curvature import GaussNewtonOperator, HessianOperator, importance_probabilities, output_curvatures
 from curvlab.influence import influence as influence_on_one
+from curvlab.iterate import Checkpoint
 from curvlab.linalg import LinearOperator, identity
 from curvlab.parallel import (
     Ranks,
@@ -33,6 +34,7 @@ from curvlab.parallel import (
     shard_parameters,
 )
 from curvlab.solvers import BlockConjugateGradient, ConjugateGradient, Lissa, MinimumResidual, Nystrom
+from curvlab.solvers.block_cg import BlockState
 from curvlab.spectrum import hutchinson_trace, mean_eigenvalue, sketch_eigenvalues, top_eigenvalues
 
 
@@ -131,20 +133,20 @@ def check_resumed(op: ShardedGaussNewtonOperator, sides: Tensor, folder: str) ->
 
     steps: list[int] = []
 
-    def kill(step: int, residuals: Tensor) -> None:
-        if step == 4:
+    def kill(state: BlockState) -> None:
+        if state.num_steps == 4:
             raise Killed
 
-    def solve(callback: Callable[[int, Tensor], None] | None, **settings) -> Tensor:
+    def solve(callback: Callable[[BlockState], object] | None, **settings) -> Tensor:
         solver = BlockConjugateGradient(rtol=1e-8, callback=callback, **settings)
         return solver.solve(op + 0.01 * identity, op.own_part(sides)).x
 
-    settings = {"checkpoint": f"{folder}/solve.pt", "checkpoint_every": 1}
+    settings = {"checkpoint": Checkpoint(f"{folder}/solve.pt", every=1)}
     expected = solve(None)
     try:
         solve(kill, **settings)
     except Killed:
-        found = solve(lambda step, residuals: steps.append(step), **settings)
+        found = solve(lambda state: steps.append(state.num_steps), **settings)
     close(op.whole(found), op.whole(expected), "the sharded solution that went on")
     assert steps[0] == 4, "the sharded solve began anew"
 

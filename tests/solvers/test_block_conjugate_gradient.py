@@ -22,7 +22,7 @@ def test_columns_share_what_they_find(counting_operator) -> None:
     """In exact arithmetic 40 outliers and one cluster take (40 + 1) / 10 steps of a block of 10, rounded up."""
     op = counting_operator(outliers())
     steps: list[int] = []
-    solver = BlockConjugateGradient(rtol=1e-8, callback=lambda step, residuals: steps.append(step))
+    solver = BlockConjugateGradient(rtol=1e-8, callback=lambda state: steps.append(state.num_steps))
     solution = solver.solve(op + 1e-3 * identity, block(200, 10))
     assert solution.converged
     assert len(steps) <= 7
@@ -36,7 +36,7 @@ def test_one_column_is_conjugate_gradients(counting_operator) -> None:
     b = block(200, 1)[:, 0]
     histories: list[list[float]] = [[], []]
     for solver, history in zip((BlockConjugateGradient, ConjugateGradient), histories, strict=True):
-        solver(rtol=1e-6, callback=lambda step, r, history=history: history.append(float(r[0]))).solve(op, b)
+        solver(rtol=1e-6, callback=lambda s, h=history: h.append(float(s.relative_residuals[0]))).solve(op, b)
     assert abs(len(histories[0]) - len(histories[1])) <= 1
     torch.testing.assert_close(torch.tensor(histories[0][:20]), torch.tensor(histories[1][:20]), rtol=1e-3, atol=0)
 

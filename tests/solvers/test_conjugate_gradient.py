@@ -41,7 +41,7 @@ def test_finishes_in_as_many_steps_as_distinct_eigenvalues(generator) -> None:
     values = torch.cat([torch.full((20,), v) for v in (1.0, 4.0, 9.0)]).double()
     basis, _ = torch.linalg.qr(torch.randn(60, 60, generator=generator, dtype=torch.float64))
     steps = []
-    solver = ConjugateGradient(rtol=1e-10, callback=lambda step, residuals: steps.append(residuals))
+    solver = ConjugateGradient(rtol=1e-10, callback=lambda state: steps.append(state.relative_residuals))
     b = torch.randn(60, generator=generator, dtype=torch.float64)
     assert solver.solve(DenseOperator((basis * values) @ basis.T), b).converged
     assert len(steps) == 3

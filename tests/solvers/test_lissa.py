@@ -27,7 +27,9 @@ def test_follows_the_closed_form_of_the_mean(examples: Tensor, generator) -> Non
     b = torch.randn(20, 3, generator=generator, dtype=torch.float64)
     damping, step_size = 0.2, 0.7 / float(torch.linalg.eigvalsh(matrix).max() + 0.2)
     seen: dict[int, Tensor] = {}
-    solver = Lissa(step_size, batch_size=1, num_steps=50, callback=lambda step, u: seen.update({step: u}))
+    solver = Lissa(
+        step_size, batch_size=1, num_steps=50, callback=lambda state: seen.update({state.num_steps: state.x})
+    )
     solver.solve(FullBatch(matrix) + damping * identity, b)
     values, vectors = torch.linalg.eigh(matrix + damping * torch.eye(20, dtype=torch.float64))
     for step in (1, 2, 7, 50):  # u_t = (I - (I - eta A)^t) A⁻¹ b

@@ -22,7 +22,7 @@ def test_solves_indefinite_systems_and_states_the_residual(generator: torch.Gene
     matrix = indefinite(30, generator)
     b = torch.randn(30, 4, generator=generator, dtype=torch.float64)
     seen: list[torch.Tensor] = []
-    solver = MinimumResidual(rtol=1e-9, callback=lambda step, residuals: seen.append(residuals.clone()))
+    solver = MinimumResidual(rtol=1e-9, callback=lambda state: seen.append(state.relative_residuals))
     solution = solver.solve(DenseOperator(matrix), b)
     torch.testing.assert_close(solution.x, torch.linalg.solve(matrix, b), rtol=1e-7, atol=1e-8)
     assert solution.converged

@@ -3,8 +3,14 @@ import torch
 from torch import Tensor
 
 from curvlab.linalg import DenseOperator, identity
-from curvlab.solvers import ConjugateGradient, DivergenceError, Lissa, lissa_hyperparameters
-from curvlab.solvers.recipe import measure_constant, measure_recipe
+from curvlab.solvers import (
+    ConjugateGradient,
+    DivergenceError,
+    Lissa,
+    lissa_hyperparameters,
+    measure_constant,
+    measure_recipe,
+)
 
 
 def exact_constant(matrices: Tensor) -> float:
@@ -134,7 +140,7 @@ def test_averaging_lowers_the_residual(generator) -> None:
     averaged = Lissa(0.03, 100, 2000, average_last=1000).solve(operator, b, generator=seeds[1])
     assert bool((averaged.residual < 0.5 * last.residual).all())
     iterates: list[Tensor] = []
-    Lissa(0.1, 20, 6, callback=lambda step, u: iterates.append(u)).solve(
+    Lissa(0.1, 20, 6, callback=lambda state: iterates.append(state.x)).solve(
         operator, b, generator=torch.Generator().manual_seed(0)
     )
     mean = Lissa(0.1, 20, 6, average_last=4).solve(operator, b, generator=torch.Generator().manual_seed(0)).x

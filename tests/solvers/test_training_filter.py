@@ -6,7 +6,7 @@ from torch import Tensor
 
 from curvlab.linalg import DenseOperator, identity
 from curvlab.solvers import ConjugateGradient, IndefiniteOperatorError, TrainingFilter
-from curvlab.solvers.krylov import KrylovSpace
+from curvlab.solvers.gradient_flow import KrylovSpace
 
 FP64 = torch.float64
 

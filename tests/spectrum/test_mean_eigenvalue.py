@@ -1,7 +1,6 @@
 """tr(G)/P without a backward pass, against matrices that autograd or linear algebra gives."""
 
 import copy
-import sys
 from pathlib import Path
 
 import pytest
@@ -10,6 +9,7 @@ from torch import Tensor, nn
 
 from curvlab.curvature import GaussNewtonOperator, HessianOperator
 from curvlab.curvature.quadratic_forms import quadratic_forms
+from curvlab.iterate import Checkpoint
 from curvlab.spectrum import Estimate, mean_eigenvalue
 
 
@@ -165,7 +165,6 @@ def test_refusals() -> None:
 
 
 def test_a_killed_estimate_goes_on_with_its_next_form(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("curvlab.checkpoint.Checkpoint.due", lambda self, step: True)
     model, data = classifier()
     operator, count = GaussNewtonOperator(model.eval(), nn.CrossEntropyLoss(), data), [0, 0]
 
@@ -175,17 +174,16 @@ def test_a_killed_estimate_goes_on_with_its_next_form(tmp_path: Path, monkeypatc
             raise KeyboardInterrupt
         return quadratic_forms(operator, probes)
 
-    # The package names the function as its module is named: only sys.modules has the module.
-    monkeypatch.setattr(sys.modules[mean_eigenvalue.__module__], "quadratic_forms", counted)
+    monkeypatch.setattr("curvlab.spectrum.trace.quadratic_forms", counted)
 
     def estimate(**settings: object) -> Estimate:
         generator = torch.Generator().manual_seed(0)
         return mean_eigenvalue(operator, num_probes=8, batch_size=5, generator=generator, **settings)
 
-    whole = estimate()
+    whole, place = estimate(), Checkpoint(tmp_path / "forms", every=1)
     count[:] = [0, 6]
     with pytest.raises(KeyboardInterrupt):
-        estimate(checkpoint=tmp_path / "forms")
+        estimate(checkpoint=place)
     count[:] = [0, 0]
-    assert estimate(checkpoint=tmp_path / "forms") == whole
+    assert estimate(checkpoint=place) == whole
     assert count[0] == 3

@@ -1,8 +1,7 @@
 import pytest
 import torch
 
-from curvlab.linalg import DenseOperator
-from curvlab.spectrum import orthonormalise
+from curvlab.linalg import DenseOperator, orthonormalise
 
 
 @pytest.mark.parametrize("width", [1, 5, 32, 33, 80])

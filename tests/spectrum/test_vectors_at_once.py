@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from curvlab.linalg import DenseOperator, identity
-from curvlab.spectrum.vectors_at_once import vectors_that_fit
+from curvlab.spectrum.eigenvalues import vectors_that_fit
 
 SIZE = 2_000_000  # numbers of a vector: 16 MB in float64
 

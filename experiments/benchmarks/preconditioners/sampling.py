@@ -20,6 +20,7 @@ from curvlab.curvature import (
 )
 from curvlab.linalg import identity
 from curvlab.solvers import DivergenceError, Lissa, lissa_hyperparameters, measure_constant
+from curvlab.solvers.lissa import LissaState
 from experiments.benchmarks.preconditioners.systems import Systems
 
 GROWTH = 1.3  # between recorded steps
@@ -140,11 +141,12 @@ class _Recorder:
         self.errors: list[float] = []
         self._next = 1.0
 
-    def __call__(self, step: int, u: Tensor) -> None:
+    def __call__(self, state: LissaState) -> None:
+        step = state.num_steps
         if step >= self._next:
             self._next = max(step + 1, step * GROWTH)
             self.steps.append(step)
-            self.errors.append(self.error(u))
+            self.errors.append(self.error(state.x))
 
     def error(self, u: Tensor) -> float:
         """Return the median over systems of ‖u - x‖ / ‖x‖."""

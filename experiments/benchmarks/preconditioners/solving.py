@@ -9,10 +9,8 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from curvlab.solvers import BlockConjugateGradient, ConjugateGradient, Nystrom, Rows
-from curvlab.solvers.preconditioners import Preconditioner
+from curvlab.solvers import BlockConjugateGradient, ConjugateGradient, Nystrom, Preconditioner, Rows
 from experiments.benchmarks.preconditioners.systems import Systems
 from experiments.benchmarks.timing import work_clock
 
@@ -63,11 +61,11 @@ class _Clock:
         self.start = self.now()
         self.steps, self.seconds = [math.nan] * len(TARGETS), [math.nan] * len(TARGETS)
 
-    def __call__(self, step: int, residuals: Tensor) -> None:
-        worst = float(residuals.max())
+    def __call__(self, state: Any) -> None:
+        worst = float(state.relative_residuals.max())
         for index, target in enumerate(TARGETS):
             if worst <= target and math.isnan(self.steps[index]):
-                self.steps[index], self.seconds[index] = step, self.now() - self.start
+                self.steps[index], self.seconds[index] = state.num_steps, self.now() - self.start
 
 
 def _block_cg(systems: Systems, preconditioner: Preconditioner | None) -> dict[str, Any]:
@@ -92,11 +90,11 @@ def _cg(systems: Systems) -> dict[str, Any]:
     first = torch.full((len(TARGETS), b.shape[1]), math.nan)
     clock = _Clock(systems)
 
-    def watch(step: int, residuals: Tensor) -> None:
-        clock(step, residuals)
+    def watch(state: Any) -> None:
+        clock(state)
         for index, target in enumerate(TARGETS):
-            reached = (residuals <= target) & first[index].isnan()
-            first[index, reached] = step
+            reached = (state.relative_residuals <= target) & first[index].isnan()
+            first[index, reached] = state.num_steps
 
     solution = ConjugateGradient(0.9 * TARGETS[-1], callback=watch).solve(systems.damped, b)
     systems.run.add_matvecs(solution.num_matvecs)

@@ -91,7 +91,7 @@ class _Measured:
         exact = GaussNewtonOperator(model, self.task.loss, self.task.train) + damping * identity
         bar = self.run.progress(0, f"reference {self.task.label}")
         rtol = self.settings.reference_rtol
-        solver = BlockConjugateGradient(rtol, callback=lambda step, residuals: bar.update())
+        solver = BlockConjugateGradient(rtol, callback=lambda _: bar.update())
         solution = solver.solve(exact, self.gradients(self.settings.num_reference).to(dtype))
         self.run.add_matvecs(solution.num_matvecs)
         return {"solutions": solution.x.float(), "residual": float(solution.residual.max())}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -71,12 +72,12 @@ class Recorder:
         """Begin to count seconds."""
         self._start = self.clock()
 
-    def __call__(self, step: int, iterate: Callable[[], Tensor]) -> None:
+    def __call__(self, state: Any) -> None:
         """Look at the iterate if it is time."""
-        if step < self._next:
+        if (step := state.num_steps) < self._next:
             return
         self._next = max(step + 1, step * GROWTH)
-        self.record(iterate())
+        self.record(state.x)
 
     def record(self, x: Tensor) -> None:
         """Add a row: work, seconds, error and correlation of each system."""

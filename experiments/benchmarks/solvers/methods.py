@@ -14,17 +14,18 @@ from curvlab.curvature import GaussNewtonOperator
 from curvlab.linalg import LinearOperator, identity
 from curvlab.solvers import (
     BlockConjugateGradient,
-    Chebyshev,
     ConjugateGradient,
     DivergenceError,
     Ekfac,
     Lissa,
     Nystrom,
     Rows,
+    Solver,
     default_solver,
     lissa_hyperparameters,
 )
 from curvlab.spectrum import hutchinson_trace, top_eigenvalues
+from experiments.benchmarks.solvers.chebyshev import Chebyshev
 from experiments.benchmarks.solvers.counting import CountedOperator, Counter, Recorder
 
 LABELS = {
@@ -88,19 +89,19 @@ def solve(systems: CountedSystems, method: str, generator: torch.Generator) -> d
     return {"outcome": outcome, "residual": float(solution.residual.max())}
 
 
-def _solver(systems: CountedSystems, method: str, generator: torch.Generator) -> ConjugateGradient | Chebyshev:
+def _solver(systems: CountedSystems, method: str, generator: torch.Generator) -> Solver:
     recorder, rtol, rank = systems.recorder, systems.rtol, systems.nystrom_rank
     size, num = systems.right_hand_sides.shape
-    build: dict[str, Callable[[], ConjugateGradient | Chebyshev | BlockConjugateGradient]] = {
-        "cg": lambda: ConjugateGradient(rtol, monitor=recorder),
-        "block_cg": lambda: BlockConjugateGradient(rtol, monitor=recorder),
-        "chebyshev": lambda: Chebyshev(rtol, monitor=recorder),
-        "nystrom_cg": lambda: ConjugateGradient(rtol, preconditioner=Nystrom(rank), monitor=recorder),
-        "nystrom_block_cg": lambda: dataclasses.replace(default_solver(size, num, rtol=rtol), monitor=recorder),
+    build: dict[str, Callable[[], Solver]] = {
+        "cg": lambda: ConjugateGradient(rtol, callback=recorder),
+        "block_cg": lambda: BlockConjugateGradient(rtol, callback=recorder),
+        "chebyshev": lambda: Chebyshev(rtol, callback=recorder),
+        "nystrom_cg": lambda: ConjugateGradient(rtol, preconditioner=Nystrom(rank), callback=recorder),
+        "nystrom_block_cg": lambda: dataclasses.replace(default_solver(size, num, rtol=rtol), callback=recorder),
         "default": lambda: _default(systems, generator),
-        "ekfac_cg": lambda: ConjugateGradient(rtol, preconditioner=_ekfac(systems, generator), monitor=recorder),
+        "ekfac_cg": lambda: ConjugateGradient(rtol, preconditioner=_ekfac(systems, generator), callback=recorder),
     }
-    return build[method]()  # type: ignore[return-value]  # one interface
+    return build[method]()
 
 
 def _default(systems: CountedSystems, generator: torch.Generator) -> BlockConjugateGradient:
@@ -113,7 +114,7 @@ def _default(systems: CountedSystems, generator: torch.Generator) -> BlockConjug
         inverse, cost = chosen.preconditioner.build(damped, generator=generator)
         systems.counter.work += cost
         chosen = dataclasses.replace(chosen, preconditioner=inverse)
-    return dataclasses.replace(chosen, monitor=systems.recorder)
+    return dataclasses.replace(chosen, callback=systems.recorder)
 
 
 def _ekfac(systems: CountedSystems, generator: torch.Generator) -> LinearOperator:
@@ -126,12 +127,9 @@ def _ekfac(systems: CountedSystems, generator: torch.Generator) -> LinearOperato
 def _lissa(systems: CountedSystems, method: str, generator: torch.Generator) -> dict[str, object]:
     counted = CountedOperator(systems.operator, systems.counter)
 
-    def watch(step: int, u: Tensor) -> None:
-        systems.recorder(step, lambda: u)
-
     if method == "lissa_auto":
         solver = Lissa.auto(counted, systems.damping, sampling="uniform", generator=generator)
-        solver = dataclasses.replace(solver, callback=watch)
+        solver = dataclasses.replace(solver, callback=systems.recorder)
     else:
         trace = hutchinson_trace(counted, rtol=0.05, generator=generator).value
         largest = float(top_eigenvalues(counted, 1, rtol=0.01, generator=generator).values[0])
@@ -139,7 +137,7 @@ def _lissa(systems: CountedSystems, method: str, generator: torch.Generator) -> 
             trace=max(trace, largest), largest_eigenvalue=largest, damping=systems.damping
         )
         batch_size = math.ceil(settings.batch_size / systems.predictions)
-        solver = Lissa(settings.step_size, batch_size, settings.num_steps, callback=watch)
+        solver = Lissa(settings.step_size, batch_size, settings.num_steps, callback=systems.recorder)
     try:
         solution = solver.solve(systems.counted, systems.right_hand_sides, generator=generator)
     except DivergenceError as error:

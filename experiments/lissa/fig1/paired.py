@@ -12,6 +12,7 @@ from curvlab.influence import ProximalBregmanObjective
 from curvlab.linalg import LinearOperator
 from curvlab.linalg.operator import DerivedOperator
 from curvlab.solvers import Lissa, LissaHyperparameters
+from curvlab.solvers.lissa import LissaState
 
 PARTED = 0.5  # of LiSSA's length: where SGD is farther than that from LiSSA, the two have parted
 
@@ -83,7 +84,7 @@ class _Follower:
         self.displacement = objective.zeros()
         self.norms: list[tuple[Tensor, Tensor, Tensor]] = []
 
-    def __call__(self, step: int, solutions: Tensor) -> None:
+    def __call__(self, state: LissaState) -> None:
         u = self.displacement
         if self.batch_size is None:
             gradient = self.objective.gradient(u)
@@ -92,7 +93,7 @@ class _Follower:
                 u, batch_size=self.batch_size, weights=self.weights, generator=self.generator
             )
         self.displacement = u - self.step_size * gradient
-        x = solutions.to(self.displacement)
+        x = state.x.to(self.displacement)
         found = (x, self.displacement, x + self.displacement)
         self.norms.append(tuple(_norms(vectors) for vectors in found))  # type: ignore[arg-type]
         self.on_step()

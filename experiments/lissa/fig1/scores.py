@@ -267,5 +267,5 @@ def _pbrf_by_newton(setup: _Setup, cfg: DictConfig) -> dict[str, Any]:
     return {"scores": scores, "residual": float(response.gradient_norm.max())}
 
 
-def _advance(bar: Any) -> Callable[[int, Tensor], None]:
-    return lambda step, value: bar.update()
+def _advance(bar: Any) -> Callable[[object], None]:
+    return lambda state: bar.update()

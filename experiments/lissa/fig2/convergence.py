@@ -14,6 +14,7 @@ from torch import Tensor
 
 from curvlab.lab import Run
 from curvlab.solvers import Lissa, lissa_hyperparameters
+from curvlab.solvers.lissa import LissaState
 from curvlab.spectrum import hutchinson_trace, top_eigenvalues
 from experiments.shared.recipes import compare_recipes, exact_solutions
 from experiments.shared.systems import Systems
@@ -156,10 +157,10 @@ def _scores(
     bar = systems.task.run.progress(num_steps, f"LiSSA {systems.task.label}, |B| = {batch_size}, run {repetition}")
     scores: list[Tensor] = []
 
-    def watch(step: int, u: Tensor) -> None:
+    def watch(state: LissaState) -> None:
         bar.update()
-        if step in wanted:
-            scores.append((systems.test_gradients @ u).float())
+        if state.num_steps in wanted:
+            scores.append((systems.test_gradients @ state.x).float())
 
     solver = Lissa(
         step_size, batch_size, num_steps, check_residual=False, raise_on_divergence=False, callback=watch

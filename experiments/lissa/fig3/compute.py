@@ -20,6 +20,7 @@ from curvlab.lab.data import TokenSplits
 from curvlab.linalg import identity
 from curvlab.problem import output_loss
 from curvlab.solvers import DivergenceError, Lissa
+from curvlab.solvers.lissa import LissaState
 from curvlab.spectrum import top_eigenvalues
 from experiments.lissa.fig3.statistics import pair_table, retrieval_table, square_table
 from experiments.papers import FOLDER as PAPERS
@@ -188,9 +189,9 @@ def _lissa(  # noqa: PLR0917
     steps_done = 0
     bar = run.progress(setting["num_steps"], "LiSSA")
 
-    def count(step: int, iterate: Tensor) -> None:
+    def count(state: LissaState) -> None:
         nonlocal steps_done
-        steps_done = step
+        steps_done = state.num_steps
         bar.update()
 
     solver = Lissa(

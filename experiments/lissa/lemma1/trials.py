@@ -9,6 +9,7 @@ from torch import Tensor
 
 from curvlab.linalg import LinearOperator, identity
 from curvlab.solvers import Lissa
+from curvlab.solvers.lissa import LissaState
 
 BLOCK_NUMBERS = 1_000_000  # signs held at once; more would leave the cache
 
@@ -79,8 +80,8 @@ def lissa_errors(
     for count in _blocks(num_trials, batch_size * len(eigenvalues)):
         iterates = [torch.zeros(len(eigenvalues), count, dtype=eigenvalues.dtype)]
 
-        def keep(_: int, u: Tensor, iterates: list[Tensor] = iterates) -> None:
-            iterates.append(u.clone())
+        def keep(state: LissaState, iterates: list[Tensor] = iterates) -> None:
+            iterates.append(state.x.clone())
 
         solver = Lissa(
             step_size,

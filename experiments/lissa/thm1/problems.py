@@ -13,6 +13,7 @@ from torch.func import jacrev, vmap
 from curvlab.linalg import LinearOperator, identity
 from curvlab.problem import ModelFunction
 from curvlab.solvers import Lissa
+from curvlab.solvers.lissa import LissaState
 from experiments.lissa.spectra import spectrum
 
 BLOCK_TRIALS = 64
@@ -142,9 +143,9 @@ def lissa_errors(
     for count in _blocks(num_trials):
         kept: dict[int, Tensor] = {}
 
-        def keep(step: int, u: Tensor, kept: dict[int, Tensor] = kept) -> None:
-            if step in shown_steps:
-                kept[step] = u - solution
+        def keep(state: LissaState, kept: dict[int, Tensor] = kept) -> None:
+            if state.num_steps in shown_steps:
+                kept[state.num_steps] = state.x - solution
 
         solver = Lissa(
             step_size,

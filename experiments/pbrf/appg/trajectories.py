@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -13,8 +12,15 @@ from omegaconf import DictConfig
 from torch import Tensor
 
 from curvlab.linalg import DerivedOperator, LinearOperator
-from curvlab.solvers import BlockConjugateGradient, ConjugateGradient, DivergenceError, Lissa, default_solver
-from curvlab.solvers.recipe import measure_recipe
+from curvlab.solvers import (
+    BlockConjugateGradient,
+    ConjugateGradient,
+    DivergenceError,
+    Lissa,
+    default_solver,
+    measure_recipe,
+)
+from curvlab.solvers.lissa import LissaState
 from experiments.pbrf.appg.systems import Systems
 from experiments.pbrf.tuned_lissa import SCALES
 
@@ -59,16 +65,16 @@ def _krylov(
     counted, curve, stride = CountedOperator(systems.damped), Curve(), Stride()
     size, num = systems.right_hand_sides.shape
 
-    def watch(step: int, iterate: Callable[[], Tensor]) -> None:
-        if stride.wants(step):
-            curve.add(counted.num_products / num, compare, iterate())
+    def watch(state: Any) -> None:
+        if stride.wants(state.num_steps):
+            curve.add(counted.num_products / num, compare, state.x)
 
     limits: dict[str, Any] = {"rtol": settings.rtol, "max_steps": settings.max_steps}
     solver: Any = {
-        "cg": ConjugateGradient(**limits, monitor=watch),
-        "block_cg": BlockConjugateGradient(**limits, monitor=watch),
+        "cg": ConjugateGradient(**limits, callback=watch),
+        "block_cg": BlockConjugateGradient(**limits, callback=watch),
         "default": dataclasses.replace(
-            default_solver(size, num, rtol=settings.rtol), max_steps=settings.max_steps, monitor=watch
+            default_solver(size, num, rtol=settings.rtol), max_steps=settings.max_steps, callback=watch
         ),
     }[method]
     solution = solver.solve(counted, systems.right_hand_sides, generator=generator)
@@ -101,9 +107,9 @@ def _repeats(
     sums: dict[int, Tensor] = {}
     single, mean = Curve(), Curve()
 
-    def watch(step: int, u: Tensor) -> None:
-        if step in wanted:
-            sums[step] = sums[step] + u if step in sums else u.clone()
+    def watch(state: LissaState) -> None:
+        if (step := state.num_steps) in wanted:
+            sums[step] = sums[step] + state.x if step in sums else state.x.clone()
 
     solver = Lissa(1 / scale, settings.batch_size, settings.num_steps, check_residual=False, callback=watch)
     for repeat in range(settings.num_repeats):
@@ -126,9 +132,9 @@ def _lissa_auto(systems: Systems, compare: Comparison, generator: torch.Generato
     set_up = (full + recipe.num_sampled_examples / size) / num  # shared by all systems
     curve, stride = Curve(), Stride()
 
-    def watch(step: int, u: Tensor) -> None:
-        if stride.wants(step):
-            curve.add(set_up + step * solver.batch_size / size, compare, u)
+    def watch(state: LissaState) -> None:
+        if stride.wants(state.num_steps):
+            curve.add(set_up + state.num_steps * solver.batch_size / size, compare, state.x)
 
     chosen = dataclasses.replace(solver, callback=watch)
     solution = chosen.solve(systems.damped, systems.right_hand_sides, generator=generator)

@@ -2,9 +2,24 @@
 
 from curvlab.linalg.dense import DenseOperator
 from curvlab.linalg.draws import ExampleDraws
-from curvlab.linalg.flatten import flatten, flatten_columns, unflatten, unflatten_columns
-from curvlab.linalg.identity import Identity, identity
-from curvlab.linalg.operator import DerivedOperator, LinearOperator, ScaledOperator, SumOperator
+from curvlab.linalg.operator import (
+    DerivedOperator,
+    Identity,
+    LinearOperator,
+    ScaledOperator,
+    SumOperator,
+    identity,
+)
+from curvlab.linalg.vectors import (
+    checked_product,
+    describe,
+    draw_probes,
+    flatten,
+    flatten_columns,
+    orthonormalise,
+    unflatten,
+    unflatten_columns,
+)
 
 __all__ = [
     "DenseOperator",
@@ -14,9 +29,13 @@ __all__ = [
     "LinearOperator",
     "ScaledOperator",
     "SumOperator",
+    "checked_product",
+    "describe",
+    "draw_probes",
     "flatten",
     "flatten_columns",
     "identity",
+    "orthonormalise",
     "unflatten",
     "unflatten_columns",
 ]

@@ -1,35 +1,22 @@
 """The core abstraction: a symmetric operator is a size, a dtype, a device and a product.
 
-Sums and multiples of operators stand here too, because `+` and `*` of the one make the other.
+Sums, multiples and the identity stand here too, because `+` and `*` of operators make them.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import reduce
 from itertools import accumulate
-from pathlib import Path
-from typing import Any, NoReturn, Protocol, runtime_checkable
+from typing import NoReturn
 
+import numpy as np
 import torch
 from scipy.sparse.linalg import LinearOperator as ScipyLinearOperator
 from torch import Tensor
 
-from curvlab.checkpoint import Checkpoint
-from curvlab.linalg.scipy_operator import scipy_operator
 from curvlab.ranks import Ranks
-
-
-@runtime_checkable
-class OfAnySize(Protocol):
-    """What becomes an operator once its size is known: the identity."""
-
-    def like(self, operator: LinearOperator) -> LinearOperator:
-        """Return it with the size, dtype and device of `operator`."""
-        ...
-
-    def __rmul__(self, factor: float) -> OfAnySize: ...
 
 
 class LinearOperator(ABC):
@@ -133,20 +120,14 @@ class LinearOperator(ABC):
             raise ValueError(f"{type(self).__name__} does not say how its vectors, cut up over processes, are cut")
         return [slice(end - size, end) for size, end in zip(sizes, accumulate(sizes), strict=True)]
 
-    # ------------------------------------------------------------------------------- checkpoints
     def probe(self) -> Tensor:
-        """Return ‖A v‖ and up to 4,096 numbers of A v for one fixed v, fp64 on the CPU: another A has others.
+        """Return ‖A v‖ and up to 4,096 numbers of A v for one fixed v, fp64 on the CPU: what tells A from others.
 
         Cost: one product.
         """
         product = self @ self.randn(1, torch.Generator().manual_seed(0))
         some = product[:: -(-len(product) // 4096), 0]
         return torch.cat([self.norm(product), some]).double().cpu()
-
-    def checkpoint(self, path: str | Path, settings: Mapping[str, Any], *, every: int | None = None) -> Checkpoint:
-        """Return where work with our vectors is kept, told apart by `settings`, our size, dtype, damping."""
-        own = {"operator": f"{self.shape[0]} {self.dtype} damping {self.damping!r}"}
-        return Checkpoint(path, {**settings, **own}, every=every)
 
     # ---------------------------------------------------------------------------------- sampling
     def sample(
@@ -164,15 +145,15 @@ class LinearOperator(ABC):
         )
 
     # ----------------------------------------------------------------------------------- algebra
-    def __add__(self, other: LinearOperator | OfAnySize) -> SumOperator:
-        if not isinstance(other, LinearOperator | OfAnySize):
-            refuse_to_add(self, other)
+    def __add__(self, other: LinearOperator | Identity) -> SumOperator:
+        if not isinstance(other, LinearOperator | Identity):
+            _refuse_to_add(self, other)
         term = other if isinstance(other, LinearOperator) else other.like(self)
         return SumOperator([*_terms(self), *_terms(term)])
 
     __radd__ = __add__
 
-    def __sub__(self, other: LinearOperator | OfAnySize) -> SumOperator:
+    def __sub__(self, other: LinearOperator | Identity) -> SumOperator:
         return self + (-1.0) * other
 
     def __mul__(self, scale: float) -> ScaledOperator:
@@ -197,7 +178,23 @@ class LinearOperator(ABC):
 
     def to_scipy(self) -> ScipyLinearOperator:
         """Return a `scipy.sparse.linalg.LinearOperator` on NumPy arrays of the same dtype."""
-        return scipy_operator(self)
+        if self.dtype == torch.bfloat16:
+            raise TypeError(
+                "NumPy has no bfloat16: build the operator on the model in single precision, model.float(), "
+                "to use it with SciPy."
+            )
+        dtype = torch.empty(0, dtype=self.dtype).numpy().dtype
+
+        def apply(vectors: np.ndarray) -> np.ndarray:
+            as_tensor = torch.from_numpy(np.ascontiguousarray(vectors, dtype=dtype)).to(self.device)
+            return (self @ as_tensor).detach().cpu().numpy()
+
+        def apply_vector(vector: np.ndarray) -> np.ndarray:  # scipy passes (P,) or (P, 1)
+            return apply(vector.reshape(-1))
+
+        return ScipyLinearOperator(
+            shape=self.shape, matvec=apply_vector, rmatvec=apply_vector, matmat=apply, rmatmat=apply, dtype=dtype
+        )
 
 
 class DerivedOperator(LinearOperator):
@@ -227,10 +224,6 @@ class DerivedOperator(LinearOperator):
     def tensor_slices(self, sizes: Sequence[int]) -> list[slice]:
         """Return those of `origin`."""
         return self.origin.tensor_slices(sizes)
-
-    def checkpoint(self, path: str | Path, settings: Mapping[str, Any], *, every: int | None = None) -> Checkpoint:
-        """Return that of `origin`, for our damping."""
-        return self.origin.checkpoint(path, {"damping": self.damping, **settings}, every=every)
 
 
 class ScaledOperator(DerivedOperator):
@@ -308,8 +301,67 @@ class SumOperator(DerivedOperator):
         return max((term.num_examples for term in self.terms if term.num_examples is not None), default=None)
 
 
-def refuse_to_add(left: object, right: object) -> NoReturn:
-    """Raise the TypeError that says how damping is added to an operator."""
+class Identity:
+    """A multiple of the identity that takes its size from the operator it is added to.
+
+    `op + damping * identity` is the only way damping enters: a solver receives the matrix it inverts.
+    """
+
+    def __init__(self, scale: float = 1.0) -> None:
+        self.scale = scale
+
+    def __mul__(self, factor: float) -> Identity:
+        return Identity(self.scale * float(factor))
+
+    __rmul__ = __mul__
+
+    def __add__(self, other: LinearOperator) -> SumOperator:
+        if not isinstance(other, LinearOperator):
+            _refuse_to_add(self, other)
+        return other + self
+
+    __radd__ = __add__
+
+    def __repr__(self) -> str:
+        return f"{self.scale:g} * identity"
+
+    def like(self, operator: LinearOperator) -> IdentityOperator:
+        """Return this multiple of the identity with the size, dtype and device of `operator`."""
+        return IdentityOperator(operator.shape[0], scale=self.scale, dtype=operator.dtype, device=operator.device)
+
+
+identity = Identity()
+
+
+class IdentityOperator(LinearOperator):
+    """c·I of a definite size."""
+
+    def __init__(self, size: int, *, scale: float, dtype: torch.dtype, device: torch.device | str) -> None:
+        super().__init__(size, dtype=dtype, device=device)
+        self.scale = scale
+
+    def matmat(self, vectors: Tensor) -> Tensor:
+        """Return c V. Cost: one multiplication."""
+        return self.scale * vectors
+
+    def sample(
+        self, batch_size: int, generator: torch.Generator | None = None, probabilities: Tensor | None = None
+    ) -> IdentityOperator:
+        """Return itself: the identity is the same on every batch."""
+        return self
+
+    @property
+    def is_psd(self) -> bool:
+        """Whether c >= 0."""
+        return self.scale >= 0
+
+    @property
+    def damping(self) -> float:
+        """The multiple c itself."""
+        return self.scale
+
+
+def _refuse_to_add(left: object, right: object) -> NoReturn:
     names = [str(term) if isinstance(term, int | float) else type(term).__name__ for term in (left, right)]
     raise TypeError(
         f"cannot add {names[0]} and {names[1]}: operators are added to operators, and damping as in "

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping
-from pathlib import Path
-from typing import Any
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
@@ -15,7 +13,6 @@ from curvlab.curvature.layers import Layer
 from curvlab.curvature.mean_over_ranks import MeanOverRanks
 from curvlab.curvature.quadratic_forms import quadratic_forms
 from curvlab.linalg import LinearOperator
-from curvlab.parallel.checkpoint import FirstRankCheckpoint
 from curvlab.parallel.examples import SharedExamples
 from curvlab.ranks import SAME_SEEDS, Ranks
 
@@ -119,13 +116,6 @@ class DataParallelOperator(MeanOverRanks):
     def inner(self, left: Tensor, right: Tensor) -> Tensor:
         """Return <l, r> column by column, as rank 0 has it."""
         return self.ranks.from_first(super().inner(left, right))
-
-    def checkpoint(
-        self, path: str | Path, settings: Mapping[str, Any], *, every: int | None = None
-    ) -> FirstRankCheckpoint:
-        """Return a file that rank 0 keeps for all: their states are the same."""
-        own = {"operator": f"{self.shape[0]} {self.dtype} damping {self.damping!r}"}
-        return FirstRankCheckpoint(path, {**settings, **own}, every=every, ranks=self.ranks)
 
     # ----------------------------------------------------------------- single examples and layers
     def own(self) -> DataOperator:

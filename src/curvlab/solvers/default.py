@@ -9,7 +9,7 @@ import torch
 from curvlab.curvature import output_curvatures
 from curvlab.curvature.example_rows import covering_layers, own_gauss_newton
 from curvlab.linalg import LinearOperator, SumOperator
-from curvlab.solvers.block_conjugate_gradient import BlockConjugateGradient
+from curvlab.solvers.block_cg import BlockConjugateGradient
 from curvlab.solvers.preconditioners import Nystrom, Rows
 
 if TYPE_CHECKING:

@@ -7,10 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from curvlab.linalg import LinearOperator
+from curvlab.linalg import LinearOperator, describe
 from curvlab.solvers.solution import Solution, relative_norm
 from curvlab.solvers.solver import check_finite, check_right_hand_side
-from curvlab.spectrum.probes import describe
 
 
 @dataclass(frozen=True)

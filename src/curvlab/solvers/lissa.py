@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Literal
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from curvlab.checkpoint import Checkpoint
-from curvlab.linalg import LinearOperator
-from curvlab.solvers.halves import Halves
-from curvlab.solvers.importance_recipe import measure_importance_recipe
-from curvlab.solvers.recipe import LissaRecipe, measure_recipe
+from curvlab.linalg import LinearOperator, describe
+from curvlab.solvers.lissa_settings import LissaRecipe, measure_importance_recipe, measure_recipe
 from curvlab.solvers.solution import Solution, relative_norm
-from curvlab.solvers.solver import check_definite, check_finite, check_right_hand_side, open_checkpoint
-from curvlab.spectrum.probes import describe
-
-Callback = Callable[[int, Tensor], None]
+from curvlab.solvers.solver import (
+    IterativeSolver,
+    check_definite,
+    check_finite,
+    check_right_hand_side,
+    depends_on,
+)
 
 # Iterates this many times longer than any that a convergent iteration can reach have diverged. Sampling
 # noise may exceed the bound, which holds for the mean, but not by much where the iteration is stable.
@@ -43,7 +42,7 @@ class DivergenceError(RuntimeError):
 
 
 @dataclass(frozen=True)
-class Lissa:
+class Lissa(IterativeSolver):
     """Solve A x = b by u <- u - step_size (A_t u - b), A_t = op.sample(batch_size): Agarwal et al. (2017).
 
     Klochkov & Liu (2024) Eq. 6 as printed, u <- b + (I - step_size A_t) u, has fixed point
@@ -68,15 +67,12 @@ class Lissa:
             the residual. None: by the residual alone.
         check_residual: False skips the final product with the full operator: residual is then nan, and
             converged False because nothing is known.
-        callback: called as callback(step, u) after each step, u (P, K) not to be modified.
         recipe: what the settings were computed from, if they were (`Lissa.auto`); its cost is counted.
-        checkpoint: file in which the iterate and the generator's state are kept, saved every minute: after a kill
-            the same call goes on there and ends at the same numbers.
-        checkpoint_every: save after so many steps, too.
         weights: probabilities by which a batch's examples are drawn, (N,), each then weighted to keep the mean
             (`op.sample(batch_size, generator, weights)`); None: uniformly. Where they follow tr(G_i), C is 1.
         raise_on_divergence: False returns what the iteration gives, as the authors' code does: only to show
             what that is. ‖x‖ > ‖b‖ / damping then tells that a column is no solution.
+        callback, checkpoint, progress: see IterativeSolver; a checkpoint keeps the generator's state, too.
 
     Cost: num_steps sampled products a column, which are counted in `num_matvecs` as they are, though each
     touches batch_size examples only; plus one full product a column for the residual.
@@ -89,11 +85,8 @@ class Lissa:
     average_last: int = 0
     error_rtol: float | None = None
     check_residual: bool = True
-    callback: Callback | None = None
     recipe: LissaRecipe | None = None
     raise_on_divergence: bool = True
-    checkpoint: str | Path | None = None
-    checkpoint_every: int | None = None
     weights: Tensor | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -110,64 +103,15 @@ class Lissa:
 
     def solve(self, operator: LinearOperator, b: Tensor, *, generator: torch.Generator | None = None) -> Solution:
         """Return x ≈ A⁻¹ b for b (P,) or (P, K); raises DivergenceError rather than return garbage."""
-        columns = check_right_hand_side(operator, b)
+        check_right_hand_side(operator, b)
         check_definite(operator)
-        scale = operator.norm(columns)
-        u = torch.zeros_like(columns)
-        history: list[Tensor] = []
-        unit = torch.where(scale > 0, scale, torch.ones_like(scale))
-        halves = Halves(columns, self.num_steps, self.average_last)
-        checkpoint, done = self._open_checkpoint(operator, columns, generator), 0
-        if checkpoint is not None and generator is not None and (kept := checkpoint.load()) is not None:
-            u, done = kept["u"].to(u), kept["num_steps"]
-            halves.sums = [part.to(u) for part in kept["sums"]]
-            history = list(kept["history"])
-            generator.set_state(kept["generator"])
-        for step in range(done + 1, self.num_steps + 1):
-            products = self._batch(operator, generator) @ u
-            residuals = products - columns
-            new = u - self.step_size * residuals
-            history.append((operator.norm(residuals) / unit).cpu())
-            del residuals  # as large as u
-            if self.raise_on_divergence:
-                self._check_growth(operator, new, products, scale, step)
-            u = new
-            halves.add(u, step)
-            if self.callback is not None:
-                self.callback(step, u)
-            if checkpoint is not None and generator is not None and checkpoint.due(step):
-                state = {"u": u, "num_steps": step, "sums": halves.sums, "generator": generator.get_state()}
-                checkpoint.save(state | {"history": history})
-        seen = torch.stack(history) if history else None
-        error = None
-        if self.average_last:
-            u = halves.mean()
-        if self.average_last >= 2:
-            error = halves.error(operator, self.step_size * operator.damping).reshape(b.shape[1:])
-        num_matvecs = self.num_steps * columns.shape[1] + (self.recipe.num_matvecs if self.recipe else 0)
-        if not self.check_residual:
-            unknown = torch.full_like(scale, math.nan)
-            return Solution(u.reshape(b.shape), unknown.reshape(b.shape[1:]), False, num_matvecs, error, seen)
-        residual = relative_norm(operator, columns - operator @ u, columns)
-        converged = bool((residual <= self.rtol).all())
-        if error is not None and self.error_rtol is not None:
-            converged = bool((error <= self.error_rtol).all())
-        num_matvecs += columns.shape[1]
-        return Solution(u.reshape(b.shape), residual.reshape(b.shape[1:]), converged, num_matvecs, error, seen)
+        return self.run(_Iteration(self, operator, b, generator), self.num_steps)
 
-    def _open_checkpoint(
-        self, operator: LinearOperator, columns: Tensor, generator: torch.Generator | None
-    ) -> Checkpoint | None:
-        if self.checkpoint is None:
-            return None
-        if generator is None:
-            raise ValueError("a checkpoint keeps the state of the batches' generator: pass generator=...")
-        numbers = (self.step_size, self.batch_size, self.num_steps, self.average_last, generator.initial_seed())
-        name = f"Lissa {numbers}"
-        if self.weights is not None:
-            places = torch.arange(len(self.weights)).to(self.weights)
-            name += f" by {float((self.weights * places).sum())!r}"
-        return open_checkpoint(self.checkpoint, operator, columns, name, every=self.checkpoint_every)
+    def sample(self, operator: LinearOperator, generator: torch.Generator | None) -> LinearOperator:
+        """Return the operator on a batch, as the iteration draws it."""
+        if self.weights is None:  # operators of users may know uniform batches alone
+            return operator.sample(self.batch_size, generator)
+        return operator.sample(self.batch_size, generator, self.weights)
 
     @classmethod
     def auto(
@@ -177,7 +121,7 @@ class Lissa:
         *,
         sampling: Literal["importance", "uniform"] = "importance",
         error_rtol: float = 0.2,
-        callback: Callback | None = None,
+        callback: Callable[[LissaState], object] | None = None,
         generator: torch.Generator | None = None,
     ) -> Lissa:
         """Return a solver for `operator + damping * identity` with settings measured on `operator`.
@@ -236,7 +180,7 @@ class Lissa:
             )
         sums, squares = torch.zeros_like(columns), operator.norm(columns) * 0
         for _ in range(num_batches):
-            products = self._batch(operator, generator) @ columns - operator.damping * columns
+            products = self.sample(operator, generator) @ columns - operator.damping * columns
             sums = sums + products
             squares = squares + operator.inner(products, products)
         variance = (squares - operator.inner(sums, sums) / num_batches) / (num_batches - 1)
@@ -244,19 +188,114 @@ class Lissa:
         norm = operator.norm(columns)
         return (error / torch.where(norm > 0, norm, torch.ones_like(norm))).reshape(x.shape[1:])
 
-    def _batch(self, operator: LinearOperator, generator: torch.Generator | None) -> LinearOperator:
-        if self.weights is None:  # operators of users may know uniform batches alone
-            return operator.sample(self.batch_size, generator)
-        return operator.sample(self.batch_size, generator, self.weights)
 
-    def _check_growth(
-        self, operator: LinearOperator, u: Tensor, products: Tensor, scale: Tensor, step: int
+@dataclass(frozen=True)
+class LissaState:
+    """Where LiSSA stands.
+
+    Attributes:
+        x: u, (P, K), the last iterate.
+        sums: of the iterates that are averaged, over the first half of them and over the second.
+        generator: draws the batches.
+        history: ‖b - A_t u‖ / ‖b‖ of all steps, on the CPU.
+        num_steps: t.
+        done: whether it is T.
+    """
+
+    x: Tensor
+    sums: list[Tensor]
+    generator: torch.Generator | None
+    history: list[Tensor] = field(default_factory=list)
+    num_steps: int = 0
+    done: bool = False
+
+    @property
+    def status(self) -> str:
+        """The largest residual on the last batch."""
+        return f"residual on a batch {float(self.history[-1].max()):.2g}"
+
+
+class _Iteration:
+    """The method, for `iterate`.
+
+    Differs from Klochkov & Liu (2024), Eq. 6, in:
+    1. it is their rescaled form, whose limit does not depend on the step size, and starts at 0;
+    2. all right-hand sides share the batches;
+    3. iterates longer than a convergent iteration can make them raise;
+    4. the last iterates may be averaged, and tell an error.
+    """
+
+    def __init__(
+        self, solver: Lissa, operator: LinearOperator, b: Tensor, generator: torch.Generator | None
     ) -> None:
+        self.solver, self.operator, self.b, self.generator = solver, operator, b, generator
+        self.columns = b[:, None] if b.ndim == 1 else b
+        self.scale = operator.norm(self.columns)
+        self.unit = torch.where(self.scale > 0, self.scale, torch.ones_like(self.scale))
+        # Averaged are the iterates after `first`; those after `middle` are the second half.
+        self.first = solver.num_steps - solver.average_last
+        self.middle = self.first + solver.average_last // 2
+
+    def depends_on(self) -> Mapping[str, Any]:
+        return depends_on(self.solver, self.operator, self.b, generator=self.generator)
+
+    def init(self) -> LissaState:
+        u = torch.zeros_like(self.columns)
+        num_sums = 2 if self.solver.average_last else 0
+        return LissaState(u, [torch.zeros_like(u) for _ in range(num_sums)], self.generator)
+
+    def step(self, state: LissaState) -> LissaState:
+        solver, op, number = self.solver, self.operator, state.num_steps + 1
+        products = solver.sample(op, state.generator) @ state.x
+        residuals = products - self.columns
+        u = state.x - solver.step_size * residuals
+        state.history.append((op.norm(residuals) / self.unit).cpu())
+        del residuals  # as large as u
+        if solver.raise_on_divergence:
+            self._check_growth(u, products, number)
+        if state.sums and number > self.first:
+            state.sums[number > self.middle] += u
+        return replace(state, x=u, num_steps=number, done=number == solver.num_steps)
+
+    def result(self, state: LissaState) -> Solution:
+        solver, op, shape = self.solver, self.operator, self.b.shape
+        u, error = state.x, None
+        if solver.average_last:
+            u = (state.sums[0] + state.sums[1]) / solver.average_last
+        if solver.average_last >= 2:
+            error = self._error(u, state.sums).reshape(shape[1:])
+        num_matvecs = solver.num_steps * u.shape[1] + (solver.recipe.num_matvecs if solver.recipe else 0)
+        residual, converged = torch.full_like(self.scale, math.nan), False
+        if solver.check_residual:
+            residual = relative_norm(op, self.columns - op @ u, self.columns)
+            converged = bool((residual <= solver.rtol).all())
+            if error is not None and solver.error_rtol is not None:
+                converged = bool((error <= solver.error_rtol).all())
+            num_matvecs += u.shape[1]
+        history = torch.stack(state.history)
+        return Solution(u.reshape(shape), residual.reshape(shape[1:]), converged, num_matvecs, error, history)
+
+    def _error(self, mean: Tensor, sums: list[Tensor]) -> Tensor:
+        """Return an estimate of the mean's relative error, (K,), from the distance between the halves.
+
+        What remains of the start decays by at least q = exp(-rate · half) from one half to the next, so the mean
+        is off by at most (1 + q) / (2 (1 - q)) of the distance; of noise it is about half, which is less.
+        """
+        op, solver = self.operator, self.solver
+        counts = (self.middle - self.first, solver.num_steps - self.middle)
+        decay = math.exp(-solver.step_size * op.damping * counts[1])
+        factor = (1 + decay) / (2 * max(1 - decay, 1e-12))
+        distance = op.norm(sums[0] / counts[0] - sums[1] / counts[1])
+        norm = op.norm(mean)
+        return torch.where(norm > 0, factor * distance / norm, torch.zeros_like(norm))
+
+    def _check_growth(self, u: Tensor, products: Tensor, step: int) -> None:
         """Raise DivergenceError when an iterate is longer than a convergent iteration could make it.
 
         Contractions give ‖u_t‖ <= t step_size ‖b‖, and ‖u_t‖ <= ‖b‖ / damping where A - damping I is PSD.
         """
-        longest = step * self.step_size
+        operator, scale = self.operator, self.scale
+        longest = step * self.solver.step_size
         if operator.is_psd and operator.damping > 0:
             longest = min(longest, 1 / operator.damping)
         norms = operator.norm(u)
@@ -273,22 +312,23 @@ class Lissa:
             norm=float(relative[worst]),
             columns=columns,
             num_columns=len(scale),
-            advice=self._advice(operator, u[:, worst]),
+            advice=self._advice(u[:, worst]),
         )
 
-    def _advice(self, operator: LinearOperator, direction: Tensor) -> str:
+    def _advice(self, direction: Tensor) -> str:
         """Say which setting is at fault, from the curvature along the direction that grows (one product)."""
-        quotient = float(operator.inner(direction, operator @ direction) / operator.inner(direction, direction))
-        if not self.step_size * quotient < 1.5:
+        op, step_size, batch_size = self.operator, self.solver.step_size, self.solver.batch_size
+        quotient = float(op.inner(direction, op @ direction) / op.inner(direction, direction))
+        if not step_size * quotient < 1.5:
             return (
                 f"The operator has an eigenvalue (damping included) of at least {quotient:.3g}, and step_size = "
-                f"{self.step_size:.3g} exceeds what it allows: use step_size = {1 / quotient:.2g} or less, "
+                f"{step_size:.3g} exceeds what it allows: use step_size = {1 / quotient:.2g} or less, "
                 "1 / (lambda_max + damping)."
             )
         return (
-            f"step_size = {self.step_size:.3g} suits the full operator along the growing direction (curvature "
-            f"{quotient:.3g}), so batch_size = {self.batch_size} is too small: |B| >= C trace / lambda_max, and "
-            f"C may be 7 or more. Try batch_size = {4 * self.batch_size}, or lissa_hyperparameters(constant=14)."
+            f"step_size = {step_size:.3g} suits the full operator along the growing direction (curvature "
+            f"{quotient:.3g}), so batch_size = {batch_size} is too small: |B| >= C trace / lambda_max, and "
+            f"C may be 7 or more. Try batch_size = {4 * batch_size}, or lissa_hyperparameters(constant=14)."
         )
 
 

@@ -1,17 +1,20 @@
-"""The interface of a solver, and the input checks that all of them share."""
+"""The interface of a solver, what solvers that take steps have in common, and the checks of their input."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
-from curvlab.checkpoint import Checkpoint, fingerprint
-from curvlab.linalg import LinearOperator
+from curvlab.iterate import Checkpoint, Method, State, iterate
+from curvlab.linalg import LinearOperator, describe
 from curvlab.solvers.solution import Solution
-from curvlab.spectrum.probes import describe
+
+S = TypeVar("S", bound=State)
 
 
 class Solver(Protocol):
@@ -20,6 +23,60 @@ class Solver(Protocol):
     def solve(self, operator: LinearOperator, b: Tensor, *, generator: torch.Generator | None = None) -> Solution:
         """Solve for b, (P,) or (P, K). Deterministic solvers accept the generator and ignore it."""
         ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class IterativeSolver:
+    """What every solver that takes steps is told beside its settings, see `curvlab.iterate.iterate`.
+
+    Args:
+        callback: called after each step with its state: `num_steps`, `x` (P, K), the iterate, and, of solvers that
+            know them, `relative_residuals` (K,). Neither is to be modified; `x` may be computed when it is read.
+        checkpoint: file in which the state is kept; a preconditioner is built anew.
+        progress: show a bar.
+    """
+
+    callback: Callable[[Any], object] | None = field(default=None, repr=False, compare=False)
+    checkpoint: str | Path | Checkpoint | None = field(default=None, repr=False, compare=False)
+    progress: bool = field(default=True, repr=False, compare=False)
+
+    def settings(self) -> dict[str, Any]:
+        """Return the settings that numbers depend on."""
+        others = [each.name for each in fields(IterativeSolver)]
+        return {each.name: getattr(self, each.name) for each in fields(self) if each.name not in others}
+
+    def run(self, method: Method[S, Solution], total: int | None = None) -> Solution:
+        """Take the method's steps."""
+        return iterate(
+            method,
+            name=type(self).__name__,
+            total=total,
+            progress=self.progress,
+            callback=self.callback,
+            checkpoint=self.checkpoint,
+        )
+
+
+class Preconditioner(Protocol):
+    """A recipe; solvers follow it at each solve and count what it costs."""
+
+    def build(
+        self, operator: LinearOperator, *, generator: torch.Generator | None = None
+    ) -> tuple[LinearOperator, int]:
+        """Return a positive definite operator that approximates the inverse, and the products it took."""
+        ...
+
+
+def build_preconditioner(
+    preconditioner: LinearOperator | Preconditioner | None,
+    operator: LinearOperator,
+    *,
+    generator: torch.Generator | None = None,
+) -> tuple[LinearOperator | None, int]:
+    """Return the approximate inverse that a solver's `preconditioner` stands for, and the products it took."""
+    if preconditioner is None or isinstance(preconditioner, LinearOperator):
+        return preconditioner, 0
+    return preconditioner.build(operator, generator=generator)
 
 
 class IndefiniteOperatorError(ValueError):
@@ -32,14 +89,12 @@ class IndefiniteOperatorError(ValueError):
         )
 
 
-def open_checkpoint(
-    path: str | Path | None, operator: LinearOperator, b: Tensor, solver: str, *, every: int | None
-) -> Checkpoint | None:
-    """Return the file of one solver's work on A X = B, (P, K); None without a path."""
-    if path is None:
-        return None
-    settings = {"solver": solver, "right-hand sides": lambda: fingerprint([b])}
-    return operator.checkpoint(path, settings, every=every)
+def refuse_preconditioner(preconditioner: LinearOperator, what: str) -> None:
+    """Raise the ValueError for a preconditioner that is not positive definite."""
+    raise ValueError(
+        f"the preconditioner {describe(preconditioner)} is not positive definite: {what} for a residual r. It "
+        "must approximate the inverse of the operator, damping included."
+    )
 
 
 def check_stopping(rtol: float, max_steps: int | None) -> None:
@@ -48,6 +103,11 @@ def check_stopping(rtol: float, max_steps: int | None) -> None:
         raise ValueError(f"rtol must be between 0 and 1, got {rtol}: it is ‖b - A x‖ / ‖b‖")
     if max_steps is not None and max_steps < 1:
         raise ValueError(f"max_steps must be at least 1, got {max_steps}")
+
+
+def step_limit(max_steps: int | None, operator: LinearOperator) -> int:
+    """Return the most steps: 10 P, at most 5000, where nothing is asked for."""
+    return max_steps if max_steps is not None else min(10 * operator.shape[0], 5000)
 
 
 def check_right_hand_side(operator: LinearOperator, b: Tensor) -> Tensor:
@@ -73,3 +133,8 @@ def check_finite(tensor: Tensor, name: str) -> None:
             f"{name} is not finite (NaN or inf in column {', '.join(map(str, columns[:5]))}): check the model's "
             "parameters, outputs and gradients, or use float64."
         )
+
+
+def depends_on(solver: IterativeSolver, operator: LinearOperator, b: Tensor, **others: Any) -> Mapping[str, Any]:
+    """Return what a solution depends on: the system, the solver's settings, and what else it was given."""
+    return {"operator": operator, "right-hand sides": b, **solver.settings(), **others}

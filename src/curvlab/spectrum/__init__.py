@@ -1,11 +1,11 @@
 """What can be known about a spectrum from products: trace, norm, largest eigenvalues, density."""
 
+from curvlab.spectrum.deflated_trace import hutchpp_trace, xtrace
 from curvlab.spectrum.density import SpectralDensity, spectral_density
-from curvlab.spectrum.eigenvalues import Eigenvalues, SketchedEigenvalues, sketch_eigenvalues, top_eigenvalues
-from curvlab.spectrum.estimate import Estimate
-from curvlab.spectrum.frobenius_norm import frobenius_norm
-from curvlab.spectrum.orthonormal import orthonormalise
-from curvlab.spectrum.trace import hutchinson_trace, hutchpp_trace, mean_eigenvalue, xtrace
+from curvlab.spectrum.eigenvalues import Eigenvalues, top_eigenvalues
+from curvlab.spectrum.norm import frobenius_norm
+from curvlab.spectrum.sketch import SketchedEigenvalues, sketch_eigenvalues
+from curvlab.spectrum.trace import Estimate, hutchinson_trace, mean_eigenvalue
 
 __all__ = [
     "Eigenvalues",
@@ -16,7 +16,6 @@ __all__ = [
     "hutchinson_trace",
     "hutchpp_trace",
     "mean_eigenvalue",
-    "orthonormalise",
     "sketch_eigenvalues",
     "spectral_density",
     "top_eigenvalues",

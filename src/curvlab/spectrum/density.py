@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from curvlab.checkpoint import Checkpoint, fingerprint
+from curvlab.iterate import Checkpoint, iterate
 from curvlab.linalg import LinearOperator
 from curvlab.shown import Shown, Summary, counted
-from curvlab.spectrum.eigenvalues.lanczos import BlockLanczos
+from curvlab.spectrum.eigenvalues import BlockLanczos
 
 
 @dataclass(frozen=True, repr=False)
@@ -54,7 +56,9 @@ def spectral_density(
     num_steps: int = 80,
     num_points: int = 1000,
     width: float | None = None,
-    checkpoint: str | Path | None = None,
+    progress: bool = True,
+    callback: Callable[[DensityState], object] | None = None,
+    checkpoint: str | Path | Checkpoint | None = None,
     generator: torch.Generator | None = None,
 ) -> SpectralDensity:
     """Estimate the density of A's eigenvalues (Ubaru, Chen & Saad 2017; Ghorbani, Krishnan & Xiao 2019).
@@ -68,8 +72,9 @@ def spectral_density(
         num_steps: Lanczos steps a probe: resolution; exact for polynomials of degree 2 num_steps - 1.
         num_points: of the grid, from below the smallest to above the largest Ritz value.
         width: standard deviation of the Gaussian put on each node; a hundredth of the range by default.
-        checkpoint: file in which finished probes and the basis of the one under way are kept, saved every minute:
-            after a kill the same call goes on there and ends at the same numbers.
+        progress: show a bar.
+        callback: called with the state after each step, a product.
+        checkpoint: file of unfinished work, see `curvlab.iterate.iterate`.
         generator: draws the starts; required with `checkpoint`.
 
     Cost: num_probes · num_steps products; memory of num_steps vectors.
@@ -80,35 +85,66 @@ def spectral_density(
         )
     if width is not None and width <= 0:
         raise ValueError(f"width must be positive, got {width}")
-    num_steps = min(num_steps, operator.shape[0])
-    nodes = torch.empty(num_probes, num_steps, dtype=torch.float64)
-    weights = torch.empty(num_probes, num_steps, dtype=torch.float64)
-    num_matvecs, first, under_way, file = 0, 0, None, None
-    if checkpoint is not None:
-        file = _open(checkpoint, operator, f"{num_probes} {num_steps}", generator)
-    if file is not None and (kept := file.load()) is not None:
-        first, num_matvecs, under_way = kept["probe"], kept["num_matvecs"], kept["lanczos"]
-        nodes[:first], weights[:first] = kept["nodes"], kept["weights"]
-    for probe in range(first, num_probes):
-        lanczos = BlockLanczos(operator, block_size=1, generator=generator)
-        if under_way is not None:
-            lanczos.restore(under_way)
-            under_way = None
-        for _ in range(lanczos.num_matvecs, num_steps):
-            lanczos.step()
-            if file is not None and file.due(num_matvecs + lanczos.num_matvecs):
-                done = {"probe": probe, "num_matvecs": num_matvecs, "lanczos": lanczos.state()}
-                file.save(done | {"nodes": nodes[:probe].clone(), "weights": weights[:probe].clone()})
-        values, coefficients, _ = lanczos.ritz_pairs()
-        nodes[probe], weights[probe] = values, coefficients[0] ** 2
-        num_matvecs += lanczos.num_matvecs
-    return _smoothed(nodes, weights, num_points=num_points, width=width, num_matvecs=num_matvecs)
+    work = _Quadrature(operator, num_probes, min(num_steps, operator.shape[0]), generator)
+    total = num_probes * work.num_steps
+    nodes, weights = iterate(
+        work, name="density", total=total, progress=progress, callback=callback, checkpoint=checkpoint
+    )
+    return _smoothed(nodes, weights, num_points=num_points, width=width, num_matvecs=total)
 
 
-def _open(path: str | Path, operator: LinearOperator, name: str, generator: torch.Generator | None) -> Checkpoint:
-    if generator is None:
-        raise ValueError("a checkpoint keeps the state of the generator: pass generator=...")
-    return operator.checkpoint(path, {"density": name, "generator": fingerprint([generator.get_state()])})
+@dataclass
+class DensityState:
+    """How far a quadrature is.
+
+    Attributes:
+        nodes: (m,) of each finished probe.
+        weights: likewise.
+        lanczos: the basis of the probe at work.
+        generator: draws the starts.
+        num_steps: products so far.
+        done: whether all probes are finished.
+    """
+
+    nodes: list[Tensor]
+    weights: list[Tensor]
+    lanczos: BlockLanczos
+    generator: torch.Generator | None
+    num_steps: int = 0
+    done: bool = False
+
+
+@dataclass(frozen=True)
+class _Quadrature:
+    operator: LinearOperator
+    num_probes: int
+    num_steps: int
+    generator: torch.Generator | None
+
+    def depends_on(self) -> Mapping[str, Any]:
+        settings = (self.num_probes, self.num_steps)
+        return {"operator": self.operator, "generator": self.generator, "settings": settings}
+
+    def init(self) -> DensityState:
+        return DensityState([], [], self._begin(self.generator), self.generator)
+
+    def step(self, state: DensityState) -> DensityState:
+        state.lanczos.step()
+        state.num_steps += 1
+        if state.lanczos.num_matvecs == self.num_steps:
+            values, coefficients, _ = state.lanczos.ritz_pairs()
+            state.nodes.append(values)
+            state.weights.append(coefficients[0] ** 2)
+            state.done = len(state.nodes) == self.num_probes
+            if not state.done:
+                state.lanczos = self._begin(state.generator)
+        return state
+
+    def result(self, state: DensityState) -> tuple[Tensor, Tensor]:
+        return torch.stack(state.nodes), torch.stack(state.weights)
+
+    def _begin(self, generator: torch.Generator | None) -> BlockLanczos:
+        return BlockLanczos(self.operator, block_size=1, generator=generator)
 
 
 def _smoothed(

@@ -14,7 +14,7 @@ from curvlab.lab.target.discovery import all_targets
 from experiments.pbrf.exact_influence import ExactDecomposition
 from experiments.pbrf.networks import Network, load_network
 
-EXACT = "influence.hessian._target_=curvlab.solvers.BunchKaufman"
+EXACT = "influence.hessian._target_=experiments.pbrf.bunch_kaufman.BunchKaufman"
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch.utils.data import TensorDataset
 
-from curvlab.atomic_file import write_atomically
+from curvlab.files import write_atomically
 from curvlab.lab.data.download import download
 from curvlab.lab.data.errors import damaged
 from curvlab.lab.data.scikit_learn import TEST_FRACTION

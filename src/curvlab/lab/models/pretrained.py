@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from curvlab.atomic_file import write_atomically
+from curvlab.files import write_atomically
 
 TIMEOUT_SECONDS = 15.0
 

@@ -10,7 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from curvlab.atomic_file import write_atomically
+from curvlab.files import write_atomically
 from curvlab.lab.reporting.claims import (
     OUT_OF_REACH,
     REPRODUCED,

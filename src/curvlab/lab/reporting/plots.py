@@ -23,7 +23,7 @@ from numpy.typing import ArrayLike
 from PIL import Image
 from scipy import stats
 
-from curvlab.atomic_file import write_atomically
+from curvlab.files import write_atomically
 
 _DPI = 110
 _NUM_COLORS = 64

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from curvlab.atomic_file import write_atomically
+from curvlab.files import write_atomically
 from curvlab.lab.reporting import display
 from curvlab.lab.reporting.claims import VERDICTS
 from curvlab.lab.reporting.claims_file import rerun_command

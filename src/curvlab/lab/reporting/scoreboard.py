@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from curvlab.atomic_file import write_atomically
+from curvlab.files import write_atomically
 from curvlab.lab.reporting.claims import VERDICTS
 from curvlab.lab.reporting.result_folder import ResultFolder
 

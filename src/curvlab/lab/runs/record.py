@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from curvlab.atomic_file import write_atomically
+from curvlab.files import write_atomically
 from curvlab.lab.runs.provenance import Commit
 
 RECORD = "run.json"

@@ -19,7 +19,7 @@ from omegaconf import DictConfig
 from PIL import Image
 from tqdm.auto import tqdm
 
-from curvlab.atomic_file import remove_stale, write_atomically
+from curvlab.files import remove_stale, write_atomically
 from curvlab.lab import tables
 from curvlab.lab.runs.canonical import digest, plain
 from curvlab.lab.runs.command import Command

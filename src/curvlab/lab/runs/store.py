@@ -16,9 +16,8 @@ import torch
 from filelock import FileLock, Timeout
 from torch import Tensor
 
-from curvlab.atomic_file import remove_stale, write_atomically
+from curvlab.files import DamagedFileError, decode, encode, remove_stale, write_atomically
 from curvlab.lab.runs.canonical import digest, plain, text_key
-from curvlab.tensor_file import DamagedFileError, decode, encode
 
 _FORMAT = "curvlab-store-3"
 _UNFINISHED = ".unfinished"

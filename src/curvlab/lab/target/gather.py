@@ -44,7 +44,7 @@ def gather(names: Sequence[str], root: str | Path = "results") -> int:
 def _write(gathered: Path, variations: Sequence[Path]) -> None:
     import pandas as pd  # after the names: they need no package
 
-    from curvlab.atomic_file import write_atomically
+    from curvlab.files import write_atomically
     from curvlab.lab import tables
     from curvlab.lab.runs.record import read_record
 

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import copy
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
-from typing import Any, NoReturn
+from collections.abc import Iterator, Sequence
+from typing import NoReturn
 
 import torch
 from torch import Tensor, nn
 
 from curvlab.curvature.example_rows import output_traces
 from curvlab.linalg import LinearOperator
-from curvlab.parallel.checkpoint import EveryRankCheckpoint
 from curvlab.parallel.examples import SEEDS, SharedExamples
 from curvlab.parallel.sharded.model import ShardedModel
 from curvlab.problem import Batches, Data, output_loss
@@ -204,13 +202,6 @@ class ShardedOperator(LinearOperator):
     def whole(self, vectors: Tensor) -> Tensor:
         """Return vectors of which every rank gives its part, whole on every rank: for small models."""
         return self.model.layout.whole(vectors)
-
-    def checkpoint(
-        self, path: str | Path, settings: Mapping[str, Any], *, every: int | None = None
-    ) -> EveryRankCheckpoint:
-        """Return files beside `path`, one for each rank."""
-        own = {"operator": f"{self.shape[0]} {self.dtype} damping {self.damping!r}"}
-        return EveryRankCheckpoint(path, {**settings, **own}, every=every, ranks=self.ranks)
 
     def to_dense(self, *, chunk_size: int = 256) -> NoReturn:
         """Raise: a dense matrix would have to lie on one rank."""

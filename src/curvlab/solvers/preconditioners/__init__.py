@@ -1,17 +1,7 @@
-"""Preconditioners for conjugate gradients: operators that approximate an inverse."""
+"""Preconditioners for conjugate gradients: operators that approximate an inverse, and recipes for them."""
 
 from curvlab.solvers.preconditioners.ekfac import Ekfac, KroneckerInverse
 from curvlab.solvers.preconditioners.nystrom import Nystrom, NystromInverse
-from curvlab.solvers.preconditioners.preconditioner import Preconditioner, build_preconditioner
 from curvlab.solvers.preconditioners.rows import Rows, RowsInverse
 
-__all__ = [
-    "Ekfac",
-    "KroneckerInverse",
-    "Nystrom",
-    "NystromInverse",
-    "Preconditioner",
-    "Rows",
-    "RowsInverse",
-    "build_preconditioner",
-]
+__all__ = ["Ekfac", "KroneckerInverse", "Nystrom", "NystromInverse", "Rows", "RowsInverse"]

@@ -7,10 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from curvlab.linalg import DerivedOperator, LinearOperator
+from curvlab.linalg import DerivedOperator, LinearOperator, checked_product, orthonormalise
 from curvlab.solvers.solver import IndefiniteOperatorError
-from curvlab.spectrum import orthonormalise
-from curvlab.spectrum.probes import checked_product
 
 
 class NystromInverse(DerivedOperator):

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from curvlab.linalg import LinearOperator
-from curvlab.spectrum.estimate import Estimate
-from curvlab.spectrum.probes import Distribution, checked_product, draw_probes
-from curvlab.spectrum.resumed_forms import ResumedForms
+from curvlab.iterate import Checkpoint, iterate
+from curvlab.linalg import LinearOperator, checked_product
+from curvlab.linalg.vectors import Distribution
+from curvlab.spectrum.trace import Estimate, Forms, FormsState
 
 
 def frobenius_norm(
@@ -21,7 +23,9 @@ def frobenius_norm(
     batch_size: int | None = None,
     chunk_size: int = 32,
     distribution: Distribution = "rademacher",
-    checkpoint: str | Path | None = None,
+    progress: bool = True,
+    callback: Callable[[FormsState], object] | None = None,
+    checkpoint: str | Path | Checkpoint | None = None,
     generator: torch.Generator | None = None,
 ) -> Estimate:
     """Estimate ‖A‖_F as the root of the mean of (A' z)ᵀ(A'' z) (Klochkov & Liu 2024, App. C).
@@ -36,8 +40,9 @@ def frobenius_norm(
         batch_size: examples in each of the two batches; None for products with A itself.
         chunk_size: columns a product, without `batch_size`.
         distribution: of the probes.
-        checkpoint: file in which the forms so far and the generator's state are kept, saved after a chunk when a
-            minute has passed: after a kill the same call goes on there and ends at the same numbers.
+        progress: show a bar.
+        callback: called with the state after each step, a chunk.
+        checkpoint: file of unfinished work, see `curvlab.iterate.iterate`, or a pair of batches.
         generator: the only source of randomness; required with `checkpoint`.
 
     Where sampling noise makes the mean square negative, value is 0 and stderr tells how little that means.
@@ -50,20 +55,17 @@ def frobenius_norm(
         )
     num_probes = num_matvecs // per_probe
     width = chunk_size if batch_size is None else 1
-    name = f"Frobenius norm {num_probes} {width} {batch_size} {distribution}"
-    forms = ResumedForms(operator, name, checkpoint=checkpoint, generator=generator)
-    for start in range(forms.count, num_probes, width):
-        probes = draw_probes(
-            operator, min(width, num_probes - start), distribution=distribution, generator=generator
-        )
+
+    def forms(probes: Tensor) -> Tensor:
         if batch_size is None:
             products = checked_product(operator, probes)
-            found: Tensor = operator.inner(products, products)
-        else:
-            pair = [checked_product(operator.sample(batch_size, generator), probes) for _ in range(2)]
-            found = operator.inner(*pair)
-        forms.add(found)
-    square = Estimate.from_samples(forms.all(), num_probes * per_probe)
+            return operator.inner(products, products)
+        pair = [checked_product(operator.sample(batch_size, generator), probes) for _ in range(2)]
+        return operator.inner(*pair)
+
+    work = Forms(operator, forms, num_probes, width, distribution, generator, batch_size)
+    watch: dict[str, Any] = {"progress": progress, "callback": callback, "checkpoint": checkpoint}
+    square = Estimate.from_samples(iterate(work, name="Frobenius norm", **watch), num_probes * per_probe)
     value = math.sqrt(max(square.value, 0.0))
     # d sqrt(s) = ds / (2 sqrt(s)), but never more than the root of the error where the square is mere noise.
     stderr = square.stderr / max(2 * value, math.sqrt(square.stderr)) if square.stderr > 0 else square.stderr

@@ -1,15 +1,51 @@
-"""Files of tensors and plain values in which any damage is noticed. Every layer may import this module."""
+"""Files that hold what was written, or what was there before: atomic writes, and tensors whose damage is noticed.
+
+Every layer may import this module.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import io
+import os
 import pickle
+import tempfile
+import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
+
+_STALE_SECONDS = 3600.0  # a temporary file lives for the time of one write
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Write `content` to `path`: a temporary file in the same folder, fsync, rename."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            # mkstemp makes files that only the owner can read; results are meant to be shared.
+            os.fchmod(file.fileno(), 0o644)
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def remove_stale(folder: Path, prefix: str = "", *, older_than: float = _STALE_SECONDS) -> None:
+    """Remove the temporary files that a killed process left in `folder`, those `older_than` seconds."""
+    for temporary in folder.glob(f".{prefix}*.tmp"):
+        try:
+            if time.time() - temporary.stat().st_mtime >= older_than:
+                temporary.unlink()
+        except FileNotFoundError:
+            continue  # another process was faster
 
 
 class DamagedFileError(ValueError):

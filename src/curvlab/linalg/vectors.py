@@ -1,11 +1,77 @@
-"""Orthonormal bases through the operator's own inner products."""
+"""Flat vectors: parameters as vectors and back, random probes, checked products, orthonormal bases.
+
+Tensors are flattened row-major, in the given order.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from curvlab.linalg import LinearOperator
+from curvlab.linalg.operator import LinearOperator, SumOperator
+
+Distribution = Literal["rademacher", "gaussian"]
+
+_SAFE_CONDITION = 100.0  # of a block: its square times rounding is what the first pass leaves to the second
+_BLOCK = 32  # columns between which Gram-Schmidt goes one by one; against all others it is a matrix product
+
+
+def flatten(tensors: Iterable[Tensor]) -> Tensor:
+    """Concatenate tensors into one (P,) vector."""
+    return torch.cat([tensor.reshape(-1) for tensor in tensors])
+
+
+def flatten_columns(tensors: Iterable[Tensor]) -> Tensor:
+    """Concatenate tensors with a leading axis K into (P, K): column k holds the k-th entries."""
+    # Sizes are spelled out because -1 cannot be inferred when K = 0.
+    return torch.cat([tensor.reshape(len(tensor), tensor.shape[1:].numel()) for tensor in tensors], dim=1).T
+
+
+def unflatten(vector: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
+    """Split a (P,) vector into views with the shapes of `like`."""
+    pieces = vector.split([tensor.numel() for tensor in like])
+    return [piece.view(tensor.shape) for piece, tensor in zip(pieces, like, strict=True)]
+
+
+def unflatten_columns(vectors: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
+    """Split (P, K) into tensors of shape (K, *shape): the batched layout that `torch.func.vmap` maps over."""
+    pieces = vectors.T.split([tensor.numel() for tensor in like], dim=1)
+    return [piece.reshape(vectors.shape[1], *tensor.shape) for piece, tensor in zip(pieces, like, strict=True)]
+
+
+def draw_probes(
+    operator: LinearOperator,
+    num_probes: int,
+    *,
+    distribution: Distribution = "rademacher",
+    generator: torch.Generator | None = None,
+) -> Tensor:
+    """Return (P, num_probes) with independent entries of mean 0 and variance 1: signs, or normals."""
+    if distribution not in ("rademacher", "gaussian"):
+        raise ValueError(f"distribution must be 'rademacher' or 'gaussian', got {distribution!r}")
+    normals = operator.randn(num_probes, generator)  # the operator's own, so that sharded vectors agree
+    return torch.where(normals < 0, -1.0, 1.0).to(normals) if distribution == "rademacher" else normals
+
+
+def checked_product(operator: LinearOperator, vectors: Tensor) -> Tensor:
+    """Return A V, or raise a ValueError when it is not finite."""
+    products = operator @ vectors
+    if not bool(torch.isfinite(products).all()):
+        raise ValueError(
+            f"the product with {describe(operator)} is not finite (NaN or inf): check the model's "
+            "parameters and outputs for NaN, or use float64."
+        )
+    return products
+
+
+def describe(operator: LinearOperator) -> str:
+    """Return the type's name; for a sum those of its terms."""
+    if isinstance(operator, SumOperator):
+        return " + ".join(type(term).__name__ for term in operator.terms)
+    return type(operator).__name__
 
 
 def orthonormalise(
@@ -63,10 +129,6 @@ def orthonormalise(
         start = index * _BLOCK
         triangular[: len(block_rows), start : start + block_rows.shape[1]] = block_rows
     return basis[:, num_fixed:], triangular
-
-
-_SAFE_CONDITION = 100.0  # of a block: its square times rounding is what the first pass leaves to the second
-_BLOCK = 32  # columns between which Gram-Schmidt goes one by one; against all others it is a matrix product
 
 
 def _one_pass(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,11 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from curvlab.linalg import LinearOperator
+from curvlab.iterate import Checkpoint, iterate
+from curvlab.linalg import LinearOperator, checked_product, orthonormalise
+from curvlab.problem.memory import share_of_free
 from curvlab.shown import Shown, Summary, counted, first_values
-from curvlab.spectrum.orthonormal import orthonormalise
-from curvlab.spectrum.probes import checked_product
-from curvlab.spectrum.vectors_at_once import vectors_that_fit
 
 _BESIDE = 6  # blocks that a step holds beside the basis: two of a product, the pending one, orthogonalisation
 _ROWS_OF_A_RESTART = 2**20  # of the basis, replaced at a time
@@ -57,7 +57,9 @@ def top_eigenvalues(
     rtol: float = 1e-3,
     max_matvecs: int = 300,
     memory_budget: float | None = None,
-    checkpoint: str | Path | None = None,
+    progress: bool = True,
+    callback: Callable[[EigenvaluesState], object] | None = None,
+    checkpoint: str | Path | Checkpoint | None = None,
     generator: torch.Generator | None = None,
 ) -> Eigenvalues:
     """Return the k algebraically largest eigenvalues of a symmetric A (for the smallest, pass -A).
@@ -73,36 +75,91 @@ def top_eigenvalues(
         memory_budget: bytes for vectors; by default 80 % of what is free. Where the basis of `max_matvecs`
             vectors does not fit, it is cut down to the better half of its Ritz vectors whenever it is full (thick
             restart, Wu & Simon 2000): the same limit, and bounds that hold, from more products. 3 k at least.
-        checkpoint: file in which the basis is kept, saved every minute, or less often where that takes long: after
-            a kill the same call goes on there and ends at the same numbers.
+        progress: show a bar.
+        callback: called with the state after each step, a block of k products.
+        checkpoint: file of unfinished work, see `curvlab.iterate.iterate`; it holds the basis.
         generator: draws the starting block; required with `checkpoint`.
 
     Cost: k products in each step; memory of all products' vectors, (P, num_matvecs), three times over; restarted,
     of `memory_budget`.
+
+    >>> from curvlab.linalg import DenseOperator
+    >>> matrix = DenseOperator(torch.diag(torch.arange(6.0, dtype=torch.float64)))
+    >>> top_eigenvalues(matrix, 2, generator=torch.Generator().manual_seed(0)).values
+    tensor([5.0000, 4.0000], dtype=torch.float64)
     """
     if not 1 <= k <= operator.shape[0]:
         raise ValueError(f"k must be between 1 and the size of the operator, {operator.shape[0]}, got {k}")
     if max_matvecs < k:
         raise ValueError(f"max_matvecs must be at least k = {k}, got {max_matvecs}")
-    if checkpoint is not None and generator is None:
-        raise ValueError("a checkpoint keeps the state of the generator: pass generator=...")
-    seed = generator.initial_seed() if generator is not None else 0
-    file = None if checkpoint is None else operator.checkpoint(checkpoint, {"top_eigenvalues": f"{k} {seed}"})
     most = max(3 * k, vectors_that_fit(operator, memory_budget) - _BESIDE * k)
-    lanczos = BlockLanczos(operator, block_size=k, max_columns=most, generator=generator)
-    if file is not None and (kept := file.load()) is not None:
-        lanczos.restore(kept)
-    while True:
-        lanczos.step()
-        ritz = lanczos.ritz_pairs()
-        values, coefficients, bounds = (part[..., -k:].flip(-1) for part in ritz)
-        converged = bool((bounds <= rtol * values.abs()).all())
-        if converged or lanczos.exhausted or lanczos.num_matvecs + k > max_matvecs:
-            break
-        if file is not None and file.due(lanczos.num_matvecs):
-            file.save(lanczos.state())
-    vectors = lanczos.basis @ coefficients.to(lanczos.basis)
-    return Eigenvalues(values, vectors, bounds, lanczos.num_matvecs, converged)
+    work = _Lanczos(operator, k, rtol, max_matvecs, most, generator)
+    return iterate(work, name="eigenvalues", progress=progress, callback=callback, checkpoint=checkpoint)
+
+
+@dataclass
+class EigenvaluesState:
+    """How far Lanczos is.
+
+    Attributes:
+        lanczos: the basis.
+        generator: what draws new directions.
+        values: (k,), the largest Ritz values, descending; empty before the first step.
+        error_bounds: (k,), of them.
+        num_steps: blocks of products.
+        done: whether they are good enough, or no more products are allowed.
+    """
+
+    lanczos: BlockLanczos
+    generator: torch.Generator | None
+    values: Tensor
+    error_bounds: Tensor
+    num_steps: int = 0
+    done: bool = False
+
+    @property
+    def status(self) -> str:
+        """The largest values and their errors."""
+        return f"{first_values(self.values, 2)} within {float(self.error_bounds.max()):.1g}"
+
+
+@dataclass(frozen=True)
+class _Lanczos:
+    operator: LinearOperator
+    k: int
+    rtol: float
+    max_matvecs: int
+    max_columns: int
+    generator: torch.Generator | None
+
+    def depends_on(self) -> Mapping[str, Any]:
+        settings = (self.k, self.rtol, self.max_matvecs)
+        return {"operator": self.operator, "generator": self.generator, "settings": settings}
+
+    def init(self) -> EigenvaluesState:
+        lanczos = BlockLanczos(
+            self.operator, block_size=self.k, max_columns=self.max_columns, generator=self.generator
+        )
+        nothing = torch.zeros(0, dtype=torch.float64)
+        return EigenvaluesState(lanczos, self.generator, nothing, nothing)
+
+    def step(self, state: EigenvaluesState) -> EigenvaluesState:
+        state.lanczos.step()
+        state.num_steps += 1
+        values, _, bounds = state.lanczos.ritz_pairs()
+        state.values, state.error_bounds = values[-self.k :].flip(-1), bounds[-self.k :].flip(-1)
+        end = state.lanczos.exhausted or state.lanczos.num_matvecs + self.k > self.max_matvecs
+        state.done = end or self._converged(state)
+        return state
+
+    def _converged(self, state: EigenvaluesState) -> bool:
+        return bool((state.error_bounds <= self.rtol * state.values.abs()).all())
+
+    def result(self, state: EigenvaluesState) -> Eigenvalues:
+        lanczos = state.lanczos
+        coefficients = lanczos.ritz_pairs()[1][:, -self.k :].flip(-1)
+        vectors = lanczos.basis @ coefficients.to(lanczos.basis)
+        return Eigenvalues(state.values, vectors, state.error_bounds, lanczos.num_matvecs, self._converged(state))
 
 
 class BlockLanczos:
@@ -203,18 +260,13 @@ class BlockLanczos:
             rows[:num_kept] = kept.T.to(rows) @ rows
         self.basis = place[:num_kept].T
 
-    def state(self) -> dict[str, Any]:
-        """Return what `restore` needs to go on here."""
-        kept = {k: v for k, v in vars(self).items() if k not in ("operator", "generator", "max_columns", "_place")}
-        return kept | {"generator": None if self.generator is None else self.generator.get_state()}
+    def state_dict(self) -> dict[str, Any]:
+        """Return what `load_state_dict` needs to go on here; the generator's state is kept by others."""
+        return {k: v for k, v in vars(self).items() if k not in ("operator", "generator", "max_columns", "_place")}
 
-    def restore(self, state: dict[str, Any]) -> None:
-        """Go on from a `state`, and set the generator to what it was."""
-        generator = state.pop("generator")
-        if self.generator is not None and generator is not None:
-            self.generator.set_state(generator)
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from where another one stood."""
         vars(self).update(state)
-        self.basis, self._block = (part.to(self.operator.device) for part in (self.basis, self._block))
         self._place = None
 
     def ritz_pairs(self) -> tuple[Tensor, Tensor, Tensor]:
@@ -224,3 +276,21 @@ class BlockLanczos:
         residuals = torch.linalg.vector_norm(self._coupling @ last, dim=0)
         # What B cannot see: the rounding of the products and of the orthogonalisation.
         return values, coefficients, residuals + 8 * self._rounding * values.abs().max()
+
+
+def vectors_that_fit(operator: LinearOperator, memory_budget: float | None) -> int:
+    """Return how many vectors, of the rows that this process holds, fill the budget; 0 where not one fits.
+
+    Args:
+        operator: whose vectors.
+        memory_budget: in bytes; None: 80 % of what is free now.
+    """
+    if memory_budget is not None and memory_budget < 1:
+        raise ValueError(f"memory_budget is in bytes, at least 1, got {memory_budget}: 2e9 for 2 GB")
+    budget = share_of_free(operator.device) if memory_budget is None else memory_budget
+    ranks = operator.ranks
+    if ranks is not None and memory_budget is None and operator.device.type == "cpu":
+        budget /= ranks.size  # processes of one machine share its memory
+    number = int(min(budget / (max(1, operator.num_rows) * operator.dtype.itemsize), 2**62))
+    # Ranks go in step: with fewer vectors on one of them, it would ask for products that the others do not join.
+    return number if ranks is None else min(ranks.gather(number))

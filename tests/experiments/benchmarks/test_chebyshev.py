@@ -2,7 +2,8 @@ import pytest
 import torch
 
 from curvlab.linalg import DenseOperator, identity
-from curvlab.solvers import Chebyshev, IndefiniteOperatorError
+from curvlab.solvers import IndefiniteOperatorError
+from experiments.benchmarks.solvers.chebyshev import Chebyshev
 
 
 def spread(size: int = 60) -> torch.Tensor:

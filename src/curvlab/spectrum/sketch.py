@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from curvlab.checkpoint import Checkpoint
-from curvlab.linalg import LinearOperator
+from curvlab.iterate import Checkpoint, iterate
+from curvlab.linalg import LinearOperator, checked_product
 from curvlab.shown import Shown, Summary, counted, first_values
-from curvlab.spectrum.probes import checked_product
-from curvlab.spectrum.vectors_at_once import vectors_that_fit
+from curvlab.spectrum.eigenvalues import vectors_that_fit
 
 _COPIES = 6  # of a chunk of rows: itself, its part of one tensor, the product and its input, the other rows drawn
 
@@ -56,7 +56,9 @@ def sketch_eigenvalues(
     tensor_sizes: Sequence[int] | None = None,
     chunk_size: int = 32,
     memory_budget: float | None = None,
-    checkpoint: str | Path | None = None,
+    progress: bool = True,
+    callback: Callable[[SketchState], object] | None = None,
+    checkpoint: str | Path | Checkpoint | None = None,
     generator: torch.Generator | None = None,
 ) -> SketchedEigenvalues:
     """Estimate the k largest eigenvalues of A from Φ A Φᵀ, Φ_ij ~ N(0, 1/d) (Klochkov & Liu 2024, App. C).
@@ -82,9 +84,11 @@ def sketch_eigenvalues(
         memory_budget: bytes for vectors; by default 80 % of what is free. Where chunks do not fit, or are of 1,
             each row is drawn from its own seed, on the operator's device, and products are held for as many rows
             as fit, g: the numbers depend neither on g nor on the budget.
-        checkpoint: file in which the finished columns of the sketch are kept, saved every minute: after a kill the
-            same call goes on there and ends at the same numbers. Refused where there was room for chunks, and is
-            no more, or the other way round: they are other random numbers.
+        progress: show a bar.
+        callback: called with the state after each step, a chunk of rows.
+        checkpoint: file of unfinished work, see `curvlab.iterate.iterate`. A checkpoint is
+            refused where there was room for chunks, and is no more, or the other way round: they are other random
+            numbers.
         generator: draws the seed; required with `checkpoint`.
 
     Cost: d (or L d) products, and d/chunk_size times the drawing of Φ; memory of 6 chunk_size vectors. Row by row,
@@ -99,103 +103,151 @@ def sketch_eigenvalues(
     num_rows = len(sizes) * sketch_size
     if not 1 <= k <= num_rows:
         raise ValueError(f"k must be between 1 and the sketch's {num_rows} rows, got {k}")
-    if checkpoint is not None and generator is None:
-        raise ValueError("a checkpoint belongs to the seed of the sketch: pass generator=...")
-    seed = int(torch.randint(2**62, (1,), generator=generator, device=generator.device if generator else "cpu"))
-    source = generator.device if generator is not None else torch.device("cpu")
     slices = operator.tensor_slices(sizes) if len(sizes) > 1 else [slice(0, operator.num_rows)]
     fitting, chunk = vectors_that_fit(operator, memory_budget), min(chunk_size, sketch_size)
     in_rows = chunk_size == 1 or fitting < _COPIES * chunk
-    file = None
-    if checkpoint is not None:
-        name = f"{sizes} {sketch_size} {'row by row' if in_rows else chunk_size}"
-        file = operator.checkpoint(checkpoint, {"sketch": name, "seed": seed})
-    if in_rows:
-        group = min(num_rows, max(1, (fitting - 3) // 2))
-        rows = _Rows(operator, sketch_size, 1, seed, None)
-        sketch = _row_by_row(operator, slices, sketch_size, group, rows, file=file)
-    else:
-        sketch = _chunk_by_chunk(
-            operator, slices, sketch_size, _Rows(operator, sketch_size, chunk_size, seed, source), file
-        )
+    group = min(num_rows, max(1, (fitting - 3) // 2)) if in_rows else chunk_size
+    work = (_RowByRow if in_rows else _ChunkByChunk)(operator, slices, sketch_size, group, generator)
+    sketch = iterate(work, name="sketch", progress=progress, callback=callback, checkpoint=checkpoint)
     sketch = (sketch + sketch.T) / (2 * sketch_size)
     values, bias, stderr = _corrected(sketch, len(sizes))
     return SketchedEigenvalues(values[:k], bias[:k], stderr[:k], sketch, num_rows)
 
 
-def _chunk_by_chunk(
-    operator: LinearOperator, slices: list[slice], sketch_size: int, rows: _Rows, file: Checkpoint | None
-) -> Tensor:
-    """Return d Φ A Φᵀ."""
-    sketch, done = _begun(file, len(slices) * sketch_size)
-    num_columns = 0
-    for at, chunk in rows:
-        for tensor, part in enumerate(slices):
-            num_columns += chunk.shape[1]
-            if num_columns <= done:
-                continue
-            vectors = torch.zeros_like(chunk)
-            vectors[part] = chunk[part]
-            products = checked_product(operator, vectors)
-            columns = slice(tensor * sketch_size + at, tensor * sketch_size + at + chunk.shape[1])
-            for other_at, other in rows:
-                for other_tensor, other_part in enumerate(slices):
-                    start = other_tensor * sketch_size + other_at
-                    overlap = operator.gram(other[other_part], products[other_part])
-                    sketch[start : start + other.shape[1], columns] = overlap.double().cpu()
-            if file is not None and file.due(num_columns):
-                file.save({"sketch": sketch, "num_columns": num_columns})
-    return sketch
+@dataclass
+class SketchState:
+    """How far a sketch is.
+
+    Attributes:
+        sketch: d Φ A Φᵀ, as far as it is known.
+        num_columns: how many columns are.
+        num_steps: chunks of them.
+    """
+
+    sketch: Tensor
+    num_columns: int = 0
+    num_steps: int = 0
+
+    @property
+    def done(self) -> bool:
+        """Whether there are all columns."""
+        return self.num_columns == len(self.sketch)
 
 
-def _begun(file: Checkpoint | None, num_rows: int) -> tuple[Tensor, int]:
-    """Return the sketch so far, (num_rows, num_rows), and how many of its columns there are."""
-    if file is not None and (kept := file.load()) is not None:
-        return kept["sketch"], kept["num_columns"]
-    return torch.zeros(num_rows, num_rows, dtype=torch.float64), 0
+class _Columns:
+    """A method for `iterate`: columns of the sketch, some at a time.
+
+    Args:
+        operator: A.
+        slices: of the tensors.
+        sketch_size: d.
+        group: rows of Φ at a time.
+        generator: draws the seed of Φ.
+    """
+
+    def __init__(
+        self,
+        operator: LinearOperator,
+        slices: list[slice],
+        sketch_size: int,
+        group: int,
+        generator: torch.Generator | None,
+    ) -> None:
+        self.operator, self.slices, self.sketch_size, self.group = operator, slices, sketch_size, group
+        self.generator = generator
+
+    def depends_on(self) -> Mapping[str, Any]:
+        settings = (type(self).__name__, self.slices, self.sketch_size, self.drawn_together)
+        return {"operator": self.operator, "generator": self.generator, "settings": settings}
+
+    def init(self) -> SketchState:
+        source = self.generator.device if self.generator is not None else torch.device("cpu")
+        seed = int(torch.randint(2**62, (1,), generator=self.generator, device=source))
+        self.rows = _Rows(self.operator, self.sketch_size, self.drawn_together, seed, source)
+        num_rows = len(self.slices) * self.sketch_size
+        return SketchState(torch.zeros(num_rows, num_rows, dtype=torch.float64))
+
+    @property
+    def drawn_together(self) -> int:
+        """Rows of Φ from one seed."""
+        return self.group
+
+    def step(self, state: SketchState) -> SketchState:
+        raise NotImplementedError
+
+    def result(self, state: SketchState) -> Tensor:
+        return state.sketch
 
 
-def _row_by_row(
-    operator: LinearOperator,
-    slices: list[slice],
-    sketch_size: int,
-    group: int,
-    rows: _Rows,
-    *,
-    file: Checkpoint | None,
-) -> Tensor:
-    """Return d Φ A Φᵀ, with products of `group` rows held at a time."""
-    num_rows, dense = len(slices) * sketch_size, len(slices) == 1
-    sketch, done = _begun(file, num_rows)
-    for start in range(done, num_rows, group):
-        places = range(start, min(start + group, num_rows))
+class _ChunkByChunk(_Columns):
+    """Chunks of Φ drawn together, multiplied tensor by tensor."""
+
+    drawn: tuple[int, Tensor] | None = None  # the chunk at work, and its first row
+
+    def step(self, state: SketchState) -> SketchState:
+        number, tensor = divmod(state.num_steps, len(self.slices))
+        at, part, sketch = number * self.group, self.slices[tensor], state.sketch
+        if self.drawn is None or self.drawn[0] != at:
+            self.drawn = at, self.rows.draw(at, min(self.group, self.sketch_size - at))
+        chunk = self.drawn[1]
+        vectors = torch.zeros_like(chunk)
+        vectors[part] = chunk[part]
+        products = checked_product(self.operator, vectors)
+        columns = slice(tensor * self.sketch_size + at, tensor * self.sketch_size + at + chunk.shape[1])
+        for other_at, other in self.rows:
+            for other_tensor, other_part in enumerate(self.slices):
+                start = other_tensor * self.sketch_size + other_at
+                overlap = self.operator.gram(other[other_part], products[other_part])
+                sketch[start : start + other.shape[1], columns] = overlap.double().cpu()
+        state.num_columns += chunk.shape[1]
+        state.num_steps += 1
+        return state
+
+
+class _RowByRow(_Columns):
+    """Each row of Φ from a seed of its own, so that the numbers do not depend on how many are held."""
+
+    drawn_together = 1
+
+    def init(self) -> SketchState:
+        state = super().init()
+        self.rows.source = self.operator.device
+        return state
+
+    def step(self, state: SketchState) -> SketchState:
+        op, size, slices = self.operator, self.sketch_size, self.slices
+        dense, start = len(slices) == 1, state.num_columns
+        places = range(start, min(start + self.group, len(state.sketch)))
         # A vector a row, as a product takes them: it makes no copy.
-        vectors = torch.zeros(len(places), operator.num_rows, dtype=operator.dtype, device=operator.device)
+        vectors = torch.zeros(len(places), op.num_rows, dtype=op.dtype, device=op.device)
         for vector, place in zip(vectors, places, strict=True):
-            part = slices[place // sketch_size] if not dense else slice(None)
-            vector[part] = rows.draw(place % sketch_size, 1)[part, 0]
-        products = checked_product(operator, vectors.T)
+            part = slices[place // size] if not dense else slice(None)
+            vector[part] = self.rows.draw(place % size, 1)[part, 0]
+        products = checked_product(op, vectors.T)
         del vectors, vector
-        for at in range(start if dense else 0, sketch_size):  # the dense one is symmetric: half of the drawing
-            other = rows.draw(at, 1)
+        for at in range(start if dense else 0, size):  # the dense one is symmetric: half of the drawing
+            other = self.rows.draw(at, 1)
             for tensor, part in enumerate(slices if not dense else [slice(None)]):
-                overlap = operator.gram(other[part], products[part])
-                sketch[tensor * sketch_size + at, start : places.stop] = overlap[0].double().cpu()
+                overlap = op.gram(other[part], products[part])
+                state.sketch[tensor * size + at, start : places.stop] = overlap[0].double().cpu()
             del other
-        del products
-        if file is not None and file.due(places.stop):
-            file.save({"sketch": sketch, "num_columns": places.stop})
-    return sketch.tril() + sketch.tril(-1).T if dense else sketch
+        state.num_columns = places.stop
+        state.num_steps += 1
+        return state
+
+    def result(self, state: SketchState) -> Tensor:
+        sketch = state.sketch
+        return sketch.tril() + sketch.tril(-1).T if len(self.slices) == 1 else sketch
 
 
 class _Rows:
     """Iterates over the rows of Φ sqrt(d), as columns (P, c), drawing them anew every time."""
 
     def __init__(
-        self, operator: LinearOperator, num_rows: int, chunk_size: int, seed: int, source: torch.device | None
+        self, operator: LinearOperator, num_rows: int, chunk_size: int, seed: int, source: torch.device
     ) -> None:
         self.operator, self.num_rows, self.chunk_size = operator, num_rows, chunk_size
-        self.seed, self.source = seed, operator.device if source is None else source
+        self.seed, self.source = seed, source
 
     def __iter__(self) -> Iterator[tuple[int, Tensor]]:
         for start in range(0, self.num_rows, self.chunk_size):

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from curvlab.linalg import DenseOperator, identity
-from curvlab.solvers import BunchKaufman
+from experiments.pbrf.bunch_kaufman import BunchKaufman
 
 
 def symmetric(generator: torch.Generator, eigenvalues: torch.Tensor) -> torch.Tensor:

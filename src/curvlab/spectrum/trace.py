@@ -1,0 +1,223 @@
+"""The trace as a mean of random quadratic forms: Hutchinson, and forms that need no backward pass."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from curvlab.curvature.quadratic_forms import quadratic_forms
+from curvlab.iterate import Checkpoint, iterate
+from curvlab.linalg import LinearOperator, checked_product, draw_probes
+from curvlab.linalg.vectors import Distribution
+from curvlab.shown import Shown, Summary, counted
+
+
+@dataclass(frozen=True, repr=False)
+class Estimate(Shown):
+    """A number, its standard error and its price.
+
+    Attributes:
+        value: the estimate, e.g. of tr(A).
+        stderr: standard error over independent probes; nan when there is only one.
+        num_matvecs: products paid for, counted per vector.
+    """
+
+    value: float
+    stderr: float
+    num_matvecs: int
+
+    def summary(self) -> Summary:
+        """Return value, standard error and cost."""
+        one = math.isnan(self.stderr)
+        error = "no error: a single probe" if one else "standard error over independent probes"
+        value = f"{self.value:.5g}" if one else f"{self.value:.5g} ± {self.stderr:.2g}"
+        return Summary("estimate", value, error, (counted(self.num_matvecs, "product"),))
+
+    @classmethod
+    def from_samples(cls, samples: Tensor, num_matvecs: int) -> Estimate:
+        """Return the mean of independent (n,) samples, stderr = sd / sqrt(n), summed in fp64."""
+        samples = samples.double()
+        stderr = float(samples.std()) / math.sqrt(len(samples)) if len(samples) > 1 else math.nan
+        return cls(value=float(samples.mean()), stderr=stderr, num_matvecs=num_matvecs)
+
+
+# -------------------------------------------------------------------------- means of independent forms
+@dataclass(frozen=True)
+class FormsState:
+    """Independent numbers so far.
+
+    Attributes:
+        samples: (n,), fp64 on the CPU.
+        generator: what draws the probes.
+        num_steps: chunks of them.
+        done: whether there are enough.
+    """
+
+    samples: Tensor
+    generator: torch.Generator | None
+    num_steps: int = 0
+    done: bool = False
+
+
+@dataclass(frozen=True)
+class Forms:
+    """A method for `iterate`: quadratic forms of random probes, chunk by chunk; its result are their samples.
+
+    Attributes:
+        operator: A.
+        forms: of (P, k) probes, (k,).
+        most: probes at the most.
+        chunk_size: probes at a time.
+        distribution: of the probes.
+        generator: what draws them.
+        settings: all else that `forms` depends on.
+        fewest: probes before `enough` is asked.
+        enough: of the samples so far, whether there are enough.
+    """
+
+    operator: LinearOperator
+    forms: Callable[[Tensor], Tensor]
+    most: int
+    chunk_size: int
+    distribution: Distribution
+    generator: torch.Generator | None
+    settings: Any = None
+    fewest: int = 0
+    enough: Callable[[Tensor], bool] = field(default=lambda samples: False)
+
+    def depends_on(self) -> Mapping[str, Any]:
+        """Return the operator, the generator and the settings."""
+        settings = (self.fewest, self.most, self.chunk_size, self.distribution, self.settings)
+        return {"operator": self.operator, "generator": self.generator, "settings": settings}
+
+    def init(self) -> FormsState:
+        """Return no samples."""
+        return FormsState(torch.empty(0, dtype=torch.float64), self.generator)
+
+    def step(self, state: FormsState) -> FormsState:
+        """Add the forms of one more chunk."""
+        known = len(state.samples)
+        left = (self.fewest if known < self.fewest else self.most) - known
+        width = min(self.chunk_size, left)
+        probes = draw_probes(self.operator, width, distribution=self.distribution, generator=state.generator)
+        samples = torch.cat([state.samples, self.forms(probes).double().cpu()])
+        done = len(samples) >= self.most or (len(samples) >= self.fewest and self.enough(samples))
+        return FormsState(samples, state.generator, state.num_steps + 1, done)
+
+    def result(self, state: FormsState) -> Tensor:
+        """Return the samples."""
+        return state.samples
+
+
+def hutchinson_trace(
+    operator: LinearOperator,
+    *,
+    num_matvecs: int | None = None,
+    rtol: float | None = None,
+    max_matvecs: int = 10_000,
+    chunk_size: int = 32,
+    distribution: Distribution = "rademacher",
+    progress: bool = True,
+    callback: Callable[[FormsState], object] | None = None,
+    checkpoint: str | Path | Checkpoint | None = None,
+    generator: torch.Generator | None = None,
+) -> Estimate:
+    """Estimate tr(A) as the mean of z_iᵀ A z_i (Hutchinson 1990); unbiased for any symmetric A.
+
+    Signs (the default) have variance 2 (‖A‖²_F - sum_i A_ii²), normals 2 ‖A‖²_F: signs are never worse, and
+    exact for a diagonal matrix. The paper on LiSSA uses normals of variance 1/P, which gives tr(A)/P.
+
+    Args:
+        operator: A, (P, P).
+        num_matvecs: probes to use. With `rtol`, the fewest before the standard error is trusted (then 10).
+        rtol: stop when stderr <= rtol |value|, looked at after each chunk. Not when the mean stops moving: a
+            running mean moves less and less whether it is right or not.
+        max_matvecs: with `rtol`, the most probes; the estimate then has the larger stderr that it reached.
+        chunk_size: columns of each product.
+        distribution: "rademacher" (signs) or "gaussian".
+        progress: show a bar.
+        callback: called with the state after each step, a chunk.
+        checkpoint: file of unfinished work, see `curvlab.iterate.iterate`.
+        generator: the only source of randomness; required with `checkpoint`.
+
+    Cost: one product for each probe; memory of `chunk_size` vectors.
+
+    >>> from curvlab.linalg import DenseOperator
+    >>> hutchinson_trace(DenseOperator(torch.diag(torch.arange(5.0))), num_matvecs=3)
+    estimate 10 ± 0 (standard error over independent probes)
+      3 products
+    """
+    if num_matvecs is None and rtol is None:
+        raise ValueError("say how much work to do: num_matvecs=100, or rtol=0.01 (relative standard error)")
+    if rtol is not None and rtol <= 0:
+        raise ValueError(f"rtol must be positive, got {rtol}: it is stderr / |trace|, 0.01 for one per cent")
+    fewest = num_matvecs if num_matvecs is not None else 10
+    most = fewest if rtol is None else max_matvecs
+    if not 1 <= fewest <= most or chunk_size < 1:
+        raise ValueError(
+            f"need 1 <= num_matvecs <= max_matvecs and chunk_size >= 1, got num_matvecs={fewest}, "
+            f"max_matvecs={most}, chunk_size={chunk_size}"
+        )
+
+    def forms(probes: Tensor) -> Tensor:
+        return operator.inner(probes, checked_product(operator, probes))
+
+    def enough(samples: Tensor) -> bool:
+        estimate = Estimate.from_samples(samples, len(samples))
+        return rtol is not None and estimate.stderr <= rtol * abs(estimate.value)
+
+    work = Forms(operator, forms, most, chunk_size, distribution, generator, rtol, fewest, enough)
+    watch: dict[str, Any] = {"progress": progress, "callback": callback, "checkpoint": checkpoint}
+    samples = iterate(work, name="trace", **watch)
+    return Estimate.from_samples(samples, len(samples))
+
+
+def mean_eigenvalue(
+    operator: LinearOperator,
+    *,
+    num_probes: int,
+    batch_size: int | None = None,
+    chunk_size: int = 32,
+    distribution: Distribution = "rademacher",
+    progress: bool = True,
+    callback: Callable[[FormsState], object] | None = None,
+    checkpoint: str | Path | Checkpoint | None = None,
+    generator: torch.Generator | None = None,
+) -> Estimate:
+    """Estimate tr(G)/P, the mean eigenvalue, by forward passes alone (Klochkov & Liu 2024, App. C); unbiased.
+
+    The mean of g_iᵀ G_i g_i = 1/n sum_n (J_n g_i)ᵀ S_n (J_n g_i), g_i of variance 1/P. G_i = G by default; with
+    `batch_size` an independent batch for each probe, as in the paper (1,600 of them), so that the standard error
+    covers probes and sampling alike.
+
+    Args:
+        operator: G, a GaussNewtonOperator or one that is spread over processes; without damping.
+        num_probes: quadratic forms; at least 30 for a standard error that can be trusted.
+        batch_size: examples of each batch; None for all data.
+        chunk_size: probes at a time, without `batch_size`.
+        distribution: "rademacher" (signs), or "gaussian" as in the paper, whose variance is never smaller.
+        progress: show a bar.
+        callback: called with the state after each step, a chunk.
+        checkpoint: file of unfinished work, see `curvlab.iterate.iterate`.
+        generator: the only source of randomness; required with `checkpoint`.
+
+    Cost: a quadratic form takes half the time of the product that `hutchinson_trace` needs, and no memory for a
+    backward pass; `num_matvecs` counts quadratic forms, whether of a batch or of all data.
+    """
+    if num_probes < 1 or chunk_size < 1:
+        raise ValueError(f"need num_probes >= 1 and chunk_size >= 1, got {num_probes} and {chunk_size}")
+
+    def forms(probes: Tensor) -> Tensor:
+        sampled = operator if batch_size is None else operator.sample(batch_size, generator)
+        return quadratic_forms(sampled, probes) / operator.shape[0]
+
+    width = chunk_size if batch_size is None else 1
+    work = Forms(operator, forms, num_probes, width, distribution, generator, batch_size)
+    watch: dict[str, Any] = {"progress": progress, "callback": callback, "checkpoint": checkpoint}
+    return Estimate.from_samples(iterate(work, name="mean eigenvalue", **watch), num_probes)

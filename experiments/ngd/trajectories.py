@@ -197,7 +197,7 @@ def _trained(  # noqa: PLR0917
         measure_updates=True,
         checkpoint=unfinished / "training.pt",
         generator=run.generator("dropout", task.name, seed),
-        progress=partial(run.progress, description=f"{task.name} {optimizer['name']} {seed}"),
+        progress=run.bar(f"{task.name} {optimizer['name']} {seed}"),
         on_epoch_end=measured,
     )
     records = [record for record in history.records if record]

@@ -108,13 +108,12 @@ def _carried_on(points: Decomposition, unfinished: Path) -> dict[str, Any]:
     influence = points.influence("gauss_newton")[0]
     damping = network.settings.damping + network.settings.training.weight_decay
     wanted = num_steps(network.lr, damping, horizon=settings.horizon, momentum=settings.momentum)
-    bar = network.run.progress(wanted, f"PBRF carried on, {network.label}, seed {network.seed}")
     minimizer = SharedBatches(
         [torch.arange(size)] * wanted,
         lr=network.lr,
         momentum=settings.momentum,
         checkpoint=unfinished / "carried_on.pt",
-        on_step=lambda step: bar.update(),
+        progress=network.run.bar(f"PBRF carried on, {network.label}, seed {network.seed}"),
     )
     objective, start = ProximalBregmanCost(points.left_out), torch.zeros_like(influence)
     end = minimizer(Bounded(objective, MAX_DISTANCE * influence.norm(dim=1)), start, size)

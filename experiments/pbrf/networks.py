@@ -102,7 +102,6 @@ class Network:
         bregman = response in ("proximal_bregman", "linearised")
         first = 0 if response == "cold" else sum(map(len, self.batches[: self.num_epochs]))
         batches = [batch for epoch in epochs for batch in epoch]
-        bar = self.run.progress(len(batches), f"{response}, {self.label}, seed {self.seed}")
         return SharedBatches(
             batches,
             lr=self.lr / (self.settings.bregman_lr_divisor if bregman else 1),
@@ -110,7 +109,7 @@ class Network:
             momentum=training.momentum,
             schedule=_schedule(training, first, len(self.batches[0])),
             checkpoint=None if unfinished is None else unfinished / f"{response}.pt",
-            on_step=lambda step: bar.update(),
+            progress=self.run.bar(f"{response}, {self.label}, seed {self.seed}"),
         )
 
 

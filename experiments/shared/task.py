@@ -318,7 +318,7 @@ def _train(task: Task, model: nn.Module, checkpoints: Path) -> dict[str, Any]:
         **{str(setting): value for setting, value in task.settings.training.items()},
         generator=task.generator("training"),
         checkpoint=checkpoints / "training.pt",
-        progress=partial(task.run.progress, description=f"train {task.seed_name}"),
+        progress=task.run.bar(f"train {task.seed_name}"),
     )
     return {"weights": model.state_dict(), "losses": list(history.losses)}
 
@@ -330,6 +330,6 @@ def _train_language(task: Task, model: nn.Module, checkpoints: Path) -> dict[str
         **{str(setting): value for setting, value in task.settings.training.items()},
         generator=task.run.generator("language model training", task.settings.model_seed),
         checkpoint=checkpoints / "training.pt",
-        progress=partial(task.run.progress, description=f"train {task.label}"),
+        progress=task.run.bar(f"train {task.label}"),
     )
     return {"weights": model.state_dict(), "losses": list(history.losses)}

@@ -49,7 +49,8 @@ def described(part: Any) -> str:
     Tensors and arrays count with all their values. Modules: class, parameters, buffers and attributes, such as
     class weights and label smoothing. Functions: code, defaults, closures and the globals of their own module;
     partials with their arguments, bound methods with their object. Map-style data sets: type, length and 32
-    examples, read with seeded random states. Other objects: their attributes.
+    examples, read with seeded random states. Other objects: what their method depends_on() returns, or
+    all of their attributes.
 
     Raises:
         TypeError: nothing distinguishes the part (a lock, a running generator, an object without attributes).
@@ -101,6 +102,8 @@ class _Describer:
         for kinds, describe in ways:
             if isinstance(part, kinds):
                 return describe(part)
+        if callable(getattr(part, "depends_on", None)):
+            return f"{_name(type(part))} {self.text(part.depends_on())}"
         if callable(getattr(part, "probe", None)):  # a linear operator
             return f"{_name(type(part))} {fingerprint([part.probe()])}"
         if hasattr(part, "__array_interface__") or hasattr(part, "__array__"):

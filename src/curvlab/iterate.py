@@ -138,7 +138,7 @@ def iterate(
     *,
     name: str,
     total: int | None = None,
-    progress: bool = True,
+    progress: bool | str = True,
     callback: Callable[[S], object] | None = None,
     checkpoint: str | Path | Checkpoint | None = None,
 ) -> R_co:
@@ -148,7 +148,8 @@ def iterate(
         method: what steps.
         name: of the work, beside the bar and in the checkpoint.
         total: steps in all, where that is known.
-        progress: show a bar on a terminal or in a notebook, from the second second on.
+        progress: show a bar on a terminal or in a notebook, from the second second on; a text stands beside it in
+            the place of the name.
         callback: called with the state after each step; not for steps that an earlier run has taken.
         checkpoint: file in which the state is kept, saved every minute, or less often where saving takes long:
             after a kill, the same call goes on there and ends at the same numbers. Removed at the end. Where the
@@ -393,12 +394,12 @@ def _device(value: Any) -> torch.device | None:
     return next((place for part in parts if (place := _device(part)) is not None), None)
 
 
-def _bar(name: str, total: int | None, done: int, progress: bool) -> tqdm:
+def _bar(name: str, total: int | None, done: int, progress: bool | str) -> tqdm:
     # Of processes started by torchrun, the first one alone talks.
     alone = os.environ.get("RANK", "0") == "0"
-    seen = progress and alone and (sys.stderr.isatty() or "ipykernel" in sys.modules)
+    seen = bool(progress) and alone and (sys.stderr.isatty() or "ipykernel" in sys.modules)
     return tqdm(
-        desc=name,
+        desc=progress if isinstance(progress, str) else name,
         total=total,
         initial=done,
         delay=_SECONDS_BEFORE_BAR,

@@ -1,4 +1,4 @@
-"""The global random state, seeded from a generator and put back, for code of others that takes none."""
+"""Generators, and the global random state seeded from one and put back, for code of others that takes none."""
 
 from __future__ import annotations
 
@@ -6,6 +6,21 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
+
+
+def generator_of(generator: torch.Generator | int | None, device: torch.device | str = "cpu") -> torch.Generator:
+    """Return the generator, or a new one seeded with a number, which lives on `device`; None is the number 0.
+
+    Every public function that draws takes both.
+    """
+    if isinstance(generator, torch.Generator):
+        return generator
+    if generator is not None and (isinstance(generator, bool) or not isinstance(generator, int)):
+        raise TypeError(
+            f"generator is a torch.Generator or a whole number as seed, got {type(generator).__name__}: "
+            "torch.Generator().manual_seed(0), or 0"
+        )
+    return torch.Generator(device).manual_seed(generator or 0)
 
 
 @contextmanager

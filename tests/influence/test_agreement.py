@@ -21,6 +21,12 @@ def test_pearson_and_slope_match_scipy(scores, generator) -> None:
     assert result.case == "agree"
 
 
+def test_the_relative_error_is_over_the_first_scores() -> None:
+    x, y = torch.tensor([3.0, -4.0]), torch.tensor([3.0, 1e8])
+    assert agreement(x, y, scale=1.0).relative_error == pytest.approx((1e8 + 4) / 5)
+    assert agreement(y, x, scale=1.0).relative_error == pytest.approx(1.0, rel=1e-6)
+
+
 @pytest.mark.parametrize(
     ("factor", "scale", "case"),
     [(1.0, 1.0, "agree"), (3.0, 1.0, "apart"), (1.0, 100.0, "both near zero"), (-1.0, 1.0, "apart")],

@@ -12,8 +12,9 @@ from torch import Tensor, nn
 
 from curvlab.influence import ProximalBregmanObjective, ProximalNewton
 from curvlab.influence import responses as r
+from curvlab.iterate import Checkpoint
 from curvlab.solvers import Direct
-from curvlab.training import shuffled_batches, train_ensemble
+from curvlab.training import DescentState, shuffled_batches, train_ensemble
 
 FP64 = torch.float64
 L2, DAMPING = 0.05, 0.3
@@ -245,8 +246,8 @@ def test_a_retraining_goes_on_where_it_was_killed(tmp_path: Path, name: str) -> 
     class KilledError(Exception):
         pass
 
-    def kill(step: int) -> None:
-        if step == 9:
+    def kill(state: DescentState) -> None:
+        if state.num_steps == 9:
             raise KilledError
 
     model, loss, data = network()
@@ -255,15 +256,22 @@ def test_a_retraining_goes_on_where_it_was_killed(tmp_path: Path, name: str) -> 
     minimizer = r.SharedBatches(batches, lr=0.1, momentum=0.9)
     settings = {"initial": left_out.base} if name == "cold" else {}
     undisturbed = FUNCTIONS[name](left_out, minimizer, **settings)
-    saving = replace(minimizer, checkpoint=tmp_path / "unfinished.pt", checkpoint_every=4)
+    saving = replace(minimizer, checkpoint=Checkpoint(tmp_path / "unfinished.pt", every=4))
     with pytest.raises(KilledError):
-        FUNCTIONS[name](left_out, replace(saving, on_step=kill), **settings)
+        FUNCTIONS[name](left_out, replace(saving, callback=kill), **settings)
+    with pytest.raises(ValueError, match=r"belongs to other work \(damping differ"):
+        FUNCTIONS[name](replace(left_out, damping=1.0), saving, **settings)
+    other = FUNCTIONS["warm" if name == "proximal" else "proximal"]
+    with pytest.raises(ValueError, match=r"belongs to other work \(objective differ"):
+        other(left_out, saving)
+    if name == "cold":
+        with pytest.raises(ValueError, match=r"belongs to other work \(origin differ"):
+            r.cold_optimum(left_out, saving, initial=left_out.base + 0.1)
     steps: list[int] = []
-    found = FUNCTIONS[name](left_out, replace(saving, on_step=steps.append), **settings)
+    remember = replace(saving, callback=lambda state: steps.append(state.num_steps))
+    found = FUNCTIONS[name](left_out, remember, **settings)
     assert torch.equal(found, undisturbed)
     assert steps[0] == 9  # eight were kept
-    with pytest.raises(ValueError, match=r"belongs to other work \(damping"):
-        FUNCTIONS[name](replace(left_out, damping=1.0), saving, **settings)
 
 
 def test_warm_optimum_is_what_train_ensemble_gives() -> None:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from curvlab.influence import responses as r
+from curvlab.iterate import Checkpoint
 
 FP64 = torch.float64
 
@@ -64,14 +65,14 @@ def test_a_killed_search_goes_on_to_the_same_minimum(tmp_path: Path, share: floa
     diagonal = torch.logspace(-1, 1, 80, dtype=FP64)
     whole = Mortal(minimum, diagonal)
     expected = r.FullBatchLBFGS(gradient_norm=1e-8)(whole, 0 * minimum, 1)
-    kept = r.FullBatchLBFGS(gradient_norm=1e-8, checkpoint=tmp_path / "search", checkpoint_every=1)
+    kept = r.FullBatchLBFGS(gradient_norm=1e-8, checkpoint=Checkpoint(tmp_path / "search", every=1))
     dying = Mortal(minimum, diagonal, dies_at=int(share * whole.count))
     with pytest.raises(KeyboardInterrupt):
         kept(dying, 0 * minimum, 1)
     again = Mortal(minimum, diagonal)
+    with pytest.raises(ValueError, match=r"belongs to other work \(start differ\)"):
+        kept(again, 0 * minimum + 1, 1)
     assert torch.equal(kept(again, 0 * minimum, 1), expected)
     # What is repeated is at most a step: 20 iterations of up to 25 evaluations, and the look before it.
     assert again.count <= whole.count - dying.count + 27
     assert dying.count > 27
-    with pytest.raises(ValueError, match=r"belongs to other work \(start differ\)"):
-        kept(again, 0 * minimum + 1, 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -12,22 +13,15 @@ import torch
 from torch import Tensor, nn
 
 from curvlab.influence import segment_response, unrolled_response
-from curvlab.linalg import flatten
-from curvlab.training import AdamRule, SGDRule, TrainingRun, UpdateRule, train
+from curvlab.training import SGDRule, TrainingRun, train
 
 FP64 = torch.float64
 NUM_EXAMPLES, NUM_STEPS = 18, 25
-OPTIMIZERS: dict[str, tuple[dict[str, Any], UpdateRule | None]] = {
-    "sgd with momentum": ({"lr": 0.1, "momentum": 0.9, "weight_decay": 0.01}, None),
-    "nesterov": (
-        {"optimizer": lambda p, lr: torch.optim.SGD(p, lr, momentum=0.8, nesterov=True), "lr": 0.1},
-        SGDRule(0.8, nesterov=True),
-    ),
-    "adam": ({"optimizer": "adam", "lr": 0.02, "weight_decay": 0.01}, AdamRule(weight_decay=0.01)),
-    "adamw": (
-        {"optimizer": lambda p, lr: torch.optim.AdamW(p, lr, weight_decay=0.3), "lr": 0.02},
-        AdamRule(weight_decay=0.3, decoupled=True),
-    ),
+OPTIMIZERS: dict[str, dict[str, Any]] = {
+    "sgd with momentum": {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.01},
+    "nesterov": {"optimizer": lambda p, lr: torch.optim.SGD(p, lr, momentum=0.8, nesterov=True), "lr": 0.1},
+    "adam": {"optimizer": "adam", "lr": 0.02, "weight_decay": 0.01},
+    "adamw": {"optimizer": lambda p, lr: torch.optim.AdamW(p, lr, weight_decay=0.3), "lr": 0.02},
 }
 NETS = ["mlp", "squares", "convolution", "loop"]
 
@@ -57,33 +51,20 @@ def trained(net: str, optimizer: str, weights: Tensor | None = None, num_steps: 
 
     def targets(count: int) -> Tensor:
         drawn = torch.randint(3, (count,), generator=generator)
-        return drawn if net != "squares" else nn.functional.one_hot(drawn, 3).to(FP64)
+        return drawn if net not in ("squares", "huber") else nn.functional.one_hot(drawn, 3).to(FP64)
 
     data, test = (inputs(NUM_EXAMPLES), targets(NUM_EXAMPLES)), (inputs(5), targets(5))
     if net == "convolution":
         model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Tanh(), nn.Flatten(), nn.Linear(8, 3)).to(FP64)
     else:
         model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)).to(FP64)
-    if net == "squares":
-        loss = nn.MSELoss()
+    if net in ("squares", "huber"):
+        loss = nn.MSELoss() if net == "squares" else nn.HuberLoss(delta=0.5)
     if net == "loop":  # as for Hugging Face models, no vmap around the forward
         model.config = SimpleNamespace()
-    settings, rule = OPTIMIZERS[optimizer]
-    start = flatten(model.parameters()).detach().clone()
-    history = train(
-        model,
-        loss,
-        data,
-        num_steps=num_steps,
-        batch_size=7,
-        example_weights=weights,
-        generator=torch.Generator().manual_seed(2),
-        **settings,
-    )
-    run = TrainingRun.recorded(
-        history, start, generator=torch.Generator().manual_seed(2), rule=rule, example_weights=weights
-    )
-    return Trained(model, loss, data, test, run)
+    settings = OPTIMIZERS[optimizer] | {"num_steps": num_steps, "batch_size": 7, "example_weights": weights}
+    history = train(model, loss, data, **settings, record=True, generator=2)
+    return Trained(model, loss, data, test, TrainingRun.of(history))
 
 
 def by_retraining(net: str, optimizer: str, weights: Tensor | None, points: list[int], step: float) -> Tensor:
@@ -112,6 +93,14 @@ def test_equals_finite_differences_of_two_retrainings(net: str, optimizer: str, 
     assert found.mode == mode
     assert found.gap < 1e-12
     assert float((found.scores - expected).norm() / expected.norm()) < 1e-5
+    torch.testing.assert_close(found.scores, expected, rtol=1e-5, atol=1e-5 * float(expected.abs().max()))
+
+
+def test_a_loss_of_ones_own_goes_backwards_where_forward_mode_may_not_exist() -> None:
+    case, points = trained("huber", "sgd with momentum"), [0, 7, 17]
+    found = unrolled_response(case.model, case.loss, case.train, case.test, run=case.run, points=points)
+    expected = by_retraining("huber", "sgd with momentum", None, points, step=1e-4)
+    assert found.mode == "reverse"
     torch.testing.assert_close(found.scores, expected, rtol=1e-5, atol=1e-5 * float(expected.abs().max()))
 
 
@@ -184,13 +173,10 @@ def test_units_that_never_fire_do_not_make_adam_infinite() -> None:
     with torch.no_grad():
         model[0].bias[:2] = -100.0
     data = (torch.randn(6, 4, dtype=FP64), torch.tensor([0, 1, 2, 0, 1, 2]))
-    start = flatten(model.parameters()).detach().clone()
-    generator = torch.Generator().manual_seed(0)
     settings = {"num_steps": 5, "batch_size": 3, "lr": 0.01, "optimizer": "adam"}
-    history = train(model, nn.CrossEntropyLoss(), data, generator=generator, **settings)
-    run = TrainingRun.recorded(history, start, generator=torch.Generator().manual_seed(0), rule=AdamRule())
+    history = train(model, nn.CrossEntropyLoss(), data, record=True, generator=0, **settings)
     reverse, forward = (
-        unrolled_response(model, nn.CrossEntropyLoss(), data, data, run=run, mode=mode).scores
+        unrolled_response(model, nn.CrossEntropyLoss(), data, data, run=history, mode=mode).scores
         for mode in ("reverse", "forward")
     )
     assert bool(reverse.isfinite().all())
@@ -202,10 +188,7 @@ def test_an_example_twice_in_a_batch_counts_twice() -> None:
     batches = (torch.tensor([2, 2, 5]), torch.tensor([5, 1]))
     torch.manual_seed(3)
     model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)).to(FP64)
-    start = flatten(model.parameters()).detach().clone()
-    generator = torch.Generator().manual_seed(0)
-    history = train(model, case.loss, case.train, batch_size=3, batches=batches, lr=0.1, generator=generator)
-    run = TrainingRun.recorded(history, start, batches=batches)
+    run = train(model, case.loss, case.train, batch_size=3, batches=batches, lr=0.1, record=True, generator=0)
     reverse, forward = (
         unrolled_response(model, case.loss, case.train, case.test, run=run, mode=mode).scores
         for mode in ("reverse", "forward")
@@ -225,6 +208,10 @@ def test_a_run_that_ends_elsewhere_is_refused() -> None:
             unrolled_response(*arguments, run=wrong, mode=mode)
     with pytest.raises(ValueError, match="ends elsewhere"):
         segment_response(*arguments, run=wrong)
+    settings = {"num_steps": 2, "batch_size": 3, "lr": 0.1}
+    history = train(copy.deepcopy(case.model), case.loss, case.train, generator=0, **settings)
+    with pytest.raises(ValueError, match=r"train with train\(..., record=True\)"):
+        unrolled_response(*arguments, run=history)
 
 
 @pytest.mark.parametrize("points", [[], [18], [-1], [[1]]])
@@ -254,19 +241,9 @@ def least_squares(num_steps: int, lr: float, momentum: float = 0.0, decay: float
     )
     model, loss = nn.Linear(4, 2).to(FP64), nn.MSELoss()
     batches = tuple(torch.arange(12) for _ in range(num_steps))
-    start = flatten(model.parameters()).detach().clone()
-    history = train(
-        model,
-        loss,
-        data,
-        batch_size=12,
-        batches=batches,
-        lr=lr,
-        momentum=momentum,
-        weight_decay=decay,
-        generator=generator,
-    )
-    return Trained(model, loss, data, test, TrainingRun.recorded(history, start, batches=batches))
+    settings = {"batch_size": 12, "batches": batches, "lr": lr, "momentum": momentum, "weight_decay": decay}
+    history = train(model, loss, data, **settings, record=True, generator=0)
+    return Trained(model, loss, data, test, TrainingRun.of(history))
 
 
 def exact_scores(case: Trained) -> Tensor:

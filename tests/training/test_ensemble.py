@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
+from curvlab.iterate import Checkpoint
 from curvlab.problem.memory import MemoryWarning
-from curvlab.training import Ensemble, EnsembleLosses, shuffled_batches, train, train_ensemble
+from curvlab.training import DescentState, Ensemble, EnsembleLosses, shuffled_batches, train, train_ensemble
 
 FP64 = torch.float64
 NUM_COPIES, NUM_EXAMPLES = 3, 20
@@ -148,16 +149,16 @@ def test_an_interrupted_training_ends_at_the_same_weights(
             generator=torch.Generator().manual_seed(0),
         )
 
-    def interrupt(step: int) -> None:
-        if step == end:
+    def interrupt(state: DescentState) -> None:
+        if state.num_steps == end:
             raise KeyboardInterrupt
 
-    whole, place = run(), {"checkpoint": tmp_path / "ensemble.pt", "checkpoint_every": 2}
+    whole, place = run(), {"checkpoint": Checkpoint(tmp_path / "ensemble.pt", every=2)}
     with pytest.raises(KeyboardInterrupt):
-        run(**place, on_step=interrupt)
+        run(**place, callback=interrupt)
     steps: list[int] = []
-    resumed = run(**place, on_step=steps.append)
-    assert steps[0] == end // 2 * 2 + 1
+    resumed = run(**place, callback=lambda state: steps.append(state.num_steps))
+    assert steps[0] == (end - 1) // 2 * 2 + 1
     assert torch.equal(resumed.parameters, whole.parameters)
     assert torch.equal(resumed.losses, whole.losses)
     assert resumed.learning_rates == whole.learning_rates
@@ -169,7 +170,8 @@ def test_an_interrupted_training_ends_at_the_same_weights(
         ({"example_weights": torch.ones(NUM_COPIES, NUM_EXAMPLES)}, "example_weights"),
         ({"momentum": 0.5}, "optimizer"),
         ({"start": torch.zeros(NUM_COPIES, 43)}, "start"),
-        ({"generator": torch.Generator().manual_seed(1)}, "generator"),
+        ({"generator": torch.Generator().manual_seed(1)}, "batches"),
+        ({"loss": nn.CrossEntropyLoss(label_smoothing=0.1)}, "loss"),
     ],
 )
 def test_a_checkpoint_of_another_ensemble_is_refused(tmp_path: Path, changes: dict[str, Any], named: str) -> None:
@@ -178,13 +180,20 @@ def test_a_checkpoint_of_another_ensemble_is_refused(tmp_path: Path, changes: di
         "num_epochs": 1,
         "batch_size": 10,
         "lr": 0.1,
-        "generator": torch.Generator().manual_seed(0),
-        "checkpoint": tmp_path / "ensemble.pt",
+        "generator": 0,
+        "checkpoint": Checkpoint(tmp_path / "ensemble.pt", every=1),
     }
-    train_ensemble(*problem("classes"), **settings, checkpoint_every=1)
-    settings["generator"] = torch.Generator().manual_seed(0)
+    model, loss, data = problem("classes")
+
+    def kill(state: DescentState) -> None:
+        if state.num_steps == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train_ensemble(model, loss, data, **settings, callback=kill)
+    other = changes.pop("loss", loss)
     with pytest.raises(ValueError, match=rf"belongs to other work \({named} differ\)"):
-        train_ensemble(*problem("classes"), **(settings | changes))
+        train_ensemble(model, other, data, **(settings | changes))
 
 
 def test_copies_may_start_apart_and_draw_their_batches() -> None:

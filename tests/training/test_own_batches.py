@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from transformers import BertConfig, BertForSequenceClassification, OPTConfig, OPTForCausalLM
 
-from curvlab.training import evaluate, train
+from curvlab.iterate import Checkpoint
+from curvlab.training import TrainingState, evaluate, train
 
 WIDTHS = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 20}
 LENGTHS = (3, 6, 4, 5, 6, 2)
@@ -110,16 +111,16 @@ def test_a_data_set_without_collator_trains_in_random_order_and_resumes(tmp_path
     class Killed(Exception):
         pass
 
-    def kill(step: int) -> None:
-        if step == 4:
+    def kill(state: TrainingState) -> None:
+        if state.num_steps == 4:
             raise Killed
 
     whole, weights = run(data, num_epochs=3)
     assert len(whole.step_losses) == 6
     _, as_mapping = run(dict(rows), num_epochs=3)
-    kept = {"checkpoint": tmp_path / "run.pt", "checkpoint_every": 2, "num_epochs": 3}
+    kept = {"checkpoint": Checkpoint(tmp_path / "run.pt", every=2), "num_epochs": 3}
     with pytest.raises(Killed):
-        run(data, on_step=kill, **kept)
+        run(data, callback=kill, **kept)
     _, resumed = run(data, **kept)
     for name, value in weights.items():
         assert torch.equal(value, resumed[name])

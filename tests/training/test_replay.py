@@ -6,14 +6,26 @@ import math
 import weakref
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+from curvlab.iterate import Checkpoint
 from curvlab.linalg import flatten
-from curvlab.training import AdamRule, Replay, RunLength, SGDRule, TrainingRun, UpdateRule, shuffled_batches, train
+from curvlab.training import (
+    AdamRule,
+    Replay,
+    RunLength,
+    SGDRule,
+    TrainingRun,
+    TrainingState,
+    UpdateRule,
+    shuffled_batches,
+    train,
+)
 
 FP64 = torch.float64
 NUM_EXAMPLES, BATCH_SIZE = 20, 6
@@ -35,9 +47,9 @@ def nesterov(parameters: Any, lr: float) -> torch.optim.Optimizer:
     return torch.optim.SGD(parameters, lr=lr, momentum=0.8, nesterov=True, weight_decay=0.1)
 
 
-OPTIMIZERS: dict[str, tuple[dict[str, Any], UpdateRule | None]] = {
-    "sgd": ({"momentum": 0.9, "weight_decay": 0.1}, None),
-    "plain sgd": ({"momentum": 0.0, "schedule": "cosine"}, None),
+OPTIMIZERS: dict[str, tuple[dict[str, Any], UpdateRule]] = {
+    "sgd": ({"momentum": 0.9, "weight_decay": 0.1}, SGDRule(0.9, 0.1)),
+    "plain sgd": ({"momentum": 0.0, "schedule": "cosine"}, SGDRule()),
     "nesterov": ({"optimizer": nesterov}, SGDRule(0.8, 0.1, nesterov=True)),
     "adam": ({"optimizer": "adam", "weight_decay": 0.1}, AdamRule(weight_decay=0.1)),
     "adam betas": ({"optimizer": partial(torch.optim.Adam, betas=(0.5, 0.7))}, AdamRule(betas=(0.5, 0.7))),
@@ -56,7 +68,6 @@ def test_replay_ends_where_the_training_did(name: str, weighted: bool) -> None:
     settings, rule = OPTIMIZERS[name]
     weights = torch.linspace(0, 2, NUM_EXAMPLES) if weighted else None
     start = flat(model)
-    generator = torch.Generator().manual_seed(5)
     history = train(
         model,
         loss,
@@ -65,11 +76,13 @@ def test_replay_ends_where_the_training_did(name: str, weighted: bool) -> None:
         batch_size=BATCH_SIZE,
         lr=0.05,
         example_weights=weights,
-        generator=generator,
+        record=True,
+        generator=5,
         **settings,
     )
-    again = torch.Generator().manual_seed(5)
-    run = TrainingRun.recorded(history, start, generator=again, rule=rule, example_weights=weights)
+    run = TrainingRun.of(history)
+    assert run.rule == rule
+    assert torch.equal(run.start, start)
     end = Replay(model, loss, data, run).end()
     assert float((flat(model) - start).norm()) > 0.01
     torch.testing.assert_close(end[0], flat(model), rtol=1e-12, atol=1e-13)
@@ -140,21 +153,40 @@ def test_models_that_differ_in_training_are_refused(layer: nn.Module) -> None:
 def history_of(**settings: Any) -> tuple[Any, Tensor]:
     model, loss, data = problem()
     start = flat(model)
-    generator = torch.Generator().manual_seed(0)
-    return train(model, loss, data, num_steps=4, batch_size=6, lr=0.05, generator=generator, **settings), start
+    settings = ({} if "batches" in settings else {"num_steps": 4}) | settings
+    return train(model, loss, data, batch_size=6, lr=0.05, generator=0, **settings), start
 
 
-def test_records_need_batches_or_generator_and_a_rule() -> None:
-    history, start = history_of()
+def test_given_batches_are_recorded_as_they_are_and_a_resumed_training_too(tmp_path: Path) -> None:
     batches = shuffled_batches(20, batch_size=6, num_epochs=1, generator=torch.Generator())
-    with pytest.raises(ValueError, match="either the batches of the training, or a generator"):
-        TrainingRun.recorded(history, start)
-    with pytest.raises(ValueError, match="either the batches of the training, or a generator"):
-        TrainingRun.recorded(history, start, batches=batches, generator=torch.Generator())
+    run = TrainingRun.of(history_of(batches=batches, record=True)[0])
+    assert all(torch.equal(a, b) for a, b in zip(run.batches, batches, strict=True))
+    whole = TrainingRun.of(history_of(record=True)[0])
+    place = Checkpoint(tmp_path / "run.pt", every=1)
+
+    def kill(state: TrainingState) -> None:
+        if state.num_steps == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        history_of(record=True, checkpoint=place, callback=kill)
+    again = TrainingRun.of(history_of(record=True, checkpoint=place)[0])
+    assert torch.equal(again.start, whole.start)
+    assert [batch.tolist() for batch in again.batches] == [batch.tolist() for batch in whole.batches]
+
+
+def test_what_cannot_be_repeated_is_not_recorded() -> None:
+    history, start = history_of()
+    with pytest.raises(ValueError, match=r"no record of the run's start .* train\(..., record=True\)"):
+        TrainingRun.of(history)
     with pytest.raises(ValueError, match="3 batches and 4 learning rates"):
-        TrainingRun.recorded(history, start, batches=batches[:3])
-    with pytest.raises(ValueError, match=r"not of SGD .* such as AdamRule\(\)"):
-        TrainingRun.recorded(history_of(optimizer="adam")[0], start, batches=batches)
+        TrainingRun(start, (torch.tensor([0]),) * 3, history.learning_rates, SGDRule())
+    with pytest.raises(ValueError, match="without clipping, keep='best' and step"):
+        history_of(record=True, max_gradient_norm=1.0)
+    with pytest.raises(ValueError, match="knows the steps of SGD, Adam and AdamW, not of Adagrad"):
+        history_of(record=True, optimizer=torch.optim.Adagrad)
+    with pytest.raises(ValueError, match="cannot repeat an optimizer with amsgrad"):
+        history_of(record=True, optimizer=partial(torch.optim.Adam, amsgrad=True))
 
 
 # ------------------------------------------------------------------------------- length of a run
@@ -184,18 +216,16 @@ def test_length_of_a_long_run_is_rate_times_steps_over_one_minus_momentum() -> N
 
 
 def test_length_of_a_history_and_of_a_run_agree() -> None:
-    history, start = history_of(momentum=0.7, weight_decay=0.2)
-    run = TrainingRun.recorded(history, start, generator=torch.Generator().manual_seed(0))
-    assert RunLength.of(history) == RunLength.of(run) == RunLength((0.05,) * 4, 0.7, 0.2)
+    history, _ = history_of(momentum=0.7, weight_decay=0.2, record=True)
+    assert RunLength.of(history) == RunLength.of(TrainingRun.of(history)) == RunLength((0.05,) * 4, 0.7, 0.2)
 
 
 def test_adam_has_no_length() -> None:
-    history, start = history_of(optimizer="adam")
+    history, _ = history_of(optimizer="adam", record=True)
     with pytest.raises(ValueError, match=r"not of SGD .* pass a damping, or RunLength"):
         RunLength.of(history)
-    run = TrainingRun.recorded(history, start, generator=torch.Generator(), rule=AdamRule())
     with pytest.raises(ValueError, match=r"not one of AdamRule.* unrolled_response"):
-        RunLength.of(run)
+        RunLength.of(TrainingRun.of(history))
 
 
 @pytest.mark.parametrize(

@@ -168,25 +168,21 @@ def test_cosine_schedule_step_by_step() -> None:
     assert history.final_lr == pytest.approx(rates[-1], rel=1e-12)
 
 
-def test_progress_and_callback_see_every_epoch() -> None:
-    wrapped, ended = [], []
-
-    def progress(epochs):
-        for epoch in epochs:
-            wrapped.append(epoch)
-            yield epoch
-
+def test_callbacks_see_every_step_and_every_epoch_and_a_seed_is_a_generator() -> None:
+    steps, ended = [], []
     history = train(
         linear_model(),
         nn.MSELoss(),
         regression(),
-        generator=torch.Generator().manual_seed(0),
-        progress=progress,
+        generator=0,
+        callback=lambda state: steps.append((state.num_steps, state.step_losses[-1], state.num_epochs)),
         on_epoch_end=lambda epoch, loss: ended.append((epoch, loss)),
         **SETTINGS,
     )
-    assert wrapped == [0, 1, 2]
+    assert steps == [(k + 1, loss, (k + 1) // 3) for k, loss in enumerate(history.step_losses)]
     assert ended == list(enumerate(history.losses))
+    settings = SETTINGS | {"generator": torch.Generator().manual_seed(0)}
+    assert train(linear_model(), nn.MSELoss(), regression(), **settings).losses == history.losses
 
 
 def test_divergence_says_what_to_change() -> None:

@@ -10,9 +10,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector
+from torch.utils.data import Dataset, Subset
 
+from curvlab.iterate import Checkpoint
 from curvlab.training import (
     TrainingHistory,
+    TrainingState,
+    closure_step,
     cosine_after_warmup,
     evaluate,
     shuffled_batches,
@@ -32,11 +36,11 @@ def classes(size: int = 40, *, seed: int = 1) -> tuple[Tensor, Tensor]:
     return inputs, (inputs[:, 0] + torch.randn(size, generator=generator) > 0).long()
 
 
-def fit(model: nn.Module, data: Any = None, **settings: Any) -> TrainingHistory:
+def fit(model: nn.Module, data: Any = None, loss: Any = None, **settings: Any) -> TrainingHistory:
     defaults = {"num_epochs": 4, "batch_size": 8, "generator": torch.Generator().manual_seed(0)}
     if not isinstance(settings.get("optimizer"), torch.optim.Optimizer):
         defaults["lr"] = 0.05
-    return train(model, nn.CrossEntropyLoss(), data or classes(), **(defaults | settings))
+    return train(model, loss or nn.CrossEntropyLoss(), data or classes(), **(defaults | settings))
 
 
 def weights(model: nn.Module) -> Tensor:
@@ -221,17 +225,17 @@ def test_an_interrupted_training_ends_at_the_same_weights(tmp_path: Path, kind: 
         settings = {"on_epoch_end": lambda epoch, loss: {"epoch": epoch, "at": weights(model)}, **SETTINGS[kind]}
         return model, fit(model, generator=generator, **(settings | changes)), generator
 
-    def interrupt(step: int) -> None:
-        if step == end:
+    def interrupt(state: TrainingState) -> None:
+        if state.num_steps == end:
             raise InterruptedError_
 
     whole, history, generator = run()
-    checkpoint = {"checkpoint": tmp_path / "training.pt", "checkpoint_every": 3}
+    checkpoint = {"checkpoint": Checkpoint(tmp_path / "training.pt", every=3)}
     with pytest.raises(InterruptedError_):
-        run(**checkpoint, on_step=interrupt)
+        run(**checkpoint, callback=interrupt)
     steps: list[int] = []
-    resumed, again, resumed_generator = run(**checkpoint, on_step=steps.append)
-    assert steps[0] == (end - 1) // 3 * 3 + 1  # a kill loses fewer than checkpoint_every steps
+    resumed, again, resumed_generator = run(**checkpoint, callback=lambda state: steps.append(state.num_steps))
+    assert steps[0] == (end - 1) // 3 * 3 + 1  # a kill loses fewer than three steps
     for name, value in whole.state_dict().items():
         assert torch.equal(value, resumed.state_dict()[name]), name
     for name in ("losses", "step_losses", "learning_rates", "validation", "best_epoch", "update_norms"):
@@ -240,28 +244,59 @@ def test_an_interrupted_training_ends_at_the_same_weights(tmp_path: Path, kind: 
         assert first["epoch"] == second["epoch"]
         assert torch.equal(first["at"], second["at"])
     assert torch.equal(generator.get_state(), resumed_generator.get_state())
-    steps.clear()
-    finished, third, _ = run(**checkpoint, on_step=steps.append)
-    assert len(steps) == history.num_steps % 3  # those since the last save
-    assert third.losses == history.losses
-    assert torch.equal(weights(finished), weights(whole))
+    assert list(tmp_path.iterdir()) == []
+
+
+def focal(outputs: Tensor, targets: Tensor, *, gamma: float) -> Tensor:
+    likelihood = outputs.log_softmax(1).gather(1, targets[:, None])
+    return -((1 - likelihood.exp()) ** gamma * likelihood).mean()
+
+
+class Shifted(Dataset):
+    """A map-style data set of one's own."""
+
+    def __init__(self, by: float) -> None:
+        self.by = by
+
+    def __len__(self) -> int:
+        return 40
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        inputs, targets = classes()
+        return inputs[index] + self.by, targets[index]
 
 
 @pytest.mark.parametrize(
-    ("changes", "named"),
+    ("before", "changes", "named"),
     [
-        ({"lr": 0.06}, "optimizer"),
-        ({"batch_size": 10}, "batch_size"),
-        ({"schedule": "cosine"}, "schedule"),
-        ({"generator": torch.Generator().manual_seed(5)}, "generator"),
-        ({"example_weights": torch.full((40,), 2.0)}, "example_weights"),
-        ({"data": classes(seed=4)}, "data"),
+        ({}, {"lr": 0.06}, "optimizer"),
+        ({}, {"batch_size": 10}, "batches"),
+        ({}, {"schedule": "cosine"}, "schedule"),
+        ({"schedule": cosine_after_warmup(2)}, {"schedule": cosine_after_warmup(15)}, "schedule"),
+        ({}, {"generator": torch.Generator().manual_seed(5)}, "generator"),
+        ({}, {"example_weights": torch.full((40,), 2.0)}, "example_weights"),
+        ({}, {"data": classes(seed=4)}, "data"),
+        ({"data": Shifted(0.0)}, {"data": Shifted(0.1)}, "data"),
+        ({"data": Subset(Shifted(0.0), range(30))}, {"data": Subset(Shifted(0.0), range(10, 40))}, "data"),
+        ({"loss": nn.CrossEntropyLoss()}, {"loss": nn.CrossEntropyLoss(weight=torch.tensor([1.0, 3.0]))}, "loss"),
+        ({}, {"loss": nn.CrossEntropyLoss(label_smoothing=0.1)}, "loss"),
+        ({"loss": partial(focal, gamma=1.0)}, {"loss": partial(focal, gamma=2.0)}, "loss"),
+        ({}, {"model": network(dropout=0.5)}, "model"),
+        ({}, {"step": closure_step}, "step"),
     ],
 )
-def test_a_checkpoint_of_other_settings_is_refused(tmp_path: Path, changes: dict, named: str) -> None:
-    fit(network(), checkpoint=tmp_path / "training.pt", checkpoint_every=3)
-    with pytest.raises(ValueError, match=rf"belongs to other work \(.*{named}.* differ\)"):
-        fit(network(), checkpoint=tmp_path / "training.pt", **changes)
+def test_a_checkpoint_of_other_work_is_refused(tmp_path: Path, before: dict, changes: dict, named: str) -> None:
+    def kill(state: TrainingState) -> None:
+        if state.num_steps == 2:
+            raise InterruptedError_
+
+    place = Checkpoint(tmp_path / "training.pt", every=1)
+    first: dict[str, Any] = {"model": network()} | before
+    with pytest.raises(InterruptedError_):
+        fit(**first, checkpoint=place, callback=kill)
+    with pytest.raises(ValueError, match=rf"belongs to other work \({named} differ\)"):
+        fit(**({"model": network()} | before | changes), checkpoint=place)
+    fit(**({"model": network()} | before), checkpoint=place)  # its own goes on
 
 
 def test_divergence_names_the_optimizer_and_the_step() -> None:

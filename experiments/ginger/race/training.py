@@ -106,7 +106,7 @@ def _trained(
                 step=clock,
                 checkpoint=checkpoint,
                 generator=run.generator("batches", task.seed_name, seed),
-                progress=partial(run.progress, description=f"{task.seed_name} {settings['optimizer']} {seed}"),
+                progress=run.bar(f"{task.seed_name} {settings['optimizer']} {seed}"),
                 on_epoch_end=on_epoch_end,
             )
         except DIVERGED:
@@ -152,6 +152,10 @@ class Stopwatch:
         self._seconds += self._now() - began
         self._count += 1
         return info
+
+    def depends_on(self) -> dict[str, Any]:
+        """Return what the weights depend on, for checkpoints: the step, not the time that it takes."""
+        return {"step": self._step}
 
     def lap(self) -> float:
         """Return the mean seconds of a step since the last call."""

@@ -169,7 +169,7 @@ def _pretrained(
         splits.encode(pairs),
         **own,
         generator=run.generator("pretraining", settings.seed_name),
-        progress=partial(run.progress, description=f"pretrain {task_label(name)}"),
+        progress=run.bar(f"pretrain {task_label(name)}"),
     )
     weights = {parameter: value.cpu() for parameter, value in model.state_dict().items()}
     return {"weights": weights, "losses": list(history.losses)}

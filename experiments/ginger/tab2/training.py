@@ -97,7 +97,7 @@ def _fine_tuned(run: Run, task: SummaryTask, own: FineTuning, *, with_test: bool
                 optimizer=optimizer,
                 step=step,
                 generator=run.generator("batches", task.seed_name, own.repeat),
-                progress=partial(run.progress, description=f"{own.weights} {own.optimizer['optimizer']}"),
+                progress=run.bar(f"{own.weights} {own.optimizer['optimizer']}"),
             )
         except TrainingDivergedError:
             pass

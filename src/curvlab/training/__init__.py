@@ -1,16 +1,21 @@
 """Training and evaluation of networks: one loop, with steps, schedules and orders of batches to choose from."""
 
-from curvlab.training.batch_order import BatchOrder, shuffled_batches
-from curvlab.training.ensemble import train_ensemble, weighted_gradient
-from curvlab.training.ensemble_descent import Ensemble, EnsembleGradient, descend
-from curvlab.training.ensemble_losses import EnsembleLosses
+from curvlab.training.descent import (
+    DescentState,
+    Ensemble,
+    EnsembleGradient,
+    EnsembleOptimizer,
+    MinimisationState,
+    Minimum,
+    descend,
+    minimize,
+)
+from curvlab.training.ensemble import EnsembleLosses, train_ensemble, weighted_gradient
 from curvlab.training.evaluate import Evaluation, evaluate
-from curvlab.training.history import TrainingHistory
+from curvlab.training.history import AdamRule, RunLength, SGDRule, TrainingHistory, TrainingRun, UpdateRule
 from curvlab.training.language import train_language_model
-from curvlab.training.loop import TrainingDivergedError
-from curvlab.training.minimize import Minimum, minimize
 from curvlab.training.replay import Replay, ReplayedStep
-from curvlab.training.schedules import cosine, cosine_after_warmup
+from curvlab.training.schedules import BatchOrder, cosine, cosine_after_warmup, shuffled_batches
 from curvlab.training.steps import (
     Learner,
     MeanLoss,
@@ -23,19 +28,20 @@ from curvlab.training.steps import (
     sampled_label_loss,
     shared_curvature_step,
 )
-from curvlab.training.train import train
-from curvlab.training.training_run import RunLength, TrainingRun
-from curvlab.training.update_rules import AdamRule, SGDRule, UpdateRule
+from curvlab.training.train import TrainingDivergedError, TrainingState, train
 
 __all__ = [
     "AdamRule",
     "BatchOrder",
+    "DescentState",
     "Ensemble",
     "EnsembleGradient",
     "EnsembleLosses",
+    "EnsembleOptimizer",
     "Evaluation",
     "Learner",
     "MeanLoss",
+    "MinimisationState",
     "Minimum",
     "Replay",
     "ReplayedStep",
@@ -47,6 +53,7 @@ __all__ = [
     "TrainingDivergedError",
     "TrainingHistory",
     "TrainingRun",
+    "TrainingState",
     "UpdateRule",
     "closure_step",
     "cosine",

@@ -1,22 +1,319 @@
-"""Train K copies of one model at once, on shared batches, each with its own weights of the examples."""
+"""K copies of one model at once: their losses and gradients, and their training on shared batches."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import copy
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call, grad_and_value, vmap
+from torch.utils.data import TensorDataset
 
-from curvlab.checkpoint import described, fingerprint
+from curvlab.iterate import Checkpoint
+from curvlab.linalg import flatten, unflatten
+from curvlab.problem import Batches, Data, Loss, ModelFunction, output_loss
+from curvlab.problem.batch import Batch, Inputs, is_pair, num_examples
+from curvlab.problem.example_weights import checked_weights
 from curvlab.problem.examples import Pairs
-from curvlab.training.batch_order import BatchOrder
-from curvlab.training.ensemble_descent import Ensemble, EnsembleGradient, EnsembleOptimizer, descend
-from curvlab.training.ensemble_losses import EnsembleLosses
-from curvlab.training.schedules import Schedule, ScheduleName
-from curvlab.training.steps import Loss, differs_in_training
+from curvlab.problem.memory import PassSize
+from curvlab.problem.model_function import plain_attention
+from curvlab.seeding import generator_of
+from curvlab.training.descent import DescentState, Ensemble, EnsembleGradient, EnsembleOptimizer, descend
+from curvlab.training.schedules import BatchOrder, Schedule, ScheduleName, shuffled_batches
+from curvlab.training.steps import differs_in_training
+
+MIN_COPIES = 4  # where one vmap over the copies is faster than a loop, see `vmap_pays`
+MAX_CONVOLVED_INPUTS = 10_000
 
 
+class EnsembleLosses:
+    """L_k = 1/|B| sum_{i in B_k} w_ki l(h(x_i; θ_k), y_i), and its gradients, for copies k = 1..K.
+
+    The batches are the same for all copies or one for each; the weights w_ki are 1 where none are given. The model
+    is copied and put into eval mode; buffers and frozen parameters stay as they are. Positions θ are (K, P),
+    parameters that require gradients in `named_parameters()` order.
+
+    Attributes:
+        start: (P,), the model's parameters w0.
+        start_losses: (N,), l of each example at w0, so that their mean is the initial loss over the full data
+            and L_B(w0) of any batch costs nothing. For language models an example's summed loss over the mean
+            number of predicted tokens: L_B is unbiased for the mean over all tokens.
+        num_examples: N.
+        example_weights: w, (N,), on the model's device and in its dtype, or None. They are in `start_losses`, and
+            in whatever is given `weights_of` a batch.
+
+    Args:
+        model: any module; if its outputs depend on chance or on the batch in eval mode, it is refused.
+        loss: nn.CrossEntropyLoss(), nn.MSELoss(), nn.BCEWithLogitsLoss(), or a function of (outputs, targets) that
+            is a mean over examples.
+        data: as everywhere; examples must share one shape. Single examples are drawn at each step: tensors (or a
+            TensorDataset) on the model's device make that cheap.
+        batch_size: examples in a pass over the data; half as many whenever memory runs out, with a MemoryWarning.
+        example_weights: w of the mean loss 1/N Σ_i w_i l_i over the data, (N,), see `checked_weights`.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss: Loss,
+        data: Data,
+        *,
+        batch_size: int = 1024,
+        example_weights: Tensor | None = None,
+    ) -> None:
+        self.model = copy.deepcopy(model).eval()
+        self.function = ModelFunction(self.model)
+        if self.function.dtype not in (torch.float32, torch.float64):
+            raise ValueError(
+                f"copies need float32 or float64 parameters, got {self.function.dtype}: steps and differences of "
+                "losses would be rounded away. Pass model.float()."
+            )
+        self._batches = Batches.of(self.function, data, batch_size=batch_size).in_fixed_order()
+        self._values = self.function.parameters
+        self.start = flatten(self._values)
+        self._forward = _forward(self.model, self.function)
+        self._loss_of = output_loss(loss)
+        if self._loss_of.reduction != "mean":
+            raise ValueError(
+                f"reduction='{self._loss_of.reduction}': losses here are means over examples, reduction='mean'."
+            )
+        self.start_losses = self._start_losses()
+        self.num_examples = len(self.start_losses)
+        self._count = sum(map(self._loss_of.count, self._batches.targets())) / self.num_examples
+        self.start_losses = self.start_losses / self._count
+        self.example_weights: Tensor | None = None
+        if example_weights is not None:
+            self.example_weights = self._moved(checked_weights(example_weights, self.num_examples))
+            self.start_losses = self.start_losses * self.example_weights
+        self._tensors = self._as_tensors(data)
+        self._full: Batch | None = None
+
+    @property
+    def can_vmap(self) -> bool:
+        """Whether several copies go through `vmap`: transformers have masks built by one, some losses branch."""
+        return self._loss_of.by_vmap and not hasattr(self.model, "config")
+
+    def vmap_pays(self, num_copies: int, inputs_per_copy: int) -> bool:
+        """Return whether one `vmap` over the copies is faster than a loop; inputs in numbers, not examples.
+
+        Time of the loop over that of vmap, on one core. 2 copies: 0.7 to 1.0. 8 copies: 1.6 to 3.3 for MLPs; with
+        convolutions 1.6 to 4.9 up to 8,192 numbers, but 0.97 to 1.4 at 25,088 (28 x 28 images),
+        and 0.9 there for 32 copies, where vmap holds all activations at once.
+        """
+        small = inputs_per_copy <= MAX_CONVOLVED_INPUTS or not self.function.has_convolution
+        return self.can_vmap and num_copies >= MIN_COPIES and (small or self.start.device.type != "cpu")
+
+    def _start_losses(self) -> Tensor:
+        """Return each example's summed loss at w0, (N,), after checking model and loss on every batch."""
+        passes = PassSize(examples=None, columns=1)
+
+        def of_batch(batch: Batch) -> list[Tensor]:
+            found = []
+            for inputs, targets in passes.pieces(batch):
+                outputs = self.function(self._values, inputs)  # checks that it is a function of single examples
+                self._loss_of.check(outputs, targets)
+                found.append(self._loss_of.per_example(outputs, targets))
+            return found
+
+        losses: list[Tensor] = []
+        with torch.no_grad():
+            for batch in self._batches:
+                losses += passes.run(partial(of_batch, batch), columns=1)
+        found = torch.cat(losses)
+        if not bool(found.isfinite().all()):
+            raise ValueError(
+                "the loss at the model's parameters is not finite: check them, and the inputs, for NaN"
+            )
+        return found
+
+    def fixed_tensors(self) -> Iterator[Tensor]:
+        """Yield what the losses are of: inputs and targets of all batches, parameters and buffers."""
+        for inputs, targets in self._batches:
+            yield from [inputs] if isinstance(inputs, Tensor) else inputs.values()
+            yield targets
+        yield from self.model.state_dict().values()
+        if self.example_weights is not None:
+            yield self.example_weights
+
+    def for_thread(self) -> EnsembleLosses:
+        """Return the same with a model of its own: `functional_call` changes the module while it runs."""
+        other = copy.copy(self)
+        other.model = copy.deepcopy(self.model)
+        other._forward = _forward(other.model, self.function)
+        return other
+
+    def _as_tensors(self, data: Data) -> tuple[Tensor, Tensor] | None:
+        """Return inputs and targets whole where they are two tensors: `index_select` takes a third of indexing."""
+        pair: Any = data.tensors if isinstance(data, TensorDataset) else data
+        if not is_pair(pair) or not isinstance(pair[0], Tensor):
+            return None
+        inputs, targets = pair
+        return self._moved(inputs), self._moved(targets if targets.is_floating_point() else targets.long())
+
+    def _moved(self, tensor: Tensor) -> Tensor:
+        dtype = self.function.dtype if tensor.is_floating_point() else None
+        return tensor.detach().to(self.function.device, dtype).contiguous()
+
+    def draw(self, num_steps: int, batch_size: int, generators: Sequence[torch.Generator]) -> Tensor:
+        """Return indices of examples drawn with replacement, (K, num_steps, batch_size), by K generators."""
+        size, device = (num_steps, batch_size), self.start.device
+        drawn = [torch.randint(self.num_examples, size, generator=g, device=g.device) for g in generators]
+        return torch.stack(drawn).to(device)
+
+    def start_loss(self, indices: Tensor) -> Tensor:
+        """Return L_B(w0) for batches of indices, (..., B) -> (...)."""
+        return self.start_losses[indices].mean(-1)
+
+    def weights_of(self, indices: Tensor | None, num_copies: int) -> Tensor | None:
+        """Return w of the examples of each copy's batch, (K, B); of None all data. None where there are none."""
+        if self.example_weights is None:
+            return None
+        chosen = self.example_weights if indices is None else self.example_weights[indices]
+        return chosen.expand(num_copies, chosen.shape[-1])
+
+    def batch(self, indices: Tensor | None) -> Batch:
+        """Return inputs and targets of indices, (K, B) -> (K, B, ...) or (B,) -> (B, ...); of None all data."""
+        if indices is None:
+            if self._full is None:
+                self._full = self._select(torch.arange(self.num_examples, device=self.start.device))
+            return self._full
+        inputs, targets = self._select(indices.reshape(-1))
+
+        def per_copy(rows: Tensor) -> Tensor:
+            return rows.view(*indices.shape, *rows.shape[1:])
+
+        if isinstance(inputs, Tensor):
+            return per_copy(inputs), per_copy(targets)
+        return {name: per_copy(value) for name, value in inputs.items()}, per_copy(targets)
+
+    def _select(self, indices: Tensor) -> Batch:
+        if self._tensors is not None:
+            return self._tensors[0].index_select(0, indices), self._tensors[1].index_select(0, indices)
+        groups = self._batches.select(indices)
+        if len(groups) > 1:
+            raise ValueError(
+                "examples differ in shape: pad them to one length, with ignored targets (ignore_index) and an "
+                "attention_mask, or pass a DataLoader whose collator pads what it is given."
+            )
+        return groups[0]
+
+    def losses_and_gradients(
+        self,
+        positions: Tensor,
+        batch: Batch,
+        *,
+        shared: bool,
+        weights: Tensor | None = None,
+        by_vmap: bool | None = None,
+    ) -> tuple[Tensor, list[Tensor]]:
+        """Return L_k(θ_k), (K,), and its gradients, one tensor (K, *shape) for each parameter.
+
+        Args:
+            positions: (K, P).
+            batch: from `batch`: (K, B, ...), or (B, ...) where it is shared.
+            shared: all copies use the same examples.
+            weights: (K, B), of each copy's examples; a weight of 0 leaves an example out (see `MeanLoss`: the sum
+                is divided by B in any case).
+            by_vmap: all copies in one call, or in a loop; None: one call where the model allows it.
+
+        Cost: a forward and a backward pass for each copy.
+        """
+        if weights is not None and weights.shape != (
+            len(positions),
+            len(batch[1]) if shared else batch[1].shape[1],
+        ):
+            raise ValueError(
+                f"weights have shape {tuple(weights.shape)}: one row for each of the {len(positions)} copies and "
+                "one column for each example of its batch are needed"
+            )
+        by_vmap = (len(positions) > 1 and self.can_vmap) if by_vmap is None else by_vmap
+        if by_vmap:
+            stacked = tuple(unstack(positions, self._values))
+            axis, weight_axis = None if shared else 0, None if weights is None else 0
+            each = vmap(grad_and_value(self._loss), in_dims=(0, axis, axis, weight_axis))
+            gradients, losses = each(stacked, *batch, weights)
+            return losses, list(gradients)
+        found = [
+            self._one(position, batch if shared else one_of(batch, k), None if weights is None else weights[k])
+            for k, position in enumerate(positions)
+        ]
+        losses = torch.stack([loss for loss, _ in found])
+        if len(found) == 1:  # views: stacking would copy
+            return losses, [gradient[None] for gradient in found[0][1]]
+        return losses, [torch.stack(of_one) for of_one in zip(*(own for _, own in found), strict=True)]
+
+    def _one(self, position: Tensor, batch: Batch, weights: Tensor | None) -> tuple[Tensor, Sequence[Tensor]]:
+        leaves = [leaf.detach().requires_grad_() for leaf in unflatten(position, self._values)]
+        with torch.enable_grad():
+            loss = self._loss(leaves, *batch, weights)
+            found = torch.autograd.grad(loss, leaves, materialize_grads=True)
+        return loss.detach(), found
+
+    def hessian_product(
+        self, position: Tensor, batch: Batch, vector: Tensor, *, weights: Tensor | None = None
+    ) -> Tensor:
+        """Return the product of L_B's Hessian at one position (P,) with a vector (P,). Cost: two backwards.
+
+        `weights` are those of the batch's examples, (B,).
+        """
+        inputs, targets = batch
+        leaves = [leaf.detach().requires_grad_() for leaf in unflatten(position, self._values)]
+        with torch.enable_grad(), plain_attention():
+            loss = self._loss(leaves, inputs, targets, weights)
+            gradients = torch.autograd.grad(loss, leaves, create_graph=True, materialize_grads=True)
+            along = flatten(gradients) @ vector
+            if not along.requires_grad:  # a loss linear in the parameters
+                return torch.zeros_like(vector)
+            return flatten(torch.autograd.grad(along, leaves, materialize_grads=True)).detach()
+
+    def views(self, positions: Tensor) -> list[Tensor]:
+        """Return (K, P) as views (K, *shape), one for each parameter."""
+        return unstack(positions, self._values)
+
+    def _loss(
+        self, values: Sequence[Tensor], inputs: Inputs, targets: Tensor, weights: Tensor | None = None
+    ) -> Tensor:
+        outputs = self._forward(values, inputs)
+        if weights is None:
+            total = self._loss_of.total(outputs, targets)
+        else:
+            own = self._loss_of.per_example(outputs, targets)
+            total = own @ weights.to(own)
+        return total / (num_examples(inputs) * self._count)
+
+
+def unstack(positions: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
+    """Split (K, P) into views (K, *shape of each parameter)."""
+    pieces = positions.split([tensor.numel() for tensor in like], dim=1)
+    return [piece.unflatten(1, t.shape) if t.ndim else piece[:, 0] for piece, t in zip(pieces, like, strict=True)]
+
+
+def _forward(model: nn.Module, function: ModelFunction) -> Callable[[Sequence[Tensor], Inputs], Tensor]:
+    names = function.names
+
+    # ModelFunction checks at every call that the model is deterministic; it did so in the pass over the data.
+    def forward(values: Sequence[Tensor], inputs: Inputs) -> Tensor:
+        replaced = dict(zip(names, values, strict=True))
+        if isinstance(inputs, Tensor):
+            outputs: Any = functional_call(model, replaced, (inputs,))
+        else:
+            outputs = functional_call(model, replaced, (), dict(inputs))
+        return outputs if isinstance(outputs, Tensor) else outputs.logits
+
+    return forward
+
+
+def one_of(batch: Batch, k: int) -> Batch:
+    """Return the k-th copy's batch, from batches stacked along the first axis."""
+    inputs, targets = batch
+    return (inputs[k] if isinstance(inputs, Tensor) else {n: v[k] for n, v in inputs.items()}), targets[k]
+
+
+# ------------------------------------------------------------------------------- their training
 def train_ensemble(
     model: nn.Module,
     loss: Loss,
@@ -33,10 +330,10 @@ def train_ensemble(
     start: Tensor | None = None,
     batches: Iterable[Tensor] | None = None,
     by_vmap: bool | None = None,
-    checkpoint: str | Path | None = None,
-    checkpoint_every: int | None = None,
-    generator: torch.Generator,
-    on_step: Callable[[int], None] | None = None,
+    progress: bool | str = True,
+    callback: Callable[[DescentState], object] | None = None,
+    checkpoint: str | Path | Checkpoint | None = None,
+    generator: torch.Generator | int,
 ) -> Ensemble:
     """Train K copies by SGD or Adam; copy k has the loss sum_i w_ki l_i / |B| on every batch.
 
@@ -61,10 +358,10 @@ def train_ensemble(
         batches: as for `train`.
         by_vmap: all copies in one call, or one after the other; None: what is faster, see
             `EnsembleLosses.vmap_pays`.
+        progress: as for `train`.
+        callback: called with the `DescentState` after each step.
         checkpoint: as for `train`.
-        checkpoint_every: likewise.
-        generator: source of the order of examples.
-        on_step: called with the number of steps taken, after each of them.
+        generator: source of the order of examples; or a seed.
 
     Raises:
         TrainingDivergedError: the loss of a copy was not finite.
@@ -74,9 +371,12 @@ def train_ensemble(
     _check(model, num_epochs, batch_size)
     losses = EnsembleLosses(model, loss, train_data)
     num_copies, size = _shape(example_weights, losses.num_examples)
-    positions = _start(losses, start, num_copies)
+    if batches is None:
+        batches = shuffled_batches(
+            size, batch_size=batch_size, num_epochs=num_epochs, generator=generator_of(generator)
+        )
     return descend(
-        positions,
+        _start(losses, start, num_copies),
         weighted_gradient(losses, example_weights, by_vmap=by_vmap),
         BatchOrder(size, batch_size=batch_size, num_epochs=num_epochs, given=batches),
         lr=lr,
@@ -84,16 +384,15 @@ def train_ensemble(
         momentum=momentum,
         weight_decay=weight_decay,
         schedule=schedule,
+        progress=progress,
+        callback=callback,
         checkpoint=checkpoint,
-        checkpoint_every=checkpoint_every,
         depends_on={
-            "loss": described(loss),
-            "data": lambda: fingerprint(losses.fixed_tensors()),
-            "example_weights": fingerprint([example_weights]),
+            "loss": loss,
+            "data": [] if checkpoint is None else list(losses.fixed_tensors()),
+            "example_weights": example_weights,
             "by_vmap": by_vmap,
         },
-        generator=generator,
-        on_step=on_step,
     )
 
 

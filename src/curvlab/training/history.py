@@ -1,16 +1,165 @@
-"""What a training went through."""
+"""What a training went through: its numbers, its length along the gradient, and all that it takes to repeat it."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol, TypeAlias
+
+import torch
+from torch import Tensor
+
+State: TypeAlias = tuple[Tensor, ...]  # the parameters (P,), then the optimizer's own vectors (P,)
+
+
+# --------------------------------------------------------------------- what the optimizer does
+class UpdateRule(Protocol):
+    """One step of an optimizer, differentiable in the state and in the gradient, coordinate by coordinate.
+
+    torch.optim's own `differentiable=True` is not used: it differentiates the root of Adam's mean square, whose
+    derivative at 0 is infinite, and it changes its tensors in place, which `vmap` over tangents refuses.
+    """
+
+    @property
+    def num_buffers(self) -> int:
+        """Vectors that the optimizer keeps beside the parameters; all of them start at 0."""
+        ...
+
+    def update(self, state: State, gradient: Tensor, *, lr: float, step: int) -> State:
+        """Return the state after step number `step` (from 1), with new tensors."""
+        ...
+
+
+@dataclass(frozen=True)
+class SGDRule:
+    """`torch.optim.SGD`: v <- momentum v + g + weight_decay θ, θ <- θ - lr v.
+
+    Attributes:
+        momentum: of the velocity, which starts at 0.
+        weight_decay: L2, loss + weight_decay / 2 ‖θ‖².
+        nesterov: θ <- θ - lr (g + weight_decay θ + momentum v) instead.
+    """
+
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    nesterov: bool = False
+    num_buffers = 1  # the velocity
+
+    def update(self, state: State, gradient: Tensor, *, lr: float, step: int) -> State:
+        """Return parameters and velocity."""
+        position, velocity = state
+        slope = gradient + self.weight_decay * position
+        velocity = self.momentum * velocity + slope
+        return position - lr * (slope + self.momentum * velocity if self.nesterov else velocity), velocity
+
+
+@dataclass(frozen=True)
+class AdamRule:
+    """`torch.optim.Adam` (Kingma & Ba 2015), or `AdamW` (Loshchilov & Hutter 2019).
+
+    Attributes:
+        betas: of the two moving averages.
+        eps: added to the root of the second one.
+        weight_decay: L2; with `decoupled` θ <- (1 - lr weight_decay) θ instead.
+        decoupled: as AdamW has it.
+    """
+
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+    decoupled: bool = False
+    num_buffers = 2  # the two moving averages
+
+    def update(self, state: State, gradient: Tensor, *, lr: float, step: int) -> State:
+        """Return parameters, mean and mean square."""
+        position, mean, square = state
+        if self.decoupled:
+            position = position * (1 - lr * self.weight_decay)
+        else:
+            gradient = gradient + self.weight_decay * position
+        mean = self.betas[0] * mean + (1 - self.betas[0]) * gradient
+        square = self.betas[1] * square + (1 - self.betas[1]) * gradient.square()
+        # Where a gradient has always been 0 (dead units) the root has no derivative. A change δ of the gradient
+        # moves the step by δ/eps to first order there, which a derivative of 0 of the root gives.
+        seen = square > 0
+        root = torch.where(seen, torch.where(seen, square, 1.0).sqrt(), 0.0)
+        scale = lr / (1 - self.betas[0] ** step)
+        return position - scale * mean / (root / math.sqrt(1 - self.betas[1] ** step) + self.eps), mean, square
+
+
+def rule_of(optimizer: torch.optim.Optimizer) -> UpdateRule:
+    """Return what SGD, Adam or AdamW do with a gradient, or raise a ValueError that says what can be recorded."""
+    group, kind = optimizer.param_groups[0], type(optimizer)
+    if kind not in (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW):
+        raise ValueError(f"record=True knows the steps of SGD, Adam and AdamW, not of {kind.__name__}")
+    unusual = [name for name in ("dampening", "amsgrad", "maximize") if group.get(name)]
+    unusual += ["several groups of parameters"] if len(optimizer.param_groups) > 1 else []
+    unusual += ["steps taken before"] if optimizer.state else []
+    if unusual:
+        raise ValueError(f"record=True cannot repeat an optimizer with {', '.join(unusual)}: use one without")
+    if kind is torch.optim.SGD:
+        return SGDRule(group["momentum"], group["weight_decay"], group["nesterov"])
+    decoupled = kind is torch.optim.AdamW or bool(group.get("decoupled_weight_decay"))
+    return AdamRule(group["betas"], group["eps"], group["weight_decay"], decoupled)
+
+
+# ------------------------------------------------------------------------------------ the run
+@dataclass(frozen=True)
+class TrainingRun:
+    """A training by single steps on given batches, complete enough to differentiate through it.
+
+    `train(..., record=True)` returns it as `TrainingHistory.run`.
+
+    Attributes:
+        start: (P,), parameters that require gradients before the first step, in `named_parameters()` order.
+        batches: indices of each step's examples.
+        learning_rates: of each step.
+        rule: what the optimizer does with a gradient.
+        example_weights: (N,), see `MeanLoss`; None: all 1.
+    """
+
+    start: Tensor
+    batches: tuple[Tensor, ...]
+    learning_rates: tuple[float, ...]
+    rule: UpdateRule
+    example_weights: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        if len(self.batches) != len(self.learning_rates) or not self.batches:
+            raise ValueError(
+                f"there are {len(self.batches)} batches and {len(self.learning_rates)} learning rates: every step "
+                "needs one of each"
+            )
+
+    @classmethod
+    def of(cls, run: TrainingHistory | TrainingRun) -> TrainingRun:
+        """Return the run that a history has recorded, or the run itself."""
+        found = run.run if isinstance(run, TrainingHistory) else run
+        if found is None:
+            raise ValueError(
+                "the history has no record of the run's start and batches: train with train(..., record=True)"
+            )
+        return found
+
+    @property
+    def num_steps(self) -> int:
+        """T, steps taken."""
+        return len(self.batches)
+
+    def length(self) -> RunLength:
+        """Return how far the run goes; only for SGD."""
+        if not isinstance(self.rule, SGDRule):
+            raise ValueError(
+                f"only a run of SGD has a length along the gradient, not one of {type(self.rule).__name__}: its "
+                "exact derivative is unrolled_response"
+            )
+        return RunLength(self.learning_rates, self.rule.momentum, self.rule.weight_decay)
 
 
 @dataclass(frozen=True)
 class TrainingHistory:
-    """A record that is complete enough to differentiate through the training later.
+    """What `train` returns.
 
     Attributes:
         losses: mean training loss of each epoch's batches, as met on the way; one number for each epoch.
@@ -25,6 +174,7 @@ class TrainingHistory:
         validation: value after each epoch; empty without validation.
         best_epoch: the epoch (from 0) whose weights were kept; None unless keep="best".
         records: what `on_epoch_end` returned, for each epoch; empty without it.
+        run: with `record`, all that `unrolled_response` needs; else None.
     """
 
     losses: tuple[float, ...]
@@ -39,6 +189,7 @@ class TrainingHistory:
     validation: tuple[float, ...] = ()
     best_epoch: int | None = None
     records: tuple[Mapping[str, Any] | None, ...] = ()
+    run: TrainingRun | None = None
 
     @property
     def num_steps(self) -> int:
@@ -49,3 +200,71 @@ class TrainingHistory:
     def final_lr(self) -> float:
         """Learning rate of the last step; nan when no step was needed."""
         return self.learning_rates[-1] if self.learning_rates else math.nan
+
+
+# ---------------------------------------------------------------------------------- its length
+@dataclass(frozen=True)
+class RunLength:
+    """How far SGD goes along a constant gradient: what a run says about curvature it cannot resolve.
+
+    A run of T steps moves along an eigenvector of curvature μ by (1 - e^{-time μ}) / μ per unit of gradient, which
+    a damping of 1 / time imitates (Bae et al. 2024).
+
+    Attributes:
+        learning_rates: of each step.
+        momentum: of SGD; 0 without.
+        weight_decay: L2, which is curvature that every direction has.
+    """
+
+    learning_rates: tuple[float, ...]
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.momentum < 1 or self.weight_decay < 0:
+            raise ValueError(
+                f"momentum must be in [0, 1) and weight_decay at least 0, got {self.momentum} and "
+                f"{self.weight_decay}"
+            )
+        if not all(rate >= 0 for rate in self.learning_rates) or not self.time > 0:
+            raise ValueError("a run needs at least one step with a positive learning rate, and none below 0")
+
+    @classmethod
+    def constant(cls, lr: float, num_steps: int, *, momentum: float = 0.0, weight_decay: float = 0.0) -> RunLength:
+        """Return the length of `num_steps` steps at one learning rate."""
+        return cls((lr,) * num_steps, momentum, weight_decay)
+
+    @classmethod
+    def of(cls, run: TrainingHistory | RunLength | TrainingRun) -> RunLength:
+        """Return the length of a training by SGD, as `train` reports it."""
+        if isinstance(run, RunLength):
+            return run
+        if isinstance(run, TrainingRun):
+            return run.length()
+        if run.momentum is None:
+            raise ValueError(
+                "the history is not of SGD (it has no momentum), so its learning rates are no distances along the "
+                "gradient: pass a damping, or RunLength with the effective rate of each step"
+            )
+        return cls(run.learning_rates, run.momentum, run.weight_decay or 0.0)
+
+    @property
+    def effective_rates(self) -> tuple[float, ...]:
+        """How far each step's gradient moves the end of the run: c_t = η_t + m c_{t+1}."""
+        found: list[float] = []
+        for rate in reversed(self.learning_rates):
+            found.append(rate + self.momentum * (found[-1] if found else 0.0))
+        return tuple(reversed(found))
+
+    @property
+    def time(self) -> float:
+        """The sum of the effective rates: ηT / (1 - m) for runs much longer than 1 / (1 - m) steps.
+
+        The displacement per unit of a constant gradient, from rest; unit: squared parameter per loss.
+        """
+        return sum(self.effective_rates)
+
+    @property
+    def damping(self) -> float:
+        """weight_decay + 1 / time: G + damping I stands for the whole run, with no number to choose."""
+        return self.weight_decay + 1 / self.time

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 import torch
 from torch import nn
 
+from curvlab.iterate import Checkpoint
 from curvlab.problem.examples import Pairs
 from curvlab.training.history import TrainingHistory
 from curvlab.training.schedules import cosine_after_warmup
-from curvlab.training.train import train
+from curvlab.training.train import TrainingState, train
 
 MAX_GRADIENT_NORM = 1.0
 
@@ -26,9 +27,10 @@ def train_language_model(
     lr: float,
     warmup_steps: int = 0,
     weight_decay: float = 0.0,
-    checkpoint: str | Path | None = None,
-    generator: torch.Generator,
-    progress: Callable[[Iterable[int]], Iterable[int]] | None = None,
+    progress: bool | str = True,
+    callback: Callable[[TrainingState], object] | None = None,
+    checkpoint: str | Path | Checkpoint | None = None,
+    generator: torch.Generator | int,
 ) -> TrainingHistory:
     """Train `model` in place by AdamW on the mean cross-entropy of all predicted tokens; leave it in eval mode.
 
@@ -43,21 +45,16 @@ def train_language_model(
         lr: highest learning rate.
         warmup_steps: fewer than num_steps.
         weight_decay: decoupled, on matrices only.
-        checkpoint: as for `train`.
-        generator: source of the order, and of dropout.
-        progress: wraps the steps, e.g. `tqdm.tqdm`.
+        progress: as for `train`.
+        callback: likewise.
+        checkpoint: likewise.
+        generator: source of the order, and of dropout; or a seed.
 
     Raises:
         TrainingDivergedError: the loss of a batch was not finite.
     """
     if warmup_steps and not 0 <= warmup_steps < num_steps:
         raise ValueError(f"need 0 <= warmup_steps < num_steps, got {warmup_steps} and {num_steps}")
-    ticks = iter(range(num_steps) if progress is None else progress(range(num_steps)))
-    next(ticks, None)
-
-    def tick(step: int) -> None:
-        next(ticks, None)
-
     return train(
         model,
         nn.CrossEntropyLoss(),
@@ -68,9 +65,10 @@ def train_language_model(
         optimizer=partial(_adamw, weight_decay=weight_decay),
         schedule=cosine_after_warmup(warmup_steps),
         max_gradient_norm=MAX_GRADIENT_NORM,
+        progress=progress,
+        callback=callback,
         checkpoint=checkpoint,
         generator=generator,
-        on_step=tick,
     )
 
 

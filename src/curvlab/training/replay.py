@@ -13,10 +13,9 @@ from torch import Tensor, nn
 from curvlab.linalg import flatten, unflatten
 from curvlab.problem import ModelFunction
 from curvlab.problem.examples import Pairs, stack
+from curvlab.training.history import State, TrainingRun
 from curvlab.training.own_batches import num_examples
 from curvlab.training.steps import Loss, MeanLoss, differs_in_training
-from curvlab.training.training_run import TrainingRun
-from curvlab.training.update_rules import State
 
 
 @dataclass(frozen=True)

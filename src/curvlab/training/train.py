@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -10,17 +12,23 @@ from typing import Any, Literal, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from curvlab.checkpoint import Checkpoint, described, fingerprint
-from curvlab.training.batch_order import BatchOrder
+from curvlab.iterate import Checkpoint, iterate
+from curvlab.linalg import flatten
+from curvlab.problem.examples import Pairs
+from curvlab.seeding import generator_of, seeded_by
 from curvlab.training.evaluate import evaluate
-from curvlab.training.history import TrainingHistory
-from curvlab.training.loop import OnEpochEnd, Trace, TrainingLoop
-from curvlab.training.own_batches import OwnBatches, TrainingData, num_examples, readable
-from curvlab.training.schedules import Schedule, ScheduleName, named_schedule
-from curvlab.training.steps import Learner, Loss, MeanLoss, Step, closure_step, gradient_step
+from curvlab.training.history import TrainingHistory, TrainingRun, UpdateRule, rule_of
+from curvlab.training.own_batches import OwnBatches, TrainingData, num_examples, readable, select
+from curvlab.training.schedules import BatchOrder, Schedule, ScheduleName, named_schedule
+from curvlab.training.steps import Learner, Loss, MeanLoss, Step, TrainingBatch, closure_step, gradient_step
 
 OptimizerName: TypeAlias = Literal["sgd", "adam", "lbfgs"]
 OptimizerFactory: TypeAlias = Callable[..., torch.optim.Optimizer]
+OnEpochEnd: TypeAlias = Callable[[int, float], Mapping[str, Any] | None]
+
+
+class TrainingDivergedError(ArithmeticError):
+    """The loss became infinite or NaN."""
 
 
 def train(
@@ -44,12 +52,12 @@ def train(
     validation: TrainingData | Callable[[nn.Module], float] | None = None,
     keep: Literal["last", "best"] = "last",
     measure_updates: bool = False,
-    checkpoint: str | Path | None = None,
-    checkpoint_every: int | None = None,
-    generator: torch.Generator,
-    progress: Callable[[Iterable[int]], Iterable[int]] | None = None,
+    record: bool = False,
     on_epoch_end: OnEpochEnd | None = None,
-    on_step: Callable[[int], None] | None = None,
+    progress: bool | str = True,
+    callback: Callable[[TrainingState], object] | None = None,
+    checkpoint: str | Path | Checkpoint | None = None,
+    generator: torch.Generator | int,
 ) -> TrainingHistory:
     """Train `model` in place, and leave it in eval mode.
 
@@ -87,17 +95,18 @@ def train(
             number, lower is better.
         keep: "last" weights, or those of the epoch with the "best" validation.
         measure_updates: record the norm of every update.
-        checkpoint: file in which the unfinished training is kept, saved every minute; the same call resumes there.
-        checkpoint_every: save after so many steps, too.
-        generator: source of the order of examples, and of dropout.
-        progress: wraps the epochs, e.g. `tqdm.tqdm`.
+        record: keep the start, the batches and the optimizer's rule as `TrainingHistory.run`, which
+            `unrolled_response` differentiates through; for SGD, Adam and AdamW.
         on_epoch_end: called with (epoch from 0, its mean loss); a mapping that it returns is kept in the history,
             and in checkpoints. Not called again for epochs before an interruption.
-        on_step: called with the number of steps taken, after each of them.
+        progress: show a bar; a text is its name.
+        callback: called with the `TrainingState` after each step.
+        checkpoint: file in which the unfinished training is kept, saved every minute; the same call resumes there.
+        generator: source of the order of examples, and of dropout; or a seed.
 
     Raises:
         TrainingDivergedError: the loss of a batch was not finite; the model is not usable then.
-        ValueError: a setting is out of range, or nothing is there to train.
+        ValueError: a setting is out of range, or nothing is there to train; or the checkpoint is of other work.
     """
     data = readable(model, train_data)
     size = num_examples(data)
@@ -116,6 +125,8 @@ def train(
     by_closure = isinstance(stepper, torch.optim.LBFGS)
     if optimizer == "lbfgs" and batches is None and batch_size < size:
         raise ValueError(f"lbfgs needs full batches: batch_size is {batch_size}, there are {size} examples")
+    if record and (max_gradient_norm is not None or keep == "best" or step not in (None, gradient_step)):
+        raise ValueError("record=True repeats plain steps to the last: without clipping, keep='best' and step")
     learner = Learner(
         model,
         MeanLoss(loss),
@@ -124,44 +135,248 @@ def train(
         gradient_norm=gradient_norm,
         l2=weight_decay if by_closure else 0.0,
     )
-    order = BatchOrder(size, batch_size=batch_size, num_epochs=num_epochs, num_steps=num_steps, given=batches)
-    loop = TrainingLoop(
+    training = _Training(
         learner,
         data,
-        order,
-        step=step or (closure_step if by_closure else gradient_step),
+        BatchOrder(size, batch_size=batch_size, num_epochs=num_epochs, num_steps=num_steps, given=batches),
+        step or (closure_step if by_closure else gradient_step),
+        generator_of(generator),
         schedule=factors,
         example_weights=example_weights,
         measure_updates=measure_updates,
         validate=_validate(model, loss, validation),
         keep_best=keep == "best",
         on_epoch_end=on_epoch_end,
-        on_step=on_step,
+        rule=rule_of(stepper) if record else None,
+        key={
+            "optimizer": (type(stepper) if stepper is optimizer else optimizer, stepper.state_dict()),
+            "validation": validation if keep == "best" else None,
+        },
     )
-    if checkpoint is not None:
-        settings = _settings(loop, batch_size, schedule, keep, generator)
-        loop.checkpoint = Checkpoint(checkpoint, settings, every=checkpoint_every)
-    return _history(loop.run(generator, progress), loop, batch_size, size)
+    with seeded_by(training.generator, parameters[0].device):
+        return iterate(
+            training,
+            name="training",
+            total=training.order.num_steps,
+            progress=progress,
+            callback=callback,
+            checkpoint=checkpoint,
+        )
 
 
-def _history(trace: Trace, loop: TrainingLoop, batch_size: int, size: int) -> TrainingHistory:
-    group = loop.learner.optimizer.param_groups[0]
-    return TrainingHistory(
-        losses=tuple(trace.losses),
-        step_losses=tuple(trace.step_losses),
-        learning_rates=tuple(trace.learning_rates),
-        batch_size=batch_size,
-        num_examples=size,
-        momentum=group.get("momentum"),
-        weight_decay=loop.learner.l2 or group.get("weight_decay"),
-        gradient_norm=trace.gradient_norm,
-        update_norms=tuple(trace.update_norms),
-        validation=tuple(trace.validation),
-        best_epoch=loop.best_epoch,
-        records=tuple(trace.records),
-    )
+# ------------------------------------------------------------------------------------- the loop
+@dataclass
+class TrainingState:
+    """What a training has met so far: one entry for each step or epoch; see `TrainingHistory`.
+
+    Attributes:
+        model: as it is now.
+        optimizer: likewise.
+        generator: of the order of examples.
+        dropout: the global random state, from which dropout draws.
+        batches: of the epoch at work.
+        best: weights and buffers of the best epoch so far; empty before it.
+        num_epochs: finished.
+        arrived: whether the gradient was small enough, so that no further step is taken.
+    """
+
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    generator: torch.Generator
+    dropout: _GlobalRandomState
+    batches: list[Tensor] = field(default_factory=list)
+    step_losses: list[float] = field(default_factory=list)
+    sizes: list[int] = field(default_factory=list)
+    learning_rates: list[float] = field(default_factory=list)
+    update_norms: list[float] = field(default_factory=list)
+    losses: list[float] = field(default_factory=list)
+    validation: list[float] = field(default_factory=list)
+    records: list[Any] = field(default_factory=list)
+    best: dict[str, Tensor] = field(default_factory=dict)
+    best_epoch: int | None = None
+    num_epochs: int = 0
+    gradient_norm: float = math.nan
+    arrived: bool = False
+    done: bool = False
+
+    @property
+    def num_steps(self) -> int:
+        """Steps taken so far."""
+        return len(self.step_losses)
+
+    @property
+    def status(self) -> str:
+        """The loss of the last batch."""
+        return f"loss {self.step_losses[-1]:.4g}" if self.step_losses else ""
 
 
+@dataclass(frozen=True)
+class _GlobalRandomState:
+    """The global random state of the CPU and of the model's device, as part of a state."""
+
+    device: torch.device
+
+    def state_dict(self) -> dict[str, Tensor | None]:
+        on_gpu = self.device.type == "cuda"
+        return {"cpu": torch.get_rng_state(), "cuda": torch.cuda.get_rng_state(self.device) if on_gpu else None}
+
+    def load_state_dict(self, stored: Mapping[str, Tensor | None]) -> None:
+        torch.set_rng_state(stored["cpu"].cpu())  # type: ignore[union-attr]
+        if stored["cuda"] is not None:
+            torch.cuda.set_rng_state(stored["cuda"].cpu(), self.device)
+
+
+@dataclass
+class _Training:
+    """Epochs of steps, with what happens around them; see the arguments of `train`."""
+
+    learner: Learner
+    data: Pairs | OwnBatches
+    order: BatchOrder
+    take_step: Step
+    generator: torch.Generator
+    schedule: Schedule | None
+    example_weights: Tensor | None
+    measure_updates: bool
+    validate: Callable[[nn.Module], float] | None
+    keep_best: bool
+    on_epoch_end: OnEpochEnd | None
+    rule: UpdateRule | None
+    key: Mapping[str, Any]
+
+    def __post_init__(self) -> None:
+        self.device = self.learner.parameters[0].device
+        self.rates = [float(group["lr"]) for group in self.learner.optimizer.param_groups]
+        self.start = None if self.rule is None else flatten(self.learner.parameters).detach().clone()
+
+    def depends_on(self) -> Mapping[str, Any]:
+        """Return what the weights at the end depend on."""
+        return {
+            **self.key,
+            "model": self.learner.model,
+            "data": self.data.fixed_tensors() if isinstance(self.data, OwnBatches) else self.data,
+            "loss": self.learner.loss.loss,
+            "step": self.take_step,
+            "max_gradient_norm": self.learner.max_gradient_norm,
+            "gradient_norm": self.learner.gradient_norm,
+            "schedule": self.schedule,
+            "example_weights": self.example_weights,
+            "batches": vars(self.order),
+            "keep": self.keep_best,
+            "generator": self.generator,
+        }
+
+    def init(self) -> TrainingState:
+        """Return the state before the first step."""
+        self.learner.model.train()
+        self.first_order = self.generator.get_state()
+        return TrainingState(
+            self.learner.model, self.learner.optimizer, self.generator, _GlobalRandomState(self.device)
+        )
+
+    def step(self, state: TrainingState) -> TrainingState:
+        """Take one step, and what follows on the last one of an epoch."""
+        first = state.num_epochs * self.order.steps_per_epoch
+        if state.num_steps == first:
+            state.batches = self.order.epoch(state.num_epochs, state.generator)
+            state.model.train()
+        self._move(state, state.batches[state.num_steps - first])
+        ended = state.num_steps == first + len(state.batches)
+        if ended or (state.arrived and state.num_steps > first):
+            self._end_epoch(state, first)
+        state.done = state.arrived or state.num_steps == self.order.num_steps
+        return state
+
+    def _move(self, state: TrainingState, indices: Tensor) -> None:
+        learner = self.learner
+        if self.schedule is not None:
+            factor = self.schedule(state.num_steps, self.order.num_steps)
+            for group, rate in zip(learner.optimizer.param_groups, self.rates, strict=True):
+                group["lr"] = rate * factor
+        before = flatten(learner.parameters).detach().clone() if self.measure_updates else None
+        inputs, targets = select(self.data, indices, self.device)
+        weights = None if self.example_weights is None else self.example_weights[indices].to(self.device)
+        info = self.take_step(learner, TrainingBatch(inputs, targets, weights))
+        if not math.isfinite(info.loss):
+            raise self._diverged(state, info.loss)
+        state.gradient_norm = info.gradient_norm
+        state.arrived = learner.arrived(info.gradient_norm)
+        if state.arrived:
+            return
+        state.step_losses.append(info.loss)
+        state.sizes.append(len(indices))
+        state.learning_rates.append(float(learner.optimizer.param_groups[0]["lr"]))
+        if before is not None:
+            state.update_norms.append(float((flatten(learner.parameters).detach() - before).norm()))
+
+    def _end_epoch(self, state: TrainingState, first: int) -> None:
+        total = 0.0
+        for loss, size in zip(state.step_losses[first:], state.sizes[first:], strict=True):
+            total += loss * size
+        state.losses.append(total / sum(state.sizes[first:]))
+        if self.validate is not None:
+            value = self.validate(state.model)
+            best = min((v for v in state.validation if math.isfinite(v)), default=math.inf)
+            state.validation.append(value)
+            if self.keep_best and value < best:
+                state.best_epoch = state.num_epochs
+                state.best = {name: tensor.clone() for name, tensor in state.model.state_dict().items()}
+        if self.on_epoch_end is not None:
+            state.records.append(self.on_epoch_end(state.num_epochs, state.losses[-1]))
+        state.num_epochs += 1
+
+    def result(self, state: TrainingState) -> TrainingHistory:
+        """Return the history; the model is left with the weights that are kept, in eval mode."""
+        if not all(bool(parameter.isfinite().all()) for parameter in self.learner.parameters):
+            raise self._diverged(state, math.nan)  # the last step can do it, too
+        if state.best:
+            state.model.load_state_dict(state.best)
+        state.model.zero_grad()
+        state.model.eval()
+        group, rates = state.optimizer.param_groups[0], tuple(state.learning_rates)
+        run = None
+        if self.rule is not None and self.start is not None:
+            run = TrainingRun(self.start, self._batches(state.num_steps), rates, self.rule, self.example_weights)
+        return TrainingHistory(
+            losses=tuple(state.losses),
+            step_losses=tuple(state.step_losses),
+            learning_rates=rates,
+            batch_size=self.order.batch_size,
+            num_examples=self.order.num_examples,
+            momentum=group.get("momentum"),
+            weight_decay=self.learner.l2 or group.get("weight_decay"),
+            gradient_norm=state.gradient_norm,
+            update_norms=tuple(state.update_norms),
+            validation=tuple(state.validation),
+            best_epoch=state.best_epoch,
+            records=tuple(state.records),
+            run=run,
+        )
+
+    def _batches(self, num_steps: int) -> tuple[Tensor, ...]:
+        """Return the batches of all steps, drawn once more."""
+        again = torch.Generator(self.generator.device)
+        again.set_state(self.first_order)
+        batches = [batch for epoch in range(self.order.num_epochs) for batch in self.order.epoch(epoch, again)]
+        return tuple(batches[:num_steps])
+
+    def _diverged(self, state: TrainingState, value: float) -> TrainingDivergedError:
+        if state.num_steps == 0:
+            return TrainingDivergedError(
+                f"the loss is {value} before the first step: look for NaN or huge values in the inputs or "
+                "targets, or in the initial weights"
+            )
+        # After the last step no epoch is open: the one that has ended did it.
+        epoch = min(state.num_steps // self.order.steps_per_epoch, self.order.num_epochs - 1)
+        lr = float(state.optimizer.param_groups[0]["lr"])
+        return TrainingDivergedError(
+            f"training diverged: the loss became {value} in epoch {epoch} (step {state.num_steps}) with "
+            f"{type(state.optimizer).__name__.lower()} at lr={lr:.3g}. Lower the learning rate, for example to "
+            f"lr={lr / 10:.3g}, or momentum; or warm up longer."
+        )
+
+
+# -------------------------------------------------------------------------------- its arguments
 def _check(num_epochs: int | None, num_steps: int | None, batch_size: int, *, given: bool) -> None:
     if num_epochs is not None and num_steps is not None:
         raise ValueError(f"give num_epochs or num_steps, not both (got {num_epochs} and {num_steps})")
@@ -211,35 +426,3 @@ def _validate(
         return validation
     read = readable(model, validation)
     return lambda model: evaluate(model, loss, read).loss  # type: ignore[arg-type]
-
-
-def _settings(
-    loop: TrainingLoop, batch_size: int, schedule: ScheduleName | Schedule, keep: str, generator: torch.Generator
-) -> dict[str, Any]:
-    """Return what the weights at the end depend on, as far as it can be written down."""
-    learner, data = loop.learner, loop.data
-    groups = [{k: v for k, v in g.items() if k != "params"} for g in learner.optimizer.param_groups]
-    tensors: Iterable[Tensor]
-    if isinstance(data, OwnBatches):
-        tensors = data.fixed_tensors()
-    else:
-        tensors = data if isinstance(data, tuple) else getattr(data, "tensors", ())
-    weights = [] if loop.example_weights is None else [loop.example_weights]
-    return {
-        "model": fingerprint(learner.model.state_dict().values()),
-        "data": lambda: fingerprint(tensors),
-        "num_examples": num_examples(data),
-        "loss": described(learner.loss.loss),
-        "optimizer": f"{type(learner.optimizer).__name__} {groups}",
-        "num_steps": loop.order.num_steps,
-        "steps_per_epoch": loop.order.steps_per_epoch,
-        "batch_size": batch_size,
-        "batches": fingerprint(loop.order.given),
-        "schedule": described(schedule),
-        "step": described(loop.step),
-        "max_gradient_norm": learner.max_gradient_norm,
-        "gradient_norm": learner.gradient_norm,
-        "example_weights": fingerprint(weights),
-        "keep": keep,
-        "generator": fingerprint([generator.get_state()]),
-    }

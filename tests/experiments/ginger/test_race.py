@@ -160,22 +160,27 @@ def test_an_interrupted_training_ends_as_if_it_had_not_been(
     run, task, _ = race
     settings = {**GINGER, "lr": 0.02, "rank": 2, "damping": 0.1}
     how = {"num_steps": 12, "batch_size": 40, "with_test": False}
-    calls, kill_at = 0, None
 
-    def step(learner: Learner, batch: TrainingBatch) -> StepInfo:
-        nonlocal calls
-        calls += 1
-        if calls == kill_at:
-            raise KeyboardInterrupt
-        taken = max((int(state["step"]) for state in learner.optimizer.state.values()), default=0)
-        return StepInfo(math.nan) if taken == diverges_after else shared_curvature_step(learner, batch)
+    class CountedStep:
+        calls, kill_at = 0, 0
 
+        def __call__(self, learner: Learner, batch: TrainingBatch) -> StepInfo:
+            self.calls += 1
+            if self.calls == self.kill_at:
+                raise KeyboardInterrupt
+            taken = max((int(state["step"]) for state in learner.optimizer.state.values()), default=0)
+            return StepInfo(math.nan) if taken == diverges_after else shared_curvature_step(learner, batch)
+
+        def depends_on(self) -> dict[str, Any]:
+            return {}  # no number depends on what is counted
+
+    step = CountedStep()
     monkeypatch.setattr("experiments.ginger.race.optimizers.shared_curvature_step", step)
     expected = trained(run, task, settings, **how, seed="a")
     run.store = Store(Path(run.store.root) / "other")
-    monkeypatch.setattr("curvlab.checkpoint.SECONDS_BETWEEN_SAVES", 0.0)
-    monkeypatch.setattr("curvlab.checkpoint.MAX_SHARE", math.inf)
-    calls, kill_at = 0, 7
+    monkeypatch.setattr("curvlab.iterate.SECONDS_BETWEEN_SAVES", 0.0)
+    monkeypatch.setattr("curvlab.iterate.MAX_SHARE", math.inf)
+    step.calls, step.kill_at = 0, 7
     with pytest.raises(KeyboardInterrupt):
         trained(run, task, settings, **how, seed="a")
     found = trained(run, task, settings, **how, seed="a")
@@ -184,4 +189,4 @@ def test_an_interrupted_training_ends_as_if_it_had_not_been(
         assert found[name] == expected[name]
     assert torch.equal(found["step_losses"], expected["step_losses"])
     # Seven until the kill, then those that are left; one that diverges is done once more from its start.
-    assert calls == (7 + 12 - 6 if diverges_after is None else 7 + 4 + 10)
+    assert step.calls == (7 + 12 - 6 if diverges_after is None else 7 + 4 + 10)

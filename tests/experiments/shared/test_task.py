@@ -40,6 +40,9 @@ class StoringRun:
     def progress(self, iterable, description: str):
         return iterable
 
+    def bar(self, description: str) -> bool:
+        return False
+
 
 @pytest.fixture(scope="module")
 def tasks() -> dict[str, DictConfig]:

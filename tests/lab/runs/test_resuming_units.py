@@ -14,9 +14,9 @@ import pytest
 import torch
 from torch import nn
 
-from curvlab.checkpoint import CheckpointWarning
+from curvlab.iterate import Checkpoint, CheckpointWarning
 from curvlab.lab import runs
-from curvlab.training import train
+from curvlab.training import TrainingState, train
 
 NUM_STEPS, EVERY = 48, 10
 
@@ -34,10 +34,10 @@ def compute(
 ) -> dict[str, Any]:
     """Train with dropout and momentum; write every step to the log, and end at one of them."""
 
-    def on_step(step: int) -> None:
+    def seen(state: TrainingState) -> None:
         with log.open("a") as file:
-            file.write(f"{step}\n")
-        if step == end:
+            file.write(f"{state.num_steps}\n")
+        if state.num_steps == end:
             how()
 
     torch.manual_seed(0)
@@ -51,10 +51,9 @@ def compute(
         batch_size=7,
         lr=0.05,
         schedule="cosine",
-        checkpoint=folder / "training.pt",
-        checkpoint_every=EVERY,
-        generator=torch.Generator().manual_seed(2),
-        on_step=on_step,
+        checkpoint=Checkpoint(folder / "training.pt", every=EVERY),
+        generator=2,
+        callback=seen,
     )
     weights = torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
     return {"weights": weights, "losses": list(history.step_losses)}

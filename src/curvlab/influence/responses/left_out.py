@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from curvlab.checkpoint import fingerprint
 from curvlab.linalg import flatten
 from curvlab.problem import ModelFunction
 from curvlab.training import EnsembleLosses, weighted_gradient
@@ -63,12 +62,12 @@ class LeftOut:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """All of it, as settings of a checkpoint; hashes of tensors are functions, called when they are needed."""
+        """All of it, by name, for checkpoints."""
         return {
-            "base": lambda: fingerprint([self.base]),
-            "train": lambda: fingerprint(self.train),
-            "groups": lambda: fingerprint(self.groups),
-            "loss": repr(self.loss),
+            "model": self.model,
+            "train": self.train,
+            "groups": list(self.groups),
+            "loss": self.loss,
             "damping": self.damping,
             "l2": self.l2,
         }

@@ -10,8 +10,9 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from curvlab.iterate import Checkpoint
 from curvlab.training import BatchOrder, TrainingDivergedError, descend, minimize
-from curvlab.training.ensemble_descent import EnsembleOptimizer
+from curvlab.training.descent import DescentState, EnsembleOptimizer, MinimisationState
 from curvlab.training.schedules import Schedule, ScheduleName
 
 
@@ -43,9 +44,9 @@ class SharedBatches:
         optimizer: "sgd" or "adam".
         momentum: of SGD.
         schedule: as for `train`.
-        checkpoint: file in which unfinished work is kept, as for `train`.
-        checkpoint_every: steps between two saves, in addition to one every minute.
-        on_step: called with the number of steps taken.
+        progress: as for `train`.
+        callback: called with the `DescentState` after each step.
+        checkpoint: as for `train`.
     """
 
     batches: list[Tensor]
@@ -53,9 +54,9 @@ class SharedBatches:
     optimizer: EnsembleOptimizer = "sgd"
     momentum: float = 0.0
     schedule: ScheduleName | Schedule = "constant"
-    checkpoint: Path | None = None
-    checkpoint_every: int | None = None
-    on_step: Callable[[int], None] | None = None
+    progress: bool | str = True
+    callback: Callable[[DescentState], object] | None = None
+    checkpoint: str | Path | Checkpoint | None = None
 
     def __call__(self, objective: Objective, start: Tensor, num_examples: int, /) -> Tensor:
         """Return the displacements after the last batch."""
@@ -67,11 +68,10 @@ class SharedBatches:
             optimizer=self.optimizer,
             momentum=self.momentum,
             schedule=self.schedule,
+            progress=self.progress,
+            callback=self.callback,
             checkpoint=self.checkpoint,
-            checkpoint_every=self.checkpoint_every,
             depends_on=objective.depends_on,
-            generator=torch.Generator(),  # not used: the batches are given
-            on_step=self.on_step,
         ).parameters
 
 
@@ -88,15 +88,16 @@ class FullBatchLBFGS:
     Attributes:
         gradient_norm: where to stop, over all groups together.
         max_steps: of 20 iterations each, at most; missing the gradient norm raises a TrainingDivergedError.
-        checkpoint: where unfinished work is kept, as for `minimize`: two files, <checkpoint>.0 and <checkpoint>.1,
-            with line search and without.
-        checkpoint_every: save after so many steps of 20 iterations, too.
+        progress: as for `train`.
+        callback: called with the `MinimisationState` after each step of 20 iterations.
+        checkpoint: as for `minimize`.
     """
 
     gradient_norm: float = 1e-9
     max_steps: int = 50
-    checkpoint: Path | None = None
-    checkpoint_every: int | None = None
+    progress: bool | str = True
+    callback: Callable[[MinimisationState], object] | None = None
+    checkpoint: str | Path | Checkpoint | None = None
 
     def __call__(self, objective: Objective, start: Tensor, num_examples: int, /) -> Tensor:
         """Return the minimisers."""
@@ -107,10 +108,9 @@ class FullBatchLBFGS:
             values, found.grad = objective(found.detach(), everything)
             return values.sum()
 
-        stages = (("strong_wolfe", max(1e-6, self.gradient_norm)), (None, self.gradient_norm))
-        for stage, (line_search, norm) in enumerate(stages):
-            path = None if self.checkpoint is None else Path(self.checkpoint)
-            optimizer = torch.optim.LBFGS(
+        norms = (max(1e-6, self.gradient_norm), self.gradient_norm)
+        optimizers = [
+            torch.optim.LBFGS(
                 [found],
                 line_search_fn=line_search,
                 # of the largest component: below norm / sqrt(K P) torch does not stop before the norm is reached
@@ -118,16 +118,19 @@ class FullBatchLBFGS:
                 tolerance_change=0.0,
                 history_size=30,
             )
-            end = minimize(
-                closure,
-                [found],
-                optimizer,
-                gradient_norm=norm,
-                max_steps=self.max_steps,
-                checkpoint=None if path is None else path.with_name(f"{path.name}.{stage}"),
-                checkpoint_every=self.checkpoint_every,
-                depends_on=objective.depends_on,
-            )
+            for line_search, norm in zip(("strong_wolfe", None), norms, strict=True)
+        ]
+        end = minimize(
+            closure,
+            [found],
+            optimizers,
+            gradient_norm=norms,
+            max_steps=self.max_steps,
+            progress=self.progress,
+            callback=self.callback,
+            checkpoint=self.checkpoint,
+            depends_on=objective.depends_on,
+        )
         if not end.converged:
             raise TrainingDivergedError(
                 f"L-BFGS ended at a gradient norm of {end.gradient_norm:.2g}, not {self.gradient_norm:g}: "

@@ -18,7 +18,7 @@ from curvlab.influence.responses.left_out import LeftOut
 from curvlab.linalg import flatten, unflatten
 from curvlab.problem import ModelFunction, output_loss
 from curvlab.training import weighted_gradient
-from curvlab.training.ensemble_losses import one_of, unstack
+from curvlab.training.ensemble import one_of, unstack
 
 Values: TypeAlias = Sequence[Tensor]
 Batch: TypeAlias = Any  # (inputs, targets), of all groups or of one
@@ -31,11 +31,12 @@ class _OfLeftOut:
     """What the objectives share: whom they are of."""
 
     left_out: LeftOut
+    origin: Tensor
 
     @property
     def depends_on(self) -> dict[str, Any]:
         """What they are made of, as settings of a checkpoint."""
-        return {"objective": type(self).__name__, **self.left_out.settings}
+        return {"objective": type(self).__name__, "origin": self.origin, **self.left_out.settings}
 
 
 class DownweightedCost(_OfLeftOut):
@@ -85,7 +86,7 @@ class ProximalBregmanCost(_OfLeftOut):
     """
 
     def __init__(self, left_out: LeftOut) -> None:
-        self.left_out = left_out
+        self.left_out, self.origin = left_out, left_out.base
         self.function = ModelFunction(left_out.losses.model)
         self.loss = output_loss(left_out.loss)
         self.base = tuple(unflatten(left_out.base, self.function.parameters))

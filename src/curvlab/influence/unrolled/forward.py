@@ -9,7 +9,7 @@ from torch.func import grad, jvp, vmap
 from curvlab.curvature.jacobian_products import use_vmap
 from curvlab.linalg import flatten, unflatten
 from curvlab.training import Replay, ReplayedStep
-from curvlab.training.update_rules import State
+from curvlab.training.history import State
 
 
 def displacements(replay: Replay, points: Tensor) -> tuple[Tensor, State]:

@@ -8,14 +8,14 @@ import torch
 from torch import Tensor, nn
 
 from curvlab.influence.example_derivatives import Measurement, per_example_gradients
-from curvlab.problem import Batches, Data, ModelFunction
+from curvlab.problem import Batches, Data, Loss, ModelFunction
 
 Reduction = Literal["none", "mean"]
 
 
 def measured_gradients(
     model: nn.Module,
-    loss: nn.Module,
+    loss: Loss,
     test: Data,
     *,
     measurement: Measurement | None,

@@ -14,11 +14,12 @@ from curvlab.influence.unrolled.forward import displacements
 from curvlab.influence.unrolled.measured import Reduction, measured_gradients
 from curvlab.influence.unrolled.reverse import weight_derivatives
 from curvlab.linalg import flatten
-from curvlab.problem import Data
+from curvlab.problem import Data, output_loss
 from curvlab.problem.examples import Pairs
 from curvlab.shown import Shown, Summary, counted
-from curvlab.training import Replay, TrainingRun
-from curvlab.training.update_rules import State
+from curvlab.training import Replay, TrainingHistory, TrainingRun
+from curvlab.training.history import State
+from curvlab.training.steps import Loss
 
 # How far the replay may end from the model, relative to how far the run went: rounding, which training amplifies.
 _GAP = {torch.float64: 1e-6, torch.float32: 1e-2}
@@ -54,11 +55,11 @@ class UnrolledResponse(Shown):
 
 def unrolled_response(
     model: nn.Module,
-    loss: nn.Module,
+    loss: Loss,
     train_data: Pairs,
     test: Data,
     *,
-    run: TrainingRun,
+    run: TrainingRun | TrainingHistory,
     points: Tensor | Sequence[int] | None = None,
     measurement: Measurement | None = None,
     reduction: Reduction = "none",
@@ -74,14 +75,15 @@ def unrolled_response(
 
     Args:
         model: as trained by `run`; the derivative is refused where the replay does not end at its parameters.
-        loss: nn.CrossEntropyLoss, nn.MSELoss or nn.BCEWithLogitsLoss, mean over the batch.
+        loss: as `train` had it: with a closed form, or any mean over examples of the user's own.
         train_data: as `train` had it.
         test: examples that are measured.
-        run: see `TrainingRun.recorded`.
+        run: what `train(..., record=True)` returned, or a `TrainingRun`.
         points: indices of the training examples that are asked for; None: all.
         measurement: (outputs, targets) -> (M,), one number for each test example; default: its loss.
         reduction: "mean" for the mean measurement alone, one row of scores.
-        mode: "auto": reverse, unless there are fewer points than measurements.
+        mode: "auto": reverse, unless there are fewer points than measurements and the loss has a closed form
+            (PyTorch has no forward mode for the derivatives of some others, such as nn.HuberLoss).
 
     Cost: reverse three trainings, and a second backward pass of each batch for every measurement; forward one
     training, and a tangent of a gradient for every point. Memory: reverse 2 √T + 1 states, forward none; for each
@@ -90,12 +92,13 @@ def unrolled_response(
     """
     if mode not in ("auto", "reverse", "forward"):
         raise ValueError(f"mode must be 'auto', 'reverse' or 'forward', got {mode!r}")
-    replay = Replay(model, loss, train_data, run)
+    replay = Replay(model, loss, train_data, TrainingRun.of(run))
     chosen = torch.arange(replay.num_examples) if points is None else torch.as_tensor(points).long()
     _check_points(chosen, replay.num_examples)
     gradients = measured_gradients(model, loss, test, measurement=measurement, reduction=reduction)
     if mode == "auto":
-        mode = "forward" if len(chosen) < len(gradients) else "reverse"
+        fewer = len(chosen) < len(gradients) and not output_loss(loss).twice_backward
+        mode = "forward" if fewer else "reverse"
     if mode == "reverse":
         derivatives, end = weight_derivatives(replay, gradients)
         scores = derivatives[:, chosen.to(derivatives.device)]
@@ -115,7 +118,7 @@ def checked_gap(replay: Replay, model: nn.Module, end: State) -> float:
     if not gap <= _GAP.get(trained.dtype, 1e-2):
         raise ValueError(
             f"the replayed run ends elsewhere than the model: {gap:.2g} of the way from its start. Check that "
-            "start, batches (or generator), rule and example_weights are those of this training, and that its "
+            "start, batches, rule and example_weights are those of this training, and that its "
             "gradients were not clipped; in float32 a long or unstable training cannot be replayed: train in "
             "float64."
         )

@@ -11,7 +11,7 @@ from torch.func import vjp, vmap
 from curvlab.curvature.jacobian_products import use_vmap
 from curvlab.linalg import flatten_columns
 from curvlab.training import Replay, ReplayedStep
-from curvlab.training.update_rules import State
+from curvlab.training.history import State
 
 
 def weight_derivatives(replay: Replay, cotangents: Tensor) -> tuple[Tensor, State]:

@@ -18,7 +18,8 @@ from curvlab.linalg import LinearOperator, identity
 from curvlab.problem import Data
 from curvlab.problem.examples import Pairs
 from curvlab.solvers import TrainingFilter
-from curvlab.training import Replay, TrainingRun
+from curvlab.training import Replay, TrainingHistory, TrainingRun
+from curvlab.training.steps import Loss
 
 
 @dataclass(frozen=True)
@@ -40,11 +41,11 @@ class SegmentResponse:
 
 def segment_response(
     model: nn.Module,
-    loss: nn.Module,
+    loss: Loss,
     train_data: Pairs,
     test: Data,
     *,
-    run: TrainingRun,
+    run: TrainingRun | TrainingHistory,
     num_segments: int = 3,
     checkpoints_per_segment: int = 2,
     measurement: Measurement | None = None,
@@ -62,7 +63,7 @@ def segment_response(
 
     Args:
         model: as trained by `run`; refused where the replay does not end at its parameters.
-        loss: nn.CrossEntropyLoss, nn.MSELoss or nn.BCEWithLogitsLoss, mean over the batch.
+        loss: as `train` had it: with a closed form, or any mean over examples of the user's own.
         train_data: as `train` had it.
         test: examples that are measured.
         run: of SGD, with weight 1 for all examples.
@@ -76,6 +77,7 @@ def segment_response(
     Cost: a training to find the checkpoints again; for each segment the filter's products, and a directional
     derivative of all examples at each checkpoint.
     """
+    run = TrainingRun.of(run)
     if not 1 <= num_segments * checkpoints_per_segment <= run.num_steps or num_segments < 1:
         raise ValueError(
             f"{num_segments} segments of {checkpoints_per_segment} checkpoints do not fit a run of "
@@ -132,7 +134,7 @@ def _at(model: nn.Module, position: Tensor) -> nn.Module:
     return moved
 
 
-def _mean(models: Sequence[nn.Module], loss: nn.Module, data: Data, batch_size: int) -> LinearOperator:
+def _mean(models: Sequence[nn.Module], loss: Loss, data: Data, batch_size: int) -> LinearOperator:
     """Return the mean of the models' Gauss-Newton matrices."""
     total: LinearOperator = GaussNewtonOperator(models[0], loss, data, batch_size=batch_size)
     for model in models[1:]:

@@ -195,6 +195,10 @@ class Run:
         silent = not (self.cfg.progress and sys.stderr.isatty())
         return tqdm(items, desc=description, total=total, disable=silent, file=sys.stderr, leave=False)
 
+    def bar(self, description: str) -> bool | str:
+        """Return what the library takes as `progress`: the bar's name, or False with progress=false."""
+        return description if self.cfg.progress else False
+
     def add_matvecs(self, count: int) -> None:
         """Add matrix-vector products to the record."""
         self._num_matvecs += int(count)

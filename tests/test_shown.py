@@ -85,7 +85,7 @@ def test_a_solution_says_its_residual_and_when_it_has_not_converged() -> None:
 @pytest.mark.parametrize("solver", [ConjugateGradient, BlockConjugateGradient])
 def test_its_history_is_what_a_callback_sees_and_is_drawn(solver: Any) -> None:
     seen: list[torch.Tensor] = []
-    solution = solver(rtol=1e-6, callback=lambda step, residuals: seen.append(residuals.clone())).solve(
+    solution = solver(rtol=1e-6, callback=lambda state: seen.append(state.relative_residuals.clone())).solve(
         operator() + identity, systems(3)
     )
     torch.testing.assert_close(solution.history, torch.stack(seen))

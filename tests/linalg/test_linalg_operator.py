@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 from torch.testing import assert_close
 
-from curvlab.linalg import DenseOperator, identity
+from curvlab.linalg import DenseOperator, LinearOperator, identity
 
 
 def test_randn_is_standard_normal_seeded_and_leaves_the_global_state_alone() -> None:
@@ -43,3 +43,19 @@ def test_an_operator_is_shown_by_kind_size_and_damping() -> None:
     op = DenseOperator(torch.eye(1200).double(), is_psd=True)
     assert repr(op) == "<DenseOperator over 1,200 parameters, damping 0, torch.float64 on cpu>"
     assert repr(op + 0.1 * identity) == "<SumOperator over 1,200 parameters, damping 0.1, torch.float64 on cpu>"
+
+
+@pytest.mark.parametrize("size", [0, 1, 5, 4096, 10_000])
+def test_a_probe_has_few_numbers_and_tells_matrices_apart(size: int) -> None:
+    class Diagonal(LinearOperator):
+        def __init__(self, value: float) -> None:
+            super().__init__(size, dtype=torch.float64, device="cpu")
+            self.value = value
+
+        def matmat(self, vectors: torch.Tensor) -> torch.Tensor:
+            return self.value * vectors
+
+    probe = Diagonal(2.0).probe()
+    assert len(probe) <= 4097
+    assert torch.equal(probe, Diagonal(2.0).probe())
+    assert size == 0 or not torch.allclose(probe, Diagonal(2.001).probe())  # a rank may hold no row

@@ -126,7 +126,7 @@ class LinearOperator(ABC):
         Cost: one product.
         """
         product = self @ self.randn(1, torch.Generator().manual_seed(0))
-        some = product[:: -(-len(product) // 4096), 0]
+        some = product[:: max(1, -(-len(product) // 4096)), 0]  # a rank may hold no row
         return torch.cat([self.norm(product), some]).double().cpu()
 
     # ---------------------------------------------------------------------------------- sampling

@@ -69,7 +69,7 @@ def sampled(
 
 def _step_size(run: Run, task: Task, model: nn.Module, pilot: dict[str, Any], seed: int) -> dict[str, Any]:
     generator = run.generator("pilot", task.name, seed)
-    settings = choose_sgld_settings(model, task.loss, task.train, **pilot, generator=generator)
+    settings = choose_sgld_settings(model, task.loss, task.train, **pilot, sampler="sgld", generator=generator)
     return {"step_size": settings.step_size, "converged": settings.converged, "report": list(settings.report)}
 
 

@@ -140,7 +140,7 @@ def iterate(
     total: int | None = None,
     progress: bool | str = True,
     callback: Callable[[S], object] | None = None,
-    checkpoint: str | Path | Checkpoint | None = None,
+    checkpoint: str | Path | Checkpoint | SaveFile | None = None,
 ) -> R_co:
     """Take the steps of `method` until its state is done, and return its result.
 
@@ -154,6 +154,7 @@ def iterate(
         checkpoint: file in which the state is kept, saved every minute, or less often where saving takes long:
             after a kill, the same call goes on there and ends at the same numbers. Removed at the end. Where the
             work depends on an operator that is spread over ranks, they all make this call, and decide together.
+            A `SaveFile` of the caller's is taken as it is, with its own key.
 
     Raises:
         ValueError: the checkpoint belongs to other work; the message names what differs.
@@ -161,7 +162,10 @@ def iterate(
 
     Cost: one product for each linear operator that the work depends on, at the first save and when a run goes on.
     """
-    file = None if checkpoint is None else _open(checkpoint, Key(name, method.depends_on()))
+    if isinstance(checkpoint, SaveFile):
+        file: SaveFile | None = checkpoint
+    else:
+        file = None if checkpoint is None else _open(checkpoint, Key(name, method.depends_on()))
     state = method.init()
     if file is not None and (stored := file.load(_device(state))) is not None:
         state = _restored(state, stored)

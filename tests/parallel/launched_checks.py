@@ -29,6 +29,7 @@ from processes import forked
 from curvlab.curvature import FisherOperator, GaussNewtonOperator, HessianOperator
 from curvlab.influence import influence as influence_on_one
 from curvlab.influence.example_derivatives import per_example_gradients
+from curvlab.iterate import Checkpoint
 from curvlab.linalg import LinearOperator, identity
 from curvlab.parallel import (
     DataParallelOperator,
@@ -38,6 +39,7 @@ from curvlab.parallel import (
     joined,
     mean_gradient,
 )
+from curvlab.sampling import ChainsState
 from curvlab.sampling import estimate_llc as llc_on_one
 from curvlab.solvers import BlockConjugateGradient, ConjugateGradient, Lissa, MinimumResidual
 from curvlab.solvers.default import rows_pay
@@ -139,8 +141,14 @@ def check_chains(ranks: Ranks, folder: str) -> None:
         "num_chains": 5, "num_draws": 6, "num_burnin_steps": 4, "step_size": 1e-3, "batch_size": 8,
     }  # fmt: skip
     expected = llc_on_one(model, LOSS, data, **settings, generator=seeded(2))
-    shorter = settings | {"num_draws": 2}
-    estimate_llc(model, LOSS, data, **shorter, checkpoint=folder, checkpoint_every=1, generator=seeded(2))
+
+    def killed(state: ChainsState) -> None:
+        if state.num_steps == 6:
+            raise RuntimeError("killed")
+
+    place = Checkpoint(folder, every=1)
+    resumed = settings | {"checkpoint": place, "generator": seeded(2)}
+    refused(lambda: estimate_llc(model, LOSS, data, **resumed, callback=killed), "killed", RuntimeError)
     found = estimate_llc(model, LOSS, data, **settings, checkpoint=folder, generator=seeded(2))
     close(found.losses, expected.losses, "the chains' losses")
     close(found.per_chain, expected.per_chain, "LLC")

@@ -28,6 +28,18 @@ class Polynomial(nn.Module):
         return (terms.prod() if self.product else terms.sum()).expand(len(inputs))
 
 
+class Stretched(nn.Module):
+    """K(w) = sum_i h_i w_i² / 2: parameters of very different curvature."""
+
+    def __init__(self, curvatures: list[float]) -> None:
+        super().__init__()
+        self.register_buffer("curvatures", torch.tensor(curvatures, dtype=FP64))
+        self.w = nn.Parameter(torch.zeros(len(curvatures), dtype=FP64))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return (0.5 * self.curvatures * self.w**2).sum().expand(len(inputs))
+
+
 def no_inputs(num_examples: int = 8) -> tuple[Tensor, Tensor]:
     return torch.zeros(num_examples, 1, dtype=FP64), torch.zeros(num_examples, dtype=FP64)
 

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, RandomSampler, TensorDataset
 
 from curvlab.problem import stack
 from curvlab.sampling import effective_sample_size, estimate_llc, split_rhat
-from curvlab.sampling.problems import problems_of
+from curvlab.sampling.diagnostics import problems_of, standard_error
 
 
 @dataclass(frozen=True)
@@ -133,7 +133,9 @@ def measure(name: str, setting: Setting, generator: torch.Generator) -> dict[str
     draws = METHODS[name](setting, generator)
     seconds, cpu_seconds = time.perf_counter() - start, time.process_time() - cpu_start
     rhat, (ess, ess_tail) = split_rhat(draws), (effective_sample_size(draws, kind) for kind in ("bulk", "tail"))
-    problems = problems_of(draws, draws[:, :0], rhat=rhat, ess=ess, ess_tail=ess_tail, descent=0.0)
+    problems = problems_of(
+        draws, draws[:, :0], rhat=rhat, ess=ess, ess_tail=ess_tail, stderr=standard_error(draws)
+    )
     return {
         "per_chain": draws.double().mean(1).tolist(),
         "rhat": rhat,

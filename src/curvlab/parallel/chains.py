@@ -12,8 +12,7 @@ from curvlab.problem import Data, Loss
 from curvlab.ranks import Ranks
 from curvlab.sampling import LLC
 from curvlab.sampling import estimate_llc as estimate_on_one_process
-from curvlab.sampling.chains import ChainTraces, run_chains
-from curvlab.sampling.checkpoint import ChainCheckpoints
+from curvlab.sampling.chains import ChainsState, ChainTraces, run_chains
 from curvlab.sampling.sgld import SGLD
 
 
@@ -57,43 +56,22 @@ def run_chains_over_ranks(
     seeds: Sequence[int],
     num_steps: int,
     *,
-    chunk_size: int | None = None,
-    checkpoints: ChainCheckpoints | None = None,
-    on_step: Callable[[int], None] | None = None,
+    callback: Callable[[ChainsState], object] | None = None,
+    **settings: Any,
 ) -> ChainTraces:
     """Run this rank's chains and return those of all ranks, in the order of `seeds`; see `run_chains`.
 
-    `on_step` is called for this rank's chains alone.
+    `callback` is called for this rank's chains alone.
     """
     ranks.agree(
         torch.tensor([seed % 2**31 for seed in seeds]),
         "the seeds of the chains: pass generators with the same seed on every rank",
     )
     mine = range(ranks.rank, len(seeds), ranks.size)
-    traces = (
-        run_chains(
-            sampler,
-            [seeds[chain] for chain in mine],
-            num_steps,
-            chunk_size=chunk_size,
-            checkpoints=None if checkpoints is None else checkpoints.of(mine),
-            on_step=on_step,
-        )
-        if mine
-        else None
-    )
-    found = ranks.gather((list(mine), None if traces is None else [t.cpu() for t in _parts(traces)]))
+    own = [seeds[chain] for chain in mine]
+    traces = run_chains(sampler, own, num_steps, callback=callback, **settings) if mine else None
+    found = ranks.gather((list(mine), None if traces is None else [part.cpu() for part in traces.parts()]))
     start = sampler.losses.start
-    whole = [
-        start.new_zeros(len(seeds), num_steps),
-        start.new_zeros(len(seeds), num_steps),
-        start.new_zeros(len(seeds), len(start)),
-    ]
-    for chains, parts in found:
-        for place, part in zip(whole, parts or (), strict=bool(parts)):
-            place[chains] = part.to(start)
-    return ChainTraces(*whole)
-
-
-def _parts(traces: ChainTraces) -> tuple[torch.Tensor, ...]:
-    return traces.losses, traces.start_losses, traces.positions
+    order = torch.tensor([chain for chains, _ in found for chain in chains]).argsort()
+    parts = zip(*(parts for _, parts in found if parts is not None), strict=True)
+    return ChainTraces(*(torch.cat(part)[order].to(start) for part in parts))

@@ -1,29 +1,34 @@
 """Sampling around a model's parameters: SGLD, the local learning coefficient, WBIC."""
 
-from curvlab.sampling.chains import ChainTraces, run_chains
-from curvlab.sampling.choose_settings import SGLDSettings, choose_sgld_settings
+from curvlab.sampling.chains import ChainsState, ChainTraces, run_chains
 from curvlab.sampling.descent import descent_to_minimum
 from curvlab.sampling.diagnostics import Drift, drift, effective_sample_size, split_rhat
-from curvlab.sampling.estimate_llc import default_nbeta, estimate_llc
-from curvlab.sampling.learning_coefficient import LLC
-from curvlab.sampling.rmsprop import RMSProp
-from curvlab.sampling.sgld import SGLD, SGLDInfo, SGLDState
+from curvlab.sampling.ends import ChainEnds, measure_ends
+from curvlab.sampling.llc import LLC, estimate_llc
+from curvlab.sampling.settings import SettingsWarning, SGLDSettings, choose_sgld_settings
+from curvlab.sampling.sgld import SGLD, RMSProp, SGLDInfo, SGLDState, default_nbeta
+from curvlab.sampling.underdamped import UnderdampedLangevin
 
 __all__ = [
     "LLC",
     "SGLD",
+    "ChainEnds",
     "ChainTraces",
+    "ChainsState",
     "Drift",
     "RMSProp",
     "SGLDInfo",
     "SGLDSettings",
     "SGLDState",
+    "SettingsWarning",
+    "UnderdampedLangevin",
     "choose_sgld_settings",
     "default_nbeta",
     "descent_to_minimum",
     "drift",
     "effective_sample_size",
     "estimate_llc",
+    "measure_ends",
     "run_chains",
     "split_rhat",
 ]

@@ -5,18 +5,21 @@ from __future__ import annotations
 import math
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import groupby
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from curvlab.described import described
+from curvlab.iterate import Checkpoint, Key, SaveFile, iterate
 from curvlab.problem.memory import MemoryWarning, is_out_of_memory
-from curvlab.sampling.checkpoint import ChainCheckpoints, StoredChain
-from curvlab.sampling.sgld import SGLD, Draws, SGLDState
+from curvlab.sampling.sgld import SGLD, SGLDState
 
 # On a CPU: below, a step is so short that threads wait for the interpreter, and one vmap over all chains is
 # fastest; above, a thread for each core with its chains in one vmap: noise, gathers, updates go in parallel, too.
@@ -31,11 +34,46 @@ class ChainTraces:
         losses: (C, steps), L_B(w) of each step's batch.
         start_losses: (C, steps), L_B(w0) of the same batches.
         positions: (C, P), at the end.
+        scales: (C, P), diagonals of the preconditioners at the end; None without them.
     """
 
     losses: Tensor
     start_losses: Tensor
     positions: Tensor
+    scales: Tensor | None = None
+
+    def parts(self) -> list[Tensor]:
+        """Return the tensors that there are, in this order; the chains are their first axis."""
+        parts = [self.losses, self.start_losses, self.positions]
+        return parts if self.scales is None else [*parts, self.scales]
+
+
+@dataclass(frozen=True)
+class ChainsState:
+    """Chains that step together: what `callback` sees.
+
+    Attributes:
+        sampled: positions, generators, and what the sampler carries.
+        traces: (2, C, steps), L_B(w) and L_B(w0); filled up to `num_steps`.
+    """
+
+    sampled: SGLDState
+    traces: Tensor
+
+    @property
+    def num_steps(self) -> int:
+        """Steps that each of these chains has taken."""
+        return self.sampled.num_steps
+
+    @property
+    def num_chains(self) -> int:
+        """How many chains these are."""
+        return self.traces.shape[1]
+
+    @property
+    def done(self) -> bool:
+        """Whether they have taken all."""
+        return self.num_steps >= self.traces.shape[2]
 
 
 def run_chains(
@@ -44,10 +82,11 @@ def run_chains(
     num_steps: int,
     *,
     chunk_size: int | None = None,
-    checkpoints: ChainCheckpoints | None = None,
-    on_step: Callable[[int], None] | None = None,
+    progress: bool = False,
+    checkpoint: str | Path | Checkpoint | None = None,
+    callback: Callable[[ChainsState], object] | None = None,
 ) -> ChainTraces:
-    """Run one chain for each seed for `num_steps` steps from w0, or from where `checkpoints` has it.
+    """Run one chain for each seed for `num_steps` steps from w0, or from where `checkpoint` has it.
 
     Args:
         sampler: what a step does.
@@ -56,20 +95,26 @@ def run_chains(
         num_steps: in all, those of an interrupted run included.
         chunk_size: chains that go through `vmap` together. None: all of them on a GPU and for small models; on a
             CPU the chains of one thread, or one at a time where vmap does not pay (convolutions). Half as many
-            whenever memory runs out, with a MemoryWarning: the chains go on from `checkpoints`, or start again.
+            whenever memory runs out, with a MemoryWarning: the chains go on from `checkpoint`, or start again.
             The examples of a step are part of what is sampled, and are never fewer.
-        checkpoints: where chains are kept meanwhile.
-        on_step: called with the number of chains after each step of a chunk, from the chunk's thread; for steps
-            that are taken again, too.
+        progress: a bar for each chunk; one bar where chunks run side by side.
+        checkpoint: folder with a file for each chain, named after its seed: saved every minute, removed at the
+            end. The same chains go on there after a kill, in chunks of any size.
+        callback: called with the state of a chunk after each step, from the chunk's thread.
     """
     chunks = _chunks(sampler, len(seeds), chunk_size)
+    files = None if checkpoint is None else _Files.of(checkpoint, sampler, seeds, num_steps)
     while True:
         largest = max(map(len, chunks), default=1)
         try:
-            return _run_in(chunks, sampler, seeds, num_steps, checkpoints=checkpoints, on_step=on_step)
+            found = _run_in(chunks, sampler, seeds, num_steps, files, progress=progress, callback=callback)
         except (RuntimeError, MemoryError) as error:
             if largest == 1 or not is_out_of_memory(error):
                 raise
+        else:
+            if files is not None:
+                files.remove_all()
+            return found
         # Here the error is gone, and with it the frames that held the failed step.
         chunks = _chunks(sampler, len(seeds), -(-largest // 2))
         warnings.warn(
@@ -80,87 +125,178 @@ def run_chains(
         )
 
 
+@dataclass(frozen=True)
+class _Chunk:
+    """Chains that step together, for `iterate`."""
+
+    sampler: SGLD
+    seeds: Sequence[int]
+    num_steps: int
+
+    def depends_on(self) -> Mapping[str, Any]:
+        return {}  # each chain's file has a key of its own
+
+    def init(self) -> ChainsState:
+        start = self.sampler.losses.start
+        generators = [torch.Generator(start.device).manual_seed(seed) for seed in self.seeds]
+        traces = start.new_zeros(2, len(self.seeds), self.num_steps)
+        return ChainsState(self.sampler.init(generators), traces)
+
+    def step(self, state: ChainsState) -> ChainsState:
+        place = state.num_steps
+        sampled, info = self.sampler.step(state.sampled)
+        state.traces[0, :, place], state.traces[1, :, place] = info.losses, info.start_losses
+        return replace(state, sampled=sampled)
+
+    def result(self, state: ChainsState) -> ChainTraces:
+        losses, start_losses = state.traces
+        return ChainTraces(losses, start_losses, state.sampled.positions, self.sampler.scales(state.sampled))
+
+
 def _run_in(
     chunks: list[list[int]],
     sampler: SGLD,
     seeds: Sequence[int],
     num_steps: int,
+    files: _Files | None,
     *,
-    checkpoints: ChainCheckpoints | None,
-    on_step: Callable[[int], None] | None,
+    progress: bool,
+    callback: Callable[[ChainsState], object] | None,
 ) -> ChainTraces:
-    stored = [None if checkpoints is None else checkpoints.load(chain) for chain in range(len(seeds))]
-    chunks = _together(chunks, stored)
-    traces = sampler.losses.start.new_zeros(2, len(seeds), num_steps)
-    positions = sampler.losses.start.repeat(len(seeds), 1)
-    stop = threading.Event()
+    chunks = chunks if files is None else files.together(chunks)
+    num_workers, stop = _num_workers(sampler, len(chunks)), threading.Event()
 
-    def run(chunk: list[int], own: SGLD) -> None:
-        state = _begin(own, [seeds[c] for c in chunk], [stored[c] for c in chunk])
-        rows = traces.new_zeros(2, len(chunk), num_steps)
-        for row, chain in enumerate(chunk):
-            if (known := stored[chain]) is not None:
-                taken = min(known.num_steps, num_steps)
-                rows[:, row, :taken] = known.traces[:, :taken].to(rows)
-        while state.num_steps < num_steps and not stop.is_set():
-            step = state.num_steps
-            state, info = own.step(state)
-            rows[0, :, step], rows[1, :, step] = info.losses, info.start_losses
-            if checkpoints is not None and checkpoints.due(chunk, state.num_steps):
-                checkpoints.save(chunk, state, rows[:, :, : state.num_steps])
-            if on_step is not None:
-                on_step(len(chunk))
-        traces[:, chunk] = rows
-        positions[chunk] = state.positions
+    def after_step(state: ChainsState) -> None:
+        if stop.is_set():
+            raise _StoppedError
+        if callback is not None:
+            callback(state)
 
-    _run_all(run, chunks, sampler, stop)
-    return ChainTraces(traces[0], traces[1], positions)
+    def run(number: int, own: SGLD) -> ChainTraces:
+        chunk = chunks[number]
+        return iterate(
+            _Chunk(own, [seeds[chain] for chain in chunk], num_steps),
+            name=f"chains {chunk[0] + 1} to {chunk[-1] + 1} of {len(seeds)}",
+            total=num_steps,
+            progress=progress and (num_workers == 1 or number == 0),
+            callback=after_step,
+            checkpoint=None if files is None else files.of_chunk(chunk),
+        )
 
-
-def _run_all(
-    run: Callable[[list[int], SGLD], None], chunks: list[list[int]], sampler: SGLD, stop: threading.Event
-) -> None:
-    num_workers = _num_workers(sampler, len(chunks))
     if num_workers == 1:
-        for chunk in chunks:
-            run(chunk, sampler)
-        return
-    with _threads_each(num_workers), ThreadPoolExecutor(num_workers) as pool:
-        futures = [pool.submit(run, chunk, sampler.for_thread()) for chunk in chunks]
+        found = [run(number, sampler) for number in range(len(chunks))]
+    else:
+        found = _in_threads(run, [sampler.for_thread() for _ in chunks], num_workers, stop)
+    order = torch.tensor([chain for chunk in chunks for chain in chunk]).argsort()
+    parts = zip(*(traces.parts() for traces in found), strict=True)
+    return ChainTraces(*(torch.cat(part)[order.to(part[0].device)] for part in parts))
+
+
+def _in_threads(
+    run: Callable[[int, SGLD], ChainTraces], samplers: Sequence[SGLD], num_workers: int, stop: threading.Event
+) -> list[ChainTraces]:
+    """Run each chunk in a thread; where one fails, the others stop after their step."""
+
+    def stopping(number: int) -> ChainTraces:
         try:
-            for future in futures:
-                future.result()
+            return run(number, samplers[number])
         except BaseException:
             stop.set()
             raise
 
+    with _threads_each(num_workers), ThreadPoolExecutor(num_workers) as pool:
+        futures = [pool.submit(stopping, number) for number in range(len(samplers))]
+        try:
+            errors = [future.exception() for future in futures]
+        except BaseException:
+            stop.set()
+            raise
+    for error in errors:
+        if error is not None and not isinstance(error, _StoppedError):
+            raise error
+    return [future.result() for future in futures]
 
-def _together(chunks: list[list[int]], stored: Sequence[StoredChain | None]) -> list[list[int]]:
-    """Split chunks so that the chains of one have taken as many steps: an earlier run may have had others."""
 
-    def steps(chain: int) -> int:
-        known = stored[chain]
-        return 0 if known is None else known.num_steps
-
-    return [list(group) for chunk in chunks for _, group in groupby(sorted(chunk, key=steps), key=steps)]
+class _StoppedError(Exception):
+    """Another thread's chains have failed."""
 
 
-def _begin(sampler: SGLD, seeds: Sequence[int], stored: Sequence[StoredChain | None]) -> SGLDState:
-    device = sampler.losses.start.device
-    generators = [torch.Generator(device).manual_seed(seed) for seed in seeds]
-    state = sampler.init(generators)
-    if stored[0] is None:
+class _Files(SaveFile):
+    """The files of some chains; `iterate` takes those of a chunk for one."""
+
+    def __init__(self, place: Checkpoint, files: Sequence[SaveFile], num_steps: int) -> None:
+        super().__init__(place, Key("chains", {}))  # each chain's file has its own
+        self.place, self._files, self._num_steps = place, list(files), num_steps
+
+    @classmethod
+    def of(
+        cls, checkpoint: str | Path | Checkpoint, sampler: SGLD, seeds: Sequence[int], num_steps: int
+    ) -> _Files:
+        place = checkpoint if isinstance(checkpoint, Checkpoint) else Checkpoint(checkpoint)
+        shared = {name: described(part) for name, part in sampler.depends_on().items()}
+        files = [
+            SaveFile(replace(place, path=Path(place.path) / f"chain_{seed}.pt"), Key("chain", shared))
+            for seed in seeds
+        ]
+        return cls(place, files, num_steps)
+
+    def of_chunk(self, chunk: Sequence[int]) -> _Files:
+        return _Files(self.place, [self._files[chain] for chain in chunk], self._num_steps)
+
+    def together(self, chunks: Sequence[Sequence[int]]) -> list[list[int]]:
+        """Split chunks so that the chains of one have taken as many steps: an earlier run may have had others."""
+        taken = [0 if (own := file.load()) is None else own["sampled"]["num_steps"] for file in self._files]
+
+        def steps(chain: int) -> int:
+            return int(taken[chain])
+
+        return [list(group) for chunk in chunks for _, group in groupby(sorted(chunk, key=steps), key=steps)]
+
+    def load(self, device: torch.device | None = None) -> dict[str, Any] | None:
+        found = [own for file in self._files if (own := file.load(device)) is not None]
+        if not found:
+            return None
+        state = _joined(found)
+        taken = state["traces"][:, :, : self._num_steps]
+        state["traces"] = torch.nn.functional.pad(taken, (0, self._num_steps - taken.shape[2]))
         return state
-    known = [chain for chain in stored if chain is not None]  # all of them: see `_together`
-    for row, chain in enumerate(known):
-        state.positions[row] = chain.position.to(state.positions)
-        if state.second_moments is not None and chain.second_moments is not None:
-            state.second_moments[row] = chain.second_moments.to(state.positions)
-        generators[row].set_state(chain.generator_state)
-    noise = torch.cat([chain.draws.noise for chain in known]).to(state.positions)
-    ahead = [chain.draws.indices for chain in known if chain.draws.indices is not None]
-    indices = torch.cat(ahead).to(device) if ahead else None
-    return replace(state, draws=Draws(noise, indices), num_steps=known[0].num_steps)
+
+    def due(self, num_steps: int) -> bool:
+        # Before the last step, too: a chunk that is done waits for the others, and is there after a kill.
+        return self._files[0].due(num_steps) or num_steps == self._num_steps - 1
+
+    def save(self, state: Mapping[str, Any]) -> None:
+        taken = state["sampled"]["num_steps"]
+        for row, file in enumerate(self._files):
+            own = _row(state["sampled"], row)
+            own["generators"] = (state["sampled"]["generators"][row],)
+            file.save({"sampled": own, "traces": state["traces"][:, row : row + 1, :taken].clone()})
+
+    def remove(self) -> None:
+        """Keep the files of a chunk until all are done, see `remove_all`."""
+
+    def remove_all(self) -> None:
+        for file in self._files:
+            file.remove()
+
+
+def _row(part: Any, row: int) -> Any:
+    """Return one chain's part of a saved state: tensors have the chains first."""
+    if isinstance(part, Tensor):
+        return part[row : row + 1].clone()
+    return {name: _row(own, row) for name, own in part.items()} if isinstance(part, dict) else part
+
+
+def _joined(parts: Sequence[Any], *, axis: int = 0) -> Any:
+    """Return the saved states of several chains as one; numbers are those of the first."""
+    first = parts[0]
+    if isinstance(first, Tensor):
+        return torch.cat(list(parts), axis)
+    if isinstance(first, tuple):
+        return tuple(own for part in parts for own in part)
+    if not isinstance(first, dict):
+        return first
+    return {name: _joined([own[name] for own in parts], axis=1 if name == "traces" else 0) for name in first}
 
 
 def _chunks(sampler: SGLD, num_chains: int, chunk_size: int | None) -> list[list[int]]:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from curvlab.problem import Data, Loss
-from curvlab.sampling.estimate_llc import check_nbeta, default_nbeta
+from curvlab.sampling.sgld import check_nbeta, default_nbeta
 from curvlab.training import EnsembleLosses
 
 

@@ -1,20 +1,63 @@
-"""Stochastic gradient Langevin dynamics of several chains."""
+"""Stochastic gradient Langevin dynamics of several chains, plain and with a diagonal preconditioner."""
 
 from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from curvlab.sampling.rmsprop import RMSProp
+from curvlab.checkpoint import fingerprint
 from curvlab.training import EnsembleLosses
 
 _NUMBERS_AHEAD = 2**16  # random numbers a chain draws at once
 _MAX_STEPS_AHEAD = 256
+
+
+@dataclass(frozen=True)
+class RMSProp:
+    """G = diag(1/(damping + sqrt(V))), V <- decay V + (1 - decay) g², g the gradient of a batch's mean loss.
+
+    Li, Chen, Carlson & Carin (2016), Eqs. 4 and 5; V starts at the first batch's g². While V changes from step to
+    step, the density that is sampled is the wrong one by a term Γ(w), the derivatives of G, which they drop. Here
+    V of each chain is learned in the first half of the burn-in and then stands still: with a constant G there is
+    no Γ, and after the second half the draws are from the density of `SGLD` up to the step size. (Learned to the
+    end of the burn-in, flat directions kept the wrong density, and an estimate was 11 % too high in a trial.) At a
+    minimum g is a batch's noise alone, V its variance.
+
+    devinterp's `rmsprop_sgld` has the same G (their eps 0.1 is our damping, their alpha our decay), but goes on
+    changing it while it draws, and adds Γ on request only.
+
+    Attributes:
+        decay: of the moving average.
+        damping: λ, in units of the gradient of the mean loss; entries of gradients well below it take equal steps.
+    """
+
+    decay: float = 0.99
+    damping: float = 0.1
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.decay < 1 or not self.damping > 0:
+            raise ValueError(
+                f"decay lies between 0 and 1 and damping is positive, got {self.decay} and {self.damping}: "
+                "without damping a parameter of no gradient would take infinite steps."
+            )
+
+    def learn_(self, second_moments: Sequence[Tensor], gradients: Sequence[Tensor], *, first: bool) -> None:
+        """Bring a step's gradients into V, in place; both by parameter, (C, ...)."""
+        for moment, gradient in zip(second_moments, gradients, strict=True):
+            if first:
+                moment.copy_(gradient.square())
+            else:
+                moment.mul_(self.decay).addcmul_(gradient, gradient, value=1 - self.decay)
+
+    def diagonal(self, second_moments: Tensor) -> Tensor:
+        """Return the diagonal of G, shaped as V."""
+        return torch.reciprocal(second_moments.sqrt().add_(self.damping))
 
 
 @dataclass(frozen=True)
@@ -38,11 +81,6 @@ class Draws:
         """Steps whose numbers are not used up."""
         return self.noise.shape[1] - self.used
 
-    def left(self) -> Draws:
-        """Return a copy of what is not used up."""
-        indices = None if self.indices is None else self.indices[:, self.used :].clone()
-        return Draws(self.noise[:, self.used :].clone(), indices)
-
 
 @dataclass(frozen=True)
 class SGLDState:
@@ -55,6 +93,7 @@ class SGLDState:
         draws: what was drawn from them ahead.
         num_steps: steps taken.
         second_moments: V of `RMSProp`, (C, P); None without a preconditioner. `step` writes into it, too.
+        momenta: of `UnderdampedLangevin`, (C, P), times sqrt(step_size); None of `SGLD`. Likewise.
     """
 
     positions: Tensor
@@ -62,6 +101,7 @@ class SGLDState:
     draws: Draws
     num_steps: int
     second_moments: Tensor | None = None
+    momenta: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -131,6 +171,24 @@ class SGLD:
         size = max(len(losses.start), 1 if self.batch_size is None else self.batch_size)
         self.steps_ahead = max(1, min(_MAX_STEPS_AHEAD, _NUMBERS_AHEAD // size))
 
+    @property
+    def reach(self) -> float:
+        """Length of a plain SGLD step that moves flat directions as far as one of these, in units of step_size."""
+        return 1.0
+
+    def depends_on(self) -> Mapping[str, Any]:
+        """Return all that chains depend on beside their seeds. Cost: one reading of the data."""
+        losses = self.losses
+        names = ("step_size", "nbeta", "localization", "batch_size")
+        found: dict[str, Any] = {name: getattr(self, name) for name in names} | {"sampler": type(self).__name__}
+        found |= {"parameters": losses.start, "losses of the data": losses.start_losses}
+        found["data"] = fingerprint(losses.fixed_tensors())
+        if losses.example_weights is not None:
+            found["weights"] = losses.example_weights
+        if self.preconditioner is not None:
+            found |= {"preconditioner": asdict(self.preconditioner), "num_burnin_steps": self.num_burnin_steps}
+        return found
+
     def init(self, generators: Sequence[torch.Generator]) -> SGLDState:
         """Return the state with every chain at w0, one for each generator (on the model's device)."""
         positions = self.losses.start.repeat(len(generators), 1)
@@ -155,11 +213,7 @@ class SGLD:
             shared=indices is None,
             weights=self.losses.weights_of(indices, len(state.positions)),
         )
-        noise = draws.noise[:, draws.used]
-        if self.preconditioner is None:
-            self._move(state.positions, gradients, noise)
-        else:
-            self._move_preconditioned(state, gradients, noise, self.preconditioner)
+        self._move(state, gradients, draws.noise[:, draws.used])
         after = replace(state, draws=replace(draws, used=draws.used + 1), num_steps=state.num_steps + 1)
         return after, SGLDInfo(losses, start_losses)
 
@@ -174,14 +228,21 @@ class SGLD:
         return Draws(self._buffer, self.losses.draw(self.steps_ahead, self.batch_size, generators))
 
     @torch.no_grad()
-    def _move(self, positions: Tensor, gradients: Sequence[Tensor], noise: Tensor) -> None:
-        if self.localization > 0:  # first: it pulls from the position at which the gradient was taken
-            positions.lerp_(self.losses.start.expand_as(positions), 0.5 * self.step_size * self.localization)
-        for view, gradient in zip(self.losses.views(positions), gradients, strict=True):
-            view.add_(gradient, alpha=-0.5 * self.step_size * self.nbeta)
-        positions.add_(noise)
+    def _move(self, state: SGLDState, gradients: Sequence[Tensor], noise: Tensor) -> None:
+        if self.preconditioner is not None:
+            return self._move_preconditioned(state, gradients, noise, self.preconditioner)
+        self._descend(state.positions, state.positions, gradients, 0.5 * self.step_size)
+        state.positions.add_(noise)
 
-    @torch.no_grad()
+    def _descend(self, moved: Tensor, positions: Tensor, gradients: Sequence[Tensor], step: float) -> None:
+        """Subtract step [nbeta grad L_B(positions) + localization (positions - w0)] from `moved`, in place."""
+        if self.localization > 0 and moved is positions:
+            moved.lerp_(self.losses.start.expand_as(moved), step * self.localization)
+        elif self.localization > 0:
+            moved.add_(positions - self.losses.start, alpha=-step * self.localization)
+        for view, gradient in zip(self.losses.views(moved), gradients, strict=True):
+            view.add_(gradient, alpha=-step * self.nbeta)
+
     def _move_preconditioned(
         self, state: SGLDState, gradients: Sequence[Tensor], noise: Tensor, preconditioner: RMSProp
     ) -> None:
@@ -196,8 +257,27 @@ class SGLD:
             view.add_(gradient, alpha=self.nbeta)
         positions.addcmul_(move, diagonal, value=-0.5 * self.step_size).addcmul_(noise, diagonal.sqrt())
 
+    def scales(self, state: SGLDState) -> Tensor | None:
+        """Return the diagonal of G, (C, P), as it is; None without a preconditioner."""
+        if self.preconditioner is None or state.second_moments is None:
+            return None
+        return self.preconditioner.diagonal(state.second_moments)
+
     def for_thread(self) -> SGLD:
         """Return the same sampler with a model and a buffer of its own."""
         other = copy.copy(self)
         other.losses, other._buffer = self.losses.for_thread(), None
         return other
+
+
+def check_nbeta(nbeta: float) -> None:
+    """Refuse an inverse temperature at which the chains would not see the loss."""
+    if not 0 < nbeta < math.inf:
+        raise ValueError(f"nbeta must be positive and finite, got {nbeta}; None is n / ln n.")
+
+
+def default_nbeta(num_examples: int) -> float:
+    """Return n / ln n, the temperature of WBIC (Watanabe 2013); n is the size of the data, not of a batch."""
+    if num_examples < 3:
+        raise ValueError(f"n / ln n needs at least 3 examples, got {num_examples}: pass nbeta.")
+    return num_examples / math.log(num_examples)

@@ -13,7 +13,7 @@ import torch
 from omegaconf import OmegaConf
 from torch import nn
 
-from curvlab import checkpoint, iterate
+from curvlab import iterate
 from curvlab.lab import load_config, runs
 from curvlab.lab.target.discovery import all_targets
 from curvlab.sampling import SGLDSettings
@@ -106,22 +106,21 @@ def test_interrupted_trainings_and_chains_end_at_the_same_numbers(
     cfg: OmegaConf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     """A checkpoint after every step; broken off in the first training, and in the chains of the second LLC."""
-    for module in (checkpoint, iterate):  # of the chains, and of the training
-        monkeypatch.setattr(module, "SECONDS_BETWEEN_SAVES", 0.0)
-        monkeypatch.setattr(module, "MAX_SHARE", math.inf)
+    monkeypatch.setattr(iterate, "SECONDS_BETWEEN_SAVES", 0.0)
+    monkeypatch.setattr(iterate, "MAX_SHARE", math.inf)
     optimizer = {"name": name, "lr": 0.01} | ({"alpha": 1.0} if name == "ngd" else {})
     training = {"num_epochs": 2, "batch_size": 50, "checkpoints": [1, 2]}
     _, whole = measured(OmegaConf.merge(cfg, {"store": {"root": str(tmp_path / "whole")}}), optimizer, **training)
-    saves, saved = {kind: kind.save for kind in (checkpoint.Checkpoint, iterate.SaveFile)}, Counter()
+    save, saved = iterate.SaveFile.save, Counter()
 
-    def save_and_break_off(self: checkpoint.Checkpoint | iterate.SaveFile, state: dict[str, object]) -> None:
-        saves[type(self)](self, state)
-        saved[self.path.name] += 1
-        if (self.path.name, saved[self.path.name]) in (("training.pt", 5), ("chain_0000.pt", 41)):
+    def save_and_break_off(self: iterate.SaveFile, state: dict[str, object]) -> None:
+        save(self, state)
+        kind = self.path.name.split("_")[0]
+        saved[kind] += 1
+        if (kind, saved[kind]) in (("training.pt", 5), ("chain", 2 * 41)):  # of two chains
             raise KeyboardInterrupt
 
-    for kind in saves:
-        monkeypatch.setattr(kind, "save", save_and_break_off)
+    monkeypatch.setattr(iterate.SaveFile, "save", save_and_break_off)
     for _ in range(2):
         with pytest.raises(KeyboardInterrupt):
             measured(cfg, optimizer, **training)

@@ -9,6 +9,7 @@ import torch
 from analytic_models import (
     Polynomial,
     ReducedRank,
+    Stretched,
     aoyagi_watanabe,
     half_square,
     linear_regression,
@@ -19,23 +20,32 @@ from analytic_models import (
 )
 from torch import nn
 
-from curvlab.sampling import LLC, default_nbeta, estimate_llc
+from curvlab.sampling import LLC, RMSProp, default_nbeta, estimate_llc
 
 
 def generator(seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-@pytest.mark.parametrize("powers", [(4,), (2, 4, 6)], ids=str)
-def test_monomials_and_sums(powers: tuple[int, ...]) -> None:
+# Underdamped chains reach as far in a tenth of the steps.
+SAMPLERS = {"sgld": (None, 8e-4), "averaged": (math.inf, 8e-4), "underdamped": (7.0, 8e-4)}
+
+
+@pytest.mark.parametrize(
+    ("powers", "sampler"), [((4,), "sgld"), *(((2, 4, 6), name) for name in SAMPLERS)], ids=str
+)
+def test_monomials_and_sums(powers: tuple[int, ...], sampler: str) -> None:
+    friction, step_size = SAMPLERS[sampler]
+    further = 10 if sampler == "underdamped" else 1
     llc = estimate_llc(
         Polynomial(powers, product=False),
         mean_output,
         no_inputs(),
         num_chains=800,
         num_draws=100,
-        num_burnin_steps=300,
-        step_size=8e-4,
+        num_burnin_steps=300 // further,
+        step_size=step_size,
+        friction=friction,
         batch_size=8,
         nbeta=default_nbeta(1000),
         localization=1e-3,
@@ -69,14 +79,51 @@ def test_products_against_quadrature(powers: tuple[int, ...], asymptotic: float)
     assert llc.value == pytest.approx(truth, rel=0.1)
 
 
+@pytest.mark.parametrize(
+    ("preconditioner", "friction", "step_size"),
+    [(RMSProp(damping=0.1), None, 1e-5), (None, 30.0, 5e-6)],
+    ids=["rmsprop", "underdamped"],
+)
+def test_flat_directions_are_reached_that_sgld_misses(
+    preconditioner: RMSProp | None, friction: float | None, step_size: float
+) -> None:
+    """λ = 4 of curvatures 1,000 and 1; where a step adds a seventh to the steep ones, SGLD has half of it."""
+
+    def estimate(own: RMSProp | None, friction: float | None, step_size: float) -> LLC:
+        return estimate_llc(
+            Stretched([1000.0] * 4 + [1.0] * 4),
+            mean_output,
+            no_inputs(),
+            num_chains=60,
+            num_draws=60,
+            num_burnin_steps=1200,
+            step_size=step_size,
+            batch_size=8,
+            nbeta=100.0,
+            localization=1e-3,
+            preconditioner=own,
+            friction=friction,
+            generator=generator(),
+        )
+
+    if preconditioner is not None:
+        assert estimate(None, None, step_size=5e-6).value == pytest.approx(2 * 8 / 7 + 0.92, rel=0.1)
+    assert estimate(preconditioner, friction, step_size).value == pytest.approx(4.0, rel=0.1)
+
+
 # Where the rank is 1, a larger step would be too large for the regular directions.
 @pytest.mark.parametrize(
-    ("pattern", "coefficient", "step_size"),
-    [((1, 3, 1, 0), 0.5, 4.8e-4), ((4, 2, 1, 0), 1.0, 4.8e-4), ((3, 2, 2, 1), 2.5, 2.4e-4)],
+    ("pattern", "coefficient", "step_size", "preconditioner"),
+    [
+        ((1, 3, 1, 0), 0.5, 4.8e-4, None),
+        ((4, 2, 1, 0), 1.0, 4.8e-4, None),
+        ((3, 2, 2, 1), 2.5, 2.4e-4, None),
+        ((3, 2, 2, 1), 2.5, 2e-5, RMSProp()),
+    ],
     ids=str,
 )
 def test_reduced_rank_regression_at_the_most_singular_parameter(
-    pattern: tuple[int, int, int, int], coefficient: float, step_size: float
+    pattern: tuple[int, int, int, int], coefficient: float, step_size: float, preconditioner: RMSProp | None
 ) -> None:
     assert aoyagi_watanabe(*pattern) == coefficient
     model, num_inputs = ReducedRank(*pattern), pattern[0]
@@ -86,13 +133,14 @@ def test_reduced_rank_regression_at_the_most_singular_parameter(
         model,
         half_square,
         (inputs, targets),
-        num_chains=400,
+        num_chains=400 if preconditioner is None else 300,
         num_draws=100,
-        num_burnin_steps=round(0.216 / step_size),
+        num_burnin_steps=round(0.216 / step_size) if preconditioner is None else 1000,
         step_size=step_size,
         batch_size=num_inputs,
         nbeta=default_nbeta(10_000),
         localization=5.0,
+        preconditioner=preconditioner,
         generator=generator(),
     )
     assert llc.value == pytest.approx(coefficient, rel=0.1)

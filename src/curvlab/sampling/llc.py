@@ -1,21 +1,40 @@
-"""The local learning coefficient: what it is estimated to be, and whether to believe it."""
+"""The local learning coefficient at a model's parameters: its estimate, and whether to believe it."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from scipy import stats
-from torch import Tensor
+from torch import Tensor, nn
 
-from curvlab.sampling.diagnostics import effective_sample_size, split_rhat
-from curvlab.sampling.problems import STRICT_DRAWS_PER_CHAIN, STRICT_RHAT, problems_of
+from curvlab.iterate import Checkpoint
+from curvlab.problem import Data, Loss
+from curvlab.sampling.chains import ChainsState, ChainTraces, run_chains
+from curvlab.sampling.diagnostics import (
+    STRICT_DRAWS_PER_CHAIN,
+    STRICT_RHAT,
+    effective_sample_size,
+    problems_of,
+    split_rhat,
+    standard_error,
+)
+from curvlab.sampling.ends import measure_ends
+from curvlab.sampling.settings import SGLDSettings
+from curvlab.sampling.sgld import RMSProp, check_nbeta, default_nbeta
+from curvlab.sampling.underdamped import langevin_sampler
+from curvlab.seeding import generator_of
 from curvlab.shown import Shown, Summary
+from curvlab.training import EnsembleLosses
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+
+_MEASURED = ("stability", "top_eigenvalue", "unheld_value", "settings_problem")
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -44,6 +63,12 @@ class LLC(Shown):
         nbeta, step_size, localization: as used.
         num_examples: n.
         num_gradients: gradients of single examples, all chains.
+        stability: step_size (nbeta λmax + localization)/4 where the chains ended, a problem above 0.25: at 1 steps
+            are unstable, and already below that the estimate is too high. nan where it was not measured.
+        top_eigenvalue: λmax of the loss's Hessian there, see `ChainEnds`.
+        unheld_value: the estimate that the localization alone would give; a problem where `value` is above half of
+            it, see `ChainEnds`.
+        settings_problem: what `choose_sgld_settings` found wrong with its settings, in `problems`, too.
     """
 
     value: float
@@ -63,6 +88,10 @@ class LLC(Shown):
     localization: float
     num_examples: int
     num_gradients: int
+    stability: float = math.nan
+    top_eigenvalue: float = math.nan
+    unheld_value: float = math.nan
+    settings_problem: str = ""
 
     @property
     def curvature_cutoff(self) -> float:
@@ -87,6 +116,7 @@ class LLC(Shown):
                 f"nbeta {self.nbeta:.4g}",
                 f"step size {self.step_size:.2g}",
                 f"localization {self.localization:.4g}",
+                *([] if math.isnan(self.stability) else [f"stability {self.stability:.2g}"]),
             ),
             self.problems,
         )
@@ -124,7 +154,7 @@ class LLC(Shown):
 
     @property
     def valid(self) -> bool:
-        """Whether the chains have mixed, and stayed above the start."""
+        """Whether no problem was found."""
         return not self.problems
 
     @property
@@ -139,7 +169,7 @@ class LLC(Shown):
         Kept with a result, they can be diagnosed anew, or drawn, without any chain.
         """
         excess, burnin_excess = (part - self.initial_loss for part in (self.losses, self.burnin_losses))
-        names = ("initial_loss", "nbeta", "step_size", "localization", "num_examples", "num_gradients")
+        names = ("initial_loss", "nbeta", "step_size", "localization", "num_examples", "num_gradients", *_MEASURED)
         kept = {"excess": excess.float(), "burnin_excess": burnin_excess.float()}
         return kept | {name: getattr(self, name) for name in names}
 
@@ -156,6 +186,7 @@ class LLC(Shown):
         num_examples: int,
         num_gradients: int,
         descent: float = 0.0,
+        **measured: Any,
     ) -> LLC:
         """Return the LLC from what chains went through.
 
@@ -170,6 +201,7 @@ class LLC(Shown):
             num_gradients: likewise.
             descent: `descent_to_minimum` of w0, where it is known: above a tenth of the value from the minimum it
                 is among `problems`.
+            measured: `stability`, `top_eigenvalue`, `unheld_value` and `settings_problem`, where they are known.
         """
         coefficients = nbeta * excess.double().cpu()
         burnin = nbeta * burnin_excess.double().cpu()
@@ -177,10 +209,7 @@ class LLC(Shown):
         value = float(per_chain.mean())
         rhat = split_rhat(coefficients)
         ess, ess_tail = (effective_sample_size(coefficients, kind) for kind in ("bulk", "tail"))
-        if len(per_chain) > 1:
-            stderr = float(per_chain.std()) / math.sqrt(len(per_chain))
-        else:
-            stderr = float(coefficients.std()) / math.sqrt(effective_sample_size(coefficients))
+        stderr = standard_error(coefficients)
         return cls(
             value=value,
             stderr=stderr,
@@ -191,7 +220,17 @@ class LLC(Shown):
             rhat=rhat,
             ess=ess,
             ess_tail=ess_tail,
-            problems=problems_of(coefficients, burnin, rhat=rhat, ess=ess, ess_tail=ess_tail, descent=descent),
+            problems=problems_of(
+                coefficients,
+                burnin,
+                rhat=rhat,
+                ess=ess,
+                ess_tail=ess_tail,
+                stderr=stderr,
+                descent=descent,
+                cutoff=localization / nbeta,
+                **measured,
+            ),
             losses=initial_loss + coefficients / nbeta,
             burnin_losses=initial_loss + burnin / nbeta,
             nbeta=nbeta,
@@ -199,6 +238,7 @@ class LLC(Shown):
             localization=localization,
             num_examples=num_examples,
             num_gradients=num_gradients,
+            **measured,
         )
 
     def from_minimum(self, descent: float) -> LLC:
@@ -227,3 +267,123 @@ class LLC(Shown):
         tail = 0.5 + confidence / 2
         quantile = stats.t.ppf(tail, num_chains - 1) if num_chains > 1 else stats.norm.ppf(tail)
         return self.value - quantile * self.stderr, self.value + quantile * self.stderr
+
+
+def estimate_llc(
+    model: nn.Module,
+    loss: Loss,
+    data: Data,
+    *,
+    num_chains: int,
+    num_draws: int,
+    num_burnin_steps: int,
+    batch_size: int,
+    step_size: float | None = None,
+    nbeta: float | None = None,
+    localization: float | None = None,
+    friction: float | None = None,
+    settings: SGLDSettings | None = None,
+    steps_per_draw: int = 1,
+    preconditioner: RMSProp | None = None,
+    weights: Tensor | None = None,
+    chunk_size: int | None = None,
+    progress: bool = True,
+    checkpoint: str | Path | Checkpoint | None = None,
+    callback: Callable[[ChainsState], object] | None = None,
+    run: Callable[..., ChainTraces] = run_chains,
+    generator: torch.Generator | int,
+) -> LLC:
+    """Estimate λ(w0) = nbeta (E[L(w)] - L(w0)) at the parameters w0 with Langevin chains (Lau et al. 2023).
+
+    E is over exp(-nbeta L(w) - localization/2 |w - w0|²), sampled by independent chains (see `SGLD`, and
+    `UnderdampedLangevin` where there is a friction). L(w0) is over all the data, and each draw is compared with
+    L_B(w0) on its own batch: unbiased, without most of the batch's noise. The model is copied into eval mode and
+    never changed. Look at `problems` before using `value`.
+
+    Args:
+        model: any module. Parameters that require gradients move, all others stay.
+        loss: mean over examples: nn.CrossEntropyLoss(), ..., or a function of (outputs, targets).
+        data: the training data: a pair of tensors (fastest, on the model's device), a dataset, or batches.
+            Of a DataLoader the examples drawn at each step go through its collator, which may pad them.
+        num_chains: C, each from w0 with its own batches and noise. The interval is over chains: 4 or more.
+        num_draws: of each chain, after burn-in.
+        num_burnin_steps: steps before, in no estimate.
+        batch_size: of a chain's step, drawn with replacement; from n on, all the data at each step.
+        step_size: ε; `choose_sgld_settings` finds one. A step too large for the curvature where the chains end
+            is among `problems` (`LLC.stability`). What the batches' noise adds is not: halve ε, and compare.
+        nbeta: inverse temperature times n; None: n / ln n, n the number of examples of `data`.
+        localization: γ; None: 1, which is weak. `choose_sgld_settings` finds one that the burn-in can follow.
+        friction: of `UnderdampedLangevin`; math.inf averages consecutive noises; None: SGLD.
+        settings: of `choose_sgld_settings`, in place of the four before; what it found wrong with them is among
+            `problems`.
+        steps_per_draw: a draw is the mean of so many steps' losses.
+        preconditioner: of the steps, learned in half the burn-in; None: plain SGLD. `RMSProp` moves parameters of
+            small gradients further. Its step size has another scale: SGLD's times its damping is a start.
+        weights: w of the examples, (N,), not negative, where L is the weighted mean 1/N Σ_i w_i l_i, as that of
+            `DataOperator.weighted`; in the order of the data. Chains draw examples uniformly all the same.
+        chunk_size: chains computed at once, None: chosen (see `run_chains`). The result is the same for any, to
+            rounding.
+        progress: show a bar on a terminal or in a notebook.
+        checkpoint: folder where chains are kept, saved every minute, removed at the end: after a kill the same
+            call goes on there and ends at the same numbers, also with other `num_draws`.
+        callback: see `run_chains`.
+        run: what takes the chains to their end: `run_chains`, or curvlab.parallel's, which spreads them.
+        generator: or a seed; it seeds the chains' generators, and its state alone decides the result.
+
+    Cost: C (num_burnin_steps + num_draws steps_per_draw) forward and backward passes of a batch, as many times P
+    normals, and what `measure_ends` costs, about 1 % of them; memory of 3 C P numbers (4 with a friction) and of
+    a chunk's activations.
+    """
+    if num_chains < 1 or num_draws < 1 or num_burnin_steps < 0 or steps_per_draw < 1:
+        raise ValueError(
+            "need num_chains, num_draws, steps_per_draw of at least 1 and num_burnin_steps of at least 0, got "
+            f"{num_chains}, {num_draws}, {steps_per_draw} and {num_burnin_steps}"
+        )
+    generator = generator_of(generator)
+    if settings is not None:
+        if not (step_size is nbeta is localization is friction is None):
+            raise ValueError(
+                "pass either settings, or step_size, nbeta, localization and friction: settings holds all four."
+            )
+        step_size, nbeta, localization = settings.step_size, settings.nbeta, settings.localization
+        friction = settings.friction
+    if step_size is None:
+        raise ValueError("pass step_size, or settings=choose_sgld_settings(...), which finds one.")
+    losses = EnsembleLosses(model, loss, data, example_weights=weights)
+    nbeta = default_nbeta(losses.num_examples) if nbeta is None else nbeta
+    check_nbeta(nbeta)
+    sampler = langevin_sampler(
+        losses,
+        step_size=step_size,
+        nbeta=nbeta,
+        localization=1.0 if localization is None else localization,
+        batch_size=batch_size,
+        friction=friction,
+        preconditioner=preconditioner,
+        num_burnin_steps=num_burnin_steps,
+    )
+    seeds = torch.randint(2**62, (num_chains,), generator=generator, device=generator.device).tolist()
+    num_steps = num_burnin_steps + num_draws * steps_per_draw
+    traces = run(
+        sampler,
+        seeds,
+        num_steps,
+        chunk_size=chunk_size,
+        progress=progress,
+        checkpoint=checkpoint,
+        callback=callback,
+    )
+    ends = measure_ends(sampler, traces, seed=seeds[0])
+    excess = (traces.losses - traces.start_losses).double()
+    return LLC.of_traces(
+        excess[:, num_burnin_steps:].view(num_chains, num_draws, steps_per_draw).mean(2),
+        excess[:, :num_burnin_steps],
+        initial_loss=float(losses.start_losses.double().mean()),
+        nbeta=nbeta,
+        step_size=step_size,
+        localization=sampler.localization,
+        num_examples=losses.num_examples,
+        num_gradients=num_chains * num_steps * min(batch_size, losses.num_examples),
+        settings_problem="" if settings is None else settings.problem,
+        **asdict(ends),
+    )

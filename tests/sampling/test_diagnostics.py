@@ -9,6 +9,7 @@ from scipy import stats
 from torch import Tensor
 
 from curvlab.sampling import drift, effective_sample_size, split_rhat
+from curvlab.sampling.diagnostics import problems_of
 
 
 def autoregressive(correlation: float, num_chains: int = 6, length: int = 4000) -> Tensor:
@@ -105,3 +106,15 @@ def test_nothing_to_say(draws: Tensor) -> None:
     assert math.isnan(split_rhat(draws))
     assert math.isnan(effective_sample_size(draws))
     assert math.isnan(drift(draws).z)
+
+
+@pytest.mark.parametrize(("worth", "enough"), [(39.0, False), (41.0, True)])
+@pytest.mark.parametrize("kind", ["ess", "ess_tail"])
+def test_each_chain_needs_ten_effective_draws(kind: str, worth: float, enough: bool) -> None:
+    """Ten in all are too few for four chains, although their R-hat is small."""
+    draws = 10 + autoregressive(0.0, num_chains=4, length=200)
+    numbers = {"rhat": 1.05, "ess": 500.0, "ess_tail": 500.0, "stderr": 0.1} | {kind: worth}
+    found = problems_of(draws, draws[:, :0], **numbers)
+    assert [text.split(":")[0] for text in found] == (
+        [] if enough else ["too few draws to see whether the chains have mixed"]
+    )

@@ -1,0 +1,265 @@
+"""What `estimate_llc` promises beside the number: definitions, problems, display, errors."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from analytic_models import FP64, Polynomial, linear_regression, mean_output, no_inputs
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from torch import Tensor, nn
+
+from curvlab.iterate import Checkpoint
+from curvlab.sampling import LLC, ChainsState, RMSProp, default_nbeta, estimate_llc
+
+
+def estimate(model: nn.Module | None = None, data: Any = None, loss: Any = None, **changes: Any) -> LLC:
+    regression, examples = linear_regression(300, 3, seed=0)
+    settings = {
+        "num_chains": 4,
+        "num_draws": 300,
+        "num_burnin_steps": 150,
+        "step_size": 5e-4,
+        "batch_size": 100,
+        "localization": 1.0,
+        "generator": 0,
+    } | changes
+    return estimate_llc(model or regression, loss or nn.MSELoss(), data or examples, **settings)
+
+
+def made_up(draws: Tensor, burnin: Tensor | None = None, **changes: Any) -> LLC:
+    settings = {"initial_loss": 0.5, "nbeta": 2.0, "step_size": 1e-4, "localization": 3.0, "num_examples": 300}
+    before = draws[:, :0] if burnin is None else burnin
+    return LLC.of_traces(draws, before, num_gradients=80_000, **(settings | changes))
+
+
+def mixed(value: float = 10.0, num_draws: int = 200) -> Tensor:
+    noise = torch.randn(4, num_draws, generator=torch.Generator().manual_seed(0), dtype=FP64)
+    return value + noise
+
+
+def named(llc: LLC) -> list[str]:
+    assert llc.valid == (not llc.problems)
+    return [problem.split(":")[0].split(" (")[0] for problem in llc.problems]
+
+
+def test_definitions() -> None:
+    llc = estimate(steps_per_draw=2)
+    model, (inputs, targets) = linear_regression(300, 3, seed=0)
+    initial = float((model(inputs).detach() - targets).square().mean())
+    assert llc.initial_loss == pytest.approx(initial)
+    assert llc.nbeta == pytest.approx(300 / math.log(300))
+    assert llc.losses.shape == (4, 300)
+    assert llc.burnin_losses.shape == (4, 150)
+    torch.testing.assert_close(llc.per_chain, llc.nbeta * (llc.losses.mean(1) - initial))
+    assert llc.value == pytest.approx(float(llc.per_chain.mean()))
+    assert llc.stderr == pytest.approx(float(llc.per_chain.std()) / 2)
+    assert llc.wbic == pytest.approx(300 * float(llc.losses.mean()))
+    assert llc.num_gradients == 4 * (150 + 600) * 100
+    low, high = llc.interval()
+    assert high - low == pytest.approx(2 * 3.18245 * llc.stderr, rel=1e-4)
+    assert llc.valid, llc.problems
+
+
+def test_the_same_generator_gives_the_same_estimate() -> None:
+    short = {"num_draws": 30, "num_burnin_steps": 20}
+    first = estimate(**short)
+    assert torch.equal(first.losses, estimate(**short, generator=0).losses)
+    assert not torch.equal(first.losses, estimate(**short, generator=1).losses)
+    more = estimate(**short, num_chains=6)
+    torch.testing.assert_close(more.per_chain[:4], first.per_chain, rtol=1e-8, atol=1e-10)
+
+
+def test_the_batch_noise_of_the_start_is_taken_out() -> None:
+    llc = estimate(step_size=1e-9, num_draws=50)  # hardly moves: all that is left is rounding and first order
+    model, (inputs, targets) = linear_regression(300, 3, seed=0)
+    plain = float((model(inputs).detach() - targets).square().std()) / math.sqrt(100)
+    assert float(llc.losses.std()) < 1e-2 * plain
+
+
+def test_one_chain_has_an_interval_too() -> None:
+    llc = estimate(num_chains=1, num_draws=1000)
+    assert 0 < llc.stderr < 0.5
+    assert abs(llc.value - 2) < 5 * llc.stderr + 0.2
+
+
+# ------------------------------------------------------------------------------------------ problems
+def test_chains_that_have_not_mixed_or_still_move_are_invalid() -> None:
+    apart = torch.tensor([0.0, 1.0, 2.0, 3.0], dtype=FP64)[:, None]
+    assert named(made_up(mixed() + apart)) == ["the chains have not mixed"]
+    assert named(made_up(mixed())) == []
+    trend = torch.linspace(0.6, 1.4, 400, dtype=FP64)
+    noise = torch.randn(8, 400, generator=torch.Generator().manual_seed(0), dtype=FP64)
+    assert named(made_up(10 * trend + 20 * noise)) == ["the loss still moves"]
+    found = named(estimate(step_size=2e-6, num_burnin_steps=0, localization=1e-6))
+    assert "the loss still moves" in found or "the chains have not mixed" in found
+
+
+def test_a_start_that_is_no_minimum_is_invalid() -> None:
+    class Slope(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.w = nn.Parameter(torch.ones(3, dtype=FP64))
+
+        def forward(self, inputs: Tensor) -> Tensor:
+            return self.w.square().sum().expand(len(inputs))
+
+    llc = estimate(Slope(), no_inputs(), mean_output, nbeta=100.0, batch_size=8, num_burnin_steps=300)
+    assert llc.value < 0
+    assert any("falls below the start" in problem for problem in llc.problems)
+    dip = made_up(mixed(), mixed(-5.0)[:, :100])
+    assert named(dip) == ["the loss falls below the start"]
+    assert "(by 10.1 in units" in dip.problems[0]
+
+
+def test_diverged_and_short_chains_are_invalid() -> None:
+    assert "smaller step_size" in estimate(step_size=1.0).problems[0]
+    assert math.isnan(estimate(step_size=1.0).stability)
+    assert "too few draws" in estimate(num_draws=3).problems[0]
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"stability": 0.26}, "the step is too large where the chains are"),
+        ({"top_eigenvalue": 1.4}, "the localization holds every direction"),
+        ({"unheld_value": 25.0}, "the loss did not hold the chains"),
+        ({"settings_problem": "no step"}, "the settings are not to be used"),
+        ({"descent": 2.5}, "the start lies above the minimum near it"),
+        ({"stability": 0.24, "top_eigenvalue": 1.6, "unheld_value": 45.0, "descent": 1.0}, None),
+    ],
+)
+def test_what_was_measured_at_the_ends_may_be_a_problem(changes: dict[str, Any], problem: str | None) -> None:
+    """The cut-off is 1.5; the estimate 20 ± 0.1."""
+    assert named(made_up(mixed(), **changes)) == ([] if problem is None else [problem])
+
+
+def test_an_estimate_of_0_within_its_error_is_invalid() -> None:
+    apart = torch.tensor([-0.3, -0.1, 0.2, 0.6], dtype=FP64)[:, None]
+    assert "the estimate is 0 within its error" in named(made_up(mixed(0.05) + apart))
+    assert named(made_up(mixed(0.5))) == []  # 7 standard errors
+
+
+# ------------------------------------------------------------------------------------------- display
+def axes() -> Axes:
+    return Figure().add_subplot()
+
+
+def test_it_prints_value_error_cost_and_mixing_in_two_lines() -> None:
+    llc = made_up(mixed(), mixed()[:, :50], stability=0.125)
+    first, second = str(llc).splitlines()
+    assert first == f"LLC {llc.value:.4g} ± {llc.stderr:.2g} (standard error, 4 chains x 200 draws)"
+    assert f"80,000 example gradients, R-hat {llc.rhat:.3f}" in second
+    assert second.endswith("localization 3, stability 0.12")
+    assert repr(llc) == str(llc)  # no tensors in a notebook's output either
+    apart = made_up(mixed() + torch.arange(4.0)[:, None])
+    assert "not to be used: the chains have not mixed" in str(apart)
+    assert "not to be used" in apart._repr_html_()
+    assert "not to be used" not in llc._repr_html_()
+    assert "not to be used" in apart.plot(axes()).get_title()
+
+
+def test_running_means_end_at_the_chains_estimates() -> None:
+    llc = made_up(mixed(), mixed()[:, :50])
+    drawn = llc.plot(axes())
+    assert drawn.get_title() == ""
+    ends = {line.get_label(): line.get_ydata()[-1] for line in drawn.lines if line.get_label().startswith("chain")}
+    assert list(ends.values()) == pytest.approx(llc.per_chain.tolist())
+    assert drawn.get_xlim()[0] < -50  # the burn-in stands before 0
+
+
+def test_kept_traces_give_the_same_estimate() -> None:
+    llc = made_up(mixed(), mixed()[:, :50], stability=0.3, settings_problem="no step")
+    again = LLC.of_traces(**llc.traces())
+    assert again.value == pytest.approx(llc.value, rel=1e-6)
+    assert again.stderr == pytest.approx(llc.stderr, rel=1e-5)
+    assert (again.nbeta, again.localization, again.num_gradients) == (2.0, 3.0, 80_000)
+    assert again.problems == llc.problems
+    torch.testing.assert_close(again.losses, llc.losses, rtol=1e-6, atol=0.0)
+    torch.testing.assert_close(again.burnin_losses, llc.burnin_losses, rtol=1e-6, atol=0.0)
+    kept = sum(part.nbytes for part in llc.traces().values() if isinstance(part, torch.Tensor))
+    assert kept == 4 * (200 + 50) * 4
+
+
+# ------------------------------------------------------------------------------- calls and arguments
+def test_a_killed_estimate_ends_at_the_same_numbers(tmp_path: Path) -> None:
+    def killed(state: ChainsState) -> None:
+        if state.num_steps == 40:
+            raise KeyboardInterrupt
+
+    short = {"num_draws": 60, "num_burnin_steps": 30}
+    with pytest.raises(KeyboardInterrupt):
+        estimate(**short, checkpoint=Checkpoint(tmp_path, every=14), callback=killed)
+    taken: list[int] = []
+    found = estimate(**short, checkpoint=tmp_path, callback=lambda state: taken.append(state.num_steps))
+    assert taken[0] == 29
+    torch.testing.assert_close(found.losses, estimate(**short).losses, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("changes", "match"),
+    [
+        ({"num_chains": 0}, "num_chains"),
+        ({"num_draws": 0}, "num_draws"),
+        ({"step_size": None}, "pass step_size, or settings=choose_sgld_settings"),
+        ({"localization": math.inf}, "must be finite"),
+        ({"batch_size": 16.5}, "a number of examples"),
+        ({"friction": 1.0, "preconditioner": RMSProp()}, "a preconditioner is for SGLD alone"),
+    ]
+    + [({"nbeta": value}, "nbeta must be positive and finite") for value in (0.0, math.inf, math.nan)],
+)
+def test_bad_arguments(changes: dict, match: str) -> None:
+    with pytest.raises(ValueError, match=match):
+        estimate(**changes)
+
+
+def test_bad_generators_models_and_levels() -> None:
+    with pytest.raises(TypeError, match=r"a torch.Generator or a whole number as seed, got str"):
+        estimate(generator="x")
+    with pytest.raises(ValueError, match="pass nbeta"):
+        default_nbeta(2)
+    with pytest.raises(ValueError, match=r"0\.95"):
+        estimate(num_draws=10).interval(95)
+    with pytest.raises(ValueError, match=r"Pass model.float\(\)"):
+        estimate(nn.Linear(3, 1).bfloat16(), (torch.ones(5, 3), torch.ones(5, 1)))
+
+
+def test_language_models_with_ignored_targets() -> None:
+    transformers = pytest.importorskip("transformers")
+    sizes = {"hidden_size": 8, "word_embed_proj_dim": 8, "ffn_dim": 8, "num_hidden_layers": 1}
+    config = transformers.OPTConfig(
+        vocab_size=20, num_attention_heads=2, max_position_embeddings=16, dropout=0.5, **sizes
+    )
+    model = transformers.OPTForCausalLM(config).train()
+    tokens = torch.randint(3, 20, (12, 6), generator=torch.Generator().manual_seed(0))
+    targets = tokens.roll(-1, 1)
+    targets[:, -1] = targets[::2, 3:] = -100
+    inputs = {"input_ids": tokens, "attention_mask": torch.ones_like(tokens)}
+    short = {"num_draws": 5, "num_burnin_steps": 0, "step_size": 1e-6, "batch_size": 4}
+    llc = estimate(model, (inputs, targets), nn.CrossEntropyLoss(), **short)
+    logits = model.eval()(**inputs).logits.detach()
+    expected = float(nn.CrossEntropyLoss()(logits.transpose(1, 2), targets))
+    assert llc.initial_loss == pytest.approx(expected, rel=1e-5)
+    assert bool(torch.isfinite(llc.losses).all())
+    assert llc.top_eigenvalue > 0
+
+
+def test_a_convolutional_model_gives_the_same_in_one_vmap() -> None:
+    generator = torch.Generator().manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(1, 3, 3), nn.ReLU(), nn.Flatten(), nn.Linear(3 * 36, 4))
+    data = (torch.randn(30, 1, 8, 8, generator=generator), torch.randint(4, (30,), generator=generator))
+    short = {"num_draws": 10, "num_burnin_steps": 0, "batch_size": 8}
+    chains = [estimate(model, data, nn.CrossEntropyLoss(), **short, chunk_size=size) for size in (None, 4)]
+    torch.testing.assert_close(chains[0].losses, chains[1].losses, rtol=1e-4, atol=1e-5)
+
+
+def test_flat_polynomials_have_no_curvature_to_hold_them() -> None:
+    """At w = 0 of w⁴ all curvature is 0, but not where the chains end."""
+    llc = estimate(
+        Polynomial((4,), product=False), no_inputs(), mean_output, nbeta=100.0, batch_size=8, num_chains=20
+    )
+    assert llc.top_eigenvalue > llc.curvature_cutoff

@@ -14,7 +14,7 @@ from curvlab.linalg import LinearOperator, identity
 from curvlab.problem import ModelFunction
 from curvlab.solvers import Lissa
 from curvlab.solvers.lissa import LissaState
-from experiments.lissa.spectra import spectrum
+from experiments.lissa.second_moments import spectrum
 
 BLOCK_TRIALS = 64
 

@@ -14,9 +14,16 @@ from curvlab.lab import Computed
 from curvlab.lab.data import DataNotFoundError
 from curvlab.lab.reporting import load_claims
 from experiments.lissa.appd import TARGET
-from experiments.lissa.appd.corpus import drawn_from_the_model, equal_documents, load_articles, tokenize
-from experiments.lissa.appd.formulas import inverse_factored, inverse_printed, rank_one_term
-from experiments.lissa.appd.ranking import per_query
+from experiments.lissa.bag_of_words import (
+    drawn_from_the_model,
+    equal_documents,
+    inverse_factored,
+    inverse_printed,
+    load_articles,
+    per_query,
+    rank_one_term,
+    tokenize,
+)
 
 TEXTS = ["The cat saw the dog.", "A dog, the DOG and <unk> 42 cats saw it", "the cat"]
 

@@ -14,9 +14,7 @@ from torch import Tensor, nn
 
 from curvlab.lab.reporting import load_claims
 from curvlab.lab.target.execution import draw_target
-from experiments.lissa.fig4 import TARGET
-from experiments.lissa.fig4.slopes import slopes
-from experiments.lissa.fig4.traces import sampling_gap, token_gap
+from experiments.lissa.fig4 import TARGET, sampling_gap, slopes, token_gap
 
 
 class UnitRun:

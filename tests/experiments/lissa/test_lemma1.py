@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from curvlab.curvature import GaussNewtonOperator
 from curvlab.lab import Computed
 from curvlab.lab.reporting import load_claims
-from experiments.lissa.lemma1 import TARGET, moments
-from experiments.lissa.lemma1.thresholds import batch_sizes
-from experiments.lissa.lemma1.trials import SignedFeatures, homogeneous_errors, lissa_errors, typical_growth
-from experiments.lissa.spectra import spectrum
+from experiments.lissa import second_moments as moments
+from experiments.lissa.lemma1 import TARGET
+from experiments.lissa.second_moments import batch_sizes, spectrum
+from experiments.lissa.trials import SignedFeatures, iterates_from, lissa_iterates, typical_growth
 
 EIGENVALUES = torch.tensor([1.0, 0.5, 0.2], dtype=torch.float64)
 DAMPING, STEP_SIZE, BATCH_SIZE = 0.1, 0.7, 2
@@ -131,19 +131,19 @@ def test_trials_have_batches_of_their_own() -> None:
 
 
 def test_trials_agree_with_the_recursion() -> None:
-    settings = {"step_size": STEP_SIZE, "batch_size": BATCH_SIZE}
+    settings = {"damping": DAMPING, "step_size": STEP_SIZE, "batch_size": BATCH_SIZE}
     zero, gradient = torch.zeros(3, dtype=torch.float64), EIGENVALUES.sqrt()
-    sizes = {"num_steps": 6, "num_trials": 20_000, "generator": torch.Generator().manual_seed(2)}
+    sizes = {"num_steps": 6, "generator": torch.Generator().manual_seed(2)}
+    operator = SignedFeatures(EIGENVALUES, 20_000)
+    from_zero = lissa_iterates(operator, gradient, 20_000, **settings, **sizes, shown=range(1, 7))
     runs = [
-        (gradient, zero, lissa_errors(EIGENVALUES, DAMPING, **settings, gradient=gradient, **sizes)),
-        (zero, gradient, homogeneous_errors(EIGENVALUES, DAMPING, **settings, start=gradient, **sizes)),
+        (gradient, zero, torch.cat([torch.zeros(1, 3, 20_000), from_zero])),
+        (zero, gradient, torch.stack(list(iterates_from(operator, zero, gradient, 20_000, **settings, **sizes)))),
     ]
-    for g, start, blocks in runs:
-        errors = torch.cat(list(blocks), dim=2)
-        assert errors.shape == (7, 3, 20_000)
-        means, squares = moments.exact_errors(
-            EIGENVALUES, DAMPING, **settings, gradient=g, start=start, num_steps=6
-        )
+    for g, start, iterates in runs:
+        assert iterates.shape == (7, 3, 20_000)
+        errors = iterates - (g / (EIGENVALUES + DAMPING))[:, None]
+        means, squares = moments.exact_errors(EIGENVALUES, **settings, gradient=g, start=start, num_steps=6)
         deviation = (errors.square().mean(2) - squares) / (errors.square().std(2) / 20_000**0.5 + 1e-15)
         assert float(deviation.abs().max()) < 4.5
         assert float(((errors.mean(2) - means) / (errors.std(2) / 20_000**0.5 + 1e-15)).abs().max()) < 4.5
@@ -152,17 +152,13 @@ def test_trials_agree_with_the_recursion() -> None:
 def test_growth_of_a_single_coordinate_is_deterministic() -> None:
     one = torch.ones(1, dtype=torch.float64)
     sizes = {"num_steps": 8, "num_trials": 3, "generator": torch.Generator().manual_seed(0)}
-    rates = typical_growth(one, 0.5, step_size=0.3, batch_size=2, **sizes)
+    rates = typical_growth(one, damping=0.5, step_size=0.3, batch_size=2, **sizes)
     torch.testing.assert_close(rates, torch.full((3,), math.log(1 - 0.3 * 1.5), dtype=torch.float64))
 
 
 def test_batch_sizes_lie_on_both_sides_of_both_thresholds() -> None:
-    assert batch_sizes(spectrum("spike", 201), 0.001) == {
-        "half": 5,
-        "below": 11,
-        "between": 12,
-        "double": 42,
-    }
+    found = batch_sizes(spectrum("spike", 201), 0.001)
+    assert found == {"half": 5, "below": 11, "between": 12, "double": 42}
 
 
 def test_target_at_smoke_scale(run_smoke: Callable[..., Path]) -> None:

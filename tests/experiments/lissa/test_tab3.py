@@ -10,9 +10,8 @@ import torch
 
 from curvlab.lab.reporting import load_claims
 from curvlab.lab.target.execution import draw_target
-from experiments.lissa.tab3 import TARGET
-from experiments.lissa.tab3.compute import paper_table
-from experiments.lissa.tab3.gradients import _exact, _sketched_products, _Tensors
+from experiments.lissa.gradient_sketches import _exact, _sketched_products, _Tensors
+from experiments.lissa.tab3 import TARGET, paper_table
 
 
 def test_results_are_complete_and_every_row_is_checked(run_smoke) -> None:
@@ -29,7 +28,7 @@ def test_results_are_complete_and_every_row_is_checked(run_smoke) -> None:
     assert sketches.groupby("form").size().to_dict() == {"dense": 3, "per tensor": 3}
     assert len(gradients) == 4 + 3  # pairs; the language model has only six sequences
     claims = {result.claim.id: result for result in load_claims(folder)}
-    assert "ResNet-18, ResNet-50" in claims["printed-norm-below-trace"].explanation
+    assert "row ResNet-18" in claims["printed-norm-below-trace"].explanation
     assert claims["variance-mlp-8-digits-200"].claim.paper_value == "up to 1/L; here L = 4"
     assert claims["sketch-mlp-8-digits-200"].verdict == "out of reach"  # 100 rows
     assert "100 rows are too few" in claims["sketch-mlp-8-digits-200"].explanation

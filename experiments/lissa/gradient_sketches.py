@@ -1,4 +1,4 @@
-"""Table 3, dot products of gradients under dense and per-tensor sketches (Klochkov & Liu 2024, App. C)."""
+"""Dot products of gradients under dense and per-tensor sketches (Klochkov & Liu 2024, App. C)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Exact moments of LiSSA in the counter-example of App. B.4, and the batch sizes at which they diverge.
+"""Exact moments of LiSSA in the counter-example of App. B.4, spectra on which it is tried, and thresholds of |B|.
 
 The task: x_i = ±sqrt(λ_i) with independent signs, curvature H_t = mean of x xᵀ over |B| draws, H = diag(λ_1, ...).
 For a matrix M, with all products coordinatewise but λ λᵀ,
@@ -19,8 +19,30 @@ suffice for divergence, which is what Lemma 1 says. They are equal for flat spec
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
+
+
+def spectrum(name: str, size: int) -> Tensor:
+    """Return (size,) eigenvalues, the largest of which is 1, in float64.
+
+    flat; power, 1/k; root, 1/sqrt(k); exponential, from 1 to 1e-3; spike, one of 1 and the rest together 20.
+    """
+    k = torch.arange(1, size + 1, dtype=torch.float64)
+    found = {
+        "flat": torch.ones_like(k),
+        "power": 1 / k,
+        "root": k**-0.5,
+        "exponential": 10 ** (-3 * (k - 1) / max(size - 1, 1)),
+        "spike": torch.where(k == 1, 1.0, 20 / max(size - 1, 1)).double(),
+    }
+    if name not in found:
+        raise ValueError(f"unknown spectrum {name!r}: choose {', '.join(found)}")
+    if float(found[name].max()) > 1:
+        raise ValueError(f"spectrum {name!r} needs more than {size} eigenvalues: at least 21")
+    return found[name]
 
 
 def noise_matrix(eigenvalues: Tensor, *, step_size: float, batch_size: float) -> Tensor:
@@ -116,3 +138,40 @@ def exact_threshold(eigenvalues: Tensor, damping: float, *, step_size: float) ->
     scale = (x * (2 - x)).rsqrt()
     noise = noise_matrix(eigenvalues, step_size=step_size, batch_size=1.0)
     return float(torch.linalg.eigvalsh(scale[:, None] * noise * scale)[-1])
+
+
+def recommended_step_size(eigenvalues: Tensor, damping: float) -> float:
+    """Return 1 / (λmax + damping) of Corollary 1; the step sizes of the lemma go up to 1 / λmax."""
+    return 1 / (float(eigenvalues.max()) + damping)
+
+
+def thresholds(eigenvalues: Tensor, damping: float) -> dict[str, float]:
+    """Return the |B| below which the second moment diverges: as printed, by R, exactly; and radii at R's.
+
+    At 1 / (λmax + damping), and (`_largest`) at 1 / λmax, the largest step size that the lemma admits.
+    """
+    found = {"printed": printed_threshold(eigenvalues, damping)}
+    for suffix, step_size in (
+        ("", recommended_step_size(eigenvalues, damping)),
+        ("_largest", 1 / float(eigenvalues.max())),
+    ):
+        sufficient = sufficient_threshold(eigenvalues, damping, step_size=step_size)
+        found["sufficient" + suffix] = sufficient
+        found["exact" + suffix] = exact_threshold(eigenvalues, damping, step_size=step_size)
+        batch_size = max(math.floor(sufficient), 1)  # the largest for which R has an eigenvalue of at least 1
+        settings = {"step_size": step_size, "batch_size": batch_size}
+        found["batch_size" + suffix] = batch_size
+        found["printed_radius" + suffix] = float(printed_matrix(eigenvalues, damping, **settings).max())
+        found["radius" + suffix] = spectral_radius(eigenvalues, damping, **settings)
+    return found
+
+
+def batch_sizes(eigenvalues: Tensor, damping: float) -> dict[str, int]:
+    """Return whole |B| by role: half, below, between the exact threshold and R's, double the paper's."""
+    limits = thresholds(eigenvalues, damping)
+    exact, sufficient = limits["exact"], limits["sufficient"]
+    found = {"half": max(math.floor(exact / 2), 1), "below": max(math.floor(exact), 1)}
+    if (between := math.floor(exact) + 1) <= sufficient:
+        found["between"] = between
+    found["double"] = math.ceil(2 * limits["printed"])
+    return {role: size for role, size in found.items() if role != "half" or size != found["below"]}

@@ -1,8 +1,11 @@
-"""Independent trials of LiSSA in the counter-example of App. B.4, all at once."""
+"""Independent trials of LiSSA, all at once: on a sampled operator each column meets a batch of its own.
+
+`SignedFeatures` is the counter-example of App. B.4; the problems of lissa-thm1 have finitely many examples.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 import torch
 from torch import Tensor
@@ -64,63 +67,84 @@ class SignedBatches(LinearOperator):
         return True
 
 
-def lissa_errors(
-    eigenvalues: Tensor,
-    damping: float,
-    *,
-    step_size: float,
-    batch_size: int,
+def signed_blocks(eigenvalues: Tensor, num_trials: int, batch_size: int) -> Iterator[SignedFeatures]:
+    """Yield operators whose trials together are `num_trials`, as many at a time as the cache holds."""
+    for count in blocks(num_trials, BLOCK_NUMBERS // (batch_size * len(eigenvalues))):
+        yield SignedFeatures(eigenvalues, count)
+
+
+def blocks(num_trials: int, most: int) -> Iterator[int]:
+    """Yield numbers that add up to `num_trials`, each `most` or fewer, and at least 1."""
+    most = max(1, min(num_trials, most))
+    for first in range(0, num_trials, most):
+        yield min(most, num_trials - first)
+
+
+def lissa_iterates(
+    operator: LinearOperator,
     gradient: Tensor,
-    num_steps: int,
     num_trials: int,
-    generator: torch.Generator,
-) -> Iterator[Tensor]:
-    """Yield u_t - u* of `Lissa` from u_0 = 0, (num_steps + 1, P, K) for one block of K trials after another."""
-    solution = gradient / (eigenvalues + damping)
-    for count in _blocks(num_trials, batch_size * len(eigenvalues)):
-        iterates = [torch.zeros(len(eigenvalues), count, dtype=eigenvalues.dtype)]
-
-        def keep(state: LissaState, iterates: list[Tensor] = iterates) -> None:
-            iterates.append(state.x.clone())
-
-        solver = Lissa(
-            step_size,
-            batch_size,
-            num_steps,
-            check_residual=False,
-            raise_on_divergence=False,  # divergence is what is measured
-            callback=keep,
-        )
-        operator = SignedFeatures(eigenvalues, count) + damping * identity
-        solver.solve(operator, gradient[:, None].expand(-1, count).contiguous(), generator=generator)
-        yield torch.stack(iterates) - solution[:, None]
-
-
-def homogeneous_errors(
-    eigenvalues: Tensor,
-    damping: float,
     *,
+    damping: float,
     step_size: float,
     batch_size: int,
-    start: Tensor,
     num_steps: int,
+    shown: Collection[int],
+    generator: torch.Generator,
+) -> Tensor:
+    """Return u_t of `Lissa` from u_0 = 0 for t in `shown` (increasing, from 1), (shown, P, trials).
+
+    Args:
+        operator: whose samples have `num_trials` columns.
+        gradient: (P,), the right-hand side of every trial.
+        num_trials: columns.
+        damping: added to the operator.
+        step_size: η.
+        batch_size: |B|.
+        num_steps: at least the last of `shown`.
+        shown: steps.
+        generator: of the batches.
+    """
+    kept: list[Tensor] = []
+
+    def keep(state: LissaState) -> None:
+        if state.num_steps in shown:
+            kept.append(state.x.clone())
+
+    # Divergence is what is measured.
+    solver = Lissa(
+        step_size, batch_size, num_steps, check_residual=False, raise_on_divergence=False, callback=keep
+    )
+    sides = gradient[:, None].expand(-1, num_trials).contiguous()
+    solver.solve(operator + damping * identity, sides, generator=generator)
+    return torch.stack(kept)
+
+
+def iterates_from(
+    operator: LinearOperator,
+    gradient: Tensor,
+    start: Tensor,
     num_trials: int,
+    *,
+    damping: float,
+    step_size: float,
+    batch_size: int,
+    num_steps: int,
     generator: torch.Generator,
 ) -> Iterator[Tensor]:
-    """Yield u_t of the same iteration with g = 0 (u* = 0) from u_0 = start, as `lissa_errors` does."""
-    for count in _blocks(num_trials, batch_size * len(eigenvalues)):
-        operator = SignedFeatures(eigenvalues, count) + damping * identity
-        iterates = [start[:, None].expand(-1, count)]
-        for _ in range(num_steps):
-            u = iterates[-1]
-            iterates.append(u - step_size * (operator.sample(batch_size, generator) @ u))
-        yield torch.stack(iterates)
+    """Yield u_t of the same iteration from u_0 = start, (P,), for t = 0, ..., num_steps, (P, trials) each."""
+    damped = operator + damping * identity
+    u = start[:, None].expand(-1, num_trials)
+    yield u
+    for _ in range(num_steps):
+        u = u - step_size * (damped.sample(batch_size, generator) @ u - gradient[:, None])
+        yield u
 
 
 def typical_growth(
     eigenvalues: Tensor,
-    damping: float,
     *,
+    damping: float,
     step_size: float,
     batch_size: int,
     num_steps: int,
@@ -135,10 +159,10 @@ def typical_growth(
     """
     rates = []
     burn_in = num_steps // 4
-    for count in _blocks(num_trials, batch_size * len(eigenvalues)):
-        operator = SignedFeatures(eigenvalues, count) + damping * identity
-        u = operator.randn(count, generator)
-        total = torch.zeros(count, dtype=eigenvalues.dtype)
+    for block in signed_blocks(eigenvalues, num_trials, batch_size):
+        operator = block + damping * identity
+        u = operator.randn(block.num_trials, generator)
+        total = torch.zeros(block.num_trials, dtype=eigenvalues.dtype)
         for step in range(num_steps):
             u = u - step_size * (operator.sample(batch_size, generator) @ u)
             norms = operator.norm(u)
@@ -146,9 +170,3 @@ def typical_growth(
             total += norms.log() if step >= burn_in else 0.0
         rates.append(total / (num_steps - burn_in))
     return torch.cat(rates)
-
-
-def _blocks(num_trials: int, numbers_per_trial: int) -> list[int]:
-    size = max(1, min(num_trials, BLOCK_NUMBERS // numbers_per_trial))
-    full, rest = divmod(num_trials, size)
-    return [size] * full + ([rest] if rest else [])

@@ -1,4 +1,7 @@
-"""Word counts of documents of equal length, for the bag-of-words model of App. D."""
+"""Word counts of documents of equal length, App. D's formulas as they are printed, and agreement of rankings.
+
+The formulas that hold are in curvlab.influence.tf_idf.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +14,11 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from scipy.stats import rankdata
 from sklearn.feature_extraction.text import CountVectorizer
 from torch import Tensor
 
+from curvlab.influence.tf_idf import term_frequencies, word_probabilities
 from curvlab.lab.data import DataNotFoundError, TextCorpus
 
 IGNORED = frozenset({"unk"})  # the Penn Treebank's mark of a word that it removed
@@ -125,3 +130,56 @@ def drawn_from_the_model(like: WordCounts, generator: torch.Generator) -> WordCo
     return WordCounts(
         counts[:, kept], tuple(word for word, keep in zip(like.words, kept.tolist(), strict=True) if keep)
     )
+
+
+# ------------------------------------------------------------------------------------ as printed
+def inverse_factored(probabilities: Tensor, damping: float) -> Tensor:
+    """Return diag(q)⁻¹ (I + r rᵀ / (1 - ‖r‖²)) diag(q)⁻¹, q = sqrt(p + λ), r = p / sqrt(p + λ), (V, V)."""
+    q = (probabilities + damping).sqrt()
+    r = probabilities / q
+    inner = torch.eye(len(q), dtype=q.dtype) + torch.outer(r, r) / (1 - r @ r)
+    return inner / torch.outer(q, q)
+
+
+def inverse_printed(probabilities: Tensor, damping: float) -> Tensor:
+    """Return diag(p + λ)⁻¹ - (λ Σ_j p_j / (p_j + λ))⁻¹ d dᵀ, d = p / (p + λ), (V, V): the sign is wrong."""
+    shares = probabilities / (probabilities + damping)
+    return torch.diag(1 / (probabilities + damping)) - torch.outer(shares, shares) / (damping * shares.sum())
+
+
+def rank_one_term(probabilities: Tensor, damping: float, gradients: Tensor) -> Tensor:
+    """Return g_qᵀ (λ Σ_j p_j / (p_j + λ))⁻¹ d dᵀ g_d for all pairs, (D, V) -> (D, D): said to be O(λ)."""
+    shares = probabilities / (probabilities + damping)
+    projections = gradients @ shares
+    return torch.outer(projections, projections) / (damping * shares.sum())
+
+
+def printed_limit(counts: Tensor) -> Tensor:
+    """Return Σ_t TF(t, q) TF(t, d) / p_t for all pairs, (D, V) -> (D, D): the influence as λ -> 0, as printed."""
+    frequencies = term_frequencies(counts)
+    return (frequencies / word_probabilities(counts)) @ frequencies.T
+
+
+# ------------------------------------------------------------------------------------ rankings
+def per_query(left: Tensor, right: Tensor, *, top: int) -> dict[str, Tensor]:
+    """Compare rows of two (D, D) similarities over the other documents.
+
+    Returns:
+        spearman, pearson: (D,) correlations; overlap: (D,) share of the `top` most similar that both have.
+    """
+    size = len(left)
+    if left.shape != right.shape or left.shape != (size, size):
+        raise ValueError(f"need two square matrices of one size, got {tuple(left.shape)} and {tuple(right.shape)}")
+    if not 1 <= top < size:
+        raise ValueError(f"top must be between 1 and {size - 1}, the number of other documents, got {top}")
+    apart = ~torch.eye(size, dtype=torch.bool)
+    one, two = left[apart].reshape(size, size - 1), right[apart].reshape(size, size - 1)
+    ranks = [torch.from_numpy(rankdata(rows.numpy(), axis=1)) for rows in (one, two)]
+    best = [rows.topk(top, dim=1).indices for rows in (one, two)]
+    shared = (best[0][:, :, None] == best[1][:, None]).any(2).double().mean(1)
+    return {"spearman": _correlation(*ranks), "pearson": _correlation(one, two), "overlap": shared}
+
+
+def _correlation(one: Tensor, two: Tensor) -> Tensor:
+    one, two = one - one.mean(1, keepdim=True), two - two.mean(1, keepdim=True)
+    return (one * two).sum(1) / (one.norm(dim=1) * two.norm(dim=1))

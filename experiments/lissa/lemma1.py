@@ -1,0 +1,260 @@
+"""Lemma 1: the mean of LiSSA converges and its second moment diverges (Klochkov & Liu 2024, App. B.4).
+
+make lissa-lemma1 PRESET=smoke|embedded|laptop|paper ARGS="num_trials=10000"
+
+The lemma's binary task, over spectra and dimensions (trials.py): trials of `Lissa` from u_0 = 0 for the
+gradient of one example, and of the same iteration with g = 0 from the start that grows fastest, against the exact
+recursion of the second moments (second_moments.py), for |B| below and above both thresholds: the paper's, and the
+one where the recursion's spectral radius is 1. Only t <= 20: later E‖u_t‖² is carried by trials too rare to be
+drawn. For the same reason a diverging second moment does not say what a single run does: the growth of the typical
+trial, log‖u_t‖ / t, is measured beside it.
+
+Misprints that matter: in this task E H_t² - H² is (tr(H) H - H²) / |B|, not tr(H) H / |B|; the proof's R_k is not
+R^k (see second_moments.py); λ is both the damping and the eigenvalue of R; an eigenvalue of exactly 1 gives a
+bounded second moment.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pandas as pd
+import torch
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from omegaconf import DictConfig
+from torch import Tensor
+
+from curvlab.lab import ClaimResult, ClaimSheet, Computed, Run, Target, panels, plots, unit
+from experiments.lissa import second_moments
+from experiments.lissa.second_moments import batch_sizes, recommended_step_size, spectrum, thresholds
+from experiments.lissa.trials import SignedFeatures, iterates_from, lissa_iterates, signed_blocks, typical_growth
+from experiments.shared.worst_case import farthest_ratio, judge_row
+
+TARGET = Target(
+    __name__,
+    title="Lemma 1: mean and second moment",
+    paper={
+        "thresholds.csv:spectrum": "any",
+        "thresholds.csv:size": "any",
+        "dampings": "any",
+        "trial_dampings": "any",
+        "num_trials": "expectation",
+        "num_steps": "limit",
+    },
+)
+Row = dict[str, Any]
+ABOUT = "{spectrum}, n = {size}, damping {damping:g}, |B| = {batch_size}"
+ROLES = {  # of |B|: see `batch_sizes`
+    "half": "half the exact threshold",
+    "below": "just below it",
+    "between": "just above it, R > 1",
+    "double": "twice the printed one",
+}
+
+
+def compute(run: Run, cfg: DictConfig) -> dict[str, pd.DataFrame]:
+    """Return `table`, `thresholds` of |B|, and `growth` of typical trials.
+
+    Columns of `table`, errors over steps: spectrum, size, damping, role of the batch size (see `batch_sizes`),
+    batch_size, start ("lissa": u_0 = 0, the gradient of one example; "growing": g = 0, the start that grows
+    fastest), step, and what `_errors` gives.
+
+    Args:
+        run: seeds and store.
+        cfg: `cases` (spectrum, size, trials: whether trials are run), `dampings`, `trial_dampings`, `num_trials`,
+            `num_steps`, `shown_steps`, `growth` (arguments of `typical_growth`).
+    """
+    limits, errors, growth = [], [], []
+    sizes = {"num_trials": cfg.num_trials, "num_steps": cfg.num_steps, "shown": list(cfg.shown_steps)}
+    for damping in cfg.dampings:
+        for case in cfg.cases:
+            eigenvalues = spectrum(case.spectrum, case.size)
+            names = {"spectrum": case.spectrum, "size": case.size, "damping": float(damping)}
+            limits.append(names | thresholds(eigenvalues, damping) | {"constant": condition_constant(eigenvalues)})
+            if not case.trials or damping not in cfg.trial_dampings:
+                continue
+            for role, batch_size in batch_sizes(eigenvalues, damping).items():
+                key, setting = names | {"batch_size": batch_size}, names | {"role": role, "batch_size": batch_size}
+                errors += [setting | row for row in _errors(run, eigenvalues, **key, **sizes)["rows"]]
+                growth.append(setting | _growth(run, eigenvalues, **key, **cfg.growth))
+    run.note(seeds=[cfg.seed])
+    tables = {"table": errors, "thresholds": limits, "growth": growth}
+    return {name: pd.DataFrame(rows) for name, rows in tables.items()}
+
+
+def condition_constant(eigenvalues: Tensor) -> float:
+    """Return |B| [E‖H_t v‖² - ‖H v‖²] / (tr(H) vᵀHv) for v the top eigenvector, equal in all draws."""
+    v = torch.zeros(len(eigenvalues), 8, dtype=eigenvalues.dtype)
+    v[int(eigenvalues.argmax())] = 1
+    operator = SignedFeatures(eigenvalues, num_trials=8)
+    drawn = operator.sample(1, torch.Generator().manual_seed(0)) @ v
+    squares = drawn.square().sum(0) - (operator @ v).square().sum(0)
+    return float((squares / (eigenvalues.sum() * (v * (operator @ v)).sum(0))).mean())
+
+
+def _lissa_settings(eigenvalues: Tensor, setting: Row) -> Row:
+    step_size = recommended_step_size(eigenvalues, setting["damping"])
+    return {"damping": setting["damping"], "step_size": step_size, "batch_size": setting["batch_size"]}
+
+
+@unit("lissa/lemma1_errors", version=2, about=f"errors of {ABOUT}")
+def _errors(
+    run: Run, eigenvalues: Tensor, /, *, num_trials: int, num_steps: int, shown: list[int], **setting: Any
+) -> Row:
+    """Return one row for each start and shown step: measured and exact, relative to the start's ‖u_0 - u*‖².
+
+    second_moment: E‖u_t - u*‖², with _stderr over trials, _exact by the recursion and _printed, u_0ᵀ R^t u_0;
+    z: (measured - exact) / stderr. mean: ⟨E u_t - u*, u_0 - u*⟩, with _stderr and _exact. mean_norm: ‖E u_t - u*‖,
+    exact, relative to ‖u_0 - u*‖; mean_bound, (1 - ηλ)^t, bounds it.
+    """
+    settings, rows = _lissa_settings(eigenvalues, setting), []
+    zero, gradient = torch.zeros_like(eigenvalues), eigenvalues.sqrt()  # of one example, up to signs
+    growing = second_moments.growing_start(eigenvalues, **settings)
+    sizes: Row = {"num_steps": num_steps, "generator": run.generator("lemma1", *setting.values())}
+    for name, g, start in (("lissa", gradient, zero), ("growing", zero, growing)):
+        solution = g / (eigenvalues + settings["damping"])
+        first = start - solution
+        scale, root = float(first @ first), math.sqrt(num_trials)
+        squares, projections = [], []
+        for block in signed_blocks(eigenvalues, num_trials, settings["batch_size"]):
+            if name == "lissa":
+                iterates = lissa_iterates(block, g, block.num_trials, **settings, **sizes, shown=shown)
+            else:
+                path = iterates_from(block, g, start, block.num_trials, **settings, **sizes)
+                iterates = torch.stack(list(path))[shown]
+            deviations = iterates - solution[:, None]
+            squares.append(deviations.square().sum(1) / scale)
+            projections.append((first[:, None] * deviations).sum(1) / scale)
+        square, projection = torch.cat(squares, dim=1), torch.cat(projections, dim=1)
+        means, exact = second_moments.exact_errors(
+            eigenvalues, **settings, gradient=g, start=start, num_steps=max(shown)
+        )
+        printed = second_moments.printed_growth(eigenvalues, **settings, start=start, num_steps=max(shown))
+        for index, step in enumerate(shown):
+            measured, stderr = float(square[index].mean()), float(square[index].std()) / root
+            expected = float(exact[step].sum()) / scale
+            certain = abs(measured - expected) <= 1e-9 * expected  # e.g. the first step from 0 is the same in all
+            rows.append(
+                {
+                    "start": name,
+                    "step": step,
+                    "second_moment": measured,
+                    "second_moment_stderr": stderr,
+                    "second_moment_exact": expected,
+                    "second_moment_printed": float(printed[step]) / scale if name == "growing" else math.nan,
+                    "z": 0.0 if certain else (measured - expected) / stderr,
+                    "mean": float(projection[index].mean()),
+                    "mean_stderr": float(projection[index].std()) / root,
+                    "mean_exact": float(means[step] @ first) / scale,
+                    "mean_norm": float(means[step].norm()) / math.sqrt(scale),
+                    "mean_bound": (1 - settings["damping"] * settings["step_size"]) ** step,
+                    "num_trials": num_trials,
+                }
+            )
+    return {"rows": rows}
+
+
+@unit("lissa/lemma1_growth", version=1, about=f"growth of {ABOUT}")
+def _growth(run: Run, eigenvalues: Tensor, /, *, num_steps: int, num_trials: int, **setting: Any) -> Row:
+    """Return the growth rate of the typical trial beside that of the root of the second moment."""
+    settings = _lissa_settings(eigenvalues, setting)
+    sizes: Row = {"num_steps": num_steps, "num_trials": num_trials}
+    rates = typical_growth(eigenvalues, **settings, **sizes, generator=run.generator("growth", *setting.values()))
+    radius = second_moments.spectral_radius(eigenvalues, **settings)
+    return {
+        "radius": radius,
+        "half_log_radius": math.log(radius) / 2,
+        "growth": float(rates.mean()),
+        "growth_stderr": float(rates.std()) / math.sqrt(len(rates)),
+        "num_trials": len(rates),
+    }
+
+
+def judge(computed: Computed, claims: ClaimSheet) -> list[ClaimResult]:
+    """Judge the proof's growth where it is the farthest off; the other claims say their value themselves."""
+    table = computed["table"]
+    own = table[(table.start == "growing") & (table.step == table.step.max())]
+    ratios, stderrs = (own[f"second_moment{part}"] / own.second_moment_printed for part in ("", "_stderr"))
+    place = farthest_ratio(ratios)
+    row = own.iloc[place]
+    where = f"{row.spectrum}, {row['size']}, |B| = {row.batch_size}"
+    why = (
+        "The proof takes E H_t R H_t for (E H_t²) R. From the recursion derived here measured values differ by "
+        f"noise: (measured - exact) / stderr has a standard deviation of {table.z.std():.2f} over table.csv."
+    )
+    return [judge_row(claims.claim("powers-of-r"), own, ratios, place, where, why, stderrs=stderrs)]
+
+
+# ------------------------------------------------------------------------------------ draw
+def draw(computed: Computed) -> dict[str, Figure]:
+    """Return the figures: second moments, thresholds and growth; and the second moments of all spectra."""
+    errors, limits = computed["table"], computed["thresholds"]
+    cases = errors[(errors.damping == errors.damping.min()) & (errors.start == "growing")]
+    # Shown is the case in which R's threshold is the farthest from the exact one.
+    measured = cases[["spectrum", "size"]].drop_duplicates().merge(limits, on=["spectrum", "size"])
+    shown = measured.iloc[int((measured.sufficient / measured.exact).to_numpy().argmax())]
+    figure, axes = plots.figure(1, 3, panel_size=(3.9, 3.6))
+    _second_moments(axes[0, 0], cases[(cases.spectrum == shown.spectrum) & (cases["size"] == shown["size"])])
+    _thresholds(axes[0, 1], limits)
+    _typical_growth(axes[0, 2], computed["growth"])
+    groups = list(cases.groupby(["spectrum", "size"], sort=False))
+    columns = min(len(groups), 3)
+    spectra, places = plots.figure(-(-len(groups) // columns), columns, panel_size=(3.4, 2.9))
+    for ax in places.flat[len(groups) :]:
+        ax.set_axis_off()
+    for ax, (_, own) in zip(places.flat, groups, strict=False):
+        _second_moments(ax, own)
+    return {"figure.png": figure, "figure_spectra.png": spectra}
+
+
+def _second_moments(ax: Axes, growing: pd.DataFrame) -> None:
+    """Points: measured, with error bars; line: exact; dashed: u_0ᵀ R^t u_0."""
+    styles = panels.styles_of(ROLES)
+    for role, label in ROLES.items():
+        own = growing[growing.role == role]
+        look: Row = {"styles": {"": styles[role]}, "marker": "", "linewidth": 1}
+        if own.empty:
+            continue
+        name = f"|B| = {own.batch_size.iloc[0]}, {label}"
+        points: Row = {"stderr": "second_moment_stderr", "bars": True, "linestyle": "none", "label": name}
+        panels.lines(ax, own, x="step", y="second_moment", styles={name: styles[role]}, **points)
+        panels.lines(ax, own, x="step", y="second_moment_exact", **look)
+        panels.lines(ax, own, x="step", y="second_moment_printed", linestyle="--", **look)
+    panels.frame(ax, x="step t", y="E‖u_t‖² / ‖u_0‖², g = 0", log="y")
+    ax.set_title(f"{growing.spectrum.iloc[0]}, {growing['size'].iloc[0]} eigenvalues")
+    ax.set_ylim(top=ax.get_ylim()[1] * 1e5)  # room for the legend
+    ax.legend(fontsize=6, loc="upper left", title="points: trials, line: exact, dashed: R^t", title_fontsize=6)
+
+
+def _thresholds(ax: Axes, limits: pd.DataFrame) -> None:
+    """Exact thresholds against printed ones by spectrum; the mark is small for the larger damping."""
+    styles = panels.styles_of(limits.spectrum.unique())
+    for size, (_, own) in zip((36, 9), limits.groupby("damping"), strict=False):
+        panels.scatter(
+            ax, own, x="printed", y="exact_largest", by="spectrum", styles=styles, identity=False, size=size
+        )
+    for share, look, label in ((1, "--", "equal"), (0.5, ":", "half")):
+        ends = limits.printed.agg(["min", "max"]).to_numpy() * [1 / 1.3, 1.3]
+        ax.plot(ends, share * ends, color=panels.GREY, linestyle=look, linewidth=1, label=label)
+    panels.frame(ax, x="printed threshold of |B|", y="exact threshold of |B|", log="xy")
+    ax.set_title("divergence below (small marks:\nlarger damping)")
+    entries = dict(zip(*reversed(ax.get_legend_handles_labels()), strict=True))
+    ax.legend(entries.values(), entries, fontsize=7)
+
+
+def _typical_growth(ax: Axes, growth: pd.DataFrame) -> None:
+    """Growth of the typical trial against that of the root of the second moment, one point for each setting."""
+    ax.axhline(0, color=panels.GREY, linewidth=0.8)
+    ax.axvline(0, color=panels.GREY, linewidth=0.8)
+    look: Row = {"stderr": "growth_stderr", "bars": True, "linestyle": "none"}
+    panels.lines(ax, growth, x="half_log_radius", y="growth", by="spectrum", **look)
+    near = float(growth[growth.role != "half"].half_log_radius.abs().max())
+    ax.set_xscale("symlog", linthresh=near / 10)
+    ax.set_yscale("symlog", linthresh=near / 10)
+    ax.tick_params(axis="x", rotation=45)
+    ax.legend(fontsize=7, loc="upper left")
+    ax.set_xlabel("½ log spectral radius (per step)")
+    ax.set_ylabel("log‖u_t‖ / t, typical trial")
+    ax.set_title("below 0 right of 0: trials converge,\nsecond moment diverges")

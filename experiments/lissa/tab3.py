@@ -1,0 +1,429 @@
+"""Frobenius norm, and the largest eigenvalue by sketches and by Lanczos (Klochkov & Liu 2024, Table 3, App. C).
+
+make lissa-tab3 PRESET=smoke|embedded|laptop|paper ARGS="task=mlp_64_64_digits data=mnist"
+
+For each model: ‖G‖_F from pairs of products with two independent batches (App. C) and from products with all the
+data, lambda_max from a dense Gaussian sketch and from the per-tensor ("concatenated") one with about as many rows,
+by Lanczos with an error bound, and the squared ratio. For some models both sketches are repeated, which gives
+their bias and spread. The paper's claim that concatenation reduces the variance of a sketched dot product is
+checked on the gradients it is about. It saves random numbers, not products: the per-tensor sketch takes L d
+products with G, and a dense one with L d rows has at most its variance.
+
+A symmetric positive semi-definite matrix has ‖G‖_F <= tr(G) and ‖G‖_F² <= lambda_max tr(G). Every row of ours is
+checked, and the paper's own: both ResNets break both (‖G‖_F of 2.55e4 and 2.67e4 against traces of 1.45e4 and
+2.04e4 from Table 1), so that the two numbers cannot refer to the same parameters and examples. Which ours refer
+to: see lissa-tab1, whose rows these are.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from omegaconf import DictConfig
+from scipy import stats
+
+from curvlab.lab import (
+    Claim,
+    ClaimResult,
+    ClaimSheet,
+    Computed,
+    Interval,
+    Run,
+    Target,
+    bootstrap_interval,
+    out_of_reach,
+    panels,
+    plots,
+    reporting,
+    task_settings,
+)
+from curvlab.lab.reporting.intervals import MIN_SAMPLES
+from experiments.lissa.gradient_sketches import gradient_pairs
+from experiments.lissa.tab1 import MODELS, paper_numbers
+from experiments.shared import spectrum as units
+from experiments.shared.task import Task, TrainedTask
+
+TARGET = Target(
+    __name__,
+    title="Frobenius norm, and the largest eigenvalue by sketches and by Lanczos",
+    paper={
+        "tasks": ["ResNet-18", "ResNet-50", "OPT-1.3B", "Llama-7B", "Mistral-7B"],
+        "table.csv:examples": "5000 images, 50 x 256 tokens a product, sampled",
+        "table.csv:dense_rows": 5000,
+        "frobenius.num_pairs": "not stated",
+    },
+    after=("lissa/tab1",),
+)
+
+
+def compute(run: Run, cfg: DictConfig) -> dict[str, pd.DataFrame]:
+    """Return `table`, one row for each task; `sketches`, for each repetition; `gradients`, for each pair.
+
+    And `paper`, one row for each printed row, and `summary`, in the paper's columns.
+
+    Args:
+        run: seeds, store, device.
+        cfg: `tasks`, and for all of them or for one: the settings of the units, `spectrum`, `sketch`, `frobenius`,
+            `repeated` (num_products null: no repetitions), `gradients`.
+    """
+    rows, repeated, pairs = [], [], []
+    for name, own in task_settings(cfg).items():
+        task = Task.load(run, name, own).trained()
+        rows.append(row(run, task, own))
+        repeated += repeated_sketches(run, task, own)
+        found = {key: value.double().numpy() for key, value in gradient_pairs(run, task, own).items()}
+        pairs.append(pd.DataFrame({"task": task.label, **found}))
+    table, gradients = pd.DataFrame(rows), pd.concat(pairs, ignore_index=True)
+    columns = ["task", "form", "rows", "repetition", "value", "lambda_max"]
+    sketches = pd.DataFrame(repeated, columns=columns)
+    run.note(seeds=[cfg.seed])
+    return {
+        "table": table,
+        "sketches": sketches,
+        "gradients": gradients,
+        "paper": paper_table(),
+        "summary": summary(table, sketches, gradients),
+    }
+
+
+def row(run: Run, task: TrainedTask, cfg: DictConfig) -> dict[str, Any]:
+    """Return what Table 3 has about one model, both sketches, and the two inequalities."""
+    spectrum = units.spectrum(run, task, cfg)
+    num_tensors = len(task.tensor_sizes)
+    chunk_size = cfg.sketch.get("chunk_size", units.SKETCH_CHUNK)
+    dense = units.sketch(run, task, size=cfg.sketch.size, chunk_size=chunk_size)
+    size = math.ceil(cfg.sketch.size / num_tensors)
+    per_tensor = units.sketch(run, task, size=size, per_tensor=True, chunk_size=chunk_size)
+    pairs = cfg.frobenius
+    norm = units.frobenius(run, task, num_pairs=pairs.num_pairs, batch_size=pairs.batch_size)
+    columns = pairs.get("chunk_size", units.TRACE_CHUNK)
+    full = units.frobenius(run, task, num_pairs=pairs.num_probes, batch_size=None, chunk_size=columns)
+    trace, largest = spectrum["trace"], spectrum["largest_eigenvalue"]
+    return {
+        "task": task.label,
+        "unit": "tokens" if task.is_language else "images",
+        "parameters": task.num_parameters,
+        "tensors": num_tensors,
+        "examples": task.num_train,
+        "trace": trace,
+        "trace_stderr": spectrum["trace_stderr"],
+        "frobenius": norm["value"],
+        "frobenius_stderr": norm["stderr"],
+        "pairs": pairs.num_pairs,
+        "examples_per_batch": pairs.batch_size,
+        "frobenius_full": full["value"],
+        "frobenius_full_stderr": full["stderr"],
+        "lambda_max": largest,
+        "lambda_max_error": spectrum["largest_eigenvalue_error"],
+        **{f"dense_{name}": value for name, value in dense.items()},
+        **{f"per_tensor_{name}": value for name, value in per_tensor.items()},
+        "squared_ratio": (full["value"] / largest) ** 2,
+        "norm_over_trace": full["value"] / trace,
+        "square_over_product": full["value"] ** 2 / (largest * trace),
+        "batch_norm_over_trace": norm["value"] / trace,
+        "batch_square_over_product": norm["value"] ** 2 / (largest * trace),
+    }
+
+
+def repeated_sketches(run: Run, task: TrainedTask, cfg: DictConfig) -> list[dict[str, Any]]:
+    """Return one row for each sketch: dense and per-tensor with equally many products, several of each."""
+    if cfg.repeated.num_products is None:
+        return []
+    largest = units.spectrum(run, task, cfg)["largest_eigenvalue"]
+    num_tensors = len(task.tensor_sizes)
+    sizes = {"dense": cfg.repeated.num_products, "per tensor": math.ceil(cfg.repeated.num_products / num_tensors)}
+    rows = []
+    repetitions = range(1, cfg.repeated.num_repetitions + 1)
+    for form, size in sizes.items():
+        for repetition in run.progress(repetitions, f"{form} sketches {task.label}"):
+            found = units.sketch(run, task, size=size, per_tensor=form == "per tensor", repetition=repetition)
+            place = {"task": task.label, "form": form, "rows": found["rows"], "repetition": repetition}
+            rows.append({**place, "value": found["value"], "lambda_max": largest})
+    return rows
+
+
+def paper_table() -> pd.DataFrame:
+    """Return the paper's Table 3 beside tr and λmax of Table 1, and the two inequalities."""
+    numbers = paper_numbers()
+    rows = []
+    for name in MODELS:
+        norm = numbers.get("Table 3", name, "frobenius_norm").value
+        largest = numbers.get("Table 3", name, "lambda_max").value
+        size = numbers.get("Table 1", name, "num_parameters").value
+        trace = size * numbers.get("Table 1", name, "trace_per_parameter").value
+        rows.append(
+            {
+                "row": name,
+                "trace": trace,
+                "frobenius": norm,
+                "lambda_max": largest,
+                "squared_ratio": numbers.get("Table 3", name, "squared_ratio").value,
+                "norm_over_trace": norm / trace,
+                "square_over_product": norm**2 / (largest * trace),
+                "error_over_lambda_max": norm
+                / numbers.get("Table 3", "all", "sketch_size").value ** 0.5
+                / largest,
+            }
+        )
+    return pd.DataFrame(rows)
+
+
+def summary(table: pd.DataFrame, sketches: pd.DataFrame, gradients: pd.DataFrame) -> pd.DataFrame:
+    """Return the columns of the paper's table, both sketches, and the checks."""
+    found = pd.DataFrame(
+        {
+            "task": table.task,
+            "‖G‖_F, two batches": table.frobenius,
+            "s.e.": table.frobenius_stderr,
+            "‖G‖_F, all data": table.frobenius_full,
+            "s.e. of it": table.frobenius_full_stderr,
+            "lambda_max, Lanczos": table.lambda_max,
+            "dense sketch": table.dense_value,
+            "rows": table.dense_rows,
+            "per-tensor sketch": table.per_tensor_value,
+            "rows of it": table.per_tensor_rows,
+            "(‖G‖_F / lambda_max)²": table.squared_ratio,
+            "‖G‖_F / tr": table.norm_over_trace,
+            "‖G‖_F² / (lambda_max tr)": table.square_over_product,
+        }
+    )
+    for form in ("dense", "per tensor"):
+        own = sketches[sketches.form == form]
+        relative = (own.value / own.lambda_max - 1).groupby(own.task)
+        found[f"bias, {form}"] = table.task.map(relative.mean())
+        found[f"spread, {form}"] = table.task.map(relative.std())
+    ratios = (gradients.per_tensor_exact / gradients.dense_exact).groupby(gradients.task).mean()
+    return found.assign(**{"variance per tensor / dense": table.task.map(ratios), "1 / L": 1 / table.tensors})
+
+
+# ------------------------------------------------------------------------------------ judge
+ENOUGH_ROWS = 200  # of a dense sketch: even that of a matrix of rank one has a standard error of √(2/d), here 0.1
+FORMS = {"dense": "dense", "per tensor": "per_tensor"}  # of a sketch, and the prefix of its columns in the table
+PRINTED_RATIOS = {"images": "3.2e3 and 8.9e3 (vision)", "tokens": "5.4, 14 and 20 (language)"}
+TWO_BATCHES = (
+    "Its square is unbiased, but where few examples carry the curvature it is heavy-tailed: most pairs of batches "
+    "miss them, and the standard error with them."
+)
+MASSES = (
+    "The squared norms are not spread evenly over the tensors (exact variances: gradients.csv). And it saves "
+    "random numbers only: the concatenated sketch takes L d products with G."
+)
+
+
+def judge(computed: Computed, claims: ClaimSheet) -> list[ClaimResult]:
+    """Judge for each model the claims about sketches; those about printed rows say their value themselves."""
+    results = []
+    for _, row in computed["table"].iterrows():
+        of, tensors = str(row.task), int(row.tensors)
+        own = computed["gradients"][lambda table, of=of: table.task == of]
+        sketches = computed["sketches"][lambda table, of=of: table.task == of]
+        repeated = {form: sketches[sketches.form == form] for form in FORMS}
+        norms = [row.frobenius_stderr / row.frobenius, row.frobenius_full_stderr / row.frobenius_full]
+        pairs = claims.claim("two-batches", of=of, pairs=int(row.pairs))
+        ratio = claims.claim("squared-ratio", of=of, printed=PRINTED_RATIOS[row.unit])
+        aligned = claims.claim("dot-products", of=of)
+        results += [
+            _sketch(claims.claim("sketch", of=of, rows=int(row.dense_rows)), row, repeated["dense"]),
+            _concatenated(claims, row, repeated),
+            _with_error(pairs, row.frobenius / row.frobenius_full, math.hypot(*norms), TWO_BATCHES),
+            _squared_ratio(ratio, row),
+            _ratio_of_means(claims.claim("variance", of=of, tensors=tensors), own.per_tensor, own.dense, MASSES),
+            _ratio_of_means(
+                claims.claim("equivalent-rows", of=of, tensors=tensors),
+                own.dense / row.tensors,
+                own.per_tensor,
+                MASSES,
+            ),
+            _ratio_of_means(aligned, own.cosine_squared, 1 + 0 * own.dense, "These gradients are aligned."),
+        ]
+    return results
+
+
+def _with_error(claim: Claim, value: float, relative: float, why: str) -> ClaimResult:
+    """Judge a value with its relative standard error."""
+    interval = Interval(value * (1 - 1.96 * relative), value * (1 + 1.96 * relative), "95 %, to first order", 1)
+    return reporting.judge(claim, float(value), interval, if_not_reproduced=why)
+
+
+def _sketch(claim: Claim, row: pd.Series, repeated: pd.DataFrame) -> ClaimResult:
+    """Judge λmax by one dense sketch; `repeated`: others."""
+    rows, value = int(row.dense_rows), row.dense_value / row.lambda_max
+    if rows < ENOUGH_ROWS:
+        return out_of_reach(
+            claim,
+            f"{rows} rows are too few: √(2/d) = {(2 / rows) ** 0.5:.2g} is the error of a dense sketch at rank "
+            f"one; {ENOUGH_ROWS} would do. These gave {row.dense_value:.3g} ± {row.dense_stderr:.2g}, Lanczos "
+            f"{row.lambda_max:.4g}.",
+        )
+    push = row.frobenius_full / (rows**0.5 * row.lambda_max)
+    why = f"Neighbours push it up by up to ‖G‖_F / (√d lambda_max) = {push:.2g}."
+    if len(repeated):
+        relative = repeated.value / repeated.lambda_max - 1
+        why += (
+            f" {len(repeated)} sketches with d = {repeated.rows.iloc[0]}: bias {relative.mean():+.2g}, spread "
+            f"{relative.std():.2g}."
+        )
+    return _with_error(claim, value, row.dense_stderr / row.dense_value, why)
+
+
+def _concatenated(claims: ClaimSheet, row: pd.Series, repeated: dict[str, pd.DataFrame]) -> ClaimResult:
+    """Judge the error of concatenated sketches over that of dense ones, at equal rows.
+
+    Repeated: the ratio of mean squares of n and m sketches, by quantiles of F(n, m). One of each: what is farther
+    off than 1.96 of its standard errors is off, and a dense one is off by its standard error at least.
+    """
+    why = (
+        "To first order the squared error of D rows is 2/D of a dense sketch and 2 L/D Σ ‖v_l‖⁴ of a concatenated "
+        "one, v_l the part of the eigenvector in tensor l: never less, and L times as much where one tensor holds "
+        f"it all. The table's single sketches: dense {row.dense_value:.3g} ± {row.dense_stderr:.2g} "
+        f"({row.dense_rows:.0f} rows), concatenated {row.per_tensor_value:.3g} ± {row.per_tensor_stderr:.2g} "
+        f"({row.per_tensor_rows:.0f} rows, {row.per_tensor_rows / row.tensors:.0f} for each tensor; a bias of "
+        f"{row.per_tensor_bias:.3g} is taken off), Lanczos {row.lambda_max:.4g}."
+    )
+    of, numbers = str(row.task), {form: len(own) for form, own in repeated.items()}
+    if min(numbers.values()) >= MIN_SAMPLES:
+        squares = {
+            form: float(((own.value / own.lambda_max - 1) ** 2 * own.rows).mean())
+            for form, own in repeated.items()
+        }
+        value = (squares["per tensor"] / squares["dense"]) ** 0.5
+        chance = [float(stats.f.ppf(q, numbers["per tensor"], numbers["dense"])) ** 0.5 for q in (0.975, 0.025)]
+        kind = f"F 95 %, {numbers['per tensor']} and {numbers['dense']} sketches"
+        interval = Interval(value / chance[0], value / chance[1], kind, min(numbers.values()))
+        rows = int(repeated["dense"].rows.iloc[0])
+        return reporting.judge(
+            claims.claim("concatenated", of=of, rows=rows), value, interval, if_not_reproduced=why
+        )
+    off, error = {}, {}
+    for form, prefix in FORMS.items():
+        scale = row[f"{prefix}_rows"] ** 0.5 / row.lambda_max
+        off[form] = abs(row[f"{prefix}_value"] - row.lambda_max) * scale
+        error[form] = row[f"{prefix}_stderr"] * scale
+    dense, concatenated = off["dense"], off["per tensor"]
+    low = max(0.0, concatenated - 1.96 * error["per tensor"]) / (dense + 1.96 * error["dense"])
+    high = (concatenated + 1.96 * error["per tensor"]) / error["dense"]
+    value = math.hypot(concatenated, error["per tensor"]) / math.hypot(dense, error["dense"])
+    claim = claims.claim("concatenated", of=of, rows=int(row.per_tensor_rows))
+    return reporting.judge(claim, value, Interval(low, high, "95 %, a sketch of each", 1), if_not_reproduced=why)
+
+
+def _squared_ratio(claim: Claim, row: pd.Series) -> ClaimResult:
+    limit = f"tr / lambda_max = {row.trace / row.lambda_max:.3g}"
+    if row.unit != "tokens":
+        return out_of_reach(
+            claim,
+            f"No positive semi-definite matrix of this trace and lambda_max exceeds {limit}: a network this small "
+            f"cannot have thousands; it has {row.squared_ratio:.2g}. The printed rows cannot either, by their own "
+            "trace (printed-square-below-product).",
+        )
+    relative = 2 * row.frobenius_full_stderr / row.frobenius_full
+    return _with_error(claim, row.squared_ratio, relative, f"It lies between 1 and {limit} for any such matrix.")
+
+
+def _ratio_of_means(claim: Claim, numerator: pd.Series, denominator: pd.Series, why: str) -> ClaimResult:
+    """Judge the ratio of means over pairs with its bootstrap interval."""
+    columns = numerator.to_numpy(), denominator.to_numpy()
+
+    def statistic(above: np.ndarray, below: np.ndarray) -> float:
+        return float(above.mean() / below.mean())
+
+    interval = bootstrap_interval(columns, statistic, unit="pairs", generator=np.random.default_rng(0))
+    return reporting.judge(claim, statistic(*columns), interval, if_not_reproduced=why)
+
+
+# ------------------------------------------------------------------------------------ draw
+COLORS = {"dense": plots.PALETTE[0], "per tensor": plots.PALETTE[1]}
+SHIFT = 0.16
+
+
+def draw(computed: Computed) -> dict[str, Figure]:
+    """Return the figure."""
+    table, paper = computed["table"], computed["paper"]
+    height = 0.32 * (len(table) + len(paper)) + 1.6
+    figure, axes = plots.figure(1, 3, panel_size=(3.5, height))
+    _inequalities(axes[0, 0], table, paper)
+    _sketches(axes[0, 1], table, computed["sketches"])
+    _variances(axes[0, 2], table, computed["gradients"])
+    for ax in axes[0]:
+        ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.24), frameon=False, fontsize=8)
+    return {"figure.png": figure}
+
+
+def _inequalities(ax: Axes, table: pd.DataFrame, paper: pd.DataFrame) -> None:
+    both = pd.concat([table, paper.assign(task=paper["row"] + " (paper)")])
+    places = np.arange(len(both))[::-1]
+    columns = {"norm_over_trace": "‖G‖_F / tr", "square_over_product": "‖G‖_F² / (λmax tr)"}
+    styles = panels.styles_of(columns)
+    for column, label in columns.items():
+        look: dict[str, Any] = {"styles": {label: styles[column]}, "label": label, "identity": False, "size": 30}
+        panels.scatter(ax, both.assign(place=places), x=column, y="place", **look)
+    ax.axvspan(1, 1000, color="#D55E00", alpha=0.12, linewidth=0, label="impossible for G ⪰ 0")
+    ax.set_xscale("log")
+    ax.set_xlim(right=1000)
+    ax.set_yticks(places, both.task)
+    ax.set_ylim(-0.6, len(both) - 0.4)
+    ax.set_xlabel("ratio to its bound")
+
+
+def _sketches(ax: Axes, table: pd.DataFrame, sketches: pd.DataFrame) -> None:
+    places = np.arange(len(table))[::-1]
+    for form, sign in (("dense", 1), ("per tensor", -1)):
+        prefix = form.replace(" ", "_")
+        value = table[f"{prefix}_value"] / table.lambda_max
+        half = 1.96 * table[f"{prefix}_stderr"] / table.lambda_max
+        for enough, face in ((True, COLORS[form]), (False, "white")):
+            shown = ((table[f"{prefix}_rows"] >= ENOUGH_ROWS) == enough).to_numpy()
+            if not shown.any():
+                continue
+            ax.errorbar(
+                value[shown],
+                places[shown] + sign * SHIFT,
+                xerr=[np.minimum(half, value)[shown], half[shown]],  # an eigenvalue is not below 0
+                color=COLORS[form],
+                markerfacecolor=face,
+                marker=plots.MARKERS[0 if form == "dense" else 1],
+                markersize=5,
+                linestyle="none",
+                label=f"{form}, 95 %" + ("" if enough else f", below {ENOUGH_ROWS} rows"),
+            )
+        own = sketches[sketches.form == form]
+        at = own.task.map(dict(zip(table.task, places, strict=True))) + 2 * sign * SHIFT
+        if len(own):
+            rows = "/".join(str(count) for count in own.rows.unique())
+            look: dict[str, Any] = {
+                "color": COLORS[form],
+                "s": 8,
+                "alpha": 0.6,
+                "label": f"{form}, {rows} rows each",
+            }
+            ax.scatter(own.value / own.lambda_max, at, **look)
+    ax.axvline(1, color="#555555", linestyle="--", linewidth=1, label="Lanczos")
+    sizes = zip(table.task, table.dense_rows, table.per_tensor_rows, strict=True)
+    ax.set_yticks(places, [f"{task}\nrows: {dense} dense,\n{parts} per tensor" for task, dense, parts in sizes])
+    ax.set_ylim(-0.6, len(table) - 0.4)
+    ax.set_xlabel("λmax by a sketch / by Lanczos")
+
+
+def _variances(ax: Axes, table: pd.DataFrame, gradients: pd.DataFrame) -> None:
+    places = np.arange(len(table))[::-1]
+    spread = gradients.groupby("task").cumcount() / gradients.groupby("task").task.transform("size").sub(1)
+    heights = gradients.task.map(dict(zip(table.task, places, strict=True))) - 0.2 + 0.4 * spread.fillna(0)
+    points = gradients.assign(ratio=gradients.per_tensor / gradients.dense, place=heights)
+    look: dict[str, Any] = {"identity": False, "size": 10, "alpha": 0.6, "label": "pairs of gradients"}
+    panels.scatter(ax, points, x="ratio", y="place", **look)
+    exact = table.task.map((gradients.per_tensor_exact / gradients.dense_exact).groupby(gradients.task).median())
+    ends = places - 0.35, places + 0.35
+    ax.vlines(exact, *ends, color="black", linewidth=1.2, label="exact, median")
+    ax.vlines(1 / table.tensors, *ends, color="black", linestyle=":", linewidth=1.2, label="1/L, equal norms")
+    ax.axvline(1, color="#555555", linestyle="--", linewidth=1, label="no gain")
+    ax.set_xscale("log")
+    ax.set_yticks(
+        places, [f"{task}\nL = {number}" for task, number in zip(table.task, table.tensors, strict=True)]
+    )
+    ax.set_ylim(-0.6, len(table) - 0.4)
+    ax.set_xlabel("variance,\nper tensor / dense")

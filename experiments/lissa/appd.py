@@ -375,7 +375,11 @@ def _stacked(table: pd.DataFrame, labels: dict[str, str]) -> pd.DataFrame:
 def _draw_frequencies(ax: Axes, frequencies: pd.DataFrame) -> None:
     own = frequencies[frequencies.vocabulary == "all"].sort_values("source", kind="stable")
     own = own.assign(of=own.corpus + own.source.map({"model": ", drawn from the model", "text": ", text"}))
-    panels.lines(ax, own, x="expected", y="ratio", by="of", low="ratio_low", high="ratio_high")
+    styles = panels.styles_of(own.of.unique())
+    for of, rows in own.groupby("of", sort=False):  # bins may share their median, which `panels.lines` would merge
+        color = styles[of]["color"]
+        ax.fill_between(rows.expected, rows.ratio_low, rows.ratio_high, color=color, alpha=0.15, linewidth=0)
+        ax.plot(rows.expected, rows.ratio, markersize=4, linewidth=1, label=str(of), **styles[of])
     independent = own.sort_values("expected")
     ax.plot(independent.expected, independent.independent, "k:", linewidth=1)
     panels.frame(ax, x="|d| p (bins; band: 10 to 90 % of words)", y="DF / (|d| p)", log="x")

@@ -248,8 +248,9 @@ def _typical_growth(ax: Axes, growth: pd.DataFrame) -> None:
     """Growth of the typical trial against that of the root of the second moment, one point for each setting."""
     ax.axhline(0, color=panels.GREY, linewidth=0.8)
     ax.axvline(0, color=panels.GREY, linewidth=0.8)
-    look: Row = {"stderr": "growth_stderr", "bars": True, "linestyle": "none"}
-    panels.lines(ax, growth, x="half_log_radius", y="growth", by="spectrum", **look)
+    styles = panels.styles_of(growth.spectrum.unique())
+    for name, own in growth.groupby("spectrum", sort=False):
+        plots.measured(ax, own.half_log_radius, own.growth, own.growth_stderr, label=str(name), **styles[name])
     near = float(growth[growth.role != "half"].half_log_radius.abs().max())
     ax.set_xscale("symlog", linthresh=near / 10)
     ax.set_yscale("symlog", linthresh=near / 10)

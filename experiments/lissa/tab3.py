@@ -226,19 +226,16 @@ def judge(computed: Computed, claims: ClaimSheet) -> list[ClaimResult]:
         norms = [row.frobenius_stderr / row.frobenius, row.frobenius_full_stderr / row.frobenius_full]
         pairs = claims.claim("two-batches", of=of, pairs=int(row.pairs))
         ratio = claims.claim("squared-ratio", of=of, printed=PRINTED_RATIOS[row.unit])
+        variance = claims.claim("variance", of=of, tensors=tensors)
+        equivalent = claims.claim("equivalent-rows", of=of, tensors=tensors)
         aligned = claims.claim("dot-products", of=of)
         results += [
             _sketch(claims.claim("sketch", of=of, rows=int(row.dense_rows)), row, repeated["dense"]),
             _concatenated(claims, row, repeated),
             _with_error(pairs, row.frobenius / row.frobenius_full, math.hypot(*norms), TWO_BATCHES),
             _squared_ratio(ratio, row),
-            _ratio_of_means(claims.claim("variance", of=of, tensors=tensors), own.per_tensor, own.dense, MASSES),
-            _ratio_of_means(
-                claims.claim("equivalent-rows", of=of, tensors=tensors),
-                own.dense / row.tensors,
-                own.per_tensor,
-                MASSES,
-            ),
+            _ratio_of_means(variance, own.per_tensor, own.dense, MASSES),
+            _ratio_of_means(equivalent, own.dense / tensors, own.per_tensor, MASSES),
             _ratio_of_means(aligned, own.cosine_squared, 1 + 0 * own.dense, "These gradients are aligned."),
         ]
     return results
@@ -395,13 +392,8 @@ def _sketches(ax: Axes, table: pd.DataFrame, sketches: pd.DataFrame) -> None:
         at = own.task.map(dict(zip(table.task, places, strict=True))) + 2 * sign * SHIFT
         if len(own):
             rows = "/".join(str(count) for count in own.rows.unique())
-            look: dict[str, Any] = {
-                "color": COLORS[form],
-                "s": 8,
-                "alpha": 0.6,
-                "label": f"{form}, {rows} rows each",
-            }
-            ax.scatter(own.value / own.lambda_max, at, **look)
+            label = f"{form}, {rows} rows each"
+            ax.scatter(own.value / own.lambda_max, at, color=COLORS[form], s=8, alpha=0.6, label=label)
     ax.axvline(1, color="#555555", linestyle="--", linewidth=1, label="Lanczos")
     sizes = zip(table.task, table.dense_rows, table.per_tensor_rows, strict=True)
     ax.set_yticks(places, [f"{task}\nrows: {dense} dense,\n{parts} per tensor" for task, dense, parts in sizes])

@@ -92,3 +92,16 @@ def test_no_rows_where_they_do_not_apply_or_do_not_fit(monkeypatch: pytest.Monke
     indefinite = GaussNewtonOperator(model, wavy, data)
     assert not indefinite.is_psd
     assert not rows_pay(indefinite + 1e-3 * identity)
+
+
+@pytest.mark.parametrize("error", [TypeError, ValueError, AttributeError])
+def test_a_bug_in_the_question_does_not_choose_another_solver(
+    error: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(operator: GaussNewtonOperator) -> None:
+        raise error("a bug")
+
+    monkeypatch.setattr("curvlab.solvers.default.covering_layers", broken)
+    model, loss, data = classifier(30.0)
+    with pytest.raises(error, match="a bug"):
+        default_solver(100_000, 25, operator=GaussNewtonOperator(model, loss, data) + 1e-3 * identity)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import TypeGuard, cast
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +13,7 @@ from curvlab.curvature.fisher import FisherOperator
 from curvlab.curvature.gauss_newton import GaussNewtonOperator
 from curvlab.curvature.layers import Layer
 from curvlab.curvature.mean_over_ranks import MeanOverRanks
+from curvlab.linalg import LinearOperator, SumOperator
 from curvlab.problem.batch import Inputs
 from curvlab.problem.batches import Batches
 from curvlab.problem.losses import BinaryCrossEntropy, CrossEntropy, OutputLoss, SquaredError
@@ -69,6 +70,26 @@ def checked_operator(operator: GaussNewtonOperator) -> Batches:
             "of it, nor one with weights"
         )
     return operator.problem.data.in_fixed_order()
+
+
+def with_examples(operator: LinearOperator) -> GaussNewtonOperator | MeanOverRanks | None:
+    """Return the matrix in `operator` whose single examples can be asked for traces and rows; None without one.
+
+    That is a Gauss-Newton matrix of the whole data, by itself or with damping, on one process or on several.
+    """
+    terms = operator.terms if isinstance(operator, SumOperator) else (operator,)
+    sources = [term for term in terms if term.num_examples is not None]
+    if len(sources) != 1:
+        return None
+    source = sources[0]
+    if isinstance(source, MeanOverRanks):
+        return source if source.is_whole and _knows_examples(source.own()) else None
+    return source if _knows_examples(source) else None
+
+
+def _knows_examples(operator: LinearOperator) -> TypeGuard[GaussNewtonOperator]:
+    of_fisher = isinstance(operator, FisherOperator) and operator.kind != "exact"
+    return isinstance(operator, GaussNewtonOperator) and not of_fisher and operator.problem.is_whole
 
 
 def own_gauss_newton(operator: GaussNewtonOperator | MeanOverRanks) -> GaussNewtonOperator:

@@ -20,6 +20,11 @@ class MeanOverRanks(LinearOperator):
     numbers, so that every rank calls them, in the same order.
     """
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether this is the mean over all examples, each once: no sample of them, nor one with weights."""
+        return True
+
     @abstractmethod
     def own(self) -> DataOperator:
         """Return the sum over this rank's examples, divided by what the mean over all divides by."""

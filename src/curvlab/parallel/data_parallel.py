@@ -118,6 +118,11 @@ class DataParallelOperator(MeanOverRanks):
         return self.ranks.from_first(super().inner(left, right))
 
     # ----------------------------------------------------------------- single examples and layers
+    @property
+    def is_whole(self) -> bool:
+        """Whether this is the mean over all examples, each once."""
+        return not self._sampled
+
     def own(self) -> DataOperator:
         """Return the sum over this rank's examples, divided by n."""
         if self._sampled:

@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, cast
-
 import torch
 
-from curvlab.curvature import output_curvatures
-from curvlab.curvature.example_rows import covering_layers, own_gauss_newton
-from curvlab.linalg import LinearOperator, SumOperator
+from curvlab.curvature import GaussNewtonOperator, output_curvatures
+from curvlab.curvature.example_rows import covering_layers, own_gauss_newton, with_examples
+from curvlab.linalg import LinearOperator
 from curvlab.solvers.block_cg import BlockConjugateGradient
 from curvlab.solvers.preconditioners import Nystrom, Rows
-
-if TYPE_CHECKING:
-    from curvlab.curvature import GaussNewtonOperator
-    from curvlab.curvature.mean_over_ranks import MeanOverRanks
 
 # Residual 1e-2 on an overfitted MLP on MNIST, 25 right-hand sides: 1,050 products without a preconditioner; with
 # ranks of 2, 4, 6 and 8 times 25, whose set-up is counted, 900, 850, 825 and 825. Where block CG alone needs few
@@ -71,21 +65,14 @@ def rows_pay(operator: LinearOperator) -> bool:
     and where its 256 MiB hold fewer rows than these are examples. Where examples are spread over processes all
     of them make this call, and get the same answer. Cost: one forward of the data.
     """
-    terms = operator.terms if isinstance(operator, SumOperator) else (operator,)
-    sources = [term for term in terms if term.num_examples is not None]
-    if len(sources) != 1 or not sources[0].is_psd:
+    source = with_examples(operator)
+    if source is None or not source.is_psd:
         return False
-    num_leading = max(1, (sources[0].num_examples or 0) // _TAIL)
-    source = cast("GaussNewtonOperator | MeanOverRanks", sources[0])  # what is neither is refused below
-    try:
-        own = own_gauss_newton(source)
-        if covering_layers(own) is None or not _has_one_prediction(own):
-            return False
-        if Rows().affordable(source) < num_leading:
-            return False
-    except (TypeError, ValueError, AttributeError):
+    own, num_leading = own_gauss_newton(source), max(1, (source.num_examples or 0) // _TAIL)
+    if covering_layers(own) is None or not _has_one_prediction(own):
         return False
-    # Outside: what goes wrong with one process's examples must end all of them.
+    if Rows().affordable(source) < num_leading:
+        return False
     scores = output_curvatures(source)
     leading = scores.sort(descending=True).values[:num_leading]
     return float(leading.sum()) > _TAIL_SHARE * float(scores.sum())

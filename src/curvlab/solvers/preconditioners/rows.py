@@ -5,14 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, cast
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor
 
 from curvlab.curvature import exact_traces, output_curvatures
+from curvlab.curvature.example_rows import own_gauss_newton, with_examples
 from curvlab.curvature.principal_rows import DenseRows, OuterRows, numbers_of_row, principal_rows
-from curvlab.linalg import DerivedOperator, LinearOperator
+from curvlab.linalg import DerivedOperator, LinearOperator, describe
 from curvlab.solvers.preconditioners.ekfac import layered_term
 
 if TYPE_CHECKING:
@@ -128,6 +129,11 @@ class Rows:
             raise ValueError(f"the rows need positive damping, got {damping:g}: op + damping * identity")
         scores = (exact_traces if self.score == "traces" else output_curvatures)(source)
         num_rows = self.num_rows if self.num_rows is not None else self.affordable(source)
+        if num_rows < 1:
+            raise ValueError(
+                f"memory_budget = {self.memory_budget} bytes does not hold one row of {_bytes_of_row(source)} "
+                "bytes: raise it, or use Nystrom(rank)"
+            )
         order = scores.argsort(descending=True, stable=True)
         chosen = order[: min(num_rows, max(1, int((scores > 0).sum())))]
         parts, num_outputs = principal_rows(source, chosen, num_rows)
@@ -137,20 +143,22 @@ class Rows:
 
     def affordable(self, source: GaussNewtonOperator | MeanOverRanks) -> int:
         """Return how many rows of G the budget holds: the largest M with 32 M² + (bytes of a row) M <= it."""
-        linear = torch.finfo(source.dtype).bits // 8 * numbers_of_row(source)
-        num_rows = int((math.sqrt(linear**2 + 128 * self.memory_budget) - linear) / 64)
-        if num_rows < 1:
-            raise ValueError(
-                f"memory_budget = {self.memory_budget} bytes does not hold one row of {linear} bytes: raise it, "
-                "or use Nystrom(rank)"
-            )
-        return num_rows
+        linear = _bytes_of_row(source)
+        return int((math.sqrt(linear**2 + 128 * self.memory_budget) - linear) / 64)
 
 
 def _source(operator: LinearOperator) -> GaussNewtonOperator | MeanOverRanks:
-    """Return the term that knows its model and data; what reads its rows says if it is no Gauss-Newton matrix."""
-    why = "rows of examples are those of GaussNewtonOperator(...) + damping * identity,"
-    return cast("GaussNewtonOperator | MeanOverRanks", layered_term(operator, why=why))
+    source = with_examples(operator)
+    if source is None:
+        # What reads rows says what is wrong with a matrix that knows its layers; others are refused here.
+        why = "rows of examples are those of GaussNewtonOperator(...) + damping * identity,"
+        own_gauss_newton(layered_term(operator, why=why))  # type: ignore[arg-type]
+        raise TypeError(f"{why} got {describe(operator)}. Nystrom(rank) needs products only.")
+    return source
+
+
+def _bytes_of_row(source: GaussNewtonOperator | MeanOverRanks) -> int:
+    return torch.finfo(source.dtype).bits // 8 * numbers_of_row(source)
 
 
 def _largest_eigenvalue(gram: Tensor) -> float:

@@ -14,8 +14,8 @@ from omegaconf import OmegaConf
 from curvlab.lab import ClaimResult, Computed, ConfigurationError, load_config
 from curvlab.lab.reporting import load_claims
 from curvlab.lab.target.execution import draw_target
-from experiments.lissa.fig3 import TARGET, statistics
-from experiments.lissa.fig3.compute import SENTENCES, compute
+from experiments.lissa import sentence_similarity as statistics
+from experiments.lissa.fig3 import SENTENCES, TARGET, compute
 
 PAPER = Path(__file__).parents[4] / "shared" / "papers" / "lissa_klochkov_liu_2024.txt"
 

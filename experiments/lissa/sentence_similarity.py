@@ -1,4 +1,4 @@
-"""Fig. 3, statistics: means of the squares, and how well a similarity picks the other wording out of ten."""
+"""Similarities of sentences: means of squares, and how well a similarity picks the other wording out of ten."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from collections.abc import Callable
 import numpy as np
 import pandas as pd
 from torch import Tensor
+
+from experiments.shared.stats import jackknife_error
 
 METHODS = ("gradient", "influence")
 KINDS = ("original", "paraphrased")
@@ -130,6 +132,5 @@ def positive_share(table: pd.DataFrame) -> float:
 def jackknife_facts(table: pd.DataFrame, statistic: Callable[[pd.DataFrame], float]) -> tuple[float, int]:
     """Return the jackknife standard error of a statistic over facts (both wordings left out), and their number."""
     facts = np.unique(table.first_fact)
-    left_out = [statistic(table[(table.first_fact != f) & (table.second_fact != f)]) for f in facts]
-    count = len(facts)
-    return float(np.sqrt((count - 1) / count * np.square(np.array(left_out) - np.mean(left_out)).sum())), count
+    left_out = [statistic(table[(table.first_fact != fact) & (table.second_fact != fact)]) for fact in facts]
+    return jackknife_error(left_out), len(facts)

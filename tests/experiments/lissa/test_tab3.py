@@ -8,8 +8,8 @@ import pandas as pd
 import pytest
 import torch
 
+from curvlab.lab import draw_target
 from curvlab.lab.reporting import load_claims
-from curvlab.lab.target.execution import draw_target
 from experiments.lissa.tab3 import TARGET
 from experiments.lissa.tab3.compute import paper_table
 from experiments.lissa.tab3.gradients import _exact, _sketched_products, _Tensors

@@ -12,10 +12,8 @@ import pytest
 import torch
 from filelock import FileLock
 
-from curvlab.lab import ClaimResult, Computed, load_config
-from curvlab.lab.target import run_target
-from curvlab.lab.target.discovery import all_targets
-from curvlab.lab.target.execution import judged as judged_claims
+from curvlab.lab import ClaimResult, Computed, all_targets, load_config, run_target
+from curvlab.lab.targets.execution import judged as judged_claims
 
 
 @pytest.fixture(scope="module")

@@ -6,10 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from curvlab.lab import load_config, task_settings
+from curvlab.lab import all_targets, load_config, task_settings
 from curvlab.lab.reporting import load_claim_sheet
-from curvlab.lab.target.discovery import all_targets
-from curvlab.lab.target.settings import MISSING, ours
+from curvlab.lab.targets.settings import MISSING, ours
 
 ROOT = Path(__file__).parents[2]
 PRESETS = ("smoke", "embedded", "laptop", "paper")

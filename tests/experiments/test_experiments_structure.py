@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
+from curvlab.lab import all_targets
 from curvlab.lab.runs.record import NOT_RECORDED
-from curvlab.lab.target.discovery import all_targets
-from curvlab.lab.target.published import published
+from curvlab.lab.targets.target import published
 
 ROOT = Path(__file__).parents[2]
 EXPERIMENTS = ROOT / "experiments"

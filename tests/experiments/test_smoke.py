@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from curvlab.lab import Computed
+from curvlab.lab import Computed, all_targets
 from curvlab.lab.reporting import load_claims
-from curvlab.lab.target.discovery import all_targets
 
 # Targets that are still a folder run at smoke scale in tests of their own.
 TARGETS = {key: target for key, target in all_targets().items() if target.path.suffix == ".py"

@@ -9,7 +9,7 @@ weight decay of its training, damping, and how much of the training set is left 
 epochs at a tenth of the rate reach 1/(ηT), not the damping (pbrf-tab6 carries it on). Widths and depths change the
 network, so that every level has its own base run; damping and what is removed do not.
 
-As a sweep, in processes that may run at once and be killed: `python -m experiments.pbrf.fig5 -m
+As a sweep, in processes that may run at once and be killed: `python -m experiments run pbrf-fig5 -m
 factor=width,depth,epochs,weight_decay,damping,removed`, or `-m factor=width level=16,32,64`, a level of its own
 included. All jobs share the store: `make pbrf-fig5` then finds their units and computes nothing, and
 `python -m experiments gather pbrf-fig5` puts the tables of the variations into one.

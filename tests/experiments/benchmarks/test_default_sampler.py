@@ -12,9 +12,8 @@ import pytest
 import torch
 from torch import nn
 
-from curvlab.lab import ClaimResult
+from curvlab.lab import ClaimResult, all_targets
 from curvlab.lab.reporting.claim_sheet import load_claim_sheet
-from curvlab.lab.target.discovery import all_targets
 from experiments.benchmarks.llc.claims import _default_sampler
 from experiments.benchmarks.llc.default_sampler import COLUMNS, steps, summary, told_excess
 from experiments.benchmarks.llc.devinterp_chains import DivergedError, devinterp_chains

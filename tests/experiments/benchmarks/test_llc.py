@@ -16,9 +16,8 @@ from analytic_models import aoyagi_watanabe
 from omegaconf import OmegaConf
 from torch import nn
 
-from curvlab.lab import ClaimResult, Computed, load_config, runs
+from curvlab.lab import ClaimResult, Computed, all_targets, load_config, runs
 from curvlab.lab.reporting import load_claims
-from curvlab.lab.target.discovery import all_targets
 from experiments.benchmarks.llc.compute import summary_table
 from experiments.benchmarks.llc.default_sampler import COLUMNS as STEP_COLUMNS
 from experiments.benchmarks.llc.known import finite_value

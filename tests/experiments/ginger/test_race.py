@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from curvlab.lab import Run, load_config, runs, task_settings
+from curvlab.lab import Run, all_targets, load_config, runs, task_settings
 from curvlab.lab.runs import Store
-from curvlab.lab.target.discovery import all_targets
 from curvlab.training import Learner, StepInfo, TrainingBatch, shared_curvature_step
 from experiments.ginger.race.final import final_run
 from experiments.ginger.race.optimizers import (

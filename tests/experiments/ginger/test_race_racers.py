@@ -7,8 +7,7 @@ import pandas as pd
 import pytest
 from omegaconf import OmegaConf
 
-from curvlab.lab import load_config, task_settings
-from curvlab.lab.target.discovery import all_targets
+from curvlab.lab import all_targets, load_config, task_settings
 from curvlab.optim import PUBLISHED_GINGER
 from experiments.ginger.race.paired import best_of, of_racer
 from experiments.ginger.race.racers import load_racers

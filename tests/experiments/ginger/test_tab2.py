@@ -15,11 +15,10 @@ from omegaconf import OmegaConf
 from tokenizers import Tokenizer
 from torch import nn
 
-from curvlab.lab import ClaimResult, Computed, load_config, runs, task_settings
+from curvlab.lab import ClaimResult, Computed, all_targets, load_config, runs, task_settings
 from curvlab.lab.data import train_tokenizer
 from curvlab.lab.models import small_t5
 from curvlab.lab.reporting import load_claims
-from curvlab.lab.target.discovery import all_targets
 from curvlab.training import curvature_step, sampled_label_loss
 from experiments.ginger.printed import table_2
 from experiments.ginger.race.optimizers import make_optimizer

@@ -18,7 +18,7 @@ import pytest
 
 from curvlab.lab import load_config
 from curvlab.lab.reporting import load_claims
-from curvlab.lab.target.execution import draw_target, judge_target
+from curvlab.lab.targets.execution import draw_target, judge_target
 from experiments.lissa.fig1 import TARGET
 
 ROOT = Path(__file__).parents[3]
@@ -30,7 +30,7 @@ FORKING = """
 import functools, os, sys
 from curvlab.lab.runs.fingerprint import fingerprint
 from experiments.lissa.fig1 import TARGET
-from curvlab.lab.target import execution, load_config, side_by_side
+from curvlab.lab.targets import execution, load_config, side_by_side
 side_by_side.load_libraries()
 for room in (TARGET.load("compute"), TARGET.load("judge")):
     fingerprint([room.__module__])
@@ -174,7 +174,7 @@ def test_it_is_judged_and_drawn_again_from_the_files_alone(smoke: Path) -> None:
 @pytest.fixture
 def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs leave the figures alone: the same tables give the same figures, see above."""
-    monkeypatch.setattr("curvlab.lab.target.execution.draw_target", lambda target, folder: None)
+    monkeypatch.setattr("curvlab.lab.targets.execution.draw_target", lambda target, folder: None)
 
 
 @pytest.mark.usefixtures("undrawn")
@@ -259,7 +259,7 @@ def test_two_processes_at_once_share_the_work(driver, tmp_path: Path) -> None:
     ],
 )
 def test_mistyped_overrides_are_refused_with_the_nearest_name(tmp_path: Path, override: str, message: str) -> None:
-    command = [sys.executable, "-m", TARGET.module, *smoke_overrides(tmp_path, override)]
+    command = [sys.executable, "-m", "experiments", "run", "lissa-fig1", *smoke_overrides(tmp_path, override)]
     done = subprocess.run(command, cwd=ROOT, env=one_thread(), capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert done.stderr.startswith("error: ")

@@ -10,9 +10,9 @@ import pandas as pd
 import pytest
 import torch
 
+from curvlab.lab import draw_target
 from curvlab.lab.reporting import load_claims
 from curvlab.lab.runs.record import read_record
-from curvlab.lab.target.execution import draw_target
 from experiments.lissa.fig2 import TARGET
 from experiments.lissa.fig2.compute import finite_correlation
 from experiments.lissa.fig2.convergence import recorded_steps

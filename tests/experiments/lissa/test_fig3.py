@@ -11,9 +11,8 @@ import pandas as pd
 import pytest
 from omegaconf import OmegaConf
 
-from curvlab.lab import ClaimResult, Computed, ConfigurationError, load_config
+from curvlab.lab import ClaimResult, Computed, ConfigurationError, draw_target, load_config
 from curvlab.lab.reporting import load_claims
-from curvlab.lab.target.execution import draw_target
 from experiments.lissa import sentence_similarity as statistics
 from experiments.lissa.fig3 import SENTENCES, TARGET, compute
 

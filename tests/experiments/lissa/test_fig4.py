@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from curvlab.lab import draw_target
 from curvlab.lab.reporting import load_claims
-from curvlab.lab.target.execution import draw_target
 from experiments.lissa.fig4 import TARGET, sampling_gap, slopes, token_gap
 
 

@@ -9,9 +9,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from curvlab.lab import load_config, task_settings
+from curvlab.lab import draw_target, load_config, task_settings
 from curvlab.lab.reporting import load_claims
-from curvlab.lab.target.execution import draw_target
 from experiments.lissa.tab1 import TARGET, paper_table
 
 

@@ -8,8 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from curvlab.lab import ClaimResult, Computed
-from curvlab.lab.target.discovery import all_targets
+from curvlab.lab import ClaimResult, Computed, all_targets
 from experiments.ngd.branching.measures import BEFORE, BranchResults
 
 SPLIT, LAST = 10, 20  # epochs

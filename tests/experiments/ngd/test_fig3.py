@@ -9,9 +9,8 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from curvlab.lab import ClaimResult, Computed
+from curvlab.lab import ClaimResult, Computed, all_targets
 from curvlab.lab.reporting import load_claims
-from curvlab.lab.target.discovery import all_targets
 from experiments.ngd.fig3.compute import summary_table, trend_table
 from experiments.ngd.fig3.equal_loss import _interpolated, equal_loss_trends
 

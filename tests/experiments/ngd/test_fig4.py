@@ -9,9 +9,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from curvlab.lab import load_config, task_settings
+from curvlab.lab import all_targets, load_config, task_settings
 from curvlab.lab.reporting import load_claims
-from curvlab.lab.target.discovery import all_targets
 from experiments.ngd.branching.compute import judged_branches
 from experiments.ngd.branching.measures import BEFORE
 

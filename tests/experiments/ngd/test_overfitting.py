@@ -10,9 +10,8 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from curvlab.lab import ClaimResult, Computed, load_config, runs, task_settings
+from curvlab.lab import ClaimResult, Computed, all_targets, load_config, runs, task_settings
 from curvlab.lab.reporting import load_claims
-from curvlab.lab.target.discovery import all_targets
 from experiments.ngd.overfitting.compute import with_label_noise
 from experiments.ngd.overfitting.last_epoch import last_epoch_table
 from experiments.ngd.overfitting.measures import since_minimum

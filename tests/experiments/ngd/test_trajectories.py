@@ -14,8 +14,7 @@ from omegaconf import OmegaConf
 from torch import nn
 
 from curvlab import iterate
-from curvlab.lab import load_config, runs
-from curvlab.lab.target.discovery import all_targets
+from curvlab.lab import all_targets, load_config, runs
 from curvlab.sampling import SGLDSettings
 from curvlab.training import evaluate
 from experiments.ngd import sampling, trajectories

@@ -12,9 +12,8 @@ import torch
 from torch import nn
 from torch.func import functional_call, hessian, jacrev
 
-from curvlab.lab import load_config, runs, task_settings
+from curvlab.lab import all_targets, load_config, runs, task_settings
 from curvlab.lab.reporting import load_claims
-from curvlab.lab.target.discovery import all_targets
 from curvlab.linalg import DenseOperator
 from experiments.pbrf.appg.formulas import mean_of_inverses, mean_of_products, neumann_sum
 from experiments.pbrf.appg.seconds import s_test_rows

@@ -9,8 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from curvlab.lab import load_config, runs, task_settings
-from curvlab.lab.target.discovery import all_targets
+from curvlab.lab import all_targets, load_config, runs, task_settings
 from experiments.pbrf.exact_influence import ExactDecomposition
 from experiments.pbrf.networks import Network, load_network
 

@@ -20,7 +20,7 @@ from torch.testing import assert_close
 from curvlab.influence.responses import GAPS
 from curvlab.lab import ConfigurationError, load_config, runs, task_settings
 from curvlab.lab.reporting import load_claims
-from curvlab.lab.target.gather import gather
+from curvlab.lab.targets.gather import gather
 from experiments.pbrf.fig5 import TARGET
 from experiments.pbrf.fig5.factors import FACTORS, levels
 from experiments.pbrf.fig5.level_decomposition import LevelDecomposition
@@ -35,8 +35,8 @@ FORKING = """
 import os, sys
 from curvlab.lab.runs.fingerprint import fingerprint
 from experiments.pbrf.fig5 import TARGET
-from curvlab.lab.target import execution, side_by_side
-from curvlab.lab.target.entry import main
+from curvlab.lab.targets import execution, side_by_side
+from curvlab.lab.targets.command import main
 side_by_side.load_libraries()
 for room in (TARGET.load("compute"), TARGET.load("judge")):
     fingerprint([room.__module__])

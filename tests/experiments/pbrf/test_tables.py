@@ -11,9 +11,8 @@ import pytest
 import torch
 
 from curvlab.influence.responses import GAPS
-from curvlab.lab import load_config, runs, task_settings
+from curvlab.lab import all_targets, load_config, runs, task_settings
 from curvlab.lab.reporting import load_claims
-from curvlab.lab.target.discovery import all_targets
 from experiments.pbrf.decomposition import Decomposition
 from experiments.pbrf.gap_tables import MOVES
 from experiments.pbrf.networks import load_network

@@ -11,10 +11,8 @@ import pytest
 import torch
 from torch import nn
 
-from curvlab.lab import load_config, runs, task_settings
+from curvlab.lab import all_targets, load_config, run_target, runs, task_settings
 from curvlab.lab.models import small_causal_language_model
-from curvlab.lab.target import run_target
-from curvlab.lab.target.discovery import all_targets
 from experiments.shared.task import Task, TrainedTask
 
 SMALL, PUBLISHED = "opt_1_16_documentation_120", "opt_1b_openwebtext2"

@@ -16,7 +16,7 @@ from scipy import stats
 from curvlab.lab import t_interval
 from curvlab.lab.reporting import load_claim_sheet
 from curvlab.lab.reporting.claim_values import Measured, check, measure
-from curvlab.lab.target.execution import judged
+from curvlab.lab.targets.execution import judged
 
 
 def made_up(seed: int) -> pd.DataFrame:

@@ -1,13 +1,18 @@
+import base64
 import math
 from dataclasses import replace
+from io import BytesIO
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
+from PIL import Image
 
-from curvlab.lab.reporting import Claim, Criterion, Interval, PaperNumber, display, exact, judge
+from curvlab.lab import PaperNumber
+from curvlab.lab.reporting import Claim, Criterion, Interval, display, exact, judge
 from curvlab.lab.reporting.claims import VERDICTS, Change
-from curvlab.lab.reporting.run_record import parse_record
+from curvlab.lab.reporting.display import MAX_LOSSLESS_BYTES, MAX_WIDTH, PageImage, embed_image, link_image
 
 CLAIM = Claim("c", "s", "Fig. 1", None, "m", Criterion(at_least=0.0))
 
@@ -92,17 +97,17 @@ def test_paper_table_of_settings_only() -> None:
 
 def test_settings_table_lists_ours_beside_the_papers() -> None:
     settings = [{"name": "points", "ours": [3, 5], "paper": 25}, {"name": "seeds", "ours": "all", "paper": None}]
-    table = display.settings_table(parse_record({"settings": settings}))
+    table = display.settings_table({"settings": settings})
     assert table.columns == ("setting", "ours", "paper")
     assert table.rows == (("points", "3, 5", "25"), ("seeds", "all", ""))
-    assert display.settings_table(parse_record({})) is None
+    assert display.settings_table({}) is None
 
 
 def test_run_facts_leave_out_what_is_missing() -> None:
     assert display.run_facts({}) == []
     facts = dict(
         display.run_facts(
-            {"device": "cpu", "num_threads": 2, "peak_memory_bytes": 2**30, "unit_seconds": {"a": 30, "b": 40.0}}
+            {"device": "cpu", "num_threads": 2, "peak_memory_bytes": 2**30, "unit_seconds": 70.0}
             | {"data": {"mnist": "ab" * 32}, "seeds": 0, "store": {"hits": 2, "misses": 0}, "wall_seconds": "odd"}
         )
     )
@@ -120,3 +125,45 @@ def test_reductions_are_always_sentences() -> None:
     assert display.reductions({}) == []
     assert display.reductions({"reduced": "one model"}) == ["one model"]
     assert display.reductions({"reduced": ["a", 2]}) == ["a", "2"]
+
+
+def decoded(image: PageImage) -> np.ndarray:
+    return np.asarray(Image.open(BytesIO(base64.b64decode(image.source.partition("base64,")[2]))).convert("RGB"))
+
+
+def save(path: Path, pixels: np.ndarray) -> Path:
+    Image.fromarray(pixels.astype(np.uint8)).save(path)
+    return path
+
+
+def test_small_figure_stays_exact(tmp_path: Path) -> None:
+    pixels = np.full((60, 80, 3), 255)
+    pixels[20, :, 0] = 17
+    image = embed_image(save(tmp_path / "figure.png", pixels))
+    assert (image.name, image.width, image.height, image.is_wide) == ("figure.png", 80, 60, False)
+    assert np.array_equal(decoded(image), pixels)
+
+
+def test_large_figure_is_scaled_and_compressed(tmp_path: Path) -> None:
+    noise = np.random.default_rng(0).integers(0, 255, size=(400, 2 * MAX_WIDTH, 3))
+    path = save(tmp_path / "figure.png", noise)
+    image = embed_image(path)
+    assert (image.width, image.height, image.is_wide) == (MAX_WIDTH, 200, True)
+    assert path.stat().st_size > MAX_LOSSLESS_BYTES
+    assert len(image.source) < path.stat().st_size / 5
+    assert decoded(image).shape == (200, MAX_WIDTH, 3)
+
+
+def test_link_is_relative_to_the_page(tmp_path: Path) -> None:
+    (tmp_path / "lissa" / "fig1").mkdir(parents=True)
+    path = save(tmp_path / "lissa" / "fig1" / "figure.png", np.zeros((60, 1200, 3)))
+    assert link_image(path, tmp_path) == PageImage("figure.png", "lissa/fig1/figure.png", 1200, 60)
+
+
+@pytest.mark.parametrize("keep", [0, 0.5])
+def test_damaged_figure_raises(tmp_path: Path, keep: float) -> None:
+    path = save(tmp_path / "figure.png", np.random.default_rng(0).integers(0, 255, size=(60, 80, 3)))
+    path.write_bytes(path.read_bytes()[: int(keep * path.stat().st_size)] or b"no image")
+    for read in (embed_image, lambda each: link_image(each, tmp_path)):
+        with pytest.raises((OSError, SyntaxError), match=r"cannot identify|(?i:truncated)|broken PNG"):
+            read(path)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from curvlab.lab.reporting import PaperNumber, load_paper_numbers
+from curvlab.lab import PaperNumber, load_paper_numbers
 from curvlab.lab.reporting.paper_numbers import item_key
 
 ROOT = Path(__file__).parents[3]

@@ -1,13 +1,25 @@
-import json
 import re
 import subprocess
 import sys
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 from curvlab.lab.reporting.claims import VERDICTS
-from curvlab.lab.reporting.report import build_report, main
+from curvlab.lab.reporting.report import (
+    Headline,
+    build_report,
+    findings,
+    load_headlines,
+    main,
+    scoreboard,
+    verdict_counts,
+    write_scoreboard,
+)
+from curvlab.lab.reporting.results import read_results
+
+ROOT = Path(__file__).parents[3]
 
 
 def references(page: str) -> set[str]:
@@ -213,23 +225,6 @@ def test_run_json_may_be_nearly_empty(results: Path, content: str) -> None:
     assert "make lissa-fig1 PRESET=laptop</pre>" in page
 
 
-def test_damaged_keys_of_run_json_are_named(results: Path) -> None:
-    path = results / "lissa/fig1/laptop/run.json"
-    record = json.loads(path.read_text())
-    record["units"][1]["count"] = None
-    record["settings"] = "none"
-    record["judged"] = 3
-    path.write_text(json.dumps(record))
-    report = build_report(results)
-    assert report.problems == tuple(
-        f"results/lissa/fig1/laptop/run.json is damaged: {problem}."
-        for problem in ("units[1] has no count", "judged has no commit", "settings is no list")
-    )
-    page = report.pages[0].read_text(encoding="utf-8")
-    assert "33 units from 01234567" not in page
-    assert "30 units from 01234567, 3 from fedcba98 with changes" in page
-
-
 def test_damaged_headlines_are_named(results: Path, tmp_path: Path) -> None:
     (tmp_path / "headlines.yaml").write_text("lissa: 3")
     assert "headlines.yaml is damaged" in build_report(results, papers=tmp_path).problems[0]
@@ -269,3 +264,87 @@ def test_command_line_says_what_to_change(
         assert message in capsys.readouterr().err
     assert main(["--results", str(results), "--single-file", str(tmp_path / "a.html")]) == 0
     assert capsys.readouterr().out.startswith(f"{tmp_path.as_posix()}/a.html (")
+
+
+# ------------------------------------------------------------------------------------ headlines
+ROOT = Path(__file__).parents[3]
+
+
+def test_findings_by_preset(results: Path) -> None:
+    folders = read_results(results)
+    found = findings(Headline("", ("lissa/fig1/exact-*", "lissa/tab3/exact-correlates")), folders)
+    assert [(each.preset, dict(each.verdicts)) for each in found] == [
+        ("embedded", {"reproduced": 1, "direction only": 1}),
+        ("laptop", {"reproduced": 1}),
+    ]
+    assert [folder.key for folder, _ in found[0].results] == ["lissa/tab3", "lissa/fig1"]
+    assert findings(Headline("", ("lissa/fig1/exact",)), folders) == ()  # without a star the whole name counts
+
+
+def test_every_headline_names_claims_that_are_published_or_written_down() -> None:
+    folders = read_results(ROOT / "results")
+    published = {folder.paper for folder in folders}
+    for paper, headlines in load_headlines(ROOT / "experiments" / "papers").items():
+        for headline in headlines:
+            for claim in headline.claims:
+                found = findings(Headline("", (claim,)), folders) or _written_down(claim)
+                assert paper not in published or found, claim
+
+
+def _written_down(claim: str) -> bool:
+    """Whether the target's claims.yaml has it: its results may not have been computed since."""
+    folder, _, name = claim.rpartition("/")
+    return f"\n  {name.removesuffix('-*')}:\n" in (ROOT / "experiments" / folder / "claims.yaml").read_text()
+
+
+def test_no_file_no_headlines(tmp_path: Path) -> None:
+    assert load_headlines(tmp_path) == {}
+
+
+@pytest.mark.parametrize(
+    "content", ["[", "lissa: 3", "lissa: [{says: x}]", "lissa: [{says: x, claims: 3}]", "- a"]
+)
+def test_damaged_file_is_named(tmp_path: Path, content: str) -> None:
+    (tmp_path / "headlines.yaml").write_text(content)
+    with pytest.raises(ValueError, match=r"headlines\.yaml is damaged .*needs a list of `says` and `claims`"):
+        load_headlines(tmp_path)
+
+
+# ------------------------------------------------------------------------------------ scoreboard
+def test_one_row_per_claim_and_preset_in_order(results: Path) -> None:
+    board = scoreboard(read_results(results))
+    assert list(zip(board["target"], board["preset"], board["claim"], strict=True)) == [
+        ("lissa-tab3", "embedded", "exact-correlates"),
+        ("lissa-fig1", "embedded", "exact-correlates"),
+        ("lissa-fig1", "embedded", "steps-enough"),
+        ("lissa-fig1", "laptop", "exact-correlates"),
+        ("lissa-fig1", "laptop", "steps-enough"),
+        ("zeta-fig9", "embedded", "exact-correlates"),  # numbers sort as numbers
+        ("zeta-fig9", "embedded", "steps-rest"),
+        ("zeta-fig9", "embedded", "theorem"),
+        ("zeta-fig10", "embedded", "exact-correlates"),
+    ]
+    assert verdict_counts(board) == {
+        "reproduced": 4,
+        "direction only": 1,
+        "undecided": 1,
+        "not reproduced": 1,
+        "refuted": 1,
+        "out of reach": 1,
+    }
+
+
+def test_written_rows_carry_value_interval_and_commits(results: Path) -> None:
+    path = write_scoreboard(scoreboard(read_results(results)), results)
+    board = pd.read_csv(path).set_index(["target", "preset", "claim"])
+    row = board.loc[("lissa-fig1", "laptop", "exact-correlates")]
+    assert (row["value"], row["low"], row["high"]) == (0.998, 0.995, 0.999)
+    assert row["interval"] == "bootstrap 95 %, 25 points"
+    assert row["paper_value"] == "points along x = y"
+    assert row["units"] == "41 units from 01234567, 3 from fedcba98 with changes"
+    assert board.loc[("lissa-fig1", "embedded", "steps-enough"), "units"] == "commits not recorded"
+    assert "Measured" not in path.read_text()  # explanations stand in claims.json
+
+
+def test_empty_results(tmp_path: Path) -> None:
+    assert list(verdict_counts(scoreboard(read_results(tmp_path))).values()) == [0] * 6

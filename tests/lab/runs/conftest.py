@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from curvlab.lab.runs import Entry
+from curvlab.lab.runs.configuration import Entry
 
 SOURCE = Path(__file__).resolve().parents[3]
 
@@ -45,7 +45,7 @@ damping: 1.0
     "conf/model/mlp.yaml": "width: 3\n",
     "experiments/toy/fig1.py": """\
 from pathlib import Path
-from curvlab.lab import runs
+from curvlab.lab.runs.configuration import Entry, main
 
 
 def job(cfg):
@@ -53,7 +53,7 @@ def job(cfg):
 
 
 if __name__ == "__main__":
-    runs.main(runs.Entry("toy/fig1/target", Path("conf").absolute(), "toy-fig1", "experiments.toy.fig1"), job)
+    main(Entry("toy/fig1/target", Path("conf").absolute(), "toy-fig1"), job)
 """,
 }
 
@@ -78,7 +78,7 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def entry(checkout: Path) -> Entry:
     """What the toy target's command line is about."""
-    return Entry("toy/fig1/target", checkout / "conf", "toy-fig1", "experiments.toy.fig1")
+    return Entry("toy/fig1/target", checkout / "conf", "toy-fig1")
 
 
 @pytest.fixture

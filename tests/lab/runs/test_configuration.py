@@ -1,14 +1,21 @@
+"""The command line of a target: configs, names that follow from what was typed, and failures from outside."""
+
 from __future__ import annotations
 
+import errno
+import os
 import re
+import shlex
 import subprocess
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from omegaconf import DictConfig, OmegaConf
 
-from curvlab.lab.runs.configuration import Entry, load_config
+from curvlab.lab.data.errors import damaged, not_found
+from curvlab.lab.runs.configuration import Command, Entry, explanation, load_config, unwritable
 from curvlab.lab.runs.overrides import ConfigurationError
 
 Demo = Callable[..., subprocess.CompletedProcess[str]]
@@ -89,17 +96,6 @@ def test_good_overrides_pass(entry: Entry, overrides: list[str]) -> None:
     load_config(entry, overrides)
 
 
-def test_short_forms_are_expanded_and_recorded_as_typed(entry: Entry) -> None:
-    def expand(config_name: str, overrides: Sequence[str]) -> dict[str, str]:
-        assert config_name == "toy/fig1/target"
-        return {word.replace("n=", "num_train="): word for word in overrides} | {"damping=2": "n=7"}
-
-    cfg = load_config(replace(entry, expand=expand), ["preset=smoke", "n=7"])
-    assert (cfg.num_train, cfg.damping) == (7, 2)
-    assert list(cfg.command.overrides) == ["preset=smoke", "n=7"]
-    assert cfg.command.make_target == "toy-fig1"
-
-
 def test_command_line_runs_the_task_quietly(demo: Demo, checkout: Path) -> None:
     done = demo("preset=laptop", "data=digits", "num_train=3")
     assert done.stdout == "laptop digits 3 0 ['preset=laptop', 'data=digits', 'num_train=3']\n"
@@ -140,3 +136,154 @@ def test_help_and_cfg_work(demo: Demo) -> None:
     assert shown.returncode == 0
     assert "num_train: 2" in shown.stdout
     assert demo("--cfg", "job", "prset=smoke").returncode == 2
+
+
+NAME = "lissa-fig1"
+NEUTRAL = (
+    "preset=laptop",
+    "force=true",
+    "progress=false",
+    "device=cuda",
+    "tracker=none",
+    "tracker.mode=online",
+    "store.root=/a",
+    "results.root=/b",
+    "data.root=/c",
+    "hydra.verbose=true",
+    "hydra/launcher=basic",
+    "+hydra.job.env_set.X=1",
+)
+
+
+def folder(*overrides: str) -> str:
+    return Command(NAME, overrides).folder_name("laptop")
+
+
+def test_neutral_overrides_keep_the_published_folder() -> None:
+    assert folder(*NEUTRAL) == "laptop"
+
+
+def test_other_overrides_get_a_folder_of_their_own() -> None:
+    assert folder("preset=laptop", "model=lenet", "damping=0.1") == "laptop+damping=0.1,model=lenet"
+    assert folder("damping=0.1", "model=lenet") == folder("model=lenet", "damping=0.3", "damping=0.1")
+    assert folder("seed=1") == "laptop+seed=1"
+    assert folder("data.rooted=1") == "laptop+data.rooted=1"
+
+
+@pytest.mark.parametrize("first", ["widths=[1,2]", "name=a/b", "name='../../x'"])
+def test_unsafe_characters_leave_but_names_stay_distinct(first: str) -> None:
+    cleaned = folder(first)
+    assert set(cleaned) <= set("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_.,=~+-")
+    assert cleaned != folder(first.translate(str.maketrans("[]/'", "____")))
+
+
+def test_long_names_are_cut_and_stay_distinct() -> None:
+    names = {folder(*(f"group{k}.setting={k}" for k in range(12)), f"last={x}") for x in range(3)}
+    assert len(names) == 3
+    assert max(map(len, names)) <= 80
+
+
+def test_make_line_reruns_in_a_shell() -> None:
+    assert Command(NAME, NEUTRAL).make_line("laptop") == "make lissa-fig1 PRESET=laptop"
+    line = Command(NAME, ("model=lenet", "solver.damping=0.1")).make_line("laptop")
+    assert line == 'make lissa-fig1 PRESET=laptop ARGS="model=lenet solver.damping=0.1"'
+    tricky = ("name='a $b'", 'x="q"')
+    words = shlex.split(Command(NAME, tricky).make_line("laptop"))
+    arguments = words[-1].removeprefix("ARGS=").replace("$$", "$")  # what make hands to its shell
+    assert tuple(shlex.split(arguments)) == tuple(sorted(tricky))
+
+
+def test_python_line() -> None:
+    line = Command(NAME, ("preset=laptop", "model=lenet", "tracker=none")).python_line("laptop")
+    assert line == "python -m experiments run lissa-fig1 preset=laptop model=lenet"
+    assert Command().python_line("laptop") == ""
+
+
+def test_command_travels_in_the_config() -> None:
+    cfg = OmegaConf.create({"seed": 0})
+    OmegaConf.set_struct(cfg, True)
+    assert Command.of(cfg) == Command()
+    command = Command(NAME, ("seed=1",))
+    assert Command.of(command.attach(cfg)) == command
+
+
+@pytest.fixture
+def roots(tmp_path: Path) -> DictConfig:
+    return OmegaConf.create(
+        {"results": {"root": str(tmp_path / "results")}, "store": {"root": str(tmp_path / "store")}}
+    )
+
+
+def test_folders_that_can_be_made_are_no_problem(roots: DictConfig) -> None:
+    assert unwritable(roots) is None
+
+
+@pytest.mark.parametrize("key", ["results.root", "store.root"])
+def test_a_file_in_the_way_is_named_before_anything_runs(roots: DictConfig, tmp_path: Path, key: str) -> None:
+    (tmp_path / "file").write_text("")
+    OmegaConf.update(roots, key, str(tmp_path / "file" / "below"))
+    problem = str(unwritable(roots))
+    assert f"{key}=" in problem
+    assert "file' is no folder" in problem
+    assert f"{key}=FOLDER" in problem
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_folder_without_permission_is_named(roots: DictConfig, tmp_path: Path) -> None:
+    closed = tmp_path / "closed"
+    closed.mkdir(mode=0o555)
+    roots.results.root = str(closed / "results")
+    assert "no permission" in str(unwritable(roots))
+
+
+def test_missing_and_damaged_data_show_through_what_wraps_them(roots: DictConfig) -> None:
+    for cause in (not_found("mnist", Path("data/MNIST")), damaged(Path("data/x"), "truncated")):
+        wrapped = RuntimeError("Error in call to target 'curvlab.lab.data.mnist.load_mnist'")
+        wrapped.__cause__ = cause
+        assert explanation(wrapped, roots) == str(cause)
+
+
+def test_a_full_disk_is_said_with_what_to_change(roots: DictConfig) -> None:
+    line = str(explanation(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), roots))  # as file.write raises it
+    assert "No space left on device" in line
+    assert "MiB free" in line
+    assert "results.root=FOLDER" in line
+    assert "\n" not in line
+    assert "are kept" in line
+
+
+def test_a_refused_write_names_the_root_it_belongs_to(roots: DictConfig) -> None:
+    path = Path(roots.store.root) / "unit" / "x.pt"
+    line = str(explanation(PermissionError(errno.EACCES, "Permission denied", str(path)), roots))
+    assert line.startswith("store.root=")
+    assert "CURVLAB_STORE" in line
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ValueError("a mistake in the code"),
+        FileNotFoundError(errno.ENOENT, "No such file or directory", "/elsewhere/file"),
+        PermissionError(errno.EACCES, "Permission denied", "/elsewhere/file"),
+    ],
+)
+def test_other_errors_keep_their_traceback(roots: DictConfig, error: Exception) -> None:
+    assert explanation(error, roots) is None
+
+
+def test_the_command_line_ends_with_one_line_and_keeps_what_is_done(checkout: Path) -> None:
+    (checkout / "file").write_text("")
+    script = str(checkout / "experiments" / "toy" / "fig1.py")
+    done = subprocess.run(
+        [sys.executable, script, "preset=smoke", "tracker=none", "results.root=file/results"],
+        cwd=checkout,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: results.root=file/results cannot be written")
+    assert "Traceback" not in done.stderr
+    assert "HYDRA" not in done.stderr
+    assert done.stderr.count("\n") == 1

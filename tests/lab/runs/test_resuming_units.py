@@ -16,6 +16,7 @@ from torch import nn
 
 from curvlab.iterate import Checkpoint, CheckpointWarning
 from curvlab.lab import runs
+from curvlab.lab.runs.configuration import Entry, load_config
 from curvlab.training import TrainingState, train
 
 NUM_STEPS, EVERY = 48, 10
@@ -67,8 +68,8 @@ def run_unit(
     overrides: Sequence[str] = (),
 ) -> dict[str, Any]:
     os.chdir(place)
-    entry = runs.Entry("toy/fig1/target", Path("conf").absolute(), "toy-fig1", "experiments.toy.fig1")
-    cfg = runs.load_config(entry, ["tracker=none", "preset=smoke", *overrides])
+    entry = Entry("toy/fig1/target", Path("conf").absolute(), "toy-fig1")
+    cfg = load_config(entry, ["tracker=none", "preset=smoke", *overrides])
     with runs.start(cfg, key="toy/fig1", title="a demonstration") as run:
         found = run.unit(
             "toy/trained",

@@ -16,14 +16,17 @@ import torch
 from PIL import Image
 
 from curvlab.lab import runs, tables
-from curvlab.lab.runs.provenance import Commit
-from curvlab.lab.runs.tracking import NoTracker
+from curvlab.lab.runs.configuration import Entry, load_config
+from curvlab.lab.runs.overrides import ConfigurationError
+from curvlab.lab.runs.record import Commit
+from curvlab.lab.runs.run import check_seed, torch_device
+from curvlab.lab.runs.tracking import Tracker
 
 Demo = Callable[..., subprocess.CompletedProcess[str]]
 OFF = ("tracker=none", "preset=smoke")
 
 
-class Recorder(NoTracker):
+class Recorder(Tracker):
     """Remembers what it was told."""
 
     def __init__(self) -> None:
@@ -53,8 +56,7 @@ def recorder(monkeypatch: pytest.MonkeyPatch) -> Recorder:
 
 
 def start(*overrides: str) -> Any:
-    entry = runs.Entry("toy/fig1/target", Path("conf").absolute(), "toy-fig1", "experiments.toy.fig1")
-    cfg = runs.load_config(entry, [*OFF, *overrides])
+    cfg = load_config(Entry("toy/fig1/target", Path("conf").absolute(), "toy-fig1"), [*OFF, *overrides])
     return runs.start(cfg, key="toy/fig1", title="a demonstration")
 
 
@@ -74,7 +76,7 @@ def test_a_run_leaves_a_complete_folder(
         run.note(reduced=["points"], seeds=[0, 1])
         assert not (run.folder / "run.json").exists()
         run.save_record([{"name": "points", "ours": 2, "paper": 25}])
-        run.hand_to_tracker()
+        run.hand_to_tracker({"cost/products": 3.0})
     folder = checkout / "results" / "toy" / "fig1" / "smoke"
     names = ["figure_pixels.png", "run.json", "table.csv"]
     assert sorted(path.name for path in folder.iterdir()) == names
@@ -85,6 +87,7 @@ def test_a_run_leaves_a_complete_folder(
     assert record["settings"] == [{"name": "points", "ours": 2, "paper": 25}]
     assert recorder.calls == [
         ("log", {"loss": 1.0}, 2),
+        ("log", {"cost/products": 3.0}, None),
         ("table", "table", 1),
         ("figure", "figure_pixels", "figure_pixels.png"),
         ("folder", "toy-fig1-smoke", names),
@@ -336,6 +339,7 @@ def test_whole_target_from_the_command_line(checkout: Path, demo: Demo) -> None:
 from pathlib import Path
 import pandas as pd, torch
 from curvlab.lab import runs
+from curvlab.lab.runs.configuration import Entry, main
 
 def job(cfg):
     with runs.start(cfg, key="toy/fig1", title="demo") as run:
@@ -347,7 +351,7 @@ def job(cfg):
         run.save_record()
 
 if __name__ == "__main__":
-    runs.main(runs.Entry("toy/fig1/target", Path("conf").absolute(), "toy-fig1", "experiments.toy.fig1"), job)
+    main(Entry("toy/fig1/target", Path("conf").absolute(), "toy-fig1"), job)
 """)
     done = subprocess.run(
         [
@@ -375,3 +379,23 @@ if __name__ == "__main__":
     refused = demo("tracker=wandb", "tracker.mode=onlin")
     assert refused.returncode == 2
     assert refused.stderr == "error: unknown tracker.mode=onlin; use offline or online, or tracker=none.\n"
+
+
+def test_device_names() -> None:
+    assert torch_device("cpu") == torch.device("cpu")
+    assert torch_device("auto").type == ("cuda" if torch.cuda.is_available() else "cpu")
+    with pytest.raises(ConfigurationError, match="device=gpu is no device; use cpu, cuda, cuda:1 or auto"):
+        torch_device("gpu")
+
+
+def test_missing_gpu_says_what_to_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ConfigurationError, match="device=cuda:1, but torch sees no GPU here; use device=cpu"):
+        torch_device("cuda:1")
+
+
+def test_a_seed_is_a_whole_number() -> None:
+    check_seed(3)
+    for seed in ("abc", 1.5, None, True):
+        with pytest.raises(ValueError, match=rf"seed={seed} is no whole number; use seed=0"):
+            check_seed(seed)

@@ -11,7 +11,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from curvlab.lab.runs.overrides import ConfigurationError
-from curvlab.lab.runs.tracking import NoTracker, RunIdentity, start_tracker
+from curvlab.lab.runs.tracking import RunIdentity, Tracker, start_tracker
 
 IDENTITY = RunIdentity("toy-fig1 smoke", "toy", "toy-fig1", ("smoke", "01234567"), {"seed": 0})
 WANDB = {"name": "wandb", "mode": "offline", "project": "curvlab", "entity": None, "folder": "outputs"}
@@ -42,7 +42,7 @@ def test_none_needs_no_wandb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setitem(sys.modules, "wandb", None)  # importing it raises ImportError
     monkeypatch.chdir(tmp_path)
     tracker = start(name="none")
-    assert isinstance(tracker, NoTracker)
+    assert type(tracker) is Tracker
     tracker.log({"x": 1.0})
     tracker.log_table("table", pd.DataFrame())
     tracker.log_figure("figure", tmp_path)

@@ -25,10 +25,15 @@ Bounds are inclusive. A preset may also call a claim out of reach that it has a 
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
 
+from curvlab.files import write_atomically
 from curvlab.lab.reporting.intervals import MIN_SAMPLES, Interval
 
 REPRODUCED = "reproduced"
@@ -37,6 +42,8 @@ UNDECIDED = "undecided"
 NOT_REPRODUCED = "not reproduced"
 REFUTED = "refuted"
 OUT_OF_REACH = "out of reach"
+FILE_NAME = "claims.json"
+SCHEMA_VERSION = 2
 VERDICTS = (REPRODUCED, DIRECTION_ONLY, UNDECIDED, NOT_REPRODUCED, REFUTED, OUT_OF_REACH)
 
 
@@ -276,3 +283,79 @@ def _bounds_text(low: float | None, high: float | None) -> str:
     if high is None:
         return f"at least {low:g}"
     return f"between {low:g} and {high:g}"
+
+
+# ------------------------------------------------------------------------------------ claims.json
+def save_claims(folder: str | Path, results: Sequence[ClaimResult]) -> Path:
+    """Write `folder`/claims.json in one step: a reader sees the old file or the new one, never a part."""
+    repeated = [name for name, count in Counter(result.claim.id for result in results).items() if count > 1]
+    if repeated:
+        raise ValueError(f"claim ids must be unique within a target, repeated: {', '.join(repeated)}.")
+    content = {"schema_version": SCHEMA_VERSION, "claims": [plain_result(result) for result in results]}
+    text = json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    path = Path(folder) / FILE_NAME
+    write_atomically(path, text.encode())
+    return path
+
+
+def load_claims(folder: str | Path) -> list[ClaimResult]:
+    """Read `folder`/claims.json; every verdict is checked against its value, interval and criterion.
+
+    Raises:
+        ValueError: the file is missing or damaged; names it and the command that writes it anew.
+    """
+    path = Path(folder) / FILE_NAME
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        if content["schema_version"] != SCHEMA_VERSION:
+            raise ValueError(f"schema version {content['schema_version']!r}, expected {SCHEMA_VERSION}")
+        return [_result(entry) for entry in content["claims"]]
+    except FileNotFoundError:
+        raise ValueError(f"{path.as_posix()} is missing: run `{rerun_command(folder)}` again.") from None
+    except (ValueError, TypeError, KeyError, AttributeError, OSError) as error:
+        raise ValueError(
+            f"{path.as_posix()} is damaged ({type(error).__name__}: {error}): run `{rerun_command(folder)}` again."
+        ) from error
+
+
+def rerun_command(folder: str | Path) -> str:
+    """Return the make line that fills the result folder .../<paper>/<item>/<preset>."""
+    paper, item, preset = Path(folder).resolve().parts[-3:]
+    return f"make {paper}-{item} PRESET={preset}"
+
+
+def plain_result(result: ClaimResult) -> dict[str, Any]:
+    """Return one claim as claims.json has it."""
+    plain: dict[str, Any] = _to_json(asdict(result))
+    return plain
+
+
+def _to_json(value: Any) -> Any:
+    """Return `value` with nan and infinities as text, since JSON has no such numbers."""
+    if isinstance(value, dict):
+        return {key: _to_json(entry) for key, entry in value.items()}
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return value
+
+
+def _result(entry: dict[str, Any]) -> ClaimResult:
+    claim, interval, value = entry["claim"], entry["interval"], entry["value"]
+    bounds: dict[str, Any] = {
+        name: bound if name == "exact" else _number(bound) for name, bound in claim["criterion"].items()
+    }
+    changed = tuple(Change(**change) for change in claim["changed"])
+    if interval is not None:
+        interval = Interval(**interval | {end: _number(interval[end]) for end in ("low", "high")})
+    return ClaimResult(
+        Claim(**claim | {"criterion": Criterion(**bounds), "changed": changed}),
+        _number(value),
+        interval,
+        entry["verdict"],
+        entry["explanation"],
+    )
+
+
+def _number(value: float | str | None) -> float | None:
+    """Return a number, nan and infinities from their text."""
+    return None if value is None else float(value)

@@ -1,14 +1,18 @@
-"""How numbers, tables and recorded facts read on the results page."""
+"""How numbers, tables, recorded facts and figures read on the results page."""
 
 from __future__ import annotations
 
+import base64
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from io import BytesIO
 from numbers import Integral, Real
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
+from PIL import Image
 
 from curvlab.lab.reporting.claims import (
     DIRECTION_ONLY,
@@ -20,10 +24,11 @@ from curvlab.lab.reporting.claims import (
     ClaimResult,
 )
 from curvlab.lab.reporting.paper_numbers import PaperNumber
-from curvlab.lab.reporting.run_record import RunRecord
 
 MAX_ROWS = {"summary": 10, "table": 5}  # the CSV is linked: the page shows what it is like
 
+MAX_WIDTH = 1600  # pixels of a figure inside the page; sharp on a 2x screen at the page's width
+MAX_LOSSLESS_BYTES = 150_000
 MEANINGS = {  # of the verdicts, for readers; the rule itself is in claims.py
     REPRODUCED: "the whole interval satisfies the criterion",
     DIRECTION_ONLY: "the whole interval shows the direction, but not all of it satisfies the criterion",
@@ -117,12 +122,11 @@ def paper_table(numbers: Iterable[PaperNumber]) -> DisplayTable:
     )
 
 
-def settings_table(record: RunRecord) -> DisplayTable | None:
-    """Return the settings as name, ours, the paper's; None when the run records none."""
-    if not record.settings:
-        return None
-    rows = tuple((each.name, _listed(each.ours), _listed(each.paper)) for each in record.settings)
-    return DisplayTable(("setting", "ours", "paper"), rows)
+def settings_table(record: Mapping[str, Any]) -> DisplayTable | None:
+    """Return run.json's settings as name, ours, the paper's; None when it has none."""
+    entries = record.get("settings") or []
+    rows = tuple((str(e.get("name", "")), _listed(e.get("ours")), _listed(e.get("paper"))) for e in entries)
+    return DisplayTable(("setting", "ours", "paper"), rows) if rows else None
 
 
 def run_facts(run: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -132,7 +136,7 @@ def run_facts(run: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("device", _joined(run.get("device"), run.get("num_threads"), "threads")),
         ("seeds", _listed(run.get("seeds"))),
         ("wall time", seconds_text(run.get("wall_seconds"))),
-        ("compute time of all units", seconds_text(_total(run.get("unit_seconds")))),
+        ("compute time of all units", seconds_text(run.get("unit_seconds"))),
         ("peak memory", f"{memory / 2**20:,.0f} MiB" if isinstance(memory, int | float) else ""),
         ("matrix-vector products", number_text(run.get("num_matvecs"))),
         ("stored units", _listed(run.get("store"))),
@@ -173,9 +177,63 @@ def _short(value: Any) -> str:
     return f"{text[:12]}…" if len(text) >= 32 else text
 
 
-def _total(seconds: Any) -> Any:
-    if isinstance(seconds, Mapping):
-        seconds = list(seconds.values())
-    if isinstance(seconds, list | tuple):
-        return sum(entry for entry in seconds if isinstance(entry, int | float))
-    return seconds
+# ------------------------------------------------------------------------------------ figures
+@dataclass(frozen=True)
+class PageImage:
+    """An image of the page, with its size in pixels so that the page can leave room for it.
+
+    Args:
+        name: the file's name.
+        source: where a browser finds it: a path relative to the page, or a data URI.
+        width: in pixels.
+        height: in pixels.
+    """
+
+    name: str
+    source: str
+    width: int
+    height: int
+
+    @property
+    def is_wide(self) -> bool:
+        """Whether it has too many panels side by side to be read at a phone's width."""
+        return self.width > 1000
+
+
+def link_image(path: Path, page_folder: Path) -> PageImage:
+    """Return the image by its path relative to the page's folder, which must lie above it.
+
+    Raises:
+        OSError, ValueError, SyntaxError: the file is not a readable image; Pillow raises all three.
+    """
+    with Image.open(path) as file:
+        width, height = file.size
+        file.verify()  # checksums alone: nothing is decompressed
+    return PageImage(path.name, path.relative_to(page_folder).as_posix(), width, height)
+
+
+def embed_image(path: Path) -> PageImage:
+    """Return the image as a WebP data URI, scaled down to `MAX_WIDTH`.
+
+    Line plots stay lossless; what would be larger than `MAX_LOSSLESS_BYTES` (scatter clouds, photographs)
+    is compressed with loss. The original stays beside the page.
+
+    Raises:
+        OSError, ValueError, SyntaxError: the file is not a readable image; Pillow raises all three.
+    """
+    with Image.open(path) as file:
+        image = file.convert("RGB") if file.mode not in ("RGB", "RGBA") else file.copy()
+    if image.width > MAX_WIDTH:
+        height = max(1, round(image.height * MAX_WIDTH / image.width))
+        image = image.resize((MAX_WIDTH, height), Image.Resampling.LANCZOS)
+    data = _webp(image, lossless=True)
+    if len(data) > MAX_LOSSLESS_BYTES:
+        data = min(data, _webp(image, lossless=False), key=len)
+    uri = f"data:image/webp;base64,{base64.b64encode(data).decode('ascii')}"
+    return PageImage(path.name, uri, image.width, image.height)
+
+
+def _webp(image: Image.Image, *, lossless: bool) -> bytes:
+    buffer = BytesIO()
+    image.save(buffer, "WEBP", lossless=lossless, quality=82)
+    return buffer.getvalue()

@@ -11,33 +11,29 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from itertools import groupby
 from pathlib import Path
+from typing import Any
 
+import pandas as pd
 from jinja2 import Environment, PackageLoader, StrictUndefined
+from omegaconf import OmegaConf
+from yaml import YAMLError
 
 from curvlab.files import write_atomically
 from curvlab.lab.reporting import display
-from curvlab.lab.reporting.claims import VERDICTS
-from curvlab.lab.reporting.claims_file import rerun_command
-from curvlab.lab.reporting.display import DisplayTable
-from curvlab.lab.reporting.headlines import Finding, Headline, count_verdicts, findings, load_headlines
-from curvlab.lab.reporting.page_image import PageImage, embed_image, link_image
+from curvlab.lab.reporting.claims import VERDICTS, ClaimResult, rerun_command
+from curvlab.lab.reporting.display import DisplayTable, PageImage, embed_image, link_image
 from curvlab.lab.reporting.paper_numbers import load_paper_numbers
-from curvlab.lab.reporting.result_folder import ResultFolder, read_results
-from curvlab.lab.reporting.scoreboard import scoreboard, verdict_counts, write_scoreboard
+from curvlab.lab.reporting.results import ResultFolder, read_results
+from curvlab.lab.targets.target import paper_titles
 
 PAPERS = Path("experiments/papers")
-TITLES = {
-    "lissa": "Klochkov & Liu 2024: LiSSA and inverse Hessian-vector products",
-    "pbrf": "Bae et al. 2022: what influence functions answer",
-    "ginger": "Ginger: curvature approximation with linear complexity",
-    "ngd": "Saghir et al. 2024: NGD and the local learning coefficient",
-    "rank1": "Semenov 2025: rank-one approximation of the Hessian",
-    "benchmarks": "Benchmarks of this library",
-}
+HEADLINES = "headlines.yaml"
 
 
 @dataclass(frozen=True)
@@ -162,7 +158,7 @@ def _paper(
 ) -> Paper:
     return Paper(
         key=key,
-        title=TITLES.get(key, key),
+        title=paper_titles().get(key, key),
         headlines=tuple((headline, findings(headline, folders)) for headline in headlines),
         targets=tuple(
             _target(list(members), papers, image) for _, members in groupby(folders, lambda folder: folder.key)
@@ -175,7 +171,7 @@ def _target(
     members: Sequence[ResultFolder], papers: Path, image: Callable[[ResultFolder, Path], PageImage]
 ) -> Target:
     first = members[0]
-    titles = [folder.record.text("title") for folder in members if folder.record.text("title")]
+    titles = [folder.title for folder in members if folder.title]
     try:
         numbers = load_paper_numbers(first.paper, folder=papers).for_item(first.item)
     except FileNotFoundError:  # not every paper has been typed in
@@ -203,6 +199,114 @@ def _section(folder: ResultFolder, image: Callable[[ResultFolder, Path], PageIma
         settings=display.settings_table(folder.record),
         problems=tuple(problems),
     )
+
+
+# ------------------------------------------------------------------------------------ headlines
+@dataclass(frozen=True)
+class Headline:
+    """One sentence that a reader of a paper remembers, with the claims that test it: an entry of headlines.yaml.
+
+    Args:
+        says: the sentence, in our words.
+        claims: "<paper>/<item>/<claim>"; a star stands for variants, "lissa/fig1/agreement-*".
+    """
+
+    says: str
+    claims: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What one preset found on a headline.
+
+    Args:
+        preset: the preset.
+        verdicts: how many of the claims have each verdict, in the order of `VERDICTS`; none with 0.
+        results: the claims, each with the folder it stands in.
+    """
+
+    preset: str
+    verdicts: Mapping[str, int]
+    results: tuple[tuple[ResultFolder, ClaimResult], ...]
+
+
+def load_headlines(papers: str | Path) -> dict[str, tuple[Headline, ...]]:
+    """Return the headlines by paper; none when there is no such file.
+
+    Raises:
+        ValueError: the file cannot be read; says what an entry needs.
+    """
+    path = Path(papers) / HEADLINES
+    if not path.is_file():
+        return {}
+    try:
+        content: Any = OmegaConf.to_container(OmegaConf.load(path))
+        return {
+            str(paper): tuple(Headline(str(entry["says"]), tuple(map(str, entry["claims"]))) for entry in entries)
+            for paper, entries in content.items()
+        }
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, YAMLError) as error:
+        raise ValueError(
+            f"{HEADLINES} is damaged ({type(error).__name__}): each paper needs a list of `says` and `claims`."
+        ) from error
+
+
+def findings(headline: Headline, folders: Sequence[ResultFolder]) -> tuple[Finding, ...]:
+    """Return what each preset that has one of the headline's claims found, in the order of `folders`."""
+    found: dict[str, list[tuple[ResultFolder, ClaimResult]]] = {}
+    for folder in folders:
+        for result in folder.claims:
+            name = f"{folder.key}/{result.claim.id}"
+            if any(fnmatchcase(name, claim) for claim in headline.claims):
+                found.setdefault(folder.preset, []).append((folder, result))
+    return tuple(
+        Finding(preset, count_verdicts(result.verdict for _, result in results), tuple(results))
+        for preset, results in found.items()
+    )
+
+
+def count_verdicts(verdicts: Iterable[str]) -> dict[str, int]:
+    """Return how often each verdict occurs, in their fixed order; none with 0."""
+    counts = Counter(verdicts)
+    return {verdict: counts[verdict] for verdict in VERDICTS if counts[verdict]}
+
+
+# ------------------------------------------------------------------------------------ scoreboard
+def scoreboard(folders: Sequence[ResultFolder]) -> pd.DataFrame:
+    """Return one row per claim of each folder; measure, source and explanation stand in its claims.json."""
+    rows = []
+    for folder in folders:
+        for result in folder.claims:
+            claim, interval = result.claim, result.interval
+            rows.append(
+                {
+                    "target": folder.target,
+                    "preset": folder.preset,
+                    "claim": claim.id,
+                    "statement": claim.statement,
+                    "paper_value": claim.paper_value,
+                    "value": result.value,
+                    "low": interval.low if interval else None,
+                    "high": interval.high if interval else None,
+                    "interval": interval.kind if interval else None,
+                    "criterion": str(claim.criterion),
+                    "verdict": result.verdict,
+                    "units": folder.commits["computed"],
+                }
+            )
+    return pd.DataFrame(rows, columns=None if rows else ["verdict"])
+
+
+def verdict_counts(board: pd.DataFrame) -> dict[str, int]:
+    """Return how many rows have each verdict; all verdicts are there, in their fixed order."""
+    return {verdict: int((board["verdict"] == verdict).sum()) for verdict in VERDICTS}
+
+
+def write_scoreboard(board: pd.DataFrame, results: str | Path) -> Path:
+    """Write `results`/scoreboard.csv, floats to six digits, and return its path."""
+    path = Path(results) / "scoreboard.csv"
+    write_atomically(path, board.to_csv(index=False, float_format="%.6g", lineterminator="\n").encode())
+    return path
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

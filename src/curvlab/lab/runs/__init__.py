@@ -1,4 +1,4 @@
-"""Configuration, resumable store, provenance, tracking."""
+"""Runs of targets: configuration, resumable store, provenance, tracking."""
 
 from __future__ import annotations
 
@@ -6,23 +6,12 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from curvlab.lab.runs.configuration import Entry, load_config, main
-    from curvlab.lab.runs.overrides import ConfigurationError
     from curvlab.lab.runs.run import Run, start
     from curvlab.lab.runs.store import Store
 
-# Loaded when used: what only reads a command line or prints help need not wait for torch.
-_HOMES = {
-    "ConfigurationError": "overrides",
-    "Entry": "configuration",
-    "Run": "run",
-    "Store": "store",
-    "load_config": "configuration",
-    "main": "configuration",
-    "start": "run",
-}
+_HOMES = {"Run": "run", "Store": "store", "start": "run"}  # loaded when used: torch comes with them
 
-__all__ = ["ConfigurationError", "Entry", "Run", "Store", "load_config", "main", "start"]
+__all__ = ["Run", "Store", "start"]
 
 
 def __getattr__(name: str) -> Any:

@@ -1,7 +1,13 @@
-"""Entry points of experiments: Hydra, with mistyped overrides refused before anything runs."""
+"""The command line of a target: Hydra, with mistyped overrides refused, and failures from outside in one line."""
 
 from __future__ import annotations
 
+import errno
+import hashlib
+import os
+import re
+import shlex
+import shutil
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -13,11 +19,9 @@ from typing import Any, NoReturn
 import hydra
 from hydra._internal.utils import get_args_parser  # the parser that hydra.main itself uses
 from hydra.core.hydra_config import HydraConfig
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf, open_dict
 
-from curvlab.lab.runs.command import Command
-from curvlab.lab.runs.failures import explanation, unwritable
-from curvlab.lab.runs.overrides import ConfigurationError, checked_config
+from curvlab.lab.runs.overrides import ConfigurationError, checked_config, expand
 
 VERSION_BASE = "1.3"
 _EXIT_FAILED = 1
@@ -25,7 +29,80 @@ _EXIT_USAGE = 2
 _EXIT_INTERRUPTED = 130
 
 Job = Callable[[DictConfig], Any]
-Expand = Callable[[str, Sequence[str]], dict[str, str]]
+# Overrides that change where and how a run works, not which numbers it finds.
+_NEUTRAL = re.compile(
+    r"(preset|force|progress|device|tracker(\..*)?|(store|results|data)\.root|hydra[./].*)(@.*)?", re.ASCII
+)
+_MAX_LENGTH = 80
+_FULL = {errno.ENOSPC, errno.EDQUOT}
+_REFUSED = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST, errno.ENOENT}
+_KEPT = "Finished units of work are kept: the same command goes on where it stopped."
+
+
+@dataclass(frozen=True)
+class Command:
+    """A target's command line.
+
+    Args:
+        make_target: name in the Makefile, e.g. "lissa-fig1"; "" for a config made by hand.
+        overrides: as typed, e.g. ("preset=laptop", "model=lenet").
+    """
+
+    make_target: str = ""
+    overrides: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, cfg: DictConfig) -> Command:
+        """Return the command that `attach` put into `cfg`; an empty one for a config made by hand."""
+        command = OmegaConf.select(cfg, "command")
+        if command is None:
+            return cls()
+        return cls(str(command.make_target), tuple(command.overrides))
+
+    def attach(self, cfg: DictConfig) -> DictConfig:
+        """Put the command into `cfg` under `command`, and return `cfg`."""
+        with open_dict(cfg):
+            cfg.command = {"make_target": self.make_target, "overrides": list(self.overrides)}
+        return cfg
+
+    @property
+    def changes(self) -> tuple[str, ...]:
+        """The overrides that change the numbers, sorted; of several for one key, the last."""
+        last = {_key(override): override for override in self.overrides}
+        return tuple(sorted(override for key, override in last.items() if not _NEUTRAL.fullmatch(key)))
+
+    def folder_name(self, preset: str) -> str:
+        """Return `preset`, or e.g. "laptop+damping=0.1,model=lenet" for a variation of it.
+
+        A variation never shares its folder with the published result: a name that had to be shortened or
+        cleaned ends in a hash of the overrides.
+        """
+        if not self.changes:
+            return preset
+        typed = ",".join(self.changes)
+        clean = re.sub(r"[^A-Za-z0-9_.,=~+-]", "_", typed)
+        name = f"{preset}+{clean}"
+        if clean == typed and len(name) <= _MAX_LENGTH:
+            return name
+        suffix = f"-{hashlib.sha256(typed.encode()).hexdigest()[:8]}"
+        return name[: _MAX_LENGTH - len(suffix)] + suffix
+
+    def make_line(self, preset: str) -> str:
+        """Return e.g. `make lissa-fig1 PRESET=laptop ARGS="model=lenet"`; "" for a config made by hand."""
+        if not self.make_target:
+            return ""
+        line = f"make {self.make_target} PRESET={preset}"
+        arguments = _joined(self.changes).replace("$", "$$")
+        if not arguments:
+            return line
+        quoted = shlex.quote(arguments) if re.search(r'["$`\\!]', arguments) else f'"{arguments}"'
+        return f"{line} ARGS={quoted}"
+
+    def python_line(self, preset: str) -> str:
+        """Return e.g. `python -m experiments run lissa-fig1 preset=laptop`; "" for a config made by hand."""
+        if not self.make_target:
+            return ""
+        return f"python -m experiments run {self.make_target} {_joined([f'preset={preset}', *self.changes])}"
 
 
 @dataclass(frozen=True)
@@ -36,21 +113,16 @@ class Entry:
         config_name: primary config below `folder`, e.g. "lissa/fig1/target".
         folder: the configs.
         make_target: name in the Makefile, for the record.
-        module: what `python -m` runs, for the record.
-        expand: takes the config's name and the overrides as typed, and returns what Hydra is given, each with the
-            typed one that it comes from: this is where short forms are made long.
     """
 
     config_name: str
     folder: Path
     make_target: str = ""
-    module: str = ""
-    expand: Expand = lambda config_name, overrides: {override: override for override in overrides}
 
     def command(self, given: Mapping[str, str], overrides: Sequence[str]) -> Command:
         """Return the record of `overrides`, as Hydra had them, in the words that were typed."""
         typed = dict.fromkeys(given.get(override, override) for override in overrides)
-        return Command(self.make_target, self.module, tuple(typed))
+        return Command(self.make_target, tuple(typed))
 
 
 def main(entry: Entry, job: Job) -> None:
@@ -98,7 +170,7 @@ def load_config(entry: Entry, overrides: Sequence[str] = ()) -> DictConfig:
         ConfigurationError: for an unknown key or choice.
     """
     with _initialized(entry.folder):
-        given = entry.expand(entry.config_name, overrides)
+        given = expand(entry.config_name, overrides)
         cfg = checked_config(entry.config_name, list(given))
     return entry.command(given, list(given)).attach(cfg)
 
@@ -118,7 +190,7 @@ def _check_command_line(entry: Entry) -> dict[str, str]:
         return {}
     config_name = arguments.config_name or entry.config_name
     with _initialized(entry.folder):
-        given = entry.expand(config_name, arguments.overrides)
+        given = expand(config_name, arguments.overrides)
         checked_config(config_name, list(given), multirun=arguments.multirun)
     options = [argument for argument in sys.argv[1:] if argument not in arguments.overrides]
     named = [f"hydra.job.name={entry.make_target}"] if entry.make_target else []  # what a queue shows
@@ -129,3 +201,80 @@ def _check_command_line(entry: Entry) -> dict[str, str]:
 def _fail(error: ConfigurationError | str, status: int = _EXIT_USAGE) -> NoReturn:
     print(f"error: {error}", file=sys.stderr)
     sys.exit(status)
+
+
+def _key(override: str) -> str:
+    return override.split("=", 1)[0].lstrip("+~")
+
+
+def _joined(overrides: Sequence[str]) -> str:
+    return " ".join(shlex.quote(override) for override in overrides)
+
+
+# ------------------------------------------------------------------------------------ failures
+def unwritable(cfg: DictConfig) -> str | None:
+    """Return what is wrong with `results.root` or `store.root`, before anything is computed; None: nothing."""
+    for key in ("results.root", "store.root"):
+        root = Path(OmegaConf.select(cfg, key))
+        there = next(folder for folder in (root.absolute(), *root.absolute().parents) if os.path.lexists(folder))
+        if not there.is_dir():
+            return f"{key}={root} cannot be written: '{there}' is no folder. {_another(key)}"
+        if not os.access(there, os.W_OK | os.X_OK):
+            return f"{key}={root} cannot be written: no permission for '{there}'. {_another(key)}"
+    return None
+
+
+def explanation(error: BaseException, cfg: DictConfig) -> str | None:
+    """Return the line for an error that the user can mend without reading code; None for all others.
+
+    What it was raised from counts, too: Hydra wraps errors of the functions that a config names.
+    """
+    # Here, because torch comes with it: only after a failure.
+    from curvlab.lab.data.errors import DamagedDataError, DataNotFoundError
+
+    for cause in _causes(error):
+        if isinstance(cause, DataNotFoundError | DamagedDataError):
+            return str(cause)
+        if isinstance(cause, OSError) and cause.errno in _FULL:
+            return _full(cause, cfg)
+        if isinstance(cause, OSError) and cause.errno in _REFUSED and cause.filename is not None:
+            path = Path(os.fsdecode(cause.filename)).absolute()
+            for key in ("results.root", "store.root"):
+                root = Path(OmegaConf.select(cfg, key)).absolute()
+                # The folder itself, what is in it, or what it lies in: creating it failed.
+                if path.is_relative_to(root) or (cause.errno != errno.ENOENT and root.is_relative_to(path)):
+                    return f"{key}={root} cannot be written: '{path}': {cause.strerror}. {_another(key)} {_KEPT}"
+    return None
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    """Yield the error and what led to it, the outermost first."""
+    found: BaseException | None = error
+    while found is not None:
+        yield found
+        found = found.__cause__ or found.__context__
+
+
+def _another(key: str) -> str:
+    variable = " or the environment variable CURVLAB_STORE" if key == "store.root" else ""
+    return f"Choose another folder with {key}=FOLDER{variable}."
+
+
+def _full(error: OSError, cfg: DictConfig) -> str:
+    """Name the disk with the least room among those that a run writes to: a failed write does not say which."""
+    if error.filename is not None:
+        place = f"'{os.fsdecode(error.filename)}'"
+    else:
+        roots = {key: Path(OmegaConf.select(cfg, key)).absolute() for key in ("results.root", "store.root")}
+        free = {key: _free_bytes(root) for key, root in roots.items()}
+        fullest = min(free, key=lambda key: free[key])
+        place = f"{fullest}={roots[fullest]}, {free[fullest] / 2**20:.0f} MiB free"
+    return (
+        f"no space is left on the disk ({place}; {error.strerror}). Free some, or put results and store on "
+        f"another disk with results.root=FOLDER store.root=FOLDER. {_KEPT}"
+    )
+
+
+def _free_bytes(root: Path) -> int:
+    there = next(folder for folder in (root, *root.parents) if folder.exists())
+    return shutil.disk_usage(there).free

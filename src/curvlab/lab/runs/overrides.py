@@ -1,4 +1,7 @@
-"""Refuse a mistyped override before anything runs, and name what was meant."""
+"""Overrides as they are typed: short forms are made long, and a mistyped one is refused before anything runs.
+
+A short form need not name a task: `data=mnist`, `model.hidden_sizes=[64]`, `task=mlp_digits`.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +20,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+PARTS = ("data", "model", "training", "freeze")  # of a task
 _NEAR = 0.4  # difflib's similarity from which a name is worth suggesting
 
 
@@ -166,3 +170,65 @@ def _explain(message: str, config_name: str, loader: ConfigLoader) -> NoReturn:
             f"{config_name} has no {unused[1]!r} to choose; it chooses among: {', '.join(groups)}."
         ) from None
     raise ConfigurationError(f"{message.strip().splitlines()[0].rstrip('.')}.") from None
+
+
+# ------------------------------------------------------------------------------------ short forms
+def expand(config_name: str, overrides: Sequence[str]) -> dict[str, str]:
+    """Return the overrides as Hydra knows them, each with the one that was typed.
+
+    `data=NAME` and `model=NAME` choose for every task, `data.KEY=...`, `model.KEY=...`, `training.KEY=...` and
+    `freeze.KEY=...` set a key of every task; with `task=NAME` this one task is run, alone, and they mean it. What
+    stands beside the tasks, for all of them, is left as it was typed. Needs an initialised Hydra.
+    """
+    typed = dict.fromkeys(overrides)
+    chosen = [override for override in typed if override.startswith("task=")]
+    short = [override for override in typed if _part(override)]
+    if not chosen and not short:
+        return {override: override for override in typed}
+    rest = [override for override in typed if override not in chosen and override not in short]
+    config = _composed(config_name, rest)
+    if config is None:
+        return {override: override for override in typed}  # mistyped: the check says where
+    tasks = config.get("tasks")
+    if tasks is None:  # a target without tasks has keys of these names itself, or none
+        return {override: override for override in typed}
+    rest += [override for override in short if _part(override) in config]
+    short = [override for override in short if override not in rest]
+    expanded = {override: override for override in rest}
+    names = [str(name) for name in tasks]
+    if chosen:
+        name = chosen[-1].partition("=")[2]
+        if name not in names:
+            hint = _suggestion(name, names)
+            raise ConfigurationError(f"no task {name!r} here{hint} This preset has: {', '.join(names)}.")
+        expanded |= {f"~tasks.{other}": chosen[-1] for other in names if other != name}
+        names = [name]
+    for override in short:
+        if len(names) > 1 and re.search(r"=[^\[{(]*,", override):
+            raise ConfigurationError(
+                f"{override!r} sweeps over {len(names)} tasks at once ({', '.join(names)}); add task=NAME."
+            )
+        expanded |= {_long(override, name): override for name in names}
+    return expanded
+
+
+def _part(override: str) -> str | None:
+    """Return the part of a task that an override is short for, or None."""
+    match = re.match(rf"\+{{0,2}}({'|'.join(PARTS)})(\.[\w.]+)?=", override)
+    return match[1] if match else None
+
+
+def _long(override: str, task: str) -> str:
+    sign, key, value = re.fullmatch(r"(\+{0,2})([\w.]+)=(.*)", override, re.DOTALL).groups()  # type: ignore[union-attr]
+    if key in ("data", "model"):  # config groups
+        return f"{sign}{key}@tasks.{task}.{key}={value}"
+    return f"{sign}tasks.{task}.{key}={value}"
+
+
+def _composed(config_name: str, overrides: Sequence[str]) -> DictConfig | None:
+    try:
+        config = compose(config_name, [o for o in overrides if not o.startswith("hydra")])
+        OmegaConf.resolve(config)
+    except (HydraException, OmegaConfBaseException):
+        return None
+    return config

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import functools
 import io
-import json
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -21,27 +21,27 @@ from tqdm.auto import tqdm
 
 from curvlab.files import remove_stale, write_atomically
 from curvlab.lab import tables
-from curvlab.lab.runs.canonical import digest, plain
-from curvlab.lab.runs.command import Command
+from curvlab.lab.runs.configuration import Command
 from curvlab.lab.runs.over_ranks import is_first
-from curvlab.lab.runs.provenance import (
-    Cost,
-    check_seed,
+from curvlab.lab.runs.overrides import ConfigurationError
+from curvlab.lab.runs.record import (
+    RECORD,
     device_name,
     function_name,
     grouped,
-    provenance,
+    machine_of,
     publishable_config,
     read_commit,
+    recorded_units,
     source_hash,
-    torch_device,
     versions,
+    without_paths,
+    write_record,
 )
-from curvlab.lab.runs.record import RECORD, recorded_units
-from curvlab.lab.runs.shared_store import store_of
-from curvlab.lab.runs.status import Status
-from curvlab.lab.runs.store import named_results
+from curvlab.lab.runs.store import digest, named_results, plain, store_of
 from curvlab.lab.runs.tracking import RunIdentity, Tracker, start_tracker
+
+_SECONDS_BETWEEN_STORED_UNITS = 2.0  # of lines about them
 
 
 @contextmanager
@@ -76,7 +76,7 @@ class Run:
             numbers, so that a variation never overwrites the published result.
         device: torch device of `device=`.
         store: resumable store; `unit` is the way to use it.
-        status: lines on the terminal.
+        status: lines on the terminal: what the run is doing.
         tracker: W&B run, or none.
     """
 
@@ -214,7 +214,7 @@ class Run:
         self._notes.update(plain(entries, where="note"))
 
     def log(self, metrics: Mapping[str, float], step: int | None = None) -> None:
-        """Send numbers to the tracker."""
+        """Send numbers to the tracker while it runs; those of claims and cost follow by themselves."""
         self.tracker.log(metrics, step)
 
     def save_table(self, table: pd.DataFrame, name: str = "table", *, digits: int = 6) -> Path:
@@ -240,26 +240,28 @@ class Run:
         """
         for name, content in self._images.items():
             self._write(name, content)
-        cost = Cost(
-            wall_seconds=time.perf_counter() - self._start,
-            unit_seconds=sum(unit["seconds"] for unit in self._units.values()),
-            num_matvecs=self._num_matvecs + sum(unit["num_matvecs"] for unit in self._units.values()),
-            store_hits=self.store.hits,
-            store_misses=self.store.misses,
-        )
-        record = provenance(
-            self.cfg,
-            key=self.key,
-            title=self.title,
-            assembled={"commit": self._commit.commit, "clean": self._commit.clean},
-            units=grouped(self._units.values()),
-            num_units=self.status.num_units,
-            settings=settings,
-            cost=cost,
-            data=self._data,
-            notes=self._notes,
-        )
-        write_atomically(self.folder / RECORD, (json.dumps(record, indent=2) + "\n").encode())
+        command, units, preset = Command.of(self.cfg), self._units.values(), str(self.cfg.preset)
+        record = {
+            "target": self.target,
+            "key": self.key,
+            "title": self.title,
+            "preset": preset,
+            "command": command.make_line(preset),
+            "python_command": command.python_line(preset),
+            "units": grouped(units),
+            "assembled": {"commit": self._commit.commit, "clean": self._commit.clean},
+            **machine_of(self.device),
+            "seeds": [self.cfg.seed],
+            "settings": list(settings),
+            "data": dict(self._data),
+            "wall_seconds": round(time.perf_counter() - self._start, 3),
+            "unit_seconds": round(sum(unit["seconds"] for unit in units), 3),
+            "num_matvecs": self._num_matvecs + sum(unit["num_matvecs"] for unit in units),
+            "num_units": self.status.num_units,
+            "store": {"hits": self.store.hits, "misses": self.store.misses},
+            "config": publishable_config(self.cfg),
+        }
+        write_record(self.folder, without_paths(record | self._notes))
 
     @contextmanager
     def alone_in_folder(self) -> Iterator[None]:
@@ -270,8 +272,9 @@ class Run:
         with FileLock(lock):
             yield
 
-    def hand_to_tracker(self) -> None:
-        """Send tables, figures and the whole folder to the tracker."""
+    def hand_to_tracker(self, numbers: Mapping[str, float]) -> None:
+        """Send numbers, tables, figures and the whole folder to the tracker."""
+        self.tracker.log(numbers)
         for name, table in self._tables.items():
             self.tracker.log_table(name, table)
         for path in sorted(self.folder.glob("figure*.png")):
@@ -294,3 +297,93 @@ class Run:
 
 def _relative(path: Path) -> str:
     return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
+
+
+def torch_device(name: str) -> torch.device:
+    """Return the device of `device=NAME`; `auto` is a GPU when there is one."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise ConfigurationError(f"device={name} is no device; use cpu, cuda, cuda:1 or auto.") from None
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ConfigurationError(f"device={name}, but torch sees no GPU here; use device=cpu or device=auto.")
+    return device
+
+
+def check_seed(seed: object) -> None:
+    """Raise unless `seed=` is a whole number; any other text would be a seed of its own, and a typing error."""
+    if type(seed) is not int:
+        raise ConfigurationError(f"seed={seed} is no whole number; use seed=0, or seed=0,1,2 with -m.")
+
+
+class Status:
+    """Prints "<target>: <work>" lines.
+
+    Args:
+        target: what they begin with.
+        silent: print nothing.
+        num_expected: units of work that an earlier run of the same target had; None when there was none.
+    """
+
+    def __init__(self, target: str, *, silent: bool = False, num_expected: int | None = None) -> None:
+        self.target = target
+        self.silent = silent
+        self.num_expected = num_expected
+        self.num_units = 0
+        self._last_time = 0.0
+
+    def say(self, work: str) -> None:
+        """Print one line."""
+        if not self.silent:
+            tqdm.write(f"{self.target}: {work}", file=sys.stderr)  # keeps a progress bar whole
+            sys.stderr.flush()
+        self._last_time = time.monotonic()
+
+    def unit(self, work: str, *, stored: bool = False, resumed: bool = False) -> None:
+        """Count a unit of work, and print a line about it; about one found in the store, every two seconds."""
+        self.num_units += 1
+        if stored and time.monotonic() - self._last_time < _SECONDS_BETWEEN_STORED_UNITS:
+            return
+        expected = f" of about {self.num_expected}" if self.num_expected else ""
+        state = ", stored" if stored else ", resumed" if resumed else ""
+        self.say(f"{work} (unit {self.num_units}{expected}{state})")
+
+
+def unit(
+    name: str, *, version: int, about: str = "", resumes: bool = False
+) -> Callable[[Callable[..., dict[str, Any]]], Callable[..., dict[str, Any]]]:
+    """Make a function a unit of work: stored under its keyword arguments, and found by any run that has the same.
+
+        @unit("rank1/descent", version=1, about="descent from {start}")
+        def descent(run, objective, /, *, start, delta):
+            return {"norms": ...}
+
+        descent(run, objective, start=0.9, delta=0.1)["norms"]
+
+    The keyword arguments are all that the result depends on (plain values: numbers, strings, lists, mappings,
+    configs); `run.cfg.seed` is added unless there is a `seed`. The positional ones are what it is computed with,
+    and must follow from the key: a model, its data.
+
+    Args:
+        name: kind of unit, shared by targets that do the same work.
+        version: of the meaning of the key and of the code: raise it when a change must not reuse what was stored.
+        about: for the terminal, with `{key}`s of the keyword arguments; the name unless given.
+        resumes: the function gets `checkpoint`, a folder of its own, while it is computed, as `Run.unit` says.
+    """
+
+    def decorate(compute: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
+        @functools.wraps(compute)
+        def stored(run: Run, *given: Any, **key: Any) -> dict[str, Any]:
+            def computed(*folder: Any) -> dict[str, Any]:
+                extra: Mapping[str, Any] = {"checkpoint": folder[0]} if folder else {}
+                return compute(run, *given, **key, **extra)
+
+            functools.update_wrapper(computed, compute)
+            text = about.format(**key) if about else name
+            return run.unit(name, key, computed, version=version, about=text, resumes=resumes)
+
+        return stored
+
+    return decorate

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import re
@@ -10,17 +11,23 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from filelock import FileLock, Timeout
+from omegaconf import DictConfig, ListConfig, OmegaConf
 from torch import Tensor
 
 from curvlab.files import DamagedFileError, decode, encode, remove_stale, write_atomically
-from curvlab.lab.runs.canonical import digest, plain, text_key
+from curvlab.lab.runs.over_ranks import launched
+
+if TYPE_CHECKING:
+    from curvlab.parallel import Ranks
 
 _FORMAT = "curvlab-store-3"
 _UNFINISHED = ".unfinished"
+_COMPUTE = "compute"
 _LOG = logging.getLogger(__name__)
 
 
@@ -175,3 +182,92 @@ def _storable(value: Any, where: str) -> Any:
 
 def _header(path: Path) -> str:
     return f"{_FORMAT} {path.stem}"
+
+
+# ------------------------------------------------------------------------------------ keys
+def plain(value: Any, *, where: str = "config") -> Any:
+    """Return `value` as dicts, lists, numbers and strings, with interpolations resolved.
+
+    Raises:
+        TypeError: for anything else, tensors included: their text is no exact key. `where` names the place.
+    """
+    if isinstance(value, DictConfig | ListConfig):
+        value = OmegaConf.to_container(value, resolve=True)
+    if isinstance(value, np.generic):
+        value = value.item()
+    if value is None or isinstance(value, bool):
+        return value
+    for scalar in (int, float, str):
+        if isinstance(value, scalar):
+            return scalar(value)
+    if isinstance(value, Mapping):
+        return {text_key(key, where): plain(entry, where=f"{where}.{key}") for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(entry, where=f"{where}[{index}]") for index, entry in enumerate(value)]
+    raise TypeError(
+        f"{where} is a {type(value).__name__}; use numbers, strings, lists and mappings of them "
+        "(of a tensor or an array, name what it was made from instead)."
+    )
+
+
+def text_key(key: Any, where: str) -> str:
+    """Return `key` when it is a string: JSON would merge the keys 1 and "1"."""
+    if not isinstance(key, str):
+        raise TypeError(f"{where} has the key {key!r}; use strings as keys, here {str(key)!r}.")
+    return key
+
+
+def digest(value: Any, *, where: str = "config") -> str:
+    """Return the sha256 of the canonical JSON: keys sorted, floats with all their digits, 1 apart from 1.0."""
+    text = json.dumps(plain(value, where=where), sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+# -------------------------------------------------------------------------------- torchrun
+def store_of(cfg: DictConfig) -> Store:
+    """Return the store that a config names, shared where several processes run."""
+    if not launched():
+        return Store(cfg.store.root, force=cfg.force)
+    from curvlab.parallel import Ranks
+
+    return SharedStore(cfg.store.root, force=cfg.force, ranks=Ranks.current())
+
+
+class SharedStore(Store):
+    """A store whose files rank 0 reads and writes; all ranks have its payloads, and compute what it has not.
+
+    All ranks ask for the same units in the same order.
+
+    Args:
+        root: see Store.
+        force: see Store.
+        ranks: who works together.
+    """
+
+    def __init__(self, root: str | Path, *, force: bool = False, ranks: Ranks) -> None:
+        super().__init__(root, force=force)
+        self.ranks = ranks
+
+    def get_or_compute(
+        self, name: str, config: Mapping[str, Any], compute: Callable[[], dict[str, Any]]
+    ) -> dict[str, Any]:
+        """Return rank 0's payload: from its disk, or as it is after all ranks have computed."""
+        if self.ranks.is_first:
+
+            def with_all() -> dict[str, Any]:
+                self.ranks.object_from_first(_COMPUTE)
+                return compute()
+
+            return self.ranks.object_from_first(super().get_or_compute(name, config, with_all))
+        told: Any = self.ranks.object_from_first(None)
+        if told != _COMPUTE:
+            self.hits += 1
+            return told
+        compute()
+        self.misses += 1
+        return self.ranks.object_from_first(told)
+
+    def unfinished(self, name: str, config: Mapping[str, Any], made_by: Mapping[str, Any]) -> Path:
+        """Return the same folder on all ranks; each has its own in it."""
+        folder = super().unfinished(name, config, made_by) if self.ranks.is_first else None
+        return Path(self.ranks.object_from_first(str(folder))) / f"rank-{self.ranks.rank}"

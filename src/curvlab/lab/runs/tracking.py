@@ -7,31 +7,12 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any
 
 import pandas as pd
 from omegaconf import DictConfig
 
 from curvlab.lab.runs.overrides import ConfigurationError
-
-
-class Tracker(Protocol):
-    """One recorded run. `finish` comes last and once, also after a failure."""
-
-    def log(self, metrics: Mapping[str, float], step: int | None = None) -> None:
-        """Record numbers, as a curve when they come with steps."""
-
-    def log_table(self, name: str, table: pd.DataFrame) -> None:
-        """Record a table under `name`."""
-
-    def log_figure(self, name: str, path: Path) -> None:
-        """Record an image under `name`."""
-
-    def log_folder(self, name: str, folder: Path) -> None:
-        """Record all files of a result folder as one artifact."""
-
-    def finish(self, exit_code: int = 0) -> None:
-        """Close the run; anything but 0 marks it as failed."""
 
 
 @dataclass(frozen=True)
@@ -53,50 +34,43 @@ class RunIdentity:
     config: Mapping[str, Any]
 
 
-class NoTracker:
-    """Records nothing."""
+class Tracker:
+    """One run that is recorded nowhere: what a tracker can be told. `finish` comes last and once."""
 
     def log(self, metrics: Mapping[str, float], step: int | None = None) -> None:
-        """Do nothing."""
+        """Record numbers, as a curve when they come with steps."""
 
     def log_table(self, name: str, table: pd.DataFrame) -> None:
-        """Do nothing."""
+        """Record a table under `name`."""
 
     def log_figure(self, name: str, path: Path) -> None:
-        """Do nothing."""
+        """Record an image under `name`."""
 
     def log_folder(self, name: str, folder: Path) -> None:
-        """Do nothing."""
+        """Record all files of a result folder as one artifact."""
 
     def finish(self, exit_code: int = 0) -> None:
-        """Do nothing."""
+        """Close the run; anything but 0 marks it as failed."""
 
 
-class WandbTracker:
+class WandbTracker(Tracker):
     """Records to Weights & Biases.
 
     Args:
         identity: name, group, tags and config of the run.
-        mode: "offline" needs neither account nor network; "online" needs `wandb login` once.
-        project: W&B project.
-        entity: W&B team or user; None is the account's default.
-        folder: wandb's files go to <folder>/wandb, its caches included.
+        settings: the config's `tracker`. mode: "offline" needs neither account nor network, "online" needs
+            `wandb login` once; project; entity: team or user, None is the account's default; folder: wandb's
+            files go to <folder>/wandb, its caches included.
     """
 
-    def __init__(
-        self,
-        identity: RunIdentity,
-        *,
-        mode: Literal["offline", "online"],
-        project: str,
-        entity: str | None,
-        folder: str | Path,
-    ) -> None:
-        if mode not in ("offline", "online"):
-            raise ConfigurationError(f"unknown tracker.mode={mode}; use offline or online, or tracker=none.")
-        folder = Path(folder).absolute()
+    def __init__(self, identity: RunIdentity, settings: DictConfig) -> None:
+        if settings.mode not in ("offline", "online"):
+            raise ConfigurationError(
+                f"unknown tracker.mode={settings.mode}; use offline or online, or tracker=none."
+            )
+        folder = Path(settings.folder).absolute()
         for variable in ("WANDB_CACHE_DIR", "WANDB_DATA_DIR", "WANDB_ARTIFACT_DIR", "WANDB_CONFIG_DIR"):
-            if mode == "offline":  # online, the user's own places may hold settings that count
+            if settings.mode == "offline":  # online, the user's own places may hold settings that count
                 os.environ.setdefault(variable, str(folder / "wandb" / ".cache"))
         try:
             import wandb
@@ -113,9 +87,9 @@ class WandbTracker:
             job_type=identity.job_type,
             tags=list(identity.tags),
             config=dict(identity.config),
-            mode=mode,
-            project=project,
-            entity=entity,
+            mode=settings.mode,
+            project=settings.project,
+            entity=settings.entity,
             dir=str(folder),
             settings=wandb.Settings(console="off", silent=True),
         )
@@ -153,13 +127,7 @@ def start_tracker(settings: DictConfig, identity: RunIdentity) -> Tracker:
         identity: name, group, tags and config of the run.
     """
     if settings.name == "none":
-        return NoTracker()
+        return Tracker()
     if settings.name == "wandb":
-        return WandbTracker(
-            identity,
-            mode=settings.mode,
-            project=settings.project,
-            entity=settings.entity,
-            folder=settings.folder,
-        )
+        return WandbTracker(identity, settings)
     raise ConfigurationError(f"unknown tracker {settings.name!r}; use tracker=wandb or tracker=none.")

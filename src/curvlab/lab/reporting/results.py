@@ -1,0 +1,171 @@
+"""What a result folder <results>/<paper>/<item>/<preset>/ holds, read so that damage is named, not fatal."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from curvlab.lab import tables
+from curvlab.lab.reporting.claims import ClaimResult, load_claims, rerun_command
+from curvlab.lab.runs.record import NOT_RECORDED, UNKNOWN, read_record
+from curvlab.lab.targets.target import report_order
+
+PRESETS = ("embedded", "laptop", "paper")
+STEPS = ("assembled", "judged", "drawn")
+_MARKS = ("claims.json", "run.json", "table.csv", "table.csv.gz")  # any of these makes a folder a result
+_WRONG = (ValueError, KeyError, TypeError, AttributeError)  # what reading a damaged file raises
+
+
+@dataclass(frozen=True)
+class ResultFolder:
+    """One target at one preset, as found on disk.
+
+    Args:
+        path: the folder.
+        label: "results/<paper>/<item>/<preset>", what a page may show: no path of the machine.
+        claims: of claims.json; empty when it is damaged.
+        record: of run.json; empty when it is damaged. Any key may be missing.
+        commits: what was computed, judged and drawn by which commit, in words.
+        table: of summary.csv, or else of table.csv; None when it is damaged.
+        table_name: the file that `table` was read from.
+        figures: figure.png and figure_*.png, in that order.
+        problems: a sentence for every file that is missing or damaged.
+    """
+
+    path: Path
+    label: str
+    claims: tuple[ClaimResult, ...]
+    record: Mapping[str, Any] = field(repr=False)
+    commits: Mapping[str, str]
+    table: pd.DataFrame | None = field(repr=False)
+    table_name: str
+    figures: tuple[Path, ...]
+    problems: tuple[str, ...]
+
+    @property
+    def paper(self) -> str:
+        """The paper's key."""
+        return self.path.parts[-3]
+
+    @property
+    def item(self) -> str:
+        """The table or figure, e.g. "fig1"."""
+        return self.path.parts[-2]
+
+    @property
+    def preset(self) -> str:
+        """The preset."""
+        return self.path.parts[-1]
+
+    @property
+    def key(self) -> str:
+        """The target's key, "lissa/fig1"."""
+        return f"{self.paper}/{self.item}"
+
+    @property
+    def anchor(self) -> str:
+        """The folder's place on its paper's page, "lissa-fig1-laptop"."""
+        return f"{self.paper}-{self.item}-{self.preset}"
+
+    @property
+    def target(self) -> str:
+        """The make target: as recorded, or else from the folder's name."""
+        return str(self.record.get("target") or f"{self.paper}-{self.item}")
+
+    @property
+    def title(self) -> str:
+        """The target's line for the report; "" when it is not recorded."""
+        return str(self.record.get("title") or "")
+
+    @property
+    def command(self) -> str:
+        """The command that makes the folder: as recorded, or else the make line."""
+        return str(self.record.get("command") or rerun_command(self.path))
+
+
+def read_results(results: str | Path) -> list[ResultFolder]:
+    """Return every result folder under `results`, in the order of the report.
+
+    Left out: `smoke`, which shows nothing but that the code runs, and a user's variations, whose folder
+    names carry the overrides after a "+".
+    """
+    results = Path(results).resolve()
+    if not results.is_dir():
+        raise FileNotFoundError(f"no folder {results.name!r} here; make a target first, e.g. `make lissa-fig1`.")
+    return [_read(folder, results) for folder in sorted(_candidates(results), key=_order)]
+
+
+def _candidates(results: Path) -> Iterator[Path]:
+    for folder in results.glob("*/*/*"):
+        hidden = any(part.startswith((".", "_")) for part in folder.relative_to(results).parts)
+        left_out = hidden or folder.name == "smoke" or "+" in folder.name
+        if not left_out and any((folder / name).is_file() for name in _MARKS):
+            yield folder
+
+
+def _order(folder: Path) -> tuple[Any, ...]:
+    paper, item, preset = folder.parts[-3:]
+    place = PRESETS.index(preset) if preset in PRESETS else len(PRESETS)
+    return (*report_order(f"{paper}/{item}"), place, preset)
+
+
+def _read(folder: Path, results: Path) -> ResultFolder:
+    label = f"{results.name}/{folder.relative_to(results).as_posix()}"
+    problems: list[str] = []
+    claims: list[ClaimResult] = []
+    record: dict[str, Any] = {}
+    commits = {"computed": NOT_RECORDED} | dict.fromkeys(STEPS, "not recorded")
+    table = None
+    try:
+        claims = load_claims(folder)
+    except ValueError as error:
+        problems.append(str(error).replace(folder.as_posix(), label))
+    try:
+        record = read_record(folder)
+        commits = _commits(record)
+    except _WRONG as error:
+        record = {}
+        missing = "is missing" if not (folder / "run.json").is_file() else f"is damaged ({type(error).__name__})"
+        problems.append(f"{label}/run.json {missing}: run `{rerun_command(folder)}` again.")
+    if record and commits["computed"] != NOT_RECORDED:
+        undone = [step for step in ("judged", "drawn") if step not in record]
+        problems += [f"{label} was not {step}: run `{rerun_command(folder)}` again." for step in undone]
+    shown = "summary" if tables.table_path(folder, "summary").is_file() else "table"
+    table_name = tables.table_path(folder, shown).name
+    try:
+        table = tables.read_table(folder, shown)
+    except (OSError, ValueError) as error:  # pandas' parser errors are ValueErrors
+        missing = "missing" if isinstance(error, FileNotFoundError) else f"damaged ({type(error).__name__})"
+        problems.append(f"{label}/{table_name} is {missing}: run `{rerun_command(folder)}` again.")
+    figures = (*folder.glob("figure.png"), *sorted(folder.glob("figure_*.png")))
+    return ResultFolder(folder, label, tuple(claims), record, commits, table, table_name, figures, tuple(problems))
+
+
+def _commits(record: Mapping[str, Any]) -> dict[str, str]:
+    """Return which commit did what: "computed" is e.g. "41 units from 3f2a1b9c, 3 from a0b1c2d3 with changes"."""
+    steps = {step: _commit(record[step]) if step in record else "not recorded" for step in STEPS}
+    for setting in record.get("settings") or ():
+        str(setting["name"])  # a page shows it: what is damaged is found here
+    units = record.get("units", NOT_RECORDED)
+    if isinstance(units, str):
+        return {"computed": units} | steps
+    counts: Counter[str] = Counter()
+    for unit in units:
+        counts[_commit(unit)] += int(unit["count"])
+    order = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+    first = [f"{count} unit{'' if count == 1 else 's'} from {commit}" for commit, count in order[:1]]
+    computed = ", ".join(first + [f"{count} from {commit}" for commit, count in order[1:]])
+    return {"computed": computed or "no units of work"} | steps
+
+
+def _commit(entry: Mapping[str, Any]) -> str:
+    """Return "3f2a1b9c", "3f2a1b9c with changes", or "3f2a1b9c, changes unknown"."""
+    if entry["commit"] == UNKNOWN:  # what runs write without git
+        return "an unknown commit"
+    remarks: dict[Any, str] = {True: "", False: " with changes"}
+    return f"{entry['commit'][:8]}{remarks.get(entry.get('clean'), ', changes unknown')}"

@@ -1,0 +1,169 @@
+"""Compute, judge, draw: each reads what the one before wrote, so that the last two can be had alone."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from omegaconf import DictConfig
+
+from curvlab.lab import tables
+from curvlab.lab.reporting import ClaimResult, load_claim_sheet, load_claims, save_claims
+from curvlab.lab.reporting.claims import VERDICTS
+from curvlab.lab.reporting.plots import write_png
+from curvlab.lab.runs.over_ranks import is_first
+from curvlab.lab.runs.record import read_commit, read_record, sign
+from curvlab.lab.runs.run import Run, start
+from curvlab.lab.targets.settings import settings_beside_the_paper
+from curvlab.lab.targets.stale import stale_parts
+from curvlab.lab.targets.target import Target, published, result_folders
+
+
+@dataclass(frozen=True)
+class Computed(Mapping[str, pd.DataFrame]):
+    """What a target's `compute` left in its result folder: all that judging and drawing may read.
+
+    A mapping of tables by name: `computed["summary"]` is summary.csv.
+
+    Attributes:
+        folder: where the tables lie, and what images go with them.
+        config: the resolved config, as run.json has it.
+    """
+
+    folder: Path
+    config: dict[str, Any]
+
+    @classmethod
+    def of(cls, folder: Path) -> Computed:
+        """Read a result folder; a ValueError says what is missing."""
+        return cls(folder, read_record(folder).get("config", {}))
+
+    def __getitem__(self, name: str) -> pd.DataFrame:
+        try:
+            return tables.read_table(self.folder, name)
+        except FileNotFoundError:
+            raise KeyError(f"{self.folder.as_posix()} has no {name}.csv, only: {', '.join(self)}") from None
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(tables.names(self.folder))
+
+    def __len__(self) -> int:
+        return len(tables.names(self.folder))
+
+
+def run_target(target: Target, cfg: DictConfig) -> Path:
+    """Run a target as its config says; return the result folder."""
+    with start(cfg, key=target.key, title=target.title) as run:
+        computed = target.load("compute")(run, cfg)
+        if not is_first():
+            return run.folder
+        with run.alone_in_folder():  # of two processes at once, each finishes what it began
+            for name, table in computed.items():
+                run.save_table(table, name, digits=target.digits.get(name, 6))
+            run.save_record(settings_beside_the_paper(target, cfg, computed))
+            _name_stale_units(target, run)
+            run.status.say("judging and drawing")
+            judge_target(target, run.folder)
+            draw_target(target, run.folder)
+            run.hand_to_tracker(numbers_of(run.folder))
+    return run.folder
+
+
+def _name_stale_units(target: Target, run: Run) -> None:
+    """Say which reused units come from an earlier commit whose code has changed since."""
+    record = read_record(run.folder)
+    now = record["assembled"]["commit"]
+    earlier = [unit for unit in record["units"] if unit["commit"] != now]
+    if earlier and stale_parts(target, record | {"units": earlier}):
+        names = ", ".join(sorted({unit["name"] for unit in earlier}))
+        run.status.say(
+            f"units of {names} were stored by an earlier commit, and code has changed since (see `make stale`): "
+            "compute them again with force=true."
+        )
+
+
+def numbers_of(folder: Path) -> dict[str, float]:
+    """Return what a tracker is told of a result: its claims, how many have each verdict, and what it cost."""
+    record, results = read_record(folder), load_claims(folder)
+    numbers = {f"verdicts/{verdict}": float(sum(r.verdict == verdict for r in results)) for verdict in VERDICTS}
+    for result in results:
+        if result.value is not None and result.interval is not None:
+            measured = {"value": result.value, "low": result.interval.low, "high": result.interval.high}
+            numbers |= {f"claim/{result.claim.id}/{name}": number for name, number in measured.items()}
+    return numbers | {
+        "cost/cpu_seconds": float(record["unit_seconds"]),
+        "cost/products": float(record["num_matvecs"]),
+        "cost/peak_mib": record["peak_memory_bytes"] / 2**20,
+    }
+
+
+def judge_target(target: Target, folder: Path) -> None:
+    """Write claims.json from the tables of a result folder; where it changes, run.json says by which commit."""
+    results = judged(target, Computed.of(folder))
+    _sign_if_changed(folder, "judged", ["claims.json"], lambda: save_claims(folder, results))
+
+
+def judged(target: Target, computed: Computed) -> list[ClaimResult]:
+    """Return the verdicts of all claims: by their `value` in the sheet, and what `judge` says of the rest."""
+    if target.claims_file is None:
+        return []
+    sheet = load_claim_sheet(target.claims_file)
+    results = sheet.judge_values(computed, seed=int(computed.config.get("seed", 0)))
+    if any("value" not in entry for entry in sheet.entries.values()):
+        rest = target.load("judge")(computed, sheet)
+        results = sheet.in_order([*results, *rest]) if results else rest
+    sheet.check_all_judged(results)
+    return results
+
+
+def draw_target(target: Target, folder: Path) -> None:
+    """Draw the figures of a result folder from its tables; where one changes, run.json says by which commit."""
+    figures = target.load("draw")(Computed.of(folder))
+
+    def write() -> None:
+        for name, figure in figures.items():
+            write_png(figure, folder / name)
+
+    _sign_if_changed(folder, "drawn", list(figures), write)
+
+
+def _sign_if_changed(folder: Path, act: str, names: Sequence[str], write: Callable[[], object]) -> None:
+    def content() -> list[bytes | None]:
+        return [(folder / name).read_bytes() if (folder / name).is_file() else None for name in names]
+
+    before = content()
+    write()
+    if content() != before or act not in read_record(folder):
+        sign(folder, act, read_commit())
+
+
+def judge_again(names: Sequence[str]) -> int:
+    """Judge results of the targets `names`, or all published ones, from their tables; return the exit status."""
+    return _again(judge_target, "judge", names)
+
+
+def draw_again(names: Sequence[str]) -> int:
+    """Draw them again, likewise."""
+    return _again(draw_target, "draw", names)
+
+
+def _again(act: Callable[[Target, Path], None], name: str, names: Sequence[str]) -> int:
+    status = 0
+    for target, folder in result_folders(names) if names else published():
+        try:
+            act(target, folder)
+        except (
+            ValueError,
+            KeyError,
+            AttributeError,
+            OSError,
+        ) as error:  # damaged, or its target has changed since
+            print(f"{folder.as_posix()}: cannot {name} it: {error}", file=sys.stderr)
+            status = 1
+        else:
+            print(folder.as_posix())
+    return status

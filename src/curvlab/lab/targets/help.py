@@ -1,0 +1,86 @@
+"""`make help`: every target, from its declaration, with the time that its published results took."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from curvlab.lab.targets.target import ROOT, Target, all_targets, named_targets, paper_titles
+
+PRESETS = ("embedded", "laptop", "paper")
+
+
+def print_help(names: Sequence[str] = ()) -> int:
+    """Print the list, or what there is about the targets that are named."""
+    for target in named_targets(names):
+        print_target_help(target)
+    if names:
+        return 0
+    targets = all_targets().values()
+    for key, about in paper_titles().items():
+        own = [target for target in targets if target.paper_key == key]
+        if not own:
+            continue
+        print(f"\n{about}")
+        for target in own:
+            times = ", ".join(f"{preset} {text}" for preset in PRESETS if (text := measured_time(target, preset)))
+            print(f"  {target.make_name:<24} {target.title}{f' ({times})' if times else ''}")
+    print("\nTimes are CPU time of one thread as measured; targets share units of work, which are computed once.")
+    return 0
+
+
+def print_target_help(target: Target) -> None:
+    """Print what a target computes, its presets with their measured times, and its keys with what they mean."""
+    print(f"{target.description}\n")
+    print("Presets (preset=NAME):")
+    for preset in ("smoke", *PRESETS):
+        about = [line for line in _config_text(target, preset).splitlines() if line.startswith("# ")]
+        text = " ".join(line.removeprefix("# ") for line in about if not line.startswith("# @"))
+        time = measured_time(target, preset)
+        print(f"  {preset:<9} {f'({time}) ' if time else ''}{text}")
+    keys = _config_text(target, "").split("\n\n", 1)[-1].rstrip()
+    print(f"\nKeys (KEY=VALUE; those of the preset come on top, `--cfg job` shows all):\n\n{keys}\n")
+    print(
+        "For every task, or with task=NAME for one: data=NAME, model=NAME, data.KEY=, model.KEY=, training.KEY=."
+    )
+    print("plan=true prints parameters, products, peak memory, a time, and what is stored; it computes nothing.")
+    print("-m sweeps over values separated by commas; --hydra-help is about Hydra's own options.")
+
+
+def _config_text(target: Target, preset: str) -> str:
+    """Return the config of a preset, or of all; "" where a preset changes nothing."""
+    path = ROOT / "conf" / (f"{target.key}/{preset}.yaml" if preset else f"{target.config_name}.yaml")
+    return path.read_text(encoding="utf-8") if path.is_file() else ""
+
+
+def measured_time(target: Target, preset: str) -> str:
+    """Return how long the published result took to compute, e.g. "48 s"; "" where there is none."""
+    seconds = recorded_seconds(target, preset)
+    if seconds is None:
+        return ""
+    if seconds < 100:
+        return f"{max(1, round(seconds))} s"
+    return f"{round(seconds / 60)} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
+
+
+def recorded_seconds(target: Target, preset: str) -> float | None:
+    """Return the same in seconds."""
+    try:
+        record = json.loads((ROOT / "results" / target.key / preset / "run.json").read_text(encoding="utf-8"))
+        return max(float(record["unit_seconds"]), float(record["wall_seconds"]))
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+@contextmanager
+def until_reader_leaves() -> Iterator[None]:
+    """End quietly what is printed inside when the reader of standard output has gone."""
+    try:
+        yield
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # What is still in the buffer would raise once more when the interpreter closes stdout.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

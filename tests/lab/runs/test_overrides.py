@@ -1,0 +1,61 @@
+from __future__ import annotations
+
+import pytest
+
+from curvlab.lab import ConfigurationError, all_targets, load_config
+
+FIG6 = all_targets()["ngd/fig6"]
+TASKS = ["ffnn_32_32_digits", "ffnn_6_6_digits_640"]  # of its embedded preset
+
+
+def test_data_and_its_keys_mean_every_task() -> None:
+    cfg = load_config(FIG6, ["data=breast_cancer", "data.num_train=50", "model.activation=gelu"])
+    assert list(cfg.tasks) == TASKS
+    for name in TASKS:
+        assert cfg.tasks[name].data._target_.endswith("breast_cancer")
+        assert (cfg.tasks[name].data.num_train, cfg.tasks[name].model.activation) == (50, "gelu")
+    # The record has what was typed, not what it was made into.
+    assert list(cfg.command.overrides) == ["data=breast_cancer", "data.num_train=50", "model.activation=gelu"]
+
+
+def test_task_names_the_one_that_is_run() -> None:
+    cfg = load_config(FIG6, ["task=ffnn_6_6_digits_640", "data=breast_cancer"])
+    assert list(cfg.tasks) == ["ffnn_6_6_digits_640"]
+    assert cfg.tasks.ffnn_6_6_digits_640.data._target_.endswith("breast_cancer")
+    assert list(cfg.command.overrides) == ["task=ffnn_6_6_digits_640", "data=breast_cancer"]
+
+
+def test_long_forms_work_as_hydra_has_them() -> None:
+    cfg = load_config(
+        FIG6,
+        [
+            "preset=smoke",
+            "seeds=[1,2,3]",
+            "tasks.ffnn_8_digits_200.data.num_train=70",
+            "data@tasks.ffnn_8_digits_200.data=breast_cancer",
+        ],
+    )
+    assert list(cfg.seeds) == [1, 2, 3]
+    assert cfg.tasks.ffnn_8_digits_200.data.num_train == 70
+
+
+def test_what_stands_beside_the_tasks_is_left_as_typed() -> None:
+    cfg = load_config(all_targets()["ngd/fig2"], ["training.num_epochs=3", "data.num_train=50"])
+    assert cfg.training.num_epochs == 3
+    assert {task.data.num_train for task in cfg.tasks.values()} == {50}
+    assert not any("training" in task for task in cfg.tasks.values())
+
+
+@pytest.mark.parametrize(
+    ("override", "text"),
+    [
+        ("data=mnits", "unknown choice 'mnits'.*did you mean 'mnist'"),
+        ("task=ffnn_32_digits", "no task 'ffnn_32_digits' here; did you mean 'ffnn_32_32_digits'"),
+        ("data=mnist,digits", "sweeps over 2 tasks at once .*add task=NAME"),
+        ("data.num_trian=3", "unknown key 'tasks.ffnn_32_32_digits.data.num_trian'.*did you mean"),
+        ("tasks.ffnn_6_6.data.num_train=3", "unknown key 'tasks.ffnn_6_6"),
+    ],
+)
+def test_mistyped_forms_are_refused(override: str, text: str) -> None:
+    with pytest.raises(ConfigurationError, match=text):
+        load_config(FIG6, [override])

@@ -65,16 +65,14 @@ def _unit_gradients(task: TrainedTask, num: int, generator: torch.Generator) -> 
     """Return gradients of training examples, (num, P) or this rank's part of them, each divided by its norm."""
     sizes = task.tensor_sizes
     operator: Any = gauss_newton(task)
+    examples = drawn_examples(task, num, generator)
     if operator.num_rows == operator.shape[0]:
-        examples = drawn_examples(task, num, generator)
         gradients = per_example_gradients(task.model, task.loss, examples, batch_size=16)
         gradients = gradients / torch.linalg.vector_norm(gradients, dim=1, keepdim=True).clamp(min=1e-30)
         return gradients, _Tensors.whole(sizes)
-    indices = torch.randperm(task.num_train, generator=generator)[:num]  # as drawn_examples draws them
-    rows = [operator.select(index[None]).gradient() for index in indices]
-    rows = [row / operator.norm(row).clamp(min=1e-30) for row in rows]
-    own = [piece.own for piece in operator.model.layout.pieces]
-    return torch.stack(rows), _Tensors(sizes, own, operator.ranks.sum)
+    columns = operator.example_gradients(examples)
+    columns = columns / operator.norm(columns).clamp(min=1e-30)
+    return columns.T, _Tensors(sizes, operator.cut.cuts, operator.ranks.sum)
 
 
 def _sketched_products(

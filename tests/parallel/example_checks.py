@@ -1,6 +1,8 @@
-"""Run by launched_checks.py: what is computed from single examples and layers, against one process (float64)."""
+"""Run by forked_checks.py: what is computed from single examples and layers, against one process (float64)."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 import torch
 from problems import (
@@ -28,13 +30,13 @@ from curvlab.curvature import (
     sampled_traces,
 )
 from curvlab.linalg import LinearOperator, identity
-from curvlab.parallel import DataParallelOperator, Ranks, ShardedGaussNewtonOperator, shard_parameters
+from curvlab.parallel import DataParallelOperator, Ranks
 from curvlab.solvers import ConjugateGradient, Ekfac, Lissa, Rows
 
 DAMPING = 0.05
 
 
-def check_importance(ranks: Ranks) -> None:
+def check_importance(ranks: Ranks, folder: Path) -> None:
     """Traces, the draws by them, and LiSSA with both."""
     model, data = classifier()
     whole = GaussNewtonOperator(model, LOSS, data, batch_size=4)
@@ -57,10 +59,8 @@ def check_importance(ranks: Ranks) -> None:
     close(batches[0], batches[1], "a batch by importance")
 
 
-def check_estimated_importance(ranks: Ranks) -> None:
+def check_estimated_importance(ranks: Ranks, folder: Path) -> None:
     """Traces of sequences are drawn by each rank for itself: unbiased, and what is solved is the same on all."""
-    if ranks.size != 2:
-        return
     model, data = language_model("llama"), sequences(7)
     whole = GaussNewtonOperator(model, LOSS, data, batch_size=2)
     spread = DataParallelOperator(GaussNewtonOperator(model, LOSS, uneven(ranks, data), batch_size=2))
@@ -74,7 +74,7 @@ def check_estimated_importance(ranks: Ranks) -> None:
     close(weighted.sample(4, seeded(6)) @ vectors, expected, "a batch by estimated importance")
 
 
-def check_rows(ranks: Ranks) -> None:
+def check_rows(ranks: Ranks, folder: Path) -> None:
     """(λI + RᵀR)⁻¹ of the longest rows: of linear layers, of convolutions, and of other parameters."""
     for name, (model, data) in {"linear": classifier(), "convolutions": convolutions(), "norm": normed()}.items():
         whole: LinearOperator = GaussNewtonOperator(model, LOSS, data, batch_size=4)
@@ -94,7 +94,7 @@ def check_rows(ranks: Ranks) -> None:
         assert solved[0].num_matvecs == solved[1].num_matvecs
 
 
-def check_ekfac(ranks: Ranks) -> None:
+def check_ekfac(ranks: Ranks, folder: Path) -> None:
     """Kronecker factors are means over all examples, with labels that each rank draws by a stream of its own."""
     for model, data in (classifier(), convolutions(), normed()):
         shares = [uneven(Ranks(rank, ranks.size), data) for rank in range(ranks.size)]
@@ -134,20 +134,10 @@ class OneProcess(LinearOperator):
             yield from part.layer_factors(layers, generator=seeded(seed + rank))
 
 
-def check_refusals(ranks: Ranks) -> None:
+def check_refusals(ranks: Ranks, folder: Path) -> None:
     """Messages say what to take instead."""
     model, data = classifier()
     share = uneven(ranks, data)
-    sharded = ShardedGaussNewtonOperator(shard_parameters(classifier()[0]), LOSS, share)
-    for preconditioner in (Rows(num_rows=4), Ekfac()):
-        solver = ConjugateGradient(preconditioner=preconditioner)
-        right = sharded.randn(1, seeded())
-        refused(
-            lambda s=solver, b=right: s.solve(sharded + 0.1 * identity, b),
-            r"Nystrom\(rank\) needs products only",
-            TypeError,
-        )
-    refused(lambda: Lissa.auto(sharded, 0.1), "sampling='uniform'", TypeError)
     hessian = DataParallelOperator(HessianOperator(model, LOSS, share))
     refused(lambda: exact_traces(hessian), "pass a GaussNewtonOperator", TypeError)
     spread = DataParallelOperator(GaussNewtonOperator(model, LOSS, share))

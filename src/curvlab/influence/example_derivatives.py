@@ -4,20 +4,43 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.func import grad, jvp, vmap
 
 from curvlab.curvature.jacobian_products import use_vmap
-from curvlab.linalg import flatten, unflatten, unflatten_columns
+from curvlab.linalg import LinearOperator, flatten, unflatten, unflatten_columns
 from curvlab.problem import Batches, Data, Loss, ModelFunction, OutputLoss, output_loss
 from curvlab.problem.batches import Batch, Inputs
 from curvlab.problem.memory import PassSize
 from curvlab.problem.model_function import check_finite
+from curvlab.ranks import Ranks
 
 # (outputs, targets) -> (N,), one number for each example, from its own outputs alone.
 Measurement = Callable[[Tensor, Tensor], Tensor]
+
+
+class OverProcesses(Protocol):
+    """A Gauss-Newton matrix whose examples, or parameters, are spread over processes: curvlab.parallel has them.
+
+    It has its model, loss and training examples. All processes make the same calls.
+    """
+
+    ranks: Ranks
+
+    def weighted(self, weights: Tensor) -> LinearOperator:
+        """Return 1/n Σ_i w_i G_i over the examples of all processes; `weights` are this one's."""
+        ...
+
+    def example_gradients(self, data: Data, measurement: Measurement | None = None) -> Tensor:
+        """Return the gradient of each example's loss or measurement, (P, N), or this process's part of it."""
+        ...
+
+    def example_derivatives(self, directions: Tensor) -> Tensor:
+        """Return the derivative of each training example's loss along directions, (P, K) -> (N, K)."""
+        ...
 
 
 def per_example_gradients(

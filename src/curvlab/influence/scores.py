@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 
 from curvlab.curvature import GaussNewtonOperator
-from curvlab.influence.example_derivatives import Measurement, directional_derivatives, per_example_gradients
-from curvlab.linalg import identity
+from curvlab.influence.example_derivatives import (
+    Measurement,
+    OverProcesses,
+    directional_derivatives,
+    per_example_gradients,
+)
+from curvlab.linalg import LinearOperator, identity
 from curvlab.problem import Batches, Data, Loss
 from curvlab.problem.known_losses import of_mean_weight_one
 from curvlab.problem.problem import DEFAULT_BATCH_SIZE
@@ -47,10 +54,10 @@ class Influence(Shown):
 
 
 def influence_scores(
-    model: nn.Module,
-    loss: Loss,
-    train: Data,
-    test: Data,
+    model: nn.Module | OverProcesses,
+    loss: Loss | None = None,
+    train: Data | None = None,
+    test: Data | None = None,
     *,
     points: Data | None = None,
     damping: float | None = None,
@@ -81,10 +88,10 @@ def influence_scores(
 
 
 def influence(
-    model: nn.Module,
-    loss: Loss,
-    train: Data,
-    test: Data,
+    model: nn.Module | OverProcesses,
+    loss: Loss | None = None,
+    train: Data | None = None,
+    test: Data | None = None,
     *,
     points: Data | None = None,
     damping: float | None = None,
@@ -105,7 +112,9 @@ def influence(
     Sec. 2, with f = -l). Leaving one of N points out is a weight of -1/N.
 
     Args:
-        model: in eval mode.
+        model: in eval mode. Or, in the place of model, loss and train, an operator of curvlab.parallel: all its
+            processes solve together, each scores its own training examples, and all get the scores of all, in the
+            order of the processes. Then pass `test` by name, the same on every process, and no points.
         loss: as for DataOperator: with a closed form, or any mean over examples of the user's own. With class
             weights l(z) is z's term of the mean training loss: its weight, over the training set's mean weight,
             times its cross-entropy; so it is for the test loss, unless there is a measurement.
@@ -128,7 +137,7 @@ def influence(
         memory_budget: bytes for each pass, see curvlab.curvature.DataOperator.
         weights: w of the training examples, (N,), not negative, where the training loss was 1/N Σ_i w_i l_i: G is
             then `GaussNewtonOperator.weighted`. Scores stay per unit of weight added to l(z), so leaving example i
-            out is a weight of -w_i/N.
+            out is a weight of -w_i/N. With an operator over processes those of this process's examples.
         generator: of the solver's random numbers; by default seeded with 0 for every call.
 
     One system is solved for each example of the smaller side; the other side costs one directional derivative a
@@ -139,33 +148,33 @@ def influence(
         raise ValueError("rtol is that of the default solver: give it to the solver instead.")
     if solver is not None and filtered:
         raise ValueError("filtered=True has a solver of its own, TrainingFilter: leave one of the two out.")
-    op = GaussNewtonOperator(model, loss, train, batch_size=batch_size, memory_budget=memory_budget)
-    matrix = op if weights is None else op.weighted(weights)
-    batch_size = DEFAULT_BATCH_SIZE if batch_size is None else batch_size
-    loss = of_mean_weight_one(loss, (targets for _, targets in op.batches))
-    sources = train if points is None else points
-
-    def size(data: Data) -> int:
-        return Batches.of(op.function, data, batch_size=batch_size).num_examples
-
-    by_point = size(sources) <= size(test)
-    if by_point:
-        rhs = per_example_gradients(model, loss, sources)
+    if isinstance(model, nn.Module):
+        sides = _on_one_process(
+            model,
+            loss,
+            train,
+            test,
+            points=points,
+            measurement=measurement,
+            batch_size=batch_size,
+            memory_budget=memory_budget,
+            weights=weights,
+        )
+    elif any(given is not None for given in (loss, train, points, batch_size, memory_budget)) or test is None:
+        raise TypeError(
+            "an operator over processes stands in the place of model, loss and train, and has its own batch size: "
+            "influence(op, test=..., damping=...)"
+        )
     else:
-        rhs = per_example_gradients(model, loss, test, measurement=measurement)
-    damped, rtol = matrix + damping * identity, 1e-2 if rtol is None else rtol
+        sides = _over_processes(model, test, measurement=measurement, weights=weights)
+    damped, rtol = sides.matrix + damping * identity, 1e-2 if rtol is None else rtol
     if time is not None:
         solver = TrainingFilter(time, rtol=rtol)
     elif solver is None:
-        solver = default_solver(op.shape[0], len(rhs), rtol=rtol, operator=damped)
+        solver = default_solver(damped.shape[0], sides.solved.shape[1], rtol=rtol, operator=damped)
     if generator is None:
-        generator = torch.Generator(op.device).manual_seed(0)
-    solution = solver.solve(damped, rhs.T, generator=generator)
-    measured, of = (test, measurement) if by_point else (sources, None)
-    at_once = op.problem.memory.examples_at_once(batch_size)
-    scores = -directional_derivatives(model, loss, measured, solution.x, measurement=of, batch_size=at_once)
-    if not by_point:
-        scores = scores.T
+        generator = torch.Generator(damped.device).manual_seed(0)
+    solution = solver.solve(damped, sides.solved, generator=generator)
     if not solution.converged:
         warnings.warn(
             "the solver did not reach its tolerance: largest relative residual "
@@ -173,7 +182,70 @@ def influence(
             "with that error in mind.",
             stacklevel=2,
         )
-    return Influence(scores=scores, solution=solution, solved_for="points" if by_point else "test")
+    return Influence(scores=sides.scores(solution.x), solution=solution, solved_for=sides.solved_for)
+
+
+@dataclass(frozen=True)
+class _Sides:
+    """The systems to solve, and what scores are taken from their solutions.
+
+    Attributes:
+        matrix: G.
+        solved: (P, K), gradients of one side's examples.
+        solved_for: which side's, "points" or "test".
+        scores: (P, K) -> (num_test, num_points).
+    """
+
+    matrix: LinearOperator
+    solved: Tensor
+    solved_for: str
+    scores: Callable[[Tensor], Tensor]
+
+
+def _on_one_process(
+    model: nn.Module,
+    loss: Loss | None,
+    train: Data | None,
+    test: Data | None,
+    *,
+    points: Data | None,
+    measurement: Measurement | None,
+    batch_size: int | None,
+    memory_budget: float | None,
+    weights: Tensor | None,
+) -> _Sides:
+    """Return the systems of the side that has fewer examples."""
+    if loss is None or train is None or test is None:
+        raise TypeError("pass model, loss, train and test, or an operator over processes and test=...")
+    op = GaussNewtonOperator(model, loss, train, batch_size=batch_size, memory_budget=memory_budget)
+    size = DEFAULT_BATCH_SIZE if batch_size is None else batch_size
+    matrix = op if weights is None else op.weighted(weights)
+    unit = of_mean_weight_one(loss, (targets for _, targets in op.batches))
+    sources = train if points is None else points
+
+    def num(data: Data) -> int:
+        return Batches.of(op.function, data, batch_size=size).num_examples
+
+    def along(data: Data, directions: Tensor, of: Measurement | None) -> Tensor:
+        at_once = op.problem.memory.examples_at_once(size)
+        return -directional_derivatives(model, unit, data, directions, measurement=of, batch_size=at_once)
+
+    if num(sources) <= num(test):
+        solved = per_example_gradients(model, unit, sources).T
+        return _Sides(matrix, solved, "points", lambda x: along(test, x, measurement))
+    solved = per_example_gradients(model, unit, test, measurement=measurement).T
+    return _Sides(matrix, solved, "test", lambda x: along(sources, x, None).T)
+
+
+def _over_processes(
+    operator: OverProcesses, test: Data, *, measurement: Measurement | None, weights: Tensor | None
+) -> _Sides:
+    """Return the systems of the test examples, which all processes solve together."""
+    given = torch.tensor(weights is None)
+    operator.ranks.agree(given, "whether they have weights: pass each rank those of its own examples")
+    matrix = cast("LinearOperator", operator) if weights is None else operator.weighted(weights)
+    solved = operator.example_gradients(test, measurement)
+    return _Sides(matrix, solved, "test", lambda x: -operator.example_derivatives(x).T)
 
 
 def _curvature_added(

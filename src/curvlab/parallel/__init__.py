@@ -1,16 +1,13 @@
-"""One problem on several processes (`torchrun`): the work is spread, the results are the same."""
+"""One problem on several processes (`torchrun`): the work is spread, the results are the same.
 
-from curvlab.parallel.chains import estimate_llc
+What runs on one process runs here by the same functions: solvers, spectra, `influence`, `mean_gradient` take a
+DataParallelOperator, or the operator of a sharded model; `estimate_llc` takes `ranks`.
+"""
+
 from curvlab.parallel.data_parallel import DataParallelOperator
-from curvlab.parallel.gradient import mean_gradient
-from curvlab.parallel.influence import influence
 from curvlab.parallel.launch import joined, launched
-from curvlab.parallel.sharded import (
-    ShardedGaussNewtonOperator,
-    ShardedHessianOperator,
-    is_sharded,
-    shard_parameters,
-)
+from curvlab.parallel.sharded import ShardedGaussNewtonOperator, ShardedHessianOperator
+from curvlab.parallel.sharded_model import is_sharded, shard_parameters
 from curvlab.ranks import Ranks
 
 __all__ = [
@@ -18,11 +15,8 @@ __all__ = [
     "Ranks",
     "ShardedGaussNewtonOperator",
     "ShardedHessianOperator",
-    "estimate_llc",
-    "influence",
     "is_sharded",
     "joined",
     "launched",
-    "mean_gradient",
     "shard_parameters",
 ]

@@ -12,8 +12,10 @@ from curvlab.curvature import DataOperator
 from curvlab.curvature.layers import Layer
 from curvlab.curvature.mean_over_ranks import MeanOverRanks
 from curvlab.curvature.quadratic_forms import quadratic_forms
+from curvlab.influence.example_derivatives import Measurement, directional_derivatives, per_example_gradients
 from curvlab.linalg import LinearOperator
-from curvlab.parallel.examples import SharedExamples
+from curvlab.parallel.examples_over_ranks import ExamplesOverRanks
+from curvlab.problem import Data
 from curvlab.ranks import SAME_SEEDS, Ranks
 
 
@@ -40,12 +42,7 @@ class DataParallelOperator(MeanOverRanks):
         super().__init__(share.shape[0], dtype=share.dtype, device=share.device)
         self.share = share
         self.ranks = Ranks.current() if ranks is None else ranks
-        self._examples = SharedExamples(
-            self.ranks,
-            lambda: share.num_examples,
-            lambda: share.problem.total_count,
-            is_mean=share.loss.reduction == "mean",
-        )
+        self._examples = ExamplesOverRanks(self.ranks, share.problem)
         self._part: LinearOperator | None = None
         self._sampled = False
         self.ranks.agree(
@@ -91,17 +88,40 @@ class DataParallelOperator(MeanOverRanks):
 
         All ranks call it. Traces, rows and random batches are those of the operator without weights alone.
         """
-        part, problem, divisor = None, "", self.divisor
-        try:
-            part = self.share.weighted(weights).part(divisor=divisor)
-        except ValueError as error:
-            problem = str(error)
-        for rank, found in enumerate(self.ranks.gather(problem)):  # one rank must not stop alone
-            if found:
-                raise ValueError(f"rank {rank}: {found}")
-        weighted = copy.copy(self)
+        divisor, weighted = self.divisor, copy.copy(self)
+        part = self._examples.refused_together(lambda: self.share.weighted(weights).part(divisor=divisor))
         weighted._sampled, weighted._part = True, part
         return weighted
+
+    def gradient(self) -> Tensor:
+        """Return the gradient of the mean loss over all ranks' examples, (P,), the same on every rank.
+
+        Cost: 3F of the share, F a forward, and one all-reduce of P numbers.
+        """
+        return self.ranks.sum(self.share.problem.part(divisor=self.divisor).gradient())
+
+    def example_gradients(self, data: Data, measurement: Measurement | None = None) -> Tensor:
+        """Return each example's gradient of its loss or a measurement, (P, N), as rank 0 has it.
+
+        Args:
+            data: the same on every rank.
+            measurement: (outputs, targets) -> (N,); None: the loss of each, class weights of mean one.
+
+        Cost: 3F of all of `data`.
+        """
+        loss = self._examples.normalised_loss
+        rows = per_example_gradients(self.share.problem.model, loss, data, measurement=measurement)
+        return self.ranks.from_first(rows).T
+
+    def example_derivatives(self, directions: Tensor) -> Tensor:
+        """Return the derivative of each example's own loss along directions, (P, K) -> (N, K), on the CPU.
+
+        Of all ranks' examples, class weights of mean one. Cost: 2F of the share a direction.
+        """
+        problem, loss = self.share.problem, self._examples.normalised_loss
+        return torch.cat(
+            self.ranks.gather(directional_derivatives(problem.model, loss, problem.data, directions).cpu())
+        )
 
     def randn(self, num_columns: int, generator: torch.Generator | None = None) -> Tensor:
         """Return the random vectors that one process would draw, the same on every rank."""

@@ -79,6 +79,8 @@ class Batches:
     @classmethod
     def of(cls, model: ModelFunction, data: Data, *, batch_size: int) -> Self:
         """Return the data as the model takes it: on its device, in its dtype, with labels as it reads them."""
+        if isinstance(data, cls):
+            return data
         return cls(data, batch_size=batch_size, device=model.device, dtype=model.dtype, model=model)
 
     @property

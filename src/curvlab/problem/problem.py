@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import TypeVar, cast
+from typing import Protocol, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -357,14 +357,28 @@ class Problem:
             return flatten(torch.autograd.grad(value, leaves, materialize_grads=True))
 
 
+class HasGradient(Protocol):
+    """What knows its own way to the gradient of its mean loss: an operator over processes."""
+
+    def gradient(self) -> Tensor:
+        """Return ∇L, (P,), or this process's part of it."""
+        ...
+
+
 def mean_gradient(
-    model: nn.Module | Problem,
+    model: nn.Module | Problem | HasGradient,
     loss: Loss | None = None,
     data: Data | None = None,
     *,
     batch_size: int | None = None,
 ) -> Tensor:
-    """Return ∇L = 1/n Σ ∇l by the trainable parameters, (P,): see `Problem.gradient`, and `Problem.of`."""
+    """Return ∇L = 1/n Σ ∇l by the trainable parameters, (P,): see `Problem.gradient`, and `Problem.of`.
+
+    An operator of curvlab.parallel may stand in the place of model, loss and data, alone: then ∇L is over the
+    examples of all processes.
+    """
+    if not isinstance(model, nn.Module | Problem):
+        return model.gradient()
     return Problem.of(model, loss, data, batch_size=batch_size).gradient()
 
 

@@ -19,6 +19,7 @@ from torch import Tensor
 from curvlab.described import described
 from curvlab.iterate import Checkpoint, Key, SaveFile, iterate
 from curvlab.problem.memory import MemoryWarning, is_out_of_memory
+from curvlab.ranks import Ranks
 from curvlab.sampling.sgld import SGLD, SGLDState
 
 # On a CPU: below, a step is so short that threads wait for the interpreter, and one vmap over all chains is
@@ -123,6 +124,23 @@ def run_chains(
             MemoryWarning,
             stacklevel=2,
         )
+
+
+def run_chains_over_ranks(
+    ranks: Ranks, sampler: SGLD, seeds: Sequence[int], num_steps: int, **settings: Any
+) -> ChainTraces:
+    """Run this rank's chains and return those of all ranks, in the order of `seeds`; see `run_chains`.
+
+    A callback is called for this rank's chains alone.
+    """
+    given = torch.tensor([seed % 2**31 for seed in seeds])
+    ranks.agree(given, "the seeds of the chains: pass generators with the same seed on every rank")
+    mine = range(ranks.rank, len(seeds), ranks.size)
+    own = run_chains(sampler, [seeds[chain] for chain in mine], num_steps, **settings).parts() if mine else []
+    found = ranks.gather((list(mine), [part.cpu() for part in own]))
+    order = torch.tensor([chain for chains, _ in found for chain in chains]).argsort()
+    parts = zip(*(parts for _, parts in found if parts), strict=True)
+    return ChainTraces(*(torch.cat(part)[order].to(sampler.losses.start) for part in parts))
 
 
 @dataclass(frozen=True)

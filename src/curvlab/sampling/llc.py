@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,8 @@ from torch import Tensor, nn
 
 from curvlab.iterate import Checkpoint
 from curvlab.problem import Data, Loss
-from curvlab.sampling.chains import ChainsState, ChainTraces, run_chains
+from curvlab.ranks import Ranks
+from curvlab.sampling.chains import ChainsState, run_chains, run_chains_over_ranks
 from curvlab.sampling.diagnostics import (
     STRICT_DRAWS_PER_CHAIN,
     STRICT_RHAT,
@@ -290,7 +292,7 @@ def estimate_llc(
     progress: bool = True,
     checkpoint: str | Path | Checkpoint | None = None,
     callback: Callable[[ChainsState], object] | None = None,
-    run: Callable[..., ChainTraces] = run_chains,
+    ranks: Ranks | None = None,
     generator: torch.Generator | int,
 ) -> LLC:
     """Estimate λ(w0) = nbeta (E[L(w)] - L(w0)) at the parameters w0 with Langevin chains (Lau et al. 2023).
@@ -327,8 +329,11 @@ def estimate_llc(
         checkpoint: folder where chains are kept, saved every minute, removed at the end: after a kill the same
             call goes on there and ends at the same numbers, also with other `num_draws`.
         callback: see `run_chains`.
-        run: what takes the chains to their end: `run_chains`, or curvlab.parallel's, which spreads them.
-        generator: or a seed; it seeds the chains' generators, and its state alone decides the result.
+        ranks: processes that share the chains; None: this one runs all. Rank r of R runs the chains r, r + R, ...;
+            every rank gets the same estimate, which does not depend on R but for rounding. All of them hold the
+            model and all the data; `checkpoint` is a folder that all of them see.
+        generator: or a seed; it seeds the chains' generators, and its state alone decides the result. The same on
+            every rank.
 
     Cost: C (num_burnin_steps + num_draws steps_per_draw) forward and backward passes of a batch, as many times P
     normals, and what `measure_ends` costs, about 1 % of them; memory of 3 C P numbers (4 with a friction) and of
@@ -364,6 +369,7 @@ def estimate_llc(
     )
     seeds = torch.randint(2**62, (num_chains,), generator=generator, device=generator.device).tolist()
     num_steps = num_burnin_steps + num_draws * steps_per_draw
+    run = run_chains if ranks is None else partial(run_chains_over_ranks, ranks)
     traces = run(
         sampler,
         seeds,

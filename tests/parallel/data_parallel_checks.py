@@ -1,16 +1,9 @@
-"""Run by test_launched.py: what several processes compute, against one process with all the data (float64).
-
-Each check is a function of the ranks that raises where the answers differ; all ranks run all of them.
-"""
+"""Run by forked_checks.py: what processes compute from shares of the data, against one that has all (float64)."""
 
 from __future__ import annotations
 
-import sys
-import time
-from collections.abc import Callable
+from pathlib import Path
 
-import example_checks
-import sharded_checks
 import torch
 from problems import (
     LOSS,
@@ -24,40 +17,32 @@ from problems import (
     sequences,
     uneven,
 )
-from processes import forked
+from torch import Tensor, nn
 
 from curvlab.curvature import FisherOperator, GaussNewtonOperator, HessianOperator
-from curvlab.influence import influence as influence_on_one
+from curvlab.influence import influence
 from curvlab.influence.example_derivatives import per_example_gradients
 from curvlab.iterate import Checkpoint
 from curvlab.linalg import LinearOperator, identity
-from curvlab.parallel import (
-    DataParallelOperator,
-    Ranks,
-    estimate_llc,
-    influence,
-    joined,
-    mean_gradient,
-)
-from curvlab.sampling import ChainsState
-from curvlab.sampling import estimate_llc as llc_on_one
+from curvlab.parallel import DataParallelOperator, Ranks
+from curvlab.problem import mean_gradient
+from curvlab.sampling import ChainsState, estimate_llc
 from curvlab.solvers import BlockConjugateGradient, ConjugateGradient, Lissa, MinimumResidual
 from curvlab.solvers.default import rows_pay
 from curvlab.spectrum import hutchinson_trace, mean_eigenvalue, sketch_eigenvalues, top_eigenvalues
 
 
-# ------------------------------------------------------------------------------------ data parallel
-def check_products(ranks: Ranks) -> None:
+def check_products(ranks: Ranks, folder: Path) -> None:
     for family in ("llama", "mistral") if ranks.size == 2 else ("mistral",):
         model, data = language_model(family), sequences(7)
         share = uneven(ranks, data)
         kinds = {
-            "Gauss-Newton": lambda d, m=model: GaussNewtonOperator(m, LOSS, d, batch_size=2),
             "Hessian": lambda d, m=model: HessianOperator(m, LOSS, d, batch_size=2),
             "empirical Fisher": lambda d, m=model: FisherOperator(m, LOSS, d, kind="empirical"),
+            "Gauss-Newton": lambda d, m=model: GaussNewtonOperator(m, LOSS, d, batch_size=2),
         }
         for name, build in kinds.items():
-            if ranks.size == 2 and (family, name) == ("mistral", "Hessian"):
+            if family == "mistral" and name != "Gauss-Newton":
                 continue
             whole, spread = build(data), DataParallelOperator(build(share))
             vectors = whole.randn(2, seeded(5))
@@ -72,10 +57,10 @@ def check_products(ranks: Ranks) -> None:
         again = [op.sample(2, seeded(7)).sample(3, seeded(8)) @ vectors for op in (whole, spread)]
         close(again[1], again[0], "a sample of a sample")
         gradient = loss_gradient(model, data)
-        close(mean_gradient(model, LOSS, share, batch_size=2), gradient, "the gradient")
+        close(mean_gradient(spread), gradient, "the gradient")
 
 
-def check_solvers(ranks: Ranks) -> None:
+def check_solvers(ranks: Ranks, folder: Path) -> None:
     model, data = classifier()
     share = uneven(ranks, data)
     whole: LinearOperator = GaussNewtonOperator(model, LOSS, data)
@@ -108,53 +93,61 @@ def check_solvers(ranks: Ranks) -> None:
         close(estimate(spread), estimate(whole), name)
 
 
-def check_influence(ranks: Ranks) -> None:
+def check_influence(ranks: Ranks, folder: Path) -> None:
+    def over(model: nn.Module, data: tuple[Tensor, Tensor]) -> DataParallelOperator:
+        return DataParallelOperator(GaussNewtonOperator(model, LOSS, uneven(ranks, data)))
+
     model, data = classifier()
     test = (data[0][:4], data[1][:4])
     settings = {"damping": 0.1, "solver": ConjugateGradient(rtol=1e-9)}
-    found = influence(model, LOSS, uneven(ranks, data), test, **settings)
-    close(found.scores, influence_on_one(model, LOSS, data, test, **settings).scores, "influence")
+    found = influence(over(model, data), test=test, **settings)
+    close(found.scores, influence(model, LOSS, data, test, **settings).scores, "influence")
     same_on_all(ranks, found.scores, "influence")
     sure = torch.cat([data[0][:4], 100 * data[0][4:]]), data[1]  # the first hold the curvature
     torch.manual_seed(3)
-    linear = torch.nn.Linear(5, 3).double().eval()
+    linear = nn.Linear(5, 3).double().eval()
     assert rows_pay(GaussNewtonOperator(linear, LOSS, sure))
-    found = influence(linear, LOSS, uneven(ranks, sure), test, damping=0.1, rtol=1e-9)
-    expected = influence_on_one(linear, LOSS, sure, test, damping=0.1, rtol=1e-9)
+    found = influence(over(linear, sure), test=test, damping=0.1, rtol=1e-9)
+    expected = influence(linear, LOSS, sure, test, damping=0.1, rtol=1e-9)
     close(found.scores, expected.scores, "influence by the default solver")
     assert found.solution.num_matvecs == expected.solution.num_matvecs, "it looks at the examples of all ranks"
     weights = torch.rand(len(data[0]), generator=seeded(7), dtype=torch.float64)
     own = uneven(ranks, (weights, weights))[0]
-    found = influence(model, LOSS, uneven(ranks, data), test, weights=own, **settings)
-    expected = influence_on_one(model, LOSS, data, test, weights=weights, **settings)
+    found = influence(over(model, data), test=test, weights=own, **settings)
+    expected = influence(model, LOSS, data, test, weights=weights, **settings)
     close(found.scores, expected.scores, "influence of weighted examples")
-    share = uneven(ranks, data)
     given = None if ranks.is_first else own
-    refused(lambda: influence(model, LOSS, share, test, weights=given, **settings), "pass each rank those of its")
+    refused(
+        lambda: influence(over(model, data), test=test, weights=given, **settings), "pass each rank those of its"
+    )
     wrong = own if ranks.is_first else own[:-1]
-    refused(lambda: influence(model, LOSS, share, test, weights=wrong, **settings), "rank 1: need one weight")
+    refused(lambda: influence(over(model, data), test=test, weights=wrong, **settings), "rank 1: need one weight")
+    refused(lambda: influence(over(model, data), LOSS, data, test, **settings), "in the place of", TypeError)
 
 
-def check_chains(ranks: Ranks, folder: str) -> None:
+def check_chains(ranks: Ranks, folder: Path) -> None:
     model, data = classifier()
     settings = {
         "num_chains": 5, "num_draws": 6, "num_burnin_steps": 4, "step_size": 1e-3, "batch_size": 8,
     }  # fmt: skip
-    expected = llc_on_one(model, LOSS, data, **settings, generator=seeded(2))
+    expected = estimate_llc(model, LOSS, data, **settings, generator=seeded(2))
 
     def killed(state: ChainsState) -> None:
         if state.num_steps == 6:
             raise RuntimeError("killed")
 
-    place = Checkpoint(folder, every=1)
-    resumed = settings | {"checkpoint": place, "generator": seeded(2)}
-    refused(lambda: estimate_llc(model, LOSS, data, **resumed, callback=killed), "killed", RuntimeError)
-    found = estimate_llc(model, LOSS, data, **settings, checkpoint=folder, generator=seeded(2))
+    spread = settings | {"ranks": ranks, "checkpoint": Checkpoint(folder / f"chains {ranks.size}", every=1)}
+    refused(
+        lambda: estimate_llc(model, LOSS, data, **spread, callback=killed, generator=seeded(2)),
+        "killed",
+        RuntimeError,
+    )
+    found = estimate_llc(model, LOSS, data, **spread, generator=seeded(2))
     close(found.losses, expected.losses, "the chains' losses")
     close(found.per_chain, expected.per_chain, "LLC")
 
 
-def check_refusals(ranks: Ranks) -> None:
+def check_refusals(ranks: Ranks, folder: Path) -> None:
     model, data = classifier()
     operator = DataParallelOperator(GaussNewtonOperator(model, LOSS, uneven(ranks, data)))
     refused(lambda: operator.randn(1, seeded(ranks.rank)), "same seed on every rank")
@@ -164,44 +157,3 @@ def check_refusals(ranks: Ranks) -> None:
     refused(lambda: DataParallelOperator(GaussNewtonOperator(model, LOSS, data)), "load the same weights")
     pair = ranks.share(data)
     assert torch.equal(torch.cat(ranks.gather(pair[0])), data[0])
-
-
-CHECKS: dict[str, Callable[[Ranks, str], None]] = {
-    "sharded products": lambda ranks, folder: sharded_checks.check_products(ranks),
-    "sharded solvers": sharded_checks.check_solvers,
-    "sharded influence": lambda ranks, folder: sharded_checks.check_influence(ranks),
-    "memory": lambda ranks, folder: sharded_checks.check_memory(ranks),
-    "products": lambda ranks, folder: check_products(ranks),
-    "solvers": lambda ranks, folder: check_solvers(ranks),
-    "influence": lambda ranks, folder: check_influence(ranks),
-    "chains": lambda ranks, folder: check_chains(ranks, f"{folder}/chains {ranks.size}"),
-    "importance": lambda ranks, folder: example_checks.check_importance(ranks),
-    "estimated importance": lambda ranks, folder: example_checks.check_estimated_importance(ranks),
-    "rows": lambda ranks, folder: example_checks.check_rows(ranks),
-    "Kronecker factors": lambda ranks, folder: example_checks.check_ekfac(ranks),
-    "refusals of examples": lambda ranks, folder: example_checks.check_refusals(ranks),
-    "refusals": lambda ranks, folder: check_refusals(ranks),
-}
-
-
-def run_checks(folder: str) -> None:
-    """Run all checks on this rank, and tell how long each took."""
-    with joined(timeout_seconds=300) as ranks:
-        for name, check in CHECKS.items():
-            began = time.process_time()
-            check(ranks, folder)
-            if ranks.is_first:
-                print(f"{ranks.size} ranks: {name}: {time.process_time() - began:.1f} CPU s", flush=True)
-        if ranks.is_first:
-            print(f"{ranks.size} ranks: all checks passed", flush=True)
-
-
-def main(folder: str) -> None:
-    # Forked here, not started by torchrun one by one: all that is imported is imported once. `language_model` too.
-    language_model("llama")
-    for num_processes in (2, 4):
-        forked(num_processes, run_checks, folder)
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

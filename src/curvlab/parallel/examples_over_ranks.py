@@ -1,39 +1,39 @@
-"""Examples numbered through the shares of all ranks, drawn as one process draws them."""
+"""Examples numbered through the shares of all ranks: counted, drawn and weighted as one process does it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cached_property
+from typing import TypeVar, cast
 
 import torch
 from torch import Tensor
 
 from curvlab.linalg import ExampleDraws
-from curvlab.ranks import Ranks
+from curvlab.problem import OutputLoss, Problem, output_loss
+from curvlab.problem.known_losses import of_mean_weight_one
+from curvlab.ranks import SAME_SEEDS, Ranks
 
-SEEDS = "pass generators with the same seed on every rank"
+Value = TypeVar("Value")
 
 
-class SharedExamples:
+class ExamplesOverRanks:
     """How many examples and predictions the ranks have, and which of those that are drawn are this rank's.
+
+    Counts are exchanged when they are first needed.
 
     Args:
         ranks: who has them.
-        num_own: number of this rank's examples.
-        count_own: number of this rank's predictions, counted when it is first needed.
-        is_mean: whether the loss is a mean over predictions, rather than a sum.
+        own: this rank's examples, and the loss that is summed over them.
     """
 
-    def __init__(
-        self, ranks: Ranks, num_own: Callable[[], int], count_own: Callable[[], float], *, is_mean: bool
-    ) -> None:
-        self.ranks, self.is_mean = ranks, is_mean
-        self._num_own, self._count_own = num_own, count_own
+    def __init__(self, ranks: Ranks, own: Problem) -> None:
+        self.ranks, self.own = ranks, own
 
     @cached_property
     def sizes(self) -> list[int]:
         """Examples of each rank."""
-        return self.ranks.gather(self._num_own())
+        return self.ranks.gather(self.own.num_examples)
 
     @property
     def num(self) -> int:
@@ -43,12 +43,22 @@ class SharedExamples:
     @cached_property
     def divisor(self) -> float:
         """n, by which a mean divides the sum over all ranks' examples; 1 for a sum."""
-        if not self.is_mean:
+        if self.own.loss.reduction != "mean":
             return 1.0
-        total = float(sum(self.ranks.gather(self._count_own())))
+        total = float(sum(self.ranks.gather(self.own.total_count)))
         if total == 0:
             raise ValueError("every target of every rank is ignored (ignore_index): the mean has no terms")
         return total
+
+    @cached_property
+    def normalised_loss(self) -> OutputLoss:
+        """An equal loss whose class weights have mean one over all ranks' targets, see `of_mean_weight_one`."""
+
+        def targets() -> Iterator[Tensor]:
+            for part in self.ranks.gather([own.cpu() for own in self.own.data.targets()]):
+                yield from part
+
+        return output_loss(of_mean_weight_one(self.own.given_loss, targets()))
 
     def draw(
         self, batch_size: int, generator: torch.Generator | None, probabilities: Tensor | None
@@ -66,13 +76,25 @@ class SharedExamples:
             indices = torch.randint(self.num, (batch_size,), generator=generator, device=source).cpu()
         else:
             indices, factors = ExampleDraws(probabilities, self.num).draw(batch_size, generator)
-        self.ranks.agree(indices, f"the examples that they draw: {SEEDS}")
+        self.ranks.agree(indices, SAME_SEEDS)
         own, mine = self.own_places(indices)
-        own_factors = None if factors is None else factors[mine]
-        return own, own_factors, batch_size / self.num * self.divisor
+        return own, None if factors is None else factors[mine], batch_size / self.num * self.divisor
 
     def own_places(self, indices: Tensor) -> tuple[Tensor, Tensor]:
         """Return those of `indices` that are this rank's, numbered in its share, and which they were."""
         first = sum(self.sizes[: self.ranks.rank])
         mine = (indices >= first) & (indices < first + self.sizes[self.ranks.rank])
         return indices[mine] - first, mine
+
+    def refused_together(self, make: Callable[[], Value]) -> Value:
+        """Return make(); the ValueError that it raises on one rank is raised on all: none may stop alone."""
+        made: Value | None = None
+        problem = ""
+        try:
+            made = make()
+        except ValueError as error:
+            problem = str(error)
+        for rank, found in enumerate(self.ranks.gather(problem)):
+            if found:
+                raise ValueError(f"rank {rank}: {found}")
+        return cast("Value", made)

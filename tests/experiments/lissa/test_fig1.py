@@ -16,7 +16,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from curvlab.lab import load_config
+from curvlab.lab import Computed, load_config
 from curvlab.lab.reporting import load_claims
 from curvlab.lab.targets.execution import draw_target, judge_target
 from experiments.lissa.fig1 import TARGET
@@ -28,12 +28,11 @@ ROOT = Path(__file__).parents[3]
 # reads finished tables.
 FORKING = """
 import functools, os, sys
-from curvlab.lab.runs.fingerprint import fingerprint
 from experiments.lissa.fig1 import TARGET
 from curvlab.lab.targets import execution, load_config, side_by_side
 side_by_side.load_libraries()
-for room in (TARGET.load("compute"), TARGET.load("judge")):
-    fingerprint([room.__module__])
+for room in ("compute", "judge"):
+    TARGET.load(room)
 execution.draw_target = lambda target, folder: None
 composed = functools.cache(lambda overrides: load_config(TARGET, overrides.split()))
 for line in sys.stdin:
@@ -169,6 +168,15 @@ def test_it_is_judged_and_drawn_again_from_the_files_alone(smoke: Path) -> None:
     judge_target(TARGET, smoke)
     draw_target(TARGET, smoke)
     assert files(smoke) == before
+
+
+@pytest.mark.parametrize(("x", "y", "name"), [("lissa_0", "pbrf_1", "LiSSA"), ("cg", "exact", "influence by CG")])
+def test_scatter_has_the_linear_answer_on_x_and_the_pbrf_on_y(smoke: Path, x: str, y: str, name: str) -> None:
+    computed = Computed.of(smoke)
+    scores = computed[f"scores_{computed['table'].task.iloc[0]}"]
+    expected = scores.loc[scores.point == scores.point.iloc[0], [x, y]].to_numpy()
+    axes = [ax for ax in TARGET.load("draw")(computed)["figure.png"].axes if ax.get_xlabel() == name]
+    np.testing.assert_allclose(axes[0].collections[0].get_offsets(), expected)
 
 
 @pytest.fixture

@@ -221,7 +221,7 @@ def labels_alone(inputs: Inputs, targets: Tensor) -> Data:
     """As the collator for pairs of texts: the model makes what its decoder reads from the labels."""
     whole = {key: value for key, value in inputs.items() if key != "decoder_input_ids"} | {"labels": targets}
     rows = [rows_of(whole, n) for n in range(len(targets))]
-    return DataLoader(rows, batch_size=3, shuffle=True)
+    return DataLoader(rows, batch_size=3)
 
 
 Draw = Callable[[int, torch.Generator], tuple[Inputs, Tensor]]

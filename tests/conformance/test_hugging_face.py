@@ -61,7 +61,7 @@ def test_from_a_data_set_to_influence_and_the_learning_coefficient(tokenizer) ->
     # What a user writes.
     columns = rows.remove_columns(["text", "idx"])
     collate = transformers.DataCollatorWithPadding(tokenizer)
-    train = DataLoader(columns.select(range(6)), batch_size=3, shuffle=True, collate_fn=collate)
+    train = DataLoader(columns.select(range(6)), batch_size=3, collate_fn=collate)
     test = DataLoader(columns.select(range(6, 8)), batch_size=3, collate_fn=collate)
     with only_parameters(model, "classifier.*", "*.pooler.*"):
         found = influence(model, LOSS, train, test, damping=1e-2, rtol=1e-8)
@@ -119,7 +119,7 @@ def language_loader(tokenizer, collator, *, batch_size: int = 3) -> DataLoader:
     rows = datasets.Dataset.from_dict({"text": TEXTS}).map(
         lambda row: tokenizer(row["text"], return_token_type_ids=False), remove_columns="text"
     )
-    return DataLoader(rows, batch_size=batch_size, shuffle=True, collate_fn=collator)
+    return DataLoader(rows, batch_size=batch_size, collate_fn=collator)
 
 
 @pytest.mark.parametrize("name", ["gpt2", "opt"])
@@ -165,7 +165,7 @@ def test_translation_with_the_collator_of_pairs(tokenizer) -> None:
     )
     for knows_model in (False, True):  # with the model, the collator makes decoder_input_ids itself
         collate = transformers.DataCollatorForSeq2Seq(tokenizer, model=model if knows_model else None)
-        loader = DataLoader(rows, batch_size=3, shuffle=True, collate_fn=collate)
+        loader = DataLoader(rows, batch_size=3, collate_fn=collate)
         (whole,) = DataLoader(rows, batch_size=8, collate_fn=collate)
         assert ("decoder_input_ids" in whole) == knows_model
         with only_parameters(model, *case.patterns):

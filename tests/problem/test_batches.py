@@ -53,7 +53,6 @@ FORMS: dict[str, Callable[[Tensor, Tensor], object]] = {
     "batches as lists": lambda x, y: [[x[:2], y[:2]], [x[2:], y[2:]]],
     "re-iterable": Reiterable,
     "loader": lambda x, y: DataLoader(TensorDataset(x, y), batch_size=2),
-    "shuffling loader": lambda x, y: DataLoader(TensorDataset(x, y), batch_size=2, shuffle=True),
     "list of two tensors": lambda x, y: [x, y],
 }
 OPERATORS = [

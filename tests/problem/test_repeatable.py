@@ -1,7 +1,8 @@
-"""Data that is another at each pass is noticed when an operator is built, and read in one order or refused."""
+"""Data that is another at each pass is noticed when an operator is built, and refused."""
 
 import random
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -48,28 +49,6 @@ def read(case: Problem, data: object) -> Tensor:
 
 
 # ------------------------------------------------------------------------------- read in one order
-def test_a_shuffled_loader_is_read_in_the_order_of_its_data_set(case: Problem) -> None:
-    dataset = TensorDataset(case.inputs, case.targets)
-    loader = DataLoader(dataset, batch_size=4, shuffle=True)
-    assert torch.equal(read(case, loader), case.inputs)
-    op = GaussNewtonOperator(case.model, case.loss, loader)
-    vector = op.randn(1, torch.Generator().manual_seed(0))[:, 0]
-    assert torch.equal(op @ vector, op @ vector)  # to the last bit: batches are the same, too
-    assert_close(op.to_dense(), whole(case), rtol=1e-10, atol=1e-12)
-    assert [len(y) for _, y in op.batches] == [4, 4, 3]
-
-
-def test_no_product_of_a_shuffling_loader_that_drops_its_last_batch_is_another(case: Problem) -> None:
-    loader = DataLoader(TensorDataset(case.inputs, case.targets), batch_size=4, shuffle=True, drop_last=True)
-    passes = [dense(case, list(loader)) for _ in range(2)]
-    assert (passes[0] - passes[1]).norm() > 1e-2 * whole(case).norm()  # what is avoided
-    with pytest.warns(UserWarning, match="3 of 11 examples, others at each pass, would be missing"):
-        op = GaussNewtonOperator(case.model, case.loss, loader)
-    assert torch.equal(op.to_dense(), op.to_dense())
-    assert_close(op.to_dense(), whole(case), rtol=1e-10, atol=1e-12)
-    assert op.num_examples == 11
-
-
 def test_dropping_without_shuffling_leaves_out_the_same_examples(case: Problem) -> None:
     loader = DataLoader(TensorDataset(case.inputs, case.targets), batch_size=4, drop_last=True)
     op = GaussNewtonOperator(case.model, case.loss, loader)
@@ -79,33 +58,65 @@ def test_dropping_without_shuffling_leaves_out_the_same_examples(case: Problem) 
     assert all((case.inputs[:8] == row).all(1).any() for x, _ in sampled.batches for row in x)
 
 
-def test_a_random_subset_is_read_in_the_order_of_the_data_set(case: Problem) -> None:
-    chosen = [7, 2, 5]
-    loader = DataLoader(TensorDataset(case.inputs, case.targets), sampler=SubsetRandomSampler(chosen))
-    assert torch.equal(read(case, loader), case.inputs[[2, 5, 7]])
-    assert GaussNewtonOperator(case.model, case.loss, loader).num_examples == 3
-
-
 def test_samples_of_a_loader_are_those_of_its_data(case: Problem) -> None:
     dataset = TensorDataset(case.inputs, case.targets)
     drawn = [
         GaussNewtonOperator(case.model, case.loss, data).sample(5, torch.Generator().manual_seed(3)).to_dense()
-        for data in (dataset, DataLoader(dataset, batch_size=4), DataLoader(dataset, batch_size=4, shuffle=True))
+        for data in (dataset, DataLoader(dataset, batch_size=4))
     ]
     assert torch.equal(drawn[0], drawn[1])
-    assert torch.equal(drawn[0], drawn[2])
 
 
 def test_the_users_random_numbers_are_left_alone(case: Problem) -> None:
-    generator = torch.Generator().manual_seed(5)
-    loader = DataLoader(TensorDataset(case.inputs, case.targets), batch_size=4, shuffle=True, generator=generator)
-    states = [torch.get_rng_state(), generator.get_state()]
-    numpy_state, python_state = np.random.get_state()[1].copy(), random.getstate()  # noqa: NPY002
-    GaussNewtonOperator(case.model, case.loss, loader).to_dense()
-    assert torch.equal(torch.get_rng_state(), states[0])
-    assert torch.equal(generator.get_state(), states[1])
+    torch_state, numpy_state, python_state = (
+        torch.get_rng_state(),
+        np.random.get_state()[1].copy(),  # noqa: NPY002
+        random.getstate(),
+    )
+    dense(case, Augmented(case, "seeded"))
+    GaussNewtonOperator(case.model, case.loss, DataLoader(Augmented(case, "seeded"), batch_size=4))
+    with pytest.raises(ValueError, match="each time it is read"):
+        dense(case, Augmented(case, "numpy"))
+    assert torch.equal(torch.get_rng_state(), torch_state)
     assert (np.random.get_state()[1] == numpy_state).all()  # noqa: NPY002
     assert random.getstate() == python_state
+
+
+@pytest.mark.parametrize("num_examples", [1, 11])
+@pytest.mark.parametrize(
+    "settings", [{"batch_size": 4}, {"batch_size": None}, {"batch_size": 4, "drop_last": True}]
+)
+def test_a_loader_that_shuffles_is_refused_and_the_advice_works(
+    case: Problem, settings: dict[str, Any], num_examples: int
+) -> None:
+    dataset = TensorDataset(case.inputs[:num_examples], case.targets[:num_examples])
+    if settings["batch_size"] is None:
+        dataset = [(case.inputs[:num_examples], case.targets[:num_examples])]
+    with pytest.raises(ValueError, match=r"the loader shuffles.*shuffle=False.*list\(loader\)"):
+        dense(case, DataLoader(dataset, shuffle=True, **settings))
+    if num_examples == 11:
+        batches = list(DataLoader(dataset, shuffle=True, **settings | {"drop_last": False}))
+        assert_close(dense(case, batches), whole(case), rtol=1e-10, atol=1e-12)
+
+
+def test_what_is_small_is_read_once(case: Problem) -> None:
+    class Counted(Dataset):
+        reads = 0
+
+        def __len__(self) -> int:
+            return 11
+
+        def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+            self.reads += 1
+            return case.inputs[index], case.targets[index]
+
+    for form in (lambda data: data, lambda data: DataLoader(data, batch_size=4)):
+        counted = Counted()
+        op = GaussNewtonOperator(case.model, case.loss, form(counted))
+        compared = counted.reads  # two examples, twice
+        for _ in range(3):
+            op @ op.randn(2, torch.Generator())
+        assert (compared, counted.reads - compared) == (4, 11)
 
 
 class Reversed(Sampler):
@@ -131,7 +142,6 @@ class Shuffled(Reversed):
 def test_samplers_of_ones_own(case: Problem) -> None:
     dataset = TensorDataset(case.inputs, case.targets)
     assert torch.equal(read(case, DataLoader(dataset, sampler=Reversed(11))), case.inputs.flip(0))
-    assert torch.equal(read(case, DataLoader(dataset, sampler=Shuffled(11))), case.inputs)
     groups = [[3, 1], [0], [10, 4, 5]]
     assert torch.equal(read(case, DataLoader(dataset, batch_sampler=groups)), case.inputs[[3, 1, 0, 10, 4, 5]])
 
@@ -145,15 +155,14 @@ def test_loaders_of_whole_batches(case: Problem) -> None:
             rows = slice(6 * index, 6 * index + 6)
             return case.inputs[rows], case.targets[rows]
 
-    for shuffle in (False, True):
-        loader = DataLoader(Blocks(), batch_size=None, shuffle=shuffle)
-        assert torch.equal(read(case, loader), case.inputs)
-        assert GaussNewtonOperator(case.model, case.loss, loader).num_examples == 11
+    loader = DataLoader(Blocks(), batch_size=None)
+    assert torch.equal(read(case, loader), case.inputs)
+    assert GaussNewtonOperator(case.model, case.loss, loader).num_examples == 11
 
 
 def test_worker_processes(case: Problem) -> None:
     dataset = TensorDataset(case.inputs, case.targets)
-    loader = DataLoader(dataset, batch_size=4, shuffle=True, num_workers=1)
+    loader = DataLoader(dataset, batch_size=4, num_workers=1)
     assert torch.equal(read(case, loader), case.inputs)
     flipped = DataLoader(Augmented(case), batch_size=11, num_workers=1)
     with pytest.raises(ValueError, match="begin with different batches"):
@@ -218,6 +227,8 @@ SAMPLERS = {
     "with replacement": lambda data: {"sampler": RandomSampler(data, replacement=True), "batch_size": 4},
     "some": lambda data: {"sampler": RandomSampler(data, num_samples=6), "batch_size": 4},
     "weighted": lambda data: {"sampler": WeightedRandomSampler(torch.arange(11.0), 11), "batch_size": 4},
+    "shuffled": lambda data: {"sampler": Shuffled(11), "batch_size": 4},
+    "subset": lambda data: {"sampler": SubsetRandomSampler([7, 2, 5]), "batch_size": 4},
     "grouped anew": lambda data: {"batch_sampler": Grouped(Shuffled(11), 4, drop_last=False)},
 }
 

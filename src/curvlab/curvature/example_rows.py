@@ -15,7 +15,7 @@ from curvlab.curvature.layers import Layer
 from curvlab.curvature.mean_over_ranks import MeanOverRanks
 from curvlab.linalg import LinearOperator, SumOperator
 from curvlab.problem.batch import Inputs
-from curvlab.problem.batches import Batches
+from curvlab.problem.data import Batches
 from curvlab.problem.losses import BinaryCrossEntropy, CrossEntropy, OutputLoss, SquaredError
 from curvlab.problem.model_function import check_finite
 from curvlab.problem.output_hessians import dense_hessians, hessian_factors

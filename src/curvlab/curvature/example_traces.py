@@ -29,7 +29,7 @@ from curvlab.curvature.gauss_newton import GaussNewtonOperator
 from curvlab.curvature.jacobian_products import use_vmap
 from curvlab.curvature.mean_over_ranks import MeanOverRanks
 from curvlab.problem.batch import Inputs, num_examples, take
-from curvlab.problem.batches import Batches
+from curvlab.problem.data import Batches
 from curvlab.problem.model_function import check_finite
 
 # Gradients of single examples that are held at once, in numbers.

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from curvlab.linalg import flatten
 from curvlab.problem import Batches, Loss, ModelFunction, OutputLoss, output_loss
-from curvlab.problem.batches import Batch, Inputs
-from curvlab.problem.examples import Pairs
+from curvlab.problem.batch import Batch, Inputs
+from curvlab.problem.data import Pairs
 from curvlab.problem.memory import PassSize
 from curvlab.problem.output_hessians import dense_hessians
 

@@ -13,7 +13,7 @@ from torch.func import grad, jvp, vmap
 from curvlab.curvature.jacobian_products import use_vmap
 from curvlab.linalg import LinearOperator, flatten, unflatten, unflatten_columns
 from curvlab.problem import Batches, Data, Loss, ModelFunction, OutputLoss, output_loss
-from curvlab.problem.batches import Batch, Inputs
+from curvlab.problem.batch import Batch, Inputs
 from curvlab.problem.memory import PassSize
 from curvlab.problem.model_function import check_finite
 from curvlab.ranks import Ranks

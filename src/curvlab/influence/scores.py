@@ -121,7 +121,7 @@ def influence(
         train: data whose mean Gauss-Newton matrix is G, in any form that `Batches` takes.
         test: examples that are measured, likewise.
         points: training examples whose influence is asked for; `train` by default. Rows and columns are in the
-            order of the data; of a loader that shuffles, in that of its data set.
+            order of the data.
         damping: added to G once; positive. Or
         run: the training that led to `model`, by SGD: what `train` returned, or RunLength with the learning rates,
             momentum and weight decay of a loop of one's own. The damping is then weight decay + 1 / (ηT), with

@@ -14,8 +14,8 @@ from curvlab.influence.curvature_probes import curvature_probes, divided_by, nor
 from curvlab.influence.example_derivatives import directional_derivatives, per_example_gradients
 from curvlab.linalg import LinearOperator, flatten, identity
 from curvlab.problem import Batches, Loss, ModelFunction, output_loss
+from curvlab.problem.data import Pairs, stack
 from curvlab.problem.example_weights import checked_weights
-from curvlab.problem.examples import Pairs, stack
 from curvlab.problem.known_losses import of_mean_weight_one
 from curvlab.problem.memory import with_halving
 from curvlab.shown import Shown, Summary, counted

@@ -1,7 +1,6 @@
 """Model, loss and data: opened, checked and moved, before anything is made of them."""
 
-from curvlab.problem.batches import Batches, Data
-from curvlab.problem.examples import Pairs, stack
+from curvlab.problem.data import Batches, Data, Pairs, stack
 from curvlab.problem.freezing import freeze
 from curvlab.problem.function_loss import FunctionLoss
 from curvlab.problem.known_losses import Loss, output_loss

@@ -55,7 +55,7 @@ def take(inputs: Inputs, rows: Any) -> Inputs:
     return inputs[rows]
 
 
-def stack(inputs: Sequence[Inputs]) -> Inputs:
+def stacked(inputs: Sequence[Inputs]) -> Inputs:
     """Return single inputs as those of a batch."""
     first = inputs[0]
     if isinstance(first, Mapping):

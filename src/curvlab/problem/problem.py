@@ -12,14 +12,13 @@ from torch import Tensor, nn
 
 from curvlab.linalg import ExampleDraws, flatten
 from curvlab.problem.batch import Batch, Inputs, take
-from curvlab.problem.batches import Batches, Data
+from curvlab.problem.data import Batches, Data
 from curvlab.problem.example_weights import checked_weights
 from curvlab.problem.function_loss import FunctionLoss, try_on_first_examples
 from curvlab.problem.known_losses import Loss, of_mean_weight_one, output_loss
 from curvlab.problem.losses import OutputLoss
 from curvlab.problem.memory import PassSize
 from curvlab.problem.model_function import ModelFunction, check_finite
-from curvlab.problem.weighted_loss import select_with_places
 
 DEFAULT_BATCH_SIZE = 512
 
@@ -387,7 +386,7 @@ def _selected(data: Batches, indices: Tensor, weights: Tensor | None) -> Iterato
     if weights is None:
         yield from ((inputs, targets, None) for inputs, targets in data.select(indices))
         return
-    for (inputs, targets), places in select_with_places(data, indices):
+    for (inputs, targets), places in data.select_with_places(indices):
         yield inputs, targets, weights[places].to(data.device, data.dtype)
 
 

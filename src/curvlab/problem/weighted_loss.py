@@ -5,8 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from curvlab.problem.batch import Batch, shapes, stack, take
-from curvlab.problem.batches import Batches
 from curvlab.problem.losses import OutputLoss
 
 
@@ -78,21 +76,3 @@ class WeightedLoss(OutputLoss):
 def unweighted(loss: OutputLoss) -> OutputLoss:
     """Return the loss without the weights of a batch."""
     return loss.loss if isinstance(loss, WeightedLoss) else loss
-
-
-def select_with_places(data: Batches, drawn: Tensor) -> list[tuple[Batch, Tensor]]:
-    """Return the drawn examples as batches, one for each shape, with their places among the drawn."""
-    if data.indexable:
-        return [(batch, torch.arange(len(drawn))) for batch in data.select(drawn)]
-    groups: dict[object, list[tuple[Batch, int]]] = {}
-    for place in range(len(drawn)):
-        ((inputs, targets),) = data.select(drawn[place : place + 1])
-        one = take(inputs, 0), targets[0]
-        groups.setdefault(shapes(*one), []).append((one, place))
-    return [
-        (
-            (stack([one[0] for one, _ in group]), torch.stack([one[1] for one, _ in group])),
-            torch.tensor([place for _, place in group]),
-        )
-        for group in groups.values()
-    ]

@@ -17,8 +17,8 @@ from curvlab.iterate import Checkpoint
 from curvlab.linalg import flatten, unflatten
 from curvlab.problem import Batches, Data, Loss, ModelFunction, output_loss
 from curvlab.problem.batch import Batch, Inputs, is_pair, num_examples
+from curvlab.problem.data import Pairs
 from curvlab.problem.example_weights import checked_weights
-from curvlab.problem.examples import Pairs
 from curvlab.problem.memory import PassSize
 from curvlab.problem.model_function import plain_attention
 from curvlab.seeding import generator_of

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from curvlab.problem import output_loss
-from curvlab.problem.examples import Pairs
+from curvlab.problem.data import Pairs
 from curvlab.problem.memory import with_halving
 from curvlab.problem.two_readings import has_two_readings
 from curvlab.training.own_batches import OwnBatches, TrainingData, num_examples, readable, select

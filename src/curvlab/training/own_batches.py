@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from curvlab.problem import Batches, Data, ModelFunction
 from curvlab.problem.batch import Batch, is_pair
-from curvlab.problem.examples import Pairs, stack
+from curvlab.problem.data import Pairs, stack
 from curvlab.training.steps import eval_mode
 
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from curvlab.linalg import flatten, unflatten
 from curvlab.problem import ModelFunction
-from curvlab.problem.examples import Pairs, stack
+from curvlab.problem.data import Pairs, stack
 from curvlab.training.history import State, TrainingRun
 from curvlab.training.own_batches import num_examples
 from curvlab.training.steps import Loss, MeanLoss, differs_in_training

@@ -23,7 +23,7 @@ from curvlab.linalg import (
     unflatten_columns,
 )
 from curvlab.problem import Batches, Data, ModelFunction, OutputLoss, output_loss
-from curvlab.problem.batches import Batch, Inputs
+from curvlab.problem.batch import Batch, Inputs
 from curvlab.problem.example_weights import checked_weights
 from curvlab.problem.known_losses import of_mean_weight_one
 from curvlab.problem.memory import PassSize

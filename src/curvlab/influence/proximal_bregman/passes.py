@@ -7,9 +7,9 @@ from collections.abc import Iterable, Iterator
 from torch import Tensor
 
 from curvlab.problem import Batches, OutputLoss
-from curvlab.problem.batches import Batch
+from curvlab.problem.batch import Batch
 from curvlab.problem.memory import PassSize
-from curvlab.problem.weighted_loss import WeightedLoss, select_with_places
+from curvlab.problem.weighted_loss import WeightedLoss
 
 # A batch and its examples' weights; None: all count alike.
 WeightedBatch = tuple[Batch, Tensor | None]
@@ -29,7 +29,7 @@ def drawn_batches(train: Batches, drawn: Tensor, factors: Tensor | None) -> Iter
     if factors is None:
         yield from ((batch, None) for batch in train.select(drawn))
         return
-    for batch, places in select_with_places(train, drawn.cpu()):
+    for batch, places in train.select_with_places(drawn.cpu()):
         yield batch, factors[places.to(factors.device)].to(train.device, train.dtype)
 
 

@@ -68,8 +68,8 @@ class LLC(Shown):
         stability: step_size (nbeta λmax + localization)/4 where the chains ended, a problem above 0.25: at 1 steps
             are unstable, and already below that the estimate is too high. nan where it was not measured.
         top_eigenvalue: λmax of the loss's Hessian there, see `ChainEnds`.
-        unheld_value: the estimate that the localization alone would give; a problem where `value` is above half of
-            it, see `ChainEnds`.
+        unheld_value: the estimate that the localization alone would give; a problem where `value` comes within
+            a fifth of it, see `ChainEnds`.
         settings_problem: what `choose_sgld_settings` found wrong with its settings, in `problems`, too.
     """
 
@@ -256,6 +256,7 @@ class LLC(Shown):
             raise ValueError(f"descent must be finite and not negative, got {descent}; see `descent_to_minimum`.")
         kept, fall = self.traces(), descent / self.nbeta
         moved = {name: kept.pop(name) + fall for name in ("excess", "burnin_excess")}
+        moved["unheld_value"] = kept.pop("unheld_value") + descent
         return LLC.of_traces(**moved, **kept | {"initial_loss": self.initial_loss - fall})
 
     def interval(self, confidence: float = 0.95) -> tuple[float, float]:

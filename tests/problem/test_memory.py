@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 import torch
-from curvature_memory import Memory
+from curvature_memory import Memory as Peak
 from torch import Tensor, nn
 from torch.testing import assert_close
 
@@ -20,11 +22,12 @@ from curvlab.curvature import (
 )
 from curvlab.curvature.quadratic_forms import quadratic_forms
 from curvlab.problem.memory import (
+    Estimate,
+    Memory,
     MemoryWarning,
     activation_bytes,
     free_memory,
     is_out_of_memory,
-    largest_fit,
     with_halving,
 )
 
@@ -126,9 +129,11 @@ def test_quadratic_forms_and_functions_of_a_size_are_halved_too() -> None:
 
 
 def test_vectors_are_halved_when_there_are_more_of_them() -> None:
-    assert largest_fit(lambda n, k: n * (2 + k), examples=8, columns=32, budget=20) == (2, 4)
-    assert largest_fit(lambda n, k: n * (2 + k), examples=8, columns=1, budget=1e9) == (8, 1)
-    assert largest_fit(lambda n, k: n * (2 + k), examples=8, columns=4, budget=0) == (1, 1)
+    for columns, budget, expected in ((32, 20, (2, 4)), (1, 1e9, (8, 1)), (4, 1, (1, 1))):
+        memory, estimate = Memory(budget=budget), Estimate(lambda n, k: n * (2 + k))
+        with no_warning() if budget == 1e9 else pytest.warns(MemoryWarning, match="a pass takes"):
+            memory.fit(estimate, examples=8, columns=columns, device=torch.device("cpu"))
+        assert (memory.examples_at_once(8), memory.columns_at_once(columns)) == expected
 
 
 def test_activations_of_one_example_are_what_the_layers_keep() -> None:
@@ -155,10 +160,10 @@ def test_a_product_holds_no_more_than_its_budget(budget: int, low_memory: bool) 
     assert_close(product, whole @ vector, rtol=1e-4, atol=1e-7)
     # The product, a gradient, and what is summed of it; and the data, whose views count as a whole.
     beside = 3 * 4 * op.shape[0] + inputs.nbytes + targets.nbytes
-    with Memory() as memory:
+    with Peak() as memory:
         op @ vector
     assert memory.peak < budget + beside
-    with Memory() as memory:
+    with Peak() as memory:
         whole @ vector
     assert memory.peak > budget + beside
 
@@ -181,6 +186,54 @@ def test_what_is_free_is_known_and_a_share_of_it_is_the_default(monkeypatch: pyt
     op = build(GaussNewtonOperator, network())
     with pytest.warns(MemoryWarning, match="that may be used: a pass takes 10 examples and 1 vectors"):
         op @ torch.ones(op.shape[0], dtype=torch.float64)
+
+
+@pytest.mark.parametrize(
+    ("cgroup", "files"),
+    [
+        (
+            "0::/job/step",
+            {"job/memory.max": "9000", "job/memory.current": "2500", "job/memory.stat": "inactive_file 500"},
+        ),
+        (
+            "0::/outside",
+            {"memory.max": "9000", "memory.current": "2000"},
+        ),  # a container sees its own group as the root
+        (
+            "3:cpu:/x\n4:memory:/job",
+            {
+                "memory/job/memory.limit_in_bytes": "9000",
+                "memory/job/memory.usage_in_bytes": "2500",
+                "memory/job/memory.stat": "cache 7\ntotal_inactive_file 500",
+            },
+        ),
+    ],
+)
+def test_control_groups_leave_less_than_the_machine_has(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, cgroup: str, files: dict[str, str]
+) -> None:
+    (tmp_path / "proc" / "self").mkdir(parents=True)
+    (tmp_path / "proc" / "meminfo").write_text("MemTotal: 99 kB\nMemAvailable: 50 kB\n")
+    (tmp_path / "proc" / "self" / "cgroup").write_text(cgroup)
+    monkeypatch.setattr("curvlab.problem.memory._PROC", tmp_path / "proc")
+    monkeypatch.setattr("curvlab.problem.memory._CGROUPS", tmp_path / "groups")
+    cpu = torch.device("cpu")
+    assert free_memory(cpu) == 50 * 1024
+    for name, text in files.items():
+        (tmp_path / "groups" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "groups" / name).write_text(text)
+    assert free_memory(cpu) == 7000
+    for unlimited in ("max", str(2**63 - 4096)):
+        for name in files:
+            if name.endswith(("max", "limit_in_bytes")):
+                (tmp_path / "groups" / name).write_text(unlimited)
+        assert free_memory(cpu) == 50 * 1024
+
+
+def test_the_limit_of_the_address_space_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+    monkeypatch.setattr("resource.getrlimit", lambda kind: (used + 2**24, -1))
+    assert 0 < free_memory(torch.device("cpu")) <= 2**24 + 2**22
 
 
 def test_a_budget_is_in_bytes() -> None:

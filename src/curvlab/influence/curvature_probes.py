@@ -12,7 +12,7 @@ from curvlab.linalg import flatten
 from curvlab.problem import Batches, Loss, ModelFunction, OutputLoss, output_loss
 from curvlab.problem.batch import Batch, Inputs
 from curvlab.problem.data import Pairs
-from curvlab.problem.memory import PassSize
+from curvlab.problem.memory import Memory
 from curvlab.problem.output_hessians import dense_hessians
 
 
@@ -29,7 +29,7 @@ def curvature_probes(  # noqa: PLR0917
     function, outputs_loss = ModelFunction(model), output_loss(loss)
     probes: Tensor | None = None
     predictions, size = 0.0, 0
-    passes = PassSize(examples=None, columns=1)
+    passes = Memory()
 
     def of_piece(inputs: Inputs, targets: Tensor, own_weights: Tensor | None) -> Tensor:
         leaves = [value.detach().requires_grad_() for value in function.parameters]

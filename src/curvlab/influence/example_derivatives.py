@@ -14,7 +14,7 @@ from curvlab.curvature.jacobian_products import use_vmap
 from curvlab.linalg import LinearOperator, flatten, unflatten, unflatten_columns
 from curvlab.problem import Batches, Data, Loss, ModelFunction, OutputLoss, output_loss
 from curvlab.problem.batch import Batch, Inputs
-from curvlab.problem.memory import PassSize
+from curvlab.problem.memory import Memory
 from curvlab.problem.model_function import check_finite
 from curvlab.ranks import Ranks
 
@@ -79,7 +79,7 @@ def per_example_gradients(
             found.append(flatten(gradient(parameters, example, targets[index]))[None])
         return found
 
-    passes = PassSize(examples=None, columns=1)
+    passes = Memory()
 
     def in_passes(batch: Batch) -> list[Tensor]:
         return [row for piece in passes.pieces(batch) for row in of_batch(*piece)]
@@ -121,7 +121,7 @@ def directional_derivatives(
             return vmap(along)(*unflatten_columns(directions, parameters)).T
         return torch.stack([along(*unflatten(d, parameters)) for d in directions.unbind(1)], dim=1)
 
-    passes = PassSize(examples=None, columns=directions.shape[1])
+    passes = Memory(columns=directions.shape[1])
 
     def in_passes(batch: Batch) -> list[Tensor]:
         found = []

@@ -23,7 +23,7 @@ from curvlab.parallel.examples_over_ranks import ExamplesOverRanks
 from curvlab.parallel.sharded_model import CutVectors, MovedParameters, trained_parameters
 from curvlab.problem import Batches, Data, Loss, ModelFunction, Problem, output_loss
 from curvlab.problem.function_check import without_padding
-from curvlab.problem.memory import PassSize
+from curvlab.problem.memory import Memory
 from curvlab.problem.model_function import check_finite
 from curvlab.problem.problem import Piece
 from curvlab.ranks import SAME_SEEDS, Ranks
@@ -84,7 +84,7 @@ class ShardedOperator(LinearOperator):
         function = ModelFunction(model)  # its parameters are parts here: FSDP2's forward is run instead
         function.check_mode()
         data = Batches(share, batch_size=batch_size, device=self.device, dtype=self.dtype)
-        self.problem = Problem(function, self.loss, data, PassSize(examples=None, columns=1, given=True), loss)
+        self.problem = Problem(function, self.loss, data, Memory(given=True), loss)
         self._examples = ExamplesOverRanks(ranks, self.problem)
 
     # ------------------------------------------------------------------------------------ products

@@ -3,23 +3,31 @@
 from __future__ import annotations
 
 import gc
+import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
 
-from curvlab.problem.batch import Batch, Inputs, take
+from curvlab.problem.batch import Inputs, take
 from curvlab.problem.model_function import ModelFunction
 
 # Without a budget, a pass may fill this share of what is free. It only ever lowers the default number of examples.
 SHARE_OF_FREE = 0.8
 _MESSAGES = ("can't allocate memory", "not enough memory", "out of memory")
+_NOTHING_LEFT = (
+    "One example and one vector at a time do not fit: with low_memory=True a Gauss-Newton product holds what a "
+    "gradient step holds; else shorter sequences, lower precision, or fewer trainable parameters."
+)
+_PROC, _CGROUPS = Path("/proc"), Path("/sys/fs/cgroup")
 
 Value = TypeVar("Value")
+# Inputs, targets, and perhaps weights.
+AnyBatch = TypeVar("AnyBatch", bound=tuple[Any, ...])
 
 
 class MemoryWarning(UserWarning):
@@ -40,33 +48,51 @@ class Estimate:
 
 
 @dataclass
-class PassSize:
-    """Examples and vectors at a time; an operator and its samples share one, so that they learn once.
+class Memory:
+    """Examples and vectors at a time; a problem, its samples and its operators share one, so that they learn once.
 
     Attributes:
         examples: at most so many in a pass; None: batches as they come.
         columns: at most so many vectors together.
-        divisible: whether a batch may be cut; not where its examples have weights by their places.
         budget: in bytes; None: a share of what is free.
         given: whether the user chose the number of examples, so that without a budget nothing is estimated.
         current: examples in the pass that is under way.
     """
 
-    examples: int | None
-    columns: int
-    divisible: bool = True
+    examples: int | None = None
+    columns: int = 2**31
     budget: float | None = None
     given: bool = False
     current: int = 1
+
+    def __post_init__(self) -> None:
+        budget = self.budget
+        if budget is not None and (not isinstance(budget, int | float) or not budget >= 1):
+            raise ValueError(f"memory_budget is in bytes, at least 1, got {budget!r}: 2e9 for 2 GB")
 
     @property
     def estimates(self) -> bool:
         """Whether passes are estimated beforehand: not where the user chose their size and gave no budget."""
         return self.budget is not None or not self.given
 
+    def examples_at_once(self, count: int, at_most: int | None = None) -> int:
+        """Return how many of `count` examples the next pass takes."""
+        self.current = min(count, at_most or count, self.examples or count)
+        return self.current
+
     def columns_at_once(self, most: int) -> int:
         """Return how many of at most so many vectors a pass takes together."""
         return min(self.columns, most)
+
+    def pieces(self, batch: AnyBatch, at_most: int | None = None) -> Iterator[AnyBatch]:
+        """Cut a batch into passes."""
+        count = len(batch[1])  # targets
+        size = self.examples_at_once(count, at_most)
+        if size >= count:
+            yield batch
+            return
+        for start in range(0, count, size):
+            yield rows_of(batch, slice(start, start + size))
 
     def fit(self, estimate: Estimate, *, examples: int, columns: int, device: torch.device) -> None:
         """Lower the numbers, with a MemoryWarning, until the estimate for so many fits into the budget."""
@@ -74,13 +100,13 @@ class PassSize:
         if wanted[0] <= estimate.fitting[0] and wanted[1] <= estimate.fitting[1]:
             return
         budget = self.budget or share_of_free(device)
-        fitting = estimate.fitting = largest_fit(
-            estimate.needed, examples=wanted[0], columns=wanted[1], budget=budget
-        )
+        fitting = wanted
+        while estimate.needed(*fitting) > budget and fitting != (1, 1):
+            fitting = _halved(*fitting)
+        estimate.fitting = fitting
         if fitting == wanted:
             return
-        self.examples = fitting[0]
-        self.columns = fitting[1] if fitting[1] < wanted[1] else self.columns
+        self._lower(fitting, wanted)
         warnings.warn(
             f"{wanted[0]} examples and {wanted[1]} vectors at a time would take about "
             f"{estimate.needed(*wanted) / 2**20:.3g} MiB, more than the {budget / 2**20:.3g} MiB that "
@@ -90,23 +116,7 @@ class PassSize:
             stacklevel=2,
         )
 
-    def pieces(self, batch: Batch) -> Iterator[Batch]:
-        """Cut a batch into passes."""
-        inputs, targets = batch
-        size = self.examples_at_once(len(targets))
-        if size >= len(targets):
-            yield batch
-            return
-        for start in range(0, len(targets), size):
-            rows = slice(start, start + size)
-            yield take(inputs, rows), targets[rows]
-
-    def examples_at_once(self, count: int, at_most: int | None = None) -> int:
-        """Return how many of `count` examples the next pass takes."""
-        self.current = min(count, at_most or count, (self.examples or count) if self.divisible else count)
-        return self.current
-
-    def run(self, compute: Callable[[], Value], *, columns: int) -> Value:
+    def run(self, compute: Callable[[], Value], *, columns: int = 1) -> Value:
         """Return what `compute` returns; each time that memory runs out, halve the larger number and start again.
 
         Args:
@@ -122,38 +132,43 @@ class PassSize:
             except (RuntimeError, MemoryError) as error:
                 if not is_out_of_memory(error):
                     raise
-                examples = self.current if self.divisible else 1
-                columns = min(self.columns, columns)
-                if examples == columns == 1:
-                    error.add_note(NOTHING_LEFT)
+                failed = (self.current, min(self.columns, columns))
+                if failed == (1, 1):
+                    error.add_note(_NOTHING_LEFT)
                     raise
             # Here the error is gone, and with it the frames that held the failed pass.
-            if examples >= columns:
-                self.examples = examples = -(-examples // 2)
-            else:
-                self.columns = columns = -(-columns // 2)
-            _empty_caches()
+            smaller = _halved(*failed)
+            self._lower(smaller, failed)
+            gc.collect()
+            if torch.cuda.is_available():
+                torch.cuda.empty_cache()
             warnings.warn(
-                f"memory ran out: a pass now takes {examples} examples and {columns} vectors at a time, "
+                f"memory ran out: a pass now takes {smaller[0]} examples and {smaller[1]} vectors at a time, "
                 "and this one starts again. Pass batch_size or memory_budget to begin with less.",
                 MemoryWarning,
                 stacklevel=2,
             )
 
-
-NOTHING_LEFT = (
-    "One example and one vector at a time do not fit: with low_memory=True a Gauss-Newton product holds what a "
-    "gradient step holds; else shorter sequences, lower precision, or fewer trainable parameters."
-)
+    def _lower(self, to: tuple[int, int], of: tuple[int, int]) -> None:
+        """Take over what is lower than it was: that one vector did not ask for more says nothing of many."""
+        self.examples = to[0] if to[0] < of[0] else self.examples
+        self.columns = to[1] if to[1] < of[1] else self.columns
 
 
 def with_halving(compute: Callable[[int], Value], size: int) -> Value:
     """Return compute(size), with half the examples at a time whenever memory runs out."""
-    passes = PassSize(examples=size, columns=1)
-    return passes.run(lambda: compute(passes.examples_at_once(size)), columns=1)
+    memory = Memory(size)
+    return memory.run(lambda: compute(memory.examples_at_once(size)))
 
 
-def halved(examples: int, columns: int) -> tuple[int, int]:
+def rows_of(batch: AnyBatch, rows: slice) -> AnyBatch:
+    """Return some examples of a batch: its inputs, and what else has a row for each."""
+    inputs, *others = batch
+    cut = (take(inputs, rows), *(other if other is None else other[rows] for other in others))
+    return cast("AnyBatch", cut)
+
+
+def _halved(examples: int, columns: int) -> tuple[int, int]:
     """Halve the larger of the two."""
     return (-(-examples // 2), columns) if examples >= columns else (examples, -(-columns // 2))
 
@@ -165,24 +180,71 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and any(text in str(error).lower() for text in _MESSAGES)
 
 
-def free_memory(device: torch.device) -> int | None:
-    """Return bytes that a process may still take on the device, or on the machine; None where nobody tells."""
-    if device.type == "cuda":
-        kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-        return int(torch.cuda.mem_get_info(device)[0]) + kept
-    try:
-        lines = Path("/proc/meminfo").read_text(encoding="utf-8").splitlines()
-        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
-    except (OSError, StopIteration, ValueError):
-        return None
-
-
+# ------------------------------------------------------------------------------------- what is free
 def share_of_free(device: torch.device) -> float:
     """Return the budget where none is given; infinite where nobody tells how much is free."""
     free = free_memory(device)
     return float("inf") if free is None else SHARE_OF_FREE * free
 
 
+def free_memory(device: torch.device) -> int | None:
+    """Return bytes that this process may still take on the device, or on the machine; None where nobody tells.
+
+    On a CPU the least of what the machine has available, what its control groups leave it (a container, a job of
+    Slurm), and what `ulimit -v` does: beyond the first two the kernel kills the process, and nothing is halved.
+    """
+    if device.type == "cuda":
+        kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return int(torch.cuda.mem_get_info(device)[0]) + kept
+    return min([*_available(), *_left_by_control_groups(), *_left_by_address_space()], default=None)
+
+
+def _available() -> Iterator[int]:
+    """Yield the machine's MemAvailable."""
+    for line in _lines(_PROC / "meminfo"):
+        if line.startswith("MemAvailable"):
+            yield int(line.split()[1]) * 1024
+
+
+def _left_by_control_groups() -> Iterator[int]:
+    """Yield what each control group of this process, and those around it, leaves it; of versions 1 and 2."""
+    for line in _lines(_PROC / "self" / "cgroup"):
+        _, controllers, path = line.split(":", 2)
+        if controllers == "":  # version 2
+            root, names = _CGROUPS, ("memory.max", "memory.current", "inactive_file")
+        elif "memory" in controllers.split(","):
+            root = _CGROUPS / "memory"
+            names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+        else:
+            continue
+        group = root / path.strip("/")
+        for folder in (group, *(parent for parent in group.parents if parent.is_relative_to(root))):
+            limit, used = (next(iter(_lines(folder / name)), "") for name in names[:2])
+            if limit.isdigit() and used.isdigit():
+                # Files that were read and may be dropped count as used; the kernel drops them before it kills.
+                files = [line.split() for line in _lines(folder / "memory.stat")]
+                yield int(limit) - int(used) + sum(int(size) for name, size in files if name == names[2])
+
+
+def _left_by_address_space() -> Iterator[int]:
+    """Yield what RLIMIT_AS leaves; nothing where it is not set, or not known (Windows)."""
+    try:
+        import resource  # not on Windows
+    except ImportError:
+        return
+    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+    for line in _lines(_PROC / "self" / "statm") if limit != resource.RLIM_INFINITY else ():
+        yield limit - int(line.split()[0]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return path.read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return []
+
+
+# -------------------------------------------------------------------------------- what a pass takes
 def activation_bytes(function: ModelFunction, inputs: Inputs, *, fused: bool, to_head: bool) -> int:
     """Return bytes that a recorded forward of the first example keeps for its backward, parameters left out.
 
@@ -219,25 +281,3 @@ def activation_bytes(function: ModelFunction, inputs: Inputs, *, fused: bool, to
 
 def _storages(tensors: Iterable[Tensor]) -> list[torch.UntypedStorage]:
     return [tensor.untyped_storage() for tensor in tensors]
-
-
-def largest_fit(
-    needed: Callable[[int, int], float], *, examples: int, columns: int, budget: float
-) -> tuple[int, int]:
-    """Return the most examples and columns that fit: the larger of the two is halved until they do, or both are 1.
-
-    Args:
-        needed: (examples, columns) -> bytes.
-        examples: in the largest batch.
-        columns: together.
-        budget: in bytes.
-    """
-    while needed(examples, columns) > budget and (examples > 1 or columns > 1):
-        examples, columns = halved(examples, columns)
-    return examples, columns
-
-
-def _empty_caches() -> None:
-    gc.collect()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()

@@ -11,13 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from curvlab.linalg import ExampleDraws, flatten
-from curvlab.problem.batch import Batch, Inputs, take
+from curvlab.problem.batch import Batch, Inputs
 from curvlab.problem.data import Batches, Data
 from curvlab.problem.example_weights import checked_weights
 from curvlab.problem.function_loss import FunctionLoss, try_on_first_examples
 from curvlab.problem.known_losses import Loss, of_mean_weight_one, output_loss
 from curvlab.problem.losses import OutputLoss
-from curvlab.problem.memory import PassSize
+from curvlab.problem.memory import Memory, rows_of
 from curvlab.problem.model_function import ModelFunction, check_finite
 
 DEFAULT_BATCH_SIZE = 512
@@ -59,7 +59,7 @@ class Problem:
     function: ModelFunction
     loss: OutputLoss
     data: Batches
-    memory: PassSize
+    memory: Memory
     given_loss: Loss
     weights: Tensor | None = None
     selected: Sequence[Piece] | None = None
@@ -106,11 +106,9 @@ class Problem:
             return model
         if loss is None:
             raise TypeError("pass model, loss and data, or a Problem in the place of the three")
-        if memory_budget is not None and (not isinstance(memory_budget, int | float) or not memory_budget >= 1):
-            raise ValueError(f"memory_budget is in bytes, at least 1, got {memory_budget!r}: 2e9 for 2 GB")
         function = ModelFunction(model)
         function.check_mode()
-        memory = PassSize(examples=None, columns=2**31, budget=memory_budget, given=batch_size is not None)
+        memory = Memory(budget=memory_budget, given=batch_size is not None)
         size = DEFAULT_BATCH_SIZE if batch_size is None else batch_size
         return cls._opened(function, loss, data, weights=weights, memory=memory, batch_size=size)
 
@@ -122,7 +120,7 @@ class Problem:
         data: Data | None,
         *,
         weights: Tensor | None,
-        memory: PassSize,
+        memory: Memory,
         batch_size: int,
     ) -> Problem:
         known = output_loss(loss)
@@ -287,7 +285,7 @@ class Problem:
         for piece in self._pieces():
             if look is not None:
                 look(piece)
-            yield from _cut(self.memory.examples_at_once(len(piece[1]), at_most), piece)
+            yield from self.memory.pieces(piece, at_most)
 
     def within_memory(self, compute: Callable[[], Value], *, num_columns: int = 1) -> Value:
         """Return compute(), which reads `passes`; it starts again with smaller ones whenever memory runs out."""
@@ -307,7 +305,7 @@ class Problem:
         for piece in self._pieces():
             rows = slice(0, 0)
             while rows.stop < len(piece[1]):
-                rows, value = self.memory.run(partial(self._next, compute, piece, rows.stop, at_most), columns=1)
+                rows, value = self.memory.run(partial(self._next, compute, piece, rows.stop, at_most))
                 yield value
 
     def _next(
@@ -319,7 +317,7 @@ class Problem:
     ) -> tuple[slice, Value]:
         """Compute from the rows of a batch that begin at `start`; return which they were."""
         rows = slice(start, start + self.memory.examples_at_once(len(piece[1]) - start, at_most))
-        return rows, compute(*_rows(piece, rows))
+        return rows, compute(*rows_of(piece, rows))
 
     def _pieces(self) -> Iterator[Piece]:
         if self.selected is not None:
@@ -388,15 +386,3 @@ def _selected(data: Batches, indices: Tensor, weights: Tensor | None) -> Iterato
         return
     for (inputs, targets), places in data.select_with_places(indices):
         yield inputs, targets, weights[places].to(data.device, data.dtype)
-
-
-def _cut(size: int, piece: Piece) -> Iterator[Piece]:
-    """Yield a batch in pieces of `size` examples."""
-    count = len(piece[1])
-    starts = range(0, count, size)
-    return iter([piece]) if size >= count else (_rows(piece, slice(start, start + size)) for start in starts)
-
-
-def _rows(piece: Piece, rows: slice) -> Piece:
-    inputs, targets, weights = piece
-    return take(inputs, rows), targets[rows], None if weights is None else weights[rows]

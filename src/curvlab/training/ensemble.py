@@ -19,7 +19,7 @@ from curvlab.problem import Batches, Data, Loss, ModelFunction, output_loss
 from curvlab.problem.batch import Batch, Inputs, is_pair, num_examples
 from curvlab.problem.data import Pairs
 from curvlab.problem.example_weights import checked_weights
-from curvlab.problem.memory import PassSize
+from curvlab.problem.memory import Memory
 from curvlab.problem.model_function import plain_attention
 from curvlab.seeding import generator_of
 from curvlab.training.descent import DescentState, Ensemble, EnsembleGradient, EnsembleOptimizer, descend
@@ -109,7 +109,7 @@ class EnsembleLosses:
 
     def _start_losses(self) -> Tensor:
         """Return each example's summed loss at w0, (N,), after checking model and loss on every batch."""
-        passes = PassSize(examples=None, columns=1)
+        passes = Memory()
 
         def of_batch(batch: Batch) -> list[Tensor]:
             found = []

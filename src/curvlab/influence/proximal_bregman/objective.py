@@ -26,7 +26,7 @@ from curvlab.problem import Batches, Data, ModelFunction, OutputLoss, output_los
 from curvlab.problem.batch import Batch, Inputs
 from curvlab.problem.example_weights import checked_weights
 from curvlab.problem.known_losses import of_mean_weight_one
-from curvlab.problem.memory import PassSize
+from curvlab.problem.memory import Memory
 from curvlab.problem.model_function import check_finite
 
 
@@ -81,7 +81,7 @@ class ProximalBregmanObjective:
             raise ValueError("the objective is a mean over training examples: use a loss with reduction='mean'")
         self._train = Batches.of(self.function, train, batch_size=batch_size)
         self._batch_size, self._memory_budget = batch_size, memory_budget
-        self._pass_size: PassSize | None = None
+        self._pass_size: Memory | None = None
         self._points = Batches.of(self.function, points, batch_size=1)
         self.loss = output_loss(of_mean_weight_one(loss, self._train.targets()))
         self._total_count = sum(self.loss.count(targets) for targets in self._train.targets())
@@ -139,10 +139,10 @@ class ProximalBregmanObjective:
             memory_budget=self._memory_budget,
         )
 
-    def _within_memory(self, compute: Callable[[PassSize], Tensor], num_columns: int) -> Tensor:
+    def _within_memory(self, compute: Callable[[Memory], Tensor], num_columns: int) -> Tensor:
         """Return compute(size of a pass), all at once as long as that fits."""
         if self._pass_size is None:
-            self._pass_size = PassSize(examples=None, columns=self.num_points)
+            self._pass_size = Memory(columns=self.num_points)
         size = self._pass_size
         return size.run(lambda: compute(size), columns=num_columns)
 
@@ -154,7 +154,7 @@ class ProximalBregmanObjective:
         """
         epsilon = self._epsilon(columns)
 
-        def summed(size: PassSize) -> Tensor:
+        def summed(size: Memory) -> Tensor:
             return self._divergence_gradients(
                 weighted_batches(self._train, self.weights), displacement, epsilon, size
             )
@@ -187,7 +187,7 @@ class ProximalBregmanObjective:
             own = self.weights[drawn.to(self.weights.device)]
             factors = own if factors is None else factors.to(own) * own
 
-        def summed(size: PassSize) -> Tensor:
+        def summed(size: Memory) -> Tensor:
             return self._divergence_gradients(
                 drawn_batches(self._train, drawn, factors), displacement, self.epsilon, size
             )
@@ -199,7 +199,7 @@ class ProximalBregmanObjective:
         """Return Q_z(θ* + εu), (K,). Cost: 1F a column. Rounding hides it where ε‖u‖ is below about 1e-7."""
         own, chosen = torch.zeros_like(displacement[0]), self._chosen(columns)
 
-        def summed(size: PassSize) -> Tensor:
+        def summed(size: Memory) -> Tensor:
             divergence = torch.zeros_like(own)
             for (inputs, targets), loss in pieces(weighted_batches(self._train, self.weights), size, self.loss):
                 reference = self.function(self.function.parameters, inputs)
@@ -229,7 +229,7 @@ class ProximalBregmanObjective:
         return [value + step for value, step in zip(self.function.parameters, steps, strict=True)]
 
     def _divergence_gradients(
-        self, batches: Iterable[WeightedBatch], displacement: Tensor, epsilon: Tensor, size: PassSize
+        self, batches: Iterable[WeightedBatch], displacement: Tensor, epsilon: Tensor, size: Memory
     ) -> Tensor:
         """Return the sum over batches, in passes of so many examples and points, (P, K)."""
         total = torch.zeros_like(displacement)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from curvlab.problem import Batches, OutputLoss
 from curvlab.problem.batch import Batch
-from curvlab.problem.memory import PassSize
+from curvlab.problem.memory import Memory
 from curvlab.problem.weighted_loss import WeightedLoss
 
 # A batch and its examples' weights; None: all count alike.
@@ -33,9 +33,7 @@ def drawn_batches(train: Batches, drawn: Tensor, factors: Tensor | None) -> Iter
         yield batch, factors[places.to(factors.device)].to(train.device, train.dtype)
 
 
-def pieces(
-    batches: Iterable[WeightedBatch], size: PassSize, loss: OutputLoss
-) -> Iterator[tuple[Batch, OutputLoss]]:
+def pieces(batches: Iterable[WeightedBatch], size: Memory, loss: OutputLoss) -> Iterator[tuple[Batch, OutputLoss]]:
     """Yield the batches in pieces of so many examples, each with the loss in which they have their weights."""
     for whole, weights in batches:
         start = 0

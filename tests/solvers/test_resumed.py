@@ -26,6 +26,7 @@ from curvlab.solvers import (
 )
 from curvlab.spectrum import (
     frobenius_norm,
+    hutchinson_diagonal,
     hutchinson_trace,
     hutchpp_trace,
     sketch_eigenvalues,
@@ -58,6 +59,7 @@ ESTIMATORS: dict[str, Callable[..., Any]] = {
     "trace to a tolerance": lambda op, **s: hutchinson_trace(op, rtol=0.1, chunk_size=2, **s),
     "eigenvalues": lambda op, **s: top_eigenvalues(op, 2, rtol=1e-9, **s),
     "density": lambda op, **s: spectral_density(op, num_probes=3, num_steps=4, **s),
+    "diagonal": lambda op, **s: hutchinson_diagonal(op, num_matvecs=20, chunk_size=2, **s),
     "hutch++": lambda op, **s: hutchpp_trace(op, num_matvecs=30, **s),
     "xtrace": lambda op, **s: xtrace(op, num_matvecs=30, **s),
     "norm": lambda op, **s: frobenius_norm(op, num_matvecs=20, chunk_size=2, **s),

@@ -48,6 +48,11 @@ class BlockConjugateGradient(IterativeSolver):
 
     Cost: K products a step (fewer once directions vanish), one a column for each time a residual is recomputed;
     20 P K² operations in each step for orthogonality. Memory: ten vectors for each column.
+
+    >>> from curvlab.linalg import DenseOperator
+    >>> matrix = DenseOperator(torch.diag(torch.tensor([1.0, 2.0, 4.0])))
+    >>> BlockConjugateGradient(rtol=1e-6).solve(matrix, torch.ones(3)).x
+    tensor([1.0000, 0.5000, 0.2500])
     """
 
     rtol: float = 1e-2

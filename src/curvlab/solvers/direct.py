@@ -22,6 +22,10 @@ class Direct:
     The residual is that of the matrix as built, before it is made symmetric.
 
     Cost: P products to build the matrix, P³/3 operations.
+
+    >>> from curvlab.linalg import DenseOperator
+    >>> Direct().solve(DenseOperator(torch.diag(torch.tensor([1.0, -2.0, 4.0]))), torch.ones(3)).x
+    tensor([ 1.0000, -0.5000,  0.2500])
     """
 
     max_size: int = 5000

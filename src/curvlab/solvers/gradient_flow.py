@@ -44,6 +44,11 @@ class TrainingFilter(IterativeSolver):
 
     Cost: K products a step, and for orthogonality to all m directions so far some 8 P K m operations; m³ now and
     then. Memory: the m directions.
+
+    >>> from curvlab.linalg import DenseOperator
+    >>> matrix = DenseOperator(torch.diag(torch.tensor([1e-3, 1.0, 100.0]).double()))
+    >>> TrainingFilter(time=10.0, rtol=1e-9).solve(matrix, torch.ones(3).double()).x  # time, nearly 1, 1/100
+    tensor([9.9502, 1.0000, 0.0100], dtype=torch.float64)
     """
 
     time: float

@@ -45,6 +45,9 @@ def lissa_hyperparameters(
         constant: C of condition C.1. The paper assumes 2; measured on overfitted networks it is 7 and more,
             and with a C that is too small LiSSA diverges.
         num_time_constants: T in units of 1 / (step_size damping); the slowest error shrinks by exp(-this).
+
+    >>> lissa_hyperparameters(trace=100.0, largest_eigenvalue=4.0, damping=1.0)
+    LissaHyperparameters(step_size=0.2, batch_size=50, num_steps=10)
     """
     positive = {
         "trace": trace,

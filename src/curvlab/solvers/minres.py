@@ -34,6 +34,11 @@ class MinimumResidual(IterativeSolver):
         callback, checkpoint, progress: see IterativeSolver.
 
     Cost: one product a column and step, and one for the residual. Memory: seven vectors for each column.
+
+    >>> from curvlab.linalg import DenseOperator
+    >>> matrix = DenseOperator(torch.diag(torch.tensor([1.0, -2.0, 4.0])))
+    >>> MinimumResidual(rtol=1e-5).solve(matrix, torch.ones(3)).x
+    tensor([ 1.0000, -0.5000,  0.2500])
     """
 
     rtol: float = 1e-2

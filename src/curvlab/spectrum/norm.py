@@ -46,6 +46,10 @@ def frobenius_norm(
         generator: the only source of randomness; required with `checkpoint`.
 
     Where sampling noise makes the mean square negative, value is 0 and stderr tells how little that means.
+
+    >>> from curvlab.linalg import DenseOperator
+    >>> frobenius_norm(DenseOperator(torch.diag(torch.tensor([3.0, 4.0]))), num_matvecs=2).value
+    5.0
     """
     per_probe = 1 if batch_size is None else 2
     if num_matvecs < per_probe or chunk_size < 1:

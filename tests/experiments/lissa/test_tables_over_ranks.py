@@ -77,4 +77,8 @@ def test_sketches_by_tensor_and_gradients_of_a_model_that_is_cut_up(run_smoke, t
         found, expected = (pd.read_csv(place / f"{name}.csv").set_index("task") for place in (folder, alone))
         numbers = expected.select_dtypes("number").columns
         assert len(expected) > 0
-        np.testing.assert_allclose(found[numbers], expected[numbers], rtol=FINITE_DIFFERENCES, err_msg=name)
+        # A standard error from two pairs is the difference of two estimates: its error is relative to those.
+        spreads = [column for column in numbers if column.endswith("_stderr")]
+        others = [column for column in numbers if column not in spreads]
+        np.testing.assert_allclose(found[others], expected[others], rtol=FINITE_DIFFERENCES, err_msg=name)
+        np.testing.assert_allclose(found[spreads], expected[spreads], rtol=0.1, err_msg=name)

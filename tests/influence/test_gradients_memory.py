@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.testing import assert_close
 
-from curvlab.influence import directional_derivatives, example_derivatives, per_example_gradients, self_influence
-from curvlab.influence.curvature_probes import curvature_probes
-from curvlab.problem import mean_gradient
+from curvlab.influence import derivatives, directional_derivatives, per_example_gradients, self_influence
+from curvlab.influence.self_influence import curvature_probes
+from curvlab.problem import Problem, mean_gradient
 from curvlab.problem.memory import MemoryWarning
 from curvlab.solvers import Direct
 
@@ -74,7 +74,7 @@ def test_derivatives_along_directions_are_halved_until_they_fit(data, convolutio
 
 
 def test_so_are_directions_where_fewer_examples_do_not_help(data, monkeypatch: pytest.MonkeyPatch) -> None:
-    vmap, seen = example_derivatives.vmap, []
+    vmap, seen = derivatives.vmap, []
 
     def narrow(function):
         def call(*columns: Tensor) -> Tensor:
@@ -85,7 +85,7 @@ def test_so_are_directions_where_fewer_examples_do_not_help(data, monkeypatch: p
 
         return call
 
-    monkeypatch.setattr(example_derivatives, "vmap", narrow)
+    monkeypatch.setattr(derivatives, "vmap", narrow)
     model = Limited(SIZE, convolution=False).eval()
     gradients = one_by_one(model, data)
     directions = torch.randn(gradients.shape[1], 8, dtype=torch.float64)
@@ -108,12 +108,12 @@ def test_probes_of_pieces_have_the_covariance_of_all(data, generator: torch.Gene
     probes = []
     for most in (SIZE, 6):
         model = Limited(most, convolution=False).eval()
-        passes = (model, nn.CrossEntropyLoss(), data, 4000, SIZE, generator, weights)
+        problem = Problem.of(model, nn.CrossEntropyLoss(), data, weights)
         if most < SIZE:
             with pytest.warns(MemoryWarning, match="a pass now takes 5 examples"):
-                probes.append(curvature_probes(*passes))
+                probes.append(curvature_probes(problem, 4000, generator))
         else:
-            probes.append(curvature_probes(*passes))
+            probes.append(curvature_probes(problem, 4000, generator))
     whole, pieces = (sample @ sample.T / sample.shape[1] for sample in probes)
     dense = dense_gauss_newton(model.inner, data, weights)
     assert (whole - dense).norm() / dense.norm() < 0.1

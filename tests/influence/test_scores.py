@@ -30,13 +30,12 @@ def closed_form(problem, points=slice(None)):
 @pytest.mark.parametrize("solver", [Direct(), ConjugateGradient(rtol=1e-10)], ids=["direct", "cg"])
 @pytest.mark.parametrize("num_points", [3, 12], ids=["solved for points", "solved for test"])
 def test_scores_match_closed_form(least_squares, solver, num_points) -> None:
-    x, y = least_squares.train
     result = influence(
         least_squares.model,
         least_squares.loss,
         least_squares.train,
         least_squares.test,
-        points=(x[:num_points], y[:num_points]),
+        points=range(num_points),
         damping=DAMPING,
         solver=solver,
     )
@@ -64,7 +63,7 @@ def test_direct_cg_lissa_and_proximal_response_agree(least_squares, generator) -
         Lissa(step_size=step_size, batch_size=2, num_steps=450),
     ):
         scores = influence_scores(
-            model, loss, one, test, points=points, damping=DAMPING, solver=solver, generator=generator
+            model, loss, one, test, candidates=points, damping=DAMPING, solver=solver, generator=generator
         )
         torch.testing.assert_close(scores, expected, rtol=1e-6, atol=1e-8)
     for optimizer in (ProximalNewton(rtol=1e-7), ProximalSGD(step_size=step_size, batch_size=2, num_steps=450)):
@@ -78,14 +77,13 @@ def test_direct_cg_lissa_and_proximal_response_agree(least_squares, generator) -
 
 def test_lissa_on_sampled_batches_approaches_closed_form(least_squares, generator) -> None:
     expected, _ = closed_form(least_squares, slice(3))
-    x, y = least_squares.train
     largest = float(torch.linalg.eigvalsh(least_squares.gram).max()) + DAMPING
     scores = influence_scores(
         least_squares.model,
         least_squares.loss,
         least_squares.train,
         least_squares.test,
-        points=(x[:3], y[:3]),
+        points=torch.arange(3),
         damping=DAMPING,
         solver=Lissa(step_size=0.1 / largest, batch_size=64, num_steps=2000),
         generator=generator,
@@ -238,14 +236,13 @@ def test_a_run_sets_the_damping(least_squares, generator) -> None:
 
 @pytest.mark.parametrize("num_points", [3, 12], ids=["solved for points", "solved for test"])
 def test_the_filter_of_a_run_is_its_closed_form(least_squares, num_points) -> None:
-    x, y = least_squares.train
     run = RunLength.constant(0.05, 40, momentum=0.5, weight_decay=0.2)
     found = influence(
         least_squares.model,
         least_squares.loss,
         least_squares.train,
         least_squares.test,
-        points=(x[:num_points], y[:num_points]),
+        points=range(num_points),
         run=run,
         filtered=True,
         rtol=1e-10,
@@ -296,7 +293,7 @@ def test_class_weights_are_those_of_the_training_loss(reduction: str, num_points
         nn.CrossEntropyLoss(weight=weights, reduction=reduction),
         (x, y),
         (x[:5], y[:5]),
-        points=(x[:num_points], y[:num_points]),
+        points=range(num_points),
         damping=0.1,
         solver=Direct(),
     )

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from curvlab.curvature import FisherOperator, GaussNewtonOperator, HessianOperator
 from curvlab.influence import influence
-from curvlab.influence.example_derivatives import per_example_gradients
+from curvlab.influence.derivatives import per_example_gradients
 from curvlab.iterate import Checkpoint
 from curvlab.linalg import LinearOperator, identity
 from curvlab.parallel import DataParallelOperator, Ranks

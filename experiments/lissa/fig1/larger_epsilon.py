@@ -6,7 +6,7 @@ import math
 
 import pandas as pd
 
-from curvlab.influence.agreement import agreement, median_rms
+from curvlab.influence import agreement, median_rms
 from experiments.lissa.fig1.paired import parting_steps
 from experiments.lissa.fig1.records import Scores
 

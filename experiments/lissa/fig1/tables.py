@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import torch
 
-from curvlab.influence.agreement import agreement, median_rms
+from curvlab.influence import agreement, median_rms
 from experiments.lissa.fig1.paired import parting_steps
 from experiments.lissa.fig1.records import Pairs, Scores
 from experiments.shared.task import TrainedTask

@@ -1,8 +1,6 @@
 """Influence functions, and the retraining responses they stand for."""
 
-from curvlab.influence.agreement import Agreement, agreement
-from curvlab.influence.example_derivatives import directional_derivatives, per_example_gradients
-from curvlab.influence.linear_datamodelling import (
+from curvlab.influence.datamodelling import (
     DatamodellingScore,
     ensemble_measurements,
     linear_datamodelling_score,
@@ -10,6 +8,7 @@ from curvlab.influence.linear_datamodelling import (
     removal_weights,
     subset_weights,
 )
+from curvlab.influence.derivatives import directional_derivatives, per_example_gradients
 from curvlab.influence.mislabelled import (
     CorruptedLabels,
     DetectionCurve,
@@ -26,7 +25,7 @@ from curvlab.influence.proximal_bregman import (
     loss_response,
     proximal_bregman_response,
 )
-from curvlab.influence.scores import Influence, influence, influence_scores
+from curvlab.influence.scores import Agreement, Influence, agreement, influence, influence_scores, median_rms
 from curvlab.influence.self_influence import SelfInfluence, estimated_self_influence, self_influence
 from curvlab.influence.similarity import Similarities, cosines, similarities
 from curvlab.influence.unrolled import SegmentResponse, UnrolledResponse, segment_response, unrolled_response
@@ -58,6 +57,7 @@ __all__ = [
     "linear_datamodelling_score",
     "loss_response",
     "margins",
+    "median_rms",
     "per_example_gradients",
     "proximal_bregman_response",
     "random_halves",

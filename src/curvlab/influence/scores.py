@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import cast
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from curvlab.curvature import GaussNewtonOperator
-from curvlab.influence.example_derivatives import (
+from curvlab.influence.derivatives import (
     Measurement,
     OverProcesses,
+    checked_points,
     directional_derivatives,
+    in_order,
     per_example_gradients,
 )
 from curvlab.linalg import LinearOperator, identity
-from curvlab.problem import Batches, Data, Loss
-from curvlab.problem.known_losses import of_mean_weight_one
+from curvlab.problem import Data, Loss, Problem
 from curvlab.problem.problem import DEFAULT_BATCH_SIZE
+from curvlab.seeding import generator_of
 from curvlab.shown import Shown, Summary, counted
 from curvlab.solvers import Solution, Solver, TrainingFilter, default_solver
 from curvlab.training import RunLength, TrainingHistory, TrainingRun
@@ -54,46 +56,27 @@ class Influence(Shown):
 
 
 def influence_scores(
-    model: nn.Module | OverProcesses,
+    model: nn.Module | Problem | OverProcesses,
     loss: Loss | None = None,
     train: Data | None = None,
     test: Data | None = None,
-    *,
-    points: Data | None = None,
-    damping: float | None = None,
-    run: TrainingHistory | RunLength | TrainingRun | None = None,
-    filtered: bool = False,
-    solver: Solver | None = None,
-    rtol: float | None = None,
-    measurement: Measurement | None = None,
-    weights: Tensor | None = None,
-    generator: torch.Generator | None = None,
+    **settings: Any,
 ) -> Tensor:
-    """Return the influence of `points` on `test`, (num_test, num_points); see `influence` for all about it."""
-    return influence(
-        model,
-        loss,
-        train,
-        test,
-        points=points,
-        damping=damping,
-        run=run,
-        filtered=filtered,
-        solver=solver,
-        rtol=rtol,
-        measurement=measurement,
-        weights=weights,
-        generator=generator,
-    ).scores
+    """Return the influence of training examples on `test`, (num_test, num_points).
+
+    With the settings of `influence`, which returns the residuals behind the scores, too.
+    """
+    return influence(model, loss, train, test, **settings).scores
 
 
 def influence(
-    model: nn.Module | OverProcesses,
+    model: nn.Module | Problem | OverProcesses,
     loss: Loss | None = None,
     train: Data | None = None,
     test: Data | None = None,
     *,
-    points: Data | None = None,
+    points: Tensor | Sequence[int] | None = None,
+    candidates: Data | None = None,
     damping: float | None = None,
     run: TrainingHistory | RunLength | TrainingRun | None = None,
     filtered: bool = False,
@@ -103,7 +86,7 @@ def influence(
     batch_size: int | None = None,
     memory_budget: float | None = None,
     weights: Tensor | None = None,
-    generator: torch.Generator | None = None,
+    generator: torch.Generator | int | None = None,
 ) -> Influence:
     """Return -∇m(test)ᵀ (G + damping I)⁻¹ ∇l(z) for every test example and point z, with its residuals.
 
@@ -112,7 +95,8 @@ def influence(
     Sec. 2, with f = -l). Leaving one of N points out is a weight of -1/N.
 
     Args:
-        model: in eval mode. Or, in the place of model, loss and train, an operator of curvlab.parallel: all its
+        model: in eval mode. Or, in the place of model, loss, train and weights, a `Problem`; then pass `test` by
+            name. Or, in the place of model, loss and train, an operator of curvlab.parallel: all its
             processes solve together, each scores its own training examples, and all get the scores of all, in the
             order of the processes. Then pass `test` by name, the same on every process, and no points.
         loss: as for DataOperator: with a closed form, or any mean over examples of the user's own. With class
@@ -120,8 +104,9 @@ def influence(
             times its cross-entropy; so it is for the test loss, unless there is a measurement.
         train: data whose mean Gauss-Newton matrix is G, in any form that `Batches` takes.
         test: examples that are measured, likewise.
-        points: training examples whose influence is asked for; `train` by default. Rows and columns are in the
-            order of the data.
+        points: indices of the training examples whose influence is asked for; None: all. Rows and columns are in
+            the order of the data.
+        candidates: other examples whose influence is asked for, as if they were added to the training set.
         damping: added to G once; positive. Or
         run: the training that led to `model`, by SGD: what `train` returned, or RunLength with the learning rates,
             momentum and weight decay of a loop of one's own. The damping is then weight decay + 1 / (ηT), with
@@ -138,7 +123,7 @@ def influence(
         weights: w of the training examples, (N,), not negative, where the training loss was 1/N Σ_i w_i l_i: G is
             then `GaussNewtonOperator.weighted`. Scores stay per unit of weight added to l(z), so leaving example i
             out is a weight of -w_i/N. With an operator over processes those of this process's examples.
-        generator: of the solver's random numbers; by default seeded with 0 for every call.
+        generator: of the solver's random numbers, or a seed; by default 0 for every call.
 
     One system is solved for each example of the smaller side; the other side costs one directional derivative a
     system and no per-example gradients. A warning tells when the solver did not converge.
@@ -148,19 +133,20 @@ def influence(
         raise ValueError("rtol is that of the default solver: give it to the solver instead.")
     if solver is not None and filtered:
         raise ValueError("filtered=True has a solver of its own, TrainingFilter: leave one of the two out.")
-    if isinstance(model, nn.Module):
+    if isinstance(model, nn.Module | Problem):
         sides = _on_one_process(
             model,
             loss,
             train,
             test,
             points=points,
+            candidates=candidates,
             measurement=measurement,
             batch_size=batch_size,
             memory_budget=memory_budget,
             weights=weights,
         )
-    elif any(given is not None for given in (loss, train, points, batch_size, memory_budget)) or test is None:
+    elif test is None or any(g is not None for g in (loss, train, points, candidates, batch_size, memory_budget)):
         raise TypeError(
             "an operator over processes stands in the place of model, loss and train, and has its own batch size: "
             "influence(op, test=..., damping=...)"
@@ -172,9 +158,7 @@ def influence(
         solver = TrainingFilter(time, rtol=rtol)
     elif solver is None:
         solver = default_solver(damped.shape[0], sides.solved.shape[1], rtol=rtol, operator=damped)
-    if generator is None:
-        generator = torch.Generator(damped.device).manual_seed(0)
-    solution = solver.solve(damped, sides.solved, generator=generator)
+    solution = solver.solve(damped, sides.solved, generator=generator_of(generator, damped.device))
     if not solution.converged:
         warnings.warn(
             "the solver did not reach its tolerance: largest relative residual "
@@ -203,37 +187,39 @@ class _Sides:
 
 
 def _on_one_process(
-    model: nn.Module,
+    model: nn.Module | Problem,
     loss: Loss | None,
     train: Data | None,
     test: Data | None,
     *,
-    points: Data | None,
+    points: Tensor | Sequence[int] | None,
+    candidates: Data | None,
     measurement: Measurement | None,
     batch_size: int | None,
     memory_budget: float | None,
     weights: Tensor | None,
 ) -> _Sides:
     """Return the systems of the side that has fewer examples."""
-    if loss is None or train is None or test is None:
-        raise TypeError("pass model, loss, train and test, or an operator over processes and test=...")
-    op = GaussNewtonOperator(model, loss, train, batch_size=batch_size, memory_budget=memory_budget)
-    size = DEFAULT_BATCH_SIZE if batch_size is None else batch_size
-    matrix = op if weights is None else op.weighted(weights)
-    unit = of_mean_weight_one(loss, (targets for _, targets in op.batches))
-    sources = train if points is None else points
+    if test is None or (points is not None and candidates is not None):
+        raise TypeError("pass test=..., the examples that are measured; and points or candidates, not both")
+    problem = Problem.of(model, loss, train, weights, memory_budget, batch_size=batch_size).normalised()
+    tested, size = problem.with_data(test), DEFAULT_BATCH_SIZE if batch_size is None else batch_size
+    if candidates is not None:
+        sources = problem.with_data(candidates)
+        num_sources = sources.num_examples
+    else:
+        chosen = checked_points(points, problem.num_examples)
+        num_sources = len(chosen)
+        sources = replace(problem, weights=None) if points is None else in_order(problem, chosen)
 
-    def num(data: Data) -> int:
-        return Batches.of(op.function, data, batch_size=size).num_examples
+    def along(of: Problem, directions: Tensor, measured: Measurement | None) -> Tensor:
+        return -directional_derivatives(of, directions=directions, measurement=measured, batch_size=size)
 
-    def along(data: Data, directions: Tensor, of: Measurement | None) -> Tensor:
-        at_once = op.problem.memory.examples_at_once(size)
-        return -directional_derivatives(model, unit, data, directions, measurement=of, batch_size=at_once)
-
-    if num(sources) <= num(test):
-        solved = per_example_gradients(model, unit, sources).T
-        return _Sides(matrix, solved, "points", lambda x: along(test, x, measurement))
-    solved = per_example_gradients(model, unit, test, measurement=measurement).T
+    matrix = GaussNewtonOperator(problem)
+    if num_sources <= tested.num_examples:
+        solved = per_example_gradients(sources).T
+        return _Sides(matrix, solved, "points", lambda x: along(tested, x, measurement))
+    solved = per_example_gradients(tested, measurement=measurement).T
     return _Sides(matrix, solved, "test", lambda x: along(sources, x, None).T)
 
 
@@ -268,3 +254,55 @@ def _curvature_added(
             "The paper takes about lambda_max / 54, and `run` sets it by the length of the training."
         )
     return damping, None
+
+
+# --------------------------------------------------------------------------- two sets of scores
+# The cases of Klochkov & Liu (2024), Sec. 4, with thresholds fixed before any run: the paper gives none.
+NEAR_ZERO = 0.1  # both root mean squares below this share of the median panel's
+MIN_PEARSON = 0.9
+SLOPES = (0.5, 2.0)
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """Comparison of y with x over the test points of one training point.
+
+    Attributes:
+        pearson: correlation of x and y; nan when one is constant.
+        slope: of the least-squares line y = a + slope·x; 1 when the scores agree.
+        relative_error: ‖y - x‖ / ‖x‖.
+        case: "both near zero" (both root mean squares below a tenth of `scale`), else "agree" (pearson >= 0.9,
+            slope within a factor of 2 of 1), else "apart".
+    """
+
+    pearson: float
+    slope: float
+    relative_error: float
+    case: str
+
+
+def agreement(x: Tensor, y: Tensor, *, scale: float) -> Agreement:
+    """Compare two (num_test,) score vectors; `scale` is the root mean square of a typical panel."""
+    if x.shape != y.shape or x.ndim != 1:
+        raise ValueError(f"need two vectors of one length, got {tuple(x.shape)} and {tuple(y.shape)}")
+    x, y = x.double(), y.double()
+    dx, dy = x - x.mean(), y - y.mean()
+    pearson = float((dx @ dy) / (dx.norm() * dy.norm()))
+    slope = float((dx @ dy) / (dx @ dx))
+    largest = max(float(x.square().mean().sqrt()), float(y.square().mean().sqrt()))
+    if largest < NEAR_ZERO * scale:
+        case = "both near zero"
+    elif pearson >= MIN_PEARSON and SLOPES[0] <= slope <= SLOPES[1]:
+        case = "agree"
+    else:
+        case = "apart"
+    return Agreement(pearson=pearson, slope=slope, relative_error=float((y - x).norm() / x.norm()), case=case)
+
+
+def median_rms(*scores: Tensor) -> float:
+    """Return the median root mean square over all finite columns of several (num_test, num_points) matrices.
+
+    The median, because a single diverged column would set a maximum or a mean.
+    """
+    columns = torch.cat([matrix.double().square().mean(0).sqrt() for matrix in scores])
+    return float(columns[columns.isfinite()].median())

@@ -3,23 +3,30 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from curvlab.curvature import GaussNewtonOperator
-from curvlab.influence.curvature_probes import curvature_probes, divided_by, normal_like
-from curvlab.influence.example_derivatives import directional_derivatives, per_example_gradients
+from curvlab.influence.derivatives import (
+    checked_points,
+    directional_derivatives,
+    in_order,
+    per_example_gradients,
+)
+from curvlab.iterate import Checkpoint, iterate
 from curvlab.linalg import LinearOperator, flatten, identity
-from curvlab.problem import Batches, Loss, ModelFunction, output_loss
-from curvlab.problem.data import Pairs, stack
-from curvlab.problem.example_weights import checked_weights
-from curvlab.problem.known_losses import of_mean_weight_one
-from curvlab.problem.memory import with_halving
+from curvlab.problem import Data, Loss, OutputLoss, Problem
+from curvlab.problem.batch import Inputs
+from curvlab.problem.output_hessians import dense_hessians
+from curvlab.seeding import generator_of
 from curvlab.shown import Shown, Summary, counted
 from curvlab.solvers import Solver, default_solver
+from curvlab.solvers.solver import IterativeSolver
 
 
 @dataclass(frozen=True, repr=False)
@@ -54,19 +61,22 @@ class SelfInfluence(Shown):
 
 
 def self_influence(
-    model: nn.Module,
-    loss: Loss,
-    train: Pairs,
+    model: nn.Module | Problem,
+    loss: Loss | None = None,
+    train: Data | None = None,
     *,
-    points: Tensor | None = None,
+    points: Tensor | Sequence[int] | None = None,
     damping: float,
     columns: int = 100,
     solver: Solver | None = None,
     rtol: float = 1e-2,
-    batch_size: int = 512,
+    batch_size: int | None = None,
     memory_budget: float | None = None,
     weights: Tensor | None = None,
-    generator: torch.Generator | None = None,
+    progress: bool | str = True,
+    callback: Callable[[SolvedState], object] | None = None,
+    checkpoint: str | Path | Checkpoint | None = None,
+    generator: torch.Generator | int | None = None,
 ) -> SelfInfluence:
     """Return self-influences (Koh & Liang 2017), one system for each point, `columns` of them at a time.
 
@@ -74,9 +84,9 @@ def self_influence(
     the loss rises.
 
     Args:
-        model: in eval mode.
-        loss: nn.CrossEntropyLoss, nn.MSELoss or nn.BCEWithLogitsLoss.
-        train: data whose mean Gauss-Newton matrix is G.
+        model: in eval mode; or a `Problem` in the place of model, loss, train and weights.
+        loss: as for `influence`.
+        train: data whose mean Gauss-Newton matrix is G, in any form that `Batches` takes.
         points: indices of the examples that are asked for, (K,); None: all.
         damping: added to G; positive.
         columns: right-hand sides solved together, which sets the memory: some 15 P numbers for each, for
@@ -88,45 +98,44 @@ def self_influence(
         weights: w of the training examples, (N,), not negative, where the training loss was 1/N Σ_i w_i l_i: G
             and ∇J are then weighted, and leaving example k out is a weight of -w_k/N, so that both changes have
             the factor w_k. `own` is of l_k itself, `total` of the weighted mean loss.
-        generator: of the solver's random numbers; by default seeded with 0.
-
-    A killed call starts again: pass `points` in parts where that would take long.
+        progress: show a bar, one step for each group of columns; a text is its name.
+        callback: called with the `SolvedState` after each of them.
+        checkpoint: file in which what has been solved is kept; the same call goes on there.
+        generator: of the solver's random numbers, or a seed; by default 0.
 
     Cost: K systems. `estimated_self_influence` needs far fewer where K is large.
     """
-    loss = _of_mean_weight_one(model, loss, train, batch_size)
-    operator = _damped(model, loss, train, damping, batch_size, weights, memory_budget=memory_budget)
-    everything = _all_indices(train)
-    chosen = everything if points is None else points
-    weights = None if weights is None else checked_weights(weights, len(everything))
-    mean_gradient = _mean_gradient(model, loss, train, batch_size, weights)
-    own, total = [], []
-    solved = _Solved()
-    for indices in chosen.split(columns):
-        gradients = per_example_gradients(model, loss, stack(train, indices)).T.contiguous()
-        x = solved.solve(operator, gradients, solver, rtol, generator)
-        own.append((gradients * x).sum(0))
-        total.append(mean_gradient @ x)
-    scale = _left_out(loss, len(everything), None if weights is None else weights[chosen.to(weights.device)])
-    return SelfInfluence(
-        scale(torch.cat(own)), scale(torch.cat(total)), solved.residual, solved.converged, solved.num_matvecs
+    problem = Problem.of(model, loss, train, weights, memory_budget, batch_size=batch_size).normalised()
+    chosen = checked_points(points, problem.num_examples)
+    system = _System(problem, _damped(problem, damping), solver, rtol, generator)
+    found = iterate(
+        _Exact(system, chosen.split(columns)),
+        name="self-influence",
+        total=math.ceil(len(chosen) / columns),
+        progress=progress,
+        callback=callback,
+        checkpoint=checkpoint,
     )
+    return _left_out(problem, found, torch.cat(found.own), torch.cat(found.total), chosen)
 
 
 def estimated_self_influence(
-    model: nn.Module,
-    loss: Loss,
-    train: Pairs,
+    model: nn.Module | Problem,
+    loss: Loss | None = None,
+    train: Data | None = None,
     *,
     damping: float,
     num_probes: int,
     columns: int = 100,
     solver: Solver | None = None,
     rtol: float = 1e-2,
-    batch_size: int = 512,
+    batch_size: int | None = None,
     memory_budget: float | None = None,
     weights: Tensor | None = None,
-    generator: torch.Generator | None = None,
+    progress: bool | str = True,
+    callback: Callable[[SolvedState], object] | None = None,
+    checkpoint: str | Path | Checkpoint | None = None,
+    generator: torch.Generator | int | None = None,
 ) -> SelfInfluence:
     """Return self-influences of all N examples from `num_probes` + 1 systems, each up to a factor 1 ± √(2/K).
 
@@ -137,7 +146,7 @@ def estimated_self_influence(
     residuals. `total` is one system, and not estimated.
 
     Args:
-        model: in eval mode, with outputs (N, C).
+        model: in eval mode, with outputs (N, C); or a `Problem`.
         loss: as for `self_influence`.
         train: likewise; all of its examples get a score.
         damping: added to G; positive.
@@ -148,119 +157,206 @@ def estimated_self_influence(
         batch_size: examples at a time.
         memory_budget: bytes for each product, see curvlab.curvature.DataOperator.
         weights: as for `self_influence`.
-        generator: of the probes and of the solver; by default seeded with 0.
+        progress: as for `self_influence`.
+        callback: likewise.
+        checkpoint: likewise.
+        generator: of the probes and of the solver, or a seed; by default 0.
 
     Cost: K + 1 systems, and for each of them a derivative of all losses along its solution.
     """
     if num_probes < 1:
         raise ValueError(f"num_probes must be at least 1, got {num_probes}")
-    loss = _of_mean_weight_one(model, loss, train, batch_size)
-    operator = _damped(model, loss, train, damping, batch_size, weights, memory_budget=memory_budget)
-    size = len(_all_indices(train))
-    weights = None if weights is None else checked_weights(weights, size)
-    generator = generator or torch.Generator(operator.device).manual_seed(0)
-    squares = torch.zeros(size, dtype=operator.dtype, device=operator.device)
-    solved = _Solved()
-    for count in _chunks(num_probes, columns):
-        probes = curvature_probes(model, loss, train, count, batch_size, generator, weights)
-        probes += math.sqrt(damping) * normal_like(tuple(probes.shape), probes, generator)
-        x = solved.solve(operator, probes, solver, rtol, generator)
-        squares += directional_derivatives(model, loss, train, x, batch_size=batch_size).square().sum(1)
-    mean_gradient = _mean_gradient(model, loss, train, batch_size, weights)
-    x = solved.solve(operator, mean_gradient[:, None], solver, rtol, generator)
-    total = directional_derivatives(model, loss, train, x, batch_size=batch_size)[:, 0]
-    scale = _left_out(loss, size, weights)
-    return SelfInfluence(
-        scale(squares / num_probes), scale(total), solved.residual, solved.converged, solved.num_matvecs
+    problem = Problem.of(model, loss, train, weights, memory_budget, batch_size=batch_size).normalised()
+    operator = _damped(problem, damping)
+    drawn_by = generator_of(generator, operator.device)
+    system = _System(problem, operator, solver, rtol, drawn_by)
+    counts = [min(columns, num_probes - start) for start in range(0, num_probes, columns)]
+    found = iterate(
+        _Estimated(system, damping, counts, drawn_by),
+        name="self-influence",
+        total=len(counts) + 1,
+        progress=progress,
+        callback=callback,
+        checkpoint=checkpoint,
     )
+    return _left_out(problem, found, found.own[0] / num_probes, found.total[0], None)
 
 
-@dataclass
-class _Solved:
-    """Outcome of several solves."""
+# ----------------------------------------------------------------------------- groups of systems
+@dataclass(frozen=True)
+class SolvedState:
+    """What has been solved.
 
+    Attributes:
+        own: a part for each group of systems.
+        total: likewise.
+        residual: largest relative residual so far.
+        converged: whether all systems were solved.
+        num_matvecs: products, counted per vector.
+        num_steps: groups.
+        done: whether they are all.
+        generator: that was given, if any.
+    """
+
+    own: list[Tensor] = field(default_factory=list)
+    total: list[Tensor] = field(default_factory=list)
     residual: float = 0.0
     converged: bool = True
     num_matvecs: int = 0
-
-    def solve(
-        self,
-        operator: LinearOperator,
-        sides: Tensor,
-        solver: Solver | None,
-        rtol: float,
-        generator: torch.Generator | None,
-    ) -> Tensor:
-        """Return A⁻¹ B."""
-        chosen = default_solver(operator.shape[0], sides.shape[1], rtol=rtol) if solver is None else solver
-        generator = generator or torch.Generator(operator.device).manual_seed(0)
-        solution = chosen.solve(operator, sides, generator=generator)
-        self.residual = max(self.residual, float(solution.residual.max()))
-        self.converged &= solution.converged
-        self.num_matvecs += solution.num_matvecs
-        return solution.x
+    num_steps: int = 0
+    done: bool = False
+    generator: torch.Generator | None = None
 
 
-def _damped(  # noqa: PLR0917
-    model: nn.Module,
-    loss: Loss,
-    train: Pairs,
-    damping: float,
-    batch_size: int,
-    weights: Tensor | None,
-    *,
-    memory_budget: float | None,
-) -> LinearOperator:
+@dataclass(frozen=True)
+class _System:
+    """(G + damping I) x = b, and how it is solved."""
+
+    problem: Problem
+    operator: LinearOperator
+    solver: Solver | None
+    rtol: float
+    generator: torch.Generator | int | None
+
+    def solve(self, state: SolvedState, sides: Tensor) -> tuple[Tensor, SolvedState]:
+        """Return A⁻¹ B, and the state with its outcome."""
+        operator, solver = self.operator, self.solver
+        if solver is None:
+            solver = default_solver(operator.shape[0], sides.shape[1], rtol=self.rtol)
+        solution = solver.solve(operator, sides, generator=generator_of(self.generator, operator.device))
+        return solution.x, replace(
+            state,
+            residual=max(state.residual, float(solution.residual.max())),
+            converged=state.converged and bool(solution.converged),
+            num_matvecs=state.num_matvecs + solution.num_matvecs,
+            num_steps=state.num_steps + 1,
+        )
+
+    def depends_on(self) -> dict[str, Any]:
+        """Return what solutions depend on."""
+        solver = self.solver.settings() if isinstance(self.solver, IterativeSolver) else self.solver
+        kind = type(self.solver).__name__
+        return {"operator": self.operator, "rtol": self.rtol, "solver": (kind, solver), "seed": self.generator}
+
+    def mean_gradient(self) -> Tensor:
+        """Return 1/N sum_n w_n ∇l_n, (P,), of a sum, too."""
+        gradient = self.problem.gradient()
+        return gradient / self.problem.num_examples if self.problem.loss.reduction == "sum" else gradient
+
+
+@dataclass
+class _Exact:
+    """A system for each point, some together."""
+
+    system: _System
+    chunks: Sequence[Tensor]
+
+    def depends_on(self) -> Mapping[str, Any]:
+        own = {"points": list(self.chunks), "gradient": self.system.mean_gradient()}
+        return self.system.depends_on() | own
+
+    def init(self) -> SolvedState:
+        self.mean_gradient = self.system.mean_gradient()
+        own = self.system.generator
+        return SolvedState(generator=own if isinstance(own, torch.Generator) else None)
+
+    def step(self, state: SolvedState) -> SolvedState:
+        points = in_order(self.system.problem, self.chunks[state.num_steps])
+        gradients = per_example_gradients(points).T.contiguous()
+        x, solved = self.system.solve(state, gradients)
+        return replace(
+            solved,
+            own=[*state.own, (gradients * x).sum(0)],
+            total=[*state.total, self.mean_gradient @ x],
+            done=solved.num_steps == len(self.chunks),
+        )
+
+    def result(self, state: SolvedState) -> SolvedState:
+        return state
+
+
+@dataclass(frozen=True)
+class _Estimated:
+    """A system for each probe, some together, and one for the mean gradient."""
+
+    system: _System
+    damping: float
+    counts: list[int]
+    generator: torch.Generator
+
+    def depends_on(self) -> Mapping[str, Any]:
+        own = {"num_probes": self.counts, "gradient": self.system.mean_gradient(), "seed": self.generator}
+        return self.system.depends_on() | own
+
+    def init(self) -> SolvedState:
+        return SolvedState(generator=self.generator)
+
+    def step(self, state: SolvedState) -> SolvedState:
+        problem = self.system.problem
+        everyone = replace(problem, weights=None)
+        if state.num_steps == len(self.counts):
+            x, solved = self.system.solve(state, self.system.mean_gradient()[:, None])
+            total = directional_derivatives(everyone, directions=x)[:, 0]
+            return replace(solved, total=[total], done=True)
+        probes = curvature_probes(problem, self.counts[state.num_steps], self.generator)
+        probes += math.sqrt(self.damping) * _normal_like(tuple(probes.shape), probes, self.generator)
+        x, solved = self.system.solve(state, probes)
+        squares = directional_derivatives(everyone, directions=x).square().sum(1)
+        return replace(solved, own=[squares + (state.own[0] if state.own else torch.zeros_like(squares))])
+
+    def result(self, state: SolvedState) -> SolvedState:
+        return state
+
+
+def _damped(problem: Problem, damping: float) -> LinearOperator:
     if not damping > 0:
         raise ValueError(f"damping must be positive, got {damping}: the Gauss-Newton matrix may be singular")
-    op = GaussNewtonOperator(model, loss, train, batch_size=batch_size, memory_budget=memory_budget)
-    matrix = op if weights is None else op.weighted(weights)
-    return matrix + damping * identity
+    return GaussNewtonOperator(problem) + damping * identity
 
 
-def _of_mean_weight_one(model: nn.Module, loss: Loss, train: Pairs, batch_size: int) -> Loss:
-    function = ModelFunction(model)
-    data = Batches.of(function, train, batch_size=batch_size)
-    return of_mean_weight_one(loss, data.targets())
+def _left_out(
+    problem: Problem, solved: SolvedState, own: Tensor, total: Tensor, points: Tensor | None
+) -> SelfInfluence:
+    """Return changes per unit of weight as those of leaving each example out."""
+    divisor = 1 if problem.loss.reduction == "sum" else problem.num_examples
+    changes = [own / divisor, total / divisor]
+    if problem.weights is not None:
+        weights = (problem.weights if points is None else problem.weights[points]).to(own)
+        changes = [change * weights for change in changes]
+    return SelfInfluence(changes[0], changes[1], solved.residual, solved.converged, solved.num_matvecs)
 
 
-def _left_out(loss: Loss, size: int, weights: Tensor | None) -> Callable[[Tensor], Tensor]:
-    """Return what makes a change per unit of weight one of leaving an example out."""
-    divisor = divided_by(loss, size)
+# -------------------------------------------------------------------------------------- probes
+def curvature_probes(problem: Problem, count: int, generator: torch.Generator) -> Tensor:
+    """Return normal vectors of covariance G, (P, count), from half a batch at a time whenever memory runs out."""
 
-    def scale(changes: Tensor) -> Tensor:
-        scaled = changes / divisor
-        return scaled if weights is None else scaled * weights.to(scaled)
-
-    return scale
-
-
-def _all_indices(train: Pairs) -> Tensor:
-    return torch.arange(len(train[1]) if isinstance(train, tuple) else len(train))  # type: ignore[arg-type]
-
-
-def _chunks(total: int, largest: int) -> list[int]:
-    return [min(largest, total - start) for start in range(0, total, largest)]
-
-
-def _mean_gradient(model: nn.Module, loss: Loss, train: Pairs, batch_size: int, weights: Tensor | None) -> Tensor:
-    """Return 1/N sum_n w_n ∇l_n, (P,), of each example's own loss, fewer at a time when memory runs out."""
-    return with_halving(lambda size: _gradient_in_batches(model, loss, train, size, weights), batch_size)
-
-
-def _gradient_in_batches(
-    model: nn.Module, loss: Loss, train: Pairs, batch_size: int, weights: Tensor | None
-) -> Tensor:
-    function, own_loss = ModelFunction(model), output_loss(loss).own_loss
-    gradient, size = None, 0
-    for inputs, targets in Batches.of(function, train, batch_size=batch_size):
-        leaves = [value.detach().requires_grad_() for value in function.parameters]
+    def of_batch(inputs: Inputs, targets: Tensor, weights: Tensor | None) -> Tensor:
+        leaves = [value.detach().requires_grad_() for value in problem.parameters]
         with torch.enable_grad():
-            losses = own_loss(function(leaves, inputs), targets)
-            value = (losses if weights is None else losses * weights[size : size + len(targets)].to(losses)).sum()
-            found = flatten(torch.autograd.grad(value, leaves, materialize_grads=True))
-        gradient = found if gradient is None else gradient + found
-        size += len(targets)
-    if gradient is None:
-        raise ValueError("the training set is empty")
-    return gradient / size
+            outputs = problem.function(leaves, inputs)
+        if outputs.ndim != 2:
+            raise ValueError(
+                f"probes need outputs (N, C), got {tuple(outputs.shape)}: use self_influence for sequences"
+            )
+        root = _curvature_root(outputs.detach(), targets, problem.loss)
+        if weights is not None:
+            root = root * weights.to(root).sqrt()[:, None, None]
+        drawn = torch.einsum("kni,nij->knj", _normal_like((count, *outputs.shape), outputs, generator), root)
+        pulled = [
+            flatten(torch.autograd.grad(outputs, leaves, cotangent, retain_graph=True, materialize_grads=True))
+            for cotangent in drawn
+        ]
+        return torch.stack(pulled, dim=1)
+
+    return sum(problem.map(of_batch), start=torch.zeros(())) / math.sqrt(problem.divisor)
+
+
+def _curvature_root(outputs: Tensor, targets: Tensor, loss: OutputLoss) -> Tensor:
+    """Return S_n^½, the symmetric root of each example's output Hessian, (N, C, C)."""
+    values, vectors = torch.linalg.eigh(dense_hessians(loss, outputs, targets))
+    return (vectors * values.clamp(min=0).sqrt()[:, None]) @ vectors.mT
+
+
+def _normal_like(shape: tuple[int, ...], like: Tensor, generator: torch.Generator) -> Tensor:
+    """Return standard normal numbers with the dtype and device of `like`."""
+    return torch.randn(shape, generator=generator, dtype=like.dtype, device=generator.device).to(like.device)

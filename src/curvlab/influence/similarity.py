@@ -7,9 +7,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from curvlab.influence.example_derivatives import directional_derivatives, per_example_gradients
+from curvlab.influence.derivatives import directional_derivatives, in_order, per_example_gradients
 from curvlab.linalg import LinearOperator
-from curvlab.problem import Batches, Data, ModelFunction
+from curvlab.problem import Data, Loss, Problem
+from curvlab.seeding import generator_of
 from curvlab.solvers import Solver
 
 
@@ -38,16 +39,16 @@ class Similarities:
 
 def similarities(
     model: nn.Module,
-    loss: nn.Module,
-    points: Data,
+    loss: Loss,
+    examples: Data,
     operator: LinearOperator,
     *,
     solver: Solver,
     columns: int | None = None,
     batch_size: int = 32,
-    generator: torch.Generator | None = None,
+    generator: torch.Generator | int | None = None,
 ) -> Similarities:
-    """Return how alike `points` are by g_iᵀ g_j and by g_iᵀ A⁻¹ g_j, each over the root of both examples' own.
+    """Return how alike `examples` are by g_iᵀ g_j and by g_iᵀ A⁻¹ g_j, each over the root of both examples' own.
 
     Klochkov & Liu (2024), Sec. 5, "gradient similarity" and "influence similarity"; g_i is the gradient of example
     i's own loss, whose scale drops out. With A a multiple of the identity both are the same. Both are cosines, the
@@ -56,23 +57,24 @@ def similarities(
     Args:
         model: in eval mode.
         loss: as for `per_example_gradients`.
-        points: the n examples.
+        examples: the n examples.
         operator: A, damped: G + damping * identity, over the model's trainable parameters.
         solver: BlockConjugateGradient() solves all systems together.
         columns: how many gradients are held and systems solved at a time; None: all n. Memory: some columns · P.
         batch_size: examples at a time, for the products g_iᵀ x.
-        generator: for stochastic solvers.
+        generator: for stochastic solvers, or a seed.
 
     Cost: the solver's, and one backward and two forwards with a tangent an example.
     """
-    batches = list(Batches.of(ModelFunction(model), points, batch_size=columns or 2**31))
+    problem = Problem.of(model, loss, examples)
+    generator = None if generator is None else generator_of(generator, operator.device)
     rows: dict[str, list[Tensor]] = {"products": [], "influences": [], "residual": []}
     num_matvecs, converged = 0, True
-    for inputs, targets in batches:
-        block = per_example_gradients(model, loss, (inputs, targets)).T
+    for chosen in torch.arange(problem.num_examples).split(columns or problem.num_examples):
+        block = per_example_gradients(in_order(problem, chosen)).T
         solution = solver.solve(operator, block, generator=generator)
         for name, directions in (("products", block), ("influences", solution.x)):
-            along = directional_derivatives(model, loss, points, directions, batch_size=batch_size)
+            along = directional_derivatives(problem, directions=directions, batch_size=batch_size)
             rows[name].append(along.T.double().cpu())
         rows["residual"].append(solution.residual.cpu())
         num_matvecs += solution.num_matvecs

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from curvlab.curvature.example_rows import output_traces
 from curvlab.curvature.jacobian_products import FD_STEP
-from curvlab.influence.example_derivatives import Measurement
+from curvlab.influence.derivatives import Measurement
 from curvlab.linalg import LinearOperator
 from curvlab.parallel.examples_over_ranks import ExamplesOverRanks
 from curvlab.parallel.sharded_model import CutVectors, MovedParameters, trained_parameters

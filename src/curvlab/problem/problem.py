@@ -292,7 +292,11 @@ class Problem:
         return self.memory.run(compute, columns=num_columns)
 
     def map(
-        self, compute: Callable[[Inputs, Tensor, Tensor | None], Value], *, at_most: int | None = None
+        self,
+        compute: Callable[[Inputs, Tensor, Tensor | None], Value],
+        *,
+        at_most: int | None = None,
+        num_columns: int = 1,
     ) -> Iterator[Value]:
         """Yield compute(inputs, targets, weights) of each batch, in order.
 
@@ -301,11 +305,13 @@ class Problem:
         Args:
             compute: of a batch's (B, ...) inputs and targets, and weights (B,) or None.
             at_most: examples at a time.
+            num_columns: vectors that `compute` takes together, at most `memory.columns` of them.
         """
         for piece in self._pieces():
             rows = slice(0, 0)
             while rows.stop < len(piece[1]):
-                rows, value = self.memory.run(partial(self._next, compute, piece, rows.stop, at_most))
+                step = partial(self._next, compute, piece, rows.stop, at_most)
+                rows, value = self.memory.run(step, columns=num_columns)
                 yield value
 
     def _next(

@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from curvlab.influence.example_derivatives import Measurement, per_example_gradients
+from curvlab.influence.derivatives import Measurement, per_example_gradients
 from curvlab.problem import Batches, Data, Loss, ModelFunction
 
 Reduction = Literal["none", "mean"]

@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from curvlab.influence.example_derivatives import Measurement
+from curvlab.influence.derivatives import Measurement
 from curvlab.influence.unrolled.forward import displacements
 from curvlab.influence.unrolled.measured import Reduction, measured_gradients
 from curvlab.influence.unrolled.reverse import weight_derivatives

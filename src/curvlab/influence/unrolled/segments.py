@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from curvlab.curvature import GaussNewtonOperator
-from curvlab.influence.example_derivatives import Measurement, directional_derivatives
+from curvlab.influence.derivatives import Measurement, directional_derivatives
 from curvlab.influence.unrolled.measured import Reduction, measured_gradients
 from curvlab.influence.unrolled.response import checked_gap
 from curvlab.linalg import LinearOperator, identity

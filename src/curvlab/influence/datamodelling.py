@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.func import vmap
 
 from curvlab.curvature.jacobian_products import use_vmap
-from curvlab.influence.example_derivatives import Measurement
+from curvlab.influence.derivatives import Measurement
 from curvlab.linalg import unflatten, unflatten_columns
 from curvlab.problem import Batches, Data, ModelFunction, output_loss
 from curvlab.shown import Shown, Summary, counted

@@ -16,9 +16,7 @@ curvlab's estimate at the same settings, and the loss of devinterp's batches bes
 chains (see default_sampler.py).
 
 known.csv, beside it: polynomials whose value at this n is known by quadrature (see known.py).
-linear_networks.csv: deep linear networks of 25,000 to 270,000 parameters, four chains, by SGLD and with RMSProp's
-preconditioner, beside the coefficient that theory gives (see linear_networks.py).
-population_chains.csv: chains on the exact loss of such a network, by step size and localization.
+Deep linear networks, whose exact value is known, are bench-llc-exact's.
 power.csv: how often the diagnostics of an estimate flag a drift that was planted, and one that was not (power.py).
 """
 

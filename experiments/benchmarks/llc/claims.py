@@ -13,35 +13,17 @@ PEER = "devinterp, with replacement"
 
 
 def judge(computed: Computed, claims: ClaimSheet) -> list[ClaimResult]:
-    """Judge each linear network and sampler, the polynomials, the peer, and the estimates' validity."""
-    networks, table = computed["linear_networks"].fillna({"problem": ""}), computed["table"]
-    known, num_chains = computed["known"], int(computed.config["known"]["num_chains"])
+    """Judge the polynomials, the peer, and the estimates' validity."""
+    table, known = computed["table"], computed["known"]
+    num_chains = int(computed.config["known"]["num_chains"])
     results = [
-        _linear(
-            claims.claim("linear-network", of=f"{row.network}-{row.sampler}"), row, computed["population_chains"]
-        )
-        for _, row in networks.iterrows()
-    ]
-    results += [
         _polynomial(claims.claim("polynomial", of=_slug(row.problem)), row, num_chains)
         for _, row in known.iterrows()
     ]
     results.append(_bias(claims.claim("unbiased"), known))
     results.append(_peer(claims.claim("agrees-with-devinterp"), table))
     results += _default_sampler(claims, computed["default_sampler"])
-    return [*results, _valid(claims.claim("valid"), table, known, networks)]
-
-
-def _linear(claim: Claim, row: pd.Series, population: pd.DataFrame) -> ClaimResult:
-    if row.problem:
-        ratio = f"{row.ratio:.3g} ({row.low / row.known:.3g} to {row.high / row.known:.3g})"
-        return out_of_reach(claim, f"The rule says of the chains: {row.problem}. Their ratio is {ratio}.")
-    interval = Interval(row.low / row.known, row.high / row.known, "t 95 %, chains", 4)
-    why = f"The coefficient is that of n to infinity, {row.known:g}."
-    if len(population):
-        cases = [f"{own.case} {own.first / own.known:.2f} to {own.ratio:.2f}" for _, own in population.iterrows()]
-        why += f" On the exact loss, from the first quarter of the chain to the last: {', '.join(cases)}."
-    return judge_claim(claim, float(row.ratio), interval, if_not_reproduced=why)
+    return [*results, _valid(claims.claim("valid"), table, known)]
 
 
 def _polynomial(claim: Claim, row: pd.Series, num_chains: int) -> ClaimResult:
@@ -108,16 +90,15 @@ def _default_sampler(claims: ClaimSheet, table: pd.DataFrame) -> list[ClaimResul
     return results
 
 
-def _valid(claim: Claim, table: pd.DataFrame, known: pd.DataFrame, networks: pd.DataFrame) -> ClaimResult:
+def _valid(claim: Claim, table: pd.DataFrame, known: pd.DataFrame) -> ClaimResult:
     """Judge the share over all estimates of the target, of whatever kind."""
     compared = table.drop_duplicates(["threads", "repeat", "method"]).problem.fillna("")
     kinds = {
         "of the methods": (compared == "").to_numpy(),
         "of polynomials": known.valid.to_numpy(dtype=bool),
-        "of linear networks": (networks.problem == "").to_numpy(),
     }
     share = float(np.mean(np.concatenate(list(kinds.values()))))
     counts = ", ".join(f"{int(valid.sum())} of {len(valid)} {kind}" for kind, valid in kinds.items())
-    problems = "; ".join(sorted({*compared, *networks.problem} - {""}))
+    problems = "; ".join(sorted(set(compared) - {""}))
     interval = exact(share, kind=f"{sum(map(len, kinds.values()))} estimates")
     return judge_claim(claim, share, interval, if_not_reproduced=f"Valid: {counts}. {problems}".strip())

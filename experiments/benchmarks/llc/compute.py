@@ -13,9 +13,7 @@ from curvlab.lab import runs, t_interval, task_settings
 from curvlab.sampling import default_nbeta
 from experiments.benchmarks.llc.default_sampler import default_sampler_table
 from experiments.benchmarks.llc.known import known_table
-from experiments.benchmarks.llc.linear_networks import linear_network_table
 from experiments.benchmarks.llc.methods import METHODS, Setting, available, floor_seconds, measure
-from experiments.benchmarks.llc.population_chains import population_table
 from experiments.benchmarks.llc.power import power_table
 from experiments.benchmarks.timing import kernel_threads, load_average
 from experiments.shared.task import Task, TrainedTask
@@ -39,8 +37,6 @@ def compute(run: runs.Run, cfg: DictConfig) -> dict[str, pd.DataFrame]:
         "summary": summary_table(table),
         "timings": timing_table(results, floors, methods),
         "known": known_table(run, cfg.known),
-        "linear_networks": linear_network_table(run, cfg.linear_networks),
-        "population_chains": population_table(run, cfg.population_chains, cfg.linear_networks),
         "power": power_table(run, cfg.power),
         "default_sampler": default_sampler_table(run, task, settings),
     }

@@ -1,4 +1,4 @@
-"""Estimates and seconds; estimates where the value is known, of polynomials and of deep linear networks."""
+"""Estimates and seconds; estimates of polynomials, where the value is known."""
 
 from __future__ import annotations
 
@@ -9,15 +9,11 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from curvlab.lab import Computed, plots
-from experiments.benchmarks.llc.population_chains import QUARTERS
 
 
 def draw(computed: Computed) -> dict[str, Figure]:
     """Return the estimates beside their seconds, the polynomials, and what else there are rows of."""
-    networks = computed["linear_networks"].fillna({"problem": ""})
-    figures = {"linear_networks.png": _draw_linear_networks(networks)} if len(networks) else {}
-    if len(population := computed["population_chains"]):
-        figures["population_chains.png"] = _draw_population_chains(population)
+    figures = {}
     if len(steps := computed["default_sampler"].dropna(subset="estimate")):
         figures["default_sampler.png"] = _draw_default_sampler(steps)
     return figures | {
@@ -62,47 +58,6 @@ def _draw_methods(summary: pd.DataFrame, timings: pd.DataFrame) -> Figure:
     right.invert_yaxis()
     right.margins(x=0.6)
     right.set_xlabel("CPU seconds of all cores\n(median; on the clock: timings.csv)")
-    return figure
-
-
-def _draw_linear_networks(table: pd.DataFrame) -> Figure:
-    """Return estimates over the coefficients against the number of parameters, by sampler; hollow: not valid."""
-    figure, axes = plots.figure(1, 1, panel_size=(6.0, 3.2))
-    ax, names = axes[0, 0], table.sampler.unique().tolist()
-    sizes = sorted(table.parameters.unique())
-    for index, name in enumerate(names):
-        own = table[table.sampler == name]
-        places = [sizes.index(size) + 0.12 * (index - (len(names) - 1) / 2) for size in own.parameters]
-        errors = [(own.estimate - own.low) / own.known, (own.high - own.estimate) / own.known]
-        style: dict[str, Any] = {"color": plots.PALETTE[index], "marker": plots.MARKERS[index]}
-        ax.errorbar(places, own.ratio, yerr=errors, linestyle="none", capsize=3, label=name, **style)
-        for place, (_, row) in zip(places, own.iterrows(), strict=True):
-            if row.problem:
-                ax.plot(place, row.ratio, markerfacecolor="white", zorder=3, **style)
-    ax.axhline(1.0, color="black", linewidth=1, label="known coefficient")
-    ax.set_xticks(range(len(sizes)), [f"{size:,}" for size in sizes])
-    ax.set_xlim(-0.5, len(sizes) - 0.5)
-    ax.margins(y=0.1)
-    ax.set_xlabel("parameters of the deep linear network")
-    ax.set_ylabel("estimate / coefficient")
-    _legend(figure, title="95 % t interval over chains; hollow: not valid")
-    return figure
-
-
-def _draw_population_chains(table: pd.DataFrame) -> Figure:
-    """Return estimates over the coefficient in each quarter of the chains on the exact loss, case by case."""
-    figure, axes = plots.figure(1, 1, panel_size=(6.0, 3.6))
-    ax, quarters = axes[0, 0], range(1, len(QUARTERS) + 1)
-    for index, (_, row) in enumerate(table.iterrows()):
-        ratios = [row[quarter] / row.known for quarter in QUARTERS]
-        label = f"{row.step:g}, {row.localization:g}, {row.nbeta:,.0f}"
-        ax.plot(quarters, ratios, marker=plots.MARKERS[index], color=plots.PALETTE[index], label=label)
-    ax.axhline(1.0, color="black", linewidth=1)
-    ax.set_xticks(list(quarters), QUARTERS)
-    ax.set_xlabel("quarter of the chains")
-    ax.set_ylabel("estimate / coefficient")
-    ax.set_title(f"chains on the exact loss: at the end {table.ratio.max():.2f} at most")
-    _legend(figure, title="step in units of 1/(nβ λmax), localization γ, nβ")
     return figure
 
 

@@ -6,13 +6,11 @@ import json
 import math
 from collections.abc import Callable
 from importlib import metadata
-from itertools import product
 from pathlib import Path
 
 import pandas as pd
 import pytest
 import torch
-from analytic_models import aoyagi_watanabe
 from omegaconf import OmegaConf
 from torch import nn
 
@@ -21,13 +19,10 @@ from curvlab.lab.reporting import load_claims
 from experiments.benchmarks.llc.compute import summary_table
 from experiments.benchmarks.llc.default_sampler import COLUMNS as STEP_COLUMNS
 from experiments.benchmarks.llc.known import finite_value
-from experiments.benchmarks.llc.linear_networks import coefficient, singular_network
 from experiments.benchmarks.llc.methods import Setting, available, floor_seconds
-from experiments.benchmarks.llc.population_chains import COLUMNS
 from experiments.benchmarks.llc.power import autoregressive, power_table
 
 OPTIONAL = {
-    "population_chains": pd.DataFrame(columns=list(COLUMNS)),
     "default_sampler": pd.DataFrame(
         [{"step": "initial loss", "replacement": False}, {"step": "replacement", "replacement": True}],
         columns=list(STEP_COLUMNS),
@@ -63,11 +58,7 @@ def test_every_method_is_estimated_and_timed(run_smoke: Callable[..., Path]) -> 
     assert (table.groupby("method").size() == 2 * 3).all()
     assert set(timings.method) == (expected - missing) | {"matrix products alone", "normals alone"}
     assert (timings.seconds > 0).all()
-    networks = pd.read_csv(folder / "linear_networks.csv")
-    assert networks.sampler.tolist() == ["sgld", "rmsprop"]
-    assert networks.ratio.tolist() == pytest.approx((networks.estimate / networks.known).tolist(), rel=1e-4)
     assert {result.claim.id.split("-")[0] for result in load_claims(folder)} == {
-        "linear",
         "polynomial",
         "unbiased",
         "agrees",
@@ -133,28 +124,6 @@ def test_overlap_of_intervals() -> None:
     assert overlaps.to_dict() == {"curvlab": True, "near": True, "far": False}
 
 
-def test_coefficients_of_three_sizes() -> None:
-    """They are the cases of Aoyagi & Watanabe (2005), Theorem 1."""
-    for m, n, h in product(range(1, 6), repeat=3):
-        for r in range(min(m, n, h) + 1):
-            assert coefficient([m, h, n], r) == pytest.approx(aoyagi_watanabe(m, n, h, r)), (m, h, n, r)
-
-
-def test_coefficients_of_one_layer_and_of_one_number_each() -> None:
-    assert coefficient([5, 3], 2) == 7.5  # regular: half the parameters
-    for num_layers in (1, 2, 3, 5):
-        assert coefficient([1] * (num_layers + 1), 0) == pytest.approx(0.5)  # of w_1² ... w_L²
-    assert coefficient([4] * 6, 4) == 8.0  # full rank: the smooth manifold of one product
-    with pytest.raises(ValueError, match="a map of rank 4 needs two sizes or more, none below the rank"):
-        coefficient([5, 3], 4)
-
-
-def test_the_network_has_its_rank() -> None:
-    network = singular_network(3, 5, 2)
-    images = network(torch.eye(5))
-    assert torch.equal(images, torch.diag(torch.tensor([1.0, 1, 0, 0, 0])))
-
-
 @pytest.mark.parametrize(
     ("ratio", "half", "verdict"),
     [(1.0, 0.05, "reproduced"), (0.7, 0.05, "not reproduced"), (0.9, 0.05, "undecided")],
@@ -169,9 +138,6 @@ def test_verdicts(
     peer: bool,
 ) -> None:
     shared = {"estimate": ratio, "low": ratio - half, "high": ratio + half, "problem": ""}
-    networks = pd.DataFrame(
-        [{"network": "2-layers-3-rank-1", "sampler": "sgld", "known": 1.0, "ratio": ratio, **shared}]
-    )
     extra = {"at_this_n": 1.0, "asymptotic": 1.0, "valid": True, "rhat": 1.0}
     known = pd.DataFrame(
         [
@@ -193,32 +159,28 @@ def test_verdicts(
             for name, llc in methods.items()
         ]
     )
-    tables = {"linear_networks": networks, "known": known, "table": table, **OPTIONAL}
+    tables = {"known": known, "table": table, **OPTIONAL}
     results = judged("benchmarks/llc", computed_of(tables, {"known": {"num_chains": 100}}))
     verdicts = {result.claim.id: result.verdict for result in results}
-    assert verdicts["linear-network-2-layers-3-rank-1-sgld"] == verdict
     assert verdicts["polynomial-w12-w24"] == verdict
     assert verdicts["polynomial-w16"] == "out of reach"
     assert (verdicts["agrees-with-devinterp"] == "out of reach") == (not peer)
     # Of each method's three repeats one is not valid, of the two polynomials one.
-    count = 3 * len(methods) + 3
+    count = 3 * len(methods) + 2
     assert results[-1].value == pytest.approx((count - len(methods) - 1) / count)
     assert results[-1].verdict == "not reproduced"
 
 
-def test_estimates_on_one_side_are_biased_and_chains_that_break_the_rule_out_of_reach(
+def test_estimates_on_one_side_are_biased(
     computed_of: Callable[..., Computed], judged: Callable[[str, Computed], list[ClaimResult]]
 ) -> None:
     row = {"at_this_n": 1.0, "asymptotic": 1.0, "valid": True, "rhat": 1.0, "low": 1.0, "high": 1.1}
     known = pd.DataFrame([{**row, "problem": f"w1^{i}", "estimate": 1.05 + i / 1000} for i in range(7)])
-    network = {"network": "n", "sampler": "sgld", "known": 1.0, "ratio": 1.0, "low": 0.99, "high": 1.01}
-    networks = pd.DataFrame([{**network, "estimate": 1.0, "problem": "the chains have not mixed"}])
     table = pd.DataFrame([{"threads": 1, "repeat": 0, "method": "curvlab", "llc": 1.0, "problem": ""}])
-    tables = {"linear_networks": networks, "known": known, "table": table, **OPTIONAL}
+    tables = {"known": known, "table": table, **OPTIONAL}
     results = judged("benchmarks/llc", computed_of(tables, {"known": {"num_chains": 100}}))
     verdicts = {result.claim.id: result.verdict for result in results}
     assert verdicts["unbiased"] == "not reproduced"
-    assert verdicts["linear-network-n-sgld"] == "out of reach"
 
 
 def test_floor_counts_all_steps() -> None:

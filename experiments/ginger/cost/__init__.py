@@ -48,4 +48,5 @@ TARGET = Target(
         "scaling.csv:num_parameters": "11e6 and 24e6",
         "theory.lr": "sum diverges, sum of squares does not",
     },
+    timings=("fits", "seconds-to-adam*", "elapsed-to-adam*", "time-linear-in-parameters*", "time-in-rank*"),
 )

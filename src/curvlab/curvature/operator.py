@@ -128,13 +128,12 @@ class DataOperator(LinearOperator):
         if not self._estimate:
             for_one, fixed = self._activation_bytes(inputs, targets)
             together = use_vmap(self.function, self.columns, inputs)
-
-            def needed(examples: int, columns: int) -> float:
-                return fixed + examples * for_one * self._copies(columns if together else 1)
-
-            self._estimate.append(Estimate(needed))
+            self._estimate.append(Estimate(partial(self._needed, for_one, fixed, together)))
         columns = min(self.max_columns, num_columns)
         memory.fit(self._estimate[0], examples=len(targets), columns=columns, device=self.device)
+
+    def _needed(self, for_one: float, fixed: float, together: bool, examples: int, columns: int) -> float:
+        return fixed + examples * for_one * self._copies(columns if together else 1)
 
     def _activation_bytes(self, inputs: Inputs, targets: Tensor) -> tuple[float, float]:
         """Return bytes recorded for an example, and those that do not depend on their number."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -59,7 +60,7 @@ def test_recorder_leaves_out_its_own_time() -> None:
     ticks = iter([0.0, 3.0, 10.0, 12.0, 20.0])
     recorder = Recorder(Counter(), torch.ones(4, 2), torch.eye(4), lambda: next(ticks))
     recorder.start()
-    recorder(1, lambda: torch.ones(4, 2) * 1.5)  # at 3, busy until 10
+    recorder(SimpleNamespace(num_steps=1, x=torch.ones(4, 2) * 1.5))  # at 3, busy until 10
     recorder.record(torch.ones(4, 2))  # at 12
     assert [row["seconds"] for row in recorder.rows] == [3.0, 5.0]
     torch.testing.assert_close(recorder.rows[0]["errors"], torch.full((2,), 0.5))

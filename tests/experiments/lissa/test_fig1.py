@@ -29,8 +29,9 @@ ROOT = Path(__file__).parents[3]
 FORKING = """
 import functools, os, sys
 from experiments.lissa.fig1 import TARGET
-from curvlab.lab.targets import execution, load_config, side_by_side
-side_by_side.load_libraries()
+from curvlab.lab import load_config
+from curvlab.lab.targets import command, execution
+command.load_libraries()
 for room in ("compute", "judge"):
     TARGET.load(room)
 execution.draw_target = lambda target, folder: None
@@ -100,7 +101,9 @@ def smoke(run_smoke) -> Path:
 
 
 def files(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in folder.iterdir() if path.name != "run.json"}
+    return {
+        path.name: path.read_bytes() for path in folder.iterdir() if not path.name.startswith(("run.", "figure"))
+    }
 
 
 def test_results_are_complete_and_consistent(smoke: Path) -> None:
@@ -181,7 +184,7 @@ def test_scatter_has_the_linear_answer_on_x_and_the_pbrf_on_y(smoke: Path, x: st
 
 @pytest.fixture
 def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Runs leave the figures alone: the same tables give the same figures, see above."""
+    """Runs draw nothing: the same tables give the same figures, see above."""
     monkeypatch.setattr("curvlab.lab.targets.execution.draw_target", lambda target, folder: None)
 
 

@@ -33,13 +33,12 @@ TASK = "mlp_4_diabetes_60"
 # drawn: drawing reads finished tables.
 FORKING = """
 import os, sys
-from curvlab.lab.runs.fingerprint import fingerprint
 from experiments.pbrf.fig5 import TARGET
-from curvlab.lab.targets import execution, side_by_side
-from curvlab.lab.targets.command import main
-side_by_side.load_libraries()
-for room in (TARGET.load("compute"), TARGET.load("judge")):
-    fingerprint([room.__module__])
+from curvlab.lab.targets import execution
+from curvlab.lab.targets.command import load_libraries, main
+load_libraries()
+for room in ("compute", "judge"):
+    TARGET.load(room)
 execution.draw_target = lambda target, folder: None
 for line in sys.stdin:
     child = os.fork()

@@ -15,6 +15,7 @@ from curvlab.influence import self_influence
 from curvlab.influence.responses import LeftOut
 from curvlab.lab import ClaimResult, Computed, load_config, task_settings
 from curvlab.lab.reporting import load_claims
+from curvlab.lab.tables import read_table
 from curvlab.training import TrainingDivergedError
 from experiments.pbrf.fig6 import TARGET
 from experiments.pbrf.fig6 import scores as fig6_scores
@@ -30,7 +31,7 @@ def smoke(run_smoke: Callable[..., Path]) -> Path:
 
 
 def test_every_method_has_its_curve(smoke: Path) -> None:
-    table, seeds, curves = (pd.read_csv(smoke / f"{name}.csv") for name in ("table", "seeds", "curves"))
+    table, seeds, curves = (read_table(smoke, name) for name in ("table", "seeds", "curves"))
     assert table.method.tolist() == list(METHODS)
     assert len(seeds) == 2 * len(METHODS)
     for (method, seed), own in curves.groupby(["method", "seed"]):

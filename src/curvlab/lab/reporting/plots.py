@@ -106,6 +106,9 @@ def readable_log(axis: Axis) -> None:
     Call it after drawing; matplotlib's own labels between powers of ten overlap in small panels.
     """
     low, high = axis.get_view_interval()
+    if not np.isfinite(axis.get_minpos()):  # nothing is drawn that a logarithm could show
+        getattr(axis.axes, f"set_{axis.axis_name}scale")("linear")  # type: ignore[attr-defined]  # x or y
+        return
     decades = np.log10(high / low) if low > 0 else np.inf
     fine = (1.0, 1.5, 2.0, 3.0, 4.0, 6.0) if decades < 0.7 else (1.0, 2.0, 5.0)  # or one label may be all there is
     axis.set_major_locator(LogLocator(subs=fine if decades < 2.5 else (1.0,)))

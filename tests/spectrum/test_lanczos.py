@@ -4,8 +4,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from curvlab.iterate import Checkpoint
 from curvlab.linalg import DenseOperator
 from curvlab.spectrum import Eigenvalues, top_eigenvalues
+from curvlab.spectrum.eigenvalues import EigenvaluesState
 
 
 def seeded(seed: int = 0) -> torch.Generator:
@@ -120,13 +122,26 @@ def test_smaller_basis_costs_products_and_a_basis_that_fits_changes_nothing(buil
     torch.testing.assert_close(narrow.values, free.values, rtol=1e-5, atol=0)
 
 
-def test_restarted_basis_goes_on_from_a_checkpoint(build_matrix, tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr("curvlab.checkpoint.Checkpoint.due", lambda self, step: True)
-    operator = DenseOperator(build_matrix("exponential", 300))
-    settings = {"rtol": 1e-10, "memory_budget": 12 * 300 * operator.dtype.itemsize}
-    whole = top_eigenvalues(operator, max_matvecs=300, generator=seeded(), **settings)
-    first = top_eigenvalues(operator, max_matvecs=7, checkpoint=tmp_path / "b", generator=seeded(), **settings)
-    assert not first.converged
-    rest = top_eigenvalues(operator, max_matvecs=300, checkpoint=tmp_path / "b", generator=seeded(), **settings)
-    torch.testing.assert_close(rest.values, whole.values, rtol=1e-9, atol=0)
+@pytest.mark.parametrize("killed_at", [3, 9, 14, 25])  # the basis of 12 vectors is full, and cut down, in between
+def test_restarted_basis_goes_on_from_a_checkpoint(build_matrix, tmp_path: Path, killed_at: int) -> None:
+    operator = DenseOperator(build_matrix("indefinite", 300))
+    settings = {"rtol": 1e-6, "max_matvecs": 3000, "memory_budget": 18 * 300 * operator.dtype.itemsize}
+    steps: list[int] = []
+
+    def kill(state: EigenvaluesState) -> None:
+        if state.num_steps == killed_at:
+            raise KeyboardInterrupt
+
+    whole = top_eigenvalues(operator, generator=seeded(), **settings)
+    assert whole.converged
+    assert whole.num_matvecs > 30
+    settings["checkpoint"] = Checkpoint(tmp_path / "basis", every=1)
+    with pytest.raises(KeyboardInterrupt):
+        top_eigenvalues(operator, callback=kill, generator=seeded(), **settings)
+    rest = top_eigenvalues(
+        operator, callback=lambda state: steps.append(state.num_steps), generator=seeded(), **settings
+    )
+    assert steps[0] == killed_at  # the step that was not saved
+    assert torch.equal(rest.values, whole.values)
+    assert torch.equal(rest.vectors, whole.vectors)
     assert rest.num_matvecs == whole.num_matvecs

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
-import pytest
-
 from curvlab.lab import all_targets, load_config
-from curvlab.lab.targets.command import main
 from curvlab.lab.targets.plan import in_bytes, plan, sizes, stored_units
 
 MLP = {
@@ -47,13 +46,13 @@ def test_what_cannot_be_known_says_why() -> None:
     assert in_bytes(1.3157e12) == "1.32 TB"
 
 
-def test_on_the_command_line_it_computes_nothing(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_on_the_command_line_it_computes_nothing(tmp_path: Path) -> None:
+    # In a process of its own: Hydra's logging closes what pytest captures.
     folders = [f"results.root={tmp_path / 'results'}", f"store.root={tmp_path / 'store'}"]
-    monkeypatch.setattr("sys.argv", ["fig3", "preset=smoke", "plan=true", f"hydra.run.dir={tmp_path}", *folders])
-    main(all_targets()["ngd/fig3"])
-    assert capsys.readouterr().out.startswith("ngd-fig3 (smoke): a plan; nothing is computed\n")
+    words = ["run", "ngd-fig3", "preset=smoke", "plan=true", f"hydra.run.dir={tmp_path}", *folders]
+    command = [sys.executable, "-m", "experiments", *words]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=Path(__file__).parents[3])
+    assert done.stdout.startswith("ngd-fig3 (smoke): a plan; nothing is computed\n")
     assert not (tmp_path / "results").exists()
     assert not (tmp_path / "store").exists()
 

@@ -18,7 +18,7 @@ def repository() -> Path:
     """Return the folder that holds `experiments/` and `conf/`: that of the `experiments` package in use."""
     spec = importlib.util.find_spec("experiments")
     if spec is None or not spec.submodule_search_locations:
-        raise FileNotFoundError("no folder experiments/ on the path; call this from a checkout of the repository.")
+        return Path(__file__).resolve().parents[4]  # the checkout that this file lies in, called from elsewhere
     return Path(next(iter(spec.submodule_search_locations))).resolve().parent
 
 

@@ -96,7 +96,9 @@ def quantised(png: bytes) -> bytes:
     if image.mode == "P":
         return png
     buffer = io.BytesIO()
-    image.convert("RGB").quantize(_NUM_COLORS, dither=Image.Dither.NONE).save(buffer, format="png", optimize=True)
+    # Median cut, the default, spends its colours on shades of text, and greys those of thin lines.
+    few = image.convert("RGB").quantize(_NUM_COLORS, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
+    few.save(buffer, format="png", optimize=True)
     return buffer.getvalue()
 
 

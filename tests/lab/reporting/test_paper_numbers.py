@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from curvlab.lab import PaperNumber, load_paper_numbers
-from curvlab.lab.reporting.paper_numbers import item_key
 
 ROOT = Path(__file__).parents[3]
 PAPERS = ROOT / "experiments" / "papers"
@@ -172,11 +171,6 @@ def test_arithmetic_of_the_tables(row: str) -> None:
     assert value("Table 1", "lambda_max") == value("Table 3", "lambda_max")
     ratio = (value("Table 3", "frobenius_norm") / value("Table 3", "lambda_max")) ** 2
     assert value("Table 3", "squared_ratio") == pytest.approx(ratio, rel=5e-3)
-
-
-def test_item_keys_of_targets() -> None:
-    assert [item_key(name) for name in ("Table 1", "Fig. 2", "App. D")] == ["tab1", "fig2", "appd"]
-    assert {number.column for number in load_paper_numbers("lissa", folder=PAPERS).for_item("fig1")} >= {"epsilon"}
 
 
 def test_unknown_number_lists_what_there_is() -> None:

@@ -1,350 +1,269 @@
+"""The pages of results: written from a made-up tree of results, and the committed ones current."""
+
+import json
 import re
-import subprocess
-import sys
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
 
-from curvlab.lab.reporting.claims import VERDICTS
+from curvlab.lab import Claim, Criterion, Interval, exact, judge, out_of_reach
+from curvlab.lab.reporting.claims import Change, save_claims
 from curvlab.lab.reporting.report import (
+    HEADLINES,
     Headline,
+    Story,
     build_report,
-    findings,
-    load_headlines,
+    load_stories,
     main,
-    scoreboard,
-    verdict_counts,
-    write_scoreboard,
+    note,
+    number_text,
+    pages,
+    value_text,
 )
 from curvlab.lab.reporting.results import read_results
 
 ROOT = Path(__file__).parents[3]
+COMMIT = {"commit": "0123456789abcdef0123456789abcdef01234567", "clean": True}
+OTHER = {"commit": "fedcba9876543210fedcba9876543210fedcba98", "clean": False}
+CORRELATES = Claim(
+    id="correlates-mlp",
+    statement="Influence and PBRF lie on x = y | <in time> (mlp).",
+    source="Klochkov & Liu 2024, Fig. 1",
+    paper_value="points along x = y",
+    measure="Pearson correlation",
+    criterion=Criterion(at_least=0.99, direction_at_least=0.5),
+    changed=(Change("2026-11-20", "0.99 instead of 0.9"),),
+)
+GOOD = judge(CORRELATES, 0.998, Interval(0.995, 0.999, "t 95 %, 3 seeds", 3), if_not_reproduced="-")
+HALF = judge(CORRELATES, 0.9, Interval(0.8, 0.95, "t 95 %, 3 seeds", 3), if_not_reproduced="Batch noise.")
+OURS = Claim("ours", "Ours is faster.", "ours, no paper", None, "seconds", Criterion(at_most=1.0))
+FAR = out_of_reach(OURS, "Needs a GPU.")
 
 
-def references(page: str) -> set[str]:
-    found = re.findall(r"""(?:src|href)\s*=\s*["']([^"']*)|url\(([^)]*)|@import""", page)
-    return {link for link, _ in found}
-
-
-def test_pages_link_only_what_lies_beside_them(whole: Path) -> None:
-    pages = [whole / "index.html", *sorted(whole.glob("*/index.html"))]
-    assert [path.parent.name for path in pages] == ["results", "lissa", "zeta"]
-    texts = {path.resolve(): path.read_text(encoding="utf-8") for path in pages}
-    assert {"scoreboard.csv", "zeta/index.html#paper-zeta"} <= references(texts[pages[0]])
-    assert {"fig1/laptop/figure.png", "fig1/laptop/table.csv", "fig1/laptop/run.json"} <= references(
-        texts[pages[1]]
+def another(result: Any, network: str) -> Any:
+    """Return the same result on another network."""
+    claim = result.claim
+    own = Claim(
+        **vars(claim) | {"id": f"correlates-{network}", "statement": claim.statement.replace("mlp", network)}
     )
-    for path, text in texts.items():
-        for link in references(text):
-            name, _, anchor = link.partition("#")
-            target = (path.parent / name).resolve() if name else path
-            assert target.is_file(), link
-            assert not anchor or f' id="{anchor}"' in texts[target], link
-        assert "http://" not in text
-        assert "https://" not in text
-        assert len(text) < 50_000
+    return judge(own, result.value, result.interval, if_not_reproduced="-")
 
 
-def test_single_file_needs_no_other_file(results: Path, tmp_path: Path) -> None:
-    report = build_report(results, single_file=tmp_path / "mail" / "page.html")
-    assert report.page == tmp_path / "mail" / "page.html"
-    assert report.pages == ()
-    assert list(results.rglob("index.html")) == []
-    links = references(report.page.read_text(encoding="utf-8"))
-    assert all(link.startswith(("#", "data:image/webp;base64,")) for link in links)
-    assert sum(link.startswith("data:") for link in links) > 0
-    with pytest.raises(ValueError, match=r"page\.html would lie inside results/, whose files are published"):
-        build_report(results, single_file=results / "lissa" / "page.html")
+def fill(folder: Path, claims: list[Any], **run: Any) -> None:
+    folder.mkdir(parents=True)
+    (folder / "table.csv").write_text("seed,value\n0,1\n")
+    (folder / "figure.png").write_bytes(b"a picture")
+    (folder / "figure_more.png").write_bytes(b"another")
+    paper, item, preset = folder.parts[-3:]
+    record = {
+        "target": f"{paper}-{item}",
+        "title": "LiSSA against PBRF",
+        "command": f"make {paper}-{item} PRESET={preset}",
+        "units": [{"name": "a", **COMMIT, "count": 41}, {"name": "b", **OTHER, "count": 3}],
+        "assembled": COMMIT,
+        "judged": COMMIT,
+        "drawn": COMMIT,
+        "settings": [{"name": "training images", "ours": [4998, 500], "paper": 1281167}],
+        "reduced": ["CIFAR-10 instead of ImageNet"],
+        "device": "a processor",
+        "num_threads": 2,
+        "unit_seconds": 5212.0,
+        "wall_seconds": 2712.4,
+        "peak_memory_bytes": 1_503_238_553,
+        "num_matvecs": 123456,
+    }
+    (folder / "run.json").write_text(json.dumps(record | run))
+    save_claims(folder, claims)
 
 
-def test_every_anchor_exists_once(page: str) -> None:
-    anchors = {link[1:] for link in references(page) if link.startswith("#")}
-    identities = re.findall(r' id="([^"]+)"', page)
-    assert {
-        "lissa-fig1-laptop-exact-correlates",
-        "zeta-fig9-embedded-theorem",
-        "paper-lissa",
-        "scoreboard",
-    } <= anchors
-    assert anchors <= set(identities)
-    assert len(identities) == len(set(identities))
+STORIES = {
+    "lissa": Story(
+        says="It converges.",
+        found="By {lissa/fig1/laptop/correlates-mlp:.1%}, and {lissa/fig1/laptop/none}.",
+        picture="lissa/fig1",
+        headlines=(
+            Headline("LiSSA gives the PBRF.", ("lissa/fig1/correlates-*",)),
+            Headline("Nothing.", ("a/b/c",)),
+        ),
+    )
+}
 
 
-def test_papers_come_first_targets_next_the_scoreboard_last(page: str) -> None:
-    places = [
-        page.index(text)
-        for text in (
-            'id="found"',
-            "LiSSA gives the PBRF &lt;in time&gt;.",
-            "Enough steps.",
-            'id="paper-lissa"',
-            'id="lissa-fig1-laptop"',
-            'id="paper-zeta"',
-            'id="scoreboard"',
-        )
-    ]
-    assert places == sorted(places)
+@pytest.fixture
+def results(tmp_path: Path) -> Path:
+    root = tmp_path / "results"
+    fill(root / "lissa/fig1/embedded", [HALF], units="commits not recorded")
+    fill(root / "lissa/fig1/laptop", [GOOD, FAR, another(GOOD, "lenet")])
+    fill(root / "lissa/fig1/paper", [])  # computed, not judged
+    fill(root / "lissa/tab3/embedded", [HALF])
+    fill(root / "benchmarks/speed/embedded", [FAR])
+    fill(root / "lissa/fig1/smoke", [HALF], title="must not be shown")
+    fill(root / "lissa/fig1/laptop+model=mlp", [HALF], title="must not be shown")
+    return root
 
 
-def test_first_page_has_headlines_and_scoreboard_alone(first: str) -> None:
-    assert first.index('id="found"') < first.index('id="scoreboard"')
-    assert "Enough steps." in first
-    assert 'href="lissa/index.html#lissa-fig1-laptop-steps-enough">steps-enough</a>' in first
-    assert 'id="paper-lissa"' not in first
+def test_the_first_page_counts_the_papers_own_claims_at_the_largest_judged_preset(results: Path) -> None:
+    first = pages(results, STORIES)["README.md"]
+    # fig1 at laptop (2 of 3: one is ours), tab3 at embedded; the benchmark apart
+    assert "| [Klochkov & Liu 2024](lissa/README.md) | 2 | 1 | 0 | 0 | 0 | 0 |" in first
+    assert "**Here:** By 99.8%, and (no value)." in first
+    assert "![LiSSA against PBRF](lissa/fig1/laptop/figure.png)" in first
+    assert "[benchmarks](benchmarks/README.md)" in first
+    assert "bench-speed" not in first
 
 
-def test_headlines_show_what_was_found(page: str) -> None:
-    overview = page[page.index('id="found"') : page.index('id="paper-lissa"')]
-    sentence, steps, nobody = overview.split("<li>")[1:]
-    found = re.findall(r'([a-z ]+)</span> <a href="#([^"]+)">([^<]+)</a>', sentence)
-    assert found == [
-        ("reproduced", "lissa-tab3-embedded-exact-correlates", "exact-correlates"),
-        ("direction only", "lissa-fig1-embedded-exact-correlates", "exact-correlates"),
-        ("reproduced", "lissa-fig1-laptop-exact-correlates", "exact-correlates"),
-    ]
-    assert steps.count("steps-enough</a>") == 2  # at both presets
-    assert "no result yet" in nobody
-    assert "Not a word of this" not in page  # a paper without results is absent
-
-
-def test_verdicts_are_counted_and_explained(page: str) -> None:
-    header = page[: page.index("</header>")]
-    counts = re.findall(r">([a-z ]+)</span> <strong>(\d+)</strong></dt><dd>([^<]+)</dd>", header)
-    assert [(verdict, int(count)) for verdict, count, _ in counts] == [
-        ("reproduced", 4),
-        ("direction only", 1),
-        ("undecided", 1),
-        ("not reproduced", 1),
-        ("refuted", 1),
-        ("out of reach", 1),
-    ]
-
-
-@pytest.mark.parametrize("verdict", VERDICTS)
-def test_badges_have_enough_contrast(page: str, verdict: str) -> None:
-    def luminance(name: str) -> float:
-        colour = re.search(rf"--{name}: #([0-9a-f]{{6}})", page)[1]
-        parts = [int(colour[i : i + 2], 16) / 255 for i in (0, 2, 4)]
-        linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
-        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
-
-    name = verdict.replace(" ", "-")
-    darker, lighter = sorted((luminance(name), luminance(f"{name}-back")))
-    assert (lighter + 0.05) / (darker + 0.05) >= 4.5  # WCAG AA for small text
-    assert f'class="badge {name}"' in page
-
-
-def test_page_shows_claims_numbers_and_provenance(page: str) -> None:
-    for text in (
-        "Influence by CG and the exact PBRF lie on the line x = y.",
-        "0.9 [0.8, 0.95] (t 95 %, 3 seeds)",
-        "at least 0.99 (direction: at least 0.5)",
-        "See fig1/laptop: batch noise.",
-        "Needs ImageNet, which the embedded preset has not.",
-        "make lissa-fig1 PRESET=laptop ARGS=",
-        "<dt>computed by</dt><dd>41 units from 01234567, 3 from fedcba98 with changes</dd>",
-        "<dt>computed by</dt><dd>commits not recorded</dd>",
-        "<dt>judged by</dt><dd>01234567</dd>",
-        "<dt>drawn by</dt><dd>fedcba98 with changes</dd>",
-        "<td>training images</td><td>4998, 500</td><td>1281167</td>",
-        "Counter-example: H = diag(1, -1).",
-        "criterion changed on 2026-11-20: bound &lt;1&gt; instead of 0.9",
-        "45 min 12 s",
-        "1,434 MiB",
-        "CIFAR-10 instead of ImageNet",
-        "first 5 of 40 rows",
-        "num_train_points",  # the paper's own setting of Fig. 1
-        "frobenius_norm",  # and of Table 3
+def test_a_papers_page_has_headlines_claims_settings_and_what_made_them(results: Path) -> None:
+    page = pages(results, STORIES)["lissa/README.md"]
+    place = "(#lissa-fig1-lissa-against-pbrf)"
+    assert f"| LiSSA gives the PBRF. | 2 reproduced | [lissa-fig1]{place} |" in page
+    assert "| Nothing. | no result yet |  |" in page
+    for line in (
+        "`make lissa-fig1 PRESET=laptop`, 5,212 s of CPU time on a processor, 2 threads; "
+        "41 units from 01234567, 3 from fedcba98 with changes. [table.csv](fig1/laptop/table.csv), "
+        "[figure_more.png](fig1/laptop/figure_more.png), ",
+        "[embedded](fig1/embedded): 1 direction only.",
+        "| Influence and PBRF lie on x = y \\| \\<in time> (mlp). | points along x = y "
+        "| 0.998 [0.995, 0.999] (t 95 %, 3 seeds) | reproduced † "
+        "| needed: at least 0.99 (direction: at least 0.5). |",
+        "| the same: lenet | the same | 0.998 [",
+        "| Ours is faster. |  | not measured | out of reach | needed: at most 1. Needs a GPU. |",
+        "† 3 of 4 claims",
+        "| training images | 4998, 500 | 1281167 |",
+        "- CIFAR-10 instead of ImageNet",
     ):
-        assert text in page
-
-
-def test_everything_is_escaped(page: str) -> None:
-    assert "<script>alert" not in page
-    assert "&lt;script&gt;alert(&#39;x&#39;)&lt;/script&gt; &amp; more." in page
-    assert "&lt;b&gt;bold&lt;/b&gt;" in page
-
-
-def test_smoke_and_variations_are_left_out(page: str) -> None:
+        assert line in page, line
     assert "must not be shown" not in page
 
 
-def test_no_path_of_the_machine(results: Path) -> None:
-    (results / "lissa/fig1/laptop/claims.json").write_text("{")
-    report = build_report(results)
-    for path in (report.page, *report.pages, report.scoreboard):
-        assert str(results.parent) not in path.read_text(encoding="utf-8")
+def test_reproduce_has_every_result_with_its_cost(results: Path) -> None:
+    page = pages(results, STORIES)["REPRODUCE.md"]
+    row = "| `make lissa-fig1 PRESET=laptop` | a processor, 2 threads | 86.9 | 45.2 | 1,434 | 123,456 | 41 units"
+    assert row in page
+    assert page.count("| `make ") == 5
 
 
-def test_same_results_give_the_same_bytes(results: Path, whole: Path) -> None:
-    again = build_report(results, papers=whole.parent / "papers")
-    for path in (again.page, *again.pages):
-        assert path.read_bytes() == (whole / path.relative_to(results)).read_bytes()
-    assert again.scoreboard.read_bytes() == (whole / "scoreboard.csv").read_bytes()
+def links(page: str) -> list[str]:
+    return re.findall(r"\]\(([^)]+)\)", page)
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "problem"),
-    [
-        ("claims.json", b"{", "is damaged"),
-        ("claims.json", None, "is missing"),
-        ("run.json", b"{", "is damaged"),
-        ("run.json", b"[]", "is damaged"),
-        ("run.json", None, "is missing"),
-        ("table.csv", b"", "is damaged"),
-        ("table.csv", b'a,b\n"1', "is damaged"),
-        ("table.csv", b"\xff\xfe\x00", "is damaged"),
-        ("table.csv", None, "is missing"),
-        ("figure.png", b"no image", "is damaged"),
-        ("figure.png", "cut", "is damaged"),
-    ],
-)
-def test_damaged_file_is_named_and_the_rest_is_shown(
-    results: Path, name: str, content: bytes | str | None, problem: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = results / "lissa/fig1/laptop" / name
-    if content is None:
-        path.unlink()
-    else:
-        path.write_bytes(path.read_bytes()[:2000] if content == "cut" else content)
-    assert main(["--results", str(results)]) == 0
-    warning = capsys.readouterr().err
-    assert re.search(rf"results/lissa/fig1/laptop/{name} {problem}", warning)
-    assert "run `make lissa-fig1 PRESET=laptop` again" in warning
-    for path in (results / "index.html", results / "lissa" / "index.html"):
-        assert path.read_text(encoding="utf-8").count(f"results/lissa/fig1/laptop/{name} {problem}") == 1
-    assert "Needs ImageNet, which the embedded preset has not." in path.read_text(encoding="utf-8")
-
-
-@pytest.mark.parametrize("content", ["{}", '{"units": null, "config": null, "title": null, "seeds": {"a": [1]}}'])
-def test_run_json_may_be_nearly_empty(results: Path, content: str) -> None:
-    (results / "lissa/fig1/laptop/run.json").write_text(content)
-    page = build_report(results).pages[0].read_text(encoding="utf-8")
-    assert "commits not recorded" in page[page.index('id="lissa-fig1-laptop"') :]
-    assert "make lissa-fig1 PRESET=laptop</pre>" in page
-
-
-def test_damaged_headlines_are_named(results: Path, tmp_path: Path) -> None:
-    (tmp_path / "headlines.yaml").write_text("lissa: 3")
-    assert "headlines.yaml is damaged" in build_report(results, papers=tmp_path).problems[0]
-
-
-def test_summary_is_shown_instead_of_the_table(results: Path) -> None:
-    (results / "lissa/fig1/laptop/summary.csv").write_text("model,pearson\nresnet20,0.9876543\n")
-    page = build_report(results).pages[0].read_text(encoding="utf-8")
-    assert 'href="fig1/laptop/summary.csv"' in page
-    assert "<td>0.9877</td>" in page
-
-
-def test_command_line(results: Path) -> None:
-    def run(folder: str) -> subprocess.CompletedProcess[str]:
-        # the warning would mean that the package imports the module that -m is about to run
-        command = [sys.executable, "-W", "error::RuntimeWarning", "-m", "curvlab.lab.reporting.report"]
-        command += ["--results", folder]
-        return subprocess.run(
-            command, cwd=results.parent, capture_output=True, text=True, check=False, timeout=120
-        )
-
-    done = run("results")
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("results/index.html (")
-
-
-def test_command_line_says_what_to_change(
-    results: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for arguments, message in (
-        (["--results", str(tmp_path / "nowhere")], "make a target first"),
-        (["--results", str(results), "--single-file", str(results / "a.html")], "choose a path outside it"),
-    ):
-        with pytest.raises(SystemExit) as stopped:
-            main(arguments)
-        assert stopped.value.code == 2
-        assert message in capsys.readouterr().err
-    assert main(["--results", str(results), "--single-file", str(tmp_path / "a.html")]) == 0
-    assert capsys.readouterr().out.startswith(f"{tmp_path.as_posix()}/a.html (")
-
-
-# ------------------------------------------------------------------------------------ headlines
-ROOT = Path(__file__).parents[3]
-
-
-def test_findings_by_preset(results: Path) -> None:
-    folders = read_results(results)
-    found = findings(Headline("", ("lissa/fig1/exact-*", "lissa/tab3/exact-correlates")), folders)
-    assert [(each.preset, dict(each.verdicts)) for each in found] == [
-        ("embedded", {"reproduced": 1, "direction only": 1}),
-        ("laptop", {"reproduced": 1}),
-    ]
-    assert [folder.key for folder, _ in found[0].results] == ["lissa/tab3", "lissa/fig1"]
-    assert findings(Headline("", ("lissa/fig1/exact",)), folders) == ()  # without a star the whole name counts
-
-
-def test_every_headline_names_claims_that_are_published_or_written_down() -> None:
-    folders = read_results(ROOT / "results")
-    published = {folder.paper for folder in folders}
-    for paper, headlines in load_headlines(ROOT / "experiments" / "papers").items():
-        for headline in headlines:
-            for claim in headline.claims:
-                found = findings(Headline("", (claim,)), folders) or _written_down(claim)
-                assert paper not in published or found, claim
-
-
-def _written_down(claim: str) -> bool:
-    """Whether the target's claims.yaml has it: its results may not have been computed since."""
-    folder, _, name = claim.rpartition("/")
-    return f"\n  {name.removesuffix('-*')}:\n" in (ROOT / "experiments" / folder / "claims.yaml").read_text()
-
-
-def test_no_file_no_headlines(tmp_path: Path) -> None:
-    assert load_headlines(tmp_path) == {}
-
-
-@pytest.mark.parametrize(
-    "content", ["[", "lissa: 3", "lissa: [{says: x}]", "lissa: [{says: x, claims: 3}]", "- a"]
-)
-def test_damaged_file_is_named(tmp_path: Path, content: str) -> None:
-    (tmp_path / "headlines.yaml").write_text(content)
-    with pytest.raises(ValueError, match=r"headlines\.yaml is damaged .*needs a list of `says` and `claims`"):
-        load_headlines(tmp_path)
-
-
-# ------------------------------------------------------------------------------------ scoreboard
-def test_one_row_per_claim_and_preset_in_order(results: Path) -> None:
-    board = scoreboard(read_results(results))
-    assert list(zip(board["target"], board["preset"], board["claim"], strict=True)) == [
-        ("lissa-tab3", "embedded", "exact-correlates"),
-        ("lissa-fig1", "embedded", "exact-correlates"),
-        ("lissa-fig1", "embedded", "steps-enough"),
-        ("lissa-fig1", "laptop", "exact-correlates"),
-        ("lissa-fig1", "laptop", "steps-enough"),
-        ("zeta-fig9", "embedded", "exact-correlates"),  # numbers sort as numbers
-        ("zeta-fig9", "embedded", "steps-rest"),
-        ("zeta-fig9", "embedded", "theorem"),
-        ("zeta-fig10", "embedded", "exact-correlates"),
-    ]
-    assert verdict_counts(board) == {
-        "reproduced": 4,
-        "direction only": 1,
-        "undecided": 1,
-        "not reproduced": 1,
-        "refuted": 1,
-        "out of reach": 1,
+def headings(page: str) -> set[str]:
+    return {
+        re.sub(r"[^\w\- ]", "", line.lower()).replace(" ", "-")
+        for line in re.findall(r"^#+ (.*)$", page, re.MULTILINE)
     }
 
 
-def test_written_rows_carry_value_interval_and_commits(results: Path) -> None:
-    path = write_scoreboard(scoreboard(read_results(results)), results)
-    board = pd.read_csv(path).set_index(["target", "preset", "claim"])
-    row = board.loc[("lissa-fig1", "laptop", "exact-correlates")]
-    assert (row["value"], row["low"], row["high"]) == (0.998, 0.995, 0.999)
-    assert row["interval"] == "bootstrap 95 %, 25 points"
-    assert row["paper_value"] == "points along x = y"
-    assert row["units"] == "41 units from 01234567, 3 from fedcba98 with changes"
-    assert board.loc[("lissa-fig1", "embedded", "steps-enough"), "units"] == "commits not recorded"
-    assert "Measured" not in path.read_text()  # explanations stand in claims.json
+@pytest.fixture(scope="module")
+def committed() -> dict[str, str]:
+    return pages(ROOT / "results", load_stories())
 
 
-def test_empty_results(tmp_path: Path) -> None:
-    assert list(verdict_counts(scoreboard(read_results(tmp_path))).values()) == [0] * 6
+def test_the_committed_pages_are_current(committed: dict[str, str]) -> None:
+    for name, text in committed.items():
+        path = ROOT / "results" / name
+        assert path.is_file(), f"run `make report`: {name} is missing"
+        assert path.read_text(encoding="utf-8") == text, f"run `make report`: {name} is stale"
+
+
+def test_every_link_of_the_committed_pages_leads_somewhere(committed: dict[str, str]) -> None:
+    for name, text in committed.items():
+        for link in links(text):
+            path, _, anchor = link.partition("#")
+            there = ((ROOT / "results" / name).parent / path).resolve() if path else ROOT / "results" / name
+            assert there.exists(), f"{name}: {link}"
+            page = committed.get(there.relative_to(ROOT / "results").as_posix(), "")
+            assert not anchor or anchor in headings(page), f"{name}: {link}"
+
+
+def test_the_first_page_is_short_and_lacks_no_value(committed: dict[str, str]) -> None:
+    assert len(committed["README.md"].splitlines()) <= 60
+    assert committed["README.md"].count("![") == len(load_stories())
+    assert all("(no value)" not in text for text in committed.values())
+
+
+def test_every_headline_names_claims_that_are_published() -> None:
+    folders = read_results(ROOT / "results")
+    for story in load_stories().values():
+        for headline in story.headlines:
+            for claim in headline.claims:
+                assert Headline("", (claim,)).judged_by(folders), claim
+
+
+@pytest.mark.parametrize("content", ["[", "lissa: 3", "lissa: {says: x}", "- a"])
+def test_damaged_headlines_are_named(tmp_path: Path, content: str) -> None:
+    (tmp_path / HEADLINES.name).write_text(content)
+    with pytest.raises(
+        ValueError, match=r"(?s)headlines\.yaml is damaged .*each paper needs says, found, picture"
+    ):
+        load_stories(tmp_path / HEADLINES.name)
+
+
+# ------------------------------------------------------------------------------------ damage
+@pytest.mark.parametrize(
+    "content", ["{", "[]", '{"units": 3}', '{"settings": [["a", 3]]}', '{"units": [{}]}', None]
+)
+@pytest.mark.parametrize("name", ["claims.json", "run.json"])
+def test_a_damaged_file_is_named_and_the_rest_is_shown(results: Path, name: str, content: str | None) -> None:
+    path = results / "lissa/fig1/laptop" / name
+    path.unlink() if content is None else path.write_text(content)
+    problem = build_report(results, STORIES)[0]
+    assert problem.startswith(f"results/lissa/fig1/laptop/{name} is {'missing' if content is None else 'damaged'}")
+    assert problem.endswith("run `make lissa-fig1 PRESET=laptop` again.")
+    page = (results / "lissa/README.md").read_text()
+    assert f"**Damaged:** {problem}" in page
+    assert "[embedded](tab3/embedded)" not in page
+    assert "## lissa-tab3: LiSSA against PBRF" in page
+    assert str(results.parent) not in page
+
+
+def test_a_run_that_was_killed_before_it_was_drawn_is_a_problem(results: Path) -> None:
+    path = results / "lissa/fig1/laptop/run.json"
+    path.write_text(
+        json.dumps({key: value for key, value in json.loads(path.read_text()).items() if key != "drawn"})
+    )
+    assert "results/lissa/fig1/laptop was not drawn: run" in build_report(results, STORIES)[0]
+
+
+def test_main_writes_the_scoreboard_and_the_same_bytes_again(results: Path, capsys: Any) -> None:
+    assert main(["--results", str(results)]) == 0
+    assert capsys.readouterr().out == f"{results.as_posix()}/README.md, with a page for each paper\n"
+    board = pd.read_csv(results / "scoreboard.csv").set_index(["target", "preset", "claim"])
+    row = board.loc[("lissa-fig1", "laptop", "correlates-mlp")]
+    assert (row["value"], row["low"], row["high"], row["verdict"]) == (0.998, 0.995, 0.999, "reproduced")
+    before = {path: path.read_bytes() for path in results.rglob("*.md")}
+    main(["--results", str(results)])
+    assert {path: path.read_bytes() for path in results.rglob("*.md")} == before
+    with pytest.raises(SystemExit):
+        main(["--results", str(results / "nowhere")])
+    assert "make a target first" in capsys.readouterr().err
+
+
+# ------------------------------------------------------------------------------------ words
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (None, ""), (float("nan"), ""), ("as it is", "as it is"), (True, "True"), (3, "3"), (3.0, "3"),
+        (1281167, "1281167"), (-0.0, "0"), (0.123456, "0.1235"), (1e-8, "1e-08"), (2.5e6, "2.5e+06"),
+    ],
+)  # fmt: skip
+def test_numbers_have_four_digits(value: Any, text: str) -> None:
+    assert number_text(value) == text
+
+
+def test_values_have_their_interval() -> None:
+    def of(value: float, interval: Interval) -> str:
+        return value_text(judge(CORRELATES, value, interval, if_not_reproduced="-"))
+
+    assert of(1.5, exact(1.5)) == "1.5 (deterministic)"
+    nan = float("nan")
+    assert of(1.5, Interval(nan, nan, "t 95 %, 1 seed", 1)) == "1.5 (no interval: t 95 %, 1 seed)"
+    assert of(0.7, Interval(0.5, float("inf"), "t 95 %, 3 seeds", 3)) == "0.7 [0.5, inf] (t 95 %, 3 seeds)"
+
+
+def test_notes_repeat_no_measured_number_and_are_cut_between_words() -> None:
+    assert note(HALF) == "needed: at least 0.99 (direction: at least 0.5). Batch noise."
+    long = judge(CORRELATES, 0.1, exact(0.1), if_not_reproduced="word " * 100)
+    assert note(long).endswith("word …")
+    assert len(note(long)) < 250

@@ -56,16 +56,6 @@ class PaperNumbers:
         """Return the numbers of one table or figure, in the order of the file."""
         return tuple(number for number in self.numbers if number.table == table)
 
-    def for_item(self, item: str) -> tuple[PaperNumber, ...]:
-        """Return the numbers of a target's item: "tab1" takes "Table 1", "fig1" takes "Fig. 1"."""
-        return tuple(number for number in self.numbers if item_key(number.table) == item)
-
-
-def item_key(table: str) -> str:
-    """Return the item's key in target names: "Table 1" -> "tab1", "Fig. 2" -> "fig2", "App. D" -> "appd"."""
-    letters = "".join(character for character in table.lower() if character.isalnum())
-    return letters.replace("table", "tab")
-
 
 def load_paper_numbers(paper: str, *, folder: str | Path) -> PaperNumbers:
     """Return the numbers of `paper` ("lissa", "pbrf", ...) from `folder`/<paper>.csv."""

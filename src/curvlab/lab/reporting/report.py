@@ -1,18 +1,22 @@
-"""The pages of results: `python -m curvlab.lab.reporting.report` writes them and scoreboard.csv under results/.
+"""The pages of results, in Markdown: `make report` writes them below results/, where the repository shows them.
 
-index.html has the headlines and the scoreboard; every paper has a page of its own with its targets,
-<paper>/index.html. They link the figures and tables that lie beside them, so that a commit does not hold them
-twice, and are read from files, without server or network. `--single-file FILE` writes one page with all of it,
-figures inside. Nothing but the result folders and the papers' numbers goes into them: the same results give the
-same bytes.
+README.md       five papers: what each says, what was found, the verdicts on its claims, one picture
+<paper>/README.md    its headlines, then every target: picture, claims, settings beside the paper's
+REPRODUCE.md    the command, device, time and memory of every result
+scoreboard.csv  every claim of every preset in one table (not committed)
+
+A target is shown at its largest preset that was judged, and presets are never added up. A claim is the paper's own
+when its `source` begins with the paper's name; the others are ours. Nothing but the result folders and
+experiments/papers/headlines.yaml goes into the pages: the same results give the same bytes.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
+import re
 import sys
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from itertools import groupby
@@ -20,191 +24,34 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from jinja2 import Environment, PackageLoader, StrictUndefined
-from omegaconf import OmegaConf
-from yaml import YAMLError
+import yaml
 
 from curvlab.files import write_atomically
-from curvlab.lab.reporting import display
-from curvlab.lab.reporting.claims import VERDICTS, ClaimResult, rerun_command
-from curvlab.lab.reporting.display import DisplayTable, PageImage, embed_image, link_image
-from curvlab.lab.reporting.paper_numbers import load_paper_numbers
-from curvlab.lab.reporting.results import ResultFolder, read_results
-from curvlab.lab.targets.target import paper_titles
+from curvlab.lab.reporting.claims import VERDICTS, ClaimResult
+from curvlab.lab.reporting.results import ResultFolder, count_verdicts, read_results
+from curvlab.lab.targets.target import ROOT, paper_titles
 
-PAPERS = Path("experiments/papers")
-HEADLINES = "headlines.yaml"
-
-
-@dataclass(frozen=True)
-class Section:
-    """One target at one preset, ready to be shown."""
-
-    folder: ResultFolder
-    figures: tuple[PageImage, ...]
-    table: DisplayTable | None
-    settings: DisplayTable | None
-    problems: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Target:
-    """A target with the paper's own numbers and its presets."""
-
-    name: str
-    anchor: str
-    title: str
-    numbers: DisplayTable | None
-    sections: tuple[Section, ...]
-
-
-@dataclass(frozen=True)
-class Paper:
-    """A paper with its headline claims, what was found on each, its targets, and the count of its verdicts."""
-
-    key: str
-    title: str
-    headlines: tuple[tuple[Headline, tuple[Finding, ...]], ...]
-    targets: tuple[Target, ...]
-    counts: Mapping[str, int]
-
-
-@dataclass(frozen=True)
-class Report:
-    """What was written, and a sentence for every file that is missing or damaged.
-
-    `page` is the first page; `pages` are the papers' own, none with a single file.
-    """
-
-    page: Path
-    pages: tuple[Path, ...]
-    scoreboard: Path
-    problems: tuple[str, ...]
-
-
-def build_report(
-    results: str | Path, *, papers: str | Path = PAPERS, single_file: str | Path | None = None
-) -> Report:
-    """Write scoreboard.csv, index.html and <paper>/index.html into `results`; damaged files are named, not fatal.
-
-    Args:
-        results: the folder with <paper>/<item>/<preset>/.
-        papers: the folder with the papers' numbers and headlines.yaml; what is not there is left out.
-        single_file: write one page here instead, with the figures inside; must lie outside `results`.
-    """
-    results = Path(results).resolve()
-    page = results / "index.html" if single_file is None else Path(single_file).resolve()
-    if single_file is not None and page.is_relative_to(results):
-        raise ValueError(
-            f"{page.name} would lie inside {results.name}/, whose files are published; choose a path outside it."
-        )
-    folders = read_results(results)
-    board = scoreboard(folders)
-    problems: list[str] = []
-    try:
-        headlines = load_headlines(papers)
-    except ValueError as error:
-        headlines = {}
-        problems.append(str(error))
-
-    def image(folder: ResultFolder, path: Path) -> PageImage:
-        return link_image(path, results / folder.paper) if single_file is None else embed_image(path)
-
-    shown = tuple(
-        _paper(key, list(members), Path(papers), headlines.get(key, ()), image)
-        for key, members in groupby(folders, lambda folder: folder.paper)
-    )
-    for paper in shown:
-        problems += [
-            problem for target in paper.targets for section in target.sections for problem in section.problems
-        ]
-    environment, is_linked = _environment(), single_file is None
-    html = environment.get_template("report.html").render(
-        papers=shown,
-        counts=verdict_counts(board),
-        presets=list(dict.fromkeys(folder.preset for folder in folders)),
-        problems=problems,
-        is_linked=is_linked,
-    )
-    pages = {}
-    if is_linked:
-        template = environment.get_template("paper.html")
-        pages = {
-            results / paper.key / "index.html": template.render(paper=paper, is_linked=True) for paper in shown
-        }
-    for path, text in {page: html, **pages}.items():
-        write_atomically(path, text.encode())
-    return Report(page, tuple(pages), write_scoreboard(board, results), tuple(problems))
-
-
-def _environment() -> Environment:
-    environment = Environment(
-        loader=PackageLoader("curvlab.lab.reporting"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.globals.update(display=display, verdicts=VERDICTS, count_verdicts=count_verdicts)
-    return environment
-
-
-def _paper(
-    key: str,
-    folders: Sequence[ResultFolder],
-    papers: Path,
-    headlines: Sequence[Headline],
-    image: Callable[[ResultFolder, Path], PageImage],
-) -> Paper:
-    return Paper(
-        key=key,
-        title=paper_titles().get(key, key),
-        headlines=tuple((headline, findings(headline, folders)) for headline in headlines),
-        targets=tuple(
-            _target(list(members), papers, image) for _, members in groupby(folders, lambda folder: folder.key)
+HEADLINES = ROOT / "experiments" / "papers" / "headlines.yaml"
+MEANINGS = dict(  # for readers; the rule itself is in claims.py
+    zip(
+        VERDICTS,
+        (
+            "the whole interval keeps the criterion",
+            "the whole interval shows the direction, not the size",
+            "the interval lies on both sides of a bound, or there are too few seeds",
+            "the whole interval lies outside",
+            "an exact statement with a counter-example",
+            "this preset cannot check it",
         ),
-        counts=count_verdicts(result.verdict for folder in folders for result in folder.claims),
+        strict=True,
     )
+)
+_LONGEST_NOTE = 240  # characters; all of it stands in claims.json
 
 
-def _target(
-    members: Sequence[ResultFolder], papers: Path, image: Callable[[ResultFolder, Path], PageImage]
-) -> Target:
-    first = members[0]
-    titles = [folder.title for folder in members if folder.title]
-    try:
-        numbers = load_paper_numbers(first.paper, folder=papers).for_item(first.item)
-    except FileNotFoundError:  # not every paper has been typed in
-        numbers = ()
-    return Target(
-        name=first.target,
-        anchor=first.key.replace("/", "-"),
-        title=titles[0] if titles else "",
-        numbers=display.paper_table(numbers) if numbers else None,
-        sections=tuple(_section(folder, image) for folder in members),
-    )
-
-
-def _section(folder: ResultFolder, image: Callable[[ResultFolder, Path], PageImage]) -> Section:
-    figures, problems = [], list(folder.problems)
-    for path in folder.figures:
-        try:
-            figures.append(image(folder, path))
-        except (OSError, ValueError, SyntaxError):
-            problems.append(f"{folder.label}/{path.name} is damaged: run `{rerun_command(folder.path)}` again.")
-    return Section(
-        folder=folder,
-        figures=tuple(figures),
-        table=None if folder.table is None else display.frame_table(folder.table, folder.table_name),
-        settings=display.settings_table(folder.record),
-        problems=tuple(problems),
-    )
-
-
-# ------------------------------------------------------------------------------------ headlines
 @dataclass(frozen=True)
 class Headline:
-    """One sentence that a reader of a paper remembers, with the claims that test it: an entry of headlines.yaml.
+    """One sentence that a reader of a paper remembers, with the claims that test it.
 
     Args:
         says: the sentence, in our words.
@@ -214,122 +61,375 @@ class Headline:
     says: str
     claims: tuple[str, ...]
 
+    def judged_by(self, folders: Iterable[ResultFolder]) -> list[tuple[ResultFolder, ClaimResult]]:
+        """Return its claims among those of the folders."""
+        return [
+            (folder, result)
+            for folder in folders
+            for result in folder.claims
+            if any(fnmatchcase(f"{folder.key}/{result.claim.id}", claim) for claim in self.claims)
+        ]
+
 
 @dataclass(frozen=True)
-class Finding:
-    """What one preset found on a headline.
+class Story:
+    """What headlines.yaml tells about a paper.
 
     Args:
-        preset: the preset.
-        verdicts: how many of the claims have each verdict, in the order of `VERDICTS`; none with 0.
-        results: the claims, each with the folder it stands in.
+        says: what the paper says, in a sentence or two.
+        found: what we found; `{lissa/fig4/laptop/CLAIM:FORMAT}` stands for the measured value of a claim.
+        picture: the key of the target whose picture stands on the first page.
+        headlines: the sentences that its claims test.
     """
 
-    preset: str
-    verdicts: Mapping[str, int]
-    results: tuple[tuple[ResultFolder, ClaimResult], ...]
+    says: str = ""
+    found: str = ""
+    picture: str = ""
+    headlines: tuple[Headline, ...] = ()
 
 
-def load_headlines(papers: str | Path) -> dict[str, tuple[Headline, ...]]:
-    """Return the headlines by paper; none when there is no such file.
+def load_stories(path: Path = HEADLINES) -> dict[str, Story]:
+    """Return what is told about each paper.
 
     Raises:
         ValueError: the file cannot be read; says what an entry needs.
     """
-    path = Path(papers) / HEADLINES
-    if not path.is_file():
-        return {}
     try:
-        content: Any = OmegaConf.to_container(OmegaConf.load(path))
         return {
-            str(paper): tuple(Headline(str(entry["says"]), tuple(map(str, entry["claims"]))) for entry in entries)
-            for paper, entries in content.items()
+            str(paper): Story(
+                **{name: str(entry[name]) for name in ("says", "found", "picture")},
+                headlines=tuple(
+                    Headline(str(line["says"]), tuple(map(str, line["claims"]))) for line in entry["headlines"]
+                ),
+            )
+            for paper, entry in yaml.safe_load(path.read_text(encoding="utf-8")).items()
         }
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, YAMLError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, yaml.YAMLError) as error:
         raise ValueError(
-            f"{HEADLINES} is damaged ({type(error).__name__}): each paper needs a list of `says` and `claims`."
+            f"{path.name} is damaged ({type(error).__name__}: {error}): each paper needs says, found, picture, "
+            "and headlines of `says` and `claims`."
         ) from error
 
 
-def findings(headline: Headline, folders: Sequence[ResultFolder]) -> tuple[Finding, ...]:
-    """Return what each preset that has one of the headline's claims found, in the order of `folders`."""
-    found: dict[str, list[tuple[ResultFolder, ClaimResult]]] = {}
-    for folder in folders:
-        for result in folder.claims:
-            name = f"{folder.key}/{result.claim.id}"
-            if any(fnmatchcase(name, claim) for claim in headline.claims):
-                found.setdefault(folder.preset, []).append((folder, result))
-    return tuple(
-        Finding(preset, count_verdicts(result.verdict for _, result in results), tuple(results))
-        for preset, results in found.items()
-    )
+# ------------------------------------------------------------------------------------ all pages
+def pages(results: str | Path, stories: Mapping[str, Story]) -> dict[str, str]:
+    """Return the text of every page by its path below `results`."""
+    folders = read_results(results)
+    shown = {paper: list(own) for paper, own in groupby(folders, lambda folder: folder.paper)}
+    titles = paper_titles()
+    told = {paper: stories.get(paper, Story()) for paper in shown}
+    found = {"README.md": _first_page(shown, titles, told, folders), "REPRODUCE.md": _commands(shown, titles)}
+    for paper, own in shown.items():
+        found[f"{paper}/README.md"] = _paper_page(titles.get(paper, paper), own, told[paper], folders)
+    return found
 
 
-def count_verdicts(verdicts: Iterable[str]) -> dict[str, int]:
-    """Return how often each verdict occurs, in their fixed order; none with 0."""
-    counts = Counter(verdicts)
-    return {verdict: counts[verdict] for verdict in VERDICTS if counts[verdict]}
+def largest_judged(folders: Iterable[ResultFolder]) -> list[ResultFolder]:
+    """Return of each target the largest preset that has claims, or else the largest there is."""
+    best: dict[str, ResultFolder] = {}
+    for folder in folders:  # presets grow
+        if folder.claims or folder.key not in best or not best[folder.key].claims:
+            best[folder.key] = folder
+    return list(best.values())
 
 
-# ------------------------------------------------------------------------------------ scoreboard
+def own_claims(title: str, folders: Iterable[ResultFolder]) -> list[ClaimResult]:
+    """Return the claims that stand in the paper itself, by their sources."""
+    citation = title.partition(":")[0]
+    return [result for folder in folders for result in folder.claims if result.claim.source.startswith(citation)]
+
+
+def _first_page(
+    shown: Mapping[str, Sequence[ResultFolder]],
+    titles: Mapping[str, str],
+    told: Mapping[str, Story],
+    folders: Sequence[ResultFolder],
+) -> str:
+    papers = [paper for paper in shown if paper != "benchmarks"]
+    lines = [
+        "# What five papers claim, and what came out",
+        "",
+        "Every claim got a criterion, was computed, and is judged by rule from its interval. The table counts",
+        "the papers' own claims, once for each network and data set that they were tried on, at the largest",
+        "preset that was run (mostly `laptop`: small networks and data, not the papers' scale). How to make each",
+        "result again, and what that takes: [commands, devices, times](REPRODUCE.md).",
+        "",
+        f"| paper | {' | '.join(VERDICTS)} |",
+        f"|---|{'---:|' * len(VERDICTS)}",
+    ]
+    for paper in papers:
+        counts = count_verdicts(own_claims(titles.get(paper, paper), largest_judged(shown[paper])))
+        cells = " | ".join(str(counts.get(verdict, 0)) for verdict in VERDICTS)
+        lines.append(f"| [{titles.get(paper, paper).partition(':')[0]}]({paper}/README.md) | {cells} |")
+    lines += ["", "; ".join(f"*{verdict}*: {meaning}" for verdict, meaning in MEANINGS.items()) + ".", ""]
+    for paper in papers:
+        story = told[paper]
+        lines += [f"## [{titles.get(paper, paper)}]({paper}/README.md)", ""]
+        if story.says:
+            lines += [f"**The paper:** {story.says}\\", f"**Here:** {filled(story.found, folders)}", ""]
+        pictured = [folder for folder in largest_judged(shown[paper]) if folder.key == story.picture]
+        for folder in pictured:
+            if folder.pictures:
+                lines += [_picture(folder, f"{paper}/"), ""]
+    if "benchmarks" in shown:
+        lines += ["Speed and accuracy of this library beside its peers: [benchmarks](benchmarks/README.md).", ""]
+    return "\n".join(lines)
+
+
+def filled(text: str, folders: Iterable[ResultFolder]) -> str:
+    """Return `text` with a claim's measured value for each {paper/item/preset/claim:FORMAT}.
+
+    Where it has none, "(no value)" stands: the committed pages have none such.
+    """
+    values = {
+        f"{folder.key}/{folder.preset}/{result.claim.id}": result.value
+        for folder in folders
+        for result in folder.claims
+    }
+
+    def value(match: re.Match[str]) -> str:
+        name, _, form = match[1].partition(":")
+        found = values.get(name)
+        return "(no value)" if found is None else format(found, form or ".3g")
+
+    return re.sub(r"\{([^}]+)\}", value, text)
+
+
+# ------------------------------------------------------------------------------------ a paper
+def _paper_page(title: str, own: Sequence[ResultFolder], story: Story, folders: Sequence[ResultFolder]) -> str:
+    chosen = largest_judged(own)
+    lines = [f"# {title}", ""]
+    if story.says:
+        lines += [f"**The paper:** {story.says}\\", f"**Here:** {filled(story.found, folders)}", ""]
+    lines += ["[All papers](../README.md) · [commands, devices and times](../REPRODUCE.md)", ""]
+    if story.headlines:
+        lines += ["| The paper says | verdicts here | in |", "|---|---|---|"]
+        for headline in story.headlines:
+            found = headline.judged_by(largest_judged(folders))
+            links = {folder.key: f"[{folder.target}]({_place(folder, own[0].paper)})" for folder, _ in found}
+            lines.append(
+                f"| {_cell(headline.says)} | {_tally(r for _, r in found)} | {', '.join(links.values())} |"
+            )
+        lines.append("")
+    changed = sum(bool(result.claim.changed) for folder in chosen for result in folder.claims)
+    if changed:
+        lines += [
+            f"† {changed} of {sum(len(folder.claims) for folder in chosen)} claims had their criterion or measure "
+            "changed after results were seen; claims.json says when, what and why.",
+            "",
+        ]
+    for folder in chosen:
+        others = [other for other in own if other.key == folder.key and other is not folder]
+        lines += _target_section(folder, others)
+    return "\n".join(lines)
+
+
+def _target_section(folder: ResultFolder, others: Sequence[ResultFolder]) -> list[str]:
+    """Return one target: picture, where it comes from, claims, settings."""
+    title, place, record = folder.record.get("title"), f"{folder.item}/{folder.preset}", folder.record
+    lines = [f"## {folder.target}{f': {title}' if title else ''}", ""]
+    lines += [f"**Damaged:** {problem}" for each in (folder, *others) for problem in each.problems]
+    if folder.pictures:
+        lines += [_picture(folder, ""), ""]
+    files = [f"[{name}]({place}/{name})" for name in (*folder.tables, *folder.pictures[1:])]
+    lines += [
+        f"`{folder.command}`, {_cost(record)}; {folder.computed_by}. {', '.join(files)}, "
+        f"[claims.json]({place}/claims.json), [run.json]({place}/run.json).",
+    ]
+    lines += [
+        f"[{other.preset}]({other.item}/{other.preset}): {_tally(other.claims)}."
+        for other in others
+        if other.claims
+    ]
+    lines += ["", *_claims_table(folder.claims), *_settings(record)]
+    return lines
+
+
+def _claims_table(results: Sequence[ClaimResult]) -> list[str]:
+    """Return a row for each claim; of a statement on several networks the words stand once, above the others."""
+    if not results:
+        return []
+    lines = ["| claim | paper | ours | verdict | note |", "|---|---|---|---|---|"]
+    by_statement: dict[str, list[tuple[str, ClaimResult]]] = {}
+    for result in results:
+        words, _, of = result.claim.statement.rstrip(".)").rpartition(" (")
+        by_statement.setdefault(words or of, []).append((of, result))
+    for group in by_statement.values():
+        for place, (of, result) in enumerate(group):
+            statement = f"the same: {of}" if place else result.claim.statement
+            paper = number_text(result.claim.paper_value)
+            paper = (
+                "the same" if place and paper and paper == number_text(group[0][1].claim.paper_value) else paper
+            )
+            verdict = result.verdict + (" †" if result.claim.changed else "")
+            lines.append(
+                f"| {' | '.join(map(_cell, (statement, paper, value_text(result), verdict, note(result))))} |"
+            )
+    return [*lines, ""]
+
+
+def _settings(record: Mapping[str, Any]) -> list[str]:
+    """Return our settings beside the paper's, and what was reduced, folded."""
+    settings, reduced = record.get("settings") or [], record.get("reduced") or []
+    if not settings and not reduced:
+        return []
+    lines = ["<details><summary>Settings, ours and the paper's</summary>", ""]
+    if settings:
+        rows = [[entry.get(name) for name in ("name", "ours", "paper")] for entry in settings]
+        lines += ["| setting | ours | paper |", "|---|---|---|"]
+        lines += [f"| {' | '.join(_cell(_listed(entry)) for entry in row)} |" for row in rows]
+        lines.append("")
+    sentences = [f"- {_cell(entry)}" for entry in ([reduced] if isinstance(reduced, str) else reduced)]
+    return [*lines, *sentences, *[""] * bool(sentences), "</details>", ""]
+
+
+# ------------------------------------------------------------------------------------ how to make them
+def _commands(shown: Mapping[str, Sequence[ResultFolder]], titles: Mapping[str, str]) -> str:
+    lines = [
+        "# How each result was made",
+        "",
+        "CPU time is that of all units of work, also of those that targets share; wall time that of the last run,",
+        "which finds stored units. `make TARGET PRESET=NAME ARGS=plan=true` says beforehand what it would take.",
+        "",
+    ]
+    for paper, folders in shown.items():
+        lines += [f"## {titles.get(paper, paper)}", ""]
+        lines += [
+            "| command | device | CPU min | wall min | MiB | products | computed by |",
+            "|---|---|--:|--:|--:|--:|---|",
+        ]
+        for folder in folders:
+            record = folder.record
+            cells = [f"`{folder.command}`", _device(record)]
+            cells += [_per(record.get(key), 60, ".1f") for key in ("unit_seconds", "wall_seconds")]
+            cells += [
+                _per(record.get("peak_memory_bytes"), 2**20, ",.0f"),
+                _per(record.get("num_matvecs"), 1, ",.0f"),
+            ]
+            lines.append(f"| {' | '.join(map(_cell, [*cells, folder.computed_by]))} |")
+        lines.append("")
+    return "\n".join(lines)
+
+
 def scoreboard(folders: Sequence[ResultFolder]) -> pd.DataFrame:
     """Return one row per claim of each folder; measure, source and explanation stand in its claims.json."""
-    rows = []
-    for folder in folders:
-        for result in folder.claims:
-            claim, interval = result.claim, result.interval
-            rows.append(
-                {
-                    "target": folder.target,
-                    "preset": folder.preset,
-                    "claim": claim.id,
-                    "statement": claim.statement,
-                    "paper_value": claim.paper_value,
-                    "value": result.value,
-                    "low": interval.low if interval else None,
-                    "high": interval.high if interval else None,
-                    "interval": interval.kind if interval else None,
-                    "criterion": str(claim.criterion),
-                    "verdict": result.verdict,
-                    "units": folder.commits["computed"],
-                }
-            )
+    rows = [
+        {
+            "target": folder.target,
+            "preset": folder.preset,
+            "claim": result.claim.id,
+            "statement": result.claim.statement,
+            "paper_value": result.claim.paper_value,
+            "value": result.value,
+            "low": result.interval.low if result.interval else None,
+            "high": result.interval.high if result.interval else None,
+            "interval": result.interval.kind if result.interval else None,
+            "criterion": str(result.claim.criterion),
+            "verdict": result.verdict,
+            "units": folder.computed_by,
+        }
+        for folder in folders
+        for result in folder.claims
+    ]
     return pd.DataFrame(rows, columns=None if rows else ["verdict"])
 
 
-def verdict_counts(board: pd.DataFrame) -> dict[str, int]:
-    """Return how many rows have each verdict; all verdicts are there, in their fixed order."""
-    return {verdict: int((board["verdict"] == verdict).sum()) for verdict in VERDICTS}
+# ------------------------------------------------------------------------------------ words
+def number_text(value: Any) -> str:
+    """Return a number with four significant digits; text as it is; nothing for None and nan."""
+    if value is None or (isinstance(value, float) and math.isnan(value)):
+        return ""
+    if isinstance(value, bool | str) or not isinstance(value, int | float):
+        return str(value)
+    is_whole = float(value).is_integer() and (isinstance(value, int) or abs(value) < 1e6)
+    return f"{float(value):z.0f}" if is_whole else f"{value:.4g}"
 
 
-def write_scoreboard(board: pd.DataFrame, results: str | Path) -> Path:
-    """Write `results`/scoreboard.csv, floats to six digits, and return its path."""
-    path = Path(results) / "scoreboard.csv"
-    write_atomically(path, board.to_csv(index=False, float_format="%.6g", lineterminator="\n").encode())
-    return path
+def value_text(result: ClaimResult) -> str:
+    """Return the measured value with its interval, e.g. "0.9 [0.8, 0.95] (t 95 %, 3 seeds)"."""
+    if result.value is None or result.interval is None:
+        return "not measured"
+    text, interval = number_text(result.value) or "nan", result.interval
+    if interval.low == interval.high == result.value:
+        return f"{text} ({interval.kind})"
+    if math.isnan(interval.low) and math.isnan(interval.high):
+        return f"{text} (no interval: {interval.kind})"
+    return f"{text} [{number_text(interval.low) or '?'}, {number_text(interval.high) or '?'}] ({interval.kind})"
+
+
+def note(result: ClaimResult) -> str:
+    """Return the criterion and why it was missed, without the numbers that stand beside, cut to a length."""
+    text = re.sub(r"^Measured .*?; needed: ", "needed: ", result.explanation)
+    if not text.startswith("needed: "):
+        text = f"needed: {result.claim.criterion}. {text}".strip()
+    return text if len(text) <= _LONGEST_NOTE else f"{text[:_LONGEST_NOTE].rpartition(' ')[0]} …"
+
+
+def _tally(results: Iterable[ClaimResult]) -> str:
+    return ", ".join(f"{count} {verdict}" for verdict, count in count_verdicts(results).items()) or "no result yet"
+
+
+def _cost(record: Mapping[str, Any]) -> str:
+    seconds = record.get("unit_seconds")
+    time = f"{seconds:,.0f} s of CPU time" if isinstance(seconds, int | float) else "time not recorded"
+    return f"{time} on {_device(record)}" if _device(record) else time
+
+
+def _device(record: Mapping[str, Any]) -> str:
+    threads = record.get("num_threads")
+    return f"{record.get('device') or ''}{f', {threads} threads' if threads not in (None, 1) else ''}"
+
+
+def _per(number: Any, unit: float, digits: str) -> str:
+    return f"{number / unit:{digits}}" if isinstance(number, int | float) else ""
+
+
+def _listed(entries: Any) -> str:
+    if isinstance(entries, Mapping):
+        return ", ".join(f"{name} {number_text(value)}" for name, value in entries.items())
+    return ", ".join(map(number_text, entries)) if isinstance(entries, list) else number_text(entries)
+
+
+def _picture(folder: ResultFolder, base: str) -> str:
+    about = _cell(str(folder.record.get("title") or folder.target))
+    return f"![{about}]({base}{folder.item}/{folder.preset}/{folder.pictures[0]})"
+
+
+def _place(folder: ResultFolder, paper: str) -> str:
+    """Return the link to a target's section as a paper's page has it: its heading's words, joined by hyphens."""
+    heading = f"{folder.target}: {folder.record['title']}" if folder.record.get("title") else folder.target
+    anchor = re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+    return f"{'' if folder.paper == paper else f'../{folder.paper}/README.md'}#{anchor}"
+
+
+def _cell(text: str) -> str:
+    """Return text for a cell of a table: one line, in which nothing is markup by accident."""
+    return re.sub(r"(?<!`)([|*<~$])", r"\\\1", " ".join(str(text).split()))
+
+
+# ------------------------------------------------------------------------------------ on disk
+def build_report(results: str | Path, stories: Mapping[str, Story] | None = None) -> list[str]:
+    """Write all pages and scoreboard.csv into `results`; return a sentence for every damaged file."""
+    folders = read_results(results)
+    for name, text in pages(results, load_stories() if stories is None else stories).items():
+        write_atomically(Path(results) / name, text.encode())
+    table = scoreboard(folders).to_csv(index=False, float_format="%.6g", lineterminator="\n")
+    write_atomically(Path(results) / "scoreboard.csv", table.encode())
+    return [problem for folder in folders for problem in folder.problems]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Build the report; prints where it is, and every damaged file to stderr."""
-    parser = argparse.ArgumentParser(
-        description="write results/index.html, a page for each paper, and results/scoreboard.csv"
-    )
+    """Build the report; print where it is, and every damaged file to stderr."""
+    parser = argparse.ArgumentParser(description="write the pages of results, in Markdown")
     parser.add_argument("--results", type=Path, default=Path("results"), help="folder of the results")
-    parser.add_argument("--papers", type=Path, default=PAPERS, help="folder of the papers' numbers")
-    parser.add_argument(
-        "--single-file", type=Path, metavar="FILE", help="write one page here, with the figures inside"
-    )
     options = parser.parse_args(arguments)
     try:
-        report = build_report(options.results, papers=options.papers, single_file=options.single_file)
+        problems = build_report(options.results)
     except (FileNotFoundError, ValueError) as error:
         parser.error(str(error))
-    for problem in report.problems:
+    for problem in problems:
         print(f"warning: {problem}", file=sys.stderr)
-    page = report.page if options.single_file else options.results / report.page.name
-    size = sum(path.stat().st_size for path in (report.page, *report.pages))
-    beside = f", with {len(report.pages)} of papers" if report.pages else ""
-    print(f"{page.as_posix()} ({size / 2**20:.1f} MiB{beside})")
+    print(f"{(options.results / 'README.md').as_posix()}, with a page for each paper")
     return 0
 
 

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
-
 from curvlab.lab import tables
-from curvlab.lab.reporting.claims import ClaimResult, load_claims, rerun_command
+from curvlab.lab.reporting.claims import VERDICTS, ClaimResult, load_claims, rerun_command
 from curvlab.lab.runs.record import NOT_RECORDED, UNKNOWN, read_record
 from curvlab.lab.targets.target import report_order
 
 PRESETS = ("embedded", "laptop", "paper")
-STEPS = ("assembled", "judged", "drawn")
 _MARKS = ("claims.json", "run.json", "table.csv", "table.csv.gz")  # any of these makes a folder a result
 _WRONG = (ValueError, KeyError, TypeError, AttributeError)  # what reading a damaged file raises
 
@@ -27,24 +24,16 @@ class ResultFolder:
 
     Args:
         path: the folder.
-        label: "results/<paper>/<item>/<preset>", what a page may show: no path of the machine.
         claims: of claims.json; empty when it is damaged.
         record: of run.json; empty when it is damaged. Any key may be missing.
-        commits: what was computed, judged and drawn by which commit, in words.
-        table: of summary.csv, or else of table.csv; None when it is damaged.
-        table_name: the file that `table` was read from.
-        figures: figure.png and figure_*.png, in that order.
+        computed_by: the commits that computed its units, in words.
         problems: a sentence for every file that is missing or damaged.
     """
 
     path: Path
-    label: str
     claims: tuple[ClaimResult, ...]
     record: Mapping[str, Any] = field(repr=False)
-    commits: Mapping[str, str]
-    table: pd.DataFrame | None = field(repr=False)
-    table_name: str
-    figures: tuple[Path, ...]
+    computed_by: str
     problems: tuple[str, ...]
 
     @property
@@ -68,9 +57,9 @@ class ResultFolder:
         return f"{self.paper}/{self.item}"
 
     @property
-    def anchor(self) -> str:
-        """The folder's place on its paper's page, "lissa-fig1-laptop"."""
-        return f"{self.paper}-{self.item}-{self.preset}"
+    def command(self) -> str:
+        """The command that makes the folder: as recorded, or else the make line."""
+        return str(self.record.get("command") or rerun_command(self.path))
 
     @property
     def target(self) -> str:
@@ -78,14 +67,15 @@ class ResultFolder:
         return str(self.record.get("target") or f"{self.paper}-{self.item}")
 
     @property
-    def title(self) -> str:
-        """The target's line for the report; "" when it is not recorded."""
-        return str(self.record.get("title") or "")
+    def pictures(self) -> list[str]:
+        """The names of figure.png and figure_*.png, in that order."""
+        return [path.name for path in (*self.path.glob("figure.png"), *sorted(self.path.glob("figure_*.png")))]
 
     @property
-    def command(self) -> str:
-        """The command that makes the folder: as recorded, or else the make line."""
-        return str(self.record.get("command") or rerun_command(self.path))
+    def tables(self) -> list[str]:
+        """The names of its CSV files, the main one first."""
+        found = [tables.table_path(self.path, name).name for name in tables.names(self.path)]
+        return sorted(found, key=lambda name: (not name.startswith("table."), name))
 
 
 def read_results(results: str | Path) -> list[ResultFolder]:
@@ -98,6 +88,12 @@ def read_results(results: str | Path) -> list[ResultFolder]:
     if not results.is_dir():
         raise FileNotFoundError(f"no folder {results.name!r} here; make a target first, e.g. `make lissa-fig1`.")
     return [_read(folder, results) for folder in sorted(_candidates(results), key=_order)]
+
+
+def count_verdicts(results: Iterable[ClaimResult]) -> dict[str, int]:
+    """Return how many claims have each verdict, in their fixed order; none with 0."""
+    counts = Counter(result.verdict for result in results)
+    return {verdict: counts[verdict] for verdict in VERDICTS if counts[verdict]}
 
 
 def _candidates(results: Path) -> Iterator[Path]:
@@ -115,52 +111,43 @@ def _order(folder: Path) -> tuple[Any, ...]:
 
 
 def _read(folder: Path, results: Path) -> ResultFolder:
-    label = f"{results.name}/{folder.relative_to(results).as_posix()}"
+    label = f"{results.name}/{folder.relative_to(results).as_posix()}"  # no path of the machine
     problems: list[str] = []
     claims: list[ClaimResult] = []
     record: dict[str, Any] = {}
-    commits = {"computed": NOT_RECORDED} | dict.fromkeys(STEPS, "not recorded")
-    table = None
+    computed_by = NOT_RECORDED
     try:
         claims = load_claims(folder)
     except ValueError as error:
         problems.append(str(error).replace(folder.as_posix(), label))
     try:
         record = read_record(folder)
-        commits = _commits(record)
+        computed_by = _computed_by(record)
+        _ = [str(setting["name"]) for setting in record.get("settings") or ()]  # what a page shows
     except _WRONG as error:
         record = {}
         missing = "is missing" if not (folder / "run.json").is_file() else f"is damaged ({type(error).__name__})"
         problems.append(f"{label}/run.json {missing}: run `{rerun_command(folder)}` again.")
-    if record and commits["computed"] != NOT_RECORDED:
-        undone = [step for step in ("judged", "drawn") if step not in record]
-        problems += [f"{label} was not {step}: run `{rerun_command(folder)}` again." for step in undone]
-    shown = "summary" if tables.table_path(folder, "summary").is_file() else "table"
-    table_name = tables.table_path(folder, shown).name
-    try:
-        table = tables.read_table(folder, shown)
-    except (OSError, ValueError) as error:  # pandas' parser errors are ValueErrors
-        missing = "missing" if isinstance(error, FileNotFoundError) else f"damaged ({type(error).__name__})"
-        problems.append(f"{label}/{table_name} is {missing}: run `{rerun_command(folder)}` again.")
-    figures = (*folder.glob("figure.png"), *sorted(folder.glob("figure_*.png")))
-    return ResultFolder(folder, label, tuple(claims), record, commits, table, table_name, figures, tuple(problems))
+    undone = [step for step in ("judged", "drawn") if record and step not in record]
+    problems += [f"{label} was not {step}: run `{rerun_command(folder)}` again." for step in undone]
+    if not tables.table_path(folder, "table").is_file():
+        problems.append(f"{label}/table.csv is missing: run `{rerun_command(folder)}` again.")
+    return ResultFolder(folder, tuple(claims), record, computed_by, tuple(problems))
 
 
-def _commits(record: Mapping[str, Any]) -> dict[str, str]:
-    """Return which commit did what: "computed" is e.g. "41 units from 3f2a1b9c, 3 from a0b1c2d3 with changes"."""
-    steps = {step: _commit(record[step]) if step in record else "not recorded" for step in STEPS}
-    for setting in record.get("settings") or ():
-        str(setting["name"])  # a page shows it: what is damaged is found here
+def _computed_by(record: Mapping[str, Any]) -> str:
+    """Return e.g. "41 units from 3f2a1b9c, 3 from a0b1c2d3 with changes"; without units who made the tables."""
     units = record.get("units", NOT_RECORDED)
     if isinstance(units, str):
-        return {"computed": units} | steps
+        return units
     counts: Counter[str] = Counter()
     for unit in units:
         counts[_commit(unit)] += int(unit["count"])
     order = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
     first = [f"{count} unit{'' if count == 1 else 's'} from {commit}" for commit, count in order[:1]]
-    computed = ", ".join(first + [f"{count} from {commit}" for commit, count in order[1:]])
-    return {"computed": computed or "no units of work"} | steps
+    return ", ".join(first + [f"{count} from {commit}" for commit, count in order[1:]]) or _commit(
+        record["assembled"]
+    )
 
 
 def _commit(entry: Mapping[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""lissa-fig2 end to end at smoke scale, and its exact solutions against dense ones."""
+"""lissa-fig2 at smoke scale, what its claims read off tables, and what is recorded."""
 
 from __future__ import annotations
 
@@ -8,14 +8,10 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-import torch
 
-from curvlab.lab import draw_target
 from curvlab.lab.reporting import load_claims
 from curvlab.lab.runs.record import read_record
-from experiments.lissa.fig2 import TARGET
-from experiments.lissa.fig2.compute import finite_correlation
-from experiments.lissa.fig2.convergence import recorded_steps
+from experiments.lissa.fig2 import recorded_steps
 
 PANELS = [
     f"{prefix}{name}"
@@ -24,12 +20,8 @@ PANELS = [
 ]
 
 
-@pytest.fixture(scope="module")
-def smoke(run_smoke) -> Path:
-    return run_smoke("lissa/fig2")
-
-
-def test_results_are_complete_and_consistent(smoke: Path) -> None:
+def test_tables_agree_with_each_other(smoke_result) -> None:
+    smoke: Path = smoke_result("lissa/fig2")
     table, between, recipes = (
         pd.read_csv(smoke / f"{name}.csv") for name in ("table", "between_steps", "recipes")
     )
@@ -52,31 +44,15 @@ def test_results_are_complete_and_consistent(smoke: Path) -> None:
     answers = recipes[recipes.step == -1].groupby("recipe").error.max()
     assert answers["auto"] < 0.3
     assert answers["importance"] < 0.3
-    assert {result.claim.id for result in load_claims(smoke)} == {
-        *(f"{name}-mlp-8-digits-200" for name in PANELS),
-        "recipe-converges-mlp-8-digits-200-overfitted",
-        "importance-converges-mlp-8-digits-200-overfitted",
-    }
     ours = {entry["name"]: entry["ours"] for entry in read_record(smoke)["settings"]}
     assert ours["summary.csv:batch sizes"]["mlp-8-digits-200"] == f"{large} {recommended} {small}x10"
-
-
-def test_figures_are_drawn_again_from_the_tables_alone(smoke: Path) -> None:
-    before = {path.name: path.read_bytes() for path in smoke.glob("figure*.png")}
-    assert set(before) == {"figure.png", "figure_recipes.png"}
-    draw_target(TARGET, smoke)
-    assert {path.name: path.read_bytes() for path in smoke.glob("figure*.png")} == before
 
 
 @pytest.mark.parametrize(
     ("task", "out_of_reach", "figure"),
     [
-        ("mlp_8_digits_200", {"recipe-converges-recipes", "importance-converges-recipes"}, "figure.png"),
-        (
-            "mlp_8_digits_200_overfitted",
-            {f"{name}-batch-sizes" for name in PANELS},
-            "figure_recipes.png",
-        ),
+        ("mlp_8_digits_200", {"recipe-converges", "importance-converges"}, "figure.png"),
+        ("mlp_8_digits_200_overfitted", {f"{name}-batch-sizes" for name in PANELS}, "figure_recipes.png"),
     ],
 )
 def test_each_task_alone_leaves_the_other_panel_out_of_reach(
@@ -86,14 +62,6 @@ def test_each_task_alone_leaves_the_other_panel_out_of_reach(
     found = {result.claim.id for result in load_claims(folder) if result.verdict == "out of reach"}
     assert found == out_of_reach
     assert [path.name for path in folder.glob("figure*.png")] == [figure]
-
-
-def test_overflow_is_no_correlation_and_counts_as_the_least() -> None:
-    left = torch.tensor([[1.0, 1e38, 1.0], [2.0, -1e38, torch.inf], [4.0, 1e38, 3.0]])
-    right = torch.tensor([[2.0, 1.0, 1.0], [4.0, -1.0, 2.0], [8.0, 1.0, 3.0]])
-    found = finite_correlation(left, right)
-    assert found[:2].tolist() == pytest.approx([1, 1])  # sizes near the end of single precision are finite
-    assert found[2].isnan()
 
 
 def test_claims_take_overflow_for_minus_one(computed_of, judged) -> None:
@@ -106,9 +74,12 @@ def test_claims_take_overflow_for_minus_one(computed_of, judged) -> None:
         for point in range(4)
         for step in (1, 200, 400)
     ]
-    recipes = pd.DataFrame(columns=["task", "recipe", "step"])
+    answer = {"task": "net", "step": -1, "point": [0, 1], "diverged_at": 0, "error": [0.15, 0.25]}
+    recipes = pd.concat([pd.DataFrame(answer | {"recipe": name}) for name in ("paper", "importance")])
     tables = {"table": pd.DataFrame(rows), "recipes": recipes}
     found = {result.claim.id: result for result in judged("lissa/fig2", computed_of(tables, {"seed": 0}))}
+    assert found["recipe-converges-net"].verdict == "reproduced"
+    assert found["importance-converges-net"].verdict == "not reproduced"  # one of two points is 0.25 off
     assert found["converges-net"].value == pytest.approx(0.98)
     assert found["steps-closer-double-net"].value == pytest.approx(0.99 + 1)
     assert found["faster-double-net"].value == pytest.approx(400)  # small batches reach no plateau above 0

@@ -1,20 +1,19 @@
-"""Problems with a dense Gauss-Newton matrix, G = mean of L_i L_iᵀ: what Theorem 1 needs, and trials of LiSSA."""
+"""Problems whose Gauss-Newton matrix is dense, G = mean of L_i L_iᵀ, and their batches, for lissa-thm1."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import jacrev, vmap
 
-from curvlab.linalg import LinearOperator, identity
+from curvlab.linalg import LinearOperator
 from curvlab.problem import ModelFunction
-from curvlab.solvers import Lissa
-from curvlab.solvers.lissa import LissaState
 from experiments.lissa.second_moments import spectrum
+from experiments.lissa.trials import blocks, lissa_iterates
 
 BLOCK_TRIALS = 64
 
@@ -64,11 +63,19 @@ class FactoredProblem:
         """E G_i² - G², (P, P): |B| times E G_t² - G² for batches drawn with replacement."""
         return self.gap(torch.eye(len(self.gradient), dtype=self.dense.dtype))
 
+    @property
+    def weights(self) -> Tensor:
+        """1 / (N q_i) for examples that are drawn with probability q_i, (N,): 1, for batches are uniform."""
+        return torch.ones(len(self.factors), dtype=self.factors.dtype)
+
     def gap(self, matrix: Tensor) -> Tensor:
-        """Return E (G_i - G) M (G_i - G) for one example i, (P, P) -> (P, P). Cost: 2 P² N r."""
+        """Return E (H - G) M (H - G) for one draw H = G_i / (N q_i), (P, P) -> (P, P). Cost: 2 P² N r.
+
+        1/N Σ G_i M G_i / (N q_i) - G M G.
+        """
         size, _, rank = self.factors.shape
         product = (matrix @ self.flat).unflatten(1, (size, rank)).transpose(0, 1)
-        inner = self.factors.mT @ product  # (N, r, r)
+        inner = self.weights[:, None, None] * (self.factors.mT @ product)  # (N, r, r)
         outer = (self.factors @ inner).transpose(0, 1).flatten(1)
         return outer @ self.flat.T / size - self.dense @ matrix @ self.dense
 
@@ -76,6 +83,17 @@ class FactoredProblem:
         """Return u* = (G + damping)⁻¹ g, (P,)."""
         values, vectors = self.eigen
         return vectors @ ((vectors.T @ self.gradient) / (values + damping))
+
+
+@dataclass(frozen=True)
+class ImportanceProblem(FactoredProblem):
+    """The same G, of which example i is drawn with q_i = tr(G_i) / Σ tr, and weighted by 1 / (N q_i)."""
+
+    @cached_property
+    def weights(self) -> Tensor:
+        """1 / (N q_i), (N,); 0 where G_i is 0, which is never drawn."""
+        traces = self.factors.square().sum((1, 2))
+        return (traces.mean() / traces).where(traces > 0, 0.0)
 
 
 class TrialOperator(LinearOperator):
@@ -128,66 +146,22 @@ class TrialBatches(LinearOperator):
 
 
 def lissa_errors(
-    problem: FactoredProblem,
-    damping: float,
-    *,
-    step_size: float,
-    batch_size: int,
-    shown_steps: list[int],
-    num_trials: int,
-    generator: torch.Generator,
-) -> tuple[Tensor, Tensor]:
-    """Return ‖u_t - u*‖² and ⟨u_t - u*, u_0 - u*⟩ of `Lissa` from u_0 = 0, (shown steps, trials) each."""
-    solution = problem.solution(damping)[:, None]
-    squares, projections = [], []
-    for count in _blocks(num_trials):
-        kept: dict[int, Tensor] = {}
-
-        def keep(state: LissaState, kept: dict[int, Tensor] = kept) -> None:
-            if state.num_steps in shown_steps:
-                kept[state.num_steps] = state.x - solution
-
-        solver = Lissa(
-            step_size,
-            batch_size,
-            max(shown_steps),
-            check_residual=False,
-            raise_on_divergence=False,  # divergence is what is measured
-            callback=keep,
-        )
-        operator = TrialOperator(problem, count) + damping * identity
-        solver.solve(operator, problem.gradient[:, None].expand(-1, count).contiguous(), generator=generator)
-        errors = torch.stack([kept[step] for step in shown_steps])
-        squares.append(errors.square().sum(1))
-        projections.append(-(errors * solution).sum(1))
-    return torch.cat(squares, dim=1), torch.cat(projections, dim=1)
-
-
-def errors_from(
-    problem: FactoredProblem,
-    damping: float,
-    *,
-    step_size: float,
-    batch_size: int,
-    start: Tensor,
-    num_steps: int,
-    num_trials: int,
-    generator: torch.Generator,
+    problem: FactoredProblem, num_trials: int, *, damping: float, shown: list[int], **settings: Any
 ) -> Tensor:
-    """Return ‖u_t - u*‖² of the same iteration from u_0 = start (P,), (num_steps + 1, trials)."""
-    operator = TrialOperator(problem, num_trials) + damping * identity
-    solution, gradient = problem.solution(damping)[:, None], problem.gradient[:, None]
-    u = start[:, None].expand(-1, num_trials)
-    found = [(u - solution).square().sum(0)]
-    for _ in range(num_steps):
-        u = u - step_size * (operator.sample(batch_size, generator) @ u - gradient)
-        found.append((u - solution).square().sum(0))
-    return torch.stack(found)
-
-
-def _blocks(num_trials: int) -> Iterator[int]:
-    for first in range(0, num_trials, BLOCK_TRIALS):
-        yield min(BLOCK_TRIALS, num_trials - first)
+    """Return u_t - u* of `Lissa` from u_0 = 0 at the steps `shown`, (shown, P, trials)."""
+    found = [
+        lissa_iterates(
+            TrialOperator(problem, count),
+            problem.gradient,
+            count,
+            damping=damping,
+            num_steps=shown[-1],
+            shown=shown,
+            **settings,
+        )
+        for count in blocks(num_trials, BLOCK_TRIALS)
+    ]
+    return torch.cat(found, dim=2) - problem.solution(damping)[:, None]
 
 
 # ------------------------------------------------------------------------------------------ problems

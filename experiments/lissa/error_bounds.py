@@ -1,13 +1,15 @@
-"""Both sides of Theorem 1 and Corollary 1 (Klochkov & Liu 2024), for LiSSA from u_0 = 0 unless said otherwise."""
+"""Theorem 1, Corollary 1 (Klochkov & Liu 2024) and exact second moments; from u_0 = 0 unless said otherwise."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from experiments.lissa.thm1.problems import FactoredProblem
+from experiments.lissa.factored_problems import FactoredProblem
 
 
 @dataclass(frozen=True)
@@ -174,3 +176,48 @@ class SecondMoments:
         """Return M with M - Q M Q = matrix."""
         inside = self.vectors.T @ matrix @ self.vectors
         return self.vectors @ (inside / (1 - torch.outer(self.rates, self.rates))) @ self.vectors.T
+
+
+def requirements(
+    problem: FactoredProblem, damping: float, *, step_size: float, batch_sizes: list[int], exact_limits: bool
+) -> dict[str, Any]:
+    """Return `settings`, the |B| that LiSSA needs, and `stationary`, a row for each |B| on the error that stays.
+
+    With `exact_limits` thresholds and limits of the error are computed from the exact second moments; else nan.
+    """
+    moments = SecondMoments(problem, damping, step_size=step_size)
+    constant = condition_constant(problem)
+    corollary = constant * problem.trace / problem.largest
+    threshold = moments.exact_threshold() if exact_limits else math.nan
+    rows = []
+    for batch_size in batch_sizes:
+        own = bounds(problem, damping, step_size=step_size, batch_size=batch_size)
+        limit = moments.stationary_error(batch_size) if exact_limits and batch_size > threshold else math.nan
+        update = own.step_size**2 * own.sampling_error / own.solution_norm
+        rows.append(
+            {
+                "batch_size": batch_size,
+                "admitted": batch_size >= corollary,
+                "delta": own.delta,
+                "error": limit / own.solution_norm,
+                "theorem": update / own.delta if own.delta > 0 else math.nan,
+                "single_update": update,
+                "printed": own.printed_sampling / own.solution_norm,
+                "inverse_delta": 1 / (2 * step_size * damping),
+                "constant": constant,
+            }
+        )
+    alone = condition_eigenvalue(problem, damping, step_size=step_size, batch_size=1)
+    settings = {
+        "num_parameters": len(problem.gradient),
+        "num_examples": len(problem.factors),
+        "largest": problem.largest,
+        "trace_ratio": problem.trace / problem.largest,
+        "constant": constant,
+        "exact": threshold,
+        "sufficient": sufficient_threshold(problem, damping, step_size=step_size),
+        "corollary": corollary,
+        "recipe": math.ceil(2 * problem.trace / problem.largest),
+        "single_example": alone / (1 - step_size * damping) ** 2,
+    }
+    return {"settings": settings, "stationary": rows}

@@ -1,0 +1,443 @@
+"""Convergence of LiSSA with different batch sizes (Klochkov & Liu 2024, Fig. 2, Sec. 4).
+
+make lissa-fig2 PRESET=smoke|embedded|laptop|paper ARGS="task=mlp_64_64_digits_early num_steps=2000"
+
+LiSSA runs 1,000 steps with twice the recommended batch size, the recommended one (C = 2), and a tenth of it,
+averaged over ten runs, which see as much data where ten divides the batch size (embedded: 10 x 1 examples against
+13, which the claims say). Test influences are correlated between steps, as in the paper, and
+at each step with those of the exact solution. The paper shows one training image (it does not say which) and one
+run; here every number is a mean over several points and seeds. A run that overflows is shown as such: no number
+stands for its correlation, and the claims take it for -1, the least that one can be.
+
+One panel goes beyond the paper: an overfitted network with small damping, where the recipe with C = 2 diverges and
+the one with C measured (`Lissa.auto`) does not; nor does C = 2 with examples drawn by importance, ours. Its
+exact solutions are computed in double precision.
+
+The iteration is the rescaled form after Eq. 8 of the paper, whose limit does not depend on the step size. The
+damping is 5/270 of lambda_max, as for the paper's ResNet-18, where it is not given.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+import pandas as pd
+import torch
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from omegaconf import DictConfig
+from torch import Tensor
+
+from curvlab.lab import (
+    Claim,
+    ClaimResult,
+    ClaimSheet,
+    Computed,
+    Interval,
+    Run,
+    Target,
+    out_of_reach,
+    panels,
+    plots,
+    reporting,
+    t_interval,
+    unit,
+)
+from curvlab.solvers import Lissa, lissa_hyperparameters
+from curvlab.solvers.lissa import LissaState
+from curvlab.spectrum import hutchinson_trace, top_eigenvalues
+from experiments.shared import stats
+from experiments.shared.recipes import compare_recipes, exact_solutions
+from experiments.shared.systems import Systems
+from experiments.shared.task import Task, TrainedTask
+
+TARGET = Target(
+    __name__,
+    title="Convergence of LiSSA with different batch sizes",
+    paper={
+        "tasks": ["ResNet-18 on ImageNet"],
+        "num_points": "one, not said which",
+        "num_test": 500,
+        "num_seeds": 1,
+        "summary.csv:batch sizes": "200 100 10x10",
+        "num_steps": 1000,
+        "summary.csv:damping": 5.0,
+    },
+)
+FIRST_STEPS = (1, 2, 5, 10, 20)
+# A task is in the panels of the paper or in the one on recipes, so that tables may be empty.
+COLUMNS = {
+    "table": "task batch_size num_runs seed point step pearson pearson_one_run pearson_last overflow",
+    "between_steps": "task batch_size num_runs step other_step pearson overflow",
+    "recipes": "task recipe batch_size num_steps point step error pearson promised diverged_at passes",
+}
+Rows = list[dict[str, Any]]
+
+
+def compute(run: Run, cfg: DictConfig) -> dict[str, pd.DataFrame]:
+    """Return `table`, `between_steps`, `recipes` and `summary`, one row for each task.
+
+    Args:
+        run: seeds, store, device.
+        cfg: `tasks`, and for all of them or for one: `num_points` and `num_test`, how many; `damping`, or null and
+            `damping_ratio` (of lambda_max); `step_size`, or null and 1 / (lambda_max + damping); `reference_rtol`;
+            `trace_probes`; `compare_recipes`: the panel on recipes and not the paper's, which has `batch_size`
+            (null: recommended), `batch_factors`, `num_steps` and `num_seeds`.
+    """
+    rows: dict[str, Rows] = {name: [] for name in (*COLUMNS, "summary")}
+    for task in Task.each(run, cfg):
+        for name, own in _of_task(task.trained(), task.settings).items():
+            rows[name] += own
+    return {
+        name: pd.DataFrame(own, columns=COLUMNS[name].split() if name in COLUMNS else None)
+        for name, own in rows.items()
+    }
+
+
+def _of_task(task: TrainedTask, cfg: DictConfig) -> dict[str, Rows]:
+    generator = task.run.generator("fig2", task.splits.name)
+    num_test = len(task.splits.test)  # type: ignore[arg-type]  # map-style
+    test = torch.randperm(num_test, generator=generator)[: cfg.num_test].sort().values
+    points = torch.randperm(task.num_train, generator=generator)[: cfg.num_points].sort().values
+    start = Systems.at(task, 0.0, points, test)
+    spectrum = dict.fromkeys(("trace", "largest_eigenvalue"), math.nan)
+    if None in (cfg.damping, cfg.step_size, cfg.batch_size):  # or else nothing asks for it
+        spectrum = _spectrum(task.run, start, **task.key, trace_probes=cfg.trace_probes)
+    largest = spectrum["largest_eigenvalue"]
+    damping = cfg.damping if cfg.damping is not None else cfg.damping_ratio * largest
+    systems = dataclasses.replace(start, damping=damping)
+    exact = systems.test_gradients @ exact_solutions(systems, cfg.reference_rtol)["solutions"]
+    step_size = cfg.step_size or 1 / (largest + damping)
+    found: dict[str, Rows] = {name: [] for name in COLUMNS}
+    labels, recipes = [], {}
+    if cfg.compare_recipes:
+        recipes = compare_recipes(systems, reference_rtol=cfg.reference_rtol)
+        found["recipes"] = _recipe_rows(task.label, recipes)
+    else:
+        named = {"trace": spectrum["trace"], "largest_eigenvalue": largest, "damping": damping}
+        recommended = cfg.batch_size or lissa_hyperparameters(**named).batch_size
+        settings = {"step_size": step_size, "num_steps": cfg.num_steps}
+        for factor in cfg.batch_factors:
+            batch_size, num_runs = max(1, round(factor * recommended)), max(1, round(1 / factor))
+            runs = [
+                _scores(task.run, systems, **systems.key, batch_size=batch_size, **settings, repetition=repetition)
+                for repetition in range(cfg.num_seeds * num_runs)
+            ]
+            scores = torch.stack([one["scores"].double() for one in runs]).unflatten(0, (cfg.num_seeds, num_runs))
+            names = {"task": task.label, "batch_size": batch_size, "num_runs": num_runs}
+            steps = recorded_steps(cfg.num_steps)
+            found["table"] += _against_exact(names, steps, scores, exact)
+            found["between_steps"] += _between_steps(names, steps, scores.mean(1))
+            labels.append(f"{batch_size}" + (f"x{num_runs}" if num_runs > 1 else ""))
+    summary = {
+        "task": task.label,
+        "P": task.num_parameters,
+        "N": task.num_train,
+        "train loss": task.train_loss,
+        "tr(G)": spectrum["trace"],
+        "lambda_max": largest,
+        "damping": damping,
+        "step size": step_size,
+        "batch sizes": " ".join(labels),
+        "points": exact.shape[1],
+        "seeds": cfg.num_seeds if labels else 1,
+        "test points": exact.shape[0],
+        "C measured": recipes.get("constant"),
+        "batch size, C = 2": recipes.get("paper", {}).get("batch_size"),
+        "batch size, auto": recipes.get("auto", {}).get("batch_size"),
+        "C, by importance": recipes.get("importance_constant"),
+        "batch size, by importance": recipes.get("importance", {}).get("batch_size"),
+        "message, C = 2": recipes.get("paper", {}).get("message"),
+    }
+    return found | {"summary": [summary]}
+
+
+@unit("lissa/fig2_spectrum", version=1)
+def _spectrum(run: Run, systems: Systems, /, *, trace_probes: int, **_: Any) -> dict[str, Any]:
+    generator = run.generator("fig2 spectrum", systems.task.seed_name)
+    trace = hutchinson_trace(systems.operator, num_matvecs=trace_probes, generator=generator)
+    largest = top_eigenvalues(systems.operator, 1, rtol=0.01, generator=generator)
+    run.add_matvecs(trace.num_matvecs + largest.num_matvecs)
+    value = float(largest.values[0])
+    return {"trace": max(trace.value, value), "trace_stderr": trace.stderr, "largest_eigenvalue": value}
+
+
+def recorded_steps(num_steps: int) -> list[int]:
+    """Return 1, 2, 5, 10, 20, and from there 25 equal steps."""
+    stride = max(1, num_steps // 25)
+    return [step for step in FIRST_STEPS if step < stride] + list(range(stride, num_steps + 1, stride))
+
+
+@unit("lissa/fig2_scores", version=1, about="LiSSA, |B| = {batch_size}, run {repetition}")
+def _scores(
+    run: Run, systems: Systems, /, *, batch_size: int, step_size: float, num_steps: int, repetition: int, **_: Any
+) -> dict[str, Any]:
+    """Return scores up to sign at the recorded steps, (S, M, K); they may overflow, as the paper's Eq. 6 may."""
+    wanted, scores = set(recorded_steps(num_steps)), list[Tensor]()
+    bar = run.progress(num_steps, f"LiSSA {systems.task.label}, |B| = {batch_size}, run {repetition}")
+
+    def watch(state: LissaState) -> None:
+        bar.update()
+        if state.num_steps in wanted:
+            scores.append((systems.test_gradients @ state.x).float())
+
+    solver = Lissa(
+        step_size, batch_size, num_steps, check_residual=False, raise_on_divergence=False, callback=watch
+    )
+    generator = run.generator("fig2 lissa", systems.task.seed_name, batch_size, repetition)
+    run.add_matvecs(solver.solve(systems.damped, systems.right_hand_sides, generator=generator).num_matvecs)
+    return {"scores": torch.stack(scores)}
+
+
+# ------------------------------------------------------------------------------------ tables
+def _against_exact(names: dict[str, Any], steps: list[int], scores: Tensor, exact: Tensor) -> Rows:
+    """Return a row for each seed, step and point; scores (seeds, runs, S, M, K), exact (M, K).
+
+    pearson, correlation with the exact scores of the averaged runs; pearson_one_run, of the seed's first;
+    pearson_last, of the averaged runs with their own last step. nan where a score is not finite, which `overflow`
+    says of the averaged runs.
+    """
+    rows: Rows = []
+    for seed, (mean, single) in enumerate(zip(scores.mean(1), scores[:, 0], strict=True)):
+        for index, step in enumerate(steps):
+            columns = {
+                "pearson": stats.column_correlations(mean[index], exact),
+                "pearson_one_run": stats.column_correlations(single[index], exact),
+                "pearson_last": stats.column_correlations(mean[index], mean[-1]),
+                "overflow": ~mean[index].isfinite().all(0),
+            }
+            rows += [
+                names
+                | {"seed": seed, "point": point, "step": step}
+                | {name: values[point].item() for name, values in columns.items()}
+                for point in range(exact.shape[1])
+            ]
+    return rows
+
+
+def _between_steps(names: dict[str, Any], steps: list[int], scores: Tensor) -> Rows:
+    """Return a row for each pair of steps: the correlation of the scores, (seeds, S, M, K).
+
+    Mean over the points and seeds whose scores are finite at both steps; `overflow`, the share of the others.
+    """
+    rows: Rows = []
+    for i, step in enumerate(steps):
+        for j in range(i + 1):
+            found = torch.cat([stats.column_correlations(own[i], own[j]) for own in scores])
+            pair = {"step": step, "other_step": steps[j], "pearson": float(found.nanmean())}
+            rows.append(names | pair | {"overflow": float(found.isnan().double().mean())})
+    return rows
+
+
+def _recipe_rows(task: str, recipes: dict[str, Any]) -> Rows:
+    """Return a row for each recipe, step and point; step -1 is the answer."""
+    rows: Rows = []
+    for name in ("paper", "auto", "importance"):
+        found = recipes[name]
+        errors = torch.cat([found["errors"], found["final_errors"][None]])
+        correlations = torch.cat([found["correlations"], found["final_correlations"][None]])
+        shared = {"task": task, "recipe": name} | {
+            key: found[key] for key in ("batch_size", "num_steps", "passes")
+        }
+        rows += [
+            shared
+            | {"point": point, "step": step, "error": float(error[point]), "pearson": float(pearson[point])}
+            | {"promised": float(found["promised"][point]), "diverged_at": found["diverged"]}
+            for step, error, pearson in zip([*found["steps"], -1], errors, correlations, strict=True)
+            for point in range(errors.shape[1])
+        ]
+    return rows
+
+
+# ------------------------------------------------------------------------------------ judge
+NOT_HERE = "No task of this run has this panel."
+REACHED = 0.95  # of its own plateau, the mean over the later half of the steps: there a curve has converged
+PANELS = ("converges", *(f"{name}-{size}" for name in ("faster", "closer") for size in ("recommended", "double")))
+OVERFLOW = -1.0  # what an overflow counts in place of a correlation: the least that one can be
+# Each of them over the correlation with the exact solution, and between steps: with the own last one.
+CORRELATIONS = {"": "pearson", "steps-": "pearson_last"}
+
+
+def judge(computed: Computed, claims: ClaimSheet) -> list[ClaimResult]:
+    """Judge what is said of batch sizes, for every task: intervals are over seeds, whose points share batches."""
+    results, table = list[ClaimResult](), computed["table"]
+    for task, own in table.groupby("task", sort=False):
+        for prefix, column in CORRELATIONS.items():
+            results += _batch_sizes(claims, str(task), prefix, own.fillna({column: OVERFLOW}), column)
+    if table.empty:
+        names = [(f"{prefix}{name}", name.rpartition("-")[2]) for prefix in CORRELATIONS for name in PANELS]
+        lacking = [claims.claim(name, of="batch-sizes", size=size) for name, size in names]
+        results += [out_of_reach(claim, NOT_HERE) for claim in lacking]
+    return results
+
+
+def _batch_sizes(
+    claims: ClaimSheet, task: str, prefix: str, own: pd.DataFrame, column: str
+) -> Iterator[ClaimResult]:
+    """Yield the claims of one task on one of the correlations."""
+    found, data, facts = _by_seed(own, column), _data(own), _overflows(own)
+    double, recommended, small = sorted(own.batch_size.unique(), reverse=True)
+    why = (
+        f"Sampling noise of the last iterates remains, or C = 2 is too small here (a tenth of the batch reaches "
+        f"{found.end[small].mean():.2f}): the panel on recipes has C measured. {facts}"
+    )
+    yield _over_seeds(claims.claim(f"{prefix}converges", of=task), found.end[recommended], why)
+    for name, size in (("recommended", recommended), ("double", double)):
+        steps, plateaus = ({n: found[what][n] for n in (size, small)} for what in ("steps", "plateau"))
+        listed = {n: ", ".join(f"{step:.0f}" for step in own_steps) for n, own_steps in steps.items()}
+        why = (
+            f"Steps by seed: {listed[size]} with |B| = {size}, {listed[small]} with |B| = {small}; recorded are "
+            f"{', '.join(str(step) for step in sorted(own.step.unique())[:8])}, ... {data}{facts}"
+        )
+        logs = np.log(steps[small].to_numpy() / steps[size].to_numpy())  # whose interval is that of the ratio
+        ends = t_interval(logs)
+        interval = Interval(math.exp(ends.low), math.exp(ends.high), ends.kind, ends.num_samples)
+        claim = claims.claim(f"{prefix}faster-{name}", of=task, size=name)
+        yield reporting.judge(claim, math.exp(logs.mean()), interval, if_not_reproduced=why)
+        why = (
+            f"The plateau is {plateaus[size].mean():.3f} with |B| = {size} and {plateaus[small].mean():.3f} with "
+            f"|B| = {small} averaged{_one_run(own, small) if column == 'pearson' else ''}. {data}{facts}"
+        )
+        claim = claims.claim(f"{prefix}closer-{name}", of=task, size=name)
+        yield _over_seeds(claim, plateaus[size] - plateaus[small], why)
+
+
+def _by_seed(own: pd.DataFrame, column: str) -> pd.DataFrame:
+    """Return `plateau`, `steps` to it and where a run ends (`end`), means over points, by batch size and seed.
+
+    The plateau is the mean over the later half of the steps; `steps` is the first recorded step with REACHED of
+    it, else the last. With its own last step every run correlates by 1: `end` is the plateau there.
+    """
+    curves = own.groupby(["batch_size", "seed", "step"])[column].mean().unstack("step")
+    last = curves.columns.max()
+    plateau = curves[[step for step in own.step.unique() if 2 * step >= last != step]].mean(axis=1)
+    reached = curves.ge(REACHED * plateau, axis=0).mul(plateau > 0, axis=0)
+    steps = reached.idxmax(axis=1).where(reached.any(axis=1), last)
+    end = curves[last] if column == "pearson" else plateau
+    return pd.DataFrame({"plateau": plateau, "steps": steps, "end": end})
+
+
+def _over_seeds(claim: Claim, values: pd.Series, why: str) -> ClaimResult:
+    why = f"By seed: {', '.join(f'{value:.3g}' for value in values)}. {why}"
+    return reporting.judge(claim, *stats.mean(values), if_not_reproduced=why)
+
+
+def _one_run(own: pd.DataFrame, small: int) -> str:
+    late = own[(own.batch_size == small) & (own.step >= own.step.max() / 2) & (own.step < own.step.max())]
+    one = late.pearson_one_run.fillna(OVERFLOW).mean()
+    return f" ({one:.3f} in one such run: the averaging makes up for most of the difference)"
+
+
+def _data(own: pd.DataFrame) -> str:
+    """Say how much data a step of each takes; batch sizes that ten does not divide do not come out alike."""
+    sizes = own.groupby("batch_size").num_runs.first()
+    listed = ", ".join(f"{size} x {runs}" if runs > 1 else f"{size}" for size, runs in sizes.items())
+    return f"Examples in a step: {listed}. "
+
+
+def _overflows(own: pd.DataFrame) -> str:
+    last = own[own.step == own.step.max()]
+    counts = ", ".join(
+        f"{int(group.overflow.sum())} with |B| = {size}" for size, group in last.groupby("batch_size")
+    )
+    return f"Not finite at the end, of {last.seed.nunique() * last.point.nunique()} runs each: {counts}."
+
+
+# ------------------------------------------------------------------------------------ draw
+COLORS = mpl.colormaps["viridis"].resampled(12)  # a PNG keeps 64 colours, of which the curves need some
+RECIPES = {"paper": "C = 2", "auto": "C measured", "importance": "C = 2, by importance"}
+
+
+def draw(computed: Computed) -> dict[str, Figure]:
+    """Return the figures by file name; each where a task is in it."""
+    figures, table, recipes = {}, computed["table"], computed["recipes"]
+    if not table.empty:
+        figures["figure.png"] = _heat_maps(table, computed["between_steps"])
+    if not recipes.empty:
+        figures["figure_recipes.png"] = _recipes(recipes)
+    return figures
+
+
+def _heat_maps(table: pd.DataFrame, between: pd.DataFrame) -> Figure:
+    """Draw a row for each task: correlation between steps for each batch size, and with the exact solution."""
+    num_sizes = int(table.groupby("task").batch_size.nunique().max())
+    figure, rows = panels.rows(table, "task", columns=num_sizes + 1, panel_size=(2.9, 2.7))
+    styles = panels.styles_of(places := [f"map {index + 1}" for index in range(num_sizes)])
+    for axes, task, own in rows:
+        maps, names = between[between.task == task], dict(zip(own.batch_size.unique(), places, strict=False))
+        lowest = max(-1.0, np.floor(10 * np.nanmin([maps.pearson.min(), 0.9])) / 10)
+        for ax, (size, matrix) in zip(axes, maps.groupby("batch_size", sort=False), strict=False):
+            image, runs = _heat_map(ax, matrix, lowest), int(matrix.num_runs.iloc[0])
+            ax.set_title(f"{task}\n|B| = {size}" + (f", mean of {runs} runs" if runs > 1 else ""), fontsize=9)
+        figure.colorbar(image, ax=list(axes[:num_sizes]), label="correlation", shrink=0.8, pad=0.01)
+        # How far the correlation is from 1, so that curves close to it stand apart; points share batches.
+        curves = (
+            own.drop(columns="task")
+            .groupby(["batch_size", "num_runs", "seed", "step"], as_index=False, sort=False)
+            .mean()
+        )
+        curves = curves.assign(
+            map=curves.batch_size.map(names), all=1 - curves.pearson, one=1 - curves.pearson_one_run
+        )
+        shared: dict[str, Any] = {"x": "step", "by": "map", "least": 0.1, "marker": "", "styles": styles}
+        panels.lines(axes[-1], curves, y="all", **shared)
+        single = curves[curves.num_runs > 1].assign(map=lambda rows: rows["map"] + ", one of its runs")
+        dotted = {name: styles[name.split(",")[0]] for name in single["map"].unique()}
+        panels.lines(axes[-1], single, y="one", **shared | {"styles": dotted}, linestyle=":")
+        panels.frame(axes[-1], x="step", y="1 - correlation with exact", log="xy")
+    # Batch sizes differ from row to row, their order does not: one legend by the places of the maps.
+    panels.legend(figure, title="right: batch size of; mean and 95 % over seeds")
+    return figure
+
+
+def _heat_map(ax: Axes, matrix: pd.DataFrame, lowest: float) -> Any:
+    """Draw the correlations of all pairs of steps, as wide as the steps are apart."""
+    both = pd.concat([matrix, matrix.rename(columns={"step": "other_step", "other_step": "step"})])
+    values = both.pivot_table("pearson", "step", "other_step", dropna=False)
+    edges = np.array([0, *values.index], dtype=float)
+    ax.set_facecolor("#d9d9d9")  # grey, where nothing is finite: no correlation has this color
+    mesh = ax.pcolormesh(edges, edges, np.ma.masked_invalid(values), vmin=lowest, vmax=1, cmap=COLORS)
+    share = float(matrix[matrix.other_step == matrix.step.max()].overflow.iloc[0])
+    ax.set_aspect("equal")
+    ax.grid(visible=False)
+    panels.frame(ax, x=f"step ({share:.0%} overflow by the last)" if share > 0 else "step", y="step")
+    return mesh
+
+
+def _recipes(recipes: pd.DataFrame) -> Figure:
+    """Draw a row for each task: error and correlation of the recipes against steps, a line for each point."""
+    figure, rows = panels.rows(recipes, "task", columns=2, panel_size=(4.2, 3.6))
+    colors = dict(zip(RECIPES, (1, 0, 2), strict=True))
+    for axes, task, own in rows:
+        for recipe, found in own.groupby("recipe", sort=False):
+            label = f"{RECIPES[str(recipe)]}, |B| = {int(found.batch_size.iloc[0])}"
+            _recipe_lines(axes, found[np.isfinite(found.error)], label, plots.PALETTE[colors[str(recipe)]])
+        panels.rule(axes[0], y=1, label="error of zero")
+        axes[1].set_ylim(-1.05, 1.05)
+        panels.frame(axes[0], x="step", y="relative error", title=task, log="xy")
+        panels.frame(axes[1], x="step", y="correlation of scores", title=task, log="x")
+    panels.legend(figure, columns=2, axes=axes[:1])
+    return figure
+
+
+def _recipe_lines(axes: np.ndarray, own: pd.DataFrame, label: str, color: str) -> None:
+    answers, iterates = own[own.step == -1], own[own.step > 0]
+    shared: dict[str, Any] = {"x": "step", "run": "point", "color": color, "alpha": 1.0}
+    panels.traces(axes[0], iterates, y="error", label=f"{label}: iterates", **shared)
+    panels.traces(axes[1], iterates, y="pearson", **shared)
+    diverged_at = int(own.diverged_at.iloc[0])
+    if diverged_at > 0:
+        for ax in axes:
+            stopped = f"{label}: stopped here (DivergenceError)"
+            panels.rule(ax, x=diverged_at, label=stopped, color=color, linestyle=":", linewidth=0.9)
+        return
+    places = np.full(len(answers), 1.15 * own.step.max())
+    axes[0].scatter(places, answers.error, color=color, s=18, label=f"{label}: answer")
+    axes[1].scatter(places, answers.pearson, color=color, s=18)
+    promised = f"{label}: stationary error promised"
+    panels.rule(axes[0], y=float(answers.promised.median()), label=promised, color=color, linestyle=":")

@@ -40,7 +40,7 @@ from curvlab.lab import (
     reporting,
     task_settings,
 )
-from curvlab.lab.data.token_splits import IGNORED
+from curvlab.lab.data.tokens import IGNORED
 from curvlab.linalg import LinearOperator
 from experiments.shared import spectrum as units
 from experiments.shared.constant_bounds import constant_bounds

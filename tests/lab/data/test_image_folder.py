@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from torch.utils.data import Dataset, TensorDataset
 
 from curvlab.lab.data import DamagedDataError, DataNotFoundError, load_image_folder
 from curvlab.problem import stack
@@ -97,3 +98,23 @@ def test_imagenet_sample_targets_are_imagenet_classes(data_root) -> None:
     wnids = sorted(path.name for path in (data_root(folder) / folder).iterdir())
     assert all(wnids[target // 10] == wnid for wnid, target in by_file.items())
     assert stack(splits.test, [0, 1])[0].shape == (2, 3, 224, 224)
+
+
+class Squares(Dataset):
+    def __len__(self) -> int:
+        return 5
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        return torch.tensor([float(index), float(index) ** 2]), index
+
+
+def test_stack_reads_memory_and_lazy_sets_alike() -> None:
+    inputs = torch.tensor([[i, i**2] for i in range(5)], dtype=torch.float32)
+    indices = [3, 0, 3]
+    for data in (Squares(), TensorDataset(inputs, torch.arange(5)), (inputs, torch.arange(5))):
+        for chosen in (indices, torch.tensor(indices)):
+            stacked, targets = stack(data, chosen)
+            assert torch.equal(stacked, inputs[indices])
+            assert targets.tolist() == indices
+    with pytest.raises(ValueError, match="holds 3 tensors, but two are needed"):
+        stack(TensorDataset(*[torch.zeros(2)] * 3), [0])

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from omegaconf import DictConfig, OmegaConf
 
-from curvlab.lab.data.errors import damaged, not_found
+from curvlab.lab.data.download import damaged, not_found
 from curvlab.lab.runs.configuration import Command, Entry, explanation, load_config, unwritable
 from curvlab.lab.runs.overrides import ConfigurationError
 
@@ -238,7 +238,7 @@ def test_a_folder_without_permission_is_named(roots: DictConfig, tmp_path: Path)
 
 def test_missing_and_damaged_data_show_through_what_wraps_them(roots: DictConfig) -> None:
     for cause in (not_found("mnist", Path("data/MNIST")), damaged(Path("data/x"), "truncated")):
-        wrapped = RuntimeError("Error in call to target 'curvlab.lab.data.mnist.load_mnist'")
+        wrapped = RuntimeError("Error in call to target 'curvlab.lab.data.images.load_mnist'")
         wrapped.__cause__ = cause
         assert explanation(wrapped, roots) == str(cause)
 

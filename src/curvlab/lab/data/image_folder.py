@@ -14,7 +14,7 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import Dataset, get_worker_info
 
-from curvlab.lab.data.errors import damaged, not_found
+from curvlab.lab.data.download import damaged, not_found
 from curvlab.lab.data.images import IMAGENET_MEAN, IMAGENET_STD, check_normalisation
 from curvlab.lab.data.splits import DataSplits, fixed_permutation, leading
 

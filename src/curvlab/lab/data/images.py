@@ -1,16 +1,21 @@
-"""From 8-bit images in memory to normalised training and test sets."""
+"""Images in memory: MNIST and FashionMNIST, reconstruction sets for autoencoders, random crops."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional
 from torch.utils.data import TensorDataset
 
-from curvlab.lab.data.splits import DataSplits, checksum
+from curvlab.lab.data.download import check_known, download
+from curvlab.lab.data.splits import DataSplits, checksum, leading
+from curvlab.lab.data.tables import load_digits
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
@@ -63,3 +68,144 @@ def check_normalisation(mean: Sequence[float], std: Sequence[float], channels: i
 def _normalise(images: np.ndarray, mean: tuple[float, ...], std: tuple[float, ...]) -> Tensor:
     inputs = torch.from_numpy(images).permute(0, 3, 1, 2).contiguous().float().div_(255.0)
     return inputs.sub_(torch.tensor(mean)[:, None, None]).div_(torch.tensor(std)[:, None, None])
+
+
+# ---------------------------------------------------------------------------------- MNIST
+_DIGITS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
+_CLOTHES = (
+    "T-shirt/top",
+    "Trouser",
+    "Pullover",
+    "Dress",
+    "Coat",
+    "Sandal",
+    "Shirt",
+    "Sneaker",
+    "Bag",
+    "Ankle boot",
+)
+
+
+def load_mnist(
+    root: str | Path,
+    *,
+    num_train: int | None = None,
+    num_test: int | None = None,
+    mean: Sequence[float] = (0.1307,),
+    std: Sequence[float] = (0.3081,),
+) -> DataSplits:
+    """Handwritten digits (LeCun et al. 1998), (1, 28, 28), 10 classes, 60000 and 10000 in stored order.
+
+    Args:
+        root: data root; the files are `root/MNIST/raw/*-ubyte`, downloaded by torchvision when they are missing.
+        num_train: keep the leading ones only.
+        num_test: likewise.
+        mean: of the grey levels in [0, 1], subtracted; (0,) with std (1,) for none.
+        std: divided by.
+    """
+    train, test = _read_mnist("mnist", "MNIST", Path(root), num_train, num_test)
+    return image_splits("mnist", train, test, num_outputs=10, class_names=_DIGITS, mean=mean, std=std)
+
+
+def load_fashion_mnist(
+    root: str | Path,
+    *,
+    num_train: int | None = None,
+    num_test: int | None = None,
+    mean: Sequence[float] = (0.2860,),
+    std: Sequence[float] = (0.3530,),
+) -> DataSplits:
+    """Articles of clothing (Xiao et al. 2017), in all else like MNIST; files `root/FashionMNIST/raw/*`."""
+    train, test = _read_mnist("fashion_mnist", "FashionMNIST", Path(root), num_train, num_test)
+    return image_splits("fashion_mnist", train, test, num_outputs=10, class_names=_CLOTHES, mean=mean, std=std)
+
+
+def _read_mnist(
+    name: str, class_name: str, root: Path, num_train: int | None, num_test: int | None
+) -> list[LabelledImages]:
+    """Return the leading training and test images; the files are checked, so that their headers need not be."""
+    files = [f"{class_name}/raw/{part}-ubyte" for part in _PARTS]
+    missing = next((root / file for file in files if not (root / file).is_file()), None)
+    if missing is not None:
+        from torchvision import datasets  # not at the top: it brings in torch._dynamo, which takes seconds
+
+        source: Any = getattr(datasets, class_name)
+        download(name, root, lambda: source(str(root), download=True), missing=missing)
+    check_known(root, *files)
+    images, labels, test_images, test_labels = [np.fromfile(root / file, dtype=np.uint8) for file in files]
+    found = []
+    for setting, wanted, pixels, classes in (
+        ("num_train", num_train, images[16:], labels[8:]),
+        ("num_test", num_test, test_images[16:], test_labels[8:]),
+    ):
+        count = leading(wanted, len(classes), setting=setting, name=name)
+        found.append(LabelledImages(pixels.reshape(-1, 28, 28, 1)[:count], classes[:count].astype(np.int64)))
+    return found
+
+
+_PARTS = ("train-images-idx3", "train-labels-idx1", "t10k-images-idx3", "t10k-labels-idx1")
+
+
+# ------------------------------------------------------------------------- variations of images
+def load_reconstruction(
+    root: str | Path,
+    *,
+    source: Literal["mnist", "digits"],
+    num_train: int | None = None,
+    num_test: int | None = None,
+) -> DataSplits:
+    """Grey levels in [0, 1] as inputs and, flattened, as targets of one logit for each pixel.
+
+    As in Martens & Grosse (2015), whose binary cross-entropy is summed over the pixels; nn.BCEWithLogitsLoss, the
+    loss of "binary" sets, takes their mean.
+
+    Args:
+        root: data root.
+        source: the images: "mnist" or "digits".
+        num_train: keep the leading ones only.
+        num_test: likewise.
+    """
+    sizes = {"num_train": num_train, "num_test": num_test}
+    if source not in ("mnist", "digits"):
+        raise ValueError(f"unknown source '{source}' of images: choose mnist or digits")
+    splits = (
+        load_digits(root, **sizes) if source == "digits" else load_mnist(root, mean=(0.0,), std=(1.0,), **sizes)
+    )
+    images: list[Tensor] = [part.tensors[0] for part in (splits.train, splits.test)]  # type: ignore[attr-defined]
+    train, test = (TensorDataset(inputs, inputs.flatten(1)) for inputs in images)
+    return replace(
+        splits,
+        name=f"{source}_reconstruction",
+        train=train,
+        test=test,
+        num_outputs=images[0][0].numel(),
+        task="binary",
+        class_names=None,
+    )
+
+
+def cropped_and_flipped(images: Tensor, *, padding: int, generator: torch.Generator) -> Tensor:
+    """Return each image padded with zeros, cut to its size at a random place, and mirrored every second time.
+
+    The augmentation of He et al. (2016) for CIFAR, with padding 4 for 32 x 32 pixels. Zeros are the mean colour of
+    normalised images.
+
+    Args:
+        images: (B, C, H, W).
+        padding: pixels on each side, at least 0.
+        generator: on the CPU; 3 B numbers are drawn.
+
+    Cost: one pass over the images.
+    """
+    if images.ndim != 4:
+        raise ValueError(f"only images (B, C, H, W) can be cropped and flipped, got shape {tuple(images.shape)}")
+    count, _, height, width = images.shape
+    padded = functional.pad(images, (padding,) * 4)
+    shifts = torch.randint(2 * padding + 1, (2, count, 1), generator=generator)
+    mirrored = torch.randint(2, (count, 1), generator=generator).bool()
+    rows = shifts[0] + torch.arange(height)
+    columns = torch.arange(width).expand(count, width)
+    columns = shifts[1] + torch.where(mirrored, columns.flip(1), columns)
+    example = torch.arange(count)[:, None, None]
+    places = (example, rows[:, :, None], columns[:, None, :])
+    return padded.permute(0, 2, 3, 1)[tuple(place.to(images.device) for place in places)].permute(0, 3, 1, 2)

@@ -230,7 +230,7 @@ def explanation(error: BaseException, cfg: DictConfig) -> str | None:
     What it was raised from counts, too: Hydra wraps errors of the functions that a config names.
     """
     # Here, because torch comes with it: only after a failure.
-    from curvlab.lab.data.errors import DamagedDataError, DataNotFoundError
+    from curvlab.lab.data.download import DamagedDataError, DataNotFoundError
 
     for cause in _causes(error):
         if isinstance(cause, DataNotFoundError | DamagedDataError):

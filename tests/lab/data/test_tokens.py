@@ -1,11 +1,19 @@
-"""Tokens: what is predicted from what, how sentences are padded, that nothing is lost."""
+"""Tokens of texts and of documents with summaries: what is predicted from what, that nothing is lost."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from curvlab.lab.data import TextCorpus, TokenSplits, pretrained_tokenizer, token_splits, train_tokenizer
+from curvlab.lab.data import (
+    SummaryCorpus,
+    TextCorpus,
+    TokenSplits,
+    pretrained_tokenizer,
+    summary_splits,
+    token_splits,
+    train_tokenizer,
+)
 
 pytest.importorskip("tokenizers")
 TRAIN = tuple(f"the cat number {i} sat on the mat, and the dog did not." for i in range(30))
@@ -101,3 +109,57 @@ def test_a_saved_tokenizer_is_loaded_like_one_of_the_hub(tokenizer: str, tmp_pat
     again = token_splits(CORPUS, loaded, sequence_length=16)
     first = token_splits(CORPUS, tokenizer, sequence_length=16)
     assert torch.equal(again.train.tensors[0], first.train.tensors[0])
+
+
+# ------------------------------------------------------------------------------------ summaries
+PAIRS = (("ab cd ef", "cd"), ("gh", "gh gh gh gh gh"))
+SUMMARIES = SummaryCorpus("pairs", PAIRS, PAIRS[:1], PAIRS[1:], text=(), checksum="")
+TOKENIZER = train_tokenizer([text for pair in PAIRS for text in pair], vocabulary_size=264)
+
+
+def test_tokens_are_what_an_encoder_decoder_reads() -> None:
+    splits = summary_splits(SUMMARIES, TOKENIZER, source_length=6, target_length=5)
+    inputs, targets = splits.train
+    assert inputs.shape == (2, 11)
+    assert targets.shape == (2, 5)
+    assert splits.input_shape == (6, 5)
+    assert (splits.padding, splits.end) == (1, 2)
+    for row, target in zip(inputs, targets, strict=True):
+        kept = target != -100
+        length = int(kept.sum())
+        assert kept[:length].all()
+        assert target[length - 1] == splits.end
+        assert row[6] == splits.padding  # what T5's decoder begins with
+        assert row[7 : 6 + length].tolist() == target[: length - 1].tolist()
+        assert (row[7 + length :] == splits.padding).all()
+    assert (targets[0] == -100).any()
+    assert not (targets[1] == -100).any()  # cut
+    assert splits.test_summaries == ("gh gh gh gh gh",)
+
+
+def test_a_document_that_is_too_long_is_cut_before_its_end_mark() -> None:
+    splits = summary_splits(SUMMARIES, TOKENIZER, source_length=3, target_length=4)
+    whole = summary_splits(SUMMARIES, TOKENIZER, source_length=20, target_length=4)
+    assert splits.train[0][0, :2].tolist() == whole.train[0][0, :2].tolist()
+    assert splits.train[0][0, 2] == splits.end
+
+
+def test_the_prefix_stands_before_every_document() -> None:
+    plain = summary_splits(SUMMARIES, TOKENIZER, source_length=30, target_length=4)
+    with_prefix = summary_splits(SUMMARIES, TOKENIZER, source_length=30, target_length=4, prefix="summarize: ")
+    assert plain.decode(with_prefix.train[0][:, :30]) == ["summarize: ab cd ef", "summarize: gh"]
+
+
+def test_texts_come_back_from_tokens() -> None:
+    splits = summary_splits(SUMMARIES, TOKENIZER, source_length=12, target_length=20)
+    targets = splits.train[1]
+    assert splits.decode(targets.masked_fill(targets == -100, splits.padding)) == [s for _, s in PAIRS]
+    after_the_end = torch.cat([targets[:1, : int((targets[0] != -100).sum())], torch.tensor([[70, 80]])], dim=1)
+    assert splits.decode(after_the_end) == ["cd"]
+
+
+def test_refuses_lengths_and_tokenizers_that_cannot_end_a_text() -> None:
+    with pytest.raises(ValueError, match="source_length and target_length must be at least 2"):
+        summary_splits(SUMMARIES, TOKENIZER, source_length=6, target_length=1)
+    with pytest.raises(ValueError, match="the tokenizer lacks <pad> or </s>"):
+        summary_splits(SUMMARIES, TOKENIZER.replace("</s>", "<end>"), source_length=6, target_length=4)

@@ -1,4 +1,4 @@
-"""Penn Treebank, documentation of packages, text from the hub's layout: what is read, and what is refused."""
+"""Text and documents with summaries: what is read from files, packages and the hub's layout, what is refused."""
 
 from __future__ import annotations
 
@@ -8,12 +8,22 @@ from pathlib import Path
 
 import pytest
 
-from curvlab.lab.data import DataNotFoundError, load_documentation, load_hub_text, load_penn_treebank
-from curvlab.lab.data.penn_treebank import like_penn_treebank
+from curvlab.lab.data import (
+    DataNotFoundError,
+    copying_pairs,
+    load_documentation,
+    load_hub_summaries,
+    load_hub_text,
+    load_penn_treebank,
+    load_shortened_documentation,
+    load_xsum,
+)
+from curvlab.lab.data.summaries import FILES
+from curvlab.lab.data.text import like_penn_treebank
 
 
 @pytest.fixture
-def treebank(tmp_path: Path) -> Path:
+def treebank(tmp_path: Path, made_up: None) -> Path:
     folder = tmp_path / "ptb"
     folder.mkdir()
     (folder / "ptb.train.txt").write_text(" mr. <unk> is chairman of n.v. \n\n rates fell N N \n the end \n")
@@ -37,9 +47,6 @@ def test_errors_of_the_treebank(treebank: Path, tmp_path: Path) -> None:
         load_penn_treebank(treebank, num_train=4)
     with pytest.raises(DataNotFoundError, match=r"data=ptb is not there: .*cannot be downloaded freely"):
         load_penn_treebank(tmp_path / "elsewhere")
-    (treebank / "ptb" / "ptb.test.txt").write_text("\n")
-    with pytest.raises(ValueError, match=r"is damaged \(no lines\)"):
-        load_penn_treebank(treebank)
 
 
 @pytest.mark.parametrize(
@@ -137,3 +144,85 @@ def test_text_of_the_hub_is_read_as_a_stream(tmp_path: Path, monkeypatch: pytest
         load_hub_text(name=str(folder), num_train=9, num_test=2)
     with pytest.raises(DataNotFoundError, match=r"data=nothing is not there: .*Reading it from the hub failed"):
         load_hub_text(name=str(tmp_path / "nothing"), num_train=1, num_test=1)
+
+
+# ------------------------------------------------------------------------------------ summaries
+def write_lines(path: Path, rows: list[dict[str, str]]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+@pytest.fixture
+def staged(tmp_path: Path, made_up: None) -> Path:
+    rows = [{"document": f"document\nnumber {index}", "summary": f"summary {index}"} for index in range(340)]
+    write_lines(tmp_path / "xsum" / FILES[0], rows[:200])
+    write_lines(tmp_path / "xsum" / FILES[1], rows[200:])
+    return tmp_path
+
+
+def test_staged_xsum_is_split_at_random_but_always_alike(staged: Path) -> None:
+    corpus = load_xsum(staged)
+    assert [len(part) for part in (corpus.train, corpus.validation, corpus.test)] == [340 - 326, 126, 200]
+    everything = {*corpus.train, *corpus.validation, *corpus.test}
+    assert everything == {(f"document number {index}", f"summary {index}") for index in range(340)}
+    assert any(int(summary.split()[1]) >= 200 for _, summary in corpus.test)
+    assert load_xsum(staged) == corpus
+    fewer = load_xsum(staged, num_train=2, num_validation=3, num_test=4)
+    assert fewer.train == corpus.train[:2]
+    assert fewer.test == corpus.test[:4]
+    assert fewer.text == tuple(document for document, _ in fewer.train)
+    assert fewer.checksum != corpus.checksum
+
+
+def test_errors_of_staged_xsum(staged: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"num_validation=127, but data=xsum has 126 examples"):
+        load_xsum(staged, num_validation=127)
+    with pytest.raises(DataNotFoundError, match=r"data=xsum is not there: .*take data=xsum_hub"):
+        load_xsum(tmp_path / "elsewhere")
+
+
+@pytest.mark.data
+def test_the_real_pairs(data_root) -> None:
+    corpus = load_xsum(data_root("xsum"))
+    assert [len(part) for part in (corpus.train, corpus.validation, corpus.test)] == [1600, 126, 200]
+    documents = [document for part in (corpus.train, corpus.validation, corpus.test) for document, _ in part]
+    assert len(set(documents)) == 1926
+
+
+def test_summaries_in_the_layout_of_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    folder = tmp_path / "pairs"
+    for part, count in (("train", 3), ("validation", 2), ("test", 2)):
+        write_lines(folder / f"{part}.jsonl", [{"article": f"{part} {i}", "title": f"{i}"} for i in range(count)])
+    columns = {"document": "article", "summary": "title"}
+    corpus = load_hub_summaries(name=str(folder), **columns, num_train=2)
+    assert corpus.name == "pairs"
+    assert corpus.train == (("train 0", "0"), ("train 1", "1"))
+    assert corpus.validation == (("validation 0", "0"), ("validation 1", "1"))
+    with pytest.raises(ValueError, match=r"has no 'train' with the columns 'text' and 'title', only"):
+        load_hub_summaries(name=str(folder), document="text", summary="title")
+    with pytest.raises(DataNotFoundError, match=r"Reading it from the hub failed"):
+        load_hub_summaries(name=str(tmp_path / "nothing"))
+
+
+def test_documentation_is_shortened_by_leaving_out_short_words() -> None:
+    corpus = load_shortened_documentation(num_words=6, min_letters=5, num_train=50, num_validation=9, num_test=8)
+    assert [len(part) for part in (corpus.train, corpus.validation, corpus.test)] == [50, 9, 8]
+    for document, summary in [*corpus.train, *corpus.validation, *corpus.test]:
+        words = document.split()
+        kept = [word for word in words if sum(c.isalpha() for c in word) >= 5]
+        assert len(words) == 6
+        assert summary.split() == (kept or words[:1])
+    assert not {*corpus.validation} & {*corpus.test}
+    assert all(text.startswith(document) for text, (document, _) in zip(corpus.text, corpus.train, strict=True))
+    assert any(len(text.split()) > 6 for text in corpus.text)
+    none = load_shortened_documentation(min_letters=99, num_train=3, num_validation=1, num_test=1)
+    assert all(summary == document.split()[0] for document, summary in none.train)
+
+
+def test_copying_pairs_begin_their_stretches() -> None:
+    pairs = copying_pairs(["a b c d e f g", "h i"], num_words=3, num_copied=2)
+    assert pairs == [("a b c", "a b"), ("d e f", "d e"), ("h i", "h i")]
+    assert copying_pairs(["a b c d e f g"], num_words=3, num_copied=2, max_stretches=1) == pairs[:1]
+    with pytest.raises(ValueError, match="num_copied must be between 1 and num_words=3, got 4"):
+        copying_pairs([], num_words=3, num_copied=4)

@@ -1,0 +1,199 @@
+"""Tables of scikit-learn, UCI and LIBSVM: all rows once, standardised by their training part, damage refused."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import numpy as np
+import pytest
+import sklearn.datasets
+import torch
+
+from curvlab.lab.data import (
+    DamagedDataError,
+    DataNotFoundError,
+    DataSplits,
+    load_breast_cancer,
+    load_breast_cancer_one_hot,
+    load_concrete,
+    load_diabetes,
+    load_diabetes_progression,
+    load_digits,
+    load_energy,
+    load_libsvm,
+    load_pima_diabetes,
+    tables,
+)
+from curvlab.lab.data.splits import checksum
+
+
+def whole(splits: DataSplits) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return all inputs and targets, the training part first."""
+    return tuple(torch.cat(pair) for pair in zip(splits.train.tensors, splits.test.tensors, strict=True))
+
+
+def test_digits_are_all_there_once_unchanged() -> None:
+    splits = load_digits()
+    images, labels = whole(splits)
+    assert (images.shape, images.dtype, labels.dtype) == ((1797, 1, 8, 8), torch.float32, torch.int64)
+    bunch = sklearn.datasets.load_digits()
+    order = np.random.RandomState(0).permutation(1797)
+    np.testing.assert_array_equal(images[:, 0], (bunch.images / 16)[order].astype(np.float32))
+    np.testing.assert_array_equal(labels, bunch.target[order])
+    assert len(splits.test) == 539
+
+
+def test_breast_cancer_is_standardised_by_its_training_part() -> None:
+    splits = load_breast_cancer()
+    inputs, targets = splits.train.tensors
+    assert (len(splits.train), len(splits.test)) == (398, 171)
+    np.testing.assert_allclose(inputs.double().mean(0), np.zeros(30), atol=1e-6)
+    np.testing.assert_allclose(inputs.double().std(0, correction=0), np.ones(30), atol=1e-6)
+    assert splits.test.tensors[0].double().mean(0).abs().max() > 1e-3
+    assert (targets.shape, targets.dtype) == ((398, 1), torch.float32)
+    assert set(targets.flatten().tolist()) == {0.0, 1.0}
+    assert (splits.task, splits.num_outputs, splits.class_names) == ("binary", 1, ("malignant", "benign"))
+    features = whole(splits)[0].double().numpy() * np.array(splits.std) + np.array(splits.mean)
+    expected = sklearn.datasets.load_breast_cancer().data
+    np.testing.assert_allclose(np.sort(features, axis=0), np.sort(expected, axis=0), rtol=1e-4, atol=1e-5)
+
+
+def test_diabetes_is_the_regression_set_with_standardised_targets_and_its_stand_in_balanced() -> None:
+    splits = load_diabetes()
+    inputs, targets = splits.train.tensors
+    assert (inputs.shape, targets.shape) == ((309, 10), (309, 1))
+    assert len(torch.unique(targets)) > 100
+    assert abs(targets.double().mean().item()) < 1e-6
+    assert targets.double().std(correction=0).item() == pytest.approx(1.0, abs=1e-6)
+    assert (splits.task, splits.class_names) == ("regression", None)
+    stand_in = load_diabetes_progression()
+    assert (stand_in.task, stand_in.name) == ("binary", "diabetes_progression")
+    assert 0.45 < float(stand_in.train.tensors[1].mean()) < 0.55
+
+
+@pytest.mark.parametrize("load", [load_digits, load_breast_cancer, load_diabetes, load_breast_cancer_one_hot])
+def test_leading_examples_do_not_depend_on_how_many(load) -> None:
+    full, small = load("ignored"), load(num_train=20, num_test=10)
+    assert (len(small.train), len(small.test)) == (20, 10)
+    for kept, all_of_it in ((small.train, full.train), (small.test, full.test)):
+        for ours, theirs in zip(kept.tensors, all_of_it.tensors, strict=True):
+            assert torch.equal(ours, theirs[: len(ours)])
+    assert small.checksum != full.checksum
+    assert load().checksum == full.checksum
+    with pytest.raises(ValueError, match=f"num_train=5000, but data=.* has {len(full.train)} examples"):
+        load(num_train=5000)
+
+
+def test_breast_cancer_is_cut_at_its_quartiles() -> None:
+    splits = load_breast_cancer_one_hot()
+    inputs = splits.train.tensors[0]
+    assert inputs.shape == (398, 120)
+    assert torch.equal(inputs.reshape(398, 30, 4).sum(2), torch.ones(398, 30))
+    counts = inputs.reshape(398, 30, 4).sum(0)
+    assert 95 <= counts.min() <= counts.max() <= 104  # ties only
+    # Bins are ordered: the mean of the original column grows with the bin.
+    data, target = sklearn.datasets.load_breast_cancer(return_X_y=True)
+    order = np.random.RandomState(0).permutation(569)
+    bins = whole(splits)[0].reshape(569, 30, 4).argmax(2).numpy()
+    for column in range(30):
+        values = data[order, column]
+        tops = [values[bins[:, column] == k].max() for k in range(4)]
+        bottoms = [values[bins[:, column] == k].min() for k in range(4)]
+        assert all(top <= bottom for top, bottom in zip(tops, bottoms[1:], strict=False))
+    assert np.array_equal(whole(splits)[1].flatten().numpy(), target[order])
+
+
+# ------------------------------------------------------------------------------------ UCI
+def write(root: Path, name: str, table: np.ndarray) -> None:
+    (root / "uci").mkdir(exist_ok=True)
+    np.savetxt(root / "uci" / f"{name}.csv", table, delimiter=",", header="columns", comments="", fmt="%.17g")
+
+
+def test_last_column_is_the_target_and_both_are_standardised(tmp_path: Path, monkeypatch) -> None:
+    table = np.random.default_rng(0).normal(3.0, 2.0, (50, 9))
+    monkeypatch.setitem(tables.UCI, "concrete", (50, checksum(table)))
+    write(tmp_path, "concrete", table)
+    splits = load_concrete(tmp_path)
+    inputs, targets = splits.train.tensors
+    assert (len(splits.train), len(splits.test), splits.task) == (45, 5, "regression")
+    np.testing.assert_allclose(inputs.double().mean(0), np.zeros(8), atol=1e-6)
+    np.testing.assert_allclose(targets.double().std(0, correction=0), [1.0], atol=1e-6)
+    features = inputs.double().numpy() * np.array(splits.std) + np.array(splits.mean)
+    assert np.isclose(features[:, None], table[None, :, :8], atol=1e-5).all(2).any(1).all()
+    write(tmp_path, "concrete", table[::-1])
+    with pytest.raises(DamagedDataError, match=r"concrete.csv' is damaged \(its numbers, or their order, are not"):
+        load_concrete(tmp_path)
+
+
+def test_missing_and_damaged_tables_are_named(tmp_path: Path) -> None:
+    with pytest.raises(DataNotFoundError, match=r"data=energy is not there: looked for '.*energy.csv'"):
+        load_energy(tmp_path)
+    write(tmp_path, "energy", np.zeros((5, 9)))
+    with pytest.raises(DamagedDataError, match=r"768 rows of 9 numbers are needed, got shape \(5, 9\)"):
+        load_energy(tmp_path)
+    (tmp_path / "uci" / "energy.csv").write_text("columns\n1,2,no number\n")
+    with pytest.raises(DamagedDataError, match=r"energy.csv' is damaged"):
+        load_energy(tmp_path)
+
+
+@pytest.mark.data
+@pytest.mark.parametrize(
+    ("load", "size"), [(load_concrete, (927, 103)), (load_energy, (691, 77)), (load_pima_diabetes, (691, 77))]
+)
+def test_the_real_tables_have_their_size(data_root, load, size: tuple[int, int]) -> None:
+    splits = load(data_root("uci"))
+    assert (len(splits.train), len(splits.test)) == size
+    assert splits.task != "binary" or set(splits.train.tensors[1].flatten().tolist()) == {0.0, 1.0}
+
+
+# ------------------------------------------------------------------------------------ LIBSVM
+ROWS = "".join(f"{1 + i % 2} {1 + i % 3}:1 {4 + i % 2}:0.5\n" for i in range(10))
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    (tmp_path / "libsvm").mkdir()
+    (tmp_path / "libsvm" / "small").write_text(ROWS)
+    return tmp_path
+
+
+def test_rows_and_labels_are_those_of_the_file(root: Path) -> None:
+    splits = load_libsvm(root, name="small")
+    assert (len(splits.train), len(splits.test), splits.input_shape) == (7, 3, (5,))
+    assert splits.class_names == ("1", "2")
+    found = sorted((tuple(row.tolist()), float(target)) for row, target in zip(*whole(splits), strict=True))
+    expected = []
+    for i in range(10):
+        row = [0.0] * 5
+        row[i % 3], row[3 + i % 2] = 1.0, 0.5
+        expected.append((tuple(row), float(i % 2)))
+    assert found == sorted(expected)
+
+
+def test_a_missing_file_is_downloaded_or_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("urllib.request.urlopen", lambda url: io.BytesIO(ROWS.encode()))
+    assert len(load_libsvm(tmp_path, name="small").train) == 7
+    assert [path.name for path in (tmp_path / "libsvm").iterdir()] == ["small"]
+
+    def refuse(url: str) -> None:
+        raise OSError("no route to host")
+
+    monkeypatch.setattr("urllib.request.urlopen", refuse)
+    with pytest.raises(DataNotFoundError, match=r"looked for '.*libsvm/mushrooms'.*no route to host"):
+        load_libsvm(tmp_path, name="mushrooms")
+
+
+@pytest.mark.parametrize("content", ["1 1:1\n2 not a number\n", "", "1 1:1\n2 1:1\n3 1:1\n"])
+def test_damaged_files_are_named(root: Path, content: str) -> None:
+    (root / "libsvm" / "small").write_text(content)
+    with pytest.raises(DamagedDataError, match=r"libsvm/small' is damaged"):
+        load_libsvm(root, name="small")
+
+
+@pytest.mark.data
+def test_mushrooms(data_root) -> None:
+    inputs, targets = whole(load_libsvm(data_root("libsvm"), name="mushrooms"))
+    assert inputs.shape == (8124, 112)
+    assert torch.equal(inputs.sum(1), torch.full((8124,), 21.0))
+    assert int(targets.sum()) == 4208

@@ -23,7 +23,7 @@ def test_target_at_smoke_scale(smoke_result: Callable[[str], Path], key: str) ->
     assert (folder / "run.json").is_file()
     tables = Computed.of(folder)
     assert {name for name, table in tables.items() if len(table) == 0} == set()
-    assert {"table", "summary"} & set(tables)
+    assert len(tables)
     if TARGETS[key].claims_file is not None:
         assert load_claims(folder)  # of every claim of the sheet, or the run would have failed
     figures = list(folder.glob("*.png"))

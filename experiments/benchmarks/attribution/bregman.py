@@ -15,7 +15,7 @@ from curvlab.influence.responses.objectives import MAX_WHOLE_GROUP
 from curvlab.linalg import LinearOperator
 from curvlab.solvers import Nystrom
 from experiments.benchmarks.attribution.network import Network, Trained
-from experiments.benchmarks.timing import work_clock
+from experiments.benchmarks.gauges import work_clock
 
 
 class SubsetsAlone(LeftOut):

@@ -20,7 +20,7 @@ from experiments.benchmarks.attribution.network import Network
 from experiments.benchmarks.attribution.ranks import OTHER, SAME, predicted_changes, rank_table
 from experiments.benchmarks.attribution.rest import NEEDED, prediction_score, rest_rows
 from experiments.benchmarks.attribution.which_score import which_score
-from experiments.benchmarks.timing import load_average, work_clock
+from experiments.benchmarks.gauges import load_average, work_clock
 
 RESPONSES = "PBRF of each example"
 QUALITY = ("gradient_norm", "gradient_norm_90", "remark")  # of PBRF; of a peer: which of the parameters it sees

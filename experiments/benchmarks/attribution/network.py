@@ -25,7 +25,7 @@ from curvlab.training import (
     train,
     train_ensemble,
 )
-from experiments.benchmarks.timing import work_clock
+from experiments.benchmarks.gauges import work_clock
 from experiments.shared.task import LOSSES, without_paths
 
 

@@ -16,9 +16,9 @@ from curvlab.influence import influence
 from curvlab.lab import runs, task_settings
 from curvlab.problem import stack
 from curvlab.solvers import BlockConjugateGradient
+from experiments.benchmarks.gauges import load_average
 from experiments.benchmarks.influence_peers.process import measure
 from experiments.benchmarks.influence_peers.worker import TrainedNetwork
-from experiments.benchmarks.timing import load_average
 from experiments.shared.task import Task, TrainedTask
 
 COLUMNS = [

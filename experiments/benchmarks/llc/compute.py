@@ -11,11 +11,11 @@ from omegaconf import DictConfig
 
 from curvlab.lab import runs, t_interval, task_settings
 from curvlab.sampling import default_nbeta
+from experiments.benchmarks.gauges import kernel_threads, load_average
 from experiments.benchmarks.llc.default_sampler import default_sampler_table
 from experiments.benchmarks.llc.known import known_table
 from experiments.benchmarks.llc.methods import METHODS, Setting, available, floor_seconds, measure
 from experiments.benchmarks.llc.power import power_table
-from experiments.benchmarks.timing import kernel_threads, load_average
 from experiments.shared.task import Task, TrainedTask
 
 Turn = tuple[int, int]  # threads, repeat

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 from curvlab.solvers import BlockConjugateGradient, ConjugateGradient, Nystrom, Preconditioner, Rows
+from experiments.benchmarks.gauges import work_clock
 from experiments.benchmarks.preconditioners.systems import Systems
-from experiments.benchmarks.timing import work_clock
 
 TARGETS = (1e-1, 1e-2, 1e-3)  # residuals
 WITHOUT = "none"

@@ -13,9 +13,9 @@ from torch import Tensor
 
 from curvlab.influence import random_halves, subset_weights
 from curvlab.lab import runs, t_interval, task_settings
+from experiments.benchmarks.gauges import kernel_threads, load_average, work_clock
 from experiments.benchmarks.retraining.floor import floor_seconds
 from experiments.benchmarks.retraining.network import Network, load_network
-from experiments.benchmarks.timing import kernel_threads, load_average, work_clock
 
 LEFT_OUT, HALVES = "points left out", "random halves"
 

@@ -18,9 +18,9 @@ from curvlab.linalg import identity
 from curvlab.problem import stack
 from curvlab.solvers import BlockConjugateGradient
 from curvlab.spectrum import top_eigenvalues
+from experiments.benchmarks.gauges import work_clock
 from experiments.benchmarks.solvers.counting import Counter, Recorder
 from experiments.benchmarks.solvers.methods import INDEPENDENT, LABELS, CountedSystems, solve
-from experiments.benchmarks.timing import work_clock
 from experiments.shared.task import Task, TrainedTask
 
 QUALITY = ["error", "error_worst", "correlation", "correlation_worst", "outcome"]

@@ -113,7 +113,7 @@ class GaussNewtonOperator(DataOperator):
         return found, 5.0 * chunk * self.dtype.itemsize if by_tokens else 0.0
 
     def _copies(self, columns: int) -> float:
-        # Measured on the models of bench-models: 0.9 to 2.4, 4.4 for 16 through vmap; 1.15 in two passes.
+        # Measured on the models of bench-speed: 0.9 to 2.4, 4.4 for 16 through vmap; 1.15 in two passes.
         return 1.3 if self.low_memory else 2.4 + columns / 4
 
     def _add_products(

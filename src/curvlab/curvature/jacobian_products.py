@@ -61,7 +61,7 @@ def use_vmap(function: ModelFunction, columns: Columns, inputs: Inputs) -> bool:
 
     "auto" takes `vmap`, except for convolutions of large batches on a CPU, and for Hugging Face models, whose
     construction of masks uses vmap itself. Where the memory of eight tangents is there, "vmap" is worth a trial
-    for large convolutional networks, too (bench-curvature, profile.csv: ResNet-18 with 25 vectors).
+    for large convolutional networks, too (bench-speed, product_parts.csv: ResNet-18 with 25 vectors).
     """
     if columns != "auto":
         return columns == "vmap"

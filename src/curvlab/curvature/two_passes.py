@@ -24,7 +24,7 @@ from curvlab.problem.batch import Inputs, num_examples, take
 from curvlab.problem.model_function import ModelFunction, check_finite
 
 # Forward mode takes the batch in so many parts: a dual number through plain attention holds several matrices of
-# T × T where the recorded forward, fused, holds none. Measured on the ten models of bench-models: 0.4 to 1.17
+# T × T where the recorded forward, fused, holds none. Measured on the ten models of bench-speed: 0.4 to 1.17
 # times the memory of a gradient step with 4 parts, up to 1.3 with 2, up to 2 with one.
 NUM_PARTS = 4
 

@@ -68,7 +68,7 @@ class NGD(torch.optim.Optimizer):
     Cost of a step: 4r flops for each element and axis (2d where that is less; between updates, 2k for all axes
     together of a convolution's kernel of k <= 128 numbers). An update of F costs about half as much again, and an
     (r, r) eigendecomposition for each axis. ResNet-18 on two cores: 83 to 96 ms, 48 to 51 of them for the large
-    products; LeNet-5 on one: 1.6 ms, 4 steps of Adam (`make bench-ngd-step`). Memory: 2r·d numbers for each axis,
+    products; LeNet-5 on one: 1.6 ms, 4 steps of Adam (`make bench-speed`). Memory: 2r·d numbers for each axis,
     and r·d in double precision for those of one dimension. Two buffers, kept between steps, that hold gradients of
     one shape: 2 * 2^20 numbers, or twice the largest tensor if that is more. A copy of the gradients with
     weight_decay or maximize.

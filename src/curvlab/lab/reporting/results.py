@@ -130,8 +130,8 @@ def _read(folder: Path, results: Path) -> ResultFolder:
         problems.append(f"{label}/run.json {missing}: run `{rerun_command(folder)}` again.")
     undone = [step for step in ("judged", "drawn") if record and step not in record]
     problems += [f"{label} was not {step}: run `{rerun_command(folder)}` again." for step in undone]
-    if not tables.table_path(folder, "table").is_file():
-        problems.append(f"{label}/table.csv is missing: run `{rerun_command(folder)}` again.")
+    if not tables.names(folder):
+        problems.append(f"{label} has no table: run `{rerun_command(folder)}` again.")
     return ResultFolder(folder, tuple(claims), record, computed_by, tuple(problems))
 
 

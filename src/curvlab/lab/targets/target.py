@@ -87,7 +87,7 @@ class Target:
 
     @property
     def make_name(self) -> str:
-        """The name in the Makefile: "lissa-fig1", "bench-ngd-step"."""
+        """The name in the Makefile: "lissa-fig1", "bench-speed"."""
         return self.key.replace("benchmarks/", "bench/").replace("/", "-").replace("_", "-")
 
     @property

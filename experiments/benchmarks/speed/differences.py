@@ -1,0 +1,136 @@
+"""Errors of G v by finite differences against the step, in both precisions."""
+
+from __future__ import annotations
+
+import copy
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from omegaconf import DictConfig
+from torch import Tensor
+
+from curvlab.curvature import GaussNewtonOperator
+from curvlab.curvature.jacobian_products import FD_STEP
+from curvlab.lab import ClaimResult, ClaimSheet, Computed, Run, panels, plots
+from curvlab.lab import judge as verdict
+from curvlab.linalg import flatten
+from experiments.shared.stats import geometric_mean
+from experiments.shared.task import Task, TrainedTask
+
+BAND: dict[str, Any] = {"low": "low", "high": "high"}
+DTYPES = {"fp32": torch.float32, "fp64": torch.float64}
+
+
+def compute(run: Run, cfg: DictConfig) -> dict[str, pd.DataFrame]:
+    """Return one row for each task, precision, step and direction, and their geometric means over directions."""
+    own = cfg.differences
+    first, last = np.log10(own.smallest_step), np.log10(own.largest_step)
+    grid = np.logspace(first, last, round((last - first) * own.steps_per_decade) + 1)
+    steps = sorted({*(float(f"{step:.3g}") for step in grid), *FD_STEP.values()})
+    tasks = [_task_table(run, task.trained(), steps, int(own.num_vectors)) for task in Task.each(run, cfg)]
+    table = pd.concat(tasks)
+    return {"differences": table, "difference_summary": _summary(table)}
+
+
+def _task_table(run: Run, task: TrainedTask, steps: list[float], num_vectors: int) -> pd.DataFrame:
+    """Return one row for each precision, step and direction; step 0 is forward mode (fp64's is the truth)."""
+    key = task.key | {"steps": steps, "num_vectors": num_vectors}
+    errors_of = partial(_errors, run, task, steps, num_vectors)
+    found = run.unit("benchmarks/finite_differences", key, errors_of, version=1, about=f"errors of {task.label}")
+    return pd.DataFrame(
+        {
+            "task": task.label,
+            "precision": precision,
+            "step": step,
+            "direction": index,
+            "relative_error": float(error),
+            "parameter_norm": found["parameter_norm"],
+        }
+        for precision in DTYPES
+        for step, errors in zip([0.0, *steps], found[precision], strict=True)
+        if step > 0.0 or precision == "fp32"
+        for index, error in enumerate(errors)
+    )
+
+
+def _errors(run: Run, task: TrainedTask, steps: list[float], num_vectors: int) -> dict[str, Any]:
+    """Return ‖G v by finite differences - G v‖ / ‖G v‖ for each precision, (1 + steps, vectors)."""
+
+    def operator(dtype: torch.dtype, **settings: Any) -> GaussNewtonOperator:
+        return GaussNewtonOperator(copy.deepcopy(task.model).to(dtype), task.loss, task.train, **settings)
+
+    # Drawn in single precision, so that both precisions multiply the same vectors and the same parameters.
+    vectors = operator(torch.float32).randn(num_vectors, run.generator("directions", task.seed_name))
+    exact = operator(torch.float64) @ vectors.double()
+
+    def errors(op: GaussNewtonOperator) -> Tensor:
+        run.add_matvecs(num_vectors)
+        return torch.linalg.vector_norm((op @ vectors.to(op.dtype)).double() - exact, dim=0) / exact.norm(dim=0)
+
+    norm = float(flatten(operator(torch.float64).function.parameters).norm())
+    results: dict[str, Any] = {"parameter_norm": norm}
+    for precision, dtype in DTYPES.items():
+        rows = [errors(operator(dtype))]
+        for step in run.progress(steps, f"{task.label} {precision}"):
+            rows.append(errors(operator(dtype, jvp="finite_difference", fd_step=step)))
+        results[precision] = torch.stack(rows)
+    return results
+
+
+def _summary(table: pd.DataFrame) -> pd.DataFrame:
+    """Return geometric means over directions with 95 % t intervals of the logarithms."""
+    rows = []
+    for (task, precision, step), own in table.groupby(["task", "precision", "step"], sort=False):
+        mean, interval = geometric_mean(own.relative_error, unit="directions")
+        row = {"task": task, "precision": precision, "step": step, "relative_error": mean}
+        row |= {"low": interval.low, "high": interval.high, "worst": own.relative_error.max()}
+        row |= {"default": step == FD_STEP[DTYPES[str(precision)]]}
+        rows.append(row | {"parameter_norm": own.parameter_norm.iloc[0]})
+    return pd.DataFrame(rows)
+
+
+CLAIMS = ("default-step-fp32", "default-step-fp64")
+
+
+def judge(computed: Computed, claims: ClaimSheet) -> list[ClaimResult]:
+    """Judge the error at the default step; intervals are over directions."""
+    table, results = computed["differences"], []
+    for (task, precision), own in table.groupby(["task", "precision"], sort=False):
+        errors = own[own.step == FD_STEP[DTYPES[str(precision)]]].relative_error
+        claim = claims.claim(f"default-step-{precision}", of=str(task))
+        why = "The figure shows which step does better."
+        results.append(verdict(claim, *geometric_mean(errors, unit="directions"), if_not_reproduced=why))
+    return results
+
+
+def draw(computed: Computed) -> dict[str, Figure]:
+    """Return one panel for each task: geometric mean of the error with its interval, for both precisions."""
+    summary = computed["difference_summary"]
+    figure, axes = plots.figure(1, summary.task.nunique(), panel_size=(4.0, 3.6), sharey=True)
+    for ax, (task, own) in zip(axes[0], summary.groupby("task", sort=False), strict=True):
+        _panel(ax, own)
+        panels.frame(ax, x="step ‖δv‖", title=str(task), log="xy")
+    axes[0, 0].set_ylabel("relative error of $G v$")
+    panels.legend(figure)
+    return {"figure_differences.png": figure}
+
+
+def _panel(ax: Axes, own: pd.DataFrame) -> None:
+    styles = panels.styles_of(DTYPES)
+    finite = own[own.step > 0]
+    panels.lines(ax, finite, x="step", y="relative_error", by="precision", styles=styles, **BAND)
+    for precision, curve in finite.groupby("precision", sort=False):
+        color = styles[precision]["color"]
+        default = curve[curve.default]
+        ring: dict[str, Any] = {"s": 110, "facecolors": "none", "edgecolors": color, "linewidths": 1.8}
+        ax.scatter(default.step, default.relative_error, label=f"default step, {precision}", zorder=3, **ring)
+        smooth = torch.finfo(DTYPES[str(precision)]).eps ** (1 / 3) * float(curve.parameter_norm.iloc[0])
+        panels.rule(ax, x=smooth, color=color, linestyle=":", label=f"eps$^{{1/3}}$‖θ‖, {precision}")
+    for _, row in own[own.step == 0].iterrows():
+        color = styles[row.precision]["color"]
+        panels.rule(ax, y=float(row.relative_error), color=color, label=f"forward mode, {row.precision}")

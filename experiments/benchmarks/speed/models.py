@@ -1,0 +1,333 @@
+"""Memory and time of one product on ten models, in a process of its own, and rounding in low precision."""
+
+from __future__ import annotations
+
+import copy
+import ctypes
+import multiprocessing
+from collections.abc import Callable, Mapping
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from omegaconf import DictConfig, OmegaConf
+from torch import Tensor, nn
+
+from curvlab.curvature import GaussNewtonOperator, HessianOperator
+from curvlab.lab import (
+    Claim,
+    ClaimResult,
+    ClaimSheet,
+    Computed,
+    Interval,
+    Run,
+    out_of_reach,
+    panels,
+    plots,
+    t_interval,
+)
+from curvlab.lab import judge as verdict
+from curvlab.linalg import flatten
+from curvlab.problem.model_function import plain_attention
+from experiments.benchmarks.gauges import kernel_threads, measure_peak, measure_times
+from experiments.benchmarks.speed.networks import Case, build_case
+
+MIB = 2**20
+SMALLEST_RISE = 50.0  # MiB: below, what Python and the system do is no longer negligible
+AIM, TIME_AIM = 1.2, 1.6
+# glibc's mallopt: from which size on a freed block goes back to the system, and how much may be left at the end.
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
+AT_ONCE, AS_A_RULE = (2**16, 2**16), (2**25, 2**30)  # what glibc itself adapts to where blocks are large
+
+GRADIENT, PLAIN_GRADIENT = "gradient step", "gradient step, plain attention"
+PRODUCT, LOW_MEMORY, DIFFERENCES = "product", "low memory product", "product, finite differences"
+ONCE = (PLAIN_GRADIENT, DIFFERENCES)  # measured once: no claim rests on them
+
+PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+MATRICES = {"Gauss-Newton": GaussNewtonOperator, "Hessian": HessianOperator}
+
+
+def compute(run: Run, cfg: DictConfig) -> dict[str, pd.DataFrame]:
+    """Return a row for each model, the repeats behind its ratios, and the errors in low precision."""
+    own: dict[str, Any] = OmegaConf.to_container(cfg.models, resolve=True)  # type: ignore[assignment]
+    counts = {name: own[name] for name in ("num_rounds", "num_repeats")} | {"num_threads": cfg.num_threads}
+    repeats, rows, rounding = [], [], []
+    # One process for all models, since what it imports takes longer than most of them.
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as apart:
+        for name, settings in run.progress(list(own["models"].items()), "models"):
+            seed = run.generator("model", name).initial_seed()
+            task = {"settings": settings, "seed": seed, "device": str(run.device)} | counts
+            compute_apart = partial(_measured_in, apart, task)
+            about = f"time and memory of {name}"
+            measured = run.unit("benchmarks/models/cost", task, compute_apart, version=2, about=about)
+            errors = _rounding(run, name, settings, own)
+            repeats.append(repeats_of(name, measured))
+            rows.append(_summary(name, measured, repeats[-1], errors))
+            rounding.append(errors)
+    tables = {"models": pd.DataFrame(rows), "model_repeats": pd.concat(repeats, ignore_index=True)}
+    return tables | {"model_rounding": pd.concat(rounding, ignore_index=True)}
+
+
+# ------------------------------------------------------------------------------------ memory and time
+def _measured_in(apart: ProcessPoolExecutor, task: dict[str, Any]) -> dict[str, Any]:
+    return apart.submit(measure, task).result()
+
+
+def measure(task: Mapping[str, Any]) -> dict[str, Any]:
+    """Return bytes held, MiB by which memory rises and seconds, by method, one number for each repeat or round."""
+    device = torch.device(task["device"])
+    case = build_case(task["settings"], torch.Generator().manual_seed(task["seed"]), device)
+    arguments = (case.model, nn.CrossEntropyLoss(), (case.inputs, case.targets))
+    kinds: dict[str, dict[str, Any]] = {PRODUCT: {}, LOW_MEMORY: {"low_memory": True}}
+    kinds[DIFFERENCES] = {"jvp": "finite_difference"}
+    vector = case.vectors(1)[:, 0]
+    methods: dict[str, Callable[[], Any]] = {
+        GRADIENT: lambda: _gradient_step(case),
+        PLAIN_GRADIENT: lambda: _plain_gradient_step(case),
+    }
+    for name, options in kinds.items():
+        operator = GaussNewtonOperator(*arguments, batch_size=len(case.targets), **options)
+        methods[name] = partial(operator.matvec, vector)
+    with kernel_threads(task["num_threads"]):
+        give_back_freed_memory(AS_A_RULE)
+        timed = {"forward": torch.no_grad()(case.loss)}
+        timed |= {name: methods[name] for name in (GRADIENT, PRODUCT, LOW_MEMORY)}
+        for compute in timed.values():
+            compute()
+        seconds = measure_times(timed, num_rounds=task["num_rounds"], device=device)
+        for name in ONCE:
+            methods[name]()
+        give_back_freed_memory(AT_ONCE)
+        rises: dict[str, list[float]] = {name: [] for name in methods}
+        for _ in range(task["num_repeats"]):
+            for name, compute in methods.items():
+                if name not in ONCE or not rises[name]:
+                    rises[name].append(measure_peak(compute, device))
+        give_back_freed_memory(AS_A_RULE)
+    sizes = {"held": case.held, "vector": vector.numel() * vector.element_size()}
+    return {"num_parameters": case.num_parameters, "seconds": seconds, "rises": rises} | sizes
+
+
+def give_back_freed_memory(thresholds: tuple[int, int]) -> None:
+    """Tell malloc from which sizes on freed memory goes back to the system, where it is glibc's."""
+    with suppress(OSError, AttributeError):
+        libc = ctypes.CDLL("libc.so.6")
+        libc.mallopt(M_MMAP_THRESHOLD, thresholds[0])
+        libc.mallopt(M_TRIM_THRESHOLD, thresholds[1])
+
+
+def _gradient_step(case: Case) -> None:
+    """Forward, backward and a step of SGD that goes nowhere, so that all repeats are the same."""
+    case.loss().backward()
+    stepper = torch.optim.SGD(case.parameters, lr=0.0)
+    stepper.step()
+    stepper.zero_grad()
+
+
+def _plain_gradient_step(case: Case) -> None:
+    with plain_attention():
+        _gradient_step(case)
+
+
+def repeats_of(name: str, measured: dict[str, Any]) -> pd.DataFrame:
+    """Return memory in MiB of each repeat, what is held all the time included, and its ratios.
+
+    `rise_ratio` is of what rises during the call. `plain_ratio` is over a gradient step by plain attention,
+    `differences_ratio` of a product by finite differences: both were measured once.
+    """
+    rises = {method: np.asarray(values) for method, values in measured["rises"].items()}
+    held, vector = measured["held"] / MIB, measured["vector"] / MIB
+    gradient, plain = held + rises[GRADIENT], held + rises[PLAIN_GRADIENT][0]
+    product, low_memory = (held + vector + rises[method] for method in (PRODUCT, LOW_MEMORY))
+    return pd.DataFrame(
+        {
+            "model": name,
+            "repeat": range(len(gradient)),
+            "gradient_mib": gradient,
+            "plain_gradient_mib": plain,
+            "product_mib": product,
+            "low_memory_mib": low_memory,
+            "gradient_rise_mib": rises[GRADIENT],
+            "product_rise_mib": rises[PRODUCT],
+            "memory_ratio": product / gradient,
+            "low_memory_ratio": low_memory / gradient,
+            "plain_ratio": product / plain,
+            "differences_ratio": (held + vector + rises[DIFFERENCES][0]) / gradient,
+            "rise_ratio": pd.Series(rises[PRODUCT]) / pd.Series(rises[GRADIENT]),
+        }
+    )
+
+
+def _summary(name: str, measured: dict[str, Any], repeats: pd.DataFrame, errors: pd.DataFrame) -> dict[str, Any]:
+    """Return one model's row: medians over repeats and rounds; of ratios to the floor means and t intervals."""
+    seconds = {method: np.asarray(values) for method, values in measured["seconds"].items()}
+    floor = 2 * seconds["forward"] + seconds[GRADIENT]
+    row: dict[str, Any] = {"model": name, "parameters": measured["num_parameters"]}
+    row["held_mib"] = measured["held"] / MIB
+    row |= {str(column): float(value) for column, value in repeats.iloc[:, 2:].median().items()}
+    row |= {f"{method.split()[0]}_ms": 1e3 * float(np.median(own)) for method, own in seconds.items()}
+    row["rounds"] = len(floor)
+    for method, column in ((PRODUCT, "time_to_floor"), (LOW_MEMORY, "low_memory_time_to_floor")):
+        interval = t_interval(seconds[method] / floor, unit="rounds")
+        row[column] = float((seconds[method] / floor).mean())
+        row |= {f"{column}_low": interval.low, f"{column}_high": interval.high}
+    one_batch = errors[(errors.matrix == "Gauss-Newton") & (errors.batches == 1)].set_index("precision")
+    return row | {f"error_{name}": float(own) for name, own in one_batch.error.items()}
+
+
+# ------------------------------------------------------------------------------------ rounding
+def _rounding(run: Run, name: str, settings: dict[str, Any], own: dict[str, Any]) -> pd.DataFrame:
+    settings = settings | {"batch_size": own["num_rounding_examples"]}
+    count = own["num_rounding_vectors"]
+    key = {"settings": settings, "num_vectors": count, "device": run.device.type, "model": name}
+
+    def rows() -> dict[str, Any]:
+        generator = run.generator("rounding", name)
+        return {"rows": rounding_errors(settings, num_vectors=count, generator=generator, device=run.device)}
+
+    found = run.unit("benchmarks/models/rounding", key, rows, version=1, about=f"rounding of {name}")
+    return pd.DataFrame([{"model": name} | row for row in found["rows"]]).reindex(columns=ROUNDING)
+
+
+ROUNDING = ["model", "matrix", "precision", "batches", "status", "error", "error_converted"]
+
+
+def rounding_errors(
+    settings: Mapping[str, Any], *, num_vectors: int, generator: torch.Generator, device: torch.device
+) -> list[dict[str, Any]]:
+    """Return a row for each matrix, precision and cut into batches: its own error, and that of converting."""
+    case = build_case(settings, generator, device)
+    weights = flatten(case.parameters).detach()
+    # Of the weights' norm, so that tangents are about as large as activations. Of norm √P they overflow in fp16.
+    scale = float(weights.norm()) / len(weights) ** 0.5
+    vectors = scale * torch.randn(case.num_parameters, num_vectors, generator=generator).to(device)
+    count, rows = len(case.targets), []
+    for matrix in MATRICES:
+        exact = _product(matrix, case, vectors, torch.float64, size=count)
+        for precision, dtype in PRECISIONS.items():
+            # Weights and inputs rounded to dtype: higher precisions hold the same numbers.
+            inputs = _cast(case.inputs, dtype)
+            rounded = Case(copy.deepcopy(case.model).to(dtype), inputs, case.targets, generator)
+            own = _product(matrix, rounded, vectors.to(dtype), torch.float64, size=count)
+            for size in (count, 1) if matrix == "Gauss-Newton" else (count,):
+                row = {"matrix": matrix, "precision": precision, "batches": count // size}
+                try:
+                    found = _product(matrix, rounded, vectors.to(dtype), dtype, size=size).double()
+                    status = "done" if bool(found.isfinite().all()) else "not finite"
+                    row |= {"status": status, "error": _error(found, own), "error_converted": _error(found, exact)}
+                except (NotImplementedError, RuntimeError, ValueError) as reason:
+                    row |= {"status": f"failed: {str(reason).splitlines()[0][:120]}"}
+                rows.append(row)
+    return rows
+
+
+def _product(matrix: str, case: Case, vectors: Tensor, dtype: torch.dtype, *, size: int) -> Tensor:
+    model = copy.deepcopy(case.model).to(dtype)
+    data = (_cast(case.inputs, dtype), case.targets)
+    op = MATRICES[matrix](model, nn.CrossEntropyLoss(), data, batch_size=size, columns="loop")
+    return op @ vectors.to(dtype)
+
+
+def _cast(inputs: Any, dtype: torch.dtype) -> Any:
+    return inputs.to(dtype) if isinstance(inputs, Tensor) else inputs  # mappings hold ids and masks
+
+
+def _error(found: Tensor, expected: Tensor) -> float:
+    return float(torch.linalg.matrix_norm(found - expected) / torch.linalg.matrix_norm(expected))
+
+
+# ------------------------------------------------------------------------------------ claims
+CLAIMS = ("memory", "low-memory", "time", "low-memory-time")
+
+
+def judge(computed: Computed, claims: ClaimSheet) -> list[ClaimResult]:
+    """Judge memory for each model, over repeats, and the largest times, over rounds."""
+    results = []
+    for name, own in computed["model_repeats"].groupby("model", sort=False):
+        asked = claims.claim("memory", of=str(name)), claims.claim("low-memory", of=str(name))
+        if not own.gradient_rise_mib.min() >= SMALLEST_RISE:
+            reason = f"A gradient step rises by {own.gradient_rise_mib.min():.3g} MiB: too little to be measured."
+            results += [out_of_reach(claim, reason) for claim in asked]
+            continue
+        row = own.median(numeric_only=True)
+        held = f"A gradient step holds {row.gradient_mib:.3g} MiB, a product"
+        reasons = (
+            f"{held} {row.product_mib:.3g}; by plain attention, without the fused kernel, a gradient step holds "
+            f"{row.plain_gradient_mib:.3g}, and the ratio would be {row.plain_ratio:.3g}. With "
+            f"jvp='finite_difference' in the product it is {row.differences_ratio:.3g}.",
+            f"{held} in two passes {row.low_memory_mib:.3g}.",
+        )
+        for claim, ratios, reason in zip(asked, (own.memory_ratio, own.low_memory_ratio), reasons, strict=True):
+            interval = t_interval(ratios, unit="repeats")
+            results.append(verdict(claim, float(ratios.mean()), interval, if_not_reproduced=reason))
+    table = computed["models"]
+    results.append(_slowest(claims.claim("time"), table, "time_to_floor"))
+    return [*results, _slowest(claims.claim("low-memory-time"), table, "low_memory_time_to_floor")]
+
+
+def _slowest(claim: Claim, table: pd.DataFrame, column: str) -> ClaimResult:
+    """Judge the model that takes longest, over rounds."""
+    row = table.sort_values(column).iloc[-1]
+    kind = f"t 95 %, {row.rounds} rounds"
+    interval = Interval(float(row[f"{column}_low"]), float(row[f"{column}_high"]), kind, int(row.rounds))
+    reason = f"{row.model} is the slowest; the median is {table[column].median():.3g}."
+    return verdict(claim, float(row[column]), interval, if_not_reproduced=reason)
+
+
+# ------------------------------------------------------------------------------------ figure
+def draw(computed: Computed) -> dict[str, Figure]:
+    """Return three panels, memory, time and rounding, a line for each model."""
+    table, rounding = computed["models"], computed["model_rounding"]
+    figure, axes = plots.figure(1, 3, panel_size=(3.7, 1.6 + 0.28 * len(table)), sharey=True)
+    memory, time, errors = axes[0]
+    shown = table.assign(memory_ratio=table.memory_ratio.where(table.gradient_rise_mib >= SMALLEST_RISE))
+    panels.bars(memory, shown, name="model", value={"memory_ratio": "product / gradient step"})
+    pale = table.memory_ratio.where(shown.memory_ratio.isna())
+    if pale.notna().any():
+        label = f"the same, not judged: below {SMALLEST_RISE:g} MiB"
+        memory.barh(range(len(table)), pale, 0.75, color=plots.PALETTE[0], alpha=0.35, label=label)
+    marks = {
+        "low_memory_ratio": "product with low_memory / gradient step",
+        "plain_ratio": "product / gradient step by plain attention",
+        "differences_ratio": "product by finite differences",
+    }
+    for marker, (column, label) in zip("sov", marks.items(), strict=True):
+        look: dict[str, Any] = {"marker": marker, "color": plots.PALETTE[4], "linestyle": "none", "markersize": 5}
+        memory.plot(table[column], range(len(table)), label=label, **look)
+    panels.rule(memory, x=AIM, color="black", label=f"aim, {AIM:g}")
+    names = {"time_to_floor": "product", "low_memory_time_to_floor": "product with low_memory"}
+    panels.bars(time, table, name="model", value=names)
+    panels.rule(time, x=TIME_AIM, color="black", label=f"aim, {TIME_AIM:g}")
+    panels.rule(time, x=1.0, color="black", linestyle="-", label="floor")
+    _draw_rounding(errors, rounding, table.model.tolist())
+    memory.set_title("memory of a product /\nof a gradient step", fontsize=9)
+    time.set_title("time of a product / (two forwards\n+ a gradient), t 95 % over rounds", fontsize=9)
+    errors.set_title("error of Gauss-Newton products\nagainst float64", fontsize=9)
+    for ax in axes[0]:
+        ax.grid(axis="y", visible=False)
+        look = {"fontsize": 7, "frameon": False, "ncols": 3 if ax is errors else 1, "columnspacing": 0.8}
+        ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.1), **look)
+    return {"figure_models.png": figure}
+
+
+def _draw_rounding(ax: Axes, rounding: pd.DataFrame, models: list[str]) -> None:
+    table = rounding[rounding.matrix == "Gauss-Newton"].assign(place=rounding.model.map(models.index))
+    for index, precision in enumerate(PRECISIONS):
+        for one_batch in (True, False):
+            own = table[(table.precision == precision) & ((table.batches == 1) == one_batch)]
+            own = own[own.status == "done"]
+            look: dict[str, Any] = {"marker": plots.MARKERS[index], "color": plots.PALETTE[index]}
+            look |= {"markersize": 4 if one_batch else 8, "fillstyle": "full" if one_batch else "none"}
+            label = f"{precision}, {'one batch' if one_batch else 'one by one'}"
+            ax.plot(own.error, own.place, linestyle="none", label=label, **look)
+    for (place, status), own in table[table.status != "done"].groupby(["place", "status"], sort=False):
+        words = f"{', '.join(dict.fromkeys(own.precision))}: {status}"
+        across = ax.get_yaxis_transform()
+        ax.annotate(words, (0.45, place), xycoords=across, ha="center", va="center", fontsize=7)
+    panels.frame(ax, log="x")

@@ -1,0 +1,252 @@
+"""Milliseconds for each vector and peak memory of each library's products, and of the parts of ours."""
+
+# mypy: disable-error-code="import-not-found"
+# The peers need not be there.
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from matplotlib.figure import Figure
+from omegaconf import DictConfig, OmegaConf
+from torch import Tensor, nn
+from torch.profiler import ProfilerActivity, profile
+
+from curvlab.curvature import GaussNewtonOperator
+from curvlab.curvature.column_sums import ColumnSums
+from curvlab.curvature.jacobian_products import push_forward
+from curvlab.curvature.recorded_forward import RecordedForward
+from curvlab.lab import Computed, Run, panels, plots
+from experiments.benchmarks.gauges import Compute, kernel_threads, measure_peak, measure_times
+from experiments.benchmarks.speed.networks import Case, build_case
+
+FORWARD, GRADIENT = "forward", "gradient"
+MUST_WORK = (FORWARD, GRADIENT, "curvlab")  # peers do not take every model
+DUAL, BACKWARD, TANGENTS = "forward with one tangent", "backward", "tangents, several at once"
+LOOP, VMAP = "product, vectors in turns", "product, columns='vmap'"
+FLOOR = "one forward + one gradient"
+
+
+class NotInstalledError(Exception):
+    """The library of a method is not there."""
+
+
+def compute(run: Run, cfg: DictConfig) -> dict[str, pd.DataFrame]:
+    """Return one row for each model, number of vectors and method, in milliseconds for each vector; and parts."""
+    rows: list[dict[str, Any]] = []
+    for name in run.progress(list(cfg.products.models), "products"):
+        rows += _model_rows(run, str(name), cfg)
+    parts = [row for name in cfg.products.profiles for row in _part_rows(run, str(name), cfg)]
+    return {"products": pd.DataFrame(rows)} | ({"product_parts": pd.DataFrame(parts)} if parts else {})
+
+
+def _model_rows(run: Run, name: str, cfg: DictConfig) -> list[dict[str, Any]]:
+    own: dict[str, Any] = OmegaConf.to_container(cfg.products, resolve=True)  # type: ignore[assignment]
+    settings, methods = own["models"][name], own["methods"]
+    key = {"model_config": settings, "num_rounds": own["num_rounds"], "num_threads": cfg.num_threads}
+    key |= {"device": run.device.type, "methods": methods}
+    rows: list[dict[str, Any]] = []
+    for count in own["num_vectors"]:
+        measure = partial(_measured, run, name, settings, key, count)
+        about = f"products of {name} with {count} vectors"
+        measured = run.unit("benchmarks/curvature", key | {"num_vectors": count}, measure, version=1, about=about)
+        rows += _rows(name, count, settings, measured, methods)
+    return rows
+
+
+def _measured(run: Run, name: str, settings: dict[str, Any], key: dict[str, Any], count: int) -> dict[str, Any]:
+    """Return seconds of each round and the peak memory by method; else a status."""
+    case = build_case(settings, run.generator("model", name), run.device)
+    methods: dict[str, Compute] = {}
+    status: dict[str, str] = {}
+    with kernel_threads(key["num_threads"]):
+        for method in (FORWARD, GRADIENT, *key["methods"]):
+            try:
+                methods[method] = product_of(method, case, count)
+                methods[method]()  # warm up; what fails, fails here
+            except NotInstalledError:
+                status[method] = "not installed"
+            except (RuntimeError, NotImplementedError, ValueError, TypeError) as error:
+                if method in MUST_WORK:
+                    raise
+                methods.pop(method, None)
+                status[method] = f"failed: {str(error).splitlines()[0][:120]}"
+        times = measure_times(methods, num_rounds=key["num_rounds"], device=run.device)
+        gc.collect()
+        gc.freeze()  # the gauge collects garbage: what was there before need not be searched each time
+        peaks = {method: measure_peak(compute, run.device) for method, compute in methods.items()}
+        gc.unfreeze()
+    return {"times": times, "peaks": peaks, "status": status, "num_parameters": case.num_parameters}
+
+
+def _rows(
+    name: str, count: int, settings: dict[str, Any], measured: dict[str, Any], methods: list[str]
+) -> list[dict[str, Any]]:
+    seconds = {method: float(np.median(times)) for method, times in measured["times"].items()}
+    forward, gradient = seconds[FORWARD], seconds[GRADIENT]
+    aims = {"two forwards + one gradient": 2 * forward + gradient, "three forwards": 3 * forward}
+    aims |= {FLOOR: forward + gradient}
+    aim = settings["aim_one" if count == 1 else "aim_many"]
+    rows = []
+    for method in (FORWARD, GRADIENT, *methods):
+        is_unit = method in (FORWARD, GRADIENT)
+        each = seconds.get(method, np.nan) / (1 if is_unit else count)
+        over = each / aims[aim["base"]]
+        row = {"model": name, "num_vectors": count, "method": method, "parameters": measured["num_parameters"]}
+        row |= {"status": measured["status"].get(method, "done"), "milliseconds": 1e3 * each}
+        row |= {"base": aim["base"], "to_base": over, "aim": aim["factor"], "to_aim": over / aim["factor"]}
+        row |= {"to_curvlinops": np.nan if is_unit else each / (seconds.get("curvlinops", np.nan) / count)}
+        rows.append(row | {"peak_mib": measured["peaks"].get(method, np.nan)})
+    return rows
+
+
+# ------------------------------------------------------------------------------------ each library's
+class _ClassesSecond(nn.Module):
+    """The model as nn.CrossEntropyLoss and the peers want it: tensors, classes on axis 1."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        outputs = self.model(inputs)
+        logits: Tensor = outputs if isinstance(outputs, Tensor) else outputs.logits
+        return logits.movedim(-1, 1)
+
+
+def product_of(method: str, case: Case, count: int) -> Compute:
+    """Return a function that does the work of a method once, set-up done."""
+    model, loss, data = _ClassesSecond(case.model), nn.CrossEntropyLoss(), (case.inputs, case.targets)
+    if method == FORWARD:
+        return torch.no_grad()(lambda: model(case.inputs))
+    if method == GRADIENT:
+        return lambda: torch.autograd.grad(loss(model(case.inputs), case.targets), case.parameters)
+    if method == "pyhessian":
+        return _pyhessian(model, loss, case, count)
+    vectors = case.vectors(count)
+    if method == "curvlab":
+        ours = GaussNewtonOperator(case.model, loss, data)
+        return partial(ours.matvec, vectors[:, 0]) if count == 1 else partial(ours.matmat, vectors)
+    try:
+        from curvlinops import GGNLinearOperator
+    except ImportError:
+        raise NotInstalledError from None
+    theirs = GGNLinearOperator(model, loss, case.parameters, [data], check_deterministic=False)
+    vectors = vectors.contiguous()
+    return partial(theirs.__matmul__, vectors[:, 0].clone() if count == 1 else vectors)
+
+
+def _pyhessian(model: nn.Module, loss: nn.Module, case: Case, count: int) -> Compute:
+    try:
+        from pyhessian import hessian
+    except ImportError:
+        raise NotInstalledError from None
+    on_gpu = case.targets.device.type == "cuda"
+    computer = hessian(model, loss, dataloader=[(case.inputs, case.targets)], cuda=on_gpu)
+    sizes = [parameter.numel() for parameter in case.parameters]
+    vectors = [
+        [piece.view_as(p) for piece, p in zip(row.split(sizes), case.parameters, strict=True)]
+        for row in case.vectors(count).T
+    ]
+
+    def compute() -> None:
+        for vector in vectors:
+            computer.dataloader_hv_product(vector)
+            model.zero_grad(set_to_none=True)  # it leaves graphs in .grad
+
+    return compute
+
+
+# ------------------------------------------------------------------------------------ parts of ours
+def _part_rows(run: Run, name: str, cfg: DictConfig) -> list[dict[str, Any]]:
+    """Return a row for each part: milliseconds for each vector, over the floor, and the share of convolutions.
+
+    A product takes its vectors in turns, `forward with one tangent` and `backward` for each: the forward's own
+    outputs are computed again with each tangent. With `columns='vmap'` one recorded forward serves all, tangents
+    go through it several at once, and only the backward is for each vector alone.
+    """
+    settings, count = OmegaConf.to_container(cfg.products.models[name], resolve=True), cfg.products.profile_vectors
+    key = {"model_config": settings, "num_threads": cfg.num_threads, "num_vectors": count}
+    key |= {"num_rounds": cfg.products.profile_rounds, "device": run.device.type}
+
+    def measure() -> dict[str, Any]:
+        case = build_case(settings, run.generator("model", name), run.device)  # type: ignore[arg-type]
+        with kernel_threads(cfg.num_threads):
+            parts = part_computations(case, int(count))
+            for compute in parts.values():
+                compute()  # warm up
+            times = measure_times(parts, num_rounds=cfg.products.profile_rounds, device=run.device)
+            shares = {part: _share_of_convolutions(parts[part]) for part in (FORWARD, GRADIENT, DUAL, BACKWARD)}
+            peaks = {part: measure_peak(parts[part], run.device) for part in (LOOP, VMAP)}
+        return {"times": times, "convolutions": shares, "peaks": peaks}
+
+    about = f"parts of products of {name}"
+    found = run.unit("benchmarks/curvature/parts", key, measure, version=1, about=about)
+    each = {part: float(np.median(times)) for part, times in found["times"].items()}
+    rows = []
+    for part, seconds in each.items():
+        own = seconds / (count if part in (LOOP, VMAP, TANGENTS) else 1)
+        row = {"model": name, "num_vectors": count, "part": part, "milliseconds": 1e3 * own}
+        row |= {"to_base": own / (each[FORWARD] + each[GRADIENT]), "base": FLOOR}
+        row |= {"convolutions": found["convolutions"].get(part, np.nan)}
+        rows.append(row | {"peak_mib": found["peaks"].get(part, np.nan)})
+    return rows
+
+
+def part_computations(case: Case, count: int) -> dict[str, Callable[[], Any]]:
+    """Return the parts, each to be called as often as one likes."""
+    data, loss = (case.inputs, case.targets), nn.CrossEntropyLoss()
+    loop = GaussNewtonOperator(case.model, loss, data, columns="loop", batch_size=len(case.targets))
+    together = GaussNewtonOperator(case.model, loss, data, columns="vmap", batch_size=len(case.targets))
+    function, vectors = loop.function, case.vectors(count)
+    rows = vectors.T
+
+    def outputs_of(values: Any) -> list[Tensor]:
+        return [function(values, case.inputs)]
+
+    recorded = RecordedForward(outputs_of, function.parameters)
+    sums = ColumnSums(torch.empty_like(rows[:1]), first=True, scale=1.0)
+    cotangents = [torch.randn(recorded.outputs[0].shape, generator=case.generator).to(rows.device)]
+    return {
+        FORWARD: product_of(FORWARD, case, 1),
+        GRADIENT: product_of(GRADIENT, case, 1),
+        DUAL: lambda: RecordedForward(outputs_of, function.parameters, rows[0]),
+        BACKWARD: lambda: recorded.pull_back(cotangents, sums, keep=True),
+        TANGENTS: lambda: [None for _ in push_forward(outputs_of, function.parameters, rows)],
+        LOOP: lambda: loop.matmat(vectors),
+        VMAP: lambda: together.matmat(vectors),
+    }
+
+
+def _share_of_convolutions(compute: Compute) -> float:
+    """Return the share of a call's time that lies in kernels of convolutions, backward ones included."""
+    with profile(activities=[ProfilerActivity.CPU]) as seen:
+        compute()
+    events = seen.key_averages()
+    total = sum(event.self_cpu_time_total for event in events)
+    inside = sum(event.self_cpu_time_total for event in events if "convolution" in event.key)
+    return float(inside / total) if total else float("nan")
+
+
+# ------------------------------------------------------------------------------------ figure
+def draw(computed: Computed) -> dict[str, Figure]:
+    """Return one panel for each number of vectors: bars by model and method, the aim as a mark across them."""
+    table = computed["products"]
+    table = table[~table.method.isin([FORWARD, GRADIENT])]
+    table = table.assign(of=table.model + "\n(" + table.base.str.replace(" + ", "\n+ ") + ")")
+    figure, axes = plots.figure(1, table.num_vectors.nunique(), panel_size=(4.2, 3.2))
+    for ax, (count, own) in zip(axes[0], table.groupby("num_vectors", sort=False), strict=True):
+        panels.bars(ax, own, name="of", value="to_base", by="method", upright=True)
+        aims = own.drop_duplicates("of")
+        ax.hlines(aims.aim, np.arange(len(aims)) - 0.45, np.arange(len(aims)) + 0.45, color="black", label="aim")
+        ax.tick_params(axis="x", labelsize=7)
+        panels.frame(ax, title=f"{count} vector{'s' if count != 1 else ''}")
+    axes[0, 0].set_ylabel("time for each vector,\nin units of (...)")
+    panels.legend(figure)
+    return {"figure.png": figure}

@@ -1,0 +1,368 @@
+"""Time of one optimizer step: NGD against Adam and SGD, its Fisher updates included, and what it is made of."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from hydra.utils import instantiate
+from matplotlib.figure import Figure
+from omegaconf import DictConfig, OmegaConf
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from curvlab.lab import Computed, Run, panels, plots, t_interval
+from curvlab.optim import NGD
+from curvlab.optim.axis_fisher import fitting_rank
+from experiments.benchmarks.gauges import kernel_threads, wall_clock
+
+OPTIMIZERS = ("sgd", "adam", "adam-fused", "products", "floor", "ngd")
+MOST_STEPS = 3.0  # what NGD's step on ResNet-18 may cost, in steps of Adam
+_WARM_UP = 12  # calls: the ten first updates, and on to a multiple of 4
+
+PARTS = ("products", "double products", "eigendecompositions", "element by element", "views")
+_PRODUCTS = {"bmm", "baddbmm", "mm", "addmm"}
+_VIEWS = {
+    "view",
+    "transpose",
+    "slice",
+    "unsqueeze",
+    "expand",
+    "select",
+    "split",
+    "unbind",
+    "as_strided",
+    "permute",
+}
+
+Call = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
+
+
+def compute(run: Run, cfg: DictConfig) -> dict[str, pd.DataFrame]:
+    """Return one row for each model, repeat and optimizer, their means, also by rank, and a step's parts."""
+    own: dict[str, Any] = OmegaConf.to_container(cfg.steps, resolve=True)  # type: ignore[assignment]
+    own["num_threads"] = cfg.num_threads
+    table = pd.concat([_model_table(run, name, own) for name in own["models"]], ignore_index=True)
+    tables = {"steps": table, "step_summary": _summary(table)}
+    if ranks := own["ranks"]["values"]:
+        tables["step_ranks"] = pd.concat([_of_rank(run, rank, own) for rank in ranks], ignore_index=True)
+    if own["parts"]["models"]:
+        rows = [row for name in own["parts"]["models"] for row in _part_rows(run, name, own)]
+        tables["step_parts"] = pd.DataFrame(rows)
+    return tables
+
+
+def _of_rank(run: Run, rank: int, own: dict[str, Any]) -> pd.DataFrame:
+    """Return `_summary` of `ranks.model` where no axis has a larger rank."""
+    settings = own | {"ngd": own["ngd"] | {"rank": rank}, "num_repeats": own["ranks"]["num_repeats"]}
+    return _summary(_model_table(run, own["ranks"]["model"], settings)).assign(rank=rank)
+
+
+# ------------------------------------------------------------------------------------ whole steps
+def _model_table(run: Run, name: str, own: dict[str, Any]) -> pd.DataFrame:
+    """Return one row for each repeat and optimizer."""
+    key = {"model": own["models"][name]} | {part: own[part] for part in ("ngd", "num_threads", "num_periods")}
+    key["device"] = run.device.type
+    rows: list[dict[str, Any]] = []
+    for repeat in run.progress(range(own["num_repeats"]), name):
+        measure = partial(_timed, run, name, repeat, **key)
+        about = f"steps of {name}, repeat {repeat}"
+        times = run.unit("benchmarks/ngd_step", key | {"repeat": repeat}, measure, version=2, about=about)
+        adam = np.asarray(times["adam"]).mean(1)
+        for optimizer in OPTIMIZERS:
+            periods = 1e3 * np.asarray(times[optimizer])  # (periods, steps), milliseconds
+            row = {"model": name, "parameters": times["num_parameters"], "repeat": repeat, "optimizer": optimizer}
+            row["milliseconds"] = float(np.median(periods.mean(1)))
+            row["to_adam"] = float(np.median(periods.mean(1) / (1e3 * adam)))
+            row["first_of_period"] = float(np.median(periods[:, 0]))
+            row["others"] = float(np.median(periods[:, 1:])) if periods.shape[1] > 1 else np.nan
+            rows.append(row)
+    return pd.DataFrame(rows)
+
+
+def _timed(run: Run, name: str, repeat: int, **own: Any) -> dict[str, Any]:
+    """Return seconds of each step, (periods, update_period), by optimizer."""
+    ngd, period = own["ngd"], int(own["ngd"]["update_period"])
+    products = partial(_Products, rank=ngd["rank"], update_period=period)
+    makers: dict[str, Callable[[Any], torch.optim.Optimizer | _Products]] = {
+        "sgd": partial(torch.optim.SGD, lr=1e-3),
+        "adam": partial(torch.optim.Adam, lr=1e-3),
+        "adam-fused": partial(torch.optim.Adam, lr=1e-3, fused=True),
+        "products": products,
+        "floor": partial(products, decompositions=True),
+        "ngd": partial(NGD, lr=1e-3, **ngd),
+    }
+    now = wall_clock(run.device)
+    with kernel_threads(own["num_threads"]):
+        model = _with_gradients(own["model"], run.generator("gradients", name, repeat), run.device)
+        optimizers = {label: make(model.parameters()) for label, make in makers.items()}
+        for label, optimizer in optimizers.items():
+            for _ in range(-(-_WARM_UP // period) * period if label in ("ngd", "products", "floor") else 2):
+                optimizer.step()
+        times: dict[str, list[list[float]]] = {label: [] for label in makers}
+        for _ in range(own["num_periods"]):
+            for label, optimizer in optimizers.items():
+                marks = [now()]
+                for _ in range(period):
+                    optimizer.step()
+                    marks.append(now())
+                times[label].append(np.diff(marks).tolist())
+    return {**times, "num_parameters": sum(parameter.numel() for parameter in model.parameters())}
+
+
+def _with_gradients(config: dict[str, Any], generator: torch.Generator, device: torch.device) -> nn.Module:
+    model: nn.Module = instantiate(config).to(device)
+    for parameter in model.parameters():
+        parameter.grad = 1e-2 * torch.randn(parameter.shape, generator=generator).to(device)
+    return model
+
+
+class _Products:
+    """The products H = XWᵀ, X - HW and, in every update_period-th call, HᵀX for all axes longer than 16.
+
+    With decompositions also, in those calls, the eigendecompositions of the (rank, rank) matrices of all axes,
+    those of one rank at once, in double precision, as NGD takes them.
+    """
+
+    def __init__(
+        self,
+        parameters: Iterable[nn.Parameter],
+        *,
+        rank: int | None,
+        update_period: int,
+        decompositions: bool = False,
+    ) -> None:
+        tensors = list(parameters)
+        device = tensors[0].device
+        ranks = Counter(fitting_rank(size, rank) for tensor in tensors for size in tensor.shape if size > 1)
+        self._grams = [
+            torch.randn(count, size, size, dtype=torch.float64, device=device)
+            for size, count in (ranks.items() if decompositions else ())
+        ]
+        storage = torch.ones(max(tensor.numel() for tensor in tensors), device=device)
+        self._axes: list[tuple[torch.Tensor, torch.Tensor]] = []
+        for tensor in tensors:
+            for dim in (size for size in tensor.shape if size > 16):
+                factor = torch.full((fitting_rank(dim, rank), dim), 1e-4, device=device)
+                self._axes.append((storage[: tensor.numel()].view(-1, dim), factor))
+        self._update_period, self._calls = update_period, 0
+
+    def step(self) -> None:
+        updating = self._calls % self._update_period == 0
+        for x, factor in self._axes:
+            hidden = x @ factor.T
+            if updating:
+                _ = hidden.T @ x
+            x.addmm_(hidden, factor, alpha=-1)
+        if updating:
+            for gram in self._grams:
+                torch.linalg.eigh(gram)
+        self._calls += 1
+
+
+def _summary(table: pd.DataFrame) -> pd.DataFrame:
+    """Return means over repeats with 95 % t intervals."""
+    rows = []
+    for (model, optimizer), own in table.groupby(["model", "optimizer"], sort=False):
+        row: dict[str, Any] = {"model": model, "parameters": own.parameters.iloc[0], "optimizer": optimizer}
+        for column in ("milliseconds", "to_adam"):
+            interval = t_interval(own[column].to_numpy(), unit="repeats")
+            row |= {column: own[column].mean(), f"{column}_low": interval.low, f"{column}_high": interval.high}
+        rows.append(row | own[["first_of_period", "others"]].mean().to_dict())
+    return pd.DataFrame(rows)
+
+
+# ------------------------------------------------------------------------------------ what a step is made of
+# A step is recorded as the sequence of its calls with their tensors, one with an update and one without. Sequences
+# are then called again, call by call, in turn with whole steps of Adam and of NGD. A call on single numbers, whose
+# arithmetic is nothing, tells what calling costs; what a call takes above that is arithmetic (with the memory it
+# moves), which no other arrangement of the same calls spares. What a step takes above its calls is Python.
+class Recorder(TorchDispatchMode):
+    """Keep the calls made in this context, as the dispatcher sees them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[Call] = []
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func.namespace == "aten":
+            self.calls.append((func, args, kwargs or {}))
+        return func(*args, **(kwargs or {}))
+
+
+def part_of(call: Call) -> str:
+    """Return which of `PARTS` a call belongs to."""
+    func, args, _ = call
+    name = func.overloadpacket.__name__.rstrip("_")  # type: ignore[attr-defined]  # of OpOverload
+    if name == "_linalg_eigh":
+        return "eigendecompositions"
+    if name in _PRODUCTS:
+        return "double products" if args[0].dtype == torch.float64 else "products"
+    return "views" if name in _VIEWS else "element by element"
+
+
+def _part_rows(run: Run, name: str, own: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return a row for each part of a step, and for NGD and Adam as they are.
+
+    Means over a period of update_period steps, one of them with an update: calls of PyTorch in a step;
+    milliseconds of one thread; of these calling, calls times the time of a call on single numbers, and
+    arithmetic, the rest; both over Adam's step. The row "all calls" is the parts' sum; "least" that of the
+    products and decompositions, and of the others what calling takes: the step if no small tensor took anything;
+    "ngd" is the step as a user gets it. Each call's time is a median over `parts.num_repeats`. In double precision
+    the parameters' own products count as double.
+    """
+    key = {"model": own["models"][name], "ngd": own["ngd"], "num_repeats": own["parts"]["num_repeats"]}
+    measure = partial(_parts, run, name, **key)
+    found = run.unit("benchmarks/ngd_step_parts", key, measure, version=1, about=f"parts of a step of {name}")
+    parts = found["parts"] | {whole: {"milliseconds": found[whole]} for whole in ("ngd", "adam")}
+    least = sum(parts[part]["milliseconds"] for part in PARTS[:3]) + sum(parts[p]["calling"] for p in PARTS[3:])
+    parts["least"] = {"milliseconds": least}
+    columns = ("calls", "milliseconds", "calling", "arithmetic")
+    return [
+        {"model": name, "part": part}
+        | {column: parts[part].get(column, np.nan) for column in columns}
+        | {"to_adam": parts[part]["milliseconds"] / found["adam"]}
+        | {"arithmetic_to_adam": parts[part].get("arithmetic", np.nan) / found["adam"]}
+        for part in (*PARTS, "all calls", "least", "ngd", "adam")
+    ]
+
+
+def _parts(run: Run, name: str, *, model: dict[str, Any], ngd: dict[str, Any], num_repeats: int) -> dict[str, Any]:
+    period = int(ngd["update_period"])
+    with kernel_threads(1):
+        network = _with_gradients(model, run.generator("gradients", name, "parts"), torch.device("cpu"))
+        optimizers: dict[str, torch.optim.Optimizer] = {
+            "ngd": NGD(network.parameters(), lr=1e-3, **ngd),
+            "adam": torch.optim.Adam(network.parameters(), lr=1e-3),
+        }
+        for _ in range(-(-_WARM_UP // period) * period):  # the first ten calls all update
+            for optimizer in optimizers.values():
+                optimizer.step()
+        sequences = [_recorded(optimizers["ngd"]) for _ in range(min(period, 2))]  # with an update, and without
+        for _ in range(period - len(sequences)):
+            optimizers["ngd"].step()
+        steps: dict[str, list[float]] = {"ngd": [], "adam": []}
+        alone: list[list[list[float]]] = [[] for _ in sequences]
+        bare: list[float] = []
+        numbers = torch.ones(1), torch.ones(1), torch.ones(1)
+        for _ in range(num_repeats):
+            for label, optimizer in optimizers.items():
+                start = time.process_time()
+                for _ in range(period):
+                    optimizer.step()
+                steps[label].append((time.process_time() - start) / period)
+            for times, calls in zip(alone, sequences, strict=True):
+                times.append(_replayed(calls))
+            bare += _replayed([(torch.ops.aten.mul.out, numbers[:2], {"out": numbers[2]})] * 20)
+    call = float(np.median(bare))
+    rows = []
+    for weight, times, calls in zip((1 / period, (period - 1) / period), alone, sequences, strict=False):
+        for seconds, made in zip(np.median(times, axis=0), calls, strict=True):
+            costs = {
+                "milliseconds": seconds,
+                "calling": min(call, seconds),
+                "arithmetic": max(seconds - call, 0.0),
+            }
+            row = {"part": part_of(made), "calls": weight}
+            rows.append(row | {cost: 1e3 * weight * value for cost, value in costs.items()})
+    summed = pd.DataFrame(rows).groupby("part").sum().reindex(PARTS, fill_value=0.0)
+    summed.loc["all calls"] = summed.sum()
+    wholes = {label: 1e3 * float(np.median(taken)) for label, taken in steps.items()}
+    return {"parts": summed.to_dict("index"), **wholes}
+
+
+def _recorded(optimizer: torch.optim.Optimizer) -> list[Call]:
+    with Recorder() as recorder:
+        optimizer.step()
+    return recorder.calls
+
+
+@torch.no_grad()
+def _replayed(calls: list[Call]) -> list[float]:
+    """Return seconds of each call, of this thread, made in turn on the tensors of its first time."""
+    seconds = []
+    for func, args, kwargs in calls:
+        start = time.thread_time()
+        func(*args, **kwargs)
+        end = time.thread_time()
+        # Reading the clock takes as long as a small call does: it is read once more, for nothing.
+        seconds.append(max(2 * end - start - time.thread_time(), 0.0))
+    return seconds
+
+
+# ------------------------------------------------------------------------------------ figures
+def draw(computed: Computed) -> dict[str, Figure]:
+    """Return the bars by model, NGD and its floor against the rank where there are several, and a step's parts."""
+    figures = {"figure_steps.png": _draw_models(computed["step_summary"])}
+    if "step_ranks" in computed:
+        figures["step_ranks.png"] = _draw_ranks(computed["step_ranks"])
+    if "step_parts" in computed:
+        figures["step_parts.png"] = _draw_parts(computed["step_parts"])
+    return figures
+
+
+def _draw_models(summary: pd.DataFrame) -> Figure:
+    """Return one panel for each model: a bar for each optimizer in steps of Adam, its milliseconds above it."""
+    models = summary.model.unique().tolist()
+    figure, axes = plots.figure(1, len(models), panel_size=(2.9, 3.4))
+    for ax, (model, own) in zip(axes[0], summary.groupby("model", sort=False), strict=True):
+        errors = np.clip([own.to_adam - own.to_adam_low, own.to_adam_high - own.to_adam], 0, None)
+        ax.bar(own.optimizer, own.to_adam, yerr=errors, color=plots.PALETTE[: len(own)], capsize=3, width=0.7)
+        top = max(float(own.to_adam_high.max()), MOST_STEPS)
+        for place, (_, row) in enumerate(own.iterrows()):
+            height = max(row.to_adam_high, row.to_adam) + 0.02 * top
+            if MOST_STEPS - 0.06 * top < height < MOST_STEPS:  # the line would strike it through
+                height = MOST_STEPS + 0.02 * top
+            ax.text(place, height, f"{row.milliseconds:.3g} ms", ha="center", fontsize=7)
+        panels.rule(ax, y=MOST_STEPS)
+        ax.text(-0.45, MOST_STEPS, "3 × Adam", va="bottom", fontsize=8, color=panels.GREY)
+        ax.set_ylim(0, 1.15 * top)
+        ax.tick_params(axis="x", rotation=30)
+        ax.grid(visible=False, axis="x")
+        panels.frame(ax, title=f"{model}\n{own.parameters.iloc[0]:,} parameters")
+    axes[0, 0].set_ylabel("time of a step / Adam's (mean, 95 % interval)")
+    return figure
+
+
+def _draw_ranks(ranks: pd.DataFrame) -> Figure:
+    """Return time over rank, in steps of Adam, with 95 % intervals."""
+    figure, axes = plots.figure(1, 1, panel_size=(4.6, 3.2))
+    ax, shown = axes[0, 0], ranks[ranks.optimizer.isin(["ngd", "floor", "products"])]
+    ends: dict[str, Any] = {"low": "to_adam_low", "high": "to_adam_high"}
+    panels.lines(ax, shown, x="rank", y="to_adam", by="optimizer", bars=True, **ends)
+    panels.rule(ax, y=MOST_STEPS, label=f"{MOST_STEPS:g} × Adam")
+    ax.set_ylim(bottom=0)
+    products = ranks[ranks.optimizer == "products"].sort_values("rank").iloc[-1]
+    alone = f"products alone at rank {products['rank']}: {products.to_adam:.2g} × Adam"
+    title = f"{ranks.model.iloc[0]}\n{alone}"
+    panels.frame(ax, x="largest rank of an axis", y="time of a step / Adam's", title=title)
+    ax.legend(fontsize=8, frameon=False)
+    return figure
+
+
+def _draw_parts(table: pd.DataFrame) -> Figure:
+    """Return a bar for each model, of its step's parts; NGD as a user gets it, and the least, are marks on it."""
+    cells = table.pivot_table("to_adam", "model", "part", sort=False)
+    figure, axes = plots.figure(1, 1, panel_size=(6.4, 1.4 + 0.6 * len(cells)))
+    ax, left = axes[0, 0], np.zeros(len(cells))
+    for index, part in enumerate(PARTS):
+        ax.barh(cells.index, cells[part], left=left, height=0.5, color=plots.PALETTE[index], label=part)
+        left += cells[part].to_numpy()
+    for name, marker in (("least", "|"), ("ngd", "x")):
+        ax.plot(
+            cells[name], cells.index, linestyle="none", marker=marker, markersize=14, color="black", label=name
+        )
+    panels.rule(ax, x=MOST_STEPS, label=f"{MOST_STEPS:g} × Adam")
+    ax.invert_yaxis()
+    ax.grid(visible=False, axis="y")
+    ax.set_xlabel("CPU time of a step on one thread / Adam's")
+    panels.legend(figure)
+    return figure

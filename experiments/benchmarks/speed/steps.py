@@ -360,7 +360,7 @@ def _draw_parts(table: pd.DataFrame) -> Figure:
         ax.plot(
             cells[name], cells.index, linestyle="none", marker=marker, markersize=14, color="black", label=name
         )
-    panels.rule(ax, x=MOST_STEPS, label=f"{MOST_STEPS:g} × Adam")
+    panels.rule(ax, x=MOST_STEPS, label=f"{MOST_STEPS:g} × Adam", zorder=3)
     ax.invert_yaxis()
     ax.grid(visible=False, axis="y")
     ax.set_xlabel("CPU time of a step on one thread / Adam's")

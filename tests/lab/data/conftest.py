@@ -1,31 +1,14 @@
-"""Where the real data is, and small files in the formats of published ones."""
+"""Small files in the formats of published ones."""
 
 from __future__ import annotations
 
-import os
 import struct
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from curvlab.lab.data import download
-
-
-@pytest.fixture
-def data_root() -> Callable[[str], Path]:
-    """Return a function: the data root if it holds the given file or folder, else the test is skipped."""
-
-    def require(relative: str) -> Path:
-        root = os.environ.get("CURVLAB_DATA")
-        if root is None:
-            pytest.skip("CURVLAB_DATA is not set")
-        if not (Path(root) / relative).exists():
-            pytest.skip(f"CURVLAB_DATA holds no {relative}")
-        return Path(root)
-
-    return require
 
 
 @pytest.fixture

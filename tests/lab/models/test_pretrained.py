@@ -8,8 +8,7 @@ import torch
 from torch import nn
 
 from curvlab.lab.data import load_cifar10
-from curvlab.lab.models import ResNet20
-from curvlab.lab.models import resnet20 as resnet20_module
+from curvlab.lab.models import ResNet20, resnets
 from curvlab.lab.models.pretrained import load_weights
 from curvlab.problem import freeze
 
@@ -81,7 +80,7 @@ def test_missing_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     with pytest.raises(FileNotFoundError, match=r"looked for '.*own.th'\. Put the file there, set CURVLAB_DATA"):
         ResNet20((3, 32, 32), 10, weights=tmp_path / "own.th")
     refused = "http://127.0.0.1:1/resnet20-12fca82f.th"
-    monkeypatch.setattr(resnet20_module, "PRETRAINED_URL", refused)
+    monkeypatch.setattr(resnets, "PRETRAINED_URL", refused)
     text = r"looked for '.*resnet20-12fca82f.th', and the download from .* failed: .*refused.*model.weights=null"
     with pytest.raises(FileNotFoundError, match=text) as caught:
         ResNet20((3, 32, 32), 10, weights=tmp_path / "resnet20-12fca82f.th")

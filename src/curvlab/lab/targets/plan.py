@@ -17,7 +17,7 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 from torch import nn
 
-from curvlab.lab.models.causal_language_model import DTYPES
+from curvlab.lab.models.language_models import DTYPES
 from curvlab.lab.runs.run import Run
 from curvlab.lab.runs.store import Store
 from curvlab.lab.targets.settings import plain_task_settings

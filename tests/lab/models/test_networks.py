@@ -1,9 +1,17 @@
+"""Networks that are built from input shape and outputs: sizes, initial values, what does not fit."""
+
 from __future__ import annotations
 
+import math
 from functools import partial
+from pathlib import Path
 
+import hydra
 import pytest
 import torch
+from omegaconf import OmegaConf
+from torch import nn
+from torch.nn.utils import parameters_to_vector
 
 from curvlab.lab.models import (
     MLP,
@@ -12,6 +20,8 @@ from curvlab.lab.models import (
     ConvNet,
     LeNet5,
     ResNet20,
+    SigmoidMLP,
+    build_model,
     resnet18,
     resnet20_group_norm,
     resnet50,
@@ -149,3 +159,96 @@ def test_group_norm_outputs_do_not_depend_on_the_batch_in_training_either() -> N
 def test_vgg13_refuses_large_images() -> None:
     with pytest.raises(ValueError, match="at most 32 x 32, got 64 x 64"):
         VGG13((3, 64, 64), 10)
+
+
+# ------------------------------------------------------------------------------------ initial values
+FACTORIES = [MLP, ConvNet, partial(LeNet5, activation="relu"), ResNet20]
+
+
+def weights(factory, seed: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    model = build_model(factory, input_shape=(1, 16, 16), num_outputs=3, generator=generator)
+    assert not model.training
+    return parameters_to_vector(model.parameters()).detach()
+
+
+@pytest.mark.parametrize("factory", FACTORIES)
+def test_weights_follow_from_the_generator_alone(factory) -> None:
+    torch.manual_seed(1)
+    first, state = weights(factory, 0), torch.get_rng_state()
+    torch.manual_seed(2)
+    assert torch.equal(weights(factory, 0), first)
+    assert not torch.equal(weights(factory, 1), first)
+    torch.manual_seed(1)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_a_generator_gives_other_weights_the_second_time() -> None:
+    generator = torch.Generator().manual_seed(0)
+    models = [build_model(MLP, input_shape=(2,), num_outputs=1, generator=generator) for _ in range(2)]
+    assert not torch.equal(*(parameters_to_vector(model.parameters()) for model in models))
+
+
+def test_the_global_state_comes_back_after_an_error() -> None:
+    before = torch.get_rng_state()
+
+    def factory(input_shape, num_outputs):
+        torch.rand(3)
+        raise RuntimeError("stop")
+
+    with pytest.raises(RuntimeError, match="stop"):
+        build_model(factory, input_shape=(2,), num_outputs=1, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+SIZES = [64, 256, 256, 256, 256, 10]
+
+
+def spread(model: nn.Module) -> float:
+    """Return the standard deviation over inputs of the last hidden layer's input to its sigmoid."""
+    layers = list(model.layers)[:-2]  # type: ignore[arg-type]
+    x = torch.rand(500, 64, generator=torch.Generator().manual_seed(1))
+    for layer in layers:
+        x = layer(x)
+    return float(x.std(0).mean())
+
+
+def test_signals_pass_through_as_they_do_not_by_default() -> None:
+    generator = torch.Generator().manual_seed(0)
+    models = {}
+    for name, factory in (("sigmoid", SigmoidMLP), ("default", partial(MLP, activation="sigmoid"))):
+        build = partial(factory, hidden_sizes=SIZES[1:-1])
+        models[name] = build_model(build, input_shape=(64,), num_outputs=10, generator=generator)
+    with torch.no_grad():
+        assert spread(models["sigmoid"]) > 0.1  # of the inputs: 0.29
+        assert spread(models["default"]) < 0.01
+    linear = [layer for layer in models["sigmoid"].layers if isinstance(layer, nn.Linear)]
+    gains = [4.0] * (len(linear) - 1) + [1.0]
+    for layer, gain in zip(linear, gains, strict=True):
+        limit = gain * math.sqrt(6 / (layer.in_features + layer.out_features))
+        assert 0.95 * limit < float(layer.weight.abs().max()) <= limit
+        assert not layer.bias.any()
+    assert sum(isinstance(layer, nn.Sigmoid) for layer in models["sigmoid"].layers) == len(linear) - 1
+
+
+# ------------------------------------------------------------------------------------ configs
+FOLDER = Path(__file__).parents[3] / "conf" / "model"
+# Language models and encoder-decoders are in tests of their own: they read tokens.
+READ_TOKENS = ("language_model", "t5", "encoder_decoder")
+CONFIGS = sorted(
+    path for path in FOLDER.glob("*.yaml") if not any(name in path.read_text() for name in READ_TOKENS)
+)
+SHAPES = {"convnet": (1, 8, 8), "mlp": (1, 8, 8), "lenet": (1, 28, 28)}
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+def test_every_config_builds_with_random_weights(path: Path) -> None:
+    config = OmegaConf.create({"data": {"root": "somewhere"}, "model": OmegaConf.load(path)})
+    if "weights" in config.model:
+        assert config.model.weights in ("IMAGENET1K_V1", "somewhere/weights/resnet20-12fca82f.th")
+        config.model.weights = None
+    shape = SHAPES.get(path.stem, (3, 32, 32))
+    factory = partial(hydra.utils.instantiate, config.model)
+    generator = torch.Generator().manual_seed(0)
+    model = build_model(factory, input_shape=shape, num_outputs=10, generator=generator)
+    assert model(torch.zeros(2, *shape)).shape == (2, 10)

@@ -1,4 +1,4 @@
-"""Where the pretrained weights are."""
+"""Where the real data sets and pretrained weights are."""
 
 from __future__ import annotations
 

@@ -17,21 +17,21 @@ import math
 import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
-import yaml
 
 from curvlab.files import write_atomically
+from curvlab.lab.reporting import plots
 from curvlab.lab.reporting.claims import VERDICTS, ClaimResult
+from curvlab.lab.reporting.findings import HEADLINES, PaperFindings, find
+from curvlab.lab.reporting.forest import forest
+from curvlab.lab.reporting.readme import filled_readme
 from curvlab.lab.reporting.results import ResultFolder, count_verdicts, read_results
 from curvlab.lab.targets.target import ROOT, paper_titles
 
-HEADLINES = ROOT / "experiments" / "papers" / "headlines.yaml"
 MEANINGS = dict(  # for readers; the rule itself is in claims.py
     zip(
         VERDICTS,
@@ -49,78 +49,14 @@ MEANINGS = dict(  # for readers; the rule itself is in claims.py
 _LONGEST_NOTE = 240  # characters; all of it stands in claims.json
 
 
-@dataclass(frozen=True)
-class Headline:
-    """One sentence that a reader of a paper remembers, with the claims that test it.
-
-    Args:
-        says: the sentence, in our words.
-        claims: "<paper>/<item>/<claim>"; a star stands for variants, "lissa/fig1/agreement-*".
-    """
-
-    says: str
-    claims: tuple[str, ...]
-
-    def judged_by(self, folders: Iterable[ResultFolder]) -> list[tuple[ResultFolder, ClaimResult]]:
-        """Return its claims among those of the folders."""
-        return [
-            (folder, result)
-            for folder in folders
-            for result in folder.claims
-            if any(fnmatchcase(f"{folder.key}/{result.claim.id}", claim) for claim in self.claims)
-        ]
-
-
-@dataclass(frozen=True)
-class Story:
-    """What headlines.yaml tells about a paper.
-
-    Args:
-        says: what the paper says, in a sentence or two.
-        found: what we found; `{lissa/fig4/laptop/CLAIM:FORMAT}` stands for the measured value of a claim.
-        picture: the key of the target whose picture stands on the first page.
-        headlines: the sentences that its claims test.
-    """
-
-    says: str = ""
-    found: str = ""
-    picture: str = ""
-    headlines: tuple[Headline, ...] = ()
-
-
-def load_stories(path: Path = HEADLINES) -> dict[str, Story]:
-    """Return what is told about each paper.
-
-    Raises:
-        ValueError: the file cannot be read; says what an entry needs.
-    """
-    try:
-        return {
-            str(paper): Story(
-                **{name: str(entry[name]) for name in ("says", "found", "picture")},
-                headlines=tuple(
-                    Headline(str(line["says"]), tuple(map(str, line["claims"]))) for line in entry["headlines"]
-                ),
-            )
-            for paper, entry in yaml.safe_load(path.read_text(encoding="utf-8")).items()
-        }
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, yaml.YAMLError) as error:
-        raise ValueError(
-            f"{path.name} is damaged ({type(error).__name__}: {error}): each paper needs says, found, picture, "
-            "and headlines of `says` and `claims`."
-        ) from error
-
-
 # ------------------------------------------------------------------------------------ all pages
-def pages(results: str | Path, stories: Mapping[str, Story]) -> dict[str, str]:
-    """Return the text of every page by its path below `results`."""
-    folders = read_results(results)
+def pages(folders: Sequence[ResultFolder], told: Mapping[str, PaperFindings]) -> dict[str, str]:
+    """Return the text of every page by its path below the results."""
     shown = {paper: list(own) for paper, own in groupby(folders, lambda folder: folder.paper)}
     titles = paper_titles()
-    told = {paper: stories.get(paper, Story()) for paper in shown}
-    found = {"README.md": _first_page(shown, titles, told, folders), "REPRODUCE.md": _commands(shown, titles)}
+    found = {"README.md": _first_page(shown, titles, told), "REPRODUCE.md": _commands(shown, titles)}
     for paper, own in shown.items():
-        found[f"{paper}/README.md"] = _paper_page(titles.get(paper, paper), own, told[paper], folders)
+        found[f"{paper}/README.md"] = _paper_page(titles.get(paper, paper), own, told.get(paper), folders)
     return found
 
 
@@ -142,8 +78,7 @@ def own_claims(title: str, folders: Iterable[ResultFolder]) -> list[ClaimResult]
 def _first_page(
     shown: Mapping[str, Sequence[ResultFolder]],
     titles: Mapping[str, str],
-    told: Mapping[str, Story],
-    folders: Sequence[ResultFolder],
+    told: Mapping[str, PaperFindings],
 ) -> str:
     papers = [paper for paper in shown if paper != "benchmarks"]
     lines = [
@@ -154,6 +89,8 @@ def _first_page(
         "preset that was run (mostly `laptop`: small networks and data, not the papers' scale). How to make each",
         "result again, and what that takes: [commands, devices, times](REPRODUCE.md).",
         "",
+        "![What stands for each headline: our value, where the claim holds, the paper's number](findings.png)",
+        "",
         f"| paper | {' | '.join(VERDICTS)} |",
         f"|---|{'---:|' * len(VERDICTS)}",
     ]
@@ -163,53 +100,35 @@ def _first_page(
         lines.append(f"| [{titles.get(paper, paper).partition(':')[0]}]({paper}/README.md) | {cells} |")
     lines += ["", "; ".join(f"*{verdict}*: {meaning}" for verdict, meaning in MEANINGS.items()) + ".", ""]
     for paper in papers:
-        story = told[paper]
         lines += [f"## [{titles.get(paper, paper)}]({paper}/README.md)", ""]
-        if story.says:
-            lines += [f"**The paper:** {story.says}\\", f"**Here:** {filled(story.found, folders)}", ""]
-        pictured = [folder for folder in largest_judged(shown[paper]) if folder.key == story.picture]
-        for folder in pictured:
-            if folder.pictures:
+        if paper not in told:
+            continue
+        story = told[paper]
+        lines += [f"**The paper:** {story.says}\\", f"**Here:** {story.text}", ""]
+        for folder in largest_judged(shown[paper]):
+            if folder.key == story.picture and folder.pictures:
                 lines += [_picture(folder, f"{paper}/"), ""]
     if "benchmarks" in shown:
         lines += ["Speed and accuracy of this library beside its peers: [benchmarks](benchmarks/README.md).", ""]
     return "\n".join(lines)
 
 
-def filled(text: str, folders: Iterable[ResultFolder]) -> str:
-    """Return `text` with a claim's measured value for each {paper/item/preset/claim:FORMAT}.
-
-    Where it has none, "(no value)" stands: the committed pages have none such.
-    """
-    values = {
-        f"{folder.key}/{folder.preset}/{result.claim.id}": result.value
-        for folder in folders
-        for result in folder.claims
-    }
-
-    def value(match: re.Match[str]) -> str:
-        name, _, form = match[1].partition(":")
-        found = values.get(name)
-        return "(no value)" if found is None else format(found, form or ".3g")
-
-    return re.sub(r"\{([^}]+)\}", value, text)
-
-
 # ------------------------------------------------------------------------------------ a paper
-def _paper_page(title: str, own: Sequence[ResultFolder], story: Story, folders: Sequence[ResultFolder]) -> str:
+def _paper_page(
+    title: str, own: Sequence[ResultFolder], story: PaperFindings | None, folders: Sequence[ResultFolder]
+) -> str:
     chosen = largest_judged(own)
     lines = [f"# {title}", ""]
-    if story.says:
-        lines += [f"**The paper:** {story.says}\\", f"**Here:** {filled(story.found, folders)}", ""]
+    if story is not None:
+        lines += [f"**The paper:** {story.says}\\", f"**Here:** {story.text}", ""]
     lines += ["[All papers](../README.md) · [commands, devices and times](../REPRODUCE.md)", ""]
-    if story.headlines:
-        lines += ["| The paper says | verdicts here | in |", "|---|---|---|"]
-        for headline in story.headlines:
-            found = headline.judged_by(largest_judged(folders))
-            links = {folder.key: f"[{folder.target}]({_place(folder, own[0].paper)})" for folder, _ in found}
-            lines.append(
-                f"| {_cell(headline.says)} | {_tally(r for _, r in found)} | {', '.join(links.values())} |"
-            )
+    if story is not None:
+        places = {folder.key: f"[{folder.target}]({_place(folder, own[0].paper)})" for folder in folders}
+        lines += ["| The paper says | here | we found | in |", "|---|---|---|---|"]
+        for finding in story.findings:
+            keys = dict.fromkeys(name.rpartition("/")[0] for name in finding.results)
+            words = (_cell(finding.headline.says), finding.verdict, _cell(finding.text))
+            lines.append(f"| {' | '.join(words)} | {', '.join(places[key] for key in keys)} |")
         lines.append("")
     changed = sum(bool(result.claim.changed) for folder in chosen for result in folder.claims)
     if changed:
@@ -408,13 +327,23 @@ def _cell(text: str) -> str:
 
 
 # ------------------------------------------------------------------------------------ on disk
-def build_report(results: str | Path, stories: Mapping[str, Story] | None = None) -> list[str]:
-    """Write all pages and scoreboard.csv into `results`; return a sentence for every damaged file."""
-    folders = read_results(results)
-    for name, text in pages(results, load_stories() if stories is None else stories).items():
-        write_atomically(Path(results) / name, text.encode())
+def build_report(results: str | Path, headlines: Path = HEADLINES, readme: Path | None = None) -> list[str]:
+    """Write all pages, the picture of all headlines and scoreboard.csv into `results`, and the README's parts.
+
+    Returns:
+        A sentence for every damaged file.
+    """
+    results, folders = Path(results), read_results(results)
+    papers = find(folders, headlines)
+    for name, text in pages(folders, {paper.paper: paper for paper in papers}).items():
+        write_atomically(results / name, text.encode())
     table = scoreboard(folders).to_csv(index=False, float_format="%.6g", lineterminator="\n")
-    write_atomically(Path(results) / "scoreboard.csv", table.encode())
+    write_atomically(results / "scoreboard.csv", table.encode())
+    if papers:
+        plots.write_png(forest(papers, paper_titles()), results / "findings.png")
+    if readme is not None:
+        text = filled_readme(readme.read_text(encoding="utf-8"), results, papers)
+        write_atomically(readme, text.encode())
     return [problem for folder in folders for problem in folder.problems]
 
 
@@ -424,7 +353,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--results", type=Path, default=Path("results"), help="folder of the results")
     options = parser.parse_args(arguments)
     try:
-        problems = build_report(options.results)
+        own = options.results.resolve() == ROOT / "results"  # of this checkout: its README tells of them, too
+        problems = build_report(options.results, readme=ROOT / "README.md" if own else None)
     except (FileNotFoundError, ValueError) as error:
         parser.error(str(error))
     for problem in problems:

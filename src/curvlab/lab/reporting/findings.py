@@ -1,0 +1,257 @@
+"""What was found on each headline of a paper: a verdict by rule, and a sentence whose numbers are claims'.
+
+experiments/papers/headlines.yaml:
+
+lissa:
+  says: A stochastic solver gives influence functions of any network.             # the paper, in a sentence or two
+  found: LiSSA works for networks stopped early ({fig1/agreement-mlp-mnist-early}).   # what we found
+  picture: lissa/fig4                            # the target whose picture stands beside them
+  headlines:
+    - says: LiSSA with these hyperparameters gives the proximal Bregman response.     # what a reader remembers
+      claims: [fig1/agreement-*]                 # <item>/<claim> of this paper, a star stands for variants
+      short: correlation of LiSSA with the PBRF  # what `shown` measures, for the picture of all headlines
+      shown: fig1/agreement-mlp-mnist-early      # the claim that the picture shows
+      finding: It does for networks stopped early (correlation {fig1/agreement-mlp-mnist-early}).
+      number: 0.97                               # optional: of `shown`'s paper_value, for the picture
+
+A number in a sentence is a claim in braces, never typed: {item/claim} is its value with two digits, {item/claim:%}
+in percent, {item/claim:-%} with the other sign, {item/claim:/} one over it, {item/claim:interval} with its
+interval, {item/claim:points} that in percentage points, {item/claim:paper} what the paper states. A name with
+three parts is another paper's, {benchmarks/llc/ratio}. "(no value)" stands where results lack it.
+
+The verdict of a headline is that of its claims at the largest preset that has judged one of them. Claims out of
+reach do not count; with R reproduced, D direction only, U undecided, N not reproduced or refuted of the others:
+
+    out of reach       none is left
+    in part            N > 0 and R + D > 0
+    not reproduced     R = D = 0 and N >= U
+    reproduced         N = 0 and R > D + U
+    direction only     N = 0, not reproduced, and R + D >= U
+    undecided          otherwise
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from curvlab.lab.reporting.claims import (
+    DIRECTION_ONLY,
+    NOT_REPRODUCED,
+    OUT_OF_REACH,
+    REFUTED,
+    REPRODUCED,
+    UNDECIDED,
+    ClaimResult,
+)
+from curvlab.lab.reporting.intervals import Interval
+from curvlab.lab.reporting.results import PRESETS, ResultFolder
+from curvlab.lab.targets.target import ROOT
+
+HEADLINES = ROOT / "experiments" / "papers" / "headlines.yaml"
+
+IN_PART = "in part"
+NO_VALUE = "(no value)"
+HEADLINE_VERDICTS = (REPRODUCED, DIRECTION_ONLY, IN_PART, UNDECIDED, NOT_REPRODUCED, OUT_OF_REACH)
+_REFERENCE = re.compile(r"\{([^{}:]+)(?::([^{}]*))?\}")
+
+
+@dataclass(frozen=True)
+class Headline:
+    """An entry of headlines.yaml.
+
+    Args:
+        paper: its key.
+        says: what the paper says, in our words.
+        claims: patterns of the claims that test it, "<paper>/<item>/<claim>".
+        short: what the shown claim measures.
+        shown: the claim that stands for the headline in the picture, "<paper>/<item>/<claim>".
+        finding: what was found, with references in the place of numbers.
+        number: the paper's, for the picture; None where it states none.
+    """
+
+    paper: str
+    says: str
+    claims: tuple[str, ...]
+    short: str
+    shown: str
+    finding: str
+    number: float | None = None
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What was found on a headline.
+
+    Args:
+        headline: the headline.
+        preset: the largest preset that has judged one of its claims; "" when none has.
+        results: its claims there, by "<paper>/<item>/<claim>".
+        verdict: by the rule at the head of this module.
+        text: the headline's finding, with its numbers.
+        shown: the claim of the picture; None when it is out of reach.
+    """
+
+    headline: Headline
+    preset: str
+    results: Mapping[str, ClaimResult]
+    verdict: str
+    text: str
+    shown: ClaimResult | None
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """How many of the claims have each verdict."""
+        return dict(Counter(result.verdict for result in self.results.values()))
+
+
+@dataclass(frozen=True)
+class PaperFindings:
+    """What was found on a paper.
+
+    Args:
+        paper: its key.
+        says: what it says, in our words.
+        text: what was found, with its numbers.
+        picture: the key of the target whose picture stands beside them.
+        findings: on its headlines, in the order of headlines.yaml.
+    """
+
+    paper: str
+    says: str
+    text: str
+    picture: str
+    findings: tuple[Finding, ...]
+
+
+def find(folders: Sequence[ResultFolder], path: Path = HEADLINES) -> tuple[PaperFindings, ...]:
+    """Return what the results say on each paper of a headlines.yaml that has results.
+
+    Raises:
+        ValueError: an entry lacks a key, has an unknown one, or a number that the paper does not state; names it.
+    """
+    claims: dict[str, dict[str, ClaimResult]] = {preset: {} for preset in PRESETS}
+    for folder in folders:
+        own = claims.setdefault(folder.preset, {})
+        own.update({f"{folder.key}/{result.claim.id}": result for result in folder.claims})
+    best = {name: result for preset in PRESETS for name, result in claims[preset].items()}
+    there = {folder.paper for folder in folders}
+    try:
+        return tuple(
+            PaperFindings(
+                paper,
+                str(entry["says"]),
+                tell(paper, str(entry["found"]), best),
+                str(entry["picture"]),
+                tuple(_find(_headline(paper, each), claims) for each in entry["headlines"]),
+            )
+            for paper, entry in yaml.safe_load(path.read_text(encoding="utf-8")).items()
+            if paper in there
+        )
+    except (OSError, KeyError, TypeError, AttributeError, yaml.YAMLError) as error:
+        raise ValueError(
+            f"{path.name} is damaged ({type(error).__name__}: {error}): each paper needs says, found, picture and "
+            "headlines."
+        ) from error
+
+
+def _headline(paper: str, entry: Mapping[str, Any]) -> Headline:
+    needed, optional = {"says", "claims", "short", "shown", "finding"}, {"number"}
+    if not needed <= set(entry) <= needed | optional:
+        raise ValueError(
+            f"headlines.yaml, {paper}: a headline has {', '.join(sorted(needed))} and may have number; "
+            f"this one has {', '.join(entry)}"
+        )
+    texts: dict[str, Any] = {name: str(entry[name]) for name in ("says", "short", "finding")}
+    claims = tuple(_whole(paper, claim) for claim in entry["claims"])
+    return Headline(paper, claims=claims, shown=_whole(paper, entry["shown"]), number=entry.get("number"), **texts)
+
+
+def _find(headline: Headline, claims: Mapping[str, Mapping[str, ClaimResult]]) -> Finding:
+    for preset in reversed(PRESETS):
+        there = claims[preset]
+        own = {
+            name: result
+            for name, result in there.items()
+            if any(fnmatchcase(name, pattern) for pattern in headline.claims)
+        }
+        if any(result.verdict != OUT_OF_REACH for result in own.values()):
+            break
+    else:
+        return Finding(headline, "", {}, OUT_OF_REACH, "No preset has judged it yet.", None)
+    shown = there.get(headline.shown)
+    stated = headline.number is None or shown is None or f"{headline.number:g}" in str(shown.claim.paper_value)
+    if shown is not None and not stated:
+        raise ValueError(
+            f"headlines.yaml, {headline.says!r}: number: {headline.number:g} does not stand in the paper_value of "
+            f"{headline.shown}, which is {shown.claim.paper_value!r}"
+        )
+    verdict = headline_verdict(result.verdict for result in own.values())
+    text = tell(headline.paper, headline.finding, there)
+    return Finding(headline, preset, own, verdict, text, shown if shown and shown.interval else None)
+
+
+def headline_verdict(verdicts: Iterable[str]) -> str:
+    """Return the verdict of a headline whose claims have these, by the rule at the head of this module."""
+    counts = Counter(verdicts)
+    reproduced, direction, undecided = counts[REPRODUCED], counts[DIRECTION_ONLY], counts[UNDECIDED]
+    failed = counts[NOT_REPRODUCED] + counts[REFUTED]
+    if reproduced + direction + undecided + failed == 0:
+        return OUT_OF_REACH
+    if failed and reproduced + direction:
+        return IN_PART
+    if failed:
+        return NOT_REPRODUCED if failed >= undecided else UNDECIDED
+    if reproduced > direction + undecided:
+        return REPRODUCED
+    return DIRECTION_ONLY if reproduced + direction >= undecided else UNDECIDED
+
+
+def tell(paper: str, sentence: str, claims: Mapping[str, ClaimResult]) -> str:
+    """Return a sentence on a paper with the numbers of the claims that it refers to."""
+
+    def number(match: re.Match[str]) -> str:
+        name, form = _whole(paper, match[1]), match[2] or ""
+        if form not in _FORMS:
+            raise ValueError(
+                f"headlines.yaml, {paper}: {match[0]}: after a colon stands one of {', '.join(_FORMS)}"
+            )
+        result = claims.get(name)
+        if result is None or result.value is None or result.interval is None:
+            return NO_VALUE
+        return _FORMS[form](result, result.value, result.interval)
+
+    return _REFERENCE.sub(number, sentence)
+
+
+def written(value: float) -> str:
+    """Return a number with two digits, with all before the point, and an exponent only where it must be."""
+    text = f"{abs(value):,.0f}" if 10 <= abs(value) < 1e5 else f"{abs(value):.2g}"
+    text = re.sub(r"e([+-])0*", r"e\1", text).replace("e+", "e")
+    return f"−{text}" if value < 0 else text
+
+
+def _with_interval(value: float, interval: Interval, unit: float = 1.0) -> str:
+    return f"{written(unit * value)} ({written(unit * interval.low)} to {written(unit * interval.high)})"
+
+
+_FORMS: Mapping[str, Callable[[ClaimResult, float, Interval], str]] = {
+    "": lambda _, value, __: written(value),
+    "%": lambda _, value, __: f"{written(100 * value)} %",
+    "-%": lambda _, value, __: f"{written(-100 * value)} %",
+    "/": lambda _, value, __: written(1 / value),
+    "interval": lambda _, value, interval: _with_interval(value, interval),
+    "points": lambda _, value, interval: _with_interval(value, interval, unit=100.0),
+    "paper": lambda result, _, __: str(result.claim.paper_value),
+}
+
+
+def _whole(paper: str, name: str) -> str:
+    return name if name.count("/") == 2 else f"{paper}/{name}"

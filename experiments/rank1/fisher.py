@@ -33,7 +33,7 @@ from torch.optim import Optimizer
 
 from curvlab.lab import Computed, Run, Target, panels, plots, unit
 from curvlab.optim import CubicNewton, FisherNewton, steps_bound
-from curvlab.problem.known_losses import output_loss
+from curvlab.problem.own_losses import output_loss
 from curvlab.training import train
 from experiments.rank1.descent import Trace, descend, steps_panel
 from experiments.rank1.objectives import (

@@ -19,11 +19,11 @@ import torch
 from omegaconf import DictConfig
 
 from curvlab.curvature import GaussNewtonOperator
-from curvlab.curvature.example_traces import exact_traces
+from curvlab.curvature.examples import exact_traces
 from curvlab.lab import Run
 from curvlab.lab.runs.over_ranks import replicated_operator
 from curvlab.problem import stack
-from curvlab.problem.known_losses import output_loss
+from curvlab.problem.own_losses import output_loss
 from curvlab.spectrum import top_eigenvalues
 from experiments.shared.spectrum import gauss_newton
 from experiments.shared.task import TrainedTask

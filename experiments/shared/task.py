@@ -32,7 +32,7 @@ from curvlab.lab.data import (
 from curvlab.lab.models import build_model
 from curvlab.lab.runs.over_ranks import shard
 from curvlab.problem import freeze, stack
-from curvlab.problem.known_losses import output_loss
+from curvlab.problem.own_losses import output_loss
 from curvlab.training import evaluate, train, train_language_model
 from experiments.shared.loading import chosen_examples, held_out_examples
 

@@ -2,7 +2,7 @@ import torch
 from torch import Tensor
 from torch.testing import assert_close
 
-from curvlab.curvature.column_sums import ColumnSums, tangents_of
+from curvlab.curvature.linearise import ColumnSums, tangents_of
 
 SHAPES = [(2, 3), (), (0, 4), (5,)]
 LIKE = [torch.zeros(shape) for shape in SHAPES]

@@ -9,8 +9,7 @@ from torch import Tensor
 from torch.func import jacrev
 from torch.testing import assert_close
 
-from curvlab.curvature.column_sums import ColumnSums
-from curvlab.curvature.recorded_forward import RecordedForward
+from curvlab.curvature.linearise import ColumnSums, RecordedForward
 
 
 def outputs_of(values) -> list[Tensor]:

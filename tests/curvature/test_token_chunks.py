@@ -10,7 +10,7 @@ from curvature_oracles import dense_empirical_fisher, dense_gauss_newton
 from torch import Tensor, nn
 from torch.testing import assert_close
 
-from curvlab.curvature import FisherOperator, GaussNewtonOperator, token_chunks
+from curvlab.curvature import FisherOperator, GaussNewtonOperator, language
 
 
 class WithHead(TiedLanguageModel):
@@ -47,7 +47,7 @@ def problem(build=WithHead, *, seed: int = 0):
 @pytest.mark.parametrize("logits_per_chunk", [1, 13, 2**22], ids=["one token", "two tokens", "all at once"])
 @pytest.mark.parametrize("build", [WithHead, Untied, TokensFirst])
 def test_products_match_dense_for_every_size_of_chunk(build, logits_per_chunk: int, monkeypatch) -> None:
-    monkeypatch.setattr(token_chunks, "LOGITS_PER_CHUNK", logits_per_chunk)
+    monkeypatch.setattr(language, "LOGITS_PER_CHUNK", logits_per_chunk)
     model, loss, inputs, targets = problem(build)
     assert (targets == loss.ignore_index).any()  # else ignored tokens would not be tested
     op = GaussNewtonOperator(model, loss, (inputs, targets))
@@ -107,8 +107,8 @@ class Wide(nn.Module):
 
 @pytest.mark.parametrize("jvp", ["forward", "finite_difference"])
 def test_whole_logits_are_never_held(jvp, monkeypatch) -> None:
-    """The peak is that of a few P and a few chunks, as token_chunks says; from whole logits it is some N·T·V."""
-    monkeypatch.setattr(token_chunks, "LOGITS_PER_CHUNK", 8 * 4096)
+    """The peak is that of a few P and a few chunks, as language says; from whole logits it is some N·T·V."""
+    monkeypatch.setattr(language, "LOGITS_PER_CHUNK", 8 * 4096)
     model = Wide()
     tokens = torch.randint(4096, (16, 32), generator=torch.Generator().manual_seed(0))
     op = GaussNewtonOperator(model, nn.CrossEntropyLoss(), (tokens, tokens), jvp=jvp, fd_step=0.1)

@@ -10,7 +10,7 @@ from curvature_oracles import dense_empirical_fisher, dense_gauss_newton
 from torch import Tensor, nn
 from torch.testing import assert_close
 
-from curvlab.curvature import FisherOperator, GaussNewtonOperator, token_chunks
+from curvlab.curvature import FisherOperator, GaussNewtonOperator, language
 
 
 class WithHead(TiedLanguageModel):
@@ -48,7 +48,7 @@ def test_matches_dense(each_problem: Problem) -> None:
 @pytest.mark.parametrize("logits_per_chunk", [1, 13, 2**22], ids=["one token", "two tokens", "all at once"])
 @pytest.mark.parametrize("build", [WithHead, Untied])
 def test_language_models_match_dense_for_every_size_of_chunk(build, logits_per_chunk: int, monkeypatch) -> None:
-    monkeypatch.setattr(token_chunks, "FEWER_LOGITS", logits_per_chunk)
+    monkeypatch.setattr(language, "FEWER_LOGITS", logits_per_chunk)
     case = language_problem("mean")
     model = randomised(build(), torch.Generator().manual_seed(0))
     op = GaussNewtonOperator(model, case.loss, (case.inputs, case.targets), low_memory=True)

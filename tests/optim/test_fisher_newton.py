@@ -11,7 +11,7 @@ from torch.func import functional_call, hessian, jacrev
 
 from curvlab.curvature import FisherOperator, GaussNewtonOperator
 from curvlab.optim import CubicNewton, FisherNewton, output_gradient_bound
-from curvlab.problem.known_losses import output_loss
+from curvlab.problem.own_losses import output_loss
 from curvlab.solvers import ConjugateGradient
 
 LOSSES = {

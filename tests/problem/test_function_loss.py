@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 from curvlab.curvature import FisherOperator, GaussNewtonOperator, HessianOperator
-from curvlab.curvature.example_traces import exact_traces, sampled_traces
+from curvlab.curvature.examples import exact_traces, sampled_traces
 from curvlab.influence import influence_scores, per_example_gradients
 from curvlab.linalg import identity
 from curvlab.problem import FunctionLoss

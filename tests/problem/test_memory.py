@@ -20,7 +20,7 @@ from curvlab.curvature import (
     GaussNewtonOperator,
     HessianOperator,
 )
-from curvlab.curvature.quadratic_forms import quadratic_forms
+from curvlab.curvature.examples import quadratic_forms
 from curvlab.problem.memory import (
     Estimate,
     Memory,

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from curvlab.curvature import GaussNewtonOperator, HessianOperator
-from curvlab.curvature.quadratic_forms import quadratic_forms
+from curvlab.curvature.examples import quadratic_forms
 from curvlab.iterate import Checkpoint
 from curvlab.spectrum import Estimate, mean_eigenvalue
 

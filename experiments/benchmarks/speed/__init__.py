@@ -31,7 +31,7 @@ model_repeats.csv.
 The gradient is the user's: attention by the fused kernel, which keeps no attention weights. A product runs by
 plain kernels, since the fused ones have no forward mode, and holds the weights of every head and layer. A gradient
 step by plain kernels, a product by finite differences, which holds no tangents, and one with `low_memory=True`
-(two passes, see `curvlab.curvature.two_passes`) stand beside it. Where parameters outweigh activations, the ratio
+(two passes, see `curvlab.curvature.linearise`) stand beside it. Where parameters outweigh activations, the ratio
 tends to 3/2 and more: a product holds the vector and itself where a gradient step holds the gradient.
 
 Rounding (model_rounding.csv): products with bf16 and fp16 parameters, inputs and vectors of the weights' norm,

@@ -15,7 +15,7 @@ from omegaconf import DictConfig
 from torch import Tensor
 
 from curvlab.curvature import GaussNewtonOperator
-from curvlab.curvature.jacobian_products import FD_STEP
+from curvlab.curvature.linearise import FD_STEP
 from curvlab.lab import ClaimResult, ClaimSheet, Computed, Run, panels, plots
 from curvlab.lab import judge as verdict
 from curvlab.linalg import flatten

@@ -19,9 +19,7 @@ from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
 from curvlab.curvature import GaussNewtonOperator
-from curvlab.curvature.column_sums import ColumnSums
-from curvlab.curvature.jacobian_products import push_forward
-from curvlab.curvature.recorded_forward import RecordedForward
+from curvlab.curvature.linearise import ColumnSums, RecordedForward, push_forward
 from curvlab.lab import Computed, Run, panels, plots
 from experiments.benchmarks.gauges import Compute, kernel_threads, measure_peak, measure_times
 from experiments.benchmarks.speed.networks import Case, build_case

@@ -1,11 +1,16 @@
 """Curvature matrices of neural networks as linear operators: Gauss-Newton, Hessian, Fisher."""
 
-from curvlab.curvature.example_importance import ExampleImportance, example_importance
-from curvlab.curvature.example_traces import exact_traces, output_curvatures, sampled_traces
+from curvlab.curvature.examples import exact_traces, output_curvatures, sampled_traces
 from curvlab.curvature.fisher import FisherOperator
 from curvlab.curvature.gauss_newton import GaussNewtonOperator
 from curvlab.curvature.hessian import HessianOperator
-from curvlab.curvature.importance import ImportanceOperator, certified_constant, importance_probabilities
+from curvlab.curvature.importance import (
+    ExampleImportance,
+    ImportanceOperator,
+    certified_constant,
+    example_importance,
+    importance_probabilities,
+)
 from curvlab.curvature.operator import DataOperator
 
 __all__ = [

@@ -8,9 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from curvlab.curvature.gauss_newton import GaussNewtonOperator
-from curvlab.curvature.jacobian_products import Columns
+from curvlab.curvature.linearise import Columns
 from curvlab.problem import Data, FunctionLoss, Loss, Problem
-from curvlab.problem.model_function import check_finite
 
 
 class FisherOperator(GaussNewtonOperator):
@@ -30,18 +29,9 @@ class FisherOperator(GaussNewtonOperator):
     only where `FunctionLoss` is told how targets are drawn: a function does not say which distribution's -log p it
     is.
 
-    Args:
-        model: see DataOperator.
-        loss: see DataOperator.
-        data: see DataOperator.
+    Args beside those of GaussNewtonOperator:
         kind: which expectation, see above.
         generator: draws the labels of kind="monte_carlo"; required for it.
-        jvp: see GaussNewtonOperator.
-        fd_step: see GaussNewtonOperator.
-        low_memory: see GaussNewtonOperator.
-        batch_size: see DataOperator.
-        memory_budget: see DataOperator.
-        columns: see DataOperator.
 
     Symmetric, positive semi-definite, (P, P). Cost: as GaussNewtonOperator; "monte_carlo" one forward
     more, once.
@@ -96,14 +86,10 @@ class FisherOperator(GaussNewtonOperator):
         """True: a mean of outer products."""
         return True
 
-    @torch.inference_mode(False)
-    @torch.no_grad()
     def _draw_targets(self, generator: torch.Generator) -> list[Tensor]:
         drawn: list[Tensor] = []
         for inputs, targets in self.problem.data:
-            outputs = self.function(self.function.parameters, inputs)
-            check_finite(outputs)
-            self.loss.check(outputs, targets)
+            outputs = self.problem.outputs(inputs, targets)
             drawn.extend(self.loss.sample_targets(outputs, targets, generator).unbind(0))
         return drawn
 

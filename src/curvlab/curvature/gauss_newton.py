@@ -8,17 +8,21 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from curvlab.curvature.column_sums import ColumnSums
-from curvlab.curvature.jacobian_products import FD_STEP, Columns, Linearised, forward_mode, linearise, use_vmap
+from curvlab.curvature.language import FEWER_LOGITS, LOGITS_PER_CHUNK, linearise_by_tokens
+from curvlab.curvature.linearise import (
+    FD_STEP,
+    Columns,
+    ColumnSums,
+    Linearised,
+    forward_mode,
+    linearise,
+    use_vmap,
+)
 from curvlab.curvature.operator import DataOperator
-from curvlab.curvature.token_chunks import FEWER_LOGITS, LOGITS_PER_CHUNK, linearise_by_tokens
-from curvlab.curvature.two_passes import linearise_in_two_passes
 from curvlab.problem import Data, Loss, Problem
 from curvlab.problem.batch import Inputs
-from curvlab.problem.function_loss import FunctionLoss, warn_if_linear
 from curvlab.problem.memory import activation_bytes
-from curvlab.problem.model_function import check_finite
-from curvlab.problem.output_hessians import convex_at
+from curvlab.problem.own_losses import FunctionLoss
 
 
 class GaussNewtonOperator(DataOperator):
@@ -30,24 +34,18 @@ class GaussNewtonOperator(DataOperator):
     them (nn.MSELoss() also averages outputs: S = 2/C I). No damping: add it visibly, `op + damping * identity`.
     Of a loss that is linear in the outputs (nn.NLLLoss, nn.L1Loss) G is zero: a warning says so.
 
-    Args:
-        model: see DataOperator.
-        loss: see DataOperator.
-        data: see DataOperator.
+    Args beside those of DataOperator:
         jvp: J v by forward mode (exact), or by the paper's central finite differences, which need no
-            forward-mode derivatives of the model's kernels.
+            forward-mode derivatives of the model's kernels; vectors then go one by one.
         fd_step: norm of the finite difference's perturbation of the parameters; 1e-3 in fp32 and 1e-6 in fp64
             by default.
-        low_memory: take each product in two passes (see two_passes): about the memory of a gradient step, for 6F
-            instead of 5F, vectors one after another. The same numbers up to rounding.
-        batch_size: see DataOperator.
-        memory_budget: see DataOperator.
-        columns: see DataOperator; finite differences always loop.
+        low_memory: take each product in two passes (`linearise`): about the memory of a gradient
+            step, for 6F instead of 5F, vectors one after another. The same numbers up to rounding.
 
     Cost of one product, in forwards F of the data: 5F, by forward mode (the tangents' forward is 2F) and by finite
     differences. K products together: 2F + 4F each with vmap, 5F each without. Memory: activations of one batch,
     twice in forward mode (once with `low_memory`). The logits of causal language models are never held as a whole
-    (see token_chunks): batch_size sequences cost their activations.
+    (`linearise_by_tokens`): batch_size sequences cost their activations.
     """
 
     def __init__(
@@ -75,7 +73,7 @@ class GaussNewtonOperator(DataOperator):
         # The Fisher matrix puts a product of gradients in the place of S.
         by_hessian = type(self)._output_product is GaussNewtonOperator._output_product
         if isinstance(self.loss, FunctionLoss) and by_hessian:
-            warn_if_linear(self.loss, self.function, self.problem.data)
+            self.loss.warn_if_linear(self.function, self.problem.data)
         self._convexity: tuple[object, bool] | None = None  # of parameters at one version
         self.fd_step = fd_step if fd_step is not None else FD_STEP.get(self.dtype, 1e-2)
 
@@ -95,15 +93,10 @@ class GaussNewtonOperator(DataOperator):
     def _convex_at_outputs(self) -> bool:
         key = tuple((p.data_ptr(), p._version) for p in self.function.live_parameters if not p.is_inference())
         if self._convexity is None or self._convexity[0] != key:
-            found = True
-            for inputs, targets in self.problem.batches:
-                outputs = self.function(self.function.parameters, inputs)
-                check_finite(outputs)
-                self.loss.check(outputs, targets)
-                if not convex_at(self.loss, outputs, targets):
-                    found = False
-                    break
-            self._convexity = (key, found)
+            outputs = (
+                (self.problem.outputs(inputs, targets), targets) for inputs, targets in self.problem.batches
+            )
+            self._convexity = (key, all(self.loss.convex_at(h, y) for h, y in outputs))
         return self._convexity[1]
 
     def _activation_bytes(self, inputs: Inputs, targets: Tensor) -> tuple[float, float]:
@@ -152,10 +145,8 @@ class GaussNewtonOperator(DataOperator):
             given = (self.function, inputs, targets, rows[block], sums.block(block))
             if by_tokens:
                 yield from linearise_by_tokens(*given, step=step, two_passes=self.low_memory)
-            elif self.low_memory:
-                yield from linearise_in_two_passes(*given)
             else:
-                yield from linearise(*given, step=step)
+                yield from linearise(*given, step=step, two_passes=self.low_memory)
 
     def _by_tokens(self, inputs: Inputs, targets: Tensor) -> bool:
         """Whether every token is a prediction of its own, made by a last linear layer."""

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor
 from torch.func import grad, jvp, vjp, vmap
 
-from curvlab.curvature.column_sums import ColumnSums, tangents_of
-from curvlab.curvature.jacobian_products import forward_mode, use_vmap
+from curvlab.curvature.linearise import ColumnSums, forward_mode, tangents_of, use_vmap
 from curvlab.curvature.operator import DataOperator
 from curvlab.problem.batch import Inputs
-from curvlab.problem.model_function import check_finite
 
 
 class HessianOperator(DataOperator):
@@ -21,13 +18,7 @@ class HessianOperator(DataOperator):
     Symmetric, indefinite in general, (P, P). Unit: loss (nats) per squared parameter, no damping. Products by
     forward-over-reverse differentiation: H v is the derivative of the gradient along v (Pearlmutter 1994).
 
-    Args:
-        model: see DataOperator.
-        loss: see DataOperator.
-        data: see DataOperator.
-        batch_size: see DataOperator.
-        memory_budget: see DataOperator.
-        columns: see DataOperator.
+    Args: those of DataOperator.
 
     Cost of one product, in forwards F of the data: about 6F (a gradient and its tangent). Memory: activations
     of one batch, twice.
@@ -39,32 +30,20 @@ class HessianOperator(DataOperator):
     def _add_products(
         self, inputs: Inputs, targets: Tensor, weights: Tensor | None, rows: Tensor, sums: ColumnSums
     ) -> None:
-        with forward_mode("use GaussNewtonOperator with jvp='finite_difference' instead of the Hessian"):
-            self._add_forward_over_reverse(inputs, targets, weights, rows, sums)
-
-    def _add_forward_over_reverse(
-        self, inputs: Inputs, targets: Tensor, weights: Tensor | None, rows: Tensor, sums: ColumnSums
-    ) -> None:
         parameters = self.function.parameters
-        with torch.no_grad():
-            outputs = self.function(parameters, inputs)
-        check_finite(outputs)
-        self.loss.check(outputs, targets)
+        self.problem.outputs(inputs, targets)
 
         def total_loss(values: Sequence[Tensor]) -> Tensor:
-            outputs = self.function(values, inputs)
-            if weights is None:
-                return self.loss.total(outputs, targets)
-            return (weights * self.loss.per_example(outputs, targets)).sum()
+            return self.loss.total(self.function(values, inputs), targets, weights)
 
         def product(*tangents: Tensor) -> Sequence[Tensor]:
             if self.loss.twice_backward:  # forward mode may not exist for the function's own backward
                 return vjp(grad(total_loss), parameters)[1](tangents)[0]
             return jvp(grad(total_loss), (parameters,), (tangents,))[1]
 
-        if len(rows) > 1 and use_vmap(self.function, self.columns, inputs):
-            sums.add(vmap(product)(*tangents_of(rows, parameters)))
-            return
-        for index, row in enumerate(rows):
-            column = product(*tangents_of(row, parameters))
-            sums[index].add([piece[None] for piece in column])
+        with forward_mode("use GaussNewtonOperator with jvp='finite_difference' instead of the Hessian"):
+            if len(rows) > 1 and use_vmap(self.function, self.columns, inputs):
+                sums.add(vmap(product)(*tangents_of(rows, parameters)))
+                return
+            for index, row in enumerate(rows):
+                sums[index].add([piece[None] for piece in product(*tangents_of(row, parameters))])

@@ -1,14 +1,15 @@
-"""A network's linear and convolutional layers: their places in the flat vector, activations and signals."""
+"""A network's linear and convolutional layers: places in the flat vector, activations, signals, and rows."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from curvlab.problem.batch import Batch
+from curvlab.problem.batch import Batch, Inputs
 from curvlab.problem.losses import OutputLoss
 from curvlab.problem.model_function import ModelFunction
 
@@ -99,13 +100,89 @@ def find_layers(function: ModelFunction, *, max_size: int) -> list[Layer]:
     return layers
 
 
+@dataclass(frozen=True)
+class LayerRows:
+    """The part of R rows for each example that lies in one layer.
+
+    Row (n, r) is sum_t signals[n, r, t] activations[n, t]ᵀ, as the layer's (O, I) matrix.
+
+    Attributes:
+        layer: whose weight and bias the part belongs to.
+        activations: (N, T, I), inputs at the T places where the layer is applied, with a 1 for the bias.
+        signals: (N, R, T, O), gradients by its outputs.
+    """
+
+    layer: Layer
+    activations: Tensor
+    signals: Tensor
+
+    def squares(self) -> Tensor:
+        """Return the squared norm of each row, (N, R). Cost: N R T min(I O, T (I + O))."""
+        places, width, height = *self.activations.shape[1:], self.signals.shape[-1]
+        if places * (width + height) <= width * height:
+            inner = self.activations @ self.activations.transpose(1, 2)  # (N, T, T)
+            return torch.stack([(g @ g.transpose(1, 2) * inner).sum((1, 2)) for g in self.signals.unbind(1)], 1)
+        return torch.stack([rows.square().sum((1, 2)) for rows in self._matrices()], 1)
+
+    def dense(self) -> Tensor:
+        """Return the rows, (N, R, O, I)."""
+        return torch.stack(self._matrices(), 1)
+
+    def _matrices(self) -> list[Tensor]:
+        return [g.transpose(1, 2) @ self.activations for g in self.signals.unbind(1)]
+
+
+class RecordedLayers:
+    """One forward of a batch, from which rows Jᵀl are taken layer by layer.
+
+    Args:
+        function: the model.
+        layers: of it.
+        inputs: of the batch.
+
+    Attributes:
+        outputs: without graph.
+    """
+
+    def __init__(self, function: ModelFunction, layers: Sequence[Layer], inputs: Inputs) -> None:
+        recorded: dict[nn.Module, list[tuple[Tensor, Tensor]]] = {layer.module: [] for layer in layers}
+
+        def record(module: nn.Module, arguments: tuple[Tensor, ...], outputs: Tensor) -> Tensor:
+            recorded[module].append((arguments[0].detach(), outputs))
+            # A copy goes on: an activation that works in place would otherwise change what was recorded.
+            return outputs.clone()
+
+        handles = [layer.module.register_forward_hook(record) for layer in layers]
+        try:
+            with torch.enable_grad():
+                self._graph = function([p.requires_grad_() for p in function.parameters], inputs)
+        finally:
+            for handle in handles:
+                handle.remove()
+        self.outputs = self._graph.detach()
+        self._layers, self._uses = layers, [recorded[layer.module] for layer in layers]
+
+    @property
+    def each_once(self) -> bool:
+        """Whether the forward uses each layer once: the rows of others are sums over their uses."""
+        return all(len(use) == 1 for use in self._uses)
+
+    def rows(self, columns: Tensor) -> list[LayerRows]:
+        """Return the rows (Jᵀl)ᵀ for l in `columns`, (R, *outputs.shape). Cost: R F, backwards without weights."""
+        places = [use[0][1] for use in self._uses]
+        found = [torch.autograd.grad(self._graph, places, column, retain_graph=True) for column in columns]
+        return [
+            LayerRows(
+                layer,
+                layer.activations(use[0][0]),
+                torch.stack([layer.signals(gradients[index]) for gradients in found], 1),
+            )
+            for index, (layer, use) in enumerate(zip(self._layers, self._uses, strict=True))
+        ]
+
+
 def layer_factors(
-    function: ModelFunction,
-    loss: OutputLoss,
-    batch: Batch,
-    layers: list[Layer],
-    *,
-    generator: torch.Generator,
+    function: ModelFunction, loss: OutputLoss, batch: Batch, layers: list[Layer], *, generator: torch.Generator
 ) -> list[tuple[Tensor, Tensor]]:
     """Return every layer's activations a, (N, T, I), and signals g, (N, T, O), on one batch. Cost: 3F.
 
@@ -114,31 +191,12 @@ def layer_factors(
     expected outer product of such gradients is the example's Gauss-Newton matrix.
     """
     inputs, targets = batch
-    recorded: dict[nn.Module, list[tuple[Tensor, Tensor]]] = {layer.module: [] for layer in layers}
-
-    def record(module: nn.Module, arguments: tuple[Tensor, ...], outputs: Tensor) -> Tensor:
-        # What follows works on a copy: an activation in place would change what the gradient is taken by.
-        recorded[module].append((arguments[0].detach(), outputs))
-        return outputs.clone()
-
-    handles = [layer.module.register_forward_hook(record) for layer in layers]
-    try:
-        with torch.enable_grad():
-            leaves = [parameter.requires_grad_() for parameter in function.parameters]
-            outputs = function(leaves, inputs)
-    finally:
-        for handle in handles:
-            handle.remove()
-    uses = [recorded[layer.module] for layer in layers]
-    if any(len(use) != 1 for use in uses):
+    recorded = RecordedLayers(function, layers, inputs)
+    if not recorded.each_once:
         raise ValueError(
             "a layer is applied several times, or not at all, in one forward: its Kronecker factors are not "
             "defined here. Use Nystrom(rank), which needs products only."
         )
-    drawn = loss.sample_targets(outputs.detach(), targets, generator)
-    cotangents = loss.for_sampled_targets().sampled_gradient(outputs.detach(), drawn)
-    gradients = torch.autograd.grad(outputs, [use[0][1] for use in uses], cotangents)
-    return [
-        (layer.activations(use[0][0]), layer.signals(gradient))
-        for layer, use, gradient in zip(layers, uses, gradients, strict=True)
-    ]
+    drawn = loss.sample_targets(recorded.outputs, targets, generator)
+    cotangents = loss.for_sampled_targets().sampled_gradient(recorded.outputs, drawn)
+    return [(rows.activations, rows.signals[:, 0]) for rows in recorded.rows(cotangents[None])]

@@ -11,7 +11,7 @@ from scipy.stats import rankdata
 from torch import Tensor, nn
 from torch.func import vmap
 
-from curvlab.curvature.jacobian_products import use_vmap
+from curvlab.curvature.linearise import use_vmap
 from curvlab.influence.derivatives import Measurement
 from curvlab.linalg import unflatten, unflatten_columns
 from curvlab.problem import Batches, Data, ModelFunction, output_loss

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import grad, jvp, vmap
 
-from curvlab.curvature.jacobian_products import use_vmap
+from curvlab.curvature.linearise import use_vmap
 from curvlab.linalg import LinearOperator, flatten, unflatten, unflatten_columns
 from curvlab.problem import Data, Loss, Problem
 from curvlab.problem.batch import Inputs, take

@@ -22,7 +22,6 @@ from curvlab.iterate import Checkpoint, iterate
 from curvlab.linalg import LinearOperator, flatten, identity
 from curvlab.problem import Data, Loss, OutputLoss, Problem
 from curvlab.problem.batch import Inputs
-from curvlab.problem.output_hessians import dense_hessians
 from curvlab.seeding import generator_of
 from curvlab.shown import Shown, Summary, counted
 from curvlab.solvers import Solver, default_solver
@@ -353,7 +352,7 @@ def curvature_probes(problem: Problem, count: int, generator: torch.Generator) -
 
 def _curvature_root(outputs: Tensor, targets: Tensor, loss: OutputLoss) -> Tensor:
     """Return S_n^½, the symmetric root of each example's output Hessian, (N, C, C)."""
-    values, vectors = torch.linalg.eigh(dense_hessians(loss, outputs, targets))
+    values, vectors = torch.linalg.eigh(loss.dense_hessians(outputs, targets))
     return (vectors * values.clamp(min=0).sqrt()[:, None]) @ vectors.mT
 
 

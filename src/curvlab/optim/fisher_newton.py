@@ -12,7 +12,8 @@ from torch.optim.optimizer import ParamsT
 from curvlab.curvature import FisherOperator
 from curvlab.linalg import LinearOperator, identity
 from curvlab.optim.flat import Closure, VectorOptimizer, evaluate
-from curvlab.problem.losses import BinaryCrossEntropy, CrossEntropy, OutputLoss, SquaredError
+from curvlab.problem.closed_forms import BinaryCrossEntropy, CrossEntropy, SquaredError
+from curvlab.problem.losses import OutputLoss
 from curvlab.solvers import ConjugateGradient, Direct
 from curvlab.solvers.solver import Solver
 

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from curvlab.curvature import DataOperator
+from curvlab.curvature.examples import quadratic_forms
 from curvlab.curvature.layers import Layer
-from curvlab.curvature.mean_over_ranks import MeanOverRanks
-from curvlab.curvature.quadratic_forms import quadratic_forms
+from curvlab.curvature.operator import MeanOverRanks
 from curvlab.influence.derivatives import Measurement, directional_derivatives, per_example_gradients
 from curvlab.linalg import LinearOperator
 from curvlab.parallel.examples_over_ranks import ExamplesOverRanks

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from curvlab.linalg import ExampleDraws
 from curvlab.problem import OutputLoss, Problem, output_loss
-from curvlab.problem.known_losses import of_mean_weight_one
+from curvlab.problem.own_losses import of_mean_weight_one
 from curvlab.ranks import SAME_SEEDS, Ranks
 
 Value = TypeVar("Value")

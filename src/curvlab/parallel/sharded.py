@@ -15,16 +15,14 @@ from typing import Any, NoReturn, Self, cast
 import torch
 from torch import Tensor, nn
 
-from curvlab.curvature.example_rows import output_traces
-from curvlab.curvature.jacobian_products import FD_STEP
+from curvlab.curvature.linearise import FD_STEP
 from curvlab.influence.derivatives import Measurement
 from curvlab.linalg import LinearOperator
 from curvlab.parallel.examples_over_ranks import ExamplesOverRanks
 from curvlab.parallel.sharded_model import CutVectors, MovedParameters, trained_parameters
 from curvlab.problem import Batches, Data, Loss, ModelFunction, Problem, output_loss
-from curvlab.problem.function_check import without_padding
 from curvlab.problem.memory import Memory
-from curvlab.problem.model_function import check_finite
+from curvlab.problem.model_function import check_finite, without_padding
 from curvlab.problem.problem import Piece
 from curvlab.ranks import SAME_SEEDS, Ranks
 
@@ -332,7 +330,7 @@ class ShardedGaussNewtonOperator(ShardedOperator):
             for piece in self._in_step(whole=True):
                 outputs = self._outputs(piece)
                 if piece[2] is None:
-                    own.append(output_traces(self.loss, outputs, piece[1]).double().cpu())
+                    own.append(self.loss.hessian_traces(outputs, piece[1]).double().cpu())
         return torch.cat(self.ranks.gather(torch.cat(own))) * (self.num_examples / self.divisor)
 
 

@@ -1,26 +1,27 @@
-"""Losses as functions of the model's outputs: sums, gradients and closed-form Hessians.
+"""Losses as functions of the model's outputs: sums, gradients, Hessians S, and factors of these.
 
 Everything here is a sum over predictions, without the loss's own averaging: the operators divide once, by the
-count over the whole data, so that batches of any sizes give the same matrix.
+count over the whole data, so that batches of any sizes give the same matrix. Closed forms stand in
+closed_forms.py, functions of a user's own in own_losses.py.
 """
 
 from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
+from typing import Self
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
-from curvlab.problem.two_readings import refuse_two_readings
-
-# Marks ignored targets among drawn ones: the loss's own ignore_index may be a class, and then it is drawn too.
-_IGNORED_DRAW = -100
+# More outputs of an example than this are not held as (C, C) matrices.
+MAX_OUTPUTS = 512
+# Entries of matrices held at once.
+_MATRIX_NUMBERS = 2**24
 
 
 class OutputLoss(ABC):
-    """sum_n l(h_n, y_n) with its derivatives in h.
+    """sum_n l(h_n, y_n) with its derivatives in h; S_n = ∇²l_n, over all outputs of an example.
 
     Attributes:
         reduction: "mean" or "sum", as the PyTorch loss had it.
@@ -38,6 +39,7 @@ class OutputLoss(ABC):
         if reduction not in ("mean", "sum"):
             raise ValueError(f"reduction='{reduction}' has no curvature matrix: use 'mean' or 'sum'")
         self.reduction = reduction
+        self._reads_pairs = False  # whether targets are (drawn, given)
 
     @property
     def is_psd(self) -> bool | None:
@@ -48,6 +50,7 @@ class OutputLoss(ABC):
     def check(self, outputs: Tensor, targets: Tensor) -> None:
         """Raise a ValueError unless targets fit the outputs."""
 
+    # ------------------------------------------------------------------------------------- sums
     @abstractmethod
     def counts(self, targets: Tensor) -> Tensor:
         """Return the number of predictions of each example, (N,): what a mean over it divides by."""
@@ -60,9 +63,10 @@ class OutputLoss(ABC):
     def per_example(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return the summed loss of each example, (N,)."""
 
-    def total(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Return the sum over all examples, ()."""
-        return self.per_example(outputs, targets).sum()
+    def total(self, outputs: Tensor, targets: Tensor, weights: Tensor | None = None) -> Tensor:
+        """Return the sum over all examples, (), each times its weight, (N,)."""
+        losses = self.per_example(outputs, targets)
+        return losses.sum() if weights is None else (weights * losses).sum()
 
     def own_loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return what the PyTorch loss gives for each example alone, (N,): a mean over its own predictions."""
@@ -78,6 +82,7 @@ class OutputLoss(ABC):
         linear = ((outputs - reference) * self.gradient(reference, targets)).flatten(1).sum(1)
         return self.per_example(outputs, targets) - self.per_example(reference, targets) - linear
 
+    # ------------------------------------------------------------------------------- derivatives
     @abstractmethod
     def gradient(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return the derivative of the sum by the outputs, shaped like them."""
@@ -89,19 +94,67 @@ class OutputLoss(ABC):
         t is shaped as the outputs, or (K, *outputs.shape) for K tangents at once.
         """
 
+    def dense_hessians(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return S_n, (N, C, C), C all outputs of an example. Cost: C products with S."""
+        size = outputs[0].numel()
+        if size > MAX_OUTPUTS:
+            raise ValueError(
+                f"an example has {size} outputs: their Hessian is no matrix to hold ({MAX_OUTPUTS} at most)"
+            )
+        units = torch.eye(size).to(outputs).reshape(size, 1, *outputs.shape[1:]).expand(-1, *outputs.shape)
+        return self.hessian_product(outputs, targets, units).reshape(size, len(outputs), size).transpose(0, 1)
+
+    def convex_at(self, outputs: Tensor, targets: Tensor) -> bool:
+        """Return whether no S_n has a negative eigenvalue beyond rounding at these outputs; False for a large C.
+
+        Beyond rounding: below -100 ε of the largest in the batch, ε of the dtype.
+        """
+        size = outputs[0].numel()
+        if size > MAX_OUTPUTS:
+            return False
+        rows = max(1, _MATRIX_NUMBERS // size**2)
+        parts = zip(outputs.split(rows), targets.split(rows), strict=True)
+        return _none_negative(torch.cat([torch.linalg.eigvalsh(self.dense_hessians(h, y)) for h, y in parts]))
+
+    def hessian_traces(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return tr(S) of each example, summed over its predictions, (N,)."""
+        return self.dense_hessians(outputs, targets).diagonal(dim1=1, dim2=2).sum(1)
+
+    def hessian_factors(self, outputs: Tensor, targets: Tensor, *, limit: int | None = None) -> Tensor:
+        """Return columns l_r with S = sum_r l_r l_rᵀ, (R, *outputs.shape), R the outputs of an example.
+
+        With a limit below R each example keeps its longest columns, so that the sum stays below S. In general
+        l_r = sqrt(μ_r) v_r with eigenvalues and eigenvectors of S, the largest first.
+        """
+        values, vectors = torch.linalg.eigh(self.dense_hessians(outputs, targets))
+        if not _none_negative(values):
+            raise ValueError(
+                f"S is not positive semi-definite at these outputs (eigenvalue {float(values.min()):.3g}): it has "
+                "no square root. The loss is not convex in the outputs."
+            )
+        columns = (vectors * values.clamp(min=0).sqrt()[:, None]).flip(-1)
+        return columns.permute(2, 0, 1).reshape(-1, *outputs.shape)[:limit]
+
+    def random_factor(self, outputs: Tensor, targets: Tensor, generator: torch.Generator) -> Tensor:
+        """Return random r with E r = 0 and E r rᵀ = S, shaped as the outputs, independent for each prediction."""
+        columns = self.hessian_factors(outputs, targets)
+        signs = random_signs(columns.shape[:2], generator).to(outputs)
+        return (columns * signs.reshape(*signs.shape, *[1] * (outputs.ndim - 1))).sum(0)
+
+    # ----------------------------------------------------------------------- the model's own labels
     @abstractmethod
     def sample_targets(self, outputs: Tensor, targets: Tensor, generator: torch.Generator) -> Tensor:
         """Draw targets from the model's own distribution p ∝ exp(-l).
 
-        Pass them to `sampled_gradient`, or to `count` and `check` of `for_sampled_targets()`: drawn targets mark
-        ignored predictions in their own way.
+        Read them by `for_sampled_targets()`: drawn targets mark ignored predictions in their own way, and where
+        labels have weights they stand beside the given ones, (*targets.shape, 2).
         """
 
-    @abstractmethod
     def sampled_gradient(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return the derivative of -log p by the outputs for drawn targets; zero where they are ignored."""
+        return self.gradient(outputs, targets)
 
-    def for_sampled_targets(self) -> OutputLoss:
+    def for_sampled_targets(self) -> Self:
         """Return this loss as it reads targets drawn by `sample_targets`."""
         return self
 
@@ -111,177 +164,25 @@ class OutputLoss(ABC):
         axes = tuple(range(1 - gradients.ndim, 0))  # all but the examples'; none of them would mean all in `sum`
         return gradients * (products.sum(axes, keepdim=True) if axes else products)
 
-    def example_scale(self, outputs: Tensor) -> float:
-        """Return c such that c² r rᵀ, divided by `count`, is the outer product of an example's gradient."""
-        return 1.0
-
     def example_gradient(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Return the gradient, scaled by `example_scale`: what the empirical Fisher matrix is made of."""
-        return self.example_scale(outputs) * self.gradient(outputs, targets)
-
-
-class CrossEntropy(OutputLoss):
-    """-log softmax(h)_y for logits (N, C), or (N, T, V) with one label for each position: classes come last."""
-
-    token_wise = True
-
-    def __init__(self, loss: nn.CrossEntropyLoss) -> None:
-        super().__init__(loss)
-        self.ignore_index = loss.ignore_index
-        self.label_smoothing = loss.label_smoothing
-
-    def check(self, outputs: Tensor, targets: Tensor) -> None:
-        """Targets are class indices with the outputs' shape less its last axis."""
-        if targets.is_floating_point() or targets.shape != outputs.shape[:-1]:
-            raise ValueError(
-                f"cross-entropy needs integer class indices of shape {tuple(outputs.shape[:-1])} for outputs "
-                f"of shape {tuple(outputs.shape)} (classes last), got {targets.dtype} {tuple(targets.shape)}"
-            )
-        refuse_two_readings(outputs, targets)
-        kept = targets[targets != self.ignore_index]
-        if len(kept) and (kept.min() < 0 or kept.max() >= outputs.shape[-1]):
-            raise ValueError(
-                f"class indices run from {int(kept.min())} to {int(kept.max())}, but the model has "
-                f"{outputs.shape[-1]} outputs"
-            )
-
-    def counts(self, targets: Tensor) -> Tensor:
-        """Return the number of targets that are not ignored, (N,)."""
-        return (targets != self.ignore_index).reshape(targets.shape[0], -1).sum(1)
-
-    def per_example(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Return the sum over an example's predictions, (N,).
-
-        Without smoothing as softplus(log sum_{k≠y} exp h_k - h_y), which keeps its relative accuracy, and that of
-        its derivatives, where p_y rounds to 1: -log softmax(h)_y and p_y - 1 lose all digits there.
-        """
-        if self.label_smoothing == 0 and outputs.shape[-1] > 1:
-            label = targets.clamp(min=0, max=outputs.shape[-1] - 1).unsqueeze(-1)
-            others = outputs.scatter(-1, label, -torch.inf).logsumexp(-1)
-            losses = functional.softplus(others - outputs.gather(-1, label).squeeze(-1))
-            losses = losses.masked_fill(targets == self.ignore_index, 0.0)
-        else:
-            losses = functional.cross_entropy(
-                outputs.reshape(-1, outputs.shape[-1]),
-                targets.reshape(-1),
-                reduction="none",
-                ignore_index=self.ignore_index,
-                label_smoothing=self.label_smoothing,
-            )
-        return losses.reshape(targets.shape[0], -1).sum(1)
-
-    def gradient(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Return softmax(h) - y, with y smoothed as the loss says."""
-        classes = outputs.shape[-1]
-        smoothed = (1 - self.label_smoothing) * self._one_hot(outputs, targets) + self.label_smoothing / classes
-        return (outputs.softmax(-1) - smoothed) * self._kept(outputs, targets)
-
-    def hessian_product(self, outputs: Tensor, targets: Tensor, tangents: Tensor) -> Tensor:
-        """Return (Diag(p) - p pᵀ) t; it does not depend on the labels, except where they are ignored."""
-        probabilities = outputs.softmax(-1)
-        weighted = probabilities * tangents
-        product = weighted - probabilities * weighted.sum(-1, keepdim=True)
-        return product * self._kept(outputs, targets)
-
-    def sample_targets(self, outputs: Tensor, targets: Tensor, generator: torch.Generator) -> Tensor:
-        """Draw a class for each prediction from softmax(h), except where the given target is ignored."""
-        probabilities = outputs.softmax(-1).reshape(-1, outputs.shape[-1]).to(generator.device)
-        drawn = torch.multinomial(probabilities, 1, generator=generator).reshape(targets.shape)
-        return drawn.to(targets).masked_fill(targets == self.ignore_index, _IGNORED_DRAW)
-
-    def sampled_gradient(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Return softmax(h) - e_y: smoothing belongs to given labels, not to drawn ones."""
-        kept = (targets != _IGNORED_DRAW).unsqueeze(-1).to(outputs.dtype)
-        return (outputs.softmax(-1) - self._one_hot(outputs, targets)) * kept
-
-    def for_sampled_targets(self) -> CrossEntropy:
-        """Return this loss with the mark of ignored draws as its ignore_index, and unsmoothed."""
-        other = copy.copy(self)
-        other.ignore_index = _IGNORED_DRAW
-        other.label_smoothing = 0.0  # belongs to given labels, not to drawn ones
-        return other
-
-    def outer_product(self, gradients: Tensor, tangents: Tensor) -> Tensor:
-        """Return r (rᵀt) prediction by prediction: every token is an example of its own."""
-        return gradients * (gradients * tangents).sum(-1, keepdim=True)
-
-    def _one_hot(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        classes = targets.clamp(min=0, max=outputs.shape[-1] - 1)
-        return functional.one_hot(classes, outputs.shape[-1]).to(outputs.dtype)
-
-    def _kept(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        return (targets != self.ignore_index).unsqueeze(-1).to(outputs.dtype)
-
-
-class _Elementwise(OutputLoss):
-    """A sum over all outputs of an example; a mean divides by their number too, as PyTorch does."""
-
-    def check(self, outputs: Tensor, targets: Tensor) -> None:
-        """Targets have the outputs' shape, as PyTorch would broadcast silently, and are finite."""
-        if outputs.shape != targets.shape or not targets.is_floating_point():
-            raise ValueError(
-                f"targets must be floating point of the outputs' shape {tuple(outputs.shape)}, got "
-                f"{targets.dtype} {tuple(targets.shape)}; a missing axis is added by targets.unsqueeze(-1)"
-            )
-        if not torch.isfinite(targets).all():
-            rows = (~torch.isfinite(targets)).flatten(1).any(1) if targets.ndim > 1 else ~torch.isfinite(targets)
-            raise ValueError(
-                f"targets contain NaN or infinity (rows {rows.nonzero().flatten()[:5].tolist()} of a batch of "
-                f"{len(targets)}): remove those examples, or fill in their targets."
-            )
-
-    def counts(self, targets: Tensor) -> Tensor:
-        """Return the number of single outputs, (N,)."""
-        return torch.full((targets.shape[0],), targets[0].numel(), device=targets.device)
-
-    def sampled_gradient(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Return the ordinary gradient: the loss is -log p up to a constant."""
+        """Return r of which r rᵀ, divided by `count`, is the outer product of an example's gradient."""
         return self.gradient(outputs, targets)
 
-    def example_scale(self, outputs: Tensor) -> float:
-        """Return 1/sqrt(C) for means over C outputs: an example's loss is divided by C, its square by C²."""
-        return (outputs[0].numel() ** -0.5) if self.reduction == "mean" else 1.0
+    # ------------------------------------------------------------------- drawn beside given targets
+    def _drawn_and_given(self, targets: Tensor) -> tuple[Tensor, Tensor]:
+        drawn, given = targets.unbind(-1) if self._reads_pairs else (targets, targets)
+        return drawn, given
+
+    def _reading_pairs(self) -> Self:
+        other = copy.copy(self)
+        other._reads_pairs = True
+        return other
 
 
-class SquaredError(_Elementwise):
-    """sum (h - y)²: -log of a Gaussian of variance 1/2. S = 2 I (2/C I after a mean over C outputs)."""
-
-    def per_example(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Return the sum of squares over an example's outputs, (N,)."""
-        return (outputs - targets).square().reshape(outputs.shape[0], -1).sum(1)
-
-    def gradient(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Return 2 (h - y)."""
-        return 2 * (outputs - targets)
-
-    def hessian_product(self, outputs: Tensor, targets: Tensor, tangents: Tensor) -> Tensor:
-        """Return 2 t."""
-        return 2 * tangents
-
-    def sample_targets(self, outputs: Tensor, targets: Tensor, generator: torch.Generator) -> Tensor:
-        """Draw y ~ N(h, 1/2)."""
-        noise = torch.randn(outputs.shape, generator=generator, dtype=outputs.dtype, device=generator.device)
-        return outputs + 0.5**0.5 * noise.to(outputs.device)
+def random_signs(shape: torch.Size, generator: torch.Generator) -> Tensor:
+    """Return independent signs, 1 and -1, as integers where the generator is."""
+    return 2 * torch.randint(2, shape, generator=generator, device=generator.device) - 1
 
 
-class BinaryCrossEntropy(_Elementwise):
-    """-y log s(h) - (1-y) log(1-s(h)) with s the logistic function, for any number of outputs."""
-
-    def per_example(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Return the sum over an example's outputs, (N,)."""
-        losses = functional.binary_cross_entropy_with_logits(outputs, targets, reduction="none")
-        return losses.reshape(outputs.shape[0], -1).sum(1)
-
-    def gradient(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Return s(h) - y."""
-        return outputs.sigmoid() - targets
-
-    def hessian_product(self, outputs: Tensor, targets: Tensor, tangents: Tensor) -> Tensor:
-        """Return s(h) (1 - s(h)) t."""
-        probabilities = outputs.sigmoid()
-        return probabilities * (1 - probabilities) * tangents
-
-    def sample_targets(self, outputs: Tensor, targets: Tensor, generator: torch.Generator) -> Tensor:
-        """Draw y ~ Bernoulli(s(h))."""
-        probabilities = outputs.sigmoid().to(generator.device)
-        return torch.bernoulli(probabilities, generator=generator).to(outputs)
+def _none_negative(values: Tensor) -> bool:
+    return float(values.min()) >= -100 * torch.finfo(values.dtype).eps * float(values.abs().max())

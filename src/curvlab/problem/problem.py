@@ -13,12 +13,10 @@ from torch import Tensor, nn
 from curvlab.linalg import ExampleDraws, flatten
 from curvlab.problem.batch import Batch, Inputs
 from curvlab.problem.data import Batches, Data
-from curvlab.problem.example_weights import checked_weights
-from curvlab.problem.function_loss import FunctionLoss, try_on_first_examples
-from curvlab.problem.known_losses import Loss, of_mean_weight_one, output_loss
 from curvlab.problem.losses import OutputLoss
 from curvlab.problem.memory import Memory, rows_of
 from curvlab.problem.model_function import ModelFunction, check_finite
+from curvlab.problem.own_losses import FunctionLoss, Loss, of_mean_weight_one, output_loss
 
 DEFAULT_BATCH_SIZE = 512
 
@@ -126,7 +124,7 @@ class Problem:
         known = output_loss(loss)
         batches = Batches.of(function, cast("Data", data), batch_size=batch_size)
         if isinstance(known, FunctionLoss):
-            try_on_first_examples(known, function, batches)
+            known.try_on_first_examples(function, batches)
         whole = cls(function, known, batches, memory, loss)
         return whole if weights is None else whole.weighted(weights)
 
@@ -336,6 +334,15 @@ class Problem:
                 yield from _selected(self.data, indices, self.weights[indices])
 
     @torch.inference_mode(False)
+    @torch.no_grad()
+    def outputs(self, inputs: Inputs, targets: Tensor) -> Tensor:
+        """Return h of a batch without graph, or raise where it is not finite or the targets do not fit."""
+        outputs = self.function(self.parameters, inputs)
+        check_finite(outputs)
+        self.loss.check(outputs, targets)
+        return outputs
+
+    @torch.inference_mode(False)
     def gradient(self) -> Tensor:
         """Return ∇L = 1/n Σ w ∇l by the trainable parameters, (P,), scaled as HessianOperator's matrix is.
 
@@ -355,8 +362,7 @@ class Problem:
             outputs = self.function(leaves, inputs)
             check_finite(outputs)
             self.loss.check(outputs, targets)
-            losses = self.loss.per_example(outputs, targets)
-            value = losses.sum() if weights is None else (weights * losses).sum()
+            value = self.loss.total(outputs, targets, weights)
             return flatten(torch.autograd.grad(value, leaves, materialize_grads=True))
 
 
@@ -392,3 +398,17 @@ def _selected(data: Batches, indices: Tensor, weights: Tensor | None) -> Iterato
         return
     for (inputs, targets), places in data.select_with_places(indices):
         yield inputs, targets, weights[places].to(data.device, data.dtype)
+
+
+def checked_weights(weights: Tensor, num_examples: int) -> Tensor:
+    """Return w of the mean loss L = 1/n Σ_i w_i l_i, (N,), without graph, or raise a ValueError.
+
+    One convention: the sum is divided by n, as without weights, and never by the sum of the weights. A weight of 2
+    is an example that stands twice in a data set whose n is not raised; 0 takes an example away and leaves the
+    others as they were. For the mean over the sum of the weights, pass weights * len(weights) / weights.sum().
+    """
+    if weights.shape != (num_examples,):
+        raise ValueError(f"need one weight for each of {num_examples} examples, got shape {tuple(weights.shape)}")
+    if not bool(((weights >= 0) & weights.isfinite()).all()):
+        raise ValueError("weights must be finite and not negative")
+    return weights.detach()

@@ -48,7 +48,7 @@ class WeightedLoss(OutputLoss):
         """Return w_n times the derivative of -log p for drawn targets."""
         return self._shaped(outputs) * self.loss.sampled_gradient(outputs, targets)
 
-    def for_sampled_targets(self) -> OutputLoss:
+    def for_sampled_targets(self) -> WeightedLoss:
         """Return the weighted loss as it reads drawn targets."""
         return WeightedLoss(self.loss.for_sampled_targets(), self._weights)
 
@@ -64,10 +64,6 @@ class WeightedLoss(OutputLoss):
     def example_gradient(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return w_n times that of the loss without weights."""
         return self._shaped(outputs) * self.loss.example_gradient(outputs, targets)
-
-    def example_scale(self, outputs: Tensor) -> float:
-        """Return that of the loss without weights."""
-        return self.loss.example_scale(outputs)
 
     def _shaped(self, outputs: Tensor) -> Tensor:
         return self._weights.reshape(-1, *[1] * (outputs.ndim - 1))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from curvlab.curvature import GaussNewtonOperator, output_curvatures
-from curvlab.curvature.example_rows import covering_layers, own_gauss_newton, with_examples
+from curvlab.curvature.examples import covering_layers, own_gauss_newton, with_examples
 from curvlab.linalg import LinearOperator
 from curvlab.solvers.block_cg import BlockConjugateGradient
 from curvlab.solvers.preconditioners import Nystrom, Rows

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from curvlab.curvature.quadratic_forms import quadratic_forms
+from curvlab.curvature.examples import quadratic_forms
 from curvlab.iterate import Checkpoint, iterate
 from curvlab.linalg import LinearOperator, checked_product, draw_probes
 from curvlab.linalg.vectors import Distribution

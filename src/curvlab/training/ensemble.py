@@ -18,9 +18,9 @@ from curvlab.linalg import flatten, unflatten
 from curvlab.problem import Batches, Data, Loss, ModelFunction, output_loss
 from curvlab.problem.batch import Batch, Inputs, is_pair, num_examples
 from curvlab.problem.data import Pairs
-from curvlab.problem.example_weights import checked_weights
 from curvlab.problem.memory import Memory
 from curvlab.problem.model_function import plain_attention
+from curvlab.problem.problem import checked_weights
 from curvlab.seeding import generator_of
 from curvlab.training.descent import DescentState, Ensemble, EnsembleGradient, EnsembleOptimizer, descend
 from curvlab.training.schedules import BatchOrder, Schedule, ScheduleName, shuffled_batches

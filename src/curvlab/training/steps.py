@@ -15,8 +15,8 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from curvlab.problem import FunctionLoss, output_loss
 from curvlab.problem.batch import Inputs
-from curvlab.problem.function_loss import LossFunction
-from curvlab.problem.two_readings import refuse_two_readings
+from curvlab.problem.closed_forms import refuse_two_readings
+from curvlab.problem.own_losses import LossFunction
 
 Loss: TypeAlias = nn.Module | LossFunction
 

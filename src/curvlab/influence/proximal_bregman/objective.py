@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.func import vjp, vmap
 
 from curvlab.curvature import GaussNewtonOperator
-from curvlab.curvature.jacobian_products import use_vmap
+from curvlab.curvature.linearise import use_vmap
 from curvlab.influence.proximal_bregman.passes import WeightedBatch, drawn_batches, pieces, weighted_batches
 from curvlab.influence.proximal_bregman.point_weights import per_point
 from curvlab.linalg import (
@@ -24,10 +24,10 @@ from curvlab.linalg import (
 )
 from curvlab.problem import Batches, Data, ModelFunction, OutputLoss, output_loss
 from curvlab.problem.batch import Batch, Inputs
-from curvlab.problem.example_weights import checked_weights
-from curvlab.problem.known_losses import of_mean_weight_one
 from curvlab.problem.memory import Memory
 from curvlab.problem.model_function import check_finite
+from curvlab.problem.own_losses import of_mean_weight_one
+from curvlab.problem.problem import checked_weights
 
 
 class ProximalBregmanObjective:

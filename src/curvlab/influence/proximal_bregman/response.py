@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import vmap
 
-from curvlab.curvature.jacobian_products import use_vmap
+from curvlab.curvature.linearise import use_vmap
 from curvlab.influence.proximal_bregman.objective import ProximalBregmanObjective
 from curvlab.influence.proximal_bregman.point_weights import per_point
 from curvlab.linalg import unflatten, unflatten_columns

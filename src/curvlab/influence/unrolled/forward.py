@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.func import grad, jvp, vmap
 
-from curvlab.curvature.jacobian_products import use_vmap
+from curvlab.curvature.linearise import use_vmap
 from curvlab.linalg import flatten, unflatten
 from curvlab.training import Replay, ReplayedStep
 from curvlab.training.history import State

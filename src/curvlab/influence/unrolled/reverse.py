@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.func import vjp, vmap
 
-from curvlab.curvature.jacobian_products import use_vmap
+from curvlab.curvature.linearise import use_vmap
 from curvlab.linalg import flatten_columns
 from curvlab.training import Replay, ReplayedStep
 from curvlab.training.history import State

@@ -11,14 +11,14 @@ import torch
 from torch import Tensor
 
 from curvlab.curvature import exact_traces, output_curvatures
-from curvlab.curvature.example_rows import own_gauss_newton, with_examples
-from curvlab.curvature.principal_rows import DenseRows, OuterRows, numbers_of_row, principal_rows
+from curvlab.curvature.examples import own_gauss_newton, with_examples
+from curvlab.curvature.rows import DenseRows, OuterRows, numbers_of_row, principal_rows
 from curvlab.linalg import DerivedOperator, LinearOperator, describe
 from curvlab.solvers.preconditioners.ekfac import layered_term
 
 if TYPE_CHECKING:
     from curvlab.curvature import GaussNewtonOperator
-    from curvlab.curvature.mean_over_ranks import MeanOverRanks
+    from curvlab.curvature.operator import MeanOverRanks
 
 _POWER_STEPS = 30
 

@@ -10,16 +10,10 @@ import torch
 from torch import Tensor
 from torch.func import vjp, vmap
 
-from curvlab.curvature.example_rows import (
-    checked_operator,
-    covering_layers,
-    output_factors,
-    own_gauss_newton,
-    run_recorded,
-)
+from curvlab.curvature.examples import covering_layers, own_gauss_newton, recorded
 from curvlab.curvature.gauss_newton import GaussNewtonOperator
 from curvlab.curvature.layers import Layer
-from curvlab.curvature.mean_over_ranks import MeanOverRanks
+from curvlab.curvature.operator import MeanOverRanks
 from curvlab.problem.batch import Inputs
 
 _EXAMPLES_AT_ONCE = 256
@@ -146,7 +140,7 @@ def principal_rows(
     """
     if isinstance(operator, MeanOverRanks):
         return _rows_of_all(operator, chosen, num_rows)
-    layers = covering_layers(operator)
+    layers = covering_layers(own_gauss_newton(operator))
     if layers is None:
         return _flat_rows(operator, chosen, num_rows)
     return _layered_rows(operator, layers, chosen, num_rows)
@@ -192,7 +186,7 @@ def _layered_rows(
     operator: GaussNewtonOperator, layers: list[Layer], chosen: Tensor, num_rows: int
 ) -> tuple[list[OuterRows | DenseRows], int]:
     """Return the longest principal rows of the chosen examples, layer by layer, and the number of outputs used."""
-    data, root = checked_operator(operator), operator.divisor**0.5
+    data, root = operator.problem.data.in_fixed_order(), operator.divisor**0.5
     activations: list[list[Tensor]] = [[] for _ in layers]
     signals: list[list[Tensor]] = [
         [] for _ in layers
@@ -200,9 +194,9 @@ def _layered_rows(
     squares: list[Tensor] = []
     for block in chosen.split(_EXAMPLES_AT_ONCE):
         for inputs, targets in data.select(block):
-            recorded = run_recorded(operator, layers, inputs, targets)
-            columns = output_factors(operator.loss, recorded.outputs, targets, limit=_MAX_OUTPUTS) / root
-            found = recorded.rows(columns)
+            batch = recorded(operator, layers, inputs, targets)
+            columns = operator.loss.hessian_factors(batch.outputs, targets, limit=_MAX_OUTPUTS) / root
+            found = batch.rows(columns)
             single = [part.activations.shape[1] == 1 for part in found]
             own = [
                 part.signals[:, :, 0] if one else part.dense().flatten(2)
@@ -234,7 +228,7 @@ def _flat_rows(
     operator: GaussNewtonOperator, chosen: Tensor, num_rows: int
 ) -> tuple[list[OuterRows | DenseRows], int]:
     """Return the same as rows of P numbers, by the gradients of each output of each example."""
-    data, root = checked_operator(operator), operator.divisor**0.5
+    data, root = operator.problem.data.in_fixed_order(), operator.divisor**0.5
     rows: list[Tensor] = []
     squares: list[Tensor] = []
     for index in range(len(chosen)):
@@ -252,7 +246,7 @@ def _flat_rows(
 def _rows_of_one(operator: GaussNewtonOperator, inputs: Inputs, targets: Tensor) -> Tensor:
     """Return S^½ J of one example, (C, P)."""
     outputs, gradient = vjp(lambda *values: operator.function(values, inputs), *operator.function.parameters)[:2]
-    columns = output_factors(operator.loss, outputs.detach(), targets, limit=_MAX_OUTPUTS)
+    columns = operator.loss.hessian_factors(outputs.detach(), targets, limit=_MAX_OUTPUTS)
     return torch.cat([piece.flatten(1) for piece in vmap(gradient)(columns)], 1)
 
 

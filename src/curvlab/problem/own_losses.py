@@ -1,16 +1,19 @@
-"""Any loss of the user's own, a function of (outputs, targets): its derivatives by autograd."""
+"""Any loss as one of the family: closed forms where they are known, a user's own functions by autograd."""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable
 from functools import partial
+from typing import Any, TypeAlias
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.func import grad, vjp, vmap
+from torch.nn import functional
 
 from curvlab.problem.batch import Batch, take
+from curvlab.problem.closed_forms import BinaryCrossEntropy, CrossEntropy, SquaredError
 from curvlab.problem.losses import OutputLoss
 from curvlab.problem.model_function import ModelFunction, check_finite
 
@@ -20,6 +23,50 @@ _EXAMPLES_TRIED = 16
 LossFunction = Callable[[Tensor, Tensor], Tensor]
 # (outputs, given targets, generator) -> targets drawn from the model's own distribution, like the given ones.
 TargetSampler = Callable[[Tensor, Tensor, torch.Generator], Tensor]
+Loss: TypeAlias = nn.Module | LossFunction | OutputLoss
+
+_CLOSED_FORMS: dict[type[nn.Module], Callable[[Any], OutputLoss]] = {
+    nn.CrossEntropyLoss: CrossEntropy,
+    nn.MSELoss: SquaredError,
+    nn.BCEWithLogitsLoss: BinaryCrossEntropy,
+}
+_FUNCTIONS: dict[Any, type[nn.Module]] = {
+    functional.cross_entropy: nn.CrossEntropyLoss,
+    functional.mse_loss: nn.MSELoss,
+    functional.binary_cross_entropy_with_logits: nn.BCEWithLogitsLoss,
+}
+
+
+def output_loss(loss: Loss) -> OutputLoss:
+    """Return the derivatives of a loss by the outputs.
+
+    Closed forms for nn.CrossEntropyLoss (class weights and smoothing included), nn.MSELoss and
+    nn.BCEWithLogitsLoss (with pos_weight), and for their functions in torch.nn.functional; autograd for every
+    other function of (outputs, targets) that is a mean over examples, see `FunctionLoss`. Softmax and sigmoid
+    belong to the loss, not to the model.
+    """
+    if isinstance(loss, OutputLoss):
+        return loss
+    if loss in _FUNCTIONS:
+        loss = _FUNCTIONS[loss]()
+    for kind, closed_form in _CLOSED_FORMS.items():
+        # A forward of its own has derivatives of its own.
+        if isinstance(loss, kind) and type(loss).forward is kind.forward and "forward" not in vars(loss):
+            return closed_form(loss)
+    return FunctionLoss(loss)
+
+
+def of_mean_weight_one(loss: Loss, targets: Iterable[Tensor]) -> Loss:
+    """Return an equal loss with class weights whose mean over these targets is one; others as they are.
+
+    A mean over all targets does not change. The loss of a single example is then its term of that mean, as it is
+    without class weights: influence, whose unit is a weight added to that term, needs it so. In a sum its weighted
+    loss is its term already.
+    """
+    known = output_loss(loss)
+    if not isinstance(known, CrossEntropy) or known.class_weights is None or known.reduction == "sum":
+        return loss
+    return known.of_mean_weight_one(list(targets))
 
 
 class FunctionLoss(OutputLoss):
@@ -44,6 +91,8 @@ class FunctionLoss(OutputLoss):
     def __init__(
         self, loss: LossFunction, *, is_psd: bool | None = None, sample_targets: TargetSampler | None = None
     ) -> None:
+        if isinstance(loss, type):
+            raise TypeError(f"the loss is a class: pass an instance of it, {loss.__name__}()")
         if not callable(loss):
             raise TypeError(f"a loss is a function of (outputs, targets), got {type(loss).__name__}")
         reduction = getattr(loss, "reduction", "mean")
@@ -78,7 +127,7 @@ class FunctionLoss(OutputLoss):
             raise ValueError(f"there are {len(outputs)} outputs and {len(targets)} targets")
         h = outputs.detach()
         if not self._tried:
-            self.by_vmap = can_vmap(self.loss, h, targets)
+            self.by_vmap = _can_vmap(self.loss, h, targets)
         if h.dtype not in (torch.float32, torch.float64):
             h, targets = h.float(), targets.float() if targets.is_floating_point() else targets
         if len(h) == 1:
@@ -128,11 +177,21 @@ class FunctionLoss(OutputLoss):
         return torch.ones(len(targets), device=targets.device)
 
     def per_example(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Return the loss of each example alone, (N,)."""
-        return single_losses(self.loss, outputs, targets)
+        """Return the loss of each example alone, (N,): together through `vmap`, or one by one.
 
-    def total(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Return the sum over the examples, by one call: the mean times their number."""
+        `vmap` refuses functions that branch on values (F.gaussian_nll_loss checks its variances).
+        """
+        try:
+            return _together(self.loss, outputs, targets)
+        except RuntimeError as error:
+            if "vmap" not in str(error):
+                raise
+            return torch.stack([self.loss(h[None], y[None]) for h, y in zip(outputs, targets, strict=True)])
+
+    def total(self, outputs: Tensor, targets: Tensor, weights: Tensor | None = None) -> Tensor:
+        """Return the sum over the examples; without weights by one call: the mean times their number."""
+        if weights is not None:
+            return super().total(outputs, targets, weights)
         return self._whole(outputs, targets) * len(outputs)
 
     def gradient(self, outputs: Tensor, targets: Tensor) -> Tensor:
@@ -143,16 +202,10 @@ class FunctionLoss(OutputLoss):
     def hessian_product(self, outputs: Tensor, targets: Tensor, tangents: Tensor) -> Tensor:
         """Return S t by a second reverse pass: S is symmetric, and its blocks are those of single examples."""
         product = vjp(grad(partial(self.total, targets=targets)), outputs)[1]
-        if tangents.ndim == outputs.ndim:
-            alone: Tensor = product(tangents)[0]
-            return alone
-
-        def column(tangent: Tensor) -> Tensor:
-            found: Tensor = product(tangent)[0]
-            return found
-
-        together: Tensor = vmap(column)(tangents)
-        return together
+        alone = tangents.ndim == outputs.ndim
+        (found,) = product(tangents) if alone else vmap(product)(tangents)
+        result: Tensor = found
+        return result
 
     def sample_targets(self, outputs: Tensor, targets: Tensor, generator: torch.Generator) -> Tensor:
         """Draw targets by the user's function."""
@@ -164,10 +217,6 @@ class FunctionLoss(OutputLoss):
             )
         return self._sample(outputs, targets, generator)
 
-    def sampled_gradient(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Return the ordinary gradient: the loss is -log p up to a constant."""
-        return self.gradient(outputs, targets)
-
     def _whole(self, outputs: Tensor, targets: Tensor) -> Tensor:
         value = self.loss(outputs, targets)
         if not isinstance(value, Tensor) or value.ndim != 0:
@@ -178,21 +227,45 @@ class FunctionLoss(OutputLoss):
             )
         return value
 
+    # ------------------------------------------------------------------- tried on the first examples
+    @torch.inference_mode(False)
+    @torch.no_grad()
+    def try_on_first_examples(self, function: ModelFunction, batches: Iterable[Batch]) -> None:
+        """Refuse now what is no mean over examples: later the matrix would be wrong without a word.
 
-def single_losses(loss: LossFunction, outputs: Tensor, targets: Tensor) -> Tensor:
-    """Return the loss of each example alone, (N,): together through `vmap`, or one by one where that cannot be.
+        Cost: a forward of a few examples.
+        """
+        self.check(*_first_outputs(function, batches))
 
-    `vmap` refuses functions that branch on values (F.gaussian_nll_loss checks its variances).
-    """
-    try:
-        return _together(loss, outputs, targets)
-    except RuntimeError as error:
-        if "vmap" not in str(error):
-            raise
-        return torch.stack([loss(h[None], y[None]) for h, y in zip(outputs, targets, strict=True)])
+    @torch.inference_mode(False)
+    @torch.no_grad()
+    def warn_if_linear(self, function: ModelFunction, batches: Iterable[Batch]) -> None:
+        """Warn where S = ∇²l is exactly zero at the first examples: of nn.NLLLoss and nn.L1Loss it is everywhere.
+
+        The Gauss-Newton matrix is then zero, and (G + damping I)⁻¹ b only b / damping. Along one direction, in
+        which every output has another weight, so that nothing cancels but by chance.
+        """
+        outputs, targets = _first_outputs(function, batches)
+        weights = torch.linspace(1, 2, outputs.numel(), device=outputs.device).sqrt().view_as(outputs)
+        if not bool(self.hessian_product(outputs, targets, weights.to(outputs.dtype)).any()):
+            warnings.warn(
+                f"{_name(self.loss)} is linear in the outputs at the first {len(outputs)} examples: its "
+                "Gauss-Newton matrix is zero there, and (G + damping I)⁻¹ b only b / damping. nn.NLLLoss: let the "
+                "model end at its logits, and pass nn.CrossEntropyLoss(). nn.L1Loss: nn.HuberLoss() and "
+                "nn.SmoothL1Loss() are curved near zero. HessianOperator takes the loss as it is.",
+                stacklevel=3,
+            )
 
 
-def can_vmap(loss: LossFunction, outputs: Tensor, targets: Tensor) -> bool:
+def _first_outputs(function: ModelFunction, batches: Iterable[Batch]) -> tuple[Tensor, Tensor]:
+    inputs, targets = next(iter(batches))
+    few = slice(0, _EXAMPLES_TRIED)
+    outputs = function(function.parameters, take(inputs, few))
+    check_finite(outputs)
+    return outputs, targets[few]
+
+
+def _can_vmap(loss: LossFunction, outputs: Tensor, targets: Tensor) -> bool:
     """Return whether `vmap` takes the function, tried on one example."""
     try:
         _together(loss, outputs[:1].detach(), targets[:1])
@@ -206,42 +279,6 @@ def can_vmap(loss: LossFunction, outputs: Tensor, targets: Tensor) -> bool:
 def _together(loss: LossFunction, outputs: Tensor, targets: Tensor) -> Tensor:
     losses: Tensor = vmap(lambda output, target: loss(output[None], target[None]))(outputs, targets)
     return losses
-
-
-@torch.inference_mode(False)
-@torch.no_grad()
-def try_on_first_examples(loss: OutputLoss, function: ModelFunction, batches: Iterable[Batch]) -> None:
-    """Refuse now what is no mean over examples: later the matrix would be wrong without a word.
-
-    Cost: a forward of a few examples.
-    """
-    inputs, targets = next(iter(batches))
-    few = slice(0, _EXAMPLES_TRIED)
-    outputs = function(function.parameters, take(inputs, few))
-    check_finite(outputs)
-    loss.check(outputs, targets[few])
-
-
-@torch.inference_mode(False)
-@torch.no_grad()
-def warn_if_linear(loss: FunctionLoss, function: ModelFunction, batches: Iterable[Batch]) -> None:
-    """Warn where S = ∇²l is exactly zero at the first examples: of nn.NLLLoss and nn.L1Loss it is everywhere.
-
-    The Gauss-Newton matrix is then zero, and (G + damping I)⁻¹ b only b / damping. Along one direction, in which
-    every output has another weight, so that nothing cancels but by chance. Cost: a forward of a few examples.
-    """
-    inputs, targets = next(iter(batches))
-    few = slice(0, _EXAMPLES_TRIED)
-    outputs = function(function.parameters, take(inputs, few))
-    weights = torch.linspace(1, 2, outputs.numel(), device=outputs.device).sqrt().view_as(outputs)
-    if not bool(loss.hessian_product(outputs, targets[few], weights.to(outputs.dtype)).any()):
-        warnings.warn(
-            f"{_name(loss.loss)} is linear in the outputs at the first {len(outputs)} examples: its Gauss-Newton "
-            "matrix is zero there, and (G + damping I)⁻¹ b only b / damping. nn.NLLLoss: let the model end "
-            "at its logits, and pass nn.CrossEntropyLoss(). nn.L1Loss: nn.HuberLoss() and nn.SmoothL1Loss() are "
-            "curved near zero. HessianOperator takes the loss as it is.",
-            stacklevel=3,
-        )
 
 
 def _name(loss: LossFunction) -> str:

@@ -3,7 +3,7 @@
 A batch of N sequences of T tokens has N·T·V logits, with V = 50,000 more numbers than all activations before
 them. Here the network is differentiated up to its last layer, logits = hidden Wᵀ + b, and the layer is applied to
 a few tokens at a time: logits, their tangents and S times them, then back; several vectors share the logits. Cost
-as in jacobian_products, where the same products are taken. Memory of the last layer: about 5 · LOGITS_PER_CHUNK
+as in linearise.py, where the same products are taken. Memory of the last layer: about 5 · LOGITS_PER_CHUNK
 numbers (84 MB in fp32) instead of 5 · N·T·V. Measured peak of one product for the paper's batch, 4 sequences of
 512 tokens and V = 50,272, with one layer of width 16 before the last: 0.12 GB, and 2.08 GB from whole logits,
 which take 0.41 GB once.
@@ -19,10 +19,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from curvlab.curvature.column_sums import ColumnSums
-from curvlab.curvature.jacobian_products import Linearised, push_forward, shifted
-from curvlab.curvature.recorded_forward import RecordedForward
-from curvlab.curvature.two_passes import derivative_in_parts
+from curvlab.curvature.linearise import (
+    ColumnSums,
+    Linearised,
+    RecordedForward,
+    derivative_in_parts,
+    derivatives,
+    shifted,
+)
 from curvlab.problem.batch import Inputs
 from curvlab.problem.model_function import ModelFunction, check_finite
 
@@ -48,7 +52,7 @@ def linearise_by_tokens(
 
     As `linearise`, with logits (M, V) and targets (M,) of M tokens. What is pulled back through the last layer is
     gathered, and goes through the layers before it after the last tokens. With `two_passes`, for a single row,
-    these layers are recorded only then (see two_passes).
+    these layers are recorded only then (as in `linearise`).
     """
     head_of, parameters = partial(_head, function, inputs), function.parameters
     forward: RecordedForward | None = None
@@ -59,9 +63,7 @@ def linearise_by_tokens(
         tangents = [_derivative(head, derivative)]
         del derivative
     elif step is None:
-        alone = len(rows) == 1
-        forward = RecordedForward(head_of, parameters, rows[0] if alone else None)
-        moved = [forward.tangents] if alone else push_forward(head_of, parameters, rows)
+        forward, moved = derivatives(head_of, parameters, rows)
         head, tangents = forward.outputs, [_derivative(forward.outputs, derivative) for derivative in moved]
     else:
         plus, minus, width = shifted(head_of, parameters, rows[0], step=step)

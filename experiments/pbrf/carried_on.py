@@ -24,8 +24,7 @@ import torch
 from torch import Tensor
 
 from curvlab.influence import loss_response
-from curvlab.influence.responses import ProximalBregmanCost, SharedBatches
-from curvlab.influence.responses.minimizers import Objective
+from curvlab.influence.retraining import Objective, ProximalBregmanCost, SharedBatches
 from experiments.pbrf.decomposition import Decomposition
 
 MAX_DISTANCE = 10.0  # of a point from θ^s, in units of its influence estimate

@@ -13,7 +13,7 @@ from hydra.utils import instantiate
 from torch import Tensor
 
 from curvlab.influence import directional_derivatives, loss_response
-from curvlab.influence.responses import (
+from curvlab.influence.retraining import (
     GAPS,
     DownweightedCost,
     Gap,

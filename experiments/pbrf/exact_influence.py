@@ -10,7 +10,7 @@ import torch
 from hydra.utils import instantiate
 from omegaconf import DictConfig
 
-from curvlab.influence.responses import LeftOut, influence_estimate
+from curvlab.influence.retraining import LeftOut, influence_estimate
 from experiments.pbrf.bunch_kaufman import BunchKaufman
 from experiments.pbrf.decomposition import Decomposition
 

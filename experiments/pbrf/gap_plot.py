@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from curvlab.influence.responses import GAPS
+from curvlab.influence.retraining import GAPS
 from curvlab.lab import Computed, plots
 from experiments.pbrf.gap_claims import why_out_of_reach
 

@@ -7,7 +7,7 @@ from typing import Any
 import pandas as pd
 from omegaconf import DictConfig
 
-from curvlab.influence.responses import GAPS
+from curvlab.influence.retraining import GAPS
 from curvlab.lab import Run, load_paper_numbers, t_interval, task_settings
 from experiments.papers import FOLDER
 from experiments.pbrf.decomposition import Decomposition
@@ -23,7 +23,7 @@ def gap_tables(run: Run, cfg: DictConfig, curvature: str, printed: str) -> dict[
 
     `points` has, beside the gaps, distances from θ^s: `moved`, of the influence estimate, `moved by PBRF` and
     `moved by linearised`, of these two responses; all per example and in total (see
-    `curvlab.influence.responses.Gap`).
+    `curvlab.influence.retraining.Gap`).
 
     `networks` says what a row is worth: training loss, that of the best constant outputs, gradient norm at θ^s,
     test loss, and residual of the influence estimate, the largest of its points'. With the Hessian also what its

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.utils import vector_to_parameters
 
 from curvlab.files import write_atomically
-from curvlab.influence.responses import DownweightedCost, FullBatchLBFGS, LeftOut, SharedBatches
+from curvlab.influence.retraining import DownweightedCost, FullBatchLBFGS, LeftOut, SharedBatches
 from curvlab.lab import Run, task_label
 from curvlab.lab.data import DataSplits, TextCorpus, token_splits, train_tokenizer
 from curvlab.lab.models import build_model

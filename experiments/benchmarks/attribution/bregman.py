@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from curvlab.influence import loss_response, subset_weights
-from curvlab.influence.responses import LeftOut, ProximalBregmanCost, curvature_operator
-from curvlab.influence.responses.objectives import MAX_WHOLE_GROUP
+from curvlab.influence.retraining import MAX_WHOLE_GROUP, LeftOut, ProximalBregmanCost, curvature_operator
 from curvlab.linalg import LinearOperator
 from curvlab.solvers import Nystrom
 from experiments.benchmarks.attribution.network import Network, Trained

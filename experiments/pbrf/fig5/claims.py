@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from curvlab.influence.responses import GAPS
+from curvlab.influence.retraining import GAPS
 from curvlab.lab import ClaimResult, ClaimSheet, Computed, out_of_reach, t_interval
 from curvlab.lab import judge as judged
 from experiments.pbrf.fig5.slopes import seed_slopes

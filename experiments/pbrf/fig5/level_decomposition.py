@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from curvlab.checkpoint import fingerprint
-from curvlab.influence.responses import LeftOut, cold_optimum, output_gaps
+from curvlab.described import fingerprint
+from curvlab.influence.retraining import LeftOut, cold_optimum, output_gaps
 from curvlab.solvers import DivergenceError
 from curvlab.training import TrainingDivergedError
 from experiments.pbrf.decomposition import RETRAINED, Decomposition

@@ -9,7 +9,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from curvlab.influence.responses import GAPS
+from curvlab.influence.retraining import GAPS
 from curvlab.lab import Computed, plots, task_label, task_settings
 from experiments.pbrf.fig5.factors import FACTORS, base_level
 from experiments.pbrf.gap_plot import LABELS

@@ -19,7 +19,7 @@ has learnt wrong labels by heart shows less of them: there are tasks that stop e
 networks.csv has the share of wrong labels that the network predicts.
 
 Leaving out is a weight of -1/N (the paper's 1/N has the opposite sign). With it the objective of a wrong label is
-mostly not bounded below (see `curvlab.influence.responses`; Newton's method runs away): the PBRF is what so many
+mostly not bounded below (see `curvlab.influence.retraining`; Newton's method runs away): the PBRF is what so many
 steps of full-batch descent with momentum give, as the paper's is what K/2 epochs of SGD give. How far the points
 got stands in networks.csv: the norm of the objective's gradient at the end over that at the start, the share of
 points that came below a tenth, and of those for which it grew. Influence is exact to a residual of `rtol`; with

@@ -16,8 +16,7 @@ from curvlab.influence import (
     margins,
     self_influence,
 )
-from curvlab.influence.responses import LeftOut, SharedBatches, proximal_bregman_warm_optimum
-from curvlab.influence.responses.objectives import ProximalBregmanCost
+from curvlab.influence.retraining import LeftOut, ProximalBregmanCost, SharedBatches, proximal_bregman_warm_optimum
 from curvlab.training import TrainingDivergedError, shuffled_batches
 from experiments.pbrf.fig6.network import CorruptedTask
 

@@ -6,7 +6,7 @@ A network is trained for K epochs. For each of 20 random training points it is t
 cold start (same initial weights and batches, then K/2 epochs more), warm start (K/2 epochs from where it is), with
 a proximity term, with the proximal Bregman objective, and with that linearised. Beside them stands the influence
 estimate. A gap is the distance of two successive ones between the networks' outputs over the training set:
-warm-start, proximity, non-convergence, linearisation, solver. `curvlab.influence.responses` has the objectives.
+warm-start, proximity, non-convergence, linearisation, solver. `curvlab.influence.retraining` has the objectives.
 
 Where the paper leaves a choice: its table says "L2 distance between the networks' outputs"; ours stands divided
 by √N, and as it is (where only a part of the training set is compared, `gap_examples`, per example times √N).

@@ -17,7 +17,7 @@ from curvlab.influence.mislabelled import (
     detection_curve,
     margins,
 )
-from curvlab.influence.proximal_bregman import (
+from curvlab.influence.retraining import (
     ProximalBregmanObjective,
     ProximalNewton,
     ProximalSGD,

@@ -9,12 +9,11 @@ from dataclasses import dataclass
 import torch
 from scipy.stats import rankdata
 from torch import Tensor, nn
-from torch.func import vmap
 
-from curvlab.curvature.linearise import use_vmap
 from curvlab.influence.derivatives import Measurement
-from curvlab.linalg import unflatten, unflatten_columns
-from curvlab.problem import Batches, Data, ModelFunction, output_loss
+from curvlab.influence.retraining.responses import of_copies
+from curvlab.problem import Data, Loss, Problem
+from curvlab.problem.batch import Inputs
 from curvlab.shown import Shown, Summary, counted
 
 
@@ -120,7 +119,7 @@ def removal_weights(scores: Tensor, fraction: float) -> Tensor:
 
 def ensemble_measurements(
     model: nn.Module,
-    loss: nn.Module,
+    loss: Loss,
     test: Data,
     parameters: Tensor,
     *,
@@ -139,20 +138,13 @@ def ensemble_measurements(
 
     Cost: one forward pass for each copy.
     """
-    function = ModelFunction(copy.deepcopy(model).eval())
-    measure = measurement or output_loss(loss).own_loss
-    rows = []
-    with torch.no_grad():
-        for inputs, targets in Batches.of(function, test, batch_size=batch_size):
+    problem = Problem.of(copy.deepcopy(model).eval(), loss, test, batch_size=batch_size)
+    measure = measurement or problem.loss.own_loss
 
-            def of_one(*values: Tensor, inputs=inputs, targets=targets) -> Tensor:  # type: ignore[no-untyped-def]
-                return measure(function(values, inputs), targets)
+    def of_batch(inputs: Inputs, targets: Tensor, _: Tensor | None) -> Tensor:
+        return of_copies(problem.function, parameters.T, inputs, lambda outputs: measure(outputs, targets))
 
-            if use_vmap(function, "auto", inputs):
-                rows.append(vmap(of_one)(*unflatten_columns(parameters.T, function.parameters)))
-            else:
-                rows.append(torch.stack([of_one(*unflatten(row, function.parameters)) for row in parameters]))
-    return torch.cat(rows, dim=1)
+    return torch.cat(list(problem.map(of_batch)), dim=1)
 
 
 def _check(scores: Tensor, subsets: Tensor, measured: Tensor) -> None:

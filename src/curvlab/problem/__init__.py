@@ -1,6 +1,7 @@
 """Model, loss and data: opened, checked and moved, before anything is made of them."""
 
-from curvlab.problem.data import Batches, Data, Pairs, stack
+from curvlab.problem.batch import Pairs, stack
+from curvlab.problem.data import Batches, Data
 from curvlab.problem.losses import OutputLoss
 from curvlab.problem.model_function import ModelFunction, NonFiniteOutputError
 from curvlab.problem.own_losses import FunctionLoss, Loss, output_loss

@@ -7,9 +7,12 @@ from typing import Any, TypeAlias, cast
 
 import torch
 from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, TensorDataset, default_collate
 
 Inputs: TypeAlias = Tensor | Mapping[str, Tensor]
 Batch: TypeAlias = tuple[Inputs, Tensor]
+# A data set of (input, target), or two tensors of all of them.
+Pairs: TypeAlias = Dataset[Any] | tuple[Tensor, Tensor]
 
 
 def num_examples(inputs: Inputs) -> int:
@@ -83,3 +86,22 @@ def _description(batch: Any) -> str:
         for entry in batch[:3]
     ]
     return f"{type(batch).__name__} of {len(batch)} ({', '.join(entries)}{', ...' if len(batch) > 3 else ''})"
+
+
+def stack(dataset: Pairs | DataLoader[Any], indices: Sequence[int] | Tensor) -> tuple[Tensor, Tensor]:
+    """Return the examples `indices` (repeats allowed) as (inputs, targets), (B, ...) each.
+
+    In-memory sets (TensorDataset, pair of tensors) are indexed at once, others example by example; of a DataLoader
+    the examples of its data set.
+    """
+    if isinstance(dataset, DataLoader):
+        dataset = dataset.dataset
+    chosen = torch.as_tensor(indices, dtype=torch.long)
+    tensors = dataset.tensors if isinstance(dataset, TensorDataset) else dataset
+    if isinstance(tensors, tuple):
+        if len(tensors) != 2:
+            raise ValueError(f"the data set holds {len(tensors)} tensors, but two are needed: inputs, targets")
+        inputs, targets = tensors
+        return inputs[chosen], targets[chosen]
+    inputs, targets = default_collate([dataset[index] for index in chosen.tolist()])
+    return inputs, targets

@@ -22,6 +22,7 @@ from torch.utils.data import (
     default_collate,
 )
 
+from curvlab.described import fingerprint
 from curvlab.problem.batch import Batch, Inputs, checked_batch, is_pair, shapes, stacked, take, without_graph
 from curvlab.problem.hugging_face import OwnLabels
 from curvlab.problem.memory import free_memory
@@ -35,8 +36,6 @@ Data: TypeAlias = (
     | Mapping[str, Tensor]
     | Iterable[Batch | Mapping[str, Any]]
 )
-# A data set of (input, target), or two tensors of all of them.
-Pairs: TypeAlias = Dataset[Any] | tuple[Tensor, Tensor]
 # Turns what the data gives into a checked pair: `checked_batch`, or `OwnLabels` where a model is known.
 Read: TypeAlias = Callable[[Any], Batch]
 
@@ -150,6 +149,17 @@ class Batches:
         if not isinstance(self._source, _Pair | _Examples):
             self._all()
         return self
+
+    def in_dtype(self, dtype: torch.dtype) -> Batches:
+        """Return the same data cast to another dtype."""
+        other = copy.copy(self)
+        if dtype != self.dtype:
+            other.dtype, other._held = dtype, None  # read again from the data, which may have more digits
+        return other
+
+    def depends_on(self) -> Mapping[str, Any]:
+        """Return what tells the data from other data (see `described`). Cost: a pass."""
+        return {"examples": fingerprint(tensor for batch in self for tensor in _tensors(batch))}
 
     def with_targets(self, targets: Sequence[Tensor]) -> Batches:
         """Return the same inputs with other targets, one for each example, in the order of a pass."""
@@ -364,25 +374,6 @@ def _of_loader(loader: DataLoader[Any], read: Read) -> _Examples | _Stream:
     if loader.num_workers > 0:
         _check_passes(loader)
     return _Examples(loader.dataset, loader.batch_size or 1, read, loader, order)
-
-
-def stack(dataset: Pairs | DataLoader[Any], indices: Sequence[int] | Tensor) -> tuple[Tensor, Tensor]:
-    """Return the examples `indices` (repeats allowed) as (inputs, targets), (B, ...) each.
-
-    In-memory sets (TensorDataset, pair of tensors) are indexed at once, others example by example; of a DataLoader
-    the examples of its data set.
-    """
-    if isinstance(dataset, DataLoader):
-        dataset = dataset.dataset
-    chosen = torch.as_tensor(indices, dtype=torch.long)
-    tensors = dataset.tensors if isinstance(dataset, TensorDataset) else dataset
-    if isinstance(tensors, tuple):
-        if len(tensors) != 2:
-            raise ValueError(f"the data set holds {len(tensors)} tensors, but two are needed: inputs, targets")
-        inputs, targets = tensors
-        return inputs[chosen], targets[chosen]
-    inputs, targets = default_collate([dataset[index] for index in chosen.tolist()])
-    return inputs, targets
 
 
 # ------------------------------------------------------------------------------- the same at each pass

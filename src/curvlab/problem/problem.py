@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -200,6 +201,18 @@ class Problem:
             weights=weights,
             memory=self.memory,
             batch_size=self.data.batch_size,
+        )
+
+    def copied(self, dtype: torch.dtype | None = None, *, parameters: Tensor | None = None) -> Problem:
+        """Return the same over a copy of the model, in another dtype or at other parameters, (P,)."""
+        if self.selected is not None:
+            raise ValueError("copy the problem itself, not a sample of it, whose examples are drawn already")
+        function = ModelFunction(copy.deepcopy(self.model).to(dtype or self.dtype))
+        if parameters is not None:
+            with torch.no_grad():
+                nn.utils.vector_to_parameters(parameters.to(function.dtype), function.live_parameters)
+        return replace(
+            self, function=function, data=self.data.in_dtype(function.dtype), memory=replace(self.memory)
         )
 
     def with_loss(self, loss: Loss) -> Problem:

@@ -45,6 +45,10 @@ class IterativeSolver:
         others = [each.name for each in fields(IterativeSolver)]
         return {each.name: getattr(self, each.name) for each in fields(self) if each.name not in others}
 
+    def depends_on(self) -> dict[str, Any]:
+        """Return the same: what tells a solver from another where a longer method has it."""
+        return self.settings()
+
     def run(self, method: Method[S, Solution], total: int | None = None) -> Solution:
         """Take the method's steps."""
         return iterate(

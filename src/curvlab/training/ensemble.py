@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,9 +15,8 @@ from torch.utils.data import TensorDataset
 
 from curvlab.iterate import Checkpoint
 from curvlab.linalg import flatten, unflatten
-from curvlab.problem import Batches, Data, Loss, ModelFunction, output_loss
+from curvlab.problem import Batches, Data, Loss, ModelFunction, Pairs, output_loss
 from curvlab.problem.batch import Batch, Inputs, is_pair, num_examples
-from curvlab.problem.data import Pairs
 from curvlab.problem.memory import Memory
 from curvlab.problem.model_function import plain_attention
 from curvlab.problem.problem import checked_weights
@@ -130,14 +129,9 @@ class EnsembleLosses:
             )
         return found
 
-    def fixed_tensors(self) -> Iterator[Tensor]:
-        """Yield what the losses are of: inputs and targets of all batches, parameters and buffers."""
-        for inputs, targets in self._batches:
-            yield from [inputs] if isinstance(inputs, Tensor) else inputs.values()
-            yield targets
-        yield from self.model.state_dict().values()
-        if self.example_weights is not None:
-            yield self.example_weights
+    def depends_on(self) -> Mapping[str, Any]:
+        """Return what the losses are of (see `described`). Cost: one reading of the data."""
+        return {"data": self._batches, "model": self.model, "example_weights": self.example_weights}
 
     def for_thread(self) -> EnsembleLosses:
         """Return the same with a model of its own: `functional_call` changes the module while it runs."""
@@ -231,27 +225,9 @@ class EnsembleLosses:
                 "one column for each example of its batch are needed"
             )
         by_vmap = (len(positions) > 1 and self.can_vmap) if by_vmap is None else by_vmap
-        if by_vmap:
-            stacked = tuple(unstack(positions, self._values))
-            axis, weight_axis = None if shared else 0, None if weights is None else 0
-            each = vmap(grad_and_value(self._loss), in_dims=(0, axis, axis, weight_axis))
-            gradients, losses = each(stacked, *batch, weights)
-            return losses, list(gradients)
-        found = [
-            self._one(position, batch if shared else one_of(batch, k), None if weights is None else weights[k])
-            for k, position in enumerate(positions)
-        ]
-        losses = torch.stack([loss for loss, _ in found])
-        if len(found) == 1:  # views: stacking would copy
-            return losses, [gradient[None] for gradient in found[0][1]]
-        return losses, [torch.stack(of_one) for of_one in zip(*(own for _, own in found), strict=True)]
-
-    def _one(self, position: Tensor, batch: Batch, weights: Tensor | None) -> tuple[Tensor, Sequence[Tensor]]:
-        leaves = [leaf.detach().requires_grad_() for leaf in unflatten(position, self._values)]
-        with torch.enable_grad():
-            loss = self._loss(leaves, *batch, weights)
-            found = torch.autograd.grad(loss, leaves, materialize_grads=True)
-        return loss.detach(), found
+        return each_copy(
+            self._loss, positions, self._values, batch, shared=shared, weights=weights, by_vmap=by_vmap
+        )
 
     def hessian_product(
         self, position: Tensor, batch: Batch, vector: Tensor, *, weights: Tensor | None = None
@@ -260,10 +236,9 @@ class EnsembleLosses:
 
         `weights` are those of the batch's examples, (B,).
         """
-        inputs, targets = batch
         leaves = [leaf.detach().requires_grad_() for leaf in unflatten(position, self._values)]
         with torch.enable_grad(), plain_attention():
-            loss = self._loss(leaves, inputs, targets, weights)
+            loss = self._loss(leaves, batch, weights)
             gradients = torch.autograd.grad(loss, leaves, create_graph=True, materialize_grads=True)
             along = flatten(gradients) @ vector
             if not along.requires_grad:  # a loss linear in the parameters
@@ -274,9 +249,8 @@ class EnsembleLosses:
         """Return (K, P) as views (K, *shape), one for each parameter."""
         return unstack(positions, self._values)
 
-    def _loss(
-        self, values: Sequence[Tensor], inputs: Inputs, targets: Tensor, weights: Tensor | None = None
-    ) -> Tensor:
+    def _loss(self, values: Sequence[Tensor], batch: Batch, weights: Tensor | None) -> Tensor:
+        inputs, targets = batch
         outputs = self._forward(values, inputs)
         if weights is None:
             total = self._loss_of.total(outputs, targets)
@@ -284,6 +258,45 @@ class EnsembleLosses:
             own = self._loss_of.per_example(outputs, targets)
             total = own @ weights.to(own)
         return total / (num_examples(inputs) * self._count)
+
+
+def each_copy(
+    value: Callable[[Sequence[Tensor], Batch, Tensor | None], Tensor],
+    positions: Tensor,
+    like: Sequence[Tensor],
+    batch: Batch,
+    *,
+    shared: bool,
+    weights: Tensor | None,
+    by_vmap: bool,
+) -> tuple[Tensor, list[Tensor]]:
+    """Return value(θ_k, batch, weights_k), (K,), and its gradients, one tensor (K, *shape) for each parameter.
+
+    Args:
+        value: (parameters, batch, weights of its examples) -> ().
+        positions: (K, P).
+        like: tensors of the parameters' shapes.
+        batch: (K, B, ...), or (B, ...) where it is shared.
+        shared: all copies use the same examples.
+        weights: (K, B), or None.
+        by_vmap: all copies in one call, or in a loop.
+    """
+    if by_vmap:
+        axes = (0, None if shared else 0, None if weights is None else 0)
+        gradients, values = vmap(grad_and_value(value), in_dims=axes)(
+            tuple(unstack(positions, like)), batch, weights
+        )
+        return values, list(gradients)
+    found = []
+    for k, position in enumerate(positions):
+        leaves = [leaf.detach().requires_grad_() for leaf in unflatten(position, like)]
+        with torch.enable_grad():
+            of_one = value(leaves, batch if shared else one_of(batch, k), None if weights is None else weights[k])
+            found.append((of_one.detach(), torch.autograd.grad(of_one, leaves, materialize_grads=True)))
+    values = torch.stack([of_one for of_one, _ in found])
+    if len(found) == 1:  # views: stacking would copy
+        return values, [gradient[None] for gradient in found[0][1]]
+    return values, [torch.stack(of_all) for of_all in zip(*(own for _, own in found), strict=True)]
 
 
 def unstack(positions: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
@@ -368,15 +381,30 @@ def train_ensemble(
 
     Cost: K forward and K backward passes of a batch for each step; memory as of `descend`.
     """
-    _check(model, num_epochs, batch_size)
+    if num_epochs < 1 or batch_size < 1:
+        raise ValueError(f"num_epochs and batch_size must be at least 1, got {num_epochs} and {batch_size}")
+    if (different := differs_in_training(model)) is not None:
+        raise ValueError(
+            f"{different} differs in training and in evaluation: copies are trained at once only without it. Use "
+            "`train` with example_weights, once for each."
+        )
     losses = EnsembleLosses(model, loss, train_data)
-    num_copies, size = _shape(example_weights, losses.num_examples)
+    size, num_copies = losses.num_examples, len(example_weights)
+    if example_weights.ndim != 2 or example_weights.shape[1] != size:
+        raise ValueError(
+            f"example_weights have shape {tuple(example_weights.shape)}: one row for each copy and one column for "
+            f"each of the {size} examples are needed"
+        )
+    if start is None:
+        start = losses.start.repeat(num_copies, 1)
+    elif start.shape != (num_copies, len(losses.start)):
+        raise ValueError(f"start has shape {tuple(start.shape)}, not ({num_copies}, {len(losses.start)})")
     if batches is None:
         batches = shuffled_batches(
             size, batch_size=batch_size, num_epochs=num_epochs, generator=generator_of(generator)
         )
     return descend(
-        _start(losses, start, num_copies),
+        start.to(losses.start),
         weighted_gradient(losses, example_weights, by_vmap=by_vmap),
         BatchOrder(size, batch_size=batch_size, num_epochs=num_epochs, given=batches),
         lr=lr,
@@ -389,7 +417,7 @@ def train_ensemble(
         checkpoint=checkpoint,
         depends_on={
             "loss": loss,
-            "data": [] if checkpoint is None else list(losses.fixed_tensors()),
+            "data": losses,
             "example_weights": example_weights,
             "by_vmap": by_vmap,
         },
@@ -419,31 +447,3 @@ def weighted_gradient(
         return found, torch.cat([piece.flatten(1) for piece in gradients], dim=1)
 
     return gradient
-
-
-def _check(model: nn.Module, num_epochs: int, batch_size: int) -> None:
-    if num_epochs < 1 or batch_size < 1:
-        raise ValueError(f"num_epochs and batch_size must be at least 1, got {num_epochs} and {batch_size}")
-    different = differs_in_training(model)
-    if different is not None:
-        raise ValueError(
-            f"{different} differs in training and in evaluation: copies are trained at once only without it. Use "
-            "`train` with example_weights, once for each."
-        )
-
-
-def _shape(example_weights: Tensor, num_examples: int) -> tuple[int, int]:
-    if example_weights.ndim != 2 or example_weights.shape[1] != num_examples:
-        raise ValueError(
-            f"example_weights have shape {tuple(example_weights.shape)}: one row for each copy and one column for "
-            f"each of the {num_examples} examples are needed"
-        )
-    return len(example_weights), num_examples
-
-
-def _start(losses: EnsembleLosses, start: Tensor | None, num_copies: int) -> Tensor:
-    if start is None:
-        return losses.start.repeat(num_copies, 1)
-    if start.shape != (num_copies, len(losses.start)):
-        raise ValueError(f"start has shape {tuple(start.shape)}, not ({num_copies}, {len(losses.start)})")
-    return start.to(losses.start).clone()

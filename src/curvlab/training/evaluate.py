@@ -7,9 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from curvlab.problem import output_loss
+from curvlab.problem import Pairs, output_loss
 from curvlab.problem.closed_forms import has_two_readings
-from curvlab.problem.data import Pairs
 from curvlab.problem.memory import with_halving
 from curvlab.training.own_batches import OwnBatches, TrainingData, num_examples, readable, select
 from curvlab.training.steps import Loss, MeanLoss, eval_mode, model_outputs

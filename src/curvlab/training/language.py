@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from curvlab.iterate import Checkpoint
-from curvlab.problem.data import Pairs
+from curvlab.problem import Pairs
 from curvlab.training.history import TrainingHistory
 from curvlab.training.schedules import cosine_after_warmup
 from curvlab.training.train import TrainingState, train

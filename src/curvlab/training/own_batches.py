@@ -9,9 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from curvlab.problem import Batches, Data, ModelFunction
+from curvlab.problem import Batches, Data, ModelFunction, Pairs, stack
 from curvlab.problem.batch import Batch, is_pair
-from curvlab.problem.data import Pairs, stack
 from curvlab.training.steps import eval_mode
 
 

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from curvlab.linalg import flatten, unflatten
-from curvlab.problem import ModelFunction
-from curvlab.problem.data import Pairs, stack
+from curvlab.problem import ModelFunction, Pairs, stack
 from curvlab.training.history import State, TrainingRun
 from curvlab.training.own_batches import num_examples
 from curvlab.training.steps import Loss, MeanLoss, differs_in_training

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from curvlab.iterate import Checkpoint, iterate
 from curvlab.linalg import flatten
-from curvlab.problem.data import Pairs
+from curvlab.problem import Pairs
 from curvlab.seeding import generator_of, seeded_by
 from curvlab.training.evaluate import evaluate
 from curvlab.training.history import TrainingHistory, TrainingRun, UpdateRule, rule_of

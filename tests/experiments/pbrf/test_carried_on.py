@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.testing import assert_close
 
-from curvlab.influence.responses import SharedBatches
+from curvlab.influence.retraining import SharedBatches
 from experiments.pbrf.carried_on import CHUNK, MAX_DISTANCE, Bounded, num_steps, over_all
 
 

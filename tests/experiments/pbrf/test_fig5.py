@@ -17,7 +17,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from curvlab.influence.responses import GAPS
+from curvlab.influence.retraining import GAPS
 from curvlab.lab import ConfigurationError, load_config, runs, task_settings
 from curvlab.lab.reporting import load_claims
 from curvlab.lab.targets.gather import gather

@@ -12,7 +12,7 @@ from omegaconf import OmegaConf
 from torch import nn
 
 from curvlab.influence import self_influence
-from curvlab.influence.responses import LeftOut
+from curvlab.influence.retraining import LeftOut
 from curvlab.lab import ClaimResult, Computed, load_config, task_settings
 from curvlab.lab.reporting import load_claims
 from curvlab.lab.tables import read_table

@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 import yaml
 
-from curvlab.influence.responses import GAPS
+from curvlab.influence.retraining import GAPS
 from curvlab.lab import load_paper_numbers
 from experiments import pbrf
 from experiments.papers import FOLDER

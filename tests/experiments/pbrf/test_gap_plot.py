@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 from matplotlib.figure import Figure
 
-from curvlab.influence.responses import GAPS
+from curvlab.influence.retraining import GAPS
 from experiments.pbrf.gap_plot import draw
 
 NO_VALUE = "one bar: no value of the paper's"

@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 import torch
 
-from curvlab.influence.responses import GAPS
+from curvlab.influence.retraining import GAPS
 from curvlab.lab import all_targets, load_config, runs, task_settings
 from curvlab.lab.reporting import load_claims
 from experiments.pbrf.decomposition import Decomposition

@@ -14,8 +14,7 @@ from curvlab.influence.unrolled.forward import displacements
 from curvlab.influence.unrolled.measured import Reduction, measured_gradients
 from curvlab.influence.unrolled.reverse import weight_derivatives
 from curvlab.linalg import flatten
-from curvlab.problem import Data, output_loss
-from curvlab.problem.data import Pairs
+from curvlab.problem import Data, Pairs, output_loss
 from curvlab.shown import Shown, Summary, counted
 from curvlab.training import Replay, TrainingHistory, TrainingRun
 from curvlab.training.history import State

@@ -15,8 +15,7 @@ from curvlab.influence.derivatives import Measurement, directional_derivatives
 from curvlab.influence.unrolled.measured import Reduction, measured_gradients
 from curvlab.influence.unrolled.response import checked_gap
 from curvlab.linalg import LinearOperator, identity
-from curvlab.problem import Data
-from curvlab.problem.data import Pairs
+from curvlab.problem import Data, Pairs
 from curvlab.solvers import TrainingFilter
 from curvlab.training import Replay, TrainingHistory, TrainingRun
 from curvlab.training.steps import Loss

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import copy
 from dataclasses import dataclass
 from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
 
-from curvlab.linalg import unflatten
-from curvlab.problem import Batches, Data, ModelFunction
+from curvlab.influence.retraining.responses import of_copies
+from curvlab.linalg import flatten
+from curvlab.problem import Data, Problem
+from curvlab.problem.batch import Inputs
 
 # Which two responses each gap lies between (Bae et al. 2022, Sec. C.2), in the order of Table 5 and Fig. 4.
 GAPS = {
@@ -50,32 +51,21 @@ def output_gaps(
 
     Cost: one forward pass over the data for each response and group.
     """
-    function = ModelFunction(copy.deepcopy(model).double())
-    parameters, sizes = function.parameters, {len(found) for found in responses.values()}
+    sizes = {len(found) for found in responses.values()}
     if len(responses) < 2 or len(sizes) != 1:
         raise ValueError(f"need two or more responses of one number of groups, got {len(responses)} of {sizes}")
-    (num_groups,), count = sizes, 0
-    squares = {pair: torch.zeros(num_groups, dtype=torch.float64) for pair in pairwise(responses)}
-    batches = Batches.of(function, data, batch_size=batch_size)
-    with torch.no_grad():
-        for inputs, targets in batches:
-            count += len(targets)
-            for k in range(num_groups):
-                outputs = {
-                    name: function(
-                        [
-                            value + step
-                            for value, step in zip(
-                                parameters, unflatten(found[k].double(), parameters), strict=True
-                            )
-                        ],
-                        inputs,
-                    )
-                    for name, found in responses.items()
-                }
-                for (first, second), total in squares.items():
-                    total[k] += (outputs[first] - outputs[second]).square().sum().cpu()
+    problem = Problem.of(model, nn.MSELoss(), data, batch_size=batch_size).copied(torch.float64)
+    start = flatten(problem.parameters)[:, None]
+
+    def squares(inputs: Inputs, _: Tensor, __: Tensor | None) -> Tensor:
+        outputs = (
+            of_copies(problem.function, start + found.double().T, inputs, lambda outputs: outputs)
+            for found in responses.values()
+        )
+        return torch.stack([(a - b).square().flatten(1).sum(1).cpu() for a, b in pairwise(outputs)])
+
+    totals = torch.stack(list(problem.map(squares))).sum(0)
     return {
-        f"{first}-{second}": Gap((total / count).sqrt(), total.sqrt())
-        for (first, second), total in squares.items()
+        f"{first}-{second}": Gap((total / problem.num_examples).sqrt(), total.sqrt())
+        for (first, second), total in zip(pairwise(responses), totals, strict=True)
     }

@@ -1,39 +1,40 @@
-"""The parts of the race: equal budgets, divergence, and what a training records."""
+"""The race: its racers, budgets and trainings, and the rules by which racers are compared."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pandas as pd
 import pytest
 import torch
+from omegaconf import OmegaConf
 
-from curvlab.lab import Run, all_targets, load_config, runs, task_settings
+from curvlab.lab import ClaimResult, Computed, all_targets, load_config, runs, task_settings
 from curvlab.lab.runs import Store
+from curvlab.optim import PUBLISHED_GINGER
 from curvlab.training import Learner, StepInfo, TrainingBatch, shared_curvature_step
-from experiments.ginger.race.final import final_run
-from experiments.ginger.race.optimizers import (
-    why_unavailable,
-)
-from experiments.ginger.race.racers import Racer
-from experiments.ginger.race.task import RaceTask, load_race_task
-from experiments.ginger.race.training import trained
-from experiments.ginger.race.tuning import round_sizes, seeds_and_steps, tune
+from experiments.ginger.comparison import best_of, of_racer
+from experiments.ginger.optimizers import why_unavailable
+from experiments.ginger.printed import sensitivity, table_1
+from experiments.ginger.race import RaceTask, final_run, trained
+from experiments.ginger.tuning import Racer, load_racers, round_sizes, seeds_and_steps
 
 GINGER = {"optimizer": "ginger", "labels": "sampled", "scope": "global", "momentum": 0.9, "decay": 0.99}
 
 
 @pytest.fixture
-def race(tmp_path: Path) -> Iterator[tuple[Run, RaceTask, Any]]:
-    """Return an open run, its task and the task's settings, at smoke scale."""
+def task(tmp_path: Path) -> Iterator[RaceTask]:
+    """Return the task of an open run, at smoke scale."""
     target = all_targets()["ginger/tab1"]
     folders = [f"results.root={tmp_path / 'results'}", f"store.root={tmp_path / 'store'}"]
     cfg = load_config(target, ["preset=smoke", "tracker=none", "progress=false", *folders])
-    ((name, settings),) = task_settings(cfg).items()
     with runs.start(cfg, key=target.key, title=target.title) as run:
-        yield run, load_race_task(run, name, settings), settings
+        (task,) = RaceTask.each(run, cfg)
+        yield task
 
 
 def racer(name: str = "adam", **changes: Any) -> Racer:
@@ -59,9 +60,8 @@ def test_what_is_longer_than_a_final_run_goes_into_seeds(share: float, expected:
     assert seeds_and_steps(share, 100) == expected
 
 
-def test_every_racer_tunes_with_the_same_number_of_gradients(race: tuple[Run, RaceTask, Any]) -> None:
-    run, task, settings = race
-    settings.tuning, settings.num_epochs = {"num_gradients": 240, "num_rounds": 3}, 20
+def test_every_racer_tunes_with_the_same_number_of_gradients(task: RaceTask) -> None:
+    task.settings.tuning, task.settings.num_epochs = {"num_gradients": 240, "num_rounds": 3}, 20
     candidates = ({"damping": 0.1, "clip": None}, {"damping": 1.0, "clip": None})
     spent = {}
     for one in (
@@ -69,7 +69,7 @@ def test_every_racer_tunes_with_the_same_number_of_gradients(race: tuple[Run, Ra
         racer("two", batch_factor=2),
         racer("ginger", settings=GINGER, candidates=candidates, ranks=(1, 2)),
     ):
-        tuned = tune(run, task, one, settings)
+        tuned = task.tune(one)
         spent[one.name] = sum(row["gradients"] for row in tuned.rows)
         assert sum(row["chosen"] for row in tuned.rows) == 1
         chosen = next(row for row in tuned.rows if row["chosen"])
@@ -78,20 +78,18 @@ def test_every_racer_tunes_with_the_same_number_of_gradients(race: tuple[Run, Ra
     assert spent == pytest.approx(dict.fromkeys(spent, 240), rel=0.08)  # whole steps
 
 
-def test_a_setting_that_diverges_is_chosen_last(race: tuple[Run, RaceTask, Any]) -> None:
-    run, task, settings = race
-    settings.lrs = [1e9, 0.05]
+def test_a_setting_that_diverges_is_chosen_last(task: RaceTask) -> None:
+    task.settings.lrs = [1e9, 0.05]
     plain = racer("momentum", settings={"optimizer": "momentum", "momentum": 0.9})
-    tuned = tune(run, task, plain, settings)
+    tuned = task.tune(plain)
     assert tuned.chosen == {"lr": 0.05}
     assert {row["lr"] for row in tuned.rows if math.isinf(row["validation_loss"])} == {1e9}
 
 
 # --------------------------------------------------------------------------------------- one training
-def test_a_training_records_every_epoch_and_shares_its_start(race: tuple[Run, RaceTask, Any]) -> None:
-    run, task, _ = race
+def test_a_training_records_every_epoch_and_shares_its_start(task: RaceTask) -> None:
     settings = {"optimizer": "momentum", "lr": 0.1, "momentum": 0.9}
-    found = trained(run, task, settings, num_steps=10, batch_size=40, seed=0, with_test=True)
+    found = trained(task, settings, num_steps=10, batch_size=40, seed=0, with_test=True)
     assert found["step"] == [0, 4, 8, 10]  # 160 images in batches of 40; the last pass is cut short
     assert len(found["step_losses"]) == 10
     assert len(found["epoch_losses"]) == 3
@@ -99,7 +97,6 @@ def test_a_training_records_every_epoch_and_shares_its_start(race: tuple[Run, Ra
     assert found["seconds"][0] == 0.0 < found["seconds"][1]
     assert not found["diverged"]
     other = trained(
-        run,
         task,
         GINGER | {"lr": 0.01, "rank": 2, "damping": 0.1},
         num_steps=4,
@@ -112,41 +109,38 @@ def test_a_training_records_every_epoch_and_shares_its_start(race: tuple[Run, Ra
         float(found["step_losses"][0]), rel=1e-6
     )  # and one first batch
     assert "test_loss" not in other
-    assert len(task.train[1]) + len(task.validation[1]) == 200
+    assert len(task.parts["train"][1]) + len(task.parts["validation"][1]) == 200
 
 
-def test_a_training_that_diverges_is_a_result(race: tuple[Run, RaceTask, Any]) -> None:
-    run, task, settings = race
+def test_a_training_that_diverges_is_a_result(task: RaceTask) -> None:
     optimizer = {"optimizer": "momentum", "lr": 1e30, "momentum": 0.9}
     one = racer("momentum", settings={"optimizer": "momentum", "momentum": 0.9})
-    row, curve = final_run(run, task, one, optimizer, settings, seed=0)
+    row, curve = final_run(task, one, optimizer, seed=0)
     assert row["diverged"]
     assert row["best_epoch"] == 0  # the start
     assert 0 <= row["test_accuracy"] < 0.4
     assert math.isnan(row["min_train_loss"])
     assert curve.empty
     curvature = {**GINGER, "lr": 0.5, "rank": 2, "damping": 1e-5, "clip": None}
-    assert final_run(run, task, one, curvature, settings, seed=0)[0]["diverged"]
+    assert final_run(task, one, curvature, seed=0)[0]["diverged"]
 
 
 @pytest.mark.parametrize("lr", [1e4, 1e30])
 @pytest.mark.parametrize("name", ["ginger", "qng", "ngd", "muon", "soap"])
-def test_no_optimizer_stops_the_race(race: tuple[Run, RaceTask, Any], name: str, lr: float) -> None:
-    run, task, settings = race
+def test_no_optimizer_stops_the_race(task: RaceTask, name: str, lr: float) -> None:
     own = {"ginger": {**GINGER, "damping": 1e-5}, "qng": {**GINGER, "optimizer": "qng"}, "ngd": {}}
     optimizer = {"optimizer": name} | own.get(name, {"momentum": 0.9, "decay": 0.99}) | {"lr": lr}
     optimizer |= {"rank": 2} if name in ("ginger", "qng") else {}
     if why_unavailable(optimizer):
         pytest.skip("pytorch-optimizer is an extra")
-    row, _ = final_run(run, task, racer(name, settings=optimizer), optimizer, settings, seed=0)
+    row, _ = final_run(task, racer(name, settings=optimizer), optimizer, seed=0)
     assert row["diverged"]
     assert 0 <= row["test_accuracy"] < 0.5
 
 
-def test_final_runs_report_the_epoch_that_validation_prefers(race: tuple[Run, RaceTask, Any]) -> None:
-    run, task, settings = race
-    settings.num_epochs = 5
-    row, curve = final_run(run, task, racer(), {**racer().settings, "lr": 0.05}, settings, seed=1)
+def test_final_runs_report_the_epoch_that_validation_prefers(task: RaceTask) -> None:
+    task.settings.num_epochs = 5
+    row, curve = final_run(task, racer(), {**racer().settings, "lr": 0.05}, seed=1)
     assert row["accuracy"] == curve.validation_accuracy.max()
     assert curve.validation_accuracy.iloc[row["best_epoch"] - 1] == row["accuracy"]
     assert row["gradients"] == 5 * 4 == curve.step.iloc[-1]
@@ -154,9 +148,8 @@ def test_final_runs_report_the_epoch_that_validation_prefers(race: tuple[Run, Ra
 
 @pytest.mark.parametrize("diverges_after", [None, 9])
 def test_an_interrupted_training_ends_as_if_it_had_not_been(
-    race: tuple[Run, RaceTask, Any], monkeypatch: pytest.MonkeyPatch, diverges_after: int | None
+    task: RaceTask, monkeypatch: pytest.MonkeyPatch, diverges_after: int | None
 ) -> None:
-    run, task, _ = race
     settings = {**GINGER, "lr": 0.02, "rank": 2, "damping": 0.1}
     how = {"num_steps": 12, "batch_size": 40, "with_test": False}
 
@@ -174,18 +167,137 @@ def test_an_interrupted_training_ends_as_if_it_had_not_been(
             return {}  # no number depends on what is counted
 
     step = CountedStep()
-    monkeypatch.setattr("experiments.ginger.race.optimizers.shared_curvature_step", step)
-    expected = trained(run, task, settings, **how, seed="a")
-    run.store = Store(Path(run.store.root) / "other")
+    monkeypatch.setattr("experiments.ginger.optimizers.shared_curvature_step", step)
+    expected = trained(task, settings, **how, seed="a")
+    task.run.store = Store(Path(task.run.store.root) / "other")
     monkeypatch.setattr("curvlab.iterate.SECONDS_BETWEEN_SAVES", 0.0)
     monkeypatch.setattr("curvlab.iterate.MAX_SHARE", math.inf)
     step.calls, step.kill_at = 0, 7
     with pytest.raises(KeyboardInterrupt):
-        trained(run, task, settings, **how, seed="a")
-    found = trained(run, task, settings, **how, seed="a")
+        trained(task, settings, **how, seed="a")
+    found = trained(task, settings, **how, seed="a")
     assert found["diverged"] is (diverges_after is not None)
     for name in ("validation_loss", "epoch_losses", "step"):
         assert found[name] == expected[name]
     assert torch.equal(found["step_losses"], expected["step_losses"])
     # Seven until the kill, then those that are left; one that diverges is done once more from its start.
     assert step.calls == (7 + 12 - 6 if diverges_after is None else 7 + 4 + 10)
+
+
+# ------------------------------------------------------------------------------------ racers
+def test_racers_are_read_from_the_config() -> None:
+    settings = OmegaConf.create(
+        {
+            "ranks": [1, 4],
+            "racers": {
+                "adam": {"label": "Adam", "kind": "paper", "settings": {"optimizer": "adam"}},
+                "ginger": {"label": "G", "kind": "paper", "settings": GINGER, "candidates": [{"damping": 1.0}]},
+                "tensor": {"label": "T", "kind": "ablation", "settings": GINGER, "ranks": [4]},
+                "twice": {"label": "2", "kind": "ablation", "settings": {"optimizer": "adam"}, "tuned_as": "adam"},
+                "gone": None,
+            },
+        }
+    )
+    racers = load_racers(settings)
+    assert {name: one.ranks for name, one in racers.items()} == {
+        "adam": (None,),
+        "ginger": (1, 4),
+        "tensor": (4,),
+        "twice": (None,),
+    }
+    assert racers["ginger"].with_rank(4, lr=0.1, damping=1.0) == {**GINGER, "rank": 4, "lr": 0.1, "damping": 1.0}
+    assert racers["ginger"].gradients_per_step == 2
+    settings.racers.adam = None
+    with pytest.raises(ValueError, match="racers take the tuned settings of adam, which take no part"):
+        load_racers(settings)
+
+
+@pytest.mark.parametrize("preset", ["smoke", "embedded", "laptop", "paper"])
+def test_the_config_has_the_published_settings(preset: str) -> None:
+    cfg = load_config(all_targets()["ginger/tab1"], [f"preset={preset}"])
+    for settings in task_settings(cfg).values():
+        racers = load_racers(settings)
+        published = racers["ginger_published"].settings
+        assert {name: published[name] for name in PUBLISHED_GINGER} == PUBLISHED_GINGER
+        control = racers["without_curvature"].settings
+        assert control == {**published, "labels": "none"}
+
+
+def test_best_racer_and_rank_by_validation() -> None:
+    table = pd.DataFrame(
+        [
+            {"racer": racer, "rank": rank, "seed": seed, "accuracy": value, "loss": 1 - value}
+            for racer, rank, value in [("qng", 1, 0.7), ("qng", 4, 0.8), ("adam", np.nan, 0.75)]
+            for seed in range(2)
+        ]
+    )
+    assert best_of(table, ["qng", "adam"]) == ("qng", 4)
+    assert best_of(table, ["qng", "adam"], chosen_by="loss") == ("qng", 4)
+    assert best_of(table, ["adam"]) == ("adam", None)
+    assert of_racer(table, "qng", "accuracy").tolist() == pytest.approx([0.75, 0.75])
+    assert of_racer(table, "qng", "accuracy", 1).tolist() == [0.7, 0.7]
+    assert of_racer(table, "muon", "accuracy").empty
+
+
+# ------------------------------------------------------------------------------------ claims
+def race(**changes: dict[int, float] | float) -> pd.DataFrame:
+    """Return a race in which Ginger is above QNG above first order, and saturates; accuracies differ by seed."""
+    accuracy = {"momentum": 0.70, "adam": 0.71, "qng": {1: 0.75, 4: 0.76, 32: 0.77}}
+    accuracy |= {
+        "ginger": {1: 0.80, 4: 0.85, 32: 0.86},
+        "ginger_published": {4: 0.79},
+        "without_curvature": {4: 0.74},
+    }
+    rows = []
+    for racer, values in (accuracy | changes).items():
+        for rank, value in (values if isinstance(values, dict) else {np.nan: values}).items():
+            place = {"task": "m", "racer": racer, "label": racer, "rank": rank, "diverged": False}
+            rows += [
+                place
+                | {"seed": seed, "accuracy": value, "test_accuracy": value + 0.001 * seed}
+                | {"min_train_loss": 1e-4 * (1 - value) * (1 + 0.01 * seed)}
+                for seed in range(3)
+            ]
+    return pd.DataFrame(rows)
+
+
+@pytest.mark.parametrize(
+    ("changes", "claim", "verdict"),
+    [
+        ({}, "ginger-best-m", "reproduced"),
+        ({"adam": 0.9}, "ginger-best-m", "not reproduced"),
+        ({}, "ginger-above-qng-m", "reproduced"),
+        ({"qng": {1: 0.85, 4: 0.86, 32: 0.87}}, "ginger-above-qng-m", "not reproduced"),
+        ({"qng": {1: 0.75, 4: 0.86, 64: 0.99}}, "ginger-above-qng-m", "reproduced"),  # at the ranks of both
+        ({"momentum": 0.9}, "qng-above-first-order-m", "not reproduced"),
+        ({"momentum": 0.9}, "training-loss-m", "not reproduced"),
+        ({"ginger": {1: 0.86, 4: 0.85, 32: 0.80}}, "rank-helps-m", "not reproduced"),
+        ({"ginger": {1: 0.80, 4: 0.81, 32: 0.90}}, "rank-saturates-m", "not reproduced"),
+        ({"ginger": {1: 0.8, 4: 0.9}}, "rank-saturates-m", "out of reach"),
+        ({"without_curvature": {4: 0.8}}, "curvature-works-m", "not reproduced"),
+        ({}, "one-matrix-m", "out of reach"),  # which takes no part
+        ({}, "printed-second-best", "refuted"),
+    ],
+)
+def test_rules_of_the_claims(
+    changes: dict[str, Any],
+    claim: str,
+    verdict: str,
+    computed_of: Callable[..., Computed],
+    judged: Callable[[str, Computed], list[ClaimResult]],
+) -> None:
+    computed = computed_of({"table": race(**changes), "paper": table_1()}, {"tuned_rank": 4})
+    found = {result.claim.id: result for result in judged("ginger/tab1", computed)}
+    assert found[claim].verdict == verdict
+
+
+def test_the_printed_tables_are_read_in_our_units() -> None:
+    paper = table_1().set_index(["model", "racer", "rank"])
+    assert len(paper) == 28
+    row = paper.loc[("ResNet-50", "ginger", 4)]
+    assert row.accuracy == pytest.approx(0.7583)
+    assert row.min_train_loss == pytest.approx(3.9e-6)
+    assert row.flops == 1.91e10
+    cells = sensitivity("Table 3").set_index(["decay", "rank"]).accuracy
+    assert cells[0.9, 4] == pytest.approx(0.7335)
+    assert sensitivity("Table 4").min_train_loss.max() == pytest.approx(52.98e-6)

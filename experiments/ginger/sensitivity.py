@@ -1,0 +1,196 @@
+"""Ginger over decay and rank, the other settings as tuned; and over damping, which the paper does not vary.
+
+Computed once for tables 3 and 4, of which one shows the accuracy and the other the training loss.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from omegaconf import DictConfig
+from scipy import optimize, stats
+
+from curvlab.lab import Claim, ClaimResult, Interval, Run, judge, out_of_reach, panels
+from experiments.ginger.race import RaceTask, final_run, summarised
+from experiments.ginger.tuning import Racer, at_edge, load_racers
+
+CELL = ("task", "sweep", "decay", "rank", "damping", "clip")
+GRID = ["decay", "rank"]
+DAMPING_SWEEPS = {"damping": None, "damping, clipped": 1.0}  # and the bound on each entry of the direction
+
+
+def compute(run: Run, cfg: DictConfig) -> dict[str, pd.DataFrame]:
+    """Return `table`, one row for each cell and seed, and `summary`, over seeds.
+
+    The grid has the settings that ginger-tab1 tunes, at its rank and decay. Each damping tunes its learning rate,
+    at this rank and decay, as a racer does: where the update is clipped among the rates of the race, elsewhere
+    lr/γ among `rates_over_damping`, since that is the step outside the rows of U. A row says whether the rate lies
+    `at_edge` of those tried.
+
+    Reads what ginger-tab1 reads, and `decays`, `grid_ranks`, `dampings`, `rates_over_damping`.
+    """
+    rows = []
+    for task in RaceTask.each(run, cfg):
+        for sweep, racer, optimizer, edge in _cells(task):
+            shown = {name: optimizer[name] for name in ("decay", "rank", "damping", "clip", "lr")}
+            place = {"task": task.label, "sweep": sweep, **shown, "at_edge": edge}
+            rows += [place | final_run(task, racer, optimizer, seed=seed)[0] for seed in task.settings.seeds]
+    table = pd.DataFrame(rows)
+    run.note(seeds=list(cfg.seeds))
+    return {"table": table, "summary": summarised(table, by=CELL, constant=("lr", "at_edge"))}
+
+
+def _cells(task: RaceTask) -> Iterator[tuple[str, Racer, Mapping[str, Any], bool]]:
+    """Yield sweep, racer, the optimizer's settings, and whether its rate is at the edge of those tried."""
+    settings = task.settings
+    ginger = load_racers(settings)["ginger"]
+    chosen = task.tune(ginger).chosen
+    for decay in settings.decays:
+        for rank in settings.grid_ranks:
+            optimizer = ginger.with_rank(rank, **chosen) | {"decay": decay}
+            yield "grid", ginger, optimizer, at_edge(chosen["lr"], settings.lrs)
+    for sweep, clip in DAMPING_SWEEPS.items():
+        for damping in settings.dampings:
+            racer = replace(ginger, candidates=({"damping": damping, "clip": clip},))
+            rates = list(settings.lrs) if clip else [damping * ratio for ratio in settings.rates_over_damping]
+            tuned = task.tune(racer, lrs=rates).chosen
+            yield sweep, racer, racer.with_rank(settings.tuned_rank, **tuned), at_edge(tuned["lr"], rates)
+
+
+def without_diverged(table: pd.DataFrame) -> pd.DataFrame:
+    """Return the cells at which no seed diverged."""
+    return table[~table.groupby(list(CELL), dropna=False).diverged.transform("any").astype(bool)]
+
+
+# ------------------------------------------------------------------------------------ judge
+def between_cells(table: pd.DataFrame, column: str, cell: list[str]) -> tuple[float, Interval]:
+    """Return the standard deviation between the cells' expected values, with its 95 % interval.
+
+    The range of k cells grows with k and with the noise of single runs. Here the noise is taken off: with M_c
+    and M_e the mean squares between cells and of what neither cell nor seed explains (analysis of variance of k
+    cells and S seeds, one run each), the value is sqrt((M_c - M_e) / S), 0 where that is negative. The interval
+    is of the non-centrality of F = M_c / M_e, at the M_e found. Cells that lack a seed are left out.
+
+    Args:
+        table: one row for each cell and seed.
+        column: the quantity.
+        cell: columns that make a cell.
+
+    Raises:
+        ValueError: fewer than two cells or seeds.
+    """
+    values = table.pivot_table(index=cell, columns="seed", values=column, dropna=True).dropna().to_numpy()
+    count, seeds = values.shape
+    if min(values.shape) < 2:
+        raise ValueError(f"need two cells and two seeds, got {count} and {seeds}")
+    rest = values - values.mean(1, keepdims=True) - values.mean(0) + values.mean()
+    freedom = (count - 1, (count - 1) * (seeds - 1))
+    between, noise = seeds * values.mean(1).var(ddof=1), float((rest**2).sum()) / freedom[1]
+    value = float(np.sqrt(max(0.0, between - noise) / seeds))
+    kind = f"F 95 %, {count} settings, {seeds} seeds"
+    if noise <= 1e-12 * between:
+        return value, Interval(value, value, kind, seeds)
+    ends = (
+        np.sqrt(_noncentrality(between / noise, *freedom, p) * noise / seeds / freedom[0]) for p in (0.975, 0.025)
+    )
+    low, high = map(float, ends)
+    return value, Interval(min(low, value), max(high, value), kind, seeds)
+
+
+def _noncentrality(ratio: float, between: int, within: int, probability: float) -> float:
+    """Return the non-centrality at which F is at most `ratio` with this probability; 0 if there is none."""
+
+    def excess(noncentrality: float) -> float:
+        return float(stats.ncf.cdf(ratio, between, within, noncentrality)) - probability
+
+    if stats.f.cdf(ratio, between, within) <= probability:
+        return 0.0
+    upper = 1.0 + between * ratio
+    while excess(upper) > 0:
+        upper *= 2
+    return float(optimize.brentq(excess, 1e-9, upper))
+
+
+def judge_grid(claim: Claim, table: pd.DataFrame, column: str, text: str, *, scale: float = 1) -> ClaimResult:
+    """Judge the standard deviation between the cells of the grid; `text` names its ends, times `scale`."""
+    grid = table[table.sweep == "grid"]
+    means = scale * grid.groupby(GRID)[column].mean()
+    ends = {"low": means.min(), "high": means.max()}
+    cells = {"at_low": _named(means.idxmin()), "at_high": _named(means.idxmax())}
+    return judge(claim, *between_cells(grid, column, GRID), if_not_reproduced=text.format(**ends, **cells))
+
+
+def _named(cell: Any) -> str:
+    return "decay {:g}, rank {:g}".format(*cell)
+
+
+def judge_dampings(claim: Claim, table: pd.DataFrame, column: str, text: str, *, scale: float = 1) -> ClaimResult:
+    """Judge the standard deviation between dampings, never clipped, less that between the cells of the grid.
+
+    `text` is of one damping, its value times `scale`: "{value:.3g} at {damping:g}".
+    """
+    swept, grid = table[table.sweep == "damping"], table[table.sweep == "grid"]
+    if swept.damping.nunique() < 2:
+        return out_of_reach(claim, "Fewer than two dampings were tried without clipping.")
+    (first, one), (second, other) = between_cells(swept, column, ["damping"]), between_cells(grid, column, GRID)
+    interval = Interval(one.low - other.high, one.high - other.low, f"ends of both, {one.kind}", one.num_samples)
+    means = (scale * swept.groupby("damping")[column].mean()).items()
+    listed = ", ".join(text.format(damping=damping, value=value) for damping, value in means)
+    why = f"Over dampings: {listed}. Between dampings {first:.3g}, between cells of the grid {second:.3g}."
+    for flag, says in (
+        ("diverged", "Seeds diverged at"),
+        ("at_edge", "The rate is at the edge at"),
+    ):
+        if len(at := swept[swept[flag].astype(bool)].damping.unique()):
+            why += f" {says} {', '.join(f'{damping:g}' for damping in at)}."
+    return judge(claim, first - second, interval, if_not_reproduced=why)
+
+
+# ------------------------------------------------------------------------------------ draw
+
+
+def draw_sensitivity(
+    table: pd.DataFrame, printed: pd.DataFrame, *, label: str, text: str, width: float
+) -> dict[str, Figure]:
+    """Return the figure: for each task our grid, the paper's in colours of the same width, and the dampings.
+
+    Both tables have the quantity as `value`; `text` is the format of a cell.
+    """
+    figure, rows = panels.rows(table, by="task", columns=3, panel_size=(3.4, 2.9))
+    for (ours, papers, swept), task, own in rows:
+        for ax, cells, title in (
+            (ours, own[own.sweep == "grid"], task),
+            (papers, printed, "printed: ResNet-18, CIFAR-100"),
+        ):
+            middle = cells.groupby(GRID).value.mean().agg(["min", "max"]).mean()
+            limits = (middle - width / 2, middle + width / 2)
+            panels.heat_map(ax, cells, x="rank", y="decay", value="value", text=text, limits=limits)
+            panels.frame(ax, x="rank τ", y="decay α", title=title, size=9)
+        _draw_dampings(swept, own, label)
+    panels.legend(figure, title=f"{label}; colours of both grids span {width:g}")
+    return {"figure.png": figure}
+
+
+def _draw_dampings(ax: Axes, table: pd.DataFrame, label: str) -> None:
+    own = without_diverged(table[table.sweep.isin(DAMPING_SWEEPS)])
+    own = own.assign(sweep=own.sweep.map({"damping": "never clipped", "damping, clipped": "clipped at 1"}))
+    panels.lines(ax, own, x="damping", y="value", by="sweep", seeds=True)
+    grid = table[table.sweep == "grid"].groupby(GRID).value.mean()
+    ax.axhspan(grid.min(), grid.max(), color=panels.GREY, alpha=0.25, linewidth=0, label="range of the grid")
+    swept = table[table.sweep != "grid"]
+    edge = swept[swept.at_edge.astype(bool)].groupby(["sweep", "damping"]).value.mean().dropna().reset_index()
+    if len(edge):
+        ring: dict[str, Any] = {"s": 90, "facecolors": "none", "edgecolors": "black", "linewidths": 0.8}
+        ax.scatter(edge.damping, edge.value, label="rate at the edge of those tried", **ring)
+    lost = swept[swept.diverged.astype(bool)]
+    if len(lost):  # at the lower edge: where they ended would squeeze the others
+        cross: dict[str, Any] = {"s": 40, "marker": "x", "color": "black", "clip_on": False}
+        at_foot = ax.get_xaxis_transform()
+        ax.scatter(lost.damping, np.full(len(lost), 0.02), transform=at_foot, label="a seed diverged", **cross)
+    panels.frame(ax, x="damping γ, each with its own rate", y=label, log="x")

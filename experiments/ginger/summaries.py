@@ -1,0 +1,266 @@
+"""Summaries by an encoder-decoder: pairs as tokens, a pretrained start, one fine-tuning, its cost, ROUGE.
+
+for task in SummaryTask.each(run, cfg):
+found = fine_tuned(task, FineTuning("lora", racer.with_rank(4, lr=0.05), num_steps, seed), with_test=True)
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from hydra.utils import instantiate
+from omegaconf import DictConfig, OmegaConf
+from torch import Tensor, nn
+
+from curvlab.lab import Run, task_label, task_settings, unit
+from curvlab.lab.data import (
+    SummaryCorpus,
+    SummarySplits,
+    copying_pairs,
+    pretrained_tokenizer,
+    summary_splits,
+    train_tokenizer,
+)
+from curvlab.lab.models import EncoderDecoder, add_adapters, build_model
+from curvlab.training import (
+    Learner,
+    MeanLoss,
+    TrainingBatch,
+    TrainingDivergedError,
+    evaluate,
+    train,
+    train_language_model,
+)
+from experiments.ginger.optimizers import make_optimizer
+from experiments.ginger.step_cost import step_cost
+from experiments.shared.task import without_paths
+
+WEIGHTS = ("full", "lora")
+KINDS = ("rouge1", "rouge2", "rougeL")
+HIGHER = 1.5  # a validation loss so many times that at the start has diverged, though it is a number
+NUM_EXAMPLES = 3  # summaries that are kept to be read
+
+
+@dataclass(frozen=True)
+class SummaryTask:
+    """Pairs, and a network to fine-tune.
+
+    Attributes:
+        run: store, seeds, device.
+        label: what tables and figures call it.
+        settings: of this task: nodes `data` (a SummaryCorpus), `model`, `tokenizer` (`vocabulary_size`, or
+            `pretrained`: a name on the hub); `source_length`, `target_length`, `prefix`; `pretraining` (null: the
+            model comes with its weights; `num_words`, `num_copied`, `max_stretches` of `copying_pairs`, and what
+            `train_language_model` takes); `adapters` (`rank` and `alpha` of LoRA); `batch_size`; `measuring`
+            (`batch_size`, `num_train`: pairs that the training loss is the mean over, `num_beams`); `seed_name`.
+        splits: pairs as tokens.
+        base: weights that every fine-tuning starts from; None: the model comes with them.
+        start_loss: of the validation pairs before any fine-tuning, the same in both halves of the table.
+        key: identifies all but `measuring` in the store.
+    """
+
+    run: Run
+    label: str
+    settings: DictConfig
+    splits: SummarySplits
+    base: Mapping[str, Tensor] | None
+    start_loss: float
+    key: dict[str, Any]
+
+    @classmethod
+    def each(cls, run: Run, cfg: DictConfig) -> Iterator[SummaryTask]:
+        """Yield the tasks of a target's config, each with its network pretrained."""
+        for name, settings in task_settings(cfg).items():
+            yield cls.load(run, name, settings)
+
+    @classmethod
+    def load(cls, run: Run, name: str, settings: DictConfig) -> SummaryTask:
+        """Load the pairs, train the tokenizer, pretrain the network or take the stored one."""
+        corpus: SummaryCorpus = instantiate(settings.data)
+        run.record_data(corpus.name, corpus.checksum)
+        key: dict[str, Any] = {"data": corpus.checksum, "tokenizer": without_paths(settings.tokenizer)}
+        tokenizer = _tokenizer(run, corpus, settings.tokenizer, **key)["json"]
+        shape = {name: settings[name] for name in ("source_length", "target_length", "prefix")}
+        splits = summary_splits(corpus, tokenizer, **shape)
+        names = ("model", "pretraining")
+        key |= shape | {name: without_paths(settings[name]) for name in names} | {"seed_name": settings.seed_name}
+        task = cls(run, task_label(name), settings, splits, None, math.nan, key)
+        base = None if settings.pretraining is None else _pretrained(run, task, corpus, **key)["weights"]
+        start = _start(run, task, base, **key)["validation_loss"]
+        own = {"adapters": OmegaConf.to_container(settings.adapters), "batch_size": settings.batch_size}
+        return cls(run, task.label, settings, splits, base, start, key | own)
+
+    def build(self, weights: str, seed: int | str) -> EncoderDecoder:
+        """Return the network at the start of a fine-tuning.
+
+        Args:
+            weights: which are trained: "full", all of them; "lora", adapters alone.
+            seed: of the adapters' own random start, shared by all optimizers.
+        """
+        if weights not in WEIGHTS:
+            raise ValueError(f"unknown weights {weights!r}: choose {' or '.join(WEIGHTS)}")
+        model = self.network(self.base)
+        if weights == "lora":
+            generator = self.run.generator("adapters", self.settings.seed_name, seed)
+            add_adapters(model, **self.settings.adapters, generator=generator)
+        return model.to(self.run.device)
+
+    def network(self, base: Mapping[str, Tensor] | None) -> EncoderDecoder:
+        """Return the network with the weights `base`, or with those that it comes with."""
+        built = build_model(
+            partial(instantiate, self.settings.model, padding=self.splits.padding, end=self.splits.end),
+            input_shape=self.splits.input_shape,
+            num_outputs=self.splits.num_outputs,
+            generator=self.run.generator("start", self.settings.seed_name),
+        )
+        if not isinstance(built, EncoderDecoder):
+            raise TypeError(f"summaries need an encoder-decoder, got {type(built).__name__}: choose model=t5")
+        if base is not None:
+            built.load_state_dict(base)
+        return built
+
+    def loss(self, model: nn.Module, pairs: tuple[Tensor, Tensor]) -> float:
+        """Return the mean loss of a token."""
+        return evaluate(model, nn.CrossEntropyLoss(), pairs, batch_size=self.settings.measuring.batch_size).loss
+
+    def steps_per_epoch(self) -> int:
+        """Return the number of batches of a pass over the training pairs."""
+        return -(-len(self.splits.train[1]) // self.settings.batch_size)
+
+
+@unit("summary_tokenizer", version=2)
+def _tokenizer(run: Run, corpus: SummaryCorpus, settings: DictConfig, /, **_: Any) -> dict[str, Any]:
+    pretrained = settings.get("pretrained")
+    if pretrained is not None:
+        return {"json": pretrained_tokenizer(pretrained)}
+    texts = [*corpus.text, *(summary for _, summary in corpus.train)]
+    return {"json": train_tokenizer(texts, vocabulary_size=settings.vocabulary_size)}
+
+
+@unit("summary_base", version=2)
+def _pretrained(run: Run, task: SummaryTask, corpus: SummaryCorpus, /, **_: Any) -> dict[str, Any]:
+    """Train the network to copy what stretches of the training documents begin with."""
+    own: dict[str, Any] = {str(key): value for key, value in task.settings.pretraining.items()}
+    stretches = {key: own.pop(key) for key in ("num_words", "num_copied", "max_stretches")}
+    model = task.network(None).to(run.device)
+    history = train_language_model(
+        model,
+        task.splits.encode(copying_pairs(corpus.text, **stretches)),
+        **own,
+        generator=run.generator("pretraining", task.settings.seed_name),
+        progress=run.bar(f"pretrain {task.label}"),
+    )
+    weights = {parameter: value.cpu() for parameter, value in model.state_dict().items()}
+    return {"weights": weights, "losses": list(history.losses)}
+
+
+@unit("summary_start", version=2)
+def _start(run: Run, task: SummaryTask, base: Mapping[str, Tensor] | None, /, **_: Any) -> dict[str, Any]:
+    return {"validation_loss": task.loss(task.network(base).to(run.device), task.splits.validation)}
+
+
+# ------------------------------------------------------------------------------------ one fine-tuning
+@dataclass(frozen=True)
+class FineTuning:
+    """What one run does.
+
+    Attributes:
+        weights: "full" or "lora".
+        optimizer: settings, see `make_optimizer`.
+        num_steps: how long; the last pass is cut short.
+        repeat: seed of the order of batches and of the adapters, shared by all optimizers.
+    """
+
+    weights: str
+    optimizer: Mapping[str, Any]
+    num_steps: int
+    repeat: int | str
+
+
+def fine_tuned(task: SummaryTask, own: FineTuning, *, with_test: bool) -> dict[str, Any]:
+    """Fine-tune once; return what was measured at the end, and the steps' losses.
+
+    `validation_loss`, infinite where `diverged`; `step_losses` (S,), each of its batch. Where `with_test` is set:
+    `test_loss`; `train_loss`, of the leading training pairs, in eval mode; ROUGE of the test summaries (0 where it
+    diverged; the losses are nan there), and `examples` that it wrote.
+    """
+    key = task.key | asdict(own) | ({"measuring": dict(task.settings.measuring)} if with_test else {})
+    return _fine_tuned(task.run, task, own, with_test, **key)
+
+
+@unit("ginger/fine_tuned", version=2, about="fine-tuning {weights} by {optimizer[optimizer]}, seed {repeat}")
+def _fine_tuned(run: Run, task: SummaryTask, own: FineTuning, with_test: bool, /, **_: Any) -> dict[str, Any]:
+    model = task.build(own.weights, own.repeat)
+    optimizer, step = make_optimizer(model, own.optimizer)
+    found: dict[str, Any] = {"validation_loss": math.inf, "diverged": True, "step_losses": torch.empty(0)}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # of steps that were not taken: `diverged` says it
+        try:
+            history = train(
+                model,
+                nn.CrossEntropyLoss(),
+                task.splits.train,
+                num_steps=own.num_steps,
+                batch_size=task.settings.batch_size,
+                optimizer=optimizer,
+                step=step,
+                generator=run.generator("batches", task.settings.seed_name, own.repeat),
+                progress=run.bar(f"{own.weights} {own.optimizer['optimizer']}"),
+            )
+        except TrainingDivergedError:
+            pass
+        else:
+            loss = task.loss(model, task.splits.validation)
+            found["step_losses"] = torch.tensor(history.step_losses)
+            if loss < HIGHER * task.start_loss:
+                found |= {"validation_loss": loss, "diverged": False}
+    if not with_test:
+        return found
+    if found["diverged"]:
+        return found | {"test_loss": math.nan, "train_loss": math.nan, "examples": []} | dict.fromkeys(KINDS, 0.0)
+    splits, measuring, texts = task.splits, task.settings.measuring, []
+    for inputs in splits.test[0].split(measuring.batch_size):
+        length, beams = splits.input_shape[1], measuring.num_beams
+        texts += splits.decode(model.generate(inputs.to(run.device), max_length=length, num_beams=beams).cpu())
+    inputs, targets = (part[: measuring.num_train] for part in splits.train)
+    losses = {"test_loss": task.loss(model, splits.test), "train_loss": task.loss(model, (inputs, targets))}
+    return found | losses | {"examples": texts[:NUM_EXAMPLES]} | rouge(texts, splits.test_summaries)
+
+
+def cost_of_a_step(task: SummaryTask, weights: str, optimizer: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `flops` and `memory` (bytes, at most alive at one time) of one step, see `step_cost.Cost`."""
+    return _cost(task.run, task, **task.key, weights=weights, optimizer=dict(optimizer))
+
+
+@unit("ginger/fine_tuning_cost", version=2, about="cost of a step of {optimizer[optimizer]}, {weights}")
+def _cost(run: Run, task: SummaryTask, /, *, weights: str, optimizer: Any, **_: Any) -> dict[str, Any]:
+    model = task.build(weights, "cost").train()
+    stepper, step = make_optimizer(model, optimizer)
+    inputs, targets = (part[: task.settings.batch_size].to(run.device) for part in task.splits.train)
+    learner = Learner(model, MeanLoss(nn.CrossEntropyLoss()), stepper)
+    cost = step_cost(learner, TrainingBatch(inputs, targets), step=step, num_repeats=1)
+    return {"flops": cost.flops, "memory": cost.peak_bytes}
+
+
+def rouge(summaries: Sequence[str], references: Sequence[str]) -> dict[str, float]:
+    """Return the mean F measures of ROUGE-1, ROUGE-2 and ROUGE-L (Lin 2004) in percent, with Porter's stemmer.
+
+    ROUGE-1 and -2 count shared words and pairs of neighbours, ROUGE-L the longest common subsequence of words.
+
+    Args:
+        summaries: written by a model.
+        references: written by people, in the same order.
+    """
+    from rouge_score.rouge_scorer import RougeScorer
+
+    if not references or len(summaries) != len(references):
+        raise ValueError(f"there are {len(summaries)} summaries for {len(references)} references: one for each")
+    scorer = RougeScorer(list(KINDS), use_stemmer=True)
+    found = [scorer.score(reference, own) for reference, own in zip(references, summaries, strict=True)]
+    return {kind: 100 * sum(scores[kind].fmeasure for scores in found) / len(found) for kind in KINDS}

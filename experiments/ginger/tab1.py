@@ -1,0 +1,347 @@
+"""Ginger, QNG, first-order methods and the wider field: one race with one budget (Ginger 2024, Table 1).
+
+make ginger-tab1 PRESET=smoke|embedded|laptop|paper ARGS="ranks=[4] seeds=range(5)"
+
+Image classification with no schedule and no weight decay, momentum 0.9 and second-moment decay 0.99. A part of the
+training set is set aside for validation; it chooses settings and, as in the paper, the epoch that is reported.
+Claims are about the test set at that epoch, which has chosen nothing; the paper has no such set.
+
+Every racer tunes its settings with the same number of gradients (a step of Ginger and QNG takes two): the learning
+rate from {1, 5} x 10^{-1..-4}, and for Ginger also the damping, which the paper does not state and which decides:
+at the 1e-5 of the published code every rate of this grid diverges without that code's clipping. As in the paper
+settings are tuned at one rank and kept for the others. Runs of one seed start from the same weights and see the
+same batches. Final runs have equal steps, so that a racer of two gradients a step, or with more settings to choose
+among, chooses by shorter trainings: tuning.csv has their steps. Where the best rate lies at the edge of the grid
+the figure marks it.
+
+What the paper lacks: NGD (Kaldi's), Muon (hidden weight matrices; Adam for vectors and the last layer) and SOAP;
+Adam with Ginger's extra gradients; and ablations that take Ginger apart: one matrix for all parameters or one for
+each tensor, clipping each entry of the update at 1 or not, labels sampled from the model or the data's own, the
+published settings with and without any curvature (without it, the update is the clipped average gradient over the
+damping: close to its sign), and QNG as published against as coded. A racer that diverged is shown so.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from omegaconf import DictConfig
+
+from curvlab.lab import Claim, ClaimResult, ClaimSheet, Computed, Run, Target, exact, out_of_reach, panels
+from curvlab.lab import judge as verdict
+from experiments.ginger.comparison import best_of, judge_difference, of_racer
+from experiments.ginger.optimizers import why_unavailable
+from experiments.ginger.printed import table_1, table_2
+from experiments.ginger.race import RaceTask, cost_of_a_step, final_run, summarised
+from experiments.ginger.tuning import at_edge, load_racers
+from experiments.shared import stats
+
+TARGET = Target(
+    __name__,
+    title="Ginger, QNG, first-order methods and the wider field in one race",
+    paper={
+        "tasks": ["ResNet-18 on CIFAR-100", "ResNet-50 on CIFAR-100"],
+        "num_epochs": 200,
+        "batch_size": 128,
+        "ranks": [1, 2, 4, 8, 16, 32],
+        "lrs": [0.1, 0.5, 0.01, 0.05, 0.001, 0.005, 0.0001, 0.0005],
+        "tuning.num_gradients": "not stated",
+        "seeds": "not stated",
+        "num_validation": "not stated; of the 10,000 test images",
+        "augment": True,
+        "table.csv:damping": "not stated; 1e-5 in the published code",
+        "table.csv:clip": "not mentioned; 1 in the published code",
+    },
+    digits={"curves": 4},
+)
+CONSTANT = ("label", "kind", "lr", "at_edge", "damping", "clip", "flops", "memory", "gradients")  # of all seeds
+ACCURACY = "test_accuracy"
+BASELINES = ("momentum", "adam", "qng")
+WIDER = ("ngd", "muon", "soap")
+# Claim, the racer it is about, and the one that it is compared with; both at the tuned rank where they have ranks.
+PAIRS = (
+    ("extra-gradients", "ginger", "adam_twice"),
+    ("curvature-works", "ginger_published", "without_curvature"),
+    ("no-clipping", "ginger_unclipped", "ginger_clipped"),
+    ("one-matrix", "ginger", "ginger_tensor"),
+    ("sampled-labels", "ginger", "ginger_data_labels"),
+    ("qng-as-published", "qng", "qng_as_coded"),
+)
+
+
+# ------------------------------------------------------------------------------------ compute
+def compute(run: Run, cfg: DictConfig) -> dict[str, pd.DataFrame]:
+    """Return `table`, one row for each final run; `summary`, over seeds; `tuning`; `curves`; `paper`.
+
+    And `absent`, racers that are not installed, if there are any.
+    Reads `tasks`, and for all of them or for one: `seeds`, and what `RaceTask`, `load_racers` and `halved` read.
+    """
+    rows: list[dict[str, Any]] = []
+    absent: list[dict[str, Any]] = []
+    tuning: list[pd.DataFrame] = []
+    curves: list[pd.DataFrame] = []
+    for task in RaceTask.each(run, cfg):
+        racers = load_racers(task.settings)
+        reasons = {name: reason for name, one in racers.items() if (reason := why_unavailable(one.settings))}
+        places = {name: {"task": task.label, "racer": name, "label": racers[name].label} for name in reasons}
+        absent += [places[name] | {"reason": reason} for name, reason in reasons.items()]
+        present = {name: racer for name, racer in racers.items() if name not in reasons}
+        tuned = {name: task.tune(racer) for name, racer in present.items() if racer.tuned_as == name}
+        tries = pd.concat([pd.DataFrame(own.rows) for own in tuned.values()], ignore_index=True)
+        tuning.append(tries.drop(columns="candidate").assign(task=task.label))
+        for name, racer in present.items():
+            chosen = tuned[racer.tuned_as].chosen
+            for rank in racer.ranks:
+                place = {"task": task.label, "racer": name, "rank": rank}
+                optimizer = racer.with_rank(rank, **chosen)
+                given = {"label": racer.label, "kind": racer.kind, "lr": chosen["lr"]}
+                given |= {"at_edge": at_edge(chosen["lr"], task.settings.lrs)}
+                given |= {setting: optimizer.get(setting) for setting in ("damping", "clip")}
+                cost = cost_of_a_step(task, racer, optimizer)
+                for seed in task.settings.seeds:
+                    row, curve = final_run(task, racer, optimizer, seed=seed)
+                    rows.append(place | given | row | cost)
+                    curves.append(curve.assign(**place))
+    table = pd.DataFrame(rows)
+    run.note(seeds=list(cfg.seeds))
+    missing = {"absent": pd.DataFrame(absent)} if absent else {}
+    return missing | {
+        "table": table,
+        "summary": summarised(table, by=("task", "racer", "rank"), constant=CONSTANT),
+        "tuning": pd.concat(tuning, ignore_index=True),
+        "curves": pd.concat(curves, ignore_index=True),
+        "paper": table_1(),
+    }
+
+
+# ------------------------------------------------------------------------------------ judge
+def judge(computed: Computed, claims: ClaimSheet) -> list[ClaimResult]:
+    """Judge all claims on each task, and what the printed table says about the text."""
+    results, rank = [], int(computed.config["tuned_rank"])
+    for name, table in computed["table"].groupby("task", sort=False):
+        task, first_order = str(name), best_of(table, ["momentum", "adam"])[0]
+        results += [
+            _against_best(claims.claim("ginger-best", of=task), table, BASELINES),
+            _against_qng(claims.claim("ginger-above-qng", of=task), table),
+            *(_above(claims.claim(f"ginger-above-{of}", of=task), table, "ginger", of) for of in BASELINES[:2]),
+            _above(claims.claim("qng-above-first-order", of=task), table, "qng", first_order),
+            _training_loss(claims.claim("training-loss", of=task), table),
+            _rank_helps(claims.claim("rank-helps", of=task), table),
+            _rank_saturates(claims.claim("rank-saturates", of=task), table, rank),
+            _against_best(claims.claim("ginger-above-wider", of=task), table, WIDER),
+            *(_pair(claims.claim(claim, of=task), table, (one, other), rank) for claim, one, other in PAIRS),
+        ]
+    return results + _printed(claims, computed["paper"])
+
+
+def _percent(values: pd.Series) -> str:
+    return f"{100 * values.mean():.2f} %"
+
+
+def _named(table: pd.DataFrame, racer: str, rank: int | None) -> str:
+    own = table[(table.racer == racer) & (table["rank"].isna() if rank is None else table["rank"] == rank)]
+    diverged = f", {own.diverged.sum()} of {len(own)} diverged" if own.diverged.any() else ""
+    return f"{own.label.iloc[0]}{f' at rank {rank}' if rank else ''}: {_percent(own[ACCURACY])}{diverged}"
+
+
+def _against_best(claim: Claim, table: pd.DataFrame, others: tuple[str, ...]) -> ClaimResult:
+    if not table.racer.isin(others).any():
+        return out_of_reach(claim, "None of them takes part in this preset.")
+    ginger, other = best_of(table, ["ginger"]), best_of(table, others)
+    first, second = (of_racer(table, racer, ACCURACY, rank) for racer, rank in (ginger, other))
+    return judge_difference(claim, first, second, f"{_named(table, *ginger)}; {_named(table, *other)}.")
+
+
+def _against_qng(claim: Claim, table: pd.DataFrame) -> ClaimResult:
+    ginger, qng = (table[table.racer == racer] for racer in ("ginger", "qng"))
+    by_rank = 100 * (ginger.groupby("rank")[ACCURACY].mean() - qng.groupby("rank")[ACCURACY].mean()).dropna()
+    why = f"In points by rank: {', '.join(f'{points:+.2f} at {rank:.0f}' for rank, points in by_rank.items())}."
+    other = of_racer(table, "ginger_unclipped", ACCURACY)
+    if len(other):
+        why += f" Ginger that never clips, its damping tuned so, has {_percent(other)} at its one rank."
+    shared = [own[own["rank"].isin(by_rank.index)] for own in (ginger, qng)]
+    means = [own.groupby("seed")[ACCURACY].mean() for own in shared]
+    return judge_difference(claim, means[0], means[1], why)
+
+
+def _above(claim: Claim, table: pd.DataFrame, racer: str, other: str) -> ClaimResult:
+    first = of_racer(table, racer, ACCURACY)
+    label = table[table.racer == racer].label.iloc[0]
+    why = f"{label} over its ranks: {_percent(first)}; {_named(table, other, None)}."
+    return judge_difference(claim, first, of_racer(table, other, ACCURACY), why)
+
+
+def _training_loss(claim: Claim, table: pd.DataFrame) -> ClaimResult:
+    table = table.assign(log_loss=np.log10(table.min_train_loss))
+    ginger, other = (best_of(table, names, chosen_by="log_loss") for names in (["ginger"], BASELINES))
+    first, second = (of_racer(table, racer, "log_loss", rank) for racer, rank in (ginger, other))
+    why = f"Ginger at rank {ginger[1]}: {10 ** first.mean():.2g}; {other[0]}: {10 ** second.mean():.2g} nats."
+    return judge_difference(claim, first, second, why)
+
+
+def _rank_helps(claim: Claim, table: pd.DataFrame) -> ClaimResult:
+    own = table[table.racer == "ginger"]
+    if own["rank"].nunique() < 3:
+        return out_of_reach(claim, "A trend needs three ranks.")
+    found = [stats.spearman(rows["rank"], rows[ACCURACY]) for _, rows in own.groupby("seed")]
+    means = ", ".join(f"{_percent(rows[ACCURACY])} at {rank:.0f}" for rank, rows in own.groupby("rank"))
+    # All alike: no trend.
+    return verdict(claim, *stats.mean(np.nan_to_num(found)), if_not_reproduced=f"Means: {means}.")
+
+
+def _rank_saturates(claim: Claim, table: pd.DataFrame, middle: int) -> ClaimResult:
+    own = table[table.racer == "ginger"]
+    low, high = own["rank"].min(), own["rank"].max()
+    if not low < middle < high:
+        return out_of_reach(claim, f"It needs a rank below {middle} and one above.")
+    first, second, third = (of_racer(table, "ginger", ACCURACY, rank) for rank in (low, middle, high))
+    gains = [100 * (second - first).mean(), 100 * (third - second).mean()]
+    why = f"From rank {low:.0f} to {middle}: {gains[0]:+.2f} points, then {gains[1]:+.2f}."
+    return judge_difference(claim, third - second, second - first, why)
+
+
+def _pair(claim: Claim, table: pd.DataFrame, racers: tuple[str, str], tuned_rank: int) -> ClaimResult:
+    if not set(racers) <= set(table.racer):
+        return out_of_reach(claim, "One of the two takes no part in this preset.")
+    has_rank = [(table[table.racer == racer]["rank"] == tuned_rank).any() for racer in racers]
+    places = [(racer, tuned_rank if has else None) for racer, has in zip(racers, has_rank, strict=True)]
+    first, second = (of_racer(table, racer, ACCURACY, rank) for racer, rank in places)
+    why = "; ".join(_named(table, racer, rank) for racer, rank in places)
+    return judge_difference(claim, first, second, f"{why}.")
+
+
+def _printed(claims: ClaimSheet, paper: pd.DataFrame) -> list[ClaimResult]:
+    losses = paper[paper.model == "ResNet-50"].groupby("racer").min_train_loss.min()
+    place = int((losses < losses["ginger"]).sum()) + 1
+    order = ", ".join(f"{racer} {loss / 1e-6:.3g}e-6" for racer, loss in losses.sort_values().items())
+    text = table_2()
+    ratio, of_text = (
+        _growth(own[own.racer == "ginger"])
+        for own in (paper[paper.model == "ResNet-18"], text[text.weights == "full"])
+    )
+    best = f"By its own table it is the best there: {order}."
+    linear = f"Linear from rank 4 on. In Table 2, all weights, the same ratio is {of_text:.1f}."
+    return [
+        verdict(claims.claim("printed-second-best"), place, exact(place, kind="printed"), if_not_reproduced=best),
+        verdict(claims.claim("printed-flops"), ratio, exact(ratio, kind="printed"), if_not_reproduced=linear),
+    ]
+
+
+def _growth(rows: pd.DataFrame) -> float:
+    flops = rows.set_index("rank").flops
+    return float((flops[32] - flops[16]) / (flops[16] - flops[8]))
+
+
+# ------------------------------------------------------------------------------------ draw
+SHOWN = ("Ginger", "QNG", "Momentum", "Adam", "NGD (Kaldi)", "Muon", "SOAP")
+
+
+def draw(computed: Computed) -> dict[str, Figure]:
+    """Return the race, and the curves of training loss and validation accuracy against steps and seconds."""
+    return {
+        "figure.png": _race(computed),
+        "figure_curves.png": _curves(computed["curves"], computed["table"], int(computed.config["tuned_rank"])),
+    }
+
+
+def _race(computed: Computed) -> Figure:
+    """Draw by task Ginger less others by rank, of accuracy and loss, the paper's beside; and all racers."""
+    summary, table, paper = computed["summary"], computed["table"], computed["paper"]
+    absent = computed.get("absent", pd.DataFrame(columns=["task", "label"]))
+    tallest = max(len(own) for _, own in _listed(summary).groupby("task"))
+    size = (3.9, max(2.8, 0.19 * tallest + 0.9))
+    figure, rows = panels.rows(summary, by="task", columns=3, panel_size=size, width_ratios=[1, 1, 1.3])
+    printed = paper.rename(columns={"accuracy": ACCURACY}).assign(seed=0)
+    styles = panels.styles_of(["Momentum", "Adam", "QNG"])
+    for (accuracy, loss, racers), task, own in rows:
+        ours = _differences(table[table.task == task])
+        for ax, column, label in (
+            (accuracy, "points", "accuracy, Ginger less others (points)"),
+            (loss, "decades", "log₁₀ of training loss, Ginger / others"),
+        ):
+            panels.lines(ax, ours, x="rank", y=column, by="against", bars=True, styles=styles)
+            for model, of_model in printed.groupby("model"):
+                look: dict[str, Any] = {"markerfacecolor": "white", "linestyle": ":", "linewidth": 0.8}
+                look |= {"marker": "o" if model == "ResNet-18" else "^", "markersize": 4}
+                for name, theirs in _differences(of_model).groupby("against"):
+                    ax.plot("rank", column, data=theirs, color=styles[name]["color"], label="", **look)
+            panels.rule(ax, y=0)
+            ranks = sorted(printed["rank"].dropna().unique())
+            ax.set_xscale("log", base=2)
+            ax.set_xticks(ranks, [f"{rank:g}" for rank in ranks])
+            panels.frame(ax, x="rank τ", y=label, title=task)
+        _all_racers(racers, own, absent.label[absent.task == task])
+    note = "95 % t interval over seeds; hollow: printed, of ResNet-18 (circles) and ResNet-50 (triangles)"
+    panels.legend(figure, title=note, axes=figure.axes[:2])
+    return figure
+
+
+def _differences(table: pd.DataFrame) -> pd.DataFrame:
+    """Return by rank, seed and other racer how many points, and decades of training loss, Ginger is above it."""
+    parts = []
+    ginger = table[table.racer == "ginger"].set_index(["rank", "seed"])
+    for racer, label in (("momentum", "Momentum"), ("adam", "Adam"), ("qng", "QNG")):
+        own = table[table.racer == racer]
+        other = own.set_index(["rank", "seed"] if racer == "qng" else "seed")
+        at = ginger.index if racer == "qng" else ginger.index.get_level_values("seed")
+        other = other.reindex(at).set_axis(ginger.index)
+        points = 100 * (ginger[ACCURACY] - other[ACCURACY])
+        decades = np.log10(ginger.min_train_loss / other.min_train_loss)
+        parts.append(pd.DataFrame({"points": points, "decades": decades}).reset_index().assign(against=label))
+    return pd.concat(parts, ignore_index=True)
+
+
+def _all_racers(ax: Axes, summary: pd.DataFrame, absent: pd.Series) -> None:
+    listed = _listed(summary)
+    names = [_name_with_rank(row) for _, row in listed.iterrows()]
+    ends = {end: 100 * listed[f"{ACCURACY}_{end}"] for end in ("low", "high")}
+    listed = listed.assign(name=names, value=100 * listed[ACCURACY], ablation=listed.kind == "ablation", **ends)
+    panels.forest(ax, listed, name="name", value="value", low="low", high="high", hollow="ablation")
+    ax.tick_params(axis="y", labelsize=7)
+    means = listed.value
+    spread = means.max() - means.quantile(0.25)
+    if means.min() < means.max() - 4 * spread:  # one that diverged would squeeze the others
+        ax.set_xlim(means.max() - 4 * spread, None)
+    title = "hollow: ablations" + ("; *: learning rate at the edge of the grid" if listed.at_edge.any() else "")
+    title += f"\nout of reach, not installed: {', '.join(absent)}" if len(absent) else ""
+    panels.frame(ax, x="test accuracy (%), 95 % t interval", title=title, size=8)
+
+
+def _listed(summary: pd.DataFrame) -> pd.DataFrame:
+    """Return one row for each racer, best on the test set first, at the rank that validation prefers."""
+    chosen = summary.sort_values("accuracy", ascending=False, kind="stable").drop_duplicates(["task", "racer"])
+    return chosen.sort_values(ACCURACY, ascending=False, kind="stable")
+
+
+def _name_with_rank(row: pd.Series) -> str:
+    name = row.label if np.isnan(row["rank"]) or row.kind == "ablation" else f"{row.label}, τ = {row['rank']:.0f}"
+    name = f"{name} *" if row.at_edge else name
+    return f"{name} ({row.diverged} of {row.seeds} diverged)" if row.diverged else str(name)
+
+
+def _curves(curves: pd.DataFrame, table: pd.DataFrame, rank: int) -> Figure:
+    """Return for each task a row: training loss and validation accuracy, against steps and against seconds."""
+    own = curves[curves["rank"].isna() | (curves["rank"] == rank)]
+    labels = table.groupby("racer").label.first()
+    own = own.assign(label=own.racer.map(labels), percent=100 * own.validation_accuracy)
+    own = own[own.label.isin(SHOWN)]
+    quantities = {"train_loss": "training loss (nats)", "percent": "validation accuracy (%)"}
+    means = own.groupby(["task", "label", "step"], sort=False)[["seconds", *quantities]].mean().reset_index()
+    styles = panels.styles_of(SHOWN)
+    figure, rows = panels.rows(means, by="task", columns=4, panel_size=(3.1, 2.7))
+    for axes, task, of_task in rows:
+        places = [(column, x) for column in quantities for x in ("step", "seconds")]
+        for ax, (column, x) in zip(axes, places, strict=True):
+            panels.lines(ax, of_task, x=x, y=column, by="label", styles=styles, marker="")
+            if column == "percent":
+                low, high = of_task.percent.quantile(0.1), of_task.percent.max()
+                ax.set_ylim(low, high + 0.05 * (high - low))
+            log = "y" * (column == "train_loss") + "x" * (x == "seconds")
+            panels.frame(ax, x="steps" if x == "step" else "processor seconds", y=quantities[column], log=log)
+        axes[0].set_title(task)
+    panels.legend(figure, columns=7, title=f"Ginger and QNG at τ = {rank}; means over seeds")
+    return figure

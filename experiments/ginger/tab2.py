@@ -1,0 +1,321 @@
+"""T5 for summarisation, all weights or LoRA adapters: Ginger, QNG, Adam, momentum (Ginger 2024, Table 2).
+
+make ginger-tab2 PRESET=smoke|embedded|laptop|paper ARGS="ranks=[4] seeds=range(5)"
+
+One epoch over pairs of a document and its summary, batches of 4, no schedule and no weight decay, momentum 0.9 and
+second-moment decay 0.99. Every fine-tuning of a column starts from the same pretrained weights; those of one seed
+see the same batches and, with LoRA (rank 8 on every projection of every attention, which is what the FLOPs of the
+paper's table imply; it says "each attention adapter"), start from the same adapters. The paper starts from the
+published T5-small. The small presets cannot, so they pretrain a small T5 to copy what stretches of the training
+documents begin with; both columns start from it.
+
+Every racer tunes its learning rate, and Ginger its damping as well, with the same number of gradients (a step of
+Ginger and QNG takes two, so their trainings are shorter: tuning.csv) for each column, at one rank, by the
+validation loss. The damping is a number without
+clipping, or the published code's 1e-5 with each entry of the update clipped at 1; where the latter is chosen, one
+more row shows what it does without any curvature. The curvature sees labels that the model draws token by token,
+given the words before them (teacher forcing), scaled by the root of the number of tokens, as the loss is their
+mean; Eq. 8 has the number of sequences there. One matrix for all trained weights; `ginger-tab1` compares that with
+one for each tensor.
+
+ROUGE is of summaries that the model writes for the test documents after the epoch, the most probable token at each
+step; the paper reports the best of its evaluations of each kind. How its training perplexity was taken is not said
+of Table 2; of Table 1 (Sec. 4.1) training losses are "on sampled batches". Ours is of the last model on the first
+pairs of the training set, of which a run shorter than an epoch has seen a part; beside it the smallest of a batch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+from omegaconf import DictConfig
+
+from curvlab.lab import (
+    Claim,
+    ClaimResult,
+    ClaimSheet,
+    Computed,
+    Run,
+    Target,
+    exact,
+    out_of_reach,
+    panels,
+    t_interval,
+)
+from curvlab.lab import judge as verdict
+from experiments.ginger.comparison import draw_by_rank, judge_difference, of_racer
+from experiments.ginger.printed import table_2
+from experiments.ginger.summaries import KINDS, FineTuning, SummaryTask, cost_of_a_step, fine_tuned
+from experiments.ginger.tuning import Racer, Tuned, halved, load_racers
+from experiments.shared import stats
+
+TARGET = Target(
+    __name__,
+    title="T5 for summarisation, full and LoRA: Ginger, QNG and first-order methods",
+    paper={
+        "tasks": ["T5-small on XSum"],
+        "table.csv:train_pairs": 204000,
+        "table.csv:test_pairs": 11000,
+        "batch_size": 4,
+        "num_epochs": 1,
+        "source_length": 512,
+        "target_length": 128,
+        "adapters.rank": 8,
+        "adapters.alpha": "not stated",
+        "ranks": [1, 2, 4, 8, 16, 32],
+        "lrs": [0.1, 0.5, 0.01, 0.05, 0.001, 0.005, 0.0001, 0.0005],
+        "tuning.num_gradients": "not stated",
+        "seeds": "not stated",
+        "measuring.num_beams": "not stated",
+        "table.csv:damping": "not stated; 1e-5 in the published code",
+        "table.csv:clip": "not mentioned; 1 in the published code",
+    },
+)
+ABLATION = "without_curvature"
+MIN_RANKS = 2  # for a slope
+PLACE = ("task", "weights", "racer", "label", "rank")
+SETTINGS = ("lr", "damping", "clip")
+MEASURES = (*KINDS, "rouge", "train_perplexity", "lowest_batch_perplexity", "test_loss")
+
+
+# ------------------------------------------------------------------------------------ compute
+def compute(run: Run, cfg: DictConfig) -> dict[str, pd.DataFrame]:
+    """Return `table`, one row for each fine-tuning; `summary`, over seeds; `tuning`; `examples`; `paper`.
+
+    `table`: ROUGE in percent, `rouge` the mean of the three kinds; `train_perplexity` after the last step, on
+    training pairs; `lowest_batch_perplexity`, of a step's batch; `test_loss` (nats a token); `flops`, `memory`
+    (bytes) of a step.
+
+    Reads `tasks`, and for all of them or for one: `seeds`, `weights` (full, lora), `num_epochs`, `num_steps`
+    (null: whole epochs), and what `SummaryTask`, `load_racers` and `halved` read.
+    """
+    rows: list[dict[str, Any]] = []
+    tries: list[pd.DataFrame] = []
+    examples: list[dict[str, Any]] = []
+    for task in SummaryTask.each(run, cfg):
+        settings, racers = task.settings, load_racers(task.settings)
+        steps = int(settings.num_steps or settings.num_epochs * task.steps_per_epoch())
+        for weights in settings.weights:
+            own_racers = [racer for racer in racers.values() if racer.tuned_as == racer.name]
+            tuned = {racer.name: _tuned(task, weights, racer, steps) for racer in own_racers}
+            for name, racer in racers.items():
+                place = {"task": task.label, "weights": weights, "racer": name, "label": racer.label}
+                if name in tuned:
+                    tries.append(pd.DataFrame(tuned[name].rows).drop(columns="candidate").assign(**place))
+                for rank in racer.ranks:
+                    optimizer = racer.with_rank(rank, **tuned[racer.tuned_as].chosen)
+                    own = {**place, "rank": rank} | {key: optimizer.get(key) for key in SETTINGS}
+                    cost = cost_of_a_step(task, weights, optimizer)
+                    for seed in settings.seeds:
+                        found = fine_tuned(task, FineTuning(weights, optimizer, steps, seed), with_test=True)
+                        rows.append(own | {"seed": seed} | _row(task, found) | {"steps": steps} | cost)
+                        pairs = zip(task.splits.test_summaries, found["examples"], strict=False)
+                        written = [{"reference": reference, "summary": text} for reference, text in pairs]
+                        examples += [own | {"seed": seed} | pair for pair in written]
+    run.note(seeds=list(cfg.seeds))
+    table = pd.DataFrame(rows)
+    return {
+        "table": table,
+        "summary": summary_table(table),
+        "tuning": pd.concat(tries, ignore_index=True),
+        "examples": pd.DataFrame(examples),
+        "paper": table_2(),
+    }
+
+
+def _tuned(task: SummaryTask, weights: str, racer: Racer, steps: int) -> Tuned:
+    def trial(optimizer: Mapping[str, Any], num_steps: int, seed: str) -> float:
+        own = FineTuning(weights, optimizer, num_steps, seed)
+        return float(fine_tuned(task, own, with_test=False)["validation_loss"])
+
+    return halved(racer, task.settings, trial, longest=steps)
+
+
+def _row(task: SummaryTask, found: Mapping[str, Any]) -> dict[str, Any]:
+    losses = found["step_losses"]
+    return {
+        "diverged": found["diverged"],
+        **{kind: found[kind] for kind in KINDS},
+        "rouge": sum(found[kind] for kind in KINDS) / len(KINDS),
+        "train_perplexity": math.exp(found["train_loss"]),
+        "lowest_batch_perplexity": math.exp(losses.min()) if len(losses) else math.nan,
+        "test_loss": found["test_loss"],
+        "train_pairs": len(task.splits.train[1]),
+        "test_pairs": len(task.splits.test[1]),
+    }
+
+
+def summary_table(table: pd.DataFrame) -> pd.DataFrame:
+    """Return one row for each variant: seeds, how many diverged, means and 95 % t intervals over the others."""
+    rows = []
+    for place, own in table.groupby(list(PLACE), sort=False, dropna=False):
+        row = dict(zip(PLACE, place, strict=True)) | {"seeds": len(own), "diverged": int(own.diverged.sum())}
+        row |= {name: own[name].iloc[0] for name in (*SETTINGS, "flops", "memory")}
+        for measure in MEASURES:
+            values = own[~own.diverged.astype(bool)][measure].to_numpy()
+            interval = t_interval(values) if len(values) else None
+            row[measure] = values.mean() if interval else math.nan
+            row[f"{measure}_low"] = interval.low if interval else math.nan
+            row[f"{measure}_high"] = interval.high if interval else math.nan
+        rows.append(row)
+    return pd.DataFrame(rows)
+
+
+# ------------------------------------------------------------------------------------ judge
+def judge(computed: Computed, claims: ClaimSheet) -> list[ClaimResult]:
+    """Judge all claims on each task and half of the table, and what the printed table says about the text."""
+    results = []
+    for task, of_task in computed["table"].groupby("task", sort=False):
+        for weights, table in of_task.groupby("weights", sort=False):
+            name = f"{weights}-{task}"
+            results += [
+                _above(claims.claim("ginger-above-adam", of=name), table, "ginger", "adam"),
+                _above(claims.claim("ginger-above-qng", of=name), table, "ginger", "qng"),
+                _above(claims.claim("qng-below-adam", of=name), table, "adam", "qng"),
+                _below(claims.claim("perplexity-below-adam", of=name), table, "adam"),
+                _below(claims.claim("perplexity-below-qng", of=name), table, "qng"),
+                _slope(claims.claim("rank-lowers-perplexity", of=name), table),
+                _correlation(claims.claim("perplexity-and-rouge", of=name), table),
+                _below(claims.claim("curvature-works", of=name), table, ABLATION),
+            ]
+        results += [
+            _cost(claims.claim(f"cost-{weights}", of=str(task)), of_task[of_task.weights == weights])
+            for weights in ("full", "lora")
+        ]
+        results.append(_gains(claims.claim("gain-smaller-with-lora", of=str(task)), of_task))
+    return [*results, _printed(claims.claim("printed-lora-gain"), computed["paper"])]
+
+
+def _named(table: pd.DataFrame, racer: str) -> str:
+    own = table[table.racer == racer]
+    if own.empty:
+        return f"{racer}: not run"
+    diverged = f", {own.diverged.sum()} of {len(own)} diverged" if own.diverged.any() else ""
+    perplexity = f"training perplexity {own.train_perplexity.mean():.4g}"
+    return f"{own.label.iloc[0]}: ROUGE {own.rouge.mean():.2f}, {perplexity}{diverged}"
+
+
+def _above(claim: Claim, table: pd.DataFrame, one: str, other: str) -> ClaimResult:
+    first, second = (of_racer(table, racer, "rouge") for racer in (one, other))
+    return judge_difference(claim, first, second, f"{_named(table, one)}; {_named(table, other)}.")
+
+
+def _slope(claim: Claim, table: pd.DataFrame) -> ClaimResult:
+    own = table[(table.racer == "ginger") & table.train_perplexity.notna()]
+    slopes = [
+        np.polyfit(np.log2(of_seed["rank"]), np.log(of_seed.train_perplexity), 1)[0]
+        for _, of_seed in own.groupby("seed")
+        if of_seed["rank"].nunique() >= MIN_RANKS
+    ]
+    if not slopes:
+        return out_of_reach(claim, f"Fewer than {MIN_RANKS} ranks have a perplexity.")
+    means = own.groupby("rank").train_perplexity.mean()
+    by_rank = ", ".join(f"{value:.4g} at {rank:g}" for rank, value in means.items())
+    return verdict(claim, *stats.mean(slopes), if_not_reproduced=f"Training perplexity: {by_rank}.")
+
+
+def _correlation(claim: Claim, table: pd.DataFrame) -> ClaimResult:
+    own = table[(table.racer != ABLATION) & table.train_perplexity.notna()]
+    by_seed = own.groupby("seed")
+    found = np.array([stats.spearman(of_seed.train_perplexity, of_seed.rouge) for _, of_seed in by_seed])
+    found = found[~np.isnan(found)]
+    if not len(found):
+        return out_of_reach(claim, "No seed has two optimizers with different perplexities and scores.")
+    why = (
+        f"Perplexities range from {own.train_perplexity.min():.4g} to {own.train_perplexity.max():.4g}, "
+        f"ROUGE from {own.rouge.min():.2f} to {own.rouge.max():.2f}."
+    )
+    return verdict(claim, *stats.mean(found), if_not_reproduced=why)
+
+
+def _below(claim: Claim, table: pd.DataFrame, other: str) -> ClaimResult:
+    logarithms = table.assign(perplexity=np.log(table.train_perplexity))
+    above, ginger = (of_racer(logarithms, racer, "perplexity") for racer in (other, "ginger"))
+    damping, bound = (float(table[table.racer == "ginger"][name].iloc[0]) for name in ("damping", "clip"))
+    settings = f"damping {damping:g}, {f'clipped at {bound:g}' if bound > 0 else 'not clipped'}"
+    why = f"{_named(table, 'ginger')} ({settings}); {_named(table, other)}."
+    return judge_difference(claim, above, ginger, why)
+
+
+def _cost(claim: Claim, table: pd.DataFrame) -> ClaimResult:
+    ginger, adam = (table[table.racer == racer].flops for racer in ("ginger", "adam"))
+    if ginger.empty or adam.empty:
+        return out_of_reach(claim, "This half of the table was not run, or without Ginger or Adam.")
+    ratio = float(ginger.min() / adam.min())
+    why = (
+        "Two backward passes and one or two forward passes instead of one each: "
+        f"{ginger.min():.3g} operations against {adam.min():.3g}."
+    )
+    return verdict(claim, ratio, exact(ratio), if_not_reproduced=why)
+
+
+def _gains(claim: Claim, table: pd.DataFrame) -> ClaimResult:
+    halves = {str(weights): own for weights, own in table.groupby("weights")}
+    if set(halves) != {"full", "lora"}:
+        return out_of_reach(claim, "Only one half of the table was run.")
+    gains = {
+        weights: of_racer(own, "ginger", "rouge") - of_racer(own, "adam", "rouge")
+        for weights, own in halves.items()
+    }
+    why = "; ".join(f"{weights}: {gain.mean():+.2f} points" for weights, gain in gains.items()) + "."
+    return judge_difference(claim, gains["full"], gains["lora"], why)
+
+
+def _printed(claim: Claim, paper: pd.DataFrame) -> ClaimResult:
+    lora = paper[paper.weights == "lora"]
+    ginger = lora[lora.racer == "ginger"]
+    gains = ginger.rouge - lora[lora.racer == "adam"].rouge.iloc[0]
+    by_rank = ", ".join(f"{gain:+.2f} at {rank:g}" for rank, gain in zip(ginger["rank"], gains, strict=True))
+    why = f"By rank, from the printed numbers: {by_rank}."
+    return verdict(claim, gains.mean(), exact(gains.mean()), if_not_reproduced=why)
+
+
+# ------------------------------------------------------------------------------------ draw
+HALVES = {"full": "all weights", "lora": "LoRA"}
+SCORES = {"rouge": "ROUGE, mean of 1, 2, L (%)", "train_perplexity": "training perplexity"}
+COSTS = {"flops": "operations over Adam's", "memory": "memory over Adam's"}
+
+
+def draw(computed: Computed) -> dict[str, Figure]:
+    """Return `figure.png`, scores, and `cost.png`; a row for each task and half, ours left, the paper's right."""
+    table, names = computed["table"], computed["summary"].groupby("racer").label.first()
+    lost = table.groupby(list(PLACE), dropna=False).diverged.transform("any").astype(bool)
+    paper = computed["paper"].assign(label=lambda own: own.racer.map(names).fillna(own.racer), seed=0)
+    note = "dots: seeds, bars and bands: 95 % t interval" + (
+        "; without variants that diverged" if lost.any() else ""
+    )
+    return {
+        "figure.png": _drawn(table[~lost], paper, SCORES, note),
+        "cost.png": _drawn(_relative(table), _relative(paper), COSTS, "counted, of one step"),
+    }
+
+
+def _relative(table: pd.DataFrame) -> pd.DataFrame:
+    """Return costs of a step as multiples of Adam's, one row for each variant."""
+    table = table[(table.racer != ABLATION) & (table.seed == table.seed.min())]
+    by = [name for name in ("task", "weights") if name in table]
+    costs = list(COSTS)
+    adam = table[costs].where(table.racer == "adam").groupby([table[name] for name in by]).transform("max")
+    return table.assign(**(table[costs] / adam))
+
+
+def _drawn(table: pd.DataFrame, paper: pd.DataFrame, quantities: Mapping[str, str], note: str) -> Figure:
+    styles = panels.styles_of(table.label.unique())
+    places = table.assign(row=table.weights + "\n" + table.task)
+    figure, rows = panels.rows(places, by="row", columns=4, panel_size=(2.9, 2.6))
+    for axes, _, own in rows:
+        half = str(own.weights.iloc[0])
+        for (ours, papers), (quantity, name) in zip((axes[:2], axes[2:]), quantities.items(), strict=True):
+            printed = paper[paper.weights == half]
+            for ax, of, title in ((ours, own, own.task.iloc[0]), (papers, printed, "T5-small, the paper's")):
+                draw_by_rank(ax, of, quantity, styles=styles)
+                log = "y" if of[quantity].max() > 10 * of[quantity].min() else ""
+                panels.frame(ax, x="rank τ", title=f"{HALVES[half]}\n{title}", log=log, size=9)
+            ours.set_ylabel(name)
+    panels.legend(figure, title=f"ours: {note}", columns=5)
+    return figure

@@ -1,0 +1,99 @@
+"""Accuracy of Ginger over decay and rank, and over damping (Ginger 2024, Table 3).
+
+make ginger-tab3 PRESET=smoke|embedded|laptop|paper ARGS="decays=[0.9,0.99] grid_ranks=[4]"
+
+The paper varies decay and rank and finds Ginger not sensitive to them. It does not vary the damping, nor say what
+it was. Here both: the grid with the learning rate and the damping that ginger-tab1 tunes, and dampings from 1e-5,
+the published code's, to 1, each with a learning rate tuned as a racer's is, without clipping and with the
+published code's.
+
+The paper reports the best validation accuracy; claims here are about the test accuracy of the epoch that
+validation prefers. Trainings are shared with ginger-tab1 and ginger-tab4.
+"""
+
+from __future__ import annotations
+
+import pandas as pd
+from matplotlib.figure import Figure
+
+from curvlab.lab import Claim, ClaimResult, ClaimSheet, Computed, Target, out_of_reach
+from experiments.ginger.comparison import judge_difference
+from experiments.ginger.printed import sensitivity
+from experiments.ginger.sensitivity import GRID, draw_sensitivity, judge_dampings, judge_grid
+
+TARGET = Target(
+    __name__,
+    title="Accuracy of Ginger over decay, rank and damping",
+    compute="experiments.ginger.sensitivity:compute",
+    paper={
+        "tasks": ["ResNet-18 on CIFAR-100"],
+        "num_epochs": 200,
+        "batch_size": 128,
+        "decays": [0.9, 0.99, 0.999],
+        "grid_ranks": [2, 4, 8],
+        "seeds": "not stated",
+        "table.csv:damping": "not stated, not varied; 1e-5 in the published code",
+    },
+    after=("ginger/tab1",),
+)
+ACCURACY = "test_accuracy"
+DEFAULT_DECAY = 0.99
+
+
+def judge(computed: Computed, claims: ClaimSheet) -> list[ClaimResult]:
+    """Judge all claims on each task; intervals are over seeds."""
+    results, table = [], computed["table"]
+    for task, own in table.groupby("task", sort=False):
+        cells = "The cells' means over seeds lie from {low:.2f} % ({at_low}) to {high:.2f} % ({at_high})."
+        results += [
+            judge_grid(claims.claim("insensitive", of=str(task)), own, ACCURACY, cells, scale=100),
+            _tuned(claims.claim("tuned-above-default", of=str(task)), own, int(computed.config["tuned_rank"])),
+            judge_dampings(
+                claims.claim("damping-decides", of=str(task)),
+                own,
+                ACCURACY,
+                "{value:.2f} % at {damping:g}",
+                scale=100,
+            ),
+            _clipping(claims.claim("small-damping-needs-clipping", of=str(task)), own),
+        ]
+    return results
+
+
+def _tuned(claim: Claim, table: pd.DataFrame, rank: int) -> ClaimResult:
+    grid = table[table.sweep == "grid"]
+    cells = {place: own.set_index("seed") for place, own in grid.groupby(GRID)}
+    if (DEFAULT_DECAY, rank) not in cells:
+        return out_of_reach(claim, f"The grid lacks decay {DEFAULT_DECAY} with rank {rank}.")
+    means = grid.groupby(GRID).accuracy.mean().drop((DEFAULT_DECAY, rank))
+    if means.empty:
+        return out_of_reach(claim, "The grid has no other cell.")
+    best = means.index.tolist()[int(means.argmax())]
+    why = f"Of the others validation prefers decay {best[0]:g} with rank {best[1]:.0f}."
+    return judge_difference(claim, cells[best][ACCURACY], cells[DEFAULT_DECAY, rank][ACCURACY], why)
+
+
+def _clipping(claim: Claim, table: pd.DataFrame) -> ClaimResult:
+    smallest = table[table.damping == table.damping.min()]
+    plain, clipped = (smallest[smallest.sweep == sweep] for sweep in ("damping", "damping, clipped"))
+    if plain.empty or clipped.empty:
+        return out_of_reach(claim, "The smallest damping was not tried with and without clipping.")
+    first, second = (own.groupby("seed")[ACCURACY].mean() for own in (clipped, plain))
+    means = [100 * number for number in (first.mean(), second.mean(), plain[ACCURACY].max())]
+    why = (
+        f"At {smallest.damping.iloc[0]:g}: {means[0]:.2f} % with clipping, {means[1]:.2f} % without (at most "
+        f"{means[2]:.2f} % in a seed), where {plain.diverged.sum()} of {len(plain)} seeds diverged."
+    )
+    return judge_difference(claim, first, second, why)
+
+
+def draw(computed: Computed) -> dict[str, Figure]:
+    """Return the figure."""
+    table, printed = computed["table"], sensitivity("Table 3")
+    return draw_sensitivity(
+        table.assign(value=100 * table[ACCURACY]),
+        printed.assign(value=100 * printed.accuracy),
+        label="test accuracy (%)",
+        text="{:.2f}",
+        width=2,
+    )

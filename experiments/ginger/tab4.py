@@ -1,0 +1,65 @@
+"""Training loss of Ginger over decay and rank, and over damping (Ginger 2024, Table 4).
+
+make ginger-tab4 PRESET=smoke|embedded|laptop|paper ARGS="decays=[0.9,0.99] grid_ranks=[4]"
+
+The trainings of ginger-tab3, of which this target reports the smallest loss of a training batch. The paper's text
+says of both tables that Ginger is not sensitive to rank and decay; its printed losses differ by a factor of nine.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from curvlab.lab import ClaimResult, ClaimSheet, Computed, Target, exact
+from curvlab.lab import judge as verdict
+from experiments.ginger.printed import sensitivity
+from experiments.ginger.sensitivity import draw_sensitivity, judge_dampings, judge_grid
+
+TARGET = Target(
+    __name__,
+    title="Training loss of Ginger over decay, rank and damping",
+    compute="experiments.ginger.sensitivity:compute",
+    paper={
+        "tasks": ["ResNet-18 on CIFAR-100"],
+        "num_epochs": 200,
+        "batch_size": 128,
+        "decays": [0.9, 0.99, 0.999],
+        "grid_ranks": [2, 4, 8],
+        "seeds": "not stated",
+        "table.csv:damping": "not stated, not varied; 1e-5 in the published code",
+    },
+    after=("ginger/tab1", "ginger/tab3"),
+)
+
+
+def judge(computed: Computed, claims: ClaimSheet) -> list[ClaimResult]:
+    """Judge all claims on each task, and the printed table; intervals are over seeds."""
+    printed = np.log10(sensitivity("Table 4").min_train_loss)
+    width = float(printed.max() - printed.min())
+    why = f"The printed losses differ by a factor of {10**width:.1f}."
+    results = [
+        verdict(claims.claim("printed-insensitive"), width, exact(width, kind="printed"), if_not_reproduced=why)
+    ]
+    table = computed["table"]
+    for task, own in table.assign(log=np.log10(table.min_train_loss)).groupby("task", sort=False):
+        cells = "Means over seeds of log10 lie from {low:.2f} ({at_low}) to {high:.2f} ({at_high})."
+        results += [
+            judge_grid(claims.claim("insensitive-loss", of=str(task)), own, "log", cells),
+            judge_dampings(
+                claims.claim("damping-decides-loss", of=str(task)), own, "log", "{value:.2f} at {damping:g}"
+            ),
+        ]
+    return results
+
+
+def draw(computed: Computed) -> dict[str, Figure]:
+    """Return the figure."""
+    table, printed = computed["table"], sensitivity("Table 4")
+    return draw_sensitivity(
+        table.assign(value=np.log10(table.min_train_loss)),
+        printed.assign(value=np.log10(printed.min_train_loss)),
+        label="log₁₀ of the smallest training loss (nats)",
+        text="{:.2f}",
+        width=1.5,
+    )

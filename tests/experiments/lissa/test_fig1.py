@@ -1,288 +1,363 @@
-"""lissa-fig1 end to end at smoke scale: results, resumption, redrawing, refusals."""
+"""lissa-fig1: LiSSA and SGD on the same batches against the recursion typed out, panels, and what claims read."""
 
 from __future__ import annotations
 
 import json
-import os
-import random
-import signal
-import subprocess
-import sys
-import time
-from collections.abc import Callable, Iterator
+import math
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
+import torch
+from torch import nn
 
-from curvlab.lab import Computed, load_config
+from curvlab.curvature import GaussNewtonOperator
+from curvlab.influence import ProximalBregmanObjective
+from curvlab.lab import Computed, draw_target, load_config
 from curvlab.lab.reporting import load_claims
-from curvlab.lab.targets.execution import draw_target, judge_target
-from experiments.lissa.fig1 import TARGET
+from curvlab.lab.runs.record import read_record
+from curvlab.linalg import identity
+from curvlab.solvers import LissaHyperparameters
+from experiments.lissa.agreement_panels import cell_table, over_runs, panel_rows
+from experiments.lissa.fig1 import LARGER, TARGET
+from experiments.lissa.lissa_and_pbrf import Paired, Pairs, parting_steps, run_paired
 
-ROOT = Path(__file__).parents[3]
-
-# Imports, composes and reads the code once, then runs the target in children that the parent may kill: resumption,
-# without paying for that. A line holds the overrides of runs that start together; nothing is drawn, since drawing
-# reads finished tables.
-FORKING = """
-import functools, os, sys
-from experiments.lissa.fig1 import TARGET
-from curvlab.lab import load_config
-from curvlab.lab.targets import command, execution
-command.load_libraries()
-for room in ("compute", "judge"):
-    TARGET.load(room)
-execution.draw_target = lambda target, folder: None
-composed = functools.cache(lambda overrides: load_config(TARGET, overrides.split()))
-for line in sys.stdin:
-    children = []
-    for overrides in line.split(";"):
-        cfg = composed(overrides)
-        children.append(os.fork())
-        if children[-1] == 0:
-            try:
-                execution.run_target(TARGET, cfg)
-            except BaseException as error:
-                print(f"error {str(error)!r}", flush=True)
-                os._exit(1)
-            print("done", flush=True)
-            os._exit(0)
-    print(children[-1], flush=True)
-    for child in children:
-        os.waitpid(child, 0)
-    print("ended", flush=True)
-"""
+DAMPING, STEP_SIZE, NUM_STEPS = 0.3, 0.2, 25
 
 
-@pytest.fixture(scope="module")
-def driver() -> Iterator[tuple[Callable[..., int], Callable[[], list[str]]]]:
-    """Give what starts runs by their overrides and returns the last process, and what waits for their words."""
-    with subprocess.Popen(
-        [sys.executable, "-c", FORKING],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        cwd=ROOT,
-        env=one_thread() | {"http_proxy": "http://127.0.0.1:9", "https_proxy": "http://127.0.0.1:9"},  # no network
-    ) as process:
-        assert process.stdin is not None
-        assert process.stdout is not None
-
-        def start(*runs: list[str]) -> int:
-            process.stdin.write("; ".join(" ".join(overrides) for overrides in runs) + "\n")
-            process.stdin.flush()
-            return int(process.stdout.readline())
-
-        def finish() -> list[str]:
-            lines = []
-            while (line := process.stdout.readline()) != "ended\n":
-                assert line, "the process that runs the target has died"
-                lines.append(line.strip())
-            return [line for line in lines if line.startswith(("done", "error"))]
-
-        yield start, finish
-        process.stdin.close()
+def linear_problem() -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
+    """A linear model with a square loss: the Bregman divergence is the quadratic itself."""
+    generator = torch.Generator().manual_seed(1)
+    model = nn.Linear(3, 1, bias=False).double()
+    with torch.no_grad():
+        model.weight.copy_(torch.randn(1, 3, generator=generator))
+    inputs, targets = (torch.randn(12, size, generator=generator).double() for size in (3, 1))
+    return model, inputs, targets
 
 
-def smoke_overrides(folder: Path, *overrides: str) -> list[str]:
-    folders = [f"results.root={folder / 'results'}", f"store.root={folder / 'store'}"]
-    return ["preset=smoke", "tracker=none", *folders, *overrides]
+def paired(batch_size: int) -> Paired:
+    model, inputs, targets = linear_problem()
+    loss, data, points = nn.MSELoss(), (inputs, targets), (inputs[:2], targets[:2])
+    objective = ProximalBregmanObjective(model, loss, data, points, damping=DAMPING, epsilon=1e-8)
+    gradients = torch.stack(
+        [2 * (model(x) - y).detach() * x for x, y in zip(inputs[:2], targets[:2], strict=True)]
+    ).T
+    damped = GaussNewtonOperator(model, loss, data) + DAMPING * identity
+    generators = (torch.Generator().manual_seed(5), torch.Generator().manual_seed(5))
+    settings = LissaHyperparameters(STEP_SIZE, batch_size, NUM_STEPS)
+    return run_paired(objective, damped, gradients, settings, generators)
 
 
-def one_thread() -> dict[str, str]:
-    return {**os.environ, "OMP_NUM_THREADS": "1"}
+def recursion(batch_size: int | None) -> torch.Tensor:
+    """x <- x - η ((2/|B| sum xxᵀ + λ) x - g), typed out, with the batches that the generator gives."""
+    model, inputs, targets = linear_problem()
+    gradients = (2 * (inputs[:2] @ model.weight.T.detach() - targets[:2]) * inputs[:2]).T
+    generator, x = torch.Generator().manual_seed(5), torch.zeros(3, 2, dtype=torch.float64)
+    for _ in range(NUM_STEPS):
+        chosen = inputs
+        if batch_size is not None:
+            chosen = inputs[torch.randint(len(inputs), (batch_size,), generator=generator)]
+        matrix = 2 * chosen.T @ chosen / len(chosen) + DAMPING * torch.eye(3, dtype=torch.float64)
+        x = x - STEP_SIZE * (matrix @ x - gradients)
+    return x
 
 
-@pytest.fixture(scope="module")
-def smoke(run_smoke) -> Path:
-    return run_smoke("lissa/fig1")
+@pytest.mark.parametrize("batch_size", [4, 11])
+def test_both_are_one_recursion_on_the_same_batches(batch_size: int) -> None:
+    found, expected = paired(batch_size), recursion(batch_size)
+    torch.testing.assert_close(found.solutions, expected, rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(found.displacement, -expected, rtol=1e-6, atol=1e-8)
+    assert found.distances.shape == (NUM_STEPS, 2)
+    assert (found.distances < 1e-6 * found.lissa_norms).all()
+    torch.testing.assert_close(found.lissa_norms[-1], torch.linalg.vector_norm(expected, dim=0))
 
 
-def files(folder: Path) -> dict[str, bytes]:
-    return {
-        path.name: path.read_bytes() for path in folder.iterdir() if not path.name.startswith(("run.", "figure"))
-    }
+@pytest.mark.parametrize("batch_size", [12, 500])
+def test_batches_of_n_and_more_are_all_the_data(batch_size: int) -> None:
+    found, expected = paired(batch_size), recursion(None)
+    torch.testing.assert_close(found.solutions, expected, rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(found.displacement, -expected, rtol=1e-6, atol=1e-8)
 
 
-def test_results_are_complete_and_consistent(smoke: Path) -> None:
-    images = {"figure.png", "figure_mlp-8-digits-200.png", "images_mlp-8-digits-200.png"}
-    assert {path.name for path in smoke.iterdir()} == images | {
-        "table.csv", "scores_mlp-8-digits-200.csv", "summary.csv", "cells.csv", "larger_epsilon.csv",
-        "claims.json", "run.json",
-    }  # fmt: skip
+def test_parting_is_the_first_step_at_which_the_distance_exceeds_half_the_length() -> None:
+    lissa = torch.tensor([[1.0, 1.0, 1.0], [2.0, 2.0, 2.0], [4.0, math.inf, 4.0]])
+    distances = torch.tensor([[0.1, 0.1, 0.1], [1.1, 0.9, 0.9], [0.0, math.inf, 2.0]])
+    assert parting_steps(lissa, distances).tolist() == [2, 3, 0]
+
+
+# ------------------------------------------------------------------------------------ at smoke scale
+def test_results_are_consistent_and_scores_those_of_the_settings(smoke_result) -> None:
+    smoke: Path = smoke_result("lissa/fig1")
     scores = pd.read_csv(smoke / "scores_mlp-8-digits-200.csv")
     assert len(scores) == 3 * 20  # points x test points
-    assert [f"{value:.4g}" for value in scores.cg.dropna()] == [f"{value:.6g}" for value in scores.cg.dropna()]
-    panels = pd.read_csv(smoke / "table.csv")
-    assert panels.constant.value_counts().to_dict() == {
+    table = pd.read_csv(smoke / "table.csv")
+    assert table.constant.value_counts().to_dict() == {
         "C = 2": 3 * 2,  # points x seeds
         "C measured": 2 * 2,
         "C = 2, by importance": 2 * 2,
     }
-    assert not panels.columns.str.contains("second|time").any()
-    exact = panels.cg_exact_pearson.dropna()
-    assert len(exact) == 2  # exact_points
-    assert (exact > 0.99).all()
-    assert set(panels.lissa_pbrf_case) <= {"agree", "both near zero", "apart", "overflow"}
-    assert (panels.lissa_length > 0).all()
-    claims = {result.claim.id: result for result in load_claims(smoke)}
-    assert claims["self-check"].verdict == "reproduced"
-    assert claims["overflow"].verdict == "out of reach"
-    assert claims["cell-fitted-measured"].verdict == "out of reach"
+    assert len(found := table.cg_exact_pearson.dropna()) == 2  # exact_points
+    assert (found > 0.99).all()
     # One iteration to first order: LiSSA in single and SGD in double precision, on the same batches.
-    assert (panels.same_batches_error < 1e-4).all()
-    assert (panels.parted_step == 0).all()
-    assert (panels.lissa_pbrf_error > 0.01).all()  # on others
-    cells = pd.read_csv(smoke / "cells.csv")
-    assert cells[["regime", "constant"]].to_numpy().tolist() == [
-        ["early", "C = 2"],
-        ["early", "C measured"],
-        ["early", "C = 2, by importance"],
-    ]
+    assert (table.same_batches_error < 1e-4).all()
+    assert (table.parted_step == 0).all()
+    assert (table.lissa_pbrf_error > 0.01).all()  # on others
+    claims = {result.claim.id: result for result in load_claims(smoke)}
     assert claims["self-check"].value == pytest.approx(1, abs=1e-4)
     assert claims["agreement-mlp-8-digits-200"].verdict == "undecided"  # two seeds
     assert claims["pbrf-overflow"].verdict == claims["cause-mlp-8-digits-200"].verdict == "out of reach"
+    cells = pd.read_csv(smoke / "cells.csv")
+    assert cells.constant.tolist() == ["C = 2", "C measured", "C = 2, by importance"]
     assert claims["cell-early-assumed"].value == pytest.approx(cells["pearson, other batches"][0])
-    record = json.loads((smoke / "run.json").read_text())
-    assert record["num_matvecs"] > 0
-    assert {"name": "num_points", "ours": 3, "paper": 25} in record["settings"]
-    assert str(ROOT) not in (smoke / "run.json").read_text()
-
-
-def test_scores_are_what_the_library_computes(smoke: Path) -> None:
-    """Independent of the target's code: LiSSA's mean over many seeds is not needed, CG's column is enough."""
+    assert {"name": "num_points", "ours": 3, "paper": 25} in json.loads((smoke / "run.json").read_text())[
+        "settings"
+    ]
     summary = pd.read_csv(smoke / "summary.csv").iloc[0]
     assert summary["damping"] == pytest.approx(0.1 * summary["lambda_max"], rel=1e-4)
     assert summary["step size"] == pytest.approx(1 / (summary["lambda_max"] + summary["damping"]), rel=1e-4)
     assert summary["batch size"] == np.ceil(2 * summary["tr(G)"] / summary["lambda_max"])
     assert summary["steps"] == pytest.approx(2 / (summary["step size"] * summary["damping"]), abs=1)
-    assert summary["CG residual"] <= 1e-6
-    assert summary["PBRF gradient norm"] <= 1e-6
+    assert max(summary["CG residual"], summary["PBRF gradient norm"]) <= 1e-6
 
 
 def test_damping_is_the_papers_share_of_lambda_max() -> None:
     assert load_config(TARGET).damping_ratio == pytest.approx(5 / 270, rel=1e-5)
 
 
-def test_it_is_judged_and_drawn_again_from_the_files_alone(smoke: Path) -> None:
-    before = files(smoke)
-    judge_target(TARGET, smoke)
+def test_figures_are_drawn_again_from_the_files_alone(run_smoke) -> None:
+    smoke: Path = run_smoke("lissa/fig1")
+    before = {path.name: path.read_bytes() for path in smoke.glob("figure*.png")}
+    assert set(before) == {"figure.png", "figure_mlp-8-digits-200.png"}
     draw_target(TARGET, smoke)
-    assert files(smoke) == before
+    assert {path.name: path.read_bytes() for path in smoke.glob("figure*.png")} == before
 
 
-@pytest.mark.parametrize(("x", "y", "name"), [("lissa_0", "pbrf_1", "LiSSA"), ("cg", "exact", "influence by CG")])
-def test_scatter_has_the_linear_answer_on_x_and_the_pbrf_on_y(smoke: Path, x: str, y: str, name: str) -> None:
-    computed = Computed.of(smoke)
-    scores = computed[f"scores_{computed['table'].task.iloc[0]}"]
+@pytest.mark.parametrize(("x", "y", "row"), [("lissa_0", "pbrf_1", 0), ("cg", "exact", -1)])
+def test_scatter_has_the_linear_answer_on_x_and_the_pbrf_on_y(smoke_result, x: str, y: str, row: int) -> None:
+    computed = Computed.of(smoke_result("lissa/fig1"))
+    scores = computed["scores_mlp-8-digits-200"]
     expected = scores.loc[scores.point == scores.point.iloc[0], [x, y]].to_numpy()
-    axes = [ax for ax in TARGET.load("draw")(computed)["figure.png"].axes if ax.get_xlabel() == name]
-    np.testing.assert_allclose(axes[0].collections[0].get_offsets(), expected)
+    figure = TARGET.load("draw")(computed)["figure_mlp-8-digits-200.png"]
+    first_of_row = figure.axes[: 5 * 4 : 5][row]  # C = 2, C measured, by importance, exact
+    np.testing.assert_allclose(first_of_row.collections[0].get_offsets(), expected)
 
 
-@pytest.fixture
-def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Runs draw nothing: the same tables give the same figures, see above."""
-    monkeypatch.setattr("curvlab.lab.targets.execution.draw_target", lambda target, folder: None)
-
-
-@pytest.mark.usefixtures("undrawn")
-def test_second_run_computes_nothing_and_ends_with_the_same_bytes(smoke: Path, run_smoke) -> None:
-    before = files(smoke)
-    assert run_smoke("lissa/fig1") == smoke
-    assert files(smoke) == before
-    assert json.loads((smoke / "run.json").read_text())["store"]["misses"] == 0
-
-
-@pytest.mark.usefixtures("undrawn")
-def test_damaged_units_are_computed_again(smoke: Path, run_smoke) -> None:
-    before = files(smoke)
-    stored = sorted((smoke.parents[3] / "store" / "influence").rglob("*.pt"))
-    assert stored
-    for path in stored:
-        content = bytearray(path.read_bytes())
-        content[len(content) // 2] ^= 0xFF
-        path.write_bytes(content)
-    with pytest.warns(
-        UserWarning, match=r"is damaged \(its checksum is wrong\); it is not used but computed again"
-    ):
-        run_smoke("lissa/fig1")
-    assert files(smoke) == before
-
-
-@pytest.mark.usefixtures("smoke")
 def test_one_seed_is_refused(run_smoke) -> None:
     with pytest.raises(ValueError, match="SGD on its own batches, and with SGD on the next seed's"):
         run_smoke("lissa/fig1", "num_seeds=1")
 
 
-def is_running(process: int) -> bool:
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    return True
+GIVEN = [
+    "damping=0.2",
+    "lissa.step_size=0.05",
+    "lissa.batch_size=30",
+    "lissa.num_steps=12",
+    "exact_points=0",
+    "measured.safety=3",
+]
 
 
-def test_killed_ten_times_it_ends_with_the_table_of_an_undisturbed_run(driver, tmp_path: Path) -> None:
-    start, finish = driver
-    undisturbed, killed = tmp_path / "undisturbed", tmp_path / "killed"
-    moments = random.Random(0)
-    start(smoke_overrides(undisturbed))
-    assert finish() == ["done"]
-    num_killed, num_units = 0, 0
-    for _ in range(10):
-        child = start(smoke_overrides(killed))
-        # On a machine of any speed: within a unit, soon after the one that this attempt has finished.
-        while is_running(child) and len(list((killed / "store").rglob("*.pt"))) == num_units:
-            time.sleep(0.02)
-        time.sleep(moments.uniform(0.0, 0.1))
-        if is_running(child):
-            os.kill(child, signal.SIGKILL)
-        num_killed += "done" not in finish()
-        num_units = len(list((killed / "store").rglob("*.pt")))
-    start(smoke_overrides(killed))
-    assert finish() == ["done"]
-    name = Path("results") / "lissa" / "fig1" / "smoke" / "scores_mlp-8-digits-200.csv"
-    tables = [folder / name for folder in (undisturbed, killed)]
-    assert num_killed >= 5  # most kills hit a run at work
-    assert tables[0].read_bytes() == tables[1].read_bytes()
+def test_lambda_max_is_not_measured_where_all_settings_are_given(run_smoke) -> None:
+    folder: Path = run_smoke("lissa/fig1", *GIVEN)
+    row = pd.read_csv(folder / "summary.csv").iloc[0]
+    assert math.isnan(row["lambda_max"])
+    assert (row["damping"], row["step size"], row["batch size"], row["steps"]) == (0.2, 0.05, 30, 12)
+    # App. B.2: C tr / (1/η - λ), which for Corollary 1's step size is C tr / lambda_max.
+    needed = row["C measured, twice"] * row["tr(G)"] / (1 / 0.05 - 0.2)
+    assert row["batch size with it"] == math.ceil(needed)
+    units = [unit["name"] for unit in read_record(folder)["units"]]
+    assert "spectrum/trace" in units
+    assert "spectrum" not in units
+    measured = pd.read_csv(run_smoke("lissa/fig1") / "summary.csv").iloc[0]
+    assert row["tr(G)"] == measured["tr(G)"]  # of the same probes
 
 
-def test_two_processes_at_once_share_the_work(driver, tmp_path: Path) -> None:
-    start, finish = driver
-    start(smoke_overrides(tmp_path), smoke_overrides(tmp_path))
-    assert finish() == ["done", "done"]
-    folder = tmp_path / "results" / "lissa" / "fig1" / "smoke"
-    assert len(pd.read_csv(folder / "table.csv")) == 14
-    units = json.loads((folder / "run.json").read_text())["units"]
-    assert sum(unit["count"] for unit in units) == len(list((tmp_path / "store").rglob("*.pt")))
+def test_with_one_epsilon_the_larger_is_the_other(run_smoke) -> None:
+    """Its rows are those of C = 2, but for rounding: the columns of a product are computed together."""
+    folder: Path = run_smoke("lissa/fig1", "larger.epsilon=1e-8")
+    own = pd.read_csv(folder / "larger_epsilon.csv")
+    assert own.columns.tolist() == LARGER
+    table = pd.read_csv(folder / "table.csv")
+    expected = table[(table.constant == "C = 2") & (table.position < 2)].reset_index(drop=True)
+    assert len(own) == 2 * 2  # points x seeds
+    same = ["task", "position", "seed", "lissa_pbrf_case", "lissa_overflow", "pbrf_overflow", "parted_step"]
+    pd.testing.assert_frame_equal(own[same], expected[same])
+    for name in ("lissa_pbrf_pearson", "lissa_length"):
+        np.testing.assert_allclose(own[name], expected[name], rtol=1e-3)
 
 
-@pytest.mark.parametrize(
-    ("override", "message"),
-    [
-        ("preset=huge", "preset"),
-        ("dampin_ratio=0.1", "damping_ratio"),
-        ("data=mnits", "mnist"),
-    ],
-)
-def test_mistyped_overrides_are_refused_with_the_nearest_name(tmp_path: Path, override: str, message: str) -> None:
-    command = [sys.executable, "-m", "experiments", "run", "lissa-fig1", *smoke_overrides(tmp_path, override)]
-    done = subprocess.run(command, cwd=ROOT, env=one_thread(), capture_output=True, text=True, check=False)
-    assert done.returncode == 2
-    assert done.stderr.startswith("error: ")
-    assert override.split("=", maxsplit=1)[0] in done.stderr
-    assert message in done.stderr
-    assert "Traceback" not in done.stderr
+def test_a_large_epsilon_leaves_the_quadratic_range(run_smoke) -> None:
+    own = pd.read_csv(run_smoke("lissa/fig1", "larger.epsilon=30") / "larger_epsilon.csv")
+    assert (own.parted_step > 0).any()
+    assert (own.lissa_length <= 1).all()  # while LiSSA is no longer than a solution
 
 
-def test_missing_data_names_file_place_and_a_way_out(driver, tmp_path: Path) -> None:
-    start, finish = driver
-    start(smoke_overrides(tmp_path, "data=cifar10", f"data.root={tmp_path / 'nothing'}"))
-    (line,) = finish()
-    assert line.startswith("error ")
-    assert "nothing" in line
-    assert "data=digits" in line
+# ------------------------------------------------------------------------------------ claims, from made-up panels
+def made_up(task: str, constant: str, pearson: list[float], **more: object) -> pd.DataFrame:
+    """Rows of a task, one for each point, of one seed; a nan is an overflow of SGD."""
+    values = np.array(pearson)
+    overflow = np.isnan(values)
+    rows = {
+        "task": task,
+        "constant": constant,
+        "position": np.arange(len(values)),
+        "seed": 0,
+        "lissa_length": 0.5,
+        "lissa_overflow": False,
+        "pbrf_overflow": overflow,
+        "parted_step": 0,
+        "length_at_parting": math.nan,
+        "lissa_pbrf_pearson": values,
+        "lissa_pbrf_slope": values,
+        "lissa_pbrf_case": np.where(overflow, "overflow", np.where(values >= 0.9, "agree", "apart")),
+        "same_batches_pearson": values,
+        "same_batches_case": np.where(overflow, "overflow", "agree"),
+    }
+    return pd.DataFrame(rows | more)
+
+
+def summary(**losses: float) -> pd.DataFrame:
+    regimes = ["early" if loss >= 0.5 else "fitted" for loss in losses.values()]
+    return pd.DataFrame({"task": list(losses), "regime": regimes})
+
+
+def test_a_cell_is_as_good_as_its_worst_network_and_overflow_counts_as_minus_one() -> None:
+    table = pd.concat(
+        [
+            made_up("good", "C = 2", [0.99, 0.98, 0.97]),
+            made_up("bad", "C = 2", [0.99, math.nan, math.nan]),
+            made_up("fit", "C = 2", [0.2, 0.1, 0.3]),
+        ]
+    )
+    cells = cell_table(table, summary(good=1.0, bad=0.7, fit=0.1))
+    assert cells.regime.tolist() == ["early", "fitted"]
+    assert cells["pearson, other batches"].tolist() == pytest.approx([-1.0, 0.2])
+    assert cells["PBRF overflow"].tolist() == pytest.approx([2 / 6, 0])
+    assert cells["LiSSA overflow"].tolist() == [0, 0]
+
+
+def seeds(rows: pd.DataFrame, number: int = 3, **more: list) -> pd.DataFrame:
+    """The same rows for each seed, with columns that are by seed."""
+    return pd.concat(
+        [
+            rows.assign(seed=seed, **{name: values[seed] for name, values in more.items()})
+            for seed in range(number)
+        ],
+        ignore_index=True,
+    )
+
+
+def verdicts_of(computed_of, judged, table: pd.DataFrame, of_tasks: pd.DataFrame) -> dict:
+    at_larger = table[table.constant == "C = 2"].assign(epsilon=1e-2)
+    tables = {"table": table, "summary": of_tasks, "larger_epsilon": at_larger}
+    computed = computed_of(tables, {"seed": 0, "pbrf": {"epsilon": 1e-8}})
+    return {result.claim.id: result for result in judged("lissa/fig1", computed)}
+
+
+def test_cause_tells_leaving_the_range_from_diverging_before_and_from_other_batches(computed_of, judged) -> None:
+    kinds = {
+        "left": {"parted_step": 7, "length_at_parting": 0.4},
+        "after": {"parted_step": 7, "length_at_parting": 30.0},
+        "never": {"parted_step": 0},
+    }
+    table = pd.concat([seeds(made_up(name, "C = 2", [0.1, 0.2, 0.3], **more)) for name, more in kinds.items()])
+    found = verdicts_of(computed_of, judged, table, summary(left=0.1, after=0.1, never=0.1))
+    assert found["cause-left"].verdict == found["cause-larger-left"].verdict == "reproduced"
+    assert found["cause-after"].verdict == "not reproduced"
+    assert "in 9 of them only when LiSSA is longer" in found["cause-after"].explanation
+    assert found["cause-never"].verdict == "out of reach"  # at this epsilon it cannot leave
+    assert "epsilon = 1e-08" in found["cause-never"].explanation
+    assert "epsilon = 0.01" in found["cause-larger-never"].explanation
+    assert found["cell-fitted-assumed"].verdict == "not reproduced"
+    assert found["cell-early-assumed"].verdict == "out of reach"
+
+
+def test_overflows_are_counted_each_for_itself(computed_of, judged) -> None:
+    table = made_up("mlp", "C = 2", [0.99, 0.98, math.nan])
+    found = verdicts_of(computed_of, judged, table, summary(mlp=0.1))
+    assert found["pbrf-overflow"].value == 1
+    assert found["pbrf-overflow"].verdict == "not reproduced"
+    assert "LiSSA overflows in 0, SGD on the same batches in 1" in found["overflow"].explanation
+    table["lissa_overflow"] = table.pbrf_overflow  # both: LiSSA's batches have taken SGD along
+    assert verdicts_of(computed_of, judged, table, summary(mlp=0.1))["pbrf-overflow"].verdict == "reproduced"
+    none = made_up("mlp", "C = 2", [0.99, 0.98, 0.97])
+    assert verdicts_of(computed_of, judged, none, summary(mlp=0.1))["pbrf-overflow"].verdict == "out of reach"
+
+
+def test_a_run_that_is_nan_everywhere_has_overflowed_and_a_solution_that_is_missing_has_not() -> None:
+    generator = torch.Generator().manual_seed(0)
+    runs, steps = (torch.randn(2, *shape, generator=generator).double() for shape in ((4, 3), (5, 3)))
+    pbrf = runs.clone()
+    pbrf[1, :, 0] = math.nan
+    pairs = Pairs(LissaHyperparameters(0.1, 2, 5), 2.0, runs, pbrf, steps.abs(), steps.abs(), steps.abs())
+    solved = dict.fromkeys(("cg", "exact"), runs[0, :, :2])
+    rows = panel_rows("mlp", "C = 2", pairs, torch.arange(3), solved, scale=0.1)
+    panels = pd.DataFrame(rows).set_index(["position", "seed"])
+    assert panels.lissa_pbrf_case.loc[0, 0] == "overflow"  # SGD of the other seed
+    assert panels.same_batches_case.loc[0, 1] == "overflow"
+    assert (panels.lissa_pbrf_case.drop((0, 0)) != "overflow").all()
+    assert panels.cg_exact_case.loc[0, 0] == "agree"
+    assert pd.isna(panels.cg_exact_case.loc[2, 0])
+
+
+def test_a_short_answer_that_is_far_off_has_not_converged(computed_of, judged) -> None:
+    rows = made_up("net", "C = 2", [0.9, 0.8, 0.7], lissa_length=0.5, lissa_cg_case="apart")
+    tables = {"off": 2.7, "right": 0.3}
+    for name, error in tables.items():
+        rows = rows.assign(task=name, lissa_cg_error=error)
+        found = verdicts_of(computed_of, judged, seeds(rows), summary(**{name: 0.1}))
+        expected = "reproduced" if error < 1 else "not reproduced"
+        assert found[f"recipe-converges-{name}"].verdict == expected
+    unsolved = rows.drop(columns=["lissa_cg_error", "lissa_cg_case"]).assign(task="a")
+    found = verdicts_of(computed_of, judged, seeds(unsolved), summary(a=0.1))  # short, and no exact solutions
+    assert found["recipe-converges-a"].verdict == "out of reach"
+    found = verdicts_of(computed_of, judged, seeds(unsolved.assign(lissa_length=3.0)), summary(a=0.1))
+    assert found["recipe-converges-a"].verdict == "not reproduced"
+
+
+def test_seeds_that_differ_decide_nothing_whatever_the_points_say(computed_of, judged) -> None:
+    rows = made_up("net", "C = 2", [0.5] * 20)
+    table = seeds(rows, lissa_pbrf_pearson=[0.95, 0.05, -0.02])
+    assert verdicts_of(computed_of, judged, table, summary(net=0.1))["agreement-net"].verdict == "undecided"
+    table = seeds(rows, lissa_pbrf_pearson=[0.051, 0.05, 0.049])
+    assert verdicts_of(computed_of, judged, table, summary(net=0.1))["agreement-net"].verdict == "not reproduced"
+
+
+def test_where_c_is_below_one_the_cells_coincide(computed_of, judged) -> None:
+    table = pd.concat([seeds(made_up("net", name, [0.99, 0.98, 0.97])) for name in ("C = 2", "C measured")])
+    of_tasks = summary(net=1.0).assign(**{"batch size": 11, "batch size with it": 11})
+    found = verdicts_of(computed_of, judged, table, of_tasks)
+    assert found["cell-early-assumed"].verdict == "reproduced"
+    assert found["cell-early-measured"].verdict == found["measured-constant-net"].verdict == "out of reach"
+    found = verdicts_of(computed_of, judged, table, of_tasks.assign(**{"batch size with it": 74}))
+    assert found["cell-early-measured"].verdict == "reproduced"
+
+
+def test_cases_are_counted_within_a_network(computed_of, judged) -> None:
+    case = ["agree", "agree", "both near zero"]
+    one = made_up("one", "C = 2", [0.99, 0.98, 0.97], lissa_pbrf_case=case, lissa_cg_case="agree")
+    two = made_up("two", "C = 2", [0.1, 0.2, 0.3], lissa_cg_case="apart")
+    found = verdicts_of(computed_of, judged, pd.concat([one, two]), summary(one=1.0, two=0.1))
+    assert found["three-cases"].value == 2
+    assert found["three-cases"].verdict == "not reproduced"
+    three = one.assign(lissa_pbrf_case=["agree", "apart", "both near zero"])
+    assert verdicts_of(computed_of, judged, three, summary(one=1.0))["three-cases"].verdict == "reproduced"
+
+
+@pytest.mark.parametrize("paired", [True, False])
+def test_error_over_runs_is_that_of_simulated_runs(paired: bool) -> None:
+    generator = np.random.default_rng(0)
+    runs = generator.normal(size=(4000, 5))
+    panels = (runs + np.roll(runs, -1, axis=1)) / 2 if paired else runs
+    true = panels.mean(1).std()
+    found = []
+    for row in panels[:300]:
+        own = pd.DataFrame({"position": 0, "seed": range(5), "x": row})
+        value, interval = over_runs(
+            own, "x", lambda v: float(v.mean()), paired=paired, generator=generator, within=(-9, 9)
+        )
+        found.append((interval.high - value) / 2.776)  # of t with four degrees of freedom
+    assert np.sqrt(np.mean(np.square(found))) == pytest.approx(true, rel=0.1) or (
+        paired and np.sqrt(np.mean(np.square(found))) > true
+    )

@@ -1,0 +1,159 @@
+"""Scatters of one score against another, each with the training image that it is of (lissa-fig1)."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from PIL import Image
+
+from curvlab.lab import Computed, panels, plots
+from experiments.lissa.agreement_panels import ASSUMED, CHOICES, panels_error
+
+COLORS = dict(zip((*CHOICES, "exact"), (0, 2, 3, 1), strict=True))
+NOTE = (
+    "change of a test loss per unit weight of the training image (nats)\n"
+    "r: mean ± s.e. over seeds; axes that end in powers of ten: linear around 0, logarithmic beyond"
+)
+
+
+@dataclass(frozen=True)
+class Shown:
+    """What is shown of one task.
+
+    Attributes:
+        computed: the tables, and images_<task>.png.
+        task: label.
+    """
+
+    computed: Computed
+    task: str
+
+    @cached_property
+    def scores(self) -> list[pd.DataFrame]:
+        """Scores by training point, in the order of the panels."""
+        return [own for _, own in self.computed[f"scores_{self.task}"].groupby("point", sort=False)]
+
+    @cached_property
+    def panels(self) -> pd.DataFrame:
+        """What is measured of each panel."""
+        table = self.computed["table"]
+        return table[table.task == self.task]
+
+    @cached_property
+    def images(self) -> list[np.ndarray]:
+        """(H, W) or (H, W, 3) for each training point."""
+        strip = np.asarray(Image.open(self.computed.folder / f"images_{self.task}.png")) / 255
+        return np.split(strip, len(self.scores), axis=1)
+
+    def has(self, place: int, kind: str) -> bool:
+        """Return whether a point has this panel: a choice of batches by its prefix, or "exact" solutions."""
+        if place >= len(self.scores):
+            return False
+        column = "exact" if kind == "exact" else f"{kind}lissa_0"
+        return column in self.scores[place] and bool(self.scores[place][column].notna().any())
+
+
+def grid(
+    rows: Sequence[tuple[Shown, str, Sequence[int], str]], *, panel_size: tuple[float, float], note: str = NOTE
+) -> Figure:
+    """Return rows of scatters, each a task, a kind of panel, places of training points, and a label."""
+    figure, axes = plots.figure(len(rows), max(len(places) for _, _, places, _ in rows), panel_size=panel_size)
+    for row, (shown, kind, places, label) in zip(axes, rows, strict=True):
+        for ax, place in zip(row, places, strict=False):
+            if not shown.has(place, kind):
+                ax.set_axis_off()
+                continue
+            _scatter(ax, shown, place, kind)
+            # In the corner that y = x leaves free.
+            plots.show_image(ax.inset_axes((0.02, 0.7, 0.28, 0.28)), shown.images[place])
+        row[0].set_ylabel(label, fontsize=7)
+    figure.supxlabel(note, fontsize=8)
+    return figure
+
+
+def _scatter(ax: Axes, shown: Shown, place: int, kind: str) -> None:
+    """Draw LiSSA of seed 0 and SGD on the next seed's batches (its own where all the data are a batch), or CG."""
+    panel, own = shown.scores[place], shown.panels[shown.panels.position == place]
+    ax.tick_params(labelsize=6)
+    if kind == "exact":
+        x, y, found = panel.cg, panel.exact, own.cg_exact_pearson.dropna()
+        said = f"r = {found.mean():.3f}"
+    else:
+        own = own[own.constant == CHOICES[kind]]
+        x, y = panel[f"{kind}lissa_0"], panel.get(f"{kind}pbrf_1", panel[f"{kind}pbrf_0"])
+        if own.lissa_pbrf_case.iloc[0] == "overflow":
+            over = {"LiSSA": not np.isfinite(x).all(), "SGD": not np.isfinite(y).all()}
+            plots.show_missing(ax, " and ".join(name for name, does in over.items() if does) + " overflow")
+            ax.set(xticks=[], yticks=[])
+            return
+        cases = own.lissa_pbrf_case.value_counts()
+        share = "" if cases.iloc[0] == len(own) else f" {cases.iloc[0]}/{len(own)}"
+        said = f"r = {_with_error(own.lissa_pbrf_pearson.dropna())}, {cases.index[0]}{share}"
+    ax.set_title(said, fontsize=7, loc="left")
+    drawn = pd.DataFrame({"x": x, "y": y})
+    look = {"color": plots.PALETTE[COLORS[kind]], "marker": "o"}
+    panels.scatter(ax, drawn, x="x", y="y", identity=False, size=5, styles={"": look})
+    _widen(ax, panel, x, y)
+    plots.identity_line(ax)
+
+
+def _widen(ax: Axes, panel: pd.DataFrame, x: pd.Series, y: pd.Series) -> None:
+    """Make axes logarithmic beyond the range of the exact scores where stochastic ones leave it far behind.
+
+    Where nothing is solved exactly, beyond their median, if the largest would squeeze all others.
+    """
+    solved = panel[["cg", "exact"]].abs().max().max()  # nan where nothing is solved exactly
+    usual, far = (solved, 10) if np.isfinite(solved) else (np.median(np.abs([x, y])), 1000)
+    largest = max(x.abs().max(), y.abs().max())
+    if largest > far * usual > 0:
+        edge = 1.5 * largest * (largest / usual) ** 0.05  # a point at the edge would be cut in half
+        tick = 10.0 ** np.floor(np.log10(largest))
+        for axis in "xy":
+            getattr(ax, f"set_{axis}scale")("symlog", linthresh=usual)
+            ax.set(**{f"{axis}lim": (-edge, edge), f"{axis}ticks": [-tick, 0.0, tick]})
+        ax.minorticks_off()
+
+
+def _with_error(values: pd.Series) -> str:
+    """Return mean ± s.e. of panels, one for each seed, each of which has the batches of two runs."""
+    found, error = float(values.mean()), panels_error(values)
+    return f"{found:.2f}" + (f" ± {error:.2f}" if np.isfinite(error) else "")
+
+
+def by_training_loss(computed: Computed) -> list[tuple[Shown, pd.Series]]:
+    """Return the tasks with their rows of the summary, the largest training loss first."""
+    ordered = computed["summary"].sort_values("train loss", ascending=False)
+    return [(Shown(computed, row["task"]), row) for _, row in ordered.iterrows()]
+
+
+def headline(computed: Computed, *, num_points: int) -> Figure:
+    """Return the paper's figure: LiSSA with C = 2 on x, the PBRF on y; rows by training loss, largest first."""
+    rows = [
+        (
+            shown,
+            "",
+            range(num_points),
+            f"training loss {row['train loss']:.2g}, |B| = {row['batch size']}\n"
+            + textwrap.fill(shown.task.replace("-", " "), 24),
+        )
+        for shown, row in by_training_loss(computed)
+    ]
+    return grid(rows, panel_size=(7.0 / num_points, 1.75), note=f"x: LiSSA with C = 2, y: PBRF by SGD; {NOTE}")
+
+
+def all_points(shown: Shown, *, num_columns: int) -> Figure:
+    """Return every point with C = 2, and below them the first ones with the other choices and exact solutions."""
+    starts = range(0, len(shown.scores), num_columns)
+    rows = [(shown, "", range(start, start + num_columns), f"PBRF by SGD\n{ASSUMED}") for start in starts]
+    for kind, label in (CHOICES | {"exact": "exact PBRF"}).items():
+        if kind and shown.has(0, kind):
+            against = f"{label}\n(x: CG)" if kind == "exact" else "PBRF by SGD\n" + label.replace(", ", ",\n")
+            rows.append((shown, kind, range(num_columns), against))
+    return grid(rows, panel_size=(1.9, 1.7))

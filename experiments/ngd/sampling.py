@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import math
-from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 from omegaconf import DictConfig, OmegaConf
 from torch import nn
 
-from curvlab.lab import Run
+from curvlab.lab import Run, unit
 from curvlab.sampling import LLC, choose_sgld_settings, descent_to_minimum, estimate_llc
-from experiments.ngd.task import Task
+
+if TYPE_CHECKING:
+    from experiments.ngd.trajectories import Network
 
 NO_STEP_SIZE = "no step size keeps both limits"
 
 
 def sampled(
-    run: Run, task: Task, model: nn.Module, llc: DictConfig, *, key: dict[str, Any], seed: int, about: str
+    network: Network, model: nn.Module, llc: DictConfig, *, key: dict[str, Any], seed: int
 ) -> dict[str, Any]:
     """Return LLC and WBIC at the model's weights, and what the chains say of them.
 
@@ -29,84 +30,41 @@ def sampled(
     γ/(nβ), below which a direction counts little: both depend on it. `step_size` is what the chains took.
 
     Args:
-        run: seeds, store.
-        task: data, loss and name.
+        network: data, loss and random streams.
         model: at the weights.
         llc: arguments of `estimate_llc`. Its localization is one for all states, or they could not be compared;
             step_size null: `choose_sgld_settings` finds the state's own.
-        key: identifies the weights in the store.
+        key: identifies the weights in the store, and says for the terminal which they are.
         seed: the chains draw the same numbers at every checkpoint and optimizer of a seed.
-        about: names the weights for the reader.
     """
+    run, found = network.run, True
     arguments: dict[str, Any] = OmegaConf.to_container(llc, resolve=True)  # type: ignore[assignment]
-    found = True
     if arguments["step_size"] is None:
         pilot = {name: arguments.get(name) for name in ("batch_size", "num_burnin_steps", "nbeta", "localization")}
-        compute = partial(_step_size, run, task, model, pilot, seed)
-        chosen = run.unit("ngd/step_size", key | pilot, compute, version=1, about=f"step size for {about}")
+        chosen = _step_size(run, network, model, seed, **key, pilot=pilot)
         arguments["step_size"], found = chosen["step_size"], chosen["converged"]
-    traces = run.unit(
-        "ngd/llc",
-        key | {"llc": arguments},
-        partial(_chains, run, task, model, arguments, seed),
-        version=2,
-        about=f"LLC of {about}",
-        resumes=True,
-    )
-    settings = {"localization": arguments["localization"], "nbeta": arguments.get("nbeta")}
-    descent = run.unit(
-        "ngd/descent",
-        key | settings,
-        partial(_descent, task, model, settings),
-        version=2,
-        about=f"descent left to {about}",
-    )["descent"]
-    row = _llc(traces, descent)
-    if not found:
-        row |= {"valid": False, "problem": "; ".join(filter(None, [NO_STEP_SIZE, row["problem"]]))}
-    return row
-
-
-def _step_size(run: Run, task: Task, model: nn.Module, pilot: dict[str, Any], seed: int) -> dict[str, Any]:
-    generator = run.generator("pilot", task.name, seed)
-    settings = choose_sgld_settings(model, task.loss, task.train, **pilot, sampler="sgld", generator=generator)
-    return {"step_size": settings.step_size, "converged": settings.converged, "report": list(settings.report)}
-
-
-def _chains(  # noqa: PLR0917
-    run: Run, task: Task, model: nn.Module, arguments: dict[str, Any], seed: int, unfinished: Path
-) -> dict[str, Any]:
-    """Return the traces (`LLC.traces`)."""
-    generator = run.generator("chains", task.name, seed)
-    return estimate_llc(
-        model, task.loss, task.train, **arguments, checkpoint=unfinished / "chains", generator=generator
-    ).traces()
-
-
-def _descent(task: Task, model: nn.Module, settings: dict[str, Any]) -> dict[str, Any]:
-    """Return what the estimate lacks because the weights lie above the minimum near them."""
-    return {"descent": descent_to_minimum(model, task.loss, task.train, **settings)}
-
-
-def _llc(traces: dict[str, Any], descent: float) -> dict[str, Any]:
+    traces = _chains(run, network, model, seed, **key, llc=arguments)
+    place = {"localization": arguments["localization"], "nbeta": arguments.get("nbeta")}
+    descent = _descent(run, network, model, **key, settings=place)["descent"]
     raw = LLC.of_traces(**traces, descent=descent)
-    llc = raw.from_minimum(descent)
+    own = raw.from_minimum(descent)
+    problems = [NO_STEP_SIZE] * (not found) + _names(own)
     return {
-        "llc": llc.value,
-        "llc_stderr": llc.stderr,
+        "llc": own.value,
+        "llc_stderr": own.stderr,
         "llc_raw": raw.value,
         "descent": descent,
-        "curvature_cutoff": llc.curvature_cutoff,
-        "step_size": llc.step_size,
-        "rhat": llc.rhat,
-        "ess": llc.ess,
-        "ess_tail": llc.ess_tail,
-        "strictly_mixed": llc.strictly_mixed,
-        "valid": llc.valid,
-        "problem": _named(llc),
-        "raw_problem": _named(raw),
-        "wbic": llc.wbic,
-        "wbic_stderr": llc.wbic_stderr,
+        "curvature_cutoff": own.curvature_cutoff,
+        "step_size": own.step_size,
+        "rhat": own.rhat,
+        "ess": own.ess,
+        "ess_tail": own.ess_tail,
+        "strictly_mixed": own.strictly_mixed,
+        "valid": not problems,
+        "problem": "; ".join(problems),
+        "raw_problem": "; ".join(_names(raw)),
+        "wbic": own.wbic,
+        "wbic_stderr": own.wbic_stderr,
     }
 
 
@@ -115,5 +73,37 @@ def curvature_cutoff(rows: pd.DataFrame) -> float:
     return float(rows.curvature_cutoff.max()) if "curvature_cutoff" in rows else math.nan
 
 
-def _named(llc: LLC) -> str:
-    return "; ".join(text.split(":")[0] for text in llc.problems)
+@unit("ngd/step_size", version=2, about="step size for {seed_name} by {optimizer[name]}, seed {repeat}")
+def _step_size(
+    run: Run, network: Network, model: nn.Module, seed: int, /, *, pilot: dict[str, Any], **_: Any
+) -> dict[str, Any]:
+    generator = network.generator("pilot", seed)
+    found = choose_sgld_settings(model, network.loss, network.train, **pilot, sampler="sgld", generator=generator)
+    return {"step_size": found.step_size, "converged": found.converged, "report": list(found.report)}
+
+
+@unit(
+    "ngd/llc",
+    version=3,
+    about="LLC of {seed_name} by {optimizer[name]} (lr {optimizer[lr]:g}), seed {repeat}, epoch {epoch}",
+    resumes=True,
+)
+def _chains(
+    run: Run, network: Network, model: nn.Module, seed: int, /, *, llc: dict[str, Any], checkpoint: Path, **_: Any
+) -> dict[str, Any]:
+    """Return the traces (`LLC.traces`)."""
+    generator, folder = network.generator("chains", seed), checkpoint / "chains"
+    found = estimate_llc(model, network.loss, network.train, **llc, checkpoint=folder, generator=generator)
+    return found.traces()
+
+
+@unit("ngd/descent", version=3, about="descent left to {seed_name} by {optimizer[name]}, seed {repeat}")
+def _descent(
+    run: Run, network: Network, model: nn.Module, /, *, settings: dict[str, Any], **_: Any
+) -> dict[str, Any]:
+    """Return what the estimate lacks because the weights lie above the minimum near them."""
+    return {"descent": descent_to_minimum(model, network.loss, network.train, **settings)}
+
+
+def _names(llc: LLC) -> list[str]:
+    return [text.split(":")[0] for text in llc.problems]

@@ -6,9 +6,9 @@ Training and every measurement of a checkpoint are units of work, so targets wit
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -17,20 +17,66 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 from torch import Tensor, nn
 
-from curvlab.curvature import HessianOperator
-from curvlab.lab import Run
+from curvlab.curvature import FisherOperator, HessianOperator
+from curvlab.lab import Run, unit
 from curvlab.linalg import flatten, unflatten
+from curvlab.optim import NGD, ExactNGD
 from curvlab.spectrum import hutchinson_trace
-from curvlab.training import evaluate, shuffled_batches, train
-from experiments.ngd.optimizers import make_optimizer
+from curvlab.training import (
+    Learner,
+    Step,
+    StepInfo,
+    TrainingBatch,
+    evaluate,
+    gradient_step,
+    shuffled_batches,
+    train,
+)
 from experiments.ngd.sampling import sampled
-from experiments.ngd.task import Task
+from experiments.shared.task import Task
 
 DIVERGED = ("train_loss", "validation_loss", "validation_accuracy", "update_norm")  # nan where training diverged
 
 
 @dataclass(frozen=True)
-class Start:
+class Network(Task):
+    """A network that several optimizers train from one start; the test set stands for the paper's validation set.
+
+    Reads of its settings `label_noise`, the share of the training labels drawn anew (0 unless given).
+    """
+
+    @cached_property
+    def train(self) -> tuple[Tensor, Tensor]:
+        """All training examples, (inputs, targets) on the device, some targets uniform over the other classes."""
+        inputs, targets = self.pair()
+        share = self._label_noise
+        if not 0 <= share < 1:
+            raise ValueError(f"label_noise is a share of the labels, from 0 to below 1, got {share}")
+        if share:
+            generator = self.generator("label noise")
+            chosen = torch.randperm(len(targets), generator=generator)[: round(share * len(targets))]
+            shifts = torch.randint(1, self.splits.num_outputs, (len(chosen),), generator=generator)
+            targets = targets.clone()
+            targets[chosen.to(targets.device)] += shifts.to(targets)
+            targets %= self.splits.num_outputs
+        return inputs, targets
+
+    @property
+    def key(self) -> dict[str, Any]:
+        """Identifies data, labels, network and random streams in the store."""
+        return super().key | ({"label_noise": self._label_noise} if self._label_noise else {})
+
+    def start(self, seed: int) -> nn.Module:
+        """Return the network at the start that all optimizers share for one seed."""
+        return self.build(self.generator("start", seed))
+
+    @property
+    def _label_noise(self) -> float:
+        return float(self.settings.get("label_noise", 0.0))
+
+
+@dataclass(frozen=True)
+class State:
     """A trained state to go on from.
 
     Attributes:
@@ -40,19 +86,27 @@ class Start:
     """
 
     weights: Tensor
-    buffers: dict[str, Tensor]
+    buffers: Mapping[str, Tensor]
     epoch: int
-    key: dict[str, Any]
+    key: Mapping[str, Any]
+
+    def write_to(self, model: nn.Module) -> None:
+        """Set a model's parameters and buffers."""
+        parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        with torch.no_grad():
+            for parameter, part in zip(parameters, unflatten(self.weights, parameters), strict=True):
+                parameter.copy_(part)
+        model.load_state_dict(dict(self.buffers), strict=False)
 
 
+# ------------------------------------------------------------------------------------ along a training
 def trajectory(
-    run: Run,
-    task: Task,
+    network: Network,
     optimizer: Mapping[str, Any],
-    cfg: DictConfig,
+    settings: DictConfig,
     seed: int,
     *,
-    start: Start | None = None,
+    start: State | None = None,
     llc_epochs: Collection[int] | None = None,
 ) -> pd.DataFrame:
     """Train once and measure; return one row for each checkpoint.
@@ -61,120 +115,101 @@ def trajectory(
     the mean over the epoch's batches of ‖Δw‖/lr; what `sampled` and `_trace` give.
 
     Args:
-        run: seeds, store, device.
-        task: data and model.
+        network: data and model.
         optimizer: see `make_optimizer`.
-        cfg: nodes `training` (num_epochs, batch_size, checkpoints: epochs, null for each), `llc` (arguments of
-            estimate_llc, see `sampled`; null: none) and `trace` (num_train, num_matvecs, rtol, max_matvecs; null:
-            none).
+        settings: nodes `training` (num_epochs, batch_size, checkpoints: epochs, null for each), `llc` (arguments
+            of estimate_llc, see `sampled`; null: none) and `trace` (num_train, num_matvecs, rtol, max_matvecs;
+            null: none).
         seed: of the start and the order of batches, both shared by the optimizers.
-        start: go on from there; epochs count on, those of `cfg` and `llc_epochs` from the start.
+        start: go on from there; epochs count on, those of `settings` and `llc_epochs` from the start.
         llc_epochs: checkpoints at which the LLC is estimated; None: all. Elsewhere its columns are nan.
     """
-    key, trained = _trained_unit(run, task, optimizer, cfg, seed, start=start)
-    model = task.build(run, seed)
-    what, rows = _described(task, optimizer, seed), []
+    key, trained = _training(network, optimizer, settings, seed, start)
+    model, rows = network.start(seed), []
     for index, epoch in enumerate(trained["epochs"]):
-        _set_state(model, *_state(trained, index))
+        _state(key, trained, index).write_to(model)
         row = {name: trained[name][index] for name in ("train_loss", "validation_loss", "validation_accuracy")}
         row |= {"epoch": epoch + (start.epoch if start else 0), "update_norm": trained["update_norm"][index]}
         here = key | {"epoch": epoch}
-        if cfg.llc is not None and (llc_epochs is None or epoch in llc_epochs):
-            about = f"{what}, epoch {row['epoch']}"
-            row |= sampled(run, task, model, cfg.llc, key=here, seed=seed, about=about)
-        if cfg.trace is not None:
-            row |= run.unit(
-                "ngd/trace",
-                here | _plain(cfg, "trace"),
-                partial(_trace, run, task, model, cfg, seed),
-                version=1,
-                about=f"tr(H) of {what}, epoch {row['epoch']}",
-            )
+        if settings.llc is not None and (llc_epochs is None or epoch in llc_epochs):
+            row |= sampled(network, model, settings.llc, key=here, seed=seed)
+        if settings.trace is not None:
+            row |= _trace(network.run, network, model, seed, **here, trace=settings.trace)
         rows.append(row)
     return pd.DataFrame(rows)
 
 
-def last_state(run: Run, task: Task, optimizer: Mapping[str, Any], cfg: DictConfig, seed: int) -> Start:
+def last_state(network: Network, optimizer: Mapping[str, Any], settings: DictConfig, seed: int) -> State:
     """Return the last checkpoint of that `trajectory`."""
-    key, trained = _trained_unit(run, task, optimizer, cfg, seed, start=None)
-    return Start(*_state(trained, -1), epoch=trained["epochs"][-1], key=key)
-
-
-def _trained_unit(
-    run: Run, task: Task, optimizer: Mapping[str, Any], cfg: DictConfig, seed: int, *, start: Start | None
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    settings = {str(key): value for key, value in optimizer.items()}
-    training: dict[str, Any] = OmegaConf.to_container(cfg.training, resolve=True)  # type: ignore[assignment]
-    key = task.key | {"optimizer": settings, "training": training, "repeat": seed}
-    key |= {"start": start.key} if start else {}
-    compute = partial(_trained, run, task, settings, training, seed, start=start)
-    about = f"training {_described(task, optimizer, seed)}"
-    return key, run.unit("ngd/trained", key, compute, version=1, about=about, resumes=True)
-
-
-def _described(task: Task, optimizer: Mapping[str, Any], seed: int) -> str:
-    return f"{task.name} by {optimizer['name']} (lr {optimizer['lr']:g}), seed {seed}"
+    return _state(*_training(network, optimizer, settings, seed, None), -1)
 
 
 def final_estimate(
-    run: Run,
-    task: Task,
-    optimizer: Mapping[str, Any],
-    cfg: DictConfig,
-    seed: int,
+    network: Network, optimizer: Mapping[str, Any], settings: DictConfig, seed: int
 ) -> pd.DataFrame:
     """Train to the end and measure there; return one row that says whether its estimate is an LLC.
 
-    Columns as `trajectory` gives, and `converged`, training loss at most `cfg.converged_below`; `estimate`, from
-    the minimum; `llc`, the same where training has converged and the estimate is valid, nan elsewhere. Of a
-    training that diverges (`problem` says so) all numbers are nan.
+    Columns as `trajectory` gives, and `converged`, training loss at most `converged_below`; `estimate`, from the
+    minimum; `llc`, the same where training has converged and the estimate is valid, nan elsewhere. Of a training
+    that diverges (`problem` says so) all numbers are nan.
     """
-    epochs = cfg.training.num_epochs
-    last = OmegaConf.merge(cfg, {"training": {"checkpoints": cfg.training.checkpoints or [epochs]}})
+    epochs = settings.training.num_epochs
+    last: Any = OmegaConf.merge(settings, {"training": {"checkpoints": settings.training.checkpoints or [epochs]}})
     try:
-        row = trajectory(run, task, optimizer, last, seed, llc_epochs=[epochs])  # type: ignore[arg-type]  # a mapping
-        row = row.tail(1).reset_index(drop=True)
+        row = trajectory(network, optimizer, last, seed, llc_epochs=[epochs]).tail(1).reset_index(drop=True)
     except ArithmeticError:
         row = pd.DataFrame([dict.fromkeys(DIVERGED) | {"epoch": epochs, "valid": False, "problem": "diverged"}])
         row = row.astype(dict.fromkeys(DIVERGED, float))
-    row = row.assign(
-        **{name: math.nan for name in ("llc_raw", "descent", "curvature_cutoff") if cfg.llc and name not in row}
-    )
-    row["converged"] = row.train_loss <= cfg.converged_below
-    if cfg.llc is not None:
-        row["valid"] = row.valid.astype(bool)
+    row["converged"] = row.train_loss <= settings.converged_below
+    if settings.llc is not None:
+        lacking = [name for name in ("llc_raw", "descent", "curvature_cutoff") if name not in row]
+        row = row.assign(**dict.fromkeys(lacking, math.nan), valid=row.valid.astype(bool))
         row["estimate"] = row.get("llc", math.nan)
         row["llc"] = row.estimate.where(row.converged & row.valid)
     return row
 
 
-def _plain(cfg: DictConfig, node: str) -> dict[str, Any]:
-    return {node: OmegaConf.to_container(cfg[node], resolve=True)}
+def _training(
+    network: Network, optimizer: Mapping[str, Any], settings: DictConfig, seed: int, start: State | None
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return what identifies a training, and what `_trained` gives of it."""
+    training: Any = OmegaConf.to_container(settings.training, resolve=True)
+    key = network.key | {"optimizer": dict(optimizer), "training": training, "repeat": seed}
+    key |= {"start": start.key} if start else {}
+    return key, _trained(network.run, network, start, **key)
 
 
-def _trained(  # noqa: PLR0917
+@unit(
+    "ngd/trained",
+    version=2,
+    about="training {seed_name} by {optimizer[name]} (lr {optimizer[lr]:g}), seed {repeat}",
+    resumes=True,
+)
+def _trained(
     run: Run,
-    task: Task,
+    network: Network,
+    start: State | None,
+    /,
+    *,
     optimizer: dict[str, Any],
     training: dict[str, Any],
-    seed: int,
-    unfinished: Path,
-    *,
-    start: Start | None,
+    repeat: int,
+    checkpoint: Path,
+    **_: Any,
 ) -> dict[str, Any]:
     """Return weights (checkpoints, P), and by name lists of buffers and of what was logged at those epochs."""
-    model, loss = task.build(run, seed), task.loss
+    model, loss, data = network.start(repeat), network.loss, network.train
     if start is not None:
-        _set_state(model, start.weights, start.buffers)
-    stepper, step = make_optimizer(model, loss, (task.train[0][:1], task.train[1][:1]), optimizer)
-    order = run.generator("batches", task.name, seed, *([start.epoch] if start else []))
+        start.write_to(model)
+    stepper, step = make_optimizer(model, loss, (data[0][:1], data[1][:1]), optimizer)
+    order = network.generator("batches", repeat, *([start.epoch] if start else []))
     num_epochs, size = training["num_epochs"], training["batch_size"]
     checkpoints = training["checkpoints"] or list(range(1, num_epochs + 1))
 
     def measured(epoch: int, mean_loss: float) -> dict[str, Any] | None:
         if epoch + 1 not in checkpoints:
             return None
-        on_train, on_test = (evaluate(model, loss, data) for data in (task.train, task.splits.test))
+        on_train, on_test = (evaluate(model, loss, part) for part in (data, network.splits.test))
         if not math.isfinite(on_train.loss):
             raise ArithmeticError(f"{optimizer} diverged in epoch {epoch + 1}: lower its lr, or raise alpha")
         return {
@@ -188,16 +223,16 @@ def _trained(  # noqa: PLR0917
     history = train(
         model,
         loss,
-        task.train,
+        data,
         num_epochs=num_epochs,
         batch_size=size,
         optimizer=stepper,
         step=step,
-        batches=shuffled_batches(len(task.train[1]), batch_size=size, num_epochs=num_epochs, generator=order),
+        batches=shuffled_batches(len(data[1]), batch_size=size, num_epochs=num_epochs, generator=order),
         measure_updates=True,
-        checkpoint=unfinished / "training.pt",
-        generator=run.generator("dropout", task.name, seed),
-        progress=run.bar(f"{task.name} {optimizer['name']} {seed}"),
+        checkpoint=checkpoint / "training.pt",
+        generator=network.generator("dropout", repeat),
+        progress=run.bar(f"{network.seed_name} {optimizer['name']} {repeat}"),
         on_epoch_end=measured,
     )
     records = [record for record in history.records if record]
@@ -210,25 +245,53 @@ def _trained(  # noqa: PLR0917
     }
 
 
-def _state(trained: Mapping[str, Any], index: int) -> tuple[Tensor, dict[str, Tensor]]:
-    """Return weights (P,) and buffers of one checkpoint; a unit of an older version has none."""
-    return trained["weights"][index], trained["buffers"][index] if "buffers" in trained else {}
+def _state(key: Mapping[str, Any], trained: Mapping[str, Any], index: int) -> State:
+    return State(trained["weights"][index], trained["buffers"][index], trained["epochs"][index], key)
 
 
-def _set_state(model: nn.Module, weights: Tensor, buffers: Mapping[str, Tensor]) -> None:
-    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    with torch.no_grad():
-        for parameter, part in zip(parameters, unflatten(weights, parameters), strict=True):
-            parameter.copy_(part)
-    model.load_state_dict(dict(buffers), strict=False)
-
-
-def _trace(run: Run, task: Task, model: nn.Module, cfg: DictConfig, seed: int) -> dict[str, Any]:
+@unit("ngd/trace", version=2, about="tr(H) of {seed_name} by {optimizer[name]}, seed {repeat}, epoch {epoch}")
+def _trace(run: Run, network: Network, model: nn.Module, seed: int, /, *, trace: Any, **_: Any) -> dict[str, Any]:
     """Return tr(H) over a fixed part of the training data, by the same probes at every checkpoint."""
-    settings = dict(cfg.trace)
-    chosen = torch.randperm(len(task.train[1]), generator=run.generator("trace data", task.name))
+    settings, (inputs, targets) = dict(trace), network.train
+    chosen = torch.randperm(len(targets), generator=network.generator("trace data"))
     kept = chosen[: settings.pop("num_train")].to(run.device)
-    hessian = HessianOperator(model, task.loss, (task.train[0][kept], task.train[1][kept]))
-    trace = hutchinson_trace(hessian, **settings, generator=run.generator("probes", task.name, seed))
-    run.add_matvecs(trace.num_matvecs)
-    return {"trace": trace.value, "trace_stderr": trace.stderr, "trace_probes": trace.num_matvecs}
+    hessian = HessianOperator(model, network.loss, (inputs[kept], targets[kept]))
+    found = hutchinson_trace(hessian, **settings, generator=network.generator("probes", seed))
+    run.add_matvecs(found.num_matvecs)
+    return {"trace": found.value, "trace_stderr": found.stderr, "trace_probes": found.num_matvecs}
+
+
+# ------------------------------------------------------------------------------------ the optimizers
+def make_optimizer(
+    model: nn.Module, loss: nn.Module, example: tuple[Tensor, Tensor], settings: Mapping[str, Any]
+) -> tuple[torch.optim.Optimizer, Step]:
+    """Return an optimizer and its step, as `train` takes them.
+
+    Args:
+        model: its parameters are moved.
+        loss: mean over the batch.
+        example: (inputs, targets) of at least one example; exact_ngd needs one before the first batch.
+        settings: `name` (sgd, ngd or exact_ngd), `lr`, and the optimizer's own. exact_ngd takes the Fisher matrix
+            of each batch.
+    """
+    own = {key: value for key, value in settings.items() if key != "name"}
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    if settings["name"] == "exact_ngd":
+        return ExactNGD(parameters, FisherOperator(model, loss, example), **own), fisher_step
+    makers: dict[str, Callable[..., torch.optim.Optimizer]] = {"sgd": torch.optim.SGD, "ngd": NGD}
+    if settings["name"] not in makers:
+        raise ValueError(f"unknown optimizer {settings['name']!r}: choose sgd, ngd or exact_ngd")
+    return makers[settings["name"]](parameters, **own), gradient_step
+
+
+def fisher_step(learner: Learner, batch: TrainingBatch) -> StepInfo:
+    """Move by (F + κI)⁻¹ ∇L_B with F and ∇L_B of the same batch; the optimizer is `ExactNGD`."""
+    optimizer = learner.optimizer
+    if not isinstance(optimizer, ExactNGD) or not isinstance(learner.loss.loss, nn.Module):
+        raise TypeError("fisher_step needs ExactNGD and a loss module")
+    fisher = FisherOperator(learner.model, learner.loss.loss, (batch.inputs, batch.targets))
+    optimizer.zero_grad()
+    value = learner.batch_loss(batch)
+    value.backward()
+    optimizer.step(fisher=fisher)
+    return StepInfo(value.item())

@@ -1,15 +1,16 @@
-"""Measures and verdicts of Figs. 4, 5 and 6 of the NGD paper on tables that are made up."""
+"""Measures and special rules of Figs. 4, 5 and 6 on made-up tables, and their settings and smoke runs."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
 
-from curvlab.lab import ClaimResult, Computed, all_targets
-from experiments.ngd.branching.measures import BEFORE, BranchResults
+from curvlab.lab import ClaimResult, Computed, all_targets, load_config, task_settings
+from experiments.ngd.branching import BEFORE, Branches, branches_of
 
 SPLIT, LAST = 10, 20  # epochs
 SEEDS = (0, 1, 2)
@@ -18,6 +19,11 @@ Curve = Callable[[int], float]  # of the epochs since the split
 
 def level(value: float) -> Curve:
     return lambda _: value
+
+
+def rising(by: float) -> Curve:
+    """Return an LLC that starts at 100 and has changed by `by` at the end, in a line."""
+    return lambda since: 100 + by * since / (LAST - SPLIT)
 
 
 def made_up(
@@ -43,29 +49,18 @@ def made_up(
     return pd.DataFrame(rows)
 
 
-def verdicts(results: list[ClaimResult]) -> dict[str, str]:
-    return {result.claim.id.removesuffix("-m"): result.verdict for result in results}
+Judge = Callable[[str, pd.DataFrame], dict[str, ClaimResult]]
 
 
 @pytest.fixture
-def judge(
-    computed_of: Callable[..., Computed], judged: Callable[[str, Computed], list[ClaimResult]]
-) -> Callable[..., list[ClaimResult]]:
-    """Return a function that judges these branches of a table."""
+def judge(computed_of: Callable[..., Computed], judged: Callable[[str, Computed], list[ClaimResult]]) -> Judge:
+    """Return a function that judges a table: results by the names of the claims."""
 
-    def judge(key: str, table: pd.DataFrame, *branches: str) -> list[ClaimResult]:
-        config = {"tasks": {"m": {"judged_branches": list(branches)}}}
-        return judged(key, computed_of({"table": table}, config))
+    def judge(key: str, table: pd.DataFrame) -> dict[str, ClaimResult]:
+        results = judged(key, computed_of({"table": table}))
+        return {result.claim.id.removesuffix("-m"): result for result in results}
 
     return judge
-
-
-Judge = Callable[..., list[ClaimResult]]
-
-
-def rising(by: float) -> Curve:
-    """Return an LLC that starts at 100 and has changed by `by` at the end, in a line."""
-    return lambda since: 100 + by * since / (LAST - SPLIT)
 
 
 def test_measures_of_known_curves() -> None:
@@ -75,20 +70,23 @@ def test_measures_of_known_curves() -> None:
         loss={"ngd": lambda since: 1 - 0.05 * since},
         lr={"ngd": 0.2},
     )
-    found = BranchResults.of(table)
-    assert found.by_seed("m", "ngd", "llc_slope")[0] == pytest.approx(2.0)
-    assert found.by_seed("m", "ngd", "llc_raw_slope")[0] == pytest.approx(3.0)
-    assert found.by_seed("m", "ngd", "llc_raw_split")[0] == pytest.approx(80.0)
-    # Relative to the mean over seeds at the split, 100, 100.1, 100.2: one seed's own may be near 0.
-    assert found.by_seed("m", "ngd", "llc_change").tolist() == pytest.approx([20 / 100.1] * 3)
-    assert found.by_seed("m", "ngd", "llc_growth")[0] == pytest.approx(2.0)
-    assert found.by_seed("m", "ngd", "llc_end")[0] == pytest.approx(116.0)  # mean of epochs 6 to 10: 112 to 120
-    assert found.by_seed("m", "ngd", "update_norm_ratio")[0] == pytest.approx(2.0)
-    assert found.by_seed("m", "ngd", "step_norm_ratio")[0] == pytest.approx(4.0)
+    found = Branches.of(table)
+    own = found.measures.query("branch == 'ngd' and seed == 0").iloc[0]
     # Nine changes of alternating sign, five down: mean -ln(3)/9.
     changes = np.array([-1, 1] * 4 + [-1]) * np.log(3)
-    assert found.by_seed("m", "ngd", "fluctuation")[0] == pytest.approx(changes.std(ddof=1))
-    assert found.by_seed("m", "ngd", "train_loss_ratio")[0] == pytest.approx(0.5)
+    expected = {
+        "llc_slope": 2.0,
+        "llc_raw_slope": 3.0,
+        "llc_raw_split": 80.0,
+        "llc_change": 20 / 100.1,  # relative to the mean over seeds at the split: one seed's own may be near 0
+        "llc_growth": 2.0,
+        "llc_end": 116.0,  # mean of epochs 6 to 10: 112 to 120
+        "update_norm_ratio": 2.0,
+        "step_norm_ratio": 4.0,
+        "fluctuation": changes.std(ddof=1),
+        "train_loss_ratio": 0.5,
+    }
+    assert own[list(expected)].to_dict() == pytest.approx(expected)
     assert found.by_seed("m", "sgd", "llc_change")[0] == pytest.approx(0.0, abs=1e-12)
     row = found.summary.set_index("branch").loc["ngd"]
     assert row.llc_split == pytest.approx(100.1)
@@ -97,133 +95,160 @@ def test_measures_of_known_curves() -> None:
 
 def test_estimates_that_are_not_valid_do_not_count() -> None:
     table = made_up({"sgd": level(100.0), "ngd": rising(20)})
-    after = (table.branch == "ngd") & (table.epoch > 15)
-    table.loc[after, ["llc", "valid"]] = [-500.0, False]
-    found = BranchResults.of(table)
-    assert found.by_seed("m", "ngd", "llc_slope")[0] == pytest.approx(2.0)
-    assert found.by_seed("m", "ngd", "llc_end").empty
     at_split = (table.branch == BEFORE) & (table.epoch == SPLIT)
-    table.loc[at_split, "valid"] = False
-    assert BranchResults.of(table).by_seed("m", "ngd", "llc_slope").empty  # epochs 11 to 15 of 20 are left
-    table = made_up({"sgd": level(100.0), "ngd": rising(20)})
-    table.loc[at_split, "valid"] = False
-    without_split = BranchResults.of(table)
+    without_split = Branches.of(table.assign(valid=~at_split))
     assert without_split.by_seed("m", "ngd", "llc_split").empty
     assert without_split.by_seed("m", "ngd", "llc_slope")[0] == pytest.approx(2.0)
+    after = (table.branch == "ngd") & (table.epoch > 15)
+    table.loc[after, ["llc", "valid"]] = [-500.0, False]
+    found = Branches.of(table)
+    assert found.by_seed("m", "ngd", "llc_slope")[0] == pytest.approx(2.0)
+    assert found.by_seed("m", "ngd", "llc_end").empty
+    table.loc[at_split, "valid"] = False
+    assert Branches.of(table).by_seed("m", "ngd", "llc_slope").empty  # epochs 11 to 15 of 20 are left
 
 
-@pytest.mark.parametrize(
-    ("sgd", "ngd", "expected"),
-    [
-        (0, 20, ["reproduced", "reproduced"]),
-        (30, 20, ["reproduced", "not reproduced"]),
-        (-30, -20, ["not reproduced", "reproduced"]),
-        (0, -20, ["not reproduced", "not reproduced"]),
-    ],
-)
-def test_fig4_verdicts_on_the_llc(judge: Judge, sgd: float, ngd: float, expected: list[str]) -> None:
-    results = verdicts(judge("ngd/fig4", made_up({"sgd": rising(sgd), "ngd": rising(ngd)}), "ngd"))
-    assert [results["llc-rises"], results["llc-rises-faster"]] == expected
-
-
-@pytest.mark.parametrize(
-    ("norm", "expected"),
-    [
-        (lambda since: 1.0 + 0.1 * (since % 2), ["reproduced", "reproduced"]),
-        (lambda since: 1.7 + 0.1 * (since % 2), ["direction only", "reproduced"]),
-        (level(5.0), ["not reproduced", "not reproduced"]),
-        (level(0.1), ["not reproduced", "not reproduced"]),
-    ],
-)
-def test_fig4_verdicts_on_the_update_norm(judge: Judge, norm: Curve, expected: list[str]) -> None:
-    llc = dict.fromkeys(("sgd", "ngd", "ngd-unrescaled"), level(100.0))
-    norms = {"sgd": lambda since: 1.0 + 0.01 * (since % 2), "ngd": norm, "ngd-unrescaled": norm}
-    found = judge("ngd/fig4", made_up(llc, norm=norms), "ngd")
-    assert found[0].claim.statement.endswith("(m, ngd-unrescaled).")  # rescaling keeps the length by itself
-    results = verdicts(found)
-    assert [results["update-norm-steady"], results["update-norm-fluctuates"]] == expected
+@pytest.mark.parametrize(("branch", "unscaled"), [("ngd", "ngd-unrescaled"), ("exact-ngd", "exact-ngd")])
+def test_fig4_compares_ngd_with_sgd(judge: Judge, branch: str, unscaled: str) -> None:
+    llc = {"sgd": rising(30), branch: rising(20), unscaled: rising(20)}
+    norms = {"sgd": lambda since: 1.0 + 0.01 * (since % 2)}
+    norms |= dict.fromkeys((branch, unscaled), lambda since: 1.7 + 0.1 * (since % 2))
+    found = judge("ngd/fig4", made_up(llc, norm=norms))
+    assert found["llc-rises"].verdict == "reproduced"
+    assert found["llc-rises-faster"].verdict == "not reproduced"
+    assert found["update-norm-steady"].verdict == "direction only"
+    assert found["update-norm-steady"].claim.statement.endswith(f"(m, {unscaled}).")  # rescaling keeps the length
+    assert found["update-norm-fluctuates"].verdict == "reproduced"
 
 
 def test_fig4_without_valid_estimates_is_out_of_reach(judge: Judge) -> None:
-    table = made_up(dict.fromkeys(("sgd", "ngd", "ngd-unrescaled"), level(100.0))).assign(
-        valid=False, problem="the chains have not mixed"
-    )
-    results = {result.claim.id: result for result in judge("ngd/fig4", table, "ngd")}
-    for name in ("llc-rises-m", "llc-rises-faster-m"):
+    table = made_up(dict.fromkeys(("sgd", "ngd", "ngd-unrescaled"), level(100.0)))
+    results = judge("ngd/fig4", table.assign(valid=False, problem="the chains have not mixed"))
+    for name in ("llc-rises", "llc-rises-faster"):
         assert results[name].verdict == "out of reach"
         assert "the chains have not mixed" in results[name].explanation
-    assert results["update-norm-steady-m"].verdict == "reproduced"  # needs no LLC
+    assert results["update-norm-steady"].verdict == "reproduced"  # needs no LLC
 
 
 RATES = ["ngd-low", "ngd-middle", "ngd-high"]
 
 
 @pytest.mark.parametrize(
-    ("ends", "sgd", "expected"),
-    [
-        ((5, 10, 20), 0, ["reproduced", "reproduced", "reproduced"]),
-        ((5, 20, 10), 0, ["not reproduced", "not reproduced", "reproduced"]),
-        ((20, 10, 5), 30, ["not reproduced", "not reproduced", "not reproduced"]),
-        ((5, 10, 20), -30, ["reproduced", "reproduced", "not reproduced"]),
-    ],
+    ("ends", "verdict"), [((5, 10, 20), "reproduced"), ((5, 20, 10), "not reproduced"), ((5, 5, 5), "undecided")]
 )
-def test_fig5_verdicts(judge: Judge, ends: tuple[float, ...], sgd: float, expected: list[str]) -> None:
-    llc = {"sgd": rising(sgd)} | {name: rising(by) for name, by in zip(RATES, ends, strict=True)}
-    results = judge("ngd/fig5", made_up(llc), *RATES)
-    assert [result.verdict for result in results] == expected
+def test_fig5_takes_the_two_neighbours_that_differ_least(
+    judge: Judge, ends: tuple[float, ...], verdict: str
+) -> None:
+    llc = {"sgd": level(100.0)} | {name: rising(by) for name, by in zip(RATES, ends, strict=True)}
+    table = made_up(llc)
+    table.loc[table.branch == "ngd-middle", "llc"] += [*[0.5] * 10, *[-0.5] * 10, *[0.1] * 10]  # by seed
+    results = judge("ngd/fig5", table)
+    assert results["llc-plateaus-higher"].verdict == verdict
+    assert results["llc-sgd-steady"].verdict == "reproduced"
 
 
 def test_fig5_faster_is_not_higher(judge: Judge) -> None:
     # The larger rate rises at once, then falls back below the smaller one.
-    llc = {"sgd": level(100.0), "low": rising(20), "high": lambda since: 130.0 if since <= 5 else 104.0}
-    results = verdicts(judge("ngd/fig5", made_up(llc), "low", "high"))
-    assert results["llc-rises-faster"] == "reproduced"
-    assert results["llc-plateaus-higher"] == "not reproduced"
+    llc = {"sgd": level(100.0), "ngd-low": rising(20), "ngd-high": lambda since: 130.0 if since <= 5 else 104.0}
+    results = judge("ngd/fig5", made_up(llc))
+    assert results["llc-rises-faster"].verdict == "reproduced"
+    assert results["llc-plateaus-higher"].verdict == "not reproduced"
 
 
 def test_fig5_names_the_reason_without_an_llc(judge: Judge) -> None:
     table = made_up(dict.fromkeys(["sgd", *RATES], level(100.0)))
     table.loc[table.branch == "ngd-high", "valid"] = False
     table.loc[~table.valid, "problem"] = "a chain diverged"
-    results = judge("ngd/fig5", table, *RATES)
-    assert [result.verdict for result in results] == ["out of reach", "out of reach", "reproduced"]
-    assert "30 of 120 estimates are not valid" in results[0].explanation
-    assert "a chain diverged" in results[0].explanation
+    results = judge("ngd/fig5", table)
+    assert results["llc-rises-faster"].verdict == "out of reach"
+    assert "30 of 120 estimates are not valid" in results["llc-rises-faster"].explanation
+    assert "a chain diverged" in results["llc-rises-faster"].explanation
 
 
-def fig6_table(*, llc: float, norm: Curve, loss: float, lr: float = 10.0) -> pd.DataFrame:
-    return made_up(
-        {"sgd": level(100.0), "sgd-raised": rising(llc)},
-        norm={"sgd-raised": norm},
-        loss={"sgd-raised": lambda since: 1 - (1 - loss) * since / (LAST - SPLIT)},
-        lr={"sgd-raised": lr},
+def test_fig6_judges_sgd_at_the_raised_rate(judge: Judge) -> None:
+    table = made_up(
+        {"sgd": level(100.0), "sgd-raised": rising(-30), "ngd-raised": rising(50)},
+        norm={"sgd-raised": lambda since: 3 / since**0.5},
+        loss={"sgd-raised": lambda since: 1 - 0.03 * since},
+        lr={"sgd-raised": 10.0},
     )
-
-
-@pytest.mark.parametrize(
-    ("table", "expected"),
-    [
-        (
-            fig6_table(llc=0, norm=lambda since: 3 / since**0.5, loss=0.2),
-            ["reproduced", "reproduced", "reproduced", "reproduced", "reproduced"],
-        ),
-        (
-            fig6_table(llc=30, norm=lambda since: 1 + since, loss=0.8),
-            ["reproduced", "not reproduced", "not reproduced", "direction only", "direction only"],
-        ),
-        (
-            fig6_table(llc=-30, norm=level(0.7), loss=1.5, lr=0.2),
-            ["direction only", "reproduced", "reproduced", "not reproduced", "not reproduced"],
-        ),
-    ],
-)
-def test_fig6_verdicts(judge: Judge, table: pd.DataFrame, expected: list[str]) -> None:
-    results = judge("ngd/fig6", table, "sgd-raised")
-    assert [result.verdict for result in results] == expected
+    assert {name: result.verdict for name, result in judge("ngd/fig6", table).items()} == {
+        "step-rises": "reproduced",
+        "step-decreases": "reproduced",
+        "llc-does-not-increase": "reproduced",
+        "training-loss-falls": "direction only",
+        "validation-loss-falls": "direction only",
+    }
 
 
 @pytest.mark.parametrize("key", ["ngd/fig4", "ngd/fig5", "ngd/fig6"])
 def test_the_plot_needs_no_valid_estimate(key: str, computed_of: Callable[..., Computed]) -> None:
     table = made_up({"sgd": level(100.0)}).assign(valid=False, llc=np.nan, wbic=1.0)
     figures = all_targets()[key].load("draw")(computed_of({"table": table}))
-    assert len(figures["figure.png"].axes) == 6
+    assert [len(figure.axes) for figure in figures.values()] == [2, 4]
+
+
+# ------------------------------------------------------------------------------- runs and settings
+def test_branches_leave_the_very_state_at_the_split(run_smoke: Callable[..., Path]) -> None:
+    # A branch that hardly moves shows from where it starts.
+    folder = run_smoke("ngd/fig4", "branches.sgd.lr=1.0e-4")
+    table = pd.read_csv(folder / "table.csv")
+    assert len(table) == 2 * (10 + 3 * 4)  # seeds, epochs before and of each branch after
+    branches = table[table.branch != BEFORE]
+    assert sorted(branches.epoch.unique()) == [11, 12, 13, 14]
+    split = table[table.epoch == 10].set_index("seed")
+    for seed, own in table[table.branch == "sgd"].groupby("seed"):
+        np.testing.assert_allclose(own.train_loss, split.train_loss[seed], rtol=5e-3)
+    assert table[table.llc.notna()].groupby("branch").epoch.unique().map(list).to_dict() == {
+        BEFORE: [10],
+        **{branch: [12, 14] for branch in ("sgd", "ngd", "ngd-unrescaled")},
+    }
+    assert not table[table.llc.isna()].valid.any()
+    np.testing.assert_allclose(table.step_norm, table.lr * table.update_norm, rtol=1e-5)
+    summary = pd.read_csv(folder / "summary.csv").set_index("branch")
+    # Without rescaling Kaldi's NGD only shrinks the gradient.
+    assert summary.update_norm_ratio["ngd-unrescaled"] < summary.update_norm_ratio["sgd"]
+
+
+def test_fig5_and_fig6_share_what_they_can(run_smoke: Callable[..., Path]) -> None:
+    store = run_smoke("ngd/fig5").parents[3] / "store" / "ngd" / "trained"
+    trained = set(store.glob("*.pt"))
+    fig6 = run_smoke("ngd/fig6")
+    assert len(set(store.glob("*.pt")) - trained) == 2  # SGD at the raised rate is all that fig5 lacks
+    fig5 = fig6.parents[1] / "fig5" / "smoke"
+    tables = [pd.read_csv(folder / "table.csv").set_index(["branch", "seed", "epoch"]) for folder in (fig5, fig6)]
+    pd.testing.assert_frame_equal(*(table.loc[[BEFORE]] for table in tables))
+    pd.testing.assert_series_equal(tables[0].loc["ngd-high"].train_loss, tables[1].loc["ngd-raised"].train_loss)
+
+
+def test_a_task_changes_its_own_settings_only() -> None:
+    tasks = task_settings(load_config(all_targets()["ngd/fig4"], ["preset=laptop"]))
+    small, large = tasks["ffnn_6_6_digits_640"], tasks["ffnn_128_128_fashion_mnist_10000"]
+    assert list(branches_of(small)) == ["sgd", "exact-ngd"]
+    assert list(branches_of(large)) == ["sgd", "ngd", "ngd-unrescaled"]
+    assert small.before.optimizer.lr == small.branches.sgd.lr == 0.1
+    assert large.before.optimizer.lr == large.branches.sgd.lr == 0.01
+    assert (small.before.training.num_epochs, large.before.training.num_epochs) == (300, 60)
+    assert small.before.training.batch_size == large.before.training.batch_size == 128
+    assert small.before.optimizer.name == "sgd"  # what the task does not name is shared
+
+
+NGD_RATES = {"low": 1e-4, "middle": 1e-3, "high": 1e-2}
+PAPER_RATES = {
+    "fig4": {"sgd": 1e-2, "ngd": 1e-2, "ngd-unrescaled": 1e-2},
+    "fig5": {"sgd": 1e-4}
+    | {f"ngd-{name}{reading}": lr for name, lr in NGD_RATES.items() for reading in ("", "-unrescaled")},
+    "fig6": {"sgd": 1e-4, "ngd": 1e-4, "ngd-unrescaled": 1e-4, "sgd-raised": 1e-2, "ngd-raised": 1e-2},
+}
+FACTORS = {"embedded": [50, 50, 50], "laptop": [1, 10, 10], "paper": [1, 1, 1]}
+
+
+@pytest.mark.parametrize("preset", FACTORS)
+@pytest.mark.parametrize(("place", "item"), enumerate(PAPER_RATES))
+def test_learning_rates_are_the_papers_times_one_factor(place: int, item: str, preset: str) -> None:
+    cfg = load_config(all_targets()[f"ngd/{item}"], [f"preset={preset}"])
+    rates = {name: node.lr for name, node in cfg.branches.items() if not name.startswith("exact-")}
+    factor = FACTORS[preset][place]
+    assert rates == pytest.approx({name: factor * lr for name, lr in PAPER_RATES[item].items()})
+    for own in task_settings(cfg).values():
+        assert own.before.optimizer.lr == own.branches.sgd.lr

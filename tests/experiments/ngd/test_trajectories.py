@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
 import torch
 from omegaconf import OmegaConf
-from torch import nn
+from torch import Tensor, nn
 
 from curvlab import iterate
+from curvlab.curvature import FisherOperator
 from curvlab.lab import all_targets, load_config, runs
+from curvlab.optim import ExactNGD
 from curvlab.sampling import SGLDSettings
-from curvlab.training import evaluate
-from experiments.ngd import sampling, trajectories
-from experiments.ngd.task import Task, load_task
-from experiments.ngd.trajectories import last_state, trajectory
+from curvlab.training import Learner, MeanLoss, StepInfo, TrainingBatch, evaluate
+from experiments.ngd import sampling
+from experiments.ngd.trajectories import Network, last_state, make_optimizer, trajectory
 
 MEASURES = {
     "llc": {"num_draws": 20, "num_burnin_steps": 10, "step_size": 1e-3, "batch_size": 64, "localization": 100},
@@ -33,14 +38,14 @@ def cfg(tmp_path: Path) -> OmegaConf:
     cfg = load_config(all_targets()["ngd/fig6"], ["preset=smoke", "tracker=none", "progress=false", *folders])
     OmegaConf.set_struct(cfg, False)
     (own,) = cfg.tasks.values()
-    return OmegaConf.merge(cfg, MEASURES, {"data": own.data, "model": own.model})
+    return OmegaConf.merge(cfg, MEASURES, {"data": own.data, "model": own.model, "seed_name": "ffnn"})
 
 
-def measured(cfg: OmegaConf, optimizer: dict[str, object], **training: object) -> tuple[Task, pd.DataFrame]:
+def measured(cfg: OmegaConf, optimizer: dict[str, object], **training: object) -> tuple[Network, pd.DataFrame]:
     cfg = OmegaConf.merge(cfg, {"training": training})
     with runs.start(cfg, key="ngd/fig6", title="test") as run:
-        task = load_task(run, cfg.data, cfg.model, "ffnn")
-        return task, trajectory(run, task, optimizer, cfg, seed=0)
+        network = Network.load(run, "ffnn", cfg)
+        return network, trajectory(network, optimizer, cfg, seed=0)
 
 
 def test_equal_weights_give_equal_numbers_at_every_checkpoint(cfg: OmegaConf) -> None:
@@ -93,8 +98,7 @@ def test_update_norm_is_the_gradients_for_one_step_of_sgd(cfg: OmegaConf) -> Non
     everything = {"num_epochs": 1, "batch_size": 200, "checkpoints": [1]}
     for lr in (0.1, 0.4):
         task, table = measured(cfg, {"name": "sgd", "lr": lr}, **everything)
-        with runs.start(cfg, key="ngd/fig6", title="test") as run:
-            model = task.build(run, 0)
+        model = task.start(0)
         nn.CrossEntropyLoss()(model(task.train[0]), task.train[1]).backward()
         norm = torch.cat([parameter.grad.flatten() for parameter in model.parameters()]).norm()
         assert table.update_norm[0] == pytest.approx(float(norm), rel=1e-4)
@@ -134,21 +138,88 @@ class Normalised(nn.Sequential):
         super().__init__(nn.Flatten(), first, nn.BatchNorm1d(4), nn.Linear(4, num_outputs))
 
 
+def test_label_noise_changes_that_share_of_the_training_labels(cfg: OmegaConf) -> None:
+    with runs.start(cfg, key="ngd/fig6", title="test") as run:
+        plain, noisy, too_much = (
+            Network.load(run, "ffnn", OmegaConf.merge(cfg, {"label_noise": share})) for share in (0.0, 0.4, 1.0)
+        )
+    assert int((noisy.train[1] != plain.train[1]).sum()) == 80  # of 200: no label is drawn as it was
+    assert noisy.train[1].min() >= 0
+    assert noisy.train[1].max() <= 9
+    assert noisy.key != plain.key  # else the store would mix them up
+    with pytest.raises(ValueError, match="from 0 to below 1, got 1"):
+        _ = too_much.train
+
+
 def test_running_statistics_belong_to_the_state(cfg: OmegaConf) -> None:
     changed = {"model": {"_target_": f"{__name__}.Normalised"}, "trace": None, "llc": None}
     training = {"num_epochs": 2, "batch_size": 50, "checkpoints": [1, 2]}
     cfg = OmegaConf.merge(cfg, changed, {"training": training})
     optimizer = {"name": "sgd", "lr": 0.1}
     with runs.start(cfg, key="ngd/fig6", title="test") as run:
-        task = load_task(run, cfg.data, cfg.model, "ffnn")
-        table = trajectory(run, task, optimizer, cfg, seed=0)
-        state = last_state(run, task, optimizer, cfg, seed=0)
-        model = task.build(run, 0)
+        task = Network.load(run, "ffnn", cfg)
+        table = trajectory(task, optimizer, cfg, seed=0)
+        state = last_state(task, optimizer, cfg, seed=0)
+        model = task.start(0)
         before = evaluate(model, task.loss, task.train).loss
-        trajectories._set_state(model, state.weights, state.buffers)
-        onward = trajectory(run, task, {"name": "sgd", "lr": 1e-30}, cfg, seed=0, start=state)
+        state.write_to(model)
+        onward = trajectory(task, {"name": "sgd", "lr": 1e-30}, cfg, seed=0, start=state)
     assert state.buffers["2.num_batches_tracked"] == 2 * len(task.train[1]) // 50
     assert evaluate(model, task.loss, task.train).loss == table.train_loss.iloc[-1] < before
     assert onward.epoch.tolist() == [3, 4]
     # The weights stand still, and the statistics are those of the same weights after a few more batches.
     assert onward.train_loss.iloc[-1] == pytest.approx(table.train_loss.iloc[-1], rel=0.1)
+
+
+# ------------------------------------------------------------------------------- the optimizers
+def batch() -> tuple[nn.Module, Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    model = nn.Linear(3, 2, dtype=torch.float64)
+    with torch.no_grad():
+        model.weight.copy_(torch.randn(2, 3, dtype=torch.float64, generator=generator))
+    inputs = torch.randn(8, 3, dtype=torch.float64, generator=generator)
+    return model, inputs, torch.randint(2, (8,), generator=generator)
+
+
+@pytest.mark.parametrize("name", ["sgd", "ngd", "exact_ngd"])
+def test_every_optimizer_goes_downhill(name: str) -> None:
+    model, inputs, targets = batch()
+    step = make_step(model, inputs, targets, {"name": name, "lr": 0.05})
+    losses = [step(TrainingBatch(inputs, targets)).loss for _ in range(20)]
+    assert losses[-1] < losses[0]
+
+
+def make_step(
+    model: nn.Module, inputs: Tensor, targets: Tensor, settings: dict[str, Any]
+) -> Callable[[TrainingBatch], StepInfo]:
+    loss = nn.CrossEntropyLoss()
+    optimizer, step = make_optimizer(model, loss, (inputs, targets), settings)
+    return partial(step, Learner(model, MeanLoss(loss), optimizer))
+
+
+def test_exact_ngd_takes_the_fisher_matrix_of_its_batch() -> None:
+    model, inputs, targets = batch()
+    loss = nn.CrossEntropyLoss()
+    step = make_step(model, inputs, targets, {"name": "exact_ngd", "lr": 1.0, "alpha": 0.5, "rescale": True})
+    step(TrainingBatch(inputs, targets))
+    start = [parameter.detach().clone() for parameter in model.parameters()]
+    step(TrainingBatch(inputs[:4], targets[:4]))
+    own = FisherOperator(linear := copy_of(model, start), loss, (inputs[:4], targets[:4]))
+    loss(linear(inputs[:4]), targets[:4]).backward()
+    ExactNGD(linear.parameters(), own, 1.0, alpha=0.5, rescale=True).step()
+    for expected, found in zip(linear.parameters(), model.parameters(), strict=True):
+        torch.testing.assert_close(found, expected)
+
+
+def copy_of(model: nn.Module, values: list[Tensor]) -> nn.Module:
+    other = copy.deepcopy(model)
+    other.zero_grad()
+    with torch.no_grad():
+        for parameter, value in zip(other.parameters(), values, strict=True):
+            parameter.copy_(value)
+    return other
+
+
+def test_unknown_optimizer() -> None:
+    with pytest.raises(ValueError, match="choose sgd, ngd or exact_ngd"):
+        make_step(*batch(), {"name": "adam", "lr": 0.1})

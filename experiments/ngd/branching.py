@@ -1,0 +1,307 @@
+"""Train by SGD, then let several optimizers go on from that very state: what Figs. 4, 5 and 6 share.
+
+Everything up to the split is one unit of work for each seed, and so is each branch: targets with equal settings
+share them. The LLC at the split is that of the state which all branches leave.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+from omegaconf import DictConfig, OmegaConf
+
+from curvlab.lab import Claim, ClaimResult, Computed, Run, judge, out_of_reach, panels, plots, t_interval
+from experiments.ngd.sampling import curvature_cutoff
+from experiments.ngd.trajectories import Network, last_state, trajectory
+
+BEFORE = "before"  # the branch that all others leave
+PAPER = {
+    "model.hidden_sizes": [256, 256],
+    "data._target_": "not stated",
+    "seeds": "not stated",
+    "before.training.num_epochs": "not stated",
+    "after.training.num_epochs": "not stated",
+    "before.optimizer.lr": 1e-4,
+    "branches.*.lr": "not stated",
+    "branches.*.alpha": "not stated for this figure",
+    "branches.*.name": "SGD, NGD as in Eqs. 6 and 7; no code",
+}
+
+
+# ------------------------------------------------------------------------------------ compute
+def compute(run: Run, cfg: DictConfig) -> dict[str, pd.DataFrame]:
+    """Return `table`, one row for each epoch, and `summary`, the measures' means over seeds.
+
+    Columns of `table`: task, branch ("before" for what comes before the split), seed, epoch (counted from the
+    first), lr, what `trajectory` gives, and step_norm = lr * update_norm, the mean over batches of ‖Δw‖.
+
+    Args:
+        run: seeds, store, device.
+        cfg: `tasks`, and for all of them or for one: `seeds`; `before` (optimizer, training, llc_epochs), `after`
+            (training, llc_epochs: counted from the split), `branches` (optimizers by name; null: left out),
+            `exact` (whether the task takes the branches exact-... beside sgd, or the others) and `llc`. The LLC is
+            estimated at `llc_epochs` and at both ends.
+    """
+    parts = []
+    for network in Network.each(run, cfg):
+        for seed in network.settings.seeds:
+            parts += [part.assign(task=network.label, seed=seed) for part in _branches(network, seed)]
+    table = pd.concat(parts, ignore_index=True)
+    table["step_norm"] = table.lr * table.update_norm
+    table["valid"] = table.valid.eq(True)  # nan where there is no estimate
+    first = ["task", "branch", "seed", "epoch", "lr", "train_loss", "validation_loss", "update_norm", "step_norm"]
+    table = table[first + [column for column in table if column not in first]]
+    run.note(seeds=list(cfg.seeds))
+    return {"table": table, "summary": Branches.of(table).summary}
+
+
+def branches_of(settings: DictConfig) -> dict[str, DictConfig]:
+    """Return the optimizers that go on from the split, by name."""
+    kept = {str(name): node for name, node in settings.branches.items() if node is not None}
+    return {
+        name: node for name, node in kept.items() if name == "sgd" or name.startswith("exact-") == settings.exact
+    }
+
+
+def _branches(network: Network, seed: int) -> Iterator[pd.DataFrame]:
+    settings = network.settings
+    before, after = (
+        OmegaConf.create({"llc": settings.llc, "trace": None, "training": settings[phase].training})
+        for phase in ("before", "after")
+    )
+    first, then = (
+        {*settings[phase].llc_epochs, settings[phase].training.num_epochs} for phase in ("before", "after")
+    )
+    optimizer = settings.before.optimizer
+    yield trajectory(network, optimizer, before, seed, llc_epochs=first).assign(branch=BEFORE, lr=optimizer.lr)
+    start = last_state(network, optimizer, before, seed)
+    for name, node in branches_of(settings).items():
+        rows = trajectory(network, node, after, seed, start=start, llc_epochs=then)
+        yield rows.assign(branch=name, lr=node.lr)
+
+
+# ------------------------------------------------------------------------------------ measure
+@dataclass(frozen=True)
+class Branches:
+    """The table of `compute` and what is measured on it.
+
+    Attributes:
+        table: one row for each epoch.
+        measures: one row for each task, branch and seed (`branch_measures`).
+    """
+
+    table: pd.DataFrame
+    measures: pd.DataFrame
+
+    @classmethod
+    def of(cls, table: pd.DataFrame) -> Branches:
+        """Measure a table."""
+        return cls(table, branch_measures(table))
+
+    @property
+    def summary(self) -> pd.DataFrame:
+        """One row for each task and branch: mean of every measure over seeds, and its 95 % t interval."""
+        rows = []
+        for (task, branch), own in self.measures.groupby(["task", "branch"], sort=False):
+            row: dict[str, Any] = {"task": task, "branch": branch, "lr": own.lr.iloc[0], "seeds": len(own)}
+            row["curvature_cutoff"] = curvature_cutoff(own)
+            for name in MEASURES:
+                interval = t_interval(own[name].dropna())
+                row |= {name: own[name].mean(), f"{name}_low": interval.low, f"{name}_high": interval.high}
+            rows.append(row)
+        return pd.DataFrame(rows)
+
+    def tasks(self) -> Iterator[tuple[str, list[str]]]:
+        """Yield each task with its branches, in the order of the table."""
+        for task, own in self.measures.groupby("task", sort=False):
+            yield str(task), own.branch.unique().tolist()
+
+    def by_seed(self, task: str, branch: str, measure: str) -> pd.Series:
+        """Return a measure of one branch by seed, seeds without it left out."""
+        own = self.measures[(self.measures.task == task) & (self.measures.branch == branch)]
+        return own.set_index("seed")[measure].dropna()
+
+    def told(self, task: str, *measures: str) -> str:
+        """Return a sentence for each measure with its value for all branches: what explains a verdict."""
+        own, sentences = self.summary[self.summary.task == task], []
+        for measure in measures:
+            numbers = zip(own.branch, own[measure], own[f"{measure}_low"], own[f"{measure}_high"], strict=True)
+            texts = [f"{branch} {mean:.3g} ({low:.3g} to {high:.3g})" for branch, mean, low, high in numbers]
+            sentences.append(f"{measure} of all branches (summary.csv): {', '.join(texts)}.")
+        return " ".join(sentences)
+
+    def judge_measure(self, claim: Claim, task: str, branch: str, measure: str, *, why: str = "") -> ClaimResult:
+        """Judge the mean of a measure over seeds; what explains it is the measure on all branches, or `why`."""
+        values = self.by_seed(task, branch, measure)
+        return self.judge_values(claim, task, [branch], values, why=why or self.told(task, measure))
+
+    def judge_values(
+        self, claim: Claim, task: str, branches: Iterable[str], values: pd.Series, *, why: str
+    ) -> ClaimResult:
+        """Judge the mean of values by seed; with fewer than two it is out of reach of these branches."""
+        values = values.dropna()
+        if len(values) < 2:
+            return out_of_reach(claim, self.why_no_llc(task, branches))
+        return judge(claim, values.mean(), t_interval(values), if_not_reproduced=why)
+
+    def why_no_llc(self, task: str, branches: Iterable[str]) -> str:
+        """Return why fewer than two seeds have an LLC at the split and after it on these branches."""
+        own = self.table[(self.table.task == task) & self.table.branch.isin([BEFORE, *branches])]
+        estimates = own[own.llc.notna()]
+        counts = estimates[~estimates.valid].problem.value_counts()
+        if counts.empty:
+            return "It needs estimates of the LLC at two checkpoints after the split, of two seeds."
+        return (
+            f"{counts.sum()} of {len(estimates)} estimates are not valid, of {counts.iloc[0]} the reason is: "
+            f"{counts.index[0]}."
+        )
+
+
+_OF_LLC = ("split", "slope", "change", "growth", "end")
+MEASURES = (
+    *(f"{column}_{name}" for column in ("llc", "llc_raw") for name in _OF_LLC),
+    "update_norm_ratio",
+    "step_norm_ratio",
+    "step_norm_end",
+    "fluctuation",
+    "train_loss_ratio",
+    "validation_loss_ratio",
+)
+
+
+def branch_measures(table: pd.DataFrame) -> pd.DataFrame:
+    """Return one row for each task, branch and seed with what the claims are about, nan where it cannot be had.
+
+    llc_split: LLC, from the minimum, at the split. llc_slope: slope of its least-squares line over epochs, the
+    split included, in LLC for each epoch. llc_change: the same times the epochs of the branch, over the mean of
+    llc_split over all seeds (that of one seed may be near 0). llc_growth: the slope over the first half of the
+    branch. llc_end: mean LLC of the checkpoints in the second half. Only valid estimates count; where the estimate
+    at the split is invalid, those after it are taken. A slope takes points over at least half of its epochs.
+    llc_raw_...: the same of the LLC from the weights, at the same checkpoints.
+
+    update_norm_ratio, step_norm_ratio: mean of ‖Δw‖/lr and of ‖Δw‖ over the epochs after the split, over that of
+    as many epochs before it. step_norm_end: ‖Δw‖ of the last epoch over that of the first. fluctuation: standard
+    deviation of the change of ln(‖Δw‖/lr) from epoch to epoch after the split. train_loss_ratio,
+    validation_loss_ratio: at the end over at the split.
+    """
+    rows = []
+    for (task, seed), own in table.groupby(["task", "seed"], sort=False):
+        before = own[own.branch == BEFORE].sort_values("epoch")
+        for branch, rest in own[own.branch != BEFORE].groupby("branch", sort=False):
+            after = rest.sort_values("epoch")
+            row = {"task": task, "branch": branch, "seed": seed, "lr": after.lr.iloc[0]}
+            row["curvature_cutoff"] = curvature_cutoff(own)
+            for column in ("llc", "llc_raw"):
+                row |= _llc_measures(before, after, column)
+            rows.append(row | _norm_measures(before, after))
+    measures = pd.DataFrame(rows)
+    for column in ("llc", "llc_raw"):
+        measures[f"{column}_change"] /= measures.groupby("task")[f"{column}_split"].transform("mean")
+    return measures
+
+
+def _llc_measures(before: pd.DataFrame, after: pd.DataFrame, column: str) -> dict[str, float]:
+    split, last = before.iloc[-1], after.epoch.max()
+    half = (split.epoch + last) / 2
+    usable = after[after.valid]
+    points = pd.concat([before.tail(1), usable]) if split.valid else usable
+    slope = _slope(points, column, last - split.epoch)
+    found = {
+        "split": split[column] if split.valid else np.nan,
+        "slope": slope,
+        "change": slope * (last - split.epoch),  # made relative once all seeds are known
+        "growth": _slope(points[points.epoch <= half], column, half - split.epoch),
+        "end": usable[usable.epoch > half][column].mean(),
+    }
+    return {f"{column}_{name}": value for name, value in found.items()}
+
+
+def _slope(points: pd.DataFrame, column: str, num_epochs: float) -> float:
+    """Return the slope, nan where the points leave more than half of the epochs to extrapolation."""
+    wide_enough = len(points) > 1 and np.ptp(points.epoch) >= num_epochs / 2
+    return float(np.polyfit(points.epoch, points[column], 1)[0]) if wide_enough else np.nan
+
+
+def _norm_measures(before: pd.DataFrame, after: pd.DataFrame) -> dict[str, float]:
+    split = before.iloc[-1]
+    window = before[before.epoch > split.epoch - len(after)]
+    changes = np.diff(np.log(after.update_norm))
+    return {
+        "update_norm_ratio": after.update_norm.mean() / window.update_norm.mean(),
+        "step_norm_ratio": after.step_norm.mean() / window.step_norm.mean(),
+        "step_norm_end": after.step_norm.iloc[-1] / after.step_norm.iloc[0],
+        "fluctuation": float(changes.std(ddof=1)) if len(changes) > 1 else np.nan,
+        "train_loss_ratio": after.train_loss.iloc[-1] / split.train_loss,
+        "validation_loss_ratio": after.validation_loss.iloc[-1] / split.validation_loss,
+    }
+
+
+# ------------------------------------------------------------------------------------ draw
+LABELS = {
+    "update_norm": "update size ‖Δw‖/lr",
+    "step_norm": "step ‖Δw‖",
+    "llc": "LLC from the minimum",
+    "train_loss": "training loss (nats)",
+    "validation_loss": "validation loss (nats)",
+    "wbic": "WBIC (nats)",
+}
+SAMPLED = ("llc", "wbic")
+PAPERS, FURTHER = ("update_norm", "llc"), ("step_norm", "train_loss", "validation_loss", "wbic")
+
+
+def draw(computed: Computed) -> dict[str, Figure]:
+    """Return update size and LLC, the paper's panels, for each task; steps, losses and WBIC in a second file."""
+    table = computed["table"]
+    return {
+        "figure.png": _figure(table, PAPERS, (4.6, 3.1)),
+        "figure_losses.png": _figure(table, FURTHER, (3.1, 2.7)),
+    }
+
+
+def _figure(table: pd.DataFrame, quantities: tuple[str, ...], panel_size: tuple[float, float]) -> Figure:
+    figure, rows = panels.rows(table, by="task", columns=len(quantities), panel_size=panel_size)
+    for axes, task, own in rows:
+        split = own[own.branch == BEFORE].epoch.max()
+        shown = own[own.epoch > split - (own.epoch.max() - split)]  # as many epochs before as after
+        for ax, quantity in zip(axes, quantities, strict=True):
+            _panel(ax, shown, quantity, split)
+            panels.frame(ax, x="epoch", y=LABELS[quantity], log="" if quantity in SAMPLED else "y")
+            ax.xaxis.set_major_locator(MaxNLocator(nbins=5, integer=True))
+        axes[0].set_title(task)
+    note = "dotted: the split; mean over seeds, band: 95 % t interval; of LLC and WBIC valid estimates alone"
+    panels.legend(figure, title=f"{note}\n{plots.COUNTS_NOTE}", columns=5)
+    return figure
+
+
+def _panel(ax: Axes, table: pd.DataFrame, quantity: str, split: int) -> None:
+    sampled = quantity in SAMPLED
+    usable = table[table.valid] if sampled else table
+    at_split = usable[(usable.branch == BEFORE) & (usable.epoch == split)]
+    styles = {branch: _style(branch) for branch in table.branch.unique()}
+    for branch, own in usable.groupby("branch", sort=False):
+        # A norm is of the updates within an epoch, not of the state at its end: nothing joins it to the split.
+        joined = own if branch == BEFORE or quantity.endswith("norm") else pd.concat([at_split, own])
+        look: dict[str, Any] = {} if sampled else {"marker": "", "least": 0.2}
+        name = "SGD before" if branch == BEFORE else str(branch)
+        panels.lines(ax, joined, x="epoch", y=quantity, styles={name: styles[branch]}, label=name, **look)
+    panels.rule(ax, x=split, linestyle=":")
+    if sampled:
+        panels.counts(ax, table[table[quantity].notna()], x="epoch", valid="valid", by="branch", styles=styles)
+
+
+def _style(branch: str) -> dict[str, Any]:
+    """Return the colour of the optimizer, the line of its rate, and a paler shade for NGD that is not rescaled."""
+    if branch == BEFORE:
+        return {"color": panels.GREY, "marker": ".", "linestyle": "-"}
+    color = plots.PALETTE[0 if branch.startswith("sgd") else 1]
+    rate = {"low": (":", "v"), "middle": ("--", "D"), "high": ("-.", "^"), "raised": ("-.", "^")}
+    plain = branch.removesuffix("-unrescaled")
+    line, marker = rate.get(plain.rpartition("-")[2], ("-", "o" if branch.startswith("sgd") else "s"))
+    return {"color": color, "marker": marker, "linestyle": line, "alpha": 0.4 if plain != branch else 1.0}

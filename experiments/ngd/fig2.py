@@ -1,0 +1,176 @@
+"""LLC and tr(H) over epochs, NGD against SGD (Saghir et al. 2024, Fig. 2), and at matched training loss.
+
+make ngd-fig2 PRESET=smoke|embedded|laptop|paper ARGS="data=fashion_mnist optimizers.ngd.alpha=4"
+
+Both optimizers start from the same weights and see the same batches. NGD is Kaldi's online natural gradient with
+its output rescaled to the gradient's norm, our reading of the paper's Eqs. 6 and 7 (see curvlab.optim.NGD). An
+estimate counts as an LLC only where the chains have mixed and stayed above the start; the others are in the table,
+marked. `llc` is measured from the minimum near the weights; the paper's, from the weights, is `llc_raw`, and lacks
+`descent`. The paper compares at equal epochs; since the optimizers fit at different speed, the last panel and
+matched.csv compare at equal training loss. tr(H) is the mean Hessian's over a fixed part of the training data, by
+as many probes as an error of `trace.rtol` takes, `trace.max_matvecs` at most. Nothing is tuned: both train at one
+learning rate, as in the paper.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+from omegaconf import DictConfig
+
+from curvlab.lab import (
+    Claim,
+    ClaimResult,
+    ClaimSheet,
+    Computed,
+    Run,
+    Target,
+    out_of_reach,
+    panels,
+    plots,
+    t_interval,
+)
+from curvlab.lab import judge as judge_claim
+from experiments.ngd.matched_loss import matched_differences
+from experiments.ngd.trajectories import Network, trajectory
+
+TARGET = Target(
+    __name__,
+    title="LLC and Hessian trace over epochs",
+    paper={
+        "tasks": "FFNN and LeNet-5",
+        "seeds": "not stated",
+        "training.num_epochs": "not stated",
+        "optimizers.*.lr": 0.01,
+        "optimizers.ngd.alpha": 0.1,
+        "training.batch_size": 128,
+        "trace.max_matvecs": 10000,
+    },
+)
+
+
+def compute(run: Run, cfg: DictConfig) -> dict[str, pd.DataFrame]:
+    """Return `table`, one row for each task, optimizer, seed and checkpoint, and `matched`.
+
+    Further columns of `table` as of `trajectory`; `matched` is of `matched_differences`.
+
+    Args:
+        run: seeds, store, device.
+        cfg: `tasks`, and for all of them or for one: `seeds`, `optimizers` by name, and what `trajectory` takes.
+    """
+    parts = []
+    for network in Network.each(run, cfg):
+        for label, optimizer in network.settings.optimizers.items():
+            for seed in network.settings.seeds:
+                rows = trajectory(network, optimizer, network.settings, seed)
+                parts.append(rows.assign(task=network.label, optimizer=str(label), seed=seed))
+    table = pd.concat(parts, ignore_index=True)
+    first = ["task", "optimizer", "seed", "epoch"]
+    table = table[first + [column for column in table if column not in first]]
+    run.note(seeds=list(cfg.seeds))
+    return {"table": table, "matched": matched_differences(table)}
+
+
+# ------------------------------------------------------------------------------------ judge
+def judge(computed: Computed, claims: ClaimSheet) -> list[ClaimResult]:
+    """Judge the claims on each task; intervals are over seeds."""
+    table, matched, results = computed["table"], computed["matched"], []
+    for task, own in table.groupby("task", sort=False):
+        for quantity in ("llc", "trace"):
+            claim = claims.claim(f"{quantity}-higher", of=str(task))
+            results.append(_higher(claim, own, quantity, matched[matched.task == task]))
+        for name in ("sgd", "ngd"):
+            claim = claims.claim("llc-plateaus", of=f"{name}-{task}", optimizer=name.upper(), task=str(task))
+            results.append(_plateau(claim, own, name))
+        results.append(_falls(claims.claim("trace-decreases", of=str(task)), own))
+    return results
+
+
+def _higher(claim: Claim, table: pd.DataFrame, quantity: str, matched: pd.DataFrame) -> ClaimResult:
+    usable = table[table.valid] if quantity == "llc" else table
+    wide = usable.pivot_table(index="seed", columns=["optimizer", "epoch"], values=quantity)
+    wide = wide.reindex(table.seed.unique()).dropna(axis="columns")  # what every seed has
+    epochs = [epoch for epoch in table.epoch.unique() if {("sgd", epoch), ("ngd", epoch)} <= set(wide.columns)]
+    if not epochs:
+        reason = "At no checkpoint have all seeds a learning coefficient of both (see `problem`)."
+        return out_of_reach(claim, reason)
+    sgd, ngd = (wide[[(name, epoch) for epoch in epochs]].mean(axis=1) for name in ("sgd", "ngd"))
+    values = (ngd - sgd) / sgd.mean()  # SGD's of one seed may lie near 0
+    why = f"Of epochs {', '.join(map(str, epochs))}. {_at_matched_loss(matched, quantity)}"
+    return judge_claim(claim, values.mean(), t_interval(values), if_not_reproduced=why)
+
+
+def _at_matched_loss(matched: pd.DataFrame, quantity: str) -> str:
+    own = matched[(matched.quantity == quantity) & matched.difference.notna()]
+    if own.empty:
+        return "The two do not reach a common training loss (matched.csv)."
+    interval = t_interval(own.difference)
+    return (
+        f"At equal training loss NGD - SGD is {own.difference.mean():.3g} ({interval.low:.3g} to "
+        f"{interval.high:.3g}; SGD {own.sgd.mean():.3g}; matched.csv): at equal epochs the fit differs, too."
+    )
+
+
+def _second_half(table: pd.DataFrame, optimizer: str, quantity: str) -> pd.Series:
+    """Return by seed the last checkpoint's value over that of the first one from half the epochs on."""
+    own = table[table.optimizer == optimizer]
+    if quantity == "llc":
+        own = own[own.valid]
+    epochs = np.sort(table.epoch.unique())
+    middle, last = epochs[epochs >= epochs[-1] / 2][0], epochs[-1]
+    wide = own.pivot_table(index="seed", columns="epoch", values=quantity)
+    if middle == last or not {middle, last} <= set(wide.columns):
+        return pd.Series(dtype=float)
+    return (wide[last] / wide[middle]).dropna()
+
+
+def _plateau(claim: Claim, table: pd.DataFrame, optimizer: str) -> ClaimResult:
+    ratios = _second_half(table, optimizer, "llc")
+    if len(ratios) < 2:
+        return out_of_reach(claim, "For fewer than two seeds the LLC is one both in the middle and at the end.")
+    loss = _second_half(table, optimizer, "train_loss")
+    why = f"The training loss at the end is {loss.mean():.2g} times that at half the epochs."
+    return judge_claim(claim, ratios.mean(), t_interval(ratios), if_not_reproduced=why)
+
+
+def _falls(claim: Claim, table: pd.DataFrame) -> ClaimResult:
+    ratios = [_second_half(table, name, "trace") for name in ("sgd", "ngd")]
+    if min(map(len, ratios)) < 2:
+        return out_of_reach(claim, "It needs checkpoints at half the epochs and at the end, of two seeds.")
+    worst = max(ratios, key=lambda ratio: float(ratio.mean()))
+    why = "Where tr(H) rises, the training loss still falls: see the figure."
+    return judge_claim(claim, worst.mean(), t_interval(worst), if_not_reproduced=why)
+
+
+# ------------------------------------------------------------------------------------ draw
+def draw(computed: Computed) -> dict[str, Figure]:
+    """Return the figure, a row for each task: LLC and tr(H) as in the paper, then what explains them."""
+    table = computed["table"]
+    table = table.assign(counted=table.llc.where(table.valid))
+    styles = panels.styles_of(table.optimizer.unique())
+    figure, rows = panels.rows(table, by="task", columns=5, panel_size=(3.0, 2.8))
+    for (llc, trace, loss, norm, against), task, own in rows:
+        kind: dict[str, Any] = {"x": "epoch", "by": "optimizer", "styles": styles}
+        panels.lines(llc, own, y="counted", **kind)
+        panels.lines(trace, own, y="trace", **kind)
+        panels.lines(loss, own, y="train_loss", least=0.2, **kind)
+        dashed = {
+            f"{name}, validation": style | {"linestyle": "--", "marker": ""} for name, style in styles.items()
+        }
+        validation = own.assign(optimizer=own.optimizer + ", validation")
+        panels.lines(loss, validation, y="validation_loss", least=0.2, **kind | {"styles": dashed})
+        panels.lines(norm, own, y="update_norm", **kind)
+        panels.scatter(against, own, x="train_loss", y="counted", by="optimizer", styles=styles, identity=False)
+        panels.frame(llc, x="epoch", y="LLC from the minimum", title=str(task), log="x")
+        panels.frame(trace, x="epoch", y="tr(H) (nats/parameter²)", log="x")
+        panels.frame(loss, x="epoch", y="loss (nats)", log="xy")
+        panels.frame(norm, x="epoch", y="update norm ‖Δw‖/lr", log="x")
+        norm.set_ylim(bottom=max(0, norm.get_ylim()[0]))  # an interval may reach below, a norm does not
+        panels.frame(against, x="training loss (nats)", y="LLC from the minimum", log="x")
+        panels.counts(llc, own[own.llc.notna()], x="epoch", valid="valid", by="optimizer", styles=styles)
+    note = "mean over seeds, band: 95 % t interval; of the LLC valid estimates alone"
+    panels.legend(figure, title=f"{note}; {plots.COUNTS_NOTE}")
+    return {"figure.png": figure}

@@ -1,0 +1,48 @@
+"""One state, then NGD at several learning rates (Saghir et al. 2024, Fig. 5).
+
+make ngd-fig5 PRESET=smoke|embedded|laptop|paper ARGS="branches.ngd-high.lr=0.3"
+
+SGD trains to the split; from there it goes on at its learning rate, beside NGD at one, ten and a hundred times
+that rate. The claims are judged on Kaldi's NGD with rescaled output (`ngd-low`, `-middle`, `-high`); the same
+without rescaling stands beside it, and on a small net Eqs. 6 and 7 literally (`exact-ngd-...`). See ngd-fig4 for
+what is measured, and ngd-fig6 for SGD at the raised rate, which the comparison here lacks.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+from curvlab.lab import Claim, ClaimResult, ClaimSheet, Computed, Target, out_of_reach
+from experiments.ngd.branching import PAPER, Branches
+
+TARGET = Target(
+    __name__,
+    title="One state, then NGD at several learning rates",
+    paper=PAPER | {"data._target_": "MNIST", "branches.*.lr": "SGD 1e-4; NGD 1e-4, 1e-3, 1e-2"},
+    compute="experiments.ngd.branching:compute",
+    draw="experiments.ngd.branching:draw",
+)
+
+
+def judge(computed: Computed, claims: ClaimSheet) -> list[ClaimResult]:
+    """Judge NGD at all rates (exact NGD where the task has that), in their order, and SGD."""
+    found, results = Branches.of(computed["table"]), []
+    for task, every in found.tasks():
+        branches = [name for name in every if name.endswith(("-low", "-middle", "-high"))]
+        words = {"of": task, "branches": ", ".join(branches)}
+        results += [
+            _increasing(claims.claim("llc-rises-faster", **words), found, task, branches, "llc_growth"),
+            _increasing(claims.claim("llc-plateaus-higher", **words), found, task, branches, "llc_end"),
+            found.judge_measure(claims.claim("llc-sgd-steady", of=task), task, "sgd", "llc_change"),
+        ]
+    return results
+
+
+def _increasing(claim: Claim, found: Branches, task: str, branches: list[str], measure: str) -> ClaimResult:
+    values = [found.by_seed(task, branch, measure) for branch in branches]
+    steps = [(after - before).dropna() for before, after in pairwise(values)]
+    if any(len(step) < 2 for step in steps):
+        return out_of_reach(claim, found.why_no_llc(task, branches))
+    smallest = min(steps, key=lambda step: step.mean())
+    why = found.told(task, measure, "train_loss_ratio")
+    return found.judge_values(claim, task, branches, smallest, why=why)

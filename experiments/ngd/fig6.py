@@ -1,0 +1,53 @@
+"""One state, then SGD at a raised learning rate (Saghir et al. 2024, Fig. 6).
+
+make ngd-fig6 PRESET=smoke|embedded|laptop|paper ARGS="branches.sgd-raised.lr=0.1"
+
+SGD trains to the split; then its learning rate is raised a hundredfold (`sgd-raised`), beside NGD at the old one.
+Is it the larger step that raises the LLC, or NGD? The paper leaves out the pair that would tell: NGD at the raised
+rate (`ngd-raised`, our addition), which is in summary.csv and the figure, in no claim. The update size ‖∇L‖ does
+not contain the learning rate, so the claim on the step is judged on ‖Δw‖. See ngd-fig4 for what is measured, and
+for the readings of NGD.
+"""
+
+from __future__ import annotations
+
+from curvlab.lab import ClaimResult, ClaimSheet, Computed, Target
+from experiments.ngd.branching import PAPER, Branches
+
+TARGET = Target(
+    __name__,
+    title="One state, then SGD at a raised learning rate",
+    paper=PAPER | {"branches.*.lr": "SGD 1e-4, then 1e-2; NGD 1e-4"},
+    compute="experiments.ngd.branching:compute",
+    draw="experiments.ngd.branching:draw",
+    after=("ngd/fig5",),
+)
+RAISED = "sgd-raised"
+
+
+def judge(computed: Computed, claims: ClaimSheet) -> list[ClaimResult]:
+    """Judge SGD at the raised learning rate on each task that has it."""
+    found, results = Branches.of(computed["table"]), []
+    for task, branches in found.tasks():
+        if RAISED not in branches:
+            continue
+        llc = found.by_seed(task, RAISED, "llc_change")
+        why = found.told(task, "llc_change", "train_loss_ratio")
+        if llc.mean() <= 0.1:
+            why = f"It does not on average; {len(llc)} seeds are too few to tell. {why}"
+        # The paper defines the step size as ‖∇L‖, which does not contain the learning rate.
+        with_rate = f"With the learning rate: {found.told(task, 'step_norm_ratio')}"
+        rises = f"{found.told(task, 'update_norm_ratio')} {with_rate}"
+        shrinks = "The batches' gradients do not shrink with the loss at this learning rate: see the figure."
+        rest = [
+            ("step-rises", "update_norm_ratio", rises),
+            ("step-decreases", "step_norm_end", shrinks),
+            ("llc-does-not-increase", "llc_change", why),
+            ("training-loss-falls", "train_loss_ratio", ""),
+            ("validation-loss-falls", "validation_loss_ratio", ""),
+        ]
+        results += [
+            found.judge_measure(claims.claim(name, of=task), task, RAISED, measure, why=text)
+            for name, measure, text in rest
+        ]
+    return results

@@ -1,0 +1,75 @@
+"""LLC and tr(H) of SGD and NGD while they overfit (Saghir et al. 2024, Fig. 7).
+
+make ngd-fig7 PRESET=smoke|embedded|laptop|paper ARGS="label_noise=0.2"
+
+Trained until the validation loss has long passed its minimum; what happens from there on is judged. The estimates
+of early checkpoints are often no LLC, since training has not converged and the chains still move: they are drawn
+hollow and count in no claim; the paper counts every estimate. The LLC is measured from the minimum near the
+weights; the paper's, from the weights, is `llc_raw`, and lacks `descent`. Data and labels: `overfitting.compute`.
+When training ends is ours to choose: last_epoch.csv has every change as it would be had it ended earlier, and
+claims ask whether its sign depends on that. tr(H) takes as many probes as an error of `trace.rtol` takes,
+`trace.max_matvecs` at most.
+"""
+
+from __future__ import annotations
+
+from matplotlib.figure import Figure
+
+from curvlab.lab import ClaimResult, ClaimSheet, Computed, Target, panels, plots
+from experiments.ngd.overfitting import (
+    NOTE,
+    PAPER,
+    draw_estimates,
+    draw_last_epoch,
+    draw_losses,
+    draw_paths,
+    judge_increases,
+    judge_overfits,
+    judge_sign,
+)
+
+TARGET = Target(
+    __name__,
+    title="LLC and Hessian trace while overfitting",
+    paper=PAPER,
+    compute="experiments.ngd.overfitting:compute",
+)
+QUANTITIES = {"llc": "LLC", "trace": "Hessian trace"}
+
+
+def judge(computed: Computed, claims: ClaimSheet) -> list[ClaimResult]:
+    """Judge SGD and NGD on each task; intervals are over seeds."""
+    table, results = computed["table"], []
+    for task, since in computed["summary"].groupby("task", sort=False):
+        own = table[table.task == task]
+        for optimizer in ("sgd", "ngd"):
+            words = {"task": task, "optimizer": optimizer.upper()}
+            overfits = claims.claim("overfits", of=f"{optimizer}-{task}", **words)
+            results.append(judge_overfits(overfits, since, optimizer))
+            for quantity in QUANTITIES:
+                claim = claims.claim(f"{quantity}-increases", of=f"{optimizer}-{task}", **words)
+                results.append(judge_increases(claim, since, optimizer, quantity))
+            for quantity in QUANTITIES:
+                claim = claims.claim(f"{quantity}-sign", of=f"{optimizer}-{task}", **words)
+                results.append(judge_sign(claim, own, optimizer, quantity))
+    return results
+
+
+def draw(computed: Computed) -> dict[str, Figure]:
+    """Return the figure, for each task over epochs and over the validation loss; and that of the last epoch."""
+    table = computed["table"]
+    tasks = table.task.unique().tolist()
+    figure, axes = plots.figure(2 * len(tasks), 3, panel_size=(3.5, 2.6))
+    labels = {"llc": "LLC from the minimum", "trace": "tr(H) (nats/parameter²)"}
+    for task, above, below in zip(tasks, axes[::2], axes[1::2], strict=True):
+        own = table[table.task == task]
+        draw_losses(above[0], own)
+        above[0].set_title(task)
+        draw_estimates(below[0], own.assign(valid=True), "validation_accuracy", "validation accuracy")
+        for column, (quantity, label) in enumerate(labels.items(), start=1):
+            shown = own if quantity == "llc" else own.assign(valid=True)
+            draw_estimates(above[column], shown, quantity, label)
+            draw_paths(below[column], shown, quantity, label)
+    panels.legend(figure, title=NOTE, axes=[axes[0, 0]])
+    ends = draw_last_epoch(table, {"llc": "the LLC", "trace": "tr(H)"})
+    return {"figure.png": figure, "figure_last_epoch.png": ends}

@@ -1,0 +1,125 @@
+"""WBIC of NGD against the validation loss while it overfits (Saghir et al. 2024, Fig. 8).
+
+make ngd-fig8 PRESET=smoke|embedded|laptop|paper ARGS="label_noise=0.2"
+
+The same networks and estimates as ngd-fig7's, from the store where they have been computed. WBIC = n E[L(w)] at
+inverse temperature n/ln n, that is n L(w*) + LLC ln n, w* being the minimum near the weights: the figure shows
+both terms, because overfitting lowers the first while it raises the second, and which of the two wins is what the
+paper's claim comes to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+
+from curvlab.lab import Claim, ClaimResult, ClaimSheet, Computed, Target, out_of_reach, panels, t_interval
+from curvlab.lab import judge as judge_claim
+from experiments.ngd.overfitting import (
+    NOTE,
+    PAPER,
+    draw_estimates,
+    draw_last_epoch,
+    draw_losses,
+    draw_paths,
+    judge_increases,
+    judge_overfits,
+    judge_sign,
+    overfitted,
+    why_none,
+)
+
+TARGET = Target(
+    __name__,
+    title="WBIC while overfitting",
+    paper=PAPER,
+    compute="experiments.ngd.overfitting:compute",
+    after=("ngd/fig7",),
+)
+
+
+def judge(computed: Computed, claims: ClaimSheet) -> list[ClaimResult]:
+    """Judge NGD on each task; intervals are over seeds."""
+    table, results = computed["table"], []
+    for task, since in computed["summary"].groupby("task", sort=False):
+        own = table[table.task == task]
+        terms, of_task = _terms(own), str(task)
+        results += [
+            judge_overfits(claims.claim("overfits-ngd", of=of_task), since, "ngd"),
+            judge_increases(claims.claim("wbic-increases-ngd", of=of_task), since, "ngd", "wbic", terms),
+            judge_sign(claims.claim("wbic-sign-ngd", of=of_task), own, "ngd", "wbic"),
+            _follows_validation_loss(claims.claim("wbic-follows-validation-loss-ngd", of=of_task), since, terms),
+        ]
+    return results
+
+
+def _follows_validation_loss(claim: Claim, since: pd.DataFrame, terms: str) -> ClaimResult:
+    used = overfitted(since, "ngd", "wbic").dropna(subset="rank_correlation")
+    if (lacking := why_none(since, "ngd", used)) is not None:
+        return out_of_reach(claim, lacking)
+    values = used.rank_correlation
+    return judge_claim(claim, values.mean(), t_interval(values), if_not_reproduced=terms)
+
+
+def _terms(table: pd.DataFrame) -> str:
+    """Return how the two terms of WBIC = n L(w*) + LLC ln n change under NGD, from the minimum to the end."""
+    changes = []
+    for _, own in table[table.optimizer == "ngd"].groupby("seed"):
+        ordered = own.sort_values("epoch")
+        ends = ordered.loc[[ordered.validation_loss.idxmin(), ordered.index[-1]]]
+        complexity = wbic_complexity(ends)
+        changes.append([float(np.diff(part)[0]) for part in (ends.wbic - complexity, complexity)])
+    fit, complexity_change = np.mean(changes, axis=0)
+    return (
+        f"From the minimum of the validation loss to the end n L(w*) changes by {fit:+.4g} nats, and "
+        f"LLC ln n by {complexity_change:+.4g} (every estimate, valid or not): their sum is the WBIC."
+    )
+
+
+def wbic_complexity(table: pd.DataFrame) -> pd.Series:
+    """Return LLC ln n, nats, with the LLC from the minimum w*: WBIC - n L(w*)."""
+    return table.llc * np.log(table.num_train)
+
+
+# ------------------------------------------------------------------------------------ draw
+TERMS = ("WBIC", "n L(w*)", "LLC ln n")
+
+
+def draw(computed: Computed) -> dict[str, Figure]:
+    """Return the figure, one row of panels for each task, of NGD alone; and that of the last epoch."""
+    ngd = computed["table"].query("optimizer == 'ngd'")
+    figure, rows = panels.rows(ngd, by="task", columns=3, panel_size=(3.7, 2.9))
+    for axes, task, own in rows:
+        draw_losses(axes[0], own)
+        complexity = wbic_complexity(own)
+        parts = zip(TERMS, (own.wbic, own.wbic - complexity, complexity), strict=True)
+        terms = pd.concat(
+            [own.assign(term=name, nats=values.to_numpy()) for name, values in parts], ignore_index=True
+        )
+        styles = panels.styles_of(TERMS)
+        draw_estimates(axes[1], terms, "nats", "nats", by="term", styles=styles)
+        for ax in axes[:2]:
+            ax.legend(fontsize=7, frameon=False)
+        draw_paths(axes[2], own, "wbic", "WBIC (nats)")
+        rightmost = own.loc[own.groupby("epoch").validation_loss.idxmax()].set_index("epoch")
+        look: dict[str, Any] = {"xytext": (8, -3), "textcoords": "offset points", "fontsize": 7, "va": "center"}
+        for epoch, place in _apart(rightmost[["validation_loss", "wbic"]]):
+            axes[2].annotate(str(epoch), place, **look)
+        axes[2].margins(x=0.1)  # for the last number
+        axes[2].set_title("one line for each seed, from its start (×); the numbers: epochs", fontsize=8)
+        axes[0].set_title(task)
+    panels.legend(figure, title=NOTE, axes=[])
+    return {"figure.png": figure, "figure_last_epoch.png": draw_last_epoch(ngd, {"wbic": "the WBIC"})}
+
+
+def _apart(path: pd.DataFrame) -> Iterator[tuple[Any, pd.Series]]:
+    """Return the points, without those so near the one named before that their labels would overlap."""
+    spread, named = path.max() - path.min(), None
+    for epoch, place in path.iterrows():
+        if named is None or ((place - named).abs() / spread).max() > 0.12:
+            named = place
+            yield epoch, place

@@ -1,0 +1,318 @@
+"""Train SGD and NGD until they overfit: what Figs. 7 and 8 share, from the same units of work.
+
+Where the paper's data is too large to overfit in the time (digits), a share of the training labels is drawn anew
+at random (`label_noise`): noise that only memory can fit, as in the paper's "the model learns noise in the data".
+The validation labels stay as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from omegaconf import DictConfig
+from scipy import stats
+
+from curvlab.lab import Claim, ClaimResult, Run, judge, out_of_reach, panels, plots, t_interval
+from curvlab.lab.reporting.plots import MIN_SEEDS
+from experiments.ngd.sampling import curvature_cutoff
+from experiments.ngd.trajectories import Network, trajectory
+
+PAPER = {
+    "data.num_train": "60000, not stated",
+    "label_noise": "none",
+    "model.hidden_sizes": "not stated",
+    "seeds": "not stated",
+    "training.num_epochs": "not stated",
+    "optimizers.ngd.lr": 0.01,
+    "optimizers.ngd.alpha": 0.1,
+    "training.batch_size": 128,
+    "trace.max_matvecs": 10000,
+}
+JUDGED = ("llc", "trace", "wbic")
+QUANTITIES = ("validation_loss", *JUDGED)
+RISES = 0.02  # relative rise of the validation loss from which a seed counts among those that overfit
+_SAMPLED = {"llc": "llc_raw", "wbic": "wbic"}  # from chains, which may be not valid; and what the paper takes
+
+
+# ------------------------------------------------------------------------------------ compute
+def compute(run: Run, cfg: DictConfig) -> dict[str, pd.DataFrame]:
+    """Return `table`, one row for each task, optimizer, seed and checkpoint, `summary` and `last_epoch`.
+
+    Further columns of `table` as of `trajectory`, and num_train, n. `summary` is of `since_minimum`, `last_epoch`
+    of `last_epoch_table`.
+
+    Args:
+        run: seeds, store, device.
+        cfg: `tasks`, and for all of them or for one: `seeds`, `optimizers` by name, `label_noise`, and what
+            `trajectory` takes.
+    """
+    parts = []
+    for network in Network.each(run, cfg):
+        for label, optimizer in network.settings.optimizers.items():
+            for seed in network.settings.seeds:
+                rows = trajectory(network, optimizer, network.settings, seed)
+                place = {"task": network.label, "optimizer": str(label), "seed": seed}
+                parts.append(rows.assign(**place, num_train=network.num_train))
+    table = pd.concat(parts, ignore_index=True)
+    first = ["task", "optimizer", "seed", "epoch"]
+    table = table[first + [column for column in table if column not in first]]
+    run.note(seeds=list(cfg.seeds))
+    return {"table": table, "summary": since_minimum(table), "last_epoch": last_epoch_table(table)}
+
+
+def since_minimum(table: pd.DataFrame) -> pd.DataFrame:
+    """Return one row for each task, optimizer, seed and quantity: what it does past the smallest validation loss.
+
+    Columns: minimum_epoch, the checkpoint of the smallest validation loss; checkpoints, how many from there on
+    count (of LLC and WBIC, those with valid estimates); first_epoch, first, last_epoch, last, the quantity at the
+    first and last of them; change, last/first - 1, where these are at least half of the epochs from the minimum on
+    apart; rank_correlation, Spearman's with the validation loss over them; sampled_change, the change with every
+    estimate, valid or not, from the weights, as in the paper, nan where it starts below 0; train_loss_first,
+    train_loss_last, the training losses at the first and last epoch (nats); curvature_cutoff, γ/(nβ) of what is
+    sampled.
+    """
+    rows = []
+    for place, own in table.groupby(["task", "optimizer", "seed"], sort=False):
+        ordered = own.sort_values("epoch")
+        minimum = int(ordered.epoch.iloc[ordered.validation_loss.argmin()])
+        after = ordered[ordered.epoch >= minimum]
+        for quantity in QUANTITIES:
+            counted = after[after.valid.astype(bool)] if quantity in _SAMPLED else after
+            row: dict[str, Any] = dict(zip(("task", "optimizer", "seed"), place, strict=True))
+            row |= {"quantity": quantity, "minimum_epoch": minimum, "checkpoints": len(counted)}
+            row["curvature_cutoff"] = curvature_cutoff(own) if quantity in _SAMPLED else np.nan
+            unknown = ("first_epoch", "first", "last_epoch", "last", "change", "rank_correlation")
+            row |= dict.fromkeys((*unknown, "sampled_change", "train_loss_first", "train_loss_last"), np.nan)
+            if len(counted) > 1:
+                for end, at in (("first", counted.iloc[0]), ("last", counted.iloc[-1])):
+                    row |= {f"{end}_epoch": at.epoch, end: at[quantity], f"train_loss_{end}": at.train_loss}
+                if row["last_epoch"] - row["first_epoch"] >= (after.epoch.max() - minimum) / 2:
+                    row["change"] = row["last"] / row["first"] - 1
+            if len(counted) > 2 and quantity != "validation_loss":
+                found = stats.spearmanr(counted.validation_loss, counted[quantity])
+                row["rank_correlation"] = float(found.statistic)
+            sampled = after[_SAMPLED.get(quantity, quantity)]
+            if len(after) > 1 and sampled.iloc[0] > 0:
+                row["sampled_change"] = sampled.iloc[-1] / sampled.iloc[0] - 1
+            rows.append(row)
+    return pd.DataFrame(rows)
+
+
+def overfitted(since: pd.DataFrame, optimizer: str, quantity: str) -> pd.DataFrame:
+    """Return the rows of a quantity: of all seeds for the validation loss, else of those that overfit."""
+    own = since[since.optimizer == optimizer]
+    rises = own[own.quantity == "validation_loss"]
+    if quantity == "validation_loss":
+        return rises
+    return own[(own.quantity == quantity) & own.seed.isin(rises[rises.change >= RISES].seed)]
+
+
+# ------------------------------------------------------------------------------------ had training ended earlier
+PLACE = ["task", "optimizer", "quantity"]
+
+
+def changes_by_last_epoch(table: pd.DataFrame) -> pd.DataFrame:
+    """Return every change that is judged, of the table cut off at each checkpoint: one row for each that there is.
+
+    Columns: task, optimizer, quantity (llc, trace, wbic), last_epoch, the checkpoint at which training ends, seed,
+    change. All as in `since_minimum` of the checkpoints up to there: the minimum of the validation loss is the
+    smallest so far, only seeds count whose validation loss has risen by then, and only valid estimates.
+    """
+    parts = []
+    for epoch in sorted(table.epoch.unique())[1:]:
+        since = since_minimum(table[table.epoch <= epoch])
+        for (_, optimizer), own in since.groupby(["task", "optimizer"], sort=False):
+            for quantity in JUDGED:
+                used = overfitted(own, str(optimizer), quantity).dropna(subset="change")
+                parts.append(used[[*PLACE, "seed", "change"]].assign(last_epoch=epoch))
+    return pd.concat(parts, ignore_index=True)[[*PLACE, "last_epoch", "seed", "change"]]
+
+
+def last_epoch_table(table: pd.DataFrame) -> pd.DataFrame:
+    """Return one row for each task, optimizer, quantity and checkpoint at which training might have ended.
+
+    Columns: seeds, those that overfit by then and have the quantity; change, its mean over them; low, high, the
+    95 % t interval of three or more; sign: rises or falls where the whole interval does, undecided elsewhere, none
+    with fewer than three seeds.
+    """
+    changes = changes_by_last_epoch(table)
+    groups = {place: own.change.to_numpy(float) for place, own in changes.groupby([*PLACE, "last_epoch"])}
+    rows = []
+    for (task, optimizer), own in table.groupby(["task", "optimizer"], sort=False):
+        for quantity in JUDGED:
+            for epoch in sorted(own.epoch.unique())[1:]:
+                values = groups.get((task, optimizer, quantity, epoch), np.empty(0))
+                row: dict[str, Any] = {"task": task, "optimizer": optimizer, "quantity": quantity}
+                row |= {"last_epoch": epoch, "seeds": len(values), "change": np.nan, "low": np.nan, "high": np.nan}
+                if len(values):
+                    row["change"] = values.mean()
+                if len(values) >= MIN_SEEDS:
+                    interval = t_interval(values)
+                    row |= {"low": interval.low, "high": interval.high}
+                rows.append(row | {"sign": _sign(row)})
+    return pd.DataFrame(rows)
+
+
+def _sign(row: Mapping[str, Any]) -> str:
+    if row["seeds"] < MIN_SEEDS:
+        return "none"
+    if row["low"] > 0:
+        return "rises"
+    return "falls" if row["high"] < 0 else "undecided"
+
+
+# ------------------------------------------------------------------------------------ judge
+def judge_overfits(claim: Claim, since: pd.DataFrame, optimizer: str) -> ClaimResult:
+    """Judge the rise of the validation loss of one optimizer, from `since_minimum` of one task."""
+    values = overfitted(since, optimizer, "validation_loss").change.fillna(0.0)
+    why = "Train for more epochs, on fewer examples, or with more label noise."
+    return judge(claim, values.mean(), t_interval(values), if_not_reproduced=why)
+
+
+def judge_increases(
+    claim: Claim, since: pd.DataFrame, optimizer: str, quantity: str, more: str = ""
+) -> ClaimResult:
+    """Judge the change of a quantity (llc, trace, wbic) while `optimizer` overfits; `more` explains it further."""
+    used = overfitted(since, optimizer, quantity).dropna(subset="change")
+    if (lacking := why_none(since, optimizer, used)) is not None:
+        return out_of_reach(claim, lacking)
+    epochs = f"epochs {used.first_epoch.mean():.0f} to {used.last_epoch.mean():.0f} (means over {len(used)} seeds)"
+    why = (
+        f"It goes from {used['first'].mean():.4g} to {used['last'].mean():.4g}, {epochs}, while the "
+        f"training loss goes from {used.train_loss_first.mean():.3g} to {used.train_loss_last.mean():.3g}: the "
+        "curvature of the cross-entropy vanishes where that nears zero."
+    )
+    sampled = used.sampled_change.dropna()
+    if quantity in _SAMPLED and len(sampled) > 1:
+        every = t_interval(sampled)
+        why += (
+            f" With every estimate from the weights, valid or not, as in the paper: {sampled.mean():+.2f} "
+            f"({every.low:+.2f} to {every.high:+.2f})."
+        )
+    return judge(claim, used.change.mean(), t_interval(used.change), if_not_reproduced=f"{why} {more}")
+
+
+def judge_sign(claim: Claim, table: pd.DataFrame, optimizer: str, quantity: str) -> ClaimResult:
+    """Judge whether the sign of the change depends on where training ends.
+
+    For each seed: of its changes at all ends, the smallest in the direction of the mean change at the last one; it
+    is negative where the seed would have shown the opposite at some end. `table` is of one task.
+    """
+    changes = changes_by_last_epoch(table)
+    own = changes[(changes.optimizer == optimizer) & (changes.quantity == quantity)]
+    at_end = own[own.last_epoch == table.epoch.max()].change
+    ends = own.last_epoch.nunique()
+    if len(at_end) < 2 or ends < 2:
+        reason = f"It needs two checkpoints at which two seeds overfit, with valid estimates; there are {ends}."
+        return out_of_reach(claim, reason)
+    values = own.assign(along=np.sign(at_end.mean()) * own.change).groupby("seed").along.min()
+    told = last_epoch_table(table)
+    told = told[(told.optimizer == optimizer) & (told.quantity == quantity) & (told.seeds > 0)]
+    texts = [_told(row) for row in told.to_dict("records")]
+    why = f"The change by the epoch at which training ends (last_epoch.csv): {', '.join(texts)}."
+    return judge(claim, values.mean(), t_interval(values), if_not_reproduced=why)
+
+
+def why_none(since: pd.DataFrame, optimizer: str, used: pd.DataFrame) -> str | None:
+    """Return why `used` is too little to judge; None where it is enough."""
+    if len(used) > 1:
+        return None
+    rises = overfitted(since, optimizer, "validation_loss").change
+    return (
+        f"{int((rises >= RISES).sum())} of {len(rises)} seeds overfit, {len(used)} of them with enough valid "
+        "estimates from the minimum of the validation loss on; two are needed."
+    )
+
+
+def _told(row: Mapping[Any, Any]) -> str:
+    interval = f"{row['low']:+.2f} to {row['high']:+.2f}; " if row["seeds"] >= MIN_SEEDS else ""
+    return f"{row['last_epoch']}: {row['change']:+.2f} ({interval}{row['seeds']} seeds)"
+
+
+# ------------------------------------------------------------------------------------ draw
+STYLES = panels.styles_of(("sgd", "ngd"))
+NOTE = (
+    "mean over seeds, band: 95 % t interval (of three or more); hollow: not valid, or not for every seed\n"
+    f"dotted: minimum of the validation loss; {plots.COUNTS_NOTE}"
+)
+
+
+def draw_losses(ax: Axes, table: pd.DataFrame) -> None:
+    """Draw training and validation losses over epochs."""
+    for column, linestyle in {"train_loss": "-", "validation_loss": "--"}.items():
+        part = "training" if column == "train_loss" else "validation"
+        named = table.assign(entry=table.optimizer + f", {part}")
+        styles = {f"{name}, {part}": STYLES[name] | {"linestyle": linestyle} for name in STYLES}
+        panels.lines(ax, named, x="epoch", y=column, by="entry", styles=styles, least=0.2)
+    _frame(ax, table, "loss (nats)", log="xy")
+
+
+def draw_estimates(
+    ax: Axes, table: pd.DataFrame, y: str, label: str, *, by: str = "optimizer", styles: Any = STYLES
+) -> None:
+    """Draw means over seeds; a marker is hollow where not every seed is valid, and the foot says how many are."""
+    panels.lines(ax, table, x="epoch", y=y, by=by, styles=styles, marker="")
+    means = table.groupby([by, "epoch"], sort=False).agg(y=(y, "mean"), valid=("valid", "all")).reset_index()
+    means["hollow"] = ~means.valid.astype(bool)
+    panels.scatter(ax, means, x="epoch", y="y", by=by, hollow="hollow", identity=False, styles=styles, zorder=3)
+    _frame(ax, table, label)
+    panels.counts(ax, table, x="epoch", valid="valid", by=by, styles=styles)
+
+
+def draw_paths(ax: Axes, table: pd.DataFrame, y: str, label: str) -> None:
+    """Draw every seed's path through (validation loss, quantity), from its start (×)."""
+    table = table.sort_values(["optimizer", "seed", "epoch"]).assign(hollow=~table.valid.astype(bool))
+    panels.traces(ax, table, x="validation_loss", y=y, by="optimizer", styles=STYLES)
+    kind: dict[str, Any] = {"x": "validation_loss", "y": y, "by": "optimizer", "identity": False, "styles": STYLES}
+    panels.scatter(ax, table, hollow="hollow", **kind)
+    first = table.groupby(["optimizer", "seed"], sort=False).head(1)
+    ax.scatter(first.validation_loss, first[y], s=40, marker="x", color=panels.GREY, linewidths=1, zorder=4)
+    panels.frame(
+        ax, x="validation loss (nats)", y=label, title="one line for each seed, from its start (×)", size=8
+    )
+
+
+def draw_last_epoch(table: pd.DataFrame, quantities: Mapping[str, str]) -> Figure:
+    """Return one row for each task: the change of each quantity, against the epoch at which training might end.
+
+    Args:
+        table: of `compute`, or a part of it.
+        quantities: labels by name (llc, trace, wbic).
+    """
+    ends, changes = last_epoch_table(table), changes_by_last_epoch(table)
+    ends[["change", "low", "high"]] *= 100
+    each = table.assign(last_epoch=table.epoch)[["task", "optimizer", "seed", "last_epoch"]]
+    figure, rows = panels.rows(table, by="task", columns=len(quantities), panel_size=(4.2, 2.8))
+    for axes, task, own in rows:
+        for ax, (quantity, label) in zip(axes, quantities.items(), strict=True):
+            shown = ends[(ends.task == task) & (ends.quantity == quantity) & (ends.seeds > 0)]
+            kind: dict[str, Any] = {"x": "last_epoch", "y": "change", "by": "optimizer", "styles": STYLES}
+            panels.lines(ax, shown, **kind, bars=True, low="low", high="high")
+            few = shown[shown.seeds < MIN_SEEDS]
+            panels.scatter(ax, few, **kind, identity=False, facecolor="white", zorder=4)
+            panels.rule(ax, y=0)
+            ax.set_xlim(own.epoch.min(), 1.15 * own.epoch.max())
+            panels.frame(ax, x="epoch at which training ends", y=f"change of {label} (%)", log="x")
+            of_seeds = each[(each.task == task) & (each.last_epoch > own.epoch.min())]
+            of_seeds = of_seeds.merge(changes[changes.quantity == quantity], how="left")
+            panels.counts(ax, of_seeds, x="last_epoch", valid="change", by="optimizer", styles=STYLES)
+        axes[0].set_title(task)
+    note = (
+        "from the smallest validation loss so far;\nmean over the seeds that overfit by then\n"
+        f"bar: 95 % t interval of three or more, hollow: of fewer\n{plots.COUNTS_NOTE}"
+    )
+    panels.legend(figure, title=note, columns=2)
+    return figure
+
+
+def _frame(ax: Axes, table: pd.DataFrame, label: str, log: str = "x") -> None:
+    """Name the axes, and draw a vertical line at each seed's epoch of smallest validation loss."""
+    for (name, _), own in table.groupby(["optimizer", "seed"], sort=False):
+        epoch = own.epoch.iloc[int(own.validation_loss.argmin())]
+        panels.rule(ax, x=float(epoch), color=STYLES[name]["color"], linestyle=":")
+    panels.frame(ax, x="epoch", y=label, log=log)

@@ -35,6 +35,8 @@ def judge(computed: Computed, claims: ClaimSheet) -> list[ClaimResult]:
     for task, branches in found.tasks():
         branch, unscaled = ("exact-ngd",) * 2 if "ngd" not in branches else ("ngd", "ngd-unrescaled")
         claim = partial(claims.claim, of=task, branch=branch)
+        if unscaled not in branches:
+            unscaled = branch
         steady = claims.claim("update-norm-steady", of=task, branch=unscaled)
         ratios = found.told(task, "update_norm_ratio")
         why = f"{ratios} SGD's own number shows what comes of further training."

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from experiments.ngd.trajectories import Network
 
 NO_STEP_SIZE = "no step size keeps both limits"
+NO_BOTTOM = "the search for the lowest point of the sampled region has not ended"
+TOO_FAR = "the weights lie further above the lowest point of the sampled region than the LLC is large"
 
 
 def sampled(
@@ -24,10 +26,11 @@ def sampled(
 ) -> dict[str, Any]:
     """Return LLC and WBIC at the model's weights, and what the chains say of them.
 
-    `llc` is measured from the minimum near the weights, also where `valid` is false: then `problem` says why it is
-    no learning coefficient. `llc_raw` is measured from the weights, as in the paper, and lacks `descent`;
-    `raw_problem` lists what is wrong with it, a descent above a tenth of `llc` among it. `curvature_cutoff` is
-    γ/(nβ), below which a direction counts little: both depend on it. `step_size` is what the chains took.
+    `llc` is measured from the lowest point of the region that the chains sample, also where `valid` is false: then
+    `problem` says why it is no learning coefficient, a descent larger than `llc` among the reasons. `llc_raw` is
+    measured from the weights, as in the paper, and lacks `descent`; `raw_problem` lists what is wrong with it, a
+    descent above a tenth of `llc` among it. `curvature_cutoff` is γ/(nβ), below which a direction counts little:
+    both depend on it. `step_size` is what the chains took.
 
     Args:
         network: data, loss and random streams.
@@ -45,10 +48,12 @@ def sampled(
         arguments["step_size"], found = chosen["step_size"], chosen["converged"]
     traces = _chains(run, network, model, seed, **key, llc=arguments)
     place = {"localization": arguments["localization"], "nbeta": arguments.get("nbeta")}
-    descent = _descent(run, network, model, **key, settings=place)["descent"]
+    found_by_search = _descent(run, network, model, **key, settings=place)
+    descent = found_by_search["descent"]
     raw = LLC.of_traces(**traces, descent=descent)
     own = raw.from_minimum(descent)
     problems = [NO_STEP_SIZE] * (not found) + _names(own)
+    problems += [NO_BOTTOM] * (not found_by_search["converged"]) + [TOO_FAR] * (descent > own.value)
     return {
         "llc": own.value,
         "llc_stderr": own.stderr,
@@ -97,12 +102,13 @@ def _chains(
     return found.traces()
 
 
-@unit("ngd/descent", version=3, about="descent left to {seed_name} by {optimizer[name]}, seed {repeat}")
+@unit("ngd/descent", version=4, about="descent left to {seed_name} by {optimizer[name]}, seed {repeat}")
 def _descent(
     run: Run, network: Network, model: nn.Module, /, *, settings: dict[str, Any], **_: Any
 ) -> dict[str, Any]:
-    """Return what the estimate lacks because the weights lie above the minimum near them."""
-    return {"descent": descent_to_minimum(model, network.loss, network.train, **settings)}
+    """Return what the estimate lacks because the weights lie above the lowest point that the chains sample."""
+    found = descent_to_minimum(model, network.loss, network.train, **settings)
+    return {"descent": found.value, "converged": found.converged}
 
 
 def _names(llc: LLC) -> list[str]:

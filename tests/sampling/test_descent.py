@@ -31,14 +31,27 @@ def test_of_a_quadratic_it_is_known(localization: float) -> None:
     end = start - torch.linalg.solve(nbeta * hessian + localization * torch.eye(6, dtype=FP64), nbeta * gradient)
     losses = [float((design @ w - targets.flatten()).square().mean()) for w in (start, end)]
     found = descent_to_minimum(model, nn.MSELoss(), (inputs, targets), localization=localization)
-    assert found > 0.1
-    assert found == pytest.approx(nbeta * (losses[0] - losses[1]), rel=1e-6)
+    assert found.value > 0.1
+    assert found.converged
+    assert found.value == pytest.approx(nbeta * (losses[0] - losses[1]), rel=1e-6)
     assert torch.equal(model.weight.flatten(), start[:-1])
 
 
 def test_at_a_minimum_nothing_is_left() -> None:
     model, data = displaced(0.0)
-    assert descent_to_minimum(model, nn.MSELoss(), data, localization=1.0) == pytest.approx(0.0, abs=1e-9)
+    found = descent_to_minimum(model, nn.MSELoss(), data, localization=1.0)
+    assert found.value == pytest.approx(0.0, abs=1e-9)
+    assert found.converged
+
+
+def test_a_search_that_its_steps_end_says_so() -> None:
+    model, data = displaced(3.0)
+    cut_short = descent_to_minimum(model, nn.MSELoss(), data, localization=1.0, max_steps=2)
+    whole = descent_to_minimum(model, nn.MSELoss(), data, localization=1.0)
+    assert not cut_short.converged
+    assert whole.converged
+    assert cut_short.num_steps <= 2 < whole.num_steps
+    assert cut_short.value < 0.99 * whole.value
 
 
 def test_it_is_what_the_estimate_lacks() -> None:
@@ -49,7 +62,7 @@ def test_it_is_what_the_estimate_lacks() -> None:
         model, data = displaced(by)
         generator = torch.Generator().manual_seed(0)
         llc = estimate_llc(model, nn.MSELoss(), data, **settings, localization=0.1, generator=generator)
-        found[by] = llc, descent_to_minimum(model, nn.MSELoss(), data, localization=0.1)
+        found[by] = llc, descent_to_minimum(model, nn.MSELoss(), data, localization=0.1).value
     (at_minimum, _), (above, descent) = found.values()
     assert above.value < at_minimum.value - 0.5
     lifted = above.from_minimum(descent)

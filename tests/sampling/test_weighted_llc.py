@@ -92,8 +92,8 @@ def test_settings_and_descent_see_the_weights() -> None:
     )
     assert weighted.step_size < plain.step_size / 3  # more curvature
     # At the minimum of the weighted loss there is nothing to descend; the plain loss has its own.
-    assert descent_to_minimum(model, nn.MSELoss(), data, localization=0.0, weights=weights) < 1e-9
-    assert descent_to_minimum(model, nn.MSELoss(), data, localization=0.0) > 1e-4
+    assert descent_to_minimum(model, nn.MSELoss(), data, localization=0.0, weights=weights).value < 1e-9
+    assert descent_to_minimum(model, nn.MSELoss(), data, localization=0.0).value > 1e-4
 
 
 @pytest.mark.parametrize(

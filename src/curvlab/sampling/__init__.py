@@ -1,7 +1,7 @@
 """Sampling around a model's parameters: SGLD, the local learning coefficient, WBIC."""
 
 from curvlab.sampling.chains import ChainsState, ChainTraces, run_chains
-from curvlab.sampling.descent import descent_to_minimum
+from curvlab.sampling.descent import Descent, descent_to_minimum
 from curvlab.sampling.diagnostics import Drift, drift, effective_sample_size, split_rhat
 from curvlab.sampling.ends import ChainEnds, measure_ends
 from curvlab.sampling.llc import LLC, estimate_llc
@@ -15,6 +15,7 @@ __all__ = [
     "ChainEnds",
     "ChainTraces",
     "ChainsState",
+    "Descent",
     "Drift",
     "RMSProp",
     "SGLDInfo",

@@ -2,12 +2,31 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor, nn
 
 from curvlab.problem import Data, Loss
 from curvlab.sampling.sgld import check_nbeta, default_nbeta
 from curvlab.training import EnsembleLosses
+
+_SETTLED = 0.01  # of the descent, or of one unit of the LLC where that is more
+
+
+@dataclass(frozen=True)
+class Descent:
+    """How far the weights lie above the lowest point of the region that chains sample.
+
+    Attributes:
+        value: nbeta (L(w0) - L(w*)), in units of the LLC; a lower bound where the search has not converged.
+        converged: whether L-BFGS stopped by itself, or the last quarter of its steps added less than a hundredth.
+        num_steps: of L-BFGS.
+    """
+
+    value: float
+    converged: bool
+    num_steps: int
 
 
 def descent_to_minimum(
@@ -19,13 +38,14 @@ def descent_to_minimum(
     nbeta: float | None = None,
     max_steps: int = 60,
     weights: Tensor | None = None,
-) -> float:
+) -> Descent:
     """Return nbeta (L(w0) - L(w*)), w* the minimum of nbeta L(w) + localization/2 |w - w0|² found from w0.
 
+    w* is the lowest point of the region that chains sample; the loss itself still has a slope there.
     λ(w0) = nbeta (E[L] - L(w0)) is a learning coefficient where w0 is a minimum. Chains that start above one
     settle around w*, and `estimate_llc` is too low by this much, in its own unit: at n = 10,000 a loss that would
     still fall by 0.01 takes 11 from it. The estimate plus the descent is what the same chains give measured from
-    w* (`LLC.from_minimum`). L-BFGS looks for it; where max_steps end the search, the result is a lower bound.
+    w* (`LLC.from_minimum`). L-BFGS looks for it; `Descent.converged` says whether max_steps ended the search.
 
     Args:
         model: as for `estimate_llc`.
@@ -48,13 +68,22 @@ def descent_to_minimum(
     def at(point: Tensor) -> tuple[Tensor, list[Tensor]]:
         return losses.losses_and_gradients(point[None], batch, shared=True, weights=losses.weights_of(None, 1))
 
+    lowest: list[float] = []  # so far, at each gradient
+
     def closure() -> Tensor:
         value, gradients = at(position.detach())
         moved = position.detach() - losses.start
         slope = torch.cat([gradient.flatten() for gradient in gradients])
         position.grad = nbeta * slope + localization * moved
-        return nbeta * value[0] + localization / 2 * moved.square().sum()
+        objective = nbeta * value[0] + localization / 2 * moved.square().sum()
+        lowest.append(min([float(objective), *lowest[-1:]]))
+        return objective
 
     optimizer.step(closure)
+    num_steps = int(optimizer.state[position]["n_iter"])
+    at_its_end = num_steps == max_steps or len(lowest) >= max_steps * 5 // 4  # of gradients, that of L-BFGS itself
+    late_on = max(0, min(3 * len(lowest) // 4, len(lowest) - 2))
+    late, whole = (lowest[place] - lowest[-1] for place in (late_on, 0))
     start, end = (at(point)[0][0] for point in (losses.start, position.detach()))
-    return max(0.0, nbeta * float(start - end))
+    converged = not at_its_end or late <= _SETTLED * max(whole, 1.0)
+    return Descent(max(0.0, nbeta * float(start - end)), converged, num_steps)

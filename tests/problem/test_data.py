@@ -1,4 +1,6 @@
-"""The forms that data may take; all mean the same matrix."""
+"""The forms that data may take, all of the same matrix; what a batch is, and what is refused."""
+
+from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
@@ -45,6 +47,17 @@ class Reiterable:
         return zip(self.inputs.split([1, 3, 1]), self.targets.split([1, 3, 1]), strict=True)
 
 
+class Stream(IterableDataset):
+    def __init__(self, batches: Reiterable) -> None:
+        self.batches = batches
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        return iter(self.batches)
+
+    def __len__(self) -> int:
+        return 3
+
+
 FORMS: dict[str, Callable[[Tensor, Tensor], object]] = {
     "tensor dataset": TensorDataset,
     "map-style": Pairs,
@@ -54,6 +67,10 @@ FORMS: dict[str, Callable[[Tensor, Tensor], object]] = {
     "re-iterable": Reiterable,
     "loader": lambda x, y: DataLoader(TensorDataset(x, y), batch_size=2),
     "list of two tensors": lambda x, y: [x, y],
+    "tuple of batches": lambda x, y: tuple(zip(x.split([1, 4]), y.split([1, 4]), strict=True)),
+    "batches, empty ones too": lambda x, y: [(x[:0], y[:0]), (x[:2], y[:2]), (x[2:2], y[2:2]), (x[2:], y[2:])],
+    "iterable dataset of known length": lambda x, y: Stream(Reiterable(x, y)),
+    "not contiguous": lambda x, y: (x.T.contiguous().T, y.T.contiguous().T if y.ndim > 1 else y),
 }
 OPERATORS = [
     GaussNewtonOperator,
@@ -146,29 +163,6 @@ def test_one_shot_iterators_are_refused(data: str, operator) -> None:
         operator(case.model, case.loss, once)
 
 
-def test_a_tuple_of_batches() -> None:
-    case = problem("mlp_tanh", "ce")
-    batches = tuple(zip(case.inputs.split([1, 4]), case.targets.split([1, 4]), strict=True))
-    op = GaussNewtonOperator(case.model, case.loss, batches)
-    assert_close(op.to_dense(), GaussNewtonOperator(*case).to_dense())
-
-
-def test_an_iterable_dataset_of_known_length() -> None:
-    class Stream(IterableDataset):
-        def __init__(self, batches: Reiterable) -> None:
-            self.batches = batches
-
-        def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-            return iter(self.batches)
-
-        def __len__(self) -> int:
-            return 3
-
-    case = problem("mlp_tanh", "ce")
-    op = GaussNewtonOperator(case.model, case.loss, Stream(Reiterable(case.inputs, case.targets)))
-    assert_close(op.to_dense(), GaussNewtonOperator(*case).to_dense())
-
-
 def test_mappings_of_tensors_in_every_form() -> None:
     class Named(nn.Module):
         def __init__(self) -> None:
@@ -228,23 +222,17 @@ def test_one_example() -> None:
     assert torch.linalg.matrix_rank(GaussNewtonOperator(*case).to_dense(), rtol=1e-10) == 2  # rank of S: C - 1
 
 
-def test_non_contiguous_and_single_precision_data() -> None:
+def test_single_precision_data_are_cast() -> None:
     case = problem("mlp_tanh", "mse")
-    expected = GaussNewtonOperator(*case).to_dense()
-    strided = Problem(case.model, case.loss, case.inputs.T.contiguous().T, case.targets.T.contiguous().T)
-    assert not strided.inputs.is_contiguous()
-    assert_close(GaussNewtonOperator(*strided).to_dense(), expected)
     single = Problem(case.model, case.loss, case.inputs.float(), case.targets.float())
+    expected = GaussNewtonOperator(*case).to_dense()
     assert_close(GaussNewtonOperator(*single).to_dense(), expected, rtol=1e-5, atol=1e-6)
 
 
-def test_empty_batches_are_skipped() -> None:
+def test_empty_batches_are_skipped_in_samples_and_draws() -> None:
     case = problem("mlp_tanh", "mse")
-    batches = [
-        (case.inputs[part], case.targets[part]) for part in (slice(0, 0), slice(0, 2), slice(2, 2), slice(2, 5))
-    ]
+    batches = FORMS["batches, empty ones too"](case.inputs, case.targets)
     op = GaussNewtonOperator(case.model, case.loss, batches)
-    assert_close(op.to_dense(), GaussNewtonOperator(*case).to_dense())
     sampled = [o.sample(3, torch.Generator().manual_seed(0)).to_dense() for o in (op, GaussNewtonOperator(*case))]
     assert_close(*sampled)
     drawn = FisherOperator(case.model, case.loss, batches, kind="monte_carlo", generator=torch.Generator())
@@ -282,9 +270,42 @@ def test_listed_targets_are_compared_with_what_is_returned(known: str) -> None:
     assert dataset.num_reads == repeated + 2 + 2 if known == "right" else dataset.num_reads >= repeated + 2 + 5
 
 
-def test_samples_refer_to_the_whole_data() -> None:
-    op = GaussNewtonOperator(*problem("mlp_tanh", "ce"))
-    sampled = op.sample(2, torch.Generator().manual_seed(0))
-    assert sampled.num_examples == op.num_examples == 5
-    again, direct = (o.sample(3, torch.Generator().manual_seed(1)).to_dense() for o in (sampled, op))
-    assert torch.equal(again, direct)
+WRONG_KIND = {
+    "nothing": lambda x, y: None,
+    "tensor": lambda x, y: x,
+    "one tensor": lambda x, y: TensorDataset(x),
+    "examples": lambda x, y: [(x_n, int(y_n)) for x_n, y_n in zip(x, y, strict=True)],
+    "three tensors": lambda x, y: TensorDataset(x, x, y),
+    "arrays": lambda x, y: (x.numpy(), y.numpy()),
+    "mapping": lambda x, y: {"inputs": x, "targets": y},
+    "examples with tensor labels": lambda x, y: list(zip(x, y, strict=True)),
+}
+
+
+@pytest.mark.parametrize("kind", WRONG_KIND)
+def test_data_of_another_kind_is_refused_with_what_to_pass(kind: str) -> None:
+    case = problem("linear", "ce")
+    with pytest.raises((TypeError, ValueError), match=r"pair.*\(inputs, targets\)"):
+        GaussNewtonOperator(case.model, case.loss, WRONG_KIND[kind](case.inputs, case.targets)) @ torch.zeros(
+            15
+        ).double()
+
+
+@pytest.mark.parametrize("loss", ["ce", "mse"])
+def test_inputs_and_targets_of_different_lengths_are_refused(loss: str) -> None:
+    case = problem("linear", loss)
+    with pytest.raises(ValueError, match=r"5.*4"):
+        GaussNewtonOperator(case.model, case.loss, (case.inputs, case.targets[:4])) @ torch.zeros(15).double()
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int16, torch.uint8])
+@pytest.mark.parametrize("form", ["list of two tensors", "tensor dataset", "ragged batches", "loader"])
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_classes_of_every_integer_type(dtype: torch.dtype, form: str, operator) -> None:
+    case = problem("mlp_tanh", "ce")
+    op = operator(
+        case.model, nn.CrossEntropyLoss(ignore_index=-200), FORMS[form](case.inputs, case.targets.to(dtype))
+    )
+    assert_close(op.to_dense(), operator(*case).to_dense())
+    samples = [o.sample(3, torch.Generator().manual_seed(0)).to_dense() for o in (op, operator(*case))]
+    assert_close(*samples)  # -200 is 56 in 8 bits

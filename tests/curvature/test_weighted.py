@@ -1,4 +1,4 @@
-"""`op.sample(batch_size, generator, weights)` against dense fp64 blocks: moments by enumerating all examples."""
+"""Weights of examples and draws by probabilities, against sums of single examples' dense matrices."""
 
 from __future__ import annotations
 
@@ -6,18 +6,59 @@ import pytest
 import torch
 from curvature_cases import Problem, language_problem, problem
 from curvature_oracles import dense_empirical_fisher, dense_gauss_newton, dense_hessian
-from torch import Tensor
+from loss_cases import CLASSES, WEIGHTS, focal, inputs, network
+from torch import Tensor, nn
+from torch.testing import assert_close
 
 from curvlab.curvature import FisherOperator, GaussNewtonOperator, HessianOperator
 from curvlab.linalg import DenseOperator, LinearOperator, identity
+
+EXAMPLES = torch.tensor([0.0, 2.0, 0.5, 1.0, 3.0, 0.1], dtype=torch.float64)
+
+
+@pytest.mark.parametrize("loss", [nn.CrossEntropyLoss(), nn.CrossEntropyLoss(weight=WEIGHTS), focal])
+@pytest.mark.parametrize(
+    ("operator", "dense"), [(GaussNewtonOperator, dense_gauss_newton), (HessianOperator, dense_hessian)]
+)
+def test_each_example_counts_as_its_weight_says(loss, operator, dense) -> None:
+    model, x = network(3), inputs()
+    # Of one example alone a class-weighted mean loses its weight, which is put back.
+    terms = WEIGHTS[CLASSES] / WEIGHTS[CLASSES].mean() if getattr(loss, "weight", None) is not None else [1.0] * 6
+    expected = (
+        sum(EXAMPLES[n] * terms[n] * dense(model, loss, x[n : n + 1], CLASSES[n : n + 1]) for n in range(6)) / 6
+    )
+    for data in ((x, CLASSES), [(x[:4], CLASSES[:4]), (x[4:], CLASSES[4:])]):
+        found = operator(model, loss, data, batch_size=3).weighted(EXAMPLES)
+        assert_close(found.to_dense(), expected, rtol=1e-10, atol=1e-12)
+
+
+def test_what_is_no_weighting_is_refused() -> None:
+    op = GaussNewtonOperator(network(3), nn.CrossEntropyLoss(), (inputs(), CLASSES))
+    with pytest.raises(ValueError, match=r"one weight for each of 6 examples.*\(5,\)"):
+        op.weighted(torch.ones(5))
+    with pytest.raises(ValueError, match="not negative"):
+        op.weighted(-torch.ones(6))
+    with pytest.raises(ValueError, match=r"whole data.*not a sample"):
+        op.sample(3).weighted(torch.ones(6))
+
+
+def test_weights_of_zero_leave_nothing() -> None:
+    model, data = network(3).float(), (inputs().float(), CLASSES)
+    for op in (
+        GaussNewtonOperator(model, nn.CrossEntropyLoss(), data),
+        FisherOperator(model, nn.CrossEntropyLoss(), data, kind="empirical"),
+    ):
+        for weights in (torch.zeros(6), torch.full((6,), 1e-60, dtype=torch.float64)):  # 0 in the model's dtype
+            assert float(op.weighted(weights).to_dense().abs().max()) == 0
+
 
 KINDS = {
     "gauss_newton": (GaussNewtonOperator, dense_gauss_newton),
     "hessian": (HessianOperator, dense_hessian),
     "empirical": (lambda *one: FisherOperator(*one, kind="empirical"), dense_empirical_fisher),
 }
-WEIGHTS = torch.tensor([3.0, 0.5, 1, 4, 2])
-Q = WEIGHTS.double() / WEIGHTS.double().sum()
+DRAWN = torch.tensor([3.0, 0.5, 1, 4, 2])
+Q = DRAWN.double() / DRAWN.double().sum()
 
 
 def single_samples(op: LinearOperator) -> list[Tensor]:
@@ -27,7 +68,7 @@ def single_samples(op: LinearOperator) -> list[Tensor]:
         number = torch.rand(1, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
         i = int((Q.cumsum(0) <= number).sum())
         if i not in found:
-            found[i] = op.sample(1, torch.Generator().manual_seed(seed), WEIGHTS).to_dense()
+            found[i] = op.sample(1, torch.Generator().manual_seed(seed), DRAWN).to_dense()
     assert sorted(found) == list(range(5))
     return [found[i] for i in range(5)]
 
@@ -80,23 +121,23 @@ def test_dense_matrices() -> None:
 def test_sums_multiples_and_samples_of_samples() -> None:
     op = GaussNewtonOperator(*problem("mlp_tanh", "ce"))
     seeded = lambda: torch.Generator().manual_seed(4)  # noqa: E731
-    alone = op.sample(3, seeded(), WEIGHTS)
-    both = (2 * op + 0.5 * identity).sample(3, seeded(), WEIGHTS).to_dense()
+    alone = op.sample(3, seeded(), DRAWN)
+    both = (2 * op + 0.5 * identity).sample(3, seeded(), DRAWN).to_dense()
     eye = torch.eye(len(both), dtype=torch.float64)
     torch.testing.assert_close(both, 2 * alone.to_dense() + 0.5 * eye)
-    torch.testing.assert_close(alone.sample(3, seeded(), WEIGHTS).to_dense(), alone.to_dense())
+    torch.testing.assert_close(alone.sample(3, seeded(), DRAWN).to_dense(), alone.to_dense())
     torch.testing.assert_close(alone.sample(3, seeded()).to_dense(), op.sample(3, seeded()).to_dense())
     assert not torch.allclose(alone.to_dense(), op.sample(3, seeded()).to_dense())
 
 
 @pytest.mark.parametrize(
-    ("weights", "message"),
+    ("probabilities", "message"),
     [
         (torch.ones(4), "one probability for each of 5 examples"),
         (torch.zeros(5), "not all 0"),
         (torch.tensor([1.0, -1, 1, 1, 1]), "not negative"),
     ],
 )
-def test_bad_weights(weights: Tensor, message: str) -> None:
+def test_bad_probabilities(probabilities: Tensor, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        GaussNewtonOperator(*problem("mlp_tanh", "ce")).sample(2, None, weights)
+        GaussNewtonOperator(*problem("mlp_tanh", "ce")).sample(2, None, probabilities)

@@ -1,30 +1,55 @@
-"""Changes of test losses, predicted by influence and met by retraining, and how far they correlate."""
+"""Changes of test losses, predicted by influence and met by retraining, and how far they correlate: tab6 to tab8.
+
+`estimate` says how influence was solved: "exact"; "LiSSA, σ = 25", the paper's, of depth 5,000, at every scaling
+of its list; "own length", the filter of a descent as long as the PBRF's. The paper's claims are judged by LiSSA at
+that scaling whose correlation with the PBRF is highest (the paper tunes it and prints none), exact ones are ours.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import pandas as pd
 from omegaconf import DictConfig
-from scipy import stats
 from torch import Tensor
 
-from curvlab.lab import Run, bootstrap_interval, load_paper_numbers, task_settings
+from curvlab.lab import (
+    Claim,
+    ClaimResult,
+    ClaimSheet,
+    Interval,
+    Run,
+    bootstrap_interval,
+    judge,
+    load_paper_numbers,
+    out_of_reach,
+    task_settings,
+)
+from curvlab.lab.reporting.claims import DIRECTION_ONLY, OUT_OF_REACH, REPRODUCED
 from experiments.papers import FOLDER
-from experiments.pbrf.carried_on import REACHED, carried_on
-from experiments.pbrf.correlation_interval import correlation_interval
-from experiments.pbrf.decomposition import Decomposition
-from experiments.pbrf.exact_influence import ExactDecomposition
+from experiments.pbrf.arrival import arrived, explained
+from experiments.pbrf.minima import MAX_DISTANCE, REACHED, carried_on, small_weight
 from experiments.pbrf.networks import load_network
-from experiments.pbrf.small_weight import linearised_minimum, small_weight
+from experiments.pbrf.responses import EXACT, OWN_LENGTH, Decomposition
+from experiments.shared import stats
 
-COEFFICIENTS = ("pearson", "spearman")
-WAYS = ("over_test", "over_points", "pooled")
+COEFFICIENTS = {"pearson": stats.pearson, "spearman": stats.spearman}
+WAYS = {"over_test": "over test examples", "over_points": "over points", "pooled": "over all pairs"}
 MIN_POINTS = 2  # at their minimum, for a correlation of theirs
+PBRF = "proximal_bregman"
+EXPLAINING = {
+    "carried_on": "carried on at the undivided rate, all points",
+    "minimum": "those at their minimum",
+    "small_weight": "at the minimum for a small weight",
+    "linearised": "linearised, by SGD",
+    "linearised_minimum": "at the linearised minimum",
+}
 
 
+# ------------------------------------------------------------------------------------ compute
 def correlation_tables(
     run: Run,
     cfg: DictConfig,
@@ -34,7 +59,7 @@ def correlation_tables(
     printed: dict[str, str],
     explained: bool = False,
 ) -> dict[str, pd.DataFrame]:
-    """Return `table`, one row for each task, curvature and response, `correlations`, one for each seed, and more.
+    """Return `table`, a row for each task, curvature, estimate and response, `correlations` by seed, and more.
 
     For each left-out point the predicted changes of the test losses (first order, Eq. 20) are correlated with
     the met ones, in three ways: over the test examples, for each point, then averaged over the points
@@ -43,145 +68,326 @@ def correlation_tables(
     such as that of training for longer, cancels, and warm start would correlate as two stages do: not so in
     Table 8.
 
-    `networks` has a row for each task and seed: training and test loss, and of each curvature the residual of the
-    influence estimate; of the Hessian how many of its eigenvalues lie below -λ, too. With `explained`, `points`
-    has a row for each point: how near it came to a minimum, see `carried_on` and `small_weight`.
+    `networks` has a row for each task and seed: training and test loss, the length of the PBRF's descent, and of
+    each curvature the residual of the exact influence estimate; of the Hessian how many of its eigenvalues lie
+    below -λ, too. With `explained`, `points` has a row for each point: how near it came to a minimum, see
+    `minima`.
 
     Args:
         run: seeds, store.
         cfg: `tasks`, and for all of them or for one `seeds`, `num_points` and what `load_network` takes.
-        responses: names, see `Decomposition.response`.
+        responses: names, see `Decomposition.displacement`.
         curvatures: of the influence estimate.
         printed: the paper's table for each curvature.
-        explained: also the responses that explain the PBRF's row: "carried_on", of these the points at their
-            "minimum", "small_weight", "linearised_minimum".
+        explained: also the responses that explain the PBRF's row, with the exact estimate: "carried_on", of these
+            the points at their "minimum", "small_weight", "linearised_minimum".
     """
-    found: list[dict[str, Any]] = []
-    rows: list[dict[str, Any]] = []
-    states: list[dict[str, Any]] = []
-    ends: list[pd.DataFrame] = []
-    seeds: set[int] = set()
+    found, rows, states, ends = [], [], [], []
     for name, settings in task_settings(cfg).items():
         own: list[dict[str, Any]] = []
         for seed in settings.seeds:
-            network = load_network(run, name, settings, seed)
-            points = ExactDecomposition(network, settings.num_points)
-            place = {"task": network.label, "seed": seed}
+            points = Decomposition(load_network(run, name, settings, seed), settings.num_points)
+            place = {"task": points.network.label, "seed": seed}
             met = [(response, points.loss_changes(response), slice(None)) for response in responses]
             if explained:
                 ends.append(_ends(points).assign(**place))
-                met += _explaining(points)
             for curvature in curvatures:
-                predicted = points.predicted_changes(curvature)
-                for response, changes, kept in met:
-                    about = place | {"curvature": curvature, "response": response}
-                    own += [about | row for row in _correlations(predicted[:, kept], changes[:, kept], run, seed)]
+                predicted = {EXACT: points.predicted_changes(curvature)}
+                predicted |= {name: own["predicted"] for name, own in points.truncated(curvature).items()}
+                for estimate, changes in predicted.items():
+                    more = list(_explaining(points)) if explained and estimate == EXACT else []
+                    for response, other, kept in met + more:
+                        about = {"curvature": curvature, "response": response}
+                        of_seed = _correlations(changes[:, kept], other[:, kept], run, seed, estimate)
+                        own += [place | about | row for row in of_seed]
             states.append(place | _state(points, curvatures))
-            seeds.add(seed)
         found += own
         rows += _rows(pd.DataFrame(own), settings, printed)
-    run.note(seeds=sorted(seeds))
-    tables = {"table": pd.DataFrame(rows), "correlations": pd.DataFrame(found), "networks": pd.DataFrame(states)}
+    networks = pd.DataFrame(states)
+    run.note(seeds=sorted(set(networks.seed.tolist())))
+    tables = {"table": pd.DataFrame(rows), "correlations": pd.DataFrame(found), "networks": networks}
     return tables | ({"points": pd.concat(ends)} if explained else {})
 
 
 def _explaining(points: Decomposition) -> Iterator[tuple[str, Tensor, Any]]:
     """Yield name, changes of test losses (num_test, K) and the points that count."""
     if (further := carried_on(points)) is not None:
-        yield "carried_on", further.changes, slice(None)
-        reached = further.gradient_norm <= REACHED
+        yield "carried_on", further["changes"], slice(None)
+        reached = further["gradient_norm"] <= REACHED
         if int(reached.sum()) >= MIN_POINTS:
-            yield "minimum", further.changes, reached
+            yield "minimum", further["changes"], reached
     if (small := small_weight(points)) is not None:
-        yield "small_weight", small.changes, slice(None)
-    yield "linearised_minimum", linearised_minimum(points), slice(None)
+        yield "small_weight", small["changes"], slice(None)
+    # The minimum of the linearised PBRF is the estimate with the Gauss-Newton matrix (Eq. 46): the changes differ
+    # from the predicted ones in that the test losses are not linear in the parameters.
+    yield "linearised_minimum", points.loss_changes("gauss_newton"), slice(None)
 
 
 def _ends(points: Decomposition) -> pd.DataFrame:
     """Return how near each point came to a minimum, a row for each."""
-    further, small = carried_on(points), small_weight(points)
+    found = {"carried_on": carried_on(points), "small_weight": small_weight(points)}
     frame = pd.DataFrame({"point": points.points.tolist()})
     frame["weight over damping"] = 1 / (len(points.network.train[1]) * points.network.settings.damping)
-    frame["carried_on gradient norm"] = np.nan if further is None else further.gradient_norm.numpy()
-    frame["carried_on distance"] = np.nan if further is None else further.distance.numpy()
-    frame["carried_on fall"] = np.nan if further is None else further.fall.numpy()
-    frame["small_weight gradient norm"] = np.nan if small is None else small.gradient_norm.numpy()
+    columns = ("carried_on gradient_norm", "carried_on distance", "carried_on fall", "small_weight gradient_norm")
+    for which, _, name in (column.partition(" ") for column in columns):
+        own = found[which]
+        frame[f"{which} {name.replace('_', ' ')}"] = np.nan if own is None else own[name].numpy()
     return frame
 
 
 def _state(points: Decomposition, curvatures: Sequence[str]) -> dict[str, Any]:
-    network = points.network
-    state = points.base_state()
+    network, state = points.network, points.base_state()
     found: dict[str, Any] = {"P": len(network.initial), "N": len(network.train[1]), "epochs": network.num_epochs}
-    found |= {"learning rate": network.lr} | {
-        key: state[key] for key in ("train_loss", "gradient_norm", "test_loss")
-    }
-    for curvature in curvatures:
-        found[f"{curvature} residual"] = points.influence(curvature)[1]
-    if "hessian" in curvatures:
-        found |= points.hessian_spectrum()
-    return found
+    found |= {"learning rate": network.lr}
+    found |= {key: state[key] for key in ("train_loss", "gradient_norm", "test_loss", "constant_loss")}
+    found |= {"PBRF length": network.length(PBRF)}
+    found |= {f"{curvature} residual": points.influence(curvature)[1] for curvature in curvatures}
+    return found | (points.hessian_spectrum() if "hessian" in curvatures else {})
 
 
-def _correlations(predicted: Tensor, met: Tensor, run: Run, seed: int) -> list[dict[str, Any]]:
-    """Return each coefficient in each way, with a bootstrap over the points, of (num_test, K) changes."""
+def _correlations(predicted: Tensor, met: Tensor, run: Run, seed: int, estimate: str) -> list[dict[str, Any]]:
+    """Return each coefficient in each way of (num_test, K) changes; of exact ones a bootstrap over the points."""
     x, y = predicted.double().numpy(), met.double().numpy()
-    generator = np.random.default_rng([run.cfg.seed, seed])
-    rows = []
-    for coefficient in COEFFICIENTS:
-        by_point = np.array([_correlation(coefficient, x[:, k], y[:, k]) for k in range(x.shape[1])])
-        by_test = np.array([_correlation(coefficient, x[m], y[m]) for m in range(len(x))])
-        values = {
-            "over_test": float(np.nanmean(by_point)),
-            "over_points": float(np.nanmean(by_test)),
-            "pooled": _correlation(coefficient, x.ravel(), y.ravel()),
-        }
+    generator, rows = np.random.default_rng([run.cfg.seed, seed]), []
+    for coefficient, correlate in COEFFICIENTS.items():
+        by_point = np.array([correlate(x[:, k], y[:, k]) for k in range(x.shape[1])])
+        by_test = np.array([correlate(x[m], y[m]) for m in range(len(x))])
+        pooled = correlate(x.ravel(), y.ravel())
+        values = {"over_test": _mean(by_point), "over_points": _mean(by_test), "pooled": pooled}
         kept = by_point[np.isfinite(by_point)]
-        interval = bootstrap_interval(kept, lambda sample: float(np.mean(sample)), generator=generator)
-        for way in WAYS:
-            row: dict[str, Any] = {"coefficient": coefficient, "way": way, "value": values[way]}
-            if way == "over_test":
+        for way, value in values.items():
+            row: dict[str, Any] = {"estimate": estimate, "coefficient": coefficient, "way": way, "value": value}
+            if way == "over_test" and estimate == EXACT:
+                interval = bootstrap_interval(kept, lambda own: float(np.mean(own)), generator=generator)
                 row |= {"low": interval.low, "high": interval.high, "points": len(kept)}
             rows.append(row)
     return rows
 
 
-def _correlation(coefficient: str, x: np.ndarray, y: np.ndarray) -> float:
-    if x.std() == 0 or y.std() == 0:
-        return float("nan")
-    found = stats.pearsonr(x, y) if coefficient == "pearson" else stats.spearmanr(x, y)
-    return float(found.statistic)
+def _mean(values: np.ndarray) -> float:
+    return float(np.nanmean(values)) if np.isfinite(values).any() else float("nan")
 
 
 def _rows(own: pd.DataFrame, settings: DictConfig, printed: dict[str, str]) -> list[dict[str, Any]]:
-    """Return means over seeds with intervals, see `correlation_interval`, beside the paper's numbers.
+    """Return means over seeds with intervals of Fisher's z, beside the paper's numbers.
 
     With one seed the ends are those of the bootstrap over its points, where there is one: they say nothing of
     another seed, and decide nothing.
     """
     paper, dataset = load_paper_numbers("pbrf", folder=FOLDER), (settings.paper_row or " ").split()[-1:]
-    rows = []
-    for (task, curvature, response), part in own.groupby(["task", "curvature", "response"], sort=False):
-        row: dict[str, Any] = {"task": task, "curvature": curvature, "response": response}
-        row["seeds"] = part.seed.nunique()
-        numbers = {(n.row, n.column): n.value for n in paper.in_table(printed.get(str(curvature), ""))}
+    rows, names = [], ["task", "curvature", "estimate", "response"]
+    for group, part in own.groupby(names, sort=False):
+        row: dict[str, Any] = dict(zip(names, group, strict=True)) | {"seeds": part.seed.nunique()}
+        numbers = {(n.row, n.column): n.value for n in paper.in_table(printed.get(row["curvature"], ""))}
         for coefficient in COEFFICIENTS:
             for way in WAYS:
                 chosen = part[(part.coefficient == coefficient) & (part.way == way)]
-                low, high = _ends_of(chosen)
+                mean, interval = stats.mean_correlation(chosen.value)
+                ends = (interval.low, interval.high)
+                if len(chosen) == 1 and "low" in chosen:
+                    ends = (float(chosen.low.iloc[0]), float(chosen.high.iloc[0]))
                 name = f"{coefficient} {way}"
-                row |= {name: float(chosen.value.mean()), f"{name} low": low, f"{name} high": high}
-            printed_column = f"{response}_{coefficient}"
-            row[f"{coefficient} paper"] = numbers.get((dataset[0] if dataset else "", printed_column))
-            same = [value for (_, column), value in numbers.items() if column == printed_column]
-            row[f"{coefficient} paper low"] = min(same, default=None)
-            row[f"{coefficient} paper high"] = max(same, default=None)
+                row |= {name: mean, f"{name} low": ends[0], f"{name} high": ends[1]}
+            column = f"{row['response']}_{coefficient}"
+            same = [value for (_, other), value in numbers.items() if other == column]
+            row[f"{coefficient} paper"] = numbers.get((dataset[0] if dataset else "", column))
+            row |= {f"{coefficient} paper low": min(same, default=None)}
+            row |= {f"{coefficient} paper high": max(same, default=None)}
         rows.append(row)
     return rows
 
 
-def _ends_of(chosen: pd.DataFrame) -> tuple[float, float]:
-    if len(chosen) == 1 and "low" in chosen:
-        return float(chosen.low.iloc[0]), float(chosen.high.iloc[0])
-    interval = correlation_interval(chosen.value.to_numpy())
-    return interval.low, interval.high
+# ------------------------------------------------------------------------------------ judge
+@dataclass(frozen=True)
+class Judged:
+    """The correlations of one task with one matrix, and how their claims are judged.
+
+    Attributes:
+        tables: computed.
+        claims: of the target.
+        task: label.
+        curvature: of the influence estimate.
+    """
+
+    tables: Mapping[str, pd.DataFrame]
+    claims: ClaimSheet
+    task: str
+    curvature: str
+
+    @property
+    def estimates(self) -> list[str]:
+        """The names of all estimates; a result from before LiSSA was computed has the exact one alone."""
+        table = self.tables["correlations"]
+        return table.estimate.unique().tolist() if "estimate" in table else [EXACT]
+
+    def lissa(self) -> str | None:
+        """Return LiSSA at the scaling of the highest mean correlation with the PBRF; None where none is finite."""
+        means = {
+            name: self.values(PBRF, estimate=name).mean(skipna=False)
+            for name in self.estimates
+            if name.startswith("LiSSA")
+        }
+        finite = {name: mean for name, mean in means.items() if np.isfinite(mean)}
+        return max(finite, key=lambda name: finite[name]) if finite else None
+
+    def values(
+        self, response: str, coefficient: str = "pearson", way: str = "over_test", *, estimate: str = EXACT
+    ) -> pd.Series:
+        """Return one correlation, by seed."""
+        table = self.tables["correlations"]
+        if "estimate" in table:
+            table = table[table.estimate == estimate]
+        chosen = table[
+            (table.task == self.task)
+            & (table.curvature == self.curvature)
+            & (table.response == response)
+            & (table.coefficient == coefficient)
+            & (table.way == way)
+        ]
+        return chosen.set_index("seed").value.sort_index()
+
+    def correlation(
+        self, name: str, response: str, coefficient: str = "pearson", *, estimate: str | None = None
+    ) -> ClaimResult:
+        """Judge the mean over seeds of one correlation over test examples; by LiSSA unless another is named."""
+
+        def values(of: str, way: str = "over_test") -> pd.Series:
+            return self.values(response, coefficient, way, estimate=of)
+
+        return self.result(name, values, stats.mean_correlation, estimate=estimate)
+
+    def difference(self, name: str, first: str, second: str) -> ClaimResult:
+        """Judge how much more LiSSA correlates with the first response than with the second, seed by seed."""
+
+        def values(of: str, way: str = "over_test") -> pd.Series:
+            return self.values(first, way=way, estimate=of) - self.values(second, way=way, estimate=of)
+
+        return self.result(name, values, stats.mean)
+
+    def result(
+        self,
+        name: str,
+        values: Callable[..., pd.Series],
+        statistic: Callable[..., tuple[float, Interval]],
+        *,
+        estimate: str | None = None,
+    ) -> ClaimResult:
+        """Judge a statistic over seeds of `values(estimate, way)`; the explanation has all estimates and ways."""
+        claim, chosen = self.claims.claim(name, of=self.task), estimate or self.lissa()
+        if chosen is None:
+            known = any(other.startswith("LiSSA") for other in self.estimates)
+            reason = arrived(is_exact=False, residual=np.nan)
+            return out_of_reach(
+                claim, reason if known else "LiSSA was not computed: this result is from before it was."
+            )
+        found = values(chosen)
+        ways = ", ".join(f"{text} {values(chosen, way).mean():.2f}" for way, text in WAYS.items())
+        others = ", ".join(f"{other} {values(other).mean(skipna=False):.2f}" for other in self.estimates)
+        few = " With one seed nothing is decided." if len(found) == 1 else ""
+        why = f"By {chosen}: {ways}. Over test examples by {others}.{few} {self.solved()}"
+        return self.reachable(judge(claim, *statistic(found), if_not_reproduced=why), chosen, why)
+
+    def reachable(self, result: ClaimResult, estimate: str, why: str) -> ClaimResult:
+        """Return the result with its explanation; out of reach where the network decides nothing (`arrived`)."""
+        own = self.networks
+        learned = bool((own.train_loss < own.constant_loss).all()) if "constant_loss" in own else True
+        is_exact = estimate == EXACT
+        residual = self.largest_residual if is_exact else 0.0
+        reason = arrived(curvature=self.curvature, learned=learned, is_exact=is_exact, residual=residual)
+        if reason:
+            return replace(result, verdict=OUT_OF_REACH, explanation=f"{reason} {why}")
+        return explained(result, why)
+
+    @property
+    def networks(self) -> pd.DataFrame:
+        """The task's networks, a row for each seed."""
+        return self.tables["networks"].query("task == @self.task")
+
+    @property
+    def largest_residual(self) -> float:
+        """The largest relative residual of the exact influence solves."""
+        return float(self.networks[f"{self.curvature} residual"].max(skipna=False))
+
+    def solved(self) -> str:
+        """Say how well the exact estimate was solved, and of the Hessian, what its matrix is."""
+        own = self.networks
+        text = f"Residual of the exact solve: at most {self.largest_residual:.1g}."
+        if self.curvature != "hessian" or "num_below" not in own or not np.isfinite(own.num_below).any():
+            return text
+        nearest = own.nearest.min()
+        near = f", and min |μ + λ| is {nearest:.1g}" if np.isfinite(nearest) else ""
+        return (
+            f"{text} H + λI is at a saddle: {own.num_below.min():.0f} to {own.num_below.max():.0f} of "
+            f"{own.P.iloc[0]} eigenvalues of H lie below -λ{near}: directions that no objective singles out "
+            "dominate its inverse."
+        )
+
+    def otherwise(self) -> str:
+        """Say what the exact estimate gives when the PBRF is carried on, and where its minimum is."""
+        means = {text: self.values(response) for response, text in EXPLAINING.items()}
+        parts = [f"{text}: {values.mean():.2f}" for text, values in means.items() if len(values)]
+        own = self.tables["points"].query("task == @self.task")
+        norms = own["carried_on gradient norm"].to_numpy()
+        text = f"The PBRF otherwise (Pearson, over test examples): {'; '.join(parts)}."
+        if not np.isfinite(norms).any():
+            return f"{text} The PBRF was not carried on at this preset."
+        distance, fall = own["carried_on distance"].to_numpy(), own["carried_on fall"].to_numpy()
+        weight, num_reached = own["weight over damping"].iloc[0], int((norms <= REACHED).sum())
+        return (
+            f"{text} Of {len(own)} points carried on for a weight of 1/N ({weight:.2g} times the damping), "
+            f"{num_reached} came to a gradient of at most {REACHED:g} of the first. They ended at "
+            f"{np.nanmedian(distance):.2g} times the distance of their influence estimates (median; "
+            f"{int((distance > MAX_DISTANCE).sum())} beyond {MAX_DISTANCE:g}), the objective down by "
+            f"{np.nanmedian(fall):.2g} times what its linearisation can fall. With linear outputs and squared "
+            "error both would be 1/(1 - h), h the leverage of the point: only their ratio speaks of more than "
+            f"that ({np.nanmedian(fall / distance):.2g})."
+        )
+
+    def minimum(self, name: str, response: str) -> ClaimResult:
+        """Judge the exact estimate's correlation with the PBRF at its minimum."""
+        claim: Claim = self.claims.claim(name, of=self.task)
+        values, seeds = self.values(response), self.networks.seed.nunique()
+        came_from = "carried_on" if response == "minimum" else response
+        norms = self.tables["points"].query("task == @self.task")[f"{came_from} gradient norm"]
+        if not len(values) and not np.isfinite(norms).any():
+            return out_of_reach(claim, "Not computed at this preset.")
+        if len(values) < seeds:
+            return out_of_reach(
+                claim, f"Points at their minimum in {len(values)} of {seeds} seeds. {self.otherwise()}"
+            )
+        why = f"{self.otherwise()} {self.solved()}"
+        return self.reachable(judge(claim, *stats.mean_correlation(values), if_not_reproduced=why), EXACT, why)
+
+
+def only_if(result: ClaimResult, condition: ClaimResult, reason: str) -> ClaimResult:
+    """Return the result, out of reach unless the condition holds at least in direction."""
+    if condition.verdict in (REPRODUCED, DIRECTION_ONLY) or result.verdict == OUT_OF_REACH:
+        return result
+    return replace(result, verdict=OUT_OF_REACH, explanation=f"{reason} {result.explanation}")
+
+
+def judge_central(computed: Mapping[str, pd.DataFrame], claims: ClaimSheet) -> list[ClaimResult]:
+    """Judge tab6 and tab7, of one curvature: influence answers what the PBRF asks, not what retraining asks."""
+    tables, results = dict(computed), []  # read once, not at every look
+    (curvature,) = tables["table"].curvature.unique()
+    for task in tables["table"].task.unique():
+        own = Judged(tables, claims, str(task), str(curvature))
+        pbrf = own.correlation("pbrf", PBRF)
+        results += [pbrf, own.correlation("pbrf-ranks", PBRF, "spearman")]
+        for response in ("cold", "warm"):
+            results.append(own.difference(f"above-{response}", PBRF, response))
+            reason = (
+                "Influence does not predict the PBRF as claimed (first claim): a small correlation says little."
+            )
+            results.append(only_if(own.correlation(response, response), pbrf, reason))
+        exact = own.correlation("exact", PBRF, estimate=EXACT)
+        results.append(replace(exact, explanation=f"{exact.explanation} {own.otherwise()}"))
+        if OWN_LENGTH in own.estimates:
+            results.append(own.correlation("own-length", PBRF, estimate=OWN_LENGTH))
+        else:
+            claim = claims.claim("own-length", of=str(task))
+            results.append(out_of_reach(claim, "Not computed: this result is from before it was."))
+        for name, response in (("minimum", "minimum"), ("small-weight", "small_weight")):
+            if name in claims.entries:
+                results.append(own.minimum(name, response))
+    return results

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TypeAlias
 
 import torch
 
+# What every public function that draws takes: a generator, a whole number as its seed, or nothing.
+Seed: TypeAlias = torch.Generator | int | None
 
-def generator_of(generator: torch.Generator | int | None, device: torch.device | str = "cpu") -> torch.Generator:
-    """Return the generator, or a new one seeded with a number, which lives on `device`; None is the number 0.
 
-    Every public function that draws takes both.
-    """
+def generator_of(generator: Seed, device: torch.device | str = "cpu") -> torch.Generator:
+    """Return the generator, or a new one seeded with a number, which lives on `device`; None is the number 0."""
     if isinstance(generator, torch.Generator):
         return generator
     if generator is not None and (isinstance(generator, bool) or not isinstance(generator, int)):
@@ -21,6 +22,11 @@ def generator_of(generator: torch.Generator | int | None, device: torch.device |
             "torch.Generator().manual_seed(0), or 0"
         )
     return torch.Generator(device).manual_seed(generator or 0)
+
+
+def as_generator(generator: Seed, device: torch.device | str = "cpu") -> torch.Generator | None:
+    """Return what `generator_of` does, but None for None: torch's own generator draws then."""
+    return None if generator is None else generator_of(generator, device)
 
 
 @contextmanager

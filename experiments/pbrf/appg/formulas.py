@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from experiments.pbrf.tuned_lissa import SCALES
+from experiments.pbrf.solvers import SCALES
 
 INFINITE = float("inf")
 

@@ -22,7 +22,7 @@ from curvlab.solvers import (
 )
 from curvlab.solvers.lissa import LissaState
 from experiments.pbrf.appg.systems import Systems
-from experiments.pbrf.tuned_lissa import SCALES
+from experiments.pbrf.solvers import SCALES
 
 GROWTH = 1.25  # between the steps whose iterates are looked at
 METHODS = {

@@ -12,6 +12,7 @@ from torch.optim.optimizer import ParamsT
 
 from curvlab.linalg import LinearOperator
 from curvlab.optim.flat import Closure, VectorOptimizer, evaluate
+from curvlab.seeding import Seed, as_generator
 from curvlab.spectrum import top_eigenvalues
 
 
@@ -111,7 +112,7 @@ class UniformDirection(VectorOptimizer):
         hessian_lipschitz: float | None = None,
         safeguard: bool = True,
         refresh_period: int = 20,
-        generator: torch.Generator | None = None,
+        generator: Seed = None,
     ) -> None:
         nonnegative = {"delta": delta, "alpha": alpha, "sigma": sigma, "hessian_lipschitz": hessian_lipschitz}
         for name, value in nonnegative.items():
@@ -137,7 +138,7 @@ class UniformDirection(VectorOptimizer):
         super().__init__(params, settings)
         self._check_size(hessian)
         self.hessian = hessian
-        self.generator = generator
+        self.generator = as_generator(generator, hessian.device)
         self.last_step: UniformDirectionInfo | None = None
 
     @torch.no_grad()
@@ -299,9 +300,9 @@ class LowRankMatrix:
         return self.basis.shape[1] == self.basis.shape[0]
 
 
-def unit_directions(operator: LinearOperator, count: int, *, generator: torch.Generator | None = None) -> Tensor:
+def unit_directions(operator: LinearOperator, count: int, *, generator: Seed = None) -> Tensor:
     """Return directions drawn uniformly from the unit sphere, (n, count)."""
-    drawn = operator.randn(count, generator)
+    drawn = operator.randn(count, as_generator(generator, operator.device))
     return drawn / operator.norm(drawn)
 
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from curvlab.linalg import LinearOperator, checked_product
+from curvlab.seeding import Seed, as_generator
 from curvlab.solvers.solution import Solution, relative_norm
 from curvlab.solvers.solver import (
     IndefiniteOperatorError,
@@ -62,8 +63,9 @@ class BlockConjugateGradient(IterativeSolver):
     def __post_init__(self) -> None:
         check_stopping(self.rtol, self.max_steps)
 
-    def solve(self, operator: LinearOperator, b: Tensor, *, generator: torch.Generator | None = None) -> Solution:
+    def solve(self, operator: LinearOperator, b: Tensor, *, generator: Seed = None) -> Solution:
         """Return x with A x ≈ b for b (P,) or (P, K); the generator is for a preconditioner that is built here."""
+        generator = as_generator(generator, operator.device)
         check_right_hand_side(operator, b)
         check_definite(operator)
         return self.run(_BlockRecurrence(self, operator, b, generator))

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from curvlab.linalg import LinearOperator, checked_product
+from curvlab.seeding import Seed, as_generator
 from curvlab.solvers.solution import Solution, relative_norm
 from curvlab.solvers.solver import (
     IndefiniteOperatorError,
@@ -64,12 +65,13 @@ class ConjugateGradient(IterativeSolver):
         b: Tensor,
         *,
         x0: Tensor | None = None,
-        generator: torch.Generator | None = None,
+        generator: Seed = None,
     ) -> Solution:
         """Return x with A x ≈ b for b (P,) or (P, K), starting from x0 (zero by default).
 
         The generator is for a preconditioner that is built here; nothing else is random.
         """
+        generator = as_generator(generator, operator.device)
         check_right_hand_side(operator, b)
         check_definite(operator)
         if x0 is not None and x0.shape != b.shape:

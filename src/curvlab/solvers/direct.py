@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from curvlab.linalg import LinearOperator, describe
+from curvlab.seeding import Seed
 from curvlab.solvers.solution import Solution, relative_norm
 from curvlab.solvers.solver import check_finite, check_right_hand_side
 
@@ -30,7 +31,7 @@ class Direct:
 
     max_size: int = 5000
 
-    def solve(self, operator: LinearOperator, b: Tensor, *, generator: torch.Generator | None = None) -> Solution:
+    def solve(self, operator: LinearOperator, b: Tensor, *, generator: Seed = None) -> Solution:
         """Return A⁻¹ b for b (P,) or (P, K). `converged`: relative residual at most sqrt(machine epsilon)."""
         columns = check_right_hand_side(operator, b)
         dense = dense_matrix(operator, max_size=self.max_size, solver="Direct", instead="ConjugateGradient")

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from curvlab.linalg import LinearOperator, checked_product, orthonormalise
+from curvlab.seeding import Seed
 from curvlab.solvers.solution import Solution, relative_norm
 from curvlab.solvers.solver import (
     IterativeSolver,
@@ -63,7 +64,7 @@ class TrainingFilter(IterativeSolver):
             )
         check_stopping(self.rtol, self.max_steps)
 
-    def solve(self, operator: LinearOperator, b: Tensor, *, generator: torch.Generator | None = None) -> Solution:
+    def solve(self, operator: LinearOperator, b: Tensor, *, generator: Seed = None) -> Solution:
         """Return x = f(A) b for b (P,) or (P, K); deterministic."""
         columns = check_right_hand_side(operator, b)
         check_definite(operator)

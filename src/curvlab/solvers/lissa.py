@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from curvlab.linalg import LinearOperator, describe
+from curvlab.seeding import Seed, as_generator
 from curvlab.solvers.lissa_settings import LissaRecipe, measure_importance_recipe, measure_recipe
 from curvlab.solvers.solution import Solution, relative_norm
 from curvlab.solvers.solver import (
@@ -101,8 +102,9 @@ class Lissa(IterativeSolver):
                 f"average_last must be between 0 and num_steps = {self.num_steps}, got {self.average_last}"
             )
 
-    def solve(self, operator: LinearOperator, b: Tensor, *, generator: torch.Generator | None = None) -> Solution:
+    def solve(self, operator: LinearOperator, b: Tensor, *, generator: Seed = None) -> Solution:
         """Return x ≈ A⁻¹ b for b (P,) or (P, K); raises DivergenceError rather than return garbage."""
+        generator = as_generator(generator, operator.device)
         check_right_hand_side(operator, b)
         check_definite(operator)
         return self.run(_Iteration(self, operator, b, generator), self.num_steps)
@@ -122,7 +124,7 @@ class Lissa(IterativeSolver):
         sampling: Literal["importance", "uniform"] = "importance",
         error_rtol: float = 0.2,
         callback: Callable[[LissaState], object] | None = None,
-        generator: torch.Generator | None = None,
+        generator: Seed = None,
     ) -> Lissa:
         """Return a solver for `operator + damping * identity` with settings measured on `operator`.
 
@@ -143,6 +145,7 @@ class Lissa(IterativeSolver):
         "uniform": as the operator samples by itself. C is measured in some directions (`measure_recipe`): 7 to 36
         on fitted networks, a lower bound. For operators that know no tr(G_i) it is the only way.
         """
+        generator = as_generator(generator, operator.device)
         if sampling not in ("importance", "uniform"):
             raise ValueError(f"sampling must be 'importance' or 'uniform', got {sampling!r}")
         measure = measure_importance_recipe if sampling == "importance" else measure_recipe
@@ -165,7 +168,7 @@ class Lissa(IterativeSolver):
         x: Tensor,
         *,
         num_batches: int = 32,
-        generator: torch.Generator | None = None,
+        generator: Seed = None,
     ) -> Tensor:
         """Return the relative error that sampling noise leaves in the last iterate, () or (K,) for x as (P, K).
 
@@ -173,6 +176,7 @@ class Lissa(IterativeSolver):
         measured on `num_batches` batches at the solution x. An upper bound, of the mean square; averaging stays
         below.
         """
+        generator = as_generator(generator, operator.device)
         columns = check_right_hand_side(operator, x)
         if operator.damping <= 0:
             raise ValueError(

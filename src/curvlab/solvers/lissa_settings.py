@@ -11,6 +11,7 @@ from torch import Tensor
 
 from curvlab.curvature import ImportanceOperator, example_importance
 from curvlab.linalg import LinearOperator, checked_product, draw_probes
+from curvlab.seeding import Seed, as_generator
 from curvlab.spectrum import Estimate, hutchinson_trace, top_eigenvalues
 
 
@@ -105,7 +106,7 @@ def measure_recipe(
     *,
     safety: float = 2.0,
     num_time_constants: float = 4.0,
-    generator: torch.Generator | None = None,
+    generator: Seed = None,
 ) -> LissaRecipe:
     """Measure λmax, tr and C of G (without damping) and return |B| = safety · C tr / λmax, and the rest.
 
@@ -115,6 +116,7 @@ def measure_recipe(
     Cost: some tens of products with G, and 64 batches for C, of 64 examples, or a sixteenth of the data if that is
     less.
     """
+    generator = as_generator(generator, operator.device)
     _check_undamped(operator, damping)
     num_leading = min(4, operator.shape[0])
     leading = top_eigenvalues(operator, num_leading, rtol=0.03, generator=generator)
@@ -169,12 +171,13 @@ def measure_constant(
     trace: float,
     num_batches: int = 64,
     batch_size: int = 64,
-    generator: torch.Generator | None = None,
+    generator: Seed = None,
 ) -> Tensor:
     """Return [E‖G_i v‖² - ‖G v‖²] / (tr(G) vᵀGv), the C of condition C.1, for each direction v, (P, K) -> (K,).
 
     The numerator is batch_size times the variance of G_t v over independent batches. No full product.
     """
+    generator = as_generator(generator, operator.device)
     sums = torch.zeros_like(directions)
     squares = forms = torch.zeros(directions.shape[1], dtype=torch.float64, device=directions.device)
     for _ in range(num_batches):
@@ -193,7 +196,7 @@ def measure_importance_recipe(
     *,
     safety: float = 2.0,
     num_time_constants: float = 4.0,
-    generator: torch.Generator | None = None,
+    generator: Seed = None,
 ) -> LissaRecipe:
     """Measure λmax and all tr(G_i) of G (without damping) and return |B| = safety · C tr / λmax, and the rest.
 
@@ -211,6 +214,7 @@ def measure_importance_recipe(
 
     Cost: some products for λmax, and (1 + C) / 5 products for the traces of C outputs.
     """
+    generator = as_generator(generator, operator.device)
     _check_undamped(operator, damping)
     found = example_importance(operator, generator=generator)
     if found.constant is None:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from curvlab.linalg import LinearOperator, checked_product
+from curvlab.seeding import Seed
 from curvlab.solvers.solution import Solution, relative_norm
 from curvlab.solvers.solver import (
     IterativeSolver,
@@ -47,7 +48,7 @@ class MinimumResidual(IterativeSolver):
     def __post_init__(self) -> None:
         check_stopping(self.rtol, self.max_steps)
 
-    def solve(self, operator: LinearOperator, b: Tensor, *, generator: torch.Generator | None = None) -> Solution:
+    def solve(self, operator: LinearOperator, b: Tensor, *, generator: Seed = None) -> Solution:
         """Return x with A x ≈ b for b (P,) or (P, K). Deterministic."""
         check_right_hand_side(operator, b)
         return self.run(_Recurrence(self, operator, b))

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from curvlab.iterate import Checkpoint, Method, State, iterate
 from curvlab.linalg import LinearOperator, describe
+from curvlab.seeding import Seed
 from curvlab.solvers.solution import Solution
 
 S = TypeVar("S", bound=State)
@@ -20,7 +21,7 @@ S = TypeVar("S", bound=State)
 class Solver(Protocol):
     """Anything that approximates x = A⁻¹ b. Damping belongs to A: pass `op + damping * identity`."""
 
-    def solve(self, operator: LinearOperator, b: Tensor, *, generator: torch.Generator | None = None) -> Solution:
+    def solve(self, operator: LinearOperator, b: Tensor, *, generator: Seed = None) -> Solution:
         """Solve for b, (P,) or (P, K). Deterministic solvers accept the generator and ignore it."""
         ...
 
@@ -64,9 +65,7 @@ class IterativeSolver:
 class Preconditioner(Protocol):
     """A recipe; solvers follow it at each solve and count what it costs."""
 
-    def build(
-        self, operator: LinearOperator, *, generator: torch.Generator | None = None
-    ) -> tuple[LinearOperator, int]:
+    def build(self, operator: LinearOperator, *, generator: Seed = None) -> tuple[LinearOperator, int]:
         """Return a positive definite operator that approximates the inverse, and the products it took."""
         ...
 

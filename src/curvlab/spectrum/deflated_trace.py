@@ -13,6 +13,7 @@ from torch import Tensor
 
 from curvlab.iterate import Checkpoint, iterate
 from curvlab.linalg import LinearOperator, checked_product, draw_probes, orthonormalise
+from curvlab.seeding import Seed, as_generator
 from curvlab.spectrum.trace import Estimate
 
 _CHUNK = 32  # columns of a product between two looks at the clock; operators on data take no more at once anyway
@@ -98,7 +99,7 @@ def hutchpp_trace(
     progress: bool = True,
     callback: Callable[[ProductsState], object] | None = None,
     checkpoint: str | Path | Checkpoint | None = None,
-    generator: torch.Generator | None = None,
+    generator: Seed = None,
 ) -> Estimate:
     """Estimate tr(A) by Hutch++ (Meyer, Musco, Musco & Woodruff 2021, Algorithm 1); unbiased.
 
@@ -117,6 +118,7 @@ def hutchpp_trace(
 
     Cost: num_matvecs products; memory of num_matvecs vectors.
     """
+    generator = as_generator(generator, operator.device)
     if num_matvecs < 6:
         raise ValueError(f"num_matvecs must be at least 6, two for each of three parts, got {num_matvecs}")
 
@@ -145,7 +147,7 @@ def xtrace(
     progress: bool = True,
     callback: Callable[[ProductsState], object] | None = None,
     checkpoint: str | Path | Checkpoint | None = None,
-    generator: torch.Generator | None = None,
+    generator: Seed = None,
 ) -> Estimate:
     """Estimate tr(A) by XTrace (Epperly, Tropp & Webber 2024, Sec. 2.3 and 3), with normalised test vectors.
 
@@ -164,6 +166,7 @@ def xtrace(
 
     Cost: num_matvecs products; memory of 1.5 num_matvecs vectors.
     """
+    generator = as_generator(generator, operator.device)
     if num_matvecs < 6:
         raise ValueError(f"num_matvecs must be at least 6, three test vectors and three of Q, got {num_matvecs}")
 

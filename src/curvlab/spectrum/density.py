@@ -13,6 +13,7 @@ from torch import Tensor
 
 from curvlab.iterate import Checkpoint, iterate
 from curvlab.linalg import LinearOperator
+from curvlab.seeding import Seed, as_generator
 from curvlab.shown import Shown, Summary, counted
 from curvlab.spectrum.eigenvalues import BlockLanczos
 
@@ -59,7 +60,7 @@ def spectral_density(
     progress: bool = True,
     callback: Callable[[DensityState], object] | None = None,
     checkpoint: str | Path | Checkpoint | None = None,
-    generator: torch.Generator | None = None,
+    generator: Seed = None,
 ) -> SpectralDensity:
     """Estimate the density of A's eigenvalues (Ubaru, Chen & Saad 2017; Ghorbani, Krishnan & Xiao 2019).
 
@@ -79,6 +80,7 @@ def spectral_density(
 
     Cost: num_probes · num_steps products; memory of num_steps vectors.
     """
+    generator = as_generator(generator, operator.device)
     if num_probes < 1 or num_steps < 1 or num_points < 2:
         raise ValueError(
             f"need num_probes, num_steps >= 1 and num_points >= 2, got {num_probes}, {num_steps}, {num_points}"

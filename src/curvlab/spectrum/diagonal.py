@@ -13,6 +13,7 @@ from torch import Tensor
 
 from curvlab.iterate import Checkpoint, iterate
 from curvlab.linalg import LinearOperator, checked_product, draw_probes
+from curvlab.seeding import Seed, as_generator
 from curvlab.shown import Shown, Summary, counted
 
 
@@ -112,7 +113,7 @@ def hutchinson_diagonal(
     progress: bool = True,
     callback: Callable[[DiagonalState], object] | None = None,
     checkpoint: str | Path | Checkpoint | None = None,
-    generator: torch.Generator | None = None,
+    generator: Seed = None,
 ) -> Diagonal:
     """Estimate diag(A) as the mean of z_i ⊙ A z_i, z_i random signs (Bekas, Kokiopoulou & Saad 2007); unbiased.
 
@@ -134,6 +135,7 @@ def hutchinson_diagonal(
     >>> hutchinson_diagonal(DenseOperator(torch.diag(torch.arange(4.0))), num_matvecs=2).values
     tensor([0., 1., 2., 3.])
     """
+    generator = as_generator(generator, operator.device)
     if num_matvecs < 1 or chunk_size < 1:
         raise ValueError(f"need num_matvecs >= 1 and chunk_size >= 1, got {num_matvecs} and {chunk_size}")
     work = _Probes(operator, num_matvecs, chunk_size, generator)

@@ -7,12 +7,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from curvlab.iterate import Checkpoint, iterate
 from curvlab.linalg import LinearOperator, checked_product
 from curvlab.linalg.vectors import Distribution
+from curvlab.seeding import Seed, as_generator
 from curvlab.spectrum.trace import Estimate, Forms, FormsState
 
 
@@ -26,7 +26,7 @@ def frobenius_norm(
     progress: bool = True,
     callback: Callable[[FormsState], object] | None = None,
     checkpoint: str | Path | Checkpoint | None = None,
-    generator: torch.Generator | None = None,
+    generator: Seed = None,
 ) -> Estimate:
     """Estimate ‖A‖_F as the root of the mean of (A' z)ᵀ(A'' z) (Klochkov & Liu 2024, App. C).
 
@@ -51,6 +51,7 @@ def frobenius_norm(
     >>> frobenius_norm(DenseOperator(torch.diag(torch.tensor([3.0, 4.0]))), num_matvecs=2).value
     5.0
     """
+    generator = as_generator(generator, operator.device)
     per_probe = 1 if batch_size is None else 2
     if num_matvecs < per_probe or chunk_size < 1:
         raise ValueError(

@@ -1,4 +1,4 @@
-"""pbrf-fig5 end to end at smoke scale: levels, groups, divergence, and a sweep that is killed."""
+"""pbrf-fig5 end to end at smoke scale: levels, divergence, and a sweep that is killed."""
 
 from __future__ import annotations
 
@@ -14,17 +14,12 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-import torch
-from torch.testing import assert_close
 
 from curvlab.influence.retraining import GAPS
-from curvlab.lab import ConfigurationError, load_config, runs, task_settings
+from curvlab.lab import ConfigurationError, load_config, task_settings
 from curvlab.lab.reporting import load_claims
 from curvlab.lab.targets.gather import gather
-from experiments.pbrf.fig5 import TARGET
-from experiments.pbrf.fig5.factors import FACTORS, levels
-from experiments.pbrf.fig5.level_decomposition import LevelDecomposition
-from experiments.pbrf.networks import load_network
+from experiments.pbrf.fig5 import FACTORS, TARGET, levels
 
 ROOT = Path(__file__).parents[3]
 TASK = "mlp_4_diabetes_60"
@@ -102,62 +97,6 @@ def test_one_seed_decides_nothing(smoke: Path) -> None:
     assert set(slopes.direction) == {"undecided"}
     cold_and_warm = slopes[(slopes.factor == "damping") & (slopes.gap == "warm_start")]
     assert cold_and_warm.slope.item() == 0  # neither depends on the damping
-
-
-# ------------------------------------------------------------------ groups, divergence
-@pytest.fixture
-def decomposition(tmp_path: Path) -> Iterator[Callable[..., LevelDecomposition]]:
-    folders = [f"results.root={tmp_path / 'results'}", f"store.root={tmp_path / 'store'}"]
-    cfg = load_config(TARGET, ["preset=smoke", "tracker=none", "progress=false", *folders])
-    with runs.start(cfg, key=TARGET.key, title="") as run:
-
-        def make(fraction: float | None, **changed: object) -> LevelDecomposition:
-            settings = task_settings(cfg)[TASK]
-            settings.update(changed)
-            network = load_network(run, TASK, settings, 0)
-            return LevelDecomposition(network, 2, fraction=fraction, shared_damping=0.001)
-
-        yield make
-
-
-def test_groups_are_left_out_of_retraining(decomposition) -> None:
-    found = decomposition(0.7)
-    network = found.network
-    inputs, targets = network.train
-    moved = found.response("warm")
-    start = [parameter.detach().clone() for parameter in network.model.parameters()]
-    for group, own in zip(found.groups, moved, strict=True):
-        with torch.no_grad():
-            for parameter, value in zip(network.model.parameters(), start, strict=True):
-                parameter.copy_(value)
-        optimizer = torch.optim.SGD(network.model.parameters(), lr=network.lr)
-        for epoch in network.batches[network.num_epochs :]:
-            for batch in epoch:
-                kept = batch[~torch.isin(batch, group)]
-                optimizer.zero_grad()
-                error = (network.model(inputs[kept]) - targets[kept].reshape(len(kept), -1)).square().sum()
-                (error / len(batch)).backward()
-                optimizer.step()
-        end = torch.cat([parameter.detach().flatten() for parameter in network.model.parameters()])
-        assert_close(own, end - torch.cat([value.flatten() for value in start]), rtol=1e-8, atol=1e-10)
-
-
-def test_groups_are_random_fractions_and_nested(decomposition) -> None:
-    small, large = decomposition(0.1).groups, decomposition(0.7).groups
-    assert [len(group) for group in small + large] == [6, 6, 42, 42]
-    for inner, outer in zip(small, large, strict=True):
-        assert set(inner.tolist()) < set(outer.tolist())
-        assert len(set(outer.tolist())) == 42
-    assert set(large[0].tolist()) != set(large[1].tolist())
-    assert decomposition(0.1).key != decomposition(0.7).key != decomposition(None).key
-
-
-def test_cold_and_warm_optimum_are_computed_once_for_all_dampings(decomposition) -> None:
-    one, other = decomposition(None), decomposition(None, damping=0.1)
-    for name in ("cold", "warm"):
-        assert_close(one.response(name), other.response(name), rtol=0, atol=0)
-    assert one.network.run.store.misses == 3  # base, cold, warm
-    assert not torch.equal(one.response("proximal"), other.response("proximal"))
 
 
 def test_what_diverges_is_nan_and_named(run_smoke) -> None:

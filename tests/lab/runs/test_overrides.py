@@ -1,10 +1,15 @@
 from __future__ import annotations
 
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
 from curvlab.lab import ConfigurationError, all_targets, load_config
 
-FIG6 = all_targets()["ngd/fig6"]
+ROOT = Path(__file__).parents[3]
+FIG1, FIG6 = all_targets()["lissa/fig1"], all_targets()["ngd/fig6"]
 TASKS = ["ffnn_32_32_digits", "ffnn_6_6_digits_640"]  # of its embedded preset
 
 
@@ -54,8 +59,53 @@ def test_what_stands_beside_the_tasks_is_left_as_typed() -> None:
         ("data=mnist,digits", "sweeps over 2 tasks at once .*add task=NAME"),
         ("data.num_trian=3", "unknown key 'tasks.ffnn_32_32_digits.data.num_trian'.*did you mean"),
         ("tasks.ffnn_6_6.data.num_train=3", "unknown key 'tasks.ffnn_6_6"),
+        ("modle.activation=gelu", "unknown key 'modle.activation'; did you mean 'model.activation'?"),
     ],
 )
 def test_mistyped_forms_are_refused(override: str, text: str) -> None:
     with pytest.raises(ConfigurationError, match=text):
         load_config(FIG6, [override])
+
+
+@pytest.mark.parametrize(
+    ("override", "text"),
+    [
+        ("training.lr=-3", "training.lr=-3 is out of range: lr must be greater than 0"),
+        ("training.lr=0", "lr must be greater than 0"),
+        ("training.lr=0.1,-1e-3", "lr must be greater than 0"),
+        ("data.num_train=0", "num_train must be at least 1"),
+        ("model.hidden_sizes=[16,0]", "hidden_sizes must be at least 1"),
+        ("tasks.ffnn_6_6_digits_640.training.batch_size=-1", "batch_size must be at least 1"),
+        ("+damping=-.5", "damping must be at least 0"),
+        ("llc.num_burnin_steps=-1", "num_burnin_steps must be at least 0"),
+    ],
+)
+def test_numbers_that_no_target_can_work_with_are_refused(override: str, text: str) -> None:
+    with pytest.raises(ConfigurationError, match=text):
+        load_config(FIG6, [override])
+
+
+def test_other_numbers_and_what_is_no_number_are_left_alone() -> None:
+    for override in ("data.num_train=null", "data.num_train=1", "llc.num_burnin_steps=0"):
+        load_config(FIG6, [override])
+    cfg = load_config(FIG1, ["training.lr=1e-9"])
+    assert {task.training.lr for task in cfg.tasks.values()} == {1e-9}
+
+
+def test_a_mistyped_part_of_every_task_is_named() -> None:
+    with pytest.raises(ConfigurationError, match=r"unknown key 'trainig.lr'; did you mean 'training.lr'\?"):
+        load_config(FIG1, ["trainig.lr=1"])
+
+
+def test_a_refusal_comes_before_torch_is_loaded() -> None:
+    code = (
+        "import sys; from experiments.__main__ import main\n"
+        "try: main(['run', 'lissa-fig1', 'num_points=0'])\n"
+        "except SystemExit as end: assert end.code == 2, end.code\n"
+        "assert 'torch' not in sys.modules, 'torch was imported'"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (
+        0,
+        "error: num_points=0 is out of range: num_points must be at least 1.\n",
+    )

@@ -22,6 +22,12 @@ from omegaconf.errors import OmegaConfBaseException
 
 PARTS = ("data", "model", "training", "freeze")  # of a task
 _NEAR = 0.4  # difflib's similarity from which a name is worth suggesting
+# What settings of these names must be, whatever their target: found before anything is loaded or computed.
+_RANGES = (
+    (re.compile(r"num_(repeats|burnin_steps)|dampings?|weight_decay|momentum"), 0.0, "at least 0"),
+    (re.compile(r"num_\w+|(\w+_)?batch_sizes?|max_steps|ranks?|hidden_sizes|sequence_length"), 1.0, "at least 1"),
+    (re.compile(r"lrs?|step_sizes?|(\w+_)?rtol|localizations?"), 1e-300, "greater than 0"),
+)
 
 
 class ConfigurationError(ValueError):
@@ -132,7 +138,9 @@ def _check_key(override: Override, config: dict[str, Any], loader: ConfigLoader)
     place = ".".join(walked)
     keys = [name for name in node if not (name == "hydra" and node is config)]
     groups = loader.list_groups("") if not walked else []
-    known = {*_dotted(config), *keys, *(group for group in groups if group != "hydra")}
+    dotted = list(_dotted(config))
+    short = [key.split(".", 2)[2] for key in dotted if re.match(rf"tasks\.\w+\.({'|'.join(PARTS)})\b", key)]
+    known = {*dotted, *short, *keys, *(group for group in groups if group != "hydra")}
     raise ConfigurationError(
         f"unknown key {key!r}{_suggestion(key, known)}\n"
         + (f"Keys of {place!r}: " if place else "Keys: ")
@@ -179,7 +187,12 @@ def expand(config_name: str, overrides: Sequence[str]) -> dict[str, str]:
     `data=NAME` and `model=NAME` choose for every task, `data.KEY=...`, `model.KEY=...`, `training.KEY=...` and
     `freeze.KEY=...` set a key of every task; with `task=NAME` this one task is run, alone, and they mean it. What
     stands beside the tasks, for all of them, is left as it was typed. Needs an initialised Hydra.
+
+    Raises:
+        ConfigurationError: for numbers that no target can work with, and for tasks that there are not.
     """
+    for override in overrides:
+        _check_range(override)
     typed = dict.fromkeys(overrides)
     chosen = [override for override in typed if override.startswith("task=")]
     short = [override for override in typed if _part(override)]
@@ -210,6 +223,17 @@ def expand(config_name: str, overrides: Sequence[str]) -> dict[str, str]:
             )
         expanded |= {_long(override, name): override for name in names}
     return expanded
+
+
+def _check_range(override: str) -> None:
+    """Refuse learning rates that are not positive, counts below one, and the like; lists and sweeps by entry."""
+    key, _, text = override.partition("=")
+    name = key.partition("@")[0].rpartition(".")[2].lstrip("+~")
+    bounds = [(least, words) for names, least, words in _RANGES if names.fullmatch(name)]
+    for least, words in bounds[:1]:
+        for entry in re.split(r"[\[\],]", text):
+            if re.fullmatch(r"\s*[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?\s*", entry, re.I) and float(entry) < least:
+                raise ConfigurationError(f"{override} is out of range: {name} must be {words}.")
 
 
 def _part(override: str) -> str | None:

@@ -13,6 +13,7 @@ from torch import Tensor
 from curvlab.curvature.layers import Layer
 from curvlab.linalg import DerivedOperator, LinearOperator, SumOperator
 from curvlab.ranks import Ranks
+from curvlab.seeding import Seed, as_generator
 
 
 @runtime_checkable
@@ -114,10 +115,9 @@ class Ekfac:
         if self.eigenvalues not in ("corrected", "kronecker"):
             raise ValueError(f"eigenvalues must be 'corrected' or 'kronecker', got {self.eigenvalues!r}")
 
-    def build(
-        self, operator: LinearOperator, *, generator: torch.Generator | None = None
-    ) -> tuple[KroneckerInverse, int]:
+    def build(self, operator: LinearOperator, *, generator: Seed = None) -> tuple[KroneckerInverse, int]:
         """Return M for `operator` = G + damping I, whose own `damping` is used, and what it cost in products."""
+        generator = as_generator(generator, operator.device)
         why = (
             "a Kronecker-factored preconditioner reads a model's layers, so it needs GaussNewtonOperator(...) + "
             "damping * identity;"

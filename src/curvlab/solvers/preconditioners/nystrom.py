@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from curvlab.linalg import DerivedOperator, LinearOperator, checked_product, orthonormalise
+from curvlab.seeding import Seed, as_generator
 from curvlab.solvers.solver import IndefiniteOperatorError
 
 
@@ -59,10 +60,9 @@ class Nystrom:
         if self.rank < 1:
             raise ValueError(f"rank must be at least 1, got {self.rank}")
 
-    def build(
-        self, operator: LinearOperator, *, generator: torch.Generator | None = None
-    ) -> tuple[NystromInverse, int]:
+    def build(self, operator: LinearOperator, *, generator: Seed = None) -> tuple[NystromInverse, int]:
         """Return M for `operator` = G + damping I, whose own `damping` is used, and the products it took."""
+        generator = as_generator(generator, operator.device)
         damping = operator.damping
         rank = min(self.rank, operator.shape[0])
         tests, _ = orthonormalise(operator, operator.randn(rank, generator))

@@ -14,6 +14,7 @@ from curvlab.curvature import exact_traces, output_curvatures
 from curvlab.curvature.examples import own_gauss_newton, with_examples
 from curvlab.curvature.rows import DenseRows, OuterRows, numbers_of_row, principal_rows
 from curvlab.linalg import DerivedOperator, LinearOperator, describe
+from curvlab.seeding import Seed, as_generator
 from curvlab.solvers.preconditioners.ekfac import layered_term
 
 if TYPE_CHECKING:
@@ -120,10 +121,9 @@ class Rows:
             raise ValueError(f"memory_budget must be positive, in bytes, got {self.memory_budget}")
 
     @torch.inference_mode(False)
-    def build(
-        self, operator: LinearOperator, *, generator: torch.Generator | None = None
-    ) -> tuple[RowsInverse, int]:
+    def build(self, operator: LinearOperator, *, generator: Seed = None) -> tuple[RowsInverse, int]:
         """Return M for `operator` = G + damping I, whose own `damping` is used, and what it cost in products."""
+        generator = as_generator(generator, operator.device)
         source, damping = _source(operator), operator.damping
         if damping <= 0:
             raise ValueError(f"the rows need positive damping, got {damping:g}: op + damping * identity")

@@ -1,0 +1,427 @@
+"""What the five gaps depend on (Bae et al. 2022, Sec. 6.2, App. C.4).
+
+make pbrf-fig5 PRESET=smoke|embedded|laptop|paper ARGS="factor=width level=48"
+
+The decomposition of `pbrf-tab5`, with one thing changed at a time: width and depth of the network, epochs and
+weight decay of its training, damping, and how much of the training set is left out. Beside the five gaps stand
+`whole`, the distance between cold optimum and influence estimate, and what each of the two moves from θ^s,
+`retrained` and `moved`. A solver error as large as `moved` says that the linearised response has hardly begun: K/2
+epochs at a tenth of the rate reach 1/(ηT), not the damping (pbrf-tab6 carries it on). Widths and depths change the
+network, so that every level has its own base run; damping and what is removed do not.
+
+As a sweep, in processes that may run at once and be killed: `python -m experiments run pbrf-fig5 -m
+factor=width,depth,epochs,weight_decay,damping,removed`, or `-m factor=width level=16,32,64`, a level of its own
+included. All jobs share the store: `make pbrf-fig5` then finds their units and computes nothing, and
+`python -m experiments gather pbrf-fig5` puts the tables of the variations into one.
+
+What can be sourced: Sec. 6.2 and its figure are in the main text, which we do not have; App. C.4 gives settings
+and no number. So no claim states what the figure shows. Claims hold the directions that follow from the
+appendix's equations and sentences, and, for width and depth, what Klochkov & Liu (2024) report of Basu et al.
+(2020). Directions of all the other gaps are in slopes.csv, without a verdict and not corrected for their number.
+
+Where the paper leaves a choice: "the percentage" in {0.1, ..., 0.9} is read as a fraction, 10 % to 90 %
+(`factor=removed level=0.001` is the other reading); the groups are random, one inside the other along the levels;
+their number is that of the points. A group of more than 32 enters the Bregman objective by its members in the
+batch. It is not bounded below then (see `ProximalBregmanCost`); what diverges is nan, and networks.csv names it.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from omegaconf import DictConfig, OmegaConf
+
+from curvlab.influence.retraining import GAPS
+from curvlab.lab import (
+    ClaimResult,
+    ClaimSheet,
+    Computed,
+    ConfigurationError,
+    Interval,
+    Run,
+    Target,
+    out_of_reach,
+    panels,
+    plots,
+    reporting,
+    t_interval,
+    task_label,
+    task_settings,
+)
+from curvlab.training import TrainingDivergedError
+from experiments.pbrf.arrival import arrived
+from experiments.pbrf.gaps import LABELS
+from experiments.pbrf.networks import load_network
+from experiments.pbrf.responses import NORMS, RETRAINED, Decomposition
+from experiments.shared import stats
+
+TARGET = Target(
+    __name__,
+    title="Five gaps against width, depth, epochs, weight decay, damping, fraction removed",
+    paper={
+        "model.hidden_sizes": [1024, 1024],
+        "table.csv:N": 6000,
+        "training.num_epochs": 1000,
+        "training.batch_size": 128,
+        "training.lr": [1.0, 0.3, 0.1, 0.03, 0.01, 0.003, 0.001, 0.0003, 0.0001],
+        "damping": 0.001,
+        "num_points": 20,
+        "seeds": "not stated",
+        "factors.width": [16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192],
+        "factors.depth": [1, 3, 5, 7, 9, 11, 13, 15],
+        "factors.epochs": [100, 500, 1000, 3000, 5000, 7000, 9000],
+        "factors.weight_decay": [0.5, 0.1, 0.05, 0.01, 0.005, 0.001, 0.0005, 0.0001, 0.00005, 0.00001],
+        "factors.damping": "0.5 to 0.000001, 12 levels",
+        "factors.removed": [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9],
+    },
+)
+CURVATURE = "gauss_newton"
+
+
+# ------------------------------------------------------------------------------------ levels
+@dataclass(frozen=True)
+class Level:
+    """One level of one factor.
+
+    Attributes:
+        factor: one of `FACTORS`.
+        value: of the factor.
+        settings: of the task, with this value.
+        fraction: of the training set that is left out at a time; None: single points.
+    """
+
+    factor: str
+    value: float
+    settings: DictConfig
+    fraction: float | None
+
+
+# What is changed at each level, all else as in the task.
+FACTORS: dict[str, Callable[[DictConfig, float], dict[str, Any]]] = {
+    # of every hidden layer, at the task's depth
+    "width": lambda task, value: {"model": {"hidden_sizes": [int(value)] * len(task.model.hidden_sizes)}},
+    # hidden layers of the task's width
+    "depth": lambda task, value: {"model": {"hidden_sizes": [task.model.hidden_sizes[0]] * int(value)}},
+    "epochs": lambda task, value: {"training": {"num_epochs": int(value)}},  # K of the base run
+    "weight_decay": lambda task, value: {"training": {"weight_decay": float(value)}},
+    "damping": lambda task, value: {"damping": float(value)},
+    "removed": lambda task, value: {},  # see `Level.fraction`
+}
+
+
+def levels(settings: DictConfig) -> list[Level]:
+    """Return the levels of every factor of a task, or of the one `factor`, or its one `level`.
+
+    Args:
+        settings: of the task: `factors`, the levels by factor; `factor`; `level`, which need not be among them.
+    """
+    chosen, level = settings.get("factor"), settings.get("level")
+    if chosen is None and level is not None:
+        raise ConfigurationError(f"level={level} of what? Add factor={', factor='.join(FACTORS)}.")
+    if chosen is not None and chosen not in FACTORS:
+        near = difflib.get_close_matches(str(chosen), FACTORS, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else "."
+        raise ConfigurationError(f"no factor {chosen!r}{hint} There are: {', '.join(FACTORS)}.")
+    wanted = {factor: values for factor, values in settings.factors.items() if chosen in (None, factor)}
+    if level is not None:
+        wanted = {chosen: [level]}
+    return [_level(settings, factor, value) for factor, values in wanted.items() for value in values]
+
+
+def base_level(settings: DictConfig, factor: str) -> float | None:
+    """Return the value that the task itself has; None of `removed`, which is one example there."""
+    sizes, training = settings.model.hidden_sizes, settings.training
+    own = {"width": sizes[0], "depth": len(sizes), "epochs": training.num_epochs}
+    own |= {"weight_decay": training.weight_decay, "damping": settings.damping}
+    return own.get(factor)
+
+
+def _level(settings: DictConfig, factor: str, value: Any) -> Level:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+        raise ConfigurationError(f"a level of {factor} is a positive number, got {value!r}.")
+    if factor == "removed" and value >= 1:
+        raise ConfigurationError(f"a level of removed is a fraction of the training set below 1, got {value:g}.")
+    changed: Any = OmegaConf.merge(settings, FACTORS[factor](settings, value))
+    return Level(factor, value, changed, float(value) if factor == "removed" else None)
+
+
+# ------------------------------------------------------------------------------------ compute
+def compute(run: Run, cfg: DictConfig) -> dict[str, pd.DataFrame]:
+    """Return the tables; see their columns below.
+
+    `points`, a row for each task, factor, level, seed, group and gap: the gap per example and in total, with
+    `whole`, the distance between the cold optimum and the influence estimate, `moved`, that between θ^s and the
+    influence estimate, and `retrained`, that between θ^s and the cold optimum: what an estimate of zero is off by.
+    `networks`, a row for each task, factor, level and seed: how large the network is, how well it is trained,
+    how well the influence estimate is solved, and what diverged.
+    `table`: of `points`, mean and standard deviation over groups and seeds, and over the seeds' means, with means
+    of `networks`. `slopes`: see `slopes_of`.
+
+    Args:
+        run: seeds, store.
+        cfg: `tasks`; `factors`, `factor`, `level`; `seeds`, `num_points` and what `load_network` takes.
+    """
+    points: list[dict[str, Any]] = []
+    networks: list[dict[str, Any]] = []
+    for name, settings in task_settings(cfg).items():
+        for level, seed in product(levels(settings), settings.seeds):
+            own = {"task": task_label(name), "factor": level.factor, "level": level.value, "seed": seed}
+            try:
+                network = load_network(run, name, level.settings, seed)
+            except TrainingDivergedError:
+                networks.append(own | {"diverged": "base run"})
+                continue
+            found = Decomposition(network, level.settings.num_points, level.fraction)
+            points += [own | row for row in _measured(found)]
+            networks.append(own | _state(found))
+    run.note(seeds=sorted({row["seed"] for row in networks}))
+    tables = {"points": pd.DataFrame(points), "networks": pd.DataFrame(networks)}
+    if tables["points"].empty:
+        raise TrainingDivergedError("every base run diverged: lower training.lr, or list several to choose from.")
+    return {"table": table_of(**tables), **tables, "slopes": slopes_of(tables["points"])}
+
+
+def _measured(found: Decomposition) -> Iterable[dict[str, Any]]:
+    """Yield the gaps of one network at one level, a row for each group and gap."""
+    pairs = {"whole": ("cold", CURVATURE), "moved": (CURVATURE, "base"), "retrained": ("cold", "base")}
+    gaps = found.gaps(CURVATURE) | {name: found.distance(*pair) for name, pair in pairs.items()}
+    for gap, values in gaps.items():
+        for group, own in enumerate(values.tolist()):
+            yield {"group": group, "gap": gap} | dict(zip(NORMS, own, strict=True))
+
+
+def _state(found: Decomposition) -> dict[str, Any]:
+    network, state = found.network, found.base_state()
+    diverged = [name for name in ("cold", *RETRAINED) if not found.displacement(name).isfinite().all()]
+    residual = found.influence(CURVATURE)[1]
+    if math.isnan(residual):
+        diverged.append("influence")
+    return {
+        "P": len(network.initial),
+        "N": len(network.train[1]),
+        "removed": len(found.groups[0]),
+        "epochs": network.num_epochs,
+        "learning rate": network.lr,
+        "train loss": state["train_loss"],
+        "gradient norm": state["gradient_norm"],
+        "test loss": state["test_loss"],
+        "residual": residual,
+        "diverged": ", ".join(diverged),
+    }
+
+
+def table_of(points: pd.DataFrame, networks: pd.DataFrame) -> pd.DataFrame:
+    """Return a row for each task, factor, level and gap.
+
+    Columns: `mean` and `std` over groups and seeds of the gap per example, `seed std` of the seeds' means,
+    `total`, the mean of the unnormalised gap; numbers of groups and seeds; what the gap is worth: means over
+    seeds of training loss, gradient norm at θ^s, test loss, learning rate, residual of the influence estimate.
+    """
+    key = ["task", "factor", "level"]
+    by_gap = points.groupby([*key, "gap"], sort=False)
+    by_seed = points.groupby([*key, "gap", "seed"], sort=False).per_example.mean()
+    table = by_gap.agg(
+        mean=("per_example", _mean), std=("per_example", "std"), total=("total", _mean),
+        groups=("group", "nunique"), seeds=("seed", "nunique"),
+    )  # fmt: skip
+    table.insert(2, "seed std", by_seed.groupby(level=[*key, "gap"], sort=False).std())
+    shown = ["P", "N", "removed", "learning rate", "train loss", "gradient norm", "test loss", "residual"]
+    return table.reset_index().merge(networks.groupby(key, sort=False)[shown].mean().reset_index(), on=key)
+
+
+def _mean(values: pd.Series) -> float:
+    """Return the mean, nan when one of them is: what diverged has no gap."""
+    return float(values.mean(skipna=False))
+
+
+# ------------------------------------------------------------------------------------ slopes
+_ROUNDING = 9  # digits after the point: a gap that does not depend on the factor is the same at all levels
+
+
+def slopes_of(points: pd.DataFrame) -> pd.DataFrame:
+    """Return a row for each task, factor and gap of `points`.
+
+    Columns: `slope`, the mean of `seed_slopes`, with its t interval from `low` to `high`; `seeds`, how many have
+    one; `direction`: rises or falls where the whole interval does, over three seeds or more.
+    """
+    rows = []
+    for (task, factor, gap), own in points.groupby(["task", "factor", "gap"], sort=False):
+        slopes = seed_slopes(own)
+        interval = t_interval(slopes)
+        row = {"task": task, "factor": factor, "gap": gap, "slope": np.mean(slopes) if slopes else math.nan}
+        row |= {"low": interval.low, "high": interval.high, "seeds": len(slopes)}
+        rows.append(row | {"direction": _direction(interval)})
+    return pd.DataFrame(rows)
+
+
+def seed_slopes(own: pd.DataFrame) -> list[float]:
+    """Return the slope of log(mean gap per example) in log(level) by least squares, for each seed that has one.
+
+    Levels at which the gap is 0, or nan because something diverged, do not count; two are needed.
+
+    Args:
+        own: the rows of `points` of one task, factor and gap.
+    """
+    gaps = own.groupby(["seed", "level"]).per_example.agg(_mean).reset_index()
+    slopes = [stats.log_log_slope(of_seed.level, of_seed.per_example) for _, of_seed in gaps.groupby("seed")]
+    return [round(slope, _ROUNDING) for slope in slopes if math.isfinite(slope)]
+
+
+def _direction(interval: Interval) -> str:
+    if interval.has_too_few_samples:
+        return "undecided"
+    if interval.low == interval.high == 0:
+        return "constant"
+    return "rises" if interval.low > 0 else "falls" if interval.high < 0 else "undecided"
+
+
+# ------------------------------------------------------------------------------------ judge
+# Claims on slopes: which gap along which factor.
+ALONG = {
+    "proximity-grows-with-damping": ("damping", "proximity"),
+    "linearisation-falls-with-damping": ("damping", "linearisation"),
+    "non-convergence-falls-with-epochs": ("epochs", "non_convergence"),
+    "warm-start-falls-with-weight-decay": ("weight_decay", "warm_start"),
+    "linearisation-grows-with-removed": ("removed", "linearisation"),
+    "misaligned-with-width": ("width", "whole over retrained"),
+    "misaligned-with-depth": ("depth", "whole over retrained"),
+}
+SMALL = "small-at-every-level"
+
+
+def judge(computed: Computed, claims: ClaimSheet) -> list[ClaimResult]:
+    """Judge every task; intervals are over seeds."""
+    points, table, results = _with_ratio(computed["points"]), computed["table"], []
+    for task, own in points.groupby("task", sort=False):
+        shown = table[table.task == task]
+        results += [_slope(claims, name, str(task), own, shown) for name in ALONG]
+        by_factor = own.groupby("factor", sort=False)
+        results += [_share(claims, str(task), str(factor), of_factor) for factor, of_factor in by_factor]
+    return results
+
+
+def _with_ratio(points: pd.DataFrame) -> pd.DataFrame:
+    """Return the points with rows `whole over retrained`, a ratio of means over a level's groups, in each seed.
+
+    An estimate of zero has 1 at every level.
+    """
+    key = ["task", "factor", "level", "seed"]
+    means = points.groupby([*key, "gap"], sort=False).per_example.agg(_mean).unstack()
+    ratio = (means.whole / means.retrained).rename("per_example").reset_index()
+    return pd.concat([points, ratio.assign(gap="whole over retrained", group=0)], ignore_index=True)
+
+
+def _slope(claims: ClaimSheet, name: str, task: str, own: pd.DataFrame, table: pd.DataFrame) -> ClaimResult:
+    factor, gap = ALONG[name]
+    claim, of_gap = claims.claim(name, of=task), own[(own.factor == factor) & (own.gap == gap)]
+    slopes = seed_slopes(of_gap)
+    if not slopes:
+        return out_of_reach(claim, f"There are no two levels of {factor} here at which this gap is a number.")
+    means = of_gap.groupby("level").per_example.mean()
+    listed = "; ".join(
+        f"{row.level:g}: {means[row.level]:.2g} (training loss {row['train loss']:.2g}, gradient norm "
+        f"{row['gradient norm']:.2g})"
+        for _, row in table[table.factor == factor].drop_duplicates("level").iterrows()
+    )
+    return reporting.judge(claim, *stats.mean(slopes), if_not_reproduced=f"By level: {listed}.")
+
+
+def _share(claims: ClaimSheet, task: str, factor: str, own: pd.DataFrame) -> ClaimResult:
+    claim = claims.claim(SMALL, of=f"{factor}-{task}")
+    means = pd.DataFrame(own.groupby(["seed", "level", "gap"]).per_example.agg(_mean).unstack())
+    lost = means[list(GAPS)].isna().any(axis=1)
+    if lost.any():
+        levels = ", ".join(f"{level:g}" for level in sorted(set(means[lost].index.get_level_values("level"))))
+        return out_of_reach(claim, f"Something diverged at {levels}, so that not every level has its gaps.")
+    # The linearised response has moved by `moved` less the solver error at least (triangle inequality).
+    away = (means.solver / means.moved).groupby("level").mean()
+    if reason := arrived(moved=1.0, moved_by_linearised=1 - away.max()):
+        listed = ", ".join(f"{level:g}: {value:.2g}" for level, value in away.items())
+        text = "Its distance from the influence estimate is, over what that moves,"
+        lacks = "What its descent lacks is no error of linearisation or solver."
+        return out_of_reach(claim, f"{reason} {text} {listed}. {lacks}")
+    shares = (means.linearisation + means.solver) / means[list(GAPS)].sum(axis=1)
+    worst = shares.groupby("seed").max()
+    by_level = ", ".join(f"{level:g}: {share:.2g}" for level, share in shares.groupby("level").mean().items())
+    return reporting.judge(claim, *stats.mean(worst), if_not_reproduced=f"Mean shares by level: {by_level}.")
+
+
+# ------------------------------------------------------------------------------------ draw
+AXES = {
+    "width": "width",
+    "depth": "depth (hidden layers)",
+    "epochs": "training epochs",
+    "weight_decay": "weight decay",
+    "damping": "damping",
+    "removed": "fraction of the training set removed",
+}
+LINEAR = ("depth", "removed")
+MORE = {
+    "moved": "what influence moves",
+    "retrained": "what retraining moves",
+    "whole": "cold optimum to influence",
+}
+STYLES: dict[str, dict[str, Any]] = {
+    "moved": {"color": "#777777", "linestyle": ":", "marker": "", "linewidth": 1.5},
+    "retrained": {"color": "#777777", "linestyle": "-.", "marker": "", "linewidth": 1.5},
+    "whole": {
+        "color": plots.PALETTE[-1],
+        "linestyle": "--",
+        "marker": "X",
+        "markersize": 8,
+        "markerfacecolor": "none",
+    },
+} | {gap: {"color": plots.PALETTE[i], "marker": plots.MARKERS[i], "markersize": 4} for i, gap in enumerate(GAPS)}
+
+
+def draw(computed: Computed) -> dict[str, Figure]:
+    """Return a figure for each task, the first one as figure.png."""
+    figures: dict[str, Figure] = {}
+    for name, settings in task_settings(computed.config).items():
+        own = computed["table"][computed["table"].task == task_label(name)]
+        figures[f"figure_{task_label(name)}.png" if figures else "figure.png"] = _draw_task(own, settings)
+    return figures
+
+
+def _draw_task(table: pd.DataFrame, settings: DictConfig) -> Figure:
+    figure, axes = plots.figure(2, 3, panel_size=(3.3, 2.7), sharey=True)
+    for ax, factor in zip(axes.flat, FACTORS, strict=True):
+        own = table[table.factor == factor]
+        if own.empty:
+            ax.set_axis_off()
+            continue
+        _draw_factor(ax, factor, own)
+        base = base_level(settings, factor)
+        if base is not None and own.level.min() <= base <= own.level.max():
+            panels.rule(ax, x=base, color="#888888", linestyle=":")
+    for ax in axes[:, 0]:
+        ax.set_ylabel("gap / √N")
+    task, size = table.task.iloc[0], int(table.N.iloc[0])
+    panels.legend(figure, axes=[next(ax for ax in axes.flat if ax.axison)], columns=3)
+    figure.suptitle(
+        f"{task}, N = {size}: mean over {int(table.groups.max())} points or groups, ± standard deviation of "
+        f"{int(table.seeds.max())} seeds; dotted: level of the other panels",
+        fontsize=9,
+    )
+    return figure
+
+
+def _draw_factor(ax: Axes, factor: str, own: pd.DataFrame) -> None:
+    for gap, style in STYLES.items():  # the whole behind its parts
+        curve = own[(own.gap == gap) & (own["mean"] > 0)].sort_values("level")
+        spread = curve["seed std"].fillna(0.0) * (gap not in ("moved", "retrained"))
+        ends = np.stack([np.minimum(spread, 0.9 * curve["mean"]), spread])
+        label = (LABELS | MORE)[gap]
+        ax.errorbar(curve.level, curve["mean"], yerr=ends, capsize=2, label=label, **{"linewidth": 1} | style)
+    panels.frame(ax, x=AXES[factor], log="y" if factor in LINEAR else "xy")
+    if own.level.nunique() <= 4:
+        ax.set_xticks(sorted(own.level.unique()))

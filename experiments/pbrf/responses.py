@@ -1,0 +1,361 @@
+"""Units of work: the responses of one network to leaving points out, their distances and changes of losses."""
+
+from __future__ import annotations
+
+import copy
+import math
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from hydra.utils import instantiate
+from torch import Tensor, nn
+
+from curvlab.influence import directional_derivatives, loss_response
+from curvlab.influence.retraining import (
+    GAPS,
+    DownweightedCost,
+    LeftOut,
+    cold_optimum,
+    curvature_operator,
+    influence_estimate,
+    linearised_proximal_bregman_warm_optimum,
+    output_gaps,
+    proximal_bregman_warm_optimum,
+    proximal_warm_optimum,
+    two_stage_optimum,
+    warm_optimum,
+)
+from curvlab.spectrum import top_eigenvalues
+from curvlab.training import TrainingDivergedError
+from experiments.pbrf.networks import NOTHING, Network
+from experiments.pbrf.solvers import SCALES, BunchKaufman, RepeatedLissa, descent, matrix_functions, series
+
+DENSE = 5000  # parameters up to which all eigenvalues of the Hessian are computed, as `Direct` solves
+NORMS = ("per_example", "total")
+RETRAINED = {
+    "warm": warm_optimum,
+    "proximal": proximal_warm_optimum,
+    "proximal_bregman": proximal_bregman_warm_optimum,
+    "linearised": linearised_proximal_bregman_warm_optimum,
+}
+CURVATURES = ("gauss_newton", "hessian")
+EXACT, OWN_LENGTH = "exact", "own length"
+
+
+def lissa_name(scale: float) -> str:
+    """Return what tables call LiSSA at a scaling."""
+    return f"LiSSA, σ = {scale:g}"
+
+
+@dataclass(frozen=True)
+class Decomposition:
+    """Responses to leaving `num_points` random points or groups out, one at a time, each computed when asked for.
+
+    A response is stored with its displacements, (K, P) numbers: 150 MB for 20 points of two million parameters in
+    single precision. One that diverges is nan.
+
+    Attributes:
+        network: at θ^s.
+        num_points: K.
+        fraction: of the training set that each of K random groups holds, smaller ones inside larger ones; None:
+            single points.
+    """
+
+    network: Network
+    num_points: int
+    fraction: float | None = None
+
+    @cached_property
+    def points(self) -> Tensor:
+        """The K training points, (K,)."""
+        generator = self.network.generator("pbrf points", self.network.seed)
+        return torch.randperm(len(self.network.train[1]), generator=generator)[: self.num_points]
+
+    @cached_property
+    def groups(self) -> list[Tensor]:
+        """What is left out, one at a time."""
+        if self.fraction is None:
+            return list(self.points[:, None])
+        size, generator = len(self.network.train[1]), self.network.generator("pbrf groups", self.network.seed)
+        taken = max(1, round(self.fraction * size))
+        return [torch.randperm(size, generator=generator)[:taken] for _ in range(self.num_points)]
+
+    @cached_property
+    def left_out(self) -> LeftOut:
+        """Each group left out by itself."""
+        return self.network.left_out(self.groups)
+
+    @property
+    def key(self) -> dict[str, Any]:
+        """What the points depend on."""
+        return self.network.key | {"num_points": self.num_points, "fraction": self.fraction}
+
+    def with_damping(self, damping: float) -> Decomposition:
+        """Return the same network and points with another damping."""
+        settings = self.network.settings.copy()
+        settings.damping = damping
+        return replace(self, network=replace(self.network, settings=settings))
+
+    # -------------------------------------------------------------------------------- displacements
+    def displacement(self, name: str) -> Tensor:
+        """Return displacements from θ^s, (K, P).
+
+        cold, warm, proximal, proximal_bregman, linearised, two_stage; base (zero); or those of the influence
+        estimate with a matrix, gauss_newton or hessian.
+        """
+        if name == "base":
+            return torch.zeros(len(self.groups), len(self.network.initial)).to(self.left_out.base)
+        if name in CURVATURES:
+            return self.influence(name)[0]
+        if name == "two_stage":
+            warm = self._stored("warm")
+            return two_stage_optimum(warm[:-1], warm[-1])
+        found = self._stored(name)
+        return found[:-1] if name == "warm" else found
+
+    def influence(self, curvature: str) -> tuple[Tensor, float]:
+        """Return the displacements of the influence estimate, (K, P), and its largest relative residual."""
+        found = self._solved(curvature)
+        return found["displacement"].to(self.left_out.base), found["residual"]
+
+    def _stored(self, name: str) -> Tensor:
+        about = f"{name} response, {self.network.described}"
+        compute = partial(self._respond, name)
+        stored = self.network.run.unit(
+            "pbrf/response", self._key(name), compute, version=2, about=about, resumes=True
+        )
+        return stored["displacement"].to(self.left_out.base)
+
+    def _key(self, name: str) -> dict[str, Any]:
+        """Return what a displacement depends on; the damping does not enter cold and warm start."""
+        settings, key = self.network.settings, self.key | {"response": name}
+        if name in CURVATURES:
+            key |= {"solver": dict(settings.influence[name])}
+        if name in ("proximal_bregman", "linearised"):
+            key |= {"bregman_lr_divisor": settings.bregman_lr_divisor}
+        return key if name in ("cold", "warm", "two_stage") else key | {"damping": settings.damping}
+
+    def _respond(self, name: str, unfinished: Path) -> dict[str, Any]:
+        network = self.network
+        minimizer = network.minimizer(name, unfinished)
+        # The retraining with nothing left out that D.2 subtracts goes along as one more group.
+        left_out = network.left_out([*self.groups, NOTHING]) if name == "warm" else self.left_out
+        try:
+            if name == "cold":
+                moved = cold_optimum(left_out, minimizer, initial=network.initial)
+            else:
+                moved = RETRAINED[name](left_out, minimizer)
+        except TrainingDivergedError:
+            moved = torch.full((len(left_out.groups), len(network.initial)), math.nan)
+        return {"displacement": moved.cpu()}
+
+    def _solved(self, curvature: str) -> dict[str, Any]:
+        network = self.network
+
+        def compute() -> dict[str, Any]:
+            solver: Any = instantiate(network.settings.influence[curvature])
+            # H + λI at a network that has not converged has eigenvalues on both sides of zero and next to it. In
+            # single precision its rounding is larger than those.
+            left_out = self._in_double() if isinstance(solver, BunchKaufman) else self.left_out
+            generator = network.generator("pbrf influence", network.seed)
+            found, solution = influence_estimate(left_out, solver, curvature=curvature, generator=generator)  # type: ignore[arg-type]
+            network.run.add_matvecs(solution.num_matvecs)
+            known = {"num_negative": getattr(solution, "num_negative", None)}
+            return {"displacement": found.cpu(), "residual": float(solution.residual.max())} | known
+
+        about = f"influence by {curvature}, {network.described}"
+        return network.run.unit("pbrf/influence", self._key(curvature), compute, version=2, about=about)
+
+    def _in_double(self) -> LeftOut:
+        """Return the groups left out of a network and data in double precision."""
+        network = self.network
+        inputs, targets = (t.to(torch.float64) if t.is_floating_point() else t for t in network.train)
+        model = copy.deepcopy(network.model).to(torch.float64)
+        return replace(network, model=model, train=(inputs, targets)).left_out(self.groups)
+
+    # -------------------------------------------------------------------------------- distances
+    def distance(self, first: str, second: str) -> Tensor:
+        """Return the distance between the outputs of two displacements, (K, 2): see `NORMS`.
+
+        Per example (divided by √N), and over all N examples, also where only a part of them was compared.
+        """
+
+        def compute() -> dict[str, Any]:
+            return {"distance": self._distance(self.displacement(first), self.displacement(second))}
+
+        key = {"first": self._key(first), "second": self._key(second)}
+        key |= {"gap_examples": self.network.settings.gap_examples}
+        return self.network.run.unit("pbrf/distance", key, compute, version=2)["distance"]
+
+    def gaps(self, curvature: str) -> dict[str, Tensor]:
+        """Return the five gaps, (K, 2) each."""
+        pairs = {gap: [curvature if name == "influence" else name for name in pair] for gap, pair in GAPS.items()}
+        return {gap: self.distance(*pair) for gap, pair in pairs.items()}
+
+    def _distance(self, first: Tensor, second: Tensor) -> Tensor:
+        found = output_gaps(self.network.model, self._compared, {"a": first, "b": second})["a-b"].per_example
+        return torch.stack([found, found * len(self.network.train[1]) ** 0.5], dim=1)
+
+    @cached_property
+    def _compared(self) -> tuple[Tensor, Tensor]:
+        """The examples whose outputs are compared."""
+        inputs, targets = self.network.train
+        wanted = self.network.settings.gap_examples
+        if wanted is None or wanted >= len(targets):
+            return inputs, targets
+        chosen = torch.randperm(len(targets), generator=self.network.generator("pbrf gap examples"))[:wanted]
+        return inputs[chosen], targets[chosen]
+
+    # -------------------------------------------------------------------------------- changes of losses
+    def loss_changes(self, name: str) -> Tensor:
+        """Return the changes of the test losses when the network moves to a displacement, (num_test, K)."""
+        network = self.network
+
+        def compute() -> dict[str, Any]:
+            columns = self.displacement(name).double().T
+            return {
+                "changes": loss_response(network.model, network.loss, network.test, columns, epsilon=1.0).cpu()
+            }
+
+        key = self._key(name) | {"num_test": len(network.test[1])}
+        return network.run.unit("pbrf/loss_changes", key, compute, version=2)["changes"]
+
+    def predicted_changes(self, curvature: str) -> Tensor:
+        """Return the first-order changes of the test losses by influence, Eq. 20, (num_test, K)."""
+
+        def compute() -> dict[str, Any]:
+            return {"changes": self._predicted(self.displacement(curvature))}
+
+        key = self._key(curvature) | {"num_test": len(self.network.test[1])}
+        return self.network.run.unit("pbrf/predicted_changes", key, compute, version=2)["changes"]
+
+    def _predicted(self, displacement: Tensor) -> Tensor:
+        network = self.network
+        columns = displacement.T.contiguous()
+        return directional_derivatives(network.model, network.loss, network.test, columns).double().cpu()
+
+    # -------------------------------------------------------------------------------- LiSSA
+    def truncated(self, curvature: str) -> dict[str, dict[str, Any]]:
+        """Return what LiSSA at each scaling, and the filter of the PBRF's own length, predict; a unit of work.
+
+        By the estimate's name: `predicted` changes of the test losses (num_test, K); `solver`, the distance to the
+        linearised response, and `moved`, that to θ^s, (K, 2) each, or nan where the estimate is not finite; and
+        `change`, how far from converged the Krylov space is that it was taken in (nan of sampled batches). With
+        `lissa.batch_size` null LiSSA is that of the whole matrix, the mean of the recursion; else it is run.
+        Nothing where `lissa` is null.
+        """
+        network, settings = self.network, self.network.settings.get("lissa")
+        if settings is None:
+            return {}
+        key: dict[str, Any] = {"linearised": self._key("linearised"), "curvature": curvature}
+        key |= {"lissa": dict(settings)}
+        key |= {"num_test": len(network.test[1]), "gap_examples": network.settings.gap_examples}
+        about, compute = f"LiSSA by {curvature}, {network.described}", partial(self._truncated, curvature)
+        found = network.run.unit("pbrf/lissa", key, compute, version=1, about=about)
+        names = found["names"]
+        return {name: {part: found[part][i] for part in found if part != "names"} for i, name in enumerate(names)}
+
+    def _truncated(self, curvature: str) -> dict[str, Any]:
+        network, settings = self.network, self.network.settings.lissa
+        operator, b = curvature_operator(self.left_out, curvature), -self.left_out.pull.T.contiguous()  # type: ignore[arg-type]
+        length = network.length("proximal_bregman")
+        functions = {} if math.isnan(length) else {OWN_LENGTH: descent(length)}
+        if settings.batch_size is None:
+            functions |= {lissa_name(scale): series(scale, settings.num_steps) for scale in SCALES}
+        found = matrix_functions(operator, b, functions, rtol=settings.rtol, max_steps=settings.max_steps)
+        network.run.add_matvecs(found.num_matvecs)
+        values, change = found.values, found.change
+        for scale in SCALES if settings.batch_size is not None else ():
+            generator = network.generator("pbrf lissa", network.seed, curvature, scale)
+            solver = RepeatedLissa(settings.batch_size, settings.num_steps, settings.num_repeats, [scale])
+            solution = solver.solve(operator, b, generator=generator)
+            network.run.add_matvecs(solution.num_matvecs)
+            values[lissa_name(scale)], change[lissa_name(scale)] = solution.x, math.nan
+        parts: dict[str, list[Any]] = {"predicted": [], "solver": [], "moved": [], "change": list(change.values())}
+        for columns in values.values():
+            moved = columns.T.contiguous().to(self.left_out.base)
+            finite = bool(moved.isfinite().all())
+            parts["predicted"].append(self._predicted(moved) if finite else self._nothing(len(network.test[1])))
+            for name, other in (("solver", "linearised"), ("moved", "base")):
+                apart = self._distance(moved, self.displacement(other)) if finite else self._nothing(2).T
+                parts[name].append(apart)
+        return {"names": list(values)} | parts
+
+    def _nothing(self, rows: int) -> Tensor:
+        return torch.full((rows, len(self.groups)), math.nan, dtype=torch.float64)
+
+    # -------------------------------------------------------------------------------- the network
+    def hessian_spectrum(self) -> dict[str, float]:
+        """Return `smallest`, `num_below` and `nearest` of the eigenvalues μ of the cost's Hessian at θ^s, with L2.
+
+        How many lie below -λ, and min |μ + λ|: where any lie below, H + λI has no minimum to offer, and where one
+        lies near -λ, its inverse has no bound. Above `DENSE` parameters only the smallest eigenvalue is estimated,
+        by Lanczos, from above; the other two are nan, but for `num_below` where `BunchKaufman` counted it.
+        """
+        network, damping = self.network, self.network.settings.damping
+        operator = curvature_operator(network.left_out([NOTHING]), "hessian")
+
+        def compute() -> dict[str, Any]:
+            if len(network.initial) <= DENSE:
+                dense = operator.to_dense().double()
+                return {"eigenvalues": torch.linalg.eigvalsh((dense + dense.T) / 2).cpu() - damping}
+            generator = network.generator("pbrf lanczos", network.seed)
+            found = top_eigenvalues(-1.0 * operator, rtol=1e-2, max_matvecs=60, generator=generator)
+            network.run.add_matvecs(found.num_matvecs)
+            return {"eigenvalues": -found.values - damping}
+
+        about = f"eigenvalues of the Hessian, {network.described}"
+        stored = network.run.unit("pbrf/hessian_spectrum", network.key, compute, version=1, about=about)
+        found = stored["eigenvalues"]
+        known = len(found) == len(network.initial)
+        num_below = self._solved("hessian")["num_negative"]
+        if num_below is None:
+            num_below = float((found < -damping).sum()) if known else math.nan
+        nearest = float((found + damping).abs().min()) if known else math.nan
+        return {"smallest": float(found.min()), "num_below": float(num_below), "nearest": nearest}
+
+    def base_state(self) -> dict[str, float]:
+        """Return, at θ^s, training loss (without L2), gradient norm of the cost (with L2), and test loss.
+
+        With `constant_loss`, the training loss of the best constant outputs: above it nothing was learned.
+        """
+        network = self.network
+
+        def compute() -> dict[str, Any]:
+            left_out = network.left_out([NOTHING])
+            zeros = torch.zeros_like(left_out.base)[None]
+            cost, size, gradient = DownweightedCost(left_out), left_out.num_examples, torch.zeros_like(zeros)
+            for indices in torch.arange(size).split(512):
+                gradient += cost(zeros, indices)[1] * (len(indices) / size)
+            test = LeftOut(network.model, network.loss, network.test, [NOTHING], damping=1.0)
+            return {
+                "train_loss": float(left_out.losses.start_losses.mean()),
+                "gradient_norm": float(gradient.norm()),
+                "test_loss": float(test.losses.start_losses.mean()),
+                "constant_loss": constant_loss(network.loss, network.train[1]),
+            }
+
+        key = network.key | {"num_test": len(network.test[1])}
+        return network.run.unit("pbrf/base_state", key, compute, version=2)
+
+
+def constant_loss(loss: nn.Module, targets: Tensor) -> float:
+    """Return the least mean loss over `targets` of outputs that do not depend on the input.
+
+    Cross-entropy: the entropy of the frequencies of classes (of tokens; -100 is left out); binary cross-entropy:
+    that of each output's mean; squared error: the variance; the latter two are means over the outputs.
+    """
+    if isinstance(loss, nn.CrossEntropyLoss):
+        classes = targets[targets != loss.ignore_index].flatten()
+        shares = torch.bincount(classes).double() / len(classes)
+        return float(torch.special.entr(shares).sum())
+    columns = targets.double().reshape(len(targets), -1)
+    if isinstance(loss, nn.BCEWithLogitsLoss):
+        shares = columns.mean(0)
+        return float((torch.special.entr(shares) + torch.special.entr(1 - shares)).mean())
+    if isinstance(loss, nn.MSELoss):
+        return float(columns.var(0, correction=0).mean())
+    raise TypeError(f"the best constant outputs are not known for {type(loss).__name__}")

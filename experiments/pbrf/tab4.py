@@ -1,0 +1,186 @@
+"""The five gaps with the Hessian in the place of the Gauss-Newton matrix (Bae et al. 2022, Table 4).
+
+make pbrf-tab4 PRESET=smoke|embedded|laptop|paper ARGS="num_points=5"
+
+The first four gaps do not depend on the influence estimate: they are those of pbrf-tab5, from the same units of
+work. The linearised response is a descent towards the estimate with the Gauss-Newton matrix, so "solver" has the
+difference of the two matrices in it.
+
+The paper's estimate is LiSSA of depth 5,000, with a scaling σ tuned from a list; its claims are judged by that,
+each matrix with the scaling of the list whose solver error is least, since the paper prints none. It is a descent
+of length 5,000/σ, cut off as the linearised response is. The exact solve is another estimate, and has a claim of
+ours: the Hessian with damping is not definite at these θ^s, hundreds of eigenvalues lie below -λ and some next to
+it, so that it is the stationary point of a saddle. The table, its bars and `networks` have the exact one;
+`curvatures` has the solver error of all estimates with either matrix on the same points, and, at up to 5,000
+parameters, the exact ones at a damping of 2 |μ_min|, which makes the matrix definite: what is left of the
+difference there is not the saddle's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from omegaconf import DictConfig
+
+from curvlab.lab import ClaimResult, ClaimSheet, Computed, Run, Target, out_of_reach, task_settings
+from experiments.pbrf.arrival import arrived
+from experiments.pbrf.gaps import arrived_row, by_point, gap_tables, judge_over_seeds, mean_ratio
+from experiments.pbrf.networks import load_network
+from experiments.pbrf.responses import CURVATURES, DENSE, EXACT, Decomposition
+
+TARGET = Target(
+    __name__,
+    title="Five gaps, influence with the Hessian",
+    paper={
+        "num_points": 20,
+        "seeds": "not stated",
+        "damping": 0.001,
+        "bregman_lr_divisor": 10,
+        "table.csv:epochs": 1000,
+        "lissa.num_steps": 5000,
+        "lissa.num_repeats": 5,
+        "lissa.batch_size": "not stated",
+    },
+    draw="experiments.pbrf.gaps:draw",
+    after=("pbrf/tab5",),
+)
+OTHERS = ["warm_start", "proximity", "non_convergence"]  # linearisation: 0.000 in all of the paper's rows
+
+
+# ------------------------------------------------------------------------------------ compute
+def compute(run: Run, cfg: DictConfig) -> dict[str, pd.DataFrame]:
+    """Return `table`, `points` and `networks`, see `gap_tables`, and `curvatures`: solver errors, point by point.
+
+    `curvatures` has the solver error by either matrix at the damping of the table: of the exact estimate, of LiSSA
+    at each scaling, and of the filter of the PBRF's own length (`estimate`; nan where LiSSA is not finite). Of
+    networks whose Hessian's eigenvalues are all known also the exact ones at a damping that makes H + λI definite:
+    2 |μ_min|, in one digit. `moved` is how far the estimate moves the outputs; `definite` tells the dampings
+    apart.
+    """
+    found = gap_tables(run, cfg, "hessian", "Table 4")
+    rows = [
+        {"task": own.network.label, "seed": seed} | row
+        for name, settings in task_settings(cfg).items()
+        for seed in settings.seeds
+        for own in [Decomposition(load_network(run, name, settings, seed), settings.num_points)]
+        for row in _solver_errors(own)
+    ]
+    return found | {"curvatures": pd.DataFrame(rows)}
+
+
+def _solver_errors(found: Decomposition) -> Iterator[dict[str, Any]]:
+    variations = [(False, found)]
+    smallest = found.hessian_spectrum()["smallest"]
+    if len(found.network.initial) <= DENSE and smallest < 0:
+        variations.append((True, found.with_damping(float(f"{-2 * smallest:.0e}"))))
+    for definite, variation in variations:
+        for curvature in CURVATURES:
+            place = {"curvature": curvature, "definite": definite, "damping": variation.network.settings.damping}
+            errors = {EXACT: (variation.distance("linearised", curvature), variation.distance(curvature, "base"))}
+            residuals = {EXACT: variation.influence(curvature)[1]}
+            if not definite:
+                errors |= {name: (own["solver"], own["moved"]) for name, own in found.truncated(curvature).items()}
+            for name, (solver, moved) in errors.items():
+                own = place | {"residual": residuals.get(name, np.nan), "estimate": name}
+                for point, error, move in zip(found.points, solver[:, 0], moved[:, 0], strict=True):
+                    yield own | {"point": int(point), "solver": float(error), "moved": float(move)}
+
+
+# ------------------------------------------------------------------------------------ judge
+def judge(computed: Computed, claims: ClaimSheet) -> list[ClaimResult]:
+    """Judge every task over its seeds, see `judge_over_seeds`: LiSSA, and beside it the exact solve."""
+    table, curvatures, results = computed["table"], computed["curvatures"], []
+    if "estimate" not in curvatures:  # of a result from before LiSSA was computed
+        curvatures = curvatures.assign(estimate=EXACT)
+    for task, own in computed["points"].groupby("task", sort=False):
+        row, gaps = table[table.task == task].iloc[0], by_point(own)
+        results += _judge_task(claims, str(task), row, gaps, curvatures[curvatures.task == task])
+    return results
+
+
+def over_smallest(solver: np.ndarray, *others: np.ndarray) -> float:
+    """Return the mean solver error over the smallest of the other means."""
+    return float(np.mean(solver) / min(np.mean(other) for other in others))
+
+
+def best_scalings(curvatures: pd.DataFrame) -> dict[str, str]:
+    """Return the LiSSA that each matrix's solver error is least with, by matrix; those finite in every seed."""
+    of_lissa = curvatures[~curvatures.definite & curvatures.estimate.str.startswith("LiSSA")]
+    means = of_lissa.groupby(["curvature", "estimate"]).solver.agg(lambda own: own.mean(skipna=False)).dropna()
+    return {str(matrix): str(own.droplevel(0).idxmin()) for matrix, own in means.groupby(level="curvature")}
+
+
+def _judge_task(
+    claims: ClaimSheet, task: str, row: pd.Series, gaps: pd.DataFrame, both: pd.DataFrame
+) -> list[ClaimResult]:
+    exact, best = _pair(both, dict.fromkeys(CURVATURES, EXACT)), best_scalings(both)
+    state = _state(row, exact, both[both.definite])
+    claim = claims.claim("exact-grows", of=task)
+    results = [judge_over_seeds(claim, arrived_row(row), exact, mean_ratio, state)]
+    paper = {
+        name: claims.claim(name, of=task) for name in ("solver-error-grows", "grows-only-slightly", "still-lower")
+    }
+    if set(best) != set(CURVATURES):
+        reason = arrived(learned=bool(row.learned), is_exact=False, residual=np.nan)
+        if not len(both[both.estimate != EXACT]):
+            reason = "LiSSA was not computed: this result is from before it was."
+        return results + [out_of_reach(claim, reason) for claim in paper.values()]
+    pair, reason = _pair(both, best), arrived(learned=bool(row.learned), is_exact=False)
+    lissa = (
+        f"With {best['hessian']} for the Hessian, {best['gauss_newton']} for the Gauss-Newton matrix. {_all(both)}"
+    )
+    others = pair[["hessian"]].join(gaps[OTHERS])
+    moved = pair[["hessian"]].assign(hessian=gaps["moved by linearised"]).join(gaps[OTHERS])
+    zero = over_smallest(*(moved[name].to_numpy() for name in moved))
+    for name, columns, statistic in (
+        ("solver-error-grows", pair, mean_ratio),
+        ("grows-only-slightly", pair, mean_ratio),
+        ("still-lower", others, over_smallest),
+    ):
+        why = f"{lissa} An influence of zero would score {zero:.2g}." if name == "still-lower" else lissa
+        results.append(judge_over_seeds(paper[name], reason, columns, statistic, why))
+    return results
+
+
+def _pair(curvatures: pd.DataFrame, estimates: dict[str, str]) -> pd.DataFrame:
+    """Return the solver errors with either matrix, a row for each seed and point: the estimate of each matrix."""
+    own = curvatures[~curvatures.definite & (curvatures.estimate == curvatures.curvature.map(estimates))]
+    table = own.pivot_table(index=["seed", "point"], columns="curvature", values="solver", sort=False)
+    return table[["hessian", "gauss_newton"]]
+
+
+def _all(curvatures: pd.DataFrame) -> str:
+    """Say the mean solver error of every estimate."""
+    means = curvatures[~curvatures.definite].groupby(["estimate", "curvature"], sort=False).solver
+    table = means.agg(lambda own: own.mean(skipna=False)).unstack()
+    listed = "; ".join(f"{name} {own.hessian:.2g}, {own.gauss_newton:.2g}" for name, own in table.iterrows())
+    return f"Mean solver errors (Hessian, Gauss-Newton): {listed}."
+
+
+def _state(row: pd.Series, pair: pd.DataFrame, definite: pd.DataFrame) -> str:
+    """Say what the exact solver errors are made of: the saddle, and what is left without it."""
+    text = (
+        f"Mean solver errors: {pair.hessian.mean():.2g} with the Hessian (residual {row.residual:.1g}), "
+        f"{pair.gauss_newton.mean():.2g} with the Gauss-Newton matrix; gradient norm at θ^s "
+        f"{row['gradient norm']:.2g}. The smallest eigenvalue of the Hessian is {row['smallest eigenvalue']:.2g}, "
+    )
+    if np.isfinite(row["eigenvalues below -λ"]):
+        nearest = row["min |μ + λ|"]
+        near = f", and min |μ + λ| is {nearest:.1g}" if np.isfinite(nearest) else ""
+        text += (
+            f"{row['eigenvalues below -λ']:.0f} of {row.P:.0f} are below -λ{near} (means over seeds): the "
+            "estimate is a saddle's, not a minimum's."
+        )
+    else:
+        text += "by Lanczos, from above; the others are not known."
+    if len(definite):
+        means = definite.groupby("curvature").solver.mean()
+        text += (
+            f" At dampings of {', '.join(f'{damping:g}' for damping in sorted(definite.damping.unique()))}, where "
+            f"H + λI is definite, the two are {means.hessian:.2g} and {means.gauss_newton:.2g}, a ratio of "
+            f"{means.hessian / means.gauss_newton:.2g}."
+        )
+    return text

@@ -1,0 +1,63 @@
+"""Does influence predict the change of test losses? With the Gauss-Newton matrix (Bae et al. 2022, Table 6).
+
+make pbrf-tab6 PRESET=smoke|embedded|laptop|paper ARGS="seeds=[0] num_points=10"
+
+For each left-out training point, the changes of the losses of random test examples that influence predicts to
+first order (Eq. 20, with the Gauss-Newton matrix), against those met after cold-start retraining, warm-start
+retraining, and minimising the proximal Bregman objective (PBRF). The retrainings are those of pbrf-tab5.
+
+The paper's influence is LiSSA of depth 5,000, its scaling σ tuned from a list: a descent of length 5,000/σ, cut
+off. The PBRF is one, too, of length ηT (K/2 epochs at a tenth of the learning rate). One number, the length of the
+retraining, decides what influence predicts: LiSSA at a scaling of like length, and the filter of the PBRF's own
+length, with nothing tuned, predict it; the exact inverse, which no retraining of that length reaches, does so
+less. All scalings stand beside the exact solve and that filter.
+
+Which correlation the paper means it does not say; see `correlation_tables`. Judged: for each left-out point over
+the test examples, then the mean over the points; intervals are over seeds, which change the initial weights, the
+batches and the points; fewer than three decide nothing.
+
+How the PBRF's row comes about is shown by the same objective carried on at the undivided learning rate, by its
+minimum for a small weight, and by the test losses at the minimum of the linearised objective, all with the exact
+estimate; points.csv says of each point how near it came to a minimum. With a weight of 1/N there need not be one:
+see `experiments.pbrf.minima`.
+"""
+
+from __future__ import annotations
+
+import pandas as pd
+from omegaconf import DictConfig
+
+from curvlab.lab import Run, Target
+from experiments.pbrf.correlations import correlation_tables
+
+TARGET = Target(
+    __name__,
+    title="Influence against cold start, warm start and PBRF",
+    paper={
+        "num_points": "20, not stated here",
+        "num_test": "not stated",
+        "seeds": "not stated",
+        "networks.csv:epochs": 1000,
+        "training.lr": "the best of 1, 0.3, 0.1, 0.03, 0.01, 0.003, 0.001 by validation loss",
+        "damping": 0.001,
+        "bregman_lr_divisor": 10,
+        "lissa.num_steps": 5000,
+        "lissa.num_repeats": 5,
+        "lissa.batch_size": "not stated",
+    },
+    judge="experiments.pbrf.correlations:judge_central",
+    draw="experiments.pbrf.correlation_plot:draw",
+    after=("pbrf/tab5",),
+)
+
+
+def compute(run: Run, cfg: DictConfig) -> dict[str, pd.DataFrame]:
+    """Return `table`, `correlations`, `networks` and `points`, see `correlation_tables`."""
+    return correlation_tables(
+        run,
+        cfg,
+        responses=("cold", "warm", "proximal_bregman", "linearised"),
+        curvatures=("gauss_newton",),
+        printed={"gauss_newton": "Table 6"},
+        explained=True,
+    )

@@ -1,0 +1,86 @@
+"""Two-stage leave-one-out beside warm start and PBRF (Bae et al. 2022, App. D.2, Table 8).
+
+make pbrf-tab8 PRESET=smoke|embedded|laptop|paper ARGS="seeds=[0] num_points=10"
+
+Training for longer changes a network that has not converged whether a point is left out or not. Two-stage
+leave-one-out subtracts that: the network moves by the difference of two warm-start retrainings in the same
+batches, without the point and with it. Columns as in pbrf-tab6; the retrainings are those of pbrf-tab5, with one
+more, in which nothing is left out. The table's warm-start and PBRF columns are Table 7's, so its influence is that
+with the Hessian; here both curvatures stand, and the Hessian is judged. The paper's estimate is LiSSA, at the
+scaling of its list whose correlation with the PBRF is highest; the exact solve and all scalings stand beside it.
+
+Which correlation the paper means it does not say; see `correlation_tables`. Judged: for each left-out point over
+the test examples, then the mean over the points; intervals are over seeds, which change the initial weights, the
+batches and the points; fewer than three decide nothing.
+
+H + λI is not definite at a network that has not converged: solved exactly, influence with it is no minimum of the
+PBRF, linearised or not (Eq. 46 holds for G alone), and where an eigenvalue of H lies near -λ, its direction
+dominates. LiSSA leaves that out. networks.csv counts the eigenvalues below -λ.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pandas as pd
+from omegaconf import DictConfig
+
+from curvlab.lab import ClaimResult, ClaimSheet, Computed, Run, Target
+from curvlab.lab.reporting.claims import OUT_OF_REACH
+from experiments.pbrf.correlations import PBRF, Judged, correlation_tables
+
+TARGET = Target(
+    __name__,
+    title="Two-stage leave-one-out",
+    paper={
+        "num_points": "20, not stated here",
+        "num_test": "not stated",
+        "seeds": "not stated",
+        "networks.csv:epochs": 1000,
+        "training.lr": "the best of 1, 0.3, 0.1, 0.03, 0.01, 0.003, 0.001 by validation loss",
+        "damping": 0.001,
+        "bregman_lr_divisor": 10,
+        "lissa.num_steps": 5000,
+        "lissa.num_repeats": 5,
+        "lissa.batch_size": "not stated",
+    },
+    draw="experiments.pbrf.correlation_plot:draw",
+    after=("pbrf/tab5", "pbrf/tab7"),
+)
+PAIRS = {"above-warm-start": ("two_stage", "warm"), "below-pbrf": (PBRF, "two_stage")}
+AT_ALL = 0.5  # a mean correlation below which "worse than" compares two that are not there
+
+
+def compute(run: Run, cfg: DictConfig) -> dict[str, pd.DataFrame]:
+    """Return `table`, `correlations` and `networks`, see `correlation_tables`."""
+    return correlation_tables(
+        run,
+        cfg,
+        responses=("two_stage", "warm", PBRF),
+        curvatures=("hessian", "gauss_newton"),
+        printed={"hessian": "Table 8"},
+    )
+
+
+def judge(computed: Computed, claims: ClaimSheet) -> list[ClaimResult]:
+    """Judge every task by the Hessian's influence, as the paper's table, the other beside it."""
+    tables, results = dict(computed), []
+    for task in tables["table"].task.unique():
+        by_hessian, by_other = (Judged(tables, claims, str(task), name) for name in ("hessian", "gauss_newton"))
+        results += [_judge(by_hessian, by_other, name) for name in PAIRS]
+    return results
+
+
+def _judge(own: Judged, other: Judged, name: str) -> ClaimResult:
+    result, chosen, beside = own.difference(name, *PAIRS[name]), own.lissa(), other.lissa()
+    if chosen is None:
+        return result
+    if beside is not None:
+        first, second = (other.values(response, estimate=beside) for response in PAIRS[name])
+        text = f"With the Gauss-Newton matrix, by {beside}: {(first - second).mean():.2f} over test examples."
+        result = replace(result, explanation=f"{result.explanation} {text}")
+    largest = max(own.values(response, estimate=chosen).mean() for response in PAIRS[name])
+    if name == "below-pbrf" and largest < AT_ALL and result.verdict != OUT_OF_REACH:
+        reason = f"Influence correlates with neither (at most {largest:.2f})."
+        return replace(result, verdict=OUT_OF_REACH, explanation=f"{reason} {result.explanation}")
+    return result

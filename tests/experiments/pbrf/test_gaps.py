@@ -1,0 +1,276 @@
+"""Claims and figure of tab4 and tab5 on made-up tables, and what they quote of the paper's tables."""
+
+from __future__ import annotations
+
+import re
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import yaml
+from matplotlib.figure import Figure
+
+from curvlab.influence.retraining import GAPS
+from curvlab.lab import load_paper_numbers
+from experiments import pbrf
+from experiments.papers import FOLDER
+from experiments.pbrf.gaps import arrived_row, draw
+
+SIZES = {
+    "warm_start": 1.0, "proximity": 0.1, "non_convergence": 0.2, "linearisation": 1e-4, "solver": 1e-3,
+    "moved": 0.05, "moved by PBRF": 0.05, "moved by linearised": 0.05,
+}  # fmt: skip
+STATE = {
+    "epochs": 100, "P": 50, "gradient norm": 0.1, "train loss": 0.2, "constant loss": 1.0, "residual": 1e-6,
+    "learned": True, "smallest eigenvalue": -0.2, "eigenvalues below -λ": 7.0, "min |μ + λ|": 1e-5,
+}  # fmt: skip
+BOTH = {"hessian": 0.01, "gauss_newton": 0.001}
+LISSA = "LiSSA, σ = 25"
+
+
+def tables(
+    seeds: int = 3, state: dict | None = None, both: dict | None = None, lissa: float = 1.0, **sizes: float
+) -> dict[str, pd.DataFrame]:
+    """Return the tables of one task, with 1 % of noise from point to point and from seed to seed."""
+    noise = np.random.default_rng(0)
+    own = {"moved_by_nothing": 0.0} | SIZES | {name.replace("__", " "): size for name, size in sizes.items()}
+    points = [
+        {"task": "mlp", "seed": seed, "point": point, "gap": gap, "per_example": size * noise.uniform(0.99, 1.01)}
+        for seed, point, (gap, size) in product(range(seeds), range(4), own.items())
+    ]
+    row = (
+        {"task": "mlp", "seeds": seeds, "paper's row": ""}
+        | STATE
+        | {name: own[name] for name in SIZES if name.startswith("moved")}
+    )
+    errors = BOTH | (both or {})
+    kinds = [
+        ("exact", False, 1.0),
+        ("exact", True, 0.0),
+        (LISSA, False, lissa),
+        ("LiSSA, σ = 50", False, 9 * lissa),
+    ]
+    curvatures = [
+        {"task": "mlp", "seed": seed, "point": point, "curvature": curvature, "definite": definite}
+        | {"damping": 0.4 if definite else 0.001, "estimate": name, "moved": 1.0}
+        | {"solver": (0.002 if definite else factor * errors[curvature]) * noise.uniform(0.99, 1.01)}
+        for seed, point, curvature, (name, definite, factor) in product(range(seeds), range(4), BOTH, kinds)
+    ]
+    return {
+        "table": pd.DataFrame([row | (state or {})]),
+        "points": pd.DataFrame(points),
+        "curvatures": pd.DataFrame(curvatures),
+    }
+
+
+@pytest.fixture
+def verdicts(computed_of, judged):
+    def judge(key: str, **settings) -> dict[str, tuple[str, str]]:
+        results = judged(key, computed_of(tables(**settings), {"seed": 0}))
+        return {result.claim.id.removesuffix("-mlp"): (result.verdict, result.explanation) for result in results}
+
+    return judge
+
+
+def test_influence_that_does_nothing_passes_the_share_and_fails_beside_it(verdicts) -> None:
+    found = verdicts("pbrf/tab5")
+    assert {name: verdict for name, (verdict, _) in found.items() if verdict != "out of reach"} == dict.fromkeys(
+        ("answers-another-question", "influence-is-the-pbrf", "solver-reaches-it", "linearisation-small"),
+        "reproduced",
+    )
+    nothing = verdicts("pbrf/tab5", solver=0.05, moved=1e-9)
+    assert "An influence of zero would have a share of 0.037" in nothing["answers-another-question"][1]
+    assert nothing["influence-is-the-pbrf"][0] == nothing["solver-reaches-it"][0] == "not reproduced"
+    drift = verdicts("pbrf/tab5", linearisation=0.04)  # small beside the drift, not beside the PBRF's move
+    assert drift["answers-another-question"][0] == "reproduced"
+    assert drift["linearisation-small"][0] == "not reproduced"
+
+
+def test_small_gaps_of_a_smaller_estimate_are_not_small(verdicts) -> None:
+    small = dict.fromkeys(GAPS, 5e-4)
+    for moved, verdict in ((0.05, "reproduced"), (6e-4, "not reproduced")):
+        found = verdicts("pbrf/tab5", state={"epochs": 0, "moved": moved}, **small, moved=moved)
+        assert (found["no-gaps"][0], found["small-against-estimate"][0]) == ("reproduced", verdict)
+
+
+def test_cells_are_compared_with_our_interval_and_the_papers_rounding(verdicts) -> None:
+    state = {"paper's row": "MLP Concrete", "epochs": 1000}
+    cells = {"warm_start": (0.02, 0.04, 0.0404), "proximity": (0.01, 0.02, 0.03), "solver": (0.0, 2e-4, 0.0)}
+    for gap in GAPS:
+        low, high, printed = cells.get(gap, (0.5, 0.6, 0.55))
+        state |= {f"{gap} per_example mean": (low + high) / 2, f"{gap} paper mean": printed}
+        state |= {f"{gap} per_example low": low, f"{gap} per_example high": high}
+    found = verdicts("pbrf/tab5", state=state)
+    for gap in GAPS:
+        wanted = "not reproduced" if gap == "proximity" else "reproduced"
+        assert found[f"cell-agrees-{gap.replace('_', '-')}"][0] == wanted
+    assert found["cell-agrees-proximity"][1].endswith("0.01 to 0.02; the paper's: 0.030.")
+    few = verdicts("pbrf/tab5", state=state | {"epochs": 100})
+    assert few["cell-agrees"][0] == "out of reach"
+
+
+def test_tab4_is_judged_by_lissa_at_its_best_scaling(verdicts) -> None:
+    for error, expected in ((0.002, "reproduced"), (0.01, "direction only"), (0.023, "not reproduced")):
+        found = verdicts("pbrf/tab4", both={"hessian": error}, lissa=0.1, state={"residual": 1e-3})
+        assert found["solver-error-grows"][0] == "reproduced"
+        assert found["grows-only-slightly"][0] == expected
+        assert found["exact-grows"][0] == "out of reach"  # not solved to rounding, which LiSSA need not be
+    assert f"With {LISSA} for the Hessian" in found["grows-only-slightly"][1]
+    words = verdicts("pbrf/tab4", both={"hessian": 0.023})["exact-grows"][1]
+    for part in ("7 of 50 are below -λ", "min |μ + λ| is 1e-05", "dampings of 0.4", "a ratio of 1", "2: 23"):
+        assert part in words
+    for error, expected in ((0.04, "reproduced"), (0.07, "direction only"), (0.15, "not reproduced")):
+        assert verdicts("pbrf/tab4", both={"hessian": error})["still-lower"][0] == expected
+    assert verdicts("pbrf/tab4", lissa=np.nan)["still-lower"] == (
+        "out of reach", "LiSSA is not finite at the paper's depth."
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("state", "words"),
+    [
+        ({"residual": 0.3}, "not solved: a residual of 0.3"),
+        ({"residual": np.nan}, "not solved"),
+        ({"learned": False}, "has learned nothing"),
+        ({"moved by linearised": 0.02}, "it has moved the outputs by 0.4 of what the influence estimate does"),
+    ],
+)
+def test_what_cannot_be_judged_says_why(verdicts, state: dict, words: str) -> None:
+    frame = tables(state=state)["table"].drop(columns=[name for name in STATE if "eigen" in name or "μ" in name])
+    assert words in arrived_row(frame.iloc[0])
+    assert arrived_row(tables()["table"].iloc[0]) == ""
+
+
+def test_fewer_than_three_seeds_decide_nothing(verdicts) -> None:
+    for key, seeds in product(("pbrf/tab4", "pbrf/tab5"), (1, 2)):
+        assert {v for v, _ in verdicts(key, seeds=seeds).values()} <= {"undecided", "out of reach"}
+
+
+# ------------------------------------------------------------------ the figure
+NO_VALUE = "one bar: no value of the paper's"
+BARS = "t 95 % over seeds of the arithmetic mean (claims:\nthe geometric); to the edge where it reaches 0"
+MOVED = "line: how far the influence estimate moves"
+PRINTED = ["hatched: the paper's", "hollow: the paper's, ± as printed (0.000 left out)", MOVED, BARS]
+
+
+def row(task: str, paper: float | None, stands_for: str = "", low: float = 1.5) -> dict[str, object]:
+    sizes: dict[str, object] = {"task": task, "stands for": stands_for}
+    sizes |= {"moved": 1.0, "moved by linearised": 1.0, "learned": True, "residual": 1e-3}
+    for gap in GAPS:
+        sizes |= {f"{gap} per_example mean": 2.0, f"{gap} per_example low": low, f"{gap} per_example high": 2.5}
+        sizes |= {} if paper is None else {f"{gap} paper mean": paper, f"{gap} paper ±": 0.1}
+    return sizes
+
+
+def drawn(computed_of, *rows: dict[str, object]) -> tuple[Figure, list[str]]:
+    (figure,) = draw(computed_of({"table": pd.DataFrame(rows)})).values()
+    return figure, [text.get_text() for text in figure.legends[0].get_texts()]
+
+
+def test_bars_stand_for_what_there_is(computed_of) -> None:
+    figure, words = drawn(
+        computed_of, row("mlp-1024-1024-mnist-6000", 0.5), row("logistic", 0.0), row("mlp-32-32-diabetes", None)
+    )
+    upper, lower = figure.axes
+    hatched = [bar for bar in upper.patches if bar.get_hatch()]
+    assert [round(bar.get_height(), 6) for bar in hatched] == [0.2] * len(GAPS)
+    assert {round(bar.get_x() + bar.get_width() / 2, 6) for bar in hatched} == {0.2}
+    plain = {round(bar.get_x() + bar.get_width() / 2, 6) for bar in upper.patches if not bar.get_hatch()}
+    assert plain == {-0.2, 0.8, 2.0}  # alone in the middle where the paper has no row
+    assert [text.get_text() for text in upper.texts] == ["10", "2.5", "10", "paper: 0.000 in all", "10"]
+    assert words[len(GAPS) :] == [*PRINTED, NO_VALUE]
+    assert max(len(line) for label in lower.get_xticklabels() for line in label.get_text().split("\n")) <= 14
+
+
+def test_the_legend_names_only_what_is_drawn(computed_of) -> None:
+    assert drawn(computed_of, row("a", 0.5))[1][len(GAPS) :] == PRINTED
+    assert drawn(computed_of, row("a", None))[1][len(GAPS) :] == [MOVED, BARS, NO_VALUE]
+    assert drawn(computed_of, row("a", 0.0))[1][len(GAPS) :] == PRINTED[1:]
+    assert drawn(computed_of, row("a", 0.5, "LR Cancer"))[1][-1] == "*: row that ours stands in for"
+
+
+def test_rows_that_mean_nothing_say_so(computed_of) -> None:
+    untrained = row("a", 0.5) | {"learned": False, "train loss": 0.7, "constant loss": 0.6}
+    figure, words = drawn(computed_of, untrained, row("b", 0.5) | {"residual": 0.5}, row("c", 0.5))
+    assert words[len(GAPS) :] == [*PRINTED, "pale: decides nothing, as its name says"]
+    ours = [bar for bar in figure.axes[0].patches if not bar.get_hatch()]
+    assert [bar.get_alpha() for bar in ours] == [0.35] * 2 * len(GAPS) + [0.9] * len(GAPS)
+    names = [label.get_text() for label in figure.axes[1].get_xticklabels()]
+    assert names == ["a\nlearned nothing", "b\nnot solved", "c"]
+    (lines,) = [found for found in figure.axes[1].collections if found.get_label().startswith("_child")][-1:]
+    assert lines.get_offsets()[:, 1].tolist() == [1.0, 1.0, 1.0]
+
+
+def test_few_tasks_leave_room_for_the_legend(computed_of) -> None:
+    figure, _ = drawn(computed_of, row("a", 0.5), row("b", None))
+    figure.draw_without_rendering()
+    legend = figure.legends[0].get_window_extent()
+    assert legend.x0 >= 0
+    assert legend.x1 <= figure.bbox.width
+
+
+def test_error_bars_are_the_intervals_over_seeds(computed_of) -> None:
+    figure, _ = drawn(computed_of, row("a", None), row("b", None, low=-1.0))
+    lower = figure.axes[1]
+    (segments,) = {tuple(np.round(bars.get_segments(), 6)[:, :, 1].ravel()) for bars in lower.collections[:-1]}
+    assert segments == pytest.approx((1.5, 2.5, -1.0, 2.5))  # not cut short: the axis ends first
+    assert lower.get_ylim()[0] == pytest.approx(2 / 3)
+
+
+# ------------------------------------------------------------------ what is quoted
+PAPER = load_paper_numbers("pbrf", folder=FOLDER)
+
+
+def quoted(item: str, claim: str) -> str:
+    sheet = yaml.safe_load((Path(pbrf.__path__[0]) / f"{item}.yaml").read_text(encoding="utf-8"))
+    return " ".join(str(sheet["claims"][claim]["paper_value"]).split())
+
+
+def printed(table: str, row: str) -> dict[str, float]:
+    return {gap: PAPER.get(table, row, gap).value for gap in GAPS}
+
+
+NETWORKS = [row for row in dict.fromkeys(n.row for n in PAPER.in_table("Table 5")) if not row.startswith("LR ")]
+
+
+def test_ranges_over_table_5_follow_from_its_rows() -> None:
+    rows = [printed("Table 5", row) for row in NETWORKS]
+    errors = [row["linearisation"] + row["solver"] for row in rows]
+    shares = [error / sum(row.values()) for error, row in zip(errors, rows, strict=True)]
+    text = f"{100 * min(shares):.2f} % to {100 * max(shares):.2f} % by Table 5's rows of neural networks"
+    assert quoted("tab5", "answers-another-question") == text
+    solver = [row["solver"] for row in rows]
+    assert quoted("tab5", "solver-reaches-it").startswith(
+        f"the solver error is {min(solver):.3f} to {max(solver):.3f},"
+    )
+    assert quoted("tab5", "influence-is-the-pbrf").startswith(f"{min(errors):.3f} to {max(errors):.3f},")
+    zeros, thousandths = (sum(row["linearisation"] == size for row in rows) for size in (0.0, 0.001))
+    largest = max(row["linearisation"] for row in rows)
+    assert quoted("tab5", "linearisation-small").startswith(
+        f"0.000 in {zeros} of {len(rows)} rows of neural networks, 0.001 in {thousandths}, "
+        f"{largest:.3f} (Transformer);"
+    )
+    assert zeros + thousandths + 1 == len(rows)
+    logistic = [printed("Table 5", f"LR {name}") for name in ("Cancer", "Diabetes")]
+    assert not any(value for row in logistic for value in row.values())
+
+
+def test_what_is_said_of_table_4_follows_from_it() -> None:
+    solver = {
+        name: [printed(table, f"MLP {name}")["solver"] for table in ("Table 5", "Table 4")]
+        for name in ("Concrete", "MNIST", "FashionMNIST", "Energy")
+    }
+    said = ", ".join(f"{before:.3f} to {after:.3f} ({name})" for name, (before, after) in solver.items())
+    assert quoted("tab4", "solver-error-grows") == said
+    grown = {name: after / before for name, (before, after) in solver.items() if before}
+    found = re.findall(r"([\d.]+) times \((\w+)\)", quoted("tab4", "grows-only-slightly"))
+    assert {name: float(times) for times, name in found} == pytest.approx(grown, rel=0.02)
+    shares = {}
+    for name in solver:
+        row = printed("Table 4", f"MLP {name}")
+        shares[name] = row["solver"] / min(row[gap] for gap in ("warm_start", "proximity", "non_convergence"))
+    assert shares.pop("Concrete") > 1
+    assert max(shares.values()) == shares["MNIST"] == pytest.approx(0.5)
+    assert "Concrete: solver 0.017, proximity 0.002; elsewhere at most 0.5" in quoted("tab4", "still-lower")

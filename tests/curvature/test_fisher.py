@@ -29,13 +29,6 @@ def test_exact_is_the_expectation_over_all_labels(model, loss: str) -> None:
     assert_close(FisherOperator(*case, kind="exact").to_dense(), dense, rtol=1e-10, atol=1e-12)
 
 
-@pytest.mark.parametrize("loss", ["mean", "sum"])
-def test_exact_is_the_expectation_over_all_tokens(loss: str) -> None:
-    case = language_problem(loss)
-    dense = dense_exact_fisher(case.model, case.loss, case.inputs, case.targets)
-    assert_close(FisherOperator(*case, kind="exact").to_dense(), dense, rtol=1e-10, atol=1e-12)
-
-
 @pytest.mark.parametrize("loss", ["ce", "ce_smoothing", "mse", "mse_sum", "bce", "bce_sum"])
 def test_exact_is_the_gauss_newton_matrix(loss: str) -> None:
     case = problem("mlp_tanh", loss)
@@ -125,13 +118,6 @@ def test_monte_carlo_labels_stay_with_their_examples_in_a_loader() -> None:
         generator=torch.Generator().manual_seed(0),
     )
     assert op.to_dense().abs().max() < 1e-20
-
-
-def test_monte_carlo_leaves_the_global_generator_alone() -> None:
-    case = problem("mlp_tanh", "ce")
-    state = torch.get_rng_state()
-    monte_carlo(case)
-    assert torch.equal(torch.get_rng_state(), state)
 
 
 def test_monte_carlo_needs_a_generator() -> None:

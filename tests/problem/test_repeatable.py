@@ -58,15 +58,6 @@ def test_dropping_without_shuffling_leaves_out_the_same_examples(case: Problem) 
     assert all((case.inputs[:8] == row).all(1).any() for x, _ in sampled.batches for row in x)
 
 
-def test_samples_of_a_loader_are_those_of_its_data(case: Problem) -> None:
-    dataset = TensorDataset(case.inputs, case.targets)
-    drawn = [
-        GaussNewtonOperator(case.model, case.loss, data).sample(5, torch.Generator().manual_seed(3)).to_dense()
-        for data in (dataset, DataLoader(dataset, batch_size=4))
-    ]
-    assert torch.equal(drawn[0], drawn[1])
-
-
 def test_the_users_random_numbers_are_left_alone(case: Problem) -> None:
     torch_state, numpy_state, python_state = (
         torch.get_rng_state(),

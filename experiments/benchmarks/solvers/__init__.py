@@ -1,21 +1,114 @@
-"""Solvers against cost: error of the solution and correlation of influences, by products and by seconds.
+"""Solvers against cost, preconditioners from hard examples, and LiSSA's recipe, each beside exact solutions.
 
-make bench-solvers PRESET=smoke|embedded|laptop|paper ARGS="rtol=1e-3"
+make bench-solvers PRESET=smoke|embedded|laptop|paper ARGS="parts=[solvers] solvers.rtol=1e-3"
 
-Right-hand sides are gradients of test losses. Work is counted for each vector in products with the matrix of the
-whole data, everything included: set-up, recomputed residuals, a batch by its share of the data. LiSSA, Chebyshev
-iteration and CG, EK-FAC's too, treat every system by itself, so they are run on `max_independent` of the systems
-at most (their work for each system is the same for more); block CG and Nyström share, and gain with the number.
+A task says what it is `used_in`; what stands in the section of a part holds for that part.
 
-The reference is block CG in double precision (in single where the config says so, `reference_dtype`), to
-`reference_rtol`. Seconds are CPU seconds of this process and stand in timing.csv.
+**Solvers** (table.csv, timing.csv, summary.csv): error of the solution and correlation of influences, by products
+and by seconds. Right-hand sides are gradients of test losses. Work is counted for each vector in products with the
+matrix of the whole data, everything included: set-up, recomputed residuals, a batch by its share of the data.
+LiSSA, Chebyshev iteration and CG, EK-FAC's too, treat every system by itself, so they are run on `max_independent`
+of the systems at most (their work for each system is the same for more); block CG and Nyström share, and gain with
+the number. The reference is block CG in double precision (in single where the config says so, `reference_dtype`),
+to `reference_rtol`. Seconds are CPU seconds of this process.
+
+**Preconditioners** (preconditioners.csv): in a fitted network few examples hold most of the curvature. Block CG,
+for gradients of test losses, without a preconditioner, with Nyström ones, and with the rows of the examples that
+have the largest traces or output curvatures (`curvlab.solvers.Rows`), each to residuals of 0.1, 0.01 and 0.001.
+Products are counted for each system, those of the set-up included; for rows that is its passes over the data, in
+products of 5 forwards. CG of curvlinops is a peer where it is installed, at a setting of its own, by the residual
+it reaches.
+
+The same fact for LiSSA (lissa.csv, lissa_steps.csv): step size 1 / (lambda_max + damping), |B| = 2 tr(G) /
+lambda_max, once with batches drawn uniformly and once by importance. C of condition C.1 (Klochkov & Liu 2024) is
+measured in the top eigenvector, in random directions and along a right-hand side, beside its certificate max
+tr(G_i) / (N q_i tr(G)). The distance from the solution is compared with (1 - step_size damping)^T, what the exact
+recursion leaves of the slowest component. And for Monte-Carlo estimates (estimates.csv) of tr(G) and of the
+squared Frobenius norm (the sketches of lissa-tab3) from batches of 32: each draw is a row, with its deviation by
+formula where there is one. The trace of a batch drawn by the traces does not vary at all, but a probe's form of it
+does: what importance can save there is the batch's part.
+
+**Recipes** (recipes.csv), over models, data and damping. Klochkov & Liu (2024), Corollary 1: step size 1 /
+(lambda_max + damping), |B| = C tr(G) / lambda_max, T = 2 / (step size damping) steps, with C = 2 "for simplicity".
+Beside it `Lissa.auto`: C of condition C.1 measured, twice that for |B|, four time constants, the last third
+averaged. And `Lissa.auto` by importance, which is ours: examples (sequences of a language model) are drawn with
+probability proportional to tr(G_i) and weighted to keep the mean, so that C is at most 1.01 by proof, and |B| that
+of C = 2. All are compared with exact solutions of the same systems, whose right-hand sides are gradients of
+training points; the error of zero is 1. A case is a task with one damping, absolute or relative to its lambda_max.
 """
 
-from curvlab.lab import Target
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import cast
+
+import pandas as pd
+import torch
+from matplotlib.figure import Figure
+from omegaconf import DictConfig, OmegaConf
+
+from curvlab.lab import ClaimResult, ClaimSheet, Computed, Run, Target, out_of_reach, task_settings
+from experiments.benchmarks.solvers import importance, preconditioners, recipes, trajectories
+from experiments.shared.task import Task, TrainedTask
 
 TARGET = Target(
     __name__,
-    title="Solvers against cost",
-    # no paper compares these
-    paper={"num_rhs": "", "num_points": "", "damping": "", "damping_ratio": "", "rtol": ""},
+    title="Solvers, preconditioners and LiSSA's recipe against cost",
+    paper={  # no paper compares the others
+        "solvers.num_rhs": "",
+        "solvers.damping": "",
+        "solvers.damping_ratio": "",
+        "solvers.rtol": "",
+        "preconditioners.damping": "",
+        "preconditioners.num_rhs": "",
+        "preconditioners.rows": "",
+        "preconditioners.nystrom_ranks": "",
+        "recipes.dampings": "5 (Table 1, footnote)",
+        "recipes.damping_ratios": "",
+        "recipes.num_points": "",
+    },
+    timings=("preconditioner_timing", "seconds-*", "peer-*"),
 )
+PARTS = {"solvers": trajectories, "preconditioners": preconditioners, "recipes": recipes}
+
+
+def compute(run: Run, cfg: DictConfig) -> dict[str, pd.DataFrame]:
+    """Return the tables of `parts`."""
+    tables: dict[str, pd.DataFrame] = {}
+    for part in cfg.parts:
+        tables |= PARTS[part].compute(run, _tasks(run, cfg, part))
+        if part == "preconditioners":
+            tables |= importance.compute(run, _tasks(run, cfg, part))
+    run.note(
+        seconds="CPU seconds of one process" if run.device.type == "cpu" else "seconds",
+        threads=torch.get_num_threads(),
+    )
+    return tables
+
+
+def _tasks(run: Run, cfg: DictConfig, part: str) -> Iterator[tuple[TrainedTask, DictConfig]]:
+    """Yield the trained tasks of a part with its settings."""
+    for name, settings in task_settings(cfg).items():
+        if part in settings.used_in:
+            own = cast(DictConfig, OmegaConf.merge(settings, settings[part]))
+            yield Task.load(run, name, own).trained(), own
+
+
+def judge(computed: Computed, claims: ClaimSheet) -> list[ClaimResult]:
+    """Judge preconditioners and recipes, where `parts` asked for them."""
+    results: list[ClaimResult] = []
+    for name, parts in {"preconditioners": (preconditioners, importance), "recipes": (recipes,)}.items():
+        for part in parts:
+            if name in computed.config["parts"]:
+                results += part.judge(computed, claims)
+            else:
+                results += [out_of_reach(claims.claim(own), f"parts does not name {name}.") for own in part.CLAIMS]
+    return results
+
+
+def draw(computed: Computed) -> dict[str, Figure]:
+    """Return the solvers by products and by seconds, the preconditioners, and the recipes."""
+    figures: dict[str, Figure] = {}
+    for name in computed.config["parts"]:
+        figures |= PARTS[name].draw(computed)
+    return figures

@@ -1,11 +1,12 @@
-"""The solvers that are compared, each with its set-up."""
+"""The solvers that are compared, each with its set-up, and what it paid by when: products and seconds."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,8 +27,10 @@ from curvlab.solvers import (
 )
 from curvlab.spectrum import hutchinson_trace, top_eigenvalues
 from experiments.benchmarks.solvers.chebyshev import Chebyshev
-from experiments.benchmarks.solvers.counting import CountedOperator, Counter, Recorder
+from experiments.shared.stats import column_correlations
+from experiments.shared.systems import Systems
 
+GROWTH = 1.25  # between steps at which the iterate is looked at
 LABELS = {
     "lissa_recipe": "LiSSA, C = 2",
     "lissa_auto": "Lissa.auto",
@@ -44,104 +47,161 @@ LABELS = {
 INDEPENDENT = ("lissa_recipe", "lissa_auto", "chebyshev", "cg", "ekfac_cg")
 
 
-@dataclass(frozen=True)
-class CountedSystems:
-    """(G + damping I) X = B with what the answers are compared to.
+# ------------------------------------------------------------------------------------ counting
+@dataclass
+class Counter:
+    """Work so far, one unit for each product of one vector with the matrix of the whole data."""
+
+    work: float = 0.0
+
+
+class CountedOperator(LinearOperator):
+    """A curvature matrix that counts its products, and those of its batches by their share of the data."""
+
+    def __init__(self, operator: GaussNewtonOperator, counter: Counter, *, weight: float = 1.0) -> None:
+        super().__init__(operator.shape[0], dtype=operator.dtype, device=operator.device)
+        self.operator, self.counter, self.weight = operator, counter, weight
+
+    def matmat(self, vectors: Tensor) -> Tensor:
+        """Return A V."""
+        self.counter.work += self.weight * vectors.shape[1]
+        return self.operator.matmat(vectors)
+
+    # Batches are uniform here.
+    def sample(  # type: ignore[override]
+        self, batch_size: int, generator: torch.Generator | None = None
+    ) -> CountedOperator:
+        """Return a batch, whose products count batch_size / N."""
+        weight = batch_size / self.operator.num_examples
+        return CountedOperator(self.operator.sample(batch_size, generator), self.counter, weight=weight)
+
+    @property
+    def is_psd(self) -> bool:
+        """As the operator counted."""
+        return self.operator.is_psd
+
+
+@dataclass
+class Recorder:
+    """Compares iterates with the reference at steps 1, 2, 3, ..., growing by a quarter; that time is not counted.
 
     Attributes:
-        operator: G.
-        damping: added to it.
+        counter: of the products.
+        reference: (P, R), solutions of the first R systems.
+        point_gradients: (M, P), of training losses; products with a solution are influence scores, up to sign.
+    """
+
+    counter: Counter
+    reference: Tensor
+    point_gradients: Tensor
+    clock: Callable[[], float]
+    rows: list[dict[str, float | Tensor]] = field(default_factory=list)
+    _next: float = 1.0
+    _paused: float = 0.0
+    _start: float = field(default=math.nan)
+
+    def start(self) -> None:
+        """Begin to count seconds."""
+        self._start = self.clock()
+
+    def __call__(self, state: Any) -> None:
+        """Look at the iterate if it is time."""
+        if (step := state.num_steps) < self._next:
+            return
+        self._next = max(step + 1, step * GROWTH)
+        self.record(state.x)
+
+    def record(self, x: Tensor) -> None:
+        """Add a row: work, seconds, error and correlation of each system."""
+        now = self.clock()
+        row: dict[str, float | Tensor] = {"work": self.counter.work, "seconds": now - self._start - self._paused}
+        x = x[:, : self.reference.shape[1]].to(self.reference)
+        reference = self.reference[:, : x.shape[1]]
+        row["errors"] = (x - reference).norm(dim=0) / reference.norm(dim=0)
+        row["correlations"] = column_correlations(self.point_gradients @ x, self.point_gradients @ reference)
+        self.rows.append(row)
+        self._paused += self.clock() - now
+
+
+# ------------------------------------------------------------------------------------ solving
+@dataclass(frozen=True)
+class CountedSystems:
+    """(G + damping I) X = B, and who watches one method solve it.
+
+    Attributes:
+        systems: operator and damping.
         right_hand_sides: B, (P, K).
         recorder: of one method's run.
         rtol: residual that ends it.
         nystrom_rank: of the preconditioner.
-        predictions: of one example; tokens of a sequence.
     """
 
-    operator: GaussNewtonOperator
-    damping: float
+    systems: Systems
     right_hand_sides: Tensor
     recorder: Recorder
     rtol: float
     nystrom_rank: int
-    predictions: float
 
     @property
-    def counted(self) -> LinearOperator:
-        """G + damping I, whose products are counted."""
-        return CountedOperator(self.operator, self.counter) + self.damping * identity
+    def operator(self) -> CountedOperator:
+        """G, whose products are counted."""
+        return CountedOperator(self.systems.operator, self.recorder.counter)  # type: ignore[arg-type]  # Gauss-Newton
 
-    @property
-    def counter(self) -> Counter:
-        """Of the products."""
-        return self.recorder.counter
+    def inverse(self, preconditioner: Rows | Ekfac, generator: torch.Generator) -> LinearOperator:
+        """Return the built preconditioner; it reads the model's layers, so what it costs is added by hand."""
+        inverse, cost = preconditioner.build(self.systems.damped, generator=generator)
+        self.recorder.counter.work += cost
+        return inverse
 
 
-def solve(systems: CountedSystems, method: str, generator: torch.Generator) -> dict[str, object]:
+def solve(counted: CountedSystems, method: str, generator: torch.Generator) -> dict[str, object]:
     """Run a method from its set-up to its residual; return its outcome in words and its largest residual."""
-    systems.recorder.start()
-    if method.startswith("lissa"):
-        return _lissa(systems, method, generator)
-    solver = _solver(systems, method, generator)
-    solution = solver.solve(systems.counted, systems.right_hand_sides, generator=generator)
-    systems.recorder.record(solution.x)
+    recorder = counted.recorder
+    recorder.start()
+    solver = _lissa(counted, method, generator) if "lissa" in method else _solver(counted, method, generator)
+    try:
+        damped = counted.operator + counted.systems.damping * identity
+        solution = solver.solve(damped, counted.right_hand_sides, generator=generator)
+    except DivergenceError as error:
+        return {"outcome": f"diverges at step {error.step}", "residual": math.inf}
+    recorder.record(solution.x)
     outcome = "converged" if solution.converged else "not converged"
+    if isinstance(solver, Lissa):  # its tolerance for the residual says little about scores
+        outcome = f"all {solver.num_steps} steps"
     return {"outcome": outcome, "residual": float(solution.residual.max())}
 
 
-def _solver(systems: CountedSystems, method: str, generator: torch.Generator) -> Solver:
-    recorder, rtol, rank = systems.recorder, systems.rtol, systems.nystrom_rank
-    size, num = systems.right_hand_sides.shape
-    build: dict[str, Callable[[], Solver]] = {
-        "cg": lambda: ConjugateGradient(rtol, callback=recorder),
-        "block_cg": lambda: BlockConjugateGradient(rtol, callback=recorder),
-        "chebyshev": lambda: Chebyshev(rtol, callback=recorder),
-        "nystrom_cg": lambda: ConjugateGradient(rtol, preconditioner=Nystrom(rank), callback=recorder),
-        "nystrom_block_cg": lambda: dataclasses.replace(default_solver(size, num, rtol=rtol), callback=recorder),
-        "default": lambda: _default(systems, generator),
-        "ekfac_cg": lambda: ConjugateGradient(rtol, preconditioner=_ekfac(systems, generator), callback=recorder),
-    }
-    return build[method]()
-
-
-def _default(systems: CountedSystems, generator: torch.Generator) -> BlockConjugateGradient:
-    """What `influence` takes: it looks at the examples' curvature, which costs a forward."""
-    size, num = systems.right_hand_sides.shape
-    damped = systems.operator + systems.damping * identity
-    chosen = default_solver(size, num, rtol=systems.rtol, operator=damped)
-    systems.counter.work += 0.2
-    if isinstance(chosen.preconditioner, Rows):  # reads the model's layers, as EK-FAC does
-        inverse, cost = chosen.preconditioner.build(damped, generator=generator)
-        systems.counter.work += cost
+def _solver(counted: CountedSystems, method: str, generator: torch.Generator) -> Solver:
+    recorder, rtol, rank = counted.recorder, counted.rtol, counted.nystrom_rank
+    size, num = counted.right_hand_sides.shape
+    if method == "cg":
+        return ConjugateGradient(rtol, callback=recorder)
+    if method == "block_cg":
+        return BlockConjugateGradient(rtol, callback=recorder)
+    if method == "chebyshev":
+        return Chebyshev(rtol, callback=recorder)
+    if method == "nystrom_cg":
+        return ConjugateGradient(rtol, preconditioner=Nystrom(rank), callback=recorder)
+    if method == "ekfac_cg":
+        return ConjugateGradient(rtol, preconditioner=counted.inverse(Ekfac(), generator), callback=recorder)
+    if method == "nystrom_block_cg":
+        return dataclasses.replace(default_solver(size, num, rtol=rtol), callback=recorder)
+    # What `influence` takes by default: it looks at the examples' curvature, which costs a forward.
+    chosen = default_solver(size, num, rtol=rtol, operator=counted.systems.damped)
+    recorder.counter.work += 0.2
+    if isinstance(chosen.preconditioner, Rows):
+        inverse = counted.inverse(chosen.preconditioner, generator)
         chosen = dataclasses.replace(chosen, preconditioner=inverse)
-    return dataclasses.replace(chosen, callback=systems.recorder)
+    return dataclasses.replace(chosen, callback=recorder)
 
 
-def _ekfac(systems: CountedSystems, generator: torch.Generator) -> LinearOperator:
-    # It reads the model's layers, so it gets the operator itself; what it costs is added by hand.
-    inverse, cost = Ekfac().build(systems.operator + systems.damping * identity, generator=generator)
-    systems.counter.work += cost
-    return inverse
-
-
-def _lissa(systems: CountedSystems, method: str, generator: torch.Generator) -> dict[str, object]:
-    counted = CountedOperator(systems.operator, systems.counter)
-
+def _lissa(counted: CountedSystems, method: str, generator: torch.Generator) -> Lissa:
+    operator, damping = counted.operator, counted.systems.damping
     if method == "lissa_auto":
-        solver = Lissa.auto(counted, systems.damping, sampling="uniform", generator=generator)
-        solver = dataclasses.replace(solver, callback=systems.recorder)
-    else:
-        trace = hutchinson_trace(counted, rtol=0.05, generator=generator).value
-        largest = float(top_eigenvalues(counted, 1, rtol=0.01, generator=generator).values[0])
-        settings = lissa_hyperparameters(
-            trace=max(trace, largest), largest_eigenvalue=largest, damping=systems.damping
-        )
-        batch_size = math.ceil(settings.batch_size / systems.predictions)
-        solver = Lissa(settings.step_size, batch_size, settings.num_steps, callback=systems.recorder)
-    try:
-        solution = solver.solve(systems.counted, systems.right_hand_sides, generator=generator)
-    except DivergenceError as error:
-        return {"outcome": f"diverges at step {error.step}", "residual": float("inf")}
-    systems.recorder.record(solution.x)
-    # Its tolerance for the residual says little about scores, so that is not its outcome here.
-    return {"outcome": f"all {solver.num_steps} steps", "residual": float(solution.residual.max())}
+        solver = Lissa.auto(operator, damping, sampling="uniform", generator=generator)
+        return dataclasses.replace(solver, callback=counted.recorder)
+    trace = hutchinson_trace(operator, rtol=0.05, generator=generator).value
+    largest = float(top_eigenvalues(operator, 1, rtol=0.01, generator=generator).values[0])
+    settings = lissa_hyperparameters(trace=max(trace, largest), largest_eigenvalue=largest, damping=damping)
+    batch_size = math.ceil(settings.batch_size / counted.systems.task.predictions_per_example)
+    return Lissa(settings.step_size, batch_size, settings.num_steps, callback=counted.recorder)

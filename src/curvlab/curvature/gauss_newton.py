@@ -114,7 +114,10 @@ class GaussNewtonOperator(DataOperator):
     ) -> None:
         """Add JᵀSJ v for each row v of (K, P), with the J and S of one batch."""
         by_tokens = weights is None and self._by_tokens(inputs, targets)
-        with forward_mode(f"pass jvp='finite_difference' to {type(self).__name__}"):
+        with forward_mode(
+            f"op = {type(self).__name__}(model, loss, data, jvp='finite_difference') does without, and "
+            "solvers take it, solve(op + damping * identity, b)"
+        ):
             # h and J v, of all outputs or some tokens
             for part in self._linearised(inputs, targets, rows, sums, by_tokens=by_tokens):
                 self.loss.check(part.outputs, part.targets)

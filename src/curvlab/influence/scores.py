@@ -205,7 +205,7 @@ def _on_one_process(
     problem = Problem.of(model, loss, train, weights, memory_budget, batch_size=batch_size).normalised()
     tested, size = problem.with_data(test), DEFAULT_BATCH_SIZE if batch_size is None else batch_size
     if candidates is not None:
-        sources = problem.with_data(candidates)
+        sources = problem.with_data(candidates, name="candidates")
         num_sources = sources.num_examples
     else:
         chosen = checked_points(points, problem.num_examples)

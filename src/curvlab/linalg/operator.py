@@ -5,6 +5,7 @@ Sums, multiples and the identity stand here too, because `+` and `*` of operator
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from functools import reduce
@@ -157,7 +158,7 @@ class LinearOperator(ABC):
         return self + (-1.0) * other
 
     def __mul__(self, scale: float) -> ScaledOperator:
-        return ScaledOperator(float(scale), self)
+        return ScaledOperator(_finite(scale), self)
 
     __rmul__ = __mul__
 
@@ -311,7 +312,7 @@ class Identity:
         self.scale = scale
 
     def __mul__(self, factor: float) -> Identity:
-        return Identity(self.scale * float(factor))
+        return Identity(self.scale * _finite(factor))
 
     __rmul__ = __mul__
 
@@ -359,6 +360,16 @@ class IdentityOperator(LinearOperator):
     def damping(self) -> float:
         """The multiple c itself."""
         return self.scale
+
+
+def _finite(factor: object) -> float:
+    if isinstance(factor, str | bytes):
+        raise TypeError(
+            f"operators are multiplied by numbers, such as the damping in `op + 0.1 * identity`, got {factor!r}"
+        )
+    if not math.isfinite(number := float(factor)):  # type: ignore[arg-type]  # numbers of any kind, also tensors
+        raise ValueError(f"operators are multiplied by finite numbers, such as the damping, got {number}")
+    return number
 
 
 def _refuse_to_add(left: object, right: object) -> NoReturn:

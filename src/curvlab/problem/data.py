@@ -69,6 +69,7 @@ class Batches:
         dtype: what floating-point inputs and targets are cast to: the model's dtype. Integer targets become
             int64. Batches carry no autograd graph.
         model: says what the labels inside a mapping belong to (`OwnLabels`).
+        name: of this data in error messages.
     """
 
     def __init__(
@@ -79,23 +80,25 @@ class Batches:
         device: torch.device,
         dtype: torch.dtype,
         model: ModelFunction | None = None,
+        name: str = "data",
     ) -> None:
         if batch_size < 1:
             raise ValueError(f"batch_size must be at least 1, got {batch_size}")
+        self.name = name
         self.device, self.dtype, self.batch_size = device, dtype, batch_size
         self._drawn: Sequence[Tensor] | None = None  # in the place of the data's targets
         self._held: list[Batch] | None = None  # all batches, moved
         self._may_hold = _HELD_SHARE * (free_memory(device) or 0)
         self._source = _source_of(data, batch_size, checked_batch if model is None else OwnLabels(model))
         if isinstance(self._source, _Pair | _Examples) and len(self._source) == 0:
-            raise ValueError("data is empty: at least one example is needed")
+            raise ValueError(f"{name} is empty: at least one example is needed")
 
     @classmethod
-    def of(cls, model: ModelFunction, data: Data, *, batch_size: int) -> Self:
+    def of(cls, model: ModelFunction, data: Data, *, batch_size: int, name: str = "data") -> Self:
         """Return the data as the model takes it: on its device, in its dtype, with labels as it reads them."""
         if isinstance(data, cls):
             return data
-        return cls(data, batch_size=batch_size, device=model.device, dtype=model.dtype, model=model)
+        return cls(data, batch_size=batch_size, device=model.device, dtype=model.dtype, model=model, name=name)
 
     @property
     def num_examples(self) -> int:
@@ -111,7 +114,7 @@ class Batches:
             start = rows.stop
             yield inputs, targets if self._drawn is None else self._targets_drawn(range(rows.start, rows.stop))
         if start == 0:
-            raise ValueError("data is empty: at least one batch with one example is needed")
+            raise ValueError(f"{self.name} is empty: at least one batch with one example is needed")
 
     def targets(self) -> Iterator[Tensor]:
         """Yield the targets batch by batch, without reading the inputs where the data allows it."""
@@ -129,6 +132,11 @@ class Batches:
 
     def select_with_places(self, indices: Tensor) -> list[tuple[Batch, Tensor]]:
         """Return what `select` does, and beside each batch its places: which of `indices` it holds."""
+        outside = indices[(indices < 0) | (indices >= self.num_examples)]
+        if len(outside):
+            raise IndexError(
+                f"example {int(outside[0])} does not exist: {self.name} has {self.num_examples}, numbered from 0"
+            )
         if isinstance(self._source, _Pair | _Examples):
             inputs, targets = self._move(self._source.select(indices))
             if self._drawn is not None:
@@ -209,7 +217,7 @@ class Batches:
                 target = targets[position] if self._drawn is None else self._targets_drawn([index])[0]
                 return take(inputs, position), target
             position -= len(targets)
-        raise IndexError(f"example {index} of {self.num_examples}")
+        raise IndexError(f"example {index} does not exist")
 
     def _targets_drawn(self, indices: Iterable[int]) -> Tensor:
         drawn = self._drawn or ()

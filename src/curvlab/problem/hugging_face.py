@@ -152,6 +152,8 @@ class OwnLabels:
         )
 
     def _own_loss(self, inputs: Mapping[str, Tensor], labels: Tensor) -> float | None:
+        if isinstance(self._function.model, nn.Sequential):
+            return None
         if self._taken is not None and "labels" not in self._taken:
             return None
         config: Any = getattr(self._function.model, "config", None)
@@ -195,6 +197,8 @@ def _arguments(model: nn.Module) -> frozenset[str] | None:
     """Return the names that the forward takes; None where it takes any, of a module that is not transformers'."""
     unwrap: Any = getattr(model, "get_base_model", None)  # of peft
     base: Any = model if unwrap is None else unwrap()
+    if isinstance(base, nn.Sequential):  # hands on what it is given
+        return None
     parameters = inspect.signature(base.forward).parameters.values()
     takes_any = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters)
     if takes_any and not hasattr(base, "main_input_name"):

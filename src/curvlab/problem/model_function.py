@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -147,6 +148,7 @@ class ModelFunction:
         self.dtype = dtypes.pop()
         self.device = devices.pop()
         self.has_convolution = any(isinstance(module, _ConvNd) for module in model.modules())
+        self._has_recurrence = any(isinstance(module, nn.RNNBase) for module in model.modules())
         self.num_parameters = sum(shape.numel() for shape in self._shapes)
         self._keywords = {"use_cache": False} if _has_cache(model) else {}
         self._has_head: bool | None = None
@@ -205,8 +207,7 @@ class ModelFunction:
         and for those that do not name their last layer by Hugging Face's `get_output_embeddings`.
         """
         if self._has_head is None:
-            values = list(inputs.values()) if isinstance(inputs, Mapping) else [inputs]
-            self._has_head = _head(self.model) is not None and all(v.ndim == 2 for v in values)
+            self._has_head = _head(self.model) is not None and all(v.ndim == 2 for v in _values(inputs))
             if self._has_head:
                 with torch.no_grad():
                     two_tokens = take(inputs, (slice(0, 1), slice(0, 2)))
@@ -248,16 +249,39 @@ class ModelFunction:
         self.check_mode()
         with (
             nullcontext() if fused else plain_attention(),
+            nullcontext() if fused or not self._has_recurrence else _plain_recurrence(),
             without_padding(self.model),
             deterministic(self.model, self.device) as buffers,
         ):
             replaced = {**dict(zip(self.names, parameters, strict=True)), **buffers}
-            positional: tuple[Inputs, ...] = () if isinstance(inputs, Mapping) else (inputs,)
-            named = {**self._keywords, **inputs} if isinstance(inputs, Mapping) else dict(self._keywords)
+            positional, named = self._arguments(inputs)
             try:
                 return functional_call(self.model, replaced, positional, named)
             except _HeadReachedError as end:
                 return end.head_input
+            except TypeError as error:
+                if not (isinstance(self.model, nn.Sequential) and isinstance(positional[0], Mapping)):
+                    raise
+                raise TypeError(
+                    f"nn.Sequential hands all of {sorted(inputs)} to its first module, as one mapping ({error}): "
+                    "wrap it in a module whose forward takes them by name, or pass one tensor."
+                ) from error
+            except RuntimeError as error:
+                kinds = {str(v.dtype) for v in _values(inputs) if not v.is_floating_point()}
+                if not kinds or "type" not in str(error):
+                    raise
+                raise TypeError(
+                    f"the inputs are {', '.join(sorted(kinds))}, and the model does not take them ({error}): pass "
+                    "inputs.float() where they are numbers, inputs.long() where they are tokens."
+                ) from error
+
+    def _arguments(self, inputs: Inputs) -> tuple[tuple[Inputs, ...], dict[str, object]]:
+        """Return what the forward takes by position and by name; nn.Sequential takes one thing, by position."""
+        if isinstance(inputs, Tensor):
+            return (inputs,), dict(self._keywords)
+        if isinstance(self.model, nn.Sequential):
+            return ((next(iter(inputs.values())) if len(inputs) == 1 else inputs),), {}
+        return (), {**self._keywords, **inputs}
 
     def check_mode(self) -> None:
         """Raise a ValueError if outputs would depend on the other examples of a batch, or on chance."""
@@ -276,6 +300,20 @@ def plain_attention() -> Iterator[None]:
         torch.backends.mha.set_fastpath_enabled(enabled)
 
 
+@contextmanager
+def _plain_recurrence() -> Iterator[None]:
+    """Let LSTM and GRU run without oneDNN and cuDNN, whose kernels have no forward-mode derivative."""
+    backends: tuple[Any, ...] = (torch.backends.mkldnn, torch.backends.cudnn)
+    enabled = [backend.enabled for backend in backends]
+    for backend in backends:
+        backend.enabled = False
+    try:
+        yield
+    finally:
+        for backend, value in zip(backends, enabled, strict=True):
+            backend.enabled = value
+
+
 def check_finite(outputs: Tensor) -> None:
     """Raise NonFiniteOutputError if `outputs` contain NaN or infinity."""
     if not torch.isfinite(outputs).all():
@@ -284,6 +322,10 @@ def check_finite(outputs: Tensor) -> None:
             f"the model's outputs contain NaN or infinity (rows {rows} of a batch of {outputs.shape[0]}): "
             "check those inputs for NaN, and the parameters (a diverged training run leaves NaN weights)."
         )
+
+
+def _values(inputs: Inputs) -> list[Tensor]:
+    return [inputs] if isinstance(inputs, Tensor) else list(inputs.values())
 
 
 def _logits(outputs: object) -> Tensor:

@@ -105,7 +105,14 @@ class Problem:
             return model
         if loss is None:
             raise TypeError("pass model, loss and data, or a Problem in the place of the three")
+        if not isinstance(model, nn.Module):
+            raise TypeError(f"the model is a {type(model).__name__}: pass an nn.Module, which has parameters")
         function = ModelFunction(model)
+        if function.device.type == "meta":
+            raise ValueError(
+                "the model is on the meta device, where parameters have shapes but no values: load them "
+                "first, with model.to_empty(device=...) and model.load_state_dict(...)"
+            )
         function.check_mode()
         memory = Memory(budget=memory_budget, given=batch_size is not None)
         size = DEFAULT_BATCH_SIZE if batch_size is None else batch_size
@@ -121,9 +128,10 @@ class Problem:
         weights: Tensor | None,
         memory: Memory,
         batch_size: int,
+        name: str = "data",
     ) -> Problem:
         known = output_loss(loss)
-        batches = Batches.of(function, cast("Data", data), batch_size=batch_size)
+        batches = Batches.of(function, cast("Data", data), batch_size=batch_size, name=name)
         if isinstance(known, FunctionLoss):
             known.try_on_first_examples(function, batches)
         whole = cls(function, known, batches, memory, loss)
@@ -192,8 +200,8 @@ class Problem:
         return self.total_count
 
     # --------------------------------------------------------------------------- other problems
-    def with_data(self, data: Data, *, weights: Tensor | None = None) -> Problem:
-        """Return the same model and loss over other data, such as the test set."""
+    def with_data(self, data: Data, *, weights: Tensor | None = None, name: str = "test") -> Problem:
+        """Return the same model and loss over other data; `name` is what error messages call them."""
         return self._opened(
             self.function,
             self.given_loss,
@@ -201,6 +209,7 @@ class Problem:
             weights=weights,
             memory=self.memory,
             batch_size=self.data.batch_size,
+            name=name,
         )
 
     def copied(self, dtype: torch.dtype | None = None, *, parameters: Tensor | None = None) -> Problem:
@@ -420,6 +429,8 @@ def checked_weights(weights: Tensor, num_examples: int) -> Tensor:
     is an example that stands twice in a data set whose n is not raised; 0 takes an example away and leaves the
     others as they were. For the mean over the sum of the weights, pass weights * len(weights) / weights.sum().
     """
+    if not isinstance(weights, Tensor):
+        raise TypeError(f"weights are a tensor, ({num_examples},), got {type(weights).__name__}")
     if weights.shape != (num_examples,):
         raise ValueError(f"need one weight for each of {num_examples} examples, got shape {tuple(weights.shape)}")
     if not bool(((weights >= 0) & weights.isfinite()).all()):

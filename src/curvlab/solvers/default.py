@@ -15,7 +15,7 @@ from curvlab.solvers.preconditioners import Nystrom, Rows
 # steps, the set-up costs more than it saves, so the rank is kept small.
 _RANK_PER_COLUMN = 4
 
-# bench-preconditioners: where a sixth of the examples holds 97 % of tr(G), 400 rows take a fourth of Nyström's
+# bench-solvers: where a sixth of the examples holds 97 % of tr(G), 400 rows take a fourth of Nyström's
 # time; where it holds 22 %, as long as no preconditioner. The limit lies between the two, near neither.
 _TAIL, _TAIL_SHARE = 6, 0.5
 

@@ -1,0 +1,245 @@
+"""Products and seconds to a residual, with each preconditioner and by a peer."""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any
+
+import pandas as pd
+import torch
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from omegaconf import DictConfig
+from torch import Tensor
+
+from curvlab.lab import ClaimResult, ClaimSheet, Computed, Run, exact, out_of_reach, panels, plots
+from curvlab.lab import judge as verdict
+from curvlab.problem import stack
+from curvlab.solvers import BlockConjugateGradient, ConjugateGradient, Nystrom, Preconditioner, Rows
+from curvlab.spectrum import top_eigenvalues
+from experiments.benchmarks.gauges import work_clock
+from experiments.shared.systems import Systems
+from experiments.shared.task import TrainedTask
+
+RESIDUALS = (1e-1, 1e-2, 1e-3)
+JUDGED = 1e-2
+PEER = "curvlinops CG"
+TOP = 1e3  # errors above it are not drawn: where they start is marked
+NONE = [math.nan] * len(RESIDUALS)
+
+
+def compute(run: Run, tasks: Iterable[tuple[TrainedTask, DictConfig]]) -> dict[str, pd.DataFrame]:
+    """Return one row for each task, preconditioner and residual, its seconds in a table of their own."""
+    rows: list[dict[str, Any]] = []
+    for task, settings in tasks:
+        systems, _ = fitted_systems(run, task, settings)
+        about = {"fitted": settings.fitted, "train_loss": task.train_loss, "damping": systems.damping}
+        rows += [row | about for row in _task_rows(run, systems, settings)]
+    table = pd.DataFrame(rows)
+    if table.empty:
+        return {}
+    return {
+        "preconditioners": table.drop(columns="seconds"),
+        "preconditioner_timing": table.drop(columns=["products", "residual"]),
+    }
+
+
+def fitted_systems(run: Run, task: TrainedTask, settings: DictConfig) -> tuple[Systems, dict[str, Any]]:
+    """Return (G + damping I) X = B, B gradients of some test losses, and λmax (`value`) with its `vector`."""
+    generator = run.generator("preconditioners", task.splits.name)
+    num_test = len(task.splits.test)  # type: ignore[arg-type]  # map-style
+    chosen = stack(task.splits.test, torch.randperm(num_test, generator=generator)[: settings.num_rhs])
+    undamped = Systems(task, 0.0, chosen, chosen)
+
+    def largest() -> dict[str, Any]:
+        found = top_eigenvalues(undamped.operator, 1, rtol=0.01, generator=task.generator("largest"))
+        return {"value": float(found.values[0]), "vector": found.vectors[:, 0]}
+
+    about = f"largest eigenvalue of {task.label}"
+    spectrum = run.unit("preconditioners/largest", task.key, largest, version=1, about=about)
+    given = settings.damping
+    damping = float(given if given is not None else settings.damping_ratio * spectrum["value"])
+    return Systems(task, damping, chosen, chosen), spectrum
+
+
+def systems_key(systems: Systems) -> dict[str, Any]:
+    """Return what the answers depend on."""
+    return systems.task.key | {"num_rhs": len(systems.sources[1]), "damping": systems.damping}
+
+
+def _task_rows(run: Run, systems: Systems, settings: DictConfig) -> list[dict[str, Any]]:
+    """Return one row for each preconditioner and residual, and for the peers."""
+    b = systems.right_hand_sides.contiguous()
+    of_one = b[:, : settings.num_cg]
+    ways: dict[str, Callable[[], dict[str, Any]]] = {
+        label: partial(_block_cg, run, systems, b, preconditioner)
+        for label, preconditioner in _preconditioners(settings).items()
+    }
+    ways["CG"] = partial(_cg, run, systems, of_one)
+    if settings.curvlinops is not None:
+        ways[PEER] = partial(_curvlinops, run, systems, of_one, **settings.curvlinops)
+    rows = []
+    for label, compute in ways.items():
+        key, about = systems_key(systems) | {"label": label}, f"{label} on {systems.task.label}"
+        found = run.unit("preconditioners/solve", key, compute, version=1, about=about)
+        for residual, products, seconds in zip(RESIDUALS, found["products"], found["seconds"], strict=True):
+            row = {"task": systems.task.label, "preconditioner": label, "target": residual, "products": products}
+            rows.append(row | {"seconds": seconds, "residual": found["residual"]})
+    return rows
+
+
+def _preconditioners(settings: DictConfig) -> dict[str, Preconditioner | None]:
+    """Return every preconditioner of the settings by its label."""
+    found: dict[str, Preconditioner | None] = {"none": None}
+    found |= {f"Nyström {rank}": Nystrom(rank) for rank in settings.nystrom_ranks}
+    for own in settings.rows:
+        label = f"{own.num_rows} rows" + (f" to {own.rank}" if own.rank else "")
+        label += {"outputs": "", "traces": ", by traces"}[own.score]
+        found[label] = Rows(own.num_rows, rank=own.rank, score=own.score)
+    return found
+
+
+class _Clock:
+    """When, and after how many steps, each system first had each residual."""
+
+    def __init__(self, run: Run, num: int) -> None:
+        self.now = work_clock(run.device)
+        self.start = self.now()
+        self.steps = torch.full((len(RESIDUALS), num), math.nan)
+        self.all_steps, self.seconds = list(NONE), list(NONE)  # when all had it at once
+
+    def __call__(self, state: Any) -> None:
+        residuals = state.relative_residuals
+        for index, target in enumerate(RESIDUALS):
+            self.steps[index, (residuals <= target) & self.steps[index].isnan()] = state.num_steps
+            if float(residuals.max()) <= target and math.isnan(self.seconds[index]):
+                self.all_steps[index], self.seconds[index] = state.num_steps, self.now() - self.start
+
+    def found(self, steps: Tensor, set_up: int, residual: Tensor) -> dict[str, Any]:
+        """Return products and seconds for each system, from its steps."""
+        num = self.steps.shape[1]
+        # One product more a system where a residual is recomputed before it is believed, as every solve ends.
+        products, seconds = (steps + 1 + set_up / num).tolist(), [value / num for value in self.seconds]
+        return {"products": products, "seconds": seconds, "residual": float(residual.max())}
+
+
+def _block_cg(run: Run, systems: Systems, b: Tensor, preconditioner: Preconditioner | None) -> dict[str, Any]:
+    systems.operator @ b[:, :2]  # what PyTorch loads for a first product is no preconditioner's
+    generator = run.generator("preconditioners", systems.task.seed_name)
+    clock, set_up, inverse = _Clock(run, b.shape[1]), 0, None
+    if preconditioner is not None:
+        inverse, set_up = preconditioner.build(systems.damped, generator=generator)
+    solver = BlockConjugateGradient(0.9 * RESIDUALS[-1], preconditioner=inverse, callback=clock)
+    solution = solver.solve(systems.damped, b)
+    run.add_matvecs(solution.num_matvecs + set_up)
+    return clock.found(torch.tensor(clock.all_steps), set_up, solution.residual)
+
+
+def _cg(run: Run, systems: Systems, b: Tensor) -> dict[str, Any]:
+    """Conjugate gradients for each system by itself, no preconditioner: products are a mean over systems."""
+    clock = _Clock(run, b.shape[1])
+    solution = ConjugateGradient(0.9 * RESIDUALS[-1], callback=clock).solve(systems.damped, b)
+    run.add_matvecs(solution.num_matvecs)
+    return clock.found(clock.steps.mean(1), 0, solution.residual)
+
+
+def _curvlinops(run: Run, systems: Systems, b: Tensor, *, max_iter: int, tolerance: float) -> dict[str, Any]:
+    """The peer's CG; it tells no residual, so that is computed afterwards."""
+    if importlib.util.find_spec("curvlinops") is None:
+        return {"products": NONE, "seconds": NONE, "residual": math.nan}
+    from curvlinops import CGInverseLinearOperator, GGNLinearOperator
+    from curvlinops.examples import IdentityLinearOperator
+
+    model = systems.task.model
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    data = [(inputs, targets) for inputs, targets in systems.operator.batches]
+    matrix = GGNLinearOperator(model, systems.task.loss, parameters, data, check_deterministic=False)
+    shapes = [tuple(parameter.shape) for parameter in parameters]
+    unit = IdentityLinearOperator(shapes, parameters[0].device, parameters[0].dtype)
+    clock = work_clock(run.device)
+    start = clock()
+    inverse = CGInverseLinearOperator(matrix + systems.damping * unit, max_iter=max_iter, tolerance=tolerance)
+    x = (inverse @ b).detach()
+    seconds = (clock() - start) / b.shape[1]
+    residual = float(((systems.damped @ x - b).norm(dim=0) / b.norm(dim=0)).max())
+    reached = [seconds if residual <= target else math.nan for target in RESIDUALS]
+    return {"products": NONE, "seconds": reached, "residual": residual}
+
+
+# ------------------------------------------------------------------------------------ claims
+CLAIMS = ("products", "seconds", "peer")
+
+
+def judge(computed: Computed, claims: ClaimSheet) -> list[ClaimResult]:
+    """Judge every fitted task by itself; counts are exact, and so is a single timing taken as it is."""
+    table = computed["preconditioners"].assign(seconds=computed["preconditioner_timing"].seconds)
+    results: list[ClaimResult] = []
+    for task, own in table[table.fitted & (table.target == JUDGED)].groupby("task", sort=False):
+        products, seconds, beside_peer = (claims.claim(name, of=str(task)) for name in CLAIMS)
+        by_rows, reached = own.preconditioner.str.contains("rows"), own.products.notna() | own.seconds.notna()
+        with_rows, without = own[by_rows & reached], own[~by_rows & reached]
+        if with_rows.empty or without.empty:
+            reason = "No solver with rows, or none without, reaches the residual."
+            results += [out_of_reach(products, reason), out_of_reach(seconds, reason)]
+        else:
+            fewest, least = (rows.sort_values("products").iloc[0] for rows in (with_rows, without))
+            fastest, other = (rows.sort_values("seconds").iloc[0] for rows in (with_rows, without))
+            few, ratio = float(fewest.products), float(fastest.seconds / other.seconds)
+            why = f"{fewest.preconditioner} takes fewest; without rows {least.preconditioner} does, "
+            why += f"{least.products:.3g}."
+            results.append(verdict(products, few, exact(few), if_not_reproduced=why))
+            why = f"{fastest.preconditioner}: {fastest.seconds:.3g} s a system; "
+            why += f"{other.preconditioner}: {other.seconds:.3g} s."
+            results.append(verdict(seconds, ratio, exact(ratio), if_not_reproduced=why))
+        peer, rows = own[own.preconditioner == PEER].seconds.dropna(), own[by_rows].seconds.dropna()
+        if peer.empty or rows.empty:
+            reason = "curvlinops is not installed or not asked for, or one does not reach the residual."
+            results.append(out_of_reach(beside_peer, reason))
+        else:
+            ratio, why = float(rows.min() / peer.iloc[0]), f"{rows.min():.3g} s a system with rows, "
+            why += f"{peer.iloc[0]:.3g} s by curvlinops."
+            results.append(verdict(beside_peer, ratio, exact(ratio), if_not_reproduced=why))
+    return results
+
+
+# ------------------------------------------------------------------------------------ figure
+def draw(computed: Computed) -> dict[str, Figure]:
+    """Return one column for each task: residuals by products above, LiSSA's errors by passes below."""
+    table, steps = computed["preconditioners"], computed["lissa_steps"]
+    figure, axes = plots.figure(2, table.task.nunique(), panel_size=(4.6, 2.8))
+    for (above, below), (task, own) in zip(axes.T, table.groupby("task", sort=False), strict=True):
+        _draw_products(above, own)
+        _draw_errors(below, steps[steps.task == task])
+        kind = "fitted" if bool(own.fitted.iloc[0]) else "stopped early"
+        panels.frame(above, x="products a system, set-up included", title=f"{task}, {kind}", log="xy", size=9)
+        panels.frame(below, x="products with all data a system", log="xy")
+    axes[0, 0].set_ylabel("residual")
+    axes[1, 0].set_ylabel("LiSSA: relative error")
+    for row in axes:
+        handles, labels = row[0].get_legend_handles_labels()
+        row[-1].legend(handles, labels, loc="center left", bbox_to_anchor=(1.02, 0.5), frameon=False, fontsize=7)
+    return {"figure_preconditioners.png": figure}
+
+
+def _draw_products(ax: Axes, own: pd.DataFrame) -> None:
+    """Draw a line for each preconditioner; those with rows are solid."""
+    own = own.dropna(subset="products")
+    styles = panels.styles_of(own.preconditioner.unique())
+    for index, (label, curve) in enumerate(own.groupby("preconditioner", sort=False)):
+        look: dict[str, Any] = styles[label] | {"linestyle": "-" if "rows" in str(label) else "--"}
+        look["markersize"] = max(3.5, 7.5 - 0.5 * index)  # smaller on larger: equal curves are both seen
+        ax.plot(curve.products, curve.target, label=str(label), **look)
+
+
+def _draw_errors(ax: Axes, own: pd.DataFrame) -> None:
+    for index, (label, curve) in enumerate(own.groupby("sampling", sort=False)):
+        color, width = plots.PALETTE[index], 3.6 - 1.2 * index  # thinner on wider: equal curves are both seen
+        shown = curve.error <= TOP
+        ax.plot(curve.passes[shown], curve.error[shown], color=color, linewidth=max(width, 0.8), label=str(label))
+        above = curve.passes[~shown]
+        if len(above):
+            ax.plot(above.iloc[:1], [TOP], "^", color=color, label=f"above {TOP:g} from here")
+    panels.rule(ax, y=1, linestyle=":")

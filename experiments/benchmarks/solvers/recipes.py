@@ -1,0 +1,163 @@
+"""LiSSA's recipe with C = 2, with C measured, and by importance: each task with each of its dampings."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import NullFormatter
+from omegaconf import DictConfig
+from scipy import stats
+
+from curvlab.lab import ClaimResult, ClaimSheet, Computed, Interval, Run, panels, plots
+from curvlab.lab import judge as verdict
+from curvlab.spectrum import top_eigenvalues
+from experiments.shared.recipes import compare_recipes
+from experiments.shared.systems import Systems
+from experiments.shared.task import TrainedTask
+
+RECIPES = {"paper": "C = 2", "auto": "C measured", "importance": "C = 2, by importance"}
+ERROR = 0.2  # relative error that counts as an answer
+COLORS = (1, 0, 2)  # of the recipes, in their order
+TOP = 1e3  # errors above it are drawn here
+QUANTITIES = {
+    "error_worst": "relative error, worst system",
+    "constant": "constant C",
+    "passes": "passes over the data\nfor each system",
+}
+
+
+def compute(run: Run, tasks: Iterable[tuple[TrainedTask, DictConfig]]) -> dict[str, pd.DataFrame]:
+    """Return one row for each case and recipe."""
+    rows: list[dict[str, Any]] = []
+    for task, settings in tasks:
+        for systems in _cases(run, task, settings):
+            rows += _rows(systems, compare_recipes(systems, reference_rtol=settings.reference_rtol))
+    return {"recipes": pd.DataFrame(rows)} if rows else {}
+
+
+def _cases(run: Run, task: TrainedTask, settings: DictConfig) -> Iterator[Systems]:
+    """Yield the systems of one task with each damping, the absolute ones first."""
+    generator = run.generator("lissa_recipe", task.splits.name)
+    num_test = len(task.splits.test)  # type: ignore[arg-type]  # map-style
+    test = torch.randperm(num_test, generator=generator)[: settings.num_test].sort().values
+    points = torch.randperm(task.num_train, generator=generator)[: settings.num_points].sort().values
+    for damping in settings.dampings:
+        yield Systems.at(task, damping, points, test)
+    undamped = Systems.at(task, 0.0, points, test)
+
+    def largest() -> dict[str, float]:
+        found = top_eigenvalues(undamped.operator, 1, rtol=0.01, generator=task.generator("largest"))
+        return {"largest_eigenvalue": float(found.values[0])}
+
+    for ratio in settings.damping_ratios:
+        about = f"largest eigenvalue of {task.label}"
+        found = run.unit("lissa/largest", undamped.key, largest, version=1, about=about)
+        yield Systems.at(task, ratio * found["largest_eigenvalue"], points, test)
+
+
+def _rows(systems: Systems, result: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return one row for each recipe."""
+    task = systems.task
+    constants = {"paper": 2.0, "auto": result["constant"], "importance": result["importance_constant"]}
+    return [
+        {
+            "case": f"{task.label}, {systems.damping:.2g}",
+            "recipe": label,
+            "P": task.num_parameters,
+            "N": task.num_train,
+            "train_loss": task.train_loss,
+            "lambda_max": result["largest_eigenvalue"],
+            "trace": result["trace"],
+            "damping": systems.damping,
+            "constant": constants[name],
+            **{column: result[name][column] for column in ("batch_size", "num_steps", "passes")},
+            "outcome": _outcome(result[name]),
+            "error_median": float(result[name]["final_errors"].median()),
+            "error_worst": float(result[name]["final_errors"].max()),
+            "correlation_median": float(result[name]["final_correlations"].median()),
+            "promised": float(result[name]["promised"].max()),
+            "estimated": float(result[name]["estimated"].max()),
+            **{column: result[name][column] for column in ("converged", "message")},
+        }
+        for name, label in RECIPES.items()
+    ]
+
+
+def _outcome(own: dict[str, Any]) -> str:
+    if own["diverged"]:
+        return f"diverges at step {own['diverged']}"
+    worst = float(own["final_errors"].max())
+    return "answers" if worst <= ERROR else f"error {worst:.2g}"
+
+
+# ------------------------------------------------------------------------------------ claims
+CLAIMS = ("recommended-hyperparameters", "importance-sampling")
+
+
+def judge(computed: Computed, claims: ClaimSheet) -> list[ClaimResult]:
+    """Judge both samplings by the share of cases that they solve; intervals are over cases."""
+    table = computed["recipes"]
+    paper, auto, importance = (table[table.recipe == label] for label in RECIPES.values())
+    converged = (paper.error_worst < 1) & ~paper.outcome.str.startswith("diverges")
+    solved = int((auto.error_worst <= ERROR).sum())
+    why = (
+        f"Condition C.1 does not hold with C = 2 there: C measured is {auto.constant.min():.1f} to "
+        f"{auto.constant.max():.1f}; with it {solved} of {len(auto)} cases have an error of at most {ERROR}."
+    )
+    failed = importance[importance.error_worst > ERROR]
+    cases = ", ".join(f"{row.case} {row.error_worst:.2g}" for row in failed.itertuples()) or "none"
+    sizes = f"|B| is {importance.batch_size.min()} to {importance.batch_size.max()}."
+    reasons = (why, f"Errors above {ERROR}: {cases}. {sizes}")
+    answers = (converged, importance.error_worst <= ERROR)
+    return [
+        verdict(claims.claim(name), *_share(own), if_not_reproduced=reason)
+        for name, own, reason in zip(CLAIMS, answers, reasons, strict=True)
+    ]
+
+
+def _share(cases: pd.Series) -> tuple[float, Interval]:
+    """Return the share with its exact binomial interval: eight of eight are not all that there are."""
+    found = stats.binomtest(int(cases.sum()), len(cases)).proportion_ci(0.95, method="exact")
+    kind = f"Clopper-Pearson 95 %, {len(cases)} cases"
+    return float(cases.mean()), Interval(float(found.low), float(found.high), kind, len(cases))
+
+
+# ------------------------------------------------------------------------------------ figure
+def draw(computed: Computed) -> dict[str, Figure]:
+    """Return one panel for each quantity: a line for each case, markers by recipe, crosses where it diverges."""
+    table = computed["recipes"]
+    cases = table.case.unique().tolist()
+    figure, axes = plots.figure(1, 3, panel_size=(3.2, 1.2 + 0.34 * len(cases)), sharey=True)
+    for ax, (quantity, label) in zip(axes[0], QUANTITIES.items(), strict=True):
+        _panel(ax, table, quantity, cases)
+        ax.set_xlabel(label)
+        ax.set_xscale("log")
+        ax.xaxis.set_minor_formatter(NullFormatter())  # decades are labelled, however few
+        low, high = ax.get_xlim()
+        ax.set_xlim(10 ** np.floor(np.log10(low)), 10 ** np.ceil(np.log10(high)))
+    axes[0, 0].set_ylabel("model, data and damping")
+    axes[0, 0].set_yticks(range(len(cases)), cases)
+    axes[0, 0].invert_yaxis()
+    panels.rule(axes[0, 0], x=0.2, label="0.2")
+    panels.rule(axes[0, 0], x=1, linestyle=":", label="error of zero")
+    panels.legend(figure, axes=[axes[0, 0]])
+    return {"figure_recipes.png": figure}
+
+
+def _panel(ax: Axes, table: pd.DataFrame, quantity: str, cases: list[str]) -> None:
+    for index, recipe in enumerate(table.recipe.unique()):
+        own = table[table.recipe == recipe].set_index("case").loc[cases]
+        values = own[quantity].clip(upper=TOP if quantity == "error_worst" else np.inf)
+        places = np.arange(len(cases)) + 0.24 * (index - 1)
+        diverged = own.outcome.str.startswith("diverges").to_numpy()
+        color = plots.PALETTE[COLORS[index]]
+        ax.scatter(values[~diverged], places[~diverged], color=color, marker="o", s=26, label=recipe)
+        if diverged.any():
+            label = f"{recipe}: stopped, diverging"
+            ax.scatter(values[diverged], places[diverged], color=color, marker="x", s=34, label=label)

@@ -1,0 +1,311 @@
+"""The forms that data may take, all of the same matrix; what a batch is, and what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from curvature_cases import CLASSES, Problem, language_problem, problem
+from torch import Tensor, nn
+from torch.testing import assert_close
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+
+from curvlab.curvature import FisherOperator, GaussNewtonOperator, HessianOperator
+
+
+class Pairs(Dataset):
+    """Map-style, and nothing but __len__ and __getitem__."""
+
+    def __init__(self, inputs: Tensor, targets: Tensor) -> None:
+        self.inputs, self.targets = inputs, targets
+
+    def __len__(self) -> int:
+        return len(self.inputs)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        if not 0 <= index < len(self):
+            raise IndexError(index)
+        return self.inputs[index], self.targets[index]
+
+
+class PythonLabels(Pairs):
+    """Labels as Python integers, as torchvision's data sets have them."""
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        inputs, target = super().__getitem__(index)
+        return inputs, int(target)
+
+
+class Reiterable:
+    """Starts anew each time; batches of 1, 3 and 1."""
+
+    def __init__(self, inputs: Tensor, targets: Tensor) -> None:
+        self.inputs, self.targets = inputs, targets
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        return zip(self.inputs.split([1, 3, 1]), self.targets.split([1, 3, 1]), strict=True)
+
+
+class Stream(IterableDataset):
+    def __init__(self, batches: Reiterable) -> None:
+        self.batches = batches
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        return iter(self.batches)
+
+    def __len__(self) -> int:
+        return 3
+
+
+FORMS: dict[str, Callable[[Tensor, Tensor], object]] = {
+    "tensor dataset": TensorDataset,
+    "map-style": Pairs,
+    "list of one batch": lambda x, y: [(x, y)],
+    "ragged batches": lambda x, y: list(zip(x.split([1, 4]), y.split([1, 4]), strict=True)),
+    "batches as lists": lambda x, y: [[x[:2], y[:2]], [x[2:], y[2:]]],
+    "re-iterable": Reiterable,
+    "loader": lambda x, y: DataLoader(TensorDataset(x, y), batch_size=2),
+    "list of two tensors": lambda x, y: [x, y],
+    "tuple of batches": lambda x, y: tuple(zip(x.split([1, 4]), y.split([1, 4]), strict=True)),
+    "batches, empty ones too": lambda x, y: [(x[:0], y[:0]), (x[:2], y[:2]), (x[2:2], y[2:2]), (x[2:], y[2:])],
+    "iterable dataset of known length": lambda x, y: Stream(Reiterable(x, y)),
+    "not contiguous": lambda x, y: (x.T.contiguous().T, y.T.contiguous().T if y.ndim > 1 else y),
+}
+OPERATORS = [
+    GaussNewtonOperator,
+    HessianOperator,
+    lambda *args, **kw: FisherOperator(*args, kind="empirical", **kw),
+]
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("loss", ["ce_ignore", "ce_sum", "mse"])
+def test_every_form_gives_the_same_matrix(form: str, loss: str) -> None:
+    case = problem("mlp_tanh", loss)
+    data = FORMS[form](case.inputs, case.targets)
+    for operator in OPERATORS:
+        assert_close(
+            operator(case.model, case.loss, data).to_dense(), operator(*case).to_dense(), rtol=1e-10, atol=1e-12
+        )
+
+
+@pytest.mark.parametrize("batch_size", [1, 2, 3, 5, 1000])
+@pytest.mark.parametrize("form", ["pair", "dataset"])
+@pytest.mark.parametrize("loss", ["mean", "sum"])
+def test_batch_size_does_not_matter(batch_size: int, form: str, loss: str) -> None:
+    case = language_problem(loss)  # sequences have 4, 2, 0, 3 and 1 predicted tokens
+    data = (case.inputs, case.targets) if form == "pair" else TensorDataset(case.inputs, case.targets)
+    for operator in OPERATORS:
+        split = operator(case.model, case.loss, data, batch_size=batch_size)
+        assert_close(split.to_dense(), operator(*case).to_dense(), rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("batch_size", [1, 2, 5])
+def test_batch_norm_in_eval_mode_does_not_couple_examples(batch_size: int) -> None:
+    case = problem("conv_batch_norm", "ce")
+    split = GaussNewtonOperator(*case, batch_size=batch_size)
+    assert_close(split.to_dense(), GaussNewtonOperator(*case).to_dense(), rtol=1e-10, atol=1e-12)
+
+
+def test_sequences_of_different_lengths_in_batches_of_their_own() -> None:
+    case = language_problem("mean")
+    short, long = (case.inputs[:2, :3], case.targets[:2, :3]), (case.inputs[2:], case.targets[2:])
+    padded = torch.where(torch.arange(4) < 3, case.targets[:2], -100)  # causal: what follows changes nothing
+    reference = (case.inputs, torch.cat([padded, case.targets[2:]]))
+    op = GaussNewtonOperator(case.model, case.loss, [short, long])
+    assert_close(op.to_dense(), GaussNewtonOperator(case.model, case.loss, reference).to_dense())
+    samples = [
+        GaussNewtonOperator(case.model, case.loss, data).sample(6, torch.Generator().manual_seed(2)).to_dense()
+        for data in ([short, long], reference)
+    ]
+    assert_close(*samples)
+    monte_carlo = FisherOperator(
+        case.model, case.loss, [short, long], kind="monte_carlo", generator=torch.Generator().manual_seed(0)
+    )
+    assert torch.linalg.matrix_rank(monte_carlo.to_dense(), rtol=1e-10) <= 9
+    assert monte_carlo.sample(6, torch.Generator().manual_seed(2)).shape == op.shape
+
+
+def test_samples_scale_by_what_the_dataset_returns() -> None:
+    class OneHot(Pairs):
+        """As torchvision's data sets with a target_transform: `targets` holds what is transformed."""
+
+        def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+            inputs, target = super().__getitem__(index)
+            return inputs, torch.nn.functional.one_hot(target, 3).double()
+
+    case = problem("linear", "ce")
+    one_hot = torch.nn.functional.one_hot(case.targets, 3).double()
+    samples = [
+        GaussNewtonOperator(case.model, nn.MSELoss(), data).sample(4, torch.Generator().manual_seed(1)).to_dense()
+        for data in (OneHot(case.inputs, case.targets), (case.inputs, one_hot))
+    ]
+    assert_close(*samples)
+
+
+def test_integer_labels_of_a_dataset() -> None:
+    case = problem("mlp_tanh", "ce")
+    op = GaussNewtonOperator(case.model, case.loss, PythonLabels(case.inputs, case.targets))
+    assert_close(op.to_dense(), GaussNewtonOperator(*case).to_dense())
+
+
+@pytest.mark.parametrize("data", ["zip", "generator", "iterator"])
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_one_shot_iterators_are_refused(data: str, operator) -> None:
+    case = problem("linear", "ce")
+    once = {
+        "zip": zip(case.inputs.split(1), case.targets.split(1), strict=True),
+        "generator": (batch for batch in [(case.inputs, case.targets)]),
+        "iterator": iter([(case.inputs, case.targets)]),
+    }[data]
+    with pytest.raises((ValueError, TypeError), match="one-shot iterator"):
+        operator(case.model, case.loss, once)
+
+
+def test_mappings_of_tensors_in_every_form() -> None:
+    class Named(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = problem("mlp_tanh", "ce").model
+
+        def forward(self, left: Tensor, right: Tensor) -> Tensor:
+            return self.inner(left + 2 * right)
+
+    case = problem("mlp_tanh", "ce")
+    model, x, y = Named().eval(), {"left": case.inputs / 2, "right": case.inputs / 4}, case.targets
+    rows = [({name: tensor[n] for name, tensor in x.items()}, y[n]) for n in range(5)]
+
+    class Rows(Dataset):
+        def __len__(self) -> int:
+            return 5
+
+        def __getitem__(self, n: int):
+            return rows[n]
+
+    batches = [({name: t[part] for name, t in x.items()}, y[part]) for part in (slice(0, 2), slice(2, 5))]
+    expected = GaussNewtonOperator(*case).to_dense()
+    for data in ((x, y), batches, Rows(), DataLoader(Rows(), batch_size=2)):
+        assert_close(GaussNewtonOperator(model, case.loss, data, batch_size=3).to_dense(), expected)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        [],
+        (),
+        [(torch.zeros(0, 4), CLASSES[:0])],
+        TensorDataset(torch.zeros(0, 4), torch.zeros(0, dtype=torch.long)),
+    ],
+)
+def test_no_data_is_refused(data: object) -> None:
+    case = problem("linear", "ce")
+    with pytest.raises(ValueError, match="data is empty"):
+        GaussNewtonOperator(case.model, case.loss, data) @ torch.zeros(15).double()
+
+
+def test_no_predicted_token_is_refused() -> None:
+    case = language_problem("mean")
+    op = GaussNewtonOperator(case.model, case.loss, (case.inputs, torch.full_like(case.targets, -100)))
+    with pytest.raises(ValueError, match="every target is ignored"):
+        op @ op.randn(1, torch.Generator())
+
+
+@pytest.mark.parametrize("batch_size", [0, -1])
+def test_batch_size_must_be_positive(batch_size: int) -> None:
+    with pytest.raises(ValueError, match="batch_size"):
+        GaussNewtonOperator(*problem("linear", "ce"), batch_size=batch_size)
+
+
+def test_one_example() -> None:
+    case: Problem = problem("mlp_tanh", "ce").part(2)
+    assert torch.linalg.matrix_rank(GaussNewtonOperator(*case).to_dense(), rtol=1e-10) == 2  # rank of S: C - 1
+
+
+def test_single_precision_data_are_cast() -> None:
+    case = problem("mlp_tanh", "mse")
+    single = Problem(case.model, case.loss, case.inputs.float(), case.targets.float())
+    expected = GaussNewtonOperator(*case).to_dense()
+    assert_close(GaussNewtonOperator(*single).to_dense(), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_empty_batches_are_skipped_in_samples_and_draws() -> None:
+    case = problem("mlp_tanh", "mse")
+    batches = FORMS["batches, empty ones too"](case.inputs, case.targets)
+    op = GaussNewtonOperator(case.model, case.loss, batches)
+    sampled = [o.sample(3, torch.Generator().manual_seed(0)).to_dense() for o in (op, GaussNewtonOperator(*case))]
+    assert_close(*sampled)
+    drawn = FisherOperator(case.model, case.loss, batches, kind="monte_carlo", generator=torch.Generator())
+    assert torch.linalg.matrix_rank(drawn.to_dense(), rtol=1e-10) == 5
+
+
+class Listed(Dataset):
+    """Lists its targets, as torchvision's data sets do, and counts how often an example is read."""
+
+    def __init__(self, inputs: Tensor, returned: Tensor, targets: object) -> None:
+        self.inputs, self.returned, self.targets, self.num_reads = inputs, returned, targets, 0
+
+    def __len__(self) -> int:
+        return len(self.inputs)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        self.num_reads += 1
+        return self.inputs[index], self.returned[index]
+
+
+@pytest.mark.parametrize("known", ["right", "wrong", "transformed", "strings", "too few"])
+def test_listed_targets_are_compared_with_what_is_returned(known: str) -> None:
+    case = problem("linear", "ce_ignore")  # the last of the targets is ignored: a wrong list gives another scale
+    wrong = torch.tensor([0, -1, 1, 2, 2])
+    targets = {"right": case.targets.tolist(), "strings": list("abcde"), "too few": case.targets[:3]}.get(
+        known, wrong
+    )
+    dataset = Listed(case.inputs, case.targets, targets)
+    if known == "transformed":
+        dataset.target_transform = lambda target: target
+    op = GaussNewtonOperator(case.model, case.loss, dataset)
+    sampled = [o.sample(2, torch.Generator().manual_seed(3)).to_dense() for o in (op, GaussNewtonOperator(*case))]
+    assert_close(*sampled)
+    repeated = 2 * 2  # whether two examples are the same when they are read again
+    assert dataset.num_reads == repeated + 2 + 2 if known == "right" else dataset.num_reads >= repeated + 2 + 5
+
+
+WRONG_KIND = {
+    "nothing": lambda x, y: None,
+    "tensor": lambda x, y: x,
+    "one tensor": lambda x, y: TensorDataset(x),
+    "examples": lambda x, y: [(x_n, int(y_n)) for x_n, y_n in zip(x, y, strict=True)],
+    "three tensors": lambda x, y: TensorDataset(x, x, y),
+    "arrays": lambda x, y: (x.numpy(), y.numpy()),
+    "mapping": lambda x, y: {"inputs": x, "targets": y},
+    "examples with tensor labels": lambda x, y: list(zip(x, y, strict=True)),
+}
+
+
+@pytest.mark.parametrize("kind", WRONG_KIND)
+def test_data_of_another_kind_is_refused_with_what_to_pass(kind: str) -> None:
+    case = problem("linear", "ce")
+    with pytest.raises((TypeError, ValueError), match=r"pair.*\(inputs, targets\)"):
+        GaussNewtonOperator(case.model, case.loss, WRONG_KIND[kind](case.inputs, case.targets)) @ torch.zeros(
+            15
+        ).double()
+
+
+@pytest.mark.parametrize("loss", ["ce", "mse"])
+def test_inputs_and_targets_of_different_lengths_are_refused(loss: str) -> None:
+    case = problem("linear", loss)
+    with pytest.raises(ValueError, match=r"5.*4"):
+        GaussNewtonOperator(case.model, case.loss, (case.inputs, case.targets[:4])) @ torch.zeros(15).double()
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int16, torch.uint8])
+@pytest.mark.parametrize("form", ["list of two tensors", "tensor dataset", "ragged batches", "loader"])
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_classes_of_every_integer_type(dtype: torch.dtype, form: str, operator) -> None:
+    case = problem("mlp_tanh", "ce")
+    op = operator(
+        case.model, nn.CrossEntropyLoss(ignore_index=-200), FORMS[form](case.inputs, case.targets.to(dtype))
+    )
+    assert_close(op.to_dense(), operator(*case).to_dense())
+    samples = [o.sample(3, torch.Generator().manual_seed(0)).to_dense() for o in (op, operator(*case))]
+    assert_close(*samples)  # -200 is 56 in 8 bits

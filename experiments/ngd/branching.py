@@ -21,6 +21,7 @@ from curvlab.lab import Claim, ClaimResult, Computed, Run, judge, out_of_reach, 
 from experiments.ngd.sampling import curvature_cutoff
 from experiments.ngd.trajectories import Network, last_state, trajectory
 
+EQUAL_LENGTH = 1.3  # steps of two optimizers that differ by no more are of equal length
 BEFORE = "before"  # the branch that all others leave
 PAPER = {
     "model.hidden_sizes": [256, 256],
@@ -151,6 +152,27 @@ class Branches:
             return out_of_reach(claim, self.why_no_llc(task, branches))
         return judge(claim, values.mean(), t_interval(values), if_not_reproduced=why)
 
+    def judge_direction(self, claim: Claim, task: str, sgd: str, ngd: str, column: str) -> ClaimResult:
+        """Judge NGD's LLC over SGD's after the split, where their steps are of equal length.
+
+        The mean over the checkpoints at which both count, NGD's minus SGD's, over the seeds' LLC at the split.
+        """
+        lengths = self.by_seed(task, ngd, "step_norm_ratio") / self.by_seed(task, sgd, "step_norm_ratio")
+        if not 1 / EQUAL_LENGTH <= lengths.mean() <= EQUAL_LENGTH:
+            reason = f"The steps are not of equal length: NGD's are {lengths.mean():.2g} times as long as SGD's."
+            return out_of_reach(claim, reason)
+        own = self.table[(self.table.task == task) & self.table.valid & self.table.branch.isin([sgd, ngd])]
+        wide = own.pivot_table(index=["seed", "epoch"], columns="branch", values=column)
+        both = wide.dropna() if {sgd, ngd} <= set(wide) else wide[:0]
+        levels = self.by_seed(task, ngd, f"{column}_split")
+        if both.empty or not len(levels):
+            return out_of_reach(claim, self.why_no_llc(task, [sgd, ngd]))
+        values = (both[ngd] - both[sgd]).groupby("seed").mean() / levels.mean()
+        why = (
+            f"Steps: NGD's are {lengths.mean():.3g} times as long as SGD's. {self.told(task, f'{column}_change')}"
+        )
+        return self.judge_values(claim, task, [sgd, ngd], values, why=why)
+
     def why_no_llc(self, task: str, branches: Iterable[str]) -> str:
         """Return why fewer than two seeds have an LLC at the split and after it on these branches."""
         own = self.table[(self.table.task == task) & self.table.branch.isin([BEFORE, *branches])]
@@ -168,6 +190,7 @@ _OF_LLC = ("split", "slope", "change", "growth", "end")
 MEASURES = (
     *(f"{column}_{name}" for column in ("llc", "llc_raw") for name in _OF_LLC),
     "update_norm_ratio",
+    "update_norm_first",
     "step_norm_ratio",
     "step_norm_end",
     "fluctuation",
@@ -181,15 +204,15 @@ def branch_measures(table: pd.DataFrame) -> pd.DataFrame:
 
     llc_split: LLC, from the minimum, at the split. llc_slope: slope of its least-squares line over epochs, the
     split included, in LLC for each epoch. llc_change: the same times the epochs of the branch, over the mean of
-    llc_split over all seeds (that of one seed may be near 0). llc_growth: the slope over the first half of the
-    branch. llc_end: mean LLC of the checkpoints in the second half. Only valid estimates count; where the estimate
-    at the split is invalid, those after it are taken. A slope takes points over at least half of its epochs.
-    llc_raw_...: the same of the LLC from the weights, at the same checkpoints.
+    llc_split over all seeds (that of one seed may be near 0). llc_growth: the slope from the split to the first
+    checkpoint after it. llc_end: mean LLC of the checkpoints in the second half. Only valid estimates count; where
+    the estimate at the split is invalid, those after it are taken. A slope takes points over at least half of its
+    epochs. llc_raw_...: the same of the LLC from the weights, at the same checkpoints.
 
     update_norm_ratio, step_norm_ratio: mean of ‖Δw‖/lr and of ‖Δw‖ over the epochs after the split, over that of
-    as many epochs before it. step_norm_end: ‖Δw‖ of the last epoch over that of the first. fluctuation: standard
-    deviation of the change of ln(‖Δw‖/lr) from epoch to epoch after the split. train_loss_ratio,
-    validation_loss_ratio: at the end over at the split.
+    as many epochs before it; update_norm_first: the same of the first epoch after the split. step_norm_end: ‖Δw‖
+    of the last epoch over that of the first. fluctuation: standard deviation of the change of ln(‖Δw‖/lr) from
+    epoch to epoch after the split. train_loss_ratio, validation_loss_ratio: at the end over at the split.
     """
     rows = []
     for (task, seed), own in table.groupby(["task", "seed"], sort=False):
@@ -209,7 +232,7 @@ def branch_measures(table: pd.DataFrame) -> pd.DataFrame:
 
 def _llc_measures(before: pd.DataFrame, after: pd.DataFrame, column: str) -> dict[str, float]:
     split, last = before.iloc[-1], after.epoch.max()
-    half = (split.epoch + last) / 2
+    half, first = (split.epoch + last) / 2, after[after[column].notna()].epoch.min()
     usable = after[after.valid]
     points = pd.concat([before.tail(1), usable]) if split.valid else usable
     slope = _slope(points, column, last - split.epoch)
@@ -217,7 +240,7 @@ def _llc_measures(before: pd.DataFrame, after: pd.DataFrame, column: str) -> dic
         "split": split[column] if split.valid else np.nan,
         "slope": slope,
         "change": slope * (last - split.epoch),  # made relative once all seeds are known
-        "growth": _slope(points[points.epoch <= half], column, half - split.epoch),
+        "growth": _slope(points[points.epoch <= first], column, first - split.epoch),
         "end": usable[usable.epoch > half][column].mean(),
     }
     return {f"{column}_{name}": value for name, value in found.items()}
@@ -235,6 +258,7 @@ def _norm_measures(before: pd.DataFrame, after: pd.DataFrame) -> dict[str, float
     changes = np.diff(np.log(after.update_norm))
     return {
         "update_norm_ratio": after.update_norm.mean() / window.update_norm.mean(),
+        "update_norm_first": after.update_norm.iloc[0] / window.update_norm.mean(),
         "step_norm_ratio": after.step_norm.mean() / window.step_norm.mean(),
         "step_norm_end": after.step_norm.iloc[-1] / after.step_norm.iloc[0],
         "fluctuation": float(changes.std(ddof=1)) if len(changes) > 1 else np.nan,

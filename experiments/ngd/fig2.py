@@ -35,6 +35,7 @@ from curvlab.lab import (
 )
 from curvlab.lab import judge as judge_claim
 from experiments.ngd.matched_loss import matched_differences
+from experiments.ngd.sampling import measured_both_ways
 from experiments.ngd.trajectories import Network, trajectory
 
 TARGET = Target(
@@ -79,18 +80,19 @@ def judge(computed: Computed, claims: ClaimSheet) -> list[ClaimResult]:
     """Judge the claims on each task; intervals are over seeds."""
     table, matched, results = computed["table"], computed["matched"], []
     for task, own in table.groupby("task", sort=False):
-        for quantity in ("llc", "trace"):
-            claim = claims.claim(f"{quantity}-higher", of=str(task))
-            results.append(_higher(claim, own, quantity, matched[matched.task == task]))
-        for name in ("sgd", "ngd"):
-            claim = claims.claim("llc-plateaus", of=f"{name}-{task}", optimizer=name.upper(), task=str(task))
-            results.append(_plateau(claim, own, name))
+        there = matched[matched.task == task]
+        results.append(_higher(claims.claim("trace-higher", of=str(task)), own, "trace", there))
+        for column, words in measured_both_ways(str(task)):
+            results.append(_higher(claims.claim("llc-higher", **words), own, column, there))
+            for name in ("sgd", "ngd"):
+                of = words | {"of": f"{name}-{words['of']}", "optimizer": name.upper()}
+                results.append(_plateau(claims.claim("llc-plateaus", **of), own, name, column))
         results.append(_falls(claims.claim("trace-decreases", of=str(task)), own))
     return results
 
 
 def _higher(claim: Claim, table: pd.DataFrame, quantity: str, matched: pd.DataFrame) -> ClaimResult:
-    usable = table[table.valid] if quantity == "llc" else table
+    usable = table if quantity == "trace" else table[table.valid]
     wide = usable.pivot_table(index="seed", columns=["optimizer", "epoch"], values=quantity)
     wide = wide.reindex(table.seed.unique()).dropna(axis="columns")  # what every seed has
     epochs = [epoch for epoch in table.epoch.unique() if {("sgd", epoch), ("ngd", epoch)} <= set(wide.columns)]
@@ -99,7 +101,7 @@ def _higher(claim: Claim, table: pd.DataFrame, quantity: str, matched: pd.DataFr
         return out_of_reach(claim, reason)
     sgd, ngd = (wide[[(name, epoch) for epoch in epochs]].mean(axis=1) for name in ("sgd", "ngd"))
     values = (ngd - sgd) / sgd.mean()  # SGD's of one seed may lie near 0
-    why = f"Of epochs {', '.join(map(str, epochs))}. {_at_matched_loss(matched, quantity)}"
+    why = f"Of epochs {', '.join(map(str, epochs))}. {_at_matched_loss(matched, quantity.removesuffix('_raw'))}"
     return judge_claim(claim, values.mean(), t_interval(values), if_not_reproduced=why)
 
 
@@ -117,7 +119,7 @@ def _at_matched_loss(matched: pd.DataFrame, quantity: str) -> str:
 def _second_half(table: pd.DataFrame, optimizer: str, quantity: str) -> pd.Series:
     """Return by seed the last checkpoint's value over that of the first one from half the epochs on."""
     own = table[table.optimizer == optimizer]
-    if quantity == "llc":
+    if quantity.startswith("llc"):
         own = own[own.valid]
     epochs = np.sort(table.epoch.unique())
     middle, last = epochs[epochs >= epochs[-1] / 2][0], epochs[-1]
@@ -127,8 +129,8 @@ def _second_half(table: pd.DataFrame, optimizer: str, quantity: str) -> pd.Serie
     return (wide[last] / wide[middle]).dropna()
 
 
-def _plateau(claim: Claim, table: pd.DataFrame, optimizer: str) -> ClaimResult:
-    ratios = _second_half(table, optimizer, "llc")
+def _plateau(claim: Claim, table: pd.DataFrame, optimizer: str, column: str) -> ClaimResult:
+    ratios = _second_half(table, optimizer, column)
     if len(ratios) < 2:
         return out_of_reach(claim, "For fewer than two seeds the LLC is one both in the middle and at the end.")
     loss = _second_half(table, optimizer, "train_loss")

@@ -38,7 +38,7 @@ from curvlab.lab import (
     t_interval,
 )
 from curvlab.lab import judge as judge_claim
-from experiments.ngd.sampling import curvature_cutoff
+from experiments.ngd.sampling import curvature_cutoff, measured_both_ways
 from experiments.ngd.trajectories import DIVERGED, Network, final_estimate, trajectory
 from experiments.shared import stats
 
@@ -227,25 +227,25 @@ def interpolated(beside: pd.DataFrame, level: float) -> dict[str, Any]:
 # ------------------------------------------------------------------------------------ judge
 def judge(computed: Computed, claims: ClaimSheet) -> list[ClaimResult]:
     """Judge both constants on each task; intervals are over seeds."""
-    table, trends, results = computed["table"], computed["trends"], []
+    table, trends, results = computed["table"], {"llc": computed["trends"]}, []
+    raw = table.llc_raw.where(table.llc.notna() & (table.llc_raw > 0))  # below 0 it has no logarithm
+    tables = {"llc": table, "llc_raw": table.assign(llc=raw)}
+    trends["llc_raw"] = trend_table(tables["llc_raw"])
     at_equal_loss, its_trends = computed["equal_loss"], computed["equal_loss_trends"]
     for task in table.task.unique():
         for sweep, panel in PANEL.items():
-            own = trends[(trends.task == task) & (trends.sweep == sweep)]
-            swept = table[(table.task == task) & (table.sweep == sweep)]
-            if swept.empty:
+            if table[(table.task == task) & (table.sweep == sweep)].empty:
                 continue
-            words = {"constant": sweep, "task": task, "panel": panel}
-            falls, never_rises = (
-                claims.claim(f"llc-{name}-with", of=f"{sweep}-{task}", **words)
-                for name in ("falls", "never-rises")
-            )
-            approaches = claims.claim("llc-approaches-sgd", of=f"{sweep}-{task}", **words)
-            results += [
-                _falls(falls, sweep, own, swept),
-                _never_rises(never_rises, sweep, swept),
-                _approaches_sgd(approaches, sweep, own),
-            ]
+            for column, words in measured_both_ways(task):
+                own, swept = (
+                    part[(part.task == task) & (part.sweep == sweep)] for part in (trends[column], tables[column])
+                )
+                of = words | {"of": f"{sweep}-{words['of']}", "constant": sweep, "panel": panel}
+                results += [
+                    _falls(claims.claim("llc-falls-with", **of), sweep, own, swept),
+                    _never_rises(claims.claim("llc-never-rises-with", **of), sweep, swept),
+                    _approaches_sgd(claims.claim("llc-approaches-sgd", **of), sweep, own),
+                ]
         found, equal = (part[part.task == task] for part in (at_equal_loss, its_trends))
         results.append(_falls_at_equal_loss(claims.claim("llc-falls-at-equal-loss", of=task), equal, found))
     return results

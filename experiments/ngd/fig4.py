@@ -14,10 +14,9 @@ the paper (`llc_raw`), the estimate lacks what the loss can still fall (`descent
 
 from __future__ import annotations
 
-from functools import partial
-
 from curvlab.lab import Claim, ClaimResult, ClaimSheet, Computed, Target, out_of_reach
 from experiments.ngd.branching import PAPER, Branches
+from experiments.ngd.sampling import measured_both_ways
 
 TARGET = Target(
     __name__,
@@ -28,26 +27,39 @@ TARGET = Target(
     draw="experiments.ngd.branching:draw",
 )
 
+READINGS = {  # of Eqs. 6 and 7: what their claim's id begins with, and what bounds the update
+    "ngd-unrescaled": ("", "without rescaling to the gradient's length"),
+    "ngd": ("rescaled-", "rescaled to the gradient's length, which keeps it by construction"),
+    "exact-ngd": ("", "with nothing that bounds it"),
+}
+
 
 def judge(computed: Computed, claims: ClaimSheet) -> list[ClaimResult]:
     """Judge each task's NGD (exact NGD where it has that) against its SGD; intervals are over seeds."""
     found, results = Branches.of(computed["table"]), []
     for task, branches in found.tasks():
-        branch, unscaled = ("exact-ngd",) * 2 if "ngd" not in branches else ("ngd", "ngd-unrescaled")
-        claim = partial(claims.claim, of=task, branch=branch)
-        if unscaled not in branches:
-            unscaled = branch
-        steady = claims.claim("update-norm-steady", of=task, branch=unscaled)
-        ratios = found.told(task, "update_norm_ratio")
-        why = f"{ratios} SGD's own number shows what comes of further training."
-        faster = found.by_seed(task, branch, "llc_slope") - found.by_seed(task, "sgd", "llc_slope")
-        slopes = found.told(task, "llc_slope", "train_loss_ratio")
-        results += [
-            found.judge_measure(steady, task, unscaled, "update_norm_ratio", why=why),
-            _fluctuation(found, task, branch, claim("update-norm-fluctuates")),
-            found.judge_measure(claim("llc-rises"), task, branch, "llc_slope"),
-            found.judge_values(claim("llc-rises-faster"), task, ["sgd", branch], faster, why=slopes),
-        ]
+        branch = "ngd" if "ngd" in branches else "exact-ngd"
+        lengths = f"{found.told(task, 'update_norm_ratio')} SGD's own number shows what comes of further training."
+        for reading, (prefix, words) in READINGS.items():
+            if reading in branches:
+                of = {"of": f"{prefix}{task}", "task": task, "branch": reading, "reading": words}
+                claim = claims.claim("update-norm-steady", **of)
+                results.append(found.judge_measure(claim, task, reading, "update_norm_ratio", why=lengths))
+        results.append(
+            _fluctuation(found, task, branch, claims.claim("update-norm-fluctuates", of=task, branch=branch))
+        )
+        for column, own in measured_both_ways(task):
+            rises, faster, direction = (
+                claims.claim(name, **own, branch=branch)
+                for name in ("llc-rises", "llc-rises-faster", "direction-not-length")
+            )
+            slopes = [found.by_seed(task, name, f"{column}_slope") for name in (branch, "sgd")]
+            why = found.told(task, f"{column}_slope", "train_loss_ratio")
+            results += [
+                found.judge_measure(rises, task, branch, f"{column}_slope"),
+                found.judge_values(faster, task, ["sgd", branch], slopes[0] - slopes[1], why=why),
+                found.judge_direction(direction, task, "sgd", branch, column),
+            ]
     return results
 
 

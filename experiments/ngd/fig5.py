@@ -14,6 +14,7 @@ from itertools import pairwise
 
 from curvlab.lab import Claim, ClaimResult, ClaimSheet, Computed, Target, out_of_reach
 from experiments.ngd.branching import PAPER, Branches
+from experiments.ngd.sampling import measured_both_ways
 
 TARGET = Target(
     __name__,
@@ -29,12 +30,16 @@ def judge(computed: Computed, claims: ClaimSheet) -> list[ClaimResult]:
     found, results = Branches.of(computed["table"]), []
     for task, every in found.tasks():
         branches = [name for name in every if name.endswith(("-low", "-middle", "-high"))]
-        words = {"of": task, "branches": ", ".join(branches)}
-        results += [
-            _increasing(claims.claim("llc-rises-faster", **words), found, task, branches, "llc_growth"),
-            _increasing(claims.claim("llc-plateaus-higher", **words), found, task, branches, "llc_end"),
-            found.judge_measure(claims.claim("llc-sgd-steady", of=task), task, "sgd", "llc_change"),
-        ]
+        for column, words in measured_both_ways(task):
+            faster, higher, steady = (
+                claims.claim(name, **words, branches=", ".join(branches))
+                for name in ("llc-rises-faster", "llc-plateaus-higher", "llc-sgd-steady")
+            )
+            results += [
+                _increasing(faster, found, task, branches, f"{column}_growth"),
+                _increasing(higher, found, task, branches, f"{column}_end"),
+                found.judge_measure(steady, task, "sgd", f"{column}_change"),
+            ]
     return results
 
 

@@ -25,6 +25,7 @@ from experiments.ngd.overfitting import (
     draw_paths,
     judge_increases,
     judge_overfits,
+    judge_raw_increase,
     judge_sign,
 )
 
@@ -48,7 +49,9 @@ def judge(computed: Computed, claims: ClaimSheet) -> list[ClaimResult]:
             results.append(judge_overfits(overfits, since, optimizer))
             for quantity in QUANTITIES:
                 claim = claims.claim(f"{quantity}-increases", of=f"{optimizer}-{task}", **words)
-                results.append(judge_increases(claim, since, optimizer, quantity))
+                results.append(judge_increases(claim, since, own, optimizer, quantity))
+            raw = claims.claim("llc-raw-increases", of=f"{optimizer}-{task}", **words)
+            results.append(judge_raw_increase(raw, since, optimizer))
             for quantity in QUANTITIES:
                 claim = claims.claim(f"{quantity}-sign", of=f"{optimizer}-{task}", **words)
                 results.append(judge_sign(claim, own, optimizer, quantity))

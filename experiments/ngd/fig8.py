@@ -50,7 +50,7 @@ def judge(computed: Computed, claims: ClaimSheet) -> list[ClaimResult]:
         terms, of_task = _terms(own), str(task)
         results += [
             judge_overfits(claims.claim("overfits-ngd", of=of_task), since, "ngd"),
-            judge_increases(claims.claim("wbic-increases-ngd", of=of_task), since, "ngd", "wbic", terms),
+            judge_increases(claims.claim("wbic-increases-ngd", of=of_task), since, own, "ngd", "wbic", terms),
             judge_sign(claims.claim("wbic-sign-ngd", of=of_task), own, "ngd", "wbic"),
             _follows_validation_loss(claims.claim("wbic-follows-validation-loss-ngd", of=of_task), since, terms),
         ]

@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 from omegaconf import DictConfig
 from scipy import stats
 
-from curvlab.lab import Claim, ClaimResult, Run, judge, out_of_reach, panels, plots, t_interval
+from curvlab.lab import Claim, ClaimResult, Interval, Run, judge, out_of_reach, panels, plots, t_interval
 from curvlab.lab.reporting.plots import MIN_SEEDS
 from experiments.ngd.sampling import curvature_cutoff
 from experiments.ngd.trajectories import Network, trajectory
@@ -174,27 +174,45 @@ def judge_overfits(claim: Claim, since: pd.DataFrame, optimizer: str) -> ClaimRe
     return judge(claim, values.mean(), t_interval(values), if_not_reproduced=why)
 
 
-def judge_increases(
-    claim: Claim, since: pd.DataFrame, optimizer: str, quantity: str, more: str = ""
+def judge_increases(  # noqa: PLR0917
+    claim: Claim, since: pd.DataFrame, table: pd.DataFrame, optimizer: str, quantity: str, more: str = ""
 ) -> ClaimResult:
-    """Judge the change of a quantity (llc, trace, wbic) while `optimizer` overfits; `more` explains it further."""
+    """Judge the change of a quantity (llc, trace, wbic) while `optimizer` overfits, wherever training ends.
+
+    The value is the change at the last checkpoint; the interval reaches from the lowest to the highest of the 95 %
+    intervals that training would have given, had it ended at another checkpoint. `more` explains it further.
+    """
     used = overfitted(since, optimizer, quantity).dropna(subset="change")
     if (lacking := why_none(since, optimizer, used)) is not None:
         return out_of_reach(claim, lacking)
+    ends = last_epoch_table(table)
+    ends = ends[(ends.optimizer == optimizer) & (ends.quantity == quantity) & (ends.seeds >= MIN_SEEDS)]
     epochs = f"epochs {used.first_epoch.mean():.0f} to {used.last_epoch.mean():.0f} (means over {len(used)} seeds)"
     why = (
         f"It goes from {used['first'].mean():.4g} to {used['last'].mean():.4g}, {epochs}, while the "
         f"training loss goes from {used.train_loss_first.mean():.3g} to {used.train_loss_last.mean():.3g}: the "
         "curvature of the cross-entropy vanishes where that nears zero."
     )
-    sampled = used.sampled_change.dropna()
-    if quantity in _SAMPLED and len(sampled) > 1:
-        every = t_interval(sampled)
-        why += (
-            f" With every estimate from the weights, valid or not, as in the paper: {sampled.mean():+.2f} "
-            f"({every.low:+.2f} to {every.high:+.2f})."
+    interval = t_interval(used.change)
+    if len(ends):
+        low, high = min(ends.low.min(), interval.low), max(ends.high.max(), interval.high)
+        kind = (
+            f"all of the t 95 % intervals of {len(ends)} ends of training, {int(ends.seeds.min())} seeds or more"
         )
-    return judge(claim, used.change.mean(), t_interval(used.change), if_not_reproduced=f"{why} {more}")
+        interval = Interval(float(low), float(high), kind, interval.num_samples)
+        if low < 0 < high and set(ends.sign) >= {"rises", "falls"}:
+            texts = [_told(row) for row in ends.to_dict("records")]
+            why = f"It depends on where training ends, by its last epoch: {', '.join(texts)}. {why}"
+    return judge(claim, used.change.mean(), interval, if_not_reproduced=f"{why} {more}")
+
+
+def judge_raw_increase(claim: Claim, since: pd.DataFrame, optimizer: str) -> ClaimResult:
+    """Judge the change of the LLC as the paper measures it: every estimate, valid or not, from the weights."""
+    used = overfitted(since, optimizer, "llc").dropna(subset="sampled_change")
+    if (lacking := why_none(since, optimizer, used)) is not None:
+        return out_of_reach(claim, lacking)
+    found, why = used.sampled_change, "From the minimum of the validation loss to the last checkpoint."
+    return judge(claim, found.mean(), t_interval(found), if_not_reproduced=why)
 
 
 def judge_sign(claim: Claim, table: pd.DataFrame, optimizer: str, quantity: str) -> ClaimResult:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
 NO_STEP_SIZE = "no step size keeps both limits"
 NO_BOTTOM = "the search for the lowest point of the sampled region has not ended"
+RAW = {"llc": "from the lowest sampled point", "llc_raw": "from the weights, as the paper measures it"}
 TOO_FAR = "the weights lie further above the lowest point of the sampled region than the LLC is large"
 
 
@@ -71,6 +73,12 @@ def sampled(
         "wbic": own.wbic,
         "wbic_stderr": own.wbic_stderr,
     }
+
+
+def measured_both_ways(task: str) -> Iterator[tuple[str, dict[str, str]]]:
+    """Yield `llc` and `llc_raw` with the words of a claim about them: its {of}, {task} and {measured}."""
+    for column, measured in RAW.items():
+        yield column, {"of": task if column == "llc" else f"raw-{task}", "task": task, "measured": measured}
 
 
 def curvature_cutoff(rows: pd.DataFrame) -> float:

@@ -119,6 +119,15 @@ def test_fig4_compares_ngd_with_sgd(judge: Judge, branch: str, unscaled: str) ->
     assert found["update-norm-steady"].verdict == "direction only"
     assert found["update-norm-steady"].claim.statement.endswith(f"(m, {unscaled}).")  # rescaling keeps the length
     assert found["update-norm-fluctuates"].verdict == "reproduced"
+    assert ("update-norm-steady-rescaled" in found) == (branch == "ngd")
+    # From the weights every curve rises by one more for each epoch.
+    assert found["llc-rises-raw"].value == pytest.approx(found["llc-rises"].value + 1)
+    assert found["llc-rises-raw"].claim.measure.startswith(
+        "slope of the least-squares line of the LLC from the weights"
+    )
+    # NGD's LLC is lower by 1 in the end; its steps are longer than SGD's by more than 30 %.
+    assert found["direction-not-length"].verdict == "out of reach"
+    assert "1.7" in found["direction-not-length"].explanation
 
 
 def test_fig4_without_valid_estimates_is_out_of_reach(judge: Judge) -> None:
@@ -168,17 +177,38 @@ def test_fig5_names_the_reason_without_an_llc(judge: Judge) -> None:
 def test_fig6_judges_sgd_at_the_raised_rate(judge: Judge) -> None:
     table = made_up(
         {"sgd": level(100.0), "sgd-raised": rising(-30), "ngd-raised": rising(50)},
-        norm={"sgd-raised": lambda since: 3 / since**0.5},
+        norm=dict.fromkeys(("sgd-raised", "ngd-raised"), lambda since: 3 / since**0.5),
         loss={"sgd-raised": lambda since: 1 - 0.03 * since},
-        lr={"sgd-raised": 10.0},
+        lr={"sgd-raised": 10.0, "ngd-raised": 10.0},
     )
+    table.loc[table.branch == "ngd-raised", ["update_norm", "step_norm"]] *= 1.2
     assert {name: result.verdict for name, result in judge("ngd/fig6", table).items()} == {
         "step-rises": "reproduced",
         "step-decreases": "reproduced",
-        "llc-does-not-increase": "reproduced",
         "training-loss-falls": "direction only",
         "validation-loss-falls": "direction only",
+        "llc-does-not-increase": "reproduced",
+        "direction-not-length": "reproduced",
+        "llc-does-not-increase-raw": "reproduced",
+        "direction-not-length-raw": "reproduced",
     }
+
+
+def test_a_peak_after_the_split_is_a_rise() -> None:
+    """The step rises in the first epoch, the LLC to the first checkpoint; what follows does not count."""
+    table = made_up(
+        {"ngd": lambda since: 180.0 if since <= 4 else 60.0},
+        norm={"ngd": lambda since: 2.0 if since == 1 else 0.1},
+    )
+    table.loc[(table.branch == "ngd") & ~table.epoch.isin([14, 20]), ["llc", "llc_raw", "valid"]] = [
+        np.nan,
+        np.nan,
+        False,
+    ]
+    own = Branches.of(table).measures.query("seed == 0").iloc[0]
+    assert own.llc_growth == pytest.approx(80 / 4)
+    assert own.update_norm_first == pytest.approx(2.0)
+    assert own.update_norm_ratio < 1
 
 
 @pytest.mark.parametrize("key", ["ngd/fig4", "ngd/fig5", "ngd/fig6"])

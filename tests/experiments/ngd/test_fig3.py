@@ -112,7 +112,9 @@ def rows(slope: float, *, epsilon_slope: float = -1.0, lost: int = 0) -> pd.Data
     ],
 )
 def test_fig3_verdicts(judge: Judge, table: pd.DataFrame, expected: list[str]) -> None:
-    assert [result.verdict for result in judge(table)] == expected
+    results = judge(table)
+    assert [result.verdict for result in results if "-raw-" not in result.claim.id] == expected
+    assert [result.verdict for result in results if "-raw-" in result.claim.id] == expected[:6]  # lower by 2, all
 
 
 def test_a_rise_over_part_of_the_sweep_is_named(judge: Judge) -> None:

@@ -99,12 +99,13 @@ def test_since_minimum_starts_at_the_minimum() -> None:
 @pytest.mark.parametrize(
     ("llc", "trace", "losses", "expected"),
     [
-        (UP, UP, LOSSES, ["reproduced"] * 5),
-        (UP, DOWN, LOSSES, ["reproduced", "reproduced", "not reproduced", "reproduced", "reproduced"]),
-        (DOWN, UP, LOSSES, ["reproduced", "not reproduced", "reproduced", "reproduced", "reproduced"]),
-        (HUMP, UP, LOSSES, ["reproduced", "not reproduced", "reproduced", "not reproduced", "reproduced"]),
-        (UP, UP, (1.0, 0.8, 0.82, 0.84), ["direction only"] + ["reproduced"] * 4),
-        (UP, UP, (1.0, 0.9, 0.8, 0.7), ["not reproduced"] + ["out of reach"] * 4),
+        (UP, UP, LOSSES, ["reproduced"] * 6),
+        (UP, DOWN, LOSSES, ["reproduced", "reproduced", "not reproduced", *["reproduced"] * 3]),
+        (DOWN, UP, LOSSES, ["reproduced", "not reproduced", "reproduced", "not reproduced", *["reproduced"] * 2]),
+        # Its LLC rises up to the third checkpoint and has fallen at the last: it depends on where training ends.
+        (HUMP, UP, LOSSES, ["reproduced", "undecided", "reproduced", *["not reproduced"] * 2, "reproduced"]),
+        (UP, UP, (1.0, 0.8, 0.82, 0.84), ["direction only"] + ["reproduced"] * 5),
+        (UP, UP, (1.0, 0.9, 0.8, 0.7), ["not reproduced"] + ["out of reach"] * 5),
     ],
 )
 def test_fig7_verdicts(
@@ -117,7 +118,7 @@ def test_fig7_verdicts(
 def test_fig7_without_valid_estimates_judges_the_trace_alone(judge: Judge) -> None:
     table = rows(UP, UP).assign(valid=False)
     results = judge("ngd/fig7", table)
-    expected = ["reproduced", "out of reach", "reproduced", "out of reach", "reproduced"]
+    expected = ["reproduced", "out of reach", "reproduced", "reproduced", "out of reach", "reproduced"]
     assert [result.verdict for result in results] == 2 * expected
     assert "3 of 3 seeds overfit, 0 of them with enough valid estimates" in results[1].explanation
     assert [result.verdict for result in judge("ngd/fig8", table)] == [

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 NO_STEP_SIZE = "no step size keeps both limits"
 NO_BOTTOM = "the search for the lowest point of the sampled region has not ended"
-RAW = {"llc": "from the lowest sampled point", "llc_raw": "from the weights, as the paper measures it"}
+RAW = {"llc": "from the lowest sampled point", "llc_raw": "from the weights"}
 TOO_FAR = "the weights lie further above the lowest point of the sampled region than the LLC is large"
 
 
@@ -76,9 +76,10 @@ def sampled(
 
 
 def measured_both_ways(task: str) -> Iterator[tuple[str, dict[str, str]]]:
-    """Yield `llc` and `llc_raw` with the words of a claim about them: its {of}, {task} and {measured}."""
+    """Yield `llc` and `llc_raw` with the words of a claim about them: {of}, {task}, {measured}, {how}."""
     for column, measured in RAW.items():
-        yield column, {"of": task if column == "llc" else f"raw-{task}", "task": task, "measured": measured}
+        of, how = (task, "") if column == "llc" else (f"raw-{task}", ", as the paper measures it")
+        yield column, {"of": of, "task": task, "measured": measured, "how": how}
 
 
 def curvature_cutoff(rows: pd.DataFrame) -> float:

@@ -30,7 +30,7 @@ from curvlab.lab import (
 )
 from curvlab.lab.reporting.claims import DIRECTION_ONLY, OUT_OF_REACH, REPRODUCED
 from experiments.papers import FOLDER
-from experiments.pbrf.arrival import arrived, explained
+from experiments.pbrf.gaps import arrived, explained
 from experiments.pbrf.minima import MAX_DISTANCE, REACHED, carried_on, small_weight
 from experiments.pbrf.networks import load_network
 from experiments.pbrf.responses import EXACT, OWN_LENGTH, Decomposition

@@ -26,8 +26,7 @@ import pandas as pd
 from omegaconf import DictConfig
 
 from curvlab.lab import ClaimResult, ClaimSheet, Computed, Run, Target, out_of_reach, task_settings
-from experiments.pbrf.arrival import arrived
-from experiments.pbrf.gaps import arrived_row, by_point, gap_tables, judge_over_seeds, mean_ratio
+from experiments.pbrf.gaps import arrived, arrived_row, by_point, gap_tables, judge_over_seeds, mean_ratio
 from experiments.pbrf.networks import load_network
 from experiments.pbrf.responses import CURVATURES, DENSE, EXACT, Decomposition
 

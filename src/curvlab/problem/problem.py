@@ -16,7 +16,7 @@ from curvlab.problem.batch import Batch, Inputs
 from curvlab.problem.data import Batches, Data
 from curvlab.problem.losses import OutputLoss
 from curvlab.problem.memory import Memory, rows_of
-from curvlab.problem.model_function import ModelFunction, check_finite
+from curvlab.problem.model_function import ModelFunction, check_finite, check_mode
 from curvlab.problem.own_losses import FunctionLoss, Loss, output_loss
 
 DEFAULT_BATCH_SIZE = 512
@@ -113,7 +113,7 @@ class Problem:
                 "the model is on the meta device, where parameters have shapes but no values: load them "
                 "first, with model.to_empty(device=...) and model.load_state_dict(...)"
             )
-        function.check_mode()
+        check_mode(model)
         memory = Memory(budget=memory_budget, given=batch_size is not None)
         size = DEFAULT_BATCH_SIZE if batch_size is None else batch_size
         known, batches = output_loss(loss), Batches.of(function, cast("Data", data), batch_size=size)

@@ -108,8 +108,9 @@ class ImportanceOperator(DerivedOperator):
     ) -> ImportanceOperator:
         """Return G sampled by q_i ∝ max(tr(G_i), floor · mean): C is at most 1 + floor.
 
-        Traces are exact where linear and convolutional layers hold all parameters and outputs are (N, C).
-        Elsewhere they are estimated, and q is mixed with a tenth of the uniform distribution: no certificate.
+        Traces are exact where linear and convolutional layers hold all parameters and outputs are (N, C) with C at
+        most 100. Elsewhere they are estimated, and q is mixed with a tenth of the uniform distribution: without a
+        certificate.
         """
         return cls(operator, example_importance(operator, floor=floor, generator=generator).probabilities)
 

@@ -207,6 +207,10 @@ class Problem:
             self, function=function, data=self.data.in_dtype(function.dtype), memory=replace(self.memory)
         )
 
+    def with_loss(self, loss: Loss) -> Problem:
+        """Return the same model and data under another loss."""
+        return replace(self, loss=output_loss(loss), given_loss=loss).tried()
+
     def normalised(self) -> Problem:
         """Return an equal problem whose class weights have mean one over the data (`OutputLoss.normalised`)."""
         return replace(self, loss=self.loss.normalised(self.data.targets()))

@@ -52,7 +52,9 @@ def certified_constant(traces: Tensor, probabilities: Tensor) -> float:
         E H̃² = Σ q_i G_i² / (N q_i)² ⪯ 1/N Σ [tr(G_i) / (N q_i)] G_i ⪯ max_i [tr(G_i) / (N q_i)] · G,
 
     and a mean over |B| independent draws divides E H̃² - G² ⪯ E H̃² by |B|. With q_i ∝ tr(G_i) every bracket is
-    tr(G): E H̃² ⪯ tr(G) G, condition C.1 with C = 1 for any network. Uniform sampling has max_i tr(G_i) / tr(G).
+    tr(G): E H̃² ⪯ tr(G) G, condition C.1 with C = 1 for any network whose traces are exact. Uniform sampling has
+    max_i tr(G_i) / tr(G). The argument is that of Strohmer & Vershynin (2009) for the randomised Kaczmarz method
+    and of Needell, Srebro & Ward (2014) for SGD: their largest Lipschitz constant becomes the mean one.
 
     Args:
         traces: tr(G_i) or upper bounds of them, (N,), whose mean is tr(G).

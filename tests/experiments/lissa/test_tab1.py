@@ -9,9 +9,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from curvlab.lab import draw_target, load_config, task_settings
 from curvlab.lab.reporting import load_claims
-from experiments.lissa.tab1 import TARGET, paper_table
+from experiments.lissa.tab1 import paper_table
 
 
 @pytest.fixture(scope="module")
@@ -40,19 +39,6 @@ def test_results_are_complete_and_follow_from_each_other(smoke: Path) -> None:
     assert claims["printed-steps"].value == pytest.approx(500 * 0.001 * 5 / 2)  # OPT's row, and Llama's
     assert claims["printed-steps"].verdict == "refuted"
     assert json.loads((smoke / "run.json").read_text())["num_matvecs"] > 0
-
-
-def test_figure_is_drawn_again_from_the_tables_alone(smoke: Path) -> None:
-    before = (smoke / "figure.png").read_bytes()
-    draw_target(TARGET, smoke)
-    assert (smoke / "figure.png").read_bytes() == before
-
-
-def test_tasks_share_settings_and_change_their_own() -> None:
-    tasks = task_settings(load_config(TARGET, ["preset=embedded", "forms.num_probes=7"]))
-    assert [own.forms.num_probes for own in tasks.values()] == [7, 7, 7, 400]  # the OPT's own stays
-    alone = task_settings(load_config(TARGET, ["preset=laptop", "task=opt_3_128_ptb"]))
-    assert list(alone) == ["opt_3_128_ptb"]
 
 
 def test_claims_can_fail(computed_of, judged) -> None:

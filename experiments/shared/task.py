@@ -75,8 +75,9 @@ class Task:
         if not isinstance(loaded, TextCorpus):
             key: dict[str, Any] = {"data": {"checksum": loaded.checksum}}
             if noise := settings.get("label_noise", 0.0):
-                loaded = with_label_noise(loaded, noise, run.generator("label noise", loaded.name))
-                key |= {"label_noise": noise}
+                generator = run.generator("label noise", settings.get("seed_name", name))
+                loaded = with_label_noise(loaded, float(noise), generator)
+                key |= {"label_noise": float(noise)}
             return cls(run, name, settings, loaded, key)
         key = {"data": loaded.checksum, "tokenizer": without_paths(settings.tokenizer)}
         compute, about = partial(_tokenizer, loaded, settings.tokenizer), f"tokenizer of {loaded.name}"

@@ -43,7 +43,7 @@ def test_results_are_complete_and_follow_from_each_other(smoke: Path) -> None:
 
 def test_claims_can_fail(computed_of, judged) -> None:
     row = {
-        "task": "a", "unit": "tokens", "per_example": 10, "parameters": 100, "forms": 1600, "trace": 50.0,
+        "task": "a", "train_loss": 1.0, "unit": "tokens", "per_example": 10, "parameters": 100, "forms": 1600, "trace": 50.0,
         "trace_stderr": 1.0, "lambda_max": 0.3, "assumed_constant": 2.0, "constant": 5.0,
         "batch_size": 334, "batch_size_measured": 1667,
         "trace_per_parameter": 0.9, "trace_per_parameter_stderr": 0.01, "exact_trace": np.nan,
@@ -66,6 +66,9 @@ def test_claims_can_fail(computed_of, judged) -> None:
     assert found["one-sequence"] == "out of reach"
     assert found["trace-unbiased"] == found["constant-two"] == "reproduced"
     assert found["requirement-mild-measured"] == "reproduced"
+    found = verdicts({**row, **mild, "train_loss": 0.1})
+    assert found["constant-two"] == "out of reach"  # no network in the paper's regime
+    assert found["constant-two-saturated"] == "reproduced"
     found = verdicts({**row, **mild, "constant_at_most": 2.5, "needed_at_most": 250.0, "exact_trace": 82.0})
     assert found["constant-two"] == "direction only"
     assert found["requirement-mild-measured"] == "undecided"  # neither bound says it

@@ -317,7 +317,7 @@ def job(cfg):
         n = cfg.num_train
         x = run.unit("toy", {"n": n}, lambda: {"x": torch.rand(n, generator=run.generator("x"))}, version=1)
         run.save_table(pd.DataFrame({"x": x["x"]}))
-        if cfg.damping < 0:
+        if cfg.damping > 50:
             raise KeyboardInterrupt
         run.save_record()
 
@@ -344,7 +344,7 @@ if __name__ == "__main__":
     assert sorted(path.parent.name for path in checkout.rglob("run.json")) == folders
     tables = {(checkout / "results/toy/fig1" / folder / "table.csv").read_text() for folder in folders}
     assert len(tables) == 2
-    interrupted = demo("tracker=none", "progress=false", "damping=-1")
+    interrupted = demo("tracker=none", "progress=false", "damping=99")
     assert (interrupted.returncode, interrupted.stdout) == (130, "")
     assert interrupted.stderr == "toy-fig1: interrupted; finished units are kept, the same command resumes.\n"
     refused = demo("tracker=wandb", "tracker.mode=onlin")

@@ -62,7 +62,7 @@ $(PAPERS) $(TARGETS): $(READY)
 figures: $(READY) ## every table and figure, as many side by side as there are cores, then the report
 	@status=0; $(RUN) run figures preset=$(PRESET) $(ARGS) || status=$$?; $(REPORT); exit $$status
 
-report: $(READY) ## results/README.md, a page for each paper and REPRODUCE.md, from what is under results/
+report: $(READY) ## results/README.md, a page for each paper, REPRODUCE.md and the tables of README.md, from results/
 	@$(REPORT)
 
 judge: $(READY) ## claims again, from the tables alone; ARGS="lissa-fig1 ..." for some

@@ -69,6 +69,8 @@ def test_every_result_is_two_lines_with_its_cost_and_no_tensor(name: str) -> Non
         f"{result.solution.num_matvecs if name == 'influence scores' else result.num_matvecs:,} product" in second
     )
     assert repr(result) == str(result)
+    if name == "influence scores":
+        assert "per unit of weight added to a point, negative lowers the test loss" in first
     for text in (str(result), result._repr_html_()):
         assert "tensor(" not in text
     assert result._repr_html_().startswith("<table>")

@@ -33,8 +33,9 @@ COMPARISONS = (
     "cg_exact",  # linearisation error
 )
 ASSUMED, MEASURED, _ = CHOICES.values()
-EARLY_LOSS = 0.5  # training loss from which a network counts as stopped early: the paper's ResNet-18 is near 1
-REGIMES = ("early", "fitted")
+# The training loss of the paper's networks is about 1: from this loss on one counts as unsaturated, as theirs.
+UNSATURATED_LOSS = 0.5
+REGIMES = ("unsaturated", "saturated")
 Statistic = Callable[[np.ndarray], float]
 
 
@@ -135,7 +136,7 @@ def summary_row(
         "P": task.num_parameters,
         "N": task.num_train,
         "train loss": task.train_loss,
-        "regime": REGIMES[task.train_loss < EARLY_LOSS],
+        "regime": regime(task.train_loss),
         "test accuracy": task.test_accuracy,
         "points": len(systems.sources[1]),
         "test points": len(systems.tests[1]),
@@ -168,13 +169,18 @@ def summary_row(
     }
 
 
+def regime(train_loss: float) -> str:
+    """Return whether a network of this training loss is in the paper's regime, or has fitted most examples."""
+    return REGIMES[train_loss < UNSATURATED_LOSS]
+
+
 def cell_table(panels: pd.DataFrame, summary: pd.DataFrame) -> pd.DataFrame:
     """Return a row for each regime of training loss and choice of batches where there are networks.
 
     Pearson is the least over the cell's networks of the median over points, an overflow counted as -1, the least
     that a correlation can be; shares are of all its panels.
     """
-    regimes, rows = panels.task.map(summary.set_index("task").regime), []
+    regimes, rows = panels.task.map(summary.set_index("task")["train loss"].map(regime)), []
     for name, constant in itertools.product(REGIMES, CHOICES.values()):
         own = panels[(regimes == name) & (panels.constant == constant)]
         if own.empty:

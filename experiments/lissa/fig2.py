@@ -50,9 +50,9 @@ from curvlab.lab import (
 )
 from curvlab.solvers import Lissa, lissa_hyperparameters
 from curvlab.solvers.lissa import LissaState
-from curvlab.spectrum import hutchinson_trace, top_eigenvalues
 from experiments.shared import stats
 from experiments.shared.recipes import compare_recipes, exact_solutions
+from experiments.shared.spectrum import spectrum
 from experiments.shared.systems import Systems
 from experiments.shared.task import Task, TrainedTask
 
@@ -86,7 +86,7 @@ def compute(run: Run, cfg: DictConfig) -> dict[str, pd.DataFrame]:
         run: seeds, store, device.
         cfg: `tasks`, and for all of them or for one: `num_points` and `num_test`, how many; `damping`, or null and
             `damping_ratio` (of lambda_max); `step_size`, or null and 1 / (lambda_max + damping); `reference_rtol`;
-            `trace_probes`; `compare_recipes`: the panel on recipes and not the paper's, which has `batch_size`
+            `spectrum`; `compare_recipes`: the panel on recipes and not the paper's, which has `batch_size`
             (null: recommended), `batch_factors`, `num_steps` and `num_seeds`.
     """
     rows: dict[str, Rows] = {name: [] for name in (*COLUMNS, "summary")}
@@ -105,10 +105,10 @@ def _of_task(task: TrainedTask, cfg: DictConfig) -> dict[str, Rows]:
     test = torch.randperm(num_test, generator=generator)[: cfg.num_test].sort().values
     points = torch.randperm(task.num_train, generator=generator)[: cfg.num_points].sort().values
     start = Systems.at(task, 0.0, points, test)
-    spectrum = dict.fromkeys(("trace", "largest_eigenvalue"), math.nan)
-    if None in (cfg.damping, cfg.step_size, cfg.batch_size):  # or else nothing asks for it
-        spectrum = _spectrum(task.run, start, **task.key, trace_probes=cfg.trace_probes)
-    largest = spectrum["largest_eigenvalue"]
+    trace = largest = math.nan
+    if None in (cfg.damping, cfg.step_size, cfg.batch_size):  # or else nothing asks for them
+        measured = spectrum(task.run, task, cfg)
+        trace, largest = measured["trace"], measured["largest_eigenvalue"]
     damping = cfg.damping if cfg.damping is not None else cfg.damping_ratio * largest
     systems = dataclasses.replace(start, damping=damping)
     exact = systems.test_gradients @ exact_solutions(systems, cfg.reference_rtol)["solutions"]
@@ -119,7 +119,7 @@ def _of_task(task: TrainedTask, cfg: DictConfig) -> dict[str, Rows]:
         recipes = compare_recipes(systems, reference_rtol=cfg.reference_rtol)
         found["recipes"] = _recipe_rows(task.label, recipes)
     else:
-        named = {"trace": spectrum["trace"], "largest_eigenvalue": largest, "damping": damping}
+        named = {"trace": trace, "largest_eigenvalue": largest, "damping": damping}
         recommended = cfg.batch_size or lissa_hyperparameters(**named).batch_size
         settings = {"step_size": step_size, "num_steps": cfg.num_steps}
         for factor in cfg.batch_factors:
@@ -139,7 +139,7 @@ def _of_task(task: TrainedTask, cfg: DictConfig) -> dict[str, Rows]:
         "P": task.num_parameters,
         "N": task.num_train,
         "train loss": task.train_loss,
-        "tr(G)": spectrum["trace"],
+        "tr(G)": trace,
         "lambda_max": largest,
         "damping": damping,
         "step size": step_size,
@@ -155,16 +155,6 @@ def _of_task(task: TrainedTask, cfg: DictConfig) -> dict[str, Rows]:
         "message, C = 2": recipes.get("paper", {}).get("message"),
     }
     return found | {"summary": [summary]}
-
-
-@unit("lissa/fig2_spectrum", version=1)
-def _spectrum(run: Run, systems: Systems, /, *, trace_probes: int, **_: Any) -> dict[str, Any]:
-    generator = run.generator("fig2 spectrum", systems.task.seed_name)
-    trace = hutchinson_trace(systems.operator, num_matvecs=trace_probes, generator=generator)
-    largest = top_eigenvalues(systems.operator, 1, rtol=0.01, generator=generator)
-    run.add_matvecs(trace.num_matvecs + largest.num_matvecs)
-    value = float(largest.values[0])
-    return {"trace": max(trace.value, value), "trace_stderr": trace.stderr, "largest_eigenvalue": value}
 
 
 def recorded_steps(num_steps: int) -> list[int]:

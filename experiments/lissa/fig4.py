@@ -14,6 +14,8 @@ independent tokens, so that what the tokens of one sequence have in common (B.3:
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -38,7 +40,7 @@ from curvlab.lab import (
     panels,
     plots,
     reporting,
-    task_settings,
+    unit,
 )
 from curvlab.lab.data.tokens import IGNORED
 from curvlab.linalg import LinearOperator
@@ -71,8 +73,8 @@ def compute(run: Run, cfg: DictConfig) -> dict[str, pd.DataFrame]:
             units that are shared: `spectrum`, `constant`.
     """
     rows, constants = [], []
-    for name, own in task_settings(cfg).items():
-        task = Task.load(run, name, own).trained()
+    for loaded in Task.each(run, cfg):
+        task, own = loaded.trained(), loaded.settings
         spectrum = units.spectrum(run, task, own)
         rows += traces(run, task, own, spectrum)
         constants.append(constant_row(run, task, own, spectrum))
@@ -87,13 +89,14 @@ def traces(run: Run, task: TrainedTask, cfg: DictConfig, spectrum: dict[str, Any
     # tr² without the bias of squaring an estimate; its error to first order.
     square = spectrum["trace"] ** 2 - spectrum["trace_stderr"] ** 2
     stderr = 2 * spectrum["trace"] * spectrum["trace_stderr"]
+    settings = task.key | {"num_realizations": cfg.condition.num_realizations}
     found = [
-        ("examples", size, size * per_example, sampling_gap(run, task, cfg, batch_size=size))
+        ("examples", size, size * per_example, sampling_gap(run, task, **settings, batch_size=size))
         for size in cfg.condition.batch_sizes
     ]
     if task.is_language and cfg.condition.token_batch is not None:
         size = cfg.condition.token_batch
-        found.append(("single tokens", size, float(size), token_gap(run, task, cfg)))
+        found.append(("single tokens", size, float(size), token_gap(run, task, **settings, token_batch=size)))
     return [
         {
             "task": task.label,
@@ -153,53 +156,49 @@ def summary(table: pd.DataFrame, constants: pd.DataFrame) -> pd.DataFrame:
     )
 
 
-def sampling_gap(run: Run, task: TrainedTask, cfg: DictConfig, *, batch_size: int) -> dict[str, Any]:
+@unit("lissa/sampling_gap", version=1, about="gap of batches, |B| = {batch_size}")
+def sampling_gap(
+    run: Run, task: TrainedTask, /, *, batch_size: int, num_realizations: int, **_: Any
+) -> dict[str, Any]:
     """Return tr(E G̃² - G²)/P for batches of `batch_size` examples: mean and standard error.
 
     E ‖G̃'g - G̃''g‖² / 2 with two independent batches for each normal vector g of variance 1/P. The paper takes
     E ‖G̃ g‖² - ‖G g‖²; the difference of two batches has the same mean and needs no product with all the data.
     """
-
-    def compute() -> dict[str, Any]:
-        operator, generator = gauss_newton(task), run.generator("sampling gap", task.seed_name, batch_size)
-        values = []
-        for _ in run.progress(range(cfg.condition.num_realizations), f"{task.label}, |B| = {batch_size}"):
-            pair = [operator.sample(batch_size, generator) for _ in range(2)]
-            values.append(_half_square(operator, pair, generator))
-        run.add_matvecs(2 * len(values))
-        return _with_stderr(torch.stack(values))
-
-    settings = {"batch_size": batch_size, "num_realizations": cfg.condition.num_realizations}
-    about = f"gap of batches of {task.label}, |B| = {batch_size}"
-    return run.unit("lissa/sampling_gap", task.key | settings, compute, version=1, about=about)
+    operator, generator = gauss_newton(task), task.generator("sampling gap", batch_size)
+    return _gap(run, operator, lambda: operator.sample(batch_size, generator), num_realizations, generator)
 
 
-def token_gap(run: Run, task: TrainedTask, cfg: DictConfig) -> dict[str, Any]:
+@unit("lissa/token_gap", version=1, about="gap of single tokens")
+def token_gap(
+    run: Run, task: TrainedTask, /, *, token_batch: int, num_realizations: int, **_: Any
+) -> dict[str, Any]:
     """Return the same for batches of single tokens: one of each of `token_batch` sequences, all else ignored.
 
     These are independent, which the tokens of one sequence are not: the ratio of the two gaps at the same number
     of tokens is what their coherence costs (B.3, where it is bounded by R).
     """
-    num = cfg.condition.token_batch
-
-    def compute() -> dict[str, Any]:
-        operator, generator = gauss_newton(task), run.generator("token gap", task.seed_name)
-        values = []
-        for _ in run.progress(range(cfg.condition.num_realizations), f"{task.label}, single tokens"):
-            pair = [_token_batch(task, num, generator) for _ in range(2)]
-            values.append(_half_square(operator, pair, generator))
-        run.add_matvecs(2 * len(values))
-        return _with_stderr(torch.stack(values))
-
-    settings = {"token_batch": num, "num_realizations": cfg.condition.num_realizations}
-    about = f"gap of single tokens of {task.label}"
-    return run.unit("lissa/token_gap", task.key | settings, compute, version=1, about=about)
+    operator, generator = gauss_newton(task), task.generator("token gap")
+    draw = partial(_token_batch, task, token_batch, generator)
+    return _gap(run, operator, draw, num_realizations, generator)
 
 
-def _half_square(operator: LinearOperator, pair: list[Any], generator: torch.Generator) -> Tensor:
-    vector = operator.randn(1, generator) / operator.shape[0] ** 0.5
-    difference = pair[0] @ vector - pair[1] @ vector
-    return operator.inner(difference, difference).double().cpu()[0] / 2
+def _gap(
+    run: Run,
+    operator: LinearOperator,
+    draw: Callable[[], LinearOperator],
+    number: int,
+    generator: torch.Generator,
+) -> dict[str, Any]:
+    values = []
+    for _ in run.progress(range(number), "gaps of batches"):
+        pair = draw(), draw()
+        vector = operator.randn(1, generator) / operator.shape[0] ** 0.5
+        difference = pair[0] @ vector - pair[1] @ vector
+        values.append(operator.inner(difference, difference).double().cpu()[0] / 2)
+    run.add_matvecs(2 * number)
+    found = torch.stack(values)
+    return {"value": float(found.mean()), "stderr": float(found.std()) / number**0.5}
 
 
 def _token_batch(task: TrainedTask, num: int, generator: torch.Generator) -> GaussNewtonOperator:
@@ -210,10 +209,6 @@ def _token_batch(task: TrainedTask, num: int, generator: torch.Generator) -> Gau
     columns = torch.randint(chosen.shape[1], (num, 1), generator=generator).to(chosen.device)
     kept = torch.full_like(chosen, IGNORED).scatter(1, columns, chosen.gather(1, columns))
     return GaussNewtonOperator(task.model, task.loss, (inputs[rows], kept), batch_size=SEQUENCES_AT_A_TIME)
-
-
-def _with_stderr(values: Tensor) -> dict[str, Any]:
-    return {"value": float(values.mean()), "stderr": float(values.std()) / len(values) ** 0.5}
 
 
 def slopes(table: pd.DataFrame) -> pd.DataFrame:
@@ -305,7 +300,7 @@ def draw(computed: Computed) -> dict[str, Figure]:
     """Return the figure: traces of both sides of the condition against the batch size, a panel for each task."""
     table = computed["table"]
     fitted, measured = slopes(table).set_index("task"), computed["constants"].set_index("task")
-    tasks = table.task.unique().tolist()
+    tasks = measured.sort_values("train_loss", ascending=False).index.tolist()
     figure, axes = plots.figure(1, len(tasks), panel_size=(3.1, 3.6))
     for ax, task in zip(axes[0], tasks, strict=True):
         _panel(ax, table[table.task == task], measured.loc[task], fitted.loc[task])
@@ -341,7 +336,8 @@ def _panel(ax: Axes, own: pd.DataFrame, constants: pd.Series, fitted: pd.Series)
     low, high = constants["at_least"], constants["at_most"]
     reach = f"between {low:.2g} and {high:.2g}" if np.isfinite(high) else f"at least {low:.2g}"
     ax.set_title(
-        f"{own.task.iloc[0]}\nslope {fitted['slope']:.2f} ± {fitted['slope_stderr']:.2f}\n"
+        f"{own.task.iloc[0]}\n"
+        f"loss {constants['train_loss']:.2g}, slope {fitted['slope']:.2f} ± {fitted['slope_stderr']:.2f}\n"
         f"C: {fitted['constant']:.2g} in the trace, worst direction\n{reach}",
         fontsize=9,
     )

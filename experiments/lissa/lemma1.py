@@ -258,4 +258,4 @@ def _typical_growth(ax: Axes, growth: pd.DataFrame) -> None:
     ax.legend(fontsize=7, loc="upper left")
     ax.set_xlabel("½ log spectral radius (per step)")
     ax.set_ylabel("log‖u_t‖ / t, typical trial")
-    ax.set_title("below 0 right of 0: trials converge,\nsecond moment diverges")
+    ax.set_title("below 0 on the right: single runs converge,\nthe second moment diverges")

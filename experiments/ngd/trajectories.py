@@ -40,39 +40,16 @@ DIVERGED = ("train_loss", "validation_loss", "validation_accuracy", "update_norm
 
 @dataclass(frozen=True)
 class Network(Task):
-    """A network that several optimizers train from one start; the test set stands for the paper's validation set.
-
-    Reads of its settings `label_noise`, the share of the training labels drawn anew (0 unless given).
-    """
+    """A network that several optimizers train from one start; the test set is the paper's validation set."""
 
     @cached_property
     def train(self) -> tuple[Tensor, Tensor]:
-        """All training examples, (inputs, targets) on the device, some targets uniform over the other classes."""
-        inputs, targets = self.pair()
-        share = self._label_noise
-        if not 0 <= share < 1:
-            raise ValueError(f"label_noise is a share of the labels, from 0 to below 1, got {share}")
-        if share:
-            generator = self.generator("label noise")
-            chosen = torch.randperm(len(targets), generator=generator)[: round(share * len(targets))]
-            shifts = torch.randint(1, self.splits.num_outputs, (len(chosen),), generator=generator)
-            targets = targets.clone()
-            targets[chosen.to(targets.device)] += shifts.to(targets)
-            targets %= self.splits.num_outputs
-        return inputs, targets
-
-    @property
-    def key(self) -> dict[str, Any]:
-        """Identifies data, labels, network and random streams in the store."""
-        return super().key | ({"label_noise": self._label_noise} if self._label_noise else {})
+        """All training examples, (inputs, targets) on the device."""
+        return self.pair()
 
     def start(self, seed: int) -> nn.Module:
         """Return the network at the start that all optimizers share for one seed."""
         return self.build(self.generator("start", seed))
-
-    @property
-    def _label_noise(self) -> float:
-        return float(self.settings.get("label_noise", 0.0))
 
 
 @dataclass(frozen=True)

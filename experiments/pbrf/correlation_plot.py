@@ -12,8 +12,8 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from curvlab.lab import Computed, panels, plots
-from experiments.pbrf.arrival import LARGEST_RESIDUAL
 from experiments.pbrf.correlations import COEFFICIENTS, PBRF
+from experiments.pbrf.gaps import LARGEST_RESIDUAL
 from experiments.pbrf.minima import REACHED
 from experiments.pbrf.responses import EXACT, OWN_LENGTH
 

@@ -30,7 +30,7 @@ from curvlab.lab import (
 )
 from curvlab.lab.reporting.claims import DIRECTION_ONLY, OUT_OF_REACH, REPRODUCED
 from experiments.papers import FOLDER
-from experiments.pbrf.arrival import arrived, explained
+from experiments.pbrf.gaps import arrived, explained
 from experiments.pbrf.minima import MAX_DISTANCE, REACHED, carried_on, small_weight
 from experiments.pbrf.networks import load_network
 from experiments.pbrf.responses import EXACT, OWN_LENGTH, Decomposition
@@ -38,6 +38,7 @@ from experiments.shared import stats
 
 COEFFICIENTS = {"pearson": stats.pearson, "spearman": stats.spearman}
 WAYS = {"over_test": "over test examples", "over_points": "over points", "pooled": "over all pairs"}
+NO_LISSA = "This result is from before LiSSA was computed; the value is the exact estimate's."
 MIN_POINTS = 2  # at their minimum, for a correlation of theirs
 PBRF = "proximal_bregman"
 EXPLAINING = {
@@ -256,13 +257,13 @@ class Judged:
 
         return self.result(name, values, stats.mean_correlation, estimate=estimate)
 
-    def difference(self, name: str, first: str, second: str) -> ClaimResult:
-        """Judge how much more LiSSA correlates with the first response than with the second, seed by seed."""
+    def difference(self, name: str, first: str, second: str, *, estimate: str | None = None) -> ClaimResult:
+        """Judge how much more influence correlates with the first response than with the second, seed by seed."""
 
         def values(of: str, way: str = "over_test") -> pd.Series:
             return self.values(first, way=way, estimate=of) - self.values(second, way=way, estimate=of)
 
-        return self.result(name, values, stats.mean)
+        return self.result(name, values, stats.mean, estimate=estimate)
 
     def result(
         self,
@@ -273,19 +274,20 @@ class Judged:
         estimate: str | None = None,
     ) -> ClaimResult:
         """Judge a statistic over seeds of `values(estimate, way)`; the explanation has all estimates and ways."""
-        claim, chosen = self.claims.claim(name, of=self.task), estimate or self.lissa()
-        if chosen is None:
+        claim, chosen, missing = self.claims.claim(name, of=self.task), estimate or self.lissa(), ""
+        if chosen is None:  # the value is the exact estimate's then, and decides nothing
             known = any(other.startswith("LiSSA") for other in self.estimates)
-            reason = arrived(is_exact=False, residual=np.nan)
-            return out_of_reach(
-                claim, reason if known else "LiSSA was not computed: this result is from before it was."
-            )
+            missing = arrived(is_exact=False, residual=np.nan) if known else NO_LISSA
+            chosen = EXACT
         found = values(chosen)
         ways = ", ".join(f"{text} {values(chosen, way).mean():.2f}" for way, text in WAYS.items())
         others = ", ".join(f"{other} {values(other).mean(skipna=False):.2f}" for other in self.estimates)
         few = " With one seed nothing is decided." if len(found) == 1 else ""
         why = f"By {chosen}: {ways}. Over test examples by {others}.{few} {self.solved()}"
-        return self.reachable(judge(claim, *statistic(found), if_not_reproduced=why), chosen, why)
+        result = judge(claim, *statistic(found), if_not_reproduced=why)
+        if missing:
+            return replace(result, verdict=OUT_OF_REACH, explanation=f"{missing} {why}")
+        return self.reachable(result, chosen, why)
 
     def reachable(self, result: ClaimResult, estimate: str, why: str) -> ClaimResult:
         """Return the result with its explanation; out of reach where the network decides nothing (`arrived`)."""

@@ -58,8 +58,7 @@ from curvlab.lab import (
     task_settings,
 )
 from curvlab.training import TrainingDivergedError
-from experiments.pbrf.arrival import arrived
-from experiments.pbrf.gaps import LABELS
+from experiments.pbrf.gaps import LABELS, arrived
 from experiments.pbrf.networks import load_network
 from experiments.pbrf.responses import NORMS, RETRAINED, Decomposition
 from experiments.shared import stats

@@ -23,11 +23,21 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from matplotlib.figure import Figure
 from omegaconf import DictConfig
 
-from curvlab.lab import ClaimResult, ClaimSheet, Computed, Run, Target, out_of_reach, task_settings
-from experiments.pbrf.arrival import arrived
-from experiments.pbrf.gaps import arrived_row, by_point, gap_tables, judge_over_seeds, mean_ratio
+from curvlab.lab import (
+    ClaimResult,
+    ClaimSheet,
+    Computed,
+    Run,
+    Target,
+    out_of_reach,
+    panels,
+    task_settings,
+)
+from experiments.pbrf import gaps as five_gaps
+from experiments.pbrf.gaps import arrived, arrived_row, by_point, gap_tables, judge_over_seeds, mean_ratio
 from experiments.pbrf.networks import load_network
 from experiments.pbrf.responses import CURVATURES, DENSE, EXACT, Decomposition
 
@@ -44,7 +54,6 @@ TARGET = Target(
         "lissa.num_repeats": 5,
         "lissa.batch_size": "not stated",
     },
-    draw="experiments.pbrf.gaps:draw",
     after=("pbrf/tab5",),
 )
 OTHERS = ["warm_start", "proximity", "non_convergence"]  # linearisation: 0.000 in all of the paper's rows
@@ -184,3 +193,25 @@ def _state(row: pd.Series, pair: pd.DataFrame, definite: pd.DataFrame) -> str:
             f"{means.hessian / means.gauss_newton:.2g}."
         )
     return text
+
+
+# ------------------------------------------------------------------------------------ draw
+def draw(computed: Computed) -> dict[str, Figure]:
+    """Return the gaps with the exact estimate, and the solver error of LiSSA against its scaling beside that."""
+    figures, curvatures = five_gaps.draw(computed), computed["curvatures"]
+    if "estimate" not in curvatures:
+        return figures
+    means = curvatures[~curvatures.definite].groupby(["task", "curvature", "estimate", "seed"], sort=False)
+    table = means.solver.agg(lambda own: own.mean(skipna=False)).reset_index()
+    table["scale"] = pd.to_numeric(table.estimate.str.extract(r"σ = (\d+)")[0])
+    figure, shown = panels.rows(table, by="task", columns=1)
+    styles = panels.styles_of(CURVATURES)
+    for (ax,), task, own in shown:
+        lissa = own.dropna(subset=["scale", "solver"])
+        panels.lines(ax, lissa, x="scale", y="solver", by="curvature", styles=styles, seeds=True, least=0.1)
+        for curvature, exact in own[own.estimate == EXACT].groupby("curvature"):
+            look = {"color": styles[curvature]["color"], "linestyle": ":"}
+            panels.rule(ax, y=exact.solver.mean(), label=f"{curvature}, exact solve", **look)
+        panels.frame(ax, x="scaling σ of LiSSA, depth 5,000", y="solver error / √N", title=str(task), log="xy")
+    panels.legend(figure, title="line: mean over seeds; dots: seeds", columns=2)
+    return figures | {"figure_lissa.png": figure}

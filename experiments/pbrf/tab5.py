@@ -52,8 +52,7 @@ from omegaconf import DictConfig
 from curvlab.influence.retraining import GAPS
 from curvlab.lab import ClaimResult, ClaimSheet, Computed, Run, Target, exact, out_of_reach, reporting
 from curvlab.lab.reporting.intervals import MIN_SAMPLES
-from experiments.pbrf.arrival import explained
-from experiments.pbrf.gaps import arrived_row, by_point, gap_tables, judge_over_seeds, mean_ratio
+from experiments.pbrf.gaps import arrived_row, by_point, explained, gap_tables, judge_over_seeds, mean_ratio
 
 TARGET = Target(
     __name__,

@@ -28,6 +28,7 @@ from omegaconf import DictConfig
 from curvlab.lab import ClaimResult, ClaimSheet, Computed, Run, Target
 from curvlab.lab.reporting.claims import OUT_OF_REACH
 from experiments.pbrf.correlations import PBRF, Judged, correlation_tables
+from experiments.pbrf.responses import EXACT
 
 TARGET = Target(
     __name__,
@@ -63,23 +64,28 @@ def compute(run: Run, cfg: DictConfig) -> dict[str, pd.DataFrame]:
 
 
 def judge(computed: Computed, claims: ClaimSheet) -> list[ClaimResult]:
-    """Judge every task by the Hessian's influence, as the paper's table, the other beside it."""
+    """Judge every task by the Hessian's influence, as in the table, the other beside it: LiSSA, then exact."""
     tables, results = dict(computed), []
     for task in tables["table"].task.unique():
         by_hessian, by_other = (Judged(tables, claims, str(task), name) for name in ("hessian", "gauss_newton"))
-        results += [_judge(by_hessian, by_other, name) for name in PAIRS]
+        for prefix, estimates in {"": (by_hessian.lissa(), by_other.lissa()), "exact-": (EXACT, EXACT)}.items():
+            results += [_judge(by_hessian, by_other, prefix, name, estimates) for name in PAIRS]
     return results
 
 
-def _judge(own: Judged, other: Judged, name: str) -> ClaimResult:
-    result, chosen, beside = own.difference(name, *PAIRS[name]), own.lissa(), other.lissa()
-    if chosen is None:
+def _judge(
+    own: Judged, other: Judged, prefix: str, name: str, estimates: tuple[str | None, str | None]
+) -> ClaimResult:
+    result = own.difference(f"{prefix}{name}", *PAIRS[name], estimate=estimates[0])
+    if estimates[0] is None:
         return result
-    if beside is not None:
-        first, second = (other.values(response, estimate=beside) for response in PAIRS[name])
-        text = f"With the Gauss-Newton matrix, by {beside}: {(first - second).mean():.2f} over test examples."
-        result = replace(result, explanation=f"{result.explanation} {text}")
-    largest = max(own.values(response, estimate=chosen).mean() for response in PAIRS[name])
+    first, second = (other.values(response, estimate=estimates[1] or EXACT) for response in PAIRS[name])
+    if len(first):
+        beside = (
+            f"With the Gauss-Newton matrix, by {estimates[1]}: {(first - second).mean():.2f} over test examples."
+        )
+        result = replace(result, explanation=f"{result.explanation} {beside}")
+    largest = max(own.values(response, estimate=estimates[0]).mean() for response in PAIRS[name])
     if name == "below-pbrf" and largest < AT_ALL and result.verdict != OUT_OF_REACH:
         reason = f"Influence correlates with neither (at most {largest:.2f})."
         return replace(result, verdict=OUT_OF_REACH, explanation=f"{reason} {result.explanation}")

@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
 from omegaconf import DictConfig
 from torch import Tensor
-from torch.utils.data import DataLoader, Subset
+from torch.utils.data import DataLoader, Subset, TensorDataset
 
 from curvlab.lab.data import DataSplits
 from curvlab.lab.data.image_folder import ImageFiles
@@ -46,6 +47,21 @@ def chosen_examples(splits: DataSplits, indices: Tensor, settings: DictConfig | 
 def held_out_examples(splits: DataSplits, settings: DictConfig | None) -> Any:
     """Return the test set, through a DataLoader where it is read from files."""
     return _loader(splits.test, settings) if isinstance(splits.test, ImageFiles) else splits.test
+
+
+def with_label_noise(splits: DataSplits, share: float, generator: torch.Generator) -> DataSplits:
+    """Return the splits with a share of the training labels drawn anew, uniformly over the other classes.
+
+    A network that has converged on them keeps a training loss of about the labels' entropy.
+    """
+    if not 0 <= share < 1:
+        raise ValueError(f"label_noise is a share of the labels, from 0 to below 1, got {share}")
+    inputs, targets = stack(splits.train, torch.arange(len(splits.train)))  # type: ignore[arg-type]  # map-style
+    chosen = torch.randperm(len(targets), generator=generator)[: round(share * len(targets))]
+    shifts = torch.randint(1, splits.num_outputs, (len(chosen),), generator=generator)
+    noisy = targets.clone()
+    noisy[chosen] = (noisy[chosen] + shifts) % splits.num_outputs
+    return replace(splits, train=TensorDataset(inputs, noisy))
 
 
 def _loader(dataset: Any, settings: DictConfig | None) -> DataLoader[Any]:

@@ -34,7 +34,7 @@ from curvlab.lab.runs.over_ranks import shard
 from curvlab.problem import freeze, stack
 from curvlab.problem.own_losses import output_loss
 from curvlab.training import evaluate, train, train_language_model
-from experiments.shared.loading import chosen_examples, held_out_examples
+from experiments.shared.loading import chosen_examples, held_out_examples, with_label_noise
 
 LOSSES = {"classification": nn.CrossEntropyLoss, "binary": nn.BCEWithLogitsLoss, "regression": nn.MSELoss}
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
@@ -49,7 +49,8 @@ class Task:
         name: in the config.
         settings: of this task, see `task_settings`: nodes `data` and `model`; `seed_name`, what its random streams
             are named after (the name unless given); for text `tokenizer` (`vocabulary_size`, or `pretrained`: a
-            name on the hub) and `sequence_length`; and what `trained` or a target's own training reads.
+            name on the hub) and `sequence_length`; for images `label_noise`, a share of the training labels (0
+            unless given); and what `trained` or a target's own training reads.
         splits: training and test set with what is needed to show them.
         data_key: identifies the data, and how text is cut, in the store.
     """
@@ -72,7 +73,12 @@ class Task:
         loaded = instantiate(settings.data)
         run.record_data(loaded.name, loaded.checksum)
         if not isinstance(loaded, TextCorpus):
-            return cls(run, name, settings, loaded, {"data": {"checksum": loaded.checksum}})
+            key: dict[str, Any] = {"data": {"checksum": loaded.checksum}}
+            if noise := settings.get("label_noise", 0.0):
+                generator = run.generator("label noise", settings.get("seed_name", name))
+                loaded = with_label_noise(loaded, float(noise), generator)
+                key |= {"label_noise": float(noise)}
+            return cls(run, name, settings, loaded, key)
         key = {"data": loaded.checksum, "tokenizer": without_paths(settings.tokenizer)}
         compute, about = partial(_tokenizer, loaded, settings.tokenizer), f"tokenizer of {loaded.name}"
         tokenizer = run.unit("tokenizer", key, compute, version=1, about=about)["json"]

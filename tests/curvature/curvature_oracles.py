@@ -5,6 +5,9 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.weak import WeakIdKeyDictionary
 
 
 def trainable(model: nn.Module) -> list[Tensor]:
@@ -91,3 +94,24 @@ def counts_in(sample: Tensor, parts: list[Tensor]) -> Tensor:
     torch.testing.assert_close(found, found.round(), rtol=0, atol=1e-6)
     torch.testing.assert_close(stacked @ found.round(), sample.flatten(), rtol=1e-9, atol=1e-12)
     return found.round().long()
+
+
+class Memory(TorchDispatchMode):
+    """Watches what every kernel returns, autograd's and forward mode's included.
+
+    `largest`: elements of the largest tensor; `peak`: bytes of all tensors made inside that were alive at once.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.largest = self.peak = 0
+        self.alive = WeakIdKeyDictionary()
+
+    def __torch_dispatch__(self, function, types, arguments=(), keywords=None):
+        result = function(*arguments, **(keywords or {}))
+        for leaf in tree_leaves(result):
+            if isinstance(leaf, Tensor):
+                self.largest = max(self.largest, leaf.numel())
+                self.alive[leaf.untyped_storage()] = leaf.untyped_storage().nbytes()
+        self.peak = max(self.peak, sum(self.alive.values()))
+        return result

@@ -22,29 +22,9 @@ from curvlab.curvature import (
 from curvlab.linalg import identity
 from curvlab.solvers import DivergenceError, Lissa, measure_constant, measure_recipe
 
-CASES = ["mlp_tanh-ce", "conv-ce", "conv-ce_ignore", "layer_norm-mse", "linear-bce", "linear-ce_sum", "language"]
-
 
 def named(name: str) -> Problem:
     return language_problem("mean") if name == "language" else problem(*name.split("-"))
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_expectation_of_a_batch_is_the_matrix(name: str, generator: torch.Generator) -> None:
-    """Σ_i q_i · (batch of example i alone) by enumeration: the weights take each probability back."""
-    one = named(name)
-    op = GaussNewtonOperator(*one)
-    count = len(one.targets)
-    q = importance_probabilities(torch.rand(count, generator=generator) + 0.1)
-    expectation: Tensor | float = 0.0
-    for i in range(count):
-        certain = torch.zeros(count)
-        certain[i] = 1
-        alone = ImportanceOperator(op, certain).sample(1)  # G_i / N, whatever is drawn
-        expectation = expectation + q[i] * alone.to_dense() / q[i]
-    dense = dense_gauss_newton(one.model, one.loss, one.inputs, one.targets)
-    torch.testing.assert_close(expectation, dense, rtol=1e-9, atol=1e-12)
-    torch.testing.assert_close(ImportanceOperator(op, q).to_dense(), dense, rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.parametrize("name", ["mlp_tanh-ce", "language"])

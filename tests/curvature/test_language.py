@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from curvature_cases import TiedLanguageModel, language_problem, randomised
-from curvature_memory import Memory
-from curvature_oracles import dense_empirical_fisher, dense_gauss_newton, gradient, outputs, whole_loss
+from curvature_oracles import Memory, dense_empirical_fisher, dense_gauss_newton, gradient, outputs, whole_loss
 from torch import Tensor, nn
 from torch.testing import assert_close
 

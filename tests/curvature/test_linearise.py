@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from curvature_cases import MODELS, Problem, language_problem, problem
-from curvature_memory import Memory
-from curvature_oracles import dense_empirical_fisher, dense_gauss_newton
+from curvature_oracles import Memory, dense_empirical_fisher, dense_gauss_newton
 from torch import Tensor, nn
 from torch.func import jacrev
 from torch.nn.utils.parametrizations import weight_norm

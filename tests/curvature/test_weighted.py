@@ -74,7 +74,7 @@ def single_samples(op: LinearOperator) -> list[Tensor]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("case", ["mlp_tanh-ce", "layer_norm-mse", "linear-bce", "linear-ce_sum"])
+@pytest.mark.parametrize("case", ["mlp_tanh-ce", "layer_norm-mse", "linear-bce", "linear-ce_sum", "conv-ce"])
 def test_first_and_second_moment(kind: str, case: str) -> None:
     """E B = G and E B² = Σ G_i² / (N² q_i), with G_i from autograd rows of the oracle."""
     one = problem(*case.split("-"))

@@ -29,6 +29,15 @@ def test_nothing_to_corrupt_is_an_error(generator, fraction: float, classes: int
         corrupt_labels(torch.zeros(10).long(), num_classes=classes, fraction=fraction, generator=generator)
 
 
+def test_results_print_no_tensor_and_a_seed_is_a_generator() -> None:
+    labels = torch.arange(40) % 4
+    first, again = (corrupt_labels(labels, num_classes=4, fraction=0.25, generator=7) for _ in range(2))
+    assert torch.equal(first.labels, again.labels)
+    assert str(first) == "mislabelled examples 10 of 40"
+    curve = str(detection_curve(first.mislabelled.double(), first.mislabelled))
+    assert curve == "detection curve: area 0.875 (40% found in the first tenth of 40 examples)"
+
+
 def test_curve_counts_what_is_found() -> None:
     scores = torch.tensor([0.1, 0.9, 0.5, 0.3, torch.inf])
     wrong = torch.tensor([True, False, False, True, True])

@@ -2,11 +2,15 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import nn
+from scipy import stats
+from torch import Tensor, nn
 
+from curvlab.files import DamagedFileError
 from curvlab.influence import (
+    Influence,
     ProximalNewton,
     ProximalSGD,
+    agreement,
     directional_derivatives,
     influence,
     influence_scores,
@@ -20,6 +24,11 @@ from curvlab.training import RunLength, train
 DAMPING = 0.1
 
 
+def of(problem, **settings) -> Influence:
+    settings = ({} if "run" in settings else {"damping": DAMPING}) | settings
+    return influence(problem.model, problem.loss, problem.train, problem.test, **settings)
+
+
 def closed_form(problem, points=slice(None)):
     """-∇l(test)ᵀ (G + damping)⁻¹ ∇l(z) and the displacement behind it, from hand-derived matrices."""
     damped = problem.gram + DAMPING * torch.eye(len(problem.gram), dtype=torch.float64)
@@ -30,15 +39,7 @@ def closed_form(problem, points=slice(None)):
 @pytest.mark.parametrize("solver", [Direct(), ConjugateGradient(rtol=1e-10)], ids=["direct", "cg"])
 @pytest.mark.parametrize("num_points", [3, 12], ids=["solved for points", "solved for test"])
 def test_scores_match_closed_form(least_squares, solver, num_points) -> None:
-    result = influence(
-        least_squares.model,
-        least_squares.loss,
-        least_squares.train,
-        least_squares.test,
-        points=range(num_points),
-        damping=DAMPING,
-        solver=solver,
-    )
+    result = of(least_squares, points=range(num_points), solver=solver)
     expected, _ = closed_form(least_squares, slice(num_points))
     torch.testing.assert_close(result.scores, expected, rtol=1e-8, atol=1e-10)
     assert result.solved_for == ("points" if num_points <= 7 else "test")
@@ -78,30 +79,18 @@ def test_direct_cg_lissa_and_proximal_response_agree(least_squares, generator) -
 def test_lissa_on_sampled_batches_approaches_closed_form(least_squares, generator) -> None:
     expected, _ = closed_form(least_squares, slice(3))
     largest = float(torch.linalg.eigvalsh(least_squares.gram).max()) + DAMPING
-    scores = influence_scores(
-        least_squares.model,
-        least_squares.loss,
-        least_squares.train,
-        least_squares.test,
+    scores = of(
+        least_squares,
         points=torch.arange(3),
-        damping=DAMPING,
         solver=Lissa(step_size=0.1 / largest, batch_size=64, num_steps=2000),
         generator=generator,
-    )
+    ).scores
     assert (scores - expected).norm() / expected.norm() < 0.05
 
 
 def test_measurement_replaces_the_test_loss(least_squares) -> None:
     """A measurement linear in the outputs has a gradient that is known by hand: sum over outputs of x."""
-    result = influence_scores(
-        least_squares.model,
-        least_squares.loss,
-        least_squares.train,
-        least_squares.test,
-        damping=DAMPING,
-        solver=Direct(),
-        measurement=lambda outputs, targets: outputs.sum(1),
-    )
+    result = of(least_squares, solver=Direct(), measurement=lambda outputs, targets: outputs.sum(1)).scores
     _, displacement = closed_form(least_squares)
     gradients = least_squares.test[0].repeat(1, 3)
     torch.testing.assert_close(result, gradients @ displacement, rtol=1e-8, atol=1e-10)
@@ -142,16 +131,29 @@ def test_sequences_are_averaged_over_their_own_tokens(generator) -> None:
     torch.testing.assert_close(gradients[0], torch.cat([g.flatten() for g in expected]))
 
 
+def test_the_most_helpful_points_are_indices_and_scores_are_kept_in_files(least_squares, tmp_path) -> None:
+    found, points = of(least_squares, points=torch.tensor([8, 2, 5]), solver=Direct()), torch.tensor([8, 2, 5])
+    order = found.scores.argsort(dim=1)
+    assert torch.equal(found.top(2), points[order[:, :2]])
+    assert torch.equal(found.top(1, harmful=True), points[order[:, 2:]])
+    candidates = of(least_squares, candidates=tuple(part[:3] for part in least_squares.train), solver=Direct())
+    assert torch.equal(candidates.top(3), candidates.scores.argsort(dim=1))
+    with pytest.raises(ValueError, match="from 1 to the number of points, 3, got 4"):
+        found.top(4)
+    found.save(tmp_path / "scores.pt")
+    again = Influence.load(tmp_path / "scores.pt")
+    assert torch.equal(again.scores, found.scores)
+    assert torch.equal(again.points, points)
+    assert torch.equal(again.solution.residual, found.solution.residual)
+    assert str(again) == str(found)
+    (tmp_path / "scores.pt").write_bytes(b"a file of the user's own")
+    with pytest.raises(DamagedFileError):
+        Influence.load(tmp_path / "scores.pt")
+
+
 def test_damping_must_be_positive(least_squares) -> None:
     with pytest.raises(ValueError, match=r"damping must be positive, got 0.*singular"):
-        influence_scores(
-            least_squares.model,
-            least_squares.loss,
-            least_squares.train,
-            least_squares.test,
-            damping=0,
-            solver=Direct(),
-        )
+        of(least_squares, damping=0, solver=Direct())
 
 
 def test_default_solver_needs_no_settings(least_squares) -> None:
@@ -190,27 +192,12 @@ def test_default_solver_finds_the_few_examples_that_hold_the_curvature(generator
 
 def test_unconverged_scores_warn_with_their_residual(least_squares) -> None:
     with pytest.warns(UserWarning, match="largest relative residual .* Allow more steps"):
-        influence_scores(
-            least_squares.model,
-            least_squares.loss,
-            least_squares.train,
-            least_squares.test,
-            damping=1e-6,
-            solver=ConjugateGradient(rtol=1e-12, max_steps=1),
-        )
+        of(least_squares, damping=1e-6, solver=ConjugateGradient(rtol=1e-12, max_steps=1))
 
 
 def test_measurement_of_wrong_shape_is_refused(least_squares) -> None:
     with pytest.raises(ValueError, match=r"one number for each example, shape \(7,\)"):
-        influence_scores(
-            least_squares.model,
-            least_squares.loss,
-            least_squares.train,
-            least_squares.test,
-            damping=DAMPING,
-            solver=Direct(),
-            measurement=lambda outputs, targets: outputs,
-        )
+        of(least_squares, solver=Direct(), measurement=lambda outputs, targets: outputs)
 
 
 # ------------------------------------------------------------------------- damping by the run's length
@@ -237,16 +224,7 @@ def test_a_run_sets_the_damping(least_squares, generator) -> None:
 @pytest.mark.parametrize("num_points", [3, 12], ids=["solved for points", "solved for test"])
 def test_the_filter_of_a_run_is_its_closed_form(least_squares, num_points) -> None:
     run = RunLength.constant(0.05, 40, momentum=0.5, weight_decay=0.2)
-    found = influence(
-        least_squares.model,
-        least_squares.loss,
-        least_squares.train,
-        least_squares.test,
-        points=range(num_points),
-        run=run,
-        filtered=True,
-        rtol=1e-10,
-    )
+    found = of(least_squares, points=range(num_points), run=run, filtered=True, rtol=1e-10)
     curvature = least_squares.gram + 0.2 * torch.eye(15, dtype=torch.float64)
     filtered = torch.linalg.solve(
         curvature, torch.eye(15, dtype=torch.float64) - torch.linalg.matrix_exp(-run.time * curvature)
@@ -298,3 +276,116 @@ def test_class_weights_are_those_of_the_training_loss(reduction: str, num_points
         solver=Direct(),
     )
     torch.testing.assert_close(found, -gradients[:5] @ inverse @ gradients[:num_points].T, rtol=1e-8, atol=1e-10)
+
+
+# ---------------------------------------------------------------- weights of training examples
+WEIGHTS = torch.tensor([0.5, 2.0, 0.0, 1.0, 3.0, 0.1, 1.0, 1.5, 0.7, 0.0, 4.0, 1.0], dtype=torch.float64)
+
+
+def ridge(x: Tensor, y: Tensor, weights: Tensor) -> Tensor:
+    """Return the minimum of 1/N Σ w_i (y_i - θᵀx_i)² + DAMPING/2 |θ|² by its normal equations, (F,)."""
+    matrix = 2 / len(x) * x.T @ (weights[:, None] * x) + DAMPING * torch.eye(x.shape[1], dtype=torch.float64)
+    return torch.linalg.solve(matrix, 2 / len(x) * x.T @ (weights * y))
+
+
+@pytest.fixture
+def data(generator: torch.Generator) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    def draw(count: int) -> tuple[Tensor, Tensor]:
+        return tuple(torch.randn(count, k, generator=generator, dtype=torch.float64) for k in (4, 1))  # type: ignore[return-value]
+
+    return draw(12), draw(5)
+
+
+@pytest.mark.parametrize("solver", [Direct(), None], ids=["direct", "default"])
+@pytest.mark.parametrize("num_points", [3, 12], ids=["solved for points", "solved for test"])
+def test_scores_are_the_derivative_of_refitted_weighted_ridge_regression(data, solver, num_points) -> None:
+    (x, y), test = data
+    model = nn.Linear(4, 1, bias=False).double()
+    with torch.no_grad():
+        model.weight.copy_(ridge(x, y[:, 0], WEIGHTS)[None])
+    found = influence(
+        model,
+        nn.MSELoss(),
+        (x, y),
+        test,
+        points=range(num_points),
+        damping=DAMPING,
+        solver=solver,
+        rtol=None if solver else 1e-10,
+        weights=WEIGHTS,
+    )
+
+    def test_losses(weights: Tensor) -> Tensor:
+        return (test[1][:, 0] - test[0] @ ridge(x, y[:, 0], weights)).square()
+
+    step = 1e-5
+    for point in range(num_points):
+        change = torch.zeros(12, dtype=torch.float64)
+        change[point] = 12 * step  # a weight of `step` on l(z) itself, beside the mean over 12
+        slope = (test_losses(WEIGHTS + change) - test_losses(WEIGHTS - change)) / (2 * step)
+        torch.testing.assert_close(found.scores[:, point], slope, rtol=1e-6, atol=1e-8)
+
+
+def test_weights_of_one_change_nothing_and_others_do(data) -> None:
+    train, test = data
+    model = nn.Linear(4, 1, bias=False).double()
+    settings = {"damping": DAMPING, "solver": Direct()}
+    plain = influence_scores(model, nn.MSELoss(), train, test, **settings)
+    ones = influence_scores(model, nn.MSELoss(), train, test, weights=torch.ones(12), **settings)
+    torch.testing.assert_close(ones, plain)
+    twice = influence_scores(model, nn.MSELoss(), train, test, weights=WEIGHTS, **settings)
+    assert float((twice - plain).abs().max()) > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("weights", "text"),
+    [
+        (torch.ones(11), "one weight for each of 12 examples, got shape"),
+        (-torch.ones(12), "finite and not negative"),
+        (torch.full((12,), torch.nan), "finite and not negative"),
+    ],
+    ids=["length", "negative", "nan"],
+)
+def test_bad_weights_are_refused(data, weights, text) -> None:
+    with pytest.raises(ValueError, match=text):
+        influence(nn.Linear(4, 1).double(), nn.MSELoss(), *data, damping=DAMPING, weights=weights)
+
+
+# ----------------------------------------------------------------------- two sets of scores
+@pytest.fixture
+def scores(generator):
+    return torch.randn(200, generator=generator, dtype=torch.float64)
+
+
+def test_pearson_and_slope_match_scipy(scores, generator) -> None:
+    y = 0.7 * scores + 0.3 * torch.randn(200, generator=generator, dtype=torch.float64) + 2.0
+    result = agreement(scores, y, scale=1.0)
+    expected = stats.linregress(scores.numpy(), y.numpy())
+    assert result.pearson == pytest.approx(expected.rvalue)
+    assert result.slope == pytest.approx(expected.slope)
+    assert result.case == "agree"
+
+
+def test_the_relative_error_is_over_the_first_scores() -> None:
+    x, y = torch.tensor([3.0, -4.0]), torch.tensor([3.0, 1e8])
+    assert agreement(x, y, scale=1.0).relative_error == pytest.approx((1e8 + 4) / 5)
+    assert agreement(y, x, scale=1.0).relative_error == pytest.approx(1.0, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("factor", "scale", "case"),
+    [(1.0, 1.0, "agree"), (3.0, 1.0, "apart"), (1.0, 100.0, "both near zero"), (-1.0, 1.0, "apart")],
+)
+def test_the_three_cases(scores, factor, scale, case) -> None:
+    assert agreement(scores, factor * scores, scale=scale).case == case
+
+
+def test_overflow_is_apart_not_an_error(scores) -> None:
+    y = scores.clone()
+    y[3] = torch.inf
+    assert agreement(scores, y, scale=1.0).case == "apart"
+
+
+def test_lengths_must_agree(scores) -> None:
+    with pytest.raises(ValueError, match="two vectors of one length"):
+        agreement(scores, scores[:-1], scale=1.0)

@@ -71,6 +71,9 @@ def test_an_unfinished_solution_shows_in_what_is_reported(problem) -> None:
     assert float(result.residual.max()) > 1e-3
     assert result.asymmetry > 1e-3
     assert_close(result.influence, result.influence.T)
+    lines = str(result).splitlines()
+    assert len(lines) == 3
+    assert "not converged: allow more steps" in lines[2]
 
 
 def test_much_damping_leaves_the_gradient_similarity(problem) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
 
 from curvlab.influence import segment_response, unrolled_response
 from curvlab.training import SGDRule, TrainingRun, train
@@ -102,6 +103,41 @@ def test_a_loss_of_ones_own_goes_backwards_where_forward_mode_may_not_exist() ->
     expected = by_retraining("huber", "sgd with momentum", None, points, step=1e-4)
     assert found.mode == "reverse"
     torch.testing.assert_close(found.scores, expected, rtol=1e-5, atol=1e-5 * float(expected.abs().max()))
+
+
+class Named(nn.Module):
+    """A model that takes its inputs by name."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x)
+
+
+@pytest.mark.parametrize("mode", ["reverse", "forward", "segments"])
+def test_mappings_and_loaders_are_data_as_for_influence(mode: Any) -> None:
+    """What `train` and `influence` read, a run through it is differentiated on: the same scores as of tensors."""
+    case = trained("mlp", "sgd with momentum")
+    named, (x, y) = Named(case.model), case.train
+    test = ({"x": case.test[0]}, case.test[1])
+    pairs = DataLoader(TensorDataset(x, y), batch_size=4)
+    found = []
+    for model, data, tested in (
+        (case.model, case.train, case.test),
+        (named, ({"x": x}, y), test),
+        (case.model, pairs, case.test),
+    ):
+        if mode == "segments":
+            settings = {"num_segments": 2, "rtol": 1e-8}
+            found.append(segment_response(model, case.loss, data, tested, run=case.run, **settings).scores)
+        else:
+            run = unrolled_response(model, case.loss, data, tested, run=case.run, mode=mode)
+            assert len(repr(run).splitlines()) <= 3
+            found.append(run.scores)
+    torch.testing.assert_close(found[1], found[0], rtol=1e-9, atol=1e-11)
+    torch.testing.assert_close(found[2], found[0], rtol=1e-6, atol=1e-8)
 
 
 @pytest.mark.parametrize("optimizer", list(OPTIMIZERS))

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from curvature_memory import Memory
+from curvature_oracles import Memory
 from problems import (
     LOSS,
     VOCABULARY,

@@ -23,38 +23,6 @@ def linear(num_outputs: int = 3) -> nn.Linear:
     return model
 
 
-def kronecker(outputs: list[Tensor]) -> Tensor:
-    """Σ_n S_n ⊗ x_n x_nᵀ: the matrix of h = W x with W row-major."""
-    return sum(torch.kron(s, torch.outer(x, x)) for s, x in zip(outputs, X, strict=True))
-
-
-@pytest.mark.parametrize("operator", OPERATORS)
-@pytest.mark.parametrize(("reduction", "divisor"), [("mean", 4), ("sum", 1)])
-def test_cross_entropy_has_diag_p_minus_p_p(operator, reduction: str, divisor: int) -> None:
-    model = linear()
-    probabilities = (X @ model.weight.detach().T).exp()
-    probabilities /= probabilities.sum(1, keepdim=True)
-    expected = kronecker([torch.diag(p) - torch.outer(p, p) for p in probabilities]) / divisor
-    op = operator(model, nn.CrossEntropyLoss(reduction=reduction), (X, torch.tensor([0, 1, 2, 0])))
-    assert_close(op.to_dense(), expected)
-
-
-@pytest.mark.parametrize("operator", OPERATORS)
-@pytest.mark.parametrize(("reduction", "divisor"), [("mean", 4 * 3), ("sum", 1)])
-def test_squared_error_has_two_over_the_number_of_outputs(operator, reduction: str, divisor: int) -> None:
-    expected = kronecker([2 * torch.eye(3, dtype=torch.float64)] * 4) / divisor
-    assert_close(operator(linear(), nn.MSELoss(reduction=reduction), (X, HALF)).to_dense(), expected)
-
-
-@pytest.mark.parametrize("operator", OPERATORS)
-@pytest.mark.parametrize(("reduction", "divisor"), [("mean", 4 * 3), ("sum", 1)])
-def test_binary_cross_entropy_has_p_times_one_minus_p(operator, reduction: str, divisor: int) -> None:
-    model = linear()
-    p = 1 / (1 + (-X @ model.weight.detach().T).exp())
-    expected = kronecker(list(torch.diag_embed(p * (1 - p)))) / divisor
-    assert_close(operator(model, nn.BCEWithLogitsLoss(reduction=reduction), (X, HALF)).to_dense(), expected)
-
-
 def test_fishers_of_squared_error_have_the_scale_of_the_loss() -> None:
     # One output of one example: g = 2 (h - y) x / C. With y = h - 1, g gᵀ = 4/C² Σ x xᵀ over all pairs of outputs.
     model, x = linear(), X[:1]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from curvature_memory import Memory as Peak
+from curvature_oracles import Memory as Peak
 from torch import Tensor, nn
 from torch.testing import assert_close
 

@@ -52,7 +52,9 @@ def certified_constant(traces: Tensor, probabilities: Tensor) -> float:
         E H̃² = Σ q_i G_i² / (N q_i)² ⪯ 1/N Σ [tr(G_i) / (N q_i)] G_i ⪯ max_i [tr(G_i) / (N q_i)] · G,
 
     and a mean over |B| independent draws divides E H̃² - G² ⪯ E H̃² by |B|. With q_i ∝ tr(G_i) every bracket is
-    tr(G): E H̃² ⪯ tr(G) G, condition C.1 with C = 1 for any network. Uniform sampling has max_i tr(G_i) / tr(G).
+    tr(G): E H̃² ⪯ tr(G) G, condition C.1 with C = 1 for any network whose traces are exact. Uniform sampling has
+    max_i tr(G_i) / tr(G). The argument is that of Strohmer & Vershynin (2009) for the randomised Kaczmarz method
+    and of Needell, Srebro & Ward (2014) for SGD: their largest Lipschitz constant becomes the mean one.
 
     Args:
         traces: tr(G_i) or upper bounds of them, (N,), whose mean is tr(G).
@@ -108,14 +110,11 @@ class ImportanceOperator(DerivedOperator):
     ) -> ImportanceOperator:
         """Return G sampled by q_i ∝ max(tr(G_i), floor · mean): C is at most 1 + floor.
 
-        Traces are exact where linear and convolutional layers hold all parameters and outputs are (N, C).
-        Elsewhere they are estimated, and q is mixed with a tenth of the uniform distribution: no certificate.
+        Traces are exact where linear and convolutional layers hold all parameters and outputs are (N, C) with C at
+        most 100. Elsewhere they are estimated, and q is mixed with a tenth of the uniform distribution: without a
+        certificate.
         """
-        try:
-            q = importance_probabilities(exact_traces(operator), floor=floor)
-        except ValueError:
-            q = importance_probabilities(sampled_traces(operator, generator=generator), floor=floor, uniform=0.1)
-        return cls(operator, q)
+        return cls(operator, example_importance(operator, floor=floor, generator=generator).probabilities)
 
     @classmethod
     def by_output_curvatures(
@@ -178,8 +177,10 @@ class ExampleImportance:
     num_matvecs: int
 
 
-def example_importance(operator: LinearOperator, *, generator: torch.Generator | None = None) -> ExampleImportance:
-    """Return q_i ∝ max(tr(G_i), 0.01 mean), for which C <= 1.01 (`certified_constant`).
+def example_importance(
+    operator: LinearOperator, *, floor: float = _FLOOR, generator: torch.Generator | None = None
+) -> ExampleImportance:
+    """Return q_i ∝ max(tr(G_i), floor · mean), for which C <= 1 + floor (`certified_constant`).
 
     Where parameters lie beyond linear and convolutional layers, or an example has more than 100 outputs or is a
     sequence, tr(G_i) is estimated by one random gradient of each example, and q_i ∝ the estimate, mixed with a
@@ -188,12 +189,13 @@ def example_importance(operator: LinearOperator, *, generator: torch.Generator |
     Args:
         operator: GaussNewtonOperator of the whole data, also spread over processes (DataParallelOperator), or a
             DenseOperator of N matrices.
+        floor: no weight exceeds 1 / floor times that of uniform sampling.
         generator: of the estimates.
 
     Cost: (1 + C) / 5 products for C outputs; one product for estimates.
     """
     if isinstance(operator, DenseOperator) and operator.examples is not None:
-        return _certified(operator.examples.diagonal(dim1=1, dim2=2).sum(1).double().cpu(), 0)
+        return _certified(operator.examples.diagonal(dim1=1, dim2=2).sum(1).double().cpu(), floor, 0)
     if not isinstance(operator, GaussNewtonOperator | MeanOverRanks):
         raise TypeError(
             f"importance sampling draws by tr(G_i), which {type(operator).__name__} does not tell: pass a "
@@ -202,15 +204,15 @@ def example_importance(operator: LinearOperator, *, generator: torch.Generator |
     num_outputs = _num_outputs(own_gauss_newton(operator))
     if num_outputs is not None and num_outputs <= _MOST_OUTPUTS:
         try:
-            return _certified(exact_traces(operator), math.ceil((1 + num_outputs) / 5))
+            return _certified(exact_traces(operator), floor, math.ceil((1 + num_outputs) / 5))
         except ValueError:  # parameters beyond linear and convolutional layers
             pass
     traces = sampled_traces(operator, generator=generator)
     return ExampleImportance(importance_probabilities(traces, uniform=_UNIFORM), traces, None, 1)
 
 
-def _certified(traces: Tensor, num_matvecs: int) -> ExampleImportance:
-    q = importance_probabilities(traces, floor=_FLOOR)
+def _certified(traces: Tensor, floor: float, num_matvecs: int) -> ExampleImportance:
+    q = importance_probabilities(traces, floor=floor)
     return ExampleImportance(q, traces, certified_constant(traces, q), num_matvecs)
 
 

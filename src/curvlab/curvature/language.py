@@ -12,7 +12,6 @@ which take 0.41 GB once.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -28,7 +27,7 @@ from curvlab.curvature.linearise import (
     shifted,
 )
 from curvlab.problem.batch import Inputs
-from curvlab.problem.model_function import ModelFunction, check_finite
+from curvlab.problem.model_function import HeadInput, ModelFunction, check_finite
 
 # Logits held at once; one token's at least.
 LOGITS_PER_CHUNK = 2**22
@@ -68,12 +67,12 @@ def linearise_by_tokens(
     else:
         plus, minus, width = shifted(head_of, parameters, rows[0], step=step)
         forward = RecordedForward(head_of, parameters)
-        head, tangents = forward.outputs, [_difference(_Last.of(plus), _Last.of(minus), width)]
+        head, tangents = forward.outputs, [_difference(_flat(plus), _flat(minus), width)]
     # Contiguous, so that the rows of their hidden states are views: products are written into them.
     cotangents = [
         [torch.zeros_like(value, memory_format=torch.contiguous_format) for value in head] for _ in tangents
     ]
-    last, labels = _Last.of(head), targets.flatten()
+    last, labels = _flat(head), targets.flatten()
     check_finite(last.hidden)
     size = max(1, (FEWER_LOGITS if two_passes else LOGITS_PER_CHUNK) // len(last.weight))
     for start in range(0, len(labels), size):
@@ -81,7 +80,7 @@ def linearise_by_tokens(
         logits = last.logits(tokens)
         check_finite(logits)
         for tangents_of_tokens, cotangent in zip(tangents, cotangents, strict=True):
-            add = partial(last.pull_back, tokens, _Last.of(cotangent), to_weight=function.trains_head)
+            add = partial(_pull_back, last, tokens, _flat(cotangent), to_weight=function.trains_head)
             yield Linearised(labels[tokens], logits, tangents_of_tokens(tokens), add)
         del logits
     if forward is None:
@@ -94,7 +93,7 @@ def linearise_by_tokens(
 def _derivative(head: Sequence[Tensor], derivative: Sequence[Tensor | None]) -> Tangents:
     """Return the logits' derivative, token by token, from that of what the last layer computes from."""
     zeros = [torch.zeros_like(value) if d is None else d for value, d in zip(head, derivative, strict=True)]
-    last, direction = _Last.of(head), _Last.of(zeros)
+    last, direction = _flat(head), _flat(zeros)
 
     def tangents(tokens: slice) -> Tensor:
         result = functional.linear(direction.hidden[tokens], last.weight, direction.bias)
@@ -103,7 +102,7 @@ def _derivative(head: Sequence[Tensor], derivative: Sequence[Tensor | None]) -> 
     return tangents
 
 
-def _difference(plus: _Last, minus: _Last, width: Tensor) -> Tangents:
+def _difference(plus: HeadInput, minus: HeadInput, width: Tensor) -> Tangents:
     """Return the logits' derivative, token by token, as a central difference."""
     return lambda tokens: (plus.logits(tokens) - minus.logits(tokens)).div_(width)
 
@@ -115,26 +114,16 @@ def _head(
     return [value for value in (head.hidden, head.weight, head.bias) if value is not None]
 
 
-@dataclass(frozen=True)
-class _Last:
-    """What the last layer computes from: hidden (M, D) with one row for each token, weight (V, D), bias (V,)."""
+def _flat(head: Sequence[Tensor]) -> HeadInput:
+    """Return hidden states with one row for each token, (M, D), weight (V, D), and bias (V,)."""
+    hidden, weight, *bias = (value.detach() for value in head)
+    return HeadInput(hidden.flatten(0, -2), weight, bias[0] if bias else None)
 
-    hidden: Tensor
-    weight: Tensor
-    bias: Tensor | None
 
-    @classmethod
-    def of(cls, head: Sequence[Tensor]) -> _Last:
-        hidden, weight, *bias = (value.detach() for value in head)
-        return cls(hidden=hidden.flatten(0, -2), weight=weight, bias=bias[0] if bias else None)
-
-    def logits(self, chosen: slice) -> Tensor:
-        return functional.linear(self.hidden[chosen], self.weight, self.bias)
-
-    def pull_back(self, chosen: slice, into: _Last, product: Tensor, *, to_weight: bool) -> None:
-        """Add the gradients of productᵀ logits by hidden states, weight and bias to `into`."""
-        torch.mm(product, self.weight, out=into.hidden[chosen])
-        if to_weight:
-            into.weight.addmm_(product.T, self.hidden[chosen])
-        if into.bias is not None:
-            into.bias.add_(product.sum(0))
+def _pull_back(last: HeadInput, chosen: slice, into: HeadInput, product: Tensor, *, to_weight: bool) -> None:
+    """Add the gradients of productᵀ logits by hidden states, weight and bias to `into`."""
+    torch.mm(product, last.weight, out=into.hidden[chosen])
+    if to_weight:
+        into.weight.addmm_(product.T, last.hidden[chosen])
+    if into.bias is not None:
+        into.bias.add_(product.sum(0))

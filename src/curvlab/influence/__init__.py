@@ -26,9 +26,10 @@ from curvlab.influence.retraining import (
     proximal_bregman_response,
 )
 from curvlab.influence.scores import Agreement, Influence, agreement, influence, influence_scores, median_rms
+from curvlab.influence.segments import SegmentResponse, segment_response
 from curvlab.influence.self_influence import SelfInfluence, estimated_self_influence, self_influence
 from curvlab.influence.similarity import Similarities, cosines, similarities
-from curvlab.influence.unrolled import SegmentResponse, UnrolledResponse, segment_response, unrolled_response
+from curvlab.influence.unrolled import UnrolledResponse, unrolled_response
 
 __all__ = [
     "Agreement",

@@ -14,6 +14,7 @@ from curvlab.influence.derivatives import Measurement
 from curvlab.influence.retraining.responses import of_copies
 from curvlab.problem import Data, Loss, Problem
 from curvlab.problem.batch import Inputs
+from curvlab.seeding import generator_of
 from curvlab.shown import Shown, Summary, counted
 
 
@@ -53,7 +54,7 @@ def linear_datamodelling_score(
     *,
     confidence: float = 0.95,
     num_resamples: int = 2000,
-    generator: torch.Generator | None = None,
+    generator: torch.Generator | int | None = None,
 ) -> DatamodellingScore:
     """Return the LDS of scores (Park et al. 2023): 1 where they rank all retrainings right.
 
@@ -68,7 +69,7 @@ def linear_datamodelling_score(
         retrained_losses: (S, M), measured after training on each subset; (R, S, M) for R seeds: their mean counts.
         confidence: of the interval.
         num_resamples: of the bootstrap.
-        generator: of the bootstrap; by default seeded with 0.
+        generator: of the bootstrap, or a seed; by default 0.
     """
     measured = retrained_losses.mean(0) if retrained_losses.ndim == 3 else retrained_losses
     _check(scores, subsets, measured)
@@ -76,8 +77,7 @@ def linear_datamodelling_score(
     changes = (weights.double() - 1).to(scores.device) @ scores.double().T / scores.shape[1]
     predicted_ranks, measured_ranks = (_ranks(values) for values in (changes, measured))
     per_measurement = _correlation(predicted_ranks, measured_ranks, torch.ones(1, len(weights)).double())[0]
-    if generator is None:
-        generator = torch.Generator().manual_seed(0)
+    generator = generator_of(generator)
     drawn = _correlation(predicted_ranks, measured_ranks, _counts(num_resamples, len(weights), generator))
     means = (drawn * _counts(num_resamples, scores.shape[0], generator)).mean(1)
     tail = (1 - confidence) / 2
@@ -85,10 +85,11 @@ def linear_datamodelling_score(
     return DatamodellingScore(float(per_measurement.mean()), low, high, per_measurement, len(weights))
 
 
-def random_halves(num_examples: int, num_subsets: int, *, generator: torch.Generator) -> Tensor:
+def random_halves(num_examples: int, num_subsets: int, *, generator: torch.Generator | int) -> Tensor:
     """Return random subsets of half the examples (rounded down), (num_subsets, num_examples), True inside."""
     if num_examples < 2 or num_subsets < 1:
         raise ValueError(f"need 2 examples and 1 subset at least, got {num_examples} and {num_subsets}")
+    generator = generator_of(generator)
     drawn = torch.rand(num_subsets, num_examples, generator=generator, device=generator.device)
     return drawn.argsort(1).argsort(1) < num_examples // 2
 

@@ -11,9 +11,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from curvlab.seeding import generator_of
+from curvlab.shown import Shown, Summary, counted
 
-@dataclass(frozen=True)
-class CorruptedLabels:
+
+@dataclass(frozen=True, repr=False)
+class CorruptedLabels(Shown):
     """Labels of which some are wrong.
 
     Attributes:
@@ -24,9 +27,13 @@ class CorruptedLabels:
     labels: Tensor
     mislabelled: Tensor
 
+    def summary(self) -> Summary:
+        """Return how many are wrong."""
+        return Summary("mislabelled examples", f"{int(self.mislabelled.sum()):,} of {len(self.labels):,}")
+
 
 def corrupt_labels(
-    labels: Tensor, *, num_classes: int, fraction: float, generator: torch.Generator
+    labels: Tensor, *, num_classes: int, fraction: float, generator: torch.Generator | int
 ) -> CorruptedLabels:
     """Give a random fraction of the examples (rounded) a label drawn uniformly from the other classes.
 
@@ -37,7 +44,7 @@ def corrupt_labels(
         labels: (N,), class indices.
         num_classes: from which the new labels are drawn.
         fraction: of the examples, between 0 and 1; at least one is left as it is, and one is changed.
-        generator: of the choice and of the labels.
+        generator: of the choice and of the labels, or a seed.
     """
     count = round(fraction * len(labels))
     if not 0 < count < len(labels):
@@ -47,7 +54,7 @@ def corrupt_labels(
         )
     if num_classes < 2:
         raise ValueError(f"num_classes must be at least 2, got {num_classes}: a wrong label needs another class")
-    device = labels.device
+    device, generator = labels.device, generator_of(generator)
     chosen = torch.randperm(len(labels), generator=generator, device=generator.device)[:count].to(device)
     shift = torch.randint(1, num_classes, (count,), generator=generator, device=generator.device).to(labels)
     corrupted, mislabelled = labels.clone(), torch.zeros_like(labels, dtype=torch.bool)
@@ -56,8 +63,8 @@ def corrupt_labels(
     return CorruptedLabels(corrupted, mislabelled)
 
 
-@dataclass(frozen=True)
-class DetectionCurve:
+@dataclass(frozen=True, repr=False)
+class DetectionCurve(Shown):
     """How many mislabelled examples are found when examples are inspected in the order of a score.
 
     Attributes:
@@ -65,6 +72,14 @@ class DetectionCurve:
     """
 
     found: Tensor
+
+    def summary(self) -> Summary:
+        """Return the area, and what the first tenth of the examples shows."""
+        return Summary(
+            "detection curve: area",
+            f"{self.area:.3f}",
+            f"{self.at(0.1):.0%} found in the first tenth of {counted(len(self.found) - 1, 'example')}",
+        )
 
     def at(self, inspected: float) -> float:
         """Return the share that is found when a fraction of all examples (rounded down) was inspected."""

@@ -5,12 +5,14 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from curvlab.curvature import GaussNewtonOperator
+from curvlab.files import decode, encode, write_atomically
 from curvlab.influence.derivatives import (
     Measurement,
     OverProcesses,
@@ -27,32 +29,60 @@ from curvlab.shown import Shown, Summary, counted
 from curvlab.solvers import Solution, Solver, TrainingFilter, default_solver
 from curvlab.training import RunLength, TrainingHistory, TrainingRun
 
+_HEADER = "curvlab-influence-1"
+
 
 @dataclass(frozen=True, repr=False)
 class Influence(Shown):
     """Scores with the solution behind them.
 
     Attributes:
-        scores: (num_test, num_points).
+        scores: (num_test, num_points), the change of a test example's loss (or measurement) per unit of weight
+            that is added to a point's loss: a negative point lowers it.
         solution: of (G + damping I) X = B, or what the filter gives; residual per right-hand side.
         solved_for: which side's gradients B holds: the smaller one.
+        points: (num_points,), indices of the training examples that the columns belong to; None for candidates,
+            and over processes.
     """
 
     scores: Tensor
     solution: Solution
     solved_for: str
+    points: Tensor | None = None
 
     def summary(self) -> Summary:
-        """Return the range of the scores, and the solution's residual, cost and problems."""
+        """Return the range of the scores with its sign and unit, the solution's residual, cost and problems."""
         behind, (tests, points) = self.solution.summary(), self.scores.shape
         low, high = (float(self.scores.min()), float(self.scores.max())) if self.scores.numel() else (0.0, 0.0)
         return Summary(
             "influence scores",
-            f"from {low:.3g} to {high:.3g}",
+            f"from {low:.3g} to {high:.3g} per unit of weight added to a point, negative lowers the test loss",
             f"{counted(tests, 'test example')} x {counted(points, 'point')}; residual {behind.value}",
             (*behind.cost, f"one system for each of the {self.solved_for}"),
             behind.problems,
         )
+
+    def top(self, k: int, *, harmful: bool = False) -> Tensor:
+        """Return each test example's k most helpful points, the lowest scores first, (num_test, k).
+
+        Indices of training examples; of candidates, and over processes, columns of the scores. `harmful`: the
+        highest scores instead.
+        """
+        if not 1 <= k <= self.scores.shape[1]:
+            raise ValueError(f"k must be from 1 to the number of points, {self.scores.shape[1]}, got {k}")
+        columns = self.scores.topk(k, dim=1, largest=harmful).indices
+        return columns if self.points is None else self.points.to(columns.device)[columns]
+
+    def save(self, path: str | Path) -> None:
+        """Write all of it to a file, atomically."""
+        entry = vars(self) | {"solution": vars(self.solution)}
+        write_atomically(Path(path), encode(entry, _HEADER))
+
+    @classmethod
+    def load(cls, path: str | Path) -> Influence:
+        """Return what `save` wrote, on the CPU; a DamagedFileError where the file is no such thing."""
+        entry = decode(Path(path).read_bytes(), _HEADER)
+        return cls(**entry | {"solution": Solution(**entry["solution"])})
 
 
 def influence_scores(
@@ -166,7 +196,7 @@ def influence(
             "with that error in mind.",
             stacklevel=2,
         )
-    return Influence(scores=sides.scores(solution.x), solution=solution, solved_for=sides.solved_for)
+    return Influence(sides.scores(solution.x), solution, sides.solved_for, sides.points)
 
 
 @dataclass(frozen=True)
@@ -178,12 +208,14 @@ class _Sides:
         solved: (P, K), gradients of one side's examples.
         solved_for: which side's, "points" or "test".
         scores: (P, K) -> (num_test, num_points).
+        points: as of `Influence`.
     """
 
     matrix: LinearOperator
     solved: Tensor
     solved_for: str
     scores: Callable[[Tensor], Tensor]
+    points: Tensor | None = None
 
 
 def _on_one_process(
@@ -205,7 +237,7 @@ def _on_one_process(
     problem = Problem.of(model, loss, train, weights, memory_budget, batch_size=batch_size).normalised()
     tested, size = problem.with_data(test), DEFAULT_BATCH_SIZE if batch_size is None else batch_size
     if candidates is not None:
-        sources = problem.with_data(candidates, name="candidates")
+        sources, chosen = problem.with_data(candidates, name="candidates"), None
         num_sources = sources.num_examples
     else:
         chosen = checked_points(points, problem.num_examples)
@@ -218,9 +250,9 @@ def _on_one_process(
     matrix = GaussNewtonOperator(problem)
     if num_sources <= tested.num_examples:
         solved = per_example_gradients(sources).T
-        return _Sides(matrix, solved, "points", lambda x: along(tested, x, measurement))
+        return _Sides(matrix, solved, "points", lambda x: along(tested, x, measurement), chosen)
     solved = per_example_gradients(tested, measurement=measurement).T
-    return _Sides(matrix, solved, "test", lambda x: along(sources, x, None).T)
+    return _Sides(matrix, solved, "test", lambda x: along(sources, x, None).T, chosen)
 
 
 def _over_processes(

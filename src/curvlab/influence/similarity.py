@@ -11,11 +11,12 @@ from curvlab.influence.derivatives import directional_derivatives, in_order, per
 from curvlab.linalg import LinearOperator
 from curvlab.problem import Data, Loss, Problem
 from curvlab.seeding import generator_of
+from curvlab.shown import Shown, Summary, counted
 from curvlab.solvers import Solver
 
 
-@dataclass(frozen=True)
-class Similarities:
+@dataclass(frozen=True, repr=False)
+class Similarities(Shown):
     """Similarities of n examples with what the solver behind them reached.
 
     Attributes:
@@ -35,6 +36,18 @@ class Similarities:
     residual: Tensor
     converged: bool
     num_matvecs: int
+
+    def summary(self) -> Summary:
+        """Return how many there are, what the solver left, and its cost."""
+        size = len(self.gradient)
+        missed = "not converged: allow more steps, or raise the damping"
+        return Summary(
+            "similarities",
+            f"of {counted(size, 'example')}",
+            f"residual {float(self.residual.max()):.2g} at most, asymmetry {self.asymmetry:.2g}",
+            (counted(self.num_matvecs, "product"),),
+            () if self.converged else (missed,),
+        )
 
 
 def similarities(

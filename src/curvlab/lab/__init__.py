@@ -5,6 +5,7 @@
 Data sets are in `curvlab.lab.data`, networks in `curvlab.lab.models`.
 """
 
+# ruff: noqa: F401  (imports for type checkers; `__getattr__` loads what is used)
 from __future__ import annotations
 
 import importlib
@@ -28,65 +29,22 @@ if TYPE_CHECKING:
 
 # Loaded when used: `make help` needs no package at all, and `--help` of a target no torch.
 _HOMES = {
-    "Claim": "reporting.claims",
-    "ClaimResult": "reporting.claims",
-    "ClaimSheet": "reporting.claim_sheet",
-    "Computed": "targets.execution",
-    "ConfigurationError": "runs.overrides",
-    "Criterion": "reporting.claims",
-    "Interval": "reporting.intervals",
-    "PaperNumber": "reporting.paper_numbers",
-    "PaperNumbers": "reporting.paper_numbers",
-    "Run": "runs.run",
-    "all_targets": "targets.target",
-    "bootstrap_interval": "reporting.intervals",
-    "draw_target": "targets.execution",
-    "exact": "reporting.intervals",
-    "judge": "reporting.claims",
-    "load_claims": "reporting.claims",
-    "load_config": "targets.command",
-    "load_paper_numbers": "reporting.paper_numbers",
-    "out_of_reach": "reporting.claims",
-    "run_target": "targets.execution",
-    "start": "runs.run",
-    "t_interval": "reporting.intervals",
-    "task_label": "targets.settings",
-    "task_settings": "targets.settings",
-    "unit": "runs.run",
+    name: module
+    for module, names in {
+        "reporting.claim_sheet": "ClaimSheet",
+        "reporting.claims": "Claim ClaimResult Criterion judge load_claims out_of_reach",
+        "reporting.intervals": "Interval bootstrap_interval exact t_interval",
+        "reporting.paper_numbers": "PaperNumber PaperNumbers load_paper_numbers",
+        "runs.overrides": "ConfigurationError",
+        "runs.run": "Run start unit",
+        "targets.command": "load_config",
+        "targets.execution": "Computed draw_target run_target",
+        "targets.settings": "task_label task_settings",
+        "targets.target": "all_targets",
+    }.items()
+    for name in names.split()
 }
 _MODULES = {"panels": "panels", "plots": "reporting.plots", "tables": "tables"}
-
-__all__ = [
-    "Claim",
-    "ClaimResult",
-    "ClaimSheet",
-    "Computed",
-    "ConfigurationError",
-    "Criterion",
-    "Interval",
-    "PaperNumber",
-    "PaperNumbers",
-    "Run",
-    "Target",
-    "all_targets",
-    "bootstrap_interval",
-    "draw_target",
-    "exact",
-    "judge",
-    "load_claims",
-    "load_config",
-    "load_paper_numbers",
-    "out_of_reach",
-    "panels",
-    "plots",
-    "run_target",
-    "start",
-    "t_interval",
-    "tables",
-    "task_label",
-    "task_settings",
-    "unit",
-]
 
 
 def __getattr__(name: str) -> Any:

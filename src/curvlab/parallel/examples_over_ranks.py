@@ -11,7 +11,6 @@ from torch import Tensor
 
 from curvlab.linalg import ExampleDraws
 from curvlab.problem import OutputLoss, Problem, output_loss
-from curvlab.problem.own_losses import of_mean_weight_one
 from curvlab.ranks import SAME_SEEDS, Ranks
 
 Value = TypeVar("Value")
@@ -52,13 +51,13 @@ class ExamplesOverRanks:
 
     @cached_property
     def normalised_loss(self) -> OutputLoss:
-        """An equal loss whose class weights have mean one over all ranks' targets, see `of_mean_weight_one`."""
+        """An equal loss whose class weights have mean one over all ranks' targets, see `OutputLoss.normalised`."""
 
         def targets() -> Iterator[Tensor]:
             for part in self.ranks.gather([own.cpu() for own in self.own.data.targets()]):
                 yield from part
 
-        return output_loss(of_mean_weight_one(self.own.given_loss, targets()))
+        return output_loss(self.own.given_loss).normalised(targets())
 
     def draw(
         self, batch_size: int, generator: torch.Generator | None, probabilities: Tensor | None

@@ -22,7 +22,7 @@ from curvlab.parallel.examples_over_ranks import ExamplesOverRanks
 from curvlab.parallel.sharded_model import CutVectors, MovedParameters, trained_parameters
 from curvlab.problem import Batches, Data, Loss, ModelFunction, Problem, output_loss
 from curvlab.problem.memory import Memory
-from curvlab.problem.model_function import check_finite, without_padding
+from curvlab.problem.model_function import check_finite, check_mode, without_padding
 from curvlab.problem.problem import Piece
 from curvlab.ranks import SAME_SEEDS, Ranks
 
@@ -80,7 +80,7 @@ class ShardedOperator(LinearOperator):
         self.num_rows, self.ranks = self.cut.num_own, ranks
         self.model, self.loss, self.fd_step = model, output_loss(loss), fd_step
         function = ModelFunction(model)  # its parameters are parts here: FSDP2's forward is run instead
-        function.check_mode()
+        check_mode(model)
         data = Batches(share, batch_size=batch_size, device=self.device, dtype=self.dtype)
         self.problem = Problem(function, self.loss, data, Memory(given=True), loss)
         self._examples = ExamplesOverRanks(ranks, self.problem)

@@ -8,6 +8,7 @@ whose labels are drawn from the unweighted model while the weight stays that of 
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor, nn
@@ -202,18 +203,16 @@ class CrossEntropy(OutputLoss):
         totals = self._totals(outputs, self._drawn_and_given(targets)[1]).unsqueeze(-1)
         return gradient / totals.sqrt().where(totals > 0, torch.ones_like(totals))
 
-    def of_mean_weight_one(self, targets: list[Tensor]) -> nn.CrossEntropyLoss:
-        """Return the PyTorch loss with weights of mean one over these targets: the same loss of all of them."""
-        if self.class_weights is None:
-            raise ValueError("the loss has no class weights")
-        predictions = sum(float((part != self.ignore_index).sum()) for part in targets)
-        mean = sum(self.count(part) for part in targets) / max(predictions, 1.0)
-        return nn.CrossEntropyLoss(
-            weight=self.class_weights.double() / mean,
-            ignore_index=self.ignore_index,
-            reduction=self.reduction,
-            label_smoothing=self.label_smoothing,
-        )
+    def normalised(self, targets: Iterable[Tensor]) -> CrossEntropy:
+        """Return this loss with class weights of mean one; in a sum an example's loss is its term already."""
+        if self.class_weights is None or self.reduction == "sum":
+            return self
+        given = list(targets)
+        predictions = sum(float((part != self.ignore_index).sum()) for part in given)
+        other = copy.copy(self)
+        mean = sum(self.count(part) for part in given) / max(predictions, 1.0)
+        other.class_weights = self.class_weights.double() / mean
+        return other
 
     def _multiplicities(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return τ of each prediction, 0 where it is ignored, with an axis for the classes."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from typing import Self
 
 import torch
@@ -72,6 +73,14 @@ class OutputLoss(ABC):
         """Return what the PyTorch loss gives for each example alone, (N,): a mean over its own predictions."""
         losses = self.per_example(outputs, targets)
         return losses if self.reduction == "sum" else losses / self.counts(targets).clamp(min=1).to(losses)
+
+    def normalised(self, targets: Iterable[Tensor]) -> OutputLoss:
+        """Return an equal loss with class weights whose mean over all these targets is one; others as they are.
+
+        A mean over them all does not change. The loss of a single example is then its term of that mean, as it is
+        without class weights: influence, whose unit is a weight added to that term, needs it so.
+        """
+        return self
 
     def bregman_divergence(self, outputs: Tensor, reference: Tensor, targets: Tensor) -> Tensor:
         """Return l(h) - l(h') - (h - h')ᵀ∇l(h') summed over an example's predictions, (N,).

@@ -113,6 +113,10 @@ class HeadInput:
     weight: Tensor
     bias: Tensor | None
 
+    def logits(self, chosen: slice = slice(None)) -> Tensor:
+        """Return the logits of some rows of `hidden`."""
+        return nn.functional.linear(self.hidden[chosen], self.weight, self.bias)
+
 
 class _HeadReachedError(Exception):
     """Ends a forward at the last layer; no error."""
@@ -212,8 +216,7 @@ class ModelFunction:
                 with torch.no_grad():
                     two_tokens = take(inputs, (slice(0, 1), slice(0, 2)))
                     head = self.head_input(self.parameters, two_tokens)
-                    logits = nn.functional.linear(head.hidden, head.weight, head.bias)
-                    self._has_head = torch.equal(logits, self(self.parameters, two_tokens))
+                    self._has_head = torch.equal(head.logits(), self(self.parameters, two_tokens))
         return self._has_head
 
     @property
@@ -246,7 +249,7 @@ class ModelFunction:
         return reached
 
     def _run(self, parameters: Sequence[Tensor], inputs: Inputs, *, fused: bool) -> object:
-        self.check_mode()
+        check_mode(self.model)
         with (
             nullcontext() if fused else plain_attention(),
             nullcontext() if fused or not self._has_recurrence else _plain_recurrence(),
@@ -282,10 +285,6 @@ class ModelFunction:
         if isinstance(self.model, nn.Sequential):
             return ((next(iter(inputs.values())) if len(inputs) == 1 else inputs),), {}
         return (), {**self._keywords, **inputs}
-
-    def check_mode(self) -> None:
-        """Raise a ValueError if outputs would depend on the other examples of a batch, or on chance."""
-        check_mode(self.model)
 
 
 @contextmanager

@@ -56,19 +56,6 @@ def output_loss(loss: Loss) -> OutputLoss:
     return FunctionLoss(loss)
 
 
-def of_mean_weight_one(loss: Loss, targets: Iterable[Tensor]) -> Loss:
-    """Return an equal loss with class weights whose mean over these targets is one; others as they are.
-
-    A mean over all targets does not change. The loss of a single example is then its term of that mean, as it is
-    without class weights: influence, whose unit is a weight added to that term, needs it so. In a sum its weighted
-    loss is its term already.
-    """
-    known = output_loss(loss)
-    if not isinstance(known, CrossEntropy) or known.class_weights is None or known.reduction == "sum":
-        return loss
-    return known.of_mean_weight_one(list(targets))
-
-
 class FunctionLoss(OutputLoss):
     """mean_n l(h_n, y_n), known only as a function that autograd can differentiate twice by the outputs.
 

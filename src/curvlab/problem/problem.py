@@ -16,8 +16,8 @@ from curvlab.problem.batch import Batch, Inputs
 from curvlab.problem.data import Batches, Data
 from curvlab.problem.losses import OutputLoss
 from curvlab.problem.memory import Memory, rows_of
-from curvlab.problem.model_function import ModelFunction, check_finite
-from curvlab.problem.own_losses import FunctionLoss, Loss, of_mean_weight_one, output_loss
+from curvlab.problem.model_function import ModelFunction, check_finite, check_mode
+from curvlab.problem.own_losses import FunctionLoss, Loss, output_loss
 
 DEFAULT_BATCH_SIZE = 512
 
@@ -113,29 +113,18 @@ class Problem:
                 "the model is on the meta device, where parameters have shapes but no values: load them "
                 "first, with model.to_empty(device=...) and model.load_state_dict(...)"
             )
-        function.check_mode()
+        check_mode(model)
         memory = Memory(budget=memory_budget, given=batch_size is not None)
         size = DEFAULT_BATCH_SIZE if batch_size is None else batch_size
-        return cls._opened(function, loss, data, weights=weights, memory=memory, batch_size=size)
-
-    @classmethod
-    def _opened(
-        cls,
-        function: ModelFunction,
-        loss: Loss,
-        data: Data | None,
-        *,
-        weights: Tensor | None,
-        memory: Memory,
-        batch_size: int,
-        name: str = "data",
-    ) -> Problem:
-        known = output_loss(loss)
-        batches = Batches.of(function, cast("Data", data), batch_size=batch_size, name=name)
-        if isinstance(known, FunctionLoss):
-            known.try_on_first_examples(function, batches)
-        whole = cls(function, known, batches, memory, loss)
+        known, batches = output_loss(loss), Batches.of(function, cast("Data", data), batch_size=size)
+        whole = cls(function, known, batches, memory, loss).tried()
         return whole if weights is None else whole.weighted(weights)
+
+    def tried(self) -> Problem:
+        """Return itself, or raise where a loss of the user's own is no mean over the first examples."""
+        if isinstance(self.loss, FunctionLoss):
+            self.loss.try_on_first_examples(self.function, self.data)
+        return self
 
     # -------------------------------------------------------------------------------- what it is
     @property
@@ -202,15 +191,9 @@ class Problem:
     # --------------------------------------------------------------------------- other problems
     def with_data(self, data: Data, *, weights: Tensor | None = None, name: str = "test") -> Problem:
         """Return the same model and loss over other data; `name` is what error messages call them."""
-        return self._opened(
-            self.function,
-            self.given_loss,
-            data,
-            weights=weights,
-            memory=self.memory,
-            batch_size=self.data.batch_size,
-            name=name,
-        )
+        batches = Batches.of(self.function, data, batch_size=self.data.batch_size, name=name)
+        other = replace(self, data=batches, weights=None, selected=None, given_divisor=None).tried()
+        return other if weights is None else other.weighted(weights)
 
     def copied(self, dtype: torch.dtype | None = None, *, parameters: Tensor | None = None) -> Problem:
         """Return the same over a copy of the model, in another dtype or at other parameters, (P,)."""
@@ -226,16 +209,11 @@ class Problem:
 
     def with_loss(self, loss: Loss) -> Problem:
         """Return the same model and data under another loss."""
-        return replace(self, loss=output_loss(loss), given_loss=loss)
+        return replace(self, loss=output_loss(loss), given_loss=loss).tried()
 
     def normalised(self) -> Problem:
-        """Return an equal problem whose class weights have mean one over the data; without class weights itself.
-
-        The loss of a single example is then its term of the mean over all, as it is without class weights:
-        influence, whose unit is a weight added to that term, needs it so.
-        """
-        equal = of_mean_weight_one(self.given_loss, self.data.targets())
-        return self if equal is self.given_loss else self.with_loss(equal)
+        """Return an equal problem whose class weights have mean one over the data (`OutputLoss.normalised`)."""
+        return replace(self, loss=self.loss.normalised(self.data.targets()))
 
     def weighted(self, weights: Tensor) -> Problem:
         """Return 1/n Σ_i w_i l_i with these multiplicities, (N,); examples of weight 0 are not read."""

@@ -20,7 +20,6 @@ from curvlab.problem.batch import Batch, Inputs, is_pair, num_examples
 from curvlab.problem.memory import Memory
 from curvlab.problem.model_function import plain_attention
 from curvlab.problem.problem import checked_weights
-from curvlab.seeding import generator_of
 from curvlab.training.descent import DescentState, Ensemble, EnsembleGradient, EnsembleOptimizer, descend
 from curvlab.training.schedules import BatchOrder, Schedule, ScheduleName, shuffled_batches
 from curvlab.training.steps import differs_in_training
@@ -400,9 +399,7 @@ def train_ensemble(
     elif start.shape != (num_copies, len(losses.start)):
         raise ValueError(f"start has shape {tuple(start.shape)}, not ({num_copies}, {len(losses.start)})")
     if batches is None:
-        batches = shuffled_batches(
-            size, batch_size=batch_size, num_epochs=num_epochs, generator=generator_of(generator)
-        )
+        batches = shuffled_batches(size, batch_size=batch_size, num_epochs=num_epochs, generator=generator)
     return descend(
         start.to(losses.start),
         weighted_gradient(losses, example_weights, by_vmap=by_vmap),

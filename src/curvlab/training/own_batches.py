@@ -45,11 +45,10 @@ class OwnBatches:
             )
         return groups[0]
 
-    def fixed_tensors(self) -> list[Tensor]:
-        """Return inputs and targets of all examples: what a checkpoint belongs to."""
+    def depends_on(self) -> Mapping[str, Any]:
+        """Return what a checkpoint belongs to: inputs and targets of all examples."""
         with eval_mode(self._model):
-            inputs, targets = self.select(torch.arange(self._size))
-        return [*(inputs.values() if isinstance(inputs, Mapping) else [inputs]), targets]
+            return self._batches.depends_on()
 
 
 TrainingData: TypeAlias = Pairs | Data

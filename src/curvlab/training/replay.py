@@ -11,9 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from curvlab.linalg import flatten, unflatten
-from curvlab.problem import ModelFunction, Pairs, stack
+from curvlab.problem import ModelFunction
+from curvlab.problem.batch import Inputs
 from curvlab.training.history import State, TrainingRun
-from curvlab.training.own_batches import num_examples
+from curvlab.training.own_batches import TrainingData, num_examples, readable, select
 from curvlab.training.steps import Loss, MeanLoss, differs_in_training
 
 
@@ -34,7 +35,7 @@ class ReplayedStep:
     number: int
     state: State
     indices: Tensor
-    inputs: Tensor
+    inputs: Inputs
     targets: Tensor
     weights: Tensor
     lr: float
@@ -59,16 +60,16 @@ class Replay:
         run: the training.
     """
 
-    def __init__(self, model: nn.Module, loss: Loss, train_data: Pairs, run: TrainingRun) -> None:
+    def __init__(self, model: nn.Module, loss: Loss, train_data: TrainingData, run: TrainingRun) -> None:
         different = differs_in_training(model)
         if different is not None:
             raise ValueError(
                 f"{different} differs in training and in evaluation, so the run cannot be walked through again: "
                 "train the model without it"
             )
-        self.run, self._data, self._loss = run, train_data, MeanLoss(loss)
+        self.run, self._data, self._loss = run, readable(model, train_data), MeanLoss(loss)
         self.function = ModelFunction(copy.deepcopy(model).eval())
-        self.num_examples = num_examples(train_data)
+        self.num_examples = num_examples(self._data)
         self.peak_states = 0
         self._check()
 
@@ -133,7 +134,7 @@ class Replay:
     def step(self, number: int, state: State) -> ReplayedStep:
         """Return step `number` with its batch on the model's device."""
         indices = self.run.batches[number]
-        inputs, targets = (tensor.to(self.function.device) for tensor in stack(self._data, indices))
+        inputs, targets = select(self._data, indices, self.function.device)
         weights = (
             torch.ones(len(indices)) if self.run.example_weights is None else self.run.example_weights[indices]
         )

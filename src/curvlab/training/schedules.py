@@ -9,6 +9,8 @@ from typing import Literal, TypeAlias
 import torch
 from torch import Tensor
 
+from curvlab.seeding import generator_of
+
 # ------------------------------------------------------------------------------- learning rates
 Schedule: TypeAlias = Callable[[int, int], float]  # (step from 0, number of steps) -> factor of lr
 ScheduleName: TypeAlias = Literal["constant", "cosine"]
@@ -97,8 +99,11 @@ class BatchOrder:
 
 
 def shuffled_batches(
-    num_examples: int, *, batch_size: int, num_epochs: int, generator: torch.Generator
+    num_examples: int, *, batch_size: int, num_epochs: int, generator: torch.Generator | int
 ) -> list[Tensor]:
     """Return the batches of several epochs, each a new permutation; for runs that are to see the same ones."""
-    order = BatchOrder(num_examples, batch_size=batch_size, num_epochs=num_epochs)
+    order, generator = (
+        BatchOrder(num_examples, batch_size=batch_size, num_epochs=num_epochs),
+        generator_of(generator),
+    )
     return [batch for epoch in range(num_epochs) for batch in order.epoch(epoch, generator)]

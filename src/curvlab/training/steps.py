@@ -17,6 +17,7 @@ from curvlab.problem import FunctionLoss, output_loss
 from curvlab.problem.batch import Inputs
 from curvlab.problem.closed_forms import refuse_two_readings
 from curvlab.problem.own_losses import LossFunction
+from curvlab.seeding import generator_of
 
 Loss: TypeAlias = nn.Module | LossFunction
 
@@ -65,7 +66,9 @@ class MeanLoss:
         return known.per_example(outputs, targets) * (len(targets) / known.count(targets))
 
 
-def sampled_label_loss(loss: nn.Module, outputs: Tensor, targets: Tensor, *, generator: torch.Generator) -> Tensor:
+def sampled_label_loss(
+    loss: nn.Module, outputs: Tensor, targets: Tensor, *, generator: torch.Generator | int
+) -> Tensor:
     """Return -Σ_n log p(ŷ_n | h_n) / √N, ŷ drawn from the model: its gradient is d of Eq. 8 (Ginger, 2024).
 
     E d dᵀ is FisherOperator(model, loss, batch), with its conventions: N counts the predictions that the loss
@@ -76,13 +79,13 @@ def sampled_label_loss(loss: nn.Module, outputs: Tensor, targets: Tensor, *, gen
         loss: nn.CrossEntropyLoss (classes last), nn.MSELoss or nn.BCEWithLogitsLoss.
         outputs: of the model, with their graph.
         targets: only their shape counts, and which of them cross-entropy ignores: those are not drawn.
-        generator: draws the labels.
+        generator: draws the labels; or a seed.
 
     Cost: that of the loss.
     """
     closed_form = output_loss(loss)
     closed_form.check(outputs, targets)
-    drawn = closed_form.sample_targets(outputs.detach(), targets, generator)
+    drawn = closed_form.sample_targets(outputs.detach(), targets, generator_of(generator, outputs.device))
     of_drawn = closed_form.for_sampled_targets()
     count = 1.0 if closed_form.reduction == "sum" else of_drawn.count(drawn)
     return of_drawn.per_example(outputs, drawn).sum() / max(count, 1.0) ** 0.5

@@ -254,7 +254,7 @@ class _Training:
         return {
             **self.key,
             "model": self.learner.model,
-            "data": self.data.fixed_tensors() if isinstance(self.data, OwnBatches) else self.data,
+            "data": self.data,
             "loss": self.learner.loss.loss,
             "step": self.take_step,
             "max_gradient_norm": self.learner.max_gradient_norm,

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from scipy.stats import spearmanr
 
-from curvlab.lab import Computed
 from curvlab.lab.data import DataNotFoundError
-from curvlab.lab.reporting import load_claims
-from experiments.lissa.appd import TARGET
 from experiments.lissa.bag_of_words import (
     drawn_from_the_model,
     equal_documents,
@@ -113,18 +109,3 @@ def test_ranking_leaves_out_the_query_itself() -> None:
         per_query(left, right, top=9)
     with pytest.raises(ValueError, match="two square matrices"):
         per_query(left, right[:3], top=1)
-
-
-def test_target_at_smoke_scale(run_smoke: Callable[..., Path]) -> None:
-    folder = run_smoke("lissa/appd")
-    verdicts = {result.claim.id: result.verdict for result in load_claims(folder)}
-    certain = {
-        "inverse-factored": "reproduced",
-        "inverse-printed": "refuted",
-        "rank-one-vanishes": "reproduced",
-        "limit": "refuted",
-    }
-    assert certain.items() <= verdicts.items()
-    computed = Computed.of(folder)
-    assert set(TARGET.load("draw")(computed)) == {path.name for path in folder.glob("*.png")}
-    assert float(computed["inverse"].corrected.max()) < 1e-12

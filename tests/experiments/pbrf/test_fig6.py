@@ -17,10 +17,8 @@ from curvlab.lab import ClaimResult, Computed, load_config, task_settings
 from curvlab.lab.reporting import load_claims
 from curvlab.lab.tables import read_table
 from curvlab.training import TrainingDivergedError
-from experiments.pbrf.fig6 import TARGET
-from experiments.pbrf.fig6 import scores as fig6_scores
-from experiments.pbrf.fig6.compute import INSPECTED, summary, with_descent
-from experiments.pbrf.fig6.scores import AREA, CONFIDENT, INFLUENCE, LOSS, METHODS, PBRF, PBRF_TOTAL, RANDOM
+from experiments.pbrf import fig6
+from experiments.pbrf.fig6 import AREA, CONFIDENT, INFLUENCE, INSPECTED, LOSS, METHODS, PBRF, PBRF_TOTAL, RANDOM
 
 TASK = "mlp-8-digits-200"
 
@@ -74,7 +72,7 @@ def test_without_pbrf_and_by_probes_influence_stays_the_same(smoke: Path, run_sm
 
 
 def test_a_task_may_leave_the_pbrf_out() -> None:
-    settings = with_descent(task_settings(load_config(TARGET, ["preset=laptop"])))
+    settings = fig6.with_descent(task_settings(load_config(fig6.TARGET, ["preset=laptop"])))
     assert settings["mlp_128_128_mnist_600"].descent.num_steps == 60
     assert settings["mlp_128_128_mnist_6000"].descent is None
 
@@ -102,7 +100,7 @@ class _Task:
 
 def test_responses_of_a_convex_problem_are_influences() -> None:
     task, points = _Task(), torch.tensor([3, 0, 17])
-    found = fig6_scores._responses(task, points)  # type: ignore[arg-type]  # what it reads of a task
+    found = fig6._responses(task, points)  # type: ignore[arg-type]  # what it reads of a task
     influence = self_influence(task.model, task.loss, task.train_data, points=points, damping=0.1, rtol=1e-8)
     assert (found["gradient_norm"] < 1e-6).all()
     torch.testing.assert_close(found["own"], influence.own.detach(), rtol=0.05, atol=0)
@@ -110,14 +108,14 @@ def test_responses_of_a_convex_problem_are_influences() -> None:
 
 
 def test_batches_are_the_whole_set_or_epochs() -> None:
-    assert [len(batch) for batch in fig6_scores._batches(_Task(num_steps=3))] == [400] * 3  # type: ignore[arg-type]
-    drawn = fig6_scores._batches(_Task(num_steps=5, batch_size=150))  # type: ignore[arg-type]
+    assert [len(batch) for batch in fig6._batches(_Task(num_steps=3))] == [400] * 3  # type: ignore[arg-type]
+    drawn = fig6._batches(_Task(num_steps=5, batch_size=150))  # type: ignore[arg-type]
     assert [len(batch) for batch in drawn] == [150, 150, 100, 150, 150]
     assert torch.cat(drawn[:3]).sort().values.tolist() == list(range(400))
 
 
 def test_a_point_that_overflows_is_first_and_harms_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    descend = fig6_scores.proximal_bregman_warm_optimum
+    descend = fig6.proximal_bregman_warm_optimum
 
     def overflows_at_17(left_out: LeftOut, minimizer):
         if any(17 in group.tolist() for group in left_out.groups):
@@ -125,9 +123,9 @@ def test_a_point_that_overflows_is_first_and_harms_no_other(monkeypatch: pytest.
         return descend(left_out, minimizer)
 
     task, points = _Task(num_steps=20), torch.tensor([3, 0, 17, 5])
-    alone = fig6_scores._responses(task, torch.tensor([3, 0, 5]))  # type: ignore[arg-type]
-    monkeypatch.setattr(fig6_scores, "proximal_bregman_warm_optimum", overflows_at_17)
-    found = fig6_scores._responses(task, points)  # type: ignore[arg-type]
+    alone = fig6._responses(task, torch.tensor([3, 0, 5]))  # type: ignore[arg-type]
+    monkeypatch.setattr(fig6, "proximal_bregman_warm_optimum", overflows_at_17)
+    found = fig6._responses(task, points)  # type: ignore[arg-type]
     assert found["own"].isinf().tolist() == [False, False, True, False]
     torch.testing.assert_close(found["own"][[0, 1, 3]], alone["own"])
 
@@ -177,17 +175,3 @@ def test_claims_are_judged_over_seeds(
     assert verdicts["influence-above-all"].value == pytest.approx(-0.1)
     assert "area under the margin, 0.900" in verdicts["influence-above-all"].explanation
     assert "25% of the wrong labels; plain loss finds 0.85" in verdicts["influence-finds-most"].explanation
-
-
-def test_summary_has_intervals_over_seeds() -> None:
-    names = [f"found at {100 * inspected:g} %" for inspected in INSPECTED]
-    seeds = pd.DataFrame(
-        [
-            {"task": "net", "method": "loss", "seed": s, "area": 0.5 + s} | dict.fromkeys(names, 0.1)
-            for s in (0, 1, 2)
-        ]
-    )
-    (row,) = summary(seeds).to_dict("records")
-    assert row["area"] == 1.5
-    assert row["area high"] == pytest.approx(1.5 + 4.302653 / 3**0.5)
-    assert row["found at 20 % low"] == pytest.approx(0.1)

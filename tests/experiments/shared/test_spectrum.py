@@ -11,7 +11,7 @@ from omegaconf import OmegaConf
 from torch import nn
 
 from curvlab.lab.data import TokenSplits
-from experiments.shared.spectrum import constants, gauss_newton, spectrum
+from experiments.shared.spectrum import constants, gauss_newton, spectrum, trace
 from experiments.shared.task import TrainedTask
 
 SETTINGS = OmegaConf.create(
@@ -46,7 +46,7 @@ def small_task(**changes: Any) -> TrainedTask:
         "run": None,
         "name": "linear",
         "settings": OmegaConf.create({}),
-        "splits": SimpleNamespace(task="classification"),
+        "splits": SimpleNamespace(task="classification", num_outputs=3),
         "data_key": {},
         "model": nn.Linear(5, 3).eval(),
         "train": (inputs, targets),
@@ -61,12 +61,17 @@ def small_task(**changes: Any) -> TrainedTask:
 
 
 def test_trace_and_largest_eigenvalue_are_those_of_the_dense_matrix() -> None:
-    task, run = small_task(), FakeRun()
+    run = FakeRun()
+    task = small_task(run=run)
     found = spectrum(run, task, SETTINGS)
-    assert run.keys["spectrum"] == {"model": "linear", "trace_probes": 8, "rtol": 0.01}
+    assert run.keys["spectrum/largest"] == {"model": "linear", "rtol": 0.01}
     dense = gauss_newton(task).to_dense().double()
     assert found["largest_eigenvalue"] == pytest.approx(float(torch.linalg.eigvalsh(dense)[-1]), rel=0.02)
-    assert abs(found["trace"] - float(dense.trace())) < 5 * found["trace_stderr"]
+    assert found["trace"] == pytest.approx(float(dense.trace()), rel=1e-6)
+    assert found["trace_stderr"] == 0
+    many = small_task(run=run, splits=SimpleNamespace(task="classification", num_outputs=1000))
+    by_probes = trace(run, many, SETTINGS)  # cheaper than a gradient for each of 1,000 classes
+    assert 0 < abs(by_probes["trace"] - float(dense.trace())) < 5 * by_probes["trace_stderr"]
 
 
 def test_constants_of_language_models_count_tokens() -> None:

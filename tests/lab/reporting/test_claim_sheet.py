@@ -1,11 +1,224 @@
+"""Claims of a YAML file: what is read and refused, and values against plain loops over made-up rows."""
+
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+import pandas as pd
 import pytest
+import yaml
+from scipy import stats
 
-from curvlab.lab.reporting import exact, judge, load_claim_sheet
+from curvlab.lab import exact, judge, t_interval
+from curvlab.lab.reporting import load_claim_sheet
+from curvlab.lab.reporting.claim_values import Measured, check, measure
+from curvlab.lab.targets.execution import judged
 
+
+def made_up(seed: int) -> pd.DataFrame:
+    """Rows of 2 tasks, 4 seeds, 2 methods and 3 points, in random order."""
+    rng = np.random.default_rng(seed)
+    rows = [
+        {"task": task, "seed": run, "method": method, "point": point}
+        for task in ("a", "b")
+        for run in range(4)
+        for method in ("ours", "random")
+        for point in range(3)
+    ]
+    table = pd.DataFrame(rows).sample(frac=1, random_state=seed, ignore_index=True)
+    table["x"] = rng.lognormal(size=len(table))
+    table["found at 20 %"] = table.x * rng.lognormal(size=len(table))
+    return table
+
+
+def found(table: pd.DataFrame, **value: Any) -> dict[str, Measured]:
+    check(value)
+    return {measured.of: measured for measured in measure(value, {"table": table})}
+
+
+def rows_of(table: pd.DataFrame, **cells: object) -> list[Mapping[str, Any]]:
+    return [row for row in table.to_dict("records") if all(row[name] == cell for name, cell in cells.items())]
+
+
+SEEDS = range(12)
+Y = "found at 20 %"
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_mean_is_over_repetitions_each_of_which_is_the_mean_of_its_rows(seed: int) -> None:
+    table = made_up(seed)
+    means = found(table, mean=f"x - `{Y}`", where="method == 'ours' and point < 2", over="seed", by="task")
+    assert list(means) == list(dict.fromkeys(table[(table.method == "ours") & (table.point < 2)].task))
+    for task, measured in means.items():
+        own = [row for row in rows_of(table, task=task, method="ours") if row["point"] < 2]
+        by_seed = [np.mean([row["x"] - row[Y] for row in own if row["seed"] == run]) for run in range(4)]
+        expected = t_interval(sorted(by_seed))
+        assert measured.value == pytest.approx(np.mean(by_seed))
+        assert (measured.interval.low, measured.interval.high) == pytest.approx((expected.low, expected.high))
+        assert measured.interval.kind == "t 95 %, 4 seeds"
+        assert sorted(measured.fact[:-1].partition(": ")[2].split(", ")) == sorted(f"{v:.3g}" for v in by_seed)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_ratio_is_a_geometric_mean(seed: int) -> None:
+    table = made_up(seed)
+    measured = found(table, ratio=f"`{Y}` / x", over=["task", "seed"], unit="networks")[""]
+    logs = [
+        np.mean([math.log(row[Y] / row["x"]) for row in rows_of(table, task=task, seed=run)])
+        for task in "ab"
+        for run in range(4)
+    ]
+    expected = t_interval(logs)
+    assert measured.value == pytest.approx(math.exp(np.mean(logs)))
+    assert measured.interval.low == pytest.approx(math.exp(expected.low))
+    assert measured.interval.kind == "t 95 %, 8 networks"
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_across_pairs_by_seed(seed: int) -> None:
+    table = made_up(seed)
+    measured = found(table, mean="ours - random", across={"method": "x"}, over="seed", by="task")["b"]
+    means = {
+        method: [
+            np.mean([row["x"] for row in rows_of(table, task="b", seed=run, method=method)]) for run in range(4)
+        ]
+        for method in ("ours", "random")
+    }
+    differences = np.subtract(means["ours"], means["random"])
+    assert measured.value == pytest.approx(differences.mean())
+    assert measured.interval.high == pytest.approx(t_interval(differences).high)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_an_extreme_is_exact_or_has_the_interval_of_its_row(seed: int) -> None:
+    table = made_up(seed)
+    table["low"], table["high"] = table.x - 0.5, table.x + 0.25
+    best = max(table.to_dict("records"), key=lambda row: row["x"])
+    measured = found(table, largest="x", unit="settings")[""]
+    assert (measured.value, measured.interval.low, measured.interval.high) == (best["x"],) * 3
+    assert measured.interval.kind == "largest of 48 settings"
+    names = ("task", "seed", "method", "point")
+    assert measured.fact.startswith(f"The largest is at {', '.join(f'{name} {best[name]}' for name in names)}: ")
+    least = found(table, smallest="x", low="low", high="high", by=["task", "method"])
+    for of, one in least.items():
+        task, method = of.split("-")
+        value = min(row["x"] for row in rows_of(table, task=task, method=method))
+        assert (one.value, one.interval.low, one.interval.high) == (value, value - 0.5, value + 0.25)
+
+
+@pytest.mark.parametrize("seed", SEEDS[:4])
+def test_correlations_are_of_all_rows_or_of_each_repetition(seed: int) -> None:
+    table = made_up(seed)
+    whole = found(table, spearman=["x", Y.join("``")], where="task == 'a'", unit="points")[""]
+    own = table[table.task == "a"]
+    assert whole.value == pytest.approx(stats.spearmanr(own.x, own[Y]).statistic)
+    assert whole.interval.low < whole.value < whole.interval.high
+    assert whole.interval.kind == "bootstrap 95 %, 24 points"
+    again = found(table, spearman=["x", Y.join("``")], where="task == 'a'", unit="points")[""]
+    assert again == whole  # resamples are seeded
+    by_seed = found(table, pearson=["x", Y.join("``")], over="seed")[""]
+    expected = [stats.pearsonr(own.x, own[Y]).statistic for _, own in table.groupby("seed", sort=False)]
+    assert by_seed.value == pytest.approx(np.mean(expected))
+    assert by_seed.interval.low == pytest.approx(t_interval(expected).low)
+
+
+def test_nan_is_not_passed_over() -> None:
+    table = made_up(0)
+    table.loc[5, "x"] = np.nan
+    for statistic in (
+        {"mean": "x", "over": "seed"},
+        {"largest": "x"},
+        {"smallest": "x"},
+        {"pearson": ["x", "seed"]},
+    ):
+        assert math.isnan(found(table, **statistic)[""].value)
+    assert not math.isnan(found(table, mean="x", over="seed", where="x.notna()")[""].value)
+
+
+def test_where_no_row_counts_there_is_no_value() -> None:
+    table = made_up(0)
+    assert found(table, largest="x", where="x < 0")[""].value is None
+    where = "task == 'a'"
+    assert list(found(table, largest="x", by="task", where=where)) == ["a"]
+    both = found(table, largest="x", by="task", where=where, otherwise="Not computed.")
+    assert (both["b"].value, both["b"].fact) == (None, "Not computed.")
+    assert both["a"].value is not None
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        ("x", "must be a mapping"),
+        ({"mean": "x", "over": "seed", "filter": "y"}, "unknown keys: filter; known are mean, "),
+        ({"over": "seed"}, "needs one of mean, .*got none"),
+        ({"largest": "x", "smallest": "x"}, "got largest, smallest"),
+        ({"mean": "x"}, "needs `over`"),
+        ({"pearson": "x"}, "needs two columns"),
+        ({"largest": "x", "low": "y"}, "both or none"),
+        ({"mean": "x", "over": "seed", "low": "x", "high": "x"}, "of a largest or smallest"),
+        ({"largest": "x", "across": "method"}, "one column of names"),
+        ({"largest": "x", "across": {"method": "x"}}, "`across` needs `over`"),
+    ],
+)
+def test_what_is_wrong_is_said_before_any_table_is_read(value: Any, text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        check(value)
+
+
+@pytest.mark.parametrize("expression", ["z", "x +", "x.no_such()"])
+def test_an_expression_that_does_not_fit_names_the_columns(expression: str) -> None:
+    with pytest.raises(ValueError, match=r"does not fit table\.csv .*columns are: task, seed, method, point, x"):
+        found(made_up(0), largest=expression)
+
+
+class NoTarget:
+    """Its `judge` knows the claim `rest` alone."""
+
+    def __init__(self, claims_file: Path) -> None:
+        self.claims_file = claims_file
+
+    def load(self, room: str) -> Any:
+        from curvlab.lab import exact, judge
+
+        assert room == "judge"
+        return lambda tables, claims: [judge(claims.claim("rest"), 1.0, exact(1.0), if_not_reproduced="-")]
+
+
+def test_verdicts_of_a_sheet_come_in_its_order_and_with_the_numbers_behind_them(tmp_path: Path) -> None:
+    claim = {"statement": "So ({of}).", "paper_value": None, "measure": "m", "criterion": {"at_most": 0.0}}
+    claims = {
+        "first": claim | {"value": {"mean": "x", "over": "seed", "by": "task"}, "why": "It is positive."},
+        "rest": claim | {"statement": "So."},
+        "last": claim
+        | {"statement": "So.", "value": {"smallest": "x", "where": "x < 0", "otherwise": "No rows."}},
+    }
+    (tmp_path / "claims.yaml").write_text(yaml.safe_dump({"source": "s", "claims": claims}, sort_keys=False))
+
+    class Tables(dict):
+        config: dict[str, int] = {}  # noqa: RUF012
+
+    table = made_up(0).sort_values("task")
+    results = judged(NoTarget(tmp_path / "claims.yaml"), Tables(table=table))
+    assert [(r.claim.id, r.verdict) for r in results] == [
+        ("first-a", "not reproduced"),
+        ("first-b", "not reproduced"),
+        ("rest", "not reproduced"),
+        ("last", "out of reach"),
+    ]
+    assert results[0].explanation.startswith("Measured ")
+    assert results[0].explanation.endswith(" It is positive.")
+    assert " By seed: " in results[0].explanation
+    assert results[-1].explanation == "No rows."
+    (tmp_path / "claims.yaml").write_text(yaml.safe_dump({"source": "s", "claims": {"a": claim | {"value": 3}}}))
+    with pytest.raises(ValueError, match="claim 'a': `value` must be a mapping"):
+        load_claim_sheet(tmp_path / "claims.yaml")
+
+
+# ------------------------------------------------------------------------------------ the sheet
 SHEET = """\
 source: A paper, Fig. 6
 claims:
@@ -26,27 +239,27 @@ claims:
 
 
 @pytest.fixture
-def path(tmp_path: Path) -> Path:
+def sheet(tmp_path: Path) -> Path:
     (tmp_path / "claims.yaml").write_text(SHEET)
     return tmp_path / "claims.yaml"
 
 
-def test_claims_are_read_with_their_words_filled_in(path: Path) -> None:
-    claim = load_claim_sheet(path).claim("falls", of="mlp", share="half", bound=0.5)
+def test_claims_are_read_with_their_words_filled_in(sheet: Path) -> None:
+    claim = load_claim_sheet(sheet).claim("falls", of="mlp", share="half", bound=0.5)
     assert (claim.id, claim.statement, claim.source) == ("falls-mlp", "It falls (mlp) by half.", "A paper, Fig. 6")
     assert (claim.criterion.at_most, claim.criterion.direction_at_most) == (0.5, 1.0)
     assert [(change.date, change.what) for change in claim.changed] == [("2026-11-20", "over the mean")]
-    other = load_claim_sheet(path).claim("falls-not")
+    other = load_claim_sheet(sheet).claim("falls-not")
     assert (other.id, other.source, other.paper_value, other.changed) == ("falls-not", "A paper, text", None, ())
 
 
-def test_every_claim_must_be_judged(path: Path) -> None:
-    sheet = load_claim_sheet(path)
-    results = [judge(sheet.claim("falls-not"), 1.0, exact(1.0), if_not_reproduced="x")]
+def test_every_claim_must_be_judged(sheet: Path) -> None:
+    claims = load_claim_sheet(sheet)
+    results = [judge(claims.claim("falls-not"), 1.0, exact(1.0), if_not_reproduced="x")]
     with pytest.raises(ValueError, match="states falls, and no run judged it"):
-        sheet.check_all_judged(results)
-    falls = sheet.claim("falls", of="mlp", share="half", bound=0.5)
-    sheet.check_all_judged([*results, judge(falls, 0.1, exact(0.1), if_not_reproduced="x")])
+        claims.check_all_judged(results)
+    falls = claims.claim("falls", of="mlp", share="half", bound=0.5)
+    claims.check_all_judged([*results, judge(falls, 0.1, exact(0.1), if_not_reproduced="x")])
 
 
 @pytest.mark.parametrize(
@@ -61,15 +274,15 @@ def test_every_claim_must_be_judged(path: Path) -> None:
         ("claims:", "claims: [", "needs `source` and `claims`"),
     ],
 )
-def test_what_is_wrong_in_a_file_is_named(path: Path, old: str, new: str, text: str) -> None:
-    path.write_text(SHEET.replace(old, new))
+def test_what_is_wrong_in_a_file_is_named(sheet: Path, old: str, new: str, text: str) -> None:
+    sheet.write_text(SHEET.replace(old, new))
     with pytest.raises(ValueError, match=text):
-        load_claim_sheet(path).claim("falls-not")
+        load_claim_sheet(sheet).claim("falls-not")
 
 
-def test_unknown_claims_and_empty_words_are_named(path: Path) -> None:
-    sheet = load_claim_sheet(path)
+def test_unknown_claims_and_empty_words_are_named(sheet: Path) -> None:
+    claims = load_claim_sheet(sheet)
     with pytest.raises(KeyError, match="no claim 'fall'; it has: falls, falls-not"):
-        sheet.claim("fall")
+        claims.claim("fall")
     with pytest.raises(ValueError, match=r"claim 'falls': nothing fills \{share\}"):
-        sheet.claim("falls", of="mlp", bound=1)
+        claims.claim("falls", of="mlp", bound=1)

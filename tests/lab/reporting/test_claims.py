@@ -28,27 +28,13 @@ BOTH = {"at_least": 0.9, "at_most": 1.1, "direction_at_least": 0.5}
 
 @pytest.mark.parametrize(
     ("bounds", "value", "low", "high", "verdict"),
-    [
-        (LOWER, 0.95, 0.9, 0.99, "reproduced"),  # bounds are inclusive
-        (LOWER, 0.95, 0.89, 0.99, "direction only"),  # the value alone is not enough
+    [  # beside the grid below: inclusive bounds, infinite ends, a bootstrap interval that misses its own value
+        (LOWER, 0.95, 0.9, 0.99, "reproduced"),
         (LOWER, 0.95, 0.0, 0.99, "direction only"),
-        (LOWER, 0.95, -0.01, 0.99, "undecided"),
-        (LOWER, 0.5, -0.01, 0.6, "undecided"),  # not reproduced for certain, but perhaps in direction
-        (LOWER, 0.5, 0.4, 0.6, "direction only"),
-        (LOWER, -0.5, -0.6, -0.4, "not reproduced"),
-        ({"at_least": 0.9}, 0.5, 0.4, 0.6, "not reproduced"),  # no direction stated, none granted
-        ({"at_least": 0.9}, 0.95, 0.8, 1.1, "undecided"),
-        ({"at_least": 0.9}, 0.95, 0.5, 0.6, "undecided"),  # a bootstrap interval that misses its value
-        ({"at_least": 0.9, "at_most": 1.1}, 1.2, 0.8, 1.2, "undecided"),  # all three outside, but on both sides
-        (UPPER, 0.05, 0.01, 0.1, "reproduced"),
-        (UPPER, 0.05, 0.01, 0.2, "direction only"),
+        (LOWER, 0.5, 0.95, 0.99, "direction only"),
         (UPPER, 0.05, 0.01, math.inf, "undecided"),
         (UPPER, math.inf, 2.0, math.inf, "not reproduced"),
-        (BOTH, 1.0, 0.9, 1.1, "reproduced"),
-        (BOTH, 1.3, 1.2, 1.4, "direction only"),
-        (BOTH, 0.45, 0.4, 0.49, "not reproduced"),
-        (BOTH, 0.45, 0.4, 0.5, "undecided"),
-        (LOWER, 0.5, 0.95, 0.99, "direction only"),  # a bootstrap interval may miss its own value
+        ({"at_least": 0.9}, 0.95, 0.5, 0.6, "undecided"),
     ],
 )
 def test_verdict_rule(bounds: dict, value: float, low: float, high: float, verdict: str) -> None:
@@ -163,20 +149,12 @@ def test_one_exact_value_refutes_an_exact_statement() -> None:
     assert judge(claim(at_most=1.0), 1.2, exact(1.2), if_not_reproduced="-").verdict == "not reproduced"
 
 
-def test_undecided_says_what_is_in_the_way() -> None:
-    text = describe(0.5, between(0.2, 1.2), Criterion(at_least=0.9))
-    assert text == "Measured 0.5 (0.2 to 1.2); needed: at least 0.9. The interval lies on both sides of a bound."
-
-
 def test_explanation_states_what_was_measured_and_why() -> None:
     failed = judge(claim(at_least=0.9), 0.5, between(0.25, 0.75), if_not_reproduced="Batch noise: see laptop+B.")
     assert failed.explanation == "Measured 0.5 (0.25 to 0.75); needed: at least 0.9. Batch noise: see laptop+B."
     assert judge(claim(at_least=0.9), 1, between(1, 1), if_not_reproduced="why").explanation == ""
-
-
-def test_out_of_reach_keeps_the_reason() -> None:
-    result = out_of_reach(claim(**LOWER), "Needs ImageNet.")
-    assert (result.verdict, result.value, result.explanation) == ("out of reach", None, "Needs ImageNet.")
+    text = describe(0.5, between(0.2, 1.2), Criterion(at_least=0.9))
+    assert text == "Measured 0.5 (0.2 to 1.2); needed: at least 0.9. The interval lies on both sides of a bound."
 
 
 def test_refuses_failure_without_explanation() -> None:

@@ -94,8 +94,8 @@ def test_no_number_of_ours_is_typed() -> None:
 
 def test_a_number_that_the_paper_does_not_state_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "headlines.yaml"
-    headline = {"says": "a", "claims": ["tab6/pbrf-*"], "short": "a", "finding": "b", "number": 0.123}
-    headline["shown"] = "tab6/pbrf-mlp-128-128-concrete"
+    headline = {"says": "a", "claims": ["tab5/no-gaps-*"], "short": "a", "finding": "b", "number": 0.123}
+    headline["shown"] = "tab5/no-gaps-logistic-pima-diabetes"
     path.write_text(yaml.safe_dump({"pbrf": {"says": "", "found": "", "picture": "", "headlines": [headline]}}))
     with pytest.raises(ValueError, match=r"number: 0\.123 does not stand in the paper_value"):
         find(read_results(ROOT / "results"), path)

@@ -51,7 +51,7 @@ class Recorder(Tracker):
 @pytest.fixture
 def recorder(monkeypatch: pytest.MonkeyPatch) -> Recorder:
     recorder = Recorder()
-    monkeypatch.setattr("curvlab.lab.runs.run.start_tracker", lambda settings, identity: recorder)
+    monkeypatch.setattr("curvlab.lab.runs.run.start_tracker", lambda settings, **run: recorder)
     return recorder
 
 
@@ -94,11 +94,6 @@ def test_a_run_leaves_a_complete_folder(
         ("finish", 0),
     ]
     assert capsys.readouterr().out == "toy-fig1 (smoke): results/toy/fig1/smoke\n"
-
-
-def test_a_variation_has_its_own_folder(checkout: Path) -> None:
-    with start("damping=0.1", "progress=false") as run:
-        assert run.folder == Path("results/toy/fig1/smoke+damping=0.1")
 
 
 def test_failure_leaves_no_record_and_closes_the_tracker(checkout: Path, recorder: Recorder) -> None:
@@ -195,25 +190,6 @@ def test_generators_depend_on_seed_and_names_only(checkout: Path) -> None:
     assert len({tuple(numbers.tolist()) for numbers in draws}) == len(draws)
 
 
-def test_units_are_reused_and_counted(checkout: Path) -> None:
-    def compute(run: runs.Run) -> dict[str, Any]:
-        run.add_matvecs(10)
-        return {"x": torch.ones(2)}
-
-    records = []
-    for _ in range(2):
-        with start() as run:
-            run.add_matvecs(3)
-            found = run.unit("toy/unit", {"k": 1}, lambda run=run: compute(run), version=1)
-            assert torch.equal(found["x"], torch.ones(2))
-            run.save_record()
-        records.append(record_of(run))
-    assert [record["store"] for record in records] == [{"hits": 0, "misses": 1}, {"hits": 1, "misses": 0}]
-    assert [record["num_matvecs"] for record in records] == [13, 13]
-    assert records[0]["unit_seconds"] == records[1]["unit_seconds"]
-    assert records[0]["units"] == records[1]["units"]
-
-
 def test_a_unit_needs_a_version_and_another_version_is_another_unit(checkout: Path) -> None:
     with start() as run:
         with pytest.raises(TypeError, match="version"):
@@ -305,11 +281,6 @@ def test_unit_may_name_its_own_seed(checkout: Path) -> None:
     assert (run.store.hits, run.store.misses) == (1, 0)
 
 
-def test_forgotten_return_is_not_stored(checkout: Path) -> None:
-    with pytest.raises(TypeError, match="unit 'toy' returned a NoneType; return a dict"), start() as run:
-        run.unit("toy", {}, lambda: None, version=1)  # type: ignore[arg-type,return-value]
-
-
 def test_progress_is_silent_without_a_terminal(
     checkout: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -346,7 +317,7 @@ def job(cfg):
         n = cfg.num_train
         x = run.unit("toy", {"n": n}, lambda: {"x": torch.rand(n, generator=run.generator("x"))}, version=1)
         run.save_table(pd.DataFrame({"x": x["x"]}))
-        if cfg.damping < 0:
+        if cfg.damping > 50:
             raise KeyboardInterrupt
         run.save_record()
 
@@ -373,7 +344,7 @@ if __name__ == "__main__":
     assert sorted(path.parent.name for path in checkout.rglob("run.json")) == folders
     tables = {(checkout / "results/toy/fig1" / folder / "table.csv").read_text() for folder in folders}
     assert len(tables) == 2
-    interrupted = demo("tracker=none", "progress=false", "damping=-1")
+    interrupted = demo("tracker=none", "progress=false", "damping=99")
     assert (interrupted.returncode, interrupted.stdout) == (130, "")
     assert interrupted.stderr == "toy-fig1: interrupted; finished units are kept, the same command resumes.\n"
     refused = demo("tracker=wandb", "tracker.mode=onlin")

@@ -11,9 +11,9 @@ import pytest
 from omegaconf import OmegaConf
 
 from curvlab.lab.runs.overrides import ConfigurationError
-from curvlab.lab.runs.tracking import RunIdentity, Tracker, start_tracker
+from curvlab.lab.runs.tracking import Tracker, start_tracker
 
-IDENTITY = RunIdentity("toy-fig1 smoke", "toy", "toy-fig1", ("smoke", "01234567"), {"seed": 0})
+RUN = {"name": "toy-fig1 smoke", "group": "toy", "job_type": "toy-fig1", "tags": ["smoke"], "config": {"seed": 0}}
 WANDB = {"name": "wandb", "mode": "offline", "project": "curvlab", "entity": None, "folder": "outputs"}
 
 OFFLINE = """
@@ -21,11 +21,13 @@ import sys
 from pathlib import Path
 import pandas as pd
 from omegaconf import OmegaConf
-from curvlab.lab.runs.tracking import RunIdentity, start_tracker
+from curvlab.lab.runs.tracking import start_tracker
 settings = OmegaConf.create({settings})
 for job in range(2):  # as in a multirun: each job finishes its own
-    identity = RunIdentity("toy-fig1 smoke", "paper-x", "toy-fig1", ("smoke", "0123abcd"), {{"seed": job}})
-    tracker = start_tracker(settings, identity)
+    tracker = start_tracker(
+        settings, name="toy-fig1 smoke", group="paper-x", job_type="toy-fig1", tags=["smoke", "0123abcd"],
+        config={{"seed": job}},
+    )
     tracker.log({{"loss": 0.5}}, step=3)
     tracker.log_table("table", pd.DataFrame({{"x": [1.5, 2.5], "label": ["a", "b"]}}))
     tracker.log_figure("figure", Path("result/figure.png"))
@@ -35,7 +37,7 @@ for job in range(2):  # as in a multirun: each job finishes its own
 
 
 def start(**settings: Any) -> Any:
-    return start_tracker(OmegaConf.create(settings), IDENTITY)
+    return start_tracker(OmegaConf.create(settings), **RUN)
 
 
 def test_none_needs_no_wandb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -108,10 +108,3 @@ def until(holds: Callable[[], bool]) -> bool:
     while not holds() and time.monotonic() < end:
         time.sleep(0.02)
     return holds()
-
-
-@pytest.mark.parametrize(("names", "number"), [(["rank1-fig1"], 1), (["rank1"], 5)])
-def test_jobs_are_counted_from_the_names(names: list[str], number: int) -> None:
-    from curvlab.lab.targets.target import named_targets
-
-    assert _Schedule(named_targets(names), ["preset=smoke"]).num_targets == number

@@ -14,6 +14,7 @@ from curvlab.influence.retraining.points import ProximalBregmanObjective
 from curvlab.iterate import Checkpoint, iterate
 from curvlab.linalg import LinearOperator
 from curvlab.seeding import generator_of
+from curvlab.shown import Shown, Summary, counted
 from curvlab.solvers import BlockConjugateGradient, Solver
 from curvlab.solvers.solver import IterativeSolver
 from curvlab.training import BatchOrder, TrainingDivergedError, descend, minimize
@@ -149,8 +150,8 @@ class FullBatchLBFGS(_Minimiser):
 
 
 # ------------------------------------------------------------- single points: in units of their weight
-@dataclass(frozen=True)
-class Response:
+@dataclass(frozen=True, repr=False)
+class Response(Shown):
     """Result of minimising the proximal Bregman objective for K points.
 
     Attributes:
@@ -166,6 +167,16 @@ class Response:
     converged: bool
     num_gradients: float
     num_matvecs: int = 0
+
+    def summary(self) -> Summary:
+        """Return how far the points moved, what is left of the gradient, and the cost."""
+        norms = self.displacement.norm(dim=0)
+        return Summary(
+            "response: ‖θ - θ*‖ / ε",
+            f"from {float(norms.min()):.3g} to {float(norms.max()):.3g}",
+            f"{counted(len(norms), 'point')}; gradient norm {float(self.gradient_norm.max()):.2g} at most",
+            (f"{self.num_gradients:,.0f} gradients", counted(self.num_matvecs, "product")),
+        )
 
 
 class ProximalOptimizer(Protocol):

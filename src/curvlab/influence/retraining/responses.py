@@ -28,6 +28,7 @@ from curvlab.influence.retraining.points import ProximalBregmanObjective, per_po
 from curvlab.linalg import LinearOperator, flatten, identity, unflatten, unflatten_columns
 from curvlab.problem import Data, Loss, ModelFunction, Problem
 from curvlab.problem.batch import Inputs
+from curvlab.seeding import generator_of
 from curvlab.solvers import Solution, Solver
 
 Curvature = Literal["gauss_newton", "hessian"]
@@ -69,13 +70,14 @@ def influence_estimate(
     solver: Solver,
     *,
     curvature: Curvature = "gauss_newton",
-    generator: torch.Generator | None = None,
+    generator: torch.Generator | int | None = None,
 ) -> tuple[Tensor, Solution]:
     """6. -(G + (λ + l2) I)⁻¹ sum_i (w_ki - 1)/N ∇l_i (Eq. 46; Eq. 27 with the Hessian), and its residuals.
 
     For a single z that is +1/N (G + ...)⁻¹ ∇l(z), as in Eq. 19. G is the Gauss-Newton matrix at θ^s.
     """
-    solution = solver.solve(curvature_operator(left_out, curvature), -left_out.pull.T, generator=generator)
+    operator = curvature_operator(left_out, curvature)
+    solution = solver.solve(operator, -left_out.pull.T, generator=generator_of(generator, operator.device))
     return solution.x.T.contiguous(), solution
 
 

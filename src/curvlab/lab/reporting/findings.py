@@ -52,8 +52,8 @@ from curvlab.lab.reporting.claims import (
     ClaimResult,
 )
 from curvlab.lab.reporting.intervals import Interval
-from curvlab.lab.reporting.results import PRESETS, ResultFolder
-from curvlab.lab.targets.target import ROOT
+from curvlab.lab.reporting.results import ResultFolder
+from curvlab.lab.targets.target import PRESETS, ROOT
 
 HEADLINES = ROOT / "experiments" / "papers" / "headlines.yaml"
 

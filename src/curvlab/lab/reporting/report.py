@@ -3,7 +3,9 @@
 README.md       five papers: what each says, what was found, the verdicts on its claims, one picture
 <paper>/README.md    its headlines, then every target: picture, claims, settings beside the paper's
 REPRODUCE.md    the command, device, time and memory of every result
+findings.png    all headlines in one picture
 scoreboard.csv  every claim of every preset in one table (not committed)
+../README.md    the tables between its marks
 
 A target is shown at its largest preset that was judged, and presets are never added up. A claim is the paper's own
 when its `source` begins with the paper's name; the others are ours. Nothing but the result folders and

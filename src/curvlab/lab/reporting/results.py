@@ -11,9 +11,8 @@ from typing import Any
 from curvlab.lab import tables
 from curvlab.lab.reporting.claims import VERDICTS, ClaimResult, load_claims, rerun_command
 from curvlab.lab.runs.record import NOT_RECORDED, UNKNOWN, read_record
-from curvlab.lab.targets.target import report_order
+from curvlab.lab.targets.target import PRESETS, report_order
 
-PRESETS = ("embedded", "laptop", "paper")
 _MARKS = ("claims.json", "run.json", "table.csv", "table.csv.gz")  # any of these makes a folder a result
 _WRONG = (ValueError, KeyError, TypeError, AttributeError)  # what reading a damaged file raises
 

@@ -39,7 +39,7 @@ from curvlab.lab.runs.record import (
     write_record,
 )
 from curvlab.lab.runs.store import digest, named_results, plain, store_of
-from curvlab.lab.runs.tracking import RunIdentity, Tracker, start_tracker
+from curvlab.lab.runs.tracking import Tracker, start_tracker
 
 _SECONDS_BETWEEN_STORED_UNITS = 2.0  # of lines about them
 
@@ -103,14 +103,14 @@ class Run:
         self._tables: dict[str, pd.DataFrame] = {}
         self._images: dict[str, bytes] = {}
         self._has_written = False
-        identity = RunIdentity(
+        self.tracker: Tracker = start_tracker(
+            cfg.tracker,
             name=f"{self.target} {name}",
             group=paper,
             job_type=self.target,
-            tags=(cfg.preset, self._commit.short),
+            tags=[cfg.preset, self._commit.short],
             config=publishable_config(cfg),
         )
-        self.tracker: Tracker = start_tracker(cfg.tracker, identity)
 
     def generator(self, *names: str | int) -> torch.Generator:
         """Return a CPU generator that depends on `cfg.seed` and `names` only.

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,25 +12,6 @@ import pandas as pd
 from omegaconf import DictConfig
 
 from curvlab.lab.runs.overrides import ConfigurationError
-
-
-@dataclass(frozen=True)
-class RunIdentity:
-    """What a run is called where it is recorded.
-
-    Args:
-        name: short name, e.g. "lissa-fig1 laptop".
-        group: the paper.
-        job_type: the target.
-        tags: preset and short commit.
-        config: resolved config, without paths.
-    """
-
-    name: str
-    group: str
-    job_type: str
-    tags: Sequence[str]
-    config: Mapping[str, Any]
 
 
 class Tracker:
@@ -57,13 +37,13 @@ class WandbTracker(Tracker):
     """Records to Weights & Biases.
 
     Args:
-        identity: name, group, tags and config of the run.
         settings: the config's `tracker`. mode: "offline" needs neither account nor network, "online" needs
             `wandb login` once; project; entity: team or user, None is the account's default; folder: wandb's
             files go to <folder>/wandb, its caches included.
+        run: name, group, job_type, tags and config, as `wandb.init` takes them.
     """
 
-    def __init__(self, identity: RunIdentity, settings: DictConfig) -> None:
+    def __init__(self, settings: DictConfig, **run: Any) -> None:
         if settings.mode not in ("offline", "online"):
             raise ConfigurationError(
                 f"unknown tracker.mode={settings.mode}; use offline or online, or tracker=none."
@@ -82,11 +62,7 @@ class WandbTracker(Tracker):
         self._wandb = wandb
         (folder / "wandb").mkdir(parents=True, exist_ok=True)
         self._run = wandb.init(
-            name=identity.name,
-            group=identity.group,
-            job_type=identity.job_type,
-            tags=list(identity.tags),
-            config=dict(identity.config),
+            **run,
             mode=settings.mode,
             project=settings.project,
             entity=settings.entity,
@@ -119,15 +95,16 @@ class WandbTracker(Tracker):
         self._run.finish(exit_code=exit_code)
 
 
-def start_tracker(settings: DictConfig, identity: RunIdentity) -> Tracker:
+def start_tracker(settings: DictConfig, **run: Any) -> Tracker:
     """Return the tracker that `tracker=NAME` chose.
 
     Args:
         settings: the config's `tracker`: `name`, and for wandb `mode`, `project`, `entity` and `folder`.
-        identity: name, group, tags and config of the run.
+        run: what it is called there: name, group (the paper), job_type (the target), tags (preset and commit), and
+            config, without paths.
     """
     if settings.name == "none":
         return Tracker()
     if settings.name == "wandb":
-        return WandbTracker(identity, settings)
+        return WandbTracker(settings, **run)
     raise ConfigurationError(f"unknown tracker {settings.name!r}; use tracker=wandb or tracker=none.")

@@ -8,9 +8,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from curvlab.lab.targets.target import ROOT, Target, all_targets, named_targets, paper_titles
-
-PRESETS = ("embedded", "laptop", "paper")
+from curvlab.lab.targets.target import PRESETS, ROOT, Target, all_targets, named_targets, paper_titles
 
 
 def print_help(names: Sequence[str] = ()) -> int:

@@ -21,7 +21,7 @@ from curvlab.lab.models.language_models import DTYPES
 from curvlab.lab.runs.run import Run
 from curvlab.lab.runs.store import Store
 from curvlab.lab.targets.settings import plain_task_settings
-from curvlab.lab.targets.target import ROOT, Target
+from curvlab.lab.targets.target import PRESETS, ROOT, Target
 from curvlab.problem import freeze
 
 # Data that a plan does not read, as published: shape of an input, and outputs.
@@ -44,7 +44,6 @@ _HUB: dict[str, tuple[str, dict[str, int]]] = {
 }
 _VECTORS = 3  # beside the parameters of a product: v, G v, and the gradient of one batch
 _GPU = 80e9
-_PRESETS = ("embedded", "laptop", "paper")
 
 
 def plan(target: Target, cfg: DictConfig) -> Iterator[str]:
@@ -120,7 +119,7 @@ def in_bytes(number: float) -> str:
 # ------------------------------------------------------------------------------------ time
 def _published(target: Target, preset: str) -> Iterator[str]:
     """Yield what each published preset took, and of `preset` its units."""
-    for name in _PRESETS:
+    for name in PRESETS:
         path = ROOT / "results" / target.key / name / "run.json"
         if not path.is_file():
             continue

@@ -23,6 +23,7 @@ def repository() -> Path:
 
 
 ROOT = repository()
+PRESETS = ("embedded", "laptop", "paper")  # with published results, from small to large; beside them smoke
 _ROOMS = {"compute": ".compute:compute", "judge": ".claims:judge", "draw": ".plot:draw"}
 
 
@@ -125,6 +126,7 @@ class Target:
         named = getattr(self, room)
         if not named and callable(found := getattr(own, room, None)):
             return found
+        # For targets in a folder; goes with `_ROOMS` and the fields compute, judge and draw when none is left.
         module, _, name = (named or _ROOMS[room]).partition(":")
         function: Callable[..., Any] = getattr(importlib.import_module(module, self.module), name)
         return function

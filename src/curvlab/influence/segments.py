@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -12,17 +11,18 @@ from torch import Tensor, nn
 
 from curvlab.curvature import GaussNewtonOperator
 from curvlab.influence.derivatives import Measurement, directional_derivatives
-from curvlab.influence.unrolled.measured import Reduction, measured_gradients
-from curvlab.influence.unrolled.response import checked_gap
+from curvlab.influence.unrolled import Reduction, checked_gap, measured_gradients
 from curvlab.linalg import LinearOperator, identity
-from curvlab.problem import Data, Pairs
+from curvlab.problem import Data, Problem
+from curvlab.shown import Shown, Summary, counted
 from curvlab.solvers import TrainingFilter
 from curvlab.training import Replay, TrainingHistory, TrainingRun
+from curvlab.training.own_batches import TrainingData
 from curvlab.training.steps import Loss
 
 
-@dataclass(frozen=True)
-class SegmentResponse:
+@dataclass(frozen=True, repr=False)
+class SegmentResponse(Shown):
     """Approximate derivatives through a training run.
 
     Attributes:
@@ -37,11 +37,20 @@ class SegmentResponse:
     num_matvecs: int
     gap: float
 
+    def summary(self) -> Summary:
+        """Return the range of the scores, the residual, and how well the training was replayed."""
+        return Summary(
+            "segment response",
+            f"from {float(self.scores.min()):.3g} to {float(self.scores.max()):.3g}",
+            f"{self.scores.shape[0]:,} x {self.scores.shape[1]:,} scores; the replay ends {self.gap:.2g} away",
+            (counted(len(self.residual), "segment"), f"residual {float(self.residual.max()):.2g} at most"),
+        )
+
 
 def segment_response(
     model: nn.Module,
     loss: Loss,
-    train_data: Pairs,
+    train_data: TrainingData,
     test: Data,
     *,
     run: TrainingRun | TrainingHistory,
@@ -85,6 +94,7 @@ def segment_response(
     if run.example_weights is not None:
         raise ValueError("a segment's matrix is the mean over all examples: only unrolled_response takes weights")
     replay, length = Replay(model, loss, train_data, run), run.length()
+    problem = Problem.of(model, loss, train_data, batch_size=batch_size)
     bounds = [index * run.num_steps // num_segments for index in range(num_segments + 1)]
     segments = [slice(*pair) for pair in pairwise(bounds)]
     positions, gap = _positions(replay, model, [_places(s, checkpoints_per_segment) for s in segments])
@@ -93,13 +103,13 @@ def segment_response(
     residuals: list[Tensor] = []
     num_matvecs = 0
     for segment, places in zip(reversed(segments), reversed(positions), strict=True):
-        models = [_at(replay.function.model, position) for position in places]
-        matrix = _mean(models, loss, train_data, batch_size) + length.weight_decay * identity
+        checkpoints = [problem.copied(parameters=position) for position in places]
+        matrix = _mean([GaussNewtonOperator(each) for each in checkpoints]) + length.weight_decay * identity
         time = sum(length.effective_rates[segment])
         solution = TrainingFilter(time, rtol=rtol).solve(matrix, cotangents)
-        for at in models:
-            along = directional_derivatives(at, loss, train_data, solution.x, batch_size=batch_size)
-            scores -= along.T / len(models)
+        for each in checkpoints:
+            along = directional_derivatives(each, directions=solution.x, batch_size=batch_size)
+            scores -= along.T / len(checkpoints)
         cotangents = cotangents - matrix @ solution.x  # e^{-τμ} = 1 - μ f(μ)
         residuals.insert(0, solution.residual)
         num_matvecs += solution.num_matvecs + cotangents.shape[1]
@@ -125,17 +135,8 @@ def _positions(
     return [[found[place] for place in of_segment] for of_segment in places], checked_gap(replay, model, state)
 
 
-def _at(model: nn.Module, position: Tensor) -> nn.Module:
-    """Return a copy of the model with these parameters."""
-    moved = copy.deepcopy(model)
-    with torch.no_grad():
-        torch.nn.utils.vector_to_parameters(position, [p for p in moved.parameters() if p.requires_grad])
-    return moved
-
-
-def _mean(models: Sequence[nn.Module], loss: Loss, data: Data, batch_size: int) -> LinearOperator:
-    """Return the mean of the models' Gauss-Newton matrices."""
-    total: LinearOperator = GaussNewtonOperator(models[0], loss, data, batch_size=batch_size)
-    for model in models[1:]:
-        total = total + GaussNewtonOperator(model, loss, data, batch_size=batch_size)
-    return (1 / len(models)) * total
+def _mean(matrices: Sequence[LinearOperator]) -> LinearOperator:
+    total = matrices[0]
+    for matrix in matrices[1:]:
+        total = total + matrix
+    return (1 / len(matrices)) * total

@@ -40,7 +40,6 @@ from curvlab.lab import (
     panels,
     plots,
     reporting,
-    task_settings,
 )
 from curvlab.solvers import lissa_hyperparameters
 from experiments.lissa.agreement_panels import UNSATURATED_LOSS
@@ -80,7 +79,7 @@ def compute(run: Run, cfg: DictConfig) -> dict[str, pd.DataFrame]:
             settings of the units: `spectrum`, `forms`, `sketch`, `constant`. With C measured |B| is
             2 C tr / lambda_max, C at least 1: `batch_size_measured`.
     """
-    rows = [row(run, Task.load(run, name, own).trained(), own) for name, own in task_settings(cfg).items()]
+    rows = [row(run, task.trained(), task.settings) for task in Task.each(run, cfg)]
     table = pd.DataFrame(rows)
     run.note(seeds=[cfg.seed])
     return {"table": table, "paper": paper_table(), "summary": summary(table)}

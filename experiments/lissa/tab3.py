@@ -40,7 +40,6 @@ from curvlab.lab import (
     panels,
     plots,
     reporting,
-    task_settings,
 )
 from curvlab.lab.reporting.intervals import MIN_SAMPLES
 from experiments.lissa.gradient_sketches import gradient_pairs
@@ -72,8 +71,8 @@ def compute(run: Run, cfg: DictConfig) -> dict[str, pd.DataFrame]:
             `repeated` (num_products null: no repetitions), `gradients`.
     """
     rows, repeated, pairs = [], [], []
-    for name, own in task_settings(cfg).items():
-        task = Task.load(run, name, own).trained()
+    for loaded in Task.each(run, cfg):
+        task, own = loaded.trained(), loaded.settings
         rows.append(row(run, task, own))
         repeated += repeated_sketches(run, task, own)
         found = {key: value.double().numpy() for key, value in gradient_pairs(run, task, own).items()}
@@ -334,10 +333,6 @@ def _ratio_of_means(claim: Claim, numerator: pd.Series, denominator: pd.Series, 
 
 
 # ------------------------------------------------------------------------------------ draw
-COLORS = {"dense": plots.PALETTE[0], "per tensor": plots.PALETTE[1]}
-SHIFT = 0.16
-
-
 def draw(computed: Computed) -> dict[str, Figure]:
     """Return the figure."""
     table, paper = computed["table"], computed["paper"]
@@ -353,52 +348,35 @@ def draw(computed: Computed) -> dict[str, Figure]:
 
 def _inequalities(ax: Axes, table: pd.DataFrame, paper: pd.DataFrame) -> None:
     both = pd.concat([table, paper.assign(task=paper["row"] + " (paper)")])
-    places = np.arange(len(both))[::-1]
     columns = {"norm_over_trace": "‖G‖_F / tr", "square_over_product": "‖G‖_F² / (λmax tr)"}
-    styles = panels.styles_of(columns)
-    for column, label in columns.items():
-        look: dict[str, Any] = {"styles": {label: styles[column]}, "label": label, "identity": False, "size": 30}
-        panels.scatter(ax, both.assign(place=places), x=column, y="place", **look)
+    points = pd.concat([both.assign(ratio=both[column], bound=label) for column, label in columns.items()])
+    panels.forest(ax, points, name="task", value="ratio", low="ratio", high="ratio", by="bound")
     ax.axvspan(1, 1000, color="#D55E00", alpha=0.12, linewidth=0, label="impossible for G ⪰ 0")
-    ax.set_xscale("log")
+    panels.frame(ax, x="ratio to its bound", log="x")
     ax.set_xlim(right=1000)
-    ax.set_yticks(places, both.task)
-    ax.set_ylim(-0.6, len(both) - 0.4)
-    ax.set_xlabel("ratio to its bound")
 
 
 def _sketches(ax: Axes, table: pd.DataFrame, sketches: pd.DataFrame) -> None:
-    places = np.arange(len(table))[::-1]
-    for form, sign in (("dense", 1), ("per tensor", -1)):
-        prefix = form.replace(" ", "_")
-        value = table[f"{prefix}_value"] / table.lambda_max
-        half = 1.96 * table[f"{prefix}_stderr"] / table.lambda_max
-        for enough, face in ((True, COLORS[form]), (False, "white")):
-            shown = ((table[f"{prefix}_rows"] >= ENOUGH_ROWS) == enough).to_numpy()
-            if not shown.any():
-                continue
-            ax.errorbar(
-                value[shown],
-                places[shown] + sign * SHIFT,
-                xerr=[np.minimum(half, value)[shown], half[shown]],  # an eigenvalue is not below 0
-                color=COLORS[form],
-                markerfacecolor=face,
-                marker=plots.MARKERS[0 if form == "dense" else 1],
-                markersize=5,
-                linestyle="none",
-                label=f"{form}, 95 %" + ("" if enough else f", below {ENOUGH_ROWS} rows"),
-            )
+    styles, parts = panels.styles_of(FORMS), []
+    for form, prefix in FORMS.items():
+        value, half = (table[f"{prefix}_{name}"] / table.lambda_max for name in ("value", "stderr"))
+        ends = {"low": (value - 1.96 * half).clip(lower=0), "high": value + 1.96 * half}  # of an eigenvalue
+        few = table[f"{prefix}_rows"] < ENOUGH_ROWS
+        parts.append(pd.DataFrame({"task": table.task, "form": form, "value": value, "few": few} | ends))
         own = sketches[sketches.form == form]
-        at = own.task.map(dict(zip(table.task, places, strict=True))) + 2 * sign * SHIFT
+        places = own.task.map(dict(zip(table.task, range(len(table)), strict=True)))
+        shown = own.assign(ratio=own.value / own.lambda_max, place=places + (-0.35, 0.35)[form != "dense"])
         if len(own):
-            rows = "/".join(str(count) for count in own.rows.unique())
-            label = f"{form}, {rows} rows each"
-            ax.scatter(own.value / own.lambda_max, at, color=COLORS[form], s=8, alpha=0.6, label=label)
-    ax.axvline(1, color="#555555", linestyle="--", linewidth=1, label="Lanczos")
+            label = f"{form}, {'/'.join(str(count) for count in own.rows.unique())} rows each"
+            look: dict[str, Any] = {"identity": False, "size": 8, "alpha": 0.6, "styles": {label: styles[form]}}
+            panels.scatter(ax, shown, x="ratio", y="place", label=label, **look)
+    shared: dict[str, Any] = {"low": "low", "high": "high", "by": "form", "hollow": "few", "styles": styles}
+    panels.forest(ax, pd.concat(parts), name="task", value="value", **shared)
+    panels.rule(ax, x=1, label=f"Lanczos (rings: below {ENOUGH_ROWS} rows)")
     sizes = zip(table.task, table.dense_rows, table.per_tensor_rows, strict=True)
-    ax.set_yticks(places, [f"{task}\nrows: {dense} dense,\n{parts} per tensor" for task, dense, parts in sizes])
-    ax.set_ylim(-0.6, len(table) - 0.4)
-    ax.set_xlabel("λmax by a sketch / by Lanczos")
+    labels = [f"{task}\nrows: {dense} dense,\n{parts} per tensor" for task, dense, parts in sizes]
+    ax.set_yticks(range(len(table)), labels)
+    panels.frame(ax, x="λmax by a sketch / by Lanczos")
 
 
 def _variances(ax: Axes, table: pd.DataFrame, gradients: pd.DataFrame) -> None:

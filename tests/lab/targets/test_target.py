@@ -99,7 +99,9 @@ def test_help_of_a_target_says_what_it_computes_and_what_its_keys_mean(
     main(target)
     printed = capsys.readouterr().out
     assert printed.startswith(target.description)
-    assert "seeds: [0, 1, 2]           # of the start and the order of batches" in printed
+    keys = (ROOT / "conf" / f"{target.config_name}.yaml").read_text().split("\n\n", 1)[1].strip()
+    assert "#" in keys  # what they mean
+    assert keys in printed
     assert all(f"\n  {preset} " in printed for preset in ("smoke", "embedded", "laptop", "paper"))
     assert "lissa" not in printed
 

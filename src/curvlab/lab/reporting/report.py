@@ -4,7 +4,7 @@ README.md       five papers: what each says, what was found, the verdicts on its
 <paper>/README.md    its headlines, then every target: picture, claims, settings beside the paper's
 REPRODUCE.md    the command, device, time and memory of every result
 findings.png    all headlines in one picture
-scoreboard.csv  every claim of every preset in one table (not committed)
+scoreboard.csv  every claim of every preset in one table
 ../README.md    the tables between its marks
 
 A target is shown at its largest preset that was judged, and presets are never added up. A claim is the paper's own

@@ -1,18 +1,24 @@
-"""Lemma 2 and Theorem 1 on softmax regression, whose constants are known in closed form."""
+"""Lemma 1 along a training; Lemma 2 and Theorem 1 on softmax regression, whose constants have a closed form."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
+from omegaconf import DictConfig
 from torch import Tensor, nn
 from torch.nn import functional
 
+from curvlab.lab import Run, unit
 from curvlab.lab.data import DataSplits
+from curvlab.lab.models import MLP, build_model
+from curvlab.linalg import flatten
 from curvlab.optim import Ginger
 from curvlab.problem import stack
+from curvlab.training import curvature_step, train
 
 CHUNK = 64  # weights whose losses are computed at a time
 
@@ -161,6 +167,25 @@ def lemma_2(problem: SoftmaxRegression, weights: Tensor, optimizer: Ginger) -> d
     }
 
 
+@unit("ginger/convergence", version=2, about="softmax regression, γ = {damping:g}, seed {repeat}")
+def followed(
+    run: Run, problem: SoftmaxRegression, theory: DictConfig, /, *, damping: float, repeat: int, **_: Any
+) -> dict[str, Any]:
+    """Return rows of `descent` (Lemma 2) and of `convergence` (Theorem 1) along one path."""
+    path = follow(
+        problem,
+        lr=theory.lr * damping,
+        num_steps=theory.num_steps[-1],
+        checkpoints=list(theory.checkpoints),
+        generator=run.generator("softmax regression", repeat),
+        rank=theory.rank,
+        decay=theory.decay,
+        damping=damping,
+    )
+    rows = theorem_1(problem, path, damping, list(theory.num_steps))
+    return {"descent": path.descents, "convergence": rows}
+
+
 def theorem_1(
     problem: SoftmaxRegression, path: Path, damping: float, num_steps: Sequence[int]
 ) -> list[dict[str, float]]:
@@ -180,3 +205,76 @@ def theorem_1(
             }
         )
     return rows
+
+
+# ---------------------------------------------------- Lemma 1
+def eigenvalue_bounds(run: Run, splits: DataSplits, settings: Any) -> dict[str, Any]:
+    """Train a small network by Ginger, and return `rows`, one for each checkpoint (a number of updates).
+
+    Columns: updates; sigma, the largest eigenvalue of U diag(σ) Uᵀ; sigma_bound, (1 - αᵗ) max ‖d‖², which bounds
+    that of any moving average; smallest and largest, eigenvalues of G⁻¹ as it is applied (a product for each
+    parameter), and largest_by_damping, the same times γ, which Lemma 1 says is 1; gram_error, the largest entry
+    of UᵀU - I.
+
+    Args:
+        run: seeds and device.
+        splits: a classification.
+        settings: `hidden_sizes`, `num_updates`, `checkpoints`, `batch_size`, and `ginger`, its settings.
+    """
+    model = build_model(
+        partial(MLP, hidden_sizes=list(settings.hidden_sizes)),
+        input_shape=splits.input_shape,
+        num_outputs=splits.num_outputs,
+        generator=run.generator("start", "lemma 1"),
+    ).to(run.device)
+    optimizer = _Measured(model.parameters(), settings.checkpoints, **settings.ginger)
+    train(
+        model,
+        nn.CrossEntropyLoss(),
+        splits.train,
+        num_steps=settings.num_updates,
+        batch_size=settings.batch_size,
+        optimizer=optimizer,
+        step=curvature_step,
+        generator=run.generator("batches", "lemma 1"),
+    )
+    return {"rows": optimizer.rows}
+
+
+class _Measured(Ginger):
+    """Ginger that measures itself after some of its updates."""
+
+    def __init__(self, params: Any, checkpoints: list[int], **settings: Any) -> None:
+        super().__init__(params, **settings)
+        self.rows: list[dict[str, Any]] = []
+        self._checkpoints = set(checkpoints)
+        self._updates, self._longest = 0, 0.0
+
+    def update_curvature(self, **settings: Any) -> None:
+        members = [parameter for group in self.param_groups for parameter in group["params"]]
+        d = flatten(parameter.grad for parameter in members)
+        self._longest = max(self._longest, float(d.norm()) ** 2)
+        super().update_curvature(**settings)
+        self._updates += 1
+        if self._updates in self._checkpoints:
+            self.rows.append(self._row(d))
+
+    def _row(self, like: Tensor) -> dict[str, Any]:
+        settings = self.param_groups[0]
+        ((sigma, basis),) = self.eigendecompositions()
+        columns = [self.inverse_product(column) for column in torch.eye(len(like), dtype=like.dtype)]
+        inverse = torch.stack([column.cpu() for column in columns], 1).double()
+        values = torch.linalg.eigvalsh((inverse + inverse.T) / 2)
+        gram = basis.T @ basis
+        return {
+            "damping": settings["damping"],
+            "rank": settings["rank"],
+            "num_parameters": len(like),
+            "updates": self._updates,
+            "sigma": float(sigma[0]),
+            "sigma_bound": (1 - settings["decay"] ** self._updates) * self._longest,
+            "smallest": float(values[0]),
+            "largest": float(values[-1]),
+            "largest_by_damping": float(values[-1]) * settings["damping"],
+            "gram_error": float((gram - torch.eye(len(gram), dtype=gram.dtype)).abs().max()),
+        }

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 # Imported, although it is only run as a file: what it measures is then known to depend on its code (`make stale`).
-from experiments.benchmarks.influence_peers import worker
+from experiments.benchmarks.attribution.libraries import worker
 
 WORKER = Path(str(worker.__file__))
 OWN_LIBRARIES = ("curvlab", "gradients", "curvlinops")  # run with this Python; the others with peers_python

@@ -1,24 +1,26 @@
-"""Scores, seconds and memory of every method, beside exact scores."""
+"""Scores of the public libraries beside exact ones: correlation, seconds and memory of every method."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import torch
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 from omegaconf import DictConfig, OmegaConf
 from torch import Tensor, nn
 
 from curvlab.influence import influence
-from curvlab.lab import runs, task_settings
+from curvlab.lab import Computed, Run, plots
 from curvlab.problem import stack
 from curvlab.solvers import BlockConjugateGradient
-from experiments.benchmarks.gauges import load_average
-from experiments.benchmarks.influence_peers.process import measure
-from experiments.benchmarks.influence_peers.worker import TrainedNetwork
+from experiments.benchmarks.attribution.libraries.process import measure
+from experiments.benchmarks.attribution.libraries.worker import TrainedNetwork
 from experiments.shared.task import Task, TrainedTask
 
 COLUMNS = [
@@ -36,9 +38,11 @@ COLUMNS = [
 ]
 
 
-def compute(run: runs.Run, cfg: DictConfig) -> dict[str, pd.DataFrame]:
+def compute(run: Run, tasks: Mapping[str, DictConfig]) -> dict[str, pd.DataFrame]:
     """Train, solve the reference, measure every method; return one row for each."""
-    ((name, settings),) = task_settings(cfg).items()
+    if not tasks:
+        return {}
+    ((name, settings),) = tasks.items()
     task = Task.load(run, name, settings).trained()
     network = _stored_network(run, task, settings)
     key = task.key | {"num_queries": settings.num_queries, "damping": settings.damping}
@@ -51,14 +55,13 @@ def compute(run: runs.Run, cfg: DictConfig) -> dict[str, pd.DataFrame]:
         results = _measured(run, str(method), network, options, key, settings)
         rows.append(_row(str(method), options, results, reference["scores"]))
     run.note(
-        load_average=load_average(),
         training_loss=round(task.train_loss, 4),
         reference_residual=float(reference["residual"]),
     )
-    return {"table": _with_ratios(pd.DataFrame(rows), str(settings.compared_with))}
+    return {"libraries": _with_ratios(pd.DataFrame(rows), str(settings.compared_with))}
 
 
-def _stored_network(run: runs.Run, task: TrainedTask, settings: DictConfig) -> dict[str, Any]:
+def _stored_network(run: Run, task: TrainedTask, settings: DictConfig) -> dict[str, Any]:
     """Return weights and data as the workers read them."""
     test = task.splits.test
     order = torch.randperm(len(test), generator=run.generator("queries", task.splits.name))  # type: ignore[arg-type]
@@ -90,7 +93,7 @@ def _reference(task: TrainedTask, network: dict[str, Any], damping: float) -> di
 
 
 def _measured(  # noqa: PLR0917
-    run: runs.Run,
+    run: Run,
     method: str,
     network: dict[str, Any],
     options: dict[str, Any],
@@ -141,3 +144,31 @@ def _with_ratios(table: pd.DataFrame, compared_with: str) -> pd.DataFrame:
     base = float(known.iloc[0]) if known is not None and len(known) else float("nan")
     table["seconds_ratio"] = table["seconds"] / base
     return table.reindex(columns=COLUMNS)
+
+
+def draw(computed: Computed) -> dict[str, Figure]:
+    """Return one bar for each method: mean over queries, the worst query marked; time and memory beside it."""
+    table = computed["libraries"]
+    done = table[table.status == "done"].iloc[::-1].reset_index(drop=True)
+    figure, axes = plots.figure(
+        1, 3, panel_size=(2.9, 0.8 + 0.32 * len(done)), sharey=True, width_ratios=[1.5, 1.0, 1.0]
+    )
+    colors = [plots.PALETTE[0] if library == "curvlab" else "#999999" for library in done.library]
+    columns = ("pearson_mean", "seconds", "peak_gib")
+    labels = ("Pearson correlation with exact scores", "processor time (s)", "peak memory (GiB)")
+    for ax, column, label in zip(axes[0], columns, labels, strict=True):
+        ax.barh(done.index, done[column], color=colors, height=0.6)
+        ax.set_xlabel(label)
+        ax.grid(axis="y", visible=False)
+    axes[0, 0].scatter(
+        done.pearson_worst, done.index, marker="|", s=70, color="black", zorder=3, label="worst query"
+    )
+    axes[0, 0].set_yticks(done.index, done.method)
+    axes[0, 0].axvline(0, color="black", linewidth=0.8)
+    axes[0, 0].set_xlim(min(-0.3, float(done.pearson_worst.min()) - 0.05) if len(done) else -0.3, 1.05)
+    axes[0, 1].set_xscale("log")
+    axes[0, 1].xaxis.set_major_locator(LogLocator(subs=(1.0, 3.0)))
+    axes[0, 1].xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes[0, 1].xaxis.set_minor_formatter(NullFormatter())
+    figure.legend(loc="outside lower center", fontsize=8, frameon=False)
+    return {"figure_libraries.png": figure}

@@ -1,4 +1,4 @@
-"""The networks that bench-influence-peers and bench-attribution score, in plain PyTorch.
+"""The networks that bench-attribution scores, in plain PyTorch.
 
 Nothing of this repository is imported: the peers' environments have none of it.
 """

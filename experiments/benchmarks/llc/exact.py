@@ -1,16 +1,9 @@
-"""Learning coefficients of deep linear networks beside their exact values at this n, temperature and localization.
-
-make bench-llc-exact PRESET=smoke|embedded|laptop|paper ARGS="num_chains=8"
+"""Deep linear networks beside their exact values at this n, temperature and localization.
 
 y = W_L ... W_1 x with all layers of one width d, at the most singular parameter of a true map of rank r: every W
 is diag(1, ..., 1, 0, ..., 0). The labels are the network's own, so that this is the minimum exactly. The density
 exp(-nbeta L(w) - localization/2 |w - w0|²), whose mean loss an estimate is of, is sampled exactly, without a step
-size: each layer given the others is Gaussian (`gibbs_values`). Aoyagi's (2024) coefficient, that of n to infinity,
-stands beside it as the asymptote.
-
-table.csv: the samplers at what `choose_sgld_settings` finds for them, and SGLD at a step that is set where the
-chains start, a twentieth of the limit of stability, but above it where they live.
-noises.csv: SGLD and averaged noises at equal steps and batches.
+size: each layer given the others is Gaussian (`gibbs_values`).
 """
 
 from __future__ import annotations
@@ -36,7 +29,6 @@ from curvlab.lab import (
     Computed,
     Interval,
     Run,
-    Target,
     exact,
     out_of_reach,
     plots,
@@ -47,7 +39,6 @@ from curvlab.lab import judge as judge_claim
 from curvlab.sampling import SettingsWarning, choose_sgld_settings, default_nbeta, estimate_llc
 from curvlab.sampling.settings import Sampler
 
-TARGET = Target(__name__, title="Learning coefficients beside exact values", paper={"num_examples": "infinity"})
 AT_START = "SGLD, step set at the start"
 UNSTABLE = "the step is too large where the chains are"
 NAMES = {"sgld": "SGLD", "averaged": "averaged noises", "underdamped": "underdamped"}
@@ -55,6 +46,7 @@ NAMES = {"sgld": "SGLD", "averaged": "averaged noises", "underdamped": "underdam
 
 def compute(run: Run, cfg: DictConfig) -> dict[str, pd.DataFrame]:
     """Return the estimates of each network and sampler beside exact values, and averaged noises beside SGLD."""
+    cfg = cfg.exact
     names = ("num_examples", "num_chains", "batch_size", "num_burnin_steps", "num_draws")
     shared = {name: cfg[name] for name in names}
     rows, noises = [], []
@@ -73,7 +65,7 @@ def compute(run: Run, cfg: DictConfig) -> dict[str, pd.DataFrame]:
                 fixed = {"localization": cfg.noises.localization, "stability": stability, "friction": friction}
                 found = fixed_estimate(run, **network, **shared, **fixed)
                 noises.append({"stability_at_start": stability} | _row(run, cfg, network, NAMES[name], found))
-    return {"table": pd.DataFrame(rows), "noises": pd.DataFrame(noises)}
+    return {"exact": pd.DataFrame(rows), "exact_noises": pd.DataFrame(noises)}
 
 
 def _row(
@@ -278,9 +270,12 @@ def coefficient(sizes: Sequence[int], rank: int) -> float:
 
 
 # ---------------------------------------------------------------------------------------------- claims
+CLAIMS = ("exact-value", "unstable-step-refused", "asymptote", "averaged-noises")
+
+
 def judge(computed: Computed, claims: ClaimSheet) -> list[ClaimResult]:
     """Judge the chosen samplers, the unstable step, the asymptote, and averaged noises against SGLD."""
-    table = computed["table"].fillna({"problem": ""})
+    table = computed["exact"].fillna({"problem": ""})
     results = []
     for _, row in table.iterrows():
         of = f"{row.network}-{row.sampler}".lower().replace(",", "").replace(" ", "-")
@@ -290,13 +285,13 @@ def judge(computed: Computed, claims: ClaimSheet) -> list[ClaimResult]:
             error = 1.96 * row.exact_stderr / row.asymptote
             low, high = row.exact_to_asymptote - error, row.exact_to_asymptote + error
             interval = Interval(
-                low, high, "normal 95 %, Gibbs chains", int(computed.config["gibbs"]["num_chains"])
+                low, high, "normal 95 %, Gibbs chains", int(computed.config["exact"]["gibbs"]["num_chains"])
             )
             why = f"nbeta is {row.nbeta:.4g}, the localization {row.localization:.3g}."
             results.append(judge_claim(asymptote, float(row.exact_to_asymptote), interval, if_not_reproduced=why))
         else:
             results.append(_right(claims.claim("exact-value", of=of), row))
-    return [*results, _averaged(claims.claim("averaged-noises"), computed["noises"])]
+    return [*results, _averaged(claims.claim("averaged-noises"), computed["exact_noises"])]
 
 
 def _right(claim: Claim, row: pd.Series) -> ClaimResult:
@@ -329,7 +324,7 @@ def _averaged(claim: Claim, noises: pd.DataFrame) -> ClaimResult:
 def draw(computed: Computed) -> dict[str, Figure]:
     """Return estimates over exact values by network and sampler; and by step, with and without averaged noises."""
     figure, axes = plots.figure(1, 2, panel_size=(4.6, 3.2))
-    table, noises = computed["table"].fillna({"problem": ""}), computed["noises"]
+    table, noises = computed["exact"].fillna({"problem": ""}), computed["exact_noises"]
     networks = table.network.unique().tolist()
     for index, (sampler, own) in enumerate(table.groupby("sampler", sort=False)):
         places = [networks.index(name) + 0.15 * (index - 1.5) for name in own.network]
@@ -356,4 +351,4 @@ def draw(computed: Computed) -> dict[str, Figure]:
         ax.axhline(1.0, color="black", linewidth=1)
         ax.set_ylabel("estimate / exact value")
         ax.legend(fontsize=6)
-    return {"figure.png": figure}
+    return {"figure_exact.png": figure}

@@ -11,9 +11,9 @@ import torch
 from torch.func import functional_call, hessian, jacrev
 from torch.testing import assert_close
 
-from experiments.benchmarks.influence_peers import process
-from experiments.benchmarks.influence_peers.compute import pearson
-from experiments.benchmarks.influence_peers.worker import METHODS, TrainedNetwork
+from experiments.benchmarks.attribution.exactness import pearson
+from experiments.benchmarks.attribution.libraries import process
+from experiments.benchmarks.attribution.libraries.worker import METHODS, TrainedNetwork
 
 LIMITS = {"peers_python": None, "time_limit": 60.0, "memory_limit": 6.0}
 
@@ -112,9 +112,9 @@ def test_a_failing_worker_gives_its_last_line(tmp_path: Path) -> None:
 
 def test_target(run_smoke: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CURVLAB_PEERS_PYTHON", raising=False)
-    folder = run_smoke("benchmarks/influence_peers")
-    table = pd.read_csv(folder / "table.csv").set_index("method")
-    assert (folder / "figure.png").is_file()
+    folder = run_smoke("benchmarks/attribution", "parts=[libraries]")
+    table = pd.read_csv(folder / "libraries.csv").set_index("method")
+    assert (folder / "figure_libraries.png").is_file()
     assert table.status["dattri EK-FAC"] == "not installed"
     ours = table.loc["curvlab (default)"]
     assert ours.status == "done"

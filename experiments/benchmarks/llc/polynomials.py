@@ -15,11 +15,14 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
+from matplotlib.figure import Figure
 from omegaconf import DictConfig
 from torch import Tensor, nn
 
-from curvlab.lab import runs
+from curvlab.lab import ClaimResult, ClaimSheet, Interval, Run, out_of_reach, panels, plots
+from curvlab.lab import judge as verdict
 from curvlab.sampling import default_nbeta, estimate_llc
+from experiments.shared.stats import mean
 
 
 class _Polynomial(nn.Module):
@@ -33,7 +36,7 @@ class _Polynomial(nn.Module):
         return (terms.prod() if self.product else terms.sum()).expand(len(inputs))
 
 
-def known_table(run: runs.Run, cfg: DictConfig) -> pd.DataFrame:
+def known_table(run: Run, cfg: DictConfig) -> pd.DataFrame:
     """Return one row for each polynomial: estimate with interval, value at this n, asymptotic coefficient."""
     return pd.DataFrame(
         [
@@ -44,7 +47,7 @@ def known_table(run: runs.Run, cfg: DictConfig) -> pd.DataFrame:
     )
 
 
-def _row(run: runs.Run, cfg: DictConfig, powers: list[int], *, product: bool) -> dict[str, Any]:
+def _row(run: Run, cfg: DictConfig, powers: list[int], *, product: bool) -> dict[str, Any]:
     kind = "product" if product else "sum"
     nbeta, localization = default_nbeta(cfg.n[kind]), cfg.localization[kind]
     settings = {name: cfg[name] for name in ("num_chains", "num_draws", "num_burnin_steps", "step_size")}
@@ -64,7 +67,7 @@ def _row(run: runs.Run, cfg: DictConfig, powers: list[int], *, product: bool) ->
     }
 
 
-def _estimate(run: runs.Run, powers: list[int], product: bool, settings: dict[str, Any]) -> dict[str, Any]:
+def _estimate(run: Run, powers: list[int], product: bool, settings: dict[str, Any]) -> dict[str, Any]:
     llc = estimate_llc(
         _Polynomial(powers, product=product),
         lambda outputs, targets: outputs.mean(),
@@ -92,3 +95,42 @@ def finite_value(powers: Sequence[int], *, product: bool, nbeta: float, localiza
         energy, square = energy * grid**power, square + grid**2
     weight = np.exp(-energy - localization / 2 * square)
     return float((energy * weight).sum() / weight.sum())
+
+
+# ------------------------------------------------------------------------------------ claims and figure
+CLAIMS = ("polynomial", "unbiased")
+
+
+def judge(known: pd.DataFrame, claims: ClaimSheet, *, num_chains: int) -> list[ClaimResult]:
+    """Judge each polynomial over chains, and the mean of all over polynomials."""
+    results = []
+    for _, row in known.assign(ratio=known.estimate / known.at_this_n).iterrows():
+        slug = row.problem.replace(" + ", "-plus-").replace(" ", "-").replace("^", "")
+        claim = claims.claim("polynomial", of=slug)
+        if not row.valid:
+            why = f"The rule finds its chains not valid (R-hat {row.rhat:.3g}); the ratio is {row.ratio:.3g}."
+            results.append(out_of_reach(claim, why))
+            continue
+        interval = Interval(row.low / row.at_this_n, row.high / row.at_this_n, "t 95 %, chains", num_chains)
+        why = f"R-hat is {row.rhat:.3g}; the asymptotic coefficient is {row.asymptotic:.3g}."
+        results.append(verdict(claim, row.ratio, interval, if_not_reproduced=why))
+    ratios = known.estimate / known.at_this_n
+    why = f"{int((ratios > 1).sum())} of {len(ratios)} ratios are above 1. "
+    why += "Steps of a finite size widen what the chains draw from."
+    found = mean(ratios, unit="polynomials")
+    return [*results, verdict(claims.claim("unbiased"), *found, if_not_reproduced=why)]
+
+
+def draw(table: pd.DataFrame) -> Figure:
+    """Return estimates and asymptotic coefficients over the values at this n."""
+    figure, axes = plots.figure(1, 1, panel_size=(6.0, 3.2))
+    ax, at = axes[0, 0], table.at_this_n
+    ratios = table.assign(estimate=table.estimate / at, low=table.low / at, high=table.high / at)
+    ratios = ratios.assign(asymptotic=table.asymptotic / at, of="estimate, 95 %")
+    panels.forest(ax, ratios, name="problem", value="estimate", low="low", high="high", by="of")
+    style = {"linestyle": "none", "marker": plots.MARKERS[1], "color": plots.PALETTE[1]}
+    ax.plot(ratios.asymptotic, range(len(ratios)), label="asymptotic coefficient", **style)
+    panels.rule(ax, x=1.0, color="black", linestyle="-", label="value at this n (quadrature)")
+    panels.frame(ax, x="ratio to the value at this n", log="x")
+    panels.legend(figure)
+    return figure

@@ -1,4 +1,4 @@
-"""One method of bench-influence-peers, measured in a process of its own.
+"""One method of a public library, measured in a process of its own.
 
 python worker.py network.pt result.pt '{"library": "dattri", "method": "cg", ...}'
 
@@ -28,9 +28,9 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 if TYPE_CHECKING or __package__:
-    from experiments.benchmarks.influence_peers.mended_ekfac import mended
-    from experiments.benchmarks.influence_peers.networks import build, reached
-    from experiments.benchmarks.influence_peers.token_margins import token_margins
+    from experiments.benchmarks.attribution.libraries.mended_ekfac import mended
+    from experiments.benchmarks.attribution.libraries.networks import build, reached
+    from experiments.benchmarks.attribution.libraries.token_margins import token_margins
 else:  # run as a file, beside which the others lie
     from mended_ekfac import mended
     from networks import build, reached

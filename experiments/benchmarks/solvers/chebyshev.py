@@ -56,6 +56,7 @@ class Chebyshev(IterativeSolver):
 
     def solve(self, operator: LinearOperator, b: Tensor, *, generator: Seed = None) -> Solution:
         """Return x with A x ≈ b for b (P,) or (P, K); the generator is for measuring the largest eigenvalue."""
+        generator = as_generator(generator, operator.device)
         check_right_hand_side(operator, b)
         check_definite(operator)
         smallest = operator.damping

@@ -51,7 +51,7 @@ REPORT  := $(PYTHON) -m curvlab.lab.reporting.report
 # RANKS=4: one target on as many processes, which share its data (and the parameters, where a task says so).
 LAUNCH  := $(if $(RANKS),-m torch.distributed.run --standalone --nproc-per-node=$(RANKS))
 
-.PHONY: figures report judge draw stale verify $(PAPERS) $(TARGETS)
+.PHONY: figures report notebooks judge draw stale verify $(PAPERS) $(TARGETS)
 ifneq ($(ABOUT),)
 $(ABOUT): # `make help lissa-fig1` runs nothing
 	@:
@@ -64,6 +64,9 @@ figures: $(READY) ## every table and figure, as many side by side as there are c
 
 report: $(READY) ## results/README.md, a page for each paper, REPRODUCE.md and the tables of README.md, from results/
 	@$(REPORT)
+
+notebooks: $(READY) ## run the notebooks in place; ARGS="lissa pbrf" for some
+	@$(PYTHON) notebooks/run.py $(ARGS)
 
 judge: $(READY) ## claims again, from the tables alone; ARGS="lissa-fig1 ..." for some
 	@$(RUN) judge $(ARGS)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import importlib.util
 import math
+import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 
@@ -22,11 +23,14 @@ from curvlab.training import (
     curvature_step,
     gradient_step,
     shared_curvature_step,
+    train,
 )
 
 PADDING = 4  # pixels of 32; He et al. (2016)
 WITH_CURVATURE = {"ginger": Ginger, "qng": QNG}
 LABELS = ("sampled", "data", "none")
+NUM_MEASURED = 10  # steps of a training at which clipped entries are counted
+CLIPPED = 0.999  # of the clip: rounding
 
 
 def make_optimizer(model: nn.Module, settings: Mapping[str, Any]) -> tuple[torch.optim.Optimizer, Step]:
@@ -43,7 +47,7 @@ def make_optimizer(model: nn.Module, settings: Mapping[str, Any]) -> tuple[torch
     name, parameters = settings["optimizer"], [p for p in model.parameters() if p.requires_grad]
     if name in WITH_CURVATURE:
         sampled = curvature_step if any(map(_has_modes, model.modules())) else shared_curvature_step
-        steps: dict[str, Step] = {"sampled": sampled, "data": data_label_step, "none": gradient_step}
+        steps: dict[str, Step] = {"sampled": sampled, "data": data_label_step, "none": step_without_curvature}
         if settings["labels"] not in steps:
             raise ValueError(f"unknown labels {settings['labels']!r}: choose {', '.join(LABELS)}")
         return WITH_CURVATURE[name](parameters, **own), steps[settings["labels"]]
@@ -97,6 +101,13 @@ def data_label_step(learner: Learner, batch: TrainingBatch) -> StepInfo:
     return StepInfo(value)
 
 
+def step_without_curvature(learner: Learner, batch: TrainingBatch) -> StepInfo:
+    """Take a gradient step by Ginger that never sees a curvature, of which it warns."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
+        return gradient_step(learner, batch)
+
+
 def augmented(step: Step) -> Step:
     """Return the step on randomly cropped and flipped images.
 
@@ -109,6 +120,49 @@ def augmented(step: Step) -> Step:
         return step(learner, TrainingBatch(inputs, batch.targets, batch.weights))
 
     return augmented_step
+
+
+def clipped_shares(
+    model: nn.Module,
+    data: tuple[Tensor, Tensor],
+    settings: Mapping[str, Any],
+    *,
+    num_steps: int,
+    batch_size: int,
+    generator: torch.Generator,
+) -> dict[str, Any]:
+    """Train by an optimizer that clips, and return at some steps which `share` of the entries was clipped.
+
+    Those entries of the step are lr times the clip, up or down, whatever the gradient's size: a share of 1 makes
+    the step a sign. Entries that never had a gradient (a pixel that is always 0) count as not clipped.
+    """
+    optimizer, plain = make_optimizer(model, settings)
+    at = sorted({round(num_steps ** (place / NUM_MEASURED)) for place in range(NUM_MEASURED + 1)})
+    size = CLIPPED * settings["lr"] * settings["clip"]
+    count, shares = 0, []
+
+    def step(learner: Learner, batch: TrainingBatch) -> StepInfo:
+        nonlocal count
+        count += 1
+        before = [parameter.detach().clone() for parameter in learner.parameters] if count in at else []
+        info = plain(learner, batch)
+        if before:
+            moved = [(now - old).abs() for now, old in zip(learner.parameters, before, strict=True)]
+            shares.append(float(torch.cat([entries.flatten() for entries in moved]).ge(size).double().mean()))
+        return info
+
+    train(
+        model,
+        nn.CrossEntropyLoss(),
+        data,
+        num_steps=num_steps,
+        batch_size=batch_size,
+        optimizer=optimizer,
+        step=step,
+        generator=generator,
+        progress=False,
+    )
+    return {"step": at, "share": shares}
 
 
 # ------------------------------------------------------------------------------------ optimizers

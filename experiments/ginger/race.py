@@ -35,9 +35,9 @@ from curvlab.training import (
     evaluate,
     train,
 )
-from experiments.ginger.optimizers import augmented, make_optimizer
+from experiments.ginger.optimizers import augmented, clipped_shares, make_optimizer
 from experiments.ginger.step_cost import call_cost
-from experiments.ginger.tuning import Racer, Tuned, halved, lowest
+from experiments.ginger.tuning import Racer, Tuned, lowest, tune
 from experiments.shared.task import Task
 
 # NGD refuses gradients that are not finite, and SOAP decomposes them.
@@ -85,15 +85,17 @@ class RaceTask(Task):
         epochs = self.settings.num_epochs * racer.epoch_factor
         return int(epochs * self.steps_per_epoch(self.settings.batch_size * racer.batch_factor))
 
-    def tune(self, racer: Racer, lrs: Sequence[float] | None = None) -> Tuned:
-        """Choose a racer's settings; a training counts with the lowest validation loss of its epochs."""
+    def tune(self, racer: Racer) -> Tuned:
+        """Choose a racer's settings; a trial counts with the lowest validation loss of its epochs."""
+        size = self.settings.batch_size * racer.batch_factor
+        steps = self.settings.tuning.num_epochs * self.steps_per_epoch(self.settings.batch_size)
 
-        def trial(optimizer: Mapping[str, Any], num_steps: int, seed: str) -> float:
-            size = self.settings.batch_size * racer.batch_factor
-            found = trained(self, optimizer, num_steps=num_steps, batch_size=size, seed=seed, with_test=False)
+        def trial(optimizer: Mapping[str, Any], seed: str) -> float:
+            found = trained(self, optimizer, num_steps=steps, batch_size=size, seed=seed, with_test=False)
             return lowest(found["validation_loss"][1:]) if not found["diverged"] else math.inf
 
-        return halved(racer, self.settings, trial, lrs=lrs, longest=self.final_steps(racer))
+        constant = math.log(self.splits.num_outputs)
+        return tune(racer, self.settings, trial, num_steps=steps, constant=constant)
 
 
 # ------------------------------------------------------------------------------------ one training
@@ -281,6 +283,22 @@ def summarised(table: pd.DataFrame, by: Sequence[str], constant: Sequence[str] =
             | {"test_accuracy_low": interval.low, "test_accuracy_high": interval.high}
         )
     return pd.DataFrame(rows)
+
+
+def clipped(task: RaceTask, optimizer: Mapping[str, Any]) -> pd.DataFrame:
+    """Return the share of clipped entries along a final run from the first seed's start: step, share."""
+    how = {"num_steps": task.settings.num_epochs * task.steps_per_epoch(task.settings.batch_size)}
+    how |= {"batch_size": task.settings.batch_size}
+    return pd.DataFrame(_clipped(task.run, task, **task.key, **how, optimizer=dict(optimizer)))
+
+
+@unit("ginger/clipped", version=1, about="clipped entries by {optimizer[optimizer]} (lr {optimizer[lr]:g})")
+def _clipped(
+    run: Run, task: RaceTask, /, *, optimizer: Any, num_steps: int, batch_size: int, **_: Any
+) -> dict[str, Any]:
+    model, generator = task.build(task.generator("start", 0)), task.generator("batches", 0)
+    how = {"num_steps": num_steps, "batch_size": batch_size}
+    return clipped_shares(model, task.parts["train"], optimizer, **how, generator=generator)
 
 
 # ------------------------------------------------------------------------------------ cost

@@ -18,7 +18,8 @@ from scipy import optimize, stats
 
 from curvlab.lab import Claim, ClaimResult, Interval, Run, judge, out_of_reach, panels
 from experiments.ginger.race import RaceTask, final_run, summarised
-from experiments.ginger.tuning import Racer, at_edge, load_racers
+from experiments.ginger.tuning import Racer, load_racers
+from experiments.shared.stats import geometric_mean
 
 CELL = ("task", "sweep", "decay", "rank", "damping", "clip")
 GRID = ["decay", "rank"]
@@ -50,17 +51,15 @@ def _cells(task: RaceTask) -> Iterator[tuple[str, Racer, Mapping[str, Any], bool
     """Yield sweep, racer, the optimizer's settings, and whether its rate is at the edge of those tried."""
     settings = task.settings
     ginger = load_racers(settings)["ginger"]
-    chosen = task.tune(ginger).chosen
+    tuned = task.tune(ginger)
     for decay in settings.decays:
         for rank in settings.grid_ranks:
-            optimizer = ginger.with_rank(rank, **chosen) | {"decay": decay}
-            yield "grid", ginger, optimizer, at_edge(chosen["lr"], settings.lrs)
+            yield "grid", ginger, ginger.with_rank(rank, **tuned.chosen) | {"decay": decay}, tuned.at_edge
     for sweep, clip in DAMPING_SWEEPS.items():
         for damping in settings.dampings:
             racer = replace(ginger, candidates=({"damping": damping, "clip": clip},))
-            rates = list(settings.lrs) if clip else [damping * ratio for ratio in settings.rates_over_damping]
-            tuned = task.tune(racer, lrs=rates).chosen
-            yield sweep, racer, racer.with_rank(settings.tuned_rank, **tuned), at_edge(tuned["lr"], rates)
+            tuned = task.tune(racer)
+            yield sweep, racer, racer.with_rank(settings.tuned_rank, **tuned.chosen), tuned.at_edge
 
 
 def without_diverged(table: pd.DataFrame) -> pd.DataFrame:
@@ -115,6 +114,14 @@ def _noncentrality(ratio: float, between: int, within: int, probability: float) 
     while excess(upper) > 0:
         upper *= 2
     return float(optimize.brentq(excess, 1e-9, upper))
+
+
+def judge_regime(claim: Claim, table: pd.DataFrame) -> ClaimResult:
+    """Judge the smallest training loss of a batch over the grid, the geometric mean over cells and seeds."""
+    grid = table[table.sweep == "grid"]
+    losses = np.exp(np.log(grid.min_train_loss).groupby(grid.seed).mean())
+    why = "Longer trainings show what the paper's show."
+    return judge(claim, *geometric_mean(losses), if_not_reproduced=why)
 
 
 def judge_grid(claim: Claim, table: pd.DataFrame, column: str, text: str, *, scale: float = 1) -> ClaimResult:

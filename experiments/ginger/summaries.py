@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
+import pandas as pd
 import torch
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
@@ -37,7 +38,7 @@ from curvlab.training import (
     train,
     train_language_model,
 )
-from experiments.ginger.optimizers import make_optimizer
+from experiments.ginger.optimizers import clipped_shares, make_optimizer
 from experiments.ginger.step_cost import step_cost
 from experiments.shared.task import without_paths
 
@@ -231,6 +232,19 @@ def _fine_tuned(run: Run, task: SummaryTask, own: FineTuning, with_test: bool, /
     inputs, targets = (part[: measuring.num_train] for part in splits.train)
     losses = {"test_loss": task.loss(model, splits.test), "train_loss": task.loss(model, (inputs, targets))}
     return found | losses | {"examples": texts[:NUM_EXAMPLES]} | rouge(texts, splits.test_summaries)
+
+
+def clipped(task: SummaryTask, own: FineTuning) -> pd.DataFrame:
+    """Return the share of clipped entries along a fine-tuning: step, share."""
+    return pd.DataFrame(_clipped(task.run, task, own, **task.key, **asdict(own)))
+
+
+@unit("ginger/fine_tuning_clipped", version=1, about="clipped entries, {weights} (lr {optimizer[lr]:g})")
+def _clipped(run: Run, task: SummaryTask, own: FineTuning, /, **_: Any) -> dict[str, Any]:
+    how = {"num_steps": own.num_steps, "batch_size": task.settings.batch_size}
+    generator = run.generator("batches", task.settings.seed_name, own.repeat)
+    model = task.build(own.weights, own.repeat)
+    return clipped_shares(model, task.splits.train, own.optimizer, **how, generator=generator)
 
 
 def cost_of_a_step(task: SummaryTask, weights: str, optimizer: Mapping[str, Any]) -> dict[str, Any]:

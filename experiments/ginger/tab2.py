@@ -9,11 +9,14 @@ paper's table imply; it says "each attention adapter"), start from the same adap
 published T5-small. The small presets cannot, so they pretrain a small T5 to copy what stretches of the training
 documents begin with; both columns start from it.
 
-Every racer tunes its learning rate, and Ginger its damping as well, with the same number of gradients (a step of
-Ginger and QNG takes two, so their trainings are shorter: tuning.csv) for each column, at one rank, by the
-validation loss. The damping is a number without
-clipping, or the published code's 1e-5 with each entry of the update clipped at 1; where the latter is chosen, one
-more row shows what it does without any curvature. The curvature sees labels that the model draws token by token,
+Every racer tunes its learning rate, and Ginger its damping as well, for each column, at one rank, by the
+validation loss; every candidate has the same number of steps (an epoch, or the final run's where that is shorter).
+The damping is a number without clipping, where lr/γ is tuned, or the published code's 1e-5 with each entry of the
+update clipped at 1. Both stand as rows of their own, too, and the latter without any curvature: figure_works.png.
+(Published `laptop` results are older: there racers had equal gradients.) Where perplexities end above the paper's
+highest, 12.6, what it says of them and of ROUGE is out of reach (`reaches-regime`).
+
+The curvature sees labels that the model draws token by token,
 given the words before them (teacher forcing), scaled by the root of the number of tokens, as the loss is their
 mean; Eq. 8 has the number of sequences there. One matrix for all trained weights; `ginger-tab1` compares that with
 one for each tensor.
@@ -48,10 +51,17 @@ from curvlab.lab import (
     t_interval,
 )
 from curvlab.lab import judge as verdict
-from experiments.ginger.comparison import draw_by_rank, judge_difference, of_racer
+from experiments.ginger.comparison import (
+    WORKING,
+    draw_by_rank,
+    draw_what_works,
+    gated,
+    judge_difference,
+    of_racer,
+)
 from experiments.ginger.printed import table_2
-from experiments.ginger.summaries import KINDS, FineTuning, SummaryTask, cost_of_a_step, fine_tuned
-from experiments.ginger.tuning import Racer, Tuned, halved, load_racers
+from experiments.ginger.summaries import KINDS, FineTuning, SummaryTask, clipped, cost_of_a_step, fine_tuned
+from experiments.ginger.tuning import Racer, Tuned, load_racers, tune
 from experiments.shared import stats
 
 TARGET = Target(
@@ -69,7 +79,7 @@ TARGET = Target(
         "adapters.alpha": "not stated",
         "ranks": [1, 2, 4, 8, 16, 32],
         "lrs": [0.1, 0.5, 0.01, 0.05, 0.001, 0.005, 0.0001, 0.0005],
-        "tuning.num_gradients": "not stated",
+        "tuning.num_seeds": "not stated",
         "seeds": "not stated",
         "measuring.num_beams": "not stated",
         "table.csv:damping": "not stated; 1e-5 in the published code",
@@ -85,17 +95,18 @@ MEASURES = (*KINDS, "rouge", "train_perplexity", "lowest_batch_perplexity", "tes
 
 # ------------------------------------------------------------------------------------ compute
 def compute(run: Run, cfg: DictConfig) -> dict[str, pd.DataFrame]:
-    """Return `table`, one row for each fine-tuning; `summary`, over seeds; `tuning`; `examples`; `paper`.
+    """Return `table`, one row for each fine-tuning; `summary`, `tuning`, `examples`, `clipped`, `paper`.
 
     `table`: ROUGE in percent, `rouge` the mean of the three kinds; `train_perplexity` after the last step, on
     training pairs; `lowest_batch_perplexity`, of a step's batch; `test_loss` (nats a token); `flops`, `memory`
     (bytes) of a step.
 
     Reads `tasks`, and for all of them or for one: `seeds`, `weights` (full, lora), `num_epochs`, `num_steps`
-    (null: whole epochs), and what `SummaryTask`, `load_racers` and `halved` read.
+    (null: whole epochs), and what `SummaryTask`, `load_racers` and `tune` read.
     """
     rows: list[dict[str, Any]] = []
     tries: list[pd.DataFrame] = []
+    clips: list[pd.DataFrame] = []
     examples: list[dict[str, Any]] = []
     for task in SummaryTask.each(run, cfg):
         settings, racers = task.settings, load_racers(task.settings)
@@ -106,11 +117,14 @@ def compute(run: Run, cfg: DictConfig) -> dict[str, pd.DataFrame]:
             for name, racer in racers.items():
                 place = {"task": task.label, "weights": weights, "racer": name, "label": racer.label}
                 if name in tuned:
-                    tries.append(pd.DataFrame(tuned[name].rows).drop(columns="candidate").assign(**place))
+                    tries.append(pd.DataFrame(tuned[name].rows).assign(**place))
                 for rank in racer.ranks:
                     optimizer = racer.with_rank(rank, **tuned[racer.tuned_as].chosen)
                     own = {**place, "rank": rank} | {key: optimizer.get(key) for key in SETTINGS}
                     cost = cost_of_a_step(task, weights, optimizer)
+                    if name in WORKING and optimizer.get("clip"):
+                        first = FineTuning(weights, optimizer, steps, settings.seeds[0])
+                        clips.append(clipped(task, first).assign(**place))
                     for seed in settings.seeds:
                         found = fine_tuned(task, FineTuning(weights, optimizer, steps, seed), with_test=True)
                         rows.append(own | {"seed": seed} | _row(task, found) | {"steps": steps} | cost)
@@ -124,16 +138,20 @@ def compute(run: Run, cfg: DictConfig) -> dict[str, pd.DataFrame]:
         "summary": summary_table(table),
         "tuning": pd.concat(tries, ignore_index=True),
         "examples": pd.DataFrame(examples),
+        "clipped": pd.concat(clips, ignore_index=True),
         "paper": table_2(),
     }
 
 
 def _tuned(task: SummaryTask, weights: str, racer: Racer, steps: int) -> Tuned:
-    def trial(optimizer: Mapping[str, Any], num_steps: int, seed: str) -> float:
+    """Choose a racer's settings by trials of an epoch, or of a whole fine-tuning where that is shorter."""
+    num_steps = min(steps, task.steps_per_epoch())
+
+    def trial(optimizer: Mapping[str, Any], seed: str) -> float:
         own = FineTuning(weights, optimizer, num_steps, seed)
         return float(fine_tuned(task, own, with_test=False)["validation_loss"])
 
-    return halved(racer, task.settings, trial, longest=steps)
+    return tune(racer, task.settings, trial, num_steps=num_steps, constant=task.start_loss)
 
 
 def _row(task: SummaryTask, found: Mapping[str, Any]) -> dict[str, Any]:
@@ -173,16 +191,20 @@ def judge(computed: Computed, claims: ClaimSheet) -> list[ClaimResult]:
     for task, of_task in computed["table"].groupby("task", sort=False):
         for weights, table in of_task.groupby("weights", sort=False):
             name = f"{weights}-{task}"
-            results += [
-                _above(claims.claim("ginger-above-adam", of=name), table, "ginger", "adam"),
-                _above(claims.claim("ginger-above-qng", of=name), table, "ginger", "qng"),
-                _above(claims.claim("qng-below-adam", of=name), table, "adam", "qng"),
-                _below(claims.claim("perplexity-below-adam", of=name), table, "adam"),
-                _below(claims.claim("perplexity-below-qng", of=name), table, "qng"),
-                _slope(claims.claim("rank-lowers-perplexity", of=name), table),
-                _correlation(claims.claim("perplexity-and-rouge", of=name), table),
-                _below(claims.claim("curvature-works", of=name), table, ABLATION),
-            ]
+            results += gated(
+                _regime(claims.claim("reaches-regime", of=name), table),
+                [
+                    _above(claims.claim("ginger-above-adam", of=name), table, "ginger", "adam"),
+                    _above(claims.claim("ginger-above-qng", of=name), table, "ginger", "qng"),
+                    _above(claims.claim("qng-below-adam", of=name), table, "adam", "qng"),
+                    _below(claims.claim("perplexity-below-adam", of=name), table, "adam"),
+                    _below(claims.claim("perplexity-below-qng", of=name), table, "qng"),
+                    _slope(claims.claim("rank-lowers-perplexity", of=name), table),
+                    _correlation(claims.claim("perplexity-and-rouge", of=name), table),
+                ],
+            )
+            published = "ginger_published" if "ginger_published" in set(table.racer) else "ginger"
+            results.append(_below(claims.claim("curvature-works", of=name), table, ABLATION, published))
         results += [
             _cost(claims.claim(f"cost-{weights}", of=str(task)), of_task[of_task.weights == weights])
             for weights in ("full", "lora")
@@ -233,13 +255,26 @@ def _correlation(claim: Claim, table: pd.DataFrame) -> ClaimResult:
     return verdict(claim, *stats.mean(found), if_not_reproduced=why)
 
 
-def _below(claim: Claim, table: pd.DataFrame, other: str) -> ClaimResult:
+def _regime(claim: Claim, table: pd.DataFrame) -> ClaimResult:
+    """Judge the perplexity of the worst of the paper's four, each its geometric mean over ranks and seeds."""
     logarithms = table.assign(perplexity=np.log(table.train_perplexity))
-    above, ginger = (of_racer(logarithms, racer, "perplexity") for racer in (other, "ginger"))
-    damping, bound = (float(table[table.racer == "ginger"][name].iloc[0]) for name in ("damping", "clip"))
+    found = {
+        racer: stats.geometric_mean(np.exp(of_racer(logarithms, racer, "perplexity").dropna()))
+        for racer in ("momentum", "adam", "qng", "ginger")
+    }
+    listed = ", ".join(f"{racer} {value:.3g}" for racer, (value, _) in found.items())
+    return verdict(
+        claim, *max(found.values(), key=lambda pair: pair[0]), if_not_reproduced=f"By optimizer: {listed}."
+    )
+
+
+def _below(claim: Claim, table: pd.DataFrame, other: str, racer: str = "ginger") -> ClaimResult:
+    logarithms = table.assign(perplexity=np.log(table.train_perplexity))
+    above, own = (of_racer(logarithms, name, "perplexity") for name in (other, racer))
+    damping, bound = (float(table[table.racer == racer][name].iloc[0]) for name in ("damping", "clip"))
     settings = f"damping {damping:g}, {f'clipped at {bound:g}' if bound > 0 else 'not clipped'}"
-    why = f"{_named(table, 'ginger')} ({settings}); {_named(table, other)}."
-    return judge_difference(claim, above, ginger, why)
+    why = f"{_named(table, racer)} ({settings}); {_named(table, other)}."
+    return judge_difference(claim, above, own, why)
 
 
 def _cost(claim: Claim, table: pd.DataFrame) -> ClaimResult:
@@ -289,10 +324,21 @@ def draw(computed: Computed) -> dict[str, Figure]:
     note = "dots: seeds, bars and bands: 95 % t interval" + (
         "; without variants that diverged" if lost.any() else ""
     )
-    return {
-        "figure.png": _drawn(table[~lost], paper, SCORES, note),
-        "cost.png": _drawn(_relative(table), _relative(paper), COSTS, "counted, of one step"),
+    shown = {
+        name: own[~own.racer.isin(["ginger_unclipped", "ginger_published"])]
+        for name, own in (("all", table), ("kept", table[~lost]))
     }
+    figures = {
+        "figure.png": _drawn(shown["kept"], paper, SCORES, note),
+        "cost.png": _drawn(_relative(shown["all"]), _relative(paper), COSTS, "counted, of one step"),
+    }
+    if "clipped" not in computed:  # results from before it was measured
+        return figures
+    logarithm = table.assign(logarithm=np.log(table.train_perplexity))
+    labels = {"logarithm": "log of training perplexity / momentum's", "rouge": "ROUGE less momentum's (points)"}
+    rank = int(computed.config["tuned_rank"])
+    works = draw_what_works(logarithm, computed["clipped"], labels, by="weights", rank=rank)
+    return figures | {"figure_works.png": works}
 
 
 def _relative(table: pd.DataFrame) -> pd.DataFrame:

@@ -17,9 +17,9 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from curvlab.lab import Claim, ClaimResult, ClaimSheet, Computed, Target, out_of_reach
-from experiments.ginger.comparison import judge_difference
+from experiments.ginger.comparison import gated, judge_difference
 from experiments.ginger.printed import sensitivity
-from experiments.ginger.sensitivity import GRID, draw_sensitivity, judge_dampings, judge_grid
+from experiments.ginger.sensitivity import GRID, draw_sensitivity, judge_dampings, judge_grid, judge_regime
 
 TARGET = Target(
     __name__,
@@ -45,9 +45,15 @@ def judge(computed: Computed, claims: ClaimSheet) -> list[ClaimResult]:
     results, table = [], computed["table"]
     for task, own in table.groupby("task", sort=False):
         cells = "The cells' means over seeds lie from {low:.2f} % ({at_low}) to {high:.2f} % ({at_high})."
+        gate = judge_regime(claims.claim("reaches-regime", of=str(task)), own)
+        results += gated(
+            gate,
+            [
+                judge_grid(claims.claim("insensitive", of=str(task)), own, ACCURACY, cells, scale=100),
+                _tuned(claims.claim("tuned-above-default", of=str(task)), own, int(computed.config["tuned_rank"])),
+            ],
+        )
         results += [
-            judge_grid(claims.claim("insensitive", of=str(task)), own, ACCURACY, cells, scale=100),
-            _tuned(claims.claim("tuned-above-default", of=str(task)), own, int(computed.config["tuned_rank"])),
             judge_dampings(
                 claims.claim("damping-decides", of=str(task)),
                 own,

@@ -13,8 +13,9 @@ from matplotlib.figure import Figure
 
 from curvlab.lab import ClaimResult, ClaimSheet, Computed, Target, exact
 from curvlab.lab import judge as verdict
+from experiments.ginger.comparison import gated
 from experiments.ginger.printed import sensitivity
-from experiments.ginger.sensitivity import draw_sensitivity, judge_dampings, judge_grid
+from experiments.ginger.sensitivity import draw_sensitivity, judge_dampings, judge_grid, judge_regime
 
 TARGET = Target(
     __name__,
@@ -44,8 +45,9 @@ def judge(computed: Computed, claims: ClaimSheet) -> list[ClaimResult]:
     table = computed["table"]
     for task, own in table.assign(log=np.log10(table.min_train_loss)).groupby("task", sort=False):
         cells = "Means over seeds of log10 lie from {low:.2f} ({at_low}) to {high:.2f} ({at_high})."
+        gate = judge_regime(claims.claim("reaches-regime", of=str(task)), own)
+        results += gated(gate, [judge_grid(claims.claim("insensitive-loss", of=str(task)), own, "log", cells)])
         results += [
-            judge_grid(claims.claim("insensitive-loss", of=str(task)), own, "log", cells),
             judge_dampings(
                 claims.claim("damping-decides-loss", of=str(task)), own, "log", "{value:.2f} at {damping:g}"
             ),

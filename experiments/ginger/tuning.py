@@ -1,14 +1,14 @@
 """Who takes part in a race, and how each racer's learning rate, and damping, are chosen: by the validation loss.
 
-Successive halving, with the same number of gradients for all racers. Every round spends the same share of the
-budget, divided equally among the settings that are left; from round to round their number falls by one factor,
-down to `FINALISTS` in the last. No training is longer than the final runs: what is left over goes into seeds.
+Every candidate of every racer trains for the same number of steps, an epoch or more, from the same starts: a racer
+with more settings to choose among costs more to tune (tuning.csv says how much), and is not handicapped by it. A
+candidate counts only if its loss is below that of a prediction that knows nothing of the example.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -16,8 +16,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from experiments.ginger.optimizers import gradients_per_step
 
-FINALISTS = 2
-Trial: TypeAlias = Callable[[Mapping[str, Any], int, str], float]
+Trial: TypeAlias = Callable[[Mapping[str, Any], str], float]
 
 
 @dataclass(frozen=True)
@@ -90,93 +89,56 @@ def load_racers(settings: DictConfig) -> dict[str, Racer]:
 
 @dataclass(frozen=True)
 class Tuned:
-    """What the budget bought.
+    """What tuning found.
 
     Attributes:
-        chosen: the settings of the lowest validation loss in the last round: lr and those of `Racer.candidates`.
-        rows: one for each round and setting, see `halved`.
+        chosen: the settings of the lowest validation loss: lr and those of `Racer.candidates`.
+        at_edge: whether its rate is the smallest or largest of those tried: a better one may lie beyond.
+        rows: one for each candidate, see `tune`.
     """
 
     chosen: dict[str, Any]
+    at_edge: bool
     rows: list[dict[str, Any]]
 
 
-def halved(
-    racer: Racer, settings: DictConfig, trial: Trial, *, longest: int, lrs: Sequence[float] | None = None
-) -> Tuned:
-    """Choose a racer's settings by successive halving.
+def tune(racer: Racer, settings: DictConfig, trial: Trial, *, num_steps: int, constant: float) -> Tuned:
+    """Choose a racer's settings.
 
-    Rows have round (from 1), racer, candidate, lr, the candidate's own settings, seeds, steps (of each), gradients
-    (of all), validation_loss (mean over seeds; infinite where one diverged), chosen.
+    Rates are `lrs`; where a candidate has a damping and no clip lr/γ is one of `rates_over_damping`, since that is
+    the step outside the rows of U. Rows have racer, lr, the candidate's own settings, seeds, steps (of each),
+    gradients (of all), validation_loss (mean over seeds; infinite where one diverged), counts (whether the loss is
+    below `constant`), chosen. Where none counts the lowest loss is chosen, or the smallest rate.
 
     Args:
         racer: whose.
-        settings: nodes `lrs`, `tuned_rank` and `tuning`: `num_gradients`, `num_rounds`.
-        trial: (settings of the optimizer, number of steps, seed) -> validation loss, infinite where it diverged.
-        longest: steps of the final run.
-        lrs: in place of the settings' own.
+        settings: `lrs`, `rates_over_damping`, `tuned_rank`, and of `tuning` the number of seeds, `num_seeds`.
+        trial: (settings of the optimizer, seed) -> validation loss, infinite where it diverged.
+        num_steps: of each trial.
+        constant: loss of a prediction that is the same for all examples.
     """
-    alive = [{**candidate, "lr": lr} for candidate in racer.candidates for lr in lrs or settings.lrs]
-    sizes = round_sizes(len(alive), settings.tuning.num_rounds)
     rank = None if racer.ranks == (None,) else settings.tuned_rank
-    rows: list[dict[str, Any]] = []
-    for number, size in enumerate(sizes, start=1):
-        share = settings.tuning.num_gradients / len(sizes) / size / racer.gradients_per_step
-        seeds, steps = seeds_and_steps(share, longest)
-        found = []
-        for tuned in alive[:size]:
-            optimizer = racer.with_rank(rank, **tuned)
+    found: list[tuple[dict[str, Any], bool]] = []
+    for candidate in racer.candidates:
+        unclipped = candidate.get("damping") is not None and candidate.get("clip") is None
+        rates = (
+            [candidate["damping"] * ratio for ratio in settings.rates_over_damping] if unclipped else settings.lrs
+        )
+        for lr in rates:
+            optimizer = racer.with_rank(rank, **candidate, lr=lr)
             # No start of a final run: those have numbers.
-            losses = [trial(optimizer, steps, f"tuning {seed}") for seed in range(seeds)]
-            row = {
-                "racer": racer.name,
-                "round": number,
-                "candidate": {name: value for name, value in tuned.items() if name != "lr"},
-                **tuned,
-                "seeds": seeds,
-                "steps": steps,
-                "gradients": seeds * steps * racer.gradients_per_step,
-                "validation_loss": sum(losses) / seeds,
-            }
-            found.append(row)
-        found.sort(key=_by_loss)
-        alive = [_tuned(row) for row in found]
-        rows += found
-    for row in rows:
-        row["chosen"] = row["round"] == len(sizes) and _tuned(row) == alive[0]
-    return Tuned(alive[0], rows)
+            losses = [trial(optimizer, f"tuning {seed}") for seed in range(settings.tuning.num_seeds)]
+            row = {"racer": racer.name, **candidate, "lr": lr, "seeds": len(losses), "steps": num_steps}
+            row["gradients"] = len(losses) * num_steps * racer.gradients_per_step
+            row["validation_loss"] = sum(losses) / len(losses)
+            row["counts"] = row["validation_loss"] < constant
+            found.append((row, len(rates) > 1 and lr in (min(rates), max(rates))))
+    best, at_edge = min(found, key=lambda pair: (pair[0]["validation_loss"], pair[0]["lr"]))
+    rows = [row | {"chosen": row is best} for row, _ in found]
+    names = ("lr", *(name for candidate in racer.candidates for name in candidate))
+    return Tuned({name: best[name] for name in dict.fromkeys(names) if name in best}, at_edge, rows)
 
 
-def round_sizes(count: int, num_rounds: int) -> list[int]:
-    """Return how many settings each round has: from all of them to `FINALISTS` by one factor.
-
-    round_sizes(40, 3) == [40, 9, 2]; round_sizes(8, 3) == [8, 4, 2].
-    """
-    last = min(FINALISTS, count)
-    if num_rounds == 1:
-        return [count]
-    return [round(count * (last / count) ** (index / (num_rounds - 1))) for index in range(num_rounds)]
-
-
-def seeds_and_steps(share: float, longest: int) -> tuple[int, int]:
-    """Return how many trainings of how many steps a share of the budget (in steps) is spent on."""
-    seeds = max(1, math.ceil(share / longest))
-    return seeds, max(1, int(share / seeds))
-
-
-def at_edge(lr: float, lrs: Sequence[float]) -> bool:
-    """Return whether a learning rate is the smallest or largest of those tried: a better one may lie beyond."""
-    return len(lrs) > 1 and lr in (min(lrs), max(lrs))
-
-
-def lowest(values: Sequence[float]) -> float:
+def lowest(values: list[float]) -> float:
     """Return the smallest number of the values, infinite without any."""
     return min((value for value in values if math.isfinite(value)), default=math.inf)
-
-
-def _by_loss(row: Mapping[str, Any]) -> tuple[float, float]:
-    return row["validation_loss"], row["lr"]  # where all diverged, the smallest rate
-
-
-def _tuned(row: Mapping[str, Any]) -> dict[str, Any]:
-    return {**row["candidate"], "lr": row["lr"]}

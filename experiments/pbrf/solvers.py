@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from curvlab.linalg import LinearOperator, describe
+from curvlab.seeding import Seed
 from curvlab.solvers import DivergenceError, Lissa, Solution
 from curvlab.solvers.direct import dense_matrix
 from curvlab.solvers.gradient_flow import KrylovSpace
@@ -54,9 +55,7 @@ class BunchKaufman:
 
     max_size: int = 20_000
 
-    def solve(
-        self, operator: LinearOperator, b: Tensor, *, generator: torch.Generator | None = None
-    ) -> IndefiniteSolution:
+    def solve(self, operator: LinearOperator, b: Tensor, *, generator: Seed = None) -> IndefiniteSolution:
         """Return A⁻¹ b for b (P,) or (P, K). `converged`: relative residual at most sqrt(machine epsilon).
 
         Raises a ValueError when A is too large, not finite, or singular to working precision.
@@ -111,7 +110,7 @@ class RepeatedLissa:
     num_repeats: int = 5
     scales: Sequence[float] = SCALES
 
-    def solve(self, operator: LinearOperator, b: Tensor, *, generator: torch.Generator | None = None) -> Solution:
+    def solve(self, operator: LinearOperator, b: Tensor, *, generator: Seed = None) -> Solution:
         """Return the mean of the repeats, with its residual. `num_matvecs` counts every σ that ran to its end."""
         if not self.scales:
             raise ValueError("scales is empty: give at least one")

@@ -37,7 +37,7 @@ import os
 import sys
 import time
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -169,7 +169,7 @@ def iterate(
     state = method.init()
     if file is not None and (stored := file.load(_device(state))) is not None:
         state = _restored(state, stored)
-    with _bar(name, total, state.num_steps, progress) as bar:
+    with progress_bar(name, total=total, done=state.num_steps, progress=progress) as bar:
         while not state.done:
             before = state.num_steps
             state = method.step(state)
@@ -398,11 +398,20 @@ def _device(value: Any) -> torch.device | None:
     return next((place for part in parts if (place := _device(part)) is not None), None)
 
 
-def _bar(name: str, total: int | None, done: int, progress: bool | str) -> tqdm:
+def progress_bar(
+    name: str,
+    steps: Iterable[Any] | None = None,
+    *,
+    total: int | None = None,
+    done: int = 0,
+    progress: bool | str = True,
+) -> tqdm:
+    """Return a bar that shows itself after a second, on a terminal or in a notebook; a text is its name."""
     # Of processes started by torchrun, the first one alone talks.
     alone = os.environ.get("RANK", "0") == "0"
     seen = bool(progress) and alone and (sys.stderr.isatty() or "ipykernel" in sys.modules)
     return tqdm(
+        steps,
         desc=progress if isinstance(progress, str) else name,
         total=total,
         initial=done,

@@ -140,17 +140,6 @@ def test_mappings_and_loaders_are_data_as_for_influence(mode: Any) -> None:
     torch.testing.assert_close(found[2], found[0], rtol=1e-6, atol=1e-8)
 
 
-@pytest.mark.parametrize("optimizer", list(OPTIMIZERS))
-def test_reverse_equals_forward_for_all_points(optimizer: str) -> None:
-    case = trained("mlp", optimizer)
-    both = [
-        unrolled_response(case.model, case.loss, case.train, case.test, run=case.run, mode=mode)
-        for mode in ("reverse", "forward")
-    ]
-    torch.testing.assert_close(both[0].scores, both[1].scores, rtol=1e-9, atol=1e-11)
-    assert both[0].scores.shape == (5, NUM_EXAMPLES)
-
-
 def test_shared_measurement_is_the_mean_of_the_columns() -> None:
     case = trained("mlp", "adam")
     arguments = (case.model, case.loss, case.train, case.test)

@@ -132,6 +132,20 @@ def test_training_at_once_is_training_one_by_one(kind: str, settings: dict[str, 
         assert found.learning_rates == pytest.approx(history.learning_rates)
 
 
+def test_results_print_few_lines_however_long_the_training() -> None:
+    model, loss, data = problem("classes")
+    settings = {"num_epochs": 50, "batch_size": 10, "lr": 0.1, "generator": 0}
+    copies = train_ensemble(model, loss, data, example_weights=torch.ones(2, NUM_EXAMPLES), **settings)
+    history = train(model, loss, data, **settings, record=True)
+    first, second = str(history).splitlines()
+    assert first.startswith(
+        f"training: loss from {history.losses[0]:.4g} to {history.losses[-1]:.4g} (20 examples"
+    )
+    assert second == "  100 steps, 50 epochs"
+    assert repr(history.run).startswith("training run 100 steps (of SGDRule(momentum=0.9")
+    assert str(copies).splitlines()[0].endswith("(2 copies in the last of 50 epochs)")
+
+
 @pytest.mark.parametrize("end", [2, 3, 7, 8])  # in the first epoch, at its end, in the last one
 @pytest.mark.parametrize("settings", [{"schedule": "cosine", "weight_decay": 0.01}, {"optimizer": "adam"}])
 def test_an_interrupted_training_ends_at_the_same_weights(

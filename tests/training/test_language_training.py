@@ -54,16 +54,6 @@ def test_a_bigram_model_learns_the_chain() -> None:
     assert model.table.weight.grad is None
 
 
-def test_same_generator_same_weights_other_generator_others() -> None:
-    first, second, third = Bigram(), Bigram(), Bigram()
-    train(first, num_steps=20)
-    train(second, num_steps=20)
-    generator = torch.Generator().manual_seed(1)
-    train_language_model(third, chain(), num_steps=20, batch_size=16, lr=0.1, warmup_steps=10, generator=generator)
-    assert torch.equal(first.table.weight, second.table.weight)
-    assert not torch.equal(first.table.weight, third.table.weight)
-
-
 def test_ignored_targets_count_neither_in_training_nor_in_evaluation() -> None:
     inputs, targets = chain()
     hidden = targets.clone()

@@ -190,15 +190,6 @@ def test_what_cannot_be_repeated_is_not_recorded() -> None:
 
 
 # ------------------------------------------------------------------------------- length of a run
-def test_length_is_the_displacement_of_a_constant_gradient() -> None:
-    rates = (0.1, 0.3, 0.2, 0.2)
-    position, velocity = torch.zeros(1, dtype=FP64), torch.zeros(1, dtype=FP64)
-    for step, rate in enumerate(rates, start=1):
-        gradient = torch.ones(1, dtype=FP64)
-        position, velocity = SGDRule(0.9).update((position, velocity), gradient, lr=rate, step=step)
-    assert RunLength(rates, momentum=0.9).time == pytest.approx(-float(position), rel=1e-12)
-
-
 def test_effective_rates_are_the_displacements_by_single_gradients() -> None:
     rates = (0.1, 0.3, 0.2, 0.2)
     for number, effective in enumerate(RunLength(rates, momentum=0.9).effective_rates):

@@ -42,7 +42,7 @@ def linear_model() -> nn.Module:
     return model
 
 
-def test_full_batch_sgd_is_gradient_descent_with_momentum_and_weight_decay() -> None:
+def test_full_batch_sgd_is_gradient_descent_with_momentum_weight_decay_and_a_schedule() -> None:
     inputs, targets = regression()
     model = linear_model()
     history = train(
@@ -54,18 +54,21 @@ def test_full_batch_sgd_is_gradient_descent_with_momentum_and_weight_decay() -> 
         lr=0.1,
         momentum=0.8,
         weight_decay=0.3,
-        generator=torch.Generator().manual_seed(0),
+        schedule="cosine",
+        generator=0,
     )
     design = torch.cat([inputs, torch.ones(40, 1, dtype=torch.float64)], 1)
     w, velocity, losses = torch.zeros(4, 1, dtype=torch.float64), 0.0, []
-    for _ in range(7):
+    rates = [0.05 * (1 + math.cos(math.pi * step / 7)) for step in range(7)]
+    for rate in rates:
         residual = design @ w - targets
         losses.append(float((residual**2).mean()))
         velocity = 0.8 * velocity + 2 / 40 * design.T @ residual + 0.3 * w
-        w = w - 0.1 * velocity
+        w = w - rate * velocity
     torch.testing.assert_close(torch.cat([model.weight, model.bias[None]], 1).T, w, rtol=1e-12, atol=1e-12)
     assert history.losses == pytest.approx(losses, rel=1e-12)
-    assert history.num_steps == 7
+    assert history.learning_rates == pytest.approx(rates, rel=1e-12)
+    assert history.final_lr == history.learning_rates[-1]
     assert not model.training
 
 
@@ -140,32 +143,6 @@ def test_frozen_parameters_stay() -> None:
     model.weight.requires_grad_(False)
     with pytest.raises(ValueError, match="no parameter that requires gradients: freeze fewer"):
         train(model, nn.MSELoss(), regression(), generator=torch.Generator(), **SETTINGS)
-
-
-def test_cosine_schedule_step_by_step() -> None:
-    # A constant gradient of 1: the weight is minus the sum of all learning rates.
-    model = nn.Linear(1, 1, bias=False, dtype=torch.float64)
-    nn.init.zeros_(model.weight)
-
-    class Mean(nn.Module):
-        def forward(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-            return outputs.mean()
-
-    data = (torch.ones(6, 1, dtype=torch.float64), torch.zeros(6, 1))
-    history = train(
-        model,
-        Mean(),
-        data,
-        num_epochs=2,
-        batch_size=2,
-        lr=0.5,
-        momentum=0.0,
-        schedule="cosine",
-        generator=torch.Generator().manual_seed(0),
-    )
-    rates = [0.25 * (1 + math.cos(math.pi * step / 6)) for step in range(6)]
-    assert model.weight.item() == pytest.approx(-sum(rates), rel=1e-12)
-    assert history.final_lr == pytest.approx(rates[-1], rel=1e-12)
 
 
 def test_callbacks_see_every_step_and_every_epoch_and_a_seed_is_a_generator() -> None:

@@ -57,26 +57,6 @@ def test_the_record_says_what_the_steps_were() -> None:
     assert history.losses[1] == pytest.approx(sum(history.step_losses[5:10]) / 5)
 
 
-def test_two_runs_see_the_same_batches() -> None:
-    order = shuffled_batches(40, batch_size=8, num_epochs=4, generator=torch.Generator().manual_seed(9))
-    seen: list[list[Tensor]] = []
-    for seed in (0, 1):
-        batches: list[Tensor] = []
-
-        class Spy(nn.Linear):
-            def forward(self, inputs: Tensor) -> Tensor:
-                batches.append(inputs.clone())  # noqa: B023  # used within this turn of the loop
-                return super().forward(inputs)
-
-        torch.manual_seed(0)
-        fit(Spy(3, 2), batches=order, generator=torch.Generator().manual_seed(seed))
-        seen.append(batches)
-    inputs = classes()[0]
-    for first, second, indices in zip(*seen, order, strict=True):
-        assert torch.equal(first, second)
-        assert torch.equal(first, inputs[indices])
-
-
 def test_a_given_order_decides_steps_and_epochs() -> None:
     model, other = network(), network()
     order = [torch.tensor([0, 1, 2]), torch.tensor([5]), torch.tensor([0, 0]), torch.tensor([7, 8])]

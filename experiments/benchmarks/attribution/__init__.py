@@ -1,13 +1,15 @@
-"""Which score predicts retraining, and at what cost?
+"""Which score predicts retraining, and at what cost? Are the libraries' scores right, and how fast is retraining?
 
-make bench-attribution PRESET=smoke|embedded|laptop|paper ARGS="peers_python=DIR/bin/python num_subsets=200"
+make bench-attribution PRESET=smoke|embedded|laptop|paper ARGS="peers_python=DIR/bin/python parts=[scores]"
 
-One network is trained, and every method scores all training examples for the losses of some test examples. Then
-networks are trained on random halves, all together on shared batches, and two questions are asked. The linear
-datamodelling score (LDS; Park et al. 2023): how well do the scores rank what the halves do to a test loss?
-Spearman's correlation, mean over test examples; once with the halves trained in the very order of batches that the
-scored network saw, where a perfect first-order answer is the unrolled derivative, and once in other orders.
-Removal: how much does a test loss rise when the examples that are ranked most helpful to it are left out?
+A task says what it is `used_in`; what stands in the sections `libraries` and `retraining` holds for these parts.
+
+**Scores.** One network is trained, and every method scores all training examples for the losses of some test
+examples. Then networks are trained on random halves, all together on shared batches, and two questions are asked.
+The linear datamodelling score (LDS; Park et al. 2023): how well do the scores rank what the halves do to a test
+loss? Spearman's correlation, mean over test examples; once with the halves trained in the very order of batches
+that the scored network saw, where a perfect first-order answer is the unrolled derivative, and once in other
+orders. Removal: how much does a test loss rise when the examples that are ranked most helpful to it are left out?
 Removal of as many examples at random stands beside it.
 
 Scores are in one unit, the change of the test loss per unit of weight added to an example's loss in the mean
@@ -35,13 +37,102 @@ are fitted to nothing, may be below; SOURCE with matrices on the way; the exact 
 moved part of the way only; and retraining in another order of the batches, which says what one whole retraining is
 worth where the order is not known. part_way.csv has the scores against retraining a quarter, half, ... of the way.
 ranks.csv has all that an LDS is made of.
+
+**Libraries** (libraries.csv): influence scores of the public libraries against exact ones. The influence of all
+training digits on some test digits, -∇l(test)ᵀ (G + damping I)⁻¹ ∇l(point), with an MLP that is trained to a small
+loss. The reference is solved in double precision to a residual of 1e-6. Every method runs in a process of its own,
+one thread, and is measured from the trained model to the scores, in processor time. Correlation is Pearson's over
+the training digits, query by query: a library may scale its scores as it likes. Libraries whose dependencies
+exclude ours (pyDVL wants numpy below 2) live in an environment of their own, the extra `peers`; its Python is the
+setting `peers_python` or the environment variable CURVLAB_PEERS_PYTHON. Without one their rows say "not
+installed".
+
+**Retraining** (retraining.csv, retraining_timing.csv): retrainings together against one by one. Points are left
+out one by one, and the network is trained again without each: by `train`, once for each, and by `train_ensemble`,
+all at once on shared batches. And: how many single trainings is it to train on as many random halves at once, as
+the LDS asks for? What a ratio can be at best stands in floors.csv: the matrix products of a step alone, forward
+and backward, of one copy (a loop of products) and of all copies (batched products), and the update of the
+parameters alone. Together, a step does the arithmetic of all copies, also for examples of weight 0; what it saves
+is what Python and PyTorch do around each product, about a millisecond of a step of `train`. So the gain is large
+where a step's arithmetic is far below that (64-32-10), and gone where it fills the time of a single training
+already (2 x 1024). Parameters are compared after the steps that are timed. In single precision they may differ by
+far more than rounding: a ReLU that is near zero for one example is on in one way of summing, and off in the other.
 """
 
-from curvlab.lab import Target
+from __future__ import annotations
+
+from typing import cast
+
+import pandas as pd
+import torch
+from matplotlib.figure import Figure
+from omegaconf import DictConfig, OmegaConf
+
+from curvlab.lab import ClaimResult, ClaimSheet, Computed, Run, Target, out_of_reach, task_settings
+from experiments.benchmarks.attribution import claims as scores_claims
+from experiments.benchmarks.attribution import compute as scores
+from experiments.benchmarks.attribution import exactness, plot, retraining
+from experiments.benchmarks.gauges import load_average
 
 TARGET = Target(
     __name__,
-    title="Which score predicts retraining",
-    # no paper compares these
-    paper={"num_queries": "", "num_subsets": "", "num_orders": "", "dampings": "", "training.num_epochs": ""},
+    title="Which score predicts retraining; scores of the public libraries; retraining together",
+    paper={  # no paper compares these
+        "num_queries": "",
+        "num_subsets": "",
+        "num_orders": "",
+        "dampings": "",
+        "training.num_epochs": "",
+        "libraries.num_queries": "",
+        "libraries.damping": "",
+        "retraining.num_left_out": "",
+        "retraining.num_halves": "",
+        "retraining.num_steps": "",
+        "retraining.num_repeats": "",
+    },
+    timings=("retraining", "retraining_timing", "floors", "faster-together-*", "*halves*"),
 )
+COMPUTE = {"scores": scores.compute, "libraries": exactness.compute, "retraining": retraining.compute}
+DRAW = {"scores": plot.draw, "libraries": exactness.draw, "retraining": retraining.draw}
+
+
+def compute(run: Run, cfg: DictConfig) -> dict[str, pd.DataFrame]:
+    """Return the tables of `parts`."""
+    tables: dict[str, pd.DataFrame] = {}
+    for part in cfg.parts:
+        tables |= COMPUTE[part](run, _tasks(cfg, part))
+    run.note(load_average=load_average(), threads=torch.get_num_threads())
+    return tables
+
+
+def _tasks(cfg: DictConfig, part: str) -> dict[str, DictConfig]:
+    """Return the tasks of a part with its settings."""
+    asked = {name: own for name, own in task_settings(cfg).items() if part in own.used_in}
+    return {name: cast(DictConfig, OmegaConf.merge(own, own.get(part, {}))) for name, own in asked.items()}
+
+
+def judge(computed: Computed, claims: ClaimSheet) -> list[ClaimResult]:
+    """Judge scores and retraining, where `parts` asked for them."""
+    of_retraining = [name for name in claims.entries if name in retraining.CLAIMS]
+    of_scores = [name for name in claims.entries if name not in retraining.CLAIMS]
+    results: list[ClaimResult] = []
+    for part, names, judged in (
+        ("scores", of_scores, scores_claims.judge),
+        ("retraining", of_retraining, retraining.judge),
+    ):
+        if part in computed.config["parts"]:
+            results += judged(computed, claims)
+        else:
+            results += [
+                out_of_reach(claims.claim(name, task="all", share="some"), f"parts does not name {part}.")
+                for name in names
+            ]
+    return results
+
+
+def draw(computed: Computed) -> dict[str, Figure]:
+    """Return LDS, removals and the rest of each task, the libraries, and retraining."""
+    figures: dict[str, Figure] = {}
+    for part in computed.config["parts"]:
+        figures |= DRAW[part](computed)
+    return figures

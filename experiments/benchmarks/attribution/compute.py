@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cached_property, partial
 from typing import Any
 
@@ -13,21 +14,21 @@ from scipy.stats import rankdata
 from torch import Tensor
 
 from curvlab.influence import linear_datamodelling_score, random_halves, subset_weights
-from curvlab.lab import bootstrap_interval, runs, task_settings
+from curvlab.lab import bootstrap_interval, runs
 from experiments.benchmarks.attribution import removal
 from experiments.benchmarks.attribution.methods import PBRF, Method, methods
 from experiments.benchmarks.attribution.network import Network
 from experiments.benchmarks.attribution.ranks import OTHER, SAME, predicted_changes, rank_table
 from experiments.benchmarks.attribution.rest import NEEDED, prediction_score, rest_rows
 from experiments.benchmarks.attribution.which_score import which_score
-from experiments.benchmarks.gauges import load_average, work_clock
+from experiments.benchmarks.gauges import work_clock
 
 RESPONSES = "PBRF of each example"
 QUALITY = ("gradient_norm", "gradient_norm_90", "remark")  # of PBRF; of a peer: which of the parameters it sees
 Scored = list[tuple[Method, dict[str, Any]]]
 
 
-def compute(run: runs.Run, cfg: DictConfig) -> dict[str, pd.DataFrame]:
+def compute(run: runs.Run, tasks: Mapping[str, DictConfig]) -> dict[str, pd.DataFrame]:
     """Return the tables.
 
     `table`: a row for each method and damping. `queries`: its rank correlation for each query, with what `orders`
@@ -39,7 +40,9 @@ def compute(run: runs.Run, cfg: DictConfig) -> dict[str, pd.DataFrame]:
         name: [] for name in ("table", "queries", "removals", "timing", "rest", "part_way")
     }
     ranks = []
-    for name, settings in task_settings(cfg).items():
+    if not tasks:
+        return {}
+    for name, settings in tasks.items():
         task = _Task(run, Network(run, name, settings))
         for table, rows in task.rows().items():
             found[table] += rows
@@ -49,9 +52,8 @@ def compute(run: runs.Run, cfg: DictConfig) -> dict[str, pd.DataFrame]:
             shorter = OmegaConf.merge(settings, changed)
             assert isinstance(shorter, DictConfig)
             found["rest"] += _Task(run, Network(run, name, shorter)).rest()[0]
-    run.note(load_average=load_average(), threads=torch.get_num_threads())
     tables = {name: pd.DataFrame(rows) for name, rows in found.items()} | {"ranks": pd.concat(ranks)}
-    answer = which_score(tables["table"], tables["timing"], cfg.paper_damping)
+    answer = which_score(tables["table"], tables["timing"], run.cfg.paper_damping)
     return tables | {"which_score": answer}
 
 

@@ -18,8 +18,8 @@ from curvlab.lab.models import ConvNet
 from curvlab.linalg import identity
 from curvlab.solvers import Ekfac
 from experiments.benchmarks.attribution.bregman import ProximalBregmanResponses
+from experiments.benchmarks.attribution.libraries.process import measure
 from experiments.benchmarks.attribution.network import Network, Trained
-from experiments.benchmarks.influence_peers.process import measure
 
 DOT, COSINE = "gradient dot product", "gradient cosine"
 INFLUENCE, RUN_DAMPING, FILTER = "influence", "influence at the run's damping", "filter of the run"
@@ -158,7 +158,7 @@ def _stored(network: Network, trained: Trained, damping: float) -> dict[str, Any
 
 
 def _description(model: nn.Module, activation: str) -> dict[str, Any]:
-    """Return what `influence_peers.networks.build` builds the network from."""
+    """Return what `libraries.networks.build` builds the network from."""
     config = getattr(model, "config", None)
     if config is not None:
         if config.model_type != "opt":

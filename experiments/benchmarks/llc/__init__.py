@@ -1,30 +1,76 @@
-"""Learning coefficients: agreement with devinterp 1.3.2, and seconds beside it and beside the arithmetic.
+"""Learning coefficients beside a peer's, and where the answer is known: polynomials, deep linear networks.
 
-make bench-llc PRESET=smoke|embedded|laptop|paper ARGS="num_chains=16"
+make bench-llc PRESET=smoke|embedded|laptop|paper ARGS="parts=[peers] num_chains=16"
 
-The same model, hyperparameters, number of chains and draws for everybody, and the same initial loss over all the
-data. devinterp's default nbeta takes the batch for the data (n = batch size), so it is passed; it samples in
-`train()` mode, which changes nothing for a fully connected net. Methods take turns, so that a busy machine slows
-all of them, and a ratio is that of neighbours. The floor is the matrix products alone that these chains
-need, forward and backward, without anything around them; the normals stand beside it.
+**Peers** (table.csv, summary.csv, timings.csv): agreement with devinterp 1.3.2, and seconds beside it and beside
+the arithmetic. The same model, hyperparameters, number of chains and draws for everybody, and the same initial
+loss over all the data. devinterp's default nbeta takes the batch for the data (n = batch size), so it is passed;
+it samples in `train()` mode, which changes nothing for a fully connected net. Methods take turns, so that a busy
+machine slows all of them, and a ratio is that of neighbours. The floor is the matrix products alone that these
+chains need, forward and backward, without anything around them; the normals stand beside it.
 
 devinterp reads a shuffled loader, so a step's batch is new to the chain until the epoch is over, and its loss is
 that of unseen examples: above L(w) by about lr/B E|g_i|² times the share of examples seen, lr = step_size nbeta/2.
 With replacement, as `estimate_llc` draws, it is unbiased; devinterp is shown with both samplers.
 default_sampler.csv tests that reason: from devinterp's defaults to the settings here, one change at a time, with
 curvlab's estimate at the same settings, and the loss of devinterp's batches beside that of all the data along its
-chains (see default_sampler.py).
+chains (default_sampler.py).
 
-known.csv, beside it: polynomials whose value at this n is known by quadrature (see known.py).
-Deep linear networks, whose exact value is known, are bench-llc-exact's.
-power.csv: how often the diagnostics of an estimate flag a drift that was planted, and one that was not (power.py).
+known.csv: polynomials whose value at this n is known by quadrature (polynomials.py). power.csv: how often the
+diagnostics of an estimate flag a drift that was planted, and one that was not (power.py).
+
+**Exact** (exact.csv, exact_noises.csv): deep linear networks beside their exact values at this n, temperature and
+localization, by Gibbs sampling (exact.py). The samplers at what `choose_sgld_settings` finds for them, SGLD at a
+step that is set where the chains start, a twentieth of the limit of stability, but above it where they live; and
+SGLD and averaged noises at equal steps and batches. Aoyagi's (2024) coefficient, that of n to infinity, is the
+asymptote.
 """
 
-from curvlab.lab import Target
+from __future__ import annotations
+
+import pandas as pd
+from matplotlib.figure import Figure
+from omegaconf import DictConfig
+
+from curvlab.lab import ClaimResult, ClaimSheet, Computed, Run, Target, out_of_reach
+from experiments.benchmarks.llc import exact, peers
 
 TARGET = Target(
     __name__,
-    title="Learning coefficients beside devinterp",
-    # no paper compares these
-    paper={"num_chains": "", "num_draws": "", "num_repeats": "", "num_threads": ""},
+    title="Learning coefficients beside devinterp and beside exact values",
+    paper={  # no paper compares these
+        "num_chains": "",
+        "num_draws": "",
+        "num_repeats": "",
+        "num_threads": "",
+        "exact.num_examples": "infinity (Aoyagi 2024)",
+    },
 )
+PARTS = {"peers": peers, "exact": exact}
+
+
+def compute(run: Run, cfg: DictConfig) -> dict[str, pd.DataFrame]:
+    """Return the tables of `parts`."""
+    tables: dict[str, pd.DataFrame] = {}
+    for name in cfg.parts:
+        tables |= PARTS[name].compute(run, cfg)
+    return tables
+
+
+def judge(computed: Computed, claims: ClaimSheet) -> list[ClaimResult]:
+    """Judge what `parts` asked for."""
+    results: list[ClaimResult] = []
+    for name, part in PARTS.items():
+        if name in computed.config["parts"]:
+            results += part.judge(computed, claims)
+        else:
+            results += [out_of_reach(claims.claim(own), f"parts does not name {name}.") for own in part.CLAIMS]
+    return results
+
+
+def draw(computed: Computed) -> dict[str, Figure]:
+    """Return the estimates beside their seconds, what else the peers have, and the exact values."""
+    figures: dict[str, Figure] = {}
+    for name in computed.config["parts"]:
+        figures |= PARTS[name].draw(computed)
+    return figures

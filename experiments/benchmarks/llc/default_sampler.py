@@ -21,16 +21,17 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
+from matplotlib.figure import Figure
 from omegaconf import DictConfig
 from scipy import stats
 from torch import Tensor, nn
 
 from curvlab.curvature import HessianOperator
-from curvlab.lab import runs, t_interval
+from curvlab.lab import ClaimResult, ClaimSheet, Interval, Run, out_of_reach, panels, plots, t_interval
+from curvlab.lab import judge as verdict
 from curvlab.problem import stack
 from curvlab.sampling import default_nbeta, estimate_llc
-from experiments.benchmarks.llc.devinterp_chains import DivergedError, devinterp_chains
-from experiments.benchmarks.llc.methods import available
+from experiments.benchmarks.llc.devinterp_chains import DivergedError, available, devinterp_chains
 from experiments.shared.task import TrainedTask
 
 DEFAULTS = {"step_size": 0.01, "localization": 0.0, "num_draws": 100, "num_burnin_steps": 0, "nbeta": None}
@@ -72,7 +73,7 @@ def steps(ours: Mapping[str, Any], small_batch: int) -> list[_Step]:
     return found
 
 
-def default_sampler_table(run: runs.Run, task: TrainedTask, settings: DictConfig) -> pd.DataFrame:
+def default_sampler_table(run: Run, task: TrainedTask, settings: DictConfig) -> pd.DataFrame:
     """Return one row for each of `steps`: devinterp's estimate, ours at the same settings, and the parts between.
 
     Args:
@@ -110,7 +111,7 @@ def _nbeta(setting: Mapping[str, Any]) -> float:
     return default_nbeta(setting["batch_size"]) if setting["nbeta"] is None else setting["nbeta"]
 
 
-def _repeat(run: runs.Run, task: TrainedTask, step: _Step, repeat: int, own: DictConfig) -> dict[str, Any]:
+def _repeat(run: Run, task: TrainedTask, step: _Step, repeat: int, own: DictConfig) -> dict[str, Any]:
     """Return our chains' estimates and, where it is installed, devinterp's and the parts of the difference."""
     setting = step.setting
     names = ("step_size", "localization", "num_draws", "num_burnin_steps", "batch_size", "num_chains")
@@ -133,13 +134,13 @@ def _repeat(run: runs.Run, task: TrainedTask, step: _Step, repeat: int, own: Dic
     return found
 
 
-def _ours(run: runs.Run, task: TrainedTask, setting: dict[str, Any], repeat: int) -> dict[str, Any]:
+def _ours(run: Run, task: TrainedTask, setting: dict[str, Any], repeat: int) -> dict[str, Any]:
     generator = run.generator("llc_default_sampler", "curvlab", repeat)
     llc = estimate_llc(task.model, nn.CrossEntropyLoss(), task.train, **setting, generator=generator)
     return {"curvlab": llc.per_chain.double().tolist()}
 
 
-def _peer(run: runs.Run, task: TrainedTask, setting: dict[str, Any], repeat: int) -> dict[str, Any]:
+def _peer(run: Run, task: TrainedTask, setting: dict[str, Any], repeat: int) -> dict[str, Any]:
     generator = run.generator("llc_default_sampler", "devinterp", repeat)
     data = stack(task.train, torch.arange(task.num_train))
     seed = int(torch.randint(2**31, (), generator=generator))
@@ -256,3 +257,59 @@ def _ratio_interval(theirs: np.ndarray, ours: np.ndarray, parts: float) -> dict[
     freedom = min(theirs.size, ours.size) - 1
     half = float(np.hypot(*errors) / abs(told) * stats.t.ppf(0.975, freedom))
     return {"ratio": float(ratio), "ratio_low": float(ratio - half), "ratio_high": float(ratio + half)}
+
+
+# ------------------------------------------------------------------------------------ claims and figure
+CLAIMS = ("default-settings", "default-sampler", "default-sampler-control")
+
+
+def judge(table: pd.DataFrame, claims: ClaimSheet) -> list[ClaimResult]:
+    """Judge every step from devinterp's defaults, and what its batches do where that is measured."""
+    if table.empty:
+        reason = "The steps from devinterp's defaults are not run at this preset (`default_sampler.num_repeats`)."
+        return [out_of_reach(claims.claim(name, of="all"), reason) for name in CLAIMS]
+    results = []
+    problems = table.assign(problem=table.get("problem", "")).fillna({"problem": ""}).set_index("step").problem
+    for _, row in table.iterrows():
+        of = row.step.replace(",", "").replace(" ", "-")
+        found = [("default-settings", row.ratio, row.ratio_low, row.ratio_high)]
+        if row.step in MEASURED and not row.replacement:
+            found.append(("default-sampler", row.sampler_ratio, row.sampler_ratio_low, row.sampler_ratio_high))
+        elif row.step in MEASURED:
+            shares = [value / row.estimate for value in (row.sampler, row.sampler_low, row.sampler_high)]
+            found.append(("default-sampler-control", *shares))
+        for name, value, low, high in found:
+            claim = claims.claim(name, of=of)
+            if np.isnan(row.estimate):
+                results.append(out_of_reach(claim, problems.get(row.step) or "devinterp is not installed."))
+                continue
+            why = (
+                f"devinterp has {row.estimate:.4g} ({row.estimate_low:.4g} to {row.estimate_high:.4g}), curvlab "
+                f"{row.curvlab:.4g}, of L(w0) {row.initial_loss_part:.3g} (± {row.initial_loss_sd:.3g} a repeat)."
+            )
+            if name != "default-settings":
+                first_order = f"{row.sampler_first_order:.3g} to first order"
+                why = f"{row.sampler:.3g} measured, {row.sampler_told:.3g} told, {first_order}."
+            interval = Interval(low, high, "t 95 %, chains", int(row.chains))
+            results.append(verdict(claim, float(value), interval, if_not_reproduced=why))
+    return results
+
+
+def draw(table: pd.DataFrame) -> Figure:
+    """Return devinterp's estimates over what is told of them on the left, what its batches do on the right."""
+    figure, axes = plots.figure(1, 2, panel_size=(4.6, 3.6))
+    left, right = axes[0]
+    panels.forest(left, table, name="step", value="ratio", low="ratio_low", high="ratio_high")
+    panels.rule(left, x=1.0, color="black", linestyle="-")
+    panels.frame(left, x="devinterp's estimate / told\n(ours there, initial loss, batches)")
+    own = table.dropna(subset="sampler").assign(of="measured")
+    panels.forest(right, own, name="step", value="sampler", low="sampler_low", high="sampler_high", by="of")
+    look: dict[str, Any] = {"linestyle": "none", "color": plots.PALETTE[1], "marker": plots.MARKERS[1]}
+    places = np.arange(len(own))
+    right.plot(own.sampler_told, places + 0.2, label="told", **look)
+    without = look | {"markerfacecolor": "none", "label": "told, without decay"}
+    right.plot(own.sampler_first_order, places + 0.4, **without)
+    right.set_ylim(len(own) - 0.3, -0.5)
+    panels.frame(right, x="nβ (loss of own batches - of all the data)\nalong devinterp's chains")
+    panels.legend(figure, title="95 % t over chains; right:")
+    return figure

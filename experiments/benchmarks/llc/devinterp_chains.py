@@ -1,4 +1,4 @@
-"""devinterp's chains, with the loss over all the data noted along them: what its batches make of an estimate.
+"""devinterp's estimator, and its chains with the loss over all the data noted along them.
 
 The sampler's loss of a step is that of the step's own batch. Beside it stands here, at the same weights, the loss
 over all the data, so that the difference is the batches' alone: the chain's own wandering is in both.
@@ -8,15 +8,90 @@ from __future__ import annotations
 
 import importlib
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
+from importlib import metadata
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, RandomSampler, TensorDataset
+
+Pair = tuple[Tensor, Tensor]
+
+
+def available(name: str) -> bool:
+    """Return whether a method is installed; devinterp 2 is none: its loss takes language models' tokens alone."""
+    if not name.startswith("devinterp"):
+        return True
+    try:
+        return int(metadata.version("devinterp").split(".")[0]) < 2
+    except metadata.PackageNotFoundError:
+        return False
+
+
+class DivergedError(RuntimeError):
+    """A chain of devinterp's has a loss that is not finite, where it stops."""
+
+
+def devinterp_traces(
+    model: nn.Module, data: Pair, setting: Mapping[str, Any], *, seed: int, callbacks: Sequence[Any] = ()
+) -> tuple[dict[str, Any], float]:
+    """Run `estimate_learning_coeff_with_summary`, chain after chain, with SGLD and cross-entropy.
+
+    Args:
+        model: at w0; in eval mode when this returns.
+        data: inputs and targets.
+        setting: `num_chains`, `num_draws`, `num_burnin_steps`, `batch_size`, `step_size`, `localization`; `nbeta`
+            and `initial_loss`, None: devinterp's own; `replacement`, of a batch's examples.
+        seed: of all its random numbers.
+        callbacks: called after each step.
+
+    Returns:
+        Its summary, and the nbeta that it took.
+
+    Raises:
+        DivergedError: where a chain's loss is not finite.
+    """
+    # By name, as the type checker must pass without it.
+    sampler, optimizer = (importlib.import_module(f"devinterp.{name}") for name in ("slt.sampler", "optim.sgld"))
+    evaluate_ce = importlib.import_module("devinterp.utils").evaluate_ce
+    dataset = TensorDataset(*data)
+    order = RandomSampler(dataset, replacement=setting["replacement"])
+    loader = DataLoader(dataset, setting["batch_size"], sampler=order)
+    kwargs = {"lr": setting["step_size"], "localization": setting["localization"]}
+    if setting["nbeta"] is not None:
+        kwargs["nbeta"] = setting["nbeta"]
+    with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
+        warnings.simplefilter("ignore")  # about seeds, and fewer burn-in steps than draws
+        torch.manual_seed(seed)  # of the batches of its initial loss
+        try:
+            found = sampler.estimate_learning_coeff_with_summary(
+                model,
+                loader,
+                callbacks=list(callbacks),
+                evaluate=evaluate_ce,
+                sampling_method=optimizer.SGLD,
+                optimizer_kwargs=kwargs,
+                num_draws=setting["num_draws"],
+                num_chains=setting["num_chains"],
+                num_burnin_steps=setting["num_burnin_steps"],
+                num_steps_bw_draws=1,
+                init_loss=setting["initial_loss"],
+                seed=seed,
+                device="cpu",
+                verbose=False,
+                online=False,
+            )
+        except RuntimeError as error:
+            if "NaN detected in loss" not in str(error):
+                raise
+            raise DivergedError(str(error)) from error
+        finally:
+            model.eval()  # it leaves the model in train mode
+    return found, kwargs["nbeta"]  # which it has chosen itself where it was not given
 
 
 @dataclass(frozen=True)
@@ -39,69 +114,17 @@ class DevinterpChains:
     last: list[nn.Module]
 
 
-class DivergedError(RuntimeError):
-    """A chain of devinterp's has a loss that is not finite, where it stops."""
+def devinterp_chains(model: nn.Module, data: Pair, setting: Mapping[str, Any], *, seed: int) -> DevinterpChains:
+    """Run `devinterp_traces` and note losses; `setting.all_every` draws lie between those over all the data.
 
-
-def devinterp_chains(
-    model: nn.Module, data: tuple[Tensor, Tensor], setting: Mapping[str, Any], *, seed: int
-) -> DevinterpChains:
-    """Run devinterp's `estimate_learning_coeff_with_summary`, chain after chain, with SGLD and cross-entropy.
-
-    Args:
-        model: at w0; in eval mode when this returns.
-        data: inputs and targets.
-        setting: `num_chains`, `num_draws`, `num_burnin_steps`, `batch_size`, `step_size`, `localization`; `nbeta`
-            and `initial_loss`, None: devinterp's own; `replacement`, of a batch's examples; `all_every`, draws
-            between losses over all the data, None: none.
-        seed: of all its random numbers.
-
-    Cost: beside its own, one forward pass of the data for each `all_every` draws, and one of each draw's batch.
-
-    Raises:
-        DivergedError: where a chain's loss is not finite.
+    Cost: beside its own, one forward pass of the data for each `all_every` draws (None: none), and one of each
+    draw's batch.
     """
-    # By name, as the type checker must pass without it.
-    sampler, optimizer = (importlib.import_module(f"devinterp.{name}") for name in ("slt.sampler", "optim.sgld"))
-    evaluate_ce = importlib.import_module("devinterp.utils").evaluate_ce
-    dataset = TensorDataset(*data)
-    order = RandomSampler(dataset, replacement=setting["replacement"])
-    loader = DataLoader(dataset, setting["batch_size"], sampler=order)
-    kwargs = {"lr": setting["step_size"], "localization": setting["localization"]}
-    if setting["nbeta"] is not None:
-        kwargs["nbeta"] = setting["nbeta"]
-    notes = _Notes(model, data, setting, num_batches=len(loader))
-    with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
-        warnings.simplefilter("ignore")  # about seeds, and fewer burn-in steps than draws
-        torch.manual_seed(seed)  # of the batches of its initial loss
-        try:
-            found = sampler.estimate_learning_coeff_with_summary(
-                model,
-                loader,
-                callbacks=[notes],
-                evaluate=evaluate_ce,
-                sampling_method=optimizer.SGLD,
-                optimizer_kwargs=kwargs,
-                num_draws=setting["num_draws"],
-                num_chains=setting["num_chains"],
-                num_burnin_steps=setting["num_burnin_steps"],
-                num_steps_bw_draws=1,
-                init_loss=setting["initial_loss"],
-                seed=seed,
-                device="cpu",
-                verbose=False,
-                online=False,
-            )
-        except RuntimeError as error:
-            if "NaN detected in loss" not in str(error):
-                raise
-            raise DivergedError(str(error)) from error
-        finally:
-            model.eval()  # it leaves the model in train mode
+    notes = _Notes(model, data, setting)
+    found, nbeta = devinterp_traces(model, data, setting, seed=seed, callbacks=[notes])
     per_chain = torch.tensor([found[f"llc-chain/{chain}"] for chain in range(setting["num_chains"])])
     trace = torch.as_tensor(found["loss/trace"]).double()
-    # kwargs holds the nbeta that it has chosen
-    initial = float((trace.mean(1) - per_chain.double() / kwargs["nbeta"]).mean())
+    initial = float((trace.mean(1) - per_chain.double() / nbeta).mean())
     own_minus_all, positions = notes.own_minus_all()
     return DevinterpChains(per_chain.double(), initial, own_minus_all, positions, notes.last)
 
@@ -109,27 +132,23 @@ def devinterp_chains(
 class _Notes:
     """A callback of devinterp: it is called after the step, with the loss of the weights before it."""
 
-    def __init__(
-        self, model: nn.Module, data: tuple[Tensor, Tensor], setting: Mapping[str, Any], *, num_batches: int
-    ) -> None:
-        self._start, self._data, self._num_batches = deepcopy(model).eval(), data, num_batches
+    def __init__(self, model: nn.Module, data: Pair, setting: Mapping[str, Any]) -> None:
+        self._start, self._data = deepcopy(model).eval(), data
+        self._num_batches = -(-len(data[1]) // setting["batch_size"])
         self._first, self._every = setting["num_burnin_steps"], setting["all_every"]
         self._start_loss = float(cross_entropy(self._start(data[0]), data[1]).detach())
         shape = (setting["num_chains"], setting["num_draws"])
         self._own, self._all = torch.full(shape, torch.nan).double(), torch.full(shape, torch.nan).double()
         self.last: list[nn.Module] = []
 
-    def __call__(
-        self, *, chain: int, draw: int, loss: Tensor, data: tuple[Tensor, Tensor], model: nn.Module, **_: Any
-    ) -> None:
+    def __call__(self, *, chain: int, draw: int, loss: Tensor, data: Pair, model: nn.Module, **_: Any) -> None:
         inputs, targets = data
         self._own[chain, draw] = float(loss) - float(cross_entropy(self._start(inputs), targets))
         last_draw = self._own.shape[1] - 1
         # The weights are those that the next draw's loss belongs to.
         if self._every and draw < last_draw and draw % self._every == 0:
-            self._all[chain, draw + 1] = (
-                float(cross_entropy(model(self._data[0]), self._data[1])) - self._start_loss
-            )
+            loss_of_all = float(cross_entropy(model(self._data[0]), self._data[1]))
+            self._all[chain, draw + 1] = loss_of_all - self._start_loss
         if draw == last_draw:
             self.last.append(deepcopy(model).eval())
 

@@ -17,13 +17,13 @@ import torch
 from omegaconf import DictConfig
 from torch import Tensor
 
-from curvlab.lab import runs
+from curvlab.lab import Run
 from curvlab.sampling import LLC
 
 _FLAGS = {"drift_flagged": "the loss still moves", "unmixed": "the chains have not mixed", "few": "too few draws"}
 
 
-def power_table(run: runs.Run, cfg: DictConfig) -> pd.DataFrame:
+def power_table(run: Run, cfg: DictConfig) -> pd.DataFrame:
     """Return one row for each length, correlation and drift: shares of the repeats that are flagged.
 
     Columns: num_chains, num_draws, correlation, worth (effective draws), drift (over the trace, of the estimate);

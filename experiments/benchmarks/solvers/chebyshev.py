@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from curvlab.linalg import LinearOperator, checked_product
+from curvlab.seeding import Seed, as_generator
 from curvlab.solvers import IndefiniteOperatorError, Solution
 from curvlab.solvers.solution import relative_norm
 from curvlab.solvers.solver import (
@@ -53,8 +54,9 @@ class Chebyshev(IterativeSolver):
         if self.largest_eigenvalue is not None and self.largest_eigenvalue <= 0:
             raise ValueError(f"largest_eigenvalue must be positive, got {self.largest_eigenvalue}")
 
-    def solve(self, operator: LinearOperator, b: Tensor, *, generator: torch.Generator | None = None) -> Solution:
+    def solve(self, operator: LinearOperator, b: Tensor, *, generator: Seed = None) -> Solution:
         """Return x with A x ≈ b for b (P,) or (P, K); the generator is for measuring the largest eigenvalue."""
+        generator = as_generator(generator, operator.device)
         check_right_hand_side(operator, b)
         check_definite(operator)
         smallest = operator.damping
@@ -62,7 +64,7 @@ class Chebyshev(IterativeSolver):
             raise IndefiniteOperatorError(
                 operator, f"is not known to have all eigenvalues above its damping {smallest:g} > 0"
             )
-        return self.run(_Recurrence(self, operator, b, generator))
+        return self.run(_Recurrence(self, operator, b, as_generator(generator, operator.device)))
 
 
 @dataclass

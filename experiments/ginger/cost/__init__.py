@@ -31,7 +31,24 @@ weights) does grow quadratically, by 2d for each τ², as the product U V does. 
 on the machine lengthen elapsed time.
 """
 
-from curvlab.lab import Target
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any
+
+import pandas as pd
+import torch
+from hydra.utils import instantiate
+from omegaconf import DictConfig, OmegaConf
+
+from curvlab.lab import Run, Target
+from curvlab.lab.data import DataSplits
+from experiments.ginger.cost.exactness import exact_statements, precision_errors
+from experiments.ginger.cost.matrices import ERRORS, approximation_errors
+from experiments.ginger.cost.operations import beside_the_paper, counted_steps, fits, scaling_table, step_table
+from experiments.ginger.cost.stream import Stream, StreamTask
+from experiments.ginger.cost.theory import SoftmaxRegression, eigenvalue_bounds, followed
 
 TARGET = Target(
     __name__,
@@ -50,3 +67,100 @@ TARGET = Target(
     },
     timings=("fits", "seconds-to-adam*", "elapsed-to-adam*", "time-linear-in-parameters*", "time-in-rank*"),
 )
+GAUSSIANS = (20, 30)  # of the stream beside the real ones: updates, parameters
+
+
+def compute(run: Run, cfg: DictConfig) -> dict[str, pd.DataFrame]:
+    """Return the tables that the docstring names; reads what conf/ginger/cost.yaml explains."""
+    streams = [
+        task.stream(seed)
+        for task in StreamTask.each(run, cfg)
+        for seed in run.progress(task.settings.seeds, f"gradients of {task.label}")
+    ]
+    table = _approximation(run, cfg, streams)
+    by = ["task", "decay", "rank", "target", "damping", "optimizer"]
+    summary = table.groupby(by, sort=False)[ERRORS].mean().assign(seeds=table.groupby(by).seed.nunique())
+    scaling = scaling_table(run, cfg.scaling)
+    run.note(seeds=list(cfg.seeds))
+    return {
+        "table": table,
+        "summary": summary.reset_index(),
+        "exact": _exact(run, cfg, [stream for stream in streams if stream.seed == cfg.seeds[0]]),
+        "precision": _precision(run, cfg, streams),
+        **_theory(run, cfg),
+        "flops": beside_the_paper(_rows(run, "flops", counted_steps, {}, OmegaConf.to_container(cfg.flops))),
+        "steps": step_table(run, cfg.steps),
+        "scaling": scaling,
+        "fits": fits(scaling),
+    }
+
+
+def _rows(run: Run, name: str, function: Callable[..., Any], key: dict[str, Any], settings: Any) -> pd.DataFrame:
+    """Return the rows of a function of plain settings, a unit of work; `key` identifies what it is bound to."""
+    found = run.unit(
+        f"ginger/{name}", key | settings, lambda: {"rows": function(**settings)}, version=2, about=f"ginger {name}"
+    )
+    return pd.DataFrame(found["rows"])
+
+
+def _approximation(run: Run, cfg: DictConfig, streams: Iterable[Stream]) -> pd.DataFrame:
+    parts = []
+    cells = [(stream, decay, rank) for stream in streams for decay in cfg.decays for rank in cfg.ranks]
+    for stream, decay, rank in run.progress(cells, "approximation"):
+        settings = {"decay": decay, "rank": rank, "dampings": list(cfg.dampings)}
+        rows = _rows(run, "approximation", partial(approximation_errors, stream), {"stream": stream.key}, settings)
+        place = {"task": stream.name, "seed": stream.seed, "num_parameters": stream.num_parameters}
+        parts.append(pd.DataFrame([place | {"decay": decay, "rank": rank}] * len(rows)).join(rows))
+    return pd.concat(parts, ignore_index=True)
+
+
+def _exact(run: Run, cfg: DictConfig, streams: Iterable[Stream]) -> pd.DataFrame:
+    cases = [(stream.name, stream.key, stream.sampled, stream.losses[-1], cfg.decays) for stream in streams]
+    generator = run.generator("gaussians")
+    gaussians = torch.randn(GAUSSIANS[0] + 1, GAUSSIANS[1], dtype=torch.float64, generator=generator)
+    key = {"gaussians": list(GAUSSIANS), "generator": "gaussians"}
+    cases.append(("gaussians", key, gaussians[:-1], gaussians[-1], [cfg.gaussian_decay]))
+    parts = []
+    for name, key, vectors, gradient, decays in cases:
+        for decay in decays:
+            settings = {"decay": decay, "num": cfg.exact.num_updates}
+            settings |= {"dampings": list(cfg.exact.dampings), "ranks": list(cfg.exact.ranks)}
+            rows = _rows(run, "exact", partial(exact_statements, vectors, gradient), {"stream": key}, settings)
+            rows.insert(0, "stream", name)
+            parts.append(rows)
+    return pd.concat(parts, ignore_index=True)
+
+
+def _precision(run: Run, cfg: DictConfig, streams: Iterable[Stream]) -> pd.DataFrame:
+    rows: list[dict[str, Any]] = []
+    for stream in streams:
+        for damping in cfg.exact.precision_dampings:
+            settings = {"decay": cfg.decays[-1], "damping": damping, "rank": cfg.exact.precision_rank}
+            errors = partial(precision_errors, stream.sampled, stream.losses[-1], **settings)
+            about = f"single precision on {stream.name}, seed {stream.seed}, γ = {damping:g}"
+            found = run.unit(
+                "ginger/precision", {"stream": stream.key, **settings}, errors, version=2, about=about
+            )
+            rows.append({"stream": stream.name, "seed": stream.seed, **settings, **found})
+    return pd.DataFrame(rows)
+
+
+def _theory(run: Run, cfg: DictConfig) -> dict[str, pd.DataFrame]:
+    splits: DataSplits = instantiate(cfg.theory.data)
+    run.record_data(splits.name, splits.checksum)
+    lemma_1 = []
+    for changes in cfg.lemma_1.dampings:
+        settings = OmegaConf.merge(cfg.lemma_1, {"ginger": changes})
+        bounds = partial(eigenvalue_bounds, run, splits, settings)
+        key = {"data": splits.checksum, "settings": settings}
+        found = run.unit("ginger/eigenvalues", key, bounds, version=2, about=f"Lemma 1, {changes}")
+        lemma_1 += found["rows"]
+    problem = SoftmaxRegression.of(splits)
+    tables: dict[str, list[dict[str, Any]]] = {"descent": [], "convergence": []}
+    for damping in cfg.theory.dampings:
+        for seed in run.progress(cfg.theory.seeds, "softmax regression"):
+            key = {"data": splits.checksum, "theory": cfg.theory}
+            found = followed(run, problem, cfg.theory, **key, damping=damping, repeat=seed)
+            for name, rows in tables.items():
+                rows += [{"damping": damping, "seed": seed} | row for row in found[name]]
+    return {"eigenvalues": pd.DataFrame(lemma_1)} | {name: pd.DataFrame(rows) for name, rows in tables.items()}

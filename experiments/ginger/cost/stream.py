@@ -4,19 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
-from hydra.utils import instantiate
-from omegaconf import DictConfig, OmegaConf
 from torch import Tensor, nn
 
-from curvlab.lab import Run, task_label
-from curvlab.lab.data import DataSplits
-from curvlab.lab.models import build_model
+from curvlab.lab import Run, unit
 from curvlab.linalg import flatten
 from curvlab.training import curvature_step, train
+from experiments.shared.task import Task
 
 CHUNK = 2**16  # parameters that are factorised at a time
 
@@ -44,70 +40,36 @@ class Stream:
     key: dict[str, Any]
 
 
-def gradient_stream(run: Run, name: str, settings: DictConfig, seed: int) -> Stream:
-    """Train by SGD with `curvature_step`, and return what an optimizer with a curvature would have seen.
+class StreamTask(Task):
+    """A network and data; reads `stream` of the settings: num_steps, batch_size, lr, momentum, checkpoints."""
 
-    Every matrix that the two optimizers or their targets make of these gradients is a multiple of the identity
-    outside their span, so that coordinates in an orthonormal basis of it lose nothing: inner products, and so all
-    norms and errors, are those of all P parameters. Ginger (one matrix for all parameters) and QNG compute with
-    inner products alone: they do the same in these coordinates.
+    def stream(self, seed: int) -> Stream:
+        """Train by SGD with `curvature_step`, and return what an optimizer with a curvature would have seen.
 
-    Args:
-        run: seeds, store, device.
-        name: of the task.
-        settings: of the task: `data`, `model`, `seed_name`, `stream` (num_steps, batch_size, lr, momentum,
-            checkpoints).
-        seed: of this run.
-    """
-    splits: DataSplits = instantiate(settings.data)
-    run.record_data(splits.name, splits.checksum)
-    stream: dict[str, Any] = OmegaConf.to_container(settings.stream, resolve=True)  # type: ignore[assignment]
-    key = {
-        "name": settings.seed_name,
-        "data": splits.checksum,
-        "model": OmegaConf.to_container(settings.model, resolve=True),
-        "stream": stream,
-        "repeat": seed,
-    }
-    stored = run.unit(
-        "ginger/stream",
-        key,
-        partial(_recorded, run, splits, settings, stream, seed),
-        version=1,
-        about=f"gradients of {task_label(name)}, seed {seed}",
-    )
-    return Stream(
-        name=task_label(name),
-        seed=seed,
-        sampled=stored["sampled"],
-        checkpoints=tuple(stream["checkpoints"]),
-        losses=stored["losses"],
-        num_parameters=stored["num_parameters"],
-        key=key,
-    )
+        Every matrix that the two optimizers or their targets make of these gradients is a multiple of the identity
+        outside their span, so that coordinates in an orthonormal basis of it lose nothing: inner products, and so
+        all norms and errors, are those of all P parameters. Ginger (one matrix for all parameters) and QNG compute
+        with inner products alone: they do the same in these coordinates.
+        """
+        key = self.key | {"stream": self.settings.stream, "repeat": seed}
+        checkpoints = tuple(self.settings.stream.checkpoints)
+        return Stream(self.label, seed, checkpoints=checkpoints, key=key, **_recorded(self.run, self, **key))
 
 
-def _recorded(
-    run: Run, splits: DataSplits, settings: DictConfig, stream: dict[str, Any], seed: int
-) -> dict[str, Any]:
-    model = build_model(
-        partial(instantiate, settings.model),
-        input_shape=splits.input_shape,
-        num_outputs=splits.num_outputs,
-        generator=run.generator("start", settings.seed_name, seed),
-    ).to(run.device)
-    recorder = Recorder(
-        model.parameters(), lr=stream["lr"], momentum=stream["momentum"], checkpoints=stream["checkpoints"]
-    )
+@unit("ginger/stream", version=2, about="gradients of {seed_name}, seed {repeat}")
+def _recorded(run: Run, task: StreamTask, /, *, stream: Any, repeat: int, **_: Any) -> dict[str, Any]:
+    model = task.build(task.generator("start", repeat))
+    settings = {"lr": stream.lr, "momentum": stream.momentum, "checkpoints": stream.checkpoints}
+    recorder = Recorder(model.parameters(), **settings)
     train(
         model,
         nn.CrossEntropyLoss(),
-        splits.train,
-        num_steps=stream["num_steps"],
-        batch_size=stream["batch_size"],
+        task.splits.train,
+        num_steps=stream.num_steps,
+        batch_size=stream.batch_size,
         optimizer=recorder,
         step=curvature_step,
-        generator=run.generator("batches", settings.seed_name, seed),
+        generator=task.generator("batches", repeat),
     )
     found = coordinates(torch.stack([*recorder.sampled, *recorder.losses])).cpu()
     return {

@@ -25,7 +25,6 @@ from curvlab.problem.batch import Inputs
 from curvlab.seeding import generator_of
 from curvlab.shown import Shown, Summary, counted
 from curvlab.solvers import Solver, default_solver
-from curvlab.solvers.solver import IterativeSolver
 
 
 @dataclass(frozen=True, repr=False)
@@ -233,9 +232,7 @@ class _System:
 
     def depends_on(self) -> dict[str, Any]:
         """Return what solutions depend on."""
-        solver = self.solver.settings() if isinstance(self.solver, IterativeSolver) else self.solver
-        kind = type(self.solver).__name__
-        return {"operator": self.operator, "rtol": self.rtol, "solver": (kind, solver), "seed": self.generator}
+        return {"operator": self.operator, "rtol": self.rtol, "solver": self.solver, "seed": self.generator}
 
     def mean_gradient(self) -> Tensor:
         """Return 1/N sum_n w_n ∇l_n, (P,), of a sum, too."""

@@ -11,6 +11,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from curvlab.iterate import progress_bar
 from curvlab.problem import Data, Loss
 from curvlab.sampling.chains import run_chains
 from curvlab.sampling.diagnostics import NUM_ERRORS_FROM_ZERO, standard_error
@@ -132,6 +133,7 @@ def choose_sgld_settings(
     num_steps: int = 100,
     weights: Tensor | None = None,
     chunk_size: int | None = None,
+    progress: bool = True,
     generator: torch.Generator | int,
 ) -> SGLDSettings:
     """Choose step size, friction and localization for `estimate_llc`.
@@ -163,6 +165,7 @@ def choose_sgld_settings(
         num_steps: of a pilot at least.
         weights: as for `estimate_llc`.
         chunk_size: as for `estimate_llc`; 1 for models that `vmap` does not take.
+        progress: show a bar of the pilots, at most 8.
         generator: or a seed; the only source of randomness.
 
     Warns:
@@ -189,7 +192,7 @@ def choose_sgld_settings(
     step = _Step(4 * _STABILITY / (nbeta * surface.top) if surface.top > 0 else 1 / nbeta, reach=1.0)
     report = [f"at w0: λmax {surface.top:.3g}, tr(H) {surface.trace:.3g}; first step size {step.size:.2g}"]
     last, highest, problem = None, 0.0, "every pilot diverged"
-    for attempt in range(1, _MAX_ROUNDS + 1):
+    for attempt in progress_bar("pilots", range(1, _MAX_ROUNDS + 1), progress=progress):
         seeds = [_seed(generator) for _ in range(num_chains)]
         found = search.pilot(step, seeds, num_steps, chunk_size=chunk_size, probe=probe)
         if found is None:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from curvlab.iterate import Checkpoint, iterate
+from curvlab.shown import Shown, Summary, counted
 from curvlab.training.schedules import BatchOrder, Schedule, ScheduleName, named_schedule
 from curvlab.training.steps import gradient_norm as norm_of
 from curvlab.training.steps import step_by_closure
@@ -23,8 +24,8 @@ EnsembleOptimizer: TypeAlias = Literal["sgd", "adam"]
 
 
 # ------------------------------------------------------------------------ K copies on shared batches
-@dataclass(frozen=True)
-class Ensemble:
+@dataclass(frozen=True, repr=False)
+class Ensemble(Shown):
     """K trained copies of a model.
 
     Attributes:
@@ -36,6 +37,16 @@ class Ensemble:
     parameters: Tensor
     losses: Tensor
     learning_rates: tuple[float, ...]
+
+    def summary(self) -> Summary:
+        """Return the range of the copies' losses in the last epoch, and how long it took."""
+        last = self.losses[:, -1]
+        return Summary(
+            "ensemble: loss",
+            f"from {float(last.min()):.4g} to {float(last.max()):.4g}",
+            f"{len(last):,} copies in the last of {counted(self.losses.shape[1], 'epoch')}",
+            (counted(len(self.learning_rates), "step"),),
+        )
 
 
 @dataclass

@@ -10,6 +10,8 @@ from typing import Any, Protocol, TypeAlias
 import torch
 from torch import Tensor
 
+from curvlab.shown import Shown, Summary, counted
+
 State: TypeAlias = tuple[Tensor, ...]  # the parameters (P,), then the optimizer's own vectors (P,)
 
 
@@ -105,8 +107,8 @@ def rule_of(optimizer: torch.optim.Optimizer) -> UpdateRule:
 
 
 # ------------------------------------------------------------------------------------ the run
-@dataclass(frozen=True)
-class TrainingRun:
+@dataclass(frozen=True, repr=False)
+class TrainingRun(Shown):
     """A training by single steps on given batches, complete enough to differentiate through it.
 
     `train(..., record=True)` returns it as `TrainingHistory.run`.
@@ -147,6 +149,10 @@ class TrainingRun:
         """T, steps taken."""
         return len(self.batches)
 
+    def summary(self) -> Summary:
+        """Return its length and rule."""
+        return Summary("training run", counted(self.num_steps, "step"), f"of {self.rule}")
+
     def length(self) -> RunLength:
         """Return how far the run goes; only for SGD."""
         if not isinstance(self.rule, SGDRule):
@@ -157,8 +163,8 @@ class TrainingRun:
         return RunLength(self.learning_rates, self.rule.momentum, self.rule.weight_decay)
 
 
-@dataclass(frozen=True)
-class TrainingHistory:
+@dataclass(frozen=True, repr=False)
+class TrainingHistory(Shown):
     """What `train` returns.
 
     Attributes:
@@ -195,6 +201,13 @@ class TrainingHistory:
     def num_steps(self) -> int:
         """Optimizer steps taken."""
         return len(self.learning_rates)
+
+    def summary(self) -> Summary:
+        """Return the training loss of the first and the last epoch, and how long it took."""
+        found = f"from {self.losses[0]:.4g} to {self.losses[-1]:.4g}" if self.losses else "of no step"
+        examples = f"{counted(self.num_examples, 'example')} in batches of {self.batch_size:,}"
+        length = (counted(self.num_steps, "step"), counted(len(self.losses), "epoch"))
+        return Summary("training: loss", found, examples, length)
 
     @property
     def final_lr(self) -> float:

@@ -15,6 +15,7 @@ from curvlab.lab import ClaimResult, Computed
 from curvlab.lab.reporting import load_claims
 from experiments.benchmarks.attribution.claims import MIN_QUERIES
 from experiments.benchmarks.attribution.compute import RESPONSES
+from experiments.benchmarks.attribution.libraries.worker import TrainedNetwork
 from experiments.benchmarks.attribution.methods import (
     COSINE,
     DOT,
@@ -33,7 +34,6 @@ from experiments.benchmarks.attribution.methods import (
 from experiments.benchmarks.attribution.ranks import OTHER, SAME, correlations, rank_table
 from experiments.benchmarks.attribution.removal import RANDOM
 from experiments.benchmarks.attribution.which_score import BY_LDS, BY_PAPER, which_score
-from experiments.benchmarks.influence_peers.worker import TrainedNetwork
 
 RANKING = {
     DOT,
@@ -55,7 +55,7 @@ def test_every_method_is_judged_by_retraining(
     run_smoke: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("CURVLAB_PEERS_PYTHON", raising=False)
-    folder = run_smoke("benchmarks/attribution")
+    folder = run_smoke("benchmarks/attribution", "parts=[scores]")
     table, queries = (pd.read_csv(folder / f"{name}.csv") for name in ("table", "queries"))
     done = table[(table.status == "done") & (table.method != RANDOM)]
     assert set(done.method) == OURS
@@ -128,7 +128,7 @@ def test_every_method_is_judged_by_retraining(
     ranked = lds["out of reach"].isna()
     assert lds[ranked].agreement.is_monotonic_decreasing
     assert (lds[~ranked].score.str.startswith("PBRF")).all()
-    assert len(load_claims(folder)) == 15
+    assert len(load_claims(folder)) == 15 + 3  # and those of retraining, which was not asked for
 
 
 def made_up(lds: dict[str, float], num_halves: int = 300) -> pd.DataFrame:
@@ -155,7 +155,8 @@ def removals(rises: dict[str, float], random: float) -> pd.DataFrame:
 
 
 def verdicts(results: list[ClaimResult]) -> dict[str, str]:
-    return {result.claim.id.removesuffix("-net"): result.verdict for result in results}
+    asked = [result for result in results if "parts does not name" not in (result.explanation or "")]
+    return {result.claim.id.removesuffix("-net"): result.verdict for result in asked}
 
 
 def test_claims_compare_best_dampings(
@@ -181,7 +182,7 @@ def test_claims_compare_best_dampings(
         tables = {"ranks": ranks.assign(**{OTHER: ranks[SAME]}) if other else ranks, "removals": rises}
         tables |= {"queries": pd.DataFrame(agreement), "timing": pd.DataFrame(timing)}
         tables |= {"rest": pd.DataFrame(rest), "table": pd.DataFrame(table)}
-        return judged("benchmarks/attribution", computed_of(tables, {"seed": 0}))
+        return judged("benchmarks/attribution", computed_of(tables, {"seed": 0, "parts": ["scores"]}))
 
     results = results_of(lds)
     assert verdicts(results) == {

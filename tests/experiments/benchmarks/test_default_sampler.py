@@ -14,10 +14,8 @@ from torch import nn
 
 from curvlab.lab import ClaimResult, all_targets
 from curvlab.lab.reporting.claim_sheet import load_claim_sheet
-from experiments.benchmarks.llc.claims import _default_sampler
-from experiments.benchmarks.llc.default_sampler import COLUMNS, steps, summary, told_excess
-from experiments.benchmarks.llc.devinterp_chains import DivergedError, devinterp_chains
-from experiments.benchmarks.llc.methods import available
+from experiments.benchmarks.llc.default_sampler import COLUMNS, judge, steps, summary, told_excess
+from experiments.benchmarks.llc.devinterp_chains import DivergedError, available, devinterp_chains
 
 OURS = {"step_size": 1e-4, "localization": 100.0, "num_draws": 40, "num_burnin_steps": 30, "nbeta": 170.0}
 OURS |= {"initial_loss": 0.02, "replacement": True, "batch_size": 128, "num_chains": 2}
@@ -107,12 +105,12 @@ def verdicts() -> Callable[[dict[str, object]], dict[str, str]]:
     claims_file = all_targets()["benchmarks/llc"].claims_file
     assert claims_file is not None
 
-    def judge(row: dict[str, object]) -> dict[str, str]:
+    def of_row(row: dict[str, object]) -> dict[str, str]:
         table = pd.DataFrame([row], columns=list(COLUMNS))
-        results: list[ClaimResult] = _default_sampler(load_claim_sheet(claims_file), table)
+        results: list[ClaimResult] = judge(table, load_claim_sheet(claims_file))
         return {result.claim.id: result.verdict for result in results}
 
-    return judge
+    return of_row
 
 
 def test_verdicts_of_a_step(verdicts: Callable[[dict[str, object]], dict[str, str]]) -> None:

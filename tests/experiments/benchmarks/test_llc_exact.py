@@ -1,4 +1,4 @@
-"""bench-llc-exact: the Gibbs sampler against closed forms and quadrature; coefficients; verdicts; end to end."""
+"""bench-llc, exact values: the Gibbs sampler against closed forms and quadrature; coefficients; verdicts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from analytic_models import aoyagi_watanabe
 
 from curvlab.lab import ClaimResult, Computed
 from curvlab.lab.reporting import load_claims
-from experiments.benchmarks.llc_exact import AT_START, UNSTABLE, coefficient, gibbs_values, singular_network
+from experiments.benchmarks.llc.exact import AT_START, UNSTABLE, coefficient, gibbs_values, singular_network
 
 FP64 = torch.float64
 
@@ -74,14 +74,14 @@ def test_the_network_has_its_rank() -> None:
 
 
 def test_from_the_networks_to_the_verdicts(run_smoke: Callable[..., Path]) -> None:
-    folder = run_smoke("benchmarks/llc_exact")
-    table, noises = (pd.read_csv(folder / f"{name}.csv") for name in ("table", "noises"))
+    folder = run_smoke("benchmarks/llc", "parts=[exact]")
+    table, noises = (pd.read_csv(folder / f"{name}.csv") for name in ("exact", "exact_noises"))
     assert table.sampler.tolist() == ["averaged noises", "underdamped", AT_START]
     assert table.ratio.tolist() == pytest.approx((table.estimate / table.exact).tolist(), rel=1e-4)
     assert noises.groupby("sampler").size().to_dict() == {"SGLD": 2, "averaged noises": 2}
     ids = {result.claim.id.removesuffix("-2-layers-6-rank-3") for result in load_claims(folder)}
     assert {"unstable-step-refused", "asymptote", "averaged-noises"} < ids
-    assert (folder / "figure.png").is_file()
+    assert (folder / "figure_exact.png").is_file()
 
 
 @pytest.mark.parametrize(
@@ -115,9 +115,11 @@ def test_verdicts(
         for step in (0.1, 0.2, 0.3)
         for name, error in (("SGLD", 1.0), ("averaged noises", 0.1))
     ]
-    tables = {"table": pd.DataFrame([row | {"sampler": name} for name in ("underdamped", AT_START)])}
-    tables["noises"] = pd.DataFrame(noises)
-    results = judged("benchmarks/llc_exact", computed_of(tables, {"gibbs": {"num_chains": 4}}))
+    tables = {"exact": pd.DataFrame([row | {"sampler": name} for name in ("underdamped", AT_START)])}
+    tables["exact_noises"] = pd.DataFrame(noises)
+    results = judged(
+        "benchmarks/llc", computed_of(tables, {"parts": ["exact"], "exact": {"gibbs": {"num_chains": 4}}})
+    )
     verdicts = {result.claim.id: result.verdict for result in results}
     assert verdicts["exact-value-n-underdamped"] == right
     assert verdicts["unstable-step-refused-n"].replace("not reproduced", "refuted") == refused

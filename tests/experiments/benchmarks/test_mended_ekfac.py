@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from experiments.benchmarks.influence_peers.mended_ekfac import mended
+from experiments.benchmarks.attribution.libraries.mended_ekfac import mended
 
 DAMPING = 0.1
 

@@ -16,11 +16,11 @@ from torch import Tensor, nn
 from curvlab.influence import per_example_gradients
 from curvlab.lab import Computed
 from curvlab.lab.models import ConvNet, LeNet5, small_causal_language_model
+from experiments.benchmarks.attribution.libraries.networks import build, reached
+from experiments.benchmarks.attribution.libraries.token_margins import token_margins
+from experiments.benchmarks.attribution.libraries.worker import METHODS, TrainedNetwork
 from experiments.benchmarks.attribution.methods import FILTER, PBRF, UNROLLED, _ekfac, _stored
 from experiments.benchmarks.attribution.plot import draw
-from experiments.benchmarks.influence_peers.networks import build, reached
-from experiments.benchmarks.influence_peers.token_margins import token_margins
-from experiments.benchmarks.influence_peers.worker import METHODS, TrainedNetwork
 
 NUM_TRAIN, NUM_TEST, VOCABULARY, TOKENS = 6, 2, 7, 4
 

@@ -17,9 +17,9 @@ from curvlab.curvature import GaussNewtonOperator
 from curvlab.lab.models import ConvNet, small_causal_language_model
 from curvlab.linalg import identity
 from curvlab.solvers import Ekfac
-from experiments.benchmarks.influence_peers import process
-from experiments.benchmarks.influence_peers.compute import pearson
-from experiments.benchmarks.influence_peers.worker import TrainedNetwork
+from experiments.benchmarks.attribution.exactness import pearson
+from experiments.benchmarks.attribution.libraries import process
+from experiments.benchmarks.attribution.libraries.worker import TrainedNetwork
 
 PYTHON = os.environ.get("CURVLAB_PEERS_PYTHON")
 pytestmark = pytest.mark.skipif(not PYTHON, reason="CURVLAB_PEERS_PYTHON is not set")

@@ -14,14 +14,13 @@ from torch import nn
 from curvlab.lab import ClaimResult, Computed
 from curvlab.lab.reporting import load_claims
 from curvlab.training import shuffled_batches
-from experiments.benchmarks.retraining.compute import HALVES, LEFT_OUT, ratios, summary
-from experiments.benchmarks.retraining.floor import floor_seconds
-from experiments.benchmarks.retraining.network import Network
+from experiments.benchmarks.attribution.retraining import HALVES, LEFT_OUT, Network, floor_seconds, ratios, summary
 
 
 def test_both_ways_end_at_the_same_parameters(run_smoke: Callable[..., Path]) -> None:
-    folder = run_smoke("benchmarks/retraining")
-    table, timing, floors = (pd.read_csv(folder / f"{name}.csv") for name in ("table", "timing", "floors"))
+    folder = run_smoke("benchmarks/attribution", "parts=[retraining]")
+    names = ("retraining", "retraining_timing", "floors")
+    table, timing, floors = (pd.read_csv(folder / f"{name}.csv") for name in names)
     assert table[["dtype", "what", "copies"]].to_numpy().tolist() == [
         [dtype, what, copies] for dtype in ("float64", "float32") for what, copies in ((LEFT_OUT, 6), (HALVES, 12))
     ]
@@ -31,8 +30,9 @@ def test_both_ways_end_at_the_same_parameters(run_smoke: Callable[..., Path]) ->
     assert (table[table.dtype == "float32"]["largest difference"] < 1e-5).all()
     assert (timing[["seconds_one_by_one", "seconds_together"]] > 0).all(axis=None)
     assert (floors[["products ms", "batched_products ms", "update ms"]] > 0).all(axis=None)
-    assert (folder / "figure.png").is_file()
-    verdicts = {result.claim.id: result.verdict for result in load_claims(folder)}
+    assert (folder / "figure_retraining.png").is_file()
+    results = [result for result in load_claims(folder) if "parts does not name" not in (result.explanation or "")]
+    verdicts = {result.claim.id: result.verdict for result in results}
     assert verdicts["same-parameters-mlp-8-digits-200"] == "reproduced"
     assert len(verdicts) == 5  # that, and two comparisons in two precisions
 
@@ -128,12 +128,14 @@ def test_claims(
     expected: list[str],
 ) -> None:
     timing = pd.concat([made_up(LEFT_OUT, *left_out, difference=difference), made_up(HALVES, *halves)])
-    results = judged("benchmarks/retraining", computed_of({"timing": timing, "floors": FLOORS}))
+    tables = {"retraining_timing": timing, "floors": FLOORS}
+    results = judged("benchmarks/attribution", computed_of(tables, {"parts": ["retraining"]}))
+    results = [result for result in results if "parts does not name" not in (result.explanation or "")]
     assert [result.verdict for result in results] == expected
     assert [result.claim.id for result in results] == [
         "faster-together-net-float64",
         "same-parameters-net",
-        "halves-in-ten-trainings-net-float64",
+        "timed-halves-net-float64",
     ]
     for result in results:
         if result.verdict != "reproduced" and "faster" in result.claim.id:

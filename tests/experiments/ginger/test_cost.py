@@ -17,15 +17,12 @@ from curvlab.lab import ClaimResult, Computed
 from curvlab.lab.reporting import load_claims
 from curvlab.optim import Ginger
 from experiments.ginger.cost import TARGET, stream
-from experiments.ginger.cost.approximation import approximation_errors
-from experiments.ginger.cost.convergence import Path as FollowedPath
-from experiments.ginger.cost.convergence import SoftmaxRegression, follow, lemma_2, theorem_1
-from experiments.ginger.cost.counted import gradient_flops, own_flops
-from experiments.ginger.cost.exactness import precision_errors
-from experiments.ginger.cost.matrices import ginger_of, inverse_of, update
-from experiments.ginger.cost.recursions import algorithm_1, kept_inverse
-from experiments.ginger.cost.scaling import polynomial_fit
+from experiments.ginger.cost.exactness import algorithm_1, kept_inverse, precision_errors
+from experiments.ginger.cost.matrices import approximation_errors, ginger_of, inverse_of, update
+from experiments.ginger.cost.operations import gradient_flops, own_flops, polynomial_fit
 from experiments.ginger.cost.stream import Stream, coordinates
+from experiments.ginger.cost.theory import Path as FollowedPath
+from experiments.ginger.cost.theory import SoftmaxRegression, follow, lemma_2, theorem_1
 
 
 def vectors(count: int, size: int, seed: int = 0) -> np.ndarray:
@@ -230,7 +227,7 @@ EXACT = {
     "cut-optimal": "reproduced",
     "algorithm-1": "refuted",
     "qng-moving-average": "reproduced",
-    "printed-beta": "refuted",
+    "printed-beta": "out of reach",
     "observation-1": "reproduced",
     "observation-1-halved": "reproduced",
     "inverse-more-accurate": "not reproduced",
@@ -285,9 +282,8 @@ def test_claims_on_cost_follow_the_tables(
     judged: Callable[[str, Computed], list[ClaimResult]],
 ) -> None:
     tables = {path.stem: pd.read_csv(path) for path in folder.glob("*.csv")}
-    tables["steps"]["seconds_to_adam"] = tables["steps"].seconds_to_adam.where(
-        tables["steps"].forward != "shared", 2.5
-    )
+    steps = tables["steps"]
+    steps["seconds_to_adam"] = steps.seconds_to_adam.where(steps.forward != "shared", 2.5 + 1e-3 * steps.repeat)
     tables["flops"]["to_adam"] = tables["flops"].to_adam + 0.2
     ginger = (tables["fits"].optimizer == "Ginger") & (tables["fits"].quantity == "milliseconds")
     tables["fits"].loc[ginger, "r_squared"] = [0.999 - 1e-5 * k for k in range(ginger.sum())]

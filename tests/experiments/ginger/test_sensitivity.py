@@ -52,7 +52,7 @@ def cells(grid: float = 0.004, damping: float = 0.03, *, unclipped: float = 0.1)
             "lr": 0.1,
             "at_edge": False,
         }
-        | {"accuracy": place[-1], "min_train_loss": (1 - place[-1]) ** 3, "diverged": place[-1] < 0.2}
+        | {"accuracy": place[-1], "min_train_loss": 1e-3 * (1 - place[-1]) ** 3, "diverged": place[-1] < 0.2}
         for place in places
         for seed in range(3)
     ]
@@ -65,6 +65,8 @@ def cells(grid: float = 0.004, damping: float = 0.03, *, unclipped: float = 0.1)
         (cells(), "insensitive", "reproduced"),
         (cells(grid=0.015), "insensitive", "direction only"),
         (cells(grid=0.05), "insensitive", "not reproduced"),
+        (cells().assign(min_train_loss=0.1), "insensitive", "out of reach"),  # not in the paper's regime
+        (cells().assign(min_train_loss=0.1), "damping-decides", "reproduced"),  # ours
         (cells(), "damping-decides", "reproduced"),
         (cells(grid=0.05, damping=0.01, unclipped=0.9), "damping-decides", "not reproduced"),
         (cells(), "tuned-above-default", "reproduced"),

@@ -86,9 +86,11 @@ def rows(
         (rows(lora_gain=2.0), "gain-smaller-with-lora", "not reproduced"),
         (rows()[lambda table: table.weights == "full"], "gain-smaller-with-lora", "out of reach"),
         (rows(slope=0.1), "rank-lowers-perplexity-full", "not reproduced"),
-        (rows(slope=2.0), "perplexity-below-qng-lora", "not reproduced"),
+        (rows(slope=1.25), "perplexity-below-qng-lora", "not reproduced"),
         (rows(), "perplexity-and-rouge-full", "reproduced"),
         (rows(curvature=-0.2), "curvature-works-lora", "not reproduced"),
+        (rows(), "reaches-regime-full", "reproduced"),
+        (rows(slope=2.0), "perplexity-below-adam-full", "out of reach"),
         (rows(), "cost-lora", "not reproduced"),  # the made-up costs
         (rows(), "printed-lora-gain", "not reproduced"),  # the printed table contradicts the text by itself
     ],

@@ -131,6 +131,18 @@ def test_each_point_may_have_its_own_epsilon_and_a_problem_may_stand_for_the_dat
     assert ProximalNewton(rtol=1e-4, max_steps=100).minimize(together).converged
 
 
+def test_points_may_be_indices_of_training_examples(mlp: Classifier) -> None:
+    model, loss, (x, y) = mlp
+    chosen, settings = [7, 2, 7], {"damping": DAMPING, "epsilon": 0.1}
+    examples = ProximalBregmanObjective(model, loss, (x, y), (x[chosen], y[chosen]), **settings)
+    u = torch.randn(*examples.shape, dtype=torch.float64)
+    for points in (chosen, torch.tensor(chosen)):
+        found = ProximalBregmanObjective(model, loss, (x, y), points, **settings)
+        assert_close(found.gradient(u), examples.gradient(u))
+    with pytest.raises(ValueError, match="points must be indices of training examples from 0 to 11"):
+        ProximalBregmanObjective(model, loss, (x, y), [12], **settings)
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [

@@ -12,6 +12,7 @@ from curvlab.influence.retraining.responses import of_copies
 from curvlab.linalg import flatten
 from curvlab.problem import Data, Problem
 from curvlab.problem.batch import Inputs
+from curvlab.shown import Shown, Summary
 
 # Which two responses each gap lies between (Bae et al. 2022, Sec. C.2), in the order of Table 5 and Fig. 4.
 GAPS = {
@@ -23,8 +24,8 @@ GAPS = {
 }
 
 
-@dataclass(frozen=True)
-class Gap:
+@dataclass(frozen=True, repr=False)
+class Gap(Shown):
     """The distance of two sets of K networks, group by group.
 
     The paper calls it the L2 distance between the outputs and does not say whether it is divided by √N.
@@ -36,6 +37,10 @@ class Gap:
 
     per_example: Tensor
     total: Tensor
+
+    def summary(self) -> Summary:
+        """Return its mean over groups."""
+        return Summary("gap", f"{float(self.per_example.mean()):.3g}", f"mean over {len(self.total):,} groups")
 
 
 def output_gaps(

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -11,6 +11,7 @@ from torch.func import vjp, vmap
 
 from curvlab.curvature import GaussNewtonOperator
 from curvlab.curvature.linearise import use_vmap
+from curvlab.influence.derivatives import checked_points
 from curvlab.linalg import LinearOperator, flatten, flatten_columns, identity, unflatten, unflatten_columns
 from curvlab.problem import Data, Loss, Problem
 from curvlab.problem.batch import Inputs
@@ -30,7 +31,7 @@ class ProximalBregmanObjective:
         model: in eval mode; copied, never changed. Or a `Problem` in the place of model, loss, train and weights.
         loss: nn.CrossEntropyLoss, nn.MSELoss or nn.BCEWithLogitsLoss.
         train: data of the mean Bregman divergence.
-        points: the K examples z.
+        points: indices of the K training examples z; or other examples, as data.
         damping: proximity weight, positive.
         epsilon: weight ε of a point's loss, not zero: a number, or (K,), one for each point. For an exact
             response take c / ‖∇l(z)‖: all points then move about equally far, neither across the kinks of a ReLU
@@ -49,7 +50,7 @@ class ProximalBregmanObjective:
         model: nn.Module | Problem,
         loss: Loss | None = None,
         train: Data | None = None,
-        points: Data | None = None,
+        points: Tensor | Sequence[int] | Data | None = None,
         *,
         damping: float,
         epsilon: float | Tensor,
@@ -61,13 +62,16 @@ class ProximalBregmanObjective:
         if not damping > 0:
             raise ValueError(f"damping must be positive, got {damping}: it is the weight of the proximity term")
         if points is None:
-            raise TypeError("pass points=..., the examples whose weight changes")
+            raise TypeError("pass points=..., the indices of the examples whose weight changes")
         problem = Problem.of(model, loss, train, weights, memory_budget, batch_size=batch_size)
         if problem.loss.reduction != "mean":
             raise ValueError("the objective is a mean over training examples: use a loss with reduction='mean'")
         self.damping = damping
         self.problem = problem.normalised().copied(dtype)
-        self.points = self.problem.with_data(points)
+        if isinstance(points, Tensor | range) or (isinstance(points, list | tuple) and isinstance(points[0], int)):
+            chosen = checked_points(points, self.problem.num_examples)
+            points = [batch for index in chosen.split(1) for batch in self.problem.data.select(index)]
+        self.points = self.problem.with_data(cast("Data", points), name="points")
         self.num_examples, self.num_points = self.problem.num_examples, self.points.num_examples
         self.shape = (self.problem.num_parameters, self.num_points)
         self.epsilon = per_point(epsilon, self.num_points).to(self.problem.device, dtype)

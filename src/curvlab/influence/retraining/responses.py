@@ -7,7 +7,7 @@ epochs; the minimiser brings the batches of the retraining, K/2 epochs of them f
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 import torch
@@ -105,7 +105,7 @@ def proximal_bregman_response(
     model: nn.Module | Problem,
     loss: Loss | None = None,
     train: Data | None = None,
-    points: Data | None = None,
+    points: Tensor | Sequence[int] | Data | None = None,
     *,
     damping: float,
     epsilon: float | Tensor,

@@ -1,0 +1,100 @@
+"""A worker process under a limit of time and of memory."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+# Imported, although it is only run as a file: what it measures is then known to depend on its code (`make stale`).
+from experiments.benchmarks.attribution.libraries import worker
+
+WORKER = Path(str(worker.__file__))
+OWN_LIBRARIES = ("curvlab", "gradients", "curvlinops")  # run with this Python; the others with peers_python
+
+
+def measure(
+    network: Mapping[str, Any],
+    options: Mapping[str, Any],
+    *,
+    peers_python: str | None,
+    time_limit: float,
+    memory_limit: float,
+) -> dict[str, Any]:
+    """Return {"status": "done", "scores", "cpu_seconds", "peak_bytes", ...}, or a status that says why not.
+
+    Args:
+        network: what `worker.TrainedNetwork` reads.
+        options: library, method and the library's own options.
+        peers_python: a Python that has the libraries which cannot live beside our dependencies, or None.
+        time_limit: seconds of processor time of the worker.
+        memory_limit: GiB of its resident memory.
+    """
+    own = options["library"] in OWN_LIBRARIES
+    python = sys.executable if own else peers_python
+    if python is None:
+        return {"status": "not installed"}
+    if not own and not Path(python).exists():
+        raise FileNotFoundError(
+            f"peers_python={python} does not exist: build it with `python -m venv DIR && DIR/bin/pip install "
+            "'.[peers]'`, and pass peers_python=DIR/bin/python, or peers_python=null to leave the peers out."
+        )
+    with tempfile.TemporaryDirectory() as folder:
+        source, target, log = (Path(folder) / name for name in ("network.pt", "result.pt", "log"))
+        torch.save(dict(network), source)
+        command = [python, "-W", "ignore", str(WORKER), str(source), str(target), json.dumps(dict(options))]
+        environment = os.environ | {"OMP_NUM_THREADS": str(options.get("num_threads", 1))}
+        if own:
+            environment["PYTHONPATH"] = os.pathsep.join(p for p in sys.path if p)
+        with log.open("w") as output:
+            process = subprocess.Popen(command, stdout=output, stderr=output, env=environment)
+            broken = _watch(process, time_limit, memory_limit)
+        if broken is not None:
+            return {"status": broken}
+        if process.returncode != 0 or not target.exists():
+            return {"status": _reason(log.read_text())}
+        return {"status": "done", **torch.load(target, weights_only=True)}
+
+
+def _watch(process: subprocess.Popen, time_limit: float, memory_limit: float) -> str | None:
+    """Wait for the process; end it and return the reason where it passes a limit."""
+    start = time.monotonic()
+    while process.poll() is None:
+        seconds, memory = _usage(process.pid, since=start)
+        broken = None
+        if seconds > time_limit:
+            broken = f"over the time limit of {time_limit:g} s"
+        elif memory > memory_limit * 2**30:
+            broken = f"over the memory limit of {memory_limit:g} GiB"
+        if broken is not None:
+            process.kill()
+            process.wait()
+            return broken
+        time.sleep(0.1)
+    return None
+
+
+def _usage(pid: int, *, since: float) -> tuple[float, int]:
+    """Return seconds of processor time and resident bytes; elapsed time and 0 where /proc does not tell."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        ticks = int(fields[11]) + int(fields[12])
+        return ticks / os.sysconf("SC_CLK_TCK"), int(fields[21]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, IndexError):
+        return time.monotonic() - since, 0
+
+
+def _reason(log: str) -> str:
+    lines = [line.strip() for line in log.splitlines() if line.strip()]
+    last = lines[-1] if lines else "no message"
+    if "PackageNotFoundError" in last or last.startswith("ModuleNotFoundError"):
+        return "not installed"
+    return f"failed: {last[:160]}"

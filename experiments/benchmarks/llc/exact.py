@@ -1,0 +1,354 @@
+"""Deep linear networks beside their exact values at this n, temperature and localization.
+
+y = W_L ... W_1 x with all layers of one width d, at the most singular parameter of a true map of rank r: every W
+is diag(1, ..., 1, 0, ..., 0). The labels are the network's own, so that this is the minimum exactly. The density
+exp(-nbeta L(w) - localization/2 |w - w0|²), whose mean loss an estimate is of, is sampled exactly, without a step
+size: each layer given the others is Gaussian (`gibbs_values`).
+"""
+
+from __future__ import annotations
+
+import math
+import time
+import warnings
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from matplotlib.figure import Figure
+from omegaconf import DictConfig
+from torch import Tensor, nn
+
+from curvlab.lab import (
+    Claim,
+    ClaimResult,
+    ClaimSheet,
+    Computed,
+    Interval,
+    Run,
+    exact,
+    out_of_reach,
+    plots,
+    t_interval,
+    unit,
+)
+from curvlab.lab import judge as judge_claim
+from curvlab.sampling import SettingsWarning, choose_sgld_settings, default_nbeta, estimate_llc
+from curvlab.sampling.settings import Sampler
+
+AT_START = "SGLD, step set at the start"
+UNSTABLE = "the step is too large where the chains are"
+NAMES = {"sgld": "SGLD", "averaged": "averaged noises", "underdamped": "underdamped"}
+
+
+def compute(run: Run, cfg: DictConfig) -> dict[str, pd.DataFrame]:
+    """Return the estimates of each network and sampler beside exact values, and averaged noises beside SGLD."""
+    cfg = cfg.exact
+    names = ("num_examples", "num_chains", "batch_size", "num_burnin_steps", "num_draws")
+    shared = {name: cfg[name] for name in names}
+    rows, noises = [], []
+    for layers in run.progress(list(cfg.networks), "networks"):
+        network = dict(zip(("num_layers", "width", "rank"), layers, strict=True))
+        for name in cfg.samplers:
+            found = chosen_estimate(run, **network, **shared, sampler=name)
+            rows.append(_row(run, cfg, network, NAMES[name], found))
+        fixed = {"localization": cfg.at_start.localization, "stability": cfg.at_start.stability, "friction": None}
+        found = fixed_estimate(run, **network, **shared, **fixed)
+        rows.append(_row(run, cfg, network, AT_START, found))
+    for layers in cfg.noises.networks:
+        network = dict(zip(("num_layers", "width", "rank"), layers, strict=True))
+        for stability in cfg.noises.stabilities:
+            for name, friction in (("sgld", None), ("averaged", math.inf)):
+                fixed = {"localization": cfg.noises.localization, "stability": stability, "friction": friction}
+                found = fixed_estimate(run, **network, **shared, **fixed)
+                noises.append({"stability_at_start": stability} | _row(run, cfg, network, NAMES[name], found))
+    return {"exact": pd.DataFrame(rows), "exact_noises": pd.DataFrame(noises)}
+
+
+def _row(
+    run: Run, cfg: DictConfig, network: dict[str, int], sampler: str, found: dict[str, Any]
+) -> dict[str, Any]:
+    num_layers, width, rank = network.values()
+    settings = {"num_examples": cfg.num_examples, "localization": found["localization"]}
+    truth = exact_value(
+        run, **network, **settings, num_chains=cfg.gibbs.num_chains, num_sweeps=cfg.gibbs.num_sweeps
+    )
+    known = coefficient([width] * (num_layers + 1), rank)
+    row = {"network": f"{num_layers}-layers-{width}-rank-{rank}", "parameters": num_layers * width**2}
+    row |= {"n": cfg.num_examples, "sampler": sampler, **found, **truth, "asymptote": known}
+    return row | {"ratio": found["estimate"] / truth["exact"], "exact_to_asymptote": truth["exact"] / known}
+
+
+@unit("benchmarks/llc_exact/chosen", version=1, about="{sampler} on {num_layers} linear layers of width {width}")
+def chosen_estimate(
+    run: Run, /, *, sampler: Sampler, num_burnin_steps: int, num_draws: int, **key: Any
+) -> dict[str, Any]:
+    """Return the estimate at what `choose_sgld_settings` finds."""
+    model, data = _singular(run, key)
+    batches = {"batch_size": key["batch_size"], "num_burnin_steps": num_burnin_steps}
+    began = time.process_time()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", SettingsWarning)  # it is among the problems
+        seed = run.generator("llc_exact pilots", sampler, key["num_layers"], key["width"])
+        chosen = choose_sgld_settings(model, half_square, data, **batches, sampler=sampler, generator=seed)
+    seed = run.generator("llc_exact chains", sampler, key["num_layers"], key["width"])
+    settings = {"num_chains": key["num_chains"], "num_draws": num_draws, "settings": chosen, "generator": seed}
+    llc = estimate_llc(model, half_square, data, **batches, **settings)
+    return _found(llc, chosen.friction, began)
+
+
+@unit(
+    "benchmarks/llc_exact/fixed", version=1, about="{num_layers} linear layers of width {width} at one step size"
+)
+def fixed_estimate(
+    run: Run, /, *, stability: float, localization: float, friction: float | None, num_draws: int, **key: Any
+) -> dict[str, Any]:
+    """Return the estimate at the step size of this stability at the start, where λmax is the number of layers."""
+    model, data = _singular(run, key)
+    nbeta = default_nbeta(key["num_examples"])
+    began = time.process_time()
+    llc = estimate_llc(
+        model,
+        half_square,
+        data,
+        num_chains=key["num_chains"],
+        num_draws=num_draws,
+        num_burnin_steps=key["num_burnin_steps"],
+        batch_size=key["batch_size"],
+        step_size=4 * stability / (nbeta * key["num_layers"] + localization),
+        localization=localization,
+        friction=friction,
+        generator=run.generator("llc_exact fixed", key["num_layers"], key["width"], str(stability)),
+    )
+    return _found(llc, friction, began)
+
+
+def _found(llc: Any, friction: float | None, began: float) -> dict[str, Any]:
+    low, high = llc.interval()
+    names = (
+        "nbeta",
+        "step_size",
+        "localization",
+        "curvature_cutoff",
+        "rhat",
+        "ess",
+        "stability",
+        "top_eigenvalue",
+    )
+    return {name: float(getattr(llc, name)) for name in names} | {
+        "friction": friction,
+        "estimate": llc.value,
+        "low": float(low),
+        "high": float(high),
+        "problem": "; ".join(text.split(":")[0] for text in llc.problems),
+        "cpu_seconds": time.process_time() - began,
+    }
+
+
+@unit("benchmarks/llc_exact/gibbs", version=1, about="exact value of {num_layers} linear layers of width {width}")
+def exact_value(
+    run: Run, /, *, num_chains: int, num_sweeps: int, localization: float, **key: Any
+) -> dict[str, float]:
+    """Return the exact value with its standard error, over independent Gibbs chains without their first fifth."""
+    model, (inputs, _) = _singular(run, key)
+    layers = [parameter.detach().double() for parameter in model.parameters()]
+    moments = inputs.double().T @ inputs.double() / len(inputs)
+    generator = run.generator("llc_exact gibbs", key["num_layers"], key["width"], str(localization))
+    nbeta = default_nbeta(key["num_examples"])
+    settings: dict[str, Any] = {"nbeta": nbeta, "localization": localization, "num_sweeps": num_sweeps}
+    chains = [
+        gibbs_values(layers, moments, **settings, generator=generator)[num_sweeps // 5 :].mean()
+        for _ in range(num_chains)
+    ]
+    means = torch.stack(chains)
+    return {"exact": float(means.mean()), "exact_stderr": float(means.std()) / math.sqrt(num_chains)}
+
+
+# --------------------------------------------------------------------------------------- the networks
+def _singular(run: Run, key: dict[str, Any]) -> tuple[nn.Sequential, tuple[Tensor, Tensor]]:
+    model = singular_network(key["num_layers"], key["width"], key["rank"]).to(run.device)
+    inputs = torch.randn(
+        key["num_examples"], key["width"], generator=run.generator("linear inputs", str(key["width"]))
+    ).to(run.device)
+    with torch.no_grad():
+        return model, (inputs, model(inputs))
+
+
+def half_square(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Return half the squared distance, mean over examples: -ln p of unit variance, but for a constant."""
+    return 0.5 * (outputs - targets).square().sum(-1).mean()
+
+
+def singular_network(num_layers: int, width: int, rank: int) -> nn.Sequential:
+    """Return layers without bias, each diag(1, ..., 1, 0, ..., 0) with `rank` ones."""
+    layers = nn.Sequential(*(nn.Linear(width, width, bias=False) for _ in range(num_layers)))
+    with torch.no_grad():
+        for layer in layers:
+            layer.weight.copy_(torch.diag((torch.arange(width) < rank).float()))  # type: ignore[operator]
+    return layers
+
+
+def gibbs_values(
+    start: Sequence[Tensor],
+    moments: Tensor,
+    *,
+    nbeta: float,
+    localization: float,
+    num_sweeps: int,
+    generator: torch.Generator,
+) -> Tensor:
+    """Return nbeta L(W) after each sweep over the layers, (num_sweeps,), drawn from the exact density.
+
+    L(W) = 1/2 tr[(W_L ... W_1 - T) S (W_L ... W_1 - T)ᵀ], T the product of `start`, S the mean of x xᵀ. With
+    A = W_L ... W_{i+1} and B Bᵀ = W_{i-1} ... W_1 S (W_{i-1} ... W_1)ᵀ the density of W_i given the others is
+    Gaussian: its precision is nbeta AᵀA ⊗ BBᵀ + localization, diagonal in the eigenvectors of the two, and
+    precision × mean = nbeta Aᵀ T S (W_{i-1} ... W_1)ᵀ + localization start_i. No step size, no rejections.
+
+    Args:
+        start: w0, from W_1 to W_L; where the chain begins, and what the localization pulls to.
+        moments: S, positive definite.
+        nbeta: inverse temperature times number of examples.
+        localization: γ, above 0.
+        num_sweeps: each layer once, in random order.
+        generator: the only source of randomness.
+
+    Cost of a sweep: L pairs of eigendecompositions d x d, and L² products.
+    """
+    layers, root = [layer.clone() for layer in start], torch.linalg.cholesky(moments)
+    target = _product(start, torch.eye(len(moments)).to(moments)) @ root
+    values = []
+    for _ in range(num_sweeps):
+        for i in torch.randperm(len(layers), generator=generator).tolist():
+            below = _product(layers[:i], root)
+            above = _product(layers[i + 1 :], torch.eye(layers[i].shape[0]).to(root))
+            left, left_vectors = torch.linalg.eigh(above.T @ above)
+            right, right_vectors = torch.linalg.eigh(below @ below.T)
+            precision = nbeta * torch.outer(left.clamp(min=0), right.clamp(min=0)) + localization
+            linear = nbeta * above.T @ target @ below.T + localization * start[i]
+            noise = torch.randn(layers[i].shape, generator=generator, dtype=root.dtype)
+            drawn = left_vectors.T @ linear @ right_vectors / precision + noise / precision.sqrt()
+            layers[i] = left_vectors @ drawn @ right_vectors.T
+        values.append(0.5 * nbeta * (_product(layers, root) - target).square().sum())
+    return torch.stack(values)
+
+
+def _product(layers: Sequence[Tensor], first: Tensor) -> Tensor:
+    for layer in layers:
+        first = layer @ first
+    return first
+
+
+def coefficient(sizes: Sequence[int], rank: int) -> float:
+    """Return the learning coefficient of a deep linear network, n to infinity (Aoyagi 2024, Theorem 1).
+
+    For widths H_1, ..., H_{L+1}, with excesses Δ_i = H_i - r, take the set Σ of the smallest of them, l + 1 in
+    number, for which max Δ_Σ < min of the others, sum Δ_Σ >= l max Δ_Σ and sum Δ_Σ < l min of the others. With
+    M = ceil(sum Δ_Σ / l) and a = sum Δ_Σ - (M - 1) l
+
+        λ = [r (H_1 + H_{L+1}) - r²]/2 + a (l - a)/(4 l) - l (l - 1)/4 (sum Δ_Σ / l)² + 1/2 sum_{i<j} Δ_i Δ_j.
+
+    Args:
+        sizes: of the inputs, the hidden layers, and the outputs.
+        rank: r, of the true map.
+    """
+    if len(sizes) < 2 or not 0 <= rank <= min(sizes):
+        raise ValueError(f"a map of rank {rank} needs two sizes or more, none below the rank; got {list(sizes)}")
+    excess = sorted(size - rank for size in sizes)
+    for count in range(2, len(excess) + 1):
+        chosen, others = excess[:count], excess[count:]
+        l, total = count - 1, sum(chosen)  # noqa: E741  # the theorem's letter
+        least = min(others, default=math.inf)
+        if chosen[-1] < least and total >= l * chosen[-1] and total < l * least:
+            a = total - (math.ceil(total / l) - 1) * l
+            pairs = (total**2 - sum(value**2 for value in chosen)) / 2
+            regular = (rank * (sizes[0] + sizes[-1]) - rank**2) / 2
+            return regular + a * (l - a) / (4 * l) - l * (l - 1) / 4 * (total / l) ** 2 + pairs / 2
+    raise ValueError(f"no set of sizes fulfils the theorem's conditions: {list(sizes)}, rank {rank}")
+
+
+# ---------------------------------------------------------------------------------------------- claims
+CLAIMS = ("exact-value", "unstable-step-refused", "asymptote", "averaged-noises")
+
+
+def judge(computed: Computed, claims: ClaimSheet) -> list[ClaimResult]:
+    """Judge the chosen samplers, the unstable step, the asymptote, and averaged noises against SGLD."""
+    table = computed["exact"].fillna({"problem": ""})
+    results = []
+    for _, row in table.iterrows():
+        of = f"{row.network}-{row.sampler}".lower().replace(",", "").replace(" ", "-")
+        if row.sampler == AT_START:
+            results.append(_refused(claims.claim("unstable-step-refused", of=row.network), row))
+            asymptote = claims.claim("asymptote", of=row.network)
+            error = 1.96 * row.exact_stderr / row.asymptote
+            low, high = row.exact_to_asymptote - error, row.exact_to_asymptote + error
+            interval = Interval(
+                low, high, "normal 95 %, Gibbs chains", int(computed.config["exact"]["gibbs"]["num_chains"])
+            )
+            why = f"nbeta is {row.nbeta:.4g}, the localization {row.localization:.3g}."
+            results.append(judge_claim(asymptote, float(row.exact_to_asymptote), interval, if_not_reproduced=why))
+        else:
+            results.append(_right(claims.claim("exact-value", of=of), row))
+    return [*results, _averaged(claims.claim("averaged-noises"), computed["exact_noises"])]
+
+
+def _right(claim: Claim, row: pd.Series) -> ClaimResult:
+    # The errors of the chains, t over 4, and of the exact value, normal.
+    half = np.hypot((row.high - row.low) / 2 / row.exact, 1.96 * row.ratio * row.exact_stderr / row.exact)
+    said = f"{row.ratio:.3f} ({row.ratio - half:.3f} to {row.ratio + half:.3f})"
+    if row.problem:
+        return out_of_reach(claim, f"Refused: {row.problem}. The ratio is {said}.")
+    why = f"Step size {row.step_size:.2g}, localization {row.localization:.3g}, stability {row.stability:.2g}."
+    interval = Interval(float(row.ratio - half), float(row.ratio + half), "t 95 %, chains", 4)
+    return judge_claim(claim, float(row.ratio), interval, if_not_reproduced=why)
+
+
+def _refused(claim: Claim, row: pd.Series) -> ClaimResult:
+    refused = float(UNSTABLE in row.problem or "diverged" in row.problem)
+    why = f"The estimate is {row.ratio:.3g} of the exact value at a stability of {row.stability:.3g}."
+    found = judge_claim(claim, refused, exact(refused, kind="one estimate"), if_not_reproduced=why)
+    return replace(found, explanation=why)
+
+
+def _averaged(claim: Claim, noises: pd.DataFrame) -> ClaimResult:
+    errors = noises.assign(error=(noises.ratio - 1).abs())
+    errors = errors.pivot_table(index=["network", "stability_at_start"], columns="sampler", values="error")
+    excess = (errors[NAMES["averaged"]] - errors[NAMES["sgld"]]).to_numpy()
+    why = "; ".join(f"{name}: {100 * errors[name].mean():.1f} % on average" for name in errors)
+    return judge_claim(claim, float(excess.mean()), t_interval(excess, unit="settings"), if_not_reproduced=why)
+
+
+# --------------------------------------------------------------------------------------------- figure
+def draw(computed: Computed) -> dict[str, Figure]:
+    """Return estimates over exact values by network and sampler; and by step, with and without averaged noises."""
+    figure, axes = plots.figure(1, 2, panel_size=(4.6, 3.2))
+    table, noises = computed["exact"].fillna({"problem": ""}), computed["exact_noises"]
+    networks = table.network.unique().tolist()
+    for index, (sampler, own) in enumerate(table.groupby("sampler", sort=False)):
+        places = [networks.index(name) + 0.15 * (index - 1.5) for name in own.network]
+        errors = [(own.estimate - own.low) / own.exact, (own.high - own.estimate) / own.exact]
+        style: dict[str, Any] = {"color": plots.PALETTE[index], "marker": plots.MARKERS[index]}
+        axes[0, 0].errorbar(places, own.ratio, yerr=errors, linestyle="none", capsize=3, label=sampler, **style)
+        for place, (_, row) in zip(places, own.iterrows(), strict=True):
+            if row.problem:
+                axes[0, 0].plot(place, row.ratio, markerfacecolor="white", zorder=3, **style)
+    asymptotes = 1 / table[table.sampler == AT_START].exact_to_asymptote
+    axes[0, 0].plot(range(len(networks)), asymptotes, "k_", markersize=14, label="Aoyagi's coefficient, γ = 10")
+    axes[0, 0].set_xticks(range(len(networks)), networks)
+    axes[0, 0].set_title("hollow: refused")
+    for index, (sampler, own) in enumerate(noises.groupby("sampler", sort=False)):
+        for network, of_one in own.groupby("network"):
+            errors = [
+                (of_one.estimate - of_one.low) / of_one.exact,
+                (of_one.high - of_one.estimate) / of_one.exact,
+            ]
+            label, marker = f"{sampler}, {network}", plots.MARKERS[index]
+            axes[0, 1].errorbar(of_one.stability, of_one.ratio, yerr=errors, marker=marker, capsize=3, label=label)
+    axes[0, 1].set_xlabel("stability where the chains end, ε (nβ λmax + γ)/4")
+    for ax in axes[0]:
+        ax.axhline(1.0, color="black", linewidth=1)
+        ax.set_ylabel("estimate / exact value")
+        ax.legend(fontsize=6)
+    return {"figure_exact.png": figure}

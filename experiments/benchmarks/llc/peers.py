@@ -1,0 +1,272 @@
+"""Estimates of every chain and seconds by method; each method is given the same setting."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from itertools import pairwise, product
+from typing import Any
+
+import pandas as pd
+import torch
+from matplotlib.figure import Figure
+from omegaconf import DictConfig
+from torch import Tensor, nn
+
+from curvlab.lab import ClaimResult, ClaimSheet, Computed, Run, exact, out_of_reach, panels, plots, t_interval
+from curvlab.lab import judge as verdict
+from curvlab.problem import stack
+from curvlab.sampling import default_nbeta, effective_sample_size, estimate_llc, split_rhat
+from curvlab.sampling.diagnostics import problems_of, standard_error
+from experiments.benchmarks.gauges import kernel_threads, load_average
+from experiments.benchmarks.llc import default_sampler, polynomials
+from experiments.benchmarks.llc.devinterp_chains import available, devinterp_traces
+from experiments.benchmarks.llc.power import power_table
+from experiments.shared.stats import mean
+from experiments.shared.task import Task, TrainedTask
+
+SHARED = ("num_chains", "num_draws", "num_burnin_steps", "batch_size", "step_size", "localization")
+PEER = "devinterp, with replacement"
+Turn = tuple[int, int]  # threads, repeat
+Setting = dict[str, Any]
+
+
+def compute(run: Run, cfg: DictConfig) -> dict[str, pd.DataFrame]:
+    """Return estimates by chain, their means, seconds by method, the known answers, and the diagnostics' power."""
+    methods = [name for name in METHODS if available(name)]
+    (task,) = (each.trained() for each in Task.each(run, cfg))
+    settings = task.settings
+    setting = {name: settings[name] for name in SHARED}
+    results: dict[Turn, dict[str, Any]] = {}
+    for turn in run.progress(list(product(settings.num_threads, range(settings.num_repeats))), "repeats"):
+        key = task.key | setting | {"methods": methods, "threads": turn[0], "repeat": turn[1]}
+        about = f"LLC of {task.label}, {turn[0]} threads, repeat {turn[1]}"
+        repeat = partial(_repeat, task, setting, methods, turn)
+        results[turn] = run.unit("benchmarks/llc", key, repeat, version=2, about=about)
+    floors = {}
+    for num_threads in settings.num_threads:
+        about = f"floor of {task.label}, {num_threads} threads"
+        key, floor = task.key | setting | {"threads": num_threads}, partial(_floor, task, setting, num_threads)
+        floors[num_threads] = run.unit("benchmarks/llc_floor", key, floor, version=1, about=about)
+    table = pd.DataFrame([row for turn in results for row in _rows(task, turn, results[turn], methods)])
+    run.note(
+        load_average=load_average(),
+        reduced=[f"{name} is not installed" for name in METHODS if name not in methods],
+    )
+    return {
+        "table": table,
+        "summary": summary_table(table),
+        "timings": _timing_table(results, floors, methods),
+        "known": polynomials.known_table(run, cfg.known),
+        "power": power_table(run, cfg.power),
+        "default_sampler": default_sampler.default_sampler_table(run, task, settings),
+    }
+
+
+# ------------------------------------------------------------------------------------ methods
+def _curvlab(task: TrainedTask, setting: Setting, generator: torch.Generator, *, vmap: bool = False) -> Tensor:
+    nbeta, chunk_size = default_nbeta(task.num_train), setting["num_chains"] if vmap else None
+    settings = setting | {"nbeta": nbeta, "chunk_size": chunk_size}
+    llc = estimate_llc(task.model, nn.CrossEntropyLoss(), task.train, **settings, generator=generator)
+    return llc.nbeta * (llc.losses - llc.initial_loss)
+
+
+def _devinterp(
+    task: TrainedTask, setting: Setting, generator: torch.Generator, *, replacement: bool = False
+) -> Tensor:
+    nbeta, initial_loss = default_nbeta(task.num_train), task.train_loss
+    settings = setting | {"nbeta": nbeta, "initial_loss": initial_loss, "replacement": replacement}
+    data = stack(task.train, torch.arange(task.num_train))
+    seed = int(torch.randint(2**31, (), generator=generator))
+    found, _ = devinterp_traces(task.model, data, settings, seed=seed)
+    return nbeta * (torch.as_tensor(found["loss/trace"]) - initial_loss)
+
+
+# The first is what a user gets, the second the same with parallel kernels in place of a thread for each core.
+METHODS: dict[str, Callable[[TrainedTask, Setting, torch.Generator], Tensor]] = {
+    "curvlab": _curvlab,
+    "curvlab, one vmap": partial(_curvlab, vmap=True),
+    "devinterp": _devinterp,
+    PEER: partial(_devinterp, replacement=True),
+}
+
+
+def _repeat(task: TrainedTask, setting: Setting, methods: list[str], turn: Turn) -> dict[str, Any]:
+    """Return estimates of every chain, R-hat and seconds by method."""
+    # Turn about: the first of one repeat is the last of the next.
+    order = methods if turn[1] % 2 == 0 else methods[::-1]
+    with kernel_threads(turn[0]):
+        return {name: _measured(name, task, setting, task.run.generator("llc", name, *turn)) for name in order}
+
+
+def _measured(name: str, task: TrainedTask, setting: Setting, generator: torch.Generator) -> dict[str, Any]:
+    """Return estimates by chain, R-hat, what `LLC.problems` would say of the draws, seconds by clock and cores.
+
+    A short run comes first: what PyTorch loads when it is first asked for something belongs to no method.
+    """
+    METHODS[name](task, setting | {"num_draws": 4, "num_burnin_steps": 0}, torch.Generator().manual_seed(0))
+    start, cpu_start = time.perf_counter(), time.process_time()
+    draws = METHODS[name](task, setting, generator)
+    seconds, cpu_seconds = time.perf_counter() - start, time.process_time() - cpu_start
+    rhat, (ess, ess_tail) = split_rhat(draws), (effective_sample_size(draws, kind) for kind in ("bulk", "tail"))
+    quality: dict[str, Any] = {"rhat": rhat, "ess": ess, "ess_tail": ess_tail, "stderr": standard_error(draws)}
+    problems = problems_of(draws, draws[:, :0], **quality)
+    return {
+        "per_chain": draws.double().mean(1).tolist(),
+        "rhat": rhat,
+        "problem": "; ".join(text.split(":")[0] for text in problems),
+        "seconds": seconds,
+        "cpu_seconds": cpu_seconds,
+    }
+
+
+def _floor(task: TrainedTask, setting: Setting, num_threads: int) -> dict[str, Any]:
+    with kernel_threads(num_threads):
+        return dict(floor_seconds(task.model, setting, num_steps=20))
+
+
+def floor_seconds(model: nn.Module, setting: Mapping[str, Any], *, num_steps: int) -> dict[str, float]:
+    """Return seconds, on the clock and of all cores, of the matrix products and the normals alone.
+
+    Scaled up from `num_steps` steps. Products of one step and layer (B, I) x (I, O): outputs, weight gradient, and
+    input gradient but for the first.
+    """
+    layers = [m.weight for m in model.modules() if isinstance(m, nn.Linear)]
+    sizes = [int(layers[0].shape[1]), *(int(weight.shape[0]) for weight in layers)]
+    generator = torch.Generator().manual_seed(0)
+    values = [torch.randn(setting["batch_size"], size, generator=generator) for size in sizes]
+    weights = [torch.randn(a, b, generator=generator) for a, b in pairwise(sizes)]
+    noise = torch.empty(sum(parameter.numel() for parameter in model.parameters()))
+
+    def products() -> None:
+        for index, weight in enumerate(weights):
+            values[index] @ weight
+            values[index].T @ values[index + 1]
+            if index > 0:
+                values[index + 1] @ weight.T
+
+    def normals() -> None:
+        noise.normal_(0.0, 1.0, generator=generator)
+
+    scale = (setting["num_burnin_steps"] + setting["num_draws"]) / num_steps
+    found = {}
+    for name, work in {"products": products, "normals": normals}.items():
+        work()
+        start, cpu_start = time.perf_counter(), time.process_time()
+        for _ in range(num_steps * setting["num_chains"]):
+            work()
+        found[name] = scale * (time.perf_counter() - start)
+        found[f"{name}_cpu"] = scale * (time.process_time() - cpu_start)
+    return found
+
+
+# ------------------------------------------------------------------------------------ tables
+def _rows(task: TrainedTask, turn: Turn, result: dict[str, Any], methods: list[str]) -> list[dict[str, Any]]:
+    shared = {"model": task.label, "parameters": task.num_parameters, "n": task.num_train}
+    shared |= {"threads": turn[0], "repeat": turn[1]}
+    return [
+        shared
+        | {"method": name, "chain": chain, "llc": value}
+        | {key: result[name][key] for key in ("rhat", "problem")}
+        for name in methods
+        for chain, value in enumerate(result[name]["per_chain"])
+    ]
+
+
+def summary_table(table: pd.DataFrame) -> pd.DataFrame:
+    """Return each method's mean over all chains of all repeats, with its 95 % t interval."""
+    rows = []
+    for (model, method), own in table.groupby(["model", "method"], sort=False):
+        interval = t_interval(own.llc.to_numpy(), unit="chains")
+        row = {"model": model, "parameters": own.parameters.iloc[0], "n": own.n.iloc[0], "method": method}
+        row |= {"chains": len(own), "llc": own.llc.mean(), "low": interval.low, "high": interval.high}
+        row |= {"between_chains": own.llc.std(), "worst_rhat": own.rhat.max()}
+        rows.append(row | {"problems": "; ".join(sorted(set(own.problem) - {""}))})
+    summary = pd.DataFrame(rows)
+    ours = summary[summary.method == "curvlab"].iloc[0]
+    return summary.assign(overlaps_curvlab=(summary.low <= ours.high) & (summary.high >= ours.low))
+
+
+def _timing_table(
+    results: dict[Turn, dict[str, Any]], floors: dict[int, dict[str, float]], methods: list[str]
+) -> pd.DataFrame:
+    """Return seconds of each method, medians over repeats, and of the floor; ratios to curvlab in the same repeat.
+
+    `seconds` is on the clock, `cpu_seconds` of all cores: on a busy machine the latter says more with one thread;
+    with several it counts their waiting for each other, too.
+    """
+    rows = []
+    for num_threads in sorted(floors):
+        own = [result for turn, result in results.items() if turn[0] == num_threads]
+        for name in methods:
+            times, ours = (
+                pd.DataFrame([result[of] for result in own])[["seconds", "cpu_seconds"]]
+                for of in (name, "curvlab")
+            )
+            row = {"method": name, "threads": num_threads, "seconds": times.seconds.median()}
+            row |= {"fastest": times.seconds.min(), "slowest": times.seconds.max()}
+            row["cpu_seconds"] = times.cpu_seconds.median()
+            ratios = (times / ours).median()
+            rows.append(row | {"to_curvlab": ratios.seconds, "cpu_to_curvlab": ratios.cpu_seconds})
+        for label, name in {"matrix products alone": "products", "normals alone": "normals"}.items():
+            clock, cpu = floors[num_threads][name], floors[num_threads][f"{name}_cpu"]
+            known = {"seconds": clock, "fastest": clock, "slowest": clock, "cpu_seconds": cpu}
+            rows.append({"method": label, "threads": num_threads, **known})
+    return pd.DataFrame(rows)
+
+
+# ------------------------------------------------------------------------------------ claims
+CLAIMS = (*polynomials.CLAIMS, "agrees-with-devinterp", *default_sampler.CLAIMS, "valid")
+
+
+def judge(computed: Computed, claims: ClaimSheet) -> list[ClaimResult]:
+    """Judge the polynomials, the peer, its defaults, and the estimates' validity by the house's own rule."""
+    table, known = computed["table"], computed["known"]
+    results = polynomials.judge(known, claims, num_chains=int(computed.config["known"]["num_chains"]))
+    claim = claims.claim("agrees-with-devinterp")
+    if PEER in set(table.method):
+        means = table.groupby(["threads", "repeat", "method"]).llc.mean().unstack()
+        why = f"curvlab has {means['curvlab'].mean():.4g}, devinterp {means[PEER].mean():.4g}."
+        found = mean(means[PEER] / means["curvlab"], unit="repeats")
+        results.append(verdict(claim, *found, if_not_reproduced=why))
+    else:
+        results.append(out_of_reach(claim, "devinterp is not installed."))
+    results += default_sampler.judge(computed["default_sampler"], claims)
+    compared = table.drop_duplicates(["threads", "repeat", "method"]).problem.fillna("")
+    kinds = {"of the methods": compared == "", "of polynomials": known.valid.astype(bool)}
+    whole = pd.concat(kinds.values())
+    counts = ", ".join(f"{int(valid.sum())} of {len(valid)} {kind}" for kind, valid in kinds.items())
+    why = f"Valid: {counts}. {'; '.join(sorted(set(compared) - {''}))}".strip()
+    share = float(whole.mean())
+    interval = exact(share, kind=f"{len(whole)} estimates")
+    return [*results, verdict(claims.claim("valid"), share, interval, if_not_reproduced=why)]
+
+
+# ------------------------------------------------------------------------------------ figures
+def draw(computed: Computed) -> dict[str, Figure]:
+    """Return the estimates beside their seconds, the polynomials, and the steps from devinterp's defaults."""
+    figures = {"figure.png": _draw_methods(computed["summary"], computed["timings"])}
+    if len(steps := computed["default_sampler"].dropna(subset="estimate")):
+        figures["default_sampler.png"] = default_sampler.draw(steps)
+    return figures | {"known.png": polynomials.draw(computed["known"])}
+
+
+def _draw_methods(summary: pd.DataFrame, timings: pd.DataFrame) -> Figure:
+    """Return estimates with their intervals on the left, seconds on the right."""
+    figure, axes = plots.figure(1, 2, panel_size=(4.6, 3.2))
+    left, right = axes[0]
+    summary = summary.fillna({"problems": ""}).assign(lost=lambda own: own.problems != "")
+    panels.forest(left, summary, name="method", value="llc", low="low", high="high", hollow="lost")
+    hollow = "; hollow: not valid" if summary.lost.any() else ""
+    x = f"estimated learning coefficient\n(95 % t interval over chains{hollow})"
+    panels.frame(left, x=x, title=str(summary.model.iloc[0]))
+    styles = panels.styles_of(sorted(timings.threads.unique()))
+    panels.bars(right, timings, name="method", value="cpu_seconds", by="threads", styles=styles)
+    for bars in right.containers:
+        right.bar_label(bars, fmt=" %.3g s", fontsize=7)
+    right.margins(x=0.3)
+    if timings.threads.nunique() > 1:
+        right.legend(title="threads", fontsize=7)
+    right.set_xlabel("CPU seconds of all cores\n(median; on the clock: timings.csv)")
+    return figure

@@ -1,0 +1,122 @@
+"""bench-influence-peers end to end at smoke scale; its workers against dense scores, and their limits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import torch
+from torch.func import functional_call, hessian, jacrev
+from torch.testing import assert_close
+
+from experiments.benchmarks.attribution.exactness import pearson
+from experiments.benchmarks.attribution.libraries import process
+from experiments.benchmarks.attribution.libraries.worker import METHODS, TrainedNetwork
+
+LIMITS = {"peers_python": None, "time_limit": 60.0, "memory_limit": 6.0}
+
+
+def network(num_train: int = 12) -> dict:
+    generator = torch.Generator().manual_seed(0)
+    sizes = [5, 4, 3]
+    shapes = [(4, 5), (4,), (3, 4), (3,)]
+    return {
+        "sizes": sizes,
+        "parameters": [torch.randn(shape, generator=generator).double() for shape in shapes],
+        "train_inputs": torch.randn(num_train, 5, generator=generator).double(),
+        "train_targets": torch.randint(3, (num_train,), generator=generator),
+        "test_inputs": torch.randn(2, 5, generator=generator).double(),
+        "test_targets": torch.tensor([0, 2]),
+        "damping": 0.1,
+    }
+
+
+def exact_scores(stored: dict) -> torch.Tensor:
+    """-∇l(test)ᵀ (G + damping I)⁻¹ ∇l(train) with a dense G, from Jacobians of the outputs."""
+    own = TrainedNetwork(stored)
+    shapes = {name: value.detach() for name, value in own.model.named_parameters()}
+
+    def jacobian(inputs: torch.Tensor) -> torch.Tensor:
+        blocks = jacrev(lambda parameters: functional_call(own.model, parameters, (inputs,)))(shapes)
+        return torch.cat([block.flatten(2) for block in blocks.values()], dim=2)
+
+    def gradient(inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        residuals = own.model(inputs).softmax(1) - torch.nn.functional.one_hot(targets, 3)
+        return torch.einsum("nc,ncp->np", residuals.detach(), jacobian(inputs))
+
+    inputs, _ = own.train
+    outputs = own.model(inputs).detach()
+    curvature = torch.stack([hessian(lambda h: torch.logsumexp(h, 0))(row) for row in outputs])
+    rows = jacobian(inputs)
+    matrix = torch.einsum("ncp,ncd,ndq->pq", rows, curvature, rows) / len(inputs)
+    damped = matrix + stored["damping"] * torch.eye(len(matrix)).double()
+    return -gradient(*own.test) @ torch.linalg.solve(damped, gradient(*own.train).T)
+
+
+@pytest.mark.parametrize(
+    ("library", "settings", "rtol"),
+    [("curvlab", {"rtol": 1e-8}, 1e-5), ("curvlinops", {"options": {"max_iter": 200, "tolerance": 1e-10}}, 1e-3)],
+)
+def test_solved_scores_equal_dense_ones(library: str, settings: dict, rtol: float) -> None:
+    if library == "curvlinops":
+        pytest.importorskip("curvlinops")
+    stored = network()
+    scores, _ = METHODS[library](TrainedNetwork(stored), settings)
+    assert_close(scores, exact_scores(stored), rtol=rtol, atol=1e-8)
+
+
+def test_plain_gradients_are_those_of_an_identity() -> None:
+    stored = network()
+    own = TrainedNetwork(stored)
+    scores, _ = METHODS["gradients"](own, {})
+    assert_close(scores, exact_scores(stored | {"damping": 1e9}) * 1e9, rtol=1e-6, atol=1e-6)
+    assert pearson(scores, exact_scores(stored)).min() < 0.9  # the curvature matters here: see test_target
+
+
+def test_correlation_is_invariant_to_scale_and_zero_for_constants() -> None:
+    scores = torch.tensor([[1.0, 2.0, 4.0], [3.0, 3.0, 3.0], [1.0, -1.0, 0.0]]).double()
+    other = torch.tensor([[10.0, 20.0, 40.0], [1.0, 2.0, 3.0], [-1.0, 1.0, 0.0]]).double()
+    assert_close(pearson(scores, other), torch.tensor([1.0, 0.0, -1.0]).double())
+
+
+def test_a_peer_without_its_python_is_not_installed() -> None:
+    result = process.measure(network(), {"library": "dattri", "method": "cg"}, **LIMITS)
+    assert result == {"status": "not installed"}
+
+
+def test_a_missing_peers_python_says_how_to_build_it() -> None:
+    with pytest.raises(FileNotFoundError, match=r"pip install.*peers"):
+        process.measure(network(), {"library": "dattri"}, **{**LIMITS, "peers_python": "/nowhere/python"})
+
+
+@pytest.mark.parametrize(
+    ("limits", "reason"),
+    [({"time_limit": 0.05}, "over the time limit of 0.05 s"), ({"memory_limit": 1e-3}, "over the memory limit")],
+)
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="usage is read from /proc")
+def test_limits_end_a_worker(limits: dict, reason: str) -> None:
+    settings = {"library": "gradients"}
+    result = process.measure(network(), settings, **{**LIMITS, **limits})
+    assert result["status"].startswith(reason)
+
+
+def test_a_failing_worker_gives_its_last_line(tmp_path: Path) -> None:
+    python = tmp_path / "python"  # that does not get to the worker: what is checked is what becomes of its words
+    python.write_text("#!/bin/sh\nprintf 'Traceback:\\n  ...\\nValueError: invalid literal\\n' >&2\nexit 1\n")
+    python.chmod(0o755)
+    result = process.measure(network(), {"library": "dattri"}, **{**LIMITS, "peers_python": str(python)})
+    assert result == {"status": "failed: ValueError: invalid literal"}
+
+
+def test_target(run_smoke: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CURVLAB_PEERS_PYTHON", raising=False)
+    folder = run_smoke("benchmarks/attribution", "parts=[libraries]")
+    table = pd.read_csv(folder / "libraries.csv").set_index("method")
+    assert (folder / "figure_libraries.png").is_file()
+    assert table.status["dattri EK-FAC"] == "not installed"
+    ours = table.loc["curvlab (default)"]
+    assert ours.status == "done"
+    assert ours.pearson_worst > 0.99
+    assert ours.peak_gib > 0

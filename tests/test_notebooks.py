@@ -1,0 +1,40 @@
+"""Each notebook runs to its last cell, which says what should come out, and is committed with what it shows."""
+
+import json
+from pathlib import Path
+
+import matplotlib as mpl
+import pytest
+
+ROOT = Path(__file__).parents[1]
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+
+
+def cells(path: Path) -> list[dict]:
+    return json.loads(path.read_text(encoding="utf-8"))["cells"]
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_cells_run_to_what_should_have_come_out(path: Path) -> None:
+    code = [cell for cell in cells(path) if cell["cell_type"] == "code"]
+    assert "assert " in "".join(code[-1]["source"])
+    source = "\n".join("".join(cell["source"]) for cell in code)
+    with mpl.rc_context({"backend": "agg"}):
+        exec(compile(source, path.name, "exec"), {"display": str})  # noqa: S102 - our own notebook
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_outputs_are_those_of_this_source_and_small(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    assert len(text) <= 400_000
+    code = [cell for cell in cells(path) if cell["cell_type"] == "code"]
+    order = [cell["execution_count"] for cell in code]
+    assert order == list(range(1, len(code) + 1)), "run `make notebooks`"
+    outputs = [output for cell in code for output in cell["outputs"]]
+    assert sum("image/png" in output.get("data", {}) for output in outputs) >= 2
+    assert all(output["output_type"] != "error" and output.get("name") != "stderr" for output in outputs)
+    for place in (str(ROOT), str(Path.home()), "/site-packages/"):
+        assert place not in json.dumps(outputs)
+    ran = json.loads(text)["metadata"].get("ran")
+    assert ran == ["".join(cell["source"]) for cell in code], "its source has changed since: run `make notebooks`"

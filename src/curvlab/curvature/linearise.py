@@ -7,11 +7,13 @@ where they share the forward (`vmap`), 5F each in a loop.
 
 from __future__ import annotations
 
+import importlib
+import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import Literal, TypeVar
 
 import torch
@@ -86,12 +88,21 @@ class ColumnSums:
             place.add_(values, alpha=self.scale)
 
 
+@cache
+def _load_quietly() -> None:
+    """Let torch load what forward mode needs, without its 18 warnings on how it was written."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="`torch.jit.script` is deprecated", category=FutureWarning)
+        importlib.import_module("torch._decomp.decompositions_for_jvp")
+
+
 def tangents_of(rows: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
     """Cut (K, P) into tensors (K, *shape), or (P,) into (*shape), that forward mode uses without copying them.
 
     PyTorch copies a tangent that does not begin at the start of its storage, unlike its parameter. So each piece
     becomes a tensor with its own storage, on the same memory.
     """
+    _load_quietly()
     sizes = [tensor.numel() for tensor in like]
     pieces = [
         piece.view((*rows.shape[:-1], *tensor.shape))

@@ -1,8 +1,9 @@
 """One batch linearised: sums of columns, recorded forwards, two passes, finite differences."""
 
-from __future__ import subprocess
+from __future__ import annotations
 
 import os
+import subprocess
 import sys
 import weakref
 from pathlib import Path

@@ -25,7 +25,6 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 from omegaconf import DictConfig
-from torch import Tensor
 
 from curvlab.curvature import GaussNewtonOperator
 from curvlab.lab import (

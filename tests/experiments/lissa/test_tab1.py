@@ -43,7 +43,8 @@ def test_results_are_complete_and_follow_from_each_other(smoke: Path) -> None:
 
 def test_claims_can_fail(computed_of, judged) -> None:
     row = {
-        "task": "a", "train_loss": 1.0, "unit": "tokens", "per_example": 10, "parameters": 100, "forms": 1600, "trace": 50.0,
+        "task": "a", "train_loss": 1.0, "unit": "tokens", "per_example": 10, "parameters": 100,
+        "forms": 1600, "trace": 50.0,
         "trace_stderr": 1.0, "lambda_max": 0.3, "assumed_constant": 2.0, "constant": 5.0,
         "batch_size": 334, "batch_size_measured": 1667,
         "trace_per_parameter": 0.9, "trace_per_parameter_stderr": 0.01, "exact_trace": np.nan,

@@ -34,7 +34,8 @@ def test_the_rule_of_a_headlines_verdict(verdicts: str, verdict: str) -> None:
 @pytest.mark.parametrize(
     ("form", "text"),
     [
-        ("", "0.95"), (":%", "95 %"), (":-%", "−95 %"), (":/", "1.1"), (":interval", "0.95 (0.93 to 0.97)"),
+        ("", "0.95"), (":%", "95 %"), (":-%", "−95 %"), (":/", "1.1"), (":10^", "8.9"),
+        (":interval", "0.95 (0.93 to 0.97)"),
         (":points", "95 (93 to 97)"), (":paper", "0.93 (Pearson)"),
     ],
 )  # fmt: skip

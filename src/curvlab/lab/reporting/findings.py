@@ -15,9 +15,10 @@ lissa:
       number: 0.97                               # optional: of `shown`'s paper_value, for the picture
 
 A number in a sentence is a claim in braces, never typed: {item/claim} is its value with two digits, {item/claim:%}
-in percent, {item/claim:-%} with the other sign, {item/claim:/} one over it, {item/claim:interval} with its
-interval, {item/claim:points} that in percentage points, {item/claim:paper} what the paper states. A name with
-three parts is another paper's, {benchmarks/llc/ratio}. "(no value)" stands where results lack it.
+in percent, {item/claim:-%} with the other sign, {item/claim:/} one over it, {item/claim:10^} ten to its power,
+{item/claim:interval} with its interval, {item/claim:points} that in percentage points, {item/claim:paper} what the
+paper states. A name with three parts is another paper's, {benchmarks/llc/ratio}. "(no value)" stands where results
+lack it.
 
 The verdict of a headline is that of its claims at the largest preset that has judged one of them. Claims out of
 reach do not count; with R reproduced, D direction only, U undecided, N not reproduced or refuted of the others:
@@ -247,6 +248,7 @@ _FORMS: Mapping[str, Callable[[ClaimResult, float, Interval], str]] = {
     "%": lambda _, value, __: f"{written(100 * value)} %",
     "-%": lambda _, value, __: f"{written(-100 * value)} %",
     "/": lambda _, value, __: written(1 / value),
+    "10^": lambda _, value, __: written(10**value),
     "interval": lambda _, value, interval: _with_interval(value, interval),
     "points": lambda _, value, interval: _with_interval(value, interval, unit=100.0),
     "paper": lambda result, _, __: str(result.claim.paper_value),

@@ -234,7 +234,11 @@ def tell(paper: str, sentence: str, claims: Mapping[str, ClaimResult]) -> str:
 
 def written(value: float) -> str:
     """Return a number with two digits, with all before the point, and an exponent only where it must be."""
-    text = f"{abs(value):,.0f}" if 10 <= abs(value) < 1e5 else f"{abs(value):.2g}"
+    size = abs(value)
+    if 0.995 <= size < 1 or 99.5 <= size < 100:  # not quite all
+        text = f"{size:.4g}"
+    else:
+        text = f"{size:,.0f}" if 10 <= size < 1e5 else f"{size:.2g}"
     text = re.sub(r"e([+-])0*", r"e\1", text).replace("e+", "e")
     return f"−{text}" if value < 0 else text
 

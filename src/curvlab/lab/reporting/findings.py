@@ -14,11 +14,11 @@ lissa:
       finding: It does for networks stopped early (correlation {fig1/agreement-mlp-mnist-early}).
       number: 0.97                               # optional: of `shown`'s paper_value, for the picture
 
-A number in a sentence is a claim in braces, never typed: {item/claim} is its value with two digits, {item/claim:%}
-in percent, {item/claim:-%} with the other sign, {item/claim:/} one over it, {item/claim:10^} ten to its power,
-{item/claim:interval} with its interval, {item/claim:points} that in percentage points, {item/claim:paper} what the
-paper states. A name with three parts is another paper's, {benchmarks/llc/ratio}. "(no value)" stands where results
-lack it.
+A number in a sentence is a claim in braces, never typed: {item/claim} is its value x with two digits.
+{item/claim:-}, {item/claim:%}, {item/claim:-%}, {item/claim:/}, {item/claim:1/(1-)} and {item/claim:10^} are -x, x
+and -x in percent, 1/x, 1/(1-x) and 10^x; {item/claim:interval} is x with its interval, {item/claim:points} and
+{item/claim:-points} the same in percentage points; {item/claim:paper} is what the paper states. A name with three
+parts is another paper's, {benchmarks/llc/ratio}. "(no value)" stands where results lack it.
 
 The verdict of a headline is that of its claims at the largest preset that has judged one of them. Claims out of
 reach do not count; with R reproduced, D direction only, U undecided, N not reproduced or refuted of the others:
@@ -244,7 +244,8 @@ def written(value: float) -> str:
 
 
 def _with_interval(value: float, interval: Interval, unit: float = 1.0) -> str:
-    return f"{written(unit * value)} ({written(unit * interval.low)} to {written(unit * interval.high)})"
+    low, high = sorted((unit * interval.low, unit * interval.high))
+    return f"{written(unit * value)} ({written(low)} to {written(high)})"
 
 
 _FORMS: Mapping[str, Callable[[ClaimResult, float, Interval], str]] = {
@@ -253,8 +254,11 @@ _FORMS: Mapping[str, Callable[[ClaimResult, float, Interval], str]] = {
     "-%": lambda _, value, __: f"{written(-100 * value)} %",
     "/": lambda _, value, __: written(1 / value),
     "10^": lambda _, value, __: written(10**value),
+    "-": lambda _, value, __: written(-value),
+    "1/(1-)": lambda _, value, __: written(1 / (1 - value)),
     "interval": lambda _, value, interval: _with_interval(value, interval),
     "points": lambda _, value, interval: _with_interval(value, interval, unit=100.0),
+    "-points": lambda _, value, interval: _with_interval(value, interval, unit=-100.0),
     "paper": lambda result, _, __: str(result.claim.paper_value),
 }
 

@@ -15,19 +15,18 @@ from curvlab.lab.reporting import plots
 from curvlab.lab.reporting.claims import (
     DIRECTION_ONLY,
     NOT_REPRODUCED,
-    REFUTED,
     REPRODUCED,
     UNDECIDED,
     ClaimResult,
 )
-from curvlab.lab.reporting.findings import PaperFindings, written
+from curvlab.lab.reporting.findings import IN_PART, PaperFindings, written
 
 _COLORS = {
     REPRODUCED: plots.PALETTE[2],
     DIRECTION_ONLY: plots.PALETTE[5],
+    IN_PART: plots.PALETTE[4],
     UNDECIDED: "#888888",
     NOT_REPRODUCED: plots.PALETTE[1],
-    REFUTED: plots.PALETTE[3],
 }
 _LEFT, _RIGHT = 0.0, 1.0  # of a row's strip, in the axes' own unit
 _LOG_SPREAD = 50.0  # of positive values, from which on a row is logarithmic
@@ -37,7 +36,7 @@ def forest(papers: Sequence[PaperFindings], titles: Mapping[str, str]) -> Figure
     """Return the picture: one row a headline, dot and bar our value with its interval, diamond the paper's number.
 
     Every row has a scale of its own, from the least to the largest of what it shows; shaded is where the criterion
-    holds. What lies far outside is cut off with an arrow.
+    holds. The colour is the headline's verdict, to which its other claims contribute.
 
     Args:
         papers: what was found on each; headlines without a value are left out.
@@ -47,7 +46,7 @@ def forest(papers: Sequence[PaperFindings], titles: Mapping[str, str]) -> Figure
     num_rows = len(rows) + sum(map(len, rows.values()))
     drawing, grid = plots.figure(1, 1, panel_size=(8.0, 0.245 * num_rows + 0.9))
     axes = grid[0, 0]
-    axes.set(xlim=(-1.75, 1.95), ylim=(num_rows - 0.4, -1.4))
+    axes.set(xlim=(-1.75, 1.95), ylim=(num_rows - 0.4, -2.2))
     axes.axis("off")
     row = 0
     for paper, members in rows.items():
@@ -56,20 +55,21 @@ def forest(papers: Sequence[PaperFindings], titles: Mapping[str, str]) -> Figure
         for finding in members:
             axes.text(-0.04, row, finding.headline.short, fontsize=7.5, ha="right", va="center")
             if finding.shown is not None:
-                _draw_row(axes, row, finding.shown, finding.headline.number)
+                _draw_row(axes, row, finding.shown, finding.headline.number, _COLORS[finding.verdict])
             row += 1
     handles: list[Artist] = [
         *(Line2D([], [], color=color, marker="o", markersize=4, label=word) for word, color in _COLORS.items()),
     ]
+    if any(finding.headline.number is not None for paper in rows.values() for finding in paper):
+        handles.append(Line2D([], [], color="black", marker="D", linestyle="none", label="paper's number"))
     handles += [
-        Line2D([], [], color="black", marker="D", markersize=4, linestyle="none", label="paper's number"),
-        Patch(color="#dcebdc", label="where the claim holds"),
+        Patch(color="#dcebdc", label="where the claim holds (each row has its own scale)"),
     ]
-    axes.legend(handles=handles, ncols=7, fontsize=6.5, loc="upper center", frameon=False, handletextpad=0.4)
+    axes.legend(handles=handles, ncols=4, fontsize=6.5, loc="upper center", frameon=False, handletextpad=0.4)
     return drawing
 
 
-def _draw_row(axes: Axes, row: int, result: ClaimResult, paper: float | None) -> None:
+def _draw_row(axes: Axes, row: int, result: ClaimResult, paper: float | None, color: str) -> None:
     value, interval, criterion = result.value, result.interval, result.claim.criterion
     if value is None or interval is None:
         return
@@ -80,7 +80,6 @@ def _draw_row(axes: Axes, row: int, result: ClaimResult, paper: float | None) ->
     holds_to = _RIGHT if criterion.at_most is None else place(criterion.at_most)
     axes.fill_betweenx([row - 0.36, row + 0.36], _LEFT, _RIGHT, color="#f2f2f2", linewidth=0)
     axes.fill_betweenx([row - 0.36, row + 0.36], holds_from, holds_to, color="#dcebdc", linewidth=0)
-    color = _COLORS.get(result.verdict, "black")
     axes.plot([place(low), place(high)], [row, row], color=color, linewidth=1.8, solid_capstyle="butt")
     axes.plot(place(value), row, marker="o", markersize=4.5, color=color)
     if paper is not None:

@@ -30,6 +30,7 @@ _SCORES = {  # rows of the board, with what they are called there
     "filter of the run": "influence, filtered by the training",
     "SOURCE with exact segments": "SOURCE, segments solved exactly",
     "kronfluence EK-FAC, damping by LDS": "EK-FAC (kronfluence)",
+    "dattri EK-FAC mended, damping by LDS": "EK-FAC (dattri, two faults mended)",
     "dattri EK-FAC as shipped, damping by LDS": "EK-FAC (dattri, as shipped)",
     "TRAK, damping by LDS": "TRAK, with a ridge",
     "gradient dot product": "dot product of gradients",

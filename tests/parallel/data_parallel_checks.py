@@ -67,10 +67,10 @@ def check_solvers(ranks: Ranks, folder: Path) -> None:
     spread: LinearOperator = DataParallelOperator(GaussNewtonOperator(model, LOSS, share))
     sides = per_example_gradients(model, LOSS, (data[0][:3], data[1][:3])).T
     solvers = [
-        ConjugateGradient(rtol=1e-8),
-        BlockConjugateGradient(rtol=1e-8),
-        MinimumResidual(rtol=1e-8),
-        Lissa(0.2, 4, 30, raise_on_divergence=False),
+        ConjugateGradient(rtol=1e-3),
+        BlockConjugateGradient(rtol=1e-3),
+        MinimumResidual(rtol=1e-3),
+        Lissa(0.2, 4, 6, raise_on_divergence=False),
         Lissa.auto(spread, 0.1, sampling="uniform", generator=seeded(1)),
     ]
     assert Lissa.auto(whole, 0.1, sampling="uniform", generator=seeded(1)).batch_size == solvers[-1].batch_size
@@ -79,7 +79,9 @@ def check_solvers(ranks: Ranks, folder: Path) -> None:
         close(found.x, expected.x, type(solver).__name__)
         assert found.num_matvecs == expected.num_matvecs
     hessian, shared = HessianOperator(model, LOSS, data), DataParallelOperator(HessianOperator(model, LOSS, share))
-    found, expected = (MinimumResidual(rtol=1e-8).solve(op, sides[:, 0]) for op in (shared, hessian))
+    found, expected = (
+        MinimumResidual(rtol=1e-3).solve(o + 0.5 * identity, sides[:, 0]) for o in (shared, hessian)
+    )
     close(found.x, expected.x, "the Hessian's system")
     estimates = {
         "trace": lambda op: torch.tensor(hutchinson_trace(op, num_matvecs=5, generator=seeded()).value),
@@ -99,7 +101,7 @@ def check_influence(ranks: Ranks, folder: Path) -> None:
 
     model, data = classifier()
     test = (data[0][:4], data[1][:4])
-    settings = {"damping": 0.1, "solver": ConjugateGradient(rtol=1e-9)}
+    settings = {"damping": 0.1, "solver": ConjugateGradient(rtol=1e-3)}
     found = influence(over(model, data), test=test, **settings)
     close(found.scores, influence(model, LOSS, data, test, **settings).scores, "influence")
     same_on_all(ranks, found.scores, "influence")
@@ -107,8 +109,8 @@ def check_influence(ranks: Ranks, folder: Path) -> None:
     torch.manual_seed(3)
     linear = nn.Linear(5, 3).double().eval()
     assert rows_pay(GaussNewtonOperator(linear, LOSS, sure))
-    found = influence(over(linear, sure), test=test, damping=0.1, rtol=1e-9)
-    expected = influence(linear, LOSS, sure, test, damping=0.1, rtol=1e-9)
+    found = influence(over(linear, sure), test=test, damping=0.1, rtol=1e-3)
+    expected = influence(linear, LOSS, sure, test, damping=0.1, rtol=1e-3)
     close(found.scores, expected.scores, "influence by the default solver")
     assert found.solution.num_matvecs == expected.solution.num_matvecs, "it looks at the examples of all ranks"
     weights = torch.rand(len(data[0]), generator=seeded(7), dtype=torch.float64)

@@ -20,11 +20,11 @@ def seeded(seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-def language_model(family: str) -> nn.Module:
-    """A Llama or Mistral from its config class: 2 layers of width 32."""
+def language_model(family: str, num_layers: int = 1) -> nn.Module:
+    """A GPT-2, Llama or Mistral from its config class, of width 32."""
 
     def build(**shape) -> nn.Module:
-        return small_causal_language_model(**shape, family=family, num_layers=2, width=32, num_heads=2)
+        return small_causal_language_model(**shape, family=family, num_layers=num_layers, width=32, num_heads=2)
 
     model = build_model(build, input_shape=(LENGTH,), num_outputs=VOCABULARY, generator=seeded())
     return model.double().eval()

@@ -1,6 +1,6 @@
 """Run by forked_checks.py: parameters and vectors cut up over the ranks, against one process (float64).
 
-Products are finite differences: about 1e-9 from the exact ones, and what is solved to 1e-8 is about as far.
+Products are finite differences, about 1e-9 from the exact ones. Solves end early: their steps are compared, too.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ PRODUCT = 1e-7  # relative error of a product by finite differences
 
 def check_products(ranks: Ranks, folder: Path) -> None:
     """Products, gradients and samples of a language model; afterwards the model is as before."""
-    model, data = language_model("gpt2"), sequences(7)
+    model, data = language_model("gpt2", 2), sequences(7)
     whole = GaussNewtonOperator(model, LOSS, data)
     vectors = whole.randn(2, seeded(5))
-    sharded = shard_parameters(language_model("gpt2"))
+    sharded = shard_parameters(language_model("gpt2", 2))
     op = ShardedGaussNewtonOperator(sharded, LOSS, uneven(ranks, data), batch_size=2)
     own = check_vectors(op, vectors)
     sharded(data[0]).logits.square().mean().backward()
@@ -89,9 +89,9 @@ def check_vectors(op: ShardedGaussNewtonOperator, vectors: Tensor) -> Tensor:
 
 def check_float32_inside(ranks: Ranks, folder: Path) -> None:
     """The norms of a Llama compute in float32, whatever its parameters are: the step is that of float32."""
-    model, data = language_model("llama"), sequences(7)
+    model, data = language_model("llama", 2), sequences(7)
     whole = GaussNewtonOperator(model, LOSS, data)
-    cut = shard_parameters(language_model("llama"))
+    cut = shard_parameters(language_model("llama", 2))
     op = ShardedGaussNewtonOperator(cut, LOSS, uneven(ranks, data), fd_step=1e-3)
     vectors = whole.randn(1, seeded(5))
     close(op.cut.whole(op @ op.randn(1, seeded(5))), whole @ vectors, "Gauss-Newton of a Llama", 1e-3)
@@ -106,7 +106,7 @@ def check_small(ranks: Ranks, folder: Path) -> None:
     close(op.cut.whole(op @ own), whole @ vectors, "a product of a small network", PRODUCT)
     batch = [o.sample(4, seeded(6)) @ v for o, v in ((op, own), (whole, vectors))]
     close(op.cut.whole(batch[0]), batch[1], "a sample of a small network", PRODUCT)
-    solver = BlockConjugateGradient(rtol=1e-8)
+    solver = BlockConjugateGradient(rtol=1e-3)
     found, expected = (solver.solve(o + 0.1 * identity, v).x for o, v in ((op, own), (whole, vectors)))
     close(op.cut.whole(found), expected, "a small system")
 
@@ -131,8 +131,8 @@ def check_solvers(ranks: Ranks, folder: Path) -> None:
     op = ShardedGaussNewtonOperator(sharded, LOSS, uneven(ranks, data), batch_size=12)
     sides = whole.randn(2, seeded(3))
     solvers = [
-        ConjugateGradient(rtol=1e-8),
-        BlockConjugateGradient(rtol=1e-8, preconditioner=Nystrom(4)),
+        ConjugateGradient(rtol=1e-3),
+        BlockConjugateGradient(rtol=1e-3, preconditioner=Nystrom(4)),
         Lissa(0.2, 4, 6, raise_on_divergence=False),
     ]
     for solver in solvers:
@@ -144,7 +144,7 @@ def check_solvers(ranks: Ranks, folder: Path) -> None:
         assert found.converged == expected.converged
     estimates: dict[str, Callable[[LinearOperator], Tensor]] = {
         "trace": lambda o: torch.tensor(hutchinson_trace(o, num_matvecs=3, generator=seeded()).value),
-        "eigenvalues": lambda o: top_eigenvalues(o, 2, generator=seeded()).values,
+        "eigenvalues": lambda o: top_eigenvalues(o, 2, rtol=1e-2, generator=seeded()).values,
         "sketch": lambda o: sketch_eigenvalues(o, 2, sketch_size=4, generator=seeded()).values,
         "forms": lambda o: torch.tensor(mean_eigenvalue(o, num_probes=3, batch_size=5, generator=seeded()).value),
     }
@@ -167,7 +167,7 @@ def check_resumed(op: ShardedGaussNewtonOperator, sides: Tensor, folder: Path) -
             raise Killed
 
     def solve(callback: Callable[[BlockState], None] | None, **settings) -> Tensor:
-        solver = BlockConjugateGradient(rtol=1e-8, callback=callback, **settings)
+        solver = BlockConjugateGradient(rtol=1e-3, callback=callback, **settings)
         return solver.solve(op + 0.01 * identity, op.cut.own_part(sides)).x
 
     settings = {"checkpoint": Checkpoint(folder / "solve.pt", every=1)}
@@ -192,7 +192,7 @@ def check_influence(ranks: Ranks, folder: Path) -> None:
     rare = nn.CrossEntropyLoss(weight=torch.linspace(0.5, 3, VOCABULARY, dtype=torch.float64))
     model, cut = language_model("gpt2"), shard_parameters(language_model("gpt2"))
     for loss, measured, weighted in ((LOSS, {"measurement": largest}, False), (rare, {}, True)):
-        settings = {"damping": 5.0, "solver": ConjugateGradient(rtol=1e-7)} | measured
+        settings = {"damping": 5.0, "solver": ConjugateGradient(rtol=1e-3)} | measured
         expected = influence(model, loss, data, test, **settings, weights=weights if weighted else None)
         operators = [ShardedGaussNewtonOperator(cut, loss, share)]
         if loss is rare:

@@ -1,58 +1,37 @@
-"""How many vectors fit, and that a sketch holds no more: measured in a process of its own."""
+"""How many vectors fit, and that a sketch holds no more."""
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
 import torch
+from curvature_oracles import Memory
+from torch import Tensor
 
-from curvlab.linalg import DenseOperator, identity
+from curvlab.linalg import DenseOperator, LinearOperator, identity
+from curvlab.spectrum import sketch_eigenvalues
 from curvlab.spectrum.eigenvalues import vectors_that_fit
 
-SIZE = 2_000_000  # numbers of a vector: 16 MB in float64
 
-# A diagonal operator: a product holds nothing but what it returns. Prints by how much the peak rises, in vectors.
-MEASURE = f"""
-import sys, torch
-from curvlab.linalg import LinearOperator
-from curvlab.spectrum import sketch_eigenvalues, top_eigenvalues
-SIZE = {SIZE}
 class Diagonal(LinearOperator):
-    def __init__(self):
-        super().__init__(SIZE, dtype=torch.float64, device="cpu")
-        self.values = torch.arange(1, SIZE + 1, dtype=torch.float64).reciprocal_().sqrt_()
-    def matmat(self, vectors):
+    """A product holds nothing but what it returns."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__(size, dtype=torch.float64, device="cpu")
+        self.values = torch.arange(1, size + 1, dtype=torch.float64).rsqrt()
+
+    def matmat(self, vectors: Tensor) -> Tensor:
         return vectors * self.values[:, None]
-op, budget = Diagonal(), float(sys.argv[2]) * SIZE * 8
-torch.linalg.eigh(torch.eye(50, dtype=torch.float64)); torch.randn(1000, 50).T @ torch.randn(1000, 50)
-def peak():  # of this program: ru_maxrss would be its parent's where that has been larger
-    with open("/proc/self/status") as lines:
-        return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
-before = peak()
-generator = torch.Generator().manual_seed(0)
-if sys.argv[1] == "sketch":
-    sketch_eigenvalues(op, sketch_size=20, chunk_size=20, memory_budget=budget, generator=generator)
-else:
-    found = top_eigenvalues(op, rtol=1e-9, max_matvecs=40, memory_budget=budget, generator=generator)
-    assert found.num_matvecs > 15
-print((peak() - before) / SIZE / 8)
-"""
 
 
-def rise(what: str, num_vectors: int) -> float:
-    done = subprocess.run(
-        [sys.executable, "-c", MEASURE, what, str(num_vectors)], capture_output=True, text=True, check=True
-    )
-    return float(done.stdout)
-
-
-@pytest.mark.parametrize("what", ["sketch"])
-def test_peak_is_the_budgets_and_a_products_own_and_not_the_rows(what: str) -> None:
-    narrow = rise(what, 12)
-    # Copies that a product and inner products make come on top: 18.7 here. All 20 rows at once take 100.
-    assert 3 < narrow < 22, f"12 vectors were given, {narrow:.1f} were taken"
+def test_peak_is_the_budgets_and_a_products_own_and_not_the_rows() -> None:
+    size, bytes_of_a_vector = 20_000, 8 * 20_000
+    with Memory() as memory:
+        sketch_eigenvalues(
+            Diagonal(size), sketch_size=20, chunk_size=20, memory_budget=12.0 * bytes_of_a_vector, generator=0
+        )
+    taken = memory.peak / bytes_of_a_vector
+    # Copies that a product and inner products make come on top. All 20 rows at once take 100.
+    assert 3 < taken < 16, f"12 vectors were given, {taken:.1f} were taken"
 
 
 def test_number_that_fits() -> None:

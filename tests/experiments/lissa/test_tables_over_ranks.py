@@ -14,7 +14,11 @@ import pytest
 ROOT = Path(__file__).parents[3]
 FINITE_DIFFERENCES = 5e-3  # of products in float32: measured up to 1.4e-3
 TASK = "opt_1_16_documentation_120"  # of the smoke preset; its place is taken
-TASK_SETTINGS = [f"task@tasks.{TASK}=llama_2_32_documentation_120", f"task={TASK}", "spectrum.trace_probes=2"]
+TASK_SETTINGS = [
+    f"task@tasks.{TASK}=llama_2_32_documentation_120",
+    f"task={TASK}",
+    "spectrum.trace_probes=2",
+]
 FEWER = {"lissa-tab1": [], "lissa-tab3": ["gradients.num_pairs=1", "gradients.num_sketches=4"]}
 SMALLER = {
     "lissa-tab1": {
@@ -26,6 +30,29 @@ SMALLER = {
 }  # fmt: skip
 
 
+# Imports once; then each command line runs on two forks, with what torchrun tells its processes.
+ON_TWO = """
+import os, socket, sys
+import hydra, torch.distributed.fsdp
+from transformers import LlamaForCausalLM
+from curvlab.lab.targets.command import load_libraries, run
+load_libraries()
+for command in sys.argv[1:]:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    children = []
+    for rank in range(2):
+        children.append(os.fork())
+        if children[-1] == 0:
+            os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"}
+            os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+            sys.exit(run(command.split()))
+    if any([os.waitpid(child, 0)[1] for child in children]):
+        sys.exit(1)
+"""
+
+
 def settings_of(target: str) -> list[str]:
     return [
         *TASK_SETTINGS,
@@ -34,13 +61,14 @@ def settings_of(target: str) -> list[str]:
     ]
 
 
-def on_two_processes(target: str, folder: Path) -> Path:
-    """Run a target on two processes, and return where its tables are."""
-    folders = [f"results.root={folder / 'results'}", f"store.root={folder / 'store'}"]
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "experiments"]
-    command = ["run", target, "preset=smoke", "tracker=none", *folders, *settings_of(target)]
+@pytest.fixture(scope="module")
+def on_two(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Run both targets on two processes, and return where the folders of their tables are."""
+    pytest.importorskip("transformers")
+    folder = tmp_path_factory.mktemp("on_two")
+    common = f"preset=smoke tracker=none results.root={folder / 'results'} store.root={folder / 'store'}"
     ended = subprocess.run(
-        [sys.executable, *launcher, *command],
+        [sys.executable, "-c", ON_TWO, *(f"{name} {common} {' '.join(settings_of(name))}" for name in SMALLER)],
         env=os.environ | {"OMP_NUM_THREADS": "1"},
         cwd=ROOT,
         capture_output=True,
@@ -49,16 +77,20 @@ def on_two_processes(target: str, folder: Path) -> Path:
         check=False,
     )
     assert ended.returncode == 0, ended.stdout + ended.stderr
-    assert ended.stdout.count(f"{target} (smoke):") == 1  # rank 0 alone talks
-    (written,) = (folder / "results").rglob("table.csv")
-    assert (written.parent / "claims.json").is_file()
-    return written.parent
+    for target in SMALLER:
+        assert ended.stdout.count(f"{target} (smoke):") == 1  # rank 0 alone talks
+    return folder / "results" / "lissa"
+
+
+def written(on_two: Path, item: str) -> Path:
+    (table,) = (on_two / item).rglob("table.csv")
+    assert (table.parent / "claims.json").is_file()
+    return table.parent
 
 
 @pytest.mark.timeout(900)
-def test_two_processes_write_one_table_with_the_numbers_of_one(run_smoke, tmp_path: Path) -> None:
-    pytest.importorskip("transformers")
-    table = pd.read_csv(on_two_processes("lissa-tab1", tmp_path) / "table.csv").set_index("task")
+def test_two_processes_write_one_table_with_the_numbers_of_one(run_smoke, on_two: Path) -> None:
+    table = pd.read_csv(written(on_two, "tab1") / "table.csv").set_index("task")
     expected = pd.read_csv(run_smoke("lissa/tab1", *settings_of("lissa-tab1")) / "table.csv").set_index("task")
     numbers = expected.select_dtypes("number").columns
     # Finite differences in float32; C is a difference of nearly equal sums over two batches, in a direction that
@@ -70,9 +102,8 @@ def test_two_processes_write_one_table_with_the_numbers_of_one(run_smoke, tmp_pa
 
 
 @pytest.mark.timeout(900)
-def test_sketches_by_tensor_and_gradients_of_a_model_that_is_cut_up(run_smoke, tmp_path: Path) -> None:
-    pytest.importorskip("transformers")
-    folder, alone = on_two_processes("lissa-tab3", tmp_path), run_smoke("lissa/tab3", *settings_of("lissa-tab3"))
+def test_sketches_by_tensor_and_gradients_of_a_model_that_is_cut_up(run_smoke, on_two: Path) -> None:
+    folder, alone = written(on_two, "tab3"), run_smoke("lissa/tab3", *settings_of("lissa-tab3"))
     for name in ("table", "gradients"):
         found, expected = (pd.read_csv(place / f"{name}.csv").set_index("task") for place in (folder, alone))
         numbers = expected.select_dtypes("number").columns

@@ -30,7 +30,6 @@ FILES = {
 # make toy-fig1
 defaults:
   - /base
-  - /preset: embedded
   - /toy/fig1: ${preset}
   - _self_
 damping: 1.0

@@ -66,7 +66,6 @@ claims:
 # make {name}    what it shows, in a line (AUTHOR & AUTHOR YEAR, FIGURE)
 defaults:
   - /base
-  - /preset: embedded
   - _self_
   - optional /{key}: ${{preset}}
 
@@ -74,7 +73,6 @@ num_draws: 1000     # what it is, in words
 seeds: [0, 1, 2]
 """,
     "conf/{key}/smoke.yaml": """# @package _global_
-# seconds: what the tests run, end to end
 num_draws: 10
 """,
 }

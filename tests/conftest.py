@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pandas as pd
 import pytest
@@ -16,49 +18,60 @@ from curvlab.lab import ClaimResult, Computed, all_targets, load_config, run_tar
 from curvlab.lab.targets.execution import judged as judged_claims
 
 
-@pytest.fixture(scope="module")
-def run_smoke(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Path]]:
-    """Return a function that runs a target, e.g. "ngd/fig6", with overrides, and gives its result folder.
+@contextmanager
+def smoke_scale() -> Iterator[None]:
+    """Run in the checkout, and draw figures but do not lay them out, which is matplotlib's work and half the time.
 
-    All runs of a test module share one store, <result folder>/../../../../store. Figures are drawn but not laid
-    out, which is matplotlib's work and half of a figure's time; the tests of `plots` and `again` lay theirs out.
+    The tests of `plots` and `again` lay theirs out.
     """
-    root = tmp_path_factory.mktemp("smoke")
-
-    def run(key: str, *overrides: str) -> Path:
-        target = all_targets()[key]
-        folders = [f"results.root={root / 'results'}", f"store.root={root / 'store'}"]
-        cfg = load_config(target, ["preset=smoke", "tracker=none", "progress=false", *folders, *overrides])
-        return run_target(target, cfg)
-
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(Path(__file__).parents[1])
         patch.setattr("matplotlib.layout_engine.ConstrainedLayoutEngine.execute", lambda self, figure: None)
-        yield run
+        yield
+
+
+def run_at_smoke_scale(key: str, results: Path, *overrides: str) -> Path:
+    folders = [f"results.root={results}", f"store.root={results.parent / 'store'}"]
+    target = all_targets()[key]
+    cfg = load_config(target, ["preset=smoke", "tracker=none", "progress=false", *folders, *overrides])
+    return run_target(target, cfg)
 
 
 @pytest.fixture(scope="session")
-def smoke_result(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """Return a function that gives the result folder of a target at smoke scale: read it, do not change it.
-
-    Each target is run once for all tests, those of other processes (-n) included, and all share one store.
-    """
+def smoke_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of all runs at smoke scale, those of other processes (-n) included: they share one store."""
     own = tmp_path_factory.getbasetemp()
     root = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "smoke"
+    root.mkdir(exist_ok=True)
+    return root
+
+
+@pytest.fixture(scope="session")
+def smoke_result(smoke_root: Path) -> Callable[[str], Path]:
+    """Return a function that gives the result folder of a target at smoke scale: read it, do not change it.
+
+    Each target is run once for all tests; those of a paper one after another, since they share units.
+    """
 
     def result(key: str) -> Path:
-        root.mkdir(exist_ok=True)
-        with FileLock(root / f"{key.replace('/', '-')}.lock"), pytest.MonkeyPatch.context() as patch:
-            patch.chdir(Path(__file__).parents[1])
-            patch.setattr("matplotlib.layout_engine.ConstrainedLayoutEngine.execute", lambda self, figure: None)
-            done = root / f"{key.replace('/', '-')}.done"
+        done = smoke_root / f"{key.replace('/', '-')}.done"
+        with FileLock(smoke_root / f"{key.partition('/')[0]}.lock"), smoke_scale():
             if not done.exists():
-                folders = [f"results.root={root / 'results'}", f"store.root={root / 'store'}"]
-                overrides = ["preset=smoke", "tracker=none", "progress=false", *folders]
-                done.write_text(str(run_target(all_targets()[key], load_config(all_targets()[key], overrides))))
-            return Path(done.read_text())
+                done.write_text(str(run_at_smoke_scale(key, smoke_root / "results")))
+        return Path(done.read_text())
 
     return result
+
+
+@pytest.fixture(scope="module")
+def run_smoke(smoke_root: Path, smoke_result: Callable[[str], Path]) -> Iterator[Callable[..., Path]]:
+    """Return a function that gives the result folder of a target, e.g. "ngd/fig6": with overrides, it is run now.
+
+    Units are in <result folder>/../../../../store, those of `smoke_result` among them.
+    """
+    own = smoke_root / f"results-{uuid4().hex[:8]}"
+    with smoke_scale():
+        yield lambda key, *overrides: run_at_smoke_scale(key, own, *overrides) if overrides else smoke_result(key)
 
 
 @pytest.fixture

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
 
 from curvlab.lab import ClaimResult, Computed, all_targets, load_config, task_settings
+from curvlab.lab.runs.store import Store
 from experiments.ngd.branching import BEFORE, Branches, branches_of
 
 SPLIT, LAST = 10, 20  # epochs
@@ -241,12 +243,23 @@ def test_branches_leave_the_very_state_at_the_split(run_smoke: Callable[..., Pat
 
 
 def test_fig5_and_fig6_share_what_they_can(run_smoke: Callable[..., Path]) -> None:
-    store = run_smoke("ngd/fig5").parents[3] / "store" / "ngd" / "trained"
-    trained = set(store.glob("*.pt"))
-    fig6 = run_smoke("ngd/fig6")
-    assert len(set(store.glob("*.pt")) - trained) == 2  # SGD at the raised rate is all that fig5 lacks
-    fig5 = fig6.parents[1] / "fig5" / "smoke"
-    tables = [pd.read_csv(folder / "table.csv").set_index(["branch", "seed", "epoch"]) for folder in (fig5, fig6)]
+    def trained(key: str) -> set[Path]:
+        """The stored trainings that a target uses, seen in a second run."""
+        used: list[Path] = []
+        path_of = Store._path
+
+        def seen(own: Store, name: str, config: Mapping[str, Any]) -> Path:
+            used.append(path_of(own, name, config))
+            return used[-1]
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Store, "_path", seen)
+            run_smoke(key, "tracker=none")
+        return {path for path in used if path.parent.name == "trained"}
+
+    folders = [run_smoke(key) for key in ("ngd/fig5", "ngd/fig6")]
+    assert len(trained("ngd/fig6") - trained("ngd/fig5")) == 2  # SGD at the raised rate is all that fig5 lacks
+    tables = [pd.read_csv(folder / "table.csv").set_index(["branch", "seed", "epoch"]) for folder in folders]
     pd.testing.assert_frame_equal(*(table.loc[[BEFORE]] for table in tables))
     pd.testing.assert_series_equal(tables[0].loc["ngd-high"].train_loss, tables[1].loc["ngd-raised"].train_loss)
 

@@ -52,9 +52,9 @@ def test_logistic_regression_is_at_its_optimum_and_an_mlp_is_not(smoke: Path) ->
 
 def test_a_second_run_computes_nothing(smoke: Path, run_smoke) -> None:
     before = {path.name: path.read_bytes() for path in smoke.iterdir() if path.name != "run.json"}
-    run_smoke("pbrf/tab5")
-    assert {path.name: path.read_bytes() for path in smoke.iterdir() if path.name != "run.json"} == before
-    assert json.loads((smoke / "run.json").read_text())["store"]["misses"] == 0
+    again = run_smoke("pbrf/tab5", "tracker=none")
+    assert {path.name: path.read_bytes() for path in again.iterdir() if path.name != "run.json"} == before
+    assert json.loads((again / "run.json").read_text())["store"]["misses"] == 0
 
 
 def test_only_the_solver_error_differs_from_table_5(smoke: Path, run_smoke) -> None:

@@ -12,7 +12,7 @@ from torch import nn
 from curvlab.influence import influence, self_influence
 from curvlab.linalg import DenseOperator, identity
 from curvlab.shown import Shown, Summary
-from curvlab.solvers import BlockConjugateGradient, ConjugateGradient, Direct
+from curvlab.solvers import ConjugateGradient, Direct
 from curvlab.spectrum import hutchinson_trace, sketch_eigenvalues, spectral_density, top_eigenvalues
 
 
@@ -82,20 +82,6 @@ def test_a_solution_says_its_residual_and_when_it_has_not_converged() -> None:
     stopped = ConjugateGradient(rtol=1e-6, max_steps=2).solve(operator() + identity, systems(1)[:, 0])
     assert "not to be used: not converged" in str(stopped)
     assert "not converged" in stopped.plot(Figure().add_subplot()).get_title()
-
-
-@pytest.mark.parametrize("solver", [ConjugateGradient, BlockConjugateGradient])
-def test_its_history_is_what_a_callback_sees_and_is_drawn(solver: Any) -> None:
-    seen: list[torch.Tensor] = []
-    solution = solver(rtol=1e-6, callback=lambda state: seen.append(state.relative_residuals.clone())).solve(
-        operator() + identity, systems(3)
-    )
-    torch.testing.assert_close(solution.history, torch.stack(seen))
-    assert float((solution.history[-1] - solution.residual).abs().max()) < 1e-6
-    drawn = solution.plot(Figure().add_subplot())
-    lines = [line for line in drawn.lines if str(line.get_label()).startswith("right-hand side")]
-    assert [list(line.get_ydata()) for line in lines] == solution.history.T.tolist()
-    assert drawn.get_yscale() == "log"
 
 
 def test_a_solver_without_history_says_which_ones_keep_it() -> None:

@@ -322,8 +322,8 @@ def test_memory_is_that_of_a_gradient_step() -> None:
 
 ROOT = Path(os.environ.get("CURVLAB_DATA", ""))
 WEIGHTS = ROOT / "weights" / "resnet20-12fca82f.th"
-NUM_IMAGES = 16
-NUM_VECTORS = 8
+NUM_IMAGES = 4
+NUM_VECTORS = 4
 
 
 def relative_errors(dtype: torch.dtype) -> Tensor:

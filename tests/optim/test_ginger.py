@@ -207,25 +207,6 @@ def test_published_settings() -> None:
     assert [settings[name] for name in ("damping", "clip", "momentum", "scope")] == [1e-5, 1.0, 0.9, "tensor"]
 
 
-def test_half_precision_parameters_have_a_state_in_single() -> None:
-    vectors = colored_vectors(6)
-    members, exact = parameters(torch.bfloat16), parameters(torch.float32)
-    settings = {"rank": 3, "decay": 0.9, "damping": 0.1, "momentum": 0.5}
-    optimizer, reference = Ginger(members, 1e-2, **settings), Ginger(exact, 1e-2, **settings)
-    for d in vectors:
-        for stepper, own in ((optimizer, members), (reference, exact)):
-            update(stepper, own, torch.tensor(d).bfloat16())
-            stepper.step()
-    loaded = Ginger(members, 1e-2, **settings)
-    loaded.load_state_dict(optimizer.state_dict())
-    for parameter, other in zip(members, exact, strict=True):
-        for name in ("rows", "momentum"):
-            for found in (optimizer.state[parameter][name], loaded.state[parameter][name]):
-                assert torch.equal(found, reference.state[other][name])
-        torch.testing.assert_close(parameter.float(), other, rtol=2e-2, atol=2e-2)
-    assert loaded.state[members[0]]["core"].dtype == torch.float64
-
-
 def test_cost_grows_with_the_rank_not_with_its_square() -> None:
     def counted(rank: int) -> tuple[Counter, int]:
         parameter = nn.Parameter(torch.zeros(20_000))

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from conformance import Regression
+from dense_curvature import colored_vectors, parameters, update
 from torch import nn
 
 from curvlab.optim import QNG, Ginger, sampled_label_loss
@@ -163,3 +164,23 @@ def test_a_first_step_without_curvature_warns_once(build: Build) -> None:
         seen = build(problem.parameters)
         see(problem, seen)
         seen.step()
+
+
+@each
+def test_half_precision_parameters_have_a_state_in_single(build: Build) -> None:
+    members, exact = parameters(torch.bfloat16), parameters(torch.float32)
+    settings = {"lr": 1e-2, "momentum": 0.5}
+    optimizer, reference = build(members, **settings), build(exact, **settings)
+    for d in colored_vectors(6):
+        for stepper, own in ((optimizer, members), (reference, exact)):
+            update(stepper, own, torch.tensor(d).bfloat16())
+            stepper.step()
+    loaded = build(members, **settings)
+    loaded.load_state_dict(optimizer.state_dict())
+    for parameter, other in zip(members, exact, strict=True):
+        for name in ("rows", "momentum"):
+            for found in (optimizer.state[parameter][name], loaded.state[parameter][name]):
+                assert torch.equal(found, reference.state[other][name])
+        torch.testing.assert_close(parameter.float(), other, rtol=2e-2, atol=2e-2)
+    core = loaded.state[members[0]]["core" if build is ginger else "gram"]
+    assert core.dtype == torch.float64

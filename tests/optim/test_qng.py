@@ -96,19 +96,6 @@ def test_scopes_are_optimizers_of_their_own() -> None:
         np.testing.assert_allclose(inverse(optimizer), expected, rtol=1e-8, atol=1e-8)
 
 
-def test_half_precision_parameters_have_a_state_in_single() -> None:
-    members, exact = parameters(torch.bfloat16), parameters(torch.float32)
-    optimizer, reference = (QNG(own, 1e-2, rank=3, decay=0.9, momentum=0.5) for own in (members, exact))
-    for d in colored_vectors(6):
-        for stepper, own in ((optimizer, members), (reference, exact)):
-            update(stepper, own, torch.tensor(d).bfloat16())
-            stepper.step()
-    for parameter, other in zip(members, exact, strict=True):
-        for name in ("rows", "momentum"):
-            assert torch.equal(optimizer.state[parameter][name], reference.state[other][name])
-        torch.testing.assert_close(parameter.float(), other, rtol=2e-2, atol=2e-2)
-
-
 def test_momentum_is_a_sum() -> None:
     members, vectors = parameters(), colored_vectors(4)
     optimizer = QNG(members, 0.5, rank=2, decay=0.9, momentum=0.8)

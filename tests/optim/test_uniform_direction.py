@@ -270,30 +270,6 @@ def test_expected_error_by_enumeration(name: str, size: int, symmetrize: bool, d
     assert (found == pytest.approx(stated, rel=1e-10)) is (equality or size == 1)
 
 
-@pytest.mark.parametrize("delta", [0.0, 0.7])
-@pytest.mark.parametrize("symmetrize", [True, False])
-@pytest.mark.parametrize("name", ["decaying", "indefinite"])
-def test_expected_error_in_ten_dimensions_by_monte_carlo(
-    name: str, symmetrize: bool, delta: float, generator
-) -> None:
-    k = torch.arange(1, 11, dtype=torch.float64)
-    eigenvalues = 1 / k if name == "decaying" else (-1) ** k * k / 5
-    basis = torch.linalg.qr(torch.randn(10, 10, dtype=torch.float64, generator=generator)).Q
-    matrix = basis @ torch.diag(eigenvalues) @ basis.T
-    gaussians = torch.randn(10, 5000, dtype=torch.float64, generator=generator)
-    estimates = dense_estimates(matrix, gaussians / gaussians.norm(dim=0), symmetrize=symmetrize)
-    squares = (estimates + delta * torch.eye(10, dtype=torch.float64) - matrix).square().sum((1, 2))
-    exact = expected_squared_error(
-        10,
-        squared_norm=float(eigenvalues.square().sum()),
-        trace=float(eigenvalues.sum()),
-        delta=delta,
-        symmetrize=symmetrize,
-    )
-    assert abs(float(squares.mean()) - exact) < 3 * float(squares.std()) / math.sqrt(len(squares))
-    assert exact < stated_squared_error(10, spectral_norm=float(eigenvalues.abs().max()), delta=delta)
-
-
 def test_expected_error_of_a_mean_by_monte_carlo(generator) -> None:
     matrix = hessian("decaying", 4, generator)
     operator = DenseOperator(matrix)

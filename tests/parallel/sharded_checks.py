@@ -47,10 +47,10 @@ PRODUCT = 1e-7  # relative error of a product by finite differences
 
 def check_products(ranks: Ranks, folder: Path) -> None:
     """Products, gradients and samples of a language model; afterwards the model is as before."""
-    model, data = language_model("gpt2", 2), sequences(7)
+    model, data = language_model("gpt2"), sequences(7)
     whole = GaussNewtonOperator(model, LOSS, data)
     vectors = whole.randn(2, seeded(5))
-    sharded = shard_parameters(language_model("gpt2", 2))
+    sharded = shard_parameters(language_model("gpt2"))
     op = ShardedGaussNewtonOperator(sharded, LOSS, uneven(ranks, data), batch_size=2)
     own = check_vectors(op, vectors)
     sharded(data[0]).logits.square().mean().backward()

@@ -99,7 +99,9 @@ def test_history_has_the_residual_of_every_step_and_is_drawn(examples: Tensor, n
     assert float(solution.history[-1].max()) < 1e-9
     assert float(solution.history[0].max()) > 1e-3
     ax = solution.plot(Figure().add_subplot())
-    assert len([line for line in ax.lines if str(line.get_label()).startswith("right-hand side")]) == 3
+    lines = [line for line in ax.lines if str(line.get_label()).startswith("right-hand side")]
+    assert [list(line.get_ydata()) for line in lines] == solution.history.T.tolist()
+    assert ax.get_yscale() == "log"
 
 
 def test_zero_columns_give_zero(examples: Tensor, build_solver, generator) -> None:
@@ -177,3 +179,4 @@ def test_callback_sees_iterates_and_residuals(examples: Tensor, name: str, gener
         truth = (b - damped @ x).norm(dim=0) / b.norm(dim=0).clamp(min=1e-300)
         torch.testing.assert_close(truth, residuals, rtol=1e-3, atol=1e-9)
     torch.testing.assert_close(seen[-1][1], solution.x)
+    torch.testing.assert_close(solution.history, torch.stack([residuals for _, _, residuals in seen]))

@@ -151,7 +151,7 @@ def find(folders: Sequence[ResultFolder], path: Path = HEADLINES) -> tuple[Paper
                 str(entry["says"]),
                 tell(paper, str(entry["found"]), best),
                 str(entry["picture"]),
-                tuple(_find(_headline(paper, each), claims) for each in entry["headlines"]),
+                tuple(_find(_headline(paper, each), claims, best) for each in entry["headlines"]),
             )
             for paper, entry in yaml.safe_load(path.read_text(encoding="utf-8")).items()
             if paper in there
@@ -175,7 +175,9 @@ def _headline(paper: str, entry: Mapping[str, Any]) -> Headline:
     return Headline(paper, claims=claims, shown=_whole(paper, entry["shown"]), number=entry.get("number"), **texts)
 
 
-def _find(headline: Headline, claims: Mapping[str, Mapping[str, ClaimResult]]) -> Finding:
+def _find(
+    headline: Headline, claims: Mapping[str, Mapping[str, ClaimResult]], best: Mapping[str, ClaimResult]
+) -> Finding:
     for preset in reversed(PRESETS):
         there = claims[preset]
         own = {
@@ -195,7 +197,7 @@ def _find(headline: Headline, claims: Mapping[str, Mapping[str, ClaimResult]]) -
             f"{headline.shown}, which is {shown.claim.paper_value!r}"
         )
     verdict = headline_verdict(result.verdict for result in own.values())
-    text = tell(headline.paper, headline.finding, there)
+    text = tell(headline.paper, headline.finding, {**best, **there})  # what it does not have, another preset may
     return Finding(headline, preset, own, verdict, text, shown if shown and shown.interval else None)
 
 

@@ -47,6 +47,7 @@ def frobenius_norm(
 
     Where sampling noise makes the mean square negative, value is 0 and stderr tells how little that means.
 
+    >>> import torch
     >>> from curvlab.linalg import DenseOperator
     >>> frobenius_norm(DenseOperator(torch.diag(torch.tensor([3.0, 4.0]))), num_matvecs=2).value
     5.0

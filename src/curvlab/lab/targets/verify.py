@@ -39,12 +39,14 @@ def verify(arguments: Sequence[str], results: Path = ROOT / "results") -> int:
     Args:
         arguments: names of targets or of groups, all figures when there are none; overrides; and `seconds=120`
             for those alone whose code has changed since they were published, the cheapest first, as many as took
-            120 s in all.
+            120 s in all; and `rtol=0.02` for another tolerance, as another processor rounds otherwise.
         results: the committed ones.
     """
     names = [argument for argument in arguments if "=" not in argument]
     limits = [float(argument.partition("=")[2]) for argument in arguments if argument.startswith("seconds=")]
-    overrides = [word for word in arguments if word not in names and not word.startswith("seconds=")]
+    rtol = next((float(word.partition("=")[2]) for word in arguments if word.startswith("rtol=")), RTOL)
+    own = ("seconds=", "rtol=")
+    overrides = [word for word in arguments if word not in names and not word.startswith(own)]
     preset = preset_of(overrides)
     chosen = {target.key for target in named_targets(names or ["figures", "bench"])}
     count = 0
@@ -65,7 +67,7 @@ def verify(arguments: Sequence[str], results: Path = ROOT / "results") -> int:
         status = run_side_by_side([target for target, _ in committed], [*overrides, *folders])
         for target, folder in committed:
             for again in (Path(temporary) / "results" / target.key).glob("*"):  # none when it failed
-                for line in differences(target, folder, again):
+                for line in differences(target, folder, again, rtol=rtol):
                     print(f"{target.make_name}: {line}")
                     count += 1
     print(f"{len(committed)} targets ({preset}): {count or 'no'} difference{'' if count == 1 else 's'}")
@@ -84,13 +86,14 @@ def judged_otherwise(target: Target, folder: Path) -> Iterator[str]:
             yield f"judged again, claim {claim} has another {', '.join(sorted(changed))}: `make judge` writes it"
 
 
-def differences(target: Target, committed: Path, again: Path) -> Iterator[str]:
+def differences(target: Target, committed: Path, again: Path, *, rtol: float = RTOL) -> Iterator[str]:
     """Yield a line for each column, table and verdict that differs between two result folders of a target.
 
     Args:
         target: its `timings` are left out.
         committed: the result as it is published.
         again: the same; or a variation of it, which has a part of its rows.
+        rtol: of numbers.
     """
     in_part = again.name != committed.name
     before, after = tables.names(committed), tables.names(again)
@@ -102,9 +105,9 @@ def differences(target: Target, committed: Path, again: Path) -> Iterator[str]:
             continue
         old, new = tables.read_table(committed, name), tables.read_table(again, name)
         if not in_part:
-            yield from (f"{name}.csv: {line}" for line in _other_columns(old, new))
+            yield from (f"{name}.csv: {line}" for line in _other_columns(old, new, rtol))
         elif "task" in new:
-            yield from (f"{name}.csv: {line}" for line in _other_rows(old, new))
+            yield from (f"{name}.csv: {line}" for line in _other_rows(old, new, rtol))
     if in_part:
         return
     verdicts = [
@@ -116,7 +119,7 @@ def differences(target: Target, committed: Path, again: Path) -> Iterator[str]:
             yield f"claim {claim}: {old_word} -> {new_word}"
 
 
-def _other_columns(old: pd.DataFrame, new: pd.DataFrame) -> Iterator[str]:
+def _other_columns(old: pd.DataFrame, new: pd.DataFrame, rtol: float) -> Iterator[str]:
     if list(old) != list(new) or len(old) != len(new):
         columns = ", ".join(str(name) for name in old.columns.symmetric_difference(new.columns))
         yield f"{len(old)} rows -> {len(new)}" + (f"; columns only in one: {columns}" if columns else "")
@@ -124,20 +127,20 @@ def _other_columns(old: pd.DataFrame, new: pd.DataFrame) -> Iterator[str]:
     for name in old:
         if _is_timed(name):
             continue
-        same = _agree(old[name], new[name])
+        same = _agree(old[name], new[name], rtol)
         if not same.all():
             row = int(np.argmin(same))
             values = f"{old[name].iloc[row]} -> {new[name].iloc[row]}"
             yield f"{name}: {(~same).sum()} of {len(same)} differ, e.g. row {row}: {values}"
 
 
-def _other_rows(old: pd.DataFrame, new: pd.DataFrame) -> Iterator[str]:
+def _other_rows(old: pd.DataFrame, new: pd.DataFrame, rtol: float) -> Iterator[str]:
     """Yield a line for each new row that no row of the same task equals."""
     columns = [name for name in new if name in old and not _is_timed(name)]
     for row, (task, values) in enumerate(zip(new.task, new[columns].itertuples(index=False), strict=True)):
         candidates = old.loc[old.task == task, columns]
         repeated = pd.DataFrame([values] * len(candidates), columns=columns, index=candidates.index)
-        same = np.logical_and.reduce([_agree(candidates[name], repeated[name]) for name in columns])
+        same = np.logical_and.reduce([_agree(candidates[name], repeated[name], rtol) for name in columns])
         if not np.any(same):
             yield f"row {row} of {task} is not among the {len(candidates)} committed rows of this task"
 
@@ -146,9 +149,9 @@ def _is_timed(column: object) -> bool:
     return bool(TIMED & set(re.findall("[a-z]+", str(column).lower())))
 
 
-def _agree(old: pd.Series, new: pd.Series) -> np.ndarray:
+def _agree(old: pd.Series, new: pd.Series, rtol: float) -> np.ndarray:
     if all(pd.api.types.is_numeric_dtype(column) for column in (old, new)):
-        return np.isclose(new.to_numpy(float), old.to_numpy(float), rtol=RTOL, atol=ATOL, equal_nan=True)
+        return np.isclose(new.to_numpy(float), old.to_numpy(float), rtol=rtol, atol=ATOL, equal_nan=True)
     texts = [column.astype(object).where(column.notna(), "").astype(str).to_numpy() for column in (old, new)]
     return np.asarray(texts[0] == texts[1])
 

@@ -39,7 +39,7 @@ def verify(arguments: Sequence[str], results: Path = ROOT / "results") -> int:
     Args:
         arguments: names of targets or of groups, all figures when there are none; overrides; and `seconds=120`
             for those alone whose code has changed since they were published, the cheapest first, as many as took
-            120 s in all; and `rtol=0.05` for another tolerance, as another processor rounds otherwise.
+            120 s in all; and `rtol=0.1` for another tolerance, as another processor rounds otherwise.
         results: the committed ones.
     """
     names = [argument for argument in arguments if "=" not in argument]

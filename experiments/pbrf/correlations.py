@@ -36,6 +36,18 @@ from experiments.pbrf.networks import load_network
 from experiments.pbrf.responses import EXACT, OWN_LENGTH, Decomposition
 from experiments.shared import stats
 
+PAPER = {
+    "num_points": "20, not stated here",
+    "num_test": "not stated",
+    "seeds": "not stated",
+    "networks.csv:epochs": 1000,
+    "training.lr": "the best of 1, 0.3, 0.1, 0.03, 0.01, 0.003, 0.001 by validation loss",
+    "damping": 0.001,
+    "bregman_lr_divisor": 10,
+    "lissa.num_steps": 5000,
+    "lissa.num_repeats": 5,
+    "lissa.batch_size": "not stated",
+}  # settings of Tables 6 to 8, beside ours
 COEFFICIENTS = {"pearson": stats.pearson, "spearman": stats.spearman}
 WAYS = {"over_test": "over test examples", "over_points": "over points", "pooled": "over all pairs"}
 NO_LISSA = "This result is from before LiSSA was computed; the value is the exact estimate's."

@@ -28,23 +28,12 @@ import pandas as pd
 from omegaconf import DictConfig
 
 from curvlab.lab import Run, Target
-from experiments.pbrf.correlations import correlation_tables
+from experiments.pbrf.correlations import PAPER, correlation_tables
 
 TARGET = Target(
     __name__,
     title="Influence against cold start, warm start and PBRF",
-    paper={
-        "num_points": "20, not stated here",
-        "num_test": "not stated",
-        "seeds": "not stated",
-        "networks.csv:epochs": 1000,
-        "training.lr": "the best of 1, 0.3, 0.1, 0.03, 0.01, 0.003, 0.001 by validation loss",
-        "damping": 0.001,
-        "bregman_lr_divisor": 10,
-        "lissa.num_steps": 5000,
-        "lissa.num_repeats": 5,
-        "lissa.batch_size": "not stated",
-    },
+    paper=PAPER,
     judge="experiments.pbrf.correlations:judge_central",
     draw="experiments.pbrf.correlation_plot:draw",
     after=("pbrf/tab5",),

@@ -6,24 +6,12 @@ For each left-out training point, the changes of the losses of random test examp
 first order (Eq. 20, with the Hessian), against those met after cold-start retraining, warm-start
 retraining, and minimising the proximal Bregman objective (PBRF). The retrainings are those of pbrf-tab5.
 
-The paper's influence is LiSSA of depth 5,000, its scaling σ tuned from a list: a descent of length 5,000/σ, cut
-off. The PBRF is one, too, of length ηT (K/2 epochs at a tenth of the learning rate). One number, the length of the
-retraining, decides what influence predicts: LiSSA at a scaling of like length, and the filter of the PBRF's own
-length, with nothing tuned, predict it; the exact inverse, which no retraining of that length reaches, does so
-less. All scalings stand beside the exact solve and that filter.
-
-Which correlation the paper means it does not say; see `correlation_tables`. Judged: for each left-out point over
-the test examples, then the mean over the points; intervals are over seeds, which change the initial weights, the
-batches and the points; fewer than three decide nothing.
-
-How the PBRF's row comes about is shown by the same objective carried on at the undivided learning rate, by its
-minimum for a small weight, and by the test losses at the minimum of the linearised objective, all with the exact
-estimate; points.csv says of each point how near it came to a minimum. With a weight of 1/N there need not be one:
-see `experiments.pbrf.minima`.
+Columns, estimates and what is judged are those of pbrf-tab6.
 
 H + λI is not definite at a network that has not converged: solved exactly, influence with it is no minimum of the
 PBRF, linearised or not (Eq. 46 holds for G alone), and where an eigenvalue of H lies near -λ, its direction
-dominates. LiSSA leaves that out. networks.csv counts the eigenvalues below -λ.
+dominates. LiSSA predicts the PBRF there only at scalings so large that its steps end before such directions grow.
+networks.csv counts the eigenvalues below -λ.
 """
 
 from __future__ import annotations
@@ -32,23 +20,12 @@ import pandas as pd
 from omegaconf import DictConfig
 
 from curvlab.lab import Run, Target
-from experiments.pbrf.correlations import correlation_tables
+from experiments.pbrf.correlations import PAPER, correlation_tables
 
 TARGET = Target(
     __name__,
     title="The same with the Hessian",
-    paper={
-        "num_points": "20, not stated here",
-        "num_test": "not stated",
-        "seeds": "not stated",
-        "networks.csv:epochs": 1000,
-        "training.lr": "the best of 1, 0.3, 0.1, 0.03, 0.01, 0.003, 0.001 by validation loss",
-        "damping": 0.001,
-        "bregman_lr_divisor": 10,
-        "lissa.num_steps": 5000,
-        "lissa.num_repeats": 5,
-        "lissa.batch_size": "not stated",
-    },
+    paper=PAPER,
     judge="experiments.pbrf.correlations:judge_central",
     draw="experiments.pbrf.correlation_plot:draw",
     after=("pbrf/tab5", "pbrf/tab6"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -16,6 +17,12 @@ from filelock import FileLock
 
 from curvlab.lab import ClaimResult, Computed, all_targets, load_config, run_target
 from curvlab.lab.targets.execution import judged as judged_claims
+
+
+def pytest_collection_finish() -> None:
+    """Leave what was imported out of garbage collection: every full one would walk through all of it again."""
+    gc.collect()
+    gc.freeze()
 
 
 @contextmanager

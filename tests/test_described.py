@@ -74,6 +74,7 @@ PARTS: dict[str, Callable[[int], Any]] = {
     "the closure of a schedule": warmed_up,
     "the object of a method": lambda k: Schedule(k).factor,
     "a default": lambda k: lambda step, power=k: step**power,
+    "a default by keyword": lambda k: lambda step, *, power=k: step**power,
     "a tensor": lambda k: torch.tensor([0.0, k]),
     "an array": lambda k: np.array([0.0, k]),
     "an array of objects": lambda k: np.array([None, str(k)], dtype=object),

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from curvlab import iterate as driver
+from curvlab import progress as shown
 from curvlab.iterate import Checkpoint, CheckpointWarning, Key, SaveFile, iterate
 from curvlab.linalg import DenseOperator, identity
 
@@ -219,10 +220,54 @@ def test_a_bar_shows_name_steps_and_status_unless_it_is_turned_off(
 ) -> None:
     terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
-    monkeypatch.setattr(driver, "_SECONDS_BEFORE_BAR", 0.0)
+    monkeypatch.setattr(shown, "_SECONDS_BEFORE_BAR", 0.0)
     iterate(Descent(), name="descent", total=6, progress=progress)
     assert ("descent" in terminal.text) == progress
     assert ("/6" in terminal.text) == progress
+
+
+@dataclass(frozen=True)
+class Slow(Walk):
+    """Steps of four seconds, by a clock of its own; the first takes ten."""
+
+    def step(self, state: WalkState) -> WalkState:
+        Slow.now += 4.0 if state.num_steps else 10.0
+        return super().step(state)
+
+    def expected_steps(self, state: WalkState) -> float | None:
+        return 50.0 if state.num_steps > 2 else None
+
+
+@pytest.mark.parametrize(
+    ("total", "num_steps", "progress", "told"),
+    [
+        (100, 6, True, ["walk: about 7 min"]),  # 10 s, and 99 of 4 s
+        (100, 6, "of one seed", ["of one seed: about 7 min"]),
+        (None, 6, True, ["walk: about 3 min"]),  # as the method expects, after three steps
+        (100, 6, False, []),
+        (None, 2, True, []),
+    ],
+)
+def test_how_long_it_will_take_is_told_once_and_not_where_the_bar_is_turned_off(
+    total: int | None,
+    num_steps: int,
+    progress: bool | str,
+    told: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    Slow.now = 0.0
+    monkeypatch.setattr(shown.time, "monotonic", lambda: Slow.now)
+    work = Slow(DenseOperator(0.5 * torch.eye(4)), torch.ones(4), num_steps=num_steps)
+    with caplog.at_level("INFO", logger="curvlab"):
+        iterate(work, name="walk", total=total, progress=progress)
+    assert [record.getMessage() for record in caplog.records] == told
+
+
+def test_short_work_says_nothing_of_its_time(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO", logger="curvlab"):
+        iterate(walk(), name="walk", total=6)
+    assert not caplog.records
 
 
 # -------------------------------------------------------------------------------------- the file

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import pytest
@@ -82,6 +83,46 @@ def test_a_solution_says_its_residual_and_when_it_has_not_converged() -> None:
     stopped = ConjugateGradient(rtol=1e-6, max_steps=2).solve(operator() + identity, systems(1)[:, 0])
     assert "not to be used: not converged" in str(stopped)
     assert "not converged" in stopped.plot(Figure().add_subplot()).get_title()
+
+
+@pytest.mark.parametrize("kind", ["bars", "images", "texts"])
+def test_influence_draws_the_most_helpful_and_the_most_harmful_points(kind: str) -> None:
+    torch.manual_seed(0)
+    images, labels = torch.randn(9, 1, 4, 4).double(), torch.arange(9) % 3
+    model = nn.Sequential(nn.Flatten(), nn.Linear(16, 3)).double()
+    data = (images, labels)
+    result = influence(model, nn.CrossEntropyLoss(), data, data, damping=1.0, points=[8, 3, 5, 1, 0])
+    texts = [f"sentence {i}" for i in range(9)]
+    settings = {"bars": {}, "images": {"train": data, "test": data}, "texts": {"train": texts, "test": texts}}
+    figure = result.plot(2, tests=[6], **settings[kind])
+    order = result.points[result.scores[6].argsort()].tolist()
+    chosen = [*order[:2], *order[-2:]]
+    if kind == "bars":
+        (ax,) = figure.axes
+        assert [int(label.get_text()) for label in ax.get_yticklabels()] == chosen
+        assert [bar.get_width() for bar in ax.patches] == pytest.approx(
+            [float(result.scores[6][result.points == point]) for point in chosen]
+        )
+    else:
+        assert figure.axes[0].get_title() == "test 6"
+        assert [int(ax.get_title().split(":")[0]) for ax in figure.axes[1:]] == chosen
+        if kind == "images":
+            shown = torch.as_tensor(figure.axes[1].images[0].get_array().data)
+            own = images[chosen[0], 0]
+            torch.testing.assert_close(
+                shown.double(), (own - own.min()) / (own.max() - own.min()), atol=1e-6, rtol=0
+            )
+        else:
+            assert [ax.texts[0].get_text() for ax in figure.axes[1:]] == [f"sentence {p}" for p in chosen]
+    with pytest.raises(ValueError, match=r"tests must be numbers of test examples from 0 to 8, got \[9\]"):
+        result.plot(tests=[9])
+
+
+def test_drawing_without_matplotlib_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    solved = ConjugateGradient().solve(operator() + identity, systems(1))
+    with pytest.raises(ImportError, match=r"curvlab\[lab\]"):
+        solved.plot()
 
 
 def test_a_solver_without_history_says_which_ones_keep_it() -> None:

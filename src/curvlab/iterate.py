@@ -33,11 +33,9 @@ Every layer may import this module.
 
 from __future__ import annotations
 
-import os
-import sys
 import time
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -45,15 +43,14 @@ from typing import Any, Protocol, TypeVar, cast
 
 import torch
 from torch import Tensor
-from tqdm.auto import tqdm
 
 from curvlab.described import described
 from curvlab.files import DamagedFileError, decode, encode, write_atomically
+from curvlab.progress import Forecast, can_be_silent, progress_bar
 from curvlab.ranks import Ranks
 
 SECONDS_BETWEEN_SAVES = 60.0  # the work that a kill may cost
 MAX_SHARE = 0.02  # of the time that saving may take: where a save takes longer than 1.2 s, saves become rarer
-_SECONDS_BEFORE_BAR = 1.0
 _HEADER = "curvlab-checkpoint-2"
 
 
@@ -70,7 +67,8 @@ class State(Protocol):
     what has state_dict and load_state_dict (models, optimizers, schedulers): its state, loaded in place;
     dataclasses: field by field.
 
-    A state may have a property `status`, a short text for the progress bar.
+    A state may have a property `status`, a short text for the progress bar, and `end`, the number of the last step
+    where that is decided on the way.
     """
 
     @property
@@ -115,6 +113,8 @@ class Method(Protocol[S, R_co]):
         """Return the answer. Errors that it states are computed here, from the state as it is."""
         ...
 
+    # Where no total is known, a method may have `expected_steps(state) -> float | None`, for the forecast.
+
 
 @dataclass(frozen=True)
 class Checkpoint:
@@ -133,6 +133,7 @@ class Checkpoint:
             raise ValueError(f"every must be at least 1 step, got {self.every}")
 
 
+@can_be_silent
 def iterate(
     method: Method[S, R_co],
     *,
@@ -149,7 +150,8 @@ def iterate(
         name: of the work, beside the bar and in the checkpoint.
         total: steps in all, where that is known.
         progress: show a bar on a terminal or in a notebook, from the second second on; a text stands beside it in
-            the place of the name.
+            the place of the name. Work that will take more than ten seconds says so there once the first steps
+            have been timed ("about 3 min"), and elsewhere to the logger "curvlab", at the level INFO.
         callback: called with the state after each step; not for steps that an earlier run has taken.
         checkpoint: file in which the state is kept, saved every minute, or less often where saving takes long:
             after a kill, the same call goes on there and ends at the same numbers. Removed at the end. Where the
@@ -170,14 +172,19 @@ def iterate(
     if file is not None and (stored := file.load(_device(state))) is not None:
         state = _restored(state, stored)
     with progress_bar(name, total=total, done=state.num_steps, progress=progress) as bar:
+        forecast = Forecast(progress if isinstance(progress, str) else name, state.num_steps)
         while not state.done:
             before = state.num_steps
             state = method.step(state)
             if state.num_steps == before:  # it has only looked whether it is done
                 continue
             bar.update()
+            bar.total = getattr(state, "end", total)
+            if progress and not forecast.given:
+                forecast.look(state.num_steps, _expected(method, state, bar.total), silent=not bar.disable)
             if not bar.disable:
-                bar.set_postfix_str(getattr(state, "status", ""), refresh=False)
+                texts = (getattr(state, "status", ""), forecast.text)
+                bar.set_postfix_str(", ".join(filter(None, texts)), refresh=False)
             if callback is not None:
                 callback(state)
             if file is not None and not state.done and file.due(state.num_steps):
@@ -186,6 +193,13 @@ def iterate(
     if file is not None:
         file.remove()
     return found
+
+
+def _expected(method: Any, state: Any, total: int | None) -> float | None:
+    """Return the number of the last step, as known or as the method expects; None where nobody can tell."""
+    if total is not None or not hasattr(method, "expected_steps"):
+        return total
+    return cast("float | None", method.expected_steps(state))
 
 
 # -------------------------------------------------------------------------------------- the file
@@ -396,28 +410,3 @@ def _device(value: Any) -> torch.device | None:
     else:
         parts = list(value.values()) if isinstance(value, dict) else []
     return next((place for part in parts if (place := _device(part)) is not None), None)
-
-
-def progress_bar(
-    name: str,
-    steps: Iterable[Any] | None = None,
-    *,
-    total: int | None = None,
-    done: int = 0,
-    progress: bool | str = True,
-) -> tqdm:
-    """Return a bar that shows itself after a second, on a terminal or in a notebook; a text is its name."""
-    # Of processes started by torchrun, the first one alone talks.
-    alone = os.environ.get("RANK", "0") == "0"
-    seen = bool(progress) and alone and (sys.stderr.isatty() or "ipykernel" in sys.modules)
-    return tqdm(
-        steps,
-        desc=progress if isinstance(progress, str) else name,
-        total=total,
-        initial=done,
-        delay=_SECONDS_BEFORE_BAR,
-        disable=not seen,
-        leave=False,
-        file=sys.stderr,
-        unit="step",
-    )

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TypeAlias
+from numbers import Integral
+from typing import Any, TypeAlias
 
 import torch
 
@@ -16,12 +17,22 @@ def generator_of(generator: Seed, device: torch.device | str = "cpu") -> torch.G
     """Return the generator, or a new one seeded with a number, which lives on `device`; None is the number 0."""
     if isinstance(generator, torch.Generator):
         return generator
-    if generator is not None and (isinstance(generator, bool) or not isinstance(generator, int)):
+    given: Any = generator
+    if given is not None and (isinstance(given, bool) or not isinstance(given, Integral)):
         raise TypeError(
-            f"generator is a torch.Generator or a whole number as seed, got {type(generator).__name__}: "
+            f"generator is a torch.Generator or a whole number as seed, got {_named(generator)}: "
             "torch.Generator().manual_seed(0), or 0"
         )
-    return torch.Generator(device).manual_seed(generator or 0)
+    seed = int(given or 0)
+    if not -(2**63) <= seed < 2**64:
+        raise ValueError(f"a seed has 64 bits, got {seed}: take one below 2**63")
+    return torch.Generator(device).manual_seed(seed)
+
+
+def _named(thing: object) -> str:
+    """Return its class, with its module where that is another's."""
+    kind = type(thing)
+    return kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__name__}"
 
 
 def as_generator(generator: Seed, device: torch.device | str = "cpu") -> torch.Generator | None:

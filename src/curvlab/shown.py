@@ -8,8 +8,12 @@ from __future__ import annotations
 from abc import abstractmethod
 from dataclasses import dataclass
 from html import escape
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 @dataclass(frozen=True)
@@ -67,3 +71,14 @@ def first_values(values: Tensor, most: int = 4) -> str:
     """Return the first few numbers of a vector: "7.66, 3.1, ... (25)"."""
     shown = ", ".join(f"{value:.5g}" for value in values[:most].tolist())
     return shown if len(values) <= most else f"{shown}, ... ({len(values)})"
+
+
+def new_figure(**settings: Any) -> Figure:
+    """Return a figure of matplotlib, which only who draws needs: the library does not depend on it."""
+    try:
+        from matplotlib import pyplot as plt
+    except ImportError as error:
+        raise ImportError(
+            'drawing needs matplotlib: pip install "curvlab[lab]", or matplotlib by itself'
+        ) from error
+    return plt.figure(**settings)

@@ -254,20 +254,3 @@ def problem(name: str) -> Problem:
             parameter.add_(0.1 * torch.randn(parameter.shape, generator=generator))
     inputs, targets = draw(NUM_TRAIN, generator)
     return Problem(name, model, inputs, targets, layout(inputs, targets), draw(2, generator))
-
-
-# Batches as the Hugging Face Trainer's collators make them: one mapping, its labels inside. A causal model shifts
-# them itself, and T5 makes what its decoder reads.
-LABELS_INSIDE = ["bert", "gpt2", "opt", "llama", "t5", "vit", "resnet"]
-
-
-def labels_inside(name: str) -> tuple[Problem, list[dict[str, Tensor]]]:
-    found = problem(name)
-    inputs = found.inputs
-    if isinstance(inputs, Tensor):
-        inputs = {"pixel_values" if inputs.ndim == 4 else "input_ids": inputs}
-    labels = found.targets
-    if name in ("gpt2", "opt", "llama"):
-        labels = inputs["input_ids"].masked_fill(inputs.get("attention_mask", labels) == 0, IGNORED)
-    own = {key: value for key, value in inputs.items() if key != "decoder_input_ids"} | {"labels": labels}
-    return found, [own]

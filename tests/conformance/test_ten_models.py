@@ -13,7 +13,7 @@ from dataclasses import replace
 import pytest
 import torch
 from model_oracles import Reference, damped_inverse, sgld_excess
-from ten_models import LABELS_INSIDE, MODELS, Problem, labels_inside, problem, rows_of
+from ten_models import MODELS, Problem, problem, rows_of
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torchvision.models import MobileNetV2
@@ -136,12 +136,3 @@ def test_llc_agrees_with_chains_by_hand(case: Problem) -> None:
     assert llc.initial_loss == pytest.approx(float(reference.loss(reference.values)), rel=1e-4)
     assert abs(llc.value - float(by_hand.mean())) < 3 * spread
     assert float(by_hand.mean()) > 3 * spread, "the line above says nothing"
-
-
-@pytest.mark.parametrize("name", LABELS_INSIDE)
-def test_batches_with_their_labels_inside(name: str) -> None:
-    case, batches = labels_inside(name)
-    op = GaussNewtonOperator(case.model, LOSS, batches)
-    vector = op.randn(1, torch.Generator().manual_seed(1))[:, 0]
-    expected = Reference(case.model, case.inputs, case.targets).gauss_newton_product(vector)
-    assert error(op @ vector, expected) < 2e-5

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from dataclasses import dataclass
+from functools import cache
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,6 +19,7 @@ from curvlab.training import SGDRule, TrainingRun, train
 
 FP64 = torch.float64
 NUM_EXAMPLES, NUM_STEPS = 18, 25
+POINTS = [0, 7, 17]
 OPTIMIZERS: dict[str, dict[str, Any]] = {
     "sgd with momentum": {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.01},
     "nesterov": {"optimizer": lambda p, lr: torch.optim.SGD(p, lr, momentum=0.8, nesterov=True), "lr": 0.1},
@@ -68,6 +70,13 @@ def trained(net: str, optimizer: str, weights: Tensor | None = None, num_steps: 
     return Trained(model, loss, data, test, TrainingRun.of(history))
 
 
+@cache
+def retrained(net: str, optimizer: str, weighted: bool) -> tuple[Trained, Tensor]:
+    """A training and its derivatives by retraining: the same for every mode."""
+    weights = torch.linspace(0.5, 1.5, NUM_EXAMPLES, dtype=FP64) if weighted else None
+    return trained(net, optimizer, weights), by_retraining(net, optimizer, weights, POINTS, step=1e-4)
+
+
 def by_retraining(net: str, optimizer: str, weights: Tensor | None, points: list[int], step: float) -> Tensor:
     """N [m(w + h) - m(w - h)] / 2h for each of some points, (num_test, num_points)."""
     base = torch.ones(NUM_EXAMPLES, dtype=FP64) if weights is None else weights
@@ -87,10 +96,8 @@ def by_retraining(net: str, optimizer: str, weights: Tensor | None, points: list
     + [("convolution", "adam", False), ("loop", "adam", True)],
 )
 def test_equals_finite_differences_of_two_retrainings(net: str, optimizer: str, weighted: bool, mode: Any) -> None:
-    weights = torch.linspace(0.5, 1.5, NUM_EXAMPLES, dtype=FP64) if weighted else None
-    case, points = trained(net, optimizer, weights), [0, 7, 17]
-    found = unrolled_response(case.model, case.loss, case.train, case.test, run=case.run, points=points, mode=mode)
-    expected = by_retraining(net, optimizer, weights, points, step=1e-4)
+    case, expected = retrained(net, optimizer, weighted)
+    found = unrolled_response(case.model, case.loss, case.train, case.test, run=case.run, points=POINTS, mode=mode)
     assert found.mode == mode
     assert found.gap < 1e-12
     assert float((found.scores - expected).norm() / expected.norm()) < 1e-5
@@ -98,9 +105,8 @@ def test_equals_finite_differences_of_two_retrainings(net: str, optimizer: str, 
 
 
 def test_a_loss_of_ones_own_goes_backwards_where_forward_mode_may_not_exist() -> None:
-    case, points = trained("huber", "sgd with momentum"), [0, 7, 17]
-    found = unrolled_response(case.model, case.loss, case.train, case.test, run=case.run, points=points)
-    expected = by_retraining("huber", "sgd with momentum", None, points, step=1e-4)
+    case, expected = retrained("huber", "sgd with momentum", False)
+    found = unrolled_response(case.model, case.loss, case.train, case.test, run=case.run, points=POINTS)
     assert found.mode == "reverse"
     torch.testing.assert_close(found.scores, expected, rtol=1e-5, atol=1e-5 * float(expected.abs().max()))
 

@@ -274,11 +274,9 @@ WRONG_KIND = {
     "nothing": lambda x, y: None,
     "tensor": lambda x, y: x,
     "one tensor": lambda x, y: TensorDataset(x),
-    "examples": lambda x, y: [(x_n, int(y_n)) for x_n, y_n in zip(x, y, strict=True)],
     "three tensors": lambda x, y: TensorDataset(x, x, y),
     "arrays": lambda x, y: (x.numpy(), y.numpy()),
     "mapping": lambda x, y: {"inputs": x, "targets": y},
-    "examples with tensor labels": lambda x, y: list(zip(x, y, strict=True)),
 }
 
 

@@ -161,39 +161,6 @@ def test_frozen_parameters_do_not_move() -> None:
     assert len(losses_of(model, data).start) == sum(p.numel() for p in model.parameters() if p.requires_grad)
 
 
-class Mapped(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner = small_network()[0]
-
-    def forward(self, features: Tensor) -> Tensor:
-        return self.inner(features)
-
-
-class Examples(torch.utils.data.Dataset):
-    def __init__(self, inputs: Tensor, targets: Tensor) -> None:
-        self.examples = list(zip(inputs, targets, strict=True))
-
-    def __len__(self) -> int:
-        return len(self.examples)
-
-    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        return self.examples[index]
-
-
-@pytest.mark.parametrize("form", ["dataset", "batches", "mapping"])
-def test_all_forms_of_data_give_the_same_chains(form: str) -> None:
-    model, (inputs, targets) = small_network()
-    data: Any = {
-        "dataset": Examples(inputs, targets),
-        "batches": [(inputs[:30], targets[:30]), (inputs[30:], targets[30:])],
-        "mapping": ({"features": inputs}, targets),
-    }[form]
-    expected = run_chains(SGLD(losses_of(model, (inputs, targets)), **SETTINGS), [1, 2], 5)
-    found = run_chains(SGLD(losses_of(Mapped() if form == "mapping" else model, data), **SETTINGS), [1, 2], 5)
-    torch.testing.assert_close(found.positions, expected.positions, rtol=1e-5, atol=1e-6)
-
-
 def test_losses_that_are_no_mean_over_examples_are_refused() -> None:
     model, data = small_network()
     with pytest.raises(ValueError, match="reduction='mean'"):

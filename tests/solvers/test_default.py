@@ -1,11 +1,13 @@
+import math
+
 import pytest
 import torch
 from torch import nn
 
 from curvlab.curvature import FisherOperator, GaussNewtonOperator
-from curvlab.linalg import DenseOperator, identity
+from curvlab.linalg import DenseOperator, LinearOperator, identity
 from curvlab.solvers import BlockConjugateGradient, Nystrom, Rows, default_solver
-from curvlab.solvers.default import rows_pay
+from curvlab.solvers.preconditioners import plan_rows, predicted_steps
 
 
 def test_nystrom_for_several_right_hand_sides_of_a_large_matrix() -> None:
@@ -51,47 +53,110 @@ def classifier(scale: float) -> tuple[nn.Module, nn.Module, tuple[torch.Tensor, 
     return model, nn.CrossEntropyLoss(), (inputs, torch.zeros(240, dtype=torch.long))
 
 
-def test_rows_where_few_examples_hold_the_curvature(generator: torch.Generator) -> None:
-    """The share of the 40 largest 1 - sum p² of 240, computed here; others as by size."""
-    for scale, pays in ((30.0, True), (0.3, False)):
-        model, loss, data = classifier(scale)
-        scores = 1 - model(data[0]).softmax(1).square().sum(1)
-        assert (float(scores.topk(40).values.sum() / scores.sum()) > 0.5) == pays
-        op = GaussNewtonOperator(model, loss, data)
-        chosen = default_solver(100_000, 25, operator=op + 1e-3 * identity).preconditioner
-        assert chosen == (Rows() if pays else Nystrom(100))
-        assert default_solver(100_000, 25).preconditioner == Nystrom(100)
-    model, loss, data = classifier(30.0)
-    empirical = FisherOperator(model, loss, data, kind="empirical")
-    assert default_solver(100_000, 25, operator=empirical).preconditioner == Nystrom(100)
-    assert default_solver(100_000, 25, operator=DenseOperator(torch.eye(4))).preconditioner == Nystrom(100)
-    damped = GaussNewtonOperator(model, loss, data) + 1e-3 * identity
+def sure_network() -> GaussNewtonOperator:
+    """An MLP on the same points that is sure of most of them."""
+    torch.manual_seed(0)
+    _, loss, data = classifier(1.0)
+    model = nn.Sequential(nn.Linear(6, 48), nn.Tanh(), nn.Linear(48, 48), nn.Tanh(), nn.Linear(48, 3)).double()
+    with torch.no_grad():
+        model[4].weight.mul_(30)  # type: ignore[operator, union-attr]
+    return GaussNewtonOperator(model, loss, data)
+
+
+def planned(damped: LinearOperator, num_columns: int = 25, memory_budget: int = 2**30) -> int | None:
+    plan = plan_rows(damped, num_columns, rtol=1e-2, memory_budget=memory_budget)
+    return None if plan is None else plan.num_rows
+
+
+@pytest.mark.parametrize(("excess", "columns"), [(1e5, 25), (1e3, 25), (1e3, 1), (5.0, 25)])
+def test_predicted_steps_solve_their_equation_and_bound_those_taken(excess: float, columns: int) -> None:
+    """Eigenvalues that fall as 1/j, which is what an eigenvalue can be at most: no fewer steps than half of it."""
+    steps = predicted_steps(excess, columns, 1e-2)
+    if steps > 1:
+        root = math.sqrt(1 + 2 * excess / (columns * steps))
+        assert steps == pytest.approx(math.log(200) / math.log((root + 1) / (root - 1)), rel=1e-6)
+    eigenvalues = 1 / torch.arange(1, 601, dtype=torch.float64)
+    damping = float(eigenvalues.sum()) / excess
+    b = torch.randn(600, columns, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    solution = BlockConjugateGradient().solve(DenseOperator(torch.diag(eigenvalues)) + damping * identity, b)
+    assert solution.history is not None
+    assert len(solution.history) <= 1.5 * steps + 1
+
+
+def test_without_curvature_one_step() -> None:
+    assert predicted_steps(0.0, 25, 1e-2) == 1
+
+
+def test_all_rows_of_a_regression() -> None:
+    """The rows of the whole data, although no example holds more than another."""
+    generator = torch.Generator().manual_seed(0)
+    inputs = torch.randn(200, 40, generator=generator, dtype=torch.float64)
+    model = nn.Sequential(nn.Linear(40, 30), nn.Tanh(), nn.Linear(30, 1)).double()
+    damped = GaussNewtonOperator(model, nn.MSELoss(), (inputs, inputs[:, :1])) + 1e-3 * identity
+    b = damped.randn(10, generator)
+    solver = default_solver(damped.shape[0], 10, operator=damped)
+    assert solver.preconditioner == Rows(200, memory_budget=2**30)
+    found, plain = solver.solve(damped, b), BlockConjugateGradient().solve(damped, b)
+    assert found.converged
+    assert found.num_matvecs <= 3 * 10 < plain.num_matvecs
+    assert "block conjugate gradients, preconditioned by 200 rows of examples" in str(found)
+    assert str(plain).endswith("by block conjugate gradients")
+
+
+def test_as_many_rows_as_the_steps_are_worth(generator: torch.Generator) -> None:
+    """More where the damping is small, none where one step is enough, and never more than the budget holds."""
+    op = sure_network()
+    counts = [planned(op + damping * identity) for damping in (1e-4, 1.0, 10.0, 1e6)]
+    assert counts == sorted(counts, reverse=True)
+    assert counts[0] > counts[-2] > counts[-1] == 0
+    damped = op + 1e-4 * identity
+    for budget in (10**5, 10**6):
+        assert planned(damped, memory_budget=budget) == Rows(memory_budget=budget).affordable(op)
+    assert Rows(memory_budget=10**5).affordable(op) < 240 // 6  # where the old rule took none
+    chosen = default_solver(100_000, 25, operator=damped, memory_for_rows=10**5).preconditioner
+    assert chosen == Rows(Rows(memory_budget=10**5).affordable(op), memory_budget=10**5)
     b = damped.randn(3, generator)
-    solution = default_solver(21, 3, operator=damped).solve(damped, b)
+    solution = default_solver(op.shape[0], 3, operator=damped).solve(damped, b)
     assert solution.converged
-    torch.testing.assert_close(damped.to_dense() @ solution.x, b, rtol=0, atol=0.02 * float(b.norm()))
+    torch.testing.assert_close(damped @ solution.x, b, rtol=0, atol=0.02 * float(b.norm()))
 
 
-def test_no_rows_where_they_do_not_apply_or_do_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tokens are no examples; an indefinite output Hessian; fewer rows than a sixth of the examples."""
+def test_the_choice_says_why() -> None:
+    plan = plan_rows(sure_network() + 1e-4 * identity, 5, rtol=1e-2, memory_budget=2**30)
+    assert plan is not None
+    assert plan.num_rows > 0
+    assert plan.steps < plan.steps_without
+    assert str(plan).startswith(f"{plan.num_rows} rows of examples, ")
+    assert f"({plan.steps_without:.0f} without)" in str(plan)
+
+
+def test_no_set_up_where_few_steps_are_needed() -> None:
+    """With a damping of λmax block CG takes three steps: a Nyström preconditioner would cost four."""
+    op = sure_network()
+    assert default_solver(100_000, 25, operator=op + 1e6 * identity) == BlockConjugateGradient()
+
+
+def test_nystrom_where_rows_do_not_apply() -> None:
+    """Tokens are no examples; an indefinite output Hessian; other matrices; nothing known of the matrix."""
     model, loss, data = classifier(30.0)
     damped = GaussNewtonOperator(model, loss, data) + 1e-3 * identity
-    assert rows_pay(damped)
-    tokens = (data[0].reshape(24, 10, 6), data[1].reshape(24, 10))
-    of_tokens = GaussNewtonOperator(model, loss, tokens)
-    assert of_tokens.num_examples == 24
-    assert not rows_pay(of_tokens + 1e-3 * identity)
-    assert default_solver(21, 3, operator=of_tokens + 1e-3 * identity).solve(damped, damped.randn(3)).converged
-    for num, pays in ((39, False), (40, True)):
-        monkeypatch.setattr(Rows, "affordable", lambda self, source, num=num: num)
-        assert rows_pay(damped) == pays
+    of_tokens = GaussNewtonOperator(model, loss, (data[0].reshape(24, 10, 6), data[1].reshape(24, 10)))
 
     def wavy(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         return outputs.sin().sum(1).mean()
 
     indefinite = GaussNewtonOperator(model, wavy, data)
     assert not indefinite.is_psd
-    assert not rows_pay(indefinite + 1e-3 * identity)
+    for op in (
+        of_tokens,
+        indefinite,
+        FisherOperator(model, loss, data, kind="empirical"),
+        DenseOperator(torch.eye(4)),
+    ):
+        assert planned(op + 1e-3 * identity) is None
+        assert default_solver(100_000, 25, operator=op + 1e-3 * identity).preconditioner == Nystrom(100)
+    assert default_solver(100_000, 25).preconditioner == Nystrom(100)
+    assert default_solver(21, 3, operator=of_tokens + 1e-3 * identity).solve(damped, damped.randn(3)).converged
 
 
 @pytest.mark.parametrize("error", [TypeError, ValueError, AttributeError])
@@ -101,7 +166,7 @@ def test_a_bug_in_the_question_does_not_choose_another_solver(
     def broken(operator: GaussNewtonOperator) -> None:
         raise error("a bug")
 
-    monkeypatch.setattr("curvlab.solvers.default.covering_layers", broken)
+    monkeypatch.setattr("curvlab.solvers.preconditioners.rows_plan.covering_layers", broken)
     model, loss, data = classifier(30.0)
     with pytest.raises(error, match="a bug"):
         default_solver(100_000, 25, operator=GaussNewtonOperator(model, loss, data) + 1e-3 * identity)

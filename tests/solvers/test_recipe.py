@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
@@ -22,12 +24,12 @@ def exact_constant(matrices: Tensor) -> float:
     return float(torch.linalg.eigvalsh(root @ gap @ root).max() / mean.trace())
 
 
-def heavy(size: int = 15, num_examples: int = 400) -> Tensor:
+def heavy(size: int = 15, num_examples: int = 400, tail: float = 0.45) -> Tensor:
     """Few examples with much curvature, as in an overfitted network: C far above the paper's 2."""
     generator = torch.Generator().manual_seed(1)
     factors = torch.randn(num_examples, size, generator=generator, dtype=torch.float64)
     factors = factors * torch.arange(1, size + 1).double() ** -0.5
-    factors = factors * torch.rand(num_examples, 1, generator=generator, dtype=torch.float64) ** -0.45
+    factors = factors * torch.rand(num_examples, 1, generator=generator, dtype=torch.float64) ** -tail
     return factors[:, :, None] * factors[:, None, :]
 
 
@@ -67,6 +69,7 @@ def test_recipe_finds_the_spectrum_and_a_fair_share_of_the_constant(generator) -
     )
 
 
+@pytest.mark.filterwarnings("ignore:LiSSA")
 @pytest.mark.parametrize("seed", range(3))
 def test_auto_converges_to_what_it_promises(seed: int) -> None:
     matrices = heavy()
@@ -86,6 +89,53 @@ def test_auto_converges_to_what_it_promises(seed: int) -> None:
     assert float(solution.error.max()) < 0.2
     promised = solver.stationary_error(operator + damping * identity, solution.x, generator=generator)
     assert bool((error < promised + 0.15).all())  # 0.15: what is left of the start
+
+
+@pytest.mark.filterwarnings("ignore:LiSSA")
+def test_auto_measures_at_a_stated_price_and_goes_on_until_its_promise_is_met(generator) -> None:
+    matrices, damping = heavy(tail=0.3), 0.1
+    matrices = matrices[matrices.diagonal(dim1=1, dim2=2).sum(1).argsort()][:396]  # none of them rules the mean
+    operator = DenseOperator(matrices, is_psd=True)
+    b = torch.randn(15, 3, generator=generator, dtype=torch.float64)
+    solver = Lissa.auto(operator, damping, sampling="uniform", error_rtol=0.05, generator=generator)
+    recipe = solver.recipe
+    assert recipe is not None
+    assert not recipe.problems
+    assert recipe.num_sampled_examples <= 10 * 396
+    assert recipe.num_matvecs - recipe.num_sampled_matvecs <= 28
+    dear = Lissa.auto(DenseOperator(heavy(), is_psd=True), 0.1, sampling="uniform", generator=0).recipe
+    assert dear is not None
+    assert 0.5 * exact_constant(heavy()) < dear.constant < 1.5 * exact_constant(heavy())  # one example in 400
+    assert "costs as much as all 400" in dear.problems[0]
+    assert recipe.largest_eigenvalue == pytest.approx(
+        float(torch.linalg.eigvalsh(matrices.mean(0)).max()), rel=0.1
+    )
+    damped = operator + damping * identity
+    once = replace(solver, max_steps=None).solve(damped, b, generator=torch.Generator().manual_seed(0))
+    assert not once.converged  # num_steps are not enough for five per cent
+    solution = solver.solve(damped, b, generator=torch.Generator().manual_seed(0))
+    truth = torch.linalg.solve(matrices.mean(0) + damping * torch.eye(15, dtype=torch.float64), b)
+    assert solution.converged
+    assert float(((solution.x - truth).norm(dim=0) / truth.norm(dim=0)).max()) < 0.05
+    assert solution.history is not None
+    assert solver.max_steps is not None
+    assert solver.num_steps < len(solution.history) <= solver.max_steps
+    assert solution.num_matvecs == recipe.num_matvecs + 3 * len(solution.history) + 3
+
+
+def test_an_error_out_of_reach_is_named_before_anything_is_run(generator) -> None:
+    operator = DenseOperator(heavy(num_examples=20), is_psd=True)
+    with pytest.warns(UserWarning, match="use ConjugateGradient") as caught:
+        solver = Lissa.auto(operator, 0.1, sampling="uniform", error_rtol=1e-3, generator=generator)
+    assert solver.recipe is not None
+    assert len(solver.recipe.problems) == len(caught) == 2
+    assert "an error of 0.001 may take" in solver.recipe.problems[0]
+    assert "costs as much as all 20" in solver.recipe.problems[1]
+    assert str(solver.recipe).count("not to be used") == 2
+    with pytest.raises(ValueError, match="error_rtol must be positive"):
+        Lissa.auto(operator, 0.1, sampling="uniform", error_rtol=0.0, generator=generator)
+    with pytest.raises(ValueError, match=r"max_steps must be at least num_steps = 6, got 3"):
+        Lissa(0.1, 20, 6, average_last=2, error_rtol=0.1, max_steps=3)
 
 
 def test_stationary_error_bounds_the_noise() -> None:

@@ -1,4 +1,6 @@
-"""tr(G)/P without a backward pass, against matrices that autograd or linear algebra gives."""
+"""Means of eigenvalues by random forms, and eigenvalues of sketches."""
+
+from __future__ import annotations
 
 import copy
 from pathlib import Path
@@ -6,11 +8,13 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.testing import assert_close
 
 from curvlab.curvature import GaussNewtonOperator, HessianOperator
 from curvlab.curvature.examples import quadratic_forms
 from curvlab.iterate import Checkpoint
-from curvlab.spectrum import Estimate, mean_eigenvalue
+from curvlab.linalg import DenseOperator
+from curvlab.spectrum import Estimate, mean_eigenvalue, sketch_eigenvalues
 
 
 def linear_model_with(eigenvalues: Tensor, *, seed: int = 0) -> tuple[nn.Module, tuple[Tensor, Tensor]]:
@@ -187,3 +191,159 @@ def test_a_killed_estimate_goes_on_with_its_next_form(tmp_path: Path, monkeypatc
     count[:] = [0, 0]
     assert estimate(checkpoint=place) == whole
     assert count[0] == 3
+
+
+# ----------------------------------------------------------------------------------------
+def spiked(size: int = 120) -> Tensor:
+    generator = torch.Generator().manual_seed(0)
+    basis, _ = torch.linalg.qr(torch.randn(size, size, generator=generator, dtype=torch.float64))
+    values = torch.cat([torch.tensor([10.0, 5.0]), torch.full((size - 2,), 0.1)]).double()
+    matrix = basis * values @ basis.T
+    return (matrix + matrix.T) / 2
+
+
+def repeated(matrix: Tensor, num: int, **settings) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    results = [sketch_eigenvalues(DenseOperator(matrix), 2, generator=generator, **settings) for _ in range(num)]
+    return torch.stack([r.values for r in results]), torch.stack([r.stderr for r in results])
+
+
+def test_corrected_values_and_their_spread() -> None:
+    values, stderr = repeated(spiked(), 100, sketch_size=100)
+    spread = values.std(0)
+    # First-order bias is gone; what is left is the push of the second eigenvalue on the first and back.
+    assert abs(float(values[:, 0].mean()) - 10.0) < 0.25
+    assert abs(float(values[:, 1].mean()) - 5.0) < 0.25
+    torch.testing.assert_close(stderr.mean(0), spread, rtol=0.25, atol=0)
+    assert float(stderr[:, 0].mean()) == pytest.approx(10 * (2 / 100) ** 0.5, rel=0.1)
+
+
+def test_uncorrected_sketch_is_biased_by_the_trace() -> None:
+    matrix = torch.diag(torch.cat([torch.tensor([10.0]), torch.full((199,), 1.0)]).double())
+    result = sketch_eigenvalues(DenseOperator(matrix), sketch_size=100, generator=torch.Generator().manual_seed(0))
+    raw = torch.linalg.eigvalsh(result.sketch).max()
+    assert float(raw - result.values[0]) == pytest.approx(float(result.sketch.trace()) / 100)
+    assert float(result.bias[0]) == pytest.approx(float(raw - result.values[0]))
+    assert float(result.sketch.trace()) == pytest.approx(209, rel=0.1)
+
+
+def test_per_tensor_sketch_has_the_smaller_variance() -> None:
+    # The paper's claim for inner products, seen in the largest eigenvalue: mass spread over L = 6 tensors.
+    dense, _ = repeated(spiked(), 60, sketch_size=30)
+    concatenated, stderr = repeated(spiked(), 60, sketch_size=30, tensor_sizes=[20] * 6)
+    assert float(concatenated[:, 0].mean()) == pytest.approx(10.0, abs=0.4)
+    ratio = float(concatenated[:, 0].var() / dense[:, 0].var())
+    assert 0.08 < ratio < 0.4  # 1/6 for equal masses
+    assert float(stderr[:, 0].mean()) == pytest.approx(float(concatenated[:, 0].std()), rel=0.3)
+
+
+@pytest.mark.parametrize(
+    ("masses", "gain"),  # share of ‖θ‖² in each of L = 6 tensors; factor on the variance that concatenation brings
+    [([1, 1, 1, 1, 1, 1], 1 / 6), ([5, 1, 1, 1, 1, 1], 0.3), ([1, 0, 0, 0, 0, 0], 1.0)],
+)
+def test_variance_of_dot_products_is_the_stated_one(masses: list[float], gain: float) -> None:
+    """App. C: Var ({Φ}θ)ᵀ({Φ}θ') = sum_l (‖θ_l‖²‖θ'_l‖² + <θ_l, θ'_l>²) / d, L times smaller for equal masses."""
+    generator = torch.Generator().manual_seed(3)
+    scale = torch.tensor(masses).double().sqrt().repeat_interleave(5)
+    blocks = torch.eye(6, dtype=torch.float64).repeat_interleave(5, dim=0)
+    pair = scale[:, None] * torch.stack([blocks.sum(1), torch.tensor([1.0, -1, 0, 0, 0]).double().repeat(6)], 1)
+    pair = pair / (blocks.T @ pair**2).sum(0).sqrt()  # two vectors of norm 1, orthogonal in every tensor
+    # The trace of the sketch of (θθ'ᵀ + θ'θᵀ)/2 is the sketched dot product.
+    operator = DenseOperator(pair @ torch.tensor([[0.0, 0.5], [0.5, 0.0]]).double() @ pair.T)
+    squared = (blocks.T @ pair**2).prod(1).sum()
+    assert float(squared) == pytest.approx(gain, rel=1e-9)
+    variances = {}
+    for sizes in (None, [5] * 6):
+        products = torch.tensor(
+            [
+                float(
+                    sketch_eigenvalues(
+                        operator, sketch_size=10, tensor_sizes=sizes, generator=generator
+                    ).sketch.trace()
+                )
+                for _ in range(400)
+            ]
+        )
+        variances[sizes is None] = float(products.var())
+        assert abs(float(products.mean())) < 4 * float(products.std()) / 20  # <θ, θ'> = 0: unbiased
+    assert variances[True] == pytest.approx(1 / 10, rel=0.25)
+    assert variances[False] == pytest.approx(gain / 10, rel=0.25)
+
+
+def test_per_tensor_with_one_tensor_is_the_dense_sketch() -> None:
+    operator = DenseOperator(spiked())
+    results = [
+        sketch_eigenvalues(
+            operator, 3, sketch_size=20, tensor_sizes=sizes, generator=torch.Generator().manual_seed(5)
+        )
+        for sizes in (None, [120])
+    ]
+    torch.testing.assert_close(results[0].values, results[1].values)
+    assert results[0].num_matvecs == 20
+
+
+def test_sketch_is_phi_a_phi_and_sums_to_the_dense_one() -> None:
+    # The same seed gives the same Φ, so the blocks of the concatenated sketch add up to the dense one.
+    operator = DenseOperator(spiked())
+    dense = sketch_eigenvalues(operator, sketch_size=16, chunk_size=5, generator=torch.Generator().manual_seed(5))
+    parts = sketch_eigenvalues(
+        operator,
+        sketch_size=16,
+        chunk_size=5,
+        tensor_sizes=[50, 70],
+        generator=torch.Generator().manual_seed(5),
+    )
+    assert parts.num_matvecs == 32
+    torch.testing.assert_close(
+        parts.sketch.reshape(2, 16, 2, 16).sum((0, 2)), dense.sketch, rtol=1e-10, atol=1e-12
+    )
+    assert torch.linalg.matrix_rank(dense.sketch) == 16
+
+
+@pytest.mark.parametrize("sizes", [None, [20, 60, 40]])
+@pytest.mark.parametrize("num_vectors", [0, 7, 12, 1000])
+def test_row_by_row_is_phi_a_phi_whatever_the_budget(sizes: list[int] | None, num_vectors: int) -> None:
+    """Against a dense Φ, each row from its own seed: one product at a time, several, or all."""
+    operator = DenseOperator(spiked())
+    seed = int(torch.randint(2**62, (1,), generator=torch.Generator().manual_seed(5)))
+    draws = [torch.Generator().manual_seed(seed + row) for row in range(10)]
+    phi = torch.cat([torch.randn(1, 120, generator=draw, dtype=torch.float64) for draw in draws]) / 10**0.5
+    if sizes is not None:
+        phi = torch.block_diag(*phi.split(sizes, dim=1))
+    result = sketch_eigenvalues(
+        operator,
+        sketch_size=10,
+        tensor_sizes=sizes,
+        chunk_size=1,
+        memory_budget=max(1, num_vectors * 120 * 8),
+        generator=torch.Generator().manual_seed(5),
+    )
+    assert_close(result.sketch, phi @ operator.matrix @ phi.T, rtol=1e-10, atol=1e-12)
+    assert result.num_matvecs == len(phi)
+
+
+def test_chunks_that_do_not_fit_are_drawn_row_by_row_and_others_stay_as_they_are() -> None:
+    operator = DenseOperator(spiked())
+
+    def sketch(chunk_size: int, num_vectors: float) -> Tensor:
+        budget, generator = num_vectors * 120 * 8, torch.Generator().manual_seed(5)
+        return sketch_eigenvalues(
+            operator, sketch_size=10, chunk_size=chunk_size, memory_budget=budget, generator=generator
+        ).sketch
+
+    assert_close(sketch(5, 29.0), sketch(1, 29.0), rtol=1e-12, atol=1e-14)  # 6 * 5 vectors are needed
+    unlimited = sketch_eigenvalues(
+        operator, sketch_size=10, chunk_size=5, generator=torch.Generator().manual_seed(5)
+    )
+    assert torch.equal(sketch(5, 30.0), unlimited.sketch)
+    assert not torch.allclose(sketch(5, 30.0), sketch(1, 30.0))
+
+
+def test_bad_settings() -> None:
+    operator = DenseOperator(torch.eye(10))
+    with pytest.raises(ValueError, match="add up to 10, got a sum of 9"):
+        sketch_eigenvalues(operator, sketch_size=4, tensor_sizes=[4, 5])
+    with pytest.raises(ValueError, match="between 1 and the sketch's 4 rows"):
+        sketch_eigenvalues(operator, 5, sketch_size=4)
+    with pytest.raises(ValueError, match=r"memory_budget is in bytes, at least 1, got 0\.5: 2e9 for 2 GB"):
+        sketch_eigenvalues(operator, sketch_size=4, memory_budget=0.5)

@@ -98,7 +98,7 @@ def test_weight_zero_removes_an_example() -> None:
     fit(model, batch_size=40, example_weights=removed)
     fit(without, (inputs[kept], targets[kept]), batch_size=39, lr=0.05 * 39 / 40)
     torch.testing.assert_close(weights(model), weights(without), rtol=1e-5, atol=1e-6)
-    with pytest.raises(ValueError, match=r"example_weights have shape \(3,\), but there are 40 examples"):
+    with pytest.raises(ValueError, match=r"one weight for each of 40 examples, got shape \(3,\)"):
         fit(network(), example_weights=torch.ones(3))
 
 

@@ -1,28 +1,39 @@
-"""Steps that are exchanged: clipping, sampled labels for Ginger and QNG, closures, L-BFGS to a gradient norm."""
+"""Steps of training, of language models, and of batches that hold their labels."""
 
 from __future__ import annotations
 
+import copy
 import math
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from datasets import Dataset
 from torch import Tensor, nn
+from torch.nn import functional
 from torch.nn.utils import parameters_to_vector
+from torch.utils.data import DataLoader
+from transformers import BertConfig, BertForSequenceClassification, OPTConfig, OPTForCausalLM
 
+from curvlab.iterate import Checkpoint
 from curvlab.training import (
     Learner,
     MeanLoss,
     StepInfo,
     TrainingBatch,
+    TrainingDivergedError,
+    TrainingState,
     closure_step,
     curvature_step,
+    evaluate,
     gradient_step,
     minimize,
     sampled_label_loss,
     shared_curvature_step,
     train,
+    train_language_model,
 )
 
 FP64 = torch.float64
@@ -153,7 +164,7 @@ def test_a_curvature_step_says_what_it_needs() -> None:
     with pytest.raises(TypeError, match=r"needs an optimizer with update_curvature\(\)"):
         fit(network(), lr=0.1, step=curvature_step)
     learner = Learner(network(), MeanLoss(nn.functional.cross_entropy), Recorder(network().parameters(), 0.1))
-    with pytest.raises(TypeError, match=r"pass it as an nn.Module"):
+    with pytest.raises(TypeError, match=r"draws labels .*: pass nn.CrossEntropyLoss"):
         curvature_step(learner, TrainingBatch(*classes()))
 
 
@@ -189,3 +200,223 @@ def test_minimize_stops_at_the_gradient_norm() -> None:
     assert found.gradient_norm <= 1e-8
     assert found.value == pytest.approx(3.0)
     assert search(max_steps=50).num_steps == 0
+
+
+# --- Training on tokens: it learns what can be known, reproducibly, and says when it cannot go on
+class Bigram(nn.Module):
+    """Tokens (N, T) -> logits (N, T, V), each from the token before it alone."""
+
+    def __init__(self, size: int = 5) -> None:
+        super().__init__()
+        self.table = nn.Embedding(size, size)
+        nn.init.zeros_(self.table.weight)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.table(tokens)
+
+
+def chain(num_sequences: int = 64, length: int = 12) -> tuple[Tensor, Tensor]:
+    """Sequences in which token k is followed by k + 1 (mod 5) with probability 3/4, else by k."""
+    generator = torch.Generator().manual_seed(0)
+    steps = (torch.rand(num_sequences, length, generator=generator) < 0.75).long()
+    tokens = steps.cumsum(1) % 5
+    inputs = torch.cat([torch.zeros(num_sequences, 1, dtype=torch.long), tokens[:, :-1]], dim=1)
+    return inputs, tokens
+
+
+def train_bigram(model: nn.Module, **settings):
+    defaults = {"num_steps": 300, "batch_size": 16, "lr": 0.1, "warmup_steps": 10}
+    generator = torch.Generator().manual_seed(0)
+    return train_language_model(model, chain(), **(defaults | settings), generator=generator)
+
+
+def test_a_bigram_model_learns_the_chain() -> None:
+    model = Bigram()
+    history = train_bigram(model)
+    entropy = -(0.75 * math.log(0.75) + 0.25 * math.log(0.25))
+    measured = evaluate(model, nn.CrossEntropyLoss(), chain())
+    assert measured.loss == pytest.approx(entropy, abs=0.03)
+    assert measured.accuracy == pytest.approx(0.75, abs=0.03)
+    assert (measured.num_examples, measured.num_predictions) == (64, 64 * 12)
+    assert history.losses[0] > history.losses[-1]
+    assert len(history.losses) == 75  # passes of four batches
+    assert len(history.step_losses) == 300
+    assert not model.training
+    assert model.table.weight.grad is None
+
+
+def test_ignored_targets_count_neither_in_training_nor_in_evaluation() -> None:
+    inputs, targets = chain()
+    hidden = targets.clone()
+    hidden[:, ::2] = -100
+    model = Bigram()
+    train_language_model(
+        model, (inputs, hidden), num_steps=50, batch_size=16, lr=0.1, generator=torch.Generator().manual_seed(0)
+    )
+    kept = hidden != -100
+    expected = functional.cross_entropy(model(inputs)[kept], targets[kept]).item()
+    measured = evaluate(model, nn.CrossEntropyLoss(), (inputs, hidden), batch_size=7)
+    assert measured.loss == pytest.approx(expected, rel=1e-5)
+    right = (model(inputs).argmax(-1) == targets)[kept]
+    assert measured.accuracy == pytest.approx(float(right.double().mean()))
+    assert measured.num_predictions == int(kept.sum())
+    with pytest.raises(ValueError, match="every target is ignored"):
+        evaluate(model, nn.CrossEntropyLoss(), (inputs, torch.full_like(targets, -100)))
+
+
+def test_learning_rate_warms_up_and_falls_to_nothing() -> None:
+    assert train_bigram(Bigram(), num_steps=100).final_lr == pytest.approx(
+        0.1 * 0.5 * (1 + math.cos(math.pi * 89 / 90)), rel=1e-6
+    )
+    assert train_bigram(Bigram(), num_steps=6, warmup_steps=5, lr=0.2).final_lr == pytest.approx(0.2)
+
+
+def test_errors_say_what_to_change() -> None:
+    with pytest.raises(ValueError, match="num_steps must be at least 1"):
+        train_bigram(Bigram(), num_steps=0, warmup_steps=0)
+    with pytest.raises(ValueError, match="warmup_steps < num_steps"):
+        train_bigram(Bigram(), warmup_steps=300)
+    frozen = Bigram()
+    frozen.requires_grad_(False)
+    with pytest.raises(ValueError, match="no parameter that requires gradients"):
+        train_bigram(frozen)
+    broken = Bigram()
+    with torch.no_grad():
+        broken.table.weight[0, 0] = math.inf
+    with pytest.raises(TrainingDivergedError, match=r"nan before the first step: look for NaN or huge values"):
+        train_bigram(broken)
+
+
+# --- Training on batches that hold their labels, as data sets and collators of Hugging Face give them
+WIDTHS = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 20}
+LENGTHS = (3, 6, 4, 5, 6, 2)
+
+
+def bert() -> nn.Module:
+    torch.manual_seed(0)
+    config = BertConfig(**WIDTHS, intermediate_size=16, num_labels=3, attn_implementation="eager")
+    return BertForSequenceClassification(config)  # with dropout: it is trained in train mode
+
+
+def opt() -> nn.Module:
+    torch.manual_seed(0)
+    sizes = {"ffn_dim": 16, "max_position_embeddings": 12, "word_embed_proj_dim": 8, "dropout": 0.0}
+    return OPTForCausalLM(OPTConfig(**WIDTHS, **sizes, attn_implementation="eager"))
+
+
+def sentences() -> Dataset:
+    """Return six sentences of different lengths with a class each, and a column that no model takes."""
+    generator = torch.Generator().manual_seed(1)
+    ids = [torch.randint(2, 20, (length,), generator=generator).tolist() for length in LENGTHS]
+    columns = {"input_ids": ids, "label": [0, 1, 2, 2, 1, 0], "row": list(range(6))}
+    return Dataset.from_dict(columns)
+
+
+def padded(rows: list[dict], *, causal: bool = False) -> dict[str, Tensor]:
+    longest = max(len(row["input_ids"]) for row in rows)
+
+    def pad(row: list[int], value: int) -> list[int]:
+        return row + [value] * (longest - len(row))
+
+    ids = torch.tensor([pad(row["input_ids"], 0) for row in rows])
+    mask = torch.tensor([pad([1] * len(row["input_ids"]), 0) for row in rows])
+    labels = ids.masked_fill(mask == 0, -100) if causal else torch.tensor([row["label"] for row in rows])
+    return {"input_ids": ids, "attention_mask": mask, "labels": labels}
+
+
+def causal(rows: list[dict]) -> dict[str, Tensor]:
+    return padded(rows, causal=True)
+
+
+def sgd_by_hand(model: nn.Module, collate, batches: list[Tensor], lr: float) -> list[float]:
+    """Train by `model(**batch).loss`, as a user's own loop does, and return its losses."""
+    data, losses = sentences(), []
+    optimizer = torch.optim.SGD(model.parameters(), lr=lr)
+    for indices in batches:
+        loss = model(**collate([data[int(i)] for i in indices])).loss
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(float(loss))
+    return losses
+
+
+@pytest.mark.parametrize(("build", "collate"), [(bert, padded), (opt, causal)], ids=["bert", "opt"])
+def test_equals_a_loop_over_the_models_own_loss(build, collate) -> None:
+    batches = [torch.tensor([4, 1]), torch.tensor([0, 2, 5]), torch.tensor([3])]
+    by_hand, model = build(), build()
+    for module in (*by_hand.modules(), *model.modules()):
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+    expected = sgd_by_hand(by_hand.train(), collate, batches, lr=0.1)
+    loader = DataLoader(sentences(), batch_size=2, collate_fn=collate)
+    history = train(
+        model.train(),
+        nn.CrossEntropyLoss(),
+        loader,
+        num_steps=3,
+        batch_size=1,
+        batches=batches,
+        lr=0.1,
+        momentum=0.0,
+        validation=loader,
+        generator=torch.Generator().manual_seed(0),
+    )
+    assert list(history.step_losses) == pytest.approx(expected, rel=1e-5)
+    for ours, theirs in zip(model.parameters(), by_hand.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-6)
+    with torch.no_grad():  # all in one padded batch: the mean over all predictions
+        whole = float(by_hand.eval()(**collate(list(sentences()))).loss)
+    assert history.validation[-1] == pytest.approx(whole, rel=1e-4)
+
+
+def test_a_data_set_without_collator_trains_in_random_order_and_resumes(tmp_path: Path) -> None:
+    rows = padded(list(sentences()))
+    data = Dataset.from_dict({name: value.tolist() for name, value in rows.items()}).with_format("torch")
+    settings = {"batch_size": 4, "lr": 0.1, "optimizer": "adam"}
+
+    def run(given, **more):
+        model = bert()
+        generator = torch.Generator().manual_seed(3)
+        found = train(model, nn.CrossEntropyLoss(), given, **settings, generator=generator, **more)
+        return found, copy.deepcopy(model.state_dict())
+
+    class Killed(Exception):
+        pass
+
+    def kill(state: TrainingState) -> None:
+        if state.num_steps == 4:
+            raise Killed
+
+    whole, weights = run(data, num_epochs=3)
+    assert len(whole.step_losses) == 6
+    _, as_mapping = run(dict(rows), num_epochs=3)
+    kept = {"checkpoint": Checkpoint(tmp_path / "run.pt", every=2), "num_epochs": 3}
+    with pytest.raises(Killed):
+        run(data, callback=kill, **kept)
+    _, resumed = run(data, **kept)
+    for name, value in weights.items():
+        assert torch.equal(value, resumed[name])
+        assert torch.equal(value, as_mapping[name])
+
+
+def test_evaluate_counts_classes() -> None:
+    model, rows = bert().eval(), padded(list(sentences()))
+    found = evaluate(model, nn.CrossEntropyLoss(), rows, batch_size=4)
+    with torch.no_grad():
+        outputs = model(**rows)
+    assert found.loss == pytest.approx(float(outputs.loss), rel=1e-5)
+    assert found.accuracy == float((outputs.logits.argmax(-1) == rows["labels"]).double().mean())
+
+
+def test_sentences_without_a_collator_are_refused_with_advice() -> None:
+    with pytest.raises((TypeError, ValueError), match="collate"):
+        train(
+            bert(),
+            nn.CrossEntropyLoss(),
+            sentences().with_format("torch"),
+            num_epochs=1,
+            batch_size=3,
+            lr=0.1,
+            generator=torch.Generator().manual_seed(0),
+        )

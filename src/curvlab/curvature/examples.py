@@ -25,6 +25,7 @@ from curvlab.curvature.operator import MeanOverRanks
 from curvlab.linalg import LinearOperator, SumOperator, unflatten, unflatten_columns
 from curvlab.problem.batch import Inputs, num_examples, take, without_graph
 from curvlab.problem.model_function import check_finite
+from curvlab.progress import can_be_silent, progress_bar
 
 _ANY_SIZE = 2**62
 # Gradients of single examples that are held at once, in numbers.
@@ -91,8 +92,9 @@ def recorded(
 
 
 # ----------------------------------------------------------------------------------------------- traces
+@can_be_silent
 @torch.inference_mode(False)
-def exact_traces(operator: GaussNewtonOperator | MeanOverRanks) -> Tensor:
+def exact_traces(operator: GaussNewtonOperator | MeanOverRanks, *, progress: bool = True) -> Tensor:
     """Return tr(G_i) = N/n sum_r ‖J_iᵀ l_ir‖² with S_i = sum_r l_ir l_irᵀ, exact to rounding, (N,).
 
     The norm is taken layer by layer, and no gradient is formed: in a linear layer that is used once it is
@@ -120,9 +122,14 @@ def exact_traces(operator: GaussNewtonOperator | MeanOverRanks) -> Tensor:
     return _over_data(operator, own, of_batch)
 
 
+@can_be_silent
 @torch.inference_mode(False)
 def sampled_traces(
-    operator: GaussNewtonOperator | MeanOverRanks, *, num_draws: int = 1, generator: torch.Generator | None = None
+    operator: GaussNewtonOperator | MeanOverRanks,
+    *,
+    num_draws: int = 1,
+    progress: bool = True,
+    generator: torch.Generator | None = None,
 ) -> Tensor:
     """Return an unbiased estimate of tr(G_i) for any model, (N,).
 
@@ -135,6 +142,7 @@ def sampled_traces(
     Args:
         operator: G.
         num_draws: draws for each example; their estimates are averaged.
+        progress: show a bar.
         generator: of the draws; seed 0 by default. Spread over processes, each has a stream of its own from it.
 
     Cost: a forward, then for each draw one gradient of each example: F + 2F where all parameters are in linear and
@@ -159,8 +167,9 @@ def sampled_traces(
     return _over_data(operator, own, of_batch)
 
 
+@can_be_silent
 @torch.inference_mode(False)
-def output_curvatures(operator: GaussNewtonOperator | MeanOverRanks) -> Tensor:
+def output_curvatures(operator: GaussNewtonOperator | MeanOverRanks, *, progress: bool = True) -> Tensor:
     """Return N/n tr(S_i), the curvature of the loss by the outputs, (N,): 1 - sum_c p_c² for a class.
 
     The cheap score: tr(G_i) without J_i, which varies far less between the examples of a fitted classifier, so it
@@ -183,7 +192,8 @@ def _over_data(
     of_batch: Callable[[Inputs, Tensor], Tensor],
 ) -> Tensor:
     data = own.problem.data.in_fixed_order()
-    traces = torch.cat([of_batch(inputs, targets).detach().cpu() for inputs, targets in data])
+    batches = progress_bar("traces", data, total=-(-own.num_examples // data.batch_size))
+    traces = torch.cat([of_batch(inputs, targets).detach().cpu() for inputs, targets in batches])
     traces = traces * (len(traces) / own.divisor)
     return operator.of_all_examples(traces) if isinstance(operator, MeanOverRanks) else traces
 

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from curvlab.curvature.gauss_newton import GaussNewtonOperator
 from curvlab.curvature.linearise import Columns
 from curvlab.problem import Data, FunctionLoss, Loss, Problem
+from curvlab.seeding import Seed, generator_of
 
 
 class FisherOperator(GaussNewtonOperator):
@@ -44,7 +45,7 @@ class FisherOperator(GaussNewtonOperator):
         data: Data | None = None,
         *,
         kind: Literal["exact", "monte_carlo", "empirical"] = "exact",
-        generator: torch.Generator | None = None,
+        generator: Seed = None,
         jvp: Literal["forward", "finite_difference"] = "forward",
         fd_step: float | None = None,
         low_memory: bool = False,
@@ -76,9 +77,9 @@ class FisherOperator(GaussNewtonOperator):
         if kind == "monte_carlo":
             if generator is None:
                 raise ValueError(
-                    "kind='monte_carlo' draws labels: pass generator=torch.Generator().manual_seed(0)"
+                    "kind='monte_carlo' draws labels: pass generator=torch.Generator().manual_seed(0), or a seed"
                 )
-            drawn = self._draw_targets(generator)
+            drawn = self._draw_targets(generator_of(generator))
             self.problem = self.problem.with_targets(drawn, self.loss.for_sampled_targets())
 
     @property

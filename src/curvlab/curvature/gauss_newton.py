@@ -88,6 +88,16 @@ class GaussNewtonOperator(DataOperator):
         known = self.loss.is_psd
         return self._convex_at_outputs() if known is None else known
 
+    @property
+    def way_out(self) -> str:
+        """What to do where the loss is not convex in the outputs."""
+        return (
+            "The loss is not convex in the outputs, so G has negative directions: add damping larger than "
+            "|lambda_min|, op + damping * identity for ConjugateGradient, influence(..., damping=...) without "
+            "filtered=True (curvlab.spectrum.top_eigenvalues(-op) measures -lambda_min), or take "
+            "FisherOperator(..., kind='empirical'). For a loss that is convex: FunctionLoss(loss, is_psd=True)."
+        )
+
     @torch.inference_mode(False)
     @torch.no_grad()
     def _convex_at_outputs(self) -> bool:

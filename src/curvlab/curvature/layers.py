@@ -167,6 +167,12 @@ class RecordedLayers:
         """Whether the forward uses each layer once: the rows of others are sums over their uses."""
         return all(len(use) == 1 for use in self._uses)
 
+    def num_places(self) -> list[int]:
+        """Return T of each layer, which is used once: how often it applies its weight to an example."""
+        return [
+            layer.activations(use[0][0][:1]).shape[1] for layer, use in zip(self._layers, self._uses, strict=True)
+        ]
+
     def rows(self, columns: Tensor) -> list[LayerRows]:
         """Return the rows (Jᵀl)ᵀ for l in `columns`, (R, *outputs.shape). Cost: R F, backwards without weights."""
         places = [use[0][1] for use in self._uses]

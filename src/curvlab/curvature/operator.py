@@ -20,6 +20,7 @@ from curvlab.problem.batch import Batch, Inputs, without_graph
 from curvlab.problem.memory import Estimate, activation_bytes
 from curvlab.problem.problem import Piece
 from curvlab.ranks import SAME_SEEDS
+from curvlab.seeding import Seed
 
 
 class DataOperator(LinearOperator):
@@ -144,9 +145,7 @@ class DataOperator(LinearOperator):
         """Return how many recorded forwards a product with K vectors holds, at most, as measured."""
 
     @torch.inference_mode(False)
-    def sample(
-        self, batch_size: int, generator: torch.Generator | None = None, probabilities: Tensor | None = None
-    ) -> Self:
+    def sample(self, batch_size: int, generator: Seed = None, probabilities: Tensor | None = None) -> Self:
         """Return the operator on `batch_size` examples drawn with replacement: unbiased for this one.
 
         See `Problem.sample`. With probabilities q_i ∝ tr(G_i) few examples with much curvature cannot do harm:

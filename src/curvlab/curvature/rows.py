@@ -18,7 +18,7 @@ from curvlab.problem.batch import Inputs
 
 _EXAMPLES_AT_ONCE = 256
 # Outputs of an example that rows are made of: those of its largest probabilities, where it has more.
-_MAX_OUTPUTS = 32
+MAX_OUTPUTS = 32
 
 
 @dataclass(frozen=True)
@@ -195,7 +195,7 @@ def _layered_rows(
     for block in chosen.split(_EXAMPLES_AT_ONCE):
         for inputs, targets in data.select(block):
             batch = recorded(operator, layers, inputs, targets)
-            columns = operator.loss.hessian_factors(batch.outputs, targets, limit=_MAX_OUTPUTS) / root
+            columns = operator.loss.hessian_factors(batch.outputs, targets, limit=MAX_OUTPUTS) / root
             found = batch.rows(columns)
             single = [part.activations.shape[1] == 1 for part in found]
             own = [
@@ -246,7 +246,7 @@ def _flat_rows(
 def _rows_of_one(operator: GaussNewtonOperator, inputs: Inputs, targets: Tensor) -> Tensor:
     """Return S^½ J of one example, (C, P)."""
     outputs, gradient = vjp(lambda *values: operator.function(values, inputs), *operator.function.parameters)[:2]
-    columns = operator.loss.hessian_factors(outputs.detach(), targets, limit=_MAX_OUTPUTS)
+    columns = operator.loss.hessian_factors(outputs.detach(), targets, limit=MAX_OUTPUTS)
     return torch.cat([piece.flatten(1) for piece in vmap(gradient)(columns)], 1)
 
 

@@ -1,5 +1,6 @@
 """Influence functions, and the retraining responses they stand for."""
 
+from curvlab.influence.bank import Bank, BankScore, lds, load_bank
 from curvlab.influence.datamodelling import (
     DatamodellingScore,
     ensemble_measurements,
@@ -9,6 +10,7 @@ from curvlab.influence.datamodelling import (
     subset_weights,
 )
 from curvlab.influence.derivatives import directional_derivatives, per_example_gradients
+from curvlab.influence.lengths import Retraining
 from curvlab.influence.mislabelled import (
     CorruptedLabels,
     DetectionCurve,
@@ -17,11 +19,15 @@ from curvlab.influence.mislabelled import (
     detection_curve,
     margins,
 )
+from curvlab.influence.preconditioned import adam_times, preconditioned_influence
+from curvlab.influence.prepared import PreparedInfluence, prepare_influence
 from curvlab.influence.retraining import (
+    GapExplanation,
     ProximalBregmanObjective,
     ProximalNewton,
     ProximalSGD,
     Response,
+    explain_gap,
     loss_response,
     proximal_bregman_response,
 )
@@ -33,18 +39,24 @@ from curvlab.influence.unrolled import UnrolledResponse, unrolled_response
 
 __all__ = [
     "Agreement",
+    "Bank",
+    "BankScore",
     "CorruptedLabels",
     "DatamodellingScore",
     "DetectionCurve",
+    "GapExplanation",
     "Influence",
+    "PreparedInfluence",
     "ProximalBregmanObjective",
     "ProximalNewton",
     "ProximalSGD",
     "Response",
+    "Retraining",
     "SegmentResponse",
     "SelfInfluence",
     "Similarities",
     "UnrolledResponse",
+    "adam_times",
     "agreement",
     "confident_learning_scores",
     "corrupt_labels",
@@ -53,13 +65,18 @@ __all__ = [
     "directional_derivatives",
     "ensemble_measurements",
     "estimated_self_influence",
+    "explain_gap",
     "influence",
     "influence_scores",
+    "lds",
     "linear_datamodelling_score",
+    "load_bank",
     "loss_response",
     "margins",
     "median_rms",
     "per_example_gradients",
+    "preconditioned_influence",
+    "prepare_influence",
     "proximal_bregman_response",
     "random_halves",
     "removal_weights",

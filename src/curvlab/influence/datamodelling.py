@@ -7,13 +7,14 @@ import math
 from dataclasses import dataclass
 
 import torch
-from scipy.stats import rankdata
 from torch import Tensor, nn
 
+from curvlab.influence.bank import centred_ranks, weighted_correlations
 from curvlab.influence.derivatives import Measurement
 from curvlab.influence.retraining.responses import of_copies
 from curvlab.problem import Data, Loss, Problem
 from curvlab.problem.batch import Inputs
+from curvlab.progress import can_be_silent, progress_bar
 from curvlab.seeding import generator_of
 from curvlab.shown import Shown, Summary, counted
 
@@ -118,6 +119,7 @@ def removal_weights(scores: Tensor, fraction: float) -> Tensor:
     return subset_weights(kept)
 
 
+@can_be_silent
 def ensemble_measurements(
     model: nn.Module,
     loss: Loss,
@@ -126,6 +128,7 @@ def ensemble_measurements(
     *,
     measurement: Measurement | None = None,
     batch_size: int = 512,
+    progress: bool = True,
 ) -> Tensor:
     """Return what each of K copies of a model measures on each test example, (K, P) -> (K, M).
 
@@ -136,6 +139,7 @@ def ensemble_measurements(
         parameters: of the copies, as `train_ensemble` returns them.
         measurement: (outputs, targets) -> (M,), one number for each test example; default: its loss.
         batch_size: examples at a time.
+        progress: show a bar.
 
     Cost: one forward pass for each copy.
     """
@@ -145,7 +149,7 @@ def ensemble_measurements(
     def of_batch(inputs: Inputs, targets: Tensor, _: Tensor | None) -> Tensor:
         return of_copies(problem.function, parameters.T, inputs, lambda outputs: measure(outputs, targets))
 
-    return torch.cat(list(problem.map(of_batch)), dim=1)
+    return torch.cat(list(progress_bar("measurements", problem.map(of_batch))), dim=1)
 
 
 def _check(scores: Tensor, subsets: Tensor, measured: Tensor) -> None:
@@ -168,9 +172,7 @@ def _check(scores: Tensor, subsets: Tensor, measured: Tensor) -> None:
 
 
 def _ranks(values: Tensor) -> Tensor:
-    """Return each column's ranks, ties averaged, less their mean, (S, M) fp64 on the CPU."""
-    ranks = torch.from_numpy(rankdata(values.double().cpu().numpy(), axis=0))
-    return ranks - ranks.mean(0)
+    return torch.from_numpy(centred_ranks(values.double().cpu().numpy()))
 
 
 def _counts(num_resamples: int, size: int, generator: torch.Generator) -> Tensor:
@@ -182,10 +184,4 @@ def _counts(num_resamples: int, size: int, generator: torch.Generator) -> Tensor
 
 
 def _correlation(x: Tensor, y: Tensor, counts: Tensor) -> Tensor:
-    """Return Pearson's correlation of the columns of x and y with weights, (S, M), (S, M), (R, S) -> (R, M)."""
-    shares = counts / counts.sum(1, keepdim=True)
-    mean_x, mean_y = shares @ x, shares @ y
-    covariance = shares @ (x * y) - mean_x * mean_y
-    variances = (shares @ x.square() - mean_x.square()) * (shares @ y.square() - mean_y.square())
-    positive = variances > 1e-12 * x.shape[0] ** 4
-    return torch.where(positive, covariance / variances.clamp(min=1e-300).sqrt(), torch.zeros_like(covariance))
+    return torch.from_numpy(weighted_correlations(x.numpy(), y.numpy(), counts.numpy()))

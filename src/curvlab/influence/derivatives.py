@@ -15,6 +15,7 @@ from curvlab.linalg import LinearOperator, flatten, unflatten, unflatten_columns
 from curvlab.problem import Data, Loss, Problem
 from curvlab.problem.batch import Inputs, take
 from curvlab.problem.model_function import check_finite
+from curvlab.progress import can_be_silent, progress_bar
 from curvlab.ranks import Ranks
 
 # (outputs, targets) -> (N,), one number for each example, from its own outputs alone.
@@ -42,6 +43,7 @@ class OverProcesses(Protocol):
         ...
 
 
+@can_be_silent
 def per_example_gradients(
     model: nn.Module | Problem,
     loss: Loss | None = None,
@@ -49,6 +51,7 @@ def per_example_gradients(
     *,
     measurement: Measurement | None = None,
     batch_size: int = 64,
+    progress: bool = True,
 ) -> Tensor:
     """Return the gradient of each example's own loss (or measurement) by the parameters, (N, P).
 
@@ -58,7 +61,7 @@ def per_example_gradients(
     `directional_derivatives` holds no gradient at all.
     """
     problem = Problem.of(model, loss, data)
-    function, measure = problem.function, measurement or problem.loss.own_loss
+    function, measure = problem.function, _measure(problem, measurement)
     parameters = problem.parameters
 
     def of_one(values: Sequence[Tensor], inputs: Inputs, target: Tensor) -> Tensor:
@@ -66,7 +69,7 @@ def per_example_gradients(
         return measure(function(values, one), target[None])[0]
 
     def of_batch(inputs: Inputs, targets: Tensor, weights: Tensor | None) -> Tensor:
-        _check(problem, measure, inputs, targets)
+        _one_each(measure(_check(problem, inputs, targets), targets), targets)
         gradient = grad(of_one)
         if problem.loss.by_vmap and use_vmap(function, "auto", inputs):
             pieces = vmap(gradient, in_dims=(None, 0, 0))(parameters, inputs, targets)
@@ -74,9 +77,12 @@ def per_example_gradients(
         rows = [flatten(gradient(parameters, take(inputs, i), targets[i])) for i in range(len(targets))]
         return torch.stack(rows)
 
-    return torch.cat(list(problem.map(of_batch, at_most=batch_size)))
+    total = -(-problem.num_examples // batch_size)
+    rows = progress_bar("gradients", problem.map(of_batch, at_most=batch_size), total=total, progress=progress)
+    return torch.cat(list(rows))
 
 
+@can_be_silent
 def directional_derivatives(
     model: nn.Module | Problem,
     loss: Loss | None = None,
@@ -85,6 +91,7 @@ def directional_derivatives(
     *,
     measurement: Measurement | None = None,
     batch_size: int = 512,
+    progress: bool = True,
 ) -> Tensor:
     """Return the derivative of each example's own loss along each direction, (P, K) -> (N, K).
 
@@ -95,7 +102,17 @@ def directional_derivatives(
     if directions is None:
         raise TypeError("pass the directions, (P, K)")
     problem = Problem.of(model, loss, data)
-    function, measure = problem.function, measurement or problem.loss.own_loss
+    measure = _measure(problem, measurement)
+
+    def checked(outputs: Tensor, targets: Tensor) -> Tensor:
+        return _one_each(measure(outputs, targets), targets)
+
+    return torch.cat(derivatives_along(problem, directions, checked, batch_size))
+
+
+def derivatives_along(problem: Problem, directions: Tensor, measure: Measurement, batch_size: int) -> list[Tensor]:
+    """Return derivatives of what `measure` gives, (B, ...), along each direction, (B, K, ...) of each batch."""
+    function = problem.function
     parameters, num_columns = problem.parameters, directions.shape[1]
 
     def of_piece(inputs: Inputs, targets: Tensor, directions: Tensor) -> Tensor:
@@ -106,16 +123,17 @@ def directional_derivatives(
             return jvp(measured, (parameters,), (direction,))[1]
 
         if directions.shape[1] > 1 and problem.loss.by_vmap and use_vmap(function, "auto", inputs):
-            return vmap(along)(*unflatten_columns(directions, parameters)).T
+            return vmap(along)(*unflatten_columns(directions, parameters)).movedim(0, 1)
         return torch.stack([along(*unflatten(d, parameters)) for d in directions.unbind(1)], dim=1)
 
     def of_batch(inputs: Inputs, targets: Tensor, weights: Tensor | None) -> Tensor:
-        _check(problem, measure, inputs, targets)
+        _check(problem, inputs, targets)
         groups = directions.split(max(problem.memory.columns_at_once(num_columns), 1), dim=1)
         return torch.cat([of_piece(inputs, targets, group) for group in groups], dim=1)
 
     with torch.no_grad():
-        return torch.cat(list(problem.map(of_batch, at_most=batch_size, num_columns=num_columns)))
+        parts = problem.map(of_batch, at_most=batch_size, num_columns=num_columns)
+        return list(progress_bar("derivatives", parts, total=-(-problem.num_examples // batch_size)))
 
 
 def checked_points(points: Tensor | Sequence[int] | None, num_examples: int) -> Tensor:
@@ -128,7 +146,9 @@ def checked_points(points: Tensor | Sequence[int] | None, num_examples: int) -> 
         found = torch.zeros(0, 0)
     indices = found.ndim == 1 and len(found) > 0 and not found.is_floating_point() and found.dtype != torch.bool
     if not indices or int(found.min()) < 0 or int(found.max()) >= num_examples:
-        wrong = f"shape {tuple(found.shape)}" if not indices else f"{int(found.min())} to {int(found.max())}"
+        outside = found[(found < 0) | (found >= num_examples)] if indices else found
+        wrong = f"{int(outside[0])}" if indices else f"{found.dtype} of shape {tuple(found.shape)}"
+        wrong = wrong if found.numel() else "none"
         raise ValueError(
             f"points must be indices of training examples from 0 to {num_examples - 1}, got {wrong}: numbers, not "
             "the examples themselves"
@@ -145,13 +165,26 @@ def in_order(problem: Problem, indices: Tensor) -> Problem:
     return replace(problem, weights=None, selected=selected, given_divisor=problem.divisor)
 
 
-def _check(problem: Problem, measure: Measurement, inputs: Inputs, targets: Tensor) -> None:
+def _measure(problem: Problem, measurement: Measurement | None) -> Measurement:
+    if measurement is not None and not callable(measurement):
+        raise TypeError(f"measurement is a function of (outputs, targets), got {measurement!r}")
+    return measurement or problem.loss.own_loss
+
+
+def _check(problem: Problem, inputs: Inputs, targets: Tensor) -> Tensor:
+    """Return a batch's outputs, or raise where they are not finite or the targets do not fit."""
     with torch.no_grad():
         outputs = problem.function(problem.parameters, inputs)
     check_finite(outputs)
     problem.loss.check(outputs, targets)
-    found = tuple(measure(outputs, targets).shape)
-    if found != tuple(targets.shape[:1]):
+    return outputs
+
+
+def _one_each(measured: Tensor, targets: Tensor) -> Tensor:
+    """Return what was measured, or raise where it is not one number for each example."""
+    if measured.shape != targets.shape[:1]:
         raise ValueError(
-            f"measurement must return one number for each example, shape {tuple(targets.shape[:1])}, got {found}"
+            f"measurement must return one number for each example, shape {tuple(targets.shape[:1])}, got "
+            f"{tuple(measured.shape)}"
         )
+    return measured

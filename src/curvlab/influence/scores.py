@@ -6,11 +6,12 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
 
+from curvlab.arguments import positive
 from curvlab.curvature import GaussNewtonOperator
 from curvlab.files import decode, encode, write_atomically
 from curvlab.influence.derivatives import (
@@ -21,13 +22,20 @@ from curvlab.influence.derivatives import (
     in_order,
     per_example_gradients,
 )
+from curvlab.influence.lengths import Retraining
+from curvlab.influence.pictures import draw_top
 from curvlab.linalg import LinearOperator, identity
 from curvlab.problem import Data, Loss, Problem
+from curvlab.problem.model_function import checked_model
 from curvlab.problem.problem import DEFAULT_BATCH_SIZE
+from curvlab.progress import can_be_silent
 from curvlab.seeding import generator_of
 from curvlab.shown import Shown, Summary, counted
 from curvlab.solvers import Solution, Solver, TrainingFilter, default_solver
 from curvlab.training import RunLength, TrainingHistory, TrainingRun
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 _HEADER = "curvlab-influence-1"
 
@@ -73,6 +81,31 @@ class Influence(Shown):
         columns = self.scores.topk(k, dim=1, largest=harmful).indices
         return columns if self.points is None else self.points.to(columns.device)[columns]
 
+    def plot(
+        self,
+        k: int = 5,
+        *,
+        tests: Sequence[int] | None = None,
+        train: Data | None = None,
+        test: Data | None = None,
+        describe: Callable[[Any], Any] | None = None,
+    ) -> Figure:
+        """Draw each test example's k most helpful and k most harmful points; needs matplotlib.
+
+        Args:
+            k: points of each kind; fewer where there are not so many.
+            tests: numbers of test examples, a row each; None: the first four.
+            train: the training set, to show the points themselves: images as images, anything else as text. None:
+                bars of the scores.
+            test: the test set, likewise.
+            describe: makes of an example what is shown, a text or an image (H, W) or (H, W, 3): for texts of a
+                language model `lambda row: tokenizer.decode(row["input_ids"])`. None: its inputs.
+
+        Returns:
+            The figure; `figure.savefig(...)` keeps it.
+        """
+        return draw_top(self, k, tests=tests, train=train, test=test, describe=describe)
+
     def save(self, path: str | Path) -> None:
         """Write all of it to a file, atomically."""
         entry = vars(self) | {"solution": vars(self.solution)}
@@ -99,6 +132,7 @@ def influence_scores(
     return influence(model, loss, train, test, **settings).scores
 
 
+@can_be_silent
 def influence(
     model: nn.Module | Problem | OverProcesses,
     loss: Loss | None = None,
@@ -109,6 +143,7 @@ def influence(
     candidates: Data | None = None,
     damping: float | None = None,
     run: TrainingHistory | RunLength | TrainingRun | None = None,
+    retraining: Retraining | None = None,
     filtered: bool = False,
     solver: Solver | None = None,
     rtol: float | None = None,
@@ -116,6 +151,7 @@ def influence(
     batch_size: int | None = None,
     memory_budget: float | None = None,
     weights: Tensor | None = None,
+    progress: bool = True,
     generator: torch.Generator | int | None = None,
 ) -> Influence:
     """Return -∇m(test)ᵀ (G + damping I)⁻¹ ∇l(z) for every test example and point z, with its residuals.
@@ -142,8 +178,11 @@ def influence(
             momentum and weight decay of a loop of one's own. The damping is then weight decay + 1 / (ηT), with
             η / (1 - momentum) for η, less what momentum from rest has not yet carried along (`RunLength.time`;
             nothing to speak of in long runs): curvature that a run of that length cannot resolve.
-        filtered: with `run`, the filter (1 - e^{-ηTμ}) / μ of the run itself (`TrainingFilter`) in the place of
-            the damped inverse 1 / (μ + damping) that imitates it.
+        retraining: with `run`, which retraining is meant: one of as many steps as the run (the default), of as
+            many epochs on a fraction f of the data, `Retraining.as_many_epochs(f)`, which is a damping of weight
+            decay + 1 / (f ηT), or of a length of one's own.
+        filtered: with `run`, the filter (1 - e^{-τμ}) / μ of the retraining's length τ (`TrainingFilter`) in the
+            place of the damped inverse 1 / (μ + damping) that imitates it.
         solver: any of curvlab.solvers; by default `default_solver`, which takes all right-hand sides together,
             looks whether few examples hold most of the curvature (one forward of the data), and states its memory.
         rtol: residual of the default solver, or of the filter, 1e-2; with a `solver`, it has its own.
@@ -153,16 +192,23 @@ def influence(
         weights: w of the training examples, (N,), not negative, where the training loss was 1/N Σ_i w_i l_i: G is
             then `GaussNewtonOperator.weighted`. Scores stay per unit of weight added to l(z), so leaving example i
             out is a weight of -w_i/N. With an operator over processes those of this process's examples.
+        progress: show bars; False silences the solver's, too.
         generator: of the solver's random numbers, or a seed; by default 0 for every call.
 
     One system is solved for each example of the smaller side; the other side costs one directional derivative a
     system and no per-example gradients. A warning tells when the solver did not converge.
     """
-    damping, time = _curvature_added(damping, run, filtered=filtered)
+    damping, time = curvature_added(damping, run, retraining, filtered=filtered)
     if solver is not None and rtol is not None:
         raise ValueError("rtol is that of the default solver: give it to the solver instead.")
+    if solver is not None and (isinstance(solver, type) or not hasattr(solver, "solve")):
+        raise TypeError(
+            f"solver must be one of curvlab.solvers, such as ConjugateGradient(rtol=1e-2), got {solver}"
+        )
     if solver is not None and filtered:
         raise ValueError("filtered=True has a solver of its own, TrainingFilter: leave one of the two out.")
+    if not isinstance(model, Problem) and not hasattr(model, "example_gradients"):
+        checked_model(model)
     if isinstance(model, nn.Module | Problem):
         sides = _on_one_process(
             model,
@@ -189,14 +235,19 @@ def influence(
     elif solver is None:
         solver = default_solver(damped.shape[0], sides.solved.shape[1], rtol=rtol, operator=damped)
     solution = solver.solve(damped, sides.solved, generator=generator_of(generator, damped.device))
+    warn_unless_converged(solution)
+    return Influence(sides.scores(solution.x), solution, sides.solved_for, sides.points)
+
+
+def warn_unless_converged(solution: Solution) -> None:
+    """Warn where the residual behind the scores is too large: at the user's line, four calls up."""
     if not solution.converged:
         warnings.warn(
             "the solver did not reach its tolerance: largest relative residual "
             f"{float(solution.residual.max()):.2g}. Allow more steps, raise the damping, or read the scores "
             "with that error in mind.",
-            stacklevel=2,
+            stacklevel=4,
         )
-    return Influence(sides.scores(solution.x), solution, sides.solved_for, sides.points)
 
 
 @dataclass(frozen=True)
@@ -266,8 +317,12 @@ def _over_processes(
     return _Sides(matrix, solved, "test", lambda x: -operator.example_derivatives(x).T)
 
 
-def _curvature_added(
-    damping: float | None, run: TrainingHistory | RunLength | TrainingRun | None, *, filtered: bool
+def curvature_added(
+    damping: float | None,
+    run: TrainingHistory | RunLength | TrainingRun | None,
+    retraining: Retraining | None,
+    *,
+    filtered: bool,
 ) -> tuple[float, float | None]:
     """Return what is added to G, and the time of the filter; None for the damped inverse."""
     if (damping is None) == (run is None):
@@ -277,15 +332,19 @@ def _curvature_added(
         )
     if run is not None:
         length = RunLength.of(run)
-        return (length.weight_decay, length.time) if filtered else (length.damping, None)
+        time = (retraining or Retraining.as_many_steps()).time(length)
+        return (length.weight_decay, time) if filtered else (length.weight_decay + 1 / time, None)
+    if retraining is not None:
+        raise ValueError(
+            "retraining says how long it is beside the run: pass run too, or damping = 1 / length alone"
+        )
     if filtered:
         raise ValueError("filtered=True needs the run whose filter it is: pass run instead of damping")
-    if damping is None or not damping > 0:
-        raise ValueError(
-            f"damping must be positive, got {damping}: the Gauss-Newton matrix of a network is singular. "
-            "The paper takes about lambda_max / 54, and `run` sets it by the length of the training."
-        )
-    return damping, None
+    why = (
+        "the Gauss-Newton matrix of a network is singular. The paper takes about lambda_max / 54, and `run` sets "
+        "it by the length of the training."
+    )
+    return positive("damping", damping, why), None
 
 
 # --------------------------------------------------------------------------- two sets of scores

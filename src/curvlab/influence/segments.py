@@ -14,6 +14,7 @@ from curvlab.influence.derivatives import Measurement, directional_derivatives
 from curvlab.influence.unrolled import Reduction, checked_gap, measured_gradients
 from curvlab.linalg import LinearOperator, identity
 from curvlab.problem import Data, Problem
+from curvlab.progress import can_be_silent, progress_bar
 from curvlab.shown import Shown, Summary, counted
 from curvlab.solvers import TrainingFilter
 from curvlab.training import Replay, TrainingHistory, TrainingRun
@@ -47,6 +48,7 @@ class SegmentResponse(Shown):
         )
 
 
+@can_be_silent
 def segment_response(
     model: nn.Module,
     loss: Loss,
@@ -60,6 +62,7 @@ def segment_response(
     reduction: Reduction = "none",
     rtol: float = 1e-2,
     batch_size: int = 512,
+    progress: bool = True,
 ) -> SegmentResponse:
     """Return SOURCE's approximation of `unrolled_response` (Bae et al. 2024), for SGD.
 
@@ -81,6 +84,7 @@ def segment_response(
         reduction: "mean" for the mean measurement alone.
         rtol: residual of the filter.
         batch_size: examples at a time.
+        progress: show bars.
 
     Cost: a training to find the checkpoints again; for each segment the filter's products, and a directional
     derivative of all examples at each checkpoint.
@@ -129,7 +133,8 @@ def _positions(
     wanted = {place for of_segment in places for place in of_segment}
     state = replay.first_state()
     found = {0: state[0]}
-    for number, state in enumerate(replay.forwards(), start=1):
+    steps = progress_bar("along the run", replay.forwards(), total=replay.run.num_steps)
+    for number, state in enumerate(steps, start=1):
         if number in wanted:
             found[number] = state[0]
     return [[found[place] for place in of_segment] for of_segment in places], checked_gap(replay, model, state)

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from curvlab.arguments import positive, whole
 from curvlab.curvature import GaussNewtonOperator
 from curvlab.influence.derivatives import (
     checked_points,
@@ -22,6 +23,7 @@ from curvlab.iterate import Checkpoint, iterate
 from curvlab.linalg import LinearOperator, flatten, identity
 from curvlab.problem import Data, Loss, OutputLoss, Problem
 from curvlab.problem.batch import Inputs
+from curvlab.progress import can_be_silent
 from curvlab.seeding import generator_of
 from curvlab.shown import Shown, Summary, counted
 from curvlab.solvers import Solver, default_solver
@@ -58,6 +60,7 @@ class SelfInfluence(Shown):
         )
 
 
+@can_be_silent
 def self_influence(
     model: nn.Module | Problem,
     loss: Loss | None = None,
@@ -104,7 +107,7 @@ def self_influence(
     Cost: K systems. `estimated_self_influence` needs far fewer where K is large.
     """
     problem = Problem.of(model, loss, train, weights, memory_budget, batch_size=batch_size).normalised()
-    chosen = checked_points(points, problem.num_examples)
+    chosen, columns = checked_points(points, problem.num_examples), whole("columns", columns)
     system = _System(problem, _damped(problem, damping), solver, rtol, generator)
     found = iterate(
         _Exact(system, chosen.split(columns)),
@@ -117,6 +120,7 @@ def self_influence(
     return _left_out(problem, found, torch.cat(found.own), torch.cat(found.total), chosen)
 
 
+@can_be_silent
 def estimated_self_influence(
     model: nn.Module | Problem,
     loss: Loss | None = None,
@@ -162,8 +166,7 @@ def estimated_self_influence(
 
     Cost: K + 1 systems, and for each of them a derivative of all losses along its solution.
     """
-    if num_probes < 1:
-        raise ValueError(f"num_probes must be at least 1, got {num_probes}")
+    num_probes, columns = whole("num_probes", num_probes), whole("columns", columns)
     problem = Problem.of(model, loss, train, weights, memory_budget, batch_size=batch_size).normalised()
     operator = _damped(problem, damping)
     drawn_by = generator_of(generator, operator.device)
@@ -305,8 +308,7 @@ class _Estimated:
 
 
 def _damped(problem: Problem, damping: float) -> LinearOperator:
-    if not damping > 0:
-        raise ValueError(f"damping must be positive, got {damping}: the Gauss-Newton matrix may be singular")
+    damping = positive("damping", damping, "the Gauss-Newton matrix may be singular")
     return GaussNewtonOperator(problem) + damping * identity
 
 

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from curvlab.influence.derivatives import directional_derivatives, in_order, per_example_gradients
 from curvlab.linalg import LinearOperator
 from curvlab.problem import Data, Loss, Problem
+from curvlab.progress import can_be_silent
 from curvlab.seeding import generator_of
 from curvlab.shown import Shown, Summary, counted
 from curvlab.solvers import Solver
@@ -50,6 +51,7 @@ class Similarities(Shown):
         )
 
 
+@can_be_silent
 def similarities(
     model: nn.Module,
     loss: Loss,
@@ -59,6 +61,7 @@ def similarities(
     solver: Solver,
     columns: int | None = None,
     batch_size: int = 32,
+    progress: bool = True,
     generator: torch.Generator | int | None = None,
 ) -> Similarities:
     """Return how alike `examples` are by g_iᵀ g_j and by g_iᵀ A⁻¹ g_j, each over the root of both examples' own.
@@ -75,6 +78,7 @@ def similarities(
         solver: BlockConjugateGradient() solves all systems together.
         columns: how many gradients are held and systems solved at a time; None: all n. Memory: some columns · P.
         batch_size: examples at a time, for the products g_iᵀ x.
+        progress: show bars; False silences the solver's, too.
         generator: for stochastic solvers, or a seed.
 
     Cost: the solver's, and one backward and two forwards with a tangent an example.

@@ -14,6 +14,7 @@ from curvlab.curvature.linearise import use_vmap
 from curvlab.influence.derivatives import Measurement, checked_points, per_example_gradients
 from curvlab.linalg import flatten, flatten_columns, unflatten
 from curvlab.problem import Data, Problem, output_loss
+from curvlab.progress import can_be_silent, progress_bar
 from curvlab.shown import Shown, Summary, counted
 from curvlab.training import Replay, ReplayedStep, TrainingHistory, TrainingRun
 from curvlab.training.history import State
@@ -53,6 +54,7 @@ class UnrolledResponse(Shown):
         )
 
 
+@can_be_silent
 def unrolled_response(
     model: nn.Module,
     loss: Loss,
@@ -64,6 +66,7 @@ def unrolled_response(
     measurement: Measurement | None = None,
     reduction: Reduction = "none",
     mode: Literal["auto", "reverse", "forward"] = "auto",
+    progress: bool = True,
 ) -> UnrolledResponse:
     """Return N dm(θ_T)/dw_i of every test example's measurement m by the weight w_i of every training example.
 
@@ -84,6 +87,7 @@ def unrolled_response(
         reduction: "mean" for the mean measurement alone, one row of scores.
         mode: "auto": reverse, unless there are fewer points than measurements and the loss has a closed form
             (PyTorch has no forward mode for the derivatives of some others, such as nn.HuberLoss).
+        progress: show a bar of the run's steps.
 
     Cost: reverse three trainings, and a second backward pass of each batch for every measurement; forward one
     training, and a tangent of a gradient for every point. Memory: reverse 2 √T + 1 states, forward none; for each
@@ -150,7 +154,7 @@ def weight_derivatives(replay: Replay, cotangents: Tensor) -> tuple[Tensor, Stat
     derivatives = cotangents.new_zeros(len(cotangents), replay.num_examples)
     columns = [cotangents, *(torch.zeros_like(cotangents) for _ in range(replay.run.rule.num_buffers))]
     end: State | None = None
-    for step in replay.backwards():
+    for step in progress_bar("back through the run", replay.backwards(), total=replay.run.num_steps):
         gradient, sources = replay.gradient_with_graph(step)
 
         def update(*arguments: Tensor, step: ReplayedStep = step) -> State:
@@ -194,7 +198,7 @@ def displacements(replay: Replay, points: Tensor) -> tuple[Tensor, State]:
     """
     state = replay.first_state()
     tangents = tuple(vector.new_zeros(len(points), len(vector)) for vector in state)
-    for number in range(replay.run.num_steps):
+    for number in progress_bar("along the run", range(replay.run.num_steps)):
         step = replay.step(number, state)
         # Which of the batch's weights each column moves; an example may be there twice.
         of_weights = (step.indices[None] == points[:, None]).to(step.weights)

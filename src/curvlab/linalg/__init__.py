@@ -8,6 +8,8 @@ from curvlab.linalg.operator import (
     LinearOperator,
     ScaledOperator,
     SumOperator,
+    checked_operator,
+    generator_for,
     identity,
 )
 from curvlab.linalg.vectors import (
@@ -29,11 +31,13 @@ __all__ = [
     "LinearOperator",
     "ScaledOperator",
     "SumOperator",
+    "checked_operator",
     "checked_product",
     "describe",
     "draw_probes",
     "flatten",
     "flatten_columns",
+    "generator_for",
     "identity",
     "orthonormalise",
     "unflatten",

@@ -18,6 +18,7 @@ from scipy.sparse.linalg import LinearOperator as ScipyLinearOperator
 from torch import Tensor
 
 from curvlab.ranks import Ranks
+from curvlab.seeding import Seed, as_generator
 
 
 class LinearOperator(ABC):
@@ -63,6 +64,8 @@ class LinearOperator(ABC):
     def check_vectors(self, vectors: Tensor, name: str = "the right-hand side") -> None:
         """Raise a ValueError that names the mismatch unless `vectors` is (P,) or (P, K) of our dtype."""
         size = self.num_rows
+        if not isinstance(vectors, Tensor):
+            raise TypeError(f"{name} is a {type(vectors).__name__}: pass a tensor, torch.as_tensor(...)")
         if vectors.ndim not in (1, 2) or vectors.shape[0] != size:
             raise ValueError(
                 f"{name} has shape {tuple(vectors.shape)}, but {type(self).__name__} acts on vectors of "
@@ -80,6 +83,14 @@ class LinearOperator(ABC):
     def is_psd(self) -> bool:
         """Whether the operator is known to be positive semi-definite; False when it is not known."""
         return False
+
+    @property
+    def way_out(self) -> str:
+        """What to do where it is not positive semi-definite, for error messages."""
+        return (
+            "Use GaussNewtonOperator, or add damping larger than |lambda_min|: op + damping * identity "
+            "(curvlab.spectrum.top_eigenvalues(-op) measures -lambda_min)."
+        )
 
     @property
     def damping(self) -> float:
@@ -104,8 +115,9 @@ class LinearOperator(ABC):
         """Return the norm of each column: () or (K,)."""
         return self.inner(vectors, vectors).sqrt()
 
-    def randn(self, num_columns: int, generator: torch.Generator | None = None) -> Tensor:
+    def randn(self, num_columns: int, generator: Seed = None) -> Tensor:
         """Return (P, num_columns) independent standard normals, drawn on the generator's device."""
+        generator = as_generator(generator)
         source = generator.device if generator is not None else torch.device("cpu")
         # One column after the other in the generator's order: neither our device nor a sharding changes them.
         drawn = torch.randn(num_columns, self.shape[0], generator=generator, dtype=self.dtype, device=source)
@@ -218,7 +230,7 @@ class DerivedOperator(LinearOperator):
         """Return the inner products of `origin`, column by column."""
         return self.origin.inner(left, right)
 
-    def randn(self, num_columns: int, generator: torch.Generator | None = None) -> Tensor:
+    def randn(self, num_columns: int, generator: Seed = None) -> Tensor:
         """Return the random vectors of `origin`."""
         return self.origin.randn(num_columns, generator)
 
@@ -292,6 +304,11 @@ class SumOperator(DerivedOperator):
         return all(term.is_psd for term in self.terms)
 
     @property
+    def way_out(self) -> str:
+        """That of the first term that is not positive semi-definite."""
+        return next((term.way_out for term in self.terms if not term.is_psd), super().way_out)
+
+    @property
     def damping(self) -> float:
         """The sum of the terms' damping."""
         return sum(term.damping for term in self.terms)
@@ -360,6 +377,21 @@ class IdentityOperator(LinearOperator):
     def damping(self) -> float:
         """The multiple c itself."""
         return self.scale
+
+
+def generator_for(operator: LinearOperator, generator: Seed) -> torch.Generator | None:
+    """Return the source of an operator's random numbers, or raise a TypeError for what is no operator."""
+    return as_generator(generator, checked_operator(operator).device)
+
+
+def checked_operator(operator: LinearOperator) -> LinearOperator:
+    """Return the operator, or raise a TypeError that says how one is made."""
+    if not hasattr(operator, "check_vectors"):
+        raise TypeError(
+            f"the matrix is a {type(operator).__name__}: pass an operator, GaussNewtonOperator(model, loss, data) "
+            "of a model, curvlab.linalg.DenseOperator(matrix) of a tensor"
+        )
+    return operator
 
 
 def _finite(factor: object) -> float:

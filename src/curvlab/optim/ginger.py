@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
+from curvlab.arguments import positive
 from curvlab.optim.low_rank import LowRankOptimizer, ParameterBlock, Pieces, Scope, norm
 
 PUBLISHED_GINGER: dict[str, Any] = {
@@ -152,8 +153,7 @@ class Ginger(LowRankOptimizer):
 
     def _check(self, group: dict[str, Any]) -> None:
         super()._check(group)
-        if not group["damping"] > 0:
-            raise ValueError(f"damping must be positive, got {group['damping']}; it is γ of the paper")
+        positive("damping", group["damping"], "it is γ of the paper")
 
     def _block(self, members: list[Tensor], settings: dict[str, Any]) -> ParameterBlock:
         block = super()._block(members, settings)

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
+from curvlab.arguments import real
 from curvlab.optim.flat import Closure, evaluate
 
 Scope = Literal["global", "group", "tensor"]
@@ -406,16 +407,13 @@ class LowRankOptimizer(torch.optim.Optimizer):
     def _check(self, group: dict[str, Any]) -> None:
         """Refuse settings out of range and parameters of another kind."""
         name = type(self).__name__
-        if not group["lr"] >= 0:
-            raise ValueError(f"lr must not be negative, got {group['lr']}")
+        _check_numbers(group)
         if group["rank"] < 1:
             raise ValueError(f"rank must be at least 1, got {group['rank']}; it is τ of the paper, 1 to 32 there")
         if not 0 < group["decay"] < 1:
             raise ValueError(f"decay must lie between 0 and 1, got {group['decay']}; the paper uses 0.99")
         if not 0 <= group["momentum"] < 1:
             raise ValueError(f"momentum must be at least 0 and below 1, got {group['momentum']}")
-        if not group["weight_decay"] >= 0:
-            raise ValueError(f"weight_decay must not be negative, got {group['weight_decay']}")
         if group["clip"] is not None and not group["clip"] > 0:
             raise ValueError(f"clip must be positive, or None for no clipping, got {group['clip']}")
         if group["scope"] not in ("global", "group", "tensor"):
@@ -423,6 +421,14 @@ class LowRankOptimizer(torch.optim.Optimizer):
         for parameter in group["params"]:
             if not parameter.is_floating_point():
                 raise TypeError(f"{name} needs real floating-point parameters, got {parameter.dtype}")
+
+
+def _check_numbers(group: dict[str, Any]) -> None:
+    for name in ("decay", "momentum"):
+        real(name, group[name])
+    for name in ("lr", "weight_decay"):
+        if not real(name, group[name]) >= 0:
+            raise ValueError(f"{name} must not be negative, got {group[name]}")
 
 
 def _check_common(first: dict[str, Any], group: dict[str, Any]) -> None:

@@ -17,6 +17,7 @@ from curvlab.linalg import LinearOperator
 from curvlab.parallel.examples_over_ranks import ExamplesOverRanks
 from curvlab.problem import Data
 from curvlab.ranks import SAME_SEEDS, Ranks
+from curvlab.seeding import Seed
 
 
 class DataParallelOperator(MeanOverRanks):
@@ -123,7 +124,7 @@ class DataParallelOperator(MeanOverRanks):
             self.ranks.gather(directional_derivatives(problem.model, loss, problem.data, directions).cpu())
         )
 
-    def randn(self, num_columns: int, generator: torch.Generator | None = None) -> Tensor:
+    def randn(self, num_columns: int, generator: Seed = None) -> Tensor:
         """Return the random vectors that one process would draw, the same on every rank."""
         drawn = super().randn(num_columns, generator)
         self.ranks.agree(drawn[:8], SAME_SEEDS)

@@ -25,6 +25,7 @@ from curvlab.problem.memory import Memory
 from curvlab.problem.model_function import check_finite, check_mode, without_padding
 from curvlab.problem.problem import Piece
 from curvlab.ranks import SAME_SEEDS, Ranks
+from curvlab.seeding import Seed, as_generator
 
 # ‖θ‖ of the network that FD_STEP was chosen on. Rounding θ + δv costs eps ‖θ‖ / step, so that the step grows with
 # the norm of larger networks.
@@ -261,8 +262,9 @@ class ShardedOperator(LinearOperator):
         """Return <l, r> column by column, summed over the ranks."""
         return self.ranks.sum(super().inner(left, right))
 
-    def randn(self, num_columns: int, generator: torch.Generator | None = None) -> Tensor:
+    def randn(self, num_columns: int, generator: Seed = None) -> Tensor:
         """Return this rank's part of the vectors that one process would draw (with a CPU's generator)."""
+        generator = as_generator(generator)
         drawn = self.cut.randn(num_columns, generator, torch.empty(0, dtype=self.dtype, device=self.device))
         after = torch.zeros(1)
         if generator is not None:  # a number from where they have come to, on whatever device they draw

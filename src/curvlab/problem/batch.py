@@ -43,6 +43,8 @@ def checked_batch(batch: Any) -> Batch:
             "'attention_mask': ...} as the inputs, or alone with its 'labels' inside, for examples by number "
             "torch.utils.data.Subset(dataset, numbers)."
         )
+    if any(tensor.is_meta for tensor in rows):
+        raise ValueError("the data is on the meta device, where tensors have shapes but no values: load it first")
     inputs, targets = batch
     lengths = {len(tensor) for tensor in rows[:-1]}
     if lengths != {len(targets)}:
@@ -103,5 +105,18 @@ def stack(dataset: Pairs | DataLoader[Any], indices: Sequence[int] | Tensor) -> 
             raise ValueError(f"the data set holds {len(tensors)} tensors, but two are needed: inputs, targets")
         inputs, targets = tensors
         return inputs[chosen], targets[chosen]
-    inputs, targets = default_collate([dataset[index] for index in chosen.tolist()])
-    return inputs, targets
+    examples = [dataset[index] for index in chosen.tolist()]
+    try:
+        return cast("tuple[Tensor, Tensor]", checked_batch(default_collate(examples)))
+    except RuntimeError as error:
+        if "equal size" not in str(error):
+            raise
+        raise different_shapes() from error
+
+
+def different_shapes() -> ValueError:
+    """Return the error for examples that fit into no batch."""
+    return ValueError(
+        "examples of the data set differ in shape: pass a DataLoader with a collator that pads them, "
+        "DataLoader(dataset, batch_size=..., collate_fn=DataCollatorWithPadding(tokenizer))."
+    )

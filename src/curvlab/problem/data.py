@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import copy
-import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from numbers import Number
 from typing import Any, Self, TypeAlias
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import (
@@ -22,11 +20,23 @@ from torch.utils.data import (
     default_collate,
 )
 
+from curvlab.arguments import whole
 from curvlab.described import fingerprint
-from curvlab.problem.batch import Batch, Inputs, checked_batch, is_pair, shapes, stacked, take, without_graph
-from curvlab.problem.hugging_face import OwnLabels
+from curvlab.problem.batch import (
+    Batch,
+    Inputs,
+    checked_batch,
+    different_shapes,
+    is_pair,
+    shapes,
+    stacked,
+    take,
+    without_graph,
+)
+from curvlab.problem.hugging_face import LABELS, OwnLabels
 from curvlab.problem.memory import free_memory
 from curvlab.problem.model_function import ModelFunction
+from curvlab.problem.repeatable import EACH_PASS, check_examples, check_passes, unchanged_random_state
 
 # Mappings are batches that hold their labels, {"input_ids": ..., "labels": ...}.
 Data: TypeAlias = (
@@ -43,11 +53,7 @@ _WHAT_TO_PASS = (
     "pass a pair of tensors (inputs, targets), a map-style dataset of such pairs, or a re-iterable of "
     "(inputs, targets) batches."
 )
-_EACH_PASS = "each pass, so each product would belong to another matrix"
 _SHUFFLING = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
-_EXAMPLES_READ = 2
-# Read where random numbers are drawn and nothing differs yet: a coin that flips an image does so half of the time.
-_EXAMPLES_READ_IN_DOUBT = 32
 # Batches are held, and read once, if they take no more than this share of what is free.
 _HELD_SHARE = 0.1
 
@@ -59,11 +65,11 @@ class Batches:
     little memory is read and moved once, and held.
 
     Args:
-        data: a pair of tensors (inputs may be a mapping of tensors), a map-style dataset of pairs, or a
-            re-iterable of batches of any sizes (a list, a tuple, a DataLoader, an IterableDataset); empty batches
-            are skipped. One-shot iterators and loaders that shuffle are refused. With a `model`, mappings that
-            hold their labels may stand wherever a pair does: in data sets of Hugging Face, batches of their
-            collators, or as the whole data.
+        data: a pair of tensors (inputs may be a mapping of tensors), a map-style dataset or a list of single
+            pairs, or a re-iterable of batches of any sizes (a list, a tuple, a DataLoader, an IterableDataset);
+            empty batches are skipped. One-shot iterators and loaders that shuffle are refused. With a `model`,
+            mappings that hold their labels may stand wherever a pair does: in data sets of Hugging Face, batches
+            of their collators, or as the whole data.
         batch_size: examples per batch, for pairs and datasets.
         device: where batches are moved.
         dtype: what floating-point inputs and targets are cast to: the model's dtype. Integer targets become
@@ -82,10 +88,8 @@ class Batches:
         model: ModelFunction | None = None,
         name: str = "data",
     ) -> None:
-        if batch_size < 1:
-            raise ValueError(f"batch_size must be at least 1, got {batch_size}")
-        self.name = name
-        self.device, self.dtype, self.batch_size = device, dtype, batch_size
+        self.name, self.device, self.dtype = name, device, dtype
+        self.batch_size = batch_size = whole("batch_size", batch_size)
         self._drawn: Sequence[Tensor] | None = None  # in the place of the data's targets
         self._held: list[Batch] | None = None  # all batches, moved
         self._may_hold = _HELD_SHARE * (free_memory(device) or 0)
@@ -276,7 +280,7 @@ class _Examples:
         self.dataset, self.batch_size, self.loader, self._read = dataset, batch_size, loader, read
         self._order = range(len(dataset)) if order is None else order
         if len(self) > 0 and (loader is None or loader.num_workers == 0):
-            _check_examples(lambda index: self._collated([index]), self._order)
+            check_examples(lambda index: self._collated([index]), self._order)
 
     def __len__(self) -> int:
         return len(self._order)
@@ -303,10 +307,7 @@ class _Examples:
         except RuntimeError as error:
             if "equal size" not in str(error):
                 raise
-            raise ValueError(
-                "examples of the data set differ in shape: pass a DataLoader with a collator that pads them, "
-                "DataLoader(dataset, batch_size=..., collate_fn=DataCollatorWithPadding(tokenizer))."
-            ) from error
+            raise different_shapes() from error
 
     def known_targets(self) -> Tensor | None:
         """Return `dataset.targets` if that is what the dataset gives: it may transform them when they are read."""
@@ -329,7 +330,7 @@ class _Stream:
 
     def __init__(self, batches: Iterable[Any], read: Read) -> None:
         self._batches, self._read = batches, read
-        _check_passes(batches)
+        check_passes(batches)
 
     def __iter__(self) -> Iterator[Batch]:
         return map(self._read, self._batches)
@@ -337,10 +338,12 @@ class _Stream:
 
 def _source_of(data: Any, batch_size: int, read: Read) -> _Pair | _Examples | _Stream | list[Batch]:
     """Return batches that are the same at each pass; single examples can be read, except from streams."""
-    if isinstance(data, TensorDataset):
-        if len(data.tensors) != 2:
-            raise TypeError(f"the TensorDataset holds {len(data.tensors)} tensors: {_WHAT_TO_PASS}")
-        data = data.tensors
+    data = data.tensors if isinstance(data, TensorDataset) else data
+    if isinstance(data, tuple) and len(data) != 2 and data and all(isinstance(entry, Tensor) for entry in data):
+        raise TypeError(
+            f"the data are {len(data)} tensors: pass a pair of them, (inputs, targets). Several inputs go into a "
+            "mapping by the names that the model's forward takes, ({'u': u, 'v': v}, targets)."
+        )
     if isinstance(data, Mapping) and not any(isinstance(value, Tensor) for value in data.values()):
         raise TypeError(
             f"the data is a mapping of {sorted(map(str, data))} to no tensors: of several data sets choose one, "
@@ -351,7 +354,7 @@ def _source_of(data: Any, batch_size: int, read: Read) -> _Pair | _Examples | _S
     if isinstance(data, Iterator):
         raise TypeError(f"data is a one-shot iterator, a second pass over it would be empty: {_WHAT_TO_PASS}")
     if isinstance(data, list | tuple):
-        return [read(batch) for batch in data]
+        return _Examples(data, batch_size, read) if holds_examples(data) else [read(batch) for batch in data]
     if isinstance(data, DataLoader):
         return _of_loader(data, read)
     if isinstance(data, Tensor | Mapping | str) or not (
@@ -363,85 +366,44 @@ def _source_of(data: Any, batch_size: int, read: Read) -> _Pair | _Examples | _S
     return _Stream(data, read)
 
 
+def holds_examples(data: Sequence[Any]) -> bool:
+    """Return whether a list is one of single examples, not of batches: its first target is a number, or ids a row.
+
+    Or the first inputs and targets differ in length, as those of one batch cannot.
+    """
+    if not data:
+        return False
+    inputs: Any
+    target: Any
+    if isinstance(data[0], Mapping):
+        inputs, target = data[0], next((data[0][name] for name in LABELS if name in data[0]), None)
+    elif isinstance(data[0], tuple | list) and len(data[0]) == 2:
+        inputs, target = data[0]
+    else:
+        return False
+    ids = inputs.get("input_ids") if isinstance(inputs, Mapping) else None
+    if isinstance(target, Number) or getattr(target, "ndim", 1) == 0 or getattr(ids, "ndim", 2) == 1:
+        return True
+    of_pair = isinstance(inputs, Tensor) and isinstance(target, Tensor) and inputs.ndim == target.ndim == 1
+    return of_pair and len(inputs) != len(target)
+
+
 def _of_loader(loader: DataLoader[Any], read: Read) -> _Examples | _Stream:
     """Return a loader's batches, in the order of its samplers; one that shuffles is refused."""
     sampler: Any = loader.batch_sampler
     order: list[int] | None = None
     shuffles = isinstance(getattr(sampler, "sampler", loader.sampler), _SHUFFLING)
     if not shuffles and sampler is not None and not isinstance(loader.dataset, IterableDataset):
-        with _unchanged_random_state():
+        with unchanged_random_state():
             order, again = ([int(index) for batch in sampler for index in batch] for _ in range(2))
         shuffles = order != again
     if shuffles:
         raise ValueError(
-            f"the loader shuffles: it gives other batches at {_EACH_PASS}. Pass its data set, a loader with "
+            f"the loader shuffles: it gives other batches at {EACH_PASS}. Pass its data set, a loader with "
             "shuffle=False, or batches that are drawn once, list(loader)."
         )
     if order is None:
         return _Stream(loader, read)
     if loader.num_workers > 0:
-        _check_passes(loader)
+        check_passes(loader)
     return _Examples(loader.dataset, loader.batch_size or 1, read, loader, order)
-
-
-# ------------------------------------------------------------------------------- the same at each pass
-def _check_examples(read: Callable[[int], Any], indices: Sequence[int]) -> None:
-    """Raise a ValueError if reading the same examples twice gives different values."""
-    with _unchanged_random_state():
-        for number in (_EXAMPLES_READ, _EXAMPLES_READ_IN_DOUBT):
-            before = _random_states()
-            for index in list(indices[:: max(1, len(indices) // number)])[:number]:
-                if not _same(read(index), read(index)):
-                    raise ValueError(
-                        f"example {index} is another one each time it is read (a random augmentation, or a "
-                        f"collator that draws masks), so each product would belong to another matrix: pass the "
-                        "data without it, or draw once with list(DataLoader(...)), a list of batches."
-                    )
-            if _same(before, _random_states()):
-                return
-
-
-def _check_passes(batches: Iterable[Any]) -> None:
-    """Raise a ValueError if two passes begin with different batches. Cost: two batches."""
-    with _unchanged_random_state():
-        first, second = (next(iter(batches), None) for _ in range(2))
-    if first is not None and second is None:
-        raise ValueError(
-            "a second pass over the data is empty, and products take many: pass list(data), a list of batches."
-        )
-    if not _same(first, second):
-        raise ValueError(
-            f"two passes over the data begin with different batches: it is random, another at {_EACH_PASS}. Read "
-            "it once with list(data), a list of batches, or pass a data set without randomness."
-        )
-
-
-def _same(first: Any, second: Any) -> bool:
-    """Return whether two batches, or examples, hold the same values; things that cannot be compared do."""
-    if isinstance(first, Tensor) and isinstance(second, Tensor):
-        return first.shape == second.shape and bool(torch.equal(first.nan_to_num(), second.nan_to_num()))
-    if isinstance(first, np.ndarray) and isinstance(second, np.ndarray):
-        return bool(np.array_equal(first, second, equal_nan=first.dtype.kind in "fc"))
-    if isinstance(first, Mapping) and isinstance(second, Mapping):
-        return first.keys() == second.keys() and all(_same(first[name], second[name]) for name in first)
-    if isinstance(first, list | tuple) and isinstance(second, list | tuple):
-        return len(first) == len(second) and all(map(_same, first, second))
-    if isinstance(first, float | int | str | bytes | None | np.generic):
-        return repr(first) == repr(second)  # nan is unlike itself
-    return True
-
-
-@contextmanager
-def _unchanged_random_state() -> Iterator[None]:
-    """Put the global generators of Python, NumPy and PyTorch back as they were."""
-    of_torch, of_numpy, of_python = _random_states()
-    try:
-        yield
-    finally:
-        torch.set_rng_state(of_torch)
-        np.random.set_state(of_numpy)  # noqa: NPY002  # what data sets draw from
-        random.setstate(of_python)
-
-
-def _random_states() -> tuple[Tensor, Any, Any]:
-    return torch.get_rng_state(), np.random.get_state(), random.getstate()  # noqa: NPY002

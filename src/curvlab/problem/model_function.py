@@ -95,6 +95,17 @@ def without_padding(model: nn.Module) -> Iterator[None]:
             module.padding_idx = index
 
 
+# Of what PyTorch says where inputs do not fit a layer.
+_SHAPES = (
+    "cannot be multiplied",
+    "size mismatch",
+    "xpected",
+    "out of range",
+    "must match",
+    "invalid for input of",
+)
+
+
 class NonFiniteOutputError(ValueError):
     """The model's outputs contain NaN or infinity."""
 
@@ -136,6 +147,7 @@ class ModelFunction:
     """
 
     def __init__(self, model: nn.Module) -> None:
+        checked_model(model)
         named = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
         if not named:
             raise ValueError("no parameter of the model requires gradients: there is nothing to differentiate by")
@@ -152,7 +164,7 @@ class ModelFunction:
         self.dtype = dtypes.pop()
         self.device = devices.pop()
         self.has_convolution = any(isinstance(module, _ConvNd) for module in model.modules())
-        self._has_recurrence = any(isinstance(module, nn.RNNBase) for module in model.modules())
+        self.has_recurrence = any(isinstance(module, nn.RNNBase) for module in model.modules())
         self.num_parameters = sum(shape.numel() for shape in self._shapes)
         self._keywords = {"use_cache": False} if _has_cache(model) else {}
         self._has_head: bool | None = None
@@ -196,7 +208,7 @@ class ModelFunction:
             inputs: of a batch.
             fused: let attention run by the model's own kernels: they hold less, and have no forward mode.
         """
-        return _logits(self._run(parameters, inputs, fused=fused))
+        return logits_of(self._run(parameters, inputs, fused=fused))
 
     @torch.no_grad()
     def own_loss(self, batch: Mapping[str, Tensor]) -> float | None:
@@ -252,39 +264,82 @@ class ModelFunction:
         check_mode(self.model)
         with (
             nullcontext() if fused else plain_attention(),
-            nullcontext() if fused or not self._has_recurrence else _plain_recurrence(),
+            nullcontext() if fused or not self.has_recurrence else _plain_recurrence(),
             without_padding(self.model),
             deterministic(self.model, self.device) as buffers,
         ):
             replaced = {**dict(zip(self.names, parameters, strict=True)), **buffers}
-            positional, named = self._arguments(inputs)
+            positional, named = forward_arguments(self.model, inputs)
             try:
-                return functional_call(self.model, replaced, positional, named)
+                with explained(self.model, inputs):
+                    return functional_call(self.model, replaced, positional, {**self._keywords, **named})
             except _HeadReachedError as end:
                 return end.head_input
-            except TypeError as error:
-                if not (isinstance(self.model, nn.Sequential) and isinstance(positional[0], Mapping)):
-                    raise
-                raise TypeError(
-                    f"nn.Sequential hands all of {sorted(inputs)} to its first module, as one mapping ({error}): "
-                    "wrap it in a module whose forward takes them by name, or pass one tensor."
-                ) from error
-            except RuntimeError as error:
-                kinds = {str(v.dtype) for v in _values(inputs) if not v.is_floating_point()}
-                if not kinds or "type" not in str(error):
-                    raise
-                raise TypeError(
-                    f"the inputs are {', '.join(sorted(kinds))}, and the model does not take them ({error}): pass "
-                    "inputs.float() where they are numbers, inputs.long() where they are tokens."
-                ) from error
 
-    def _arguments(self, inputs: Inputs) -> tuple[tuple[Inputs, ...], dict[str, object]]:
-        """Return what the forward takes by position and by name; nn.Sequential takes one thing, by position."""
-        if isinstance(inputs, Tensor):
-            return (inputs,), dict(self._keywords)
-        if isinstance(self.model, nn.Sequential):
-            return ((next(iter(inputs.values())) if len(inputs) == 1 else inputs),), {}
-        return (), {**self._keywords, **inputs}
+
+def forward_arguments(model: nn.Module, inputs: Inputs) -> tuple[tuple[Inputs, ...], dict[str, Any]]:
+    """Return what the forward takes by position and by name; nn.Sequential takes one thing, by position."""
+    if isinstance(inputs, Tensor):
+        return (inputs,), {}
+    if isinstance(model, nn.Sequential):
+        return ((next(iter(inputs.values())) if len(inputs) == 1 else inputs),), {}
+    return (), dict(inputs)
+
+
+@contextmanager
+def explained(model: nn.Module, inputs: Inputs) -> Iterator[None]:
+    """Raise a forward's error about its inputs again, with what they are and what to pass."""
+    try:
+        yield
+    except TypeError as error:
+        if "argument" in str(error) and isinstance(inputs, Mapping) and not isinstance(model, nn.Sequential):
+            raise TypeError(
+                f"the forward of {type(model).__name__} does not fit the inputs {sorted(inputs)} ({error}): a "
+                "mapping is handed over by name, so its names are the forward's arguments."
+            ) from error
+        if "argument" in str(error) and isinstance(inputs, Tensor) and "positional" in str(error):
+            raise TypeError(
+                f"the forward of {type(model).__name__} takes more than one input ({error}): pass a mapping by "
+                "the names of its arguments, ({'u': u, 'v': v}, targets)."
+            ) from error
+        if not (isinstance(model, nn.Sequential) and isinstance(inputs, Mapping) and len(inputs) > 1):
+            raise
+        raise TypeError(
+            f"nn.Sequential hands all of {sorted(inputs)} to its first module, as one mapping ({error}): "
+            "wrap it in a module whose forward takes them by name, or pass one tensor."
+        ) from error
+    except (RuntimeError, ValueError, IndexError) as error:
+        kinds = {str(v.dtype) for v in _values(inputs) if not v.is_floating_point()}
+        if kinds and "type" in str(error):
+            raise TypeError(
+                f"the inputs are {', '.join(sorted(kinds))}, and the model does not take them ({error}): pass "
+                "inputs.float() where they are numbers, inputs.long() where they are tokens."
+            ) from error
+        if "same dtype" in str(error):
+            raise ValueError(
+                f"the model mixes dtypes ({error}): convert all of it, frozen parts and buffers too, with "
+                "model.float() or model.double()."
+            ) from error
+        if isinstance(error, NotImplementedError) or not any(text in str(error) for text in _SHAPES):
+            raise
+        found = ", ".join(map(_described, _values(inputs)))
+        raise ValueError(
+            f"{type(model).__name__} does not take the inputs, {found} ({error}): pass them as model(inputs) "
+            "takes a batch, its first axis the examples."
+        ) from error
+
+
+def checked_model(model: object) -> nn.Module:
+    """Return the model, or raise where it is no module, or has no values yet."""
+    if isinstance(model, type) or not isinstance(model, nn.Module):
+        got = f"class, {model.__name__}" if isinstance(model, type) else type(model).__name__
+        raise TypeError(f"the model is a {got}: pass an nn.Module, an instance that has parameters")
+    if any(parameter.device.type == "meta" for parameter in model.parameters()):
+        raise ValueError(
+            "the model is on the meta device, where parameters have shapes but no values: load them "
+            "first, with model.to_empty(device=...) and model.load_state_dict(...)"
+        )
+    return model
 
 
 @contextmanager
@@ -327,7 +382,13 @@ def _values(inputs: Inputs) -> list[Tensor]:
     return [inputs] if isinstance(inputs, Tensor) else list(inputs.values())
 
 
-def _logits(outputs: object) -> Tensor:
+def _described(tensor: Tensor) -> str:
+    ids = not tensor.is_floating_point() and tensor.dtype != torch.bool and tensor.numel() > 0
+    return f"{tensor.dtype} {tuple(tensor.shape)}" + (f" from {tensor.min()} to {tensor.max()}" if ids else "")
+
+
+def logits_of(outputs: object) -> Tensor:
+    """Return what a forward gives: a tensor, or the `.logits` of a Hugging Face model's record."""
     logits = outputs if isinstance(outputs, Tensor) else getattr(outputs, "logits", None)
     if not isinstance(logits, Tensor):
         raise TypeError(

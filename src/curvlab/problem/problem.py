@@ -11,6 +11,7 @@ from typing import Protocol, TypeVar, cast
 import torch
 from torch import Tensor, nn
 
+from curvlab.arguments import whole
 from curvlab.linalg import ExampleDraws, flatten
 from curvlab.problem.batch import Batch, Inputs
 from curvlab.problem.data import Batches, Data
@@ -18,6 +19,8 @@ from curvlab.problem.losses import OutputLoss
 from curvlab.problem.memory import Memory, rows_of
 from curvlab.problem.model_function import ModelFunction, check_finite, check_mode
 from curvlab.problem.own_losses import FunctionLoss, Loss, output_loss
+from curvlab.progress import can_be_silent, progress_bar
+from curvlab.seeding import Seed, as_generator
 
 DEFAULT_BATCH_SIZE = 512
 
@@ -105,14 +108,7 @@ class Problem:
             return model
         if loss is None:
             raise TypeError("pass model, loss and data, or a Problem in the place of the three")
-        if not isinstance(model, nn.Module):
-            raise TypeError(f"the model is a {type(model).__name__}: pass an nn.Module, which has parameters")
         function = ModelFunction(model)
-        if function.device.type == "meta":
-            raise ValueError(
-                "the model is on the meta device, where parameters have shapes but no values: load them "
-                "first, with model.to_empty(device=...) and model.load_state_dict(...)"
-            )
         check_mode(model)
         memory = Memory(budget=memory_budget, given=batch_size is not None)
         size = DEFAULT_BATCH_SIZE if batch_size is None else batch_size
@@ -244,9 +240,7 @@ class Problem:
             weights = self.weights[indices.cpu()]
         return replace(self, selected=list(_selected(self.data, indices, weights)), given_divisor=divisor)
 
-    def sample(
-        self, batch_size: int, generator: torch.Generator | None = None, probabilities: Tensor | None = None
-    ) -> Problem:
+    def sample(self, batch_size: int, generator: Seed = None, probabilities: Tensor | None = None) -> Problem:
         """Return the problem of `batch_size` examples drawn with replacement: unbiased for this one.
 
         For language models an example is a sequence, and the divisor is batch_size times the mean number of
@@ -259,8 +253,7 @@ class Problem:
             probabilities: q, (N,), divided by their sum; example i is drawn with probability q_i and weighted by
                 1 / (N q_i), which keeps the mean. Positive wherever example i counts. Uniform by default.
         """
-        if batch_size < 1:
-            raise ValueError(f"batch_size must be at least 1, got {batch_size}")
+        batch_size, generator = whole("batch_size", batch_size), as_generator(generator)
         divisor = batch_size / self.num_examples * self._whole_divisor
         if probabilities is None:
             source = generator.device if generator is not None else torch.device("cpu")
@@ -352,7 +345,7 @@ class Problem:
         """
         total = torch.zeros(self.num_parameters, dtype=self.dtype, device=self.device)
         divisor = self.divisor
-        for gradient in self.map(self._summed_gradient):
+        for gradient in progress_bar("gradient", self.map(self._summed_gradient)):
             total += gradient
         return total / divisor
 
@@ -374,12 +367,14 @@ class HasGradient(Protocol):
         ...
 
 
+@can_be_silent
 def mean_gradient(
     model: nn.Module | Problem | HasGradient,
     loss: Loss | None = None,
     data: Data | None = None,
     *,
     batch_size: int | None = None,
+    progress: bool = True,
 ) -> Tensor:
     """Return ∇L = 1/n Σ ∇l by the trainable parameters, (P,): see `Problem.gradient`, and `Problem.of`.
 
@@ -413,4 +408,6 @@ def checked_weights(weights: Tensor, num_examples: int) -> Tensor:
         raise ValueError(f"need one weight for each of {num_examples} examples, got shape {tuple(weights.shape)}")
     if not bool(((weights >= 0) & weights.isfinite()).all()):
         raise ValueError("weights must be finite and not negative")
+    if not bool(weights.any()):
+        raise ValueError("all weights are 0: no example is left")
     return weights.detach()

@@ -1,5 +1,6 @@
 """Sampling around a model's parameters: SGLD, the local learning coefficient, WBIC."""
 
+from curvlab.sampling.bayesian_influence import BayesianInfluence, bayesian_influence
 from curvlab.sampling.chains import ChainsState, ChainTraces, run_chains
 from curvlab.sampling.descent import Descent, descent_to_minimum
 from curvlab.sampling.diagnostics import Drift, drift, effective_sample_size, split_rhat
@@ -12,6 +13,7 @@ from curvlab.sampling.underdamped import UnderdampedLangevin
 __all__ = [
     "LLC",
     "SGLD",
+    "BayesianInfluence",
     "ChainEnds",
     "ChainTraces",
     "ChainsState",
@@ -23,6 +25,7 @@ __all__ = [
     "SGLDState",
     "SettingsWarning",
     "UnderdampedLangevin",
+    "bayesian_influence",
     "choose_sgld_settings",
     "default_nbeta",
     "descent_to_minimum",

@@ -45,7 +45,7 @@ def descent_to_minimum(
     λ(w0) = nbeta (E[L] - L(w0)) is a learning coefficient where w0 is a minimum. Chains that start above one
     settle around w*, and `estimate_llc` is too low by this much, in its own unit: at n = 10,000 a loss that would
     still fall by 0.01 takes 11 from it. The estimate plus the descent is what the same chains give measured from
-    w* (`LLC.from_minimum`). L-BFGS looks for it; `Descent.converged` says whether max_steps ended the search.
+    w* (`LLC.from_lowest_point`). L-BFGS looks for it; `Descent.converged` says whether max_steps ended the search.
 
     Args:
         model: as for `estimate_llc`.

@@ -32,7 +32,7 @@ from torch import Tensor
 STRICT_RHAT, STRICT_DRAWS_PER_CHAIN = 1.01, 100.0  # Vehtari et al. (2021)
 MAX_RHAT, MIN_DRAWS_PER_CHAIN = 1.1, 10.0  # Gelman et al. (2013); effective draws, bulk and tail
 MAX_DRIFT = 0.1  # of the estimate, over the trace
-MAX_DESCENT = 0.1  # of the value from the minimum
+MAX_DESCENT = 0.1  # of the value from the lowest point
 MAX_STABILITY = 0.25  # of a step; 1 is the limit, where the steepest direction has no variance any more
 MAX_UNHELD = 0.8  # of the estimate that the localization alone would give
 NUM_ERRORS_FROM_ZERO = 2.0  # standard errors
@@ -191,10 +191,10 @@ def problems_of(
             f"the loss falls below the start (by {-lowest:.3g} in units of the estimate): w0 is no minimum at "
             "this localization, and this is no learning coefficient. Train further, or take a larger localization."
         )
-    if descent > MAX_DESCENT * abs(from_minimum := value + descent):
+    if descent > MAX_DESCENT * abs(lowest := value + descent):
         found.append(
-            f"the start lies above the minimum near it: the estimate lacks {descent:.3g} of {from_minimum:.4g}, "
-            "its value from there. Take `from_minimum`, or train further."
+            f"the start lies above the minimum near it: the estimate lacks {descent:.3g} of {lowest:.4g}, "
+            "its value from there. Take `from_lowest_point`, or train further."
         )
     return tuple(found)
 

@@ -13,8 +13,10 @@ import torch
 from scipy import stats
 from torch import Tensor, nn
 
+from curvlab.arguments import whole
 from curvlab.iterate import Checkpoint
 from curvlab.problem import Data, Loss
+from curvlab.progress import can_be_silent
 from curvlab.ranks import Ranks
 from curvlab.sampling.chains import ChainsState, run_chains, run_chains_over_ranks
 from curvlab.sampling.diagnostics import (
@@ -30,7 +32,7 @@ from curvlab.sampling.settings import SGLDSettings
 from curvlab.sampling.sgld import RMSProp, check_nbeta, default_nbeta
 from curvlab.sampling.underdamped import langevin_sampler
 from curvlab.seeding import generator_of
-from curvlab.shown import Shown, Summary
+from curvlab.shown import Shown, Summary, new_figure
 from curvlab.training import EnsembleLosses
 
 if TYPE_CHECKING:
@@ -45,7 +47,7 @@ class LLC(Shown):
 
     E is over the density exp(-nbeta L(w) - localization/2 |w - w0|²), so at finite n and localization it is not
     yet the coefficient of the asymptotics: localization takes from directions with nbeta × eigenvalue below it.
-    Where w0 is not quite a minimum, the estimate is too low by `descent_to_minimum`, which `from_minimum` adds;
+    Where w0 is no minimum, the estimate is too low by `descent_to_minimum`, which `from_lowest_point` adds;
     without it, `problems` notices only when the loss falls below that of w0.
 
     Attributes:
@@ -135,9 +137,7 @@ class LLC(Shown):
             The axes; `ax.figure.savefig(...)` keeps the picture.
         """
         if ax is None:
-            from matplotlib import pyplot as plt  # only who draws waits for it
-
-            ax = plt.figure().add_subplot()
+            ax = new_figure().add_subplot()
         burnin = self.nbeta * (self.burnin_losses - self.initial_loss)
         draws = self.losses.shape[1]
         running = self.nbeta * ((self.losses - self.initial_loss).cumsum(1) / torch.arange(1, draws + 1))
@@ -243,11 +243,11 @@ class LLC(Shown):
             **measured,
         )
 
-    def from_minimum(self, descent: float) -> LLC:
-        """Return what the same chains give measured from the minimum near w0: `value` is larger by `descent`.
+    def from_lowest_point(self, descent: float) -> LLC:
+        """Return what the same chains give measured from the lowest point near w0: `value` is larger by `descent`.
 
         `initial_loss` is the loss there, and `problems` are those of the new value: that the loss falls below w0
-        is none where it stays above the minimum. WBIC and mixing are the same.
+        is none where it stays above that point. WBIC and mixing are the same.
 
         Args:
             descent: `descent_to_minimum` with the same nbeta and localization.
@@ -272,6 +272,7 @@ class LLC(Shown):
         return self.value - quantile * self.stderr, self.value + quantile * self.stderr
 
 
+@can_be_silent
 def estimate_llc(
     model: nn.Module,
     loss: Loss,
@@ -340,12 +341,12 @@ def estimate_llc(
     normals, and what `measure_ends` costs, about 1 % of them; memory of 3 C P numbers (4 with a friction) and of
     a chunk's activations.
     """
-    if num_chains < 1 or num_draws < 1 or num_burnin_steps < 0 or steps_per_draw < 1:
-        raise ValueError(
-            "need num_chains, num_draws, steps_per_draw of at least 1 and num_burnin_steps of at least 0, got "
-            f"{num_chains}, {num_draws}, {steps_per_draw} and {num_burnin_steps}"
-        )
+    for name, count in (("num_chains", num_chains), ("num_draws", num_draws), ("steps_per_draw", steps_per_draw)):
+        whole(name, count)
+    whole("num_burnin_steps", num_burnin_steps, least=0)
     generator = generator_of(generator)
+    if settings is not None and not isinstance(settings, SGLDSettings):
+        raise TypeError(f"settings are what choose_sgld_settings(...) returns, got {type(settings).__name__}")
     if settings is not None:
         if not (step_size is nbeta is localization is friction is None):
             raise ValueError(

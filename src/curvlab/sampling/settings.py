@@ -11,8 +11,8 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from curvlab.iterate import progress_bar
 from curvlab.problem import Data, Loss
+from curvlab.progress import can_be_silent, progress_bar
 from curvlab.sampling.chains import run_chains
 from curvlab.sampling.diagnostics import NUM_ERRORS_FROM_ZERO, standard_error
 from curvlab.sampling.ends import LANCZOS_STEPS, BatchHessian
@@ -118,6 +118,7 @@ class _Step:
         return _Step(near(self.size, other.size), near(self.reach, other.reach))
 
 
+@can_be_silent
 def choose_sgld_settings(
     model: nn.Module,
     loss: Loss,
@@ -222,7 +223,7 @@ def choose_sgld_settings(
         problem or f"chosen: {step} (bias about {100 * share:.0f} %), localization {strength:.3g} ({how})"
     )
     if problem:
-        warnings.warn(f"settings not to be used: {problem}.", SettingsWarning, stacklevel=2)
+        warnings.warn(f"settings not to be used: {problem}.", SettingsWarning, stacklevel=3)
     friction = step.friction(sampler)
     return SGLDSettings(step.size, strength, nbeta, friction, share, value, not problem, problem, tuple(report))
 

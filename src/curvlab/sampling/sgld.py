@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from curvlab.arguments import positive, whole
 from curvlab.training import EnsembleLosses
 
 _NUMBERS_AHEAD = 2**16  # random numbers a chain draws at once
@@ -150,14 +151,12 @@ class SGLD:
         preconditioner: RMSProp | None = None,
         num_burnin_steps: int = 0,
     ) -> None:
-        if not (step_size > 0 and math.isfinite(step_size)):
-            raise ValueError(f"step_size must be positive, got {step_size}; `choose_sgld_settings` finds one.")
+        positive("step_size", step_size, "`choose_sgld_settings` finds one.")
         if not 0 <= nbeta < math.inf or not 0 <= localization < math.inf:
             raise ValueError(
                 f"nbeta and localization must be finite and not negative, got {nbeta} and {localization}"
             )
-        if batch_size < 1 or batch_size != int(batch_size):
-            raise ValueError(f"batch_size must be a number of examples, at least 1, got {batch_size}")
+        whole("batch_size", batch_size)
         if preconditioner is not None and num_burnin_steps < 2:
             raise ValueError(
                 "a preconditioner is learned in the first half of the burn-in: take num_burnin_steps of at least "
@@ -271,8 +270,7 @@ class SGLD:
 
 def check_nbeta(nbeta: float) -> None:
     """Refuse an inverse temperature at which the chains would not see the loss."""
-    if not 0 < nbeta < math.inf:
-        raise ValueError(f"nbeta must be positive and finite, got {nbeta}; None is n / ln n.")
+    positive("nbeta", nbeta, "None is n / ln n.")
 
 
 def default_nbeta(num_examples: int) -> float:

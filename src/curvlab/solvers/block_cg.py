@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from curvlab.linalg import LinearOperator, checked_product
-from curvlab.seeding import Seed, as_generator
+from curvlab.linalg import LinearOperator, checked_product, generator_for
+from curvlab.seeding import Seed
 from curvlab.solvers.solution import Solution, relative_norm
 from curvlab.solvers.solver import (
     IndefiniteOperatorError,
@@ -22,6 +22,8 @@ from curvlab.solvers.solver import (
     check_right_hand_side,
     check_stopping,
     depends_on,
+    expected_steps,
+    in_words,
     refuse_preconditioner,
     step_limit,
 )
@@ -65,7 +67,7 @@ class BlockConjugateGradient(IterativeSolver):
 
     def solve(self, operator: LinearOperator, b: Tensor, *, generator: Seed = None) -> Solution:
         """Return x with A x ≈ b for b (P,) or (P, K); the generator is for a preconditioner that is built here."""
-        generator = as_generator(generator, operator.device)
+        generator = generator_for(operator, generator)
         check_right_hand_side(operator, b)
         check_definite(operator)
         return self.run(_BlockRecurrence(self, operator, b, generator))
@@ -171,6 +173,9 @@ class _BlockRecurrence:
         self.unit = columns / torch.where(self.scale > 0, self.scale, torch.ones_like(self.scale))
         self.limit = step_limit(solver.max_steps, operator)
 
+    def expected_steps(self, state: BlockState) -> float | None:
+        return expected_steps(state.history, self.solver.rtol)
+
     def depends_on(self) -> Mapping[str, Any]:
         return depends_on(self.solver, self.operator, self.b, random=self.generator)
 
@@ -208,7 +213,8 @@ class _BlockRecurrence:
         converged = bool((state.relative <= self.solver.rtol).all())
         history = torch.stack(state.history) if state.history else None
         x, residual = (state.start * self.scale).reshape(self.b.shape), state.relative.reshape(self.b.shape[1:])
-        return Solution(x, residual, converged, state.num_matvecs, history=history)
+        method = in_words("block conjugate gradients", self.inverse)
+        return Solution(x, residual, converged, state.num_matvecs, history=history, method=method)
 
     # ------------------------------------------------------------------------------ restarts
     def _restart(self, state: BlockState) -> None:

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from curvlab.linalg import LinearOperator, checked_product
-from curvlab.seeding import Seed, as_generator
+from curvlab.linalg import LinearOperator, checked_product, generator_for
+from curvlab.seeding import Seed
 from curvlab.solvers.solution import Solution, relative_norm
 from curvlab.solvers.solver import (
     IndefiniteOperatorError,
@@ -22,6 +22,8 @@ from curvlab.solvers.solver import (
     check_right_hand_side,
     check_stopping,
     depends_on,
+    expected_steps,
+    in_words,
     refuse_preconditioner,
     step_limit,
 )
@@ -71,7 +73,7 @@ class ConjugateGradient(IterativeSolver):
 
         The generator is for a preconditioner that is built here; nothing else is random.
         """
-        generator = as_generator(generator, operator.device)
+        generator = generator_for(operator, generator)
         check_right_hand_side(operator, b)
         check_definite(operator)
         if x0 is not None and x0.shape != b.shape:
@@ -179,6 +181,9 @@ class _Recurrence:
         self.sides = b[:, None] if b.ndim == 1 else b
         self.scale = operator.norm(self.sides)
 
+    def expected_steps(self, state: ConjugateGradientState) -> float | None:
+        return expected_steps(state.history, self.solver.rtol)
+
     def depends_on(self) -> Mapping[str, Any]:
         return depends_on(self.solver, self.operator, self.b, x0=self.x0, random=self.generator)
 
@@ -229,7 +234,8 @@ class _Recurrence:
         history = torch.stack(state.history).cpu() if state.history else None
         shape = self.b.shape
         x, residual = state.start.reshape(shape), state.relative.reshape(shape[1:])
-        return Solution(x, residual, converged, state.num_matvecs, history=history)
+        method = in_words("conjugate gradients", self.inverse)
+        return Solution(x, residual, converged, state.num_matvecs, history=history, method=method)
 
     # ------------------------------------------------------------------------------ restarts
     def _start(self) -> Tensor:

@@ -2,84 +2,76 @@
 
 from __future__ import annotations
 
-import torch
-
-from curvlab.curvature import GaussNewtonOperator, output_curvatures
-from curvlab.curvature.examples import covering_layers, own_gauss_newton, with_examples
 from curvlab.linalg import LinearOperator
 from curvlab.solvers.block_cg import BlockConjugateGradient
-from curvlab.solvers.preconditioners import Nystrom, Rows
+from curvlab.solvers.preconditioners import Nystrom, Rows, plan_rows
+from curvlab.solvers.solver import check_stopping
 
 # Residual 1e-2 on an overfitted MLP on MNIST, 25 right-hand sides: 1,050 products without a preconditioner; with
 # ranks of 2, 4, 6 and 8 times 25, whose set-up is counted, 900, 850, 825 and 825. Where block CG alone needs few
 # steps, the set-up costs more than it saves, so the rank is kept small.
 _RANK_PER_COLUMN = 4
+# Steps that block CG has to need before the set-up pays: at 8 to 14 it costs two or three products a system more.
+_STEPS_WORTH_A_RANK = 15
 
-# bench-solvers: where a sixth of the examples holds 97 % of tr(G), 400 rows take a fourth of Nyström's
-# time; where it holds 22 %, as long as no preconditioner. The limit lies between the two, near neither.
-_TAIL, _TAIL_SHARE = 6, 0.5
+MEMORY_FOR_ROWS = 2**30
 
 
 def default_solver(
-    size: int, num_columns: int, *, rtol: float = 1e-2, operator: LinearOperator | None = None
+    size: int,
+    num_columns: int,
+    *,
+    rtol: float = 1e-2,
+    operator: LinearOperator | None = None,
+    memory_for_rows: int = MEMORY_FOR_ROWS,
 ) -> BlockConjugateGradient:
-    """Return block CG, with a Nyström preconditioner of four times the number of right-hand sides as rank.
+    """Return block CG with the preconditioner that makes it cheapest; its Solution says in words which.
 
-    The preconditioner is left out for a single right-hand side, where block CG is CG and there is nothing to
-    share, and for matrices so small that the rank would exceed a tenth of their size. The matrix has to be a
-    positive semi-definite one plus the damping, as damped Gauss-Newton matrices are.
+    With `operator`, a Gauss-Newton matrix of a network of linear and convolutional layers: as many rows of the
+    examples with most curvature (`Rows`) as pay, by a count of operations for every number of them, none included
+    (`plan_rows`). All rows are taken where they are few, as in a regression; few where block CG needs few steps;
+    the more, the more it would need.
+
+    Else a Nyström preconditioner of four times the number of right-hand sides as rank; none for a single side,
+    where block CG is CG and there is nothing to share, for matrices so small that the rank would exceed a tenth of
+    their size, and where fewer than 15 steps are predicted. The matrix has to be a positive semi-definite one plus
+    the damping, as damped Gauss-Newton matrices are.
+
+    Measured on fitted networks for a residual of 1e-2, in products a system and seconds on a shared core. The
+    784-128-128-10 on 18,000 MNIST digits, 10 sides, λ = 1e-3: block CG 75 (155 s), Nyström 63 (127 s), 1,000 rows
+    22 (44 s), 2,815 rows 12 (26 s), 4,096 rows, which are chosen, 10 (25 s), 5,711 rows 7 (45 s); λ = 1/(ηT) =
+    0.012: Nyström 22 (42 s), 2,048 rows, which are chosen, 7 (14 s); λ = λmax: Nyström 7 (13 s), block CG, which
+    is chosen, 4 (7.5 s). On 6,000 digits, 25 sides, λ = 1e-3: block CG 45 (67 s), Nyström 35 (53 s), 2,000 rows 7
+    (14 s), 4,000 rows 5 (15 s). A regression on Concrete, 25 sides, λ = 1/(ηT): Nyström 24 (5.5 s), all 927 rows,
+    which are chosen, 2 (1 s). A 64-64-64-10 on digits there: block CG 8 (0.45 s), 2,875 rows 2 (1.3 s), 250 rows 4
+    (0.27 s).
 
     Products per right-hand side in benchmarks/solvers, for a residual of 1e-2, set-up included: on an overfitted
-    MLP 34 with 25 sides and 18 with 100, where block CG alone takes 43 and 22, and CG 152. Where few steps are
-    enough, the set-up does not pay: with 5 sides, 17 instead of 14 on a small OPT and 11 instead of 9 on a
-    ResNet-20.
+    MLP 34 with 25 sides and 18 with 100 by Nyström, where block CG alone takes 43 and 22, and CG 152.
 
-    Memory, in vectors of P numbers: about ten for each column (block CG), and four more for each column for the
-    preconditioner, eight while it is set up. Where that is too much (100 sides of a ResNet-18: the preconditioner
-    takes 18 GB, and 36 GB while it is set up), use BlockConjugateGradient alone, or fewer sides at a time.
+    Memory, in vectors of P numbers: about ten for each column (block CG); and either the rows' budget at most, or,
+    for Nyström, four more for each column, eight while it is set up. Where that is too much (100 sides of a
+    ResNet-18: the preconditioner takes 18 GB, and 36 GB while it is set up), use BlockConjugateGradient alone, or
+    fewer sides at a time.
 
     Args:
         size: P of the (P, P) matrix.
         num_columns: right-hand sides.
         rtol: residual to reach in each.
-        operator: G, or G + damping I. Where it is given, a Gauss-Newton matrix of a network of linear and
-            convolutional layers is preconditioned by the rows of its hard examples (`Rows`, 256 MiB), if these
-            hold most of the curvature (`rows_pay`), as they do in fitted networks: 4 products a system instead of
-            14 on a fitted MLP on digits. Cost: one forward of the data.
+        operator: G + damping I, whose damping says how many steps there are. Cost of looking: four forwards.
+        memory_for_rows: bytes that rows may take.
     """
     if size < 1 or num_columns < 1:
         raise ValueError(f"size and num_columns must be at least 1, got {size} and {num_columns}")
-    if operator is not None and rows_pay(operator):
-        return BlockConjugateGradient(rtol=rtol, preconditioner=Rows())
+    check_stopping(rtol, None)
+    plan = None
+    if operator is not None:
+        plan = plan_rows(operator, num_columns, rtol=rtol, memory_budget=memory_for_rows)
+    if plan is not None and plan.num_rows > 0:
+        rows = Rows(plan.num_rows, memory_budget=memory_for_rows)
+        return BlockConjugateGradient(rtol=rtol, preconditioner=rows)
     rank = _RANK_PER_COLUMN * num_columns
-    if num_columns == 1 or 10 * rank > size:
+    soon = plan is not None and plan.steps_without < _STEPS_WORTH_A_RANK
+    if num_columns == 1 or 10 * rank > size or soon:
         return BlockConjugateGradient(rtol=rtol)
     return BlockConjugateGradient(rtol=rtol, preconditioner=Nystrom(rank))
-
-
-def rows_pay(operator: LinearOperator) -> bool:
-    """Return whether a sixth of the examples holds more than half of Σ tr(S_i), their output curvatures.
-
-    False where `Rows` does not apply or costs a gradient for each output: other matrices than positive
-    semi-definite Gauss-Newton ones, parameters beyond linear and convolutional layers, sequences of predictions;
-    and where its 256 MiB hold fewer rows than these are examples. Where examples are spread over processes all
-    of them make this call, and get the same answer. Cost: one forward of the data.
-    """
-    source = with_examples(operator)
-    if source is None or not source.is_psd:
-        return False
-    own, num_leading = own_gauss_newton(source), max(1, (source.num_examples or 0) // _TAIL)
-    if covering_layers(own) is None or not _has_one_prediction(own):
-        return False
-    if Rows().affordable(source) < num_leading:
-        return False
-    scores = output_curvatures(source)
-    leading = scores.sort(descending=True).values[:num_leading]
-    return float(leading.sum()) > _TAIL_SHARE * float(scores.sum())
-
-
-def _has_one_prediction(source: GaussNewtonOperator) -> bool:
-    """Return whether an example has outputs (C,), as `Rows` needs it: a token is no example."""
-    ((inputs, _),) = source.sample(1, torch.Generator().manual_seed(0)).batches
-    with torch.no_grad():
-        return source.function(source.function.parameters, inputs).ndim == 2

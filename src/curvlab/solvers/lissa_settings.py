@@ -9,10 +9,14 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from curvlab.arguments import positive
 from curvlab.curvature import ImportanceOperator, example_importance
-from curvlab.linalg import LinearOperator, checked_product, draw_probes
-from curvlab.seeding import Seed, as_generator
-from curvlab.spectrum import Estimate, hutchinson_trace, top_eigenvalues
+from curvlab.linalg import LinearOperator, checked_product, draw_probes, generator_for
+from curvlab.progress import can_be_silent, progress_bar
+from curvlab.seeding import Seed
+from curvlab.shown import Shown, Summary, counted
+from curvlab.solvers.solver import IndefiniteOperatorError
+from curvlab.spectrum import Eigenvalues, Estimate, hutchinson_trace, top_eigenvalues
 
 
 @dataclass(frozen=True)
@@ -50,16 +54,15 @@ def lissa_hyperparameters(
     >>> lissa_hyperparameters(trace=100.0, largest_eigenvalue=4.0, damping=1.0)
     LissaHyperparameters(step_size=0.2, batch_size=50, num_steps=10)
     """
-    positive = {
+    given = {
         "trace": trace,
         "largest_eigenvalue": largest_eigenvalue,
         "damping": damping,
         "constant": constant,
         "num_time_constants": num_time_constants,
     }
-    for name, value in positive.items():
-        if not (value > 0 and math.isfinite(value)):
-            raise ValueError(f"{name} must be positive and finite, got {value}")
+    for name, value in given.items():
+        positive(name, value)
     if trace < 0.99 * largest_eigenvalue:  # both are estimates
         raise ValueError(
             f"trace {trace:g} is below largest_eigenvalue {largest_eigenvalue:g}, impossible for a positive "
@@ -72,8 +75,11 @@ def lissa_hyperparameters(
     )
 
 
-@dataclass(frozen=True)
-class LissaRecipe:
+MOST_STEPS = 100_000  # beyond, an error counts as out of reach
+
+
+@dataclass(frozen=True, repr=False)
+class LissaRecipe(Shown):
     """Measured spectrum and the settings that follow from it.
 
     Attributes:
@@ -87,6 +93,8 @@ class LissaRecipe:
         num_sampled_examples: examples that those touched, summed over vectors: divided by N, what they cost.
         weights: probabilities by which examples are drawn, (N,); None: uniformly.
         certified: whether C is at most `constant` by proof.
+        damping: that the settings are for.
+        problems: why LiSSA with these settings is not to be used, see `out_of_reach`; empty if nothing was found.
     """
 
     settings: LissaHyperparameters
@@ -98,39 +106,107 @@ class LissaRecipe:
     num_sampled_examples: int
     weights: Tensor | None = field(default=None, repr=False, compare=False)
     certified: bool = False
+    damping: float = math.nan
+    problems: tuple[str, ...] = ()
+
+    def steps_for(self, error_rtol: float) -> int:
+        """Return how many steps leave at most this relative error, for any right-hand side of which C holds.
+
+        The mean of n iterates has E‖x - x*‖² of about tr(A⁻¹ Σ A⁻¹) / n <= Δ / (n λ²), Δ = E‖(G_t - G) x‖² <= C tr
+        xᵀGx / |B| by condition C.1. Where xᵀGx is at most λ‖x‖², as of solutions that the damped inverse has
+        flattened, the relative error is at most sqrt(C tr / (|B| λ n)). n is a third of the steps.
+        """
+        if not error_rtol > 0:
+            raise ValueError(f"error_rtol must be positive, got {error_rtol}: it is ‖x - A⁻¹b‖ / ‖x‖")
+        spread = self.constant * self.trace.value / (self.settings.batch_size * self.damping)
+        return max(self.settings.num_steps, math.ceil(3 * spread / error_rtol**2))
+
+    def out_of_reach(self, error_rtol: float, num_examples: int | None) -> tuple[str, ...]:
+        """Return what speaks against running LiSSA to this relative error, in words."""
+        steps, found = self.steps_for(error_rtol), []
+        if steps > MOST_STEPS:
+            found.append(
+                f"an error of {error_rtol:g} may take {steps:,} steps: raise error_rtol or the damping, or use "
+                "ConjugateGradient, whose steps grow with its logarithm"
+            )
+        if num_examples is not None and self.settings.batch_size >= num_examples:
+            found.append(
+                f"a batch of {self.settings.batch_size:,} examples costs as much as all {num_examples:,}: use "
+                "ConjugateGradient"
+            )
+        return tuple(found)
+
+    def summary(self) -> Summary:
+        """Return the settings, what they were computed from, and the cost of measuring it."""
+        own, kind = self.settings, "at most" if self.certified else "measured, a lower bound:"
+        return Summary(
+            "LiSSA:",
+            f"{counted(own.num_steps, 'step')} of {own.step_size:.3g}, batches of {own.batch_size:,}",
+            f"λmax {self.largest_eigenvalue:.3g}, tr {self.trace.value:.3g}, C {kind} {self.constant:.3g}",
+            (counted(self.num_matvecs, "product"), f"{self.num_sampled_matvecs:,} of them of batches"),
+            self.problems,
+        )
 
 
+@can_be_silent
 def measure_recipe(
     operator: LinearOperator,
     damping: float,
     *,
     safety: float = 2.0,
     num_time_constants: float = 4.0,
+    budget: float | None = None,
+    progress: bool = True,
     generator: Seed = None,
 ) -> LissaRecipe:
     """Measure λmax, tr and C of G (without damping) and return |B| = safety · C tr / λmax, and the rest.
 
-    C is measured in four leading eigenvectors, four random directions, and where single examples point: the
-    supremum over all directions is out of reach, hence the safety factor.
+    C is measured in leading eigenvectors, random directions, and where single examples point: the supremum over
+    all directions is out of reach, hence the safety factor. tr cancels in C tr, so it need not be known well.
 
-    Cost: some tens of products with G, and 64 batches for C, of 64 examples, or a sixteenth of the data if that is
-    less.
+    Args:
+        operator: G.
+        damping: added to G before inversion.
+        safety: factor before C.
+        num_time_constants: T in units of 1 / (step size damping).
+        budget: products that measuring C may cost, counted in examples: 16 batches in the leading eigenvector and
+            where one example points. With ten, each example is drawn five times a direction, so that one with
+            much curvature is hardly missed. λmax then takes 20 products at most, and tr eight. None: four
+            eigenvectors to 3 %, four random directions, 64 batches of 64 examples, or of a sixteenth of the data
+            if that is less, and tr to 5 %: some hundred products in all.
+        progress: show bars.
+        generator: of probes and batches.
     """
-    generator = as_generator(generator, operator.device)
+    generator = generator_for(operator, generator)
     _check_undamped(operator, damping)
-    num_leading = min(4, operator.shape[0])
-    leading = top_eigenvalues(operator, num_leading, rtol=0.03, generator=generator)
-    trace = hutchinson_trace(operator, rtol=0.05, generator=generator)
-    probes = draw_probes(operator, 4, generator=generator)
-    # A single example's product with a random vector lies in the span of its gradients; the longest of 64
+    num_leading, num_probes, num_batches, num_pointed = (4, 4, 64, 64) if budget is None else (1, 1, 16, 16)
+    leading = _leading(operator, num_leading, budget, progress=progress, generator=generator)
+    trace = hutchinson_trace(
+        operator,
+        num_matvecs=None if budget is None else 8,
+        rtol=0.05 if budget is None else None,
+        progress=progress,
+        generator=generator,
+    )
+    probes = draw_probes(operator, num_probes, generator=generator)
+    # A single example's product with a random vector lies in the span of its gradients; the longest of them
     # is likely an example that carries much curvature, where C is large if the tails are heavy.
-    pointed = [operator.sample(1, generator) @ probes[:, :1] for _ in range(64)]
+    pointed = [operator.sample(1, generator) @ probes[:, :1] for _ in range(num_pointed)]
     longest = max(pointed, key=lambda product: float(operator.norm(product)))
-    directions = torch.cat([leading.vectors, probes, longest], dim=1)
+    directions = torch.cat([leading.vectors, *([probes] if budget is None else []), longest], dim=1)
     directions = directions[:, operator.norm(directions) > 0]
     batch_size = 64 if operator.num_examples is None else min(64, max(4, operator.num_examples // 16))
+    if budget is not None and operator.num_examples is not None:
+        left = budget * operator.num_examples - num_pointed
+        batch_size = max(1, min(2048, int(left / (num_batches * max(1, directions.shape[1])))))
     constants = measure_constant(
-        operator, directions, trace=trace.value, batch_size=batch_size, generator=generator
+        operator,
+        directions,
+        trace=trace.value,
+        num_batches=num_batches,
+        batch_size=batch_size,
+        progress=progress,
+        generator=generator,
     )
     largest = float(leading.values[0])
     constant = max(1.0, float(constants.max()))
@@ -141,7 +217,7 @@ def measure_recipe(
         constant=safety * constant,
         num_time_constants=num_time_constants,
     )
-    sampled = len(pointed) + 64 * directions.shape[1]
+    sampled = len(pointed) + num_batches * directions.shape[1]
     return LissaRecipe(
         settings,
         trace,
@@ -149,21 +225,34 @@ def measure_recipe(
         constant,
         num_matvecs=leading.num_matvecs + trace.num_matvecs + sampled,
         num_sampled_matvecs=sampled,
-        num_sampled_examples=len(pointed) + 64 * batch_size * directions.shape[1],
+        num_sampled_examples=len(pointed) + num_batches * batch_size * directions.shape[1],
+        damping=damping,
     )
+
+
+def _leading(
+    operator: LinearOperator, k: int, budget: float | None, *, progress: bool, generator: torch.Generator | None
+) -> Eigenvalues:
+    rtol, most = (
+        (0.03, 300) if budget is None else (0.1, 20)
+    )  # a value's error is of the order of the bound's square
+    k = min(k, operator.shape[0])
+    return top_eigenvalues(operator, k, rtol=rtol, max_matvecs=most, progress=progress, generator=generator)
 
 
 def _check_undamped(operator: LinearOperator, damping: float) -> None:
     """Raise a ValueError unless a recipe for operator + damping I can be measured."""
-    if damping <= 0:
-        raise ValueError(f"damping must be positive, got {damping}: LiSSA takes 1 / (step_size damping) steps")
-    if not operator.is_psd or operator.damping != 0:
+    positive("damping", damping, "LiSSA takes 1 / (step_size damping) steps")
+    if operator.damping != 0:
         raise ValueError(
             "the recipe is for a positive semi-definite operator without damping (condition C.1): pass "
             "GaussNewtonOperator(...) itself, and the damping as a number"
         )
+    if not operator.is_psd:
+        raise IndefiniteOperatorError(operator, "is not positive semi-definite, as condition C.1 of the recipe is")
 
 
+@can_be_silent
 def measure_constant(
     operator: LinearOperator,
     directions: Tensor,
@@ -171,16 +260,17 @@ def measure_constant(
     trace: float,
     num_batches: int = 64,
     batch_size: int = 64,
+    progress: bool = True,
     generator: Seed = None,
 ) -> Tensor:
     """Return [E‖G_i v‖² - ‖G v‖²] / (tr(G) vᵀGv), the C of condition C.1, for each direction v, (P, K) -> (K,).
 
     The numerator is batch_size times the variance of G_t v over independent batches. No full product.
     """
-    generator = as_generator(generator, operator.device)
+    generator = generator_for(operator, generator)
     sums = torch.zeros_like(directions)
     squares = forms = torch.zeros(directions.shape[1], dtype=torch.float64, device=directions.device)
-    for _ in range(num_batches):
+    for _ in progress_bar("C of condition C.1", range(num_batches), progress=progress):
         products = checked_product(operator.sample(batch_size, generator), directions)
         sums = sums + products
         squares = squares + operator.inner(products, products).double()
@@ -190,12 +280,15 @@ def measure_constant(
     return (variances / (trace * forms / num_batches)).cpu()
 
 
+@can_be_silent
 def measure_importance_recipe(
     operator: LinearOperator,
     damping: float,
     *,
     safety: float = 2.0,
     num_time_constants: float = 4.0,
+    budget: float | None = None,
+    progress: bool = True,
     generator: Seed = None,
 ) -> LissaRecipe:
     """Measure λmax and all tr(G_i) of G (without damping) and return |B| = safety · C tr / λmax, and the rest.
@@ -210,21 +303,29 @@ def measure_importance_recipe(
         damping: added to G before inversion.
         safety: factor before C.
         num_time_constants: T in units of 1 / (step size damping).
+        budget: of measuring C, where that is needed, and of λmax: see `measure_recipe`.
+        progress: show bars.
         generator: of probes and estimated traces.
 
     Cost: some products for λmax, and (1 + C) / 5 products for the traces of C outputs.
     """
-    generator = as_generator(generator, operator.device)
+    generator = generator_for(operator, generator)
     _check_undamped(operator, damping)
     found = example_importance(operator, generator=generator)
     if found.constant is None:
         weighted = ImportanceOperator(operator, found.probabilities)  # type: ignore[arg-type]  # it has traces
         recipe = measure_recipe(
-            weighted, damping, safety=safety, num_time_constants=num_time_constants, generator=generator
+            weighted,
+            damping,
+            safety=safety,
+            num_time_constants=num_time_constants,
+            budget=budget,
+            progress=progress,
+            generator=generator,
         )
         num_matvecs = recipe.num_matvecs + found.num_matvecs
         return dataclasses.replace(recipe, weights=found.probabilities, num_matvecs=num_matvecs)
-    leading = top_eigenvalues(operator, 1, rtol=0.03, generator=generator)
+    leading = _leading(operator, 1, budget, progress=progress, generator=generator)
     trace, largest = float(found.traces.mean()), float(leading.values[0])
     settings = lissa_hyperparameters(
         trace=max(trace, largest),
@@ -243,4 +344,5 @@ def measure_importance_recipe(
         num_sampled_examples=0,
         weights=found.probabilities,
         certified=True,
+        damping=damping,
     )

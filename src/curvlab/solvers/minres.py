@@ -17,6 +17,7 @@ from curvlab.solvers.solver import (
     check_right_hand_side,
     check_stopping,
     depends_on,
+    expected_steps,
     step_limit,
 )
 
@@ -109,6 +110,9 @@ class _Recurrence:
         self.solver, self.operator, self.b = solver, operator, b
         self.columns = b[:, None] if b.ndim == 1 else b
         self.limit = step_limit(solver.max_steps, operator)
+
+    def expected_steps(self, state: MinimumResidualState) -> float | None:
+        return expected_steps(state.history, self.solver.rtol)
 
     def depends_on(self) -> Mapping[str, Any]:
         return depends_on(self.solver, self.operator, self.b)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from curvlab.linalg import LinearOperator
-from curvlab.shown import Shown, Summary, counted
+from curvlab.shown import Shown, Summary, counted, new_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -30,6 +30,7 @@ class Solution(Shown):
             those of the recurrence, of Chebyshev computed from x, of TrainingFilter of the flow at its end, nan at
             steps where it did not look. Of Lissa ‖b - A_t u‖ / ‖b‖ on each step's own batch, at the u before it:
             nobody pays for the residual of the full data at each step, and the batch's noise is in it.
+        method: what solved it, in words, from conjugate gradients: whether a preconditioner was taken, and which.
     """
 
     x: Tensor
@@ -38,6 +39,7 @@ class Solution(Shown):
     num_matvecs: int
     error: Tensor | None = None
     history: Tensor | None = None
+    method: str = ""
 
     def summary(self) -> Summary:
         """Return the largest residual, sizes, cost, and that the tolerance was missed."""
@@ -49,6 +51,8 @@ class Solution(Shown):
             cost.append(counted(len(self.history), "step"))
         if self.error is not None and self.error.numel():
             cost.append(f"estimated relative error {float(self.error.max()):.2g}")
+        if self.method:
+            cost.append(f"by {self.method}")
         missed = "not converged: allow more steps, raise the damping, or read x with that residual in mind"
         return Summary(
             "solution of A x = b: relative residual",
@@ -73,9 +77,7 @@ class Solution(Shown):
                 "ConjugateGradient"
             )
         if ax is None:
-            from matplotlib import pyplot as plt  # only who draws waits for it
-
-            ax = plt.figure().add_subplot()
+            ax = new_figure().add_subplot()
         numbers = torch.arange(1, len(self.history) + 1)
         for column, (line, end) in enumerate(zip(self.history.T, self.residual.reshape(-1), strict=True)):
             seen = line.isfinite()

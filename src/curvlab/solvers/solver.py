@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -10,8 +11,9 @@ from typing import Any, Protocol, TypeVar
 import torch
 from torch import Tensor
 
+from curvlab.arguments import real
 from curvlab.iterate import Checkpoint, Method, State, iterate
-from curvlab.linalg import LinearOperator, describe
+from curvlab.linalg import LinearOperator, checked_operator, describe
 from curvlab.seeding import Seed
 from curvlab.solvers.solution import Solution
 
@@ -62,6 +64,20 @@ class IterativeSolver:
         )
 
 
+def expected_steps(history: Sequence[Tensor], rtol: float) -> float | None:
+    """Return after how many steps the worst residual meets `rtol` if it falls on as before; None: it does not.
+
+    For a forecast of the time, no more: conjugate gradients do not fall evenly.
+    """
+    if len(history) < 3:
+        return None
+    first, last = float(history[0].max()), float(history[-1].max())
+    if not 0 < last < first:
+        return None
+    rate = math.log(first / last) / (len(history) - 1)
+    return len(history) + max(0.0, math.log(last / rtol)) / rate
+
+
 class Preconditioner(Protocol):
     """A recipe; solvers follow it at each solve and count what it costs."""
 
@@ -82,14 +98,16 @@ def build_preconditioner(
     return preconditioner.build(operator, generator=generator)
 
 
+def in_words(method: str, inverse: LinearOperator | None) -> str:
+    """Return what a Solution says of how it was found."""
+    return method if inverse is None else f"{method}, preconditioned by {inverse}"
+
+
 class IndefiniteOperatorError(ValueError):
     """The operator is not, or not known to be, positive definite."""
 
     def __init__(self, operator: LinearOperator, reason: str) -> None:
-        super().__init__(
-            f"{describe(operator)} {reason}. Use GaussNewtonOperator, or add damping larger than |lambda_min|: "
-            "op + damping * identity (curvlab.spectrum.top_eigenvalues(-op) measures -lambda_min)."
-        )
+        super().__init__(f"{describe(operator)} {reason}. {operator.way_out}")
 
 
 def refuse_preconditioner(preconditioner: LinearOperator, what: str) -> None:
@@ -102,7 +120,7 @@ def refuse_preconditioner(preconditioner: LinearOperator, what: str) -> None:
 
 def check_stopping(rtol: float, max_steps: int | None) -> None:
     """Refuse a relative residual or a number of steps that no iteration could end at."""
-    if not 0 < rtol < 1:
+    if not 0 < real("rtol", rtol) < 1:
         raise ValueError(f"rtol must be between 0 and 1, got {rtol}: it is ‖b - A x‖ / ‖b‖")
     if max_steps is not None and max_steps < 1:
         raise ValueError(f"max_steps must be at least 1, got {max_steps}")
@@ -115,7 +133,7 @@ def step_limit(max_steps: int | None, operator: LinearOperator) -> int:
 
 def check_right_hand_side(operator: LinearOperator, b: Tensor) -> Tensor:
     """Return b as (P, K), or raise a ValueError for a wrong length, dtype or device, or for NaN and inf."""
-    operator.check_vectors(b)
+    checked_operator(operator).check_vectors(b)
     check_finite(b, "the right-hand side")
     return b[:, None] if b.ndim == 1 else b
 

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from curvlab.iterate import Checkpoint, iterate
-from curvlab.linalg import LinearOperator, checked_product, draw_probes, orthonormalise
-from curvlab.seeding import Seed, as_generator
+from curvlab.linalg import LinearOperator, checked_product, draw_probes, generator_for, orthonormalise
+from curvlab.seeding import Seed
 from curvlab.spectrum.trace import Estimate
 
 _CHUNK = 32  # columns of a product between two looks at the clock; operators on data take no more at once anyway
@@ -118,7 +118,7 @@ def hutchpp_trace(
 
     Cost: num_matvecs products; memory of num_matvecs vectors.
     """
-    generator = as_generator(generator, operator.device)
+    generator = generator_for(operator, generator)
     if num_matvecs < 6:
         raise ValueError(f"num_matvecs must be at least 6, two for each of three parts, got {num_matvecs}")
 
@@ -166,7 +166,7 @@ def xtrace(
 
     Cost: num_matvecs products; memory of 1.5 num_matvecs vectors.
     """
-    generator = as_generator(generator, operator.device)
+    generator = generator_for(operator, generator)
     if num_matvecs < 6:
         raise ValueError(f"num_matvecs must be at least 6, three test vectors and three of Q, got {num_matvecs}")
 

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from curvlab.iterate import Checkpoint, iterate
-from curvlab.linalg import LinearOperator
-from curvlab.seeding import Seed, as_generator
+from curvlab.linalg import LinearOperator, generator_for
+from curvlab.seeding import Seed
 from curvlab.shown import Shown, Summary, counted
 from curvlab.spectrum.eigenvalues import BlockLanczos
 
@@ -80,7 +80,7 @@ def spectral_density(
 
     Cost: num_probes · num_steps products; memory of num_steps vectors.
     """
-    generator = as_generator(generator, operator.device)
+    generator = generator_for(operator, generator)
     if num_probes < 1 or num_steps < 1 or num_points < 2:
         raise ValueError(
             f"need num_probes, num_steps >= 1 and num_points >= 2, got {num_probes}, {num_steps}, {num_points}"

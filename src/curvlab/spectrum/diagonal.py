@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from curvlab.iterate import Checkpoint, iterate
-from curvlab.linalg import LinearOperator, checked_product, draw_probes
-from curvlab.seeding import Seed, as_generator
+from curvlab.linalg import LinearOperator, checked_product, draw_probes, generator_for
+from curvlab.seeding import Seed
 from curvlab.shown import Shown, Summary, counted
 
 
@@ -135,7 +135,7 @@ def hutchinson_diagonal(
     >>> hutchinson_diagonal(DenseOperator(torch.diag(torch.arange(4.0))), num_matvecs=2).values
     tensor([0., 1., 2., 3.])
     """
-    generator = as_generator(generator, operator.device)
+    generator = generator_for(operator, generator)
     if num_matvecs < 1 or chunk_size < 1:
         raise ValueError(f"need num_matvecs >= 1 and chunk_size >= 1, got {num_matvecs} and {chunk_size}")
     work = _Probes(operator, num_matvecs, chunk_size, generator)

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from curvlab.iterate import Checkpoint, iterate
-from curvlab.linalg import LinearOperator, checked_product, orthonormalise
+from curvlab.linalg import LinearOperator, checked_product, generator_for, orthonormalise
 from curvlab.problem.memory import share_of_free
-from curvlab.seeding import Seed, as_generator
+from curvlab.seeding import Seed
 from curvlab.shown import Shown, Summary, counted, first_values
 
 _BESIDE = 6  # blocks that a step holds beside the basis: two of a product, the pending one, orthogonalisation
@@ -89,7 +89,7 @@ def top_eigenvalues(
     >>> top_eigenvalues(matrix, 2, generator=torch.Generator().manual_seed(0)).values
     tensor([5.0000, 4.0000], dtype=torch.float64)
     """
-    generator = as_generator(generator, operator.device)
+    generator = generator_for(operator, generator)
     if not 1 <= k <= operator.shape[0]:
         raise ValueError(f"k must be between 1 and the size of the operator, {operator.shape[0]}, got {k}")
     if max_matvecs < k:

@@ -10,9 +10,9 @@ from typing import Any
 from torch import Tensor
 
 from curvlab.iterate import Checkpoint, iterate
-from curvlab.linalg import LinearOperator, checked_product
+from curvlab.linalg import LinearOperator, checked_product, generator_for
 from curvlab.linalg.vectors import Distribution
-from curvlab.seeding import Seed, as_generator
+from curvlab.seeding import Seed
 from curvlab.spectrum.trace import Estimate, Forms, FormsState
 
 
@@ -52,7 +52,7 @@ def frobenius_norm(
     >>> frobenius_norm(DenseOperator(torch.diag(torch.tensor([3.0, 4.0]))), num_matvecs=2).value
     5.0
     """
-    generator = as_generator(generator, operator.device)
+    generator = generator_for(operator, generator)
     per_probe = 1 if batch_size is None else 2
     if num_matvecs < per_probe or chunk_size < 1:
         raise ValueError(

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from curvlab.iterate import Checkpoint, iterate
-from curvlab.linalg import LinearOperator, checked_product
-from curvlab.seeding import Seed, as_generator
+from curvlab.linalg import LinearOperator, checked_product, generator_for
+from curvlab.seeding import Seed
 from curvlab.shown import Shown, Summary, counted, first_values
 from curvlab.spectrum.eigenvalues import vectors_that_fit
 
@@ -95,7 +95,7 @@ def sketch_eigenvalues(
     Cost: d (or L d) products, and d/chunk_size times the drawing of Φ; memory of 6 chunk_size vectors. Row by row,
     the drawing of Φ d/(2 g) times (d L/g); memory of 2 g + 3 vectors, 5 at least.
     """
-    generator = as_generator(generator, operator.device)
+    generator = generator_for(operator, generator)
     sizes = list(tensor_sizes) if tensor_sizes is not None else [operator.shape[0]]
     if sum(sizes) != operator.shape[0] or min(sizes) < 1:
         raise ValueError(

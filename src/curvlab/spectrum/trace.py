@@ -13,9 +13,9 @@ from torch import Tensor
 
 from curvlab.curvature.examples import quadratic_forms
 from curvlab.iterate import Checkpoint, iterate
-from curvlab.linalg import LinearOperator, checked_product, draw_probes
+from curvlab.linalg import LinearOperator, checked_product, draw_probes, generator_for
 from curvlab.linalg.vectors import Distribution
-from curvlab.seeding import Seed, as_generator
+from curvlab.seeding import Seed
 from curvlab.shown import Shown, Summary, counted
 
 
@@ -154,7 +154,7 @@ def hutchinson_trace(
     estimate 10 ± 0 (standard error over independent probes)
       3 products
     """
-    generator = as_generator(generator, operator.device)
+    generator = generator_for(operator, generator)
     if num_matvecs is None and rtol is None:
         raise ValueError("say how much work to do: num_matvecs=100, or rtol=0.01 (relative standard error)")
     if rtol is not None and rtol <= 0:
@@ -212,7 +212,7 @@ def mean_eigenvalue(
     Cost: a quadratic form takes half the time of the product that `hutchinson_trace` needs, and no memory for a
     backward pass; `num_matvecs` counts quadratic forms, whether of a batch or of all data.
     """
-    generator = as_generator(generator, operator.device)
+    generator = generator_for(operator, generator)
     if num_probes < 1 or chunk_size < 1:
         raise ValueError(f"need num_probes >= 1 and chunk_size >= 1, got {num_probes} and {chunk_size}")
 

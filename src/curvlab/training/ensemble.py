@@ -18,7 +18,7 @@ from curvlab.linalg import flatten, unflatten
 from curvlab.problem import Batches, Data, Loss, ModelFunction, Pairs, output_loss
 from curvlab.problem.batch import Batch, Inputs, is_pair, num_examples
 from curvlab.problem.memory import Memory
-from curvlab.problem.model_function import plain_attention
+from curvlab.problem.model_function import checked_model, forward_arguments, logits_of, plain_attention
 from curvlab.problem.problem import checked_weights
 from curvlab.training.descent import DescentState, Ensemble, EnsembleGradient, EnsembleOptimizer, descend
 from curvlab.training.schedules import BatchOrder, Schedule, ScheduleName, shuffled_batches
@@ -63,7 +63,7 @@ class EnsembleLosses:
         batch_size: int = 1024,
         example_weights: Tensor | None = None,
     ) -> None:
-        self.model = copy.deepcopy(model).eval()
+        self.model = copy.deepcopy(checked_model(model)).eval()
         self.function = ModelFunction(self.model)
         if self.function.dtype not in (torch.float32, torch.float64):
             raise ValueError(
@@ -310,11 +310,7 @@ def _forward(model: nn.Module, function: ModelFunction) -> Callable[[Sequence[Te
     # ModelFunction checks at every call that the model is deterministic; it did so in the pass over the data.
     def forward(values: Sequence[Tensor], inputs: Inputs) -> Tensor:
         replaced = dict(zip(names, values, strict=True))
-        if isinstance(inputs, Tensor):
-            outputs: Any = functional_call(model, replaced, (inputs,))
-        else:
-            outputs = functional_call(model, replaced, (), dict(inputs))
-        return outputs if isinstance(outputs, Tensor) else outputs.logits
+        return logits_of(functional_call(model, replaced, *forward_arguments(model, inputs)))
 
     return forward
 

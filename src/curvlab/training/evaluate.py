@@ -10,6 +10,8 @@ from torch import Tensor, nn
 from curvlab.problem import Pairs, output_loss
 from curvlab.problem.closed_forms import has_two_readings
 from curvlab.problem.memory import with_halving
+from curvlab.problem.model_function import checked_model
+from curvlab.progress import can_be_silent, progress_bar
 from curvlab.training.own_batches import OwnBatches, TrainingData, num_examples, readable, select
 from curvlab.training.steps import Loss, MeanLoss, eval_mode, model_outputs
 
@@ -32,7 +34,10 @@ class Evaluation:
     num_predictions: int
 
 
-def evaluate(model: nn.Module, loss: Loss, data: TrainingData, *, batch_size: int = 512) -> Evaluation:
+@can_be_silent
+def evaluate(
+    model: nn.Module, loss: Loss, data: TrainingData, *, batch_size: int = 512, progress: bool = True
+) -> Evaluation:
     """Return loss and accuracy of `model` on `data`. Cost: one forward pass over the data.
 
     A prediction is the largest output for integer targets, (B,) or (B, T), of which ignored ones do not count, and
@@ -43,13 +48,14 @@ def evaluate(model: nn.Module, loss: Loss, data: TrainingData, *, batch_size: in
         loss: mean over the batch.
         data: as for `train`.
         batch_size: in examples; half as many whenever memory runs out, with a MemoryWarning.
+        progress: show a bar.
     """
     reduction = getattr(loss, "reduction", "mean")
     if reduction != "mean":
         raise ValueError(f"evaluate needs a loss with reduction='mean', got '{reduction}'")
     if batch_size < 1:
         raise ValueError(f"batch_size must be at least 1, got {batch_size}")
-    examples = readable(model, data)
+    examples = readable(checked_model(model), data)
     size = num_examples(examples)
     return with_halving(lambda at_once: _evaluated(model, loss, examples, at_once, size), min(batch_size, size))
 
@@ -59,11 +65,11 @@ def _evaluated(
 ) -> Evaluation:
     known = output_loss(loss)
     first = next(model.parameters(), None)
-    device = torch.device("cpu") if first is None else first.device
+    like = torch.zeros(()) if first is None else first
     total, count, correct, num_predictions = 0.0, 0.0, 0, 0
     with eval_mode(model), torch.no_grad():
-        for chosen in torch.arange(size).split(batch_size):
-            inputs, targets = select(examples, chosen, device)
+        for chosen in progress_bar("evaluation", torch.arange(size).split(batch_size)):
+            inputs, targets = select(examples, chosen, like)
             outputs = model_outputs(model, inputs)
             counted = known.count(targets) if known.token_wise else len(chosen)
             if counted:  # else every target is ignored

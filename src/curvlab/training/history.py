@@ -138,6 +138,8 @@ class TrainingRun(Shown):
     def of(cls, run: TrainingHistory | TrainingRun) -> TrainingRun:
         """Return the run that a history has recorded, or the run itself."""
         found = run.run if isinstance(run, TrainingHistory) else run
+        if not isinstance(found, cls | None):
+            raise TypeError(f"run is what train(..., record=True) returned, got {type(run).__name__}")
         if found is None:
             raise ValueError(
                 "the history has no record of the run's start and batches: train with train(..., record=True)"
@@ -254,6 +256,8 @@ class RunLength:
             return run
         if isinstance(run, TrainingRun):
             return run.length()
+        if not isinstance(run, TrainingHistory):
+            raise TypeError(f"run is what train(...) returned, or a RunLength, got {type(run).__name__}")
         if run.momentum is None:
             raise ValueError(
                 "the history is not of SGD (it has no momentum), so its learning rates are no distances along the "

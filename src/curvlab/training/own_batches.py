@@ -7,10 +7,11 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from curvlab.problem import Batches, Data, ModelFunction, Pairs, stack
 from curvlab.problem.batch import Batch, is_pair
+from curvlab.problem.data import holds_examples
 from curvlab.training.steps import eval_mode
 
 
@@ -24,10 +25,11 @@ class OwnBatches:
         data: as of the curvature operators; the batches of a loader are not its own, only its collator is used.
     """
 
-    def __init__(self, model: nn.Module, data: Data) -> None:
+    def __init__(self, model: nn.Module, data: Data, name: str = "data") -> None:
         self._model = model
         with eval_mode(model):
-            self._batches = Batches.of(ModelFunction(model), data, batch_size=1).in_fixed_order()
+            function = ModelFunction(model)
+            self._batches = Batches.of(function, data, batch_size=1, name=name).in_fixed_order()
         self._size = self._batches.num_examples
 
     def __len__(self) -> int:
@@ -54,20 +56,26 @@ class OwnBatches:
 TrainingData: TypeAlias = Pairs | Data
 
 
-def readable(model: nn.Module, data: TrainingData) -> Pairs | OwnBatches:
-    """Return pairs as they are, whatever they hold, and all else as `OwnBatches`."""
-    return OwnBatches(model, data) if _needs_reading(data) else data  # type: ignore[return-value]
+def readable(model: nn.Module, data: TrainingData, name: str = "data") -> Pairs | OwnBatches:
+    """Return pairs as they are, whatever they hold, and all else as `OwnBatches`; `name` is for error messages."""
+    if not isinstance(data, OwnBatches) and _needs_reading(data):
+        return OwnBatches(model, data, name)
+    num_examples(data, name)  # type: ignore[arg-type]
+    return data  # type: ignore[return-value]
 
 
-def select(data: Pairs | OwnBatches, indices: Tensor, device: torch.device) -> Batch:
-    """Return the examples `indices` (repeats allowed) as a batch on a device."""
+def select(data: Pairs | OwnBatches, indices: Tensor, like: Tensor) -> Batch:
+    """Return the examples `indices` (repeats allowed) as a batch, on the device and in the dtype of `like`."""
     if isinstance(data, OwnBatches):
         return data.select(indices)
-    inputs, targets = (tensor.to(device) for tensor in stack(data, indices))
+    inputs, targets = (
+        tensor.to(like.device, like.dtype if tensor.is_floating_point() else None)
+        for tensor in stack(data, indices)
+    )
     return inputs, targets
 
 
-def num_examples(data: Pairs | OwnBatches) -> int:
+def num_examples(data: Pairs | OwnBatches, name: str = "data") -> int:
     """Return the number of examples, or raise a ValueError when there are none."""
     if isinstance(data, tuple):
         inputs, targets = data
@@ -77,16 +85,21 @@ def num_examples(data: Pairs | OwnBatches) -> int:
     else:
         size = len(data)  # type: ignore[arg-type]
     if size == 0:
-        raise ValueError("the data set is empty: at least one example is needed")
+        raise ValueError(f"{name} is empty: at least one example is needed")
     return size
 
 
 def _needs_reading(data: Any) -> bool:
-    if isinstance(data, DataLoader | Mapping):
+    """Return whether data is anything but pairs of a tensor and a target, which any batch can be made of."""
+    tensors = data.tensors if isinstance(data, TensorDataset) else data
+    if is_pair(tensors):
+        return isinstance(tensors[0], Mapping)
+    examples = hasattr(data, "__getitem__") and hasattr(data, "__len__")
+    if not examples or isinstance(data, TensorDataset | DataLoader | IterableDataset | Mapping | Tensor | str):
         return True
-    if isinstance(data, tuple | TensorDataset):
-        return isinstance(data, tuple) and is_pair(data) and isinstance(data[0], Mapping)
-    if not hasattr(data, "__getitem__") or len(data) == 0:
+    if isinstance(data, list | tuple):
+        return not holds_examples(data) or not isinstance(data[0], tuple | list) or isinstance(data[0][0], Mapping)
+    if len(data) == 0:
         return False
     with torch.random.fork_rng(devices=[]):  # augmentation may draw: the training's own numbers stay as they are
         first = data[0]

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from curvlab.linalg import flatten, unflatten
 from curvlab.problem import ModelFunction
 from curvlab.problem.batch import Inputs
+from curvlab.problem.model_function import checked_model
 from curvlab.training.history import State, TrainingRun
 from curvlab.training.own_batches import TrainingData, num_examples, readable, select
 from curvlab.training.steps import Loss, MeanLoss, differs_in_training
@@ -67,13 +68,14 @@ class Replay:
                 f"{different} differs in training and in evaluation, so the run cannot be walked through again: "
                 "train the model without it"
             )
-        self.run, self._data, self._loss = run, readable(model, train_data), MeanLoss(loss)
+        self._data = readable(checked_model(model), train_data, "train_data")
+        self.run, self._loss = run, MeanLoss(loss)
         self.function = ModelFunction(copy.deepcopy(model).eval())
         self.num_examples = num_examples(self._data)
         self.peak_states = 0
-        self._check()
+        self._check(model)
 
-    def _check(self) -> None:
+    def _check(self, model: nn.Module) -> None:
         run, size = self.run, self.function.num_parameters
         if run.start.shape != (size,):
             raise ValueError(
@@ -91,6 +93,22 @@ class Replay:
                 f"the run's batches name example {largest}, but there are {self.num_examples}: pass the data that "
                 "the model was trained on"
             )
+        self._check_training_mode(model)
+
+    def _check_training_mode(self, model: nn.Module) -> None:
+        """Refuse dropout that no module shows, as transformers have it. Cost: a forward of one example."""
+        inputs, _ = select(self._data, self.run.batches[0][:1], self.run.start.to(self.function.device))
+        training = ModelFunction(copy.deepcopy(model).train())
+        try:
+            with torch.no_grad():
+                training(training.parameters, inputs)
+        except ValueError as error:
+            if "train mode" not in str(error):
+                raise
+            raise ValueError(
+                f"{type(model).__name__} draws random numbers in training, so the run cannot be walked through "
+                "again: train the model without dropout (Hugging Face: the dropouts of its config at 0)"
+            ) from error
 
     def first_state(self) -> State:
         """Return θ_0 and the optimizer's vectors, 0."""
@@ -134,7 +152,7 @@ class Replay:
     def step(self, number: int, state: State) -> ReplayedStep:
         """Return step `number` with its batch on the model's device."""
         indices = self.run.batches[number]
-        inputs, targets = select(self._data, indices, self.function.device)
+        inputs, targets = select(self._data, indices, state[0])
         weights = (
             torch.ones(len(indices)) if self.run.example_weights is None else self.run.example_weights[indices]
         )

@@ -16,6 +16,7 @@ from torch.nn.modules.dropout import _DropoutNd
 from curvlab.problem import FunctionLoss, output_loss
 from curvlab.problem.batch import Inputs
 from curvlab.problem.closed_forms import refuse_two_readings
+from curvlab.problem.model_function import explained, forward_arguments, logits_of
 from curvlab.problem.own_losses import LossFunction
 from curvlab.seeding import generator_of
 
@@ -40,6 +41,8 @@ class MeanLoss:
     """
 
     def __init__(self, loss: Loss) -> None:
+        if isinstance(loss, type) or not callable(loss):
+            output_loss(loss)  # says what to pass
         self.loss = loss
 
     def __call__(self, outputs: Tensor, targets: Tensor, weights: Tensor | None = None) -> Tensor:
@@ -49,8 +52,20 @@ class MeanLoss:
         sequences = outputs.ndim > 2 and not targets.is_floating_point() and outputs.shape[:-1] == targets.shape
         if sequences and isinstance(self.loss, nn.CrossEntropyLoss):
             refuse_two_readings(outputs, targets)
-            return self.loss(outputs.flatten(0, -2), targets.flatten())
-        return self.loss(outputs, targets)
+            outputs, targets = outputs.flatten(0, -2), targets.flatten()
+        try:
+            value: Tensor = self.loss(outputs, targets)
+        except (RuntimeError, IndexError, ValueError):
+            output_loss(self.loss).check(outputs, targets)  # says what does not fit
+            raise
+        if isinstance(self.loss, nn.MSELoss) and outputs.shape != targets.shape:  # which PyTorch broadcasts
+            output_loss(self.loss).check(outputs, targets)
+        if value.ndim:
+            raise ValueError(
+                f"the loss returns shape {tuple(value.shape)} for a batch: return one number, the mean over its "
+                "examples (reduction='mean')"
+            )
+        return value
 
     def per_example(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return l_i, (B,), whose mean is L_B without weights."""
@@ -94,9 +109,9 @@ def sampled_label_loss(
 # ------------------------------------------------------------------------------------- the model
 def model_outputs(model: nn.Module, inputs: Inputs) -> Tensor:
     """Return what the model computes: a tensor, or the `.logits` of a Hugging Face model's record."""
-    outputs = model(inputs) if isinstance(inputs, Tensor) else model(**inputs)
-    logits: Tensor = outputs if isinstance(outputs, Tensor) else outputs.logits
-    return logits
+    positional, named = forward_arguments(model, inputs)
+    with explained(model, inputs):
+        return logits_of(model(*positional, **named))
 
 
 def differs_in_training(model: nn.Module) -> str | None:
@@ -251,7 +266,10 @@ def _see_sampled_labels(learner: Learner, outputs: Tensor, batch: TrainingBatch,
             f"{type(learner.optimizer).__name__}: use gradient_step for it"
         )
     if not isinstance(learner.loss.loss, nn.Module):
-        raise TypeError("curvature_step draws labels from the loss's distribution: pass it as an nn.Module")
+        raise TypeError(
+            "curvature_step draws labels from the loss's distribution, which a function does not say: pass "
+            "nn.CrossEntropyLoss(), nn.MSELoss() or nn.BCEWithLogitsLoss(), or take an optimizer such as NGD"
+        )
     learner.optimizer.zero_grad()
     if not bool(outputs.isfinite().all()):
         return

@@ -12,9 +12,12 @@ from typing import Any, Literal, TypeAlias
 import torch
 from torch import Tensor, nn
 
+from curvlab.arguments import positive, real, whole
 from curvlab.iterate import Checkpoint, iterate
 from curvlab.linalg import flatten
 from curvlab.problem import Pairs
+from curvlab.problem.model_function import checked_model
+from curvlab.problem.problem import checked_weights
 from curvlab.seeding import generator_of, seeded_by
 from curvlab.training.evaluate import evaluate
 from curvlab.training.history import TrainingHistory, TrainingRun, UpdateRule, rule_of
@@ -108,13 +111,10 @@ def train(
         TrainingDivergedError: the loss of a batch was not finite; the model is not usable then.
         ValueError: a setting is out of range, or nothing is there to train; or the checkpoint is of other work.
     """
-    data = readable(model, train_data)
+    data = readable(checked_model(model), train_data, "train_data")
     size = num_examples(data)
     _check(num_epochs, num_steps, batch_size, given=batches is not None)
-    if example_weights is not None and example_weights.shape != (size,):
-        raise ValueError(
-            f"example_weights have shape {tuple(example_weights.shape)}, but there are {size} examples"
-        )
+    example_weights = None if example_weights is None else checked_weights(example_weights, size)
     if keep == "best" and validation is None:
         raise ValueError("keep='best' needs a validation set to choose by")
     factors = named_schedule(schedule)
@@ -122,6 +122,8 @@ def train(
     if not parameters:
         raise ValueError("the model has no parameter that requires gradients: freeze fewer of them")
     stepper = _optimizer(optimizer, parameters, lr=lr, momentum=momentum, weight_decay=weight_decay)
+    if not {id(p) for group in stepper.param_groups for p in group["params"]} & set(map(id, parameters)):
+        raise ValueError("the optimizer holds none of the model's parameters: make it of model.parameters()")
     by_closure = isinstance(stepper, torch.optim.LBFGS)
     if optimizer == "lbfgs" and batches is None and batch_size < size:
         raise ValueError(f"lbfgs needs full batches: batch_size is {batch_size}, there are {size} examples")
@@ -294,7 +296,7 @@ class _Training:
             for group, rate in zip(learner.optimizer.param_groups, self.rates, strict=True):
                 group["lr"] = rate * factor
         before = flatten(learner.parameters).detach().clone() if self.measure_updates else None
-        inputs, targets = select(self.data, indices, self.device)
+        inputs, targets = select(self.data, indices, learner.parameters[0])
         weights = None if self.example_weights is None else self.example_weights[indices].to(self.device)
         info = self.take_step(learner, TrainingBatch(inputs, targets, weights))
         if not math.isfinite(info.loss):
@@ -382,9 +384,9 @@ def _check(num_epochs: int | None, num_steps: int | None, batch_size: int, *, gi
         raise ValueError(f"give num_epochs or num_steps, not both (got {num_epochs} and {num_steps})")
     if num_epochs is None and num_steps is None and not given:
         raise ValueError("say how long to train: num_epochs or num_steps")
-    name, count = ("num_epochs", num_epochs) if num_steps is None else ("num_steps", num_steps)
-    if (count is not None and count < 1) or batch_size < 1:
-        raise ValueError(f"{name} and batch_size must be at least 1, got {count} and {batch_size}")
+    for name, count in (("num_epochs", num_epochs), ("num_steps", num_steps), ("batch_size", batch_size)):
+        if count is not None:
+            whole(name, count)
 
 
 def _optimizer(
@@ -398,14 +400,24 @@ def _optimizer(
     if isinstance(optimizer, torch.optim.Optimizer):
         if lr is not None:
             raise ValueError("the optimizer has its own learning rate: leave lr out")
-    elif lr is None or not lr > 0:
-        raise ValueError(f"lr must be positive, got {lr}")
+    else:
+        lr = positive("lr", lr)
+        if not 0 <= real("momentum", momentum) < 1 or not 0 <= real("weight_decay", weight_decay) < math.inf:
+            raise ValueError(
+                f"momentum lies from 0 to 1 and weight_decay is not negative, got {momentum} and {weight_decay}"
+            )
     if not isinstance(optimizer, str) and weight_decay:
         raise ValueError("weight_decay is for optimizers by name: set it in the optimizer that you pass")
     if isinstance(optimizer, torch.optim.Optimizer):
         return optimizer
     if callable(optimizer):
-        return optimizer(parameters, lr=lr)
+        try:
+            return optimizer(parameters, lr=lr)
+        except TypeError as error:
+            raise TypeError(
+                f"the optimizer is called with (parameters, lr=lr), which does not do ({error}): give it its "
+                "other settings by functools.partial(Ginger, rank=4, ...)"
+            ) from error
     known: dict[str, OptimizerFactory] = {
         "sgd": partial(torch.optim.SGD, momentum=momentum, weight_decay=weight_decay),
         "adam": partial(torch.optim.Adam, weight_decay=weight_decay),
@@ -424,5 +436,5 @@ def _validate(
 ) -> Callable[[nn.Module], float] | None:
     if validation is None or callable(validation):
         return validation
-    read = readable(model, validation)
+    read = readable(model, validation, "validation")
     return lambda model: evaluate(model, loss, read).loss  # type: ignore[arg-type]

@@ -4,7 +4,8 @@ Of single points up-weighted by ε, however small (`ProximalBregmanObjective`, `
 groups left out (`LeftOut`), from retraining to influence, with the gaps between them.
 """
 
-from curvlab.influence.retraining.gaps import GAPS, Gap, output_gaps
+from curvlab.influence.retraining.explain import GapExplanation, explain_gap
+from curvlab.influence.retraining.gaps import GAPS, LABELS, Gap, output_gaps
 from curvlab.influence.retraining.minimise import (
     FullBatchLBFGS,
     Objective,
@@ -23,6 +24,7 @@ from curvlab.influence.retraining.objective import (
 )
 from curvlab.influence.retraining.points import ProximalBregmanObjective
 from curvlab.influence.retraining.responses import (
+    RETRAINED,
     cold_optimum,
     curvature_operator,
     influence_estimate,
@@ -37,10 +39,13 @@ from curvlab.influence.retraining.responses import (
 
 __all__ = [
     "GAPS",
+    "LABELS",
     "MAX_WHOLE_GROUP",
+    "RETRAINED",
     "DownweightedCost",
     "FullBatchLBFGS",
     "Gap",
+    "GapExplanation",
     "LeftOut",
     "LinearisedProximalBregmanCost",
     "Objective",
@@ -53,6 +58,7 @@ __all__ = [
     "SharedBatches",
     "cold_optimum",
     "curvature_operator",
+    "explain_gap",
     "influence_estimate",
     "linearised_proximal_bregman_warm_optimum",
     "loss_response",

@@ -12,6 +12,7 @@ from curvlab.influence.retraining.responses import of_copies
 from curvlab.linalg import flatten
 from curvlab.problem import Data, Problem
 from curvlab.problem.batch import Inputs
+from curvlab.progress import can_be_silent, progress_bar
 from curvlab.shown import Shown, Summary
 
 # Which two responses each gap lies between (Bae et al. 2022, Sec. C.2), in the order of Table 5 and Fig. 4.
@@ -21,6 +22,14 @@ GAPS = {
     "non_convergence": ("proximal", "proximal_bregman"),
     "linearisation": ("proximal_bregman", "linearised"),
     "solver": ("linearised", "influence"),
+}
+
+LABELS = {
+    "warm_start": "warm-start gap",
+    "proximity": "proximity gap",
+    "non_convergence": "non-convergence gap",
+    "linearisation": "linearisation error",
+    "solver": "solver error",
 }
 
 
@@ -43,8 +52,9 @@ class Gap(Shown):
         return Summary("gap", f"{float(self.per_example.mean()):.3g}", f"mean over {len(self.total):,} groups")
 
 
+@can_be_silent
 def output_gaps(
-    model: nn.Module, data: Data, responses: dict[str, Tensor], *, batch_size: int = 512
+    model: nn.Module, data: Data, responses: dict[str, Tensor], *, batch_size: int = 512, progress: bool = True
 ) -> dict[str, Gap]:
     """Return the gap between each response and the next, named "a-b", in float64.
 
@@ -53,6 +63,7 @@ def output_gaps(
         data: the training set, or a part of it; targets are not used.
         responses: displacements (K, P) from θ^s by name, in order.
         batch_size: examples at a time.
+        progress: show a bar.
 
     Cost: one forward pass over the data for each response and group.
     """
@@ -69,7 +80,7 @@ def output_gaps(
         )
         return torch.stack([(a - b).square().flatten(1).sum(1).cpu() for a, b in pairwise(outputs)])
 
-    totals = torch.stack(list(problem.map(squares))).sum(0)
+    totals = torch.stack(list(progress_bar("distances", problem.map(squares)))).sum(0)
     return {
         f"{first}-{second}": Gap((total / problem.num_examples).sqrt(), total.sqrt())
         for (first, second), total in zip(pairwise(responses), totals, strict=True)

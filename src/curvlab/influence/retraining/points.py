@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import vjp, vmap
 
+from curvlab.arguments import positive
 from curvlab.curvature import GaussNewtonOperator
 from curvlab.curvature.linearise import use_vmap
 from curvlab.influence.derivatives import checked_points
@@ -59,8 +60,7 @@ class ProximalBregmanObjective:
         dtype: torch.dtype = torch.float64,
         weights: Tensor | None = None,
     ) -> None:
-        if not damping > 0:
-            raise ValueError(f"damping must be positive, got {damping}: it is the weight of the proximity term")
+        damping = positive("damping", damping, "it is the weight of the proximity term")
         if points is None:
             raise TypeError("pass points=..., the indices of the examples whose weight changes")
         problem = Problem.of(model, loss, train, weights, memory_budget, batch_size=batch_size)

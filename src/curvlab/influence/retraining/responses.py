@@ -28,6 +28,7 @@ from curvlab.influence.retraining.points import ProximalBregmanObjective, per_po
 from curvlab.linalg import LinearOperator, flatten, identity, unflatten, unflatten_columns
 from curvlab.problem import Data, Loss, ModelFunction, Problem
 from curvlab.problem.batch import Inputs
+from curvlab.progress import can_be_silent, progress_bar
 from curvlab.seeding import generator_of
 from curvlab.solvers import Solution, Solver
 
@@ -59,6 +60,14 @@ def proximal_bregman_warm_optimum(left_out: LeftOut, minimizer: Minimizer) -> Te
 def linearised_proximal_bregman_warm_optimum(left_out: LeftOut, minimizer: Minimizer) -> Tensor:
     """5. Retrain from θ^s for K/2 epochs with the objective of Eq. 10, at a tenth of the learning rate."""
     return _minimum(LinearisedProximalBregmanCost(left_out), minimizer)
+
+
+RETRAINED = {
+    "warm": warm_optimum,
+    "proximal": proximal_warm_optimum,
+    "proximal_bregman": proximal_bregman_warm_optimum,
+    "linearised": linearised_proximal_bregman_warm_optimum,
+}
 
 
 def _minimum(objective: DownweightedCost, minimizer: Minimizer) -> Tensor:
@@ -101,6 +110,7 @@ def curvature_operator(left_out: LeftOut, curvature: Curvature) -> LinearOperato
 
 
 # -------------------------------------------------------------------------------- single points
+@can_be_silent
 def proximal_bregman_response(
     model: nn.Module | Problem,
     loss: Loss | None = None,
@@ -113,12 +123,14 @@ def proximal_bregman_response(
     batch_size: int | None = None,
     dtype: torch.dtype = torch.float64,
     weights: Tensor | None = None,
+    progress: bool = True,
     generator: torch.Generator | int | None = None,
 ) -> Tensor:
     """Return (θ(ε) - θ*) / ε for each point, (P, num_points); to first order -(G + damping I)⁻¹ ∇l(z).
 
     See `ProximalBregmanObjective` for the objective, its arguments and its sign, ProximalSGD and ProximalNewton
-    for the optimisers (the latter is exact). `loss_response` turns the displacement into changes of test losses.
+    for the optimisers (the latter is exact), whose bar progress=False silences. `loss_response` turns the
+    displacement into changes of test losses.
     """
     objective = ProximalBregmanObjective(
         model,
@@ -131,16 +143,21 @@ def proximal_bregman_response(
         dtype=dtype,
         weights=weights,
     )
+    if isinstance(optimizer, type) or not hasattr(optimizer, "minimize"):
+        raise TypeError(
+            f"optimizer is a ProximalSGD(...) or ProximalNewton(...) of curvlab.influence, got {optimizer!r}"
+        )
     response = optimizer.minimize(objective, generator=generator)
     if response.gradient_norm.isfinite().all() and not response.converged:
         warnings.warn(
             f"the proximal objective was not minimised: largest relative gradient norm "
             f"{float(response.gradient_norm.max()):.2g}. Allow more steps, or take a smaller epsilon.",
-            stacklevel=2,
+            stacklevel=3,
         )
     return response.displacement
 
 
+@can_be_silent
 def loss_response(
     model: nn.Module,
     loss: Loss,
@@ -149,6 +166,7 @@ def loss_response(
     *,
     epsilon: float | Tensor,
     batch_size: int = 512,
+    progress: bool = True,
 ) -> Tensor:
     """Return [l(test; θ* + εu) - l(test; θ*)] / ε for each test example and column of u, (num_test, K).
 
@@ -169,7 +187,7 @@ def loss_response(
         )
         return ((after - before) / weights[:, None]).T
 
-    return torch.cat(list(problem.map(of_batch)))
+    return torch.cat(list(progress_bar("changes of losses", problem.map(of_batch))))
 
 
 @torch.no_grad()

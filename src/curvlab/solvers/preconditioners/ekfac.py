@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from curvlab.curvature.layers import Layer
-from curvlab.linalg import DerivedOperator, LinearOperator, SumOperator
+from curvlab.linalg import DerivedOperator, LinearOperator, SumOperator, generator_for
 from curvlab.ranks import Ranks
-from curvlab.seeding import Seed, as_generator
+from curvlab.seeding import Seed
 
 
 @runtime_checkable
@@ -75,6 +75,10 @@ class KroneckerInverse(DerivedOperator):
         super().__init__(like)
         self.blocks, self.rest = blocks, rest
 
+    def __str__(self) -> str:
+        """Return how many layers are factored."""
+        return f"Kronecker factors of {len(self.blocks)} layers"
+
     def matmat(self, vectors: Tensor) -> Tensor:
         """Return M V. Cost: 4 P (I + O) operations a column for layers (O, I), no product with G."""
         result = self.rest[:, None] * vectors
@@ -98,7 +102,10 @@ class Ekfac:
     diagonal of G.
 
     It leaves out everything between layers: as the whole inverse it may be far off, and as a preconditioner it
-    may take more steps than none (overfitted networks), but it never changes the solution.
+    may take more steps than none (overfitted networks), but it never changes the solution:
+    `influence(..., solver=ConjugateGradient(preconditioner=Ekfac()))`. At the damping of the run, residual 1e-2,
+    32 queries, products a system with the set-up: a 64-32-10 on digits 16.4 (CG alone 19.0, block CG 6), a
+    10-32-1 on diabetes 21 (17.5, 5).
 
     Args:
         eigenvalues: "corrected" for EK-FAC, "kronecker" for K-FAC.
@@ -117,7 +124,7 @@ class Ekfac:
 
     def build(self, operator: LinearOperator, *, generator: Seed = None) -> tuple[KroneckerInverse, int]:
         """Return M for `operator` = G + damping I, whose own `damping` is used, and what it cost in products."""
-        generator = as_generator(generator, operator.device)
+        generator = generator_for(operator, generator)
         why = (
             "a Kronecker-factored preconditioner reads a model's layers, so it needs GaussNewtonOperator(...) + "
             "damping * identity;"

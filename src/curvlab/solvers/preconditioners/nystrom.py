@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from curvlab.linalg import DerivedOperator, LinearOperator, checked_product, orthonormalise
-from curvlab.seeding import Seed, as_generator
+from curvlab.linalg import DerivedOperator, LinearOperator, checked_product, generator_for, orthonormalise
+from curvlab.seeding import Seed
 from curvlab.solvers.solver import IndefiniteOperatorError
 
 
@@ -32,6 +32,10 @@ class NystromInverse(DerivedOperator):
         tail = 1 / max(float(eigenvalues[-1]) + shift, precision * (float(eigenvalues[0]) + shift))
         self._tail = tail
         self._excess = (1 / (eigenvalues + shift) - tail).to(vectors)
+
+    def __str__(self) -> str:
+        """Return the rank."""
+        return f"a Nyström approximation of rank {len(self.eigenvalues):,}"
 
     def matmat(self, vectors: Tensor) -> Tensor:
         """Return M V. Cost: 4PrK operations, no product with G."""
@@ -62,7 +66,7 @@ class Nystrom:
 
     def build(self, operator: LinearOperator, *, generator: Seed = None) -> tuple[NystromInverse, int]:
         """Return M for `operator` = G + damping I, whose own `damping` is used, and the products it took."""
-        generator = as_generator(generator, operator.device)
+        generator = generator_for(operator, generator)
         damping = operator.damping
         rank = min(self.rank, operator.shape[0])
         tests, _ = orthonormalise(operator, operator.randn(rank, generator))

@@ -13,8 +13,8 @@ from torch import Tensor
 from curvlab.curvature import exact_traces, output_curvatures
 from curvlab.curvature.examples import own_gauss_newton, with_examples
 from curvlab.curvature.rows import DenseRows, OuterRows, numbers_of_row, principal_rows
-from curvlab.linalg import DerivedOperator, LinearOperator, describe
-from curvlab.seeding import Seed, as_generator
+from curvlab.linalg import DerivedOperator, LinearOperator, describe, generator_for
+from curvlab.seeding import Seed
 from curvlab.solvers.preconditioners.ekfac import layered_term
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ class RowsInverse(DerivedOperator):
     Where M would be worse conditioned than its dtype can tell, λ is raised.
 
     Args:
-        parts: R, layer by layer.
+        parts: R, layer by layer, kept as an attribute.
         shift: λ, the damping.
         rank: leading eigenvectors of R Rᵀ that are kept; None: all of it.
         like: operator whose dtype, device and inner products to use.
@@ -44,9 +44,9 @@ class RowsInverse(DerivedOperator):
         self, parts: Sequence[OuterRows | DenseRows], shift: float, rank: int | None, *, like: LinearOperator
     ) -> None:
         super().__init__(like)
-        self._parts = tuple(parts)
-        gram = self._parts[0].gram()
-        for part in self._parts[1:]:
+        self.parts = tuple(parts)
+        gram = self.parts[0].gram()
+        for part in self.parts[1:]:
             gram += part.gram()
         self.num_example_rows = len(gram)
         # No better conditioned than the dtype can tell: else rounding makes M indefinite.
@@ -58,19 +58,23 @@ class RowsInverse(DerivedOperator):
         else:
             values, vectors = torch.linalg.eigh(gram)
             self._factor = vectors[:, -rank:] / (values[-rank:].clamp(min=0) + self.shift).sqrt()  # type: ignore[operator]
-        self.num_kept = self._factor.numel() + sum(part.num_kept for part in self._parts)
+        self.num_kept = self._factor.numel() + sum(part.num_kept for part in self.parts)
+
+    def __str__(self) -> str:
+        """Return how many rows there are."""
+        return f"{self.num_example_rows:,} rows of examples"
 
     def matmat(self, vectors: Tensor) -> Tensor:
         """Return M V. Cost: 4 E P K operations for E examples in R and 4 M P K for dense rows; none with G."""
-        projected = self._parts[0].project(vectors).double()
-        for part in self._parts[1:]:
+        projected = self.parts[0].project(vectors).double()
+        for part in self.parts[1:]:
             projected += part.project(vectors)
         if self._triangular:
             solved = torch.cholesky_solve(projected, self._factor)
         else:
             solved = self._factor @ (self._factor.T @ projected)
         lifted = torch.empty_like(vectors)
-        for part in self._parts:
+        for part in self.parts:
             part.lift(solved.to(vectors), lifted)
         return (vectors - lifted) / self.shift
 
@@ -123,7 +127,7 @@ class Rows:
     @torch.inference_mode(False)
     def build(self, operator: LinearOperator, *, generator: Seed = None) -> tuple[RowsInverse, int]:
         """Return M for `operator` = G + damping I, whose own `damping` is used, and what it cost in products."""
-        generator = as_generator(generator, operator.device)
+        generator = generator_for(operator, generator)
         source, damping = _source(operator), operator.damping
         if damping <= 0:
             raise ValueError(f"the rows need positive damping, got {damping:g}: op + damping * identity")

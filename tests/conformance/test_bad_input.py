@@ -1,0 +1,197 @@
+"""Bad input ends in an error of ours that names the argument and says what to change."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+from curvlab.curvature import FisherOperator, GaussNewtonOperator
+from curvlab.influence import influence, proximal_bregman_response, self_influence, unrolled_response
+from curvlab.linalg import identity
+from curvlab.optim import Ginger
+from curvlab.sampling import estimate_llc
+from curvlab.solvers import ConjugateGradient, Lissa
+from curvlab.spectrum import hutchinson_trace, top_eigenvalues
+from curvlab.training import curvature_step, evaluate, train
+
+GENERATOR = torch.Generator().manual_seed(0)
+X, Y = torch.randn(12, 4, generator=GENERATOR), torch.arange(12) % 3
+DATA, TEST, LOSS = (X, Y), (X[:3], Y[:3]), nn.CrossEntropyLoss()
+MODEL = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 3)).eval()
+OP = GaussNewtonOperator(MODEL, LOSS, DATA)
+DAMPED, SIDE = OP + 0.1 * identity, torch.ones(OP.shape[0])
+INF, NAN = float("inf"), float("nan")
+
+
+def new() -> nn.Module:
+    return copy.deepcopy(MODEL)
+
+
+def score(model: Any = MODEL, loss: Any = LOSS, data: Any = DATA, test: Any = TEST, **settings: Any) -> Any:
+    return influence(model, loss, data, test, **{"damping": 0.1} | settings)
+
+
+def fit(model: Any = None, loss: Any = LOSS, data: Any = DATA, **settings: Any) -> Any:
+    plain = {"num_steps": 2, "batch_size": 4, "lr": 0.1, "generator": 0, "progress": False}
+    return train(new() if model is None else model, loss, data, **plain | settings)
+
+
+def llc(model: Any = MODEL, loss: Any = LOSS, data: Any = DATA, **settings: Any) -> Any:
+    plain = {"num_chains": 2, "num_draws": 2, "num_burnin_steps": 2, "batch_size": 4, "step_size": 1e-4}
+    return estimate_llc(model, loss, data, **plain | {"generator": 0, "progress": False} | settings)
+
+
+def unrolled(run: Any, **settings: Any) -> Any:
+    return unrolled_response(MODEL, LOSS, DATA, TEST, run=run, **settings)
+
+
+def exhausted() -> Any:
+    yield from [(X, Y)]
+
+
+def closed() -> Any:
+    class Closed:
+        def __iter__(self) -> Any:
+            raise ValueError("I/O operation on closed file")
+
+    return Closed()
+
+
+class Record(nn.Module):
+    def forward(self, x: Any) -> Any:
+        return {"outputs": x}
+
+
+mixed = partial(nn.Sequential, nn.Linear(4, 3), nn.Linear(3, 3).double())
+ginger = partial(Ginger, list(MODEL.parameters()), rank=2, decay=0.9)
+
+CASES: list[tuple[Callable[[], Any], str]] = [
+    # ------------------------------------------------------------------------------- generators
+    (lambda: score(generator=0.5), "a torch.Generator or a whole number as seed, got float"),
+    (lambda: score(generator=np.random.default_rng(0)), "got numpy.random"),
+    (lambda: top_eigenvalues(OP, 1, generator=True), "got bool"),
+    (lambda: top_eigenvalues(OP, 1, generator=2**70), "a seed has 64 bits"),
+    (lambda: OP.sample(4, "0"), "a whole number as seed, got str"),
+    (lambda: FisherOperator(MODEL, LOSS, DATA, kind="monte_carlo"), "pass generator="),
+    # ------------------------------------------------------------------------------- models, losses
+    (lambda: score(lambda x: x), "the model is a function: pass an nn.Module"),
+    (lambda: fit(nn.Linear), "the model is a class, Linear"),
+    (lambda: llc(0), "the model is a int: pass an nn.Module"),
+    (lambda: score(new().to("meta")), "on the meta device.*load_state_dict"),
+    (lambda: fit(new().to("meta")), "on the meta device"),
+    (lambda: llc(new().to("meta")), "on the meta device"),
+    (lambda: score(mixed()), "must share one dtype"),
+    (lambda: fit(mixed()), "mixes dtypes"),
+    (lambda: fit(new().requires_grad_(False)), "no parameter that requires gradients"),
+    (lambda: score(nn.Sequential(MODEL, Record())), "the model returns dict"),
+    (lambda: fit(nn.Sequential(new(), Record())), "the model returns dict"),
+    (lambda: fit(nn.LSTM(4, 3)), "the model returns tuple"),
+    (lambda: score(loss=nn.CrossEntropyLoss), "pass an instance of it, CrossEntropyLoss"),
+    (lambda: fit(loss=nn.CrossEntropyLoss), "pass an instance of it, CrossEntropyLoss"),
+    (lambda: fit(loss="cross_entropy"), "a loss is a function of .outputs, targets., got str"),
+    (lambda: fit(loss=nn.CrossEntropyLoss(reduction="none")), "return one number"),
+    # ------------------------------------------------------------------------------- data
+    (lambda: score(data=(X[:0], Y[:0])), "^data is empty"),
+    (lambda: score(test=[]), "^test is empty"),
+    (lambda: score(candidates=(X[:0], Y[:0])), "^candidates is empty"),
+    (lambda: fit(data=(X[:0], Y[:0])), "^train_data is empty"),
+    (lambda: fit(num_steps=3, validation=(X[:0], Y[:0])), "^validation is empty"),
+    (lambda: fit(data=None), "cannot read data from NoneType"),
+    (lambda: fit(data=X), "cannot read data from Tensor"),
+    (lambda: fit(data="train.csv"), "cannot read data from str"),
+    (lambda: fit(data=exhausted()), "one-shot iterator"),
+    (lambda: score(data=exhausted()), "one-shot iterator"),
+    (lambda: fit(data=(X.numpy(), Y.numpy())), "torch.from_numpy"),
+    (lambda: fit(data=(X, X, Y)), "3 tensors.*mapping by the names"),
+    (lambda: score(data=TensorDataset(X, X, Y)), "3 tensors.*mapping by the names"),
+    (lambda: fit(data=(X, Y[:5])), "12 inputs and 5 targets"),
+    (lambda: score(data=(X.to("meta"), Y)), "the data is on the meta device"),
+    (lambda: score(data=(X[:, :2], Y)), r"does not take the inputs, torch.float32 \(1?2?, 2\)|does not take"),
+    (lambda: fit(data=(X[:, :2], Y)), "does not take the inputs"),
+    (lambda: llc(data=(X[:, :2], Y)), "does not take the inputs"),
+    (lambda: fit(data=(X.long(), Y)), "the inputs are torch.int64.*inputs.float()"),
+    (lambda: evaluate(MODEL, LOSS, (X.long(), Y)), "the inputs are torch.int64"),
+    (lambda: score(data=({"u": X, "v": X}, Y)), "nn.Sequential hands all of"),
+    (lambda: fit(data=(X, Y.float())), "needs integer class indices"),
+    (lambda: fit(data=(X, Y + 5)), "class indices run from .* but the model has 3 outputs"),
+    (lambda: fit(data=(X, Y - 5)), "class indices run from"),
+    (lambda: evaluate(MODEL, LOSS, (X, Y + 5)), "class indices run from"),
+    (lambda: fit(loss=nn.BCEWithLogitsLoss()), "targets must be floating point of the outputs' shape"),
+    (lambda: fit(nn.Linear(4, 1), nn.MSELoss(), (X, X[:, 0])), "targets.unsqueeze"),  # else broadcast
+    (lambda: fit(data=(X * NAN, Y)), "look for NaN"),
+    (lambda: score(test=(X[:3] * NAN, Y[:3])), "contain NaN or infinity"),
+    # ------------------------------------------------------------------------------- points, weights
+    (lambda: score(points=[5, 1000]), "from 0 to 11, got 1000"),
+    (lambda: score(points=[-1]), "from 0 to 11, got -1"),
+    (lambda: score(points=[]), "got none"),
+    (lambda: score(points=[0.5]), "got torch.float32"),
+    (lambda: score(weights=torch.zeros(12)), "all weights are 0"),
+    (lambda: fit(example_weights=[1.0] * 12), "weights are a tensor"),
+    # ------------------------------------------------------------------------------- numbers
+    (lambda: score(damping="0.1"), "damping must be one number, got '0.1'"),
+    (lambda: score(damping=INF), "damping must be positive and finite, got inf"),
+    (lambda: score(damping=torch.tensor([0.1, 0.2])), r"got Tensor of shape \(2,\)"),
+    (lambda: self_influence(MODEL, LOSS, DATA, damping="0.1"), "damping must be one number"),
+    (lambda: self_influence(MODEL, LOSS, DATA, damping=0.1, columns=0), "columns must be at least 1"),
+    (lambda: Lissa.auto(OP, "0.1"), "damping must be one number"),
+    (lambda: Lissa("0.1", 4, 3), "step_size must be one number"),
+    (lambda: ginger(lr="0.1", damping=0.1), "lr must be one number"),
+    (lambda: ginger(lr=0.1, damping="a"), "damping must be one number"),
+    (lambda: score(batch_size=2.5), "batch_size must be a whole number, got 2.5"),
+    (lambda: fit(batch_size="4"), "batch_size must be a whole number, got '4'"),
+    (lambda: fit(num_steps=2.5), "num_steps must be a whole number"),
+    (lambda: fit(lr="0.1"), "lr must be one number"),
+    (lambda: fit(lr=INF), "lr must be positive and finite"),
+    (lambda: fit(momentum=2.0), "momentum lies from 0 to 1"),
+    (lambda: fit(weight_decay=-1.0), "weight_decay is not negative"),
+    (lambda: llc(num_draws=2.5), "num_draws must be a whole number"),
+    (lambda: llc(step_size="a"), "step_size must be one number"),
+    (lambda: score(rtol="a"), "rtol must be one number"),
+    # ------------------------------------------------------------------------------- other arguments
+    (lambda: llc(settings={"step_size": 1.0}, step_size=None), "what choose_sgld_settings"),
+    (lambda: unrolled("run"), r"run is what train\(..., record=True\) returned, got str"),
+    (lambda: unrolled(fit()), "train with train"),
+    (lambda: score(run="run", damping=None), r"run is what train\(...\) returned"),
+    (lambda: score(solver=ConjugateGradient), "solver must be one of curvlab.solvers"),
+    (lambda: score(solver="cg"), "solver must be one of curvlab.solvers"),
+    (lambda: score(measurement="logit"), "measurement is a function of"),
+    (lambda: fit(optimizer=Ginger), "functools.partial"),
+    (lambda: fit(optimizer=torch.optim.SGD(new().parameters(), 0.1), lr=None), "none of the model's parameters"),
+    (lambda: fit(loss=nn.functional.cross_entropy, step=curvature_step), "update_curvature"),
+    (
+        lambda: proximal_bregman_response(
+            MODEL, LOSS, DATA, [0], damping=0.1, epsilon=1e-3, optimizer=torch.optim.SGD(MODEL.parameters(), 0.1)
+        ),
+        "ProximalSGD",
+    ),
+    (lambda: OP @ [1.0] * 27, "is a list: pass a tensor"),
+    (lambda: ConjugateGradient().solve(MODEL, SIDE), "the matrix is a Sequential: pass an operator"),
+    (lambda: ConjugateGradient().solve(torch.eye(27), SIDE), "DenseOperator"),
+    (lambda: top_eigenvalues(MODEL, 1), "pass an operator"),
+    (lambda: hutchinson_trace(torch.eye(3), num_matvecs=3), "DenseOperator"),
+]
+
+
+@pytest.mark.parametrize(("call", "text"), CASES, ids=[f"{n} {text[:30]}" for n, (_, text) in enumerate(CASES)])
+def test_bad_input_is_refused_with_what_to_change(call: Callable[[], Any], text: str) -> None:
+    with pytest.raises((ValueError, TypeError, ArithmeticError), match=text):
+        call()
+
+
+def test_an_error_of_the_data_itself_says_so() -> None:
+    with pytest.raises(ValueError, match="closed file") as error:
+        score(data=closed())
+    assert "raised by the data itself, Closed" in error.value.__notes__[0]
+
+
+def test_seeds_may_be_of_numpy() -> None:
+    found = [top_eigenvalues(OP, 1, generator=seed).values for seed in (3, np.int64(3))]
+    assert torch.equal(*found)

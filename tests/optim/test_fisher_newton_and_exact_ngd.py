@@ -1,0 +1,341 @@
+"""Optimizers with the whole Fisher matrix: Fisher-Newton and exact NGD."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, hessian, jacrev
+
+from curvlab.curvature import FisherOperator, GaussNewtonOperator
+from curvlab.linalg import DenseOperator
+from curvlab.optim import CubicNewton, DivergedError, ExactNGD, FisherNewton, output_gradient_bound
+from curvlab.problem.own_losses import output_loss
+from curvlab.solvers import ConjugateGradient
+
+LOSSES = {
+    "mean squares": nn.MSELoss(),
+    "sum of squares": nn.MSELoss(reduction="sum"),
+    "softmax": nn.CrossEntropyLoss(),
+    "sum of softmax": nn.CrossEntropyLoss(reduction="sum"),
+    "one logit": nn.BCEWithLogitsLoss(),
+}
+
+
+class Task:
+    def __init__(self, name: str, generator: torch.Generator) -> None:
+        outputs = 3 if "softmax" in name else 1
+        self.inputs = torch.randn(12, 2, dtype=torch.float64, generator=generator)
+        self.network = nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, outputs)).double()
+        for parameter in self.network.parameters():
+            parameter.data.copy_(torch.randn(parameter.shape, dtype=torch.float64, generator=generator))
+        if "softmax" in name:
+            self.targets = torch.randint(3, (12,), generator=generator)
+        else:
+            self.targets = (self.inputs[:, :1] > 0).double()
+        self.loss = LOSSES[name]
+        self.operator = FisherOperator(self.network, self.loss, (self.inputs, self.targets))
+        self.parameters = {name: p.detach().clone() for name, p in self.network.named_parameters()}
+
+    def closure(self) -> Tensor:
+        self.network.zero_grad()
+        value = self.loss(self.network(self.inputs), self.targets)
+        value.backward()
+        return value
+
+    def outputs_at(self, vector: Tensor) -> Tensor:
+        pieces, start = {}, 0
+        for name, parameter in self.parameters.items():
+            pieces[name] = vector[start : start + parameter.numel()].view(parameter.shape)
+            start += parameter.numel()
+        return functional_call(self.network, pieces, (self.inputs,))
+
+    @property
+    def vector(self) -> Tensor:
+        return torch.cat([p.detach().reshape(-1) for p in self.network.parameters()])
+
+    def dense_fisher(self) -> Tensor:
+        """Jᵀ S J from the outputs' Jacobian and the autograd Hessian of the loss by the outputs."""
+        outputs = self.outputs_at(self.vector)
+        jacobian = jacrev(self.outputs_at)(self.vector).reshape(outputs.numel(), -1)
+        inner = hessian(lambda h: self.loss(h, self.targets))(outputs).reshape(outputs.numel(), -1)
+        return jacobian.T @ inner @ jacobian
+
+    def dense_hessian(self) -> Tensor:
+        return hessian(lambda v: self.loss(self.outputs_at(v), self.targets))(self.vector)
+
+    def smoothness(self) -> float:
+        """L at the current parameters: largest spectral norm of any output's Hessian."""
+        hessians = hessian(self.outputs_at)(self.vector)
+        return float(torch.linalg.matrix_norm(hessians, 2).max())
+
+
+@pytest.fixture(params=LOSSES)
+def task(request, generator: torch.Generator) -> Task:
+    return Task(request.param, generator)
+
+
+def test_step_agrees_with_a_dense_solve(task: Task) -> None:
+    start, dense = task.vector.clone(), task.dense_fisher()
+    optimizer = FisherNewton(task.network.parameters(), task.operator, hessian_lipschitz=2.0, sigma=0.1)
+    optimizer.step(task.closure)
+    gradient = torch.cat([p.grad.reshape(-1) for p in task.network.parameters()])
+    alpha = math.sqrt(float(gradient.norm())) + 0.1
+    expected = start - torch.linalg.solve(dense + alpha * torch.eye(len(start), dtype=torch.float64), gradient)
+    torch.testing.assert_close(task.vector, expected, rtol=1e-10, atol=1e-10)
+    assert optimizer.last_step.alpha == pytest.approx(alpha)
+
+
+def test_bound_holds_at_random_parameters(task: Task, generator) -> None:
+    count = task.targets.numel()
+    for scale in (0.3, 1.0, 3.0):
+        for parameter in task.network.parameters():
+            parameter.data.copy_(scale * torch.randn(parameter.shape, dtype=torch.float64, generator=generator))
+        gap = torch.linalg.matrix_norm(task.dense_hessian() - task.dense_fisher(), 2)
+        loss = task.loss(task.network(task.inputs), task.targets).item()
+        bound = output_gradient_bound(output_loss(task.loss), loss, num_predictions=count)
+        assert float(gap) <= task.smoothness() * bound * (1 + 1e-10)
+
+
+def test_rule_for_sigma(task: Task) -> None:
+    optimizer = FisherNewton(task.network.parameters(), task.operator, smoothness=0.5, num_predictions=12)
+    loss = float(optimizer.step(task.closure))
+    name = next(name for name, loss in LOSSES.items() if loss is task.loss)
+    expected = {
+        "mean squares": 2 * math.sqrt(loss),
+        "sum of squares": 2 * math.sqrt(12 * loss),
+        "softmax": 2 * loss,
+        "sum of softmax": 2 * loss,
+        "one logit": loss,
+    }[name]
+    assert optimizer.last_step.sigma == pytest.approx(0.5 * expected)
+
+
+def test_conjugate_gradients_take_the_same_step(task: Task, generator) -> None:
+    start = {name: value.clone() for name, value in task.network.state_dict().items()}
+    ends = []
+    for solver in (None, ConjugateGradient(rtol=1e-10)):
+        task.network.load_state_dict(start)
+        optimizer = FisherNewton(task.network.parameters(), task.operator, sigma=0.05, solver=solver)
+        optimizer.step(task.closure)
+        assert optimizer.last_step.converged
+        ends.append(task.vector.clone())
+    torch.testing.assert_close(ends[0], ends[1], rtol=1e-7, atol=1e-8)
+
+
+def test_large_models_are_solved_by_conjugate_gradients(generator) -> None:
+    inputs, targets = torch.randn(5, 600, generator=generator), torch.zeros(5, 1)
+    network = nn.Linear(600, 1, bias=False)
+    optimizer = FisherNewton(
+        network.parameters(), FisherOperator(network, nn.MSELoss(), (inputs, targets)), sigma=1.0
+    )
+    assert isinstance(optimizer.solver, ConjugateGradient)
+
+
+def test_a_convolutional_network_by_conjugate_gradients_agrees_with_a_dense_solve(generator) -> None:
+    network = nn.Sequential(
+        nn.Conv2d(1, 6, 3, padding=1),
+        nn.Tanh(),
+        nn.AvgPool2d(2),
+        nn.Flatten(),
+        nn.Linear(54, 9),
+        nn.Tanh(),
+        nn.Linear(9, 3),
+    ).double()
+    for parameter in network.parameters():
+        parameter.data.copy_(0.5 * torch.randn(parameter.shape, dtype=torch.float64, generator=generator))
+    inputs = torch.randn(8, 1, 6, 6, dtype=torch.float64, generator=generator)
+    targets, loss = torch.randint(3, (8,), generator=generator), nn.CrossEntropyLoss()
+    optimizer = FisherNewton(
+        network.parameters(),
+        FisherOperator(network, loss, (inputs, targets)),
+        smoothness=0.05,
+        hessian_lipschitz=1.0,
+    )
+    assert isinstance(optimizer.solver, ConjugateGradient)  # 585 parameters
+    names = [name for name, _ in network.named_parameters()]
+    start = [parameter.detach().clone() for parameter in network.parameters()]
+
+    def outputs(*parameters: Tensor) -> Tensor:
+        return functional_call(network, dict(zip(names, parameters, strict=True)), (inputs,))
+
+    blocks = jacrev(outputs, argnums=tuple(range(len(names))))(*start)
+    jacobian = torch.cat([block.reshape(24, -1) for block in blocks], 1)
+    inner = hessian(lambda h: loss(h, targets))(outputs(*start)).reshape(24, 24)
+    loss(network(inputs), targets).backward()
+    gradient = torch.cat([p.grad.reshape(-1) for p in network.parameters()])
+    value = loss(network(inputs), targets).detach()
+    alpha = math.sqrt(float(gradient.norm()) / 2) + 0.05 * 2 * float(value)
+    dense = jacobian.T @ inner @ jacobian + alpha * torch.eye(len(gradient), dtype=torch.float64)
+    optimizer.step(lambda: value)
+    moved = torch.cat([(p.detach() - old).reshape(-1) for p, old in zip(network.parameters(), start, strict=True)])
+    expected = -torch.linalg.solve(dense, gradient)
+    assert float((moved - expected).norm() / expected.norm()) < 1e-5
+    assert optimizer.last_step.converged
+    assert optimizer.last_step.num_matvecs < 50
+
+
+def test_linear_least_squares_take_one_step(generator) -> None:
+    inputs = torch.randn(30, 4, dtype=torch.float64, generator=generator)
+    targets = torch.randn(30, 1, dtype=torch.float64, generator=generator)
+    network = nn.Linear(4, 1, bias=False).double()
+    optimizer = FisherNewton(network.parameters(), FisherOperator(network, nn.MSELoss(), (inputs, targets)))
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        value = nn.functional.mse_loss(network(inputs), targets)
+        value.backward()
+        return value
+
+    optimizer.step(closure)
+    expected = torch.linalg.lstsq(inputs, targets).solution.T
+    torch.testing.assert_close(network.weight.detach(), expected, rtol=1e-10, atol=1e-10)
+
+
+def test_what_does_not_fit_is_refused(generator) -> None:
+    task = Task("softmax", generator)
+    data = (task.inputs, task.targets)
+    empirical = FisherOperator(task.network, task.loss, data, kind="empirical")
+    for operator in (empirical, GaussNewtonOperator(task.network, task.loss, data)):
+        with pytest.raises(ValueError, match="of kind 'exact' or 'monte_carlo'"):
+            FisherNewton(task.network.parameters(), operator)
+    optimizer = FisherNewton(task.network.parameters(), task.operator, smoothness=1.0)
+    task.closure()
+    with pytest.raises(ValueError, match=r"rule for σ needs the loss: pass step\(closure\)"):
+        optimizer.step()
+    summed = Task("sum of squares", generator)
+    with pytest.raises(ValueError, match="pass num_predictions="):
+        FisherNewton(summed.network.parameters(), summed.operator, smoothness=1.0)
+
+
+@pytest.mark.parametrize("eigenvalues", [[3.0, 1.0, 0.2], [2.0, 0.0, -1.5], [-1.0, -1.0, -0.5]])
+def test_step_minimises_the_cubic_model(make_quadratic, eigenvalues) -> None:
+    problem, lipschitz = make_quadratic(eigenvalues), 0.7
+    start = problem.x.detach().clone()
+    gradient = problem.matrix @ start - problem.linear
+    CubicNewton(problem.parameters(), problem.operator, hessian_lipschitz=lipschitz).step(problem.closure)
+    h = problem.x.detach() - start
+    # Nesterov & Polyak (2006), Prop. 1: stationary, and H + M‖h‖/2 I positive semi-definite, is the minimum.
+    stationary = gradient + problem.matrix @ h + lipschitz / 2 * h.norm() * h
+    torch.testing.assert_close(stationary, torch.zeros_like(h), rtol=0, atol=1e-9)
+    assert min(eigenvalues) + lipschitz * float(h.norm()) / 2 >= -1e-9
+
+
+def test_without_cubic_term_it_is_newtons_method(make_quadratic) -> None:
+    problem = make_quadratic([3.0, 1.0, 0.2])
+    optimizer = CubicNewton(problem.parameters(), problem.operator)
+    optimizer.step(problem.closure)
+    expected = torch.linalg.solve(problem.matrix, problem.linear)
+    torch.testing.assert_close(problem.x.detach(), expected, rtol=1e-10, atol=1e-10)
+    assert optimizer.num_matvecs == 3
+
+
+# ----------------------------------------------------------------------------------------
+def problem(generator: torch.Generator) -> tuple[nn.Module, Tensor, Tensor]:
+    model = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 3)).double()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(torch.randn(parameter.shape, dtype=torch.float64, generator=generator))
+    inputs = torch.randn(12, 4, dtype=torch.float64, generator=generator)
+    return model, inputs, torch.randint(3, (12,), generator=generator)
+
+
+def dense_fisher(model: nn.Module, inputs: Tensor) -> np.ndarray:
+    """1/n Σ_n Σ_y p(y) s sᵀ with s the gradient of log p(y), one backward pass a label."""
+    parameters = list(model.parameters())
+    total = 0.0
+    for example in inputs:
+        log_p = model(example).log_softmax(-1)
+        for label in range(3):
+            score = torch.autograd.grad(log_p[label], parameters, retain_graph=True)
+            s = torch.cat([part.reshape(-1) for part in score]).numpy()
+            total = total + float(log_p[label].detach().exp()) * np.outer(s, s)
+    return np.asarray(total) / len(inputs)
+
+
+def flat(model: nn.Module) -> np.ndarray:
+    return torch.cat([parameter.detach().reshape(-1) for parameter in model.parameters()]).numpy()
+
+
+@pytest.mark.parametrize(("alpha", "epsilon"), [(0.1, 1e-10), (2.0, 1e4)])
+@pytest.mark.parametrize("rescale", [False, True])
+def test_step_is_the_smoothed_natural_gradient(
+    alpha: float, epsilon: float, rescale: bool, generator: torch.Generator
+) -> None:
+    model, inputs, targets = problem(generator)
+    loss = nn.CrossEntropyLoss()
+    optimizer = ExactNGD(
+        model.parameters(),
+        FisherOperator(model, loss, (inputs, targets)),
+        0.5,
+        alpha=alpha,
+        epsilon=epsilon,
+        rescale=rescale,
+    )
+    for _ in range(2):  # the second step sees F at the new parameters
+        F = dense_fisher(model, inputs)
+        kappa = alpha / len(F) * max(np.trace(F), epsilon)
+        model.zero_grad()
+        value = loss(model(inputs), targets)
+        value.backward()
+        g = torch.cat([parameter.grad.reshape(-1) for parameter in model.parameters()]).numpy()
+        expected = np.linalg.solve(F + kappa * np.eye(len(F)), g)
+        if rescale:
+            expected *= np.linalg.norm(g) / np.linalg.norm(expected)
+        before = flat(model)
+        optimizer.step()
+        np.testing.assert_allclose(before - flat(model), 0.5 * expected, rtol=1e-8, atol=1e-12)
+        info = optimizer.last_step
+        assert info is not None
+        np.testing.assert_allclose([info.trace, info.kappa], [np.trace(F), kappa])
+        np.testing.assert_allclose(info.step_norm, np.linalg.norm(expected))
+    assert info.num_matvecs == 2 * len(F)
+
+
+def test_takes_the_fisher_matrix_of_a_batch_and_a_closure(generator: torch.Generator) -> None:
+    x = nn.Parameter(torch.tensor([1.0, 2.0], dtype=torch.float64))
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        value = x.square().sum() / 2
+        value.backward()
+        return value
+
+    optimizer = ExactNGD([x], DenseOperator(torch.eye(2, dtype=torch.float64)), 1.0, alpha=0.0)
+    batch = DenseOperator(torch.diag(torch.tensor([2.0, 4.0], dtype=torch.float64)))
+    assert float(optimizer.step(closure, fisher=batch)) == 2.5
+    np.testing.assert_allclose(x.detach(), [0.5, 1.5])
+
+
+def test_the_matrix_is_factorised_in_double_precision() -> None:
+    # 1 - 1e-8 is 1 in single precision: there the matrix is singular.
+    matrix = torch.tensor([[1.0, 1.0], [1.0, 1.0]])
+    x = nn.Parameter(torch.zeros(2))
+    x.grad = torch.tensor([1.0, 1.0])
+    optimizer = ExactNGD([x], DenseOperator(matrix), 1.0, alpha=1e-8)
+    optimizer.step()
+    np.testing.assert_allclose(x.detach(), [-0.5, -0.5], rtol=1e-6)
+
+
+def test_errors_of_a_steps_own_fisher_matrix() -> None:
+    x = nn.Parameter(torch.zeros(2))
+    x.grad = torch.ones(2)
+    optimizer = ExactNGD([x], DenseOperator(torch.eye(2)), 1.0)
+    with pytest.raises(ValueError, match="must be the parameters that require gradients"):
+        optimizer.step(fisher=DenseOperator(torch.eye(3)))
+    broken = DenseOperator(torch.eye(2))
+    broken.to_dense = lambda: torch.full((2, 2), torch.nan)  # as a model gives it whose outputs are infinite
+    with pytest.raises(DivergedError, match="holds NaN or infinity"):
+        optimizer.step(fisher=broken)
+    assert torch.equal(x, torch.zeros(2))
+
+
+def test_a_singular_matrix_without_smoothing_says_what_to_change() -> None:
+    x = nn.Parameter(torch.zeros(2))
+    fisher = DenseOperator(torch.tensor([[1.0, 0.0], [0.0, 0.0]]))
+    x.grad = torch.ones(2)
+    with pytest.raises(ValueError, match="Raise alpha"):
+        ExactNGD([x], fisher, 1.0, alpha=0.0).step()

@@ -53,6 +53,14 @@ def test_lines_are_means_with_t_intervals(ax: Axes, seeds: pd.DataFrame) -> None
     assert_allclose([band[:, 1].min(), band[:, 1].max()], [interval.low, interval.high])
 
 
+def test_a_band_does_not_depend_on_the_order_of_rows(ax: Axes) -> None:
+    table = pd.DataFrame({"x": [3, 1, 2], "y": [30.0, 10, 20], "low": [29.0, 9, 19], "high": [31.0, 11, 21]})
+    panels.lines(ax, table, x="x", y="y", low="low", high="high")
+    corners = ax.collections[0].get_paths()[0].vertices
+    for x, y in ((1, 10), (2, 20), (3, 30)):
+        assert sorted(set(corners[corners[:, 0] == x, 1])) == [y - 1, y + 1]
+
+
 @pytest.mark.parametrize("given", [{"low": "low", "high": "high"}, {"stderr": "stderr"}], ids=["ends", "stderr"])
 def test_bars_of_lines_are_the_columns(ax: Axes, given: dict[str, str]) -> None:
     table = pd.DataFrame({"x": [1, 3], "y": [5.0, 6.0], "stderr": [1.0, 2.0]})

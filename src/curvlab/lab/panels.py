@@ -154,7 +154,7 @@ def counts(ax: Axes, table: pd.DataFrame, *, x: str, valid: str, by: str, styles
     """
     for _, style, own in _groups(table, by, styles, ""):
         flags = own[valid] if own[valid].dtype == bool else own[valid].notna()
-        plots.counts_at_foot(ax, own[x], flags, color=style["color"], linestyle=style.get("linestyle", "-"))
+        plots.counts_at_foot(ax, own[x], flags, color=style["color"])
 
 
 # ------------------------------------------------------------------------------------ over x
@@ -190,10 +190,10 @@ def lines(
         color, mean = style["color"], own.groupby(x)[y].mean()
         ends = None
         if stderr is not None:
-            half = 1.96 * own.set_index(x)[stderr]
+            half = 1.96 * own.groupby(x)[stderr].mean()
             ends = (mean - half, mean + half)
         elif low is not None and high is not None:
-            ends = (own.set_index(x)[low], own.set_index(x)[high])
+            ends = own.groupby(x)[low].mean(), own.groupby(x)[high].mean()  # in the mean's order, not the table's
         if seeds:
             ax.scatter(own[x], own[y], s=6, alpha=0.5, color=color, marker=style.get("marker"), linewidths=0)
         if bars:

@@ -6,6 +6,7 @@ The same numbers give the same bytes: floats have so many significant digits, an
 from __future__ import annotations
 
 import gzip
+import io
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,12 @@ def packed(text: str, name: str) -> tuple[str, bytes]:
     if len(content) <= MAX_PLAIN_BYTES:
         return f"{name}.csv", content
     return f"{name}.csv.gz", gzip.compress(content, mtime=0)
+
+
+def as_written(table: pd.DataFrame, name: str, *, digits: int = 6) -> pd.DataFrame:
+    """Return what a reader finds once the table is written."""
+    content = encoded(table, name, digits=digits)[1]
+    return pd.read_csv(io.BytesIO(content), compression="gzip" if content[:2] == b"\x1f\x8b" else None)
 
 
 def names(folder: Path) -> list[str]:

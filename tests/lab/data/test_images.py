@@ -1,26 +1,41 @@
-"""Images in memory: MNIST, the sets of autoencoders, random crops, and how an input becomes an image again."""
+"""Images: loaders, folders of images, downloads, and the configs of all data."""
 
 from __future__ import annotations
 
 import dataclasses
 import hashlib
+import shutil
+import socket
 from pathlib import Path
 
+import hydra
 import numpy as np
 import pytest
 import torch
+from omegaconf import OmegaConf
+from PIL import Image
 from torch.nn import functional
-from torch.utils.data import TensorDataset
+from torch.utils.data import Dataset, TensorDataset
+from torchvision.datasets import CIFAR10, MNIST
 
 from curvlab.lab.data import (
+    DamagedDataError,
+    DataNotFoundError,
     DataSplits,
     cropped_and_flipped,
+    load_cifar10,
     load_digits,
     load_fashion_mnist,
+    load_image_folder,
+    load_libsvm,
     load_mnist,
+    load_penn_treebank,
     load_reconstruction,
+    load_xsum,
 )
+from curvlab.lab.data.download import KNOWN, TIMEOUT_SECONDS, check_known, download, file_hash
 from curvlab.lab.data.splits import checksum, fixed_permutation, leading
+from curvlab.problem import stack
 
 
 def test_pixels_labels_and_normalisation(mnist_root: Path) -> None:
@@ -137,3 +152,253 @@ def test_leading_checksum_and_the_permutation_that_never_changes() -> None:
     assert checksum(array) == by_hand
     assert len({by_hand, checksum(array.reshape(2, 3)), checksum(array.view(np.int8)), checksum(array[::-1])}) == 4
     assert fixed_permutation(10).tolist() == [2, 8, 4, 9, 1, 6, 7, 3, 0, 5]
+
+
+# ----------------------------------------------------------------------------------------
+def write_images(folder: Path, counts: dict[str, int]) -> None:
+    """Write images of one colour a class, (80 k, 0, 255) for the k-th class."""
+    for k, (label, count) in enumerate(counts.items()):
+        (folder / label).mkdir(parents=True)
+        for i in range(count):
+            Image.new("RGB", (40 + i, 30), (80 * k, 0, 255)).save(folder / label / f"{label}{i}.png")
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    write_images(tmp_path / "imagenet" / "train", {"a": 6, "b": 4})
+    write_images(tmp_path / "imagenet" / "val", {"a": 2, "b": 1})
+    return tmp_path
+
+
+def test_two_folders(root: Path) -> None:
+    splits = load_image_folder(root)
+    assert (len(splits.train), len(splits.test)) == (10, 3)
+    assert (splits.input_shape, splits.num_outputs, splits.class_names) == ((3, 224, 224), 2, ("a", "b"))
+    inputs, targets = stack(splits.train, range(10))
+    assert inputs.shape == (10, 3, 224, 224)
+    assert inputs.dtype == torch.float32
+    assert targets.tolist() == splits.train.targets.tolist()
+    assert sorted(targets.tolist()) == [0] * 6 + [1] * 4
+    for example, target in zip(inputs, targets, strict=True):
+        colour = splits.to_image(example)[100, 100]
+        np.testing.assert_allclose(colour, [80 * int(target) / 255, 0, 1], atol=1e-5)
+
+
+def test_leading_images_are_not_all_of_one_class(root: Path) -> None:
+    splits = load_image_folder(root, num_train=5, num_test=2)
+    assert (len(splits.train), len(splits.test)) == (5, 2)
+    assert set(splits.train.targets.tolist()) == {0, 1}
+    assert splits.train.files == load_image_folder(root).train.files[:5]
+    with pytest.raises(ValueError, match="num_train=11, but data=imagenet has 10 examples"):
+        load_image_folder(root, num_train=11)
+
+
+def test_one_folder_is_split_without_overlap_and_strided(root: Path) -> None:
+    splits = load_image_folder(root, train_folder="imagenet/train", test_folder="imagenet/train", class_stride=10)
+    assert (len(splits.train), len(splits.test)) == (7, 3)
+    assert not set(splits.train.files) & set(splits.test.files)
+    assert set(splits.train.targets.tolist()) | set(splits.test.targets.tolist()) == {0, 10}
+    assert splits.num_outputs == 20
+
+
+def test_checksum_is_of_names_and_sizes(root: Path) -> None:
+    before = load_image_folder(root).checksum
+    assert load_image_folder(root).checksum == before
+    file = root / "imagenet" / "val" / "b" / "b0.png"
+    file.write_bytes(file.read_bytes() + b"x")
+    assert load_image_folder(root).checksum != before
+
+
+def test_missing_and_damaged_images_are_named(root: Path) -> None:
+    with pytest.raises(
+        DataNotFoundError, match=r"data=imagenet is not there: looked for '.*nowhere'\. These images"
+    ):
+        load_image_folder(root, train_folder="nowhere")
+    (root / "empty").mkdir()
+    with pytest.raises(DataNotFoundError, match=r"looked for '.*empty'\. Couldn't find any class folder"):
+        load_image_folder(root, train_folder="empty")
+    file = root / "imagenet" / "val" / "b" / "b0.png"
+    file.write_bytes(file.read_bytes()[:50])
+    with pytest.raises(DamagedDataError, match=r"b0.png' is damaged"):
+        stack(load_image_folder(root).test, range(3))
+
+
+def test_folders_with_other_classes_are_refused(root: Path) -> None:
+    write_images(root / "imagenet" / "val", {"c": 1})
+    with pytest.raises(ValueError, match="both need the same sub-folders"):
+        load_image_folder(root)
+
+
+@pytest.mark.data
+def test_imagenet_sample_targets_are_imagenet_classes(data_root) -> None:
+    folder = "imagenet-sample"
+    splits = load_image_folder(
+        data_root(folder), name="imagenet_sample", train_folder=folder, test_folder=folder, class_stride=10
+    )
+    targets = torch.cat([splits.train.targets, splits.test.targets])
+    assert sorted(targets.tolist()) == list(range(0, 1000, 10))
+    by_file = {file.parent.name: int(t) for file, t in zip(splits.train.files, splits.train.targets, strict=True)}
+    wnids = sorted(path.name for path in (data_root(folder) / folder).iterdir())
+    assert all(wnids[target // 10] == wnid for wnid, target in by_file.items())
+    assert stack(splits.test, [0, 1])[0].shape == (2, 3, 224, 224)
+
+
+class Squares(Dataset):
+    def __len__(self) -> int:
+        return 5
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        return torch.tensor([float(index), float(index) ** 2]), index
+
+
+def test_stack_reads_memory_and_lazy_sets_alike() -> None:
+    inputs = torch.tensor([[i, i**2] for i in range(5)], dtype=torch.float32)
+    indices = [3, 0, 3]
+    for data in (Squares(), TensorDataset(inputs, torch.arange(5)), (inputs, torch.arange(5))):
+        for chosen in (indices, torch.tensor(indices)):
+            stacked, targets = stack(data, chosen)
+            assert torch.equal(stacked, inputs[indices])
+            assert targets.tolist() == indices
+    with pytest.raises(ValueError, match="holds 3 tensors, but two are needed"):
+        stack(TensorDataset(*[torch.zeros(2)] * 3), [0])
+
+
+# ------- Files: missing ones are downloaded or named, damaged ones refused with what to do
+REFUSED = "http://127.0.0.1:1/"  # nothing listens there: the connection is refused at once
+HELP = r"Set the environment variable CURVLAB_DATA, or data.root .* data=digits, .* need no files and no download"
+FILE = "MNIST/raw/t10k-labels-idx1-ubyte"
+
+
+def test_mnist_names_file_reason_and_a_way_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(MNIST, "mirrors", [REFUSED])
+    monkeypatch.chdir(tmp_path)
+    text = (
+        r"^data=mnist is not there: looked for 'data/MNIST/raw/train-images-idx3-ubyte'\. "
+        rf"The download failed: .*refused.* {HELP}"
+    )
+    with pytest.raises(DataNotFoundError, match=text) as caught:
+        load_mnist("data")
+    assert caught.value.__cause__ is None
+    assert caught.value.__suppress_context__  # no stack trace of urllib
+    assert isinstance(caught.value, FileNotFoundError)
+    assert "\n" not in str(caught.value)
+    (tmp_path / "file").touch()  # a root that cannot be written gives the same error
+    with pytest.raises(DataNotFoundError, match=r"data=mnist is not there: looked for .* The download failed"):
+        load_mnist(tmp_path / "file" / "root")
+
+
+def test_cifar_names_file_reason_and_a_way_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(CIFAR10, "url", REFUSED)
+    with pytest.raises(
+        DataNotFoundError, match=rf"cifar-10-batches-py/data_batch_1'\. The download failed: .*{HELP}"
+    ):
+        load_cifar10(tmp_path)
+
+
+def test_missing_files_are_downloaded_with_a_timeout_that_is_put_back(tmp_path: Path) -> None:
+    seen: list[float | None] = []
+    download("tiny", tmp_path / "new", lambda: seen.append(socket.getdefaulttimeout()), missing=tmp_path)
+    assert seen == [TIMEOUT_SECONDS]
+    assert socket.getdefaulttimeout() is None
+    assert (tmp_path / "new").is_dir()
+
+
+def test_nothing_is_downloaded_when_all_is_there(mnist_root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(self: MNIST) -> None:
+        raise RuntimeError("downloaded although the files are there")
+
+    monkeypatch.setattr(MNIST, "download", fail)
+    assert len(load_mnist(mnist_root).train) == 5
+    (mnist_root / FILE).unlink()
+    with pytest.raises(DataNotFoundError, match=r"looked for '.*t10k-labels-idx1-ubyte'.*although the files"):
+        load_mnist(mnist_root)
+
+
+# ------------------------------------------------------------------------------------ published files
+@pytest.mark.parametrize(
+    ("load", "name"),
+    [
+        (load_mnist, FILE),
+        (lambda root: load_libsvm(root, name="mushrooms"), "libsvm/mushrooms"),
+        (load_penn_treebank, "ptb/ptb.train.txt"),
+        (load_xsum, "xsum/test.jsonl"),
+    ],
+)
+def test_a_published_file_of_another_size_is_refused(tmp_path: Path, load, name: str) -> None:
+    for known in KNOWN:
+        (tmp_path / known).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / known).write_bytes(b"12345")
+    refused = r"\(5 bytes; as published it has [\d,]+\)\. Delete it, then run again to download it, or copy"
+    with pytest.raises(DamagedDataError, match=refused) as caught:
+        load(tmp_path)
+    assert str(tmp_path / name.partition("/")[0]) in str(caught.value)
+
+
+def test_a_published_file_is_hashed_once_and_again_when_it_changes(tmp_path: Path, monkeypatch) -> None:
+    path = tmp_path / "libsvm" / "mushrooms"
+    path.parent.mkdir()
+    path.write_bytes(b"as published")
+    expected = file_hash(path, 0)
+    monkeypatch.setitem(KNOWN, "libsvm/mushrooms", (12, expected))
+    check_known(tmp_path, "libsvm/mushrooms", "libsvm/others")
+    misses = file_hash.cache_info().misses
+    check_known(tmp_path, "libsvm/mushrooms")
+    assert file_hash.cache_info().misses == misses
+    path.write_bytes(b"as publisHed")
+    with pytest.raises(DamagedDataError, match=rf"mushrooms' is damaged \(its sha256 .*{expected[:12]}"):
+        check_known(tmp_path, "libsvm/mushrooms")
+
+
+@pytest.mark.data
+def test_one_flipped_pixel_of_mnist_is_refused(data_root, tmp_path: Path) -> None:
+    root = data_root("MNIST/raw")
+    shutil.copytree(root / "MNIST", tmp_path / "MNIST")
+    assert len(load_mnist(tmp_path, num_train=3).train) == 3
+    file = tmp_path / "MNIST" / "raw" / "t10k-images-idx3-ubyte"
+    content = bytearray(file.read_bytes())
+    content[20000] ^= 1
+    file.write_bytes(content)
+    with pytest.raises(DamagedDataError, match=r"t10k-images-idx3-ubyte' is damaged \(its sha256 starts with"):
+        load_mnist(tmp_path, num_train=3)
+
+
+# ----------------------------------------------------------------------------------------
+CONFIGS = sorted((Path(__file__).parents[3] / "conf" / "data").glob("*.yaml"))
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+def test_every_config_has_the_common_keys_and_a_loader(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = OmegaConf.load(path)
+    assert {"_target_", "root", "num_train", "num_test"} <= set(config)
+    assert callable(hydra.utils.get_method(config["_target_"]))
+    monkeypatch.delenv("CURVLAB_DATA", raising=False)
+    assert config.root == "data"
+    monkeypatch.setenv("CURVLAB_DATA", "elsewhere")
+    assert config.root == "elsewhere"
+
+
+@pytest.mark.parametrize("name", ["digits", "breast_cancer", "diabetes"])
+def test_built_in_sets_load_from_their_config(name: str) -> None:
+    config = OmegaConf.load(next(path for path in CONFIGS if path.stem == name))
+    splits = hydra.utils.instantiate(config, num_train=12)
+    assert splits.name == name
+    assert len(splits.train) == 12
+
+
+@pytest.mark.data
+@pytest.mark.parametrize(
+    ("name", "folder"),
+    [
+        ("mnist", "MNIST"),
+        ("fashion_mnist", "FashionMNIST"),
+        ("cifar10", "cifar10"),
+        ("cifar100", "cifar100"),
+        ("imagenet_sample", "imagenet-sample"),
+    ],
+)
+def test_real_sets_load_from_their_config(data_root, name: str, folder: str) -> None:
+    data_root(folder)
+    config = OmegaConf.load(next(path for path in CONFIGS if path.stem == name))
+    splits = hydra.utils.instantiate(config, num_train=10, num_test=5)
+    assert splits.name == name
+    assert (len(splits.train), len(splits.test)) == (10, 5)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +15,12 @@ import pytest
 import yaml
 from scipy import stats
 
-from curvlab.lab import exact, judge, t_interval
+from curvlab.lab import exact, judge, out_of_reach, t_interval
 from curvlab.lab.reporting import load_claim_sheet
 from curvlab.lab.reporting.claim_values import Measured, check, measure
+from curvlab.lab.reporting.claims import NOT_ASKED, load_claims
 from curvlab.lab.targets.execution import judged
+from curvlab.lab.targets.target import ROOT
 
 
 def made_up(seed: int) -> pd.DataFrame:
@@ -286,3 +290,26 @@ def test_unknown_claims_and_empty_words_are_named(sheet: Path) -> None:
         claims.claim("fall")
     with pytest.raises(ValueError, match=r"claim 'falls': nothing fills \{share\}"):
         claims.claim("falls", of="mlp", bound=1)
+
+
+def test_a_preset_says_beforehand_what_it_cannot_decide(sheet: Path) -> None:
+    content = yaml.safe_load(sheet.read_text())
+    sheet.write_text(yaml.safe_dump(content | {"not_asked": {"laptop": {"falls-*": "One seed."}}}))
+    claims = load_claim_sheet(sheet)
+    wide = out_of_reach(claims.claim("falls", of="mlp", share="half", bound=0.5), "No LLC.")
+    assert [result.verdict for result in claims.asked([wide], "laptop")] == ["not asked here"]
+    assert claims.asked([wide], "embedded") == [wide]
+    assert (
+        claims.asked([replace(wide, claim=replace(wide.claim, id="other"))], "laptop")[0].verdict == "out of reach"
+    )
+
+
+def test_what_a_published_preset_does_not_ask_is_there() -> None:
+    for path in sorted((ROOT / "experiments").glob("*/**/*.yaml")):
+        if path.parent.name == "papers":
+            continue
+        for preset, reasons in load_claim_sheet(path).left_out.items():
+            folder = ROOT / "results" / path.relative_to(ROOT / "experiments").with_suffix("") / preset
+            there = [result.claim.id for result in load_claims(folder) if result.verdict == NOT_ASKED]
+            for pattern in reasons:
+                assert any(fnmatchcase(name, pattern) for name in there), (path.name, preset, pattern)

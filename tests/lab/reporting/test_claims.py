@@ -10,7 +10,15 @@ import numpy as np
 import pytest
 
 from curvlab.lab.reporting import Claim, ClaimResult, Criterion, Interval, exact, judge, out_of_reach, t_interval
-from curvlab.lab.reporting.claims import VERDICTS, decide, describe, load_claims, rerun_command, save_claims
+from curvlab.lab.reporting.claims import (
+    VERDICTS,
+    decide,
+    describe,
+    load_claims,
+    not_asked,
+    rerun_command,
+    save_claims,
+)
 
 
 def claim(**bounds: float | bool) -> Claim:
@@ -84,7 +92,7 @@ def test_rule_agrees_with_a_check_of_every_point() -> None:
                 verdict = decide(value, between(low, high), criterion)
                 assert verdict == oracle(value, low, high, criterion), (value, low, high, criterion)
                 found[verdict] += 1
-    assert set(found) == set(VERDICTS) - {"out of reach"}
+    assert set(found) == set(VERDICTS) - {"out of reach", "not asked here"}
 
 
 def test_a_narrower_interval_never_turns_one_decision_into_another() -> None:
@@ -123,8 +131,32 @@ def test_moving_a_value_along_the_axis_meets_the_verdicts_in_order() -> None:
 @pytest.mark.parametrize("bounds", [LOWER, UPPER, BOTH, {"at_least": -math.inf}, {"at_least": 0.9, "exact": True}])
 def test_no_number_or_too_few_seeds_decide_nothing(value: float, interval: Interval, bounds: dict) -> None:
     result = judge(claim(**bounds), value, interval, if_not_reproduced="why")
-    assert result.verdict == "undecided"
+    assert result.verdict == ("not asked here" if interval.has_too_few_samples else "undecided")
     assert re.search(r"(nothing is decided|seeds decide nothing)\. why$", result.explanation)
+
+
+@pytest.mark.parametrize(
+    ("values", "verdict"),
+    [
+        ([0.5, 0.9, 0.7], "not asked here"),  # spread of the first two: 0.7 ± 0.7, which decides as little
+        ([0.7, 0.71, 0.2], "undecided"),  # they promised 0.705 ± 0.02
+        ([0.1, 1.3, *[0.7] * 8], "direction only"),  # they promised 0.7 ± 0.6; all ten decide, and that stands
+        ([0.95, 0.95, 0.95], "reproduced"),
+    ],
+)
+def test_what_two_seeds_could_not_promise_is_not_asked(values: list[float], verdict: str) -> None:
+    interval = t_interval(values)
+    result = judge(claim(at_least=0.9, direction_at_least=0.3), np.mean(values), interval, if_not_reproduced="why")
+    assert result.verdict == verdict
+    assert ("No more was to be expected" in result.explanation) == (verdict == "not asked here")
+
+
+def test_what_was_known_to_be_out_of_reach_is_not_asked_and_what_was_judged_stands() -> None:
+    left_out = not_asked(out_of_reach(claim(**LOWER), "No LLC."), "Too few epochs.")
+    assert (left_out.verdict, left_out.explanation) == ("not asked here", "Too few epochs. No LLC.")
+    for interval in (between(-0.5, 0.95), between(0.95, 0.99)):
+        judged = judge(claim(**LOWER), 0.95, interval, if_not_reproduced="why")
+        assert not_asked(judged, "Too few epochs.") is judged
 
 
 @pytest.mark.parametrize("interval", [None, between(0.95, 0.99)])
@@ -225,6 +257,7 @@ def some_results() -> list:
         judge(claim("b", "a line"), 0.1, Interval(0.0, math.inf, "t", 3), if_not_reproduced="noise"),
         judge(claim("c", None), 0.1, Interval(-math.inf, 0.2, "t", 3), if_not_reproduced="noise"),
         judge(claim("d", None), None, None, if_not_reproduced="failed"),
+        judge(claim("g", None), 0.1, t_interval([0.5, -0.5, 0.3]), if_not_reproduced="noise"),
         out_of_reach(claim("e", None), "needs ImageNet"),
         judge(
             replace(claim("f", 1), criterion=Criterion(at_most=1.0, exact=True)),

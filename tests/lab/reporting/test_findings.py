@@ -101,7 +101,7 @@ def test_a_number_that_the_paper_does_not_state_is_refused(tmp_path: Path) -> No
     headline = {"says": "a", "claims": ["tab5/no-gaps-*"], "short": "a", "finding": "b", "number": 0.123}
     headline["shown"] = "tab5/no-gaps-logistic-pima-diabetes"
     path.write_text(yaml.safe_dump({"pbrf": {"says": "", "found": "", "picture": "", "headlines": [headline]}}))
-    with pytest.raises(ValueError, match=r"number: 0\.123 does not stand in the paper_value"):
+    with pytest.raises(ValueError, match=r"number: 0\.123 stands in no paper_value of its claims"):
         find(read_results(ROOT / "results"), path)
 
 

@@ -14,6 +14,23 @@ def test_t_interval_matches_the_table() -> None:
     assert (interval.kind, interval.num_samples) == ("t 95 %, 3 seeds", 3)
 
 
+def test_the_forecast_is_of_as_many_values_as_the_first_two() -> None:
+    # s of 1 and 2 is 1 / √2; t quantile 0.975 with 3 degrees of freedom is 3.182446 (any printed table); n = 4
+    low, high = t_interval([1.0, 2.0, 70.0, -3.0]).forecast
+    assert (low + high) / 2 == pytest.approx(1.5)
+    assert high - low == pytest.approx(2 * 3.182446 / math.sqrt(2) / 2, abs=1e-6)
+    assert t_interval([1.0, 2.0]).forecast is None
+
+
+def test_a_rising_function_maps_all_ends() -> None:
+    mapped = t_interval([0.0, 1.0, 2.0]).mapped(math.exp, ", of logarithms")
+    plain = t_interval([0.0, 1.0, 2.0])
+    ends = (mapped.low, mapped.high, *mapped.forecast)
+    assert ends == pytest.approx([math.exp(end) for end in (plain.low, plain.high, *plain.forecast)])
+    assert mapped.kind == "t 95 %, 3 seeds, of logarithms"
+    assert t_interval([0.0, 1e3, 2e3]).mapped(math.exp).high == math.inf
+
+
 def test_one_seed_gives_no_interval() -> None:
     interval = t_interval([1.0])
     assert math.isnan(interval.low)

@@ -10,8 +10,10 @@ import pytest
 import yaml
 
 from curvlab.lab import Claim, Criterion, Interval, exact, judge, out_of_reach
+from curvlab.lab.reporting.causes import cause
 from curvlab.lab.reporting.claims import Change, save_claims
-from curvlab.lab.reporting.findings import HEADLINES, find
+from curvlab.lab.reporting.findings import HEADLINES, NO_VALUE, find
+from curvlab.lab.reporting.picture_titles import picture_title
 from curvlab.lab.reporting.report import (
     build_report,
     main,
@@ -81,6 +83,9 @@ lissa:
   says: It converges.
   found: By {fig1/correlates-mlp:%}, and {fig1/none}.
   picture: lissa/fig1
+  easy: To get {fig1/correlates-mlp}.
+  hard: The rest.
+  leaves open: Why.
   headlines:
     - says: LiSSA gives the PBRF.
       claims: [fig1/correlates-*]
@@ -144,12 +149,64 @@ def test_a_papers_page_has_headlines_claims_settings_and_what_made_them(made_up:
         "| needed: at least 0.99 (direction: at least 0.5). |",
         "| the same: lenet | the same | 0.998 [",
         "| Ours is faster. |  | not measured | out of reach | needed: at most 1. Needs a GPU. |",
-        "† 3 of 4 claims",
+        "4 claims, each judged by its criterion and interval; of 3 (†) the criterion or measure was changed",
+        "- lissa-fig1, 2026-11-20, 2 claims: ",
         "| training images | 4998, 500 | 1281167 |",
         "- CIFAR-10 instead of ImageNet",
     ):
         assert line in page, line
     assert "must not be shown" not in page
+    parts = ["Scope", "Method", "Results", "What was easy", "What was hard", "What the paper leaves open"]
+    assert [part for part in re.findall(r"^## (.*)$", page, re.MULTILINE) if part in parts] == parts
+    assert "## What was easy\n\nTo get 0.998.\n" in page
+
+
+def test_the_committed_pages_come_to_the_first_target_soon(committed: dict[str, str]) -> None:
+    for name, page in committed.items():
+        if name.endswith("/README.md"):
+            assert len(page.partition("\n### ")[0].split()) <= 250, name
+            assert name.startswith("benchmarks/") or "\n## Why claims are not reproduced\n" in page
+
+
+@pytest.mark.parametrize(
+    ("name", "verdict", "why"),
+    [
+        ("a/b/c", "undecided", "power"), ("a/b/c", "refuted", "refuted"), ("a/b/c", "reproduced", None),
+        ("lissa/fig1/agreement-x", "not reproduced", "regime"), ("a/b/c", "not reproduced", "refuted"),
+        ("rank1/rate/printed-bound", "refuted", "misprint"), ("lissa/fig1/agreement-x", "refuted", "refuted"),
+    ],
+)  # fmt: skip
+def test_a_claim_that_is_not_reproduced_has_a_cause_of_the_list(name: str, verdict: str, why: str | None) -> None:
+    assert cause(name, verdict) == why
+
+
+def test_a_cause_outside_of_the_list_is_named(tmp_path: Path) -> None:
+    (tmp_path / "causes.yaml").write_text("bad luck: [a/*]")
+    with pytest.raises(ValueError, match="'bad luck' is no cause; the list is regime, reduced scale"):
+        cause("a/b/c", "refuted", tmp_path / "causes.yaml")
+
+
+def test_misprints_are_the_papers_own_statements_that_fail_as_printed(committed: dict[str, str]) -> None:
+    page = committed["MISPRINTS.md"]
+    assert "Proposition" in page
+    assert "| misprint | [rank1-rate](rank1/README.md#rank1-rate" in page
+    assert "bench-" not in page
+
+
+# ------------------------------------------------------------------------------------ titles of pictures
+def test_every_published_headline_picture_is_titled_by_what_was_found() -> None:
+    for folder in read_results(ROOT / "results"):
+        if folder.paper != "benchmarks" and folder.claims:
+            title = picture_title(folder.key, folder.claims)
+            assert NO_VALUE not in title
+            assert title or folder.preset == "laptop", f"{folder.key}: no sentence of pictures.yaml can be told"
+
+
+def test_a_picture_has_the_first_sentence_whose_claims_are_there(tmp_path: Path) -> None:
+    path = tmp_path / "pictures.yaml"
+    path.write_text('a/b: ["No {none}.", "It is {correlates-mlp:%} of {far}.", "It is {correlates-mlp:%}."]')
+    assert picture_title("a/b", [GOOD, FAR], path) == "It is 99.8 %."  # FAR is out of reach
+    assert picture_title("a/c", [GOOD], path) == ""
 
 
 def test_reproduce_has_every_result_with_its_cost(made_up: dict[str, str]) -> None:
@@ -213,7 +270,7 @@ def test_a_damaged_file_is_named_and_the_rest_is_shown(results: Path, name: str,
     page = (results / "lissa/README.md").read_text()
     assert f"**Damaged:** {problem}" in page
     assert "[embedded](tab3/embedded)" not in page
-    assert "## lissa-tab3: LiSSA against PBRF" in page
+    assert "### lissa-tab3: LiSSA against PBRF" in page
     assert str(results.parent) not in page
 
 

@@ -78,6 +78,11 @@ def test_mistyped_forms_are_refused(override: str, text: str) -> None:
         ("tasks.ffnn_6_6_digits_640.training.batch_size=-1", "batch_size must be at least 1"),
         ("+damping=-.5", "damping must be at least 0"),
         ("llc.num_burnin_steps=-1", "num_burnin_steps must be at least 0"),
+        ("+damping_ratio=-1", "damping_ratio must be at least 0"),
+        ("seeds=[0,-1]", "seeds must be at least 0"),
+        ("seed=abc", "seed=abc is no seed: it must be a whole number"),
+        ("device=gpu", "device=gpu is no device: it must be auto, cpu, cuda"),
+        ("tasks=ffnn", "named by task=NAME"),
     ],
 )
 def test_numbers_that_no_target_can_work_with_are_refused(override: str, text: str) -> None:

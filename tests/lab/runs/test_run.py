@@ -32,8 +32,8 @@ class Recorder(Tracker):
     def __init__(self) -> None:
         self.calls: list[Any] = []
 
-    def log(self, metrics: Any, step: int | None = None) -> None:
-        self.calls.append(("log", metrics, step))
+    def log(self, metrics: Any) -> None:
+        self.calls.append(("log", metrics))
 
     def log_table(self, name: str, table: pd.DataFrame) -> None:
         self.calls.append(("table", name, len(table)))
@@ -44,8 +44,8 @@ class Recorder(Tracker):
     def log_folder(self, name: str, folder: Path) -> None:
         self.calls.append(("folder", name, sorted(path.name for path in folder.iterdir())))
 
-    def finish(self, exit_code: int = 0) -> None:
-        self.calls.append(("finish", exit_code))
+    def finish(self, error: str = "") -> None:
+        self.calls.append(("finish", error))
 
 
 @pytest.fixture
@@ -69,14 +69,14 @@ def test_a_run_leaves_a_complete_folder(
     checkout: Path, recorder: Recorder, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with start() as run:
-        run.log({"loss": 1.0}, step=2)
         run.save_table(pd.DataFrame({"x": [1 / 3]}))
         run.save_image(np.full((2, 3), 7, dtype=np.uint8), "figure_pixels.png")
         run.record_data("digits", "ab12")
         run.note(reduced=["points"], seeds=[0, 1])
         assert not (run.folder / "run.json").exists()
         run.save_record([{"name": "points", "ours": 2, "paper": 25}])
-        run.hand_to_tracker({"cost/products": 3.0})
+        curves = pd.DataFrame({"curve/a/loss": [2.0, 1.0], "curve/b/loss": [np.nan, 3.0]}, index=[0, 5])
+        run.hand_to_tracker({"cost/products": 3.0}, [curves.rename_axis(index="x/step")])
     folder = checkout / "results" / "toy" / "fig1" / "smoke"
     names = ["figure_pixels.png", "run.json", "table.csv"]
     assert sorted(path.name for path in folder.iterdir()) == names
@@ -85,13 +85,15 @@ def test_a_run_leaves_a_complete_folder(
     assert (record["target"], record["title"], record["preset"]) == ("toy-fig1", "a demonstration", "smoke")
     assert (record["reduced"], record["seeds"], record["data"]) == (["points"], [0, 1], {"digits": "ab12"})
     assert record["settings"] == [{"name": "points", "ours": 2, "paper": 25}]
+    assert set(recorder.calls[2][1]) == {"cost/products", "progress/units", "progress/seconds"}
+    del recorder.calls[2]
     assert recorder.calls == [
-        ("log", {"loss": 1.0}, 2),
-        ("log", {"cost/products": 3.0}, None),
+        ("log", {"x/step": 0.0, "curve/a/loss": 2.0}),
+        ("log", {"x/step": 5.0, "curve/a/loss": 1.0, "curve/b/loss": 3.0}),
         ("table", "table", 1),
         ("figure", "figure_pixels", "figure_pixels.png"),
         ("folder", "toy-fig1-smoke", names),
-        ("finish", 0),
+        ("finish", ""),
     ]
     assert capsys.readouterr().out == "toy-fig1 (smoke): results/toy/fig1/smoke\n"
 
@@ -104,7 +106,7 @@ def test_failure_leaves_no_record_and_closes_the_tracker(checkout: Path, recorde
         run.save_table(pd.DataFrame({"x": [2.0]}))  # from here on the old record would be wrong
         _ = 1 / 0
     assert [path.name for path in run.folder.iterdir()] == ["table.csv"]
-    assert recorder.calls[-1] == ("finish", 1)
+    assert recorder.calls[-1] == ("finish", "ZeroDivisionError: division by zero")
 
 
 def test_what_an_earlier_run_left_goes_with_the_first_table(checkout: Path) -> None:
@@ -139,7 +141,7 @@ def test_interrupt_says_that_the_command_resumes(
     with pytest.raises(KeyboardInterrupt), start():
         raise KeyboardInterrupt
     assert "toy-fig1: interrupted; finished units are kept, the same command resumes" in capsys.readouterr().err
-    assert recorder.calls == [("finish", 1)]
+    assert recorder.calls == [("finish", "KeyboardInterrupt: ")]
 
 
 def test_table_has_so_many_digits_in_every_column(checkout: Path) -> None:

@@ -1,6 +1,8 @@
 """The claims of a target (<item>.yaml): what a paper says, and when it counts as reproduced.
 
 source: Saghir et al. 2024, Sec. 3.3, Fig. 6     # of every claim that names no other
+not_asked:                                       # optional: what a preset cannot decide, as known beforehand
+  laptop: {"*-resnet8": Its loss is 3 after the epochs of this preset; the paper's regime is 1e-5.}
 claims:
   llc-does-not-increase:
     statement: The LLC of SGD does not increase although its learning rate is raised ({of}).
@@ -30,6 +32,9 @@ claims:
     unit: points            what is repeated, for the text; the name of `over`, or "rows", unless given
     otherwise: TEXT         why the claim is out of reach for a group none of whose rows counts; else it has none
 
+`not_asked` names claims by their ids, a star stands for anything. Those of them that come out out of reach are not
+asked for the reason given; what a run judges stands all the same.
+
 An EXPRESSION is of columns, as in DataFrame.eval: `last / first`, "`found at 20 %` - loss", sqrt(a). nan stays
 nan, and undecides: say in `where` which rows may be missing.
 """
@@ -38,7 +43,8 @@ from __future__ import annotations
 
 import string
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +52,7 @@ import pandas as pd
 import yaml
 
 from curvlab.lab.reporting.claim_values import check, measure
-from curvlab.lab.reporting.claims import Change, Claim, ClaimResult, Criterion, judge, out_of_reach
+from curvlab.lab.reporting.claims import Change, Claim, ClaimResult, Criterion, judge, not_asked, out_of_reach
 
 _REQUIRED = {"statement", "paper_value", "measure", "criterion"}
 _OPTIONAL = {"source", "changed", "value", "why"}
@@ -60,11 +66,13 @@ class ClaimSheet:
         path: the file.
         source: where a claim stands that does not say so itself.
         entries: the claims by id.
+        left_out: reasons by pattern of claims, by preset, that it cannot decide.
     """
 
     path: Path
     source: str
     entries: Mapping[str, Mapping[str, Any]]
+    left_out: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
     def claim(self, name: str, of: str = "", **words: Any) -> Claim:
         """Return a claim.
@@ -122,6 +130,15 @@ class ClaimSheet:
         places = list(self.entries)
         return sorted(results, key=lambda result: places.index(self._entry_of(result.claim.id) or places[-1]))
 
+    def asked(self, results: Iterable[ClaimResult], preset: str) -> list[ClaimResult]:
+        """Return results, those out of reach for a reason known beforehand (`not_asked`) with that reason."""
+        reasons, found = self.left_out.get(preset, {}), []
+        for result in results:
+            fitting = (reason for pattern, reason in reasons.items() if fnmatchcase(result.claim.id, pattern))
+            reason = next(fitting, None)
+            found.append(result if reason is None else not_asked(result, reason))
+        return found
+
     def check_all_judged(self, results: Iterable[ClaimResult]) -> None:
         """Raise a ValueError when a claim of the file was not judged: out_of_reach says why one cannot be."""
         judged = {self._entry_of(result.claim.id) for result in results}
@@ -144,6 +161,7 @@ def load_claim_sheet(path: str | Path) -> ClaimSheet:
     try:
         content = yaml.load(path.read_text(encoding="utf-8"), _UniqueKeys)  # a SafeLoader
         source, entries = str(content["source"]), dict(content["claims"])
+        left_out = {preset: dict(reasons) for preset, reasons in (content.get("not_asked") or {}).items()}
     except (yaml.YAMLError, TypeError, KeyError, ValueError) as error:
         raise ValueError(f"{path.as_posix()} needs `source` and `claims`: {error}") from error
     for name, entry in entries.items():
@@ -161,7 +179,7 @@ def load_claim_sheet(path: str | Path) -> ClaimSheet:
                 check(entry["value"])
             except ValueError as error:
                 raise ValueError(f"{path.as_posix()}, claim {name!r}: {error}") from None
-    return ClaimSheet(path, source, entries)
+    return ClaimSheet(path, source, entries, left_out)
 
 
 class _UniqueKeys(yaml.SafeLoader):

@@ -7,6 +7,7 @@ the ratio of two columns, or the correlation of two columns. Columns may be expr
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -115,11 +116,10 @@ def _mean(of: str, rows: pd.DataFrame, value: Mapping[str, Any]) -> Measured:
     column = _column(rows, value["ratio"] if is_ratio else value["mean"])
     samples = _over(rows, np.log(column) if is_ratio else column, value["over"])
     found = t_interval(samples, unit=value.get("unit", _plural(value["over"])))
-    ends = np.array([found.low, samples.mean(), found.high])
-    low, middle, high = (float(end) for end in (np.exp(ends) if is_ratio else ends))
-    return Measured(
-        of, middle, Interval(low, high, found.kind, found.num_samples), _listed(samples, value, is_ratio)
-    )
+    middle = float(samples.mean())
+    if is_ratio:
+        middle, found = math.exp(middle), found.mapped(math.exp)
+    return Measured(of, middle, found, _listed(samples, value, is_ratio))
 
 
 def _extreme(of: str, rows: pd.DataFrame, value: Mapping[str, Any]) -> Measured:

@@ -11,16 +11,21 @@ its own value). The first line that applies gives the verdict:
 
     ==============  =========================================================================================
     out of reach    there is no value; the explanation says why
-    undecided       the value or an end is nan, or it is a t interval over fewer than three seeds
+    not asked here  it is a t interval over fewer than three seeds, whatever its ends
+    undecided       the value or an end is nan
     reproduced      the whole interval satisfies the criterion
     refuted         the criterion is of an exact statement, and so is the value (low == value == high): the
                     explanation gives the counter-example
     direction only  the whole interval satisfies the weaker criterion for the direction
     not reproduced  the whole interval lies outside the criterion, and outside the direction's where one is stated
     undecided       anything else: part of the interval would give one verdict, part of it another
+    not asked here  instead of undecided, where no more was to be expected: the interval that the first two seeds
+                    forecast for all of them lies on both sides of a bound, too
     ==============  =========================================================================================
 
-Bounds are inclusive. A preset may also call a claim out of reach that it has a value for, with the reason.
+A claim stands at a preset that can decide it. The forecast can only take out what came out undecided; what a run
+decides stands, whatever was forecast. Bounds are inclusive. A preset may also call a claim out of reach that it
+has a value for, with the reason; and a sheet may say beforehand what a preset cannot decide (see `claim_sheet`).
 """
 
 from __future__ import annotations
@@ -42,9 +47,11 @@ UNDECIDED = "undecided"
 NOT_REPRODUCED = "not reproduced"
 REFUTED = "refuted"
 OUT_OF_REACH = "out of reach"
+NOT_ASKED = "not asked here"
 FILE_NAME = "claims.json"
 SCHEMA_VERSION = 2
-VERDICTS = (REPRODUCED, DIRECTION_ONLY, UNDECIDED, NOT_REPRODUCED, REFUTED, OUT_OF_REACH)
+VERDICTS = (REPRODUCED, DIRECTION_ONLY, UNDECIDED, NOT_REPRODUCED, REFUTED, OUT_OF_REACH, NOT_ASKED)
+UNJUDGED = (OUT_OF_REACH, NOT_ASKED)
 
 
 @dataclass(frozen=True)
@@ -183,23 +190,38 @@ class ClaimResult:
                 "the reason, or the run that shows it."
             )
         follows = decide(self.value, self.interval, self.claim.criterion)
-        if self.verdict not in (OUT_OF_REACH, follows):
+        if self.verdict not in (*UNJUDGED, follows):
             raise ValueError(
                 f"claim {self.claim.id!r}: {self.verdict!r} does not follow from its value and interval; "
                 "let judge() decide."
             )
+
+    @property
+    def weighed(self) -> str:
+        """The verdict in a headline, where what was measured and not asked for want of power is undecided."""
+        powerless = self.verdict == NOT_ASKED and self.explanation.startswith("Measured ")
+        return UNDECIDED if powerless else self.verdict
 
 
 def decide(value: float | None, interval: Interval | None, criterion: Criterion) -> str:
     """Return the verdict on a measured value: the rule at the head of this module, and nothing else."""
     if value is None or interval is None:
         return OUT_OF_REACH
-    measured = (interval.low, value, interval.high)
-    if any(math.isnan(end) for end in measured) or interval.has_too_few_samples:
+    if interval.has_too_few_samples:
+        return NOT_ASKED
+    verdict = _verdict((interval.low, value, interval.high), criterion)
+    if verdict != UNDECIDED or interval.forecast is None:
+        return verdict
+    return NOT_ASKED if _verdict(interval.forecast, criterion) == UNDECIDED else UNDECIDED
+
+
+def _verdict(measured: tuple[float, ...], criterion: Criterion) -> str:
+    """Return the verdict on a value with the ends of its interval, or on the ends alone."""
+    if any(math.isnan(end) for end in measured):
         return UNDECIDED
     if criterion.holds(measured):
         return REPRODUCED
-    if criterion.exact and interval.low == value == interval.high:
+    if criterion.exact and len(set(measured)) == 1:
         return REFUTED
     if criterion.shows_direction(measured):
         return DIRECTION_ONLY
@@ -214,16 +236,23 @@ def describe(value: float | None, interval: Interval | None, criterion: Criterio
     if math.isnan(interval.low) and math.isnan(interval.high):
         spread = f"no interval: {interval.kind}"
     fact = f"Measured {value:.4g} ({spread}); needed: {criterion}."
-    if decide(value, interval, criterion) != UNDECIDED:
+    verdict = decide(value, interval, criterion)
+    if verdict not in (UNDECIDED, NOT_ASKED):
         return fact
     measured = (interval.low, value, interval.high)
-    if any(math.isnan(end) for end in measured):
-        return f"{fact} Without numbers at both ends nothing is decided."
     if interval.has_too_few_samples:
         return f"{fact} Fewer than {MIN_SAMPLES} seeds decide nothing."
-    if criterion.misses(measured):
-        return f"{fact} The criterion is missed; the interval lies on both sides of the direction's bound."
-    return f"{fact} The interval lies on both sides of a bound."
+    if any(math.isnan(end) for end in measured):
+        return f"{fact} Without numbers at both ends nothing is decided."
+    missed = "The criterion is missed; the interval lies on both sides of the direction's bound."
+    fact += f" {missed if criterion.misses(measured) else 'The interval lies on both sides of a bound.'}"
+    if verdict == UNDECIDED or interval.forecast is None:
+        return fact
+    low, high = interval.forecast
+    return (
+        f"{fact} No more was to be expected: {interval.num_samples} values with the spread of the first two would "
+        f"reach from {low:.4g} to {high:.4g}."
+    )
 
 
 def judge(claim: Claim, value: float | None, interval: Interval | None, *, if_not_reproduced: str) -> ClaimResult:
@@ -245,7 +274,8 @@ def judge(claim: Claim, value: float | None, interval: Interval | None, *, if_no
         )
     value = None if value is None else _rounded(value)
     if interval is not None:
-        interval = replace(interval, low=_rounded(interval.low), high=_rounded(interval.high))
+        forecast = interval.forecast and (_rounded(interval.forecast[0]), _rounded(interval.forecast[1]))
+        interval = replace(interval, low=_rounded(interval.low), high=_rounded(interval.high), forecast=forecast)
     verdict = decide(value, interval, claim.criterion)
     if verdict == REPRODUCED:
         return ClaimResult(claim, value, interval, verdict)
@@ -261,6 +291,13 @@ def _rounded(number: float) -> float:
 def out_of_reach(claim: Claim, reason: str) -> ClaimResult:
     """Return the claim as one that this preset cannot check, with the reason."""
     return ClaimResult(claim, None, None, OUT_OF_REACH, reason)
+
+
+def not_asked(result: ClaimResult, reason: str) -> ClaimResult:
+    """Return a claim out of reach as one whose reason was known beforehand; one that was judged as it is."""
+    if result.verdict != OUT_OF_REACH:
+        return result
+    return replace(result, verdict=NOT_ASKED, explanation=f"{reason.strip()} {result.explanation}".strip())
 
 
 def _outside(values: Iterable[float], low: float | None, high: float | None) -> bool:
@@ -327,6 +364,8 @@ def rerun_command(folder: str | Path) -> str:
 def plain_result(result: ClaimResult) -> dict[str, Any]:
     """Return one claim as claims.json has it."""
     plain: dict[str, Any] = _to_json(asdict(result))
+    if result.interval is not None and result.interval.forecast is None:
+        del plain["interval"]["forecast"]
     return plain
 
 
@@ -334,6 +373,8 @@ def _to_json(value: Any) -> Any:
     """Return `value` with nan and infinities as text, since JSON has no such numbers."""
     if isinstance(value, dict):
         return {key: _to_json(entry) for key, entry in value.items()}
+    if isinstance(value, tuple):
+        return [_to_json(entry) for entry in value]
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     return value
@@ -346,7 +387,10 @@ def _result(entry: dict[str, Any]) -> ClaimResult:
     }
     changed = tuple(Change(**change) for change in claim["changed"])
     if interval is not None:
-        interval = Interval(**interval | {end: _number(interval[end]) for end in ("low", "high")})
+        forecast = interval.get("forecast")
+        ends: dict[str, Any] = {end: _number(interval[end]) for end in ("low", "high")}
+        ends["forecast"] = None if forecast is None else (float(forecast[0]), float(forecast[1]))
+        interval = Interval(**interval | ends)
     return ClaimResult(
         Claim(**claim | {"criterion": Criterion(**bounds), "changed": changed}),
         _number(value),

@@ -6,13 +6,15 @@ lissa:
   says: A stochastic solver gives influence functions of any network.             # the paper, in a sentence or two
   found: LiSSA works for networks stopped early ({fig1/agreement-mlp-mnist-early}).   # what we found
   picture: lissa/fig4                            # the target whose picture stands beside them
+  easy: ...                                      # and `hard`, `leaves open`: the last parts of its page
   headlines:
     - says: LiSSA with these hyperparameters gives the proximal Bregman response.     # what a reader remembers
       claims: [fig1/agreement-*]                 # <item>/<claim> of this paper, a star stands for variants
       short: correlation of LiSSA with the PBRF  # what `shown` measures, for the picture of all headlines
       shown: fig1/agreement-mlp-mnist-early      # the claim that the picture shows
       finding: It does for networks stopped early (correlation {fig1/agreement-mlp-mnist-early}).
-      number: 0.97                               # optional: of `shown`'s paper_value, for the picture
+      number: [0.90, 0.97]                       # optional, for the picture: of the claims' paper_value
+      per: 100                                   # optional: the paper's number over this is in our unit
 
 A number in a sentence is a claim in braces, never typed: {item/claim} is its value x with two digits.
 {item/claim:-}, {item/claim:%}, {item/claim:-%}, {item/claim:/}, {item/claim:1/(1-)} and {item/claim:10^} are -x, x
@@ -21,7 +23,8 @@ and -x in percent, 1/x, 1/(1-x) and 10^x; {item/claim:interval} is x with its in
 parts is another paper's, {benchmarks/llc/ratio}. "(no value)" stands where results lack it.
 
 The verdict of a headline is that of its claims at the largest preset that has judged one of them. Claims out of
-reach do not count; with R reproduced, D direction only, U undecided, N not reproduced or refuted of the others:
+reach or not asked there do not count, but those that were measured and not asked for want of power are undecided
+here; with R reproduced, D direction only, U undecided, N not reproduced or refuted of the others:
 
     out of reach       none is left
     in part            N > 0 and R + D > 0
@@ -50,6 +53,7 @@ from curvlab.lab.reporting.claims import (
     REFUTED,
     REPRODUCED,
     UNDECIDED,
+    UNJUDGED,
     ClaimResult,
 )
 from curvlab.lab.reporting.intervals import Interval
@@ -75,7 +79,8 @@ class Headline:
         short: what the shown claim measures.
         shown: the claim that stands for the headline in the picture, "<paper>/<item>/<claim>".
         finding: what was found, with references in the place of numbers.
-        number: the paper's, for the picture; None where it states none.
+        number: the paper's, one or the ends of its range; none where it states none.
+        per: what these are divided by to be in our unit.
     """
 
     paper: str
@@ -84,7 +89,8 @@ class Headline:
     short: str
     shown: str
     finding: str
-    number: float | None = None
+    number: tuple[float, ...] = ()
+    per: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -122,6 +128,7 @@ class PaperFindings:
         says: what it says, in our words.
         text: what was found, with its numbers.
         picture: the key of the target whose picture stands beside them.
+        easy, hard, leaves_open: what it took to reproduce it, and what it does not answer; may be empty.
         findings: on its headlines, in the order of headlines.yaml.
     """
 
@@ -129,6 +136,9 @@ class PaperFindings:
     says: str
     text: str
     picture: str
+    easy: str
+    hard: str
+    leaves_open: str
     findings: tuple[Finding, ...]
 
 
@@ -151,6 +161,9 @@ def find(folders: Sequence[ResultFolder], path: Path = HEADLINES) -> tuple[Paper
                 str(entry["says"]),
                 tell(paper, str(entry["found"]), best),
                 str(entry["picture"]),
+                tell(paper, str(entry.get("easy", "")), best),
+                tell(paper, str(entry.get("hard", "")), best),
+                tell(paper, str(entry.get("leaves open", "")), best),
                 tuple(_find(_headline(paper, each), claims, best) for each in entry["headlines"]),
             )
             for paper, entry in yaml.safe_load(path.read_text(encoding="utf-8")).items()
@@ -164,15 +177,18 @@ def find(folders: Sequence[ResultFolder], path: Path = HEADLINES) -> tuple[Paper
 
 
 def _headline(paper: str, entry: Mapping[str, Any]) -> Headline:
-    needed, optional = {"says", "claims", "short", "shown", "finding"}, {"number"}
+    needed, optional = {"says", "claims", "short", "shown", "finding"}, {"number", "per"}
     if not needed <= set(entry) <= needed | optional:
         raise ValueError(
-            f"headlines.yaml, {paper}: a headline has {', '.join(sorted(needed))} and may have number; "
+            f"headlines.yaml, {paper}: a headline has {', '.join(sorted(needed))} and may have number and per; "
             f"this one has {', '.join(entry)}"
         )
     texts: dict[str, Any] = {name: str(entry[name]) for name in ("says", "short", "finding")}
     claims = tuple(_whole(paper, claim) for claim in entry["claims"])
-    return Headline(paper, claims=claims, shown=_whole(paper, entry["shown"]), number=entry.get("number"), **texts)
+    stated = entry.get("number", [])
+    numbers = tuple(float(each) for each in (stated if isinstance(stated, list) else [stated]))
+    shown, per = _whole(paper, entry["shown"]), float(entry.get("per", 1))
+    return Headline(paper, claims=claims, shown=shown, number=numbers, per=per, **texts)
 
 
 def _find(
@@ -185,18 +201,18 @@ def _find(
             for name, result in there.items()
             if any(fnmatchcase(name, pattern) for pattern in headline.claims)
         }
-        if any(result.verdict != OUT_OF_REACH for result in own.values()):
+        if any(result.weighed not in UNJUDGED for result in own.values()):
             break
     else:
         return Finding(headline, "", {}, OUT_OF_REACH, "No preset has judged it yet.", None)
     shown = there.get(headline.shown)
-    stated = headline.number is None or shown is None or f"{headline.number:g}" in str(shown.claim.paper_value)
-    if shown is not None and not stated:
-        raise ValueError(
-            f"headlines.yaml, {headline.says!r}: number: {headline.number:g} does not stand in the paper_value of "
-            f"{headline.shown}, which is {shown.claim.paper_value!r}"
-        )
-    verdict = headline_verdict(result.verdict for result in own.values())
+    said = " ".join(str(result.claim.paper_value) for result in own.values())
+    for number in headline.number:
+        if shown is not None and f"{number:g}" not in said:
+            raise ValueError(
+                f"headlines.yaml, {headline.says!r}: number: {number:g} stands in no paper_value of its claims"
+            )
+    verdict = headline_verdict(result.weighed for result in own.values())
     text = tell(headline.paper, headline.finding, {**best, **there})  # what it does not have, another preset may
     return Finding(headline, preset, own, verdict, text, shown if shown and shown.interval else None)
 

@@ -44,24 +44,25 @@ def forest(papers: Sequence[PaperFindings], titles: Mapping[str, str]) -> Figure
     """
     rows = {paper.paper: [each for each in paper.findings if each.shown is not None] for paper in papers}
     num_rows = len(rows) + sum(map(len, rows.values()))
-    drawing, grid = plots.figure(1, 1, panel_size=(8.0, 0.245 * num_rows + 0.9))
+    drawing, grid = plots.figure(1, 1, panel_size=(8.8, 0.245 * num_rows + 0.9))
     axes = grid[0, 0]
-    axes.set(xlim=(-1.75, 1.95), ylim=(num_rows - 0.4, -2.2))
+    axes.set(xlim=(-2.0, 2.1), ylim=(num_rows - 0.4, -2.2))
     axes.axis("off")
     row = 0
     for paper, members in rows.items():
-        axes.text(-1.75, row, titles.get(paper, paper), fontsize=8.5, weight="bold", va="center")
+        axes.text(-2.0, row, titles.get(paper, paper), fontsize=8.5, weight="bold", va="center")
         row += 1
         for finding in members:
             axes.text(-0.04, row, finding.headline.short, fontsize=7.5, ha="right", va="center")
             if finding.shown is not None:
-                _draw_row(axes, row, finding.shown, finding.headline.number, _COLORS[finding.verdict])
+                paper_has = [number / finding.headline.per for number in finding.headline.number]
+                _draw_row(axes, row, finding.shown, paper_has, _COLORS[finding.verdict])
             row += 1
     handles: list[Artist] = [
         *(Line2D([], [], color=color, marker="o", markersize=4, label=word) for word, color in _COLORS.items()),
     ]
-    if any(finding.headline.number is not None for paper in rows.values() for finding in paper):
-        handles.append(Line2D([], [], color="black", marker="D", linestyle="none", label="paper's number"))
+    if any(finding.headline.number for paper in rows.values() for finding in paper):
+        handles.append(Line2D([], [], color="black", marker="D", markersize=4, label="paper's number or range"))
     handles += [
         Patch(color="#dcebdc", label="where the claim holds (each row has its own scale)"),
     ]
@@ -69,21 +70,22 @@ def forest(papers: Sequence[PaperFindings], titles: Mapping[str, str]) -> Figure
     return drawing
 
 
-def _draw_row(axes: Axes, row: int, result: ClaimResult, paper: float | None, color: str) -> None:
+def _draw_row(axes: Axes, row: int, result: ClaimResult, paper: Sequence[float], color: str) -> None:
     value, interval, criterion = result.value, result.interval, result.claim.criterion
     if value is None or interval is None:
         return
     low, high = (value if math.isnan(end) else end for end in (interval.low, interval.high))
     bounds = [bound for bound in (criterion.at_least, criterion.at_most) if bound is not None]
-    place = _scale([value, *bounds, *([] if paper is None else [paper])], low, high)
+    place = _scale([value, *bounds, *paper], low, high)
     holds_from = _LEFT if criterion.at_least is None else place(criterion.at_least)
     holds_to = _RIGHT if criterion.at_most is None else place(criterion.at_most)
     axes.fill_betweenx([row - 0.36, row + 0.36], _LEFT, _RIGHT, color="#f2f2f2", linewidth=0)
     axes.fill_betweenx([row - 0.36, row + 0.36], holds_from, holds_to, color="#dcebdc", linewidth=0)
     axes.plot([place(low), place(high)], [row, row], color=color, linewidth=1.8, solid_capstyle="butt")
     axes.plot(place(value), row, marker="o", markersize=4.5, color=color)
-    if paper is not None:
-        axes.plot(place(paper), row, marker="D", markersize=4, color="black")
+    axes.plot(
+        [place(each) for each in paper], [row + 0.2] * len(paper), marker="D", markersize=3, color="black", lw=0.8
+    )
     spread = "" if low == high else f" ({written(low)} to {written(high)})"
     axes.text(
         1.04, row, f"{written(value)}{spread}; {_condition(result)}", fontsize=7, va="center", color="#333333"

@@ -21,12 +21,15 @@ class Interval:
         high: upper end; nan when it could not be found.
         kind: how the ends were found, e.g. "t 95 %, 3 seeds".
         num_samples: independent values behind it (seeds, points, ...).
+        forecast: the ends that as many values with the mean and the spread of the first two would have: what was
+            to be expected of the whole run once two seeds were known. None where nothing was forecast.
     """
 
     low: float
     high: float
     kind: str
     num_samples: int
+    forecast: tuple[float, float] | None = None
 
     def __post_init__(self) -> None:
         if self.low > self.high:
@@ -38,6 +41,18 @@ class Interval:
     def has_too_few_samples(self) -> bool:
         """Whether it is a t interval over fewer than `MIN_SAMPLES` values, which decides nothing."""
         return self.kind.split()[0] == "t" and self.num_samples < MIN_SAMPLES
+
+    def mapped(self, function: Callable[[float], float], note: str = "") -> Interval:
+        """Return the interval of a rising function of the value, e.g. exp of a mean logarithm."""
+
+        def of(end: float) -> float:
+            try:
+                return function(end)
+            except OverflowError:
+                return np.inf
+
+        forecast = None if self.forecast is None else (of(self.forecast[0]), of(self.forecast[1]))
+        return Interval(of(self.low), of(self.high), self.kind + note, self.num_samples, forecast)
 
 
 def exact(value: float, *, kind: str = "deterministic") -> Interval:
@@ -54,8 +69,15 @@ def t_interval(values: ArrayLike, *, unit: str = "seeds", confidence: float = 0.
     kind = f"t {100 * confidence:g} %, {_count(len(sample), unit)}"
     if len(sample) < 2:
         return Interval(np.nan, np.nan, kind, len(sample))
-    half_width = stats.t.ppf((1 + confidence) / 2, len(sample) - 1) * stats.sem(sample)
-    return Interval(float(sample.mean() - half_width), float(sample.mean() + half_width), kind, len(sample))
+    quantile = stats.t.ppf((1 + confidence) / 2, len(sample) - 1)
+    half_width = quantile * stats.sem(sample)
+    forecast = None
+    if len(sample) >= MIN_SAMPLES and np.isfinite(sample).all():
+        first = sample[:2]
+        half = float(quantile * first.std(ddof=1) / np.sqrt(len(sample)))
+        forecast = (float(first.mean()) - half, float(first.mean()) + half)
+    low, high = float(sample.mean() - half_width), float(sample.mean() + half_width)
+    return Interval(low, high, kind, len(sample), forecast)
 
 
 def bootstrap_interval(

@@ -8,6 +8,8 @@ drawing.savefig("figure.png")
 from __future__ import annotations
 
 import io
+import math
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ from cycler import cycler
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.figure import Figure
+from matplotlib.text import Text
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 from numpy.typing import ArrayLike
 from PIL import Image
@@ -26,7 +29,9 @@ from scipy import stats
 from curvlab.files import write_atomically
 
 _DPI = 110
-_NUM_COLORS = 64
+_WIDEST = 9.0  # inches: text of 8 points can be read where a page shows the picture 700 pixels wide
+_NARROWEST = 1.7  # inches: of a panel
+_NUM_COLORS = 128
 
 # Okabe & Ito (2008), without their yellow, which is too pale on white.
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
@@ -60,24 +65,43 @@ def figure(
 ) -> tuple[Figure, np.ndarray]:
     """Return a figure in the house style and its axes, always an array (num_rows, num_columns).
 
+    No figure is wider than a page: a row that would be goes on below, and the panels of more than one row get
+    narrower.
+
     Args:
         num_rows: rows of panels.
         num_columns: columns of panels.
         panel_size: width and height of one panel in inches.
         settings: passed on to `Figure.subplots` (sharex, height_ratios, ...).
     """
+    width, height = panel_size
+    rows, columns = num_rows, num_columns
+    if num_rows == 1 and num_columns * width > _WIDEST and "width_ratios" not in settings:
+        rows = math.ceil(num_columns * width / (1.31 * _WIDEST))  # a little too wide: narrower panels
+        columns = math.ceil(num_columns / rows)
+    width = min(width, max(_WIDEST / columns, _NARROWEST))
     # rcParams are read when axes are made, so the style need not outlive this call.
     with mpl.rc_context(_STYLE):  # type: ignore[arg-type]  # a plain dict of keys
-        width, height = panel_size
-        drawing = Figure(figsize=(num_columns * width, num_rows * height), layout="constrained")
-        axes = drawing.subplots(num_rows, num_columns, squeeze=False, **settings)
-    return drawing, axes
+        drawing = Figure(figsize=(columns * width, rows * height), layout="constrained")
+        axes = drawing.subplots(rows, columns, squeeze=False, **settings)
+    for spare in axes.flat[num_rows * num_columns :]:
+        spare.remove()
+    return drawing, axes.flatten()[: num_rows * num_columns].reshape(num_rows, num_columns)
+
+
+def headline(drawing: Figure, text: str) -> None:
+    """Put the finding above all panels, at the left, above the title that the figure has."""
+    size = 11.0
+    letters = int(drawing.get_figwidth() * 72 / (0.64 * size))  # that a line has room for
+    below = drawing.get_suptitle()
+    lines = [line for each in (text, below) for line in textwrap.wrap(each, max(letters, 30))]
+    drawing.suptitle("\n".join(lines), x=0.01, ha="left", fontsize=size, weight="bold")
 
 
 def write_png(drawing: Figure, path: Path) -> None:
-    """Write a PNG of 110 dpi and 64 colours, without date and version: the same figure gives the same bytes.
+    """Write a PNG of 110 dpi and 128 colours, without date and version: the same figure gives the same bytes.
 
-    64 colours show a plot as it is, in a third of the bytes.
+    128 colours show a plot as it is, pale bands included.
     """
     if path.suffix != ".png":
         raise ValueError(f"figures are written as PNG, got {path.name!r}; name it {path.stem}.png.")
@@ -85,19 +109,42 @@ def write_png(drawing: Figure, path: Path) -> None:
     if (engine := drawing.get_layout_engine()) is not None:
         engine.execute(drawing)
         drawing.set_layout_engine(None)  # savefig would draw all twice, for a layout that is there
+        _shrink_what_is_cut(drawing)
     buffer = io.BytesIO()
     drawing.savefig(buffer, format="png", dpi=_DPI, metadata={"Software": None})
     write_atomically(path, quantised(buffer.getvalue()))
 
 
+def _shrink_what_is_cut(drawing: Figure) -> None:
+    """Make titles and labels smaller that reach over the picture's edge or a neighbour."""
+    width, height = drawing.bbox.size
+    for ax in drawing.axes:
+        panel = ax.get_window_extent()
+        label = ax.yaxis.label
+        own = [child for child in ax.get_children() if isinstance(child, Text)]  # its titles are among them
+        for text in (*own, ax.xaxis.label, ax.yaxis.label):
+            size = float(text.get_fontsize())
+            least = 0.6 * size
+            while text.get_text() and size > least:
+                box = text.get_window_extent()
+                inside = box.x0 >= 0 and box.x1 <= width and box.y0 >= 0 and box.y1 <= height
+                long = box.height > 1.1 * panel.height if text is label else box.width > 1.35 * panel.width
+                if inside and not long:
+                    break
+                size *= 0.95
+                text.set_fontsize(size)
+
+
 def quantised(png: bytes) -> bytes:
-    """Return a PNG with at most 64 colours; one that has a palette already as it is."""
+    """Return a PNG with at most 128 colours; one that has a palette already as it is."""
     image = Image.open(io.BytesIO(png))
     if image.mode == "P":
         return png
     buffer = io.BytesIO()
-    # Median cut, the default, spends its colours on shades of text, and greys those of thin lines.
-    few = image.convert("RGB").quantize(_NUM_COLORS, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
+    # Median cut, the default, greys thin lines; 64 colours, or no k-means, give pale bands one another's hue.
+    few = image.convert("RGB").quantize(
+        _NUM_COLORS, Image.Quantize.MAXCOVERAGE, kmeans=1, dither=Image.Dither.NONE
+    )
     few.save(buffer, format="png", optimize=True)
     return buffer.getvalue()
 
@@ -153,10 +200,10 @@ def seeds_around_mean(
     ax.scatter(few.x, few.y, s=5, color=color, alpha=0.6, linewidths=0)
 
 
-def counts_at_foot(ax: Axes, x: ArrayLike, counts: ArrayLike, *, color: str, linestyle: str = "-") -> None:
+def counts_at_foot(ax: Axes, x: ArrayLike, counts: ArrayLike, *, color: str) -> None:
     """Write below the data how many seeds count at each x where not all do, as a row of its own.
 
-    The axis grows downwards, so that a row covers nothing; a piece of the curve's line at its right end names it.
+    The axis grows downwards, so that a row covers nothing.
     Call it for one curve after another once everything is drawn and the scales are set.
 
     Args:
@@ -164,7 +211,6 @@ def counts_at_foot(ax: Axes, x: ArrayLike, counts: ArrayLike, *, color: str, lin
         x: (n,), each value once for each seed.
         counts: (n,), whether that seed's value counts.
         color: of the curve.
-        linestyle: of the curve.
     """
     flags = pd.Series(np.asarray(counts, dtype=bool)).groupby(np.asarray(x)).agg(["sum", "size"])
     lacking = flags[flags["sum"] < flags["size"]]
@@ -180,8 +226,6 @@ def counts_at_foot(ax: Axes, x: ArrayLike, counts: ArrayLike, *, color: str, lin
     behind = {"facecolor": "white", "edgecolor": "none", "pad": 0.3}
     for value, count in zip(lacking.index.to_numpy(float), lacking["sum"], strict=True):
         ax.text(value, place, f"{count}", color=color, fontsize=7, ha="center", va="center", bbox=behind)
-    across = ax.get_yaxis_transform()
-    ax.plot([1.005, 1.045], [place] * 2, color=color, linestyle=linestyle, transform=across, clip_on=False)
 
 
 def identity_line(ax: Axes) -> None:

@@ -7,33 +7,40 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
+
+import pandas as pd
 
 from curvlab.lab import tables
 from curvlab.lab.reporting.findings import HEADLINE_VERDICTS, PaperFindings
 from curvlab.lab.targets.target import paper_titles
 
-_BOARD = "benchmarks/attribution/laptop"
-_QUESTION = "what retraining on a half does, in other orders"
-_TASKS = {  # of the board, with the names of its columns
-    "mlp-32-tanh-digits-1000-100-epochs": "digits, MLP",
-    "mlp-64-tanh-mnist-2000": "MNIST, MLP",
-    "mlp-64-tanh-fashion-mnist-2000": "FashionMNIST, MLP",
-    "convnet-4-8-cifar10-500": "CIFAR-10, ConvNet",
-    "opt-1-32-ptb-128": "Penn Treebank, OPT",
+_BOARD = "benchmarks/board"
+_TASKS = {  # of the board, with the names of its columns; of those that are published
+    "mlp-32-tanh-digits-1000": "digits",
+    "mlp-32-diabetes": "diabetes (regression)",
+    "mlp-16-tanh-breast-cancer": "breast cancer (table)",
+    "mlp-64-tanh-mnist-2000": "MNIST",
+    "mlp-64-tanh-fashion-mnist-2000": "FashionMNIST",
 }
-_PRICED = "mlp-64-tanh-mnist-2000"
-_SCORES = {  # rows of the board, with what they are called there
-    "unrolled": "derivative of the training, unrolled",
-    "influence at the run's damping": "**influence, damping from the training**",
-    "filter of the run": "influence, filtered by the training",
-    "SOURCE with exact segments": "SOURCE, segments solved exactly",
-    "kronfluence EK-FAC, damping by LDS": "EK-FAC (kronfluence)",
-    "dattri EK-FAC mended, damping by LDS": "EK-FAC (dattri, two faults mended)",
-    "dattri EK-FAC as shipped, damping by LDS": "EK-FAC (dattri, as shipped)",
-    "TRAK, damping by LDS": "TRAK, with a ridge",
-    "gradient dot product": "dot product of gradients",
+_PRICED = "mlp-32-tanh-digits-1000"
+_STANDARD, _SINGLE = "standard", ("same seed", "other seeds")
+_SCORES = {  # rows of the board: what they are called, the method by the standard protocol, and by single runs
+    "unrolled derivative of one training": ("unrolled", "unrolled"),
+    "the same, mean of three others": ("unrolled over other seeds",) * 2,
+    "**influence, damping 1/length of the retraining**": (
+        "influence, as many epochs",
+        "influence at the run's damping",
+    ),
+    "influence, filtered by the retraining": ("filter, as many epochs", "filter of the run"),
+    "SOURCE, segments solved exactly": ("SOURCE with exact segments",) * 2,
+    "EK-FAC (ours)": ("EK-FAC",) * 2,
+    "EK-FAC (kronfluence)": ("kronfluence EK-FAC",) * 2,
+    "EK-FAC (dattri, two faults mended)": ("dattri EK-FAC mended",) * 2,
+    "TRAK": ("TRAK",) * 2,
+    "dot product of gradients": ("gradient dot product",) * 2,
 }
 
 
@@ -64,15 +71,34 @@ def papers_table(papers: Sequence[PaperFindings]) -> str:
 
 
 def board(results: Path) -> str:
-    """Return the board of attribution: scores by tasks, and their cost on the MLP on MNIST."""
-    found = tables.read_table(results / _BOARD, "which_score")
-    found = found[found.question == _QUESTION]
-    lines = [f"| score | {' | '.join(_TASKS.values())} | trainings (MNIST) |", "|---" * (len(_TASKS) + 2) + "|"]
-    for score, label in _SCORES.items():
-        own = {row["task"]: row for row in found[found.score == score].to_dict("records")}
-        cells = [
-            f"{own[t]['agreement']:.2f} ({own[t]['low']:.2f} to {own[t]['high']:.2f})" if t in own else ""
-            for t in _TASKS
-        ]
-        lines.append(f"| {label} | {' | '.join(cells)} | {own[_PRICED]['trainings']:.0f} |")
+    """Return the board of attribution: LDS by the standard protocol for each task, means by all, and the price."""
+    folders = [
+        path.parent for path in sorted((results / _BOARD).glob("*/best.csv")) if "+" not in path.parent.name
+    ]
+    best, cost = (pd.concat([tables.read_table(f, name) for f in folders]) for name in ("best", "cost"))
+    tasks = {task: label for task, label in _TASKS.items() if task in set(best.task)}
+    cells: dict[tuple[str, str, str], Any] = {
+        (str(row.task), str(row.method), str(row.against)): row for row in best.itertuples()
+    }
+    seconds = cost.set_index(["task", "method"]).trainings
+    means = [f"mean: {against}" for against in (_STANDARD, *_SINGLE)]
+    lines = ["| score | " + " | ".join([*tasks.values(), *means, "price on digits"]) + " |"]
+    lines.append("|---" * (len(tasks) + 5) + "|")
+    for label, (standard, single) in _SCORES.items():
+        row = [_cell(cells, (task, standard, _STANDARD)) for task in tasks]
+        for against in (_STANDARD, *_SINGLE):
+            keys = [(task, standard if against == _STANDARD else single, against) for task in tasks]
+            known = [float(cells[key].lds) for key in keys if key in cells]
+            row.append(f"{sum(known) / len(known):.2f}" if len(known) == len(tasks) else "")
+        price = (_PRICED, standard)
+        row.append(f"{seconds[price]:.0f}" if price in seconds.index else "")
+        if any(row):
+            lines.append(f"| {label} | {' | '.join(row)} |")
     return "\n".join(lines)
+
+
+def _cell(cells: Mapping[tuple[str, str, str], Any], key: tuple[str, str, str]) -> str:
+    if key not in cells:
+        return ""
+    found = cells[key]
+    return f"{found.lds:.2f} ({found.lds_low:.2f} to {found.lds_high:.2f})"

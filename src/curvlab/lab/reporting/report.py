@@ -1,7 +1,8 @@
 """The pages of results, in Markdown: `make report` writes them below results/, where the repository shows them.
 
 README.md       five papers: what each says, what was found, the verdicts on its claims, one picture
-<paper>/README.md    its headlines, then every target: picture, claims, settings beside the paper's
+<paper>/README.md    the parts of a reproducibility report; every target's picture, claims, settings
+MISPRINTS.md    what is false as printed, with the counter-examples
 REPRODUCE.md    the command, device, time and memory of every result
 findings.png    all headlines in one picture
 scoreboard.csv  every claim of every preset in one table
@@ -18,6 +19,7 @@ import argparse
 import math
 import re
 import sys
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
@@ -27,7 +29,8 @@ import pandas as pd
 
 from curvlab.files import write_atomically
 from curvlab.lab.reporting import plots
-from curvlab.lab.reporting.claims import VERDICTS, ClaimResult
+from curvlab.lab.reporting.causes import CAUSES, cause
+from curvlab.lab.reporting.claims import REFUTED, VERDICTS, ClaimResult
 from curvlab.lab.reporting.findings import HEADLINES, PaperFindings, find
 from curvlab.lab.reporting.forest import forest
 from curvlab.lab.reporting.readme import filled_readme
@@ -40,10 +43,11 @@ MEANINGS = dict(  # for readers; the rule itself is in claims.py
         (
             "the whole interval keeps the criterion",
             "the whole interval shows the direction, not the size",
-            "the interval lies on both sides of a bound, or there are too few seeds",
+            "the interval lies on both sides of a bound",
             "the whole interval lies outside",
             "an exact statement with a counter-example",
-            "this preset cannot check it",
+            "a condition of the claim was not met in the run",
+            "this preset cannot decide it, as its size or the spread of its first two seeds said beforehand",
         ),
         strict=True,
     )
@@ -57,6 +61,7 @@ def pages(folders: Sequence[ResultFolder], told: Mapping[str, PaperFindings]) ->
     shown = {paper: list(own) for paper, own in groupby(folders, lambda folder: folder.paper)}
     titles = paper_titles()
     found = {"README.md": _first_page(shown, titles, told), "REPRODUCE.md": _commands(shown, titles)}
+    found["MISPRINTS.md"] = _misprints(shown, titles)
     for paper, own in shown.items():
         found[f"{paper}/README.md"] = _paper_page(titles.get(paper, paper), own, told.get(paper), folders)
     return found
@@ -89,7 +94,8 @@ def _first_page(
         "Every claim got a criterion, was computed, and is judged by rule from its interval. The table counts",
         "the papers' own claims, once for each network and data set that they were tried on, at the largest",
         "preset that was run (mostly `laptop`: small networks and data, not the papers' scale). How to make each",
-        "result again, and what that takes: [commands, devices, times](REPRODUCE.md).",
+        "result again, and what that takes: [commands, devices, times](REPRODUCE.md). What is false as printed:",
+        "[misprints and counter-examples](MISPRINTS.md).",
         "",
         "![What stands for each headline: our value, where the claim holds, the paper's number](findings.png)",
         "",
@@ -119,36 +125,75 @@ def _first_page(
 def _paper_page(
     title: str, own: Sequence[ResultFolder], story: PaperFindings | None, folders: Sequence[ResultFolder]
 ) -> str:
+    """Return the six parts of a reproducibility report; a page of our own benchmarks has the targets alone."""
     chosen = largest_judged(own)
-    lines = [f"# {title}", ""]
+    lines = [f"# {title}", "", "[All papers](../README.md) · [commands, devices and times](../REPRODUCE.md)", ""]
     if story is not None:
-        lines += [f"**The paper:** {story.says}\\", f"**Here:** {story.text}", ""]
-    lines += ["[All papers](../README.md) · [commands, devices and times](../REPRODUCE.md)", ""]
-    if story is not None:
-        places = {folder.key: f"[{folder.target}]({_place(folder, own[0].paper)})" for folder in folders}
-        lines += ["| The paper says | here | we found | in |", "|---|---|---|---|"]
-        for finding in story.findings:
-            keys = dict.fromkeys(name.rpartition("/")[0] for name in finding.results)
-            words = (_cell(finding.headline.says), finding.verdict, _cell(finding.text))
-            lines.append(f"| {' | '.join(words)} | {', '.join(places[key] for key in keys)} |")
-        lines.append("")
-    changed = sum(bool(result.claim.changed) for folder in chosen for result in folder.claims)
-    if changed:
-        lines += [
-            f"† {changed} of {sum(len(folder.claims) for folder in chosen)} claims had their criterion or measure "
-            "changed after results were seen; claims.json says when, what and why.",
-            "",
-        ]
+        lines += ["## Scope", "", story.says, "", "## Method", "", _method(chosen), "", "## Results", ""]
+        lines += [story.text, "", "Verdicts by headline stand [below](#headlines).", ""]
     for folder in chosen:
         others = [other for other in own if other.key == folder.key and other is not folder]
         lines += _target_section(folder, others)
-    return "\n".join(lines)
+    if story is None:
+        return "\n".join([*lines, *_changes(chosen)])
+    places = {folder.key: f"[{folder.target}]({_place(folder, own[0].paper)})" for folder in folders}
+    lines += ["## Headlines", "", "| The paper says | here | we found | in |", "|---|---|---|---|"]
+    for finding in story.findings:
+        keys = dict.fromkeys(name.rpartition("/")[0] for name in finding.results)
+        words = (_cell(finding.headline.says), finding.verdict, _cell(finding.text))
+        lines.append(f"| {' | '.join(words)} | {', '.join(places[key] for key in keys)} |")
+    lines += ["", *_why_not(title, chosen), *_changes(chosen)]
+    for heading, text in (("easy", story.easy), ("hard", story.hard)):
+        lines += [f"## What was {heading}", "", text, ""]
+    return "\n".join([*lines, "## What the paper leaves open", "", story.leaves_open, ""])
+
+
+def _method(chosen: Sequence[ResultFolder]) -> str:
+    """Return in a few words what was run, and how many claims had their criterion changed."""
+    presets = Counter(folder.preset for folder in chosen)
+    runs = ", ".join(f"{count} at preset `{preset}`" for preset, count in presets.items())
+    hours = sum(folder.record.get("unit_seconds") or 0 for folder in chosen) / 3600
+    claims = [result.claim for folder in chosen for result in folder.claims]
+    changed = sum(bool(claim.changed) for claim in claims)
+    return (
+        f"{len(chosen)} tables and figures, {runs}: {hours:.1f} hours of CPU. {len(claims)} claims, each judged "
+        f"by its criterion and interval; of {changed} (†) the criterion or measure was changed after a result was "
+        "seen, [why](#changed-criteria). Settings stand beside the paper's under each target."
+    )
+
+
+def _why_not(title: str, chosen: Sequence[ResultFolder]) -> list[str]:
+    """Return how many of the paper's own claims that are not reproduced have each cause of the closed list."""
+    citation, counts = title.partition(":")[0], Counter[str]()
+    for folder in chosen:
+        own = [result for result in folder.claims if result.claim.source.startswith(citation)]
+        counts.update(filter(None, (cause(f"{folder.key}/{result.claim.id}", result.verdict) for result in own)))
+    rows = [f"| {name} | {meaning} | {counts[name]} |" for name, meaning in CAUSES.items() if counts[name]]
+    head = ["## Why claims are not reproduced", "", "| cause | it means | claims |", "|---|---|---:|"]
+    return [*head, *rows, ""] if rows else []
+
+
+def _changes(chosen: Sequence[ResultFolder]) -> list[str]:
+    """Return every change of a criterion or measure after results were seen, folded."""
+    claims: dict[tuple[str, str, str], list[str]] = {}
+    for folder in chosen:
+        for claim in (result.claim for result in folder.claims):
+            for change in claim.changed:
+                claims.setdefault((folder.target, change.date, change.what), []).append(claim.id)
+    lines = [
+        f"- {target}, {date}, {ids[0] if len(ids) == 1 else f'{len(ids)} claims'}: {_cell(what)}"
+        for (target, date, what), ids in claims.items()
+    ]
+    if not lines:
+        return []
+    summary = f"<details><summary>{len(lines)} changes of a criterion or measure after results were seen</summary>"
+    return ["## Changed criteria", "", summary, "", *lines, "", "</details>", ""]
 
 
 def _target_section(folder: ResultFolder, others: Sequence[ResultFolder]) -> list[str]:
     """Return one target: picture, where it comes from, claims, settings."""
     title, place, record = folder.record.get("title"), f"{folder.item}/{folder.preset}", folder.record
-    lines = [f"## {folder.target}{f': {title}' if title else ''}", ""]
+    lines = [f"### {folder.target}{f': {title}' if title else ''}", ""]
     lines += [f"**Damaged:** {problem}" for each in (folder, *others) for problem in each.problems]
     if folder.pictures:
         lines += [_picture(folder, ""), ""]
@@ -202,6 +247,35 @@ def _settings(record: Mapping[str, Any]) -> list[str]:
         lines.append("")
     sentences = [f"- {_cell(entry)}" for entry in ([reduced] if isinstance(reduced, str) else reduced)]
     return [*lines, *sentences, *[""] * bool(sentences), "</details>", ""]
+
+
+# ------------------------------------------------------------------------------------ misprints
+def _misprints(shown: Mapping[str, Sequence[ResultFolder]], titles: Mapping[str, str]) -> str:
+    """Return what is false as printed, from the papers' own claims that are refuted or not reproduced for it."""
+    lines = [
+        "# Misprints and counter-examples",
+        "",
+        "Statements that are false as they stand in a paper, each with the number that shows it. *Misprint*:",
+        "mended by a sign, a factor or a name it holds, or two printed numbers contradict each other; *refuted*:",
+        "it does not hold.",
+        "",
+    ]
+    for paper, folders in shown.items():
+        title = titles.get(paper, paper)
+        rows = []
+        for folder in largest_judged(folders) if paper != "benchmarks" else []:
+            for result in own_claims(title, [folder]):
+                why = cause(f"{folder.key}/{result.claim.id}", result.verdict)
+                if why == "misprint" or result.verdict == REFUTED:
+                    place = result.claim.source.partition(", ")[2]
+                    words = (place, result.claim.statement, number_text(result.claim.paper_value))
+                    seen = (value_text(result), str(result.claim.criterion), str(why))
+                    link = f"[{folder.target}]({paper}/README.md{_place(folder, paper)})"
+                    rows.append(f"| {' | '.join(map(_cell, (*words, *seen)))} | {link} |")
+        if rows:
+            head = "| in | as printed | it states | counter-example | it holds if | kind | target |"
+            lines += [f"## {title}", "", head, "|---|---|---|---|---|---|---|", *rows, ""]
+    return "\n".join(lines)
 
 
 # ------------------------------------------------------------------------------------ how to make them

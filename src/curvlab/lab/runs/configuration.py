@@ -21,6 +21,7 @@ from hydra._internal.utils import get_args_parser  # the parser that hydra.main 
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf, open_dict
 
+from curvlab.lab.runs import sweeps
 from curvlab.lab.runs.overrides import ConfigurationError, checked_config, expand
 
 VERSION_BASE = "1.3"
@@ -31,7 +32,7 @@ _EXIT_INTERRUPTED = 130
 Job = Callable[[DictConfig], Any]
 # Overrides that change where and how a run works, not which numbers it finds.
 _NEUTRAL = re.compile(
-    r"(preset|force|progress|device|tracker(\..*)?|(store|results|data)\.root|hydra[./].*)(@.*)?", re.ASCII
+    r"(preset|sweep|force|progress|device|tracker(\..*)?|(store|results|data)\.root|hydra[./].*)(@.*)?", re.ASCII
 )
 _MAX_LENGTH = 80
 _FULL = {errno.ENOSPC, errno.EDQUOT}
@@ -46,10 +47,12 @@ class Command:
     Args:
         make_target: name in the Makefile, e.g. "lissa-fig1"; "" for a config made by hand.
         overrides: as typed, e.g. ("preset=laptop", "model=lenet").
+        sweep: id of the sweep that it is a job of; "" for a run of its own.
     """
 
     make_target: str = ""
     overrides: tuple[str, ...] = ()
+    sweep: str = ""
 
     @classmethod
     def of(cls, cfg: DictConfig) -> Command:
@@ -57,12 +60,13 @@ class Command:
         command = OmegaConf.select(cfg, "command")
         if command is None:
             return cls()
-        return cls(str(command.make_target), tuple(command.overrides))
+        return cls(str(command.make_target), tuple(command.overrides), str(command.sweep))
 
     def attach(self, cfg: DictConfig) -> DictConfig:
         """Put the command into `cfg` under `command`, and return `cfg`."""
         with open_dict(cfg):
-            cfg.command = {"make_target": self.make_target, "overrides": list(self.overrides)}
+            own = {"make_target": self.make_target, "overrides": list(self.overrides), "sweep": self.sweep}
+            cfg.command = own
         return cfg
 
     @property
@@ -122,39 +126,46 @@ class Entry:
     def command(self, given: Mapping[str, str], overrides: Sequence[str]) -> Command:
         """Return the record of `overrides`, as Hydra had them, in the words that were typed."""
         typed = dict.fromkeys(given.get(override, override) for override in overrides)
-        return Command(self.make_target, tuple(typed))
+        return Command(self.make_target, tuple(typed), os.environ.get(sweeps.SWEEP_VARIABLE, ""))
 
 
 def main(entry: Entry, job: Job) -> None:
     """Run `job` with the config of this process's command line.
 
-    Hydra's command line, sweeps (`-m`), `--help` and `--cfg job` all work. An unknown key or choice ends the
-    process with status 2 before anything runs. Missing data, a folder that cannot be written and a full disk end
-    it with one line, too, and status 1.
+    Hydra's command line, sweeps (`-m`, `sweep=`), `--help` and `--cfg job` all work. An unknown key or choice ends
+    the process with status 2 before anything runs. Missing data, a folder that cannot be written and a full disk
+    end it with one line, too, and status 1; of a sweep this job alone, and status 1 at the end.
     """
     try:
-        given = _check_command_line(entry)
+        given, sweep = _check_command_line(entry)
     except ConfigurationError as error:
         _fail(error)
 
     def task(cfg: DictConfig) -> Any:
-        entry.command(given, HydraConfig.get().overrides.task).attach(cfg)
-        if (problem := unwritable(cfg)) is not None:
-            _fail(problem, _EXIT_FAILED)
-        try:
+        command = entry.command(given, HydraConfig.get().overrides.task)
+        command.attach(cfg)
+
+        def checked() -> Any:
+            if (problem := unwritable(cfg)) is not None:
+                raise _UnwritableError(problem)
             return job(cfg)
-        except ConfigurationError as error:  # found late, e.g. by the tracker: still no traceback
-            _fail(error)
+
+        if command.sweep:
+            name = " ".join([str(cfg.preset), *command.changes])
+            return sweeps.attempt(command.sweep, name, checked, lambda error: explanation(error, cfg))
+        try:
+            return checked()
         except Exception as error:
             if (problem := explanation(error, cfg)) is None:
                 raise
-            _fail(problem, _EXIT_FAILED)
+            _fail(problem, _EXIT_USAGE if isinstance(error, ConfigurationError) else _EXIT_FAILED)
 
     # torch.func warns on first use of what it does itself; nothing a user could change.
     warnings.filterwarnings("ignore", message="`torch.jit.script` is deprecated", category=FutureWarning)
     decorate = hydra.main(version_base=VERSION_BASE, config_path=str(entry.folder), config_name=entry.config_name)
     try:
-        decorate(task)()
+        with sweeps.told(sweep):
+            decorate(task)()
     except KeyboardInterrupt:
         sys.exit(_EXIT_INTERRUPTED)
 
@@ -181,21 +192,25 @@ def _initialized(folder: Path) -> Iterator[None]:
         yield
 
 
-def _check_command_line(entry: Entry) -> dict[str, str]:
-    """Check the overrides, put the long forms into sys.argv, and return them with what was typed."""
+def _check_command_line(entry: Entry) -> tuple[dict[str, str], str]:
+    """Check the overrides, put the long forms into sys.argv; return them with what was typed, and a sweep's id."""
     arguments = get_args_parser().parse_args()
     # Options that compose nothing, or from folders of the user's own: left to Hydra.
     leave = ("shell_completion", "hydra_help", "experimental_rerun", "config_dir", "config_path")
     if any(getattr(arguments, option) for option in leave):
-        return {}
+        return {}, ""
     config_name = arguments.config_name or entry.config_name
     with _initialized(entry.folder):
         given = expand(config_name, arguments.overrides)
         checked_config(config_name, list(given), multirun=arguments.multirun)
     options = [argument for argument in sys.argv[1:] if argument not in arguments.overrides]
     named = [f"hydra.job.name={entry.make_target}"] if entry.make_target else []  # what a queue shows
+    sweep = ""
+    if sweeps.is_sweep(arguments.overrides, arguments.multirun):
+        sweep = sweeps.sweep_id(entry.make_target, arguments.overrides)
+        named += [f"+hydra.job.env_set.{sweeps.SWEEP_VARIABLE}={sweep}"]
     sys.argv[1:] = [*options, *named, *given]
-    return given
+    return given, sweep
 
 
 def _fail(error: ConfigurationError | str, status: int = _EXIT_USAGE) -> NoReturn:
@@ -212,6 +227,10 @@ def _joined(overrides: Sequence[str]) -> str:
 
 
 # ------------------------------------------------------------------------------------ failures
+class _UnwritableError(OSError):
+    """A folder that a run writes to cannot be written."""
+
+
 def unwritable(cfg: DictConfig) -> str | None:
     """Return what is wrong with `results.root` or `store.root`, before anything is computed; None: nothing."""
     for key in ("results.root", "store.root"):
@@ -233,7 +252,7 @@ def explanation(error: BaseException, cfg: DictConfig) -> str | None:
     from curvlab.lab.data.download import DamagedDataError, DataNotFoundError
 
     for cause in _causes(error):
-        if isinstance(cause, DataNotFoundError | DamagedDataError):
+        if isinstance(cause, ConfigurationError | _UnwritableError | DataNotFoundError | DamagedDataError):
             return str(cause)
         if isinstance(cause, OSError) and cause.errno in _FULL:
             return _full(cause, cfg)

@@ -24,9 +24,19 @@ PARTS = ("data", "model", "training", "freeze")  # of a task
 _NEAR = 0.4  # difflib's similarity from which a name is worth suggesting
 # What settings of these names must be, whatever their target: found before anything is loaded or computed.
 _RANGES = (
-    (re.compile(r"num_(repeats|burnin_steps)|dampings?|weight_decay|momentum"), 0.0, "at least 0"),
+    (
+        re.compile(r"num_(repeats|burnin_steps)|dampings?(_ratios?)?|weight_decay|momentum|seeds?"),
+        0.0,
+        "at least 0",
+    ),
     (re.compile(r"num_\w+|(\w+_)?batch_sizes?|max_steps|ranks?|hidden_sizes|sequence_length"), 1.0, "at least 1"),
     (re.compile(r"lrs?|step_sizes?|(\w+_)?rtol|localizations?"), 1e-300, "greater than 0"),
+)
+# Likewise: key, what each entry may be, and what to say.
+_WORDS = (
+    ("device", r"auto|cpu|mps|cuda(:\d+)?", "auto, cpu, cuda, cuda:N or mps"),
+    ("seed", r"-?\d+|range\([\d,]+\)|\d+\)|range\(\d+", "a whole number, or range(10) in a sweep"),
+    ("tasks", r"", "named by task=NAME, which runs it alone"),
 )
 
 
@@ -228,6 +238,9 @@ def expand(config_name: str, overrides: Sequence[str]) -> dict[str, str]:
 def _check_range(override: str) -> None:
     """Refuse learning rates that are not positive, counts below one, and the like; lists and sweeps by entry."""
     key, _, text = override.partition("=")
+    for word, allowed, what in _WORDS:
+        if key == word and not all(re.fullmatch(allowed, entry.strip()) for entry in re.split(r"[\[\],]", text)):
+            raise ConfigurationError(f"{override} is no {word}: it must be {what}.")
     name = key.partition("@")[0].rpartition(".")[2].lstrip("+~")
     bounds = [(least, words) for names, least, words in _RANGES if names.fullmatch(name)]
     for least, words in bounds[:1]:

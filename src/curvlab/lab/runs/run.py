@@ -42,6 +42,7 @@ from curvlab.lab.runs.store import digest, named_results, plain, store_of
 from curvlab.lab.runs.tracking import Tracker, start_tracker
 
 _SECONDS_BETWEEN_STORED_UNITS = 2.0  # of lines about them
+_MAX_TAG = 64  # of W&B
 
 
 @contextmanager
@@ -57,7 +58,7 @@ def start(cfg: DictConfig, *, key: str, title: str) -> Iterator[Run]:
     try:
         yield run
     except BaseException as error:
-        run.tracker.finish(exit_code=1)
+        run.tracker.finish(without_paths(f"{type(error).__name__}: {error}"))
         if isinstance(error, KeyboardInterrupt):
             print(
                 f"{run.target}: interrupted; finished units are kept, the same command resumes.", file=sys.stderr
@@ -84,12 +85,13 @@ class Run:
         self._start = time.perf_counter()
         self.cfg = cfg
         self.key = key
-        self.target = Command.of(cfg).make_target or key.replace("/", "-")
+        command = Command.of(cfg)
+        self.target = command.make_target or key.replace("/", "-")
         self.title = title
         self.device = torch_device(cfg.device)
         check_seed(cfg.seed)
         paper, item = key.split("/")
-        name = Command.of(cfg).folder_name(cfg.preset)
+        name = command.folder_name(cfg.preset)
         self.folder = Path(cfg.results.root) / paper / item / name
         self.store = store_of(cfg)
         self.status = Status(self.target, silent=not cfg.progress, num_expected=recorded_units(self.folder))
@@ -100,15 +102,15 @@ class Run:
         self._depth = 0
         self._data: dict[str, str] = {}
         self._notes: dict[str, Any] = {}
-        self._tables: dict[str, pd.DataFrame] = {}
         self._images: dict[str, bytes] = {}
         self._has_written = False
+        tags = (str(cfg.preset), self._commit.short, *command.changes, command.sweep)
         self.tracker: Tracker = start_tracker(
             cfg.tracker,
             name=f"{self.target} {name}",
             group=paper,
             job_type=self.target,
-            tags=[cfg.preset, self._commit.short],
+            tags=[tag[:_MAX_TAG] for tag in tags if tag],
             config=publishable_config(cfg),
         )
 
@@ -183,8 +185,11 @@ class Run:
         return entry["payload"]
 
     def _announce(self, work: str, *, stored: bool = False, resumed: bool = False) -> None:
-        if self._depth == 0:
-            self.status.unit(work, stored=stored, resumed=resumed)
+        if self._depth == 0 and self.status.unit(work, stored=stored, resumed=resumed):
+            self.tracker.log(self._progress())
+
+    def _progress(self) -> dict[str, float]:
+        return {"progress/units": self.status.num_units, "progress/seconds": time.perf_counter() - self._start}
 
     def progress(self, iterable: Iterable[Any] | int, description: str) -> tqdm:
         """Return a progress bar on stderr, over an iterable or, for `update`, up to a total.
@@ -213,17 +218,12 @@ class Run:
         """Add entries of the experiment's own to run.json, e.g. reduced=[...], seeds=[...]."""
         self._notes.update(plain(entries, where="note"))
 
-    def log(self, metrics: Mapping[str, float], step: int | None = None) -> None:
-        """Send numbers to the tracker while it runs; those of claims and cost follow by themselves."""
-        self.tracker.log(metrics, step)
-
     def save_table(self, table: pd.DataFrame, name: str = "table", *, digits: int = 6) -> Path:
         """Write <name>.csv, or <name>.csv.gz where it is large, floats to so many significant digits.
 
         Timings do not belong here, they are in run.json.
         """
         file, content = tables.encoded(table, name, digits=digits)
-        self._tables[name] = table
         return self._write(file, content)
 
     def save_image(self, image: np.ndarray, name: str) -> None:
@@ -272,11 +272,13 @@ class Run:
         with FileLock(lock):
             yield
 
-    def hand_to_tracker(self, numbers: Mapping[str, float]) -> None:
-        """Send numbers, tables, figures and the whole folder to the tracker."""
-        self.tracker.log(numbers)
-        for name, table in self._tables.items():
-            self.tracker.log_table(name, table)
+    def hand_to_tracker(self, numbers: Mapping[str, float], curves: Iterable[pd.DataFrame] = ()) -> None:
+        """Send curves over their index, numbers, tables, figures and the whole folder to the tracker."""
+        for each in curves:
+            self.tracker.log_curves(str(each.index.name), each)
+        self.tracker.log({**numbers, **self._progress()})
+        for name in tables.names(self.folder):
+            self.tracker.log_table(name, tables.read_table(self.folder, name))
         for path in sorted(self.folder.glob("figure*.png")):
             self.tracker.log_figure(path.stem, path)
         self.tracker.log_folder(f"{self.target}-{self.folder.name}", self.folder)
@@ -341,14 +343,15 @@ class Status:
             sys.stderr.flush()
         self._last_time = time.monotonic()
 
-    def unit(self, work: str, *, stored: bool = False, resumed: bool = False) -> None:
-        """Count a unit of work, and print a line about it; about one found in the store, every two seconds."""
+    def unit(self, work: str, *, stored: bool = False, resumed: bool = False) -> bool:
+        """Count a unit of work, and say so; of those found in the store, every two seconds. Return whether."""
         self.num_units += 1
         if stored and time.monotonic() - self._last_time < _SECONDS_BETWEEN_STORED_UNITS:
-            return
+            return False
         expected = f" of about {self.num_expected}" if self.num_expected else ""
         state = ", stored" if stored else ", resumed" if resumed else ""
         self.say(f"{work} (unit {self.num_units}{expected}{state})")
+        return True
 
 
 def unit(

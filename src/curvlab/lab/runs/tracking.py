@@ -1,10 +1,12 @@
-"""Where runs are recorded: in W&B, offline by default, or nowhere."""
+"""Where runs are recorded: in W&B, offline by default, with trackio, or nowhere."""
 
 from __future__ import annotations
 
+import io
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +19,13 @@ from curvlab.lab.runs.overrides import ConfigurationError
 class Tracker:
     """One run that is recorded nowhere: what a tracker can be told. `finish` comes last and once."""
 
-    def log(self, metrics: Mapping[str, float], step: int | None = None) -> None:
-        """Record numbers, as a curve when they come with steps."""
+    def log(self, metrics: Mapping[str, float]) -> None:
+        """Record numbers; a number that was there before becomes a curve over time."""
+
+    def log_curves(self, x: str, curves: pd.DataFrame) -> None:
+        """Record the columns of a table as curves over its index, whose name is `x`; nan is no point."""
+        for place, row in curves.iterrows():
+            self.log({x: float(place)} | {str(name): float(y) for name, y in row.dropna().items()})  # type: ignore[arg-type]  # an index of numbers
 
     def log_table(self, name: str, table: pd.DataFrame) -> None:
         """Record a table under `name`."""
@@ -29,8 +36,8 @@ class Tracker:
     def log_folder(self, name: str, folder: Path) -> None:
         """Record all files of a result folder as one artifact."""
 
-    def finish(self, exit_code: int = 0) -> None:
-        """Close the run; anything but 0 marks it as failed."""
+    def finish(self, error: str = "") -> None:
+        """Close the run; a message marks it as failed, and is kept as `error` in its summary."""
 
 
 class WandbTracker(Tracker):
@@ -70,9 +77,15 @@ class WandbTracker(Tracker):
             settings=wandb.Settings(console="off", silent=True),
         )
 
-    def log(self, metrics: Mapping[str, float], step: int | None = None) -> None:
-        """Record numbers, as a curve when they come with steps."""
-        self._run.log(dict(metrics), step=step)
+    def log(self, metrics: Mapping[str, float]) -> None:
+        """Record numbers; a number that was there before becomes a curve over time."""
+        self._run.log(dict(metrics))
+
+    def log_curves(self, x: str, curves: pd.DataFrame) -> None:
+        """Record the columns of a table as curves over its index, whose name is `x`; nan is no point."""
+        for name in curves:
+            self._run.define_metric(name, step_metric=x)
+        super().log_curves(x, curves)
 
     def log_table(self, name: str, table: pd.DataFrame) -> None:
         """Record a table under `name`."""
@@ -90,21 +103,70 @@ class WandbTracker(Tracker):
                 artifact.add_file(str(path), name=path.relative_to(folder).as_posix())
         self._run.log_artifact(artifact)
 
-    def finish(self, exit_code: int = 0) -> None:
-        """Close the run; anything but 0 marks it as failed."""
-        self._run.finish(exit_code=exit_code)
+    def finish(self, error: str = "") -> None:
+        """Close the run; a message marks it as failed, and is kept as `error` in its summary."""
+        if error:
+            self._run.summary["error"] = error
+        self._run.finish(exit_code=int(bool(error)))
+
+
+class TrackioTracker(Tracker):
+    """Records with trackio, in a folder of this machine: `TRACKIO_DIR=outputs/trackio trackio show`.
+
+    Args:
+        settings: the config's `tracker`. project; folder: its files go to <folder>/trackio.
+        run: name, group, job_type, tags and config, as `wandb.init` takes them; trackio has no tags and no job
+            type, so that both stand in its config.
+    """
+
+    def __init__(self, settings: DictConfig, **run: Any) -> None:
+        os.environ["TRACKIO_DIR"] = str(Path(settings.folder).absolute() / "trackio")  # read when it is imported
+        try:
+            import trackio
+        except ImportError:
+            raise ConfigurationError(
+                'tracker=trackio needs the package trackio: pip install "curvlab[trackio]", or record nothing '
+                "with tracker=none."
+            ) from None
+        self._trackio = trackio
+        config = run["config"] | {name: run[name] for name in ("job_type", "tags")}
+        with redirect_stdout(io.StringIO()):
+            trackio.init(
+                settings.project, name=run["name"], group=run["group"], config=config,
+                embed=False, auto_log_cpu=False, auto_log_gpu=False,
+            )  # fmt: skip
+
+    def log(self, metrics: Mapping[str, float]) -> None:
+        """Record numbers; a number that was there before becomes a curve over time."""
+        self._trackio.log(dict(metrics))
+
+    def log_table(self, name: str, table: pd.DataFrame) -> None:
+        """Record a table under `name`."""
+        self._trackio.log({name: self._trackio.Table(dataframe=table.reset_index(drop=True))})
+
+    def log_figure(self, name: str, path: Path) -> None:
+        """Record an image under `name`."""
+        self._trackio.log({name: self._trackio.Image(str(path))})
+
+    def finish(self, error: str = "") -> None:
+        """Close the run; a message is kept as `error`, since trackio knows no failed runs."""
+        if error:
+            self._trackio.log({"error": error})
+        with redirect_stdout(io.StringIO()):
+            self._trackio.finish()
 
 
 def start_tracker(settings: DictConfig, **run: Any) -> Tracker:
     """Return the tracker that `tracker=NAME` chose.
 
     Args:
-        settings: the config's `tracker`: `name`, and for wandb `mode`, `project`, `entity` and `folder`.
-        run: what it is called there: name, group (the paper), job_type (the target), tags (preset and commit), and
-            config, without paths.
+        settings: the config's `tracker`: `name`, `project` and `folder`, and for wandb `mode` and `entity`.
+        run: what it is called there: name, group (the paper), job_type (the target), tags (preset, commit,
+            overrides, sweep), and config, without paths.
     """
+    kinds: dict[str, Callable[..., Tracker]] = {"wandb": WandbTracker, "trackio": TrackioTracker}
+    if settings.name in kinds:
+        return kinds[settings.name](settings, **run)
     if settings.name == "none":
         return Tracker()
-    if settings.name == "wandb":
-        return WandbTracker(settings, **run)
-    raise ConfigurationError(f"unknown tracker {settings.name!r}; use tracker=wandb or tracker=none.")
+    raise ConfigurationError(f"unknown tracker {settings.name!r}; use tracker=wandb, trackio or none.")

@@ -9,7 +9,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -18,7 +18,7 @@ from typing import NoReturn
 from omegaconf import DictConfig
 
 from curvlab.lab.runs import configuration, over_ranks
-from curvlab.lab.targets.help import print_target_help, recorded_seconds
+from curvlab.lab.targets.help import expected_seconds, print_target_help, recorded_seconds
 from curvlab.lab.targets.target import ROOT, Target, named_targets
 
 PLAN = "plan=true"
@@ -71,7 +71,8 @@ def _entry(target: Target) -> configuration.Entry:
 def _run(target: Target, cfg: DictConfig) -> None:
     cfg = over_ranks.quiet(cfg)
     if cfg.progress:  # before the seconds that torch takes to load
-        print(f"{target.make_name}: {target.title} ({cfg.preset})", file=sys.stderr, flush=True)
+        words = " ".join([str(cfg.preset), *configuration.Command.of(cfg).changes])
+        print(f"{target.make_name}: {target.title} ({words})", file=sys.stderr, flush=True)
     from curvlab.lab.targets.execution import run_target
 
     with over_ranks.together():
@@ -105,9 +106,17 @@ def run(arguments: Sequence[str]) -> int:
     return run_side_by_side(targets, overrides)
 
 
-def run_side_by_side(targets: Sequence[Target], overrides: Sequence[str]) -> int:
-    """Run targets in processes of their own, also a single one; return 1 when one failed."""
-    return _Schedule(targets, overrides).run()
+def run_side_by_side(
+    targets: Sequence[Target], overrides: Sequence[str], own: Mapping[str, Sequence[str]] | None = None
+) -> int:
+    """Run targets in processes of their own, also a single one; return 1 when one failed.
+
+    Args:
+        targets: to run.
+        overrides: of all of them.
+        own: further ones, by a target's key.
+    """
+    return _Schedule(targets, overrides, own).run()
 
 
 def preset_of(overrides: Sequence[str]) -> str:
@@ -138,8 +147,10 @@ class _Running:
 
 
 class _Schedule:
-    def __init__(self, targets: Sequence[Target], overrides: Sequence[str]) -> None:
-        self.overrides = list(overrides)
+    def __init__(
+        self, targets: Sequence[Target], overrides: Sequence[str], own: Mapping[str, Sequence[str]] | None = None
+    ) -> None:
+        self.overrides = {target.key: [*overrides, *(own or {}).get(target.key, ())] for target in targets}
         self.preset = preset = preset_of(overrides)
         self.waiting = sorted(targets, key=lambda target: -(recorded_seconds(target, preset) or 0.0))
         self.num_targets = len(targets)
@@ -150,9 +161,10 @@ class _Schedule:
 
     def run(self) -> int:
         start = time.monotonic()
-        print(
-            f"{self.num_targets} targets ({self.preset}), {self.num_jobs} side by side; loading torch", flush=True
-        )
+        expected = expected_seconds(self.waiting, self.preset) / 60 / min(self.num_jobs, self.num_targets)
+        about = f"; about {expected:.1f} min, as published and where nothing is stored" if expected else ""
+        jobs = f"{self.num_targets} targets ({self.preset}), {self.num_jobs} side by side"
+        print(f"{jobs}{about}; loading torch", flush=True)
         load_libraries()
         spoken = time.monotonic()
         before = signal.signal(signal.SIGTERM, _stop)
@@ -180,7 +192,7 @@ class _Schedule:
             log.parent.mkdir(parents=True, exist_ok=True)
             log.write_bytes(b"")
             process = multiprocessing.get_context("fork").Process(
-                target=_child, args=(target, self.overrides, log), name=target.make_name
+                target=_child, args=(target, self.overrides[target.key], log), name=target.make_name
             )
             process.start()
             self.running.append(_Running(target, process, log))

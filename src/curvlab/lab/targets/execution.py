@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import math
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,10 +17,12 @@ from omegaconf import DictConfig
 from curvlab.lab import tables
 from curvlab.lab.reporting import ClaimResult, load_claim_sheet, load_claims, save_claims
 from curvlab.lab.reporting.claims import VERDICTS
-from curvlab.lab.reporting.plots import write_png
+from curvlab.lab.reporting.picture_titles import picture_title
+from curvlab.lab.reporting.plots import headline, write_png
 from curvlab.lab.runs.over_ranks import is_first
-from curvlab.lab.runs.record import read_commit, read_record, sign
+from curvlab.lab.runs.record import RECORD, read_commit, read_record, sign, without_paths
 from curvlab.lab.runs.run import Run, start
+from curvlab.lab.targets.comparison import compared, other_tables
 from curvlab.lab.targets.settings import settings_beside_the_paper
 from curvlab.lab.targets.stale import stale_parts
 from curvlab.lab.targets.target import Target, published, result_folders
@@ -62,15 +67,36 @@ def run_target(target: Target, cfg: DictConfig) -> Path:
         if not is_first():
             return run.folder
         with run.alone_in_folder():  # of two processes at once, each finishes what it began
-            for name, table in computed.items():
-                run.save_table(table, name, digits=target.digits.get(name, 6))
-            run.save_record(settings_beside_the_paper(target, cfg, computed))
-            _name_stale_units(target, run)
+            if not cfg.force and is_published(target, run.folder, computed, cfg):
+                run.status.say("the tables are as published: they stay as they are (force=true writes them anew)")
+            else:
+                for name, table in computed.items():
+                    run.save_table(table, name, digits=target.digits.get(name, 6))
+                run.save_record(settings_beside_the_paper(target, cfg, computed))
+                _name_stale_units(target, run)
             run.status.say("judging and drawing")
             judge_target(target, run.folder)
             draw_target(target, run.folder)
-            run.hand_to_tracker(numbers_of(run.folder))
+            run.hand_to_tracker(numbers_of(run.folder), curves_of(target, Computed.of(run.folder)))
     return run.folder
+
+
+def is_published(target: Target, folder: Path, computed: Mapping[str, pd.DataFrame], cfg: DictConfig) -> bool:
+    """Return whether a result folder holds these tables and settings already, as `comparison` has it.
+
+    Of benchmarks never: what they measure is time.
+    """
+    if target.paper_key == "benchmarks" or not (folder / RECORD).is_file():
+        return False
+    before, record = Computed.of(folder), read_record(folder)
+    new = {
+        name: tables.as_written(computed[name], name, digits=target.digits.get(name, 6))
+        for name in compared(target, computed)
+    }
+    if any(other_tables({name: before[name] for name in compared(target, before)}, new)):
+        return False
+    settings = without_paths(settings_beside_the_paper(target, cfg, before))
+    return (record["title"], json.dumps(record["settings"])) == (target.title, json.dumps(settings))
 
 
 def _name_stale_units(target: Target, run: Run) -> None:
@@ -90,15 +116,38 @@ def numbers_of(folder: Path) -> dict[str, float]:
     """Return what a tracker is told of a result: its claims, how many have each verdict, and what it cost."""
     record, results = read_record(folder), load_claims(folder)
     numbers = {f"verdicts/{verdict}": float(sum(r.verdict == verdict for r in results)) for verdict in VERDICTS}
-    for result in results:
-        if result.value is not None and result.interval is not None:
-            measured = {"value": result.value, "low": result.interval.low, "high": result.interval.high}
-            numbers |= {f"claim/{result.claim.id}/{name}": number for name, number in measured.items()}
+    for result in results:  # nan of those out of reach, so that every preset has the same keys
+        ends = (result.interval.low, result.interval.high) if result.interval else (math.nan, math.nan)
+        measured = (math.nan if result.value is None else result.value, *ends)
+        for name, number in zip(("value", "low", "high"), measured, strict=True):
+            numbers[f"claim/{result.claim.id}/{name}"] = number
     return numbers | {
         "cost/cpu_seconds": float(record["unit_seconds"]),
         "cost/products": float(record["num_matvecs"]),
         "cost/peak_mib": record["peak_memory_bytes"] / 2**20,
     }
+
+
+def curves_of(target: Target, computed: Computed) -> Iterator[pd.DataFrame]:
+    """Yield the curves that a target declares, one table for each declaration.
+
+    Its index, named `x/<X>`, is the place; its columns are `curve/<task>/<Y>`, and `curve/<task>/<Y>/<of>` for
+    each value of the columns of `by`; each entry is the mean of the rows that have all these.
+    """
+    for declared in target.curves:
+        table, ys, x, by = re.fullmatch(r"(\w+): (.+?) over (.+?)(?: by (.+))?", declared).groups()  # type: ignore[union-attr]  # or the declaration is wrong
+        rows = computed[table] if "task" in computed[table] else computed[table].assign(task="all")
+        parts = []
+        for y in ys.split(", "):
+            means = rows.pivot_table(index=x, columns=["task", *(by.split(", ") if by else [])], values=y)
+            names = [column if isinstance(column, tuple) else (column,) for column in means]
+            means.columns = pd.Index(["/".join(["curve", task, y, *_joined(of)]) for task, *of in names])
+            parts.append(means)
+        yield pd.concat(parts, axis="columns").rename_axis(index=f"x/{x}")
+
+
+def _joined(of: Sequence[object]) -> list[str]:
+    return [" ".join(map(str, of))] if of else []
 
 
 def judge_target(target: Target, folder: Path) -> None:
@@ -117,12 +166,15 @@ def judged(target: Target, computed: Computed) -> list[ClaimResult]:
         rest = target.load("judge")(computed, sheet)
         results = sheet.in_order([*results, *rest]) if results else rest
     sheet.check_all_judged(results)
-    return results
+    return sheet.asked(results, str(computed.config.get("preset", "")))
 
 
 def draw_target(target: Target, folder: Path) -> None:
     """Draw the figures of a result folder from its tables; where one changes, run.json says by which commit."""
     figures = target.load("draw")(Computed.of(folder))
+    finding = picture_title(target.key, load_claims(folder)) if (folder / "claims.json").is_file() else ""
+    if finding and "figure.png" in figures:
+        headline(figures["figure.png"], finding)
 
     def write() -> None:
         for name, figure in figures.items():
@@ -137,7 +189,7 @@ def _sign_if_changed(folder: Path, act: str, names: Sequence[str], write: Callab
 
     before = content()
     write()
-    if content() != before or act not in read_record(folder):
+    if content() != before:
         sign(folder, act, read_commit())
 
 

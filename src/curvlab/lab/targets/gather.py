@@ -1,28 +1,41 @@
-"""The variations of a target, put together: their tables below each other, with the overridden keys as columns."""
+"""The variations of a target, put together: tables below each other, claims over seeds, and a picture."""
 
 from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from curvlab.lab.targets.target import named_targets
 
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.figure import Figure
+
 SWEEP = "sweep"  # the folder beside a preset's own tables: committed with them, and no variation itself
+SEEDS = ("seed", "seeds", "model_seeds")  # overrides by which repetitions of one setting differ
+CLAIMS, PICTURE = "claims", "figure.png"
+_MOST_PANELS = 12
 
 
 def gather(names: Sequence[str], root: str | Path = "results") -> int:
-    """Write <preset>/sweep/<table>.csv for the finished variations <preset>+<overrides> of targets.
+    """Write tables, claims and a picture, <preset>/sweep/, of targets' finished variations <preset>+<overrides>.
 
-    Each of their rows says which variation it is from, at which commit, and with which overrides; where a table
-    has a column of an override's name already, it is "override NAME". Print the folders; return the exit status.
+    Each row of <table>.csv says which variation it is from, at which commit, and with which overrides; where a
+    table has a column of an override's name already, it is "override NAME". Variations that differ by their seed
+    alone are repetitions: claims.csv has the mean of each claim's value over them, its t interval and the verdict
+    that follows; a single one keeps its own. Print the folders and what holds; return the exit status.
 
     Args:
         names: of targets or of groups of them.
         root: of the results.
     """
+    if not names:
+        print("name the target whose variations are gathered: gather rank1-prop", file=sys.stderr)
+        return 1
     found = 0
     for target in named_targets(names):
         folders: dict[str, list[Path]] = {}
@@ -33,33 +46,98 @@ def gather(names: Sequence[str], root: str | Path = "results") -> int:
                 print(f"{folder.as_posix()}: left out, its run has not finished (no run.json)", file=sys.stderr)
         for preset, variations in folders.items():
             gathered = Path(root) / target.key / preset / SWEEP
-            _write(gathered, variations)
-            print(f"{gathered.as_posix()}: {len(variations)} variations")
+            verdicts = _write(gathered, variations)
+            told = ", ".join(f"{count} {verdict}" for verdict, count in verdicts.items())
+            print(f"{gathered.as_posix()}: {len(variations)} variations{f'; claims: {told}' if told else ''}")
             found += 1
     if not found:
         print(f"no finished variation of {', '.join(names)} under {Path(root).as_posix()}", file=sys.stderr)
     return 0 if found else 1
 
 
-def _write(gathered: Path, variations: Sequence[Path]) -> None:
+def _write(gathered: Path, variations: Sequence[Path]) -> Counter[str]:
     import pandas as pd  # after the names: they need no package
 
     from curvlab.files import write_atomically
     from curvlab.lab import tables
+    from curvlab.lab.reporting.plots import write_png
     from curvlab.lab.runs.record import read_record
 
     parts: dict[str, list[pd.DataFrame]] = {}
+    settings: dict[Path, dict[str, str]] = {}
     for folder in variations:
         record = read_record(folder)
-        about = {"variation": folder.name, "commit": str(record["assembled"]["commit"])[:8]} | _overrides(record)
+        settings[folder] = _overrides(record)
+        about = {"variation": folder.name, "commit": str(record["assembled"]["commit"])[:8]} | settings[folder]
         for name in tables.names(folder):
             table = tables.read_table(folder, name, dtype=str, keep_default_na=False)  # digits stay as they are
             for place, (key, value) in enumerate(about.items()):
                 table.insert(place, f"override {key}" if key in table else key, value)
             parts.setdefault(name, []).append(table)
+    claims = pd.DataFrame(_judged_over_seeds(settings))
+    if len(claims):
+        parts[CLAIMS] = [claims]
     for name, own in parts.items():
         file, content = tables.packed(pd.concat(own).to_csv(index=False, lineterminator="\n"), name)
         write_atomically(gathered / file, content)
+    if len(claims) and claims.value.notna().any():
+        write_png(_drawn(claims[claims.value.notna()]), gathered / PICTURE)
+    return Counter(claims.verdict if len(claims) else [])
+
+
+def _judged_over_seeds(settings: dict[Path, dict[str, str]]) -> Iterator[dict[str, Any]]:
+    """Yield a row for each claim of each setting: value and interval over its repetitions, and the verdict."""
+    from curvlab.lab.reporting.claims import FILE_NAME, ClaimResult, judge, load_claims, out_of_reach
+    from curvlab.lab.reporting.intervals import t_interval
+
+    groups: dict[str, dict[str, list[ClaimResult]]] = {}
+    for folder, overrides in settings.items():
+        setting = " ".join(f"{key}={value}" for key, value in overrides.items() if key not in SEEDS)
+        own = groups.setdefault(setting, {})
+        for each in load_claims(folder) if (folder / FILE_NAME).is_file() else []:
+            own.setdefault(each.claim.id, []).append(each)
+    for setting, claims in groups.items():
+        for name, results in claims.items():
+            values = [each.value for each in results if each.value is not None]
+            result = results[0]
+            if len(values) > 1:
+                mean, why = sum(values) / len(values), "Over the repetitions of a sweep."
+                result = judge(result.claim, mean, t_interval(values), if_not_reproduced=why)
+            elif not values:
+                result = out_of_reach(result.claim, result.explanation)
+            yield {
+                "setting": setting,
+                "claim": name,
+                "verdict": result.verdict,
+                "value": result.value,
+                "low": result.interval and result.interval.low,
+                "high": result.interval and result.interval.high,
+                "interval": result.interval and result.interval.kind,
+                "runs": len(results),
+                "at_least": result.claim.criterion.at_least,
+                "at_most": result.claim.criterion.at_most,
+            }
+
+
+def _drawn(claims: pd.DataFrame) -> Figure:
+    """Return one panel a claim: mean and interval of each setting, and dashed the bounds of the criterion."""
+    from curvlab.lab.reporting.plots import PALETTE, figure
+
+    names = list(dict.fromkeys(claims.claim))[:_MOST_PANELS]
+    rows = -(-len(names) // 3)
+    drawing, grid = figure(rows, min(3, len(names)), panel_size=(3.6, 1.4 + 0.2 * claims.setting.nunique()))
+    for axes, name in zip(grid.flat, names, strict=False):
+        own = claims[claims.claim == name]
+        for place, (_, row) in enumerate(own.iterrows()):
+            axes.plot([row.low, row.high], [place, place], color=PALETTE[0])
+            axes.plot(row.value, place, marker="o", color=PALETTE[0])
+        for bound in own[["at_least", "at_most"]].iloc[0].dropna():
+            axes.axvline(bound, color=PALETTE[6], linestyle="--", linewidth=0.8)
+        axes.set_yticks(range(len(own)), [setting or "as the preset" for setting in own.setting], fontsize=7)
+        axes.set_title(name, fontsize=8)
+    for axes in list(grid.flat)[len(names) :]:
+        axes.axis("off")
+    return drawing
 
 
 def _overrides(record: dict[str, Any]) -> dict[str, str]:

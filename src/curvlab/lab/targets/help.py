@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 from curvlab.lab.targets.target import PRESETS, ROOT, Target, all_targets, named_targets, paper_titles
+
+_UNITS = ("name", "commit", "count", "seconds")
+_SECONDS_TO_DRAW = 4.0  # and to start, to judge and to write, of one target
 
 
 def print_help(names: Sequence[str] = ()) -> int:
@@ -26,7 +29,9 @@ def print_help(names: Sequence[str] = ()) -> int:
         for target in own:
             times = ", ".join(f"{preset} {text}" for preset in PRESETS if (text := measured_time(target, preset)))
             print(f"  {target.make_name:<24} {target.title}{f' ({times})' if times else ''}")
-    print("\nTimes are CPU time of one thread as measured; targets share units of work, which are computed once.")
+    whole = expected_seconds(named_targets(["figures"]), "embedded") / 60
+    print("\nTimes are CPU time of one thread as measured; targets share units of work, which are computed once:")
+    print(f"`make figures` takes {whole:.0f} minutes of CPU time in all, on two cores half as many.")
     return 0
 
 
@@ -62,6 +67,22 @@ def measured_time(target: Target, preset: str) -> str:
     if seconds < 100:
         return f"{max(1, round(seconds))} s"
     return f"{round(seconds / 60)} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
+
+
+def expected_seconds(targets: Iterable[Target], preset: str) -> float:
+    """Return the CPU seconds of targets as published: units that several of them use count once.
+
+    run.json has kinds of units, not single ones: a kind of the same seconds and commit is the same units.
+    """
+    kinds: set[tuple[object, ...]] = set()
+    total = 0.0
+    for target in targets:
+        path = ROOT / "results" / target.key / preset / "run.json"
+        if path.is_file():
+            record = json.loads(path.read_text(encoding="utf-8"))
+            kinds |= {tuple(unit[key] for key in _UNITS) for unit in record["units"]}
+            total += _SECONDS_TO_DRAW
+    return total + sum(float(str(kind[-1])) for kind in kinds)
 
 
 def recorded_seconds(target: Target, preset: str) -> float | None:

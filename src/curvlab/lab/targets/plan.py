@@ -16,6 +16,7 @@ import torch
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
 
 from curvlab.lab.models.language_models import DTYPES
 from curvlab.lab.runs.run import Run
@@ -78,8 +79,25 @@ def sizes(settings: Mapping[str, Any]) -> str:
     )
 
 
+def work(settings: Mapping[str, Any]) -> float:
+    """Return the operations of a task's network on its training set, to compare tasks with; nothing is read.
+
+    Where that cannot be counted it is infinite; a data set that is none of `_IMAGES` and states no size is small.
+    """
+    try:
+        with torch.device("meta"), FlopCounterMode(display=False) as counted:
+            one = torch.zeros(1, *_shapes(settings)[0], dtype=torch.long if "tokenizer" in settings else None)
+            _network(settings)(one)
+    except Exception:  # as in `sizes`
+        return math.inf
+    data = settings["data"]
+    return counted.get_total_flops() * float(
+        data.get("num_train") or (60_000 if _name(data) in _IMAGES else 1_000)
+    )
+
+
 def _network(settings: Mapping[str, Any]) -> nn.Module:
-    node, is_language = dict(settings["model"]), "tokenizer" in settings
+    node = dict(settings["model"])
     dtype = DTYPES.get(str(node.get("dtype") or settings.get("dtype")), torch.float32)
     if (name := node.get("name")) is not None:
         import transformers
@@ -91,18 +109,24 @@ def _network(settings: Mapping[str, Any]) -> nn.Module:
         return getattr(transformers, f"{family}ForCausalLM")(own).to(dtype)
     if "weights" in node:
         node["weights"] = None
-    if is_language:
-        length = settings["sequence_length"]
-        shape: tuple[int, ...] = (length if isinstance(length, int) else max(length.values()),)
-        outputs = int(settings["tokenizer"]["vocabulary_size"])
-    else:
-        shape, outputs = _shape_of(settings["data"])
+    shape, outputs = _shapes(settings)
     model: nn.Module = instantiate(node, input_shape=shape, num_outputs=outputs)
     return model.to(dtype)
 
 
-def _shape_of(node: Mapping[str, Any]) -> tuple[tuple[int, ...], int]:
-    name = str(node.get("name") or str(node["_target_"]).rpartition(".load_")[2])
+def _name(data: Mapping[str, Any]) -> str:
+    return str(data.get("name") or str(data["_target_"]).rpartition(".load_")[2])
+
+
+def _shapes(settings: Mapping[str, Any]) -> tuple[tuple[int, ...], int]:
+    """Return the shape of an input, and the number of outputs."""
+    if "tokenizer" in settings:
+        length = settings["sequence_length"]
+        return (length if isinstance(length, int) else max(length.values()),), int(
+            settings["tokenizer"]["vocabulary_size"]
+        )
+    node = settings["data"]
+    name = _name(node)
     if name in _IMAGES:
         return _IMAGES[name]
     with torch.device("cpu"):

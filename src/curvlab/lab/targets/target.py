@@ -24,14 +24,13 @@ def repository() -> Path:
 
 ROOT = repository()
 PRESETS = ("embedded", "laptop", "paper")  # with published results, from small to large; beside them smoke
-_ROOMS = {"compute": ".compute:compute", "judge": ".claims:judge", "draw": ".plot:draw"}
 
 
 @dataclass(frozen=True)
 class Target:
     """Declares a target; `TARGET` in experiments/<paper>/<item>.py, whose docstring tells what it is about.
 
-    That module has `compute(run, cfg)`, which returns tables by name ("table" becomes table.csv);
+    That module has or imports `compute(run, cfg)`, which returns tables by name ("table" becomes table.csv);
     `judge(computed, claims)`, which returns results of the claims of experiments/<paper>/<item>.yaml, and is asked
     only where there are claims; and `draw(computed)`, which returns figures by file name. A target too large for a
     file is a folder of the same name with all this in its __init__.py. `make help` reads the declaration without
@@ -43,24 +42,21 @@ class Target:
         paper: the paper's settings by the name of ours: a key of the config ("pbrf.epsilon"; looked up for each
             task where there are tasks; `*` for every entry of a mapping), or a column of a table
             ("summary.csv:num_steps"). The report shows ours, read from there, beside the paper's.
-        compute: "module:function" where it is not the module's own `compute`.
-        judge: likewise.
-        draw: likewise.
         digits: significant digits of a table's numbers, by its name; 6 unless told.
         after: keys of targets whose units of work this one reuses: side by side, it starts after them.
         timings: tables and claims (by name and id, with stars) that measure time or memory, which no second run
             finds again: `make verify` leaves them out.
+        curves: what a tracker draws: "TABLE: Y, Y over X by COLUMN, COLUMN", the mean over the rows of each task
+            and each value of the columns.
     """
 
     module: str
     title: str
     paper: Mapping[str, Any] = field(default_factory=dict)
-    compute: str = ""
-    judge: str = ""
-    draw: str = ""
     digits: Mapping[str, int] = field(default_factory=dict)
     after: tuple[str, ...] = ()
     timings: tuple[str, ...] = ()
+    curves: tuple[str, ...] = ()
 
     @classmethod
     def read(cls, path: Path) -> Target | None:
@@ -122,14 +118,8 @@ class Target:
 
     def load(self, room: str) -> Callable[..., Any]:
         """Return the function `room`: "compute", "judge" or "draw"."""
-        own = importlib.import_module(self.module)
-        named = getattr(self, room)
-        if not named and callable(found := getattr(own, room, None)):
-            return found
-        # For targets in a folder; goes with `_ROOMS` and the fields compute, judge and draw when none is left.
-        module, _, name = (named or _ROOMS[room]).partition(":")
-        function: Callable[..., Any] = getattr(importlib.import_module(module, self.module), name)
-        return function
+        found: Callable[..., Any] = getattr(importlib.import_module(self.module), room)
+        return found
 
 
 # ------------------------------------------------------------------------------------ all of them
@@ -177,7 +167,8 @@ def named_targets(names: Iterable[str]) -> list[Target]:
     chosen: dict[str, Target] = {}
     for name in names:
         if name not in known:
-            near = difflib.get_close_matches(name, known, n=1, cutoff=0.4)
+            others = [other for other in known if "/" not in other or "/" in name]  # as `make` has them
+            near = difflib.get_close_matches(name, others, n=1, cutoff=0.4)
             hint = f"; did you mean {near[0]!r}?" if near else "."
             raise UnknownTargetError(f"no target {name!r}{hint} `make help` lists them all.")
         chosen |= {target.key: target for target in known[name]}

@@ -1,0 +1,70 @@
+"""A sweep's jobs (Hydra's multirun): one that fails does not stop the others, and is named at the end.
+
+A job leaves a note while it runs, which goes when it is done: what is left at the end has failed, or was killed.
+So this holds for jobs of this process, of others and of other machines (`hydra/launcher=`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import shutil
+import sys
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+SWEEP_VARIABLE = "CURVLAB_SWEEP"  # of a job's environment: its sweep's id
+_NOTES = Path("outputs") / "sweeps"
+
+
+def is_sweep(overrides: Iterable[str], multirun: bool) -> bool:
+    """Return whether a command line is several runs: with -m, or `sweep=NAME`, a file of conf/sweep/."""
+    return multirun or any(re.match(r"\+{0,2}sweep=(?!null$)", override) for override in overrides)
+
+
+def sweep_id(target: str, overrides: Sequence[str]) -> str:
+    """Return the id of a sweep: the same line, typed again, goes on with the same one."""
+    return f"sweep-{hashlib.sha256(' '.join([target, *overrides]).encode()).hexdigest()[:8]}"
+
+
+def attempt(sweep: str, name: str, job: Callable[[], Any], say: Callable[[Exception], str | None]) -> Any:
+    """Run one job; an error is printed and kept for the end instead of raised, and then None is returned.
+
+    Args:
+        sweep: its id.
+        name: of the job: its overrides.
+        job: what to run.
+        say: the line for an error that needs no traceback; None for others.
+    """
+    note = _NOTES / sweep / f"{hashlib.sha256(name.encode()).hexdigest()[:16]}.txt"
+    note.parent.mkdir(parents=True, exist_ok=True)
+    note.write_text(f"{name}: killed before it was done", encoding="utf-8")
+    try:
+        result = job()
+    except Exception as error:
+        if (line := say(error)) is None:
+            traceback.print_exc()
+            line = f"{type(error).__name__}: {error}"
+        print(f"error: {line}", file=sys.stderr, flush=True)
+        note.write_text(f"{name}: {line.splitlines()[0]}", encoding="utf-8")
+        return None
+    note.unlink()
+    return result
+
+
+@contextmanager
+def told(sweep: str) -> Iterator[None]:
+    """Name at the end the jobs that failed or were killed, and exit with 1; nothing where `sweep` is empty."""
+    notes = _NOTES / (sweep or "none")
+    shutil.rmtree(notes, ignore_errors=True)
+    try:
+        yield
+    finally:
+        lines = sorted(note.read_text(encoding="utf-8") for note in notes.glob("*.txt"))
+        if lines:
+            print("\n  ".join([f"{len(lines)} of the sweep's jobs failed:", *lines]), file=sys.stderr, flush=True)
+    if lines:
+        sys.exit(1)

@@ -1,0 +1,410 @@
+"""Targets as they are declared, run, planned, and shown beside the paper's settings."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from omegaconf import OmegaConf
+
+from curvlab.lab import Computed, Target, all_targets, load_config, run_target, task_label, task_settings
+from curvlab.lab.reporting import load_claims
+from curvlab.lab.targets.command import main
+from curvlab.lab.targets.execution import curves_of, draw_again, judge_again
+from curvlab.lab.targets.plan import in_bytes, plan, sizes, stored_units
+from curvlab.lab.targets.settings import MISSING, ours, settings_beside_the_paper
+from curvlab.lab.targets.target import UnknownTargetError, named_targets, published, result_folders
+from experiments.__main__ import main as run_command
+
+ROOT = Path(__file__).parents[3]
+
+
+def test_names_of_one_target_and_of_groups() -> None:
+    assert [target.key for target in named_targets(["ngd-fig6", "ngd/fig4"])] == ["ngd/fig6", "ngd/fig4"]
+    ngd = [target.key for target in named_targets(["ngd"])]
+    assert ngd == sorted(ngd)
+    assert set(ngd) == {key for key in all_targets() if key.startswith("ngd/")}
+    figures = {target.key for target in named_targets(["figures"])}
+    assert figures == {key for key in all_targets() if not key.startswith("benchmarks/")}
+
+
+def test_mistyped_names_the_nearest() -> None:
+    with pytest.raises(UnknownTargetError, match="no target 'ngd-fgi6'; did you mean 'ngd-fig6'"):
+        named_targets(["ngd-fgi6"])
+
+
+def test_help_needs_no_package_and_lists_every_target() -> None:
+    # -S: no site-packages, as on a machine where nothing is installed yet.
+    done = subprocess.run(
+        [sys.executable, "-S", "-E", "-m", "experiments", "help"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    for target in all_targets().values():
+        assert f"  {target.make_name} " in done.stdout
+        assert target.title in done.stdout
+
+
+def test_make_names_the_nearest_without_any_package() -> None:
+    done = subprocess.run(
+        ["make", "--no-print-directory", "lisa-fig1", f"PYTHON_BASE={sys.executable} -S -E"],
+        cwd=ROOT, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode != 0
+    assert done.stderr.startswith("error: no target 'lisa-fig1'; did you mean 'lissa-fig1'?")
+    assert "Traceback" not in done.stderr
+
+
+def make(*arguments: str) -> str:
+    command = ["make", "--no-print-directory", *arguments, f"PYTHON_BASE={sys.executable} -S -E"]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+
+
+def test_help_of_a_target_runs_nothing_and_a_dry_run_of_all_neither() -> None:
+    assert make("help", "lissa-fig1").startswith(all_targets()["lissa/fig1"].description)
+    printed = make("-n", "help", "lissa-fig1")
+    assert "experiments run" not in printed
+    assert "experiments help lissa-fig1" in printed
+    assert "experiments run figures" in make("-n", "figures")  # printed, not run: a line with $(MAKE) would be
+
+
+def test_help_of_targets_by_name(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command(["help", "lissa-fig1", "ngd/fig6"]) == 0
+    printed = capsys.readouterr().out
+    assert [all_targets()[key].description in printed for key in ("lissa/fig1", "ngd/fig6")] == [True, True]
+    for mistyped in ("ngd-fgi6", "ngdfig6"):  # the name that `make` knows
+        assert run_command(["help", mistyped]) == 2
+        assert "did you mean 'ngd-fig6'" in capsys.readouterr().err
+
+
+def test_help_of_a_target_does_not_wait_for_torch() -> None:
+    code = (
+        "import sys; from experiments.__main__ import main; main(['run', 'ngd-fig6', '--cfg', 'job'])\n"
+        "assert 'torch' not in sys.modules, 'torch was imported'"
+    )
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, check=True)
+
+
+def test_makefile_names_are_the_targets() -> None:
+    done = subprocess.run(
+        ["make", "--no-print-directory", "-np", "help"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    (line,) = [line for line in done.stdout.splitlines() if line.startswith("TARGETS := ")]
+    assert "$" in line or set(line.split()[2:]) == {target.make_name for target in all_targets().values()}
+    listed = {line.partition(":")[0] for line in done.stdout.splitlines() if ":" in line}
+    assert {target.make_name for target in all_targets().values()} <= listed
+
+
+def test_help_of_a_target_says_what_it_computes_and_what_its_keys_mean(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["fig6", "--help"])
+    target = all_targets()["ngd/fig6"]
+    main(target)
+    printed = capsys.readouterr().out
+    assert printed.startswith(target.description)
+    keys = (ROOT / "conf" / f"{target.config_name}.yaml").read_text().split("\n\n", 1)[1].strip()
+    assert "#" in keys  # what they mean
+    assert keys in printed
+    assert all(f"\n  {preset} " in printed for preset in ("smoke", "embedded", "laptop", "paper"))
+    assert "lissa" not in printed
+
+
+@pytest.mark.parametrize("arguments", [["help"], ["run", "lissa-fig1", "--help"]])
+def test_help_ends_quietly_when_its_reader_leaves(arguments: list[str]) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run(
+        [sys.executable, "-m", "experiments", *arguments],
+        cwd=ROOT,
+        stdout=writer,
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+# ---------------------------------------------------- Judging and drawing from files alone
+KEY = "rank1/fig1"
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A result folder <root>/rank1/fig1/embedded, at smoke scale."""
+    root = tmp_path_factory.mktemp("again")
+    folders = [f"results.root={root / 'results'}", f"store.root={root / 'store'}"]
+    cfg = load_config(all_targets()[KEY], ["preset=smoke", "tracker=none", "progress=false", *folders])
+    folder = run_target(all_targets()[KEY], cfg)
+    return folder.rename(folder.with_name("embedded"))
+
+
+@pytest.fixture
+def result(made: Path, tmp_path: Path) -> Path:
+    folder = tmp_path / "results" / KEY / "embedded"
+    shutil.copytree(made, folder)
+    return folder
+
+
+def test_judging_and_drawing_give_the_same_again(result: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = {path.name: path.read_bytes() for path in result.iterdir()}
+    for path in result.iterdir():
+        if path.suffix == ".png" or path.name == "claims.json":
+            path.unlink()
+    monkeypatch.setattr("curvlab.lab.runs.run.Run.unit", None)  # nothing is computed
+    assert judge_again([str(result)]) == 0
+    assert draw_again([str(result)]) == 0
+    assert {path.name: path.read_bytes() for path in result.iterdir()} == before
+
+
+def test_verdicts_follow_the_tables(result: Path) -> None:
+    verdicts = [claim.verdict for claim in load_claims(result)]
+    for path in result.glob("*.csv"):
+        table = pd.read_csv(path)
+        numbers = table.select_dtypes("float").columns
+        table[numbers] = 1e9
+        table.to_csv(path, index=False)
+    assert judge_again([str(result)]) == 0
+    assert [claim.verdict for claim in load_claims(result)] != verdicts
+
+
+def test_a_damaged_folder_is_named_and_the_others_go_on(result: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    other = result.with_name("laptop")
+    shutil.copytree(result, other)
+    (result / "summary.csv").unlink()
+    assert judge_again([str(result), str(other)]) == 1
+    printed = capsys.readouterr()
+    assert "cannot judge it" in printed.err
+    assert "has no summary.csv" in printed.err
+    assert printed.out == f"{other.as_posix()}\n"
+
+
+def test_results_are_found_by_name_and_path(result: Path) -> None:
+    root = result.parents[2]
+    for preset in ("smoke", "embedded+seed=1"):
+        shutil.copytree(result, result.with_name(preset))
+    assert [folder.name for _, folder in result_folders(["rank1-fig1"], root)] == [
+        "embedded",
+        "embedded+seed=1",
+        "smoke",
+    ]
+    assert [(target.key, folder) for target, folder in published(root)] == [(KEY, result)]
+
+
+@pytest.mark.parametrize(
+    ("change", "kept"),
+    [
+        (None, True),
+        (("table.csv", "gap", 1 + 2e-5), True),  # another processor's rounding
+        (("table.csv", "gap", 1 + 1e-3), False),
+        (("run.json", '"title": "Uniform', '"title": "uniform'), False),
+        (("run.json", '"num_steps",\n      "ours": 60', '"num_steps",\n      "ours": 61'), False),
+    ],
+    ids=["same", "rounding", "table", "title", "setting"],
+)
+def test_a_result_that_comes_out_as_published_is_left_as_it_was(
+    tmp_path: Path, change: tuple[str, str, object] | None, kept: bool
+) -> None:
+    """The published tables were computed on another machine."""
+    folder = tmp_path / "results" / KEY / "embedded"
+    shutil.copytree(ROOT / "results" / KEY / "embedded", folder)
+    judge_again([str(folder)])  # with the code as it is now
+    draw_again([str(folder)])
+    if change is not None and change[0] == "table.csv":
+        table = pd.read_csv(folder / "table.csv")
+        table[change[1]] *= change[2]
+        table.to_csv(folder / "table.csv", index=False)
+    elif change is not None:
+        text = (folder / change[0]).read_text()
+        assert str(change[1]) in text
+        (folder / change[0]).write_text(text.replace(str(change[1]), str(change[2])))
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    folders = [f"results.root={tmp_path / 'results'}", f"store.root={tmp_path / 'store'}"]
+    target = all_targets()[KEY]
+    assert run_target(target, load_config(target, ["tracker=none", "progress=false", *folders])) == folder
+    after = {path.name: path.read_bytes() for path in folder.iterdir()}
+    if change is None or change[0] == "run.json":  # else the claims and the picture follow the changed table
+        assert {name for name in before if before[name] != after[name]} == (set() if kept else {"run.json"})
+    assert (after["table.csv"] == before["table.csv"]) == (kept or change[0] == "run.json")
+    if change is None:
+        run_target(target, load_config(target, ["tracker=none", "progress=false", "force=true", *folders]))
+        assert (folder / "run.json").read_bytes() != before["run.json"]
+
+
+def test_curves_are_means_by_task_and_label(computed_of: Callable[..., Computed]) -> None:
+    rows = [
+        {"task": task, "optimizer": optimizer, "seed": seed, "epoch": epoch, "llc": llc}
+        for task, optimizer, seed, epoch, llc in [
+            ("a", "sgd", 0, 1, 1.0), ("a", "sgd", 1, 1, 3.0), ("a", "ngd", 0, 1, 5.0), ("b", "sgd", 0, 2, 7.0),
+        ]
+    ]  # fmt: skip
+    target = Target("experiments.rank1.fig1", title="toy", curves=("table: llc, seed over epoch by optimizer",))
+    (curves,) = curves_of(target, computed_of({"table": pd.DataFrame(rows)}))
+    assert curves.index.name == "x/epoch"
+    assert curves["curve/a/llc/sgd"].tolist() == pytest.approx([2.0, float("nan")], nan_ok=True)
+    assert curves["curve/b/llc/sgd"].tolist() == pytest.approx([float("nan"), 7.0], nan_ok=True)
+    assert {name for name in curves if name.endswith("/ngd")} == {"curve/a/llc/ngd", "curve/a/seed/ngd"}
+    plain = Target("experiments.rank1.fig1", title="toy", curves=("table: llc over epoch",))
+    (curves,) = curves_of(plain, computed_of({"table": pd.DataFrame(rows).drop(columns="task")}))
+    assert curves["curve/all/llc"].tolist() == [3.0, 7.0]
+
+
+# ----------------------------------------------------------------------------------------
+CFG = OmegaConf.create(
+    {
+        "num_points": 25,
+        "pbrf": {"epsilon": 1e-8},
+        "branches": {"sgd": {"lr": 0.1}, "ngd": {"lr": 0.2}},
+        "tasks": {"mlp_a": {"model": {"width": 3}}, "mlp_b": {"num_points": 5, "model": {"width": 3}}},
+    }
+)
+TABLE = pd.DataFrame(
+    {"task": ["mlp-a", "mlp-a", "mlp-b"], "num_steps": [150, 150, 200], "damping": [0.5, 0.5, 0.5]}
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("pbrf.epsilon", 1e-8),
+        ("num_points", {"mlp-a": 25, "mlp-b": 5}),
+        ("model.width", 3),
+        ("branches.*.lr", {"sgd": 0.1, "ngd": 0.2}),
+        ("tasks", ["mlp-a", "mlp-b"]),
+        ("summary.csv:num_steps", {"mlp-a": 150, "mlp-b": 200}),
+        ("summary.csv:damping", 0.5),
+        ("pbrf.epsilom", MISSING),
+    ],
+)
+def test_ours_is_read_from_the_config_and_the_tables(name: str, value: object) -> None:
+    assert ours([name], CFG, {"summary": TABLE}) == {name: value}
+
+
+def test_a_table_without_tasks_gives_its_distinct_values() -> None:
+    table = pd.DataFrame({"n": [1, 2, 1]})
+    assert ours(["table.csv:n"], OmegaConf.create({}), {"table": table}) == {"table.csv:n": [1, 2]}
+
+
+def test_what_was_changed_on_the_command_line_is_what_stands_beside_the_paper() -> None:
+    target = Target("experiments.toy.fig1", title="toy", paper={"pbrf.epsilon": 1e-8})
+    cfg = OmegaConf.merge(CFG, {"pbrf": {"epsilon": 0.5}})
+    assert settings_beside_the_paper(target, cfg, {}) == [  # type: ignore[arg-type]  # a mapping
+        {"name": "tasks", "ours": ["mlp-a", "mlp-b"], "paper": ""},
+        {"name": "pbrf.epsilon", "ours": 0.5, "paper": 1e-8},
+    ]
+
+
+CONFIG = {
+    "preset": "smoke",
+    "seed": 3,
+    "num_points": 25,
+    "llc": {"num_chains": 4, "step_size": 0.1},
+    "branches": {"sgd": {"lr": 0.1}, "ngd": {"lr": 0.2}},
+    "tasks": {
+        "a": {"data": {"name": "digits"}},
+        "b": {"num_points": 5, "llc": {"step_size": 0.2}, "branches": {"ngd": None, "exact": {"lr": 1}}},
+        "gone": None,
+    },
+}
+
+
+@pytest.mark.parametrize("config", [CONFIG, OmegaConf.create(CONFIG)], ids=["from run.json", "composed"])
+def test_a_task_changes_what_stands_beside_the_tasks(config: dict) -> None:
+    found = task_settings(config)
+    assert list(found) == ["a", "b"]
+    assert found["a"].num_points == 25
+    assert found["a"].data.name == "digits"
+    assert found["b"].num_points == 5
+    assert found["b"].llc == {"num_chains": 4, "step_size": 0.2}
+    assert found["b"].branches == {"sgd": {"lr": 0.1}, "exact": {"lr": 1}}
+    assert found["a"].seed == 3
+    assert "preset" not in found["a"]
+    assert "tasks" not in found["a"]
+
+
+def test_a_target_without_tasks_has_none() -> None:
+    assert task_settings({"num_seeds": 3}) == {}
+
+
+def test_null_sets_a_value_and_removes_a_mapping() -> None:
+    own = task_settings({"damping": 5.0, "extra": {"x": 1}, "tasks": {"a": {"damping": None, "extra": None}}})["a"]
+    assert dict(own) == {"damping": None}
+
+
+def test_labels() -> None:
+    assert task_label("mlp_64_64_digits") == "mlp-64-64-digits"
+
+
+# --- A dry run: sizes from closed forms, published times, stored units, and nothing computed or written
+MLP = {
+    "data": {"_target_": "curvlab.lab.data.load_mnist", "num_train": 500},
+    "model": {"_target_": "curvlab.lab.models.MLP", "hidden_sizes": [64], "activation": "tanh"},
+}
+
+
+def test_sizes_of_an_mlp_have_a_closed_form() -> None:
+    weights = 784 * 64 + 64 * 10
+    total = weights + 74
+    found = sizes(MLP | {"freeze": {"normalization": False, "biases": True}})
+    assert found.startswith(f"{weights:,} parameters and 74 frozen, {in_bytes(4 * total)}; ")
+    assert f"holds {in_bytes(4 * (total + 3 * weights))} and" in found
+    assert found.endswith(": one GPU of 80 GB")
+
+
+def test_published_language_models_are_known_without_loading_them() -> None:
+    cfg = load_config(all_targets()["lissa/tab1"], ["preset=paper"])
+    lines = dict(line.split(": ", 1) for line in plan(all_targets()["lissa/tab1"], cfg))
+    found = {name: lines[name].partition(" ")[0] for name in lines if name.endswith("openwebtext2")}
+    assert found == {
+        "opt_1b_openwebtext2": "1,315,758,080",
+        "llama_7b_openwebtext2": "6,738,415,616",
+        "mistral_7b_openwebtext2": "7,241,732,096",
+    }
+    assert lines["llama_7b_openwebtext2"].endswith("2 GPUs of 80 GB")
+    assert "CPU time" in lines["published, laptop"]
+
+
+def test_what_cannot_be_known_says_why() -> None:
+    assert "names no data and model" in sizes({"model": None})
+    assert "cannot be built" in sizes(MLP | {"data": {"_target_": "curvlab.lab.data.no_such_loader"}})
+    hub = {"model": {"name": "somebody/model"}, "tokenizer": {"pretrained": "somebody/model"}, "data": {}}
+    assert "somebody/model are not known without loading it" in sizes(hub)
+    assert in_bytes(1.3157e12) == "1.32 TB"
+
+
+def test_on_the_command_line_it_computes_nothing(tmp_path: Path) -> None:
+    # In a process of its own: Hydra's logging closes what pytest captures.
+    folders = [f"results.root={tmp_path / 'results'}", f"store.root={tmp_path / 'store'}"]
+    words = ["run", "ngd-fig3", "preset=smoke", "plan=true", f"hydra.run.dir={tmp_path}", *folders]
+    command = [sys.executable, "-m", "experiments", *words]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=Path(__file__).parents[3])
+    assert done.stdout.startswith("ngd-fig3 (smoke): a plan; nothing is computed\n")
+    assert not (tmp_path / "results").exists()
+    assert not (tmp_path / "store").exists()
+
+
+def stored(root: Path, *overrides: str) -> list[str]:
+    folders = [f"results.root={root / 'nowhere'}", f"store.root={root / 'store'}"]
+    target = all_targets()["rank1/prop"]
+    return list(stored_units(target, load_config(target, ["preset=smoke", *folders, *overrides])))
+
+
+def test_stored_units_are_found_until_one_is_not_there(smoke_result: Callable[..., Path], tmp_path: Path) -> None:
+    store = smoke_result("rank1/prop").parents[3] / "store" / "rank1"
+    root = shutil.copytree(store, tmp_path / "store" / "rank1").parents[1]
+    before = {path: path.stat().st_mtime_ns for path in root.rglob("*")}
+    (line,) = stored(root)
+    assert line.endswith(" units, all there are")
+    (line,) = stored(root, "seed=1")
+    assert line.startswith("store: 0 units; first that is not there: rank1/")
+    assert {path: path.stat().st_mtime_ns for path in root.rglob("*")} == before
+    assert stored(root, "force=true") == stored(root / "nowhere") == []

@@ -68,6 +68,7 @@ TARGET = Target(
         "table.csv:clip": "not mentioned; 1 in the published code",
     },
     digits={"curves": 4},
+    curves=("curves: train_loss, validation_accuracy over step by racer, rank",),
 )
 CONSTANT = ("label", "kind", "lr", "at_edge", "damping", "clip", "flops", "memory", "gradients")  # of all seeds
 ACCURACY = "test_accuracy"

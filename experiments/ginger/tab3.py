@@ -19,12 +19,18 @@ from matplotlib.figure import Figure
 from curvlab.lab import Claim, ClaimResult, ClaimSheet, Computed, Target, out_of_reach
 from experiments.ginger.comparison import gated, judge_difference
 from experiments.ginger.printed import sensitivity
-from experiments.ginger.sensitivity import GRID, draw_sensitivity, judge_dampings, judge_grid, judge_regime
+from experiments.ginger.sensitivity import (  # noqa: F401  this target's
+    GRID,
+    compute,
+    draw_sensitivity,
+    judge_dampings,
+    judge_grid,
+    judge_regime,
+)
 
 TARGET = Target(
     __name__,
     title="Accuracy of Ginger over decay, rank and damping",
-    compute="experiments.ginger.sensitivity:compute",
     paper={
         "tasks": ["ResNet-18 on CIFAR-100"],
         "num_epochs": 200,

@@ -15,12 +15,11 @@ from curvlab.lab import ClaimResult, ClaimSheet, Computed, Target, exact
 from curvlab.lab import judge as verdict
 from experiments.ginger.comparison import gated
 from experiments.ginger.printed import sensitivity
-from experiments.ginger.sensitivity import draw_sensitivity, judge_dampings, judge_grid, judge_regime
+from experiments.ginger.sensitivity import compute, draw_sensitivity, judge_dampings, judge_grid, judge_regime  # noqa: F401  this target's
 
 TARGET = Target(
     __name__,
     title="Training loss of Ginger over decay, rank and damping",
-    compute="experiments.ginger.sensitivity:compute",
     paper={
         "tasks": ["ResNet-18 on CIFAR-100"],
         "num_epochs": 200,

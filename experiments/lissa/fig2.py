@@ -38,7 +38,6 @@ from curvlab.lab import (
     ClaimResult,
     ClaimSheet,
     Computed,
-    Interval,
     Run,
     Target,
     out_of_reach,
@@ -68,6 +67,7 @@ TARGET = Target(
         "num_steps": 1000,
         "summary.csv:damping": 5.0,
     },
+    curves=("table: pearson over step by batch_size, num_runs",),
 )
 FIRST_STEPS = (1, 2, 5, 10, 20)
 # A task is in the panels of the paper or in the one on recipes, so that tables may be empty.
@@ -285,8 +285,7 @@ def _batch_sizes(
             f"{', '.join(str(step) for step in sorted(own.step.unique())[:8])}, ... {data}{facts}"
         )
         logs = np.log(steps[small].to_numpy() / steps[size].to_numpy())  # whose interval is that of the ratio
-        ends = t_interval(logs)
-        interval = Interval(math.exp(ends.low), math.exp(ends.high), ends.kind, ends.num_samples)
+        interval = t_interval(logs).mapped(math.exp)
         claim = claims.claim(f"{prefix}faster-{name}", of=task, size=name)
         yield reporting.judge(claim, math.exp(logs.mean()), interval, if_not_reproduced=why)
         why = (

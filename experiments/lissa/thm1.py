@@ -69,6 +69,7 @@ TARGET = Target(
         "damping_ratios": "any",
         "table.csv:num_trials": "expectation",
     },
+    curves=("table: error over step by problem, damping_ratio, batch_size",),
 )
 Row = dict[str, Any]
 

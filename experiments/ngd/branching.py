@@ -202,7 +202,7 @@ MEASURES = (
 def branch_measures(table: pd.DataFrame) -> pd.DataFrame:
     """Return one row for each task, branch and seed with what the claims are about, nan where it cannot be had.
 
-    llc_split: LLC, from the minimum, at the split. llc_slope: slope of its least-squares line over epochs, the
+    llc_split: LLC, from the lowest sampled point, at the split. llc_slope: slope of its line over epochs, the
     split included, in LLC for each epoch. llc_change: the same times the epochs of the branch, over the mean of
     llc_split over all seeds (that of one seed may be near 0). llc_growth: the slope from the split to the first
     checkpoint after it. llc_end: mean LLC of the checkpoints in the second half. Only valid estimates count; where
@@ -271,7 +271,7 @@ def _norm_measures(before: pd.DataFrame, after: pd.DataFrame) -> dict[str, float
 LABELS = {
     "update_norm": "update size ‖Δw‖/lr",
     "step_norm": "step ‖Δw‖",
-    "llc": "LLC from the minimum",
+    "llc": "LLC from the lowest point",
     "train_loss": "training loss (nats)",
     "validation_loss": "validation loss (nats)",
     "wbic": "WBIC (nats)",

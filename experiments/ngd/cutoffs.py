@@ -171,7 +171,7 @@ def draw_cutoffs(table: pd.DataFrame, summary: pd.DataFrame) -> Figure:
         for (llc, over), (sweep, (x, label)) in zip((axes[:2], axes[2:]), AXES.items(), strict=True):
             swept, its_summary = (rows_of[rows_of.sweep == sweep] for rows_of in (own, at(summary, own)))
             panels.lines(llc, swept, x=x, y="llc", by="optimizer", styles=styles, seeds=True)
-            panels.frame(llc, x=label, y="LLC from the minimum", log="x")
+            panels.frame(llc, x=label, y="LLC from the lowest point", log="x")
             panels.counts(llc, swept, x=x, valid="llc", by="optimizer", styles=styles)
             shown = its_summary.assign(
                 **{end: 100 * its_summary[end] for end in ("relative_difference", "low", "high")}

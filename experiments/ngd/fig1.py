@@ -4,8 +4,8 @@ make ngd-fig1 PRESET=smoke|embedded|laptop|paper ARGS="data=fashion_mnist seeds=
 
 Both optimizers start from the same weights and see the same batches for as many epochs. An LLC is given only where
 training has converged (training loss below `converged_below`) and the estimate is valid: chains mixed, loss not
-below the start; the others stand in the table with the reason. It is measured from the minimum near the trained
-weights (`llc`), since from the weights themselves, as in the paper, it lacks what the loss can still fall
+below the start; the others stand in the table with the reason. It is measured from the lowest sampled point
+(`llc`), since from the weights themselves, as in the paper, it lacks what the loss can still fall
 (`descent`); `llc_raw` is the paper's, hollow in the figure. The t-tests are Welch's, over seeds. The paper's
 "t-value of 1.9^-31" is a p-value of 1.9e-31. NGD as in ngd-fig2.
 
@@ -109,7 +109,7 @@ def compute(run: Run, cfg: DictConfig) -> dict[str, pd.DataFrame]:
 def summary_table(table: pd.DataFrame) -> pd.DataFrame:
     """Return one row for each network and optimizer: mean LLC with 95 % t interval, losses, and p against sgd.
 
-    llc is from the minimum; llc_raw and descent, whose sum it is, are means over the same seeds.
+    llc is from the lowest sampled point; llc_raw and descent, whose sum it is, are means over the same seeds.
     """
     rows = []
     for place, network in table.groupby([*PLACE], sort=False):
@@ -269,7 +269,7 @@ def _draw_widths(table: pd.DataFrame, summary: pd.DataFrame) -> Figure:
         for _, row in own[own.p.notna()].drop_duplicates("width").iterrows():
             place = widths.index(row.width), high + 0.08 * (high - low)
             llc.text(*place, f"p = {row.p:.1g}", ha="center", fontsize=8)
-        panels.frame(llc, y="LLC from the minimum", title=task)
+        panels.frame(llc, y="LLC from the lowest point", title=task)
         panels.frame(loss, y="training loss (nats)", log="y")
         for ax in (llc, loss):
             ax.set_xticks(range(len(widths)), ["" if width == 0 else f"{width}" for width in widths])

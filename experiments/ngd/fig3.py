@@ -6,7 +6,7 @@ Every network of a seed starts from the same weights and sees the same batches; 
 ∞ (at this lr, see curvlab.optim.NGD), is the band in both panels. One constant is varied at a time, the other
 stands as in `ngd`; the paper says for neither panel what it was. epsilon is a floor of the eigenvalues of each
 axis's estimate, an element's squared gradient, so it matters from there on; alpha multiplies it. An LLC is given
-only where training has converged and the estimate is valid, and from the minimum, as in ngd-fig1; the others are
+only where training has converged and the estimate is valid, from the lowest sampled point (ngd-fig1); others are
 drawn hollow and count in no claim. Networks differ in training loss, too, so the sweep of alpha is shown a second
 time at equal loss (`equal_loss`). A task of its own takes exact NGD, with the full Fisher matrix of each batch.
 """
@@ -102,7 +102,7 @@ def compute(run: Run, cfg: DictConfig) -> dict[str, pd.DataFrame]:
 def summary_table(table: pd.DataFrame) -> pd.DataFrame:
     """Return one row for each value: seeds, those that converged, those with an LLC, its mean, 95 % t interval.
 
-    llc is from the minimum; llc_raw and descent, whose sum it is, are means over the same seeds.
+    llc is from the lowest sampled point; llc_raw and descent, whose sum it is, are means over the same seeds.
     """
     rows = []
     for place, own in table.groupby(["task", "sweep", "value"], sort=False, dropna=False):
@@ -156,7 +156,7 @@ def equal_loss(
     first checkpoint is taken there.
 
     Columns: value; level (nats); loss_before, loss_after of the two checkpoints, epoch of the later; valid; llc,
-    from the minimum; problem; curvature_cutoff.
+    from the lowest sampled point; problem; curvature_cutoff.
 
     Args:
         network: data and model.
@@ -353,7 +353,7 @@ def draw(computed: Computed) -> dict[str, Figure]:
                 axes[2 + index], own, x="value", y="train_loss", bars=True, seeds=True, label="NGD", styles=STYLES
             )
             _band(axes[2 + index], sgd.train_loss)
-            panels.frame(axes[index], x=SWEEPS[sweep], y="LLC from the minimum", log="x")
+            panels.frame(axes[index], x=SWEEPS[sweep], y="LLC from the lowest point", log="x")
             panels.frame(axes[2 + index], x=SWEEPS[sweep], y="training loss (nats)", log="xy")
             panels.counts(axes[index], own.assign(by="NGD"), x="value", valid="llc", by="by", styles=STYLES)
         swept = there[there.value.notna()].assign(by=EQUAL)

@@ -15,7 +15,7 @@ the paper (`llc_raw`), the estimate lacks what the loss can still fall (`descent
 from __future__ import annotations
 
 from curvlab.lab import Claim, ClaimResult, ClaimSheet, Computed, Target, out_of_reach
-from experiments.ngd.branching import PAPER, Branches
+from experiments.ngd.branching import PAPER, Branches, compute, draw  # noqa: F401  this target's
 from experiments.ngd.sampling import measured_both_ways
 
 TARGET = Target(
@@ -23,8 +23,7 @@ TARGET = Target(
     title="One state, then SGD and NGD: update size and LLC",
     paper=PAPER
     | {"data._target_": "FashionMNIST", "before.optimizer.lr": 0.01, "branches.*.lr": "SGD 0.01, NGD 0.01"},
-    compute="experiments.ngd.branching:compute",
-    draw="experiments.ngd.branching:draw",
+    curves=("table: update_norm, llc, train_loss over epoch by branch",),
 )
 
 READINGS = {  # of Eqs. 6 and 7: what their claim's id begins with, and what bounds the update

@@ -19,9 +19,10 @@ from matplotlib.figure import Figure
 
 from curvlab.lab import Claim, ClaimResult, ClaimSheet, Computed, Target, out_of_reach, panels, t_interval
 from curvlab.lab import judge as judge_claim
-from experiments.ngd.overfitting import (
+from experiments.ngd.overfitting import (  # noqa: F401  compute is this target's
     NOTE,
     PAPER,
+    compute,
     draw_estimates,
     draw_last_epoch,
     draw_losses,
@@ -37,8 +38,8 @@ TARGET = Target(
     __name__,
     title="WBIC while overfitting",
     paper=PAPER,
-    compute="experiments.ngd.overfitting:compute",
     after=("ngd/fig7",),
+    curves=("table: llc, train_loss, trace over epoch by optimizer",),
 )
 
 
@@ -81,7 +82,7 @@ def _terms(table: pd.DataFrame) -> str:
 
 
 def wbic_complexity(table: pd.DataFrame) -> pd.Series:
-    """Return LLC ln n, nats, with the LLC from the minimum w*: WBIC - n L(w*)."""
+    """Return LLC ln n, nats, with the LLC from the lowest sampled point w*: WBIC - n L(w*)."""
     return table.llc * np.log(table.num_train)
 
 
@@ -103,7 +104,8 @@ def draw(computed: Computed) -> dict[str, Figure]:
         styles = panels.styles_of(TERMS)
         draw_estimates(axes[1], terms, "nats", "nats", by="term", styles=styles)
         for ax in axes[:2]:
-            ax.legend(fontsize=7, frameon=False)
+            entries = {label: handle for handle, label in zip(*ax.get_legend_handles_labels(), strict=True)}
+            ax.legend(entries.values(), entries, fontsize=7, framealpha=0.7)
         draw_paths(axes[2], own, "wbic", "WBIC (nats)")
         rightmost = own.loc[own.groupby("epoch").validation_loss.idxmax()].set_index("epoch")
         look: dict[str, Any] = {"xytext": (8, -3), "textcoords": "offset points", "fontsize": 7, "va": "center"}

@@ -53,7 +53,7 @@ def sampled(
     found_by_search = _descent(run, network, model, **key, settings=place)
     descent = found_by_search["descent"]
     raw = LLC.of_traces(**traces, descent=descent)
-    own = raw.from_minimum(descent)
+    own = raw.from_lowest_point(descent)
     problems = [NO_STEP_SIZE] * (not found) + _names(own)
     problems += [NO_BOTTOM] * (not found_by_search["converged"]) + [TOO_FAR] * (descent > own.value)
     return {

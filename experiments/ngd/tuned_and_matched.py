@@ -228,7 +228,7 @@ def draw_tuned_and_matched(found: Compared, settings: pd.DataFrame) -> Figure:
         kind: dict[str, Any] = {"x": "train_loss", "by": "optimizer", "identity": False, "styles": styles}
         panels.scatter(llc, network.equal.assign(hollow=~network.equal.valid), y="llc", hollow="hollow", **kind)
         panels.scatter(trace, network.equal[network.equal.trace.notna()], y="trace", **kind)
-        panels.frame(llc, x="training loss (nats)", y="LLC from the minimum", log="x")
+        panels.frame(llc, x="training loss (nats)", y="LLC from the lowest point", log="x")
         panels.frame(trace, x="training loss (nats)", y="tr(H) (nats/parameter²)", log="x")
         own = at(shown, network.tuning)
         ends: dict[str, Any] = {"low": "low", "high": "high", "styles": of_quantities}

@@ -51,6 +51,7 @@ PAPER = {
 COEFFICIENTS = {"pearson": stats.pearson, "spearman": stats.spearman}
 WAYS = {"over_test": "over test examples", "over_points": "over points", "pooled": "over all pairs"}
 NO_LISSA = "This result is from before LiSSA was computed; the value is the exact estimate's."
+NO_EXACT = "The exact estimate is not computed at this preset."
 MIN_POINTS = 2  # at their minimum, for a correlation of theirs
 PBRF = "proximal_bregman"
 EXPLAINING = {
@@ -105,7 +106,7 @@ def correlation_tables(
             if explained:
                 ends.append(_ends(points).assign(**place))
             for curvature in curvatures:
-                predicted = {EXACT: points.predicted_changes(curvature)}
+                predicted = {EXACT: points.predicted_changes(curvature)} if points.is_solved(curvature) else {}
                 predicted |= {name: own["predicted"] for name, own in points.truncated(curvature).items()}
                 for estimate, changes in predicted.items():
                     more = list(_explaining(points)) if explained and estimate == EXACT else []
@@ -154,7 +155,9 @@ def _state(points: Decomposition, curvatures: Sequence[str]) -> dict[str, Any]:
     found |= {"learning rate": network.lr}
     found |= {key: state[key] for key in ("train_loss", "gradient_norm", "test_loss", "constant_loss")}
     found |= {"PBRF length": network.length(PBRF)}
-    found |= {f"{curvature} residual": points.influence(curvature)[1] for curvature in curvatures}
+    for curvature in curvatures:
+        residual = points.influence(curvature)[1] if points.is_solved(curvature) else np.nan
+        found |= {f"{curvature} residual": residual}
     return found | (points.hessian_spectrum() if "hessian" in curvatures else {})
 
 
@@ -229,8 +232,8 @@ class Judged:
 
     @property
     def estimates(self) -> list[str]:
-        """The names of all estimates; a result from before LiSSA was computed has the exact one alone."""
-        table = self.tables["correlations"]
+        """The names of the task's estimates; a result from before LiSSA was computed has the exact one alone."""
+        table = self.tables["correlations"].query("task == @self.task and curvature == @self.curvature")
         return table.estimate.unique().tolist() if "estimate" in table else [EXACT]
 
     def lissa(self) -> str | None:
@@ -287,6 +290,8 @@ class Judged:
     ) -> ClaimResult:
         """Judge a statistic over seeds of `values(estimate, way)`; the explanation has all estimates and ways."""
         claim, chosen, missing = self.claims.claim(name, of=self.task), estimate or self.lissa(), ""
+        if EXACT not in self.estimates and chosen in (None, EXACT):
+            return out_of_reach(claim, NO_EXACT if chosen else arrived(is_exact=False, residual=np.nan))
         if chosen is None:  # the value is the exact estimate's then, and decides nothing
             known = any(other.startswith("LiSSA") for other in self.estimates)
             missing = arrived(is_exact=False, residual=np.nan) if known else NO_LISSA
@@ -326,6 +331,8 @@ class Judged:
         """Say how well the exact estimate was solved, and of the Hessian, what its matrix is."""
         own = self.networks
         text = f"Residual of the exact solve: at most {self.largest_residual:.1g}."
+        if EXACT not in self.estimates:
+            text = NO_EXACT
         if self.curvature != "hessian" or "num_below" not in own or not np.isfinite(own.num_below).any():
             return text
         nearest = own.nearest.min()

@@ -40,7 +40,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from omegaconf import DictConfig, OmegaConf
 
-from curvlab.influence.retraining import GAPS
+from curvlab.influence.retraining import GAPS, LABELS, RETRAINED
 from curvlab.lab import (
     ClaimResult,
     ClaimSheet,
@@ -58,9 +58,9 @@ from curvlab.lab import (
     task_settings,
 )
 from curvlab.training import TrainingDivergedError
-from experiments.pbrf.gaps import LABELS, arrived
+from experiments.pbrf.gaps import arrived
 from experiments.pbrf.networks import load_network
-from experiments.pbrf.responses import NORMS, RETRAINED, Decomposition
+from experiments.pbrf.responses import NORMS, Decomposition
 from experiments.shared import stats
 
 TARGET = Target(
@@ -82,6 +82,7 @@ TARGET = Target(
         "factors.damping": "0.5 to 0.000001, 12 levels",
         "factors.removed": [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9],
     },
+    curves=("table: mean over level by factor, gap",),
 )
 CURVATURE = "gauss_newton"
 

@@ -83,6 +83,7 @@ TARGET = Target(
         "descent.num_steps": "K/2 epochs, in C.2",
         "influence.num_probes": "LiSSA, in C.2",
     },
+    curves=("curves: found over inspected by method",),
 )
 PBRF, INFLUENCE = "PBRF", "influence"
 PBRF_TOTAL, INFLUENCE_TOTAL = "PBRF, total loss", "influence, total loss"

@@ -17,7 +17,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from omegaconf import DictConfig
 
-from curvlab.influence.retraining import GAPS
+from curvlab.influence.retraining import GAPS, LABELS
 from curvlab.lab import (
     Claim,
     ClaimResult,
@@ -219,28 +219,32 @@ def mean_ratio(of: np.ndarray, by: np.ndarray) -> float:
 
 
 # ------------------------------------------------------------------------------------ draw
-LABELS = {
-    "warm_start": "warm-start gap",
-    "proximity": "proximity gap",
-    "non_convergence": "non-convergence gap",
-    "linearisation": "linearisation error",
-    "solver": "solver error",
-}
 _HATCH = "//"
 _PALE = 0.35  # of what decides nothing
 _NOISE = 1e-6  # outputs: what two optimisations of one convex cost differ by; smaller gaps lie below the panel
 _LABEL_WIDTH = 14  # characters of a task's name on a line
+_MOST_ROWS = 8  # in one figure
 _MIN_WIDTH = 7.2  # inches, for the legend's longest line
 
 
 def draw(computed: Computed) -> dict[str, Figure]:
     """Return the figure: shares of the gaps in their sum, and below it the sizes, on a logarithmic scale.
 
+    Rows that decide nothing are pale; where there are many rows, they have a figure of their own.
+
     Beside ours stands the paper's row, or that which a stand-in stands for, marked with a star. The paper does
     not say whether its distances are divided by √N, ours are. Bars of the sizes are t intervals over seeds,
     and end at the lower edge of the panel where they reach 0; one seed has none.
     """
-    table = computed["table"].reset_index(drop=True)  # a row's place is its index
+    table = computed["table"]
+    decides = _counts(table)
+    if len(table) <= _MOST_ROWS or not 0 < decides.sum() < len(table):
+        return {"figure.png": _figure(table)}
+    return {"figure.png": _figure(table[decides]), "figure_further.png": _figure(table[~decides])}
+
+
+def _figure(table: pd.DataFrame) -> Figure:
+    table = table.reset_index(drop=True)  # a row's place is its index
     figure, axes = plots.figure(2, 1, panel_size=(max(_MIN_WIDTH, 1.5 + 0.95 * len(table)), 3.0))
     _draw_shares(axes[0, 0], table)
     _draw_sizes(axes[1, 0], table)
@@ -266,7 +270,7 @@ def draw(computed: Computed) -> dict[str, Figure]:
     if not _has_paper(table).all():
         handles.append(Patch(facecolor="none", edgecolor="none", label="one bar: no value of the paper's"))
     figure.legend(handles=handles, loc="outside lower center", ncols=2, fontsize=8, frameon=False)
-    return {"figure.png": figure}
+    return figure
 
 
 def _printed(what: str = "mean") -> list[str]:

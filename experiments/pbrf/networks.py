@@ -88,14 +88,14 @@ class Network(Task):
         The cold optimum sees the batches of K + K/2 epochs, the others those of the last K/2. The schedule goes
         on where the base run ended, so that a rate decayed by then stays decayed; momentum and Adam's averages
         start from zero at θ^s, and run through in the cold optimum alone: the warm-start gap has that in it. The
-        learning rate of the Bregman responses is the base run's divided by `bregman_lr_divisor`. Unfinished work
-        is kept in a folder.
+        learning rate of the Bregman responses, and of slow_warm, is the base run's divided by
+        `bregman_lr_divisor`. Unfinished work is kept in a folder.
         """
         training = self.settings.training
         if training.optimizer == "lbfgs":
             return FullBatchLBFGS(gradient_norm=training.gradient_norm)
         epochs = self.batches if response == "cold" else self.batches[self.num_epochs :]
-        bregman = response in ("proximal_bregman", "linearised")
+        bregman = response in ("proximal_bregman", "linearised", "slow_warm")
         first = 0 if response == "cold" else sum(map(len, self.batches[: self.num_epochs]))
         return SharedBatches(
             [batch for epoch in epochs for batch in epoch],

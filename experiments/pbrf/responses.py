@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -11,36 +12,33 @@ from typing import Any
 
 import torch
 from hydra.utils import instantiate
+from omegaconf import DictConfig
 from torch import Tensor, nn
+from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from curvlab.influence import directional_derivatives, loss_response
 from curvlab.influence.retraining import (
     GAPS,
+    RETRAINED,
     DownweightedCost,
     LeftOut,
     cold_optimum,
     curvature_operator,
     influence_estimate,
-    linearised_proximal_bregman_warm_optimum,
     output_gaps,
-    proximal_bregman_warm_optimum,
-    proximal_warm_optimum,
     two_stage_optimum,
     warm_optimum,
 )
+from curvlab.lab import Run, task_settings
 from curvlab.spectrum import top_eigenvalues
 from curvlab.training import TrainingDivergedError
-from experiments.pbrf.networks import NOTHING, Network
+from experiments.pbrf.networks import NOTHING, Network, load_network
 from experiments.pbrf.solvers import SCALES, BunchKaufman, RepeatedLissa, descent, matrix_functions, series
 
 DENSE = 5000  # parameters up to which all eigenvalues of the Hessian are computed, as `Direct` solves
 NORMS = ("per_example", "total")
-RETRAINED = {
-    "warm": warm_optimum,
-    "proximal": proximal_warm_optimum,
-    "proximal_bregman": proximal_bregman_warm_optimum,
-    "linearised": linearised_proximal_bregman_warm_optimum,
-}
+RESPONSES = RETRAINED | {"slow_warm": warm_optimum}  # the latter at the learning rate of the PBRF
+TWO_STAGES = {"two_stage": "warm", "slow_two_stage": "slow_warm"}
 CURVATURES = ("gauss_newton", "hessian")
 EXACT, OWN_LENGTH = "exact", "own length"
 
@@ -103,18 +101,22 @@ class Decomposition:
     def displacement(self, name: str) -> Tensor:
         """Return displacements from θ^s, (K, P).
 
-        cold, warm, proximal, proximal_bregman, linearised, two_stage; base (zero); or those of the influence
-        estimate with a matrix, gauss_newton or hessian.
+        cold, warm, proximal, proximal_bregman, linearised, two_stage, slow_two_stage (at the learning rate of the
+        PBRF); base (zero); or those of the influence estimate with a matrix, gauss_newton or hessian.
         """
         if name == "base":
             return torch.zeros(len(self.groups), len(self.network.initial)).to(self.left_out.base)
         if name in CURVATURES:
             return self.influence(name)[0]
-        if name == "two_stage":
-            warm = self._stored("warm")
+        if name in TWO_STAGES:
+            warm = self._stored(TWO_STAGES[name])
             return two_stage_optimum(warm[:-1], warm[-1])
         found = self._stored(name)
-        return found[:-1] if name == "warm" else found
+        return found[:-1] if name in TWO_STAGES.values() else found
+
+    def is_solved(self, curvature: str) -> bool:
+        """Whether the exact estimate with a matrix is computed: not where `influence` has null for the matrix."""
+        return self.network.settings.influence.get(curvature) is not None
 
     def influence(self, curvature: str) -> tuple[Tensor, float]:
         """Return the displacements of the influence estimate, (K, P), and its largest relative residual."""
@@ -134,20 +136,22 @@ class Decomposition:
         settings, key = self.network.settings, self.key | {"response": name}
         if name in CURVATURES:
             key |= {"solver": dict(settings.influence[name])}
-        if name in ("proximal_bregman", "linearised"):
+        if name in ("proximal_bregman", "linearised", "slow_warm", "slow_two_stage"):
             key |= {"bregman_lr_divisor": settings.bregman_lr_divisor}
-        return key if name in ("cold", "warm", "two_stage") else key | {"damping": settings.damping}
+        undamped = name in ("cold", *TWO_STAGES, *TWO_STAGES.values())
+        return key if undamped else key | {"damping": settings.damping}
 
     def _respond(self, name: str, unfinished: Path) -> dict[str, Any]:
         network = self.network
         minimizer = network.minimizer(name, unfinished)
         # The retraining with nothing left out that D.2 subtracts goes along as one more group.
-        left_out = network.left_out([*self.groups, NOTHING]) if name == "warm" else self.left_out
+        pairs = name in TWO_STAGES.values()
+        left_out = network.left_out([*self.groups, NOTHING]) if pairs else self.left_out
         try:
             if name == "cold":
                 moved = cold_optimum(left_out, minimizer, initial=network.initial)
             else:
-                moved = RETRAINED[name](left_out, minimizer)
+                moved = RESPONSES[name](left_out, minimizer)
         except TrainingDivergedError:
             moved = torch.full((len(left_out.groups), len(network.initial)), math.nan)
         return {"displacement": moved.cpu()}
@@ -175,6 +179,20 @@ class Decomposition:
         inputs, targets = (t.to(torch.float64) if t.is_floating_point() else t for t in network.train)
         model = copy.deepcopy(network.model).to(torch.float64)
         return replace(network, model=model, train=(inputs, targets)).left_out(self.groups)
+
+    def further_trained(self) -> Tensor:
+        """Return the displacement after K/2 epochs more at the PBRF's learning rate, nothing left out, (P,)."""
+        return self._stored("slow_warm")[-1]
+
+    def output_gradients(self, displacement: Tensor | None) -> Tensor:
+        """Return the gradients of the K points' losses by the outputs, at a displacement or at θ^s."""
+        network, model = self.network, copy.deepcopy(self.network.model)
+        if displacement is not None:
+            start = parameters_to_vector(model.parameters()).detach()
+            vector_to_parameters(start + displacement.to(start), model.parameters())
+        inputs, targets = (part[self.points] for part in network.train)
+        outputs = model(inputs)
+        return torch.autograd.grad(network.loss(outputs, targets), outputs)[0]
 
     # -------------------------------------------------------------------------------- distances
     def distance(self, first: str, second: str) -> Tensor:
@@ -311,7 +329,7 @@ class Decomposition:
         stored = network.run.unit("pbrf/hessian_spectrum", network.key, compute, version=1, about=about)
         found = stored["eigenvalues"]
         known = len(found) == len(network.initial)
-        num_below = self._solved("hessian")["num_negative"]
+        num_below = self._solved("hessian")["num_negative"] if self.is_solved("hessian") else None
         if num_below is None:
             num_below = float((found < -damping).sum()) if known else math.nan
         nearest = float((found + damping).abs().min()) if known else math.nan
@@ -359,3 +377,16 @@ def constant_loss(loss: nn.Module, targets: Tensor) -> float:
     if isinstance(loss, nn.MSELoss):
         return float(columns.var(0, correction=0).mean())
     raise TypeError(f"the best constant outputs are not known for {type(loss).__name__}")
+
+
+def rows_of_networks(
+    run: Run, cfg: DictConfig, rows_of: Callable[[Decomposition], Iterable[dict[str, Any]]]
+) -> list[dict[str, Any]]:
+    """Return the rows of every task's network of each seed, beside the task's label and the seed."""
+    return [
+        {"task": found.network.label, "seed": seed} | row
+        for name, settings in task_settings(cfg).items()
+        for seed in settings.seeds
+        for found in [Decomposition(load_network(run, name, settings, seed), settings.num_points)]
+        for row in rows_of(found)
+    ]

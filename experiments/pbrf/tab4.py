@@ -34,12 +34,10 @@ from curvlab.lab import (
     Target,
     out_of_reach,
     panels,
-    task_settings,
 )
 from experiments.pbrf import gaps as five_gaps
 from experiments.pbrf.gaps import arrived, arrived_row, by_point, gap_tables, judge_over_seeds, mean_ratio
-from experiments.pbrf.networks import load_network
-from experiments.pbrf.responses import CURVATURES, DENSE, EXACT, Decomposition
+from experiments.pbrf.responses import CURVATURES, DENSE, EXACT, Decomposition, rows_of_networks
 
 TARGET = Target(
     __name__,
@@ -70,14 +68,7 @@ def compute(run: Run, cfg: DictConfig) -> dict[str, pd.DataFrame]:
     apart.
     """
     found = gap_tables(run, cfg, "hessian", "Table 4")
-    rows = [
-        {"task": own.network.label, "seed": seed} | row
-        for name, settings in task_settings(cfg).items()
-        for seed in settings.seeds
-        for own in [Decomposition(load_network(run, name, settings, seed), settings.num_points)]
-        for row in _solver_errors(own)
-    ]
-    return found | {"curvatures": pd.DataFrame(rows)}
+    return found | {"curvatures": pd.DataFrame(rows_of_networks(run, cfg, _solver_errors))}
 
 
 def _solver_errors(found: Decomposition) -> Iterator[dict[str, Any]]:

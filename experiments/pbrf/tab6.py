@@ -28,14 +28,14 @@ import pandas as pd
 from omegaconf import DictConfig
 
 from curvlab.lab import Run, Target
+from experiments.pbrf.correlation_plot import draw  # noqa: F401  this target's
 from experiments.pbrf.correlations import PAPER, correlation_tables
+from experiments.pbrf.correlations import judge_central as judge  # noqa: F401  likewise
 
 TARGET = Target(
     __name__,
     title="Influence against cold start, warm start and PBRF",
     paper=PAPER,
-    judge="experiments.pbrf.correlations:judge_central",
-    draw="experiments.pbrf.correlation_plot:draw",
     after=("pbrf/tab5",),
 )
 

@@ -9,6 +9,11 @@ more, in which nothing is left out. The table's warm-start and PBRF columns are 
 with the Hessian; here both curvatures stand, and the Hessian is judged. The paper's estimate is LiSSA, at the
 scaling of its list whose correlation with the PBRF is highest; the exact solve and all scalings stand beside it.
 
+The paper does not say at which learning rate the two stages train. At the base run's, as warm start, each goes ten
+times as far as the PBRF, whose rate is a tenth of it; both rates stand here. Influence weighs a point by its error
+at θ^s, two stages by its errors while training goes on: of a point whose error changes its sign they go against
+influence, and points.csv tells these points apart.
+
 Which correlation the paper means it does not say; see `correlation_tables`. Judged: for each left-out point over
 the test examples, then the mean over the points; intervals are over seeds, which change the initial weights, the
 batches and the points; fewer than three decide nothing.
@@ -21,21 +26,25 @@ networks.csv counts the eigenvalues below -λ.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 import pandas as pd
+import torch
 from omegaconf import DictConfig
 
-from curvlab.lab import ClaimResult, ClaimSheet, Computed, Run, Target
+from curvlab.lab import ClaimResult, ClaimSheet, Computed, Run, Target, out_of_reach
+from curvlab.lab import judge as judge_claim
 from curvlab.lab.reporting.claims import OUT_OF_REACH
+from experiments.pbrf.correlation_plot import draw  # noqa: F401  this target's
 from experiments.pbrf.correlations import PAPER, PBRF, Judged, correlation_tables
-from experiments.pbrf.responses import EXACT
+from experiments.pbrf.responses import EXACT, OWN_LENGTH, Decomposition, rows_of_networks
+from experiments.shared import stats
 
 TARGET = Target(
     __name__,
     title="Two-stage leave-one-out",
     paper=PAPER,
-    draw="experiments.pbrf.correlation_plot:draw",
     after=("pbrf/tab5", "pbrf/tab7"),
 )
 PAIRS = {"above-warm-start": ("two_stage", "warm"), "below-pbrf": (PBRF, "two_stage")}
@@ -44,13 +53,34 @@ AT_ALL = 0.5  # a mean correlation below which "worse than" compares two that ar
 
 def compute(run: Run, cfg: DictConfig) -> dict[str, pd.DataFrame]:
     """Return `table`, `correlations` and `networks`, see `correlation_tables`."""
-    return correlation_tables(
+    tables = correlation_tables(
         run,
         cfg,
-        responses=("two_stage", "warm", PBRF),
+        responses=("two_stage", "slow_two_stage", "warm", PBRF),
         curvatures=("hessian", "gauss_newton"),
         printed={"hessian": "Table 8"},
     )
+    rows = rows_of_networks(run, cfg, _by_point)
+    return tables | ({"points": pd.DataFrame(rows)} if rows else {})
+
+
+def _by_point(points: Decomposition) -> Iterator[dict[str, float]]:
+    """Yield of each point its correlations with influence, and whether its error keeps its sign.
+
+    `kept`: the cosine between the gradients of its loss by the outputs, at θ^s and after K/2 epochs more at the
+    PBRF's learning rate with nothing left out; with one output, 1 or -1. Influence is the filter of the PBRF's own
+    length with the Gauss-Newton matrix; nothing where there is none.
+    """
+    estimates = points.truncated("gauss_newton")
+    if OWN_LENGTH not in estimates:
+        return
+    predicted = estimates[OWN_LENGTH]["predicted"].double().numpy()
+    met = {name: points.loss_changes(name).numpy() for name in ("slow_two_stage", "two_stage", PBRF)}
+    before, after = (points.output_gradients(moved) for moved in (None, points.further_trained()))
+    kept = torch.nn.functional.cosine_similarity(before.flatten(1), after.flatten(1)).tolist()
+    for place, point in enumerate(points.points.tolist()):
+        found = {name: stats.pearson(predicted[:, place], changes[:, place]) for name, changes in met.items()}
+        yield {"point": point, "kept": kept[place]} | found
 
 
 def judge(computed: Computed, claims: ClaimSheet) -> list[ClaimResult]:
@@ -60,14 +90,60 @@ def judge(computed: Computed, claims: ClaimSheet) -> list[ClaimResult]:
         by_hessian, by_other = (Judged(tables, claims, str(task), name) for name in ("hessian", "gauss_newton"))
         for prefix, estimates in {"": (by_hessian.lissa(), by_other.lissa()), "exact-": (EXACT, EXACT)}.items():
             results += [_judge(by_hessian, by_other, prefix, name, estimates) for name in PAIRS]
+        results += _judge_rates(by_hessian)
+        results += _judge_pbrf(by_hessian, by_other)
+        results += _judge_signs(tables, claims, str(task))
     return results
+
+
+def _judge_rates(own: Judged) -> list[ClaimResult]:
+    """Judge what the learning rate of the two stages does to their correlation."""
+    if not len(own.values("slow_two_stage", estimate=own.lissa() or EXACT)):
+        claims = (own.claims.claim(name, of=own.task) for name in ("slow-two-stages", "lower-rate"))
+        return [out_of_reach(claim, "Not computed: this result is from before it was.") for claim in claims]
+    slow = own.correlation("slow-two-stages", "slow_two_stage")
+    return [slow, own.difference("lower-rate", "slow_two_stage", "two_stage")]
+
+
+def _judge_signs(tables: dict[str, pd.DataFrame], claims: ClaimSheet, task: str) -> list[ClaimResult]:
+    """Judge the slow two stages apart: of points whose error keeps its sign in further training, and of others."""
+    results = []
+    nothing = pd.DataFrame(columns=["task", "kept", "slow_two_stage"])  # of a result from before points.csv
+    points = tables["points"] if "kept" in tables.get("points", nothing.iloc[:, :1]) else nothing
+    points = points[points.task == task]
+    for name, own in (("sign-kept", points[points.kept > 0]), ("sign-lost", points[points.kept < 0])):
+        claim, values = claims.claim(name, of=task), own.slow_two_stage.to_numpy(float)
+        if not len(values):
+            results.append(out_of_reach(claim, f"Of {len(points)} points none is such."))
+            continue
+        why = f"{len(values)} of {len(points)} points: {', '.join(f'{value:.2f}' for value in values)}."
+        results.append(judge_claim(claim, *stats.mean(values, unit="points"), if_not_reproduced=why))
+    return results
+
+
+def _judge_pbrf(by_hessian: Judged, by_gauss_newton: Judged) -> list[ClaimResult]:
+    """Judge what predicts the PBRF: LiSSA with either matrix, the filter of its own length, the exact solve."""
+    results = [by_hessian.correlation("hessian", PBRF), by_gauss_newton.correlation("gauss-newton", PBRF)]
+    if OWN_LENGTH not in by_gauss_newton.estimates:
+        claims = (
+            by_hessian.claims.claim(name, of=by_hessian.task) for name in ("own-length", "exact-below-lissa")
+        )
+        return results + [
+            out_of_reach(claim, "Not computed: this result is from before it was.") for claim in claims
+        ]
+
+    def values(estimate: str, way: str = "over_test") -> pd.Series:
+        return by_gauss_newton.values(PBRF, way=way, estimate=estimate) - by_gauss_newton.values(PBRF, way=way)
+
+    difference = by_gauss_newton.result("exact-below-lissa", values, stats.mean)
+    return [*results, by_gauss_newton.correlation("own-length", PBRF, estimate=OWN_LENGTH), difference]
 
 
 def _judge(
     own: Judged, other: Judged, prefix: str, name: str, estimates: tuple[str | None, str | None]
 ) -> ClaimResult:
     result = own.difference(f"{prefix}{name}", *PAIRS[name], estimate=estimates[0])
-    if estimates[0] is None:
+    if estimates[0] is None or result.value is None:
         return result
     first, second = (other.values(response, estimate=estimates[1] or EXACT) for response in PAIRS[name])
     if len(first):

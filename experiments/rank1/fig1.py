@@ -26,6 +26,7 @@ TARGET = Target(
     title="Uniform directions on a 1-D function",
     paper={"summary.csv:objective": "1-D, f'' > 0, not named"}
     | dict.fromkeys(("starts", "deltas", "num_steps"), "not stated"),
+    curves=("table: gap over step by method, delta, start",),
 )
 NAMED: dict[str, dict[str, float]] = {"Newton": {}, "gradient descent": {"lr_factor": 1.0}}
 

@@ -336,7 +336,7 @@ def _figure(table: pd.DataFrame, quantity: str) -> Figure:
     for index, (ax, (title, curves, x)) in enumerate(zip(axes.flat, shown, strict=True)):
         _panel(ax, curves, x, quantity, title)
         if index < 3:
-            ax.set_xlabel("step k (one Hessian product each)")
+            ax.set_xlabel("step k, one product each")
         ax.set_ylabel(LABELS[quantity] if index % 3 == 0 else "")
     for ax in axes[0]:
         ax.legend(loc="lower left", framealpha=0.8, **SMALL)

@@ -56,6 +56,7 @@ TARGET = Target(
         "max_steps": "K(ε)",
     },
     digits={"bounds": 12},  # the parabolas attain the bounds, and six digits could put a ratio above 1
+    curves=("table: gap over step by objective, method",),
 )
 Row = dict[str, Any]
 PARABOLA_START = 0.06

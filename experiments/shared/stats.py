@@ -32,8 +32,7 @@ def geometric_mean(values: ArrayLike, *, unit: str = "seeds") -> tuple[float, In
     with np.errstate(divide="ignore", invalid="ignore"):
         logarithms = np.log(_vector(values))
         found = t_interval(logarithms, unit=unit)
-    low, high = math.exp(found.low), math.exp(found.high)
-    return math.exp(logarithms.mean()), Interval(low, high, f"{found.kind}, of logarithms", found.num_samples)
+    return math.exp(logarithms.mean()), found.mapped(math.exp, ", of logarithms")
 
 
 def mean_correlation(values: ArrayLike, *, unit: str = "seeds") -> tuple[float, Interval]:
@@ -43,8 +42,7 @@ def mean_correlation(values: ArrayLike, *, unit: str = "seeds") -> tuple[float, 
     """
     sample = _vector(values)
     found = t_interval(np.arctanh(np.clip(sample, -_LARGEST, _LARGEST)), unit=unit)
-    low, high = math.tanh(found.low), math.tanh(found.high)
-    return float(sample.mean()), Interval(low, high, f"{found.kind}, of Fisher's z", found.num_samples)
+    return float(sample.mean()), found.mapped(math.tanh, ", of Fisher's z")
 
 
 def log_log_slope(x: ArrayLike, y: ArrayLike, *, least: int = 2) -> float:

@@ -4,13 +4,15 @@ make bench-attribution PRESET=smoke|embedded|laptop|paper ARGS="peers_python=DIR
 
 A task says what it is `used_in`; what stands in the sections `libraries` and `retraining` holds for these parts.
 
-**Scores.** One network is trained, and every method scores all training examples for the losses of some test
-examples. Then networks are trained on random halves, all together on shared batches, and two questions are asked.
-The linear datamodelling score (LDS; Park et al. 2023): how well do the scores rank what the halves do to a test
-loss? Spearman's correlation, mean over test examples; once with the halves trained in the very order of batches
-that the scored network saw, where a perfect first-order answer is the unrolled derivative, and once in other
-orders. Removal: how much does a test loss rise when the examples that are ranked most helpful to it are left out?
-Removal of as many examples at random stands beside it.
+**Scores.** The protocol is the single run: halves start from the scored network's weights and take as many
+steps. bench-board has the standard one beside it, and three networks a task. One network is trained, and every
+method scores all training examples for the losses of some test examples. Then networks are trained on random
+halves, all together on shared batches, and two questions are asked. The linear datamodelling score (LDS; Park et
+al. 2023): how well do the scores rank what the halves do to a test loss? Spearman's correlation, mean over test
+examples; once with the halves trained in the very order of batches that the scored network saw, where a perfect
+first-order answer is the unrolled derivative, and once in other orders. Removal: how much does a test loss rise
+when the examples that are ranked most helpful to it are left out? Removal of as many examples at random stands
+beside it.
 
 Scores are in one unit, the change of the test loss per unit of weight added to an example's loss in the mean
 training loss, so that helpful examples score negative; peers are negated where they have the opposite sign. A

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -15,21 +16,32 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 from omegaconf import DictConfig, OmegaConf
 from torch import Tensor, nn
 
-from curvlab.influence import influence
+from curvlab.influence import linear_datamodelling_score
 from curvlab.lab import Computed, Run, plots
 from curvlab.problem import stack
-from curvlab.solvers import BlockConjugateGradient
+from experiments.benchmarks.attribution.libraries.own_matrix import (
+    GAUSS_NEWTON,
+    HESSIAN,
+    exact_scores,
+    retrained,
+    run_damping,
+)
 from experiments.benchmarks.attribution.libraries.process import measure
-from experiments.benchmarks.attribution.libraries.worker import TrainedNetwork
 from experiments.shared.task import Task, TrainedTask
 
 COLUMNS = [
     "method",
     "library",
-    "status",
     "version",
+    "matrix",
+    "damping",
+    "status",
     "pearson_mean",
     "pearson_worst",
+    "pearson_gauss_newton",
+    "lds",
+    "lds_low",
+    "lds_high",
     "seconds",
     "seconds_ratio",
     "repeats",
@@ -39,26 +51,77 @@ COLUMNS = [
 
 
 def compute(run: Run, tasks: Mapping[str, DictConfig]) -> dict[str, pd.DataFrame]:
-    """Train, solve the reference, measure every method; return one row for each."""
+    """Train, solve the references, measure every method at every damping; return one row for each.
+
+    `pearson_mean` is against exact scores of the very matrix that the method inverts, `pearson_gauss_newton`
+    against those of the Gauss-Newton matrix, `lds` against retraining on halves.
+    """
     if not tasks:
         return {}
     ((name, settings),) = tasks.items()
     task = Task.load(run, name, settings).trained()
-    network = _stored_network(run, task, settings)
-    key = task.key | {"num_queries": settings.num_queries, "damping": settings.damping}
-    exact = partial(_reference, task, network, settings.damping)
-    reference = run.unit("influence_peers/reference", key, exact, version=1, about="exact scores")
     methods: dict[str, dict[str, Any]] = OmegaConf.to_container(settings.methods)  # type: ignore[assignment]  # a mapping
-    rows = []
-    for method in run.progress(list(settings.only or methods), "methods"):
-        options = methods[method] | {"num_threads": settings.num_threads}
-        results = _measured(run, str(method), network, options, key, settings)
-        rows.append(_row(str(method), options, results, reference["scores"]))
+    at_run, rows = run_damping(task), []
+    residuals: dict[str, float] = {}
+    for damping in (float(settings.damping), *([at_run] if settings.at_run_damping else [])):
+        network = _stored_network(run, task, settings) | {"damping": damping}
+        key = task.key | {"num_queries": settings.num_queries, "damping": damping}
+        halves = retrained(run, task, network, settings) if settings.num_subsets else None
+        judged = _Judged(run, task, network, settings, key, halves)
+        for method in run.progress(list(settings.only or methods), f"methods at damping {damping:.2g}"):
+            options = methods[method] | {"num_threads": settings.num_threads}
+            matrix = options.pop("matrix")
+            results = _measured(run, str(method), network, options, key, settings)
+            rows.append(judged.row(str(method), matrix, options, results))
+        residuals |= {f"{matrix} at {damping:.3g}": one["residual"] for matrix, one in judged.references.items()}
     run.note(
         training_loss=round(task.train_loss, 4),
-        reference_residual=float(reference["residual"]),
+        run_damping=at_run,
+        reference_residual={name: f"{residual:.1e}" for name, residual in residuals.items()},
     )
     return {"libraries": _with_ratios(pd.DataFrame(rows), str(settings.compared_with))}
+
+
+@dataclass
+class _Judged:
+    """One damping: exact scores by matrix, solved when a method asks for them, and the halves."""
+
+    run: Run
+    task: TrainedTask
+    network: dict[str, Any]
+    settings: DictConfig
+    key: dict[str, Any]
+    halves: tuple[Tensor, Tensor] | None
+    references: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    def exact(self, matrix: str) -> Tensor:
+        """Return the exact scores, (M, N)."""
+        if matrix not in self.references:
+            key = self.key | {"matrix": matrix}
+            if matrix == HESSIAN:
+                key |= {"rtol": self.settings.hessian_rtol, "steps": self.settings.hessian_steps}
+            solve = partial(exact_scores, self.network, self.task.loss, matrix, self.settings)
+            about = f"exact scores, {matrix}"
+            self.references[matrix] = self.run.unit(
+                "influence_peers/reference", key, solve, version=2, about=about
+            )
+        return self.references[matrix]["scores"]
+
+    def row(
+        self, name: str, matrix: str, options: dict[str, Any], results: list[dict[str, Any]]
+    ) -> dict[str, Any]:
+        """Return a method's row."""
+        row = {"matrix": matrix, "damping": self.network["damping"]} | _row(name, options, results)
+        if row["status"] != "done":
+            return row
+        scores = results[0]["scores"].double()
+        correlation = pearson(scores, self.exact(matrix))
+        row |= {"pearson_mean": float(correlation.mean()), "pearson_worst": float(correlation.min())}
+        row["pearson_gauss_newton"] = float(pearson(scores, self.exact(GAUSS_NEWTON)).mean())
+        if self.halves is not None:
+            lds = linear_datamodelling_score(scores.nan_to_num(), *self.halves)
+            row |= {"lds": lds.value, "lds_low": lds.low, "lds_high": lds.high}
+        return row
 
 
 def _stored_network(run: Run, task: TrainedTask, settings: DictConfig) -> dict[str, Any]:
@@ -75,21 +138,7 @@ def _stored_network(run: Run, task: TrainedTask, settings: DictConfig) -> dict[s
         "train_targets": train[1],
         "test_inputs": inputs.flatten(1).contiguous(),
         "test_targets": targets,
-        "damping": float(settings.damping),
     }
-
-
-def _reference(task: TrainedTask, network: dict[str, Any], damping: float) -> dict[str, Any]:
-    """Return scores in double precision, solved to 1e-6, and the largest residual."""
-    found = influence(
-        TrainedNetwork(network).model.double(),
-        task.loss,
-        (network["train_inputs"].double(), network["train_targets"]),
-        (network["test_inputs"].double(), network["test_targets"]),
-        damping=damping,
-        solver=BlockConjugateGradient(rtol=1e-6),
-    )
-    return {"scores": found.scores, "residual": float(found.solution.residual.max())}
 
 
 def _measured(  # noqa: PLR0917
@@ -115,15 +164,12 @@ def _measured(  # noqa: PLR0917
     return results
 
 
-def _row(name: str, options: dict[str, Any], results: list[dict[str, Any]], reference: Tensor) -> dict[str, Any]:
+def _row(name: str, options: dict[str, Any], results: list[dict[str, Any]]) -> dict[str, Any]:
     row: dict[str, Any] = {"method": name, "library": options["library"], "status": results[0]["status"]}
     if row["status"] != "done":
         return row
-    correlation = pearson(results[0]["scores"].double(), reference)
     return row | {
         "version": results[0]["version"],
-        "pearson_mean": float(correlation.mean()),
-        "pearson_worst": float(correlation.min()),
         "seconds": float(np.median([result["cpu_seconds"] for result in results])),
         "repeats": len(results),
         "peak_gib": max(result["peak_bytes"] for result in results) / 2**30,
@@ -149,13 +195,16 @@ def _with_ratios(table: pd.DataFrame, compared_with: str) -> pd.DataFrame:
 def draw(computed: Computed) -> dict[str, Figure]:
     """Return one bar for each method: mean over queries, the worst query marked; time and memory beside it."""
     table = computed["libraries"]
-    done = table[table.status == "done"].iloc[::-1].reset_index(drop=True)
+    if "matrix" not in table:  # computed before each library had its own
+        table = table.assign(matrix=GAUSS_NEWTON, damping=computed.config["libraries"]["damping"])
+    first = table[table.damping == table.damping.iloc[0]]
+    done = first[first.status == "done"].iloc[::-1].reset_index(drop=True)
     figure, axes = plots.figure(
         1, 3, panel_size=(2.9, 0.8 + 0.32 * len(done)), sharey=True, width_ratios=[1.5, 1.0, 1.0]
     )
     colors = [plots.PALETTE[0] if library == "curvlab" else "#999999" for library in done.library]
     columns = ("pearson_mean", "seconds", "peak_gib")
-    labels = ("Pearson correlation with exact scores", "processor time (s)", "peak memory (GiB)")
+    labels = ("correlation with exact scores of its own matrix", "processor time (s)", "peak memory (GiB)")
     for ax, column, label in zip(axes[0], columns, labels, strict=True):
         ax.barh(done.index, done[column], color=colors, height=0.6)
         ax.set_xlabel(label)
@@ -163,7 +212,7 @@ def draw(computed: Computed) -> dict[str, Figure]:
     axes[0, 0].scatter(
         done.pearson_worst, done.index, marker="|", s=70, color="black", zorder=3, label="worst query"
     )
-    axes[0, 0].set_yticks(done.index, done.method)
+    axes[0, 0].set_yticks(done.index, done.method + " (" + done.matrix + ")")
     axes[0, 0].axvline(0, color="black", linewidth=0.8)
     axes[0, 0].set_xlim(min(-0.3, float(done.pearson_worst.min()) - 0.05) if len(done) else -0.3, 1.05)
     axes[0, 1].set_xscale("log")

@@ -24,7 +24,7 @@ from experiments.benchmarks.attribution.network import Network, Trained
 DOT, COSINE = "gradient dot product", "gradient cosine"
 INFLUENCE, RUN_DAMPING, FILTER = "influence", "influence at the run's damping", "filter of the run"
 EKFAC, SEGMENTS = "EK-FAC", "SOURCE with exact segments"
-UNROLLED, UNROLLED_ORDERS = "unrolled", "unrolled over all orders"
+UNROLLED, UNROLLED_ORDERS = "unrolled", "unrolled over other orders"
 PBRF, PBRF_PAPER = "PBRF at the run's damping", "PBRF at the paper's damping"
 PBRF_HALVES = "PBRF of each half"
 TRAK = "TRAK"
@@ -51,6 +51,19 @@ class Method:
 
 def methods(network: Network, trained: Trained, subsets: Tensor) -> Iterator[Method]:
     """Yield every method of the config, for one network and the subsets (S, N) that it is to predict."""
+    yield from own_scores(network, trained)
+    orders = network.settings.num_orders
+    if orders > 1:
+        compute = partial(_unrolled_over_orders, network)
+        yield Method(
+            UNROLLED_ORDERS, None, {"num_orders": orders}, lambda: {"status": "done", "scores": compute()}
+        )
+    yield from _bregman(network, trained, subsets)
+    yield from peers(network, trained)
+
+
+def own_scores(network: Network, trained: Trained) -> Iterator[Method]:
+    """Yield what this library scores with, at every damping of the config."""
     settings, arguments = network.settings, (trained.model, network.loss, network.train, network.test)
     length = trained.run.length()
 
@@ -72,10 +85,6 @@ def methods(network: Network, trained: Trained, subsets: Tensor) -> Iterator[Met
     parts = dict(settings.segments)
     yield own(SEGMENTS, lambda: segment_response(*arguments, run=trained.run, rtol=rtol, **parts).scores, **parts)
     yield own(UNROLLED, lambda: unrolled_response(*arguments, run=trained.run).scores)
-    if settings.num_orders > 1:
-        yield own(UNROLLED_ORDERS, partial(_unrolled_over_orders, network), num_orders=settings.num_orders)
-    yield from _bregman(network, trained, subsets)
-    yield from _peers(network, trained)
 
 
 def _ekfac_dampings(settings: DictConfig) -> list[float]:
@@ -114,9 +123,9 @@ def _ekfac(network: Network, trained: Trained, damping: float, **recipe: Any) ->
 
 
 def _unrolled_over_orders(network: Network) -> Tensor:
-    """Return the mean of the unrolled scores of trainings in every order: what retraining in any order is like."""
+    """Return the mean of the unrolled scores of trainings in orders that are never judged, as many as are."""
     each = []
-    for order in range(network.settings.num_orders):
+    for order in range(network.settings.num_orders, 2 * network.settings.num_orders):
         trained = network.trained(order)
         arguments = (trained.model, network.loss, network.train, network.test)
         each.append(unrolled_response(*arguments, run=trained.run).scores)
@@ -124,7 +133,8 @@ def _unrolled_over_orders(network: Network) -> Tensor:
 
 
 # ----------------------------------------------------------------------------------------- peers
-def _peers(network: Network, trained: Trained) -> Iterator[Method]:
+def peers(network: Network, trained: Trained) -> Iterator[Method]:
+    """Yield the public libraries' scores."""
     settings = network.settings
     # Where the peers' Python lies belongs to a machine, not to a result.
     python = settings.peers_python or os.environ.get("CURVLAB_PEERS_PYTHON") or None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Self
 
 import torch
 from hydra.utils import instantiate
@@ -19,8 +19,11 @@ from curvlab.lab.models import build_model
 from curvlab.linalg import flatten
 from curvlab.problem import stack
 from curvlab.training import (
+    BatchOrder,
+    EnsembleLosses,
     SGDRule,
     TrainingRun,
+    descend,
     shuffled_batches,
     train,
     train_ensemble,
@@ -74,12 +77,9 @@ class Network:
         queries = stack(splits.test, chosen)
         self.test: tuple[Tensor, Tensor] = (queries[0].to(device), queries[1].to(device))
         self.loss = LOSSES[splits.task]()
-        self.initial = build_model(
-            partial(instantiate, settings.model),
-            input_shape=splits.input_shape,
-            num_outputs=splits.num_outputs,
-            generator=run.generator("model", settings.seed_name),
-        ).to(device)
+        self.queries = chosen
+        self._input_shape, self._num_outputs = splits.input_shape, splits.num_outputs
+        self.initial = self._start()
         self.key: dict[str, Any] = {
             "seed_name": settings.seed_name,
             "data": data_key,
@@ -89,6 +89,23 @@ class Network:
         self._hyper = {
             k: settings.training[k] for k in ("lr", "momentum", "weight_decay") if k in settings.training
         }
+
+    def _start(self, *names: str | int) -> nn.Module:
+        generator = self.run.generator("model", self.settings.seed_name, *names)
+        model = build_model(
+            partial(instantiate, self.settings.model),
+            input_shape=self._input_shape,
+            num_outputs=self._num_outputs,
+            generator=generator,
+        )
+        return model.to(self.run.device)
+
+    def at(self, seed: int) -> Self:
+        """Return the same task from the start of another seed; 0 is this one."""
+        other = copy.copy(self)
+        if seed:
+            other.initial, other.key = self._start(seed), self.key | {"start": seed}
+        return other
 
     @property
     def num_train(self) -> int:
@@ -166,6 +183,43 @@ class Network:
                 generator=self.run.generator("training", self.settings.seed_name, order),
                 **self._hyper,
             )
+            rows.append(ensemble_measurements(self.initial, self.loss, self.test, copies.parameters))
+        return {"losses": torch.cat(rows), "seconds": clock() - start}
+
+    def losses_of(self, model: nn.Module) -> Tensor:
+        """Return the queries' losses under one network, (M,)."""
+        own = flatten(model.parameters()).detach()[None]
+        return ensemble_measurements(model, self.loss, self.test, own)[0]
+
+    def losses_alone(self, subsets: Tensor, seed: int) -> dict[str, Any]:
+        """Return the queries' losses after training on each subset alone, (K, N) -> (K, M), and seconds.
+
+        Every copy has a start and an order of its own, and goes over its subset for as many epochs, in batches of
+        the same size; the subsets have one size.
+        """
+        clock, rows, settings = work_clock(self.run.device), [], self.settings
+        start, losses = clock(), EnsembleLosses(self.initial, self.loss, self.train)
+        generator = self.run.generator("alone", settings.seed_name, seed)
+        members = torch.stack(
+            [s.nonzero().flatten()[torch.randperm(int(s.sum()), generator=generator)] for s in subsets]
+        )
+        starts = torch.stack(
+            [flatten(self._start("alone", seed, k).parameters()).detach() for k in range(len(subsets))]
+        )
+        for some, own in zip(
+            members.split(settings.copies_at_once), starts.split(settings.copies_at_once), strict=True
+        ):
+            sizes = {"batch_size": settings.training.batch_size, "num_epochs": settings.training.num_epochs}
+            batches = shuffled_batches(some.shape[1], **sizes, generator=generator)
+
+            def gradient(positions: Tensor, places: Tensor, some: Tensor = some) -> tuple[Tensor, Tensor]:
+                batch = losses.batch(some.to(places.device)[:, places])
+                together = losses.vmap_pays(len(positions), self.train[0][: places.numel()].numel())
+                found, pieces = losses.losses_and_gradients(positions, batch, shared=False, by_vmap=together)
+                return found, torch.cat([piece.flatten(1) for piece in pieces], dim=1)
+
+            order = BatchOrder(some.shape[1], **sizes, given=batches)
+            copies = descend(own.to(self.run.device), gradient, order, **self._hyper)
             rows.append(ensemble_measurements(self.initial, self.loss, self.test, copies.parameters))
         return {"losses": torch.cat(rows), "seconds": clock() - start}
 

@@ -10,6 +10,7 @@ from scipy.stats import rankdata
 from torch import Tensor
 
 from curvlab.influence import subset_weights
+from curvlab.influence.bank import weighted_correlations
 from curvlab.lab import Interval
 
 SAME, OTHER = "same order", "other orders"
@@ -38,14 +39,16 @@ def rank_table(task: str, measured: dict[str, Tensor], predicted: dict[str, Tens
     """
     num_halves, num_queries = next(iter(measured.values())).shape
     half, query = np.indices((num_halves, num_queries)).reshape(2, -1)
-    columns = {name: _ranks(values).ravel() for name, values in (measured | predicted).items()}
+    columns = {
+        name: rankdata(values.double().cpu(), axis=0).ravel() for name, values in (measured | predicted).items()
+    }
     return pd.DataFrame({"task": task, "half": half, "query": query} | columns)
 
 
 def correlations(ranks: pd.DataFrame, method: str, orders: str) -> np.ndarray:
     """Return Spearman's correlation of a method's ranks with the measured ones, for each query, (M,)."""
     predicted, measured = (_square(ranks, name) for name in (method, orders))
-    return _weighted_correlations(predicted, measured, np.ones((1, len(predicted))))[0]
+    return weighted_correlations(predicted, measured, np.ones((1, len(predicted))))[0]
 
 
 def lds_interval(ranks: pd.DataFrame, terms: dict[str, float], orders: str) -> Interval:
@@ -59,15 +62,11 @@ def lds_interval(ranks: pd.DataFrame, terms: dict[str, float], orders: str) -> I
     halves, queries = (_counts(size, generator) for size in (num_halves, num_queries))
     total = np.zeros(NUM_RESAMPLES)
     for method, sign in terms.items():
-        drawn = _weighted_correlations(_square(ranks, method), _square(ranks, orders), halves)
+        drawn = weighted_correlations(_square(ranks, method), _square(ranks, orders), halves)
         total += sign * (drawn * queries).mean(1)
     low, high = np.quantile(total, [0.025, 0.975])
     kind = f"bootstrap 95 %, {num_halves} halves x {num_queries} queries, one network"
     return Interval(float(low), float(high), kind, num_queries)
-
-
-def _ranks(values: Tensor) -> np.ndarray:
-    return rankdata(values.double().cpu().numpy(), axis=0)
 
 
 def _square(ranks: pd.DataFrame, name: str) -> np.ndarray:
@@ -79,13 +78,3 @@ def _square(ranks: pd.DataFrame, name: str) -> np.ndarray:
 def _counts(size: int, generator: np.random.Generator) -> np.ndarray:
     """Return how often each of `size` things is drawn in each resample, (NUM_RESAMPLES, size)."""
     return generator.multinomial(size, np.full(size, 1 / size), size=NUM_RESAMPLES).astype(float)
-
-
-def _weighted_correlations(x: np.ndarray, y: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """Return Pearson's correlation of columns with weights, (S, M), (S, M), (R, S) -> (R, M); 0 for constants."""
-    shares = counts / counts.sum(1, keepdims=True)
-    mean_x, mean_y = shares @ x, shares @ y
-    covariance = shares @ (x * y) - mean_x * mean_y
-    variances = (shares @ x**2 - mean_x**2) * (shares @ y**2 - mean_y**2)
-    known = variances > 1e-12 * len(x) ** 4
-    return np.where(known, covariance / np.sqrt(np.where(known, variances, 1.0)), 0.0)

@@ -32,8 +32,9 @@ import pandas as pd
 from matplotlib.figure import Figure
 from omegaconf import DictConfig
 
-from curvlab.lab import ClaimResult, ClaimSheet, Computed, Run, Target, out_of_reach
+from curvlab.lab import ClaimResult, ClaimSheet, Computed, Run, Target
 from experiments.benchmarks.llc import exact, peers
+from experiments.benchmarks.parts import draw_parts, judge_parts
 
 TARGET = Target(
     __name__,
@@ -59,18 +60,9 @@ def compute(run: Run, cfg: DictConfig) -> dict[str, pd.DataFrame]:
 
 def judge(computed: Computed, claims: ClaimSheet) -> list[ClaimResult]:
     """Judge what `parts` asked for."""
-    results: list[ClaimResult] = []
-    for name, part in PARTS.items():
-        if name in computed.config["parts"]:
-            results += part.judge(computed, claims)
-        else:
-            results += [out_of_reach(claims.claim(own), f"parts does not name {name}.") for own in part.CLAIMS]
-    return results
+    return judge_parts({name: [part] for name, part in PARTS.items()}, computed, claims)
 
 
 def draw(computed: Computed) -> dict[str, Figure]:
     """Return the estimates beside their seconds, what else the peers have, and the exact values."""
-    figures: dict[str, Figure] = {}
-    for name in computed.config["parts"]:
-        figures |= PARTS[name].draw(computed)
-    return figures
+    return draw_parts(PARTS, computed)

@@ -47,7 +47,8 @@ import torch
 from matplotlib.figure import Figure
 from omegaconf import DictConfig, OmegaConf
 
-from curvlab.lab import ClaimResult, ClaimSheet, Computed, Run, Target, out_of_reach, task_settings
+from curvlab.lab import ClaimResult, ClaimSheet, Computed, Run, Target, task_settings
+from experiments.benchmarks.parts import draw_parts, judge_parts
 from experiments.benchmarks.solvers import importance, preconditioners, recipes, trajectories
 from experiments.shared.task import Task, TrainedTask
 
@@ -96,19 +97,9 @@ def _tasks(run: Run, cfg: DictConfig, part: str) -> Iterator[tuple[TrainedTask, 
 
 def judge(computed: Computed, claims: ClaimSheet) -> list[ClaimResult]:
     """Judge preconditioners and recipes, where `parts` asked for them."""
-    results: list[ClaimResult] = []
-    for name, parts in {"preconditioners": (preconditioners, importance), "recipes": (recipes,)}.items():
-        for part in parts:
-            if name in computed.config["parts"]:
-                results += part.judge(computed, claims)
-            else:
-                results += [out_of_reach(claims.claim(own), f"parts does not name {name}.") for own in part.CLAIMS]
-    return results
+    return judge_parts({"preconditioners": [preconditioners, importance], "recipes": [recipes]}, computed, claims)
 
 
 def draw(computed: Computed) -> dict[str, Figure]:
     """Return the solvers by products and by seconds, the preconditioners, and the recipes."""
-    figures: dict[str, Figure] = {}
-    for name in computed.config["parts"]:
-        figures |= PARTS[name].draw(computed)
-    return figures
+    return draw_parts(PARTS, computed)

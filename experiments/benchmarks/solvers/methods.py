@@ -24,6 +24,7 @@ from curvlab.solvers import (
     Solver,
     default_solver,
     lissa_hyperparameters,
+    measure_recipe,
 )
 from curvlab.spectrum import hutchinson_trace, top_eigenvalues
 from experiments.benchmarks.solvers.chebyshev import Chebyshev
@@ -186,9 +187,9 @@ def _solver(counted: CountedSystems, method: str, generator: torch.Generator) ->
         return ConjugateGradient(rtol, preconditioner=counted.inverse(Ekfac(), generator), callback=recorder)
     if method == "nystrom_block_cg":
         return dataclasses.replace(default_solver(size, num, rtol=rtol), callback=recorder)
-    # What `influence` takes by default: it looks at the examples' curvature, which costs a forward.
+    # What `influence` takes by default: it looks at the examples' curvature, which costs four forwards.
     chosen = default_solver(size, num, rtol=rtol, operator=counted.systems.damped)
-    recorder.counter.work += 0.2
+    recorder.counter.work += 0.8
     if isinstance(chosen.preconditioner, Rows):
         inverse = counted.inverse(chosen.preconditioner, generator)
         chosen = dataclasses.replace(chosen, preconditioner=inverse)
@@ -198,7 +199,7 @@ def _solver(counted: CountedSystems, method: str, generator: torch.Generator) ->
 def _lissa(counted: CountedSystems, method: str, generator: torch.Generator) -> Lissa:
     operator, damping = counted.operator, counted.systems.damping
     if method == "lissa_auto":
-        solver = Lissa.auto(operator, damping, sampling="uniform", generator=generator)
+        solver = Lissa.from_recipe(measure_recipe(operator, damping, generator=generator))
         return dataclasses.replace(solver, callback=counted.recorder)
     trace = hutchinson_trace(operator, rtol=0.05, generator=generator).value
     largest = float(top_eigenvalues(operator, 1, rtol=0.01, generator=generator).values[0])

@@ -65,8 +65,9 @@ import pandas as pd
 from matplotlib.figure import Figure
 from omegaconf import DictConfig
 
-from curvlab.lab import ClaimResult, ClaimSheet, Computed, Run, Target, out_of_reach
+from curvlab.lab import ClaimResult, ClaimSheet, Computed, Run, Target
 from experiments.benchmarks.gauges import load_average
+from experiments.benchmarks.parts import draw_parts, judge_parts
 from experiments.benchmarks.speed import differences, models, products, steps
 
 TARGET = Target(
@@ -98,18 +99,9 @@ def compute(run: Run, cfg: DictConfig) -> dict[str, pd.DataFrame]:
 
 def judge(computed: Computed, claims: ClaimSheet) -> list[ClaimResult]:
     """Judge the models and the finite differences, where `parts` asked for them."""
-    results: list[ClaimResult] = []
-    for name, part in {"models": models, "differences": differences}.items():
-        if name in computed.config["parts"]:
-            results += part.judge(computed, claims)
-        else:
-            results += [out_of_reach(claims.claim(own), f"parts does not name {name}.") for own in part.CLAIMS]
-    return results
+    return judge_parts({"models": [models], "differences": [differences]}, computed, claims)
 
 
 def draw(computed: Computed) -> dict[str, Figure]:
     """Return a figure or more of each part, the products' as figure.png."""
-    figures: dict[str, Figure] = {}
-    for name in computed.config["parts"]:
-        figures |= PARTS[name].draw(computed)
-    return figures
+    return draw_parts(PARTS, computed)

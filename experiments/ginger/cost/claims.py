@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 import pandas as pd
 
-from curvlab.lab import Claim, ClaimResult, ClaimSheet, Computed, exact, out_of_reach, t_interval
+from curvlab.lab import Claim, ClaimResult, ClaimSheet, Computed, exact, t_interval
 from curvlab.lab import judge as verdict
 from curvlab.lab.reporting.claims import OUT_OF_REACH
 from experiments.shared import stats
@@ -250,16 +250,4 @@ def _scaling(computed: Computed, claims: ClaimSheet) -> Iterator[ClaimResult]:
         slope,
         exact(slope, kind="allocations counted"),
         if_not_reproduced="Another temporary that grows with τ.",
-    )
-    high = by_rank[by_rank["rank"] >= RANK]
-    claim = claims.claim("time-in-rank", high=f"{high['rank'].max():g}", size=size)
-    if high["rank"].nunique() < 2:
-        yield out_of_reach(claim, f"One rank above {RANK} gives no exponent: set scaling.ranks.")
-        return
-    slopes = np.array([stats.log_log_slope(own["rank"], own.milliseconds) for _, own in high.groupby("repeat")])
-    yield verdict(
-        claim,
-        slopes.mean(),
-        t_interval(slopes, unit="repeats"),
-        if_not_reproduced="See flops-linear-in-rank for what is counted.",
     )

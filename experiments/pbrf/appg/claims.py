@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import numpy as np
 import pandas as pd
 
-from curvlab.lab import ClaimResult, ClaimSheet, Computed, exact, out_of_reach, t_interval
+from curvlab.lab import ClaimResult, ClaimSheet, Computed, Interval, exact, out_of_reach, t_interval
 from curvlab.lab import judge as judged
-from experiments.pbrf.appg.cost_claims import judge_costs
+from experiments.pbrf.appg.cost_claims import explained, judge_costs
 from experiments.pbrf.appg.summary import geometric
 from experiments.shared.worst_case import judge_row, largest, smallest
 
@@ -18,7 +18,7 @@ NOTHING = pd.DataFrame()  # in the place of a table that no task has
 
 
 def judge(computed: Computed, claims: ClaimSheet) -> list[ClaimResult]:
-    """Judge the formulas once, and the rest for every task; intervals are over seeds, or repeats of a timing."""
+    """Judge the formulas once, and the rest for every task; intervals are over seeds."""
     results = [
         *_formulas(claims, computed.get("formulas", NOTHING), computed["table"]),
         *_definite(claims, computed["states"]),
@@ -93,11 +93,16 @@ def _seconds(claims: ClaimSheet, table: pd.DataFrame) -> Iterator[ClaimResult]:
         return
     for (task, step), own in table.groupby(["task", "step"], sort=False):
         slopes = np.array([_slope(rows.N, rows.milliseconds) for _, rows in own.groupby("repeat")])
-        means = own.groupby("N").milliseconds.mean()
-        why = "Milliseconds by N: " + ", ".join(f"{size}: {value:.3g}" for size, value in means.items()) + "."
+        means, spread = own.groupby("N").milliseconds.mean(), t_interval(slopes, unit="repeats")
+        why = (
+            f"The slope of seconds is {slopes.mean():.2g} ({spread.low:.2g} to {spread.high:.2g}). "
+            "Milliseconds by N: " + ", ".join(f"{size}: {value:.3g}" for size, value in means.items()) + "."
+        )
         name = "step-independent-of-n" if step == "LiSSA" else "product-linear-in-n"
+        read = own.N if step == "CG" else pd.Series(1.0, index=own.index)  # a batch, whatever N
+        slope = round(_slope(own.N, read), 12)
         claim = claims.claim(name, of=str(task))
-        yield judged(claim, float(slopes.mean()), t_interval(slopes, unit="repeats"), if_not_reproduced=why)
+        yield explained(judged(claim, slope, exact(slope, kind="counted"), if_not_reproduced=why), why)
 
 
 def _s_test(claims: ClaimSheet, table: pd.DataFrame) -> Iterator[ClaimResult]:
@@ -109,13 +114,18 @@ def _s_test(claims: ClaimSheet, table: pd.DataFrame) -> Iterator[ClaimResult]:
         why = "The solver's tolerance leaves more than that: lower s_test.rtol."
         claim = claims.claim("s-test-equal", of=str(task))
         yield judged(claim, apart, exact(apart, kind=kind), if_not_reproduced=why)
-        ratio = own["seconds by training points"] / own["seconds by s_test"]
-        saved = own.assign(logs=np.log(ratio * own.N_test / own.N))
-        by_size = np.exp(saved.groupby("N_test").logs.mean())
-        why = "The ratio by N_test: " + ", ".join(f"{n}: {value:.2g}" for n, value in by_size.items()) + "."
         claim = claims.claim("s-test-saves", of=str(task))
-        value, interval = geometric(np.exp(saved.groupby("seed").logs.mean().to_numpy()))
-        yield judged(claim, value, interval, if_not_reproduced=why)
+        value, interval = _saved(own, "products")
+        seconds, spread = _saved(own, "seconds")
+        why = f"Of seconds the ratio is {seconds:.2g} ({spread.low:.2g} to {spread.high:.2g})."
+        yield explained(judged(claim, value, interval, if_not_reproduced=why), why)
+
+
+def _saved(own: pd.DataFrame, cost: str) -> tuple[float, Interval]:
+    """Return the cost by training points over that by s_test, over N / N_test: geometric means."""
+    ratio = own[f"{cost} by training points"] / own[f"{cost} by s_test"]
+    saved = own.assign(logs=np.log(ratio * own.N_test / own.N))
+    return geometric(np.exp(saved.groupby("seed").logs.mean().to_numpy()))
 
 
 def _slope(x: pd.Series, y: pd.Series) -> float:

@@ -110,7 +110,7 @@ def _truncated(claim: Claim, curves: Curves, state: pd.DataFrame) -> ClaimResult
             f" With the paper's damping, {PAPER_DAMPING}, it would be {condition.max():.0f}, and the guarantee "
             f"{share.max():.2g} d."
         )
-    return _explained(judged(claim, float(steps.mean()), t_interval(steps), if_not_reproduced=why), why)
+    return explained(judged(claim, float(steps.mean()), t_interval(steps), if_not_reproduced=why), why)
 
 
 def _guaranteed(state: pd.DataFrame, damping: pd.Series | float) -> tuple[np.ndarray, np.ndarray]:
@@ -173,7 +173,7 @@ def _cheaper(claim: Claim, repeated: Repeated, quantity: str) -> ClaimResult:
         return out_of_reach(claim, f"No seed has a stable series.{_left_out(repeated, texts)}")
     chosen, num_short = np.array([ratios[seed] for seed in stable]), len(set(short) & set(stable))
     ratio, interval = lower_bounds(chosen, num_short) if num_short else geometric(chosen)
-    return _explained(judged(claim, ratio, interval, if_not_reproduced=why), why)
+    return explained(judged(claim, ratio, interval, if_not_reproduced=why), why)
 
 
 def _repeats(claim: Claim, repeated: Repeated) -> ClaimResult:
@@ -199,7 +199,7 @@ def _repeats(claim: Claim, repeated: Repeated) -> ClaimResult:
         why += "It is noise that the mean lessens."
     why += _left_out(repeated, texts)
     ratio, interval = geometric(ratios)
-    return _explained(judged(claim, ratio, interval, if_not_reproduced=why), why)
+    return explained(judged(claim, ratio, interval, if_not_reproduced=why), why)
 
 
 def _left_out(repeated: Repeated, texts: dict[int, str]) -> str:
@@ -217,6 +217,6 @@ def _named(seeds: list[int]) -> str:
     return f"seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}"
 
 
-def _explained(result: ClaimResult, why: str) -> ClaimResult:
+def explained(result: ClaimResult, why: str) -> ClaimResult:
     """Return the result with its explanation also where it is reproduced."""
     return replace(result, explanation=why) if result.verdict == REPRODUCED else result

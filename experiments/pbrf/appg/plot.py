@@ -7,7 +7,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from curvlab.lab import Computed, plots, t_interval
+from curvlab.lab import Computed, panels, plots, t_interval
 
 FLOOR = 1e-7  # of 1 - correlation: below it is rounding
 TITLES = {"gauss_newton": "Gauss-Newton", "hessian": "Hessian"}
@@ -58,12 +58,13 @@ def _seeds(number: int) -> str:
 
 
 def _styles(methods: list[str]) -> dict[str, dict]:
+    looks = panels.styles_of(method.partition(",")[0] for method in methods)
     return {
         method: {
-            "color": plots.PALETTE[index % len(plots.PALETTE)],
+            "color": looks[method.partition(",")[0]]["color"],
             "linestyle": "--" if method.startswith("LiSSA, 1") else "-",
         }
-        for index, method in enumerate(methods)
+        for method in methods
     }
 
 
@@ -108,12 +109,12 @@ def _step_time(ax: Axes, table: pd.DataFrame) -> None:
     if table.empty:
         ax.set_axis_off()
         return
-    for index, (step, own) in enumerate(table.groupby("step", sort=False)):
+    styles = panels.styles_of(table.step.unique())
+    for step, own in table.groupby("step", sort=False):
         by_size = own.groupby("N").milliseconds
-        color, marker = plots.PALETTE[index % len(plots.PALETTE)], plots.MARKERS[index % len(plots.MARKERS)]
         label = f"{step}, {'whole data' if step == 'CG' else 'a batch'}"
         means, bars = by_size.mean(), by_size.sem()
-        plots.measured(ax, means.index, means, bars, color=color, marker=marker, label=label)
+        plots.measured(ax, means.index, means, bars, label=label, **styles[step])
     ax.set_xscale("log")
     ax.set_yscale("log")
     ax.set_xlabel("training examples N")

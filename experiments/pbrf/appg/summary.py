@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -32,11 +33,8 @@ def at_cost(curve: pd.DataFrame, cost: float, quantity: str) -> float:
 
 def geometric(values: np.ndarray) -> tuple[float, Interval]:
     """Return the geometric mean of positive values over seeds, with a t interval of the logarithm."""
-    logs = t_interval(np.log(values))
-    mean = float(np.exp(np.mean(np.log(values))))
-    return mean, Interval(
-        float(np.exp(logs.low)), float(np.exp(logs.high)), f"{logs.kind}, of the logarithm", logs.num_samples
-    )
+    logs = np.log(values)
+    return float(np.exp(np.mean(logs))), t_interval(logs).mapped(math.exp, ", of the logarithm")
 
 
 def ends(curves: pd.DataFrame, states: pd.DataFrame, solvers: pd.DataFrame) -> pd.DataFrame:

@@ -126,8 +126,8 @@ def _repeats(
 def _lissa_auto(systems: Systems, compare: Comparison, generator: torch.Generator) -> dict[str, Any]:
     """Run `Lissa.auto`; iterates, and last the mean that it answers with."""
     size, num = systems.matrix.num_examples, systems.right_hand_sides.shape[1]
-    solver = Lissa.auto(systems.matrix, systems.damping, sampling="uniform", generator=generator)
-    recipe = solver.recipe or measure_recipe(systems.matrix, systems.damping, generator=generator)
+    recipe = measure_recipe(systems.matrix, systems.damping, generator=generator)
+    solver = Lissa.from_recipe(recipe)
     full = recipe.num_matvecs - recipe.num_sampled_matvecs
     set_up = (full + recipe.num_sampled_examples / size) / num  # shared by all systems
     curve, stride = Curve(), Stride()

@@ -8,11 +8,14 @@ from pathlib import Path
 import pandas as pd
 import pytest
 import torch
+from omegaconf import OmegaConf
 from torch.func import functional_call, hessian, jacrev
 from torch.testing import assert_close
 
 from experiments.benchmarks.attribution.exactness import pearson
 from experiments.benchmarks.attribution.libraries import process
+from experiments.benchmarks.attribution.libraries.own_matrix import FISHER, GAUSS_NEWTON, HESSIAN
+from experiments.benchmarks.attribution.libraries.own_matrix import exact_scores as exact_scores_of
 from experiments.benchmarks.attribution.libraries.worker import METHODS, TrainedNetwork
 
 LIMITS = {"peers_python": None, "time_limit": 60.0, "memory_limit": 6.0}
@@ -67,6 +70,36 @@ def test_solved_scores_equal_dense_ones(library: str, settings: dict, rtol: floa
     assert_close(scores, exact_scores(stored), rtol=rtol, atol=1e-8)
 
 
+@pytest.mark.parametrize("matrix", [GAUSS_NEWTON, HESSIAN, FISHER])
+def test_exact_scores_of_each_matrix(matrix: str) -> None:
+    """Against a dense matrix and a dense solve."""
+    stored = network() | {"damping": 0.5}
+    own = TrainedNetwork(stored)
+    loss, (inputs, targets) = torch.nn.CrossEntropyLoss(), own.train
+    shapes = {name: value.detach() for name, value in own.model.named_parameters()}
+    start = torch.cat([value.flatten() for value in shapes.values()])
+
+    def losses(flat: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        pieces = flat.split([value.numel() for value in shapes.values()])
+        own_shapes = (piece.view_as(value) for piece, value in zip(pieces, shapes.values(), strict=True))
+        outputs = functional_call(own.model, dict(zip(shapes, own_shapes, strict=True)), (x,))
+        return torch.nn.functional.cross_entropy(outputs, y, reduction="none")
+
+    rows, tests = jacrev(losses)(start, inputs, targets), jacrev(losses)(start, *own.test)
+    dense = {
+        HESSIAN: hessian(lambda flat: losses(flat, inputs, targets).mean())(start),
+        FISHER: rows.T @ rows / len(rows),
+    }
+    settings = OmegaConf.create({"hessian_rtol": 1e-8, "hessian_steps": 500})
+    found = exact_scores_of(stored, loss, matrix, settings)
+    assert found["residual"] < 1e-5
+    if matrix == GAUSS_NEWTON:
+        expected = exact_scores(stored)
+    else:
+        expected = -tests @ torch.linalg.solve(dense[matrix] + 0.5 * torch.eye(len(start)).double(), rows.T)
+    assert_close(found["scores"], expected, rtol=1e-4, atol=1e-6)
+
+
 def test_plain_gradients_are_those_of_an_identity() -> None:
     stored = network()
     own = TrainedNetwork(stored)
@@ -113,10 +146,19 @@ def test_a_failing_worker_gives_its_last_line(tmp_path: Path) -> None:
 def test_target(run_smoke: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CURVLAB_PEERS_PYTHON", raising=False)
     folder = run_smoke("benchmarks/attribution", "parts=[libraries]")
-    table = pd.read_csv(folder / "libraries.csv").set_index("method")
+    table = pd.read_csv(folder / "libraries.csv")
     assert (folder / "figure_libraries.png").is_file()
-    assert table.status["dattri EK-FAC"] == "not installed"
-    ours = table.loc["curvlab (default)"]
-    assert ours.status == "done"
-    assert ours.pearson_worst > 0.99
-    assert ours.peak_gib > 0
+    assert table.groupby("damping").method.apply(list).map(len).tolist() == [3, 3]  # 1e-3, and the run's
+    by_method = table.set_index("method")
+    assert (by_method.status["dattri EK-FAC"] == "not installed").all()
+    assert by_method.matrix["dattri EK-FAC"].tolist() == ["Gauss-Newton"] * 2
+    ours = by_method.loc["curvlab (default)"]
+    assert (ours.status == "done").all()
+    assert (ours.pearson_worst > 0.99).all()
+    assert (ours.pearson_mean == ours.pearson_gauss_newton).all()
+    assert (ours.peak_gib > 0).all()
+    assert (ours.lds_low <= ours.lds).all()
+    assert (ours.lds <= ours.lds_high).all()
+    plain = by_method.loc["plain gradients"]  # exact for the matrix that it takes, which is none
+    assert (plain.pearson_worst > 0.999).all()
+    assert (plain.pearson_gauss_newton < 0.99).all()

@@ -105,7 +105,7 @@ def test_results_are_consistent_and_scores_those_of_the_settings(smoke_result) -
     assert (table.lissa_pbrf_error > 0.01).all()  # on others
     claims = {result.claim.id: result for result in load_claims(smoke)}
     assert claims["self-check"].value == pytest.approx(1, abs=1e-4)
-    assert claims["agreement-mlp-8-digits-200"].verdict == "undecided"  # two seeds
+    assert claims["agreement-mlp-8-digits-200"].verdict == "not asked here"  # two seeds
     assert claims["pbrf-overflow"].verdict == claims["cause-mlp-8-digits-200"].verdict == "out of reach"
     cells = pd.read_csv(smoke / "cells.csv")
     assert cells.constant.tolist() == ["C = 2", "C measured", "C = 2, by importance"]

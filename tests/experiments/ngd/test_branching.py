@@ -95,6 +95,14 @@ def test_measures_of_known_curves() -> None:
     assert row.llc_split_low < 100.1 < row.llc_split_high
 
 
+def test_updates_are_compared_with_as_many_epochs_before_the_split() -> None:
+    table = made_up(
+        {"ngd": level(100.0)}, norm={BEFORE: lambda since: 1.0 if since > -3 else 100.0, "ngd": level(2.0)}
+    )
+    own = Branches.of(table[table.epoch <= SPLIT + 3]).measures.iloc[0]
+    assert (own.update_norm_ratio, own.step_norm_ratio) == pytest.approx((2.0, 2.0))
+
+
 def test_estimates_that_are_not_valid_do_not_count() -> None:
     table = made_up({"sgd": level(100.0), "ngd": rising(20)})
     at_split = (table.branch == BEFORE) & (table.epoch == SPLIT)
@@ -145,7 +153,8 @@ RATES = ["ngd-low", "ngd-middle", "ngd-high"]
 
 
 @pytest.mark.parametrize(
-    ("ends", "verdict"), [((5, 10, 20), "reproduced"), ((5, 20, 10), "not reproduced"), ((5, 5, 5), "undecided")]
+    ("ends", "verdict"),
+    [((5, 10, 20), "reproduced"), ((5, 20, 10), "not reproduced"), ((5, 5, 5), "not asked here")],
 )
 def test_fig5_takes_the_two_neighbours_that_differ_least(
     judge: Judge, ends: tuple[float, ...], verdict: str
@@ -218,6 +227,17 @@ def test_the_plot_needs_no_valid_estimate(key: str, computed_of: Callable[..., C
     table = made_up({"sgd": level(100.0)}).assign(valid=False, llc=np.nan, wbic=1.0)
     figures = all_targets()[key].load("draw")(computed_of({"table": table}))
     assert [len(figure.axes) for figure in figures.values()] == [2, 4]
+
+
+def test_each_curve_has_the_name_and_the_values_of_its_branch(computed_of: Callable[..., Computed]) -> None:
+    llc = {"sgd": rising(30), "ngd": rising(-20)}
+    table = made_up(llc, norm={"sgd": level(2.0), "ngd": level(3.0)}).assign(wbic=1.0)
+    figure = all_targets()["ngd/fig4"].load("draw")(computed_of({"table": table}))["figure.png"]
+    ends = [{line.get_label(): line.get_ydata()[-1] for line in axis.get_lines()} for axis in figure.axes]
+    assert [ends[0][branch] for branch in llc] == [2.0, 3.0]
+    assert [ends[1][branch] for branch in llc] == pytest.approx([130.1, 80.1])
+    shown = [handle.get_label() for handle in figure.legends[0].legend_handles]
+    assert set(shown) >= {"SGD before", *llc}
 
 
 # ------------------------------------------------------------------------------- runs and settings

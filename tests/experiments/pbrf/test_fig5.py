@@ -92,7 +92,7 @@ def test_the_whole_is_at_most_the_sum_of_its_gaps(points: pd.DataFrame) -> None:
 
 
 def test_one_seed_decides_nothing(smoke: Path) -> None:
-    assert {result.verdict for result in load_claims(smoke)} <= {"undecided", "out of reach"}
+    assert {result.verdict for result in load_claims(smoke)} <= {"undecided", "out of reach", "not asked here"}
     slopes = pd.read_csv(smoke / "slopes.csv")
     assert set(slopes.direction) == {"undecided"}
     cold_and_warm = slopes[(slopes.factor == "damping") & (slopes.gap == "warm_start")]
@@ -148,7 +148,7 @@ def test_claims_follow_the_slopes(computed_of, judged) -> None:
     assert {name: result.verdict for name, result in results.items()} == {
         "proximity-grows-with-damping-t": "reproduced",
         "linearisation-falls-with-damping-t": "not reproduced",
-        "non-convergence-falls-with-epochs-t": "undecided",
+        "non-convergence-falls-with-epochs-t": "not asked here",
         "warm-start-falls-with-weight-decay-t": "out of reach",
         "linearisation-grows-with-removed-t": "direction only",
         "misaligned-with-width-t": "not reproduced",

@@ -56,7 +56,7 @@ def test_networks_say_what_was_learnt_and_how_far_the_responses_got(smoke: Path)
     assert (networks["influence residual"] <= 1e-2).all()
     assert networks["PBRF gradient norm, median"].between(0.01, 1).all()
     assert (networks["spearman own"] > 0.9).all()
-    assert {result.verdict for result in load_claims(smoke)} == {"undecided"}  # two seeds
+    assert {result.verdict for result in load_claims(smoke)} == {"not asked here"}  # two seeds
 
 
 def test_without_pbrf_and_by_probes_influence_stays_the_same(smoke: Path, run_smoke: Callable[..., Path]) -> None:
@@ -68,7 +68,7 @@ def test_without_pbrf_and_by_probes_influence_stays_the_same(smoke: Path, run_sm
     assert both.area_x.drop(INFLUENCE).tolist() == pytest.approx(both.area_y.drop(INFLUENCE).tolist(), abs=1e-3)
     verdicts = {result.claim.id.removesuffix(f"-{TASK}"): result.verdict for result in load_claims(folder)}
     assert verdicts["pbrf-finds-most"] == verdicts["influence-aligns"] == "out of reach"
-    assert verdicts["influence-finds-most"] == "undecided"
+    assert verdicts["influence-finds-most"] == "not asked here"
 
 
 def test_a_task_may_leave_the_pbrf_out() -> None:

@@ -126,7 +126,7 @@ EXPLAINING = ["carried_on", "small_weight", "linearised_minimum"]
 RESPONSES = {
     "tab6": ["cold", "warm", "proximal_bregman", "linearised", *EXPLAINING],
     "tab7": ["cold", "warm", "proximal_bregman", "linearised", *EXPLAINING],
-    "tab8": ["two_stage", "warm", "proximal_bregman"],
+    "tab8": ["two_stage", "slow_two_stage", "warm", "proximal_bregman"],
 }
 
 

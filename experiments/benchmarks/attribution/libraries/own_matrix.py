@@ -1,0 +1,110 @@
+"""Exact scores of the matrix that a library inverts, and what retraining says of the network that it scores."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from typing import Any
+
+import torch
+from omegaconf import DictConfig
+from torch import Tensor, nn
+
+from curvlab.curvature import FisherOperator, GaussNewtonOperator, HessianOperator
+from curvlab.influence import (
+    directional_derivatives,
+    ensemble_measurements,
+    per_example_gradients,
+    random_halves,
+    subset_weights,
+)
+from curvlab.lab import Run
+from curvlab.linalg import LinearOperator, identity
+from curvlab.solvers import BlockConjugateGradient, MinimumResidual
+from curvlab.training import RunLength, train_ensemble
+from experiments.benchmarks.attribution.libraries.worker import TrainedNetwork
+from experiments.shared.task import TrainedTask
+
+GAUSS_NEWTON, HESSIAN, FISHER = "Gauss-Newton", "Hessian", "empirical Fisher"
+IDENTITY = "identity"
+
+
+def exact_scores(network: dict[str, Any], loss: nn.Module, matrix: str, settings: DictConfig) -> dict[str, Any]:
+    """Return -∇l(test)ᵀ (A + damping I)⁻¹ ∇l(point) in double precision, and the largest residual.
+
+    Args:
+        network: as the workers read it, its damping included.
+        loss: mean over examples.
+        matrix: A. The Gauss-Newton and the empirical Fisher matrix are solved to 1e-6; the Hessian, indefinite
+            wherever training has not ended in a minimum, by minimum residuals to `hessian_rtol`, in
+            `hessian_steps` at most.
+        settings: of the part `libraries`.
+    """
+    own = TrainedNetwork(network)
+    model = own.model.double()
+    train, test = ((inputs.double(), targets) for inputs, targets in (own.train, own.test))
+    sides = per_example_gradients(model, loss, test).T
+    if matrix == IDENTITY:
+        solved, residual = sides, 0.0
+    else:
+        operator, solver = _operator(matrix, model, loss, train), BlockConjugateGradient(rtol=1e-6)
+        if matrix == HESSIAN:
+            solver = MinimumResidual(rtol=settings.hessian_rtol, max_steps=settings.hessian_steps)  # type: ignore[assignment]
+        found = solver.solve(operator + own.damping * identity, sides)
+        solved, residual = found.x, float(found.residual.max())
+    scores = -directional_derivatives(model, loss, train, directions=solved)
+    return {"scores": scores.T, "residual": residual}
+
+
+def _operator(matrix: str, model: nn.Module, loss: nn.Module, train: tuple[Tensor, Tensor]) -> LinearOperator:
+    if matrix == HESSIAN:
+        return HessianOperator(model, loss, train)
+    if matrix == FISHER:
+        return FisherOperator(model, loss, train, kind="empirical")
+    return GaussNewtonOperator(model, loss, train)
+
+
+def run_damping(task: TrainedTask) -> float:
+    """Return 1 / (ηT) of the training, with momentum and weight decay as `influence(run=...)` has them."""
+    of = task.settings.training
+    num_steps = math.ceil(task.num_train / of.batch_size) * of.num_epochs
+    return RunLength.constant(
+        of.lr, num_steps, momentum=of.get("momentum", 0.9), weight_decay=of.get("weight_decay", 0.0)
+    ).damping
+
+
+def retrained(run: Run, task: TrainedTask, network: dict[str, Any], settings: DictConfig) -> tuple[Tensor, Tensor]:
+    """Return random halves, (S, N), and the queries' losses after training on each, (S, M).
+
+    From the network's own start, with its rate and as many steps, in another order of the batches.
+    """
+    halves = random_halves(
+        task.num_train, settings.num_subsets, generator=run.generator("halves of libraries", task.seed_name)
+    )
+    train = (network["train_inputs"], network["train_targets"])
+    test = (network["test_inputs"], network["test_targets"])
+
+    def losses() -> dict[str, Any]:
+        # The workers' network: the same layers, whose parameters come in the same order.
+        initial, start = TrainedNetwork(network).model, task.build(task.generator("model"))
+        with torch.no_grad():
+            for parameter, value in zip(initial.parameters(), start.parameters(), strict=True):
+                parameter.copy_(value)
+        of = task.settings.training
+        copies = train_ensemble(
+            initial,
+            task.loss,
+            train,
+            example_weights=subset_weights(halves),
+            num_epochs=of.num_epochs,
+            batch_size=of.batch_size,
+            lr=of.lr,
+            momentum=of.get("momentum", 0.9),
+            weight_decay=of.get("weight_decay", 0.0),
+            generator=run.generator("retraining of libraries", task.seed_name),
+        )
+        return {"losses": ensemble_measurements(initial, task.loss, test, copies.parameters)}
+
+    key = task.key | {"num_queries": settings.num_queries, "num_subsets": settings.num_subsets}
+    stored = run.unit("influence_peers/retrained", key, partial(losses), version=1, about="networks of halves")
+    return halves, stored["losses"]

@@ -1,0 +1,34 @@
+"""A benchmark of several parts, of which `parts` of its config names those that are run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from types import ModuleType
+
+from matplotlib.figure import Figure
+
+from curvlab.lab import ClaimResult, ClaimSheet, Computed, out_of_reach
+
+
+def judge_parts(
+    parts: Mapping[str, Sequence[ModuleType]], computed: Computed, claims: ClaimSheet
+) -> list[ClaimResult]:
+    """Judge by the `judge` of each part's modules; the `CLAIMS` of parts that did not run are out of reach."""
+    results: list[ClaimResult] = []
+    for name, modules in parts.items():
+        for module in modules:
+            if name in computed.config["parts"]:
+                results += module.judge(computed, claims)
+            else:
+                results += [
+                    out_of_reach(claims.claim(own), f"parts does not name {name}.") for own in module.CLAIMS
+                ]
+    return results
+
+
+def draw_parts(parts: Mapping[str, ModuleType], computed: Computed) -> dict[str, Figure]:
+    """Return the figures of the parts that ran, by each one's `draw`."""
+    figures: dict[str, Figure] = {}
+    for name in computed.config["parts"]:
+        figures |= parts[name].draw(computed)
+    return figures

@@ -1,0 +1,246 @@
+"""bench-board: retrainings against a loop by hand, committed banks against the published board, how to enter."""
+
+from __future__ import annotations
+
+import os
+import re
+import runpy
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from scipy.stats import spearmanr
+from torch import nn
+
+from curvlab.curvature import GaussNewtonOperator
+from curvlab.influence import per_example_gradients
+from curvlab.influence.bank import AGAINST, Bank, lds_of_predictions, load_bank
+from curvlab.lab import tables
+from curvlab.training import shuffled_batches
+from experiments.benchmarks.board import score
+from experiments.benchmarks.board.banks import bank_of, largest_difference, task_of
+from experiments.benchmarks.board.more_scores import bm25, more_scores
+
+ROOT = Path(__file__).parents[3]
+PUBLISHED = [path.parent for path in sorted((ROOT / "results/benchmarks/board").glob("*/run.json"))]
+
+
+def test_the_board_at_smoke_scale(run_smoke: Callable[..., Path]) -> None:
+    folder = run_smoke("benchmarks/board", "tracker=none")
+    best, differences = (tables.read_table(folder, name) for name in ("best", "differences"))
+    assert set(best.against) == set(AGAINST)
+    assert (best.lds_low <= best.lds).all()
+    assert (best.lds <= best.lds_high).all()
+    value = best.set_index(["method", "against"]).lds
+    # The derivative of a training is nearly all of its own short retraining, and less of others'.
+    assert value["unrolled", "same seed"] > 0.85
+    assert value["unrolled", "same seed"] > value["unrolled", "other seeds"]
+    with_curvature = value["influence, as many epochs", "standard"]
+    assert value["gradient dot product", "standard"] < with_curvature
+    assert (
+        value["loss of the example", "standard"] < value["nearest inputs", "standard"]
+    )  # the same for every query
+    assert value["influence, 50 leading directions", "standard"] > 0.7 * with_curvature
+    assert ("Bayesian influence", "standard") in value.index
+    own = differences.set_index(["question", "against"])
+    found = own.difference["damping", "standard"]
+    assert found == pytest.approx(
+        value["influence", "standard"] - value["influence, as many epochs", "standard"], abs=1e-5
+    )
+    residuals, fractions = (tables.read_table(folder, name) for name in ("residuals", "fractions"))
+    assert residuals.groupby("residual").products.first().is_monotonic_decreasing  # the smaller, the more products
+    assert set(fractions.fraction) == {0.25, 0.5}
+    for name in ("figure", "residuals", "fractions"):
+        assert (folder / f"{name}.png").is_file()
+
+
+def test_scores_without_gradients_and_of_few_directions() -> None:
+    """Against loops by hand, and a dense eigendecomposition."""
+    with task_of("smoke") as (_, task):
+        place, trained = task.at(0), task.at(0).trained(0)
+        found = {
+            m.name: m.compute()["scores"] for m in more_scores(place, trained) if m.name != "Bayesian influence"
+        }
+        (x, y), (queries, targets) = place.train, place.test
+        first, second = trained.model, [m for m in trained.model.modules() if isinstance(m, nn.Linear)]
+        alike = (targets[:, None] == y).double()
+        alike = alike - alike.mean(1, keepdim=True)
+        torch.testing.assert_close(found["same label"], -alike)
+        for name, test, train in (
+            ("nearest inputs", queries.flatten(1), x.flatten(1)),
+            ("nearest activations", *(torch.relu(second[0](z.flatten(1))).detach() for z in (queries, x))),
+        ):
+            squares = (test.double()[:, None] - train.double()).square().sum(2)
+            torch.testing.assert_close(found[name], -(-squares / squares.median()).exp() * alike)
+        own = nn.functional.cross_entropy(first(x), y, reduction="none").detach()
+        torch.testing.assert_close(found["loss of the example"], -own.expand(len(targets), -1))
+        dense = GaussNewtonOperator(trained.model, place.loss, place.train).to_dense()
+        values, vectors = torch.linalg.eigh(dense)
+        values, vectors = values[-50:], vectors[:, -50:]
+        test, points = (
+            per_example_gradients(trained.model, place.loss, d) @ vectors for d in (place.test, place.train)
+        )
+        expected = -(test / (values + trained.run.length().damping)) @ points.T
+        gap = float((found["influence, 50 leading directions"] - expected).norm() / expected.norm())
+        assert gap < 0.02
+
+
+def test_texts_get_bm25_in_place_of_labels() -> None:
+    """Against a loop by hand; rare tokens that a document repeats count most, and no label is looked for."""
+    generator = torch.Generator().manual_seed(3)
+    train, test = (torch.randint(0, 9, (size, 6), generator=generator) for size in (20, 4))
+    expected = torch.zeros(4, 20, dtype=torch.float64)
+    for q, query in enumerate(test.tolist()):
+        for d, document in enumerate(train.tolist()):
+            for token in query:
+                having = sum(token in other for other in train.tolist())
+                rarity = np.log((20 - having + 0.5) / (having + 0.5) + 1)
+                expected[q, d] += rarity * 2.2 * document.count(token) / (document.count(token) + 1.2)
+    torch.testing.assert_close(bm25(test, train), expected)
+    text = SimpleNamespace(train=(train, train), test=(test, test), settings={"chains": None})
+    rows = {m.name: m for m in more_scores(text, None)}  # type: ignore[arg-type]  # what the names need
+    assert list(rows) == ["BM25", "loss of the example", "influence, 50 leading directions"]
+    torch.testing.assert_close(rows["BM25"].compute()["scores"], -expected)
+
+
+def test_networks_on_subsets_alone_are_those_of_a_loop() -> None:
+    """Each by itself: plain SGD with momentum on its own half, in its own order, from its own start."""
+    with task_of("smoke") as (run, task):
+        halves = torch.rand(3, task.num_train, generator=torch.Generator().manual_seed(5)).argsort(1) < 100
+        found = task.losses_alone(halves, 7)["losses"]
+        generator = run.generator("alone", task.settings.seed_name, 7)
+        members = [half.nonzero().flatten()[torch.randperm(100, generator=generator)] for half in halves]
+        training = task.settings.training
+        batches = shuffled_batches(
+            100, batch_size=training.batch_size, num_epochs=training.num_epochs, generator=generator
+        )
+        assert len(batches) == training.num_epochs * 100 // training.batch_size
+        (x, y), (queries, targets) = task.train, task.test
+        for k, own in enumerate(members):
+            start = list(task._start("alone", 7, k).parameters())
+            w1, b1, w2, b2 = (p.detach().clone().requires_grad_() for p in start)
+            moved = [torch.zeros_like(p) for p in (w1, b1, w2, b2)]
+
+            def forward(inputs: torch.Tensor, p: list[torch.Tensor]) -> torch.Tensor:
+                return torch.relu(inputs.flatten(1) @ p[0].T + p[1]) @ p[2].T + p[3]
+
+            parameters = [w1, b1, w2, b2]
+            for batch in batches:
+                chosen = own[batch]
+                loss = nn.functional.cross_entropy(forward(x[chosen], parameters), y[chosen])
+                with torch.no_grad():
+                    for p, v, g in zip(parameters, moved, torch.autograd.grad(loss, parameters), strict=True):
+                        v.mul_(training.momentum).add_(g)
+                        p.sub_(training.lr * v)
+            expected = nn.functional.cross_entropy(forward(queries, parameters), targets, reduction="none")
+            torch.testing.assert_close(found[k], expected.detach(), rtol=1e-4, atol=1e-5)
+
+
+def test_a_bank_has_starts_and_orders_of_its_own() -> None:
+    with task_of("smoke") as (run, task):
+        bank, again = (bank_of(run, task) for _ in range(2))
+        assert largest_difference(bank, again) == 0
+        assert bank.single_run.shape == (2, 12, 5)
+        assert bank.standard.shape == (2, 12, 5)
+        for losses in (bank.single_run, bank.standard):
+            assert np.abs(losses[0] - losses[1]).min() > 0
+        first = [next(task.at(k).initial.parameters()) for k in (0, 1)]
+        assert not torch.equal(*first)
+        assert not torch.equal(task.batches(0)[0], task.batches(1)[0])
+
+
+# ---------------------------------------------------------------------------------- published
+def banks_by_task() -> dict[str, Bank]:
+    banks = [load_bank(path) for path in sorted((ROOT / "results/banks").glob("*.npz"))]
+    return {bank.recipe["task"]: bank for bank in banks}
+
+
+@pytest.mark.parametrize("folder", PUBLISHED, ids=lambda folder: folder.name)
+def test_the_committed_banks_give_every_number_of_the_board(folder: Path) -> None:
+    """From the bank and the ranks of each method's predictions alone, to the last digit that is printed."""
+    banks, (ranks, best, differences) = (
+        banks_by_task(),
+        (tables.read_table(folder, n) for n in ("ranks", "best", "differences")),
+    )
+    for task, own in best.groupby("task"):
+        bank, placed = banks[str(task)], ranks[ranks.task == task].sort_values(["network", "half", "query"])
+        shape = (-1, *bank.single_run.shape[1:])
+
+        def predicted(row: pd.Series, placed: pd.DataFrame = placed, shape: tuple[int, ...] = shape) -> np.ndarray:
+            label = row.method if pd.isna(row.damping) else f"{row.method} @ {row.damping:g}"
+            return placed[label].to_numpy().reshape(shape)
+
+        for _, row in own.iterrows():
+            found = lds_of_predictions([predicted(row)], bank, against=row.against)
+            for value, name in ((found.value, "lds"), (found.low, "lds_low"), (found.high, "lds_high")):
+                assert f"{value:.6g}" == f"{row[name]:.6g}", (task, row.method, row.against)
+        rows = own.set_index(["method", "against"], drop=False)
+        for _, row in differences[differences.task == task].iterrows():
+            pair = [predicted(rows.loc[(method, row.against)]) for method in (row["first"], row["second"])]
+            assert f"{lds_of_predictions(pair, bank, against=row.against).value:.5g}" == f"{row.difference:.5g}"
+
+
+@pytest.mark.skipif(not PUBLISHED, reason="no board is published")
+def test_how_to_enter_runs_as_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (block,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs/enter.md").read_text(), flags=re.DOTALL)
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setenv("CURVLAB_STORE", str(tmp_path / "store"))
+    monkeypatch.setattr(score, "OUTPUT", tmp_path)
+    (tmp_path / "enter.py").write_text(block.replace("mine.npy", str(tmp_path / "mine.npy")))
+    runpy.run_path(str(tmp_path / "enter.py"))
+    capsys.readouterr()
+    score.judge_file("digits", str(tmp_path / "mine.npy"))
+    printed = capsys.readouterr().out
+    assert (tmp_path / "digits.png").is_file()
+    lines = {line[:20].strip(): line for line in printed.splitlines()}
+    # Scores of the networks that the recipe trains again stand beside those of the board.
+    yours, board = (
+        [float(value) for value in re.findall(r"(-?\d\.\d+) \(", lines[name])]
+        for name in ("yours", "gradient dot product")
+    )
+    assert len(yours) == 3
+    assert yours == pytest.approx(board, abs=2e-3)
+    np.save(tmp_path / "wrong.npy", np.zeros((3, 3)))
+    with pytest.raises(SystemExit, match=r"wants \(32, 1000\), queries x examples"):
+        score.judge_file("digits", str(tmp_path / "wrong.npy"))
+
+
+@pytest.mark.skipif(not (ROOT / ".git").exists(), reason="no repository to clone")
+def test_a_stranger_scores_by_one_command_in_a_fresh_clone(tmp_path: Path) -> None:
+    """A method that no board has, with what is committed alone; its LDS by scipy from the file's arrays."""
+    clone = tmp_path / "clone"
+    subprocess.run(["git", "clone", "--quiet", "--depth=1", ROOT.as_uri(), clone], check=True)
+    with np.load(clone / "results/banks/digits.npz") as found:
+        inside = np.unpackbits(found["subsets"], axis=1)[:, :1000].astype(float)
+        single, standard = found["single_run"].astype(float), found["standard"].astype(float).mean(0)
+    scores = np.random.default_rng(0).standard_normal((32, 1000))
+    scores += 0.1 * np.linalg.lstsq(inside - 0.5, single[0] - single[0].mean(0), rcond=None)[0].T * 1000
+    np.save(tmp_path / "mine.npy", scores)
+    command = [
+        "make",
+        "score",
+        "BANK=digits",
+        f"SCORES={tmp_path / 'mine.npy'}",
+        f"PYTHON={sys.executable}",
+        "READY=",
+    ]
+    environment = os.environ | {"PYTHONPATH": f"{clone / 'src'}:{clone}"}
+    done = subprocess.run(command, cwd=clone, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    (line,) = (line for line in done.stdout.splitlines() if line.startswith("yours"))
+    printed = [float(value) for value in re.findall(r"(-?\d\.\d+) \(", line)]
+    expected = [
+        np.mean([spearmanr(inside @ scores[m], measured[:, m]).statistic for m in range(32)])
+        for measured in (single[0], single[1:].mean(0), standard)
+    ]
+    assert min(expected) > 0.05  # a method that knows something
+    assert printed == pytest.approx(expected, abs=6e-4)
+    assert (clone / "outputs/score/digits.png").is_file()

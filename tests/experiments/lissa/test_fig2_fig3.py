@@ -1,0 +1,242 @@
+"""lissa-fig2 and fig3 at smoke scale."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from omegaconf import OmegaConf
+
+from curvlab.lab import ClaimResult, Computed, ConfigurationError
+from curvlab.lab.reporting import load_claims
+from curvlab.lab.runs.record import read_record
+from experiments.lissa import sentence_similarity as statistics
+from experiments.lissa.fig2 import recorded_steps
+from experiments.lissa.fig3 import SENTENCES, compute
+
+PANELS = [
+    f"{prefix}{name}"
+    for prefix in ("", "steps-")
+    for name in ("converges", "faster-recommended", "faster-double", "closer-recommended", "closer-double")
+]
+
+
+def test_tables_agree_with_each_other(smoke_result) -> None:
+    smoke: Path = smoke_result("lissa/fig2")
+    table, between, recipes = (
+        pd.read_csv(smoke / f"{name}.csv") for name in ("table", "between_steps", "recipes")
+    )
+    assert len(table) == 3 * 2 * 3 * len(recorded_steps(30))  # batch sizes, seeds, points
+    sizes = table.groupby("batch_size").num_runs.first()
+    large, recommended, small = sorted(sizes.index, reverse=True)
+    assert large == 2 * recommended
+    assert sizes[small] == 10
+    assert (sizes[[large, recommended]] == 1).all()
+    # LiSSA's first step is step_size times the gradient, whatever the batch.
+    first = table[table.step == 1].pivot(index=["seed", "point"], columns="batch_size", values="pearson")
+    np.testing.assert_allclose(first[large], first[small], rtol=1e-4)
+    last = table[(table.step == table.step.max()) & (table.batch_size == large)]
+    assert last.pearson.mean() > 0.9
+    np.testing.assert_allclose(last.pearson_last, 1, rtol=1e-6)
+    assert last.groupby("point").pearson.nunique().min() == 2  # seeds have batches of their own
+    assert not table.overflow.any()
+    diagonal = between[between.step == between.other_step]
+    np.testing.assert_allclose(diagonal.pearson, 1, rtol=1e-4)
+    answers = recipes[recipes.step == -1].groupby("recipe").error.max()
+    assert answers["auto"] < 0.3
+    assert answers["importance"] < 0.3
+    ours = {entry["name"]: entry["ours"] for entry in read_record(smoke)["settings"]}
+    assert ours["summary.csv:batch sizes"]["mlp-8-digits-200"] == f"{large} {recommended} {small}x10"
+
+
+@pytest.mark.parametrize(
+    ("task", "out_of_reach", "figure"),
+    [
+        ("mlp_8_digits_200", {"recipe-converges", "importance-converges"}, "figure.png"),
+        ("mlp_8_digits_200_overfitted", {f"{name}-batch-sizes" for name in PANELS}, "figure_recipes.png"),
+    ],
+)
+def test_each_task_alone_leaves_the_other_panel_out_of_reach(
+    run_smoke, task: str, out_of_reach: set[str], figure: str
+) -> None:
+    folder = run_smoke("lissa/fig2", f"task={task}")
+    found = {result.claim.id for result in load_claims(folder) if result.verdict == "out of reach"}
+    assert found == out_of_reach
+    assert [path.name for path in folder.glob("figure*.png")] == [figure]
+
+
+def test_claims_take_overflow_for_minus_one(computed_of, judged) -> None:
+    rows = [
+        {"task": "net", "batch_size": size, "num_runs": 1, "seed": seed, "point": point, "step": step}
+        | {name: value for name in ("pearson", "pearson_one_run", "pearson_last")}
+        | {"overflow": math.isnan(value)}
+        for size, value in ((20, 0.99), (10, 0.98), (1, math.nan))
+        for seed in range(3)
+        for point in range(4)
+        for step in (1, 200, 400)
+    ]
+    answer = {"task": "net", "step": -1, "point": [0, 1], "diverged_at": 0, "error": [0.15, 0.25]}
+    recipes = pd.concat([pd.DataFrame(answer | {"recipe": name}) for name in ("paper", "importance")])
+    tables = {"table": pd.DataFrame(rows), "recipes": recipes}
+    found = {result.claim.id: result for result in judged("lissa/fig2", computed_of(tables, {"seed": 0}))}
+    assert found["recipe-converges-net"].verdict == "reproduced"
+    assert found["importance-converges-net"].verdict == "not reproduced"  # one of two points is 0.25 off
+    assert found["converges-net"].value == pytest.approx(0.98)
+    assert found["steps-closer-double-net"].value == pytest.approx(0.99 + 1)
+    assert found["faster-double-net"].value == pytest.approx(400)  # small batches reach no plateau above 0
+    rows = [row | {"pearson": math.nan, "overflow": True} if row["batch_size"] == 10 else row for row in rows]
+    tables["table"] = pd.DataFrame(rows)
+    found = {result.claim.id: result for result in judged("lissa/fig2", computed_of(tables, {"seed": 0}))}
+    assert found["converges-net"].value == -1
+    assert "12 with |B| = 10" in found["converges-net"].explanation
+
+
+def test_nothing_asks_for_the_spectrum_where_all_settings_are_given(run_smoke) -> None:
+    given = ["task=mlp_8_digits_200", "damping=0.2", "step_size=0.05", "batch_size=20", "num_seeds=2"]
+    folder: Path = run_smoke("lissa/fig2", *given)
+    row = pd.read_csv(folder / "summary.csv").iloc[0]
+    assert math.isnan(row["lambda_max"])
+    assert math.isnan(row["tr(G)"])
+    assert (row["step size"], row["damping"], row["batch sizes"]) == (0.05, 0.2, "40 20 2x10")
+    units = [unit["name"] for unit in read_record(folder)["units"]]
+    assert "lissa/fig2_scores" in units
+    assert not {"spectrum/trace", "spectrum/largest"} & set(units)
+
+
+def test_recorded_steps_are_first_ones_and_equal_ones() -> None:
+    steps = recorded_steps(1000)
+    assert steps[:6] == [1, 2, 5, 10, 20, 40]
+    assert steps[-1] == 1000
+    assert set(np.diff(steps[5:])) == {40}
+    assert recorded_steps(10) == list(range(1, 11))
+
+
+# --- lissa-fig3 end to end at smoke scale, and its statistics on matrices whose answers are known
+PAPER = Path(__file__).parents[4] / "shared" / "papers" / "lissa_klochkov_liu_2024.txt"
+
+
+@pytest.fixture(scope="module")
+def smoke(run_smoke: Callable[..., Path]) -> Path:
+    return run_smoke("lissa/fig3")
+
+
+def test_results_are_complete_and_consistent(smoke: Path) -> None:
+    table = pd.read_csv(smoke / "table.csv")
+    assert len(table) == 2 * 210  # models x pairs of 20 sentences, themselves included
+    itself = table[table["first"] == table["second"]]
+    assert np.allclose(itself[["gradient", "influence"]], 1)
+    assert table[["gradient", "influence"]].abs().max().max() <= 1 + 1e-6
+    summary = pd.read_csv(smoke / "summary.csv")
+    assert (summary.largest_residual <= 0.1).all()
+    assert np.allclose(summary["damping"], 0.1 * summary["lambda_max"], rtol=1e-4)
+    claims = {result.claim.id: result for result in load_claims(smoke)}
+    assert set(claims) == {
+        "unrelated-lower", "mostly-positive", "paraphrase-stands-out", "stands-out-more", "step-size-printed",
+        "step-size-code",
+    }  # fmt: skip
+    own = table[table.first_fact != table.second_fact]
+    expected = (own.gradient - own.influence)[own.model_seed == 0].mean()
+    measured = statistics.mean_difference(table[table.model_seed == 0])
+    assert measured == pytest.approx(expected)
+    settings = {entry["name"]: entry for entry in json.loads((smoke / "run.json").read_text())["settings"]}
+    assert settings["summary.csv:damping"]["paper"] == 5.0
+    assert settings["summary.csv:num_sequences"]["ours"] == 6
+
+
+def test_lissa_with_the_step_size_as_printed_is_above_the_limit(smoke: Path) -> None:
+    lissa = pd.read_csv(smoke / "lissa.csv").set_index("reading")
+    assert lissa.scaled_step_size["printed"] == pytest.approx(0.003 * 780)
+    assert lissa.scaled_step_size["code"] == pytest.approx(0.003 / 5 * 780)
+
+
+def known_table(gradient: np.ndarray, influence: np.ndarray, seeds: int = 3) -> pd.DataFrame:
+    sentences = pd.read_csv(SENTENCES)
+    first, second = np.triu_indices(20)
+    facts, kinds = sentences.fact.to_numpy(), sentences.kind.to_numpy()
+    return pd.concat(
+        pd.DataFrame(
+            {
+                "model_seed": seed, "first": first, "second": second,
+                "first_fact": facts[first], "second_fact": facts[second],
+                "first_kind": kinds[first], "second_kind": kinds[second],
+                "gradient": gradient[first, second], "influence": influence[first, second],
+            }
+        )
+        for seed in range(seeds)
+    )  # fmt: skip
+
+
+def block(background: float, same_fact: float, noise: float = 0.0) -> np.ndarray:
+    pattern = np.kron(np.ones((2, 2)), np.eye(10))
+    jitter = np.random.RandomState(0).randn(20, 20)
+    matrix = background + (same_fact - background) * pattern + noise * (jitter + jitter.T) * (1 - pattern)
+    np.fill_diagonal(matrix, 1)
+    return matrix
+
+
+def test_statistics_of_a_known_matrix() -> None:
+    table = known_table(block(0.2, 0.6, 0.01), block(0.05, 0.5, 0.001))
+    assert statistics.mean_difference(table) == pytest.approx(0.15, abs=2e-3)
+    assert statistics.positive_share(table) == 1
+    squares = statistics.square_table(table)
+    cross = squares[(squares["heat_map"] == "gradient") & (squares["rows"] != squares["columns"])]
+    assert np.allclose(cross["mean"], 0.9 * 0.2 + 0.1 * 0.6, atol=2e-3)
+    assert np.allclose(cross["same_fact_mean"], 0.6)
+    assert np.allclose(cross["unrelated_mean"], 0.2, atol=2e-3)
+    retrieval = statistics.retrieval_table(table)
+    assert (retrieval["rank"] == 1).all()
+    assert len(retrieval) == 3 * 2 * 20
+    own = retrieval[(retrieval.method == "gradient") & (retrieval.fact == 3)].iloc[0]
+    others = np.delete(block(0.2, 0.6, 0.01)[2, 10:], 2)
+    assert own.margin == pytest.approx((0.6 - others.mean()) / others.std(ddof=1))
+
+
+def test_jackknife_of_a_mean_is_its_standard_error() -> None:
+    """For the mean of one number a fact the jackknife is the usual standard error."""
+    values = np.arange(10.0) ** 2
+    table = pd.DataFrame({"first_fact": np.arange(10), "second_fact": np.arange(10), "x": values})
+    stderr, count = statistics.jackknife_facts(table, lambda own: float(own.x.mean()))
+    assert count == 10
+    assert stderr == pytest.approx(values.std(ddof=1) / np.sqrt(10))
+
+
+LISSA = pd.DataFrame(
+    {
+        "reading": ["code", "printed"], "scaled_step_size": [0.47, 2.34], "steps_done": [1000, 30],
+        "diverged": [False, True], "pearson": [0.99, np.nan], "relative_error": [0.1, np.nan],
+    }
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("seeds", [1, 3])
+def test_claims_follow_the_matrices(
+    seeds: int, computed_of: Callable[..., Computed], judged: Callable[..., list[ClaimResult]]
+) -> None:
+    low, high = block(0.05, 0.5, 0.001), block(0.2, 0.6, 0.01)
+    for gradient, influence, expected in ((high, low, "reproduced"), (low, high, "not reproduced")):
+        table = known_table(gradient, influence, seeds)
+        tables = {"table": table, "retrieval": statistics.retrieval_table(table), "lissa": LISSA}
+        found = {result.claim.id: result.verdict for result in judged("lissa/fig3", computed_of(tables))}
+        assert found["unrelated-lower"] == found["mostly-positive"] == found["stands-out-more"] == expected
+        assert found["paraphrase-stands-out"] == found["step-size-code"] == "reproduced"
+        assert found["step-size-printed"] == "not reproduced"
+
+
+def test_two_tasks_are_refused() -> None:
+    with pytest.raises(ConfigurationError, match="one language model at a time, got opt_a, opt_b"):
+        compute(None, OmegaConf.create({"tasks": {"opt_a": {}, "opt_b": {}}}))
+
+
+@pytest.mark.skipif(not PAPER.is_file(), reason="needs the paper's text")
+def test_sentences_are_those_of_the_paper() -> None:
+    text = PAPER.read_text()
+    appendix = text[text.index("Appendix A List") : text.index("Appendix B Postponed")]
+    sentences = pd.read_csv(SENTENCES)
+    assert sentences.kind.tolist() == 10 * ["original"] + 10 * ["paraphrased"]
+    assert sentences.fact.tolist() == 2 * list(range(1, 11))
+    assert [f"“{sentence}”" in appendix for sentence in sentences.text] == 20 * [True]

@@ -1,0 +1,359 @@
+"""ngd-fig2, fig3, fig7 and fig8 at smoke scale, and their verdicts."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from curvlab.lab import ClaimResult, Computed, all_targets, load_config, task_settings
+from experiments.ngd.fig3 import equal_loss_trends, interpolated, summary_table, trend_table
+from experiments.ngd.matched_loss import matched_differences
+from experiments.ngd.overfitting import last_epoch_table, since_minimum
+
+Judged = Callable[[str, Computed], list[ClaimResult]]
+
+
+def test_matched_loss_compares_at_equal_loss() -> None:
+    # Both follow llc = -10 ln(loss), NGD plus 3; at equal epochs NGD, which fits faster, is far higher.
+    losses = {"sgd": [1.0, 0.5, 0.2], "ngd": [0.4, 0.1, 0.05]}
+    rows = [
+        {
+            "task": "m",
+            "seed": 0,
+            "optimizer": name,
+            "train_loss": loss,
+            "valid": True,
+            "llc": -10 * math.log(loss) + 3 * (name == "ngd"),
+            "trace": 1.0,
+        }
+        for name, values in losses.items()
+        for loss in values
+    ]
+    found = matched_differences(pd.DataFrame(rows)).set_index("quantity")
+    assert found.loc["llc", "difference"] == pytest.approx(3)
+    assert found.loc["llc", ["loss_low", "loss_high"]].tolist() == pytest.approx([0.2, 0.4])
+    assert found.loc["trace", "difference"] == pytest.approx(0)
+    apart = pd.DataFrame(
+        [row | {"train_loss": row["train_loss"] / 100 ** (row["optimizer"] == "ngd")} for row in rows]
+    )
+    assert matched_differences(apart).difference.isna().all()
+
+
+def test_fig2_verdicts(computed_of: Callable[..., Computed], judged: Judged) -> None:
+    rows = [
+        {"task": "m", "optimizer": name, "seed": seed, "epoch": epoch, "train_loss": 1 / epoch, "valid": True}
+        | {
+            "llc": 10.0 + seed / 10 + 5 * (name == "ngd"),
+            "llc_raw": (10.0 + seed / 10) * (0.5 if name == "ngd" and epoch == 4 else 1.0),
+            "trace": (100.0 + seed) / epoch * (1 - (name == "ngd") / 2),
+        }
+        for name in ("sgd", "ngd")
+        for seed in range(3)
+        for epoch in (1, 2, 4)
+    ]
+    table = pd.DataFrame(rows)
+
+    def results_of(table: pd.DataFrame) -> list[ClaimResult]:
+        return judged("ngd/fig2", computed_of({"table": table, "matched": matched_differences(table)}))
+
+    results = {result.claim.id: result for result in results_of(table)}
+    assert {key: result.verdict for key, result in results.items()} == {
+        "trace-higher-m": "not reproduced",
+        "llc-higher-m": "reproduced",
+        "llc-plateaus-sgd-m": "reproduced",
+        "llc-plateaus-ngd-m": "reproduced",
+        "llc-higher-raw-m": "not reproduced",
+        "llc-plateaus-sgd-raw-m": "reproduced",
+        "llc-plateaus-ngd-raw-m": "not reproduced",
+        "trace-decreases-m": "reproduced",
+    }
+    assert results["trace-higher-m"].value == pytest.approx(-0.5)
+    for valid, plateau in ((False, "out of reach"), (table.optimizer == "ngd", "reproduced")):
+        results = {result.claim.id: result.verdict for result in results_of(table.assign(valid=valid))}
+        assert results["llc-higher-m"] == results["llc-plateaus-sgd-m"] == "out of reach"
+        assert results["llc-plateaus-ngd-m"] == plateau
+        assert results["trace-decreases-m"] == "reproduced"
+
+
+# ----------------------------- ngd-fig3 at smoke scale, and its claims on synthetic tables
+Judge = Callable[[pd.DataFrame], list[ClaimResult]]
+
+
+@pytest.fixture
+def judge(computed_of: Callable[..., Computed], judged: Callable[[str, Computed], list[ClaimResult]]) -> Judge:
+    """Return a function that judges a made-up table, and draws it."""
+
+    def judge(table: pd.DataFrame) -> list[ClaimResult]:
+        equal = at_equal_loss(table)
+        computed = computed_of(
+            {"table": table, "trends": trend_table(table)}
+            | {"equal_loss": equal, "equal_loss_trends": equal_loss_trends(equal)}
+        )
+        all_targets()["ngd/fig3"].load("draw")(computed)
+        return judged("ngd/fig3", computed)
+
+    return judge
+
+
+def test_fig3_end_to_end(run_smoke: Callable[..., Path]) -> None:
+    folder = run_smoke("ngd/fig3")
+    table = pd.read_csv(folder / "table.csv")
+    assert table.groupby("sweep").size().to_dict() == {"alpha": 3 * 2, "epsilon": 3 * 2, "sgd": 2}
+    assert table.llc.notna().equals(table.converged & table.valid)
+    # The settings that both sweeps share are one and the same network.
+    shared = [table[(table.sweep == sweep) & (table.value == value)] for sweep, value in SHARED.items()]
+    assert shared[0].train_loss.tolist() == shared[1].train_loss.tolist()
+    equal = pd.read_csv(folder / "equal_loss.csv")
+    ends = table[table.sweep != "epsilon"].groupby("seed").train_loss.max()
+    for seed, own in equal.groupby("seed"):
+        assert own.level.tolist() == pytest.approx([ends[seed]] * 4)
+        assert (own.loss_after <= own.level + 1e-6).all()
+        assert ((own.loss_before > own.level) | (own.loss_before == own.loss_after)).all()
+    # Between the LLCs of the two checkpoints beside the level, as far as the logarithm of the loss is.
+    weights = (equal.loss_before / equal.level).map(math.log) / (equal.loss_before / equal.loss_after).map(
+        math.log
+    )
+    assert (equal.llc.notna() == equal.valid).all()
+    assert weights.dropna().between(0, 1.001).all()
+
+
+def test_the_llc_at_a_level_is_interpolated_in_the_logarithm_of_the_loss() -> None:
+    beside = pd.DataFrame(
+        {"train_loss": [0.4, 0.1], "valid": [True, True], "llc": [10.0, 20.0], "curvature_cutoff": 0.5},
+        index=[3, 5],
+    )
+    assert interpolated(beside, 0.2)["llc"] == pytest.approx(15.0)
+    assert interpolated(beside, 0.4)["llc"] == pytest.approx(10.0)
+    assert interpolated(beside, 0.1)["llc"] == pytest.approx(20.0)
+    assert math.isnan(interpolated(beside.assign(valid=[True, False]), 0.2).get("llc", math.nan))
+
+
+def at_equal_loss(table: pd.DataFrame) -> pd.DataFrame:
+    """Return the sweep of alpha with half of its LLCs, at one loss."""
+    own = table[table.sweep != "epsilon"]
+    return own.assign(level=0.2, llc=own.llc / 2)[["task", "value", "seed", "level", "valid", "llc"]]
+
+
+SHARED = {"alpha": 0.1, "epsilon": 1e-10}
+
+
+def rows(slope: float, *, epsilon_slope: float = -1.0, lost: int = 0) -> pd.DataFrame:
+    """Return LLCs that change by `slope` a decade, towards SGD's 10; the first `lost` values have none."""
+    values = {"alpha": [0.01, 0.1, 1.0, 10.0], "epsilon": [1e-6, 1e-4, 1e-2, 1.0]}
+    cells = [("sgd", math.nan, 10.0, False)]
+    for sweep, decades in (("alpha", slope), ("epsilon", epsilon_slope)):
+        last = math.log10(values[sweep][-1])
+        cells += [
+            (sweep, value, 10 + decades * (math.log10(value) - last), index < lost)
+            for index, value in enumerate(values[sweep])
+        ]
+    return pd.DataFrame(
+        [
+            {
+                "task": "m",
+                "sweep": sweep,
+                "value": value,
+                "seed": seed,
+                "train_loss": 1 / llc,
+                "validation_loss": 0.2,
+            }
+            | {"converged": not none, "valid": True, "estimate": llc, "problem": "not mixed" if none else None}
+            | {"llc": math.nan if none else llc + 0.01 * seed, "llc_raw": llc - 2, "descent": 2.0}
+            for sweep, value, llc, none in cells
+            for seed in range(3)
+        ]
+    )
+
+
+@pytest.mark.parametrize(
+    ("table", "expected"),
+    [
+        (rows(-1.0), ["reproduced"] * 7),
+        (rows(+1.0), ["not reproduced"] * 2 + ["reproduced"] * 4 + ["not reproduced"]),
+        (rows(-1.0, lost=1), ["reproduced"] * 7),
+        (rows(-1.0, lost=2), ["out of reach", "reproduced", "reproduced"] * 2 + ["out of reach"]),
+        (rows(-1.0, lost=4), ["out of reach"] * 7),
+    ],
+)
+def test_fig3_verdicts(judge: Judge, table: pd.DataFrame, expected: list[str]) -> None:
+    results = judge(table)
+    assert [result.verdict for result in results if "-raw-" not in result.claim.id] == expected
+    assert [result.verdict for result in results if "-raw-" in result.claim.id] == expected[:6]  # lower by 2, all
+
+
+def test_a_rise_over_part_of_the_sweep_is_named(judge: Judge) -> None:
+    table = rows(-1.0)
+    last = (table.sweep == "epsilon") & (table.value == 1.0)
+    table.loc[last, "llc"] += 4  # from 12.0 at 1e-2 to 14.0
+    results = {result.claim.id: result for result in judge(table)}
+    assert results["llc-falls-with-epsilon-m"].verdict == "reproduced"
+    rise = results["llc-never-rises-with-epsilon-m"]
+    assert rise.verdict == "not reproduced"
+    assert rise.value == pytest.approx(14.01 / 12.01, rel=1e-4)
+    assert "From epsilon = 0.01 to 1" in rise.explanation
+    assert rise.interval.kind.startswith(f"t {100 * (1 - 0.05 / 3):g} %")
+
+
+def test_a_grid_that_ends_above_sgd_does_not_approach_it(judge: Judge) -> None:
+    table = rows(-1.0)
+    table.loc[table.sweep == "sgd", "llc"] *= 0.8
+    results = {result.claim.id: result for result in judge(table)}
+    assert results["llc-approaches-sgd-alpha-m"].verdict == "not reproduced"
+    assert results["llc-approaches-sgd-alpha-m"].value == pytest.approx(1.25)
+    assert "At the largest alpha, 10, NGD is not yet SGD" in results["llc-approaches-sgd-alpha-m"].explanation
+
+
+def test_trends_and_summary_count_only_llcs(judge: Judge) -> None:
+    table = rows(-1.0, lost=1)
+    trends = trend_table(table)
+    assert trends["values"].tolist() == [3] * 6
+    assert (trends[trends.sweep == "alpha"].rank_correlation == -1).all()
+    summary = summary_table(table).set_index(["sweep", "value"])
+    assert summary.loc[("alpha", 0.01), ["seeds", "converged", "llcs"]].tolist() == [3, 0, 0]
+    assert math.isnan(summary.loc[("alpha", 0.01), "llc"])
+    assert math.isnan(summary.loc[("alpha", 0.01), "llc_raw"])
+    assert summary.loc[("alpha", 1.0), ["llc", "llc_raw", "descent"]].tolist() == pytest.approx([11.01, 9.0, 2.0])
+    assert summary.loc[("alpha", 0.01), "problems"] == "not mixed"
+    explanation = judge(rows(1.0, lost=1))[0].explanation
+    assert "3 of 12 estimates are left out (at 0.01)" in explanation
+
+
+# -------------- ngd-fig7 and ngd-fig8 at smoke scale, and their claims on synthetic tables
+JudgeKey = Callable[[str, pd.DataFrame], list[ClaimResult]]
+
+
+@pytest.fixture
+def judge_key(
+    computed_of: Callable[..., Computed], judged: Callable[[str, Computed], list[ClaimResult]]
+) -> JudgeKey:
+    """Return a function that judges a made-up table."""
+    return lambda key, table: judged(key, computed_of({"table": table, "summary": since_minimum(table)}))
+
+
+def test_fig7_and_fig8_have_one_set_of_units(run_smoke: Callable[..., Path]) -> None:
+    fig7 = run_smoke("ngd/fig7")
+    table = pd.read_csv(fig7 / "table.csv")
+    assert len(table) == 2 * 2 * 4  # optimizers, seeds, checkpoints
+    rises = since_minimum(table).query("quantity == 'validation_loss' and optimizer == 'sgd'").change
+    assert (rises > 0.1).all()  # an overfitting regime, or the figure shows nothing
+    fig8 = run_smoke("ngd/fig8")
+    misses = [json.loads((folder / "run.json").read_text())["store"]["misses"] for folder in (fig7, fig8)]
+    assert min(misses) == 0 < max(misses)  # the one that ran first has computed all that the other needs
+    assert pd.read_csv(fig8 / "table.csv").equals(table)
+
+
+@pytest.mark.parametrize("preset", ["embedded", "paper"])
+def test_fig8_has_the_settings_of_fig7(preset: str) -> None:
+    first, second = (load_config(all_targets()[key], [f"preset={preset}"]) for key in ("ngd/fig7", "ngd/fig8"))
+    assert task_settings(first) == task_settings(second)
+    assert first.seed == second.seed
+
+
+LOSSES = (1.0, 0.8, 1.0, 1.2)  # validation, minimum at the second checkpoint
+
+
+def overfitting_rows(
+    llc: tuple[float, ...], trace: tuple[float, ...], losses: tuple[float, ...] = LOSSES
+) -> pd.DataFrame:
+    return pd.DataFrame(
+        [
+            {"task": "m", "optimizer": name, "seed": seed, "epoch": epoch, "num_train": 100, "valid": True}
+            | {"train_loss": 0.5 / epoch, "validation_loss": losses[index], "validation_accuracy": 0.5}
+            | {"llc": llc[index] + 0.01 * seed, "trace": trace[index] + 0.01 * seed}
+            | {"llc_raw": llc[index] - 0.5}
+            | {"wbic": 50 / epoch + llc[index] * math.log(100) + 0.01 * seed}
+            for name in ("sgd", "ngd")
+            for seed in range(3)
+            for index, epoch in enumerate((1, 2, 4, 8))
+        ]
+    )
+
+
+UP, DOWN, HUMP = (1.0, 2.0, 3.0, 4.0), (4.0, 3.0, 2.0, 1.0), (9.0, 2.0, 3.0, 1.0)
+
+
+def test_last_epoch_is_what_the_table_up_to_there_says() -> None:
+    table = overfitting_rows(HUMP, UP)
+    ends = last_epoch_table(table).set_index(["optimizer", "quantity", "last_epoch"])
+    llc = ends.sort_index().loc[("sgd", "llc")]
+    assert llc.seeds.to_dict() == {2: 0, 4: 3, 8: 3}  # at epoch 2 nothing has risen yet
+    changes = [[(3 + seed / 100) / (2 + seed / 100) - 1 for seed in range(3)]]
+    changes += [[(1 + seed / 100) / (2 + seed / 100) - 1 for seed in range(3)]]
+    assert llc.change[[4, 8]].tolist() == pytest.approx([sum(each) / 3 for each in changes])
+    assert llc.sign.tolist() == ["none", "rises", "falls"]
+    one_invalid = table.assign(valid=~((table.seed == 0) & (table.epoch == 4)))
+    ends = last_epoch_table(one_invalid).set_index(["optimizer", "quantity", "last_epoch"]).sort_index()
+    llc = ends.loc[("sgd", "llc")]
+    assert llc.seeds.to_dict() == {2: 0, 4: 2, 8: 3}
+    assert llc.sign.tolist() == ["none", "none", "falls"]  # two seeds have no interval
+    assert math.isnan(llc.low[4])
+
+
+def test_since_minimum_starts_at_the_minimum() -> None:
+    table = since_minimum(overfitting_rows((9.0, *UP[1:]), DOWN))
+    llc = table[table.quantity == "llc"]
+    assert (llc.minimum_epoch == 2).all()
+    assert (llc.checkpoints == 3).all()
+    assert llc.change.iloc[0] == pytest.approx(4 / 2 - 1)
+    assert llc.sampled_change.iloc[0] == pytest.approx(3.5 / 1.5 - 1)
+    assert (llc.rank_correlation == 1).all()
+    assert (table[table.quantity == "trace"].rank_correlation == -1).all()
+
+
+@pytest.mark.parametrize(
+    ("llc", "trace", "losses", "expected"),
+    [
+        (UP, UP, LOSSES, ["reproduced"] * 6),
+        (UP, DOWN, LOSSES, ["reproduced", "reproduced", "not reproduced", *["reproduced"] * 3]),
+        (DOWN, UP, LOSSES, ["reproduced", "not reproduced", "reproduced", "not reproduced", *["reproduced"] * 2]),
+        # Its LLC rises up to the third checkpoint and has fallen at the last: it depends on where training ends.
+        (HUMP, UP, LOSSES, ["reproduced", "undecided", "reproduced", *["not reproduced"] * 2, "reproduced"]),
+        (UP, UP, (1.0, 0.8, 0.82, 0.84), ["direction only"] + ["reproduced"] * 5),
+        (UP, UP, (1.0, 0.9, 0.8, 0.7), ["not reproduced"] + ["out of reach"] * 5),
+    ],
+)
+def test_fig7_verdicts(
+    judge_key: JudgeKey,
+    llc: tuple[float, ...],
+    trace: tuple[float, ...],
+    losses: tuple[float, ...],
+    expected: list[str],
+) -> None:
+    verdicts = [result.verdict for result in judge_key("ngd/fig7", overfitting_rows(llc, trace, losses))]
+    assert verdicts == 2 * expected
+
+
+def test_fig7_without_valid_estimates_judges_the_trace_alone(judge_key: JudgeKey) -> None:
+    table = overfitting_rows(UP, UP).assign(valid=False)
+    results = judge_key("ngd/fig7", table)
+    expected = ["reproduced", "out of reach", "reproduced", "reproduced", "out of reach", "reproduced"]
+    assert [result.verdict for result in results] == 2 * expected
+    assert "3 of 3 seeds overfit, 0 of them with enough valid estimates" in results[1].explanation
+    assert [result.verdict for result in judge_key("ngd/fig8", table)] == [
+        "reproduced",
+        "out of reach",
+        "out of reach",
+        "out of reach",
+    ]
+
+
+@pytest.mark.parametrize("key", ["ngd/fig7", "ngd/fig8"])
+def test_the_plot_needs_no_valid_estimate(key: str, computed_of: Callable[..., Computed]) -> None:
+    table = overfitting_rows(UP, UP).assign(valid=False)
+    assert all_targets()[key].load("draw")(computed_of({"table": table, "summary": since_minimum(table)}))
+
+
+def test_fig8_verdicts_and_the_terms_that_explain_them(judge_key: JudgeKey) -> None:
+    rising = overfitting_rows(tuple(10 * value for value in UP), UP)  # LLC ln n grows faster than n L falls
+    assert [result.verdict for result in judge_key("ngd/fig8", rising)] == ["reproduced"] * 4
+    falling = overfitting_rows(tuple(value / 10 for value in UP), UP)
+    results = judge_key("ngd/fig8", falling)
+    expected = ["reproduced", "not reproduced", "reproduced", "not reproduced"]  # falling, wherever it ends
+    assert [result.verdict for result in results] == expected
+    assert results[3].value == pytest.approx(-1)
+    assert "n L(w*) changes by -18.75 nats, and LLC ln n by +0.921 (" in results[3].explanation

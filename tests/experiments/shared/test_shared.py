@@ -1,0 +1,292 @@
+"""Statistics, recipes, worst cases, spectra and bounds that targets share."""
+
+from __future__ import annotations
+
+import math
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from omegaconf import OmegaConf
+from scipy import stats as scipy_stats
+from torch import Tensor, nn
+
+from curvlab.lab import Claim, Criterion, t_interval
+from curvlab.lab.data import TokenSplits
+from experiments.shared import constant_bounds as module
+from experiments.shared import stats
+from experiments.shared.constant_bounds import constant_bounds
+from experiments.shared.recipes import correlation
+from experiments.shared.spectrum import constants, gauss_newton, spectrum, trace
+from experiments.shared.task import TrainedTask
+from experiments.shared.worst_case import farthest_ratio, judge_row, largest, smallest
+
+
+def test_means_have_the_t_interval_of_what_is_averaged() -> None:
+    values = np.array([1.0, 4.0, 16.0])
+    value, interval = stats.mean(values, unit="points")
+    assert (value, interval) == (7.0, t_interval(values, unit="points"))
+
+    value, interval = stats.geometric_mean(values)
+    logs = t_interval(np.log(values))
+    assert value == pytest.approx(4.0)
+    assert [interval.low, interval.high] == pytest.approx([math.exp(logs.low), math.exp(logs.high)])
+    assert interval.kind == "t 95 %, 3 seeds, of logarithms"
+    assert interval.num_samples == 3
+
+    value, interval = stats.mean_correlation([0.99, 0.999, 0.9999])
+    assert value == pytest.approx(np.mean([0.99, 0.999, 0.9999]))
+    assert interval.low < value < interval.high < 1
+    assert np.tanh(np.arctanh([0.99, 0.999, 0.9999]).mean()) == pytest.approx(
+        np.tanh((np.arctanh(interval.low) + np.arctanh(interval.high)) / 2)
+    )
+
+
+def test_edges_of_means() -> None:
+    value, interval = stats.geometric_mean([0.0, 1.0, 2.0])
+    assert value == 0
+    assert math.isnan(interval.low)
+    assert math.isnan(stats.geometric_mean([3.0])[1].high), "one seed says nothing about the next one"
+    assert stats.mean_correlation([1.0, 1.0])[1].high <= 1
+
+
+def test_slope_is_that_of_the_power_law_and_skips_what_has_no_logarithm() -> None:
+    x = np.array([1.0, 2.0, 4.0, 8.0, 16.0])
+    y = 3 * x**-0.7
+    assert stats.log_log_slope(x, y) == pytest.approx(-0.7)
+    y[[1, 3]] = 0.0, np.nan
+    assert stats.log_log_slope(torch.tensor(x), y) == pytest.approx(-0.7)
+    assert math.isnan(stats.log_log_slope(x, y, least=4))
+    assert math.isnan(stats.log_log_slope([2.0, 2.0], [1.0, 3.0]))
+
+
+def test_correlations_are_scipys_and_nan_where_there_is_none() -> None:
+    generator = np.random.default_rng(0)
+    x, y = generator.normal(size=(2, 30, 4))
+    assert stats.pearson(x[:, 0], y[:, 0]) == pytest.approx(scipy_stats.pearsonr(x[:, 0], y[:, 0])[0])
+    assert stats.spearman(x[:, 0], y[:, 0]) == pytest.approx(scipy_stats.spearmanr(x[:, 0], y[:, 0])[0])
+    found = stats.column_correlations(torch.tensor(x), torch.tensor(y))
+    assert found.tolist() == pytest.approx([stats.pearson(a, b) for a, b in zip(x.T, y.T, strict=True)])
+    for none in ([1.0, 1.0, 1.0], [1.0, np.inf, 2.0]):
+        assert math.isnan(stats.pearson(none, [1.0, 2.0, 3.0]))
+        assert math.isnan(stats.spearman([1.0, 2.0, 3.0], none))
+
+
+def test_jackknife_of_a_mean_is_its_standard_error() -> None:
+    values = np.array([1.0, 2.0, 5.0, 9.0])
+    without = [np.delete(values, place).mean() for place in range(4)]
+    assert stats.jackknife_error(without) == pytest.approx(scipy_stats.sem(values))
+
+
+# ------------------------------------- Correlations of influences that may have overflowed
+def test_correlation_of_what_overflowed_is_zero() -> None:
+    left = torch.tensor([[1.0, float("inf"), 1.0], [2.0, 1.0, 1.0], [4.0, 2.0, 1.0]])
+    right = torch.tensor([[2.0, 1.0, 1.0], [4.0, 1.0, 2.0], [8.0, 2.0, 3.0]])
+    torch.testing.assert_close(correlation(left, right), torch.tensor([1.0, 0.0, 0.0], dtype=torch.float64))
+
+
+# -------- Claims that are judged in one row of a table: which row, and with which interval
+CLAIM = Claim("bound", "It holds.", "a paper", "at most 1", "ratio", Criterion(at_most=1.0, exact=True))
+
+
+def test_places_skip_what_is_missing() -> None:
+    values = pd.Series([np.nan, 2.0, 0.25, 3.0], index=[7, 7, 8, 9])  # places, not labels
+    assert (largest(values), smallest(values), farthest_ratio(values)) == (3, 2, 2)
+
+
+def test_exact_values_refute_and_measured_ones_carry_their_error() -> None:
+    table = pd.DataFrame({"num_trials": [10, 20]})
+    values = pd.Series([0.5, 1.5])
+    exact = judge_row(CLAIM, table, values, 1, "largest of 2", "1.5 is above 1.")
+    assert exact.verdict == "refuted"
+    assert exact.interval.kind == "exact, largest of 2"
+    measured = judge_row(CLAIM, table, values, 1, "b", "Noise.", stderrs=pd.Series([0.1, 0.5]))
+    assert measured.verdict == "undecided"
+    assert measured.interval.low == pytest.approx(1.5 - 0.98)
+    assert measured.interval.num_samples == 20
+
+
+# --- Measurements of a spectrum against the dense matrix; constants in units of predictions
+SETTINGS = OmegaConf.create(
+    {
+        "spectrum": {"trace_probes": 8, "rtol": 0.01},
+        "constant": {"num_leading": 4, "num_random": 4, "num_examples": 8, "num_batches": 16, "batch_size": 16},
+    }
+)
+
+
+class FakeRun:
+    """Computes every unit and keeps its key."""
+
+    def __init__(self) -> None:
+        self.keys: dict[str, dict] = {}
+
+    def unit(self, name: str, key: dict, compute, *, version: int, about: str) -> dict:
+        self.keys[name] = key
+        return compute()
+
+    def generator(self, *names: object) -> torch.Generator:
+        return torch.Generator().manual_seed(sum(str(names).encode()))
+
+    def add_matvecs(self, count: int) -> None:
+        pass
+
+
+def small_task(**changes: Any) -> TrainedTask:
+    torch.manual_seed(0)
+    inputs, targets = torch.randn(40, 5), torch.randint(3, (40,))
+    values: dict[str, Any] = {
+        "run": None,
+        "name": "linear",
+        "settings": OmegaConf.create({}),
+        "splits": SimpleNamespace(task="classification", num_outputs=3),
+        "data_key": {},
+        "model": nn.Linear(5, 3).eval(),
+        "train": (inputs, targets),
+        "train_indices": torch.arange(40),
+        "trained_key": {"model": "linear"},
+        "num_parameters": 18,
+        "train_loss": 1.0,
+        "test_loss": float("nan"),
+        "test_accuracy": None,
+    }
+    return TrainedTask(**(values | changes))
+
+
+def test_trace_and_largest_eigenvalue_are_those_of_the_dense_matrix() -> None:
+    run = FakeRun()
+    task = small_task(run=run)
+    found = spectrum(run, task, SETTINGS)
+    assert run.keys["spectrum/largest"] == {"model": "linear", "rtol": 0.01}
+    dense = gauss_newton(task).to_dense().double()
+    assert found["largest_eigenvalue"] == pytest.approx(float(torch.linalg.eigvalsh(dense)[-1]), rel=0.02)
+    assert found["trace"] == pytest.approx(float(dense.trace()), rel=1e-6)
+    assert found["trace_stderr"] == 0
+    many = small_task(run=run, splits=SimpleNamespace(task="classification", num_outputs=1000))
+    by_probes = trace(run, many, SETTINGS)  # cheaper than a gradient for each of 1,000 classes
+    assert 0 < abs(by_probes["trace"] - float(dense.trace())) < 5 * by_probes["trace_stderr"]
+
+
+def test_constants_of_language_models_count_tokens() -> None:
+    """The same examples as sequences of four predictions each: C is four times larger, |B| being in tokens."""
+    images = small_task()
+    repeated = (images.train[0][:, None].expand(-1, 4, -1), images.train[1][:, None].expand(-1, 4))
+    splits = TokenSplits.__new__(TokenSplits)
+    object.__setattr__(splits, "task", "classification")
+    sequences = small_task(train=repeated, splits=splits)
+    assert [sequences.predictions_per_example, images.predictions_per_example] == [4, 1]
+    trace = float(gauss_newton(images).to_dense().trace())
+    found = [constants(FakeRun(), task, SETTINGS, trace=trace) for task in (images, sequences)]
+    assert found[1]["largest"] == pytest.approx(4 * found[0]["largest"], rel=1e-4)
+
+
+# --------- Bounds of the constant of condition C.1 against dense matrices of every example
+CFG = SimpleNamespace(constant={"num_leading": 2, "num_random": 3})
+
+
+class UnitRun:
+    """Computes every unit."""
+
+    def unit(self, name: str, key: dict, compute, *, version: int, about: str) -> dict:
+        return compute()
+
+    def generator(self, *names: object) -> torch.Generator:
+        return torch.Generator().manual_seed(len(names))
+
+    def add_matvecs(self, count: int) -> None:
+        pass
+
+
+class Scaled(nn.Module):
+    """A linear layer and a parameter outside of it, so that exact traces are not to be had."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.scale = nn.Linear(4, 3), nn.Parameter(torch.tensor(1.3))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.scale * self.linear(inputs)
+
+
+def bounded_task(model: nn.Module, *, length: int | None = None) -> SimpleNamespace:
+    torch.manual_seed(1)
+    shape = (12,) if length is None else (12, length)
+    model = model.double().eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(2 * torch.randn_like(parameter))
+    inputs = 2 * torch.randn(*shape, 4, dtype=torch.float64)
+    return SimpleNamespace(
+        label="small",
+        seed_name="small",
+        is_language=length is not None,
+        predictions_per_example=float(length or 1),
+        key={},
+        model=model,
+        loss=nn.CrossEntropyLoss(),
+        train=(inputs, torch.randint(3, shape)),
+        num_train=12,
+        num_parameters=sum(parameter.numel() for parameter in model.parameters()),
+    )
+
+
+def examples(task: SimpleNamespace) -> Tensor:
+    """G_i from its definition, the Jacobian one output at a time, (N, P, P)."""
+    found = []
+    for inputs in task.train[0]:
+        outputs = task.model(inputs).reshape(-1, 3)
+        rows = [
+            torch.autograd.grad(o, list(task.model.parameters()), retain_graph=True) for o in outputs.flatten()
+        ]
+        jacobian = torch.stack([torch.cat([g.flatten() for g in row]) for row in rows]).view(len(outputs), 3, -1)
+        p = outputs.detach().softmax(-1)
+        middle = torch.diag_embed(p) - p[:, :, None] * p[:, None, :]
+        found.append((jacobian.mT @ middle @ jacobian).mean(0))
+    return torch.stack(found)
+
+
+def needed(of_one: Tensor) -> float:
+    """The least c with E G_i² - G² ⪯ c G, on the range of G."""
+    mean = of_one.mean(0)
+    values, vectors = torch.linalg.eigh(mean)
+    kept = values > 1e-9 * values.max()
+    half = vectors[:, kept] / values[kept].sqrt()
+    gap = (of_one @ of_one).mean(0) - mean @ mean
+    return float(torch.linalg.eigvalsh(half.T @ gap @ half).max())
+
+
+@pytest.mark.parametrize(("model", "length"), [(nn.Linear(4, 3), None), (Scaled(), None), (Scaled(), 5)])
+def test_bounds_hold_what_is_needed(model: nn.Module, length: int | None) -> None:
+    task = bounded_task(model, length=length)
+    of_one, unit = examples(task), task.predictions_per_example
+    found = constant_bounds(UnitRun(), task, CFG)
+    assert found["at_least"] <= unit * needed(of_one) * (1 + 1e-9) <= found["at_most"] * (1 + 1e-9)
+    assert found["at_least"] > 0.3 * unit * needed(of_one)
+    traces = of_one.diagonal(dim1=1, dim2=2).sum(1)
+    if isinstance(model, nn.Linear):
+        assert found["at_most"] == pytest.approx(float(traces.max()), rel=1e-9)
+        assert found["trace"] == pytest.approx(float(traces.mean()), rel=1e-9)
+    else:  # by Lanczos, a little above the largest eigenvalue
+        largest = unit * float(torch.linalg.eigvalsh(of_one).max())
+        assert largest * (1 - 1e-9) <= found["at_most"] <= 1.07 * largest
+
+
+def test_leading_direction_is_that_of_dense_matrices() -> None:
+    task = bounded_task(nn.Linear(4, 3))
+    of_one = examples(task)
+    mean = of_one.mean(0)
+    values, vectors = torch.linalg.eigh(mean)
+    v = vectors[:, -1]
+    expected = float(((of_one @ v).square().sum(1).mean() - (mean @ v).square().sum()) / values[-1])
+    found = constant_bounds(UnitRun(), task, CFG)
+    assert found["leading"][0] == pytest.approx(expected, rel=0.02)
+
+
+def test_without_traces_too_many_examples_have_no_upper_bound(monkeypatch) -> None:
+    monkeypatch.setattr(module, "MOST_EXAMPLES", 5)
+    found = constant_bounds(UnitRun(), bounded_task(Scaled()), CFG)
+    assert found["at_most"] == float("inf")
+    assert found["at_least"] > 0

@@ -51,7 +51,9 @@ REPORT  := $(PYTHON) -m curvlab.lab.reporting.report
 # RANKS=4: one target on as many processes, which share its data (and the parameters, where a task says so).
 LAUNCH  := $(if $(RANKS),-m torch.distributed.run --standalone --nproc-per-node=$(RANKS))
 
-.PHONY: figures report notebooks judge draw stale verify $(PAPERS) $(TARGETS)
+SITED   := $(VENV)/.site
+
+.PHONY: bank score figures report site site-test notebooks judge draw stale verify dashboard sync $(PAPERS) $(TARGETS)
 ifneq ($(ABOUT),)
 $(ABOUT): # `make help lissa-fig1` runs nothing
 	@:
@@ -65,6 +67,17 @@ figures: $(READY) ## every table and figure, as many side by side as there are c
 report: $(READY) ## results/README.md, a page for each paper, REPRODUCE.md and the tables of README.md, from results/
 	@$(REPORT)
 
+$(SITED): $(READY)
+	$(PYTHON) -m pip install --quiet -c constraints.txt -e ".[site]"
+	@touch $@
+
+site: $(SITED) ## README, results, docs, notebooks and reference as one site: outputs/site/index.html
+	@PYTHONPATH=src $(PYTHON) -m sphinx -q -W --keep-going -c docs -b html -d .cache/site . outputs/site
+	@echo outputs/site/index.html
+
+site-test: $(SITED) ## the site, built and looked at in a Chromium (apt-get install chromium)
+	@$(PYTHON) -m pytest -p no:xdist tests/test_site.py
+
 notebooks: $(READY) ## run the notebooks in place; ARGS="lissa pbrf" for some
 	@$(PYTHON) notebooks/run.py $(ARGS)
 
@@ -74,11 +87,23 @@ judge: $(READY) ## claims again, from the tables alone; ARGS="lissa-fig1 ..." fo
 draw: $(READY) ## figures again, from the tables alone; ARGS="lissa-fig1 ..." for some
 	@$(RUN) draw $(ARGS)
 
+bank: $(READY) ## banks of retrainings from their recipes, BANK="digits mnist", and how far they are from the committed
+	@$(PYTHON) -m experiments.benchmarks.board bank $(BANK)
+
+score: $(READY) ## your scores of examples among the board's, BANK=digits SCORES=mine.npy (docs/enter.md)
+	@$(PYTHON) -m experiments.benchmarks.board score $(BANK) $(SCORES)
+
 stale: $(READY) ## published results of which a file that they are made by has changed since
 	@$(RUN) stale
 
 verify: $(READY) ## results computed again into a temporary folder, and what differs; ARGS="lissa-fig1 ..." for some
 	@$(RUN) verify preset=$(PRESET) $(ARGS)
+
+dashboard: $(READY) ## W&B's workspace and report of each paper as JSON; ARGS="entity=TEAM" saves them there
+	@$(PYTHON) -m curvlab.lab.reporting.dashboard $(ARGS)
+
+sync: $(READY) ## send the runs that were recorded offline to W&B, after `wandb login`
+	@$(VENV)/bin/wandb sync $(ARGS) outputs/wandb/offline-run-*
 
 endif
 

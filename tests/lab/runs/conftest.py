@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import logging
-import runpy
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -81,24 +79,11 @@ def entry(checkout: Path) -> Entry:
 
 
 @pytest.fixture
-def demo(
-    checkout: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> Iterator[Callable[..., subprocess.CompletedProcess[str]]]:
-    """Run experiments/toy/fig1.py ARGS as a main program, but inside this process, for speed."""
-    script = str(checkout / "experiments" / "toy" / "fig1.py")
-    root = logging.getLogger()
-    before = root.handlers[:], root.level  # Hydra sets up logging
+def demo(checkout: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Run experiments/toy/fig1.py ARGS as its users do: Hydra, loggers and trackers take over a process's output."""
 
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-        monkeypatch.setattr(sys, "argv", [script, *arguments])
-        capfd.readouterr()
-        status = 0
-        try:
-            runpy.run_path(script, run_name="__main__")
-        except SystemExit as end:
-            status = int(end.code or 0)
-        printed = capfd.readouterr()
-        return subprocess.CompletedProcess(arguments, status, printed.out, printed.err)
+        command = [sys.executable, "-m", "experiments.toy.fig1", *arguments]
+        return subprocess.run(command, cwd=checkout, capture_output=True, text=True, check=False)
 
-    yield run
-    root.handlers[:], root.level = before
+    return run

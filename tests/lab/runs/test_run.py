@@ -326,21 +326,7 @@ def job(cfg):
 if __name__ == "__main__":
     main(Entry("toy/fig1/target", Path("conf").absolute(), "toy-fig1"), job)
 """)
-    done = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "experiments.toy.fig1",
-            "-m",
-            "tracker=none",
-            "progress=false",
-            "preset=smoke,laptop",
-            "seed=1",
-        ],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = demo("-m", "tracker=none", "progress=false", "preset=smoke,laptop", "seed=1")
     assert (done.returncode, done.stderr) == (0, "")
     folders = ["laptop+seed=1", "smoke+seed=1"]
     assert sorted(path.parent.name for path in checkout.rglob("run.json")) == folders

@@ -33,13 +33,24 @@ def labels(ax: Axes) -> list[str]:
     return ax.get_legend_handles_labels()[1]
 
 
-def test_a_method_has_one_color_and_others_take_what_is_left() -> None:
-    found = panels.styles_of(["mine", "NGD", "cold_start", "yours"])
-    assert found["NGD"]["color"] == panels.COLORS["ngd"] == plots.PALETTE[1]
-    assert found["cold_start"]["color"] == plots.PALETTE[5]
-    assert [found["mine"]["color"], found["yours"]["color"]] == [plots.PALETTE[0], plots.PALETTE[2]]
+def test_a_method_has_one_color_whatever_stands_beside_it() -> None:
+    methods = ["NGD", "cold_start", "Ginger", "Ginger, never clipped", "δ = 0.1", "mine", "yours"]
+    found = panels.styles_of(methods)
+    assert panels.styles_of(methods[::-1]) == found
+    alone = {name: panels.styles_of([name])[name]["color"] for name in methods}
+    assert {name: style["color"] for name, style in found.items()} == alone
+    assert found["NGD"]["color"] == panels.COLORS["ngd"] == panels.styles_of(["ngd-high"])["ngd-high"]["color"]
+    assert found["Ginger"]["color"] == found["Ginger, never clipped"]["color"], "a variant of it"
+    assert found["Ginger"]["marker"] != found["Ginger, never clipped"]["marker"]
+    assert panels.styles_of(["sgdish"])["sgdish"]["color"] != panels.COLORS["sgd"], "words, not letters"
+
+
+def test_names_and_numbers_beyond_the_palette_are_told_apart() -> None:
     looks = {(style["color"], style["marker"]) for style in panels.styles_of(range(30)).values()}
-    assert len(looks) == 30, "beyond the palette the marker tells groups apart"
+    assert len(looks) == 30, "numbers go from dark to bright"
+    assert panels.styles_of([4, 1])[1]["color"] == panels.styles_of([1, 4])[1]["color"]
+    looks = {(style["color"], style["marker"]) for style in panels.styles_of(map(str, range(30))).values()}
+    assert len(looks) == 30
 
 
 def test_lines_are_means_with_t_intervals(ax: Axes, seeds: pd.DataFrame) -> None:

@@ -16,12 +16,12 @@ Recipes: `lines`, `log_log`, `traces`, `scatter`, `bars`, `forest`, `heat_map`, 
                 both: styles = panels.styles_of(table.method.unique())
     **look      changes every line or point as matplotlib does: linestyle, marker, linewidth, alpha, color, ...
 
-A method has one colour and one marker in all figures (`COLORS`); other names take the palette in their order.
+A method has one colour in all figures (`COLORS` of `curvlab.lab.names`), any other name one by its letters.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -32,44 +32,16 @@ from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties
 from matplotlib.image import AxesImage
 
+from curvlab.lab.names import COLORS, styles_of
 from curvlab.lab.reporting import plots
 from curvlab.lab.reporting.intervals import t_interval
-from curvlab.lab.reporting.plots import MARKERS, PALETTE
+
+__all__ = ["COLORS", "styles_of"]  # beside the recipes, which are called panels.lines, ...
 
 GREY = "#555555"  # of what is no method: rules, y = x
 
-# By colour of the palette: methods that stand in one figure are in different rows. Names as `_plain` writes them.
-_METHODS = (
-    ("sgd", "momentum", "lissa", "uniform direction"),
-    ("ngd", "exact ngd", "cg"),
-    ("ginger", "pbrf"),
-    ("adam", "influence", "gradient descent"),
-    ("qng", "gradient", "warm start"),
-    ("muon", "cold start", "cubic newton"),
-    ("soap", "random", "newton"),
-)
-COLORS: Mapping[str, str] = {name: PALETTE[place] for place, names in enumerate(_METHODS) for name in names}
-
 Style = dict[str, Any]
 Styles = Mapping[Any, Style] | None
-
-
-# ------------------------------------------------------------------------------------ styles
-def styles_of(names: Iterable[Hashable]) -> dict[Hashable, Style]:
-    """Return color and marker by name: those of `COLORS`, and for other names what is left, in their order."""
-    names = list(dict.fromkeys(names))
-    known = {name: PALETTE.index(COLORS[_plain(name)]) for name in names if _plain(name) in COLORS}
-    free = [place for place in range(len(PALETTE)) if place not in known.values()] or list(range(len(PALETTE)))
-    found, used = {}, 0
-    for name in names:
-        place, turn = (known[name], 0) if name in known else (free[used % len(free)], used // len(free))
-        used += name not in known
-        found[name] = {"color": PALETTE[place], "marker": MARKERS[(place + turn) % len(MARKERS)]}
-    return found
-
-
-def _plain(name: Hashable) -> str:
-    return str(name).lower().replace("_", " ").replace("-", " ")
 
 
 def _groups(
@@ -84,7 +56,6 @@ def _groups(
         yield str(name), dict(found[name]), own
 
 
-# ------------------------------------------------------------------------------------ figures
 def rows(
     table: pd.DataFrame, by: str, *, columns: int, panel_size: tuple[float, float] = (3.2, 2.7), **settings: Any
 ) -> tuple[Figure, list[tuple[np.ndarray, Any, pd.DataFrame]]]:
@@ -99,7 +70,7 @@ def rows(
 
 
 def legend(
-    figure: Figure, *, title: str = "", columns: int = 4, axes: Iterable[Axes] | None = None, size: float = 8
+    figure: Figure, *, title: str = "", columns: int = 4, axes: Iterable[Axes] | None = None, size: float = 8.5
 ) -> None:
     """Put one legend below all panels, each entry once, at most `columns` side by side.
 
@@ -381,16 +352,14 @@ def forest(
             index - (len(groups) - 1) / 2
         )
         errors = np.clip([own[value] - own[low], own[high] - own[value]], 0, None)
-        ax.errorbar(
-            own[value], places, xerr=errors, linestyle="none", capsize=3, markersize=5, label=entry, **style
-        )
+        kind: Style = {"markersize": 5} | style | {"linestyle": "none"}
+        ax.errorbar(own[value], places, xerr=errors, capsize=3, label=entry, **kind)
         if hollow is not None:
             ring = own[hollow].to_numpy(bool)
-            over = style | {"markerfacecolor": "white", "linestyle": "none", "markersize": 5, "zorder": 3}
-            ax.plot(own[value][ring], places[ring], **over)
+            ax.plot(own[value][ring], places[ring], **kind | {"markerfacecolor": "white", "zorder": 3})
         if paper is not None:
-            kind: Style = {"marker": "d", "s": 34, "facecolors": "none", "edgecolors": "black", "zorder": 4}
-            ax.scatter(own[paper], places, label="the paper's" if index == 0 else None, **kind)
+            mark: Style = {"marker": "d", "s": 34, "facecolors": "none", "edgecolors": "black", "zorder": 4}
+            ax.scatter(own[paper], places, label="the paper's" if index == 0 else None, **mark)
     ax.set(yticks=range(len(names)), yticklabels=names, ylim=(len(names) - 0.5, -0.5))
 
 

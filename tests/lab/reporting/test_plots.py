@@ -20,10 +20,10 @@ def test_figure_returns_a_grid_and_leaves_the_settings_alone() -> None:
     buffer = BytesIO()
     fig.savefig(buffer, format="png")
     width, height = Image.open(buffer).size
-    assert (width, height) == (1350, 780)  # 9, for 3 × 3.2, by 2 × 2.6 inches at 150 dots
+    assert (width, height) == (1200, 780)  # 8, for 3 × 3.2, by 2 × 2.6 inches at 150 dots
     wide, row = plots.figure(1, 5)
     assert row.shape == (1, 5)
-    assert wide.get_size_inches() == pytest.approx([9.0, 5.2])  # 3 panels, and 2 below
+    assert wide.get_size_inches() == pytest.approx([8.0, 5.2])  # 3 panels, and 2 below
     assert len(wide.axes) == 5
 
 
@@ -63,8 +63,8 @@ def test_a_figure_is_written_as_matplotlib_would_with_its_axes_laid_out(tmp_path
     small, large = (
         np.asarray(Image.open(file).convert("RGB"), float) for file in (tmp_path / "figure.png", whole)
     )
-    assert np.abs(small - large).mean() < 1  # 128 colours show the same, of 256 levels a pixel
-    assert len(np.unique(small.reshape(-1, 3), axis=0)) <= 128
+    assert np.abs(small - large).mean() < 1  # 256 colours show the same, of 256 levels a pixel
+    assert len(np.unique(small.reshape(-1, 3), axis=0)) <= 256
 
 
 def test_pale_bands_keep_their_hue() -> None:

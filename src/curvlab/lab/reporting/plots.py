@@ -29,13 +29,17 @@ from scipy import stats
 from curvlab.files import write_atomically
 
 _DPI = 110
-_WIDEST = 9.0  # inches: text of 8 points can be read where a page shows the picture 700 pixels wide
+_WIDEST = 8.0  # inches: text of 8.5 points is 10 pixels high where a page shows the picture 700 pixels wide
 _NARROWEST = 1.7  # inches: of a panel
-_NUM_COLORS = 128
+_NUM_COLORS = 256
 
 # Okabe & Ito (2008), without their yellow, which is too pale on white.
-PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-MARKERS = ("o", "s", "^", "D", "v", "P", "X")  # a second cue beside colour, same order
+# The last three are of Tol's muted scheme: darker than their neighbours for every kind of colour-blindness.
+PALETTE = (
+    *("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000"),
+    *("#882255", "#8F8F2A", "#332288"),
+)
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "p", "*", "<")  # a second cue beside colour, same order
 MIN_SEEDS = 3  # of an interval over seeds
 COUNTS_NOTE = "numbers at the foot: how many seeds count, where not all do"
 _FOOT = 0.1  # height of a row of numbers, as a share of the axis
@@ -46,8 +50,9 @@ _STYLE: dict[str, Any] = {
     "font.size": 10,
     "axes.titlesize": 10,
     "axes.labelsize": 10,
-    "xtick.labelsize": 8,
-    "ytick.labelsize": 8,
+    "xtick.labelsize": 8.5,
+    "ytick.labelsize": 8.5,
+    "legend.fontsize": 8.5,
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.grid": True,
@@ -99,9 +104,9 @@ def headline(drawing: Figure, text: str) -> None:
 
 
 def write_png(drawing: Figure, path: Path) -> None:
-    """Write a PNG of 110 dpi and 128 colours, without date and version: the same figure gives the same bytes.
+    """Write a PNG of 110 dpi and 256 colours, without date and version: the same figure gives the same bytes.
 
-    128 colours show a plot as it is, pale bands included.
+    256 colours show a plot as it is, pale bands included.
     """
     if path.suffix != ".png":
         raise ValueError(f"figures are written as PNG, got {path.name!r}; name it {path.stem}.png.")
@@ -136,7 +141,7 @@ def _shrink_what_is_cut(drawing: Figure) -> None:
 
 
 def quantised(png: bytes) -> bytes:
-    """Return a PNG with at most 128 colours; one that has a palette already as it is."""
+    """Return a PNG with at most 256 colours; one that has a palette already as it is."""
     image = Image.open(io.BytesIO(png))
     if image.mode == "P":
         return png

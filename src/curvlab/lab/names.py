@@ -1,0 +1,77 @@
+"""Names in figures: one colour a method in the whole project, and what a reader calls a task."""
+
+from __future__ import annotations
+
+import re
+import zlib
+from collections.abc import Hashable, Iterable, Mapping
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib.colors import to_hex
+
+from curvlab.lab.reporting.plots import MARKERS, PALETTE
+
+# By colour of the palette: methods that stand in one figure are in different rows. Names as `_plain` writes them;
+# a name that begins with one of these ("ginger, never clipped", "kronfluence EK-FAC") is a variant of it.
+_METHODS = (
+    ("sgd", "momentum", "lissa", "uniform direction", "δ = 0", "curvlab", "proximity", "source"),
+    ("ngd", "cg", "conjugate gradient", "filter", "linearisation", "linearised", "lemma as printed", "curvlinops"),
+    ("ginger", "pbrf", "proximal bregman", "lemma", "non convergence", "llc", "δ = 0.1", "kronfluence"),
+    ("adam", "influence", "gradient descent", "solver"),
+    ("qng", "gradient", "plain gradients", "warm", "δ = 1", "devinterp"),
+    (
+        "momentum, clipped",
+        "the same without curvature",
+        "ginger without curvature",
+        "lissa.auto",
+        "cold",
+        "δ = 0.01",
+    ),
+    ("muon", "random", "newton", "direct", "exact", "dense solve", "unrolled"),
+    ("exact ngd", "block cg", "cubic newton", "trak", "tr(h)", "trace", "dattri"),
+    ("minres", "chebyshev", "k fac", "moving average", "σ = 0", "pyhessian"),
+    ("soap", "default", "ek fac", "two stage", "wbic", "pydvl"),
+)
+COLORS: Mapping[str, str] = {name: PALETTE[place] for place, names in enumerate(_METHODS) for name in names}
+_LINES = ("-", "--", ":", "-.")  # of those in a figure that share a colour: a method and its variants
+
+
+def styles_of(names: Iterable[Hashable]) -> dict[Hashable, dict[str, Any]]:
+    """Return color and marker by name; the order of the names does not matter.
+
+    Methods have those of `COLORS`, variants of one method its colour with another marker and another line. Numbers
+    go from dark to bright as they grow. Other names take a place of the palette by their letters, or the next
+    that is free.
+    """
+    names = list(dict.fromkeys(names))
+    numbers = [name for name in names if isinstance(name, int | float | np.number) and not isinstance(name, bool)]
+    if 1 < len(numbers) == len(names):
+        shades, places = mpl.colormaps["viridis"], np.argsort(np.argsort(np.array(numbers, dtype=float))).tolist()
+        looks = [(to_hex(shades(0.85 * place / max(places))), MARKERS[place % len(MARKERS)]) for place in places]
+        return {name: {"color": look[0], "marker": look[1]} for name, look in zip(names, looks, strict=True)}
+    known = {name: place for name in names if (place := _place(_plain(name))) is not None}
+    found: dict[Hashable, dict[str, Any]] = {}
+    taken: dict[int, int] = {}
+    for name in sorted(names, key=lambda name: (name not in known, len(_plain(name)), _plain(name))):
+        place = known.get(name, -1)
+        if place < 0:
+            first = zlib.crc32(_plain(name).encode())
+            order = [(first + step) % len(PALETTE) for step in range(len(PALETTE))]
+            place = min(order, key=lambda each: taken.get(each, 0))
+        turn = taken[place] = taken.get(place, -1) + 1
+        found[name] = {"color": PALETTE[place], "marker": MARKERS[(place + turn) % len(MARKERS)]}
+        if turn:
+            found[name]["linestyle"] = _LINES[turn % len(_LINES)]
+    return {name: found[name] for name in names}
+
+
+def _place(name: str) -> int | None:
+    """Return the place in the palette of the longest known method that a name begins with."""
+    stems = [stem for stem in COLORS if re.match(rf"{re.escape(stem)}(?![\w.])", name)]
+    return PALETTE.index(COLORS[max(stems, key=len)]) if stems else None
+
+
+def _plain(name: Hashable) -> str:
+    return str(name).lower().replace("_", " ").replace("-", " ")

@@ -11,8 +11,6 @@ and for Ginger also the damping, which the paper does not state: the published c
 one of four without, where lr/γ is tuned. As in the paper settings are tuned at one rank and kept for the others.
 Runs of one seed start from the same weights and see the same batches, and final runs have equal steps. What a
 racer costs to tune is in tuning.csv; where the best rate lies at the edge of the grid the figure marks it.
-(Published `laptop` results are older: there racers had equal gradients, so that each of Ginger's 40 candidates had
-a tenth of the steps of one of momentum's.)
 
 The paper trains to a loss of 1e-6 to 1e-4 of a batch. Where ours ends above 1e-3 (`reaches-regime`) what the paper
 says of accuracies and losses is out of reach. figure_works.png takes Ginger apart: momentum, its clip alone, its

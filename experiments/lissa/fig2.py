@@ -272,7 +272,8 @@ def _batch_sizes(
     """Yield the claims of one task on one of the correlations."""
     found, data, facts = _by_seed(own, column), _data(own), _overflows(own)
     double, recommended, small = sorted(own.batch_size.unique(), reverse=True)
-    why = (
+    why = "" if prefix else f"The plain gradient, step 1, correlates by {own[own.step == 1][column].mean():.2f}. "
+    why += (
         f"Sampling noise of the last iterates remains, or C = 2 is too small here (a tenth of the batch reaches "
         f"{found.end[small].mean():.2f}): the panel on recipes has C measured. {facts}"
     )

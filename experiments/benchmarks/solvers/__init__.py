@@ -35,6 +35,10 @@ averaged. And `Lissa.auto` by importance, which is ours: examples (sequences of 
 probability proportional to tr(G_i) and weighted to keep the mean, so that C is at most 1.01 by proof, and |B| that
 of C = 2. All are compared with exact solutions of the same systems, whose right-hand sides are gradients of
 training points; the error of zero is 1. A case is a task with one damping, absolute or relative to its lambda_max.
+
+**Crossed** (crossed.csv): the recipe by importance differs from the paper's in three things. On a network that is
+stopped early and on one that is fitted, each of the eight combinations (uniform or by importance, 2 or 4 time
+constants, the last iterate or an average) with |B| of C = 2, for 20 sequences of batches.
 """
 
 from __future__ import annotations
@@ -49,7 +53,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from curvlab.lab import ClaimResult, ClaimSheet, Computed, Run, Target, task_settings
 from experiments.benchmarks.parts import draw_parts, judge_parts
-from experiments.benchmarks.solvers import importance, preconditioners, recipes, trajectories
+from experiments.benchmarks.solvers import crossed, importance, preconditioners, recipes, trajectories
 from experiments.shared.task import Task, TrainedTask
 
 TARGET = Target(
@@ -67,10 +71,11 @@ TARGET = Target(
         "recipes.dampings": "5 (Table 1, footnote)",
         "recipes.damping_ratios": "",
         "recipes.num_points": "",
+        "crossed.num_sequences": "",
     },
     timings=("preconditioner_timing", "seconds-*", "peer-*"),
 )
-PARTS = {"solvers": trajectories, "preconditioners": preconditioners, "recipes": recipes}
+PARTS = {"solvers": trajectories, "preconditioners": preconditioners, "recipes": recipes, "crossed": crossed}
 
 
 def compute(run: Run, cfg: DictConfig) -> dict[str, pd.DataFrame]:
@@ -96,8 +101,9 @@ def _tasks(run: Run, cfg: DictConfig, part: str) -> Iterator[tuple[TrainedTask, 
 
 
 def judge(computed: Computed, claims: ClaimSheet) -> list[ClaimResult]:
-    """Judge preconditioners and recipes, where `parts` asked for them."""
-    return judge_parts({"preconditioners": [preconditioners, importance], "recipes": [recipes]}, computed, claims)
+    """Judge preconditioners, recipes and what they differ in, where `parts` asked for them."""
+    judging = {"preconditioners": [preconditioners, importance], "recipes": [recipes], "crossed": [crossed]}
+    return judge_parts(judging, computed, claims)
 
 
 def draw(computed: Computed) -> dict[str, Figure]:

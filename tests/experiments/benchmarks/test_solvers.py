@@ -17,8 +17,9 @@ from curvlab.curvature import GaussNewtonOperator
 from curvlab.lab import ClaimResult, Computed
 from curvlab.lab.reporting import load_claims
 from curvlab.linalg import DenseOperator, identity
-from curvlab.solvers import IndefiniteOperatorError
+from curvlab.solvers import IndefiniteOperatorError, Lissa
 from experiments.benchmarks.solvers.chebyshev import Chebyshev
+from experiments.benchmarks.solvers.crossed import answers_of_one_run
 from experiments.benchmarks.solvers.importance import (
     BATCH_TRACE,
     SQUARE,
@@ -99,8 +100,31 @@ def test_all_recipes_on_every_case(result: Computed) -> None:
     assert values["recommended-hyperparameters"] == pytest.approx((paper.error_worst < 1).mean())
 
 
+def test_the_eight_choices_are_answers_of_the_same_sequences(result: Computed) -> None:
+    table = result["crossed"]
+    assert (table.groupby(["sampling", "time_constants", "answer"]).repetition.nunique() == 3).all()
+    assert table.groupby("sampling").error_worst.nunique().tolist() == [12, 12]
+    found = [claim for claim in load_claims(result.folder) if claim.claim.id.startswith("answers-")]
+    own = table.query("sampling == 'uniform' and time_constants == 4 and answer == 'average'")
+    assert len(found) == 8
+    assert found[3].value == pytest.approx(own.error_worst.median())
+
+
+@pytest.mark.parametrize("end", [7, 12])
+def test_one_run_gives_what_runs_of_each_length_give(end: int) -> None:
+    torch.manual_seed(0)
+    op = GaussNewtonOperator(nn.Linear(3, 2), nn.CrossEntropyLoss(), (torch.randn(8, 3), torch.zeros(8).long()))
+    b, damped = torch.randn(8, 2), op + 0.1 * identity
+    made = answers_of_one_run(Lissa(0.5, 2, 12), damped, b, {2: 7, 4: 12}, torch.Generator().manual_seed(1))
+    for answer, average in (("last", 0), ("average", end // 3)):
+        alone = Lissa(0.5, 2, end, average_last=average).solve(
+            damped, b, generator=torch.Generator().manual_seed(1)
+        )
+        torch.testing.assert_close(made[{7: 2, 12: 4}[end], answer], alone.x)
+
+
 def test_every_part_has_a_figure(result: Computed) -> None:
-    names = {"figure", "figure_seconds", "figure_preconditioners", "figure_recipes"}
+    names = {"figure", "figure_seconds", "figure_preconditioners", "figure_recipes", "figure_crossed"}
     assert {path.stem for path in result.folder.glob("*.png")} == names
 
 
@@ -197,6 +221,7 @@ def test_preconditioners_are_judged_on_fitted_tasks(
         "sketch-estimates-a",
         "importance-sampling",
         "recommended-hyperparameters",
+        "answers",
     }
     assert found.keys() - expected.keys() == others
     assert {found[name].verdict for name in others} == {"out of reach"}

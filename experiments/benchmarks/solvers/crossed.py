@@ -1,0 +1,146 @@
+"""What makes LiSSA answer with |B| = 2 tr(G) / lambda_max: how it draws, how long it runs, what it returns."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from matplotlib.figure import Figure
+from omegaconf import DictConfig
+from torch import Tensor
+
+from curvlab.curvature import example_importance
+from curvlab.lab import ClaimResult, ClaimSheet, Computed, Run, bootstrap_interval, panels, unit
+from curvlab.lab import judge as verdict
+from curvlab.linalg import LinearOperator
+from curvlab.solvers import Lissa, lissa_hyperparameters
+from curvlab.solvers.lissa import LissaState
+from experiments.shared.recipes import exact_solutions
+from experiments.shared.spectrum import spectrum
+from experiments.shared.systems import Systems
+from experiments.shared.task import TrainedTask
+
+SAMPLINGS = ("uniform", "importance")
+TIME_CONSTANTS = (2, 4)  # T in units of 1 / (step size damping): the paper's, and Lissa.auto's
+ANSWERS = ("last", "average")  # the last iterate, the paper's; the mean of the last third, Lissa.auto's
+MOST = 1e3  # a larger error counts as this one: the run has diverged
+
+
+def compute(run: Run, tasks: Iterable[tuple[TrainedTask, DictConfig]]) -> dict[str, pd.DataFrame]:
+    """Return `crossed`: a row for each task, each of the 2 x 2 x 2 choices and each sequence of batches."""
+    rows: list[dict[str, Any]] = []
+    for task, settings in tasks:
+        measured, generator = spectrum(run, task, settings), run.generator("crossed", task.splits.name)
+        points = torch.randperm(task.num_train, generator=generator)[: settings.num_points].sort().values
+        damping = settings.damping_ratio * measured["largest_eigenvalue"]
+        systems = Systems.at(task, damping, points, torch.arange(1))
+        solutions = exact_solutions(systems, settings.reference_rtol)["solutions"]
+        chosen = lissa_hyperparameters(
+            trace=measured["trace"], largest_eigenvalue=measured["largest_eigenvalue"], damping=damping
+        )
+        shared = {"step_size": chosen.step_size, "batch_size": chosen.batch_size}
+        weights = {"uniform": None, "importance": example_importance(systems.operator).probabilities}
+        for sampling, repetition in itertools.product(SAMPLINGS, range(settings.num_sequences)):
+            what = systems.key | shared | {"sampling": sampling, "repetition": repetition}
+            found = _answers(run, systems, solutions, weights[sampling], **what)
+            names = {"task": task.label, "train_loss": task.train_loss, "damping": damping} | shared
+            rows += [
+                names | {"sampling": sampling, "repetition": repetition} | answer for answer in found["answers"]
+            ]
+    return {"crossed": pd.DataFrame(rows)} if rows else {}
+
+
+@unit("lissa/crossed", version=1, about="LiSSA, {sampling}, sequence {repetition}")
+def _answers(
+    run: Run,
+    systems: Systems,
+    solutions: Tensor,
+    weights: Tensor | None,
+    /,
+    *,
+    step_size: float,
+    batch_size: int,
+    sampling: str,
+    repetition: int,
+    **_: Any,
+) -> dict[str, Any]:
+    """Return the errors of the four answers of one sequence of batches, which the shorter run begins, too."""
+    ends = {k: math.ceil(k / (step_size * systems.damping)) for k in TIME_CONSTANTS}
+    solver = Lissa(step_size, batch_size, max(ends.values()), weights=weights, check_residual=False)
+    generator = run.generator("crossed", systems.task.seed_name, sampling, repetition)
+    found = answers_of_one_run(solver, systems.damped, systems.right_hand_sides, ends, generator)
+    run.add_matvecs(solver.num_steps * len(systems.sources[1]))
+    rows = []
+    for (k, answer), x in found.items():
+        errors = (x - solutions).norm(dim=0) / solutions.norm(dim=0)
+        worst = float(errors.nan_to_num(nan=math.inf).max())
+        rows.append({"time_constants": k, "answer": answer, "num_steps": ends[k], "error_worst": worst})
+    return {"answers": rows}
+
+
+def answers_of_one_run(
+    solver: Lissa, damped: LinearOperator, b: Tensor, ends: Mapping[int, int], generator: torch.Generator
+) -> dict[tuple[int, str], Tensor]:
+    """Return by (name, answer) the iterate at each end and the mean of the last third of the steps to there."""
+    sums = {name: torch.zeros_like(b) for name in ends}
+    found: dict[tuple[int, str], Tensor] = {}
+
+    def watch(state: LissaState) -> None:
+        for name, end in ends.items():
+            third = end // 3
+            if end - third < state.num_steps <= end:
+                sums[name] += state.x / third
+            if state.num_steps == end:
+                found[name, "last"], found[name, "average"] = state.x.clone(), sums[name]
+
+    unchecked = dataclasses.replace(solver, callback=watch, raise_on_divergence=False)
+    unchecked.solve(damped, b, generator=generator)
+    return found
+
+
+# ------------------------------------------------------------------------------------ claims
+CLAIMS = ("answers",)
+
+
+def judge(computed: Computed, claims: ClaimSheet) -> list[ClaimResult]:
+    """Judge each of the eight choices on each network; intervals are over sequences of batches."""
+    generator, results = np.random.default_rng(int(computed.config["seed"])), []
+    table = computed["crossed"]
+    for choice, own in table.groupby(["task", "sampling", "time_constants", "answer"], sort=False):
+        errors = own.error_worst.clip(upper=MOST).to_numpy()
+        interval = bootstrap_interval(errors, _median, unit="sequences of batches", generator=generator)
+        diverged = int((errors >= MOST).sum())
+        why = f"The error of zero is 1; above {MOST:g} it counts as that, in {diverged} of {len(errors)} runs."
+        claim = claims.claim("answers", of="-".join(map(str, choice)))
+        results.append(verdict(claim, _median(errors), interval, if_not_reproduced=why))
+    return results
+
+
+def _median(values: np.ndarray) -> float:
+    return float(np.median(values))
+
+
+# ------------------------------------------------------------------------------------ figure
+def draw(computed: Computed) -> dict[str, Figure]:
+    """Return a panel for each network: the worst error of every sequence, by choice."""
+    table = computed["crossed"]
+    choices = table.time_constants.astype(str) + ", " + table.answer
+    table = table.assign(error=table.error_worst.clip(upper=MOST), choice=choices)
+    figure, rows = panels.rows(table, "task", columns=1, panel_size=(5.0, 3.0))
+    names = list(dict.fromkeys(choices))
+    for (ax,), task, own in rows:
+        for place, sampling in enumerate(SAMPLINGS):
+            drawn = own[own.sampling == sampling]
+            at = drawn.choice.map(names.index) + 0.2 * (place - 0.5)
+            panels.scatter(ax, drawn.assign(at=at), x="at", y="error", identity=False, by="sampling", size=9)
+        panels.rule(ax, y=1, label="error of zero")
+        ax.set_xticks(range(len(names)), names)
+        panels.frame(ax, x="time constants, answer", y="relative error, worst system", title=str(task), log="y")
+    panels.legend(figure)
+    return {"figure_crossed.png": figure}

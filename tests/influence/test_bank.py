@@ -11,7 +11,7 @@ import torch
 from scipy.stats import spearmanr
 
 from curvlab.influence import linear_datamodelling_score
-from curvlab.influence.bank import AGAINST, Bank, lds, lds_of_predictions, load_bank
+from curvlab.influence.bank import AGAINST, Bank, ceiling, lds, lds_of_predictions, load_bank
 
 K, R, S, M, N = 3, 4, 40, 6, 30
 
@@ -93,6 +93,25 @@ def test_differences_are_paired(bank: Bank, scores: np.ndarray) -> None:
     alone = lds_of_predictions([ours[:1], theirs], bank, against="same seed")  # on the network that both have
     each = [lds_of_predictions([own[:1]], bank, against="same seed").value for own in (ours, theirs)]
     assert alone.value == pytest.approx(each[0] - each[1])
+
+
+def test_a_ceiling_is_what_the_expected_losses_would_have(bank: Bank) -> None:
+    """Of 400 subsets, whose expected losses are known; the seeds add noise of their own."""
+    generator = np.random.default_rng(4)
+    expected = generator.standard_normal((400, M))
+    standard = expected + 2 * generator.standard_normal((10, 400, M))
+    single = expected + generator.standard_normal((3, 400, M))
+    subsets = np.zeros((400, N), dtype=bool)
+    known = replace(bank, subsets=subsets, standard=standard, single_run=single)  # type: ignore[arg-type]
+    for against in AGAINST[1:]:
+        found = ceiling(known, against=against)
+        best = lds_of_predictions([np.stack([expected] * 3)], known, against=against)
+        assert found.value == pytest.approx(best.value, abs=0.02)
+        assert found.low < found.value < found.high < 1
+    with pytest.raises(ValueError, match="against must be one of 'other seeds', 'standard', got 'same seed'"):
+        ceiling(known, against="same seed")
+    with pytest.raises(ValueError, match="has one seed: it takes two"):
+        ceiling(replace(known, standard=known.standard[:1]))
 
 
 def test_a_bank_is_read_as_it_was_written(bank: Bank, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

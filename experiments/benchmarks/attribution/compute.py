@@ -16,12 +16,11 @@ from torch import Tensor
 from curvlab.influence import linear_datamodelling_score, random_halves, subset_weights
 from curvlab.lab import bootstrap_interval, runs
 from experiments.benchmarks.attribution import removal
-from experiments.benchmarks.attribution.methods import PBRF, Method, methods
+from experiments.benchmarks.attribution.methods import PBRF, Method, Stopwatch, methods
 from experiments.benchmarks.attribution.network import Network
 from experiments.benchmarks.attribution.ranks import OTHER, SAME, predicted_changes, rank_table
 from experiments.benchmarks.attribution.rest import NEEDED, prediction_score, rest_rows
 from experiments.benchmarks.attribution.which_score import which_score
-from experiments.benchmarks.gauges import work_clock
 
 RESPONSES = "PBRF of each example"
 QUALITY = ("gradient_norm", "gradient_norm_90", "remark")  # of PBRF; of a peer: which of the parameters it sees
@@ -62,7 +61,7 @@ class _Task:
 
     def __init__(self, run: runs.Run, network: Network) -> None:
         self.run, self.network, self.settings = run, network, network.settings
-        self.trained = network.trained(0)
+        self.trained, self.stopwatch = network.trained(0), Stopwatch(run.device)
         self.key = network.key | {"num_queries": self.settings.num_queries}
         generator = run.generator("halves", self.settings.seed_name)
         self.subsets = random_halves(network.num_train, self.settings.num_subsets, generator=generator)
@@ -183,14 +182,8 @@ class _Task:
         return removal.rises_at_random(self.network, self.key)
 
     def _scored(self, method: Method) -> dict[str, Any]:
-        def timed() -> dict[str, Any]:
-            clock = work_clock(self.run.device)
-            start = clock()
-            result = method.compute()
-            return {"seconds": clock() - start} | result
-
         key = self.key | {"method": method.name, "damping": method.damping} | method.key
-        return self.run.unit("attribution/scores", key, timed, version=1)
+        return self.run.unit("attribution/scores", key, partial(self.stopwatch, method), version=2)
 
     def _predicted(self, name: str, result: dict[str, Any], responses: Tensor) -> dict[str, Any]:
         """Return the columns of the table, and the correlation of each query."""

@@ -14,7 +14,10 @@ from experiments.benchmarks.attribution.which_score import not_minimised
 
 def draw(computed: Computed) -> dict[str, Figure]:
     """Return a row of panels for each task, and the chain of approximations of each task."""
-    return {"figure.png": _scores(computed["table"]), "rest.png": _rest(computed["rest"], computed["part_way"])}
+    return {
+        "figure.png": _scores(computed["table"]),
+        "figure_rest.png": _rest(computed["rest"], computed["part_way"]),
+    }
 
 
 def _scores(table: pd.DataFrame) -> Figure:

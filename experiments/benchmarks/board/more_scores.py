@@ -43,7 +43,8 @@ def more_scores(network: Network, trained: Trained) -> Iterator[Method]:
     yield _method(LOW_RANK, partial(_low_rank, network, trained), num_directions=NUM_DIRECTIONS)
     if chains := network.settings.get("chains"):
         asked: dict[str, Any] = {str(name): int(value) for name, value in chains.items()}
-        yield _method(BAYESIAN, partial(_bayesian, network, trained, asked), **asked, stability=_STABILITY)
+        compute = partial(_bayesian, network, trained, asked)
+        yield Method(BAYESIAN, None, asked | {"stability": _STABILITY}, compute)
 
 
 def _method(name: str, scores: Callable[[], Tensor], **key: Any) -> Method:
@@ -118,15 +119,19 @@ def _low_rank(network: Network, trained: Trained) -> Tensor:
     return -test / (found.values.to(test) + trained.run.length().damping) @ points.T
 
 
-def _bayesian(network: Network, trained: Trained, chains: dict[str, Any]) -> Tensor:
-    """Return the covariances of losses at the run's damping and the temperature of the posterior, nbeta = N."""
+def _bayesian(network: Network, trained: Trained, chains: dict[str, Any]) -> dict[str, Any]:
+    """Return the covariances of losses at the run's damping and the temperature of the posterior, nbeta = N.
+
+    `per_chain` has those of each chain, of which `scores` are the mean.
+    """
     operator = GaussNewtonOperator(trained.model, network.loss, network.train)
     generator = network.run.generator("chains", network.settings.seed_name)
     largest = float(top_eigenvalues(operator, 1, rtol=0.1, progress=False, generator=generator).values[0])
     nbeta, damping = float(network.num_train), trained.run.length().damping
     step_size = 4 * _STABILITY / (nbeta * (largest + damping))
-    return bayesian_influence(
+    found = bayesian_influence(
         trained.model, network.loss, network.train, network.test,
         nbeta=nbeta, localization=nbeta * damping, step_size=step_size, batch_size=network.num_train,
         progress=False, generator=generator, **chains,
-    ).scores  # fmt: skip
+    )  # fmt: skip
+    return {"status": "done", "scores": found.scores, "per_chain": found.per_chain}

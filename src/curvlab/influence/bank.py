@@ -217,6 +217,36 @@ def lds_of_predictions(
     return BankScore(float(own.mean()), float(low), float(high), against, own, num_subsets)
 
 
+def ceiling(bank: Bank, *, against: str = STANDARD, num_splits: int = 20, num_resamples: int = 1000) -> BankScore:
+    """Return the LDS of a score that knew the expected losses: what chance of the retrainings leaves to any score.
+
+    Means of half the seeds each correlate over the subsets by r; `num_splits` random splits are averaged. The mean
+    of n halves then has the reliability n r / (1 + (n - 1) r) (Spearman 1910; Brown 1910), and the expectation
+    correlates with it by the root of that. Against "other seeds" a half is one network. Against the "same seed"
+    nothing is left to chance: the ceiling is 1.
+
+    Interval: subsets and queries are drawn anew; the seeds are not.
+    """
+    if against not in AGAINST[1:]:
+        raise ValueError(f"against must be one of {', '.join(map(repr, AGAINST[1:]))}, got {against!r}")
+    seeds = (bank.standard if against == STANDARD else bank.single_run).astype(float)
+    if len(seeds) < 2:
+        raise ValueError(f"bank {bank.name!r} has one seed: it takes two to know their chance")
+    half, judges = (len(seeds) // 2, len(seeds)) if against == STANDARD else (1, len(seeds) - 1)
+    (num_subsets, num_queries), generator = seeds.shape[1:], np.random.default_rng(0)
+    subsets, queries = (_counts(size, num_resamples, generator) for size in (num_subsets, num_queries))
+    counts = np.concatenate([np.ones((1, num_subsets)), subsets])
+    agreement = np.zeros((len(counts), num_queries))
+    for _ in range(num_splits):
+        order = generator.permutation(len(seeds))
+        first, second = (seeds[order[part]].mean(0) for part in (slice(half), slice(half, 2 * half)))
+        agreement += weighted_correlations(centred_ranks(first), centred_ranks(second), counts) / num_splits
+    n, agreement = judges / half, np.clip(agreement, 0, 1)
+    found = np.sqrt(n * agreement / (1 + (n - 1) * agreement))
+    low, high = np.quantile((found[1:] * queries).mean(1), [0.025, 0.975])
+    return BankScore(float(found[0].mean()), float(low), float(high), against, found[:1], num_subsets)
+
+
 def centred_ranks(values: ArrayLike) -> Array:
     """Return each column's ranks, ties averaged, less their mean, (S, M)."""
     ranks: Array = rankdata(np.asarray(values, dtype=float), axis=0)

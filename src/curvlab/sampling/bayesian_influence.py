@@ -37,6 +37,7 @@ class BayesianInfluence(Shown):
         num_chains: C.
         num_draws: of each.
         num_gradients: gradients of single examples, all chains; forwards of the data at the draws are beside them.
+        per_chain: (C, num_test, num_points), whose mean over the chains is `scores`.
     """
 
     scores: Tensor
@@ -45,6 +46,7 @@ class BayesianInfluence(Shown):
     num_chains: int
     num_draws: int
     num_gradients: int
+    per_chain: Tensor
 
     @property
     def signal(self) -> float:
@@ -174,6 +176,7 @@ def bayesian_influence(
         num_chains,
         num_draws,
         num_chains * chains.num_steps * min(batch_size, losses.num_examples),
+        per_chain,
     )
 
 

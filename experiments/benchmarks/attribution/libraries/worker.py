@@ -270,6 +270,19 @@ def peak_bytes() -> int:
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
+def measured(
+    method: Callable[[TrainedNetwork, Options], tuple[Tensor, str]], network: TrainedNetwork, options: Options
+) -> tuple[Tensor, str, dict[str, float]]:
+    """Return scores, a remark and seconds."""
+    start, cpu_start = time.perf_counter(), time.process_time()
+    scores, remark = method(network, options)
+    return (
+        scores,
+        remark,
+        {"seconds": time.perf_counter() - start, "cpu_seconds": time.process_time() - cpu_start},
+    )
+
+
 def main() -> None:
     """Read the network, run one method, write its scores and what they cost."""
     source, target, described = sys.argv[1:4]
@@ -280,9 +293,11 @@ def main() -> None:
     version = importlib.metadata.version(DISTRIBUTIONS.get(library, library))
     importlib.import_module(MODULES[library])
     torch.func.vmap(torch.func.grad(torch.sin))(torch.zeros(1))  # what PyTorch loads for it is no library's
-    start, cpu_start = time.perf_counter(), time.process_time()
-    scores, remark = METHODS[library](network, options)
-    cost = {"seconds": time.perf_counter() - start, "cpu_seconds": time.process_time() - cpu_start}
+    scores, remark, cost = measured(METHODS[library], network, options)
+    if cost["cpu_seconds"] < float(
+        options.get("repeat_below", 0)
+    ):  # what is loaded for a first call is no method's
+        scores, remark, cost = measured(METHODS[library], network, options)
     cost["peak_bytes"] = peak_bytes()
     # Need not be atomic: whoever started this process reads the file only after it has ended with status 0.
     torch.save({"scores": scores.float().clone(), "remark": remark, "version": version, **cost}, target)

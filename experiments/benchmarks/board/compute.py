@@ -1,0 +1,399 @@
+"""One task of the board: its networks scored by every method, and the scores judged by its bank."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from omegaconf import DictConfig
+from torch import Tensor
+
+from curvlab.influence import Retraining, influence, influence_scores, unrolled_response
+from curvlab.influence.bank import (
+    AGAINST,
+    SAME_SEED,
+    STANDARD,
+    Array,
+    Bank,
+    BankScore,
+    ceiling,
+    centred_ranks,
+    lds_of_predictions,
+)
+from curvlab.lab import Run, task_settings
+from curvlab.solvers import ConjugateGradient, Ekfac
+from experiments.benchmarks.attribution.methods import (
+    COSINE,
+    DOT,
+    EKFAC,
+    FILTER,
+    INFLUENCE,
+    RUN_DAMPING,
+    SEGMENTS,
+    UNROLLED,
+    Method,
+    Stopwatch,
+    own_scores,
+    peers,
+)
+from experiments.benchmarks.attribution.network import Network, Trained
+from experiments.benchmarks.board.banks import bank_of
+from experiments.benchmarks.board.more_scores import BAYESIAN, more_scores
+
+RUN_EPOCHS, FILTER_EPOCHS = "influence, as many epochs", "filter, as many epochs"
+PRECONDITIONED = "influence by CG with EK-FAC"
+AVERAGED, CEILING = "unrolled over other seeds", "ceiling"
+PROTOCOLS = ("single run", "standard")
+
+
+def compute(run: Run, cfg: DictConfig) -> dict[str, pd.DataFrame]:
+    """Return the tables.
+
+    `best`: LDS of each method at its best damping, by each column; how far behind the column's best, paired, with
+    what is as good. `table`: the same without the comparison, and influence at every damping, Bayesian influence
+    without each of its chains, and why a method has no scores. `differences`: of two methods, paired. `cost`: of
+    each method, in trainings. `residuals`: LDS against what the solve leaves; `fractions`: against the size of the
+    subsets; both for tasks that ask. `ranks`, `residual_ranks`, `fraction_ranks`: where every row of these puts
+    each half, by network and query: all that an LDS is made of, with a bank; of subsets of other sizes the
+    measured ranks, too.
+    """
+    found: dict[str, list[pd.DataFrame]] = {}
+    for name, settings in task_settings(cfg).items():
+        for table, rows in _Board(run, Network(run, name, settings)).tables().items():
+            if len(rows):
+                found.setdefault(table, []).append(rows)
+    return {name: pd.concat(parts, ignore_index=True) for name, parts in found.items()}
+
+
+@dataclass(frozen=True)
+class _Row:
+    """A method at one damping, on every network that it scored.
+
+    Attributes:
+        name: of the method.
+        damping: None where there is none to choose.
+        status: "done", or why not.
+        predicted: (K, S, M), changes of the losses.
+        seconds: of one network's scores.
+        without: chains of Bayesian influence: (C, K, S, M), predictions without one of them; of others None.
+    """
+
+    name: str
+    damping: float | None
+    status: str
+    predicted: Array | None = None
+    seconds: float = float("nan")
+    without: Array | None = None
+
+
+class _Board:
+    """One task."""
+
+    def __init__(self, run: Run, network: Network) -> None:
+        self.run, self.network, self.settings = run, network, network.settings
+        self.bank = bank_of(run, network, fraction=float(self.settings.fraction))
+        self.places = [network.at(k) for k in range(int(self.settings.num_networks))]
+        self.trained = [place.trained(k) for k, place in enumerate(self.places)]
+        self.stopwatch = Stopwatch(run.device)
+
+    def tables(self) -> dict[str, pd.DataFrame]:
+        """Return the task's rows of every table."""
+        residuals, fractions = self._residuals(), self._fractions()
+        found = {
+            "table": pd.DataFrame(self._table()),
+            "best": pd.DataFrame(self._best_rows()),
+            "differences": pd.DataFrame(self._differences()),
+            "cost": pd.DataFrame(self._cost()),
+            "ranks": self._rank_table({label(row.name, row.damping): row.predicted for row in self._shown}),
+            "residuals": pd.DataFrame(residuals[0]),
+            "residual_ranks": self._rank_table(residuals[1]),
+            "fractions": pd.DataFrame(fractions[0]),
+            "fraction_ranks": fractions[1],
+        }
+        for rows in found.values():
+            rows.insert(0, "task", self.network.label)
+        return found
+
+    # ------------------------------------------------------------------------------- scores
+    @cached_property
+    def scored(self) -> list[_Row]:
+        """Every method at every damping."""
+        every = [list(self._methods(k)) for k in range(len(self.places))]
+        rows = []
+        for same in zip(*every, strict=True):
+            results = [self._unit(self.places[k], method) for k, method in enumerate(same)]
+            status = next((r["status"] for r in results if r["status"] != "done"), "done")
+            row = _Row(same[0].name, same[0].damping, status)
+            if status == "done":
+                seconds = float(np.mean([r.get("cpu_seconds", r["seconds"]) for r in results]))
+                predicted = self._predictions([r["scores"] for r in results])
+                without = None
+                if "per_chain" in results[0]:
+                    num_chains = len(results[0]["per_chain"])
+                    kept = [[c for c in range(num_chains) if c != out] for out in range(num_chains)]
+                    without = np.stack(
+                        [self._predictions([r["per_chain"][own].mean(0) for r in results]) for own in kept]
+                    )
+                row = _Row(row.name, row.damping, status, predicted, seconds, without)
+            rows.append(row)
+        return [*rows, self._averaged()]
+
+    def _predictions(self, scores: list[Tensor]) -> Array:
+        return self.bank.predictions(np.stack([own.double().cpu().numpy() for own in scores]))
+
+    def _methods(self, k: int) -> Iterator[Method]:
+        place, trained = self.places[k], self.trained[k]
+        yield from (method for method in own_scores(place, trained) if method.name != COSINE)
+        yield from more_scores(place, trained)
+        rtol, fraction = float(self.settings.rtol), float(self.settings.fraction)
+        yield self._for_epochs(place, trained, fraction, filtered=False)
+        yield self._for_epochs(place, trained, fraction, filtered=True)
+        size = {"max_size": self.settings.ekfac_max_size} if self.settings.ekfac_max_size else {}
+        solver = ConjugateGradient(rtol=rtol, preconditioner=Ekfac(**size))
+        asked: dict[str, Any] = {"run": trained.run.length(), "solver": solver}
+        compute = partial(influence_scores, trained.model, place.loss, place.train, place.test, **asked)
+        yield Method(PRECONDITIONED, None, {"rtol": rtol, **size}, _done(compute))
+        if self.settings.get("peers"):
+            yield from peers(place, trained)
+
+    def _for_epochs(self, place: Network, trained: Trained, fraction: float, *, filtered: bool) -> Method:
+        """Return influence, or its filter, with the length of a retraining of as many epochs of a fraction."""
+        rtol = float(self.settings.rtol)
+        asked: dict[str, Any] = {"run": trained.run.length(), "rtol": rtol, "filtered": filtered}
+        asked["retraining"] = Retraining.as_many_epochs(fraction)
+        compute = partial(influence_scores, trained.model, place.loss, place.train, place.test, **asked)
+        name = FILTER_EPOCHS if filtered else RUN_EPOCHS
+        return Method(name, None, {"fraction": fraction, "rtol": rtol}, _done(compute))
+
+    def _unit(self, place: Network, method: Method) -> dict[str, Any]:
+        key = place.key | {"num_queries": self.settings.num_queries}
+        key |= {"method": method.name, "damping": method.damping} | method.key
+        about = f"{method.name} of {self.network.label}"
+        return self.run.unit("attribution/scores", key, partial(self.stopwatch, method), version=2, about=about)
+
+    def _averaged(self) -> _Row:
+        """Return the unrolled derivative, averaged over starts and orders by which nothing is judged."""
+        first, scores, seconds = len(self.places), [], 0.0
+        for seed in range(first, first + int(self.settings.num_averaged)):
+            place = self.network.at(seed)
+            trained = place.trained(seed)
+
+            def compute(place: Network = place, trained: Trained = trained) -> Tensor:
+                arguments = (trained.model, place.loss, place.train, place.test)
+                return unrolled_response(*arguments, run=trained.run).scores
+
+            own = self._unit(place, Method(UNROLLED, None, {}, _done(compute)))
+            scores.append(own["scores"].double())
+            seconds += own["seconds"] + trained.seconds
+        predicted = np.repeat(self._predictions([sum(scores) / len(scores)]), len(self.places), axis=0)
+        return _Row(AVERAGED, None, "done", predicted, seconds)
+
+    # ------------------------------------------------------------------------------- tables
+    def _lds(self, row: _Row, against: str) -> BankScore:
+        assert row.predicted is not None
+        return lds_of_predictions([row.predicted], self.bank, against=against)
+
+    @cached_property
+    def _best(self) -> dict[tuple[str, str], _Row]:
+        """The row of each method with the highest LDS, by method and column."""
+        best: dict[tuple[str, str], _Row] = {}
+        for against in AGAINST:
+            for row in self.scored:
+                if row.predicted is None:
+                    continue
+                key, value = (row.name, against), self._lds(row, against).value
+                if key not in best or value > self._lds(best[key], against).value:
+                    best[key] = row
+        return best
+
+    @cached_property
+    def _shown(self) -> list[_Row]:
+        """The rows that are published: the best, influence at every damping, and fewer chains."""
+        best = {id(row) for row in self._best.values()}
+        shown = []
+        for row in self.scored:
+            if row.predicted is not None and (id(row) in best or row.name == INFLUENCE):
+                shown.append(row)
+                chains = row.without if row.without is not None else ()
+                shown += [_Row(f"{row.name}, not chain {c}", None, "done", own) for c, own in enumerate(chains)]
+        return shown
+
+    def _table(self) -> list[dict[str, Any]]:
+        rows: list[dict[str, Any]] = [
+            {"method": row.name, "damping": row.damping, "status": "done", "against": against}
+            | columns(self._lds(row, against))
+            for row in self._shown
+            for against in AGAINST
+        ]
+        missing = [row for row in self.scored if row.predicted is None]
+        return rows + [{"method": row.name, "damping": row.damping, "status": row.status} for row in missing]
+
+    def _best_rows(self) -> list[dict[str, Any]]:
+        rows = []
+        for against in AGAINST:
+            own = {name: row for (name, column), row in self._best.items() if column == against}
+            leader = max(own.values(), key=lambda row: self._lds(row, against).value)
+            for name, row in own.items():
+                pair = [leader.predicted, row.predicted]
+                behind = lds_of_predictions(pair, self.bank, against=against)  # type: ignore[arg-type]
+                found = {"method": name, "against": against, "damping": row.damping}
+                found |= columns(self._lds(row, against)) | columns(behind, "behind")
+                found |= {
+                    "as good as the best": behind.low <= 0,
+                    "stderr over chains": self._over_chains(row, against),
+                }
+                rows.append(found)
+            if against != SAME_SEED:  # a single run of the same seed could be known exactly
+                names: dict[str, Any] = {"method": CEILING, "against": against}
+                rows.append(names | columns(ceiling(self.bank, against=against)))
+        return rows
+
+    def _over_chains(self, row: _Row, against: str) -> float | None:
+        """Return the jackknife's standard error of an LDS over the chains of the scores; None without chains."""
+        if row.name != BAYESIAN or row.without is None:
+            return None
+        values = [lds_of_predictions([own], self.bank, against=against).value for own in row.without]
+        return float(np.sqrt((len(values) - 1) * np.var(values)))
+
+    def _differences(self) -> list[dict[str, Any]]:
+        """Return differences of two methods, each at its best where it has a grid."""
+        rows = []
+        for against in AGAINST:
+            ours, filtered = (RUN_EPOCHS, FILTER_EPOCHS) if against == STANDARD else (RUN_DAMPING, FILTER)
+            names = [name for name, column in self._best if column == against]
+            value = {name: self._lds(self._best[name, against], against).value for name in names}
+            ekfac = max(
+                (name for name in names if EKFAC in name and name != PRECONDITIONED), key=value.__getitem__
+            )
+            for question, first, second in (
+                ("damping", INFLUENCE, ours),
+                ("filter and EK-FAC", filtered, ekfac),
+                ("influence and EK-FAC", ours, ekfac),
+                ("unrolled and filter", UNROLLED, filtered),
+                ("averaged and filter", AVERAGED, filtered),
+                ("averaged and influence", AVERAGED, ours),
+                ("SOURCE and influence", SEGMENTS, ours),
+                ("best and influence", max(names, key=value.__getitem__), ours),
+                ("length", RUN_EPOCHS, RUN_DAMPING),
+            ):
+                pair = [self._best[name, against].predicted for name in (first, second)]
+                found = lds_of_predictions(pair, self.bank, against=against)  # type: ignore[arg-type]
+                asked = {"against": against, "question": question, "first": first, "second": second}
+                rows.append(asked | columns(found, "difference"))
+        return rows
+
+    def _rank_table(self, predicted: dict[str, Array | None]) -> pd.DataFrame:
+        """Return the rank of each half among all, by query and network, for every row."""
+        network, half, query = np.indices((len(self.places), *self.bank.single_run.shape[1:])).reshape(3, -1)
+        found = {name: _ranks(own) for name, own in predicted.items() if own is not None}
+        return (
+            pd.DataFrame({"network": network, "half": half, "query": query} | found) if found else pd.DataFrame()
+        )
+
+    def _cost(self) -> list[dict[str, Any]]:
+        """Return what each method's scores of one network took, all dampings of its grid, and the retrainings."""
+        done = [row for row in self.scored if row.predicted is not None]
+        of_bank = self.bank.recipe["seconds"]
+        training = float(np.mean([trained.seconds for trained in self.trained]))
+        grids = {row.name: [own.seconds for own in done if own.name == row.name] for row in done}
+        grids |= {f"{len(self.bank.subsets)} subsets, {what}": [np.mean(of_bank[what])] for what in PROTOCOLS}
+        return [
+            {
+                "method": name,
+                "dampings": len(grid),
+                "seconds": float(sum(grid)),
+                "trainings": float(sum(grid)) / training,
+                "trainings of one damping": float(np.mean(grid)) / training,
+            }
+            for name, grid in grids.items()
+        ]
+
+    # ----------------------------------------------------------------------------- pictures
+    def _residuals(self) -> tuple[list[dict[str, Any]], dict[str, Array | None]]:
+        """Return the LDS of influence by plain CG, cut off at each residual, and the predictions."""
+        rows: list[dict[str, Any]] = []
+        ranks: dict[str, Array | None] = {}
+        for rtol in map(float, self.settings.rtols):
+            results = []
+            for k, (place, trained) in enumerate(zip(self.places, self.trained, strict=True)):
+
+                def solve(
+                    place: Network = place, trained: Trained = trained, rtol: float = rtol
+                ) -> dict[str, Any]:
+                    asked: dict[str, Any] = {"run": trained.run.length(), "solver": ConjugateGradient(rtol=rtol)}
+                    found = influence(trained.model, place.loss, place.train, place.test, **asked)
+                    return {"scores": found.scores, "products": found.solution.num_matvecs}
+
+                key = place.key | {"num_queries": self.settings.num_queries, "rtol": rtol, "network": k}
+                results.append(self.run.unit("board/residual", key, solve, version=1))
+            predicted = self._predictions([r["scores"] for r in results])
+            ranks[f"{rtol:g}"] = predicted
+            products = float(np.mean([r["products"] for r in results])) / int(self.settings.num_queries)
+            for against in AGAINST:
+                found = lds_of_predictions([predicted], self.bank, against=against)
+                rows.append({"residual": rtol, "products": products, "against": against} | columns(found))
+        return rows, ranks
+
+    def _fractions(self) -> tuple[list[dict[str, Any]], pd.DataFrame]:
+        """Return the LDS against subsets of other sizes, and predicted and measured ranks.
+
+        First order has the less to miss the larger the subsets are.
+        """
+        rows, parts, num = [], [], int(self.settings.num_standard_of_fractions)
+        for fraction in map(float, sorted([*self.settings.also_fractions, self.settings.fraction])):
+            if not self.settings.also_fractions:
+                break
+            bank = self.bank
+            if fraction != self.settings.fraction:
+                bank = bank_of(self.run, self.network, fraction=fraction, num_standard=num)
+            ranks = {f"measured, {against}": _measured(bank, against) for against in (SAME_SEED, STANDARD)}
+            for name, against, asked, scores in self._scores_for(fraction):
+                place = label(asked.name, asked.damping)
+                ranks[place] = bank.predictions(np.stack([own.double().cpu().numpy() for own in scores]))
+                found = lds_of_predictions([ranks[place]], bank, against=against)
+                names = {"fraction": fraction, "method": name, "against": against, "scores": place}
+                rows.append(names | columns(found))
+            parts.append(self._rank_table(ranks).assign(fraction=fraction))  # type: ignore[arg-type]
+        return rows, pd.concat(parts) if parts else pd.DataFrame()
+
+    def _scores_for(self, fraction: float) -> Iterator[tuple[str, str, Method, list[Tensor]]]:
+        """Yield methods with the column that judges them, and their scores on every network."""
+        for name in (RUN_DAMPING, FILTER, EKFAC, UNROLLED, DOT):
+            for against in (SAME_SEED, STANDARD):
+                scores = []
+                for place, trained in zip(self.places, self.trained, strict=True):
+                    if against == STANDARD and name in (RUN_DAMPING, FILTER):
+                        method = self._for_epochs(place, trained, fraction, filtered=name == FILTER)
+                    else:
+                        best = self._best[name, against].damping
+                        same = (m for m in own_scores(place, trained) if m.name == name and m.damping == best)
+                        method = next(same)
+                    scores.append(self._unit(place, method)["scores"])
+                yield name, against, method, scores
+
+
+def _done(scores: Callable[[], Tensor]) -> Callable[[], dict[str, Any]]:
+    return lambda: {"status": "done", "scores": scores()}
+
+
+def _measured(bank: Bank, against: str) -> Array:
+    return np.stack([bank.measured(against, k) for k in range(len(bank.single_run))])
+
+
+def _ranks(values: Array) -> Array:
+    """Return the ranks of the halves from 1 on, (K, S, M) -> (K S M,)."""
+    return np.stack([centred_ranks(own) + (len(own) + 1) / 2 for own in values]).ravel()
+
+
+def label(method: str, damping: float | None) -> str:
+    """Return the column of a row in `ranks`."""
+    return method if damping is None or np.isnan(damping) else f"{method} @ {damping:g}"
+
+
+def columns(found: BankScore, name: str = "lds") -> dict[str, float]:
+    """Return a value with its interval as columns of a row."""
+    return {name: found.value, f"{name}_low": found.low, f"{name}_high": found.high}

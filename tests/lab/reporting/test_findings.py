@@ -3,13 +3,14 @@
 import re
 from pathlib import Path
 
+import pandas as pd
 import pytest
 import yaml
 
-from curvlab.lab import Claim, Criterion, Interval, judge, plots
+from curvlab.lab import Claim, Criterion, Interval, judge, out_of_reach, plots
 from curvlab.lab.reporting.findings import HEADLINES, NO_VALUE, find, headline_verdict, tell, written
 from curvlab.lab.reporting.forest import forest
-from curvlab.lab.reporting.readme import filled_readme
+from curvlab.lab.reporting.readme import WORDS, Board, filled_readme
 from curvlab.lab.reporting.results import read_results
 
 ROOT = Path(__file__).parents[3]
@@ -34,7 +35,7 @@ def test_the_rule_of_a_headlines_verdict(verdicts: str, verdict: str) -> None:
 @pytest.mark.parametrize(
     ("form", "text"),
     [
-        ("", "0.95"), (":%", "95 %"), (":-%", "−95 %"), (":/", "1.1"), (":10^", "8.9"),
+        ("", "0.95"), (":%", "95 %"), (":100", "95"), (":-%", "−95 %"), (":/", "1.1"), (":10^", "8.9"),
         (":-", "−0.95"), (":1/(1-)", "20"), (":-points", "−95 (−97 to −93)"),
         (":interval", "0.95 (0.93 to 0.97)"),
         (":points", "95 (93 to 97)"), (":paper", "0.93 (Pearson)"),
@@ -44,6 +45,15 @@ def test_a_sentence_has_its_claims_numbers(form: str, text: str) -> None:
     assert tell("a", f"It is {{b/c{form}}}, {{a/b/c{form}}} and {{b/none{form}}}.", HELD) == (
         f"It is {text}, {text} and {NO_VALUE}."
     )
+
+
+def test_a_name_with_stars_stands_for_many_claims() -> None:
+    low = judge(CLAIM, 0.2, Interval(0.1, 0.3, "t 95 %, 3 seeds", 3), if_not_reproduced="-")
+    many = {"a/b/c-1": HELD["a/b/c"], "a/b/c-2": low, "a/b/d": low, "a/b/c-3": out_of_reach(CLAIM, "No GPU.")}
+    told = tell("a", "{b/c-*:largest}, {b/c-*:count}, {b/c-*:count not reproduced}, {b/x*:largest}", many)
+    assert told == f"0.95, 2, 1, {NO_VALUE}"
+    with pytest.raises(ValueError, match="forms largest, count and count VERDICT, not '%'"):
+        tell("a", "{b/c-*:%}", many)
 
 
 def test_an_unknown_form_is_named() -> None:
@@ -88,12 +98,21 @@ def test_every_sentence_has_its_value_and_every_pattern_its_claims(committed) ->
                 assert any(re.fullmatch(bare, name) for name in finding.results), pattern
 
 
-def test_no_number_of_ours_is_typed() -> None:
-    names = r"C = 2|at most 1|Eq\. (3|10)|T5|LeNet-5|Theorem 1|takes 2"
+def test_no_number_of_ours_is_typed_and_a_finding_has_one_and_an_advice() -> None:
+    names = r"Eq\. 10|T5|LeNet-5|Theorem 1|Lemma 1|takes 2"
     for paper, entry in yaml.safe_load(HEADLINES.read_text(encoding="utf-8")).items():
         for sentence in (entry["found"], *(headline["finding"] for headline in entry["headlines"])):
+            assert len(re.findall(r"\{", sentence)) == 1, f"{paper}: {sentence}"
+            assert re.search(r"\w\W*\. [A-Z].*\.$|: \w.*\.$", sentence), f"{paper}: what to do? {sentence}"
+            assert len(sentence.split()) <= 45, f"{paper}: {sentence}"
             typed = re.sub(rf"\{{[^}}]*\}}|{names}", "", sentence)
             assert not re.search(r"\d", typed), f"{paper}: {sentence}"
+    words = yaml.safe_load(WORDS.read_text(encoding="utf-8"))
+    for sentence in (*words["story"], words["times"], *words["which"]):
+        typed = re.sub(r"\{[^}]*\}|\(results/.*?\)|T5|1/length|95 % intervals", "", sentence)
+        assert not re.search(r"\d", typed), sentence
+    assert all(len(re.findall(r"\{", sentence)) == 1 for sentence in words["story"])
+    assert len(words["story"]) == 5
 
 
 def test_a_number_that_the_paper_does_not_state_is_refused(tmp_path: Path) -> None:
@@ -117,7 +136,25 @@ def test_a_damaged_file_is_named(tmp_path: Path, content: str) -> None:
 def test_the_picture_and_the_readme_are_those_of_the_results(committed, tmp_path: Path) -> None:
     plots.write_png(forest(committed, {}), tmp_path / "findings.png")  # fonts may differ: not compared by bytes
     assert (ROOT / "results" / "findings.png").is_file()
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert filled_readme(readme, ROOT / "results", committed) == readme, "run `make report`: README.md is stale"
+    readme, folders = (ROOT / "README.md").read_text(encoding="utf-8"), read_results(ROOT / "results")
+    assert filled_readme(readme, folders, committed) == readme, "run `make report`: README.md is stale"
+    assert NO_VALUE not in readme
     with pytest.raises(ValueError, match="lacks the line"):
-        filled_readme("", ROOT / "results", committed)
+        filled_readme("", folders, committed)
+
+
+def test_the_board_reads_its_tasks_and_methods_from_the_tables() -> None:
+    folders = [each for each in read_results(ROOT / "results") if each.key == "benchmarks/board"]
+    words = yaml.safe_load(WORDS.read_text(encoding="utf-8"))
+    board = Board(folders, words["board"], ours=words["ours"])
+    assert len(board.table().splitlines()) == 2 + 8
+    table = pd.read_csv(folders[0].path / "best.csv")
+    own = table[(table.against == "standard") & (table.task == table.task[0])].set_index("method").lds
+    assert f"| {own['unrolled']:.2f} (" in board.table().splitlines()[2]
+    ranks = pd.read_csv(folders[0].path / "ranks.csv.gz")
+    groups = ranks[ranks.task == table.task[0]].groupby(["network", "query"])
+    each = [own["unrolled"].corr(own["influence, as many epochs"], method="spearman") for _, own in groups]
+    assert board.agreement()["unrolled"] == pytest.approx(sum(each) / len(each), abs=2e-3)
+    assert board.agreement()[board.ours] == pytest.approx(1)
+    with pytest.raises(ValueError, match="the board has no 'voodoo', but"):
+        Board(folders, {"x": ["voodoo", "voodoo"]}, ours="x")

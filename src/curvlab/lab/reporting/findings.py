@@ -18,9 +18,11 @@ lissa:
 
 A number in a sentence is a claim in braces, never typed: {item/claim} is its value x with two digits.
 {item/claim:-}, {item/claim:%}, {item/claim:-%}, {item/claim:/}, {item/claim:1/(1-)} and {item/claim:10^} are -x, x
-and -x in percent, 1/x, 1/(1-x) and 10^x; {item/claim:interval} is x with its interval, {item/claim:points} and
-{item/claim:-points} the same in percentage points; {item/claim:paper} is what the paper states. A name with three
-parts is another paper's, {benchmarks/llc/ratio}. "(no value)" stands where results lack it.
+and -x in percent, 1/x, 1/(1-x) and 10^x; {item/claim:100} is 100 x; {item/claim:interval} is x with its interval,
+{item/claim:points} and {item/claim:-points} the same in percentage points; {item/claim:paper} is what the paper
+states. A name with three parts is another paper's, {benchmarks/llc/ratio}. A name with stars stands for many:
+{item/claim-*:largest} is the largest value, {item/claim-*:count} how many were judged, and
+{item/claim-*:count VERDICT} how many of them so. "(no value)" stands where results lack it.
 
 The verdict of a headline is that of its claims at the largest preset that has judged one of them. Claims out of
 reach or not asked there do not count, but those that were measured and not asked for want of power are undecided
@@ -56,7 +58,7 @@ from curvlab.lab.reporting.claims import (
     UNJUDGED,
     ClaimResult,
 )
-from curvlab.lab.reporting.intervals import Interval
+from curvlab.lab.reporting.intervals import Interval, exact
 from curvlab.lab.reporting.results import ResultFolder
 from curvlab.lab.targets.target import PRESETS, ROOT
 
@@ -114,6 +116,11 @@ class Finding:
     shown: ClaimResult | None
 
     @property
+    def sentence(self) -> str:
+        """What was found; the sentences after it say what to do."""
+        return re.split(r"(?<=\.) (?=[A-Z])", self.text)[0]
+
+    @property
     def counts(self) -> dict[str, int]:
         """How many of the claims have each verdict."""
         return dict(Counter(result.verdict for result in self.results.values()))
@@ -148,11 +155,8 @@ def find(folders: Sequence[ResultFolder], path: Path = HEADLINES) -> tuple[Paper
     Raises:
         ValueError: an entry lacks a key, has an unknown one, or a number that the paper does not state; names it.
     """
-    claims: dict[str, dict[str, ClaimResult]] = {preset: {} for preset in PRESETS}
-    for folder in folders:
-        own = claims.setdefault(folder.preset, {})
-        own.update({f"{folder.key}/{result.claim.id}": result for result in folder.claims})
-    best = {name: result for preset in PRESETS for name, result in claims[preset].items()}
+    claims = {preset: _claims_at(preset, folders) for preset in PRESETS}
+    best = best_claims(folders)
     there = {folder.paper for folder in folders}
     try:
         return tuple(
@@ -174,6 +178,20 @@ def find(folders: Sequence[ResultFolder], path: Path = HEADLINES) -> tuple[Paper
             f"{path.name} is damaged ({type(error).__name__}: {error}): each paper needs says, found, picture and "
             "headlines."
         ) from error
+
+
+def best_claims(folders: Sequence[ResultFolder]) -> dict[str, ClaimResult]:
+    """Return every claim by "<paper>/<item>/<claim>", at the largest preset that has it."""
+    return {name: result for preset in PRESETS for name, result in _claims_at(preset, folders).items()}
+
+
+def _claims_at(preset: str, folders: Sequence[ResultFolder]) -> dict[str, ClaimResult]:
+    return {
+        f"{folder.key}/{result.claim.id}": result
+        for folder in folders
+        if folder.preset == preset
+        for result in folder.claims
+    }
 
 
 def _headline(paper: str, entry: Mapping[str, Any]) -> Headline:
@@ -238,6 +256,8 @@ def tell(paper: str, sentence: str, claims: Mapping[str, ClaimResult]) -> str:
 
     def number(match: re.Match[str]) -> str:
         name, form = _whole(paper, match[1]), match[2] or ""
+        if "*" in name:
+            return _of_many([claims[own] for own in claims if fnmatchcase(own, name)], form)
         if form not in _FORMS:
             raise ValueError(
                 f"headlines.yaml, {paper}: {match[0]}: after a colon stands one of {', '.join(_FORMS)}"
@@ -248,6 +268,23 @@ def tell(paper: str, sentence: str, claims: Mapping[str, ClaimResult]) -> str:
         return _FORMS[form](result, result.value, result.interval)
 
     return _REFERENCE.sub(number, sentence)
+
+
+def _of_many(results: Sequence[ClaimResult], form: str) -> str:
+    if form == "largest":
+        values = [result.value for result in results if result.value is not None]
+        return written(max(values)) if values else NO_VALUE
+    what, _, verdict = form.partition(" ")
+    if what != "count":
+        raise ValueError(f"of many claims there are the forms largest, count and count VERDICT, not {form!r}")
+    judged = [result.verdict for result in results if result.verdict not in UNJUDGED]
+    return str(judged.count(verdict) if verdict else len(judged))
+
+
+def with_number(sentence: str, value: float) -> str:
+    """Return a sentence with a number of our own in the place of {} or {:form}."""
+    interval = exact(value)
+    return re.sub(r"\{:?([^{}]*)\}", lambda match: _FORMS[match[1]](None, value, interval), sentence)
 
 
 def written(value: float) -> str:
@@ -266,10 +303,11 @@ def _with_interval(value: float, interval: Interval, unit: float = 1.0) -> str:
     return f"{written(unit * value)} ({written(low)} to {written(high)})"
 
 
-_FORMS: Mapping[str, Callable[[ClaimResult, float, Interval], str]] = {
+_FORMS: Mapping[str, Callable[[ClaimResult | None, float, Interval], str]] = {
     "": lambda _, value, __: written(value),
     "%": lambda _, value, __: f"{written(100 * value)} %",
     "-%": lambda _, value, __: f"{written(-100 * value)} %",
+    "100": lambda _, value, __: written(100 * value),
     "/": lambda _, value, __: written(1 / value),
     "10^": lambda _, value, __: written(10**value),
     "-": lambda _, value, __: written(-value),
@@ -277,7 +315,7 @@ _FORMS: Mapping[str, Callable[[ClaimResult, float, Interval], str]] = {
     "interval": lambda _, value, interval: _with_interval(value, interval),
     "points": lambda _, value, interval: _with_interval(value, interval, unit=100.0),
     "-points": lambda _, value, interval: _with_interval(value, interval, unit=-100.0),
-    "paper": lambda result, _, __: str(result.claim.paper_value),
+    "paper": lambda result, _, __: str(result.claim.paper_value) if result else NO_VALUE,
 }
 
 

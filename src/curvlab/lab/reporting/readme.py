@@ -1,52 +1,57 @@
-"""The parts of README.md that are made of results: the papers' table and the board of attribution.
+"""The parts of README.md that are made of results: the story, the papers' table, times, the board of attribution.
 
-A part stands between `<!-- NAME: written by `make report` -->` and `<!-- NAME end -->`; the rest is typed.
+A part stands between `<!-- NAME: written by `make report` -->` and `<!-- NAME end -->`; the rest is typed. Its
+words and the rows of the board are those of experiments/papers/readme.yaml.
 """
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
+import yaml
 
 from curvlab.lab import tables
-from curvlab.lab.reporting.findings import HEADLINE_VERDICTS, PaperFindings
-from curvlab.lab.targets.target import paper_titles
+from curvlab.lab.reporting.causes import false_statements
+from curvlab.lab.reporting.findings import HEADLINE_VERDICTS, PaperFindings, best_claims, tell, written
+from curvlab.lab.reporting.results import ResultFolder, largest_judged
+from curvlab.lab.targets.help import expected_seconds
+from curvlab.lab.targets.target import ROOT, named_targets, paper_titles
 
-_BOARD = "benchmarks/board"
-_TASKS = {  # of the board, with the names of its columns; of those that are published
-    "mlp-32-tanh-digits-1000": "digits",
-    "mlp-32-diabetes": "diabetes (regression)",
-    "mlp-16-tanh-breast-cancer": "breast cancer (table)",
-    "mlp-64-tanh-mnist-2000": "MNIST",
-    "mlp-64-tanh-fashion-mnist-2000": "FashionMNIST",
-}
-_PRICED = "mlp-32-tanh-digits-1000"
-_STANDARD, _SINGLE = "standard", ("same seed", "other seeds")
-_SCORES = {  # rows of the board: what they are called, the method by the standard protocol, and by single runs
-    "unrolled derivative of one training": ("unrolled", "unrolled"),
-    "the same, mean of three others": ("unrolled over other seeds",) * 2,
-    "**influence, damping 1/length of the retraining**": (
-        "influence, as many epochs",
-        "influence at the run's damping",
-    ),
-    "influence, filtered by the retraining": ("filter, as many epochs", "filter of the run"),
-    "SOURCE, segments solved exactly": ("SOURCE with exact segments",) * 2,
-    "EK-FAC (ours)": ("EK-FAC",) * 2,
-    "EK-FAC (kronfluence)": ("kronfluence EK-FAC",) * 2,
-    "EK-FAC (dattri, two faults mended)": ("dattri EK-FAC mended",) * 2,
-    "TRAK": ("TRAK",) * 2,
-    "dot product of gradients": ("gradient dot product",) * 2,
-}
+WORDS = ROOT / "experiments" / "papers" / "readme.yaml"
+STANDARD, SAME_SEED = "standard", "same seed"
+_CORES = 2
 
 
-def filled_readme(readme: str, results: Path, papers: Sequence[PaperFindings]) -> str:
+def filled_readme(readme: str, folders: Sequence[ResultFolder], papers: Sequence[PaperFindings]) -> str:
     """Return the README's text with its parts as the results have them."""
-    parts = {"papers": papers_table(papers), "board": board(results)}
+    words = yaml.safe_load(WORDS.read_text(encoding="utf-8"))
+    board = Board(
+        [folder for folder in folders if folder.key == "benchmarks/board"], words["board"], ours=words["ours"]
+    )
+    numbers = board.settings | {
+        "clipped": clipped(folders[0].path.parents[2], words["clipped"]),
+        "false": str(len([each for own in _by_paper(folders).items() for each in false_statements(*own)])),
+        "gap": written(board.gap),
+        "minutes": f"{expected_seconds(named_targets(['figures']), 'embedded') / 60 / _CORES:.0f}",
+    }
+    claims = best_claims(folders)
+
+    def told(sentence: str) -> str:
+        return tell("", re.sub(r"\{(\w+)\}", lambda match: numbers[match[1]], sentence), claims)
+
+    parts = {
+        "story": "\n".join(f"{place}. {told(each)}" for place, each in enumerate(words["story"], start=1)),
+        "papers": papers_table(papers),
+        "times": told(words["times"]),
+        "board": "\n\n".join([*map(told, words["which"]), board.table()]),
+    }
     for name, part in parts.items():
         begin, end = f"<!-- {name}: written by `make report` -->", f"<!-- {name} end -->"
         if begin not in readme or end not in readme:
@@ -70,35 +75,96 @@ def papers_table(papers: Sequence[PaperFindings]) -> str:
     return "\n".join(lines)
 
 
-def board(results: Path) -> str:
-    """Return the board of attribution: LDS by the standard protocol for each task, means by all, and the price."""
-    folders = [
-        path.parent for path in sorted((results / _BOARD).glob("*/best.csv")) if "+" not in path.parent.name
-    ]
-    best, cost = (pd.concat([tables.read_table(f, name) for f in folders]) for name in ("best", "cost"))
-    tasks = {task: label for task, label in _TASKS.items() if task in set(best.task)}
-    cells: dict[tuple[str, str, str], Any] = {
-        (str(row.task), str(row.method), str(row.against)): row for row in best.itertuples()
-    }
-    seconds = cost.set_index(["task", "method"]).trainings
-    means = [f"mean: {against}" for against in (_STANDARD, *_SINGLE)]
-    lines = ["| score | " + " | ".join([*tasks.values(), *means, "price on digits"]) + " |"]
-    lines.append("|---" * (len(tasks) + 5) + "|")
-    for label, (standard, single) in _SCORES.items():
-        row = [_cell(cells, (task, standard, _STANDARD)) for task in tasks]
-        for against in (_STANDARD, *_SINGLE):
-            keys = [(task, standard if against == _STANDARD else single, against) for task in tasks]
-            known = [float(cells[key].lds) for key in keys if key in cells]
-            row.append(f"{sum(known) / len(known):.2f}" if len(known) == len(tasks) else "")
-        price = (_PRICED, standard)
-        row.append(f"{seconds[price]:.0f}" if price in seconds.index else "")
-        if any(row):
-            lines.append(f"| {label} | {' | '.join(row)} |")
-    return "\n".join(lines)
+def clipped(results: Path, of: Mapping[str, str]) -> str:
+    """Return the least share of clipped entries of a racer's last step, over what it trained."""
+    table = tables.read_table(results / of["folder"], of["table"])
+    own = table[table.racer == of["racer"]]
+    last = own[own.step == own.step.max()]
+    return f"{written(100 * float(last.share.min()))} %"
 
 
-def _cell(cells: Mapping[tuple[str, str, str], Any], key: tuple[str, str, str]) -> str:
-    if key not in cells:
-        return ""
-    found = cells[key]
-    return f"{found.lds:.2f} ({found.lds_low:.2f} to {found.lds_high:.2f})"
+def _by_paper(folders: Sequence[ResultFolder]) -> dict[str, list[ResultFolder]]:
+    papers = dict.fromkeys(folder.paper for folder in folders if folder.paper != "benchmarks")
+    return {paper: largest_judged(own for own in folders if own.paper == paper) for paper in papers}
+
+
+class Board:
+    """The board of attribution: LDS of each score by task, its agreement with exact influence, and its price.
+
+    Args:
+        folders: bench-board's, of every preset.
+        rows: by label, the method by the standard protocol and that by single runs.
+        ours: the row of exact influence.
+    """
+
+    def __init__(self, folders: Sequence[ResultFolder], rows: Mapping[str, Sequence[str]], *, ours: str) -> None:
+        self.folders, self.rows, self.ours = folders, rows, rows[ours][0]
+        best = self._read("best")
+        self.best: dict[tuple[str, str, str], Any] = {
+            (str(row.task), str(row.method), str(row.against)): row for row in best.itertuples()
+        }
+        for method in (method for pair in rows.values() for method in pair):
+            if method not in set(best.method):
+                raise ValueError(f"readme.yaml: the board has no {method!r}, but {', '.join(set(best.method))}")
+        banks = {  # by the task's name in the tables
+            name.replace("_", "-"): str(task.get("bank") or name)
+            for folder in folders
+            for name, task in folder.record["config"]["tasks"].items()
+        }
+        self.tasks = {str(task): banks[task] for task in dict.fromkeys(best.task)}
+        self.first = next(iter(self.tasks))
+        config = folders[0].record["config"]
+        self.settings = {name: str(value) for name, value in config.items() if name.startswith("num_")}
+
+    def _read(self, name: str) -> pd.DataFrame:
+        return pd.concat([tables.read_table(folder.path, name) for folder in self.folders])
+
+    @property
+    def gap(self) -> float:
+        """How far exact influence is at most below the best row of a task, by the standard protocol."""
+        methods = [pair[0] for pair in self.rows.values()]
+        gaps = []
+        for task in self.tasks:
+            lds = [self.best[key].lds for method in methods if (key := (task, method, STANDARD)) in self.best]
+            gaps.append(max(lds) - self.best[task, self.ours, STANDARD].lds)
+        return float(max(gaps))
+
+    def agreement(self) -> dict[str, float]:
+        """Return by method the rank correlation of its predictions with those of exact influence, first task."""
+        ranks = self._read("ranks")
+        ranks = ranks[ranks.task == self.first].sort_values(["network", "query", "half"])
+        num_halves = ranks.half.nunique()
+
+        def standardised(column: str) -> np.ndarray:
+            own = ranks[column].to_numpy().reshape(-1, num_halves)
+            own = own - own.mean(1, keepdims=True)
+            return own / np.linalg.norm(own, axis=1, keepdims=True)
+
+        found = {}
+        for method in (pair[0] for pair in self.rows.values()):
+            damping = self.best[self.first, method, STANDARD].damping
+            column = method if math.isnan(damping) else f"{method} @ {damping:g}"
+            found[method] = float((standardised(column) * standardised(self.ours)).sum(1).mean())
+        return found
+
+    def table(self) -> str:
+        """Return the rows: LDS by the standard protocol for each task, the rest for the first or as a mean."""
+        cost = self._read("cost")
+        price = dict(zip(cost.task + cost.method, cost.trainings, strict=True))
+        agreement, name = self.agreement(), self.tasks[self.first]
+        heads = ["score", *self.tasks.values(), "same seed, mean", f"agreement, {name}", f"price, {name}"]
+        lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
+        for label, (standard, single) in self.rows.items():
+            keys = [(task, single, SAME_SEED) for task in self.tasks]
+            same = [self.best[key].lds for key in keys if key in self.best]
+            cells = [self._cell((task, standard, STANDARD)) for task in self.tasks]
+            cells.append(f"{sum(same) / len(same):.2f}" if len(same) == len(keys) else "")
+            cells += [f"{agreement[standard]:.2f}", f"{price[self.first + standard]:.0f}"]
+            lines.append(f"| {label} | {' | '.join(cells)} |")
+        return "\n".join(lines)
+
+    def _cell(self, key: tuple[str, str, str]) -> str:
+        if key not in self.best:
+            return ""
+        found = self.best[key]
+        return f"{found.lds:.2f} ({found.lds_low:.2f} to {found.lds_high:.2f})"

@@ -1,6 +1,6 @@
 """The pages of results, in Markdown: `make report` writes them below results/, where the repository shows them.
 
-README.md       five papers: what each says, what was found, the verdicts on its claims, one picture
+README.md       five papers: the verdicts on their claims, and every headline with what was found
 <paper>/README.md    the parts of a reproducibility report; every target's picture, claims, settings
 MISPRINTS.md    what is false as printed, with the counter-examples
 REPRODUCE.md    the command, device, time and memory of every result
@@ -25,33 +25,44 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
-
 from curvlab.files import write_atomically
 from curvlab.lab.reporting import plots
-from curvlab.lab.reporting.causes import CAUSES, cause
-from curvlab.lab.reporting.claims import REFUTED, VERDICTS, ClaimResult
+from curvlab.lab.reporting.causes import (
+    CAUSES,
+    FALSE,
+    FALSE_KINDS,
+    MISPRINT,
+    ROUNDING,
+    WRONG,
+    cause,
+    false_statements,
+    own_claims,
+    standings,
+)
+from curvlab.lab.reporting.claims import (
+    DIRECTION_ONLY,
+    NOT_ASKED,
+    NOT_REPRODUCED,
+    OUT_OF_REACH,
+    REPRODUCED,
+    UNDECIDED,
+    ClaimResult,
+)
 from curvlab.lab.reporting.findings import HEADLINES, PaperFindings, find
 from curvlab.lab.reporting.forest import forest
 from curvlab.lab.reporting.readme import filled_readme
-from curvlab.lab.reporting.results import ResultFolder, count_verdicts, read_results
+from curvlab.lab.reporting.results import ResultFolder, count_verdicts, largest_judged, read_results, scoreboard
 from curvlab.lab.targets.target import ROOT, paper_titles
 
-MEANINGS = dict(  # for readers; the rule itself is in claims.py
-    zip(
-        VERDICTS,
-        (
-            "the whole interval keeps the criterion",
-            "the whole interval shows the direction, not the size",
-            "the interval lies on both sides of a bound",
-            "the whole interval lies outside",
-            "an exact statement with a counter-example",
-            "a condition of the claim was not met in the run",
-            "this preset cannot decide it, as its size or the spread of its first two seeds said beforehand",
-        ),
-        strict=True,
-    )
-)
+MEANINGS = {  # for readers; the rule itself is in claims.py
+    REPRODUCED: "the whole interval keeps the criterion",
+    DIRECTION_ONLY: "the direction holds, the size does not",
+    UNDECIDED: "the interval lies on both sides of a bound",
+    NOT_REPRODUCED: "the whole interval lies outside",
+    FALSE: "a misprint, or a statement with a counter-example",
+    OUT_OF_REACH: "a condition of the claim was not met",
+    NOT_ASKED: "this preset cannot decide it",
+}
 _LONGEST_NOTE = 240  # characters; all of it stands in claims.json
 
 
@@ -67,21 +78,6 @@ def pages(folders: Sequence[ResultFolder], told: Mapping[str, PaperFindings]) ->
     return found
 
 
-def largest_judged(folders: Iterable[ResultFolder]) -> list[ResultFolder]:
-    """Return of each target the largest preset that has claims, or else the largest there is."""
-    best: dict[str, ResultFolder] = {}
-    for folder in folders:  # presets grow
-        if folder.claims or folder.key not in best or not best[folder.key].claims:
-            best[folder.key] = folder
-    return list(best.values())
-
-
-def own_claims(title: str, folders: Iterable[ResultFolder]) -> list[ClaimResult]:
-    """Return the claims that stand in the paper itself, by their sources."""
-    citation = title.partition(":")[0]
-    return [result for folder in folders for result in folder.claims if result.claim.source.startswith(citation)]
-
-
 def _first_page(
     shown: Mapping[str, Sequence[ResultFolder]],
     titles: Mapping[str, str],
@@ -91,33 +87,38 @@ def _first_page(
     lines = [
         "# What five papers claim, and what came out",
         "",
-        "Every claim got a criterion, was computed, and is judged by rule from its interval. The table counts",
-        "the papers' own claims, once for each network and data set that they were tried on, at the largest",
-        "preset that was run (mostly `laptop`: small networks and data, not the papers' scale). How to make each",
-        "result again, and what that takes: [commands, devices, times](REPRODUCE.md). What is false as printed:",
-        "[misprints and counter-examples](MISPRINTS.md).",
+        "Every claim got a criterion, was computed, and is judged by rule from its interval, mostly on small",
+        "networks and data (preset `laptop`). A paper's page has each claim, its number, its picture.",
+        "[Commands, devices, times](REPRODUCE.md); [misprints and counter-examples](MISPRINTS.md).",
         "",
         "![What stands for each headline: our value, where the claim holds, the paper's number](findings.png)",
         "",
-        f"| paper | {' | '.join(VERDICTS)} |",
-        f"|---|{'---:|' * len(VERDICTS)}",
+        f"| the papers' own claims | {' | '.join(MEANINGS)} |",
+        f"|---|{'---:|' * len(MEANINGS)}",
     ]
-    for paper in papers:
-        counts = count_verdicts(own_claims(titles.get(paper, paper), largest_judged(shown[paper])))
-        cells = " | ".join(str(counts.get(verdict, 0)) for verdict in VERDICTS)
+    counted = {paper: standings(paper, largest_judged(shown[paper])) for paper in papers}
+    for paper, counts in counted.items():
+        cells = " | ".join(str(counts[standing]) for standing in MEANINGS)
         lines.append(f"| [{titles.get(paper, paper).partition(':')[0]}]({paper}/README.md) | {cells} |")
-    lines += ["", "; ".join(f"*{verdict}*: {meaning}" for verdict, meaning in MEANINGS.items()) + ".", ""]
+    lines += ["", "; ".join(f"*{standing}*: {meaning}" for standing, meaning in MEANINGS.items()) + ".", ""]
+    if rounded := sum(counts[ROUNDING] for counts in counted.values()):
+        lines[-2] += f" Not counted: {rounded} printed numbers that rounding alone takes past a bound."
     for paper in papers:
         lines += [f"## [{titles.get(paper, paper)}]({paper}/README.md)", ""]
         if paper not in told:
             continue
-        story = told[paper]
-        lines += [f"**The paper:** {story.says}\\", f"**Here:** {story.text}", ""]
+        places = {folder.key: f"{paper}/README.md{_place(folder, paper)}" for folder in shown[paper]}
+        lines += ["| it says | verdict | we found |", "|---|---|---|"]
+        for finding in told[paper].findings:
+            place = places.get(finding.headline.shown.rpartition("/")[0])
+            verdict = f"[{finding.verdict}]({place})" if place else finding.verdict
+            lines.append(f"| {_cell(finding.headline.says)} | {verdict} | {_cell(finding.sentence)} |")
+        lines.append("")
         for folder in largest_judged(shown[paper]):
-            if folder.key == story.picture and folder.pictures:
+            if folder.key == told[paper].picture and folder.pictures:
                 lines += [_picture(folder, f"{paper}/"), ""]
     if "benchmarks" in shown:
-        lines += ["Speed and accuracy of this library beside its peers: [benchmarks](benchmarks/README.md).", ""]
+        lines += ["This library beside its peers: [benchmarks](benchmarks/README.md).", ""]
     return "\n".join(lines)
 
 
@@ -130,22 +131,26 @@ def _paper_page(
     lines = [f"# {title}", "", "[All papers](../README.md) · [commands, devices and times](../REPRODUCE.md)", ""]
     if story is not None:
         lines += ["## Scope", "", story.says, "", "## Method", "", _method(chosen), "", "## Results", ""]
-        lines += [story.text, "", "Verdicts by headline stand [below](#headlines).", ""]
+        lines += [story.text, "", *_headlines(story, folders), ""]
     for folder in chosen:
         others = [other for other in own if other.key == folder.key and other is not folder]
         lines += _target_section(folder, others)
     if story is None:
         return "\n".join([*lines, *_changes(chosen)])
-    places = {folder.key: f"[{folder.target}]({_place(folder, own[0].paper)})" for folder in folders}
-    lines += ["## Headlines", "", "| The paper says | here | we found | in |", "|---|---|---|---|"]
+    lines += [*_why_not(story.paper, chosen), *_changes(chosen)]
+    for heading, text in (("easy", story.easy), ("hard", story.hard)):
+        lines += [f"## What was {heading}", "", text, ""]
+    return "\n".join([*lines, "## What the paper leaves open", "", story.leaves_open, ""])
+
+
+def _headlines(story: PaperFindings, folders: Sequence[ResultFolder]) -> list[str]:
+    places = {folder.key: f"[{folder.target}]({_place(folder, story.paper)})" for folder in folders}
+    lines = ["| The paper says | here | we found | in |", "|---|---|---|---|"]
     for finding in story.findings:
         keys = dict.fromkeys(name.rpartition("/")[0] for name in finding.results)
         words = (_cell(finding.headline.says), finding.verdict, _cell(finding.text))
         lines.append(f"| {' | '.join(words)} | {', '.join(places[key] for key in keys)} |")
-    lines += ["", *_why_not(title, chosen), *_changes(chosen)]
-    for heading, text in (("easy", story.easy), ("hard", story.hard)):
-        lines += [f"## What was {heading}", "", text, ""]
-    return "\n".join([*lines, "## What the paper leaves open", "", story.leaves_open, ""])
+    return lines
 
 
 def _method(chosen: Sequence[ResultFolder]) -> str:
@@ -162,12 +167,12 @@ def _method(chosen: Sequence[ResultFolder]) -> str:
     )
 
 
-def _why_not(title: str, chosen: Sequence[ResultFolder]) -> list[str]:
+def _why_not(paper: str, chosen: Sequence[ResultFolder]) -> list[str]:
     """Return how many of the paper's own claims that are not reproduced have each cause of the closed list."""
-    citation, counts = title.partition(":")[0], Counter[str]()
+    counts = Counter(each.kind for each in false_statements(paper, chosen))
     for folder in chosen:
-        own = [result for result in folder.claims if result.claim.source.startswith(citation)]
-        counts.update(filter(None, (cause(f"{folder.key}/{result.claim.id}", result.verdict) for result in own)))
+        own = (cause(f"{folder.key}/{result.claim.id}", result.verdict) for result in own_claims(paper, folder))
+        counts.update(why for why in own if why is not None and why not in FALSE_KINDS)
     rows = [f"| {name} | {meaning} | {counts[name]} |" for name, meaning in CAUSES.items() if counts[name]]
     head = ["## Why claims are not reproduced", "", "| cause | it means | claims |", "|---|---|---:|"]
     return [*head, *rows, ""] if rows else []
@@ -251,30 +256,33 @@ def _settings(record: Mapping[str, Any]) -> list[str]:
 
 # ------------------------------------------------------------------------------------ misprints
 def _misprints(shown: Mapping[str, Sequence[ResultFolder]], titles: Mapping[str, str]) -> str:
-    """Return what is false as printed, from the papers' own claims that are refuted or not reproduced for it."""
+    """Return what is false as printed, and what holds instead."""
+    found = {paper: false_statements(paper, largest_judged(folders)) for paper, folders in shown.items()}
+    kinds = Counter(each.kind for own in found.values() for each in own)
     lines = [
         "# Misprints and counter-examples",
         "",
-        "Statements that are false as they stand in a paper, each with the number that shows it. *Misprint*:",
-        "mended by a sign, a factor or a name it holds, or two printed numbers contradict each other; *refuted*:",
-        "it does not hold.",
+        f"{kinds.total()} statements that are false as they stand in a paper, each with the number that shows it.",
+        f"*Misprint* ({kinds[MISPRINT]}): mended by a sign, a factor or a name it holds, or two printed numbers",
+        f"contradict each other. *Refuted* ({kinds[WRONG]}): it does not hold. The last column is the target that",
+        "computes the number; *derivation* is a check by arithmetic, computed when this page is written.",
         "",
     ]
-    for paper, folders in shown.items():
-        title = titles.get(paper, paper)
-        rows = []
-        for folder in largest_judged(folders) if paper != "benchmarks" else []:
-            for result in own_claims(title, [folder]):
-                why = cause(f"{folder.key}/{result.claim.id}", result.verdict)
-                if why == "misprint" or result.verdict == REFUTED:
-                    place = result.claim.source.partition(", ")[2]
-                    words = (place, result.claim.statement, number_text(result.claim.paper_value))
-                    seen = (value_text(result), str(result.claim.criterion), str(why))
-                    link = f"[{folder.target}]({paper}/README.md{_place(folder, paper)})"
-                    rows.append(f"| {' | '.join(map(_cell, (*words, *seen)))} | {link} |")
-        if rows:
-            head = "| in | as printed | it states | counter-example | it holds if | kind | target |"
-            lines += [f"## {title}", "", head, "|---|---|---|---|---|---|---|", *rows, ""]
+    for paper, own in found.items():
+        if not own:
+            continue
+        lines += [f"## {titles.get(paper, paper)}", ""]
+        lines += [
+            "| in | as printed | as it should be | counter-example | kind | by |",
+            "|---|---|---|---|---|---|",
+        ]
+        for each in own:
+            words = (each.place, each.printed, each.should_be, each.seen, each.kind)
+            by = "[derivation](../experiments/papers/derivations.py)"
+            if each.folder is not None:
+                by = f"[{each.folder.target}]({paper}/README.md{_place(each.folder, paper)})"
+            lines.append(f"| {' | '.join(map(_cell, words))} | {by} |")
+        lines.append("")
     return "\n".join(lines)
 
 
@@ -304,29 +312,6 @@ def _commands(shown: Mapping[str, Sequence[ResultFolder]], titles: Mapping[str, 
             lines.append(f"| {' | '.join(map(_cell, [*cells, folder.computed_by]))} |")
         lines.append("")
     return "\n".join(lines)
-
-
-def scoreboard(folders: Sequence[ResultFolder]) -> pd.DataFrame:
-    """Return one row per claim of each folder; measure, source and explanation stand in its claims.json."""
-    rows = [
-        {
-            "target": folder.target,
-            "preset": folder.preset,
-            "claim": result.claim.id,
-            "statement": result.claim.statement,
-            "paper_value": result.claim.paper_value,
-            "value": result.value,
-            "low": result.interval.low if result.interval else None,
-            "high": result.interval.high if result.interval else None,
-            "interval": result.interval.kind if result.interval else None,
-            "criterion": str(result.claim.criterion),
-            "verdict": result.verdict,
-            "units": folder.computed_by,
-        }
-        for folder in folders
-        for result in folder.claims
-    ]
-    return pd.DataFrame(rows, columns=None if rows else ["verdict"])
 
 
 # ------------------------------------------------------------------------------------ words
@@ -418,7 +403,7 @@ def build_report(results: str | Path, headlines: Path = HEADLINES, readme: Path 
     if papers:
         plots.write_png(forest(papers, paper_titles()), results / "findings.png")
     if readme is not None:
-        text = filled_readme(readme.read_text(encoding="utf-8"), results, papers)
+        text = filled_readme(readme.read_text(encoding="utf-8"), folders, papers)
         write_atomically(readme, text.encode())
     return [problem for folder in folders for problem in folder.problems]
 

@@ -17,6 +17,7 @@ from curvlab.lab.data import cropped_and_flipped
 from curvlab.optim import NGD, QNG, Ginger
 from curvlab.training import (
     Learner,
+    MeanLoss,
     Step,
     StepInfo,
     TrainingBatch,
@@ -25,6 +26,7 @@ from curvlab.training import (
     shared_curvature_step,
     train,
 )
+from experiments.ginger.step_cost import step_cost
 
 PADDING = 4  # pixels of 32; He et al. (2016)
 WITH_CURVATURE = {"ginger": Ginger, "qng": QNG}
@@ -163,6 +165,14 @@ def clipped_shares(
         progress=False,
     )
     return {"step": at, "share": shares}
+
+
+def counted_step(model: nn.Module, batch: TrainingBatch, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `flops` and `memory` (bytes, at most alive at one time) of a training step, as `Cost` says."""
+    optimizer, step = make_optimizer(model.train(), settings)
+    learner = Learner(model, MeanLoss(nn.CrossEntropyLoss()), optimizer)
+    cost = step_cost(learner, batch, step=step, num_repeats=1)
+    return {"flops": cost.flops, "memory": cost.peak_bytes}
 
 
 # ------------------------------------------------------------------------------------ optimizers

@@ -21,13 +21,11 @@ import pandas as pd
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import avg_pool2d
-from torch.utils._pytree import tree_leaves
 
 from curvlab.lab import Run, t_interval, unit
 from curvlab.optim import DivergedError
 from curvlab.training import (
     Learner,
-    MeanLoss,
     Step,
     StepInfo,
     TrainingBatch,
@@ -35,8 +33,7 @@ from curvlab.training import (
     evaluate,
     train,
 )
-from experiments.ginger.optimizers import augmented, clipped_shares, make_optimizer
-from experiments.ginger.step_cost import call_cost
+from experiments.ginger.optimizers import augmented, clipped_shares, counted_step, make_optimizer
 from experiments.ginger.tuning import Racer, Tuned, lowest, tune
 from experiments.shared.task import Task
 
@@ -45,7 +42,6 @@ DIVERGED = (TrainingDivergedError, DivergedError, torch.linalg.LinAlgError)
 HIGHER = 1.5  # a loss so many times that at the start has diverged, though it is a number
 MEASURES = ("test_accuracy", "accuracy", "validation_loss", "min_train_loss")
 CURVE_POINTS = 40  # of each training, at most
-WARM = 2  # steps before one is counted: optimizers create their state in them
 
 
 class RaceTask(Task):
@@ -303,7 +299,7 @@ def _clipped(
 
 # ------------------------------------------------------------------------------------ cost
 def cost_of_a_step(task: RaceTask, racer: Racer, optimizer: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `flops` and `memory` (bytes, at most alive at one time), counted as `step_cost.Cost` says.
+    """Return `flops` and `memory` (bytes, at most alive at one time), see `counted_step`.
 
     With all gradients of the step, its state and its batch, without augmentation. What happens in some steps only
     counts where it falls on the third or the fourth: SOAP turns its basis in every tenth.
@@ -314,14 +310,5 @@ def cost_of_a_step(task: RaceTask, racer: Racer, optimizer: Mapping[str, Any]) -
 
 @unit("ginger/race_cost", version=2, about="cost of a step of {optimizer[optimizer]}")
 def _cost(run: Run, task: RaceTask, /, *, optimizer: Any, batch_size: int, **_key: Any) -> dict[str, Any]:
-    model = task.build(task.generator("start", 0)).train()
-    stepper, step = make_optimizer(model, optimizer)
-    learner = Learner(model, MeanLoss(nn.CrossEntropyLoss()), stepper)
     batch = TrainingBatch(*(part[:batch_size] for part in task.parts["train"]))
-    for _ in range(WARM):
-        step(learner, batch)
-    stepper.zero_grad()
-    held = [*tree_leaves(stepper.state_dict()), *model.state_dict().values(), batch.inputs, batch.targets]
-    tensors = [tensor for tensor in held if isinstance(tensor, Tensor)]
-    cost = call_cost(lambda: step(learner, batch), held=tensors, device=run.device, num_repeats=1)
-    return {"flops": cost.flops, "memory": cost.peak_bytes}
+    return counted_step(task.build(task.generator("start", 0)), batch, optimizer)

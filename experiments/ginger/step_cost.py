@@ -161,8 +161,8 @@ def _held(learner: Learner, batch: TrainingBatch) -> Iterator[Tensor]:
     yield from chain(learner.model.parameters(), learner.model.buffers())
     if isinstance(learner.loss.loss, nn.Module):
         yield from learner.loss.loss.buffers()
-    for state in learner.optimizer.state.values():
-        yield from (value for value in state.values() if isinstance(value, Tensor))
+    # Of an optimizer that is made of others, too, whose own state is empty.
+    yield from (value for value in tree_leaves(learner.optimizer.state_dict()) if isinstance(value, Tensor))
     yield from [batch.inputs] if isinstance(batch.inputs, Tensor) else batch.inputs.values()
     yield from (tensor for tensor in (batch.targets, batch.weights) if tensor is not None)
 

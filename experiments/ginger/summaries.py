@@ -1,17 +1,18 @@
 """Summaries by an encoder-decoder: pairs as tokens, a pretrained start, one fine-tuning, its cost, ROUGE.
 
 for task in SummaryTask.each(run, cfg):
-found = fine_tuned(task, FineTuning("lora", racer.with_rank(4, lr=0.05), num_steps, seed), with_test=True)
+    optimizer = racer.with_rank(4, lr=0.05)
+    found = fine_tuned(task, "lora", optimizer, num_steps=80, seed=0, with_test=True)
 """
 
 from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from functools import partial
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Self
 
 import pandas as pd
 import torch
@@ -19,7 +20,7 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 from torch import Tensor, nn
 
-from curvlab.lab import Run, task_label, task_settings, unit
+from curvlab.lab import Run, unit
 from curvlab.lab.data import (
     SummaryCorpus,
     SummarySplits,
@@ -28,19 +29,10 @@ from curvlab.lab.data import (
     summary_splits,
     train_tokenizer,
 )
-from curvlab.lab.models import EncoderDecoder, add_adapters, build_model
-from curvlab.training import (
-    Learner,
-    MeanLoss,
-    TrainingBatch,
-    TrainingDivergedError,
-    evaluate,
-    train,
-    train_language_model,
-)
-from experiments.ginger.optimizers import clipped_shares, make_optimizer
-from experiments.ginger.step_cost import step_cost
-from experiments.shared.task import without_paths
+from curvlab.lab.models import EncoderDecoder, add_adapters
+from curvlab.training import TrainingBatch, TrainingDivergedError, evaluate, train, train_language_model
+from experiments.ginger.optimizers import clipped_shares, counted_step, make_optimizer
+from experiments.shared.task import Task, without_paths
 
 WEIGHTS = ("full", "lora")
 KINDS = ("rouge1", "rouge2", "rougeL")
@@ -49,55 +41,58 @@ NUM_EXAMPLES = 3  # summaries that are kept to be read
 
 
 @dataclass(frozen=True)
-class SummaryTask:
+class SummaryTask(Task):
     """Pairs, and a network to fine-tune.
 
+    Reads of the settings, beside `data` (a SummaryCorpus), `model` and `seed_name`: `tokenizer`
+    (`vocabulary_size`, or `pretrained`: a name on the hub); `source_length`, `target_length`, `prefix`;
+    `pretraining` (null: the model comes with its weights; `num_words`, `num_copied`, `max_stretches` of
+    `copying_pairs`, and what `train_language_model` takes); `adapters` (`rank` and `alpha` of LoRA); `batch_size`;
+    `measuring` (`batch_size`, `num_train`: pairs that the training loss is the mean over, `num_beams`).
+
     Attributes:
-        run: store, seeds, device.
-        label: what tables and figures call it.
-        settings: of this task: nodes `data` (a SummaryCorpus), `model`, `tokenizer` (`vocabulary_size`, or
-            `pretrained`: a name on the hub); `source_length`, `target_length`, `prefix`; `pretraining` (null: the
-            model comes with its weights; `num_words`, `num_copied`, `max_stretches` of `copying_pairs`, and what
-            `train_language_model` takes); `adapters` (`rank` and `alpha` of LoRA); `batch_size`; `measuring`
-            (`batch_size`, `num_train`: pairs that the training loss is the mean over, `num_beams`); `seed_name`.
         splits: pairs as tokens.
-        base: weights that every fine-tuning starts from; None: the model comes with them.
-        start_loss: of the validation pairs before any fine-tuning, the same in both halves of the table.
-        key: identifies all but `measuring` in the store.
+        corpus: the pairs' texts.
     """
 
-    run: Run
-    label: str
-    settings: DictConfig
-    splits: SummarySplits
-    base: Mapping[str, Tensor] | None
-    start_loss: float
-    key: dict[str, Any]
+    splits: SummarySplits  # type: ignore[assignment]  # pairs in place of examples or stretches of text
+    corpus: SummaryCorpus
 
     @classmethod
-    def each(cls, run: Run, cfg: DictConfig) -> Iterator[SummaryTask]:
-        """Yield the tasks of a target's config, each with its network pretrained."""
-        for name, settings in task_settings(cfg).items():
-            yield cls.load(run, name, settings)
-
-    @classmethod
-    def load(cls, run: Run, name: str, settings: DictConfig) -> SummaryTask:
-        """Load the pairs, train the tokenizer, pretrain the network or take the stored one."""
+    def load(cls, run: Run, name: str, settings: DictConfig) -> Self:
+        """Load the pairs, train the tokenizer or take the stored one."""
         corpus: SummaryCorpus = instantiate(settings.data)
         run.record_data(corpus.name, corpus.checksum)
         key: dict[str, Any] = {"data": corpus.checksum, "tokenizer": without_paths(settings.tokenizer)}
         tokenizer = _tokenizer(run, corpus, settings.tokenizer, **key)["json"]
         shape = {name: settings[name] for name in ("source_length", "target_length", "prefix")}
-        splits = summary_splits(corpus, tokenizer, **shape)
-        names = ("model", "pretraining")
-        key |= shape | {name: without_paths(settings[name]) for name in names} | {"seed_name": settings.seed_name}
-        task = cls(run, task_label(name), settings, splits, None, math.nan, key)
-        base = None if settings.pretraining is None else _pretrained(run, task, corpus, **key)["weights"]
-        start = _start(run, task, base, **key)["validation_loss"]
-        own = {"adapters": OmegaConf.to_container(settings.adapters), "batch_size": settings.batch_size}
-        return cls(run, task.label, settings, splits, base, start, key | own)
+        return cls(run, name, settings, summary_splits(corpus, tokenizer, **shape), key | shape, corpus)
 
-    def build(self, weights: str, seed: int | str) -> EncoderDecoder:
+    @property
+    def base_key(self) -> dict[str, Any]:
+        """Identifies data and pretrained network in the store."""
+        return super().key | {"pretraining": without_paths(self.settings.pretraining)}
+
+    @property
+    def key(self) -> dict[str, Any]:
+        """Identifies all but `measuring` in the store."""
+        own = {"adapters": OmegaConf.to_container(self.settings.adapters), "batch_size": self.settings.batch_size}
+        return self.base_key | own
+
+    @cached_property
+    def base(self) -> Mapping[str, Tensor] | None:
+        """Weights that every fine-tuning starts from, trained or stored; None: the model comes with them."""
+        if self.settings.pretraining is None:
+            return None
+        weights: Mapping[str, Tensor] = _pretrained(self.run, self, **self.base_key)["weights"]
+        return weights
+
+    @cached_property
+    def start_loss(self) -> float:
+        """Of the validation pairs before any fine-tuning, the same in both halves of the table."""
+        return float(_start(self.run, self, **self.base_key)["validation_loss"])
+
+    def start(self, weights: str, seed: int | str) -> EncoderDecoder:
         """Return the network at the start of a fine-tuning.
 
         Args:
@@ -108,25 +103,20 @@ class SummaryTask:
             raise ValueError(f"unknown weights {weights!r}: choose {' or '.join(WEIGHTS)}")
         model = self.network(self.base)
         if weights == "lora":
-            generator = self.run.generator("adapters", self.settings.seed_name, seed)
-            add_adapters(model, **self.settings.adapters, generator=generator)
+            add_adapters(model, **self.settings.adapters, generator=self.generator("adapters", seed))
         return model.to(self.run.device)
 
     def network(self, base: Mapping[str, Tensor] | None) -> EncoderDecoder:
-        """Return the network with the weights `base`, or with those that it comes with."""
-        built = build_model(
-            partial(instantiate, self.settings.model, padding=self.splits.padding, end=self.splits.end),
-            input_shape=self.splits.input_shape,
-            num_outputs=self.splits.num_outputs,
-            generator=self.run.generator("start", self.settings.seed_name),
-        )
+        """Return the network, on the CPU, with the weights `base`, or with those that it comes with."""
+        start, cpu, splits = self.generator("start"), torch.device("cpu"), self.splits
+        built = self.build(start, device=cpu, padding=splits.padding, end=splits.end)
         if not isinstance(built, EncoderDecoder):
             raise TypeError(f"summaries need an encoder-decoder, got {type(built).__name__}: choose model=t5")
         if base is not None:
             built.load_state_dict(base)
         return built
 
-    def loss(self, model: nn.Module, pairs: tuple[Tensor, Tensor]) -> float:
+    def mean_loss(self, model: nn.Module, pairs: tuple[Tensor, Tensor]) -> float:
         """Return the mean loss of a token."""
         return evaluate(model, nn.CrossEntropyLoss(), pairs, batch_size=self.settings.measuring.batch_size).loss
 
@@ -145,16 +135,16 @@ def _tokenizer(run: Run, corpus: SummaryCorpus, settings: DictConfig, /, **_: An
 
 
 @unit("summary_base", version=2)
-def _pretrained(run: Run, task: SummaryTask, corpus: SummaryCorpus, /, **_: Any) -> dict[str, Any]:
+def _pretrained(run: Run, task: SummaryTask, /, **_: Any) -> dict[str, Any]:
     """Train the network to copy what stretches of the training documents begin with."""
     own: dict[str, Any] = {str(key): value for key, value in task.settings.pretraining.items()}
     stretches = {key: own.pop(key) for key in ("num_words", "num_copied", "max_stretches")}
     model = task.network(None).to(run.device)
     history = train_language_model(
         model,
-        task.splits.encode(copying_pairs(corpus.text, **stretches)),
+        task.splits.encode(copying_pairs(task.corpus.text, **stretches)),
         **own,
-        generator=run.generator("pretraining", task.settings.seed_name),
+        generator=task.generator("pretraining"),
         progress=run.bar(f"pretrain {task.label}"),
     )
     weights = {parameter: value.cpu() for parameter, value in model.state_dict().items()}
@@ -162,43 +152,59 @@ def _pretrained(run: Run, task: SummaryTask, corpus: SummaryCorpus, /, **_: Any)
 
 
 @unit("summary_start", version=2)
-def _start(run: Run, task: SummaryTask, base: Mapping[str, Tensor] | None, /, **_: Any) -> dict[str, Any]:
-    return {"validation_loss": task.loss(task.network(base).to(run.device), task.splits.validation)}
+def _start(run: Run, task: SummaryTask, /, **_: Any) -> dict[str, Any]:
+    return {"validation_loss": task.mean_loss(task.network(task.base).to(run.device), task.splits.validation)}
 
 
 # ------------------------------------------------------------------------------------ one fine-tuning
-@dataclass(frozen=True)
-class FineTuning:
-    """What one run does.
-
-    Attributes:
-        weights: "full" or "lora".
-        optimizer: settings, see `make_optimizer`.
-        num_steps: how long; the last pass is cut short.
-        repeat: seed of the order of batches and of the adapters, shared by all optimizers.
-    """
-
-    weights: str
-    optimizer: Mapping[str, Any]
-    num_steps: int
-    repeat: int | str
-
-
-def fine_tuned(task: SummaryTask, own: FineTuning, *, with_test: bool) -> dict[str, Any]:
+def fine_tuned(
+    task: SummaryTask,
+    weights: str,
+    optimizer: Mapping[str, Any],
+    *,
+    num_steps: int,
+    seed: int | str,
+    with_test: bool,
+) -> dict[str, Any]:
     """Fine-tune once; return what was measured at the end, and the steps' losses.
 
     `validation_loss`, infinite where `diverged`; `step_losses` (S,), each of its batch. Where `with_test` is set:
     `test_loss`; `train_loss`, of the leading training pairs, in eval mode; ROUGE of the test summaries (0 where it
     diverged; the losses are nan there), and `examples` that it wrote.
+
+    Args:
+        task: pairs and network.
+        weights: "full" or "lora".
+        optimizer: settings, see `make_optimizer`.
+        num_steps: how long; the last pass is cut short.
+        seed: of the order of batches and of the adapters, shared by all optimizers. A name serves as well.
+        with_test: measure on the test set, too.
     """
-    key = task.key | asdict(own) | ({"measuring": dict(task.settings.measuring)} if with_test else {})
-    return _fine_tuned(task.run, task, own, with_test, **key)
+    how: dict[str, Any] = {
+        "weights": weights,
+        "optimizer": dict(optimizer),
+        "num_steps": num_steps,
+        "repeat": seed,
+    }
+    how |= {"measuring": dict(task.settings.measuring)} if with_test else {}
+    return _fine_tuned(task.run, task, with_test, **task.key, **how)
 
 
 @unit("ginger/fine_tuned", version=2, about="fine-tuning {weights} by {optimizer[optimizer]}, seed {repeat}")
-def _fine_tuned(run: Run, task: SummaryTask, own: FineTuning, with_test: bool, /, **_: Any) -> dict[str, Any]:
-    model = task.build(own.weights, own.repeat)
-    optimizer, step = make_optimizer(model, own.optimizer)
+def _fine_tuned(
+    run: Run,
+    task: SummaryTask,
+    with_test: bool,
+    /,
+    *,
+    weights: str,
+    optimizer: Any,
+    num_steps: int,
+    repeat: int | str,
+    **_: Any,
+) -> dict[str, Any]:
+    model = task.start(weights, repeat)
+    stepper, step = make_optimizer(model, optimizer)
     found: dict[str, Any] = {"validation_loss": math.inf, "diverged": True, "step_losses": torch.empty(0)}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # of steps that were not taken: `diverged` says it
@@ -207,17 +213,17 @@ def _fine_tuned(run: Run, task: SummaryTask, own: FineTuning, with_test: bool, /
                 model,
                 nn.CrossEntropyLoss(),
                 task.splits.train,
-                num_steps=own.num_steps,
+                num_steps=num_steps,
                 batch_size=task.settings.batch_size,
-                optimizer=optimizer,
+                optimizer=stepper,
                 step=step,
-                generator=run.generator("batches", task.settings.seed_name, own.repeat),
-                progress=run.bar(f"{own.weights} {own.optimizer['optimizer']}"),
+                generator=task.generator("batches", repeat),
+                progress=run.bar(f"{weights} {optimizer['optimizer']}"),
             )
         except TrainingDivergedError:
             pass
         else:
-            loss = task.loss(model, task.splits.validation)
+            loss = task.mean_loss(model, task.splits.validation)
             found["step_losses"] = torch.tensor(history.step_losses)
             if loss < HIGHER * task.start_loss:
                 found |= {"validation_loss": loss, "diverged": False}
@@ -230,36 +236,39 @@ def _fine_tuned(run: Run, task: SummaryTask, own: FineTuning, with_test: bool, /
         length, beams = splits.input_shape[1], measuring.num_beams
         texts += splits.decode(model.generate(inputs.to(run.device), max_length=length, num_beams=beams).cpu())
     inputs, targets = (part[: measuring.num_train] for part in splits.train)
-    losses = {"test_loss": task.loss(model, splits.test), "train_loss": task.loss(model, (inputs, targets))}
+    losses = {
+        "test_loss": task.mean_loss(model, splits.test),
+        "train_loss": task.mean_loss(model, (inputs, targets)),
+    }
     return found | losses | {"examples": texts[:NUM_EXAMPLES]} | rouge(texts, splits.test_summaries)
 
 
-def clipped(task: SummaryTask, own: FineTuning) -> pd.DataFrame:
+def clipped(
+    task: SummaryTask, weights: str, optimizer: Mapping[str, Any], *, num_steps: int, seed: int
+) -> pd.DataFrame:
     """Return the share of clipped entries along a fine-tuning: step, share."""
-    return pd.DataFrame(_clipped(task.run, task, own, **task.key, **asdict(own)))
+    how = {"weights": weights, "optimizer": dict(optimizer), "num_steps": num_steps, "repeat": seed}
+    return pd.DataFrame(_clipped(task.run, task, **task.key, **how))
 
 
 @unit("ginger/fine_tuning_clipped", version=1, about="clipped entries, {weights} (lr {optimizer[lr]:g})")
-def _clipped(run: Run, task: SummaryTask, own: FineTuning, /, **_: Any) -> dict[str, Any]:
-    how = {"num_steps": own.num_steps, "batch_size": task.settings.batch_size}
-    generator = run.generator("batches", task.settings.seed_name, own.repeat)
-    model = task.build(own.weights, own.repeat)
-    return clipped_shares(model, task.splits.train, own.optimizer, **how, generator=generator)
+def _clipped(
+    run: Run, task: SummaryTask, /, *, weights: str, optimizer: Any, num_steps: int, repeat: int, **_: Any
+) -> dict[str, Any]:
+    how = {"num_steps": num_steps, "batch_size": task.settings.batch_size}
+    model, generator = task.start(weights, repeat), task.generator("batches", repeat)
+    return clipped_shares(model, task.splits.train, optimizer, **how, generator=generator)
 
 
 def cost_of_a_step(task: SummaryTask, weights: str, optimizer: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `flops` and `memory` (bytes, at most alive at one time) of one step, see `step_cost.Cost`."""
+    """Return `flops` and `memory` (bytes, at most alive at one time) of one step, see `counted_step`."""
     return _cost(task.run, task, **task.key, weights=weights, optimizer=dict(optimizer))
 
 
 @unit("ginger/fine_tuning_cost", version=2, about="cost of a step of {optimizer[optimizer]}, {weights}")
 def _cost(run: Run, task: SummaryTask, /, *, weights: str, optimizer: Any, **_: Any) -> dict[str, Any]:
-    model = task.build(weights, "cost").train()
-    stepper, step = make_optimizer(model, optimizer)
-    inputs, targets = (part[: task.settings.batch_size].to(run.device) for part in task.splits.train)
-    learner = Learner(model, MeanLoss(nn.CrossEntropyLoss()), stepper)
-    cost = step_cost(learner, TrainingBatch(inputs, targets), step=step, num_repeats=1)
-    return {"flops": cost.flops, "memory": cost.peak_bytes}
+    batch = TrainingBatch(*(part[: task.settings.batch_size].to(run.device) for part in task.splits.train))
+    return counted_step(task.start(weights, "cost"), batch, optimizer)
 
 
 def rouge(summaries: Sequence[str], references: Sequence[str]) -> dict[str, float]:

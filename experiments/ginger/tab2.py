@@ -60,7 +60,7 @@ from experiments.ginger.comparison import (
     of_racer,
 )
 from experiments.ginger.printed import table_2
-from experiments.ginger.summaries import KINDS, FineTuning, SummaryTask, clipped, cost_of_a_step, fine_tuned
+from experiments.ginger.summaries import KINDS, SummaryTask, clipped, cost_of_a_step, fine_tuned
 from experiments.ginger.tuning import Racer, Tuned, load_racers, tune
 from experiments.shared import stats
 
@@ -123,10 +123,10 @@ def compute(run: Run, cfg: DictConfig) -> dict[str, pd.DataFrame]:
                     own = {**place, "rank": rank} | {key: optimizer.get(key) for key in SETTINGS}
                     cost = cost_of_a_step(task, weights, optimizer)
                     if name in WORKING and optimizer.get("clip"):
-                        first = FineTuning(weights, optimizer, steps, settings.seeds[0])
-                        clips.append(clipped(task, first).assign(**place))
+                        first = clipped(task, weights, optimizer, num_steps=steps, seed=settings.seeds[0])
+                        clips.append(first.assign(**place))
                     for seed in settings.seeds:
-                        found = fine_tuned(task, FineTuning(weights, optimizer, steps, seed), with_test=True)
+                        found = fine_tuned(task, weights, optimizer, num_steps=steps, seed=seed, with_test=True)
                         rows.append(own | {"seed": seed} | _row(task, found) | {"steps": steps} | cost)
                         pairs = zip(task.splits.test_summaries, found["examples"], strict=False)
                         written = [{"reference": reference, "summary": text} for reference, text in pairs]
@@ -148,8 +148,8 @@ def _tuned(task: SummaryTask, weights: str, racer: Racer, steps: int) -> Tuned:
     num_steps = min(steps, task.steps_per_epoch())
 
     def trial(optimizer: Mapping[str, Any], seed: str) -> float:
-        own = FineTuning(weights, optimizer, num_steps, seed)
-        return float(fine_tuned(task, own, with_test=False)["validation_loss"])
+        found = fine_tuned(task, weights, optimizer, num_steps=num_steps, seed=seed, with_test=False)
+        return float(found["validation_loss"])
 
     return tune(racer, task.settings, trial, num_steps=num_steps, constant=task.start_loss)
 

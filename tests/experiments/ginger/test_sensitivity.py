@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -320,6 +321,18 @@ def test_memory_has_parameters_state_gradients_and_activations() -> None:
         held = (1 + of_state) * SIZE + BATCH * LAYERS[0]
         assert held + SIZE <= found <= held + 2 * SIZE + 2 * activations
     assert cost(torch.optim.Adam).peak_bytes - cost(torch.optim.SGD).peak_bytes >= 4 * 2 * SIZE
+
+
+def test_memory_has_the_state_of_an_optimizer_that_is_made_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    def peak() -> int:
+        own = learner(torch.optim.SGD)
+        muon = MuonWithAdam(own.model, 1e-3, momentum=0.9, decay=0.99)
+        return step_cost(replace(own, optimizer=muon), training_batch()).peak_bytes
+
+    with_state = peak()
+    monkeypatch.setattr(MuonWithAdam, "state_dict", lambda _: {})
+    # Two numbers for each of Adam's entries, one for each hidden weight.
+    assert with_state - peak() == pytest.approx(4 * (2 * SIZE - 30 * 50 - 50 * 40), rel=0.01)
 
 
 def test_the_peak_is_what_lives_at_one_time() -> None:

@@ -21,7 +21,7 @@ from curvlab.lab.models import small_t5
 from curvlab.training import curvature_step, sampled_label_loss
 from experiments.ginger.optimizers import make_optimizer
 from experiments.ginger.printed import table_2
-from experiments.ginger.summaries import FineTuning, SummaryTask, fine_tuned, rouge
+from experiments.ginger.summaries import SummaryTask, fine_tuned, rouge
 
 Judge = Callable[..., dict[str, ClaimResult]]
 ROOT = Path(__file__).parents[3]
@@ -175,22 +175,22 @@ def test_the_paper_preset_fine_tunes_a_published_model(tmp_path: Path, monkeypat
         (task,) = SummaryTask.each(run, cfg)
         assert task.base is None
         assert task.steps_per_epoch() == 3
-        untrained = FineTuning("lora", {"optimizer": "adam", "lr": 1e-30, "momentum": 0.9, "decay": 0.99}, 1, 0)
-        found = fine_tuned(task, untrained, with_test=False)
+        unmoved = {"optimizer": "adam", "lr": 1e-30, "momentum": 0.9, "decay": 0.99}
+        found = fine_tuned(task, "lora", unmoved, num_steps=1, seed=0, with_test=False)
         assert found["validation_loss"] == pytest.approx(task.start_loss, rel=1e-6)
         assert task.splits.decode(task.splits.test[0][:1, :30])[0].startswith("summarize: story 0 is")
         for weights in ("full", "lora"):
-            own = FineTuning(weights, GINGER | {"lr": 0.01, "damping": 0.1}, 2, 0)
-            found = fine_tuned(task, own, with_test=True)
+            ginger = GINGER | {"lr": 0.01, "damping": 0.1}
+            found = fine_tuned(task, weights, ginger, num_steps=2, seed=0, with_test=True)
             assert not found["diverged"]
             assert found["step_losses"].shape == (2,)
             assert math.isfinite(found["test_loss"])
         too_fast = {"optimizer": "momentum", "lr": 1e9, "momentum": 0.9}
-        lost = fine_tuned(task, FineTuning("full", too_fast, 2, 0), with_test=True)
+        lost = fine_tuned(task, "full", too_fast, num_steps=2, seed=0, with_test=True)
         assert lost["diverged"]
         assert (lost["validation_loss"], lost["rouge1"]) == (math.inf, 0)
     with pytest.raises(ValueError, match="unknown weights 'head': choose full or lora"):
-        task.build("head", 0)
+        task.start("head", 0)
 
 
 def _save_published(folder: Path, texts: list[str]) -> None:

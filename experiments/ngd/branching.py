@@ -277,20 +277,39 @@ LABELS = {
     "wbic": "WBIC (nats)",
 }
 SAMPLED = ("llc", "wbic")
-PAPERS, FURTHER = ("update_norm", "llc"), ("step_norm", "train_loss", "validation_loss", "wbic")
+PAPERS = ("update_norm", "llc")
+FURTHER = {
+    "figure_tasks.png": PAPERS,
+    "figure_losses.png": ("train_loss", "validation_loss"),
+    "figure_steps.png": ("step_norm", "wbic"),
+}
+RATES = {"low": (":", "v"), "middle": ("--", "D"), "high": ("-.", "^"), "raised": ("-.", "^")}
 
 
 def draw(computed: Computed) -> dict[str, Figure]:
-    """Return update size and LLC, the paper's panels, for each task; steps, losses and WBIC in a second file."""
-    table = computed["table"]
-    return {
-        "figure.png": _figure(table, PAPERS, (4.6, 3.1)),
-        "figure_losses.png": _figure(table, FURTHER, (3.1, 2.7)),
-    }
+    """Return update size and LLC, the paper's panels, of the task nearest to the paper's; all tasks in others."""
+    table = _from_the_split(computed["table"])
+    exact = table.task.isin(table[table.branch.str.startswith("exact-")].task)
+    nearest = table[~exact].task.iloc[-1] if not exact.all() else table.task.iloc[0]
+    figures = {"figure.png": _figure(table[table.task == nearest], PAPERS)}
+    return figures | {name: _figure(table, quantities) for name, quantities in FURTHER.items()}
 
 
-def _figure(table: pd.DataFrame, quantities: tuple[str, ...], panel_size: tuple[float, float]) -> Figure:
-    figure, rows = panels.rows(table, by="task", columns=len(quantities), panel_size=panel_size)
+def _from_the_split(table: pd.DataFrame) -> pd.DataFrame:
+    """Return the table with every seed's LLC moved so that all have their mean at the split.
+
+    Bands are then of the change, not of what the networks differ by.
+    """
+    at_split = table[(table.branch == BEFORE) & table.valid].sort_values("epoch")
+    splits = at_split.groupby(["task", "seed"]).llc.last()
+    own = pd.MultiIndex.from_frame(table[["task", "seed"]])
+    shift = table.task.map(splits.groupby("task").mean()) - splits.reindex(own).to_numpy()
+    return table.assign(llc=table.llc + shift, valid=table.valid & shift.notna())
+
+
+def _figure(table: pd.DataFrame, quantities: tuple[str, ...]) -> Figure:
+    size = (3.5, 3.8 if table.task.nunique() == 1 else 2.6)  # title and legend take their part of a single row
+    figure, rows = panels.rows(table, by="task", columns=len(quantities), panel_size=size)
     for axes, task, own in rows:
         split = own[own.branch == BEFORE].epoch.max()
         shown = own[own.epoch > split - (own.epoch.max() - split)]  # as many epochs before as after
@@ -298,9 +317,13 @@ def _figure(table: pd.DataFrame, quantities: tuple[str, ...], panel_size: tuple[
             _panel(ax, shown, quantity, split)
             panels.frame(ax, x="epoch", y=LABELS[quantity], log="" if quantity in SAMPLED else "y")
             ax.xaxis.set_major_locator(MaxNLocator(nbins=5, integer=True))
-        axes[0].set_title(task)
-    note = "dotted: the split; mean over seeds, band: 95 % t interval; of LLC and WBIC valid estimates alone"
-    panels.legend(figure, title=f"{note}\n{plots.COUNTS_NOTE}", columns=5)
+        axes[0].set_title(task, loc="left")
+    note = "dotted: the split; mean over seeds, band: 95 % t interval"
+    if "llc" in quantities:
+        note += ", of the LLC: of its change since the split"
+    if set(quantities) & set(SAMPLED):
+        note += f"\nvalid estimates alone; {plots.COUNTS_NOTE}"
+    panels.legend(figure, title=note, columns=3)
     return figure
 
 
@@ -313,19 +336,34 @@ def _panel(ax: Axes, table: pd.DataFrame, quantity: str, split: int) -> None:
         # A norm is of the updates within an epoch, not of the state at its end: nothing joins it to the split.
         joined = own if branch == BEFORE or quantity.endswith("norm") else pd.concat([at_split, own])
         look: dict[str, Any] = {} if sampled else {"marker": "", "least": 0.2}
-        name = "SGD before" if branch == BEFORE else str(branch)
+        name = _entry(str(branch), float(own.lr.iloc[0]))
         panels.lines(ax, joined, x="epoch", y=quantity, styles={name: styles[branch]}, label=name, **look)
     panels.rule(ax, x=split, linestyle=":")
     if sampled:
         panels.counts(ax, table[table[quantity].notna()], x="epoch", valid="valid", by="branch", styles=styles)
 
 
+def _optimizer(branch: str) -> str:
+    return "sgd" if branch.startswith("sgd") else "exact-ngd" if branch.startswith("exact-") else "ngd"
+
+
+def _entry(branch: str, lr: float) -> str:
+    if branch == BEFORE:
+        return f"SGD before the split, rate {lr:g}"
+    name = {"sgd": "SGD", "ngd": "NGD", "exact-ngd": "exact NGD"}[_optimizer(branch)]
+    return f"{name}{', not rescaled' if branch.endswith('-unrescaled') else ''}, rate {lr:g}"
+
+
 def _style(branch: str) -> dict[str, Any]:
     """Return the colour of the optimizer, the line of its rate, and a paler shade for NGD that is not rescaled."""
     if branch == BEFORE:
         return {"color": panels.GREY, "marker": ".", "linestyle": "-"}
-    color = plots.PALETTE[0 if branch.startswith("sgd") else 1]
-    rate = {"low": (":", "v"), "middle": ("--", "D"), "high": ("-.", "^"), "raised": ("-.", "^")}
     plain = branch.removesuffix("-unrescaled")
-    line, marker = rate.get(plain.rpartition("-")[2], ("-", "o" if branch.startswith("sgd") else "s"))
-    return {"color": color, "marker": marker, "linestyle": line, "alpha": 0.4 if plain != branch else 1.0}
+    own = panels.styles_of([_optimizer(branch)])[_optimizer(branch)]
+    line, marker = RATES.get(plain.rpartition("-")[2], ("-", own["marker"]))
+    return {
+        "color": own["color"],
+        "marker": marker,
+        "linestyle": line,
+        "alpha": 0.4 if plain != branch else 1.0,
+    }

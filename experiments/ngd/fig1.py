@@ -6,7 +6,7 @@ Both optimizers start from the same weights and see the same batches for as many
 training has converged (training loss below `converged_below`) and the estimate is valid: chains mixed, loss not
 below the start; the others stand in the table with the reason. It is measured from the lowest sampled point
 (`llc`), since from the weights themselves, as in the paper, it lacks what the loss can still fall
-(`descent`); `llc_raw` is the paper's, hollow in the figure. The t-tests are Welch's, over seeds. The paper's
+(`descent`); `llc_raw` is the paper's, in figure_losses.png. The t-tests are Welch's, over seeds. The paper's
 "t-value of 1.9^-31" is a p-value of 1.9e-31. NGD as in ngd-fig2.
 
 The paper compares at one learning rate. For the networks of `tuned_and_matched` the second figure asks how the
@@ -240,43 +240,46 @@ def _elsewhere(settings: pd.DataFrame) -> str:
 
 # ------------------------------------------------------------------------------------ draw
 def draw(computed: Computed) -> dict[str, Figure]:
-    """Return the paper's figure, and those of the settings which it does not have."""
+    """Return the paper's figure, of the tasks in which both have an LLC; what else is measured; other settings."""
+    table, summary = computed["table"], computed["summary"]
+    both = [task for task in table.task.unique() if summary[summary.task == task].p.notna().any()]
+    rest = {"llc_raw": "LLC from the weights", "train_loss": "training loss (nats)"}
     return {
-        "figure.png": _draw_widths(computed["table"], computed["summary"]),
+        "figure.png": _draw_widths(table[table.task.isin(both)], summary, {"llc": "LLC"}, (7.0, 3.8)),
+        "figure_losses.png": _draw_widths(table, summary, {"llc": "LLC"} | rest, (9.0, 2.6)),
         "figure_tuned_and_matched.png": draw_tuned_and_matched(Compared.of(computed), computed["settings"]),
         "figure_cutoffs.png": draw_cutoffs(computed["cutoffs"], computed["cutoff_summary"]),
     }
 
 
-def _draw_widths(table: pd.DataFrame, summary: pd.DataFrame) -> Figure:
-    """Return one column for each task: LLC over widths above, training loss below."""
-    tasks, names = summary.task.unique().tolist(), summary.optimizer.unique().tolist()
-    styles = panels.styles_of(names)
-    figure, axes = plots.figure(2, len(tasks), panel_size=(3.6, 2.7))
-    for (llc, loss), task in zip(axes.T, tasks, strict=True):
+def _draw_widths(
+    table: pd.DataFrame, summary: pd.DataFrame, quantities: dict[str, str], size: tuple[float, float]
+) -> Figure:
+    """Return a column for each task and a row for each quantity, over widths; `size` is that of a row."""
+    tasks, names = table.task.unique().tolist(), table.optimizer.unique().tolist()
+    figure, axes = plots.figure(len(quantities), len(tasks), panel_size=(size[0] / len(tasks), size[1]))
+    places = [(row, column) for row in range(len(quantities)) for column in range(len(tasks))]
+    for (row, column), ax in zip(places, axes.flat, strict=True):
+        task, (quantity, label) = tasks[column], list(quantities.items())[row]
         widths = summary[summary.task == task].width.unique().tolist()
-        own, seeds = (_placed(part[part.task == task], widths, names) for part in (summary, table))
-        ends: dict[str, Any] = {"low": "llc_low", "high": "llc_high", "bars": True, "linestyle": "none"}
-        kind: dict[str, Any] = {"by": "optimizer", "styles": styles}
-        panels.lines(llc, own, x="place", y="llc", markersize=5, **ends, **kind)
-        raw = own.assign(place=own.place + 0.05)
-        panels.scatter(llc, raw, x="place", y="llc_raw", identity=False, facecolor="white", **kind)
-        panels.scatter(llc, seeds, x="place", y="llc", identity=False, size=5, alpha=0.5, **kind)
-        panels.scatter(loss, seeds, x="place", y="train_loss", identity=False, size=9, **kind)
-        panels.counts(llc, seeds.assign(place=seeds.width.map(widths.index)), x="place", valid="llc", **kind)
-        low, high = llc.get_ylim()
-        llc.set_ylim(low, high + 0.2 * (high - low))
-        for _, row in own[own.p.notna()].drop_duplicates("width").iterrows():
-            place = widths.index(row.width), high + 0.08 * (high - low)
-            llc.text(*place, f"p = {row.p:.1g}", ha="center", fontsize=8)
-        panels.frame(llc, y="LLC from the lowest point", title=task)
-        panels.frame(loss, y="training loss (nats)", log="y")
-        for ax in (llc, loss):
-            ax.set_xticks(range(len(widths)), ["" if width == 0 else f"{width}" for width in widths])
-            ax.set_xlim(-0.5, len(widths) - 0.5)
-            ax.set_xlabel("" if widths == [0] else "width")
-    note = "mean over seeds, 95 % t interval; hollow: LLC from the weights; dots: seeds"
-    panels.legend(figure, title=f"{note}\np: Welch's test against sgd; {plots.COUNTS_NOTE}", axes=[axes[1, 0]])
+        own = _placed(table[table.task == task], widths, names).assign(
+            optimizer=lambda of: of.optimizer.str.upper()
+        )
+        kind: dict[str, Any] = {"by": "optimizer", "styles": panels.styles_of(own.optimizer.unique())}
+        panels.lines(ax, own, x="place", y=quantity, bars=True, seeds=True, linestyle="none", markersize=6, **kind)
+        if quantity == "llc":
+            panels.counts(ax, own.assign(place=own.width.map(widths.index)), x="place", valid="llc", **kind)
+            low, high = ax.get_ylim()
+            ax.set_ylim(low, high + 0.15 * (high - low))
+            for _, each in summary[(summary.task == task) & summary.p.notna()].drop_duplicates("width").iterrows():
+                place = widths.index(each.width), high + 0.06 * (high - low)
+                ax.text(*place, f"p = {each.p:.0e}", ha="center", fontsize=9)
+        ax.set_xticks(range(len(widths)), ["" if width == 0 else f"{width}" for width in widths])
+        ax.set_xlim(-0.5, len(widths) - 0.5)
+        title, log = task if row == 0 else "", "y" if quantity == "train_loss" else ""
+        panels.frame(ax, x="" if widths == [0] else "width", y="" if column else label, title=title, log=log)
+    note = f"mean over seeds, 95 % t interval; dots: seeds; p: Welch's test\n{plots.COUNTS_NOTE}"
+    panels.legend(figure, title=note)
     return figure
 
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from matplotlib.figure import Figure
 
-from curvlab.lab import ClaimResult, ClaimSheet, Computed, Target, panels, plots
+from curvlab.lab import ClaimResult, ClaimSheet, Computed, Target, panels
 from experiments.ngd.overfitting import (  # noqa: F401  compute is this target's
     NOTE,
     PAPER,
@@ -24,6 +24,7 @@ from experiments.ngd.overfitting import (  # noqa: F401  compute is this target'
     draw_last_epoch,
     draw_losses,
     draw_paths,
+    for_readers,
     judge_increases,
     judge_overfits,
     judge_raw_increase,
@@ -60,20 +61,16 @@ def judge(computed: Computed, claims: ClaimSheet) -> list[ClaimResult]:
 
 
 def draw(computed: Computed) -> dict[str, Figure]:
-    """Return the figure, for each task over epochs and over the validation loss; and that of the last epoch."""
-    table = computed["table"]
-    tasks = table.task.unique().tolist()
-    figure, axes = plots.figure(2 * len(tasks), 3, panel_size=(3.5, 2.6))
+    """Return losses, LLC and tr(H) over epochs; these over the validation loss; and the changes by last epoch."""
+    table = for_readers(computed["table"])
+    figure, rows = panels.rows(table, by="task", columns=3, panel_size=(2.6, 3.6))
     labels = {"llc": "LLC from the lowest point", "trace": "tr(H) (nats/parameter²)"}
-    for task, above, below in zip(tasks, axes[::2], axes[1::2], strict=True):
-        own = table[table.task == task]
-        draw_losses(above[0], own)
-        above[0].set_title(task)
-        draw_estimates(below[0], own.assign(valid=True), "validation_accuracy", "validation accuracy")
-        for column, (quantity, label) in enumerate(labels.items(), start=1):
-            shown = own if quantity == "llc" else own.assign(valid=True)
-            draw_estimates(above[column], shown, quantity, label)
-            draw_paths(below[column], shown, quantity, label)
-    panels.legend(figure, title=NOTE, axes=[axes[0, 0]])
-    ends = draw_last_epoch(table, {"llc": "the LLC", "trace": "tr(H)"})
-    return {"figure.png": figure, "figure_last_epoch.png": ends}
+    for (losses, llc, trace), task, own in rows:
+        draw_losses(losses, own)
+        draw_estimates(llc, own, "llc", labels["llc"])
+        draw_estimates(trace, own.assign(valid=True), "trace", labels["trace"])
+        losses.set_title(task, loc="left")
+    panels.legend(figure, title=NOTE, axes=[figure.axes[0]])
+    ends = draw_last_epoch(computed["table"], {"llc": "the LLC", "trace": "tr(H)"})
+    paths = draw_paths(table, labels | {"validation_accuracy": "validation accuracy"})
+    return {"figure.png": figure, "figure_paths.png": paths, "figure_last_epoch.png": ends}

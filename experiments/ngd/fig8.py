@@ -10,9 +10,6 @@ paper's claim comes to.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
-
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
@@ -22,11 +19,13 @@ from curvlab.lab import judge as judge_claim
 from experiments.ngd.overfitting import (  # noqa: F401  compute is this target's
     NOTE,
     PAPER,
+    STYLES,
     compute,
     draw_estimates,
     draw_last_epoch,
     draw_losses,
     draw_paths,
+    for_readers,
     judge_increases,
     judge_overfits,
     judge_sign,
@@ -87,41 +86,23 @@ def wbic_complexity(table: pd.DataFrame) -> pd.Series:
 
 
 # ------------------------------------------------------------------------------------ draw
-TERMS = ("WBIC", "n L(w*)", "LLC ln n")
-
-
 def draw(computed: Computed) -> dict[str, Figure]:
-    """Return the figure, one row of panels for each task, of NGD alone; and that of the last epoch."""
+    """Return, of NGD alone, losses and WBIC over epochs, WBIC over validation loss, and changes by last epoch."""
     ngd = computed["table"].query("optimizer == 'ngd'")
-    figure, rows = panels.rows(ngd, by="task", columns=3, panel_size=(3.7, 2.9))
-    for axes, task, own in rows:
-        draw_losses(axes[0], own)
+    table = for_readers(ngd)
+    figure, rows = panels.rows(table, by="task", columns=2, panel_size=(3.6, 3.8))
+    looks = {"WBIC": ("-", "s"), "n L(w*)": ("--", "v"), "LLC ln n": (":", "o")}
+    terms = {
+        name: {"color": STYLES["NGD"]["color"], "linestyle": line, "marker": marker}
+        for name, (line, marker) in looks.items()
+    }
+    for (losses, wbic), task, own in rows:
+        draw_losses(losses, own)
         complexity = wbic_complexity(own)
-        parts = zip(TERMS, (own.wbic, own.wbic - complexity, complexity), strict=True)
-        terms = pd.concat(
-            [own.assign(term=name, nats=values.to_numpy()) for name, values in parts], ignore_index=True
-        )
-        styles = panels.styles_of(TERMS)
-        draw_estimates(axes[1], terms, "nats", "nats", by="term", styles=styles)
-        for ax in axes[:2]:
-            entries = {label: handle for handle, label in zip(*ax.get_legend_handles_labels(), strict=True)}
-            ax.legend(entries.values(), entries, fontsize=7, framealpha=0.7)
-        draw_paths(axes[2], own, "wbic", "WBIC (nats)")
-        rightmost = own.loc[own.groupby("epoch").validation_loss.idxmax()].set_index("epoch")
-        look: dict[str, Any] = {"xytext": (8, -3), "textcoords": "offset points", "fontsize": 7, "va": "center"}
-        for epoch, place in _apart(rightmost[["validation_loss", "wbic"]]):
-            axes[2].annotate(str(epoch), place, **look)
-        axes[2].margins(x=0.1)  # for the last number
-        axes[2].set_title("one line for each seed, from its start (×); the numbers: epochs", fontsize=8)
-        axes[0].set_title(task)
-    panels.legend(figure, title=NOTE, axes=[])
-    return {"figure.png": figure, "figure_last_epoch.png": draw_last_epoch(ngd, {"wbic": "the WBIC"})}
-
-
-def _apart(path: pd.DataFrame) -> Iterator[tuple[Any, pd.Series]]:
-    """Return the points, without those so near the one named before that their labels would overlap."""
-    spread, named = path.max() - path.min(), None
-    for epoch, place in path.iterrows():
-        if named is None or ((place - named).abs() / spread).max() > 0.12:
-            named = place
-            yield epoch, place
+        parts = zip(terms, (own.wbic, own.wbic - complexity, complexity), strict=True)
+        shown = pd.concat([own.assign(term=name, nats=values) for name, values in parts], ignore_index=True)
+        draw_estimates(wbic, shown, "nats", "nats", by="term", styles=terms)
+        losses.set_title(task, loc="left")
+    panels.legend(figure, title=NOTE, columns=5)
+    ends, paths = draw_last_epoch(ngd, {"wbic": "the WBIC"}), draw_paths(table, {"wbic": "WBIC (nats)"})
+    return {"figure.png": figure, "figure_paths.png": paths, "figure_last_epoch.png": ends}

@@ -253,11 +253,16 @@ def _told(row: Mapping[Any, Any]) -> str:
 
 
 # ------------------------------------------------------------------------------------ draw
-STYLES = panels.styles_of(("sgd", "ngd"))
+STYLES = panels.styles_of(("SGD", "NGD"))
 NOTE = (
     "mean over seeds, band: 95 % t interval (of three or more); hollow: not valid, or not for every seed\n"
-    f"dotted: minimum of the validation loss; {plots.COUNTS_NOTE}"
+    f"dotted: smallest validation loss, median of the seeds; {plots.COUNTS_NOTE}"
 )
+
+
+def for_readers(table: pd.DataFrame) -> pd.DataFrame:
+    """Return a table with the names of optimizers that stand in figures."""
+    return table.assign(optimizer=table.optimizer.str.upper())
 
 
 def draw_losses(ax: Axes, table: pd.DataFrame) -> None:
@@ -279,20 +284,38 @@ def draw_estimates(
     means["hollow"] = ~means.valid.astype(bool)
     panels.scatter(ax, means, x="epoch", y="y", by=by, hollow="hollow", identity=False, styles=styles, zorder=3)
     _frame(ax, table, label)
-    panels.counts(ax, table, x="epoch", valid="valid", by=by, styles=styles)
-
-
-def draw_paths(ax: Axes, table: pd.DataFrame, y: str, label: str) -> None:
-    """Draw every seed's path through (validation loss, quantity), from its start (×)."""
-    table = table.sort_values(["optimizer", "seed", "epoch"]).assign(hollow=~table.valid.astype(bool))
-    panels.traces(ax, table, x="validation_loss", y=y, by="optimizer", styles=STYLES)
-    kind: dict[str, Any] = {"x": "validation_loss", "y": y, "by": "optimizer", "identity": False, "styles": STYLES}
-    panels.scatter(ax, table, hollow="hollow", **kind)
-    first = table.groupby(["optimizer", "seed"], sort=False).head(1)
-    ax.scatter(first.validation_loss, first[y], s=40, marker="x", color=panels.GREY, linewidths=1, zorder=4)
-    panels.frame(
-        ax, x="validation loss (nats)", y=label, title="one line for each seed, from its start (×)", size=8
+    panels.counts(
+        ax,
+        table.drop_duplicates(["optimizer", "seed", "epoch"]),
+        x="epoch",
+        valid="valid",
+        by="optimizer",
+        styles=STYLES,
     )
+
+
+def draw_paths(table: pd.DataFrame, quantities: Mapping[str, str]) -> Figure:
+    """Return for each task a row: the mean path over seeds through (validation loss, quantity), epochs beside it.
+
+    Args:
+        table: of `compute`, its names for readers.
+        quantities: labels by name.
+    """
+    shown = ["validation_loss", *quantities]
+    figure, rows = panels.rows(table, by="task", columns=len(quantities), panel_size=(4.2, 3.4))
+    for axes, task, own in rows:
+        means = own.groupby(["optimizer", "epoch"], sort=False)[shown].mean().reset_index()
+        for ax, (quantity, label) in zip(axes, quantities.items(), strict=True):
+            for name, path in means.groupby("optimizer", sort=False):
+                ax.plot(path.validation_loss, path[quantity], markersize=4, label=name, **STYLES[name])
+                ends = path.iloc[[0, -1]]
+                for epoch, x, y in zip(ends.epoch, ends.validation_loss, ends[quantity], strict=True):
+                    ax.annotate(f"epoch {epoch}", (x, y), xytext=(6, 4), textcoords="offset points", fontsize=8)
+            panels.frame(ax, x="validation loss (nats)", y=label)
+            ax.margins(x=0.15)
+        axes[0].set_title(task, loc="left")
+    panels.legend(figure, title="means over seeds of every estimate, valid or not")
+    return figure
 
 
 def draw_last_epoch(table: pd.DataFrame, quantities: Mapping[str, str]) -> Figure:
@@ -302,7 +325,8 @@ def draw_last_epoch(table: pd.DataFrame, quantities: Mapping[str, str]) -> Figur
         table: of `compute`, or a part of it.
         quantities: labels by name (llc, trace, wbic).
     """
-    ends, changes = last_epoch_table(table), changes_by_last_epoch(table)
+    ends, changes = (for_readers(made(table)) for made in (last_epoch_table, changes_by_last_epoch))
+    table = for_readers(table)
     ends[["change", "low", "high"]] *= 100
     each = table.assign(last_epoch=table.epoch)[["task", "optimizer", "seed", "last_epoch"]]
     figure, rows = panels.rows(table, by="task", columns=len(quantities), panel_size=(4.2, 2.8))
@@ -319,7 +343,7 @@ def draw_last_epoch(table: pd.DataFrame, quantities: Mapping[str, str]) -> Figur
             of_seeds = each[(each.task == task) & (each.last_epoch > own.epoch.min())]
             of_seeds = of_seeds.merge(changes[changes.quantity == quantity], how="left")
             panels.counts(ax, of_seeds, x="last_epoch", valid="change", by="optimizer", styles=STYLES)
-        axes[0].set_title(task)
+        axes[0].set_title(task, loc="left")
     note = (
         "from the smallest validation loss so far;\nmean over the seeds that overfit by then\n"
         f"bar: 95 % t interval of three or more, hollow: of fewer\n{plots.COUNTS_NOTE}"
@@ -329,8 +353,8 @@ def draw_last_epoch(table: pd.DataFrame, quantities: Mapping[str, str]) -> Figur
 
 
 def _frame(ax: Axes, table: pd.DataFrame, label: str, log: str = "x") -> None:
-    """Name the axes, and draw a vertical line at each seed's epoch of smallest validation loss."""
-    for (name, _), own in table.groupby(["optimizer", "seed"], sort=False):
-        epoch = own.epoch.iloc[int(own.validation_loss.argmin())]
+    """Name the axes, and draw a vertical line at the epoch of the smallest validation loss, the seeds' median."""
+    lowest = table.loc[table.groupby(["optimizer", "seed"], sort=False).validation_loss.idxmin()]
+    for name, epoch in lowest.groupby("optimizer").epoch.median().items():
         panels.rule(ax, x=float(epoch), color=STYLES[name]["color"], linestyle=":")
     panels.frame(ax, x="epoch", y=label, log=log)

@@ -1,20 +1,15 @@
-"""The five gaps, of which tab4 and tab5 are made: tables, how a task is judged over seeds, and Fig. 4's bars."""
+"""The five gaps, of which tab4 and tab5 are made: tables, how a task is judged over seeds, and the sizes drawn."""
 
 from __future__ import annotations
 
 import math
-import textwrap
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pandas as pd
-from matplotlib.artist import Artist
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
-from matplotlib.patches import Patch
 from omegaconf import DictConfig
 
 from curvlab.influence.retraining import GAPS, LABELS
@@ -26,6 +21,7 @@ from curvlab.lab import (
     judge,
     load_paper_numbers,
     out_of_reach,
+    panels,
     plots,
     t_interval,
     task_settings,
@@ -219,66 +215,69 @@ def mean_ratio(of: np.ndarray, by: np.ndarray) -> float:
 
 
 # ------------------------------------------------------------------------------------ draw
-_HATCH = "//"
-_PALE = 0.35  # of what decides nothing
-_NOISE = 1e-6  # outputs: what two optimisations of one convex cost differ by; smaller gaps lie below the panel
-_LABEL_WIDTH = 14  # characters of a task's name on a line
-_MOST_ROWS = 8  # in one figure
-_MIN_WIDTH = 7.2  # inches, for the legend's longest line
+MOST = 2  # tasks of the headline picture
+SMALLEST = 5e-4  # where the paper's 0.000 stands
+STYLES = {"ours": {"color": plots.PALETTE[0], "marker": "o"}}
+NOTE = (
+    "distance of outputs an example, mean over the points left out, 95 % t interval over seeds\n"
+    "diamonds: the paper's, a 0.000 at 0.0005"
+)
 
 
 def draw(computed: Computed) -> dict[str, Figure]:
-    """Return the figure: shares of the gaps in their sum, and below it the sizes, on a logarithmic scale.
-
-    Rows that decide nothing are pale; where there are many rows, they have a figure of their own.
-
-    Beside ours stands the paper's row, or that which a stand-in stands for, marked with a star. The paper does
-    not say whether its distances are divided by √N, ours are. Bars of the sizes are t intervals over seeds,
-    and end at the lower edge of the panel where they reach 0; one seed has none.
-    """
+    """Return the sizes of the five gaps: of the tasks nearest to the paper's, and of all with what they lack."""
     table = computed["table"]
-    decides = _counts(table)
-    if len(table) <= _MOST_ROWS or not 0 < decides.sum() < len(table):
-        return {"figure.png": _figure(table)}
-    return {"figure.png": _figure(table[decides]), "figure_further.png": _figure(table[~decides])}
+    return {"figure.png": gap_figure(nearest(table), MOST, 4.0), "figure_all.png": gap_figure(table, 3, 2.3)}
 
 
-def _figure(table: pd.DataFrame) -> Figure:
-    table = table.reset_index(drop=True)  # a row's place is its index
-    figure, axes = plots.figure(2, 1, panel_size=(max(_MIN_WIDTH, 1.5 + 0.95 * len(table)), 3.0))
-    _draw_shares(axes[0, 0], table)
-    _draw_sizes(axes[1, 0], table)
-    handles: list[Artist] = [
-        Patch(color=color, alpha=0.9, label=label)
-        for color, label in zip(plots.PALETTE, LABELS.values(), strict=False)
-    ]
-    if (table.reindex(columns=_printed()).sum(axis=1) > 0).any():
-        handles.append(Patch(facecolor="white", edgecolor="black", hatch=_HATCH, label="hatched: the paper's"))
-    if _has_paper(table).any():
-        hollow: dict[str, Any] = {"marker": "o", "markersize": 4, "linestyle": "none", "fillstyle": "none"}
-        text = "hollow: the paper's, ± as printed (0.000 left out)"
-        handles.append(Line2D([], [], color="black", label=text, **hollow))
-    text = "line: how far the influence estimate moves"
-    handles.append(Line2D([], [], color="black", marker="_", markersize=12, linestyle="none", label=text))
-    # The paper's tables give arithmetic means; seeds are judged by geometric ones, which fewer of them rule.
-    text = "t 95 % over seeds of the arithmetic mean (claims:\nthe geometric); to the edge where it reaches 0"
-    handles.append(Line2D([], [], color="black", marker="|", markersize=8, linestyle="none", label=text))
-    if (_stands_for(table)[_has_paper(table)] != "").any():
-        handles.append(Patch(facecolor="none", edgecolor="none", label="*: row that ours stands in for"))
-    if not _counts(table).all():
-        handles.append(Patch(facecolor="#555555", alpha=_PALE, label="pale: decides nothing, as its name says"))
-    if not _has_paper(table).all():
-        handles.append(Patch(facecolor="none", edgecolor="none", label="one bar: no value of the paper's"))
-    figure.legend(handles=handles, loc="outside lower center", ncols=2, fontsize=8, frameon=False)
+def nearest(table: pd.DataFrame) -> pd.DataFrame:
+    """Return the networks that decide most: the paper's own, with an interval, of as many epochs as there are."""
+    counts, many = _counts(table) & (table.epochs > 0), table.seeds >= plots.MIN_SEEDS
+    own = next(of for of in (table[counts & many], table[counts], table) if len(of))
+    order = own.assign(own=own["paper's row"].fillna("") != "").sort_values(
+        ["own", "epochs"], ascending=False, kind="stable"
+    )
+    return own.loc[order.index[:MOST]]
+
+
+def gap_figure(table: pd.DataFrame, columns: int, height: float, more: pd.DataFrame | None = None) -> Figure:
+    """Return a panel for each row of `table`: its gaps, what influence moves, and the rows of `more`.
+
+    Args:
+        table: of `gap_tables`.
+        columns: panels side by side.
+        height: of a panel, inches.
+        more: task, name, value, low and high of what is drawn below the gaps.
+    """
+    columns = min(columns, len(table))
+    figure, axes = plots.figure(math.ceil(len(table) / columns), columns, panel_size=(7.8 / columns, height))
+    for ax, (_, row) in zip(axes.flat, table.iterrows(), strict=False):
+        shown = pd.DataFrame(_sizes(row))
+        if more is not None:
+            shown = pd.concat([shown, more[more.task == row.task]], ignore_index=True)
+        smallest = shown[["value", "paper"]].where(lambda sizes: sizes > 0).min().min()
+        shown["low"] = shown.low.clip(lower=1e-3 * smallest)  # an interval down to 0 ends at the edge
+        paper = "paper" if shown.paper.notna().any() else None
+        panels.forest(
+            ax, shown, name="name", value="value", low="low", high="high", by="ours", paper=paper, styles=STYLES
+        )
+        panels.frame(ax, x="‖Y_a − Y_b‖ / √N", title=row.task + _lacking(row), log="x")
+        ax.set_xlim(left=smallest / 3)
+    for ax in axes[:, 1:].flat:
+        ax.set_yticklabels([])
+    for ax in axes.flat[len(table) :]:
+        ax.remove()
+    panels.legend(figure, title=NOTE)
     return figure
 
 
-def _printed(what: str = "mean") -> list[str]:
-    return [f"{gap} paper {what}" for gap in GAPS]
-
-
-def _has_paper(table: pd.DataFrame) -> pd.Series:
-    return table.reindex(columns=_printed()).notna().all(axis=1)
+def _sizes(row: pd.Series) -> list[dict[str, Any]]:
+    rows = [{"name": "influence moves outputs by", "value": row.moved}]
+    for gap in GAPS:
+        ends = {end: row[f"{gap} per_example {end}"] for end in ("low", "high")}
+        paper = max(row.get(f"{gap} paper mean", np.nan), SMALLEST)
+        rows.append({"name": LABELS[gap], "value": row[f"{gap} per_example mean"], "paper": paper} | ends)
+    return [{"ours": "ours", "low": np.nan, "high": np.nan, "paper": np.nan} | each for each in rows]
 
 
 def _counts(table: pd.DataFrame) -> pd.Series:
@@ -286,69 +285,12 @@ def _counts(table: pd.DataFrame) -> pd.Series:
     return table.apply(lambda row: not arrived_row(row), axis=1)
 
 
-def _stands_for(table: pd.DataFrame) -> pd.Series:
-    return table.get("stands for", pd.Series("", table.index)).fillna("")
-
-
-def _draw_shares(ax: Axes, table: pd.DataFrame) -> None:
-    """Draw ours, with their sum above; beside it, in rows that the paper has, the paper's, or that all are 0."""
-    stars = ["*" if name else "" for name in _stands_for(table)]
-    shown = zip(table.iterrows(), stars, _counts(table), _has_paper(table), strict=True)
-    for place, ((_, row), star, counts, has_paper) in enumerate(shown):
-        ours = row[[f"{gap} per_example mean" for gap in GAPS]].to_numpy(float)
-        _stack(ax, place - 0.2 if has_paper else place, ours, alpha=0.9 if counts else _PALE)
-        if has_paper:
-            printed = row[_printed()].to_numpy(float)
-            _stack(ax, place + 0.2, printed, hatch=_HATCH, star=star)
-            if printed.sum() == 0:
-                words = f"paper{star}: 0.000 in all"
-                ax.text(place + 0.2, 0.5, words, rotation=90, ha="center", va="center", fontsize=7)
-    ax.set(xlim=(-0.6, len(table) - 0.4), ylim=(0, 1.12), yticks=np.linspace(0, 1, 6))
-    ax.set_xticks(np.arange(len(table)), [""] * len(table))
-    ax.set_ylabel("share of their sum\n(the sum, in outputs, on top)", fontsize=8)
-
-
-def _stack(
-    ax: Axes, place: float, sizes: np.ndarray, *, hatch: str = "", alpha: float = 0.9, star: str = ""
-) -> None:
-    if not sizes.sum() > 0:
-        return
-    bottom = 0.0
-    for color, share in zip(plots.PALETTE, sizes / sizes.sum(), strict=False):
-        ax.bar(place, share, 0.36, bottom, color=color, hatch=hatch, alpha=alpha)
-        bottom += share
-    ax.text(place, 1.01, f"{sizes.sum():.3g}{star}", ha="center", va="bottom", fontsize=6.5)
-
-
-def _draw_sizes(ax: Axes, table: pd.DataFrame) -> None:
-    ax.set_yscale("log", nonpositive="clip")  # a bar down to 0 or below ends at the lower edge
-    counts = _counts(table)
-    for index, gap in enumerate(GAPS):
-        shift = 0.16 * (index - 2) - 0.03
-        kind: dict[str, Any] = {"fmt": plots.MARKERS[index], "color": plots.PALETTE[index], "markersize": 3.5}
-        kind |= {"capsize": 1.5, "elinewidth": 0.8}
-        mean = table[f"{gap} per_example mean"]
-        ends = np.stack([mean - table[f"{gap} per_example low"], table[f"{gap} per_example high"] - mean])
-        for rows, alpha in ((counts.to_numpy(), 1.0), (~counts.to_numpy(), _PALE)):
-            if not rows.any():
-                continue
-            ax.errorbar(mean.index[rows] + shift, mean[rows], yerr=ends[:, rows], alpha=alpha, **kind)
-        if f"{gap} paper mean" in table:
-            printed = table[f"{gap} paper mean"].where(lambda sizes: sizes > 0)
-            spread = table[f"{gap} paper ±"].where(printed > 0)
-            ax.errorbar(printed.index + shift + 0.07, printed, yerr=spread, markerfacecolor="white", **kind)
-    ax.scatter(np.arange(len(table)), table.moved, marker="_", s=420, color="black", linewidths=0.9, zorder=1)
-    means = table[[f"{gap} per_example mean" for gap in GAPS]]
-    ax.set_ylim(bottom=max(float(means.where(means > 0).min().min()) / 3, _NOISE))
-    ax.set_xlim(-0.6, len(table) - 0.4)
-    ax.set_xticks(np.arange(len(table)), [_named(row) for _, row in table.iterrows()], fontsize=7)
-    ax.set_ylabel("‖Y_a − Y_b‖ / √N, in logits or\npredictions", fontsize=8)
-
-
-def _named(row: pd.Series) -> str:
-    """Return the task with what keeps its row from deciding anything."""
-    reason, name = arrived_row(row), textwrap.fill(row.task, _LABEL_WIDTH)
+def _lacking(row: pd.Series) -> str:
+    """Return what keeps a row from deciding anything, and which of the paper's it stands in for."""
+    reason = arrived_row(row)
     words = {"θ^s": "learned nothing", "The influence": "not solved", "The retraining": "hardly moved"}
     named = [text for begin, text in words.items() if reason.startswith(begin)]
-    one = ["1 seed"] if row.get("seeds", 0) == 1 else []
-    return "\n".join([name, *named, *one])
+    named += ["1 seed"] if row.get("seeds", 0) == 1 else []
+    stands = row.get("stands for")
+    named += [f"for {stands}"] if isinstance(stands, str) and stands else []
+    return f"\n({', '.join(named)})" if named else ""

@@ -34,6 +34,8 @@ from curvlab.lab import (
     Target,
     out_of_reach,
     panels,
+    plots,
+    t_interval,
 )
 from experiments.pbrf import gaps as five_gaps
 from experiments.pbrf.gaps import arrived, arrived_row, by_point, gap_tables, judge_over_seeds, mean_ratio
@@ -54,6 +56,7 @@ TARGET = Target(
     },
     after=("pbrf/tab5",),
 )
+MATRICES = {"hessian": "Hessian", "gauss_newton": "Gauss-Newton"}
 OTHERS = ["warm_start", "proximity", "non_convergence"]  # linearisation: 0.000 in all of the paper's rows
 
 
@@ -188,21 +191,45 @@ def _state(row: pd.Series, pair: pd.DataFrame, definite: pd.DataFrame) -> str:
 
 # ------------------------------------------------------------------------------------ draw
 def draw(computed: Computed) -> dict[str, Figure]:
-    """Return the gaps with the exact estimate, and the solver error of LiSSA against its scaling beside that."""
-    figures, curvatures = five_gaps.draw(computed), computed["curvatures"]
-    if "estimate" not in curvatures:
-        return figures
+    """Return the gaps with the exact estimate beside others' solver errors; and LiSSA against its scaling."""
+    table, curvatures = computed["table"], computed["curvatures"]
+    if "estimate" not in curvatures:  # of a result from before LiSSA was computed
+        curvatures = curvatures.assign(estimate=EXACT)
     means = curvatures[~curvatures.definite].groupby(["task", "curvature", "estimate", "seed"], sort=False)
-    table = means.solver.agg(lambda own: own.mean(skipna=False)).reset_index()
-    table["scale"] = pd.to_numeric(table.estimate.str.extract(r"σ = (\d+)")[0])
-    figure, shown = panels.rows(table, by="task", columns=1)
-    styles = panels.styles_of(CURVATURES)
+    solver = means.solver.agg(lambda own: own.mean(skipna=False)).reset_index()
+    solver["scale"] = pd.to_numeric(solver.estimate.str.extract(r"σ = (\d+)")[0])
+    solver["matrix"] = solver.curvature.map(MATRICES)
+    more = pd.DataFrame(_others(solver))
+    figures = {
+        "figure.png": five_gaps.gap_figure(five_gaps.nearest(table), five_gaps.MOST, 4.4, more),
+        "figure_all.png": five_gaps.gap_figure(table, 2, 3.0, more),
+    }
+    if solver.scale.isna().all():
+        return figures
+    figure, shown = panels.rows(solver, by="task", columns=1, panel_size=(6.0, 2.6))
+    styles = {
+        name: {"color": plots.PALETTE[k], "marker": plots.MARKERS[k]} for k, name in enumerate(MATRICES.values())
+    }
     for (ax,), task, own in shown:
         lissa = own.dropna(subset=["scale", "solver"])
-        panels.lines(ax, lissa, x="scale", y="solver", by="curvature", styles=styles, seeds=True, least=0.1)
-        for curvature, exact in own[own.estimate == EXACT].groupby("curvature"):
-            look = {"color": styles[curvature]["color"], "linestyle": ":"}
-            panels.rule(ax, y=exact.solver.mean(), label=f"{curvature}, exact solve", **look)
+        panels.lines(ax, lissa, x="scale", y="solver", by="matrix", styles=styles, seeds=True, least=0.1)
+        for matrix, exact in own[own.estimate == EXACT].groupby("matrix"):
+            look = {"color": styles[matrix]["color"], "linestyle": ":"}
+            panels.rule(ax, y=exact.solver.mean(), label=f"{matrix}, exact solve", **look)
         panels.frame(ax, x="scaling σ of LiSSA, depth 5,000", y="solver error / √N", title=str(task), log="xy")
+        ax.set_ylim(top=min(ax.get_ylim()[1], 1e3))  # LiSSA that diverges would squeeze the others
     panels.legend(figure, title="line: mean over seeds; dots: seeds", columns=2)
     return figures | {"figure_lissa.png": figure}
+
+
+def _others(solver: pd.DataFrame) -> Iterator[dict[str, Any]]:
+    """Yield each task's solver errors with the Gauss-Newton matrix, and by LiSSA at the best scaling of each."""
+    for task, own in solver.groupby("task", sort=False):
+        exact = own[(own.estimate == EXACT) & (own.curvature == "gauss_newton")]
+        found = {"… with Gauss-Newton": exact}
+        for matrix, best in best_scalings(own.assign(definite=False)).items():
+            found[f"… by LiSSA, {MATRICES[matrix]}"] = own[(own.curvature == matrix) & (own.estimate == best)]
+        for name, rows in found.items():
+            interval = t_interval(rows.solver)
+            place = {"task": task, "name": name, "ours": "ours", "value": rows.solver.mean()}
+            yield place | {"low": interval.low, "high": interval.high, "paper": np.nan}

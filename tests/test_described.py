@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
 
 from curvlab.described import described, fingerprint
-from curvlab.linalg import DenseOperator
+from curvlab.linalg import DenseOperator, identity
 
 SCALE = 2.0
 
@@ -52,6 +52,24 @@ class Schedule:
 
     def factor(self, step: int) -> float:
         return step**self.power
+
+
+def edited(base: type, name: str, body: str) -> Any:
+    """Return an object of a class of one name and of attributes that do not differ, only the code of a method."""
+    space: dict[str, Any] = {}
+    exec(f"def {name}(self, x):\n    return {body}", {"__name__": __name__}, space)  # noqa: S102 - what users edit
+    return type("Edited", (base,), {"__module__": __name__, **space})()
+
+
+class Listed(Dataset):
+    def __init__(self, examples: list[Tensor]) -> None:
+        self.examples = examples
+
+    def __len__(self) -> int:
+        return len(self.examples)
+
+    def __getitem__(self, place: int) -> Tensor:
+        return self.examples[place]
 
 
 def linear(seed: int) -> nn.Module:
@@ -90,6 +108,12 @@ PARTS: dict[str, Callable[[int], Any]] = {
     "an operator's damping": lambda k: {"operator": DenseOperator(torch.eye(3)), "damping": k},
     "an object that holds itself": cyclic,
     "a set": lambda k: {f"name {i}" for i in range(5 * k)},
+    "a model's forward": lambda k: edited(nn.Module, "forward", f"x * {k}"),
+    "the forward of a part": lambda k: nn.Sequential(edited(nn.Module, "forward", f"x * {k}")),
+    "another method of a loss": lambda k: edited(nn.MSELoss, "scale", f"x + {k}"),
+    "the call of an object": lambda k: edited(object, "__call__", f"x ** {k}"),
+    "the 101st of 200 examples": lambda k: Listed([torch.tensor(k * (i == 101)) for i in range(200)]),
+    "an operator under a large damping": lambda k: DenseOperator(torch.eye(3) * k / 1e9) + 1e9 * identity,
     "a constant": lambda k: (lambda x: x + 1) if k == 1 else (lambda x: x + 2),
 }
 

@@ -9,6 +9,7 @@ import enum
 import functools
 import hashlib
 import random
+import sys
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from contextlib import contextmanager
@@ -20,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Subset, TensorDataset
 
-_NUM_EXAMPLES = 32  # of a data set that are read: it may be larger than memory
+_NUM_EXAMPLES = 2000  # of a data set that are read: it may be larger than memory
 _LONGEST_TEXT = 100  # characters; a longer description is replaced by its hash
 _OF_EVERY_MODULE = frozenset(vars(nn.Module()))
 _NAMED = (
@@ -47,10 +48,11 @@ def described(part: Any) -> str:
     """Return a text that is the same in every process, and differs where a result would differ.
 
     Tensors and arrays count with all their values. Modules: class, parameters, buffers and attributes, such as
-    class weights and label smoothing. Functions: code, defaults, closures and the globals of their own module;
-    partials with their arguments, bound methods with their object. Map-style data sets: type, length and 32
-    examples, read with seeded random states. Other objects: what their method depends_on() returns, or
-    all of their attributes.
+    class weights and label smoothing, and the methods that a class of the user's own defines. Functions: code,
+    defaults, closures and the globals of their own module; partials with their arguments, bound methods with their
+    object. Map-style data sets: type, length and up to 2,000 examples, read with seeded random states. Other
+    objects: what their method depends_on() returns, or all of their attributes; where they are called like a
+    function, their methods, too.
 
     Raises:
         TypeError: nothing distinguishes the part (a lock, a running generator, an object without attributes).
@@ -143,8 +145,18 @@ class _Describer:
         parts = []
         for name, each in module.named_modules():
             own = {k: v for k, v in vars(each).items() if k not in _OF_EVERY_MODULE}
-            parts.append(f"{name} {_name(type(each))} {self._pairs(own.items())}")
+            parts.append(f"{name} {_name(type(each))} {self._pairs(own.items())} {self._of_methods(type(each))}")
         return f"module {parts} {fingerprint(tensors)}"
+
+    def _of_methods(self, kind: type) -> dict[str, str]:
+        """Return what the methods of a class do, those of its bases included; of installed packages nothing."""
+        found = {}
+        for base in kind.__mro__:
+            for name, part in () if _is_installed(base) else vars(base).items():
+                function = getattr(part, "fget", getattr(part, "__func__", part))  # property, static, class method
+                if isinstance(function, types.FunctionType):
+                    found[f"{base.__qualname__}.{name}"] = self.text(function)
+        return found
 
     def _of_torch_data(self, data: TensorDataset | Subset | DataLoader) -> str:
         if isinstance(data, TensorDataset):
@@ -155,7 +167,7 @@ class _Describer:
         return f"loader {self.text(settings)} {self.text(data.dataset)}"
 
     def _of_examples(self, data: Any) -> str:
-        with _seeded():
+        with seeded_reading():
             places = torch.linspace(0, len(data) - 1, min(len(data), _NUM_EXAMPLES)).round().long().tolist()
             examples = [self.text(data[place]) for place in places]
         return f"data {_name(type(data))} {len(data)} {examples}"
@@ -168,7 +180,16 @@ class _Describer:
             )
         slots = getattr(part, "__slots__", ())
         own = {name: getattr(part, name) for name in slots if hasattr(part, name)} | getattr(part, "__dict__", {})
-        return f"{_name(type(part))} {self._pairs(own.items())}"
+        methods = self._of_methods(type(part)) if callable(part) else {}
+        return f"{_name(type(part))} {self._pairs(own.items())} {methods}"
+
+
+def _is_installed(kind: type) -> bool:
+    """Return whether a class is of Python or of a package: its code has a version, and no user edits it."""
+    file = getattr(sys.modules.get(kind.__module__), "__file__", None) or ""
+    known = kind.__module__.partition(".")[0] in ("builtins", "torch", __package__)
+    # The file of __main__ may be a package's that runs the user's code: a notebook's kernel.
+    return known or (kind.__module__ != "__main__" and ("site-packages" in file or "dist-packages" in file))
 
 
 def _name(part: Any) -> str:
@@ -197,7 +218,7 @@ def _names(code: types.CodeType) -> Iterator[str]:
 
 
 @contextmanager
-def _seeded() -> Iterator[None]:
+def seeded_reading() -> Iterator[None]:
     """Seed all global random states of the CPU, and put them back: transforms of examples may draw from them."""
     states = random.getstate(), np.random.get_state()  # noqa: NPY002
     try:

@@ -282,3 +282,12 @@ def test_a_vector_of_another_length_is_refused() -> None:
         unflatten(torch.zeros(SIZE + 1), like)
     with pytest.raises((ValueError, RuntimeError), match="size"):
         unflatten_columns(torch.zeros(SIZE + 1, 2), like)
+
+
+def test_a_multiple_names_the_way_out_of_what_it_is_a_multiple_of() -> None:
+    class Own(DenseOperator):
+        way_out = "Use another loss."
+
+    own = Own(torch.diag(torch.tensor([1.0, -1.0])))
+    assert (0.5 * (own + own) + 0.1 * identity).way_out == "Use another loss."
+    assert (-1.0 * own).way_out.startswith("Use GaussNewtonOperator")

@@ -22,7 +22,7 @@ from curvlab.influence.derivatives import (
     in_order,
     per_example_gradients,
 )
-from curvlab.influence.scores import Influence, Retraining, curvature_added, warn_unless_converged
+from curvlab.influence.scores import Influence, Retraining, check_run, curvature_added, warn_unless_converged
 from curvlab.iterate import Key
 from curvlab.linalg import LinearOperator, identity
 from curvlab.problem import Data, Loss, Problem
@@ -86,6 +86,7 @@ def prepare_influence(
     """
     damping, _ = curvature_added(damping, run, retraining, filtered=False)
     problem = Problem.of(model, loss, train, weights, memory_budget, batch_size=batch_size).normalised()
+    check_run(run, problem)
     damped = GaussNewtonOperator(problem) + damping * identity
     solver = default_solver(problem.num_parameters, num_queries, rtol=rtol, operator=damped)
     recipe, rank = solver.preconditioner, None

@@ -175,7 +175,8 @@ def influence(
         candidates: other examples whose influence is asked for, as if they were added to the training set.
         damping: added to G once; positive. Or
         run: the training that led to `model`, by SGD: what `train` returned, or RunLength with the learning rates,
-            momentum and weight decay of a loop of one's own. The damping is then weight decay + 1 / (ηT), with
+            momentum and weight decay of a loop of one's own; a recorded one of another model, or of other data, is
+            refused. The damping is then weight decay + 1 / (ηT), with
             η / (1 - momentum) for η, less what momentum from rest has not yet carried along (`RunLength.time`;
             nothing to speak of in long runs): curvature that a run of that length cannot resolve.
         retraining: with `run`, which retraining is meant: one of as many steps as the run (the default), of as
@@ -217,6 +218,7 @@ def influence(
             test,
             points=points,
             candidates=candidates,
+            run=run,
             measurement=measurement,
             batch_size=batch_size,
             memory_budget=memory_budget,
@@ -277,6 +279,7 @@ def _on_one_process(
     *,
     points: Tensor | Sequence[int] | None,
     candidates: Data | None,
+    run: TrainingHistory | RunLength | TrainingRun | None,
     measurement: Measurement | None,
     batch_size: int | None,
     memory_budget: float | None,
@@ -286,6 +289,7 @@ def _on_one_process(
     if test is None or (points is not None and candidates is not None):
         raise TypeError("pass test=..., the examples that are measured; and points or candidates, not both")
     problem = Problem.of(model, loss, train, weights, memory_budget, batch_size=batch_size).normalised()
+    check_run(run, problem)
     tested, size = problem.with_data(test), DEFAULT_BATCH_SIZE if batch_size is None else batch_size
     if candidates is not None:
         sources, chosen = problem.with_data(candidates, name="candidates"), None
@@ -315,6 +319,21 @@ def _over_processes(
     matrix = cast("LinearOperator", operator) if weights is None else operator.weighted(weights)
     solved = operator.example_gradients(test, measurement)
     return _Sides(matrix, solved, "test", lambda x: -operator.example_derivatives(x).T)
+
+
+def check_run(run: TrainingHistory | RunLength | TrainingRun | None, problem: Problem) -> None:
+    """Raise a ValueError where a recorded run is of a model of another size, or of other data; others pass."""
+    recorded = run.run if isinstance(run, TrainingHistory) else run
+    if not isinstance(recorded, TrainingRun):
+        return
+    whole = sum(parameter.numel() for parameter in problem.model.parameters())
+    if len(recorded.start) not in (problem.num_parameters, whole):  # some may have been frozen since
+        raise ValueError(
+            f"the run trained {len(recorded.start):,} parameters, the model has {problem.num_parameters:,} that "
+            "require gradients: pass the model that it trained; for the run's damping alone, pass its length, "
+            "run=RunLength.of(run)"
+        )
+    recorded.check_data(lambda index: problem.data.select(index)[0], problem.num_examples, problem.dtype)
 
 
 def curvature_added(

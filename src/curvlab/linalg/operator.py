@@ -263,6 +263,11 @@ class ScaledOperator(DerivedOperator):
         return self.scale >= 0 and self.operator.is_psd
 
     @property
+    def way_out(self) -> str:
+        """That of A, unless c makes it negative."""
+        return self.operator.way_out if self.scale >= 0 else super().way_out
+
+    @property
     def damping(self) -> float:
         """The damping of A, times c."""
         return self.scale * self.operator.damping
@@ -297,6 +302,11 @@ class SumOperator(DerivedOperator):
     ) -> SumOperator:
         """Return the sum of samples of the terms, each drawn independently and unbiased."""
         return SumOperator([_sample(term, batch_size, generator, probabilities) for term in self.terms])
+
+    def probe(self) -> Tensor:
+        """Return that of the terms without damping, which is known as a number and would drown what they say."""
+        terms = [term for term in self.terms if not isinstance(term, IdentityOperator)]
+        return super().probe() if len(terms) in (0, len(self.terms)) else SumOperator(terms).probe()
 
     @property
     def is_psd(self) -> bool:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
 
+from curvlab.described import seeded_reading
+from curvlab.problem.batch import Batch
 from curvlab.shown import Shown, Summary, counted
 
 State: TypeAlias = tuple[Tensor, ...]  # the parameters (P,), then the optimizer's own vectors (P,)
@@ -107,6 +109,60 @@ def rule_of(optimizer: torch.optim.Optimizer) -> UpdateRule:
 
 
 # ------------------------------------------------------------------------------------ the run
+_NUM_PROBED = 32
+
+
+@dataclass(frozen=True)
+class DataProbe:
+    """What tells a run's data from other data, at the cost of reading 32 examples.
+
+    Attributes:
+        num_examples: N.
+        numbers: (K, 2, 2), fp64: of inputs and targets of up to 32 examples, evenly spaced, a sum over fixed waves
+            and the norm; nan where the same example reads differently twice, as with augmentation.
+    """
+
+    num_examples: int
+    numbers: Tensor
+
+    @classmethod
+    def of(cls, read: Callable[[Tensor], Batch], num_examples: int) -> DataProbe:
+        """Read examples, `read` of their indices (1,), with the random states as they were."""
+        places = torch.linspace(0, num_examples - 1, min(_NUM_PROBED, num_examples)).round().long().split(1)
+        with seeded_reading():
+            once, again = (torch.stack([_numbers(*read(place)) for place in places]) for _ in range(2))
+        return cls(num_examples, torch.where(once == again, once, math.nan))
+
+    def check(self, read: Callable[[Tensor], Batch], num_examples: int, dtypes: tuple[torch.dtype, ...]) -> None:
+        """Raise a ValueError where other data is read; to half the digits of the coarsest dtype."""
+        found = "another number of examples"
+        if num_examples == self.num_examples:
+            numbers = DataProbe.of(read, num_examples).numbers
+            scale = self.numbers[..., 1:].abs() * max(torch.finfo(dtype).eps for dtype in dtypes) ** 0.5
+            differ = ((numbers - self.numbers).abs() > scale).flatten(1).any(1)  # nan compares as equal
+            if not bool(differ.any()):
+                return
+            found = f"{int(differ.sum())} of {len(differ)} examples that were read differ"
+        raise ValueError(
+            f"these are not the data of the run ({found}): {num_examples:,} examples, the run had "
+            f"{self.num_examples:,}. Pass them as `train` had them, in the same order; for the damping alone pass "
+            "the run's length, run=RunLength.of(run)"
+        )
+
+
+def _numbers(inputs: Any, targets: Tensor) -> Tensor:
+    """Return waves and norm of the inputs (each of a mapping, by name) and of the targets, (2, 2)."""
+    parts = [inputs] if isinstance(inputs, Tensor) else [inputs[name] for name in sorted(inputs)]
+    return torch.stack([sum(map(_projected, parts), torch.zeros(2).double()), _projected(targets)])
+
+
+def _projected(values: Tensor) -> Tensor:
+    flat = values.detach().flatten().double().cpu()
+    # The same places have the same waves whatever the length: padding with zeros changes nothing.
+    waves = torch.arange(1.0, len(flat) + 1, dtype=torch.float64).square().sin() + 1.5
+    return torch.stack([waves @ flat, flat.norm()])
+
+
 @dataclass(frozen=True, repr=False)
 class TrainingRun(Shown):
     """A training by single steps on given batches, complete enough to differentiate through it.
@@ -119,6 +175,7 @@ class TrainingRun(Shown):
         learning_rates: of each step.
         rule: what the optimizer does with a gradient.
         example_weights: (N,), see `MeanLoss`; None: all 1.
+        data: what tells its data from other data; None: nothing is compared.
     """
 
     start: Tensor
@@ -126,6 +183,7 @@ class TrainingRun(Shown):
     learning_rates: tuple[float, ...]
     rule: UpdateRule
     example_weights: Tensor | None = None
+    data: DataProbe | None = None
 
     def __post_init__(self) -> None:
         if len(self.batches) != len(self.learning_rates) or not self.batches:
@@ -154,6 +212,11 @@ class TrainingRun(Shown):
     def summary(self) -> Summary:
         """Return its length and rule."""
         return Summary("training run", counted(self.num_steps, "step"), f"of {self.rule}")
+
+    def check_data(self, read: Callable[[Tensor], Batch], num_examples: int, dtype: torch.dtype) -> None:
+        """Raise a ValueError unless `read`, of indices (1,), gives the run's examples."""
+        if self.data is not None:
+            self.data.check(read, num_examples, (dtype, self.start.dtype))
 
     def length(self) -> RunLength:
         """Return how far the run goes; only for SGD."""

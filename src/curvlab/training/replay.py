@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from curvlab.linalg import flatten, unflatten
 from curvlab.problem import ModelFunction
-from curvlab.problem.batch import Inputs
+from curvlab.problem.batch import Batch, Inputs
 from curvlab.problem.model_function import checked_model
 from curvlab.training.history import State, TrainingRun
 from curvlab.training.own_batches import TrainingData, num_examples, readable, select
@@ -82,6 +82,7 @@ class Replay:
                 f"the run's start has shape {tuple(run.start.shape)}, but the model has {size} parameters that "
                 "require gradients: pass curvlab.linalg.flatten of them, taken before the training"
             )
+        run.check_data(self._read, self.num_examples, self.function.dtype)
         weights = run.example_weights
         if weights is not None and weights.shape != (self.num_examples,):
             raise ValueError(
@@ -94,6 +95,9 @@ class Replay:
                 "the model was trained on"
             )
         self._check_training_mode(model)
+
+    def _read(self, indices: Tensor) -> Batch:
+        return select(self._data, indices, self.function.parameters[0])
 
     def _check_training_mode(self, model: nn.Module) -> None:
         """Refuse dropout that no module shows, as transformers have it. Cost: a forward of one example."""

@@ -20,7 +20,7 @@ from curvlab.problem.model_function import checked_model
 from curvlab.problem.problem import checked_weights
 from curvlab.seeding import generator_of, seeded_by
 from curvlab.training.evaluate import evaluate
-from curvlab.training.history import TrainingHistory, TrainingRun, UpdateRule, rule_of
+from curvlab.training.history import DataProbe, TrainingHistory, TrainingRun, UpdateRule, rule_of
 from curvlab.training.own_batches import OwnBatches, TrainingData, num_examples, readable, select
 from curvlab.training.schedules import BatchOrder, Schedule, ScheduleName, named_schedule
 from curvlab.training.steps import Learner, Loss, MeanLoss, Step, TrainingBatch, closure_step, gradient_step
@@ -338,7 +338,9 @@ class _Training:
         group, rates = state.optimizer.param_groups[0], tuple(state.learning_rates)
         run = None
         if self.rule is not None and self.start is not None:
-            run = TrainingRun(self.start, self._batches(state.num_steps), rates, self.rule, self.example_weights)
+            like, batches = self.learner.parameters[0], self._batches(state.num_steps)
+            probe = DataProbe.of(lambda indices: select(self.data, indices, like), self.order.num_examples)
+            run = TrainingRun(self.start, batches, rates, self.rule, self.example_weights, probe)
         return TrainingHistory(
             losses=tuple(state.losses),
             step_losses=tuple(state.step_losses),

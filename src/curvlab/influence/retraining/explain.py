@@ -14,11 +14,13 @@ from curvlab.influence.retraining.gaps import GAPS, LABELS, Gap, output_gaps
 from curvlab.influence.retraining.minimise import SharedBatches
 from curvlab.influence.retraining.objective import LeftOut
 from curvlab.influence.retraining.responses import RETRAINED, cold_optimum, influence_estimate
-from curvlab.progress import can_be_silent
+from curvlab.influence.unrolled import checked_gap
+from curvlab.problem import Data
+from curvlab.progress import can_be_silent, progress_bar
 from curvlab.seeding import generator_of
 from curvlab.shown import Shown, Summary, counted, new_figure
 from curvlab.solvers import BlockConjugateGradient, Solution, Solver
-from curvlab.training import TrainingHistory, TrainingRun, shuffled_batches
+from curvlab.training import Replay, TrainingHistory, TrainingRun, shuffled_batches
 from curvlab.training.history import AdamRule, SGDRule
 
 if TYPE_CHECKING:
@@ -80,7 +82,7 @@ class GapExplanation(Shown):
 def explain_gap(
     model: nn.Module,
     loss: nn.Module,
-    train: tuple[Tensor, Tensor],
+    train: Data,
     points: Tensor | Sequence[int],
     *,
     run: TrainingRun | TrainingHistory,
@@ -107,9 +109,10 @@ def explain_gap(
     solver gap: the descent is shorter than the estimate, which a larger damping or `filtered=True` mends.
 
     Args:
-        model: as trained by `run`, in eval mode, without BatchNorm or dropout at work.
+        model: as trained by `run`, in eval mode, without BatchNorm or dropout at work; refused where the run,
+            walked through again, does not end at its parameters.
         loss: nn.CrossEntropyLoss, nn.MSELoss or nn.BCEWithLogitsLoss, a mean.
-        train: (inputs, targets), as the run had them.
+        train: as the run had it; other data is refused. Examples must share one shape.
         points: indices of training examples, each left out by itself.
         run: what `train(..., record=True)` returned; by SGD or Adam, all examples of weight 1.
         damping: λ; by default 1 / (ηT) of a run by SGD, as `influence(run=...)` has it.
@@ -118,7 +121,8 @@ def explain_gap(
         progress: show a bar for each retraining.
         generator: of the order of the batches after the run's own, or a seed.
 
-    Cost: three and a half trainings for each point, all points at once; the estimate; six passes over the data.
+    Cost: a training, to see that the run is the model's; three and a half for each point, all points at once; the
+    estimate; six passes over the data.
 
     >>> from curvlab.training import train
     >>> _ = torch.manual_seed(0)
@@ -130,9 +134,6 @@ def explain_gap(
     ['warm_start', 'proximity', 'non_convergence', 'linearisation', 'solver']
     """
     run = TrainingRun.of(run)
-    if not (isinstance(train, tuple | list) and len(train) == 2 and all(isinstance(t, Tensor) for t in train)):
-        raise TypeError("explain_gap retrains on a pair of tensors: pass train=(inputs, targets)")
-    chosen = checked_points(points, len(train[1]))
     rule, l2 = run.rule, getattr(run.rule, "weight_decay", 0.0)
     plain = isinstance(rule, SGDRule) and not rule.nesterov
     adam = isinstance(rule, AdamRule) and not rule.decoupled and (*rule.betas, rule.eps) == (0.9, 0.999, 1e-8)
@@ -142,8 +143,12 @@ def explain_gap(
             f"examples of weight 1, got {rule}"
         )
     damping = run.length().damping - l2 if damping is None else damping
-    left_out = LeftOut(model, loss, (train[0], train[1]), list(chosen[:, None]), damping=damping, l2=l2)
-    again, responses = _Again(run, len(train[1]), lr_divisor, progress, generator_of(generator)), {}
+    replay = Replay(model, loss, train, run)
+    chosen = checked_points(points, replay.num_examples)
+    *_, end = progress_bar("along the run", replay.forwards(), total=run.num_steps)
+    checked_gap(replay, model, end)
+    left_out = LeftOut(model, loss, train, list(chosen[:, None]), damping=damping, l2=l2)
+    again, responses = _Again(run, replay.num_examples, lr_divisor, progress, generator_of(generator)), {}
     responses["cold"] = cold_optimum(left_out, again("cold"), initial=run.start)
     for name, respond in RETRAINED.items():
         responses[name] = respond(left_out, again(name))

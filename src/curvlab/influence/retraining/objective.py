@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.func import jvp
 
 from curvlab.linalg import flatten, unflatten
-from curvlab.problem import ModelFunction, output_loss
+from curvlab.problem import Batches, Data, ModelFunction, output_loss
 from curvlab.training import EnsembleLosses, weighted_gradient
 from curvlab.training.ensemble import each_copy
 
@@ -44,7 +44,7 @@ class LeftOut:
         model: in eval mode, at θ^s; neither dropout nor BatchNorm may be in it, whose outputs depend on chance or
             on the batch. Its dtype is that of all that is computed: float64 where differences are small.
         loss: nn.CrossEntropyLoss, nn.MSELoss or nn.BCEWithLogitsLoss, a mean over examples.
-        train: (inputs, targets), N examples.
+        train: N examples of one shape, in any form that `Batches` takes.
         groups: K vectors of indices; an empty one leaves nothing out.
         damping: λ of the proximity term.
         l2: of the cost.
@@ -52,7 +52,7 @@ class LeftOut:
 
     model: nn.Module
     loss: nn.Module
-    train: tuple[Tensor, Tensor]
+    train: Data
     groups: Sequence[Tensor]
     damping: float
     l2: float = 0.0
@@ -76,7 +76,7 @@ class LeftOut:
     @property
     def num_examples(self) -> int:
         """N."""
-        return len(self.train[1])
+        return self.losses.num_examples
 
     @property
     def strength(self) -> float:
@@ -173,8 +173,8 @@ class ProximalBregmanCost(DownweightedCost):
         self.function = ModelFunction(left_out.losses.model)
         self.loss = output_loss(left_out.loss)
         self.base = tuple(unflatten(left_out.base, self.function.parameters))
-        self._count = sum(self.loss.count(targets) for targets in left_out.train[1].split(4096))
-        self._count /= left_out.num_examples  # predictions of an example
+        targets = Batches.of(self.function, left_out.train, batch_size=4096).targets()
+        self._count = sum(map(self.loss.count, targets)) / left_out.num_examples  # predictions of an example
         self._whole = _padded(left_out.groups) if max(map(len, left_out.groups)) <= MAX_WHOLE_GROUP else None
 
     def __call__(self, displacement: Tensor, indices: Tensor) -> tuple[Tensor, Tensor]:
@@ -216,7 +216,8 @@ class ProximalBregmanCost(DownweightedCost):
         shared: bool = True,
     ) -> tuple[Tensor, Tensor]:
         """Return value and gradient of one function for each group: by vmap or in a loop, what is faster."""
-        num_inputs = batch[0].numel() if shared else batch[0][0].numel()
+        inputs = [batch[0]] if isinstance(batch[0], Tensor) else batch[0].values()
+        num_inputs = sum(part.numel() if shared else part[0].numel() for part in inputs)
         by_vmap = self.left_out.losses.vmap_pays(len(displacement), num_inputs)
         values, gradients = each_copy(
             value, displacement, self.base, batch, shared=shared, weights=weights, by_vmap=by_vmap

@@ -5,7 +5,9 @@ make bench-attribution PRESET=smoke|embedded|laptop|paper ARGS="peers_python=DIR
 A task says what it is `used_in`; what stands in the sections `libraries` and `retraining` holds for these parts.
 
 **Scores.** The protocol is the single run: halves start from the scored network's weights and take as many
-steps. bench-board has the standard one beside it, and three networks a task. One network is trained, and every
+steps. So every sentence here is of one network and of single runs; bench-board asks on three networks, against
+other seeds and by the standard protocol, and its claims say which of them survive.
+One network is trained, and every
 method scores all training examples for the losses of some test examples. Then networks are trained on random
 halves, all together on shared batches, and two questions are asked. The linear datamodelling score (LDS; Park et
 al. 2023): how well do the scores rank what the halves do to a test loss? Spearman's correlation, mean over test
@@ -29,6 +31,11 @@ The proximal Bregman response (PBRF; Bae et al. 2022, Eq. 8) stands there twice:
 left out alone, as a score, at the damping of the run's length and at the paper's; and of each half at once, which
 adds nothing up and ranks no example. Its gradient norm at the end, over that at the start, says how well it was
 minimised: at a small damping many examples' objectives have no minimum nearby.
+
+Note of 2026-11-24: tables of before had a row "unrolled over all orders", whose orders were those that judged it;
+it is taken out of them. Runs since average over other orders. "As good as the best" stands since by the interval
+of the paired difference to the best; before, by the best's own interval. Seconds of the tables of before contain
+what PyTorch loads for the first call of a method, about half a second of the gradient product.
 
 which_score.csv is the answer in one table: for each question, what the PBRF says among them, every score's
 agreement and its cost in trainings, influence with the damping of the run's length, of the best LDS, and of the

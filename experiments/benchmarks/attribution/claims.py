@@ -16,7 +16,6 @@ from curvlab.lab import (
     t_interval,
 )
 from curvlab.lab import judge as judge_claim
-from experiments.benchmarks.attribution.compute import RESPONSES
 from experiments.benchmarks.attribution.methods import (
     DOT,
     EKFAC,
@@ -28,7 +27,7 @@ from experiments.benchmarks.attribution.methods import (
     UNROLLED,
 )
 from experiments.benchmarks.attribution.ranks import OTHER, SAME, correlations, lds_interval
-from experiments.benchmarks.attribution.which_score import not_minimised
+from experiments.benchmarks.attribution.which_score import RESPONSES, not_minimised
 
 TOGETHER = " halves together"  # the number before it
 # The operations of a step on one core.

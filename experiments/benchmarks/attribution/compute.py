@@ -20,9 +20,8 @@ from experiments.benchmarks.attribution.methods import PBRF, Method, Stopwatch, 
 from experiments.benchmarks.attribution.network import Network
 from experiments.benchmarks.attribution.ranks import OTHER, SAME, predicted_changes, rank_table
 from experiments.benchmarks.attribution.rest import NEEDED, prediction_score, rest_rows
-from experiments.benchmarks.attribution.which_score import which_score
+from experiments.benchmarks.attribution.which_score import RESPONSES, which_score
 
-RESPONSES = "PBRF of each example"
 QUALITY = ("gradient_norm", "gradient_norm_90", "remark")  # of PBRF; of a peer: which of the parameters it sees
 Scored = list[tuple[Method, dict[str, Any]]]
 
@@ -52,7 +51,7 @@ def compute(run: runs.Run, tasks: Mapping[str, DictConfig]) -> dict[str, pd.Data
             assert isinstance(shorter, DictConfig)
             found["rest"] += _Task(run, Network(run, name, shorter)).rest()[0]
     tables = {name: pd.DataFrame(rows) for name, rows in found.items()} | {"ranks": pd.concat(ranks)}
-    answer = which_score(tables["table"], tables["timing"], run.cfg.paper_damping)
+    answer = which_score(tables, run.cfg.paper_damping)
     return tables | {"which_score": answer}
 
 

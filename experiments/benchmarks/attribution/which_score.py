@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
+from curvlab.lab import Interval, bootstrap_interval
 from experiments.benchmarks.attribution.methods import INFLUENCE, PBRF
+from experiments.benchmarks.attribution.ranks import OTHER, SAME, lds_interval
+from experiments.benchmarks.attribution.removal import RANDOM
 
 MAX_GRADIENT = 0.1  # of the gradient at the start; with more of it left a PBRF is not one
 PBRF_QUESTION = "pbrf"
+RESPONSES = "PBRF of each example"  # among the `orders` of `queries`
 
 QUESTIONS = {
     "lds": "what retraining on a half does, in the same order of batches",
@@ -19,6 +25,7 @@ QUESTIONS = {
     "removal_1": "whose removal raises a test loss, top 1 %",
     "removal_5": "whose removal raises a test loss, top 5 %",
 }
+ORDERS = {"lds": SAME, "lds_other": OTHER, PBRF_QUESTION: RESPONSES}
 BY_LDS, BY_PAPER = "damping by LDS", "damping of the PBRF paper"
 
 
@@ -30,83 +37,125 @@ def not_minimised(row: pd.Series) -> str:
     return f"not at its minimum: {left:.2g} of the gradient is left (median), at most {MAX_GRADIENT:g} may be"
 
 
-def which_score(table: pd.DataFrame, timing: pd.DataFrame, paper_damping: float) -> pd.DataFrame:
+@dataclass(frozen=True)
+class _Score:
+    """A score as it stands in the answer: its name, its row of the table, and its price in trainings."""
+
+    name: str
+    row: pd.Series
+    trainings: float
+
+
+def which_score(tables: Mapping[str, pd.DataFrame], paper_damping: float) -> pd.DataFrame:
     """Return one row for each task, question and score, the best score first.
 
     Columns: `agreement` with 95 % interval: Spearman's correlation over halves (LDS) or, with the PBRF at the
     damping of the run's length, over examples, or for removals the mean rise of the test loss, that of random
-    removals among them; `trainings`: what the score costs, in trainings of the network; `as good as the best`:
-    whether the agreement is above the lower end of the best one's interval; `out of reach`: why a row is not
-    ranked. Where the PBRF was not minimised, the question about it has no answer, and scores by it are not ranked.
-    A score with a grid of dampings stands with the one whose LDS is highest, chosen by trying: its cost is that of
-    the whole grid, and of the halves that choose. Influence stands with the damping of the PBRF paper, too, where
-    the grid has it; the rows without a damping have none, or that of the run's length.
+    removals among them; `trainings`: what the score costs, in trainings of the network; `behind`: how far below
+    the best, with the 95 % interval of the paired difference, see `_behind`; `as good as the best`: whether that
+    reaches 0; `out of reach`: why a row is not ranked. Where the PBRF was not minimised, the question about it has
+    no answer, and scores by it are not ranked. A score with a grid of dampings stands with the one whose LDS is
+    highest, chosen by trying: its cost is that of the whole grid, and of the halves that choose. Influence stands
+    with the damping of the PBRF paper, too, where the grid has it; the rows without a damping have none, or that
+    of the run's length.
 
     Args:
-        table: of `compute`.
-        timing: likewise.
+        tables: `table`, `timing`, `ranks`, `queries` and `removals` of `compute`.
         paper_damping: Bae et al. 2022, Sec. C.3.
     """
-    done = table[table.status == "done"]
+    done = tables["table"][tables["table"].status == "done"]
     rows: list[dict[str, Any]] = []
     for task, own in done.groupby("task", sort=False):
-        costs = timing[timing.task == task]
+        of_task = {name: table[table.task == task] for name, table in tables.items()}
+        scores = _scores(own, of_task["timing"], paper_damping)
         for name, question in QUESTIONS.items():
             if name in own:
-                scores = _scores(own, costs, paper_damping)
                 truth = own[own.method == PBRF]
                 unknown = not_minimised(truth.iloc[0]) if name == PBRF_QUESTION and len(truth) else ""
                 if unknown:
                     rows.append({"task": task, "question": question, "out of reach": f"the PBRF is {unknown}"})
                 else:
-                    rows += _ranked(str(task), question, name, scores)
+                    asked = {"task": task, "question": question}
+                    rows += [asked | row for row in _ranked(name, scores, of_task)]
     return pd.DataFrame(rows)
 
 
-def _scores(own: pd.DataFrame, costs: pd.DataFrame, paper_damping: float) -> list[tuple[str, pd.Series, float]]:
-    """Return the scores of a task: name, row of the table, trainings."""
+def _scores(own: pd.DataFrame, costs: pd.DataFrame, paper_damping: float) -> list[_Score]:
     found = []
     halves = costs[costs.method.str.endswith("halves together")].trainings.iloc[0]
     for name, rows in own.groupby("method", sort=False):
         method = str(name)
         spent = costs[costs.method == method]
         if len(rows) == 1 or rows.damping.isna().all():
-            found.append((method, rows.iloc[0], float(spent.trainings.sum())))
+            found.append(_Score(method, rows.iloc[0], float(spent.trainings.sum())))
             continue
         best = rows.loc[rows.lds == rows.lds.max()].iloc[0]
-        found.append((f"{method}, {BY_LDS}", best, float(spent.trainings.sum() + halves)))
+        found.append(_Score(f"{method}, {BY_LDS}", best, float(spent.trainings.sum() + halves)))
         near = rows[np.isclose(rows.damping, paper_damping)]
         if method == INFLUENCE and len(near):
             alone = spent[np.isclose(spent.damping, paper_damping)].trainings.sum()
-            found.append((f"{method}, {BY_PAPER}", near.iloc[0], float(alone)))
+            found.append(_Score(f"{method}, {BY_PAPER}", near.iloc[0], float(alone)))
     return found
 
 
-def _ranked(
-    task: str, question: str, column: str, scores: list[tuple[str, pd.Series, float]]
-) -> list[dict[str, Any]]:
+def _ranked(column: str, scores: list[_Score], tables: Mapping[str, pd.DataFrame]) -> list[dict[str, Any]]:
     """Return the rows of one question, the best first; scores for which it was not measured are left out.
 
     Those that are not what they are called stand last, with the reason.
     """
-    measured = [(not_minimised(entry[1]), *entry) for entry in scores if pd.notna(entry[1][column])]
-    measured.sort(key=lambda entry: (bool(entry[0]), -float(entry[2][column])))
-    if not measured:
-        return []
-    best = measured[0][2]
-    bound = best[f"{column}_low"] if pd.notna(best[f"{column}_low"]) else best[column]
-    return [
-        {
-            "task": task,
-            "question": question,
-            "score": score,
-            "damping": row.damping,
-            "agreement": row[column],
-            "low": row[f"{column}_low"],
-            "high": row[f"{column}_high"],
-            "trainings": trainings,
-            "as good as the best": None if reason else bool(row[column] >= bound),
-            "out of reach": reason,
-        }
-        for reason, score, row, trainings in measured
-    ]
+    measured = [(not_minimised(score.row), score) for score in scores if pd.notna(score.row[column])]
+    measured.sort(key=lambda entry: (bool(entry[0]), -float(entry[1].row[column])))
+    found = []
+    for reason, score in measured:
+        behind = None if reason else _behind(column, measured[0][1], score, tables)
+        found.append(
+            {
+                "score": score.name,
+                "damping": score.row.damping,
+                "agreement": score.row[column],
+                "low": score.row[f"{column}_low"],
+                "high": score.row[f"{column}_high"],
+                "trainings": score.trainings,
+                "behind": measured[0][1].row[column] - score.row[column] if behind else None,
+                "behind_low": behind.low if behind else None,
+                "behind_high": behind.high if behind else None,
+                "as good as the best": bool(behind.low <= 0) if behind else None,
+                "out of reach": reason,
+            }
+        )
+    return found
+
+
+def _behind(column: str, best: _Score, other: _Score, tables: Mapping[str, pd.DataFrame]) -> Interval:
+    """Return the 95 % interval of how far a score is below the best, paired.
+
+    An LDS: halves and queries are drawn anew, the same for both. At a damping that is not the method's best, whose
+    ranks are not kept, and for the other questions, queries alone are.
+    """
+    ranked = all(not score.name.endswith(BY_PAPER) for score in (best, other))
+    if ORDERS.get(column) in (SAME, OTHER) and ranked:
+        terms = {best.row.method: 1.0}
+        terms[other.row.method] = terms.get(other.row.method, 0.0) - 1
+        return lds_interval(tables["ranks"], terms, ORDERS[column])
+    apart = _by_query(column, best, tables) - _by_query(column, other, tables)
+    generator = np.random.default_rng(0)
+    return bootstrap_interval(apart.to_numpy(), lambda own: float(np.mean(own)), generator=generator)
+
+
+def _by_query(column: str, score: _Score, tables: Mapping[str, pd.DataFrame]) -> pd.Series:
+    """Return what a mean over queries is made of."""
+    removals, queries = tables["removals"], tables["queries"]
+    if column in ORDERS:
+        own = queries[queries.orders == ORDERS[column]]
+        return own[_of(own, score)].set_index("query").lds
+    own = removals[np.isclose(100 * removals.fraction, float(column.removeprefix("removal_")))]
+    if score.row.method == RANDOM:
+        return own.groupby("query").random.first()
+    return own[_of(own, score)].set_index("query").rise
+
+
+def _of(rows: pd.DataFrame, score: _Score) -> pd.Series:
+    """Return which rows are the score's."""
+    damping = score.row.damping
+    same = rows.damping.isna() if pd.isna(damping) else pd.Series(np.isclose(rows.damping, damping), rows.index)
+    return (rows.method == score.row.method) & same

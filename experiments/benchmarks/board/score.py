@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from curvlab.influence.bank import AGAINST, lds, load_bank
+from curvlab.influence.bank import AGAINST, Array, Bank, BankScore, lds_of_predictions, load_bank
 from curvlab.lab import panels, plots, tables
 from experiments.benchmarks.board.banks import PRESETS
+from experiments.benchmarks.board.compute import CEILING, label
 
 YOURS, OUTPUT = "yours", Path("outputs/score")
 COLUMNS = ["method", "against", "lds", "lds_low", "lds_high"]
@@ -19,35 +21,69 @@ COLUMNS = ["method", "against", "lds", "lds_low", "lds_high"]
 
 def judge_file(name: str, path: str) -> None:
     """Print the rows of the board with that of a file's scores among them, and draw them."""
-    bank = load_bank(name)
     try:
-        scores = np.load(path, allow_pickle=False)
-        found = [lds(scores, bank, against=against) for against in AGAINST]
+        bank = load_bank(name)
+    except FileNotFoundError as error:
+        sys.exit(f"error: {error}")
+    try:
+        predicted = bank.predictions(np.load(path, allow_pickle=False))
+        found = [lds_of_predictions([predicted], bank, against=against) for against in AGAINST]
     except (OSError, ValueError) as error:
         sys.exit(f"error: {path}: {error}")
     yours = [
         {"method": YOURS, "against": f.against, "lds": f.value, "lds_low": f.low, "lds_high": f.high}
         for f in found
     ]
-    board = pd.concat([pd.DataFrame(yours), board_of(bank.recipe["task"])[COLUMNS]], ignore_index=True)
+    best, ranks = board_of(bank.recipe["task"])
+    board = pd.concat([pd.DataFrame(yours), best[COLUMNS]], ignore_index=True)
     print(
         f"bank {name}: {len(bank.subsets)} subsets, {len(found[0].per_network)} of {len(bank.single_run)} networks"
     )
     print(text(board))
+    for line in (*against_the_best(bank, predicted, best, ranks), *turned_round(found)):
+        print(line)
     OUTPUT.mkdir(parents=True, exist_ok=True)
     plots.write_png(draw(board, name), OUTPUT / f"{name}.png")
     print(f"{OUTPUT / name}.png")
 
 
-def board_of(task: str, results: str | Path = "results") -> pd.DataFrame:
-    """Return the published rows of a task, each method at its best damping; none where it is not published."""
+def board_of(task: str, results: str | Path = "results") -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Return a task's published rows, each method at its best damping, and their ranks; none where none are."""
     for preset in PRESETS:
         folder = Path(results) / "benchmarks" / "board" / preset
         if (folder / "best.csv").is_file():
-            best = tables.read_table(folder, "best")
+            best, ranks = (tables.read_table(folder, name) for name in ("best", "ranks"))
             if len(own := best[best.task == task]):
-                return own
-    return pd.DataFrame(columns=COLUMNS)
+                return own, ranks[ranks.task == task]
+    return pd.DataFrame(columns=[*COLUMNS, "damping"]), pd.DataFrame()
+
+
+def published(ranks: pd.DataFrame, bank: Bank, place: str) -> Array:
+    """Return the ranks that a row of the board gives the subsets, (K, S, M): the column `place` of `ranks`."""
+    placed = ranks.sort_values(["network", "half", "query"])[place]
+    return placed.to_numpy(dtype=float).reshape(-1, *bank.single_run.shape[1:])
+
+
+def against_the_best(bank: Bank, yours: Array, best: pd.DataFrame, ranks: pd.DataFrame) -> Iterator[str]:
+    """Yield how far the scores are from the best of the board, paired: with the same draws for both."""
+    for against in AGAINST:
+        own = best[(best.against == against) & (best.method != CEILING)]
+        if len(own):
+            leader = own.loc[own.lds.idxmax()]
+            theirs = published(ranks, bank, label(leader.method, leader.damping))
+            found = lds_of_predictions([yours, theirs], bank, against=against)
+            told = f"{against}: yours less {leader.method}, the best: "
+            yield told + f"{found.value:+.3f} ({found.low:+.3f} to {found.high:+.3f}), paired"
+
+
+def turned_round(found: list[BankScore]) -> Iterator[str]:
+    """Yield a warning where scores predict the opposite of what happens."""
+    if all(score.value < 0 for score in found) and min(score.high for score in found) < 0:
+        yield (
+            "your scores correlate negatively with what retraining does. The board's convention is up-weighting: "
+            "the change of a query's loss when an example gets more weight, so helpful examples score negative. "
+            "Many libraries have the opposite sign: save minus the scores."
+        )
 
 
 def text(board: pd.DataFrame) -> str:
@@ -60,7 +96,7 @@ def text(board: pd.DataFrame) -> str:
         for row in board.itertuples()
     }
     for method in order:
-        lines.append(f"{method:{width}}  " + "  ".join(f"{cells[method, against]:<22}" for against in AGAINST))
+        lines.append(f"{method:{width}}  " + "  ".join(f"{cells.get((method, a), ''):<22}" for a in AGAINST))
     return "\n".join(lines)
 
 

@@ -242,6 +242,17 @@ def test_how_to_enter_runs_as_written(
     )
     assert len(yours) == 3
     assert yours == pytest.approx(board, abs=2e-3)
+    # Beside the best, paired; and a sign that is turned round is told.
+    best = tables.read_table(PUBLISHED[0], "best").query("task == 'mlp-32-tanh-digits-1000'")
+    leader = best[best.against == "standard"].query("method != 'ceiling'").lds.max()
+    (paired,) = re.findall(r"^standard: yours less .*, the best: (.\d\.\d+) \(", printed, flags=re.MULTILINE)
+    assert float(paired) == pytest.approx(yours[2] - leader, abs=2e-3)
+    assert "correlate negatively" not in printed
+    np.save(tmp_path / "turned.npy", -np.load(tmp_path / "mine.npy"))
+    score.judge_file("digits", str(tmp_path / "turned.npy"))
+    assert "correlate negatively with what retraining does" in capsys.readouterr().out
+    with pytest.raises(SystemExit, match=r"^error: no bank 'digit': .* holds breast-cancer, "):
+        score.judge_file("digit", str(tmp_path / "mine.npy"))
     np.save(tmp_path / "wrong.npy", np.zeros((3, 3)))
     with pytest.raises(SystemExit, match=r"wants \(32, 1000\), queries x examples"):
         score.judge_file("digits", str(tmp_path / "wrong.npy"))

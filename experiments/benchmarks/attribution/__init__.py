@@ -6,9 +6,8 @@ A task says what it is `used_in`; what stands in the sections `libraries` and `r
 
 **Scores.** The protocol is the single run: halves start from the scored network's weights and take as many
 steps. So every sentence here is of one network and of single runs; bench-board asks on three networks, against
-other seeds and by the standard protocol, and its claims say which of them survive.
-One network is trained, and every
-method scores all training examples for the losses of some test examples. Then networks are trained on random
+other seeds and by the standard protocol, and its claims say which of them survive. One network is trained, and
+every method scores all training examples for the losses of some test examples. Then networks are trained on random
 halves, all together on shared batches, and two questions are asked. The linear datamodelling score (LDS; Park et
 al. 2023): how well do the scores rank what the halves do to a test loss? Spearman's correlation, mean over test
 examples; once with the halves trained in the very order of batches that the scored network saw, where a perfect

@@ -69,7 +69,7 @@ def against_the_best(bank: Bank, yours: Array, best: pd.DataFrame, ranks: pd.Dat
     for against in AGAINST:
         own = best[(best.against == against) & (best.method != CEILING)]
         if len(own):
-            leader = own.loc[own.lds.idxmax()]
+            leader = own.sort_values("lds").iloc[-1]
             theirs = published(ranks, bank, label(leader.method, leader.damping))
             found = lds_of_predictions([yours, theirs], bank, against=against)
             told = f"{against}: yours less {leader.method}, the best: "

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from curvlab.influence import agreement
 from curvlab.lab import Interval, bootstrap_interval
+from curvlab.lab.reporting.intervals import MIN_SAMPLES
 from experiments.lissa.lissa_and_pbrf import Pairs
 from experiments.shared.stats import jackknife_error
 from experiments.shared.systems import Systems
@@ -247,8 +248,9 @@ def over_runs(
 
     The half-width is √[(t_{n-1} s_runs)² + (1.96 s_points)²], s_runs from leaving out one of n runs with all
     panels that it is in (jackknife; for n = 3 panels of neighbouring runs it is twice what independent ones would
-    have), s_points from drawing points again. Fewer than three runs decide nothing. Where there is one run since
-    every batch is all the data, points alone are drawn.
+    have), s_points from drawing points again. Fewer than three runs decide nothing; of more, the forecast is from
+    the first two (s_points is that of all). Where there is one run since every batch is all the data, points alone
+    are drawn.
 
     Args:
         own: panels of one network and one choice of C: `position`, `seed` and the column, one row for each.
@@ -267,10 +269,20 @@ def over_runs(
         return value, of_points
     error = jackknife_error([_left_out(panels, run, statistic, paired=paired) for run in range(count)])
     spread = (of_points.high - of_points.low) / 2 if len(points) > 1 else 0.0
-    half = math.hypot(float(student.ppf(0.975, count - 1)) * error, spread)
     kind = f"t 95 % over {count} seeds and {len(points)} points of one network"
-    low, high = max(value - half, within[0]), min(value + half, within[1])
-    return value, Interval(low, high, kind, count)
+    quantile = float(student.ppf(0.975, count - 1))
+    low, high = _around(value, math.hypot(quantile * error, spread), within)
+    forecast = None
+    if count >= MIN_SAMPLES:
+        first = np.array([statistic(panels.iloc[:, run].dropna().to_numpy()) for run in (0, 1)])
+        if np.isfinite(first).all():
+            of_runs = quantile * float(first.std(ddof=1)) / math.sqrt(count)
+            forecast = _around(float(first.mean()), math.hypot(of_runs, spread), within)
+    return value, Interval(low, high, kind, count, forecast)
+
+
+def _around(value: float, half: float, within: tuple[float, float]) -> tuple[float, float]:
+    return max(value - half, within[0]), min(value + half, within[1])
 
 
 def _left_out(panels: pd.DataFrame, run: int, statistic: Statistic, *, paired: bool) -> float:

@@ -30,6 +30,7 @@ cross the kinks of ReLU networks (1e-6) or fitted ones drown in rounding (1e-8).
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -179,6 +180,7 @@ COINCIDE = (
     "C as measured is below 1, and is taken as 1: |B| is that of C = 2, and the runs are the same ones. Condition "
     "C.1 asks for no larger batch here, so that there is nothing else to measure ({networks})."
 )
+DIVERGED = "{share} of the runs, and the slope of numbers that have diverged has no mean: see agreement."
 LOWER_BOUND = (
     "C is measured in a few directions only, so it is a lower bound of the constant needed; what the last iterate "
     "keeps of sampling noise is off too."
@@ -197,7 +199,9 @@ def judge(computed: Computed, claims: ClaimSheet) -> list[ClaimResult]:
         apart, generator, at_larger = _why_apart(own, measured), _seeded(seed), larger[larger.task == task]
         results += [
             _median(of["agreement"], own, "lissa_pbrf_pearson", generator, apart),
-            _median(of["slope"], own, "lissa_pbrf_slope", generator, apart, within=(-math.inf, math.inf)),
+            out_of_reach(of["slope"], DIVERGED.format(share=_longer(own)))
+            if (~(own.lissa_length <= 1)).mean() > 0.5
+            else _median(of["slope"], own, "lissa_pbrf_slope", generator, apart, within=(-math.inf, math.inf)),
             _convergence(of["recipe-converges"], own, generator, apart),
             out_of_reach(of["measured-constant"], COINCIDE.format(networks=task))
             if task in same
@@ -351,7 +355,10 @@ def _cell(  # noqa: PLR0917
     same: list[str],
     generator: np.random.Generator,
 ) -> ClaimResult:
-    """Judge one cell of the 2 x 2 where it fares worst, by its network of the least median."""
+    """Judge the least of the medians of a cell's networks: from the least lower end to the least upper one.
+
+    Without networks whose batches are all the examples: both sides are then one descent, and nothing is drawn.
+    """
     claim = claims.claim("cell", of=f"{kind}-{CELLS[constant]}", regime=kind, constant=constant)
     if cell.empty:
         return out_of_reach(claim, f"This run has no network of this cell ({kind}, {constant}).")
@@ -359,11 +366,18 @@ def _cell(  # noqa: PLR0917
     apart = [task for task in found if constant == ASSUMED or task not in same]
     if not apart:
         return out_of_reach(claim, COINCIDE.format(networks=", ".join(found)))
-    medians = {task: median(point_means(found[task], "counted")) for task in apart}
-    worst = min(medians, key=medians.__getitem__)
-    listed = ", ".join(f"{task} {number:.3f}" for task, number in medians.items())
-    why = f"By network: {listed}; judged on {worst}. {_longer(cell)} of the runs of this cell."
-    return _judged(claim, found[worst], "counted", median, why, paired=True, generator=generator)
+    drawn = [found[task].assign(task=task) for task in apart if found[task].seed.nunique() > 1]
+    if not drawn:
+        return out_of_reach(claim, f"Every batch is all the examples, and nothing is drawn ({', '.join(apart)}).")
+    shared: dict[str, Any] = {"paired": True, "generator": generator}
+    judged = {own.task.iloc[0]: over_runs(own, "counted", median, **shared) for own in drawn}
+    worst = min(judged, key=lambda task: judged[task][0])
+    listed = ", ".join(f"{task} {value:.3f}" for task, (value, _) in judged.items())
+    value, own = judged[worst]
+    ends = [(interval.low, interval.high) for _, interval in judged.values()]
+    interval = replace(own, low=min(low for low, _ in ends), high=min(high for _, high in ends))
+    why = f"By network: {listed}; the least is {worst}'s. {_longer(cell)} of the runs of this cell."
+    return reporting.judge(claim, value, interval, if_not_reproduced=why)
 
 
 def _self_check(claim: Claim, table: pd.DataFrame) -> ClaimResult:

@@ -231,7 +231,7 @@ def judge(computed: Computed, claims: ClaimSheet) -> list[ClaimResult]:
         results += [
             _sketch(claims.claim("sketch", of=of, rows=int(row.dense_rows)), row, repeated["dense"]),
             _concatenated(claims, row, repeated),
-            _with_error(pairs, row.frobenius / row.frobenius_full, math.hypot(*norms), TWO_BATCHES),
+            _with_error(pairs, row.frobenius / row.frobenius_full, math.hypot(*norms), TWO_BATCHES, truth=1.0),
             _squared_ratio(ratio, row),
             _ratio_of_means(variance, own.per_tensor, own.dense, MASSES),
             _ratio_of_means(equivalent, own.dense / tensors, own.per_tensor, MASSES),
@@ -240,9 +240,13 @@ def judge(computed: Computed, claims: ClaimSheet) -> list[ClaimResult]:
     return results
 
 
-def _with_error(claim: Claim, value: float, relative: float, why: str) -> ClaimResult:
-    """Judge a value with its relative standard error."""
-    interval = Interval(value * (1 - 1.96 * relative), value * (1 + 1.96 * relative), "95 %, to first order", 1)
+def _with_error(
+    claim: Claim, value: float, relative: float, why: str, *, truth: float | None = None
+) -> ClaimResult:
+    """Judge a value with its relative standard error; `truth` is what it would be were the claim true."""
+    low, high = 1 - 1.96 * relative, 1 + 1.96 * relative
+    forecast = None if truth is None else (truth * low, truth * high)
+    interval = Interval(value * low, value * high, "95 %, to first order", 1, forecast)
     return reporting.judge(claim, float(value), interval, if_not_reproduced=why)
 
 
@@ -271,7 +275,8 @@ def _concatenated(claims: ClaimSheet, row: pd.Series, repeated: dict[str, pd.Dat
     """Judge the error of concatenated sketches over that of dense ones, at equal rows.
 
     Repeated: the ratio of mean squares of n and m sketches, by quantiles of F(n, m). One of each: what is farther
-    off than 1.96 of its standard errors is off, and a dense one is off by its standard error at least.
+    off than 1.96 of its standard errors is off, and a dense one is off by its standard error at least. Forecast
+    are the ends for errors that are alike, each sketch off by its standard error.
     """
     why = (
         "To first order the squared error of D rows is 2/D of a dense sketch and 2 L/D Σ ‖v_l‖⁴ of a concatenated "
@@ -290,7 +295,8 @@ def _concatenated(claims: ClaimSheet, row: pd.Series, repeated: dict[str, pd.Dat
         value = (squares["per tensor"] / squares["dense"]) ** 0.5
         chance = [float(stats.f.ppf(q, numbers["per tensor"], numbers["dense"])) ** 0.5 for q in (0.975, 0.025)]
         kind = f"F 95 %, {numbers['per tensor']} and {numbers['dense']} sketches"
-        interval = Interval(value / chance[0], value / chance[1], kind, min(numbers.values()))
+        alike = (1 / chance[0], 1 / chance[1])
+        interval = Interval(value / chance[0], value / chance[1], kind, min(numbers.values()), alike)
         rows = int(repeated["dense"].rows.iloc[0])
         return reporting.judge(
             claims.claim("concatenated", of=of, rows=rows), value, interval, if_not_reproduced=why
@@ -305,7 +311,8 @@ def _concatenated(claims: ClaimSheet, row: pd.Series, repeated: dict[str, pd.Dat
     high = (concatenated + 1.96 * error["per tensor"]) / error["dense"]
     value = math.hypot(concatenated, error["per tensor"]) / math.hypot(dense, error["dense"])
     claim = claims.claim("concatenated", of=of, rows=int(row.per_tensor_rows))
-    return reporting.judge(claim, value, Interval(low, high, "95 %, a sketch of each", 1), if_not_reproduced=why)
+    interval = Interval(low, high, "95 %, a sketch of each", 1, forecast=(0.0, 2.96))
+    return reporting.judge(claim, value, interval, if_not_reproduced=why)
 
 
 def _squared_ratio(claim: Claim, row: pd.Series) -> ClaimResult:

@@ -76,7 +76,9 @@ def gap_tables(run: Run, cfg: DictConfig, curvature: str, printed: str) -> dict[
                 for k, point in enumerate(found.points)
             ]
         size = {"P": len(network.initial), "N": len(network.train[1]), "epochs": network.num_epochs}
-        rows.append(_row(settings, size, pd.DataFrame(states), pd.DataFrame(own), printed))
+        sampled = settings.influence[curvature]._target_.endswith("Lissa")
+        by = {"estimate": LISSA} if sampled else {}  # else solved, as the tables have it that lack the column
+        rows.append(_row(settings, size, pd.DataFrame(states), pd.DataFrame(own), printed) | by)
         points += own
         networks += states
     found_networks = pd.DataFrame(networks)
@@ -124,6 +126,7 @@ def _row(
 # Above it the influence estimate is not the solution that it is named after. With the Hessian's eigenvalues on
 # both sides of zero a small residual bounds no error: only a solve to rounding is one.
 LARGEST_RESIDUAL = {"gauss_newton": 0.1, "hessian": 1e-6}
+LISSA = "LiSSA"  # in the column `estimate`
 MOVED = 0.5  # of the estimate's way, below which a descent has hardly begun
 
 
@@ -175,6 +178,7 @@ def arrived_row(row: pd.Series) -> str:
     return arrived(
         curvature="hessian" if "smallest eigenvalue" in row else "gauss_newton",
         residual=row.residual,
+        is_exact=row.get("estimate") != LISSA,
         learned=bool(row.learned),
         moved=row.moved if "smallest eigenvalue" not in row else np.nan,  # H's estimate is no limit of a descent
         moved_by_linearised=row["moved by linearised"],

@@ -98,8 +98,9 @@ def compute(run: Run, cfg: DictConfig) -> dict[str, pd.DataFrame]:
 
 
 def judge(computed: Computed, claims: ClaimSheet) -> list[ClaimResult]:
-    """Judge the models and the finite differences, where `parts` asked for them."""
-    return judge_parts({"models": [models], "differences": [differences]}, computed, claims)
+    """Judge the models, the steps and the finite differences, where `parts` asked for them."""
+    judging = {"models": [models], "steps": [steps], "differences": [differences]}
+    return judge_parts(judging, computed, claims)
 
 
 def draw(computed: Computed) -> dict[str, Figure]:

@@ -17,13 +17,15 @@ from omegaconf import DictConfig, OmegaConf
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from curvlab.lab import Computed, Run, panels, plots, t_interval
+from curvlab.lab import ClaimResult, ClaimSheet, Computed, Run, panels, plots, t_interval
+from curvlab.lab import judge as verdict
 from curvlab.optim import NGD
 from curvlab.optim.axis_fisher import fitting_rank
 from experiments.benchmarks.gauges import kernel_threads, wall_clock
+from experiments.shared import stats
 
 OPTIMIZERS = ("sgd", "adam", "adam-fused", "products", "floor", "ngd")
-MOST_STEPS = 3.0  # what NGD's step on ResNet-18 may cost, in steps of Adam
+MOST_STEPS = 3.0  # what NGD's step may cost, in steps of Adam that is not fused; the claims have it, too
 _WARM_UP = 12  # calls: the ten first updates, and on to a multiple of 4
 
 PARTS = ("products", "double products", "eigendecompositions", "element by element", "views")
@@ -176,6 +178,24 @@ def _summary(table: pd.DataFrame) -> pd.DataFrame:
             row |= {column: own[column].mean(), f"{column}_low": interval.low, f"{column}_high": interval.high}
         rows.append(row | own[["first_of_period", "others"]].mean().to_dict())
     return pd.DataFrame(rows)
+
+
+# ------------------------------------------------------------------------------------ claims
+CLAIMS = ("step-adam", "step-fused-adam")
+ADAMS = dict(zip(CLAIMS, ("adam", "adam-fused"), strict=True))
+
+
+def judge(computed: Computed, claims: ClaimSheet) -> list[ClaimResult]:
+    """Judge NGD's step over Adam's, unfused and fused, on every model; intervals are over repeats."""
+    results = []
+    for model, own in computed["steps"].groupby("model", sort=False):
+        taken = own.pivot_table("milliseconds", "repeat", "optimizer")
+        why = f"Its matrix products alone take {taken['products'].mean():.3g} of {taken.ngd.mean():.3g} ms."
+        for name, adam in ADAMS.items():
+            claim = claims.claim(name, of=str(model))
+            ratio = stats.geometric_mean(taken.ngd / taken[adam], unit="repeats")
+            results.append(verdict(claim, *ratio, if_not_reproduced=why))
+    return results
 
 
 # ------------------------------------------------------------------------------------ what a step is made of

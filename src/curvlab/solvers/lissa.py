@@ -151,7 +151,7 @@ class Lissa(IterativeSolver):
         of one drawn example (Klochkov & Liu 2024, condition C.1, Corollary 1). Which C that is, is the sampling's:
 
         "importance": examples are drawn with q_i ∝ max(tr(G_i), 0.01 mean) and weighted by 1 / (N q_i). Then
-        C <= 1.01 for any network, by proof: G_i² ⪯ tr(G_i) G_i, so E H̃² = Σ q_i G_i² / (N q_i)² ⪯
+        C <= 1.01 for exact traces, by proof: G_i² ⪯ tr(G_i) G_i, so E H̃² = Σ q_i G_i² / (N q_i)² ⪯
         1/N Σ [tr(G_i) / (N q_i)] G_i ⪯ max_i [tr(G_i) / (N q_i)] G, and the bracket is at most 1.01 tr(G). Where
         traces can only be estimated (parameters beyond linear and convolutional layers, sequences), q is mixed
         with a tenth of the uniform distribution, and C measured.

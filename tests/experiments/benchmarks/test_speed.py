@@ -185,6 +185,20 @@ def test_memory_is_judged_over_repeats_and_time_by_the_slowest(
 
 
 # ------------------------------------------------------------------------------------ steps
+def test_a_step_is_judged_against_both_adams(
+    computed_of: Callable[..., Computed], judged: Callable[[str, Computed], list[ClaimResult]]
+) -> None:
+    taken = {"adam": 2.0, "adam-fused": 0.5, "products": 3.0, "ngd": 4.0}
+    rows = [
+        {"model": "net", "repeat": repeat, "optimizer": name, "milliseconds": (1 + 0.5 * repeat) * milliseconds}
+        for repeat in range(3)
+        for name, milliseconds in taken.items()
+    ]
+    found = judged("benchmarks/speed", computed_of({"steps": pd.DataFrame(rows)}, {"parts": ["steps"]}))
+    verdicts = {result.claim.id: (result.value, result.verdict) for result in found if result.value}
+    assert verdicts == {"step-adam-net": (2, "reproduced"), "step-fused-adam-net": (8, "not reproduced")}
+
+
 def test_every_optimizer_is_timed_in_every_repeat(result: Computed) -> None:
     table, summary, ranks = (result[name] for name in ("steps", "step_summary", "step_ranks"))
     assert table.groupby("optimizer").repeat.nunique().to_dict() == dict.fromkeys(OPTIMIZERS, 2)

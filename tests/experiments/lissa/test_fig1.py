@@ -306,9 +306,30 @@ def test_a_short_answer_that_is_far_off_has_not_converged(computed_of, judged) -
 def test_seeds_that_differ_decide_nothing_whatever_the_points_say(computed_of, judged) -> None:
     rows = made_up("net", "C = 2", [0.5] * 20)
     table = seeds(rows, lissa_pbrf_pearson=[0.95, 0.05, -0.02])
+    assert verdicts_of(computed_of, judged, table, summary(net=0.1))["agreement-net"].verdict == "not asked here"
+    table = seeds(rows, lissa_pbrf_pearson=[0.051, 0.05, 0.95])  # the first two promised more
     assert verdicts_of(computed_of, judged, table, summary(net=0.1))["agreement-net"].verdict == "undecided"
     table = seeds(rows, lissa_pbrf_pearson=[0.051, 0.05, 0.049])
     assert verdicts_of(computed_of, judged, table, summary(net=0.1))["agreement-net"].verdict == "not reproduced"
+
+
+def test_the_least_of_a_cell_is_below_every_network_that_fails_for_sure(computed_of, judged) -> None:
+    wide = seeds(made_up("wide", "C = 2", [0.5] * 20), lissa_pbrf_pearson=[0.9, -0.9, -0.5])
+    low = seeds(made_up("low", "C = 2", [0.03] * 20))
+    found = verdicts_of(computed_of, judged, pd.concat([wide, low]), summary(wide=0.1, low=0.1))
+    cell = found["cell-saturated-assumed"]
+    assert (cell.verdict, cell.interval.low, cell.interval.high) == ("not reproduced", -1, pytest.approx(0.03))
+    assert cell.value == pytest.approx(-0.5 / 3)
+
+
+def test_batches_of_all_examples_fill_no_cell_and_diverged_runs_have_no_slope(computed_of, judged) -> None:
+    full = made_up("full", "C measured", [0.99, 0.98, 0.97])  # one run, for every seed would be the same
+    drawn = seeds(made_up("drawn", "C measured", [0.2, 0.1, 0.3]))
+    own = pd.concat([full, seeds(made_up("drawn", "C = 2", [0.9, 0.9, 0.9], lissa_length=7.0))])
+    found = verdicts_of(computed_of, judged, own, summary(full=0.1, drawn=0.1))
+    assert found["cell-saturated-measured"].verdict == found["slope-drawn"].verdict == "out of reach"
+    found = verdicts_of(computed_of, judged, pd.concat([own, drawn]), summary(full=0.1, drawn=0.1))
+    assert found["cell-saturated-measured"].value == pytest.approx(0.2)
 
 
 def test_where_c_is_below_one_the_cells_coincide(computed_of, judged) -> None:

@@ -139,7 +139,13 @@ def test_tab4_is_judged_by_lissa_at_its_best_scaling(verdicts) -> None:
 def test_what_cannot_be_judged_says_why(verdicts, state: dict, words: str) -> None:
     frame = tables(state=state)["table"].drop(columns=[name for name in STATE if "eigen" in name or "μ" in name])
     assert words in arrived_row(frame.iloc[0])
-    assert arrived_row(tables()["table"].iloc[0]) == ""
+    row = tables()["table"].iloc[0]
+    assert arrived_row(row) == ""
+    far = row.copy()
+    far["residual"] = 0.3
+    assert "residual of 0.3" in arrived_row(far)
+    far["estimate"] = "LiSSA"  # finite at the paper's depth is enough
+    assert arrived_row(far) == ""
 
 
 def test_fewer_than_three_seeds_decide_nothing(verdicts) -> None:

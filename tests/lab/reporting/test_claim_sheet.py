@@ -304,6 +304,40 @@ def test_a_preset_says_beforehand_what_it_cannot_decide(sheet: Path) -> None:
     )
 
 
+@pytest.mark.parametrize(("value", "refused"), [(0.2, True), (None, False)])
+def test_a_star_alone_is_for_a_preset_that_decides_nothing(
+    sheet: Path, value: float | None, refused: bool
+) -> None:
+    content = yaml.safe_load(sheet.read_text())
+    sheet.write_text(yaml.safe_dump(content | {"not_asked": {"laptop": {"*": "No epochs."}}}))
+    claims = load_claim_sheet(sheet)
+    stated = claims.claim("falls", of="mlp", share="half", bound=0.5)
+    results = [judge(stated, value, value and exact(value), if_not_reproduced="why")]
+    if refused:
+        with pytest.raises(ValueError, match=r'asks nothing of laptop \("\*"\), which decides falls-mlp: name'):
+            claims.asked(results, "laptop")
+    else:
+        assert claims.asked(results, "laptop")[0].verdict == "not asked here"
+
+
+PAPERS = {"lissa": "Klochkov & Liu", "pbrf": "Bae et al.", "ngd": "Saghir et al.", "rank1": "Semenov"}
+PAPERS |= {"ginger": "Ginger"}
+
+
+@pytest.mark.parametrize("preset", ["embedded", "laptop"])
+@pytest.mark.parametrize("paper", PAPERS)
+def test_what_is_asked_of_a_preset_is_decided_but_for_one_claim_in_ten(paper: str, preset: str) -> None:
+    folders = [path.parent for path in (ROOT / "results" / paper).glob(f"*/{preset}/claims.json")]
+    claims = [result for folder in folders for result in load_claims(folder)]
+    own = [result for result in claims if result.claim.source.startswith(PAPERS[paper])]
+    asked = [result for result in own if result.verdict != NOT_ASKED]
+    assert len(asked) > 15
+    for verdict in ("undecided", "out of reach"):
+        found = [result.claim.id for result in asked if result.verdict == verdict]
+        assert len(found) <= len(asked) / 10, found
+    assert not [result.claim.id for result in asked if result.interval and result.interval.has_too_few_samples]
+
+
 def test_what_a_published_preset_does_not_ask_is_there() -> None:
     for path in sorted((ROOT / "experiments").glob("*/**/*.yaml")):
         if path.parent.name == "papers":

@@ -14,6 +14,13 @@ def test_t_interval_matches_the_table() -> None:
     assert (interval.kind, interval.num_samples) == ("t 95 %, 3 seeds", 3)
 
 
+@pytest.mark.parametrize("kind", ["t 95 %, 2 seeds", "bootstrap 95 %, 2 points", "lower bounds in 1 of 2 seeds"])
+def test_two_values_are_too_few(kind: str) -> None:
+    assert Interval(0.0, 1.0, kind, 2).has_too_few_samples
+    assert not Interval(0.0, 1.0, kind, 3).has_too_few_samples
+    assert not Interval(0.0, 1.0, f"largest of {kind}", 2).has_too_few_samples
+
+
 def test_the_forecast_is_of_as_many_values_as_the_first_two() -> None:
     # s of 1 and 2 is 1 / √2; t quantile 0.975 with 3 degrees of freedom is 3.182446 (any printed table); n = 4
     low, high = t_interval([1.0, 2.0, 70.0, -3.0]).forecast

@@ -33,7 +33,8 @@ claims:
     otherwise: TEXT         why the claim is out of reach for a group none of whose rows counts; else it has none
 
 `not_asked` names claims by their ids, a star stands for anything. Those of them that come out out of reach are not
-asked for the reason given; what a run judges stands all the same.
+asked for the reason given; what a run judges stands all the same. "*" alone is for a target of which the preset
+decides nothing: where it decides a claim, the others have reasons of their own, and are to be named.
 
 An EXPRESSION is of columns, as in DataFrame.eval: `last / first`, "`found at 20 %` - loss", sqrt(a). nan stays
 nan, and undecides: say in `where` which rows may be missing.
@@ -52,7 +53,17 @@ import pandas as pd
 import yaml
 
 from curvlab.lab.reporting.claim_values import check, measure
-from curvlab.lab.reporting.claims import Change, Claim, ClaimResult, Criterion, judge, not_asked, out_of_reach
+from curvlab.lab.reporting.claims import (
+    UNDECIDED,
+    UNJUDGED,
+    Change,
+    Claim,
+    ClaimResult,
+    Criterion,
+    judge,
+    not_asked,
+    out_of_reach,
+)
 
 _REQUIRED = {"statement", "paper_value", "measure", "criterion"}
 _OPTIONAL = {"source", "changed", "value", "why"}
@@ -131,8 +142,18 @@ class ClaimSheet:
         return sorted(results, key=lambda result: places.index(self._entry_of(result.claim.id) or places[-1]))
 
     def asked(self, results: Iterable[ClaimResult], preset: str) -> list[ClaimResult]:
-        """Return results, those out of reach for a reason known beforehand (`not_asked`) with that reason."""
-        reasons, found = self.left_out.get(preset, {}), []
+        """Return results, those out of reach for a reason known beforehand (`not_asked`) with that reason.
+
+        Raises:
+            ValueError: the sheet says "*" of a preset that decides one of its claims.
+        """
+        reasons, found, results = self.left_out.get(preset, {}), [], list(results)
+        decided = [result.claim.id for result in results if result.verdict not in (*UNJUDGED, UNDECIDED)]
+        if "*" in reasons and decided:
+            raise ValueError(
+                f'{self.path.as_posix()} asks nothing of {preset} ("*"), which decides {", ".join(decided[:3])}: '
+                "name the claims that it cannot decide, each with its reason."
+            )
         for result in results:
             fitting = (reason for pattern, reason in reasons.items() if fnmatchcase(result.claim.id, pattern))
             reason = next(fitting, None)

@@ -11,7 +11,7 @@ its own value). The first line that applies gives the verdict:
 
     ==============  =========================================================================================
     out of reach    there is no value; the explanation says why
-    not asked here  it is a t interval over fewer than three seeds, whatever its ends
+    not asked here  it is an interval over fewer than three seeds, points or bounds, whatever its ends
     undecided       the value or an end is nan
     reproduced      the whole interval satisfies the criterion
     refuted         the criterion is of an exact statement, and so is the value (low == value == high): the
@@ -19,8 +19,8 @@ its own value). The first line that applies gives the verdict:
     direction only  the whole interval satisfies the weaker criterion for the direction
     not reproduced  the whole interval lies outside the criterion, and outside the direction's where one is stated
     undecided       anything else: part of the interval would give one verdict, part of it another
-    not asked here  instead of undecided, where no more was to be expected: the interval that the first two seeds
-                    forecast for all of them lies on both sides of a bound, too
+    not asked here  instead of undecided, where no more was to be expected: the interval that was forecast, from
+                    the first two seeds or from the errors of single estimates, lies on both sides of a bound, too
     ==============  =========================================================================================
 
 A claim stands at a preset that can decide it. The forecast can only take out what came out undecided; what a run
@@ -241,7 +241,7 @@ def describe(value: float | None, interval: Interval | None, criterion: Criterio
         return fact
     measured = (interval.low, value, interval.high)
     if interval.has_too_few_samples:
-        return f"{fact} Fewer than {MIN_SAMPLES} seeds decide nothing."
+        return f"{fact} Fewer than {MIN_SAMPLES} {_unit(interval)} decide nothing."
     if any(math.isnan(end) for end in measured):
         return f"{fact} Without numbers at both ends nothing is decided."
     missed = "The criterion is missed; the interval lies on both sides of the direction's bound."
@@ -249,10 +249,14 @@ def describe(value: float | None, interval: Interval | None, criterion: Criterio
     if verdict == UNDECIDED or interval.forecast is None:
         return fact
     low, high = interval.forecast
-    return (
-        f"{fact} No more was to be expected: {interval.num_samples} values with the spread of the first two would "
-        f"reach from {low:.4g} to {high:.4g}."
-    )
+    expected = f"{interval.num_samples} values with the spread of the first two would"
+    if not interval.kind.startswith("t "):
+        expected = "were the claim true, the interval would"
+    return f"{fact} No more was to be expected: {expected} reach from {low:.4g} to {high:.4g}."
+
+
+def _unit(interval: Interval) -> str:
+    return "seeds" if "seed" in interval.kind else "values"
 
 
 def judge(claim: Claim, value: float | None, interval: Interval | None, *, if_not_reproduced: str) -> ClaimResult:

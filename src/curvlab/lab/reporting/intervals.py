@@ -21,8 +21,9 @@ class Interval:
         high: upper end; nan when it could not be found.
         kind: how the ends were found, e.g. "t 95 %, 3 seeds".
         num_samples: independent values behind it (seeds, points, ...).
-        forecast: the ends that as many values with the mean and the spread of the first two would have: what was
-            to be expected of the whole run once two seeds were known. None where nothing was forecast.
+        forecast: the ends that were to be expected beforehand. Of a t interval those of as many values with the
+            mean and the spread of the first two; of one that rests on no seeds those that it would have were the
+            claim true. None where nothing was forecast.
     """
 
     low: float
@@ -39,8 +40,8 @@ class Interval:
 
     @property
     def has_too_few_samples(self) -> bool:
-        """Whether it is a t interval over fewer than `MIN_SAMPLES` values, which decides nothing."""
-        return self.kind.split()[0] == "t" and self.num_samples < MIN_SAMPLES
+        """Whether it is a t interval, a bootstrap or a bound over too few values, `MIN_SAMPLES`, to decide."""
+        return self.kind.split()[0] in ("t", "bootstrap", "lower") and self.num_samples < MIN_SAMPLES
 
     def mapped(self, function: Callable[[float], float], note: str = "") -> Interval:
         """Return the interval of a rising function of the value, e.g. exp of a mean logarithm."""

@@ -325,7 +325,8 @@ def test_the_least_of_a_cell_is_below_every_network_that_fails_for_sure(computed
 def test_batches_of_all_examples_fill_no_cell_and_diverged_runs_have_no_slope(computed_of, judged) -> None:
     full = made_up("full", "C measured", [0.99, 0.98, 0.97])  # one run, for every seed would be the same
     drawn = seeds(made_up("drawn", "C measured", [0.2, 0.1, 0.3]))
-    own = pd.concat([full, seeds(made_up("drawn", "C = 2", [0.9, 0.9, 0.9], lissa_length=7.0))])
+    assumed = [seeds(made_up(name, "C = 2", [0.9, 0.9, 0.9], lissa_length=7.0)) for name in ("full", "drawn")]
+    own = pd.concat([full, *assumed])
     found = verdicts_of(computed_of, judged, own, summary(full=0.1, drawn=0.1))
     assert found["cell-saturated-measured"].verdict == found["slope-drawn"].verdict == "out of reach"
     found = verdicts_of(computed_of, judged, pd.concat([own, drawn]), summary(full=0.1, drawn=0.1))

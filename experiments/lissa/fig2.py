@@ -24,7 +24,6 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-import matplotlib as mpl
 import numpy as np
 import pandas as pd
 import torch
@@ -47,6 +46,7 @@ from curvlab.lab import (
     t_interval,
     unit,
 )
+from curvlab.lab.names import reader_names
 from curvlab.solvers import Lissa, lissa_hyperparameters
 from curvlab.solvers.lissa import LissaState
 from experiments.shared import stats
@@ -339,49 +339,54 @@ def _overflows(own: pd.DataFrame) -> str:
 
 
 # ------------------------------------------------------------------------------------ draw
-COLORS = mpl.colormaps["viridis"].resampled(12)  # a PNG keeps 64 colours, of which the curves need some
 RECIPES = {"paper": "C = 2", "auto": "C measured", "importance": "C = 2, by importance"}
+ROLES = ("the recommended batch", "half of it", "small batches, mean of 10 runs", "one of these runs")
 
 
 def draw(computed: Computed) -> dict[str, Figure]:
     """Return the figures by file name; each where a task is in it."""
     figures, table, recipes = {}, computed["table"], computed["recipes"]
     if not table.empty:
-        figures["figure.png"] = _heat_maps(table, computed["between_steps"])
+        names = reader_names(table.task.unique())
+        figures["figure.png"] = _curves(table.replace({"task": names}))
+        figures["figure_more.png"] = _heat_maps(computed["between_steps"].replace({"task": names}))
     if not recipes.empty:
-        figures["figure_recipes.png"] = _recipes(recipes)
+        figures["figure_recipes.png"] = _recipes(recipes.replace({"task": reader_names(recipes.task.unique())}))
     return figures
 
 
-def _heat_maps(table: pd.DataFrame, between: pd.DataFrame) -> Figure:
-    """Draw a row for each task: correlation between steps for each batch size, and with the exact solution."""
-    num_sizes = int(table.groupby("task").batch_size.nunique().max())
-    figure, rows = panels.rows(table, "task", columns=num_sizes + 1, panel_size=(2.9, 2.7))
-    styles = panels.styles_of(places := [f"map {index + 1}" for index in range(num_sizes)])
-    for axes, task, own in rows:
-        maps, names = between[between.task == task], dict(zip(own.batch_size.unique(), places, strict=False))
+def _curves(table: pd.DataFrame) -> Figure:
+    """Draw a panel for each task: correlation with the exact solution over steps, for each batch size."""
+    figure, axes = plots.figure(1, table.task.nunique(), panel_size=(4.0, 3.6), sharey=True)
+    styles: Any = {role: style | {"marker": ""} for role, style in panels.styles_of(ROLES).items()}
+    for ax, (task, own) in zip(axes[0], table.groupby("task", sort=False), strict=True):
+        sizes = own.batch_size.unique().tolist()
+        # Points share batches: their mean is one value of a seed.
+        means = own.groupby(["batch_size", "seed", "step"], as_index=False, sort=False).mean(numeric_only=True)
+        means = means.assign(role=[ROLES[sizes.index(size)] for size in means.batch_size])
+        panels.lines(ax, means, x="step", y="pearson", by="role", styles=styles)
+        alone = {ROLES[3]: styles[ROLES[2]] | {"linestyle": ":"}}
+        panels.lines(ax, means[means.num_runs > 1], x="step", y="pearson_one_run", label=ROLES[3], styles=alone)
+        panels.rule(ax, y=1, label="the paper: to 1 within 1,000 steps", color="black")
+        title = f"{task}\n|B| = " + ", ".join(f"{size:.0f}" for size in sizes)
+        panels.frame(ax, x="step", title=title, log="x")
+        ax.set_ylim(-1.05, 1.15)
+    axes[0, 0].set_ylabel("correlation of influences\nwith the exact solution's")
+    panels.legend(figure, columns=2, title="mean and 95 % over seeds")
+    return figure
+
+
+def _heat_maps(between: pd.DataFrame) -> Figure:
+    """Draw a row for each task: correlation between steps for each batch size."""
+    num_sizes = int(between.groupby("task").batch_size.nunique().max())
+    figure, rows = panels.rows(between, "task", columns=num_sizes, panel_size=(2.6, 2.7))
+    for axes, task, maps in rows:
         lowest = max(-1.0, np.floor(10 * np.nanmin([maps.pearson.min(), 0.9])) / 10)
         for ax, (size, matrix) in zip(axes, maps.groupby("batch_size", sort=False), strict=False):
             image, runs = _heat_map(ax, matrix, lowest), int(matrix.num_runs.iloc[0])
-            ax.set_title(f"{task}\n|B| = {size}" + (f", mean of {runs} runs" if runs > 1 else ""), fontsize=9)
-        figure.colorbar(image, ax=list(axes[:num_sizes]), label="correlation", shrink=0.8, pad=0.01)
-        # How far the correlation is from 1, so that curves close to it stand apart; points share batches.
-        curves = (
-            own.drop(columns="task")
-            .groupby(["batch_size", "num_runs", "seed", "step"], as_index=False, sort=False)
-            .mean()
-        )
-        curves = curves.assign(
-            map=curves.batch_size.map(names), all=1 - curves.pearson, one=1 - curves.pearson_one_run
-        )
-        shared: dict[str, Any] = {"x": "step", "by": "map", "least": 0.1, "marker": "", "styles": styles}
-        panels.lines(axes[-1], curves, y="all", **shared)
-        single = curves[curves.num_runs > 1].assign(map=lambda rows: rows["map"] + ", one of its runs")
-        dotted = {name: styles[name.split(",")[0]] for name in single["map"].unique()}
-        panels.lines(axes[-1], single, y="one", **shared | {"styles": dotted}, linestyle=":")
-        panels.frame(axes[-1], x="step", y="1 - correlation with exact", log="xy")
-    # Batch sizes differ from row to row, their order does not: one legend by the places of the maps.
-    panels.legend(figure, title="right: batch size of; mean and 95 % over seeds")
+            ax.set_title(f"|B| = {size}" + (f", mean of {runs} runs" if runs > 1 else ""), fontsize=9)
+        axes[0].set_ylabel(f"{task}\nstep", fontsize=9)
+        figure.colorbar(image, ax=list(axes), label="correlation", shrink=0.8, pad=0.01)
     return figure
 
 
@@ -391,7 +396,7 @@ def _heat_map(ax: Axes, matrix: pd.DataFrame, lowest: float) -> Any:
     values = both.pivot_table("pearson", "step", "other_step", dropna=False)
     edges = np.array([0, *values.index], dtype=float)
     ax.set_facecolor("#d9d9d9")  # grey, where nothing is finite: no correlation has this color
-    mesh = ax.pcolormesh(edges, edges, np.ma.masked_invalid(values), vmin=lowest, vmax=1, cmap=COLORS)
+    mesh = ax.pcolormesh(edges, edges, np.ma.masked_invalid(values), vmin=lowest, vmax=1, cmap="viridis")
     share = float(matrix[matrix.other_step == matrix.step.max()].overflow.iloc[0])
     ax.set_aspect("equal")
     ax.grid(visible=False)
@@ -402,11 +407,11 @@ def _heat_map(ax: Axes, matrix: pd.DataFrame, lowest: float) -> Any:
 def _recipes(recipes: pd.DataFrame) -> Figure:
     """Draw a row for each task: error and correlation of the recipes against steps, a line for each point."""
     figure, rows = panels.rows(recipes, "task", columns=2, panel_size=(4.2, 3.6))
-    colors = dict(zip(RECIPES, (1, 0, 2), strict=True))
+    styles = panels.styles_of(RECIPES.values())
     for axes, task, own in rows:
         for recipe, found in own.groupby("recipe", sort=False):
             label = f"{RECIPES[str(recipe)]}, |B| = {int(found.batch_size.iloc[0])}"
-            _recipe_lines(axes, found[np.isfinite(found.error)], label, plots.PALETTE[colors[str(recipe)]])
+            _recipe_lines(axes, found[np.isfinite(found.error)], label, styles[RECIPES[str(recipe)]]["color"])
         panels.rule(axes[0], y=1, label="error of zero")
         axes[1].set_ylim(-1.05, 1.05)
         panels.frame(axes[0], x="step", y="relative error", title=task, log="xy")

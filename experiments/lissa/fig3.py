@@ -377,32 +377,27 @@ def draw(computed: Computed) -> dict[str, Figure]:
 
 
 def _heat_maps(table: pd.DataFrame, squares: pd.DataFrame) -> Figure:
-    seeds = table.model_seed.unique()
-    figure, axes = plots.figure(len(seeds), 3, panel_size=(3.6, 4.0))
-    for row, seed in zip(axes, seeds, strict=True):
-        maps = matrices(table, seed)
-        maps["difference"] = maps["gradient"] - maps["influence"]
-        apart = ~np.kron(np.ones((2, 2)), np.eye(10)).astype(bool)
-        limit = float(np.abs(maps["difference"][apart]).max())
-        for ax, name in zip(row, PANELS, strict=True):
-            scale = (-limit, limit) if name == "difference" else (-1.0, 1.0)
-            image = ax.imshow(maps[name], cmap="RdBu_r", vmin=scale[0], vmax=scale[1], interpolation="nearest")
-            figure.colorbar(image, ax=ax, shrink=0.8, extend="both" if name == "difference" else "neither")
-            ax.set_title(f"{TITLES[name]}" + (f" (model {seed})" if len(seeds) > 1 else ""))
-            _frame(ax)
-            own = squares[(squares.model_seed == seed) & (squares["heat_map"] == name)]
-            means = {
-                (square["rows"], square["columns"]): f"{square['mean']:.3f} ({square['stderr']:.3f})"
-                for _, square in own.iterrows()
-            }
-            # Beside the map, not on it: a number there covers the cells that it is the mean of.
-            lines = ["      ".join(means[row, column] for column in KINDS) for row in KINDS]
-            ax.set_xlabel("means:\n" + "\n".join(lines) + "\n", fontsize=8)
-    figure.supxlabel(
-        "20 sentences, in the order of the paper's App. A. Below each map: means (standard errors) of its "
-        "four 10 × 10 squares.\nColours of the differences span those between different facts.",
-        fontsize=9,
-    )
+    """Draw the paper's maps of the first model, and what they differ by."""
+    seed = table.model_seed.min()
+    figure, axes = plots.figure(1, 3, panel_size=(2.66, 3.6))
+    maps = matrices(table, seed)
+    maps["difference"] = maps["gradient"] - maps["influence"]
+    apart = ~np.kron(np.ones((2, 2)), np.eye(10)).astype(bool)
+    limit = float(np.abs(maps["difference"][apart]).max())
+    for ax, name in zip(axes[0], PANELS, strict=True):
+        scale = (-limit, limit) if name == "difference" else (-1.0, 1.0)
+        image = ax.imshow(maps[name], cmap="RdBu_r", vmin=scale[0], vmax=scale[1], interpolation="nearest")
+        ends = "both" if name == "difference" else "neither"
+        figure.colorbar(image, ax=ax, location="bottom", shrink=0.9, extend=ends)
+        ax.set_title(TITLES[name])
+        _frame(ax)
+        own = squares[(squares.model_seed == seed) & (squares["heat_map"] == name)]
+        for _, square in own.iterrows():
+            x, y = (4.5 + 10 * KINDS.index(square[of]) for of in ("columns", "rows"))
+            text = f"mean {square['mean']:.3f}\n± {square['stderr']:.3f}"
+            box = {"facecolor": "white", "edgecolor": "none", "alpha": 0.75, "pad": 1.5}
+            ax.text(x, y, text, ha="center", va="center", fontsize=8, bbox=box)
+    figure.supxlabel("20 sentences in the order of the paper's App. A; ±: standard errors", fontsize=9)
     return figure
 
 
@@ -430,7 +425,7 @@ def _margins(table: pd.DataFrame, retrieval: pd.DataFrame) -> Figure:
                 left, own, value=method, bins=bins, label=label, styles={label: looks[method]}, linestyle=line
             )
     left.set_ylim(top=1.5 * left.get_ylim()[1])  # room for the legend
-    left.legend(fontsize=7, frameon=False, loc="upper right")
+    left.legend(fontsize=8, frameon=False, loc="upper right")
     panels.frame(left, x="similarity of an original and a paraphrased sentence", y="density over pairs and models")
     pairs = margins(retrieval).assign(model=lambda own: "model " + own.model_seed.astype(str))
     panels.scatter(right, pairs, x="gradient", y="influence", by="model")

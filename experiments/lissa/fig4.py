@@ -42,6 +42,7 @@ from curvlab.lab import (
     unit,
 )
 from curvlab.lab.data.tokens import IGNORED
+from curvlab.lab.names import reader_names
 from curvlab.linalg import LinearOperator
 from experiments.shared import spectrum as units
 from experiments.shared.constant_bounds import constant_bounds
@@ -60,7 +61,7 @@ TARGET = Target(
     },
     after=("lissa/tab1",),
 )
-C_ONE, C_TWO = "right side, C = 1 (band: 95 %)", "right side, C = 2 (the paper's)"
+C_ONE, C_TWO = "right side of C.1, C = 1 (band: 95 %)", "right side of C.1, C = 2 (the paper's)"
 
 
 def compute(run: Run, cfg: DictConfig) -> dict[str, pd.DataFrame]:
@@ -298,31 +299,34 @@ def _with_error(claim: Claim, found: pd.Series, column: str, why: str) -> ClaimR
 def draw(computed: Computed) -> dict[str, Figure]:
     """Return the figure: traces of both sides of the condition against the batch size, a panel for each task."""
     table = computed["table"]
-    fitted, measured = slopes(table).set_index("task"), computed["constants"].set_index("task")
-    tasks = measured.sort_values("train_loss", ascending=False).index.tolist()
-    figure, axes = plots.figure(1, len(tasks), panel_size=(3.1, 3.6))
-    for ax, task in zip(axes[0], tasks, strict=True):
-        _panel(ax, table[table.task == task], measured.loc[task], fitted.loc[task])
+    measured = computed["constants"].set_index("task").sort_values("train_loss", ascending=False)
+    names = reader_names(measured.index)
+    figure, axes = plots.figure(1, len(measured), panel_size=(3.1, 3.4))
+    for ax, (task, constants) in zip(axes[0], measured.iterrows(), strict=True):
+        _panel(ax, table[table.task == task], constants)
+        low, high = constants["at_least"], constants["at_most"]
+        reach = f"C is {low:.2g} to {high:.2g}" if np.isfinite(high) else f"C is at least {low:.2g}"
+        ax.set_title(f"{names[str(task)]}\nloss {constants['train_loss']:.2g}: {reach}", fontsize=9)
     axes[0, 0].set_ylabel("trace / P")
     panels.legend(figure, columns=2)
     return {"figure.png": figure}
 
 
-def _panel(ax: Axes, own: pd.DataFrame, constants: pd.Series, fitted: pd.Series) -> None:
-    ours, blue = own[own.sampling == "examples"], {"color": plots.PALETTE[1], "marker": ""}
-    worst = "right side, C of the worst direction tried"
+def _panel(ax: Axes, own: pd.DataFrame, constants: pd.Series) -> None:
+    ours, line = own[own.sampling == "examples"], {"color": "black", "marker": ""}
+    worst = "right side of C.1, C of the worst direction"
     ours = ours.assign(assumed=constants["assumed"] * ours.right, worst=constants["at_least"] * ours.right)
     half = 1.96 * ours.right_stderr
     ours = ours.assign(low=(ours.right - half).clip(lower=ours.right / 100), high=ours.right + half)
     over: dict[str, Any] = {"x": "batch_size", "linewidth": 1.2}
     panels.lines(
-        ax, ours, y="right", low="low", high="high", linestyle=":", label=C_ONE, styles={C_ONE: blue}, **over
+        ax, ours, y="right", low="low", high="high", linestyle=":", label=C_ONE, styles={C_ONE: line}, **over
     )
-    panels.lines(ax, ours, y="assumed", linestyle="--", label=C_TWO, styles={C_TWO: blue}, **over)
-    panels.lines(ax, ours, y="worst", label=worst, styles={worst: blue | {"color": plots.PALETTE[2]}}, **over)
+    panels.lines(ax, ours, y="assumed", linestyle="--", label=C_TWO, styles={C_TWO: line}, **over)
+    panels.lines(ax, ours, y="worst", label=worst, styles={worst: line | {"color": plots.PALETTE[1]}}, **over)
     for sampling, place, label in (
-        ("examples", 0, "left side (95 %)"),
-        ("single tokens", 3, "left side, independent tokens (95 %)"),
+        ("examples", 0, "left side of C.1 (95 %)"),
+        ("single tokens", 3, "left side, independent tokens"),
     ):
         part, look = own[own.sampling == sampling], {"color": plots.PALETTE[place], "marker": plots.MARKERS[place]}
         plots.measured(ax, part.batch_size, part.left, part.left_stderr, label=label, **look)
@@ -332,11 +336,3 @@ def _panel(ax: Axes, own: pd.DataFrame, constants: pd.Series, fitted: pd.Series)
     ax.set_xticks(ticks, [f"{tick:.0f}" for tick in ticks])
     ax.xaxis.set_minor_locator(NullLocator())
     ax.set_xlabel(f"batch size |B|, {own.unit.iloc[0]}")
-    low, high = constants["at_least"], constants["at_most"]
-    reach = f"between {low:.2g} and {high:.2g}" if np.isfinite(high) else f"at least {low:.2g}"
-    ax.set_title(
-        f"{own.task.iloc[0]}\n"
-        f"loss {constants['train_loss']:.2g}, slope {fitted['slope']:.2f} ± {fitted['slope_stderr']:.2f}\n"
-        f"C: {fitted['constant']:.2g} in the trace, worst direction\n{reach}",
-        fontsize=9,
-    )

@@ -14,9 +14,10 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from curvlab.lab import Computed, panels, plots
+from curvlab.lab.names import reader_names
 from experiments.lissa.agreement_panels import ASSUMED, CHOICES, panels_error
 
-COLORS = dict(zip((*CHOICES, "exact"), (0, 2, 3, 1), strict=True))
+COLORS = dict(zip((*CHOICES, "exact"), ("lissa", "lissa.auto", "ginger", "random"), strict=True))
 NOTE = (
     "change of a test loss per unit weight of the training image (nats)\n"
     "r: mean ± s.e. over seeds; axes that end in powers of ten: linear around 0, logarithmic beyond"
@@ -73,15 +74,15 @@ def grid(
             _scatter(ax, shown, place, kind)
             # In the corner that y = x leaves free.
             plots.show_image(ax.inset_axes((0.02, 0.7, 0.28, 0.28)), shown.images[place])
-        row[0].set_ylabel(label, fontsize=7)
-    figure.supxlabel(note, fontsize=8)
+        row[0].set_ylabel(label, fontsize=8.5)
+    figure.supxlabel(note, fontsize=8.5)
     return figure
 
 
 def _scatter(ax: Axes, shown: Shown, place: int, kind: str) -> None:
     """Draw LiSSA of seed 0 and SGD on the next seed's batches (its own where all the data are a batch), or CG."""
     panel, own = shown.scores[place], shown.panels[shown.panels.position == place]
-    ax.tick_params(labelsize=6)
+    ax.tick_params(labelsize=7.5)
     if kind == "exact":
         x, y, found = panel.cg, panel.exact, own.cg_exact_pearson.dropna()
         said = f"r = {found.mean():.3f}"
@@ -96,9 +97,9 @@ def _scatter(ax: Axes, shown: Shown, place: int, kind: str) -> None:
         cases = own.lissa_pbrf_case.value_counts()
         share = "" if cases.iloc[0] == len(own) else f" {cases.iloc[0]}/{len(own)}"
         said = f"r = {_with_error(own.lissa_pbrf_pearson.dropna())}, {cases.index[0]}{share}"
-    ax.set_title(said, fontsize=7, loc="left")
+    ax.set_title(said, fontsize=8.5, loc="left")
     drawn = pd.DataFrame({"x": x, "y": y})
-    look = {"color": plots.PALETTE[COLORS[kind]], "marker": "o"}
+    look = {"color": panels.COLORS[COLORS[kind]], "marker": "o"}
     panels.scatter(ax, drawn, x="x", y="y", identity=False, size=5, styles={"": look})
     _widen(ax, panel, x, y)
     plots.identity_line(ax)
@@ -134,18 +135,28 @@ def by_training_loss(computed: Computed) -> list[tuple[Shown, pd.Series]]:
 
 
 def headline(computed: Computed, *, num_points: int) -> Figure:
-    """Return the paper's figure: LiSSA with C = 2 on x, the PBRF on y; rows by training loss, largest first."""
+    """Return the paper's figure: LiSSA with C = 2 and the PBRF of a network stopped early, and of it when fitted.
+
+    Without such a pair the networks of the largest and the smallest training loss.
+    """
+    ordered = by_training_loss(computed)
+    first, last = ordered[0], ordered[-1]
+    fitted = next((own for own in ordered if own[0].task == first[0].task.replace("-early", "")), last)
+    names = reader_names(shown.task for shown, _ in ordered)
     rows = [
         (
             shown,
             "",
             range(num_points),
-            f"training loss {row['train loss']:.2g}, |B| = {row['batch size']}\n"
-            + textwrap.fill(shown.task.replace("-", " "), 24),
+            f"{textwrap.fill(names[shown.task], 20)}\nloss {row['train loss']:.2g}, |B| = {row['batch size']}",
         )
-        for shown, row in by_training_loss(computed)
+        for shown, row in (first, fitted)
     ]
-    return grid(rows, panel_size=(7.0 / num_points, 1.75), note=f"x: LiSSA with C = 2, y: PBRF by SGD; {NOTE}")
+    return grid(
+        rows,
+        panel_size=(2.0, 2.2),
+        note=f"x: LiSSA, C = 2; y: PBRF by SGD; {NOTE}; in the title: median over all images",
+    )
 
 
 def all_points(shown: Shown, *, num_columns: int) -> Figure:

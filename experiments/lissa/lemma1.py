@@ -23,6 +23,7 @@ import pandas as pd
 import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import SymmetricalLogLocator
 from omegaconf import DictConfig
 from torch import Tensor
 
@@ -189,16 +190,13 @@ def judge(computed: Computed, claims: ClaimSheet) -> list[ClaimResult]:
 
 # ------------------------------------------------------------------------------------ draw
 def draw(computed: Computed) -> dict[str, Figure]:
-    """Return the figures: second moments, thresholds and growth; and the second moments of all spectra."""
+    """Return the paper's finding and the thresholds; typical growth and the second moments of all spectra."""
     errors, limits = computed["table"], computed["thresholds"]
     cases = errors[(errors.damping == errors.damping.min()) & (errors.start == "growing")]
-    # Shown is the case in which R's threshold is the farthest from the exact one.
-    measured = cases[["spectrum", "size"]].drop_duplicates().merge(limits, on=["spectrum", "size"])
-    shown = measured.iloc[int((measured.sufficient / measured.exact).to_numpy().argmax())]
-    figure, axes = plots.figure(1, 3, panel_size=(3.9, 3.6))
-    _second_moments(axes[0, 0], cases[(cases.spectrum == shown.spectrum) & (cases["size"] == shown["size"])])
+    figure, axes = plots.figure(1, 2, panel_size=(4.0, 3.6))
+    _mean_and_second_moment(axes[0, 0], cases[cases.role == "half"])
     _thresholds(axes[0, 1], limits)
-    _typical_growth(axes[0, 2], computed["growth"])
+    panels.legend(figure, columns=3)
     groups = list(cases.groupby(["spectrum", "size"], sort=False))
     columns = min(len(groups), 3)
     spectra, places = plots.figure(-(-len(groups) // columns), columns, panel_size=(3.4, 2.9))
@@ -206,7 +204,26 @@ def draw(computed: Computed) -> dict[str, Figure]:
         ax.set_axis_off()
     for ax, (_, own) in zip(places.flat, groups, strict=False):
         _second_moments(ax, own)
-    return {"figure.png": figure, "figure_spectra.png": spectra}
+    panels.legend(spectra, columns=2, title="points: trials, line: exact, dashed: u_0ᵀ R^t u_0")
+    return {
+        "figure.png": figure,
+        "figure_growth.png": _typical_growth(computed["growth"]),
+        "figure_spectra.png": spectra,
+    }
+
+
+def _mean_and_second_moment(ax: Axes, halved: pd.DataFrame) -> None:
+    """Draw what the lemma says, of the spectrum that grows the most: half of the exact threshold, g = 0."""
+    last = halved[(halved.step == halved.step.max()) & (halved.mean_norm > 0)]
+    most = last.loc[last.second_moment.idxmax()]
+    own = halved[(halved.spectrum == most.spectrum) & (halved["size"] == most["size"])]
+    own = own.assign(mean_square=own.mean_norm**2)
+    shown = {"second_moment": "E‖u_t - u*‖², trials", "mean_square": "‖E u_t - u*‖², exact"}
+    for column, label in shown.items():
+        ends: Row = {"stderr": "second_moment_stderr", "bars": True} if column == "second_moment" else {}
+        panels.lines(ax, own, x="step", y=column, label=label, styles=panels.styles_of(shown.values()), **ends)
+    title = f"the mean converges, LiSSA diverges\n({most.spectrum}, |B| = {most.batch_size})"
+    panels.frame(ax, x="step t", y="relative to the start", title=title, log="y")
 
 
 def _second_moments(ax: Axes, growing: pd.DataFrame) -> None:
@@ -217,35 +234,28 @@ def _second_moments(ax: Axes, growing: pd.DataFrame) -> None:
         look: Row = {"styles": {"": styles[role]}, "marker": "", "linewidth": 1}
         if own.empty:
             continue
-        name = f"|B| = {own.batch_size.iloc[0]}, {label}"
-        points: Row = {"stderr": "second_moment_stderr", "bars": True, "linestyle": "none", "label": name}
-        panels.lines(ax, own, x="step", y="second_moment", styles={name: styles[role]}, **points)
+        points: Row = {"stderr": "second_moment_stderr", "bars": True, "linestyle": "none", "label": label}
+        panels.lines(ax, own, x="step", y="second_moment", styles={label: styles[role]}, **points)
         panels.lines(ax, own, x="step", y="second_moment_exact", **look)
         panels.lines(ax, own, x="step", y="second_moment_printed", linestyle="--", **look)
     panels.frame(ax, x="step t", y="E‖u_t‖² / ‖u_0‖², g = 0", log="y")
     ax.set_title(f"{growing.spectrum.iloc[0]}, {growing['size'].iloc[0]} eigenvalues")
-    ax.set_ylim(top=ax.get_ylim()[1] * 1e5)  # room for the legend
-    ax.legend(fontsize=6, loc="upper left", title="points: trials, line: exact, dashed: R^t", title_fontsize=6)
 
 
 def _thresholds(ax: Axes, limits: pd.DataFrame) -> None:
-    """Exact thresholds against printed ones by spectrum; the mark is small for the larger damping."""
-    styles = panels.styles_of(limits.spectrum.unique())
-    for size, (_, own) in zip((36, 9), limits.groupby("damping"), strict=False):
-        panels.scatter(
-            ax, own, x="printed", y="exact_largest", by="spectrum", styles=styles, identity=False, size=size
-        )
-    for share, look, label in ((1, "--", "equal"), (0.5, ":", "half")):
-        ends = limits.printed.agg(["min", "max"]).to_numpy() * [1 / 1.3, 1.3]
-        ax.plot(ends, share * ends, color=panels.GREY, linestyle=look, linewidth=1, label=label)
-    panels.frame(ax, x="printed threshold of |B|", y="exact threshold of |B|", log="xy")
-    ax.set_title("divergence below (small marks:\nlarger damping)")
-    entries = dict(zip(*reversed(ax.get_legend_handles_labels()), strict=True))
-    ax.legend(entries.values(), entries, fontsize=7)
+    """Exact thresholds over printed ones by spectrum; a ring for the larger damping."""
+    own = limits.assign(ratio=limits.exact_largest / limits.printed, ring=limits.damping > limits.damping.min())
+    panels.scatter(ax, own, x="printed", y="ratio", by="spectrum", identity=False, hollow="ring", size=30)
+    panels.rule(ax, y=1, label="Lemma 1", color="black")
+    title = "batch size from which LiSSA\nconverges (rings: larger damping)"
+    panels.frame(ax, x="printed threshold of |B|", y="exact / printed threshold", title=title, log="x")
+    ax.set_ylim(0, 1.2)
 
 
-def _typical_growth(ax: Axes, growth: pd.DataFrame) -> None:
+def _typical_growth(growth: pd.DataFrame) -> Figure:
     """Growth of the typical trial against that of the root of the second moment, one point for each setting."""
+    figure, axes = plots.figure(panel_size=(6.5, 4.0))
+    ax = axes[0, 0]
     ax.axhline(0, color=panels.GREY, linewidth=0.8)
     ax.axvline(0, color=panels.GREY, linewidth=0.8)
     styles = panels.styles_of(growth.spectrum.unique())
@@ -254,8 +264,10 @@ def _typical_growth(ax: Axes, growth: pd.DataFrame) -> None:
     near = float(growth[growth.role != "half"].half_log_radius.abs().max())
     ax.set_xscale("symlog", linthresh=near / 10)
     ax.set_yscale("symlog", linthresh=near / 10)
-    ax.tick_params(axis="x", rotation=45)
-    ax.legend(fontsize=7, loc="upper left")
+    for axis in (ax.xaxis, ax.yaxis):
+        axis.set_major_locator(SymmetricalLogLocator(base=10, linthresh=near / 10))
+    ax.legend(loc="upper left")
     ax.set_xlabel("½ log spectral radius (per step)")
     ax.set_ylabel("log‖u_t‖ / t, typical trial")
-    ax.set_title("below 0 on the right: single runs converge,\nthe second moment diverges")
+    ax.set_title("below 0 on the right: single runs converge, the second moment diverges")
+    return figure

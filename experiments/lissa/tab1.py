@@ -21,7 +21,6 @@ import math
 from functools import cache
 from typing import Any
 
-import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 from omegaconf import DictConfig
@@ -41,6 +40,7 @@ from curvlab.lab import (
     plots,
     reporting,
 )
+from curvlab.lab.names import reader_names
 from curvlab.solvers import lissa_hyperparameters
 from experiments.lissa.agreement_panels import UNSATURATED_LOSS
 from experiments.papers import FOLDER
@@ -264,10 +264,29 @@ def _unbiased(claim: Claim, table: pd.DataFrame) -> ClaimResult:
 
 # ------------------------------------------------------------------------------------ draw
 def draw(computed: Computed) -> dict[str, Figure]:
-    """Return the figure: trace, largest eigenvalue and batch size of each model, ours above the paper's rows."""
-    table = computed["table"].sort_values("train_loss", ascending=False)
-    table = table.assign(task=table.task + "\n(loss " + table.train_loss.map("{:.2g}".format) + ")")
-    paper = computed["paper"].assign(task=lambda own: own["row"] + " (paper)")
+    """Return C and the batch size against what the paper takes, and Table 1: ours above the paper's rows."""
+    table, paper = computed["table"].sort_values("train_loss", ascending=False), computed["paper"]
+    losses = table.task.map(reader_names(table.task)) + table.train_loss.map("\n(training loss {:.2g})".format)
+    table, paper = table.assign(task=losses), paper.assign(task=paper["row"] + " (the paper)")
+    return {"figure.png": _batch_size(table), "figure_more.png": _table_1(table, paper)}
+
+
+def _batch_size(table: pd.DataFrame) -> Figure:
+    """Draw where C lies, and the batch size that it asks for, each beside that of the paper."""
+    known = table[table.constant_at_least.notna()]
+    figure, axes = plots.figure(1, 2, panel_size=(4.0, 0.5 * len(known) + 1.4), sharey=True)
+    ranges = {"constant": "assumed_constant", "needed": "batch_size"}
+    for ax, (of, paper) in zip(axes[0], ranges.items(), strict=True):
+        ends: Any = {"low": f"{of}_at_least", "high": f"{of}_at_most"}
+        label = "measured: directions tried (mark) to what is enough (end)"
+        panels.forest(ax, known, name="task", value=ends["low"], paper=paper, label=label, **ends)
+    panels.frame(axes[0, 0], x="C of condition C.1", log="x")
+    panels.frame(axes[0, 1], x="batch size C tr(G) / λmax that it asks for", log="x")
+    panels.legend(figure)
+    return figure
+
+
+def _table_1(table: pd.DataFrame, paper: pd.DataFrame) -> Figure:
     shown: dict[str, dict[str, tuple[pd.DataFrame, str]]] = {
         "tr(G) / P": {
             "forms by forward passes, 95 %": (table, "trace_per_parameter"),
@@ -280,25 +299,20 @@ def draw(computed: Computed) -> dict[str, Figure]:
             "printed (sketch)": (paper, "lambda_max"),
         },
         "|B|, images or tokens": {
-            "2 tr / λmax (C = 2)": (table, "batch_size"),
-            "twice C tr / λmax, C measured (at least 1)": (table, "batch_size_measured"),
+            "2 tr / λmax": (table, "batch_size"),
+            "twice C tr / λmax, C measured": (table, "batch_size_measured"),
             "printed": (paper, "batch_size"),
             "2 tr / λmax of the printed row": (paper, "batch_size_implied"),
         },
     }
-    size = (3.4, 0.32 * (len(table) + len(paper)) + 1.5)
-    figure, axes = plots.figure(1, 3, panel_size=size, sharey=True)
+    figure, axes = plots.figure(1, 3, panel_size=(2.7, 0.36 * (len(table) + len(paper)) + 1.5), sharey=True)
     for ax, (quantity, parts) in zip(axes[0], shown.items(), strict=True):
         points = pd.concat([_points(own, column, label) for label, (own, column) in parts.items()])
         panels.forest(ax, points, name="task", value="value", low="low", high="high", by="label")
-        if "batch_size" in parts[next(iter(parts))][1]:
-            known = np.isfinite(table.needed_at_most)
-            ends = table.needed_at_least[known], table.needed_at_most[known]
-            ax.hlines(np.flatnonzero(known) - 0.4, *ends, color="#333333", label="C tr / λmax lies here")
         ax.axhline(len(table) - 0.5, color="#999999", linewidth=0.8)
         panels.frame(ax, x=quantity, log="x")
-        ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.2), frameon=False, fontsize=8)
-    return {"figure.png": figure}
+        ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.2), frameon=False)
+    return figure
 
 
 def _points(own: pd.DataFrame, column: str, label: str) -> pd.DataFrame:

@@ -41,6 +41,7 @@ from curvlab.lab import (
     plots,
     reporting,
 )
+from curvlab.lab.names import reader_names
 from curvlab.lab.reporting.intervals import MIN_SAMPLES
 from experiments.lissa.gradient_sketches import gradient_pairs
 from experiments.lissa.tab1 import MODELS, paper_numbers
@@ -341,25 +342,28 @@ def _ratio_of_means(claim: Claim, numerator: pd.Series, denominator: pd.Series, 
 
 # ------------------------------------------------------------------------------------ draw
 def draw(computed: Computed) -> dict[str, Figure]:
-    """Return the figure."""
+    """Return what no positive semi-definite matrix can have, and how far the sketches can be trusted."""
     table, paper = computed["table"], computed["paper"]
-    height = 0.32 * (len(table) + len(paper)) + 1.6
-    figure, axes = plots.figure(1, 3, panel_size=(3.5, height))
+    names = reader_names(table.task)
+    table = table.assign(task=table.task.map(names))
+    figure, axes = plots.figure(panel_size=(8, 0.32 * (len(table) + len(paper)) + 1.2))
     _inequalities(axes[0, 0], table, paper)
-    _sketches(axes[0, 1], table, computed["sketches"])
-    _variances(axes[0, 2], table, computed["gradients"])
-    for ax in axes[0]:
-        ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.24), frameon=False, fontsize=8)
-    return {"figure.png": figure}
+    panels.legend(figure)
+    more, axes = plots.figure(2, 1, panel_size=(8, 0.6 * len(table) + 2))
+    _sketches(axes[0, 0], table, computed["sketches"].replace({"task": names}))
+    _variances(axes[1, 0], table, computed["gradients"].replace({"task": names}))
+    for ax in axes[:, 0]:
+        ax.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
+    return {"figure.png": figure, "figure_more.png": more}
 
 
 def _inequalities(ax: Axes, table: pd.DataFrame, paper: pd.DataFrame) -> None:
-    both = pd.concat([table, paper.assign(task=paper["row"] + " (paper)")])
-    columns = {"norm_over_trace": "‖G‖_F / tr", "square_over_product": "‖G‖_F² / (λmax tr)"}
+    both = pd.concat([paper.assign(task=paper["row"] + ", printed"), table.assign(task=table.task + ", ours")])
+    columns = {"square_over_product": "‖G‖_F² / (λmax tr)", "norm_over_trace": "‖G‖_F / tr"}
     points = pd.concat([both.assign(ratio=both[column], bound=label) for column, label in columns.items()])
     panels.forest(ax, points, name="task", value="ratio", low="ratio", high="ratio", by="bound")
-    ax.axvspan(1, 1000, color="#D55E00", alpha=0.12, linewidth=0, label="impossible for G ⪰ 0")
-    panels.frame(ax, x="ratio to its bound", log="x")
+    ax.axvspan(1, 1000, color="#D55E00", alpha=0.12, linewidth=0, label="impossible for G ⪰ 0: above 1")
+    panels.frame(ax, x="over its upper bound for G ⪰ 0", log="x")
     ax.set_xlim(right=1000)
 
 
@@ -381,7 +385,7 @@ def _sketches(ax: Axes, table: pd.DataFrame, sketches: pd.DataFrame) -> None:
     panels.forest(ax, pd.concat(parts), name="task", value="value", **shared)
     panels.rule(ax, x=1, label=f"Lanczos (rings: below {ENOUGH_ROWS} rows)")
     sizes = zip(table.task, table.dense_rows, table.per_tensor_rows, strict=True)
-    labels = [f"{task}\nrows: {dense} dense,\n{parts} per tensor" for task, dense, parts in sizes]
+    labels = [f"{task}\n{dense} rows dense, {parts} per tensor" for task, dense, parts in sizes]
     ax.set_yticks(range(len(table)), labels)
     panels.frame(ax, x="λmax by a sketch / by Lanczos")
 
@@ -399,8 +403,7 @@ def _variances(ax: Axes, table: pd.DataFrame, gradients: pd.DataFrame) -> None:
     ax.vlines(1 / table.tensors, *ends, color="black", linestyle=":", linewidth=1.2, label="1/L, equal norms")
     ax.axvline(1, color="#555555", linestyle="--", linewidth=1, label="no gain")
     ax.set_xscale("log")
-    ax.set_yticks(
-        places, [f"{task}\nL = {number}" for task, number in zip(table.task, table.tensors, strict=True)]
-    )
+    sizes = zip(table.task, table.tensors, strict=True)
+    ax.set_yticks(places, [f"{task}\n{number} tensors (L)" for task, number in sizes])
     ax.set_ylim(-0.6, len(table) - 0.4)
-    ax.set_xlabel("variance,\nper tensor / dense")
+    ax.set_xlabel("variance of gᵀGg by a sketch, per tensor / dense")

@@ -43,6 +43,7 @@ from curvlab.lab import (
     reporting,
     unit,
 )
+from curvlab.lab.names import reader_names
 from curvlab.problem import stack
 from experiments.lissa.error_bounds import SecondMoments, bounds, condition_constant, mean_error, requirements
 from experiments.lissa.factored_problems import (
@@ -284,8 +285,7 @@ SETTING = ["problem", "damping_ratio"]
 def judge(computed: Computed, claims: ClaimSheet) -> list[ClaimResult]:
     """Judge what is measured by trials or is a slope, each where it fares worst; the rest says its value."""
     errors, settings, stationary = computed["table"], computed["settings"], computed["stationary"]
-    covered = errors[errors.delta > 0]
-    admitted = covered.merge(settings[[*SETTING, "corollary"]], on=SETTING).query("batch_size >= corollary")
+    covered, admitted = covered_and_admitted(errors, settings)
     limits = stationary[np.isfinite(stationary.error)]
     return [
         _measured(
@@ -306,6 +306,12 @@ def judge(computed: Computed, claims: ClaimSheet) -> list[ClaimResult]:
         _uniform(claims.claim("printed-bound-uniform"), limits),
         _scaling(claims.claim("batch-scaling"), limits.merge(settings[[*SETTING, "exact"]], on=SETTING)),
     ]
+
+
+def covered_and_admitted(errors: pd.DataFrame, settings: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Return the rows where (9) holds, as Theorem 1 asks, and of these the ones of Corollary 1's batches."""
+    covered = errors[errors.delta > 0]
+    return covered, covered.merge(settings[[*SETTING, "corollary"]], on=SETTING).query("batch_size >= corollary")
 
 
 def _measured(claim: Claim, table: pd.DataFrame, bound: str, why: str) -> ClaimResult:
@@ -359,91 +365,76 @@ def _scaling(claim: Claim, limits: pd.DataFrame) -> ClaimResult:
 
 
 # ------------------------------------------------------------------------------------ draw
-LINES = {"theorem": ("Theorem 1, best δ", "--", 0), "printed": ("(10) as printed", ":", 1)}
+LINES = {"theorem": ("Theorem 1, best δ", "--"), "printed": ("(10) as printed", ":")}
+BOUNDS = {"theorem": "Theorem 1's bound", "printed_generous": "the printed bound (10)"}
 
 
 def draw(computed: Computed) -> dict[str, Figure]:
-    """Return the error against |B| and from the far start; over steps; and its limit over dampings."""
-    errors, settings = computed["table"], computed["settings"]
-    problems = list(dict.fromkeys(errors.problem))
-    figure, axes = plots.figure(1, len(problems) + 1, panel_size=(3.5, 3.4))
-    for ax, problem in zip(axes[0], problems, strict=False):
-        _against_batch(ax, errors[errors.problem == problem], settings[settings.problem == problem])
-    axes[0, 0].set_ylabel("E‖u_t - u*‖² / ‖u*‖²")
-    _far_start(axes[0, -1], computed["start"])
-    panels.legend(figure, columns=3, axes=axes[0, :1])
-    return {
-        "figure.png": figure,
-        "figure_steps.png": _over_steps(errors, problems),
-        "figure_damping.png": _over_damping(computed["stationary"]),
-    }
-
-
-def _against_batch(ax: Axes, own: pd.DataFrame, settings: pd.DataFrame) -> None:
-    """Draw the error after the last step against |B|, with both bounds and the three requirements on |B|."""
-    own = own[own.step == own.step.max()]
-    step, ratio, problem = own[["step", "damping_ratio", "problem"]].iloc[0]
-    limits, shown = settings[settings.damping_ratio == ratio].iloc[0], own[own.error < 1e3]
-    label = "measured (LiSSA, 95 %)"
-    plots.measured(ax, shown.batch_size, shown.error, shown.error_stderr, color="black", label=label)
-    _lines(ax, own, x="batch_size")
-    for value, label, color in (
-        (limits.exact, "second moment diverges left of it", 2),
-        (limits.recipe, "recommended |B|, C = 2", 3),
-        (limits.corollary, "recommended |B|, C measured", 4),
+    """Return the error over both bounds; over steps; from the far start and in the limit over dampings."""
+    errors = computed["table"].replace({"problem": _readers(computed["table"].problem)})
+    settings = computed["settings"].replace({"problem": _readers(computed["settings"].problem)})
+    figure, axes = plots.figure(1, 2, panel_size=(4.0, 3.4), sharey=True)
+    for ax, (bound, name), own in zip(
+        axes[0], BOUNDS.items(), covered_and_admitted(errors, settings), strict=True
     ):
-        panels.rule(ax, x=value, label=label, color=plots.PALETTE[color], linestyle="-")
-    x = f"batch size |B| (t = {step};\nerrors above 1000 not shown)"
-    panels.frame(ax, x=x, title=f"{problem}, λ = {ratio:.3g} λmax\nC = {limits.constant:.2f}", log="xy")
+        worst = own.assign(ratio=own.error / own[bound]).groupby(["problem", "batch_size"], sort=False)
+        panels.lines(ax, worst.ratio.max().reset_index(), x="batch_size", y="ratio", by="problem")
+        panels.rule(ax, y=1, label="the paper: at most 1", color="black")
+        panels.frame(ax, x="batch size |B|", title=f"measured error over {name}", log="xy")
+    axes[0, 0].set_ylabel("largest over steps")
+    panels.legend(figure, columns=3)
+    stationary = computed["stationary"]
+    more = _far_and_damping(computed["start"], stationary.replace({"problem": _readers(stationary.problem)}))
+    return {"figure.png": figure, "figure_steps.png": _over_steps(errors), "figure_more.png": more}
 
 
-def _lines(ax: Axes, own: pd.DataFrame, *, x: str, **look: Any) -> None:
-    """Draw both bounds."""
-    for column, (label, style, color) in LINES.items():
-        styles: Any = {label: {"color": plots.PALETTE[color], "linestyle": style, "marker": ""}}
-        panels.lines(ax, own, x=x, y=column, label=label, styles=styles, **look)
+def _readers(problems: pd.Series) -> dict[str, str]:
+    """Return readers' names of the networks, and of the task of App. B.4 by its spectrum."""
+    built = {name: "B.4's task, " + name.split(", ")[1] for name in problems if name.startswith("signs")}
+    return reader_names(problems.unique()) | built
 
 
 def _far_start(ax: Axes, start: pd.DataFrame) -> None:
     ax.plot(start.step, start.exact, color="black", linewidth=1, label="exact")
     some = start[start.step % max(len(start) // 12, 1) == 0]
     plots.measured(ax, some.step, some.error, some.error_stderr, color="black", label="measured (95 %)")
-    _lines(ax, start.assign(printed=math.nan), x="step")
-    ax.plot(start.step, start.corrected, color=plots.PALETTE[5], linestyle="-.", label="corrected")
+    bounds = {"theorem": "Theorem 1, best δ", "corrected": "corrected"}
+    for (column, label), look in zip(bounds.items(), panels.styles_of(bounds.values()).values(), strict=True):
+        ax.plot(start.step, start[column], color=look["color"], linestyle="--", label=label)
     title = "u_0 = 4 u*: Theorem 1 does not hold\n(one example in ten has curvature)"
     panels.frame(ax, x="step t", y="E (u_t - u*)²", title=title, log="y")
-    ax.legend(fontsize=7)
+    ax.legend()
 
 
-def _over_steps(errors: pd.DataFrame, problems: list[str]) -> Figure:
+def _over_steps(errors: pd.DataFrame) -> Figure:
     """Draw, for each problem, three batch sizes: the smallest that (9) admits, and two larger ones."""
-    figure, axes = plots.figure(1, len(problems), panel_size=(3.8, 3.4))
-    for ax, problem in zip(axes[0], problems, strict=True):
-        own = errors[errors.problem == problem]
+    groups = list(errors.groupby("problem", sort=False))
+    figure, axes = plots.figure(1, len(groups), panel_size=(3.8, 3.4))
+    for ax, (problem, own) in zip(axes[0], groups, strict=True):
         sizes = sorted(own[own.delta > 0].batch_size.unique())
-        chosen = dict.fromkeys([sizes[0], sizes[len(sizes) // 2], sizes[-1]] if sizes else [])
-        for index, size in enumerate(chosen):
-            rows, color = own[own.batch_size == size], plots.PALETTE[index]
-            marker, label = plots.MARKERS[index], f"|B| = {size}"
-            plots.measured(ax, rows.step, rows.error, rows.error_stderr, color=color, marker=marker, label=label)
-            ax.plot(rows.step, rows.exact, color=color, linewidth=1)
-            for column, (_, style, _) in LINES.items():
-                ax.plot(rows.step, rows[column], color=color, linestyle=style, linewidth=1)
-        panels.frame(ax, x="step t", title=problem, log="xy")
-        ax.legend(fontsize=7, title="dashed: Theorem 1,\ndotted: (10), line: exact", title_fontsize=7)
+        chosen = list(dict.fromkeys([sizes[0], sizes[len(sizes) // 2], sizes[-1]] if sizes else []))
+        for size, look in panels.styles_of(chosen).items():
+            rows = own[own.batch_size == size]
+            plots.measured(ax, rows.step, rows.error, rows.error_stderr, label=f"|B| = {size}", **look)
+            ax.plot(rows.step, rows.exact, color=look["color"], linewidth=1)
+            for column, (_, style) in LINES.items():
+                ax.plot(rows.step, rows[column], color=look["color"], linestyle=style, linewidth=1)
+        panels.frame(ax, x="step t", title=str(problem), log="xy")
+        ax.legend(title="dashed: Theorem 1,\ndotted: (10), line: exact")
     axes[0, 0].set_ylabel("E‖u_t - u*‖² / ‖u*‖²")
     return figure
 
 
-def _over_damping(stationary: pd.DataFrame) -> Figure:
-    """Limit of the error over the second term of (10), against 1 / (2ηλ)."""
-    figure, axes = plots.figure(1, 1, panel_size=(4.6, 3.4))
-    ax = axes[0, 0]
+def _far_and_damping(start: pd.DataFrame, stationary: pd.DataFrame) -> Figure:
+    """The error from a far start; and its limit over the second term of (10), against 1 / (2ηλ)."""
+    figure, axes = plots.figure(1, 2, panel_size=(4.0, 3.6))
+    _far_start(axes[0, 0], start)
+    ax = axes[0, 1]
     own = stationary[(stationary.batch_size == 100) & stationary.error.notna()]
     panels.lines(ax, own.assign(ratio=own.error / own.printed), x="inverse_delta", y="ratio", by="problem")
     panels.rule(ax, y=1, label="(10) as printed")
     ends = [stationary.inverse_delta.min(), stationary.inverse_delta.max()]
     ax.plot(ends, ends, color=panels.GREY, linestyle=":", linewidth=1, label="the dropped factor 1 / (2ηλ)")
     panels.frame(ax, x="1 / (2ηλ)", y="limit of the error /\nsecond term of (10), |B| = 100", log="xy")
-    panels.legend(figure, columns=2)
+    panels.legend(figure, columns=3, axes=[ax])
     return figure

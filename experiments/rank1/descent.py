@@ -14,7 +14,7 @@ import torch
 from matplotlib.axes import Axes
 from torch.optim import Optimizer
 
-from curvlab.lab import panels, plots
+from curvlab.lab import panels
 from curvlab.linalg import flatten
 from curvlab.optim import CubicNewton, UniformDirection, UniformDirectionInfo, stated_sigma
 from experiments.rank1.objectives import Objective
@@ -172,7 +172,7 @@ def steps_panel(ax: Axes, rates: pd.DataFrame) -> None:
     """
     rates = rates.assign(inverse=1 / rates.relative_epsilon)
     first = rates[rates.seed == rates.seed.min()].sort_values("inverse")
-    ax.plot(first.inverse, first.bound, color=plots.PALETTE[1], label="K(ε), first seed")
+    ax.plot(first.inverse, first.bound, color="black", label="K(ε), first seed")
     panels.scatter(ax, rates, x="inverse", y="steps", identity=False, label="steps taken, all seeds", size=16)
     panels.rule(ax, y=rates.steps_taken.max(), linestyle=":", label="length of the longest run")
     missing = int(rates.steps.isna().sum())

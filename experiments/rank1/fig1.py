@@ -92,19 +92,17 @@ def summary(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def draw(computed: Computed) -> dict[str, Figure]:
-    """Return the figure: |x_k| from the farthest start, then |f'| from the nearest and the farthest."""
+    """Return the figure: |f'| from the nearest start, where all converge, and from the farthest."""
     table = computed["table"]
-    near, far = table.start.min(), table.start.max()
     styles = panels.styles_of(table.method.unique())
     for name in NAMED:
         styles[name]["linestyle"] = "--"
-    figure, axes = plots.figure(1, 3, panel_size=(3.4, 3.0))
-    of_gradient = ("gradient_norm", "|f'(x_k)|", (1e-15, 10))
-    shown = [(far, "x", "|x_k|", (1e-6, 1e6)), (near, *of_gradient), (far, *of_gradient)]
-    for ax, (start, column, label, limits) in zip(axes[0], shown, strict=True):
-        own = table[table.start == start].assign(size=lambda rows, name=column: rows[name].abs().clip(lower=1e-16))
+    figure, axes = plots.figure(1, 2, panel_size=(4.0, 3.3), sharey=True)
+    for ax, start in zip(axes[0], (table.start.min(), table.start.max()), strict=True):
+        own = table[table.start == start].assign(size=lambda rows: rows.gradient_norm.clip(lower=1e-16))
         panels.lines(ax, own, x="step", y="size", by="method", styles=styles)
-        ax.set(xlim=(-1, 40), ylim=limits)
-        panels.frame(ax, x="step k", title=f"{label} from x = {start:g}", log="y")
-    panels.legend(figure, columns=6, size=10)
+        ax.set(xlim=(-1, 40), ylim=(1e-15, 10))
+        panels.frame(ax, x="step k", title=f"f(x) = sqrt(1 + x²) from x = {start:g}", log="y")
+    axes[0, 0].set_ylabel("|f'(x_k)|")
+    panels.legend(figure, columns=6)
     return {"figure.png": figure}

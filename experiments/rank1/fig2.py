@@ -309,20 +309,27 @@ FLOORS = {"gradient_norm": 1e-8, "gap": 1e-10}
 AXES = {"step": "step k", "products": "Hessian products", "passes": "gradients + Hessian products"}
 Curves = dict[str, pd.DataFrame]  # rows by legend entry; an entry that begins with a blank is drawn dashed
 NOTE = "line: median over seeds of the directions; band: smallest to largest of the seeds"
-SMALL: dict[str, Any] = {"fontsize": 7, "handlelength": 1.6, "labelspacing": 0.25}
 
 
 def draw(computed: Computed) -> dict[str, Figure]:
-    """Return the figures by file name: gradient norms, values, and the rules for α_k with what they measure."""
-    table = computed["table"].merge(computed["timing"], on=[*COLUMNS, "seed"], how="left")
-    table["seconds"] = table.step * table.seconds_per_step
-    names = {"gradient_norm": "figure.png", "gap": "figure_loss.png"}
-    figures = {name: _figure(table, quantity) for quantity, name in names.items()}
-    return figures | {"figure_rules.png": _rules_figure(table, computed["cost"])}
+    """Return the figures by file name: the methods, settings of ours, and rules for α_k."""
+    table = computed["table"]
+    figures = (_convergence(table), _settings(table), _rules_figure(table, computed["cost"]))
+    return dict(zip(("figure.png", "figure_more.png", "figure_rules.png"), figures, strict=True))
 
 
-def _figure(table: pd.DataFrame, quantity: str) -> Figure:
-    figure, axes = plots.figure(3, 3, panel_size=(3.7, 3.1))
+def _convergence(table: pd.DataFrame) -> Figure:
+    """Draw what the slides show: the lemma's rule, its best variant, gradient descent and Newton."""
+    figure, axes = plots.figure(1, 2, panel_size=(4.0, 3.6), sharey=True)
+    plain = chosen(chosen(table, method=OURS, rule="given"), **_except("sigma_scale"))
+    for ax, x in zip(axes[0], ("step", "passes"), strict=True):
+        _panel(ax, _methods(table, plain), x, "gradient_norm", f"by {x}")
+    panels.legend(figure, columns=3, title=NOTE)
+    return figure
+
+
+def _settings(table: pd.DataFrame) -> Figure:
+    figure, axes = plots.figure(1, 5, panel_size=(2.7, 3.6))
     ours = chosen(table, method=OURS, rule="given")
     plain = chosen(ours, **_except("sigma_scale"))
     shifted = chosen(ours, **_except("sigma_scale", "delta_scale"), sigma_scale=0)
@@ -330,33 +337,27 @@ def _figure(table: pd.DataFrame, quantity: str) -> Figure:
         ("α_k = sqrt(M‖∇f‖/2) + c σ", _by(plain, "sigma_scale", "c = {:g}"), "step"),
         ("shift δ, σ = 0", _by(shifted, "delta_scale", "δ = {:g} λ"), "step"),
         ("symmetrised (S) or not (D)", _forms(chosen(ours, num_directions=1, delta_scale=0)), "step"),
-        *(("m directions, their own σ", _directions(ours), x) for x in ("step", "products", "seconds")),
-        *(("methods", _methods(table, plain), x) for x in ("step", "passes", "seconds")),
+        *(("m directions, their own σ", _directions(ours), x) for x in ("step", "products")),
     ]
-    for index, (ax, (title, curves, x)) in enumerate(zip(axes.flat, shown, strict=True)):
-        _panel(ax, curves, x, quantity, title)
-        if index < 3:
-            ax.set_xlabel("step k, one product each")
-        ax.set_ylabel(LABELS[quantity] if index % 3 == 0 else "")
-    for ax in axes[0]:
-        ax.legend(loc="lower left", framealpha=0.8, **SMALL)
-    for ax in axes[1:, -1]:  # a row shares its curves; beside it, the legend covers none of them
-        ax.legend(loc="center left", bbox_to_anchor=(1.02, 0.5), frameon=False, **SMALL)
-    panels.legend(figure, title=NOTE, axes=[], size=10)
+    for ax, (title, curves, x) in zip(axes.flat, shown, strict=False):
+        _panel(ax, curves, x, "gradient_norm", title)
+    for ax in axes[0, :4]:
+        ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.2), frameon=False)
+    panels.legend(figure, title=NOTE, axes=[])
     return figure
 
 
 def _rules_figure(table: pd.DataFrame, cost: pd.DataFrame) -> Figure:
     """The rules for α_k, what they give, the constants that one of them measures, and the cost of a step."""
-    figure, axes = plots.figure(2, 3, panel_size=(3.7, 3.2))
+    figure, axes = plots.figure(2, 3, panel_size=(2.7, 3.4))
     curves = _rules(chosen(table, method=OURS, **_except("rule", "sigma_scale")))
     pairs = [("gradient_norm", "step"), ("gradient_norm", "products"), ("alpha", "step"), ("gap", "step")]
     for ax, (quantity, x) in zip(axes.flat, pairs, strict=False):
         _panel(ax, curves, x, quantity, "α_k itself" if quantity == "alpha" else "rules for α_k")
-    axes[0, 0].legend(loc="lower left", framealpha=0.8, **SMALL)
+    axes[0, 0].legend(loc="upper center", bbox_to_anchor=(0.5, -0.2), frameon=False)
     _constants(axes[1, 1], table)
     _cost(axes[1, 2], cost)
-    panels.legend(figure, title=NOTE, axes=[], size=10)
+    panels.legend(figure, title=NOTE, axes=[])
     return figure
 
 
@@ -400,8 +401,8 @@ def _methods(table: pd.DataFrame, plain: pd.DataFrame) -> Curves:
     return {
         "lemma": chosen(plain, sigma_scale=1),
         f"best: {variant_name(best)}": table.merge(best[SETTINGS].drop_duplicates(), on=SETTINGS),
-        " GD, 1/λ": chosen(descent, lr_factor=1),
-        f" GD, {tuned:g}/λ": chosen(descent, lr_factor=tuned),
+        " gradient descent, 1/λ": chosen(descent, lr_factor=1),
+        f" gradient descent, {tuned:g}/λ": chosen(descent, lr_factor=tuned),
         " Newton": chosen(table, method="Newton"),
         " cubic Newton": chosen(table, method="cubic Newton"),
     }
@@ -409,10 +410,10 @@ def _methods(table: pd.DataFrame, plain: pd.DataFrame) -> Curves:
 
 def _panel(ax: Axes, curves: Curves, x: str, quantity: str, title: str) -> None:
     """Draw medians over seeds, with the range between the seeds as a band; x on a log axis, 0 at its left end."""
-    in_pairs = [name.startswith(" ") for name in curves][:2] == [False, True]
     positive = min(own[x][own[x] > 0].min() for own in curves.values())
-    for index, (name, own) in enumerate(curves.items()):
-        color = plots.PALETTE[(index // 2 if in_pairs else index) % len(plots.PALETTE)]
+    styles = panels.styles_of(dict.fromkeys(name.strip().partition(", c =")[0] for name in curves))
+    for name, own in curves.items():
+        color = styles[name.strip().partition(", c =")[0]]["color"]
         values = own.assign(**{quantity: own[quantity].clip(lower=FLOORS.get(quantity))}).groupby("step")[quantity]
         at = own.groupby("step")[x].median().clip(lower=positive / 2)
         shown = pd.DataFrame({"x": at, "y": values.median(), "low": values.min(), "high": values.max()})
@@ -430,15 +431,15 @@ def _constants(ax: Axes, table: pd.DataFrame) -> None:
     """Draw λ and M as measured along the path over the global constants."""
     measured, given = chosen(table, rule="measured"), chosen(table, rule="given").iloc[0]
     names = {"hessian_lipschitz": "M, finite differences", "spectral_norm": "λ, Lanczos"}
-    for index, (column, name) in enumerate(names.items()):
+    for column, name in names.items():
         values = (measured[column] / given[column]).groupby(measured.step.clip(lower=0.5))
         shown = pd.DataFrame({"y": values.median(), "low": values.min(), "high": values.max()}).reset_index()
-        look: dict[str, Any] = {"color": plots.PALETTE[index], "marker": ""}
+        look: dict[str, Any] = {"styles": panels.styles_of(names.values()), "marker": ""}
         panels.lines(ax, shown, x="step", y="y", low="low", high="high", label=name, **look)
     panels.rule(ax, y=1, linestyle=":")
     title = "constants, as measured so far"
     panels.frame(ax, x=AXES["step"], y="measured / global constant", title=title, log="xy")
-    ax.legend(fontsize=7)
+    ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.2), frameon=False)
 
 
 def _cost(ax: Axes, cost: pd.DataFrame) -> None:
@@ -447,4 +448,4 @@ def _cost(ax: Axes, cost: pd.DataFrame) -> None:
     last, sizes = steps[steps.n == steps.n.max()].iloc[-1], np.array([steps.n.min(), steps.n.max()])
     ax.plot(sizes, last.seconds * sizes / last.n, color=panels.GREY, linestyle=":", label="proportional to n")
     panels.frame(ax, x="n", y="CPU seconds", title="cost of a step, diagonal Hessian", log="xy")
-    ax.legend(fontsize=7)
+    ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.2), frameon=False)

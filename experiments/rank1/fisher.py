@@ -322,29 +322,35 @@ def draw(computed: Computed) -> dict[str, Figure]:
 
 
 def _bounds_figure(bounds: pd.DataFrame) -> Figure:
-    figure, axes = plots.figure(1, 3, panel_size=(3.5, 3.4))
+    """Draw the measured distance over each bound, a dot for each network and seed."""
     curved = bounds[bounds.smoothness > 0]
-    curved = curved.assign(name=curved.model + ", " + curved.state)
-    softmax, styles = curved[curved.kind == "softmax"], panels.styles_of(curved.name.unique())
-    shown = [
-        (curved, "one_norm_bound", "gap", "lemma without the square", "L · mean ‖∇_φ log p‖_1", "‖∇²f - F‖"),
-        (curved, "lemma", "squared", "lemma as printed", "L Σ ‖∇_φ log p‖_1", "‖∇²f - F‖²"),
-        (softmax, "loss_bound_without_L", "gap", "softmax as printed, without L", "2 f", "‖∇²f - F‖"),
+    softmax = curved[curved.kind == "softmax"]
+    statements = [
+        ("lemma as printed:\n‖∇²f - F‖² ≤ L Σ‖∇ log p‖_1", curved.squared / curved.lemma, curved),
+        ("lemma without the square:\n‖∇²f - F‖ ≤ L mean‖∇ log p‖_1", curved.gap / curved.one_norm_bound, curved),
+        ("softmax as printed, without L:\n‖∇²f - F‖ ≤ 2 f", softmax.gap / softmax.loss_bound_without_L, softmax),
     ]
-    for ax, (own, bound, quantity, title, below, beside) in zip(axes[0], shown, strict=True):
-        panels.scatter(ax, own, x=bound, y=quantity, by="name", styles=styles, size=22, identity=False)
-        ax.set_xlim(own[bound].min() / 1.4, own[bound].max() * 1.4)
-        panels.frame(ax, x=below, y=beside, title=title, log="xy")
-        plots.identity_line(ax)
-        ax.lines[-1].set_label("the bound: it holds below")
-    panels.legend(figure, columns=3, size=10)
+    figure, axes = plots.figure(panel_size=(8.0, 3.2))
+    parts = [
+        pd.DataFrame({"place": place, "ratio": ratio, "weights": own.state})
+        for place, (_, ratio, own) in enumerate(statements)
+    ]
+    panels.scatter(
+        axes[0, 0], pd.concat(parts), x="ratio", y="place", by="weights", identity=False, size=34, alpha=0.7
+    )
+    panels.rule(axes[0, 0], x=1, label="the bound: true on the left", color="black")
+    panels.frame(axes[0, 0], x="measured distance over the bound", log="x")
+    axes[0, 0].set(
+        yticks=range(len(statements)), yticklabels=[text for text, _, _ in statements], ylim=(2.5, -0.5)
+    )
+    panels.legend(figure)
     return figure
 
 
 def _rates_figure(table: pd.DataFrame, rates: pd.DataFrame) -> Figure:
     """Curves of all methods above, steps of the lemma's rule against K(ε) below; one column for each objective."""
     objectives, styles = table.objective.unique().tolist(), panels.styles_of(table.method.unique())
-    figure, axes = plots.figure(2, len(objectives), panel_size=(3.2, 3.2))
+    figure, axes = plots.figure(2, len(objectives), panel_size=(2.7, 3.0))
     for (above, below), objective in zip(axes.T, objectives, strict=True):
         _curves(above, table[table.objective == objective], styles)
         steps_panel(below, rates[(rates.objective == objective) & (rates.method == "lemma")])
@@ -352,7 +358,7 @@ def _rates_figure(table: pd.DataFrame, rates: pd.DataFrame) -> Figure:
         below.set_ylabel("")
     axes[0, 0].set_ylabel("‖∇f(x_k)‖,\none line for each seed")
     axes[1, 0].set_ylabel("steps of the\nlemma's rule to ε")
-    panels.legend(figure, size=10)
+    panels.legend(figure)
     return figure
 
 

@@ -153,7 +153,7 @@ def draw(computed: Computed) -> dict[str, Figure]:
     """Return the figure: measured over stated error against n, for S and D, and with λmax taken literally."""
     table = computed["table"]
     plain = table[table.delta == 0]
-    figure, axes = plots.figure(1, 3, panel_size=(3.3, 3.1))
+    figure, axes = plots.figure(1, 3, panel_size=(2.66, 3.1))
     for ax, form in zip(axes[0], TITLES, strict=False):
         _ratios(ax, plain[plain.form == form], "stated")
         ax.set_ylim(-0.04, 1.35)  # a whole mark at 0
@@ -163,7 +163,7 @@ def draw(computed: Computed) -> dict[str, Figure]:
     panels.frame(axes[0, 2], title="S, λ largest eigenvalue", log="y")
     worst = f"Monte Carlo - exact: at most {table.z.abs().max():.1f} s.e.\n({len(table)} settings, both forms, δ)"
     plots.annotate(axes[0, 0], worst)
-    panels.legend(figure, size=10)
+    panels.legend(figure)
     return {"figure.png": figure}
 
 

@@ -202,15 +202,30 @@ def summary(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def draw(computed: Computed) -> dict[str, Figure]:
-    """Return the figure: one panel for each objective, steps and bounds against 1/ε."""
-    shown = [own for key, own in computed["table"].groupby("key", sort=False) if key != "curve, scaled"]
-    figure, axes = plots.figure(2, 4, panel_size=(3.2, 2.9))
-    for ax, own in zip(axes.flat, shown, strict=False):
+    """Return the steps over the bound, all objectives in one panel, and a panel for each."""
+    table = computed["table"]
+    table = table[table.key != "curve, scaled"]
+    never = table.groupby("objective").steps.transform("count") == 0
+    shown = table.assign(
+        share=table.steps / table.bound,
+        inverse=1 / table.relative_epsilon,
+        function=table.objective.str.replace("_", " ").where(~never, table.objective + ": never arrives"),
+    )
+    figure, axes = plots.figure(panel_size=(8.0, 3.8))
+    panels.lines(axes[0, 0], shown[~never], x="inverse", y="share", by="function")
+    panels.rule(axes[0, 0], y=1, label="the bound K(ε) of the lemma", color="black")
+    for function in shown[never].function.unique():
+        axes[0, 0].plot([], [], " ", label=function)
+    panels.frame(axes[0, 0], x="‖∇f(x_0)‖ / ε", y="steps to ε over K(ε)", log="xy")
+    panels.legend(figure, columns=3, title="mean and 95 % over seeds that arrived")
+    groups = list(table.groupby("objective", sort=False))
+    more, axes = plots.figure(2, -(-len(groups) // 2), panel_size=(2.6, 2.7))
+    for ax, (objective, own) in zip(axes.flat, groups, strict=False):
         steps_panel(ax, own)
-        ax.set_title(str(own.objective.iloc[0]).replace(", n", "\nn"), fontsize=10)
+        panels.frame(ax, title=str(objective).replace(", n", "\nn"), size=9)
     for ax in axes[:, 1:].flat:
         ax.set_ylabel("")
-    for ax in axes.flat[len(shown) :]:
+    for ax in axes.flat[len(groups) :]:
         ax.set_axis_off()
-    panels.legend(figure, size=10)
-    return {"figure.png": figure}
+    panels.legend(more)
+    return {"figure.png": figure, "figure_more.png": more}

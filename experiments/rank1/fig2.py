@@ -314,8 +314,8 @@ NOTE = "line: median over seeds of the directions; band: smallest to largest of 
 def draw(computed: Computed) -> dict[str, Figure]:
     """Return the figures by file name: the methods, settings of ours, and rules for α_k."""
     table = computed["table"]
-    figures = (_convergence(table), _settings(table), _rules_figure(table, computed["cost"]))
-    return dict(zip(("figure.png", "figure_more.png", "figure_rules.png"), figures, strict=True))
+    figures = {"figure.png": _convergence(table), "figure_more.png": _settings(table)}
+    return figures | {"figure_rules.png": _rules_figure(table, computed["cost"])}
 
 
 def _convergence(table: pd.DataFrame) -> Figure:
@@ -339,9 +339,8 @@ def _settings(table: pd.DataFrame) -> Figure:
         ("symmetrised (S) or not (D)", _forms(chosen(ours, num_directions=1, delta_scale=0)), "step"),
         *(("m directions, their own σ", _directions(ours), x) for x in ("step", "products")),
     ]
-    for ax, (title, curves, x) in zip(axes.flat, shown, strict=False):
+    for ax, (title, curves, x) in zip(axes.flat, shown, strict=True):
         _panel(ax, curves, x, "gradient_norm", title)
-    for ax in axes[0, :4]:
         ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.2), frameon=False)
     panels.legend(figure, title=NOTE, axes=[])
     return figure

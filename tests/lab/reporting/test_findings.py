@@ -134,7 +134,13 @@ def test_a_damaged_file_is_named(tmp_path: Path, content: str) -> None:
 
 
 def test_the_picture_and_the_readme_are_those_of_the_results(committed, tmp_path: Path) -> None:
-    plots.write_png(forest(committed, {}), tmp_path / "findings.png")  # fonts may differ: not compared by bytes
+    picture = forest(committed, {})
+    plots.write_png(picture, tmp_path / "findings.png")  # fonts may differ: not compared by bytes
+    shown = [finding.shown for paper in committed for finding in paper.findings if finding.shown is not None]
+    beside = [text.get_text() for text in picture.axes[0].texts if "\npaper: " in text.get_text()]
+    assert len(beside) == len(shown), "every row says what the paper has"
+    dots = [line.get_color() for line in picture.axes[0].lines if line.get_marker() == "o"]
+    assert len(set(dots)) == len({result.weighed for result in shown}), "a colour is the row's own verdict"
     assert (ROOT / "results" / "findings.png").is_file()
     readme, folders = (ROOT / "README.md").read_text(encoding="utf-8"), read_results(ROOT / "results")
     assert filled_readme(readme, folders, committed) == readme, "run `make report`: README.md is stale"

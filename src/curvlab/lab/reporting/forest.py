@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 
 from matplotlib.artist import Artist
@@ -15,18 +16,19 @@ from curvlab.lab.reporting import plots
 from curvlab.lab.reporting.claims import (
     DIRECTION_ONLY,
     NOT_REPRODUCED,
+    REFUTED,
     REPRODUCED,
     UNDECIDED,
     ClaimResult,
 )
-from curvlab.lab.reporting.findings import IN_PART, PaperFindings, written
+from curvlab.lab.reporting.findings import PaperFindings, written
 
 _COLORS = {
     REPRODUCED: plots.PALETTE[2],
     DIRECTION_ONLY: plots.PALETTE[5],
-    IN_PART: plots.PALETTE[4],
     UNDECIDED: "#888888",
     NOT_REPRODUCED: plots.PALETTE[1],
+    REFUTED: plots.PALETTE[7],
 }
 _LEFT, _RIGHT = 0.0, 1.0  # of a row's strip, in the axes' own unit
 _LOG_SPREAD = 50.0  # of positive values, from which on a row is logarithmic
@@ -36,7 +38,7 @@ def forest(papers: Sequence[PaperFindings], titles: Mapping[str, str]) -> Figure
     """Return the picture: one row a headline, dot and bar our value with its interval, diamond the paper's number.
 
     Every row has a scale of its own, from the least to the largest of what it shows; shaded is where the criterion
-    holds. The colour is the headline's verdict, to which its other claims contribute.
+    holds. The colour is the verdict of the claim in the row; the headline's own takes in its other claims, too.
 
     Args:
         papers: what was found on each; headlines without a value are left out.
@@ -44,19 +46,20 @@ def forest(papers: Sequence[PaperFindings], titles: Mapping[str, str]) -> Figure
     """
     rows = {paper.paper: [each for each in paper.findings if each.shown is not None] for paper in papers}
     num_rows = len(rows) + sum(map(len, rows.values()))
-    drawing, grid = plots.figure(1, 1, panel_size=(8.8, 0.245 * num_rows + 0.9))
+    drawing, grid = plots.figure(1, 1, panel_size=(8.0, 0.36 * num_rows + 1.0))
     axes = grid[0, 0]
-    axes.set(xlim=(-2.0, 2.1), ylim=(num_rows - 0.4, -2.2))
+    axes.set(xlim=(-1.75, 2.45), ylim=(num_rows - 0.4, -2.6))
     axes.axis("off")
     row = 0
     for paper, members in rows.items():
-        axes.text(-2.0, row, titles.get(paper, paper), fontsize=8.5, weight="bold", va="center")
+        axes.text(-1.75, row, titles.get(paper, paper), fontsize=10, weight="bold", va="center")
         row += 1
         for finding in members:
-            axes.text(-0.04, row, finding.headline.short, fontsize=7.5, ha="right", va="center")
+            name = textwrap.fill(finding.headline.short, 42)
+            axes.text(-0.04, row, name, fontsize=8.5, ha="right", va="center", linespacing=1.0)
             if finding.shown is not None:
                 paper_has = [number / finding.headline.per for number in finding.headline.number]
-                _draw_row(axes, row, finding.shown, paper_has, _COLORS[finding.verdict])
+                _draw_row(axes, row, finding.shown, paper_has)
             row += 1
     handles: list[Artist] = [
         *(Line2D([], [], color=color, marker="o", markersize=4, label=word) for word, color in _COLORS.items()),
@@ -66,12 +69,13 @@ def forest(papers: Sequence[PaperFindings], titles: Mapping[str, str]) -> Figure
     handles += [
         Patch(color="#dcebdc", label="where the claim holds (each row has its own scale)"),
     ]
-    axes.legend(handles=handles, ncols=4, fontsize=6.5, loc="upper center", frameon=False, handletextpad=0.4)
+    axes.legend(handles=handles, ncols=3, fontsize=8.5, loc="upper center", frameon=False, handletextpad=0.4)
     return drawing
 
 
-def _draw_row(axes: Axes, row: int, result: ClaimResult, paper: Sequence[float], color: str) -> None:
+def _draw_row(axes: Axes, row: int, result: ClaimResult, paper: Sequence[float]) -> None:
     value, interval, criterion = result.value, result.interval, result.claim.criterion
+    color = _COLORS[result.weighed]
     if value is None or interval is None:
         return
     low, high = (value if math.isnan(end) else end for end in (interval.low, interval.high))
@@ -81,15 +85,16 @@ def _draw_row(axes: Axes, row: int, result: ClaimResult, paper: Sequence[float],
     holds_to = _RIGHT if criterion.at_most is None else place(criterion.at_most)
     axes.fill_betweenx([row - 0.36, row + 0.36], _LEFT, _RIGHT, color="#f2f2f2", linewidth=0)
     axes.fill_betweenx([row - 0.36, row + 0.36], holds_from, holds_to, color="#dcebdc", linewidth=0)
-    axes.plot([place(low), place(high)], [row, row], color=color, linewidth=1.8, solid_capstyle="butt")
-    axes.plot(place(value), row, marker="o", markersize=4.5, color=color)
+    axes.plot([place(low), place(high)], [row, row], color=color, linewidth=2.2, solid_capstyle="butt")
+    axes.plot(place(value), row, marker="o", markersize=5.5, color=color)
     axes.plot(
-        [place(each) for each in paper], [row + 0.2] * len(paper), marker="D", markersize=3, color="black", lw=0.8
+        [place(each) for each in paper], [row + 0.18] * len(paper), marker="D", markersize=4, color="black", lw=0.8
     )
     spread = "" if low == high else f" ({written(low)} to {written(high)})"
-    axes.text(
-        1.04, row, f"{written(value)}{spread}; {_condition(result)}", fontsize=7, va="center", color="#333333"
-    )
+    numbers = " to ".join(map(written, paper)) or "not in the paper"
+    stated = textwrap.shorten(str(result.claim.paper_value or numbers), 44, placeholder=" ...")
+    text = f"{written(value)}{spread}\npaper: {stated}"
+    axes.text(1.04, row, text, fontsize=8, va="center", color="#333333", linespacing=1.0)
 
 
 def _scale(fixed: Sequence[float], low: float, high: float) -> Callable[[float], float]:
@@ -108,12 +113,3 @@ def _scale(fixed: Sequence[float], low: float, high: float) -> Callable[[float],
         return min(_RIGHT, max(_LEFT, (number - first + margin) / (last - first + 2 * margin)))
 
     return place
-
-
-def _condition(result: ClaimResult) -> str:
-    criterion = result.claim.criterion
-    if criterion.at_least is None:
-        return f"holds if at most {written(criterion.at_most or 0.0)}"
-    if criterion.at_most is None:
-        return f"holds if at least {written(criterion.at_least)}"
-    return f"holds from {written(criterion.at_least)} to {written(criterion.at_most)}"

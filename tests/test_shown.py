@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,11 +11,13 @@ import torch
 from matplotlib.figure import Figure
 from torch import nn
 
+from curvlab.curvature import GaussNewtonOperator, example_importance
 from curvlab.influence import influence, self_influence
 from curvlab.linalg import DenseOperator, identity
 from curvlab.shown import Shown, Summary
 from curvlab.solvers import ConjugateGradient, Direct
 from curvlab.spectrum import hutchinson_trace, sketch_eigenvalues, spectral_density, top_eigenvalues
+from curvlab.training import RunLength
 
 
 class Toy(Shown):
@@ -51,6 +54,24 @@ RESULTS: dict[str, Any] = {
     ),
     "self-influence": lambda: self_influence(network()[0], nn.CrossEntropyLoss(), network()[1], damping=1.0),
 }
+
+
+def test_several_problems_take_one_line() -> None:
+    class Doubtful(Toy):
+        def summary(self) -> Summary:
+            return replace(super().summary(), problems=("one", "two", "three"))
+
+    assert str(Doubtful()).splitlines()[2:] == ["  not to be used: one; two; three"]
+
+
+def test_long_records_are_shown_by_their_totals() -> None:
+    length = RunLength.constant(0.1, 400, weight_decay=0.01)
+    assert str(length) == "run length 40 (damping 0.035; 400 steps of SGD)\n  momentum 0, weight decay 0.01"
+    model, data = network()
+    found = example_importance(GaussNewtonOperator(model, nn.CrossEntropyLoss(), data))
+    assert str(found).startswith("importance of examples: up to ")
+    assert "9 examples; C at most 1" in str(found)
+    assert len(str(found).splitlines()) == 2
 
 
 def test_text_and_table_say_the_same() -> None:

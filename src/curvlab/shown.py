@@ -43,11 +43,12 @@ class Shown:
         """Return what is shown."""
 
     def __repr__(self) -> str:
-        """Return two lines: the value with its error, then the cost; one more for each problem."""
+        """Return two lines: the value with its error, then the cost; and a third where there are problems."""
         summary = self.summary()
         lines = [f"{summary.name} {summary.value}" + (f" ({summary.about})" if summary.about else "")]
         lines += ["  " + ", ".join(summary.cost)] if summary.cost else []
-        return "\n".join([*lines, *(f"  not to be used: {problem}" for problem in summary.problems)])
+        lines += ["  not to be used: " + "; ".join(summary.problems)] if summary.problems else []
+        return "\n".join(lines)
 
     def _repr_html_(self) -> str:
         """Return a small table for notebooks."""

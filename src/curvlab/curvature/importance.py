@@ -14,6 +14,7 @@ from curvlab.curvature.examples import exact_traces, output_curvatures, own_gaus
 from curvlab.curvature.gauss_newton import GaussNewtonOperator
 from curvlab.curvature.operator import MeanOverRanks
 from curvlab.linalg import DenseOperator, DerivedOperator, ExampleDraws, LinearOperator
+from curvlab.shown import Shown, Summary, counted
 
 _FLOOR = 0.01  # of the mean trace: no weight exceeds 100 times that of uniform sampling
 _UNIFORM = 0.1  # share of the uniform distribution where traces are estimates
@@ -160,8 +161,8 @@ class ImportanceOperator(DerivedOperator):
         return self._importance if probabilities is None else ExampleDraws(probabilities, self.num_examples)
 
 
-@dataclass(frozen=True)
-class ExampleImportance:
+@dataclass(frozen=True, repr=False)
+class ExampleImportance(Shown):
     """Probabilities for `op.sample(batch_size, generator, weights)`.
 
     Attributes:
@@ -175,6 +176,16 @@ class ExampleImportance:
     traces: Tensor
     constant: float | None
     num_matvecs: int
+
+    def summary(self) -> Summary:
+        """Return how unequal the examples are, what is known of C, and the cost."""
+        size, largest = len(self.probabilities), float(self.probabilities.max())
+        known = (
+            "measure C: the traces are estimates" if self.constant is None else f"C at most {self.constant:.3g}"
+        )
+        about = f"{counted(size, 'example')}; {known}"
+        value = f"up to {largest * size:.3g} times uniform sampling"
+        return Summary("importance of examples:", value, about, (counted(self.num_matvecs, "product"),))
 
 
 def example_importance(

@@ -15,7 +15,7 @@ from curvlab.arguments import positive, whole
 from curvlab.linalg import LinearOperator, describe, generator_for
 from curvlab.progress import can_be_silent
 from curvlab.seeding import Seed
-from curvlab.solvers.lissa_settings import LissaRecipe, measure_importance_recipe, measure_recipe
+from curvlab.solvers.lissa_settings import SAFETY, LissaRecipe, measure_importance_recipe, measure_recipe
 from curvlab.solvers.solution import Solution, relative_norm
 from curvlab.solvers.solver import (
     IterativeSolver,
@@ -329,12 +329,12 @@ class _Iteration:
 
         What remains of the start decays by at least q = exp(-rate · half) from one half to the next, so the mean
         is off by at most (1 + q) / (2 (1 - q)) of the distance; of noise by about half of it, itself a random
-        number: three quarters at least are taken.
+        number: three quarters at least are taken, times `SAFETY`.
         """
         op, solver, middle = self.operator, self.solver, _middle(state)
         counts = (middle - state.first, state.end - middle)
         decay = math.exp(-solver.step_size * op.damping * counts[1])
-        factor = max(0.75, (1 + decay) / (2 * max(1 - decay, 1e-12)))
+        factor = SAFETY * max(0.75, (1 + decay) / (2 * max(1 - decay, 1e-12)))
         distance = op.norm(state.sums[0] / counts[0] - state.sums[1] / counts[1])
         norm = op.norm(_mean(state))
         return torch.where(norm > 0, factor * distance / norm, torch.zeros_like(norm))

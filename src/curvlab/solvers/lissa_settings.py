@@ -75,6 +75,9 @@ def lissa_hyperparameters(
     )
 
 
+# Of estimated errors. Three spectra, 20 seeds each: without it the true error was above the estimate in 18 of 240
+# columns, and 1 of 55 converged solutions broke its promise; with it in 5 of 240, and none of 51, for twice the steps.
+SAFETY = 1.5
 MOST_STEPS = 100_000  # beyond, an error counts as out of reach
 
 
@@ -115,11 +118,12 @@ class LissaRecipe(Shown):
         The mean of n iterates has E‖x - x*‖² of about tr(A⁻¹ Σ A⁻¹) / n <= Δ / (n λ²), Δ = E‖(G_t - G) x‖² <= C tr
         xᵀGx / |B| by condition C.1. Where xᵀGx is at most λ‖x‖², as of solutions that the damped inverse has
         flattened, the relative error is at most sqrt(C tr / (|B| λ n)). n is a third of the steps.
+        As in the estimates, `SAFETY` is in it.
         """
         if not error_rtol > 0:
             raise ValueError(f"error_rtol must be positive, got {error_rtol}: it is ‖x - A⁻¹b‖ / ‖x‖")
         spread = self.constant * self.trace.value / (self.settings.batch_size * self.damping)
-        return max(self.settings.num_steps, math.ceil(3 * spread / error_rtol**2))
+        return max(self.settings.num_steps, math.ceil(3 * spread * (SAFETY / error_rtol) ** 2))
 
     def out_of_reach(self, error_rtol: float, num_examples: int | None) -> tuple[str, ...]:
         """Return what speaks against running LiSSA to this relative error, in words."""

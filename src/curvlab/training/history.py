@@ -281,8 +281,8 @@ class TrainingHistory(Shown):
 
 
 # ---------------------------------------------------------------------------------- its length
-@dataclass(frozen=True)
-class RunLength:
+@dataclass(frozen=True, repr=False)
+class RunLength(Shown):
     """How far SGD goes along a constant gradient: what a run says about curvature it cannot resolve.
 
     A run of T steps moves along an eigenvector of curvature μ by (1 - e^{-time μ}) / μ per unit of gradient, which
@@ -327,6 +327,12 @@ class RunLength:
                 "gradient: pass a damping, or RunLength with the effective rate of each step"
             )
         return cls(run.learning_rates, run.momentum, run.weight_decay or 0.0)
+
+    def summary(self) -> Summary:
+        """Return time and damping."""
+        about = f"damping {self.damping:.3g}; {counted(len(self.learning_rates), 'step')} of SGD"
+        settings = (f"momentum {self.momentum:g}", f"weight decay {self.weight_decay:g}")
+        return Summary("run length", f"{self.time:.4g}", about, settings)
 
     @property
     def effective_rates(self) -> tuple[float, ...]:

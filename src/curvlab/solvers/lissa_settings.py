@@ -76,7 +76,7 @@ def lissa_hyperparameters(
 
 
 # Of estimated errors. Three spectra, 20 seeds each: without it the true error was above the estimate in 18 of 240
-# columns, and 1 of 55 converged solutions broke its promise; with it in 5 of 240, and none of 51, for twice the steps.
+# columns, and 1 of 55 converged solutions broke its promise; with it 5, and none of 51, for twice the steps.
 SAFETY = 1.5
 MOST_STEPS = 100_000  # beyond, an error counts as out of reach
 

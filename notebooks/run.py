@@ -2,14 +2,40 @@
 
 from __future__ import annotations
 
+import ast
+import hashlib
 import os
+import re
 import sys
 from pathlib import Path
 
 import nbformat
 from nbclient import NotebookClient
 
-HERE = Path(__file__).parent
+from curvlab.lab.targets.stale import behind
+
+HERE = Path(__file__).resolve().parent
+
+
+def made_by(code: str) -> dict[str, str]:
+    """Return a hash of each file that a notebook's outputs depend on: what it imports of ours, what it reads."""
+    root = HERE.parent
+    tables = [root / "results" / name for name in sorted(set(re.findall(r'"([\w/]+\.csv)"', code)))]
+    files = {path.relative_to(root).as_posix(): _hash(_what_runs(path)) for path in behind(code)}
+    return files | {path.relative_to(root).as_posix(): _hash(path.read_bytes()) for path in tables}
+
+
+def _what_runs(path: Path) -> bytes:
+    """Return a file's syntax tree without docstrings, so that a change of words makes no notebook stale."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node) is not None:
+            node.body = node.body[1:] or [ast.Pass()]
+    return ast.unparse(tree).encode()
+
+
+def _hash(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()[:12]
 
 
 def run(path: Path) -> None:
@@ -23,7 +49,8 @@ def run(path: Path) -> None:
     for cell in notebook.cells:
         if cell.cell_type == "code":  # progress bars are no result
             cell.outputs = [each for each in cell.outputs if "\r" not in each.get("text", "")]
-    notebook.metadata["ran"] = [cell.source for cell in notebook.cells if cell.cell_type == "code"]
+    code = [cell.source for cell in notebook.cells if cell.cell_type == "code"]
+    notebook.metadata["ran"] = {"source": code, "made_by": made_by("\n".join(code))}
     nbformat.write(notebook, path)
 
 

@@ -2,9 +2,12 @@
 
 import re
 import runpy
+import time
+import tomllib
 from pathlib import Path
 
 import pytest
+import yaml
 
 ROOT = Path(__file__).parents[1]
 
@@ -14,7 +17,10 @@ def test_the_blocks_of_a_document_run(name: str, tmp_path: Path) -> None:
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / name).read_text(encoding="utf-8"), flags=re.DOTALL)
     assert blocks
     (tmp_path / "blocks.py").write_text("\n".join(blocks))
+    start = time.process_time()
     found = runpy.run_path(str(tmp_path / "blocks.py"))
+    if name == "README.md":
+        assert time.process_time() - start < 60  # "less than a minute"
     if name == "docs/howto.md":
         assert found["result"].scores.shape == (100, 300)
         return
@@ -35,3 +41,36 @@ def test_the_readme_is_short_and_begins_with_its_picture() -> None:
     assert len(readme.splitlines()) <= 200
     assert len(readme.split()) <= 1500
     assert "![" in "".join(readme.splitlines()[:25])
+
+
+def test_the_table_of_sizes_is_what_its_script_prints() -> None:
+    script = runpy.run_path(str(ROOT / "docs" / "scale.py"))
+    text = (ROOT / "docs" / "scale.md").read_text(encoding="utf-8")
+    assert script["table"]() in text
+    # The sizes that transformers builds on the meta device, and 4 bytes for each number.
+    assert script["opt_parameters"](**script["OPT"]) == 1_315_758_080
+    assert script["llama_parameters"](**script["LLAMA"]) == 6_738_415_616
+    assert "| 5.3 GB | 27.0 GB |" in text
+    typed = re.sub(r"(?m)^\|.*$", "", text.replace(script["table"](), ""))
+    assert re.findall(r"\b\d[\d.,e]*\b", re.sub(r"`[^`]*`|FSDP2|O\(size³\)", "", typed)) == []
+
+
+def test_versions_and_counts_in_the_docs_are_those_of_the_configs() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    concepts = (ROOT / "docs" / "concepts.md").read_text(encoding="utf-8")
+    for peer in ("pydvl", "dattri", "kronfluence"):
+        (version,) = (line.partition("==")[2] for line in extras["peers"] if line.startswith(f"{peer}=="))
+        assert f"| {peer} {version} |" in concepts.replace("pyDVL", "pydvl")
+    board = yaml.safe_load((ROOT / "conf" / "benchmarks" / "board.yaml").read_text(encoding="utf-8"))
+    enter = (ROOT / "docs" / "enter.md").read_text(encoding="utf-8")
+    words = {3: "three", 10: "ten"}
+    assert f"mean of {words[board['num_standard']]} |" in enter
+    assert f"({board['num_networks']}, queries, examples)" in enter
+    assert f"each of the {words[board['num_networks']]}," in enter
+
+
+def test_the_numbers_of_the_readme_are_generated() -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    prose = re.sub(r"```.*?```|<!-- (\w+): .*?<!-- \1 end -->", "", readme, flags=re.DOTALL)
+    prose = re.sub(r"`[^`]*`|!?\[[^]]*\]\([^)]*\)|3\.11 to 3\.13|W&B", "", prose)
+    assert re.findall(r"\d+", prose) == []

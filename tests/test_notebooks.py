@@ -1,12 +1,14 @@
 """Each notebook runs to its last cell, which says what should come out, and is committed with what it shows."""
 
 import json
+import runpy
 from pathlib import Path
 
 import matplotlib as mpl
 import pytest
 
 ROOT = Path(__file__).parents[1]
+RUN = runpy.run_path(str(ROOT / "notebooks" / "run.py"))
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 
 
@@ -37,4 +39,23 @@ def test_outputs_are_those_of_this_source_and_small(path: Path) -> None:
     for place in (str(ROOT), str(Path.home()), "/site-packages/"):
         assert place not in json.dumps(outputs)
     ran = json.loads(text)["metadata"].get("ran")
-    assert ran == ["".join(cell["source"]) for cell in code], "its source has changed since: run `make notebooks`"
+    source = ["".join(cell["source"]) for cell in code]
+    assert ran["source"] == source, "its source has changed since: run `make notebooks`"
+    now = RUN["made_by"]("\n".join(source))
+    changed = [name for name in {**ran["made_by"], **now} if ran["made_by"].get(name) != now.get(name)]
+    assert changed == [], "what it imports or reads has changed since: run `make notebooks`"
+
+
+def test_a_notebook_is_made_by_what_it_imports_and_reads() -> None:
+    found = RUN["made_by"]('from curvlab.solvers import Lissa\nread("lissa/fig1/embedded/summary.csv")')
+    assert {"src/curvlab/solvers/lissa.py", "src/curvlab/linalg/operator.py"} <= set(found)
+    assert "results/lissa/fig1/embedded/summary.csv" in found
+    assert not any(name.startswith(("src/curvlab/lab", "src/curvlab/optim")) for name in found)
+
+
+def test_words_alone_make_no_notebook_stale(tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_text('"""Says."""\nx = 1  # why\n')
+    (tmp_path / "b.py").write_text("x = 1\n")
+    (tmp_path / "c.py").write_text("x = 2\n")
+    a, b, c = (RUN["_what_runs"](tmp_path / f"{name}.py") for name in "abc")
+    assert a == b != c

@@ -1,10 +1,14 @@
 """What `pip install curvlab` gives: the library, with its own dependencies alone."""
 
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
+import zipfile
 from pathlib import Path
+
+import yaml
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -42,3 +46,47 @@ def test_the_library_imports_its_own_dependencies_alone() -> None:
     command = [sys.executable, "-c", IMPORTED, str(ROOT / "src" / "curvlab"), *refused]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_the_wheel_is_imported_without_the_checkout_and_has_its_licence(tmp_path: Path) -> None:
+    checkout, unpacked = tmp_path / "checkout", tmp_path / "unpacked"
+    shutil.copytree(ROOT / "src", checkout / "src", ignore=shutil.ignore_patterns("*.egg-info", "__pycache__"))
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, checkout)
+    build = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "--no-index", "-w"]
+    subprocess.run([*build, str(tmp_path), str(checkout)], check=True, capture_output=True)
+    (wheel,) = tmp_path.glob("curvlab-*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        names = archive.namelist()
+        archive.extractall(unpacked)
+    assert [name for name in names if name.endswith("/LICENSE")]
+    assert "curvlab/py.typed" in names
+    assert {name.split("/")[0] for name in names if ".dist-info" not in name} == {"curvlab"}
+    assert {path.relative_to(ROOT / "src").as_posix() for path in (ROOT / "src").rglob("*.py")} <= set(names)
+    used = """if True:
+        import sys
+        sys.path.insert(0, sys.argv[1])
+        import curvlab.influence, torch
+        from curvlab.linalg import DenseOperator
+        print(curvlab.__file__, (DenseOperator(torch.eye(2)) @ torch.ones(2)).sum().item())
+    """
+    done = subprocess.run(  # -I: neither this folder nor PYTHONPATH is looked into
+        [sys.executable, "-I", "-c", used, str(unpacked)], capture_output=True, text=True, check=True, cwd=tmp_path
+    )
+    assert done.stdout.split() == [str(unpacked / "curvlab" / "__init__.py"), "2.0"]
+
+
+def test_every_extra_stands_in_the_table() -> None:
+    table = (ROOT / "docs" / "running.md").read_text(encoding="utf-8")
+    assert set(re.findall(r"^\| `\[(\w+)\]` \|", table, re.MULTILINE)) == set(PROJECT["optional-dependencies"])
+
+
+def test_the_citation_has_the_version_and_the_five_papers() -> None:
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    assert citation["version"] == PROJECT["version"]
+    titles = (ROOT / "experiments" / "papers" / "titles.txt").read_text(encoding="utf-8").splitlines()
+    papers = [line.split(": ")[1] for line in titles if not line.startswith("benchmarks")]
+    assert len(citation["references"]) == len(papers) == 5
+    for paper, reference in zip(papers, citation["references"], strict=True):
+        assert str(reference["year"]) == re.search(r"\d{4}", paper)[0]  # type: ignore[index]
+        assert reference["authors"]

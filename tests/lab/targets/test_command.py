@@ -40,6 +40,15 @@ def test_make_figures_says_what_its_published_units_took(capsys: pytest.CaptureF
     assert int(told[1]) == pytest.approx(minutes / 2, rel=0.15)  # on two cores
 
 
+def test_help_tells_cpu_time_and_not_how_long_a_busy_machine_took() -> None:
+    longer = 0
+    for target in command.named_targets(["figures"]):
+        record = json.loads((ROOT / "results" / target.key / "embedded" / "run.json").read_text())
+        assert command.recorded_seconds(target, "embedded") == record["unit_seconds"]
+        longer += record["wall_seconds"] > 2 * record["unit_seconds"] > 100
+    assert longer  # where the two differ
+
+
 def test_targets_run_in_company_and_a_failure_stops_no_other(tmp_path: Path) -> None:
     overrides = [f"results.root={tmp_path / 'results'}", f"store.root={tmp_path / 'store'}", "tracker=none"]
     done = subprocess.run(

@@ -60,7 +60,7 @@ def _config_text(target: Target, preset: str) -> str:
 
 
 def measured_time(target: Target, preset: str) -> str:
-    """Return how long the published result took to compute, e.g. "48 s"; "" where there is none."""
+    """Return the CPU time of the published result's units, e.g. "48 s"; "" where there is none."""
     seconds = recorded_seconds(target, preset)
     if seconds is None:
         return ""
@@ -86,10 +86,10 @@ def expected_seconds(targets: Iterable[Target], preset: str) -> float:
 
 
 def recorded_seconds(target: Target, preset: str) -> float | None:
-    """Return the same in seconds."""
+    """Return the same in seconds: CPU time of its units, not the wall time, in which a busy machine waits."""
     try:
         record = json.loads((ROOT / "results" / target.key / preset / "run.json").read_text(encoding="utf-8"))
-        return max(float(record["unit_seconds"]), float(record["wall_seconds"]))
+        return float(record["unit_seconds"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
 

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -65,7 +65,16 @@ def made_by(target: Target, config: Mapping[str, Any]) -> list[Path]:
     home = target.path
     waiting = [home, *(home.parent.glob("*.py") if home.name == "__init__.py" else [])]
     waiting += [file for name in _targets(config) for file in _files_of(*name.rpartition(".")[::2])]
-    found: set[Path] = set()
+    return _all_behind(waiting)
+
+
+def behind(code: str) -> list[Path]:
+    """Return the same of a piece of code: the files of this repository that it imports."""
+    return _all_behind(_imported(ast.parse(code), ROOT / "code.py"))
+
+
+def _all_behind(waiting: Iterable[Path]) -> list[Path]:
+    waiting, found = list(waiting), set[Path]()
     while waiting:
         path = waiting.pop()
         if path not in found:
@@ -95,15 +104,17 @@ def _targets(config: Any) -> Iterator[str]:
 
 @cache
 def _imports(path: Path) -> tuple[Path, ...]:
-    """Return the files that a file imports from."""
-    found: list[Path] = []
-    for node in _nodes_that_run(_tree(path)):
+    return tuple(_imported(_tree(path), path))
+
+
+def _imported(tree: ast.Module, path: Path) -> Iterator[Path]:
+    """Yield the files that a file imports from."""
+    for node in _nodes_that_run(tree):
         if isinstance(node, ast.Import):
-            found += [file for alias in node.names for file in _files_of(alias.name, "")]
+            yield from (file for alias in node.names for file in _files_of(alias.name, ""))
         elif isinstance(node, ast.ImportFrom):
             base = _base(path, node)
-            found += [file for alias in node.names for file in _files_of(base, alias.name)]
-    return tuple(found)
+            yield from (file for alias in node.names for file in _files_of(base, alias.name))
 
 
 def _files_of(base: str, name: str) -> Iterator[Path]:

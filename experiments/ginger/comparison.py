@@ -9,7 +9,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from curvlab.lab import Claim, ClaimResult, judge, out_of_reach, panels
+from curvlab.lab import Claim, ClaimResult, judge, out_of_reach, panels, plots
 from curvlab.lab.reporting.claims import OUT_OF_REACH
 from experiments.shared import stats
 
@@ -49,20 +49,48 @@ def gated(gate: ClaimResult, results: Iterable[ClaimResult]) -> list[ClaimResult
     ]
 
 
-def draw_by_rank(ax: Axes, table: pd.DataFrame, value: str, *, styles: dict, hollow: str | None = None) -> None:
-    """Draw means over seeds with 95 % t intervals: lines over the rank, and levels of what has none, by label."""
-    ranked = table[table["rank"].notna()]
-    panels.lines(ax, ranked, x="rank", y=value, by="label", bars=True, seeds=True, styles=styles)
-    for label, own in table[table["rank"].isna()].groupby("label", sort=False):
-        look = {"color": styles[label]["color"], "linewidth": 1.2}
-        panels.rule(ax, y=own[value].mean(), label=str(label), **look)
-        _, interval = stats.mean(own[value])
-        if np.isfinite(interval.low):
-            ax.axhspan(interval.low, interval.high, color=look["color"], alpha=0.12, linewidth=0)
+def draw_by_rank(ax: Axes, table: pd.DataFrame, value: str, *, styles: dict) -> None:
+    """Draw means over seeds with 95 % t intervals over the rank, by label; what has no rank stands on the left."""
+    ranked, others = table[table["rank"].notna()], table[table["rank"].isna()]
     ranks = sorted(ranked["rank"].unique())
+    names = others.label.unique().tolist()
+    left = {name: ranks[0] / 2 ** (0.8 * (len(names) - place)) for place, name in enumerate(names)}
+    for label, own in others.groupby("label", sort=False):
+        placed = own.assign(rank=left[str(label)])
+        panels.lines(ax, placed, x="rank", y=value, label=str(label), bars=True, styles=styles, linestyle="none")
+        panels.rule(ax, y=own[value].mean(), color=styles[label]["color"], linestyle=":")
+    panels.lines(ax, ranked, x="rank", y=value, by="label", bars=True, styles=styles)
     ax.set_xscale("log", base=2)
-    ax.set_xticks(ranks, [f"{rank:g}" for rank in ranks])
+    ax.set_xticks([*ranks, *left.values()], [*(f"{rank:g}" for rank in ranks), *("–" for _ in left)])
     ax.minorticks_off()
+
+
+def draw_beside(
+    table: pd.DataFrame,
+    printed: pd.DataFrame,
+    quantities: Mapping[str, str],
+    titles: tuple[str, str],
+    note: str = "",
+) -> Figure:
+    """Return a row of panels for each quantity: ours by rank on the left, the paper's on the right.
+
+    Args:
+        table: runs with their `label`, `rank` and the quantities.
+        printed: the paper's rows, likewise.
+        quantities: columns with their labels.
+        titles: of both columns.
+        note: above the legend.
+    """
+    figure, axes = plots.figure(len(quantities), 2, panel_size=(3.8, 4.0 if len(quantities) == 1 else 2.7))
+    styles = panels.styles_of(pd.concat([table.label, printed.label]).unique())
+    for index, (row, (quantity, label)) in enumerate(zip(axes, quantities.items(), strict=True)):
+        for ax, own, title in zip(row, (table, printed), titles, strict=True):
+            draw_by_rank(ax, own, quantity, styles=styles)
+            log = "y" if own[quantity].max() > 10 * own[quantity].min() else ""
+            panels.frame(ax, x="rank τ (–: has none)", y=label if ax is row[0] else "", log=log)
+            ax.set_title("" if index else title)
+    panels.legend(figure, title=f"ours: mean over seeds, 95 % t interval{note}", columns=5)
+    return figure
 
 
 WORKING = {

@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from omegaconf import DictConfig
 from scipy import optimize, stats
 
-from curvlab.lab import Claim, ClaimResult, Interval, Run, judge, out_of_reach, panels
+from curvlab.lab import Claim, ClaimResult, Interval, Run, judge, out_of_reach, panels, plots
 from experiments.ginger.race import RaceTask, final_run, summarised
 from experiments.ginger.tuning import Racer, load_racers
 from experiments.shared.stats import geometric_mean
@@ -165,29 +165,33 @@ def judge_dampings(claim: Claim, table: pd.DataFrame, column: str, text: str, *,
 def draw_sensitivity(
     table: pd.DataFrame, printed: pd.DataFrame, *, label: str, text: str, width: float
 ) -> dict[str, Figure]:
-    """Return the figure: for each task our grid, the paper's in colours of the same width, and the dampings.
+    """Return the figures: our grid of the first task beside the paper's, in colours of equal width; and dampings.
 
     Both tables have the quantity as `value`; `text` is the format of a cell.
     """
-    figure, rows = panels.rows(table, by="task", columns=3, panel_size=(3.4, 2.9))
-    for (ours, papers, swept), task, own in rows:
-        for ax, cells, title in (
-            (ours, own[own.sweep == "grid"], task),
-            (papers, printed, "printed: ResNet-18, CIFAR-100"),
-        ):
-            middle = cells.groupby(GRID).value.mean().agg(["min", "max"]).mean()
-            limits = (middle - width / 2, middle + width / 2)
-            panels.heat_map(ax, cells, x="rank", y="decay", value="value", text=text, limits=limits)
-            panels.frame(ax, x="rank τ", y="decay α", title=title, size=9)
-        _draw_dampings(swept, own, label)
-    panels.legend(figure, title=f"{label}; colours of both grids span {width:g}")
-    return {"figure.png": figure}
+    grids, (axes,) = plots.figure(1, 2, panel_size=(3.8, 3.6))
+    first = table[table.task == table.task.iloc[0]]
+    for ax, cells, title in (
+        (axes[0], first[first.sweep == "grid"], f"ours: {first.task.iloc[0]}"),
+        (axes[1], printed, "printed: ResNet-18, CIFAR-100"),
+    ):
+        middle = cells.groupby(GRID).value.mean().agg(["min", "max"]).mean()
+        limits = (middle - width / 2, middle + width / 2)
+        panels.heat_map(ax, cells, x="rank", y="decay", value="value", text=text, limits=limits)
+        panels.frame(ax, x="rank τ", y="decay α", title=title)
+    panels.legend(grids, title=f"{label}; colours of both span {width:g}", axes=[])
+    swept, rows = panels.rows(table, by="task", columns=1, panel_size=(6.5, 3.4))
+    for (ax,), task, own in rows:
+        _draw_dampings(ax, own, label)
+        ax.set_title(task)
+    panels.legend(swept, title="mean over seeds, band: 95 % t interval", columns=3)
+    return {"figure.png": grids, "figure_dampings.png": swept}
 
 
 def _draw_dampings(ax: Axes, table: pd.DataFrame, label: str) -> None:
     own = without_diverged(table[table.sweep.isin(DAMPING_SWEEPS)])
     own = own.assign(sweep=own.sweep.map({"damping": "never clipped", "damping, clipped": "clipped at 1"}))
-    panels.lines(ax, own, x="damping", y="value", by="sweep", seeds=True)
+    panels.lines(ax, own, x="damping", y="value", by="sweep")
     grid = table[table.sweep == "grid"].groupby(GRID).value.mean()
     ax.axhspan(grid.min(), grid.max(), color=panels.GREY, alpha=0.25, linewidth=0, label="range of the grid")
     swept = table[table.sweep != "grid"]

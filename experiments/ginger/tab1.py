@@ -40,6 +40,7 @@ from curvlab.lab import judge as verdict
 from experiments.ginger.comparison import (
     WORKING,
     best_of,
+    draw_beside,
     draw_what_works,
     gated,
     judge_difference,
@@ -285,13 +286,22 @@ SHOWN = ("Ginger", "QNG", "Momentum", "Adam", "NGD (Kaldi)", "Muon", "SOAP")
 
 
 def draw(computed: Computed) -> dict[str, Figure]:
-    """Return the race, and the curves of training loss and validation accuracy against steps and seconds."""
-    table, rank = computed["table"], int(computed.config["tuned_rank"])
-    figures = {"figure.png": _race(computed), "figure_curves.png": _curves(computed["curves"], table, rank)}
+    """Return accuracies as in Table 1; of all tasks with losses; all racers; curves; and what of Ginger works."""
+    table, summary, rank = computed["table"], computed["summary"], int(computed.config["tuned_rank"])
+    table = table.assign(percent=100 * table[ACCURACY])
+    figures = {"figure.png": _table_1(table[table.task == table.task.iloc[0]], computed["paper"], "percent")}
+    for task, own in table.groupby("task", sort=False):
+        figures[f"figure_{task}.png"] = _table_1(own, computed["paper"], "percent", "min_train_loss")
+    absent = computed.get("absent", pd.DataFrame(columns=["task", "label"]))
+    tallest = max(len(own) for _, own in _listed(summary).groupby("task"))
+    racers, rows = panels.rows(summary, by="task", columns=1, panel_size=(6.5, 0.24 * tallest + 1.2))
+    for (ax,), task, own in rows:
+        _all_racers(ax, own, absent.label[absent.task == task])
+    figures |= {"figure_racers.png": racers, "figure_curves.png": _curves(computed["curves"], table, rank)}
     if "clipped" not in computed:  # results from before it was measured
         return figures
     own = _with_last_epoch(table[table.racer.isin(list(WORKING))], computed["curves"])
-    shown = own.assign(percent=100 * own[ACCURACY], decades=np.log10(own.last_epoch))
+    shown = own.assign(decades=np.log10(own.last_epoch))
     labels = {
         "percent": "test accuracy less momentum's (points)",
         "decades": "log₁₀ of last epoch's loss / momentum's",
@@ -300,51 +310,17 @@ def draw(computed: Computed) -> dict[str, Figure]:
     return figures | {"figure_works.png": works}
 
 
-def _race(computed: Computed) -> Figure:
-    """Draw by task Ginger less others by rank, of accuracy and loss, the paper's beside; and all racers."""
-    summary, table, paper = computed["summary"], computed["table"], computed["paper"]
-    absent = computed.get("absent", pd.DataFrame(columns=["task", "label"]))
-    tallest = max(len(own) for _, own in _listed(summary).groupby("task"))
-    size = (3.9, max(2.8, 0.19 * tallest + 0.9))
-    figure, rows = panels.rows(summary, by="task", columns=3, panel_size=size, width_ratios=[1, 1, 1.3])
-    printed = paper.rename(columns={"accuracy": ACCURACY}).assign(seed=0)
-    styles = panels.styles_of(["Momentum", "Adam", "QNG"])
-    for (accuracy, loss, racers), task, own in rows:
-        ours = _differences(table[table.task == task])
-        for ax, column, label in (
-            (accuracy, "points", "accuracy, Ginger less others (points)"),
-            (loss, "decades", "log₁₀ of training loss, Ginger / others"),
-        ):
-            panels.lines(ax, ours, x="rank", y=column, by="against", bars=True, styles=styles)
-            for model, of_model in printed.groupby("model"):
-                look: dict[str, Any] = {"markerfacecolor": "white", "linestyle": ":", "linewidth": 0.8}
-                look |= {"marker": "o" if model == "ResNet-18" else "^", "markersize": 4}
-                for name, theirs in _differences(of_model).groupby("against"):
-                    ax.plot("rank", column, data=theirs, color=styles[name]["color"], label="", **look)
-            panels.rule(ax, y=0)
-            ranks = sorted(printed["rank"].dropna().unique())
-            ax.set_xscale("log", base=2)
-            ax.set_xticks(ranks, [f"{rank:g}" for rank in ranks])
-            panels.frame(ax, x="rank τ", y=label, title=task)
-        _all_racers(racers, own, absent.label[absent.task == task])
-    note = "95 % t interval over seeds; hollow: printed, of ResNet-18 (circles) and ResNet-50 (triangles)"
-    panels.legend(figure, title=note, axes=figure.axes[:2])
-    return figure
-
-
-def _differences(table: pd.DataFrame) -> pd.DataFrame:
-    """Return by rank, seed and other racer how many points, and decades of training loss, Ginger is above it."""
-    parts = []
-    ginger = table[table.racer == "ginger"].set_index(["rank", "seed"])
-    for racer, label in (("momentum", "Momentum"), ("adam", "Adam"), ("qng", "QNG")):
-        own = table[table.racer == racer]
-        other = own.set_index(["rank", "seed"] if racer == "qng" else "seed")
-        at = ginger.index if racer == "qng" else ginger.index.get_level_values("seed")
-        other = other.reindex(at).set_axis(ginger.index)
-        points = 100 * (ginger[ACCURACY] - other[ACCURACY])
-        decades = np.log10(ginger.min_train_loss / other.min_train_loss)
-        parts.append(pd.DataFrame({"points": points, "decades": decades}).reset_index().assign(against=label))
-    return pd.concat(parts, ignore_index=True)
+def _table_1(own: pd.DataFrame, paper: pd.DataFrame, *quantities: str) -> Figure:
+    """Return the race of the paper's four by rank, of one task, beside the printed ResNet-18."""
+    names = own.groupby("racer").label.first()
+    labels = {"percent": "accuracy (%)", "min_train_loss": "smallest training loss (nats)"}
+    printed = paper[paper.model == "ResNet-18"].assign(percent=lambda of: 100 * of.accuracy, seed=0)
+    return draw_beside(
+        own[own.racer.isin([*BASELINES, "ginger"])],
+        printed.assign(label=printed.racer.map(names)).dropna(subset="label"),
+        {quantity: labels[quantity] for quantity in quantities},
+        (f"ours: {own.task.iloc[0]}", "printed: ResNet-18, CIFAR-100"),
+    )
 
 
 def _all_racers(ax: Axes, summary: pd.DataFrame, absent: pd.Series) -> None:
@@ -352,7 +328,8 @@ def _all_racers(ax: Axes, summary: pd.DataFrame, absent: pd.Series) -> None:
     names = [_name_with_rank(row) for _, row in listed.iterrows()]
     ends = {end: 100 * listed[f"{ACCURACY}_{end}"] for end in ("low", "high")}
     listed = listed.assign(name=names, value=100 * listed[ACCURACY], ablation=listed.kind == "ablation", **ends)
-    panels.forest(ax, listed, name="name", value="value", low="low", high="high", hollow="ablation")
+    plain = {"": {"color": panels.GREY, "marker": "o"}}
+    panels.forest(ax, listed, name="name", value="value", low="low", high="high", hollow="ablation", styles=plain)
     ax.tick_params(axis="y", labelsize=7)
     means = listed.value
     spread = means.max() - means.quantile(0.25)
@@ -360,7 +337,7 @@ def _all_racers(ax: Axes, summary: pd.DataFrame, absent: pd.Series) -> None:
         ax.set_xlim(means.max() - 4 * spread, None)
     title = "hollow: ablations" + ("; *: learning rate at the edge of the grid" if listed.at_edge.any() else "")
     title += f"\nout of reach, not installed: {', '.join(absent)}" if len(absent) else ""
-    panels.frame(ax, x="test accuracy (%), 95 % t interval", title=title, size=8)
+    panels.frame(ax, x="test accuracy (%), 95 % t interval", title=f"{summary.task.iloc[0]}; {title}", size=9)
 
 
 def _listed(summary: pd.DataFrame) -> pd.DataFrame:

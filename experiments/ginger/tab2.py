@@ -47,13 +47,12 @@ from curvlab.lab import (
     Target,
     exact,
     out_of_reach,
-    panels,
     t_interval,
 )
 from curvlab.lab import judge as verdict
 from experiments.ginger.comparison import (
     WORKING,
-    draw_by_rank,
+    draw_beside,
     draw_what_works,
     gated,
     judge_difference,
@@ -317,21 +316,17 @@ COSTS = {"flops": "operations over Adam's", "memory": "memory over Adam's"}
 
 
 def draw(computed: Computed) -> dict[str, Figure]:
-    """Return `figure.png`, scores, and `cost.png`; a row for each task and half, ours left, the paper's right."""
+    """Return ROUGE with all weights, ours beside the paper's; scores and costs of both halves; what works."""
     table, names = computed["table"], computed["summary"].groupby("racer").label.first()
     lost = table.groupby(list(PLACE), dropna=False).diverged.transform("any").astype(bool)
     paper = computed["paper"].assign(label=lambda own: own.racer.map(names).fillna(own.racer), seed=0)
-    note = "dots: seeds, bars and bands: 95 % t interval" + (
-        "; without variants that diverged" if lost.any() else ""
-    )
-    shown = {
-        name: own[~own.racer.isin(["ginger_unclipped", "ginger_published"])]
-        for name, own in (("all", table), ("kept", table[~lost]))
-    }
-    figures = {
-        "figure.png": _drawn(shown["kept"], paper, SCORES, note),
-        "cost.png": _drawn(_relative(shown["all"]), _relative(paper), COSTS, "counted, of one step"),
-    }
+    note = "; without variants that diverged" if lost.any() else ""
+    kept, costs, printed = (_papers_four(each) for each in (table[~lost], _relative(table), _relative(paper)))
+    full = {"rouge": SCORES["rouge"]}
+    figures = {"figure.png": _half(kept, _papers_four(paper), "full", full, note)}
+    for half in table.weights.unique():
+        figures[f"figure_{half}.png"] = _half(kept, _papers_four(paper), half, SCORES, note)
+        figures[f"figure_cost_{half}.png"] = _half(costs, printed, half, COSTS, ", counted, of one step")
     if "clipped" not in computed:  # results from before it was measured
         return figures
     logarithm = table.assign(logarithm=np.log(table.train_perplexity))
@@ -350,18 +345,11 @@ def _relative(table: pd.DataFrame) -> pd.DataFrame:
     return table.assign(**(table[costs] / adam))
 
 
-def _drawn(table: pd.DataFrame, paper: pd.DataFrame, quantities: Mapping[str, str], note: str) -> Figure:
-    styles = panels.styles_of(table.label.unique())
-    places = table.assign(row=table.weights + "\n" + table.task)
-    figure, rows = panels.rows(places, by="row", columns=4, panel_size=(2.9, 2.6))
-    for axes, _, own in rows:
-        half = str(own.weights.iloc[0])
-        for (ours, papers), (quantity, name) in zip((axes[:2], axes[2:]), quantities.items(), strict=True):
-            printed = paper[paper.weights == half]
-            for ax, of, title in ((ours, own, own.task.iloc[0]), (papers, printed, "T5-small, the paper's")):
-                draw_by_rank(ax, of, quantity, styles=styles)
-                log = "y" if of[quantity].max() > 10 * of[quantity].min() else ""
-                panels.frame(ax, x="rank τ", title=f"{HALVES[half]}\n{title}", log=log, size=9)
-            ours.set_ylabel(name)
-    panels.legend(figure, title=f"ours: {note}", columns=5)
-    return figure
+def _papers_four(table: pd.DataFrame) -> pd.DataFrame:
+    return table[table.racer.isin(["momentum", "adam", "qng", "ginger"])]
+
+
+def _half(table: pd.DataFrame, paper: pd.DataFrame, half: str, quantities: Mapping[str, str], note: str) -> Figure:
+    own = table[table.weights == half]
+    titles = (f"ours: {own.task.iloc[0]}, {HALVES[half]}", f"printed: T5-small, XSum, {HALVES[half]}")
+    return draw_beside(own, paper[paper.weights == half], quantities, titles, note)

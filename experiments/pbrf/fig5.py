@@ -365,63 +365,59 @@ AXES = {
     "removed": "fraction of the training set removed",
 }
 LINEAR = ("depth", "removed")
-MORE = {
-    "moved": "what influence moves",
-    "retrained": "what retraining moves",
-    "whole": "cold optimum to influence",
-}
-STYLES: dict[str, dict[str, Any]] = {
-    "moved": {"color": "#777777", "linestyle": ":", "marker": "", "linewidth": 1.5},
-    "retrained": {"color": "#777777", "linestyle": "-.", "marker": "", "linewidth": 1.5},
-    "whole": {
-        "color": plots.PALETTE[-1],
-        "linestyle": "--",
-        "marker": "X",
-        "markersize": 8,
-        "markerfacecolor": "none",
-    },
-} | {gap: {"color": plots.PALETTE[i], "marker": plots.MARKERS[i], "markersize": 4} for i, gap in enumerate(GAPS)}
+STYLES = panels.styles_of([LABELS[gap] for gap in GAPS])
+HEADLINE = ("damping", "removed")
 
 
 def draw(computed: Computed) -> dict[str, Figure]:
-    """Return a figure for each task, the first one as figure.png."""
+    """Return the two factors of the first task whose slopes are known beforehand, and all factors of each task."""
     figures: dict[str, Figure] = {}
     for name, settings in task_settings(computed.config).items():
         own = computed["table"][computed["table"].task == task_label(name)]
-        figures[f"figure_{task_label(name)}.png" if figures else "figure.png"] = _draw_task(own, settings)
+        if not figures:
+            shown = [factor for factor in HEADLINE if factor in set(own.factor)]
+            figures["figure.png"] = _draw_task(own, settings, shown or own.factor.unique().tolist()[:2], 3.8)
+        figures[f"figure_{task_label(name)}.png"] = _draw_task(own, settings, own.factor.unique().tolist(), 2.7)
     return figures
 
 
-def _draw_task(table: pd.DataFrame, settings: DictConfig) -> Figure:
-    figure, axes = plots.figure(2, 3, panel_size=(3.3, 2.7), sharey=True)
-    for ax, factor in zip(axes.flat, FACTORS, strict=True):
-        own = table[table.factor == factor]
-        if own.empty:
-            ax.set_axis_off()
-            continue
+def _draw_task(table: pd.DataFrame, settings: DictConfig, factors: list[str], height: float) -> Figure:
+    columns = min(3, len(factors))
+    panel = (7.8 / columns, height)
+    figure, axes = plots.figure(math.ceil(len(factors) / columns), columns, panel_size=panel, sharey=True)
+    for ax, factor in zip(axes.flat, factors, strict=False):
+        own = table[(table.factor == factor) & table.gap.isin([*GAPS, "moved"])]
         _draw_factor(ax, factor, own)
         base = base_level(settings, factor)
         if base is not None and own.level.min() <= base <= own.level.max():
-            panels.rule(ax, x=base, color="#888888", linestyle=":")
+            panels.rule(ax, x=base, linestyle=":")
     for ax in axes[:, 0]:
         ax.set_ylabel("gap / √N")
+    for ax in axes.flat[len(factors) :]:
+        ax.set_axis_off()
     task, size = table.task.iloc[0], int(table.N.iloc[0])
-    panels.legend(figure, axes=[next(ax for ax in axes.flat if ax.axison)], columns=3)
-    figure.suptitle(
-        f"{task}, N = {size}: mean over {int(table.groups.max())} points or groups, ± standard deviation of "
-        f"{int(table.seeds.max())} seeds; dotted: level of the other panels",
-        fontsize=9,
+    axes[0, 0].set_title(f"{task}, N = {size}", loc="left")
+    note = (
+        f"mean over {int(table.groups.max())} points or groups, ± standard deviation of {int(table.seeds.max())} "
+        "seeds\ndotted: level of the other panels"
     )
+    panels.legend(figure, title=note, columns=3)
     return figure
 
 
 def _draw_factor(ax: Axes, factor: str, own: pd.DataFrame) -> None:
-    for gap, style in STYLES.items():  # the whole behind its parts
+    moved = own[(own.gap == "moved") & (own["mean"] > 0)].sort_values("level")
+    panels.lines(
+        ax, moved, x="level", y="mean", label="influence moves outputs by", color=panels.GREY, linestyle="--"
+    )
+    for gap in GAPS:
         curve = own[(own.gap == gap) & (own["mean"] > 0)].sort_values("level")
-        spread = curve["seed std"].fillna(0.0) * (gap not in ("moved", "retrained"))
-        ends = np.stack([np.minimum(spread, 0.9 * curve["mean"]), spread])
-        label = (LABELS | MORE)[gap]
-        ax.errorbar(curve.level, curve["mean"], yerr=ends, capsize=2, label=label, **{"linewidth": 1} | style)
+        spread = curve["seed std"].fillna(0.0)
+        ends = curve.assign(
+            low=curve["mean"] - np.minimum(spread, 0.9 * curve["mean"]), high=curve["mean"] + spread
+        )
+        look: dict[str, Any] = {"label": LABELS[gap], "styles": STYLES, "bars": True}
+        panels.lines(ax, ends, x="level", y="mean", low="low", high="high", **look)
     panels.frame(ax, x=AXES[factor], log="y" if factor in LINEAR else "xy")
     if own.level.nunique() <= 4:
         ax.set_xticks(sorted(own.level.unique()))

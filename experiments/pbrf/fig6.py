@@ -320,52 +320,40 @@ def _of_task(claims: ClaimSheet, task: str, seeds: pd.DataFrame, networks: pd.Da
 
 
 # ------------------------------------------------------------------------------------ draw
+PAPERS = (PBRF, INFLUENCE, RANDOM)
 PANELS = {
-    "the paper's": (PBRF, INFLUENCE, PBRF_TOTAL, INFLUENCE_TOTAL, RANDOM),
+    "the paper's": (*PAPERS, PBRF_TOTAL, INFLUENCE_TOTAL),
     "everyday": (INFLUENCE, LOSS, MARGIN, AREA, CONFIDENT),
 }
-# One colour and one line for a method in both rows; the total loss has its own score's colour, dotted.
-STYLES = {
-    PBRF: (plots.PALETTE[1], "-"),
-    INFLUENCE: (plots.PALETTE[0], "-"),
-    PBRF_TOTAL: (plots.PALETTE[1], ":"),
-    INFLUENCE_TOTAL: (plots.PALETTE[0], ":"),
-    LOSS: (plots.PALETTE[2], "-"),
-    MARGIN: (plots.PALETTE[3], "--"),
-    AREA: (plots.PALETTE[4], "-"),
-    CONFIDENT: (plots.PALETTE[6], "-."),
-    RANDOM: ("#888888", "-"),
-}
+STYLES = panels.styles_of(METHODS)
 
 
 def draw(computed: Computed) -> dict[str, Figure]:
-    """Return the paper's scores in the upper row, everyday ones in the lower, beside influence."""
-    curves, table, networks = (computed[name] for name in ("curves", "table", "networks"))
+    """Return the paper's scores of two tasks; of all, with total losses, and everyday scores beside influence."""
+    curves, networks = computed["curves"], computed["networks"]
     tasks = curves.task.unique().tolist()
-    figure, axes = plots.figure(2, len(tasks), panel_size=(4.4, 3.4))
+    learnt = 100 * networks.groupby("task")["wrong labels predicted"].mean()
+    figure, axes = plots.figure(1, min(2, len(tasks)), panel_size=(3.8, 3.8))
+    more, others = plots.figure(2, len(tasks), panel_size=(2.9, 2.9))
     for column, task in enumerate(tasks):
-        own, found = curves[curves.task == task], table[table.task == task].set_index("method")[MARK]
-        for ax, methods in zip(axes[:, column], PANELS.values(), strict=True):
-            _draw_panel(ax, own, found, methods)
-        predicted = networks[networks.task == task]["wrong labels predicted"].mean()
-        axes[0, column].set_title(f"{task}\n{predicted:.0%} of the wrong labels are learnt", fontsize=9)
-    return {"figure.png": figure}
+        title, own = f"{task}\n{learnt[task]:.0f} % of wrong labels learnt", curves[curves.task == task]
+        drawn: list[Any] = list(zip(others[:, column], PANELS.values(), [title, ""], strict=True))
+        drawn += [(axes[0, column], PAPERS, title)] if column < axes.shape[1] else []
+        for ax, methods, name in drawn:
+            _draw_panel(ax, own[own.method.isin(methods)])
+            panels.frame(
+                ax, x="fraction inspected", y="" if column else "fraction of wrong labels found", title=name
+            )
+    for each in (figure, more):
+        panels.legend(each, title="mean over seeds, band: all seeds; star: the paper's mark, over 0.80", columns=5)
+    return {"figure.png": figure, "figure_more.png": more}
 
 
-def _draw_panel(ax: Axes, curves: pd.DataFrame, found: pd.Series, methods: tuple[str, ...]) -> None:
-    for method in methods:
-        seeds = curves[curves.method == method].groupby("inspected").found
-        if not len(seeds):
-            continue
-        shown = pd.DataFrame({"y": seeds.mean(), "low": seeds.min(), "high": seeds.max()}).reset_index()
-        look: dict[str, Any] = dict(zip(("color", "linestyle"), STYLES[method], strict=True))
-        label = f"{method}: {found[method]:.2f}"
-        panels.lines(ax, shown, x="inspected", y="y", low="low", high="high", label=label, marker="", **look)
+def _draw_panel(ax: Axes, curves: pd.DataFrame) -> None:
+    shown = curves.groupby(["method", "inspected"], sort=False).found.agg(["mean", "min", "max"]).reset_index()
+    kind: dict[str, Any] = {"by": "method", "styles": STYLES, "marker": ""}
+    panels.lines(ax, shown, x="inspected", y="mean", low="min", high="max", **kind)
     # Hollow, so that it hides no curve.
-    ax.plot([0.2], [0.8], marker="*", markersize=11, mfc="none", color="black", linestyle="none", zorder=3)
-    mark: dict[str, Any] = {"color": "black", "linewidth": 0.8, "linestyle": (0, (2, 2))}
-    ax.plot([0.2, 0.2, 0], [0, 0.8, 0.8], label="paper's mark: over 0.80", **mark)
+    ax.plot([0.2], [0.8], marker="*", markersize=12, mfc="none", color="black", linestyle="none", zorder=3)
+    ax.plot([0.2, 0.2, 0], [0, 0.8, 0.8], color=panels.GREY, linewidth=0.8, linestyle=(0, (2, 2)))
     ax.set(xlim=(0, 1), ylim=(0, 1.02))
-    panels.frame(ax, x="fraction of the training set inspected", y="fraction of wrong labels found")
-    title = "found at 20 %; band: all seeds"
-    ax.legend(loc="lower right", fontsize=7, frameon=True, title=title, title_fontsize=7)

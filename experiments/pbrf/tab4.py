@@ -214,7 +214,7 @@ def draw(computed: Computed) -> dict[str, Figure]:
         lissa = own.dropna(subset=["scale", "solver"])
         panels.lines(ax, lissa, x="scale", y="solver", by="matrix", styles=styles, seeds=True, least=0.1)
         for matrix, exact in own[own.estimate == EXACT].groupby("matrix"):
-            look = {"color": styles[matrix]["color"], "linestyle": ":"}
+            look: dict[str, Any] = {"color": styles[str(matrix)]["color"], "linestyle": ":"}
             panels.rule(ax, y=exact.solver.mean(), label=f"{matrix}, exact solve", **look)
         panels.frame(ax, x="scaling σ of LiSSA, depth 5,000", y="solver error / √N", title=str(task), log="xy")
         ax.set_ylim(top=min(ax.get_ylim()[1], 1e3))  # LiSSA that diverges would squeeze the others

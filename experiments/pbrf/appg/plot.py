@@ -8,42 +8,45 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from curvlab.lab import Computed, panels, plots, t_interval
+from experiments.pbrf.appg.summary import CORRELATION
 
 FLOOR = 1e-7  # of 1 - correlation: below it is rounding
+NOTE = (
+    "median over the systems, mean over seeds with 95 % of t; dotted: good enough\n"
+    "a batch counts as |B| / N of a product, which is not time"
+)
 TITLES = {"gauss_newton": "Gauss-Newton", "hessian": "Hessian"}
 
 
 def draw(computed: Computed) -> dict[str, Figure]:
-    """Return errors against cost for each matrix, the s_test trick and the seconds of a step beside the first."""
+    """Return errors against cost of the first network and matrix; of all; and seconds, those of s_test, too."""
     curves, states = computed["curves"], computed["states"]
+    places = list(curves.groupby(["task", "curvature"], sort=False))
+    styles = {str(name): style for name, style in panels.styles_of(curves.method.unique()).items()}
+    figures = {}
+    for name, shown, height in (("figure.png", places[:1], 3.8), ("figure_all.png", places, 2.4)):
+        figure, axes = plots.figure(len(shown), 2, panel_size=(3.8, height))
+        for row, ((task, curvature), own) in zip(axes, shown, strict=True):
+            _curves(row[0], own, "correlation", styles)
+            _curves(row[1], own, "error", styles)
+            panels.rule(row[0], y=1 - CORRELATION, linestyle=":")
+            chosen = states[(states.task == task) & (states.curvature == curvature)]
+            title = f"{task}, {TITLES[str(curvature)]}, damping {chosen.damping.mean():.2g}"
+            row[0].set_title(f"{title}, {_seeds(own.seed.nunique())}", fontsize=9, loc="left")
+            for ax, label in zip(row, ("1 − correlation of scores", "relative error"), strict=True):
+                panels.frame(ax, x="products with the whole data", y=label)
+        handles = [
+            axes[0, 0].plot([], [], **style, label=_label(curves, name))[0] for name, style in styles.items()
+        ]
+        figure.legend(handles=handles, loc="outside lower center", ncols=3, frameon=False, title=NOTE)
+        figures[name] = figure
     step_time, s_test = (computed.get(name, pd.DataFrame()) for name in ("step_time", "s_test"))
-    panels = list(curves.groupby(["task", "curvature"], sort=False))
-    extra = not (step_time.empty and s_test.empty)
-    figure, axes = plots.figure(2, len(panels) + extra, panel_size=(3.0, 2.7))
-    styles = _styles(curves.method.unique().tolist())
-    for column, ((task, curvature), own) in enumerate(panels):
-        _curves(axes[0, column], own, "error", styles)
-        _curves(axes[1, column], own, "correlation", styles)
-        chosen = states[(states.task == task) & (states.curvature == curvature)]
-        seeds = own.seed.nunique()
-        title = f"{task}\n{TITLES[str(curvature)]}, damping {chosen.damping.mean():.2g}, {_seeds(seeds)}"
-        axes[0, column].set_title(title, fontsize=9)
-        axes[1, column].set_xlabel("products for each system")
-    axes[0, 0].set_ylabel("relative error")
-    axes[1, 0].set_ylabel("1 - correlation of scores")
-    if extra:
-        _step_time(axes[0, -1], step_time)
-        _s_test(axes[1, -1], s_test)
-    handles = [axes[0, 0].plot([], [], **style, label=_label(curves, name))[0] for name, style in styles.items()]
-    legend = figure.legend(
-        handles=handles, loc="outside lower center", ncols=len(styles), frameon=False, fontsize=8
-    )
-    legend.set_title(
-        "median over the systems, mean over seeds with 95 % of t; "
-        "a batch counts as |B| / N of a product, which is not time"
-    )
-    legend.get_title().set_fontsize(8)
-    return {"figure.png": figure}
+    if step_time.empty and s_test.empty:
+        return figures
+    figure, ((left, right),) = plots.figure(1, 2, panel_size=(3.8, 3.2))
+    _step_time(left, step_time)
+    _s_test(right, s_test)
+    return figures | {"figure_time.png": figure}
 
 
 def _label(curves: pd.DataFrame, method: str) -> str:
@@ -57,17 +60,6 @@ def _seeds(number: int) -> str:
     return f"{number} seed{'s' * (number > 1)}"
 
 
-def _styles(methods: list[str]) -> dict[str, dict]:
-    looks = panels.styles_of(method.partition(",")[0] for method in methods)
-    return {
-        method: {
-            "color": looks[method.partition(",")[0]]["color"],
-            "linestyle": "--" if method.startswith("LiSSA, 1") else "-",
-        }
-        for method in methods
-    }
-
-
 def _curves(ax: Axes, own: pd.DataFrame, quantity: str, styles: dict[str, dict]) -> None:
     """Draw a line for each method: the median system, mean over seeds of its logarithm, with 95 % of t."""
     for method, curve in own.groupby("method", sort=False):
@@ -77,7 +69,7 @@ def _curves(ax: Axes, own: pd.DataFrame, quantity: str, styles: dict[str, dict])
             values = np.clip(1 - values, FLOOR, None)
         logs = np.log(values)
         mean = np.exp(logs.mean(0))
-        ax.plot(grid, mean, linewidth=1.3, **styles[str(method)])
+        ax.plot(grid, mean, linewidth=1.3, **styles[str(method)] | {"marker": ""})
         ax.plot(grid[-1:], mean[-1:], marker="o", markersize=4, color=styles[str(method)]["color"])
         if len(values) >= 2:
             ends = [t_interval(column) for column in logs.T]

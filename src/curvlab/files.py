@@ -23,6 +23,7 @@ _STALE_SECONDS = 3600.0  # a temporary file lives for the time of one write
 
 def write_atomically(path: Path, content: bytes) -> None:
     """Write `content` to `path`: a temporary file in the same folder, fsync, rename."""
+    refuse_folder(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
     try:
@@ -36,6 +37,12 @@ def write_atomically(path: Path, content: bytes) -> None:
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise
+
+
+def refuse_folder(path: Path) -> None:
+    """Raise an IsADirectoryError for a folder where a file is asked for."""
+    if path.is_dir():
+        raise IsADirectoryError(f"{path} is a folder: name a file in it")
 
 
 def remove_stale(folder: Path, prefix: str = "", *, older_than: float = _STALE_SECONDS) -> None:

@@ -45,7 +45,7 @@ import torch
 from torch import Tensor
 
 from curvlab.described import described
-from curvlab.files import DamagedFileError, decode, encode, write_atomically
+from curvlab.files import DamagedFileError, decode, encode, refuse_folder, write_atomically
 from curvlab.progress import Forecast, can_be_silent, progress_bar
 from curvlab.ranks import Ranks
 
@@ -256,6 +256,7 @@ class SaveFile:
 
     def __init__(self, place: Checkpoint, key: Key, ranks: Ranks = Ranks()) -> None:  # noqa: B008  # it is frozen
         self.path, self.every, self.key, self.ranks = Path(place.path), place.every, key, ranks
+        refuse_folder(self.path)
         self._saved_at = time.monotonic()
         self._seconds_to_save = 0.0
         if ranks.size > 1:

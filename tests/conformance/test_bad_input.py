@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,13 +14,24 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from curvlab.curvature import FisherOperator, GaussNewtonOperator
-from curvlab.influence import influence, proximal_bregman_response, self_influence, unrolled_response
+from curvlab.curvature import FisherOperator, GaussNewtonOperator, sampled_traces
+from curvlab.influence import (
+    Retraining,
+    corrupt_labels,
+    influence,
+    prepare_influence,
+    proximal_bregman_response,
+    segment_response,
+    self_influence,
+    similarities,
+    unrolled_response,
+)
+from curvlab.influence.retraining import LeftOut
 from curvlab.linalg import identity
-from curvlab.optim import Ginger
-from curvlab.sampling import estimate_llc
-from curvlab.solvers import ConjugateGradient, Lissa
-from curvlab.spectrum import hutchinson_trace, top_eigenvalues
+from curvlab.optim import NGD, QNG, Ginger
+from curvlab.sampling import choose_sgld_settings, descent_to_minimum, estimate_llc
+from curvlab.solvers import ConjugateGradient, Lissa, Rows
+from curvlab.spectrum import frobenius_norm, hutchinson_diagonal, hutchinson_trace, top_eigenvalues, xtrace
 from curvlab.training import curvature_step, evaluate, train
 
 GENERATOR = torch.Generator().manual_seed(0)
@@ -51,6 +63,15 @@ def llc(model: Any = MODEL, loss: Any = LOSS, data: Any = DATA, **settings: Any)
 
 def unrolled(run: Any, **settings: Any) -> Any:
     return unrolled_response(MODEL, LOSS, DATA, TEST, run=run, **settings)
+
+
+def choose(**settings: Any) -> Any:
+    plain = {"batch_size": 4, "num_burnin_steps": 5, "generator": 0}
+    return choose_sgld_settings(MODEL, LOSS, DATA, **plain | settings)
+
+
+def recorded() -> Any:
+    return fit(record=True, momentum=0.0)
 
 
 def exhausted() -> Any:
@@ -155,7 +176,42 @@ CASES: list[tuple[Callable[[], Any], str]] = [
     (lambda: llc(num_draws=2.5), "num_draws must be a whole number"),
     (lambda: llc(step_size="a"), "step_size must be one number"),
     (lambda: score(rtol="a"), "rtol must be one number"),
+    (lambda: fit(max_gradient_norm=-1.0), "max_gradient_norm must be positive, got -1"),
+    (lambda: score().top(2.5), "k must be a whole number, got 2.5"),
+    (lambda: score().top("3"), "k must be a whole number, got '3'"),
+    (lambda: hutchinson_trace(OP, num_matvecs=2.5), "num_matvecs must be a whole number, got 2.5"),
+    (lambda: xtrace(OP, num_matvecs="a"), "num_matvecs must be a whole number, got 'a'"),
+    (lambda: hutchinson_diagonal(OP, num_matvecs="3"), "num_matvecs must be a whole number, got '3'"),
+    (lambda: hutchinson_diagonal(OP, num_matvecs=3, chunk_size=0), "chunk_size must be at least 1, got 0"),
+    (lambda: frobenius_norm(OP, num_matvecs="a"), "num_matvecs must be a whole number, got 'a'"),
+    (lambda: sampled_traces(OP, num_draws=0.5), "num_draws must be a whole number"),
+    (lambda: sampled_traces(OP, generator="0"), "a whole number as seed, got str"),
+    (lambda: Rows("a"), "num_rows must be a whole number, got 'a'"),
+    (lambda: Lissa.auto(OP, 0.1, error_rtol="a", generator=0), "error_rtol must be one number, got 'a'"),
+    (lambda: prepare_influence(MODEL, LOSS, DATA, damping=0.1, num_queries="a"), "num_columns must be a whole"),
+    (lambda: segment_response(MODEL, LOSS, DATA, TEST, run=recorded(), num_segments="a"), "num_segments must be"),
+    (lambda: corrupt_labels(Y, num_classes="a", fraction=0.5, generator=0), "num_classes must be a whole number"),
+    (lambda: Retraining.as_many_epochs("a"), "share must be one number, got 'a'"),
+    (lambda: ginger(lr=0.1, damping=0.1, rank="a"), "rank must be a whole number, got 'a'"),
+    (lambda: QNG(MODEL.parameters(), lr=0.1, rank=1.5, decay=0.9), "rank must be a whole number, got 1.5"),
+    (lambda: NGD(MODEL.parameters(), lr="a"), "lr must be one number, got 'a'"),
+    (lambda: llc(chunk_size=1.5), "chunk_size must be a whole number, got 1.5"),
+    (lambda: choose(num_burnin_steps="9"), "num_burnin_steps must be a whole number, got '9'"),
+    (lambda: choose(batch_size=0), "batch_size must be at least 1, got 0"),
+    (lambda: choose(bias="a"), "bias must be one number, got 'a'"),
+    (lambda: choose(bias=1.0), "bias lies between 0 and 1, got 1.0"),
+    (lambda: descent_to_minimum(MODEL, LOSS, DATA, localization=-1.0), "localization must not be negative"),
+    (lambda: descent_to_minimum(MODEL, LOSS, DATA, localization=1.0, max_steps=0), "max_steps must be at least 1"),
+    (lambda: descent_to_minimum(MODEL, LOSS, DATA, localization="a"), "localization must be one number"),
     # ------------------------------------------------------------------------------- other arguments
+    (lambda: fit(keep="foo"), "keep must be 'last' or 'best', got 'foo'"),
+    (lambda: score(points=(X, Y)), "indices of training examples, got tuple: give other data as candidates"),
+    (lambda: score(run=recorded(), damping=None, retraining="half"), "retraining is a .*Retraining, got 'half'"),
+    (lambda: similarities(MODEL, LOSS, DATA, OP, solver="cg"), "solver must be one of curvlab.solvers"),
+    (lambda: ConjugateGradient(preconditioner="x").solve(DAMPED, SIDE), "preconditioner is an operator.*got 'x'"),
+    (lambda: LeftOut(MODEL, LOSS, DATA, [[3]], damping=0.1), r"a tensor of indices, got \[3\]"),
+    (lambda: score(loss=lambda outputs: outputs.sum()), r"called as loss\(outputs, targets\)"),
+    (lambda: score(loss=lambda outputs, targets: 1.0), "returns float: return a tensor"),
     (lambda: llc(settings={"step_size": 1.0}, step_size=None), "what choose_sgld_settings"),
     (lambda: unrolled("run"), r"run is what train\(..., record=True\) returned, got str"),
     (lambda: unrolled(fit()), "train with train"),
@@ -195,3 +251,9 @@ def test_an_error_of_the_data_itself_says_so() -> None:
 def test_seeds_may_be_of_numpy() -> None:
     found = [top_eigenvalues(OP, 1, generator=seed).values for seed in (3, np.int64(3))]
     assert torch.equal(*found)
+
+
+def test_a_folder_is_no_file(tmp_path: Path) -> None:
+    for call in (lambda: score().save(tmp_path), lambda: fit(num_steps=5, checkpoint=tmp_path)):
+        with pytest.raises(IsADirectoryError, match="is a folder: name a file in it"):
+            call()

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.func import grad, jvp, vmap
 
+from curvlab.arguments import whole
 from curvlab.curvature.fisher import FisherOperator
 from curvlab.curvature.gauss_newton import GaussNewtonOperator
 from curvlab.curvature.layers import Layer, RecordedLayers
@@ -26,6 +27,7 @@ from curvlab.linalg import LinearOperator, SumOperator, unflatten, unflatten_col
 from curvlab.problem.batch import Inputs, num_examples, take, without_graph
 from curvlab.problem.model_function import check_finite
 from curvlab.progress import can_be_silent, progress_bar
+from curvlab.seeding import Seed, generator_of
 
 _ANY_SIZE = 2**62
 # Gradients of single examples that are held at once, in numbers.
@@ -129,7 +131,7 @@ def sampled_traces(
     *,
     num_draws: int = 1,
     progress: bool = True,
-    generator: torch.Generator | None = None,
+    generator: Seed = 0,
 ) -> Tensor:
     """Return an unbiased estimate of tr(G_i) for any model, (N,).
 
@@ -143,17 +145,16 @@ def sampled_traces(
         operator: G.
         num_draws: draws for each example; their estimates are averaged.
         progress: show a bar.
-        generator: of the draws; seed 0 by default. Spread over processes, each has a stream of its own from it.
+        generator: of the draws, or a seed. Spread over processes, each has a stream of its own from it.
 
     Cost: a forward, then for each draw one gradient of each example: F + 2F where all parameters are in linear and
     convolutional layers, 3F and one example at a time otherwise (together through vmap, where that pays).
     """
-    if num_draws < 1:
-        raise ValueError(f"num_draws must be at least 1, got {num_draws}")
+    whole("num_draws", num_draws)
     own = own_gauss_newton(operator)
+    source = generator_of(generator)
     if isinstance(operator, MeanOverRanks):
-        generator = operator.own_generator(generator)
-    source = generator if generator is not None else torch.Generator().manual_seed(0)
+        source = operator.own_generator(source)
     layers = covering_layers(own)
 
     def of_batch(inputs: Inputs, targets: Tensor) -> Tensor:

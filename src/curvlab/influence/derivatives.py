@@ -143,7 +143,10 @@ def checked_points(points: Tensor | Sequence[int] | None, num_examples: int) -> 
     try:
         found = torch.as_tensor(points)
     except (TypeError, ValueError, RuntimeError):
-        found = torch.zeros(0, 0)
+        raise TypeError(
+            f"points must be indices of training examples, got {type(points).__name__}: give other data as "
+            "candidates"
+        ) from None
     indices = found.ndim == 1 and len(found) > 0 and not found.is_floating_point() and found.dtype != torch.bool
     if not indices or int(found.min()) < 0 or int(found.max()) >= num_examples:
         outside = found[(found < 0) | (found >= num_examples)] if indices else found

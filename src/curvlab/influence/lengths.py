@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from curvlab.arguments import real
 from curvlab.training import RunLength
 
 
@@ -31,7 +32,7 @@ class Retraining:
     length: float | None = None
 
     def __post_init__(self) -> None:
-        if not 0 < self.share <= 1:
+        if not 0 < real("share", self.share) <= 1:
             raise ValueError(
                 f"the share of the data that is kept must be above 0 and at most 1, got {self.share}: "
                 "0.5 for halves"

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from curvlab.arguments import whole
 from curvlab.seeding import generator_of
 from curvlab.shown import Shown, Summary, counted
 
@@ -52,8 +53,7 @@ def corrupt_labels(
             f"fraction={fraction} of {len(labels)} examples are {count}: at least one must be mislabelled, and "
             "one must not"
         )
-    if num_classes < 2:
-        raise ValueError(f"num_classes must be at least 2, got {num_classes}: a wrong label needs another class")
+    whole("num_classes", num_classes, least=2, why="a wrong label needs another class")
     device, generator = labels.device, generator_of(generator)
     chosen = torch.randperm(len(labels), generator=generator, device=generator.device)[:count].to(device)
     shift = torch.randint(1, num_classes, (count,), generator=generator, device=generator.device).to(labels)

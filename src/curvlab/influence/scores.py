@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import Tensor, nn
 
-from curvlab.arguments import positive
+from curvlab.arguments import positive, whole
 from curvlab.curvature import GaussNewtonOperator
 from curvlab.files import decode, encode, write_atomically
 from curvlab.influence.derivatives import (
@@ -76,7 +76,7 @@ class Influence(Shown):
         Indices of training examples; of candidates, and over processes, columns of the scores. `harmful`: the
         highest scores instead.
         """
-        if not 1 <= k <= self.scores.shape[1]:
+        if not whole("k", k) <= self.scores.shape[1]:
             raise ValueError(f"k must be from 1 to the number of points, {self.scores.shape[1]}, got {k}")
         columns = self.scores.topk(k, dim=1, largest=harmful).indices
         return columns if self.points is None else self.points.to(columns.device)[columns]
@@ -349,6 +349,8 @@ def curvature_added(
             "give either damping, or the run that trained the model (what curvlab.training.train returned, or "
             "RunLength), which sets it to 1 / (learning rate x steps)"
         )
+    if not isinstance(retraining, Retraining | None):
+        raise TypeError(f"retraining is a curvlab.influence.Retraining, got {retraining!r}")
     if run is not None:
         length = RunLength.of(run)
         time = (retraining or Retraining.as_many_steps()).time(length)

@@ -9,6 +9,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
+from curvlab.arguments import whole
 from curvlab.curvature import GaussNewtonOperator
 from curvlab.influence.derivatives import Measurement, directional_derivatives
 from curvlab.influence.unrolled import Reduction, checked_gap, measured_gradients
@@ -90,7 +91,8 @@ def segment_response(
     derivative of all examples at each checkpoint.
     """
     run = TrainingRun.of(run)
-    if not 1 <= num_segments * checkpoints_per_segment <= run.num_steps or num_segments < 1:
+    whole("num_segments", num_segments)
+    if num_segments * whole("checkpoints_per_segment", checkpoints_per_segment) > run.num_steps:
         raise ValueError(
             f"{num_segments} segments of {checkpoints_per_segment} checkpoints do not fit a run of "
             f"{run.num_steps} steps: at least one of each, and no more checkpoints than steps"

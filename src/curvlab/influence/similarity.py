@@ -84,6 +84,8 @@ def similarities(
     Cost: the solver's, and one backward and two forwards with a tangent an example.
     """
     problem = Problem.of(model, loss, examples)
+    if not hasattr(solver, "solve"):
+        raise TypeError(f"solver must be one of curvlab.solvers, e.g. BlockConjugateGradient(), got {solver!r}")
     generator = None if generator is None else generator_of(generator, operator.device)
     rows: dict[str, list[Tensor]] = {"products": [], "influences": [], "residual": []}
     num_matvecs, converged = 0, True

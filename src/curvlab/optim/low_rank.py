@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
-from curvlab.arguments import real
+from curvlab.arguments import real, whole
 from curvlab.optim.flat import Closure, evaluate
 
 Scope = Literal["global", "group", "tensor"]
@@ -408,8 +408,7 @@ class LowRankOptimizer(torch.optim.Optimizer):
         """Refuse settings out of range and parameters of another kind."""
         name = type(self).__name__
         _check_numbers(group)
-        if group["rank"] < 1:
-            raise ValueError(f"rank must be at least 1, got {group['rank']}; it is τ of the paper, 1 to 32 there")
+        whole("rank", group["rank"], why="it is τ of the paper, 1 to 32 there")
         if not 0 < group["decay"] < 1:
             raise ValueError(f"decay must lie between 0 and 1, got {group['decay']}; the paper uses 0.99")
         if not 0 <= group["momentum"] < 1:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
+from curvlab.arguments import real
 from curvlab.optim.axis_fisher import AxisFisher, FisherUpdate, gathered, initial_state, long_axes, rank_and_dim
 from curvlab.optim.flat import Closure, DivergedError, evaluate
 
@@ -432,7 +433,7 @@ def _check_gradient(parameter: Tensor) -> None:
 
 def _check(group: dict[str, Any]) -> None:
     for name in ("lr", "weight_decay"):
-        if not group[name] >= 0:
+        if not real(name, group[name]) >= 0:
             raise ValueError(f"{name} must not be negative, got {group[name]}")
     if not group["alpha"] >= 0:
         raise ValueError(f"alpha must not be negative, got {group['alpha']}; the paper uses 0.01 to 0.1, Kaldi 4")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import warnings
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -114,6 +115,7 @@ class FunctionLoss(OutputLoss):
             raise ValueError(f"there are {len(outputs)} outputs and {len(targets)} targets")
         h = outputs.detach()
         if not self._tried:
+            _try_alone(self.loss, h, targets)
             self.by_vmap = _can_vmap(self.loss, h, targets)
         if h.dtype not in (torch.float32, torch.float64):
             h, targets = h.float(), targets.float() if targets.is_floating_point() else targets
@@ -250,6 +252,21 @@ def _first_outputs(function: ModelFunction, batches: Iterable[Batch]) -> tuple[T
     outputs = function(function.parameters, take(inputs, few))
     check_finite(outputs)
     return outputs, targets[few]
+
+
+def _try_alone(loss: LossFunction, outputs: Tensor, targets: Tensor) -> None:
+    """Raise a TypeError unless the loss takes (outputs, targets) and returns a tensor."""
+    try:
+        inspect.signature(loss).bind(outputs, targets)
+    except TypeError as error:
+        raise TypeError(f"{_name(loss)} is called as loss(outputs, targets): {error}") from None
+    except ValueError:
+        pass  # a function written in C has no signature
+    found = loss(outputs, targets)
+    if not isinstance(found, Tensor):
+        raise TypeError(
+            f"{_name(loss)} returns {type(found).__name__}: return a tensor, so that autograd knows it"
+        )
 
 
 def _can_vmap(loss: LossFunction, outputs: Tensor, targets: Tensor) -> bool:

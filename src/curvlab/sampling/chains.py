@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from curvlab.arguments import whole
 from curvlab.described import described
 from curvlab.iterate import Checkpoint, Key, SaveFile, iterate
 from curvlab.problem.memory import MemoryWarning, is_out_of_memory
@@ -319,8 +320,8 @@ def _joined(parts: Sequence[Any], *, axis: int = 0) -> Any:
 
 def _chunks(sampler: SGLD, num_chains: int, chunk_size: int | None) -> list[list[int]]:
     losses = sampler.losses
-    if chunk_size is not None and chunk_size < 1:
-        raise ValueError(f"chunk_size must be at least 1 chain, got {chunk_size}")
+    if chunk_size is not None:
+        whole("chunk_size", chunk_size, why="chains at once")
     if chunk_size is None:
         on_cpu = losses.start.device.type == "cpu"
         chunk_size = num_chains

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from curvlab.arguments import real, whole
 from curvlab.problem import Data, Loss
 from curvlab.sampling.sgld import check_nbeta, default_nbeta
 from curvlab.training import EnsembleLosses
@@ -58,6 +59,9 @@ def descent_to_minimum(
 
     Cost: about 1.3 gradients of all the data for each step.
     """
+    whole("max_steps", max_steps)
+    if not real("localization", localization) >= 0:
+        raise ValueError(f"localization must not be negative, got {localization}: it holds the weights near w0")
     losses = EnsembleLosses(model, loss, data, example_weights=weights)
     nbeta = default_nbeta(losses.num_examples) if nbeta is None else nbeta
     check_nbeta(nbeta)
@@ -83,7 +87,7 @@ def descent_to_minimum(
     num_steps = int(optimizer.state[position]["n_iter"])
     at_its_end = num_steps == max_steps or len(lowest) >= max_steps * 5 // 4  # of gradients, that of L-BFGS itself
     late_on = max(0, min(3 * len(lowest) // 4, len(lowest) - 2))
-    late, whole = (lowest[place] - lowest[-1] for place in (late_on, 0))
+    late, fall = (lowest[place] - lowest[-1] for place in (late_on, 0))
     start, end = (at(point)[0][0] for point in (losses.start, position.detach()))
-    converged = not at_its_end or late <= _SETTLED * max(whole, 1.0)
+    converged = not at_its_end or late <= _SETTLED * max(fall, 1.0)
     return Descent(max(0.0, nbeta * float(start - end)), converged, num_steps)

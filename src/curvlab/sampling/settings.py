@@ -11,6 +11,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from curvlab.arguments import real, whole
 from curvlab.problem import Data, Loss
 from curvlab.progress import can_be_silent, progress_bar
 from curvlab.sampling.chains import run_chains
@@ -176,11 +177,13 @@ def choose_sgld_settings(
     Cost: at most 8 pilots of the larger of `num_steps` and, mostly, a third of the burn-in; 96 Hessian products of
     a batch for each.
     """
-    if num_burnin_steps < 1 or num_steps < 2 or num_chains < 1 or not 0 < bias < 1:
-        raise ValueError(
-            "need num_burnin_steps and num_chains of at least 1, num_steps of at least 2 and bias between 0 and "
-            f"1, got {num_burnin_steps}, {num_chains}, {num_steps} and {bias}"
-        )
+    whole("num_burnin_steps", num_burnin_steps)
+    whole("num_chains", num_chains)
+    whole("num_steps", num_steps, least=2)
+    if batch_size is not None:
+        whole("batch_size", batch_size)
+    if not 0 < real("bias", bias) < 1:
+        raise ValueError(f"bias lies between 0 and 1, got {bias}")
     if sampler not in ("sgld", "averaged", "underdamped"):
         raise ValueError(f'sampler must be "sgld", "averaged" or "underdamped", got {sampler!r}')
     generator = generator_of(generator)

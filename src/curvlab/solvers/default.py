@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from curvlab.arguments import whole
 from curvlab.linalg import LinearOperator
 from curvlab.solvers.block_cg import BlockConjugateGradient
 from curvlab.solvers.preconditioners import Nystrom, Rows, plan_rows
@@ -61,8 +62,8 @@ def default_solver(
         operator: G + damping I, whose damping says how many steps there are. Cost of looking: four forwards.
         memory_for_rows: bytes that rows may take.
     """
-    if size < 1 or num_columns < 1:
-        raise ValueError(f"size and num_columns must be at least 1, got {size} and {num_columns}")
+    whole("size", size)
+    whole("num_columns", num_columns, why="right-hand sides, or queries")
     check_stopping(rtol, None)
     plan = None
     if operator is not None:

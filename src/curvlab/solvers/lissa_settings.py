@@ -120,8 +120,7 @@ class LissaRecipe(Shown):
         flattened, the relative error is at most sqrt(C tr / (|B| λ n)). n is a third of the steps.
         As in the estimates, `SAFETY` is in it.
         """
-        if not error_rtol > 0:
-            raise ValueError(f"error_rtol must be positive, got {error_rtol}: it is ‖x - A⁻¹b‖ / ‖x‖")
+        positive("error_rtol", error_rtol, "it is ‖x - A⁻¹b‖ / ‖x‖")
         spread = self.constant * self.trace.value / (self.settings.batch_size * self.damping)
         return max(self.settings.num_steps, math.ceil(3 * spread * (SAFETY / error_rtol) ** 2))
 

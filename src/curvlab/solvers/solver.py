@@ -95,6 +95,11 @@ def build_preconditioner(
     """Return the approximate inverse that a solver's `preconditioner` stands for, and the products it took."""
     if preconditioner is None or isinstance(preconditioner, LinearOperator):
         return preconditioner, 0
+    if not hasattr(preconditioner, "build") or isinstance(preconditioner, type):
+        raise TypeError(
+            "preconditioner is an operator that approximates the inverse, or one of Nystrom(), EKFAC(), Rows(), "
+            f"got {preconditioner!r}"
+        )
     return preconditioner.build(operator, generator=generator)
 
 

@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
+from curvlab.arguments import whole
 from curvlab.iterate import Checkpoint, iterate
 from curvlab.linalg import LinearOperator, checked_product, draw_probes, generator_for, orthonormalise
 from curvlab.seeding import Seed
@@ -167,8 +168,7 @@ def xtrace(
     Cost: num_matvecs products; memory of 1.5 num_matvecs vectors.
     """
     generator = generator_for(operator, generator)
-    if num_matvecs < 6:
-        raise ValueError(f"num_matvecs must be at least 6, three test vectors and three of Q, got {num_matvecs}")
+    whole("num_matvecs", num_matvecs, least=6, why="three test vectors and three of Q")
 
     def method() -> Asking:
         size = operator.shape[0]

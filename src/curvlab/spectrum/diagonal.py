@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from curvlab.arguments import whole
 from curvlab.iterate import Checkpoint, iterate
 from curvlab.linalg import LinearOperator, checked_product, draw_probes, generator_for
 from curvlab.seeding import Seed
@@ -136,8 +137,8 @@ def hutchinson_diagonal(
     tensor([0., 1., 2., 3.])
     """
     generator = generator_for(operator, generator)
-    if num_matvecs < 1 or chunk_size < 1:
-        raise ValueError(f"need num_matvecs >= 1 and chunk_size >= 1, got {num_matvecs} and {chunk_size}")
+    whole("num_matvecs", num_matvecs)
+    whole("chunk_size", chunk_size)
     work = _Probes(operator, num_matvecs, chunk_size, generator)
     total = math.ceil(num_matvecs / chunk_size)
     return iterate(work, name="diagonal", total=total, progress=progress, callback=callback, checkpoint=checkpoint)

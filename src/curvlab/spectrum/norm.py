@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
+from curvlab.arguments import whole
 from curvlab.iterate import Checkpoint, iterate
 from curvlab.linalg import LinearOperator, checked_product, generator_for
 from curvlab.linalg.vectors import Distribution
@@ -54,11 +55,8 @@ def frobenius_norm(
     """
     generator = generator_for(operator, generator)
     per_probe = 1 if batch_size is None else 2
-    if num_matvecs < per_probe or chunk_size < 1:
-        raise ValueError(
-            f"need at least {per_probe} products and chunk_size >= 1, got num_matvecs={num_matvecs}, "
-            f"chunk_size={chunk_size}"
-        )
+    whole("num_matvecs", num_matvecs, least=per_probe)
+    whole("chunk_size", chunk_size)
     num_probes = num_matvecs // per_probe
     width = chunk_size if batch_size is None else 1
 

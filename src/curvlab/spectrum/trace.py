@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from curvlab.arguments import whole
 from curvlab.curvature.examples import quadratic_forms
 from curvlab.iterate import Checkpoint, iterate
 from curvlab.linalg import LinearOperator, checked_product, draw_probes, generator_for
@@ -159,7 +160,7 @@ def hutchinson_trace(
         raise ValueError("say how much work to do: num_matvecs=100, or rtol=0.01 (relative standard error)")
     if rtol is not None and rtol <= 0:
         raise ValueError(f"rtol must be positive, got {rtol}: it is stderr / |trace|, 0.01 for one per cent")
-    fewest = num_matvecs if num_matvecs is not None else 10
+    fewest = 10 if num_matvecs is None else whole("num_matvecs", num_matvecs)
     most = fewest if rtol is None else max_matvecs
     if not 1 <= fewest <= most or chunk_size < 1:
         raise ValueError(

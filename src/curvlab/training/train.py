@@ -115,6 +115,10 @@ def train(
     size = num_examples(data)
     _check(num_epochs, num_steps, batch_size, given=batches is not None)
     example_weights = None if example_weights is None else checked_weights(example_weights, size)
+    if keep not in ("last", "best"):
+        raise ValueError(f"keep must be 'last' or 'best', got {keep!r}")
+    if max_gradient_norm is not None:
+        positive("max_gradient_norm", max_gradient_norm)
     if keep == "best" and validation is None:
         raise ValueError("keep='best' needs a validation set to choose by")
     factors = named_schedule(schedule)

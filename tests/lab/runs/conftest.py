@@ -80,7 +80,7 @@ def entry(checkout: Path) -> Entry:
 
 @pytest.fixture
 def demo(checkout: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
-    """Run experiments/toy/fig1.py ARGS as its users do: Hydra, loggers and trackers take over a process's output."""
+    """Run experiments/toy/fig1.py ARGS in a process: Hydra, loggers and trackers take over its output."""
 
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "experiments.toy.fig1", *arguments]

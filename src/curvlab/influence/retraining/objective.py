@@ -65,6 +65,8 @@ class LeftOut:
         if self.l2 < 0:
             raise ValueError(f"l2 must not be negative, got {self.l2}")
         for group in self.groups:
+            if not isinstance(group, Tensor) or group.is_floating_point():
+                raise TypeError(f"a group is a tensor of indices, got {group!r}: torch.tensor([3, 5])")
             if group.ndim != 1 or (
                 len(group) and not 0 <= int(group.min()) <= int(group.max()) < self.num_examples
             ):

@@ -25,13 +25,21 @@ _NEAR = 0.4  # difflib's similarity from which a name is worth suggesting
 # What settings of these names must be, whatever their target: found before anything is loaded or computed.
 _RANGES = (
     (
-        re.compile(r"num_(repeats|burnin_steps)|dampings?(_ratios?)?|weight_decay|momentum|seeds?"),
-        0.0,
-        "at least 0",
+        re.compile(r"num_(repeats|burnin_steps)|seeds?"),
+        lambda number: number >= 0 == number % 1,
+        "a whole number, at least 0",
     ),
-    (re.compile(r"num_\w+|(\w+_)?batch_sizes?|max_steps|ranks?|hidden_sizes|sequence_length"), 1.0, "at least 1"),
-    (re.compile(r"lrs?|step_sizes?|(\w+_)?rtol|localizations?"), 1e-300, "greater than 0"),
+    (
+        re.compile(r"num_\w+|(\w+_)?batch_sizes?|max_steps|ranks?|hidden_sizes|sequence_length"),
+        lambda number: number >= 1 and number % 1 == 0,
+        "a whole number, at least 1",
+    ),
+    (re.compile(r"dampings?(_ratios?)?|weight_decay"), lambda number: number >= 0, "at least 0"),
+    (re.compile(r"momentum"), lambda number: 0 <= number < 1, "at least 0 and below 1"),
+    (re.compile(r"lrs?|step_sizes?|(\w+_)?rtol|localizations?"), lambda number: number > 0, "greater than 0"),
 )
+# What may stand in the place of a number: nothing, a function, a reference.
+_OTHER = re.compile(r"(null|~)?|.*[(){}$:].*", re.IGNORECASE)
 # Likewise: key, what each entry may be, and what to say.
 _WORDS = (
     ("device", r"auto|cpu|mps|cuda(:\d+)?", "auto, cpu, cuda, cuda:N or mps"),
@@ -242,10 +250,14 @@ def _check_range(override: str) -> None:
         if key == word and not all(re.fullmatch(allowed, entry.strip()) for entry in re.split(r"[\[\],]", text)):
             raise ConfigurationError(f"{override} is no {word}: it must be {what}.")
     name = key.partition("@")[0].rpartition(".")[2].lstrip("+~")
-    bounds = [(least, words) for names, least, words in _RANGES if names.fullmatch(name)]
-    for least, words in bounds[:1]:
+    ranges = [(fits, words) for names, fits, words in _RANGES if names.fullmatch(name)]
+    for fits, words in ranges[:1]:
+        if _OTHER.fullmatch(text.strip()):
+            return
         for entry in re.split(r"[\[\],]", text):
-            if re.fullmatch(r"\s*[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?\s*", entry, re.I) and float(entry) < least:
+            word = entry.strip().replace("_", "")
+            is_number = re.fullmatch(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", word, re.IGNORECASE)
+            if not _OTHER.fullmatch(word) and not (is_number and fits(float(word))):
                 raise ConfigurationError(f"{override} is out of range: {name} must be {words}.")
 
 

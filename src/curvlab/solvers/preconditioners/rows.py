@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from torch import Tensor
 
+from curvlab.arguments import whole
 from curvlab.curvature import exact_traces, output_curvatures
 from curvlab.curvature.examples import own_gauss_newton, with_examples
 from curvlab.curvature.rows import DenseRows, OuterRows, numbers_of_row, principal_rows
@@ -115,10 +116,9 @@ class Rows:
     memory_budget: int = 2**28
 
     def __post_init__(self) -> None:
-        if self.num_rows is not None and self.num_rows < 1:
-            raise ValueError(f"num_rows must be at least 1, got {self.num_rows}")
-        if self.rank is not None and self.rank < 1:
-            raise ValueError(f"rank must be at least 1, got {self.rank}")
+        for name in ("num_rows", "rank"):
+            if getattr(self, name) is not None:
+                whole(name, getattr(self, name))
         if self.score not in ("outputs", "traces"):
             raise ValueError(f"score must be 'outputs' or 'traces', got {self.score!r}")
         if self.memory_budget < 1:

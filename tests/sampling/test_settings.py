@@ -221,7 +221,7 @@ def test_pilots_last_a_relaxation_time() -> None:
 
 @pytest.mark.parametrize(
     ("changes", "match"),
-    [({"bias": 2.0}, "bias between 0 and 1"), ({"sampler": "hmc"}, "\"underdamped\", got 'hmc'")],
+    [({"bias": 2.0}, "bias lies between 0 and 1"), ({"sampler": "hmc"}, "\"underdamped\", got 'hmc'")],
 )
 def test_bad_arguments(changes: dict[str, Any], match: str) -> None:
     with pytest.raises(ValueError, match=match):

@@ -293,5 +293,5 @@ def test_noise_alone_gives_zero_and_a_large_error() -> None:
 
 
 def test_too_few_products_are_refused() -> None:
-    with pytest.raises(ValueError, match="need at least 2 products"):
+    with pytest.raises(ValueError, match="num_matvecs must be at least 2"):
         frobenius_norm(DenseOperator(torch.ones(2, 3, 3)), num_matvecs=1, batch_size=4)

@@ -440,10 +440,7 @@ def _check(group: dict[str, Any]) -> None:
     if not 0 < group["eta"] < 1:
         raise ValueError(f"eta is the weight of the newest gradient and lies between 0 and 1, got {group['eta']}")
     if not group["epsilon"] > 0 or not 0 < group["delta"] < 1:
-        found = f"{group['epsilon']} and {group['delta']}"
-        raise ValueError(
-            f"epsilon must be positive and delta between 0 and 1, got {found}: they bound F from below"
-        )
+        raise ValueError(f"epsilon must be positive, delta from 0 to 1, got {group['epsilon']}, {group['delta']}")
     if group["update_period"] < 1 or (group["rank"] is not None and group["rank"] < 1):
         raise ValueError(
             f"update_period and rank must be at least 1, got {group['update_period']} and {group['rank']}; "

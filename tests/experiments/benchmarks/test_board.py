@@ -8,6 +8,7 @@ import runpy
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,13 +22,14 @@ from torch import nn
 
 from curvlab.curvature import GaussNewtonOperator
 from curvlab.influence import per_example_gradients
-from curvlab.influence.bank import AGAINST, Bank, lds_of_predictions, load_bank
+from curvlab.influence.bank import AGAINST, Bank, BankScore, ceiling, lds_of_predictions, load_bank
 from curvlab.lab import tables
 from curvlab.training import shuffled_batches
 from experiments.benchmarks.attribution import methods
 from experiments.benchmarks.attribution.methods import Method
 from experiments.benchmarks.board import score
 from experiments.benchmarks.board.banks import bank_of, largest_difference, task_of
+from experiments.benchmarks.board.compute import label
 from experiments.benchmarks.board.more_scores import bm25, more_scores
 
 ROOT = Path(__file__).parents[3]
@@ -198,26 +200,37 @@ def banks_by_task() -> dict[str, Bank]:
 @pytest.mark.parametrize("folder", PUBLISHED, ids=lambda folder: folder.name)
 def test_the_committed_banks_give_every_number_of_the_board(folder: Path) -> None:
     """From the bank and the ranks of each method's predictions alone, to the last digit that is printed."""
-    banks, (ranks, best, differences) = (
-        banks_by_task(),
-        (tables.read_table(folder, n) for n in ("ranks", "best", "differences")),
-    )
-    for task, own in best.groupby("task"):
-        bank, placed = banks[str(task)], ranks[ranks.task == task].sort_values(["network", "half", "query"])
-        shape = (-1, *bank.single_run.shape[1:])
+    banks, known = banks_by_task(), tables.names(folder)
+    read = {name: tables.read_table(folder, name) for name in known}
 
-        def predicted(row: pd.Series, placed: pd.DataFrame = placed, shape: tuple[int, ...] = shape) -> np.ndarray:
-            label = row.method if pd.isna(row.damping) else f"{row.method} @ {row.damping:g}"
-            return placed[label].to_numpy().reshape(shape)
+    def same(found: BankScore, row: pd.Series, name: str = "lds") -> None:
+        for value, end in ((found.value, ""), (found.low, "_low"), (found.high, "_high")):
+            assert row[name + end] == pytest.approx(value, rel=5.01e-6, abs=1e-9), row.to_dict()  # six digits
 
-        for _, row in own.iterrows():
-            found = lds_of_predictions([predicted(row)], bank, against=row.against)
-            for value, name in ((found.value, "lds"), (found.low, "lds_low"), (found.high, "lds_high")):
-                assert f"{value:.6g}" == f"{row[name]:.6g}", (task, row.method, row.against)
-        rows = own.set_index(["method", "against"], drop=False)
-        for _, row in differences[differences.task == task].iterrows():
-            pair = [predicted(rows.loc[(method, row.against)]) for method in (row["first"], row["second"])]
-            assert f"{lds_of_predictions(pair, bank, against=row.against).value:.5g}" == f"{row.difference:.5g}"
+    for task, best in read["best"].groupby("task"):
+        bank, own = banks[str(task)], {name: table[table.task == task] for name, table in read.items()}
+        own["table"] = own["table"][own["table"].status == "done"]
+        for _, row in pd.concat([best, own["table"]]).iterrows():
+            if row.method == "ceiling":
+                same(ceiling(bank, against=row.against), row)
+            else:
+                placed = score.published(own["ranks"], bank, label(row.method, row.damping))
+                same(lds_of_predictions([placed], bank, against=row.against), row)
+        rows = best.set_index(["method", "against"], drop=False)
+        for _, row in own["differences"].iterrows():
+            both = [rows.loc[(method, row.against)] for method in (row["first"], row["second"])]
+            pair = [score.published(own["ranks"], bank, label(each.method, each.damping)) for each in both]
+            same(lds_of_predictions(pair, bank, against=row.against), row, "difference")
+        for _, row in own["residuals"].iterrows() if "residuals" in own else ():
+            placed = score.published(own["residual_ranks"], bank, f"{row.residual:g}")
+            same(lds_of_predictions([placed], bank, against=row.against), row)
+        for _, row in own["fractions"].iterrows() if "fractions" in own else ():
+            ranks = own["fraction_ranks"]
+            ranks = ranks[ranks.fraction == row.fraction]
+            single, standard = (score.published(ranks, bank, f"measured, {a}") for a in ("same seed", "standard"))
+            judges = replace(bank, single_run=single, standard=standard[:1])  # type: ignore[arg-type]
+            placed = score.published(ranks, bank, row.scores)
+            same(lds_of_predictions([placed], judges, against=row.against), row)
 
 
 @pytest.mark.skipif(not PUBLISHED, reason="no board is published")

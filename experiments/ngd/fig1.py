@@ -242,10 +242,11 @@ def _elsewhere(settings: pd.DataFrame) -> str:
 def draw(computed: Computed) -> dict[str, Figure]:
     """Return the paper's figure, of the tasks in which both have an LLC; what else is measured; other settings."""
     table, summary = computed["table"], computed["summary"]
-    both = [task for task in table.task.unique() if summary[summary.task == task].p.notna().any()]
+    both = summary[summary.p.notna()].task.unique()
+    shown = table[table.task.isin(both)] if len(both) else table
     rest = {"llc_raw": "LLC from the weights", "train_loss": "training loss (nats)"}
     return {
-        "figure.png": _draw_widths(table[table.task.isin(both)], summary, {"llc": "LLC"}, (7.0, 3.8)),
+        "figure.png": _draw_widths(shown, summary, {"llc": "LLC"}, (7.0, 3.8)),
         "figure_losses.png": _draw_widths(table, summary, {"llc": "LLC"} | rest, (9.0, 2.6)),
         "figure_tuned_and_matched.png": draw_tuned_and_matched(Compared.of(computed), computed["settings"]),
         "figure_cutoffs.png": draw_cutoffs(computed["cutoffs"], computed["cutoff_summary"]),

@@ -226,7 +226,7 @@ def test_a_peak_after_the_split_is_a_rise() -> None:
 def test_the_plot_needs_no_valid_estimate(key: str, computed_of: Callable[..., Computed]) -> None:
     table = made_up({"sgd": level(100.0)}).assign(valid=False, llc=np.nan, wbic=1.0)
     figures = all_targets()[key].load("draw")(computed_of({"table": table}))
-    assert [len(figure.axes) for figure in figures.values()] == [2, 4]
+    assert [len(figure.axes) for figure in figures.values()] == [2, 2, 2, 2]
 
 
 def test_each_curve_has_the_name_and_the_values_of_its_branch(computed_of: Callable[..., Computed]) -> None:
@@ -234,10 +234,12 @@ def test_each_curve_has_the_name_and_the_values_of_its_branch(computed_of: Calla
     table = made_up(llc, norm={"sgd": level(2.0), "ngd": level(3.0)}).assign(wbic=1.0)
     figure = all_targets()["ngd/fig4"].load("draw")(computed_of({"table": table}))["figure.png"]
     ends = [{line.get_label(): line.get_ydata()[-1] for line in axis.get_lines()} for axis in figure.axes]
-    assert [ends[0][branch] for branch in llc] == [2.0, 3.0]
-    assert [ends[1][branch] for branch in llc] == pytest.approx([130.1, 80.1])
+    rates = {name: table[table.branch == name].lr.iloc[0] for name in llc}
+    names = [f"{name.upper()}, rate {rate:g}" for name, rate in rates.items()]
+    assert [ends[0][name] for name in names] == [2.0, 3.0]
+    assert [ends[1][name] for name in names] == pytest.approx([130.1, 80.1])
     shown = [handle.get_label() for handle in figure.legends[0].legend_handles]
-    assert set(shown) >= {"SGD before", *llc}
+    assert set(shown) >= {f"SGD before the split, rate {rates['sgd']:g}", *names}
 
 
 # ------------------------------------------------------------------------------- runs and settings

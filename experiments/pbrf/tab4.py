@@ -231,5 +231,5 @@ def _others(solver: pd.DataFrame) -> Iterator[dict[str, Any]]:
             found[f"… by LiSSA, {MATRICES[matrix]}"] = own[(own.curvature == matrix) & (own.estimate == best)]
         for name, rows in found.items():
             interval = t_interval(rows.solver)
-            place = {"task": task, "name": name, "ours": "ours", "value": rows.solver.mean()}
+            place = {"task": task, "name": name, "curvlab": "curvlab", "value": rows.solver.mean()}
             yield place | {"low": interval.low, "high": interval.high, "paper": np.nan}

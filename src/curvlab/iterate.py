@@ -256,7 +256,6 @@ class SaveFile:
 
     def __init__(self, place: Checkpoint, key: Key, ranks: Ranks = Ranks()) -> None:  # noqa: B008  # it is frozen
         self.path, self.every, self.key, self.ranks = Path(place.path), place.every, key, ranks
-        refuse_folder(self.path)
         self._saved_at = time.monotonic()
         self._seconds_to_save = 0.0
         if ranks.size > 1:
@@ -296,6 +295,7 @@ class SaveFile:
         write_atomically(self.path, encode({"key": self.key.entries, "state": dict(state)}, _HEADER))
 
     def _load(self, device: torch.device | None) -> dict[str, Any] | None:
+        refuse_folder(self.path)
         try:
             content = decode(self.path.read_bytes(), _HEADER, device=device)
         except FileNotFoundError:

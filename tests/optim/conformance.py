@@ -129,7 +129,7 @@ KALDI = [
     ({"alpha": -0.1}, "the paper uses 0.01 to 0.1"),
     ({"eta": 1.0}, "between 0 and 1"),
     ({"epsilon": 0.0}, "epsilon must be positive"),
-    ({"delta": 1.0}, "delta between 0 and 1"),
+    ({"delta": 1.0}, "delta from 0 to 1"),
     ({"rank": 0}, "rank=None chooses"),
     ({"update_period": 0}, "must be at least 1"),
 ]

@@ -92,7 +92,9 @@ def test_every_result_is_two_lines_with_its_cost_and_no_tensor(name: str) -> Non
     )
     assert repr(result) == str(result)
     if name == "influence scores":
-        assert "per unit of weight added to a point, negative lowers the test loss" in first
+        assert "(negative: helps; nats per unit of weight)" in first
+    if name == "self-influence":
+        assert "(positive: the loss rises without the example; nats)" in first
     for text in (str(result), result._repr_html_()):
         assert "tensor(" not in text
     assert result._repr_html_().startswith("<table>")
@@ -125,7 +127,7 @@ def test_influence_draws_the_most_helpful_and_the_most_harmful_points(kind: str)
             [float(result.scores[6][result.points == point]) for point in chosen]
         )
     else:
-        assert figure.axes[0].get_title() == "test 6"
+        assert figure.axes[0].get_title() == "test example 6"
         assert [int(ax.get_title().split(":")[0]) for ax in figure.axes[1:]] == chosen
         if kind == "images":
             shown = torch.as_tensor(figure.axes[1].images[0].get_array().data)
@@ -137,6 +139,13 @@ def test_influence_draws_the_most_helpful_and_the_most_harmful_points(kind: str)
             assert [ax.texts[0].get_text() for ax in figure.axes[1:]] == [f"sentence {p}" for p in chosen]
     with pytest.raises(ValueError, match=r"tests must be numbers of test examples from 0 to 8, got \[9\]"):
         result.plot(tests=[9])
+    own = self_influence(model, nn.CrossEntropyLoss(), data, damping=1.0)
+    figure = own.plot(2, **settings[kind])
+    order = own.own.argsort(descending=True).tolist()
+    labels = [label.get_text() for label in figure.axes[0].get_yticklabels()] if kind == "bars" else []
+    drawn = labels or [ax.get_title().split(":")[0] for ax in figure.axes[1:]]
+    assert drawn == [str(point) for point in (*order[:2], *order[-2:])]
+    assert figure.axes[0].get_title(loc="left" if kind == "bars" else "center") == "self-influence"
 
 
 def test_drawing_without_matplotlib_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:

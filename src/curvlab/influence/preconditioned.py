@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from curvlab.curvature import GaussNewtonOperator
 from curvlab.influence.derivatives import checked_points, directional_derivatives, per_example_gradients
+from curvlab.influence.results import Origin
 from curvlab.influence.scores import Influence
 from curvlab.linalg import DerivedOperator, LinearOperator, identity
 from curvlab.problem import Data, Problem
@@ -122,7 +123,8 @@ def preconditioned_influence(
         solver = default_solver(damped.shape[0], sides.shape[1], rtol=rtol)
     solution = solver.solve(damped, sides, generator=generator_of(generator, damped.device))
     scores = -directional_derivatives(problem, directions=scale[:, None] * solution.x).T
-    return Influence(scores[:, chosen.to(scores.device)], solution, "test", chosen)
+    origin = Origin.of(problem, damping="1/τ of the run of Adam", curvature="Gauss-Newton", solver=solver)
+    return Influence(scores[:, chosen.to(scores.device)], solution, "test", chosen, origin)
 
 
 class _Scaled(DerivedOperator):

@@ -22,6 +22,7 @@ from curvlab.influence.derivatives import (
     in_order,
     per_example_gradients,
 )
+from curvlab.influence.results import Origin
 from curvlab.influence.scores import Influence, Retraining, check_run, curvature_added, warn_unless_converged
 from curvlab.iterate import Key
 from curvlab.linalg import LinearOperator, identity
@@ -143,7 +144,11 @@ class PreparedInfluence(Shown):
         solution = self._solved(per_example_gradients(self.problem.with_data(test), measurement=measurement).T)
         sources, chosen = self._sources(points)
         scores = -directional_derivatives(sources, directions=solution.x, batch_size=self._batch_size).T
-        return Influence(scores, solution, "test", chosen)
+        measured, damping = measurement is not None, self.damped.damping
+        origin = Origin.of(
+            self.problem, measured=measured, damping=damping, curvature="Gauss-Newton", solver=self.solver
+        )
+        return Influence(scores, solution, "test", chosen, origin)
 
     @can_be_silent
     def by_module(

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
 
-from curvlab.arguments import positive, whole
+from curvlab.arguments import positive
 from curvlab.curvature import GaussNewtonOperator
-from curvlab.files import decode, encode, write_atomically
 from curvlab.influence.derivatives import (
     Measurement,
     OverProcesses,
@@ -23,25 +21,20 @@ from curvlab.influence.derivatives import (
     per_example_gradients,
 )
 from curvlab.influence.lengths import Retraining
-from curvlab.influence.pictures import draw_top
+from curvlab.influence.results import Origin, PointScores
 from curvlab.linalg import LinearOperator, identity
 from curvlab.problem import Data, Loss, Problem
 from curvlab.problem.model_function import checked_model
 from curvlab.problem.problem import DEFAULT_BATCH_SIZE
 from curvlab.progress import can_be_silent
 from curvlab.seeding import generator_of
-from curvlab.shown import Shown, Summary, counted
+from curvlab.shown import Summary, counted
 from curvlab.solvers import Solution, Solver, TrainingFilter, default_solver
 from curvlab.training import RunLength, TrainingHistory, TrainingRun
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-_HEADER = "curvlab-influence-1"
-
 
 @dataclass(frozen=True, repr=False)
-class Influence(Shown):
+class Influence(PointScores):
     """Scores with the solution behind them.
 
     Attributes:
@@ -51,12 +44,18 @@ class Influence(Shown):
         solved_for: which side's gradients B holds: the smaller one.
         points: (num_points,), indices of the training examples that the columns belong to; None for candidates,
             and over processes.
+        origin: model, loss, data and settings that they are of; None over processes.
+
+    `top`, `table` and `plot` show the most helpful and harmful points, `save` and `load` keep all of it.
     """
 
     scores: Tensor
     solution: Solution
     solved_for: str
     points: Tensor | None = None
+    origin: Origin | None = None
+
+    parts: ClassVar[Mapping[str, type]] = {"solution": Solution, "origin": Origin}
 
     def summary(self) -> Summary:
         """Return the range of the scores with its sign and unit, the solution's residual, cost and problems."""
@@ -64,58 +63,15 @@ class Influence(Shown):
         low, high = (float(self.scores.min()), float(self.scores.max())) if self.scores.numel() else (0.0, 0.0)
         return Summary(
             "influence scores",
-            f"from {low:.3g} to {high:.3g} per unit of weight added to a point, negative lowers the test loss",
+            f"from {low:.3g} to {high:.3g} ({self.sign_and_unit})",
             f"{counted(tests, 'test example')} x {counted(points, 'point')}; residual {behind.value}",
             (*behind.cost, f"one system for each of the {self.solved_for}"),
             behind.problems,
         )
 
-    def top(self, k: int, *, harmful: bool = False) -> Tensor:
-        """Return each test example's k most helpful points, the lowest scores first, (num_test, k).
-
-        Indices of training examples; of candidates, and over processes, columns of the scores. `harmful`: the
-        highest scores instead.
-        """
-        if not whole("k", k) <= self.scores.shape[1]:
-            raise ValueError(f"k must be from 1 to the number of points, {self.scores.shape[1]}, got {k}")
-        columns = self.scores.topk(k, dim=1, largest=harmful).indices
-        return columns if self.points is None else self.points.to(columns.device)[columns]
-
-    def plot(
-        self,
-        k: int = 5,
-        *,
-        tests: Sequence[int] | None = None,
-        train: Data | None = None,
-        test: Data | None = None,
-        describe: Callable[[Any], Any] | None = None,
-    ) -> Figure:
-        """Draw each test example's k most helpful and k most harmful points; needs matplotlib.
-
-        Args:
-            k: points of each kind; fewer where there are not so many.
-            tests: numbers of test examples, a row each; None: the first four.
-            train: the training set, to show the points themselves: images as images, anything else as text. None:
-                bars of the scores.
-            test: the test set, likewise.
-            describe: makes of an example what is shown, a text or an image (H, W) or (H, W, 3): for texts of a
-                language model `lambda row: tokenizer.decode(row["input_ids"])`. None: its inputs.
-
-        Returns:
-            The figure; `figure.savefig(...)` keeps it.
-        """
-        return draw_top(self, k, tests=tests, train=train, test=test, describe=describe)
-
-    def save(self, path: str | Path) -> None:
-        """Write all of it to a file, atomically."""
-        entry = vars(self) | {"solution": vars(self.solution)}
-        write_atomically(Path(path), encode(entry, _HEADER))
-
-    @classmethod
-    def load(cls, path: str | Path) -> Influence:
-        """Return what `save` wrote, on the CPU; a DamagedFileError where the file is no such thing."""
-        entry = decode(Path(path).read_bytes(), _HEADER)
-        return cls(**entry | {"solution": Solution(**entry["solution"])})
+    def _beside(self) -> dict[str, Tensor]:
+        residual = self.solution.residual
+        return {"residual": residual[:, None] if self.solved_for == "test" else residual[None]}
 
 
 def influence_scores(
@@ -238,7 +194,13 @@ def influence(
         solver = default_solver(damped.shape[0], sides.solved.shape[1], rtol=rtol, operator=damped)
     solution = solver.solve(damped, sides.solved, generator=generator_of(generator, damped.device))
     warn_unless_converged(solution)
-    return Influence(sides.scores(solution.x), solution, sides.solved_for, sides.points)
+    origin = None
+    if sides.problem is not None:
+        measured, added = measurement is not None, damping if time is None else f"{damping:.6g}, filtered"
+        origin = Origin.of(
+            sides.problem, measured=measured, damping=added, curvature="Gauss-Newton", solver=solver
+        )
+    return Influence(sides.scores(solution.x), solution, sides.solved_for, sides.points, origin)
 
 
 def warn_unless_converged(solution: Solution) -> None:
@@ -262,6 +224,7 @@ class _Sides:
         solved_for: which side's, "points" or "test".
         scores: (P, K) -> (num_test, num_points).
         points: as of `Influence`.
+        problem: model, loss and training set; None over processes.
     """
 
     matrix: LinearOperator
@@ -269,6 +232,7 @@ class _Sides:
     solved_for: str
     scores: Callable[[Tensor], Tensor]
     points: Tensor | None = None
+    problem: Problem | None = None
 
 
 def _on_one_process(
@@ -305,9 +269,9 @@ def _on_one_process(
     matrix = GaussNewtonOperator(problem)
     if num_sources <= tested.num_examples:
         solved = per_example_gradients(sources).T
-        return _Sides(matrix, solved, "points", lambda x: along(tested, x, measurement), chosen)
+        return _Sides(matrix, solved, "points", lambda x: along(tested, x, measurement), chosen, problem)
     solved = per_example_gradients(tested, measurement=measurement).T
-    return _Sides(matrix, solved, "test", lambda x: along(sources, x, None).T, chosen)
+    return _Sides(matrix, solved, "test", lambda x: along(sources, x, None).T, chosen, problem)
 
 
 def _over_processes(

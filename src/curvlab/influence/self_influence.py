@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -19,18 +19,19 @@ from curvlab.influence.derivatives import (
     in_order,
     per_example_gradients,
 )
+from curvlab.influence.results import Origin, PointScores
 from curvlab.iterate import Checkpoint, iterate
 from curvlab.linalg import LinearOperator, flatten, identity
 from curvlab.problem import Data, Loss, OutputLoss, Problem
 from curvlab.problem.batch import Inputs
 from curvlab.progress import can_be_silent
 from curvlab.seeding import generator_of
-from curvlab.shown import Shown, Summary, counted
+from curvlab.shown import Summary, counted
 from curvlab.solvers import Solver, default_solver
 
 
 @dataclass(frozen=True, repr=False)
-class SelfInfluence(Shown):
+class SelfInfluence(PointScores):
     """First-order changes of losses when training examples are left out one by one, K of them.
 
     Attributes:
@@ -40,6 +41,10 @@ class SelfInfluence(Shown):
         residual: largest relative residual of the systems behind them.
         converged: whether all systems reached the solver's tolerance.
         num_matvecs: curvature products, counted per vector.
+        points: (K,), indices of the training examples.
+        origin: model, loss, data and settings that they are of.
+
+    `top(k)` are the k examples of the highest self-influence, (1, k), `table` and `plot` show them and the lowest.
     """
 
     own: Tensor
@@ -47,13 +52,37 @@ class SelfInfluence(Shown):
     residual: float
     converged: bool
     num_matvecs: int
+    points: Tensor | None = None
+    origin: Origin | None = None
+
+    parts: ClassVar[Mapping[str, type]] = {"origin": Origin}
+    best_is_lowest: ClassVar[bool] = False
+    meaning: ClassVar[tuple[str, str]] = ("falls", "rises")
+    row: ClassVar[str] = "row"
+
+    @property
+    def scores(self) -> Tensor:  # type: ignore[override]  # a field of the others
+        """`own` as one row, (1, K)."""
+        return self.own[None]
+
+    @property
+    def sign_and_unit(self) -> str:
+        """What a score says."""
+        return f"positive: the loss rises without the example; {self.unit}"
+
+    def row_title(self, row: int) -> str:
+        """Return what stands over the picture."""
+        return "self-influence"
+
+    def _beside(self) -> dict[str, Tensor]:
+        return {"total": self.total, "residual": torch.tensor([self.residual])}
 
     def summary(self) -> Summary:
         """Return the range of the scores, residual, cost, and whether a system was left unsolved."""
         missed = "not converged: allow more steps, or raise the damping"
         return Summary(
             "self-influence",
-            f"from {float(self.own.min()):.3g} to {float(self.own.max()):.3g}",
+            f"from {float(self.own.min()):.3g} to {float(self.own.max()):.3g} ({self.sign_and_unit})",
             f"{counted(len(self.own), 'example')}; residual {self.residual:.2g} at most",
             (counted(self.num_matvecs, "product"),),
             () if self.converged else (missed,),
@@ -117,7 +146,7 @@ def self_influence(
         callback=callback,
         checkpoint=checkpoint,
     )
-    return _left_out(problem, found, torch.cat(found.own), torch.cat(found.total), chosen)
+    return _left_out(system, found, torch.cat(found.own), torch.cat(found.total), chosen)
 
 
 @can_be_silent
@@ -180,7 +209,7 @@ def estimated_self_influence(
         callback=callback,
         checkpoint=checkpoint,
     )
-    return _left_out(problem, found, found.own[0] / num_probes, found.total[0], None)
+    return _left_out(system, found, found.own[0] / num_probes, found.total[0], None)
 
 
 # ----------------------------------------------------------------------------- groups of systems
@@ -313,15 +342,20 @@ def _damped(problem: Problem, damping: float) -> LinearOperator:
 
 
 def _left_out(
-    problem: Problem, solved: SolvedState, own: Tensor, total: Tensor, points: Tensor | None
+    system: _System, solved: SolvedState, own: Tensor, total: Tensor, points: Tensor | None
 ) -> SelfInfluence:
     """Return changes per unit of weight as those of leaving each example out."""
+    problem = system.problem
     divisor = 1 if problem.loss.reduction == "sum" else problem.num_examples
     changes = [own / divisor, total / divisor]
     if problem.weights is not None:
         weights = (problem.weights if points is None else problem.weights[points]).to(own)
         changes = [change * weights for change in changes]
-    return SelfInfluence(changes[0], changes[1], solved.residual, solved.converged, solved.num_matvecs)
+    solver = system.solver or f"default_solver(rtol={system.rtol:g})"
+    origin = Origin.of(problem, damping=system.operator.damping, curvature="Gauss-Newton", solver=solver)
+    points = torch.arange(len(own)) if points is None else points
+    outcome = (solved.residual, solved.converged, solved.num_matvecs)
+    return SelfInfluence(changes[0], changes[1], *outcome, points, origin)
 
 
 # -------------------------------------------------------------------------------------- probes

@@ -133,21 +133,22 @@ class DataProbe:
             once, again = (torch.stack([_numbers(*read(place)) for place in places]) for _ in range(2))
         return cls(num_examples, torch.where(once == again, once, math.nan))
 
+    def differs(self, other: DataProbe, dtypes: tuple[torch.dtype, ...]) -> str:
+        """Return what is another in other data, in words, or ""; to half the digits of the coarsest dtype."""
+        if other.num_examples != self.num_examples:
+            return "another number of examples"
+        scale = self.numbers[..., 1:].abs() * max(torch.finfo(dtype).eps for dtype in dtypes) ** 0.5
+        differ = ((other.numbers - self.numbers).abs() > scale).flatten(1).any(1)  # nan compares as equal
+        return f"{int(differ.sum())} of {len(differ)} examples that were read differ" if bool(differ.any()) else ""
+
     def check(self, read: Callable[[Tensor], Batch], num_examples: int, dtypes: tuple[torch.dtype, ...]) -> None:
-        """Raise a ValueError where other data is read; to half the digits of the coarsest dtype."""
-        found = "another number of examples"
-        if num_examples == self.num_examples:
-            numbers = DataProbe.of(read, num_examples).numbers
-            scale = self.numbers[..., 1:].abs() * max(torch.finfo(dtype).eps for dtype in dtypes) ** 0.5
-            differ = ((numbers - self.numbers).abs() > scale).flatten(1).any(1)  # nan compares as equal
-            if not bool(differ.any()):
-                return
-            found = f"{int(differ.sum())} of {len(differ)} examples that were read differ"
-        raise ValueError(
-            f"these are not the data of the run ({found}): {num_examples:,} examples, the run had "
-            f"{self.num_examples:,}. Pass them as `train` had them, in the same order; for the damping alone pass "
-            "the run's length, run=RunLength.of(run)"
-        )
+        """Raise a ValueError where other data is read."""
+        if found := self.differs(DataProbe.of(read, num_examples), dtypes):
+            raise ValueError(
+                f"these are not the data of the run ({found}): {num_examples:,} examples, the run had "
+                f"{self.num_examples:,}. Pass them as `train` had them, in the same order; for the damping alone "
+                "pass the run's length, run=RunLength.of(run)"
+            )
 
 
 def _numbers(inputs: Any, targets: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import torch
 from matplotlib.figure import Figure
 from omegaconf import DictConfig
 
@@ -44,7 +45,8 @@ def gap_tables(run: Run, cfg: DictConfig, curvature: str, printed: str) -> dict[
 
     `networks` says what a row is worth: training loss, that of the best constant outputs, gradient norm at θ^s,
     test loss, and residual of the influence estimate, the largest of its points'. With the Hessian also what its
-    inverse is worth: its smallest eigenvalue, how many lie below -λ, and min |μ + λ|.
+    inverse is worth: its smallest eigenvalue, how many lie below -λ, and min |μ + λ|. Where the estimate is
+    not computed (`is_solved`) what it is compared with is nan.
 
     Columns of `table`: means over seeds of all of these, but the largest residual; `learned`, whether every
     seed's training loss is below the constant outputs'; of each gap the mean, a 95 % t interval over the seeds'
@@ -60,15 +62,22 @@ def gap_tables(run: Run, cfg: DictConfig, curvature: str, printed: str) -> dict[
     """
     rows, points, networks = [], [], []
     for name, settings in task_settings(cfg).items():
-        own, states = [], []
+        own, states, residuals = [], [], []
         for seed in settings.seeds:
             found = Decomposition(load_network(run, name, settings, seed), settings.num_points)
             network, place = found.network, {"task": found.network.label, "seed": seed}
-            measured = found.gaps(curvature)
-            measured |= {move: found.distance(other or curvature, "base") for move, other in MOVES.items()}
+            solved = found.is_solved(curvature)
+            pairs = GAPS | {move: (other or "influence", "base") for move, other in MOVES.items()}
+            measured = {
+                name: found.distance(*(curvature if end == "influence" else end for end in pair))
+                if solved or "influence" not in pair
+                else torch.full((len(found.points), len(NORMS)), math.nan)
+                for name, pair in pairs.items()
+            }
             state = {key.replace("_", " "): value for key, value in found.base_state().items()}
             shown = {key: state[key] for key in ("train loss", "constant loss", "gradient norm", "test loss")}
-            shown |= {"residual": found.influence(curvature)[1]}
+            shown |= {"residual": found.influence(curvature)[1] if solved else math.nan}
+            residuals += [shown["residual"]] if solved else []
             states.append(place | {"learning rate": network.lr} | shown | _saddle(found, curvature))
             own += [
                 place | {"point": int(point), "gap": gap} | dict(zip(NORMS, values[k].tolist(), strict=True))
@@ -78,7 +87,8 @@ def gap_tables(run: Run, cfg: DictConfig, curvature: str, printed: str) -> dict[
         size = {"P": len(network.initial), "N": len(network.train[1]), "epochs": network.num_epochs}
         sampled = settings.influence[curvature]._target_.endswith("Lissa")
         by = {"estimate": LISSA} if sampled else {}  # else solved, as the tables have it that lack the column
-        rows.append(_row(settings, size, pd.DataFrame(states), pd.DataFrame(own), printed) | by)
+        row = _row(settings, size, pd.DataFrame(states), pd.DataFrame(own), printed)
+        rows.append(row | by | {"residual": float(np.max(residuals)) if residuals else math.nan})
         points += own
         networks += states
     found_networks = pd.DataFrame(networks)
@@ -103,14 +113,13 @@ def _row(
     row: dict[str, Any] = {"task": own.task.iloc[0], "paper's row": settings.paper_row or ""}
     row |= {"stands for": "" if settings.paper_row else stands_for or ""} | size
     row |= {"points": own.groupby("seed").point.nunique().max(), "seeds": own.seed.nunique()}
-    means = states.drop(columns=["task", "seed"]).mean(skipna=False)
+    means = states.drop(columns=["task", "seed"]).mean()
     row |= {"λ": settings.damping} | {str(name): value for name, value in means.items()}
-    row["residual"] = states.residual.max(skipna=False)
     row["learned"] = bool((states["train loss"] < states["constant loss"]).all())
     row |= {move: own[own.gap == move].per_example.mean() for move in MOVES}
     for gap in GAPS:
         values = own[own.gap == gap].groupby("seed", sort=False)
-        of_seeds = values.per_example.mean()
+        of_seeds = values.per_example.mean().dropna()  # nan where the estimate is not computed
         interval = t_interval(of_seeds)
         row |= {f"{gap} per_example mean": of_seeds.mean()}
         row |= {f"{gap} per_example low": interval.low, f"{gap} per_example high": interval.high}

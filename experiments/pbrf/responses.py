@@ -115,8 +115,10 @@ class Decomposition:
         return found[:-1] if name in TWO_STAGES.values() else found
 
     def is_solved(self, curvature: str) -> bool:
-        """Whether the exact estimate with a matrix is computed: not where `influence` has null for the matrix."""
-        return self.network.settings.influence.get(curvature) is not None
+        """Whether the exact estimate is computed: not if `influence` has null, nor H's without `hessian_seeds`."""
+        settings = self.network.settings
+        seeds = settings.get("hessian_seeds") if curvature == "hessian" else None
+        return settings.influence.get(curvature) is not None and (seeds is None or self.network.seed in seeds)
 
     def influence(self, curvature: str) -> tuple[Tensor, float]:
         """Return the displacements of the influence estimate, (K, P), and its largest relative residual."""

@@ -82,8 +82,11 @@ def _solver_errors(found: Decomposition) -> Iterator[dict[str, Any]]:
     for definite, variation in variations:
         for curvature in CURVATURES:
             place = {"curvature": curvature, "definite": definite, "damping": variation.network.settings.damping}
-            errors = {EXACT: (variation.distance("linearised", curvature), variation.distance(curvature, "base"))}
-            residuals = {EXACT: variation.influence(curvature)[1]}
+            errors, residuals = {}, {}
+            if variation.is_solved(curvature):
+                own_ends = (("linearised", curvature), (curvature, "base"))
+                errors = {EXACT: tuple(variation.distance(*ends) for ends in own_ends)}
+                residuals = {EXACT: variation.influence(curvature)[1]}
             if not definite:
                 errors |= {name: (own["solver"], own["moved"]) for name, own in found.truncated(curvature).items()}
             for name, (solver, moved) in errors.items():
@@ -152,7 +155,7 @@ def _pair(curvatures: pd.DataFrame, estimates: dict[str, str]) -> pd.DataFrame:
     """Return the solver errors with either matrix, a row for each seed and point: the estimate of each matrix."""
     own = curvatures[~curvatures.definite & (curvatures.estimate == curvatures.curvature.map(estimates))]
     table = own.pivot_table(index=["seed", "point"], columns="curvature", values="solver", sort=False)
-    return table[["hessian", "gauss_newton"]]
+    return table.reindex(columns=["hessian", "gauss_newton"]).dropna()  # seeds that both are solved for
 
 
 def _all(curvatures: pd.DataFrame) -> str:

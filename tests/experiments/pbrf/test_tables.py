@@ -75,6 +75,16 @@ def test_only_the_solver_error_differs_from_table_5(smoke: Path, run_smoke) -> N
     (definite,) = curvatures[curvatures.definite].damping.unique()
     assert table["smallest eigenvalue"] < -table["λ"]
     assert definite > -table["smallest eigenvalue"]
+    without = run_smoke("pbrf/tab4", "hessian_seeds=[1]")  # seed 0 by LiSSA alone
+    points, curvatures = (pd.read_csv(without / name) for name in ("points.csv", "curvatures.csv"))
+    missing = points.per_example.isna()
+    assert set(points[missing].seed) == {0}
+    assert set(points[missing].gap) == {"solver", "moved"}
+    assert points[~missing & (points.seed == 0)].per_example.tolist() == other[same].per_example.tolist()
+    exact = curvatures[(curvatures.estimate == "exact") & (curvatures.curvature == "hessian")]
+    assert set(exact.seed) == {1}
+    assert set(curvatures.seed) == {0, 1}
+    assert pd.read_csv(without / "table.csv").iloc[0]["solver per_example mean"] > 0
 
 
 def test_eigenvalues_are_those_of_the_dense_hessian(run_smoke, tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from numpy.typing import ArrayLike
 from omegaconf import DictConfig
 from scipy import optimize, stats
 
@@ -84,22 +85,42 @@ def between_cells(table: pd.DataFrame, column: str, cell: list[str]) -> tuple[fl
     Raises:
         ValueError: fewer than two cells or seeds.
     """
+    means, noise, freedom, seeds = _analysed(table, column, cell)
+    kind = f"F 95 %, {len(means)} settings, {seeds} seeds"
+    return _beyond(means, noise / seeds, freedom, Interval(0, 0, kind, seeds))
+
+
+def between_printed(
+    printed: ArrayLike, table: pd.DataFrame, column: str, cell: list[str]
+) -> tuple[float, Interval]:
+    """Return the same of a paper's cells of single runs, with the noise M_e of a single run of ours taken off."""
+    _, noise, freedom, seeds = _analysed(table, column, cell)
+    values = np.asarray(printed, dtype=float)
+    kind = f"F 95 %, {len(values)} printed settings, noise of {seeds} seeds of ours"
+    return _beyond(values, noise, freedom, Interval(0, 0, kind, seeds))
+
+
+def _analysed(table: pd.DataFrame, column: str, cell: list[str]) -> tuple[np.ndarray, float, int, int]:
+    """Return the cells' means over seeds, M_e, its degrees of freedom, and the number of seeds."""
     values = table.pivot_table(index=cell, columns="seed", values=column, dropna=True).dropna().to_numpy()
     count, seeds = values.shape
     if min(values.shape) < 2:
         raise ValueError(f"need two cells and two seeds, got {count} and {seeds}")
     rest = values - values.mean(1, keepdims=True) - values.mean(0) + values.mean()
-    freedom = (count - 1, (count - 1) * (seeds - 1))
-    between, noise = seeds * values.mean(1).var(ddof=1), float((rest**2).sum()) / freedom[1]
-    value = float(np.sqrt(max(0.0, between - noise) / seeds))
-    kind = f"F 95 %, {count} settings, {seeds} seeds"
-    if noise <= 1e-12 * between:
-        return value, Interval(value, value, kind, seeds)
-    ends = (
-        np.sqrt(_noncentrality(between / noise, *freedom, p) * noise / seeds / freedom[0]) for p in (0.975, 0.025)
+    freedom = (count - 1) * (seeds - 1)
+    return values.mean(1), float((rest**2).sum()) / freedom, freedom, seeds
+
+
+def _beyond(means: np.ndarray, noise: float, freedom: int, interval: Interval) -> tuple[float, Interval]:
+    """Return the standard deviation of `means` beyond their `noise`, a variance, with its ends in `interval`."""
+    found, own = float(means.var(ddof=1)), len(means) - 1
+    value = float(np.sqrt(max(0.0, found - noise)))
+    if noise <= 1e-12 * found:
+        return value, replace(interval, low=value, high=value)
+    low, high = (
+        float(np.sqrt(_noncentrality(found / noise, own, freedom, p) * noise / own)) for p in (0.975, 0.025)
     )
-    low, high = map(float, ends)
-    return value, Interval(min(low, value), max(high, value), kind, seeds)
+    return value, replace(interval, low=min(low, value), high=max(high, value))
 
 
 def _noncentrality(ratio: float, between: int, within: int, probability: float) -> float:

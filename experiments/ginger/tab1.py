@@ -220,11 +220,15 @@ def _regime(claim: Claim, table: pd.DataFrame) -> ClaimResult:
 
 
 def _training_loss(claim: Claim, table: pd.DataFrame, column: str) -> ClaimResult:
+    published = of_racer(table, "ginger_published", column)
     table = table[table.racer.isin([*BASELINES, "ginger"])]
     table = table.assign(log_loss=np.log10(table[column]))
     ginger, other = (best_of(table, names, chosen_by="log_loss") for names in (["ginger"], BASELINES))
     first, second = (of_racer(table, racer, "log_loss", rank) for racer, rank in (ginger, other))
     why = f"Ginger at rank {ginger[1]}: {10 ** first.mean():.2g}; {other[0]}: {10 ** second.mean():.2g} nats."
+    if len(published):
+        num_below = int((published < of_racer(table, other[0], column, other[1])).sum())
+        why += f" As published, clipped, it is below {other[0]} in {num_below} of {len(published)} seeds."
     return judge_difference(claim, first, second, why)
 
 

@@ -3,7 +3,8 @@
 make ginger-tab4 PRESET=smoke|embedded|laptop|paper ARGS="decays=[0.9,0.99] grid_ranks=[4]"
 
 The trainings of ginger-tab3, of which this target reports the smallest loss of a training batch. The paper's text
-says of both tables that Ginger is not sensitive to rank and decay; its printed losses differ by a factor of nine.
+says of both tables that Ginger is not sensitive to rank and decay; its printed losses, of single runs, differ by a
+factor of nine, as single runs of ours do: printed and ours are judged alike, the noise of single runs taken off.
 """
 
 from __future__ import annotations
@@ -11,11 +12,19 @@ from __future__ import annotations
 import numpy as np
 from matplotlib.figure import Figure
 
-from curvlab.lab import ClaimResult, ClaimSheet, Computed, Target, exact
+from curvlab.lab import ClaimResult, ClaimSheet, Computed, Target
 from curvlab.lab import judge as verdict
 from experiments.ginger.comparison import gated
 from experiments.ginger.printed import sensitivity
-from experiments.ginger.sensitivity import compute, draw_sensitivity, judge_dampings, judge_grid, judge_regime  # noqa: F401  this target's
+from experiments.ginger.sensitivity import (  # noqa: F401  this target's
+    GRID,
+    between_printed,
+    compute,
+    draw_sensitivity,
+    judge_dampings,
+    judge_grid,
+    judge_regime,
+)
 
 TARGET = Target(
     __name__,
@@ -35,14 +44,17 @@ TARGET = Target(
 
 def judge(computed: Computed, claims: ClaimSheet) -> list[ClaimResult]:
     """Judge all claims on each task, and the printed table; intervals are over seeds."""
+    table = computed["table"].assign(log=np.log10(computed["table"].min_train_loss))
     printed = np.log10(sensitivity("Table 4").min_train_loss)
-    width = float(printed.max() - printed.min())
-    why = f"The printed losses differ by a factor of {10**width:.1f}."
-    results = [
-        verdict(claims.claim("printed-insensitive"), width, exact(width, kind="printed"), if_not_reproduced=why)
-    ]
-    table = computed["table"]
-    for task, own in table.assign(log=np.log10(table.min_train_loss)).groupby("task", sort=False):
+    grid = table[(table.sweep == "grid") & (table.task == table.task.iloc[0])]
+    widths = grid.groupby("seed").log.agg(np.ptp)
+    why = (
+        f"The printed losses differ by a factor of {10 ** np.ptp(printed):.1f}, ours, within a seed, by "
+        f"{10 ** widths.min():.1f} to {10 ** widths.max():.1f}."
+    )
+    found = between_printed(printed, grid, "log", GRID)
+    results = [verdict(claims.claim("printed-insensitive"), *found, if_not_reproduced=why)]
+    for task, own in table.groupby("task", sort=False):
         cells = "Means over seeds of log10 lie from {low:.2f} ({at_low}) to {high:.2f} ({at_high})."
         gate = judge_regime(claims.claim("reaches-regime", of=str(task)), own)
         results += gated(gate, [judge_grid(claims.claim("insensitive-loss", of=str(task)), own, "log", cells)])

@@ -265,6 +265,7 @@ def _coherence(own: pd.DataFrame, ours: pd.DataFrame) -> dict[str, float]:
 
 # ------------------------------------------------------------------------------------ judge
 SLOPE_WHY = "with independent examples -1 is an identity, (E G_i² - G²) / |B|; more realizations will tell."
+HEAVY = "few examples carry the mean, and heavy tails make its errors too small."
 TRACE_WHY = (
     "Single examples carry much more curvature than the mean: E r⁴ of the paper's derivation (B.3), which C "
     "stands for, is not near 1 for a network that has fitted most examples."
@@ -277,7 +278,10 @@ def judge(computed: Computed, claims: ClaimSheet) -> list[ClaimResult]:
     fitted = slopes(computed["table"]).set_index("task")
     # The identity is judged on all tasks by the one whose 95 % reach the farthest from -1.
     place = largest((fitted.slope + 1).abs() + 1.96 * fitted.slope_stderr)
-    why = f"It is {fitted.index[place]}: {SLOPE_WHY}"
+    apart = (fitted.slope + 1).abs() / fitted.slope_stderr
+    missed = " and ".join(f"{task} misses it by {far:.1f}" for task, far in apart[apart > 1.96].items())
+    heavy = f" {missed} standard errors: {HEAVY}" if missed else ""
+    why = f"It is {fitted.index[place]}: {SLOPE_WHY}{heavy}"
     results = [_with_error(claims.claim("slope"), fitted.iloc[place], "slope", why)]
     for task, found in fitted.iterrows():
         results.append(_with_error(claims.claim("trace", of=str(task)), found, "constant", TRACE_WHY))

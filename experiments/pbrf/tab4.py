@@ -51,8 +51,7 @@ TARGET = Target(
         "bregman_lr_divisor": 10,
         "table.csv:epochs": 1000,
         "lissa.num_steps": 5000,
-        "lissa.num_repeats": 5,
-        "lissa.batch_size": "not stated",
+        "lissa.batch_size": "not stated; mean of 5 repeats. None: the exact mean of such runs, nothing repeated",
     },
     after=("pbrf/tab5",),
 )

@@ -90,8 +90,8 @@ def judge(computed: Computed, claims: ClaimSheet) -> list[ClaimResult]:
         by_hessian, by_other = (Judged(tables, claims, str(task), name) for name in ("hessian", "gauss_newton"))
         for prefix, estimates in {"": (by_hessian.lissa(), by_other.lissa()), "exact-": (EXACT, EXACT)}.items():
             results += [_judge(by_hessian, by_other, prefix, name, estimates) for name in PAIRS]
-        results += _judge_rates(by_hessian)
-        results += _judge_pbrf(by_hessian, by_other)
+        results += [by_hessian.correlation("two-stages", "two_stage"), *_judge_rates(by_hessian)]
+        results.append(_judge_cut_off(by_other))
         results += _judge_signs(tables, claims, str(task))
     return results
 
@@ -106,37 +106,36 @@ def _judge_rates(own: Judged) -> list[ClaimResult]:
 
 
 def _judge_signs(tables: dict[str, pd.DataFrame], claims: ClaimSheet, task: str) -> list[ClaimResult]:
-    """Judge the slow two stages apart: of points whose error keeps its sign in further training, and of others."""
+    """Judge the slow two stages apart: of points whose error keeps its sign in further training, and of others.
+
+    The points of a seed share its network: each seed counts once, by the mean over its points.
+    """
     results = []
-    nothing = pd.DataFrame(columns=["task", "kept", "slow_two_stage"])  # of a result from before points.csv
+    nothing = pd.DataFrame(
+        columns=["task", "seed", "kept", "slow_two_stage"]
+    )  # of a result from before points.csv
     points = tables["points"] if "kept" in tables.get("points", nothing.iloc[:, :1]) else nothing
     points = points[points.task == task]
     for name, own in (("sign-kept", points[points.kept > 0]), ("sign-lost", points[points.kept < 0])):
-        claim, values = claims.claim(name, of=task), own.slow_two_stage.to_numpy(float)
-        if not len(values):
+        claim, values = claims.claim(name, of=task), own.groupby("seed").slow_two_stage.mean()
+        if own.empty:
             results.append(out_of_reach(claim, f"Of {len(points)} points none is such."))
             continue
-        why = f"{len(values)} of {len(points)} points: {', '.join(f'{value:.2f}' for value in values)}."
-        results.append(judge_claim(claim, *stats.mean(values, unit="points"), if_not_reproduced=why))
+        why = f"{len(own)} of {len(points)} points; by seed: {', '.join(f'{value:.2f}' for value in values)}."
+        results.append(judge_claim(claim, *stats.mean(values), if_not_reproduced=why))
     return results
 
 
-def _judge_pbrf(by_hessian: Judged, by_gauss_newton: Judged) -> list[ClaimResult]:
-    """Judge what predicts the PBRF: LiSSA with either matrix, the filter of its own length, the exact solve."""
-    results = [by_hessian.correlation("hessian", PBRF), by_gauss_newton.correlation("gauss-newton", PBRF)]
-    if OWN_LENGTH not in by_gauss_newton.estimates:
-        claims = (
-            by_hessian.claims.claim(name, of=by_hessian.task) for name in ("own-length", "exact-below-lissa")
-        )
-        return results + [
-            out_of_reach(claim, "Not computed: this result is from before it was.") for claim in claims
-        ]
+def _judge_cut_off(own: Judged) -> ClaimResult:
+    """Judge how much better than the exact solve LiSSA predicts the PBRF, with the Gauss-Newton matrix."""
+    if not any(name.startswith("LiSSA") for name in own.estimates):
+        claim = own.claims.claim("exact-below-lissa", of=own.task)
+        return out_of_reach(claim, "Not computed: this result is from before it was.")
 
     def values(estimate: str, way: str = "over_test") -> pd.Series:
-        return by_gauss_newton.values(PBRF, way=way, estimate=estimate) - by_gauss_newton.values(PBRF, way=way)
+        return own.values(PBRF, way=way, estimate=estimate) - own.values(PBRF, way=way)
 
-    difference = by_gauss_newton.result("exact-below-lissa", values, stats.mean)
-    return [*results, by_gauss_newton.correlation("own-length", PBRF, estimate=OWN_LENGTH), difference]
+    return own.result("exact-below-lissa", values, stats.mean)
 
 
 def _judge(

@@ -147,3 +147,4 @@ def test_verdicts(
         "lissa/fig4", computed_of({"table": made_up(slope, constant), "constants": measured(largest, most)})
     )
     assert [result.verdict for result in results] == [*expected, "out of reach"]  # no language model
+    assert ("a misses it by" in results[0].explanation) == (slope > -0.9)

@@ -63,7 +63,7 @@ def words(found, names: set[str]) -> dict[str, str]:
 
 
 PAPER = {"pbrf", "pbrf-ranks", "above-cold", "above-warm", "cold", "warm"}
-OURS = {"exact", "own-length", "minimum", "small-weight"}
+OURS = {"exact", "own-length", "minimum", "small-weight", "smallest-scaling"}
 
 
 def test_the_central_claim_is_judged_by_its_bounds(verdicts) -> None:
@@ -88,12 +88,26 @@ def test_lissa_and_the_exact_solve_are_judged_apart(verdicts) -> None:
     assert (found["exact"].verdict, found["own-length"].verdict) == ("not reproduced", "not reproduced")
 
 
+def test_the_scaling_is_the_best_or_the_smallest_and_over_points_is_not_over_test(verdicts) -> None:
+    tables = made_up(AS_PRINTED, "gauss_newton", proximal_bregman=0.6)  # at 25, the smallest that is finite
+    rows = tables["correlations"]
+    rows.loc[(rows.estimate == "LiSSA, σ = 50") & (rows.response == "proximal_bregman"), "value"] = 0.95
+    warm = (rows.response == "warm") & (rows.estimate == "LiSSA, σ = 50")
+    rows.loc[warm & (rows.way == "over_points"), "value"] = [0.6, 0.61, 0.62] * 2
+    found = verdicts("pbrf/tab6", tables)
+    assert words(found, {"pbrf", "smallest-scaling"}) == {
+        "pbrf": "reproduced",
+        "smallest-scaling": "direction only",
+    }
+    assert (found["warm"].value, found["over-points"].value) == pytest.approx((0.001, 0.61), abs=2e-3)
+
+
 def test_a_result_from_before_lissa_keeps_its_exact_claims(verdicts) -> None:
-    tables = made_up(AS_PRINTED, "gauss_newton")
+    tables, after = made_up(AS_PRINTED, "gauss_newton"), {"own-length", "smallest-scaling"}
     old = tables["correlations"].query("estimate == 'exact'").drop(columns="estimate")
     found = verdicts("pbrf/tab6", tables | {"correlations": old})
-    assert set(words(found, PAPER | {"own-length"}).values()) == {"out of reach"}
-    assert set(words(found, OURS - {"own-length"}).values()) == {"reproduced"}
+    assert set(words(found, PAPER | after).values()) == {"out of reach"}
+    assert set(words(found, OURS - after).values()) == {"reproduced"}
 
 
 def test_where_influence_predicts_nothing_small_correlations_are_no_finding(verdicts) -> None:
@@ -128,14 +142,31 @@ def test_without_points_at_a_minimum_the_claim_on_it_is_out_of_reach(verdicts) -
 @pytest.mark.parametrize(
     ("two_stage", "warm", "pbrf", "expected"),
     [
-        (0.7, 0.2, 0.9, ["reproduced", "reproduced"]),
-        (0.9, 0.9, 0.91, ["direction only", "reproduced"]),
-        (0.1, 0.1, 0.2, ["direction only", "out of reach"]),
+        (0.7, 0.2, 0.9, ["reproduced", "reproduced", "reproduced"]),
+        (0.9, 0.9, 0.91, ["direction only", "reproduced", "reproduced"]),
+        (
+            0.1,
+            0.1,
+            0.9,
+            ["direction only", "direction only", "direction only"],
+        ),  # two stages that fail are no finding
+        (0.1, 0.1, 0.2, ["direction only", "out of reach", "direction only"]),
     ],
 )
 def test_two_stages_are_judged_by_differences(verdicts, two_stage, warm, pbrf, expected) -> None:
     found = verdicts(
         "pbrf/tab8", made_up({"two_stage": two_stage, "warm": warm, "proximal_bregman": pbrf}, "hessian")
     )
-    assert [found[name].verdict for name in ("above-warm-start", "below-pbrf")] == expected
+    assert [found[name].verdict for name in ("above-warm-start", "below-pbrf", "two-stages")] == expected
     assert found["above-warm-start"].value == pytest.approx(two_stage - warm)
+
+
+def test_of_points_that_share_a_network_each_seed_counts_once(verdicts) -> None:
+    tables = made_up({"two_stage": 0.7, "warm": 0.2, "proximal_bregman": 0.9}, "hessian")
+    kept = [(0, [0.9] * 8), (1, [0.5]), (2, [0.7])]
+    rows = [
+        {"task": "mlp", "seed": seed, "kept": 1.0, "slow_two_stage": value} for seed, own in kept for value in own
+    ]
+    found = verdicts("pbrf/tab8", tables | {"points": pd.DataFrame(rows)})["sign-kept"]
+    assert found.value == pytest.approx(0.7)
+    assert found.interval.num_samples == 3

@@ -37,7 +37,7 @@ def test_the_rule_of_a_headlines_verdict(verdicts: str, verdict: str) -> None:
     [
         ("", "0.95"), (":%", "95 %"), (":100", "95"), (":-%", "−95 %"), (":/", "1.1"), (":10^", "8.9"),
         (":-", "−0.95"), (":1/(1-)", "20"), (":-points", "−95 (−97 to −93)"),
-        (":interval", "0.95 (0.93 to 0.97)"),
+        (":interval", "0.95 (0.93 to 0.97)"), (":at most", "0.97"), (":100 at most", "97"),
         (":points", "95 (93 to 97)"), (":paper", "0.93 (Pearson)"),
     ],
 )  # fmt: skip

@@ -18,7 +18,8 @@ lissa:
 
 A number in a sentence is a claim in braces, never typed: {item/claim} is its value x with two digits.
 {item/claim:-}, {item/claim:%}, {item/claim:-%}, {item/claim:/}, {item/claim:1/(1-)} and {item/claim:10^} are -x, x
-and -x in percent, 1/x, 1/(1-x) and 10^x; {item/claim:100} is 100 x; {item/claim:interval} is x with its interval,
+and -x in percent, 1/x, 1/(1-x) and 10^x; {item/claim:100} is 100 x; {item/claim:at most} and
+{item/claim:100 at most} are the upper ends of their intervals; {item/claim:interval} is x with its interval,
 {item/claim:points} and {item/claim:-points} the same in percentage points; {item/claim:paper} is what the paper
 states. A name with three parts is another paper's, {benchmarks/llc/ratio}. A name with stars stands for many:
 {item/claim-*:largest} is the largest value, {item/claim-*:count} how many were judged, and
@@ -312,6 +313,8 @@ _FORMS: Mapping[str, Callable[[ClaimResult | None, float, Interval], str]] = {
     "10^": lambda _, value, __: written(10**value),
     "-": lambda _, value, __: written(-value),
     "1/(1-)": lambda _, value, __: written(1 / (1 - value)),
+    "at most": lambda _, __, interval: written(interval.high),
+    "100 at most": lambda _, __, interval: written(100 * interval.high),
     "interval": lambda _, value, interval: _with_interval(value, interval),
     "points": lambda _, value, interval: _with_interval(value, interval, unit=100.0),
     "-points": lambda _, value, interval: _with_interval(value, interval, unit=-100.0),

@@ -75,12 +75,14 @@ def papers_table(papers: Sequence[PaperFindings]) -> str:
     return "\n".join(lines)
 
 
-def clipped(results: Path, of: Mapping[str, str]) -> str:
-    """Return the least share of clipped entries of a racer's last step, over what it trained."""
-    table = tables.read_table(results / of["folder"], of["table"])
-    own = table[table.racer == of["racer"]]
-    last = own[own.step == own.step.max()]
-    return f"{written(100 * float(last.share.min()))} %"
+def clipped(results: Path, of: Mapping[str, Any]) -> str:
+    """Return the shares of clipped entries of a racer's last steps, the least and the largest of all folders."""
+    shares: list[float] = []
+    for folder in of["folders"]:
+        table = tables.read_table(results / folder, "clipped")
+        own = table[table.racer == of["racer"]]
+        shares += own[own.step == own.step.max()].share.tolist()
+    return f"{written(100 * min(shares))} to {written(100 * max(shares))} %"
 
 
 def _by_paper(folders: Sequence[ResultFolder]) -> dict[str, list[ResultFolder]]:

@@ -246,7 +246,14 @@ def _settings(record: Mapping[str, Any]) -> list[str]:
         return []
     lines = ["<details><summary>Settings, ours and the paper's</summary>", ""]
     if settings:
-        rows = [[entry.get(name) for name in ("name", "ours", "paper")] for entry in settings]
+        none = {"ours": "none"}  # where it is null
+        rows = [
+            [
+                none.get(name, "") if (value := entry.get(name)) is None else value
+                for name in ("name", "ours", "paper")
+            ]
+            for entry in settings
+        ]
         lines += ["| setting | ours | paper |", "|---|---|---|"]
         lines += [f"| {' | '.join(_cell(_listed(entry)) for entry in row)} |" for row in rows]
         lines.append("")

@@ -44,7 +44,7 @@ class ProximalBregmanResponses:
     def __init__(self, network: Network, trained: Trained, damping: float) -> None:
         self.network, self.model, self.damping = network, trained.model, damping
         self.settings = network.settings.responses
-        self._of: dict[str, float] = {"damping": damping, "l2": trained.run.length().weight_decay}
+        self._of: dict[str, float] = {"damping": damping, "l2": trained.length.weight_decay}
 
     def scores(self) -> dict[str, Any]:
         """Return (M, N) scores, -N times the change of a test loss when an example is left out, and their quality.

@@ -72,7 +72,7 @@ class _Task:
         table, queries = [], []
         for index, (method, result) in enumerate(scored):
             quality = {name: result[name] for name in QUALITY if result.get(name) not in {None, ""}}
-            row = {**self._names(method), "run_damping": self.trained.run.length().damping}
+            row = {**self._names(method), "run_damping": self.trained.length.damping}
             row |= {"status": result["status"]} | quality
             table.append(row | measured[index]["row"] | removed.get(index, {}) if index in measured else row)
             for order, values in measured[index]["queries"].items() if index in measured else ():

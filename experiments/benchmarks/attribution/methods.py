@@ -17,6 +17,7 @@ from curvlab.influence import influence_scores, per_example_gradients, segment_r
 from curvlab.lab.models import ConvNet
 from curvlab.linalg import identity
 from curvlab.solvers import Ekfac
+from curvlab.training import SGDRule
 from experiments.benchmarks.attribution.bregman import ProximalBregmanResponses
 from experiments.benchmarks.attribution.libraries.process import measure
 from experiments.benchmarks.attribution.network import Network, Trained
@@ -91,7 +92,7 @@ def methods(network: Network, trained: Trained, subsets: Tensor) -> Iterator[Met
 def own_scores(network: Network, trained: Trained) -> Iterator[Method]:
     """Yield what this library scores with, at every damping of the config."""
     settings, arguments = network.settings, (trained.model, network.loss, network.train, network.test)
-    length = trained.run.length()
+    length = trained.length
 
     def own(name: str, scores: Callable[[], Tensor], damping: float | None = None, **key: Any) -> Method:
         return Method(name, damping, key, lambda: {"status": "done", "scores": scores()})
@@ -108,8 +109,10 @@ def own_scores(network: Network, trained: Trained) -> Iterator[Method]:
     size = {"max_size": settings.ekfac_max_size} if settings.ekfac_max_size else {}
     for damping in _ekfac_dampings(settings):
         yield own(EKFAC, partial(_ekfac, network, trained, damping, **size), damping, **size)
-    parts = dict(settings.segments)
-    yield own(SEGMENTS, lambda: segment_response(*arguments, run=trained.run, rtol=rtol, **parts).scores, **parts)
+    if isinstance(trained.run.rule, SGDRule):  # SOURCE knows no other
+        parts = dict(settings.segments)
+        source = partial(segment_response, *arguments, run=trained.run, rtol=rtol, **parts)
+        yield own(SEGMENTS, lambda: source().scores, **parts)
     yield own(UNROLLED, lambda: unrolled_response(*arguments, run=trained.run).scores)
 
 
@@ -121,7 +124,7 @@ def _ekfac_dampings(settings: DictConfig) -> list[float]:
 def _bregman(network: Network, trained: Trained, subsets: Tensor) -> Iterator[Method]:
     settings = network.settings
     key = dict(settings.responses)
-    by_run = ProximalBregmanResponses(network, trained, trained.run.length().damping)
+    by_run = ProximalBregmanResponses(network, trained, trained.length.damping)
     yield Method(PBRF, None, key, by_run.scores)
     if settings.pbrf_at_paper_damping:
         paper = ProximalBregmanResponses(network, trained, float(settings.paper_damping))
@@ -160,27 +163,38 @@ def _unrolled_over_orders(network: Network) -> Tensor:
 
 # ----------------------------------------------------------------------------------------- peers
 def peers(network: Network, trained: Trained) -> Iterator[Method]:
-    """Yield the public libraries' scores."""
+    """Yield the public libraries' scores; `networks`: of as many others, from seeds by which nothing is judged."""
     settings = network.settings
     # Where the peers' Python lies belongs to a machine, not to a result.
     python = settings.peers_python or os.environ.get("CURVLAB_PEERS_PYTHON") or None
     limits = {"time_limit": settings.time_limit, "memory_limit": settings.memory_limit}
     for name, options in settings.peers.items():
-        asked = {key: value for key, value in options.items() if key != "grid"}
+        asked = {key: value for key, value in options.items() if key not in ("grid", "networks")}
         # `grid`: of which option; null: none. Of TRAK it is the ridge, in a unit of its own.
         values = {None: [None], "damping": _ekfac_dampings(settings), "lambda_reg": settings.ridges}[options.grid]
         for value in values:
             own = asked | ({"lambda_reg": float(value)} if options.grid == "lambda_reg" else {})
             key = limits | {"options": own, "peers": python is not None}
             stored = _stored(network, trained, float(value) if options.grid == "damping" else 0.0)
-            compute = partial(
-                measure,
-                stored,
-                own | {"num_threads": 1, "repeat_below": REPEAT_BELOW},
-                peers_python=python,
-                **limits,
-            )
+            own = own | {"num_threads": 1, "repeat_below": REPEAT_BELOW}
+            compute = partial(measure, stored, own, peers_python=python, **limits)
+            if options.get("networks"):
+                key |= {"networks": options.networks}
+                compute = partial(_of_others, network, int(options.networks), stored, compute)
             yield Method(str(name), None if value is None else float(value), key, compute)
+
+
+def _of_others(
+    network: Network, number: int, stored: dict[str, Any], measured: Callable[..., dict[str, Any]]
+) -> dict[str, Any]:
+    """Return a library's scores over networks of other seeds, whose trainings are in their seconds."""
+    first = int(network.settings.num_networks)
+    others = [network.at(seed).trained(seed) for seed in range(first, first + number)]
+    stored["ensemble"] = [[p.detach().cpu() for p in other.model.parameters()] for other in others]
+    found = measured()
+    if found["status"] == "done":
+        found["cpu_seconds"] += sum(other.seconds for other in others)
+    return found
 
 
 def _stored(network: Network, trained: Trained, damping: float) -> dict[str, Any]:

@@ -11,6 +11,7 @@ import torch
 from hydra.utils import instantiate
 from omegaconf import DictConfig
 from torch import Tensor, nn
+from torch.nn.utils import vector_to_parameters
 
 from curvlab.influence import ensemble_measurements
 from curvlab.lab import runs, task_label
@@ -19,8 +20,10 @@ from curvlab.lab.models import build_model
 from curvlab.linalg import flatten
 from curvlab.problem import stack
 from curvlab.training import (
+    AdamRule,
     BatchOrder,
     EnsembleLosses,
+    RunLength,
     SGDRule,
     TrainingRun,
     descend,
@@ -39,12 +42,14 @@ class Trained:
     Attributes:
         model: in eval mode.
         run: how it came there.
+        length: how far it went along a gradient, of which influence has its damping.
         seconds: of the training.
         train_loss: mean over the training set.
     """
 
     model: nn.Module
     run: TrainingRun
+    length: RunLength
     seconds: float
     train_loss: float
 
@@ -87,7 +92,9 @@ class Network:
             "training": without_paths(settings.training),
         }
         self._hyper = {
-            k: settings.training[k] for k in ("lr", "momentum", "weight_decay") if k in settings.training
+            k: settings.training[k]
+            for k in ("lr", "momentum", "weight_decay", "optimizer")
+            if k in settings.training
         }
 
     def _start(self, *names: str | int) -> nn.Module:
@@ -127,11 +134,37 @@ class Network:
         stored = self.run.unit("attribution/trained", key, partial(self._train, order), version=1)
         model = copy.deepcopy(self.initial)
         model.load_state_dict({name: value.to(self.run.device) for name, value in stored["weights"].items()})
-        rule = SGDRule(self._hyper["momentum"], self._hyper.get("weight_decay", 0.0))
+        decay = self._hyper.get("weight_decay", 0.0)
+        adam = self._hyper.get("optimizer") == "adam"
+        rule = AdamRule(weight_decay=decay) if adam else SGDRule(self._hyper["momentum"], decay)
         start = flatten(self.initial.parameters()).detach()
         rates = tuple(stored["learning_rates"])
         training = TrainingRun(start, tuple(self.batches(order)), rates, rule)
-        return Trained(model.eval(), training, stored["seconds"], stored["train_loss"])
+        if adam:
+            found = self.run.unit("attribution/rates", key, partial(self._effective_rates, training), version=1)
+            length = RunLength(tuple(found["rates"]), weight_decay=decay)
+        else:
+            length = training.length()
+        return Trained(model.eval(), training, length, stored["seconds"], stored["train_loss"])
+
+    def _effective_rates(self, training: TrainingRun) -> dict[str, Any]:
+        """Return how far each step of Adam goes along its gradient.
+
+        Adam divides coordinate i by √v_i + ε: along a lasting gradient g it moves by lr Σ g_i² / (√v_i + ε) / ‖g‖²
+        times what SGD at rate 1 does. g is the step's, v has its bias corrected.
+        """
+        model, rates = copy.deepcopy(self.initial).eval(), []
+        parameters, rule = list(model.parameters()), training.rule
+        assert isinstance(rule, AdamRule)
+        state = (training.start, *(torch.zeros_like(training.start) for _ in range(rule.num_buffers)))
+        for step, (batch, lr) in enumerate(zip(training.batches, training.learning_rates, strict=True), start=1):
+            vector_to_parameters(state[0], parameters)
+            inputs, targets = (part[batch.to(part.device)] for part in self.train)
+            gradient = flatten(torch.autograd.grad(self.loss(model(inputs), targets), parameters))
+            state = rule.update(state, gradient, lr=lr, step=step)
+            root = (state[2] / (1 - rule.betas[1] ** step)).sqrt() + rule.eps
+            rates.append(float(lr * (gradient.square() / root).sum() / gradient.square().sum()))
+        return {"rates": rates}
 
     def _train(self, order: int) -> dict[str, Any]:
         generator = self.run.generator("training", self.settings.seed_name, order)

@@ -154,7 +154,7 @@ class _Board:
         yield self._for_epochs(place, trained, fraction, filtered=True)
         size = {"max_size": self.settings.ekfac_max_size} if self.settings.ekfac_max_size else {}
         solver = ConjugateGradient(rtol=rtol, preconditioner=Ekfac(**size))
-        asked: dict[str, Any] = {"run": trained.run.length(), "solver": solver}
+        asked: dict[str, Any] = {"run": trained.length, "solver": solver}
         compute = partial(influence_scores, trained.model, place.loss, place.train, place.test, **asked)
         yield Method(PRECONDITIONED, None, {"rtol": rtol, **size}, _done(compute))
         if self.settings.get("peers"):
@@ -163,13 +163,15 @@ class _Board:
     def _for_epochs(self, place: Network, trained: Trained, fraction: float, *, filtered: bool) -> Method:
         """Return influence, or its filter, with the length of a retraining of as many epochs of a fraction."""
         rtol = float(self.settings.rtol)
-        asked: dict[str, Any] = {"run": trained.run.length(), "rtol": rtol, "filtered": filtered}
+        asked: dict[str, Any] = {"run": trained.length, "rtol": rtol, "filtered": filtered}
         asked["retraining"] = Retraining.as_many_epochs(fraction)
         compute = partial(influence_scores, trained.model, place.loss, place.train, place.test, **asked)
         name = FILTER_EPOCHS if filtered else RUN_EPOCHS
         return Method(name, None, {"fraction": fraction, "rtol": rtol}, _done(compute))
 
     def _unit(self, place: Network, method: Method) -> dict[str, Any]:
+        if "networks" in method.key:  # of other seeds: the same for each that is scored
+            place = self.network
         key = place.key | {"num_queries": self.settings.num_queries}
         key |= {"method": method.name, "damping": method.damping} | method.key
         about = f"{method.name} of {self.network.label}"
@@ -280,6 +282,8 @@ class _Board:
                 ("best and influence", max(names, key=value.__getitem__), ours),
                 ("length", RUN_EPOCHS, RUN_DAMPING),
             ):
+                if not {first, second} <= set(names):
+                    continue
                 pair = [self._best[name, against].predicted for name in (first, second)]
                 found = lds_of_predictions(pair, self.bank, against=against)  # type: ignore[arg-type]
                 asked = {"against": against, "question": question, "first": first, "second": second}
@@ -324,7 +328,7 @@ class _Board:
                 def solve(
                     place: Network = place, trained: Trained = trained, rtol: float = rtol
                 ) -> dict[str, Any]:
-                    asked: dict[str, Any] = {"run": trained.run.length(), "solver": ConjugateGradient(rtol=rtol)}
+                    asked: dict[str, Any] = {"run": trained.length, "solver": ConjugateGradient(rtol=rtol)}
                     found = influence(trained.model, place.loss, place.train, place.test, **asked)
                     return {"scores": found.scores, "products": found.solution.num_matvecs}
 

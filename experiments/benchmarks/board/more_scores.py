@@ -116,7 +116,7 @@ def _low_rank(network: Network, trained: Trained) -> Tensor:
         per_example_gradients(trained.model, network.loss, data) @ found.vectors
         for data in (network.test, network.train)
     )
-    return -test / (found.values.to(test) + trained.run.length().damping) @ points.T
+    return -test / (found.values.to(test) + trained.length.damping) @ points.T
 
 
 def _bayesian(network: Network, trained: Trained, chains: dict[str, Any]) -> dict[str, Any]:
@@ -127,7 +127,7 @@ def _bayesian(network: Network, trained: Trained, chains: dict[str, Any]) -> dic
     operator = GaussNewtonOperator(trained.model, network.loss, network.train)
     generator = network.run.generator("chains", network.settings.seed_name)
     largest = float(top_eigenvalues(operator, 1, rtol=0.1, progress=False, generator=generator).values[0])
-    nbeta, damping = float(network.num_train), trained.run.length().damping
+    nbeta, damping = float(network.num_train), trained.length.damping
     step_size = 4 * _STABILITY / (nbeta * (largest + damping))
     found = bayesian_influence(
         trained.model, network.loss, network.train, network.test,

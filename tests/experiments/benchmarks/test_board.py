@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import re
 import runpy
@@ -94,6 +95,51 @@ def test_a_first_call_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     short, long = method("short", 4.0, 1.0), method("long", 60.0, 57.0)
     assert [stopwatch(m)["seconds"] for m in (short, short, long, long)] == [1.0, 1.0, 60.0, 57.0]
     assert calls == ["short"] * 3 + ["long"] * 2
+
+
+def test_the_length_of_adam_is_that_of_a_loop() -> None:
+    """torch.optim.Adam by itself, whose own state says how far a step goes along its gradient."""
+    with task_of("digits-adam") as (_, task):
+        place = task.at(1)
+        trained, (x, y) = place.trained(1), place.train
+        model, rates = copy.deepcopy(place.initial), []
+        adam = torch.optim.Adam(model.parameters(), lr=0.003)
+        for step, batch in enumerate(place.batches(1), start=1):
+            adam.zero_grad()
+            nn.functional.cross_entropy(model(x[batch]), y[batch]).backward()
+            adam.step()
+            moved = total = 0.0
+            for p in model.parameters():
+                scale = 0.003 / ((adam.state[p]["exp_avg_sq"] / (1 - 0.999**step)).sqrt() + 1e-8)
+                moved += float((scale * p.grad**2).sum())
+                total += float((p.grad**2).sum())
+            rates.append(moved / total)
+        assert trained.length.learning_rates == pytest.approx(rates, rel=1e-2)
+        assert trained.length.time == pytest.approx(sum(rates), rel=1e-3)  # no momentum beside Adam's own
+        torch.testing.assert_close(trained.model.state_dict(), model.state_dict(), rtol=1e-2, atol=1e-3)
+        assert methods.SEGMENTS not in [m.name for m in methods.own_scores(place, trained)]  # SOURCE is of SGD
+
+
+def test_trak_of_other_networks_is_of_none_that_is_scored(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[tuple[dict[str, Any], dict[str, Any]]] = []
+
+    def measure(stored: dict[str, Any], own: dict[str, Any], **_: Any) -> dict[str, Any]:
+        seen.append((stored, own))
+        return {"status": "done", "scores": torch.zeros(1), "cpu_seconds": 1.0}
+
+    monkeypatch.setattr(methods, "measure", measure)
+    with task_of("smoke") as (_, task):
+        found = {m.name: m for m in methods.peers(task, task.trained(0))}
+        result = found["TRAK, 10 other networks"].compute()
+        others = [task.at(seed).trained(seed) for seed in range(2, 12)]  # 0 and 1 are scored
+        for parameters, other in zip(seen[-1][0]["ensemble"], others, strict=True):
+            torch.testing.assert_close(parameters, [p.detach() for p in other.model.parameters()])
+        assert result["cpu_seconds"] == pytest.approx(1 + sum(other.seconds for other in others))
+        asked = {name: method.key["options"] for name, method in found.items()}
+        assert asked["TRAK, 2,048 projections"]["proj_dim"] == 2048
+        assert asked["kronfluence EK-FAC as shipped"]["own_damping"]
+        found["TRAK"].compute()
+        assert "ensemble" not in seen[-1][0]
 
 
 def test_scores_without_gradients_and_of_few_directions() -> None:

@@ -51,6 +51,14 @@ class TrainedNetwork:
         self.test: tuple[Tensor, Tensor] = (stored["test_inputs"], stored["test_targets"])
         self.damping = float(stored["damping"])
         self.loss = nn.CrossEntropyLoss()  # mean over examples, of a language model over their tokens, too
+        self.ensemble: list[list[Tensor]] = stored.get("ensemble", [])  # parameters of other networks, for TRAK
+
+    def states(self) -> list[dict[str, Tensor]]:
+        """Return the state of each network of the ensemble, or that of the one network."""
+        names = [name for name, _ in self.model.named_parameters()]
+        state = self.model.state_dict()
+        own = [state | dict(zip(names, parameters, strict=True)) for parameters in self.ensemble]
+        return own or [state]
 
     @property
     def num_tokens(self) -> int:
@@ -188,6 +196,7 @@ def kronfluence(network: TrainedNetwork, options: Options) -> tuple[Tensor, str]
             return self.compute_train_loss(batch, model)
 
     torch.manual_seed(0)
+    damping = {} if options.get("own_damping") else {"damping_factor": network.damping * network.num_tokens}
     task, remark = Classification(), reached(network.model, nn.Linear, nn.Conv2d)
     prepared = prepare_model(network.model, task)
     with tempfile.TemporaryDirectory() as folder:
@@ -205,21 +214,22 @@ def kronfluence(network: TrainedNetwork, options: Options) -> tuple[Tensor, str]
             TensorDataset(*network.train),
             per_device_query_batch_size=25,
             per_device_train_batch_size=500,
-            score_args=ScoreArguments(damping_factor=network.damping * network.num_tokens),
+            score_args=ScoreArguments(**damping),
         )
         scores = analyzer.load_pairwise_scores("scores")["all_modules"]
     return -scores / network.num_tokens, remark
 
 
 def traker(network: TrainedNetwork, options: Options) -> tuple[Tensor, str]:
-    """TRAK of one checkpoint, with its projector for CPUs; higher scores of its own are more helpful."""
+    """TRAK, with its projector for CPUs, or none; higher scores of its own are more helpful."""
     from trak import TRAKer
-    from trak.projectors import BasicProjector
+    from trak.projectors import BasicProjector, NoOpProjector
 
-    size = sum(parameter.numel() for parameter in network.model.parameters())
-    projector = BasicProjector(
-        grad_dim=size, proj_dim=options["proj_dim"], seed=0, proj_type="rademacher", device="cpu"
-    )
+    size, asked = sum(parameter.numel() for parameter in network.model.parameters()), options["proj_dim"]
+    if asked is None:
+        projector = NoOpProjector(size, size, 0, "rademacher", "cpu")
+    else:
+        projector = BasicProjector(grad_dim=size, proj_dim=asked, seed=0, proj_type="rademacher", device="cpu")
     with tempfile.TemporaryDirectory() as folder:
         scorer = TRAKer(
             model=network.model,
@@ -228,21 +238,23 @@ def traker(network: TrainedNetwork, options: Options) -> tuple[Tensor, str]:
             save_dir=folder,
             device="cpu",
             projector=projector,
-            proj_dim=options["proj_dim"],
+            proj_dim=asked or size,
             lambda_reg=options.get("lambda_reg", 0.0),  # 0 is its default
             use_half_precision=False,
             logging_level=40,
         )
-        state = network.model.state_dict()
-        scorer.load_checkpoint(state, model_id=0)
-        for batch in network.loader("train", 200):
-            scorer.featurize(batch=batch, num_samples=len(batch[0]))
+        states = network.states()
+        for place, state in enumerate(states):
+            scorer.load_checkpoint(state, model_id=place)
+            for batch in network.loader("train", 200):
+                scorer.featurize(batch=batch, num_samples=len(batch[0]))
         scorer.finalize_features()
-        scorer.start_scoring_checkpoint("test", state, model_id=0, num_targets=len(network.test[0]))
-        for batch in network.loader("test", 200):
-            scorer.score(batch=batch, num_samples=len(batch[0]))
+        for place, state in enumerate(states):
+            scorer.start_scoring_checkpoint("test", state, model_id=place, num_targets=len(network.test[0]))
+            for batch in network.loader("test", 200):
+                scorer.score(batch=batch, num_samples=len(batch[0]))
         scores = torch.from_numpy(scorer.finalize_scores("test").copy()).float()  # (N, M)
-    return -scores.T, ""
+    return -scores.T, f"{len(states)} networks"
 
 
 METHODS: dict[str, Callable[[TrainedNetwork, Options], tuple[Tensor, str]]] = {
@@ -294,12 +306,9 @@ def main() -> None:
     importlib.import_module(MODULES[library])
     torch.func.vmap(torch.func.grad(torch.sin))(torch.zeros(1))  # what PyTorch loads for it is no library's
     scores, remark, cost = measured(METHODS[library], network, options)
-    if cost["cpu_seconds"] < float(
-        options.get("repeat_below", 0)
-    ):  # what is loaded for a first call is no method's
-        cost = measured(METHODS[library], network, options)[
-            2
-        ]  # a mended class would be mended twice: only seconds
+    # What is loaded for a first call is no method's.
+    if cost["cpu_seconds"] < float(options.get("repeat_below", 0)):
+        cost = measured(METHODS[library], network, options)[2]
     cost["peak_bytes"] = peak_bytes()
     # Need not be atomic: whoever started this process reads the file only after it has ended with status 0.
     torch.save({"scores": scores.float().clone(), "remark": remark, "version": version, **cost}, target)

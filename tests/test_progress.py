@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import io
+import re
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -139,6 +140,9 @@ CALLS: dict[str, Callable[[bool], Any]] = {
     "BlockConjugateGradient": solved(
         lambda **s: solvers.BlockConjugateGradient(preconditioner=solvers.Rows(), **s)
     ),
+    "choose_sgld_settings": lambda on: sampling.choose_sgld_settings(
+        *task(), batch_size=4, num_burnin_steps=20, num_chains=2, num_steps=4, generator=0, progress=on
+    ),
     "estimate_llc": lambda on: sampling.estimate_llc(
         *task(),
         step_size=1e-4,
@@ -151,6 +155,30 @@ CALLS: dict[str, Callable[[bool], Any]] = {
         progress=on,
     ),
 }
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_every_bar_of_work_beyond_ten_seconds_says_how_long_it_will_take(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    clock = iter(range(0, 10**9, 5))
+    monkeypatch.setattr(bars.time, "monotonic", lambda: float(next(clock)))  # five seconds a look
+    directions = torch.ones(op().shape[0], 1, dtype=torch.float64)
+    works: dict[str, Callable[[], Any]] = {
+        "walk": lambda: list(bars.progress_bar("walk", range(50))),
+        "gradient": lambda: problem.mean_gradient(*task(), batch_size=1),
+        "gradients": lambda: influence.per_example_gradients(*task(), batch_size=1),
+        "derivatives": lambda: influence.directional_derivatives(*task(), directions, batch_size=1),
+        "pilots, at most 8": lambda: CALLS["choose_sgld_settings"](True),
+    }
+    with caplog.at_level("INFO", logger="curvlab"):
+        for name, work in works.items():
+            caplog.clear()
+            work()
+            assert [r for r in caplog.messages if re.match(rf"{name}: about \d", r)], name
+        caplog.clear()
+        problem.mean_gradient(*task(), batch_size=1, progress=False)
+    assert not caplog.messages
 
 
 @pytest.mark.filterwarnings("ignore")

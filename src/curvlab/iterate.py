@@ -46,7 +46,7 @@ from torch import Tensor
 
 from curvlab.described import described
 from curvlab.files import DamagedFileError, decode, encode, refuse_folder, write_atomically
-from curvlab.progress import Forecast, can_be_silent, progress_bar
+from curvlab.progress import can_be_silent, progress_bar
 from curvlab.ranks import Ranks
 
 SECONDS_BETWEEN_SAVES = 60.0  # the work that a kill may cost
@@ -149,9 +149,8 @@ def iterate(
         method: what steps.
         name: of the work, beside the bar and in the checkpoint.
         total: steps in all, where that is known.
-        progress: show a bar on a terminal or in a notebook, from the second second on; a text stands beside it in
-            the place of the name. Work that will take more than ten seconds says so there once the first steps
-            have been timed ("about 3 min"), and elsewhere to the logger "curvlab", at the level INFO.
+        progress: show a bar on a terminal or in a notebook, from the second second on, with a forecast of the
+            time (`progress_bar`); a text stands beside it in the place of the name.
         callback: called with the state after each step; not for steps that an earlier run has taken.
         checkpoint: file in which the state is kept, saved every minute, or less often where saving takes long:
             after a kill, the same call goes on there and ends at the same numbers. Removed at the end. Where the
@@ -172,18 +171,17 @@ def iterate(
     if file is not None and (stored := file.load(_device(state))) is not None:
         state = _restored(state, stored)
     with progress_bar(name, total=total, done=state.num_steps, progress=progress) as bar:
-        forecast = Forecast(progress if isinstance(progress, str) else name, state.num_steps)
         while not state.done:
             before = state.num_steps
             state = method.step(state)
             if state.num_steps == before:  # it has only looked whether it is done
                 continue
-            bar.update()
             bar.total = getattr(state, "end", total)
-            if progress and not forecast.given:
-                forecast.look(state.num_steps, _expected(method, state, bar.total), silent=not bar.disable)
+            if not bar.forecast.given:
+                bar.expected = _expected(method, state, bar.total)
+            bar.update()
             if not bar.disable:
-                texts = (getattr(state, "status", ""), forecast.text)
+                texts = (getattr(state, "status", ""), bar.forecast.text)
                 bar.set_postfix_str(", ".join(filter(None, texts)), refresh=False)
             if callback is not None:
                 callback(state)

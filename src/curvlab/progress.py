@@ -9,7 +9,7 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextvars import ContextVar
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
@@ -40,31 +40,6 @@ def can_be_silent(function: Callable[P, R]) -> Callable[P, R]:
     return call
 
 
-def progress_bar(
-    name: str,
-    steps: Iterable[Any] | None = None,
-    *,
-    total: int | None = None,
-    done: int = 0,
-    progress: bool | str = True,
-) -> tqdm:
-    """Return a bar that shows itself after a second, on a terminal or in a notebook; a text is its name."""
-    # Of processes started by torchrun, the first one alone talks.
-    alone = os.environ.get("RANK", "0") == "0"
-    seen = bool(progress) and alone and not _SILENT.get() and (sys.stderr.isatty() or "ipykernel" in sys.modules)
-    return tqdm(
-        steps,
-        desc=progress if isinstance(progress, str) else name,
-        total=total,
-        initial=done,
-        delay=_SECONDS_BEFORE_BAR,
-        disable=not seen,
-        leave=False,
-        file=sys.stderr,
-        unit="step",
-    )
-
-
 class Forecast:
     """How long work will take, told once, from the first steps.
 
@@ -93,6 +68,70 @@ class Forecast:
             self.text = f"about {_duration(seconds)}"
             if not silent:
                 logging.getLogger("curvlab").info("%s: %s", self.name, self.text)
+
+
+class Bar(tqdm):
+    """A bar of `progress_bar`, that says once how long the work will take, or tells the logger "curvlab".
+
+    Attributes:
+        expected: the number of the last step, where that is another than `total`.
+        forecast: what has been found out.
+    """
+
+    def __init__(self, name: str, *, done: int, told: bool, **settings: Any) -> None:
+        self.expected: float | None = None
+        self.forecast = Forecast(name, done)
+        self._told, self._steps = told, done
+        super().__init__(desc=name, initial=done, **settings)
+
+    def __iter__(self) -> Iterator[Any]:
+        """Yield the steps, each counted when the next is asked for."""
+        try:
+            for step in self.iterable:
+                yield step
+                self.update()
+        finally:
+            self.close()
+
+    def update(self, n: float | None = 1) -> bool | None:
+        """Count steps, and find out how long all of them will take."""
+        self._steps += int(n or 0)
+        if self._told and not self.forecast.given:
+            last = self.total if self.expected is None else self.expected
+            self.forecast.look(self._steps, last, silent=not self.disable)
+            if self.forecast.text:
+                self.set_postfix_str(self.forecast.text, refresh=False)
+        return super().update(n)
+
+
+def progress_bar(
+    name: str,
+    steps: Iterable[Any] | None = None,
+    *,
+    total: int | None = None,
+    done: int = 0,
+    progress: bool | str = True,
+) -> Bar:
+    """Return a bar that shows itself after a second, on a terminal or in a notebook; a text is its name.
+
+    Work of a known total that will take more than ten seconds says so once the first steps have been timed
+    ("about 3 min"): beside the bar, and where there is none to the logger "curvlab", at the level INFO.
+    """
+    # Of processes started by torchrun, the first one alone talks.
+    told = bool(progress) and os.environ.get("RANK", "0") == "0" and not _SILENT.get()
+    seen = told and (sys.stderr.isatty() or "ipykernel" in sys.modules)
+    return Bar(
+        progress if isinstance(progress, str) else name,
+        iterable=steps,
+        total=total,
+        done=done,
+        told=told,
+        delay=_SECONDS_BEFORE_BAR,
+        disable=not seen,
+        leave=False,
+        file=sys.stderr,
+        unit="step",
+    )
 
 
 def _duration(seconds: float) -> str:

@@ -1,3 +1,4 @@
+import re
 from dataclasses import replace
 
 import pytest
@@ -136,6 +137,23 @@ def test_an_error_out_of_reach_is_named_before_anything_is_run(generator) -> Non
         Lissa.auto(operator, 0.1, sampling="uniform", error_rtol=0.0, generator=generator)
     with pytest.raises(ValueError, match=r"max_steps must be at least num_steps = 6, got 3"):
         Lissa(0.1, 20, 6, average_last=2, error_rtol=0.1, max_steps=3)
+
+
+def test_auto_warns_where_conjugate_gradients_would_take_fewer_products(generator) -> None:
+    matrices, damping = heavy(tail=0.2), 3e-4
+    operator = DenseOperator(matrices, is_psd=True)
+    with pytest.warns(UserWarning, match=r"where ConjugateGradient takes about \d+: use that"):
+        solver = Lissa.auto(operator, damping, sampling="uniform", generator=generator)
+    assert solver.recipe is not None
+    own, told = map(int, re.findall(r"as (\d+) products at least.*about (\d+)", solver.recipe.problems[-1])[0])
+    assert own == pytest.approx(solver.num_steps * solver.batch_size / 400, abs=0.5)
+    steps: list[int] = []
+    b = torch.randn(15, 1, generator=generator, dtype=torch.float64)
+    truth = torch.linalg.solve(matrices.mean(0) + damping * torch.eye(15, dtype=torch.float64), b)
+    for taken in range(1, 20):
+        x = ConjugateGradient(rtol=1e-12, max_steps=taken).solve(operator + damping * identity, b).x
+        steps += [taken] if float((x - truth).norm() / truth.norm()) < 0.2 else []
+    assert steps[0] <= told < own
 
 
 def test_stationary_error_bounds_the_noise() -> None:

@@ -14,7 +14,7 @@ from curvlab.influence.derivatives import Measurement
 from curvlab.influence.retraining.responses import of_copies
 from curvlab.problem import Data, Loss, Problem
 from curvlab.problem.batch import Inputs
-from curvlab.progress import can_be_silent, progress_bar
+from curvlab.progress import can_be_silent
 from curvlab.seeding import generator_of
 from curvlab.shown import Shown, Summary, counted
 
@@ -149,7 +149,7 @@ def ensemble_measurements(
     def of_batch(inputs: Inputs, targets: Tensor, _: Tensor | None) -> Tensor:
         return of_copies(problem.function, parameters.T, inputs, lambda outputs: measure(outputs, targets))
 
-    return torch.cat(list(progress_bar("measurements", problem.map(of_batch))), dim=1)
+    return torch.cat(list(problem.map(of_batch, name="measurements")), dim=1)
 
 
 def _check(scores: Tensor, subsets: Tensor, measured: Tensor) -> None:

@@ -15,7 +15,7 @@ from curvlab.linalg import LinearOperator, flatten, unflatten, unflatten_columns
 from curvlab.problem import Data, Loss, Problem
 from curvlab.problem.batch import Inputs, take
 from curvlab.problem.model_function import check_finite
-from curvlab.progress import can_be_silent, progress_bar
+from curvlab.progress import can_be_silent
 from curvlab.ranks import Ranks
 
 # (outputs, targets) -> (N,), one number for each example, from its own outputs alone.
@@ -77,9 +77,7 @@ def per_example_gradients(
         rows = [flatten(gradient(parameters, take(inputs, i), targets[i])) for i in range(len(targets))]
         return torch.stack(rows)
 
-    total = -(-problem.num_examples // batch_size)
-    rows = progress_bar("gradients", problem.map(of_batch, at_most=batch_size), total=total, progress=progress)
-    return torch.cat(list(rows))
+    return torch.cat(list(problem.map(of_batch, at_most=batch_size, name="gradients")))
 
 
 @can_be_silent
@@ -132,8 +130,7 @@ def derivatives_along(problem: Problem, directions: Tensor, measure: Measurement
         return torch.cat([of_piece(inputs, targets, group) for group in groups], dim=1)
 
     with torch.no_grad():
-        parts = problem.map(of_batch, at_most=batch_size, num_columns=num_columns)
-        return list(progress_bar("derivatives", parts, total=-(-problem.num_examples // batch_size)))
+        return list(problem.map(of_batch, at_most=batch_size, num_columns=num_columns, name="derivatives"))
 
 
 def checked_points(points: Tensor | Sequence[int] | None, num_examples: int) -> Tensor:

@@ -380,7 +380,7 @@ def curvature_probes(problem: Problem, count: int, generator: torch.Generator) -
         ]
         return torch.stack(pulled, dim=1)
 
-    return sum(problem.map(of_batch), start=torch.zeros(())) / math.sqrt(problem.divisor)
+    return sum(problem.map(of_batch, name="probes"), start=torch.zeros(())) / math.sqrt(problem.divisor)
 
 
 def _curvature_root(outputs: Tensor, targets: Tensor, loss: OutputLoss) -> Tensor:

@@ -288,6 +288,7 @@ class Problem:
         *,
         at_most: int | None = None,
         num_columns: int = 1,
+        name: str = "",
     ) -> Iterator[Value]:
         """Yield compute(inputs, targets, weights) of each batch, in order.
 
@@ -297,13 +298,23 @@ class Problem:
             compute: of a batch's (B, ...) inputs and targets, and weights (B,) or None.
             at_most: examples at a time.
             num_columns: vectors that `compute` takes together, at most `memory.columns` of them.
+            name: of a progress bar, which counts examples; none without a name.
         """
-        for piece in self._pieces():
-            rows = slice(0, 0)
-            while rows.stop < len(piece[1]):
-                step = partial(self._next, compute, piece, rows.stop, at_most)
-                rows, value = self.memory.run(step, columns=num_columns)
-                yield value
+        with progress_bar(name, total=self._num_read, progress=bool(name)) as bar:
+            for piece in self._pieces():
+                rows = slice(0, 0)
+                while rows.stop < len(piece[1]):
+                    step = partial(self._next, compute, piece, rows.stop, at_most)
+                    rows, value = self.memory.run(step, columns=num_columns)
+                    yield value
+                    bar.update(rows.stop - rows.start)
+
+    @property
+    def _num_read(self) -> int:
+        """Examples of a pass."""
+        if self.selected is not None:
+            return sum(len(targets) for _, targets, _ in self.selected)
+        return self.num_examples if self.weights is None else int(self.weights.to(self.dtype).count_nonzero())
 
     def _next(
         self,
@@ -345,7 +356,7 @@ class Problem:
         """
         total = torch.zeros(self.num_parameters, dtype=self.dtype, device=self.device)
         divisor = self.divisor
-        for gradient in progress_bar("gradient", self.map(self._summed_gradient)):
+        for gradient in self.map(self._summed_gradient, name="gradient"):
             total += gradient
         return total / divisor
 

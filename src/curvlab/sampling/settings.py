@@ -196,7 +196,7 @@ def choose_sgld_settings(
     step = _Step(4 * _STABILITY / (nbeta * surface.top) if surface.top > 0 else 1 / nbeta, reach=1.0)
     report = [f"at w0: λmax {surface.top:.3g}, tr(H) {surface.trace:.3g}; first step size {step.size:.2g}"]
     last, highest, problem = None, 0.0, "every pilot diverged"
-    for attempt in progress_bar("pilots", range(1, _MAX_ROUNDS + 1), progress=progress):
+    for attempt in progress_bar("pilots, at most 8", range(1, _MAX_ROUNDS + 1), progress=progress):
         seeds = [_seed(generator) for _ in range(num_chains)]
         found = search.pilot(step, seeds, num_steps, chunk_size=chunk_size, probe=probe)
         if found is None:

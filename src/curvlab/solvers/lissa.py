@@ -144,8 +144,8 @@ class Lissa(IterativeSolver):
         λmax is measured, |B| = 2 C tr / λmax, four time constants are run, and the last third of the iterates is
         averaged. Where the estimated error of a solution then exceeds `error_rtol`, the iteration goes on until it
         does not (`max_steps`). `recipe` on the result says what was measured and what it cost; its products are
-        counted in each solution. Where `error_rtol` is out of reach, or a batch as dear as the data, a warning and
-        `recipe.problems` say so before anything is run.
+        counted in each solution. Where `error_rtol` is out of reach, a batch as dear as the data, or conjugate
+        gradients take fewer products, a warning and `recipe.problems` say so before anything is run.
 
         Convergence of the second moment takes |B| >= C tr / λmax, where E H̃² - G² ⪯ C tr(G) G for the matrix H̃
         of one drawn example (Klochkov & Liu 2024, condition C.1, Corollary 1). Which C that is, is the sampling's:

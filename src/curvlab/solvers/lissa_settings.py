@@ -132,12 +132,25 @@ class LissaRecipe(Shown):
                 f"an error of {error_rtol:g} may take {steps:,} steps: raise error_rtol or the damping, or use "
                 "ConjugateGradient, whose steps grow with its logarithm"
             )
-        if num_examples is not None and self.settings.batch_size >= num_examples:
+        if num_examples is None:
+            return tuple(found)
+        own = self.settings.num_steps * self.settings.batch_size / num_examples
+        if self.settings.batch_size >= num_examples:
             found.append(
                 f"a batch of {self.settings.batch_size:,} examples costs as much as all {num_examples:,}: use "
                 "ConjugateGradient"
             )
+        elif own > (others := self.steps_of_conjugate_gradients(error_rtol)):
+            found.append(
+                f"its batches hold as many examples as {own:,.0f} products at least, where ConjugateGradient "
+                f"takes about {others:,}: use that"
+            )
         return tuple(found)
+
+    def steps_of_conjugate_gradients(self, error_rtol: float) -> int:
+        """Return after how many products CG is as near at most: √κ/2 ln(2 √κ / error), κ = 1 + λmax / λ."""
+        root = math.sqrt((self.largest_eigenvalue + self.damping) / self.damping)
+        return math.ceil(root / 2 * math.log(2 * root / error_rtol))
 
     def summary(self) -> Summary:
         """Return the settings, what they were computed from, and the cost of measuring it."""

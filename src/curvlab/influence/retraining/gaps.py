@@ -12,7 +12,7 @@ from curvlab.influence.retraining.responses import of_copies
 from curvlab.linalg import flatten
 from curvlab.problem import Data, Problem
 from curvlab.problem.batch import Inputs
-from curvlab.progress import can_be_silent, progress_bar
+from curvlab.progress import can_be_silent
 from curvlab.shown import Shown, Summary
 
 # Which two responses each gap lies between (Bae et al. 2022, Sec. C.2), in the order of Table 5 and Fig. 4.
@@ -80,7 +80,7 @@ def output_gaps(
         )
         return torch.stack([(a - b).square().flatten(1).sum(1).cpu() for a, b in pairwise(outputs)])
 
-    totals = torch.stack(list(progress_bar("distances", problem.map(squares)))).sum(0)
+    totals = torch.stack(list(problem.map(squares, name="distances"))).sum(0)
     return {
         f"{first}-{second}": Gap((total / problem.num_examples).sqrt(), total.sqrt())
         for (first, second), total in zip(pairwise(responses), totals, strict=True)

@@ -28,7 +28,7 @@ from curvlab.influence.retraining.points import ProximalBregmanObjective, per_po
 from curvlab.linalg import LinearOperator, flatten, identity, unflatten, unflatten_columns
 from curvlab.problem import Data, Loss, ModelFunction, Problem
 from curvlab.problem.batch import Inputs
-from curvlab.progress import can_be_silent, progress_bar
+from curvlab.progress import can_be_silent
 from curvlab.seeding import generator_of
 from curvlab.solvers import Solution, Solver
 
@@ -187,7 +187,7 @@ def loss_response(
         )
         return ((after - before) / weights[:, None]).T
 
-    return torch.cat(list(progress_bar("changes of losses", problem.map(of_batch))))
+    return torch.cat(list(problem.map(of_batch, name="changes of losses")))
 
 
 @torch.no_grad()

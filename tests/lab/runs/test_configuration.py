@@ -255,6 +255,24 @@ def test_a_full_disk_is_said_with_what_to_change(roots: DictConfig) -> None:
     assert "are kept" in line
 
 
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        RuntimeError(
+            "[enforce fail at alloc_cpu.cpp:119] err == 0. DefaultCPUAllocator: can't allocate memory: you"
+        ),
+        ImportError("libtorch_cpu.so: failed to map segment from shared object"),
+    ],
+)
+def test_memory_that_ran_out_is_said_with_what_to_change(roots: DictConfig, error: Exception) -> None:
+    line = str(explanation(error, roots))
+    assert line.startswith(f"memory ran out ({str(error) or 'MemoryError'}). Raise the limit")
+    assert "smaller preset or batch_size" in line
+    assert "\n" not in line
+    assert "are kept" in line
+
+
 def test_a_refused_write_names_the_root_it_belongs_to(roots: DictConfig) -> None:
     path = Path(roots.store.root) / "unit" / "x.pt"
     line = str(explanation(PermissionError(errno.EACCES, "Permission denied", str(path)), roots))

@@ -49,6 +49,13 @@ def test_help_tells_cpu_time_and_not_how_long_a_busy_machine_took() -> None:
     assert longer  # where the two differ
 
 
+def test_a_limit_that_torch_does_not_fit_into_is_named_in_one_line() -> None:
+    run = f"ulimit -v 2000000; {sys.executable} -m experiments run rank1-prop preset=smoke"
+    done = subprocess.run(["bash", "-c", run], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert re.fullmatch(r"error: .* limited to 1.9 GiB \(ulimit -v\).*raise the limit .*\n", done.stderr)
+
+
 def test_targets_run_in_company_and_a_failure_stops_no_other(tmp_path: Path) -> None:
     overrides = [f"results.root={tmp_path / 'results'}", f"store.root={tmp_path / 'store'}", "tracker=none"]
     done = subprocess.run(

@@ -37,6 +37,9 @@ _NEUTRAL = re.compile(
 _MAX_LENGTH = 80
 _FULL = {errno.ENOSPC, errno.EDQUOT}
 _REFUSED = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST, errno.ENOENT}
+# As PyTorch's allocators, Python, and the loader of shared libraries say it.
+_NO_MEMORY = ("out of memory", "allocate memory", "not enough memory", "failed to map segment")
+_TO_LOAD = 4 * 2**30  # bytes of address space that PyTorch, pandas and this library take
 _KEPT = "Finished units of work are kept: the same command goes on where it stopped."
 
 
@@ -248,6 +251,8 @@ def explanation(error: BaseException, cfg: DictConfig) -> str | None:
 
     What it was raised from counts, too: Hydra wraps errors of the functions that a config names.
     """
+    if any(_is_out_of_memory(cause) for cause in _causes(error)):
+        return _no_memory(error)
     # Here, because torch comes with it: only after a failure.
     from curvlab.lab.data.download import DamagedDataError, DataNotFoundError
 
@@ -272,6 +277,36 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
     while found is not None:
         yield found
         found = found.__cause__ or found.__context__
+
+
+def too_little_memory() -> str | None:
+    """Return what is wrong with `ulimit -v`, before torch is loaded; None: nothing, or no such limit (Windows)."""
+    try:
+        import resource  # not on Windows
+    except ImportError:
+        return None
+    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+    if limit == resource.RLIM_INFINITY or limit >= _TO_LOAD:
+        return None
+    return (
+        f"the address space is limited to {limit / 2**30:.2g} GiB (ulimit -v), and loading PyTorch takes "
+        f"{_TO_LOAD / 2**30:.0f}: raise the limit to 6 GiB or more (8388608 is 8 GiB), or take it away, "
+        "ulimit -v unlimited."
+    )
+
+
+def _is_out_of_memory(error: BaseException) -> bool:
+    is_told = isinstance(error, RuntimeError | ImportError | OSError)
+    return isinstance(error, MemoryError) or (is_told and any(text in str(error).lower() for text in _NO_MEMORY))
+
+
+def _no_memory(error: BaseException) -> str:
+    first = (str(error).splitlines() or [""])[0] or type(error).__name__
+    return (
+        f"memory ran out ({first}). Raise the limit if there is one (ulimit -v, Slurm's --mem, a container's), "
+        "run fewer targets side by side (CURVLAB_JOBS=1), or take a smaller preset or batch_size (`--help` lists "
+        f"the keys). {_KEPT}"
+    )
 
 
 def _another(key: str) -> str:

@@ -89,6 +89,9 @@ def run(arguments: Sequence[str]) -> int:
     names = [a for a in arguments if "=" not in a and not a.startswith("-")]
     targets = named_targets(names)
     overrides = [argument for argument in arguments if argument not in names]
+    if problem := configuration.too_little_memory():
+        print(f"error: {problem}", file=sys.stderr)
+        return 1
     if len(targets) == 1:
         sys.argv[1:] = overrides
         main(targets[0])

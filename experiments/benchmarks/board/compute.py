@@ -12,7 +12,14 @@ import pandas as pd
 from omegaconf import DictConfig
 from torch import Tensor
 
-from curvlab.influence import Retraining, influence, influence_scores, unrolled_response
+from curvlab.influence import (
+    Retraining,
+    adam_times,
+    influence,
+    influence_scores,
+    preconditioned_influence,
+    unrolled_response,
+)
 from curvlab.influence.bank import (
     AGAINST,
     SAME_SEED,
@@ -26,6 +33,7 @@ from curvlab.influence.bank import (
 )
 from curvlab.lab import Run, task_settings
 from curvlab.solvers import ConjugateGradient, Ekfac
+from curvlab.training import AdamRule
 from experiments.benchmarks.attribution.methods import (
     COSINE,
     DOT,
@@ -45,6 +53,7 @@ from experiments.benchmarks.board.banks import bank_of
 from experiments.benchmarks.board.more_scores import BAYESIAN, more_scores
 
 RUN_EPOCHS, FILTER_EPOCHS = "influence, as many epochs", "filter, as many epochs"
+ADAM, ADAM_EPOCHS = "influence, a damping a parameter", "influence, a damping a parameter, as many epochs"
 PRECONDITIONED = "influence by CG with EK-FAC"
 AVERAGED, CEILING = "unrolled over other seeds", "ceiling"
 PROTOCOLS = ("single run", "standard")
@@ -122,7 +131,7 @@ class _Board:
     @cached_property
     def scored(self) -> list[_Row]:
         """Every method at every damping."""
-        every = [list(self._methods(k)) for k in range(len(self.places))]
+        every = [[m for m in self._methods(k) if self._asked(m.name)] for k in range(len(self.places))]
         rows = []
         for same in zip(*every, strict=True):
             results = [self._unit(self.places[k], method) for k, method in enumerate(same)]
@@ -140,7 +149,11 @@ class _Board:
                     )
                 row = _Row(row.name, row.damping, status, predicted, seconds, without)
             rows.append(row)
-        return [*rows, self._averaged()]
+        return [*rows, self._averaged()] if self._asked(AVERAGED) else rows
+
+    def _asked(self, name: str) -> bool:
+        only = self.settings.get("only")
+        return only is None or name in only
 
     def _predictions(self, scores: list[Tensor]) -> Array:
         return self.bank.predictions(np.stack([own.double().cpu().numpy() for own in scores]))
@@ -157,8 +170,22 @@ class _Board:
         asked: dict[str, Any] = {"run": trained.length, "solver": solver}
         compute = partial(influence_scores, trained.model, place.loss, place.train, place.test, **asked)
         yield Method(PRECONDITIONED, None, {"rtol": rtol, **size}, _done(compute))
+        if isinstance(trained.run.rule, AdamRule):
+            yield from self._of_adam(place, trained)
         if self.settings.get("peers"):
             yield from peers(place, trained)
+
+    def _of_adam(self, place: Network, trained: Trained) -> Iterator[Method]:
+        """Yield influence with a damping for each parameter, 1/τ of Adam's run, for as many steps and epochs."""
+        rtol, fraction = float(self.settings.rtol), float(self.settings.fraction)
+        data = (trained.model, place.loss, place.train)
+        for name, share in ((ADAM, 1.0), (ADAM_EPOCHS, fraction)):
+
+            def scores(share: float = share) -> Tensor:
+                times = share * adam_times(*data, trained.run)
+                return preconditioned_influence(*data, place.test, run=trained.run, times=times, rtol=rtol).scores
+
+            yield Method(name, None, {"share": share, "rtol": rtol}, _done(scores))
 
     def _for_epochs(self, place: Network, trained: Trained, fraction: float, *, filtered: bool) -> Method:
         """Return influence, or its filter, with the length of a retraining of as many epochs of a fraction."""

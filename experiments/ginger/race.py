@@ -234,8 +234,8 @@ def final_run(
 
     The row: `accuracy`, the best on the validation set over the epochs (as the paper has it), `best_epoch`, and at
     this epoch `validation_loss`, `test_accuracy`, `test_loss`: the test set has chosen nothing. `min_train_loss`,
-    the smallest loss of a step's batch (nan where it was lost in divergence); `diverged`; `gradients`; `seconds`,
-    of all steps. A network that diverged counts with its best epoch before, the start included.
+    the smallest loss of a step's batch (nan where it was lost in divergence); `diverged`; `gradients`. A network
+    that diverged counts with its best epoch before, the start included.
 
     The curve: step, seconds, train_loss (mean of the epoch's batches), validation_loss, validation_accuracy.
     """
@@ -253,7 +253,6 @@ def final_run(
         "best_epoch": best,
         "diverged": found["diverged"],
         "gradients": steps * racer.gradients_per_step,
-        "seconds": found["seconds"][-1],
     }
     row["min_train_loss"] = row["min_train_loss"] if math.isfinite(row["min_train_loss"]) else math.nan
     columns = ("step", "seconds", "validation_loss", "validation_accuracy")

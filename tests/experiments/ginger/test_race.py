@@ -128,6 +128,13 @@ def test_final_runs_report_the_epoch_that_validation_prefers(task: RaceTask) -> 
     assert row["accuracy"] == curve.validation_accuracy.max()
     assert curve.validation_accuracy.iloc[row["best_epoch"] - 1] == row["accuracy"]
     assert row["gradients"] == 5 * 4 == curve.step.iloc[-1]
+    assert "seconds" not in row  # equal numbers give equal bytes: times are in run.json, and in the curve
+
+
+@pytest.mark.parametrize("name", ["tab1", "tab3", "tab4"])
+def test_no_published_table_of_final_runs_holds_times(name: str) -> None:
+    for path in (Path(__file__).parents[3] / "results" / "ginger" / name).glob("*/table.csv"):
+        assert not [column for column in pd.read_csv(path) if "seconds" in column], path
 
 
 @pytest.mark.parametrize("diverges_after", [None, 9])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -384,10 +385,14 @@ def test_what_cannot_be_known_says_why() -> None:
 def test_on_the_command_line_it_computes_nothing(tmp_path: Path) -> None:
     # In a process of its own: Hydra's logging closes what pytest captures.
     folders = [f"results.root={tmp_path / 'results'}", f"store.root={tmp_path / 'store'}"]
-    words = ["run", "ngd-fig3", "preset=smoke", "plan=true", f"hydra.run.dir={tmp_path}", *folders]
-    command = [sys.executable, "-m", "experiments", *words]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=Path(__file__).parents[3])
-    assert done.stdout.startswith("ngd-fig3 (smoke): a plan; nothing is computed\n")
+    words = ["run", "ngd-fig1", "preset=laptop", "~tasks.ffnn_1_layer_mnist_10000", "plan=true", *folders]
+    command = shlex.join([sys.executable, "-m", "experiments", *words, f"hydra.run.dir={tmp_path}"])
+    head = f"set -o pipefail; {command} | head -n 2"  # which reads no further
+    done = subprocess.run(["bash", "-c", head], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert done.stdout.startswith(
+        "ngd-fig1 (laptop): a plan; nothing is computed\nffnn_2_layers_mnist_10000: 26,506"
+    )
+    assert done.stderr == ""
     assert not (tmp_path / "results").exists()
     assert not (tmp_path / "store").exists()
 

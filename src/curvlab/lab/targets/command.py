@@ -55,8 +55,11 @@ def main(target: Target) -> None:
 def _print_plan(target: Target, cfg: DictConfig) -> None:
     from curvlab.lab.targets.plan import plan
 
-    for line in plan(target, cfg):
-        print(line, flush=True)
+    try:
+        for line in plan(target, cfg):
+            print(line, flush=True)
+    except BrokenPipeError:  # whoever reads, `| head` say, has read enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def load_config(target: Target, overrides: Sequence[str] = ()) -> DictConfig:
@@ -86,7 +89,7 @@ def run(arguments: Sequence[str]) -> int:
     One target runs in this process, with Hydra's whole command line. Several run as many side by side as there
     are cores (environment variable CURVLAB_JOBS), the longest first, those that reuse another's units after it.
     """
-    names = [a for a in arguments if "=" not in a and not a.startswith("-")]
+    names = [a for a in arguments if "=" not in a and not a.startswith(("-", "~"))]  # ~key deletes, as in Hydra
     targets = named_targets(names)
     overrides = [argument for argument in arguments if argument not in names]
     if problem := configuration.too_little_memory():

@@ -6,8 +6,9 @@ LiSSA runs 1,000 steps with twice the recommended batch size, the recommended on
 averaged over ten runs, which see as much data where ten divides the batch size (embedded: 10 x 1 examples against
 13, which the claims say). Test influences are correlated between steps, as in the paper, and
 at each step with those of the exact solution. The paper shows one training image (it does not say which) and one
-run; here every number is a mean over several points and seeds. A run that overflows is shown as such: no number
-stands for its correlation, and the claims take it for -1, the least that one can be.
+run; here every number is a mean over several points and seeds. A run that overflows is shown as such, and no
+number stands for its correlation: it has no plateau and no last step, and claims on these are out of reach. How
+close it came before is judged. Where the recommended batch overflows it has not converged, and counts as 0.
 
 One panel goes beyond the paper: an overfitted network with small damping, where the recipe with C = 2 diverges and
 the one with C measured (`Lissa.auto`) does not; nor does C = 2 with examples drawn by importance, ours. Its
@@ -247,8 +248,8 @@ def _recipe_rows(task: str, recipes: dict[str, Any]) -> Rows:
 # ------------------------------------------------------------------------------------ judge
 NOT_HERE = "No task of this run has this panel."
 REACHED = 0.95  # of its own plateau, the mean over the later half of the steps: there a curve has converged
+REFUSED = "No plateau to reach or to compare: LiSSA diverges."
 PANELS = ("converges", *(f"{name}-{size}" for name in ("faster", "closer") for size in ("recommended", "double")))
-OVERFLOW = -1.0  # what an overflow counts in place of a correlation: the least that one can be
 # Each of them over the correlation with the exact solution, and between steps: with the own last one.
 CORRELATIONS = {"": "pearson", "steps-": "pearson_last"}
 
@@ -258,7 +259,7 @@ def judge(computed: Computed, claims: ClaimSheet) -> list[ClaimResult]:
     results, table = list[ClaimResult](), computed["table"]
     for task, own in table.groupby("task", sort=False):
         for prefix, column in CORRELATIONS.items():
-            results += _batch_sizes(claims, str(task), prefix, own.fillna({column: OVERFLOW}), column)
+            results += _batch_sizes(claims, str(task), prefix, own, column)
     if table.empty:
         names = [(f"{prefix}{name}", name.rpartition("-")[2]) for prefix in CORRELATIONS for name in PANELS]
         lacking = [claims.claim(name, of="batch-sizes", size=size) for name, size in names]
@@ -275,52 +276,57 @@ def _batch_sizes(
     why = "" if prefix else f"The plain gradient, step 1, correlates by {own[own.step == 1][column].mean():.2f}. "
     why += (
         f"Sampling noise of the last iterates remains, or C = 2 is too small here (a tenth of the batch reaches "
-        f"{found.end[small].mean():.2f}): the panel on recipes has C measured. {facts}"
+        f"{found.best[small].mean():.2f}): the panel on recipes has C measured. {facts}"
     )
-    yield _over_seeds(claims.claim(f"{prefix}converges", of=task), found.end[recommended], why)
+    yield _over_seeds(claims.claim(f"{prefix}converges", of=task), found.end[recommended].fillna(0.0), why)
     for name, size in (("recommended", recommended), ("double", double)):
-        steps, plateaus = ({n: found[what][n] for n in (size, small)} for what in ("steps", "plateau"))
+        level = "plateau" if prefix else "best"
+        steps, levels = ({n: found[what][n] for n in (size, small)} for what in ("steps", level))
+        invalid = bool(own[own.batch_size.isin([size, small])].overflow.any())
         listed = {n: ", ".join(f"{step:.0f}" for step in own_steps) for n, own_steps in steps.items()}
         why = (
             f"Steps by seed: {listed[size]} with |B| = {size}, {listed[small]} with |B| = {small}; recorded are "
             f"{', '.join(str(step) for step in sorted(own.step.unique())[:8])}, ... {data}{facts}"
         )
-        logs = np.log(steps[small].to_numpy() / steps[size].to_numpy())  # whose interval is that of the ratio
-        interval = t_interval(logs).mapped(math.exp)
         claim = claims.claim(f"{prefix}faster-{name}", of=task, size=name)
-        yield reporting.judge(claim, math.exp(logs.mean()), interval, if_not_reproduced=why)
-        why = (
-            f"The plateau is {plateaus[size].mean():.3f} with |B| = {size} and {plateaus[small].mean():.3f} with "
-            f"|B| = {small} averaged{_one_run(own, small) if column == 'pearson' else ''}. {data}{facts}"
-        )
+        if invalid:
+            yield out_of_reach(claim, f"{REFUSED} {facts}")
+        else:
+            logs = np.log(steps[small].to_numpy() / steps[size].to_numpy())  # whose interval is that of the ratio
+            interval = t_interval(logs).mapped(math.exp)
+            yield reporting.judge(claim, math.exp(logs.mean()), interval, if_not_reproduced=why)
         claim = claims.claim(f"{prefix}closer-{name}", of=task, size=name)
-        yield _over_seeds(claim, plateaus[size] - plateaus[small], why)
+        if invalid and prefix:
+            yield out_of_reach(claim, f"{REFUSED} {facts}")
+            continue
+        why = (
+            f"The {level} is {levels[size].mean():.3f} with |B| = {size} and {levels[small].mean():.3f} with "
+            f"|B| = {small} averaged. {data}{facts}"
+        )
+        yield _over_seeds(claim, levels[size] - levels[small], why)
 
 
 def _by_seed(own: pd.DataFrame, column: str) -> pd.DataFrame:
-    """Return `plateau`, `steps` to it and where a run ends (`end`), means over points, by batch size and seed.
+    """Return, over points, `plateau`, `steps` to it, where a run ends (`end`) and `best`, by batch size and seed.
 
-    The plateau is the mean over the later half of the steps; `steps` is the first recorded step with REACHED of
-    it, else the last. With its own last step every run correlates by 1: `end` is the plateau there.
+    `best` is the highest mean at a step at which all points are finite. The plateau is the mean over the later
+    half of the steps; `steps` is the first recorded step with REACHED of it, else the last. With its own last step
+    every run correlates by 1: `end` is the plateau there.
     """
-    curves = own.groupby(["batch_size", "seed", "step"])[column].mean().unstack("step")
+    means = own.groupby(["batch_size", "seed", "step"])[column].agg(lambda of: of.mean(skipna=False))
+    curves = means.unstack("step")
     last = curves.columns.max()
-    plateau = curves[[step for step in own.step.unique() if 2 * step >= last != step]].mean(axis=1)
+    late = curves[[step for step in own.step.unique() if 2 * step >= last != step]]
+    plateau = late.mean(axis=1, skipna=False)
     reached = curves.ge(REACHED * plateau, axis=0).mul(plateau > 0, axis=0)
     steps = reached.idxmax(axis=1).where(reached.any(axis=1), last)
     end = curves[last] if column == "pearson" else plateau
-    return pd.DataFrame({"plateau": plateau, "steps": steps, "end": end})
+    return pd.DataFrame({"plateau": plateau, "steps": steps, "end": end, "best": curves.max(axis=1)})
 
 
 def _over_seeds(claim: Claim, values: pd.Series, why: str) -> ClaimResult:
     why = f"By seed: {', '.join(f'{value:.3g}' for value in values)}. {why}"
     return reporting.judge(claim, *stats.mean(values), if_not_reproduced=why)
-
-
-def _one_run(own: pd.DataFrame, small: int) -> str:
-    late = own[(own.batch_size == small) & (own.step >= own.step.max() / 2) & (own.step < own.step.max())]
-    one = late.pearson_one_run.fillna(OVERFLOW).mean()
-    return f" ({one:.3f} in one such run: the averaging makes up for most of the difference)"
 
 
 def _data(own: pd.DataFrame) -> str:
@@ -340,7 +346,12 @@ def _overflows(own: pd.DataFrame) -> str:
 
 # ------------------------------------------------------------------------------------ draw
 RECIPES = {"paper": "C = 2", "auto": "C measured", "importance": "C = 2, by importance"}
-ROLES = ("the recommended batch", "half of it", "small batches, mean of 10 runs", "one of these runs")
+ROLES = (
+    "twice the recommended batch",
+    "the recommended batch",
+    "a tenth of it, mean of 10 runs",
+    "one of these runs",
+)
 
 
 def draw(computed: Computed) -> dict[str, Figure]:

@@ -18,6 +18,7 @@ from torch import Tensor
 from curvlab.curvature import example_importance
 from curvlab.lab import ClaimResult, ClaimSheet, Computed, Run, bootstrap_interval, panels, unit
 from curvlab.lab import judge as verdict
+from curvlab.lab.names import reader_names
 from curvlab.linalg import LinearOperator
 from curvlab.solvers import Lissa, lissa_hyperparameters
 from curvlab.solvers.lissa import LissaState
@@ -132,13 +133,16 @@ def draw(computed: Computed) -> dict[str, Figure]:
     table = computed["crossed"]
     choices = table.time_constants.astype(str) + ", " + table.answer
     table = table.assign(error=table.error_worst.clip(upper=MOST), choice=choices)
+    table = table.replace({"task": reader_names(table.task.unique())})
     figure, rows = panels.rows(table, "task", columns=1, panel_size=(5.0, 3.0))
-    names = list(dict.fromkeys(choices))
+    names, styles = list(dict.fromkeys(choices)), panels.styles_of(SAMPLINGS)
     for (ax,), task, own in rows:
         for place, sampling in enumerate(SAMPLINGS):
             drawn = own[own.sampling == sampling]
             at = drawn.choice.map(names.index) + 0.2 * (place - 0.5)
-            panels.scatter(ax, drawn.assign(at=at), x="at", y="error", identity=False, by="sampling", size=9)
+            panels.scatter(
+                ax, drawn.assign(at=at), x="at", y="error", identity=False, by="sampling", size=9, styles=styles
+            )
         panels.rule(ax, y=1, label="error of zero")
         ax.set_xticks(range(len(names)), names)
         panels.frame(ax, x="time constants, answer", y="relative error, worst system", title=str(task), log="y")

@@ -10,7 +10,7 @@ import yaml
 from curvlab.lab import Claim, Criterion, Interval, judge, out_of_reach, plots
 from curvlab.lab.reporting.findings import HEADLINES, NO_VALUE, find, headline_verdict, tell, written
 from curvlab.lab.reporting.forest import forest
-from curvlab.lab.reporting.readme import WORDS, Board, filled_readme
+from curvlab.lab.reporting.readme import PARTS, WORDS, Board, filled_readme
 from curvlab.lab.reporting.results import read_results
 
 ROOT = Path(__file__).parents[3]
@@ -142,9 +142,11 @@ def test_the_picture_and_the_readme_are_those_of_the_results(committed, tmp_path
     dots = [line.get_color() for line in picture.axes[0].lines if line.get_marker() == "o"]
     assert len(set(dots)) == len({result.weighed for result in shown}), "a colour is the row's own verdict"
     assert (ROOT / "results" / "findings.png").is_file()
-    readme, folders = (ROOT / "README.md").read_text(encoding="utf-8"), read_results(ROOT / "results")
-    assert filled_readme(readme, folders, committed) == readme, "run `make report`: README.md is stale"
-    assert NO_VALUE not in readme
+    folders = read_results(ROOT / "results")
+    for document in PARTS:
+        text = (ROOT / document).read_text(encoding="utf-8")
+        assert filled_readme(text, folders, committed, document) == text, f"run `make report`: {document} is stale"
+        assert NO_VALUE not in text
     with pytest.raises(ValueError, match="lacks the line"):
         filled_readme("", folders, committed)
 

@@ -1,4 +1,4 @@
-"""The parts of README.md that are made of results: the story, the papers' table, times, the board of attribution.
+"""The parts of README.md and docs/enter.md that are made of results: story, papers, times, board of attribution.
 
 A part stands between `<!-- NAME: written by `make report` -->` and `<!-- NAME end -->`; the rest is typed. Its
 words and the rows of the board are those of experiments/papers/readme.yaml.
@@ -10,6 +10,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ import yaml
 
 from curvlab.lab import tables
 from curvlab.lab.reporting.causes import false_statements
+from curvlab.lab.reporting.claims import ClaimResult
 from curvlab.lab.reporting.findings import HEADLINE_VERDICTS, PaperFindings, best_claims, tell, written
 from curvlab.lab.reporting.results import ResultFolder, largest_judged
 from curvlab.lab.targets.help import expected_seconds
@@ -26,11 +28,15 @@ from curvlab.lab.targets.target import ROOT, named_targets, paper_titles
 
 WORDS = ROOT / "experiments" / "papers" / "readme.yaml"
 STANDARD, SAME_SEED = "standard", "same seed"
+AGAINST = (SAME_SEED, "other seeds", STANDARD)
+PARTS = {"README.md": ("story", "papers", "times", "board"), "docs/enter.md": ("which", "survivors")}
 _CORES = 2
 
 
-def filled_readme(readme: str, folders: Sequence[ResultFolder], papers: Sequence[PaperFindings]) -> str:
-    """Return the README's text with its parts as the results have them."""
+def filled_readme(
+    readme: str, folders: Sequence[ResultFolder], papers: Sequence[PaperFindings], document: str = "README.md"
+) -> str:
+    """Return the text of a document, README.md or another of `PARTS`, with its parts as the results have them."""
     words = yaml.safe_load(WORDS.read_text(encoding="utf-8"))
     board = Board(
         [folder for folder in folders if folder.key == "benchmarks/board"], words["board"], ours=words["ours"]
@@ -51,12 +57,15 @@ def filled_readme(readme: str, folders: Sequence[ResultFolder], papers: Sequence
         "papers": papers_table(papers),
         "times": told(words["times"]),
         "board": "\n\n".join([*map(told, words["which"]), board.table()]),
+        "which": told(words["which"][0]),
+        "survivors": survivors(words["survivors"], claims),
     }
-    for name, part in parts.items():
+    for name in PARTS[document]:
+        part = parts[name]
         begin, end = f"<!-- {name}: written by `make report` -->", f"<!-- {name} end -->"
         if begin not in readme or end not in readme:
             raise ValueError(
-                f"README.md lacks the line {begin!r} or {end!r}; put both back, the part goes between them"
+                f"{document} lacks the line {begin!r} or {end!r}; put both back, the part goes between them"
             )
         whole = re.compile(re.escape(begin) + ".*?" + re.escape(end), re.DOTALL)
         readme = whole.sub(lambda _, b=begin, p=part, e=end: f"{b}\n{p}\n{e}", readme)  # type: ignore[misc]
@@ -72,6 +81,20 @@ def papers_table(papers: Sequence[PaperFindings]) -> str:
         words = ", ".join(f"{counts[word]} {word}" for word in HEADLINE_VERDICTS if counts[word])
         page = f"[{titles[paper.paper].partition(':')[0]}](results/{paper.paper}/README.md)"
         lines.append(f"| {page} | {words} | {paper.text} |")
+    return "\n".join(lines)
+
+
+def survivors(sentences: Mapping[str, str], claims: Mapping[str, ClaimResult]) -> str:
+    """Return on how many tasks each sentence holds, and on how many its opposite does, by what judges."""
+    lines = [f"| sentence | {' | '.join(AGAINST)} |", "|---" * (1 + len(AGAINST)) + "|"]
+    for sentence, claim in sentences.items():
+        cells = []
+        for against in AGAINST:
+            of = f"benchmarks/board/{claim}-*{against}"
+            told = f"{{{of}:count reproduced}} of {{{of}:count}}, against {{{of}:count not reproduced}}"
+            known = any(fnmatchcase(own, of) for own in claims)
+            cells.append(tell("", told, claims) if known else "not asked")
+        lines.append(f"| {sentence} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 

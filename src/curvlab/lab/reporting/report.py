@@ -50,7 +50,7 @@ from curvlab.lab.reporting.claims import (
 )
 from curvlab.lab.reporting.findings import HEADLINES, PaperFindings, find
 from curvlab.lab.reporting.forest import forest
-from curvlab.lab.reporting.readme import filled_readme
+from curvlab.lab.reporting.readme import PARTS, filled_readme
 from curvlab.lab.reporting.results import ResultFolder, count_verdicts, largest_judged, read_results, scoreboard
 from curvlab.lab.targets.target import ROOT, paper_titles
 
@@ -410,8 +410,10 @@ def build_report(results: str | Path, headlines: Path = HEADLINES, readme: Path 
     if papers:
         plots.write_png(forest(papers, paper_titles()), results / "findings.png")
     if readme is not None:
-        text = filled_readme(readme.read_text(encoding="utf-8"), folders, papers)
-        write_atomically(readme, text.encode())
+        for document in PARTS:
+            path = readme.parent / document
+            text = filled_readme(path.read_text(encoding="utf-8"), folders, papers, document)
+            write_atomically(path, text.encode())
     return [problem for folder in folders for problem in folder.problems]
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import math
+import re
 from collections.abc import Callable
 from itertools import pairwise, product
 from pathlib import Path
@@ -17,9 +19,19 @@ from torch import nn
 from curvlab.lab import ClaimResult, Computed, all_targets
 from curvlab.lab.reporting import load_claims
 from curvlab.lab.reporting.claim_sheet import load_claim_sheet
+from curvlab.sampling import choose_sgld_settings, estimate_llc
 from experiments.benchmarks.llc.default_sampler import COLUMNS, judge, steps, summary, told_excess
 from experiments.benchmarks.llc.devinterp_chains import DivergedError, available, devinterp_chains
-from experiments.benchmarks.llc.exact import AT_START, UNSTABLE, coefficient, gibbs_values, singular_network
+from experiments.benchmarks.llc.exact import (
+    AT_START,
+    UNSTABLE,
+    coefficient,
+    gibbs_values,
+    half_square,
+    singular_network,
+)
+
+ROOT = Path(__file__).parents[3]
 
 FP64 = torch.float64
 
@@ -86,6 +98,34 @@ def test_from_the_networks_to_the_verdicts(run_smoke: Callable[..., Path]) -> No
     ids = {result.claim.id.removesuffix("-2-layers-6-rank-3") for result in load_claims(folder)}
     assert {"unstable-step-refused", "asymptote", "averaged-noises"} < ids
     assert (folder / "figure_exact.png").is_file()
+
+
+def test_what_the_library_chooses_is_the_exact_value() -> None:
+    """Chains at a step that is set at the start, where λmax is 3, read 1.3 times as much and more (bench-llc)."""
+    model = singular_network(3, 12, 4).eval()
+    inputs = torch.randn(3000, 12, generator=torch.Generator().manual_seed(0))
+    data, batches = (inputs, model(inputs).detach()), {"batch_size": 256, "num_burnin_steps": 600}
+    chosen = choose_sgld_settings(model, half_square, data, **batches, generator=0)
+    found = estimate_llc(
+        model, half_square, data, **batches, num_chains=4, num_draws=600, settings=chosen, generator=1
+    )
+    layers, moments = [p.detach().double() for p in model.parameters()], (inputs.T @ inputs).double() / 3000
+    exact = mean_value(layers, moments, 400, nbeta=chosen.nbeta, localization=chosen.localization)
+    assert chosen.converged
+    assert not found.problems
+    assert found.value == pytest.approx(exact, rel=0.05)
+
+
+def test_the_default_sampler_is_the_one_that_was_measured_to_be_nearer() -> None:
+    told = inspect.getdoc(choose_sgld_settings) or ""
+    table = pd.read_csv(ROOT / "results" / "benchmarks" / "llc" / "embedded" / "exact_noises.csv")
+    for sampler, name in (("averaged noises", "averaged"), ("SGLD", "sgld")):
+        first, *others = [f"{100 * abs(ratio - 1):.1f}" for ratio in table[table.sampler == sampler].ratio]
+        text = rf'"{name}"( is)? {first}, {others[0]} and {others[1]} %'
+        assert re.search(text, " ".join(told.split())), text
+    errors = table.assign(error=(table.ratio - 1).abs()).groupby("sampler").error.mean()
+    default = inspect.signature(choose_sgld_settings).parameters["sampler"].default
+    assert default == {"averaged noises": "averaged", "SGLD": "sgld"}[errors.idxmin()]
 
 
 @pytest.mark.parametrize(

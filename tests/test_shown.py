@@ -14,6 +14,7 @@ from torch import nn
 from curvlab.curvature import GaussNewtonOperator, example_importance
 from curvlab.influence import influence, self_influence
 from curvlab.linalg import DenseOperator, identity
+from curvlab.problem import Problem
 from curvlab.shown import Shown, Summary
 from curvlab.solvers import ConjugateGradient, Direct
 from curvlab.spectrum import hutchinson_trace, sketch_eigenvalues, spectral_density, top_eigenvalues
@@ -72,6 +73,15 @@ def test_long_records_are_shown_by_their_totals() -> None:
     assert str(found).startswith("importance of examples: up to ")
     assert "9 examples; C at most 1" in str(found)
     assert len(str(found).splitlines()) == 2
+
+
+def test_a_problem_is_shown_by_its_model_loss_and_sizes() -> None:
+    model, data = network()
+    problem = Problem.of(model, nn.CrossEntropyLoss(), data, torch.arange(9.0))
+    assert str(problem) == (
+        "problem: Linear under CrossEntropyLoss (9 examples)\n"
+        "  15 parameters of torch.float64 on cpu, weights from 0 to 8"
+    )
 
 
 def test_text_and_table_say_the_same() -> None:

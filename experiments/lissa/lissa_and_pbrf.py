@@ -316,7 +316,7 @@ def _paired(
 def _objective(systems: Systems, epsilon: float | Tensor) -> ProximalBregmanObjective:
     task = systems.task
     return ProximalBregmanObjective(
-        task.model, task.loss, task.train, systems.sources, damping=systems.damping, epsilon=epsilon
+        task.model, task.loss, task.train, candidates=systems.sources, damping=systems.damping, epsilon=epsilon
     )
 
 

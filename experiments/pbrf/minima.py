@@ -138,7 +138,7 @@ def _small_weight(points: Decomposition) -> dict[str, Any]:
         network.model,
         network.loss,
         network.train,
-        (inputs[indices], targets[indices]),
+        candidates=(inputs[indices], targets[indices]),
         damping=network.settings.damping + network.settings.training.weight_decay,  # see `LeftOut`
         epsilon=epsilon,
     )

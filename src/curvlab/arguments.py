@@ -29,6 +29,15 @@ def real(name: str, value: object) -> float:
     return float(value)  # type: ignore[arg-type]
 
 
+def not_negative(name: str, value: object) -> float:
+    """Return a finite number of at least 0, or raise a ValueError (a TypeError for what is none)."""
+    found = real(name, value)
+    if not 0 <= found < math.inf:
+        what = "be finite" if found == math.inf else "not be negative"
+        raise ValueError(f"{name} must {what}, got {value}")
+    return found
+
+
 def whole(name: str, value: object, *, least: int = 1, why: str = "") -> int:
     """Return a whole number of at least `least`, or raise a ValueError (a TypeError for what is none)."""
     if isinstance(value, bool) or not isinstance(value, Real):

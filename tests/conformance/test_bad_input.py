@@ -27,12 +27,13 @@ from curvlab.influence import (
     unrolled_response,
 )
 from curvlab.influence.retraining import LeftOut
+from curvlab.influence.tf_idf import damped_inverse_product
 from curvlab.linalg import identity
-from curvlab.optim import NGD, QNG, Ginger
+from curvlab.optim import NGD, QNG, ExactNGD, Ginger, UniformDirection
 from curvlab.sampling import choose_sgld_settings, descent_to_minimum, estimate_llc
-from curvlab.solvers import ConjugateGradient, Lissa, Rows
+from curvlab.solvers import ConjugateGradient, Lissa, Nystrom, Rows
 from curvlab.spectrum import frobenius_norm, hutchinson_diagonal, hutchinson_trace, top_eigenvalues, xtrace
-from curvlab.training import curvature_step, evaluate, train
+from curvlab.training import RunLength, curvature_step, evaluate, train
 
 GENERATOR = torch.Generator().manual_seed(0)
 X, Y = torch.randn(12, 4, generator=GENERATOR), torch.arange(12) % 3
@@ -72,6 +73,10 @@ def choose(**settings: Any) -> Any:
 
 def recorded() -> Any:
     return fit(record=True, momentum=0.0)
+
+
+def left_out(**settings: Any) -> Any:
+    return LeftOut(MODEL, LOSS, DATA, [torch.tensor([3])], **{"damping": 0.1} | settings)
 
 
 def exhausted() -> Any:
@@ -203,7 +208,21 @@ CASES: list[tuple[Callable[[], Any], str]] = [
     (lambda: descent_to_minimum(MODEL, LOSS, DATA, localization=-1.0), "localization must not be negative"),
     (lambda: descent_to_minimum(MODEL, LOSS, DATA, localization=1.0, max_steps=0), "max_steps must be at least 1"),
     (lambda: descent_to_minimum(MODEL, LOSS, DATA, localization="a"), "localization must be one number"),
+    (lambda: left_out(damping=NAN), "damping must be positive and finite, got nan"),
+    (lambda: left_out(l2=NAN), "l2 must not be negative, got nan"),
+    (lambda: damped_inverse_product(SIDE[:2] / 2, INF, SIDE[:2, None]), "damping must be positive and finite"),
+    (lambda: ExactNGD(MODEL.parameters(), OP, lr=INF), "lr must be positive and finite, got inf"),
+    (lambda: ExactNGD(MODEL.parameters(), OP, lr=0.1, epsilon=NAN), "epsilon must be positive and finite"),
+    (lambda: ExactNGD(MODEL.parameters(), OP, lr=0.1, alpha=-1.0), "alpha must not be negative, got -1.0"),
+    (lambda: UniformDirection(MODEL.parameters(), OP, lr="a", delta=0.0), "lr must be one number, got 'a'"),
+    (lambda: RunLength((0.1,), 0.0, NAN), "weight_decay at least 0"),
+    (lambda: Rows(memory_budget=NAN), "memory_budget must be positive"),
+    (lambda: Nystrom(2.5), "rank must be a whole number, got 2.5"),
     # ------------------------------------------------------------------------------- other arguments
+    (
+        lambda: proximal_bregman_response(MODEL, LOSS, DATA, TEST, damping=0.1, epsilon=0.1, optimizer=None),
+        "indices of training examples, got tuple: give other data as candidates",
+    ),
     (lambda: fit(keep="foo"), "keep must be 'last' or 'best', got 'foo'"),
     (lambda: score(points=(X, Y)), "indices of training examples, got tuple: give other data as candidates"),
     (lambda: score(run=recorded(), damping=None, retraining="half"), "retraining is a .*Retraining, got 'half'"),

@@ -74,7 +74,14 @@ def test_direct_cg_lissa_and_proximal_response_agree(least_squares, generator) -
         torch.testing.assert_close(scores, expected, rtol=1e-6, atol=1e-8)
     for optimizer in (ProximalNewton(rtol=1e-7), ProximalSGD(step_size=step_size, batch_size=2, num_steps=450)):
         response = proximal_bregman_response(
-            model, loss, one, points, damping=DAMPING, epsilon=1e-8, optimizer=optimizer, generator=generator
+            model,
+            loss,
+            one,
+            candidates=points,
+            damping=DAMPING,
+            epsilon=1e-8,
+            optimizer=optimizer,
+            generator=generator,
         )
         torch.testing.assert_close(response, displacement, rtol=1e-6, atol=1e-6)
         changes = loss_response(model, loss, test, response, epsilon=1e-8)

@@ -192,7 +192,9 @@ def test_chosen_settings_give_a_valid_estimate(case: str, sampler: str) -> None:
     chosen = choose_sgld_settings(model, loss, data, **settings, nbeta=nbeta, sampler=sampler, generator=0)
     assert chosen.converged, chosen.problem
     assert chosen.bias < 0.05
-    assert "chosen: step size" in str(chosen)
+    assert chosen.report[-1].startswith("chosen: step size")
+    assert str(chosen).startswith(f"sampler settings: step size {chosen.step_size:.3g}, localization")
+    assert len(repr(chosen).splitlines()) == 2
     llc = estimate_llc(model, loss, data, **settings, num_draws=400, settings=chosen, generator=1)
     assert llc.valid, llc.problems
     assert llc.value == pytest.approx(truth, rel=0.15)

@@ -35,7 +35,7 @@ def importance_probabilities(scores: Tensor, *, floor: float = 0.0, uniform: flo
     """
     if scores.ndim != 1 or not bool((scores >= 0).all()) or not bool(scores.isfinite().all()):
         raise ValueError("scores must be (N,), finite and not negative: traces of the examples' matrices")
-    if floor < 0 or not 0 <= uniform <= 1:
+    if not 0 <= floor < math.inf or not 0 <= uniform <= 1:
         raise ValueError(f"floor must be at least 0 and uniform between 0 and 1, got {floor} and {uniform}")
     scores = scores.detach().double().cpu()
     raised = scores.clamp(min=floor * float(scores.mean()))

@@ -14,6 +14,7 @@ from typing import Literal
 
 from torch import Tensor
 
+from curvlab.arguments import positive
 from curvlab.linalg import LinearOperator
 
 
@@ -62,8 +63,7 @@ def damped_inverse_product(probabilities: Tensor, damping: float, vectors: Tenso
     contradicts the line above it there: the rank-one part is subtracted before inversion, so it adds after.
     """
     _check_probabilities(probabilities)
-    if not damping > 0:
-        raise ValueError(f"damping must be positive, got {damping}: diag(p) - p pᵀ is singular, G 1 = 0")
+    positive("damping", damping, "diag(p) - p pᵀ is singular, G 1 = 0")
     shares = probabilities / (probabilities + damping)
     rank_one = shares[:, None] * (shares @ vectors) / (damping * shares.sum())
     return vectors / (probabilities + damping)[:, None] + rank_one

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
+from curvlab.arguments import not_negative, positive
 from curvlab.linalg import LinearOperator
 from curvlab.optim.flat import Closure, DivergedError, VectorOptimizer, evaluate
 
@@ -83,10 +84,9 @@ class ExactNGD(VectorOptimizer):
         rescale: bool = False,
         max_size: int = 5000,
     ) -> None:
-        if not lr > 0:
-            raise ValueError(f"lr must be positive, got {lr}")
-        if not alpha >= 0 or not epsilon > 0:
-            raise ValueError(f"alpha must not be negative and epsilon positive, got {alpha} and {epsilon}")
+        positive("lr", lr)
+        not_negative("alpha", alpha)
+        positive("epsilon", epsilon)
         if fisher.shape[0] > max_size:
             raise ValueError(
                 f"ExactNGD forms the ({fisher.shape[0]}, {fisher.shape[0]}) Fisher matrix, more than max_size = "

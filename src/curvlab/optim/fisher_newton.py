@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
+from curvlab.arguments import not_negative, positive
 from curvlab.curvature import FisherOperator
 from curvlab.linalg import LinearOperator, identity
 from curvlab.optim.flat import Closure, VectorOptimizer, evaluate
@@ -100,10 +101,9 @@ class FisherNewton(VectorOptimizer):
             "hessian_lipschitz": hessian_lipschitz,
             "sigma": sigma,
         }.items():
-            if value is not None and not value >= 0:
-                raise ValueError(f"{name} must not be negative, got {value}")
-        if not lr > 0:
-            raise ValueError(f"lr must be positive, got {lr}; 1 is the method of the slides")
+            if value is not None:
+                not_negative(name, value)
+        positive("lr", lr, "1 is the method of the slides")
         if not isinstance(fisher, FisherOperator) or fisher.kind == "empirical":
             raise ValueError(
                 "FisherNewton needs a FisherOperator of kind 'exact' or 'monte_carlo': the bounds behind α_k are "
@@ -238,10 +238,8 @@ class CubicNewton(VectorOptimizer):
         hessian_lipschitz: float = 0.0,
         max_size: int = 2000,
     ) -> None:
-        if not lr > 0:
-            raise ValueError(f"lr must be positive, got {lr}; 1 is the method")
-        if not hessian_lipschitz >= 0:
-            raise ValueError(f"hessian_lipschitz must not be negative, got {hessian_lipschitz}")
+        positive("lr", lr, "1 is the method")
+        not_negative("hessian_lipschitz", hessian_lipschitz)
         if hessian.shape[0] > max_size:
             raise ValueError(
                 f"CubicNewton forms the ({hessian.shape[0]}, {hessian.shape[0]}) Hessian, more than max_size = "

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
+from curvlab.arguments import not_negative, positive
 from curvlab.linalg import LinearOperator
 from curvlab.optim.flat import Closure, VectorOptimizer, evaluate
 from curvlab.seeding import Seed, as_generator
@@ -116,14 +117,13 @@ class UniformDirection(VectorOptimizer):
     ) -> None:
         nonnegative = {"delta": delta, "alpha": alpha, "sigma": sigma, "hessian_lipschitz": hessian_lipschitz}
         for name, value in nonnegative.items():
-            if value is not None and not value >= 0:
-                raise ValueError(f"{name} must not be negative, got {value}")
+            if value is not None:
+                not_negative(name, value)
         if num_directions < 1 or refresh_period < 1:
             raise ValueError(
                 f"num_directions and refresh_period must be at least 1, got {num_directions} and {refresh_period}"
             )
-        if not lr > 0:
-            raise ValueError(f"lr must be positive, got {lr}; 1 is the method of the slides")
+        positive("lr", lr, "1 is the method of the slides")
         settings = {
             "lr": lr,
             "delta": delta,
@@ -415,8 +415,7 @@ def steps_bound(
         sigma_slope: see above.
         sigma_root: see above.
     """
-    if not epsilon > 0:
-        raise ValueError(f"epsilon must be positive, got {epsilon}")
+    positive("epsilon", epsilon)
     terms = (math.sqrt(hessian_lipschitz / 2) + sigma_root) * epsilon**-1.5 + sigma * epsilon**-2
     terms += sigma_slope / epsilon
     return math.ceil(8 * gap * terms + 2 * math.log(gradient_norm / epsilon))

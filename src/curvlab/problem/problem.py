@@ -21,6 +21,7 @@ from curvlab.problem.model_function import ModelFunction, check_finite, check_mo
 from curvlab.problem.own_losses import FunctionLoss, Loss, output_loss
 from curvlab.progress import can_be_silent, progress_bar
 from curvlab.seeding import Seed, as_generator
+from curvlab.shown import Shown, Summary, counted
 
 DEFAULT_BATCH_SIZE = 512
 
@@ -29,8 +30,8 @@ Piece = tuple[Inputs, Tensor, Tensor | None]
 Value = TypeVar("Value")
 
 
-@dataclass(frozen=True, eq=False)
-class Problem:
+@dataclass(frozen=True, eq=False, repr=False)
+class Problem(Shown):
     """The mean loss L(θ) = 1/n Σ_i w_i l(h(x_i; θ), y_i) of a model over data, for whoever differentiates it.
 
     n is what the loss's mean divides by (`divisor`). Weights are multiplicities: an example of weight 2 counts
@@ -115,6 +116,17 @@ class Problem:
         known, batches = output_loss(loss), Batches.of(function, cast("Data", data), batch_size=size)
         whole = cls(function, known, batches, memory, loss).tried()
         return whole if weights is None else whole.weighted(weights)
+
+    def summary(self) -> Summary:
+        """Return model, loss and data in words."""
+        loss, w = getattr(self.given_loss, "__name__", type(self.given_loss).__name__), self.weights
+        weights = () if w is None else (f"weights from {float(w.min()):.3g} to {float(w.max()):.3g}",)
+        return Summary(
+            "problem:",
+            f"{type(self.model).__name__} under {loss}",
+            counted(self.num_examples, "example"),
+            (f"{counted(self.num_parameters, 'parameter')} of {self.dtype} on {self.device}", *weights),
+        )
 
     def tried(self) -> Problem:
         """Return itself, or raise where a loss of the user's own is no mean over the first examples."""

@@ -20,6 +20,7 @@ from curvlab.sampling.ends import LANCZOS_STEPS, BatchHessian
 from curvlab.sampling.sgld import check_nbeta, default_nbeta
 from curvlab.sampling.underdamped import langevin_sampler
 from curvlab.seeding import generator_of
+from curvlab.shown import Shown, Summary, counted
 from curvlab.spectrum import hutchinson_trace, top_eigenvalues
 from curvlab.training import EnsembleLosses
 
@@ -42,8 +43,8 @@ class SettingsWarning(UserWarning):
     """`choose_sgld_settings` found no settings that an estimate could be trusted at."""
 
 
-@dataclass(frozen=True)
-class SGLDSettings:
+@dataclass(frozen=True, repr=False)
+class SGLDSettings(Shown):
     """What to call `estimate_llc` with, `settings=`, and why.
 
     Attributes:
@@ -68,8 +69,16 @@ class SGLDSettings:
     problem: str
     report: tuple[str, ...]
 
-    def __str__(self) -> str:
-        return "\n".join(self.report)
+    def summary(self) -> Summary:
+        """Return the numbers, the bias that they are predicted to leave, and why they are not to be used."""
+        friction = () if self.friction is None else (f"friction {self.friction:.3g}",)
+        return Summary(
+            "sampler settings:",
+            f"step size {self.step_size:.3g}, localization {self.localization:.3g}",
+            f"bias about {100 * self.bias:.1f} %",
+            (f"nbeta {self.nbeta:.4g}", *friction, counted(len(self.report), "line") + " in report"),
+            (self.problem,) if self.problem else (),
+        )
 
 
 @dataclass(frozen=True)

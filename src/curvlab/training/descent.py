@@ -11,6 +11,7 @@ from typing import Any, Literal, TypeAlias
 import torch
 from torch import Tensor, nn
 
+from curvlab.arguments import positive
 from curvlab.iterate import Checkpoint, iterate
 from curvlab.shown import Shown, Summary, counted
 from curvlab.training.schedules import BatchOrder, Schedule, ScheduleName, named_schedule
@@ -116,8 +117,7 @@ def descend(
 
     Cost: one call of `gradient` for each step. Memory: 3 K P numbers with SGD, 4 K P with Adam.
     """
-    if not lr > 0:
-        raise ValueError(f"lr must be positive, got {lr}")
+    positive("lr", lr)
     if optimizer not in ("sgd", "adam"):
         raise ValueError(
             f"unknown optimizer '{optimizer}': choose sgd or adam for copies that are trained at once"

@@ -300,7 +300,7 @@ class RunLength(Shown):
     weight_decay: float = 0.0
 
     def __post_init__(self) -> None:
-        if not 0 <= self.momentum < 1 or self.weight_decay < 0:
+        if not 0 <= self.momentum < 1 or not 0 <= self.weight_decay < math.inf:
             raise ValueError(
                 f"momentum must be in [0, 1) and weight_decay at least 0, got {self.momentum} and "
                 f"{self.weight_decay}"

@@ -39,7 +39,7 @@ def linear_problem() -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
 def paired(batch_size: int) -> Paired:
     model, inputs, targets = linear_problem()
     loss, data, points = nn.MSELoss(), (inputs, targets), (inputs[:2], targets[:2])
-    objective = ProximalBregmanObjective(model, loss, data, points, damping=DAMPING, epsilon=1e-8)
+    objective = ProximalBregmanObjective(model, loss, data, candidates=points, damping=DAMPING, epsilon=1e-8)
     gradients = torch.stack(
         [2 * (model(x) - y).detach() * x for x, y in zip(inputs[:2], targets[:2], strict=True)]
     ).T

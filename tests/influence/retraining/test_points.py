@@ -59,7 +59,7 @@ def first(train: tuple[Tensor, Tensor], count: int) -> tuple[Tensor, Tensor]:
 def objective_of(of: Classifier, num_points: int = 2, **settings: Any) -> ProximalBregmanObjective:
     model, loss, train = of
     settings = {"damping": DAMPING, "epsilon": 1e-8} | settings
-    return ProximalBregmanObjective(model, loss, train, first(train, num_points), **settings)
+    return ProximalBregmanObjective(model, loss, train, candidates=first(train, num_points), **settings)
 
 
 def by_definition(
@@ -108,14 +108,14 @@ def test_each_point_may_have_its_own_epsilon_and_a_problem_may_stand_for_the_dat
     model, loss, train = classifier
     epsilon, points = torch.tensor([0.1, -0.02, 1e-4]), first(train, 3)
     together = ProximalBregmanObjective(
-        Problem.of(model, loss, train), points=points, damping=DAMPING, epsilon=epsilon
+        Problem.of(model, loss, train), candidates=points, damping=DAMPING, epsilon=epsilon
     )
     u = torch.randn(*together.shape, generator=generator, dtype=torch.float64)
     changes = loss_response(model, loss, train, u, epsilon=epsilon)
     for k in range(3):
         own, weight = slice(k, k + 1), float(epsilon[k])
         alone = ProximalBregmanObjective(
-            model, loss, train, (points[0][own], points[1][own]), damping=DAMPING, epsilon=weight
+            model, loss, train, candidates=(points[0][own], points[1][own]), damping=DAMPING, epsilon=weight
         )
         close = {"rtol": 1e-7, "atol": 1e-9}
         assert_close(alone.gradient(u[:, own]), together.gradient(u)[:, own], **close)
@@ -134,7 +134,7 @@ def test_each_point_may_have_its_own_epsilon_and_a_problem_may_stand_for_the_dat
 def test_points_may_be_indices_of_training_examples(mlp: Classifier) -> None:
     model, loss, (x, y) = mlp
     chosen, settings = [7, 2, 7], {"damping": DAMPING, "epsilon": 0.1}
-    examples = ProximalBregmanObjective(model, loss, (x, y), (x[chosen], y[chosen]), **settings)
+    examples = ProximalBregmanObjective(model, loss, (x, y), candidates=(x[chosen], y[chosen]), **settings)
     u = torch.randn(*examples.shape, dtype=torch.float64)
     for points in (chosen, torch.tensor(chosen)):
         found = ProximalBregmanObjective(model, loss, (x, y), points, **settings)
@@ -168,7 +168,7 @@ def test_newton_is_exact_for_finite_epsilon(least_squares) -> None:
         least_squares.model,
         least_squares.loss,
         least_squares.train,
-        (x[:2], y[:2]),
+        candidates=(x[:2], y[:2]),
         damping=DAMPING,
         epsilon=epsilon,
         optimizer=ProximalNewton(rtol=1e-10, max_steps=300),
@@ -214,7 +214,7 @@ def test_whole_weights_are_repeated_examples(mlp: Classifier) -> None:
     scale, newton = SIZE / int(weights.sum()), ProximalNewton(rtol=1e-8)
     found = newton.minimize(objective_of(mlp, 3, epsilon=0.01, weights=weights.double())).displacement
     of_repeated = ProximalBregmanObjective(
-        model, loss, repeated, first(train, 3), damping=scale * DAMPING, epsilon=scale * 0.01
+        model, loss, repeated, candidates=first(train, 3), damping=scale * DAMPING, epsilon=scale * 0.01
     )
     assert_close(found, scale * newton.minimize(of_repeated).displacement, rtol=1e-6, atol=1e-8)
 
@@ -303,7 +303,7 @@ def test_unconverged_newton_warns(mlp: Classifier) -> None:
     newton = ProximalNewton(rtol=1e-12, max_steps=1)
     with pytest.warns(UserWarning, match="objective was not minimised.*smaller epsilon"):
         proximal_bregman_response(
-            model, loss, train, first(train, 1), damping=DAMPING, epsilon=0.1, optimizer=newton
+            model, loss, train, candidates=first(train, 1), damping=DAMPING, epsilon=0.1, optimizer=newton
         )
 
 
@@ -312,11 +312,11 @@ def test_an_overflowing_point_costs_the_others_nothing(mlp: Classifier) -> None:
     model, loss, train = mlp
     huge = (torch.cat([1e6 * train[0][:1], train[0][1:2]]), train[1][:2])
     settings = {"damping": DAMPING, "epsilon": 1.0}
-    pair = ProximalBregmanObjective(model, loss, train, huge, **settings)
+    pair = ProximalBregmanObjective(model, loss, train, candidates=huge, **settings)
     response = ProximalSGD(step_size=1e3, batch_size=3, num_steps=60).minimize(pair)
     assert response.displacement.shape == pair.shape  # no error, whatever became of the columns
     gentle = ProximalSGD(step_size=1e-3, batch_size=3, num_steps=3)
-    alone = ProximalBregmanObjective(model, loss, train, (huge[0][1:], huge[1][1:]), **settings)
+    alone = ProximalBregmanObjective(model, loss, train, candidates=(huge[0][1:], huge[1][1:]), **settings)
     assert_close(gentle.minimize(pair).displacement[:, 1:], gentle.minimize(alone).displacement)
 
 
@@ -340,7 +340,7 @@ def with_room_for(most: int, weights: Tensor | None = None, **settings: Any) -> 
     model = Limited(most).eval()
     train = (torch.randn(40, 3, dtype=torch.float64), torch.randint(2, (40,)))
     settings = {"damping": 0.1, "epsilon": 0.1, "batch_size": 512, "weights": weights} | settings
-    return ProximalBregmanObjective(model, nn.CrossEntropyLoss(), train, first(train, 3), **settings)
+    return ProximalBregmanObjective(model, nn.CrossEntropyLoss(), train, candidates=first(train, 3), **settings)
 
 
 def quantities(of: ProximalBregmanObjective) -> dict[str, Tensor]:

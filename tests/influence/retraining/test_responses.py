@@ -153,7 +153,7 @@ def test_proximal_bregman_response_is_that_of_newton() -> None:
     found = r.proximal_bregman_warm_optimum(left_out, r.FullBatchLBFGS(gradient_norm=1e-9))
     epsilon = -1 / left_out.num_examples
     selected = (data[0][points], data[1][points])
-    objective = ProximalBregmanObjective(model, loss, data, selected, damping=0.5, epsilon=epsilon)
+    objective = ProximalBregmanObjective(model, loss, data, candidates=selected, damping=0.5, epsilon=epsilon)
     response = ProximalNewton(rtol=1e-7, curvature_dtype=FP64).minimize(objective)
     assert response.converged
     torch.testing.assert_close(found, epsilon * response.displacement.T, rtol=1e-5, atol=1e-8)

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import jvp
 
+from curvlab.arguments import not_negative, positive
 from curvlab.linalg import flatten, unflatten
 from curvlab.problem import Batches, Data, ModelFunction, output_loss
 from curvlab.training import EnsembleLosses, weighted_gradient
@@ -58,12 +59,8 @@ class LeftOut:
     l2: float = 0.0
 
     def __post_init__(self) -> None:
-        if not self.damping > 0:
-            raise ValueError(
-                f"damping must be positive, got {self.damping}: it is the weight of the proximity term"
-            )
-        if self.l2 < 0:
-            raise ValueError(f"l2 must not be negative, got {self.l2}")
+        positive("damping", self.damping, "it is the weight of the proximity term")
+        not_negative("l2", self.l2)
         for group in self.groups:
             if not isinstance(group, Tensor) or group.is_floating_point():
                 raise TypeError(f"a group is a tensor of indices, got {group!r}: torch.tensor([3, 5])")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -32,7 +32,8 @@ class ProximalBregmanObjective:
         model: in eval mode; copied, never changed. Or a `Problem` in the place of model, loss, train and weights.
         loss: nn.CrossEntropyLoss, nn.MSELoss or nn.BCEWithLogitsLoss.
         train: data of the mean Bregman divergence.
-        points: indices of the K training examples z; or other examples, as data.
+        points: indices of the K training examples z. Or
+        candidates: other examples, as if they were added to the training set.
         damping: proximity weight, positive.
         epsilon: weight ε of a point's loss, not zero: a number, or (K,), one for each point. For an exact
             response take c / ‖∇l(z)‖: all points then move about equally far, neither across the kinks of a ReLU
@@ -51,8 +52,9 @@ class ProximalBregmanObjective:
         model: nn.Module | Problem,
         loss: Loss | None = None,
         train: Data | None = None,
-        points: Tensor | Sequence[int] | Data | None = None,
+        points: Tensor | Sequence[int] | None = None,
         *,
+        candidates: Data | None = None,
         damping: float,
         epsilon: float | Tensor,
         batch_size: int | None = None,
@@ -61,17 +63,17 @@ class ProximalBregmanObjective:
         weights: Tensor | None = None,
     ) -> None:
         damping = positive("damping", damping, "it is the weight of the proximity term")
-        if points is None:
-            raise TypeError("pass points=..., the indices of the examples whose weight changes")
+        if (points is None) == (candidates is None):
+            raise TypeError("pass points=..., the indices of the examples whose weight changes, or candidates=...")
         problem = Problem.of(model, loss, train, weights, memory_budget, batch_size=batch_size)
         if problem.loss.reduction != "mean":
             raise ValueError("the objective is a mean over training examples: use a loss with reduction='mean'")
         self.damping = damping
         self.problem = problem.normalised().copied(dtype)
-        if isinstance(points, Tensor | range) or (isinstance(points, list | tuple) and isinstance(points[0], int)):
+        if candidates is None:
             chosen = checked_points(points, self.problem.num_examples)
-            points = [batch for index in chosen.split(1) for batch in self.problem.data.select(index)]
-        self.points = self.problem.with_data(cast("Data", points), name="points")
+            candidates = [batch for index in chosen.split(1) for batch in self.problem.data.select(index)]
+        self.points = self.problem.with_data(candidates, name="candidates")
         self.num_examples, self.num_points = self.problem.num_examples, self.points.num_examples
         self.shape = (self.problem.num_parameters, self.num_points)
         self.epsilon = per_point(epsilon, self.num_points).to(self.problem.device, dtype)

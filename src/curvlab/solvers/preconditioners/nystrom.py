@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from curvlab.arguments import whole
 from curvlab.linalg import DerivedOperator, LinearOperator, checked_product, generator_for, orthonormalise
 from curvlab.seeding import Seed
 from curvlab.solvers.solver import IndefiniteOperatorError
@@ -61,8 +62,7 @@ class Nystrom:
     rank: int
 
     def __post_init__(self) -> None:
-        if self.rank < 1:
-            raise ValueError(f"rank must be at least 1, got {self.rank}")
+        whole("rank", self.rank)
 
     def build(self, operator: LinearOperator, *, generator: Seed = None) -> tuple[NystromInverse, int]:
         """Return M for `operator` = G + damping I, whose own `damping` is used, and the products it took."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from torch import Tensor
 
-from curvlab.arguments import whole
+from curvlab.arguments import positive, whole
 from curvlab.curvature import exact_traces, output_curvatures
 from curvlab.curvature.examples import own_gauss_newton, with_examples
 from curvlab.curvature.rows import DenseRows, OuterRows, numbers_of_row, principal_rows
@@ -121,8 +121,7 @@ class Rows:
                 whole(name, getattr(self, name))
         if self.score not in ("outputs", "traces"):
             raise ValueError(f"score must be 'outputs' or 'traces', got {self.score!r}")
-        if self.memory_budget < 1:
-            raise ValueError(f"memory_budget must be positive, in bytes, got {self.memory_budget}")
+        positive("memory_budget", self.memory_budget, "it is in bytes")
 
     @torch.inference_mode(False)
     def build(self, operator: LinearOperator, *, generator: Seed = None) -> tuple[RowsInverse, int]:

@@ -93,11 +93,15 @@ def between_cells(table: pd.DataFrame, column: str, cell: list[str]) -> tuple[fl
 def between_printed(
     printed: ArrayLike, table: pd.DataFrame, column: str, cell: list[str]
 ) -> tuple[float, Interval]:
-    """Return the same of a paper's cells of single runs, with the noise M_e of a single run of ours taken off."""
+    """Return the same of a paper's cells of single runs, with the noise M_e of a single run of ours taken off.
+
+    The forecast is the interval of cells that noise alone parts.
+    """
     _, noise, freedom, seeds = _analysed(table, column, cell)
     values = np.asarray(printed, dtype=float)
     kind = f"F 95 %, {len(values)} printed settings, noise of {seeds} seeds of ours"
-    return _beyond(values, noise, freedom, Interval(0, 0, kind, seeds))
+    forecast = (0.0, _end(1.0, noise, (len(values) - 1, freedom), 0.025))
+    return _beyond(values, noise, freedom, Interval(0, 0, kind, seeds, forecast))
 
 
 def _analysed(table: pd.DataFrame, column: str, cell: list[str]) -> tuple[np.ndarray, float, int, int]:
@@ -117,10 +121,13 @@ def _beyond(means: np.ndarray, noise: float, freedom: int, interval: Interval) -
     value = float(np.sqrt(max(0.0, found - noise)))
     if noise <= 1e-12 * found:
         return value, replace(interval, low=value, high=value)
-    low, high = (
-        float(np.sqrt(_noncentrality(found / noise, own, freedom, p) * noise / own)) for p in (0.975, 0.025)
-    )
+    low, high = (_end(found / noise, noise, (own, freedom), probability) for probability in (0.975, 0.025))
     return value, replace(interval, low=min(low, value), high=max(high, value))
+
+
+def _end(ratio: float, noise: float, freedom: tuple[int, int], probability: float) -> float:
+    """Return the standard deviation beyond the noise at which F is at most `ratio` with this probability."""
+    return float(np.sqrt(_noncentrality(ratio, *freedom, probability) * noise / freedom[0]))
 
 
 def _noncentrality(ratio: float, between: int, within: int, probability: float) -> float:

@@ -117,8 +117,7 @@ def progress_bar(
     Work of a known total that will take more than ten seconds says so once the first steps have been timed
     ("about 3 min"): beside the bar, and where there is none to the logger "curvlab", at the level INFO.
     """
-    # Of processes started by torchrun, the first one alone talks.
-    told = bool(progress) and os.environ.get("RANK", "0") == "0" and not _SILENT.get()
+    told = bool(progress) and _talks()
     seen = told and (sys.stderr.isatty() or "ipykernel" in sys.modules)
     return Bar(
         progress if isinstance(progress, str) else name,
@@ -132,6 +131,21 @@ def progress_bar(
         file=sys.stderr,
         unit="step",
     )
+
+
+def announce(line: str, *, worth_a_line: bool) -> None:
+    """Tell a choice before long work: on a terminal where it is `worth_a_line`, else to the logger "curvlab"."""
+    if not _talks():
+        return
+    if worth_a_line and sys.stderr.isatty():
+        print(line, file=sys.stderr)
+    else:
+        logging.getLogger("curvlab").info("%s", line)
+
+
+def _talks() -> bool:
+    """Return whether this process talks: of those that torchrun started, the first one alone."""
+    return os.environ.get("RANK", "0") == "0" and not _SILENT.get()
 
 
 def _duration(seconds: float) -> str:

@@ -6,6 +6,7 @@ from torch import nn
 
 from curvlab.curvature import FisherOperator, GaussNewtonOperator
 from curvlab.linalg import DenseOperator, LinearOperator, identity
+from curvlab.progress import can_be_silent
 from curvlab.solvers import BlockConjugateGradient, Nystrom, Rows, default_solver
 from curvlab.solvers.preconditioners import plan_rows, predicted_steps
 
@@ -101,6 +102,28 @@ def test_all_rows_of_a_regression() -> None:
     assert found.num_matvecs <= 3 * 10 < plain.num_matvecs
     assert "block conjugate gradients, preconditioned by 200 rows of examples" in str(found)
     assert str(plain).endswith("by block conjugate gradients")
+
+
+def test_the_choice_is_told_in_a_line(
+    caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
+    damped = sure_network() + 1e-4 * identity
+    with caplog.at_level("INFO", logger="curvlab"):
+        solver = default_solver(damped.shape[0], 25, operator=damped)
+        plan = plan_rows(damped, 25, rtol=1e-2, memory_budget=2**30)
+        assert plan is not None
+        (line,) = caplog.messages
+        assert f"{plan.num_rows:,} rows of examples" in line
+        assert f"{round(25 * plan.steps):,} products" in line
+        paid = solver.solve(damped, damped.randn(25, torch.Generator().manual_seed(0))).num_matvecs
+        assert 25 * plan.steps < paid < 3 * 25 * plan.steps
+        caplog.clear()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("sys.stderr.isatty", lambda: True)
+            default_solver(damped.shape[0], 25, operator=damped)
+            assert capsys.readouterr().err == (f"{line}\n" if round(25 * plan.steps) >= 100 else "")
+        can_be_silent(lambda progress: default_solver(damped.shape[0], 25, operator=damped))(progress=False)
+        assert (not caplog.messages) == (round(25 * plan.steps) >= 100)
 
 
 def test_as_many_rows_as_the_steps_are_worth(generator: torch.Generator) -> None:

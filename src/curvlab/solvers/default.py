@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from curvlab.arguments import whole
 from curvlab.linalg import LinearOperator
+from curvlab.progress import announce
 from curvlab.solvers.block_cg import BlockConjugateGradient
-from curvlab.solvers.preconditioners import Nystrom, Rows, plan_rows
+from curvlab.solvers.preconditioners import Nystrom, Rows, RowsPlan, plan_rows
 from curvlab.solvers.solver import check_stopping
 
 # Residual 1e-2 on an overfitted MLP on MNIST, 25 right-hand sides: 1,050 products without a preconditioner; with
@@ -14,6 +15,7 @@ from curvlab.solvers.solver import check_stopping
 _RANK_PER_COLUMN = 4
 # Steps that block CG has to need before the set-up pays: at 8 to 14 it costs two or three products a system more.
 _STEPS_WORTH_A_RANK = 15
+_PRODUCTS_WORTH_A_LINE = 100
 
 MEMORY_FOR_ROWS = 2**30
 
@@ -27,6 +29,10 @@ def default_solver(
     memory_for_rows: int = MEMORY_FOR_ROWS,
 ) -> BlockConjugateGradient:
     """Return block CG with the preconditioner that makes it cheapest; its Solution says in words which.
+
+    The choice is told in a line, with the steps and products that are predicted: on a terminal where there are a
+    The choice is told in a line, with the steps and products that are predicted: on a terminal where these are a
+    it will take.
 
     With `operator`, a Gauss-Newton matrix of a network of linear and convolutional layers: as many rows of the
     examples with most curvature (`Rows`) as pay, by a count of operations for every number of them, none included
@@ -68,11 +74,20 @@ def default_solver(
     plan = None
     if operator is not None:
         plan = plan_rows(operator, num_columns, rtol=rtol, memory_budget=memory_for_rows)
-    if plan is not None and plan.num_rows > 0:
-        rows = Rows(plan.num_rows, memory_budget=memory_for_rows)
-        return BlockConjugateGradient(rtol=rtol, preconditioner=rows)
     rank = _RANK_PER_COLUMN * num_columns
     soon = plan is not None and plan.steps_without < _STEPS_WORTH_A_RANK
-    if num_columns == 1 or 10 * rank > size or soon:
-        return BlockConjugateGradient(rtol=rtol)
-    return BlockConjugateGradient(rtol=rtol, preconditioner=Nystrom(rank))
+    recipe: Rows | Nystrom | None = None
+    if plan is not None and plan.num_rows > 0:
+        recipe = Rows(plan.num_rows, memory_budget=memory_for_rows)
+    elif not (num_columns == 1 or 10 * rank > size or soon):
+        recipe = Nystrom(rank)
+    if plan is not None:
+        _tell(plan, recipe, num_columns)
+    return BlockConjugateGradient(rtol=rtol, preconditioner=recipe)
+
+
+def _tell(plan: RowsPlan, recipe: Rows | Nystrom | None, num_columns: int) -> None:
+    taken = f"a Nyström preconditioner of rank {recipe.rank}" if isinstance(recipe, Nystrom) else str(plan)
+    products = round(num_columns * plan.steps)
+    line = f"default solver: block conjugate gradients, {taken}, about {products:,} products"
+    announce(line, worth_a_line=products >= _PRODUCTS_WORTH_A_LINE)

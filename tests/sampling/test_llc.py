@@ -23,6 +23,7 @@ from curvlab.sampling import (
     descent_to_minimum,
     estimate_llc,
 )
+from curvlab.sampling.diagnostics import problems_of
 from curvlab.training import EnsembleLosses
 
 
@@ -106,6 +107,17 @@ def test_chains_that_have_not_mixed_or_still_move_are_invalid() -> None:
     assert named(made_up(10 * trend + 20 * noise)) == ["the loss still moves"]
     found = named(estimate(step_size=2e-6, num_burnin_steps=0, localization=1e-6))
     assert "the loss still moves" in found or "the chains have not mixed" in found
+
+
+@pytest.mark.parametrize(
+    ("ess", "ess_tail", "enough"), [(41.0, 41.0, True), (39.0, 90.0, False), (90.0, 39.0, False)]
+)
+def test_ten_effective_draws_are_asked_of_each_chain(ess: float, ess_tail: float, enough: bool) -> None:
+    draws = mixed(num_draws=20)
+    found = problems_of(draws, draws[:, :0], rhat=1.0, ess=ess, ess_tail=ess_tail, stderr=0.1)
+    assert [problem.split(":")[0] for problem in found] == (
+        [] if enough else ["too few draws to see whether the chains have mixed"]
+    )
 
 
 def test_a_start_that_is_no_minimum_is_invalid() -> None:

@@ -5,7 +5,6 @@ by hand is made here: a page of reference for each package, and the rows of the 
 """
 
 # ruff: noqa: PLR0917  (Sphinx calls by place)
-import csv
 import html
 import importlib
 import inspect
@@ -15,6 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from sphinx.application import Sphinx
+
+from curvlab.lab.names import for_readers
+from curvlab.lab.reporting.results import read_results
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = [
@@ -100,35 +102,32 @@ def write_reference(app: Sphinx, _: object) -> None:
 
 
 def claim_rows() -> str:
-    """Return the rows of the table of all claims, from results/scoreboard.csv."""
+    """Return the rows of the table of all claims."""
     rows = []
-    with (ROOT / "results" / "scoreboard.csv").open(encoding="utf-8", newline="") as file:
-        for row in csv.DictReader(file):
-            paper = "benchmarks" if row["target"].startswith("bench-") else row["target"].partition("-")[0]
-            ours = shown(row["value"]) or "not measured"
-            if row["low"] and row["low"] != row["high"]:
-                ours += f" ({shown(row['low'])} to {shown(row['high'])})"
+    for folder in read_results(ROOT / "results"):
+        told = for_readers([result.claim.statement for result in folder.claims])
+        for result in folder.claims:
+            interval, ours = result.interval, shown(result.value) or "not measured"
+            if interval and interval.low != interval.high:
+                ours += f" ({shown(interval.low)} to {shown(interval.high)})"
             cells = {
-                "target": f'<a href="../results/{paper}/README.html">{row["target"]}</a>',
-                "preset": row["preset"],
-                "claim": html.escape(row["statement"]),
-                "paper": html.escape(shown(row["paper_value"])),
+                "target": f'<a href="../results/{folder.paper}/README.html">{folder.target}</a>',
+                "preset": folder.preset,
+                "claim": html.escape(told(result.claim.statement)),
+                "paper": html.escape(shown(result.claim.paper_value)),
                 "ours": html.escape(ours),
-                "needed": html.escape(row["criterion"]),
-                "verdict": row["verdict"],
+                "needed": html.escape(str(result.claim.criterion)),
+                "verdict": result.verdict,
             }
             filled = "".join(f'<td data-label="{name}">{cell}</td>' for name, cell in cells.items())
             marks = "".join(f' data-{name}="{cells[name]}"' for name in ("preset", "verdict"))
-            rows.append(f'<tr data-paper="{paper}"{marks}>{filled}</tr>')
+            rows.append(f'<tr data-paper="{folder.paper}"{marks}>{filled}</tr>')
     return "\n".join(rows)
 
 
-def shown(text: str) -> str:
-    """Return a number with four digits, other text as it is."""
-    try:
-        return f"{float(text):.4g}"
-    except ValueError:
-        return text
+def shown(value: float | str | None) -> str:
+    """Return a number with four digits, other text as it is, and nothing for None."""
+    return f"{value:.4g}" if isinstance(value, int | float) else value or ""
 
 
 def complete(app: Sphinx, name: str, source: list[str]) -> None:

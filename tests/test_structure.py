@@ -234,3 +234,13 @@ def test_helpers_of_tests_have_names_of_their_own() -> None:
     ]
     assert sorted(helpers) == sorted(set(helpers))
     assert not list((ROOT / "tests").rglob("__init__.py"))
+
+
+def test_results_are_small_and_a_figure_has_one_picture_and_at_most_one_more() -> None:
+    paths = [path for path in (ROOT / "results").rglob("*") if path.is_file()]
+    published = [
+        path for path in paths if not any(word in path.as_posix() for word in ("/smoke/", "+", "/sweep/"))
+    ]
+    assert sum(path.stat().st_size for path in published) <= 15e6
+    pictures = {path for path in published if path.suffix == ".png" and not path.name.startswith("images_")}
+    assert {path.name for path in pictures} <= {"findings.png", "figure.png", "figure_more.png"}

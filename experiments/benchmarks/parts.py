@@ -27,8 +27,8 @@ def judge_parts(
 
 
 def draw_parts(parts: Mapping[str, ModuleType], computed: Computed) -> dict[str, Figure]:
-    """Return the figures of the parts that ran, by each one's `draw`."""
+    """Return the figures of those of `parts` that ran, by each one's `draw`."""
     figures: dict[str, Figure] = {}
-    for name in computed.config["parts"]:
-        figures |= parts[name].draw(computed)
+    for name, part in parts.items():
+        figures |= part.draw(computed) if name in computed.config["parts"] else {}
     return figures

@@ -213,7 +213,7 @@ def draw_sensitivity(
         _draw_dampings(ax, own, label)
         ax.set_title(task)
     panels.legend(swept, title="mean over seeds, band: 95 % t interval", columns=3)
-    return {"figure.png": grids, "figure_dampings.png": swept}
+    return {"figure.png": grids, "figure_more.png": swept}
 
 
 def _draw_dampings(ax: Axes, table: pd.DataFrame, label: str) -> None:

@@ -14,7 +14,7 @@ racer costs to tune is in tuning.csv; where the best rate lies at the edge of th
 
 The paper trains to a loss of 1e-6 to 1e-4 of a batch. Where ours ends above 1e-3 (`reaches-regime`) what the paper
 says of accuracies and losses is out of reach. The smallest loss of a batch follows the learning rate that
-validation prefers, and can round to 0; the mean of the last epoch stands beside it. figure_works.png takes Ginger
+validation prefers, and can round to 0; the mean of the last epoch stands beside it. figure_more.png takes Ginger
 apart: momentum, its clip alone, its curvature alone, both; the entries of a clipped step are lr times the clip,
 whatever the gradient's size.
 
@@ -31,11 +31,10 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from omegaconf import DictConfig
 
-from curvlab.lab import Claim, ClaimResult, ClaimSheet, Computed, Run, Target, exact, out_of_reach, panels
+from curvlab.lab import Claim, ClaimResult, ClaimSheet, Computed, Run, Target, exact, out_of_reach
 from curvlab.lab import judge as verdict
 from experiments.ginger.comparison import (
     WORKING,
@@ -286,22 +285,13 @@ def _growth(rows: pd.DataFrame) -> float:
 
 
 # ------------------------------------------------------------------------------------ draw
-SHOWN = ("Ginger", "QNG", "Momentum", "Adam", "NGD (Kaldi)", "Muon", "SOAP")
 
 
 def draw(computed: Computed) -> dict[str, Figure]:
-    """Return accuracies as in Table 1; of all tasks with losses; all racers; curves; and what of Ginger works."""
-    table, summary, rank = computed["table"], computed["summary"], int(computed.config["tuned_rank"])
+    """Return accuracies as in Table 1; and what of Ginger works."""
+    table, rank = computed["table"], int(computed.config["tuned_rank"])
     table = table.assign(percent=100 * table[ACCURACY])
     figures = {"figure.png": _table_1(table[table.task == table.task.iloc[0]], computed["paper"], "percent")}
-    for task, own in table.groupby("task", sort=False):
-        figures[f"figure_{task}.png"] = _table_1(own, computed["paper"], "percent", "min_train_loss")
-    absent = computed.get("absent", pd.DataFrame(columns=["task", "label"]))
-    tallest = max(len(own) for _, own in _listed(summary).groupby("task"))
-    racers, rows = panels.rows(summary, by="task", columns=1, panel_size=(6.5, 0.24 * tallest + 1.2))
-    for (ax,), task, own in rows:
-        _all_racers(ax, own, absent.label[absent.task == task])
-    figures |= {"figure_racers.png": racers, "figure_curves.png": _curves(computed["curves"], table, rank)}
     if "clipped" not in computed:  # results from before it was measured
         return figures
     own = _with_last_epoch(table[table.racer.isin(list(WORKING))], computed["curves"])
@@ -311,7 +301,7 @@ def draw(computed: Computed) -> dict[str, Figure]:
         "decades": "log₁₀ of last epoch's loss / momentum's",
     }
     works = draw_what_works(shown, computed["clipped"], labels, by="task", rank=rank)
-    return figures | {"figure_works.png": works}
+    return figures | {"figure_more.png": works}
 
 
 def _table_1(own: pd.DataFrame, paper: pd.DataFrame, *quantities: str) -> Figure:
@@ -325,56 +315,3 @@ def _table_1(own: pd.DataFrame, paper: pd.DataFrame, *quantities: str) -> Figure
         {quantity: labels[quantity] for quantity in quantities},
         (f"ours: {own.task.iloc[0]}", "printed: ResNet-18, CIFAR-100"),
     )
-
-
-def _all_racers(ax: Axes, summary: pd.DataFrame, absent: pd.Series) -> None:
-    listed = _listed(summary)
-    names = [_name_with_rank(row) for _, row in listed.iterrows()]
-    ends = {end: 100 * listed[f"{ACCURACY}_{end}"] for end in ("low", "high")}
-    listed = listed.assign(name=names, value=100 * listed[ACCURACY], ablation=listed.kind == "ablation", **ends)
-    plain = {"": {"color": panels.GREY, "marker": "o"}}
-    panels.forest(ax, listed, name="name", value="value", low="low", high="high", hollow="ablation", styles=plain)
-    ax.tick_params(axis="y", labelsize=7)
-    means = listed.value
-    spread = means.max() - means.quantile(0.25)
-    if means.min() < means.max() - 4 * spread:  # one that diverged would squeeze the others
-        ax.set_xlim(means.max() - 4 * spread, None)
-    title = "hollow: ablations" + ("; *: learning rate at the edge of the grid" if listed.at_edge.any() else "")
-    title += f"\nout of reach, not installed: {', '.join(absent)}" if len(absent) else ""
-    panels.frame(ax, x="test accuracy (%), 95 % t interval", title=f"{summary.task.iloc[0]}; {title}", size=9)
-
-
-def _listed(summary: pd.DataFrame) -> pd.DataFrame:
-    """Return one row for each racer, best on the test set first, at the rank that validation prefers."""
-    chosen = summary.sort_values("accuracy", ascending=False, kind="stable").drop_duplicates(["task", "racer"])
-    return chosen.sort_values(ACCURACY, ascending=False, kind="stable")
-
-
-def _name_with_rank(row: pd.Series) -> str:
-    name = row.label if np.isnan(row["rank"]) or row.kind == "ablation" else f"{row.label}, τ = {row['rank']:.0f}"
-    name = f"{name} *" if row.at_edge else name
-    return f"{name} ({row.diverged} of {row.seeds} diverged)" if row.diverged else str(name)
-
-
-def _curves(curves: pd.DataFrame, table: pd.DataFrame, rank: int) -> Figure:
-    """Return for each task a row: training loss and validation accuracy, against steps and against seconds."""
-    own = curves[curves["rank"].isna() | (curves["rank"] == rank)]
-    labels = table.groupby("racer").label.first()
-    own = own.assign(label=own.racer.map(labels), percent=100 * own.validation_accuracy)
-    own = own[own.label.isin(SHOWN)]
-    quantities = {"train_loss": "training loss (nats)", "percent": "validation accuracy (%)"}
-    means = own.groupby(["task", "label", "step"], sort=False)[["seconds", *quantities]].mean().reset_index()
-    styles = panels.styles_of(SHOWN)
-    figure, rows = panels.rows(means, by="task", columns=4, panel_size=(3.1, 2.7))
-    for axes, task, of_task in rows:
-        places = [(column, x) for column in quantities for x in ("step", "seconds")]
-        for ax, (column, x) in zip(axes, places, strict=True):
-            panels.lines(ax, of_task, x=x, y=column, by="label", styles=styles, marker="")
-            if column == "percent":
-                low, high = of_task.percent.quantile(0.1), of_task.percent.max()
-                ax.set_ylim(low, high + 0.05 * (high - low))
-            log = "y" * (column == "train_loss") + "x" * (x == "seconds")
-            panels.frame(ax, x="steps" if x == "step" else "processor seconds", y=quantities[column], log=log)
-        axes[0].set_title(task)
-    panels.legend(figure, columns=7, title=f"Ginger and QNG at τ = {rank}; means over seeds")
-    return figure

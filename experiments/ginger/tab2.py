@@ -12,7 +12,7 @@ documents begin with; both columns start from it.
 Every racer tunes its learning rate, and Ginger its damping as well, for each column, at one rank, by the
 validation loss; every candidate has the same number of steps (an epoch, or the final run's where that is shorter).
 The damping is a number without clipping, where lr/γ is tuned, or the published code's 1e-5 with each entry of the
-update clipped at 1. Both stand as rows of their own, too, and the latter without any curvature: figure_works.png.
+update clipped at 1. Both stand as rows of their own, too, and the latter without any curvature: figure_more.png.
 (Published `laptop` results are older: there racers had equal gradients.) Where perplexities end above the paper's
 highest, 12.6, what it says of them and of ROUGE is out of reach (`reaches-regime`).
 
@@ -312,37 +312,24 @@ def _printed(claim: Claim, paper: pd.DataFrame) -> ClaimResult:
 # ------------------------------------------------------------------------------------ draw
 HALVES = {"full": "all weights", "lora": "LoRA"}
 SCORES = {"rouge": "ROUGE, mean of 1, 2, L (%)", "train_perplexity": "training perplexity"}
-COSTS = {"flops": "operations over Adam's", "memory": "memory over Adam's"}
 
 
 def draw(computed: Computed) -> dict[str, Figure]:
-    """Return ROUGE with all weights, ours beside the paper's; scores and costs of both halves; what works."""
+    """Return ROUGE with all weights, ours beside the paper's; and what works."""
     table, names = computed["table"], computed["summary"].groupby("racer").label.first()
     lost = table.groupby(list(PLACE), dropna=False).diverged.transform("any").astype(bool)
     paper = computed["paper"].assign(label=lambda own: own.racer.map(names).fillna(own.racer), seed=0)
     note = "; without variants that diverged" if lost.any() else ""
-    kept, costs, printed = (_papers_four(each) for each in (table[~lost], _relative(table), _relative(paper)))
+    kept = _papers_four(table[~lost])
     full = {"rouge": SCORES["rouge"]}
     figures = {"figure.png": _half(kept, _papers_four(paper), "full", full, note)}
-    for half in table.weights.unique():
-        figures[f"figure_{half}.png"] = _half(kept, _papers_four(paper), half, SCORES, note)
-        figures[f"figure_cost_{half}.png"] = _half(costs, printed, half, COSTS, ", counted, of one step")
     if "clipped" not in computed:  # results from before it was measured
         return figures
     logarithm = table.assign(logarithm=np.log(table.train_perplexity))
     labels = {"logarithm": "log of training perplexity / momentum's", "rouge": "ROUGE less momentum's (points)"}
     rank = int(computed.config["tuned_rank"])
     works = draw_what_works(logarithm, computed["clipped"], labels, by="weights", rank=rank)
-    return figures | {"figure_works.png": works}
-
-
-def _relative(table: pd.DataFrame) -> pd.DataFrame:
-    """Return costs of a step as multiples of Adam's, one row for each variant."""
-    table = table[(table.racer != ABLATION) & (table.seed == table.seed.min())]
-    by = [name for name in ("task", "weights") if name in table]
-    costs = list(COSTS)
-    adam = table[costs].where(table.racer == "adam").groupby([table[name] for name in by]).transform("max")
-    return table.assign(**(table[costs] / adam))
+    return figures | {"figure_more.png": works}
 
 
 def _papers_four(table: pd.DataFrame) -> pd.DataFrame:

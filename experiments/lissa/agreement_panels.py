@@ -108,8 +108,8 @@ def _compared(name: str, x: Tensor | None, y: Tensor | None, *, scale: float) ->
 def score_table(points: Tensor, test: Tensor, scores: dict[str, Tensor]) -> pd.DataFrame:
     """Return all scores of one task, one row for each (point, test point), to four digits: what figures need.
 
-    Columns point, test, lissa_0.., pbrf_0.., the same with measured_ and importance_ in front, cg, exact; nan
-    where there is no score.
+    Columns point, test, lissa_0, pbrf_1, the same with measured_ and importance_ in front, cg, exact; nan where
+    there is no score.
 
     Args:
         points: (K,) places in the training set.

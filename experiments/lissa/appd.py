@@ -315,12 +315,9 @@ PANELS = {
 
 
 def draw(computed: Computed) -> dict[str, Figure]:
-    """Return the agreement with TF-IDF, over dampings for each corpus, and the formulas behind it."""
+    """Return the agreement with TF-IDF, and the formulas behind it."""
     table = computed["table"].assign(similarity=lambda own: own.idf.map(IDF))
-    figures = {"figure.png": _closest(table), "figure_formulas.png": _formulas(computed)}
-    for corpus, own in table.groupby("corpus", sort=False):
-        figures[f"figure_{corpus}.png"] = _agreement(own, str(corpus))
-    return figures
+    return {"figure.png": _closest(table), "figure_more.png": _formulas(computed)}
 
 
 def _closest(table: pd.DataFrame) -> Figure:
@@ -334,25 +331,6 @@ def _closest(table: pd.DataFrame) -> Figure:
         panels.rule(ax, x=1, label="the paper: approximately equal", color="black")
         panels.frame(ax, x="rank correlation with influence", title=PANELS["text", str(vocabulary)])
     panels.legend(figure, columns=2)
-    return figure
-
-
-def _agreement(own: pd.DataFrame, corpus: str) -> Figure:
-    figure, axes = plots.figure(2, len(PANELS), panel_size=(2.7, 2.6), sharex=True, sharey="row")
-    styles = panels.styles_of(IDF.values())
-    for column, ((source, vocabulary), title) in zip(axes.T, PANELS.items(), strict=True):
-        rows = own[(own.source == source) & (own.vocabulary == vocabulary)]
-        for ax, statistic in zip(column, ("spearman", "overlap"), strict=True):
-            look: Row = {"stderr": f"{statistic}_stderr", "bars": True, "styles": styles}
-            panels.lines(ax, rows, x="damping_ratio", y=statistic, by="similarity", **look)
-            panels.frame(ax, log="x")
-            ax.set_ylim(None, 1.02)
-        column[0].set_title(title, fontsize=9)
-        column[1].set_xlabel("damping λ / smallest p")
-    axes[0, 0].set_ylabel("rank correlation,\nmean over queries")
-    axes[1, 0].set_ylabel("shared of the 10 most\nsimilar, mean over queries")
-    figure.suptitle(f"influence in a bag-of-words model, {corpus.replace('_', ' ')}", fontsize=11)
-    panels.legend(figure, columns=3)
     return figure
 
 

@@ -356,14 +356,12 @@ ROLES = (
 
 def draw(computed: Computed) -> dict[str, Figure]:
     """Return the figures by file name; each where a task is in it."""
-    figures, table, recipes = {}, computed["table"], computed["recipes"]
-    if not table.empty:
-        names = reader_names(table.task.unique())
-        figures["figure.png"] = _curves(table.replace({"task": names}))
-        figures["figure_more.png"] = _heat_maps(computed["between_steps"].replace({"task": names}))
-    if not recipes.empty:
-        figures["figure_recipes.png"] = _recipes(recipes.replace({"task": reader_names(recipes.task.unique())}))
-    return figures
+    table = computed["table"]
+    if table.empty:
+        return {}
+    names = reader_names(table.task.unique())
+    between = computed["between_steps"].replace({"task": names})
+    return {"figure.png": _curves(table.replace({"task": names})), "figure_more.png": _heat_maps(between)}
 
 
 def _curves(table: pd.DataFrame) -> Figure:
@@ -413,37 +411,3 @@ def _heat_map(ax: Axes, matrix: pd.DataFrame, lowest: float) -> Any:
     ax.grid(visible=False)
     panels.frame(ax, x=f"step ({share:.0%} overflow by the last)" if share > 0 else "step", y="step")
     return mesh
-
-
-def _recipes(recipes: pd.DataFrame) -> Figure:
-    """Draw a row for each task: error and correlation of the recipes against steps, a line for each point."""
-    figure, rows = panels.rows(recipes, "task", columns=2, panel_size=(4.2, 3.6))
-    styles = panels.styles_of(RECIPES.values())
-    for axes, task, own in rows:
-        for recipe, found in own.groupby("recipe", sort=False):
-            label = f"{RECIPES[str(recipe)]}, |B| = {int(found.batch_size.iloc[0])}"
-            _recipe_lines(axes, found[np.isfinite(found.error)], label, styles[RECIPES[str(recipe)]]["color"])
-        panels.rule(axes[0], y=1, label="error of zero")
-        axes[1].set_ylim(-1.05, 1.05)
-        panels.frame(axes[0], x="step", y="relative error", title=task, log="xy")
-        panels.frame(axes[1], x="step", y="correlation of scores", title=task, log="x")
-    panels.legend(figure, columns=2, axes=axes[:1])
-    return figure
-
-
-def _recipe_lines(axes: np.ndarray, own: pd.DataFrame, label: str, color: str) -> None:
-    answers, iterates = own[own.step == -1], own[own.step > 0]
-    shared: dict[str, Any] = {"x": "step", "run": "point", "color": color, "alpha": 1.0}
-    panels.traces(axes[0], iterates, y="error", label=f"{label}: iterates", **shared)
-    panels.traces(axes[1], iterates, y="pearson", **shared)
-    diverged_at = int(own.diverged_at.iloc[0])
-    if diverged_at > 0:
-        for ax in axes:
-            stopped = f"{label}: stopped here (DivergenceError)"
-            panels.rule(ax, x=diverged_at, label=stopped, color=color, linestyle=":", linewidth=0.9)
-        return
-    places = np.full(len(answers), 1.15 * own.step.max())
-    axes[0].scatter(places, answers.error, color=color, s=18, label=f"{label}: answer")
-    axes[1].scatter(places, answers.pearson, color=color, s=18)
-    promised = f"{label}: stationary error promised"
-    panels.rule(axes[0], y=float(answers.promised.median()), label=promised, color=color, linestyle=":")

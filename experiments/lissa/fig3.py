@@ -372,7 +372,7 @@ def draw(computed: Computed) -> dict[str, Figure]:
     table = computed["table"]
     return {
         "figure.png": _heat_maps(table, computed["squares"]),
-        "figure_margins.png": _margins(table, computed["retrieval"]),
+        "figure_more.png": _margins(table, computed["retrieval"]),
     }
 
 

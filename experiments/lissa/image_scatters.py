@@ -15,7 +15,7 @@ from PIL import Image
 
 from curvlab.lab import Computed, panels, plots
 from curvlab.lab.names import reader_names
-from experiments.lissa.agreement_panels import ASSUMED, CHOICES, panels_error
+from experiments.lissa.agreement_panels import CHOICES, panels_error
 
 COLORS = dict(zip((*CHOICES, "exact"), ("lissa", "lissa.auto", "ginger", "random"), strict=True))
 NOTE = (
@@ -88,7 +88,7 @@ def _scatter(ax: Axes, shown: Shown, place: int, kind: str) -> None:
         said = f"r = {found.mean():.3f}"
     else:
         own = own[own.constant == CHOICES[kind]]
-        x, y = panel[f"{kind}lissa_0"], panel.get(f"{kind}pbrf_1", panel[f"{kind}pbrf_0"])
+        x, y = panel[f"{kind}lissa_0"], panel[f"{kind}pbrf_1"]
         if own.lissa_pbrf_case.iloc[0] == "overflow":
             over = {"LiSSA": not np.isfinite(x).all(), "SGD": not np.isfinite(y).all()}
             plots.show_missing(ax, " and ".join(name for name, does in over.items() if does) + " overflow")
@@ -134,15 +134,19 @@ def by_training_loss(computed: Computed) -> list[tuple[Shown, pd.Series]]:
     return [(Shown(computed, row["task"]), row) for _, row in ordered.iterrows()]
 
 
+def _early_and_fitted(computed: Computed) -> tuple[tuple[Shown, pd.Series], tuple[Shown, pd.Series]]:
+    ordered = by_training_loss(computed)
+    fitted = (own for own in ordered if own[0].task == ordered[0][0].task.replace("-early", ""))
+    return ordered[0], next(fitted, ordered[-1])
+
+
 def headline(computed: Computed, *, num_points: int) -> Figure:
     """Return the paper's figure: LiSSA with C = 2 and the PBRF of a network stopped early, and of it when fitted.
 
     Without such a pair the networks of the largest and the smallest training loss.
     """
-    ordered = by_training_loss(computed)
-    first, last = ordered[0], ordered[-1]
-    fitted = next((own for own in ordered if own[0].task == first[0].task.replace("-early", "")), last)
-    names = reader_names(shown.task for shown, _ in ordered)
+    pair = _early_and_fitted(computed)
+    names = reader_names(computed["summary"].task)
     rows = [
         (
             shown,
@@ -150,7 +154,7 @@ def headline(computed: Computed, *, num_points: int) -> Figure:
             range(num_points),
             f"{textwrap.fill(names[shown.task], 20)}\nloss {row['train loss']:.2g}, |B| = {row['batch size']}",
         )
-        for shown, row in (first, fitted)
+        for shown, row in pair
     ]
     return grid(
         rows,
@@ -159,12 +163,12 @@ def headline(computed: Computed, *, num_points: int) -> Figure:
     )
 
 
-def all_points(shown: Shown, *, num_columns: int) -> Figure:
-    """Return every point with C = 2, and below them the first ones with the other choices and exact solutions."""
-    starts = range(0, len(shown.scores), num_columns)
-    rows = [(shown, "", range(start, start + num_columns), f"PBRF by SGD\n{ASSUMED}") for start in starts]
-    for kind, label in (CHOICES | {"exact": "exact PBRF"}).items():
-        if kind and shown.has(0, kind):
-            against = f"{label}\n(x: CG)" if kind == "exact" else "PBRF by SGD\n" + label.replace(", ", ",\n")
-            rows.append((shown, kind, range(num_columns), against))
-    return grid(rows, panel_size=(1.9, 1.7))
+def choices(computed: Computed, *, num_points: int) -> Figure:
+    """Return the fitted network's points by each choice of batches, and solved exactly."""
+    shown = _early_and_fitted(computed)[1][0]
+    rows = [
+        (shown, kind, range(num_points), f"{label}\n(x: CG)" if kind == "exact" else f"PBRF by SGD\n{label}")
+        for kind, label in (CHOICES | {"exact": "exact PBRF"}).items()
+        if shown.has(0, kind)
+    ]
+    return grid(rows, panel_size=(2.0, 1.9))

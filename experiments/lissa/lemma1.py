@@ -23,7 +23,6 @@ import pandas as pd
 import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import SymmetricalLogLocator
 from omegaconf import DictConfig
 from torch import Tensor
 
@@ -190,7 +189,7 @@ def judge(computed: Computed, claims: ClaimSheet) -> list[ClaimResult]:
 
 # ------------------------------------------------------------------------------------ draw
 def draw(computed: Computed) -> dict[str, Figure]:
-    """Return the paper's finding and the thresholds; typical growth and the second moments of all spectra."""
+    """Return the paper's finding and the thresholds; and the second moments of all spectra."""
     errors, limits = computed["table"], computed["thresholds"]
     cases = errors[(errors.damping == errors.damping.min()) & (errors.start == "growing")]
     figure, axes = plots.figure(1, 2, panel_size=(4.0, 3.6))
@@ -205,11 +204,7 @@ def draw(computed: Computed) -> dict[str, Figure]:
     for ax, (_, own) in zip(places.flat, groups, strict=False):
         _second_moments(ax, own)
     panels.legend(spectra, columns=2, title="points: trials, line: exact, dashed: u_0ᵀ R^t u_0")
-    return {
-        "figure.png": figure,
-        "figure_growth.png": _typical_growth(computed["growth"]),
-        "figure_spectra.png": spectra,
-    }
+    return {"figure.png": figure, "figure_more.png": spectra}
 
 
 def _mean_and_second_moment(ax: Axes, halved: pd.DataFrame) -> None:
@@ -250,24 +245,3 @@ def _thresholds(ax: Axes, limits: pd.DataFrame) -> None:
     title = "batch size from which LiSSA\nconverges (rings: larger damping)"
     panels.frame(ax, x="printed threshold of |B|", y="exact / printed threshold", title=title, log="x")
     ax.set_ylim(0, 1.2)
-
-
-def _typical_growth(growth: pd.DataFrame) -> Figure:
-    """Growth of the typical trial against that of the root of the second moment, one point for each setting."""
-    figure, axes = plots.figure(panel_size=(6.5, 4.0))
-    ax = axes[0, 0]
-    ax.axhline(0, color=panels.GREY, linewidth=0.8)
-    ax.axvline(0, color=panels.GREY, linewidth=0.8)
-    styles = panels.styles_of(growth.spectrum.unique())
-    for name, own in growth.groupby("spectrum", sort=False):
-        plots.measured(ax, own.half_log_radius, own.growth, own.growth_stderr, label=str(name), **styles[name])
-    near = float(growth[growth.role != "half"].half_log_radius.abs().max())
-    ax.set_xscale("symlog", linthresh=near / 10)
-    ax.set_yscale("symlog", linthresh=near / 10)
-    for axis in (ax.xaxis, ax.yaxis):
-        axis.set_major_locator(SymmetricalLogLocator(base=10, linthresh=near / 10))
-    ax.legend(loc="upper left")
-    ax.set_xlabel("½ log spectral radius (per step)")
-    ax.set_ylabel("log‖u_t‖ / t, typical trial")
-    ax.set_title("below 0 on the right: single runs converge, the second moment diverges")
-    return figure

@@ -365,12 +365,11 @@ def _scaling(claim: Claim, limits: pd.DataFrame) -> ClaimResult:
 
 
 # ------------------------------------------------------------------------------------ draw
-LINES = {"theorem": ("Theorem 1, best δ", "--"), "printed": ("(10) as printed", ":")}
 BOUNDS = {"theorem": "Theorem 1's bound", "printed_generous": "the printed bound (10)"}
 
 
 def draw(computed: Computed) -> dict[str, Figure]:
-    """Return the error over both bounds; over steps; from the far start and in the limit over dampings."""
+    """Return the error over both bounds; and from the far start, and in the limit over dampings."""
     errors = computed["table"].replace({"problem": _readers(computed["table"].problem)})
     settings = computed["settings"].replace({"problem": _readers(computed["settings"].problem)})
     figure, axes = plots.figure(1, 2, panel_size=(4.0, 3.4), sharey=True)
@@ -385,7 +384,7 @@ def draw(computed: Computed) -> dict[str, Figure]:
     panels.legend(figure, columns=3)
     stationary = computed["stationary"]
     more = _far_and_damping(computed["start"], stationary.replace({"problem": _readers(stationary.problem)}))
-    return {"figure.png": figure, "figure_steps.png": _over_steps(errors), "figure_more.png": more}
+    return {"figure.png": figure, "figure_more.png": more}
 
 
 def _readers(problems: pd.Series) -> dict[str, str]:
@@ -404,25 +403,6 @@ def _far_start(ax: Axes, start: pd.DataFrame) -> None:
     title = "u_0 = 4 u*: Theorem 1 does not hold\n(one example in ten has curvature)"
     panels.frame(ax, x="step t", y="E (u_t - u*)²", title=title, log="y")
     ax.legend()
-
-
-def _over_steps(errors: pd.DataFrame) -> Figure:
-    """Draw, for each problem, three batch sizes: the smallest that (9) admits, and two larger ones."""
-    groups = list(errors.groupby("problem", sort=False))
-    figure, axes = plots.figure(1, len(groups), panel_size=(3.8, 3.4))
-    for ax, (problem, own) in zip(axes[0], groups, strict=True):
-        sizes = sorted(own[own.delta > 0].batch_size.unique())
-        chosen = list(dict.fromkeys([sizes[0], sizes[len(sizes) // 2], sizes[-1]] if sizes else []))
-        for size, look in panels.styles_of(chosen).items():
-            rows = own[own.batch_size == size]
-            plots.measured(ax, rows.step, rows.error, rows.error_stderr, label=f"|B| = {size}", **look)
-            ax.plot(rows.step, rows.exact, color=look["color"], linewidth=1)
-            for column, (_, style) in LINES.items():
-                ax.plot(rows.step, rows[column], color=look["color"], linestyle=style, linewidth=1)
-        panels.frame(ax, x="step t", title=str(problem), log="xy")
-        ax.legend(title="dashed: Theorem 1,\ndotted: (10), line: exact")
-    axes[0, 0].set_ylabel("E‖u_t - u*‖² / ‖u*‖²")
-    return figure
 
 
 def _far_and_damping(start: pd.DataFrame, stationary: pd.DataFrame) -> Figure:

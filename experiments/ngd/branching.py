@@ -270,29 +270,17 @@ def _norm_measures(before: pd.DataFrame, after: pd.DataFrame) -> dict[str, float
 # ------------------------------------------------------------------------------------ draw
 LABELS = {
     "update_norm": "update size ‖Δw‖/lr",
-    "step_norm": "step ‖Δw‖",
     "llc": "LLC from the lowest point",
-    "train_loss": "training loss (nats)",
-    "validation_loss": "validation loss (nats)",
-    "wbic": "WBIC (nats)",
-}
-SAMPLED = ("llc", "wbic")
-PAPERS = ("update_norm", "llc")
-FURTHER = {
-    "figure_tasks.png": PAPERS,
-    "figure_losses.png": ("train_loss", "validation_loss"),
-    "figure_steps.png": ("step_norm", "wbic"),
 }
 RATES = {"low": (":", "v"), "middle": ("--", "D"), "high": ("-.", "^"), "raised": ("-.", "^")}
 
 
 def draw(computed: Computed) -> dict[str, Figure]:
-    """Return update size and LLC, the paper's panels, of the task nearest to the paper's; all tasks in others."""
+    """Return update size and LLC, the paper's panels, of the task nearest to the paper's, and of all tasks."""
     table = _from_the_split(computed["table"])
     exact = table.task.isin(table[table.branch.str.startswith("exact-")].task)
     nearest = table[~exact].task.iloc[-1] if not exact.all() else table.task.iloc[0]
-    figures = {"figure.png": _figure(table[table.task == nearest], PAPERS)}
-    return figures | {name: _figure(table, quantities) for name, quantities in FURTHER.items()}
+    return {"figure.png": _figure(table[table.task == nearest]), "figure_more.png": _figure(table)}
 
 
 def _from_the_split(table: pd.DataFrame) -> pd.DataFrame:
@@ -307,28 +295,25 @@ def _from_the_split(table: pd.DataFrame) -> pd.DataFrame:
     return table.assign(llc=table.llc + shift, valid=table.valid & shift.notna())
 
 
-def _figure(table: pd.DataFrame, quantities: tuple[str, ...]) -> Figure:
+def _figure(table: pd.DataFrame) -> Figure:
     size = (3.5, 3.8 if table.task.nunique() == 1 else 2.6)  # title and legend take their part of a single row
-    figure, rows = panels.rows(table, by="task", columns=len(quantities), panel_size=size)
+    figure, rows = panels.rows(table, by="task", columns=len(LABELS), panel_size=size)
     for axes, task, own in rows:
         split = own[own.branch == BEFORE].epoch.max()
         shown = own[own.epoch > split - (own.epoch.max() - split)]  # as many epochs before as after
-        for ax, quantity in zip(axes, quantities, strict=True):
+        for ax, quantity in zip(axes, LABELS, strict=True):
             _panel(ax, shown, quantity, split)
-            panels.frame(ax, x="epoch", y=LABELS[quantity], log="" if quantity in SAMPLED else "y")
+            panels.frame(ax, x="epoch", y=LABELS[quantity], log="" if quantity == "llc" else "y")
             ax.xaxis.set_major_locator(MaxNLocator(nbins=5, integer=True))
         axes[0].set_title(task, loc="left")
-    note = "dotted: the split; mean over seeds, band: 95 % t interval"
-    if "llc" in quantities:
-        note += ", of the LLC: of its change since the split"
-    if set(quantities) & set(SAMPLED):
-        note += f"\nvalid estimates alone; {plots.COUNTS_NOTE}"
+    note = "dotted: the split; mean over seeds, band: 95 % t interval, of the LLC: of its change since the split"
+    note += f"\nvalid estimates alone; {plots.COUNTS_NOTE}"
     panels.legend(figure, title=note, columns=3)
     return figure
 
 
 def _panel(ax: Axes, table: pd.DataFrame, quantity: str, split: int) -> None:
-    sampled = quantity in SAMPLED
+    sampled = quantity == "llc"
     usable = table[table.valid] if sampled else table
     at_split = usable[(usable.branch == BEFORE) & (usable.epoch == split)]
     styles = {branch: _style(branch) for branch in table.branch.unique()}

@@ -12,10 +12,9 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from matplotlib.figure import Figure
 from omegaconf import DictConfig, OmegaConf
 
-from curvlab.lab import Claim, ClaimResult, ClaimSheet, judge, out_of_reach, panels, plots, t_interval
+from curvlab.lab import Claim, ClaimResult, ClaimSheet, judge, out_of_reach, t_interval
 from experiments.ngd.trajectories import Network, final_estimate
 from experiments.ngd.widths import PLACE, at, by_network, place_of
 
@@ -155,32 +154,3 @@ AXES = {
     "localization": ("curvature_cutoff", "curvature cut-off γ/(nβ)"),
     "step_size": ("step_size", "step size ε"),
 }
-
-
-def draw_cutoffs(table: pd.DataFrame, summary: pd.DataFrame) -> Figure:
-    """Return one row for each network: LLC and NGD over SGD against the cut-off, then against the step size.
-
-    Args:
-        table: `cutoffs`.
-        summary: `cutoff_summary`.
-    """
-    named = pd.concat([own.assign(network=name) for name, own in by_network(table)])
-    figure, rows = panels.rows(named, by="network", columns=2 * len(SWEEPS))
-    styles = panels.styles_of(("sgd", "ngd"))
-    for axes, network, own in rows:
-        for (llc, over), (sweep, (x, label)) in zip((axes[:2], axes[2:]), AXES.items(), strict=True):
-            swept, its_summary = (rows_of[rows_of.sweep == sweep] for rows_of in (own, at(summary, own)))
-            panels.lines(llc, swept, x=x, y="llc", by="optimizer", styles=styles, seeds=True)
-            panels.frame(llc, x=label, y="LLC from the lowest point", log="x")
-            panels.counts(llc, swept, x=x, valid="llc", by="optimizer", styles=styles)
-            shown = its_summary.assign(
-                **{end: 100 * its_summary[end] for end in ("relative_difference", "low", "high")}
-            )
-            look: dict[str, Any] = {"color": plots.PALETTE[2], "marker": plots.MARKERS[2]}
-            panels.lines(over, shown, x=x, y="relative_difference", low="low", high="high", bars=True, **look)
-            panels.rule(over, y=0)
-            panels.frame(over, x=label, y="NGD over SGD − 1 (%)", log="x")
-        axes[0].set_title(str(network))
-    note = "LLC: mean over the seeds that count, 95 % t interval, dots: seeds; NGD over SGD: 95 % t interval"
-    panels.legend(figure, title=f"{note}\n{plots.COUNTS_NOTE}", columns=2, axes=[figure.axes[0]])
-    return figure

@@ -51,7 +51,7 @@ from curvlab.lab import (
     t_interval,
 )
 from curvlab.lab import judge as judge_claim
-from experiments.ngd.cutoffs import cutoff_tables, draw_cutoffs, judge_cutoffs
+from experiments.ngd.cutoffs import cutoff_tables, judge_cutoffs
 from experiments.ngd.sampling import curvature_cutoff
 from experiments.ngd.trajectories import final_estimate
 from experiments.ngd.tuned_and_matched import (
@@ -254,12 +254,9 @@ def draw(computed: Computed) -> dict[str, Figure]:
     table, summary = computed["table"], computed["summary"]
     both = summary[summary.p.notna()].task.unique()
     shown = table[table.task.isin(both)] if len(both) else table
-    rest = {"llc_raw": "LLC from the weights", "train_loss": "training loss (nats)"}
     return {
         "figure.png": _draw_widths(shown, summary, {"llc": "LLC"}, (7.0, 3.8)),
-        "figure_losses.png": _draw_widths(table, summary, {"llc": "LLC"} | rest, (9.0, 2.6)),
-        "figure_tuned_and_matched.png": draw_tuned_and_matched(Compared.of(computed), computed["settings"]),
-        "figure_cutoffs.png": draw_cutoffs(computed["cutoffs"], computed["cutoff_summary"]),
+        "figure_more.png": draw_tuned_and_matched(Compared.of(computed), computed["settings"]),
     }
 
 

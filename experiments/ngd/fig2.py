@@ -179,4 +179,4 @@ def draw(computed: Computed) -> dict[str, Figure]:
         norm.set_ylim(bottom=max(0, norm.get_ylim()[0]))  # an interval may reach below, a norm does not
         panels.frame(against, x="training loss (nats)", y="LLC from the lowest point", log="x")
     panels.legend(more, title=note)
-    return {"figure.png": figure, "figure_losses.png": more}
+    return {"figure.png": figure, "figure_more.png": more}

@@ -329,7 +329,7 @@ def _left_out(table: pd.DataFrame) -> str:
 EQUAL = "NGD, at equal training loss"
 STYLES = {
     "NGD": panels.styles_of(["ngd"])["ngd"],
-    EQUAL: {"color": plots.PALETTE[2], "marker": "^", "linestyle": "--"},
+    EQUAL: panels.styles_of(["llc"])["llc"] | {"linestyle": "--"},
 }
 
 
@@ -383,7 +383,7 @@ def _llc_panel(ax: Axes, own: pd.DataFrame, sgd: pd.DataFrame, equal: pd.DataFra
 
 def _band(ax: Axes, seeds: pd.Series) -> None:
     """Draw SGD's mean and interval, and at the line's end how many seeds count where not all do."""
-    values, color = seeds.dropna(), plots.PALETTE[0]
+    values, color = seeds.dropna(), panels.COLORS["sgd"]
     if not len(values):
         return
     panels.rule(ax, y=values.mean(), color=color, linewidth=1.2, label="SGD")

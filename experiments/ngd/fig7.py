@@ -61,7 +61,7 @@ def judge(computed: Computed, claims: ClaimSheet) -> list[ClaimResult]:
 
 
 def draw(computed: Computed) -> dict[str, Figure]:
-    """Return losses, LLC and tr(H) over epochs; these over the validation loss; and the changes by last epoch."""
+    """Return losses, LLC and tr(H) over epochs; and these over the validation loss."""
     table = for_readers(computed["table"])
     figure, rows = panels.rows(table, by="task", columns=3, panel_size=(2.6, 3.6))
     labels = {"llc": "LLC from the lowest point", "trace": "tr(H) (nats/parameter²)"}
@@ -71,6 +71,5 @@ def draw(computed: Computed) -> dict[str, Figure]:
         draw_estimates(trace, own.assign(valid=True), "trace", labels["trace"])
         losses.set_title(task, loc="left")
     panels.legend(figure, title=NOTE, axes=[figure.axes[0]])
-    ends = draw_last_epoch(computed["table"], {"llc": "the LLC", "trace": "tr(H)"})
     paths = draw_paths(table, labels | {"validation_accuracy": "validation accuracy"})
-    return {"figure.png": figure, "figure_paths.png": paths, "figure_last_epoch.png": ends}
+    return {"figure.png": figure, "figure_more.png": paths}

@@ -87,7 +87,7 @@ def wbic_complexity(table: pd.DataFrame) -> pd.Series:
 
 # ------------------------------------------------------------------------------------ draw
 def draw(computed: Computed) -> dict[str, Figure]:
-    """Return, of NGD alone, losses and WBIC over epochs, WBIC over validation loss, and changes by last epoch."""
+    """Return, of NGD alone, losses and WBIC over epochs, and WBIC over validation loss."""
     ngd = computed["table"].query("optimizer == 'ngd'")
     table = for_readers(ngd)
     figure, rows = panels.rows(table, by="task", columns=2, panel_size=(3.6, 3.8))
@@ -104,5 +104,4 @@ def draw(computed: Computed) -> dict[str, Figure]:
         draw_estimates(wbic, shown, "nats", "nats", by="term", styles=terms)
         losses.set_title(task, loc="left")
     panels.legend(figure, title=NOTE, columns=5)
-    ends, paths = draw_last_epoch(ngd, {"wbic": "the WBIC"}), draw_paths(table, {"wbic": "WBIC (nats)"})
-    return {"figure.png": figure, "figure_paths.png": paths, "figure_last_epoch.png": ends}
+    return {"figure.png": figure, "figure_more.png": draw_paths(table, {"wbic": "WBIC (nats)"})}

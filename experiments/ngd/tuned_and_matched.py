@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from omegaconf import DictConfig, OmegaConf
 
-from curvlab.lab import ClaimResult, ClaimSheet, Computed, judge, out_of_reach, panels, plots, t_interval
+from curvlab.lab import ClaimResult, ClaimSheet, Computed, judge, out_of_reach, panels, t_interval
 from experiments.ngd.matched_loss import matched_differences
 from experiments.ngd.sampling import curvature_cutoff
 from experiments.ngd.trajectories import Network, final_estimate, trajectory
@@ -216,8 +216,7 @@ def draw_tuned_and_matched(found: Compared, settings: pd.DataFrame) -> Figure:
     figure, rows = panels.rows(tables, by="network", columns=4, panel_size=(3.3, 2.8))
     styles = panels.styles_of(("sgd", "ngd"))
     of_quantities = {
-        name: {"color": plots.PALETTE[place], "marker": plots.MARKERS[place]}
-        for place, name in enumerate(QUANTITIES.values(), start=2)
+        name: panels.styles_of([of])[of] for name, of in zip(QUANTITIES.values(), ("llc", "trace"), strict=True)
     }
     shown = settings.assign(quantity=settings.quantity.map(QUANTITIES))
     shown[["relative_difference", "low", "high"]] *= 100

@@ -39,7 +39,7 @@ MOST = 2  # tasks of the headline picture
 
 
 def draw(computed: Computed) -> dict[str, Figure]:
-    """Return the paper's responses of two tasks, by the matrix that is judged; all of all; LiSSA's scalings."""
+    """Return the paper's responses of two tasks, by the matrix that is judged; and all of all."""
     table = _shown(computed)
     own = table[(table.curvature == table.curvature.iloc[0]) & table["pearson paper low"].notna()]
     tasks = own.task.unique()[:MOST].tolist()
@@ -60,10 +60,7 @@ def draw(computed: Computed) -> dict[str, Figure]:
             ax.set_yticklabels([])
         axes[0].set_title(place, loc="left")
     panels.legend(more, title=f"{note}; hollow: not solved")
-    figures = {"figure.png": headline, "figure_all.png": more}
-    if not table.estimate.str.startswith("LiSSA").any():
-        return figures
-    return figures | {"figure_scalings.png": _scalings(computed["table"])}
+    return {"figure.png": headline, "figure_more.png": more}
 
 
 def _shown(computed: Computed) -> pd.DataFrame:
@@ -117,34 +114,3 @@ def _forest(ax: Axes, own: pd.DataFrame, column: str) -> None:
         elif np.isfinite(low):
             ax.barh(place, high - low, 0.8, low, color="black", alpha=0.15, label="the paper's range")
     panels.rule(ax, x=0, linestyle="-")
-
-
-def _scalings(table: pd.DataFrame) -> Figure:
-    """Draw the correlation with the PBRF against σ, beside the exact solve and the filter of its own length."""
-    own = table[table.response == PBRF]
-    places = own[["task", "curvature"]].drop_duplicates().itertuples(index=False)
-    shown = [
-        (f"{task}, {CURVATURES[matrix]}", own[(own.task == task) & (own.curvature == matrix)])
-        for task, matrix in places
-    ]
-    figure, axes = plots.figure(int(np.ceil(len(shown) / 2)), 2, panel_size=(3.8, 2.6))
-    styles = panels.styles_of(ENTRIES.values())
-    for ax, (place, rows) in zip(axes.flat, shown, strict=False):
-        lissa = rows[rows.estimate.str.startswith("LiSSA")]
-        lissa = lissa.assign(scale=lissa.estimate.str.rpartition("= ")[2].astype(float))
-        ends: dict[str, Any] = {"low": f"{PAPERS} low", "high": f"{PAPERS} high"}
-        panels.lines(ax, lissa, x="scale", y=PAPERS, label="LiSSA", **ends, **styles[ENTRIES["LiSSA"]])
-        for estimate in (OWN_LENGTH, EXACT):
-            for value in rows[rows.estimate == estimate][PAPERS]:
-                color = styles[ENTRIES[estimate]]["color"]
-                panels.rule(ax, y=value, color=color, linewidth=1.5, label=ENTRIES[estimate])
-        for low, high in (
-            rows[["pearson paper low", "pearson paper high"]].drop_duplicates().itertuples(index=False)
-        ):
-            ax.axhspan(low, high, color="black", alpha=0.1, label="the paper's range")
-        ax.set_ylim(-0.1, 1.05)
-        panels.frame(ax, x="scaling σ of LiSSA, depth 5,000", y="Pearson with the PBRF", title=place, log="x")
-    for ax in axes.flat[len(shown) :]:
-        ax.remove()
-    panels.legend(figure)
-    return figure

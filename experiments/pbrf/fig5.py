@@ -370,15 +370,13 @@ HEADLINE = ("damping", "removed")
 
 
 def draw(computed: Computed) -> dict[str, Figure]:
-    """Return the two factors of the first task whose slopes are known beforehand, and all factors of each task."""
-    figures: dict[str, Figure] = {}
-    for name, settings in task_settings(computed.config).items():
-        own = computed["table"][computed["table"].task == task_label(name)]
-        if not figures:
-            shown = [factor for factor in HEADLINE if factor in set(own.factor)]
-            figures["figure.png"] = _draw_task(own, settings, shown or own.factor.unique().tolist()[:2], 3.8)
-        figures[f"figure_{task_label(name)}.png"] = _draw_task(own, settings, own.factor.unique().tolist(), 2.7)
-    return figures
+    """Return the two factors of the first task whose slopes are known beforehand, and all of its factors."""
+    name, settings = next(iter(task_settings(computed.config).items()))
+    own = computed["table"][computed["table"].task == task_label(name)]
+    factors = own.factor.unique().tolist()
+    shown = [factor for factor in HEADLINE if factor in factors] or factors[:2]
+    headline, more = (_draw_task(own, settings, *of) for of in ((shown, 3.8), (factors, 2.7)))
+    return {"figure.png": headline, "figure_more.png": more}
 
 
 def _draw_task(table: pd.DataFrame, settings: DictConfig, factors: list[str], height: float) -> Figure:

@@ -230,7 +230,7 @@ def mean_ratio(of: np.ndarray, by: np.ndarray) -> float:
 # ------------------------------------------------------------------------------------ draw
 MOST = 2  # tasks of the headline picture
 SMALLEST = 5e-4  # where the paper's 0.000 stands
-STYLES = {"curvlab": {"color": plots.PALETTE[0], "marker": "o"}}
+STYLES = {"curvlab": panels.styles_of(["curvlab"])["curvlab"]}
 NOTE = (
     "distance of outputs an example, mean over the points left out, 95 % t interval over seeds\n"
     "diamonds: the paper's, a 0.000 at 0.0005"
@@ -240,7 +240,7 @@ NOTE = (
 def draw(computed: Computed) -> dict[str, Figure]:
     """Return the sizes of the five gaps: of the tasks nearest to the paper's, and of all with what they lack."""
     table = computed["table"]
-    return {"figure.png": gap_figure(nearest(table), MOST, 4.0), "figure_all.png": gap_figure(table, 3, 2.3)}
+    return {"figure.png": gap_figure(nearest(table), MOST, 4.0), "figure_more.png": gap_figure(table, 3, 2.3)}
 
 
 def nearest(table: pd.DataFrame) -> pd.DataFrame:

@@ -33,8 +33,6 @@ from curvlab.lab import (
     Run,
     Target,
     out_of_reach,
-    panels,
-    plots,
     t_interval,
 )
 from experiments.pbrf import gaps as five_gaps
@@ -197,7 +195,7 @@ def _state(row: pd.Series, pair: pd.DataFrame, definite: pd.DataFrame) -> str:
 
 # ------------------------------------------------------------------------------------ draw
 def draw(computed: Computed) -> dict[str, Figure]:
-    """Return the gaps with the exact estimate beside others' solver errors; and LiSSA against its scaling."""
+    """Return the gaps of the rows nearest to the paper's, and of all, beside others' solver errors."""
     table, curvatures = computed["table"], computed["curvatures"]
     if "estimate" not in curvatures:  # of a result from before LiSSA was computed
         curvatures = curvatures.assign(estimate=EXACT)
@@ -206,26 +204,10 @@ def draw(computed: Computed) -> dict[str, Figure]:
     solver["scale"] = pd.to_numeric(solver.estimate.str.extract(r"σ = (\d+)")[0])
     solver["matrix"] = solver.curvature.map(MATRICES)
     more, table = pd.DataFrame(_others(solver)), _by_lissa(table, curvatures)
-    figures = {
+    return {
         "figure.png": five_gaps.gap_figure(five_gaps.nearest(table), five_gaps.MOST, 4.4, more),
-        "figure_all.png": five_gaps.gap_figure(table, 2, 3.0, more),
+        "figure_more.png": five_gaps.gap_figure(table, 2, 3.0, more),
     }
-    if solver.scale.isna().all():
-        return figures
-    figure, shown = panels.rows(solver, by="task", columns=1, panel_size=(6.0, 2.6))
-    styles = {
-        name: {"color": plots.PALETTE[k], "marker": plots.MARKERS[k]} for k, name in enumerate(MATRICES.values())
-    }
-    for (ax,), task, own in shown:
-        lissa = own.dropna(subset=["scale", "solver"])
-        panels.lines(ax, lissa, x="scale", y="solver", by="matrix", styles=styles, seeds=True, least=0.1)
-        for matrix, exact in own[own.estimate == EXACT].groupby("matrix"):
-            look: dict[str, Any] = {"color": styles[str(matrix)]["color"], "linestyle": ":"}
-            panels.rule(ax, y=exact.solver.mean(), label=f"{matrix}, exact solve", **look)
-        panels.frame(ax, x="scaling σ of LiSSA, depth 5,000", y="solver error / √N", title=str(task), log="xy")
-        ax.set_ylim(top=min(ax.get_ylim()[1], 1e3))  # LiSSA that diverges would squeeze the others
-    panels.legend(figure, title="line: mean over seeds; dots: seeds", columns=2)
-    return figures | {"figure_lissa.png": figure}
 
 
 def _by_lissa(table: pd.DataFrame, curvatures: pd.DataFrame) -> pd.DataFrame:

@@ -312,10 +312,8 @@ NOTE = "line: median over seeds of the directions; band: smallest to largest of 
 
 
 def draw(computed: Computed) -> dict[str, Figure]:
-    """Return the figures by file name: the methods, settings of ours, and rules for α_k."""
-    table = computed["table"]
-    figures = {"figure.png": _convergence(table), "figure_more.png": _settings(table)}
-    return figures | {"figure_rules.png": _rules_figure(table, computed["cost"])}
+    """Return the figures by file name: the methods, and settings of ours."""
+    return {"figure.png": _convergence(computed["table"]), "figure_more.png": _settings(computed["table"])}
 
 
 def _convergence(table: pd.DataFrame) -> Figure:
@@ -346,20 +344,6 @@ def _settings(table: pd.DataFrame) -> Figure:
     return figure
 
 
-def _rules_figure(table: pd.DataFrame, cost: pd.DataFrame) -> Figure:
-    """The rules for α_k, what they give, the constants that one of them measures, and the cost of a step."""
-    figure, axes = plots.figure(2, 3, panel_size=(2.7, 3.4))
-    curves = _rules(chosen(table, method=OURS, **_except("rule", "sigma_scale")))
-    pairs = [("gradient_norm", "step"), ("gradient_norm", "products"), ("alpha", "step"), ("gap", "step")]
-    for ax, (quantity, x) in zip(axes.flat, pairs, strict=False):
-        _panel(ax, curves, x, quantity, "α_k itself" if quantity == "alpha" else "rules for α_k")
-    axes[0, 0].legend(loc="upper center", bbox_to_anchor=(0.5, -0.2), frameon=False)
-    _constants(axes[1, 1], table)
-    _cost(axes[1, 2], cost)
-    panels.legend(figure, title=NOTE, axes=[])
-    return figure
-
-
 def _by(table: pd.DataFrame, column: str, entry: str) -> Curves:
     """Return the rows by value of a setting, largest first."""
     return {
@@ -383,15 +367,6 @@ def _directions(ours: pd.DataFrame) -> Curves:
         found[f"m = {m:g}"] = chosen(own, sigma_scale=1, safeguard=False)
         found[f" m = {m:g}, c = {c:g}, safeguard"] = chosen(own, sigma_scale=c, safeguard=True)
     return {name: rows for name, rows in found.items() if len(rows)}
-
-
-def _rules(ours: pd.DataFrame) -> Curves:
-    """Return the rules: with c in pairs, M term beside none; the measured one stands alone at the end."""
-    found: Curves = {}
-    for c in sorted(chosen(ours, rule="constant").sigma_scale.unique())[::-1]:
-        found[f"M term + {c:g} σ"] = chosen(ours, rule="given", sigma_scale=c)
-        found[f" {c:g} σ alone"] = chosen(ours, rule="constant", sigma_scale=c)
-    return found | {"M term + σ, both measured": chosen(ours, rule="measured")}
 
 
 def _methods(table: pd.DataFrame, plain: pd.DataFrame) -> Curves:
@@ -424,27 +399,3 @@ def _panel(ax: Axes, curves: Curves, x: str, quantity: str, title: str) -> None:
     if quantity in FLOORS:
         ax.set_ylim(FLOORS[quantity], 10)
     panels.frame(ax, x=AXES.get(x, x), y=LABELS[quantity], title=title, log="xy")
-
-
-def _constants(ax: Axes, table: pd.DataFrame) -> None:
-    """Draw λ and M as measured along the path over the global constants."""
-    measured, given = chosen(table, rule="measured"), chosen(table, rule="given").iloc[0]
-    names = {"hessian_lipschitz": "M, finite differences", "spectral_norm": "λ, Lanczos"}
-    for column, name in names.items():
-        values = (measured[column] / given[column]).groupby(measured.step.clip(lower=0.5))
-        shown = pd.DataFrame({"y": values.median(), "low": values.min(), "high": values.max()}).reset_index()
-        look: dict[str, Any] = {"styles": panels.styles_of(names.values()), "marker": ""}
-        panels.lines(ax, shown, x="step", y="y", low="low", high="high", label=name, **look)
-    panels.rule(ax, y=1, linestyle=":")
-    title = "constants, as measured so far"
-    panels.frame(ax, x=AXES["step"], y="measured / global constant", title=title, log="xy")
-    ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.2), frameon=False)
-
-
-def _cost(ax: Axes, cost: pd.DataFrame) -> None:
-    panels.lines(ax, cost, x="n", y="seconds", by="method")
-    steps = cost[cost.method.str.startswith("step")]
-    last, sizes = steps[steps.n == steps.n.max()].iloc[-1], np.array([steps.n.min(), steps.n.max()])
-    ax.plot(sizes, last.seconds * sizes / last.n, color=panels.GREY, linestyle=":", label="proportional to n")
-    panels.frame(ax, x="n", y="CPU seconds", title="cost of a step, diagonal Hessian", log="xy")
-    ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.2), frameon=False)

@@ -313,12 +313,11 @@ def _rate(names: Row, trace: Trace, objective: NetworkObjective, ratio: float) -
 
 # ------------------------------------------------------------------------------------ draw
 def draw(computed: Computed) -> dict[str, Figure]:
-    """Return the figures by file name: gap and bounds; runs, and steps against K(ε), by kind of loss."""
-    table, figures = computed["table"], {"figure.png": _bounds_figure(computed["bounds"])}
-    for kind, own in computed["rates"].groupby("kind", sort=False):
-        name = f"figure_rates_{str(kind).replace(' ', '_')}.png"
-        figures[name] = _rates_figure(table[table.objective.isin(own.objective)], own)
-    return figures
+    """Return the figures by file name: gap and bounds; runs with softmax, and steps against K(ε)."""
+    table, rates = computed["table"], computed["rates"]
+    own = rates[rates.kind == rates.kind.iloc[-1]]
+    more = _rates_figure(table[table.objective.isin(own.objective)], own)
+    return {"figure.png": _bounds_figure(computed["bounds"]), "figure_more.png": more}
 
 
 def _bounds_figure(bounds: pd.DataFrame) -> Figure:

@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from numpy.testing import assert_allclose
 
 from curvlab.lab import panels
-from curvlab.lab.names import reader_names
+from curvlab.lab.names import for_readers, name_tasks, reader_names
 from curvlab.lab.reporting import plots, t_interval
 
 
@@ -216,3 +216,17 @@ def test_tasks_have_a_readers_name_that_tells_them_apart() -> None:
         "MLP 6-6 on 640 of digits",
     ]
     assert reader_names(["mlp-32-tanh-digits-1000-100-epochs"]).popitem()[1] == "MLP on digits, 100 epochs"
+
+
+def test_readers_names_stand_for_labels_in_every_text_of_a_figure(ax: Axes) -> None:
+    table = pd.DataFrame({"task": ["mlp-32-tanh-digits-1000", "resnet20-cifar10-early"], "value": [1.0, 2.0]})
+    panels.bars(ax, table, name="task", value="value")
+    panels.frame(ax, x="score on mlp-32-tanh-digits-1000", title="resnet20-cifar10-early, 3 seeds")
+    name_tasks(ax.get_figure())
+    assert ax.get_title() == "ResNet-20 on CIFAR-10, stopped early, 3 seeds"
+    assert ax.get_xlabel() == "score on MLP on digits"
+    ax.get_figure().canvas.draw()
+    names = [text.get_text() for text in ax.get_yticklabels()]
+    assert names == ["MLP on digits", "ResNet-20 on CIFAR-10, stopped early"]
+    page = "opt-1-32-ptb-128 (`agrees-mlp-8-digits`, scores_mlp-8-digits.csv)"  # ids and files keep theirs
+    assert for_readers([page])(page) == "OPT on Penn Treebank (`agrees-mlp-8-digits`, scores_mlp-8-digits.csv)"

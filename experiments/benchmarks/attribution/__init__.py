@@ -101,7 +101,7 @@ TARGET = Target(
     timings=("retraining", "retraining_timing", "floors", "faster-together-*", "*halves*"),
 )
 COMPUTE = {"scores": scores.compute, "libraries": exactness.compute, "retraining": retraining.compute}
-DRAW = {"scores": plot.draw, "libraries": exactness.draw, "retraining": retraining.draw}
+DRAW = {"scores": plot.draw, "libraries": exactness.draw}
 
 
 def compute(run: Run, cfg: DictConfig) -> dict[str, pd.DataFrame]:
@@ -139,8 +139,8 @@ def judge(computed: Computed, claims: ClaimSheet) -> list[ClaimResult]:
 
 
 def draw(computed: Computed) -> dict[str, Figure]:
-    """Return LDS, removals and the rest of each task, the libraries, and retraining."""
+    """Return the LDS of methods, and the libraries beside exact scores."""
     figures: dict[str, Figure] = {}
-    for part in computed.config["parts"]:
-        figures |= DRAW[part](computed)
+    for part, drawn in DRAW.items():
+        figures |= drawn(computed) if part in computed.config["parts"] else {}
     return figures

@@ -17,7 +17,7 @@ from omegaconf import DictConfig, OmegaConf
 from torch import Tensor, nn
 
 from curvlab.influence import linear_datamodelling_score
-from curvlab.lab import Computed, Run, plots
+from curvlab.lab import Computed, Run, panels, plots
 from curvlab.problem import stack
 from experiments.benchmarks.attribution.libraries.own_matrix import (
     GAUSS_NEWTON,
@@ -202,9 +202,9 @@ def draw(computed: Computed) -> dict[str, Figure]:
     figure, axes = plots.figure(
         1, 3, panel_size=(2.9, 0.8 + 0.32 * len(done)), sharey=True, width_ratios=[1.5, 1.0, 1.0]
     )
-    colors = [plots.PALETTE[0] if library == "curvlab" else "#999999" for library in done.library]
+    colors = [panels.COLORS["curvlab"] if library == "curvlab" else "#999999" for library in done.library]
     columns = ("pearson_mean", "seconds", "peak_gib")
-    labels = ("correlation with exact scores of its own matrix", "processor time (s)", "peak memory (GiB)")
+    labels = ("correlation with\nexact scores", "processor time (s)", "peak memory (GiB)")
     for ax, column, label in zip(axes[0], columns, labels, strict=True):
         ax.barh(done.index, done[column], color=colors, height=0.6)
         ax.set_xlabel(label)
@@ -220,4 +220,4 @@ def draw(computed: Computed) -> dict[str, Figure]:
     axes[0, 1].xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axes[0, 1].xaxis.set_minor_formatter(NullFormatter())
     figure.legend(loc="outside lower center", fontsize=8, frameon=False)
-    return {"figure_libraries.png": figure}
+    return {"figure_more.png": figure}

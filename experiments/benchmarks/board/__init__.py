@@ -58,7 +58,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from curvlab.influence.bank import AGAINST, STANDARD
-from curvlab.lab import Computed, Target, panels
+from curvlab.lab import Computed, Target, panels, plots
 from experiments.benchmarks.attribution.methods import FILTER, INFLUENCE, RUN_DAMPING
 from experiments.benchmarks.board import compute as tasks
 from experiments.benchmarks.board.compute import FILTER_EPOCHS, RUN_EPOCHS
@@ -74,53 +74,56 @@ compute = tasks.compute
 
 # ---------------------------------------------------------------------------------------- draw
 def draw(computed: Computed) -> dict[str, Figure]:
-    """Return LDS against price, against the solve's residual and against the subsets' size."""
+    """Return the LDS of each score by the standard protocol, and LDS against price by all protocols."""
     best = computed["best"].merge(computed["cost"], on=["task", "method"])
     shown = best[~best.method.isin((RUN_EPOCHS, FILTER_EPOCHS)) | (best.against == STANDARD)]
     shown = shown[~shown.method.isin((RUN_DAMPING, FILTER)) | (shown.against != STANDARD)]
-    figure, axes = panels.rows(shown, "task", columns=len(AGAINST), panel_size=(3.6, 3.0), sharey="row")
-    styles = panels.styles_of(best.method.unique())
+    return {"figure.png": _scores(shown[shown.against == STANDARD]), "figure_more.png": _prices(shown)}
+
+
+def _scores(own: pd.DataFrame) -> Figure:
+    """Draw a column for each task, a row for each score, from the highest mean LDS down."""
+    order = own.groupby("method").lds.mean().sort_values(ascending=False).index
+    own = own.assign(place=own.method.map(order.get_loc)).sort_values("place", kind="stable")
+    tasks = own.task.unique().tolist()
+    figure, axes = plots.figure(1, len(tasks), panel_size=(7.9 / len(tasks), 1.6 + 0.26 * len(order)), sharey=True)
+    styles = panels.styles_of(order)
+    for ax, task in zip(axes[0], tasks, strict=True):
+        for _, row in own[own.task == task].iterrows():
+            errors = [[max(row.lds - row.lds_low, 0)], [max(row.lds_high - row.lds, 0)]]
+            look = styles[row.method] | {"linestyle": "none", "capsize": 2, "markersize": 5}
+            ax.errorbar(row.lds, row.place, xerr=errors, **look)
+        ax.set(
+            yticks=range(len(order)), yticklabels=[_name(each) for each in order], ylim=(len(order) - 0.5, -0.5)
+        )
+        panels.frame(ax, x="LDS (rank correlation)", title=str(task))
+    figure.supxlabel(
+        "retraining by the standard protocol; 95 % over networks, halves and test examples", fontsize=8.5
+    )
+    return figure
+
+
+def _name(method: str) -> str:
+    return {INFLUENCE: "influence, best of a grid", RUN_EPOCHS: "influence, damping 1/length"}.get(method, method)
+
+
+def _prices(shown: pd.DataFrame) -> Figure:
+    """Draw a row for each task: LDS against the price by each protocol."""
+    figure, axes = panels.rows(shown, "task", columns=len(AGAINST), panel_size=(3.6, 2.6), sharey="row")
+    styles = panels.styles_of(shown.method.unique())
     for row, task, own in axes:
         for ax, against in zip(row, AGAINST, strict=True):
             points = own[own.against == against]
             for method, each in points.groupby("method", sort=False):
                 errors = np.clip([each.lds - each.lds_low, each.lds_high - each.lds], 0, None)
-                look = styles[method]
-                label = "influence, best of a grid" if method == INFLUENCE else str(method)
-                ax.errorbar(each.trainings, each.lds, yerr=errors, label=label, **look | {"linestyle": "none"})
+                look = styles[method] | {"linestyle": "none"}
+                ax.errorbar(each.trainings, each.lds, yerr=errors, label=_name(str(method)), **look)
             front = points.sort_values("trainings")
             front = front[front.lds >= front.lds.cummax()]
             ax.step(front.trainings, front.lds, where="post", color="#888888", linewidth=0.8, zorder=0.9)
-            title = f"{task}: {against}" if against == AGAINST[0] else against
-            panels.frame(
-                ax,
-                x="price (trainings)",
-                y="LDS (rank correlation)" if against == AGAINST[0] else "",
-                title=title,
-                log="x",
-            )
-    panels.legend(
-        figure,
-        columns=3,
-        title="Line: what no cheaper score reaches. Price: of the whole grid, where there is one.",
-    )
-    figures = {"figure.png": figure}
-    for name, x, by in (("residuals", "residual", "against"), ("fractions", "fraction", "method")):
-        if name in computed:
-            figures[f"figure_{name}.png"] = _curves(computed[name], x, by)
-    return figures
-
-
-def _curves(table: pd.DataFrame, x: str, by: str) -> Figure:
-    """Return LDS over a setting, a panel for each column, or one with a line for each."""
-    columns = ["lds"] if by == "against" else table.against.unique().tolist()
-    figure, axes = panels.rows(table, "task", columns=len(columns), panel_size=(4.2, 3.0), sharey="row")
-    for row, task, own in axes:
-        for ax, against in zip(row, columns, strict=True):
-            part = (own if by == "against" else own[own.against == against]).sort_values(x)
-            panels.lines(ax, part, x=x, y="lds", by=by, low="lds_low", high="lds_high")
-            told = {"residual": "residual of the solve", "fraction": "share of the data in a subset"}[x]
-            title = task if by == "against" else f"{task}: {against}"
-            panels.frame(ax, x=told, y="LDS", title=title, log="x" if x == "residual" else "")
-    panels.legend(figure, columns=3)
+            first = against == AGAINST[0]
+            title = f"{task}: {against}" if first else against
+            panels.frame(ax, x="price (trainings)", y="LDS" if first else "", title=title, log="x")
+    note = "Line: what no cheaper score reaches. Price: of the whole grid, where there is one."
+    panels.legend(figure, columns=3, title=note)
     return figure

@@ -65,4 +65,4 @@ def judge(computed: Computed, claims: ClaimSheet) -> list[ClaimResult]:
 
 def draw(computed: Computed) -> dict[str, Figure]:
     """Return the estimates beside their seconds, what else the peers have, and the exact values."""
-    return draw_parts(PARTS, computed)
+    return draw_parts({"peers": peers}, computed)

@@ -21,13 +21,12 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
-from matplotlib.figure import Figure
 from omegaconf import DictConfig
 from scipy import stats
 from torch import Tensor, nn
 
 from curvlab.curvature import HessianOperator
-from curvlab.lab import ClaimResult, ClaimSheet, Interval, Run, out_of_reach, panels, plots, t_interval
+from curvlab.lab import ClaimResult, ClaimSheet, Interval, Run, out_of_reach, t_interval
 from curvlab.lab import judge as verdict
 from curvlab.problem import stack
 from curvlab.sampling import default_nbeta, estimate_llc
@@ -293,23 +292,3 @@ def judge(table: pd.DataFrame, claims: ClaimSheet) -> list[ClaimResult]:
             interval = Interval(low, high, "t 95 %, chains", int(row.chains))
             results.append(verdict(claim, float(value), interval, if_not_reproduced=why))
     return results
-
-
-def draw(table: pd.DataFrame) -> Figure:
-    """Return devinterp's estimates over what is told of them on the left, what its batches do on the right."""
-    figure, axes = plots.figure(1, 2, panel_size=(4.6, 3.6))
-    left, right = axes[0]
-    panels.forest(left, table, name="step", value="ratio", low="ratio_low", high="ratio_high")
-    panels.rule(left, x=1.0, color="black", linestyle="-")
-    panels.frame(left, x="devinterp's estimate / told\n(ours there, initial loss, batches)")
-    own = table.dropna(subset="sampler").assign(of="measured")
-    panels.forest(right, own, name="step", value="sampler", low="sampler_low", high="sampler_high", by="of")
-    look: dict[str, Any] = {"linestyle": "none", "color": plots.PALETTE[1], "marker": plots.MARKERS[1]}
-    places = np.arange(len(own))
-    right.plot(own.sampler_told, places + 0.2, label="told", **look)
-    without = look | {"markerfacecolor": "none", "label": "told, without decay"}
-    right.plot(own.sampler_first_order, places + 0.4, **without)
-    right.set_ylim(len(own) - 0.3, -0.5)
-    panels.frame(right, x="nβ (loss of own batches - of all the data)\nalong devinterp's chains")
-    panels.legend(figure, title="95 % t over chains; right:")
-    return figure

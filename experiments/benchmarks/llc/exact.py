@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
-from matplotlib.figure import Figure
 from omegaconf import DictConfig
 from torch import Tensor, nn
 
@@ -31,7 +30,6 @@ from curvlab.lab import (
     Run,
     exact,
     out_of_reach,
-    plots,
     t_interval,
     unit,
 )
@@ -318,37 +316,3 @@ def _averaged(claim: Claim, noises: pd.DataFrame) -> ClaimResult:
     excess = (errors[NAMES["averaged"]] - errors[NAMES["sgld"]]).to_numpy()
     why = "; ".join(f"{name}: {100 * errors[name].mean():.1f} % on average" for name in errors)
     return judge_claim(claim, float(excess.mean()), t_interval(excess, unit="settings"), if_not_reproduced=why)
-
-
-# --------------------------------------------------------------------------------------------- figure
-def draw(computed: Computed) -> dict[str, Figure]:
-    """Return estimates over exact values by network and sampler; and by step, with and without averaged noises."""
-    figure, axes = plots.figure(1, 2, panel_size=(4.6, 3.2))
-    table, noises = computed["exact"].fillna({"problem": ""}), computed["exact_noises"]
-    networks = table.network.unique().tolist()
-    for index, (sampler, own) in enumerate(table.groupby("sampler", sort=False)):
-        places = [networks.index(name) + 0.15 * (index - 1.5) for name in own.network]
-        errors = [(own.estimate - own.low) / own.exact, (own.high - own.estimate) / own.exact]
-        style: dict[str, Any] = {"color": plots.PALETTE[index], "marker": plots.MARKERS[index]}
-        axes[0, 0].errorbar(places, own.ratio, yerr=errors, linestyle="none", capsize=3, label=sampler, **style)
-        for place, (_, row) in zip(places, own.iterrows(), strict=True):
-            if row.problem:
-                axes[0, 0].plot(place, row.ratio, markerfacecolor="white", zorder=3, **style)
-    asymptotes = 1 / table[table.sampler == AT_START].exact_to_asymptote
-    axes[0, 0].plot(range(len(networks)), asymptotes, "k_", markersize=14, label="Aoyagi's coefficient, γ = 10")
-    axes[0, 0].set_xticks(range(len(networks)), networks)
-    axes[0, 0].set_title("hollow: refused")
-    for index, (sampler, own) in enumerate(noises.groupby("sampler", sort=False)):
-        for network, of_one in own.groupby("network"):
-            errors = [
-                (of_one.estimate - of_one.low) / of_one.exact,
-                (of_one.high - of_one.estimate) / of_one.exact,
-            ]
-            label, marker = f"{sampler}, {network}", plots.MARKERS[index]
-            axes[0, 1].errorbar(of_one.stability, of_one.ratio, yerr=errors, marker=marker, capsize=3, label=label)
-    axes[0, 1].set_xlabel("stability where the chains end, ε (nβ λmax + γ)/4")
-    for ax in axes[0]:
-        ax.axhline(1.0, color="black", linewidth=1)
-        ax.set_ylabel("estimate / exact value")
-        ax.legend(fontsize=6)
-    return {"figure_exact.png": figure}

@@ -245,11 +245,11 @@ def judge(computed: Computed, claims: ClaimSheet) -> list[ClaimResult]:
 
 # ------------------------------------------------------------------------------------ figures
 def draw(computed: Computed) -> dict[str, Figure]:
-    """Return the estimates beside their seconds, the polynomials, and the steps from devinterp's defaults."""
-    figures = {"figure.png": _draw_methods(computed["summary"], computed["timings"])}
-    if len(steps := computed["default_sampler"].dropna(subset="estimate")):
-        figures["default_sampler.png"] = default_sampler.draw(steps)
-    return figures | {"known.png": polynomials.draw(computed["known"])}
+    """Return the estimates beside their seconds, and the polynomials."""
+    return {
+        "figure.png": _draw_methods(computed["summary"], computed["timings"]),
+        "figure_more.png": polynomials.draw(computed["known"]),
+    }
 
 
 def _draw_methods(summary: pd.DataFrame, timings: pd.DataFrame) -> Figure:
@@ -261,7 +261,8 @@ def _draw_methods(summary: pd.DataFrame, timings: pd.DataFrame) -> Figure:
     hollow = "; hollow: not valid" if summary.lost.any() else ""
     x = f"estimated learning coefficient\n(95 % t interval over chains{hollow})"
     panels.frame(left, x=x, title=str(summary.model.iloc[0]))
-    styles = panels.styles_of(sorted(timings.threads.unique()))
+    styles = panels.styles_of(["curvlab", *timings.threads.unique()])
+    styles |= {timings.threads.min(): styles["curvlab"]}
     panels.bars(right, timings, name="method", value="cpu_seconds", by="threads", styles=styles)
     for bars in right.containers:
         right.bar_label(bars, fmt=" %.3g s", fontsize=7)

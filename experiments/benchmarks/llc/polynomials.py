@@ -128,7 +128,7 @@ def draw(table: pd.DataFrame) -> Figure:
     ratios = table.assign(estimate=table.estimate / at, low=table.low / at, high=table.high / at)
     ratios = ratios.assign(asymptotic=table.asymptotic / at, of="estimate, 95 %")
     panels.forest(ax, ratios, name="problem", value="estimate", low="low", high="high", by="of")
-    style = {"linestyle": "none", "marker": plots.MARKERS[1], "color": plots.PALETTE[1]}
+    style = panels.styles_of(["asymptotic coefficient"])["asymptotic coefficient"] | {"linestyle": "none"}
     ax.plot(ratios.asymptotic, range(len(ratios)), label="asymptotic coefficient", **style)
     panels.rule(ax, x=1.0, color="black", linestyle="-", label="value at this n (quadrature)")
     panels.frame(ax, x="ratio to the value at this n", log="x")

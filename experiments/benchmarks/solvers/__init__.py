@@ -108,4 +108,4 @@ def judge(computed: Computed, claims: ClaimSheet) -> list[ClaimResult]:
 
 def draw(computed: Computed) -> dict[str, Figure]:
     """Return the solvers by products and by seconds, the preconditioners, and the recipes."""
-    return draw_parts(PARTS, computed)
+    return draw_parts({"solvers": trajectories, "preconditioners": preconditioners}, computed)

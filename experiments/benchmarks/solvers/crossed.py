@@ -11,14 +11,12 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
-from matplotlib.figure import Figure
 from omegaconf import DictConfig
 from torch import Tensor
 
 from curvlab.curvature import example_importance
-from curvlab.lab import ClaimResult, ClaimSheet, Computed, Run, bootstrap_interval, panels, unit
+from curvlab.lab import ClaimResult, ClaimSheet, Computed, Run, bootstrap_interval, unit
 from curvlab.lab import judge as verdict
-from curvlab.lab.names import reader_names
 from curvlab.linalg import LinearOperator
 from curvlab.solvers import Lissa, lissa_hyperparameters
 from curvlab.solvers.lissa import LissaState
@@ -125,26 +123,3 @@ def judge(computed: Computed, claims: ClaimSheet) -> list[ClaimResult]:
 
 def _median(values: np.ndarray) -> float:
     return float(np.median(values))
-
-
-# ------------------------------------------------------------------------------------ figure
-def draw(computed: Computed) -> dict[str, Figure]:
-    """Return a panel for each network: the worst error of every sequence, by choice."""
-    table = computed["crossed"]
-    choices = table.time_constants.astype(str) + ", " + table.answer
-    table = table.assign(error=table.error_worst.clip(upper=MOST), choice=choices)
-    table = table.replace({"task": reader_names(table.task.unique())})
-    figure, rows = panels.rows(table, "task", columns=1, panel_size=(5.0, 3.0))
-    names, styles = list(dict.fromkeys(choices)), panels.styles_of(SAMPLINGS)
-    for (ax,), task, own in rows:
-        for place, sampling in enumerate(SAMPLINGS):
-            drawn = own[own.sampling == sampling]
-            at = drawn.choice.map(names.index) + 0.2 * (place - 0.5)
-            panels.scatter(
-                ax, drawn.assign(at=at), x="at", y="error", identity=False, by="sampling", size=9, styles=styles
-            )
-        panels.rule(ax, y=1, label="error of zero")
-        ax.set_xticks(range(len(names)), names)
-        panels.frame(ax, x="time constants, answer", y="relative error, worst system", title=str(task), log="y")
-    panels.legend(figure)
-    return {"figure_crossed.png": figure}

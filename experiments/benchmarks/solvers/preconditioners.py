@@ -221,7 +221,7 @@ def draw(computed: Computed) -> dict[str, Figure]:
     for row in axes:
         handles, labels = row[0].get_legend_handles_labels()
         row[-1].legend(handles, labels, loc="center left", bbox_to_anchor=(1.02, 0.5), frameon=False, fontsize=7)
-    return {"figure_preconditioners.png": figure}
+    return {"figure_more.png": figure}
 
 
 def _draw_products(ax: Axes, own: pd.DataFrame) -> None:
@@ -235,8 +235,9 @@ def _draw_products(ax: Axes, own: pd.DataFrame) -> None:
 
 
 def _draw_errors(ax: Axes, own: pd.DataFrame) -> None:
+    styles = panels.styles_of(own["sampling"].unique())
     for index, (label, curve) in enumerate(own.groupby("sampling", sort=False)):
-        color, width = plots.PALETTE[index], 3.6 - 1.2 * index  # thinner on wider: equal curves are both seen
+        color, width = styles[label]["color"], 3.6 - 1.2 * index  # thinner on wider: equal curves are both seen
         shown = curve.error <= TOP
         ax.plot(curve.passes[shown], curve.error[shown], color=color, linewidth=max(width, 0.8), label=str(label))
         above = curve.passes[~shown]

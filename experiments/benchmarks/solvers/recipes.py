@@ -5,16 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-import numpy as np
 import pandas as pd
 import torch
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.ticker import NullFormatter
 from omegaconf import DictConfig
 from scipy import stats
 
-from curvlab.lab import ClaimResult, ClaimSheet, Computed, Interval, Run, panels, plots
+from curvlab.lab import ClaimResult, ClaimSheet, Computed, Interval, Run
 from curvlab.lab import judge as verdict
 from curvlab.spectrum import top_eigenvalues
 from experiments.shared.recipes import compare_recipes
@@ -126,38 +122,3 @@ def _share(cases: pd.Series) -> tuple[float, Interval]:
     found = stats.binomtest(int(cases.sum()), len(cases)).proportion_ci(0.95, method="exact")
     kind = f"Clopper-Pearson 95 %, {len(cases)} cases"
     return float(cases.mean()), Interval(float(found.low), float(found.high), kind, len(cases))
-
-
-# ------------------------------------------------------------------------------------ figure
-def draw(computed: Computed) -> dict[str, Figure]:
-    """Return one panel for each quantity: a line for each case, markers by recipe, crosses where it diverges."""
-    table = computed["recipes"]
-    cases = table.case.unique().tolist()
-    figure, axes = plots.figure(1, 3, panel_size=(3.2, 1.2 + 0.34 * len(cases)), sharey=True)
-    for ax, (quantity, label) in zip(axes[0], QUANTITIES.items(), strict=True):
-        _panel(ax, table, quantity, cases)
-        ax.set_xlabel(label)
-        ax.set_xscale("log")
-        ax.xaxis.set_minor_formatter(NullFormatter())  # decades are labelled, however few
-        low, high = ax.get_xlim()
-        ax.set_xlim(10 ** np.floor(np.log10(low)), 10 ** np.ceil(np.log10(high)))
-    axes[0, 0].set_ylabel("model, data and damping")
-    axes[0, 0].set_yticks(range(len(cases)), cases)
-    axes[0, 0].invert_yaxis()
-    panels.rule(axes[0, 0], x=0.2, label="0.2")
-    panels.rule(axes[0, 0], x=1, linestyle=":", label="error of zero")
-    panels.legend(figure, axes=[axes[0, 0]])
-    return {"figure_recipes.png": figure}
-
-
-def _panel(ax: Axes, table: pd.DataFrame, quantity: str, cases: list[str]) -> None:
-    for index, recipe in enumerate(table.recipe.unique()):
-        own = table[table.recipe == recipe].set_index("case").loc[cases]
-        values = own[quantity].clip(upper=TOP if quantity == "error_worst" else np.inf)
-        places = np.arange(len(cases)) + 0.24 * (index - 1)
-        diverged = own.outcome.str.startswith("diverges").to_numpy()
-        color = plots.PALETTE[COLORS[index]]
-        ax.scatter(values[~diverged], places[~diverged], color=color, marker="o", s=26, label=recipe)
-        if diverged.any():
-            label = f"{recipe}: stopped, diverging"
-            ax.scatter(values[diverged], places[diverged], color=color, marker="x", s=34, label=label)

@@ -122,44 +122,33 @@ def summary_table(table: pd.DataFrame) -> pd.DataFrame:
 
 # ------------------------------------------------------------------------------------ figure
 def draw(computed: Computed) -> dict[str, Figure]:
-    """Return two figures, by work and by seconds: medians over the systems that were solved."""
+    """Return errors over products of each task with its most systems: medians over those that were solved."""
     table = computed["table"]
-    timed = table.assign(seconds=computed["timing"].seconds.to_numpy())
-    return {
-        "figure.png": _grid(table, "work", "products with G for each system"),
-        "figure_seconds.png": _grid(timed, "seconds", "CPU seconds for each system"),
-    }
-
-
-def _grid(table: pd.DataFrame, x: str, label: str) -> Figure:
-    """Draw one column for each task and number of systems: error above, 1 - correlation below."""
+    table = table[table.num_rhs == table.groupby("task").num_rhs.transform("max")]
     table = table.assign(lost=(1 - table.correlation).clip(lower=FLOOR))
     groups = list(table.groupby(["task", "num_rhs"], sort=False))
-    size = (max(2.7, 7.6 / len(groups)), 2.5)
-    figure, axes = plots.figure(2, len(groups), panel_size=size, sharey="row", sharex="col")
-    colors = len(plots.PALETTE)
+    figure, axes = plots.figure(2, len(groups), panel_size=(7.9 / len(groups), 2.6), sharey="row", sharex="col")
+    styles = panels.styles_of(table.method.unique())
     for column, ((task, num_rhs), own) in enumerate(groups):
-        for index, method in enumerate(table.method.unique()):
-            curve, again, is_default = own[own.method == method], index // colors, "default" in method
-            # Colours repeat: a dashed line ends in a square.
-            look = {"label": method, "color": plots.PALETTE[index % colors], "linestyle": ("-", "--")[again]}
-            look |= {"linewidth": 2.4 if is_default else 1.2, "zorder": 4 if is_default else 2}
+        for method, look in styles.items():
+            width = 2.4 if "default" in str(method) else 1.2
+            line = look | {"label": method, "marker": "", "linewidth": width}
             for ax, y in zip(axes[:, column], ("error", "lost"), strict=True):
-                _curve(ax, curve, (x, y), look, "os"[again])
+                _curve(ax, own[own.method == method], ("work", y), line)
         title = f"{task}\n{num_rhs} right-hand side{'s' if num_rhs != 1 else ''}"
         panels.frame(axes[0, column], title=title, log="xy", size=9)
-        panels.frame(axes[1, column], x=label, log="xy")
+        panels.frame(axes[1, column], x="products a system", log="xy")
     axes[0, 0].set(ylabel="relative error of x", ylim=(None, 30))
     axes[1, 0].set(ylabel="1 - correlation of scores", ylim=(FLOOR, 3))
-    panels.legend(figure, axes=axes[0])
-    return figure
+    panels.legend(figure, axes=axes[0], title="dot: an answer; cross: diverges")
+    return {"figure.png": figure}
 
 
-def _curve(ax: Axes, curve: pd.DataFrame, of: tuple[str, str], look: dict[str, Any], end: str) -> None:
-    """Draw a trajectory with its end marked: `end` for an answer, a cross where it diverged."""
+def _curve(ax: Axes, curve: pd.DataFrame, of: tuple[str, str], look: dict[str, Any]) -> None:
+    """Draw a trajectory with its end marked: a dot for an answer, a cross where it diverged."""
     if curve.empty:
         return
     x, y = (curve[name] for name in of)
     ax.plot(x, y, **look)
     diverged = str(curve.outcome.iloc[-1]).startswith("diverges")
-    ax.plot(x.iloc[-1:], y.iloc[-1:], **look | {"label": None, "marker": "x" if diverged else end})
+    ax.plot(x.iloc[-1:], y.iloc[-1:], **look | {"label": None, "marker": "x" if diverged else "o"})

@@ -105,4 +105,4 @@ def judge(computed: Computed, claims: ClaimSheet) -> list[ClaimResult]:
 
 def draw(computed: Computed) -> dict[str, Figure]:
     """Return a figure or more of each part, the products' as figure.png."""
-    return draw_parts(PARTS, computed)
+    return draw_parts({"products": products, "models": models}, computed)

@@ -9,20 +9,17 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from omegaconf import DictConfig
 from torch import Tensor
 
 from curvlab.curvature import GaussNewtonOperator
 from curvlab.curvature.linearise import FD_STEP
-from curvlab.lab import ClaimResult, ClaimSheet, Computed, Run, panels, plots
+from curvlab.lab import ClaimResult, ClaimSheet, Computed, Run
 from curvlab.lab import judge as verdict
 from curvlab.linalg import flatten
 from experiments.shared.stats import geometric_mean
 from experiments.shared.task import Task, TrainedTask
 
-BAND: dict[str, Any] = {"low": "low", "high": "high"}
 DTYPES = {"fp32": torch.float32, "fp64": torch.float64}
 
 
@@ -106,31 +103,3 @@ def judge(computed: Computed, claims: ClaimSheet) -> list[ClaimResult]:
         why = "The figure shows which step does better."
         results.append(verdict(claim, *geometric_mean(errors, unit="directions"), if_not_reproduced=why))
     return results
-
-
-def draw(computed: Computed) -> dict[str, Figure]:
-    """Return one panel for each task: geometric mean of the error with its interval, for both precisions."""
-    summary = computed["difference_summary"]
-    figure, axes = plots.figure(1, summary.task.nunique(), panel_size=(4.0, 3.6), sharey=True)
-    for ax, (task, own) in zip(axes[0], summary.groupby("task", sort=False), strict=True):
-        _panel(ax, own)
-        panels.frame(ax, x="step ‖δv‖", title=str(task), log="xy")
-    axes[0, 0].set_ylabel("relative error of $G v$")
-    panels.legend(figure)
-    return {"figure_differences.png": figure}
-
-
-def _panel(ax: Axes, own: pd.DataFrame) -> None:
-    styles = panels.styles_of(DTYPES)
-    finite = own[own.step > 0]
-    panels.lines(ax, finite, x="step", y="relative_error", by="precision", styles=styles, **BAND)
-    for precision, curve in finite.groupby("precision", sort=False):
-        color = styles[precision]["color"]
-        default = curve[curve.default]
-        ring: dict[str, Any] = {"s": 110, "facecolors": "none", "edgecolors": color, "linewidths": 1.8}
-        ax.scatter(default.step, default.relative_error, label=f"default step, {precision}", zorder=3, **ring)
-        smooth = torch.finfo(DTYPES[str(precision)]).eps ** (1 / 3) * float(curve.parameter_norm.iloc[0])
-        panels.rule(ax, x=smooth, color=color, linestyle=":", label=f"eps$^{{1/3}}$‖θ‖, {precision}")
-    for _, row in own[own.step == 0].iterrows():
-        color = styles[row.precision]["color"]
-        panels.rule(ax, y=float(row.relative_error), color=color, label=f"forward mode, {row.precision}")

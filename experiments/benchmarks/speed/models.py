@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from omegaconf import DictConfig, OmegaConf
 from torch import Tensor, nn
@@ -282,52 +281,21 @@ def _slowest(claim: Claim, table: pd.DataFrame, column: str) -> ClaimResult:
 
 # ------------------------------------------------------------------------------------ figure
 def draw(computed: Computed) -> dict[str, Figure]:
-    """Return three panels, memory, time and rounding, a line for each model."""
-    table, rounding = computed["models"], computed["model_rounding"]
-    figure, axes = plots.figure(1, 3, panel_size=(3.7, 1.6 + 0.28 * len(table)), sharey=True)
-    memory, time, errors = axes[0]
-    shown = table.assign(memory_ratio=table.memory_ratio.where(table.gradient_rise_mib >= SMALLEST_RISE))
-    panels.bars(memory, shown, name="model", value={"memory_ratio": "product / gradient step"})
-    pale = table.memory_ratio.where(shown.memory_ratio.isna())
-    if pale.notna().any():
-        label = f"the same, not judged: below {SMALLEST_RISE:g} MiB"
-        memory.barh(range(len(table)), pale, 0.75, color=plots.PALETTE[0], alpha=0.35, label=label)
-    marks = {
-        "low_memory_ratio": "product with low_memory / gradient step",
-        "plain_ratio": "product / gradient step by plain attention",
-        "differences_ratio": "product by finite differences",
-    }
-    for marker, (column, label) in zip("sov", marks.items(), strict=True):
-        look: dict[str, Any] = {"marker": marker, "color": plots.PALETTE[4], "linestyle": "none", "markersize": 5}
-        memory.plot(table[column], range(len(table)), label=label, **look)
-    panels.rule(memory, x=AIM, color="black", label=f"aim, {AIM:g}")
-    names = {"time_to_floor": "product", "low_memory_time_to_floor": "product with low_memory"}
-    panels.bars(time, table, name="model", value=names)
+    """Return time and memory of a product, a row for each model."""
+    table = computed["models"]
+    figure, axes = plots.figure(1, 2, panel_size=(4.0, 2.0 + 0.28 * len(table)), sharey=True)
+    time, memory = axes[0]
+    names = {"time_to_floor": "product", "low_memory_time_to_floor": "product, low_memory"}
+    styles = panels.styles_of(names.values())
+    panels.bars(time, table, name="model", value=names, styles=styles)
     panels.rule(time, x=TIME_AIM, color="black", label=f"aim, {TIME_AIM:g}")
-    panels.rule(time, x=1.0, color="black", linestyle="-", label="floor")
-    _draw_rounding(errors, rounding, table.model.tolist())
-    memory.set_title("memory of a product /\nof a gradient step", fontsize=9)
-    time.set_title("time of a product / (two forwards\n+ a gradient), t 95 % over rounds", fontsize=9)
-    errors.set_title("error of Gauss-Newton products\nagainst float64", fontsize=9)
+    panels.frame(time, x="time / (two forwards + a gradient)")
+    kept = table.gradient_rise_mib >= SMALLEST_RISE  # below it a ratio is of rounding
+    shown = table.assign(**{name: table[name].where(kept) for name in ("memory_ratio", "low_memory_ratio")})
+    ratios = {"memory_ratio": "product", "low_memory_ratio": "product, low_memory"}
+    panels.bars(memory, shown, name="model", value=ratios, styles=styles)
+    panels.rule(memory, x=AIM, color="black", label=f"aim, {AIM:g}")
+    panels.frame(memory, x="peak memory / a gradient step's")
     for ax in axes[0]:
-        ax.grid(axis="y", visible=False)
-        look = {"fontsize": 7, "frameon": False, "ncols": 3 if ax is errors else 1, "columnspacing": 0.8}
-        ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.1), **look)
-    return {"figure_models.png": figure}
-
-
-def _draw_rounding(ax: Axes, rounding: pd.DataFrame, models: list[str]) -> None:
-    table = rounding[rounding.matrix == "Gauss-Newton"].assign(place=rounding.model.map(models.index))
-    for index, precision in enumerate(PRECISIONS):
-        for one_batch in (True, False):
-            own = table[(table.precision == precision) & ((table.batches == 1) == one_batch)]
-            own = own[own.status == "done"]
-            look: dict[str, Any] = {"marker": plots.MARKERS[index], "color": plots.PALETTE[index]}
-            look |= {"markersize": 4 if one_batch else 8, "fillstyle": "full" if one_batch else "none"}
-            label = f"{precision}, {'one batch' if one_batch else 'one by one'}"
-            ax.plot(own.error, own.place, linestyle="none", label=label, **look)
-    for (place, status), own in table[table.status != "done"].groupby(["place", "status"], sort=False):
-        words = f"{', '.join(dict.fromkeys(own.precision))}: {status}"
-        across = ax.get_yaxis_transform()
-        ax.annotate(words, (0.45, place), xycoords=across, ha="center", va="center", fontsize=7)
-    panels.frame(ax, log="x")
+        ax.legend(fontsize=8.5, frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.15))
+    return {"figure.png": figure}

@@ -247,4 +247,4 @@ def draw(computed: Computed) -> dict[str, Figure]:
         panels.frame(ax, title=f"{count} vector{'s' if count != 1 else ''}")
     axes[0, 0].set_ylabel("time for each vector,\nin units of (...)")
     panels.legend(figure)
-    return {"figure.png": figure}
+    return {"figure_more.png": figure}

@@ -12,12 +12,11 @@ import numpy as np
 import pandas as pd
 import torch
 from hydra.utils import instantiate
-from matplotlib.figure import Figure
 from omegaconf import DictConfig, OmegaConf
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from curvlab.lab import ClaimResult, ClaimSheet, Computed, Run, panels, plots, t_interval
+from curvlab.lab import ClaimResult, ClaimSheet, Computed, Run, t_interval
 from curvlab.lab import judge as verdict
 from curvlab.optim import NGD
 from curvlab.optim.axis_fisher import fitting_rank
@@ -25,7 +24,6 @@ from experiments.benchmarks.gauges import kernel_threads, wall_clock
 from experiments.shared import stats
 
 OPTIMIZERS = ("sgd", "adam", "adam-fused", "products", "floor", "ngd")
-MOST_STEPS = 3.0  # what NGD's step may cost, in steps of Adam that is not fused; the claims have it, too
 _WARM_UP = 12  # calls: the ten first updates, and on to a multiple of 4
 
 PARTS = ("products", "double products", "eigendecompositions", "element by element", "views")
@@ -316,73 +314,3 @@ def _replayed(calls: list[Call]) -> list[float]:
         # Reading the clock takes as long as a small call does: it is read once more, for nothing.
         seconds.append(max(2 * end - start - time.thread_time(), 0.0))
     return seconds
-
-
-# ------------------------------------------------------------------------------------ figures
-def draw(computed: Computed) -> dict[str, Figure]:
-    """Return the bars by model, NGD and its floor against the rank where there are several, and a step's parts."""
-    figures = {"figure_steps.png": _draw_models(computed["step_summary"])}
-    if "step_ranks" in computed:
-        figures["step_ranks.png"] = _draw_ranks(computed["step_ranks"])
-    if "step_parts" in computed:
-        figures["step_parts.png"] = _draw_parts(computed["step_parts"])
-    return figures
-
-
-def _draw_models(summary: pd.DataFrame) -> Figure:
-    """Return one panel for each model: a bar for each optimizer in steps of Adam, its milliseconds above it."""
-    models = summary.model.unique().tolist()
-    figure, axes = plots.figure(1, len(models), panel_size=(2.9, 3.4))
-    for ax, (model, own) in zip(axes[0], summary.groupby("model", sort=False), strict=True):
-        errors = np.clip([own.to_adam - own.to_adam_low, own.to_adam_high - own.to_adam], 0, None)
-        ax.bar(own.optimizer, own.to_adam, yerr=errors, color=plots.PALETTE[: len(own)], capsize=3, width=0.7)
-        top = max(float(own.to_adam_high.max()), MOST_STEPS)
-        for place, (_, row) in enumerate(own.iterrows()):
-            height = max(row.to_adam_high, row.to_adam) + 0.02 * top
-            if MOST_STEPS - 0.06 * top < height < MOST_STEPS:  # the line would strike it through
-                height = MOST_STEPS + 0.02 * top
-            ax.text(place, height, f"{row.milliseconds:.3g} ms", ha="center", fontsize=7)
-        panels.rule(ax, y=MOST_STEPS)
-        ax.text(-0.45, MOST_STEPS, "3 × Adam", va="bottom", fontsize=8, color=panels.GREY)
-        ax.set_ylim(0, 1.15 * top)
-        ax.tick_params(axis="x", rotation=30)
-        ax.grid(visible=False, axis="x")
-        panels.frame(ax, title=f"{model}\n{own.parameters.iloc[0]:,} parameters")
-    axes[0, 0].set_ylabel("time of a step / Adam's (mean, 95 % interval)")
-    return figure
-
-
-def _draw_ranks(ranks: pd.DataFrame) -> Figure:
-    """Return time over rank, in steps of Adam, with 95 % intervals."""
-    figure, axes = plots.figure(1, 1, panel_size=(4.6, 3.2))
-    ax, shown = axes[0, 0], ranks[ranks.optimizer.isin(["ngd", "floor", "products"])]
-    ends: dict[str, Any] = {"low": "to_adam_low", "high": "to_adam_high"}
-    panels.lines(ax, shown, x="rank", y="to_adam", by="optimizer", bars=True, **ends)
-    panels.rule(ax, y=MOST_STEPS, label=f"{MOST_STEPS:g} × Adam")
-    ax.set_ylim(bottom=0)
-    products = ranks[ranks.optimizer == "products"].sort_values("rank").iloc[-1]
-    alone = f"products alone at rank {products['rank']}: {products.to_adam:.2g} × Adam"
-    title = f"{ranks.model.iloc[0]}\n{alone}"
-    panels.frame(ax, x="largest rank of an axis", y="time of a step / Adam's", title=title)
-    ax.legend(fontsize=8, frameon=False)
-    return figure
-
-
-def _draw_parts(table: pd.DataFrame) -> Figure:
-    """Return a bar for each model, of its step's parts; NGD as a user gets it, and the least, are marks on it."""
-    cells = table.pivot_table("to_adam", "model", "part", sort=False)
-    figure, axes = plots.figure(1, 1, panel_size=(6.4, 1.4 + 0.6 * len(cells)))
-    ax, left = axes[0, 0], np.zeros(len(cells))
-    for index, part in enumerate(PARTS):
-        ax.barh(cells.index, cells[part], left=left, height=0.5, color=plots.PALETTE[index], label=part)
-        left += cells[part].to_numpy()
-    for name, marker in (("least", "|"), ("ngd", "x")):
-        ax.plot(
-            cells[name], cells.index, linestyle="none", marker=marker, markersize=14, color="black", label=name
-        )
-    panels.rule(ax, x=MOST_STEPS, label=f"{MOST_STEPS:g} × Adam", zorder=3)
-    ax.invert_yaxis()
-    ax.grid(visible=False, axis="y")
-    ax.set_xlabel("CPU time of a step on one thread / Adam's")
-    panels.legend(figure)
-    return figure

@@ -27,13 +27,9 @@ HEADLINE = {
 
 
 def draw(computed: Computed) -> dict[str, Figure]:
-    """Return the figures: approximation errors over ranks; exact statements and theory; cost."""
-    return {
-        "figure.png": _approximation(_headline(computed["table"]), HEADLINE, (3.8, 4.2)),
-        "figure_all.png": _approximation(computed["table"], ERRORS, (2.9, 2.7)),
-        "figure_theory.png": _theory(computed),
-        "figure_cost.png": _cost(computed),
-    }
+    """Return the figures: approximation errors over ranks; and cost."""
+    headline = _approximation(_headline(computed["table"]), HEADLINE, (3.8, 4.2))
+    return {"figure.png": headline, "figure_more.png": _cost(computed)}
 
 
 def _rank_axis(ax: Axes, ranks: pd.Series) -> None:
@@ -81,91 +77,6 @@ def _approximation(
 
 
 # ------------------------------------------------------------------------------------ exact statements, theory
-def _theory(computed: Computed) -> Figure:
-    figure, axes = plots.figure(2, 3, panel_size=(3.3, 2.8))
-    _printed(axes[0, 0], computed["exact"])
-    _precision(axes[0, 1], computed["precision"])
-    _rank(axes[0, 2], computed["exact"])
-    _eigenvalues(axes[1, 0], computed["eigenvalues"])
-    _descent(axes[1, 1], computed["descent"])
-    _convergence(axes[1, 2], computed["convergence"])
-    return figure
-
-
-def _printed(ax: Axes, exact: pd.DataFrame) -> None:
-    printed = exact[exact.statement == "algorithm-1"]
-    middle = np.sort(printed.damping.unique())[printed.damping.nunique() // 2]
-    shown = printed[printed.damping == middle]
-    shown = shown.assign(label=shown.stream + ", α = " + shown.decay.map("{:g}".format))
-    panels.lines(ax, shown, x="updates", y="value", by="label")
-    ours = exact[exact.statement == "moving-average"].value.max()
-    title = f"Algorithm 1 as printed\n(α-factors mended: at most {ours:.0e})"
-    panels.frame(ax, x="updates (room for all)", y="relative error of the inverse", title=title)
-    ax.set_ylim(0, (1.1 + 0.19 * shown.label.nunique()) * printed.value.max())  # room for the legend
-    ax.legend(fontsize=7, loc="upper left")
-
-
-def _precision(ax: Axes, precision: pd.DataFrame) -> None:
-    names = {"inverse": "inverse kept (the paper)", "matrix": "matrix kept (ours)"}
-    for damping, lost in precision[~np.isfinite(precision.inverse)].groupby("damping"):
-        names["inverse"] += f"\n{len(lost)} broke down at γ = {damping:g}"
-    styles = panels.styles_of(names.values())
-    for column, name in names.items():
-        finite = precision[np.isfinite(precision[column])]
-        panels.scatter(ax, finite, x="damping", y=column, identity=False, label=name, styles=styles, size=8)
-        medians = finite.groupby("damping")[column].median()
-        ax.plot(medians.index, medians, color=styles[name]["color"], linewidth=1.2)
-    panels.frame(ax, x="damping γ", y="relative error of the direction", title="single precision", log="xy")
-    ax.set_ylim(top=200 * ax.get_ylim()[1])  # room for the legend
-    ax.legend(fontsize=7, loc="upper right")
-
-
-def _rank(ax: Axes, exact: pd.DataFrame) -> None:
-    ranks = exact[exact.statement == "qng-rank"]
-    bound = np.minimum(ranks["rank"], ranks.updates)
-    top = float(bound.max())
-    for factor, style, label in ((2, ":", "Observation 1: 2 min(τ, t)"), (1, "--", "min(τ, t)")):
-        ax.plot([0, top], [0, factor * top], color=panels.GREY, linestyle=style, linewidth=1, label=label)
-    ax.scatter(bound, ranks.value * bound, color=STYLES["QNG"]["color"], marker="s", s=18, label="measured")
-    panels.frame(ax, x="min(τ, t)", y="rank", title="QNG: A Aᵀ less its multiple of I")
-    ax.legend(fontsize=7)
-
-
-def _eigenvalues(ax: Axes, eigenvalues: pd.DataFrame) -> None:
-    for index, (damping, own) in enumerate(eigenvalues.groupby("damping", sort=False)):
-        color = plots.PALETTE[index]
-        ax.plot(own.updates, own.largest, color=color, marker="^", markersize=4, label=f"γ = {damping:g}")
-        ax.plot(own.updates, own.smallest, color=color, marker="v", markersize=4)
-        ax.plot(own.updates, 1 / (own.damping + own.sigma_bound), color=color, linestyle=":")
-        panels.rule(ax, y=1 / own.damping.iloc[0], color=color, linewidth=0.8)
-    title = "Lemma 1: λmax = 1/γ (dashed)\nλmin above its bound (dotted)"
-    panels.frame(ax, x="updates", y="eigenvalues of G⁻¹", title=title, log="xy")
-    ax.legend(fontsize=7, loc="center right", bbox_to_anchor=(1, 0.78))  # between the eigenvalues
-
-
-def _descent(ax: Axes, descent: pd.DataFrame) -> None:
-    sides = descent.assign(right=descent.decrease + descent.noise, step=descent.t + 1)
-    medians = sides.groupby(["damping", "step"], sort=False)[["right", "left"]].median().reset_index()
-    for index, (damping, own) in enumerate(medians.groupby("damping", sort=False)):
-        for side, style in (("right", "--"), ("left", "-")):
-            look: dict[str, Any] = {"color": plots.PALETTE[index], "marker": "o" if side == "left" else ""}
-            panels.lines(ax, own, x="step", y=side, label=f"{side}, γ = {damping:g}", linestyle=style, **look)
-    panels.frame(ax, x="step t + 1", y="nats, median over seeds", title="Lemma 2, both sides", log="xy")
-    ax.legend(fontsize=7)
-
-
-def _convergence(ax: Axes, convergence: pd.DataFrame) -> None:
-    for index, (damping, own) in enumerate(convergence.groupby("damping", sort=False)):
-        look: dict[str, Any] = {"color": plots.PALETTE[index], "marker": ""}
-        panels.traces(ax, own, x="T", y="squared_gradient", color=look["color"], alpha=0.4)
-        means = own.groupby("T")[["squared_gradient", "bound"]].mean().reset_index()
-        panels.lines(ax, means, x="T", y="squared_gradient", label=f"inf ‖∇L‖², γ = {damping:g}", **look)
-        bound = f"Eq. 27 (times λmin), γ = {damping:g}"
-        panels.lines(ax, means, x="T", y="bound", label=bound, linestyle="--", **look)
-    panels.frame(ax, x="steps T", title="Theorem 1, step sizes ∝ 1/t", log="xy")
-    ax.legend(fontsize=6, loc="lower right", bbox_to_anchor=(1, 0.2))
-
-
 # ------------------------------------------------------------------------------------ cost
 def _cost(computed: Computed) -> Figure:
     figure, axes = plots.figure(2, 3, panel_size=(3.4, 2.9))

@@ -19,12 +19,12 @@ TITLES = {"gauss_newton": "Gauss-Newton", "hessian": "Hessian"}
 
 
 def draw(computed: Computed) -> dict[str, Figure]:
-    """Return errors against cost of the first network and matrix; of all; and seconds, those of s_test, too."""
+    """Return errors against cost of the first network and matrix, and of all."""
     curves, states = computed["curves"], computed["states"]
     places = list(curves.groupby(["task", "curvature"], sort=False))
     styles = {str(name): style for name, style in panels.styles_of(curves.method.unique()).items()}
     figures = {}
-    for name, shown, height in (("figure.png", places[:1], 3.8), ("figure_all.png", places, 2.4)):
+    for name, shown, height in (("figure.png", places[:1], 3.8), ("figure_more.png", places, 2.4)):
         figure, axes = plots.figure(len(shown), 2, panel_size=(3.8, height))
         for row, ((task, curvature), own) in zip(axes, shown, strict=True):
             _curves(row[0], own, "correlation", styles)
@@ -40,13 +40,7 @@ def draw(computed: Computed) -> dict[str, Figure]:
         ]
         figure.legend(handles=handles, loc="outside lower center", ncols=3, frameon=False, title=NOTE)
         figures[name] = figure
-    step_time, s_test = (computed.get(name, pd.DataFrame()) for name in ("step_time", "s_test"))
-    if step_time.empty and s_test.empty:
-        return figures
-    figure, ((left, right),) = plots.figure(1, 2, panel_size=(3.8, 3.2))
-    _step_time(left, step_time)
-    _s_test(right, s_test)
-    return figures | {"figure_time.png": figure}
+    return figures
 
 
 def _label(curves: pd.DataFrame, method: str) -> str:
@@ -94,58 +88,3 @@ def _grid(curve: pd.DataFrame) -> np.ndarray:
 def _at(rows: pd.DataFrame, quantity: str, grid: np.ndarray) -> np.ndarray:
     places = np.searchsorted(rows.work.to_numpy() * (1 - 1e-9), grid, side="right") - 1
     return rows[quantity].to_numpy()[places]
-
-
-def _step_time(ax: Axes, table: pd.DataFrame) -> None:
-    """Milliseconds of a step against N, means over repeats with 95 %."""
-    if table.empty:
-        ax.set_axis_off()
-        return
-    styles = panels.styles_of(table.step.unique())
-    for step, own in table.groupby("step", sort=False):
-        by_size = own.groupby("N").milliseconds
-        label = f"{step}, {'whole data' if step == 'CG' else 'a batch'}"
-        means, bars = by_size.mean(), by_size.sem()
-        plots.measured(ax, means.index, means, bars, label=label, **styles[step])
-    ax.set_xscale("log")
-    ax.set_yscale("log")
-    ax.set_xlabel("training examples N")
-    ax.set_ylabel("milliseconds of a step")
-    ax.set_title(f"time of a step\n{table.task.iloc[0]}", fontsize=9)
-    ax.legend(fontsize=8)
-    plots.readable_log(ax.xaxis)
-
-
-def _s_test(ax: Axes, table: pd.DataFrame) -> None:
-    """Ratio of seconds, by training points over by s_test, against N / N_test, with 95 % of t over seeds."""
-    if table.empty:
-        ax.set_axis_off()
-        return
-    ratios = table.assign(ratio=table["seconds by training points"] / table["seconds by s_test"])
-    for index, (task, own) in enumerate(ratios.groupby("task", sort=False)):
-        by_size = own.assign(sizes=own.N / own.N_test).groupby("sizes").ratio
-        half = by_size.apply(_half_width)
-        ax.errorbar(
-            by_size.mean().index,
-            by_size.mean(),
-            yerr=half,
-            color=plots.PALETTE[index],
-            marker=plots.MARKERS[index],
-            markersize=4,
-            linestyle="none",
-            label=str(task),
-        )
-    ax.set_xscale("log")
-    ax.set_yscale("log")
-    ax.set_xlabel("N / N_test")
-    ax.set_ylabel("ratio of seconds")
-    ax.set_title("solving for training points\nagainst for test points (s_test)", fontsize=9)
-    plots.identity_line(ax)
-    ax.legend(fontsize=7, loc="lower right")
-    plots.readable_log(ax.xaxis)
-    plots.readable_log(ax.yaxis)
-
-
-def _half_width(values: pd.Series) -> float:
-    interval = t_interval(values)
-    return (interval.high - interval.low) / 2

@@ -16,8 +16,8 @@ from curvlab.lab.targets.target import Target
 if TYPE_CHECKING:
     from curvlab.lab import panels, tables
     from curvlab.lab.reporting import plots
-    from curvlab.lab.reporting.claim_sheet import ClaimSheet
-    from curvlab.lab.reporting.claims import Claim, ClaimResult, Criterion, judge, load_claims, out_of_reach
+    from curvlab.lab.reporting.claim_sheet import ClaimSheet, load_claims
+    from curvlab.lab.reporting.claims import Claim, ClaimResult, Criterion, judge, out_of_reach
     from curvlab.lab.reporting.intervals import Interval, bootstrap_interval, exact, t_interval
     from curvlab.lab.reporting.paper_numbers import PaperNumber, PaperNumbers, load_paper_numbers
     from curvlab.lab.runs.overrides import ConfigurationError
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 _HOMES = {
     name: module
     for module, names in {
-        "reporting.claim_sheet": "ClaimSheet",
-        "reporting.claims": "Claim ClaimResult Criterion judge load_claims out_of_reach",
+        "reporting.claim_sheet": "ClaimSheet load_claims",
+        "reporting.claims": "Claim ClaimResult Criterion judge out_of_reach",
         "reporting.intervals": "Interval bootstrap_interval exact t_interval",
         "reporting.paper_numbers": "PaperNumber PaperNumbers load_paper_numbers",
         "runs.overrides": "ConfigurationError",

@@ -1,15 +1,18 @@
-"""Names in figures: one colour a method in the whole project, and what a reader calls a task."""
+"""Names for readers: one colour a method in all figures, and what a reader calls a task."""
 
 from __future__ import annotations
 
 import re
 import zlib
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from typing import Any
 
 import matplotlib as mpl
 import numpy as np
 from matplotlib.colors import to_hex
+from matplotlib.figure import Figure
+from matplotlib.text import Text
+from matplotlib.ticker import FixedFormatter
 
 from curvlab.lab.reporting.plots import MARKERS, PALETTE
 
@@ -109,6 +112,32 @@ def reader_names(tasks: Iterable[str]) -> dict[str, str]:
     short = {task: _called(task, whole=False) for task in tasks}
     names = list(short.values())
     return {task: name if names.count(name) == 1 else _called(task, whole=True) for task, name in short.items()}
+
+
+_KEY = re.compile(rf"(?<![\w-])(?:exact-ngd-)?(?:{'|'.join(_MODELS)})[a-z0-9]*(?:-[a-z0-9]+)+(?![\w-])")
+
+
+def for_readers(texts: Iterable[str]) -> Callable[[str], str]:
+    """Return what writes readers' names for the tasks' labels in a text; `texts` are all that stand together."""
+    names = reader_names(sorted({key for text in texts for key in _KEY.findall(text)}))
+    return lambda text: _KEY.sub(lambda found: names[found[0]], text)
+
+
+def name_tasks(drawing: Figure) -> None:
+    """Write readers' names for the tasks' labels in all texts of a figure: titles, legends, labels, ticks."""
+    ticks = [
+        formatter
+        for ax in drawing.axes
+        for formatter in (ax.xaxis.get_major_formatter(), ax.yaxis.get_major_formatter())
+        if isinstance(formatter, FixedFormatter)
+    ]
+    texts = [each for each in drawing.findobj(Text) if isinstance(each, Text)]
+    told = for_readers([*(each.get_text() for each in texts), *(str(tick) for each in ticks for tick in each.seq)])
+    for each in texts:
+        if (text := told(each.get_text())) != each.get_text():
+            each.set_text(text)
+    for formatter in ticks:
+        formatter.seq = [told(str(tick)) for tick in formatter.seq]
 
 
 def _called(task: str, *, whole: bool) -> str:

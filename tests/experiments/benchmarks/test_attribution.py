@@ -108,7 +108,6 @@ def test_every_method_is_judged_by_retraining(
     assert set(timing.method) == OURS | {"one training", "12 halves together"}
     assert timing.set_index("method").trainings["one training"] == 1
     assert (folder / "figure.png").is_file()
-    assert (folder / "figure_rest.png").is_file()
     rest = pd.read_csv(folder / "rest.csv")
     assert rest.groupby("num_epochs").size().tolist() == [6, 6]
     # What rest says of a score is what the table says of it.

@@ -74,7 +74,7 @@ def test_the_board_at_smoke_scale(run_smoke: Callable[..., Path]) -> None:
     residuals, fractions = (tables.read_table(folder, name) for name in ("residuals", "fractions"))
     assert residuals.groupby("residual").products.first().is_monotonic_decreasing  # the smaller, the more products
     assert set(fractions.fraction) == {0.25, 0.5}
-    for name in ("figure", "figure_residuals", "figure_fractions"):
+    for name in ("figure", "figure_more"):
         assert (folder / f"{name}.png").is_file()
 
 

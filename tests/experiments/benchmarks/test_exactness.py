@@ -147,7 +147,7 @@ def test_target(run_smoke: Callable[..., Path], monkeypatch: pytest.MonkeyPatch)
     monkeypatch.delenv("CURVLAB_PEERS_PYTHON", raising=False)
     folder = run_smoke("benchmarks/attribution", "parts=[libraries]")
     table = pd.read_csv(folder / "libraries.csv")
-    assert (folder / "figure_libraries.png").is_file()
+    assert (folder / "figure_more.png").is_file()
     assert table.groupby("damping").method.apply(list).map(len).tolist() == [3, 3]  # 1e-3, and the run's
     by_method = table.set_index("method")
     assert (by_method.status["dattri EK-FAC"] == "not installed").all()

@@ -123,11 +123,6 @@ def test_one_run_gives_what_runs_of_each_length_give(end: int) -> None:
         torch.testing.assert_close(made[{7: 2, 12: 4}[end], answer], alone.x)
 
 
-def test_every_part_has_a_figure(result: Computed) -> None:
-    names = {"figure", "figure_seconds", "figure_preconditioners", "figure_recipes", "figure_crossed"}
-    assert {path.stem for path in result.folder.glob("*.png")} == names
-
-
 # ------------------------------------------------------------------------------------ counting
 def test_work_is_counted_in_shares_of_the_data() -> None:
     torch.manual_seed(0)

@@ -280,5 +280,5 @@ def test_target_at_smoke_scale(run_smoke: Callable[..., Path]) -> None:
     }
     assert set(Computed.of(folder)) == {"table", "thresholds", "growth"}
     figures = TARGET.load("draw")(Computed.of(folder))
-    names = {"figure.png", "figure_growth.png", "figure_spectra.png"}
+    names = {"figure.png", "figure_more.png"}
     assert set(figures) == {path.name for path in folder.glob("*.png")} == names

@@ -12,7 +12,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from curvlab.lab import ClaimResult, Computed
-from experiments.ngd.cutoffs import cutoff_summary, draw_cutoffs, relative_differences, sampler_settings
+from experiments.ngd.cutoffs import cutoff_summary, relative_differences, sampler_settings
 from experiments.ngd.fig1 import relative_difference, summary_table
 from experiments.ngd.matched_loss import matched_differences
 from experiments.ngd.tuned_and_matched import EQUAL, MATCHED, TUNED, Compared, chosen_rates, draw_tuned_and_matched
@@ -231,7 +231,6 @@ def test_sign_and_size_over_localizations(judge: Judge, weak: list[float], verdi
         *verdicts,
         "out of reach",  # no step size was swept
     ]
-    draw_cutoffs(tables["cutoffs"], tables["cutoff_summary"])
 
 
 def test_only_seeds_with_both_estimates_are_compared() -> None:

@@ -180,12 +180,12 @@ def test_the_headline_picture_has_the_rows_that_decide_and_the_other_says_why_no
     )
     assert found["figure.png"] == ["c", "f"]
     names = ["a\n(learned nothing)", "b\n(not solved)", "c", "d", "e\n(1 seed, for LR Cancer)", "f"]
-    assert found["figure_all.png"] == names
+    assert found["figure_more.png"] == names
 
 
 def test_the_figure_has_intervals_and_the_papers_values(computed_of) -> None:
     figure = draw(computed_of({"table": pd.DataFrame([row("a", 0.5), row("b", 0.0), row("c", None)])}))[
-        "figure_all.png"
+        "figure_more.png"
     ]
     printed = [ax.collections[-1].get_offsets()[1:, 0].tolist() for ax in figure.axes[:2]]
     assert printed == [[0.5] * len(GAPS), [5e-4] * len(GAPS)]

@@ -25,7 +25,7 @@ def smoke(run_smoke) -> Path:
 
 def test_results_are_complete_and_agree_with_each_other(smoke: Path) -> None:
     assert {path.name for path in smoke.iterdir()} == {
-        "table.csv", "points.csv", "networks.csv", "figure.png", "figure_all.png", "claims.json", "run.json"
+        "table.csv", "points.csv", "networks.csv", "figure.png", "figure_more.png", "claims.json", "run.json"
     }  # fmt: skip
     table, points = pd.read_csv(smoke / "table.csv"), pd.read_csv(smoke / "points.csv")
     assert len(points) == 2 * 4 * (len(GAPS) + len(MOVES))  # tasks x points x (gaps and distances from θ^s)

@@ -17,8 +17,9 @@ from scipy import stats
 
 from curvlab.lab import exact, judge, out_of_reach, t_interval
 from curvlab.lab.reporting import load_claim_sheet
+from curvlab.lab.reporting.claim_sheet import load_claims, save_claims
 from curvlab.lab.reporting.claim_values import Measured, check, measure
-from curvlab.lab.reporting.claims import NOT_ASKED, load_claims
+from curvlab.lab.reporting.claims import NOT_ASKED
 from curvlab.lab.targets.execution import judged
 from curvlab.lab.targets.target import ROOT
 
@@ -347,3 +348,15 @@ def test_what_a_published_preset_does_not_ask_is_there() -> None:
             there = [result.claim.id for result in load_claims(folder) if result.verdict == NOT_ASKED]
             for pattern in reasons:
                 assert any(fnmatchcase(name, pattern) for name in there), (path.name, preset, pattern)
+
+
+def test_saved_claims_repeat_nothing_that_their_sheet_states(tmp_path: Path) -> None:
+    path = ROOT / "experiments" / "lissa" / "fig1.yaml"
+    claims = load_claim_sheet(path)
+    as_stated = claims.claim("cell", of="early", constant="2", regime="is stopped early")
+    altered = replace(claims.claim("overflow"), statement="Something else.")
+    results = [judge(claim, 0.5, exact(0.5), if_not_reproduced="why") for claim in (as_stated, altered)]
+    text = save_claims(tmp_path / "lissa" / "fig1" / "laptop", results, path).read_text()
+    assert load_claims(tmp_path / "lissa" / "fig1" / "laptop") == results
+    assert as_stated.statement not in text
+    assert "Something else." in text

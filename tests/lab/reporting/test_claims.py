@@ -10,15 +10,8 @@ import numpy as np
 import pytest
 
 from curvlab.lab.reporting import Claim, ClaimResult, Criterion, Interval, exact, judge, out_of_reach, t_interval
-from curvlab.lab.reporting.claims import (
-    VERDICTS,
-    decide,
-    describe,
-    load_claims,
-    not_asked,
-    rerun_command,
-    save_claims,
-)
+from curvlab.lab.reporting.claim_sheet import load_claims, rerun_command, save_claims
+from curvlab.lab.reporting.claims import VERDICTS, decide, describe, not_asked
 
 
 def claim(**bounds: float | bool) -> Claim:
@@ -321,7 +314,7 @@ def hand_edited(content: dict) -> dict:
         lambda text: "",
         lambda text: "[]",
         lambda text: "null",
-        lambda text: text.replace('"schema_version": 2', '"schema_version": 99'),
+        lambda text: text.replace('"schema_version": 3', '"schema_version": 99'),
         lambda text: text.replace('"criterion"', '"criterium"'),
         lambda text: text.replace('"low"', '"lo"'),
         lambda text: json.dumps(hand_edited(json.loads(text))),

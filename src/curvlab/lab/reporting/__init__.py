@@ -1,14 +1,12 @@
 """From numbers to verdicts, figures and the report: claims, intervals, plots, results pages."""
 
-from curvlab.lab.reporting.claim_sheet import ClaimSheet, load_claim_sheet
+from curvlab.lab.reporting.claim_sheet import ClaimSheet, load_claim_sheet, load_claims, save_claims
 from curvlab.lab.reporting.claims import (
     Claim,
     ClaimResult,
     Criterion,
     judge,
-    load_claims,
     out_of_reach,
-    save_claims,
 )
 from curvlab.lab.reporting.intervals import Interval, bootstrap_interval, exact, t_interval
 

@@ -42,16 +42,21 @@ nan, and undecides: say in `where` which rows may be missing.
 
 from __future__ import annotations
 
+import json
+import math
 import string
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
 from fnmatch import fnmatchcase
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import yaml
 
+from curvlab.files import write_atomically
 from curvlab.lab.reporting.claim_values import check, measure
 from curvlab.lab.reporting.claims import (
     UNDECIDED,
@@ -64,6 +69,11 @@ from curvlab.lab.reporting.claims import (
     not_asked,
     out_of_reach,
 )
+from curvlab.lab.reporting.intervals import Interval
+from curvlab.lab.targets.target import ROOT
+
+FILE_NAME = "claims.json"
+SCHEMA_VERSION = 3
 
 _REQUIRED = {"statement", "paper_value", "measure", "criterion"}
 _OPTIONAL = {"source", "changed", "value", "why"}
@@ -111,6 +121,7 @@ class ClaimSheet:
             measure=entry["measure"],
             criterion=criterion,
             changed=tuple(Change(str(change["date"]), change["what"]) for change in entry.get("changed") or ()),
+            words=words | ({"of": of} if of else {}),
         )
 
     def judge_values(self, tables: Mapping[str, pd.DataFrame], *, seed: int = 0) -> list[ClaimResult]:
@@ -203,7 +214,7 @@ def load_claim_sheet(path: str | Path) -> ClaimSheet:
     return ClaimSheet(path, source, entries, left_out)
 
 
-class _UniqueKeys(yaml.SafeLoader):
+class _UniqueKeys(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]  # in C, 10 times as fast
     """Refuses a key that stands twice, of which YAML would silently take the last."""
 
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
@@ -229,3 +240,123 @@ def _filled(value: Any, words: Mapping[str, Any], where: str) -> Any:
 
 def _bound(value: Any) -> Any:
     return float(value) if isinstance(value, str | int | float) and not isinstance(value, bool) else value
+
+
+# ------------------------------------------------------------------------------------ claims.json
+def save_claims(folder: str | Path, results: Sequence[ClaimResult], sheet: Path | None = None) -> Path:
+    """Write `folder`/claims.json in one step: a reader sees the old file or the new one, never a part.
+
+    Args:
+        folder: of the result.
+        results: of all its claims.
+        sheet: the file that states them: then only their ids and words are written, and `load_claims` reads the
+            rest there.
+    """
+    repeated = [name for name, count in Counter(result.claim.id for result in results).items() if count > 1]
+    if repeated:
+        raise ValueError(f"claim ids must be unique within a target, repeated: {', '.join(repeated)}.")
+    plain = [plain_result(result) for result in results]
+    content: dict[str, Any] = {"schema_version": SCHEMA_VERSION}
+    if sheet is not None:
+        content["sheet"] = sheet.relative_to(ROOT).as_posix()
+        for entry, result in zip(plain, results, strict=True):
+            named = {"id": result.claim.id, "words": _to_json(dict(result.claim.words))}
+            try:
+                as_stated = _stated(named, _sheet(sheet)) == result.claim
+            except (KeyError, ValueError):
+                as_stated = False
+            if as_stated:  # or else it is written in full
+                entry["claim"] = named
+    text = json.dumps(content | {"claims": plain}, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+    path = Path(folder) / FILE_NAME
+    write_atomically(path, text.encode())
+    return path
+
+
+def load_claims(folder: str | Path) -> list[ClaimResult]:
+    """Read `folder`/claims.json; every verdict is checked against its value, interval and criterion.
+
+    Raises:
+        ValueError: the file is missing or damaged; names it and the command that writes it anew.
+    """
+    path = Path(folder) / FILE_NAME
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        if content["schema_version"] != SCHEMA_VERSION:
+            raise ValueError(f"schema version {content['schema_version']!r}, expected {SCHEMA_VERSION}")
+        sheet = _sheet(ROOT / content["sheet"]) if "sheet" in content else None
+        return [_result(entry, sheet) for entry in content["claims"]]
+    except FileNotFoundError:
+        raise ValueError(f"{path.as_posix()} is missing: run `{rerun_command(folder)}` again.") from None
+    except (ValueError, TypeError, KeyError, AttributeError, OSError) as error:
+        raise ValueError(
+            f"{path.as_posix()} is damaged ({type(error).__name__}: {error}): run `{rerun_command(folder)}` again."
+        ) from error
+
+
+def rerun_command(folder: str | Path) -> str:
+    """Return the make line that fills the result folder .../<paper>/<item>/<preset>."""
+    paper, item, preset = Path(folder).resolve().parts[-3:]
+    return f"make {paper}-{item} PRESET={preset}"
+
+
+def plain_result(result: ClaimResult) -> dict[str, Any]:
+    """Return one claim as claims.json has it."""
+    plain: dict[str, Any] = _to_json(asdict(result))
+    del plain["claim"]["words"]
+    if result.interval is not None and result.interval.forecast is None:
+        del plain["interval"]["forecast"]
+    return plain
+
+
+def _to_json(value: Any) -> Any:
+    """Return `value` with nan and infinities as text, since JSON has no such numbers."""
+    if isinstance(value, dict):
+        return {key: _to_json(entry) for key, entry in value.items()}
+    if isinstance(value, tuple):
+        return [_to_json(entry) for entry in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return value
+
+
+def _sheet(path: Path) -> ClaimSheet:
+    return _read_sheet(path, path.stat().st_mtime_ns)
+
+
+@cache
+def _read_sheet(path: Path, _: int) -> ClaimSheet:
+    return load_claim_sheet(path)
+
+
+def _stated(claim: Mapping[str, Any], sheet: ClaimSheet | None) -> Claim:
+    """Return the claim that claims.json names, as its sheet states it, or states in full."""
+    if "statement" not in claim and sheet is not None:
+        name = claim["id"].removesuffix(f"-{claim['words'].get('of', '')}")
+        return sheet.claim(name, **claim["words"])
+    bounds: dict[str, Any] = {
+        name: bound if name == "exact" else _number(bound) for name, bound in claim["criterion"].items()
+    }
+    changed = tuple(Change(**change) for change in claim["changed"])
+    return Claim(**{**claim, "criterion": Criterion(**bounds), "changed": changed})
+
+
+def _result(entry: dict[str, Any], sheet: ClaimSheet | None) -> ClaimResult:
+    claim, interval, value = _stated(entry["claim"], sheet), entry["interval"], entry["value"]
+    if interval is not None:
+        forecast = interval.get("forecast")
+        ends: dict[str, Any] = {end: _number(interval[end]) for end in ("low", "high")}
+        ends["forecast"] = None if forecast is None else (float(forecast[0]), float(forecast[1]))
+        interval = Interval(**interval | ends)
+    return ClaimResult(
+        claim,
+        _number(value),
+        interval,
+        entry["verdict"],
+        entry["explanation"],
+    )
+
+
+def _number(value: float | str | None) -> float | None:
+    """Return a number, nan and infinities from their text."""
+    return None if value is None else float(value)

@@ -30,15 +30,11 @@ has a value for, with the reason; and a sheet may say beforehand what a preset c
 
 from __future__ import annotations
 
-import json
 import math
-from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
-from pathlib import Path
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from curvlab.files import write_atomically
 from curvlab.lab.reporting.intervals import MIN_SAMPLES, Interval
 
 REPRODUCED = "reproduced"
@@ -48,8 +44,6 @@ NOT_REPRODUCED = "not reproduced"
 REFUTED = "refuted"
 OUT_OF_REACH = "out of reach"
 NOT_ASKED = "not asked here"
-FILE_NAME = "claims.json"
-SCHEMA_VERSION = 2
 VERDICTS = (REPRODUCED, DIRECTION_ONLY, UNDECIDED, NOT_REPRODUCED, REFUTED, OUT_OF_REACH, NOT_ASKED)
 UNJUDGED = (OUT_OF_REACH, NOT_ASKED)
 
@@ -147,6 +141,7 @@ class Claim:
         measure: how our value is measured.
         criterion: when it counts as reproduced.
         changed: what was changed of it after results were seen.
+        words: what the entry of its sheet was filled with.
     """
 
     id: str
@@ -156,6 +151,7 @@ class Claim:
     measure: str
     criterion: Criterion
     changed: tuple[Change, ...] = ()
+    words: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
     def __post_init__(self) -> None:
         for name in ("id", "statement", "source", "measure"):
@@ -324,86 +320,3 @@ def _bounds_text(low: float | None, high: float | None) -> str:
     if high is None:
         return f"at least {low:g}"
     return f"between {low:g} and {high:g}"
-
-
-# ------------------------------------------------------------------------------------ claims.json
-def save_claims(folder: str | Path, results: Sequence[ClaimResult]) -> Path:
-    """Write `folder`/claims.json in one step: a reader sees the old file or the new one, never a part."""
-    repeated = [name for name, count in Counter(result.claim.id for result in results).items() if count > 1]
-    if repeated:
-        raise ValueError(f"claim ids must be unique within a target, repeated: {', '.join(repeated)}.")
-    content = {"schema_version": SCHEMA_VERSION, "claims": [plain_result(result) for result in results]}
-    text = json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
-    path = Path(folder) / FILE_NAME
-    write_atomically(path, text.encode())
-    return path
-
-
-def load_claims(folder: str | Path) -> list[ClaimResult]:
-    """Read `folder`/claims.json; every verdict is checked against its value, interval and criterion.
-
-    Raises:
-        ValueError: the file is missing or damaged; names it and the command that writes it anew.
-    """
-    path = Path(folder) / FILE_NAME
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        if content["schema_version"] != SCHEMA_VERSION:
-            raise ValueError(f"schema version {content['schema_version']!r}, expected {SCHEMA_VERSION}")
-        return [_result(entry) for entry in content["claims"]]
-    except FileNotFoundError:
-        raise ValueError(f"{path.as_posix()} is missing: run `{rerun_command(folder)}` again.") from None
-    except (ValueError, TypeError, KeyError, AttributeError, OSError) as error:
-        raise ValueError(
-            f"{path.as_posix()} is damaged ({type(error).__name__}: {error}): run `{rerun_command(folder)}` again."
-        ) from error
-
-
-def rerun_command(folder: str | Path) -> str:
-    """Return the make line that fills the result folder .../<paper>/<item>/<preset>."""
-    paper, item, preset = Path(folder).resolve().parts[-3:]
-    return f"make {paper}-{item} PRESET={preset}"
-
-
-def plain_result(result: ClaimResult) -> dict[str, Any]:
-    """Return one claim as claims.json has it."""
-    plain: dict[str, Any] = _to_json(asdict(result))
-    if result.interval is not None and result.interval.forecast is None:
-        del plain["interval"]["forecast"]
-    return plain
-
-
-def _to_json(value: Any) -> Any:
-    """Return `value` with nan and infinities as text, since JSON has no such numbers."""
-    if isinstance(value, dict):
-        return {key: _to_json(entry) for key, entry in value.items()}
-    if isinstance(value, tuple):
-        return [_to_json(entry) for entry in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    return value
-
-
-def _result(entry: dict[str, Any]) -> ClaimResult:
-    claim, interval, value = entry["claim"], entry["interval"], entry["value"]
-    bounds: dict[str, Any] = {
-        name: bound if name == "exact" else _number(bound) for name, bound in claim["criterion"].items()
-    }
-    changed = tuple(Change(**change) for change in claim["changed"])
-    if interval is not None:
-        forecast = interval.get("forecast")
-        ends: dict[str, Any] = {end: _number(interval[end]) for end in ("low", "high")}
-        ends["forecast"] = None if forecast is None else (float(forecast[0]), float(forecast[1]))
-        interval = Interval(**interval | ends)
-    return ClaimResult(
-        Claim(**claim | {"criterion": Criterion(**bounds), "changed": changed}),
-        _number(value),
-        interval,
-        entry["verdict"],
-        entry["explanation"],
-    )
-
-
-def _number(value: float | str | None) -> float | None:
-    """Return a number, nan and infinities from their text."""
-    return None if value is None else float(value)

@@ -5,7 +5,6 @@ README.md       five papers: the verdicts on their claims, and every headline wi
 MISPRINTS.md    what is false as printed, with the counter-examples
 REPRODUCE.md    the command, device, time and memory of every result
 findings.png    all headlines in one picture
-scoreboard.csv  every claim of every preset in one table
 ../README.md    the tables between its marks
 
 A target is shown at its largest preset that was judged, and presets are never added up. A claim is the paper's own
@@ -26,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from curvlab.files import write_atomically
+from curvlab.lab.names import for_readers
 from curvlab.lab.reporting import plots
 from curvlab.lab.reporting.causes import (
     CAUSES,
@@ -51,7 +51,7 @@ from curvlab.lab.reporting.claims import (
 from curvlab.lab.reporting.findings import HEADLINES, PaperFindings, find
 from curvlab.lab.reporting.forest import forest
 from curvlab.lab.reporting.readme import PARTS, filled_readme
-from curvlab.lab.reporting.results import ResultFolder, count_verdicts, largest_judged, read_results, scoreboard
+from curvlab.lab.reporting.results import ResultFolder, count_verdicts, largest_judged, read_results
 from curvlab.lab.targets.target import ROOT, paper_titles
 
 MEANINGS = {  # for readers; the rule itself is in claims.py
@@ -75,7 +75,7 @@ def pages(folders: Sequence[ResultFolder], told: Mapping[str, PaperFindings]) ->
     found["MISPRINTS.md"] = _misprints(shown, titles)
     for paper, own in shown.items():
         found[f"{paper}/README.md"] = _paper_page(titles.get(paper, paper), own, told.get(paper), folders)
-    return found
+    return {name: for_readers([text])(text) for name, text in found.items()}
 
 
 def _first_page(
@@ -396,7 +396,7 @@ def _cell(text: str) -> str:
 
 # ------------------------------------------------------------------------------------ on disk
 def build_report(results: str | Path, headlines: Path = HEADLINES, readme: Path | None = None) -> list[str]:
-    """Write all pages, the picture of all headlines and scoreboard.csv into `results`, and the README's parts.
+    """Write all pages and the picture of all headlines into `results`, and the README's parts.
 
     Returns:
         A sentence for every damaged file.
@@ -405,8 +405,6 @@ def build_report(results: str | Path, headlines: Path = HEADLINES, readme: Path 
     papers = find(folders, headlines)
     for name, text in pages(folders, {paper.paper: paper for paper in papers}).items():
         write_atomically(results / name, text.encode())
-    table = scoreboard(folders).to_csv(index=False, float_format="%.6g", lineterminator="\n")
-    write_atomically(results / "scoreboard.csv", table.encode())
     if papers:
         plots.write_png(forest(papers, paper_titles()), results / "findings.png")
     if readme is not None:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
-
 from curvlab.lab import tables
-from curvlab.lab.reporting.claims import VERDICTS, ClaimResult, load_claims, rerun_command
+from curvlab.lab.reporting.claim_sheet import load_claims, rerun_command
+from curvlab.lab.reporting.claims import VERDICTS, ClaimResult
 from curvlab.lab.runs.record import NOT_RECORDED, UNKNOWN, read_record
 from curvlab.lab.targets.target import PRESETS, report_order
 
@@ -104,29 +103,6 @@ def largest_judged(folders: Iterable[ResultFolder]) -> list[ResultFolder]:
         if folder.claims or folder.key not in best or not best[folder.key].claims:
             best[folder.key] = folder
     return list(best.values())
-
-
-def scoreboard(folders: Sequence[ResultFolder]) -> pd.DataFrame:
-    """Return one row per claim of each folder; measure, source and explanation stand in its claims.json."""
-    rows = [
-        {
-            "target": folder.target,
-            "preset": folder.preset,
-            "claim": result.claim.id,
-            "statement": result.claim.statement,
-            "paper_value": result.claim.paper_value,
-            "value": result.value,
-            "low": result.interval.low if result.interval else None,
-            "high": result.interval.high if result.interval else None,
-            "interval": result.interval.kind if result.interval else None,
-            "criterion": str(result.claim.criterion),
-            "verdict": result.verdict,
-            "units": folder.computed_by,
-        }
-        for folder in folders
-        for result in folder.claims
-    ]
-    return pd.DataFrame(rows, columns=None if rows else ["verdict"])
 
 
 def _candidates(results: Path) -> Iterator[Path]:

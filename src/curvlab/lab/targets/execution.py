@@ -15,6 +15,7 @@ import pandas as pd
 from omegaconf import DictConfig
 
 from curvlab.lab import tables
+from curvlab.lab.names import name_tasks
 from curvlab.lab.reporting import ClaimResult, load_claim_sheet, load_claims, save_claims
 from curvlab.lab.reporting.claims import VERDICTS
 from curvlab.lab.reporting.picture_titles import picture_title
@@ -153,7 +154,7 @@ def _joined(of: Sequence[object]) -> list[str]:
 def judge_target(target: Target, folder: Path) -> None:
     """Write claims.json from the tables of a result folder; where it changes, run.json says by which commit."""
     results = judged(target, Computed.of(folder))
-    _sign_if_changed(folder, "judged", ["claims.json"], lambda: save_claims(folder, results))
+    _sign_if_changed(folder, "judged", ["claims.json"], lambda: save_claims(folder, results, target.claims_file))
 
 
 def judged(target: Target, computed: Computed) -> list[ClaimResult]:
@@ -172,15 +173,21 @@ def judged(target: Target, computed: Computed) -> list[ClaimResult]:
 def draw_target(target: Target, folder: Path) -> None:
     """Draw the figures of a result folder from its tables; where one changes, run.json says by which commit."""
     figures = target.load("draw")(Computed.of(folder))
+    for figure in figures.values():
+        name_tasks(figure)
     finding = picture_title(target.key, load_claims(folder)) if (folder / "claims.json").is_file() else ""
     if finding and "figure.png" in figures:
         headline(figures["figure.png"], finding)
 
+    drawn = {path.name for path in folder.glob("figure*.png")}
+
     def write() -> None:
         for name, figure in figures.items():
             write_png(figure, folder / name)
+        for name in drawn - figures.keys():
+            (folder / name).unlink()
 
-    _sign_if_changed(folder, "drawn", list(figures), write)
+    _sign_if_changed(folder, "drawn", sorted(drawn | figures.keys()), write)
 
 
 def _sign_if_changed(folder: Path, act: str, names: Sequence[str], write: Callable[[], object]) -> None:

@@ -87,7 +87,8 @@ def _write(gathered: Path, variations: Sequence[Path]) -> Counter[str]:
 
 def _judged_over_seeds(settings: dict[Path, dict[str, str]]) -> Iterator[dict[str, Any]]:
     """Yield a row for each claim of each setting: value and interval over its repetitions, and the verdict."""
-    from curvlab.lab.reporting.claims import FILE_NAME, ClaimResult, judge, load_claims, out_of_reach
+    from curvlab.lab.reporting.claim_sheet import FILE_NAME, load_claims
+    from curvlab.lab.reporting.claims import ClaimResult, judge, out_of_reach
     from curvlab.lab.reporting.intervals import t_interval
 
     groups: dict[str, dict[str, list[ClaimResult]]] = {}

@@ -12,7 +12,6 @@ import numpy as np
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from matplotlib.text import Text
-from matplotlib.ticker import FixedFormatter
 
 from curvlab.lab.reporting.plots import MARKERS, PALETTE
 
@@ -125,19 +124,16 @@ def for_readers(texts: Iterable[str]) -> Callable[[str], str]:
 
 def name_tasks(drawing: Figure) -> None:
     """Write readers' names for the tasks' labels in all texts of a figure: titles, legends, labels, ticks."""
-    ticks = [
-        formatter
-        for ax in drawing.axes
-        for formatter in (ax.xaxis.get_major_formatter(), ax.yaxis.get_major_formatter())
-        if isinstance(formatter, FixedFormatter)
-    ]
+    axes = [axis for ax in drawing.axes for axis in (ax.xaxis, ax.yaxis)]
+    ticks = [(axis, [label.get_text() for label in axis.get_ticklabels()]) for axis in axes]
     texts = [each for each in drawing.findobj(Text) if isinstance(each, Text)]
-    told = for_readers([*(each.get_text() for each in texts), *(str(tick) for each in ticks for tick in each.seq)])
+    told = for_readers([*(each.get_text() for each in texts), *(label for _, own in ticks for label in own)])
+    for axis, labels in ticks:
+        if (names := [told(label) for label in labels]) != labels:
+            axis.set_ticks(axis.get_ticklocs(), names)
     for each in texts:
         if (text := told(each.get_text())) != each.get_text():
             each.set_text(text)
-    for formatter in ticks:
-        formatter.seq = [told(str(tick)) for tick in formatter.seq]
 
 
 def _called(task: str, *, whole: bool) -> str:

@@ -9,7 +9,7 @@ import yaml
 
 from curvlab.lab import Claim, Criterion, Interval, judge, out_of_reach, plots
 from curvlab.lab.reporting.findings import HEADLINES, NO_VALUE, find, headline_verdict, tell, written
-from curvlab.lab.reporting.forest import forest
+from curvlab.lab.reporting.forest import forest, paper_words
 from curvlab.lab.reporting.readme import PARTS, WORDS, Board, filled_readme
 from curvlab.lab.reporting.results import read_results
 
@@ -166,3 +166,24 @@ def test_the_board_reads_its_tasks_and_methods_from_the_tables() -> None:
     assert board.agreement()[board.ours] == pytest.approx(1)
     with pytest.raises(ValueError, match="the board has no 'voodoo', but"):
         Board(folders, {"x": ["voodoo", "voodoo"]}, ours="x")
+
+
+@pytest.mark.parametrize(
+    ("value", "drawn", "lines"),
+    [
+        (2.0, [2.0], ["paper: 2"]),
+        (None, [], ["paper: not in the paper"]),
+        ("higher, no number", [], ["paper: higher, no number"]),
+        ("one, " + "two " * 30, [], ["paper: one"]),  # whole clauses, never a part of one
+        ("word " * 30, [0.9, 0.98], ["paper: 0.9 to 0.98"]),
+        (
+            " ".join(["letters"] * 8),
+            [],
+            ["paper: letters letters letters letters letters", "letters letters letters"],
+        ),
+    ],
+)
+def test_the_papers_words_beside_the_picture_are_whole(
+    value: object, drawn: list[float], lines: list[str]
+) -> None:
+    assert paper_words(value, drawn).split("\n") == lines

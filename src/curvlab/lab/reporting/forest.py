@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 
@@ -31,6 +32,7 @@ _COLORS = {
     REFUTED: plots.PALETTE[7],
 }
 _LEFT, _RIGHT = 0.0, 1.0  # of a row's strip, in the axes' own unit
+_LINE, _MOST_LINES = 50, 2  # letters that there is room for at the right, and lines
 _LOG_SPREAD = 50.0  # of positive values, from which on a row is logarithmic
 
 
@@ -91,10 +93,24 @@ def _draw_row(axes: Axes, row: int, result: ClaimResult, paper: Sequence[float])
         [place(each) for each in paper], [row + 0.18] * len(paper), marker="D", markersize=4, color="black", lw=0.8
     )
     spread = "" if low == high else f" ({written(low)} to {written(high)})"
-    numbers = " to ".join(map(written, paper)) or "not in the paper"
-    stated = textwrap.shorten(str(result.claim.paper_value or numbers), 44, placeholder=" ...")
-    text = f"{written(value)}{spread}\npaper: {stated}"
+    text = f"{written(value)}{spread}\n{paper_words(result.claim.paper_value, paper)}"
     axes.text(1.04, row, text, fontsize=8, va="center", color="#333333", linespacing=1.0)
+
+
+def paper_words(value: float | str | None, drawn: Sequence[float]) -> str:
+    """Return what the paper says in at most two lines: its words, or as many whole clauses as there is room for.
+
+    Args:
+        value: the claim's `paper_value`.
+        drawn: the numbers that stand for it in the picture, in our unit.
+    """
+    numbers = " to ".join(map(written, drawn))
+    words = f"paper: {written(value) if isinstance(value, float) else value or numbers or 'not in the paper'}"
+    clauses = re.split(r"(?<=[,;:]) ", words)
+    clauses = [" ".join(clauses[:2]), *clauses[2:]]  # "paper:" is none
+    while len(lines := textwrap.wrap(" ".join(clauses).rstrip(",;:"), _LINE)) > _MOST_LINES and len(clauses) > 1:
+        clauses.pop()
+    return "\n".join(lines) if len(lines) <= _MOST_LINES else f"paper: {numbers or 'in words'}"
 
 
 def _scale(fixed: Sequence[float], low: float, high: float) -> Callable[[float], float]:

@@ -45,10 +45,10 @@ fractions.csv has subsets of other sizes: what is beyond the first order grows a
 Note of 2026-11-24: dattri's EK-FAC was out of the published tables for a time, because its repair was applied
 twice, to a call that was repeated for its seconds. It is applied once now.
 
-Limits: most published tasks are MLPs; the ConvNet has fewer subsets, seeds and methods, and of the OPT there is the
-bank alone. Damping by
-Wang et al. (2025, arXiv 2505.24261), an indicator that needs no retraining, is not among the rows: only their
-abstract was at hand, which does not state the indicator. Of the five per cent ranked first bench-attribution asks.
+Limits: most published tasks are MLPs; the ConvNet has fewer subsets, seeds and methods, and of the OPT there is
+the bank alone. Damping by Wang et al. (2025, arXiv 2505.24261), an indicator that needs no retraining, is not
+among the rows: only their abstract was at hand, which does not state the indicator. Of the five per cent ranked
+first bench-attribution asks.
 """
 
 from __future__ import annotations

@@ -13,6 +13,8 @@ them. Of the caption's step size 0.003 two readings are run: as printed it is 2.
 2 / lambda_max; as the `lr` of the authors' code, which is step size times damping (for damping > 1), it is 6e-4 =
 0.47 / lambda_max.
 
+Beside both stands the share of words that two sentences have in common, which needs no model.
+
 The caption calls the right heat map "the difference between the former and the latter" (influence, gradient), the
 text says that its values are positive because gradient similarity is higher: it is gradient - influence.
 The squares' standard errors treat their 100 values as independent, as the paper does; 20 sentences are fewer, so
@@ -72,6 +74,8 @@ from experiments.lissa.sentence_similarity import (
     pair_table,
     positive_share,
     retrieval_table,
+    retrieved,
+    shared_words,
     square_table,
     unrelated,
 )
@@ -310,6 +314,7 @@ def judge(computed: Computed, claims: ClaimSheet) -> list[ClaimResult]:
     for name, rows, why in (
         ("paraphrase-stands-out", influence.assign(value=influence["rank"] == 1), f"Ranks of ten: {ranks}."),
         ("stands-out-more", pairs.assign(value=pairs.influence - pairs.gradient), own),
+        ("above-shared-words", pairs.assign(value=pairs.influence - pairs.words), _lexical(pairs)),
     ):
         # Over facts, both directions of each are averaged: they share their sentences.
         values = rows.value.astype(float)
@@ -319,9 +324,15 @@ def judge(computed: Computed, claims: ClaimSheet) -> list[ClaimResult]:
 
 
 def margins(retrieval: pd.DataFrame) -> pd.DataFrame:
-    """Return one row for each model, direction and fact, with the margin by each method as a column."""
+    """Return a row for each model, direction and fact, with the margin by method and by `words` as columns."""
     places = ["model_seed", "direction", "fact"]
-    return retrieval.pivot_table(index=places, columns="method", values="margin").reset_index()
+    found = retrieval.pivot_table(index=places, columns="method", values="margin").reset_index()
+    words = pd.DataFrame(retrieved(shared_words(pd.read_csv(SENTENCES).text.tolist())))
+    return found.merge(words.rename(columns={"margin": "words"})[["direction", "fact", "words"]])
+
+
+def _lexical(pairs: pd.DataFrame) -> str:
+    return f"Mean margins: influence {pairs.influence.mean():.1f}, shared words {pairs.words.mean():.1f}."
 
 
 def _judge(claim: Claim, by_model: ArrayLike, over_facts: Callable[[], Interval], *, why: str) -> ClaimResult:
@@ -420,18 +431,19 @@ def _margins(table: pd.DataFrame, retrieval: pd.DataFrame) -> Figure:
     for method in METHODS:
         for facts, name, line in ((~same, "different facts", "-"), (same, "same fact", "--")):
             own = across[facts]
-            label = f"{method}, {name} (mean {own[method].mean():.3f})"
+            label = f"{method}, {name} {own[method].mean():.3f}"
             panels.histogram(
                 left, own, value=method, bins=bins, label=label, styles={label: looks[method]}, linestyle=line
             )
     left.set_ylim(top=1.5 * left.get_ylim()[1])  # room for the legend
-    left.legend(fontsize=8, frameon=False, loc="upper right")
+    left.legend(fontsize=7, frameon=False, title="mean", title_fontsize=7, loc="upper right")
     panels.frame(left, x="similarity of an original and a paraphrased sentence", y="density over pairs and models")
     pairs = margins(retrieval).assign(model=lambda own: "model " + own.model_seed.astype(str))
     panels.scatter(right, pairs, x="gradient", y="influence", by="model")
+    panels.rule(right, y=pairs.words.mean(), label="shared words, mean")
     top = (retrieval["rank"] == 1).groupby(retrieval.method).mean()
     right.set_xlabel(f"margin by gradient (standard deviations); top-1 {top['gradient']:.0%}")
     right.set_ylabel(f"margin by influence; top-1 {top['influence']:.0%}")
     right.set_title("other wording over nine unrelated sentences")
-    right.legend(fontsize=8, frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.18), ncols=4)
+    right.legend(fontsize=8, frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.18), ncols=3)
     return figure

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -88,28 +90,39 @@ def retrieval_table(table: pd.DataFrame) -> pd.DataFrame:
 
     `margin`: (similarity to the other wording - mean of the nine others) / their standard deviation.
     """
-    rows = []
-    for seed in table.model_seed.unique():
-        for method, matrix in matrices(table, seed).items():
-            half = len(matrix) // 2
-            across = matrix[:half, half:]
-            for direction, scores in zip(("to paraphrased", "to original"), (across, across.T), strict=True):
-                for fact in range(half):
-                    others = np.delete(scores[fact], fact)
-                    rows.append(
-                        {
-                            "model_seed": seed,
-                            "method": method,
-                            "direction": direction,
-                            "fact": fact + 1,
-                            "similarity": scores[fact, fact],
-                            "others_mean": others.mean(),
-                            "others_std": others.std(ddof=1),
-                            "margin": (scores[fact, fact] - others.mean()) / others.std(ddof=1),
-                            "rank": 1 + int((others >= scores[fact, fact]).sum()),
-                        }
-                    )
-    return pd.DataFrame(rows)
+    return pd.DataFrame(
+        {"model_seed": seed, "method": method} | row
+        for seed in table.model_seed.unique()
+        for method, matrix in matrices(table, seed).items()
+        for row in retrieved(matrix)
+    )
+
+
+def retrieved(matrix: np.ndarray) -> list[dict[str, Any]]:
+    """Return the rows of `retrieval_table` of one matrix of similarities, originals first."""
+    half, rows = len(matrix) // 2, list[dict[str, Any]]()
+    across = matrix[:half, half:]
+    for direction, scores in zip(("to paraphrased", "to original"), (across, across.T), strict=True):
+        for fact in range(half):
+            others = np.delete(scores[fact], fact)
+            rows.append(
+                {
+                    "direction": direction,
+                    "fact": fact + 1,
+                    "similarity": scores[fact, fact],
+                    "others_mean": others.mean(),
+                    "others_std": others.std(ddof=1),
+                    "margin": (scores[fact, fact] - others.mean()) / others.std(ddof=1),
+                    "rank": 1 + int((others >= scores[fact, fact]).sum()),
+                }
+            )
+    return rows
+
+
+def shared_words(sentences: list[str]) -> np.ndarray:
+    """Return the share of the words of two sentences that they have in common (Jaccard): no model, no gradient."""
+    words = [set(re.findall(r"[\w']+", sentence.lower())) for sentence in sentences]
+    return np.array([[len(a & b) / len(a | b) for b in words] for a in words])
 
 
 def unrelated(table: pd.DataFrame) -> pd.DataFrame:

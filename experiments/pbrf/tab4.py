@@ -10,7 +10,8 @@ The paper's estimate is LiSSA of depth 5,000, with a scaling σ tuned from a lis
 each matrix with the scaling of the list whose solver error is least, since the paper prints none. It is a descent
 of length 5,000/σ, cut off as the linearised response is. The exact solve is another estimate, and has a claim of
 ours: the Hessian with damping is not definite at these θ^s, hundreds of eigenvalues lie below -λ and some next to
-it, so that it is the stationary point of a saddle. The table, its bars and `networks` have the exact one;
+it, so that it is the stationary point of a saddle. The table and `networks` have the exact one, or
+nan where it is not computed (`hessian_seeds`; laptop computes none), and the bars show LiSSA then;
 `curvatures` has the solver error of all estimates with either matrix on the same points, and, at up to 5,000
 parameters, the exact ones at a damping of 2 |μ_min|, which makes the matrix definite: what is left of the
 difference there is not the saddle's.

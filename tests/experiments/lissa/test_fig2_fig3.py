@@ -138,8 +138,8 @@ def test_results_are_complete_and_consistent(smoke: Path) -> None:
     assert np.allclose(summary["damping"], 0.1 * summary["lambda_max"], rtol=1e-4)
     claims = {result.claim.id: result for result in load_claims(smoke)}
     assert set(claims) == {
-        "unrelated-lower", "mostly-positive", "paraphrase-stands-out", "stands-out-more", "step-size-printed",
-        "step-size-code",
+        "unrelated-lower", "mostly-positive", "paraphrase-stands-out", "stands-out-more", "above-shared-words",
+        "step-size-printed", "step-size-code",
     }  # fmt: skip
     own = table[table.first_fact != table.second_fact]
     expected = (own.gradient - own.influence)[own.model_seed == 0].mean()
@@ -196,6 +196,11 @@ def test_statistics_of_a_known_matrix() -> None:
     own = retrieval[(retrieval.method == "gradient") & (retrieval.fact == 3)].iloc[0]
     others = np.delete(block(0.2, 0.6, 0.01)[2, 10:], 2)
     assert own.margin == pytest.approx((0.6 - others.mean()) / others.std(ddof=1))
+
+
+def test_shared_words_are_those_of_both_over_those_of_either() -> None:
+    found = statistics.shared_words(["The Wall is long.", "the wall", "A moon"])
+    np.testing.assert_allclose(found, [[1, 0.5, 0], [0.5, 1, 0], [0, 0, 1]])
 
 
 def test_jackknife_of_a_mean_is_its_standard_error() -> None:

@@ -188,6 +188,22 @@ def test_a_file_of_scores_is_refused_for_another_model_loss_or_order(least_squar
             kind.load(path, trained, loss, (x, y))
 
 
+def test_a_stream_is_known_by_its_first_batch_and_is_not_held(least_squares) -> None:
+    class Stream:
+        def __init__(self, x: Tensor, y: Tensor) -> None:
+            self.batches = [(x[:6], y[:6]), (x[6:], y[6:])]
+
+        def __iter__(self):
+            return iter(self.batches)
+
+    model, loss, (x, y) = least_squares.model, least_squares.loss, least_squares.train
+    found = influence(model, loss, Stream(x, y), least_squares.test, damping=0.1, solver=Direct())
+    assert found.origin.data.numbers.shape == (1, 2, 2)
+    found.check(model, loss, Stream(x, y))
+    with pytest.raises(ValueError, match="order of them"):
+        found.check(model, loss, Stream(x.flip(0), y.flip(0)))
+
+
 def test_tables_hold_both_ends_with_sign_unit_and_error(least_squares, monkeypatch) -> None:
     found = of(least_squares, points=[8, 2, 5, 1], solver=ConjugateGradient(rtol=1e-2))
     table, order = found.table(1), found.scores.argsort(dim=1)

@@ -6,6 +6,7 @@ import copy
 import math
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from curvlab.influence import segment_response, unrolled_response
+from curvlab.influence import UnrolledResponse, segment_response, unrolled_response
 from curvlab.training import SGDRule, TrainingRun, train
 
 FP64 = torch.float64
@@ -109,6 +110,21 @@ def test_a_loss_of_ones_own_goes_backwards_where_forward_mode_may_not_exist() ->
     found = unrolled_response(case.model, case.loss, case.train, case.test, run=case.run, points=POINTS)
     assert found.mode == "reverse"
     torch.testing.assert_close(found.scores, expected, rtol=1e-5, atol=1e-5 * float(expected.abs().max()))
+
+
+def test_the_most_helpful_points_are_indices_and_a_file_knows_its_data(tmp_path: Path) -> None:
+    case, _ = retrained("mlp", "sgd with momentum", False)
+    found = unrolled_response(case.model, case.loss, case.train, case.test, run=case.run, points=POINTS)
+    assert found.top(1)[:, 0].tolist() == [POINTS[column] for column in found.scores.argmin(1).tolist()]
+    assert found.table(1)["point"][0] == found.top(1)[0, 0]
+    assert "(negative: helps; nats per unit of weight)" in str(found)
+    found.save(tmp_path / "scores")
+    again = UnrolledResponse.load(tmp_path / "scores", case.model, case.loss, case.train)
+    assert torch.equal(again.scores, found.scores)
+    with pytest.raises(ValueError, match="scores are of other training examples or order of them"):
+        UnrolledResponse.load(
+            tmp_path / "scores", case.model, case.loss, (case.train[0].flip(0), case.train[1].flip(0))
+        )
 
 
 class Named(nn.Module):

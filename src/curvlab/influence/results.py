@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 import types
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
@@ -61,7 +61,7 @@ class Origin:
         return cls(
             fingerprint([*model.parameters(), *model.buffers()]),
             _described(problem.given_loss),
-            DataProbe.of(lambda index: problem.data.select(index)[0], problem.num_examples),
+            _probe(problem),
             {name: _in_words(value) for name, value in {"loss": problem.given_loss, **settings}.items()},
             "units of the measurement" if measured else unit,
         )
@@ -76,6 +76,15 @@ class Origin:
             f"training examples or order of them ({examples})": bool(examples),
         }
         return [name for name, differs in found.items() if differs]
+
+
+def _probe(problem: Problem) -> DataProbe:
+    """Read up to 32 examples; of a stream its first batch, since reading single examples would hold all of it."""
+    source = getattr(problem.data, "_source", None)
+    if isinstance(source, list) or hasattr(source, "select"):
+        return DataProbe.of(lambda index: problem.data.select(index)[0], problem.num_examples)
+    first = next(iter(problem.data))
+    return replace(DataProbe.of(lambda _: first, 1), num_examples=problem.num_examples)
 
 
 def _described(loss: Loss) -> str:

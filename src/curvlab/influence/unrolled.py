@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -12,10 +12,11 @@ from torch.func import grad, jvp, vjp, vmap
 
 from curvlab.curvature.linearise import use_vmap
 from curvlab.influence.derivatives import Measurement, checked_points, per_example_gradients
+from curvlab.influence.results import Origin, PointScores
 from curvlab.linalg import flatten, flatten_columns, unflatten
 from curvlab.problem import Data, Problem, output_loss
 from curvlab.progress import can_be_silent, progress_bar
-from curvlab.shown import Shown, Summary, counted
+from curvlab.shown import Summary, counted
 from curvlab.training import Replay, ReplayedStep, TrainingHistory, TrainingRun
 from curvlab.training.history import State
 from curvlab.training.own_batches import TrainingData
@@ -27,7 +28,7 @@ Reduction = Literal["none", "mean"]
 
 
 @dataclass(frozen=True, repr=False)
-class UnrolledResponse(Shown):
+class UnrolledResponse(PointScores):
     """Derivatives through a training run.
 
     Attributes:
@@ -37,18 +38,26 @@ class UnrolledResponse(Shown):
         mode: "reverse" or "forward".
         gap: ‖θ_T of the replay - the model's θ‖ / ‖model's θ - θ_0‖: rounding.
         num_stored_states: the most states of the training (1 + num_buffers vectors) held at a time.
+        points: (num_points,), indices of the training examples that the columns belong to.
+        origin: model, loss, data and settings that they are of.
+
+    `top`, `table`, `plot`, `save` and `load` are as of `Influence`.
     """
 
     scores: Tensor
     mode: str
     gap: float
     num_stored_states: int
+    points: Tensor | None = None
+    origin: Origin | None = None
+
+    parts: ClassVar[Mapping[str, type]] = {"origin": Origin}
 
     def summary(self) -> Summary:
         """Return the range of the scores, and how well the training was replayed."""
         return Summary(
             "unrolled response",
-            f"from {float(self.scores.min()):.3g} to {float(self.scores.max()):.3g}",
+            f"from {float(self.scores.min()):.3g} to {float(self.scores.max()):.3g} ({self.sign_and_unit})",
             f"{self.scores.shape[0]:,} x {self.scores.shape[1]:,} scores; the replay ends {self.gap:.2g} away",
             (f"{self.mode} mode", f"{counted(self.num_stored_states, 'state')} held at most"),
         )
@@ -108,9 +117,11 @@ def unrolled_response(
     else:
         columns, end = displacements(replay, chosen)
         scores = gradients @ columns
-    return UnrolledResponse(
-        replay.num_examples * scores, mode, checked_gap(replay, model, end), replay.peak_states
+    gap, states = checked_gap(replay, model, end), replay.peak_states
+    origin = Origin.of(
+        Problem.of(model, loss, train_data), measured=measurement is not None, curvature="the training itself"
     )
+    return UnrolledResponse(replay.num_examples * scores, mode, gap, states, chosen, origin)
 
 
 def checked_gap(replay: Replay, model: nn.Module, end: State) -> float:

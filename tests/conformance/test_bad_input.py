@@ -32,7 +32,14 @@ from curvlab.linalg import identity
 from curvlab.optim import NGD, QNG, ExactNGD, Ginger, UniformDirection
 from curvlab.sampling import choose_sgld_settings, descent_to_minimum, estimate_llc
 from curvlab.solvers import ConjugateGradient, Lissa, Nystrom, Rows
-from curvlab.spectrum import frobenius_norm, hutchinson_diagonal, hutchinson_trace, top_eigenvalues, xtrace
+from curvlab.spectrum import (
+    frobenius_norm,
+    hutchinson_diagonal,
+    hutchinson_trace,
+    spectral_density,
+    top_eigenvalues,
+    xtrace,
+)
 from curvlab.training import RunLength, curvature_step, evaluate, train
 
 GENERATOR = torch.Generator().manual_seed(0)
@@ -216,6 +223,10 @@ CASES: list[tuple[Callable[[], Any], str]] = [
     (lambda: ExactNGD(MODEL.parameters(), OP, lr=0.1, alpha=-1.0), "alpha must not be negative, got -1.0"),
     (lambda: UniformDirection(MODEL.parameters(), OP, lr="a", delta=0.0), "lr must be one number, got 'a'"),
     (lambda: RunLength((0.1,), 0.0, NAN), "weight_decay at least 0"),
+    (lambda: spectral_density(OP, num_probes="a"), "num_probes must be a whole number, got 'a'"),
+    (lambda: spectral_density(OP, width=NAN), "width must be positive and finite, got nan"),
+    (lambda: top_eigenvalues(OP, 2.5), "k must be a whole number, got 2.5"),
+    (lambda: top_eigenvalues(OP, 1, rtol=NAN), "rtol must not be negative, got nan"),
     (lambda: Rows(memory_budget=NAN), "memory_budget must be positive"),
     (lambda: Nystrom(2.5), "rank must be a whole number, got 2.5"),
     # ------------------------------------------------------------------------------- other arguments

@@ -243,7 +243,7 @@ def test_one_probe_has_no_standard_error() -> None:
 
 
 def test_bad_settings_of_the_density() -> None:
-    with pytest.raises(ValueError, match="need num_probes"):
+    with pytest.raises(ValueError, match="num_probes must be at least 1"):
         spectral_density(DenseOperator(torch.eye(5)), num_probes=0)
     with pytest.raises(ValueError, match="width must be positive"):
         spectral_density(DenseOperator(torch.eye(5)), width=0.0)

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from curvlab.arguments import positive, whole
 from curvlab.iterate import Checkpoint, iterate
 from curvlab.linalg import LinearOperator, generator_for
 from curvlab.seeding import Seed
@@ -81,12 +82,11 @@ def spectral_density(
     Cost: num_probes · num_steps products; memory of num_steps vectors.
     """
     generator = generator_for(operator, generator)
-    if num_probes < 1 or num_steps < 1 or num_points < 2:
-        raise ValueError(
-            f"need num_probes, num_steps >= 1 and num_points >= 2, got {num_probes}, {num_steps}, {num_points}"
-        )
-    if width is not None and width <= 0:
-        raise ValueError(f"width must be positive, got {width}")
+    whole("num_probes", num_probes)
+    whole("num_steps", num_steps)
+    whole("num_points", num_points, least=2)
+    if width is not None:
+        positive("width", width)
     work = _Quadrature(operator, num_probes, min(num_steps, operator.shape[0]), generator)
     total = num_probes * work.num_steps
     nodes, weights = iterate(

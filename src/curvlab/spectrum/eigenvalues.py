@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from curvlab.arguments import not_negative, whole
 from curvlab.iterate import Checkpoint, iterate
 from curvlab.linalg import LinearOperator, checked_product, generator_for, orthonormalise
 from curvlab.problem.memory import share_of_free
@@ -90,7 +91,8 @@ def top_eigenvalues(
     tensor([5.0000, 4.0000], dtype=torch.float64)
     """
     generator = generator_for(operator, generator)
-    if not 1 <= k <= operator.shape[0]:
+    not_negative("rtol", rtol)
+    if not 1 <= whole("k", k, least=0) <= operator.shape[0]:
         raise ValueError(f"k must be between 1 and the size of the operator, {operator.shape[0]}, got {k}")
     if max_matvecs < k:
         raise ValueError(f"max_matvecs must be at least k = {k}, got {max_matvecs}")

@@ -348,7 +348,7 @@ def test_llc_of_a_weighted_quadratic(batch_size: int) -> None:
 
 def test_losses_gradients_and_hessians_are_those_of_the_weighted_mean() -> None:
     model, (inputs, targets), weights = weighted_regression()
-    losses = EnsembleLosses(model, nn.MSELoss(), (inputs, targets), example_weights=weights)
+    losses = EnsembleLosses(model, nn.MSELoss(), (inputs, targets), weights=weights)
     rows = torch.tensor([[3, 3, 7], [0, 5, 9]])
     positions = torch.randn(2, NUM_FEATURES, generator=generator(4), dtype=FP64)
     found, (gradients,) = losses.losses_and_gradients(

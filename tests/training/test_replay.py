@@ -83,7 +83,7 @@ def test_replay_ends_where_the_training_did(name: str, weighted: bool) -> None:
     run = TrainingRun.of(history)
     assert run.rule == rule
     assert torch.equal(run.start, start)
-    end = Replay(model, loss, data, run).end()
+    end = Replay(model, loss, data, run=run).end()
     assert float((flat(model) - start).norm()) > 0.01
     torch.testing.assert_close(end[0], flat(model), rtol=1e-12, atol=1e-13)
 
@@ -110,7 +110,7 @@ def test_way_back_meets_the_same_states_and_holds_few(num_steps: int) -> None:
     model, loss, data = problem()
     start, rule = flat(model), WatchedRule(SGDRule(0.9))
     batches = tuple(torch.tensor([step % NUM_EXAMPLES, 3]) for step in range(num_steps))
-    replay = Replay(model, loss, data, TrainingRun(start, batches, (0.01,) * num_steps, rule))
+    replay = Replay(model, loss, data, run=TrainingRun(start, batches, (0.01,) * num_steps, rule))
     sums = [float(replay.first_state()[0].sum())]
     sums += [float(state[0].sum()) for state in replay.forwards()]
     most = 0
@@ -128,17 +128,17 @@ def test_start_of_another_size_is_refused() -> None:
     model, loss, data = problem()
     run = TrainingRun(torch.zeros(3), (torch.tensor([0]),), (0.1,), SGDRule())
     with pytest.raises(ValueError, match=r"start has shape \(3,\), but the model has 43 parameters"):
-        Replay(model, loss, data, run)
+        Replay(model, loss, data, run=run)
 
 
 def test_other_data_is_refused() -> None:
     model, loss, data = problem()
     run = TrainingRun(flat(model), (torch.tensor([20]),), (0.1,), SGDRule())
     with pytest.raises(ValueError, match=r"batches name example 20, but there are 20: pass the data"):
-        Replay(model, loss, data, run)
+        Replay(model, loss, data, run=run)
     run = TrainingRun(flat(model), (torch.tensor([1]),), (0.1,), SGDRule(), torch.ones(4))
     with pytest.raises(ValueError, match=r"example_weights have shape \(4,\)"):
-        Replay(model, loss, data, run)
+        Replay(model, loss, data, run=run)
 
 
 @pytest.mark.parametrize("layer", [nn.Dropout(0.5), nn.BatchNorm1d(5)])
@@ -147,7 +147,7 @@ def test_models_that_differ_in_training_are_refused(layer: nn.Module) -> None:
     model = nn.Sequential(nn.Linear(4, 5), layer, nn.Linear(5, 3)).to(FP64)
     run = TrainingRun(flat(model), (torch.tensor([1]),), (0.1,), SGDRule())
     with pytest.raises(ValueError, match=r"module '1' .* differs in training and in evaluation.*train the model"):
-        Replay(model, loss, data, run)
+        Replay(model, loss, data, run=run)
 
 
 def history_of(**settings: Any) -> tuple[Any, Tensor]:

@@ -35,7 +35,7 @@ from curvlab.lab import (
 )
 from curvlab.lab import judge as judge_claim
 from curvlab.sampling import SettingsWarning, choose_sgld_settings, default_nbeta, estimate_llc
-from curvlab.sampling.settings import Sampler
+from curvlab.sampling.pilots import Sampler
 
 AT_START = "SGLD, step set at the start"
 UNSTABLE = "the step is too large where the chains are"

@@ -121,19 +121,19 @@ def removal_weights(scores: Tensor, fraction: float) -> Tensor:
 
 @can_be_silent
 def ensemble_measurements(
-    model: nn.Module,
-    loss: Loss,
-    test: Data,
-    parameters: Tensor,
+    model: nn.Module | Problem,
+    loss: Loss | None = None,
+    test: Data | None = None,
+    parameters: Tensor | None = None,
     *,
     measurement: Measurement | None = None,
-    batch_size: int = 512,
+    batch_size: int | None = None,
     progress: bool = True,
 ) -> Tensor:
     """Return what each of K copies of a model measures on each test example, (K, P) -> (K, M).
 
     Args:
-        model: whose parameters are replaced; not changed.
+        model: whose parameters are replaced; not changed. Or a `Problem` in the place of model, loss and test.
         loss: as for `influence`.
         test: examples that are measured.
         parameters: of the copies, as `train_ensemble` returns them.
@@ -143,11 +143,16 @@ def ensemble_measurements(
 
     Cost: one forward pass for each copy.
     """
-    problem = Problem.of(copy.deepcopy(model).eval(), loss, test, batch_size=batch_size)
+    if parameters is None:
+        raise TypeError("pass parameters=..., those of the copies, (K, P)")
+    positions = parameters.T
+    if not isinstance(model, Problem):
+        model = copy.deepcopy(model).eval()
+    problem = Problem.of(model, loss, test, batch_size=batch_size)
     measure = measurement or problem.loss.own_loss
 
     def of_batch(inputs: Inputs, targets: Tensor, _: Tensor | None) -> Tensor:
-        return of_copies(problem.function, parameters.T, inputs, lambda outputs: measure(outputs, targets))
+        return of_copies(problem.function, positions, inputs, lambda outputs: measure(outputs, targets))
 
     return torch.cat(list(problem.map(of_batch, name="measurements")), dim=1)
 

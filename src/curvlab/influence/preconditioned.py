@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -11,26 +14,27 @@ from torch import Tensor, nn
 from curvlab.curvature import GaussNewtonOperator
 from curvlab.influence.derivatives import checked_points, directional_derivatives, per_example_gradients
 from curvlab.influence.results import Origin
-from curvlab.influence.scores import Influence
+from curvlab.influence.scores import Influence, saving
+from curvlab.iterate import Checkpoint, iterate
 from curvlab.linalg import DerivedOperator, LinearOperator, identity
-from curvlab.problem import Data, Problem
-from curvlab.progress import can_be_silent, progress_bar
+from curvlab.problem import Data, Loss, Problem
+from curvlab.progress import can_be_silent
 from curvlab.seeding import generator_of
 from curvlab.solvers import Solver, default_solver
 from curvlab.training import Replay, TrainingHistory, TrainingRun
-from curvlab.training.history import AdamRule
-from curvlab.training.own_batches import TrainingData
-from curvlab.training.steps import Loss
+from curvlab.training.history import AdamRule, State
 
 
 @can_be_silent
 def adam_times(
-    model: nn.Module,
-    loss: Loss,
-    train_data: TrainingData,
-    run: TrainingRun | TrainingHistory,
+    model: nn.Module | Problem,
+    loss: Loss | None = None,
+    train_data: Data | None = None,
+    run: TrainingRun | TrainingHistory | None = None,
     *,
-    progress: bool = True,
+    progress: bool | str = True,
+    callback: Callable[[TimesState], object] | None = None,
+    checkpoint: str | Path | Checkpoint | None = None,
 ) -> Tensor:
     """Return τ_i = Σ_t η_t / (sqrt(v̂_ti) + eps), (P,): how far a run of Adam goes along a constant gradient.
 
@@ -39,34 +43,83 @@ def adam_times(
     moved by no example.
 
     Args:
-        model: as trained.
+        model: as trained; or a `Problem` in the place of model, loss and train_data.
         loss: as `train` had it.
         train_data: as `train` had it.
         run: what `train(..., optimizer="adam", record=True)` returned.
         progress: show a bar.
+        callback: called with the `TimesState` after each step.
+        checkpoint: file in which it is kept; the same call goes on there.
 
     Cost: one training.
     """
-    replay = Replay(model, loss, train_data, TrainingRun.of(run))
+    if run is None:
+        raise TypeError("pass run=..., what train(..., optimizer='adam', record=True) returned")
+    replay = Replay(model, loss, train_data, run=run)
     rule = replay.run.rule
     if not isinstance(rule, AdamRule):
         raise ValueError(
             f"the run is one of {type(rule).__name__}, not of Adam: influence(run=...) has the length of SGD"
         )
-    times = torch.zeros_like(replay.run.start, dtype=replay.function.dtype, device=replay.function.device)
-    walked = progress_bar("lengths of Adam", replay.forwards(), total=len(replay.run.learning_rates))
-    for number, (_, _, square) in enumerate(walked):
-        root = square.sqrt() / math.sqrt(1 - rule.betas[1] ** (number + 1))
-        times += torch.where(square > 0, replay.run.learning_rates[number] / (root + rule.eps), 0.0)
-    return torch.where(square > 0, times, 0.0)
+    return iterate(
+        _Times(replay, rule),
+        name="lengths of Adam",
+        total=replay.run.num_steps,
+        progress=progress,
+        callback=callback,
+        checkpoint=checkpoint,
+    )
+
+
+@dataclass(frozen=True)
+class TimesState:
+    """Where the run is.
+
+    Attributes:
+        at: its state.
+        times: τ so far, (P,).
+        num_steps: of the run.
+        done: whether its end is reached.
+    """
+
+    at: State
+    times: Tensor
+    num_steps: int = 0
+    done: bool = False
+
+
+@dataclass(frozen=True)
+class _Times:
+    replay: Replay
+    rule: AdamRule
+
+    def depends_on(self) -> Mapping[str, Any]:
+        problem = self.replay.problem
+        return {"model": problem.model, "loss": problem.given_loss, "data": problem.data, "run": self.replay.run}
+
+    def init(self) -> TimesState:
+        start = self.replay.first_state()
+        return TimesState(start, torch.zeros_like(start[0]))
+
+    def step(self, state: TimesState) -> TimesState:
+        number = state.num_steps + 1
+        at = next(self.replay.forwards(state.at, first=number - 1, stop=number))
+        square = at[2]
+        root = square.sqrt() / math.sqrt(1 - self.rule.betas[1] ** number)
+        rate = self.replay.run.learning_rates[number - 1]
+        times = state.times + torch.where(square > 0, rate / (root + self.rule.eps), 0.0)
+        return TimesState(at, times, number, number == self.replay.run.num_steps)
+
+    def result(self, state: TimesState) -> Tensor:
+        return torch.where(state.at[2] > 0, state.times, 0.0)
 
 
 @can_be_silent
 def preconditioned_influence(
-    model: nn.Module,
-    loss: Loss,
-    train_data: TrainingData,
-    test: Data,
+    model: nn.Module | Problem,
+    loss: Loss | None = None,
+    train_data: Data | None = None,
+    test: Data | None = None,
     *,
     run: TrainingRun | TrainingHistory,
     points: Tensor | Sequence[int] | None = None,
@@ -74,6 +127,8 @@ def preconditioned_influence(
     solver: Solver | None = None,
     rtol: float = 1e-2,
     progress: bool = True,
+    callback: Callable[[Any], object] | None = None,
+    checkpoint: str | Path | Checkpoint | None = None,
     generator: torch.Generator | int | None = None,
 ) -> Influence:
     """Return -∇l(test)ᵀ (G + D)⁻¹ ∇l(z) with the diagonal D = 1/τ of a training by Adam.
@@ -91,7 +146,7 @@ def preconditioned_influence(
     With S = τ^½ the systems are (S G S + I) y = S b, x = S y: symmetric, and no worse than G + I where S is 1.
 
     Args:
-        model: as trained by `run`, in eval mode.
+        model: as trained by `run`, in eval mode; or a `Problem` in the place of model, loss and train_data.
         loss: as `train` had it, with a closed form or a mean of the user's own.
         train_data: as `train` had it.
         test: examples that are measured.
@@ -101,13 +156,19 @@ def preconditioned_influence(
         solver: of the scaled system; None: `default_solver`.
         rtol: residual of the default solver.
         progress: show bars.
+        callback: called with the solver's state after each of its steps.
+        checkpoint: file in which the unfinished solve is kept; the same call goes on there. τ is found again,
+            unless `times` has it: `adam_times` has a checkpoint of its own.
         generator: of the solver, or a seed.
 
     Cost: one training for τ, then as `influence` for the test examples.
     """
     recorded = TrainingRun.of(run)
     rule = recorded.rule
-    times = adam_times(model, loss, train_data, recorded) if times is None else times
+    if test is None:
+        raise TypeError("pass test=..., the examples that are measured")
+    opened = Problem.of(model, loss, train_data)
+    times = adam_times(opened, run=recorded) if times is None else times
     if not isinstance(rule, AdamRule) or times.shape != recorded.start.shape or not bool((times >= 0).all()):
         raise ValueError(
             f"times must be (P,) = {tuple(recorded.start.shape)} and not negative, of a run of Adam; got shape "
@@ -115,13 +176,15 @@ def preconditioned_influence(
         )
     decay = rule.weight_decay * (sum(recorded.learning_rates) if rule.decoupled else times)
     scale = (times / (1 + decay)).sqrt()  # 1 / (1/τ + decay)
-    problem = Problem.of(model, loss, train_data).normalised()
+    problem = opened.normalised()
     chosen = checked_points(points, problem.num_examples)
     sides = scale[:, None] * per_example_gradients(problem.with_data(test)).T
     damped = _Scaled(GaussNewtonOperator(problem), scale) + identity
     if solver is None:
         solver = default_solver(damped.shape[0], sides.shape[1], rtol=rtol)
-    solution = solver.solve(damped, sides, generator=generator_of(generator, damped.device))
+    solution = saving(solver, callback, checkpoint).solve(
+        damped, sides, generator=generator_of(generator, damped.device)
+    )
     scores = -directional_derivatives(problem, directions=scale[:, None] * solution.x).T
     origin = Origin.of(problem, damping="1/τ of the run of Adam", curvature="Gauss-Newton", solver=solver)
     return Influence(scores[:, chosen.to(scores.device)], solution, "test", chosen, origin)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, ClassVar, cast
 
 import torch
@@ -22,6 +23,7 @@ from curvlab.influence.derivatives import (
 )
 from curvlab.influence.lengths import Retraining
 from curvlab.influence.results import Origin, PointScores
+from curvlab.iterate import Checkpoint
 from curvlab.linalg import LinearOperator, identity
 from curvlab.problem import Data, Loss, Problem
 from curvlab.problem.model_function import checked_model
@@ -30,6 +32,7 @@ from curvlab.progress import can_be_silent
 from curvlab.seeding import generator_of
 from curvlab.shown import Summary, counted
 from curvlab.solvers import Solution, Solver, TrainingFilter, default_solver
+from curvlab.solvers.solver import IterativeSolver
 from curvlab.training import RunLength, TrainingHistory, TrainingRun
 
 
@@ -108,6 +111,8 @@ def influence(
     memory_budget: float | None = None,
     weights: Tensor | None = None,
     progress: bool = True,
+    callback: Callable[[Any], object] | None = None,
+    checkpoint: str | Path | Checkpoint | None = None,
     generator: torch.Generator | int | None = None,
 ) -> Influence:
     """Return -∇m(test)ᵀ (G + damping I)⁻¹ ∇l(z) for every test example and point z, with its residuals.
@@ -150,6 +155,8 @@ def influence(
             then `GaussNewtonOperator.weighted`. Scores stay per unit of weight added to l(z), so leaving example i
             out is a weight of -w_i/N. With an operator over processes those of this process's examples.
         progress: show bars; False silences the solver's, too.
+        callback: called with the solver's state after each of its steps.
+        checkpoint: file in which the unfinished solve is kept; the same call goes on there.
         generator: of the solver's random numbers, or a seed; by default 0 for every call.
 
     One system is solved for each example of the smaller side; the other side costs one directional derivative a
@@ -192,7 +199,9 @@ def influence(
         solver = TrainingFilter(time, rtol=rtol)
     elif solver is None:
         solver = default_solver(damped.shape[0], sides.solved.shape[1], rtol=rtol, operator=damped)
-    solution = solver.solve(damped, sides.solved, generator=generator_of(generator, damped.device))
+    solution = saving(solver, callback, checkpoint).solve(
+        damped, sides.solved, generator=generator_of(generator, damped.device)
+    )
     warn_unless_converged(solution)
     origin = None
     if sides.problem is not None:
@@ -201,6 +210,19 @@ def influence(
             sides.problem, measured=measured, damping=added, curvature="Gauss-Newton", solver=solver
         )
     return Influence(sides.scores(solution.x), solution, sides.solved_for, sides.points, origin)
+
+
+def saving(
+    solver: Solver, callback: Callable[[Any], object] | None, checkpoint: str | Path | Checkpoint | None
+) -> Solver:
+    """Return the solver with this callback and checkpoint, beside which it has none of its own."""
+    given = {"callback": callback, "checkpoint": checkpoint}
+    given = {name: value for name, value in given.items() if value is not None}
+    if given and not isinstance(solver, IterativeSolver):
+        raise ValueError(f"{type(solver).__name__} takes no steps: leave {' and '.join(given)} out")
+    if any(getattr(solver, name) is not None for name in given):
+        raise ValueError(f"the solver has its own {' and '.join(given)}: give them in one place")
+    return replace(solver, **given) if given else solver  # type: ignore[type-var]
 
 
 def warn_unless_converged(solution: Solution) -> None:

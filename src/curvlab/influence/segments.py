@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,14 +15,14 @@ from curvlab.arguments import whole
 from curvlab.curvature import GaussNewtonOperator
 from curvlab.influence.derivatives import Measurement, directional_derivatives
 from curvlab.influence.unrolled import Reduction, checked_gap, measured_gradients
+from curvlab.iterate import Checkpoint, iterate
 from curvlab.linalg import LinearOperator, identity
-from curvlab.problem import Data, Problem
-from curvlab.progress import can_be_silent, progress_bar
+from curvlab.problem import Data, Loss, Problem
+from curvlab.progress import can_be_silent
 from curvlab.shown import Shown, Summary, counted
 from curvlab.solvers import TrainingFilter
 from curvlab.training import Replay, TrainingHistory, TrainingRun
-from curvlab.training.own_batches import TrainingData
-from curvlab.training.steps import Loss
+from curvlab.training.history import State
 
 
 @dataclass(frozen=True, repr=False)
@@ -51,10 +53,10 @@ class SegmentResponse(Shown):
 
 @can_be_silent
 def segment_response(
-    model: nn.Module,
-    loss: Loss,
-    train_data: TrainingData,
-    test: Data,
+    model: nn.Module | Problem,
+    loss: Loss | None = None,
+    train_data: Data | None = None,
+    test: Data | None = None,
     *,
     run: TrainingRun | TrainingHistory,
     num_segments: int = 3,
@@ -62,8 +64,10 @@ def segment_response(
     measurement: Measurement | None = None,
     reduction: Reduction = "none",
     rtol: float = 1e-2,
-    batch_size: int = 512,
-    progress: bool = True,
+    batch_size: int | None = None,
+    progress: bool | str = True,
+    callback: Callable[[SegmentState], object] | None = None,
+    checkpoint: str | Path | Checkpoint | None = None,
 ) -> SegmentResponse:
     """Return SOURCE's approximation of `unrolled_response` (Bae et al. 2024), for SGD.
 
@@ -74,7 +78,8 @@ def segment_response(
     `TrainingFilter`.
 
     Args:
-        model: as trained by `run`; refused where the replay does not end at its parameters.
+        model: as trained by `run`; refused where the replay does not end at its parameters. Or a `Problem` in the
+            place of model, loss and train_data.
         loss: as `train` had it: with a closed form, or any mean over examples of the user's own.
         train_data: as `train` had it.
         test: examples that are measured.
@@ -86,6 +91,8 @@ def segment_response(
         rtol: residual of the filter.
         batch_size: examples at a time.
         progress: show bars.
+        callback: called with the `SegmentState` after each step of the run, and after each segment.
+        checkpoint: file in which it is kept; the same call goes on there.
 
     Cost: a training to find the checkpoints again; for each segment the filter's products, and a directional
     derivative of all examples at each checkpoint.
@@ -99,47 +106,113 @@ def segment_response(
         )
     if run.example_weights is not None:
         raise ValueError("a segment's matrix is the mean over all examples: only unrolled_response takes weights")
-    replay, length = Replay(model, loss, train_data, run), run.length()
-    problem = Problem.of(model, loss, train_data, batch_size=batch_size)
-    bounds = [index * run.num_steps // num_segments for index in range(num_segments + 1)]
-    segments = [slice(*pair) for pair in pairwise(bounds)]
-    positions, gap = _positions(replay, model, [_places(s, checkpoints_per_segment) for s in segments])
-    cotangents = measured_gradients(model, loss, test, measurement=measurement, reduction=reduction).T
-    scores = cotangents.new_zeros(cotangents.shape[1], replay.num_examples)
-    residuals: list[Tensor] = []
-    num_matvecs = 0
-    for segment, places in zip(reversed(segments), reversed(positions), strict=True):
-        checkpoints = [problem.copied(parameters=position) for position in places]
+    replay = Replay(Problem.of(model, loss, train_data, batch_size=batch_size), run=run)
+    gradients = measured_gradients(replay.problem, test, measurement=measurement, reduction=reduction)
+    return iterate(
+        _Segments(replay, gradients.T, num_segments, checkpoints_per_segment, rtol),
+        name="segments of the run",
+        total=run.num_steps + num_segments,
+        progress=progress,
+        callback=callback,
+        checkpoint=checkpoint,
+    )
+
+
+@dataclass(frozen=True)
+class SegmentState:
+    """How far it is.
+
+    Attributes:
+        at: the run's state, on the way to its end.
+        found: parameters at the checkpoints, in the order of the run.
+        cotangents: (P, M), the measurements' gradients carried back.
+        scores: (M, N), so far.
+        residual: of each segment that is done, the last one of the run first.
+        num_matvecs: so far.
+        num_steps: of the run, then segments.
+        done: whether all segments are done.
+    """
+
+    at: State
+    found: list[Tensor]
+    cotangents: Tensor
+    scores: Tensor
+    residual: list[Tensor] = field(default_factory=list)
+    num_matvecs: int = 0
+    num_steps: int = 0
+    done: bool = False
+
+
+@dataclass(frozen=True)
+class _Segments:
+    """Along the run for the checkpoints, then back from segment to segment."""
+
+    replay: Replay
+    gradients: Tensor
+    num_segments: int
+    per_segment: int
+    rtol: float
+
+    def depends_on(self) -> Mapping[str, Any]:
+        sizes = (self.num_segments, self.per_segment, self.rtol)
+        problem = self.replay.problem
+        parts = {"model": problem.model, "loss": problem.given_loss, "data": problem.data, "run": self.replay.run}
+        return {**parts, "gradients": self.gradients, "segments": sizes}
+
+    @property
+    def segments(self) -> list[slice]:
+        """The steps of each."""
+        bounds = [index * self.replay.run.num_steps // self.num_segments for index in range(self.num_segments + 1)]
+        return [slice(*pair) for pair in pairwise(bounds)]
+
+    @property
+    def places(self) -> list[int]:
+        """The steps before which the checkpoints lie."""
+        return [place for segment in self.segments for place in _places(segment, self.per_segment)]
+
+    def init(self) -> SegmentState:
+        scores = self.gradients.new_zeros(self.gradients.shape[1], self.replay.num_examples)
+        return SegmentState(self.replay.first_state(), [], self.gradients, scores)
+
+    def step(self, state: SegmentState) -> SegmentState:
+        number, run = state.num_steps, self.replay.run
+        state = replace(state, num_steps=number + 1)
+        if number < run.num_steps:
+            found = [*state.found, *([state.at[0]] * self.places.count(number))]
+            return replace(
+                state, at=next(self.replay.forwards(state.at, first=number, stop=number + 1)), found=found
+            )
+        return self._back(state, self.num_segments - 1 - (number - run.num_steps))
+
+    def _back(self, state: SegmentState, index: int) -> SegmentState:
+        positions = state.found[index * self.per_segment : (index + 1) * self.per_segment]
+        checkpoints = [self.replay.problem.copied(parameters=position) for position in positions]
+        length = self.replay.run.length()
         matrix = _mean([GaussNewtonOperator(each) for each in checkpoints]) + length.weight_decay * identity
-        time = sum(length.effective_rates[segment])
-        solution = TrainingFilter(time, rtol=rtol).solve(matrix, cotangents)
+        time = sum(length.effective_rates[self.segments[index]])
+        solution = TrainingFilter(time, rtol=self.rtol).solve(matrix, state.cotangents)
+        scores, size = state.scores, self.replay.problem.data.batch_size
         for each in checkpoints:
-            along = directional_derivatives(each, directions=solution.x, batch_size=batch_size)
-            scores -= along.T / len(checkpoints)
-        cotangents = cotangents - matrix @ solution.x  # e^{-τμ} = 1 - μ f(μ)
-        residuals.insert(0, solution.residual)
-        num_matvecs += solution.num_matvecs + cotangents.shape[1]
-    return SegmentResponse(scores, torch.stack(residuals), num_matvecs, gap)
+            along = directional_derivatives(each, directions=solution.x, batch_size=size)
+            scores = scores - along.T / len(checkpoints)
+        return replace(
+            state,
+            cotangents=state.cotangents - matrix @ solution.x,  # e^{-τμ} = 1 - μ f(μ)
+            scores=scores,
+            residual=[*state.residual, solution.residual],
+            num_matvecs=state.num_matvecs + solution.num_matvecs + state.cotangents.shape[1],
+            done=index == 0,
+        )
+
+    def result(self, state: SegmentState) -> SegmentResponse:
+        gap = checked_gap(self.replay, state.at)
+        return SegmentResponse(state.scores, torch.stack(state.residual[::-1]), state.num_matvecs, gap)
 
 
 def _places(segment: slice, count: int) -> list[int]:
     """Return the steps before which a segment's checkpoints lie: the middles of `count` equal parts."""
     size = segment.stop - segment.start
     return [segment.start + (2 * index + 1) * size // (2 * count) for index in range(count)]
-
-
-def _positions(
-    replay: Replay, model: nn.Module, places: Sequence[Sequence[int]]
-) -> tuple[list[list[Tensor]], float]:
-    """Return the parameters at those steps, and the gap between the run's end and the model."""
-    wanted = {place for of_segment in places for place in of_segment}
-    state = replay.first_state()
-    found = {0: state[0]}
-    steps = progress_bar("along the run", replay.forwards(), total=replay.run.num_steps)
-    for number, state in enumerate(steps, start=1):
-        if number in wanted:
-            found[number] = state[0]
-    return [[found[place] for place in of_segment] for of_segment in places], checked_gap(replay, model, state)
 
 
 def _mean(matrices: Sequence[LinearOperator]) -> LinearOperator:

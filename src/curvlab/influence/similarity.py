@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from curvlab.influence.derivatives import directional_derivatives, in_order, per_example_gradients
+from curvlab.iterate import Checkpoint, iterate
 from curvlab.linalg import LinearOperator
 from curvlab.problem import Data, Loss, Problem
 from curvlab.progress import can_be_silent
@@ -53,15 +57,17 @@ class Similarities(Shown):
 
 @can_be_silent
 def similarities(
-    model: nn.Module,
-    loss: Loss,
-    examples: Data,
-    operator: LinearOperator,
+    model: nn.Module | Problem,
+    loss: Loss | None = None,
+    examples: Data | None = None,
+    operator: LinearOperator | None = None,
     *,
     solver: Solver,
     columns: int | None = None,
     batch_size: int = 32,
-    progress: bool = True,
+    progress: bool | str = True,
+    callback: Callable[[SimilarityState], object] | None = None,
+    checkpoint: str | Path | Checkpoint | None = None,
     generator: torch.Generator | int | None = None,
 ) -> Similarities:
     """Return how alike `examples` are by g_iᵀ g_j and by g_iᵀ A⁻¹ g_j, each over the root of both examples' own.
@@ -71,7 +77,7 @@ def similarities(
     second in the norm of A⁻¹, so they lie in [-1, 1] for exact solutions.
 
     Args:
-        model: in eval mode.
+        model: in eval mode; or a `Problem` in the place of model, loss and examples.
         loss: as for `per_example_gradients`.
         examples: the n examples.
         operator: A, damped: G + damping * identity, over the model's trainable parameters.
@@ -79,35 +85,103 @@ def similarities(
         columns: how many gradients are held and systems solved at a time; None: all n. Memory: some columns · P.
         batch_size: examples at a time, for the products g_iᵀ x.
         progress: show bars; False silences the solver's, too.
+        callback: called with the `SimilarityState` after each block of columns.
+        checkpoint: file in which the blocks that are done are kept; the same call goes on there. The solver may
+            have one of its own, for the block at work.
         generator: for stochastic solvers, or a seed.
 
     Cost: the solver's, and one backward and two forwards with a tangent an example.
     """
+    if operator is None:
+        raise TypeError("pass operator=..., the damped curvature A")
     problem = Problem.of(model, loss, examples)
     if not hasattr(solver, "solve"):
         raise TypeError(f"solver must be one of curvlab.solvers, e.g. BlockConjugateGradient(), got {solver!r}")
     generator = None if generator is None else generator_of(generator, operator.device)
-    rows: dict[str, list[Tensor]] = {"products": [], "influences": [], "residual": []}
-    num_matvecs, converged = 0, True
-    for chosen in torch.arange(problem.num_examples).split(columns or problem.num_examples):
-        block = per_example_gradients(in_order(problem, chosen)).T
-        solution = solver.solve(operator, block, generator=generator)
-        for name, directions in (("products", block), ("influences", solution.x)):
-            along = directional_derivatives(problem, directions=directions, batch_size=batch_size)
-            rows[name].append(along.T.double().cpu())
-        rows["residual"].append(solution.residual.cpu())
-        num_matvecs += solution.num_matvecs
-        converged &= solution.converged
-    products, influences = torch.cat(rows["products"]), torch.cat(rows["influences"]).T
-    return Similarities(
-        gradient=cosines(products),
-        influence=cosines(influences),
-        influences=influences,
-        asymmetry=float((influences - influences.T).norm() / influences.norm()),
-        residual=torch.cat(rows["residual"]),
-        converged=converged,
-        num_matvecs=num_matvecs,
+    blocks = torch.arange(problem.num_examples).split(columns or problem.num_examples)
+    return iterate(
+        _Blocks(problem, operator, solver, blocks, batch_size, generator),
+        name="similarities",
+        total=len(blocks),
+        progress=progress,
+        callback=callback,
+        checkpoint=checkpoint,
     )
+
+
+@dataclass(frozen=True)
+class SimilarityState:
+    """What has been solved, a part for each block of columns.
+
+    Attributes:
+        products: g_iᵀ g_j, j of the block, (block, n) each.
+        influences: g_iᵀ x_j, likewise.
+        residual: of each system.
+        converged: whether all were solved.
+        num_matvecs: products, counted per vector.
+        num_steps: blocks.
+        done: whether they are all.
+        generator: that was given, if any.
+    """
+
+    products: list[Tensor] = field(default_factory=list)
+    influences: list[Tensor] = field(default_factory=list)
+    residual: list[Tensor] = field(default_factory=list)
+    converged: bool = True
+    num_matvecs: int = 0
+    num_steps: int = 0
+    done: bool = False
+    generator: torch.Generator | None = None
+
+
+@dataclass(frozen=True)
+class _Blocks:
+    """Some columns after others."""
+
+    problem: Problem
+    operator: LinearOperator
+    solver: Solver
+    blocks: Sequence[Tensor]
+    batch_size: int
+    generator: torch.Generator | None
+
+    def depends_on(self) -> Mapping[str, Any]:
+        problem, blocks = self.problem, [len(block) for block in self.blocks]
+        parts = {"model": problem.model, "loss": problem.given_loss, "data": problem.data, "blocks": blocks}
+        return {**parts, "operator": self.operator, "solver": self.solver, "seed": self.generator}
+
+    def init(self) -> SimilarityState:
+        return SimilarityState(generator=self.generator)
+
+    def step(self, state: SimilarityState) -> SimilarityState:
+        gradients = per_example_gradients(in_order(self.problem, self.blocks[state.num_steps])).T
+        solution = self.solver.solve(self.operator, gradients, generator=self.generator)
+        products, influences = (
+            directional_derivatives(self.problem, directions=directions, batch_size=self.batch_size)
+            for directions in (gradients, solution.x)
+        )
+        return SimilarityState(
+            [*state.products, products.T.double().cpu()],
+            [*state.influences, influences.T.double().cpu()],
+            [*state.residual, solution.residual.cpu()],
+            state.converged and bool(solution.converged),
+            state.num_matvecs + solution.num_matvecs,
+            state.num_steps + 1,
+            state.num_steps + 1 == len(self.blocks),
+            self.generator,
+        )
+
+    def result(self, state: SimilarityState) -> Similarities:
+        influences = torch.cat(state.influences).T
+        return Similarities(
+            gradient=cosines(torch.cat(state.products)),
+            influence=cosines(influences),
+            influences=influences,
+            asymmetry=float((influences - influences.T).norm() / influences.norm()),
+            residual=torch.cat(state.residual),
+            converged=state.converged,
+            num_matvecs=state.num_matvecs,
+        )
 
 
 def cosines(products: Tensor) -> Tensor:

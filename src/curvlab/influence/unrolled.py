@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import ClassVar, Literal
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -13,14 +14,13 @@ from torch.func import grad, jvp, vjp, vmap
 from curvlab.curvature.linearise import use_vmap
 from curvlab.influence.derivatives import Measurement, checked_points, per_example_gradients
 from curvlab.influence.results import Origin, PointScores
+from curvlab.iterate import Checkpoint, iterate
 from curvlab.linalg import flatten, flatten_columns, unflatten
-from curvlab.problem import Data, Problem, output_loss
-from curvlab.progress import can_be_silent, progress_bar
+from curvlab.problem import Batches, Data, Loss, Problem
+from curvlab.progress import can_be_silent
 from curvlab.shown import Summary, counted
 from curvlab.training import Replay, ReplayedStep, TrainingHistory, TrainingRun
 from curvlab.training.history import State
-from curvlab.training.own_batches import TrainingData
-from curvlab.training.steps import Loss
 
 # How far the replay may end from the model, relative to how far the run went: rounding, which training amplifies.
 _GAP = {torch.float64: 1e-6, torch.float32: 1e-2}
@@ -65,17 +65,19 @@ class UnrolledResponse(PointScores):
 
 @can_be_silent
 def unrolled_response(
-    model: nn.Module,
-    loss: Loss,
-    train_data: TrainingData,
-    test: Data,
+    model: nn.Module | Problem,
+    loss: Loss | None = None,
+    train_data: Data | None = None,
+    test: Data | None = None,
     *,
     run: TrainingRun | TrainingHistory,
     points: Tensor | Sequence[int] | None = None,
     measurement: Measurement | None = None,
     reduction: Reduction = "none",
     mode: Literal["auto", "reverse", "forward"] = "auto",
-    progress: bool = True,
+    progress: bool | str = True,
+    callback: Callable[[BackState | AlongState], object] | None = None,
+    checkpoint: str | Path | Checkpoint | None = None,
 ) -> UnrolledResponse:
     """Return N dm(θ_T)/dw_i of every test example's measurement m by the weight w_i of every training example.
 
@@ -86,7 +88,8 @@ def unrolled_response(
     column for each point, and stores nothing.
 
     Args:
-        model: as trained by `run`; the derivative is refused where the replay does not end at its parameters.
+        model: as trained by `run`; the derivative is refused where the replay does not end at its parameters. Or a
+            `Problem` in the place of model, loss and train_data.
         loss: as `train` had it: with a closed form, or any mean over examples of the user's own.
         train_data: as `train` had it.
         test: examples that are measured.
@@ -96,37 +99,41 @@ def unrolled_response(
         reduction: "mean" for the mean measurement alone, one row of scores.
         mode: "auto": reverse, unless there are fewer points than measurements and the loss has a closed form
             (PyTorch has no forward mode for the derivatives of some others, such as nn.HuberLoss).
-        progress: show a bar of the run's steps.
+        progress: show a bar of the run's steps, of reverse mode there and back.
+        callback: called with the `BackState` or the `AlongState` after each step.
+        checkpoint: file in which the unfinished derivative is kept; the same call goes on there.
 
     Cost: reverse three trainings, and a second backward pass of each batch for every measurement; forward one
     training, and a tangent of a gradient for every point. Memory: reverse 2 √T + 1 states, forward none; for each
     column a state, and the activations of a batch. The run's batches are part of what is differentiated, and
-    are not cut; a killed call starts again.
+    are not cut.
     """
     if mode not in ("auto", "reverse", "forward"):
         raise ValueError(f"mode must be 'auto', 'reverse' or 'forward', got {mode!r}")
-    replay = Replay(model, loss, train_data, TrainingRun.of(run))
+    replay = Replay(model, loss, train_data, run=run)
     chosen = checked_points(points, replay.num_examples)
-    gradients = measured_gradients(model, loss, test, measurement=measurement, reduction=reduction)
+    gradients = measured_gradients(replay.problem, test, measurement=measurement, reduction=reduction)
     if mode == "auto":
-        fewer = len(chosen) < len(gradients) and not output_loss(loss).twice_backward
+        fewer = len(chosen) < len(gradients) and not replay.problem.loss.twice_backward
         mode = "forward" if fewer else "reverse"
+    saving: dict[str, Any] = {"progress": progress, "callback": callback, "checkpoint": checkpoint}
     if mode == "reverse":
-        derivatives, end = weight_derivatives(replay, gradients)
+        back = _Back(replay, gradients)
+        total = back.ahead + replay.run.num_steps
+        derivatives, end = iterate(back, name="back through the run", total=total, **saving)
         scores = derivatives[:, chosen.to(derivatives.device)]
     else:
-        columns, end = displacements(replay, chosen)
+        along = _Along(replay, chosen)
+        columns, end = iterate(along, name="along the run", total=replay.run.num_steps, **saving)
         scores = gradients @ columns
-    gap, states = checked_gap(replay, model, end), replay.peak_states
-    origin = Origin.of(
-        Problem.of(model, loss, train_data), measured=measurement is not None, curvature="the training itself"
-    )
+    gap, states = checked_gap(replay, end), replay.peak_states
+    origin = Origin.of(replay.problem, measured=measurement is not None, curvature="the training itself")
     return UnrolledResponse(replay.num_examples * scores, mode, gap, states, chosen, origin)
 
 
-def checked_gap(replay: Replay, model: nn.Module, end: State) -> float:
+def checked_gap(replay: Replay, end: State) -> float:
     """Return how far the replay ends from the model, or raise a ValueError where that is not rounding."""
-    trained = flatten([parameter.detach() for parameter in model.parameters() if parameter.requires_grad])
+    trained = flatten(replay.problem.parameters)
     start = replay.first_state()[0]
     gap = float((end[0] - trained).norm() / (trained - start).norm().clamp(min=torch.finfo(trained.dtype).tiny))
     if not gap <= _GAP.get(trained.dtype, 1e-2):
@@ -140,49 +147,116 @@ def checked_gap(replay: Replay, model: nn.Module, end: State) -> float:
 
 
 def measured_gradients(
-    model: nn.Module, loss: Loss, test: Data, *, measurement: Measurement | None, reduction: Reduction
+    problem: Problem, test: Data | None, *, measurement: Measurement | None, reduction: Reduction
 ) -> Tensor:
     """Return each test example's gradient, (M, P), or that of their mean, (1, P), some examples at a time."""
     if reduction not in ("none", "mean"):
         raise ValueError(f"reduction must be 'none' or 'mean', got {reduction!r}")
-    problem = Problem.of(model, loss, test, batch_size=64)
+    if test is None:
+        raise TypeError("pass test=..., the examples that are measured")
+    tested = problem.with_data(Batches.of(problem.function, test, batch_size=64, name="test"))
     if reduction == "none":
-        return per_example_gradients(problem, measurement=measurement)
+        return per_example_gradients(tested, measurement=measurement)
     total = torch.zeros(1, problem.num_parameters, device=problem.device, dtype=problem.dtype)
-    for batch in problem.data:
-        total += per_example_gradients(problem.with_data(batch), measurement=measurement).sum(0)
-    return total / problem.num_examples
+    for inputs, targets in tested.data:
+        batch = replace(tested, selected=[(inputs, targets, None)])
+        total += per_example_gradients(batch, measurement=measurement).sum(0)
+    return total / tested.num_examples
+
+
+def _depends_on(replay: Replay) -> dict[str, Any]:
+    problem = replay.problem
+    return {"model": problem.model, "loss": problem.given_loss, "data": problem.data, "run": replay.run}
 
 
 # -------------------------------------------------------------------------------- back through the run
-def weight_derivatives(replay: Replay, cotangents: Tensor) -> tuple[Tensor, State]:
-    """Return dm/dw, (K, P) -> (K, N), and the state in which the run ends.
+@dataclass
+class BackState:
+    """How far the way back is.
 
-    Args:
+    Attributes:
+        kept: every √T-th state of the run, as long as the way back needs it.
+        at: the state on the way to the end.
+        columns: (K, P) each, derivatives of the measurements by the parameters and the optimizer's vectors there.
+        derivatives: (K, N), by the weights, so far.
+        last: of the run.
+        peak_states: the most states held at a time so far.
+        num_steps: to the last state that is kept, and back.
+        done: whether the start is reached.
+    """
+
+    kept: list[State]
+    at: State
+    columns: list[Tensor]
+    derivatives: Tensor
+    last: State = ()
+    peak_states: int = 0
+    num_steps: int = 0
+    done: bool = False
+
+
+@dataclass
+class _Back:
+    """dm/dw of K measurements, and the state in which the run ends.
+
+    Attributes:
         replay: of the run.
         cotangents: (K, P), gradients of the measurements at its end.
     """
-    derivatives = cotangents.new_zeros(len(cotangents), replay.num_examples)
-    columns = [cotangents, *(torch.zeros_like(cotangents) for _ in range(replay.run.rule.num_buffers))]
-    end: State | None = None
-    for step in progress_bar("back through the run", replay.backwards(), total=replay.run.num_steps):
+
+    replay: Replay
+    cotangents: Tensor
+    steps: Iterator[ReplayedStep] | None = field(default=None, init=False)
+
+    @property
+    def ahead(self) -> int:
+        """Steps to the last state that is kept."""
+        return (self.replay.run.num_steps - 1) // self.replay.spacing * self.replay.spacing
+
+    def depends_on(self) -> Mapping[str, Any]:
+        return {**_depends_on(self.replay), "cotangents": self.cotangents}
+
+    def init(self) -> BackState:
+        start, cotangents = self.replay.first_state(), self.cotangents
+        columns = [cotangents, *(torch.zeros_like(cotangents) for _ in range(self.replay.run.rule.num_buffers))]
+        derivatives = cotangents.new_zeros(len(cotangents), self.replay.num_examples)
+        return BackState([start], start, columns, derivatives)
+
+    def step(self, state: BackState) -> BackState:
+        replay, number = self.replay, state.num_steps
+        state.num_steps += 1
+        if number < self.ahead:
+            state.at = next(replay.forwards(state.at, first=number, stop=number + 1))
+            if state.num_steps % replay.spacing == 0:
+                state.kept.append(state.at)
+            return state
+        left = replay.run.num_steps - (number - self.ahead)
+        self.steps = replay.backwards(state.kept, stop=left) if self.steps is None else self.steps
+        self._pull_back(state, next(self.steps))
+        replay.peak_states = state.peak_states = max(state.peak_states, replay.peak_states)
+        state.done = left == 1
+        return state
+
+    def _pull_back(self, state: BackState, step: ReplayedStep) -> None:
+        replay, columns = self.replay, state.columns
         gradient, sources = replay.gradient_with_graph(step)
 
-        def update(*arguments: Tensor, step: ReplayedStep = step) -> State:
-            *state, slope = arguments
-            return replay.run.rule.update(tuple(state), slope, lr=step.lr, step=step.number + 1)
+        def update(*arguments: Tensor) -> State:
+            *before, slope = arguments
+            return replay.run.rule.update(tuple(before), slope, lr=step.lr, step=step.number + 1)
 
         after, pull_back = vjp(update, *step.state, gradient.detach())[:2]
-        end = after if end is None else end
+        state.last = state.last or after
         *columns, of_gradient = vmap(pull_back)(tuple(columns))
         *of_parameters, of_weights = _pulled_back(
             gradient, sources, of_gradient, at_once=use_vmap(replay.function, "auto", step.inputs)
         )
         columns[0] = columns[0] + flatten_columns(of_parameters).T
-        derivatives.index_add_(1, step.indices.to(derivatives.device), of_weights)
-    if end is None:
-        raise ValueError("the run has no steps")
-    return derivatives, end
+        state.columns = columns
+        state.derivatives.index_add_(1, step.indices.to(state.derivatives.device), of_weights)
+
+    def result(self, state: BackState) -> tuple[Tensor, State]:
+        return state.derivatives, state.last
 
 
 def _pulled_back(
@@ -202,19 +276,49 @@ def _pulled_back(
 
 
 # ----------------------------------------------------------------------------------- along the run
-def displacements(replay: Replay, points: Tensor) -> tuple[Tensor, State]:
-    """Return dθ_T/dw_i for each of K examples, (P, K), and the state in which the run ends.
+@dataclass(frozen=True)
+class AlongState:
+    """How far the way along the run is.
+
+    Attributes:
+        at: parameters and the optimizer's vectors.
+        tangents: their derivatives by K weights, (K, P) each.
+        num_steps: of the run.
+        done: whether its end is reached.
+    """
+
+    at: State
+    tangents: State
+    num_steps: int = 0
+    done: bool = False
+
+
+@dataclass(frozen=True)
+class _Along:
+    """dθ_T/dw_i of K examples, (P, K), and the state in which the run ends.
 
     Cost: a training, and at each step a forward-mode derivative of the gradient for each column.
     """
-    state = replay.first_state()
-    tangents = tuple(vector.new_zeros(len(points), len(vector)) for vector in state)
-    for number in progress_bar("along the run", range(replay.run.num_steps)):
-        step = replay.step(number, state)
+
+    replay: Replay
+    points: Tensor
+
+    def depends_on(self) -> Mapping[str, Any]:
+        return {**_depends_on(self.replay), "points": self.points}
+
+    def init(self) -> AlongState:
+        start = self.replay.first_state()
+        return AlongState(start, tuple(vector.new_zeros(len(self.points), len(vector)) for vector in start))
+
+    def step(self, state: AlongState) -> AlongState:
+        step, number = self.replay.step(state.num_steps, state.at), state.num_steps + 1
         # Which of the batch's weights each column moves; an example may be there twice.
-        of_weights = (step.indices[None] == points[:, None]).to(step.weights)
-        state, tangents = _advanced(replay, step, tangents, of_weights)
-    return tangents[0].T, state
+        of_weights = (step.indices[None] == self.points[:, None]).to(step.weights)
+        at, tangents = _advanced(self.replay, step, state.tangents, of_weights)
+        return AlongState(at, tangents, number, number == self.replay.run.num_steps)
+
+    def result(self, state: AlongState) -> tuple[Tensor, State]:
+        return state.tangents[0].T, state.at
 
 
 def _advanced(

@@ -118,5 +118,6 @@ def different_shapes() -> ValueError:
     """Return the error for examples that fit into no batch."""
     return ValueError(
         "examples of the data set differ in shape: pass a DataLoader with a collator that pads them, "
-        "DataLoader(dataset, batch_size=..., collate_fn=DataCollatorWithPadding(tokenizer))."
+        "DataLoader(dataset, batch_size=..., collate_fn=DataCollatorWithPadding(tokenizer)), or pad them to one "
+        "length, with ignored targets (ignore_index) and an attention_mask."
     )

@@ -3,22 +3,12 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from numbers import Number
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Self, TypeAlias
 
 import torch
-from torch import Tensor
-from torch.utils.data import (
-    DataLoader,
-    Dataset,
-    IterableDataset,
-    RandomSampler,
-    SubsetRandomSampler,
-    TensorDataset,
-    WeightedRandomSampler,
-    default_collate,
-)
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
 
 from curvlab.arguments import whole
 from curvlab.described import fingerprint
@@ -27,16 +17,15 @@ from curvlab.problem.batch import (
     Inputs,
     checked_batch,
     different_shapes,
-    is_pair,
     shapes,
     stacked,
     take,
     without_graph,
 )
-from curvlab.problem.hugging_face import LABELS, OwnLabels
+from curvlab.problem.hugging_face import OwnLabels
 from curvlab.problem.memory import free_memory
 from curvlab.problem.model_function import ModelFunction
-from curvlab.problem.repeatable import EACH_PASS, check_examples, check_passes, unchanged_random_state
+from curvlab.problem.sources import Examples, Pair, source_of
 
 # Mappings are batches that hold their labels, {"input_ids": ..., "labels": ...}.
 Data: TypeAlias = (
@@ -46,14 +35,6 @@ Data: TypeAlias = (
     | Mapping[str, Tensor]
     | Iterable[Batch | Mapping[str, Any]]
 )
-# Turns what the data gives into a checked pair: `checked_batch`, or `OwnLabels` where a model is known.
-Read: TypeAlias = Callable[[Any], Batch]
-
-_WHAT_TO_PASS = (
-    "pass a pair of tensors (inputs, targets), a map-style dataset of such pairs, or a re-iterable of "
-    "(inputs, targets) batches."
-)
-_SHUFFLING = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
 # Batches are held, and read once, if they take no more than this share of what is free.
 _HELD_SHARE = 0.1
 
@@ -76,6 +57,8 @@ class Batches:
             int64. Batches carry no autograd graph.
         model: says what the labels inside a mapping belong to (`OwnLabels`).
         name: of this data in error messages.
+        repeatable: single examples have to be the same at each reading; False: they are read as they come, for
+            training, which may augment them.
     """
 
     def __init__(
@@ -85,29 +68,43 @@ class Batches:
         batch_size: int,
         device: torch.device,
         dtype: torch.dtype,
-        model: ModelFunction | None = None,
+        model: nn.Module | None = None,
         name: str = "data",
+        repeatable: bool = True,
     ) -> None:
-        self.name, self.device, self.dtype = name, device, dtype
+        self.name, self.device, self.dtype, self._repeatable = name, device, dtype, repeatable
         self.batch_size = batch_size = whole("batch_size", batch_size)
         self._drawn: Sequence[Tensor] | None = None  # in the place of the data's targets
         self._held: list[Batch] | None = None  # all batches, moved
-        self._may_hold = _HELD_SHARE * (free_memory(device) or 0)
-        self._source = _source_of(data, batch_size, checked_batch if model is None else OwnLabels(model))
-        if isinstance(self._source, _Pair | _Examples) and len(self._source) == 0:
+        self._source = source_of(data, batch_size, checked_batch if model is None else OwnLabels(model))
+        if isinstance(self._source, Pair | Examples) and len(self._source) == 0:
             raise ValueError(f"{name} is empty: at least one example is needed")
+        if repeatable and isinstance(self._source, Examples):
+            self._source.check()
 
     @classmethod
-    def of(cls, model: ModelFunction, data: Data, *, batch_size: int, name: str = "data") -> Self:
+    def of(
+        cls,
+        model: ModelFunction | nn.Module,
+        data: Data,
+        *,
+        batch_size: int,
+        name: str = "data",
+        repeatable: bool = True,
+    ) -> Self:
         """Return the data as the model takes it: on its device, in its dtype, with labels as it reads them."""
         if isinstance(data, cls):
             return data
-        return cls(data, batch_size=batch_size, device=model.device, dtype=model.dtype, model=model, name=name)
+        module = model.model if isinstance(model, ModelFunction) else model
+        found = sorted(module.parameters(), key=lambda parameter: not parameter.requires_grad)
+        like = next(iter(found), torch.zeros(()))  # trained ones first
+        place: dict[str, Any] = {"device": like.device, "dtype": like.dtype}
+        return cls(data, batch_size=batch_size, **place, model=module, name=name, repeatable=repeatable)
 
     @property
     def num_examples(self) -> int:
         """N; reads and holds all batches when the data is an iterable of batches."""
-        if isinstance(self._source, _Pair | _Examples):
+        if isinstance(self._source, Pair | Examples):
             return len(self._source)
         return sum(len(targets) for _, targets in self._all())
 
@@ -138,10 +135,9 @@ class Batches:
         """Return what `select` does, and beside each batch its places: which of `indices` it holds."""
         outside = indices[(indices < 0) | (indices >= self.num_examples)]
         if len(outside):
-            raise IndexError(
-                f"example {int(outside[0])} does not exist: {self.name} has {self.num_examples}, numbered from 0"
-            )
-        if isinstance(self._source, _Pair | _Examples):
+            number, size = int(outside[0]), self.num_examples
+            raise IndexError(f"example {number} does not exist: {self.name} has {size}, numbered from 0")
+        if isinstance(self._source, Pair | Examples):
             inputs, targets = self._move(self._source.select(indices))
             if self._drawn is not None:
                 targets = self._targets_drawn(indices.tolist())
@@ -156,11 +152,30 @@ class Batches:
             found.append(((stacked(inputs_of), torch.stack(targets_of)), torch.tensor(places)))
         return found
 
+    def together(self, indices: Tensor) -> Batch:
+        """Return the examples `indices` (repeats allowed) as one batch, or raise where they fit into none."""
+        if isinstance(self._source, Pair | Examples) and self._drawn is None:  # at every step of a training
+            batch = self._source.select(indices)
+            return batch if self._source.is_moved else self._move(batch)
+        groups = self.select(indices)
+        if len(groups) > 1:
+            raise different_shapes()
+        return groups[0]
+
     def in_fixed_order(self) -> Batches:
         """Return the same data, held in memory unless single examples can be read: a stream may be costly."""
-        if not isinstance(self._source, _Pair | _Examples):
+        if not isinstance(self._source, Pair | Examples):
             self._all()
         return self
+
+    def on_device(self, batch_size: int) -> Batches:
+        """Return the same data; tensors are moved as a whole, so that batches of any examples cost little."""
+        other = copy.copy(self)
+        if isinstance(self._source, Pair):
+            moved = self._move((self._source.inputs, self._source.targets))
+            other._source, other._held = Pair(moved, batch_size, is_moved=True), None
+            other.batch_size = batch_size
+        return other
 
     def in_dtype(self, dtype: torch.dtype) -> Batches:
         """Return the same data cast to another dtype."""
@@ -171,13 +186,16 @@ class Batches:
 
     def depends_on(self) -> Mapping[str, Any]:
         """Return what tells the data from other data (see `described`). Cost: a pass."""
+        # Examples that may be others at each reading are described with seeded random states.
+        if not self._repeatable and isinstance(self._source, Examples):
+            return {"examples": self._source.loader or self._source.dataset}
         return {"examples": fingerprint(tensor for batch in self for tensor in _tensors(batch))}
 
     def with_targets(self, targets: Sequence[Tensor]) -> Batches:
         """Return the same inputs with other targets, one for each example, in the order of a pass."""
         other = copy.copy(self)
         # A collator pads single examples to other lengths than in their batch: targets would not fit them.
-        if isinstance(self._source, _Examples) and self._source.loader is not None:
+        if isinstance(self._source, Examples) and self._source.loader is not None:
             other._source = other._held = list(self._moved())
         other._drawn = list(targets)
         return other
@@ -188,13 +206,13 @@ class Batches:
             yield from self._held
             return
         held: list[Batch] | None = []
-        size = 0
+        size, may_hold = 0, _HELD_SHARE * (free_memory(self.device) or 0)
         for batch in self._source:
             if len(batch[1]) == 0:
                 continue
             moved = self._move(batch)
             size += self._bytes_beside(moved, batch)
-            if size > self._may_hold:
+            if size > may_hold:
                 held = None
             elif held is not None:
                 held.append(moved)
@@ -204,7 +222,7 @@ class Batches:
 
     def _bytes_beside(self, moved: Batch, given: Batch) -> int:
         """Return how many bytes a moved batch takes that the data does not hold already."""
-        has_given = isinstance(self._source, _Pair | list)
+        has_given = isinstance(self._source, Pair | list)
         pairs = zip(_tensors(moved), _tensors(given), strict=True)
         return sum(new.nbytes for new, old in pairs if not has_given or new.data_ptr() != old.data_ptr())
 
@@ -240,170 +258,3 @@ class Batches:
 def _tensors(batch: Batch) -> list[Tensor]:
     inputs, targets = batch
     return [inputs, targets] if isinstance(inputs, Tensor) else [*inputs.values(), targets]
-
-
-# ---------------------------------------------------------------------------------- kinds of data
-class _Pair:
-    """Tensors that hold all examples."""
-
-    def __init__(self, pair: Batch, batch_size: int) -> None:
-        self.inputs, self.targets = pair
-        self.batch_size = batch_size
-
-    def __len__(self) -> int:
-        return len(self.targets)
-
-    def __iter__(self) -> Iterator[Batch]:
-        for start in range(0, len(self), self.batch_size):
-            rows = slice(start, start + self.batch_size)
-            yield take(self.inputs, rows), self.targets[rows]
-
-    def select(self, indices: Tensor) -> Batch:
-        rows = indices.to(self.targets.device)
-        return take(self.inputs, rows), self.targets[rows]
-
-    def known_targets(self) -> Tensor:
-        return self.targets
-
-
-class _Examples:
-    """A map-style data set, in batches of its own, or of a loader, whose collator then makes every batch."""
-
-    def __init__(
-        self,
-        dataset: Any,
-        batch_size: int,
-        read: Read,
-        loader: DataLoader[Any] | None = None,
-        order: Sequence[int] | None = None,
-    ) -> None:
-        self.dataset, self.batch_size, self.loader, self._read = dataset, batch_size, loader, read
-        self._order = range(len(dataset)) if order is None else order
-        if len(self) > 0 and (loader is None or loader.num_workers == 0):
-            check_examples(lambda index: self._collated([index]), self._order)
-
-    def __len__(self) -> int:
-        return len(self._order)
-
-    def __iter__(self) -> Iterator[Batch]:
-        if self.loader is not None:
-            yield from map(self._read, self.loader)
-            return
-        for start in range(0, len(self), self.batch_size):
-            yield self.select(torch.arange(start, min(start + self.batch_size, len(self))))
-
-    def select(self, indices: Tensor) -> Batch:
-        return self._read(self._collated([self._order[index] for index in indices.tolist()]))
-
-    def _collated(self, indices: list[int]) -> Any:
-        together = getattr(self.dataset, "__getitems__", None)
-        examples = together(indices) if callable(together) else [self.dataset[index] for index in indices]
-        if self.loader is not None:
-            return self.loader.collate_fn(examples)
-        if isinstance(self._read, OwnLabels):
-            examples = [self._read.columns(example) for example in examples]
-        try:
-            return default_collate(examples)
-        except RuntimeError as error:
-            if "equal size" not in str(error):
-                raise
-            raise different_shapes() from error
-
-    def known_targets(self) -> Tensor | None:
-        """Return `dataset.targets` if that is what the dataset gives: it may transform them when they are read."""
-        known = getattr(self.dataset, "targets", None) if self.loader is None else None
-        if known is None or len(known) != len(self) or getattr(self.dataset, "target_transform", None) is not None:
-            return None
-        try:
-            known = torch.as_tensor(known)
-        except (TypeError, ValueError, RuntimeError):
-            return None
-        for index in (0, len(self) - 1):
-            target = self.select(torch.tensor([index]))[1][0]
-            if target.shape != known.shape[1:] or not bool((target == known[index]).all()):
-                return None
-        return known if known.is_floating_point() else known.long()
-
-
-class _Stream:
-    """Batches that are made anew at each pass."""
-
-    def __init__(self, batches: Iterable[Any], read: Read) -> None:
-        self._batches, self._read = batches, read
-        check_passes(batches)
-
-    def __iter__(self) -> Iterator[Batch]:
-        return map(self._read, self._batches)
-
-
-def _source_of(data: Any, batch_size: int, read: Read) -> _Pair | _Examples | _Stream | list[Batch]:
-    """Return batches that are the same at each pass; single examples can be read, except from streams."""
-    data = data.tensors if isinstance(data, TensorDataset) else data
-    if isinstance(data, tuple) and len(data) != 2 and data and all(isinstance(entry, Tensor) for entry in data):
-        raise TypeError(
-            f"the data are {len(data)} tensors: pass a pair of them, (inputs, targets). Several inputs go into a "
-            "mapping by the names that the model's forward takes, ({'u': u, 'v': v}, targets)."
-        )
-    if isinstance(data, Mapping) and not any(isinstance(value, Tensor) for value in data.values()):
-        raise TypeError(
-            f"the data is a mapping of {sorted(map(str, data))} to no tensors: of several data sets choose one, "
-            "e.g. data['train']."
-        )
-    if is_pair(data) or (isinstance(data, Mapping) and isinstance(read, OwnLabels)):
-        return _Pair(read(data), batch_size)
-    if isinstance(data, Iterator):
-        raise TypeError(f"data is a one-shot iterator, a second pass over it would be empty: {_WHAT_TO_PASS}")
-    if isinstance(data, list | tuple):
-        return _Examples(data, batch_size, read) if holds_examples(data) else [read(batch) for batch in data]
-    if isinstance(data, DataLoader):
-        return _of_loader(data, read)
-    if isinstance(data, Tensor | Mapping | str) or not (
-        hasattr(data, "__getitem__") or isinstance(data, Iterable)
-    ):
-        raise TypeError(f"cannot read data from {type(data).__name__}: {_WHAT_TO_PASS}")
-    if hasattr(data, "__getitem__") and hasattr(data, "__len__") and not isinstance(data, IterableDataset):
-        return _Examples(data, batch_size, read)
-    return _Stream(data, read)
-
-
-def holds_examples(data: Sequence[Any]) -> bool:
-    """Return whether a list is one of single examples, not of batches: its first target is a number, or ids a row.
-
-    Or the first inputs and targets differ in length, as those of one batch cannot.
-    """
-    if not data:
-        return False
-    inputs: Any
-    target: Any
-    if isinstance(data[0], Mapping):
-        inputs, target = data[0], next((data[0][name] for name in LABELS if name in data[0]), None)
-    elif isinstance(data[0], tuple | list) and len(data[0]) == 2:
-        inputs, target = data[0]
-    else:
-        return False
-    ids = inputs.get("input_ids") if isinstance(inputs, Mapping) else None
-    if isinstance(target, Number) or getattr(target, "ndim", 1) == 0 or getattr(ids, "ndim", 2) == 1:
-        return True
-    of_pair = isinstance(inputs, Tensor) and isinstance(target, Tensor) and inputs.ndim == target.ndim == 1
-    return of_pair and len(inputs) != len(target)
-
-
-def _of_loader(loader: DataLoader[Any], read: Read) -> _Examples | _Stream:
-    """Return a loader's batches, in the order of its samplers; one that shuffles is refused."""
-    sampler: Any = loader.batch_sampler
-    order: list[int] | None = None
-    shuffles = isinstance(getattr(sampler, "sampler", loader.sampler), _SHUFFLING)
-    if not shuffles and sampler is not None and not isinstance(loader.dataset, IterableDataset):
-        with unchanged_random_state():
-            order, again = ([int(index) for batch in sampler for index in batch] for _ in range(2))
-        shuffles = order != again
-    if shuffles:
-        raise ValueError(
-            f"the loader shuffles: it gives other batches at {EACH_PASS}. Pass its data set, a loader with "
-            "shuffle=False, or batches that are drawn once, list(loader)."
-        )
-    if order is None:
-        return _Stream(loader, read)
-    if loader.num_workers > 0:
-        check_passes(loader)
-    return _Examples(loader.dataset, loader.batch_size or 1, read, loader, order)

@@ -5,14 +5,15 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from curvlab.problem.batch import Batch, checked_batch, num_examples, take
-from curvlab.problem.model_function import ModelFunction
+from curvlab.problem.batch import Batch, checked_batch, num_examples
+from curvlab.problem.model_function import ModelFunction, eval_mode
 
 # Names of the labels, as the Hugging Face Trainer and its collators take them.
 LABELS = ("labels", "label", "label_ids")
@@ -38,18 +39,21 @@ class OwnLabels:
     left out, as the Trainer does.
 
     Args:
-        function: the model; also one wrapped by peft.
+        model: also one wrapped by peft, in any mode.
 
     Cost: two forwards of four examples, once.
     """
 
-    def __init__(self, function: ModelFunction) -> None:
-        self._function = function
-        self._taken = _arguments(function.model)
-        self._makes_decoder_inputs = bool(_config(function.model, "is_encoder_decoder"))
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self._makes_decoder_inputs = bool(_config(model, "is_encoder_decoder"))
         self._shifted = False
         self._as_column = False
         self._decided = False
+
+    @cached_property
+    def _taken(self) -> frozenset[str] | None:
+        return _arguments(self._model)
 
     def __call__(self, batch: Any) -> Batch:
         """Return the batch as a checked pair; pairs pass as they are."""
@@ -97,10 +101,10 @@ class OwnLabels:
         return entries, self._targets(labels, shifted=self._shifted)
 
     def _decoder_inputs(self, labels: Tensor) -> Tensor:
-        prepare = getattr(self._function.model, "prepare_decoder_input_ids_from_labels", None)
+        prepare = getattr(self._model, "prepare_decoder_input_ids_from_labels", None)
         if prepare is None:
             raise TypeError(
-                f"{type(self._function.model).__name__} does not say what its decoder reads for given labels: "
+                f"{type(self._model).__name__} does not say what its decoder reads for given labels: "
                 "put 'decoder_input_ids' into the batch, as DataCollatorForSeq2Seq(tokenizer, model=model) does."
             )
         made: Tensor = prepare(labels=labels)
@@ -114,14 +118,18 @@ class OwnLabels:
     @torch.no_grad()
     def _decide(self, entries: Mapping[str, Tensor], labels: Tensor) -> None:
         """Find out by the model's own loss on the first examples whether it shifts labels."""
-        function, rows = self._function, slice(0, _EXAMPLES_TRIED)
-        inputs = {name: self._moved(value) for name, value in dict(take(entries, rows)).items()}
-        labels = self._moved(labels[rows])
-        logits = function(function.parameters, inputs)
+        function, rows = ModelFunction(self._model), slice(0, _EXAMPLES_TRIED)
+
+        def moved(tensor: Tensor) -> Tensor:
+            return tensor[rows].to(function.device, function.dtype if tensor.is_floating_point() else None)
+
+        inputs, labels = {name: moved(value) for name, value in entries.items()}, moved(labels)
+        with eval_mode(self._model):  # without dropout
+            logits = function(function.parameters, inputs)
+            own = self._own_loss(function, inputs, labels)
         self._as_column = labels.is_floating_point() and logits.shape == (*labels.shape, 1)
         sequences = labels.ndim == 2 and not labels.is_floating_point()
         likely = sequences and _shifts(function.model)
-        own = self._own_loss(inputs, labels)
         if own is None:
             if sequences:
                 raise ValueError(
@@ -151,21 +159,18 @@ class OwnLabels:
             "pass pairs (mapping of inputs, targets), with the targets as your loss takes them."
         )
 
-    def _own_loss(self, inputs: Mapping[str, Tensor], labels: Tensor) -> float | None:
-        if isinstance(self._function.model, nn.Sequential):
+    def _own_loss(self, function: ModelFunction, inputs: Mapping[str, Tensor], labels: Tensor) -> float | None:
+        if isinstance(self._model, nn.Sequential):
             return None
         if self._taken is not None and "labels" not in self._taken:
             return None
-        config: Any = getattr(self._function.model, "config", None)
+        config: Any = getattr(self._model, "config", None)
         kind = getattr(config, "problem_type", None)
         try:
-            return self._function.own_loss({**inputs, "labels": labels})
+            return function.own_loss({**inputs, "labels": labels})
         finally:
             if hasattr(config, "problem_type"):  # transformers keeps there what the labels looked like
                 config.problem_type = kind
-
-    def _moved(self, tensor: Tensor) -> Tensor:
-        return tensor.to(self._function.device, self._function.dtype if tensor.is_floating_point() else None)
 
 
 def mean_losses(logits: Tensor, targets: Tensor) -> Sequence[float]:

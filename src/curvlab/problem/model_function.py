@@ -46,6 +46,18 @@ def _refuse(model: nn.Module, module: nn.Module, what: str) -> None:
 
 
 @contextmanager
+def eval_mode(model: nn.Module) -> Iterator[None]:
+    """Put all modules into eval mode and each of them back into its own at the end."""
+    before = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, training in before:
+            module.training = training
+
+
+@contextmanager
 def deterministic(model: nn.Module, device: torch.device) -> Iterator[dict[str, Tensor]]:
     """Raise a ValueError if the model's forward, called inside, draws random numbers or changes a buffer.
 

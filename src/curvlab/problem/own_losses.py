@@ -18,7 +18,7 @@ from curvlab.problem.closed_forms import BinaryCrossEntropy, CrossEntropy, Squar
 from curvlab.problem.losses import OutputLoss
 from curvlab.problem.model_function import ModelFunction, check_finite
 
-_EXAMPLES_TRIED = 16
+EXAMPLES_TRIED = 16
 
 # (outputs, targets) -> (), the mean over the examples of a batch.
 LossFunction = Callable[[Tensor, Tensor], Tensor]
@@ -219,12 +219,14 @@ class FunctionLoss(OutputLoss):
     # ------------------------------------------------------------------- tried on the first examples
     @torch.inference_mode(False)
     @torch.no_grad()
-    def try_on_first_examples(self, function: ModelFunction, batches: Iterable[Batch]) -> None:
+    def try_on_first_examples(
+        self, function: ModelFunction, batches: Iterable[Batch], count: int = EXAMPLES_TRIED
+    ) -> None:
         """Refuse now what is no mean over examples: later the matrix would be wrong without a word.
 
         Cost: a forward of a few examples.
         """
-        self.check(*_first_outputs(function, batches))
+        self.check(*_first_outputs(function, batches, count))
 
     @torch.inference_mode(False)
     @torch.no_grad()
@@ -246,9 +248,11 @@ class FunctionLoss(OutputLoss):
             )
 
 
-def _first_outputs(function: ModelFunction, batches: Iterable[Batch]) -> tuple[Tensor, Tensor]:
+def _first_outputs(
+    function: ModelFunction, batches: Iterable[Batch], count: int = EXAMPLES_TRIED
+) -> tuple[Tensor, Tensor]:
     inputs, targets = next(iter(batches))
-    few = slice(0, _EXAMPLES_TRIED)
+    few = slice(0, count)
     outputs = function(function.parameters, take(inputs, few))
     check_finite(outputs)
     return outputs, targets[few]

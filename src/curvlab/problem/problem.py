@@ -16,9 +16,9 @@ from curvlab.linalg import ExampleDraws, flatten
 from curvlab.problem.batch import Batch, Inputs
 from curvlab.problem.data import Batches, Data
 from curvlab.problem.losses import OutputLoss
-from curvlab.problem.memory import Memory, rows_of
+from curvlab.problem.memory import Memory, rows_of, with_halving
 from curvlab.problem.model_function import ModelFunction, check_finite, check_mode
-from curvlab.problem.own_losses import FunctionLoss, Loss, output_loss
+from curvlab.problem.own_losses import EXAMPLES_TRIED, FunctionLoss, Loss, output_loss
 from curvlab.progress import can_be_silent, progress_bar
 from curvlab.seeding import Seed, as_generator
 from curvlab.shown import Shown, Summary, counted
@@ -131,7 +131,8 @@ class Problem(Shown):
     def tried(self) -> Problem:
         """Return itself, or raise where a loss of the user's own is no mean over the first examples."""
         if isinstance(self.loss, FunctionLoss):
-            self.loss.try_on_first_examples(self.function, self.data)
+            trial = partial(self.loss.try_on_first_examples, self.function, self.data)
+            with_halving(trial, min(EXAMPLES_TRIED, self.data.batch_size))
         return self
 
     # -------------------------------------------------------------------------------- what it is
@@ -214,10 +215,6 @@ class Problem(Shown):
         return replace(
             self, function=function, data=self.data.in_dtype(function.dtype), memory=replace(self.memory)
         )
-
-    def with_loss(self, loss: Loss) -> Problem:
-        """Return the same model and data under another loss."""
-        return replace(self, loss=output_loss(loss), given_loss=loss).tried()
 
     def normalised(self) -> Problem:
         """Return an equal problem whose class weights have mean one over the data (`OutputLoss.normalised`)."""

@@ -6,7 +6,8 @@ from curvlab.sampling.descent import Descent, descent_to_minimum
 from curvlab.sampling.diagnostics import Drift, drift, effective_sample_size, split_rhat
 from curvlab.sampling.ends import ChainEnds, measure_ends
 from curvlab.sampling.llc import LLC, estimate_llc
-from curvlab.sampling.settings import SettingsWarning, SGLDSettings, choose_sgld_settings
+from curvlab.sampling.pilots import SettingsWarning, choose_sgld_settings
+from curvlab.sampling.settings import SGLDSettings
 from curvlab.sampling.sgld import SGLD, RMSProp, SGLDInfo, SGLDState, default_nbeta
 from curvlab.sampling.underdamped import UnderdampedLangevin
 

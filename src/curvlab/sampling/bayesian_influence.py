@@ -17,9 +17,8 @@ from curvlab.iterate import Checkpoint, iterate
 from curvlab.linalg import unflatten, unflatten_columns
 from curvlab.problem import Data, Loss, Problem
 from curvlab.problem.batch import Inputs
-from curvlab.sampling.settings import SGLDSettings
-from curvlab.sampling.sgld import SGLD, SGLDState, check_nbeta, default_nbeta
-from curvlab.sampling.underdamped import langevin_sampler
+from curvlab.sampling.settings import SGLDSettings, chosen_sampler
+from curvlab.sampling.sgld import SGLD, SGLDState
 from curvlab.seeding import generator_of
 from curvlab.shown import Shown, Summary, counted
 from curvlab.training import EnsembleLosses
@@ -72,10 +71,10 @@ class BayesianInfluence(Shown):
 
 
 def bayesian_influence(
-    model: nn.Module,
-    loss: Loss,
-    train: Data,
-    test: Data,
+    model: nn.Module | Problem,
+    loss: Loss | None = None,
+    train: Data | None = None,
+    test: Data | None = None,
     *,
     num_chains: int,
     num_draws: int,
@@ -108,7 +107,7 @@ def bayesian_influence(
     draws that follow one another closely make it too small by about their autocorrelation time over their number.
 
     Args:
-        model: any module.
+        model: any module, in eval mode; or a `Problem` in the place of model, loss and train.
         loss: mean over examples.
         train: training data, whose examples are the points.
         test: examples that are measured.
@@ -137,29 +136,24 @@ def bayesian_influence(
             f"a covariance needs num_chains >= 1, num_draws >= 2 and steps_per_draw >= 1, got {num_chains}, "
             f"{num_draws} and {steps_per_draw}"
         )
-    if settings is not None:
-        step_size, nbeta, localization, friction = (
-            settings.step_size, settings.nbeta, settings.localization, settings.friction
-        )  # fmt: skip
-    if step_size is None:
-        raise ValueError("pass step_size, or settings=choose_sgld_settings(model, loss, train, ...)")
-    losses = EnsembleLosses(model, loss, train)
-    nbeta = default_nbeta(losses.num_examples) if nbeta is None else nbeta
-    check_nbeta(nbeta)
-    localization = 1.0 if localization is None else localization
-    sampler = langevin_sampler(
+    if test is None:
+        raise TypeError("pass test=..., the examples that are measured")
+    problem = Problem.of(model, loss, train)
+    losses = EnsembleLosses(problem)
+    sampler = chosen_sampler(
         losses,
-        friction=friction,
+        settings,
         step_size=step_size,
         nbeta=nbeta,
         localization=localization,
+        friction=friction,
         batch_size=batch_size,
     )
     source = generator_of(generator)
     seeds = [int(torch.randint(2**62, (1,), generator=source)) for _ in range(num_chains)]
-    problem = Problem.of(model, loss, train)
-    chains = _Chains(sampler, problem, problem.with_data(test), seeds, num_draws, num_burnin_steps, steps_per_draw)
-    tests, points = iterate(
+    points = replace(problem, weights=None)
+    chains = _Chains(sampler, points, problem.with_data(test), seeds, num_draws, num_burnin_steps, steps_per_draw)
+    of_tests, of_points = iterate(
         chains,
         name="Bayesian influence",
         total=chains.num_steps,
@@ -167,12 +161,12 @@ def bayesian_influence(
         checkpoint=checkpoint,
         callback=callback,
     )
-    per_chain = -nbeta * _covariances(tests, points)
+    per_chain = -sampler.nbeta * _covariances(of_tests, of_points)
     spread = per_chain.std(0) if num_chains > 1 else torch.full_like(per_chain[0], math.nan)
     return BayesianInfluence(
         per_chain.mean(0),
         spread / math.sqrt(num_chains),
-        localization / nbeta,
+        sampler.localization / sampler.nbeta,
         num_chains,
         num_draws,
         num_chains * chains.num_steps * min(batch_size, losses.num_examples),

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from curvlab.arguments import real, whole
-from curvlab.problem import Data, Loss
+from curvlab.problem import Data, Loss, Problem
 from curvlab.sampling.sgld import check_nbeta, default_nbeta
 from curvlab.training import EnsembleLosses
 
@@ -31,9 +31,9 @@ class Descent:
 
 
 def descent_to_minimum(
-    model: nn.Module,
-    loss: Loss,
-    data: Data,
+    model: nn.Module | Problem,
+    loss: Loss | None = None,
+    data: Data | None = None,
     *,
     localization: float,
     nbeta: float | None = None,
@@ -62,7 +62,7 @@ def descent_to_minimum(
     whole("max_steps", max_steps)
     if not real("localization", localization) >= 0:
         raise ValueError(f"localization must not be negative, got {localization}: it holds the weights near w0")
-    losses = EnsembleLosses(model, loss, data, example_weights=weights)
+    losses = EnsembleLosses(model, loss, data, weights=weights)
     nbeta = default_nbeta(losses.num_examples) if nbeta is None else nbeta
     check_nbeta(nbeta)
     batch = losses.batch(None)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from curvlab.arguments import whole
 from curvlab.iterate import Checkpoint
-from curvlab.problem import Data, Loss
+from curvlab.problem import Data, Loss, Problem
 from curvlab.progress import can_be_silent
 from curvlab.ranks import Ranks
 from curvlab.sampling.chains import ChainsState, run_chains, run_chains_over_ranks
@@ -28,9 +28,8 @@ from curvlab.sampling.diagnostics import (
     standard_error,
 )
 from curvlab.sampling.ends import measure_ends
-from curvlab.sampling.settings import SGLDSettings
-from curvlab.sampling.sgld import RMSProp, check_nbeta, default_nbeta
-from curvlab.sampling.underdamped import langevin_sampler
+from curvlab.sampling.settings import SGLDSettings, chosen_sampler
+from curvlab.sampling.sgld import RMSProp
 from curvlab.seeding import generator_of
 from curvlab.shown import Shown, Summary, new_figure
 from curvlab.training import EnsembleLosses
@@ -274,9 +273,9 @@ class LLC(Shown):
 
 @can_be_silent
 def estimate_llc(
-    model: nn.Module,
-    loss: Loss,
-    data: Data,
+    model: nn.Module | Problem,
+    loss: Loss | None = None,
+    data: Data | None = None,
     *,
     num_chains: int,
     num_draws: int,
@@ -305,7 +304,8 @@ def estimate_llc(
     never changed. Look at `problems` before using `value`.
 
     Args:
-        model: any module. Parameters that require gradients move, all others stay.
+        model: any module. Parameters that require gradients move, all others stay. Or a `Problem` in the place of
+            model, loss, data and weights.
         loss: mean over examples: nn.CrossEntropyLoss(), ..., or a function of (outputs, targets).
         data: the training data: a pair of tensors (fastest, on the model's device), a dataset, or batches.
             Of a DataLoader the examples drawn at each step go through its collator, which may pad them.
@@ -345,27 +345,15 @@ def estimate_llc(
         whole(name, count)
     whole("num_burnin_steps", num_burnin_steps, least=0)
     generator = generator_of(generator)
-    if settings is not None and not isinstance(settings, SGLDSettings):
-        raise TypeError(f"settings are what choose_sgld_settings(...) returns, got {type(settings).__name__}")
-    if settings is not None:
-        if not (step_size is nbeta is localization is friction is None):
-            raise ValueError(
-                "pass either settings, or step_size, nbeta, localization and friction: settings holds all four."
-            )
-        step_size, nbeta, localization = settings.step_size, settings.nbeta, settings.localization
-        friction = settings.friction
-    if step_size is None:
-        raise ValueError("pass step_size, or settings=choose_sgld_settings(...), which finds one.")
-    losses = EnsembleLosses(model, loss, data, example_weights=weights)
-    nbeta = default_nbeta(losses.num_examples) if nbeta is None else nbeta
-    check_nbeta(nbeta)
-    sampler = langevin_sampler(
+    losses = EnsembleLosses(model, loss, data, weights=weights)
+    sampler = chosen_sampler(
         losses,
+        settings,
         step_size=step_size,
         nbeta=nbeta,
-        localization=1.0 if localization is None else localization,
-        batch_size=batch_size,
+        localization=localization,
         friction=friction,
+        batch_size=batch_size,
         preconditioner=preconditioner,
         num_burnin_steps=num_burnin_steps,
     )
@@ -387,8 +375,8 @@ def estimate_llc(
         excess[:, num_burnin_steps:].view(num_chains, num_draws, steps_per_draw).mean(2),
         excess[:, :num_burnin_steps],
         initial_loss=float(losses.start_losses.double().mean()),
-        nbeta=nbeta,
-        step_size=step_size,
+        nbeta=sampler.nbeta,
+        step_size=sampler.step_size,
         localization=sampler.localization,
         num_examples=losses.num_examples,
         num_gradients=num_chains * num_steps * min(batch_size, losses.num_examples),

@@ -1,46 +1,14 @@
-"""Step size, friction and localization from short pilots, with what was found on the way."""
+"""Step size, friction and localization of an estimate, as chosen or as given."""
 
 from __future__ import annotations
 
-import math
-import warnings
 from dataclasses import dataclass
-from statistics import fmean
-from typing import Literal
+from typing import Any
 
-import torch
-from torch import Tensor, nn
-
-from curvlab.arguments import real, whole
-from curvlab.problem import Data, Loss
-from curvlab.progress import can_be_silent, progress_bar
-from curvlab.sampling.chains import run_chains
-from curvlab.sampling.diagnostics import NUM_ERRORS_FROM_ZERO, standard_error
-from curvlab.sampling.ends import LANCZOS_STEPS, BatchHessian
-from curvlab.sampling.sgld import check_nbeta, default_nbeta
+from curvlab.sampling.sgld import SGLD, check_nbeta, default_nbeta
 from curvlab.sampling.underdamped import langevin_sampler
-from curvlab.seeding import generator_of
 from curvlab.shown import Shown, Summary, counted
-from curvlab.spectrum import hutchinson_trace, top_eigenvalues
 from curvlab.training import EnsembleLosses
-
-Sampler = Literal["sgld", "averaged", "underdamped"]
-
-_MAX_ROUNDS = 8
-_EIGENVALUE_RTOL = 0.02
-_TRACE_PROBES = 8
-_NOISE_BATCHES = 8
-_MEASURED_CHAINS = 4
-# ε (nbeta λmax + γ)/4 of the chosen step. `problems` has 0.25: pilots are short, and λmax grows on the way.
-_STABILITY = 0.1
-# Of the loss that flat directions gain, exp(-3) = 5 % are missing after so many relaxation times 1/(ε γ).
-_RELAXATION_TIMES = 3.0
-_LARGEST_CHANGE = 10.0  # of the step size from pilot to pilot
-_MAX_REACH = 1e4
-
-
-class SettingsWarning(UserWarning):
-    """`choose_sgld_settings` found no settings that an estimate could be trusted at."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -81,301 +49,45 @@ class SGLDSettings(Shown):
         )
 
 
-@dataclass(frozen=True)
-class _Surface:
-    top: float  # largest |eigenvalue| of the Hessian
-    trace: float
-    noise: float  # trace of the covariance of a batch's gradient
-
-
-@dataclass(frozen=True)
-class _Step:
-    """Step size ε, and the reach, `UnderdampedLangevin.reach`."""
-
-    size: float
-    reach: float
-
-    def __str__(self) -> str:
-        return f"step size {self.size:.2g}" + (f", reach {self.reach:.2g}" if self.reach != 1 else "")
-
-    @property
-    def time(self) -> float:
-        """The step size of SGLD that moves flat directions as far."""
-        return self.size * self.reach
-
-    def friction(self, sampler: Sampler) -> float | None:
-        if sampler == "sgld":
-            return None
-        kept = (self.reach - 1) / (self.reach + 1)
-        return math.inf if kept <= 0 else -math.log(kept) / math.sqrt(self.size)
-
-    def agrees(self, other: _Step) -> bool:
-        """Return whether both numbers are within a factor of 2."""
-        pairs = ((self.size, other.size), (self.reach, other.reach))
-        return all(one / 2 <= two <= 2 * one for one, two in pairs)
-
-    def within(self, limit: _Step) -> _Step:
-        """Return the smaller ε and, of ε times reach, the smaller, too."""
-        size = min(self.size, limit.size)
-        return _Step(size, max(1.0, min(self.time, limit.time) / size))
-
-    def towards(self, other: _Step) -> _Step:
-        """Return the other one, or as near to it as a change by 10 comes."""
-
-        def near(now: float, wanted: float) -> float:
-            return min(max(wanted, now / _LARGEST_CHANGE), now * _LARGEST_CHANGE)
-
-        return _Step(near(self.size, other.size), near(self.reach, other.reach))
-
-
-@can_be_silent
-def choose_sgld_settings(
-    model: nn.Module,
-    loss: Loss,
-    data: Data,
+def chosen_sampler(
+    losses: EnsembleLosses,
+    settings: SGLDSettings | None,
     *,
-    batch_size: int,
-    num_burnin_steps: int,
-    sampler: Sampler = "averaged",
-    nbeta: float | None = None,
-    localization: float | None = None,
-    bias: float = 0.025,
-    num_chains: int = 4,
-    num_steps: int = 100,
-    weights: Tensor | None = None,
-    chunk_size: int | None = None,
-    progress: bool = True,
-    generator: torch.Generator | int,
-) -> SGLDSettings:
-    """Choose step size, friction and localization for `estimate_llc`.
-
-    Three limits, with m = 1 but for the sampler "underdamped", where m is `UnderdampedLangevin.reach`:
-
-        stability      ε (nbeta λmax + γ)/4 <= 0.1; the limit of stable steps is 1,
-        bias           ε nbeta [T + m nbeta tr(C_B)]/8 <= bias × estimate, where T = tr(H) for "sgld" and 0 else,
-        relaxation     m ε γ num_burnin_steps >= 3: flat directions relax in 1/(m ε γ) steps.
-
-    The left side of the second is what a finite step adds to the estimate of a quadratic, to first order; C_B is
-    the covariance of a batch's gradient, and m <= 1/sqrt(ε γ), where flat directions are damped critically. λmax,
-    tr(H) and C_B are measured where chains have gone, because at a singular point the Hessian at w0 says nothing:
-    pilots last one relaxation time, and ε, m and γ are corrected until they agree. A localization that is not
-    given is the weakest that the burn-in can follow.
+    step_size: float | None,
+    nbeta: float | None,
+    localization: float | None,
+    friction: float | None,
+    **others: Any,
+) -> SGLD:
+    """Return the sampler of an estimate: by `settings`, or by the four numbers in their place.
 
     Args:
-        model: as for `estimate_llc`.
-        loss: likewise.
-        data: likewise.
-        batch_size: likewise.
-        num_burnin_steps: of the estimate to come.
-        sampler: "sgld"; "averaged", SGLD with the average of consecutive noises, whose bias is smaller by that of
-            tr(H), at the same cost; "underdamped", which reaches further where the curvature limits the step.
-            Measured on batches of 256 of 20,000 examples (bench-llc, deep linear layers of width 16), at equal
-            steps of stability 0.07, 0.12 and 0.22: "averaged" is 1.4, 0.3 and 0.4 % from the exact value, "sgld"
-            0.5, 3.3 and 7.8 %. Beyond the smallest step, where the two do not differ by more than their errors,
-            "averaged" is nearer: the default.
+        losses: model, loss and data.
+        settings: of `choose_sgld_settings`.
+        step_size: ε; needed.
         nbeta: None: n / ln n.
-        localization: None: chosen.
-        bias: allowed share of the estimate.
-        num_chains: of a pilot.
-        num_steps: of a pilot at least.
-        weights: as for `estimate_llc`.
-        chunk_size: as for `estimate_llc`; 1 for models that `vmap` does not take.
-        progress: show a bar of the pilots, at most 8.
-        generator: or a seed; the only source of randomness.
-
-    Warns:
-        SettingsWarning: no settings keep the limits, flat directions do not relax in the burn-in, the
-            localization's cut-off is above the curvature, or the pilots' estimate is 0 within its error.
-
-    Cost: at most 8 pilots of the larger of `num_steps` and, mostly, a third of the burn-in; 96 Hessian products of
-    a batch for each.
+        localization: γ; None: 1.
+        friction: None: SGLD.
+        others: see `langevin_sampler`.
     """
-    whole("num_burnin_steps", num_burnin_steps)
-    whole("num_chains", num_chains)
-    whole("num_steps", num_steps, least=2)
-    if batch_size is not None:
-        whole("batch_size", batch_size)
-    if not 0 < real("bias", bias) < 1:
-        raise ValueError(f"bias lies between 0 and 1, got {bias}")
-    if sampler not in ("sgld", "averaged", "underdamped"):
-        raise ValueError(f'sampler must be "sgld", "averaged" or "underdamped", got {sampler!r}')
-    generator = generator_of(generator)
-    losses = EnsembleLosses(model, loss, data, example_weights=weights)
+    if settings is not None and not isinstance(settings, SGLDSettings):
+        raise TypeError(f"settings are what choose_sgld_settings(...) returns, got {type(settings).__name__}")
+    if settings is not None:
+        if not (step_size is nbeta is localization is friction is None):
+            raise ValueError(
+                "pass either settings, or step_size, nbeta, localization and friction: settings holds all four."
+            )
+        step_size, nbeta, localization = settings.step_size, settings.nbeta, settings.localization
+        friction = settings.friction
+    if step_size is None:
+        raise ValueError("pass step_size, or settings=choose_sgld_settings(...), which finds one.")
     nbeta = default_nbeta(losses.num_examples) if nbeta is None else nbeta
     check_nbeta(nbeta)
-    probe = torch.Generator(losses.start.device).manual_seed(_seed(generator))
-    search = _Search(losses, batch_size, num_burnin_steps, sampler, nbeta, localization, bias)
-    surface = _measure(losses, losses.start, batch_size, probe)
-    step = _Step(4 * _STABILITY / (nbeta * surface.top) if surface.top > 0 else 1 / nbeta, reach=1.0)
-    report = [f"at w0: λmax {surface.top:.3g}, tr(H) {surface.trace:.3g}; first step size {step.size:.2g}"]
-    last, highest, problem = None, 0.0, "every pilot diverged"
-    for attempt in progress_bar("pilots, at most 8", range(1, _MAX_ROUNDS + 1), progress=progress):
-        seeds = [_seed(generator) for _ in range(num_chains)]
-        found = search.pilot(step, seeds, num_steps, chunk_size=chunk_size, probe=probe)
-        if found is None:
-            report.append(f"pilot {attempt}: diverged at step size {step.size:.2g}; a tenth of it next")
-            step = _Step(step.size / 10, step.reach)
-            continue
-        last, added = found, search.added(step, found.surface)
-        # A small step takes a pilot less far, so its own estimate is too low to compare with: the highest counts.
-        highest = max(highest, found.value) if added <= found.value / 2 else highest
-        wanted = search.wanted(found, highest if highest > 0 else max(found.value, 0.0))
-        report.append(f"pilot {attempt}: {found}, so they add {added:.2g}; wanted {wanted}")
-        if step.agrees(wanted):
-            step = step.within(wanted)
-            problem = search.unusable(found, step)
-            break
-        problem = (
-            f"after {_MAX_ROUNDS} pilots no step size keeps the limits of stability and bias; {step.size:.2g} was "
-            "the last. Take more burn-in steps, larger batches or a stronger localization, or look whether w0 is "
-            "a minimum at all"
-        )
-        step = step.towards(wanted)
-    value = highest if highest > 0 or last is None else last.value
-    share = search.added(step, last.surface) / value if last is not None and value > 0 else math.nan
-    strength = search.localization_of(step)
-    how = "as asked" if localization is not None else "the weakest that the burn-in can follow"
-    report.append(
-        problem or f"chosen: {step} (bias about {100 * share:.0f} %), localization {strength:.3g} ({how})"
+    return langevin_sampler(
+        losses,
+        step_size=step_size,
+        nbeta=nbeta,
+        localization=1.0 if localization is None else localization,
+        friction=friction,
+        **others,
     )
-    if problem:
-        warnings.warn(f"settings not to be used: {problem}.", SettingsWarning, stacklevel=3)
-    friction = step.friction(sampler)
-    return SGLDSettings(step.size, strength, nbeta, friction, share, value, not problem, problem, tuple(report))
-
-
-@dataclass(frozen=True)
-class _Pilot:
-    """What chains of one step size went through: estimate with standard error, surface at their ends."""
-
-    step: _Step
-    localization: float
-    length: int
-    value: float
-    error: float
-    surface: _Surface
-
-    def __str__(self) -> str:
-        return (
-            f"{self.length} steps of {self.step}, localization {self.localization:.3g}: "
-            f"estimate {self.value:.3g}; there λmax {self.surface.top:.3g}, tr(H) {self.surface.trace:.3g}"
-        )
-
-
-@dataclass(frozen=True)
-class _Search:
-    """What stays from pilot to pilot, and the limits."""
-
-    losses: EnsembleLosses
-    batch_size: int
-    num_burnin_steps: int
-    sampler: Sampler
-    nbeta: float
-    localization: float | None
-    bias: float
-
-    def localization_of(self, step: _Step) -> float:
-        if self.localization is not None:
-            return self.localization
-        return _RELAXATION_TIMES / (step.time * self.num_burnin_steps)
-
-    def relaxation(self, step: _Step) -> float:
-        """Return the steps in which a flat direction relaxes."""
-        strength = self.localization_of(step)
-        return math.inf if strength == 0 else 1 / (step.time * strength)
-
-    def pilot(
-        self, step: _Step, seeds: list[int], num_steps: int, *, chunk_size: int | None, probe: torch.Generator
-    ) -> _Pilot | None:
-        """Run chains for a relaxation time, `num_steps` at least, the burn-in at most; None: they diverged."""
-        strength = self.localization_of(step)
-        length = max(num_steps, math.ceil(min(self.relaxation(step), self.num_burnin_steps)))
-        sampler = langevin_sampler(
-            self.losses,
-            step_size=step.size,
-            nbeta=self.nbeta,
-            localization=strength,
-            batch_size=self.batch_size,
-            friction=step.friction(self.sampler),
-        )
-        traces = run_chains(sampler, seeds, length, chunk_size=chunk_size)
-        draws = self.nbeta * (traces.losses - traces.start_losses).double()[:, length // 2 :]
-        if not bool(torch.isfinite(draws).all() and torch.isfinite(traces.positions).all()):
-            return None
-        measured = traces.positions[:_MEASURED_CHAINS]
-        ends = [_measure(self.losses, end, self.batch_size, probe) for end in measured]
-        surface = _Surface(
-            top=max(end.top for end in ends),
-            trace=fmean(end.trace for end in ends),
-            noise=fmean(end.noise for end in ends),
-        )
-        return _Pilot(step, strength, length, float(draws.mean()), standard_error(draws), surface)
-
-    def added(self, step: _Step, surface: _Surface) -> float:
-        """Return what the step's size and the batches' noise add to an estimate."""
-        trace = max(surface.trace, 0.0) if self.sampler == "sgld" else 0.0
-        return self.nbeta * (step.size * trace + step.time * self.nbeta * surface.noise) / 8
-
-    def wanted(self, pilot: _Pilot, value: float) -> _Step:
-        """Return the largest step within the limits; of the underdamped sampler the largest ε, then the reach."""
-        stable = 4 * _STABILITY / (self.nbeta * pilot.surface.top + pilot.localization)
-        added = self.added(pilot.step, pilot.surface)
-        most = pilot.step.time * self.bias * value / added if added > 0 else math.inf  # of ε times reach
-        most = most if value > 0 else pilot.step.time / _LARGEST_CHANGE  # chains that fall: stay nearer to w0
-        size = min(stable, most)
-        if self.sampler != "underdamped":
-            return _Step(size, 1.0)
-        critical = 1 / math.sqrt(size * pilot.localization) if pilot.localization > 0 else _MAX_REACH
-        return _Step(size, max(1.0, min(most / size, critical, _MAX_REACH)))
-
-    def unusable(self, pilot: _Pilot, step: _Step) -> str:
-        """Return why a step that agrees with its pilot is of no use; empty where it is."""
-        cutoff, relaxation = self.localization_of(step) / self.nbeta, self.relaxation(step)
-        if cutoff > pilot.surface.top:
-            return (
-                f"the cut-off localization/nbeta = {cutoff:.3g} is above the largest curvature, "
-                f"{pilot.surface.top:.3g}: take more burn-in steps"
-            )
-        if relaxation > self.num_burnin_steps:
-            return (
-                f"flat directions relax in {relaxation:,.0f} steps, the burn-in has {self.num_burnin_steps:,}: "
-                'take more of them, a stronger localization, or sampler="underdamped"'
-            )
-        if pilot.value <= NUM_ERRORS_FROM_ZERO * pilot.error:
-            return (
-                f"the pilot's estimate is 0 within its error, {pilot.value:.2g} ± {pilot.error:.2g}: take more "
-                "burn-in steps, and look whether w0 is a minimum at all"
-            )
-        return ""
-
-
-def _seed(generator: torch.Generator) -> int:
-    return int(torch.randint(2**62, (), generator=generator, device=generator.device))
-
-
-def _measure(losses: EnsembleLosses, position: Tensor, batch_size: int, generator: torch.Generator) -> _Surface:
-    """Return top eigenvalue and trace of the Hessian of one batch, and the noise of a batch's gradient."""
-    full = batch_size >= losses.num_examples
-    indices = None if full else losses.draw(_NOISE_BATCHES, batch_size, [generator])[0]
-    batch = losses.batch(None) if indices is None else losses.batch(indices[0])
-
-    weights = losses.weights_of(None if indices is None else indices[0], 1)
-    hessian = BatchHessian(losses, position, batch, None if weights is None else weights[0])
-    trace = hutchinson_trace(hessian, num_matvecs=_TRACE_PROBES, generator=generator)
-    # Lanczos finds the largest eigenvalue of either sign: at a saddle the smallest may decide.
-    ends = [
-        top_eigenvalues(signed, rtol=_EIGENVALUE_RTOL, max_matvecs=LANCZOS_STEPS, generator=generator)
-        for signed in (hessian, -hessian)
-    ]
-    top = max(0.0, *(float(end.values[0]) for end in ends))
-    noise = 0.0
-    if indices is not None:
-        # One by one, since not every model goes through vmap.
-        gradients = [
-            losses.losses_and_gradients(
-                position[None], losses.batch(own[None]), shared=False, weights=losses.weights_of(own[None], 1)
-            )[1]
-            for own in indices
-        ]
-        noise = sum(float(torch.cat(of_one).flatten(1).var(0).sum()) for of_one in zip(*gradients, strict=True))
-    return _Surface(top, trace.value, noise)

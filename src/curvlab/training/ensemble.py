@@ -4,28 +4,26 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
-from torch.utils.data import TensorDataset
 
 from curvlab.iterate import Checkpoint
 from curvlab.linalg import flatten, unflatten
-from curvlab.problem import Batches, Data, Loss, ModelFunction, Pairs, output_loss
-from curvlab.problem.batch import Batch, Inputs, is_pair, num_examples
-from curvlab.problem.memory import Memory
+from curvlab.problem import Data, Loss, ModelFunction, Problem
+from curvlab.problem.batch import Batch, Inputs, num_examples
 from curvlab.problem.model_function import checked_model, forward_arguments, logits_of, plain_attention
-from curvlab.problem.problem import checked_weights
 from curvlab.training.descent import DescentState, Ensemble, EnsembleGradient, EnsembleOptimizer, descend
 from curvlab.training.schedules import BatchOrder, Schedule, ScheduleName, shuffled_batches
 from curvlab.training.steps import differs_in_training
 
 MIN_COPIES = 4  # where one vmap over the copies is faster than a loop, see `vmap_pays`
 MAX_CONVOLVED_INPUTS = 10_000
+_BATCH_SIZE = 1024  # examples in the pass over the data; fewer whenever memory runs out
 
 
 class EnsembleLosses:
@@ -41,53 +39,56 @@ class EnsembleLosses:
             and L_B(w0) of any batch costs nothing. For language models an example's summed loss over the mean
             number of predicted tokens: L_B is unbiased for the mean over all tokens.
         num_examples: N.
+        given_loss: what the user passed.
         example_weights: w, (N,), on the model's device and in its dtype, or None. They are in `start_losses`, and
             in whatever is given `weights_of` a batch.
 
     Args:
-        model: any module; if its outputs depend on chance or on the batch in eval mode, it is refused.
+        model: any module; if its outputs depend on chance or on the batch in eval mode, it is refused. Or a
+            `Problem` in the place of model, loss, data and weights.
         loss: nn.CrossEntropyLoss(), nn.MSELoss(), nn.BCEWithLogitsLoss(), or a function of (outputs, targets) that
             is a mean over examples.
         data: as everywhere; examples must share one shape. Single examples are drawn at each step: tensors (or a
             TensorDataset) on the model's device make that cheap.
-        batch_size: examples in a pass over the data; half as many whenever memory runs out, with a MemoryWarning.
-        example_weights: w of the mean loss 1/N Σ_i w_i l_i over the data, (N,), see `checked_weights`.
+        weights: w of the mean loss 1/N Σ_i w_i l_i over the data, (N,), see `checked_weights`.
     """
 
     def __init__(
         self,
-        model: nn.Module,
-        loss: Loss,
-        data: Data,
+        model: nn.Module | Problem,
+        loss: Loss | None = None,
+        data: Data | None = None,
         *,
-        batch_size: int = 1024,
-        example_weights: Tensor | None = None,
+        weights: Tensor | None = None,
     ) -> None:
-        self.model = copy.deepcopy(checked_model(model)).eval()
-        self.function = ModelFunction(self.model)
+        if isinstance(model, Problem):
+            problem = Problem.of(model, loss, data, weights).copied()
+        else:
+            model = copy.deepcopy(checked_model(model)).eval()
+            problem = Problem.of(model, loss, data, weights, batch_size=_BATCH_SIZE)
+        self.model, self.function = problem.model, problem.function
+        self.given_loss = problem.given_loss
         if self.function.dtype not in (torch.float32, torch.float64):
             raise ValueError(
                 f"copies need float32 or float64 parameters, got {self.function.dtype}: steps and differences of "
                 "losses would be rounded away. Pass model.float()."
             )
-        self._batches = Batches.of(self.function, data, batch_size=batch_size).in_fixed_order()
+        self._data = problem.data.in_fixed_order().on_device(_BATCH_SIZE)
         self._values = self.function.parameters
         self.start = flatten(self._values)
         self._forward = _forward(self.model, self.function)
-        self._loss_of = output_loss(loss)
+        self._loss_of = problem.loss
         if self._loss_of.reduction != "mean":
             raise ValueError(
                 f"reduction='{self._loss_of.reduction}': losses here are means over examples, reduction='mean'."
             )
-        self.start_losses = self._start_losses()
-        self.num_examples = len(self.start_losses)
-        self._count = sum(map(self._loss_of.count, self._batches.targets())) / self.num_examples
-        self.start_losses = self.start_losses / self._count
-        self.example_weights: Tensor | None = None
-        if example_weights is not None:
-            self.example_weights = self._moved(checked_weights(example_weights, self.num_examples))
+        found = self._start_losses(replace(problem, data=self._data, weights=None))
+        self.num_examples = len(found)
+        self._count = problem.total_count / self.num_examples
+        self.start_losses = found / self._count
+        self.example_weights = None if problem.weights is None else problem.weights.to(self.start)
+        if self.example_weights is not None:
             self.start_losses = self.start_losses * self.example_weights
-        self._tensors = self._as_tensors(data)
         self._full: Batch | None = None
 
     @property
@@ -105,23 +106,16 @@ class EnsembleLosses:
         small = inputs_per_copy <= MAX_CONVOLVED_INPUTS or not self.function.has_convolution
         return self.can_vmap and num_copies >= MIN_COPIES and (small or self.start.device.type != "cpu")
 
-    def _start_losses(self) -> Tensor:
+    @torch.no_grad()
+    def _start_losses(self, problem: Problem) -> Tensor:
         """Return each example's summed loss at w0, (N,), after checking model and loss on every batch."""
-        passes = Memory()
 
-        def of_batch(batch: Batch) -> list[Tensor]:
-            found = []
-            for inputs, targets in passes.pieces(batch):
-                outputs = self.function(self._values, inputs)  # checks that it is a function of single examples
-                self._loss_of.check(outputs, targets)
-                found.append(self._loss_of.per_example(outputs, targets))
-            return found
+        def of_batch(inputs: Inputs, targets: Tensor, _: Tensor | None) -> Tensor:
+            outputs = self.function(self._values, inputs)  # checks that it is a function of single examples
+            self._loss_of.check(outputs, targets)
+            return self._loss_of.per_example(outputs, targets)
 
-        losses: list[Tensor] = []
-        with torch.no_grad():
-            for batch in self._batches:
-                losses += passes.run(partial(of_batch, batch), columns=1)
-        found = torch.cat(losses)
+        found = torch.cat(list(problem.map(of_batch)))
         if not bool(found.isfinite().all()):
             raise ValueError(
                 "the loss at the model's parameters is not finite: check them, and the inputs, for NaN"
@@ -130,7 +124,7 @@ class EnsembleLosses:
 
     def depends_on(self) -> Mapping[str, Any]:
         """Return what the losses are of (see `described`). Cost: one reading of the data."""
-        return {"data": self._batches, "model": self.model, "example_weights": self.example_weights}
+        return {"data": self._data, "model": self.model, "example_weights": self.example_weights}
 
     def for_thread(self) -> EnsembleLosses:
         """Return the same with a model of its own: `functional_call` changes the module while it runs."""
@@ -138,18 +132,6 @@ class EnsembleLosses:
         other.model = copy.deepcopy(self.model)
         other._forward = _forward(other.model, self.function)
         return other
-
-    def _as_tensors(self, data: Data) -> tuple[Tensor, Tensor] | None:
-        """Return inputs and targets whole where they are two tensors: `index_select` takes a third of indexing."""
-        pair: Any = data.tensors if isinstance(data, TensorDataset) else data
-        if not is_pair(pair) or not isinstance(pair[0], Tensor):
-            return None
-        inputs, targets = pair
-        return self._moved(inputs), self._moved(targets if targets.is_floating_point() else targets.long())
-
-    def _moved(self, tensor: Tensor) -> Tensor:
-        dtype = self.function.dtype if tensor.is_floating_point() else None
-        return tensor.detach().to(self.function.device, dtype).contiguous()
 
     def draw(self, num_steps: int, batch_size: int, generators: Sequence[torch.Generator]) -> Tensor:
         """Return indices of examples drawn with replacement, (K, num_steps, batch_size), by K generators."""
@@ -172,9 +154,9 @@ class EnsembleLosses:
         """Return inputs and targets of indices, (K, B) -> (K, B, ...) or (B,) -> (B, ...); of None all data."""
         if indices is None:
             if self._full is None:
-                self._full = self._select(torch.arange(self.num_examples, device=self.start.device))
+                self._full = self._data.together(torch.arange(self.num_examples, device=self.start.device))
             return self._full
-        inputs, targets = self._select(indices.reshape(-1))
+        inputs, targets = self._data.together(indices.reshape(-1))
 
         def per_copy(rows: Tensor) -> Tensor:
             return rows.view(*indices.shape, *rows.shape[1:])
@@ -182,17 +164,6 @@ class EnsembleLosses:
         if isinstance(inputs, Tensor):
             return per_copy(inputs), per_copy(targets)
         return {name: per_copy(value) for name, value in inputs.items()}, per_copy(targets)
-
-    def _select(self, indices: Tensor) -> Batch:
-        if self._tensors is not None:
-            return self._tensors[0].index_select(0, indices), self._tensors[1].index_select(0, indices)
-        groups = self._batches.select(indices)
-        if len(groups) > 1:
-            raise ValueError(
-                "examples differ in shape: pad them to one length, with ignored targets (ignore_index) and an "
-                "attention_mask, or pass a DataLoader whose collator pads what it is given."
-            )
-        return groups[0]
 
     def losses_and_gradients(
         self,
@@ -323,9 +294,9 @@ def one_of(batch: Batch, k: int) -> Batch:
 
 # ------------------------------------------------------------------------------- their training
 def train_ensemble(
-    model: nn.Module,
-    loss: Loss,
-    train_data: Pairs,
+    model: nn.Module | Problem,
+    loss: Loss | None = None,
+    train_data: Data | None = None,
     *,
     example_weights: Tensor,
     num_epochs: int,
@@ -351,7 +322,8 @@ def train_ensemble(
     this by |B| times the mean number of tokens of an example. `model` is not changed.
 
     Args:
-        model: without dropout and BatchNorm, which differ in training.
+        model: without dropout and BatchNorm, which differ in training; or a `Problem` without weights in the place
+            of model, loss and train_data.
         loss: mean over examples.
         train_data: as for `train`.
         example_weights: (K, N).
@@ -378,12 +350,14 @@ def train_ensemble(
     """
     if num_epochs < 1 or batch_size < 1:
         raise ValueError(f"num_epochs and batch_size must be at least 1, got {num_epochs} and {batch_size}")
-    if (different := differs_in_training(model)) is not None:
+    if (different := differs_in_training(model.model if isinstance(model, Problem) else model)) is not None:
         raise ValueError(
             f"{different} differs in training and in evaluation: copies are trained at once only without it. Use "
             "`train` with example_weights, once for each."
         )
     losses = EnsembleLosses(model, loss, train_data)
+    if losses.example_weights is not None:
+        raise TypeError("example_weights holds the weights of every copy: pass a problem without weights")
     size, num_copies = losses.num_examples, len(example_weights)
     if example_weights.ndim != 2 or example_weights.shape[1] != size:
         raise ValueError(
@@ -409,7 +383,7 @@ def train_ensemble(
         callback=callback,
         checkpoint=checkpoint,
         depends_on={
-            "loss": loss,
+            "loss": losses.given_loss,
             "data": losses,
             "example_weights": example_weights,
             "by_vmap": by_vmap,

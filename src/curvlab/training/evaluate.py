@@ -7,13 +7,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from curvlab.problem import Pairs, output_loss
+from curvlab.problem import Batches, Data, Problem, output_loss
 from curvlab.problem.closed_forms import has_two_readings
 from curvlab.problem.memory import with_halving
-from curvlab.problem.model_function import checked_model
+from curvlab.problem.model_function import eval_mode
 from curvlab.progress import can_be_silent, progress_bar
-from curvlab.training.own_batches import OwnBatches, TrainingData, num_examples, readable, select
-from curvlab.training.steps import Loss, MeanLoss, eval_mode, model_outputs
+from curvlab.training.steps import Loss, MeanLoss, model_outputs, opened
 
 
 @dataclass(frozen=True)
@@ -36,7 +35,12 @@ class Evaluation:
 
 @can_be_silent
 def evaluate(
-    model: nn.Module, loss: Loss, data: TrainingData, *, batch_size: int = 512, progress: bool = True
+    model: nn.Module | Problem,
+    loss: Loss | None = None,
+    data: Data | None = None,
+    *,
+    batch_size: int = 512,
+    progress: bool = True,
 ) -> Evaluation:
     """Return loss and accuracy of `model` on `data`. Cost: one forward pass over the data.
 
@@ -44,32 +48,30 @@ def evaluate(
     the sign of each output for nn.BCEWithLogitsLoss. No module's train or eval mode is changed in the end.
 
     Args:
-        model: on the device to compute on.
+        model: on the device to compute on; or a `Problem` without weights in the place of model, loss and data.
         loss: mean over the batch.
         data: as for `train`.
         batch_size: in examples; half as many whenever memory runs out, with a MemoryWarning.
         progress: show a bar.
     """
+    model, loss, examples, weights = opened(model, loss, data)
+    if weights is not None:
+        raise ValueError("evaluate counts every example once: pass a problem without weights")
     reduction = getattr(loss, "reduction", "mean")
     if reduction != "mean":
         raise ValueError(f"evaluate needs a loss with reduction='mean', got '{reduction}'")
     if batch_size < 1:
         raise ValueError(f"batch_size must be at least 1, got {batch_size}")
-    examples = readable(checked_model(model), data)
-    size = num_examples(examples)
-    return with_halving(lambda at_once: _evaluated(model, loss, examples, at_once, size), min(batch_size, size))
+    size = min(batch_size, examples.num_examples)
+    return with_halving(lambda at_once: _evaluated(model, loss, examples, at_once), size)
 
 
-def _evaluated(
-    model: nn.Module, loss: Loss, examples: Pairs | OwnBatches, batch_size: int, size: int
-) -> Evaluation:
-    known = output_loss(loss)
-    first = next(model.parameters(), None)
-    like = torch.zeros(()) if first is None else first
+def _evaluated(model: nn.Module, loss: Loss, examples: Batches, batch_size: int) -> Evaluation:
+    known, size = output_loss(loss), examples.num_examples
     total, count, correct, num_predictions = 0.0, 0.0, 0, 0
     with eval_mode(model), torch.no_grad():
         for chosen in progress_bar("evaluation", torch.arange(size).split(batch_size)):
-            inputs, targets = select(examples, chosen, like)
+            inputs, targets = examples.together(chosen)
             outputs = model_outputs(model, inputs)
             counted = known.count(targets) if known.token_wise else len(chosen)
             if counted:  # else every target is ignored

@@ -6,17 +6,18 @@ import copy
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 
 from curvlab.linalg import flatten, unflatten
-from curvlab.problem import ModelFunction
-from curvlab.problem.batch import Batch, Inputs
+from curvlab.problem import Data, Loss, ModelFunction, Problem
+from curvlab.problem.batch import Inputs
 from curvlab.problem.model_function import checked_model
-from curvlab.training.history import State, TrainingRun
-from curvlab.training.own_batches import TrainingData, num_examples, readable, select
-from curvlab.training.steps import Loss, MeanLoss, differs_in_training
+from curvlab.training.history import State, TrainingHistory, TrainingRun
+from curvlab.training.steps import Loss as TrainingLoss
+from curvlab.training.steps import MeanLoss, differs_in_training
 
 
 @dataclass(frozen=True)
@@ -50,30 +51,39 @@ class Replay:
 
     Attributes:
         run: start, batches, rates and rule.
+        problem: model, loss and training data.
         function: the model as a function of its parameters, a copy in eval mode.
         num_examples: N.
         peak_states: the most states held at a time so far.
 
     Args:
-        model: as trained; its parameters' values do not matter here.
+        model: as trained; its parameters' values do not matter here. Or a `Problem` in the place of the three.
         loss: mean over the batch, as `train` had it.
         train_data: as `train` had it.
-        run: the training.
+        run: the training, or what `train(..., record=True)` returned.
     """
 
-    def __init__(self, model: nn.Module, loss: Loss, train_data: TrainingData, run: TrainingRun) -> None:
-        different = differs_in_training(model)
+    def __init__(
+        self,
+        model: nn.Module | Problem,
+        loss: Loss | None = None,
+        train_data: Data | None = None,
+        *,
+        run: TrainingRun | TrainingHistory,
+    ) -> None:
+        different = differs_in_training(model.model if isinstance(model, Problem) else checked_model(model))
         if different is not None:
             raise ValueError(
                 f"{different} differs in training and in evaluation, so the run cannot be walked through again: "
                 "train the model without it"
             )
-        self._data = readable(checked_model(model), train_data, "train_data")
-        self.run, self._loss = run, MeanLoss(loss)
-        self.function = ModelFunction(copy.deepcopy(model).eval())
-        self.num_examples = num_examples(self._data)
+        self.problem, self.run = Problem.of(model, loss, train_data), TrainingRun.of(run)
+        self._data = self.problem.data.in_fixed_order()
+        self._loss = MeanLoss(cast("TrainingLoss", self.problem.given_loss))
+        self.function = ModelFunction(copy.deepcopy(self.problem.model).eval())
+        self.num_examples = self._data.num_examples
         self.peak_states = 0
-        self._check(model)
+        self._check(self.problem.model)
 
     def _check(self, model: nn.Module) -> None:
         run, size = self.run, self.function.num_parameters
@@ -82,12 +92,15 @@ class Replay:
                 f"the run's start has shape {tuple(run.start.shape)}, but the model has {size} parameters that "
                 "require gradients: pass curvlab.linalg.flatten of them, taken before the training"
             )
-        run.check_data(self._read, self.num_examples, self.function.dtype)
+        run.check_data(self._data.together, self.num_examples, self.function.dtype)
         weights = run.example_weights
         if weights is not None and weights.shape != (self.num_examples,):
             raise ValueError(
                 f"example_weights have shape {tuple(weights.shape)}, but there are {self.num_examples} examples"
             )
+        given = self.problem.weights
+        if given is not None and (weights is None or not torch.equal(given.to(weights), weights)):
+            raise ValueError("the problem's weights are not those that the run was trained with: leave them out")
         largest = max(int(batch.max()) for batch in run.batches)
         if largest >= self.num_examples:
             raise ValueError(
@@ -96,12 +109,9 @@ class Replay:
             )
         self._check_training_mode(model)
 
-    def _read(self, indices: Tensor) -> Batch:
-        return select(self._data, indices, self.function.parameters[0])
-
     def _check_training_mode(self, model: nn.Module) -> None:
         """Refuse dropout that no module shows, as transformers have it. Cost: a forward of one example."""
-        inputs, _ = select(self._data, self.run.batches[0][:1], self.run.start.to(self.function.device))
+        inputs, _ = self._data.together(self.run.batches[0][:1])
         training = ModelFunction(copy.deepcopy(model).train())
         try:
             with torch.no_grad():
@@ -132,31 +142,42 @@ class Replay:
         *_, state = self.forwards()
         return state
 
-    def backwards(self) -> Iterator[ReplayedStep]:
+    @property
+    def spacing(self) -> int:
+        """√T, rounded up: of the states that are stored on the way to the end."""
+        return math.isqrt(self.run.num_steps - 1) + 1
+
+    def backwards(self, kept: list[State] | None = None, *, stop: int | None = None) -> Iterator[ReplayedStep]:
         """Yield the steps from the last to the first, from one stored state in √T.
 
         Every √T-th state is stored on the way to the end, and those between two of them when the way back gets
-        there: at most 2 √T + 1 states at a time. Cost: twice the training's.
+        there: at most 2 √T + 1 states at a time.
+
+        Args:
+            kept: states before the steps 0, √T, 2 √T, ...; taken away when they are passed. None: found here.
+            stop: number of the last step, plus one; None: all steps.
+
+        Cost: twice the training's; once where `kept` is given.
         """
-        num_steps = self.run.num_steps
-        spacing = math.isqrt(num_steps - 1) + 1  # the root, rounded up
-        kept = [self.first_state()]
-        for number, state in enumerate(self.forwards(stop=(num_steps - 1) // spacing * spacing), start=1):
-            if number % spacing == 0:
-                kept.append(state)
-        while kept:
-            first = (len(kept) - 1) * spacing
-            stop = min(first + spacing, num_steps)
-            states = [kept.pop()]
-            states.extend(self.forwards(states[0], first=first, stop=stop - 1))
+        spacing, stop = self.spacing, self.run.num_steps if stop is None else stop
+        if kept is None:
+            kept = [self.first_state()]
+            for number, state in enumerate(self.forwards(stop=(stop - 1) // spacing * spacing), start=1):
+                if number % spacing == 0:
+                    kept.append(state)
+        while stop > 0:
+            first = (stop - 1) // spacing * spacing
+            del kept[first // spacing + 1 :]
+            states = [kept[-1], *self.forwards(kept[-1], first=first, stop=stop - 1)]
             for number in reversed(range(first, stop)):
-                self.peak_states = max(self.peak_states, len(kept) + len(states))
+                self.peak_states = max(self.peak_states, len(kept) - 1 + len(states))
                 yield self.step(number, states.pop())
+            stop = first
 
     def step(self, number: int, state: State) -> ReplayedStep:
         """Return step `number` with its batch on the model's device."""
         indices = self.run.batches[number]
-        inputs, targets = select(self._data, indices, state[0])
+        inputs, targets = self._data.together(indices)
         weights = (
             torch.ones(len(indices)) if self.run.example_weights is None else self.run.example_weights[indices]
         )

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 
-from curvlab.problem import FunctionLoss, output_loss
+from curvlab.problem import Batches, Data, FunctionLoss, Problem, output_loss
 from curvlab.problem.batch import Inputs
 from curvlab.problem.closed_forms import refuse_two_readings
-from curvlab.problem.model_function import explained, forward_arguments, logits_of
+from curvlab.problem.model_function import checked_model, eval_mode, explained, forward_arguments, logits_of
 from curvlab.problem.own_losses import LossFunction
+from curvlab.problem.problem import checked_weights
 from curvlab.seeding import generator_of
 
 Loss: TypeAlias = nn.Module | LossFunction
@@ -106,7 +106,29 @@ def sampled_label_loss(
     return of_drawn.per_example(outputs, drawn).sum() / max(count, 1.0) ** 0.5
 
 
-# ------------------------------------------------------------------------------------- the model
+# -------------------------------------------------------------------------- the model and its data
+def opened(
+    model: nn.Module | Problem,
+    loss: Loss | None,
+    data: Data | None,
+    name: str = "data",
+    *,
+    weights: Tensor | None = None,
+) -> tuple[nn.Module, Loss, Batches, Tensor | None]:
+    """Return model, loss, data and the examples' weights for training: opened, or out of a `Problem`.
+
+    The model may be in train mode, and examples others at each reading: `Problem.of` refuses both.
+    """
+    if isinstance(model, Problem) or loss is None:
+        problem = Problem.of(model, loss, data, weights)
+        if problem.selected is not None:
+            raise ValueError("pass the problem itself, not a sample of it")
+        return problem.model, cast("Loss", problem.given_loss), problem.data.in_fixed_order(), problem.weights
+    examples = cast("Data", data)
+    read = Batches.of(checked_model(model), examples, batch_size=1, name=name, repeatable=False).in_fixed_order()
+    return model, loss, read, None if weights is None else checked_weights(weights, read.num_examples)
+
+
 def model_outputs(model: nn.Module, inputs: Inputs) -> Tensor:
     """Return what the model computes: a tensor, or the `.logits` of a Hugging Face model's record."""
     positional, named = forward_arguments(model, inputs)
@@ -120,18 +142,6 @@ def differs_in_training(model: nn.Module) -> str | None:
         if isinstance(module, _BatchNorm) or (isinstance(module, _DropoutNd) and module.p > 0):
             return f"module '{name}' ({type(module).__name__})"
     return None
-
-
-@contextmanager
-def eval_mode(model: nn.Module) -> Iterator[None]:
-    """Put all modules into eval mode and each of them back into its own at the end."""
-    before = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, training in before:
-            module.training = training
 
 
 # -------------------------------------------------------------------------------------- the steps

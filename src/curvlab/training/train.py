@@ -15,15 +15,21 @@ from torch import Tensor, nn
 from curvlab.arguments import positive, real, whole
 from curvlab.iterate import Checkpoint, iterate
 from curvlab.linalg import flatten
-from curvlab.problem import Pairs
-from curvlab.problem.model_function import checked_model
-from curvlab.problem.problem import checked_weights
+from curvlab.problem import Batches, Data, Problem
 from curvlab.seeding import generator_of, seeded_by
 from curvlab.training.evaluate import evaluate
 from curvlab.training.history import DataProbe, TrainingHistory, TrainingRun, UpdateRule, rule_of
-from curvlab.training.own_batches import OwnBatches, TrainingData, num_examples, readable, select
 from curvlab.training.schedules import BatchOrder, Schedule, ScheduleName, named_schedule
-from curvlab.training.steps import Learner, Loss, MeanLoss, Step, TrainingBatch, closure_step, gradient_step
+from curvlab.training.steps import (
+    Learner,
+    Loss,
+    MeanLoss,
+    Step,
+    TrainingBatch,
+    closure_step,
+    gradient_step,
+    opened,
+)
 
 OptimizerName: TypeAlias = Literal["sgd", "adam", "lbfgs"]
 OptimizerFactory: TypeAlias = Callable[..., torch.optim.Optimizer]
@@ -35,9 +41,9 @@ class TrainingDivergedError(ArithmeticError):
 
 
 def train(
-    model: nn.Module,
-    loss: Loss,
-    train_data: TrainingData,
+    model: nn.Module | Problem,
+    loss: Loss | None = None,
+    train_data: Data | None = None,
     *,
     num_epochs: int | None = None,
     num_steps: int | None = None,
@@ -52,7 +58,7 @@ def train(
     step: Step | None = None,
     example_weights: Tensor | None = None,
     batches: Iterable[Tensor] | None = None,
-    validation: TrainingData | Callable[[nn.Module], float] | None = None,
+    validation: Data | Callable[[nn.Module], float] | None = None,
     keep: Literal["last", "best"] = "last",
     measure_updates: bool = False,
     record: bool = False,
@@ -70,7 +76,8 @@ def train(
 
     Args:
         model: on the device to train on; batches are moved there. Language models map tokens (B, T) to logits
-            (B, T, V), or to a record with `.logits`.
+            (B, T, V), or to a record with `.logits`. Or a `Problem` in the place of model, loss, train_data and
+            example_weights.
         loss: mean over the batch, e.g. nn.CrossEntropyLoss().
         train_data: map-style dataset of (input, target), or a pair of tensors. Or what holds its labels inside, as
             the curvature operators read it: a data set of Hugging Face with `labels`, mappings of tensors, or a
@@ -111,10 +118,9 @@ def train(
         TrainingDivergedError: the loss of a batch was not finite; the model is not usable then.
         ValueError: a setting is out of range, or nothing is there to train; or the checkpoint is of other work.
     """
-    data = readable(checked_model(model), train_data, "train_data")
-    size = num_examples(data)
+    model, loss, data, example_weights = opened(model, loss, train_data, "train_data", weights=example_weights)
+    size = data.num_examples
     _check(num_epochs, num_steps, batch_size, given=batches is not None)
-    example_weights = None if example_weights is None else checked_weights(example_weights, size)
     if keep not in ("last", "best"):
         raise ValueError(f"keep must be 'last' or 'best', got {keep!r}")
     if max_gradient_norm is not None:
@@ -237,7 +243,7 @@ class _Training:
     """Epochs of steps, with what happens around them; see the arguments of `train`."""
 
     learner: Learner
-    data: Pairs | OwnBatches
+    data: Batches
     order: BatchOrder
     take_step: Step
     generator: torch.Generator
@@ -300,7 +306,7 @@ class _Training:
             for group, rate in zip(learner.optimizer.param_groups, self.rates, strict=True):
                 group["lr"] = rate * factor
         before = flatten(learner.parameters).detach().clone() if self.measure_updates else None
-        inputs, targets = select(self.data, indices, learner.parameters[0])
+        inputs, targets = self.data.together(indices)
         weights = None if self.example_weights is None else self.example_weights[indices].to(self.device)
         info = self.take_step(learner, TrainingBatch(inputs, targets, weights))
         if not math.isfinite(info.loss):
@@ -342,8 +348,8 @@ class _Training:
         group, rates = state.optimizer.param_groups[0], tuple(state.learning_rates)
         run = None
         if self.rule is not None and self.start is not None:
-            like, batches = self.learner.parameters[0], self._batches(state.num_steps)
-            probe = DataProbe.of(lambda indices: select(self.data, indices, like), self.order.num_examples)
+            probe = DataProbe.of(self.data.together, self.data.num_examples)
+            batches = self._batches(state.num_steps)
             run = TrainingRun(self.start, batches, rates, self.rule, self.example_weights, probe)
         return TrainingHistory(
             losses=tuple(state.losses),
@@ -437,10 +443,8 @@ def _optimizer(
     return known[optimizer](parameters, lr=lr)
 
 
-def _validate(
-    model: nn.Module, loss: Loss, validation: TrainingData | Callable[[nn.Module], float] | None
-) -> Callable[[nn.Module], float] | None:
+def _validate(model: nn.Module, loss: Loss, validation: Any) -> Callable[[nn.Module], float] | None:
     if validation is None or callable(validation):
         return validation
-    read = readable(model, validation, "validation")
-    return lambda model: evaluate(model, loss, read).loss  # type: ignore[arg-type]
+    read = opened(model, loss, validation, "validation")[2]
+    return lambda model: evaluate(model, loss, read).loss

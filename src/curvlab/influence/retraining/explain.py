@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -12,10 +13,11 @@ from torch import Tensor, nn
 from curvlab.influence.derivatives import checked_points
 from curvlab.influence.retraining.gaps import GAPS, LABELS, Gap, output_gaps
 from curvlab.influence.retraining.minimise import SharedBatches
-from curvlab.influence.retraining.objective import LeftOut
+from curvlab.influence.retraining.objective import DownweightedCost, LeftOut
 from curvlab.influence.retraining.responses import RETRAINED, cold_optimum, influence_estimate
 from curvlab.influence.unrolled import checked_gap
-from curvlab.problem import Data
+from curvlab.iterate import Checkpoint, iterate
+from curvlab.problem import Data, Loss, Problem
 from curvlab.progress import can_be_silent, progress_bar
 from curvlab.seeding import generator_of
 from curvlab.shown import Shown, Summary, counted, new_figure
@@ -80,16 +82,18 @@ class GapExplanation(Shown):
 
 @can_be_silent
 def explain_gap(
-    model: nn.Module,
-    loss: nn.Module,
-    train: Data,
-    points: Tensor | Sequence[int],
+    model: nn.Module | Problem,
+    loss: Loss | None = None,
+    train: Data | None = None,
+    points: Tensor | Sequence[int] | None = None,
     *,
     run: TrainingRun | TrainingHistory,
     damping: float | None = None,
     solver: Solver | None = None,
     lr_divisor: float = 10.0,
     progress: bool = True,
+    callback: Callable[[RetrainingsState], object] | None = None,
+    checkpoint: str | Path | Checkpoint | None = None,
     generator: torch.Generator | int = 0,
 ) -> GapExplanation:
     """Return how far retraining without each point is from its influence estimate, in the paper's five steps.
@@ -110,15 +114,18 @@ def explain_gap(
 
     Args:
         model: as trained by `run`, in eval mode, without BatchNorm or dropout at work; refused where the run,
-            walked through again, does not end at its parameters.
+            walked through again, does not end at its parameters. Or a `Problem` in the place of the three.
         loss: nn.CrossEntropyLoss, nn.MSELoss or nn.BCEWithLogitsLoss, a mean.
         train: as the run had it; other data is refused. Examples must share one shape.
-        points: indices of training examples, each left out by itself.
+        points: indices of training examples, each left out by itself; None: all.
         run: what `train(..., record=True)` returned; by SGD or Adam, all examples of weight 1.
         damping: λ; by default 1 / (ηT) of a run by SGD, as `influence(run=...)` has it.
         solver: of the estimate; by default block conjugate gradients to a residual of 1e-3.
         lr_divisor: of the learning rate for the two Bregman objectives, ten in the paper.
         progress: show a bar for each retraining.
+        callback: called with the `RetrainingsState` after each of the five retrainings.
+        checkpoint: file in which what was trained again is kept, and beside it, `<path>.<name>`, the retraining at
+            work; the same call goes on there.
         generator: of the order of the batches after the run's own, or a seed.
 
     Cost: a training, to see that the run is the model's; three and a half for each point, all points at once; the
@@ -134,6 +141,9 @@ def explain_gap(
     ['warm_start', 'proximity', 'non_convergence', 'linearisation', 'solver']
     """
     run = TrainingRun.of(run)
+    problem = Problem.of(model, loss, train)
+    if problem.weights is not None:
+        raise ValueError("explain_gap is for examples of weight 1: pass a problem without weights")
     rule, l2 = run.rule, getattr(run.rule, "weight_decay", 0.0)
     plain = isinstance(rule, SGDRule) and not rule.nesterov
     adam = isinstance(rule, AdamRule) and not rule.decoupled and (*rule.betas, rule.eps) == (0.9, 0.999, 1e-8)
@@ -143,20 +153,70 @@ def explain_gap(
             f"examples of weight 1, got {rule}"
         )
     damping = run.length().damping - l2 if damping is None else damping
-    replay = Replay(model, loss, train, run)
+    replay = Replay(problem, run=run)
     chosen = checked_points(points, replay.num_examples)
     *_, end = progress_bar("along the run", replay.forwards(), total=run.num_steps)
-    checked_gap(replay, model, end)
-    left_out = LeftOut(model, loss, train, list(chosen[:, None]), damping=damping, l2=l2)
-    again, responses = _Again(run, replay.num_examples, lr_divisor, progress, generator_of(generator)), {}
-    responses["cold"] = cold_optimum(left_out, again("cold"), initial=run.start)
-    for name, respond in RETRAINED.items():
-        responses[name] = respond(left_out, again(name))
+    checked_gap(replay, end)
+    left_out = LeftOut(problem, groups=list(chosen[:, None]), damping=damping, l2=l2)
+    again = _Again(run, replay.num_examples, lr_divisor, progress, generator_of(generator))
+    responses = iterate(
+        _Retrainings(left_out, again, checkpoint),
+        name="retrainings",
+        total=1 + len(RETRAINED),
+        progress=progress,
+        callback=callback,
+        checkpoint=checkpoint,
+    )
     solver = solver or BlockConjugateGradient(rtol=1e-3, progress=progress)
     responses["influence"], solution = influence_estimate(left_out, solver, generator=generator)
-    found = output_gaps(model, train, responses)
+    found = output_gaps(problem, responses=responses)
     gaps = {name: found["-".join(pair)] for name, pair in GAPS.items()}
     return GapExplanation(gaps, responses, chosen, solution)
+
+
+@dataclass(frozen=True)
+class RetrainingsState:
+    """What has been trained again.
+
+    Attributes:
+        responses: displacements by name, (P, K) each.
+        num_steps: how many there are.
+        done: whether these are all.
+    """
+
+    responses: dict[str, Tensor]
+    num_steps: int = 0
+    done: bool = False
+
+
+@dataclass(frozen=True)
+class _Retrainings:
+    """One response after another; the file of the one at work has its name beside that of all."""
+
+    left_out: LeftOut
+    again: _Again
+    checkpoint: str | Path | Checkpoint | None
+
+    def depends_on(self) -> Mapping[str, Any]:
+        cold = DownweightedCost(self.left_out, self.again.run.start).depends_on
+        return {**cold, "run": self.again.run, "more": self.again.more, "lr_divisor": self.again.lr_divisor}
+
+    def init(self) -> RetrainingsState:
+        return RetrainingsState({})
+
+    def step(self, state: RetrainingsState) -> RetrainingsState:
+        name = ["cold", *RETRAINED][state.num_steps]
+        place = self.checkpoint.path if isinstance(self.checkpoint, Checkpoint) else self.checkpoint
+        minimizer = replace(self.again(name), checkpoint=None if place is None else f"{place}.{name}")
+        if name == "cold":
+            found = cold_optimum(self.left_out, minimizer, initial=self.again.run.start)
+        else:
+            found = RETRAINED[name](self.left_out, minimizer)
+        number = state.num_steps + 1
+        return RetrainingsState({**state.responses, name: found}, number, number == 1 + len(RETRAINED))
+
+    def result(self, state: RetrainingsState) -> dict[str, Tensor]:
+        return dict(state.responses)
 
 
 class _Again:

@@ -54,12 +54,17 @@ class Gap(Shown):
 
 @can_be_silent
 def output_gaps(
-    model: nn.Module, data: Data, responses: dict[str, Tensor], *, batch_size: int = 512, progress: bool = True
+    model: nn.Module | Problem,
+    data: Data | None = None,
+    responses: dict[str, Tensor] | None = None,
+    *,
+    batch_size: int | None = None,
+    progress: bool = True,
 ) -> dict[str, Gap]:
     """Return the gap between each response and the next, named "a-b", in float64.
 
     Args:
-        model: at θ^s, in eval mode.
+        model: at θ^s, in eval mode; or a `Problem` in the place of model and data.
         data: the training set, or a part of it; targets are not used.
         responses: displacements (K, P) from θ^s by name, in order.
         batch_size: examples at a time.
@@ -67,10 +72,12 @@ def output_gaps(
 
     Cost: one forward pass over the data for each response and group.
     """
+    responses = responses or {}
     sizes = {len(found) for found in responses.values()}
     if len(responses) < 2 or len(sizes) != 1:
         raise ValueError(f"need two or more responses of one number of groups, got {len(responses)} of {sizes}")
-    problem = Problem.of(model, nn.MSELoss(), data, batch_size=batch_size).copied(torch.float64)
+    loss = None if isinstance(model, Problem) else nn.MSELoss()
+    problem = Problem.of(model, loss, data, batch_size=batch_size).copied(torch.float64)
     start = flatten(problem.parameters)[:, None]
 
     def squares(inputs: Inputs, _: Tensor, __: Tensor | None) -> Tensor:

@@ -8,7 +8,7 @@ responses differ from θ^s in the last digits only.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, TypeAlias
 
@@ -18,7 +18,7 @@ from torch.func import jvp
 
 from curvlab.arguments import not_negative, positive
 from curvlab.linalg import flatten, unflatten
-from curvlab.problem import Batches, Data, ModelFunction, output_loss
+from curvlab.problem import Data, Loss, ModelFunction, Problem
 from curvlab.training import EnsembleLosses, weighted_gradient
 from curvlab.training.ensemble import each_copy
 
@@ -43,7 +43,8 @@ class LeftOut:
 
     Attributes:
         model: in eval mode, at θ^s; neither dropout nor BatchNorm may be in it, whose outputs depend on chance or
-            on the batch. Its dtype is that of all that is computed: float64 where differences are small.
+            on the batch. Its dtype is that of all that is computed: float64 where differences are small. Or a
+            `Problem` without weights in the place of model, loss and train.
         loss: nn.CrossEntropyLoss, nn.MSELoss or nn.BCEWithLogitsLoss, a mean over examples.
         train: N examples of one shape, in any form that `Batches` takes.
         groups: K vectors of indices; an empty one leaves nothing out.
@@ -51,14 +52,16 @@ class LeftOut:
         l2: of the cost.
     """
 
-    model: nn.Module
-    loss: nn.Module
-    train: Data
-    groups: Sequence[Tensor]
-    damping: float
+    model: nn.Module | Problem
+    loss: Loss | None = None
+    train: Data | None = None
+    groups: Sequence[Tensor] = ()
+    damping: float = field(kw_only=True)
     l2: float = 0.0
 
     def __post_init__(self) -> None:
+        if self.problem.weights is not None:
+            raise ValueError("what is left out has weight 0 and all else 1: pass a problem without weights")
         positive("damping", self.damping, "it is the weight of the proximity term")
         not_negative("l2", self.l2)
         for group in self.groups:
@@ -83,14 +86,19 @@ class LeftOut:
         return self.damping + self.l2
 
     @cached_property
+    def problem(self) -> Problem:
+        """The three, opened."""
+        return Problem.of(self.model, self.loss, self.train)
+
+    @cached_property
     def losses(self) -> EnsembleLosses:
         """The losses of single examples."""
-        return EnsembleLosses(self.model, self.loss, self.train)
+        return EnsembleLosses(self.problem)
 
     @cached_property
     def base(self) -> Tensor:
         """θ^s, (P,)."""
-        return flatten(ModelFunction(self.model).parameters)
+        return flatten(self.problem.parameters)
 
     @property
     def zeros(self) -> Tensor:
@@ -130,7 +138,9 @@ class DownweightedCost:
     @property
     def depends_on(self) -> dict[str, Any]:
         """What it is made of, as settings of a checkpoint."""
-        own = {field.name: getattr(self.left_out, field.name) for field in fields(self.left_out)}
+        left_out, problem = self.left_out, self.left_out.problem
+        own = {"model": problem.model, "loss": problem.given_loss, "train": problem.data}
+        own |= {name: getattr(left_out, name) for name in ("groups", "damping", "l2")}
         return {"objective": type(self).__name__, "origin": self.origin, **own}
 
     @cached_property
@@ -170,10 +180,9 @@ class ProximalBregmanCost(DownweightedCost):
     def __init__(self, left_out: LeftOut) -> None:
         super().__init__(left_out)
         self.function = ModelFunction(left_out.losses.model)
-        self.loss = output_loss(left_out.loss)
+        self.loss = left_out.problem.loss
         self.base = tuple(unflatten(left_out.base, self.function.parameters))
-        targets = Batches.of(self.function, left_out.train, batch_size=4096).targets()
-        self._count = sum(map(self.loss.count, targets)) / left_out.num_examples  # predictions of an example
+        self._count = left_out.problem.total_count / left_out.num_examples  # predictions of an example
         self._whole = _padded(left_out.groups) if max(map(len, left_out.groups)) <= MAX_WHOLE_GROUP else None
 
     def __call__(self, displacement: Tensor, indices: Tensor) -> tuple[Tensor, Tensor]:

@@ -105,8 +105,7 @@ def curvature_operator(left_out: LeftOut, curvature: Curvature) -> LinearOperato
     operators = {"gauss_newton": GaussNewtonOperator, "hessian": HessianOperator}
     if curvature not in operators:
         raise ValueError(f"unknown curvature '{curvature}': choose gauss_newton or hessian")
-    operator = operators[curvature](left_out.model, left_out.loss, left_out.train)
-    return operator + left_out.strength * identity
+    return operators[curvature](left_out.problem) + left_out.strength * identity
 
 
 # -------------------------------------------------------------------------------- single points
@@ -161,22 +160,25 @@ def proximal_bregman_response(
 
 @can_be_silent
 def loss_response(
-    model: nn.Module,
-    loss: Loss,
-    test: Data,
-    displacement: Tensor,
+    model: nn.Module | Problem,
+    loss: Loss | None = None,
+    test: Data | None = None,
+    displacement: Tensor | None = None,
     *,
     epsilon: float | Tensor,
-    batch_size: int = 512,
+    batch_size: int | None = None,
     progress: bool = True,
 ) -> Tensor:
     """Return [l(test; θ* + εu) - l(test; θ*)] / ε for each test example and column of u, (num_test, K).
 
     The finite change of the test losses, not its linearisation: what retraining does to them, per unit of ε. In
     the displacement's dtype; with ε = 1e-8 in double precision its rounding error is about 1e-8 of the loss.
-    `epsilon` is the objective's: a number, or (K,), one for each column.
+    `epsilon` is the objective's: a number, or (K,), one for each column. A `Problem` may stand in the place of
+    model, loss and test.
     Cost: 1F a column.
     """
+    if displacement is None:
+        raise TypeError("pass displacement=..., u, (P, K)")
     problem = Problem.of(model, loss, test, batch_size=batch_size).copied(displacement.dtype)
     start = flatten(problem.parameters)[:, None]
     weights = per_point(epsilon, displacement.shape[1]).to(displacement)

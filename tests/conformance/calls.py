@@ -1,0 +1,188 @@
+"""Public calls of model, loss and data, or of a `Problem`, and of an operator: one table for what holds of all."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields, is_dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from curvlab import curvature, influence, problem, sampling, solvers, spectrum, training
+from curvlab.curvature import FisherOperator, GaussNewtonOperator, HessianOperator
+from curvlab.influence import retraining
+from curvlab.linalg import LinearOperator, identity
+from curvlab.problem import Problem
+from curvlab.solvers import BlockConjugateGradient, Nystrom
+from curvlab.training import EnsembleLosses, Replay, train
+
+LOSS = nn.CrossEntropyLoss()
+
+
+def network() -> nn.Module:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2)).double().eval()
+
+
+def data() -> tuple[Tensor, Tensor]:
+    inputs = torch.randn(12, 4, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    return inputs, torch.arange(12) % 2
+
+
+DATA = data()
+TEST = (DATA[0][:3], DATA[1][:3])
+DIRECTIONS = torch.linspace(-1, 2, 46, dtype=torch.float64).view(23, 2).sin()
+CHAINS = {"num_chains": 2, "num_burnin_steps": 4, "batch_size": 4}
+RUN = {"num_epochs": 3, "batch_size": 6, "record": True}
+
+
+@dataclass(frozen=True)
+class Call:
+    """A function or class with what it takes beside model, loss and data.
+
+    Attributes:
+        function: the first three arguments may be a problem.
+        settings: by name.
+        optimizer: of the recorded run, `run=`, after which the model stands; None: it takes none.
+    """
+
+    function: Callable[..., Any]
+    settings: dict[str, Any] = field(default_factory=dict)
+    optimizer: str | None = None
+
+    def __call__(self, *, opened: bool = False, **others: Any) -> Any:
+        """Return the numbers; `others` that the function does not take are left out."""
+        model, settings = network(), dict(self.settings)
+        if self.optimizer is not None:
+            rate = {"lr": 0.1, "momentum": 0.0} if self.optimizer == "sgd" else {"lr": 1e-2}
+            settings["run"] = train(
+                model, LOSS, DATA, optimizer=self.optimizer, **rate, **RUN, progress=False, generator=0
+            )
+        if self.function is influence.similarities:
+            settings["operator"] = GaussNewtonOperator(model, LOSS, DATA) + 0.1 * identity
+        triple = (model, LOSS, DATA) if self.takes("loss") else (model, DATA)
+        given = (Problem.of(model, LOSS, DATA),) if opened else triple
+        found = self.function(*given, **settings | self.taken(others))
+        return [value.detach() for value in model.parameters()] if self.function is train else numbers(found)
+
+    def takes(self, name: str) -> bool:
+        return name in inspect.signature(self.function).parameters
+
+    def taken(self, others: dict[str, Any]) -> dict[str, Any]:
+        own = {"progress": False, "generator": 0} | others
+        return {name: value for name, value in own.items() if self.takes(name)}
+
+
+@dataclass(frozen=True)
+class OfOperator(Call):
+    """A function of an operator, or a solver, which has its settings before."""
+
+    def __call__(self, *, opened: bool = False, **others: Any) -> Any:
+        operator = GaussNewtonOperator(network(), LOSS, DATA)
+        if not hasattr(self.function, "solve"):
+            return numbers(self.function(operator, **self.settings, **self.taken(others)))
+        generator = others.pop("generator", 0)
+        solver = self.function(**self.settings, **self.taken(others))
+        return numbers(solver.solve(operator + 0.1 * identity, DIRECTIONS, generator=generator))
+
+
+def numbers(found: Any) -> Any:
+    """Return the tensors and numbers of a result, its parts included."""
+    if isinstance(found, LinearOperator):
+        return found @ DIRECTIONS
+    if isinstance(found, EnsembleLosses):
+        return found.start_losses
+    if isinstance(found, Replay):
+        return list(found.end())
+    if isinstance(found, retraining.LeftOut):
+        return found.pull
+    if isinstance(found, retraining.ProximalBregmanObjective):
+        return found.gradient(DIRECTIONS[:, :1])
+    if is_dataclass(found) and not isinstance(found, type):
+        return {each.name: numbers(getattr(found, each.name)) for each in fields(found)}
+    if isinstance(found, dict):
+        return {name: numbers(part) for name, part in found.items()}
+    if isinstance(found, list | tuple):
+        return [numbers(part) for part in found]
+    return found if isinstance(found, Tensor | int | float | str | None) else type(found).__name__
+
+
+ITERATIVE = BlockConjugateGradient(rtol=1e-10)
+LLC = {"step_size": 1e-4, "localization": 10.0}
+CALLS = {
+    "GaussNewtonOperator": Call(GaussNewtonOperator),
+    "HessianOperator": Call(HessianOperator),
+    "FisherOperator": Call(FisherOperator, {"kind": "monte_carlo"}),
+    "EnsembleLosses": Call(EnsembleLosses),
+    "Replay": Call(Replay, {}, "adam"),
+    "LeftOut": Call(retraining.LeftOut, {"groups": [torch.tensor([2, 3])], "damping": 0.1}),
+    "ProximalBregmanObjective": Call(
+        retraining.ProximalBregmanObjective, {"points": [1], "damping": 0.1, "epsilon": 1e-3}
+    ),
+    "mean_gradient": Call(problem.mean_gradient),
+    "per_example_gradients": Call(influence.per_example_gradients),
+    "directional_derivatives": Call(influence.directional_derivatives, {"directions": DIRECTIONS}),
+    "train": Call(train, {"num_epochs": 3, "batch_size": 5, "lr": 0.1}),
+    "train_ensemble": Call(
+        training.train_ensemble,
+        {"example_weights": torch.ones(2, 12), "num_epochs": 3, "batch_size": 5, "lr": 0.1},
+    ),
+    "evaluate": Call(training.evaluate),
+    "influence": Call(influence.influence, {"test": TEST, "damping": 1e-3, "solver": ITERATIVE}),
+    "influence_scores": Call(influence.influence_scores, {"test": TEST, "damping": 1e-3}),
+    "prepare_influence": Call(influence.prepare_influence, {"damping": 0.1}),
+    "self_influence": Call(influence.self_influence, {"damping": 0.1, "columns": 4}),
+    "estimated_self_influence": Call(
+        influence.estimated_self_influence, {"damping": 0.1, "num_probes": 9, "columns": 3}
+    ),
+    "unrolled_response, reverse": Call(influence.unrolled_response, {"test": TEST, "mode": "reverse"}, "sgd"),
+    "unrolled_response, forward": Call(influence.unrolled_response, {"test": TEST, "mode": "forward"}, "sgd"),
+    "segment_response": Call(influence.segment_response, {"test": TEST, "num_segments": 2}, "sgd"),
+    "adam_times": Call(influence.adam_times, {}, "adam"),
+    "preconditioned_influence": Call(
+        influence.preconditioned_influence, {"test": TEST, "solver": ITERATIVE}, "adam"
+    ),
+    "similarities": Call(influence.similarities, {"solver": BlockConjugateGradient(), "columns": 3}),
+    "explain_gap": Call(influence.explain_gap, {"points": [3]}, "sgd"),
+    "output_gaps": Call(
+        retraining.output_gaps, {"responses": dict.fromkeys(sum(retraining.GAPS.values(), ()), DIRECTIONS[:, :1])}
+    ),
+    "proximal_bregman_response": Call(
+        influence.proximal_bregman_response,
+        {"points": [1], "damping": 0.1, "epsilon": 1e-6, "optimizer": retraining.ProximalSGD(0.1, 4, 3)},
+    ),
+    "loss_response": Call(influence.loss_response, {"displacement": DIRECTIONS, "epsilon": 1e-3}),
+    "ensemble_measurements": Call(influence.ensemble_measurements, {"parameters": DIRECTIONS.T}),
+    "estimate_llc": Call(sampling.estimate_llc, CHAINS | LLC | {"num_draws": 8}),
+    "choose_sgld_settings": Call(sampling.choose_sgld_settings, CHAINS | {"num_steps": 4}),
+    "descent_to_minimum": Call(sampling.descent_to_minimum, {"localization": 10.0, "max_steps": 4}),
+    "bayesian_influence": Call(
+        sampling.bayesian_influence, CHAINS | LLC | {"test": TEST, "num_draws": 3, "steps_per_draw": 2}
+    ),
+}
+OF_OPERATORS = {
+    "exact_traces": OfOperator(curvature.exact_traces),
+    "sampled_traces": OfOperator(curvature.sampled_traces),
+    "output_curvatures": OfOperator(curvature.output_curvatures),
+    "hutchinson_trace": OfOperator(spectrum.hutchinson_trace, {"num_matvecs": 5, "chunk_size": 1}),
+    "mean_eigenvalue": OfOperator(spectrum.mean_eigenvalue, {"num_probes": 5, "chunk_size": 1}),
+    "hutchpp_trace": OfOperator(spectrum.hutchpp_trace, {"num_matvecs": 9}),
+    "xtrace": OfOperator(spectrum.xtrace, {"num_matvecs": 8}),
+    "frobenius_norm": OfOperator(spectrum.frobenius_norm, {"num_matvecs": 5, "chunk_size": 1}),
+    "hutchinson_diagonal": OfOperator(spectrum.hutchinson_diagonal, {"num_matvecs": 5, "chunk_size": 1}),
+    "spectral_density": OfOperator(spectrum.spectral_density, {"num_probes": 2, "num_steps": 3}),
+    "top_eigenvalues": OfOperator(spectrum.top_eigenvalues, {"max_matvecs": 4}),
+    "sketch_eigenvalues": OfOperator(spectrum.sketch_eigenvalues, {"k": 1, "sketch_size": 6, "chunk_size": 2}),
+    "measure_recipe": OfOperator(solvers.measure_recipe, {"damping": 0.1}),
+    "measure_importance_recipe": OfOperator(solvers.measure_importance_recipe, {"damping": 0.1}),
+    "measure_constant": OfOperator(solvers.measure_constant, {"directions": DIRECTIONS, "trace": 1.0}),
+    "Lissa.auto": OfOperator(solvers.Lissa.auto, {"damping": 0.1, "sampling": "uniform"}),
+    "Lissa": OfOperator(solvers.Lissa, {"step_size": 0.1, "batch_size": 4, "num_steps": 5}),
+    "ConjugateGradient": OfOperator(solvers.ConjugateGradient),
+    "BlockConjugateGradient": OfOperator(BlockConjugateGradient, {"preconditioner": Nystrom(3), "rtol": 1e-9}),
+    "MinimumResidual": OfOperator(solvers.MinimumResidual),
+    "TrainingFilter": OfOperator(solvers.TrainingFilter, {"time": 9.0}),
+}

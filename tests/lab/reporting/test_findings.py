@@ -3,11 +3,10 @@
 import re
 from pathlib import Path
 
-import pandas as pd
 import pytest
 import yaml
 
-from curvlab.lab import Claim, Criterion, Interval, judge, out_of_reach, plots
+from curvlab.lab import Claim, Criterion, Interval, judge, out_of_reach, plots, tables
 from curvlab.lab.reporting.findings import HEADLINES, NO_VALUE, find, headline_verdict, tell, written
 from curvlab.lab.reporting.forest import forest, paper_words
 from curvlab.lab.reporting.readme import PARTS, WORDS, Board, filled_readme
@@ -156,10 +155,9 @@ def test_the_board_reads_its_tasks_and_methods_from_the_tables() -> None:
     words = yaml.safe_load(WORDS.read_text(encoding="utf-8"))
     board = Board(folders, words["board"], ours=words["ours"])
     assert len(board.table().splitlines()) == 2 + 8
-    table = pd.read_csv(folders[0].path / "best.csv")
+    table, ranks = (tables.read_table(folders[0].path, name) for name in ("best", "ranks"))
     own = table[(table.against == "standard") & (table.task == table.task[0])].set_index("method").lds
     assert f"| {own['unrolled']:.2f} (" in board.table().splitlines()[2]
-    ranks = pd.read_csv(folders[0].path / "ranks.csv.gz")
     groups = ranks[ranks.task == table.task[0]].groupby(["network", "query"])
     each = [own["unrolled"].corr(own["influence, as many epochs"], method="spearman") for _, own in groups]
     assert board.agreement()["unrolled"] == pytest.approx(sum(each) / len(each), abs=2e-3)

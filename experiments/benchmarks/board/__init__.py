@@ -96,9 +96,10 @@ def _scores(own: pd.DataFrame) -> Figure:
         ax.set(
             yticks=range(len(order)), yticklabels=[_name(each) for each in order], ylim=(len(order) - 0.5, -0.5)
         )
-        panels.frame(ax, x="LDS (rank correlation)", title=str(task))
+        panels.frame(ax, x="LDS", title=str(task))
     figure.supxlabel(
-        "retraining by the standard protocol; 95 % over networks, halves and test examples", fontsize=8.5
+        "LDS: rank correlation with retraining by the standard protocol; 95 % over networks, halves and queries",
+        fontsize=8.5,
     )
     return figure
 

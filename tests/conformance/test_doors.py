@@ -6,8 +6,9 @@ import re
 
 import pytest
 import torch
-from doors import BEGIN, END, FORMS, FUNCTIONS, KINDS, LIBRARY, MODELS, REFUSED, case_of, table
 from torch.testing import assert_close
+
+from doors import BEGIN, END, FORMS, FUNCTIONS, KINDS, LIBRARY, MODELS, REFUSED, case_of, table
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::UserWarning"),  # few steps: nothing converges

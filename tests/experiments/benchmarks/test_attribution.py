@@ -15,6 +15,7 @@ from torch import nn
 
 from curvlab.lab import ClaimResult, Computed
 from curvlab.lab.reporting import load_claims
+from curvlab.lab.tables import read_table
 from experiments.benchmarks.attribution import methods as methods_module
 from experiments.benchmarks.attribution.claims import MIN_QUERIES
 from experiments.benchmarks.attribution.libraries.worker import TrainedNetwork
@@ -58,7 +59,7 @@ def test_every_method_is_judged_by_retraining(
 ) -> None:
     monkeypatch.delenv("CURVLAB_PEERS_PYTHON", raising=False)
     folder = run_smoke("benchmarks/attribution", "parts=[scores]")
-    table, queries = (pd.read_csv(folder / f"{name}.csv") for name in ("table", "queries"))
+    table, queries = (read_table(folder, name) for name in ("table", "queries"))
     done = table[(table.status == "done") & (table.method != RANDOM)]
     assert set(done.method) == OURS
     peers = table[table.status == "not installed"]
@@ -84,7 +85,7 @@ def test_every_method_is_judged_by_retraining(
     assert (removed.removal_5 > 0.1).all()
     at_random = table[table.method == RANDOM].iloc[0]
     assert at_random.removal_5_low < at_random.removal_5 < at_random.removal_5_high < 0.1
-    removals = pd.read_csv(folder / "removals.csv")
+    removals = read_table(folder, "removals")
     rises = removals.groupby("method").rise.mean()
     for row in removed.itertuples():
         assert rises[row.method] == pytest.approx(row.removal_5, abs=1e-5)
@@ -100,26 +101,26 @@ def test_every_method_is_judged_by_retraining(
         if np.isfinite(row.pbrf):
             assert means[row.method, row.damping, RESPONSES] == pytest.approx(row.pbrf, abs=1e-5)
     # All that the intervals of the claims are made of, at the best damping of each method.
-    ranks = pd.read_csv(folder / "ranks.csv")
+    ranks = read_table(folder, "ranks")
     for orders, prefix in ((SAME, "lds"), (OTHER, "lds_other")):
         for row in done.loc[done.groupby("method").lds.idxmax()].itertuples():
             assert correlations(ranks, row.method, orders).mean() == pytest.approx(getattr(row, prefix), abs=1e-5)
-    timing = pd.read_csv(folder / "timing.csv")
+    timing = read_table(folder, "timing")
     assert set(timing.method) == OURS | {"one training", "12 halves together"}
     assert timing.set_index("method").trainings["one training"] == 1
     assert (folder / "figure.png").is_file()
-    rest = pd.read_csv(folder / "rest.csv")
+    rest = read_table(folder, "rest")
     assert rest.groupby("num_epochs").size().tolist() == [6, 6]
     # What rest says of a score is what the table says of it.
     own = rest[rest.num_epochs == 5].set_index("predictor")
     for name in (FILTER, SEGMENTS, UNROLLED):
         assert own.lds[name] == pytest.approx(done.set_index("method").lds[name], abs=1e-5)
-    part_way = pd.read_csv(folder / "part_way.csv").set_index(["predictor", "share"]).lds
+    part_way = read_table(folder, "part_way").set_index(["predictor", "share"]).lds
     assert part_way[UNROLLED].index.tolist() == [0.25, 0.5, 1]
     for name in (FILTER, SEGMENTS, UNROLLED):
         assert part_way[name, 1] == own.lds[name]
         assert part_way[name, 0.25] == own.lds_part_way[name]
-    answer = pd.read_csv(folder / "which_score.csv")
+    answer = read_table(folder, "which_score")
     # LDS twice; one removal, random ones included; and the PBRF, which is not asked about itself
     assert sorted(answer.groupby("question").size()) == sorted(
         [len(OURS)] * 2 + [len(RANKING) + 1, len(RANKING) - 1]

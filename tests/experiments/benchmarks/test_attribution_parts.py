@@ -73,7 +73,7 @@ def network() -> SimpleNamespace:
 def trained(weight_decay: float) -> SimpleNamespace:
     model = nn.Linear(INPUTS, CLASSES, bias=False).double().eval()
     length = SimpleNamespace(weight_decay=weight_decay, damping=DAMPING)
-    return SimpleNamespace(model=model, run=SimpleNamespace(length=lambda: length))
+    return SimpleNamespace(model=model, length=length)
 
 
 def softmax(logits: np.ndarray) -> np.ndarray:

@@ -293,7 +293,7 @@ def test_how_to_enter_runs_as_written(
     score.judge_file("digits", str(tmp_path / "mine.npy"))
     printed = capsys.readouterr().out
     assert (tmp_path / "digits.png").is_file()
-    lines = {line[:20].strip(): line for line in printed.splitlines()}
+    lines = {line.partition("  ")[0]: line for line in printed.splitlines()}
     # Scores of the networks that the recipe trains again stand beside those of the board.
     yours, board = (
         [float(value) for value in re.findall(r"(-?\d\.\d+) \(", lines[name])]

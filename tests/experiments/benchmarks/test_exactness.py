@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-import pandas as pd
 import pytest
 import torch
 from omegaconf import OmegaConf
 from torch.func import functional_call, hessian, jacrev
 from torch.testing import assert_close
 
+from curvlab.lab.tables import read_table
 from experiments.benchmarks.attribution.exactness import pearson
 from experiments.benchmarks.attribution.libraries import process
 from experiments.benchmarks.attribution.libraries.own_matrix import FISHER, GAUSS_NEWTON, HESSIAN
@@ -146,7 +146,7 @@ def test_a_failing_worker_gives_its_last_line(tmp_path: Path) -> None:
 def test_target(run_smoke: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CURVLAB_PEERS_PYTHON", raising=False)
     folder = run_smoke("benchmarks/attribution", "parts=[libraries]")
-    table = pd.read_csv(folder / "libraries.csv")
+    table = read_table(folder, "libraries")
     assert (folder / "figure_more.png").is_file()
     assert table.groupby("damping").method.apply(list).map(len).tolist() == [3, 3]  # 1e-3, and the run's
     by_method = table.set_index("method")

@@ -16,6 +16,7 @@ from torch import nn
 
 from curvlab.lab import ClaimResult, Computed, all_targets, load_config, runs
 from curvlab.lab.reporting import load_claims
+from curvlab.lab.tables import read_table
 from experiments.benchmarks.llc.default_sampler import COLUMNS as STEP_COLUMNS
 from experiments.benchmarks.llc.devinterp_chains import available
 from experiments.benchmarks.llc.peers import floor_seconds, summary_table
@@ -47,10 +48,10 @@ def test_devinterp_is_a_peer_up_to_its_first_major_version(
 
 def test_every_method_is_estimated_and_timed(run_smoke: Callable[..., Path]) -> None:
     folder = run_smoke("benchmarks/llc", "parts=[peers]")
-    for name in ("table.csv", "power.csv", "figure.png", "known.png", "run.json"):
+    for name in ("table.csv", "power.csv", "figure.png", "run.json"):
         assert (folder / name).is_file()
-    table, summary = pd.read_csv(folder / "table.csv"), pd.read_csv(folder / "summary.csv")
-    timings = pd.read_csv(folder / "timings.csv")
+    table, summary = read_table(folder, "table"), read_table(folder, "summary")
+    timings = read_table(folder, "timings")
     record = json.loads((folder / "run.json").read_text())
     expected = {"curvlab", "curvlab, one vmap", "devinterp", "devinterp, with replacement"}
     missing = {entry.split(" is not")[0] for entry in record["reduced"]}

@@ -19,6 +19,7 @@ from torch import nn
 from curvlab.lab import ClaimResult, Computed, all_targets
 from curvlab.lab.reporting import load_claims
 from curvlab.lab.reporting.claim_sheet import load_claim_sheet
+from curvlab.lab.tables import read_table
 from curvlab.sampling import choose_sgld_settings, estimate_llc
 from experiments.benchmarks.llc.default_sampler import COLUMNS, judge, steps, summary, told_excess
 from experiments.benchmarks.llc.devinterp_chains import DivergedError, available, devinterp_chains
@@ -91,7 +92,7 @@ def test_the_network_has_its_rank() -> None:
 
 def test_from_the_networks_to_the_verdicts(run_smoke: Callable[..., Path]) -> None:
     folder = run_smoke("benchmarks/llc", "parts=[exact]")
-    table, noises = (pd.read_csv(folder / f"{name}.csv") for name in ("exact", "exact_noises"))
+    table, noises = (read_table(folder, name) for name in ("exact", "exact_noises"))
     assert table.sampler.tolist() == ["averaged noises", "underdamped", AT_START]
     assert table.ratio.tolist() == pytest.approx((table.estimate / table.exact).tolist(), rel=1e-4)
     assert noises.groupby("sampler").size().to_dict() == {"SGLD": 2, "averaged noises": 2}
@@ -117,7 +118,7 @@ def test_what_the_library_chooses_is_the_exact_value() -> None:
 
 def test_the_default_sampler_is_the_one_that_was_measured_to_be_nearer() -> None:
     told = inspect.getdoc(choose_sgld_settings) or ""
-    table = pd.read_csv(ROOT / "results" / "benchmarks" / "llc" / "embedded" / "exact_noises.csv")
+    table = read_table(ROOT / "results" / "benchmarks" / "llc" / "embedded", "exact_noises")
     for sampler, name in (("averaged noises", "averaged"), ("SGLD", "sgld")):
         first, *others = [f"{100 * abs(ratio - 1):.1f}" for ratio in table[table.sampler == sampler].ratio]
         text = rf'"{name}"( is)? {first}, {others[0]} and {others[1]} %'

@@ -13,6 +13,7 @@ from torch import nn
 
 from curvlab.lab import ClaimResult, Computed
 from curvlab.lab.reporting import load_claims
+from curvlab.lab.tables import read_table
 from curvlab.training import shuffled_batches
 from experiments.benchmarks.attribution.retraining import HALVES, LEFT_OUT, Network, floor_seconds, ratios, summary
 
@@ -20,7 +21,7 @@ from experiments.benchmarks.attribution.retraining import HALVES, LEFT_OUT, Netw
 def test_both_ways_end_at_the_same_parameters(run_smoke: Callable[..., Path]) -> None:
     folder = run_smoke("benchmarks/attribution", "parts=[retraining]")
     names = ("retraining", "retraining_timing", "floors")
-    table, timing, floors = (pd.read_csv(folder / f"{name}.csv") for name in names)
+    table, timing, floors = (read_table(folder, name) for name in names)
     assert table[["dtype", "what", "copies"]].to_numpy().tolist() == [
         [dtype, what, copies] for dtype in ("float64", "float32") for what, copies in ((LEFT_OUT, 6), (HALVES, 12))
     ]

@@ -17,6 +17,7 @@ from curvlab.influence import ProximalBregmanObjective
 from curvlab.lab import Computed
 from curvlab.lab.reporting import load_claims
 from curvlab.lab.runs.record import read_record
+from curvlab.lab.tables import read_table
 from curvlab.linalg import identity
 from curvlab.solvers import LissaHyperparameters
 from experiments.lissa.agreement_panels import cell_table, over_runs, panel_rows
@@ -91,7 +92,7 @@ def test_results_are_consistent_and_scores_those_of_the_settings(smoke_result) -
     smoke: Path = smoke_result("lissa/fig1")
     scores = pd.read_csv(smoke / "scores_mlp-8-digits-200.csv")
     assert len(scores) == 3 * 20  # points x test points
-    table = pd.read_csv(smoke / "table.csv")
+    table = read_table(smoke, "table")
     assert table.constant.value_counts().to_dict() == {
         "C = 2": 3 * 2,  # points x seeds
         "C measured": 2 * 2,
@@ -107,13 +108,13 @@ def test_results_are_consistent_and_scores_those_of_the_settings(smoke_result) -
     assert claims["self-check"].value == pytest.approx(1, abs=1e-4)
     assert claims["agreement-mlp-8-digits-200"].verdict == "not asked here"  # two seeds
     assert claims["pbrf-overflow"].verdict == claims["cause-mlp-8-digits-200"].verdict == "out of reach"
-    cells = pd.read_csv(smoke / "cells.csv")
+    cells = read_table(smoke, "cells")
     assert cells.constant.tolist() == ["C = 2", "C measured", "C = 2, by importance"]
     assert claims["cell-unsaturated-assumed"].value == pytest.approx(cells["pearson, other batches"][0])
     assert {"name": "num_points", "ours": 3, "paper": 25} in json.loads((smoke / "run.json").read_text())[
         "settings"
     ]
-    summary = pd.read_csv(smoke / "summary.csv").iloc[0]
+    summary = read_table(smoke, "summary").iloc[0]
     assert summary["damping"] == pytest.approx(0.1 * summary["lambda_max"], rel=1e-4)
     assert summary["step size"] == pytest.approx(1 / (summary["lambda_max"] + summary["damping"]), rel=1e-4)
     assert summary["batch size"] == np.ceil(2 * summary["tr(G)"] / summary["lambda_max"])
@@ -148,7 +149,7 @@ GIVEN = [
 
 def test_lambda_max_is_not_measured_where_all_settings_are_given(run_smoke) -> None:
     folder: Path = run_smoke("lissa/fig1", *GIVEN)
-    row = pd.read_csv(folder / "summary.csv").iloc[0]
+    row = read_table(folder, "summary").iloc[0]
     assert math.isnan(row["lambda_max"])
     assert (row["damping"], row["step size"], row["batch size"], row["steps"]) == (0.2, 0.05, 30, 12)
     # App. B.2: C tr / (1/η - λ), which for Corollary 1's step size is C tr / lambda_max.
@@ -157,16 +158,16 @@ def test_lambda_max_is_not_measured_where_all_settings_are_given(run_smoke) -> N
     units = [unit["name"] for unit in read_record(folder)["units"]]
     assert "spectrum/trace" in units
     assert "spectrum/largest" not in units
-    measured = pd.read_csv(run_smoke("lissa/fig1") / "summary.csv").iloc[0]
+    measured = read_table(run_smoke("lissa/fig1"), "summary").iloc[0]
     assert row["tr(G)"] == measured["tr(G)"]  # of the same probes
 
 
 def test_with_one_epsilon_the_larger_is_the_other(run_smoke) -> None:
     """Its rows are those of C = 2, but for rounding: the columns of a product are computed together."""
     folder: Path = run_smoke("lissa/fig1", "larger.epsilon=1e-8")
-    own = pd.read_csv(folder / "larger_epsilon.csv")
+    own = read_table(folder, "larger_epsilon")
     assert own.columns.tolist() == LARGER
-    table = pd.read_csv(folder / "table.csv")
+    table = read_table(folder, "table")
     expected = table[(table.constant == "C = 2") & (table.position < 2)].reset_index(drop=True)
     assert len(own) == 2 * 2  # points x seeds
     same = ["task", "position", "seed", "lissa_pbrf_case", "lissa_overflow", "pbrf_overflow", "parted_step"]
@@ -176,7 +177,7 @@ def test_with_one_epsilon_the_larger_is_the_other(run_smoke) -> None:
 
 
 def test_a_large_epsilon_leaves_the_quadratic_range(run_smoke) -> None:
-    own = pd.read_csv(run_smoke("lissa/fig1", "larger.epsilon=30") / "larger_epsilon.csv")
+    own = read_table(run_smoke("lissa/fig1", "larger.epsilon=30"), "larger_epsilon")
     assert (own.parted_step > 0).any()
     assert (own.lissa_length <= 1).all()  # while LiSSA is no longer than a solution
 

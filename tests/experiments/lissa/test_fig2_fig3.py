@@ -15,6 +15,7 @@ from omegaconf import OmegaConf
 from curvlab.lab import ClaimResult, Computed, ConfigurationError
 from curvlab.lab.reporting import load_claims
 from curvlab.lab.runs.record import read_record
+from curvlab.lab.tables import read_table
 from experiments.lissa import sentence_similarity as statistics
 from experiments.lissa.fig2 import recorded_steps
 from experiments.lissa.fig3 import SENTENCES, compute
@@ -28,9 +29,7 @@ PANELS = [
 
 def test_tables_agree_with_each_other(smoke_result) -> None:
     smoke: Path = smoke_result("lissa/fig2")
-    table, between, recipes = (
-        pd.read_csv(smoke / f"{name}.csv") for name in ("table", "between_steps", "recipes")
-    )
+    table, between, recipes = (read_table(smoke, name) for name in ("table", "between_steps", "recipes"))
     assert len(table) == 3 * 2 * 3 * len(recorded_steps(30))  # batch sizes, seeds, points
     sizes = table.groupby("batch_size").num_runs.first()
     large, recommended, small = sorted(sizes.index, reverse=True)
@@ -101,7 +100,7 @@ def test_no_number_stands_for_a_run_that_overflows(computed_of, judged) -> None:
 def test_nothing_asks_for_the_spectrum_where_all_settings_are_given(run_smoke) -> None:
     given = ["task=mlp_8_digits_200", "damping=0.2", "step_size=0.05", "batch_size=20", "num_seeds=2"]
     folder: Path = run_smoke("lissa/fig2", *given)
-    row = pd.read_csv(folder / "summary.csv").iloc[0]
+    row = read_table(folder, "summary").iloc[0]
     assert math.isnan(row["lambda_max"])
     assert math.isnan(row["tr(G)"])
     assert (row["step size"], row["damping"], row["batch sizes"]) == (0.05, 0.2, "40 20 2x10")
@@ -128,12 +127,12 @@ def smoke(run_smoke: Callable[..., Path]) -> Path:
 
 
 def test_results_are_complete_and_consistent(smoke: Path) -> None:
-    table = pd.read_csv(smoke / "table.csv")
+    table = read_table(smoke, "table")
     assert len(table) == 2 * 210  # models x pairs of 20 sentences, themselves included
     itself = table[table["first"] == table["second"]]
     assert np.allclose(itself[["gradient", "influence"]], 1)
     assert table[["gradient", "influence"]].abs().max().max() <= 1 + 1e-6
-    summary = pd.read_csv(smoke / "summary.csv")
+    summary = read_table(smoke, "summary")
     assert (summary.largest_residual <= 0.1).all()
     assert np.allclose(summary["damping"], 0.1 * summary["lambda_max"], rtol=1e-4)
     claims = {result.claim.id: result for result in load_claims(smoke)}
@@ -151,7 +150,7 @@ def test_results_are_complete_and_consistent(smoke: Path) -> None:
 
 
 def test_lissa_with_the_step_size_as_printed_is_above_the_limit(smoke: Path) -> None:
-    lissa = pd.read_csv(smoke / "lissa.csv").set_index("reading")
+    lissa = read_table(smoke, "lissa").set_index("reading")
     assert lissa.scaled_step_size["printed"] == pytest.approx(0.003 * 780)
     assert lissa.scaled_step_size["code"] == pytest.approx(0.003 / 5 * 780)
 

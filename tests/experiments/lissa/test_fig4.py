@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from curvlab.lab.reporting import load_claims
+from curvlab.lab.tables import read_table
 from experiments.lissa.fig4 import sampling_gap, slopes, token_gap
 
 
@@ -93,7 +94,7 @@ def test_independent_tokens_vary_less_than_tokens_of_a_sequence() -> None:
 
 def test_results_are_complete(smoke_result) -> None:
     folder: Path = smoke_result("lissa/fig4")
-    table = pd.read_csv(folder / "table.csv")
+    table = read_table(folder, "table")
     counts = {"mlp-8-digits-200": 3, "opt-1-16-documentation-120": 4}
     assert table.groupby("task", sort=False).size().to_dict() == counts
     assert table[table.task == "opt-1-16-documentation-120"].batch_size.tolist() == [128, 256, 512, 2]  # tokens

@@ -10,6 +10,7 @@ import pandas as pd
 import pytest
 
 from curvlab.lab.reporting import load_claims
+from curvlab.lab.tables import read_table
 from experiments.lissa.tab1 import paper_table
 
 
@@ -19,7 +20,7 @@ def smoke(run_smoke) -> Path:
 
 
 def test_results_are_complete_and_follow_from_each_other(smoke: Path) -> None:
-    table = pd.read_csv(smoke / "table.csv")
+    table = read_table(smoke, "table")
     assert table.task.tolist() == ["mlp-8-digits-200", "opt-1-16-documentation-120"]
     assert table.unit.tolist() == ["images", "tokens"]
     assert table.per_example.tolist() == [1, 128]

@@ -9,15 +9,14 @@ import pytest
 import torch
 
 from curvlab.lab.reporting import load_claims
+from curvlab.lab.tables import read_table
 from experiments.lissa.gradient_sketches import _exact, _sketched_products, _Tensors
 from experiments.lissa.tab3 import paper_table
 
 
 def test_results_are_complete_and_every_row_is_checked(smoke_result) -> None:
     folder: Path = smoke_result("lissa/tab3")
-    table, sketches, gradients = (
-        pd.read_csv(folder / f"{name}.csv") for name in ("table", "sketches", "gradients")
-    )
+    table, sketches, gradients = (read_table(folder, name) for name in ("table", "sketches", "gradients"))
     assert table.task.tolist() == ["mlp-8-digits-200", "opt-1-16-documentation-120"]
     assert (table.norm_over_trace <= 1).all()  # of any positive semi-definite matrix, up to the estimates' errors
     assert (table.square_over_product <= 1.2).all()

@@ -8,8 +8,9 @@ import sys
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
 import pytest
+
+from curvlab.lab.tables import read_table
 
 ROOT = Path(__file__).parents[3]
 FINITE_DIFFERENCES = 5e-3  # of products in float32: measured up to 1.4e-3
@@ -90,8 +91,8 @@ def written(on_two: Path, item: str) -> Path:
 
 @pytest.mark.timeout(900)
 def test_two_processes_write_one_table_with_the_numbers_of_one(run_smoke, on_two: Path) -> None:
-    table = pd.read_csv(written(on_two, "tab1") / "table.csv").set_index("task")
-    expected = pd.read_csv(run_smoke("lissa/tab1", *settings_of("lissa-tab1")) / "table.csv").set_index("task")
+    table = read_table(written(on_two, "tab1"), "table").set_index("task")
+    expected = read_table(run_smoke("lissa/tab1", *settings_of("lissa-tab1")), "table").set_index("task")
     numbers = expected.select_dtypes("number").columns
     # Finite differences in float32; C is a difference of nearly equal sums over two batches, in a direction that
     # Lanczos has to 3 %.
@@ -105,7 +106,7 @@ def test_two_processes_write_one_table_with_the_numbers_of_one(run_smoke, on_two
 def test_sketches_by_tensor_and_gradients_of_a_model_that_is_cut_up(run_smoke, on_two: Path) -> None:
     folder, alone = written(on_two, "tab3"), run_smoke("lissa/tab3", *settings_of("lissa-tab3"))
     for name in ("table", "gradients"):
-        found, expected = (pd.read_csv(place / f"{name}.csv").set_index("task") for place in (folder, alone))
+        found, expected = (read_table(place, name).set_index("task") for place in (folder, alone))
         numbers = expected.select_dtypes("number").columns
         assert len(expected) > 0
         # A standard error from two pairs is the difference of two estimates: its error is relative to those.

@@ -12,6 +12,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from curvlab.lab import ClaimResult, Computed
+from curvlab.lab.tables import read_table
 from experiments.ngd.cutoffs import cutoff_summary, relative_differences, sampler_settings
 from experiments.ngd.fig1 import relative_difference, summary_table
 from experiments.ngd.matched_loss import matched_differences
@@ -24,15 +25,15 @@ def test_fig1_counts_converged_and_valid_estimates_and_tunes_with_equal_budgets(
     run_smoke: Callable[..., Path],
 ) -> None:
     folder = run_smoke("ngd/fig1")
-    table = pd.read_csv(folder / "table.csv")
+    table = read_table(folder, "table")
     assert len(table) == 2 * 2  # optimizers, seeds
     assert table.llc.notna().equals(table.converged & table.valid)
     assert table.estimate.tolist() == pytest.approx((table.llc_raw + table.descent).tolist(), rel=1e-3)
-    tuning = pd.read_csv(folder / "tuning.csv")
+    tuning = read_table(folder, "tuning")
     assert tuning.groupby("optimizer").size().tolist() == [2 * 2] * 2  # learning rates, seeds
     assert set(tuning.epochs) == {25}
-    assert len(pd.read_csv(folder / "settings.csv")) == 2 * 3  # quantities, settings
-    cutoffs = pd.read_csv(folder / "cutoffs.csv")
+    assert len(read_table(folder, "settings")) == 2 * 3  # quantities, settings
+    cutoffs = read_table(folder, "cutoffs")
     assert len(cutoffs) == (3 + 2) * 2 * 2  # localizations and step sizes, optimizers, seeds
     nbeta = 200 / math.log(200)
     assert cutoffs.curvature_cutoff.tolist() == pytest.approx((cutoffs.localization / nbeta).tolist())
@@ -40,7 +41,7 @@ def test_fig1_counts_converged_and_valid_estimates_and_tunes_with_equal_budgets(
 
 def test_rates_that_diverge_are_no_choice(run_smoke: Callable[..., Path]) -> None:
     folder = run_smoke("ngd/fig1", "tuned_and_matched.lrs=[0.02,1e30]", "tuned_and_matched.seeds=[0]")
-    table = pd.read_csv(folder / "tuning.csv")
+    table = read_table(folder, "tuning")
     assert table[table.lr > 1].train_loss.isna().all()
     assert table[table.chosen].lr.unique().tolist() == [0.02]
 

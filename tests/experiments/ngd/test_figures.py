@@ -11,6 +11,7 @@ import pandas as pd
 import pytest
 
 from curvlab.lab import ClaimResult, Computed, all_targets, load_config, task_settings
+from curvlab.lab.tables import read_table
 from experiments.ngd.fig3 import equal_loss_trends, interpolated, summary_table, trend_table
 from experiments.ngd.matched_loss import matched_differences
 from experiments.ngd.overfitting import last_epoch_table, since_minimum
@@ -102,13 +103,13 @@ def judge(computed_of: Callable[..., Computed], judged: Callable[[str, Computed]
 
 def test_fig3_end_to_end(run_smoke: Callable[..., Path]) -> None:
     folder = run_smoke("ngd/fig3")
-    table = pd.read_csv(folder / "table.csv")
+    table = read_table(folder, "table")
     assert table.groupby("sweep").size().to_dict() == {"alpha": 3 * 2, "epsilon": 3 * 2, "sgd": 2}
     assert table.llc.notna().equals(table.converged & table.valid)
     # The settings that both sweeps share are one and the same network.
     shared = [table[(table.sweep == sweep) & (table.value == value)] for sweep, value in SHARED.items()]
     assert shared[0].train_loss.tolist() == shared[1].train_loss.tolist()
-    equal = pd.read_csv(folder / "equal_loss.csv")
+    equal = read_table(folder, "equal_loss")
     ends = table[table.sweep != "epsilon"].groupby("seed").train_loss.max()
     for seed, own in equal.groupby("seed"):
         assert own.level.tolist() == pytest.approx([ends[seed]] * 4)
@@ -237,14 +238,14 @@ def judge_key(
 
 def test_fig7_and_fig8_have_one_set_of_units(run_smoke: Callable[..., Path]) -> None:
     fig7 = run_smoke("ngd/fig7")
-    table = pd.read_csv(fig7 / "table.csv")
+    table = read_table(fig7, "table")
     assert len(table) == 2 * 2 * 4  # optimizers, seeds, checkpoints
     rises = since_minimum(table).query("quantity == 'validation_loss' and optimizer == 'sgd'").change
     assert (rises > 0.1).all()  # an overfitting regime, or the figure shows nothing
     fig8 = run_smoke("ngd/fig8")
     misses = [json.loads((folder / "run.json").read_text())["store"]["misses"] for folder in (fig7, fig8)]
     assert min(misses) == 0 < max(misses)  # the one that ran first has computed all that the other needs
-    assert pd.read_csv(fig8 / "table.csv").equals(table)
+    assert read_table(fig8, "table").equals(table)
 
 
 @pytest.mark.parametrize("preset", ["embedded", "paper"])

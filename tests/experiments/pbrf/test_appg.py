@@ -14,8 +14,9 @@ import torch
 from torch import nn
 from torch.func import functional_call, hessian, jacrev
 
-from curvlab.lab import ClaimResult, all_targets, load_config, runs, task_settings
+from curvlab.lab import ClaimResult, all_targets, load_config, runs, tables, task_settings
 from curvlab.lab.reporting import load_claims
+from curvlab.lab.tables import read_table
 from curvlab.linalg import DenseOperator
 from experiments.pbrf.appg.cost_claims import guaranteed_steps
 from experiments.pbrf.appg.formulas import mean_of_inverses, mean_of_products, neumann_sum
@@ -150,7 +151,7 @@ def test_scores_by_s_test_are_those_of_the_dense_inverse(systems: dict[str, Syst
 
 
 def test_curves_start_from_little_and_count_batches_by_their_share(smoke: Path) -> None:
-    curves = pd.read_csv(smoke / "curves.csv")
+    curves = read_table(smoke, "curves")
     for _, own in curves.groupby(["curvature", "seed", "method"]):
         assert own.work.is_monotonic_increasing
     cg = curves[curves.method == "CG"].groupby(["curvature", "seed"])
@@ -166,7 +167,7 @@ def test_curves_start_from_little_and_count_batches_by_their_share(smoke: Path) 
 
 
 def test_results_are_complete_and_printed_formulas_are_refuted(smoke: Path) -> None:
-    assert {path.stem for path in smoke.glob("*.csv")} == {
+    assert set(tables.names(smoke)) == {
         "table", "curves", "equal_cost", "states", "formulas", "step_time", "s_test"
     }  # fmt: skip
     verdicts = {result.claim.id: result for result in load_claims(smoke)}

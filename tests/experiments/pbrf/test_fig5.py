@@ -18,6 +18,7 @@ import pytest
 from curvlab.influence.retraining import GAPS
 from curvlab.lab import ConfigurationError, load_config, task_settings
 from curvlab.lab.reporting import load_claims
+from curvlab.lab.tables import read_table
 from curvlab.lab.targets.gather import gather
 from experiments.pbrf.fig5 import FACTORS, TARGET, levels
 
@@ -57,7 +58,7 @@ def smoke(run_smoke) -> Path:
 
 @pytest.fixture(scope="module")
 def points(smoke: Path) -> pd.DataFrame:
-    return pd.read_csv(smoke / "points.csv")
+    return read_table(smoke, "points")
 
 
 def gaps(points: pd.DataFrame, factor: str, level: float) -> np.ndarray:
@@ -67,9 +68,9 @@ def gaps(points: pd.DataFrame, factor: str, level: float) -> np.ndarray:
 
 def test_results_are_complete_and_agree_with_each_other(smoke: Path, points: pd.DataFrame) -> None:
     names = {"table.csv", "points.csv", "networks.csv", "slopes.csv", "figure.png", "claims.json", "run.json"}
-    assert {path.name for path in smoke.iterdir()} == {*names, "figure_more.png"}
+    assert {path.name.removesuffix(".gz") for path in smoke.iterdir()} == {*names, "figure_more.png"}
     assert len(points) == len(FACTORS) * 2 * 2 * (len(GAPS) + 3)  # levels, groups, gaps and 3 distances
-    table = pd.read_csv(smoke / "table.csv")
+    table = read_table(smoke, "table")
     assert len(table) == len(FACTORS) * 2 * (len(GAPS) + 3)
     means = points.groupby(["factor", "level", "gap"]).per_example.mean()
     for row in table.itertuples():
@@ -93,7 +94,7 @@ def test_the_whole_is_at_most_the_sum_of_its_gaps(points: pd.DataFrame) -> None:
 
 def test_one_seed_decides_nothing(smoke: Path) -> None:
     assert {result.verdict for result in load_claims(smoke)} <= {"undecided", "out of reach", "not asked here"}
-    slopes = pd.read_csv(smoke / "slopes.csv")
+    slopes = read_table(smoke, "slopes")
     assert set(slopes.direction) == {"undecided"}
     cold_and_warm = slopes[(slopes.factor == "damping") & (slopes.gap == "warm_start")]
     assert cold_and_warm.slope.item() == 0  # neither depends on the damping
@@ -101,7 +102,7 @@ def test_one_seed_decides_nothing(smoke: Path) -> None:
 
 def test_what_diverges_is_nan_and_named(run_smoke) -> None:
     folder = run_smoke("pbrf/fig5", "factor=width", "bregman_lr_divisor=1e-100")
-    networks, table = pd.read_csv(folder / "networks.csv"), pd.read_csv(folder / "table.csv")
+    networks, table = read_table(folder, "networks"), read_table(folder, "table")
     assert set(networks.diverged) == {"proximal_bregman, linearised"}
     by_gap = table.groupby("gap")["mean"].agg(lambda values: values.isna().all())
     assert by_gap[by_gap].index.tolist() == ["linearisation", "non_convergence", "solver"]
@@ -224,17 +225,17 @@ def test_a_sweep_killed_twice_ends_with_the_undisturbed_tables(
     assert start(sweep)[1]() == 0
     results = tmp_path / "results" / "pbrf" / "fig5"
     for factor in factors:
-        for name in ("table.csv", "points.csv", "networks.csv", "slopes.csv"):
-            found, whole = (pd.read_csv(folder / name) for folder in (results / f"smoke+factor={factor}", smoke))
+        for name in ("table", "points", "networks", "slopes"):
+            found, whole = (read_table(folder, name) for folder in (results / f"smoke+factor={factor}", smoke))
             expected = whole[whole.factor == factor].reset_index(drop=True)
             pd.testing.assert_frame_equal(found, expected, check_exact=True, check_dtype=False)
     # Its units are those of the whole.
     alone = run_smoke("pbrf/fig5", "factor=width")
     assert json.loads((alone / "run.json").read_text())["store"]["misses"] == 0
     assert gather(["pbrf-fig5"], tmp_path / "results") == 0
-    gathered = pd.read_csv(results / "smoke" / "sweep" / "points.csv")
+    gathered = read_table(results / "smoke" / "sweep", "points")
     assert (gathered["override factor"] == gathered.factor).all()
     order = ["factor", "level", "group", "gap"]
-    expected = pd.read_csv(smoke / "points.csv").query("factor in @factors").sort_values(order)
+    expected = read_table(smoke, "points").query("factor in @factors").sort_values(order)
     gathered = gathered.sort_values(order)[expected.columns]
     pd.testing.assert_frame_equal(gathered.reset_index(drop=True), expected.reset_index(drop=True))

@@ -49,7 +49,7 @@ def test_every_method_has_its_curve(smoke: Path) -> None:
 
 
 def test_networks_say_what_was_learnt_and_how_far_the_responses_got(smoke: Path) -> None:
-    networks = pd.read_csv(smoke / "networks.csv")
+    networks = read_table(smoke, "networks")
     assert (networks.mislabelled == 20).all()
     assert (networks["wrong label loss"] > 2 * networks["train loss"]).all()
     assert (networks["wrong labels predicted"] <= 0.3).all()
@@ -61,7 +61,7 @@ def test_networks_say_what_was_learnt_and_how_far_the_responses_got(smoke: Path)
 
 def test_without_pbrf_and_by_probes_influence_stays_the_same(smoke: Path, run_smoke: Callable[..., Path]) -> None:
     folder = run_smoke("pbrf/fig6", "descent=null", "influence.num_probes=400", "seeds=[0]")
-    exact, estimated = (pd.read_csv(path / "seeds.csv") for path in (smoke, folder))
+    exact, estimated = (read_table(path, "seeds") for path in (smoke, folder))
     assert PBRF not in estimated.method.tolist()
     both = exact.merge(estimated, on=["task", "method", "seed"]).set_index("method")
     assert both.area_x[INFLUENCE] == pytest.approx(both.area_y[INFLUENCE], abs=0.01)

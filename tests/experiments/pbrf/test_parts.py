@@ -10,7 +10,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import pytest
 import torch
 from omegaconf import OmegaConf
@@ -21,6 +20,7 @@ from torch.testing import assert_close
 from curvlab.curvature import GaussNewtonOperator
 from curvlab.influence.retraining import SharedBatches
 from curvlab.lab import load_config, runs, task_settings
+from curvlab.lab.tables import read_table
 from curvlab.linalg import DenseOperator, LinearOperator, identity
 from curvlab.solvers import Direct
 from experiments.pbrf import networks
@@ -79,18 +79,18 @@ def test_steps_give_the_horizon() -> None:
 def test_small_weights_agree_with_influence(run_smoke) -> None:
     """Of a network of tanh, at smoke scale: to first order (Eq. 46), with the Gauss-Newton matrix alone."""
     folder: Path = run_smoke("pbrf/tab6")
-    found = pd.read_csv(folder / "correlations.csv")
+    found = read_table(folder, "correlations")
     own = (
         found.query("way == 'over_test' and coefficient == 'pearson' and estimate == 'exact'")
         .groupby("response")
         .value
     )
     assert own.min().small_weight > 0.999
-    points = pd.read_csv(folder / "points.csv")
+    points = read_table(folder, "points")
     assert (points["small_weight gradient norm"] <= 0.05).all()
     assert (points["carried_on distance"] <= 2 * MAX_DISTANCE).all()
     assert (points["carried_on fall"] > 0).all()
-    networks = pd.read_csv(folder / "networks.csv")
+    networks = read_table(folder, "networks")
     assert (networks["gauss_newton residual"] < 1e-5).all()
 
 

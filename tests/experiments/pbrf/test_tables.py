@@ -12,6 +12,7 @@ import torch
 
 from curvlab.influence.retraining import GAPS
 from curvlab.lab import Computed, all_targets, load_config, runs, task_settings
+from curvlab.lab.tables import read_table
 from experiments.pbrf.gaps import MOVES
 from experiments.pbrf.networks import load_network
 from experiments.pbrf.responses import Decomposition
@@ -24,10 +25,10 @@ def smoke(run_smoke) -> Path:
 
 
 def test_results_are_complete_and_agree_with_each_other(smoke: Path) -> None:
-    assert {path.name for path in smoke.iterdir()} == {
+    assert {path.name.removesuffix(".gz") for path in smoke.iterdir()} == {
         "table.csv", "points.csv", "networks.csv", "figure.png", "figure_more.png", "claims.json", "run.json"
     }  # fmt: skip
-    table, points = pd.read_csv(smoke / "table.csv"), pd.read_csv(smoke / "points.csv")
+    table, points = read_table(smoke, "table"), read_table(smoke, "points")
     assert len(points) == 2 * 4 * (len(GAPS) + len(MOVES))  # tasks x points x (gaps and distances from θ^s)
     for _, row in table.iterrows():
         own = points[points.task == row.task]
@@ -43,7 +44,7 @@ def test_results_are_complete_and_agree_with_each_other(smoke: Path) -> None:
 
 
 def test_logistic_regression_is_at_its_optimum_and_an_mlp_is_not(smoke: Path) -> None:
-    table = pd.read_csv(smoke / "table.csv").set_index("task")
+    table = read_table(smoke, "table").set_index("task")
     logistic, mlp = table.loc["logistic-diabetes-progression"], table.loc["mlp-4-diabetes-60"]
     assert logistic["gradient norm"] < 1e-6 < mlp["gradient norm"]
     for gap in ("warm_start", "non_convergence", "solver"):  # same optimum; same minimum; exact
@@ -58,25 +59,25 @@ def test_a_second_run_computes_nothing(smoke: Path, run_smoke) -> None:
 
 
 def test_only_the_solver_error_differs_from_table_5(smoke: Path, run_smoke) -> None:
-    other = pd.read_csv(smoke / "points.csv")
+    other = read_table(smoke, "points")
     folder = run_smoke("pbrf/tab4", "seeds=[0]")
-    points = pd.read_csv(folder / "points.csv")
+    points = read_table(folder, "points")
     other = other[other.task == "mlp-4-diabetes-60"].reset_index(drop=True)
     same = ~points.gap.isin(["solver", "moved"])
     pd.testing.assert_frame_equal(points[same], other[same])
     assert not np.allclose(points[~same].per_example, other[~same].per_example, rtol=1e-3)
-    curvatures = pd.read_csv(folder / "curvatures.csv")
+    curvatures = read_table(folder, "curvatures")
     by_matrix = (
         curvatures[~curvatures.definite & (curvatures.estimate == "exact")].groupby("curvature").solver.mean()
     )
     np.testing.assert_allclose(by_matrix.hessian, points[points.gap == "solver"].per_example.mean(), rtol=1e-6)
     np.testing.assert_allclose(by_matrix.gauss_newton, other[other.gap == "solver"].per_example.mean(), rtol=1e-5)
-    table = pd.read_csv(folder / "table.csv").iloc[0]
+    table = read_table(folder, "table").iloc[0]
     (definite,) = curvatures[curvatures.definite].damping.unique()
     assert table["smallest eigenvalue"] < -table["λ"]
     assert definite > -table["smallest eigenvalue"]
     without = run_smoke("pbrf/tab4", "hessian_seeds=[1]")  # seed 0 by LiSSA alone
-    points, curvatures = (pd.read_csv(without / name) for name in ("points.csv", "curvatures.csv"))
+    points, curvatures = (read_table(without, name) for name in ("points", "curvatures"))
     missing = points.per_example.isna()
     assert set(points[missing].seed) == {0}
     assert set(points[missing].gap) == {"solver", "moved"}
@@ -84,12 +85,12 @@ def test_only_the_solver_error_differs_from_table_5(smoke: Path, run_smoke) -> N
     exact = curvatures[(curvatures.estimate == "exact") & (curvatures.curvature == "hessian")]
     assert set(exact.seed) == {1}
     assert set(curvatures.seed) == {0, 1}
-    assert pd.read_csv(without / "table.csv").iloc[0]["solver per_example mean"] > 0
+    assert read_table(without, "table").iloc[0]["solver per_example mean"] > 0
 
 
 def test_eigenvalues_are_those_of_the_dense_hessian(run_smoke, tmp_path: Path) -> None:
     folder = run_smoke("pbrf/tab4", "seeds=[0]")
-    table, store = pd.read_csv(folder / "table.csv").iloc[0], folder.parents[3] / "store"
+    table, store = read_table(folder, "table").iloc[0], folder.parents[3] / "store"
     cfg = load_config(
         all_targets()["pbrf/tab4"],
         [
@@ -122,8 +123,8 @@ def test_eigenvalues_are_those_of_the_dense_hessian(run_smoke, tmp_path: Path) -
 
 
 def test_a_part_of_the_training_set_stands_for_all_of_it(smoke: Path, run_smoke) -> None:
-    whole = pd.read_csv(smoke / "table.csv").set_index("task").loc["mlp-4-diabetes-60"]
-    part = pd.read_csv(run_smoke("pbrf/tab5", "gap_examples=50") / "table.csv").set_index("task")
+    whole = read_table(smoke, "table").set_index("task").loc["mlp-4-diabetes-60"]
+    part = read_table(run_smoke("pbrf/tab5", "gap_examples=50"), "table").set_index("task")
     found = part.loc["mlp-4-diabetes-60"]
     for gap in GAPS:
         ratio = found[f"{gap} total mean"] / found[f"{gap} per_example mean"]

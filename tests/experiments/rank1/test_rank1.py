@@ -20,6 +20,7 @@ from torch.func import functional_call
 from curvlab.lab import ClaimResult, Computed, Run, load_config, plots
 from curvlab.lab.data import load_breast_cancer_one_hot
 from curvlab.lab.reporting import load_claims
+from curvlab.lab.tables import read_table
 from curvlab.optim import FisherNewton, UniformDirection, steps_bound
 from experiments.rank1 import fisher, prop
 from experiments.rank1.descent import descend, steps_panel
@@ -284,7 +285,7 @@ Result = Callable[..., pd.DataFrame]
 @pytest.fixture
 def table(smoke_result: Callable[[str], Path]) -> Result:
     """Return a function: a table of an item's smoke result."""
-    return lambda item, name="summary": pd.read_csv(smoke_result(f"rank1/{item}") / f"{name}.csv")
+    return lambda item, name="summary": read_table(smoke_result(f"rank1/{item}"), name)
 
 
 @pytest.mark.parametrize("item", VERDICTS)

@@ -8,7 +8,6 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-import pandas as pd
 import pytest
 import torch
 from hydra import compose, initialize_config_dir
@@ -21,6 +20,7 @@ from curvlab.curvature import GaussNewtonOperator
 from curvlab.lab import all_targets, load_config, run_target, runs, task_settings
 from curvlab.lab.data import DataSplits, load_digits, load_image_folder
 from curvlab.lab.models import small_causal_language_model
+from curvlab.lab.tables import read_table
 from curvlab.problem import stack
 from curvlab.training import evaluate
 from experiments.shared.loading import chosen_examples, held_out_examples
@@ -202,11 +202,11 @@ def test_the_paper_preset_loads_published_weights_tokenizer_and_text(
     target = all_targets()["lissa/fig3"]
     run_target(target, load_config(target, overrides))
     (found,) = (tmp_path / "results" / "lissa" / "fig3").glob("paper*")
-    summary = pd.read_csv(found / "summary.csv").iloc[0]
+    summary = read_table(found, "summary").iloc[0]
     assert summary["num_parameters"] == sum(p.numel() for p in model.parameters())
     assert summary["damping"] == 5.0
     assert summary["num_matvecs"] == 3 * 20
-    table = pd.read_csv(found / "table.csv")
+    table = read_table(found, "table")
     assert len(table) == 210
     # λ = 5 is far above lambda_max of an untrained model: then both similarities are the same.
     assert (table.gradient - table.influence).abs().max() < 0.2

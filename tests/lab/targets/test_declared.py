@@ -16,6 +16,7 @@ from omegaconf import OmegaConf
 
 from curvlab.lab import Computed, Target, all_targets, load_config, run_target, task_label, task_settings
 from curvlab.lab.reporting import load_claims
+from curvlab.lab.tables import read_table
 from curvlab.lab.targets.command import main
 from curvlab.lab.targets.execution import curves_of, draw_again, judge_again
 from curvlab.lab.targets.plan import in_bytes, plan, sizes, stored_units
@@ -221,7 +222,7 @@ def test_a_result_that_comes_out_as_published_is_left_as_it_was(
     judge_again([str(folder)])  # with the code as it is now
     draw_again([str(folder)])
     if change is not None and change[0] == "table.csv":
-        table = pd.read_csv(folder / "table.csv")
+        table = read_table(folder, "table")
         table[change[1]] *= change[2]
         table.to_csv(folder / "table.csv", index=False)
     elif change is not None:

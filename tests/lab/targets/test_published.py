@@ -15,6 +15,7 @@ import pytest
 
 from curvlab.lab import Claim, Criterion, Target, exact, judge
 from curvlab.lab.reporting import load_claims, save_claims
+from curvlab.lab.tables import read_table
 from curvlab.lab.targets import stale
 from curvlab.lab.targets import verify as module
 from curvlab.lab.targets.comparison import differences
@@ -324,7 +325,7 @@ def test_rows_carry_their_overrides_and_their_digits(tmp_path: Path, capsys: pyt
     assert gather(["rank1-fig1"], tmp_path) == 0
     folder = tmp_path / "rank1" / "fig1" / "laptop" / "sweep"
     assert folder.as_posix() in capsys.readouterr().out
-    table = pd.read_csv(folder / "table.csv", dtype=str, keep_default_na=False)
+    table = read_table(folder, "table", dtype=str, keep_default_na=False)
     assert table.to_dict("list") == {
         "variation": [first.name, first.name, "laptop+rule=b"],
         "commit": ["01234567"] * 3,

@@ -15,6 +15,7 @@ from hydra import compose
 from PIL import Image
 
 from curvlab.lab.runs import configuration
+from curvlab.lab.tables import read_table
 from curvlab.lab.targets.execution import numbers_of
 from curvlab.lab.targets.target import ROOT, all_targets
 
@@ -57,7 +58,7 @@ def test_a_failed_job_does_not_stop_the_others_and_is_named_at_the_end(
     done = experiments("gather", "toy-fig1")
     assert done.returncode == 0, done.stderr
     folder = toy / "results" / "toy" / "fig1" / "smoke" / "sweep"
-    claims = pd.read_csv(folder / "claims.csv")
+    claims = read_table(folder, "claims")
     assert set(claims.setting) == {"num_draws=5"}
     assert set(claims.runs) == {3}
     for _, row in claims.iterrows():

@@ -284,10 +284,11 @@ def load_claims(folder: str | Path) -> list[ClaimResult]:
         content = json.loads(path.read_text(encoding="utf-8"))
         if content["schema_version"] != SCHEMA_VERSION:
             raise ValueError(f"schema version {content['schema_version']!r}, expected {SCHEMA_VERSION}")
-        sheet = _sheet(ROOT / content["sheet"]) if "sheet" in content else None
+        sheet = _sheet(_place(path, content["sheet"])) if "sheet" in content else None
         return [_result(entry, sheet) for entry in content["claims"]]
-    except FileNotFoundError:
-        raise ValueError(f"{path.as_posix()} is missing: run `{rerun_command(folder)}` again.") from None
+    except FileNotFoundError as error:
+        missing = path.as_posix() if error.filename in (None, str(path)) else f"{error.filename}, its claims,"
+        raise ValueError(f"{missing} is missing: run `{rerun_command(folder)}` again.") from None
     except (ValueError, TypeError, KeyError, AttributeError, OSError) as error:
         raise ValueError(
             f"{path.as_posix()} is damaged ({type(error).__name__}: {error}): run `{rerun_command(folder)}` again."
@@ -318,6 +319,11 @@ def _to_json(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     return value
+
+
+def _place(path: Path, sheet: str) -> Path:
+    """Return the sheet that claims.json names, of the checkout where it lies, else of this one."""
+    return next((place / sheet for place in path.resolve().parents if (place / sheet).is_file()), ROOT / sheet)
 
 
 def _sheet(path: Path) -> ClaimSheet:

@@ -51,7 +51,7 @@ def board_of(task: str, results: str | Path = "results") -> tuple[pd.DataFrame, 
     """Return a task's published rows, each method at its best damping, and their ranks; none where none are."""
     for preset in PRESETS:
         folder = Path(results) / "benchmarks" / "board" / preset
-        if (folder / "best.csv").is_file():
+        if tables.table_path(folder, "best").is_file():
             best, ranks = (tables.read_table(folder, name) for name in ("best", "ranks"))
             if len(own := best[best.task == task]):
                 return own, ranks[ranks.task == task]

@@ -305,7 +305,7 @@ def test_an_average_over_orders_takes_none_that_is_judged(monkeypatch: pytest.Mo
 
     def trained(order: int) -> SimpleNamespace:
         averaged.append(order)
-        return SimpleNamespace(model=None, run=SimpleNamespace(length=lambda: None))
+        return SimpleNamespace(model=None, run=SimpleNamespace(rule=None), length=None)
 
     scores = SimpleNamespace(scores=torch.zeros(1, 1))
     monkeypatch.setattr(methods_module, "unrolled_response", lambda *_, run: scores)

@@ -6,9 +6,8 @@ import re
 
 import pytest
 import torch
-from torch.testing import assert_close
-
 from doors import BEGIN, END, FORMS, FUNCTIONS, KINDS, LIBRARY, MODELS, REFUSED, case_of, table
+from torch.testing import assert_close
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::UserWarning"),  # few steps: nothing converges

@@ -361,7 +361,7 @@ def draw(computed: Computed) -> dict[str, Figure]:
         axes[0].set_title(str(task))
     note = "mean over seeds, 95 % t interval (from three on); dots: seeds"
     panels.legend(
-        figure, title=f"{note}; {plots.COUNTS_NOTE}, SGD's at its line", columns=3, axes=[figure.axes[0]]
+        figure, title=f"{note}\n{plots.COUNTS_NOTE}, SGD's at its line", columns=3, axes=[figure.axes[0]]
     )
     return {"figure.png": figure}
 

@@ -114,7 +114,7 @@ def reader_names(tasks: Iterable[str]) -> dict[str, str]:
     return {task: name if names.count(name) == 1 else _called(task, whole=True) for task, name in short.items()}
 
 
-_KEY = re.compile(rf"(?<![\w-])(?:exact-ngd-)?(?:{'|'.join(_MODELS)})[a-z0-9]*(?:-[a-z0-9]+)+(?![\w-])")
+_KEY = re.compile(rf"(?<![\w-])(?:exact-ngd|(?:{'|'.join(_MODELS)})[a-z0-9]*)(?:-[a-z0-9]+)+(?![\w-])")
 
 
 def for_readers(texts: Iterable[str]) -> Callable[[str], str]:

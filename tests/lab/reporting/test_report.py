@@ -249,6 +249,9 @@ def test_a_picture_has_the_first_sentence_whose_claims_are_there(tmp_path: Path)
     path.write_text('a/b: ["No {none}.", "It is {correlates-mlp:%} of {far}.", "It is {correlates-mlp:%}."]')
     assert picture_title("a/b", [GOOD, FAR], path) == "It is 99.8 %."  # FAR is out of reach
     assert picture_title("a/c", [GOOD], path) == ""
+    undecided = judge(CORRELATES, 0.97, Interval(0.4, 0.998, "t 95 %, 3 seeds", 3), if_not_reproduced="-")
+    assert undecided.verdict == "undecided"
+    assert picture_title("a/b", [undecided], path) == "It is 97 (40 to 99.8) %."
 
 
 def test_reproduce_has_every_result_with_its_cost(made_up: dict[str, str]) -> None:

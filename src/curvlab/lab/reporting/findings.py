@@ -316,6 +316,7 @@ _FORMS: Mapping[str, Callable[[ClaimResult | None, float, Interval], str]] = {
     "at most": lambda _, __, interval: written(interval.high),
     "100 at most": lambda _, __, interval: written(100 * interval.high),
     "interval": lambda _, value, interval: _with_interval(value, interval),
+    "% interval": lambda _, value, interval: _with_interval(value, interval, unit=100.0) + " %",
     "points": lambda _, value, interval: _with_interval(value, interval, unit=100.0),
     "-points": lambda _, value, interval: _with_interval(value, interval, unit=-100.0),
     "paper": lambda result, _, __: str(result.claim.paper_value) if result else NO_VALUE,

@@ -10,13 +10,15 @@ import torch
 from torch import Tensor
 from torch.func import vjp, vmap
 
-from curvlab.curvature.examples import covering_layers, own_gauss_newton, recorded
+from curvlab.curvature.examples import covering_layers, own_gauss_newton, recorded, with_examples
 from curvlab.curvature.gauss_newton import GaussNewtonOperator
-from curvlab.curvature.layers import Layer
+from curvlab.curvature.layers import Layer, RecordedLayers
 from curvlab.curvature.operator import MeanOverRanks
-from curvlab.problem.batch import Inputs
+from curvlab.linalg import LinearOperator
+from curvlab.problem.batch import Inputs, num_examples, take
 
 _EXAMPLES_AT_ONCE = 256
+_NUMBERS_AT_ONCE = 2**24  # of rows that `dense_matrix` holds
 # Outputs of an example that rows are made of: those of its largest probabilities, where it has more.
 MAX_OUTPUTS = 32
 
@@ -144,6 +146,37 @@ def principal_rows(
     if layers is None:
         return _flat_rows(operator, chosen, num_rows)
     return _layered_rows(operator, layers, chosen, num_rows)
+
+
+@torch.inference_mode(False)
+def dense_matrix(operator: LinearOperator) -> Tensor:
+    """Return the matrix, (P, P): RᵀR of all examples' rows where layers hold all parameters, else by products.
+
+    Rows are taken of a Gauss-Newton matrix, alone and on one process, of a loss with closed forms and at most
+    `MAX_OUTPUTS` outputs. Cost then: (1 + 2 C) F and N C P² multiplications in one product of matrices; for 128
+    examples of 10 classes and P = 500 a quarter of the seconds of P products. Values that are not finite stay.
+    """
+    matrix = with_examples(operator)
+    if not isinstance(matrix, GaussNewtonOperator) or matrix is not operator or matrix.loss.is_psd is not True:
+        return operator.to_dense()
+    layers = covering_layers(matrix)
+    if layers is None:
+        return operator.to_dense()
+    total = torch.zeros(matrix.shape, dtype=matrix.dtype, device=matrix.device)
+    for inputs, targets in matrix.problem.batches:
+        size = max(1, _NUMBERS_AT_ONCE // (MAX_OUTPUTS * matrix.shape[0]))
+        for places in torch.arange(num_examples(inputs), device=matrix.device).split(size):
+            own = targets[places]
+            batch = RecordedLayers(matrix.function, layers, take(inputs, places))
+            if batch.outputs.ndim != 2 or batch.outputs.shape[1] > MAX_OUTPUTS:
+                return operator.to_dense()
+            matrix.loss.check(batch.outputs, own)
+            columns = matrix.loss.hessian_factors(batch.outputs, own)
+            rows = total.new_empty(len(columns) * len(own), len(total))
+            for part in batch.rows(columns):
+                part.layer.write(part.dense().flatten(0, 1), rows.T)
+            total.addmm_(rows.T, rows)
+    return total / matrix.divisor
 
 
 def numbers_of_row(operator: GaussNewtonOperator | MeanOverRanks) -> int:

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
 from curvlab.arguments import not_negative, positive
+from curvlab.curvature.rows import dense_matrix
 from curvlab.linalg import LinearOperator
 from curvlab.optim.flat import Closure, DivergedError, VectorOptimizer, evaluate
 
@@ -22,7 +23,7 @@ class ExactNGDInfo:
         trace: tr F, before smoothing.
         kappa: κ.
         step_norm: ‖(F + κI)⁻¹ ∇L‖, before lr; ‖∇L‖ with rescale=True.
-        num_matvecs: Fisher products of all steps so far.
+        num_matvecs: columns of F that all steps so far have formed, a product's worth each unless rows give F.
     """
 
     gradient_norm: float
@@ -50,7 +51,8 @@ class ExactNGD(VectorOptimizer):
         rescale: rescale the step to the gradient's norm, as `NGD` does by default.
         max_size: refuse more parameters than this: F is formed, (d, d).
 
-    Cost of a step: d products with F, d²-by-d memory and O(d³) for the factorisation.
+    Cost of a step: d products with F, or one product of its examples' rows where all parameters are in linear and
+    convolutional layers (`dense_matrix`); d² memory and O(d³) for the factorisation.
 
     Example:
         >>> from curvlab.curvature import FisherOperator
@@ -113,7 +115,7 @@ class ExactNGD(VectorOptimizer):
         gradient = self._gradient()
         operator = self.fisher if fisher is None else fisher
         self._check_size(operator)
-        dense = operator.to_dense()
+        dense = dense_matrix(operator)
         if not bool(dense.isfinite().all()):
             raise DivergedError("the Fisher matrix holds NaN or infinity: the iteration has diverged. Lower lr.")
         self._num_matvecs += len(dense)

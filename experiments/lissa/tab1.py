@@ -42,10 +42,9 @@ from curvlab.lab import (
 )
 from curvlab.lab.names import reader_names
 from curvlab.solvers import lissa_hyperparameters
-from experiments.lissa.agreement_panels import UNSATURATED_LOSS
 from experiments.papers import FOLDER
 from experiments.shared import spectrum as units
-from experiments.shared.constant_bounds import constant_bounds
+from experiments.shared.constant_bounds import UNSATURATED_LOSS, constant_bounds
 from experiments.shared.task import Task, TrainedTask
 from experiments.shared.worst_case import farthest_ratio, judge_row, largest
 

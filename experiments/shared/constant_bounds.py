@@ -28,6 +28,9 @@ from curvlab.spectrum import top_eigenvalues
 from experiments.shared.spectrum import gauss_newton
 from experiments.shared.task import TrainedTask
 
+# The training loss of the paper's networks is about 1: from this loss on one counts as unsaturated, as theirs.
+UNSATURATED_LOSS = 0.5
+
 MOST_EXAMPLES = 512  # whose λmax is taken one by one, where traces are not to be had
 
 

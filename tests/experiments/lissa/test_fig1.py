@@ -20,9 +20,9 @@ from curvlab.lab.runs.record import read_record
 from curvlab.lab.tables import read_table
 from curvlab.linalg import identity
 from curvlab.solvers import LissaHyperparameters
-from experiments.lissa.agreement_panels import cell_table, over_runs, panel_rows
 from experiments.lissa.fig1 import LARGER, TARGET
-from experiments.lissa.lissa_and_pbrf import Paired, Pairs, parting_steps, run_paired
+from experiments.lissa.fig1.agreement_panels import cell_table, over_runs, panel_rows
+from experiments.lissa.fig1.lissa_and_pbrf import Paired, Pairs, parting_steps, run_paired
 
 DAMPING, STEP_SIZE, NUM_STEPS = 0.3, 0.2, 25
 

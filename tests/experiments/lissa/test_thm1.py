@@ -12,14 +12,14 @@ from torch import Tensor, nn
 
 from curvlab.curvature import GaussNewtonOperator
 from curvlab.lab.reporting import load_claims
-from experiments.lissa.error_bounds import (
+from experiments.lissa.thm1.error_bounds import (
     SecondMoments,
     bounds,
     condition_constant,
     condition_eigenvalue,
     sufficient_threshold,
 )
-from experiments.lissa.factored_problems import (
+from experiments.lissa.thm1.factored_problems import (
     FactoredProblem,
     ImportanceProblem,
     TrialOperator,

@@ -13,10 +13,17 @@ from omegaconf import OmegaConf
 
 from curvlab.lab import ClaimResult, Computed
 from curvlab.lab.tables import read_table
-from experiments.ngd.cutoffs import cutoff_summary, relative_differences, sampler_settings
 from experiments.ngd.fig1 import relative_difference, summary_table
+from experiments.ngd.fig1.cutoffs import cutoff_summary, relative_differences, sampler_settings
+from experiments.ngd.fig1.tuned_and_matched import (
+    EQUAL,
+    MATCHED,
+    TUNED,
+    Compared,
+    chosen_rates,
+    draw_tuned_and_matched,
+)
 from experiments.ngd.matched_loss import matched_differences
-from experiments.ngd.tuned_and_matched import EQUAL, MATCHED, TUNED, Compared, chosen_rates, draw_tuned_and_matched
 
 PLACE = {"task": "m", "width": 8}
 

@@ -13,10 +13,10 @@ from matplotlib.figure import Figure
 from omegaconf import DictConfig, OmegaConf
 
 from curvlab.lab import ClaimResult, ClaimSheet, Computed, judge, out_of_reach, panels, t_interval
+from experiments.ngd.fig1.widths import PLACE, at, by_network, place_of
 from experiments.ngd.matched_loss import matched_differences
 from experiments.ngd.sampling import curvature_cutoff
 from experiments.ngd.trajectories import Network, final_estimate, trajectory
-from experiments.ngd.widths import PLACE, at, by_network, place_of
 
 EQUAL, TUNED, MATCHED = "equal lr and epochs", "own lr, equal epochs", "equal training loss"
 QUANTITIES = {"llc": "LLC", "trace": "tr(H)"}

@@ -51,16 +51,16 @@ from curvlab.lab import (
     t_interval,
 )
 from curvlab.lab import judge as judge_claim
-from experiments.ngd.cutoffs import cutoff_tables, judge_cutoffs
-from experiments.ngd.sampling import curvature_cutoff
-from experiments.ngd.trajectories import final_estimate
-from experiments.ngd.tuned_and_matched import (
+from experiments.ngd.fig1.cutoffs import cutoff_tables, judge_cutoffs
+from experiments.ngd.fig1.tuned_and_matched import (
     Compared,
     draw_tuned_and_matched,
     judge_tuned_and_matched,
     tuned_and_matched,
 )
-from experiments.ngd.widths import PLACE, by_network, networks, place_of
+from experiments.ngd.fig1.widths import PLACE, by_network, networks, place_of
+from experiments.ngd.sampling import curvature_cutoff
+from experiments.ngd.trajectories import final_estimate
 
 TARGET = Target(
     __name__,

@@ -45,8 +45,8 @@ from curvlab.lab import (
 )
 from curvlab.lab.names import reader_names
 from curvlab.problem import stack
-from experiments.lissa.error_bounds import SecondMoments, bounds, condition_constant, mean_error, requirements
-from experiments.lissa.factored_problems import (
+from experiments.lissa.thm1.error_bounds import SecondMoments, bounds, condition_constant, mean_error, requirements
+from experiments.lissa.thm1.factored_problems import (
     FactoredProblem,
     ImportanceProblem,
     TrialOperator,

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from experiments.lissa.factored_problems import FactoredProblem
+from experiments.lissa.thm1.factored_problems import FactoredProblem
 
 
 @dataclass(frozen=True)

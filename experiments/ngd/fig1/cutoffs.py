@@ -15,8 +15,8 @@ import pandas as pd
 from omegaconf import DictConfig, OmegaConf
 
 from curvlab.lab import Claim, ClaimResult, ClaimSheet, judge, out_of_reach, t_interval
+from experiments.ngd.fig1.widths import PLACE, at, by_network, place_of
 from experiments.ngd.trajectories import Network, final_estimate
-from experiments.ngd.widths import PLACE, at, by_network, place_of
 
 SWEEPS = ("localization", "step_size")
 

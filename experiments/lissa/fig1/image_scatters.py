@@ -15,7 +15,7 @@ from PIL import Image
 
 from curvlab.lab import Computed, panels, plots
 from curvlab.lab.names import reader_names
-from experiments.lissa.agreement_panels import CHOICES, panels_error
+from experiments.lissa.fig1.agreement_panels import CHOICES, panels_error
 
 COLORS = dict(zip((*CHOICES, "exact"), ("lissa", "lissa.auto", "ginger", "random"), strict=True))
 NOTE = (

@@ -53,7 +53,7 @@ from curvlab.lab import (
     out_of_reach,
     reporting,
 )
-from experiments.lissa.agreement_panels import (
+from experiments.lissa.fig1.agreement_panels import (
     ASSUMED,
     CHOICES,
     MEASURED,
@@ -70,8 +70,8 @@ from experiments.lissa.agreement_panels import (
     score_table,
     summary_row,
 )
-from experiments.lissa.image_scatters import choices, headline
-from experiments.lissa.lissa_and_pbrf import given_settings, pairs_by_choice, solved_exactly
+from experiments.lissa.fig1.image_scatters import choices, headline
+from experiments.lissa.fig1.lissa_and_pbrf import given_settings, pairs_by_choice, solved_exactly
 from experiments.shared.spectrum import spectrum, trace
 from experiments.shared.systems import Systems
 from experiments.shared.task import Task, TrainedTask

@@ -24,7 +24,7 @@ from experiments.benchmarks.attribution.libraries.own_matrix import (
     HESSIAN,
     exact_scores,
     retrained,
-    run_damping,
+    run_length,
 )
 from experiments.benchmarks.attribution.libraries.process import measure
 from experiments.shared.task import Task, TrainedTask
@@ -61,7 +61,7 @@ def compute(run: Run, tasks: Mapping[str, DictConfig]) -> dict[str, pd.DataFrame
     ((name, settings),) = tasks.items()
     task = Task.load(run, name, settings).trained()
     methods: dict[str, dict[str, Any]] = OmegaConf.to_container(settings.methods)  # type: ignore[assignment]  # a mapping
-    at_run, rows = run_damping(task), []
+    at_run, rows = run_length(task).damping, []
     residuals: dict[str, float] = {}
     for damping in (float(settings.damping), *([at_run] if settings.at_run_damping else [])):
         network = _stored_network(run, task, settings) | {"damping": damping}

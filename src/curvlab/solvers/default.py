@@ -30,9 +30,8 @@ def default_solver(
 ) -> BlockConjugateGradient:
     """Return block CG with the preconditioner that makes it cheapest; its Solution says in words which.
 
-    The choice is told in a line, with the steps and products that are predicted: on a terminal where there are a
     The choice is told in a line, with the steps and products that are predicted: on a terminal where these are a
-    it will take.
+    hundred and more.
 
     With `operator`, a Gauss-Newton matrix of a network of linear and convolutional layers: as many rows of the
     examples with most curvature (`Rows`) as pay, by a count of operations for every number of them, none included

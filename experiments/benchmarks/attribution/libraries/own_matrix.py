@@ -64,13 +64,13 @@ def _operator(matrix: str, model: nn.Module, loss: nn.Module, train: tuple[Tenso
     return GaussNewtonOperator(model, loss, train)
 
 
-def run_damping(task: TrainedTask) -> float:
-    """Return 1 / (ηT) of the training, with momentum and weight decay as `influence(run=...)` has them."""
+def run_length(task: TrainedTask) -> RunLength:
+    """Return how far the training went, with momentum and weight decay as `influence(run=...)` has them."""
     of = task.settings.training
     num_steps = math.ceil(task.num_train / of.batch_size) * of.num_epochs
     return RunLength.constant(
         of.lr, num_steps, momentum=of.get("momentum", 0.9), weight_decay=of.get("weight_decay", 0.0)
-    ).damping
+    )
 
 
 def retrained(run: Run, task: TrainedTask, network: dict[str, Any], settings: DictConfig) -> tuple[Tensor, Tensor]:

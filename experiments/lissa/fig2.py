@@ -21,6 +21,7 @@ damping is 5/270 of lambda_max, as for the paper's ResNet-18, where it is not gi
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Iterator
 from typing import Any
@@ -33,6 +34,7 @@ from matplotlib.figure import Figure
 from omegaconf import DictConfig
 from torch import Tensor
 
+from curvlab.curvature.layers import LayerRows
 from curvlab.lab import (
     Claim,
     ClaimResult,
@@ -48,8 +50,10 @@ from curvlab.lab import (
     unit,
 )
 from curvlab.lab.names import reader_names
+from curvlab.linalg import identity
 from curvlab.solvers import Lissa, lissa_hyperparameters
 from curvlab.solvers.lissa import LissaState
+from experiments.lissa.trials import RunsOperator, blocks, rows_of
 from experiments.shared import stats
 from experiments.shared.recipes import compare_recipes, exact_solutions
 from experiments.shared.spectrum import spectrum
@@ -71,6 +75,7 @@ TARGET = Target(
     curves=("table: pearson over step by batch_size, num_runs",),
 )
 FIRST_STEPS = (1, 2, 5, 10, 20)
+NUMBERS_AT_ONCE = 2**23  # of the iterates of runs that share their steps
 # A task is in the panels of the paper or in the one on recipes, so that tables may be empty.
 COLUMNS = {
     "table": "task batch_size num_runs seed point step pearson pearson_one_run pearson_last overflow",
@@ -123,13 +128,18 @@ def _of_task(task: TrainedTask, cfg: DictConfig) -> dict[str, Rows]:
         named = {"trace": trace, "largest_eigenvalue": largest, "damping": damping}
         recommended = cfg.batch_size or lissa_hyperparameters(**named).batch_size
         settings = {"step_size": step_size, "num_steps": cfg.num_steps}
+        rows = rows_of(systems.operator)
         for factor in cfg.batch_factors:
             batch_size, num_runs = max(1, round(factor * recommended)), max(1, round(1 / factor))
-            runs = [
-                _scores(task.run, systems, **systems.key, batch_size=batch_size, **settings, repetition=repetition)
-                for repetition in range(cfg.num_seeds * num_runs)
+            together = max(1, NUMBERS_AT_ONCE // systems.right_hand_sides.numel()) if rows is not None else 1
+            counts, key = [*blocks(cfg.num_seeds * num_runs, together)], {"batch_size": batch_size, **settings}
+            firsts = itertools.accumulate(counts, initial=0)
+            parts = [
+                _scores(task.run, systems, rows, **systems.key, **key, first_run=first, num_runs=count)["scores"]
+                for first, count in zip(firsts, counts, strict=False)
             ]
-            scores = torch.stack([one["scores"].double() for one in runs]).unflatten(0, (cfg.num_seeds, num_runs))
+            scores = torch.cat(parts).double()
+            scores = scores.unflatten(0, (cfg.num_seeds, num_runs))
             names = {"task": task.label, "batch_size": batch_size, "num_runs": num_runs}
             steps = recorded_steps(cfg.num_steps)
             found["table"] += _against_exact(names, steps, scores, exact)
@@ -164,25 +174,51 @@ def recorded_steps(num_steps: int) -> list[int]:
     return [step for step in FIRST_STEPS if step < stride] + list(range(stride, num_steps + 1, stride))
 
 
-@unit("lissa/fig2_scores", version=1, about="LiSSA, |B| = {batch_size}, run {repetition}")
+@unit("lissa/fig2_scores", version=2, about="LiSSA, |B| = {batch_size}, {num_runs} runs from {first_run}")
 def _scores(
-    run: Run, systems: Systems, /, *, batch_size: int, step_size: float, num_steps: int, repetition: int, **_: Any
+    run: Run,
+    systems: Systems,
+    rows: list[LayerRows] | None,
+    /,
+    *,
+    batch_size: int,
+    step_size: float,
+    num_steps: int,
+    first_run: int,
+    num_runs: int,
+    **_: Any,
 ) -> dict[str, Any]:
-    """Return scores up to sign at the recorded steps, (S, M, K); they may overflow, as the paper's Eq. 6 may."""
+    """Return scores up to sign at the recorded steps, (runs, S, M, K); they may overflow, as Eq. 6 may.
+
+    Args:
+        run: counts products.
+        systems: whose solutions are approached.
+        rows: `rows_of` its matrix; None for one run at a time.
+        batch_size: of LiSSA, as are the next two.
+        step_size: η.
+        num_steps: T.
+        first_run: number of the first run; each group of runs has batches of its own.
+        num_runs: that share their steps.
+    """
     wanted, scores = set(recorded_steps(num_steps)), list[Tensor]()
-    bar = run.progress(num_steps, f"LiSSA {systems.task.label}, |B| = {batch_size}, run {repetition}")
+    bar = run.progress(num_steps, f"LiSSA {systems.task.label}, |B| = {batch_size}, runs from {first_run}")
 
     def watch(state: LissaState) -> None:
         bar.update()
         if state.num_steps in wanted:
-            scores.append((systems.test_gradients @ state.x).float())
+            found = (systems.test_gradients @ state.x).float()
+            scores.append(found.unflatten(1, (num_runs, -1)).movedim(1, 0))
 
     solver = Lissa(
         step_size, batch_size, num_steps, check_residual=False, raise_on_divergence=False, callback=watch
     )
-    generator = run.generator("fig2 lissa", systems.task.seed_name, batch_size, repetition)
-    run.add_matvecs(solver.solve(systems.damped, systems.right_hand_sides, generator=generator).num_matvecs)
-    return {"scores": torch.stack(scores)}
+    damped = systems.damped
+    if rows is not None:
+        damped = RunsOperator(systems.operator, rows, num_runs) + systems.damping * identity  # type: ignore[arg-type]
+    sides = systems.right_hand_sides.repeat(1, num_runs)
+    generator = run.generator("fig2 lissa", systems.task.seed_name, batch_size, first_run)
+    run.add_matvecs(solver.solve(damped, sides, generator=generator).num_matvecs)
+    return {"scores": torch.stack(scores, 1)}
 
 
 # ------------------------------------------------------------------------------------ tables

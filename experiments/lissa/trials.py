@@ -1,6 +1,7 @@
 """Independent trials of LiSSA, all at once: on a sampled operator each column meets a batch of its own.
 
-`SignedFeatures` is the counter-example of App. B.4; the problems of lissa-thm1 have finitely many examples.
+`SignedFeatures` is the counter-example of App. B.4; the problems of lissa-thm1 have finitely many examples;
+`RunsOperator` has a trained network's.
 """
 
 from __future__ import annotations
@@ -10,6 +11,9 @@ from collections.abc import Collection, Iterator
 import torch
 from torch import Tensor
 
+from curvlab.curvature import GaussNewtonOperator
+from curvlab.curvature.examples import covering_layers, recorded
+from curvlab.curvature.layers import LayerRows
 from curvlab.linalg import LinearOperator, identity
 from curvlab.solvers import Lissa
 from curvlab.solvers.lissa import LissaState
@@ -65,6 +69,87 @@ class SignedBatches(LinearOperator):
     def is_psd(self) -> bool:
         """True."""
         return True
+
+
+class RunsOperator(LinearOperator):
+    """G of a network; on a sample each of `num_runs` groups of columns meets a batch of its own, so is a run.
+
+    The network stays as it is while LiSSA runs, so the rows of all its examples are held, layer by layer.
+
+    Args:
+        operator: G.
+        rows: `rows_of` it.
+        num_runs: groups; the columns of one stand side by side.
+    """
+
+    def __init__(self, operator: GaussNewtonOperator, rows: list[LayerRows], num_runs: int) -> None:
+        super().__init__(operator.shape[0], dtype=operator.dtype, device=operator.device)
+        self.operator, self.rows, self.num_runs = operator, rows, num_runs
+
+    def matmat(self, vectors: Tensor) -> Tensor:
+        """Return G V."""
+        return self.operator @ vectors
+
+    @property
+    def is_psd(self) -> bool:
+        """True: a sum of outer products of rows."""
+        return True
+
+    # Batches are uniform here.
+    def sample(  # type: ignore[override]
+        self, batch_size: int, generator: torch.Generator | None = None
+    ) -> RunsBatches:
+        """Draw num_runs independent batches."""
+        size = len(self.rows[0].activations)
+        return RunsBatches(self, torch.randint(size, (self.num_runs, batch_size), generator=generator))
+
+
+class RunsBatches(LinearOperator):
+    """Columns of run r meet 1/|B| sum_{i in B_r} G_i. Cost: 4 |B| P multiplications a column."""
+
+    def __init__(self, runs: RunsOperator, drawn: Tensor) -> None:
+        super().__init__(runs.shape[0], dtype=runs.dtype, device=runs.device)
+        self.drawn = drawn
+        self.parts = [
+            (part.layer, part.activations[drawn, 0], part.signals[drawn, :, 0].flatten(1, 2)) for part in runs.rows
+        ]  # (R, |B|, I), (R, |B| C, O)
+
+    def matmat(self, vectors: Tensor) -> Tensor:
+        """Return the products, (P, columns), an equal number of columns for each run."""
+        num_runs, size = self.drawn.shape
+        projected: Tensor | float = 0.0  # (R, K, |B|, C)
+        for layer, activations, signals in self.parts:
+            inner = layer.matrix(vectors).unflatten(0, (num_runs, -1)) @ activations.mT[:, None]  # (R, K, O, |B|)
+            by_example = signals.unflatten(1, (size, -1))[:, None]  # (R, 1, |B|, C, O)
+            projected = projected + (by_example @ inner.mT[..., None])[..., 0]
+        products = torch.empty_like(vectors)
+        for layer, activations, signals in self.parts:
+            by_example = signals.unflatten(1, (size, -1))[:, None]
+            outer = (by_example.mT @ projected[..., None])[..., 0]  # type: ignore[index]  # (R, K, |B|, O)
+            layer.write((outer.mT @ activations[:, None]).flatten(0, 1) / size, products)
+        return products
+
+    @property
+    def is_psd(self) -> bool:
+        """True."""
+        return True
+
+
+def rows_of(operator: LinearOperator) -> list[LayerRows] | None:
+    """Return the rows of all examples; None unless linear layers, each used once, hold all parameters."""
+    if not isinstance(operator, GaussNewtonOperator) or (layers := covering_layers(operator)) is None:
+        return None
+    found = []
+    for inputs, targets in operator.problem.data.in_fixed_order():
+        batch = recorded(operator, layers, inputs, targets)
+        if set(batch.num_places()) != {1}:
+            return None
+        found.append(batch.rows(operator.loss.hessian_factors(batch.outputs, targets)))
+    joined = []
+    for parts in zip(*found, strict=True):
+        activations, signals = ([getattr(part, name) for part in parts] for name in ("activations", "signals"))
+        joined.append(LayerRows(parts[0].layer, torch.cat(activations), torch.cat(signals)))
+    return joined
 
 
 def signed_blocks(eigenvalues: Tensor, num_trials: int, batch_size: int) -> Iterator[SignedFeatures]:

@@ -10,8 +10,12 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 from omegaconf import OmegaConf
+from torch import nn
+from torch.func import functional_call
 
+from curvlab.curvature import GaussNewtonOperator
 from curvlab.lab import ClaimResult, Computed, ConfigurationError
 from curvlab.lab.reporting import load_claims
 from curvlab.lab.runs.record import read_record
@@ -19,6 +23,7 @@ from curvlab.lab.tables import read_table
 from experiments.lissa import sentence_similarity as statistics
 from experiments.lissa.fig2 import recorded_steps
 from experiments.lissa.fig3 import SENTENCES, compute
+from experiments.lissa.trials import RunsOperator, rows_of
 
 PANELS = [
     f"{prefix}{name}"
@@ -95,6 +100,33 @@ def test_no_number_stands_for_a_run_that_overflows(computed_of, judged) -> None:
     found = {result.claim.id: result for result in judged("lissa/fig2", computed_of(tables, {"seed": 0}))}
     assert (found["converges-net"].value, found["converges-net"].verdict) == (0, "not reproduced")
     assert "12 with |B| = 10" in found["converges-net"].explanation
+
+
+def test_runs_share_a_product_and_no_batch() -> None:
+    torch.manual_seed(0)
+    inputs, targets = torch.randn(7, 4).double(), torch.arange(7) % 3
+    model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)).double()
+    operator = GaussNewtonOperator(model, nn.CrossEntropyLoss(), (inputs, targets))
+    rows = rows_of(operator)
+    assert rows is not None
+    sampled = RunsOperator(operator, rows, 3).sample(2, torch.Generator().manual_seed(1))
+    vectors = torch.randn(operator.shape[0], 3 * 2).double()  # two columns a run
+    products = sampled @ vectors
+    parameters = dict(model.named_parameters())
+    expected = []
+    for run, drawn in enumerate(sampled.drawn):
+        for column in vectors[:, 2 * run : 2 * run + 2].T:
+            total = torch.zeros_like(column)
+            for example in inputs[drawn]:
+                logits = torch.func.jacrev(lambda values, x=example: functional_call(model, values, (x,)))
+                jacobian = torch.cat([part.flatten(1) for part in logits(parameters).values()], 1)
+                p = model(example).softmax(-1)
+                total += jacobian.T @ ((torch.diag(p) - torch.outer(p, p)) @ (jacobian @ column)) / 2
+            expected.append(total)
+    assert len(set(map(tuple, sampled.drawn.tolist()))) == 3
+    torch.testing.assert_close(products, torch.stack(expected, 1).detach(), rtol=1e-10, atol=1e-12)
+    images = nn.Sequential(nn.Conv2d(1, 2, 1), nn.Flatten(), nn.Linear(8, 3)).double()
+    assert rows_of(GaussNewtonOperator(images, nn.CrossEntropyLoss(), (inputs.view(7, 1, 2, 2), targets))) is None
 
 
 def test_nothing_asks_for_the_spectrum_where_all_settings_are_given(run_smoke) -> None:

@@ -35,7 +35,7 @@ def compute(run: Run, cfg: DictConfig) -> dict[str, pd.DataFrame]:
     lr/γ among `rates_over_damping`, since that is the step outside the rows of U. A row says whether the rate lies
     `at_edge` of those tried.
 
-    Reads what ginger-tab1 reads, and `decays`, `grid_ranks`, `dampings`, `rates_over_damping`.
+    Reads what ginger-tab1 reads, and `decays`, `grid_ranks`, `dampings`, `clipped_dampings`, `rates_over_damping`.
     """
     rows = []
     for task in RaceTask.each(run, cfg):
@@ -57,7 +57,7 @@ def _cells(task: RaceTask) -> Iterator[tuple[str, Racer, Mapping[str, Any], bool
         for rank in settings.grid_ranks:
             yield "grid", ginger, ginger.with_rank(rank, **tuned.chosen) | {"decay": decay}, tuned.at_edge
     for sweep, clip in DAMPING_SWEEPS.items():
-        for damping in settings.dampings:
+        for damping in settings.dampings if clip is None else settings.clipped_dampings:
             racer = replace(ginger, candidates=({"damping": damping, "clip": clip},))
             tuned = task.tune(racer)
             yield sweep, racer, racer.with_rank(settings.tuned_rank, **tuned.chosen), tuned.at_edge

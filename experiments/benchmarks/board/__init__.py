@@ -53,15 +53,25 @@ first bench-attribution asks.
 
 from __future__ import annotations
 
+import textwrap
+
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
 from curvlab.influence.bank import AGAINST, STANDARD
 from curvlab.lab import Computed, Target, panels, plots
-from experiments.benchmarks.attribution.methods import FILTER, INFLUENCE, RUN_DAMPING
+from experiments.benchmarks.attribution.methods import (
+    DOT,
+    EKFAC,
+    FILTER,
+    INFLUENCE,
+    RUN_DAMPING,
+    SEGMENTS,
+    UNROLLED,
+)
 from experiments.benchmarks.board import compute as tasks
-from experiments.benchmarks.board.compute import FILTER_EPOCHS, RUN_EPOCHS
+from experiments.benchmarks.board.compute import AVERAGED, FILTER_EPOCHS, RUN_EPOCHS
 
 TARGET = Target(
     __name__,
@@ -70,6 +80,26 @@ TARGET = Target(
     timings=("cost",),
 )
 compute = tasks.compute
+
+RECOMMENDED, OTHERS = "influence, damping 1/length", "other rows of the table"
+# Influence and the filter of the retraining that judges: of as many steps, or of as many epochs.
+SAME_NAME = {
+    RUN_EPOCHS: RECOMMENDED,
+    RUN_DAMPING: RECOMMENDED,
+    FILTER: "training filter",
+    FILTER_EPOCHS: "training filter",
+}
+LOOKS = {  # of the rows that README tells of and the filter: a colour and a mark each; all others are grey
+    RECOMMENDED: ("#d55e00", "o"),
+    "training filter": ("#e6ab02", "s"),
+    EKFAC: ("#0072b2", "^"),
+    "kronfluence EK-FAC": ("#56b4e9", "v"),
+    "TRAK": ("#7b3294", "D"),
+    UNROLLED: ("#000000", "X"),
+    AVERAGED: ("#009e73", "P"),
+    SEGMENTS: ("#cc79a7", "*"),
+    DOT: ("#a6761d", "<"),
+}
 
 
 # ---------------------------------------------------------------------------------------- draw
@@ -82,21 +112,21 @@ def draw(computed: Computed) -> dict[str, Figure]:
 
 
 def _scores(own: pd.DataFrame) -> Figure:
-    """Draw a column for each task, a row for each score, from the highest mean LDS down."""
+    """Draw a column for each task, a row for each score, from the highest mean LDS down; ours in a colour."""
     order = own.groupby("method").lds.mean().sort_values(ascending=False).index
     own = own.assign(place=own.method.map(order.get_loc)).sort_values("place", kind="stable")
     tasks = own.task.unique().tolist()
     figure, axes = plots.figure(1, len(tasks), panel_size=(7.9 / len(tasks), 1.6 + 0.26 * len(order)), sharey=True)
-    styles = panels.styles_of(order)
     for ax, task in zip(axes[0], tasks, strict=True):
         for _, row in own[own.task == task].iterrows():
             errors = [[max(row.lds - row.lds_low, 0)], [max(row.lds_high - row.lds, 0)]]
-            look = styles[row.method] | {"linestyle": "none", "capsize": 2, "markersize": 5}
+            color = LOOKS[RECOMMENDED][0] if row.method == RUN_EPOCHS else "#333333"
+            look = {"marker": "o", "linestyle": "none", "capsize": 2, "markersize": 5, "color": color}
             ax.errorbar(row.lds, row.place, xerr=errors, **look)
         ax.set(
             yticks=range(len(order)), yticklabels=[_name(each) for each in order], ylim=(len(order) - 0.5, -0.5)
         )
-        panels.frame(ax, x="LDS", title=str(task))
+        panels.frame(ax, x="LDS", title=textwrap.fill(str(task), 13))
     figure.supxlabel(
         "LDS: rank correlation with retraining by the standard protocol; 95 % over networks, halves and queries",
         fontsize=8.5,
@@ -105,20 +135,23 @@ def _scores(own: pd.DataFrame) -> Figure:
 
 
 def _name(method: str) -> str:
-    return {INFLUENCE: "influence, best of a grid", RUN_EPOCHS: "influence, damping 1/length"}.get(method, method)
+    return {INFLUENCE: "influence, best of a grid"}.get(method, SAME_NAME.get(method, method))
 
 
 def _prices(shown: pd.DataFrame) -> Figure:
-    """Draw a row for each task: LDS against the price by each protocol."""
+    """Draw a row for each task: LDS against the price by each protocol; methods without a look in grey."""
+    shown = shown.assign(named=shown.method.map(_name))
     figure, axes = panels.rows(shown, "task", columns=len(AGAINST), panel_size=(3.6, 2.6), sharey="row")
-    styles = panels.styles_of(shown.method.unique())
     for row, task, own in axes:
         for ax, against in zip(row, AGAINST, strict=True):
             points = own[own.against == against]
-            for method, each in points.groupby("method", sort=False):
+            others = points[~points.named.isin(LOOKS)]
+            ax.scatter(others.trainings, others.lds, s=14, color="#bbbbbb", zorder=0.95, label=OTHERS)
+            for name, (color, marker) in LOOKS.items():
+                each = points[points.named == name]
                 errors = np.clip([each.lds - each.lds_low, each.lds_high - each.lds], 0, None)
-                look = styles[method] | {"linestyle": "none"}
-                ax.errorbar(each.trainings, each.lds, yerr=errors, label=_name(str(method)), **look)
+                look = {"color": color, "marker": marker, "linestyle": "none"}
+                ax.errorbar(each.trainings, each.lds, yerr=errors, label=name, **look)
             front = points.sort_values("trainings")
             front = front[front.lds >= front.lds.cummax()]
             ax.step(front.trainings, front.lds, where="post", color="#888888", linewidth=0.8, zorder=0.9)

@@ -162,6 +162,12 @@ def test_the_board_reads_its_tasks_and_methods_from_the_tables() -> None:
     each = [own["unrolled"].corr(own["influence, as many epochs"], method="spearman") for _, own in groups]
     assert board.agreement()["unrolled"] == pytest.approx(sum(each) / len(each), abs=2e-3)
     assert board.agreement()[board.ours] == pytest.approx(1)
+    ratios = []
+    for folder in folders:
+        cost = tables.read_table(folder.path, "cost").set_index(["task", "method"]).trainings
+        tasks = [task for task, method in cost.index if method == "SOURCE with exact segments"]
+        ratios += [cost[task, "SOURCE with exact segments"] / cost[task, board.ours] for task in tasks]
+    assert board.dearer("SOURCE with exact segments") == f"{min(ratios):.0f} to {max(ratios):.0f}"
     with pytest.raises(ValueError, match="the board has no 'voodoo', but"):
         Board(folders, {"x": ["voodoo", "voodoo"]}, ours="x")
 

@@ -45,6 +45,7 @@ def filled_readme(
         "clipped": clipped(folders[0].path.parents[2], words["clipped"]),
         "false": str(len([each for own in _by_paper(folders).items() for each in false_statements(*own)])),
         "gap": written(board.gap),
+        "dearer": board.dearer(words["board"]["SOURCE, segments solved exactly"][0]),
         "minutes": f"{expected_seconds(named_targets(['figures']), 'embedded') / 60 / _CORES:.0f}",
     }
     claims = best_claims(folders)
@@ -153,6 +154,12 @@ class Board:
             lds = [self.best[key].lds for method in methods if (key := (task, method, STANDARD)) in self.best]
             gaps.append(max(lds) - self.best[task, self.ours, STANDARD].lds)
         return float(max(gaps))
+
+    def dearer(self, method: str) -> str:
+        """Return the price of a method over that of exact influence, the least and the largest of the tasks."""
+        prices = self._read("cost").pivot(index="task", columns="method", values="trainings")
+        ratios = (prices[method] / prices[self.ours]).dropna()
+        return f"{ratios.min():.0f} to {ratios.max():.0f}"
 
     def agreement(self) -> dict[str, float]:
         """Return by method the rank correlation of its predictions with those of exact influence, first task."""

@@ -54,6 +54,7 @@ first bench-attribution asks.
 from __future__ import annotations
 
 import textwrap
+from collections.abc import Mapping
 
 import numpy as np
 import pandas as pd
@@ -61,6 +62,7 @@ from matplotlib.figure import Figure
 
 from curvlab.influence.bank import AGAINST, STANDARD
 from curvlab.lab import Computed, Target, panels, plots
+from curvlab.lab.names import reader_names
 from experiments.benchmarks.attribution.methods import (
     DOT,
     EKFAC,
@@ -108,10 +110,13 @@ def draw(computed: Computed) -> dict[str, Figure]:
     best = computed["best"].merge(computed["cost"], on=["task", "method"])
     shown = best[~best.method.isin((RUN_EPOCHS, FILTER_EPOCHS)) | (best.against == STANDARD)]
     shown = shown[~shown.method.isin((RUN_DAMPING, FILTER)) | (shown.against != STANDARD)]
-    return {"figure.png": _scores(shown[shown.against == STANDARD]), "figure_more.png": _prices(shown)}
+    return {
+        "figure.png": _scores(shown[shown.against == STANDARD], reader_names(best.task)),
+        "figure_more.png": _prices(shown),
+    }
 
 
-def _scores(own: pd.DataFrame) -> Figure:
+def _scores(own: pd.DataFrame, titles: Mapping[str, str]) -> Figure:
     """Draw a column for each task, a row for each score, from the highest mean LDS down; ours in a colour."""
     order = own.groupby("method").lds.mean().sort_values(ascending=False).index
     own = own.assign(place=own.method.map(order.get_loc)).sort_values("place", kind="stable")
@@ -126,7 +131,7 @@ def _scores(own: pd.DataFrame) -> Figure:
         ax.set(
             yticks=range(len(order)), yticklabels=[_name(each) for each in order], ylim=(len(order) - 0.5, -0.5)
         )
-        panels.frame(ax, x="LDS", title=textwrap.fill(str(task), 13))
+        panels.frame(ax, x="LDS", title=textwrap.fill(titles[str(task)], 13))
     figure.supxlabel(
         "LDS: rank correlation with retraining by the standard protocol; 95 % over networks, halves and queries",
         fontsize=8.5,

@@ -41,10 +41,11 @@ def parsed(path: Path) -> ast.Module:
     return ast.parse(path.read_text())
 
 
-def imported_modules(path: Path) -> Iterator[str]:
-    """Yield the absolute names of all imports, those inside functions included."""
+def imported_modules(path: Path, *, runtime: bool = False) -> Iterator[str]:
+    """Yield the absolute names of all imports, those inside functions included; `runtime`: not those for types."""
     package = ["curvlab", *path.relative_to(SRC).parts[:-1]] if path.is_relative_to(SRC) else []
-    for node in ast.walk(parsed(path)):
+    tree = RuntimeOnly().visit(ast.parse(path.read_text())) if runtime else parsed(path)
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -205,6 +206,34 @@ def test_folders_hold_at_most_fifteen_files() -> None:
         for folder in [ROOT / top, *(ROOT / top).rglob("*/")]
     }
     assert {name: count for name, count in found.items() if count > 15} == {}
+
+
+def floors(imports: dict[str, set[str]]) -> int:
+    """Return how many modules stand above each other in the longest chain of imports."""
+    heights: dict[str, int] = {}
+    while left := {name: targets & set(imports) - set(heights) for name, targets in imports.items()}:
+        free = [name for name, targets in left.items() if name not in heights and not targets]
+        if not free:
+            break
+        heights |= {
+            name: 1 + max((heights[below] for below in imports[name] & set(heights)), default=0) for name in free
+        }
+    return max(heights.values(), default=0)
+
+
+def floors_of(folder: Path) -> int:
+    paths = {path.stem: path for path in folder.glob("*.py") if path.name != "__init__.py"}
+    home = ".".join(folder.relative_to(ROOT / "src" if folder.is_relative_to(SRC) else ROOT).parts)
+    names = {stem: f"{home}.{stem}" for stem in paths}
+    imports = {stem: set(imported_modules(path, runtime=True)) for stem, path in paths.items()}
+    return floors({stem: {other for other in paths if names[other] in imports[stem]} - {stem} for stem in paths})
+
+
+def test_folders_have_at_most_six_floors_of_imports() -> None:
+    folders = [folder for top in (SRC, ROOT / "experiments") for folder in [top, *top.rglob("*/")]]
+    assert {relative(folder): count for folder in folders if (count := floors_of(folder)) > 6} == {}
+    assert floors_of(SRC / "curvature") == 6  # linearise, operator, gauss_newton, fisher, examples, rows
+    assert floors({"a": {"b"}, "b": {"c"}, "c": {"outside"}, "d": {"c"}}) == 3
 
 
 def public_definitions(body: list[ast.stmt], prefix: str = "") -> Iterator[tuple[str, ast.AST]]:

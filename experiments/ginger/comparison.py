@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from curvlab.lab import Claim, ClaimResult, judge, out_of_reach, panels, plots
-from curvlab.lab.reporting.claims import OUT_OF_REACH
+from curvlab.lab.claims.claims import OUT_OF_REACH
 from experiments.shared import stats
 
 

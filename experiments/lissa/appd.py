@@ -50,9 +50,9 @@ from curvlab.lab import (
     out_of_reach,
     panels,
     plots,
-    reporting,
     unit,
 )
+from curvlab.lab.claims import judge as judge_claim
 from curvlab.lab.data import TextCorpus
 from curvlab.linalg import identity
 from curvlab.solvers import Direct
@@ -251,7 +251,7 @@ def _rank_one(claim: Claim, small: pd.DataFrame) -> ClaimResult:
         return out_of_reach(claim, "Fewer than two dampings of at most 0.1 min p.")
     value = max(slopes, key=lambda slope: abs(slope - 1))
     interval = exact(value, kind=f"exact, of {len(slopes)} settings")
-    return reporting.judge(claim, value, interval, if_not_reproduced="λ is not small against the smallest p.")
+    return judge_claim(claim, value, interval, if_not_reproduced="λ is not small against the smallest p.")
 
 
 def _frequency(claim: Claim, rare: pd.DataFrame) -> ClaimResult:
@@ -302,7 +302,7 @@ def _over_queries(claim: Claim, value: float, stderr: float, num_queries: int, w
     count = int(num_queries)
     half = float(student.ppf(0.975, count - 1)) * float(stderr)
     interval = Interval(value - half, value + half, f"t 95 %, {count} queries", count)
-    return reporting.judge(claim, float(value), interval, if_not_reproduced=why)
+    return judge_claim(claim, float(value), interval, if_not_reproduced=why)
 
 
 # ------------------------------------------------------------------------------------ draw

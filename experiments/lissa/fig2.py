@@ -45,10 +45,10 @@ from curvlab.lab import (
     out_of_reach,
     panels,
     plots,
-    reporting,
     t_interval,
     unit,
 )
+from curvlab.lab.claims import judge as judge_claim
 from curvlab.lab.names import reader_names
 from curvlab.linalg import identity
 from curvlab.solvers import Lissa, lissa_hyperparameters
@@ -330,7 +330,7 @@ def _batch_sizes(
         else:
             logs = np.log(steps[small].to_numpy() / steps[size].to_numpy())  # whose interval is that of the ratio
             interval = t_interval(logs).mapped(math.exp)
-            yield reporting.judge(claim, math.exp(logs.mean()), interval, if_not_reproduced=why)
+            yield judge_claim(claim, math.exp(logs.mean()), interval, if_not_reproduced=why)
         claim = claims.claim(f"{prefix}closer-{name}", of=task, size=name)
         if invalid and prefix:
             yield out_of_reach(claim, f"{REFUSED} {facts}")
@@ -362,7 +362,7 @@ def _by_seed(own: pd.DataFrame, column: str) -> pd.DataFrame:
 
 def _over_seeds(claim: Claim, values: pd.Series, why: str) -> ClaimResult:
     why = f"By seed: {', '.join(f'{value:.3g}' for value in values)}. {why}"
-    return reporting.judge(claim, *stats.mean(values), if_not_reproduced=why)
+    return judge_claim(claim, *stats.mean(values), if_not_reproduced=why)
 
 
 def _data(own: pd.DataFrame) -> str:

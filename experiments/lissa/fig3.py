@@ -55,10 +55,10 @@ from curvlab.lab import (
     out_of_reach,
     panels,
     plots,
-    reporting,
     t_interval,
     task_settings,
 )
+from curvlab.lab.claims import judge as judge_claim
 from curvlab.lab.data import TokenSplits
 from curvlab.linalg import identity
 from curvlab.problem import output_loss
@@ -338,7 +338,7 @@ def _lexical(pairs: pd.DataFrame) -> str:
 def _judge(claim: Claim, by_model: ArrayLike, over_facts: Callable[[], Interval], *, why: str) -> ClaimResult:
     values = np.asarray(by_model, dtype=float)
     interval = t_interval(values, unit="models") if len(values) >= MIN_MODELS else over_facts()
-    return reporting.judge(claim, float(values.mean()), interval, if_not_reproduced=why)
+    return judge_claim(claim, float(values.mean()), interval, if_not_reproduced=why)
 
 
 def _jackknife(table: pd.DataFrame, statistic: Callable[[pd.DataFrame], float]) -> Interval:
@@ -366,7 +366,7 @@ def _step_size(claims: ClaimSheet, lissa: pd.DataFrame | None, reading: str) -> 
         else f"After {row.steps_done} steps the relative error is {row.relative_error:.2f}."
     )
     value = 0.0 if row.diverged else float(row.pearson)
-    return reporting.judge(claim, value, exact(value, kind="one run"), if_not_reproduced=reason)
+    return judge_claim(claim, value, exact(value, kind="one run"), if_not_reproduced=reason)
 
 
 # ------------------------------------------------------------------------------------ draw

@@ -38,9 +38,9 @@ from curvlab.lab import (
     out_of_reach,
     panels,
     plots,
-    reporting,
     unit,
 )
+from curvlab.lab.claims import judge as judge_claim
 from curvlab.lab.data.tokens import IGNORED
 from curvlab.lab.names import reader_names
 from curvlab.linalg import LinearOperator
@@ -296,7 +296,7 @@ def judge(computed: Computed, claims: ClaimSheet) -> list[ClaimResult]:
 def _with_error(claim: Claim, found: pd.Series, column: str, why: str) -> ClaimResult:
     value, half = found[column], 1.96 * found[f"{column}_stderr"]
     interval = Interval(value - half, value + half, "95 % over realizations", 1)
-    return reporting.judge(claim, value, interval, if_not_reproduced=why)
+    return judge_claim(claim, value, interval, if_not_reproduced=why)
 
 
 # ------------------------------------------------------------------------------------ draw

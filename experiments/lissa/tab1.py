@@ -38,8 +38,8 @@ from curvlab.lab import (
     out_of_reach,
     panels,
     plots,
-    reporting,
 )
+from curvlab.lab.claims import judge as judge_claim
 from curvlab.lab.names import reader_names
 from curvlab.solvers import lissa_hyperparameters
 from experiments.papers import FOLDER
@@ -243,7 +243,7 @@ def _between(claim: Claim, low: float, high: float, column: str = "needed") -> C
     """Judge a lower bound, with the interval from it to the upper bound (infinite where there is none)."""
     interval = Interval(float(low), float(high), "from the directions tried to what is enough", 1)
     why = BOUNDS.format(column) + (f" {SUFFICIENT}" if column == "constant" else "")
-    return reporting.judge(claim, float(low), interval, if_not_reproduced=why)
+    return judge_claim(claim, float(low), interval, if_not_reproduced=why)
 
 
 def _unbiased(claim: Claim, table: pd.DataFrame) -> ClaimResult:
@@ -258,7 +258,7 @@ def _unbiased(claim: Claim, table: pd.DataFrame) -> ClaimResult:
     value, wide, task = float(ratio.iloc[worst]), float(half.iloc[worst]), table.task.iloc[worst]
     interval = Interval(value - wide, value + wide, f"95 % of both errors, {task}", 1)
     why = f"It is {task} whose interval reaches the farthest from 1: more forms will tell."
-    return reporting.judge(claim, value, interval, if_not_reproduced=why)
+    return judge_claim(claim, value, interval, if_not_reproduced=why)
 
 
 # ------------------------------------------------------------------------------------ draw

@@ -39,10 +39,10 @@ from curvlab.lab import (
     out_of_reach,
     panels,
     plots,
-    reporting,
 )
+from curvlab.lab.claims import judge as judge_claim
+from curvlab.lab.claims.intervals import MIN_SAMPLES
 from curvlab.lab.names import reader_names
-from curvlab.lab.reporting.intervals import MIN_SAMPLES
 from experiments.lissa.gradient_sketches import gradient_pairs
 from experiments.lissa.tab1 import MODELS, paper_numbers
 from experiments.shared import spectrum as units
@@ -248,7 +248,7 @@ def _with_error(
     low, high = 1 - 1.96 * relative, 1 + 1.96 * relative
     forecast = None if truth is None else (truth * low, truth * high)
     interval = Interval(value * low, value * high, "95 %, to first order", 1, forecast)
-    return reporting.judge(claim, float(value), interval, if_not_reproduced=why)
+    return judge_claim(claim, float(value), interval, if_not_reproduced=why)
 
 
 def _sketch(claim: Claim, row: pd.Series, repeated: pd.DataFrame) -> ClaimResult:
@@ -299,9 +299,7 @@ def _concatenated(claims: ClaimSheet, row: pd.Series, repeated: dict[str, pd.Dat
         alike = (1 / chance[0], 1 / chance[1])
         interval = Interval(value / chance[0], value / chance[1], kind, min(numbers.values()), alike)
         rows = int(repeated["dense"].rows.iloc[0])
-        return reporting.judge(
-            claims.claim("concatenated", of=of, rows=rows), value, interval, if_not_reproduced=why
-        )
+        return judge_claim(claims.claim("concatenated", of=of, rows=rows), value, interval, if_not_reproduced=why)
     off, error = {}, {}
     for form, prefix in FORMS.items():
         scale = row[f"{prefix}_rows"] ** 0.5 / row.lambda_max
@@ -313,7 +311,7 @@ def _concatenated(claims: ClaimSheet, row: pd.Series, repeated: dict[str, pd.Dat
     value = math.hypot(concatenated, error["per tensor"]) / math.hypot(dense, error["dense"])
     claim = claims.claim("concatenated", of=of, rows=int(row.per_tensor_rows))
     interval = Interval(low, high, "95 %, a sketch of each", 1, forecast=(0.0, 2.96))
-    return reporting.judge(claim, value, interval, if_not_reproduced=why)
+    return judge_claim(claim, value, interval, if_not_reproduced=why)
 
 
 def _squared_ratio(claim: Claim, row: pd.Series) -> ClaimResult:
@@ -337,7 +335,7 @@ def _ratio_of_means(claim: Claim, numerator: pd.Series, denominator: pd.Series, 
         return float(above.mean() / below.mean())
 
     interval = bootstrap_interval(columns, statistic, unit="pairs", generator=np.random.default_rng(0))
-    return reporting.judge(claim, statistic(*columns), interval, if_not_reproduced=why)
+    return judge_claim(claim, statistic(*columns), interval, if_not_reproduced=why)
 
 
 # ------------------------------------------------------------------------------------ draw

@@ -28,7 +28,7 @@ from curvlab.lab import (
     out_of_reach,
     task_settings,
 )
-from curvlab.lab.reporting.claims import DIRECTION_ONLY, OUT_OF_REACH, REPRODUCED
+from curvlab.lab.claims.claims import DIRECTION_ONLY, OUT_OF_REACH, REPRODUCED
 from experiments.papers import FOLDER
 from experiments.pbrf.gaps import arrived, explained
 from experiments.pbrf.minima import MAX_DISTANCE, REACHED, carried_on, small_weight

@@ -52,11 +52,11 @@ from curvlab.lab import (
     out_of_reach,
     panels,
     plots,
-    reporting,
     t_interval,
     task_label,
     task_settings,
 )
+from curvlab.lab.claims import judge as judge_claim
 from curvlab.training import TrainingDivergedError
 from experiments.pbrf.gaps import arrived
 from experiments.pbrf.networks import load_network
@@ -332,7 +332,7 @@ def _slope(claims: ClaimSheet, name: str, task: str, own: pd.DataFrame, table: p
         f"{row['gradient norm']:.2g})"
         for _, row in table[table.factor == factor].drop_duplicates("level").iterrows()
     )
-    return reporting.judge(claim, *stats.mean(slopes), if_not_reproduced=f"By level: {listed}.")
+    return judge_claim(claim, *stats.mean(slopes), if_not_reproduced=f"By level: {listed}.")
 
 
 def _share(claims: ClaimSheet, task: str, factor: str, own: pd.DataFrame) -> ClaimResult:
@@ -352,7 +352,7 @@ def _share(claims: ClaimSheet, task: str, factor: str, own: pd.DataFrame) -> Cla
     shares = (means.linearisation + means.solver) / means[list(GAPS)].sum(axis=1)
     worst = shares.groupby("seed").max()
     by_level = ", ".join(f"{level:g}: {share:.2g}" for level, share in shares.groupby("level").mean().items())
-    return reporting.judge(claim, *stats.mean(worst), if_not_reproduced=f"Mean shares by level: {by_level}.")
+    return judge_claim(claim, *stats.mean(worst), if_not_reproduced=f"Mean shares by level: {by_level}.")
 
 
 # ------------------------------------------------------------------------------------ draw

@@ -61,10 +61,10 @@ from curvlab.lab import (
     out_of_reach,
     panels,
     plots,
-    reporting,
     t_interval,
     task_settings,
 )
+from curvlab.lab.claims import judge as judge_claim
 from curvlab.training import TrainingDivergedError, shuffled_batches
 from experiments.pbrf.corrupted import CorruptedTask, load_task
 from experiments.shared import stats
@@ -312,7 +312,7 @@ def _of_task(claims: ClaimSheet, task: str, seeds: pd.DataFrame, networks: pd.Da
     return [
         out_of_reach(claims.claim(name, of=task), reason)
         if column.isna().all()
-        else reporting.judge(
+        else judge_claim(
             claims.claim(name, of=task), *stats.mean(column), if_not_reproduced=f"{state} {more.get(name, '')}"
         )
         for name, column in values.items()

@@ -27,7 +27,7 @@ from curvlab.lab import (
     t_interval,
     task_settings,
 )
-from curvlab.lab.reporting.claims import REPRODUCED
+from curvlab.lab.claims.claims import REPRODUCED
 from experiments.papers import FOLDER
 from experiments.pbrf.networks import load_network
 from experiments.pbrf.responses import NORMS, Decomposition

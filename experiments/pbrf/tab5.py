@@ -50,8 +50,9 @@ import pandas as pd
 from omegaconf import DictConfig
 
 from curvlab.influence.retraining import GAPS
-from curvlab.lab import ClaimResult, ClaimSheet, Computed, Run, Target, exact, out_of_reach, reporting
-from curvlab.lab.reporting.intervals import MIN_SAMPLES
+from curvlab.lab import ClaimResult, ClaimSheet, Computed, Run, Target, exact, out_of_reach
+from curvlab.lab.claims import judge as judge_claim
+from curvlab.lab.claims.intervals import MIN_SAMPLES
 from experiments.pbrf.gaps import (  # noqa: F401  draw is this target's
     arrived_row,
     by_point,
@@ -173,7 +174,7 @@ def _cell(claims: ClaimSheet, row: pd.Series, gap: str) -> ClaimResult:
     )
     claim = claims.claim(CELL, of=f"{gap.replace('_', '-')}-{row.task}")
     interval = exact(value, kind=f"deterministic, from a t interval over {row.seeds:.0f} seeds")
-    return explained(reporting.judge(claim, value, interval, if_not_reproduced=why), why)
+    return explained(judge_claim(claim, value, interval, if_not_reproduced=why), why)
 
 
 def _listed(gaps: pd.DataFrame) -> str:

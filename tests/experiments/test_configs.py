@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from curvlab.lab import all_targets, load_config, task_settings
-from curvlab.lab.reporting import load_claim_sheet
+from curvlab.lab.claims import load_claim_sheet
 from curvlab.lab.targets.settings import MISSING, ours
 
 ROOT = Path(__file__).parents[2]

@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from curvlab.lab import Computed, all_targets
-from curvlab.lab.reporting import load_claims
+from curvlab.lab.claims import load_claims
 from curvlab.lab.reporting.dashboard import named_keys
 from curvlab.lab.targets.execution import curves_of, numbers_of
 

@@ -9,8 +9,9 @@ from matplotlib.axes import Axes
 from numpy.testing import assert_allclose
 
 from curvlab.lab import panels
+from curvlab.lab.claims import t_interval
 from curvlab.lab.names import for_readers, name_tasks, reader_names
-from curvlab.lab.reporting import plots, t_interval
+from curvlab.lab.reporting import plots
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import pandas as pd
 
 from curvlab.lab import Claim, ClaimResult, ClaimSheet, Computed, exact, t_interval
 from curvlab.lab import judge as verdict
-from curvlab.lab.reporting.claims import OUT_OF_REACH
+from curvlab.lab.claims.claims import OUT_OF_REACH
 from experiments.shared import stats
 
 RANK = 4  # of the claims on Table 1

@@ -51,8 +51,8 @@ from curvlab.lab import (
     Target,
     exact,
     out_of_reach,
-    reporting,
 )
+from curvlab.lab.claims import judge as judge_claim
 from experiments.lissa.fig1.agreement_panels import (
     ASSUMED,
     CHOICES,
@@ -252,7 +252,7 @@ def _judged(
     """Judge a statistic over points of the means over runs."""
     by_seed = own.groupby("seed")[column].apply(lambda found: statistic(found.dropna().to_numpy(dtype=float)))
     why = f"By seed: {', '.join(f'{value:.3g}' for value in by_seed)}. {why}"
-    return reporting.judge(claim, *over_runs(own, column, statistic, **settings), if_not_reproduced=why)
+    return judge_claim(claim, *over_runs(own, column, statistic, **settings), if_not_reproduced=why)
 
 
 def _median(
@@ -379,7 +379,7 @@ def _cell(  # noqa: PLR0917
     ends = [(interval.low, interval.high) for _, interval in judged.values()]
     interval = replace(own, low=min(low for low, _ in ends), high=min(high for _, high in ends))
     why = f"By network: {listed}; the least is {worst}'s. {_longer(cell)} of the runs of this cell."
-    return reporting.judge(claim, value, interval, if_not_reproduced=why)
+    return judge_claim(claim, value, interval, if_not_reproduced=why)
 
 
 def _self_check(claim: Claim, table: pd.DataFrame) -> ClaimResult:
@@ -398,7 +398,7 @@ def _self_check(claim: Claim, table: pd.DataFrame) -> ClaimResult:
     worst = min(found, key=found.__getitem__)
     interval = exact(found[worst], kind=f"least of {len(found)} medians: {worst}")
     why = "Either epsilon is too large, or one of the solvers is wrong: see summary.csv."
-    return reporting.judge(claim, found[worst], interval, if_not_reproduced=why)
+    return judge_claim(claim, found[worst], interval, if_not_reproduced=why)
 
 
 def _three_cases(claim: Claim, table: pd.DataFrame) -> ClaimResult:
@@ -412,7 +412,7 @@ def _three_cases(claim: Claim, table: pd.DataFrame) -> ClaimResult:
         for task, own in counts.iterrows()
     )
     interval = exact(most, kind=f"count, largest of {len(counts)} networks")
-    return reporting.judge(claim, float(most), interval, if_not_reproduced=f"Panels: {listed}.")
+    return judge_claim(claim, float(most), interval, if_not_reproduced=f"Panels: {listed}.")
 
 
 def _overflow(claim: Claim, table: pd.DataFrame) -> ClaimResult:
@@ -426,7 +426,7 @@ def _overflow(claim: Claim, table: pd.DataFrame) -> ClaimResult:
         )
     why = "The paper's |B| = 5 is below 2 tr / lambda_max = 87 for this model."
     count = int(own[own.seed == 0].lissa_overflow.sum())
-    return reporting.judge(claim, float(count), exact(count, kind="count"), if_not_reproduced=why)
+    return judge_claim(claim, float(count), exact(count, kind="count"), if_not_reproduced=why)
 
 
 def _pbrf_overflow(claim: Claim, table: pd.DataFrame) -> ClaimResult:
@@ -439,7 +439,7 @@ def _pbrf_overflow(claim: Claim, table: pd.DataFrame) -> ClaimResult:
         "objective is steeper than its linearisation, so that SGD, in double precision, still overflows first."
     )
     count = int(alone.sum())
-    return reporting.judge(claim, float(count), exact(count, kind="count"), if_not_reproduced=why)
+    return judge_claim(claim, float(count), exact(count, kind="count"), if_not_reproduced=why)
 
 
 # ------------------------------------------------------------------------------------ draw

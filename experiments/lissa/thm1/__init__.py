@@ -40,9 +40,9 @@ from curvlab.lab import (
     out_of_reach,
     panels,
     plots,
-    reporting,
     unit,
 )
+from curvlab.lab.claims import judge as judge_claim
 from curvlab.lab.names import reader_names
 from curvlab.problem import stack
 from experiments.lissa.thm1.error_bounds import SecondMoments, bounds, condition_constant, mean_error, requirements
@@ -350,7 +350,7 @@ def _uniform(claim: Claim, limits: pd.DataFrame) -> ClaimResult:
     shown = ", ".join(f"{problem} {slope:.2f}" for problem, slope in slopes.items())
     why = f"Slopes: {shown}; δ⁻¹, which Theorem 1 has and (10) drops, would give up to 1."
     interval = exact(value, kind=f"exact, largest of {len(slopes)} problems")
-    return reporting.judge(claim, value, interval, if_not_reproduced=why)
+    return judge_claim(claim, value, interval, if_not_reproduced=why)
 
 
 def _scaling(claim: Claim, limits: pd.DataFrame) -> ClaimResult:
@@ -361,7 +361,7 @@ def _scaling(claim: Claim, limits: pd.DataFrame) -> ClaimResult:
     value = max(slopes, key=lambda slope: abs(slope + 1))
     why = "Close to the threshold the error is larger than its leading order in 1 / |B|."
     interval = exact(value, kind=f"exact, farthest of {len(slopes)} settings")
-    return reporting.judge(claim, value, interval, if_not_reproduced=why)
+    return judge_claim(claim, value, interval, if_not_reproduced=why)
 
 
 # ------------------------------------------------------------------------------------ draw

@@ -10,8 +10,8 @@ import pandas as pd
 
 from curvlab.lab import Claim, ClaimResult, ClaimSheet, Computed, Interval, out_of_reach, t_interval, task_settings
 from curvlab.lab import judge as judged
-from curvlab.lab.reporting.claims import REPRODUCED
-from curvlab.lab.reporting.intervals import MIN_SAMPLES
+from curvlab.lab.claims.claims import REPRODUCED
+from curvlab.lab.claims.intervals import MIN_SAMPLES
 from experiments.pbrf.appg.summary import ERROR, cost_to, geometric
 
 STABLE = 2.0  # (λmax + λ) / σ, from which on the terms of Eq. 48 grow

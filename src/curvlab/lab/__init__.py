@@ -15,10 +15,10 @@ from curvlab.lab.targets.target import Target
 
 if TYPE_CHECKING:
     from curvlab.lab import panels, tables
+    from curvlab.lab.claims.claim_sheet import ClaimSheet, load_claims
+    from curvlab.lab.claims.claims import Claim, ClaimResult, Criterion, judge, out_of_reach
+    from curvlab.lab.claims.intervals import Interval, bootstrap_interval, exact, t_interval
     from curvlab.lab.reporting import plots
-    from curvlab.lab.reporting.claim_sheet import ClaimSheet, load_claims
-    from curvlab.lab.reporting.claims import Claim, ClaimResult, Criterion, judge, out_of_reach
-    from curvlab.lab.reporting.intervals import Interval, bootstrap_interval, exact, t_interval
     from curvlab.lab.reporting.paper_numbers import PaperNumber, PaperNumbers, load_paper_numbers
     from curvlab.lab.runs.overrides import ConfigurationError
     from curvlab.lab.runs.run import Run, start, unit
@@ -31,9 +31,9 @@ if TYPE_CHECKING:
 _HOMES = {
     name: module
     for module, names in {
-        "reporting.claim_sheet": "ClaimSheet load_claims",
-        "reporting.claims": "Claim ClaimResult Criterion judge out_of_reach",
-        "reporting.intervals": "Interval bootstrap_interval exact t_interval",
+        "claims.claim_sheet": "ClaimSheet load_claims",
+        "claims.claims": "Claim ClaimResult Criterion judge out_of_reach",
+        "claims.intervals": "Interval bootstrap_interval exact t_interval",
         "reporting.paper_numbers": "PaperNumber PaperNumbers load_paper_numbers",
         "runs.overrides": "ConfigurationError",
         "runs.run": "Run start unit",

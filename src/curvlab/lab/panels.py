@@ -32,9 +32,9 @@ from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties
 from matplotlib.image import AxesImage
 
+from curvlab.lab.claims.intervals import t_interval
 from curvlab.lab.names import COLORS, style_of, styles_of
 from curvlab.lab.reporting import plots
-from curvlab.lab.reporting.intervals import t_interval
 
 __all__ = ["COLORS", "styles_of"]  # beside the recipes, which are called panels.lines, ...
 

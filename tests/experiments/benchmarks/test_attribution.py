@@ -14,7 +14,7 @@ from omegaconf import OmegaConf
 from torch import nn
 
 from curvlab.lab import ClaimResult, Computed
-from curvlab.lab.reporting import load_claims
+from curvlab.lab.claims import load_claims
 from curvlab.lab.tables import read_table
 from experiments.benchmarks.attribution import methods as methods_module
 from experiments.benchmarks.attribution.claims import MIN_QUERIES

@@ -15,7 +15,7 @@ from omegaconf import OmegaConf
 from torch import nn
 
 from curvlab.lab import ClaimResult, Computed, all_targets, load_config, runs
-from curvlab.lab.reporting import load_claims
+from curvlab.lab.claims import load_claims
 from curvlab.lab.tables import read_table
 from experiments.benchmarks.llc.default_sampler import COLUMNS as STEP_COLUMNS
 from experiments.benchmarks.llc.devinterp_chains import available

@@ -17,8 +17,8 @@ from analytic_models import aoyagi_watanabe
 from torch import nn
 
 from curvlab.lab import ClaimResult, Computed, all_targets
-from curvlab.lab.reporting import load_claims
-from curvlab.lab.reporting.claim_sheet import load_claim_sheet
+from curvlab.lab.claims import load_claims
+from curvlab.lab.claims.claim_sheet import load_claim_sheet
 from curvlab.lab.tables import read_table
 from curvlab.sampling import choose_sgld_settings, estimate_llc
 from experiments.benchmarks.llc.default_sampler import COLUMNS, judge, steps, summary, told_excess

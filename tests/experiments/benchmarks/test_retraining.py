@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from curvlab.lab import ClaimResult, Computed
-from curvlab.lab.reporting import load_claims
+from curvlab.lab.claims import load_claims
 from curvlab.lab.tables import read_table
 from curvlab.training import shuffled_batches
 from experiments.benchmarks.attribution.retraining import HALVES, LEFT_OUT, Network, floor_seconds, ratios, summary

@@ -15,7 +15,7 @@ from torch import nn
 
 from curvlab.curvature import GaussNewtonOperator
 from curvlab.lab import ClaimResult, Computed
-from curvlab.lab.reporting import load_claims
+from curvlab.lab.claims import load_claims
 from curvlab.linalg import DenseOperator, identity
 from curvlab.solvers import IndefiniteOperatorError, Lissa
 from experiments.benchmarks.solvers.chebyshev import Chebyshev

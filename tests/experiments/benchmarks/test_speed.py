@@ -13,7 +13,7 @@ import torch
 from torch.testing import assert_close
 
 from curvlab.lab import ClaimResult, Computed
-from curvlab.lab.reporting import load_claims
+from curvlab.lab.claims import load_claims
 from experiments.benchmarks.gauges import measure_peak, measure_times
 from experiments.benchmarks.speed.models import (
     DIFFERENCES,

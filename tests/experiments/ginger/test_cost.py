@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from curvlab.curvature import HessianOperator
 from curvlab.lab import ClaimResult, Computed
-from curvlab.lab.reporting import load_claims
+from curvlab.lab.claims import load_claims
 from curvlab.optim import Ginger
 from experiments.ginger.cost import TARGET, stream
 from experiments.ginger.cost.exactness import algorithm_1, kept_inverse, precision_errors

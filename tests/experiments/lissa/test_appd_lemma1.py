@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from curvlab.curvature import GaussNewtonOperator
 from curvlab.lab import Computed
+from curvlab.lab.claims import load_claims
 from curvlab.lab.data import DataNotFoundError
-from curvlab.lab.reporting import load_claims
 from experiments.lissa import second_moments as moments
 from experiments.lissa.bag_of_words import (
     drawn_from_the_model,

@@ -15,7 +15,7 @@ from torch import nn
 from curvlab.curvature import GaussNewtonOperator
 from curvlab.influence import ProximalBregmanObjective
 from curvlab.lab import Computed
-from curvlab.lab.reporting import load_claims
+from curvlab.lab.claims import load_claims
 from curvlab.lab.runs.record import read_record
 from curvlab.lab.tables import read_table
 from curvlab.linalg import identity

@@ -17,7 +17,7 @@ from torch.func import functional_call
 
 from curvlab.curvature import GaussNewtonOperator
 from curvlab.lab import ClaimResult, Computed, ConfigurationError
-from curvlab.lab.reporting import load_claims
+from curvlab.lab.claims import load_claims
 from curvlab.lab.runs.record import read_record
 from curvlab.lab.tables import read_table
 from experiments.lissa import sentence_similarity as statistics

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from curvlab.lab.reporting import load_claims
+from curvlab.lab.claims import load_claims
 from curvlab.lab.tables import read_table
 from experiments.lissa.fig4 import sampling_gap, slopes, token_gap
 

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from curvlab.lab.reporting import load_claims
+from curvlab.lab.claims import load_claims
 from curvlab.lab.tables import read_table
 from experiments.lissa.tab1 import paper_table
 

@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 import torch
 
-from curvlab.lab.reporting import load_claims
+from curvlab.lab.claims import load_claims
 from curvlab.lab.tables import read_table
 from experiments.lissa.gradient_sketches import _exact, _sketched_products, _Tensors
 from experiments.lissa.tab3 import paper_table

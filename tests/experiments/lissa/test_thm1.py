@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from curvlab.curvature import GaussNewtonOperator
-from curvlab.lab.reporting import load_claims
+from curvlab.lab.claims import load_claims
 from experiments.lissa.thm1.error_bounds import (
     SecondMoments,
     bounds,

@@ -15,7 +15,7 @@ from torch import nn
 from torch.func import functional_call, hessian, jacrev
 
 from curvlab.lab import ClaimResult, all_targets, load_config, runs, tables, task_settings
-from curvlab.lab.reporting import load_claims
+from curvlab.lab.claims import load_claims
 from curvlab.lab.tables import read_table
 from curvlab.linalg import DenseOperator
 from experiments.pbrf.appg.cost_claims import guaranteed_steps

@@ -17,7 +17,7 @@ import pytest
 
 from curvlab.influence.retraining import GAPS
 from curvlab.lab import ConfigurationError, load_config, task_settings
-from curvlab.lab.reporting import load_claims
+from curvlab.lab.claims import load_claims
 from curvlab.lab.tables import read_table
 from curvlab.lab.targets.gather import gather
 from experiments.pbrf.fig5 import FACTORS, TARGET, levels

@@ -14,7 +14,7 @@ from torch import nn
 from curvlab.influence import self_influence
 from curvlab.influence.retraining import LeftOut
 from curvlab.lab import ClaimResult, Computed, load_config, task_settings
-from curvlab.lab.reporting import load_claims
+from curvlab.lab.claims import load_claims
 from curvlab.lab.tables import read_table
 from curvlab.training import TrainingDivergedError
 from experiments.pbrf import fig6

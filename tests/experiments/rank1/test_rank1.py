@@ -18,8 +18,8 @@ from torch.autograd.functional import hessian
 from torch.func import functional_call
 
 from curvlab.lab import ClaimResult, Computed, Run, load_config, plots
+from curvlab.lab.claims import load_claims
 from curvlab.lab.data import load_breast_cancer_one_hot
-from curvlab.lab.reporting import load_claims
 from curvlab.lab.tables import read_table
 from curvlab.optim import FisherNewton, UniformDirection, steps_bound
 from experiments.rank1 import fisher, prop

@@ -10,9 +10,9 @@ import pytest
 import yaml
 
 from curvlab.lab import Claim, Criterion, Interval, exact, judge, out_of_reach
+from curvlab.lab.claims.claim_sheet import save_claims
+from curvlab.lab.claims.claims import Change
 from curvlab.lab.reporting.causes import cause
-from curvlab.lab.reporting.claim_sheet import save_claims
-from curvlab.lab.reporting.claims import Change
 from curvlab.lab.reporting.findings import HEADLINES, NO_VALUE, find
 from curvlab.lab.reporting.picture_titles import picture_title
 from curvlab.lab.reporting.report import (

@@ -15,7 +15,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from curvlab.lab import Computed, Target, all_targets, load_config, run_target, task_label, task_settings
-from curvlab.lab.reporting import load_claims
+from curvlab.lab.claims import load_claims
 from curvlab.lab.tables import read_table
 from curvlab.lab.targets.command import main
 from curvlab.lab.targets.execution import curves_of, draw_again, judge_again

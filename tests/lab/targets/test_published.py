@@ -14,7 +14,7 @@ import pandas as pd
 import pytest
 
 from curvlab.lab import Claim, Criterion, Target, exact, judge
-from curvlab.lab.reporting import load_claims, save_claims
+from curvlab.lab.claims import load_claims, save_claims
 from curvlab.lab.tables import read_table
 from curvlab.lab.targets import stale
 from curvlab.lab.targets import verify as module

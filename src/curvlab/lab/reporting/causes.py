@@ -16,7 +16,7 @@ from pathlib import Path
 
 import yaml
 
-from curvlab.lab.reporting.claims import NOT_REPRODUCED, REFUTED, UNDECIDED, ClaimResult
+from curvlab.lab.claims.claims import NOT_REPRODUCED, REFUTED, UNDECIDED, ClaimResult
 from curvlab.lab.reporting.findings import NO_VALUE, with_number
 from curvlab.lab.reporting.results import ResultFolder
 from curvlab.lab.targets.target import ROOT, paper_titles

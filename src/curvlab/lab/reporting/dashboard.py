@@ -20,8 +20,8 @@ from typing import Any
 import yaml
 
 from curvlab.files import write_atomically
-from curvlab.lab.reporting.claim_sheet import FILE_NAME, load_claims
-from curvlab.lab.reporting.claims import VERDICTS
+from curvlab.lab.claims.claim_sheet import FILE_NAME, load_claims
+from curvlab.lab.claims.claims import VERDICTS
 from curvlab.lab.reporting.findings import HEADLINES
 from curvlab.lab.targets.target import ROOT, Target, all_targets, paper_titles
 

@@ -49,7 +49,7 @@ from typing import Any
 
 import yaml
 
-from curvlab.lab.reporting.claims import (
+from curvlab.lab.claims.claims import (
     DIRECTION_ONLY,
     NOT_REPRODUCED,
     OUT_OF_REACH,
@@ -59,7 +59,7 @@ from curvlab.lab.reporting.claims import (
     UNJUDGED,
     ClaimResult,
 )
-from curvlab.lab.reporting.intervals import Interval, exact
+from curvlab.lab.claims.intervals import Interval, exact
 from curvlab.lab.reporting.results import ResultFolder
 from curvlab.lab.targets.target import PRESETS, ROOT
 

@@ -13,8 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from curvlab.lab.reporting import plots
-from curvlab.lab.reporting.claims import (
+from curvlab.lab.claims.claims import (
     DIRECTION_ONLY,
     NOT_REPRODUCED,
     REFUTED,
@@ -22,6 +21,7 @@ from curvlab.lab.reporting.claims import (
     UNDECIDED,
     ClaimResult,
 )
+from curvlab.lab.reporting import plots
 from curvlab.lab.reporting.findings import PaperFindings, written
 
 _COLORS = {

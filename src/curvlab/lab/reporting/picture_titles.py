@@ -18,7 +18,7 @@ from pathlib import Path
 
 import yaml
 
-from curvlab.lab.reporting.claims import NOT_ASKED, UNDECIDED, UNJUDGED, ClaimResult
+from curvlab.lab.claims.claims import NOT_ASKED, UNDECIDED, UNJUDGED, ClaimResult
 from curvlab.lab.reporting.findings import tell
 from curvlab.lab.targets.target import ROOT
 

@@ -19,8 +19,8 @@ import pandas as pd
 import yaml
 
 from curvlab.lab import tables
+from curvlab.lab.claims.claims import ClaimResult
 from curvlab.lab.reporting.causes import false_statements
-from curvlab.lab.reporting.claims import ClaimResult
 from curvlab.lab.reporting.findings import HEADLINE_VERDICTS, PaperFindings, best_claims, tell, written
 from curvlab.lab.reporting.results import ResultFolder, largest_judged
 from curvlab.lab.targets.help import expected_seconds

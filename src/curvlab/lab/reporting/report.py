@@ -25,6 +25,15 @@ from pathlib import Path
 from typing import Any
 
 from curvlab.files import write_atomically
+from curvlab.lab.claims.claims import (
+    DIRECTION_ONLY,
+    NOT_ASKED,
+    NOT_REPRODUCED,
+    OUT_OF_REACH,
+    REPRODUCED,
+    UNDECIDED,
+    ClaimResult,
+)
 from curvlab.lab.names import for_readers
 from curvlab.lab.reporting import plots
 from curvlab.lab.reporting.causes import (
@@ -38,15 +47,6 @@ from curvlab.lab.reporting.causes import (
     false_statements,
     own_claims,
     standings,
-)
-from curvlab.lab.reporting.claims import (
-    DIRECTION_ONLY,
-    NOT_ASKED,
-    NOT_REPRODUCED,
-    OUT_OF_REACH,
-    REPRODUCED,
-    UNDECIDED,
-    ClaimResult,
 )
 from curvlab.lab.reporting.findings import HEADLINES, PaperFindings, find
 from curvlab.lab.reporting.forest import forest

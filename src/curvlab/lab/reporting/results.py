@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from curvlab.lab import tables
-from curvlab.lab.reporting.claim_sheet import load_claims, rerun_command
-from curvlab.lab.reporting.claims import VERDICTS, ClaimResult
+from curvlab.lab.claims.claim_sheet import load_claims, rerun_command
+from curvlab.lab.claims.claims import VERDICTS, ClaimResult
 from curvlab.lab.runs.record import NOT_RECORDED, UNKNOWN, read_record
 from curvlab.lab.targets.target import PRESETS, report_order
 

@@ -16,7 +16,7 @@ import numpy as np
 import pandas as pd
 
 from curvlab.lab import tables
-from curvlab.lab.reporting.claim_sheet import load_claims
+from curvlab.lab.claims.claim_sheet import load_claims
 from curvlab.lab.targets.target import Target
 
 RTOL, ATOL = 1e-4, 1e-9

@@ -15,9 +15,9 @@ import pandas as pd
 from omegaconf import DictConfig
 
 from curvlab.lab import tables
+from curvlab.lab.claims import ClaimResult, load_claim_sheet, load_claims, save_claims
+from curvlab.lab.claims.claims import VERDICTS
 from curvlab.lab.names import name_tasks
-from curvlab.lab.reporting import ClaimResult, load_claim_sheet, load_claims, save_claims
-from curvlab.lab.reporting.claims import VERDICTS
 from curvlab.lab.reporting.picture_titles import picture_title
 from curvlab.lab.reporting.plots import headline, write_png
 from curvlab.lab.runs.over_ranks import is_first

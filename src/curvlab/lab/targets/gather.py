@@ -87,9 +87,9 @@ def _write(gathered: Path, variations: Sequence[Path]) -> Counter[str]:
 
 def _judged_over_seeds(settings: dict[Path, dict[str, str]]) -> Iterator[dict[str, Any]]:
     """Yield a row for each claim of each setting: value and interval over its repetitions, and the verdict."""
-    from curvlab.lab.reporting.claim_sheet import FILE_NAME, load_claims
-    from curvlab.lab.reporting.claims import ClaimResult, judge, out_of_reach
-    from curvlab.lab.reporting.intervals import t_interval
+    from curvlab.lab.claims.claim_sheet import FILE_NAME, load_claims
+    from curvlab.lab.claims.claims import ClaimResult, judge, out_of_reach
+    from curvlab.lab.claims.intervals import t_interval
 
     groups: dict[str, dict[str, list[ClaimResult]]] = {}
     for folder, overrides in settings.items():

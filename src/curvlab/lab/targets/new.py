@@ -54,7 +54,7 @@ def draw(computed: Computed) -> Mapping[str, Figure]:
 ''',
     "experiments/{key}.yaml": """source: AUTHOR & AUTHOR YEAR, FIGURE
 claims:
-  centred:                    # `value` is explained in curvlab.lab.reporting.claim_sheet
+  centred:                    # `value` is explained in curvlab.lab.claims.claim_sheet
     statement: The mean of the draws is 0.
     paper_value: null
     measure: mean over seeds

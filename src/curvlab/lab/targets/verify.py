@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from curvlab.lab import tables
-from curvlab.lab.reporting.claim_sheet import load_claims, plain_result
+from curvlab.lab.claims.claim_sheet import load_claims, plain_result
 from curvlab.lab.runs.record import read_record
 from curvlab.lab.targets.command import load_config, preset_of, run_side_by_side
 from curvlab.lab.targets.comparison import RTOL, compared, differences

@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from curvlab.lab.reporting import Claim, ClaimResult, Criterion, Interval, exact, judge, out_of_reach, t_interval
-from curvlab.lab.reporting.claim_sheet import load_claims, rerun_command, save_claims
-from curvlab.lab.reporting.claims import VERDICTS, decide, describe, not_asked
+from curvlab.lab.claims import Claim, ClaimResult, Criterion, Interval, exact, judge, out_of_reach, t_interval
+from curvlab.lab.claims.claim_sheet import load_claims, rerun_command, save_claims
+from curvlab.lab.claims.claims import VERDICTS, decide, describe, not_asked
 
 
 def claim(**bounds: float | bool) -> Claim:

@@ -16,7 +16,7 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-from curvlab.lab.reporting.intervals import Interval, bootstrap_interval, exact, t_interval
+from curvlab.lab.claims.intervals import Interval, bootstrap_interval, exact, t_interval
 
 MEANS = ("mean", "ratio")
 EXTREMES = ("largest", "smallest")

@@ -57,8 +57,8 @@ import pandas as pd
 import yaml
 
 from curvlab.files import write_atomically
-from curvlab.lab.reporting.claim_values import check, measure
-from curvlab.lab.reporting.claims import (
+from curvlab.lab.claims.claim_values import check, measure
+from curvlab.lab.claims.claims import (
     UNDECIDED,
     UNJUDGED,
     Change,
@@ -69,7 +69,7 @@ from curvlab.lab.reporting.claims import (
     not_asked,
     out_of_reach,
 )
-from curvlab.lab.reporting.intervals import Interval
+from curvlab.lab.claims.intervals import Interval
 from curvlab.lab.targets.target import ROOT
 
 FILE_NAME = "claims.json"

@@ -3,7 +3,7 @@ import math
 import numpy as np
 import pytest
 
-from curvlab.lab.reporting import Interval, bootstrap_interval, t_interval
+from curvlab.lab.claims import Interval, bootstrap_interval, t_interval
 
 
 def test_t_interval_matches_the_table() -> None:

@@ -35,7 +35,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from curvlab.lab.reporting.intervals import MIN_SAMPLES, Interval
+from curvlab.lab.claims.intervals import MIN_SAMPLES, Interval
 
 REPRODUCED = "reproduced"
 DIRECTION_ONLY = "direction only"

@@ -16,10 +16,10 @@ import yaml
 from scipy import stats
 
 from curvlab.lab import exact, judge, out_of_reach, t_interval
-from curvlab.lab.reporting import load_claim_sheet
-from curvlab.lab.reporting.claim_sheet import load_claims, save_claims
-from curvlab.lab.reporting.claim_values import Measured, check, measure
-from curvlab.lab.reporting.claims import NOT_ASKED
+from curvlab.lab.claims import load_claim_sheet
+from curvlab.lab.claims.claim_sheet import load_claims, save_claims
+from curvlab.lab.claims.claim_values import Measured, check, measure
+from curvlab.lab.claims.claims import NOT_ASKED
 from curvlab.lab.targets.execution import judged
 from curvlab.lab.targets.target import ROOT
 

@@ -121,6 +121,16 @@ def last_state(network: Network, optimizer: Mapping[str, Any], settings: DictCon
     return _state(*_training(network, optimizer, settings, seed, None), -1)
 
 
+def trained_network(
+    network: Network, optimizer: Mapping[str, Any], settings: DictConfig, seed: int
+) -> tuple[dict[str, Any], nn.Module]:
+    """Return the model at the end of that `trajectory`, and what identifies its weights in the store."""
+    key, trained = _training(network, optimizer, _with_end(settings), seed, None)
+    model = network.start(seed)
+    _state(key, trained, -1).write_to(model)
+    return key | {"epoch": trained["epochs"][-1]}, model
+
+
 def final_estimate(
     network: Network, optimizer: Mapping[str, Any], settings: DictConfig, seed: int
 ) -> pd.DataFrame:
@@ -131,9 +141,12 @@ def final_estimate(
     that diverges (`problem` says so) all numbers are nan.
     """
     epochs = settings.training.num_epochs
-    last: Any = OmegaConf.merge(settings, {"training": {"checkpoints": settings.training.checkpoints or [epochs]}})
     try:
-        row = trajectory(network, optimizer, last, seed, llc_epochs=[epochs]).tail(1).reset_index(drop=True)
+        row = (
+            trajectory(network, optimizer, _with_end(settings), seed, llc_epochs=[epochs])
+            .tail(1)
+            .reset_index(drop=True)
+        )
     except ArithmeticError:
         row = pd.DataFrame([dict.fromkeys(DIVERGED) | {"epoch": epochs, "valid": False, "problem": "diverged"}])
         row = row.astype(dict.fromkeys(DIVERGED, float))
@@ -144,6 +157,12 @@ def final_estimate(
         row["estimate"] = row.get("llc", math.nan)
         row["llc"] = row.estimate.where(row.converged & row.valid)
     return row
+
+
+def _with_end(settings: DictConfig) -> Any:
+    """Return the settings with the end as the one checkpoint where they name none."""
+    training = settings.training
+    return OmegaConf.merge(settings, {"training": {"checkpoints": training.checkpoints or [training.num_epochs]}})
 
 
 def _training(

@@ -52,6 +52,7 @@ from curvlab.lab import (
 )
 from curvlab.lab import judge as judge_claim
 from experiments.ngd.fig1.cutoffs import cutoff_tables, judge_cutoffs
+from experiments.ngd.fig1.quadratic import draw_quadratic, judge_quadratic, quadratic_tables
 from experiments.ngd.fig1.tuned_and_matched import (
     Compared,
     draw_tuned_and_matched,
@@ -85,7 +86,9 @@ TARGET = Target(
 
 # ------------------------------------------------------------------------------------ compute
 def compute(run: Run, cfg: DictConfig) -> dict[str, pd.DataFrame]:
-    """Return `table`, `summary` (`summary_table`), and the tables of `tuned_and_matched` and `cutoff_tables`.
+    """Return `table`, `summary` (`summary_table`), and further tables.
+
+    Those are of `tuned_and_matched`, `cutoff_tables` and `quadratic_tables`.
 
     `table` has one row for each task, width, optimizer and seed; further columns as of `final_estimate`.
 
@@ -113,7 +116,8 @@ def compute(run: Run, cfg: DictConfig) -> dict[str, pd.DataFrame]:
     first += ["llc_raw", "descent", "curvature_cutoff"]
     table = table[first + [column for column in table if column not in first]]
     run.note(seeds=list(cfg.seeds))
-    return {"table": table, "summary": summary_table(table)} | tuned_and_matched(found) | cutoff_tables(found)
+    tables = {"table": table, "summary": summary_table(table)}
+    return tables | tuned_and_matched(found) | cutoff_tables(found) | quadratic_tables(found)
 
 
 def summary_table(table: pd.DataFrame) -> pd.DataFrame:
@@ -181,7 +185,10 @@ def judge(computed: Computed, claims: ClaimSheet) -> list[ClaimResult]:
         own, its_summary, its_settings = (part[part.task == task] for part in (table, summary, settings))
         results += _judge_task(named, own, its_summary, its_settings, judged)
     results += judge_tuned_and_matched(Compared.of(computed), claims)
-    return results + judge_cutoffs(computed["cutoffs"], computed["cutoff_summary"], claims)
+    results += judge_cutoffs(computed["cutoffs"], computed["cutoff_summary"], claims)
+    if "quadratic" in computed:  # not in tables older than it
+        results += judge_quadratic(computed["quadratic"], computed["cutoff_summary"], claims)
+    return results
 
 
 def _judge_task(
@@ -254,10 +261,13 @@ def draw(computed: Computed) -> dict[str, Figure]:
     table, summary = computed["table"], computed["summary"]
     both = summary[summary.p.notna()].task.unique()
     shown = table[table.task.isin(both)] if len(both) else table
-    return {
+    figures = {
         "figure.png": _draw_widths(shown, summary, {"llc": "LLC"}, (7.0, 3.8)),
         "figure_more.png": draw_tuned_and_matched(Compared.of(computed), computed["settings"]),
     }
+    if "quadratic" in computed:
+        figures["figure_more_cutoffs.png"] = draw_quadratic(computed["quadratic"], computed["cutoff_summary"])
+    return figures
 
 
 def _draw_widths(

@@ -12,6 +12,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from curvlab.lab import ClaimResult, Computed
+from curvlab.lab.reporting import load_claims
 from curvlab.lab.tables import read_table
 from experiments.ngd.fig1 import relative_difference, summary_table
 from experiments.ngd.fig1.cutoffs import cutoff_summary, relative_differences, sampler_settings
@@ -248,6 +249,20 @@ def test_only_seeds_with_both_estimates_are_compared() -> None:
     assert summary.seeds.to_dict() == {30.0: 2, 100.0: 3}
     assert summary.relative_difference.to_dict() == pytest.approx({30.0: 0.3, 100.0: 0.5})
     assert summary.problems[30.0] == "mixed"
+
+
+def test_the_quadratic_part_is_half_the_trace_over_the_cut_off(smoke_result: Callable[..., Path]) -> None:
+    folder = smoke_result("ngd/fig1")
+    table = read_table(folder, "quadratic")
+    assert len(table) == 2 * 2 * 21  # optimizers, seeds, cut-offs
+    wide = table.pivot(index=["optimizer", "seed"], columns="curvature_cutoff", values="llc")
+    assert (wide.diff(axis=1).iloc[:, 1:] < 0).all(axis=None)  # a higher cut-off counts fewer directions
+    assert wide.to_numpy().min() > 0
+    assert wide.to_numpy().max() < (64 * 8 + 8 + 8 * 10 + 10) / 2  # at most half of all directions
+    claims = {result.claim.id: result for result in load_claims(folder)}
+    over = (wide.loc["ngd"] - wide.loc["sgd"]) / wide.loc["sgd"].mean()
+    found = claims["quadratic-higher-every-cutoff-ffnn-1-layer-digits-200-width-8"]
+    assert found.value == pytest.approx(over.mean().min(), rel=1e-5)
 
 
 def test_chains_are_longer_where_flat_directions_relax_more_slowly() -> None:

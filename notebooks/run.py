@@ -8,13 +8,20 @@ import os
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
 import nbformat
 from nbclient import NotebookClient
 
+from curvlab.lab.runs.record import versions
 from curvlab.lab.targets.stale import behind
 
 HERE = Path(__file__).resolve().parent
+
+
+def ran(source: list[str]) -> dict[str, Any]:
+    """Return what a run of these cells depends on: themselves, our files, the packages."""
+    return {"source": source, "made_by": made_by("\n".join(source)), "versions": versions()}
 
 
 def made_by(code: str) -> dict[str, str]:
@@ -50,7 +57,7 @@ def run(path: Path) -> None:
         if cell.cell_type == "code":  # progress bars are no result
             cell.outputs = [each for each in cell.outputs if "\r" not in each.get("text", "")]
     code = [cell.source for cell in notebook.cells if cell.cell_type == "code"]
-    notebook.metadata["ran"] = {"source": code, "made_by": made_by("\n".join(code))}
+    notebook.metadata["ran"] = ran(code)
     nbformat.write(notebook, path)
 
 

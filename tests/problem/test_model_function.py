@@ -29,6 +29,12 @@ def multiply(operator, model: nn.Module, pair: tuple[Tensor, Tensor], num_column
     return op @ op.randn(num_columns, torch.Generator().manual_seed(0))
 
 
+def above_zero() -> nn.Linear:
+    linear = nn.Linear(4, 3)
+    nn.init.constant_(linear.bias, 100.0)
+    return linear
+
+
 class FunctionalDropout(nn.Module):
     """Dropout by the function, as in many language models."""
 
@@ -59,7 +65,7 @@ class DroppingAttention(nn.Module):
         pytest.param(lambda: nn.Sequential(nn.Linear(4, 3), nn.Dropout(0.5)), (4,), id="dropout"),
         pytest.param(DroppingAttention, (3, 4), id="attention with dropout"),
         pytest.param(FunctionalDropout, (4,), id="functional dropout"),
-        pytest.param(lambda: nn.Sequential(nn.Linear(4, 3), nn.RReLU()), (4,), id="random slopes"),
+        pytest.param(lambda: nn.Sequential(above_zero(), nn.RReLU()), (4,), id="random slopes, and none drawn"),
         pytest.param(
             lambda: nn.Sequential(nn.InstanceNorm2d(1, track_running_stats=True), nn.Flatten(), nn.Linear(16, 3)),
             (1, 4, 4),

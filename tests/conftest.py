@@ -27,13 +27,14 @@ def pytest_collection_finish() -> None:
 
 @contextmanager
 def smoke_scale() -> Iterator[None]:
-    """Run in the checkout, and draw figures but do not lay them out, which is matplotlib's work and half the time.
+    """Run in the checkout, and draw figures, but small and not laid out: that is matplotlib's work, half the time.
 
     The tests of `plots` and `again` lay theirs out.
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(Path(__file__).parents[1])
         patch.setattr("matplotlib.layout_engine.ConstrainedLayoutEngine.execute", lambda self, figure: None)
+        patch.setattr("curvlab.lab.reporting.plots._DPI", 40)
         yield
 
 
@@ -74,11 +75,21 @@ def smoke_result(smoke_root: Path) -> Callable[[str], Path]:
 def run_smoke(smoke_root: Path, smoke_result: Callable[[str], Path]) -> Iterator[Callable[..., Path]]:
     """Return a function that gives the result folder of a target, e.g. "ngd/fig6": with overrides, it is run now.
 
-    Units are in <result folder>/../../../../store, those of `smoke_result` among them.
+    Units are in <result folder>/../../../../store, those of `smoke_result` among them. With drawn=False the tables
+    are judged and no figure is drawn: for tests that read tables of a run that is like one that is drawn.
     """
     own = smoke_root / f"results-{uuid4().hex[:8]}"
+
+    def run(key: str, *overrides: str, drawn: bool = True) -> Path:
+        if not overrides:
+            return smoke_result(key)
+        with pytest.MonkeyPatch.context() as patch:
+            if not drawn:
+                patch.setattr("curvlab.lab.targets.execution.draw_target", lambda target, folder: None)
+            return run_at_smoke_scale(key, own, *overrides)
+
     with smoke_scale():
-        yield lambda key, *overrides: run_at_smoke_scale(key, own, *overrides) if overrides else smoke_result(key)
+        yield run
 
 
 @pytest.fixture

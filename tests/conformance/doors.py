@@ -324,7 +324,10 @@ OF_PAIRS, OF_MAPPINGS = ("TensorDataset", "list of (x, int)"), ("data set of Hug
 FORMS = {
     "(inputs, targets)": ("MLP", [kind for kind in KINDS if kind not in OF_MAPPINGS]),
     "({name: input, ...}, targets)": ("two inputs", [k for k in KINDS if k not in OF_PAIRS + OF_MAPPINGS]),
-    "mapping with labels inside": ("GPT-2", [kind for kind in KINDS if kind not in OF_PAIRS]),
+    "mapping with labels inside": (
+        "nn.Sequential, batches of dicts",
+        [kind for kind in KINDS if kind not in OF_PAIRS],
+    ),
 }
 
 

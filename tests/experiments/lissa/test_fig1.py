@@ -148,7 +148,7 @@ GIVEN = [
 
 
 def test_lambda_max_is_not_measured_where_all_settings_are_given(run_smoke) -> None:
-    folder: Path = run_smoke("lissa/fig1", *GIVEN)
+    folder: Path = run_smoke("lissa/fig1", *GIVEN, drawn=False)
     row = read_table(folder, "summary").iloc[0]
     assert math.isnan(row["lambda_max"])
     assert (row["damping"], row["step size"], row["batch size"], row["steps"]) == (0.2, 0.05, 30, 12)
@@ -164,7 +164,7 @@ def test_lambda_max_is_not_measured_where_all_settings_are_given(run_smoke) -> N
 
 def test_with_one_epsilon_the_larger_is_the_other(run_smoke) -> None:
     """Its rows are those of C = 2, but for rounding: the columns of a product are computed together."""
-    folder: Path = run_smoke("lissa/fig1", "larger.epsilon=1e-8")
+    folder: Path = run_smoke("lissa/fig1", "larger.epsilon=1e-8", drawn=False)
     own = read_table(folder, "larger_epsilon")
     assert own.columns.tolist() == LARGER
     table = read_table(folder, "table")
@@ -177,7 +177,7 @@ def test_with_one_epsilon_the_larger_is_the_other(run_smoke) -> None:
 
 
 def test_a_large_epsilon_leaves_the_quadratic_range(run_smoke) -> None:
-    own = read_table(run_smoke("lissa/fig1", "larger.epsilon=30"), "larger_epsilon")
+    own = read_table(run_smoke("lissa/fig1", "larger.epsilon=30", drawn=False), "larger_epsilon")
     assert (own.parted_step > 0).any()
     assert (own.lissa_length <= 1).all()  # while LiSSA is no longer than a solution
 

@@ -246,7 +246,7 @@ def test_each_curve_has_the_name_and_the_values_of_its_branch(computed_of: Calla
 # ------------------------------------------------------------------------------- runs and settings
 def test_branches_leave_the_very_state_at_the_split(run_smoke: Callable[..., Path]) -> None:
     # A branch that hardly moves shows from where it starts.
-    folder = run_smoke("ngd/fig4", "branches.sgd.lr=1.0e-4")
+    folder = run_smoke("ngd/fig4", "branches.sgd.lr=1.0e-4", drawn=False)
     table = read_table(folder, "table")
     assert len(table) == 2 * (10 + 3 * 4)  # seeds, epochs before and of each branch after
     branches = table[table.branch != BEFORE]
@@ -277,7 +277,7 @@ def test_fig5_and_fig6_share_what_they_can(run_smoke: Callable[..., Path]) -> No
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(Store, "_path", seen)
-            run_smoke(key, "tracker=none")
+            run_smoke(key, "tracker=none", drawn=False)
         return {path for path in used if path.parent.name == "trained"}
 
     folders = [run_smoke(key) for key in ("ngd/fig5", "ngd/fig6")]

@@ -230,7 +230,7 @@ def test_a_sweep_killed_twice_ends_with_the_undisturbed_tables(
             expected = whole[whole.factor == factor].reset_index(drop=True)
             pd.testing.assert_frame_equal(found, expected, check_exact=True, check_dtype=False)
     # Its units are those of the whole.
-    alone = run_smoke("pbrf/fig5", "factor=width")
+    alone = run_smoke("pbrf/fig5", "factor=width", drawn=False)
     assert json.loads((alone / "run.json").read_text())["store"]["misses"] == 0
     assert gather(["pbrf-fig5"], tmp_path / "results") == 0
     gathered = read_table(results / "smoke" / "sweep", "points")

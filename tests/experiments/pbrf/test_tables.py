@@ -60,7 +60,7 @@ def test_a_second_run_computes_nothing(smoke: Path, run_smoke) -> None:
 
 def test_only_the_solver_error_differs_from_table_5(smoke: Path, run_smoke) -> None:
     other = read_table(smoke, "points")
-    folder = run_smoke("pbrf/tab4", "seeds=[0]")
+    folder = run_smoke("pbrf/tab4", "seeds=[0]", drawn=False)
     points = read_table(folder, "points")
     other = other[other.task == "mlp-4-diabetes-60"].reset_index(drop=True)
     same = ~points.gap.isin(["solver", "moved"])
@@ -89,7 +89,7 @@ def test_only_the_solver_error_differs_from_table_5(smoke: Path, run_smoke) -> N
 
 
 def test_eigenvalues_are_those_of_the_dense_hessian(run_smoke, tmp_path: Path) -> None:
-    folder = run_smoke("pbrf/tab4", "seeds=[0]")
+    folder = run_smoke("pbrf/tab4", "seeds=[0]", drawn=False)
     table, store = read_table(folder, "table").iloc[0], folder.parents[3] / "store"
     cfg = load_config(
         all_targets()["pbrf/tab4"],
@@ -124,7 +124,7 @@ def test_eigenvalues_are_those_of_the_dense_hessian(run_smoke, tmp_path: Path) -
 
 def test_a_part_of_the_training_set_stands_for_all_of_it(smoke: Path, run_smoke) -> None:
     whole = read_table(smoke, "table").set_index("task").loc["mlp-4-diabetes-60"]
-    part = read_table(run_smoke("pbrf/tab5", "gap_examples=50"), "table").set_index("task")
+    part = read_table(run_smoke("pbrf/tab5", "gap_examples=50", drawn=False), "table").set_index("task")
     found = part.loc["mlp-4-diabetes-60"]
     for gap in GAPS:
         ratio = found[f"{gap} total mean"] / found[f"{gap} per_example mean"]

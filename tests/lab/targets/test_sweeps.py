@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -33,8 +32,11 @@ def write_sweep(toy: Path, **params: str) -> None:
 
 
 def summary_of(path: Path) -> dict[str, Any]:
-    """Return what W&B's own reader finds in an offline run."""
-    command = [sys.executable, "-m", "wandb", "leet", "inspect", "--summary", "--json", str(path)]
+    """Return what W&B's own reader, `wandb leet`, finds in an offline run."""
+    from wandb.util import get_core_path
+
+    (own_file,) = path.glob("*.wandb")
+    command = [get_core_path(), "leet", "inspect", "--summary", "--json", "--run-file", own_file, path.parent]
     own: dict[str, Any] = json.loads(subprocess.run(command, capture_output=True, check=True).stdout)
     return own
 
@@ -42,17 +44,17 @@ def summary_of(path: Path) -> dict[str, Any]:
 def test_a_failed_job_does_not_stop_the_others_and_is_named_at_the_end(
     toy: Path, experiments: Callable[..., Any]
 ) -> None:
-    write_sweep(toy, num_draws="5,-1", seed="0,1,2")
+    write_sweep(toy, num_draws="5,-1", seed="0,1")
     done = experiments("run", "toy-fig1", "sweep=toy", "preset=smoke")
     assert done.returncode == 1, done.stderr
-    end = done.stderr.splitlines()[-4:]
-    failed = [f"  smoke num_draws=-1 seed={seed}: RuntimeError: {NEGATIVE}" for seed in range(3)]
-    assert end == ["3 of the sweep's jobs failed:", *failed]
+    end = done.stderr.splitlines()[-3:]
+    failed = [f"  smoke num_draws=-1 seed={seed}: RuntimeError: {NEGATIVE}" for seed in range(2)]
+    assert end == ["2 of the sweep's jobs failed:", *failed]
     assert "Traceback" in done.stderr
     assert "toy-fig1: " in done.stderr
     assert "(smoke num_draws=5 seed=0)" in done.stderr  # a job's first line has its overrides
     names = {path.parent.name for path in (toy / "results" / "toy" / "fig1").glob("*/run.json")}
-    assert names == {f"smoke+num_draws={draws},seed={seed}" for draws in (5,) for seed in range(3)}
+    assert names == {f"smoke+num_draws={draws},seed={seed}" for draws in (5,) for seed in range(2)}
 
     # `gather`: mean and interval over seeds for each number of draws, judged.
     done = experiments("gather", "toy-fig1")
@@ -60,26 +62,26 @@ def test_a_failed_job_does_not_stop_the_others_and_is_named_at_the_end(
     folder = toy / "results" / "toy" / "fig1" / "smoke" / "sweep"
     claims = read_table(folder, "claims")
     assert set(claims.setting) == {"num_draws=5"}
-    assert set(claims.runs) == {3}
+    assert set(claims.runs) == {2}
     for _, row in claims.iterrows():
         runs = [
             json.loads((toy / "results/toy/fig1" / f"smoke+{row.setting},seed={seed}" / "claims.json").read_text())
-            for seed in range(3)
+            for seed in range(2)
         ]
         values = pd.Series(
             [next(c["value"] for c in run["claims"] if c["claim"]["id"] == row.claim) for run in runs]
         )
-        half = 4.302652729911275 * values.std() / 3**0.5  # t of two degrees of freedom, 97.5 %
+        half = 12.706204736174694 * values.std() / 2**0.5  # t of one degree of freedom, 97.5 %
         assert row[["value", "low", "high"]].tolist() == pytest.approx(
             [values.mean(), values.mean() - half, values.mean() + half], rel=1e-6, abs=1e-9
         )
-        assert row.interval == "t 95 %, 3 seeds"
+        assert row.interval == "t 95 %, 2 seeds"
     assert Image.open(folder / "figure.png").width > 300
-    assert "3 variations; claims: " in done.stdout
+    assert "2 variations; claims: " in done.stdout
 
     # W&B: one run a job, read back as a user can.
     runs = [summary_of(path) for path in (toy / "outputs" / "wandb").glob("offline-run-*")]
-    assert len(runs) == 6
+    assert len(runs) == 4
     assert len({run["tags"][-1] for run in runs}) == 1  # the sweep
     assert runs[0]["tags"][-1].startswith("sweep-")
     assert {run["state"] for run in runs if "num_draws=-1" in run["tags"]} == {"failed"}
@@ -87,8 +89,8 @@ def test_a_failed_job_does_not_stop_the_others_and_is_named_at_the_end(
         f"RuntimeError: {NEGATIVE}"
     }
     good = {run["name"]: run for run in runs if "num_draws=5" in run["tags"]}
-    assert set(good) == {f"toy-fig1 smoke+num_draws=5,seed={seed}" for seed in range(3)}
-    for seed in range(3):
+    assert set(good) == {f"toy-fig1 smoke+num_draws=5,seed={seed}" for seed in range(2)}
+    for seed in range(2):
         run = good[f"toy-fig1 smoke+num_draws=5,seed={seed}"]
         assert (run["state"], run["config"]["seed"], run["tags"][0]) == ("finished", seed, "smoke")
         assert f"seed={seed}" in run["tags"]

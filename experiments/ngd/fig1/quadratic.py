@@ -67,9 +67,11 @@ def _spectrum(
 
 def excess(table: pd.DataFrame) -> pd.DataFrame:
     """Return NGD minus SGD over SGD's mean over seeds, by seed (rows) and cut-off (columns), of one network."""
-    wide = table.pivot_table(index="seed", columns=["optimizer", "curvature_cutoff"], values="llc")
-    own: pd.DataFrame = wide["ngd"] - wide["sgd"]
-    return own / wide["sgd"].mean()
+    ngd, sgd = (
+        table[table.optimizer == name].pivot(index="seed", columns="curvature_cutoff", values="llc")
+        for name in ("ngd", "sgd")
+    )
+    return (ngd - sgd) / sgd.mean()
 
 
 # ------------------------------------------------------------------------------------ judge

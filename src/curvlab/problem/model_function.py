@@ -26,10 +26,10 @@ def check_mode(model: nn.Module) -> None:
     What hides inside a forward (functional dropout, power iterations) is noticed by `deterministic` when it runs.
     """
     for module in model.modules():
-        if isinstance(module, _DropoutNd) and module.training and module.p > 0:
-            _refuse(model, module, "makes the outputs depend on chance")
-        # It draws for values below 0 alone, so that `deterministic` may see nothing.
-        elif isinstance(module, nn.RReLU) and module.training and module.lower < module.upper:
+        drops = isinstance(module, _DropoutNd) and module.p > 0
+        # RReLU draws for values below 0 alone, so that `deterministic` may see nothing.
+        slopes = isinstance(module, nn.RReLU) and module.lower < module.upper
+        if module.training and (drops or slopes):
             _refuse(model, module, "makes the outputs depend on chance")
         # Without running statistics, batch norm uses those of the batch in eval mode too; instance norm is then
         # a function of single examples, and with them it updates them in train mode.

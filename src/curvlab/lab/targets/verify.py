@@ -11,10 +11,12 @@ all.
 
 from __future__ import annotations
 
+import math
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from curvlab.lab import tables
 from curvlab.lab.claims.claim_sheet import load_claims, plain_result
@@ -131,8 +133,6 @@ def cheapest_part(target: Target, preset: str, folder: Path) -> Part | str:
     The seconds of a result are those of its units in run.json; they are of kinds of units, not of tasks, so that
     tasks are compared by their networks' operations.
     """
-    from curvlab.lab.targets.plan import work
-
     if sum(float(unit["seconds"]) for unit in read_record(folder)["units"]) <= CHEAP_SECONDS:
         return Part()
     cfg = load_config(target, [f"preset={preset}"])
@@ -150,6 +150,27 @@ def cheapest_part(target: Target, preset: str, folder: Path) -> Part | str:
             keys = {"seed": "seeds", "model_seed": "model_seeds"}
             return Part(tuple(f"{keys.get(name, name)}={overrides[name]}" for name in chosen), chosen)
     return "no table of it says which task or seed its rows are of; `whole=true` computes all of it"
+
+
+def work(settings: Mapping[str, Any]) -> float:
+    """Return the operations of a task's network on its training set, to compare tasks with; nothing is read.
+
+    Where that cannot be counted it is infinite.
+    """
+    import torch
+    from torch.utils.flop_counter import FlopCounterMode
+
+    from curvlab.lab.models.unread import network, published_images, shapes
+
+    try:
+        with torch.device("meta"), FlopCounterMode(display=False) as counted:
+            one = torch.zeros(1, *shapes(settings)[0], dtype=torch.long if "tokenizer" in settings else None)
+            network(settings)(one)
+    except Exception:  # whatever a loader finds missing
+        return math.inf
+    # A data set that states no size is all of the published images, or small.
+    num_train = settings["data"].get("num_train") or (60_000 if published_images(settings["data"]) else 1_000)
+    return counted.get_total_flops() * float(num_train)
 
 
 def _cheapest_stale(committed: Found, preset: str, seconds: float) -> Found:

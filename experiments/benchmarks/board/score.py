@@ -60,7 +60,8 @@ def board_of(task: str, results: str | Path = "results") -> tuple[pd.DataFrame, 
 
 def published(ranks: pd.DataFrame, bank: Bank, place: str) -> Array:
     """Return the ranks that a row of the board gives the subsets, (K, S, M): the column `place` of `ranks`."""
-    placed = ranks.sort_values(["network", "half", "query"])[place]
+    order = ["network", "half", "query"]
+    placed = ranks[[*order, place]].sort_values(order)[place]  # not all hundred columns
     return placed.to_numpy(dtype=float).reshape(-1, *bank.single_run.shape[1:])
 
 

@@ -76,7 +76,7 @@ site: $(SITED) ## README, results, docs, notebooks and reference as one site: ou
 	@echo outputs/site/index.html
 
 site-test: $(SITED) ## the site, built and looked at in a Chromium (apt-get install chromium)
-	@$(PYTHON) -m pytest -p no:xdist tests/test_site.py
+	@OMP_NUM_THREADS=1 $(PYTHON) -m pytest -p no:xdist tests/test_site.py
 
 notebooks: $(READY) ## run the notebooks in place; ARGS="lissa pbrf" for some
 	@$(PYTHON) notebooks/run.py $(ARGS)

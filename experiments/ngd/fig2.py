@@ -152,7 +152,7 @@ def _falls(claim: Claim, table: pd.DataFrame) -> ClaimResult:
 def draw(computed: Computed) -> dict[str, Figure]:
     """Return the figure, a row for each task: LLC and tr(H) as in the paper; and one of what explains them."""
     table = computed["table"]
-    table = table.assign(counted=table.llc.where(table.valid))
+    table = table.assign(counted=table.llc.where(table.valid), optimizer=table.optimizer.str.upper())
     styles = panels.styles_of(table.optimizer.unique())
     kind: dict[str, Any] = {"x": "epoch", "by": "optimizer", "styles": styles}
     figure, rows = panels.rows(table, by="task", columns=2, panel_size=(4.4, 2.8))
@@ -163,7 +163,7 @@ def draw(computed: Computed) -> dict[str, Figure]:
         panels.frame(trace, x="epoch", y="tr(H) (nats/parameter²)", log="x")
         panels.counts(llc, own[own.llc.notna()], x="epoch", valid="valid", by="optimizer", styles=styles)
     note = "mean over seeds, band: 95 % t interval; of the LLC valid estimates alone"
-    panels.legend(figure, title=f"{note}; {plots.COUNTS_NOTE}")
+    panels.legend(figure, title=f"{note}\n{plots.COUNTS_NOTE}")
     more, rows = panels.rows(table, by="task", columns=3, panel_size=(3.0, 2.8))
     for (loss, norm, against), task, own in rows:
         panels.lines(loss, own, y="train_loss", least=0.2, **kind)

@@ -68,7 +68,7 @@ def gaps(points: pd.DataFrame, factor: str, level: float) -> np.ndarray:
 
 def test_results_are_complete_and_agree_with_each_other(smoke: Path, points: pd.DataFrame) -> None:
     names = {"table.csv", "points.csv", "networks.csv", "slopes.csv", "figure.png", "claims.json", "run.json"}
-    assert {path.name.removesuffix(".gz") for path in smoke.iterdir()} == {*names, "figure_more.png"}
+    assert {path.name.removesuffix(".bz2") for path in smoke.iterdir()} == {*names, "figure_more.png"}
     assert len(points) == len(FACTORS) * 2 * 2 * (len(GAPS) + 3)  # levels, groups, gaps and 3 distances
     table = read_table(smoke, "table")
     assert len(table) == len(FACTORS) * 2 * (len(GAPS) + 3)

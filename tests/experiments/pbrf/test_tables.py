@@ -25,7 +25,7 @@ def smoke(run_smoke) -> Path:
 
 
 def test_results_are_complete_and_agree_with_each_other(smoke: Path) -> None:
-    assert {path.name.removesuffix(".gz") for path in smoke.iterdir()} == {
+    assert {path.name.removesuffix(".bz2") for path in smoke.iterdir()} == {
         "table.csv", "points.csv", "networks.csv", "figure.png", "figure_more.png", "claims.json", "run.json"
     }  # fmt: skip
     table, points = read_table(smoke, "table"), read_table(smoke, "points")

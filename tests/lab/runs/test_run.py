@@ -113,7 +113,7 @@ def test_what_an_earlier_run_left_goes_with_the_first_table(checkout: Path) -> N
         for name in ("table", "gone"):
             run.save_table(pd.DataFrame({"x": [1.0]}), name)
         run.save_record()
-    for name in ("claims.json", "figure.png", "rest.png", "large.csv.gz", "sweep/table.csv"):
+    for name in ("claims.json", "figure.png", "rest.png", "large.csv.bz2", "older.csv.gz", "sweep/table.csv"):
         (run.folder / name).parent.mkdir(exist_ok=True)
         (run.folder / name).write_text("old")
     with pytest.raises(ZeroDivisionError), start() as run:  # noqa: PT012
@@ -162,7 +162,7 @@ def test_file_names_stay_in_the_folder(checkout: Path, name: str) -> None:
 
 
 def test_large_tables_are_packed(checkout: Path) -> None:
-    for size, kept in ((3, "cloud.csv"), (20_000, "cloud.csv.gz"), (3, "cloud.csv")):
+    for size, kept in ((3, "cloud.csv"), (20_000, "cloud.csv.bz2"), (3, "cloud.csv")):
         with start() as run:
             table = pd.DataFrame({"x": np.arange(size) / 7})
             assert run.save_table(table, "cloud").name == kept

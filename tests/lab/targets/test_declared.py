@@ -203,18 +203,18 @@ def test_results_are_found_by_name_and_path(result: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "kept"),
+    ("change", "said"),
     [
-        (None, True),
-        (("table.csv", "gap", 1 + 2e-5), True),  # another processor's rounding
-        (("table.csv", "gap", 1 + 1e-3), False),
-        (("run.json", '"title": "Uniform', '"title": "uniform'), False),
-        (("run.json", '"num_steps",\n      "ours": 60', '"num_steps",\n      "ours": 61'), False),
+        (None, "equal to the published result: kept"),
+        (("table.csv", "gap", 1 + 2e-5), "equal to the published result: kept"),  # another processor's rounding
+        (("table.csv", "gap", 1 + 1e-3), "another result than the published one: table.csv: gap: "),
+        (("run.json", '"title": "Uniform', '"title": "uniform'), "published one: other title\n"),
+        (("run.json", '"num_steps",\n      "ours": 60', '"num_steps",\n      "ours": 61'), ": other settings\n"),
     ],
     ids=["same", "rounding", "table", "title", "setting"],
 )
 def test_a_result_that_comes_out_as_published_is_left_as_it_was(
-    tmp_path: Path, change: tuple[str, str, object] | None, kept: bool
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], change: tuple[str, str, object] | None, said: str
 ) -> None:
     """The published tables were computed on another machine."""
     folder = tmp_path / "results" / KEY / "embedded"
@@ -231,8 +231,9 @@ def test_a_result_that_comes_out_as_published_is_left_as_it_was(
         (folder / change[0]).write_text(text.replace(str(change[1]), str(change[2])))
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
     folders = [f"results.root={tmp_path / 'results'}", f"store.root={tmp_path / 'store'}"]
-    target = all_targets()[KEY]
-    assert run_target(target, load_config(target, ["tracker=none", "progress=false", *folders])) == folder
+    target, kept = all_targets()[KEY], said.endswith("kept")
+    assert run_target(target, load_config(target, ["tracker=none", *folders])) == folder
+    assert said in capsys.readouterr().err
     after = {path.name: path.read_bytes() for path in folder.iterdir()}
     if change is None or change[0] == "run.json":  # else the claims and the picture follow the changed table
         assert {name for name in before if before[name] != after[name]} == (set() if kept else {"run.json"})

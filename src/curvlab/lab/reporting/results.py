@@ -14,7 +14,8 @@ from curvlab.lab.claims.claims import VERDICTS, ClaimResult
 from curvlab.lab.runs.record import NOT_RECORDED, UNKNOWN, read_record
 from curvlab.lab.targets.target import PRESETS, report_order
 
-_MARKS = ("claims.json", "run.json", "table.csv", "table.csv.gz")  # any of these makes a folder a result
+# Any of these makes a folder a result.
+_MARKS = ("claims.json", "run.json", *(f"table{suffix}" for suffix in tables.SUFFIXES))
 _WRONG = (ValueError, KeyError, TypeError, AttributeError)  # what reading a damaged file raises
 
 

@@ -219,7 +219,7 @@ class Run:
         self._notes.update(plain(entries, where="note"))
 
     def save_table(self, table: pd.DataFrame, name: str = "table", *, digits: int = 6) -> Path:
-        """Write <name>.csv, or <name>.csv.gz where it is large, floats to so many significant digits.
+        """Write <name>.csv, or <name>.csv.bz2 where it is large, floats to so many significant digits.
 
         Timings do not belong here, they are in run.json.
         """
@@ -289,7 +289,7 @@ class Run:
         path = self.folder / name
         if not self._has_written:  # from here on the record, verdicts and figures of an earlier run would be wrong
             for old in (self.folder / RECORD, *self.folder.glob("*.*")):  # first the record: it says "complete"
-                if old.suffix in (".json", ".csv", ".gz", ".png"):
+                if old.suffix in (".json", ".csv", ".bz2", ".gz", ".png"):
                     old.unlink(missing_ok=True)
             remove_stale(self.folder)
             self._has_written = True

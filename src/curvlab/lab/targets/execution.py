@@ -68,9 +68,14 @@ def run_target(target: Target, cfg: DictConfig) -> Path:
         if not is_first():
             return run.folder
         with run.alone_in_folder():  # of two processes at once, each finishes what it began
-            if not cfg.force and is_published(target, run.folder, computed, cfg):
-                run.status.say("the tables are as published: they stay as they are (force=true writes them anew)")
+            is_there = (run.folder / RECORD).is_file()
+            changes = changes_of_published(target, run.folder, computed, cfg) if is_there else []
+            if is_there and not changes and not cfg.force:
+                run.status.say("equal to the published result: kept (force=true writes it anew)")
             else:
+                if changes:
+                    more = f"; and {len(changes) - 1} more" if len(changes) > 1 else ""
+                    run.status.say(f"another result than the published one: {changes[0]}{more}")
                 for name, table in computed.items():
                     run.save_table(table, name, digits=target.digits.get(name, 6))
                 run.save_record(settings_beside_the_paper(target, cfg, computed))
@@ -82,22 +87,24 @@ def run_target(target: Target, cfg: DictConfig) -> Path:
     return run.folder
 
 
-def is_published(target: Target, folder: Path, computed: Mapping[str, pd.DataFrame], cfg: DictConfig) -> bool:
-    """Return whether a result folder holds these tables and settings already, as `comparison` has it.
+def changes_of_published(
+    target: Target, folder: Path, computed: Mapping[str, pd.DataFrame], cfg: DictConfig
+) -> list[str]:
+    """Return a line for each table's column, and the title or settings, that a result folder has otherwise.
 
-    Of benchmarks never: what they measure is time.
+    Numbers are compared as `comparison` has it. A benchmark is always another: what it measures is time.
     """
-    if target.paper_key == "benchmarks" or not (folder / RECORD).is_file():
-        return False
+    if target.paper_key == "benchmarks":
+        return ["it measures time"]
     before, record = Computed.of(folder), read_record(folder)
     new = {
         name: tables.as_written(computed[name], name, digits=target.digits.get(name, 6))
         for name in compared(target, computed)
     }
-    if any(other_tables({name: before[name] for name in compared(target, before)}, new)):
-        return False
+    lines = list(other_tables({name: before[name] for name in compared(target, before)}, new))
     settings = without_paths(settings_beside_the_paper(target, cfg, before))
-    return (record["title"], json.dumps(record["settings"])) == (target.title, json.dumps(settings))
+    now = {"title": target.title, "settings": json.loads(json.dumps(settings))}
+    return lines + [f"other {name}" for name, value in now.items() if record[name] != value]
 
 
 def _name_stale_units(target: Target, run: Run) -> None:

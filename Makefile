@@ -103,6 +103,8 @@ dashboard: $(READY) ## W&B's workspace and report of each paper as JSON; ARGS="e
 	@$(PYTHON) -m curvlab.lab.reporting.dashboard $(ARGS)
 
 sync: $(READY) ## send the runs that were recorded offline to W&B, after `wandb login`
+	@ls -d outputs/wandb/offline-run-* >/dev/null 2>&1 || \
+	    { echo "error: outputs/wandb holds no run that was recorded offline; make a target first: make rank1-fig1" >&2; exit 1; }
 	@$(VENV)/bin/wandb sync $(ARGS) outputs/wandb/offline-run-*
 
 endif

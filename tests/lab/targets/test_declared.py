@@ -55,6 +55,24 @@ def test_help_needs_no_package_and_lists_every_target() -> None:
         assert target.title in done.stdout
 
 
+def test_sync_says_when_there_is_nothing_to_send(tmp_path: Path) -> None:
+    for name in ("Makefile", "pyproject.toml", "constraints.txt"):
+        shutil.copy(ROOT / name, tmp_path)
+    wandb = tmp_path / ".venv" / "bin" / "wandb"
+    wandb.parent.mkdir(parents=True)
+    wandb.write_text('#!/bin/sh\necho "$@"\n')
+    wandb.chmod(0o755)
+    (tmp_path / ".venv" / ".ready").touch()
+
+    def sync() -> subprocess.CompletedProcess[str]:
+        command = ["make", "--no-print-directory", "sync", f"PYTHON_BASE={sys.executable}"]
+        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+
+    assert "error: outputs/wandb holds no run that was recorded offline" in sync().stderr
+    (tmp_path / "outputs" / "wandb" / "offline-run-1").mkdir(parents=True)
+    assert sync().stdout == "sync outputs/wandb/offline-run-1\n"
+
+
 def test_make_names_the_nearest_without_any_package() -> None:
     done = subprocess.run(
         ["make", "--no-print-directory", "lisa-fig1", f"PYTHON_BASE={sys.executable} -S -E"],

@@ -94,8 +94,7 @@ class _Times:
     rule: AdamRule
 
     def depends_on(self) -> Mapping[str, Any]:
-        problem = self.replay.problem
-        return {"model": problem.model, "loss": problem.given_loss, "data": problem.data, "run": self.replay.run}
+        return self.replay.depends_on()
 
     def init(self) -> TimesState:
         start = self.replay.first_state()

@@ -155,9 +155,7 @@ class _Segments:
 
     def depends_on(self) -> Mapping[str, Any]:
         sizes = (self.num_segments, self.per_segment, self.rtol)
-        problem = self.replay.problem
-        parts = {"model": problem.model, "loss": problem.given_loss, "data": problem.data, "run": self.replay.run}
-        return {**parts, "gradients": self.gradients, "segments": sizes}
+        return {**self.replay.depends_on(), "gradients": self.gradients, "segments": sizes}
 
     @property
     def segments(self) -> list[slice]:

@@ -164,11 +164,6 @@ def measured_gradients(
     return total / tested.num_examples
 
 
-def _depends_on(replay: Replay) -> dict[str, Any]:
-    problem = replay.problem
-    return {"model": problem.model, "loss": problem.given_loss, "data": problem.data, "run": replay.run}
-
-
 # -------------------------------------------------------------------------------- back through the run
 @dataclass
 class BackState:
@@ -214,7 +209,7 @@ class _Back:
         return (self.replay.run.num_steps - 1) // self.replay.spacing * self.replay.spacing
 
     def depends_on(self) -> Mapping[str, Any]:
-        return {**_depends_on(self.replay), "cotangents": self.cotangents}
+        return {**self.replay.depends_on(), "cotangents": self.cotangents}
 
     def init(self) -> BackState:
         start, cotangents = self.replay.first_state(), self.cotangents
@@ -304,7 +299,7 @@ class _Along:
     points: Tensor
 
     def depends_on(self) -> Mapping[str, Any]:
-        return {**_depends_on(self.replay), "points": self.points}
+        return {**self.replay.depends_on(), "points": self.points}
 
     def init(self) -> AlongState:
         start = self.replay.first_state()

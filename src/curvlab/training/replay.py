@@ -6,7 +6,7 @@ import copy
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -84,6 +84,11 @@ class Replay:
         self.num_examples = self._data.num_examples
         self.peak_states = 0
         self._check(self.problem.model)
+
+    def depends_on(self) -> dict[str, Any]:
+        """Return what a walk along the run depends on, for its checkpoints."""
+        problem = self.problem
+        return {"model": problem.model, "loss": problem.given_loss, "data": problem.data, "run": self.run}
 
     def _check(self, model: nn.Module) -> None:
         run, size = self.run, self.function.num_parameters

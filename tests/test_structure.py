@@ -18,7 +18,8 @@ ORDER = [
     ["spectrum"],
     ["solvers"],
     ["training"],
-    ["influence", "optim", "sampling"],
+    ["influence", "optim"],
+    ["sampling"],
     ["parallel"],
     ["lab"],
 ]

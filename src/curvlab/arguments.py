@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import math
 from numbers import Integral, Real
+from typing import Any
+
+from torch import Tensor
 
 
 def positive(name: str, value: object, why: str = "") -> float:
@@ -48,3 +51,13 @@ def whole(name: str, value: object, *, least: int = 1, why: str = "") -> int:
     if number < least:
         raise ValueError(f"{name} must be at least {least}, got {value}{why and ': ' + why}")
     return number
+
+
+def tensor(name: str, value: Any, *, ndim: int | None = None, shape: str = "", rows: int | None = None) -> Tensor:
+    """Return a tensor of so many dimensions, written as `shape`, the first of size `rows`; or raise."""
+    if not isinstance(value, Tensor):
+        raise TypeError(f"{name} must be a tensor{shape and ', ' + shape}, got {type(value).__name__}")
+    if (ndim is not None and value.ndim != ndim) or (rows is not None and len(value) != rows):
+        of = "" if rows is None else f" with {rows} rows"
+        raise ValueError(f"{name} must have the shape {shape}{of}, got {tuple(value.shape)}")
+    return value

@@ -163,10 +163,7 @@ def iterate(
 
     Cost: one product for each linear operator that the work depends on, at the first save and when a run goes on.
     """
-    if isinstance(checkpoint, SaveFile):
-        file: SaveFile | None = checkpoint
-    else:
-        file = None if checkpoint is None else _open(checkpoint, Key(name, method.depends_on()))
+    file = _file(name, method, callback, checkpoint)
     state = method.init()
     if file is not None and (stored := file.load(_device(state))) is not None:
         state = _restored(state, stored)
@@ -191,6 +188,17 @@ def iterate(
     if file is not None:
         file.remove()
     return found
+
+
+def _file(name: str, method: Any, callback: object, checkpoint: object) -> SaveFile | None:
+    """Return the file of a checkpoint, or raise where that, or the callback, is none."""
+    if callback is not None and not callable(callback):
+        raise TypeError(f"callback is a function of the state, got {callback!r}")
+    if checkpoint is None or isinstance(checkpoint, SaveFile):
+        return checkpoint
+    if not isinstance(checkpoint, str | Path | Checkpoint):
+        raise TypeError(f"checkpoint is the path of a file, got {checkpoint!r}")
+    return _open(checkpoint, Key(name, method.depends_on()))
 
 
 def _expected(method: Any, state: Any, total: int | None) -> float | None:

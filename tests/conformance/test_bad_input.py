@@ -14,13 +14,31 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from curvlab.curvature import FisherOperator, GaussNewtonOperator, sampled_traces
+from curvlab.curvature import (
+    FisherOperator,
+    GaussNewtonOperator,
+    importance_probabilities,
+    sampled_traces,
+)
 from curvlab.influence import (
+    ProximalNewton,
+    ProximalSGD,
     Retraining,
+    confident_learning_scores,
     corrupt_labels,
+    cosines,
+    detection_curve,
+    directional_derivatives,
+    ensemble_measurements,
     influence,
+    linear_datamodelling_score,
+    loss_response,
+    margins,
+    median_rms,
     prepare_influence,
     proximal_bregman_response,
+    random_halves,
+    removal_weights,
     segment_response,
     self_influence,
     similarities,
@@ -28,19 +46,47 @@ from curvlab.influence import (
 )
 from curvlab.influence.retraining import LeftOut
 from curvlab.influence.tf_idf import damped_inverse_product
-from curvlab.linalg import identity
+from curvlab.linalg import (
+    DenseOperator,
+    identity,
+)
 from curvlab.optim import NGD, QNG, ExactNGD, Ginger, UniformDirection
-from curvlab.sampling import choose_sgld_settings, descent_to_minimum, estimate_llc
-from curvlab.solvers import ConjugateGradient, Lissa, Nystrom, Rows
+from curvlab.sampling import (
+    RMSProp,
+    bayesian_influence,
+    choose_sgld_settings,
+    default_nbeta,
+    descent_to_minimum,
+    estimate_llc,
+    split_rhat,
+)
+from curvlab.solvers import (
+    ConjugateGradient,
+    Direct,
+    Lissa,
+    Nystrom,
+    Rows,
+    TrainingFilter,
+)
 from curvlab.spectrum import (
     frobenius_norm,
     hutchinson_diagonal,
     hutchinson_trace,
+    hutchpp_trace,
+    mean_eigenvalue,
+    sketch_eigenvalues,
     spectral_density,
     top_eigenvalues,
     xtrace,
 )
-from curvlab.training import RunLength, curvature_step, evaluate, train
+from curvlab.training import (
+    BatchOrder,
+    RunLength,
+    cosine_after_warmup,
+    curvature_step,
+    evaluate,
+    train,
+)
 
 GENERATOR = torch.Generator().manual_seed(0)
 X, Y = torch.randn(12, 4, generator=GENERATOR), torch.arange(12) % 3
@@ -84,6 +130,25 @@ def recorded() -> Any:
 
 def left_out(**settings: Any) -> Any:
     return LeftOut(MODEL, LOSS, DATA, [torch.tensor([3])], **{"damping": 0.1} | settings)
+
+
+def pbrf(**settings: Any) -> Any:
+    plain = {"damping": 0.1, "epsilon": 1e-3, "optimizer": ProximalSGD(0.1, 4, 3)}
+    return proximal_bregman_response(MODEL, LOSS, DATA, [0], **plain | settings)
+
+
+def bayesian(**settings: Any) -> Any:
+    plain = {"num_chains": 2, "num_draws": 2, "num_burnin_steps": 2, "batch_size": 4, "step_size": 1e-4}
+    return bayesian_influence(MODEL, LOSS, DATA, TEST, **plain | {"generator": 0} | settings)
+
+
+def changed_in_place(*, targets: bool) -> Any:
+    """Ignored targets change the number of predictions, which an operator has counted."""
+    x, y = X.clone(), Y.clone()
+    operator = GaussNewtonOperator(MODEL, LOSS, (x, y))
+    operator @ SIDE
+    _ = y[:4].fill_(-100) if targets else x.add_(1)
+    return operator @ SIDE
 
 
 def exhausted() -> Any:
@@ -263,6 +328,75 @@ CASES: list[tuple[Callable[[], Any], str]] = [
     (lambda: ConjugateGradient().solve(torch.eye(27), SIDE), "DenseOperator"),
     (lambda: top_eigenvalues(MODEL, 1), "pass an operator"),
     (lambda: hutchinson_trace(torch.eye(3), num_matvecs=3), "DenseOperator"),
+    # ------------------------------------------------------------------------------- tried as an attacker
+    (lambda: score().plot(tests=["a"]), "a number of tests must be a whole number, got 'a'"),
+    (
+        lambda: score(measurement=lambda outputs, y: (outputs.argmax(1) == y).float()),
+        "no derivative by the outputs",
+    ),
+    (lambda: score(measurement=lambda outputs, y: None), "what measurement returns must be a tensor"),
+    (lambda: score(loss=lambda outputs, y: outputs.detach().square().mean()), "no derivative by the outputs"),
+    (lambda: score(loss=lambda outputs, y: outputs.square().mean() + 0j), "returns complex numbers"),
+    (lambda: score(nn.Linear(4, 3).to(torch.complex64)), "complex parameters"),
+    (lambda: score(data=(X.to_sparse(), Y)), "to_dense"),
+    (lambda: score(nn.DataParallel(MODEL)), "pass model.module"),
+    (lambda: score(torch.jit.script(MODEL)), "pass the module that it was made from"),
+    (lambda: changed_in_place(targets=False), "data was changed in place"),
+    (lambda: changed_in_place(targets=True), "data was changed in place"),
+    (lambda: evaluate(MODEL, nn.CrossEntropyLoss(weight=X[0, :3].abs()), (X, X[:, :3])), "are for class indices"),
+    (lambda: score(callback=3), "callback is a function of the state, got 3"),
+    (lambda: score(checkpoint=3), "checkpoint is the path of a file, got 3"),
+    (lambda: self_influence(MODEL, LOSS, DATA, damping=0.1, solver=3), "solver must be one of curvlab.solvers"),
+    (lambda: pbrf(epsilon="a"), "epsilon must be one number, got 'a'"),
+    (lambda: ProximalSGD("a", 4, 3), "step_size must be one number, got 'a'"),
+    (lambda: ProximalSGD(0.1, 4, 2.5), "num_steps must be a whole number, got 2.5"),
+    (lambda: ProximalNewton(max_steps="a"), "max_steps must be a whole number, got 'a'"),
+    (lambda: loss_response(MODEL, LOSS, DATA, SIDE[:3, None], epsilon=0.1), "with 27 rows, got"),
+    (lambda: directional_derivatives(MODEL, LOSS, DATA, SIDE[:3, None]), "with 27 rows, got"),
+    (lambda: ensemble_measurements(MODEL, LOSS, DATA, "a"), "parameters must be a tensor, .K, P., got str"),
+    (lambda: cosines("a"), "products must be a tensor, got str"),
+    (lambda: median_rms("a"), "scores must be a tensor, got str"),
+    (lambda: margins(X, Y[:3]), "labels must have the shape .N,. with 12 rows"),
+    (lambda: confident_learning_scores(X, Y + 9), "classes from 0 to 3, got 11"),
+    (lambda: corrupt_labels(X, num_classes=3, fraction=0.5, generator=0), "labels must have the shape"),
+    (lambda: detection_curve("a", Y), "scores must be a tensor, got str"),
+    (lambda: random_halves("a", 3, generator=0), "num_examples must be a whole number, got 'a'"),
+    (lambda: removal_weights("a", 0.5), "scores must be a tensor"),
+    (lambda: linear_datamodelling_score("a", "b", "c"), "scores must be a tensor"),
+    (lambda: DenseOperator("a"), "matrix must be a tensor, got str"),
+    (lambda: DenseOperator(torch.ones(2, 2).long()), "matrix is torch.int64: pass floating-point"),
+    (lambda: DenseOperator(torch.ones(2, 2) + 0j), "matrix is torch.complex64"),
+    (lambda: ConjugateGradient(max_steps="a"), "max_steps must be a whole number, got 'a'"),
+    (lambda: ConjugateGradient(max_steps=1.5), "max_steps must be a whole number, got 1.5"),
+    (lambda: ConjugateGradient().solve(DAMPED, SIDE, x0="a"), "x0 must be a tensor, got str"),
+    (lambda: Direct(max_size="a"), "max_size must be a whole number, got 'a'"),
+    (lambda: TrainingFilter("a"), "time must be one number, got 'a'"),
+    (lambda: hutchinson_trace(OP, rtol="a", generator=0), "rtol must be one number, got 'a'"),
+    (lambda: hutchpp_trace(OP, num_matvecs="a"), "num_matvecs must be a whole number, got 'a'"),
+    (lambda: mean_eigenvalue(OP, num_probes="a"), "num_probes must be a whole number, got 'a'"),
+    (lambda: top_eigenvalues(OP, 1, max_matvecs="a"), "max_matvecs must be a whole number, got 'a'"),
+    (lambda: sketch_eigenvalues(OP, k="a", sketch_size=3), "k must be a whole number, got 'a'"),
+    (lambda: llc(localization="a"), "localization must be one number, got 'a'"),
+    (lambda: llc(friction="a"), "friction must be one number, got 'a'"),
+    (lambda: llc(preconditioner="rms"), "preconditioner is RMSProp"),
+    (lambda: choose(localization="a"), "localization must be one number, got 'a'"),
+    (lambda: default_nbeta("a"), "num_examples must be a whole number, got 'a'"),
+    (lambda: split_rhat(SIDE), r"draws must have the shape \(chains, draws\)"),
+    (lambda: bayesian(num_chains="a"), "num_chains must be a whole number, got 'a'"),
+    (lambda: bayesian(num_burnin_steps="a"), "num_burnin_steps must be a whole number, got 'a'"),
+    (lambda: RMSProp("a"), "decay must be one number, got 'a'"),
+    (lambda: ginger(lr=0.1, damping=0.1, clip="a"), "clip must be one number, got 'a'"),
+    (lambda: NGD(MODEL.parameters(), lr=0.1, alpha="a"), "alpha must be one number, got 'a'"),
+    (lambda: NGD(MODEL.parameters(), lr=0.1, eta="a"), "eta must be one number, got 'a'"),
+    (lambda: NGD(MODEL.parameters(), lr=0.1, rank="a"), "rank must be a whole number, got 'a'"),
+    (lambda: NGD(MODEL.parameters(), lr=0.1, update_period=1.5), "update_period must be a whole number"),
+    (lambda: fit(schedule=lambda step, num_steps: "x"), "what schedule returns must be one number, got 'x'"),
+    (lambda: fit(callback="a"), "callback is a function of the state, got 'a'"),
+    (lambda: cosine_after_warmup("a"), "warmup_steps must be a whole number, got 'a'"),
+    (lambda: BatchOrder(0, batch_size=3), "num_examples must be at least 1, got 0"),
+    (lambda: RunLength(("a",), 0.0, 0.0), "a learning rate must be one number, got 'a'"),
+    (lambda: evaluate(MODEL, LOSS, DATA, batch_size="a"), "batch_size must be a whole number, got 'a'"),
+    (lambda: importance_probabilities("a"), "scores must be a tensor, got str"),
 ]
 
 

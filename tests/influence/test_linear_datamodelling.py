@@ -180,5 +180,5 @@ def test_values_that_cannot_be_ranked_are_refused() -> None:
         subset_weights(torch.zeros(1, 3, dtype=torch.bool))
     with pytest.raises(ValueError, match="fraction must be between 0 and 1, got 5"):
         removal_weights(scores, 5)
-    with pytest.raises(ValueError, match="need 2 examples and 1 subset at least, got 1 and 4"):
+    with pytest.raises(ValueError, match="num_examples must be at least 2, got 1"):
         halves(1, 4)

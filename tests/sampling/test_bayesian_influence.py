@@ -91,7 +91,7 @@ def test_goes_on_after_a_kill(tmp_path) -> None:
 
 
 def test_what_is_refused() -> None:
-    with pytest.raises(ValueError, match="num_draws >= 2"):
+    with pytest.raises(ValueError, match="num_draws must be at least 2"):
         sampled(1)
     with pytest.raises(ValueError, match="choose_sgld_settings"):
         sampled(2, step_size=None)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from curvlab.arguments import real, tensor, whole
 from curvlab.influence.bank import centred_ranks, weighted_correlations
 from curvlab.influence.derivatives import Measurement
 from curvlab.influence.retraining.responses import of_copies
@@ -72,6 +73,8 @@ def linear_datamodelling_score(
         num_resamples: of the bootstrap.
         generator: of the bootstrap, or a seed; by default 0.
     """
+    for name, given in {"scores": scores, "subsets": subsets, "retrained_losses": retrained_losses}.items():
+        tensor(name, given)
     measured = retrained_losses.mean(0) if retrained_losses.ndim == 3 else retrained_losses
     _check(scores, subsets, measured)
     weights = subset_weights(subsets) if subsets.dtype == torch.bool else subsets
@@ -88,8 +91,8 @@ def linear_datamodelling_score(
 
 def random_halves(num_examples: int, num_subsets: int, *, generator: torch.Generator | int) -> Tensor:
     """Return random subsets of half the examples (rounded down), (num_subsets, num_examples), True inside."""
-    if num_examples < 2 or num_subsets < 1:
-        raise ValueError(f"need 2 examples and 1 subset at least, got {num_examples} and {num_subsets}")
+    whole("num_examples", num_examples, least=2)
+    whole("num_subsets", num_subsets)
     generator = generator_of(generator)
     drawn = torch.rand(num_subsets, num_examples, generator=generator, device=generator.device)
     return drawn.argsort(1).argsort(1) < num_examples // 2
@@ -100,6 +103,7 @@ def subset_weights(subsets: Tensor) -> Tensor:
 
     For `train_ensemble`, whose batches are divided by their size whatever the weights are.
     """
+    tensor("subsets", subsets, ndim=2, shape="(S, N)")
     sizes = subsets.sum(1, keepdim=True)
     if not bool((sizes > 0).all()):
         raise ValueError("a subset is empty: each must hold one example at least")
@@ -111,7 +115,8 @@ def removal_weights(scores: Tensor, fraction: float) -> Tensor:
 
     The most helpful are those with the lowest scores: without them the loss rises most. At least one is removed.
     """
-    if not 0 < fraction < 1:
+    tensor("scores", scores, ndim=2, shape="(M, N)")
+    if not 0 < real("fraction", fraction) < 1:
         raise ValueError(f"fraction must be between 0 and 1, got {fraction}")
     count = max(1, math.floor(fraction * scores.shape[1]))
     kept = torch.ones_like(scores, dtype=torch.bool)
@@ -145,7 +150,7 @@ def ensemble_measurements(
     """
     if parameters is None:
         raise TypeError("pass parameters=..., those of the copies, (K, P)")
-    positions = parameters.T
+    positions = tensor("parameters", parameters, ndim=2, shape="(K, P)").T
     if not isinstance(model, Problem):
         model = copy.deepcopy(model).eval()
     problem = Problem.of(model, loss, test, batch_size=batch_size)

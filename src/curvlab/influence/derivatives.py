@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import grad, jvp, vmap
 
+from curvlab.arguments import tensor
 from curvlab.curvature.linearise import use_vmap
 from curvlab.linalg import LinearOperator, flatten, unflatten, unflatten_columns
 from curvlab.problem import Data, Loss, Problem
@@ -69,7 +70,7 @@ def per_example_gradients(
         return measure(function(values, one), target[None])[0]
 
     def of_batch(inputs: Inputs, targets: Tensor, weights: Tensor | None) -> Tensor:
-        _one_each(measure(_check(problem, inputs, targets), targets), targets)
+        _one_each(measure(_check(problem, inputs, targets, measurement), targets), targets)
         gradient = grad(of_one)
         if problem.loss.by_vmap and use_vmap(function, "auto", inputs):
             pieces = vmap(gradient, in_dims=(None, 0, 0))(parameters, inputs, targets)
@@ -101,15 +102,25 @@ def directional_derivatives(
         raise TypeError("pass the directions, (P, K)")
     problem = Problem.of(model, loss, data)
     measure = _measure(problem, measurement)
+    tensor("directions", directions, ndim=2, shape="(P, K)", rows=problem.num_parameters)
 
     def checked(outputs: Tensor, targets: Tensor) -> Tensor:
         return _one_each(measure(outputs, targets), targets)
 
-    return torch.cat(derivatives_along(problem, directions, checked, batch_size))
+    return torch.cat(derivatives_along(problem, directions, checked, batch_size, measurement))
 
 
-def derivatives_along(problem: Problem, directions: Tensor, measure: Measurement, batch_size: int) -> list[Tensor]:
-    """Return derivatives of what `measure` gives, (B, ...), along each direction, (B, K, ...) of each batch."""
+def derivatives_along(
+    problem: Problem,
+    directions: Tensor,
+    measure: Measurement,
+    batch_size: int,
+    measurement: Measurement | None = None,
+) -> list[Tensor]:
+    """Return derivatives of what `measure` gives, (B, ...), along each direction, (B, K, ...) of each batch.
+
+    `measurement`: of the user's own, behind `measure`; tried.
+    """
     function = problem.function
     parameters, num_columns = problem.parameters, directions.shape[1]
 
@@ -125,7 +136,7 @@ def derivatives_along(problem: Problem, directions: Tensor, measure: Measurement
         return torch.stack([along(*unflatten(d, parameters)) for d in directions.unbind(1)], dim=1)
 
     def of_batch(inputs: Inputs, targets: Tensor, weights: Tensor | None) -> Tensor:
-        _check(problem, inputs, targets)
+        _check(problem, inputs, targets, measurement)
         groups = directions.split(max(problem.memory.columns_at_once(num_columns), 1), dim=1)
         return torch.cat([of_piece(inputs, targets, group) for group in groups], dim=1)
 
@@ -171,18 +182,26 @@ def _measure(problem: Problem, measurement: Measurement | None) -> Measurement:
     return measurement or problem.loss.own_loss
 
 
-def _check(problem: Problem, inputs: Inputs, targets: Tensor) -> Tensor:
-    """Return a batch's outputs, or raise where they are not finite or the targets do not fit."""
+def _check(problem: Problem, inputs: Inputs, targets: Tensor, measurement: Measurement | None) -> Tensor:
+    """Return a batch's outputs, or raise where they are not finite, targets do not fit, or nothing is derived."""
     with torch.no_grad():
         outputs = problem.function(problem.parameters, inputs)
     check_finite(outputs)
     problem.loss.check(outputs, targets)
+    if measurement is not None:
+        with torch.enable_grad():
+            measured = _one_each(measurement(outputs.detach().requires_grad_(), targets), targets)
+        if not measured.requires_grad:
+            raise ValueError(
+                "measurement has no derivative by the outputs (argmax, detach, item): all scores would be zero. "
+                "Return a differentiable function of them."
+            )
     return outputs
 
 
 def _one_each(measured: Tensor, targets: Tensor) -> Tensor:
     """Return what was measured, or raise where it is not one number for each example."""
-    if measured.shape != targets.shape[:1]:
+    if tensor("what measurement returns", measured).shape != targets.shape[:1]:
         raise ValueError(
             f"measurement must return one number for each example, shape {tuple(targets.shape[:1])}, got "
             f"{tuple(measured.shape)}"

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from curvlab.arguments import whole
+from curvlab.arguments import real, tensor, whole
 from curvlab.seeding import generator_of
 from curvlab.shown import Shown, Summary, counted
 
@@ -47,7 +47,8 @@ def corrupt_labels(
         fraction: of the examples, between 0 and 1; at least one is left as it is, and one is changed.
         generator: of the choice and of the labels, or a seed.
     """
-    count = round(fraction * len(labels))
+    tensor("labels", labels, ndim=1, shape="(N,)")
+    count = round(real("fraction", fraction) * len(labels))
     if not 0 < count < len(labels):
         raise ValueError(
             f"fraction={fraction} of {len(labels)} examples are {count}: at least one must be mislabelled, and "
@@ -99,7 +100,8 @@ def detection_curve(scores: Tensor, mislabelled: Tensor) -> DetectionCurve:
 
     Examples with equal scores are inspected in random order: the curve is the mean over all orders.
     """
-    if scores.shape != mislabelled.shape or scores.ndim != 1:
+    tensor("scores", scores)
+    if scores.shape != tensor("mislabelled", mislabelled).shape or scores.ndim != 1:
         raise ValueError(
             f"need one score for each example, got shapes {tuple(scores.shape)}, {tuple(mislabelled.shape)}"
         )
@@ -121,6 +123,8 @@ def margins(outputs: Tensor, labels: Tensor) -> Tensor:
     Of logits, averaged over the epochs of a training, that is the area under the margin (Pleiss et al. 2020). Low
     margins are suspicious: the score is the negative.
     """
+    tensor("outputs", outputs, ndim=2, shape="(N, C)")
+    tensor("labels", labels, ndim=1, shape="(N,)", rows=len(outputs))
     own = outputs.gather(1, labels[:, None]).squeeze(1)
     return own - outputs.scatter(1, labels[:, None], -torch.inf).amax(1)
 
@@ -138,10 +142,14 @@ def confident_learning_scores(probabilities: Tensor, labels: Tensor) -> Tensor:
         probabilities: out of sample: of networks that did not see the example.
         labels: as given, with errors.
     """
-    if probabilities.ndim != 2 or labels.shape != probabilities.shape[:1]:
+    tensor("probabilities", probabilities)
+    if probabilities.ndim != 2 or tensor("labels", labels).shape != probabilities.shape[:1]:
         raise ValueError(
             f"need probabilities (N, C) and labels (N,), got {tuple(probabilities.shape)}, {tuple(labels.shape)}"
         )
+    num_classes = probabilities.shape[1]
+    if len(labels) and not (int(labels.min()) >= 0 and int(labels.max()) < num_classes):
+        raise ValueError(f"labels must be classes from 0 to {num_classes - 1}, got {int(labels.max())}")
     given = torch.nn.functional.one_hot(labels, probabilities.shape[1]).to(probabilities)
     # A class without examples has no threshold that could be reached.
     counts = given.sum(0)

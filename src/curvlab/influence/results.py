@@ -80,8 +80,7 @@ class Origin:
 
 def _probe(problem: Problem) -> DataProbe:
     """Read up to 32 examples; of a stream its first batch, since reading single examples would hold all of it."""
-    source = getattr(problem.data, "_source", None)
-    if isinstance(source, list) or hasattr(source, "select"):
+    if problem.data.reads_single:
         return DataProbe.of(lambda index: problem.data.select(index)[0], problem.num_examples)
     first = next(iter(problem.data))
     return replace(DataProbe.of(lambda _: first, 1), num_examples=problem.num_examples)
@@ -285,7 +284,8 @@ def _draw_top(
 ) -> Figure:
     """Return the figure of `PointScores.plot`, which says what the arguments are."""
     num_rows = len(result.scores)
-    rows = list(range(min(_MOST_ROWS, num_rows)) if tests is None else tests)
+    chosen = range(min(_MOST_ROWS, num_rows)) if tests is None else tests
+    rows = [whole("a number of tests", row, least=0) for row in chosen]
     if not rows or min(rows) < 0 or max(rows) >= num_rows:
         raise ValueError(f"tests must be numbers of test examples from 0 to {num_rows - 1}, got {rows}")
     columns = result.ends(k)

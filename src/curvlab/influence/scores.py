@@ -11,7 +11,7 @@ from typing import Any, ClassVar, cast
 import torch
 from torch import Tensor, nn
 
-from curvlab.arguments import positive
+from curvlab.arguments import positive, tensor
 from curvlab.curvature import GaussNewtonOperator
 from curvlab.influence.derivatives import (
     Measurement,
@@ -402,5 +402,5 @@ def median_rms(*scores: Tensor) -> float:
 
     The median, because a single diverged column would set a maximum or a mean.
     """
-    columns = torch.cat([matrix.double().square().mean(0).sqrt() for matrix in scores])
+    columns = torch.cat([tensor("scores", matrix).double().square().mean(0).sqrt() for matrix in scores])
     return float(columns[columns.isfinite()].median())

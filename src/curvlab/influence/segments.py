@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -14,19 +14,20 @@ from torch import Tensor, nn
 from curvlab.arguments import whole
 from curvlab.curvature import GaussNewtonOperator
 from curvlab.influence.derivatives import Measurement, directional_derivatives
+from curvlab.influence.results import Origin, PointScores
 from curvlab.influence.unrolled import Reduction, checked_gap, measured_gradients
 from curvlab.iterate import Checkpoint, iterate
 from curvlab.linalg import LinearOperator, identity
 from curvlab.problem import Data, Loss, Problem
 from curvlab.progress import can_be_silent
-from curvlab.shown import Shown, Summary, counted
+from curvlab.shown import Summary, counted
 from curvlab.solvers import TrainingFilter
 from curvlab.training import Replay, TrainingHistory, TrainingRun
 from curvlab.training.history import State
 
 
 @dataclass(frozen=True, repr=False)
-class SegmentResponse(Shown):
+class SegmentResponse(PointScores):
     """Approximate derivatives through a training run.
 
     Attributes:
@@ -34,18 +35,29 @@ class SegmentResponse(Shown):
         residual: (num_segments, num_measurements), of the filter in each segment, first segment first.
         num_matvecs: products with a segment's matrix, counted per vector.
         gap: as in `UnrolledResponse`.
+        points: None: the columns are all training examples.
+        origin: model, loss, data and settings that they are of.
+
+    `top`, `table`, `plot`, `save` and `load` are as of `Influence`.
     """
 
     scores: Tensor
     residual: Tensor
     num_matvecs: int
     gap: float
+    points: Tensor | None = None
+    origin: Origin | None = None
+
+    parts: ClassVar[Mapping[str, type]] = {"origin": Origin}
+
+    def _beside(self) -> dict[str, Tensor]:
+        return {"residual": self.residual.max(0).values[:, None]}  # the largest of a row's segments
 
     def summary(self) -> Summary:
         """Return the range of the scores, the residual, and how well the training was replayed."""
         return Summary(
             "segment response",
-            f"from {float(self.scores.min()):.3g} to {float(self.scores.max()):.3g}",
+            f"from {float(self.scores.min()):.3g} to {float(self.scores.max()):.3g} ({self.sign_and_unit})",
             f"{self.scores.shape[0]:,} x {self.scores.shape[1]:,} scores; the replay ends {self.gap:.2g} away",
             (counted(len(self.residual), "segment"), f"residual {float(self.residual.max()):.2g} at most"),
         )
@@ -109,7 +121,7 @@ def segment_response(
     replay = Replay(Problem.of(model, loss, train_data, batch_size=batch_size), run=run)
     gradients = measured_gradients(replay.problem, test, measurement=measurement, reduction=reduction)
     return iterate(
-        _Segments(replay, gradients.T, num_segments, checkpoints_per_segment, rtol),
+        _Segments(replay, gradients.T, num_segments, checkpoints_per_segment, rtol, measurement is not None),
         name="segments of the run",
         total=run.num_steps + num_segments,
         progress=progress,
@@ -152,6 +164,7 @@ class _Segments:
     num_segments: int
     per_segment: int
     rtol: float
+    measured: bool
 
     def depends_on(self) -> Mapping[str, Any]:
         sizes = (self.num_segments, self.per_segment, self.rtol)
@@ -204,7 +217,11 @@ class _Segments:
 
     def result(self, state: SegmentState) -> SegmentResponse:
         gap = checked_gap(self.replay, state.at)
-        return SegmentResponse(state.scores, torch.stack(state.residual[::-1]), state.num_matvecs, gap)
+        settings = {"num_segments": self.num_segments, "checkpoints_per_segment": self.per_segment}
+        origin = Origin.of(self.replay.problem, measured=self.measured, curvature="Gauss-Newton", **settings)
+        return SegmentResponse(
+            state.scores, torch.stack(state.residual[::-1]), state.num_matvecs, gap, origin=origin
+        )
 
 
 def _places(segment: slice, count: int) -> list[int]:

@@ -251,6 +251,8 @@ class _System:
     def solve(self, state: SolvedState, sides: Tensor) -> tuple[Tensor, SolvedState]:
         """Return A⁻¹ B, and the state with its outcome."""
         operator, solver = self.operator, self.solver
+        if solver is not None and not hasattr(solver, "solve"):
+            raise TypeError(f"solver must be one of curvlab.solvers, e.g. Direct(), got {solver!r}")
         if solver is None:
             solver = default_solver(operator.shape[0], sides.shape[1], rtol=self.rtol)
         solution = solver.solve(operator, sides, generator=generator_of(self.generator, operator.device))

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from curvlab.arguments import tensor
 from curvlab.influence.derivatives import directional_derivatives, in_order, per_example_gradients
 from curvlab.iterate import Checkpoint, iterate
 from curvlab.linalg import LinearOperator
@@ -186,7 +187,7 @@ class _Blocks:
 
 def cosines(products: Tensor) -> Tensor:
     """Return m_ij / sqrt(m_ii m_jj) of the symmetric part of pairwise inner products m, (n, n) -> (n, n)."""
-    if products.ndim != 2 or products.shape[0] != products.shape[1]:
+    if tensor("products", products).ndim != 2 or products.shape[0] != products.shape[1]:
         raise ValueError(f"pass all pairwise inner products, (n, n), got shape {tuple(products.shape)}")
     own = products.diagonal()
     if not bool((own > 0).all()):

@@ -14,7 +14,7 @@ from typing import Literal
 
 from torch import Tensor
 
-from curvlab.arguments import positive
+from curvlab.arguments import positive, tensor
 from curvlab.linalg import LinearOperator
 
 
@@ -134,7 +134,7 @@ def _document_length(counts: Tensor) -> float:
 
 
 def _check_probabilities(probabilities: Tensor) -> None:
-    total = float(probabilities.sum())
+    total = float(tensor("probabilities", probabilities).sum())
     if probabilities.ndim != 1 or not bool((probabilities > 0).all()) or abs(total - 1) > 1e-6:
         raise ValueError(
             f"probabilities must be positive, (V,), with sum 1, got shape {tuple(probabilities.shape)}, smallest "

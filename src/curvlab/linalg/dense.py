@@ -7,6 +7,7 @@ import copy
 import torch
 from torch import Tensor
 
+from curvlab.arguments import tensor
 from curvlab.linalg.draws import ExampleDraws
 from curvlab.linalg.operator import LinearOperator
 
@@ -20,8 +21,10 @@ class DenseOperator(LinearOperator):
     """
 
     def __init__(self, matrix: Tensor, *, is_psd: bool | None = None) -> None:
-        if matrix.ndim not in (2, 3) or matrix.shape[-1] != matrix.shape[-2]:
+        if tensor("matrix", matrix).ndim not in (2, 3) or matrix.shape[-1] != matrix.shape[-2]:
             raise ValueError(f"need a (P, P) or (N, P, P) tensor, got shape {tuple(matrix.shape)}")
+        if not matrix.is_floating_point():
+            raise TypeError(f"the matrix is {matrix.dtype}: pass floating-point numbers, matrix.float()")
         mean = matrix if matrix.ndim == 2 else matrix.mean(0)
         if not torch.allclose(mean, mean.T, rtol=1e-5, atol=1e-8):
             if not bool(matrix.isfinite().all()):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from curvlab.arguments import tensor
+
 
 class ExampleDraws:
     """Draws of examples, i with probability q_i, each multiplied by 1 / (N q_i).
@@ -18,7 +20,7 @@ class ExampleDraws:
     """
 
     def __init__(self, probabilities: Tensor, num_examples: int) -> None:
-        given = probabilities.detach().double().cpu()
+        given = tensor("probabilities", probabilities).detach().double().cpu()
         if given.shape != (num_examples,):
             raise ValueError(
                 f"need one probability for each of {num_examples} examples, got shape {tuple(given.shape)}"

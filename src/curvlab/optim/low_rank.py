@@ -413,7 +413,7 @@ class LowRankOptimizer(torch.optim.Optimizer):
             raise ValueError(f"decay must lie between 0 and 1, got {group['decay']}; the paper uses 0.99")
         if not 0 <= group["momentum"] < 1:
             raise ValueError(f"momentum must be at least 0 and below 1, got {group['momentum']}")
-        if group["clip"] is not None and not group["clip"] > 0:
+        if group["clip"] is not None and not real("clip", group["clip"]) > 0:
             raise ValueError(f"clip must be positive, or None for no clipping, got {group['clip']}")
         if group["scope"] not in ("global", "group", "tensor"):
             raise ValueError(f"scope must be 'global', 'group' or 'tensor', got {group['scope']!r}")

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
-from curvlab.arguments import real
+from curvlab.arguments import real, whole
 from curvlab.optim.axis_fisher import AxisFisher, FisherUpdate, gathered, initial_state, long_axes, rank_and_dim
 from curvlab.optim.flat import Closure, DivergedError, evaluate
 
@@ -435,14 +435,12 @@ def _check(group: dict[str, Any]) -> None:
     for name in ("lr", "weight_decay"):
         if not real(name, group[name]) >= 0:
             raise ValueError(f"{name} must not be negative, got {group[name]}")
-    if not group["alpha"] >= 0:
+    if not real("alpha", group["alpha"]) >= 0:
         raise ValueError(f"alpha must not be negative, got {group['alpha']}; the paper uses 0.01 to 0.1, Kaldi 4")
-    if not 0 < group["eta"] < 1:
+    if not 0 < real("eta", group["eta"]) < 1:
         raise ValueError(f"eta is the weight of the newest gradient and lies between 0 and 1, got {group['eta']}")
-    if not group["epsilon"] > 0 or not 0 < group["delta"] < 1:
+    if not real("epsilon", group["epsilon"]) > 0 or not 0 < real("delta", group["delta"]) < 1:
         raise ValueError(f"epsilon must be positive, delta from 0 to 1, got {group['epsilon']}, {group['delta']}")
-    if group["update_period"] < 1 or (group["rank"] is not None and group["rank"] < 1):
-        raise ValueError(
-            f"update_period and rank must be at least 1, got {group['update_period']} and {group['rank']}; "
-            "rank=None chooses min((d + 1) // 2, 80) for each axis"
-        )
+    whole("update_period", group["update_period"])
+    if group["rank"] is not None:
+        whole("rank", group["rank"], why="None chooses min((d + 1) // 2, 80) for each axis")

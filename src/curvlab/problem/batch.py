@@ -43,6 +43,8 @@ def checked_batch(batch: Any) -> Batch:
             "'attention_mask': ...} as the inputs, or alone with its 'labels' inside, for examples by number "
             "torch.utils.data.Subset(dataset, numbers)."
         )
+    if any(tensor.layout != torch.strided for tensor in rows):
+        raise ValueError("the data is sparse: pass inputs.to_dense()")
     if any(tensor.is_meta for tensor in rows):
         raise ValueError("the data is on the meta device, where tensors have shapes but no values: load it first")
     inputs, targets = batch

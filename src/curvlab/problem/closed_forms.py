@@ -72,6 +72,8 @@ class CrossEntropy(OutputLoss):
         _, given = self._drawn_and_given(targets)
         counted = given != self.ignore_index
         if self.class_weights is not None:
+            if given.is_floating_point():
+                raise ValueError("class weights are for class indices, got targets that are probabilities")
             weights = self.class_weights.double().to(given.device)
             counted = weights[_class(given, len(weights))].masked_fill(~counted, 0.0)
         return counted.reshape(len(given), -1).sum(1)

@@ -42,8 +42,9 @@ _HELD_SHARE = 0.1
 class Batches:
     """Re-iterable batches of (inputs, targets) on one device, with access to single examples.
 
-    Every pass has the same examples in the same order; data that is another at each pass is refused. What takes
-    little memory is read and moved once, and held.
+    Every pass has the same examples in the same order; data that is another at each pass is refused, and so are
+    tensors that are changed in place. What takes little memory is read and moved once, and held: a data set that
+    changes later is not read again.
 
     Args:
         data: a pair of tensors (inputs may be a mapping of tensors), a map-style dataset or a list of single
@@ -108,7 +109,13 @@ class Batches:
             return len(self._source)
         return sum(len(targets) for _, targets in self._all())
 
+    @property
+    def reads_single(self) -> bool:
+        """Whether single examples can be read without holding all the data, as those of a stream cannot."""
+        return isinstance(self._source, Pair | Examples | list)
+
     def __iter__(self) -> Iterator[Batch]:
+        self._unchanged()
         start = 0
         for inputs, targets in self._moved():
             rows = slice(start, start + len(targets))
@@ -119,6 +126,7 @@ class Batches:
 
     def targets(self) -> Iterator[Tensor]:
         """Yield the targets batch by batch, without reading the inputs where the data allows it."""
+        self._unchanged()
         known = None if self._drawn is not None else getattr(self._source, "known_targets", lambda: None)()
         if self._drawn is not None:
             yield from (target[None] for target in self._drawn)
@@ -137,6 +145,7 @@ class Batches:
         if len(outside):
             number, size = int(outside[0]), self.num_examples
             raise IndexError(f"example {number} does not exist: {self.name} has {size}, numbered from 0")
+        self._unchanged()
         if isinstance(self._source, Pair | Examples):
             inputs, targets = self._move(self._source.select(indices))
             if self._drawn is not None:
@@ -199,6 +208,11 @@ class Batches:
             other._source = other._held = list(self._moved())
         other._drawn = list(targets)
         return other
+
+    def _unchanged(self) -> None:
+        """Refuse tensors that were changed in place; training reads them as they come."""
+        if self._repeatable and isinstance(self._source, Pair):
+            self._source.check()
 
     def _moved(self) -> Iterator[Batch]:
         """Yield the batches on the device; the first whole pass holds them if they are small."""

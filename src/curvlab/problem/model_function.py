@@ -163,6 +163,10 @@ class ModelFunction:
 
     def __init__(self, model: nn.Module) -> None:
         checked_model(model)
+        if isinstance(model, nn.DataParallel):
+            raise TypeError("the model is in nn.DataParallel: pass model.module, the module inside")
+        if isinstance(model, torch.jit.ScriptModule):
+            raise TypeError("the model is compiled by torch.jit: pass the module that it was made from")
         named = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
         if not named:
             raise ValueError("no parameter of the model requires gradients: there is nothing to differentiate by")
@@ -349,6 +353,8 @@ def checked_model(model: object) -> nn.Module:
     if isinstance(model, type) or not isinstance(model, nn.Module):
         got = f"class, {model.__name__}" if isinstance(model, type) else type(model).__name__
         raise TypeError(f"the model is a {got}: pass an nn.Module, an instance that has parameters")
+    if any(parameter.is_complex() for parameter in model.parameters()):
+        raise ValueError("the model has complex parameters: write real and imaginary parts as two real ones")
     if any(parameter.device.type == "meta" for parameter in model.parameters()):
         raise ValueError(
             "the model is on the meta device, where parameters have shapes but no values: load them "

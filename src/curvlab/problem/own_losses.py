@@ -271,6 +271,14 @@ def _try_alone(loss: LossFunction, outputs: Tensor, targets: Tensor) -> None:
         raise TypeError(
             f"{_name(loss)} returns {type(found).__name__}: return a tensor, so that autograd knows it"
         )
+    if found.is_complex():
+        raise TypeError(f"{_name(loss)} returns complex numbers: return real ones")
+    with torch.enable_grad():
+        if not loss(outputs.detach().requires_grad_(), targets).requires_grad:
+            raise ValueError(
+                f"{_name(loss)} has no derivative by the outputs (detach, argmax, no_grad): all that follows from "
+                "it would be zero. Return a differentiable function of the outputs."
+            )
 
 
 def _can_vmap(loss: LossFunction, outputs: Tensor, targets: Tensor) -> bool:

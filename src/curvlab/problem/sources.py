@@ -38,6 +38,19 @@ class Pair:
     def __init__(self, pair: Batch, batch_size: int, *, is_moved: bool = False) -> None:
         self.inputs, self.targets = pair
         self.batch_size, self.is_moved = batch_size, is_moved
+        self._versions = self._versions_now()
+
+    def check(self) -> None:
+        """Raise a ValueError where a tensor was changed in place: counts and moved copies would be of the old."""
+        if self._versions_now() != self._versions:
+            raise ValueError(
+                "the data was changed in place after it was opened: open it anew (Problem.of, the operator), or "
+                "pass a clone of what is to change"
+            )
+
+    def _versions_now(self) -> list[int]:
+        inputs = self.inputs.values() if isinstance(self.inputs, Mapping) else [self.inputs]
+        return [tensor._version for tensor in [*inputs, self.targets] if not tensor.is_inference()]
 
     def __len__(self) -> int:
         return len(self.targets)

@@ -6,13 +6,15 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.func import vmap
 
+from curvlab.arguments import whole
 from curvlab.curvature.linearise import use_vmap
+from curvlab.influence.results import Origin, PointScores
 from curvlab.iterate import Checkpoint, iterate
 from curvlab.linalg import unflatten, unflatten_columns
 from curvlab.problem import Data, Loss, Problem
@@ -20,12 +22,12 @@ from curvlab.problem.batch import Inputs
 from curvlab.sampling.settings import SGLDSettings, chosen_sampler
 from curvlab.sampling.sgld import SGLD, SGLDState
 from curvlab.seeding import generator_of
-from curvlab.shown import Shown, Summary, counted
+from curvlab.shown import Summary, counted
 from curvlab.training import EnsembleLosses
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class BayesianInfluence(Shown):
+class BayesianInfluence(PointScores):
     """Scores with their errors.
 
     Attributes:
@@ -37,6 +39,10 @@ class BayesianInfluence(Shown):
         num_draws: of each.
         num_gradients: gradients of single examples, all chains; forwards of the data at the draws are beside them.
         per_chain: (C, num_test, num_points), whose mean over the chains is `scores`.
+        points: None: the columns are all training examples.
+        origin: model, loss, data and settings that they are of.
+
+    `top`, `table`, `plot`, `save` and `load` are as of `curvlab.influence.Influence`.
     """
 
     scores: Tensor
@@ -46,6 +52,13 @@ class BayesianInfluence(Shown):
     num_draws: int
     num_gradients: int
     per_chain: Tensor
+    points: Tensor | None = None
+    origin: Origin | None = None
+
+    parts: ClassVar[Mapping[str, type]] = {"origin": Origin}
+
+    def _beside(self) -> dict[str, Tensor]:
+        return {"stderr": self.stderr}
 
     @property
     def signal(self) -> float:
@@ -59,7 +72,7 @@ class BayesianInfluence(Shown):
         low, high = float(self.scores.min()), float(self.scores.max())
         return Summary(
             "Bayesian influence",
-            f"from {low:.3g} to {high:.3g}, negative lowers the test loss",
+            f"from {low:.3g} to {high:.3g} ({self.sign_and_unit})",
             f"{counted(tests, 'test example')} x {counted(points, 'point')}; {self.signal:.2g} standard errors",
             (
                 f"{self.num_chains} chains x {self.num_draws} draws",
@@ -131,11 +144,10 @@ def bayesian_influence(
     Raises:
         ValueError: fewer than two draws, no chains, or no step size.
     """
-    if num_chains < 1 or num_draws < 2 or steps_per_draw < 1:
-        raise ValueError(
-            f"a covariance needs num_chains >= 1, num_draws >= 2 and steps_per_draw >= 1, got {num_chains}, "
-            f"{num_draws} and {steps_per_draw}"
-        )
+    whole("num_chains", num_chains)
+    whole("num_draws", num_draws, least=2, why="a covariance needs two")
+    whole("num_burnin_steps", num_burnin_steps, least=0)
+    whole("steps_per_draw", steps_per_draw)
     if test is None:
         raise TypeError("pass test=..., the examples that are measured")
     problem = Problem.of(model, loss, train)
@@ -171,6 +183,9 @@ def bayesian_influence(
         num_draws,
         num_chains * chains.num_steps * min(batch_size, losses.num_examples),
         per_chain,
+        origin=Origin.of(
+            problem, nbeta=sampler.nbeta, localization=sampler.localization, step_size=sampler.step_size
+        ),
     )
 
 

@@ -29,6 +29,8 @@ from arviz_stats.base import array_stats
 from scipy import stats
 from torch import Tensor
 
+from curvlab.arguments import tensor
+
 STRICT_RHAT, STRICT_DRAWS_PER_CHAIN = 1.01, 100.0  # Vehtari et al. (2021)
 MAX_RHAT, MIN_DRAWS_PER_CHAIN = 1.1, 10.0  # Gelman et al. (2013); effective draws, bulk and tail
 MAX_DRIFT = 0.1  # of the estimate, over the trace
@@ -36,6 +38,7 @@ MAX_DESCENT = 0.1  # of the value from the lowest point
 MAX_STABILITY = 0.25  # of a step; 1 is the limit, where the steepest direction has no variance any more
 MAX_UNHELD = 0.8  # of the estimate that the localization alone would give
 NUM_ERRORS_FROM_ZERO = 2.0  # standard errors
+
 _FALSE_ALARMS = 0.01  # of the drift's test, and of the dip's over all its windows
 _NUM_WINDOWS = 10
 _MIN_DRAWS = 8  # of a chain, four of each half: below, autocorrelations are none
@@ -117,7 +120,7 @@ def drift(draws: Tensor) -> Drift:
 
 
 def _usable(draws: Tensor) -> np.ndarray | None:
-    values = draws.double().cpu().numpy()
+    values = tensor("draws", draws, ndim=2, shape="(chains, draws)").double().cpu().numpy()
     usable = values.shape[1] >= _MIN_DRAWS and bool(np.isfinite(values).all())
     return values if usable and np.ptp(values) > 0 else None
 

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from curvlab.arguments import real, whole
+from curvlab.arguments import not_negative, real, whole
 from curvlab.iterate import Checkpoint, iterate
 from curvlab.problem import Data, Loss, Problem
 from curvlab.progress import can_be_silent
@@ -172,6 +172,8 @@ def choose_sgld_settings(
     losses = EnsembleLosses(model, loss, data, weights=weights)
     nbeta = default_nbeta(losses.num_examples) if nbeta is None else nbeta
     check_nbeta(nbeta)
+    if localization is not None:
+        not_negative("localization", localization)
     search = _Search(
         losses,
         batch_size,

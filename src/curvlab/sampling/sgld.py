@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from curvlab.arguments import positive, whole
+from curvlab.arguments import not_negative, positive, real, whole
 from curvlab.training import EnsembleLosses
 
 _NUMBERS_AHEAD = 2**16  # random numbers a chain draws at once
@@ -41,7 +41,7 @@ class RMSProp:
     damping: float = 0.1
 
     def __post_init__(self) -> None:
-        if not 0 <= self.decay < 1 or not self.damping > 0:
+        if not 0 <= real("decay", self.decay) < 1 or not real("damping", self.damping) > 0:
             raise ValueError(
                 f"decay lies between 0 and 1 and damping is positive, got {self.decay} and {self.damping}: "
                 "without damping a parameter of no gradient would take infinite steps."
@@ -152,11 +152,11 @@ class SGLD:
         num_burnin_steps: int = 0,
     ) -> None:
         positive("step_size", step_size, "`choose_sgld_settings` finds one.")
-        if not 0 <= nbeta < math.inf or not 0 <= localization < math.inf:
-            raise ValueError(
-                f"nbeta and localization must be finite and not negative, got {nbeta} and {localization}"
-            )
+        not_negative("nbeta", nbeta)
+        not_negative("localization", localization)
         whole("batch_size", batch_size)
+        if preconditioner is not None and not isinstance(preconditioner, RMSProp):
+            raise TypeError(f"preconditioner is RMSProp(...) or None, got {preconditioner!r}")
         if preconditioner is not None and num_burnin_steps < 2:
             raise ValueError(
                 "a preconditioner is learned in the first half of the burn-in: take num_burnin_steps of at least "
@@ -275,6 +275,5 @@ def check_nbeta(nbeta: float) -> None:
 
 def default_nbeta(num_examples: int) -> float:
     """Return n / ln n, the temperature of WBIC (Watanabe 2013); n is the size of the data, not of a batch."""
-    if num_examples < 3:
-        raise ValueError(f"n / ln n needs at least 3 examples, got {num_examples}: pass nbeta.")
+    whole("num_examples", num_examples, least=3, why="n / ln n needs them; or pass nbeta")
     return num_examples / math.log(num_examples)

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from curvlab.arguments import real
 from curvlab.sampling.sgld import SGLD, RMSProp, SGLDState
 from curvlab.training import EnsembleLosses
 
@@ -55,7 +56,7 @@ class UnderdampedLangevin(SGLD):
         super().__init__(
             losses, step_size=step_size, nbeta=nbeta, localization=localization, batch_size=batch_size
         )
-        if not friction > 0:
+        if not real("friction", friction) > 0:
             raise ValueError(
                 f"friction must be positive, got {friction}: without friction chains keep their energy. "
                 "math.inf averages consecutive noises."

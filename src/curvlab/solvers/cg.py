@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from curvlab.arguments import tensor
 from curvlab.linalg import LinearOperator, checked_product, generator_for
 from curvlab.seeding import Seed
 from curvlab.solvers.solution import Solution, relative_norm
@@ -76,7 +77,7 @@ class ConjugateGradient(IterativeSolver):
         generator = generator_for(operator, generator)
         check_right_hand_side(operator, b)
         check_definite(operator)
-        if x0 is not None and x0.shape != b.shape:
+        if x0 is not None and tensor("x0", x0).shape != b.shape:
             raise ValueError(f"x0 has shape {tuple(x0.shape)}, but b has {tuple(b.shape)}")
         return self.run(_Recurrence(self, operator, b, x0, generator))
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from curvlab.arguments import whole
 from curvlab.linalg import LinearOperator, describe
 from curvlab.seeding import Seed
 from curvlab.solvers.solution import Solution, relative_norm
@@ -30,6 +31,9 @@ class Direct:
     """
 
     max_size: int = 5000
+
+    def __post_init__(self) -> None:
+        whole("max_size", self.max_size)
 
     def solve(self, operator: LinearOperator, b: Tensor, *, generator: Seed = None) -> Solution:
         """Return A⁻¹ b for b (P,) or (P, K). `converged`: relative residual at most sqrt(machine epsilon)."""

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from curvlab.arguments import real
 from curvlab.linalg import LinearOperator, checked_product, orthonormalise
 from curvlab.seeding import Seed
 from curvlab.solvers.solution import Solution, relative_norm
@@ -57,7 +58,7 @@ class TrainingFilter(IterativeSolver):
     max_steps: int | None = None
 
     def __post_init__(self) -> None:
-        if not (self.time > 0 and math.isfinite(self.time)):
+        if not (real("time", self.time) > 0 and math.isfinite(self.time)):
             raise ValueError(
                 f"time must be positive and finite, got {self.time}: it is the sum of the learning rates over "
                 "1 - momentum, curvlab.training.RunLength.of(history).time"

@@ -11,7 +11,7 @@ from typing import Any, Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from curvlab.arguments import real
+from curvlab.arguments import real, whole
 from curvlab.iterate import Checkpoint, Method, State, iterate
 from curvlab.linalg import LinearOperator, checked_operator, describe
 from curvlab.seeding import Seed
@@ -127,8 +127,8 @@ def check_stopping(rtol: float, max_steps: int | None) -> None:
     """Refuse a relative residual or a number of steps that no iteration could end at."""
     if not 0 < real("rtol", rtol) < 1:
         raise ValueError(f"rtol must be between 0 and 1, got {rtol}: it is ‖b - A x‖ / ‖b‖")
-    if max_steps is not None and max_steps < 1:
-        raise ValueError(f"max_steps must be at least 1, got {max_steps}")
+    if max_steps is not None:
+        whole("max_steps", max_steps)
 
 
 def step_limit(max_steps: int | None, operator: LinearOperator) -> int:

@@ -120,8 +120,7 @@ def hutchpp_trace(
     Cost: num_matvecs products; memory of num_matvecs vectors.
     """
     generator = generator_for(operator, generator)
-    if num_matvecs < 6:
-        raise ValueError(f"num_matvecs must be at least 6, two for each of three parts, got {num_matvecs}")
+    whole("num_matvecs", num_matvecs, least=6, why="two for each of three parts")
 
     def method() -> Asking:
         width = min(num_matvecs // 3, operator.shape[0])

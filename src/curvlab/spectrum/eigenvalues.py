@@ -94,8 +94,7 @@ def top_eigenvalues(
     not_negative("rtol", rtol)
     if not 1 <= whole("k", k, least=0) <= operator.shape[0]:
         raise ValueError(f"k must be between 1 and the size of the operator, {operator.shape[0]}, got {k}")
-    if max_matvecs < k:
-        raise ValueError(f"max_matvecs must be at least k = {k}, got {max_matvecs}")
+    whole("max_matvecs", max_matvecs, least=k, why="as many as k")
     most = max(3 * k, vectors_that_fit(operator, memory_budget) - _BESIDE * k)
     work = _Lanczos(operator, k, rtol, max_matvecs, most, generator)
     return iterate(work, name="eigenvalues", progress=progress, callback=callback, checkpoint=checkpoint)

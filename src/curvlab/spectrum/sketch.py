@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from curvlab.arguments import whole
 from curvlab.iterate import Checkpoint, iterate
 from curvlab.linalg import LinearOperator, checked_product, generator_for
 from curvlab.seeding import Seed
@@ -102,8 +103,9 @@ def sketch_eigenvalues(
             f"tensor_sizes must be positive and add up to {operator.shape[0]}, got a sum of {sum(sizes)}: "
             "[p.numel() for p in model.parameters() if p.requires_grad]"
         )
-    num_rows = len(sizes) * sketch_size
-    if not 1 <= k <= num_rows:
+    num_rows = len(sizes) * whole("sketch_size", sketch_size)
+    whole("chunk_size", chunk_size)
+    if not 1 <= whole("k", k, least=0) <= num_rows:
         raise ValueError(f"k must be between 1 and the sketch's {num_rows} rows, got {k}")
     slices = operator.tensor_slices(sizes) if len(sizes) > 1 else [slice(0, operator.num_rows)]
     fitting, chunk = vectors_that_fit(operator, memory_budget), min(chunk_size, sketch_size)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from curvlab.arguments import whole
+from curvlab.arguments import real, whole
 from curvlab.curvature.examples import quadratic_forms
 from curvlab.iterate import Checkpoint, iterate
 from curvlab.linalg import LinearOperator, checked_product, draw_probes, generator_for
@@ -158,7 +158,7 @@ def hutchinson_trace(
     generator = generator_for(operator, generator)
     if num_matvecs is None and rtol is None:
         raise ValueError("say how much work to do: num_matvecs=100, or rtol=0.01 (relative standard error)")
-    if rtol is not None and rtol <= 0:
+    if rtol is not None and real("rtol", rtol) <= 0:
         raise ValueError(f"rtol must be positive, got {rtol}: it is stderr / |trace|, 0.01 for one per cent")
     fewest = 10 if num_matvecs is None else whole("num_matvecs", num_matvecs)
     most = fewest if rtol is None else max_matvecs
@@ -214,8 +214,8 @@ def mean_eigenvalue(
     backward pass; `num_matvecs` counts quadratic forms, whether of a batch or of all data.
     """
     generator = generator_for(operator, generator)
-    if num_probes < 1 or chunk_size < 1:
-        raise ValueError(f"need num_probes >= 1 and chunk_size >= 1, got {num_probes} and {chunk_size}")
+    whole("num_probes", num_probes)
+    whole("chunk_size", chunk_size)
 
     def forms(probes: Tensor) -> Tensor:
         sampled = operator if batch_size is None else operator.sample(batch_size, generator)

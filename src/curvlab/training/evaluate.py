@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from curvlab.arguments import whole
 from curvlab.problem import Batches, Data, Problem, output_loss
 from curvlab.problem.closed_forms import has_two_readings
 from curvlab.problem.memory import with_halving
@@ -60,9 +61,7 @@ def evaluate(
     reduction = getattr(loss, "reduction", "mean")
     if reduction != "mean":
         raise ValueError(f"evaluate needs a loss with reduction='mean', got '{reduction}'")
-    if batch_size < 1:
-        raise ValueError(f"batch_size must be at least 1, got {batch_size}")
-    size = min(batch_size, examples.num_examples)
+    size = min(whole("batch_size", batch_size), examples.num_examples)
     return with_halving(lambda at_once: _evaluated(model, loss, examples, at_once), size)
 
 

@@ -10,6 +10,7 @@ from typing import Any, Protocol, TypeAlias
 import torch
 from torch import Tensor
 
+from curvlab.arguments import real
 from curvlab.described import seeded_reading
 from curvlab.problem.batch import Batch
 from curvlab.shown import Shown, Summary, counted
@@ -305,7 +306,7 @@ class RunLength(Shown):
                 f"momentum must be in [0, 1) and weight_decay at least 0, got {self.momentum} and "
                 f"{self.weight_decay}"
             )
-        if not all(rate >= 0 for rate in self.learning_rates) or not self.time > 0:
+        if not all(real("a learning rate", rate) >= 0 for rate in self.learning_rates) or not self.time > 0:
             raise ValueError("a run needs at least one step with a positive learning rate, and none below 0")
 
     @classmethod

@@ -9,6 +9,7 @@ from typing import Literal, TypeAlias
 import torch
 from torch import Tensor
 
+from curvlab.arguments import whole
 from curvlab.seeding import generator_of
 
 # ------------------------------------------------------------------------------- learning rates
@@ -23,6 +24,7 @@ def cosine(step: int, num_steps: int) -> float:
 
 def cosine_after_warmup(warmup_steps: int) -> Schedule:
     """Return a schedule that rises linearly to 1 over `warmup_steps`, then falls to 0 along a cosine."""
+    whole("warmup_steps", warmup_steps)
 
     def factor(step: int, num_steps: int) -> float:
         if step < warmup_steps:
@@ -63,7 +65,7 @@ class BatchOrder:
         num_steps: int | None = None,
         given: Iterable[Tensor] | None = None,
     ) -> None:
-        self.num_examples, self.batch_size = num_examples, batch_size
+        self.num_examples, self.batch_size = whole("num_examples", num_examples), whole("batch_size", batch_size)
         self.given = [] if given is None else [torch.as_tensor(batch).long().cpu() for batch in given]
         if given is None:
             self.steps_per_epoch = math.ceil(num_examples / batch_size)

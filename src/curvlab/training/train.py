@@ -302,7 +302,7 @@ class _Training:
     def _move(self, state: TrainingState, indices: Tensor) -> None:
         learner = self.learner
         if self.schedule is not None:
-            factor = self.schedule(state.num_steps, self.order.num_steps)
+            factor = real("what schedule returns", self.schedule(state.num_steps, self.order.num_steps))
             for group, rate in zip(learner.optimizer.param_groups, self.rates, strict=True):
                 group["lr"] = rate * factor
         before = flatten(learner.parameters).detach().clone() if self.measure_updates else None

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from curvlab.arguments import positive, whole
 from curvlab.influence.retraining.points import ProximalBregmanObjective
 from curvlab.iterate import Checkpoint, iterate
 from curvlab.linalg import LinearOperator
@@ -206,9 +207,9 @@ class ProximalSGD(_Minimiser):
     num_steps: int
 
     def __post_init__(self) -> None:
-        for name in ("step_size", "batch_size", "num_steps"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
+        positive("step_size", self.step_size)
+        whole("batch_size", self.batch_size)
+        whole("num_steps", self.num_steps)
 
     def minimize(
         self, objective: ProximalBregmanObjective, *, generator: torch.Generator | int | None = None
@@ -286,6 +287,10 @@ class ProximalNewton(_Minimiser):
     max_steps: int = 30
     solver: Solver = field(default_factory=lambda: BlockConjugateGradient(rtol=1e-3, max_steps=500))
     curvature_dtype: torch.dtype = torch.float32
+
+    def __post_init__(self) -> None:
+        positive("rtol", self.rtol)
+        whole("max_steps", self.max_steps)
 
     def minimize(
         self, objective: ProximalBregmanObjective, *, generator: torch.Generator | int | None = None

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import vjp, vmap
 
-from curvlab.arguments import positive
+from curvlab.arguments import positive, real
 from curvlab.curvature import GaussNewtonOperator
 from curvlab.curvature.linearise import use_vmap
 from curvlab.influence.derivatives import checked_points
@@ -227,7 +227,8 @@ class ProximalBregmanObjective:
 
 def per_point(epsilon: float | Tensor, num_points: int) -> Tensor:
     """Return epsilon as (K,), checked: one value for all points, or one each; none of them zero."""
-    values = torch.as_tensor(epsilon, dtype=torch.float64)
+    given = epsilon if isinstance(epsilon, Tensor) else real("epsilon", epsilon)
+    values = torch.as_tensor(given, dtype=torch.float64)
     if values.ndim and values.shape != (num_points,):
         raise ValueError(
             f"epsilon has shape {tuple(values.shape)} for {num_points} points: give one number, or one for each "

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import vmap
 
+from curvlab.arguments import tensor
 from curvlab.curvature import GaussNewtonOperator, HessianOperator
 from curvlab.curvature.linearise import use_vmap
 from curvlab.influence.retraining.minimise import Minimizer, ProximalOptimizer
@@ -179,7 +180,9 @@ def loss_response(
     """
     if displacement is None:
         raise TypeError("pass displacement=..., u, (P, K)")
-    problem = Problem.of(model, loss, test, batch_size=batch_size).copied(displacement.dtype)
+    problem = Problem.of(model, loss, test, batch_size=batch_size)
+    tensor("displacement", displacement, ndim=2, shape="(P, K)", rows=problem.num_parameters)
+    problem = problem.copied(displacement.dtype)
     start = flatten(problem.parameters)[:, None]
     weights = per_point(epsilon, displacement.shape[1]).to(displacement)
     moved = start + weights * displacement

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from curvlab.influence import UnrolledResponse, segment_response, unrolled_response
+from curvlab.influence import SegmentResponse, UnrolledResponse, segment_response, unrolled_response
 from curvlab.training import SGDRule, TrainingRun, train
 
 FP64 = torch.float64
@@ -319,7 +319,7 @@ def test_segments_converge_to_the_unrolled_run(momentum: float, decay: float) ->
     assert errors[2] < (0.005 if momentum == 0 else 0.05)
 
 
-def test_scores_are_the_dense_formula() -> None:
+def test_scores_are_the_dense_formula(tmp_path) -> None:
     """Two segments of 10 steps, two checkpoints each at steps 2, 7, 12, 17; everything by dense matrices."""
     case, (x, y) = least_squares(20, 0.02), least_squares(20, 0.02).train
     inputs = torch.cat([x, torch.ones(12, 1, dtype=FP64)], dim=1)  # weight (2, 4) and bias (2,): permuted below
@@ -347,6 +347,11 @@ def test_scores_are_the_dense_formula() -> None:
         case.model, case.loss, case.train, case.test, run=case.run, num_segments=2, rtol=1e-10
     )
     torch.testing.assert_close(found.scores, expected, rtol=1e-8, atol=1e-9)
+    found.save(tmp_path / "scores")
+    again = SegmentResponse.load(tmp_path / "scores", case.model, case.loss, case.train)
+    assert torch.equal(again.top(2), expected.argsort(dim=1)[:, :2])
+    assert again.table(1)["residual"][0] == float(found.residual[:, 0].max())
+    assert "negative: helps; units of the loss per unit of weight" in str(again)
 
 
 def test_segments_that_do_not_fit_are_refused() -> None:

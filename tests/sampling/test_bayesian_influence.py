@@ -90,6 +90,19 @@ def test_goes_on_after_a_kill(tmp_path) -> None:
     torch.testing.assert_close(sampled.__wrapped__(20, checkpoint=file).scores, sampled(20).scores)
 
 
+def test_has_the_door_of_all_scores(tmp_path) -> None:
+    found, (model, train, _) = sampled(10), least_squares()
+    assert "negative: helps; units of the loss per unit of weight" in str(found)
+    table = found.table(1)
+    assert table["point"][:2].tolist() == [int(found.scores[0].argmin()), int(found.scores[0].argmax())]
+    assert table["stderr"][0] == float(found.stderr[0, found.top(1)[0, 0]])
+    found.save(tmp_path / "scores")
+    again = BayesianInfluence.load(tmp_path / "scores", model, nn.MSELoss(), train)
+    assert torch.equal(again.per_chain, found.per_chain)
+    with pytest.raises(ValueError, match="scores are of other training examples"):
+        again.check(model, nn.MSELoss(), tuple(part.flip(0) for part in train))
+
+
 def test_what_is_refused() -> None:
     with pytest.raises(ValueError, match="num_draws must be at least 2"):
         sampled(1)

@@ -87,7 +87,7 @@ def test_zero_operator() -> None:
 
 @pytest.mark.parametrize(
     ("k", "max_matvecs", "message"),
-    [(0, 10, "between 1 and"), (4, 10, "between 1 and"), (2, 1, "at least k")],
+    [(0, 10, "between 1 and"), (4, 10, "between 1 and"), (2, 1, "max_matvecs must be at least 2")],
 )
 def test_bad_settings(k: int, max_matvecs: int, message: str) -> None:
     with pytest.raises(ValueError, match=message):

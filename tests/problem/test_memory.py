@@ -197,8 +197,8 @@ def test_what_is_free_is_known_and_a_share_of_it_is_the_default(monkeypatch: pyt
         ),
         (
             "0::/outside",
-            {"memory.max": "9000", "memory.current": "2000"},
-        ),  # a container sees its own group as the root
+            {"memory.max": "90000", "memory.current": "83000"},
+        ),  # a container sees its own group as the root; its limit, not what is left, is above the machine's
         (
             "3:cpu:/x\n4:memory:/job",
             {

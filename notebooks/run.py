@@ -7,6 +7,7 @@ import hashlib
 import os
 import re
 import sys
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +18,13 @@ from curvlab.lab.runs.record import versions
 from curvlab.lab.targets.stale import behind
 
 HERE = Path(__file__).resolve().parent
+_ALSO_USED = ("transformers", "datasets", "peft", "scipy", "scikit-learn", "matplotlib")  # beside `versions`
 
 
 def ran(source: list[str]) -> dict[str, Any]:
     """Return what a run of these cells depends on: themselves, our files, the packages."""
-    return {"source": source, "made_by": made_by("\n".join(source)), "versions": versions()}
+    installed = {each.name: each.version for each in metadata.distributions() if each.name in _ALSO_USED}
+    return {"source": source, "made_by": made_by("\n".join(source)), "versions": versions() | installed}
 
 
 def made_by(code: str) -> dict[str, str]:

@@ -16,9 +16,9 @@ checkpoints (equal.csv, matched.csv). settings.csv puts them beside the paper's 
 the other quantity of ngd-fig2.
 
 An LLC is a number for one localization γ: directions of curvature below γ/(nβ) count little. The paper states
-neither γ nor the step size. The networks of `cutoffs` are sampled again, with weaker and stronger localizations and
-with other step sizes (cutoffs.csv, cutoff_summary.csv): does the difference keep its sign, and its size? One run of
-Lanczos has the quadratic part of the loss at every cut-off (quadratic.csv, the third figure).
+neither γ nor the step size. The networks of `cutoffs` are sampled again, with weaker and stronger localizations
+and with other step sizes (cutoffs.csv, cutoff_summary.csv): does the difference keep its sign, and its size? One
+run of Lanczos has the quadratic part of the loss at every cut-off (quadratic.csv, in the second figure).
 
 No step is stable for which ε(nβλmax + γ)/4 passes 0.25 where the chains end: `laptop` takes a third of the step
 with which its first tables passed it, in three of eight networks tried.
@@ -51,7 +51,7 @@ from curvlab.lab import (
 )
 from curvlab.lab import judge as judge_claim
 from experiments.ngd.fig1.cutoffs import cutoff_tables, judge_cutoffs
-from experiments.ngd.fig1.quadratic import draw_quadratic, judge_quadratic, quadratic_tables
+from experiments.ngd.fig1.quadratic import judge_quadratic, quadratic_tables
 from experiments.ngd.fig1.tuned_and_matched import (
     Compared,
     draw_tuned_and_matched,
@@ -260,13 +260,11 @@ def draw(computed: Computed) -> dict[str, Figure]:
     table, summary = computed["table"], computed["summary"]
     both = summary[summary.p.notna()].task.unique()
     shown = table[table.task.isin(both)] if len(both) else table
-    figures = {
+    tables = (computed["quadratic"], computed["cutoff_summary"]) if "quadratic" in computed else None
+    return {
         "figure.png": _draw_widths(shown, summary, {"llc": "LLC"}, (7.0, 3.8)),
-        "figure_more.png": draw_tuned_and_matched(Compared.of(computed), computed["settings"]),
+        "figure_more.png": draw_tuned_and_matched(Compared.of(computed), computed["settings"], tables),
     }
-    if "quadratic" in computed:
-        figures["figure_more_cutoffs.png"] = draw_quadratic(computed["quadratic"], computed["cutoff_summary"])
-    return figures
 
 
 def _draw_widths(

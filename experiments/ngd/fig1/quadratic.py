@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from matplotlib.figure import Figure
+from matplotlib.axes import Axes
 from torch import nn
 
 from curvlab.curvature import GaussNewtonOperator
@@ -96,23 +96,15 @@ def judge_quadratic(table: pd.DataFrame, summary: pd.DataFrame, claims: ClaimShe
 QUADRATIC, CHAINS = "by the quadratic part", "by SGLD"
 
 
-def draw_quadratic(table: pd.DataFrame, summary: pd.DataFrame) -> Figure:
-    """Return a panel for each network: NGD over SGD - 1 against the cut-off, by Lanczos and by SGLD."""
-    named = pd.concat([own.assign(network=name) for name, own in by_network(table)])
-    figure, rows = panels.rows(named, by="network", columns=1, panel_size=(6.5, 3.4))
-    colors = panels.styles_of(("ngd", "llc"))
-    styles = {QUADRATIC: colors["ngd"], CHAINS: colors["llc"]}
-    for (ax,), name, own in rows:
-        over = (100 * excess(own)).melt(value_name="over", ignore_index=False).assign(by=QUADRATIC)
-        panels.lines(ax, over, x="curvature_cutoff", y="over", by="by", styles=styles)
-        chains = at(summary, own)
-        chains = chains[(chains.sweep == "localization") & chains.relative_difference.notna()]
-        mean, ends = 100 * chains.relative_difference, (chains.relative_difference - chains.low).abs() * 100
-        ends = ends.fillna(0.0)
-        kind: dict[str, Any] = {"fmt": "o", "color": styles[CHAINS]["color"], "capsize": 3}
-        ax.errorbar(chains.curvature_cutoff, mean, yerr=ends, label=CHAINS, **kind)
-        panels.rule(ax, y=0)
-        panels.frame(ax, x="curvature cut-off γ/(nβ) (nats/parameter²)", y="NGD over SGD − 1 (%)", log="x")
-        ax.set_title(name)
-    panels.legend(figure, title="mean over seeds, 95 % t interval", axes=[rows[0][0][0]])
-    return figure
+def draw_cutoffs(ax: Axes, table: pd.DataFrame, summary: pd.DataFrame) -> None:
+    """Draw NGD over SGD - 1 of one network against the cut-off, by Lanczos (`table`) and by SGLD (`summary`)."""
+    colors = panels.styles_of(("ngd", "wbic"))
+    styles = {QUADRATIC: colors["ngd"], CHAINS: colors["wbic"]}
+    over = (100 * excess(table)).melt(value_name="over", ignore_index=False).assign(by=QUADRATIC)
+    panels.lines(ax, over, x="curvature_cutoff", y="over", by="by", styles=styles)
+    chains = summary[(summary.sweep == "localization") & summary.relative_difference.notna()]
+    ends = 100 * (chains.relative_difference - chains.low).abs().fillna(0.0)
+    kind: dict[str, Any] = {"fmt": "D", "color": styles[CHAINS]["color"], "capsize": 3, "label": CHAINS}
+    ax.errorbar(chains.curvature_cutoff, 100 * chains.relative_difference, yerr=ends, **kind)
+    panels.rule(ax, y=0)
+    panels.frame(ax, x="curvature cut-off γ/(nβ)", y="NGD over SGD − 1 (%)", log="x")

@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 from omegaconf import DictConfig, OmegaConf
 
 from curvlab.lab import ClaimResult, ClaimSheet, Computed, judge, out_of_reach, panels, t_interval
+from experiments.ngd.fig1.quadratic import draw_cutoffs
 from experiments.ngd.fig1.widths import PLACE, at, by_network, place_of
 from experiments.ngd.matched_loss import matched_differences
 from experiments.ngd.sampling import curvature_cutoff
@@ -204,16 +205,19 @@ def _why_not(network: Compared, quantity: str, setting: str) -> str:
 
 
 # ------------------------------------------------------------------------------------ draw
-def draw_tuned_and_matched(found: Compared, settings: pd.DataFrame) -> Figure:
-    """Return one row for each network: the tuning, LLC and tr(H) against training loss, NGD over SGD.
+def draw_tuned_and_matched(
+    found: Compared, settings: pd.DataFrame, cutoffs: tuple[pd.DataFrame, pd.DataFrame] | None = None
+) -> Figure:
+    """Return one row for each network: the tuning, LLC and tr(H) against training loss, NGD over SGD, cut-offs.
 
     Args:
         found: what was compared.
         settings: `found.settings()`.
+        cutoffs: what `draw_cutoffs` draws, of some of the networks.
     """
     networks = list(found.networks())
     tables = pd.concat([network.tuning.assign(network=name) for name, network in networks])
-    figure, rows = panels.rows(tables, by="network", columns=4, panel_size=(3.3, 2.8))
+    figure, rows = panels.rows(tables, by="network", columns=4 + (cutoffs is not None), panel_size=(3.3, 2.8))
     styles = panels.styles_of(("sgd", "ngd"))
     of_quantities = {
         name: panels.styles_of([of])[of] for name, of in zip(QUANTITIES.values(), ("llc", "trace"), strict=True)
@@ -221,7 +225,7 @@ def draw_tuned_and_matched(found: Compared, settings: pd.DataFrame) -> Figure:
     shown = settings.assign(quantity=settings.quantity.map(QUANTITIES))
     shown[["relative_difference", "low", "high"]] *= 100
     shown["setting"] = shown.setting.str.replace(" ", "\n", n=1)
-    for (tuning, llc, trace, over), (name, network) in zip((axes for axes, _, _ in rows), networks, strict=True):
+    for (tuning, llc, trace, over, *last), (name, network) in zip((row[0] for row in rows), networks, strict=True):
         _tuning_panel(tuning, network.tuning, styles)
         panels.frame(tuning, x="learning rate", y="validation loss (nats)", title=name, log="xy")
         kind: dict[str, Any] = {"x": "train_loss", "by": "optimizer", "identity": False, "styles": styles}
@@ -234,9 +238,17 @@ def draw_tuned_and_matched(found: Compared, settings: pd.DataFrame) -> Figure:
         panels.forest(over, own, name="setting", value="relative_difference", by="quantity", **ends)
         panels.rule(over, x=0)
         panels.frame(over, x="NGD over SGD − 1 (%)")
+        if cutoffs is not None and len(quadratic := at(cutoffs[0], network.tuning)):
+            draw_cutoffs(last[0], quadratic, at(cutoffs[1], network.tuning))
+        elif last:
+            last[0].set_axis_off()
     rows[0][0][1].set_title("at one lr, along training; hollow: not valid", fontsize=8)
     rows[0][0][3].set_title("95 % t interval over seeds", fontsize=8)
-    panels.legend(figure, title="line: mean over seeds; ring: the lr chosen", axes=rows[0][0][[0, 3]])
+    panels.legend(
+        figure,
+        title="line: mean over seeds; ring: the lr chosen",
+        axes=rows[0][0][[0, *range(3, len(rows[0][0]))]],
+    )
     return figure
 
 

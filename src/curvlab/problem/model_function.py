@@ -353,9 +353,10 @@ def checked_model(model: object) -> nn.Module:
     if isinstance(model, type) or not isinstance(model, nn.Module):
         got = f"class, {model.__name__}" if isinstance(model, type) else type(model).__name__
         raise TypeError(f"the model is a {got}: pass an nn.Module, an instance that has parameters")
-    if any(parameter.is_complex() for parameter in model.parameters()):
+    parameters = list(model.parameters())
+    if any(parameter.is_complex() for parameter in parameters):
         raise ValueError("the model has complex parameters: write real and imaginary parts as two real ones")
-    if any(parameter.device.type == "meta" for parameter in model.parameters()):
+    if any(parameter.is_meta for parameter in parameters):
         raise ValueError(
             "the model is on the meta device, where parameters have shapes but no values: load them "
             "first, with model.to_empty(device=...) and model.load_state_dict(...)"

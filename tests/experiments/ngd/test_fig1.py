@@ -12,7 +12,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from curvlab.lab import ClaimResult, Computed
-from curvlab.lab.reporting import load_claims
+from curvlab.lab.claims import load_claims
 from curvlab.lab.tables import read_table
 from experiments.ngd.fig1 import relative_difference, summary_table
 from experiments.ngd.fig1.cutoffs import cutoff_summary, relative_differences, sampler_settings

@@ -30,13 +30,26 @@ _RANGES = (
         "a whole number, at least 0",
     ),
     (
-        re.compile(r"num_\w+|(\w+_)?batch_sizes?|max_steps|ranks?|hidden_sizes|sequence_length"),
+        re.compile(
+            r"num_\w+|(\w+_)?batch_sizes?|max_steps|(\w+_)?ranks?|hidden_sizes|sequence_length|\w+_at_once|chunk_size|"
+            r"columns|steps_per_\w+|checkpoints_per_segment|update_period|(newton|further|hessian)_steps|"
+            r"max_(matvecs|words|documents|iter|size|lissa_steps)|maxiter|(sketch|vocabulary|vocab|image|patch)_size"
+        ),
         lambda number: number >= 1 and number % 1 == 0,
         "a whole number, at least 1",
     ),
-    (re.compile(r"dampings?(_ratios?)?|weight_decay"), lambda number: number >= 0, "at least 0"),
+    (
+        re.compile(r"dampings?(_ratios?)?|weight_decay|l2|alphas?|paper_damping|warmup_steps"),
+        lambda number: number >= 0,
+        "at least 0",
+    ),
+    (re.compile(r"label_noise|dropout|fractions?"), lambda number: 0 <= number <= 1, "from 0 to 1"),
     (re.compile(r"momentum"), lambda number: 0 <= number < 1, "at least 0 and below 1"),
-    (re.compile(r"lrs?|step_sizes?|(\w+_)?rtol|localizations?"), lambda number: number > 0, "greater than 0"),
+    (
+        re.compile(r"lrs?|step_sizes?|(\w+_)?rtol|localizations?|tolerance|tol|stability"),
+        lambda number: number > 0,
+        "greater than 0",
+    ),
 )
 # What may stand in the place of a number: nothing, a function, a reference.
 _OTHER = re.compile(r"(null|~)?|.*[(){}$:].*", re.IGNORECASE)

@@ -185,9 +185,7 @@ def judge(computed: Computed, claims: ClaimSheet) -> list[ClaimResult]:
         results += _judge_task(named, own, its_summary, its_settings, judged)
     results += judge_tuned_and_matched(Compared.of(computed), claims)
     results += judge_cutoffs(computed["cutoffs"], computed["cutoff_summary"], claims)
-    if "quadratic" in computed:  # not in tables older than it
-        results += judge_quadratic(computed["quadratic"], computed["cutoff_summary"], claims)
-    return results
+    return results + judge_quadratic(computed["quadratic"], computed["cutoff_summary"], claims)
 
 
 def _judge_task(
@@ -260,7 +258,7 @@ def draw(computed: Computed) -> dict[str, Figure]:
     table, summary = computed["table"], computed["summary"]
     both = summary[summary.p.notna()].task.unique()
     shown = table[table.task.isin(both)] if len(both) else table
-    tables = (computed["quadratic"], computed["cutoff_summary"]) if "quadratic" in computed else None
+    tables = computed["quadratic"], computed["cutoff_summary"]
     return {
         "figure.png": _draw_widths(shown, summary, {"llc": "LLC"}, (7.0, 3.8)),
         "figure_more.png": draw_tuned_and_matched(Compared.of(computed), computed["settings"], tables),

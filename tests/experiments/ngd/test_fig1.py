@@ -143,6 +143,7 @@ def judge(computed_of: Callable[..., Computed], judged: Callable[[str, Computed]
         tables = {"table": table, "summary": summary_table(table), "settings": found.settings()}
         tables |= {name: getattr(found, name) for name in ("tuning", "equal", "tuned", "matched")}
         tables |= cutoffs or cutoffs_of({10.0: [1.0] * 3, 100.0: [1.0] * 3})
+        tables["quadratic"] = tables["cutoffs"]  # the same columns, and more
         results = judged("ngd/fig1", computed_of(tables, {"judged_optimizer": "ngd"}))
         return {result.claim.id.removesuffix("-width-8").removesuffix("-m"): result for result in results}
 
@@ -236,6 +237,7 @@ def test_sign_and_size_over_localizations(judge: Judge, weak: list[float], verdi
     tables = cutoffs_of({30.0: weak, 100.0: [1.5] * 3, 300.0: [1.5] * 3})
     results = judge(cutoffs=tables)
     names = ("llc-higher-every-cutoff", "size-whatever-cutoff", "size-whatever-step")
+    assert results["quadratic-higher-every-cutoff"].verdict == verdicts[0]
     assert [results[f"{name}-m" if f"{name}-m" in results else name].verdict for name in names] == [
         *verdicts,
         "out of reach",  # no step size was swept

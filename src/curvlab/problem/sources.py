@@ -42,15 +42,16 @@ class Pair:
 
     def check(self) -> None:
         """Raise a ValueError where a tensor was changed in place: counts and moved copies would be of the old."""
-        if self._versions_now() != self._versions:
+        now = self._versions_now()
+        if any(now.get(tensor, version) != version for tensor, version in self._versions.items()):  # not of copies
             raise ValueError(
                 "the data was changed in place after it was opened: open it anew (Problem.of, the operator), or "
                 "pass a clone of what is to change"
             )
 
-    def _versions_now(self) -> list[int]:
+    def _versions_now(self) -> dict[int, int]:
         inputs = self.inputs.values() if isinstance(self.inputs, Mapping) else [self.inputs]
-        return [tensor._version for tensor in [*inputs, self.targets] if not tensor.is_inference()]
+        return {id(tensor): tensor._version for tensor in [*inputs, self.targets] if not tensor.is_inference()}
 
     def __len__(self) -> int:
         return len(self.targets)

@@ -79,7 +79,7 @@ def legend(
     entries: dict[str, Artist] = {}
     for ax in figure.axes if axes is None else axes:
         for handle, label in zip(*ax.get_legend_handles_labels(), strict=True):
-            entries.setdefault(label, handle)
+            entries.setdefault(label.upper() if label in ("sgd", "ngd") else label, handle)
     figure.legend(
         list(entries.values()),
         list(entries),

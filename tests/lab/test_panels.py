@@ -184,7 +184,7 @@ def test_a_figure_of_rows_has_one_legend_below(seeds: pd.DataFrame) -> None:
         panels.rule(right, y=1, label="as stated")
     panels.legend(figure, title="bands: 95 %")
     (legend,) = figure.legends
-    assert [text.get_text() for text in legend.get_texts()] == ["sgd", "as stated", "ngd"]
+    assert [text.get_text() for text in legend.get_texts()] == ["SGD", "as stated", "NGD"]
     assert legend.get_title().get_text() == "bands: 95 %"
     ax = figure.axes[0]
     assert (ax.get_xlabel(), ax.get_ylabel(), ax.get_title(), ax.get_yscale()) == (

@@ -164,9 +164,12 @@ def readable_log(axis: Axis) -> None:
         getattr(axis.axes, f"set_{axis.axis_name}scale")("linear")  # type: ignore[attr-defined]  # x or y
         return
     decades = np.log10(high / low) if low > 0 else np.inf
+    fine: tuple[float, ...]
     fine = (1.0, 1.5, 2.0, 3.0, 4.0, 6.0) if decades < 0.7 else (1.0, 2.0, 5.0)  # or one label may be all there is
     place = axis.axes.get_subplotspec()
-    if axis.axis_name == "x" and place is not None and place.get_gridspec().ncols > 3 and decades >= 1.1:  # narrow
+    if (
+        axis is axis.axes.xaxis and place is not None and place.get_gridspec().ncols > 3 and decades >= 1.1
+    ):  # narrow
         fine = (1.0, 3.0) if decades < 2 else (1.0,)
     axis.set_major_locator(LogLocator(subs=fine if decades < 2.5 else (1.0,)))
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))

@@ -153,12 +153,21 @@ def test_wrong_dtype_is_refused(examples: Tensor, build_solver) -> None:
         build_solver(matrix).solve(FullBatch(matrix) + DAMPING * identity, torch.ones(20))
 
 
-@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-def test_right_hand_side_must_be_finite(examples: Tensor, build_solver, bad: float) -> None:
+@pytest.mark.parametrize(
+    ("bad", "said"),
+    [
+        (float("nan"), r"is not finite \(NaN or inf in column 2\)"),
+        (float("inf"), r"is not finite \(NaN or inf in column 2\)"),
+        (1e200, "'s length overflows in torch.float64"),
+    ],
+)
+def test_right_hand_side_and_its_length_must_be_finite(
+    examples: Tensor, build_solver, bad: float, said: str
+) -> None:
     matrix = examples.mean(0)
     b = torch.ones(20, 4, dtype=torch.float64)
     b[3, 2] = bad
-    with pytest.raises(ValueError, match=r"the right-hand side is not finite \(NaN or inf in column 2\)"):
+    with pytest.raises(ValueError, match=f"the right-hand side ?{said}"):
         build_solver(matrix).solve(FullBatch(matrix) + DAMPING * identity, b)
 
 

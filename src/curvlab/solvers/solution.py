@@ -92,6 +92,7 @@ class Solution(Shown):
 
 
 def relative_norm(operator: LinearOperator, residuals: Tensor, right_hand_sides: Tensor) -> Tensor:
-    """Return ‖r‖ / ‖b‖ of each column of two (P, K); 0 where b is 0."""
+    """Return ‖r‖ / ‖b‖ of each column of two (P, K); 0 where b is 0, nan where its length overflows."""
     scale = operator.norm(right_hand_sides)
-    return torch.where(scale > 0, operator.norm(residuals) / scale, torch.zeros_like(scale))
+    known = torch.where(scale == 0, torch.zeros_like(scale), operator.norm(residuals) / scale)
+    return torch.where(scale.isfinite(), known, torch.full_like(scale, torch.nan))

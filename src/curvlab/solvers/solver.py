@@ -140,6 +140,10 @@ def check_right_hand_side(operator: LinearOperator, b: Tensor) -> Tensor:
     """Return b as (P, K), or raise a ValueError for a wrong length, dtype or device, or for NaN and inf."""
     checked_operator(operator).check_vectors(b)
     check_finite(b, "the right-hand side")
+    if not bool(operator.norm(b).isfinite().all()):
+        raise ValueError(
+            f"the right-hand side's length overflows in {b.dtype}: use float32, as model.float(), or float64"
+        )
     return b[:, None] if b.ndim == 1 else b
 
 

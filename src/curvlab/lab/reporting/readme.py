@@ -106,7 +106,7 @@ def clipped(results: Path, of: Mapping[str, Any]) -> str:
         table = tables.read_table(results / folder, "clipped")
         own = table[table.racer == of["racer"]]
         shares += own[own.step == own.step.max()].share.tolist()
-    return f"{written(100 * min(shares))} to {written(100 * max(shares))} %"
+    return f"{math.floor(100 * min(shares))} to {math.floor(100 * max(shares))} %"  # all but 100 % is not 100 %
 
 
 def _by_paper(folders: Sequence[ResultFolder]) -> dict[str, list[ResultFolder]]:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import ArrayLike
+from scipy import stats
 from torch import Tensor
 
 from curvlab.lab import Interval, t_interval
@@ -57,28 +58,15 @@ def log_log_slope(x: ArrayLike, y: ArrayLike, *, least: int = 2) -> float:
 
 
 def pearson(x: ArrayLike, y: ArrayLike) -> float:
-    """Return Pearson's correlation of two vectors; nan where one is constant or not finite.
-
-    Differs from scipy's in time alone: a tenth, without its p-value and its checks of the input.
-    """
+    """Return Pearson's correlation of two vectors; nan where one is constant or not finite."""
     x, y = _vector(x), _vector(y)
-    if not (_varies(x) and _varies(y)):
-        return math.nan
-    left, right = ((values - values.mean()) / values.std() for values in (x, y))
-    return float(np.clip(left @ right / len(x), -1, 1))
+    return float(stats.pearsonr(x, y).statistic) if _varies(x) and _varies(y) else math.nan
 
 
 def spearman(x: ArrayLike, y: ArrayLike) -> float:
     """Return Spearman's rank correlation of two vectors; nan where one is constant or not finite."""
-    return pearson(_ranks(_vector(x)), _ranks(_vector(y)))
-
-
-def _ranks(values: np.ndarray) -> np.ndarray:
-    """Return ranks from 1; equal values have the mean of theirs. Values that are not all finite come back."""
-    if not np.isfinite(values).all():
-        return values
-    _, places, counts = np.unique(values, return_inverse=True, return_counts=True)
-    return (np.cumsum(counts) - (counts - 1) / 2)[places]
+    x, y = _vector(x), _vector(y)
+    return float(stats.spearmanr(x, y).statistic) if _varies(x) and _varies(y) else math.nan
 
 
 def column_correlations(left: Tensor, right: Tensor) -> Tensor:

@@ -130,7 +130,7 @@ KALDI = [
     ({"eta": 1.0}, "between 0 and 1"),
     ({"epsilon": 0.0}, "epsilon must be positive"),
     ({"delta": 1.0}, "delta from 0 to 1"),
-    ({"rank": 0}, "rank=None chooses"),
+    ({"rank": 0}, "rank must be at least 1, got 0: None chooses"),
     ({"update_period": 0}, "must be at least 1"),
 ]
 EXACT = [

@@ -24,7 +24,7 @@ def cosine(step: int, num_steps: int) -> float:
 
 def cosine_after_warmup(warmup_steps: int) -> Schedule:
     """Return a schedule that rises linearly to 1 over `warmup_steps`, then falls to 0 along a cosine."""
-    whole("warmup_steps", warmup_steps)
+    whole("warmup_steps", warmup_steps, least=0)
 
     def factor(step: int, num_steps: int) -> float:
         if step < warmup_steps:

@@ -88,7 +88,7 @@ def _first_page(
         "# What five papers claim, and what came out",
         "",
         "Every claim got a criterion, was computed, and is judged by rule from its interval, mostly on small",
-        "networks and data (preset `laptop`). A paper's page has each claim, its number, its picture.",
+        "networks and data (preset `laptop`). Some criteria changed after results were seen (†).",
         "[Commands, devices, times](REPRODUCE.md); [misprints and counter-examples](MISPRINTS.md).",
         "",
         "![What stands for each headline: our value, where the claim holds, the paper's number](findings.png)",
@@ -102,7 +102,7 @@ def _first_page(
         lines.append(f"| [{titles.get(paper, paper).partition(':')[0]}]({paper}/README.md) | {cells} |")
     lines += ["", "; ".join(f"*{standing}*: {meaning}" for standing, meaning in MEANINGS.items()) + ".", ""]
     if rounded := sum(counts[ROUNDING] for counts in counted.values()):
-        lines[-2] += f" Not counted: {rounded} printed numbers that rounding alone takes past a bound."
+        lines[-2] += f" Not counted: {rounded} that rounding alone refutes."
     for paper in papers:
         lines += [f"## [{titles.get(paper, paper)}]({paper}/README.md)", ""]
         if paper not in told:

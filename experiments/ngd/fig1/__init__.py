@@ -18,9 +18,9 @@ the other quantity of ngd-fig2.
 An LLC is a number for one localization γ: directions of curvature below γ/(nβ) count little. The paper states
 neither γ nor the step size. The networks of `cutoffs` are sampled again, with weaker and stronger localizations
 and with other step sizes (cutoffs.csv, cutoff_summary.csv): does the difference keep its sign, and its size? One
-run of Lanczos has the quadratic part of the loss at every cut-off (quadratic.csv, in the second figure).
+run of Lanczos has what the Gauss-Newton matrix alone gives at every cut-off (quadratic.csv, in the second figure).
 
-No step is stable for which ε(nβλmax + γ)/4 passes 0.25 where the chains end: `laptop` takes a third of the step
+No step is sound for which ε(nβλmax + γ)/4 passes 0.25 where the chains end: `laptop` takes a third of the step
 with which its first tables passed it, in three of eight networks tried.
 """
 

@@ -134,7 +134,10 @@ class Ekfac:
             raise ValueError(f"Kronecker factors need positive damping, got {damping:g}: op + damping * identity")
         layers = source.layers(max_size=self.max_size)
         if not layers:
-            raise ValueError("the model has no nn.Linear or nn.Conv2d layer to factor: use Nystrom(rank)")
+            raise ValueError(
+                "the model has no nn.Linear or nn.Conv2d layer to factor with sides of at most "
+                f"max_size={self.max_size}: raise it, or use Nystrom(rank)"
+            )
         bases, kronecker = _factors(source, layers, generator=generator)
         num_matvecs = 2
         eigenvalues = kronecker

@@ -2,8 +2,8 @@
 
 Were the loss quadratic around the weights, with a Hessian G of eigenvalues h, chains of localization γ would give
 ½ Σ h / (h + γ/nβ), whatever their step: one spectrum has the LLC at every cut-off. G is the Gauss-Newton matrix of
-the training data. What SGLD gives otherwise comes of what this leaves out: the rest of the Hessian, the loss beyond
-its second order, the point that chains are measured from, the noise of batches and of the step.
+the training data. What SGLD gives otherwise comes of what this leaves out: the rest of the Hessian, the loss
+beyond its second order, the point that chains are measured from, the noise of batches and of the step.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def judge_quadratic(table: pd.DataFrame, summary: pd.DataFrame, claims: ClaimShe
             continue
         means, sampled = 100 * over.mean(), at(summary, own)
         chains = 100 * sampled[sampled.sweep == "localization"].relative_difference.dropna()
-        why = f"NGD over SGD by the Gauss-Newton matrix: {means.min():+.0f} to {means.max():+.0f} % over the cut-offs"
+        why = f"NGD over SGD by Gauss-Newton: {means.min():+.0f} to {means.max():+.0f} % over the cut-offs"
         why += f", {chains.min():+.0f} to {chains.max():+.0f} % by SGLD at its own." if len(chains) else "."
         smallest = over[over.mean().idxmin()]
         results.append(judge(claim, smallest.mean(), t_interval(smallest), if_not_reproduced=why))

@@ -80,16 +80,20 @@ def legend(
     for ax in figure.axes if axes is None else axes:
         for handle, label in zip(*ax.get_legend_handles_labels(), strict=True):
             entries.setdefault(label.upper() if label in ("sgd", "ngd") else label, handle)
-    figure.legend(
-        list(entries.values()),
-        list(entries),
-        loc="outside lower center",
-        ncols=max(1, min(columns, len(entries))),
-        frameon=False,
-        fontsize=size,
-        title=title or None,
-        title_fontproperties=FontProperties(size=size),
-    )
+    for number in range(max(1, min(columns, len(entries))), 0, -1):  # as many columns as the figure has room for
+        made = figure.legend(
+            list(entries.values()),
+            list(entries),
+            loc="outside lower center",
+            ncols=number,
+            frameon=False,
+            fontsize=size,
+            title=title or None,
+            title_fontproperties=FontProperties(size=size),
+        )
+        if number == 1 or made.get_window_extent().width <= figure.bbox.width:
+            break
+        made.remove()
 
 
 def frame(ax: Axes, *, x: str = "", y: str = "", title: str = "", log: str = "", size: float = 10) -> None:

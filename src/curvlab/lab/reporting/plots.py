@@ -111,11 +111,6 @@ def write_png(drawing: Figure, path: Path) -> None:
     if path.suffix != ".png":
         raise ValueError(f"figures are written as PNG, got {path.name!r}; name it {path.stem}.png.")
     drawing.set_dpi(_DPI)
-    for legend in drawing.legends:
-        for columns in (3, 2, 1):
-            if legend.get_window_extent().width <= drawing.bbox.width:
-                break
-            legend.set_ncols(columns)
     if (engine := drawing.get_layout_engine()) is not None:
         engine.execute(drawing)
         drawing.set_layout_engine(None)  # savefig would draw all twice, for a layout that is there

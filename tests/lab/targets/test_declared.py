@@ -279,6 +279,16 @@ def test_curves_are_means_by_task_and_label(computed_of: Callable[..., Computed]
     assert curves["curve/all/llc"].tolist() == [3.0, 7.0]
 
 
+def test_published_curves_have_names_that_wandb_takes() -> None:
+    names = []
+    for target in all_targets().values():
+        folder = Path("results") / target.key / "embedded"
+        if target.curves and (folder / "run.json").is_file():
+            names += [name for curves in curves_of(target, Computed.of(folder)) for name in curves]
+    assert len(names) > 100
+    assert not [name for name in names if "*" in name]  # which W&B takes for a pattern, and refuses
+
+
 # ----------------------------------------------------------------------------------------
 CFG = OmegaConf.create(
     {

@@ -155,7 +155,8 @@ def curves_of(target: Target, computed: Computed) -> Iterator[pd.DataFrame]:
 
 
 def _joined(of: Sequence[object]) -> list[str]:
-    return [" ".join(map(str, of))] if of else []
+    # W&B takes a star for a pattern, and refuses it within a name.
+    return [" ".join(map(str, of)).replace("*", "⋆")] if of else []
 
 
 def judge_target(target: Target, folder: Path) -> None:

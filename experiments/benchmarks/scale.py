@@ -268,6 +268,8 @@ def draw(computed: Computed) -> dict[str, Figure]:
     figure, axes = plots.figure(1, len(tasks), panel_size=(7.4 / len(tasks), 3.6), sharey=True)
     for ax, task in zip(axes[0], tasks, strict=True):
         own = table[table.task == task].astype({"seconds": float, "forecast_seconds": float})
+        ends = own.status.str.startswith(("not run", "stopped"))
+        own["method"] += (", " + own.status.str.split(":| after").str[0]).where(ends, "")
         panels.bars(ax, own, name="method", value={"seconds": "measured", "forecast_seconds": "forecast"})
         first = own.iloc[0]
         title = f"{task}\n{first.parameters / 1e6:.0f} million parameters\n{first.examples} examples"

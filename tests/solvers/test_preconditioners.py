@@ -169,6 +169,35 @@ def test_blocks_are_those_of_the_definition(net: str, eigenvalues: str, generato
         start += size
 
 
+@pytest.mark.parametrize("net", ["linear", "convolution"])
+def test_fewer_places_than_sides_are_the_same_inverse_by_smaller_bases(net: str, generator) -> None:
+    """Against the dense Kronecker product of the same activations and signals."""
+    torch.manual_seed(0)
+    if net == "linear":
+        model, inputs, places = nn.Linear(9, 7, bias=False), torch.randn(4, 9, generator=generator), 4
+    else:
+        model = nn.Sequential(nn.Conv2d(1, 12, 3, bias=False), nn.Flatten())
+        inputs, places = torch.randn(2, 1, 4, 4, generator=generator), 8
+    model, inputs = model.double(), inputs.double()
+    op = GaussNewtonOperator(model, nn.CrossEntropyLoss(), (inputs, torch.zeros(len(inputs), dtype=torch.long)))
+    layers = op.layers(max_size=99)
+    ((a, g),) = next(iter(op.layer_factors(layers, generator=generator.manual_seed(2))))
+    a, g = a.flatten(0, 1), g.flatten(0, 1)
+    dense = torch.kron(g.T @ g, a.T @ a / places)
+    expected = torch.linalg.inv(dense + EKFAC_DAMPING * torch.eye(len(dense)))
+    damped = op + EKFAC_DAMPING * identity
+    inverse, _ = Ekfac(eigenvalues="kronecker").build(damped, generator=generator.manual_seed(2))
+    torch.testing.assert_close(inverse.to_dense(), expected)
+    corrected, _ = Ekfac().build(damped, generator=generator.manual_seed(2))
+    for found in (inverse.blocks[0], corrected.blocks[0]):
+        assert found.inverse.shape == (min(places, layers[0].shape[0]), min(places, layers[0].shape[1]))
+    # What no input reaches is divided by the damping.
+    unseen = torch.linalg.qr(a.T, mode="complete").Q[:, places:]
+    outputs = layers[0].shape[0]
+    vectors = torch.kron(torch.randn(outputs, 1, generator=generator).double(), unseen[:, :1])
+    torch.testing.assert_close(corrected @ vectors, vectors / EKFAC_DAMPING)
+
+
 def test_parameters_outside_of_layers_get_their_mean_diagonal(generator) -> None:
     model = nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4), nn.Linear(4, 2)).double()
     inputs = torch.randn(20, 3, generator=generator, dtype=torch.float64)

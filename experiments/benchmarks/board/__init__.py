@@ -4,15 +4,14 @@ make bench-board PRESET=smoke|embedded|laptop|paper ARGS="peers_python=DIR/bin/p
 
 Three networks of each task, of three initialisations and orders of the batches, are scored by every method: how
 does each training example change the loss of each query? Judges are networks that were trained again on random
-halves of the training set, kept in a bank (results/banks; docs/enter.md), by two protocols. *Single run*: from a
-scored network's own start, in its order, for as many steps, which is twice the epochs of a half. *Standard*: from
-other starts, in other orders, for as many epochs, mean of ten seeds. So there are three columns. "Same seed": a
-network's scores against single runs from its own start and order. "Other seeds": against those of the other
-networks. "Standard". A cell is the linear datamodelling score (LDS; Park et al. 2023): Spearman's correlation over
-the halves of predicted with measured losses, mean over networks and queries. Intervals are 95 %, of a bootstrap
-that draws networks, halves and queries anew. Of a method with a grid of dampings the best is shown, chosen by the
-column itself: an advantage that ours, whose damping is the length of the retraining, do not have. Its price is
-that of the whole grid.
+halves of the training set, kept in a bank (results/banks; docs/enter.md), by three protocols, a column each. *Same
+seed*: from a scored network's own start, in its order, for as many steps, which is twice the epochs of a half.
+*Other seeds*: the same from the other networks' starts and orders. *Standard*: from starts and orders of neither,
+for as many epochs of the half, mean of ten. A cell is the linear datamodelling score (LDS; Park et al. 2023):
+Spearman's correlation over the halves of predicted with measured losses, mean over networks and queries. Intervals
+are 95 %, of a bootstrap that draws networks, halves and queries anew. Of a method with a grid of dampings the best
+is shown, chosen by the column itself: an advantage that ours, whose damping is the length of the retraining, do not
+have. Its price is that of the whole grid.
 
 The length of the retraining that one asks about is the damping: 1/(ηT) for halves that take as many steps, 1/(fηT)
 for as many epochs of a fraction f. The unrolled derivative is that of one training, in one order from one start;
@@ -45,10 +44,10 @@ fractions.csv has subsets of other sizes: what is beyond the first order grows a
 Note of 2026-11-24: dattri's EK-FAC was out of the published tables for a time, because its repair was applied
 twice, to a call that was repeated for its seconds. It is applied once now.
 
-Limits: most published tasks are MLPs; the ConvNet has fewer subsets, seeds and methods, and of the OPT there is
-the bank alone. Damping by Wang et al. (2025, arXiv 2505.24261), an indicator that needs no retraining, is not
-among the rows: only their abstract was at hand, which does not state the indicator. Of the five per cent ranked
-first bench-attribution asks.
+Limits: most published tasks are MLPs; the ConvNet and the OPT have fewer subsets and seeds, the ConvNet fewer
+methods. Damping by Wang et al. (2025, arXiv 2505.24261) is not among the rows: they choose it by an indicator of the
+full data, without retraining, which what could be read of them (abstract and introduction) does not define, and
+which dattri 0.3.0, by some of its authors, does not have. Of the five per cent ranked first bench-attribution asks.
 """
 
 from __future__ import annotations
@@ -77,7 +76,7 @@ from experiments.benchmarks.board.compute import AVERAGED, FILTER_EPOCHS, RUN_EP
 
 TARGET = Target(
     __name__,
-    title="An open board: which score predicts retraining, by two protocols, on three networks a task",
+    title="An open board: which score predicts retraining, by three protocols, on three networks a task",
     paper={"num_queries": "", "num_subsets": "", "num_networks": "", "num_standard": "", "dampings": ""},
     timings=("cost",),
 )

@@ -48,16 +48,26 @@ class LayeredOperator(Protocol):
 
 @dataclass(frozen=True)
 class _Block:
-    """A layer's (U_B ⊗ U_A) diag(inverse) (U_B ⊗ U_A)ᵀ."""
+    """A layer's (U_B ⊗ U_A) diag(inverse) (U_B ⊗ U_A)ᵀ, and 1 / damping on what the bases leave out.
+
+    They leave out eigenvectors of eigenvalue 0 alone: i columns of I where only i places have inputs, o of O.
+    """
 
     layer: Layer
-    input_basis: Tensor  # U_A, (I, I)
-    output_basis: Tensor  # U_B, (O, O)
-    inverse: Tensor  # (O, I), 1 / (eigenvalue + damping)
+    input_basis: Tensor  # U_A, (I, i)
+    output_basis: Tensor  # U_B, (O, o)
+    inverse: Tensor  # (o, i), 1 / (eigenvalue + damping)
+    outside: float  # 1 / damping
 
     def multiply(self, vectors: Tensor, result: Tensor) -> None:
-        rotated = self.output_basis.T @ self.layer.matrix(vectors) @ self.input_basis
-        self.layer.write(self.output_basis @ (self.inverse * rotated) @ self.input_basis.T, result)
+        matrices = self.layer.matrix(vectors)
+        rotated = self.output_basis.T @ matrices @ self.input_basis
+        if self.inverse.shape == self.layer.shape:
+            found = self.output_basis @ (self.inverse * rotated) @ self.input_basis.T
+        else:
+            inside = self.output_basis @ ((self.inverse - self.outside) * rotated) @ self.input_basis.T
+            found = self.outside * matrices + inside
+        self.layer.write(found, result)
 
 
 class KroneckerInverse(DerivedOperator):
@@ -80,7 +90,10 @@ class KroneckerInverse(DerivedOperator):
         return f"Kronecker factors of {len(self.blocks)} layers"
 
     def matmat(self, vectors: Tensor) -> Tensor:
-        """Return M V. Cost: 4 P (I + O) operations a column for layers (O, I), no product with G."""
+        """Return M V. Cost: 4 P (I + O) operations a column for layers (O, I), no product with G.
+
+        With n places in a layer, fewer than its sides: 8 P n.
+        """
         result = self.rest[:, None] * vectors
         for block in self.blocks:
             block.multiply(vectors, result)
@@ -154,7 +167,7 @@ class Ekfac:
             rest = 1 / (_tensor_means(source, generator=generator) + damping)
             num_matvecs += 1
         blocks = [
-            _Block(layer, *pair, 1 / (values.clamp(min=0) + damping))
+            _Block(layer, *pair, 1 / (values.clamp(min=0) + damping), 1 / damping)
             for layer, pair, values in zip(layers, bases, eigenvalues, strict=True)
         ]
         return KroneckerInverse(blocks, rest, like=operator), num_matvecs
@@ -181,7 +194,7 @@ def layered_term(operator: LinearOperator, *, why: str) -> LayeredOperator:
 def _factors(
     source: LayeredOperator, layers: list[Layer], *, generator: torch.Generator | None
 ) -> tuple[list[tuple[Tensor, Tensor]], list[Tensor]]:
-    """Return eigenvectors (U_A, U_B) and the K-FAC eigenvalues (O, I) of each layer."""
+    """Return each layer's eigenvectors (U_A, U_B), as many as the factors can have rank, and K-FAC eigenvalues."""
     make = partial(torch.zeros, dtype=source.dtype, device=source.device)
     inputs = [make(layer.shape[1], layer.shape[1]) for layer in layers]
     outputs = [make(layer.shape[0], layer.shape[0]) for layer in layers]
@@ -198,6 +211,10 @@ def _factors(
         # Mean over places for a, sum over places and mean over examples for g (Grosse & Martens 2016).
         a_values, a_vectors = torch.linalg.eigh(a / count)
         g_values, g_vectors = torch.linalg.eigh(g)
+        # A sum over `count` places has no more eigenvalues above 0; they are the last ones.
+        a_values, a_vectors, g_values, g_vectors = (
+            each[..., -count:] for each in (a_values, a_vectors, g_values, g_vectors)
+        )
         bases.append((a_vectors, g_vectors))
         eigenvalues.append(g_values.clamp(min=0)[:, None] * a_values.clamp(min=0))
     return bases, eigenvalues
@@ -210,8 +227,9 @@ def _corrected(
     *,
     generator: torch.Generator | None,
 ) -> list[Tensor]:
-    """Return each block's second moments along the Kronecker basis, (O, I)."""
-    moments = [torch.zeros(layer.shape, dtype=source.dtype, device=source.device) for layer in layers]
+    """Return each block's second moments along the Kronecker basis, (o, i)."""
+    shapes = [(u_b.shape[1], u_a.shape[1]) for u_a, u_b in bases]
+    moments = [torch.zeros(shape, dtype=source.dtype, device=source.device) for shape in shapes]
     for batch in source.layer_factors(layers, generator=generator):
         for index, (a, g) in enumerate(batch):
             a_basis, g_basis = bases[index]

@@ -10,8 +10,8 @@ seed*: from a scored network's own start, in its order, for as many steps, which
 for as many epochs of the half, mean of ten. A cell is the linear datamodelling score (LDS; Park et al. 2023):
 Spearman's correlation over the halves of predicted with measured losses, mean over networks and queries. Intervals
 are 95 %, of a bootstrap that draws networks, halves and queries anew. Of a method with a grid of dampings the best
-is shown, chosen by the column itself: an advantage that ours, whose damping is the length of the retraining, do not
-have. Its price is that of the whole grid.
+is shown, chosen by the column itself, an advantage over ours, whose damping is the length of the retraining. Its
+price is that of the whole grid.
 
 The length of the retraining that one asks about is the damping: 1/(ηT) for halves that take as many steps, 1/(fηT)
 for as many epochs of a fraction f. The unrolled derivative is that of one training, in one order from one start;
@@ -45,9 +45,9 @@ Note of 2026-11-24: dattri's EK-FAC was out of the published tables for a time, 
 twice, to a call that was repeated for its seconds. It is applied once now.
 
 Limits: most published tasks are MLPs; the ConvNet and the OPT have fewer subsets and seeds, the ConvNet fewer
-methods. Damping by Wang et al. (2025, arXiv 2505.24261) is not among the rows: they choose it by an indicator of the
-full data, without retraining, which what could be read of them (abstract and introduction) does not define, and
-which dattri 0.3.0, by some of its authors, does not have. Of the five per cent ranked first bench-attribution asks.
+methods. Damping by Wang et al. (2025, arXiv 2505.24261) is not among the rows: they choose it without retraining,
+by an indicator of the full data. What could be read of them, abstract and introduction, does not define it, and
+dattri 0.3.0, by some of the authors, does not have it. Of the five per cent ranked first bench-attribution asks.
 """
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -282,6 +284,31 @@ def test_a_write_that_fails_leaves_the_old_file(tmp_path: Path) -> None:
     with pytest.raises(AttributeError):
         file.save({"steps": lambda: None})  # cannot be pickled
     assert file.load() == {"steps": 1}
+
+
+def test_a_place_that_cannot_be_written_is_refused_before_the_first_step(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    seen: list[Any] = []
+    for below in ("work.pt", "deep/work.pt"):
+        with pytest.raises(OSError, match=r"cannot be written, no folder is .*file: '.*work\.pt'"):
+            iterate(walk(), name="walk", checkpoint=tmp_path / "file" / below, callback=seen.append)
+    assert seen == []
+
+
+def test_a_disk_that_runs_full_costs_the_save_and_not_the_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    whole = iterate(walk(), name="walk")
+    monkeypatch.setattr("curvlab.files.os.fsync", full)
+    with pytest.warns(CheckpointWarning, match=r"work\.pt is as it was before \(No space left on device\)"):
+        kept = iterate(walk(), name="walk", checkpoint=Checkpoint(tmp_path / "work.pt", every=1))
+    assert all(torch.equal(a, b) for a, b in zip(whole, kept, strict=True))
+    monkeypatch.setattr(Path, "unlink", full)
+    with pytest.warns(CheckpointWarning, match="as it was before"):  # nor does a file that stays
+        iterate(walk(), name="walk", checkpoint=tmp_path / "work.pt")
 
 
 @pytest.mark.parametrize("damage", ["cut", "empty", "foreign"])

@@ -5,6 +5,7 @@ Every layer may import this module.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import io
 import os
@@ -22,27 +23,36 @@ _STALE_SECONDS = 3600.0  # a temporary file lives for the time of one write
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Write `content` to `path`: a temporary file in the same folder, fsync, rename."""
-    refuse_folder(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
+    """Write `content` to `path`: a temporary file in the same folder, fsync, rename. An OSError names `path`."""
     try:
-        with os.fdopen(descriptor, "wb") as file:
-            # mkstemp makes files that only the owner can read; results are meant to be shared.
-            os.fchmod(file.fileno(), 0o644)
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+        check_place(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                # mkstemp makes files that only the owner can read; results are meant to be shared.
+                os.fchmod(file.fileno(), 0o644)
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, path)
+        except BaseException:
+            Path(temporary).unlink(missing_ok=True)
+            raise
+    except OSError as error:  # a full disk's names no file, others the temporary one
+        if error.errno is None:
+            raise
+        raise OSError(error.errno, error.strerror, str(path)) from error
 
 
-def refuse_folder(path: Path) -> None:
-    """Raise an IsADirectoryError for a folder where a file is asked for."""
+def check_place(path: Path) -> None:
+    """Raise an OSError that says why no file can be written to `path`: a folder, or no permission."""
     if path.is_dir():
         raise IsADirectoryError(f"{path} is a folder: name a file in it")
+    there = next(folder for folder in path.absolute().parents if os.path.lexists(folder))
+    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+        number, why = (errno.EACCES, "no permission for") if there.is_dir() else (errno.ENOTDIR, "no folder is")
+        raise OSError(number, f"cannot be written, {why} {there}", str(path))
 
 
 def remove_stale(folder: Path, prefix: str = "", *, older_than: float = _STALE_SECONDS) -> None:

@@ -35,7 +35,8 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -45,7 +46,7 @@ import torch
 from torch import Tensor
 
 from curvlab.described import described
-from curvlab.files import DamagedFileError, decode, encode, refuse_folder, write_atomically
+from curvlab.files import DamagedFileError, check_place, decode, encode, write_atomically
 from curvlab.progress import can_be_silent, progress_bar
 from curvlab.ranks import Ranks
 
@@ -55,7 +56,7 @@ _HEADER = "curvlab-checkpoint-2"
 
 
 class CheckpointWarning(UserWarning):
-    """A checkpoint cannot be read, and its work starts afresh."""
+    """A checkpoint cannot be read, and its work starts afresh; or not be written, and the work goes on without."""
 
 
 class State(Protocol):
@@ -159,6 +160,7 @@ def iterate(
 
     Raises:
         ValueError: the checkpoint belongs to other work; the message names what differs.
+        OSError: it is a folder, or cannot be written.
         TypeError: something that the work depends on cannot be described.
 
     Cost: one product for each linear operator that the work depends on, at the first save and when a run goes on.
@@ -285,23 +287,39 @@ class SaveFile:
         return due if self.ranks.size == 1 else bool(self.ranks.from_first(torch.tensor(due, dtype=torch.int32)))
 
     def save(self, state: Mapping[str, Any]) -> None:
-        """Replace the file by one with this state: tensors, numbers, strings, and lists and dicts of them."""
+        """Replace the file by one with this state: tensors, numbers, strings, and lists and dicts of them.
+
+        Where that fails, e.g. on a full disk, it is only told: what was computed is not lost for its copy.
+        """
         began = time.monotonic()
         if self.ranks.is_first:
-            self._save(state)
+            with self._failure_told():
+                self._save(state)
         self._saved_at = time.monotonic()
         self._seconds_to_save = self._saved_at - began
 
     def remove(self) -> None:
         """Delete the file, if there is one: its work is done."""
         if self.ranks.is_first:
-            self.path.unlink(missing_ok=True)
+            with self._failure_told():
+                self.path.unlink(missing_ok=True)
+
+    @contextmanager
+    def _failure_told(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            warnings.warn(
+                f"the checkpoint {self.path} is as it was before ({error.strerror or error}); the work goes on",
+                CheckpointWarning,
+                stacklevel=5,
+            )
 
     def _save(self, state: Mapping[str, Any]) -> None:
         write_atomically(self.path, encode({"key": self.key.entries, "state": dict(state)}, _HEADER))
 
     def _load(self, device: torch.device | None) -> dict[str, Any] | None:
-        refuse_folder(self.path)
+        check_place(self.path)
         try:
             content = decode(self.path.read_bytes(), _HEADER, device=device)
         except FileNotFoundError:

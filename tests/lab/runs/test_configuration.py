@@ -213,7 +213,8 @@ def test_command_travels_in_the_config() -> None:
 @pytest.fixture
 def roots(tmp_path: Path) -> DictConfig:
     return OmegaConf.create(
-        {"results": {"root": str(tmp_path / "results")}, "store": {"root": str(tmp_path / "store")}}
+        {name: {"root": str(tmp_path / name)} for name in ("results", "store")}
+        | {"tracker": {"folder": str(tmp_path / "outputs")}}
     )
 
 
@@ -221,7 +222,7 @@ def test_folders_that_can_be_made_are_no_problem(roots: DictConfig) -> None:
     assert unwritable(roots) is None
 
 
-@pytest.mark.parametrize("key", ["results.root", "store.root"])
+@pytest.mark.parametrize("key", ["results.root", "store.root", "tracker.folder"])
 def test_a_file_in_the_way_is_named_before_anything_runs(roots: DictConfig, tmp_path: Path, key: str) -> None:
     (tmp_path / "file").write_text("")
     OmegaConf.update(roots, key, str(tmp_path / "file" / "below"))
@@ -295,16 +296,17 @@ def test_other_errors_keep_their_traceback(roots: DictConfig, error: Exception) 
 def test_the_command_line_ends_with_one_line_and_keeps_what_is_done(checkout: Path) -> None:
     (checkout / "file").write_text("")
     script = str(checkout / "experiments" / "toy" / "fig1.py")
-    done = subprocess.run(
-        [sys.executable, script, "preset=smoke", "tracker=none", "results.root=file/results"],
-        cwd=checkout,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 1
-    assert done.stderr.startswith("error: results.root=file/results cannot be written")
-    assert "Traceback" not in done.stderr
-    assert "HYDRA" not in done.stderr
-    assert done.stderr.count("\n") == 1
+    for status, folder in ((1, "results.root=file/results"), (2, "hydra.run.dir=file/outputs")):
+        done = subprocess.run(
+            [sys.executable, script, "preset=smoke", "tracker=none", folder],
+            cwd=checkout,
+            env=os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == status
+        assert done.stderr.startswith(f"error: {folder} cannot be written")
+        assert "Traceback" not in done.stderr
+        assert "HYDRA" not in done.stderr
+        assert done.stderr.count("\n") == 1

@@ -36,6 +36,7 @@ _NEUTRAL = re.compile(
 )
 _MAX_LENGTH = 80
 _FULL = {errno.ENOSPC, errno.EDQUOT}
+_FOLDERS = ("results.root", "store.root", "tracker.folder")  # the last not where there is no tracker
 _REFUSED = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST, errno.ENOENT}
 # As PyTorch's allocators, Python, and the loader of shared libraries say it.
 _NO_MEMORY = ("out of memory", "allocate memory", "not enough memory", "failed to map segment")
@@ -206,6 +207,10 @@ def _check_command_line(entry: Entry) -> tuple[dict[str, str], str]:
     with _initialized(entry.folder):
         given = expand(config_name, arguments.overrides)
         checked_config(config_name, list(given), multirun=arguments.multirun)
+    dirs = [word for word in given if word.startswith(("hydra.run.dir=", "hydra.sweep.dir="))]
+    for key, _, folder in (word.partition("=") for word in dirs or ["hydra.run.dir=outputs"]):
+        if (problem := _unwritable(key, Path(folder))) is not None:  # Hydra would end in a trace
+            raise ConfigurationError(problem)
     options = [argument for argument in sys.argv[1:] if argument not in arguments.overrides]
     named = [f"hydra.job.name={entry.make_target}"] if entry.make_target else []  # what a queue shows
     sweep = ""
@@ -235,14 +240,17 @@ class _UnwritableError(OSError):
 
 
 def unwritable(cfg: DictConfig) -> str | None:
-    """Return what is wrong with `results.root` or `store.root`, before anything is computed; None: nothing."""
-    for key in ("results.root", "store.root"):
-        root = Path(OmegaConf.select(cfg, key))
-        there = next(folder for folder in (root.absolute(), *root.absolute().parents) if os.path.lexists(folder))
-        if not there.is_dir():
-            return f"{key}={root} cannot be written: '{there}' is no folder. {_another(key)}"
-        if not os.access(there, os.W_OK | os.X_OK):
-            return f"{key}={root} cannot be written: no permission for '{there}'. {_another(key)}"
+    """Return what is wrong with a folder that a run writes to, before anything is computed; None: nothing."""
+    roots = {key: OmegaConf.select(cfg, key) for key in _FOLDERS}
+    return next(filter(None, (_unwritable(key, Path(root)) for key, root in roots.items() if root)), None)
+
+
+def _unwritable(key: str, root: Path) -> str | None:
+    there = next(folder for folder in (root.absolute(), *root.absolute().parents) if os.path.lexists(folder))
+    if not there.is_dir():
+        return f"{key}={root} cannot be written: '{there}' is no folder. {_another(key)}"
+    if not os.access(there, os.W_OK | os.X_OK):
+        return f"{key}={root} cannot be written: no permission for '{there}'. {_another(key)}"
     return None
 
 
@@ -263,8 +271,8 @@ def explanation(error: BaseException, cfg: DictConfig) -> str | None:
             return _full(cause, cfg)
         if isinstance(cause, OSError) and cause.errno in _REFUSED and cause.filename is not None:
             path = Path(os.fsdecode(cause.filename)).absolute()
-            for key in ("results.root", "store.root"):
-                root = Path(OmegaConf.select(cfg, key)).absolute()
+            for key in _FOLDERS:
+                root = Path(OmegaConf.select(cfg, key) or os.devnull).absolute()
                 # The folder itself, what is in it, or what it lies in: creating it failed.
                 if path.is_relative_to(root) or (cause.errno != errno.ENOENT and root.is_relative_to(path)):
                     return f"{key}={root} cannot be written: '{path}': {cause.strerror}. {_another(key)} {_KEPT}"
@@ -319,13 +327,13 @@ def _full(error: OSError, cfg: DictConfig) -> str:
     if error.filename is not None:
         place = f"'{os.fsdecode(error.filename)}'"
     else:
-        roots = {key: Path(OmegaConf.select(cfg, key)).absolute() for key in ("results.root", "store.root")}
+        roots = {key: Path(root).absolute() for key in _FOLDERS if (root := OmegaConf.select(cfg, key))}
         free = {key: _free_bytes(root) for key, root in roots.items()}
         fullest = min(free, key=lambda key: free[key])
         place = f"{fullest}={roots[fullest]}, {free[fullest] / 2**20:.0f} MiB free"
     return (
-        f"no space is left on the disk ({place}; {error.strerror}). Free some, or put results and store on "
-        f"another disk with results.root=FOLDER store.root=FOLDER. {_KEPT}"
+        f"no space is left on the disk ({place}; {error.strerror}). Free some, or write to "
+        f"another disk with {' '.join(f'{key}=FOLDER' for key in _FOLDERS)}. {_KEPT}"
     )
 
 

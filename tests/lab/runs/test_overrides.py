@@ -4,9 +4,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import hydra
 import pytest
 
 from curvlab.lab import ConfigurationError, all_targets, load_config
+from curvlab.lab.runs.overrides import expand
 
 ROOT = Path(__file__).parents[3]
 FIG1, FIG6 = all_targets()["lissa/fig1"], all_targets()["ngd/fig6"]
@@ -65,6 +67,15 @@ def test_what_stands_beside_the_tasks_is_left_as_typed() -> None:
 def test_mistyped_forms_are_refused(override: str, text: str) -> None:
     with pytest.raises(ConfigurationError, match=text):
         load_config(FIG6, [override])
+
+
+def test_short_forms_beside_a_sweep_and_beside_a_mistyped_key() -> None:
+    with hydra.initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
+        given = expand("rank1/fisher", ["preset=smoke", "seed=0,1", "num_seeds=2,3", "data.num_train=50"])
+        assert given["tasks.mlp_2_diabetes_20.data.num_train=50"] == "data.num_train=50"
+        assert "seed=0,1" in given
+        with pytest.raises(ConfigurationError, match=r"unknown key 'solver.damping'; did you mean 'damping'"):
+            expand("lissa/fig1", ["model=lenet", "solver.damping=0.1"])
 
 
 @pytest.mark.parametrize(

@@ -230,9 +230,13 @@ def expand(config_name: str, overrides: Sequence[str]) -> dict[str, str]:
     if not chosen and not short:
         return {override: override for override in typed}
     rest = [override for override in typed if override not in chosen and override not in short]
-    config = _composed(config_name, rest)
+    parser = OverridesParser.create(config_loader=GlobalHydra.instance().config_loader())
+    # Of a sweep the first value: its jobs have the same tasks.
+    firsts = [first for line in rest for first in itertools.islice(_lines(_parse(parser, line), True), 1)]
+    config = _composed(config_name, firsts)
     if config is None:
-        return {override: override for override in typed}  # mistyped: the check says where
+        checked_config(config_name, firsts)  # says which is mistyped, before the short forms are taken for it
+        return {override: override for override in typed}
     tasks = config.get("tasks")
     if tasks is None:  # a target without tasks has keys of these names itself, or none
         return {override: override for override in typed}

@@ -195,16 +195,16 @@ def draw_sensitivity(
 ) -> dict[str, Figure]:
     """Return the figures: our grid of the first task beside the paper's, in colours of equal width; and dampings.
 
-    Both tables have the quantity as `value`; `text` is the format of a cell.
+    Both tables have the quantity as `value`; `text` is the format of a cell. The colours span `width` at least, so
+    that noise does not look like an effect, and all of both tables' cells, so that none is off the scale.
     """
     grids, (axes,) = plots.figure(1, 2, panel_size=(3.8, 3.6))
     first = table[table.task == table.task.iloc[0]]
-    for ax, cells, title in (
-        (axes[0], first[first.sweep == "grid"], f"ours: {first.task.iloc[0]}"),
-        (axes[1], printed, "printed: ResNet-18, CIFAR-100"),
-    ):
-        middle = cells.groupby(GRID).value.mean().agg(["min", "max"]).mean()
-        limits = (middle - width / 2, middle + width / 2)
+    shown = {f"ours: {first.task.iloc[0]}": first[first.sweep == "grid"], "printed: ResNet-18, CIFAR-100": printed}
+    ends = {title: cells.groupby(GRID).value.mean().agg(["min", "max"]) for title, cells in shown.items()}
+    width = max(width, *(np.ceil(10 * np.ptp(own)) / 10 for own in ends.values()))
+    for ax, (title, cells) in zip(axes, shown.items(), strict=True):
+        limits = (ends[title].mean() - width / 2, ends[title].mean() + width / 2)
         panels.heat_map(ax, cells, x="rank", y="decay", value="value", text=text, limits=limits)
         panels.frame(ax, x="rank τ", y="decay α", title=title)
     panels.legend(grids, title=f"{label}; colours of both span {width:g}", axes=[])

@@ -15,7 +15,7 @@ import pandas as pd
 from omegaconf import DictConfig, OmegaConf
 
 from curvlab.lab import Claim, ClaimResult, ClaimSheet, judge, out_of_reach, t_interval
-from experiments.ngd.fig1.widths import PLACE, at, by_network, place_of
+from experiments.ngd.fig1.widths import PLACE, at, by_network, measured_again, place_of
 from experiments.ngd.trajectories import Network, final_estimate
 
 SWEEPS = ("localization", "step_size")
@@ -35,17 +35,12 @@ def cutoff_tables(networks: Sequence[Network]) -> dict[str, pd.DataFrame]:
     """
     parts = []
     for network in networks:
-        chosen = network.settings.cutoffs
-        if network.settings.width not in chosen.widths:
-            continue
-        names = {"sgd": "sgd", "ngd": network.settings.judged_optimizer}
-        for sweep, llc in sampler_settings(network.settings.llc, chosen):
+        for sweep, llc in sampler_settings(network.settings.llc, network.settings.cutoffs):
             settings: DictConfig = OmegaConf.merge(network.settings, {"llc": llc})  # type: ignore[assignment]
-            for name, optimizer in names.items():
-                for seed in chosen.seeds:
-                    row = final_estimate(network, settings.optimizers[optimizer], settings, seed)
-                    place = place_of(network) | {"sweep": sweep} | {key: llc[key] for key in SWEEPS if llc[key]}
-                    parts.append(row.assign(**place, optimizer=name, seed=seed))
+            for name, optimizer, seed in measured_again(network):
+                row = final_estimate(network, optimizer, settings, seed)
+                place = place_of(network) | {"sweep": sweep} | {key: llc[key] for key in SWEEPS if llc[key]}
+                parts.append(row.assign(**place, optimizer=name, seed=seed))
     first = [*PLACE, "sweep", *SWEEPS, "curvature_cutoff", "optimizer", "seed", "converged", "valid", "llc"]
     table = pd.concat(parts, ignore_index=True)
     table = table[first + [column for column in table if column not in first]]

@@ -19,7 +19,7 @@ from torch import nn
 from curvlab.curvature import GaussNewtonOperator
 from curvlab.lab import ClaimResult, ClaimSheet, Run, judge, out_of_reach, panels, t_interval, unit
 from curvlab.spectrum import spectral_density
-from experiments.ngd.fig1.widths import at, by_network, place_of
+from experiments.ngd.fig1.widths import at, by_network, measured_again, place_of
 from experiments.ngd.trajectories import Network, trained_network
 
 CUTOFFS = np.geomspace(1e-3, 1e2, 21)  # γ/nβ, five decades
@@ -35,22 +35,16 @@ def quadratic_tables(networks: Sequence[Network]) -> dict[str, pd.DataFrame]:
     """
     rows = []
     for network in networks:
-        chosen = network.settings.cutoffs
-        if network.settings.width not in chosen.widths:
-            continue
-        names = {"sgd": "sgd", "ngd": network.settings.judged_optimizer}
-        for name, optimizer in names.items():
-            for seed in chosen.seeds:
-                key, model = trained_network(
-                    network, network.settings.optimizers[optimizer], network.settings, seed
-                )
-                found = _spectrum(network.run, network, model, seed, **key, spectrum=dict(chosen.spectrum))
-                nodes, weights = found["nodes"].clamp(min=0), found["weights"]
-                size = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
-                for cutoff in CUTOFFS:
-                    share = float((weights * nodes / (nodes + cutoff)).sum(1).mean())
-                    place = place_of(network) | {"optimizer": name, "seed": seed, "curvature_cutoff": cutoff}
-                    rows.append(place | {"llc": size * share / 2})
+        for name, optimizer, seed in measured_again(network):
+            key, model = trained_network(network, optimizer, network.settings, seed)
+            settings = dict(network.settings.cutoffs.spectrum)
+            found = _spectrum(network.run, network, model, seed, **key, spectrum=settings)
+            nodes, weights = found["nodes"].clamp(min=0), found["weights"]
+            size = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+            for cutoff in CUTOFFS:
+                share = float((weights * nodes / (nodes + cutoff)).sum(1).mean())
+                place = place_of(network) | {"optimizer": name, "seed": seed, "curvature_cutoff": cutoff}
+                rows.append(place | {"llc": size * share / 2})
     return {"quadratic": pd.DataFrame(rows)}
 
 

@@ -37,6 +37,15 @@ def networks(run: Run, cfg: DictConfig) -> list[Network]:
     return found
 
 
+def measured_again(network: Network) -> Iterator[tuple[str, DictConfig, int]]:
+    """Yield "sgd" or "ngd", that optimizer's settings, and seed, of a network whose width is in `cutoffs.widths`."""
+    settings = network.settings
+    if settings.width in settings.cutoffs.widths:
+        for name, optimizer in (("sgd", "sgd"), ("ngd", settings.judged_optimizer)):
+            for seed in settings.cutoffs.seeds:
+                yield name, settings.optimizers[optimizer], seed
+
+
 def place_of(network: Network) -> dict[str, Any]:
     """Return where a network stands in the tables."""
     return {"task": network.label, "width": network.settings.width}

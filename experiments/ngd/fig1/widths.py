@@ -38,7 +38,7 @@ def networks(run: Run, cfg: DictConfig) -> list[Network]:
 
 
 def measured_again(network: Network) -> Iterator[tuple[str, DictConfig, int]]:
-    """Yield "sgd" or "ngd", that optimizer's settings, and seed, of a network whose width is in `cutoffs.widths`."""
+    """Yield "sgd" or "ngd", its settings, and seed, of a network whose width is in `cutoffs.widths`."""
     settings = network.settings
     if settings.width in settings.cutoffs.widths:
         for name, optimizer in (("sgd", "sgd"), ("ngd", settings.judged_optimizer)):

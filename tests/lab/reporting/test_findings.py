@@ -1,5 +1,6 @@
 """One verdict and one sentence for each headline: the rule, the numbers of sentences, and the committed ones."""
 
+import itertools
 import re
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import yaml
 from curvlab.lab import Claim, Criterion, Interval, judge, out_of_reach, plots, tables
 from curvlab.lab.reporting.findings import HEADLINES, NO_VALUE, find, headline_verdict, tell, written
 from curvlab.lab.reporting.forest import forest, paper_words
-from curvlab.lab.reporting.readme import PARTS, WORDS, Board, filled_readme
+from curvlab.lab.reporting.readme import PARTS, WORDS, Board, filled_readme, with_words
 from curvlab.lab.reporting.results import read_results
 
 ROOT = Path(__file__).parents[3]
@@ -135,11 +136,26 @@ def test_a_damaged_file_is_named(tmp_path: Path, content: str) -> None:
 def test_the_picture_and_the_readme_are_those_of_the_results(committed, tmp_path: Path) -> None:
     picture = forest(committed, {})
     plots.write_png(picture, tmp_path / "findings.png")  # fonts may differ: not compared by bytes
-    shown = [finding.shown for paper in committed for finding in paper.findings if finding.shown is not None]
-    beside = [text.get_text() for text in picture.axes[0].texts if "\npaper: " in text.get_text()]
-    assert len(beside) == len(shown), "every row says what the paper has"
-    dots = [line.get_color() for line in picture.axes[0].lines if line.get_marker() == "o"]
-    assert len(set(dots)) == len({result.weighed for result in shown}), "a colour is the row's own verdict"
+    findings = [finding for paper in committed for finding in paper.findings]
+    texts = {text.get_text(): text.get_color() for text in picture.axes[0].texts}
+    assert all(finding.headline.says in texts for finding in findings)
+    beside = [text.get_text() for text in picture.axes[0].texts if text.get_text().startswith("paper: ")]
+    assert len(beside) == sum(finding.shown is not None for finding in findings), (
+        "every row says what the paper has"
+    )
+    colors = {
+        finding.verdict: {texts[each] for each in texts if each.startswith(f"{finding.verdict} (")}
+        for finding in findings
+    }
+    assert len(set().union(*colors.values())) == len(colors)
+    assert all(len(own) == 1 for own in colors.values())
+    picture.canvas.draw()
+    boxes = [text.get_window_extent() for text in picture.axes[0].texts]
+    assert all(box.x0 >= 0 and box.x1 <= picture.bbox.width for box in boxes), "no text is cut"
+    rows = [[box for box in boxes if abs(box.y0 - own.y0) < 3] for own in boxes]
+    for row in rows:
+        row.sort(key=lambda box: box.x0)
+        assert all(left.x1 <= right.x0 for left, right in itertools.pairwise(row)), "no text lies on another"
     assert (ROOT / "results" / "findings.png").is_file()
     folders = read_results(ROOT / "results")
     for document in PARTS:
@@ -148,6 +164,17 @@ def test_the_picture_and_the_readme_are_those_of_the_results(committed, tmp_path
         assert NO_VALUE not in text
     with pytest.raises(ValueError, match="lacks the line"):
         filled_readme("", folders, committed)
+
+
+def test_the_first_use_of_a_word_is_a_link_to_what_it_means() -> None:
+    text = "# LiSSA\n`LiSSA` [LiSSA](x), Lissa, pre-LiSSA: LiSSA's batch; LiSSA again. Scaling; up to K(ε), K(ε)."
+    told = with_words(text, "w.md")
+    assert told == text.replace("LiSSA's", "[LiSSA](w.md#lissa)'s").replace(
+        "Scaling; up to K(ε)", "[Scaling](w.md#scaling); up to [K(ε)](w.md#kε)"
+    )
+    everything = (ROOT / "results" / "README.md").read_text(encoding="utf-8")
+    for word in ("scaling", "kε", "two-stage-leave-one-out", "smoothing", "energy", "preset"):
+        assert everything.count(f"../docs/words.md#{word})") == 1, word
 
 
 def test_the_board_reads_its_tasks_and_methods_from_the_tables() -> None:
@@ -173,21 +200,16 @@ def test_the_board_reads_its_tasks_and_methods_from_the_tables() -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "drawn", "lines"),
+    ("value", "numbers", "words"),
     [
-        (2.0, [2.0], ["paper: 2"]),
-        (None, [], ["paper: not in the paper"]),
-        ("higher, no number", [], ["paper: higher, no number"]),
-        ("one, " + "two " * 30, [], ["paper: one"]),  # whole clauses, never a part of one
-        ("word " * 30, [0.9, 0.98], ["paper: 0.9 to 0.98"]),
-        (
-            " ".join(["letters"] * 8),
-            [],
-            ["paper: letters letters letters letters letters", "letters letters letters"],
-        ),
+        (2.0, [], "paper: 2"),
+        (None, [], "paper: no number"),
+        ("higher, no number", [], "paper: higher"),
+        ("word " * 30, [], "paper: no number"),  # never a part of what it says
+        ("word " * 30, [0.9, 0.98], "paper: 0.9 to 0.98"),
     ],
 )
 def test_the_papers_words_beside_the_picture_are_whole(
-    value: object, drawn: list[float], lines: list[str]
+    value: float | str | None, numbers: list[float], words: str
 ) -> None:
-    assert paper_words(value, drawn).split("\n") == lines
+    assert paper_words(value, numbers) == words

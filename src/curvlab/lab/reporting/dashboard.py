@@ -88,7 +88,7 @@ def headline_claims(target: Target) -> dict[str, str]:
         for claim in headline["claims"]:
             place, _, pattern = claim.rpartition("/")
             if place == item and any(fnmatchcase(name, pattern) for name in claims):
-                found[pattern] = headline["short"]
+                found[pattern] = headline["says"]
     return found
 
 

@@ -14,7 +14,7 @@ lissa:
       shown: fig1/agreement-mlp-mnist-early      # the claim that the picture shows
       finding: It does for networks stopped early (correlation {fig1/agreement-mlp-mnist-early}).
       number: [0.90, 0.97]                       # optional, for the picture: of the claims' paper_value
-      per: 100                                   # optional: the paper's number over this is in our unit
+      per: 100                                   # optional: times this, ours is in the unit of `short`, `number`
 
 A number in a sentence is a claim in braces, never typed: {item/claim} is its value x with two digits.
 {item/claim:-}, {item/claim:%}, {item/claim:-%}, {item/claim:/}, {item/claim:1/(1-)} and {item/claim:10^} are -x, x
@@ -83,7 +83,7 @@ class Headline:
         shown: the claim that stands for the headline in the picture, "<paper>/<item>/<claim>".
         finding: what was found, with references in the place of numbers.
         number: the paper's, one or the ends of its range; none where it states none.
-        per: what these are divided by to be in our unit.
+        per: what our value is multiplied by to be in their unit.
     """
 
     paper: str

@@ -1,116 +1,136 @@
-"""One picture of all headlines: for each, the claim that stands for it, on the scale of its criterion."""
+"""One picture of all headlines: each with its verdict, and the one claim that stands for it on its own scale."""
 
 from __future__ import annotations
 
 import math
-import re
-import textwrap
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
-from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
-from matplotlib.patches import Patch
 
 from curvlab.lab.claims.claims import (
     DIRECTION_ONLY,
     NOT_REPRODUCED,
-    REFUTED,
+    OUT_OF_REACH,
     REPRODUCED,
     UNDECIDED,
+    UNJUDGED,
     ClaimResult,
 )
 from curvlab.lab.reporting import plots
-from curvlab.lab.reporting.findings import PaperFindings, written
+from curvlab.lab.reporting.findings import HEADLINE_VERDICTS, IN_PART, Finding, PaperFindings, written
 
 _COLORS = {
     REPRODUCED: plots.PALETTE[2],
-    DIRECTION_ONLY: plots.PALETTE[5],
-    UNDECIDED: "#888888",
+    DIRECTION_ONLY: plots.PALETTE[0],
+    IN_PART: "#B07800",
+    UNDECIDED: "#777777",
     NOT_REPRODUCED: plots.PALETTE[1],
-    REFUTED: plots.PALETTE[7],
+    OUT_OF_REACH: "#777777",
 }
-_LEFT, _RIGHT = 0.0, 1.0  # of a row's strip, in the axes' own unit
-_LINE, _MOST_LINES = 50, 2  # letters that there is room for at the right, and lines
+_WIDTH, _ROW, _HEADING, _TOP = 576.0, 33.0, 22.0, 56.0  # points, as is the unit of the axes
+_LEFT, _RIGHT, _VALUES, _PAPER = 256.0, 332.0, 338.0, 466.0  # of a row's strip; where the numbers beside it begin
+_OURS, _BAND, _HOLDS = "#222222", "#ececec", "#bfe0c8"
+_LETTERS = 22  # that there is room for at the right
 _LOG_SPREAD = 50.0  # of positive values, from which on a row is logarithmic
 
 
 def forest(papers: Sequence[PaperFindings], titles: Mapping[str, str]) -> Figure:
-    """Return the picture: one row a headline, dot and bar our value with its interval, diamond the paper's number.
+    """Return the picture: one row a headline, with the verdict that all its claims give it, in words and colour.
 
-    Every row has a scale of its own, from the least to the largest of what it shows; shaded is where the criterion
-    holds. The colour is the verdict of the claim in the row; the headline's own takes in its other claims, too.
+    Below stands the claim that was chosen to show: dot and bar are our value with its interval, the diamond is the
+    paper's number, and the band is green where the criterion holds. Every row has a scale of its own.
 
     Args:
-        papers: what was found on each; headlines without a value are left out.
+        papers: what was found on each.
         titles: of the papers, by key.
     """
-    rows = {paper.paper: [each for each in paper.findings if each.shown is not None] for paper in papers}
-    num_rows = len(rows) + sum(map(len, rows.values()))
-    drawing, grid = plots.figure(1, 1, panel_size=(8.0, 0.36 * num_rows + 1.0))
+    counts = Counter(finding.verdict for paper in papers for finding in paper.findings)
+    height = _TOP + _HEADING * len(papers) + _ROW * counts.total() + 4
+    drawing, grid = plots.figure(1, 1, panel_size=(_WIDTH / 72, height / 72))
+    drawing.set_layout_engine("none")
     axes = grid[0, 0]
-    axes.set(xlim=(-1.75, 2.45), ylim=(num_rows - 0.4, -2.6))
+    axes.set_position((0, 0, 1, 1))
+    axes.set(xlim=(0, _WIDTH), ylim=(height, 0))
     axes.axis("off")
-    row = 0
-    for paper, members in rows.items():
-        axes.text(-1.75, row, titles.get(paper, paper), fontsize=10, weight="bold", va="center")
-        row += 1
-        for finding in members:
-            name = textwrap.fill(finding.headline.short, 42)
-            axes.text(-0.04, row, name, fontsize=8.5, ha="right", va="center", linespacing=1.0)
-            if finding.shown is not None:
-                paper_has = [number / finding.headline.per for number in finding.headline.number]
-                _draw_row(axes, row, finding.shown, paper_has)
-            row += 1
-    handles: list[Artist] = [
-        *(Line2D([], [], color=color, marker="o", markersize=4, label=word) for word, color in _COLORS.items()),
-    ]
-    if any(finding.headline.number for paper in rows.values() for finding in paper):
-        handles.append(Line2D([], [], color="black", marker="D", markersize=4, label="paper's number or range"))
-    handles += [
-        Patch(color="#dcebdc", label="where the claim holds (each row has its own scale)"),
-    ]
-    axes.legend(handles=handles, ncols=3, fontsize=8.5, loc="upper center", frameon=False, handletextpad=0.4)
+    _draw_key(axes, counts)
+    y = _TOP
+    for paper in papers:
+        title = titles.get(paper.paper, paper.paper)
+        axes.text(4, y + 15, title, fontsize=10.5, weight="bold", va="center")
+        y += _HEADING
+        for finding in paper.findings:
+            _draw_headline(axes, y, finding)
+            y += _ROW
     return drawing
 
 
-def _draw_row(axes: Axes, row: int, result: ClaimResult, paper: Sequence[float]) -> None:
+def _draw_key(axes: Axes, counts: Mapping[str, int]) -> None:
+    x = 4.0
+    axes.text(x, 11, f"{sum(counts.values())} headlines:", fontsize=10.5, weight="bold", va="center")
+    x += 92
+    for verdict in (each for each in HEADLINE_VERDICTS if counts[each]):
+        words = f"{counts[verdict]} {verdict}"
+        axes.text(x, 11, words, fontsize=10.5, weight="bold", va="center", color=_COLORS[verdict])
+        x += 6.6 * len(words) + 10
+    note = (
+        "a verdict is that of all claims of a headline (in brackets: how many hold in full); below it one of them:"
+    )
+    axes.text(4, 28, note, fontsize=8.5, va="center", color="#333333")
+    axes.plot([8, 28], [45, 45], color=_OURS, linewidth=2.2)
+    axes.plot(18, 45, marker="o", markersize=5.5, color=_OURS)
+    axes.text(34, 45, "ours, with its interval", fontsize=8.5, va="center")
+    axes.plot(158, 45, marker="D", markersize=5, color=plots.PALETTE[3])
+    axes.text(166, 45, "the paper's number or range", fontsize=8.5, va="center")
+    axes.fill_betweenx([40, 50], 312, 330, color=_HOLDS, linewidth=0)
+    axes.text(335, 45, "where this claim holds (a scale for each row)", fontsize=8.5, va="center")
+
+
+def _draw_headline(axes: Axes, top: float, finding: Finding) -> None:
+    color, shown = _COLORS[finding.verdict], finding.shown
+    axes.fill_betweenx([top + 1, top + _ROW - 4], 0, 4, color=color, linewidth=0)
+    axes.text(9, top + 6, finding.headline.says, fontsize=9, va="center")
+    verdicts = [result.weighed for result in finding.results.values() if result.weighed not in UNJUDGED]
+    verdict = f"{finding.verdict} ({verdicts.count(REPRODUCED)} of {len(verdicts)})"
+    axes.text(_WIDTH - 4, top + 6, verdict, fontsize=8.5, weight="bold", color=color, ha="right", va="center")
+    axes.text(18, top + 20, finding.headline.short, fontsize=8.5, va="center", color="#444444")
+    if shown is not None:
+        _draw_strip(axes, top + 20, shown, finding.headline.number, finding.headline.per)
+
+
+def _draw_strip(axes: Axes, y: float, result: ClaimResult, paper: Sequence[float], per: float) -> None:
     value, interval, criterion = result.value, result.interval, result.claim.criterion
-    color = _COLORS[result.weighed]
     if value is None or interval is None:
         return
     low, high = (value if math.isnan(end) else end for end in (interval.low, interval.high))
+    printed = [number / per for number in paper]
     bounds = [bound for bound in (criterion.at_least, criterion.at_most) if bound is not None]
-    place = _scale([value, *bounds, *paper], low, high)
+    place = _scale([value, *bounds, *printed], low, high)
     holds_from = _LEFT if criterion.at_least is None else place(criterion.at_least)
     holds_to = _RIGHT if criterion.at_most is None else place(criterion.at_most)
-    axes.fill_betweenx([row - 0.36, row + 0.36], _LEFT, _RIGHT, color="#f2f2f2", linewidth=0)
-    axes.fill_betweenx([row - 0.36, row + 0.36], holds_from, holds_to, color="#dcebdc", linewidth=0)
-    axes.plot([place(low), place(high)], [row, row], color=color, linewidth=2.2, solid_capstyle="butt")
-    axes.plot(place(value), row, marker="o", markersize=5.5, color=color)
-    axes.plot(
-        [place(each) for each in paper], [row + 0.18] * len(paper), marker="D", markersize=4, color="black", lw=0.8
-    )
-    spread = "" if low == high else f" ({written(low)} to {written(high)})"
-    text = f"{written(value)}{spread}\n{paper_words(result.claim.paper_value, paper)}"
-    axes.text(1.04, row, text, fontsize=8, va="center", color="#333333", linespacing=1.0)
+    axes.fill_betweenx([y - 7, y + 7], _LEFT, _RIGHT, color=_BAND, linewidth=0)
+    axes.fill_betweenx([y - 7, y + 7], holds_from, holds_to, color=_HOLDS, linewidth=0)
+    ends = [place(each) for each in printed]
+    axes.plot(ends, [y + 3.5] * len(ends), marker="D", markersize=4.5, color=plots.PALETTE[3], linewidth=1.2)
+    axes.plot([place(low), place(high)], [y - 2] * 2, color=_OURS, linewidth=2.2, solid_capstyle="butt")
+    axes.plot(place(value), y - 2, marker="o", markersize=5.5, color=_OURS)
+    spread = "" if low == high else f" ({written(per * low)} to {written(per * high)})"
+    axes.text(_VALUES, y, f"{written(per * value)}{spread}", fontsize=8.5, va="center", color="#222222")
+    words = paper_words(result.claim.paper_value, paper)
+    axes.text(_PAPER, y, words, fontsize=8.5, va="center", color="#555555")
 
 
-def paper_words(value: float | str | None, drawn: Sequence[float]) -> str:
-    """Return what the paper says in at most two lines: its words, or as many whole clauses as there is room for.
+def paper_words(value: float | str | None, numbers: Sequence[float]) -> str:
+    """Return what the paper has: its numbers, or else its words, where there is room for them.
 
     Args:
         value: the claim's `paper_value`.
-        drawn: the numbers that stand for it in the picture, in our unit.
+        numbers: those that stand for it in the picture.
     """
-    numbers = " to ".join(map(written, drawn))
-    words = f"paper: {written(value) if isinstance(value, float) else value or numbers or 'not in the paper'}"
-    clauses = re.split(r"(?<=[,;:]) ", words)
-    clauses = [" ".join(clauses[:2]), *clauses[2:]]  # "paper:" is none
-    while len(lines := textwrap.wrap(" ".join(clauses).rstrip(",;:"), _LINE)) > _MOST_LINES and len(clauses) > 1:
-        clauses.pop()
-    return "\n".join(lines) if len(lines) <= _MOST_LINES else f"paper: {numbers or 'in words'}"
+    words = " to ".join(map(written, numbers or ([value] if isinstance(value, float) else [])))
+    words = words or str(value or "").removesuffix(", no number")
+    return f"paper: {words}" if words and len(words) <= _LETTERS - 7 else "paper: no number"
 
 
 def _scale(fixed: Sequence[float], low: float, high: float) -> Callable[[float], float]:
@@ -126,6 +146,7 @@ def _scale(fixed: Sequence[float], low: float, high: float) -> Callable[[float],
 
     def place(value: float) -> float:
         number = math.log(max(value, 1e-300)) if logarithmic else value
-        return min(_RIGHT, max(_LEFT, (number - first + margin) / (last - first + 2 * margin)))
+        share = (number - first + margin) / (last - first + 2 * margin)
+        return _LEFT + (_RIGHT - _LEFT) * min(1.0, max(0.0, share))
 
     return place

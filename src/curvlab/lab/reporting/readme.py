@@ -27,6 +27,8 @@ from curvlab.lab.targets.help import expected_seconds
 from curvlab.lab.targets.target import ROOT, named_targets, paper_titles
 
 WORDS = ROOT / "experiments" / "papers" / "readme.yaml"
+GLOSSARY = ROOT / "docs" / "words.md"
+_NO_PROSE = re.compile(r"!?\[[^\]]*\]\([^)]*\)|`[^`]*`|(?m:^(?:#|[*]{2}Damaged|!\[).*$)")
 STANDARD, SAME_SEED = "standard", "same seed"
 AGAINST = (SAME_SEED, "other seeds", STANDARD)
 PARTS = {"README.md": ("story", "papers", "times", "board"), "docs/enter.md": ("which", "survivors")}
@@ -61,6 +63,9 @@ def filled_readme(
         "which": told(words["which"][0]),
         "survivors": survivors(words["survivors"], claims),
     }
+    if document == "README.md":  # one page: the second part does not link what the first has linked
+        linked = with_words("\0".join(parts[name] for name in PARTS[document]), "docs/words.md")
+        parts |= dict(zip(PARTS[document], linked.split("\0"), strict=True))
     for name in PARTS[document]:
         part = parts[name]
         begin, end = f"<!-- {name}: written by `make report` -->", f"<!-- {name} end -->"
@@ -71,6 +76,25 @@ def filled_readme(
         whole = re.compile(re.escape(begin) + ".*?" + re.escape(end), re.DOTALL)
         readme = whole.sub(lambda _, b=begin, p=part, e=end: f"{b}\n{p}\n{e}", readme)  # type: ignore[misc]
     return readme
+
+
+def with_words(text: str, glossary: str) -> str:
+    """Return a page in which the first use of each word that docs/words.md explains is a link to it there.
+
+    Args:
+        text: Markdown; headings, links and code stay as they are.
+        glossary: the path of docs/words.md, as the page sees it.
+    """
+    for word in re.findall(r"(?m)^## (.*)$", GLOSSARY.read_text(encoding="utf-8")):
+        start, anchor = word[0], re.sub(r"[^\w\- ]", "", word.lower()).replace(" ", "-")
+        use = re.compile(rf"(?<![\w-])[{start.lower()}{start}]{re.escape(word[1:])}(?![\w-])")
+        kept = [found.span() for found in _NO_PROSE.finditer(text)]
+        for found in use.finditer(text):
+            if not any(first <= found.start() < last for first, last in kept):
+                link = f"[{found[0]}]({glossary}#{anchor})"
+                text = text[: found.start()] + link + text[found.end() :]
+                break
+    return text
 
 
 def papers_table(papers: Sequence[PaperFindings]) -> str:

@@ -50,7 +50,7 @@ from curvlab.lab.reporting.causes import (
 )
 from curvlab.lab.reporting.findings import HEADLINES, PaperFindings, find
 from curvlab.lab.reporting.forest import forest
-from curvlab.lab.reporting.readme import PARTS, filled_readme
+from curvlab.lab.reporting.readme import PARTS, filled_readme, with_words
 from curvlab.lab.reporting.results import ResultFolder, count_verdicts, largest_judged, read_results
 from curvlab.lab.targets.target import ROOT, paper_titles
 
@@ -75,7 +75,10 @@ def pages(folders: Sequence[ResultFolder], told: Mapping[str, PaperFindings]) ->
     found["MISPRINTS.md"] = _misprints(shown, titles)
     for paper, own in shown.items():
         found[f"{paper}/README.md"] = _paper_page(titles.get(paper, paper), own, told.get(paper), folders)
-    return {name: for_readers([text])(text) for name, text in found.items()}
+    told_pages = {name: for_readers([text])(text) for name, text in found.items()}
+    for name in ("README.md", *(f"{paper}/README.md" for paper in shown if paper != "benchmarks")):
+        told_pages[name] = with_words(told_pages[name], "../" * name.count("/") + "../docs/words.md")
+    return told_pages
 
 
 def _first_page(
@@ -91,7 +94,7 @@ def _first_page(
         "networks and data (preset `laptop`). Some criteria changed after results were seen (†).",
         "[Commands, devices, times](REPRODUCE.md); [misprints and counter-examples](MISPRINTS.md).",
         "",
-        "![What stands for each headline: our value, where the claim holds, the paper's number](findings.png)",
+        "![Each headline's verdict; our value, where the claim holds, the paper's number](findings.png)",
         "",
         f"| the papers' own claims | {' | '.join(MEANINGS)} |",
         f"|---|{'---:|' * len(MEANINGS)}",

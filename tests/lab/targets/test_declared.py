@@ -16,7 +16,7 @@ from omegaconf import OmegaConf
 
 from curvlab.lab import Computed, Target, all_targets, load_config, run_target, task_label, task_settings
 from curvlab.lab.claims import load_claims
-from curvlab.lab.tables import read_table
+from curvlab.lab.tables import as_written, read_table
 from curvlab.lab.targets.command import main
 from curvlab.lab.targets.execution import curves_of, draw_again, judge_again
 from curvlab.lab.targets.plan import in_bytes, plan, sizes, stored_units
@@ -299,7 +299,7 @@ CFG = OmegaConf.create(
     }
 )
 TABLE = pd.DataFrame(
-    {"task": ["mlp-a", "mlp-a", "mlp-b"], "num_steps": [150, 150, 200], "damping": [0.5, 0.5, 0.5]}
+    {"task": ["mlp-a", "mlp-a", "mlp-b"], "num_steps": [150, 150, 200], "damping": 0.5, "unit": ["s", "s", ""]}
 )
 
 
@@ -313,11 +313,13 @@ TABLE = pd.DataFrame(
         ("tasks", ["mlp-a", "mlp-b"]),
         ("summary.csv:num_steps", {"mlp-a": 150, "mlp-b": 200}),
         ("summary.csv:damping", 0.5),
+        ("summary.csv:unit", {"mlp-a": "s", "mlp-b": ""}),
         ("pbrf.epsilom", MISSING),
     ],
 )
 def test_ours_is_read_from_the_config_and_the_tables(name: str, value: object) -> None:
     assert ours([name], CFG, {"summary": TABLE}) == {name: value}
+    assert ours([name], CFG, {"summary": as_written(TABLE, "summary")}) == {name: value}  # or a run seems another
 
 
 def test_a_table_without_tasks_gives_its_distinct_values() -> None:

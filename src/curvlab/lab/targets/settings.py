@@ -93,7 +93,9 @@ def ours(names: Iterable[str], cfg: DictConfig, tables: Mapping[str, pd.DataFram
 
 def _of_table(table: pd.DataFrame, column: str) -> Any:
     values = table[[*(["task"] if "task" in table else []), column]].drop_duplicates()
-    found = [_rounded(value) for value in values[column]]
+    own = values[column]
+    # A text that is empty comes back as nan from a csv.
+    found = [_rounded(v) for v in (own if pd.api.types.is_numeric_dtype(own) else own.astype(object).fillna(""))]
     if "task" not in table or values.task.duplicated().any():
         distinct = list(dict.fromkeys(found))
         return distinct[0] if len(distinct) == 1 else distinct

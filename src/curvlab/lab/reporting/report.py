@@ -57,10 +57,10 @@ from curvlab.lab.targets.target import ROOT, paper_titles
 MEANINGS = {  # for readers; the rule itself is in claims.py
     REPRODUCED: "the whole interval keeps the criterion",
     DIRECTION_ONLY: "the direction holds, the size does not",
-    UNDECIDED: "the interval lies on both sides of a bound",
-    NOT_REPRODUCED: "the whole interval lies outside",
-    FALSE: "a misprint, or a statement with a counter-example",
-    OUT_OF_REACH: "a condition of the claim was not met",
+    UNDECIDED: "it crosses a bound",
+    NOT_REPRODUCED: "it lies outside",
+    FALSE: "a misprint, or there is a counter-example",
+    OUT_OF_REACH: "a condition was not met",
     NOT_ASKED: "this preset cannot decide it",
 }
 _LONGEST_NOTE = 240  # characters; all of it stands in claims.json
@@ -90,8 +90,8 @@ def _first_page(
     lines = [
         "# What five papers claim, and what came out",
         "",
-        "Every claim got a criterion, was computed, and is judged by rule from its interval, mostly on small",
-        "networks and data (preset `laptop`). Some criteria changed after results were seen (†).",
+        "Every claim has a criterion and is judged by rule from its interval, mostly on small networks and data",
+        "(preset `laptop`). Criteria that changed after results were seen bear a † on the papers' pages.",
         "[Commands, devices, times](REPRODUCE.md); [misprints and counter-examples](MISPRINTS.md).",
         "",
         "![Each headline's verdict; our value, where the claim holds, the paper's number](findings.png)",

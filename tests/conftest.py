@@ -17,6 +17,7 @@ from filelock import FileLock
 
 from curvlab.lab import ClaimResult, Computed, all_targets, load_config, run_target
 from curvlab.lab.targets.execution import judged as judged_claims
+from tests.warm import Warm
 
 
 def pytest_collection_finish() -> None:
@@ -43,6 +44,14 @@ def run_at_smoke_scale(key: str, results: Path, *overrides: str) -> Path:
     target = all_targets()[key]
     cfg = load_config(target, ["preset=smoke", "tracker=none", "progress=false", *folders, *overrides])
     return run_target(target, cfg)
+
+
+@pytest.fixture(scope="session")
+def warm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Warm]:
+    """What starts Python commands quickly, each in a process of its own."""
+    warm = Warm(tmp_path_factory.mktemp("warm"))
+    yield warm
+    warm.process.communicate()
 
 
 @pytest.fixture(scope="session")

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from curvlab.curvature import GaussNewtonOperator
 from curvlab.parallel import DataParallelOperator, Ranks, joined, launched
+from tests.warm import Warm
 
 ROOT = Path(__file__).parents[2]
 ON_TWO = [
@@ -29,23 +28,14 @@ KILLED, GOES_ON = "a rank is killed", "the solve goes on, and a rank fails"
 
 
 @pytest.fixture(scope="module")
-def ended(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[int, str], dict[str, Any]]:
+def ended(warm: Warm, tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[int, str], dict[str, Any]]:
     """How each check ended, by number of ranks and name: one process is started, which forks the others."""
     pytest.importorskip("transformers")
     paths = [ROOT / "src", ROOT, ROOT / "tests" / "parallel", ROOT / "tests" / "curvature"]
-    found = subprocess.run(
-        [
-            sys.executable,
-            str(ROOT / "tests" / "parallel" / "forked_checks.py"),
-            str(tmp_path_factory.mktemp("ranks")),
-        ],
-        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(map(str, paths))},
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=850,
-        check=False,
-    )
+    found = warm.run(
+        ROOT / "tests" / "parallel" / "forked_checks.py", tmp_path_factory.mktemp("ranks"),
+        cwd=ROOT, env=os.environ | {"PYTHONPATH": os.pathsep.join(map(str, paths))},
+    )  # fmt: skip
     assert found.returncode == 0, found.stdout + found.stderr
     lines = [json.loads(line) for line in found.stdout.splitlines() if line.startswith("{")]
     return {(int(line["ranks"]), line["name"]): line for line in lines}

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
+import socket
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from curvlab.lab.tables import read_table
+from tests.warm import Warm
 
 ROOT = Path(__file__).parents[3]
 FINITE_DIFFERENCES = 5e-3  # of products in float32: measured up to 1.4e-3
@@ -31,29 +31,6 @@ SMALLER = {
 }  # fmt: skip
 
 
-# Imports once; then each command line runs on two forks, with what torchrun tells its processes.
-ON_TWO = """
-import os, socket, sys
-import hydra, torch.distributed.fsdp
-from transformers import LlamaForCausalLM
-from curvlab.lab.targets.command import load_libraries, run
-load_libraries()
-for command in sys.argv[1:]:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    children = []
-    for rank in range(2):
-        children.append(os.fork())
-        if children[-1] == 0:
-            os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"}
-            os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-            sys.exit(run(command.split()))
-    if any([os.waitpid(child, 0)[1] for child in children]):
-        sys.exit(1)
-"""
-
-
 def settings_of(target: str) -> list[str]:
     return [
         *TASK_SETTINGS,
@@ -63,23 +40,23 @@ def settings_of(target: str) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def on_two(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def on_two(warm: Warm, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Run both targets on two processes, and return where the folders of their tables are."""
     pytest.importorskip("transformers")
     folder = tmp_path_factory.mktemp("on_two")
-    common = f"preset=smoke tracker=none results.root={folder / 'results'} store.root={folder / 'store'}"
-    ended = subprocess.run(
-        [sys.executable, "-c", ON_TWO, *(f"{name} {common} {' '.join(settings_of(name))}" for name in SMALLER)],
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=420,
-        check=False,
-    )
-    assert ended.returncode == 0, ended.stdout + ended.stderr
+    common = f"preset=smoke tracker=none results.root={folder / 'results'} store.root={folder / 'store'}".split()
     for target in SMALLER:
-        assert ended.stdout.count(f"{target} (smoke):") == 1  # rank 0 alone talks
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            told = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
+        command = ["-m", "experiments", "run", target, *common, *settings_of(target)]
+        ranks = [
+            warm.start(*command, cwd=ROOT, env=os.environ | told | {"RANK": rank, "LOCAL_RANK": rank})
+            for rank in "01"
+        ]
+        ended = [rank.wait() for rank in ranks]
+        assert [rank.returncode for rank in ended] == [0, 0], "".join(rank.stdout + rank.stderr for rank in ended)
+        assert [rank.stdout.count(f"{target} (smoke):") for rank in ended] == [1, 0]  # rank 0 alone talks
     return folder / "results" / "lissa"
 
 

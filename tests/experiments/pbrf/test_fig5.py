@@ -5,10 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -21,33 +18,18 @@ from curvlab.lab.claims import load_claims
 from curvlab.lab.tables import read_table
 from curvlab.lab.targets.gather import gather
 from experiments.pbrf.fig5 import FACTORS, TARGET, levels
+from tests.warm import Command, Warm
 
 ROOT = Path(__file__).parents[3]
 TASK = "mlp_4_diabetes_60"
 
-# Imports and reads the code once; then runs each command line in a child that the parent may kill. Nothing is
-# drawn: drawing reads finished tables.
-FORKING = """
-import os, sys
-from experiments.pbrf.fig5 import TARGET
+# The command line; nothing is drawn, since drawing reads finished tables.
+WITHOUT_FIGURES = """
+import sys
 from curvlab.lab.targets import execution
-from curvlab.lab.targets.command import load_libraries, main
-load_libraries()
-for room in ("compute", "judge"):
-    TARGET.load(room)
+from curvlab.lab.targets.command import run
 execution.draw_target = lambda target, folder: None
-for line in sys.stdin:
-    child = os.fork()
-    if child == 0:
-        sys.argv = ["fig5", *line.split()]
-        sys.stdout = sys.stderr
-        try:
-            main(TARGET)
-        except BaseException as error:
-            os._exit(1)
-        os._exit(0)
-    print(child, flush=True)
-    print(os.waitpid(child, 0)[1], flush=True)
+sys.exit(run(sys.argv[1:]))
 """
 
 
@@ -184,45 +166,27 @@ def test_an_estimate_of_zero_supports_nothing(computed_of, judged) -> None:
 
 
 # ------------------------------------------------------------------ a sweep
-@pytest.fixture
-def start() -> Iterator[Callable[[str], tuple[int, Callable[[], int]]]]:
-    """Give what starts a command line: it returns the process, and what waits for its exit status."""
-    with subprocess.Popen(
-        [sys.executable, "-c", FORKING],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        cwd=ROOT,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    ) as process:
-
-        def begin(arguments: str) -> tuple[int, Callable[[], int]]:
-            process.stdin.write(f"{arguments}\n")
-            process.stdin.flush()
-            return int(process.stdout.readline()), lambda: int(process.stdout.readline())
-
-        yield begin
-        process.stdin.close()
-
-
 def test_a_sweep_killed_twice_ends_with_the_undisturbed_tables(
-    start, run_smoke, smoke: Path, tmp_path: Path
+    warm: Warm, run_smoke, smoke: Path, tmp_path: Path
 ) -> None:
     factors = ["width", "removed"]
     folders = f"results.root={tmp_path / 'results'} store.root={tmp_path / 'store'} hydra.sweep.dir={tmp_path}"
-    sweep = f"-m factor={','.join(factors)} preset=smoke tracker=none progress=false {folders}"
+    sweep = f"pbrf-fig5 -m factor={','.join(factors)} preset=smoke tracker=none progress=false {folders}"
+
+    def start() -> Command:
+        return warm.start("-c", WITHOUT_FIGURES, *sweep.split(), cwd=ROOT)
 
     def stored() -> int:
         return len(list((tmp_path / "store").rglob("*.pt")))
 
     for num_units in (3, 12):
-        child, ended = start(sweep)
+        command = start()
         while stored() < num_units:
             time.sleep(0.01)
-        os.kill(child, signal.SIGKILL)
-        assert ended() == signal.SIGKILL
+        os.kill(command.number, signal.SIGKILL)
+        assert command.wait().returncode == -signal.SIGKILL
     assert 12 <= stored() < 25  # both kills hit it at work
-    assert start(sweep)[1]() == 0
+    assert start().wait().returncode == 0
     results = tmp_path / "results" / "pbrf" / "fig5"
     for factor in factors:
         for name in ("table", "points", "networks", "slopes"):

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from curvlab.lab.runs.configuration import Entry
+from tests.warm import Warm
 
 SOURCE = Path(__file__).resolve().parents[3]
 
@@ -79,11 +79,6 @@ def entry(checkout: Path) -> Entry:
 
 
 @pytest.fixture
-def demo(checkout: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
+def demo(checkout: Path, warm: Warm) -> Callable[..., subprocess.CompletedProcess[str]]:
     """Run experiments/toy/fig1.py ARGS in a process: Hydra, loggers and trackers take over its output."""
-
-    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "experiments.toy.fig1", *arguments]
-        return subprocess.run(command, cwd=checkout, capture_output=True, text=True, check=False)
-
-    return run
+    return lambda *arguments: warm.run("-m", "experiments.toy.fig1", *arguments, cwd=checkout)

@@ -7,7 +7,6 @@ import os
 import re
 import shlex
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from omegaconf import DictConfig, OmegaConf
 from curvlab.lab.data.download import damaged, not_found
 from curvlab.lab.runs.configuration import Command, Entry, explanation, load_config, unwritable
 from curvlab.lab.runs.overrides import ConfigurationError
+from tests.warm import Warm
 
 Demo = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -293,18 +293,11 @@ def test_other_errors_keep_their_traceback(roots: DictConfig, error: Exception) 
     assert explanation(error, roots) is None
 
 
-def test_the_command_line_ends_with_one_line_and_keeps_what_is_done(checkout: Path) -> None:
+def test_the_command_line_ends_with_one_line_and_keeps_what_is_done(checkout: Path, warm: Warm) -> None:
     (checkout / "file").write_text("")
-    script = str(checkout / "experiments" / "toy" / "fig1.py")
+    script = checkout / "experiments" / "toy" / "fig1.py"
     for status, folder in ((1, "results.root=file/results"), (2, "hydra.run.dir=file/outputs")):
-        done = subprocess.run(
-            [sys.executable, script, "preset=smoke", "tracker=none", folder],
-            cwd=checkout,
-            env=os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        done = warm.run(script, "preset=smoke", "tracker=none", folder, cwd=checkout)
         assert done.returncode == status
         assert done.stderr.startswith(f"error: {folder} cannot be written")
         assert "Traceback" not in done.stderr

@@ -3,7 +3,6 @@ from __future__ import annotations
 import json
 import os
 import sqlite3
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from omegaconf import OmegaConf
 from curvlab.lab.runs import over_ranks
 from curvlab.lab.runs.overrides import ConfigurationError
 from curvlab.lab.runs.tracking import Tracker, start_tracker
+from tests.warm import Warm
 
 RUN = {"name": "toy-fig1 smoke", "group": "toy", "job_type": "toy-fig1", "tags": ["smoke"], "config": {"seed": 0}}
 WANDB = {"name": "wandb", "mode": "offline", "project": "curvlab", "entity": None, "folder": "outputs"}
@@ -84,7 +84,7 @@ def test_unknown_mode_and_tracker_are_refused() -> None:
         start(name="mlflow")
 
 
-def recorded(tmp_path: Path, settings: dict[str, Any]) -> tuple[Path, Path]:
+def recorded(warm: Warm, tmp_path: Path, settings: dict[str, Any]) -> tuple[Path, Path]:
     """Record OFFLINE without an account, settings of the user's or a way to any network; return home and root."""
     home, root = tmp_path / "home", tmp_path / "root"
     (root / "result").mkdir(parents=True)
@@ -93,21 +93,16 @@ def recorded(tmp_path: Path, settings: dict[str, Any]) -> tuple[Path, Path]:
     (root / "result" / "run.json").write_text("{}")
     environment = {key: value for key, value in os.environ.items() if not key.startswith(("WANDB", "XDG"))}
     nowhere = {"HTTPS_PROXY": "http://127.0.0.1:9", "HTTP_PROXY": "http://127.0.0.1:9"}
-    done = subprocess.run(
-        [sys.executable, "-c", OFFLINE.format(settings=settings)],
-        cwd=root,
-        env=environment | nowhere | {"HOME": str(home), "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
+    done = warm.run(
+        "-c", OFFLINE.format(settings=settings), cwd=root, env=environment | nowhere | {"HOME": str(home)}
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     return home, root
 
 
-def test_trackio_records_two_runs_without_a_network(tmp_path: Path) -> None:
+def test_trackio_records_two_runs_without_a_network(warm: Warm, tmp_path: Path) -> None:
     pytest.importorskip("trackio")
-    _, root = recorded(tmp_path, {"name": "trackio", "project": "curvlab", "folder": "outputs"})
+    _, root = recorded(warm, tmp_path, {"name": "trackio", "project": "curvlab", "folder": "outputs"})
     with sqlite3.connect(root / "outputs" / "trackio" / "curvlab.db") as database:
         logged = [json.loads(row[0]) for row in database.execute("select metrics from metrics order by id")]
         configs = [json.loads(row[0]) for row in database.execute("select config from configs order by id")]
@@ -120,9 +115,9 @@ def test_trackio_records_two_runs_without_a_network(tmp_path: Path) -> None:
     assert sum("table" in entry for entry in logged) == sum("figure" in entry for entry in logged) == 2
 
 
-def test_offline_runs_are_recorded_quietly_in_one_folder(tmp_path: Path) -> None:
+def test_offline_runs_are_recorded_quietly_in_one_folder(warm: Warm, tmp_path: Path) -> None:
     pytest.importorskip("wandb")
-    home, root = recorded(tmp_path, WANDB)
+    home, root = recorded(warm, tmp_path, WANDB)
     runs = sorted((root / "outputs" / "wandb").glob("offline-run-*/run-*.wandb"))
     assert len(runs) == 2
     content = runs[0].read_bytes()

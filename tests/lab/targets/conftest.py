@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from curvlab.lab.targets.new import lay_out
+from tests.warm import Warm
 
 SOURCE = Path(__file__).resolve().parents[3]
 Experiments = Callable[..., subprocess.CompletedProcess[str]]
@@ -31,15 +31,12 @@ def toy(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def experiments(toy: Path) -> Experiments:
+def experiments(toy: Path, warm: Warm) -> Experiments:
     """Return a function that runs `python -m experiments ARGUMENTS` there."""
 
     def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
         clean = {name: value for name, value in os.environ.items() if not name.startswith(("WANDB", "CURVLAB"))}
         own = {"PYTHONPATH": f"{toy}{os.pathsep}{SOURCE / 'src'}", "OMP_NUM_THREADS": "1"}
-        return subprocess.run(
-            [sys.executable, "-m", "experiments", *arguments],
-            cwd=toy, env=clean | own | environment, capture_output=True, text=True, timeout=250, check=False,
-        )  # fmt: skip
+        return warm.run("-m", "experiments", *arguments, cwd=toy, env=clean | own | environment)
 
     return run

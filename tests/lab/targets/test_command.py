@@ -21,6 +21,7 @@ from curvlab.lab import Target, load_claims
 from curvlab.lab.targets import command
 from curvlab.lab.targets.command import _Schedule, run_side_by_side
 from curvlab.lab.targets.new import lay_out
+from tests.warm import Warm
 
 ROOT = Path(__file__).parents[3]
 
@@ -56,27 +57,11 @@ def test_a_limit_that_torch_does_not_fit_into_is_named_in_one_line() -> None:
     assert re.fullmatch(r"error: .* limited to 1.9 GiB \(ulimit -v\).*raise the limit .*\n", done.stderr)
 
 
-def test_targets_run_in_company_and_a_failure_stops_no_other(tmp_path: Path) -> None:
+def test_targets_run_in_company_and_a_failure_stops_no_other(tmp_path: Path, warm: Warm) -> None:
     overrides = [f"results.root={tmp_path / 'results'}", f"store.root={tmp_path / 'store'}", "tracker=none"]
-    done = subprocess.run(
-        # Only rank1-fig1 knows this key: rank1-prop must fail, and say why, without harm to the other.
-        [
-            sys.executable,
-            "-m",
-            "experiments",
-            "run",
-            "rank1-fig1",
-            "rank1-prop",
-            "preset=smoke",
-            "deltas=[0.0]",
-            *overrides,
-        ],
-        cwd=ROOT,
-        env=os.environ | {"CURVLAB_JOBS": "2"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    # Only rank1-fig1 knows the key `deltas`: rank1-prop must fail, and say why, without harm to the other.
+    command = ["run", "rank1-fig1", "rank1-prop", "preset=smoke", "deltas=[0.0]", *overrides]
+    done = warm.run("-m", "experiments", *command, cwd=ROOT, env=os.environ | {"CURVLAB_JOBS": "2"})
     assert done.returncode == 1
     lines = done.stdout.splitlines()
     assert lines[0] == "2 targets (smoke), 2 side by side; loading torch"

@@ -13,7 +13,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import NoReturn
 
 from omegaconf import DictConfig
 
@@ -135,10 +134,6 @@ class _Stopped(BaseException):
     """SIGTERM, as from a queue whose time is up."""
 
 
-def _stop(*_: object) -> NoReturn:
-    raise _Stopped
-
-
 @dataclass
 class _Running:
     target: Target
@@ -173,9 +168,12 @@ class _Schedule:
         print(f"{jobs}{about}; loading torch", flush=True)
         load_libraries()
         spoken = time.monotonic()
-        before = signal.signal(signal.SIGTERM, _stop)
+        stopped: list[int] = []  # not raised in the handler: what is raised while a fork begins is dropped
+        before = signal.signal(signal.SIGTERM, lambda number, _: stopped.append(number))
         try:
             while self.waiting or self.running:
+                if stopped:
+                    raise _Stopped
                 changed = self._collect() | self._start()
                 if changed or time.monotonic() - spoken > _HEARTBEAT_SECONDS:
                     self._speak()

@@ -11,10 +11,10 @@ matched.csv compare at equal training loss. tr(H) is the mean Hessian's over a f
 as many probes as an error of `trace.rtol` takes, `trace.max_matvecs` at most. Nothing is tuned: both train at one
 learning rate, as in the paper.
 
-The published `laptop` estimates are older than the rule that a step must be stable where the chains end, at most 0.25
-of the limit (`LLC.stability`). Measured again for the MLP (seed 0, epochs 10 to 24) it is 0.20 to 0.45, and a third
-of the step lowers the LLC by 5 to 7 % for SGD and by 1 to 5 % for NGD: how they compare does not change. LeNet-5,
-whose descents to the lowest point take most of an hour, was not measured again.
+The published `laptop` estimates are older than the rule that a step must be stable where the chains end, at
+most 0.25 of the limit (`LLC.stability`). Measured again for the MLP (seed 0, epochs 10 to 24) it is 0.20 to
+0.45, and a third of the step lowers the LLC by 5 to 7 % for SGD and by 1 to 5 % for NGD: how they compare does
+not change. LeNet-5, whose descents to the lowest point take most of an hour, was not measured again.
 """
 
 from __future__ import annotations

@@ -170,18 +170,24 @@ def peers(network: Network, trained: Trained) -> Iterator[Method]:
     limits = {"time_limit": settings.time_limit, "memory_limit": settings.memory_limit}
     for name, options in settings.peers.items():
         asked = {key: value for key, value in options.items() if key not in ("grid", "networks")}
-        # `grid`: of which option; null: none. Of TRAK it is the ridge, in a unit of its own.
-        values = {None: [None], "damping": _ekfac_dampings(settings), "lambda_reg": settings.ridges}[options.grid]
+        # `grid`: of which option; null: none; "run": the run's damping. Of TRAK the ridge, in a unit of its own.
+        values = {
+            None: [None],
+            "run": [trained.length.damping],
+            "damping": _ekfac_dampings(settings),
+            "lambda_reg": settings.ridges,
+        }[options.grid]
         for value in values:
             own = asked | ({"lambda_reg": float(value)} if options.grid == "lambda_reg" else {})
             key = limits | {"options": own, "peers": python is not None}
-            stored = _stored(network, trained, float(value) if options.grid == "damping" else 0.0)
+            stored = _stored(network, trained, float(value) if options.grid in ("damping", "run") else 0.0)
             own = own | {"num_threads": 1, "repeat_below": REPEAT_BELOW}
             compute = partial(measure, stored, own, peers_python=python, **limits)
             if options.get("networks"):
                 key |= {"networks": options.networks}
                 compute = partial(_of_others, network, int(options.networks), stored, compute)
-            yield Method(str(name), None if value is None else float(value), key, compute)
+            damping = None if options.grid in (None, "run") else float(value)
+            yield Method(str(name), damping, key, compute)
 
 
 def _of_others(

@@ -21,6 +21,7 @@ from torch.profiler import ProfilerActivity, profile
 from curvlab.curvature import GaussNewtonOperator
 from curvlab.curvature.linearise import ColumnSums, RecordedForward, push_forward
 from curvlab.lab import Computed, Run, panels, plots
+from curvlab.lab.runs.record import device_name, read_record
 from experiments.benchmarks.gauges import Compute, kernel_threads, measure_peak, measure_times
 from experiments.benchmarks.speed.networks import Case, build_case
 
@@ -80,7 +81,8 @@ def _measured(run: Run, name: str, settings: dict[str, Any], key: dict[str, Any]
         gc.freeze()  # the gauge collects garbage: what was there before need not be searched each time
         peaks = {method: measure_peak(compute, run.device) for method, compute in methods.items()}
         gc.unfreeze()
-    return {"times": times, "peaks": peaks, "status": status, "num_parameters": case.num_parameters}
+    found = {"times": times, "peaks": peaks, "status": status, "num_parameters": case.num_parameters}
+    return found | {"device": device_name(run.device)}
 
 
 def _rows(
@@ -100,7 +102,8 @@ def _rows(
         row |= {"status": measured["status"].get(method, "done"), "milliseconds": 1e3 * each}
         row |= {"base": aim["base"], "to_base": over, "aim": aim["factor"], "to_aim": over / aim["factor"]}
         row |= {"to_curvlinops": np.nan if is_unit else each / (seconds.get("curvlinops", np.nan) / count)}
-        rows.append(row | {"peak_mib": measured["peaks"].get(method, np.nan)})
+        row |= {"peak_mib": measured["peaks"].get(method, np.nan)}
+        rows.append(row | {"device": measured.get("device", "")})  # which units before 2026-11-26 have not
     return rows
 
 
@@ -246,5 +249,7 @@ def draw(computed: Computed) -> dict[str, Figure]:
         ax.tick_params(axis="x", labelsize=7)
         panels.frame(ax, title=f"{count} vector{'s' if count != 1 else ''}")
     axes[0, 0].set_ylabel("time for each vector,\nin units of (...)")
-    panels.legend(figure)
+    units = read_record(computed.folder)["units"]
+    devices = sorted({unit["device"] for unit in units if unit["name"] == "benchmarks/curvature"})
+    panels.legend(figure, title=f"measured on {', '.join(devices)}")
     return {"figure_more.png": figure}

@@ -1,4 +1,4 @@
-"""kronfluence, dattri and TRAK on a ConvNet and an OPT against dense computations; by CURVLAB_PEERS_PYTHON."""
+"""kronfluence, dattri, TRAK, bergson on a ConvNet or an OPT against dense results; by CURVLAB_PEERS_PYTHON."""
 
 from __future__ import annotations
 
@@ -103,6 +103,13 @@ class Linearised:
             start += size
         return total
 
+    def whole_scores(self, damping: float) -> Tensor:
+        """Return scores with the Gauss-Newton matrix of all the layers."""
+        rows, _, curvature = self._at("train")
+        matrix = torch.einsum("ntvp,ntvw,ntwq->pq", rows, curvature, rows) / rows[..., 0, 0].numel()
+        inverse = torch.linalg.inv(matrix.double() + damping * torch.eye(len(matrix))).float()
+        return -self.gradients("test") @ inverse @ self.gradients("train").T
+
     def _at(self, which: str) -> tuple[Tensor, Tensor, Tensor]:
         inputs, targets = getattr(self.network, which)
         model, count = self.network.model, len(inputs)
@@ -148,6 +155,26 @@ def test_kronfluence_on_an_opt() -> None:
     found = measured(stored, damping, **options)["scores"]
     exact = own.block_scores(damping)
     assert pearson(found, exact).min() > max(0.8, float(pearson(plain, exact).min()) + 0.05)
+
+
+def test_bergson_on_an_opt() -> None:
+    """EK-FAC of the decoder's layers in our units; by its conjugate gradients their whole Gauss-Newton matrix."""
+    stored, damping = opt(), 1e-2
+    own = Linearised(stored, nn.Linear)
+    own.layers = [layer for layer in own.layers if "decoder" in layer]
+    own.weights = {name: value for name, value in own.weights.items() if "decoder" in name}
+    plain = -own.gradients("test") @ own.gradients("train").T
+    large = measured(stored, LARGE, library="bergson")
+    assert large["status"] == "done"
+    assert large["remark"].startswith("of the Linear layers, the head left out: ")
+    assert_close(large["scores"] * LARGE, plain, rtol=1e-2, atol=1e-3)
+    found = measured(stored, damping, library="bergson")["scores"]
+    blocks = own.block_scores(damping)
+    assert pearson(found, blocks).min() > max(0.8, float(pearson(plain, blocks).min()) + 0.05)
+    refined = measured(stored, damping, library="bergson", num_steps=60)["scores"]
+    assert_close(refined, own.whole_scores(damping), rtol=1e-2, atol=1e-3)
+    mlp = measured(convnet(), damping, library="bergson")
+    assert mlp["status"].endswith("NotImplementedError: it takes causal language models of transformers alone")
 
 
 def test_dattri_on_a_convnet_sees_its_linear_layer() -> None:

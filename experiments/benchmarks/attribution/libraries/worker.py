@@ -28,10 +28,12 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 if TYPE_CHECKING or __package__:
+    from experiments.benchmarks.attribution.libraries.bergson_opt import bergson_scores
     from experiments.benchmarks.attribution.libraries.mended_ekfac import mended
     from experiments.benchmarks.attribution.libraries.networks import build, reached
     from experiments.benchmarks.attribution.libraries.token_margins import token_margins
 else:  # run as a file, beside which the others lie
+    from bergson_opt import bergson_scores
     from mended_ekfac import mended
     from networks import build, reached
     from token_margins import token_margins
@@ -257,8 +259,27 @@ def traker(network: TrainedNetwork, options: Options) -> tuple[Tensor, str]:
     return -scores.T, f"{len(states)} networks"
 
 
+def bergson(network: TrainedNetwork, options: Options) -> tuple[Tensor, str]:
+    """Its EK-FAC of the linear layers of an OPT's decoder, without the head, and its conjugate gradients."""
+    if network.num_tokens == 1:
+        raise NotImplementedError("it takes causal language models of transformers alone")
+    model: Any = network.model.model
+    scores = bergson_scores(
+        model,
+        network.train,
+        network.test,
+        damping=None if options.get("own_damping") else network.damping,
+        num_steps=int(options.get("num_steps", 0)),
+    )
+    every = sum(parameter.numel() for parameter in network.model.parameters())
+    layers = [module for module in model.model.modules() if isinstance(module, nn.Linear)]
+    inside = sum(parameter.numel() for layer in layers for parameter in layer.parameters())
+    return -scores.T, f"of the Linear layers, the head left out: {inside} of {every} parameters"
+
+
 METHODS: dict[str, Callable[[TrainedNetwork, Options], tuple[Tensor, str]]] = {
-    method.__name__: method for method in (curvlab, gradients, curvlinops, pydvl, dattri, kronfluence, traker)
+    method.__name__: method
+    for method in (curvlab, gradients, curvlinops, pydvl, dattri, kronfluence, traker, bergson)
 }
 # Imported before the clock starts.
 MODULES = {
@@ -269,6 +290,7 @@ MODULES = {
     "dattri": "dattri.algorithm.influence_function",
     "kronfluence": "kronfluence.analyzer",
     "traker": "trak",
+    "bergson": "bergson.hessians.pipeline",
 }
 DISTRIBUTIONS = {"curvlinops": "curvlinops-for-pytorch", "gradients": "torch"}
 

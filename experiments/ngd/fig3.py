@@ -9,6 +9,11 @@ axis's estimate, an element's squared gradient, so it matters from there on; alp
 only where training has converged and the estimate is valid, from the lowest sampled point (ngd-fig1); others are
 drawn hollow and count in no claim. Networks differ in training loss, too, so the sweep of alpha is shown a second
 time at equal loss (`equal_loss`). A task of its own takes exact NGD, with the full Fisher matrix of each batch.
+
+Published `laptop` estimates are older than the rule that a step must be stable where the chains end, at most
+0.25 of the limit (`LLC.stability`). Measured again for the MLP (seed 0: SGD, and NGD at the smallest alpha,
+whose LLC is the highest) it is 0.09 and 0.18: they keep the rule, and a third of the step changes the LLC by 0
+and 3 %.
 """
 
 from __future__ import annotations

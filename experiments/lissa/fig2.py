@@ -402,7 +402,8 @@ def draw(computed: Computed) -> dict[str, Figure]:
 
 def _curves(table: pd.DataFrame) -> Figure:
     """Draw a panel for each task: correlation with the exact solution over steps, for each batch size."""
-    figure, axes = plots.figure(1, table.task.nunique(), panel_size=(4.0, 3.6), sharey=True)
+    num_tasks = table.task.nunique()
+    figure, axes = plots.figure(1, num_tasks, panel_size=(4.0 if num_tasks > 1 else 6.4, 3.6), sharey=True)
     styles: Any = {role: style | {"marker": ""} for role, style in panels.styles_of(ROLES).items()}
     for ax, (task, own) in zip(axes[0], table.groupby("task", sort=False), strict=True):
         sizes = own.batch_size.unique().tolist()

@@ -339,9 +339,17 @@ STYLES = {
 
 
 def draw(computed: Computed) -> dict[str, Figure]:
-    """Return the figure, for each task a row: LLC and training loss against alpha and epsilon, SGD as a band."""
-    equal = computed["equal_loss"].assign(place=lambda rows: 1.25 * rows.value)  # a little to the right
-    figure, rows = panels.rows(computed["table"], by="task", columns=4, panel_size=(3.2, 2.6))
+    """Return a figure of the first task, and of the others."""
+    table = computed["table"]
+    first = table.task == table.task.iloc[0]
+    figures = {"figure.png": table[first], "figure_more.png": table[~first]}
+    return {name: _sweeps(own, computed["equal_loss"]) for name, own in figures.items() if len(own)}
+
+
+def _sweeps(tasks: pd.DataFrame, equal: pd.DataFrame) -> Figure:
+    """Draw for each task LLC and training loss against alpha and epsilon, SGD as a band."""
+    equal = equal.assign(place=lambda rows: 1.25 * rows.value)  # a little to the right
+    figure, rows = panels.rows(tasks, by="task", columns=4, panel_size=(3.2, 2.6))
     for axes, task, table in rows:
         axes[0].sharey(axes[1])
         axes[2].sharey(axes[3])
@@ -368,7 +376,7 @@ def draw(computed: Computed) -> dict[str, Figure]:
     panels.legend(
         figure, title=f"{note}\n{plots.COUNTS_NOTE}, SGD's at its line", columns=3, axes=[figure.axes[0]]
     )
-    return {"figure.png": figure}
+    return figure
 
 
 def _llc_panel(ax: Axes, own: pd.DataFrame, sgd: pd.DataFrame, equal: pd.DataFrame) -> None:

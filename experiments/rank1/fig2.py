@@ -327,7 +327,7 @@ def _convergence(table: pd.DataFrame) -> Figure:
 
 
 def _settings(table: pd.DataFrame) -> Figure:
-    figure, axes = plots.figure(1, 5, panel_size=(2.7, 3.6))
+    figure, axes = plots.figure(1, 5, panel_size=(2.7, 4.0))
     ours = chosen(table, method=OURS, rule="given")
     plain = chosen(ours, **_except("sigma_scale"))
     shifted = chosen(ours, **_except("sigma_scale", "delta_scale"), sigma_scale=0)
@@ -339,7 +339,7 @@ def _settings(table: pd.DataFrame) -> Figure:
     ]
     for ax, (title, curves, x) in zip(axes.flat, shown, strict=True):
         _panel(ax, curves, x, "gradient_norm", title)
-        ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.2), frameon=False)
+        ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.3), frameon=False, fontsize=8.5)
     panels.legend(figure, title=NOTE, axes=[])
     return figure
 

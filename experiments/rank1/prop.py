@@ -152,6 +152,7 @@ def _row(
 def draw(computed: Computed) -> dict[str, Figure]:
     """Return the figure: measured over stated error against n, for S and D, and with λmax taken literally."""
     table = computed["table"]
+    table = table.assign(spectrum=table.spectrum.str.replace("_", " "))
     plain = table[table.delta == 0]
     figure, axes = plots.figure(1, 3, panel_size=(2.66, 3.1))
     for ax, form in zip(axes[0], TITLES, strict=False):

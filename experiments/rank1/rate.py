@@ -222,7 +222,7 @@ def draw(computed: Computed) -> dict[str, Figure]:
     more, axes = plots.figure(2, -(-len(groups) // 2), panel_size=(2.6, 2.7))
     for ax, (objective, own) in zip(axes.flat, groups, strict=False):
         steps_panel(ax, own)
-        panels.frame(ax, title=str(objective).replace(", n", "\nn"), size=9)
+        panels.frame(ax, title=str(objective).replace(", n", "\nn").replace("_", " "), size=9)
     for ax in axes[:, 1:].flat:
         ax.set_ylabel("")
     for ax in axes.flat[len(groups) :]:

@@ -214,7 +214,8 @@ def draw(computed: Computed) -> dict[str, Figure]:
         _draw_products(above, own)
         _draw_errors(below, steps[steps.task == task])
         kind = "fitted" if bool(own.fitted.iloc[0]) else "stopped early"
-        panels.frame(above, x="products a system, set-up included", title=f"{task}, {kind}", log="xy", size=9)
+        title = str(task) if str(task).endswith(("early", "overfitted")) else f"{task}, {kind}"
+        panels.frame(above, x="products a system, set-up included", title=title, log="xy", size=9)
         panels.frame(below, x="products with all data a system", log="xy")
     axes[0, 0].set_ylabel("residual")
     axes[1, 0].set_ylabel("LiSSA: relative error")

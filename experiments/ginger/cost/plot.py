@@ -79,14 +79,14 @@ def _approximation(
 # ------------------------------------------------------------------------------------ exact statements, theory
 # ------------------------------------------------------------------------------------ cost
 def _cost(computed: Computed) -> Figure:
-    figure, axes = plots.figure(2, 3, panel_size=(3.4, 2.9))
+    figure, axes = plots.figure(3, 2, panel_size=(4.0, 3.2))
     _flops(axes[0, 0], computed["flops"])
     _own_flops(axes[0, 1], computed["flops"])
-    _steps(axes[0, 2], computed["steps"])
     scaling, fits = computed["scaling"], computed["fits"]
     _against_size(axes[1, 0], scaling, fits)
     _time_against_rank(axes[1, 1], scaling, fits)
-    _memory_against_rank(axes[1, 2], scaling)
+    _memory_against_rank(axes[2, 0], scaling)
+    _steps(axes[2, 1], computed["steps"])
     return figure
 
 
@@ -112,7 +112,7 @@ def _flops(ax: Axes, flops: pd.DataFrame) -> None:
     title = f"ResNet-18, batch of {own.batch_size.iloc[0]}"
     panels.frame(ax, x="rank τ", y="FLOPs of a step / Adam's", title=title)
     ax.set_ylim(0, 1.6 * ax.get_ylim()[1])  # room for the legend
-    ax.legend(fontsize=6, ncols=2, loc="upper left")
+    ax.legend(fontsize=7.5, ncols=2, loc="upper left")
 
 
 def _own_flops(ax: Axes, flops: pd.DataFrame) -> None:
@@ -129,7 +129,7 @@ def _own_flops(ax: Axes, flops: pd.DataFrame) -> None:
     title = "the optimizer's own products"
     panels.frame(ax, x="rank τ", y="FLOPs of update and step", title=title, log="y")
     ax.set_ylim(top=200 * ax.get_ylim()[1])  # room for the legend
-    ax.legend(fontsize=6, loc="upper left")
+    ax.legend(fontsize=7.5, loc="upper left")
 
 
 def _steps(ax: Axes, steps: pd.DataFrame) -> None:
@@ -140,7 +140,7 @@ def _steps(ax: Axes, steps: pd.DataFrame) -> None:
     groups = steps.groupby("name", sort=False)[list(quantities)]
     shown = groups.mean().join(groups.min().add_suffix("_low")).join(groups.max().add_suffix("_high"))
     panels.bars(ax, shown.reset_index(), name="name", value=quantities)
-    ax.tick_params(axis="y", labelsize=6)
+    ax.tick_params(axis="y", labelsize=7.5)
     panels.rule(ax, x=1, linestyle="-")
     panels.rule(ax, x=2)
     ax.set_ylim(len(shown) + 0.6, -0.6)  # room for the legend
@@ -159,7 +159,7 @@ def _against_size(ax: Axes, scaling: pd.DataFrame, fits: pd.DataFrame) -> None:
         ax.plot(sizes, fit.intercept + fit.linear * sizes, color=color, linewidth=1, label=label)
     title = f"update and step, τ = {own['rank'].dropna().iloc[0]:g}"
     panels.frame(ax, x="parameters P", y="milliseconds", title=title)
-    ax.legend(fontsize=6)
+    ax.legend(fontsize=7.5)
 
 
 def _time_against_rank(ax: Axes, scaling: pd.DataFrame, fits: pd.DataFrame) -> None:
@@ -176,7 +176,7 @@ def _time_against_rank(ax: Axes, scaling: pd.DataFrame, fits: pd.DataFrame) -> N
             ax.plot(ranks, curve, color=color, linewidth=1, label=label)
     title = f"update and step, P = {own.num_parameters.iloc[0]:,}"
     panels.frame(ax, x="rank τ", y="milliseconds", title=title)
-    ax.legend(fontsize=6)
+    ax.legend(fontsize=7.5)
 
 
 def _memory_against_rank(ax: Axes, scaling: pd.DataFrame) -> None:

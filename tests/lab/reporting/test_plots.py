@@ -1,3 +1,4 @@
+import itertools
 from io import BytesIO
 from pathlib import Path
 
@@ -197,3 +198,16 @@ def test_a_logarithmic_axis_of_less_than_a_decade_has_several_labels() -> None:
     plots.readable_log(ax.xaxis)
     low, high = ax.get_xlim()
     assert len([tick for tick in ax.xaxis.get_majorticklocs() if low <= tick <= high]) >= 2
+
+
+def test_a_title_that_reaches_into_its_neighbours_is_broken_into_lines(tmp_path: Path) -> None:
+    drawing, axes = plots.figure(1, 3, panel_size=(2.0, 2.0))
+    long = "logistic regression on a table of diabetes"
+    for ax, title in zip(axes[0], (long, long, "short"), strict=True):
+        ax.set_title(title)
+    plots.write_png(drawing, tmp_path / "wrapped.png")
+    titles = [ax.get_title() for ax in axes[0]]
+    assert [title.replace("\n", " ") for title in titles] == [long, long, "short"]
+    assert all("\n" in title for title in titles[:2])
+    boxes = [ax.title.get_window_extent() for ax in axes[0]]
+    assert not any(one.overlaps(other) for one, other in itertools.combinations(boxes, 2))

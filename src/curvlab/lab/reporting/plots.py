@@ -113,6 +113,8 @@ def write_png(drawing: Figure, path: Path) -> None:
     drawing.set_dpi(_DPI)
     if (engine := drawing.get_layout_engine()) is not None:
         engine.execute(drawing)
+        if _wrap_titles(drawing):
+            engine.execute(drawing)
         drawing.set_layout_engine(None)  # savefig would draw all twice, for a layout that is there
         _shrink_what_is_cut(drawing)
     buffer = io.BytesIO()
@@ -120,10 +122,32 @@ def write_png(drawing: Figure, path: Path) -> None:
     write_atomically(path, quantised(buffer.getvalue()))
 
 
+def _wrap_titles(drawing: Figure) -> bool:
+    """Break titles that reach into a neighbour's or over the picture's edge; return whether there are any."""
+    titles = [(ax, title) for ax in drawing.axes for title in _titles(ax) if title.get_text()]
+    boxes = [title.get_window_extent() for _, title in titles]
+    wrapped = False
+    for (ax, title), box in zip(titles, boxes, strict=True):
+        others = [other for other in boxes if other is not box]
+        if box.x0 >= 0 and box.x1 <= drawing.bbox.width and not any(map(box.overlaps, others)):
+            continue
+        lines, panel = title.get_text().splitlines(), ax.get_window_extent().width
+        letters = max(int(1.1 * panel / box.width * max(map(len, lines))), 12)
+        text = "\n".join(part for line in lines for part in textwrap.wrap(line, letters))
+        wrapped |= text != title.get_text()
+        title.set_text(text)
+    return wrapped
+
+
+def _titles(ax: Axes) -> list[Text]:
+    return [child for child in ax.get_children() if isinstance(child, Text)][-3:]  # centre, left, right
+
+
 def _shrink_what_is_cut(drawing: Figure) -> None:
     """Make titles and labels smaller that reach over the picture's edge or a neighbour."""
     width, height = drawing.bbox.size
     for ax in drawing.axes:
+        ax.apply_aspect()  # where the panel will be
         panel = ax.get_window_extent()
         label = ax.yaxis.label
         own = [child for child in ax.get_children() if isinstance(child, Text)]  # its titles are among them

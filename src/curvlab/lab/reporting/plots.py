@@ -133,7 +133,7 @@ def _wrap_titles(drawing: Figure) -> bool:
             continue
         lines, panel = title.get_text().splitlines(), ax.get_window_extent().width
         letters = max(int(1.1 * panel / box.width * max(map(len, lines))), 12)
-        text = "\n".join(part for line in lines for part in textwrap.wrap(line, letters))
+        text = "\n".join(part for line in lines for part in textwrap.wrap(line, letters, break_long_words=False))
         wrapped |= text != title.get_text()
         title.set_text(text)
     return wrapped

@@ -146,13 +146,27 @@ class Recurrent(nn.Module):
 
 
 class Encoder(nn.Module):
+    """With a mask of padding: in eval mode PyTorch then has kernels of its own."""
+
     def __init__(self) -> None:
         super().__init__()
-        self.layer = nn.TransformerEncoderLayer(4, 2, dim_feedforward=4, dropout=0.0, batch_first=True)
-        self.head = nn.Linear(4, NUM_CLASSES)
+        layer = nn.TransformerEncoderLayer(4, 2, dim_feedforward=4, dropout=0.0, batch_first=True)
+        self.layers, self.head = nn.TransformerEncoder(layer, 1), nn.Linear(4, NUM_CLASSES)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        return self.head(self.layer(inputs).mean(1))
+        return self.head(self.layers(inputs, src_key_padding_mask=inputs[..., 0] > 1.5)[:, 0])
+
+
+class Branching(nn.Module):
+    """What it does depends on the values, so that no `vmap` goes through it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 3), nn.Linear(3, NUM_CLASSES)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        hidden = self.first(inputs)
+        return self.last(hidden if hidden.isfinite().all() else hidden.nan_to_num())
 
 
 class TwoInputs(nn.Module):
@@ -239,6 +253,7 @@ MODELS: dict[str, Callable[[], tuple[nn.Module, Any, Any]]] = {
     "LSTM": lambda: (Recurrent(nn.LSTM), CROSS_ENTROPY, (drawn(3, 3), classes())),
     "GRU": lambda: (Recurrent(nn.GRU), CROSS_ENTROPY, (drawn(3, 3), classes())),
     "nn.TransformerEncoder": lambda: (Encoder(), CROSS_ENTROPY, (drawn(3, 4), classes())),
+    "branches on values": lambda: (Branching(), CROSS_ENTROPY, (drawn(4), classes())),
     "tied weights": lambda: (Tied(), CROSS_ENTROPY, (ids(3) % 7, classes(3, number=7))),
     "two inputs": lambda: (TwoInputs(), CROSS_ENTROPY, ({"u": drawn(4), "v": drawn(2)}, classes())),
     "nn.Sequential, batches of dicts": lambda: (mlp(), CROSS_ENTROPY, {"image": drawn(4), "label": classes()}),
@@ -313,6 +328,7 @@ KINDS: dict[str, Callable[[Any], Any]] = {
         Examples(single(data)), batch_size=4, collate_fn=default_collate
     ),
     "IterableDataset of batches": lambda data: Stream(in_batches(data)),
+    "IterableDataset of examples": lambda data: Stream(single(data)),
     "TensorDataset": lambda data: TensorDataset(*data),
     "list of (x, int)": lambda data: [(x, int(y)) for x, y in single(data)],
     "data set of Hugging Face": lambda data: datasets.Dataset.from_dict(

@@ -307,3 +307,13 @@ def test_classes_of_every_integer_type(dtype: torch.dtype, form: str, operator) 
     assert_close(op.to_dense(), operator(*case).to_dense())
     samples = [o.sample(3, torch.Generator().manual_seed(0)).to_dense() for o in (op, operator(*case))]
     assert_close(*samples)  # -200 is 56 in 8 bits
+
+
+def test_a_pair_of_vectors_that_may_be_a_batch_of_numbers_is_refused() -> None:
+    examples = [(vector, vector) for vector in torch.randn(3, 4)]
+    for data in (examples, Stream(examples)):
+        with pytest.raises(ValueError, match=r"shape \(4,\) can be one example or a batch of 4: pass two tensors"):
+            GaussNewtonOperator(nn.Linear(4, 4), nn.MSELoss(), data)
+    table = nn.Embedding(5, 5)
+    batch = (torch.arange(4), torch.tensor([1, 0, 2, 4]))  # class indices are no vector of one example
+    assert GaussNewtonOperator(table, nn.CrossEntropyLoss(), [batch, batch]).num_examples == 8

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import copy
 from contextlib import nullcontext
+from typing import Any
 
 import pytest
 import torch
+import torch.utils.checkpoint
 from curvature_cases import convolutional, mlp, normal, problem, randomised
 from curvature_oracles import flat
 from torch import Tensor, nn
@@ -14,6 +16,7 @@ from torch.nn.utils.parametrizations import spectral_norm
 from torch.testing import assert_close
 
 from curvlab.curvature import FisherOperator, GaussNewtonOperator, HessianOperator
+from curvlab.influence import per_example_gradients
 
 OPERATORS = [GaussNewtonOperator, HessianOperator, FisherOperator]
 every_operator = pytest.mark.parametrize("operator", OPERATORS)
@@ -105,8 +108,52 @@ def test_train_mode_is_accepted_where_it_changes_nothing(operator, model: nn.Mod
 @every_operator
 def test_batch_norm_without_running_statistics_couples_examples_in_every_mode(operator) -> None:
     model = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3, track_running_stats=False)).double().eval()
-    with pytest.raises(ValueError, match="batch"):
+    with pytest.raises(ValueError, match="whole batch: give it running statistics"):
         multiply(operator, model, data(4))
+
+
+class Recomputing(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.utils.checkpoint.checkpoint(self.linear, x, use_reentrant=False)
+
+
+class OwnSine(torch.autograd.Function):
+    @staticmethod
+    def forward(context: Any, x: Tensor) -> Tensor:
+        context.save_for_backward(x)
+        return x.sin()
+
+    @staticmethod
+    def backward(context: Any, gradient: Tensor) -> Tensor:
+        return gradient * context.saved_tensors[0].cos()
+
+
+class Sine(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return OwnSine.apply(super().forward(x))
+
+
+@pytest.mark.parametrize(
+    ("model", "inputs", "what"),
+    [
+        (Recomputing(), torch.randn(8, 4), r"Recomputing checkpoints activations: turn that off"),
+        (Sine(4, 3), torch.randn(8, 4), r"Sine has an autograd\.Function of its own: give it setup_context"),
+        (
+            nn.Sequential(nn.Embedding(5, 3, max_norm=1.0)),
+            torch.arange(8) % 5,
+            r"'0' \(Embedding\) shortens rows .* set its max_norm = None first",
+        ),
+    ],
+)
+def test_a_forward_that_is_no_function_to_torch_says_what_to_change(
+    model: nn.Module, inputs: Tensor, what: str
+) -> None:
+    with pytest.raises((NotImplementedError, ValueError), match=what):
+        per_example_gradients(model, nn.CrossEntropyLoss(), (inputs, torch.arange(8) % 3))
 
 
 @every_operator

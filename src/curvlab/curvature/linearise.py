@@ -220,13 +220,13 @@ def use_vmap(function: ModelFunction, columns: Columns, inputs: Inputs) -> bool:
     """Return whether K vectors on this batch go through `vmap`, sharing a forward, or one after another.
 
     "auto" takes `vmap`, except for convolutions of large batches on a CPU, for LSTM and GRU, whose decomposed form
-    adds in place, and for Hugging Face models, whose construction of masks uses vmap itself. Where the memory of
-    eight tangents is there, "vmap" is worth a trial for large convolutional networks, too (bench-speed,
-    product_parts.csv: ResNet-18 with 25 vectors).
+    adds in place, for Hugging Face models, whose construction of masks uses vmap itself, and for models that it
+    does not go through. Where the memory of eight tangents is there, "vmap" is worth a trial for large
+    convolutional networks, too (bench-speed, product_parts.csv: ResNet-18 with 25 vectors).
     """
     if columns != "auto":
         return columns == "vmap"
-    if function.has_recurrence or hasattr(function.model, "config"):
+    if function.has_recurrence or hasattr(function.model, "config") or not function.maps(inputs):
         return False
     if function.device.type != "cpu" or not function.has_convolution:
         return True

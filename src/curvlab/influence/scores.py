@@ -26,7 +26,7 @@ from curvlab.influence.results import Origin, PointScores
 from curvlab.iterate import Checkpoint
 from curvlab.linalg import LinearOperator, identity
 from curvlab.problem import Data, Loss, Problem
-from curvlab.problem.model_function import checked_model
+from curvlab.problem.parameters import checked_model
 from curvlab.problem.problem import DEFAULT_BATCH_SIZE
 from curvlab.progress import can_be_silent
 from curvlab.seeding import generator_of

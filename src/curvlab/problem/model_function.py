@@ -18,6 +18,7 @@ from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.modules.instancenorm import _InstanceNorm
 
 from curvlab.problem.batch import Inputs, take, without_graph
+from curvlab.problem.parameters import checked_model
 
 
 def check_mode(model: nn.Module) -> None:
@@ -31,20 +32,23 @@ def check_mode(model: nn.Module) -> None:
         slopes = isinstance(module, nn.RReLU) and module.lower < module.upper
         if module.training and (drops or slopes):
             _refuse(model, module, "makes the outputs depend on chance")
+        elif isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.max_norm is not None:
+            _refuse(model, module, "shortens rows of its weight at each call", "set its max_norm = None")
         # Without running statistics, batch norm uses those of the batch in eval mode too; instance norm is then
         # a function of single examples, and with them it updates them in train mode.
         elif isinstance(module, _NormBase) and (module.training or module.running_mean is None):
             if not isinstance(module, _InstanceNorm):
-                _refuse(model, module, "makes the outputs depend on the whole batch")
+                way_out = "call model.eval()" if module.training else "give it running statistics"
+                _refuse(model, module, "makes the outputs depend on the whole batch", way_out)
             elif module.running_mean is not None:
                 _refuse(model, module, "changes its running statistics at each call")
 
 
-def _refuse(model: nn.Module, module: nn.Module, what: str) -> None:
+def _refuse(model: nn.Module, module: nn.Module, what: str, way_out: str = "call model.eval()") -> None:
     name = next(name for name, other in model.named_modules() if other is module)
     raise ValueError(
-        f"module '{name}' ({type(module).__name__}) {what}: call model.eval() first, so that the curvature is "
-        "that of a function of single examples."
+        f"module '{name}' ({type(module).__name__}) {what}: {way_out} first, so that the curvature is that of a "
+        "function of single examples."
     )
 
 
@@ -185,8 +189,10 @@ class ModelFunction:
         self.has_convolution = any(isinstance(module, _ConvNd) for module in model.modules())
         self.has_recurrence = any(isinstance(module, nn.RNNBase) for module in model.modules())
         self.num_parameters = sum(shape.numel() for shape in self._shapes)
-        self._keywords = {"use_cache": False} if _has_cache(model) else {}
+        # Hugging Face language models return key-value caches by default: memory that nobody here reads.
+        self._keywords = {"use_cache": False} if hasattr(getattr(model, "config", None), "use_cache") else {}
         self._has_head: bool | None = None
+        self._maps: bool | None = None
 
     @property
     def live_parameters(self) -> tuple[nn.Parameter, ...]:
@@ -234,6 +240,19 @@ class ModelFunction:
         """Return `model(**batch).loss` for a batch that holds its labels; None where the model computes none."""
         loss = getattr(self._run(self.parameters, batch, fused=False), "loss", None)
         return float(loss) if isinstance(loss, Tensor) and loss.numel() == 1 else None
+
+    @torch.no_grad()
+    def maps(self, inputs: Inputs) -> bool:
+        """Return whether `vmap` goes through the forward: not where that branches on values. Tried once."""
+        if self._maps is None:
+            twice = [value.expand(2, *value.shape) for value in self.parameters]
+            try:
+                torch.vmap(lambda *values: self(values, take(inputs, slice(0, 1))))(*twice)
+            except (RuntimeError, ValueError, TypeError):
+                self._maps = False
+            else:
+                self._maps = True
+        return self._maps
 
     def has_linear_head(self, inputs: Inputs) -> bool:
         """Return whether the logits are a last linear layer's outputs, unchanged; tried once, on two tokens.
@@ -328,7 +347,9 @@ def explained(model: nn.Module, inputs: Inputs) -> Iterator[None]:
             "wrap it in a module whose forward takes them by name, or pass one tensor."
         ) from error
     except (RuntimeError, ValueError, IndexError) as error:
-        kinds = {str(v.dtype) for v in _values(inputs) if not v.is_floating_point()}
+        _refuse_not_functional(model, error)
+        values = _values(inputs)
+        kinds = {str(v.dtype) for v in values if not v.is_floating_point()}
         if kinds and "type" in str(error):
             raise TypeError(
                 f"the inputs are {', '.join(sorted(kinds))}, and the model does not take them ({error}): pass "
@@ -341,27 +362,21 @@ def explained(model: nn.Module, inputs: Inputs) -> Iterator[None]:
             ) from error
         if isinstance(error, NotImplementedError) or not any(text in str(error) for text in _SHAPES):
             raise
-        found = ", ".join(map(_described, _values(inputs)))
+        found = ", ".join(map(_described, values))
         raise ValueError(
             f"{type(model).__name__} does not take the inputs, {found} ({error}): pass them as model(inputs) "
             "takes a batch, its first axis the examples."
         ) from error
 
 
-def checked_model(model: object) -> nn.Module:
-    """Return the model, or raise where it is no module, or has no values yet."""
-    if isinstance(model, type) or not isinstance(model, nn.Module):
-        got = f"class, {model.__name__}" if isinstance(model, type) else type(model).__name__
-        raise TypeError(f"the model is a {got}: pass an nn.Module, an instance that has parameters")
-    parameters = list(model.parameters())
-    if any(parameter.is_complex() for parameter in parameters):
-        raise ValueError("the model has complex parameters: write real and imaginary parts as two real ones")
-    if any(parameter.is_meta for parameter in parameters):
-        raise ValueError(
-            "the model is on the meta device, where parameters have shapes but no values: load them "
-            "first, with model.to_empty(device=...) and model.load_state_dict(...)"
-        )
-    return model
+def _refuse_not_functional(model: nn.Module, error: Exception) -> None:
+    """Raise again what torch.func says of a forward that it cannot differentiate."""
+    for text, why in (
+        ("saved tensor hooks", "checkpoints activations: turn that off, model.gradient_checkpointing_disable()"),
+        ("setup_context", "has an autograd.Function of its own: give it setup_context and jvp"),
+    ):
+        if text in str(error):
+            raise NotImplementedError(f"{type(model).__name__} {why} ({error})") from error
 
 
 @contextmanager
@@ -425,8 +440,3 @@ def _head(model: nn.Module) -> nn.Linear | None:
     head = get_head() if callable(get_head) else None
     # Exactly nn.Linear: quantised and sharded ones have other products.
     return head if type(head) is nn.Linear else None
-
-
-def _has_cache(model: nn.Module) -> bool:
-    # Hugging Face language models return key-value caches by default: memory that nobody here reads.
-    return hasattr(getattr(model, "config", None), "use_cache")

@@ -1,4 +1,4 @@
-"""Choose which parameters a curvature matrix refers to: frozen for good, or inside a block."""
+"""Which parameters a curvature matrix refers to: frozen for good, or inside a block; models without any."""
 
 from __future__ import annotations
 
@@ -62,3 +62,19 @@ def only_parameters(model: nn.Module, *patterns: str) -> Iterator[int]:
     finally:
         for name, parameter in named.items():
             parameter.requires_grad_(before[name])
+
+
+def checked_model(model: object) -> nn.Module:
+    """Return the model, or raise where it is no module, or has no values yet."""
+    if isinstance(model, type) or not isinstance(model, nn.Module):
+        got = f"class, {model.__name__}" if isinstance(model, type) else type(model).__name__
+        raise TypeError(f"the model is a {got}: pass an nn.Module, an instance that has parameters")
+    parameters = list(model.parameters())
+    if any(parameter.is_complex() for parameter in parameters):
+        raise ValueError("the model has complex parameters: write real and imaginary parts as two real ones")
+    if any(parameter.is_meta for parameter in parameters):
+        raise ValueError(
+            "the model is on the meta device, where parameters have shapes but no values: load them "
+            "first, with model.to_empty(device=...) and model.load_state_dict(...)"
+        )
+    return model

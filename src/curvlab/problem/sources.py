@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from numbers import Number
 from typing import Any, TypeAlias
 
@@ -177,13 +178,16 @@ def source_of(data: Any, batch_size: int, read: Read) -> Pair | Examples | Strea
         raise TypeError(f"cannot read data from {type(data).__name__}: {_WHAT_TO_PASS}")
     if hasattr(data, "__getitem__") and hasattr(data, "__len__") and not isinstance(data, IterableDataset):
         return Examples(data, batch_size, read)
+    if isinstance(data, IterableDataset) and holds_examples([*islice(data, 1)]):
+        return _of_loader(DataLoader(data, batch_size), read)
     return Stream(data, read)
 
 
 def holds_examples(data: Sequence[Any]) -> bool:
     """Return whether a list is one of single examples, not of batches: its first target is a number, or ids a row.
 
-    Or the first inputs and targets differ in length, as those of one batch cannot.
+    Or the first inputs and targets differ in length, as those of one batch cannot. Two vectors of the same length
+    are refused where the inputs are no class indices: they may be either.
     """
     if not data:
         return False
@@ -199,6 +203,11 @@ def holds_examples(data: Sequence[Any]) -> bool:
     if isinstance(target, Number) or getattr(target, "ndim", 1) == 0 or getattr(ids, "ndim", 2) == 1:
         return True
     of_pair = isinstance(inputs, Tensor) and isinstance(target, Tensor) and inputs.ndim == target.ndim == 1
+    if of_pair and len(inputs) == len(target) and inputs.is_floating_point():
+        raise ValueError(
+            f"inputs and targets of shape ({len(inputs)},) can be one example or a batch of {len(inputs)}: pass "
+            "two tensors with one row for each example, (torch.stack(inputs), torch.stack(targets))"
+        )
     return of_pair and len(inputs) != len(target)
 
 

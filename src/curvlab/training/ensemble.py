@@ -16,7 +16,8 @@ from curvlab.iterate import Checkpoint
 from curvlab.linalg import flatten, unflatten
 from curvlab.problem import Data, Loss, ModelFunction, Problem
 from curvlab.problem.batch import Batch, Inputs, num_examples
-from curvlab.problem.model_function import checked_model, forward_arguments, logits_of, plain_attention
+from curvlab.problem.model_function import forward_arguments, logits_of, plain_attention
+from curvlab.problem.parameters import checked_model
 from curvlab.training.descent import DescentState, Ensemble, EnsembleGradient, EnsembleOptimizer, descend
 from curvlab.training.schedules import BatchOrder, Schedule, ScheduleName, shuffled_batches
 from curvlab.training.steps import differs_in_training
@@ -39,6 +40,7 @@ class EnsembleLosses:
             and L_B(w0) of any batch costs nothing. For language models an example's summed loss over the mean
             number of predicted tokens: L_B is unbiased for the mean over all tokens.
         num_examples: N.
+        can_vmap: whether several copies go through `vmap`.
         given_loss: what the user passed.
         example_weights: w, (N,), on the model's device and in its dtype, or None. They are in `start_losses`, and
             in whatever is given `weights_of` a batch.
@@ -86,15 +88,14 @@ class EnsembleLosses:
         self.num_examples = len(found)
         self._count = problem.total_count / self.num_examples
         self.start_losses = found / self._count
+        of_any = self._loss_of.by_vmap and not hasattr(self.model, "config")  # their masks are built by one
+        self.can_vmap = of_any and self.function.maps(
+            self._data.together(torch.tensor([0], device=self.start.device))[0]
+        )
         self.example_weights = None if problem.weights is None else problem.weights.to(self.start)
         if self.example_weights is not None:
             self.start_losses = self.start_losses * self.example_weights
         self._full: Batch | None = None
-
-    @property
-    def can_vmap(self) -> bool:
-        """Whether several copies go through `vmap`: transformers have masks built by one, some losses branch."""
-        return self._loss_of.by_vmap and not hasattr(self.model, "config")
 
     def vmap_pays(self, num_copies: int, inputs_per_copy: int) -> bool:
         """Return whether one `vmap` over the copies is faster than a loop; inputs in numbers, not examples.
@@ -253,9 +254,10 @@ def each_copy(
     """
     if by_vmap:
         axes = (0, None if shared else 0, None if weights is None else 0)
-        gradients, values = vmap(grad_and_value(value), in_dims=axes)(
-            tuple(unstack(positions, like)), batch, weights
-        )
+        with plain_attention():
+            gradients, values = vmap(grad_and_value(value), in_dims=axes)(
+                tuple(unstack(positions, like)), batch, weights
+            )
         return values, list(gradients)
     found = []
     for k, position in enumerate(positions):

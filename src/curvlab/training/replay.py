@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from curvlab.linalg import flatten, unflatten
 from curvlab.problem import Data, Loss, ModelFunction, Problem
 from curvlab.problem.batch import Inputs
-from curvlab.problem.model_function import checked_model
+from curvlab.problem.parameters import checked_model
 from curvlab.training.history import State, TrainingHistory, TrainingRun
 from curvlab.training.steps import Loss as TrainingLoss
 from curvlab.training.steps import MeanLoss, differs_in_training

@@ -15,8 +15,9 @@ from torch.nn.modules.dropout import _DropoutNd
 from curvlab.problem import Batches, Data, FunctionLoss, Problem, output_loss
 from curvlab.problem.batch import Inputs
 from curvlab.problem.closed_forms import refuse_two_readings
-from curvlab.problem.model_function import checked_model, eval_mode, explained, forward_arguments, logits_of
+from curvlab.problem.model_function import eval_mode, explained, forward_arguments, logits_of
 from curvlab.problem.own_losses import LossFunction
+from curvlab.problem.parameters import checked_model
 from curvlab.problem.problem import checked_weights
 from curvlab.seeding import generator_of
 

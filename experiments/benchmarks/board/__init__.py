@@ -54,6 +54,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -111,7 +112,7 @@ def draw(computed: Computed) -> dict[str, Figure]:
     shown = shown[~shown.method.isin((RUN_DAMPING, FILTER)) | (shown.against != STANDARD)]
     return {
         "figure.png": _scores(shown[shown.against == STANDARD], reader_names(best.task)),
-        "figure_more.png": _prices(shown),
+        "figure_more.png": _prices(shown, computed),
     }
 
 
@@ -142,11 +143,16 @@ def _name(method: str) -> str:
     return {INFLUENCE: "influence, best of a grid"}.get(method, SAME_NAME.get(method, method))
 
 
-def _prices(shown: pd.DataFrame) -> Figure:
-    """Draw a row for each task: LDS against the price by each protocol; methods without a look in grey."""
+def _prices(shown: pd.DataFrame, computed: Computed) -> Figure:
+    """Draw a row for each task: LDS against the price by each protocol; methods without a look in grey.
+
+    Below them, where a task asks for it, LDS against the residual of the solve and the size of the subsets.
+    """
     shown = shown.assign(named=shown.method.map(_name))
-    figure, axes = panels.rows(shown, "task", columns=len(AGAINST), panel_size=(3.6, 2.6), sharey="row")
-    for row, task, own in axes:
+    tasks, more = shown.task.unique().tolist(), int("residuals" in computed)
+    figure, axes = plots.figure(len(tasks) + more, len(AGAINST), panel_size=(3.6, 2.6), sharey="row")
+    for row, task in zip(axes, tasks, strict=False):
+        own = shown[shown.task == task]
         for ax, against in zip(row, AGAINST, strict=True):
             points = own[own.against == against]
             others = points[~points.named.isin(LOOKS)]
@@ -162,6 +168,24 @@ def _prices(shown: pd.DataFrame) -> Figure:
             first = against == AGAINST[0]
             title = f"{task}: {against}" if first else against
             panels.frame(ax, x="price (trainings)", y="LDS" if first else "", title=title, log="x")
+    if more:
+        _beyond(axes[-1], computed["residuals"], computed["fractions"])
     note = "Line: what no cheaper score reaches. Price: of the whole grid, where there is one."
     panels.legend(figure, columns=3, title=note)
     return figure
+
+
+def _beyond(row: np.ndarray, residuals: pd.DataFrame, fractions: pd.DataFrame) -> None:
+    """Draw influence cut off at several residuals, and five scores by how much of the training set is left."""
+    ends: dict[str, Any] = {"y": "lds", "low": "lds_low", "high": "lds_high"}
+    grey = {
+        name: {"color": "#d55e00", "linestyle": line} for name, line in zip(AGAINST, (":", "--", "-"), strict=True)
+    }
+    panels.lines(row[0], residuals, x="residual", by="against", styles=grey, **ends)
+    panels.frame(row[0], x="residual of the solve", y="LDS", title=f"{residuals.task.iloc[0]}: influence", log="x")
+    fractions = fractions.assign(named=fractions.method.map(_name))
+    looks = {name: {"color": color, "marker": marker} for name, (color, marker) in LOOKS.items()}
+    for ax, against in zip(row[1:], (AGAINST[0], AGAINST[-1]), strict=True):
+        own = fractions[fractions.against == against]
+        panels.lines(ax, own, x="fraction", by="named", styles=looks, **ends)
+        panels.frame(ax, x="share of examples kept", title=f"by the subsets' size: {against}")

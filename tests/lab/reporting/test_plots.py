@@ -31,7 +31,7 @@ def test_figure_returns_a_grid_and_leaves_the_settings_alone() -> None:
 def test_the_finding_stands_above_the_title_and_what_would_be_cut_gets_smaller(tmp_path: Path) -> None:
     figure, axes = plots.figure(1, 2)
     figure.suptitle("its own title")
-    axes[0, 1].set_title("a_title_of_one_word_that_is_too_long_for_a_panel_of_3.2_inches")
+    axes[0, 1].set_title("a_title_of_one_word_too_long_for_a_panel_of_3.2_inches")
     plots.headline(
         figure, "It holds on the first of two networks, and on the second it is far from what is printed."
     )

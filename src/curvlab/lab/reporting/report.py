@@ -54,14 +54,14 @@ from curvlab.lab.reporting.readme import PARTS, filled_readme, with_words
 from curvlab.lab.reporting.results import ResultFolder, count_verdicts, largest_judged, read_results
 from curvlab.lab.targets.target import ROOT, paper_titles
 
+NOT_JUDGED = "not judged"
 MEANINGS = {  # for readers; the rule itself is in claims.py
     REPRODUCED: "the whole interval keeps the criterion",
     DIRECTION_ONLY: "the direction holds, the size does not",
     UNDECIDED: "it crosses a bound",
     NOT_REPRODUCED: "it lies outside",
     FALSE: "a misprint, or there is a counter-example",
-    OUT_OF_REACH: "a condition was not met",
-    NOT_ASKED: "this preset cannot decide it",
+    NOT_JUDGED: "this preset cannot decide it, or a condition was not met",
 }
 _LONGEST_NOTE = 240  # characters; all of it stands in claims.json
 
@@ -90,8 +90,8 @@ def _first_page(
     lines = [
         "# What five papers claim, and what came out",
         "",
-        "Every claim has a criterion and is judged by rule from its interval, mostly on small networks and data",
-        "(preset `laptop`). Criteria that changed after results were seen bear a † on the papers' pages.",
+        "Claims are judged by rule, mostly on small networks and data (preset `laptop`). A † on a paper's page: the",
+        "criterion changed after results were seen.",
         "[Commands, devices, times](REPRODUCE.md); [misprints and counter-examples](MISPRINTS.md).",
         "",
         "![Each headline's verdict; our value, where the claim holds, the paper's number](findings.png)",
@@ -101,6 +101,7 @@ def _first_page(
     ]
     counted = {paper: standings(paper, largest_judged(shown[paper])) for paper in papers}
     for paper, counts in counted.items():
+        counts[NOT_JUDGED] = counts[OUT_OF_REACH] + counts[NOT_ASKED]
         cells = " | ".join(str(counts[standing]) for standing in MEANINGS)
         lines.append(f"| [{titles.get(paper, paper).partition(':')[0]}]({paper}/README.md) | {cells} |")
     lines += ["", "; ".join(f"*{standing}*: {meaning}" for standing, meaning in MEANINGS.items()) + ".", ""]

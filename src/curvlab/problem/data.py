@@ -171,6 +171,14 @@ class Batches:
             raise different_shapes()
         return groups[0]
 
+    def in_turn(self, size: int) -> Iterator[Batch]:
+        """Yield all examples in order, `size` at once; of tensors views, where `together` copies."""
+        if isinstance(self._source, Pair) and self._drawn is None:
+            pieces = Pair((self._source.inputs, self._source.targets), size)
+            yield from pieces if self._source.is_moved else map(self._move, pieces)
+            return
+        yield from map(self.together, torch.arange(self.num_examples).split(size))
+
     def in_fixed_order(self) -> Batches:
         """Return the same data, held in memory unless single examples can be read: a stream may be costly."""
         if not isinstance(self._source, Pair | Examples):

@@ -69,10 +69,10 @@ def _evaluated(model: nn.Module, loss: Loss, examples: Batches, batch_size: int)
     known, size = output_loss(loss), examples.num_examples
     total, count, correct, num_predictions = 0.0, 0.0, 0, 0
     with eval_mode(model), torch.no_grad():
-        for chosen in progress_bar("evaluation", torch.arange(size).split(batch_size)):
-            inputs, targets = examples.together(chosen)
+        batches = progress_bar("evaluation", examples.in_turn(batch_size), total=-(-size // batch_size))
+        for inputs, targets in batches:
             outputs = model_outputs(model, inputs)
-            counted = known.count(targets) if known.token_wise else len(chosen)
+            counted = known.count(targets) if known.token_wise else len(targets)
             if counted:  # else every target is ignored
                 total += MeanLoss(loss)(outputs, targets).item() * counted
                 count += counted

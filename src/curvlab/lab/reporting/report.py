@@ -90,8 +90,8 @@ def _first_page(
     lines = [
         "# What five papers claim, and what came out",
         "",
-        "Claims are judged by rule, mostly on small networks and data (preset `laptop`). A † on a paper's page: the",
-        "criterion changed after results were seen.",
+        "Claims are judged by rule, mostly on small networks and data (preset `laptop`). A † on a paper's page:",
+        "the criterion changed after results were seen.",
         "[Commands, devices, times](REPRODUCE.md); [misprints and counter-examples](MISPRINTS.md).",
         "",
         "![Each headline's verdict; our value, where the claim holds, the paper's number](findings.png)",
@@ -122,7 +122,7 @@ def _first_page(
             if folder.key == told[paper].picture and folder.pictures:
                 lines += [_picture(folder, f"{paper}/"), ""]
     if "benchmarks" in shown:
-        lines += ["This library beside its peers: [benchmarks](benchmarks/README.md).", ""]
+        lines += ["[This library beside its peers](benchmarks/README.md).", ""]
     return "\n".join(lines)
 
 

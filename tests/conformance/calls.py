@@ -18,7 +18,7 @@ from curvlab.problem import Problem
 from curvlab.solvers import BlockConjugateGradient, Nystrom
 from curvlab.training import EnsembleLosses, Replay, train
 
-LOSS = nn.CrossEntropyLoss()
+LOSS, SEED = nn.CrossEntropyLoss(), 3
 
 
 def network() -> nn.Module:
@@ -72,7 +72,7 @@ class Call:
         return name in inspect.signature(self.function).parameters
 
     def taken(self, others: dict[str, Any]) -> dict[str, Any]:
-        own = {"progress": False, "generator": 0} | others
+        own = {"progress": False, "generator": SEED} | others
         return {name: value for name, value in own.items() if self.takes(name)}
 
 
@@ -84,7 +84,7 @@ class OfOperator(Call):
         operator = GaussNewtonOperator(network(), LOSS, DATA)
         if not hasattr(self.function, "solve"):
             return numbers(self.function(operator, **self.settings, **self.taken(others)))
-        generator = others.pop("generator", 0)
+        generator = others.pop("generator", SEED)
         solver = self.function(**self.settings, **self.taken(others))
         return numbers(solver.solve(operator + 0.1 * identity, DIRECTIONS, generator=generator))
 
@@ -102,7 +102,8 @@ def numbers(found: Any) -> Any:
     if isinstance(found, retraining.ProximalBregmanObjective):
         return found.gradient(DIRECTIONS[:, :1])
     if is_dataclass(found) and not isinstance(found, type):
-        return {each.name: numbers(getattr(found, each.name)) for each in fields(found)}
+        names = [each.name for each in fields(found) if each.name not in ("progress", "callback")]
+        return {name: numbers(getattr(found, name)) for name in names}
     if isinstance(found, dict):
         return {name: numbers(part) for name, part in found.items()}
     if isinstance(found, list | tuple):

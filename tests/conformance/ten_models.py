@@ -45,7 +45,7 @@ class Problem:
 # ------------------------------------------------------------------------------------------ models
 def bert() -> nn.Module:
     config = transformers.BertConfig(
-        vocab_size=VOCABULARY, hidden_size=16, num_hidden_layers=2, num_attention_heads=2,
+        vocab_size=VOCABULARY, hidden_size=16, num_hidden_layers=1, num_attention_heads=2,
         intermediate_size=32, max_position_embeddings=16, num_labels=NUM_CLASSES, pad_token_id=PADDING,
     )  # fmt: skip
     return transformers.BertForSequenceClassification(config)
@@ -53,14 +53,14 @@ def bert() -> nn.Module:
 
 def gpt2() -> nn.Module:
     config = transformers.GPT2Config(
-        vocab_size=VOCABULARY, n_embd=16, n_layer=2, n_head=2, n_positions=16, bos_token_id=0, eos_token_id=0
+        vocab_size=VOCABULARY, n_embd=16, n_layer=1, n_head=2, n_positions=16, bos_token_id=0, eos_token_id=0
     )
     return transformers.GPT2LMHeadModel(config)
 
 
 def opt() -> nn.Module:
     config = transformers.OPTConfig(
-        vocab_size=VOCABULARY, hidden_size=16, num_hidden_layers=2, ffn_dim=32, num_attention_heads=2,
+        vocab_size=VOCABULARY, hidden_size=16, num_hidden_layers=1, ffn_dim=32, num_attention_heads=2,
         max_position_embeddings=16, word_embed_proj_dim=16, pad_token_id=PADDING,
     )  # fmt: skip
     return transformers.OPTForCausalLM(config)
@@ -68,7 +68,7 @@ def opt() -> nn.Module:
 
 def llama() -> nn.Module:
     config = transformers.LlamaConfig(
-        vocab_size=VOCABULARY, hidden_size=16, num_hidden_layers=2, intermediate_size=32,
+        vocab_size=VOCABULARY, hidden_size=16, num_hidden_layers=1, intermediate_size=32,
         num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=16,
     )  # fmt: skip
     return transformers.LlamaForCausalLM(config)
@@ -76,7 +76,7 @@ def llama() -> nn.Module:
 
 def t5() -> nn.Module:
     config = transformers.T5Config(
-        vocab_size=VOCABULARY, d_model=16, d_kv=8, d_ff=32, num_layers=2, num_heads=2,
+        vocab_size=VOCABULARY, d_model=16, d_kv=8, d_ff=32, num_layers=1, num_heads=2,
         decoder_start_token_id=0, pad_token_id=PADDING,
     )  # fmt: skip
     return transformers.T5ForConditionalGeneration(config)
@@ -84,7 +84,7 @@ def t5() -> nn.Module:
 
 def vit() -> nn.Module:
     config = transformers.ViTConfig(
-        image_size=16, patch_size=4, hidden_size=16, num_hidden_layers=2, num_attention_heads=2,
+        image_size=16, patch_size=4, hidden_size=16, num_hidden_layers=1, num_attention_heads=2,
         intermediate_size=32, num_labels=NUM_CLASSES,
     )  # fmt: skip
     return transformers.ViTForImageClassification(config)
@@ -111,7 +111,8 @@ def resnet() -> nn.Module:
 
 
 def mobilenet() -> nn.Module:
-    return torchvision.models.MobileNetV2(num_classes=NUM_CLASSES, width_mult=0.1)
+    blocks = [[1, 16, 1, 1], [6, 24, 2, 2], [6, 96, 1, 1]]  # of 17: expansion, channels, number, stride
+    return torchvision.models.MobileNetV2(NUM_CLASSES, width_mult=0.1, inverted_residual_setting=blocks)
 
 
 # ------------------------------------------------------------------------------------------ examples

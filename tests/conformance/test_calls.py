@@ -8,13 +8,13 @@ import io
 import re
 import sys
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from calls import CALLS, OF_OPERATORS, Call
+from calls import CALLS, OF_OPERATORS, SEED, Call
 from torch import Tensor
 
 from curvlab import progress as bars
@@ -131,14 +131,38 @@ def assert_same(found: Any, expected: Any) -> None:
         assert found == expected or (found != found and expected != expected)
 
 
-@pytest.mark.parametrize("name", CALLS)
-def test_a_problem_stands_in_the_place_of_model_loss_and_data(name: str) -> None:
-    assert_same(CALLS[name](opened=True), CALLS[name]())
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
 
 
-@pytest.mark.parametrize("name", [n for n, call in ALL.items() if call.takes("generator") or n in OF_OPERATORS])
-def test_a_number_is_a_generator_with_that_seed(name: str) -> None:
-    assert_same(ALL[name](generator=3), ALL[name](generator=torch.Generator().manual_seed(3)))
+def run(call: Call, **others: Any) -> tuple[Any, str]:
+    """Return the numbers of a call, and what it shows on a terminal."""
+    terminal = Terminal()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(bars, "_SECONDS_BEFORE_BAR", 0.0)
+        patch.setattr(sys, "stderr", terminal)
+        return call(**others), terminal.getvalue()
+
+
+@cache
+def plain(name: str) -> tuple[Any, list[int], str]:
+    """Return the numbers of a call without a bar, the steps that a callback saw, and what is shown."""
+    seen: list[int] = []
+    found, shown = run(ALL[name], progress=False, callback=lambda state: seen.append(state.num_steps))
+    return found, seen, shown
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_a_problem_a_generator_and_a_bar_give_the_same_numbers(name: str) -> None:
+    """A problem for model, loss and data; a generator for its seed; a bar, which False silences."""
+    call, (expected, _, silence) = ALL[name], plain(name)
+    generator = torch.Generator().manual_seed(SEED)
+    found, shown = run(call, opened=name in CALLS, generator=generator, progress=True)
+    assert_same(found, expected)
+    if call.takes("progress"):
+        assert silence == ""
+        assert "it/s" in shown or "step" in shown
 
 
 @pytest.mark.parametrize("seed", ["0", 1.0, True])
@@ -146,25 +170,6 @@ def test_what_is_neither_is_refused(seed: Any) -> None:
     for call in (generator_of, lambda seed: OF_OPERATORS["hutchinson_trace"](generator=seed)):
         with pytest.raises(TypeError, match=r"torch\.Generator or a whole number as seed"):
             call(seed)
-
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
-@pytest.mark.parametrize("name", [name for name, call in ALL.items() if call.takes("progress")])
-def test_a_bar_is_shown_and_false_silences_it(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bars, "_SECONDS_BEFORE_BAR", 0.0)
-    shown = {}
-    for on in (True, False):
-        terminal = Terminal()
-        with monkeypatch.context() as patch:
-            patch.setattr(sys, "stderr", terminal)
-            ALL[name](progress=on)
-        shown[on] = terminal.getvalue()
-    assert "it/s" in shown[True] or "step" in shown[True]
-    assert shown[False] == ""
 
 
 def test_every_bar_of_work_beyond_ten_seconds_says_how_long_it_will_take(
@@ -200,8 +205,7 @@ class Killed(BaseException):
 @pytest.mark.parametrize("name", [name for name, call in ALL.items() if call.takes("checkpoint")])
 def test_a_killed_call_goes_on_to_the_same_numbers(name: str, tmp_path: Path) -> None:
     call: Call = ALL[name]
-    seen: list[int] = []
-    expected = call(callback=lambda state: seen.append(state.num_steps))
+    expected, seen, _ = plain(name)
     killed_at = max(1, max(seen) // 2)
 
     def kill(state: Any) -> None:

@@ -23,11 +23,6 @@ class LeastSquares:
 
 
 @pytest.fixture
-def generator() -> torch.Generator:
-    return torch.Generator().manual_seed(0)
-
-
-@pytest.fixture
 def least_squares(generator: torch.Generator) -> LeastSquares:
     features, outputs, num_train, num_test = 5, 3, 12, 7
 

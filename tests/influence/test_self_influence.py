@@ -150,7 +150,8 @@ def test_settings_are_checked(least_squares) -> None:
 
 @pytest.mark.parametrize("estimator", [self_influence, estimated_self_influence])
 def test_a_budget_cuts_passes_and_changes_no_score(classifier, estimator) -> None:
-    model, loss, train = classifier
+    model, loss, (inputs, labels) = classifier
+    train = (inputs[:6], labels[:6])
     settings = {"damping": 0.1, "solver": ConjugateGradient(rtol=1e-10)}
     if estimator is estimated_self_influence:
         settings["num_probes"] = 3
@@ -320,9 +321,9 @@ def test_probes_of_pieces_have_the_covariance_of_all(data, generator: torch.Gene
         problem = Problem.of(model, nn.CrossEntropyLoss(), data, weights)
         if most < NUM:
             with pytest.warns(MemoryWarning, match="a pass now takes 5 examples"):
-                probes.append(curvature_probes(problem, 4000, generator))
+                probes.append(curvature_probes(problem, 2000, generator))
         else:
-            probes.append(curvature_probes(problem, 4000, generator))
+            probes.append(curvature_probes(problem, 2000, generator))
     whole, pieces = (sample @ sample.T / sample.shape[1] for sample in probes)
     dense = dense_gauss_newton(model.inner, data, weights)
     assert (whole - dense).norm() / dense.norm() < 0.1

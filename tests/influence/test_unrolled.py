@@ -19,7 +19,7 @@ from curvlab.influence import SegmentResponse, UnrolledResponse, segment_respons
 from curvlab.training import SGDRule, TrainingRun, train
 
 FP64 = torch.float64
-NUM_EXAMPLES, NUM_STEPS = 18, 25
+NUM_EXAMPLES, NUM_STEPS = 18, 13
 POINTS = [0, 7, 17]
 OPTIMIZERS: dict[str, dict[str, Any]] = {
     "sgd with momentum": {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.01},
@@ -92,7 +92,7 @@ def by_retraining(net: str, optimizer: str, weights: Tensor | None, points: list
 @pytest.mark.parametrize("mode", ["reverse", "forward"])
 @pytest.mark.parametrize(
     ("net", "optimizer", "weighted"),
-    [(net, "sgd with momentum", False) for net in NETS]
+    [(net, "sgd with momentum", False) for net in NETS if net != "mlp"]
     + [("mlp", optimizer, weighted) for optimizer in OPTIMIZERS for weighted in (False, True)]
     + [("convolution", "adam", False), ("loop", "adam", True)],
 )
@@ -308,7 +308,7 @@ def distance(case: Trained, exact: Tensor, num_segments: int, per_segment: int =
     return float((found.scores - exact).norm() / exact.norm())
 
 
-@pytest.mark.parametrize(("momentum", "decay"), [(0.0, 0.0), (0.0, 0.3), (0.9, 0.3)])
+@pytest.mark.parametrize(("momentum", "decay"), [(0.0, 0.3), (0.9, 0.3)])
 def test_segments_converge_to_the_unrolled_run(momentum: float, decay: float) -> None:
     """With steps of length 0 in the limit and a segment for each of them nothing is approximated."""
     case = least_squares(200, 0.006 * (1 - momentum), momentum, decay)

@@ -4,11 +4,6 @@ from torch import Tensor
 
 
 @pytest.fixture
-def generator() -> torch.Generator:
-    return torch.Generator().manual_seed(0)
-
-
-@pytest.fixture
 def symmetric(generator: torch.Generator) -> Tensor:
     """(7, 7), fp64, indefinite."""
     matrix = torch.randn(7, 7, dtype=torch.float64, generator=generator)

@@ -32,11 +32,6 @@ class Quadratic(nn.Module):
 
 
 @pytest.fixture
-def generator() -> torch.Generator:
-    return torch.Generator().manual_seed(0)
-
-
-@pytest.fixture
 def make_quadratic(generator: torch.Generator) -> Callable[..., Quadratic]:
     """Quadratics with given eigenvalues in a random basis."""
 

@@ -98,12 +98,14 @@ def test_drawn_labels_keep_the_given_ones_weights(name: str) -> None:
     op = FisherOperator(
         model,
         loss,
-        (x.repeat(6000, 1), targets.repeat(6000, *[1] * (targets.ndim - 1))),
+        (x.repeat(2000, 1), targets.repeat(2000, *[1] * (targets.ndim - 1))),
         kind="monte_carlo",
         generator=torch.Generator().manual_seed(0),
+        batch_size=4000,
     )
     expected = dense_gauss_newton(model, loss, x, targets)
-    assert float((op.to_dense() - expected).norm() / expected.norm()) < 0.05  # 36,000 draws
+    vectors = op.randn(4, torch.Generator().manual_seed(1))
+    assert float((op @ vectors - expected @ vectors).norm() / (expected @ vectors).norm()) < 0.05  # 12,000 draws
     exact = FisherOperator(model, loss, (x, targets)).to_dense()
     assert_close(exact, expected)
 

@@ -12,6 +12,7 @@ from torch.testing import assert_close
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from curvlab.curvature import FisherOperator, GaussNewtonOperator, HessianOperator
+from curvlab.linalg import LinearOperator
 
 
 class Pairs(Dataset):
@@ -79,15 +80,19 @@ OPERATORS = [
 ]
 
 
+def check_products(found: LinearOperator, expected: LinearOperator) -> None:
+    """With three random vectors: a matrix that is wrong anywhere has wrong products with them."""
+    vectors = expected.randn(3, torch.Generator().manual_seed(0))
+    assert_close(found @ vectors, expected @ vectors, rtol=1e-10, atol=1e-12)
+
+
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("loss", ["ce_ignore", "ce_sum", "mse"])
 def test_every_form_gives_the_same_matrix(form: str, loss: str) -> None:
     case = problem("mlp_tanh", loss)
     data = FORMS[form](case.inputs, case.targets)
     for operator in OPERATORS:
-        assert_close(
-            operator(case.model, case.loss, data).to_dense(), operator(*case).to_dense(), rtol=1e-10, atol=1e-12
-        )
+        check_products(operator(case.model, case.loss, data), operator(*case))
 
 
 @pytest.mark.parametrize("batch_size", [1, 2, 3, 5, 1000])
@@ -97,8 +102,7 @@ def test_batch_size_does_not_matter(batch_size: int, form: str, loss: str) -> No
     case = language_problem(loss)  # sequences have 4, 2, 0, 3 and 1 predicted tokens
     data = (case.inputs, case.targets) if form == "pair" else TensorDataset(case.inputs, case.targets)
     for operator in OPERATORS:
-        split = operator(case.model, case.loss, data, batch_size=batch_size)
-        assert_close(split.to_dense(), operator(*case).to_dense(), rtol=1e-10, atol=1e-12)
+        check_products(operator(case.model, case.loss, data, batch_size=batch_size), operator(*case))
 
 
 @pytest.mark.parametrize("batch_size", [1, 2, 5])
@@ -150,19 +154,6 @@ def test_integer_labels_of_a_dataset() -> None:
     assert_close(op.to_dense(), GaussNewtonOperator(*case).to_dense())
 
 
-@pytest.mark.parametrize("data", ["zip", "generator", "iterator"])
-@pytest.mark.parametrize("operator", OPERATORS)
-def test_one_shot_iterators_are_refused(data: str, operator) -> None:
-    case = problem("linear", "ce")
-    once = {
-        "zip": zip(case.inputs.split(1), case.targets.split(1), strict=True),
-        "generator": (batch for batch in [(case.inputs, case.targets)]),
-        "iterator": iter([(case.inputs, case.targets)]),
-    }[data]
-    with pytest.raises((ValueError, TypeError), match="one-shot iterator"):
-        operator(case.model, case.loss, once)
-
-
 def test_mappings_of_tensors_in_every_form() -> None:
     class Named(nn.Module):
         def __init__(self) -> None:
@@ -209,12 +200,6 @@ def test_no_predicted_token_is_refused() -> None:
     op = GaussNewtonOperator(case.model, case.loss, (case.inputs, torch.full_like(case.targets, -100)))
     with pytest.raises(ValueError, match="every target is ignored"):
         op @ op.randn(1, torch.Generator())
-
-
-@pytest.mark.parametrize("batch_size", [0, -1])
-def test_batch_size_must_be_positive(batch_size: int) -> None:
-    with pytest.raises(ValueError, match="batch_size"):
-        GaussNewtonOperator(*problem("linear", "ce"), batch_size=batch_size)
 
 
 def test_one_example() -> None:
@@ -289,15 +274,15 @@ def test_data_of_another_kind_is_refused_with_what_to_pass(kind: str) -> None:
         ).double()
 
 
-@pytest.mark.parametrize("loss", ["ce", "mse"])
-def test_inputs_and_targets_of_different_lengths_are_refused(loss: str) -> None:
-    case = problem("linear", loss)
-    with pytest.raises(ValueError, match=r"5.*4"):
-        GaussNewtonOperator(case.model, case.loss, (case.inputs, case.targets[:4])) @ torch.zeros(15).double()
-
-
-@pytest.mark.parametrize("dtype", [torch.int32, torch.int16, torch.uint8])
-@pytest.mark.parametrize("form", ["list of two tensors", "tensor dataset", "ragged batches", "loader"])
+@pytest.mark.parametrize(
+    ("dtype", "form"),
+    [
+        (torch.int32, "list of two tensors"),
+        (torch.int16, "tensor dataset"),
+        (torch.uint8, "ragged batches"),
+        (torch.uint8, "loader"),
+    ],
+)
 @pytest.mark.parametrize("operator", OPERATORS)
 def test_classes_of_every_integer_type(dtype: torch.dtype, form: str, operator) -> None:
     case = problem("mlp_tanh", "ce")

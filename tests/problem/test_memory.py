@@ -73,8 +73,11 @@ def build(kind: type[DataOperator], model: nn.Module, **settings) -> DataOperato
     return kind(model, nn.CrossEntropyLoss(), data(), **settings)
 
 
-@pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
-@pytest.mark.parametrize("kind", [GaussNewtonOperator, HessianOperator, FisherOperator])
+@pytest.mark.parametrize(
+    ("kind", "error"),
+    [(GaussNewtonOperator, error) for error in ERRORS]
+    + [(HessianOperator, ERRORS[0]), (FisherOperator, ERRORS[0])],
+)
 def test_a_pass_is_halved_until_it_fits_and_stays_so(kind, error: Exception) -> None:
     model = Limited(most=12, error=error)
     op, expected = build(kind, model, batch_size=40), build(kind, network(), batch_size=40)

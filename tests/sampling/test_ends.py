@@ -31,7 +31,7 @@ def test_they_are_those_of_a_quadratic() -> None:
     settings = {"step_size": step_size, "nbeta": nbeta, "localization": localization, "batch_size": 8}
     for sampler in (SGLD(losses, **settings), UnderdampedLangevin(losses, **settings, friction=20.0)):
         traces = ChainTraces(*torch.zeros(2, 4, 60, dtype=FP64), torch.randn(4, 3, dtype=FP64))
-        ends = [measure_ends(sampler, traces, seed=seed) for seed in range(60)]
+        ends = [measure_ends(sampler, traces, seed=seed) for seed in range(20)]
         assert ends[0].top_eigenvalue == pytest.approx(9.0)
         assert ends[0].stability == pytest.approx(step_size * (nbeta * 9 + localization) / 4)
         variance = (1 - math.exp(-localization * step_size * sampler.reach * 60)) / localization
@@ -100,8 +100,7 @@ def named(llc: LLC) -> set[str]:
     return {problem.split(":")[0] for problem in llc.problems}
 
 
-@pytest.mark.parametrize("seed", range(2))
-def test_a_coefficient_that_is_zero_by_construction_is_invalid(seed: int) -> None:
+def test_a_coefficient_that_is_zero_by_construction_is_invalid() -> None:
     """Localization 2.6e7 at 1,000 examples is a cut-off of 1.8e5; the largest curvature is about 1."""
     model, data = digits()
     llc = estimate_llc(
@@ -113,27 +112,26 @@ def test_a_coefficient_that_is_zero_by_construction_is_invalid(seed: int) -> Non
         **BATCHES,
         step_size=3 / (2.6e7 * 300),
         localization=2.6e7,
-        generator=seed,
+        generator=0,
     )
     assert abs(llc.value) < 0.02
     assert llc.curvature_cutoff == pytest.approx(1.8e5, rel=0.01)
     assert llc.top_eigenvalue < 3
     assert {"the localization holds every direction", "the loss did not hold the chains"} <= named(llc)
-    if seed == 0:
-        assert abs(llc.value) <= 2 * llc.stderr
-        assert "the estimate is 0 within its error" in named(llc)
+    assert abs(llc.value) <= 2 * llc.stderr
+    assert "the estimate is 0 within its error" in named(llc)
 
 
-def test_settings_that_were_not_found_warn_and_are_a_problem() -> None:
-    model, data = digits(
-        num_epochs=0
-    )  # not trained: no minimum, and chains fall at any localization but a huge one
+def test_settings_that_were_not_found_warn_and_are_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("curvlab.sampling.pilots._MAX_ROUNDS", 3)  # of 8: more find nothing either
+    # Not trained: no minimum, and chains fall at any localization but a huge one.
+    model, data = digits(num_epochs=0)
     loss, short = nn.CrossEntropyLoss(), BATCHES | {"num_burnin_steps": 100}
     with pytest.warns(SettingsWarning, match="settings not to be used: "):
         chosen = choose_sgld_settings(model, loss, data, **short, generator=0)
     assert not chosen.converged
     assert chosen.problem == chosen.report[-1]
-    llc = estimate_llc(model, loss, data, num_chains=4, num_draws=20, **BATCHES, settings=chosen, generator=0)
+    llc = estimate_llc(model, loss, data, num_chains=4, num_draws=20, **short, settings=chosen, generator=0)
     assert llc.problems[0] == f"the settings are not to be used: {chosen.problem}"
     assert (llc.step_size, llc.localization, llc.nbeta) == (chosen.step_size, chosen.localization, chosen.nbeta)
     with pytest.raises(ValueError, match="either settings, or step_size"):
@@ -142,10 +140,9 @@ def test_settings_that_were_not_found_warn_and_are_a_problem() -> None:
         )
 
 
-@pytest.mark.parametrize("sampler", ["sgld", "averaged", "underdamped"])
-def test_chosen_settings_give_digits_a_valid_estimate(sampler: str) -> None:
+def test_chosen_settings_give_digits_a_valid_estimate() -> None:
     model, data = digits()
-    chosen = choose_sgld_settings(model, nn.CrossEntropyLoss(), data, **BATCHES, sampler=sampler, generator=0)
+    chosen = choose_sgld_settings(model, nn.CrossEntropyLoss(), data, **BATCHES, generator=0)
     llc = estimate_llc(
         model, nn.CrossEntropyLoss(), data, num_chains=4, num_draws=600, **BATCHES, settings=chosen, generator=1
     )

@@ -56,7 +56,7 @@ def test_monomials_and_sums(powers: tuple[int, ...], sampler: str) -> None:
 
 
 # The asymptotic coefficient is 1 / largest power; at this n and localization the truth is far below.
-@pytest.mark.parametrize(("powers", "asymptotic"), [((2, 2), 1 / 2), ((2, 4), 1 / 4), ((2, 2, 2), 1 / 2)], ids=str)
+@pytest.mark.parametrize(("powers", "asymptotic"), [((2, 4), 1 / 4), ((2, 2, 2), 1 / 2)], ids=str)
 def test_products_against_quadrature(powers: tuple[int, ...], asymptotic: float) -> None:
     nbeta, localization = default_nbeta(10_000), 20.0
     truth = quadrature(powers, nbeta=nbeta, localization=localization)
@@ -74,8 +74,8 @@ def test_products_against_quadrature(powers: tuple[int, ...], asymptotic: float)
         localization=localization,
         generator=generator(),
     )
-    # Standard errors of 1.7, 3.3 and 3.7 %; twice the nbeta changes the truth by 14, 26 and 40 %, twice the
-    # localization by 32, 64 and 75 %, noise 10 % too large by 26, 38 and 47 %.
+    # Standard errors of 3.3 and 3.7 %; twice the nbeta changes the truth by 26 and 40 %, twice the localization
+    # by 64 and 75 %, noise 10 % too large by 38 and 47 %.
     assert llc.value == pytest.approx(truth, rel=0.1)
 
 
@@ -115,7 +115,6 @@ def test_flat_directions_are_reached_that_sgld_misses(
 @pytest.mark.parametrize(
     ("pattern", "coefficient", "step_size", "preconditioner"),
     [
-        ((1, 3, 1, 0), 0.5, 4.8e-4, None),
         ((4, 2, 1, 0), 1.0, 4.8e-4, None),
         ((3, 2, 2, 1), 2.5, 2.4e-4, None),
         ((3, 2, 2, 1), 2.5, 2e-5, RMSProp()),
@@ -146,8 +145,8 @@ def test_reduced_rank_regression_at_the_most_singular_parameter(
     assert llc.value == pytest.approx(coefficient, rel=0.1)
 
 
-@pytest.mark.parametrize("num_features", [3, 11])
-def test_regular_models_have_half_the_number_of_parameters(num_features: int) -> None:
+def test_regular_models_have_half_the_number_of_parameters() -> None:
+    num_features = 11
     model, data = linear_regression(2000, num_features, seed=1)
     llc = estimate_llc(
         model,

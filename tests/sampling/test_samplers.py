@@ -106,7 +106,7 @@ def test_stationary_variance_on_a_quadratic_knows_the_step_size(kind: str) -> No
     assert float(positions.var()) == pytest.approx(exact, rel=0.08)
 
 
-@pytest.mark.parametrize("kind", ["sgld", "averaged", "underdamped"])
+@pytest.mark.parametrize("kind", ["sgld", "underdamped"])
 def test_batches_raise_the_temperature_by_what_is_told(kind: str) -> None:
     """1 + m ε s²/4, s² the variance of a batch's gradient of U, m the reach; SGLD has the step's own besides."""
 
@@ -178,8 +178,3 @@ def test_the_density_of_the_preconditioned_sampler_is_that_of_sgld() -> None:
 def test_bad_settings(kind: str, changes: dict, match: str) -> None:
     with pytest.raises(ValueError, match=match):
         sampler_of(kind, quadratic(), **changes)
-
-
-def test_a_preconditioner_needs_a_damping() -> None:
-    with pytest.raises(ValueError, match=r"decay lies between 0 and 1 and damping is positive, got 0.9 and 0"):
-        RMSProp(decay=0.9, damping=0.0)

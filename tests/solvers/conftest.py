@@ -25,14 +25,9 @@ def examples(request: pytest.FixtureRequest) -> Tensor:
     return example_matrices(request.param, num_examples=80, size=20)
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def build_examples() -> Callable[..., Tensor]:
     return example_matrices
-
-
-@pytest.fixture
-def generator() -> torch.Generator:
-    return torch.Generator().manual_seed(0)
 
 
 class CountingOperator(DenseOperator):

@@ -108,20 +108,6 @@ def test_indefinite_matrices_are_refused() -> None:
         TrainingFilter(1.0).solve(operator, torch.ones(2, dtype=FP64))
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"time": 0.0}, r"time must be positive and finite, got 0.0: it is the sum of the learning rates"),
-        ({"time": float("inf")}, "time must be positive and finite"),
-        ({"time": 1.0, "rtol": 1.0}, "rtol must be between 0 and 1"),
-        ({"time": 1.0, "max_steps": 0}, "max_steps must be at least 1"),
-    ],
-)
-def test_bad_settings(settings: dict, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        TrainingFilter(**settings)
-
-
 def test_damping_imitates_the_filter_within_a_third(build_examples, generator) -> None:
     """(1 - e^{-x}) / x lies between 1 / (1 + x) and 1.3 / (1 + x) for all x = time μ."""
     x = torch.logspace(-4, 4, 2000, dtype=FP64)

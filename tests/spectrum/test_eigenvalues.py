@@ -30,9 +30,10 @@ def test_exact_when_run_to_the_end(matrix: Tensor, k: int, seed: int) -> None:
     torch.testing.assert_close(gram, torch.eye(k, dtype=torch.float64), rtol=0, atol=1e-10)
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-@pytest.mark.parametrize("k", [1, 2])
-@pytest.mark.parametrize("num_matvecs", [4, 8, 16, 40])
+@pytest.mark.parametrize(
+    ("k", "num_matvecs", "dtype"),
+    [(1, 4, torch.float64), (2, 8, torch.float32), (1, 16, torch.float32), (2, 40, torch.float64)],
+)
 def test_bound_holds_at_every_stage(matrix: Tensor, k: int, num_matvecs: int, dtype: torch.dtype) -> None:
     operator = DenseOperator(matrix.to(dtype))
     spectrum = torch.linalg.eigvalsh(operator.matrix.double())
@@ -208,6 +209,7 @@ def smoothed(eigenvalues: Tensor, grid: Tensor, width: float) -> Tensor:
     return normal.log_prob(grid[:, None]).exp().mean(1)
 
 
+@pytest.mark.parametrize("matrix", ["decaying", "repeated", "indefinite"], indirect=True)
 def test_covers_the_exact_smoothed_density(matrix: Tensor) -> None:
     eigenvalues = torch.linalg.eigvalsh(matrix)
     result = spectral_density(
@@ -242,13 +244,6 @@ def test_one_probe_has_no_standard_error() -> None:
     assert float(result.grid[result.density.argmax()]) == pytest.approx(1.0, abs=0.01)
 
 
-def test_bad_settings_of_the_density() -> None:
-    with pytest.raises(ValueError, match="num_probes must be at least 1"):
-        spectral_density(DenseOperator(torch.eye(5)), num_probes=0)
-    with pytest.raises(ValueError, match="width must be positive"):
-        spectral_density(DenseOperator(torch.eye(5)), width=0.0)
-
-
 # ----------------------------------------------------------------------------------------
 @pytest.mark.parametrize("spectrum", ["flat", "decaying", "indefinite"])
 @pytest.mark.parametrize("distribution", ["gaussian", "rademacher"])
@@ -265,11 +260,10 @@ def test_intervals_cover_dense_norm(build_matrix, spectrum: str, distribution: s
     assert 180 <= covered <= (200 if exact else 198)
 
 
-@pytest.mark.parametrize("decay", [0.0, 0.75])
-def test_two_batches_are_unbiased_where_one_is_not(decay: float) -> None:
+def test_two_batches_are_unbiased_where_one_is_not() -> None:
     generator = torch.Generator().manual_seed(0)
     factors = torch.randn(100, 15, generator=generator, dtype=torch.float64)
-    factors = factors * torch.arange(1, 16, dtype=torch.float64) ** -decay
+    factors = factors * torch.arange(1, 16, dtype=torch.float64) ** -0.75
     examples = factors[:, :, None] * factors[:, None, :]
     operator, truth = DenseOperator(examples, is_psd=True), float(examples.mean(0).norm())
     covered, one_batch = 0, []

@@ -209,7 +209,7 @@ def test_intervals_of_a_singular_model_cover_the_quadrature() -> None:
         mean_output,
         no_inputs(),
         num_chains=40 * 8,
-        num_draws=2000,
+        num_draws=1300,
         num_burnin_steps=500,
         step_size=3e-4,
         batch_size=8,

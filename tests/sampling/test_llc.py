@@ -138,8 +138,9 @@ def test_a_start_that_is_no_minimum_is_invalid() -> None:
 
 
 def test_diverged_and_short_chains_are_invalid() -> None:
-    assert "smaller step_size" in estimate(step_size=1.0).problems[0]
-    assert math.isnan(estimate(step_size=1.0).stability)
+    diverged = estimate(step_size=1.0, num_draws=50)
+    assert "smaller step_size" in diverged.problems[0]
+    assert math.isnan(diverged.stability)
     assert "too few draws" in estimate(num_draws=3).problems[0]
 
 

@@ -105,7 +105,7 @@ class WatchedRule:
         return after
 
 
-@pytest.mark.parametrize("num_steps", [1, 2, 3, 9, 10, 50, 101, 400])
+@pytest.mark.parametrize("num_steps", [1, 2, 3, 9, 10, 50, 170])
 def test_way_back_meets_the_same_states_and_holds_few(num_steps: int) -> None:
     model, loss, data = problem()
     start, rule = flat(model), WatchedRule(SGDRule(0.9))

@@ -92,15 +92,10 @@ SAME_NAME = {
     FILTER_EPOCHS: "training filter",
 }
 LOOKS = {  # of the rows that README tells of and the filter: a colour and a mark each; all others are grey
-    RECOMMENDED: ("#d55e00", "o"),
-    "training filter": ("#e6ab02", "s"),
-    EKFAC: ("#0072b2", "^"),
-    "kronfluence EK-FAC": ("#56b4e9", "v"),
-    "TRAK": ("#7b3294", "D"),
-    UNROLLED: ("#000000", "X"),
-    AVERAGED: ("#009e73", "P"),
-    SEGMENTS: ("#cc79a7", "*"),
-    DOT: ("#a6761d", "<"),
+    name: (style["color"], style["marker"])
+    for name, style in panels.styles_of(
+        [RECOMMENDED, "training filter", EKFAC, "kronfluence EK-FAC", "TRAK", UNROLLED, AVERAGED, SEGMENTS, DOT]
+    ).items()
 }
 
 
@@ -179,7 +174,8 @@ def _beyond(row: np.ndarray, residuals: pd.DataFrame, fractions: pd.DataFrame) -
     """Draw influence cut off at several residuals, and five scores by how much of the training set is left."""
     ends: dict[str, Any] = {"y": "lds", "low": "lds_low", "high": "lds_high"}
     grey = {
-        name: {"color": "#d55e00", "linestyle": line} for name, line in zip(AGAINST, (":", "--", "-"), strict=True)
+        name: {"color": LOOKS[RECOMMENDED][0], "linestyle": line}
+        for name, line in zip(AGAINST, (":", "--", "-"), strict=True)
     }
     panels.lines(row[0], residuals, x="residual", by="against", styles=grey, **ends)
     panels.frame(row[0], x="residual of the solve", y="LDS", title=f"{residuals.task.iloc[0]}: influence", log="x")

@@ -19,7 +19,17 @@ from curvlab.lab.reporting.plots import MARKERS, PALETTE
 # a name that begins with one of these ("ginger, never clipped", "kronfluence EK-FAC") is a variant of it.
 _METHODS = (
     ("sgd", "momentum", "lissa", "uniform direction", "δ = 0", "curvlab", "proximity", "source"),
-    ("ngd", "cg", "conjugate gradient", "filter", "linearisation", "linearised", "lemma as printed", "curvlinops"),
+    (
+        "ngd",
+        "cg",
+        "conjugate gradient",
+        "filter",
+        "training filter",
+        "linearisation",
+        "linearised",
+        "lemma as printed",
+        "curvlinops",
+    ),
     ("ginger", "pbrf", "proximal bregman", "lemma", "non convergence", "llc", "δ = 0.1", "kronfluence"),
     ("adam", "influence", "gradient descent", "solver"),
     ("qng", "gradient", "plain gradients", "warm", "δ = 1", "devinterp"),

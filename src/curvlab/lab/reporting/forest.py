@@ -74,9 +74,7 @@ def _draw_key(axes: Axes, counts: Mapping[str, int]) -> None:
         words = f"{counts[verdict]} {verdict}"
         axes.text(x, 11, words, fontsize=10.5, weight="bold", va="center", color=_COLORS[verdict])
         x += 6.6 * len(words) + 10
-    note = (
-        "a verdict is that of all claims of a headline (in brackets: how many hold in full); below it one of them:"
-    )
+    note = "Bold: the verdict of all of a headline's claims (in brackets: how many hold in full). Below, one of them:"
     axes.text(4, 28, note, fontsize=8.5, va="center", color="#333333")
     axes.plot([8, 28], [45, 45], color=_OURS, linewidth=2.2)
     axes.plot(18, 45, marker="o", markersize=5.5, color=_OURS)
@@ -106,7 +104,8 @@ def _draw_strip(axes: Axes, y: float, result: ClaimResult, paper: Sequence[float
     low, high = (value if math.isnan(end) else end for end in (interval.low, interval.high))
     printed = [number / per for number in paper]
     bounds = [bound for bound in (criterion.at_least, criterion.at_most) if bound is not None]
-    place = _scale([value, *bounds, *printed], low, high)
+    direction = [end for end in (criterion.direction_at_least, criterion.direction_at_most) if end is not None]
+    place = _scale([value, *bounds, *direction, *printed], low, high)
     holds_from = _LEFT if criterion.at_least is None else place(criterion.at_least)
     holds_to = _RIGHT if criterion.at_most is None else place(criterion.at_most)
     axes.fill_betweenx([y - 7, y + 7], _LEFT, _RIGHT, color=_BAND, linewidth=0)

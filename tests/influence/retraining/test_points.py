@@ -282,7 +282,7 @@ def test_killed_newton_goes_on_to_the_same_response(
     whole = ProximalNewton(**settings, callback=lambda state: slow.append(bool(state.slow.any()))).minimize(
         objective
     )
-    assert slow[0] == (epsilon == 0.1)
+    assert set(slow) == {epsilon == 0.1}  # from the first step to the last
     in_all = products[0]
     dies_at = min(dies_at, in_all - 2)
     kept = ProximalNewton(**settings, checkpoint=tmp_path / "newton")

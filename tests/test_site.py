@@ -14,7 +14,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-PAGES = ["README", "docs/claims", "docs/howto", "docs/concepts", "docs/reference/influence"]
+PAGES = ["README", "docs/claims", "docs/howto", "docs/concepts", "docs/words", "docs/reference/influence"]
 PAGES += ["results/README", "results/lissa/README", "results/MISPRINTS", "notebooks/your_own_model"]
 WIDTHS, SCHEMES = (390, 1400), ("light", "dark")
 pytestmark = [

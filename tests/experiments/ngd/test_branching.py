@@ -245,8 +245,7 @@ def test_each_curve_has_the_name_and_the_values_of_its_branch(computed_of: Calla
 
 # ------------------------------------------------------------------------------- runs and settings
 def test_branches_leave_the_very_state_at_the_split(run_smoke: Callable[..., Path]) -> None:
-    # A branch that hardly moves shows from where it starts.
-    folder = run_smoke("ngd/fig4", "branches.sgd.lr=1.0e-4", drawn=False)
+    folder = run_smoke("ngd/fig4")
     table = read_table(folder, "table")
     assert len(table) == 2 * (10 + 3 * 4)  # seeds, epochs before and of each branch after
     branches = table[table.branch != BEFORE]

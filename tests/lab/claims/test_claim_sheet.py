@@ -115,7 +115,7 @@ def test_an_extreme_is_exact_or_has_the_interval_of_its_row(seed: int) -> None:
         assert (one.value, one.interval.low, one.interval.high) == (value, value - 0.5, value + 0.25)
 
 
-@pytest.mark.parametrize("seed", SEEDS[:4])
+@pytest.mark.parametrize("seed", SEEDS[:2])  # a second of bootstrap each
 def test_correlations_are_of_all_rows_or_of_each_repetition(seed: int) -> None:
     table = made_up(seed)
     whole = found(table, spearman=["x", Y.join("``")], where="task == 'a'", unit="points")[""]

@@ -15,10 +15,11 @@ import pytest
 
 from curvlab.lab import Claim, Criterion, Target, exact, judge
 from curvlab.lab.claims import load_claims, save_claims
+from curvlab.lab.claims.intervals import Interval
 from curvlab.lab.tables import read_table
 from curvlab.lab.targets import stale
 from curvlab.lab.targets import verify as module
-from curvlab.lab.targets.comparison import differences
+from curvlab.lab.targets.comparison import differences, fallen
 from curvlab.lab.targets.gather import gather
 from curvlab.lab.targets.target import ROOT, UnknownTargetError, all_targets
 from curvlab.lab.targets.verify import cheapest_part, judged_otherwise, verify
@@ -192,6 +193,15 @@ def test_verdicts_must_be_the_same_but_for_declared_timings(committed: Path, tmp
     assert lines == ["claim small: reproduced -> refuted"] or lines == [
         "claim small: reproduced -> not reproduced"
     ]
+
+
+@pytest.mark.parametrize(("value", "falls"), [(0.53, False), (0.57, True), (0.001, True), (None, True)])
+def test_a_claim_stands_while_it_moves_by_a_small_share_of_its_interval(value: float | None, falls: bool) -> None:
+    claim, interval = Claim("small", "s", "p", None, "m", Criterion(at_most=1.5)), Interval(0.0, 1.0, "t", 3)
+    old, new = (judge(claim, v, None if v is None else interval, if_not_reproduced="-") for v in (0.5, value))
+    assert list(fallen(VERIFY_TARGET, [old], [old])) == []
+    assert bool(list(fallen(VERIFY_TARGET, [old], [new]))) == falls
+    assert list(fallen(Target("experiments.rank1.fig1", title="toy", timings=("small",)), [old], [new])) == []
 
 
 def test_a_table_that_is_gone_or_new_is_named(committed: Path, tmp_path: Path) -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import math
 import re
+import shutil
 import sys
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +25,7 @@ from curvlab.lab.reporting.plots import headline, write_png
 from curvlab.lab.runs.over_ranks import is_first
 from curvlab.lab.runs.record import RECORD, read_commit, read_record, sign, without_paths
 from curvlab.lab.runs.run import Run, start
-from curvlab.lab.targets.comparison import compared, other_tables
+from curvlab.lab.targets.comparison import ROUNDING, compared, fallen, other_tables
 from curvlab.lab.targets.settings import settings_beside_the_paper
 from curvlab.lab.targets.stale import stale_parts
 from curvlab.lab.targets.target import Target, published, result_folders
@@ -92,7 +94,8 @@ def changes_of_published(
 ) -> list[str]:
     """Return a line for each table's column, and the title or settings, that a result folder has otherwise.
 
-    Numbers are compared as `comparison` has it. A benchmark is always another: what it measures is time.
+    Numbers that are not equal may be so but for rounding, see `comparison`: then what the claims say decides. A
+    benchmark is always another: what it measures is time.
     """
     if target.paper_key == "benchmarks":
         return ["it measures time"]
@@ -101,10 +104,24 @@ def changes_of_published(
         name: tables.as_written(computed[name], name, digits=target.digits.get(name, 6))
         for name in compared(target, computed)
     }
-    lines = list(other_tables({name: before[name] for name in compared(target, before)}, new))
+    old = {name: before[name] for name in compared(target, before)}
+    lines = list(other_tables(old, new))
+    if lines:
+        lines = list(other_tables(old, new, rtol=ROUNDING)) or _fallen_claims(target, folder, computed)
     settings = without_paths(settings_beside_the_paper(target, cfg, before))
     now = {"title": target.title, "settings": json.loads(json.dumps(settings))}
     return lines + [f"other {name}" for name, value in now.items() if record[name] != value]
+
+
+def _fallen_claims(target: Target, folder: Path, computed: Mapping[str, pd.DataFrame]) -> list[str]:
+    """Return a line for each claim that the new tables, judged in a copy of the folder, say something else of."""
+    with tempfile.TemporaryDirectory() as temporary:
+        again = Path(shutil.copytree(folder, Path(temporary) / folder.name))
+        for name, table in computed.items():
+            tables.table_path(again, name).unlink(missing_ok=True)
+            file, content = tables.encoded(table, name, digits=target.digits.get(name, 6))
+            (again / file).write_bytes(content)
+        return list(fallen(target, load_claims(folder), judged(target, Computed.of(again))))
 
 
 def _name_stale_units(target: Target, run: Run) -> None:

@@ -246,8 +246,9 @@ class ModelFunction:
         """Return whether `vmap` goes through the forward: not where that branches on values. Tried once."""
         if self._maps is None:
             twice = [value.expand(2, *value.shape) for value in self.parameters]
-            try:
-                torch.vmap(lambda *values: self(values, take(inputs, slice(0, 1))))(*twice)
+            one, has_head = take(inputs, slice(0, 1)), self.has_linear_head(inputs)
+            try:  # of a language model without its logits, which would be the most that is held
+                torch.vmap(lambda *own: self.head_input(own, one).hidden if has_head else self(own, one))(*twice)
             except (RuntimeError, ValueError, TypeError):
                 self._maps = False
             else:

@@ -19,7 +19,7 @@ from curvlab.lab.claims.intervals import Interval
 from curvlab.lab.tables import read_table
 from curvlab.lab.targets import stale
 from curvlab.lab.targets import verify as module
-from curvlab.lab.targets.comparison import differences, fallen
+from curvlab.lab.targets.comparison import differences, fallen, other_tables
 from curvlab.lab.targets.gather import gather
 from curvlab.lab.targets.target import ROOT, UnknownTargetError, all_targets
 from curvlab.lab.targets.verify import cheapest_part, judged_otherwise, verify
@@ -109,6 +109,14 @@ def test_only_a_change_of_those_files_makes_it_stale(checkout: Path, commit: Cal
         assert stale.stale_parts(TARGET, record)[1] == unknown
     else:
         assert stale.stale_parts(TARGET, record) == []
+
+
+def test_ends_of_an_interval_near_zero_have_room_by_its_width() -> None:
+    before = pd.DataFrame({"x": [-1e-3, 2.0], "x_low": [-3e-3, 1.0], "x_high": [1e-5, 3.0], "y": [1e-5, 3.0]})
+    assert not list(other_tables({"table": before}, {"table": before.assign(x_high=[1.2e-5, 3.0])}, rtol=2e-3))
+    for column, value in (("x_high", 3e-5), ("y", 1.2e-5), ("x", -1.1e-3)):
+        after = before.assign(**{column: [value, before[column][1]]})
+        assert len(list(other_tables({"table": before}, {"table": after}, rtol=2e-3))) == 1
 
 
 def test_stale_results_are_printed(

@@ -1,8 +1,9 @@
 """When two results are equal: to a tolerance, and but for what measures time and memory.
 
 Numbers agree when they differ by at most 1e-4 of the first one, or by 1e-9; nan agrees with nan; text and verdicts
-agree when they are the same. Left out are columns with a word of `TIMED` in their names, tables named `timing` or
-`timings`, and the tables and claims that a target declares as its `timings`.
+agree when they are the same. `X`, `X_low` and `X_high`, a value and its interval, may be near zero by chance: each
+has 1e-4 of the interval's width, too. Left out are columns with a word of `TIMED` in their names, tables named
+`timing` or `timings`, and the tables and claims that a target declares as its `timings`.
 
 Another processor rounds otherwise, and the training of a network makes more of it. So a published result stays as
 it is where numbers agree by `ROUNDING` and no claim has `fallen`; `make verify` tells of it, and takes rtol=2e-3.
@@ -108,7 +109,7 @@ def _other_columns(old: pd.DataFrame, new: pd.DataFrame, rtol: float) -> Iterato
     for name in old:
         if _is_timed(name):
             continue
-        same = _agree(old[name], new[name], rtol)
+        same = _agree(old[name], new[name], rtol, widths=_widths(old, str(name)))
         if not same.all():
             row = int(np.argmin(same))
             values = f"{old[name].iloc[row]} -> {new[name].iloc[row]}"
@@ -132,8 +133,18 @@ def _is_timed(column: object) -> bool:
     return bool(TIMED & set(re.findall("[a-z]+", str(column).lower())))
 
 
-def _agree(old: pd.Series, new: pd.Series, rtol: float) -> np.ndarray:
+def _widths(table: pd.DataFrame, column: str) -> np.ndarray:
+    """Return the widths of the intervals that a column's numbers belong to; zeros where it has none."""
+    ends = [f"{re.sub('_(low|high)$', '', column)}_{end}" for end in ("low", "high")]
+    if not all(end in table and pd.api.types.is_numeric_dtype(table[end]) for end in ends):
+        return np.zeros(len(table))
+    low, high = (table[end].to_numpy(float) for end in ends)
+    return np.nan_to_num(high - low, posinf=0.0, neginf=0.0)
+
+
+def _agree(old: pd.Series, new: pd.Series, rtol: float, *, widths: np.ndarray | float = 0.0) -> np.ndarray:
     if all(pd.api.types.is_numeric_dtype(column) for column in (old, new)):
-        return np.isclose(new.to_numpy(float), old.to_numpy(float), rtol=rtol, atol=ATOL, equal_nan=True)
+        room = ATOL + rtol * widths
+        return np.isclose(new.to_numpy(float), old.to_numpy(float), rtol=rtol, atol=room, equal_nan=True)
     texts = [column.astype(object).where(column.notna(), "").astype(str).to_numpy() for column in (old, new)]
     return np.asarray(texts[0] == texts[1])

@@ -7,14 +7,15 @@ second-moment decay 0.99. Every fine-tuning of a column starts from the same pre
 see the same batches and, with LoRA (rank 8 on every projection of every attention, which is what the FLOPs of the
 paper's table imply; it says "each attention adapter"), start from the same adapters. The paper starts from the
 published T5-small. The small presets cannot, so they pretrain a small T5 to copy what stretches of the training
-documents begin with; both columns start from it.
+documents begin with; both columns start from it. Their task is no summary but a shortening, which so small a T5
+learns: write the words of four letters or more of a beginning of a paragraph.
 
 Every racer tunes its learning rate, and Ginger its damping as well, for each column, at one rank, by the
 validation loss; every candidate has the same number of steps (an epoch, or the final run's where that is shorter).
 The damping is a number without clipping, where lr/γ is tuned, or the published code's 1e-5 with each entry of the
 update clipped at 1. Both stand as rows of their own, too, and the latter without any curvature: figure_more.png.
-(Published `laptop` results are older: there racers had equal gradients.) Where perplexities end above the paper's
-highest, 12.6, what it says of them and of ROUGE is out of reach (`reaches-regime`).
+Where perplexities end above the paper's highest, 12.6, what it says of them and of ROUGE is out of reach
+(`reaches-regime`).
 
 The curvature sees labels that the model draws token by token,
 given the words before them (teacher forcing), scaled by the root of the number of tokens, as the loss is their

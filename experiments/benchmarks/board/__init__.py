@@ -144,15 +144,16 @@ def _prices(shown: pd.DataFrame, computed: Computed) -> Figure:
     Below them, where a task asks for it, LDS against the residual of the solve and the size of the subsets.
     """
     shown = shown.assign(named=shown.method.map(_name))
+    looks = {name: look for name, look in LOOKS.items() if (shown.named == name).any()}
     tasks, more = shown.task.unique().tolist(), int("residuals" in computed)
     figure, axes = plots.figure(len(tasks) + more, len(AGAINST), panel_size=(3.6, 2.6), sharey="row")
     for row, task in zip(axes, tasks, strict=False):
         own = shown[shown.task == task]
         for ax, against in zip(row, AGAINST, strict=True):
             points = own[own.against == against]
-            others = points[~points.named.isin(LOOKS)]
+            others = points[~points.named.isin(looks)]
             ax.scatter(others.trainings, others.lds, s=14, color="#bbbbbb", zorder=0.95, label=OTHERS)
-            for name, (color, marker) in LOOKS.items():
+            for name, (color, marker) in looks.items():
                 each = points[points.named == name]
                 errors = np.clip([each.lds - each.lds_low, each.lds_high - each.lds], 0, None)
                 look = {"color": color, "marker": marker, "linestyle": "none"}

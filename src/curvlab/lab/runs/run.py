@@ -22,7 +22,6 @@ from tqdm.auto import tqdm
 from curvlab.files import remove_stale, write_atomically
 from curvlab.lab import tables
 from curvlab.lab.runs.configuration import Command
-from curvlab.lab.runs.over_ranks import is_first
 from curvlab.lab.runs.overrides import ConfigurationError
 from curvlab.lab.runs.record import (
     RECORD,
@@ -65,8 +64,6 @@ def start(cfg: DictConfig, *, key: str, title: str) -> Iterator[Run]:
             )
         raise
     run.tracker.finish()
-    if is_first():
-        print(f"{run.target} ({cfg.preset}): {_relative(run.folder)}")
 
 
 class Run:
@@ -295,10 +292,6 @@ class Run:
             self._has_written = True
         write_atomically(path, content)
         return path
-
-
-def _relative(path: Path) -> str:
-    return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
 
 
 def torch_device(name: str) -> torch.device:

@@ -86,6 +86,8 @@ def run_target(target: Target, cfg: DictConfig) -> Path:
             judge_target(target, run.folder)
             draw_target(target, run.folder)
             run.hand_to_tracker(numbers_of(run.folder), curves_of(target, Computed.of(run.folder)))
+    shown = run.folder.relative_to(Path.cwd()) if run.folder.is_relative_to(Path.cwd()) else run.folder
+    print(f"{run.target} ({cfg.preset}): {shown}")
     return run.folder
 
 

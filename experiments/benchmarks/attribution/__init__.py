@@ -47,13 +47,16 @@ worth where the order is not known. part_way.csv has the scores against retraini
 ranks.csv has all that an LDS is made of.
 
 **Libraries** (libraries.csv): influence scores of the public libraries against exact ones. The influence of all
-training digits on some test digits, -∇l(test)ᵀ (G + damping I)⁻¹ ∇l(point), with an MLP that is trained to a small
-loss. The reference is solved in double precision to a residual of 1e-6. Every method runs in a process of its own,
-one thread, and is measured from the trained model to the scores, in processor time. Correlation is Pearson's over
-the training digits, query by query: a library may scale its scores as it likes. Libraries whose dependencies
-exclude ours (pyDVL wants numpy below 2) live in an environment of their own, the extra `peers`; its Python is the
-setting `peers_python` or the environment variable CURVLAB_PEERS_PYTHON. Without one their rows say "not
-installed".
+training digits on some test digits, -∇l(test)ᵀ (A + damping I)⁻¹ ∇l(point), with an MLP that is trained to a small
+loss. A is the matrix that the library inverts or approximates: dattri's EK-FAC takes gradients at the true labels,
+the empirical Fisher matrix; kronfluence's draws labels. Exact scores are solved in double precision,
+`reference_residual` says how far; a network of up to `hessian_dense` parameters has its Hessian factorised. The
+LDS beside them is of one network: intervals of good methods overlap, and which of the two dampings is ahead says
+little (bench-board has them on more networks). Every method runs in a process of its own, one thread, and is
+measured from the trained model to the scores, in processor time. Correlation is Pearson's over the training
+digits, query by query: a library may scale its scores as it likes. Libraries whose dependencies exclude ours
+(pyDVL wants numpy below 2) live in an environment of their own, the extra `peers`; its Python is the setting
+`peers_python` or the environment variable CURVLAB_PEERS_PYTHON. Without one their rows say "not installed".
 
 **Retraining** (retraining.csv, retraining_timing.csv): retrainings together against one by one. Points are left
 out one by one, and the network is trained again without each: by `train`, once for each, and by `train_ensemble`,

@@ -22,6 +22,7 @@ from curvlab.problem import stack
 from experiments.benchmarks.attribution.libraries.own_matrix import (
     GAUSS_NEWTON,
     HESSIAN,
+    NO_MATRIX,
     exact_scores,
     retrained,
     run_length,
@@ -38,6 +39,7 @@ COLUMNS = [
     "status",
     "pearson_mean",
     "pearson_worst",
+    "reference_residual",
     "pearson_gauss_newton",
     "lds",
     "lds_low",
@@ -53,8 +55,9 @@ COLUMNS = [
 def compute(run: Run, tasks: Mapping[str, DictConfig]) -> dict[str, pd.DataFrame]:
     """Train, solve the references, measure every method at every damping; return one row for each.
 
-    `pearson_mean` is against exact scores of the very matrix that the method inverts, `pearson_gauss_newton`
-    against those of the Gauss-Newton matrix, `lds` against retraining on halves.
+    `pearson_mean` is against exact scores of the very matrix that the method inverts (of plain gradients: of the
+    Gauss-Newton matrix), solved to `reference_residual`, and nan where that is above `largest_residual`;
+    `pearson_gauss_newton` against those of the Gauss-Newton matrix, `lds` against retraining on halves.
     """
     if not tasks:
         return {}
@@ -62,7 +65,6 @@ def compute(run: Run, tasks: Mapping[str, DictConfig]) -> dict[str, pd.DataFrame
     task = Task.load(run, name, settings).trained()
     methods: dict[str, dict[str, Any]] = OmegaConf.to_container(settings.methods)  # type: ignore[assignment]  # a mapping
     at_run, rows = run_length(task).damping, []
-    residuals: dict[str, float] = {}
     for damping in (float(settings.damping), *([at_run] if settings.at_run_damping else [])):
         network = _stored_network(run, task, settings) | {"damping": damping}
         key = task.key | {"num_queries": settings.num_queries, "damping": damping}
@@ -70,15 +72,11 @@ def compute(run: Run, tasks: Mapping[str, DictConfig]) -> dict[str, pd.DataFrame
         judged = _Judged(run, task, network, settings, key, halves)
         for method in run.progress(list(settings.only or methods), f"methods at damping {damping:.2g}"):
             options = methods[method] | {"num_threads": settings.num_threads}
-            matrix = options.pop("matrix")
+            matrix, remark = options.pop("matrix"), options.pop("remark", "")
             results = _measured(run, str(method), network, options, key, settings)
-            rows.append(judged.row(str(method), matrix, options, results))
-        residuals |= {f"{matrix} at {damping:.3g}": one["residual"] for matrix, one in judged.references.items()}
-    run.note(
-        training_loss=round(task.train_loss, 4),
-        run_damping=at_run,
-        reference_residual={name: f"{residual:.1e}" for name, residual in residuals.items()},
-    )
+            row = judged.row(str(method), matrix, options, results)
+            rows.append(row | {"remark": "; ".join(filter(None, (row.get("remark"), remark)))})
+    run.note(training_loss=round(task.train_loss, 4), run_damping=at_run)
     return {"libraries": _with_ratios(pd.DataFrame(rows), str(settings.compared_with))}
 
 
@@ -94,18 +92,19 @@ class _Judged:
     halves: tuple[Tensor, Tensor] | None
     references: dict[str, dict[str, Any]] = field(default_factory=dict)
 
-    def exact(self, matrix: str) -> Tensor:
-        """Return the exact scores, (M, N)."""
+    def exact(self, matrix: str) -> dict[str, Any]:
+        """Return the exact scores, (M, N), and the largest residual of their solves."""
         if matrix not in self.references:
             key = self.key | {"matrix": matrix}
             if matrix == HESSIAN:
-                key |= {"rtol": self.settings.hessian_rtol, "steps": self.settings.hessian_steps}
+                own = ("hessian_dense", "hessian_rtol", "hessian_steps")
+                key |= {name: self.settings[name] for name in own}
             solve = partial(exact_scores, self.network, self.task.loss, matrix, self.settings)
             about = f"exact scores, {matrix}"
             self.references[matrix] = self.run.unit(
                 "influence_peers/reference", key, solve, version=2, about=about
             )
-        return self.references[matrix]["scores"]
+        return self.references[matrix]
 
     def row(
         self, name: str, matrix: str, options: dict[str, Any], results: list[dict[str, Any]]
@@ -115,9 +114,12 @@ class _Judged:
         if row["status"] != "done":
             return row
         scores = results[0]["scores"].double()
-        correlation = pearson(scores, self.exact(matrix))
-        row |= {"pearson_mean": float(correlation.mean()), "pearson_worst": float(correlation.min())}
-        row["pearson_gauss_newton"] = float(pearson(scores, self.exact(GAUSS_NEWTON)).mean())
+        reference = self.exact(GAUSS_NEWTON if matrix == NO_MATRIX else matrix)
+        row["reference_residual"] = reference["residual"]
+        if reference["residual"] <= self.settings.largest_residual:
+            correlation = pearson(scores, reference["scores"])
+            row |= {"pearson_mean": float(correlation.mean()), "pearson_worst": float(correlation.min())}
+        row["pearson_gauss_newton"] = float(pearson(scores, self.exact(GAUSS_NEWTON)["scores"]).mean())
         if self.halves is not None:
             lds = linear_datamodelling_score(scores.nan_to_num(), *self.halves)
             row |= {"lds": lds.value, "lds_low": lds.low, "lds_high": lds.high}
@@ -194,17 +196,17 @@ def _with_ratios(table: pd.DataFrame, compared_with: str) -> pd.DataFrame:
 
 def draw(computed: Computed) -> dict[str, Figure]:
     """Return one bar for each method: mean over queries, the worst query marked; time and memory beside it."""
-    table = computed["libraries"]
-    if "matrix" not in table:  # computed before each library had its own
-        table = table.assign(matrix=GAUSS_NEWTON, damping=computed.config["libraries"]["damping"])
-    first = table[table.damping == table.damping.iloc[0]]
+    table, settings = computed["libraries"], computed.config["libraries"]
+    named = "matrix" in table  # else computed before each library had its own
+    first = table[table.damping == table.damping.iloc[0]] if named else table
     done = first[first.status == "done"].iloc[::-1].reset_index(drop=True)
     figure, axes = plots.figure(
         1, 3, panel_size=(2.9, 0.8 + 0.32 * len(done)), sharey=True, width_ratios=[1.5, 1.0, 1.0]
     )
     colors = [panels.COLORS["curvlab"] if library == "curvlab" else "#999999" for library in done.library]
     columns = ("pearson_mean", "seconds", "peak_gib")
-    labels = ("correlation with\nexact scores", "processor time (s)", "peak memory (GiB)")
+    of = "its matrix" if named else "the Gauss-Newton matrix"
+    labels = (f"correlation with exact\nscores of {of}", "processor time (s)", "peak memory (GiB)")
     for ax, column, label in zip(axes[0], columns, labels, strict=True):
         ax.barh(done.index, done[column], color=colors, height=0.6)
         ax.set_xlabel(label)
@@ -212,12 +214,38 @@ def draw(computed: Computed) -> dict[str, Figure]:
     axes[0, 0].scatter(
         done.pearson_worst, done.index, marker="|", s=70, color="black", zorder=3, label="worst query"
     )
-    axes[0, 0].set_yticks(done.index, done.method + " (" + done.matrix + ")")
+    axes[0, 0].set_yticks(done.index, done.method + " (" + done.matrix + ")" if named else done.method)
     axes[0, 0].axvline(0, color="black", linewidth=0.8)
     axes[0, 0].set_xlim(min(-0.3, float(done.pearson_worst.min()) - 0.05) if len(done) else -0.3, 1.05)
     axes[0, 1].set_xscale("log")
     axes[0, 1].xaxis.set_major_locator(LogLocator(subs=(1.0, 3.0)))
     axes[0, 1].xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axes[0, 1].xaxis.set_minor_formatter(NullFormatter())
-    figure.legend(loc="outside lower center", fontsize=8, frameon=False)
+    axes[0, 0].set_title(f"damping {settings['damping']:g}, {settings['num_queries']} queries", loc="left")
+    panels.legend(figure, title="\n".join(_notes(table, first)))
     return {"figure_more.png": figure}
+
+
+def _notes(table: pd.DataFrame, first: pd.DataFrame) -> list[str]:
+    """Return what the bars lack: methods without one, plain gradients' matrix, and the LDS of ours by damping."""
+    failed = first[first.status != "done"]
+    notes = [f"no bar: {own.method}, {own.status}" for own in failed.itertuples()]
+    unknown = first[(first.status == "done") & first.pearson_mean.isna()].method
+    notes += [f"no exact scores: {', '.join(unknown)}"] * bool(len(unknown))
+    if "matrix" in table and first.matrix.eq(NO_MATRIX).any():
+        notes.append("plain gradients: against the Gauss-Newton matrix")
+    if "lds" not in table or not (table.library == "curvlab").any():
+        return notes
+    ours = table[table.library == "curvlab"].drop_duplicates("damping")
+    best = ours.sort_values("lds").iloc[-1]
+    others = first[(first.library != "curvlab") & first.lds.notna()]
+    overlap = int(((others.lds_low <= best.lds_high) & (others.lds_high >= best.lds_low)).sum())
+    lds = [
+        f"{own.lds:.3f} ({own.lds_low:.2f} to {own.lds_high:.2f}) at {own.damping:.2g}"
+        for own in ours.itertuples()
+    ]
+    return [
+        *notes,
+        f"LDS of curvlab by damping: {', '.join(lds)}",
+        f"intervals of {overlap} of {len(others)} other methods' LDS overlap the larger one's",
+    ]

@@ -26,7 +26,7 @@ from experiments.benchmarks.attribution.libraries.worker import TrainedNetwork
 from experiments.shared.task import TrainedTask
 
 GAUSS_NEWTON, HESSIAN, FISHER = "Gauss-Newton", "Hessian", "empirical Fisher"
-IDENTITY = "identity"
+NO_MATRIX = "no matrix"  # of plain gradients, which are compared with the scores of the Gauss-Newton matrix
 
 
 def exact_scores(network: dict[str, Any], loss: nn.Module, matrix: str, settings: DictConfig) -> dict[str, Any]:
@@ -36,16 +36,19 @@ def exact_scores(network: dict[str, Any], loss: nn.Module, matrix: str, settings
         network: as the workers read it, its damping included.
         loss: mean over examples.
         matrix: A. The Gauss-Newton and the empirical Fisher matrix are solved to 1e-6; the Hessian, indefinite
-            wherever training has not ended in a minimum, by minimum residuals to `hessian_rtol`, in
-            `hessian_steps` at most.
+            wherever training has not ended in a minimum, by LU where the network has at most `hessian_dense`
+            parameters, else by minimum residuals to `hessian_rtol`, in `hessian_steps` at most.
         settings: of the part `libraries`.
     """
     own = TrainedNetwork(network)
     model = own.model.double()
     train, test = ((inputs.double(), targets) for inputs, targets in (own.train, own.test))
     sides = per_example_gradients(model, loss, test).T
-    if matrix == IDENTITY:
-        solved, residual = sides, 0.0
+    if matrix == HESSIAN and len(sides) <= settings.hessian_dense:
+        dense = HessianOperator(model, loss, train).to_dense()
+        dense.diagonal().add_(own.damping)
+        solved = torch.linalg.solve(dense, sides)
+        residual = float(((dense @ solved - sides).norm(dim=0) / sides.norm(dim=0)).max())
     else:
         operator, solver = _operator(matrix, model, loss, train), BlockConjugateGradient(rtol=1e-6)
         if matrix == HESSIAN:

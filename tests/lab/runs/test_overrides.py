@@ -2,13 +2,16 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import hydra
 import pytest
+from omegaconf import OmegaConf
 
 from curvlab.lab import ConfigurationError, all_targets, load_config
-from curvlab.lab.runs.overrides import expand
+from curvlab.lab.runs.overrides import checked_config, expand, refuse_out_of_range
 
 ROOT = Path(__file__).parents[3]
 FIG1, FIG6 = all_targets()["lissa/fig1"], all_targets()["ngd/fig6"]
@@ -76,40 +79,70 @@ def test_short_forms_beside_a_sweep_and_beside_a_mistyped_key() -> None:
         assert "seed=0,1" in given
         with pytest.raises(ConfigurationError, match=r"unknown key 'solver.damping'; did you mean 'damping'"):
             expand("lissa/fig1", ["model=lenet", "solver.damping=0.1"])
+        with pytest.raises(ConfigurationError, match="damping_ratio must be at least 0"):
+            checked_config("lissa/fig1", ["damping_ratio=0.1,-1e-3"], multirun=True)
 
 
 @pytest.mark.parametrize(
     ("override", "text"),
     [
         ("training.lr=-3", "training.lr=-3 is out of range: lr must be greater than 0"),
-        ("training.lr=0", "lr must be greater than 0"),
-        ("training.lr=0.1,-1e-3", "lr must be greater than 0"),
         ("data.num_train=0", "num_train must be a whole number, at least 1"),
-        ("model.hidden_sizes=[16,0]", "hidden_sizes must be a whole number, at least 1"),
-        ("tasks.ffnn_6_6_digits_640.training.batch_size=-1", "batch_size must be a whole number, at least 1"),
-        ("training.lr=abc", "lr must be greater than 0"),
+        ("tasks.mlp_64_64_digits.model.hidden_sizes=[16,0]", "hidden_sizes must be a whole number, at least 1"),
+        ("tasks.mlp_64_64_digits.training.batch_size=-1", "batch_size must be a whole number, at least 1"),
+        ("tasks.mlp_64_64_digits.training={lr: -1}", "lr must be greater than 0"),
         ("num_points=abc", "num_points must be a whole number, at least 1"),
         ("num_points=2.5", "num_points must be a whole number, at least 1"),
         ("training.momentum=2", "momentum must be at least 0 and below 1"),
-        ("+damping=-.5", "damping must be at least 0"),
-        ("llc.num_burnin_steps=-1", "num_burnin_steps must be a whole number, at least 0"),
-        ("+damping_ratio=-1", "damping_ratio must be at least 0"),
-        ("+update_period=0", "update_period must be a whole number, at least 1"),
-        ("+label_noise=2", "label_noise must be from 0 to 1"),
-        ("+l2=text", "l2 must be at least 0"),
-        ("seeds=[0,-1]", "seeds must be a whole number, at least 0"),
+        ("damping=-.5", "damping must be at least 0"),
+        ("damping_ratio=inf", "damping_ratio must be at least 0"),
+        ("measured.safety=0", "safety must be greater than 0"),
         ("seed=abc", "seed=abc is no seed: it must be a whole number"),
         ("device=gpu", "device=gpu is no device: it must be auto, cpu, cuda"),
-        ("tasks=ffnn", "named by task=NAME"),
+        ("tasks=mlp", "named by task=NAME"),
     ],
 )
 def test_numbers_that_no_target_can_work_with_are_refused(override: str, text: str) -> None:
     with pytest.raises(ConfigurationError, match=text):
-        load_config(FIG6, [override])
+        load_config(FIG1, [override])
+
+
+def settings_of(node: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield every setting with its name; a list of a list has the same."""
+    if isinstance(node, dict):
+        for key, own in node.items():
+            yield from settings_of(own, str(key))
+    elif isinstance(node, list) and any(isinstance(own, dict | list) for own in node):
+        for own in node:
+            yield from settings_of(own, name)
+    else:
+        yield name, node
+
+
+@pytest.mark.parametrize("key", all_targets())
+def test_of_every_number_in_every_config_what_stands_is_in_range_and_a_negative_one_or_a_text_is_not(
+    key: str,
+) -> None:
+    config = OmegaConf.to_container(load_config(all_targets()[key], ["preset=laptop"]), resolve=True)
+    numbers = 0
+    for name, stands in settings_of(config):
+        refuse_out_of_range(name, stands, stands)
+        first = stands[0] if isinstance(stands, list) and stands else stands
+        if isinstance(first, int | float) and not isinstance(first, bool):
+            numbers += 1
+            for bad in ["text", *([] if name in ("start", "starts") else [-1])]:
+                with pytest.raises(ValueError, match=f"{name} must be "):
+                    refuse_out_of_range(name, [bad] if first is not stands else bad, stands)
+    assert numbers > 2
 
 
 def test_other_numbers_and_what_is_no_number_are_left_alone() -> None:
-    for override in ("data.num_train=null", "data.num_train=1", "llc.num_burnin_steps=0"):
+    for override in (
+        "data.num_train=null",
+        "rates.low=${rates.high}",
+        "llc.num_burnin_steps=0",
+        "after.llc_epochs=[1]",
+    ):
         load_config(FIG6, [override])
     cfg = load_config(FIG1, ["training.lr=1e-9"])
     assert {task.training.lr for task in cfg.tasks.values()} == {1e-9}

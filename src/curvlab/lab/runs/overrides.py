@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import difflib
 import itertools
+import math
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NoReturn
 
 from hydra import compose
@@ -22,37 +23,47 @@ from omegaconf.errors import OmegaConfBaseException
 
 PARTS = ("data", "model", "training", "freeze")  # of a task
 _NEAR = 0.4  # difflib's similarity from which a name is worth suggesting
-# What settings of these names must be, whatever their target: found before anything is loaded or computed.
-_RANGES = (
-    (
-        re.compile(r"num_(repeats|burnin_steps)|seeds?"),
-        lambda number: number >= 0 == number % 1,
-        "a whole number, at least 0",
-    ),
-    (
-        re.compile(
-            r"num_\w+|(\w+_)?batch_sizes?|max_steps|(\w+_)?ranks?|hidden_sizes|sequence_length|\w+_at_once|chunk_size|"
-            r"columns|steps_per_\w+|checkpoints_per_segment|update_period|(newton|further|hessian)_steps|"
-            r"max_(matvecs|words|documents|iter|size|lissa_steps)|maxiter|(sketch|vocabulary|vocab|image|patch)_size"
+# What settings of these names must be, whatever their target: found before anything is loaded or computed. The
+# first that fits holds; other settings that are numbers must be at least 0.
+_RANGES: tuple[tuple[re.Pattern[str], Callable[[float], bool], str], ...] = tuple(
+    (re.compile(names), fits, words)
+    for names, fits, words in (
+        (
+            r"num_(repeats|burnin_steps)|(\w+_)?seeds?|checkpoints|(exact_)?points|widths|max_tridiag_iter|\w+_token_id",
+            lambda number: number >= 0 == number % 1,
+            "a whole number, at least 0",
         ),
-        lambda number: number >= 1 and number % 1 == 0,
-        "a whole number, at least 1",
-    ),
-    (
-        re.compile(r"dampings?(_ratios?)?|weight_decay|l2|alphas?|paper_damping|warmup_steps"),
-        lambda number: number >= 0,
-        "at least 0",
-    ),
-    (re.compile(r"label_noise|dropout|fractions?"), lambda number: 0 <= number <= 1, "from 0 to 1"),
-    (re.compile(r"momentum"), lambda number: 0 <= number < 1, "at least 0 and below 1"),
-    (
-        re.compile(r"lrs?|step_sizes?|(\w+_)?rtol|localizations?|tolerance|tol|stability"),
-        lambda number: number > 0,
-        "greater than 0",
-    ),
+        (
+            r"lrs?|step_sizes?|(\w+_)?rtols?|localizations?|tolerance|tol|stability|stabilities|epsilons?|clip|safety|"
+            r"(assumed_)?constant|scale|\w+_divisor|horizon|(time|memory)_limit|ridges|rates_over_damping|low|middle|"
+            r"high|(\w+_)?factors?|(largest|smallest)_step|converged_below|gradient_norm|width_mult|displacement",
+            lambda number: number > 0,
+            "greater than 0",
+        ),
+        (
+            r"weight_decay|l2|alphas?|warmup_steps|(\w+_)?dampings?(_ratios?)?",
+            lambda number: number >= 0,
+            "at least 0",
+        ),
+        (
+            r"(num|n|d|steps_per)_\w+|(\w+_)?(batch|size|rank|width|depth|epoch|direction|network|vector|point|step|"
+            r"trial|probe|round|channel|sentence|example|length|column)s?|(\w+_)?(batch_sizes|hidden_sizes|at_once|dim|"
+            r"every|train|vocabulary|shape)|max_(steps_network|matvecs|words|documents|iter|stretches|"
+            r"position_embeddings)|maxiter|checkpoints_per_segment|update_period|min_letters|pooling|top|repeat_below|"
+            r"costs",
+            lambda number: number >= 1 and number % 1 == 0,
+            "a whole number, at least 1",
+        ),
+        (
+            r"label_noise|dropout|removed|part_way|correlations|(\w+_)?fractions?",
+            lambda number: 0 <= number <= 1,
+            "from 0 to 1",
+        ),
+        (r"starts?", lambda number: True, "a number"),
+        (r"(\w+_)?decays?", lambda number: 0 < number < 1, "between 0 and 1"),
+        (r"momentum", lambda number: 0 <= number < 1, "at least 0 and below 1"),
+    )
 )
-# What may stand in the place of a number: nothing, a function, a reference.
-_OTHER = re.compile(r"(null|~)?|.*[(){}$:].*", re.IGNORECASE)
 # Likewise: key, what each entry may be, and what to say.
 _WORDS = (
     ("device", r"auto|cpu|mps|cuda(:\d+)?", "auto, cpu, cuda, cuda:N or mps"),
@@ -87,7 +98,7 @@ def checked_config(config_name: str, overrides: Sequence[str], *, multirun: bool
     for override in in_group:
         _check_choice(override, loader)
     first_values = [line for override in in_config for line in itertools.islice(_lines(override, multirun), 1)]
-    added = any(override.is_add() or override.is_force_add() for override in in_config)
+    settings = [override for override in in_config if not override.is_delete()]
     combinations = list(itertools.product(*[list(_lines(override, multirun)) for override in in_group]))
     for choices in combinations or [()]:  # none when a group is given an interval, which Hydra refuses later
         try:
@@ -95,21 +106,75 @@ def checked_config(config_name: str, overrides: Sequence[str], *, multirun: bool
         except (HydraException, OmegaConfBaseException) as error:
             _check_keys(in_config, config_name, choices, loader)
             _explain(str(error), config_name, loader)
-        if added:
-            _check_keys(in_config, config_name, choices, loader)
+        if settings:
+            stands = _check_keys(in_config, config_name, choices, loader)
+            for override in settings:
+                _check_values(override, parser, stands)
     return config
 
 
 def _check_keys(
     overrides: Sequence[Override], config_name: str, choices: Sequence[str], loader: ConfigLoader
-) -> None:
-    """Check that the config of `choices` alone has the keys that `overrides` set."""
+) -> Any:
+    """Check that the config of `choices` alone has the keys that `overrides` set, and return it."""
     try:
         config = OmegaConf.to_container(compose(config_name, list(choices), return_hydra_config=True))
     except (HydraException, OmegaConfBaseException) as error:
         _explain(str(error), config_name, loader)
     for override in overrides:
         _check_key(override, config, loader)  # type: ignore[arg-type]  # a DictConfig gives a dict
+    return config
+
+
+def _check_values(override: Override, parser: OverridesParser, config: Any) -> None:
+    """Check the numbers of an override, of a sweep all of them, by their names and by what stands in `config`."""
+    names = re.sub(r"\[(\w+)\]", r".\1", override.key_or_group).split(".")
+    if override.is_interval_sweep() or names[0] == "hydra":
+        return
+    for name in names:
+        entries = dict(enumerate(config)) if isinstance(config, list) else config
+        place = int(name) if isinstance(config, list) and name.isdecimal() else name
+        config = entries.get(place) if isinstance(entries, dict) else None
+    name = next((name for name in reversed(names) if not name.isdecimal()), "")
+    for text in override.sweep_string_iterator() if override.is_discrete_sweep() else [None]:
+        given = override if text is None else _parse(parser, f"{override.get_key_element()}={text}")
+        try:
+            refuse_out_of_range(name, given.value(), config)
+        except ValueError as error:
+            raise ConfigurationError(f"{override.input_line} is out of range: {error}.") from None
+
+
+def refuse_out_of_range(name: str, value: Any, stands: Any) -> None:
+    """Raise a ValueError where a setting is a number by its name, or by what stands there, and `value` is none.
+
+    Or one out of range. No number of any config is negative: a setting whose name has no range must be at least 0.
+
+    Args:
+        name: of the setting, e.g. "lr".
+        value: its new value; of lists and mappings each entry is looked at.
+        stands: its value before; None where it is new.
+    """
+    if isinstance(value, dict):
+        for key, own in value.items():
+            refuse_out_of_range(str(key), own, stands.get(key) if isinstance(stands, dict) else None)
+        return
+    if isinstance(value, list):
+        for own in value:
+            refuse_out_of_range(name, own, stands)
+        return
+    first = stands
+    while isinstance(first, list):
+        first = first[0] if first else None
+    is_reference = isinstance(value, str) and "${" in value  # resolved when it is known what it means
+    if value is None or is_reference or isinstance(first, bool | dict):
+        return
+    known = next(((fits, words) for names, fits, words in _RANGES if names.fullmatch(name)), None)
+    if known is None and not isinstance(first, int | float):
+        return
+    fits, words = known or (lambda number: number >= 0, "a number, at least 0")
+    is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if not (is_number and fits(value)):
+        raise ValueError(f"{name} must be {words}")
 
 
 def _parse(parser: OverridesParser, line: str) -> Override:
@@ -223,7 +288,7 @@ def expand(config_name: str, overrides: Sequence[str]) -> dict[str, str]:
         ConfigurationError: for numbers that no target can work with, and for tasks that there are not.
     """
     for override in overrides:
-        _check_range(override)
+        _check_word(override)
     typed = dict.fromkeys(overrides)
     chosen = [override for override in typed if override.startswith("task=")]
     short = [override for override in typed if _part(override)]
@@ -260,22 +325,12 @@ def expand(config_name: str, overrides: Sequence[str]) -> dict[str, str]:
     return expanded
 
 
-def _check_range(override: str) -> None:
-    """Refuse learning rates that are not positive, counts below one, and the like; lists and sweeps by entry."""
+def _check_word(override: str) -> None:
+    """Refuse devices, seeds and tasks that there are not."""
     key, _, text = override.partition("=")
     for word, allowed, what in _WORDS:
         if key == word and not all(re.fullmatch(allowed, entry.strip()) for entry in re.split(r"[\[\],]", text)):
             raise ConfigurationError(f"{override} is no {word}: it must be {what}.")
-    name = key.partition("@")[0].rpartition(".")[2].lstrip("+~")
-    ranges = [(fits, words) for names, fits, words in _RANGES if names.fullmatch(name)]
-    for fits, words in ranges[:1]:
-        if _OTHER.fullmatch(text.strip()):
-            return
-        for entry in re.split(r"[\[\],]", text):
-            word = entry.strip().replace("_", "")
-            is_number = re.fullmatch(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", word, re.IGNORECASE)
-            if not _OTHER.fullmatch(word) and not (is_number and fits(float(word))):
-                raise ConfigurationError(f"{override} is out of range: {name} must be {words}.")
 
 
 def _part(override: str) -> str | None:

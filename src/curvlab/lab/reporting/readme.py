@@ -98,11 +98,11 @@ def with_words(text: str, glossary: str) -> str:
 
 
 def papers_table(papers: Sequence[PaperFindings]) -> str:
-    """Return the table of the papers: headlines by verdict, and what was found."""
+    """Return the table of the papers: their headlines by verdict, without ours, and what was found."""
     titles = paper_titles()
     lines = ["| paper | its headlines | what we found |", "|---|---|---|"]
     for paper in papers:
-        counts = Counter(finding.verdict for finding in paper.findings)
+        counts = Counter(each.verdict for each in paper.findings if not each.headline.says.startswith("Ours:"))
         words = ", ".join(f"{counts[word]} {word}" for word in HEADLINE_VERDICTS if counts[word])
         page = f"[{titles[paper.paper].partition(':')[0]}](results/{paper.paper}/README.md)"
         lines.append(f"| {page} | {words} | {paper.text} |")

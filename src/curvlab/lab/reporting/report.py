@@ -55,14 +55,7 @@ from curvlab.lab.reporting.results import ResultFolder, count_verdicts, largest_
 from curvlab.lab.targets.target import ROOT, paper_titles
 
 NOT_JUDGED = "not judged"
-MEANINGS = {  # for readers; the rule itself is in claims.py
-    REPRODUCED: "the whole interval keeps the criterion",
-    DIRECTION_ONLY: "the direction holds, the size does not",
-    UNDECIDED: "it crosses a bound",
-    NOT_REPRODUCED: "it lies outside",
-    FALSE: "a misprint, or there is a counter-example",
-    NOT_JUDGED: "this preset cannot decide it, or a condition was not met",
-}
+STANDINGS = (REPRODUCED, DIRECTION_ONLY, UNDECIDED, NOT_REPRODUCED, FALSE, NOT_JUDGED)  # what they mean: docs/words.md
 _LONGEST_NOTE = 240  # characters; all of it stands in claims.json
 
 
@@ -96,15 +89,15 @@ def _first_page(
         "",
         "![Each headline's verdict; our value, where the claim holds, the paper's number](findings.png)",
         "",
-        f"| the papers' own claims | {' | '.join(MEANINGS)} |",
-        f"|---|{'---:|' * len(MEANINGS)}",
+        f"| the papers' own claims | {' | '.join(STANDINGS)} |",
+        f"|---|{'---:|' * len(STANDINGS)}",
     ]
     counted = {paper: standings(paper, largest_judged(shown[paper])) for paper in papers}
     for paper, counts in counted.items():
         counts[NOT_JUDGED] = counts[OUT_OF_REACH] + counts[NOT_ASKED]
-        cells = " | ".join(str(counts[standing]) for standing in MEANINGS)
+        cells = " | ".join(str(counts[standing]) for standing in STANDINGS)
         lines.append(f"| [{titles.get(paper, paper).partition(':')[0]}]({paper}/README.md) | {cells} |")
-    lines += ["", "; ".join(f"*{standing}*: {meaning}" for standing, meaning in MEANINGS.items()) + ".", ""]
+    lines += ["", "[What the verdicts mean](../docs/words.md#verdict).", ""]
     if rounded := sum(counts[ROUNDING] for counts in counted.values()):
         lines[-2] += f" Not counted: {rounded} that rounding alone refutes."
     for paper in papers:

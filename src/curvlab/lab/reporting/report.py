@@ -55,7 +55,7 @@ from curvlab.lab.reporting.results import ResultFolder, count_verdicts, largest_
 from curvlab.lab.targets.target import ROOT, paper_titles
 
 NOT_JUDGED = "not judged"
-STANDINGS = (REPRODUCED, DIRECTION_ONLY, UNDECIDED, NOT_REPRODUCED, FALSE, NOT_JUDGED)  # what they mean: docs/words.md
+STANDINGS = (REPRODUCED, DIRECTION_ONLY, UNDECIDED, NOT_REPRODUCED, FALSE, NOT_JUDGED)  # see docs/words.md
 _LONGEST_NOTE = 240  # characters; all of it stands in claims.json
 
 

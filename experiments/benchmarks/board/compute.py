@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
@@ -31,7 +31,7 @@ from curvlab.influence.bank import (
     centred_ranks,
     lds_of_predictions,
 )
-from curvlab.lab import Run, task_settings
+from curvlab.lab import Run, task_label, task_settings
 from curvlab.solvers import ConjugateGradient, Ekfac
 from curvlab.training import AdamRule
 from experiments.benchmarks.attribution.methods import (
@@ -59,8 +59,10 @@ AVERAGED, CEILING = "unrolled over other seeds", "ceiling"
 PROTOCOLS = ("single run", "standard")
 
 
-def compute(run: Run, cfg: DictConfig) -> dict[str, pd.DataFrame]:
-    """Return the tables.
+def compute(
+    run: Run, cfg: DictConfig, published: Mapping[str, pd.DataFrame] | None = None, names: Collection[str] = ()
+) -> dict[str, pd.DataFrame]:
+    """Return the tables; with published ones only the tasks of the banks `names` are computed.
 
     `best`: LDS of each method at its best damping, by each column; how far behind the column's best, paired, with
     what is as good. `table`: the same without the comparison, and influence at every damping, Bayesian influence
@@ -72,7 +74,11 @@ def compute(run: Run, cfg: DictConfig) -> dict[str, pd.DataFrame]:
     """
     found: dict[str, list[pd.DataFrame]] = {}
     for name, settings in task_settings(cfg).items():
-        for table, rows in _Board(run, Network(run, name, settings)).tables().items():
+        if published is None or settings.bank in names:
+            own = _Board(run, Network(run, name, settings)).tables()
+        else:
+            own = {table: rows[rows.task == task_label(name)] for table, rows in published.items()}
+        for table, rows in own.items():
             if len(rows):
                 found.setdefault(table, []).append(rows)
     return {name: pd.concat(parts, ignore_index=True) for name, parts in found.items()}

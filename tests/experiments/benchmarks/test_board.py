@@ -6,6 +6,7 @@ import copy
 import os
 import re
 import runpy
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -24,12 +25,14 @@ from torch import nn
 from curvlab.curvature import GaussNewtonOperator
 from curvlab.influence import per_example_gradients
 from curvlab.influence.bank import AGAINST, Bank, BankScore, ceiling, lds_of_predictions, load_bank
-from curvlab.lab import tables
+from curvlab.lab import load_config, tables
+from curvlab.lab.runs.record import read_record
 from curvlab.training import shuffled_batches
 from experiments.benchmarks.attribution import methods
 from experiments.benchmarks.attribution.methods import Method
-from experiments.benchmarks.board import score
+from experiments.benchmarks.board import __main__, score
 from experiments.benchmarks.board.banks import bank_of, largest_difference, task_of
+from experiments.benchmarks.board.compute import compute as board_compute
 from experiments.benchmarks.board.compute import label
 from experiments.benchmarks.board.more_scores import bm25, more_scores
 
@@ -281,6 +284,43 @@ def test_the_committed_banks_give_every_number_of_the_board(folder: Path) -> Non
             judges = replace(bank, single_run=single, standard=standard[:1])  # type: ignore[arg-type]
             placed = score.published(ranks, bank, row.scores)
             same(lds_of_predictions([placed], judges, against=row.against), row)
+
+
+@pytest.mark.skipif(not PUBLISHED, reason="no board is published")
+def test_a_task_is_added_to_a_published_board(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The other tasks' tables stay to the byte, and run.json has their units beside the new one's."""
+    folder = tmp_path / "benchmarks/board/laptop"
+    shutil.copytree(ROOT / "results/benchmarks/board/laptop", folder)
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(__main__, "load_config", lambda target, words: load_config(
+        target, [*words, f"results.root={tmp_path}", f"store.root={tmp_path / 'store'}"]
+    ))  # fmt: skip
+    before, record = {p.name: p.read_bytes() for p in folder.glob("*.csv*")}, read_record(folder)
+    rows = pd.DataFrame({"task": ["new"], "lds": [0.5]})
+
+    def compute(run: Any, cfg: Any, published: Any, names: Any) -> dict[str, pd.DataFrame]:
+        found = board_compute(run, cfg, published, ())
+        unit = run.unit("x", {}, lambda: {"value": 1}, version=1)
+        return found | ({"residuals": rows} if unit["value"] and names else {})
+
+    monkeypatch.setattr(__main__, "compute", compute)
+    monkeypatch.setattr(__main__, "draw_target", lambda *_: None)
+    with pytest.raises(SystemExit, match="mnist, digits: no task of preset=laptop, or published"):
+        __main__.main(["add", "laptop", "mnist", "digits"])
+    monkeypatch.setattr(__main__, "judge_target", lambda *_: None)
+    with monkeypatch.context() as unpublished:
+        unpublished.setattr(__main__, "task_label", lambda name: f"new {name}")
+        __main__.main(["add", "laptop", "mnist"])
+    after = {p.name: p.read_bytes() for p in folder.glob("*.csv*")}
+    assert after.pop("residuals.csv") == b"task,lds\nnew,0.5\n"
+    assert after == before
+    own = read_record(folder)
+    assert own["units"][:-1] == record["units"]
+    assert own["units"][-1]["name"] == "x"
+    assert own["num_units"] == record["num_units"] + 1
+    assert own["data"] == record["data"]
 
 
 @pytest.mark.skipif(not PUBLISHED, reason="no board is published")

@@ -215,6 +215,13 @@ class Run:
         """Add entries of the experiment's own to run.json, e.g. reduced=[...], seeds=[...]."""
         self._notes.update(plain(entries, where="note"))
 
+    def take_over(self, record: Mapping[str, Any]) -> None:
+        """Count the units and the data of a published result, of which rows are kept, as this run's."""
+        self._units |= {f"published {place}": dict(unit) for place, unit in enumerate(record["units"])}
+        self._num_matvecs += record["num_matvecs"]
+        self.status.num_units += record["num_units"]
+        self._data |= record["data"]
+
     def save_table(self, table: pd.DataFrame, name: str = "table", *, digits: int = 6) -> Path:
         """Write <name>.csv, or <name>.csv.bz2 where it is large, floats to so many significant digits.
 

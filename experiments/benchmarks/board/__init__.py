@@ -44,10 +44,10 @@ fractions.csv has subsets of other sizes: what is beyond the first order grows a
 Note of 2026-11-24: dattri's EK-FAC was out of the published tables for a time, because its repair was applied
 twice, to a call that was repeated for its seconds. It is applied once now.
 
-Limits: most published tasks are MLPs; the ConvNet and the OPT have fewer subsets and seeds, the ConvNet fewer
-methods. Damping by Wang et al. (2025, arXiv 2505.24261) is not among the rows: they choose it without retraining,
-by an indicator of the full data. What could be read of them, abstract and introduction, does not define it, and
-dattri 0.3.0, by some of the authors, does not have it. Of the five per cent ranked first bench-attribution asks.
+Limits: most published tasks are MLPs; the ConvNet and the OPT have fewer subsets, seeds and methods. Damping by
+Wang et al. (2025, arXiv 2505.24261) is not among the rows: they choose it without retraining, by an indicator of
+the full data. What could be read of them, abstract and introduction, does not define it, and dattri 0.3.0, by some
+of the authors, does not have it. Of the five per cent ranked first bench-attribution asks.
 """
 
 from __future__ import annotations

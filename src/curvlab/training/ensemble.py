@@ -18,6 +18,7 @@ from curvlab.problem import Data, Loss, ModelFunction, Problem
 from curvlab.problem.batch import Batch, Inputs, num_examples
 from curvlab.problem.model_function import forward_arguments, logits_of, plain_attention
 from curvlab.problem.parameters import checked_model
+from curvlab.problem.records import Records
 from curvlab.training.descent import DescentState, Ensemble, EnsembleGradient, EnsembleOptimizer, descend
 from curvlab.training.schedules import BatchOrder, Schedule, ScheduleName, shuffled_batches
 from curvlab.training.steps import differs_in_training
@@ -96,6 +97,7 @@ class EnsembleLosses:
         if self.example_weights is not None:
             self.start_losses = self.start_losses * self.example_weights
         self._full: Batch | None = None
+        self._records = Records()
 
     def vmap_pays(self, num_copies: int, inputs_per_copy: int) -> bool:
         """Return whether one `vmap` over the copies is faster than a loop; inputs in numbers, not examples.
@@ -197,7 +199,14 @@ class EnsembleLosses:
             )
         by_vmap = (len(positions) > 1 and self.can_vmap) if by_vmap is None else by_vmap
         return each_copy(
-            self._loss, positions, self._values, batch, shared=shared, weights=weights, by_vmap=by_vmap
+            self._loss,
+            positions,
+            self._values,
+            batch,
+            shared=shared,
+            weights=weights,
+            by_vmap=by_vmap,
+            records=self._records,
         )
 
     def hessian_product(
@@ -240,6 +249,7 @@ def each_copy(
     shared: bool,
     weights: Tensor | None,
     by_vmap: bool,
+    records: Records,
 ) -> tuple[Tensor, list[Tensor]]:
     """Return value(θ_k, batch, weights_k), (K,), and its gradients, one tensor (K, *shape) for each parameter.
 
@@ -251,14 +261,18 @@ def each_copy(
         shared: all copies use the same examples.
         weights: (K, B), or None.
         by_vmap: all copies in one call, or in a loop.
+        records: of the calls of `value` by vmap.
     """
     if by_vmap:
         axes = (0, None if shared else 0, None if weights is None else 0)
-        with plain_attention():
-            gradients, values = vmap(grad_and_value(value), in_dims=axes)(
-                tuple(unstack(positions, like)), batch, weights
-            )
-        return values, list(gradients)
+
+        def of_all(*given: Any) -> list[Tensor]:
+            with plain_attention():
+                gradients, values = vmap(grad_and_value(value), in_dims=axes)(*given)
+            return [values, *gradients]
+
+        first, *rest = records.call((value, shared), of_all, tuple(unstack(positions, like)), batch, weights)
+        return first, rest
     found = []
     for k, position in enumerate(positions):
         leaves = [leaf.detach().requires_grad_() for leaf in unflatten(position, like)]

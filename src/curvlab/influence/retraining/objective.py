@@ -19,6 +19,7 @@ from torch.func import jvp
 from curvlab.arguments import not_negative, positive
 from curvlab.linalg import flatten, unflatten
 from curvlab.problem import Data, Loss, ModelFunction, Problem
+from curvlab.problem.records import Records
 from curvlab.training import EnsembleLosses, weighted_gradient
 from curvlab.training.ensemble import each_copy
 
@@ -182,6 +183,7 @@ class ProximalBregmanCost(DownweightedCost):
         self.function = ModelFunction(left_out.losses.model)
         self.loss = left_out.problem.loss
         self.base = tuple(unflatten(left_out.base, self.function.parameters))
+        self._records = Records()
         self._count = left_out.problem.total_count / left_out.num_examples  # predictions of an example
         self._whole = _padded(left_out.groups) if max(map(len, left_out.groups)) <= MAX_WHOLE_GROUP else None
 
@@ -228,7 +230,14 @@ class ProximalBregmanCost(DownweightedCost):
         num_inputs = sum(part.numel() if shared else part[0].numel() for part in inputs)
         by_vmap = self.left_out.losses.vmap_pays(len(displacement), num_inputs)
         values, gradients = each_copy(
-            value, displacement, self.base, batch, shared=shared, weights=weights, by_vmap=by_vmap
+            value,
+            displacement,
+            self.base,
+            batch,
+            shared=shared,
+            weights=weights,
+            by_vmap=by_vmap,
+            records=self._records,
         )
         return values, torch.cat([piece.flatten(1) for piece in gradients], dim=1)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import vjp, vmap
+from torch.func import grad, vjp, vmap
 
 from curvlab.arguments import positive, real
 from curvlab.curvature import GaussNewtonOperator
@@ -15,8 +15,9 @@ from curvlab.curvature.linearise import use_vmap
 from curvlab.influence.derivatives import checked_points
 from curvlab.linalg import LinearOperator, flatten, flatten_columns, identity, unflatten, unflatten_columns
 from curvlab.problem import Data, Loss, Problem
-from curvlab.problem.batch import Inputs
+from curvlab.problem.batch import Inputs, take
 from curvlab.problem.model_function import check_finite
+from curvlab.problem.records import Records
 
 
 class ProximalBregmanObjective:
@@ -77,6 +78,7 @@ class ProximalBregmanObjective:
         self.num_examples, self.num_points = self.problem.num_examples, self.points.num_examples
         self.shape = (self.problem.num_parameters, self.num_points)
         self.epsilon = per_point(epsilon, self.num_points).to(self.problem.device, dtype)
+        self._records = Records()
 
     def depends_on(self) -> Mapping[str, Any]:
         """Return what it is made of, as settings of a checkpoint. Cost: a pass over the data."""
@@ -183,31 +185,47 @@ class ProximalBregmanObjective:
         at_reference = loss.gradient(reference, targets)
         shaped = None if weights is None else weights.reshape(-1, *[1] * (reference.ndim - 1))
 
-        def pulled_back(weight: Tensor, *step: Tensor) -> tuple[Tensor, ...]:
+        def pulled_back(weight: Tensor, step: Sequence[Tensor], batch: tuple[Any, ...]) -> tuple[Tensor, ...]:
+            inputs, targets, at_reference, shaped = batch
             moved = tuple(p + weight * s for p, s in zip(parameters, step, strict=True))
             outputs, pull_back = vjp(lambda values: function(values, inputs), moved)[:2]
             change = (loss.gradient(outputs, targets) - at_reference) / weight
             return pull_back(change if shaped is None else shaped * change)[0]
 
+        batch = (inputs, targets, at_reference, shaped)
         if use_vmap(function, "auto", inputs):
-            return flatten_columns(vmap(pulled_back)(epsilon, *unflatten_columns(displacement, parameters)))
+            together = vmap(pulled_back, in_dims=(0, 0, None))
+            steps = tuple(unflatten_columns(displacement, parameters))
+            return flatten_columns(self._records.call("divergence", together, epsilon, steps, batch))
         columns = [
-            flatten(pulled_back(weight, *unflatten(column, parameters)))
+            flatten(pulled_back(weight, unflatten(column, parameters), batch))
             for weight, column in zip(epsilon, displacement.unbind(1), strict=True)
         ]
         return torch.stack(columns, dim=1)
 
     def _own_gradients(self, displacement: Tensor, columns: Tensor | None) -> Tensor:
         """Return ∇l(z; θ* + εu) for each column's point, (P, K)."""
-        gradients = []
-        for column, index in zip(displacement.unbind(1), self._chosen(columns), strict=True):
-            leaves = [value.requires_grad_() for value in self._moved(column, index)]
-            with torch.enable_grad():
-                own = self._own_loss(leaves, index)
-                gradients.append(
-                    flatten(torch.autograd.grad(own, leaves, allow_unused=True, materialize_grads=True))
-                )
-        return torch.stack(gradients, dim=1).detach()
+        function, loss = self.problem.function, self.problem.loss
+        epsilon, found = self._epsilon(columns), torch.empty_like(displacement)
+
+        def own(values: Sequence[Tensor], inputs: Inputs, target: Tensor) -> Tensor:
+            one = inputs[None] if isinstance(inputs, Tensor) else {name: v[None] for name, v in inputs.items()}
+            return loss.own_loss(function(values, one), target[None]).sum()
+
+        for (inputs, targets), rows in self.points.data.select_with_places(torch.tensor(self._chosen(columns))):
+            places = rows.to(found.device)
+            steps = unflatten_columns(epsilon[places] * displacement[:, places], self.problem.parameters)
+            moved = tuple(value + step for value, step in zip(self.problem.parameters, steps, strict=True))
+            if loss.by_vmap and use_vmap(function, "auto", inputs):
+                pieces = self._records.call("own", vmap(grad(own)), moved, inputs, targets)
+            else:
+                each = [
+                    grad(own)(tuple(value[k] for value in moved), take(inputs, k), targets[k])
+                    for k in range(len(targets))
+                ]
+                pieces = [torch.stack(piece) for piece in zip(*each, strict=True)]
+            found[:, places] = flatten_columns(pieces)
+        return found
 
     def _own_loss(self, parameters: list[Tensor], index: int) -> Tensor:
         """Return l(z), () for point `index`; not finite where an optimiser has diverged: that is its business."""

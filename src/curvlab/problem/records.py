@@ -14,7 +14,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 FlatFunction: TypeAlias = Callable[..., Sequence[Tensor]]
-_CALLS_BEFORE = 1  # a record costs as much as about so many calls gain
+_CALLS_BEFORE = 50  # a record costs as much as about so many calls gain
 _MOST_SHAPES = 8  # whoever calls with ever new shapes is not served
 _SHAPING = tuple(getattr(torch.ops.aten, name).default for name in ("expand", "view", "_unsafe_view"))
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from curvlab.lab import ClaimResult, Computed, all_targets, load_config, task_settings
+from curvlab.lab import ClaimResult, Computed, all_targets, load_config, t_interval, task_settings
 from curvlab.lab.tables import read_table
 from experiments.ngd.fig3 import equal_loss_trends, interpolated, summary_table, trend_table
 from experiments.ngd.matched_loss import matched_differences
@@ -196,8 +196,24 @@ def test_a_rise_over_part_of_the_sweep_is_named(judge: Judge) -> None:
     rise = results["llc-never-rises-with-epsilon-m"]
     assert rise.verdict == "not reproduced"
     assert rise.value == pytest.approx(14.01 / 12.01, rel=1e-4)
-    assert "From epsilon = 0.01 to 1" in rise.explanation
-    assert rise.interval.kind.startswith(f"t {100 * (1 - 0.05 / 3):g} %")
+    assert "the step from epsilon = 0.01 to 1" in rise.explanation
+
+
+def test_a_step_that_varies_more_than_the_largest_leaves_a_rise_open(judge: Judge) -> None:
+    table = rows(-1.0)
+    last = (table.sweep == "alpha") & (table.value == 10.0)
+    table.loc[last, "llc"] += table[last].seed - 1.0  # its mean falls most of all, seed 2's not at all
+    rise = {result.claim.id: result for result in judge(table)}["llc-never-rises-with-alpha-m"]
+    steps = table[table.sweep == "alpha"].pivot_table(index="seed", columns="value", values="llc")
+    logs = steps.map(math.log).diff(axis="columns").iloc[:, 1:]
+    ends = [t_interval(logs[value], confidence=1 - 0.05 / 3) for value in logs]
+    assert rise.verdict == "undecided"
+    assert rise.value == pytest.approx(math.exp(logs[0.1].mean()))
+    assert (rise.interval.low, rise.interval.high) == pytest.approx(
+        (math.exp(max(end.low for end in ends)), math.exp(ends[-1].high))
+    )
+    assert "Its upper end is that of the step from alpha = 1 to 10" in rise.explanation
+    assert "the largest mean that of 0.01 to 0.1" in rise.explanation
 
 
 def test_a_grid_that_ends_above_sgd_does_not_approach_it(judge: Judge) -> None:

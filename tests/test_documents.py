@@ -7,6 +7,7 @@ import time
 import tomllib
 from pathlib import Path
 
+import pandas as pd
 import pytest
 import yaml
 
@@ -70,6 +71,15 @@ def test_versions_and_counts_in_the_docs_are_those_of_the_configs() -> None:
     assert f"each of the {words[board['num_networks']]}," in enter
 
 
+@pytest.mark.parametrize("name", ["library.md", "limitations.md"])
+def test_what_the_chosen_localization_leaves_of_a_coefficient_is_the_benchmark_s(name: str) -> None:
+    table = pd.read_csv(ROOT / "results" / "benchmarks" / "llc" / "laptop" / "exact.csv")
+    shares = table[~table.sampler.str.contains("at the start")].exact_to_asymptote
+    assert len(shares) == 9
+    text = " ".join((ROOT / "docs" / name).read_text(encoding="utf-8").split())
+    assert f"{shares.min():.2f} to {shares.max():.2f} of the asymptotic" in text
+
+
 # The numbers that are typed: definitions, settings of other libraries, what other tests hold.
 TYPED = {
     "CONTRIBUTING.md": "450 64 2",
@@ -77,7 +87,8 @@ TYPED = {
     "CHANGELOG.md": "700 1 2",
     "howto.md": "0",
     "enter.md": "3 1 0 95 95",
-    "library.md": "2 3",
+    "library.md": "0.76 0.95 2 3",
+    "limitations.md": "0.76 0.95",
     "concepts.md": "1 3.0.1 0.10.0 0.3.0 1.0.1 0.1 0.3.2 1 2.5.1 0.1 0.9.0 1e-6 1e-3 0.1.0 1 1 1 2 1 2 1 1 2 1",
     "hugging_face.ipynb": "1",
     "rank1.ipynb": "1 1 1 1",

@@ -299,7 +299,7 @@ def _never_rises(claim: Claim, sweep: str, table: pd.DataFrame) -> ClaimResult:
     fewest = min(own.num_samples for own in intervals.values())
     kind = f"t 95 %, the highest of {len(ends)} steps together, {fewest} seeds or more"
     values = [float(value) for value in logs.columns]
-    told = {name: values.index(float(ends[name].idxmax())) for name in ends}
+    told = {name: values.index(float(ends[name].idxmax())) for name in ends}  # type: ignore[arg-type]
     names = {name: f"{values[at - 1]:g} to {values[at]:g}" for name, at in told.items()}
     why = (
         f"Its upper end is that of the step from {sweep} = {names['high']}, its lower end that of {names['low']}, "

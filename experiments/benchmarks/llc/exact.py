@@ -19,6 +19,7 @@ import numpy as np
 import pandas as pd
 import torch
 from omegaconf import DictConfig
+from scipy import stats
 from torch import Tensor, nn
 
 from curvlab.lab import (
@@ -282,7 +283,7 @@ def judge(computed: Computed, claims: ClaimSheet) -> list[ClaimResult]:
             why = f"nbeta is {row.nbeta:.4g}, the localization {row.localization:.3g}."
             results.append(_asymptote(claims.claim("asymptote", of=row.network), computed, row, why))
         else:
-            results.append(_right(claims.claim("exact-value", of=of), row))
+            results.append(_right(claims.claim("exact-value", of=of), row, _gibbs_chains(computed)))
     chosen = table[table.sampler != AT_START].sort_values("exact_to_asymptote")
     listed = [f"{row.exact_to_asymptote:.2f} at {row.localization:.3g}" for row in chosen.itertuples()]
     why = f"By localization: {', '.join(listed)}."
@@ -291,18 +292,26 @@ def judge(computed: Computed, claims: ClaimSheet) -> list[ClaimResult]:
 
 
 def _asymptote(claim: Claim, computed: Computed, row: pd.Series, why: str) -> ClaimResult:
-    num_chains, error = (
-        int(computed.config["exact"]["gibbs"]["num_chains"]),
-        1.96 * row.exact_stderr / row.asymptote,
-    )
+    num_chains = _gibbs_chains(computed)
+    error = _t(num_chains) * row.exact_stderr / row.asymptote
     low, high = row.exact_to_asymptote - error, row.exact_to_asymptote + error
-    interval = Interval(low, high, "normal 95 %, Gibbs chains", num_chains)
+    interval = Interval(low, high, "t 95 %, Gibbs chains", num_chains)
     return judge_claim(claim, float(row.exact_to_asymptote), interval, if_not_reproduced=why)
 
 
-def _right(claim: Claim, row: pd.Series) -> ClaimResult:
-    # The errors of the chains, t over 4, and of the exact value, normal.
-    half = np.hypot((row.high - row.low) / 2 / row.exact, 1.96 * row.ratio * row.exact_stderr / row.exact)
+def _gibbs_chains(computed: Computed) -> int:
+    return int(computed.config["exact"]["gibbs"]["num_chains"])
+
+
+def _t(num_chains: int) -> float:
+    """Return the quantile of a 95 % interval of a mean over chains, by their own spread."""
+    return float(stats.t.ppf(0.975, num_chains - 1))
+
+
+def _right(claim: Claim, row: pd.Series, num_chains: int) -> ClaimResult:
+    # The errors of the sampler's chains and of the exact value, each by t over its chains.
+    exact_half = _t(num_chains) * row.ratio * row.exact_stderr / row.exact
+    half = np.hypot((row.high - row.low) / 2 / row.exact, exact_half)
     said = f"{row.ratio:.3f} ({row.ratio - half:.3f} to {row.ratio + half:.3f})"
     if row.problem:
         return out_of_reach(claim, f"Refused: {row.problem}. The ratio is {said}.")

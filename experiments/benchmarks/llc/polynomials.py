@@ -115,8 +115,7 @@ def judge(known: pd.DataFrame, claims: ClaimSheet, *, num_chains: int) -> list[C
         why = f"R-hat is {row.rhat:.3g}; the asymptotic coefficient is {row.asymptotic:.3g}."
         results.append(verdict(claim, row.ratio, interval, if_not_reproduced=why))
     ratios = known.estimate / known.at_this_n
-    why = f"{int((ratios > 1).sum())} of {len(ratios)} ratios are above 1. "
-    why += "Steps of a finite size widen what the chains draw from."
+    why = f"{int((ratios > 1).sum())} of {len(ratios)} ratios are above 1; steps of a finite size raise them."
     found = mean(ratios, unit="polynomials")
     return [*results, verdict(claims.claim("unbiased"), *found, if_not_reproduced=why)]
 

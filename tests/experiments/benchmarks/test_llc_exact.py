@@ -168,6 +168,8 @@ def test_verdicts(
     assert verdicts["exact-value-n-underdamped"] == right
     assert verdicts["unstable-step-refused-n"].replace("not reproduced", "refuted") == refused
     assert verdicts["asymptote-n"] == "reproduced"
+    ends = next(result.interval for result in results if result.claim.id == "asymptote-n")
+    assert (ends.high - ends.low) / 2 == pytest.approx(3.182446 * 0.1 / 104)  # t of 3 degrees of freedom
     assert verdicts["averaged-noises"] == "reproduced"
 
 

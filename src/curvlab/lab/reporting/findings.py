@@ -288,20 +288,24 @@ def with_number(sentence: str, value: float) -> str:
     return re.sub(r"\{:?([^{}]*)\}", lambda match: _FORMS[match[1]](None, value, interval), sentence)
 
 
-def written(value: float) -> str:
+def written(value: float, digits: int = 2) -> str:
     """Return a number with two digits, with all before the point, and an exponent only where it must be."""
     size = abs(value)
     if 0.995 <= size < 1 or 99.5 <= size < 100:  # not quite all
         text = f"{size:.4g}"
     else:
-        text = f"{size:,.0f}" if 10 <= size < 1e5 else f"{size:.2g}"
+        text = f"{size:,.0f}" if 10 ** (digits - 1) <= size < 1e5 else f"{size:.{digits}g}"
     text = re.sub(r"e([+-])0*", r"e\1", text).replace("e+", "e")
     return f"−{text}" if value < 0 else text
 
 
 def _with_interval(value: float, interval: Interval, unit: float = 1.0) -> str:
     low, high = sorted((unit * interval.low, unit * interval.high))
-    return f"{written(unit * value)} ({written(low)} to {written(high)})"
+    read = [float(written(end).replace("−", "-").replace(",", "")) for end in (low, high)]
+    moved = max(abs(read[0] - low), abs(read[1] - high))
+    digits = 3 if moved > 0.1 * (high - low) > 0 else 2  # two would move an end by a tenth of the interval
+    shown, least, most = (written(each, digits) for each in (unit * value, low, high))
+    return f"{shown} ({least} to {most})"
 
 
 _FORMS: Mapping[str, Callable[[ClaimResult | None, float, Interval], str]] = {

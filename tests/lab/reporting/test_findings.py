@@ -114,7 +114,7 @@ def test_no_number_of_ours_is_typed_and_a_finding_has_one_and_an_advice() -> Non
             assert not re.search(r"\d", typed), f"{paper}: {sentence}"
     words = yaml.safe_load(WORDS.read_text(encoding="utf-8"))
     for sentence in (*words["story"], words["times"], *words["which"]):
-        typed = re.sub(r"\{[^}]*\}|\(results/.*?\)|T5|1/length|95 % intervals", "", sentence)
+        typed = re.sub(r"\{[^}]*\}|\(results/.*?\)|T5|BM25|1/length|95 % intervals", "", sentence)
         assert not re.search(r"\d", typed), sentence
     assert all(len(re.findall(r"\{", sentence)) == 1 for sentence in words["story"])
     assert len(words["story"]) == 5
@@ -194,6 +194,11 @@ def test_the_board_reads_its_tasks_and_methods_from_the_tables() -> None:
     each = [own["unrolled"].corr(own["influence, as many epochs"], method="spearman") for _, own in groups]
     assert board.agreement()["unrolled"] == pytest.approx(sum(each) / len(each), abs=2e-3)
     assert board.agreement()[board.ours] == pytest.approx(1)
+    texts = tables.read_table(folders[-1].path, "best").query("method in ('BM25', 'influence, as many epochs')")
+    texts = texts[(texts.task == texts.task.iloc[-1]) & (texts.against == "standard")].set_index("method").lds
+    told = board.on_texts()
+    assert told["words_standard"] == f"{texts['BM25']:.2f}"
+    assert told["influence_standard"] == f"{texts['influence, as many epochs']:.2f}"
     ratios = []
     for folder in folders:
         cost = tables.read_table(folder.path, "cost").set_index(["task", "method"]).trainings

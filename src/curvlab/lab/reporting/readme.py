@@ -31,6 +31,7 @@ GLOSSARY = ROOT / "docs" / "words.md"
 _NO_PROSE = re.compile(r"!?\[[^\]]*\]\([^)]*\)|`[^`]*`|(?m:^(?:#|[*]{2}Damaged|!\[).*$)")
 STANDARD, SAME_SEED = "standard", "same seed"
 AGAINST = (SAME_SEED, "other seeds", STANDARD)
+BM25 = "BM25"
 PARTS = {"README.md": ("story", "papers", "times", "board"), "docs/enter.md": ("which", "survivors")}
 _CORES = 2
 
@@ -47,6 +48,7 @@ def filled_readme(
         "clipped": clipped(folders[0].path.parents[2], words["clipped"]),
         "false": str(len([each for own in _by_paper(folders).items() for each in false_statements(*own)])),
         "gap": written(board.gap),
+        **board.on_texts(),
         "dearer": board.dearer(words["board"]["SOURCE, segments solved exactly"][0]),
         "minutes": f"{expected_seconds(named_targets(['figures']), 'embedded') / 60 / _CORES:.0f}",
     }
@@ -148,7 +150,7 @@ class Board:
     """
 
     def __init__(self, folders: Sequence[ResultFolder], rows: Mapping[str, Sequence[str]], *, ours: str) -> None:
-        self.folders, self.rows, self.ours = folders, rows, rows[ours][0]
+        self.folders, self.rows, self.ours, self._label = folders, rows, rows[ours][0], ours
         best = self._read("best")
         self.best: dict[tuple[str, str, str], Any] = {
             (str(row.task), str(row.method), str(row.against)): row for row in best.itertuples()
@@ -163,6 +165,7 @@ class Board:
         }
         self.tasks = {str(task): banks[task] for task in dict.fromkeys(best.task)}
         self.first = next(iter(self.tasks))
+        self.texts = {task for task, method, _ in self.best if method == BM25}
         config = folders[0].record["config"]
         self.settings = {name: str(value) for name, value in config.items() if name.startswith("num_")}
 
@@ -171,13 +174,23 @@ class Board:
 
     @property
     def gap(self) -> float:
-        """How far exact influence is at most below the best row of a task, by the standard protocol."""
+        """How far exact influence is at most below a task's best row, by the standard protocol; texts left out."""
         methods = [pair[0] for pair in self.rows.values()]
         gaps = []
-        for task in self.tasks:
+        for task in self.tasks.keys() - self.texts:
             lds = [self.best[key].lds for method in methods if (key := (task, method, STANDARD)) in self.best]
             gaps.append(max(lds) - self.best[task, self.ours, STANDARD].lds)
         return float(max(gaps))
+
+    def on_texts(self) -> dict[str, str]:
+        """Return the LDS of BM25 and of exact influence on the one task of texts, by two protocols, two digits."""
+        (task,) = self.texts
+        (_, single), pairs = self.rows[self._label], {}
+        for name, methods in (("words", (BM25, BM25)), ("influence", (self.ours, single))):
+            for against, method in zip((STANDARD, SAME_SEED), methods, strict=True):
+                place = f"{name}_{against.replace(' ', '_')}"
+                pairs[place] = f"{self.best[task, method, against].lds:.2f}"
+        return pairs
 
     def dearer(self, method: str) -> str:
         """Return the price of a method over that of exact influence, the least and the largest of the tasks."""
@@ -223,4 +236,4 @@ class Board:
         if key not in self.best:
             return ""
         found = self.best[key]
-        return f"{found.lds:.2f} ({found.lds_low:.2f} to {found.lds_high:.2f})"
+        return f"{found.lds:.2f} ({found.lds_low:.2f}–{found.lds_high:.2f})"

@@ -80,6 +80,7 @@ TARGET = Target(
         "ranks": [1, 2, 4, 8, 16, 32],
         "lrs": [0.1, 0.5, 0.01, 0.05, 0.001, 0.005, 0.0001, 0.0005],
         "tuning.num_seeds": "not stated",
+        "settings_tried": "not stated",
         "seeds": "not stated",
         "measuring.num_beams": "not stated",
         "table.csv:damping": "not stated; 1e-5 in the published code",
@@ -151,7 +152,9 @@ def _tuned(task: SummaryTask, weights: str, racer: Racer, steps: int) -> Tuned:
         found = fine_tuned(task, weights, optimizer, num_steps=num_steps, seed=seed, with_test=False)
         return float(found["validation_loss"])
 
-    return tune(racer, task.settings, trial, num_steps=num_steps, constant=task.start_loss)
+    untried = task.settings.untried_lrs[weights]
+    start = task.start_loss
+    return tune(racer, task.settings, trial, num_steps=num_steps, constant=start, untried_lrs=untried)
 
 
 def _row(task: SummaryTask, found: Mapping[str, Any]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ candidate counts only if its loss is below that of a prediction that knows nothi
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -102,7 +102,15 @@ class Tuned:
     rows: list[dict[str, Any]]
 
 
-def tune(racer: Racer, settings: DictConfig, trial: Trial, *, num_steps: int, constant: float) -> Tuned:
+def tune(
+    racer: Racer,
+    settings: DictConfig,
+    trial: Trial,
+    *,
+    num_steps: int,
+    constant: float,
+    untried_lrs: Collection[float] = (),
+) -> Tuned:
     """Choose a racer's settings.
 
     Rates are `lrs`; where a candidate has a damping and no clip lr/γ is one of `rates_over_damping`, since that is
@@ -116,13 +124,16 @@ def tune(racer: Racer, settings: DictConfig, trial: Trial, *, num_steps: int, co
         trial: (settings of the optimizer, seed) -> validation loss, infinite where it diverged.
         num_steps: of each trial.
         constant: loss of a prediction that is the same for all examples.
+        untried_lrs: those of `lrs` that are left out.
     """
     rank = None if racer.ranks == (None,) else settings.tuned_rank
     found: list[tuple[dict[str, Any], bool]] = []
     for candidate in racer.candidates:
         unclipped = candidate.get("damping") is not None and candidate.get("clip") is None
         rates = (
-            [candidate["damping"] * ratio for ratio in settings.rates_over_damping] if unclipped else settings.lrs
+            [candidate["damping"] * ratio for ratio in settings.rates_over_damping]
+            if unclipped
+            else [lr for lr in settings.lrs if lr not in untried_lrs]
         )
         for lr in rates:
             optimizer = racer.with_rank(rank, **candidate, lr=lr)

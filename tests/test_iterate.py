@@ -16,8 +16,10 @@ from torch import Tensor, nn
 
 from curvlab import iterate as driver
 from curvlab import progress as shown
+from curvlab.curvature import GaussNewtonOperator
 from curvlab.iterate import Checkpoint, CheckpointWarning, Key, SaveFile, iterate
 from curvlab.linalg import DenseOperator, identity
+from curvlab.spectrum import hutchinson_trace
 
 
 class Killed(BaseException):
@@ -264,6 +266,23 @@ def test_how_long_it_will_take_is_told_once_and_not_where_the_bar_is_turned_off(
     with caplog.at_level("INFO", logger="curvlab"):
         iterate(work, name="walk", total=total, progress=progress)
     assert [record.getMessage() for record in caplog.records] == told
+
+
+def test_a_part_of_a_step_tells_its_time_until_the_whole_work_has_told_its_own(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    clock = iter(range(0, 10**6, 5))
+    monkeypatch.setattr(shown.time, "monotonic", lambda: float(next(clock)))
+    inputs = torch.randn(40, 3)
+    operator = GaussNewtonOperator(nn.Linear(3, 2), nn.MSELoss(), (inputs, inputs[:, :2]), batch_size=10)
+    with caplog.at_level("INFO", logger="curvlab"):
+        operator @ operator.randn(2, 0)
+        assert caplog.messages == ["product: about 20 s"]
+        caplog.clear()
+        hutchinson_trace(operator, num_matvecs=8, chunk_size=1, generator=0)
+    assert caplog.messages[0] == "product: about 20 s"
+    assert caplog.messages[-1].startswith("trace: about ")
+    assert len(caplog.messages) < 5, "later products are silent"
 
 
 def test_short_work_says_nothing_of_its_time(caplog: pytest.LogCaptureFixture) -> None:

@@ -47,7 +47,7 @@ from torch import Tensor
 
 from curvlab.described import described
 from curvlab.files import DamagedFileError, check_place, decode, encode, write_atomically
-from curvlab.progress import can_be_silent, progress_bar
+from curvlab.progress import around, can_be_silent, progress_bar
 from curvlab.ranks import Ranks
 
 SECONDS_BETWEEN_SAVES = 60.0  # the work that a kill may cost
@@ -169,7 +169,7 @@ def iterate(
     state = method.init()
     if file is not None and (stored := file.load(_device(state))) is not None:
         state = _restored(state, stored)
-    with progress_bar(name, total=total, done=state.num_steps, progress=progress) as bar:
+    with progress_bar(name, total=total, done=state.num_steps, progress=progress) as bar, around(bar.forecast):
         while not state.done:
             before = state.num_steps
             state = method.step(state)

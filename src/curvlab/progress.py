@@ -10,6 +10,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
@@ -19,6 +20,7 @@ from tqdm.auto import tqdm
 _SECONDS_BEFORE_BAR = 1.0
 _SECONDS_WORTH_A_FORECAST = 10.0
 _SILENT = ContextVar("silent", default=False)
+_AROUND: ContextVar[Forecast | None] = ContextVar("around", default=None)  # of the steps of which this is a part
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -40,6 +42,16 @@ def can_be_silent(function: Callable[P, R]) -> Callable[P, R]:
     return call
 
 
+@contextmanager
+def around(forecast: Forecast) -> Iterator[None]:
+    """Let the parts of a step, bars with `part=True`, tell their own time until `forecast` is given."""
+    before = _AROUND.set(forecast)
+    try:
+        yield
+    finally:
+        _AROUND.reset(before)
+
+
 class Forecast:
     """How long work will take, told once, from the first steps.
 
@@ -50,18 +62,18 @@ class Forecast:
 
     def __init__(self, name: str, done: int) -> None:
         self.name, self.text, self.given = name, "", False
-        self._first, self._began = done, time.monotonic()
+        self._first, self._one, self._began = done, done, time.monotonic()
         self._after_one: float | None = None  # the first step may have more to do than the others
 
     def look(self, num_steps: int, expected: float | None, *, silent: bool) -> None:
         """Find out after a step; `expected` is the number of the last one. `silent`: the bar shows it."""
         now = time.monotonic()
         if self._after_one is None:
-            self._after_one = now
-        taken, past_first = num_steps - self._first, now - self._after_one
+            self._after_one, self._one = now, num_steps
+        later, past_first = num_steps - self._one, now - self._after_one
         if expected is None or (past_first < 1 and now - self._began < 6 * _SECONDS_WORTH_A_FORECAST):
             return
-        each = past_first / (taken - 1) if taken > 1 else now - self._began
+        each = past_first / later if later else (now - self._began) / max(1, num_steps - self._first)
         seconds = now - self._began + each * max(0.0, expected - num_steps)
         self.given = True
         if seconds > _SECONDS_WORTH_A_FORECAST:
@@ -78,10 +90,12 @@ class Bar(tqdm):
         forecast: what has been found out.
     """
 
-    def __init__(self, name: str, *, done: int, told: bool, **settings: Any) -> None:
+    def __init__(self, name: str, *, done: int, told: bool, part: bool, **settings: Any) -> None:
         self.expected: float | None = None
         self.forecast = Forecast(name, done)
         self._told, self._steps = told, done
+        if part and (whole := _AROUND.get()) is not None:
+            self.forecast.given = whole.given
         super().__init__(desc=name, initial=done, **settings)
 
     def __iter__(self) -> Iterator[Any]:
@@ -111,11 +125,13 @@ def progress_bar(
     total: int | None = None,
     done: int = 0,
     progress: bool | str = True,
+    part: bool = False,
 ) -> Bar:
     """Return a bar that shows itself after a second, on a terminal or in a notebook; a text is its name.
 
     Work of a known total that will take more than ten seconds says so once the first steps have been timed
-    ("about 3 min"): beside the bar, and where there is none to the logger "curvlab", at the level INFO.
+    ("about 3 min"): beside the bar, and where there is none to the logger "curvlab", at the level INFO. A `part`
+    of other work does so only as long as that has not.
     """
     told = bool(progress) and _talks()
     seen = told and (sys.stderr.isatty() or "ipykernel" in sys.modules)
@@ -125,6 +141,7 @@ def progress_bar(
         total=total,
         done=done,
         told=told,
+        part=part,
         delay=_SECONDS_BEFORE_BAR,
         disable=not seen,
         leave=False,

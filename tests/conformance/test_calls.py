@@ -187,6 +187,13 @@ def test_every_bar_of_work_beyond_ten_seconds_says_how_long_it_will_take(
         name: partial(CALLS[call], progress=True, batch_size=4 if "sgld" in call else 1)
         for name, call in calls.items()
     }
+    searches = {
+        "trace": "hutchinson_trace",
+        "eigenvalues, at most 4 products": "top_eigenvalues",
+        "Hutch[+][+]": "hutchpp_trace",
+        "sketch": "sketch_eigenvalues",
+    }
+    works |= {name: partial(OF_OPERATORS[call], progress=True) for name, call in searches.items()}
     works["walk"] = lambda: list(bars.progress_bar("walk", range(50)))
     with caplog.at_level("INFO", logger="curvlab"):
         for name, work in works.items():

@@ -19,6 +19,7 @@ from curvlab.problem import Data, Loss, ModelFunction, OutputLoss, Problem
 from curvlab.problem.batch import Batch, Inputs, without_graph
 from curvlab.problem.memory import Estimate, activation_bytes
 from curvlab.problem.problem import Piece
+from curvlab.progress import progress_bar
 from curvlab.ranks import SAME_SEEDS
 from curvlab.seeding import Seed
 
@@ -108,12 +109,15 @@ class DataOperator(LinearOperator):
 
     def _product(self, rows: Tensor, total: Tensor) -> Tensor:
         sums = ColumnSums(total, first=True, scale=1 / self.problem.divisor)
-        for inputs, targets, weights in self.passes(len(rows)):
-            size = self.problem.memory.columns_at_once(self.max_columns)
-            for start in range(0, len(rows), size):
-                block = slice(start, start + size)
-                self._add_products(inputs, targets, weights, rows[block], sums.block(block))
-            sums = replace(sums, first=False)
+        work = len(rows) * self.problem.num_read
+        with progress_bar("product", total=work, progress=self.problem.selected is None, part=True) as bar:
+            for inputs, targets, weights in self.passes(len(rows)):
+                size = self.problem.memory.columns_at_once(self.max_columns)
+                for start in range(0, len(rows), size):
+                    block = slice(start, start + size)
+                    self._add_products(inputs, targets, weights, rows[block], sums.block(block))
+                    bar.update(len(targets) * len(rows[block]))
+                sums = replace(sums, first=False)
         return (total.zero_() if sums.first else total).T  # nothing is summed where all weights are 0
 
     def passes(self, num_columns: int = 1) -> Iterator[Piece]:

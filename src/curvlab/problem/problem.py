@@ -309,7 +309,7 @@ class Problem(Shown):
             num_columns: vectors that `compute` takes together, at most `memory.columns` of them.
             name: of a progress bar, which counts examples; none without a name.
         """
-        with progress_bar(name, total=self._num_read, progress=bool(name)) as bar:
+        with progress_bar(name, total=self.num_read, progress=bool(name)) as bar:
             for piece in self._pieces():
                 rows = slice(0, 0)
                 while rows.stop < len(piece[1]):
@@ -319,8 +319,8 @@ class Problem(Shown):
                     bar.update(rows.stop - rows.start)
 
     @property
-    def _num_read(self) -> int:
-        """Examples of a pass."""
+    def num_read(self) -> int:
+        """How many examples a pass reads."""
         if self.selected is not None:
             return sum(len(targets) for _, targets, _ in self.selected)
         return self.num_examples if self.weights is None else int(self.weights.to(self.dtype).count_nonzero())

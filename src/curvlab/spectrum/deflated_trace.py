@@ -70,6 +70,9 @@ class _Products:
         state.num_steps += 1
         return state
 
+    def expected_steps(self, state: ProductsState) -> float:
+        return self.settings / _CHUNK  # the number of products, for both methods
+
     def result(self, state: ProductsState) -> Estimate:
         return self.found
 

@@ -97,7 +97,13 @@ def top_eigenvalues(
     whole("max_matvecs", max_matvecs, least=k, why="as many as k")
     most = max(3 * k, vectors_that_fit(operator, memory_budget) - _BESIDE * k)
     work = _Lanczos(operator, k, rtol, max_matvecs, most, generator)
-    return iterate(work, name="eigenvalues", progress=progress, callback=callback, checkpoint=checkpoint)
+    return iterate(
+        work,
+        name=f"eigenvalues, at most {max_matvecs} products",
+        progress=progress,
+        callback=callback,
+        checkpoint=checkpoint,
+    )
 
 
 @dataclass
@@ -154,6 +160,10 @@ class _Lanczos:
         end = state.lanczos.exhausted or state.lanczos.num_matvecs + self.k > self.max_matvecs
         state.done = end or self._converged(state)
         return state
+
+    def expected_steps(self, state: EigenvaluesState) -> float:
+        """Return the most steps: nobody knows how soon Lanczos converges."""
+        return min(self.max_matvecs, self.operator.shape[0]) / self.k
 
     def _converged(self, state: EigenvaluesState) -> bool:
         return bool((state.error_bounds <= self.rtol * state.values.abs()).all())

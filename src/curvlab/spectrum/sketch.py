@@ -179,6 +179,9 @@ class _Columns:
     def step(self, state: SketchState) -> SketchState:
         raise NotImplementedError
 
+    def expected_steps(self, state: SketchState) -> float:
+        return state.num_steps * len(state.sketch) / state.num_columns
+
     def result(self, state: SketchState) -> Tensor:
         return state.sketch
 

@@ -79,8 +79,8 @@ class Forms:
         distribution: of the probes.
         generator: what draws them.
         settings: all else that `forms` depends on.
-        fewest: probes before `enough` is asked.
-        enough: of the samples so far, whether there are enough.
+        fewest: probes before `needed` is asked.
+        needed: how many samples will be enough, by those so far.
     """
 
     operator: LinearOperator
@@ -91,7 +91,7 @@ class Forms:
     generator: torch.Generator | None
     settings: Any = None
     fewest: int = 0
-    enough: Callable[[Tensor], bool] = field(default=lambda samples: False)
+    needed: Callable[[Tensor], float] = field(default=lambda samples: math.inf)
 
     def depends_on(self) -> Mapping[str, Any]:
         """Return the operator, the generator and the settings."""
@@ -109,8 +109,14 @@ class Forms:
         width = min(self.chunk_size, left)
         probes = draw_probes(self.operator, width, distribution=self.distribution, generator=state.generator)
         samples = torch.cat([state.samples, self.forms(probes).double().cpu()])
-        done = len(samples) >= self.most or (len(samples) >= self.fewest and self.enough(samples))
+        done = len(samples) >= self.most or (len(samples) >= self.fewest and self.needed(samples) <= len(samples))
         return FormsState(samples, state.generator, state.num_steps + 1, done)
+
+    def expected_steps(self, state: FormsState) -> float:
+        """Return how many chunks there will be."""
+        needed = self.needed(state.samples)
+        num_samples = min(self.most, max(self.fewest, needed if math.isfinite(needed) else self.most))
+        return state.num_steps + max(0.0, num_samples - len(state.samples)) / self.chunk_size
 
     def result(self, state: FormsState) -> Tensor:
         """Return the samples."""
@@ -171,11 +177,13 @@ def hutchinson_trace(
     def forms(probes: Tensor) -> Tensor:
         return operator.inner(probes, checked_product(operator, probes))
 
-    def enough(samples: Tensor) -> bool:
+    def needed(samples: Tensor) -> float:
         estimate = Estimate.from_samples(samples, len(samples))
-        return rtol is not None and estimate.stderr <= rtol * abs(estimate.value)
+        if rtol is None or estimate.value == 0:
+            return math.inf if estimate.stderr else 0.0
+        return len(samples) * (estimate.stderr / (rtol * abs(estimate.value))) ** 2
 
-    work = Forms(operator, forms, most, chunk_size, distribution, generator, rtol, fewest, enough)
+    work = Forms(operator, forms, most, chunk_size, distribution, generator, rtol, fewest, needed)
     watch: dict[str, Any] = {"progress": progress, "callback": callback, "checkpoint": checkpoint}
     samples = iterate(work, name="trace", **watch)
     return Estimate.from_samples(samples, len(samples))

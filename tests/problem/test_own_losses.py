@@ -12,7 +12,7 @@ from torch.testing import assert_close
 
 from curvlab.curvature import FisherOperator, GaussNewtonOperator, HessianOperator
 from curvlab.curvature.examples import exact_traces, sampled_traces
-from curvlab.influence import influence_scores, per_example_gradients
+from curvlab.influence import influence, influence_scores, per_example_gradients
 from curvlab.linalg import identity
 from curvlab.problem import FunctionLoss
 from curvlab.sampling import estimate_llc
@@ -253,6 +253,8 @@ def test_targets_that_are_not_finite_are_refused_wherever_they_stand() -> None:
 
 def test_half_precision() -> None:
     model, data = network(2).bfloat16(), (inputs(), REAL)
+    assert GaussNewtonOperator(model, nn.HuberLoss(), data).is_psd
+    assert influence(model, nn.HuberLoss(), data, data, damping=0.1).scores.isfinite().all()
     found = HessianOperator(model, nn.HuberLoss(), data).to_dense().double()
     expected = dense_hessian(network(2), nn.HuberLoss(), *data)
     assert float((found - expected).norm() / expected.norm()) < 0.03

@@ -420,3 +420,26 @@ def test_sentences_without_a_collator_are_refused_with_advice() -> None:
             lr=0.1,
             generator=torch.Generator().manual_seed(0),
         )
+
+
+def test_outputs_and_targets_that_pytorch_would_broadcast_are_refused() -> None:
+    model, x, y = nn.Linear(3, 1), torch.randn(8, 3), torch.arange(8.0)
+    for loss in (nn.HuberLoss(), nn.L1Loss(), functional.smooth_l1_loss, nn.MSELoss()):
+        with pytest.raises(ValueError, match=r"targets.unsqueeze\(-1\)"):
+            evaluate(model, loss, (x, y))
+        with pytest.raises(ValueError, match=r"targets.unsqueeze\(-1\)"):
+            train(model, loss, (x, y), num_steps=1, batch_size=4, lr=0.1, generator=0)
+        assert evaluate(model, loss, (x, y[:, None])).accuracy is None
+
+
+def test_a_mean_over_examples_may_be_called_batchmean() -> None:
+    torch.manual_seed(0)
+    model, x, p = (
+        nn.Sequential(nn.Linear(3, 4), nn.LogSoftmax(-1)),
+        torch.randn(8, 3),
+        torch.randn(8, 4).softmax(-1),
+    )
+    loss = nn.KLDivLoss(reduction="batchmean")
+    assert evaluate(model, loss, (x, p), batch_size=3).loss == pytest.approx(float(loss(model(x), p)))
+    own = MeanLoss(loss)(model(x), p, torch.arange(8.0))
+    assert float(own) == pytest.approx(float((torch.arange(8.0)[:, None] * p * (p.log() - model(x))).sum() / 8))

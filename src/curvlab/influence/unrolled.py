@@ -137,11 +137,12 @@ def checked_gap(replay: Replay, end: State) -> float:
     start = replay.first_state()[0]
     gap = float((end[0] - trained).norm() / (trained - start).norm().clamp(min=torch.finfo(trained.dtype).tiny))
     if not gap <= _GAP.get(trained.dtype, 1e-2):
+        dtype = str(trained.dtype).removeprefix("torch.")
         raise ValueError(
             f"the replayed run ends elsewhere than the model: {gap:.2g} of the way from its start. Check that "
             "start, batches, rule and example_weights are those of this training, and that its "
-            "gradients were not clipped; in float32 a long or unstable training cannot be replayed: train in "
-            "float64."
+            f"gradients were not clipped; in {dtype} a long or unstable training "
+            "cannot be replayed: train in float64."
         )
     return gap
 

@@ -122,6 +122,7 @@ class OutputLoss(ABC):
         if size > MAX_OUTPUTS:
             return False
         rows = max(1, _MATRIX_NUMBERS // size**2)
+        outputs, targets = at_least_single(outputs, targets)
         parts = zip(outputs.split(rows), targets.split(rows), strict=True)
         return _none_negative(torch.cat([torch.linalg.eigvalsh(self.dense_hessians(h, y)) for h, y in parts]))
 
@@ -135,13 +136,13 @@ class OutputLoss(ABC):
         With a limit below R each example keeps its longest columns, so that the sum stays below S. In general
         l_r = sqrt(μ_r) v_r with eigenvalues and eigenvectors of S, the largest first.
         """
-        values, vectors = torch.linalg.eigh(self.dense_hessians(outputs, targets))
+        values, vectors = torch.linalg.eigh(self.dense_hessians(*at_least_single(outputs, targets)))
         if not _none_negative(values):
             raise ValueError(
                 f"S is not positive semi-definite at these outputs (eigenvalue {float(values.min()):.3g}): it has "
                 "no square root. The loss is not convex in the outputs."
             )
-        columns = (vectors * values.clamp(min=0).sqrt()[:, None]).flip(-1)
+        columns = (vectors * values.clamp(min=0).sqrt()[:, None]).flip(-1).to(outputs)
         return columns.permute(2, 0, 1).reshape(-1, *outputs.shape)[:limit]
 
     def random_factor(self, outputs: Tensor, targets: Tensor, generator: torch.Generator) -> Tensor:
@@ -191,6 +192,13 @@ class OutputLoss(ABC):
 def random_signs(shape: torch.Size, generator: torch.Generator) -> Tensor:
     """Return independent signs, 1 and -1, as integers where the generator is."""
     return 2 * torch.randint(2, shape, generator=generator, device=generator.device) - 1
+
+
+def at_least_single(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """Return both in float32 where the outputs are of half precision, in which nothing has eigenvalues."""
+    if outputs.dtype in (torch.float32, torch.float64):
+        return outputs, targets
+    return outputs.float(), targets.float() if targets.is_floating_point() else targets
 
 
 def _none_negative(values: Tensor) -> bool:

@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from curvlab.problem.batch import Batch, take
 from curvlab.problem.closed_forms import BinaryCrossEntropy, CrossEntropy, SquaredError
-from curvlab.problem.losses import OutputLoss
+from curvlab.problem.losses import OutputLoss, at_least_single
 from curvlab.problem.model_function import ModelFunction, check_finite
 
 EXAMPLES_TRIED = 16
@@ -117,8 +117,7 @@ class FunctionLoss(OutputLoss):
         if not self._tried:
             _try_alone(self.loss, h, targets)
             self.by_vmap = _can_vmap(self.loss, h, targets)
-        if h.dtype not in (torch.float32, torch.float64):
-            h, targets = h.float(), targets.float() if targets.is_floating_point() else targets
+        h, targets = at_least_single(h, targets)
         if len(h) == 1:
             h, targets = self._beside_the_last(h, targets)
         whole, own = self._whole(h, targets), self.per_example(h, targets)
@@ -137,6 +136,12 @@ class FunctionLoss(OutputLoss):
             )
         alike = abs(float(whole - own.mean())) <= tolerance * size
         if not (alike and (self._tried or self._gradients_alike(h, targets, tolerance))):
+            if h.shape != targets.shape and h.squeeze(-1).shape == targets.squeeze(-1).shape:
+                raise ValueError(
+                    f"{_name(self.loss)} pairs every output with every target: outputs {tuple(h.shape)} and "
+                    f"targets {tuple(targets.shape)} are broadcast. A missing axis is added by "
+                    f"{'targets' if targets.ndim < h.ndim else 'outputs'}.unsqueeze(-1)"
+                )
             raise ValueError(
                 f"{_name(self.loss)} is no mean over examples: {float(whole):.6g} for a batch of {len(h)}, and "
                 f"{float(own.mean()):.6g} in the mean for each alone. Its examples meet (contrastive losses, "

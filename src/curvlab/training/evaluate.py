@@ -59,7 +59,7 @@ def evaluate(
     if weights is not None:
         raise ValueError("evaluate counts every example once: pass a problem without weights")
     reduction = getattr(loss, "reduction", "mean")
-    if reduction != "mean":
+    if reduction not in ("mean", "batchmean"):  # nn.KLDivLoss calls its mean over examples the latter
         raise ValueError(f"evaluate needs a loss with reduction='mean', got '{reduction}'")
     size = min(whole("batch_size", batch_size), examples.num_examples)
     return with_halving(lambda at_once: _evaluated(model, loss, examples, at_once), size)

@@ -59,7 +59,8 @@ class MeanLoss:
         except (RuntimeError, IndexError, ValueError):
             output_loss(self.loss).check(outputs, targets)  # says what does not fit
             raise
-        if isinstance(self.loss, nn.MSELoss) and outputs.shape != targets.shape:  # which PyTorch broadcasts
+        if outputs.shape != targets.shape and outputs.squeeze(-1).shape == targets.squeeze(-1).shape:
+            # (B, 1) and (B,): PyTorch's losses broadcast them to (B, B).
             output_loss(self.loss).check(outputs, targets)
         if value.ndim:
             raise ValueError(
@@ -71,7 +72,7 @@ class MeanLoss:
     def per_example(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return l_i, (B,), whose mean is L_B without weights."""
         reduction = getattr(self.loss, "reduction", "mean")
-        if reduction != "mean":
+        if reduction not in ("mean", "batchmean"):
             raise ValueError(
                 f"reduction='{reduction}': weights of examples are those of a mean, so the loss needs "
                 "reduction='mean'"

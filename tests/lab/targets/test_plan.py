@@ -41,6 +41,17 @@ def test_published_language_models_are_known_without_loading_them() -> None:
     assert "CPU time" in lines["published, laptop"]
 
 
+def test_encoder_decoders_have_a_plan() -> None:
+    settings = {"data": {}, "source_length": 24, "target_length": 20, "tokenizer": {"vocabulary_size": 512}}
+    t5 = {"_target_": "curvlab.lab.models.small_t5", "num_layers": 1, "width": 32, "num_heads": 2}
+    tied, each_way = 512 * 32, 2 * 32 * 128 + 32 * 2  # embeddings; feed-forward and relative positions
+    attention, norms = 3 * 4 * 32 * 32, (2 + 3 + 2) * 32
+    assert sizes(settings | {"model": t5, "freeze": {}}).startswith(
+        f"{tied + 2 * each_way + attention + norms:,} p"
+    )
+    assert sizes(settings | {"model": {"name": "google-t5/t5-small"}, "freeze": {}}).startswith("60,506,624 p")
+
+
 def test_what_cannot_be_known_says_why() -> None:
     assert "names no data and model" in sizes({"model": None})
     assert "cannot be built" in sizes(MLP | {"data": {"_target_": "curvlab.lab.data.no_such_loader"}})

@@ -22,6 +22,7 @@ _IMAGES = {
 _OPT = {"hidden_size": 2048, "num_hidden_layers": 24, "ffn_dim": 8192, "num_attention_heads": 32}
 _HUB: dict[str, dict[str, Any]] = {
     "facebook/opt-1.3b": {"model_type": "opt", **_OPT, "word_embed_proj_dim": 2048},
+    "google-t5/t5-small": {"model_type": "t5"},
     "huggyllama/llama-7b": {"model_type": "llama"},
     "mistralai/Mistral-7B-v0.1": {"model_type": "mistral"},
 }
@@ -32,23 +33,28 @@ def network(settings: Mapping[str, Any]) -> nn.Module:
     node = dict(settings["model"])
     dtype = DTYPES.get(str(node.get("dtype") or settings.get("dtype")), torch.float32)
     if (name := node.get("name")) is not None:
-        from transformers import AutoConfig, AutoModelForCausalLM
+        from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
         if name not in _HUB:
             raise LookupError(f"the sizes of {name} are not known without loading it")
         with torch.device("meta"):
-            return AutoModelForCausalLM.from_config(AutoConfig.for_model(**_HUB[name]), dtype=dtype)
+            family = AutoModelForSeq2SeqLM if "source_length" in settings else AutoModelForCausalLM
+            return family.from_config(AutoConfig.for_model(**_HUB[name]), dtype=dtype)
     if "weights" in node:
         node["weights"] = None
     shape, outputs = shapes(settings)
+    marks = {"padding": 0, "end": 1} if "source_length" in settings else {}  # the tokenizer's, of no size
     with torch.device("meta"):
-        model: nn.Module = instantiate(node, input_shape=shape, num_outputs=outputs)
+        model: nn.Module = instantiate(node, input_shape=shape, num_outputs=outputs, **marks)
     return model.to(dtype)
 
 
 def shapes(settings: Mapping[str, Any]) -> tuple[tuple[int, ...], int]:
     """Return the shape of an input, and the number of outputs."""
     if "tokenizer" in settings:
+        if "source_length" in settings:
+            lengths = int(settings["source_length"]), int(settings["target_length"])
+            return lengths, int(settings["tokenizer"]["vocabulary_size"])
         length = settings["sequence_length"]
         longest = length if isinstance(length, int) else max(length.values())
         return (longest,), int(settings["tokenizer"]["vocabulary_size"])

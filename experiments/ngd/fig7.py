@@ -21,9 +21,9 @@ from experiments.ngd.overfitting import (  # noqa: F401  compute is this target'
     PAPER,
     compute,
     draw_estimates,
-    draw_last_epoch,
     draw_losses,
     draw_paths,
+    draw_trace,
     for_readers,
     judge_increases,
     judge_overfits,
@@ -68,8 +68,8 @@ def draw(computed: Computed) -> dict[str, Figure]:
     for (losses, llc, trace), task, own in rows:
         draw_losses(losses, own)
         draw_estimates(llc, own, "llc", labels["llc"])
-        draw_estimates(trace, own.assign(valid=True), "trace", labels["trace"])
+        draw_trace(trace, own, labels["trace"])
         losses.set_title(task, loc="left")
-    panels.legend(figure, title=NOTE, axes=[figure.axes[0]])
+    panels.legend(figure, title=f"{NOTE}\nof tr(H) geometric mean", axes=[figure.axes[0]])
     paths = draw_paths(table, labels | {"validation_accuracy": "validation accuracy"})
     return {"figure.png": figure, "figure_more.png": paths}

@@ -22,7 +22,6 @@ from experiments.ngd.overfitting import (  # noqa: F401  compute is this target'
     STYLES,
     compute,
     draw_estimates,
-    draw_last_epoch,
     draw_losses,
     draw_paths,
     for_readers,

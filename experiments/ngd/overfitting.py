@@ -14,6 +14,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from numpy.typing import ArrayLike
 from omegaconf import DictConfig
 from scipy import stats
 
@@ -70,10 +71,10 @@ def since_minimum(table: pd.DataFrame) -> pd.DataFrame:
 
     Columns: minimum_epoch, the checkpoint of the smallest validation loss; checkpoints, how many from there on
     count (of LLC and WBIC, those with valid estimates); first_epoch, first, last_epoch, last, the quantity at the
-    first and last of them; change, last/first - 1, where these are at least half of the epochs from the minimum on
-    apart; rank_correlation, Spearman's with the validation loss over them; sampled_change, the change with every
-    estimate, valid or not, from the weights, as in the paper, nan where it starts below 0; train_loss_first,
-    train_loss_last, the training losses at the first and last epoch (nats); curvature_cutoff, γ/(nβ) of what is
+    first and last of them; change, last/first - 1, where both are above 0 and at least half of the epochs from the
+    minimum on apart; rank_correlation, Spearman's with the validation loss over them; sampled_change, the change
+    with every estimate, valid or not, from the weights, as in the paper, nan where it starts below 0;
+    train_loss_first, train_loss_last, the training losses there (nats); curvature_cutoff, γ/(nβ) of what is
     sampled.
     """
     rows = []
@@ -91,7 +92,8 @@ def since_minimum(table: pd.DataFrame) -> pd.DataFrame:
             if len(counted) > 1:
                 for end, at in (("first", counted.iloc[0]), ("last", counted.iloc[-1])):
                     row |= {f"{end}_epoch": at.epoch, end: at[quantity], f"train_loss_{end}": at.train_loss}
-                if row["last_epoch"] - row["first_epoch"] >= (after.epoch.max() - minimum) / 2:
+                far = row["last_epoch"] - row["first_epoch"] >= (after.epoch.max() - minimum) / 2
+                if far and min(row["first"], row["last"]) > 0:
                     row["change"] = row["last"] / row["first"] - 1
             if len(counted) > 2 and quantity != "validation_loss":
                 found = stats.spearmanr(counted.validation_loss, counted[quantity])
@@ -136,8 +138,8 @@ def changes_by_last_epoch(table: pd.DataFrame) -> pd.DataFrame:
 def last_epoch_table(table: pd.DataFrame) -> pd.DataFrame:
     """Return one row for each task, optimizer, quantity and checkpoint at which training might have ended.
 
-    Columns: seeds, those that overfit by then and have the quantity; change, its mean over them; low, high, the
-    95 % t interval of three or more; sign: rises or falls where the whole interval does, undecided elsewhere, none
+    Columns: seeds, those that overfit by then and have the quantity; change, low, high, their `mean_change`, with
+    an interval for three or more; sign: rises or falls where the whole interval does, undecided elsewhere, none
     with fewer than three seeds.
     """
     changes = changes_by_last_epoch(table)
@@ -150,12 +152,17 @@ def last_epoch_table(table: pd.DataFrame) -> pd.DataFrame:
                 row: dict[str, Any] = {"task": task, "optimizer": optimizer, "quantity": quantity}
                 row |= {"last_epoch": epoch, "seeds": len(values), "change": np.nan, "low": np.nan, "high": np.nan}
                 if len(values):
-                    row["change"] = values.mean()
+                    row["change"], interval = mean_change(values)
                 if len(values) >= MIN_SEEDS:
-                    interval = t_interval(values)
                     row |= {"low": interval.low, "high": interval.high}
                 rows.append(row | {"sign": _sign(row)})
     return pd.DataFrame(rows)
+
+
+def mean_change(changes: ArrayLike) -> tuple[float, Interval]:
+    """Return the change of the geometric mean over seeds, and its t interval: of the logarithms, so above -1."""
+    logs = np.log1p(np.asarray(changes, dtype=float))
+    return float(np.expm1(logs.mean())), t_interval(logs).mapped(lambda value: float(np.expm1(value)))
 
 
 def _sign(row: Mapping[str, Any]) -> str:
@@ -193,7 +200,7 @@ def judge_increases(  # noqa: PLR0917
         f"training loss goes from {used.train_loss_first.mean():.3g} to {used.train_loss_last.mean():.3g}: the "
         "curvature of the cross-entropy vanishes where that nears zero."
     )
-    interval = t_interval(used.change)
+    change, interval = mean_change(used.change)
     if len(ends):
         low, high = min(ends.low.min(), interval.low), max(ends.high.max(), interval.high)
         kind = (
@@ -203,7 +210,7 @@ def judge_increases(  # noqa: PLR0917
         if low < 0 < high and set(ends.sign) >= {"rises", "falls"}:
             texts = [_told(row) for row in ends.to_dict("records")]
             why = f"It depends on where training ends, by its last epoch: {', '.join(texts)}. {why}"
-    return judge(claim, used.change.mean(), interval, if_not_reproduced=f"{why} {more}")
+    return judge(claim, change, interval, if_not_reproduced=f"{why} {more}")
 
 
 def judge_raw_increase(claim: Claim, since: pd.DataFrame, optimizer: str) -> ClaimResult:
@@ -218,17 +225,20 @@ def judge_raw_increase(claim: Claim, since: pd.DataFrame, optimizer: str) -> Cla
 def judge_sign(claim: Claim, table: pd.DataFrame, optimizer: str, quantity: str) -> ClaimResult:
     """Judge whether the sign of the change depends on where training ends.
 
-    For each seed: of its changes at all ends, the smallest in the direction of the mean change at the last one; it
-    is negative where the seed would have shown the opposite at some end. `table` is of one task.
+    For each seed: of the logarithms of its ratios at all ends, the smallest in the direction of the mean one at
+    the last; it is negative where the seed would have shown the opposite at some end. `table` is of one task.
     """
     changes = changes_by_last_epoch(table)
     own = changes[(changes.optimizer == optimizer) & (changes.quantity == quantity)]
-    at_end = own[own.last_epoch == table.epoch.max()].change
+    logs = np.log1p(own.change)
+    at_end = logs[own.last_epoch == table.epoch.max()]
     ends = own.last_epoch.nunique()
-    if len(at_end) < 2 or ends < 2:
-        reason = f"It needs two checkpoints at which two seeds overfit, with valid estimates; there are {ends}."
-        return out_of_reach(claim, reason)
-    values = own.assign(along=np.sign(at_end.mean()) * own.change).groupby("seed").along.min()
+    if len(at_end) < 2:
+        found = f"there are {len(at_end)}"
+        return out_of_reach(claim, f"Where training ends it needs two seeds with a change that counts; {found}.")
+    if ends < 2:
+        return out_of_reach(claim, "Had training ended earlier, no seed would have a change that counts.")
+    values = own.assign(along=np.sign(at_end.mean()) * logs).groupby("seed").along.min()
     told = last_epoch_table(table)
     told = told[(told.optimizer == optimizer) & (told.quantity == quantity) & (told.seeds > 0)]
     texts = [_told(row) for row in told.to_dict("records")]
@@ -294,8 +304,21 @@ def draw_estimates(
     )
 
 
+def draw_trace(ax: Axes, table: pd.DataFrame, label: str) -> None:
+    """Draw geometric means over seeds, and t intervals of the logarithms, which do not go below 0."""
+    rows = []
+    for (optimizer, epoch), own in table[table.trace > 0].groupby(["optimizer", "epoch"], sort=False):
+        interval = t_interval(np.log(own.trace))
+        ends = (interval.low, interval.high) if len(own) >= MIN_SEEDS else (np.nan, np.nan)
+        row = {"optimizer": optimizer, "epoch": epoch, "trace": np.exp(np.log(own.trace).mean())}
+        rows.append(row | {"low": np.exp(ends[0]), "high": np.exp(ends[1])})
+    means = pd.DataFrame(rows)
+    panels.lines(ax, means, x="epoch", y="trace", by="optimizer", low="low", high="high", styles=STYLES)
+    _frame(ax, table, label, log="xy")
+
+
 def draw_paths(table: pd.DataFrame, quantities: Mapping[str, str]) -> Figure:
-    """Return for each task a row: the mean path over seeds through (validation loss, quantity), epochs beside it.
+    """Return for each task a row: the mean path over seeds through (validation loss, quantity), its ends' epochs.
 
     Args:
         table: of `compute`, its names for readers.
@@ -307,48 +330,19 @@ def draw_paths(table: pd.DataFrame, quantities: Mapping[str, str]) -> Figure:
         means = own.groupby(["optimizer", "epoch"], sort=False)[shown].mean().reset_index()
         for ax, (quantity, label) in zip(axes, quantities.items(), strict=True):
             for name, path in means.groupby("optimizer", sort=False):
-                ax.plot(path.validation_loss, path[quantity], markersize=4, label=name, **STYLES[name])
+                style = STYLES[name]
+                ax.plot(path.validation_loss, path[quantity], markersize=4, label=name, **style)
                 ends = path.iloc[[0, -1]]
+                # SGD's to the upper left, NGD's to the lower right: their ends may lie beside each other
+                left = name == "SGD"
+                beside: dict[str, Any] = {"xytext": (-4, 5) if left else (4, -5), "textcoords": "offset points"}
+                beside |= {"ha": "right" if left else "left", "va": "bottom" if left else "top", "fontsize": 8}
                 for epoch, x, y in zip(ends.epoch, ends.validation_loss, ends[quantity], strict=True):
-                    ax.annotate(f"epoch {epoch}", (x, y), xytext=(6, 4), textcoords="offset points", fontsize=8)
+                    ax.annotate(str(epoch), (x, y), color=style["color"], **beside)
             panels.frame(ax, x="validation loss (nats)", y=label)
             ax.margins(x=0.15)
         axes[0].set_title(task, loc="left")
-    panels.legend(figure, title="means over seeds of every estimate, valid or not")
-    return figure
-
-
-def draw_last_epoch(table: pd.DataFrame, quantities: Mapping[str, str]) -> Figure:
-    """Return one row for each task: the change of each quantity, against the epoch at which training might end.
-
-    Args:
-        table: of `compute`, or a part of it.
-        quantities: labels by name (llc, trace, wbic).
-    """
-    ends, changes = (for_readers(made(table)) for made in (last_epoch_table, changes_by_last_epoch))
-    table = for_readers(table)
-    ends[["change", "low", "high"]] *= 100
-    each = table.assign(last_epoch=table.epoch)[["task", "optimizer", "seed", "last_epoch"]]
-    figure, rows = panels.rows(table, by="task", columns=len(quantities), panel_size=(4.2, 2.8))
-    for axes, task, own in rows:
-        for ax, (quantity, label) in zip(axes, quantities.items(), strict=True):
-            shown = ends[(ends.task == task) & (ends.quantity == quantity) & (ends.seeds > 0)]
-            kind: dict[str, Any] = {"x": "last_epoch", "y": "change", "by": "optimizer", "styles": STYLES}
-            panels.lines(ax, shown, **kind, bars=True, low="low", high="high")
-            few = shown[shown.seeds < MIN_SEEDS]
-            panels.scatter(ax, few, **kind, identity=False, facecolor="white", zorder=4)
-            panels.rule(ax, y=0)
-            ax.set_xlim(own.epoch.min(), 1.15 * own.epoch.max())
-            panels.frame(ax, x="epoch at which training ends", y=f"change of {label} (%)", log="x")
-            of_seeds = each[(each.task == task) & (each.last_epoch > own.epoch.min())]
-            of_seeds = of_seeds.merge(changes[changes.quantity == quantity], how="left")
-            panels.counts(ax, of_seeds, x="last_epoch", valid="change", by="optimizer", styles=STYLES)
-        axes[0].set_title(task, loc="left")
-    note = (
-        "from the smallest validation loss so far;\nmean over the seeds that overfit by then\n"
-        f"bar: 95 % t interval of three or more, hollow: of fewer\n{plots.COUNTS_NOTE}"
-    )
-    panels.legend(figure, title=note, columns=2)
+    panels.legend(figure, title="means over seeds of every estimate, valid or not; numbers: first and last epoch")
     return figure
 
 

@@ -14,7 +14,7 @@ from curvlab.lab import ClaimResult, Computed, all_targets, load_config, t_inter
 from curvlab.lab.tables import read_table
 from experiments.ngd.fig3 import equal_loss_trends, interpolated, summary_table, trend_table
 from experiments.ngd.matched_loss import matched_differences
-from experiments.ngd.overfitting import last_epoch_table, since_minimum
+from experiments.ngd.overfitting import last_epoch_table, mean_change, since_minimum
 
 Judged = Callable[[str, Computed], list[ClaimResult]]
 
@@ -299,9 +299,9 @@ def test_last_epoch_is_what_the_table_up_to_there_says() -> None:
     ends = last_epoch_table(table).set_index(["optimizer", "quantity", "last_epoch"])
     llc = ends.sort_index().loc[("sgd", "llc")]
     assert llc.seeds.to_dict() == {2: 0, 4: 3, 8: 3}  # at epoch 2 nothing has risen yet
-    changes = [[(3 + seed / 100) / (2 + seed / 100) - 1 for seed in range(3)]]
-    changes += [[(1 + seed / 100) / (2 + seed / 100) - 1 for seed in range(3)]]
-    assert llc.change[[4, 8]].tolist() == pytest.approx([sum(each) / 3 for each in changes])
+    ratios = [[(3 + seed / 100) / (2 + seed / 100) for seed in range(3)]]
+    ratios += [[(1 + seed / 100) / (2 + seed / 100) for seed in range(3)]]
+    assert llc.change[[4, 8]].tolist() == pytest.approx([math.prod(each) ** (1 / 3) - 1 for each in ratios])
     assert llc.sign.tolist() == ["none", "rises", "falls"]
     one_invalid = table.assign(valid=~((table.seed == 0) & (table.epoch == 4)))
     ends = last_epoch_table(one_invalid).set_index(["optimizer", "quantity", "last_epoch"]).sort_index()
@@ -309,6 +309,31 @@ def test_last_epoch_is_what_the_table_up_to_there_says() -> None:
     assert llc.seeds.to_dict() == {2: 0, 4: 2, 8: 3}
     assert llc.sign.tolist() == ["none", "none", "falls"]  # two seeds have no interval
     assert math.isnan(llc.low[4])
+
+
+def test_a_change_is_of_logarithms_so_that_its_interval_stays_above_minus_one() -> None:
+    change, interval = mean_change([-0.5, 0.5, -0.9])
+    assert change == pytest.approx((0.5 * 1.5 * 0.1) ** (1 / 3) - 1)
+    assert -1 < interval.low < change < interval.high
+    assert (1 + interval.low) * (1 + interval.high) == pytest.approx((1 + change) ** 2)
+    negative = overfitting_rows(UP, UP).assign(trace=lambda table: table.trace - 2.5)  # it has no logarithm
+    assert since_minimum(negative).query("quantity == 'trace'").change.isna().all()
+
+
+def test_why_the_sign_is_out_of_reach_is_said(judge_key: JudgeKey) -> None:
+    late = overfitting_rows(UP, UP)
+    late["valid"] = (late.epoch != 8) | (late.seed == 0) & (
+        late.epoch == 8
+    )  # of two seeds the last does not count
+    late.loc[(late.epoch == 4) & (late.seed > 0), "valid"] = False
+    found = {result.claim.id: result.explanation for result in judge_key("ngd/fig7", late)}
+    assert (
+        found["llc-sign-sgd-m"] == "Where training ends it needs two seeds with a change that counts; there are 1."
+    )
+    only = overfitting_rows(UP, UP)
+    only["valid"] = only.epoch != 4
+    found = {result.claim.id: result.explanation for result in judge_key("ngd/fig7", only)}
+    assert found["llc-sign-sgd-m"] == "Had training ended earlier, no seed would have a change that counts."
 
 
 def test_since_minimum_starts_at_the_minimum() -> None:

@@ -70,6 +70,6 @@ def draw(computed: Computed) -> dict[str, Figure]:
         draw_estimates(llc, own, "llc", labels["llc"])
         draw_trace(trace, own, labels["trace"])
         losses.set_title(task, loc="left")
-    panels.legend(figure, title=f"{NOTE}\nof tr(H) geometric mean", axes=[figure.axes[0]])
+    panels.legend(figure, title=f"{NOTE}\nmean of tr(H): geometric", axes=[figure.axes[0]])
     paths = draw_paths(table, labels | {"validation_accuracy": "validation accuracy"})
     return {"figure.png": figure, "figure_more.png": paths}

@@ -333,14 +333,14 @@ def draw_paths(table: pd.DataFrame, quantities: Mapping[str, str]) -> Figure:
                 style = STYLES[name]
                 ax.plot(path.validation_loss, path[quantity], markersize=4, label=name, **style)
                 ends = path.iloc[[0, -1]]
-                # SGD's to the upper left, NGD's to the lower right: their ends may lie beside each other
-                left = name == "SGD"
-                beside: dict[str, Any] = {"xytext": (-4, 5) if left else (4, -5), "textcoords": "offset points"}
-                beside |= {"ha": "right" if left else "left", "va": "bottom" if left else "top", "fontsize": 8}
+                up = name == "SGD"  # its ends and NGD's may lie beside each other
                 for epoch, x, y in zip(ends.epoch, ends.validation_loss, ends[quantity], strict=True):
-                    ax.annotate(str(epoch), (x, y), color=style["color"], **beside)
+                    left = up and epoch == ends.epoch.iloc[0]
+                    place: dict[str, Any] = {"xytext": (-4 if left else 4, 5 if up else -5), "fontsize": 8}
+                    place |= {"ha": "right" if left else "left", "va": "bottom" if up else "top"}
+                    ax.annotate(str(epoch), (x, y), color=style["color"], textcoords="offset points", **place)
             panels.frame(ax, x="validation loss (nats)", y=label)
-            ax.margins(x=0.15)
+            ax.margins(x=0.15, y=0.15)
         axes[0].set_title(task, loc="left")
     panels.legend(figure, title="means over seeds of every estimate, valid or not; numbers: first and last epoch")
     return figure

@@ -1,15 +1,32 @@
-"""What `pip install curvlab` gives: the library, with its own dependencies alone."""
+"""The package: what its installation gives, generators and their seeds, files that are written whole."""
 
+from __future__ import annotations
+
+import errno
+import os
 import re
 import shutil
 import subprocess
 import sys
+import time
 import tomllib
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import pytest
+import torch
 import yaml
+from torch import nn
 
+from curvlab.curvature import GaussNewtonOperator
+from curvlab.files import DamagedFileError, decode, encode, remove_stale, write_atomically
+from curvlab.linalg import identity
+from curvlab.optim import UniformDirection, unit_directions
+from curvlab.solvers import Ekfac, Lissa, Nystrom
+
+# --- What `pip install curvlab` gives
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 MODULES = {"scikit-learn": "sklearn", "hydra-core": "hydra", "pyyaml": "yaml", "pillow": "PIL"}
@@ -83,3 +100,127 @@ def test_the_citation_has_the_version_and_the_five_papers() -> None:
     for paper, reference in zip(papers, citation["references"], strict=True):
         assert str(reference["year"]) == re.search(r"\d{4}", paper)[0]  # type: ignore[index]
         assert reference["authors"]
+
+
+# --- A whole number stands for a generator in what draws and is no call of `conformance/calls`
+def system() -> tuple[GaussNewtonOperator, torch.Tensor]:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2)).double()
+    data = (torch.randn(12, 4).double(), torch.arange(12) % 2)
+    op = GaussNewtonOperator(model, nn.CrossEntropyLoss(), data)
+    return op, torch.randn(op.shape[0], 3).double()
+
+
+def direction(op: Any, _: Any, seed: Any) -> torch.Tensor:
+    x = nn.Parameter(torch.ones(op.shape[0], dtype=torch.float64))
+    optimizer = UniformDirection([x], op + identity, delta=0.1, alpha=1.0, generator=seed)
+    x.square().sum().backward()
+    optimizer.step()
+    return x.detach()
+
+
+DRAWING: dict[str, Callable[[Any, torch.Tensor, Any], Any]] = {
+    "stationary_error": lambda op, b, seed: Lissa(0.1, 4, 5).stationary_error(op + identity, b, generator=seed),
+    "Nystrom": lambda op, b, seed: Nystrom(3).build(op + identity, generator=seed)[0] @ b,
+    "Ekfac": lambda op, b, seed: Ekfac().build(op + identity, generator=seed)[0] @ b,
+    "unit_directions": lambda op, _, seed: unit_directions(op, 2, generator=seed),
+    "UniformDirection": direction,
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", DRAWING)
+def test_a_number_is_a_generator_with_that_seed(name: str) -> None:
+    op, b = system()
+    by_number = torch.as_tensor(DRAWING[name](op, b, 3))
+    by_generator = torch.as_tensor(DRAWING[name](op, b, torch.Generator().manual_seed(3)))
+    assert torch.equal(by_number, by_generator)
+
+
+# --- Files: written whole or not at all; tensors read back as written, or named as damaged
+WHOLE = encode({"x": torch.arange(200.0), "names": ["a", None], "n": 3}, "toy-1 key")
+
+
+def flipped(place: int) -> bytes:
+    content = bytearray(WHOLE)
+    content[place] ^= 1
+    return bytes(content)
+
+
+def test_what_is_written_is_read() -> None:
+    found = decode(WHOLE, "toy-1 key")
+    assert torch.equal(found.pop("x"), torch.arange(200.0))
+    assert found == {"names": ["a", None], "n": 3}
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"", "it does not begin with 'toy-1 key'"),
+        (b"PK a zip archive\n", "it does not begin with"),
+        (flipped(2), "it does not begin with"),
+        (WHOLE.replace(b"toy-1 key", b"toy-1 other"), "it does not begin with"),
+        (WHOLE[:-1], "its checksum is wrong"),
+        (flipped(-600), "its checksum is wrong"),  # in a tensor, where torch.load would not notice it
+        (encode({"run": os.getcwd}, "toy-1 key"), "it does not load: UnpicklingError"),
+    ],
+)
+def test_damage_is_named(content: bytes, reason: str) -> None:
+    with pytest.raises(DamagedFileError, match=reason):
+        decode(content, "toy-1 key")
+
+
+def test_a_view_is_kept_without_the_memory_that_it_lies_in() -> None:
+    whole = torch.randn(1000, 100)
+    views = {"first": whole[:3], "nested": [(whole[:, 2], whole[0])]}
+    content = encode(views, "toy-1 key")
+    assert len(content) < 4 * (300 + 1000 + 100) + 4000
+    found = decode(content, "toy-1 key")
+    assert torch.equal(found["first"], whole[:3])
+    assert torch.equal(found["nested"][0][0], whole[:, 2])
+    assert len(encode({"whole": whole}, "toy-1 key")) > 400_000
+
+
+def test_writes_new_folders_and_over_old_files(tmp_path: Path) -> None:
+    path = tmp_path / "a" / "b" / "table.csv"
+    write_atomically(path, b"old")
+    write_atomically(path, b"new")
+    assert path.read_bytes() == b"new"
+    assert [entry.name for entry in path.parent.iterdir()] == ["table.csv"]
+
+
+def test_others_may_read_the_file(tmp_path: Path) -> None:
+    write_atomically(tmp_path / "table.csv", b"x")
+    assert (tmp_path / "table.csv").stat().st_mode & 0o777 == 0o644
+
+
+@pytest.mark.parametrize("step", ["os.fsync", "os.replace"])
+@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "No space left on device"), KeyboardInterrupt()])
+def test_a_failed_write_leaves_the_old_file_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str, error: BaseException
+) -> None:
+    path = tmp_path / "table.csv"
+    write_atomically(path, b"old")
+
+    def fail(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(step, fail)
+    with pytest.raises(type(error), match=r"table\.csv" if isinstance(error, OSError) else None):
+        write_atomically(path, b"new")
+    assert path.read_bytes() == b"old"
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_stale_files_are_old_hidden_and_temporary(tmp_path: Path) -> None:
+    names = [".table.csv.a.tmp", ".table.csv.live.tmp", ".other.b.tmp", "table.csv", "plain.tmp"]
+    for name in names:
+        (tmp_path / name).write_bytes(b"x")
+        if "live" not in name:
+            os.utime(tmp_path / name, (time.time() - 7200, time.time() - 7200))
+    remove_stale(tmp_path, "table.csv")
+    assert {path.name for path in tmp_path.iterdir()} == set(names) - {".table.csv.a.tmp"}
+    remove_stale(tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == set(names) - {".table.csv.a.tmp", ".other.b.tmp"}
+    remove_stale(tmp_path, older_than=0)
+    assert {path.name for path in tmp_path.iterdir()} == {"table.csv", "plain.tmp"}

@@ -1,4 +1,4 @@
-"""Banks of retrainings: LDS against scipy's Spearman, nested intervals, files, and what is refused."""
+"""Retrainings that are predicted: banks of them, and the linear datamodelling score."""
 
 from __future__ import annotations
 
@@ -9,10 +9,22 @@ import numpy as np
 import pytest
 import torch
 from scipy.stats import spearmanr
+from torch import Tensor, nn
 
-from curvlab.influence import linear_datamodelling_score
+from curvlab.influence import (
+    ensemble_measurements,
+    influence_scores,
+    linear_datamodelling_score,
+    random_halves,
+    removal_weights,
+    subset_weights,
+)
 from curvlab.influence.bank import AGAINST, Bank, ceiling, lds, lds_of_predictions, load_bank
+from curvlab.linalg import flatten
+from curvlab.solvers import Direct
+from curvlab.training import train_ensemble
 
+# --- Banks of retrainings: LDS against scipy's Spearman, nested intervals, files, and what is refused
 K, R, S, M, N = 3, 4, 40, 6, 30
 
 
@@ -148,3 +160,169 @@ def test_a_bank_prints_its_sizes_not_its_numbers() -> None:
     printed = str(load_bank("digits"))
     assert len(printed.splitlines()) <= 3
     assert "300 single runs of 3 networks, 1000 standard of 10 seeds" in printed
+
+
+# --- The linear datamodelling score against scipy, and against retrainings that are known in closed form
+FP64 = torch.float64
+
+
+def draw(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=FP64)
+
+
+def halves(num_examples: int, num_subsets: int, seed: int = 0) -> Tensor:
+    return random_halves(num_examples, num_subsets, generator=seed)
+
+
+def test_is_the_mean_spearman_correlation() -> None:
+    scores, subsets = draw(4, 30), halves(30, 25)
+    measured = subsets.double() @ scores.T + 20 * draw(25, 4, seed=1)
+    found = linear_datamodelling_score(scores, subsets, measured)
+    predicted = torch.stack([scores[:, subset].sum(1) for subset in subsets])
+    expected = [spearmanr(predicted[:, m], measured[:, m]).statistic for m in range(4)]
+    torch.testing.assert_close(found.per_measurement, torch.tensor(expected, dtype=FP64))
+    assert found.value == pytest.approx(sum(expected) / 4)
+    assert found.low < found.value < found.high
+    assert found.num_subsets == 25
+
+
+def test_sign_and_scale() -> None:
+    scores, subsets = draw(3, 20), halves(20, 12)
+    measured = (subsets.double() @ scores.T) ** 3  # ranks are all that counts
+    assert linear_datamodelling_score(scores, subsets, measured).value == pytest.approx(1.0)
+    assert linear_datamodelling_score(-5 * scores, subsets, measured).value == pytest.approx(-1.0)
+    assert linear_datamodelling_score(scores, subset_weights(subsets), measured).value == pytest.approx(1.0)
+
+
+def test_constant_scores_predict_nothing() -> None:
+    subsets = halves(20, 12)
+    scores = torch.ones(2, 20, dtype=FP64)
+    scores[1] = draw(20)
+    measured = subsets.double() @ scores.T + draw(12, 2, seed=1)
+    found = linear_datamodelling_score(scores, subsets, measured)
+    assert float(found.per_measurement[0]) == 0.0
+    assert float(found.per_measurement[1]) != 0.0
+
+
+def test_seeds_are_averaged() -> None:
+    scores, subsets = draw(3, 20), halves(20, 40)
+    truth = subsets.double() @ scores.T
+    seeds = truth + 10 * draw(8, 40, 3, seed=2)
+    averaged = linear_datamodelling_score(scores, subsets, seeds)
+    assert averaged.value == linear_datamodelling_score(scores, subsets, seeds.mean(0)).value
+    assert averaged.value > linear_datamodelling_score(scores, subsets, seeds[0]).value
+
+
+def test_interval_covers_the_value_of_more_subsets() -> None:
+    """20 experiments with 30 subsets each: the interval holds the value of 4,000 subsets in nearly all of them."""
+    scores = draw(5, 40)
+    many = halves(40, 4000)
+    noise = 5.0
+
+    def measured(subsets: Tensor, seed: int) -> Tensor:
+        return subsets.double() @ scores.T + noise * draw(len(subsets), 5, seed=seed)
+
+    truth = linear_datamodelling_score(scores, many, measured(many, 99), num_resamples=10).value
+    covered = 0
+    for seed in range(20):
+        subsets = halves(40, 30, seed=seed + 1)
+        found = linear_datamodelling_score(scores, subsets, measured(subsets, seed + 1))
+        covered += found.low <= truth <= found.high
+        assert 0.02 < found.high - found.low < 0.6
+    assert covered >= 17
+
+
+def test_interval_follows_its_generator() -> None:
+    scores, subsets = draw(3, 20), halves(20, 12)
+    measured = draw(12, 3, seed=1)
+    once, again, other = (
+        linear_datamodelling_score(scores, subsets, measured, generator=seed) for seed in (1, 1, 2)
+    )
+    assert (once.low, once.high) == (again.low, again.high) != (other.low, other.high)
+
+
+def test_halves_are_halves() -> None:
+    subsets = halves(11, 200)
+    assert bool((subsets.sum(1) == 5).all())
+    assert float(subsets.double().mean(0).min()) > 0.3  # 5 of 11, each example alike
+    weights = subset_weights(subsets)
+    torch.testing.assert_close(weights.mean(1), torch.ones(200, dtype=FP64))
+    assert bool((weights[~subsets] == 0).all())
+
+
+def test_removal_takes_the_lowest_scores() -> None:
+    scores = torch.tensor([[0.0, -3.0, 1.0, -1.0], [5.0, 4.0, 3.0, 2.0]])
+    weights = removal_weights(scores, 0.5)
+    expected = torch.tensor([[2.0, 0.0, 2.0, 0.0], [2.0, 2.0, 0.0, 0.0]], dtype=FP64)
+    torch.testing.assert_close(weights, expected)
+    assert (removal_weights(scores, 0.01) == 0).sum(1).tolist() == [1, 1]
+
+
+def test_measurements_are_those_of_separate_models() -> None:
+    torch.manual_seed(0)
+    for first in (nn.Linear(4, 3), nn.Sequential(nn.Unflatten(1, (1, 2, 2)), nn.Conv2d(1, 3, 2), nn.Flatten())):
+        model = nn.Sequential(first, nn.Tanh(), nn.Linear(3, 3)).to(FP64)
+        start = flatten(model.parameters()).detach().clone()
+        parameters = start + draw(3, len(start))
+        test = (draw(30, 4), torch.arange(30) % 3)
+        losses = ensemble_measurements(model, nn.CrossEntropyLoss(), test, parameters, batch_size=29)
+        first_logits = ensemble_measurements(
+            model, nn.CrossEntropyLoss(), test, parameters, measurement=lambda outputs, targets: outputs[:, 0]
+        )
+        assert torch.equal(flatten(model.parameters()), start)
+        for k in range(3):
+            torch.nn.utils.vector_to_parameters(parameters[k], model.parameters())
+            outputs = model(test[0]).detach()
+            torch.testing.assert_close(losses[k], nn.functional.cross_entropy(outputs, test[1], reduction="none"))
+            torch.testing.assert_close(first_logits[k], outputs[:, 0])
+
+
+def test_influence_predicts_retraining_of_a_ridge_regression(generator) -> None:
+    """A convex, converged case: halves retrained together, and the first order ranks them well."""
+    x, y = draw(40, 3), draw(40, 1, seed=1)
+    model, loss = nn.Linear(3, 1, bias=False).to(FP64), nn.MSELoss()
+    test = (draw(6, 3, seed=2), draw(6, 1, seed=3))
+    decay = 1.0
+    settings = {
+        "num_epochs": 300,
+        "batch_size": 40,
+        "lr": 0.1,
+        "momentum": 0.0,
+        "weight_decay": decay,
+        "generator": generator,
+    }
+    whole = train_ensemble(model, loss, (x, y), example_weights=torch.ones(1, 40), **settings)
+    gram = 2 * x.T @ x / 40 + decay * torch.eye(3, dtype=FP64)
+    torch.testing.assert_close(whole.parameters[0], torch.linalg.solve(gram, 2 * x.T @ y / 40)[:, 0])
+    torch.nn.utils.vector_to_parameters(whole.parameters[0], model.parameters())
+    scores = influence_scores(model, loss, (x, y), test, damping=decay, solver=Direct())
+    subsets = halves(40, 60)
+    copies = train_ensemble(model, loss, (x, y), example_weights=subset_weights(subsets), **settings)
+    measured = ensemble_measurements(model, loss, test, copies.parameters)
+    assert linear_datamodelling_score(scores, subsets, measured).value > 0.9
+
+
+@pytest.mark.parametrize(
+    ("scores", "subsets", "measured", "message"),
+    [
+        ((2, 9), (5, 8), (5, 2), r"subsets have shape \(5, 8\).* 9 examples that have scores"),
+        ((2, 9), (5, 9), (5, 3), r"retrained_losses have shape \(5, 3\).* 5 subsets and .* 2 measurements"),
+        ((2, 9), (2, 9), (2, 2), "needs three subsets at least, got 2"),
+    ],
+)
+def test_shapes_that_do_not_fit_are_refused(scores, subsets, measured, message) -> None:
+    with pytest.raises(ValueError, match=message):
+        linear_datamodelling_score(draw(*scores), torch.ones(*subsets), draw(*measured))
+
+
+def test_values_that_cannot_be_ranked_are_refused() -> None:
+    scores, subsets, measured = draw(2, 9), halves(9, 5), draw(5, 2)
+    measured[1, 1] = torch.nan
+    with pytest.raises(ValueError, match="retrained_losses are not finite: look for a training"):
+        linear_datamodelling_score(scores, subsets, measured)
+    with pytest.raises(ValueError, match="a subset is empty"):
+        subset_weights(torch.zeros(1, 3, dtype=torch.bool))
+    with pytest.raises(ValueError, match="fraction must be between 0 and 1, got 5"):
+        removal_weights(scores, 5)
+    with pytest.raises(ValueError, match="num_examples must be at least 2, got 1"):
+        halves(1, 4)

@@ -1,23 +1,36 @@
-"""Results with a score for each training point: the best and the worst, tables, files."""
+"""Results, the retraining that is meant, influence that is set up once, and influence after Adam."""
 
 from __future__ import annotations
 
 import copy
 import sys
+from dataclasses import replace
+from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
+from curvlab.curvature import GaussNewtonOperator
 from curvlab.files import DamagedFileError
 from curvlab.influence import (
     Influence,
+    PreparedInfluence,
+    Retraining,
     SelfInfluence,
+    adam_times,
     influence,
+    influence_scores,
+    preconditioned_influence,
+    prepare_influence,
     self_influence,
+    unrolled_response,
 )
-from curvlab.solvers import ConjugateGradient, Direct
+from curvlab.solvers import BlockConjugateGradient, ConjugateGradient, Direct, Nystrom
+from curvlab.training import RunLength, TrainingHistory, shuffled_batches, train
 
+# --- Results with a score for each training point: the best and the worst, tables, files
 DAMPING = 0.1
 
 
@@ -108,3 +121,287 @@ def test_tables_hold_both_ends_with_sign_unit_and_error(least_squares, monkeypat
         patch.setitem(sys.modules, "pandas", None)
         with pytest.raises(ImportError, match="table needs pandas"):
             found.table()
+
+
+# --- Which retraining is meant: closed forms of damping and filter, and what is refused
+RUN = RunLength.constant(0.05, 40, momentum=0.5, weight_decay=0.2)
+
+
+def gradient_flow(time: float, curvature: np.ndarray) -> np.ndarray:
+    """(1 - e^{-time C}) C⁻¹, by eigenvectors."""
+    values, vectors = np.linalg.eigh(curvature)
+    return vectors @ np.diag(-np.expm1(-time * values) / values) @ vectors.T
+
+
+def own_time(steps: int) -> float:
+    """What a unit gradient moves momentum SGD in so many steps from rest, step by step."""
+    position, velocity = 0.0, 0.0
+    for _ in range(steps):
+        velocity = 0.5 * velocity + 1
+        position += 0.05 * velocity
+    return position
+
+
+@pytest.mark.parametrize(
+    ("retraining", "time"),
+    [
+        (None, own_time(40)),
+        (Retraining.as_many_steps(), own_time(40)),
+        (Retraining.as_many_epochs(0.5), own_time(20)),
+        (Retraining.as_many_epochs(0.1), own_time(4)),
+        (Retraining.of_length(7.5), 7.5),
+    ],
+)
+def test_the_retraining_sets_damping_and_filter(least_squares, retraining, time) -> None:
+    arguments = (least_squares.model, least_squares.loss, least_squares.train, least_squares.test)
+    curvature = least_squares.gram.numpy() + 0.2 * np.eye(15)
+    test, points = (g.numpy() for g in (least_squares.test_gradients, least_squares.train_gradients))
+    for filtered, inverse in (
+        (False, np.linalg.inv(curvature + np.eye(15) / time)),
+        (True, gradient_flow(time, curvature)),
+    ):
+        found = influence_scores(*arguments, run=RUN, retraining=retraining, filtered=filtered, rtol=1e-10)
+        np.testing.assert_allclose(found, -test @ inverse @ points.T, rtol=1e-7, atol=1e-9)
+
+
+def test_a_share_of_a_run_keeps_its_schedule() -> None:
+    falling = RunLength(tuple(np.linspace(1.0, 0.0, 101)[:-1]))
+    half = Retraining.as_many_epochs(0.5).time(falling)
+    assert half == pytest.approx(falling.time / 2, rel=0.02)  # its first half alone is three quarters
+    assert Retraining.as_many_epochs(1.0).time(falling) == pytest.approx(falling.time)
+
+
+def test_lengths_that_are_refused(least_squares) -> None:
+    arguments = (least_squares.model, least_squares.loss, least_squares.train, least_squares.test)
+    for fraction in (0.0, 1.5):
+        with pytest.raises(ValueError, match=r"kept must be above 0 and at most 1, got .*: 0.5 for halves"):
+            Retraining.as_many_epochs(fraction)
+    for length in (0.0, float("inf")):
+        with pytest.raises(ValueError, match="a sum of learning rates, must be positive and finite"):
+            Retraining.of_length(length)
+    with pytest.raises(ValueError, match=r"0\.01 of 40 steps is no step"):
+        Retraining.as_many_epochs(0.01).time(RUN)
+    with pytest.raises(ValueError, match="pass run too, or damping = 1 / length alone"):
+        influence_scores(*arguments, damping=0.1, retraining=Retraining.of_length(10.0))
+
+
+# --- Influence that is set up once: against `influence` and closed forms, by module and by token, and its file
+def closed_form(problem) -> Tensor:
+    damped = problem.gram + DAMPING * torch.eye(len(problem.gram), dtype=torch.float64)
+    return -problem.test_gradients @ torch.linalg.solve(damped, problem.train_gradients.T)
+
+
+def set_up(problem, **settings) -> PreparedInfluence:
+    return prepare_influence(problem.model, problem.loss, problem.train, damping=DAMPING, rtol=1e-10, **settings)
+
+
+@pytest.mark.parametrize("points", [None, [7, 2]])
+def test_scores_match_the_closed_form_query_after_query(least_squares, points) -> None:
+    prepared, (x, y) = set_up(least_squares), least_squares.test
+    expected = closed_form(least_squares)[:, slice(None) if points is None else points]
+    for chosen in (slice(0, 1), slice(1, 7)):
+        result = prepared.scores((x[chosen], y[chosen]), points=points)
+        torch.testing.assert_close(result.scores, expected[chosen], rtol=1e-7, atol=1e-9)
+        assert result.points.tolist() == (list(range(12)) if points is None else points)
+
+
+def network() -> tuple[nn.Module, nn.Module, tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 3)).double()
+    x, y = torch.randn(40, 5).double(), torch.arange(40) % 3
+    return model, nn.CrossEntropyLoss(), (x[:34], y[:34]), (x[34:], y[34:])
+
+
+@pytest.mark.parametrize("kind", ["rows", "nystrom", "nothing"])
+def test_a_file_gives_the_same_scores_and_is_of_one_matrix_alone(kind: str, tmp_path: Path) -> None:
+    model, loss, train, test = network()
+    if kind == "rows":
+        train = (torch.cat([3 * train[0][:3], 0.01 * train[0][3:]]), train[1])  # three examples hold the curvature
+    prepared = prepare_influence(
+        model, loss, train, damping=0.05, rtol=1e-9, num_queries=1 if kind == "nothing" else 9
+    )
+    if kind == "nystrom":  # which this network is too small for
+        inverse, cost = Nystrom(9).build(prepared.damped, generator=0)
+        prepared = replace(prepared, solver=replace(prepared.solver, preconditioner=inverse), num_matvecs=cost)
+    name = type(prepared.solver.preconditioner).__name__
+    prepared.save(tmp_path / "state")
+    loaded = PreparedInfluence.load(tmp_path / "state", model, loss, train)
+    assert str(loaded) == str(prepared)
+    assert type(loaded.solver.preconditioner).__name__ == name
+    found, again = prepared.scores(test), loaded.scores(test)
+    torch.testing.assert_close(again.scores, found.scores, rtol=1e-12, atol=0)
+    assert again.solution.num_matvecs == found.solution.num_matvecs
+    torch.testing.assert_close(found.scores, influence(model, loss, train, test, damping=0.05, rtol=1e-9).scores)
+    with torch.no_grad():
+        model[0].weight *= 1.1
+    with pytest.raises(ValueError, match="belongs to another matrix: prepare_influence for this"):
+        PreparedInfluence.load(tmp_path / "state", model, loss, train)
+    (tmp_path / "state").write_bytes(b"something else")
+    with pytest.raises(DamagedFileError):
+        PreparedInfluence.load(tmp_path / "state", model, loss, train)
+
+
+def test_parts_of_modules_sum_to_the_scores_and_match_autograd() -> None:
+    model, loss, train, test = network()
+    prepared = prepare_influence(model, loss, train, damping=0.05, rtol=1e-11)
+    whole, parts = prepared.scores(test, points=[4, 0]), prepared.by_module(test, points=[4, 0])
+    assert list(parts) == ["0", "2"]
+    torch.testing.assert_close(parts["0"] + parts["2"], whole.scores)
+    for column, point in enumerate((4, 0)):
+        grads = torch.autograd.grad(loss(model(train[0][point]), train[1][point]), list(model.parameters()))
+        first = torch.cat([grads[0].flatten(), grads[1].flatten()])
+        torch.testing.assert_close(parts["0"][:, column], -whole.solution.x[: len(first)].T @ first)
+    by_kind = prepared.by_module(test, of=lambda name: name.rpartition(".")[2])
+    assert list(by_kind) == ["weight", "bias"]
+    torch.testing.assert_close(by_kind["weight"] + by_kind["bias"], prepared.scores(test).scores)
+
+
+class Causal(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.head = nn.Embedding(7, 4), nn.Linear(4, 7)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.head(self.embed(tokens).cumsum(1).tanh())
+
+
+@pytest.mark.parametrize("split", ["points", "test"])
+def test_parts_of_tokens_sum_to_the_scores_and_match_autograd(split: str) -> None:
+    torch.manual_seed(0)
+    model, loss = Causal().double(), nn.CrossEntropyLoss()
+    tokens = torch.randint(7, (12, 6))
+    inputs, targets = tokens[:, :-1], tokens[:, 1:].clone()
+    targets[1, 3:] = -100
+    train, test = (inputs[:9], targets[:9]), (inputs[9:], targets[9:])
+    prepared = prepare_influence(model, loss, train, damping=0.05, rtol=1e-11)
+    parts = prepared.by_token(test, points=[1, 5], split=split)
+    whole = prepared.scores(test, points=[1, 5]).scores
+    assert parts.shape == (3, 2, 5)
+    torch.testing.assert_close(parts.sum(2), whole)
+    if split == "points":
+        assert (parts[:, 0, 3:] == 0).all()
+        x = prepared.scores(test).solution.x
+        own = loss(model(inputs[1:2])[0, 1:2], targets[1, 1:2]) / 3  # one of three that count
+        grads = torch.autograd.grad(own, list(model.parameters()))
+        expected = -x.T @ torch.cat([grad.flatten() for grad in grads])
+        torch.testing.assert_close(parts[:, 0, 1], expected)
+
+
+def test_what_cannot_be_prepared_is_refused() -> None:
+    model, loss, train, test = network()
+    with pytest.raises(ValueError, match="damping must be positive"):
+        prepare_influence(model, loss, train, damping=0.0)
+    prepared = prepare_influence(model, loss, train, damping=0.1)
+    with pytest.raises(ValueError, match="by_token is for sequences"):
+        prepared.by_token(test)
+    with pytest.raises(ValueError, match="split must be 'points' or 'test'"):
+        prepared.by_token(test, split="both")
+    squares = prepare_influence(model, nn.MSELoss(), (train[0], torch.randn(34, 3).double()), damping=0.1)
+    with pytest.raises(ValueError, match="MSELoss has no tokens"):
+        squares.by_token(test)
+
+
+# --- Influence after Adam: lengths against torch's own state, scores against a dense solve and the derivative
+LOSS = nn.CrossEntropyLoss()
+
+
+def data() -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    generator = torch.Generator().manual_seed(0)
+    inputs = torch.randn(80, 6, generator=generator, dtype=torch.float64)
+    inputs = inputs * torch.tensor([0.02, 0.1, 0.3, 1, 3, 0], dtype=torch.float64)  # the last is never on
+    targets = (inputs @ torch.tensor([20.0, 5, 1, 1, -0.3, 0], dtype=torch.float64) > 0).long()
+    return (inputs[:60], targets[:60]), (inputs[60:], targets[60:])
+
+
+def trained(**settings: float) -> tuple[nn.Module, nn.Module, TrainingHistory]:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 2)).double()
+    start = copy.deepcopy(model)
+    optimizer = torch.optim.Adam(model.parameters(), **{"lr": 0.02, **settings})
+    batches = shuffled_batches(60, batch_size=20, num_epochs=20, generator=torch.Generator().manual_seed(1))
+    run = train(
+        model, LOSS, data()[0], optimizer=optimizer, batches=batches, num_epochs=20, batch_size=20, record=True,
+        progress=False, generator=0,
+    )  # fmt: skip
+    return model.eval(), start, run
+
+
+def test_lengths_are_those_of_torchs_adam() -> None:
+    model, start, run = trained()
+    optimizer = torch.optim.Adam(start.parameters(), lr=0.02)
+    inputs, targets = data()[0]
+    expected = torch.zeros(47, dtype=torch.float64)
+    assert run.run is not None
+    for number, batch in enumerate(run.run.batches, start=1):
+        optimizer.zero_grad()
+        LOSS(start(inputs[batch]), targets[batch]).backward()
+        optimizer.step()
+        square = torch.cat([optimizer.state[p]["exp_avg_sq"].flatten() for p in start.parameters()])
+        step = 0.02 / ((square / (1 - 0.999**number)).sqrt() + 1e-8)
+        expected += torch.where(square > 0, step, 0.0)
+    found = adam_times(model, LOSS, data()[0], run)
+    torch.testing.assert_close(found, expected, rtol=1e-8, atol=1e-10)
+    assert (found == 0).sum() == 5  # the weights of the input that is never on
+
+
+@pytest.mark.parametrize("weight_decay", [0.0, 0.05])
+def test_scores_are_those_of_a_dense_solve(weight_decay: float) -> None:
+    model, _, run = trained(weight_decay=weight_decay)
+    train_data, test = data()
+    times = adam_times(model, LOSS, train_data, run)
+    found = preconditioned_influence(
+        model, LOSS, train_data, test, run=run, points=[3, 1], solver=BlockConjugateGradient(rtol=1e-9)
+    )
+    moved = times > 0
+    dense = GaussNewtonOperator(model, LOSS, train_data).to_dense()[moved][:, moved]
+    damped = dense + torch.diag(1 / times[moved]) + weight_decay * torch.eye(int(moved.sum())).double()
+
+    def gradients(pair: tuple[Tensor, Tensor]) -> Tensor:
+        rows = []
+        for x, y in zip(*pair, strict=True):
+            own = torch.autograd.grad(LOSS(model(x[None]), y[None]), list(model.parameters()))
+            rows.append(torch.cat([g.flatten() for g in own]))
+        return torch.stack(rows)[:, moved]
+
+    points = gradients((train_data[0][[3, 1]], train_data[1][[3, 1]]))
+    expected = -gradients(test) @ torch.linalg.solve(damped, points.T)
+    torch.testing.assert_close(found.scores, expected, rtol=1e-6, atol=1e-8)
+    assert found.points is not None
+    assert found.points.tolist() == [3, 1]
+
+
+def test_without_a_normaliser_it_is_the_damping_of_sgd() -> None:
+    """With eps far above every gradient Adam takes SGD's steps of η / eps."""
+    model, _, run = trained(eps=1e4, lr=200.0)
+    found = preconditioned_influence(model, LOSS, *data(), run=run, rtol=1e-6).scores
+    length = RunLength.constant(200.0 / 1e4, 60)
+    expected = influence_scores(model, LOSS, *data(), run=length, rtol=1e-6)
+    torch.testing.assert_close(found, expected, rtol=2e-3, atol=2e-3 * float(expected.abs().max()))
+
+
+def test_nearer_to_the_derivative_of_the_training_than_any_single_damping() -> None:
+    model, _, run = trained()
+    exact = unrolled_response(model, LOSS, *data(), run=run).scores
+
+    def correlation(scores: Tensor) -> float:
+        return float(torch.corrcoef(torch.stack([scores.flatten(), exact.flatten()]))[0, 1])
+
+    ours = correlation(preconditioned_influence(model, LOSS, *data(), run=run, rtol=1e-4).scores)
+    grid = [
+        correlation(influence_scores(model, LOSS, *data(), damping=d, rtol=1e-4)) for d in (1e-3, 1e-2, 0.1, 1, 10)
+    ]
+    print(ours, grid)
+    assert ours > max(grid)
+
+
+def test_what_is_refused_after_adam() -> None:
+    model, _, run = trained()
+    with pytest.raises(ValueError, match="of a run of Adam"):
+        preconditioned_influence(model, LOSS, *data(), run=run, times=torch.ones(3))
+    torch.manual_seed(0)
+    other = nn.Linear(6, 2).double()
+    sgd = train(
+        other, LOSS, data()[0], num_epochs=1, batch_size=20, lr=0.1, record=True, progress=False, generator=0
+    )
+    with pytest.raises(ValueError, match="not of Adam"):
+        adam_times(other, LOSS, data()[0], sgd)

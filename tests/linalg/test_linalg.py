@@ -19,6 +19,20 @@ from curvlab.linalg import (
 )
 
 
+@pytest.fixture
+def symmetric(generator: torch.Generator) -> Tensor:
+    """(7, 7), fp64, indefinite."""
+    matrix = torch.randn(7, 7, dtype=torch.float64, generator=generator)
+    return matrix + matrix.T
+
+
+@pytest.fixture
+def gram_matrices(generator: torch.Generator) -> Tensor:
+    """(5, 4, 4), fp64, each of rank one and positive semi-definite."""
+    rows = torch.randn(5, 4, 1, dtype=torch.float64, generator=generator)
+    return rows @ rows.mT
+
+
 def test_randn_is_standard_normal_seeded_and_leaves_the_global_state_alone() -> None:
     op, state = (3 * identity).like(DenseOperator(torch.eye(2000).double(), is_psd=True)), torch.get_rng_state()
     drawn = op.randn(5, torch.Generator().manual_seed(1))

@@ -1,4 +1,4 @@
-"""The optimizers that all shared tests run over: to join is one line in ENTRIES."""
+"""The optimizers that all shared tests run over (to join is one line in ENTRIES), and a counter of operations."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from curvlab.curvature import FisherOperator, HessianOperator
 from curvlab.optim import (
@@ -186,3 +188,21 @@ ENTRIES = [
 def twin(problem: Regression, optimizer: torch.optim.Optimizer) -> tuple[Regression, torch.optim.Optimizer]:
     """Return independent copies that belong together."""
     return copy.deepcopy((problem, optimizer))
+
+
+# --- What operations touch, counted: the cost of a step without a clock
+class Counter(TorchDispatchMode):
+    """Calls, entries of all tensors that they read and write, the largest among them, and single numbers read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = self.entries = self.largest = self.host_reads = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        sizes = [leaf.numel() for leaf in tree_leaves((args, kwargs, result)) if isinstance(leaf, Tensor)]
+        self.calls += 1
+        self.entries += sum(sizes)
+        self.host_reads += func is torch.ops.aten._local_scalar_dense.default
+        self.largest = max([self.largest, *sizes])
+        return result

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from conformance import Counter
 from dense_curvature import (
     SIZE,
     colored_vectors,
@@ -15,7 +16,6 @@ from dense_curvature import (
     set_gradients,
     update,
 )
-from operation_counter import Counter
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 

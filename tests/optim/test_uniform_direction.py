@@ -6,7 +6,6 @@ import math
 
 import pytest
 import torch
-from spherical_designs import spherical_design
 from torch import Tensor, nn
 
 from curvlab.curvature import HessianOperator
@@ -22,6 +21,34 @@ from curvlab.optim import (
     steps_bound,
     unit_directions,
 )
+
+
+def spherical_design(size: int) -> Tensor:
+    """Unit vectors, (n, count), whose averages equal those over the sphere for polynomials of degree 4.
+
+    Pair, hexagon, icosahedron, 24-cell (Delsarte, Goethals & Seidel 1977).
+    """
+    if size == 1:
+        points = [[1.0], [-1.0]]
+    elif size == 2:
+        points = [[math.cos(k * math.pi / 3), math.sin(k * math.pi / 3)] for k in range(6)]
+    elif size == 3:
+        golden = (1 + math.sqrt(5)) / 2
+        signs = [(s, t * golden) for s in (1, -1) for t in (1, -1)]
+        points = [p for a, b in signs for p in ([0, a, b], [a, b, 0], [b, 0, a])]
+    elif size == 4:
+        points = []
+        for i in range(4):
+            for j in range(i):
+                for s in (1, -1):
+                    for t in (1, -1):
+                        point = [0.0] * 4
+                        point[i], point[j] = s, t
+                        points.append(point)
+    else:
+        raise ValueError(size)
+    directions = torch.tensor(points, dtype=torch.float64).T
+    return directions / directions.norm(dim=0)
 
 
 def drawn_directions(seed: int, size: int, count: int) -> Tensor:

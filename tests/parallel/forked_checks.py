@@ -18,8 +18,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import data_parallel_checks
-import ending_checks
-import example_checks
 import sharded_checks
 from problems import language_model
 
@@ -34,25 +32,25 @@ CHECKS: dict[str, dict[str, Check]] = {
         "influence": data_parallel_checks.check_influence,
         "chains": data_parallel_checks.check_chains,
         "refusals": data_parallel_checks.check_refusals,
-        "importance": example_checks.check_importance,
-        "estimated importance": example_checks.check_estimated_importance,
-        "rows": example_checks.check_rows,
-        "Kronecker factors": example_checks.check_ekfac,
-        "refusals of examples": example_checks.check_refusals,
+        "importance": data_parallel_checks.check_importance,
+        "estimated importance": data_parallel_checks.check_estimated_importance,
+        "rows": data_parallel_checks.check_rows,
+        "Kronecker factors": data_parallel_checks.check_ekfac,
+        "refusals of examples": data_parallel_checks.check_refusals_of_examples,
         "sharded products": sharded_checks.check_products,
         "sharded, float32 inside": sharded_checks.check_float32_inside,
         "sharded solvers": sharded_checks.check_solvers,
         "sharded influence": sharded_checks.check_influence,
         "sharded refusals": sharded_checks.check_refusals,
         "sharded memory": sharded_checks.check_memory,
-        "a rank is killed": ending_checks.check_killed,
+        "a rank is killed": data_parallel_checks.check_killed,
     },
     "4": {
         "products": data_parallel_checks.check_products,
         "influence": data_parallel_checks.check_influence,
         "chains": data_parallel_checks.check_chains,
         "sharded": sharded_checks.check_small,
-        "the solve goes on, and a rank fails": ending_checks.check_goes_on_and_fails,
+        "the solve goes on, and a rank fails": data_parallel_checks.check_goes_on_and_fails,
     },
 }  # in this order: what two ranks began four go on with
 

@@ -1,8 +1,9 @@
-"""What bench-attribution computes: PBRF against an oracle, removals and predictions against closed forms."""
+"""Parts of bench-attribution: PBRF, removals, predictions, ranks, and dattri's EK-FAC as it is mended."""
 
 from __future__ import annotations
 
-from types import SimpleNamespace
+import sys
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,16 @@ from curvlab.linalg import DenseOperator
 from experiments.benchmarks.attribution import removal
 from experiments.benchmarks.attribution.bregman import ProximalBregmanResponses, near_minimum
 from experiments.benchmarks.attribution.hindsight import best_combination
+from experiments.benchmarks.attribution.libraries.mended_ekfac import mended
 from experiments.benchmarks.attribution.methods import DOT, FILTER, INFLUENCE, SEGMENTS, UNROLLED
+from experiments.benchmarks.attribution.ranks import (
+    OTHER,
+    SAME,
+    correlations,
+    lds_interval,
+    predicted_changes,
+    rank_table,
+)
 from experiments.benchmarks.attribution.rest import (
     BEST,
     OTHER_ORDER,
@@ -27,6 +37,7 @@ from experiments.benchmarks.attribution.rest import (
     rest_rows,
 )
 
+# --- What bench-attribution computes: PBRF against an oracle, removals and predictions against closed forms
 NUM_TRAIN, NUM_TEST, INPUTS, CLASSES, DAMPING = 80, 3, 4, 3, 0.05
 
 
@@ -233,3 +244,106 @@ def test_rest_follows_the_chain_of_approximations() -> None:
     ]
     assert found[PART_WAY]["lds"] == pytest.approx(1)
     assert found[OTHER_ORDER]["lds"] == pytest.approx(-1)
+
+
+# --- Ranks of halves: they have all of an LDS, and intervals of differences draw halves and queries together
+HALVES, QUERIES, EXAMPLES = 40, 12, 60
+
+
+@pytest.fixture
+def subsets() -> torch.Tensor:
+    torch.manual_seed(0)
+    return torch.rand(HALVES, EXAMPLES).argsort(1) < EXAMPLES // 2
+
+
+def test_ranks_give_the_lds_and_its_interval(subsets: torch.Tensor) -> None:
+    scores = torch.randn(QUERIES, EXAMPLES, dtype=torch.float64)
+    truth = (subset_weights(subsets) - 1) @ scores.T / EXAMPLES
+    losses = truth + 0.5 * truth.std() * torch.randn_like(truth)
+    changes = predicted_changes({"scores": scores}, subsets)
+    torch.testing.assert_close(changes, truth)
+    assert predicted_changes({"predicted": losses}, subsets) is losses
+    ranks = rank_table("net", {SAME: losses, OTHER: -losses}, {"ours": changes})
+    assert len(ranks) == HALVES * QUERIES
+    expected = [spearmanr(changes[:, m], losses[:, m]).statistic for m in range(QUERIES)]
+    np.testing.assert_allclose(correlations(ranks, "ours", SAME), expected)
+    np.testing.assert_allclose(correlations(ranks, "ours", OTHER), -np.array(expected))
+    # The library's interval of one score draws the same two things, with other random numbers.
+    library = linear_datamodelling_score(scores, subsets, losses)
+    interval = lds_interval(ranks, {"ours": 1}, SAME)
+    assert (interval.low, interval.high) == pytest.approx((library.low, library.high), abs=0.01)
+    assert "40 halves x 12 queries" in interval.kind
+    # The same halves and queries for all terms: what both have in common falls out.
+    nothing = lds_interval(ranks.assign(theirs=ranks.ours), {"ours": 1, "theirs": -1}, SAME)
+    assert (nothing.low, nothing.high) == (0, 0)
+
+
+def test_intervals_know_that_there_are_few_halves(subsets: torch.Tensor) -> None:
+    """All queries alike: drawing queries alone would say that nothing is uncertain."""
+    torch.manual_seed(0)
+    one = torch.randn(HALVES, 1)
+    losses, ours = one.expand(-1, QUERIES), (one + torch.randn(HALVES, 1)).expand(-1, QUERIES)
+    ranks = rank_table("net", {SAME: losses}, {"ours": ours})
+    assert np.ptp(correlations(ranks, "ours", SAME)) < 1e-12
+    interval = lds_interval(ranks, {"ours": 1}, SAME)
+    assert interval.high - interval.low > 0.2
+
+
+def test_a_constant_prediction_ranks_nothing() -> None:
+    losses = torch.randn(HALVES, QUERIES)
+    ranks = rank_table("net", {SAME: losses}, {"ours": torch.zeros_like(losses)})
+    assert (correlations(ranks, "ours", SAME) == 0).all()
+
+
+# --- dattri's EK-FAC as the benchmark mends it, without dattri: its inverse against a dense one
+EKFAC_DAMPING = 0.1
+
+
+def estimate_eigenvector(covariances: dict[str, tuple[Tensor, Tensor]]) -> dict[str, tuple[Tensor, Tensor]]:
+    """Eigenvectors in columns, as dattri 0.3.0 has them."""
+    return {name: (torch.linalg.eigh(a)[1], torch.linalg.eigh(s)[1]) for name, (a, s) in covariances.items()}
+
+
+@pytest.fixture
+def fisher(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    fisher = SimpleNamespace(estimate_eigenvector=estimate_eigenvector)
+    func = ModuleType("dattri.func")
+    func.fisher = fisher  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "dattri", ModuleType("dattri"))
+    monkeypatch.setitem(sys.modules, "dattri.func", func)
+    return fisher
+
+
+def covariance(size: int) -> Tensor:
+    factor = torch.randn(size, size, dtype=torch.float64)
+    return factor @ factor.T
+
+
+def test_the_mended_inverse_is_the_dense_one(fisher: SimpleNamespace) -> None:
+    torch.manual_seed(0)
+    layers = {"0": nn.Linear(4, 3).double(), "2": nn.Linear(3, 2).double()}
+    covariances = {n: (covariance(m.in_features + 1), covariance(m.out_features)) for n, m in layers.items()}
+    lambdas = {n: torch.rand(m.out_features, m.in_features + 1).double() for n, m in layers.items()}
+    mended(object)
+    attributor = mended(object)()  # again, as a call that is repeated for its seconds does
+    attributor.module_name, attributor.name_to_module = list(layers), layers
+    attributor.cached_q, attributor.cached_lambdas = fisher.estimate_eigenvector(covariances), lambdas
+    attributor.damping = EKFAC_DAMPING
+    gradients = torch.randn(5, sum(p.numel() for m in layers.values() for p in m.parameters())).double()
+    found = attributor.transform_test_rep(0, gradients)
+
+    start = 0
+    for name, layer in layers.items():
+        (rows, columns), size = (
+            (layer.out_features, layer.in_features + 1),
+            sum(p.numel() for p in layer.parameters()),
+        )
+        # Where an entry of [W b], row by row, lies among the weights and then the biases.
+        place = torch.arange(rows * (columns - 1)).view(rows, -1)
+        place = torch.cat([place, place.numel() + torch.arange(rows)[:, None]], dim=1).flatten()
+        (q_a, q_s), scale = estimate_eigenvector(covariances)[name], lambdas[name].flatten() + EKFAC_DAMPING
+        rotation = torch.kron(q_s, q_a)
+        dense = rotation @ torch.diag(1 / scale) @ rotation.T
+        own = gradients[:, start : start + size][:, place] @ dense
+        torch.testing.assert_close(found[:, start : start + size][:, place], own)
+        start += size

@@ -1,4 +1,4 @@
-"""bench-speed end to end at smoke scale, and its gauges and parts where the answer is known."""
+"""bench-speed and bench-scale end to end at smoke scale, gauges and parts where the answer is known."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from torch.testing import assert_close
 from curvlab.lab import ClaimResult, Computed
 from curvlab.lab.claims import load_claims
 from experiments.benchmarks.gauges import measure_peak, measure_times
+from experiments.benchmarks.scale import CG, DEFAULT, DOT, EKFAC, METHODS, PRECONDITIONED, ROWS, summary
 from experiments.benchmarks.speed.models import (
     DIFFERENCES,
     GRADIENT,
@@ -29,6 +30,7 @@ from experiments.benchmarks.speed.networks import build_case
 from experiments.benchmarks.speed.products import LOOP, VMAP, part_computations, product_of
 from experiments.benchmarks.speed.steps import OPTIMIZERS, PARTS, Recorder, part_of
 
+# --- bench-speed end to end at smoke scale, and its gauges and parts where the answer is known
 CPU = torch.device("cpu")
 # One layer without a bias: 4 million parameters, 16 MiB, and hardly any activations.
 LINEAR = {
@@ -242,3 +244,38 @@ def test_error_against_step_has_its_minimum_between_rounding_and_curvature(resul
         own = table[(table.precision == precision) & (table.step == default)].relative_error
         value = claims[f"default-step-{precision}-mlp-3-tanh-digits-200"]
         assert value == pytest.approx(np.exp(np.log(own).mean()), rel=1e-6)
+
+
+# --- bench-scale end to end at smoke scale: what is measured, what is forecast, and what is not run
+def test_every_method_has_a_row_and_says_what_stopped_it(run_smoke: Callable[..., Path]) -> None:
+    table = Computed.of(run_smoke("benchmarks/scale"))["scale"]
+    assert table.groupby("task").method.apply(tuple).tolist() == [METHODS] * 2
+    mlp, opt = (own.set_index("method") for _, own in table.groupby("task", sort=False))
+    # All rows of the MLP are G itself: one step, and the scores that the others are compared with.
+    assert mlp.residual[ROWS] < 1e-4
+    assert mlp.agreement[ROWS] == pytest.approx(1)
+    assert mlp.status[CG] == "stopped after 4 steps"
+    assert opt.status[ROWS].startswith("not run: outputs of shape")
+    # Four steps with two queries, and their residuals.
+    assert mlp.products[CG] == 10
+    own = mlp.loc[CG]
+    hours = (own.products * own.product_seconds * 50 + mlp.seconds[DOT] * 50) * 50_000 / 16 / 3600
+    assert own.hours == pytest.approx(hours, rel=1e-4)  # of six digits in the table
+    assert mlp.products[EKFAC] == 3
+
+
+def test_vectors_that_do_not_fit_are_not_tried(run_smoke: Callable[..., Path]) -> None:
+    table = Computed.of(run_smoke("benchmarks/scale", "memory_limit=1e-6"))["scale"]
+    assert table[table.method == CG].status.str.startswith("not run: vectors of").all()
+
+
+def test_a_solve_that_did_not_end_is_in_no_ratio() -> None:
+    common = {"task": "net", "parameters": 3, "agreement": 0.5}
+    rows = [
+        common | {"method": CG, "status": "done", "seconds": 8.0, "forecast_seconds": 2.0},
+        common | {"method": DEFAULT, "status": "done", "seconds": 6.0},
+        common | {"method": PRECONDITIONED, "status": "stopped after 4 steps", "seconds": 1.0},
+    ]
+    (found,) = summary(pd.DataFrame(rows)).itertuples()
+    assert (found.forecast_off, found.default_to_best) == (4, 1)
+    assert pd.isna(found.ekfac_to_cg)

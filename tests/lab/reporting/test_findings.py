@@ -1,6 +1,9 @@
-"""One verdict and one sentence for each headline: the rule, the numbers of sentences, and the committed ones."""
+"""Headlines: verdicts and sentences; what W&B is told to show."""
+
+from __future__ import annotations
 
 import itertools
+import json
 import re
 from pathlib import Path
 
@@ -8,12 +11,14 @@ import pytest
 import yaml
 
 from curvlab.lab import Claim, Criterion, Interval, judge, out_of_reach, plots, tables
+from curvlab.lab.reporting.dashboard import headline_claims, text
 from curvlab.lab.reporting.findings import HEADLINES, NO_VALUE, find, headline_verdict, tell, written
 from curvlab.lab.reporting.forest import forest, paper_words
 from curvlab.lab.reporting.readme import PARTS, WORDS, Board, filled_readme, with_words
 from curvlab.lab.reporting.results import read_results
+from curvlab.lab.targets.target import ROOT, all_targets, paper_titles
 
-ROOT = Path(__file__).parents[3]
+# --- One verdict and one sentence for each headline: the rule, the numbers of sentences, and the committed ones
 CLAIM = Claim("c", "It holds.", "Sec. 1", "0.93 (Pearson)", "correlation", Criterion(at_least=0.9))
 HELD = {"a/b/c": judge(CLAIM, 0.951, Interval(0.93, 0.97, "t 95 %, 3 seeds", 3), if_not_reproduced="-")}
 
@@ -93,8 +98,8 @@ def test_every_sentence_has_its_value_and_every_pattern_its_claims(committed) ->
     content = yaml.safe_load(HEADLINES.read_text(encoding="utf-8"))
     assert sum(len(entry["headlines"]) for entry in content.values()) <= 40
     for paper in committed:
-        for text in (paper.text, *(finding.text for finding in paper.findings)):
-            assert NO_VALUE not in text
+        for words in (paper.text, *(finding.text for finding in paper.findings)):
+            assert NO_VALUE not in words
         for finding in paper.findings:
             assert finding.preset
             assert finding.shown is not None, finding.headline.says
@@ -223,3 +228,30 @@ def test_the_papers_words_beside_the_picture_are_whole(
     value: float | str | None, numbers: list[float], words: str
 ) -> None:
     assert paper_words(value, numbers) == words
+
+
+# --- What W&B is told to show: rebuilt equal without an account, and nothing of an account in it
+pytest.importorskip("wandb_workspaces", reason="pip install 'curvlab[wandb]'")
+
+
+@pytest.mark.parametrize("paper", paper_titles())
+def test_what_is_committed_is_what_is_built(paper: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))  # no account
+    for variable in ("WANDB_API_KEY", "WANDB_ENTITY"):
+        monkeypatch.delenv(variable, raising=False)
+    built = text(paper)
+    path = ROOT / "results" / paper / "dashboard.json"
+    assert path.read_text(encoding="utf-8") == built, "`make dashboard` writes it"
+    assert len(built) < 150_000
+    grids = [block for block in json.loads(built)["report"]["blocks"] if block["type"] == "panel-grid"]
+    targets = [target.make_name for target in all_targets().values() if target.paper_key == paper]
+    runs = [runset for grid in grids for runset in grid["metadata"]["runSets"]]
+    assert [runset["name"] for runset in runs] == targets
+    assert [runset for runset in runs if "project" in runset] == []  # of the report's project, whoever's it is
+    assert "entity" not in built
+
+
+def test_headlines_name_claims_of_the_sheet_or_all_of_a_task() -> None:
+    found = headline_claims(all_targets()["lissa/tab1"])
+    assert "constant-two-saturated" in found
+    assert "agreement-*" in headline_claims(all_targets()["lissa/fig1"])

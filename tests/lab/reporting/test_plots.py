@@ -1,16 +1,27 @@
+"""Plots and panels."""
+
+from __future__ import annotations
+
 import itertools
 from io import BytesIO
 from pathlib import Path
 
 import matplotlib as mpl
 import numpy as np
+import pandas as pd
 import pytest
+from matplotlib.axes import Axes
 from matplotlib.colors import to_rgb
+from numpy.testing import assert_allclose
 from PIL import Image
 
+from curvlab.lab import panels
+from curvlab.lab.claims import t_interval
+from curvlab.lab.names import for_readers, name_tasks, reader_names
 from curvlab.lab.reporting import plots
 
 
+# --- Plots
 def test_figure_returns_a_grid_and_leaves_the_settings_alone() -> None:
     before = dict(mpl.rcParams)
     fig, axes = plots.figure(2, 3, sharex=True)
@@ -211,3 +222,223 @@ def test_a_title_that_reaches_into_its_neighbours_is_broken_into_lines(tmp_path:
     assert all("\n" in title for title in titles[:2])
     boxes = [ax.title.get_window_extent() for ax in axes[0]]
     assert not any(one.overlaps(other) for one, other in itertools.combinations(boxes, 2))
+
+
+# --- Panels draw the numbers of their columns: offsets, line data, legend entries of one made-up table
+@pytest.fixture
+def ax() -> Axes:
+    return plots.figure()[1][0, 0]
+
+
+@pytest.fixture
+def seeds() -> pd.DataFrame:
+    """Three seeds of two optimizers at two epochs: means 2 and 4 of sgd, 20 and 40 of ngd."""
+    rows = [
+        {"optimizer": name, "epoch": epoch, "seed": seed, "loss": scale * epoch * (seed + 1)}
+        for name, scale in (("sgd", 1.0), ("ngd", 10.0))
+        for epoch in (1, 2)
+        for seed in (0, 1, 2)
+    ]
+    return pd.DataFrame(rows)
+
+
+def labels(ax: Axes) -> list[str]:
+    return ax.get_legend_handles_labels()[1]
+
+
+def test_a_method_has_one_color_whatever_stands_beside_it() -> None:
+    methods = ["NGD", "cold_start", "Ginger", "Ginger, never clipped", "δ = 0.1", "mine"]
+    found = panels.styles_of(methods)
+    assert panels.styles_of(methods[::-1]) == found
+    assert all(panels.styles_of([name])[name]["color"] == found[name]["color"] for name in methods[:-1])
+    assert found["NGD"]["color"] == panels.COLORS["ngd"] == panels.styles_of(["ngd-high"])["ngd-high"]["color"]
+    assert found["Ginger"]["color"] == found["Ginger, never clipped"]["color"], "a variant of it"
+    assert found["Ginger"]["marker"] != found["Ginger, never clipped"]["marker"]
+    assert panels.styles_of(["sgdish"])["sgdish"]["color"] != panels.COLORS["sgd"], "words, not letters"
+
+
+def test_names_and_numbers_beyond_the_palette_are_told_apart() -> None:
+    looks = {(style["color"], style["marker"]) for style in panels.styles_of(range(30)).values()}
+    assert len(looks) == 30, "numbers go from dark to bright"
+    assert panels.styles_of([4, 1])[1]["color"] == panels.styles_of([1, 4])[1]["color"]
+    looks = {(style["color"], style["marker"]) for style in panels.styles_of(map(str, range(30))).values()}
+    assert len(looks) == 30
+
+
+def test_lines_are_means_with_t_intervals(ax: Axes, seeds: pd.DataFrame) -> None:
+    panels.lines(ax, seeds, x="epoch", y="loss", by="optimizer")
+    assert labels(ax) == ["sgd", "ngd"]
+    assert_allclose(ax.lines[0].get_xydata(), [[1, 2], [2, 4]])
+    assert_allclose(ax.lines[1].get_xydata(), [[1, 20], [2, 40]])
+    assert ax.lines[1].get_color() == panels.COLORS["ngd"]
+    band = ax.collections[0].get_paths()[0].vertices
+    interval = t_interval([2, 4, 6])
+    assert_allclose([band[:, 1].min(), band[:, 1].max()], [interval.low, interval.high])
+
+
+def test_a_band_does_not_depend_on_the_order_of_rows(ax: Axes) -> None:
+    table = pd.DataFrame({"x": [3, 1, 2], "y": [30.0, 10, 20], "low": [29.0, 9, 19], "high": [31.0, 11, 21]})
+    panels.lines(ax, table, x="x", y="y", low="low", high="high")
+    corners = ax.collections[0].get_paths()[0].vertices
+    for x, y in ((1, 10), (2, 20), (3, 30)):
+        assert sorted(set(corners[corners[:, 0] == x, 1])) == [y - 1, y + 1]
+
+
+@pytest.mark.parametrize("given", [{"low": "low", "high": "high"}, {"stderr": "stderr"}], ids=["ends", "stderr"])
+def test_bars_of_lines_are_the_columns(ax: Axes, given: dict[str, str]) -> None:
+    table = pd.DataFrame({"x": [1, 3], "y": [5.0, 6.0], "stderr": [1.0, 2.0]})
+    table = table.assign(low=table.y - 1.96 * table.stderr, high=table.y + 1.96 * table.stderr)
+    panels.lines(ax, table, x="x", y="y", label="ours", bars=True, linestyle="none", **given)
+    (bar,) = (entry for entry in ax.collections if hasattr(entry, "get_segments"))
+    assert_allclose(bar.get_segments(), [[[1, 3.04], [1, 6.96]], [[3, 2.08], [3, 9.92]]])
+    assert labels(ax) == ["ours"]
+
+
+def test_seeds_are_dots_beside_bars_of_their_t_interval(ax: Axes, seeds: pd.DataFrame) -> None:
+    one = seeds[(seeds.optimizer == "sgd") & (seeds.epoch == 1)]
+    panels.lines(ax, one, x="epoch", y="loss", bars=True, seeds=True)
+    assert_allclose(ax.collections[0].get_offsets(), [[1, 1], [1, 2], [1, 3]])
+    interval = t_interval([1.0, 2.0, 3.0])
+    (bar,) = (entry for entry in ax.collections if hasattr(entry, "get_segments"))
+    assert_allclose(bar.get_segments(), [[[1, interval.low], [1, interval.high]]])
+
+
+def test_log_log_names_the_slope(ax: Axes) -> None:
+    x = np.array([1.0, 2.0, 4.0, 0.0])
+    table = pd.DataFrame({"n": x, "error": [3 * n**-1.5 if n else -1 for n in x], "kind": "power"})
+    panels.log_log(ax, table, x="n", y="error", by="kind")
+    assert labels(ax) == ["power: slope -1.50"]
+    assert_allclose(ax.lines[1].get_xydata(), [[1, 3], [4, 0.375]])
+    assert ax.get_xscale() == ax.get_yscale() == "log"
+
+
+def test_traces_are_one_line_a_run(ax: Axes, seeds: pd.DataFrame) -> None:
+    panels.traces(ax, seeds, x="epoch", y="loss", by="optimizer")
+    assert len(ax.lines) == 6
+    assert_allclose(ax.lines[4].get_xydata(), [[1, 20], [2, 40]])
+    assert labels(ax) == ["sgd", "ngd"]
+
+
+def test_scatter_keeps_its_axes_and_rings_what_is_hollow(ax: Axes) -> None:
+    table = pd.DataFrame({"pbrf": [1.0, 2.0], "lissa": [10.0, 20.0], "lost": [False, True]})
+    panels.scatter(ax, table, x="pbrf", y="lissa", hollow="lost", label="points")
+    filled, empty = ax.collections
+    assert_allclose(filled.get_offsets(), [[1, 10]])
+    assert_allclose(empty.get_offsets(), [[2, 20]])
+    assert len(empty.get_facecolors()) == 0
+    assert labels(ax) == ["points", "x = y"]
+
+
+@pytest.mark.parametrize("upright", [False, True])
+def test_bars_stand_at_their_names_with_the_papers_beside(ax: Axes, upright: bool) -> None:
+    table = pd.DataFrame({"model": ["mlp", "lenet"], "ours": [2.0, 3.0], "ours_low": [1.5, 2.0]})
+    table = table.assign(ours_high=[2.5, 5.0], paper=[2.2, np.nan], other=[7.0, 8.0])
+    panels.bars(
+        ax, table, name="model", value={"ours": "measured", "other": "twice"}, paper="paper", upright=upright
+    )
+    length = "get_height" if upright else "get_width"
+    assert [getattr(patch, length)() for patch in ax.patches] == [2, 3, 7, 8]
+    shown = (ax.get_xticklabels if upright else ax.get_yticklabels)()
+    assert [text.get_text() for text in shown] == ["mlp", "lenet"]
+    ends = next(entry for entry in ax.collections if hasattr(entry, "get_segments")).get_segments()
+    assert_allclose(np.array(ends)[:, :, 1 if upright else 0], [[1.5, 2.5], [2, 5]])
+    marks = [entry for entry in ax.collections if not hasattr(entry, "get_segments")]
+    assert 2.2 in np.asarray(marks[0].get_offsets())
+    assert set(labels(ax)) == {"measured", "twice", "the paper's"}
+
+
+def test_bars_of_groups(ax: Axes) -> None:
+    table = pd.DataFrame({"model": ["a", "b", "a"], "method": ["ngd", "ngd", "sgd"], "time": [1.0, 2.0, 3.0]})
+    panels.bars(ax, table, name="model", value="time", by="method")
+    centres = [round(patch.get_y() + patch.get_height() / 2, 6) for patch in ax.patches]
+    assert centres == [-0.2, 0.8, 0.2]
+    assert ax.get_ylim()[0] > ax.get_ylim()[1], "from the top down"
+
+
+def test_forest_has_the_interval_and_the_papers_value(ax: Axes) -> None:
+    table = pd.DataFrame({"name": ["first", "second"], "value": [1.0, 2.0], "low": [0.5, 1.5], "high": [1.1, 4.0]})
+    table = table.assign(printed=[3.0, np.nan], lost=[True, False])
+    panels.forest(ax, table, name="name", value="value", low="low", high="high", paper="printed", hollow="lost")
+    (bar,) = (entry for entry in ax.collections if hasattr(entry, "get_segments"))
+    assert_allclose(bar.get_segments(), [[[0.5, 0], [1.1, 0]], [[1.5, 1], [4, 1]]])
+    assert [3.0, 0.0] in np.asarray(ax.collections[-1].get_offsets()).tolist()
+    ring = ax.lines[-1]
+    assert_allclose(ring.get_xydata(), [[1, 0]])
+    assert ring.get_markerfacecolor() == "white"
+
+
+def test_heat_map_is_ascending_with_its_numbers(ax: Axes) -> None:
+    table = pd.DataFrame({"rank": [8, 2, 8, 2], "decay": [0.9, 0.9, 0.5, 0.5], "score": [4.0, 3.0, 2.0, 1.0]})
+    image = panels.heat_map(ax, table, x="rank", y="decay", value="score", text="{:.0f}")
+    assert image.get_array().tolist() == [[1, 2], [3, 4]]
+    assert [text.get_text() for text in ax.get_xticklabels()] == ["2", "8"]
+    assert [text.get_text() for text in ax.get_yticklabels()] == ["0.5", "0.9"]
+    assert [text.get_text() for text in ax.texts] == ["1", "2", "3", "4"]
+    assert image.get_clim() == (1, 4)
+
+
+def test_histogram_is_a_density_over_shared_bins(ax: Axes) -> None:
+    table = pd.DataFrame({"value": [0.0, 1.0, 1.0, np.nan, 4.0], "of": ["a", "a", "a", "a", "b"]})
+    panels.histogram(ax, table, value="value", by="of", bins=[0, 1, 5])
+    assert labels(ax) == ["a", "b"]
+    heights = ax.patches[0].get_xy()[:, 1]
+    assert_allclose(np.unique(heights.round(9)), [0, 1 / 6, 1 / 3])
+
+
+def test_a_figure_of_rows_has_one_legend_below(seeds: pd.DataFrame) -> None:
+    figure, found = panels.rows(seeds, "optimizer", columns=2)
+    for (left, right), name, own in found:
+        assert set(own.optimizer) == {name}
+        for ax in (left, right):
+            panels.lines(ax, own, x="epoch", y="loss", by="optimizer")
+        panels.frame(left, x="epoch", y="loss (nats)", title=str(name), log="y")
+        panels.rule(right, y=1, label="as stated")
+    panels.legend(figure, title="bands: 95 %")
+    (legend,) = figure.legends
+    assert [text.get_text() for text in legend.get_texts()] == ["SGD", "as stated", "NGD"]
+    assert legend.get_title().get_text() == "bands: 95 %"
+    ax = figure.axes[0]
+    assert (ax.get_xlabel(), ax.get_ylabel(), ax.get_title(), ax.get_yscale()) == (
+        "epoch",
+        "loss (nats)",
+        "sgd",
+        "log",
+    )
+
+
+def test_counts_are_of_the_seeds_that_count(ax: Axes, seeds: pd.DataFrame) -> None:
+    table = seeds.assign(valid=seeds.seed > 0, loss=seeds.loss.where(seeds.epoch == 1))
+    panels.lines(ax, table, x="epoch", y="loss", by="optimizer")
+    panels.counts(ax, table[table.epoch == 1], x="epoch", valid="valid", by="optimizer")
+    assert [(text.get_text(), text.get_color()) for text in ax.texts] == [
+        ("2", panels.COLORS["sgd"]),
+        ("2", panels.COLORS["ngd"]),
+    ]
+
+
+def test_tasks_have_a_readers_name_that_tells_them_apart() -> None:
+    said = reader_names(
+        ["mlp-64-64-mnist-early-curvature-3000", "resnet20-cifar10-curvature-200", "the loss moves"]
+    )
+    assert list(said.values()) == ["MLP on MNIST, stopped early", "ResNet-20 on CIFAR-10", "the loss moves"]
+    alike = reader_names(["mlp-64-64-relu-digits", "mlp-64-64-tanh-digits-1000", "exact-ngd-6-6-digits-640"])
+    assert list(alike.values()) == [
+        "MLP 64-64 relu on digits",
+        "MLP 64-64 tanh on 1,000 of digits",
+        "MLP 6-6 on 640 of digits",
+    ]
+    assert reader_names(["mlp-32-tanh-digits-1000-100-epochs"]).popitem()[1] == "MLP on digits, 100 epochs"
+
+
+def test_readers_names_stand_for_labels_in_every_text_of_a_figure(ax: Axes) -> None:
+    table = pd.DataFrame({"task": ["mlp-32-tanh-digits-1000", "resnet20-cifar10-early"], "value": [1.0, 2.0]})
+    panels.bars(ax, table, name="task", value="value")
+    panels.frame(ax, x="score on mlp-32-tanh-digits-1000", title="resnet20-cifar10-early, 3 seeds")
+    name_tasks(ax.get_figure())
+    assert ax.get_title() == "ResNet-20 on CIFAR-10, stopped early, 3 seeds"
+    assert ax.get_xlabel() == "score on MLP on digits"
+    ax.get_figure().canvas.draw()
+    names = [text.get_text() for text in ax.get_yticklabels()]
+    assert names == ["MLP on digits", "ResNet-20 on CIFAR-10, stopped early"]
+    page = "opt-1-32-ptb-128 (`agrees-mlp-8-digits`, scores_mlp-8-digits.csv)"  # ids and files keep theirs
+    assert for_readers([page])(page) == "OPT on Penn Treebank (`agrees-mlp-8-digits`, scores_mlp-8-digits.csv)"

@@ -1,4 +1,4 @@
-"""The command line, and a new target laid out."""
+"""The command line, a new target laid out, dry runs, sweeps."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import json
 import multiprocessing
 import os
 import re
+import shlex
+import shutil
 import signal
 import struct
 import subprocess
@@ -15,15 +17,24 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
+from hydra import compose
+from PIL import Image
 
-from curvlab.lab import Target, load_claims
+from curvlab.lab import Target, all_targets, load_claims, load_config
+from curvlab.lab.runs import configuration
+from curvlab.lab.tables import read_table
 from curvlab.lab.targets import command
 from curvlab.lab.targets.command import _Schedule, run_side_by_side
+from curvlab.lab.targets.execution import numbers_of
 from curvlab.lab.targets.new import lay_out
+from curvlab.lab.targets.plan import in_bytes, plan, sizes, stored_units
+from curvlab.lab.targets.target import ROOT, all_targets
 from tests.warm import Warm
 
-ROOT = Path(__file__).parents[3]
+# --- The command line, a new target laid out, dry runs
+# --- The command line, and a new target laid out
 
 
 def test_make_figures_says_what_its_published_units_took(capsys: pytest.CaptureFixture[str]) -> None:
@@ -185,3 +196,242 @@ def test_what_is_there_is_not_overwritten(toy: Path, capsys: pytest.CaptureFixtu
     assert (toy / "experiments" / "toy" / "fig1.py").read_text().endswith("# mine\n")
     for wrong in ([], ["toy"], ["../toy/fig1"], ["toy/Fig1"], ["a/b", "c/d"]):
         assert lay_out(wrong, toy) == 2
+
+
+# --- A dry run: sizes from closed forms, published times, stored units, and nothing computed or written
+MLP = {
+    "data": {"_target_": "curvlab.lab.data.load_mnist", "num_train": 500},
+    "model": {"_target_": "curvlab.lab.models.MLP", "hidden_sizes": [64], "activation": "tanh"},
+}
+
+
+def test_sizes_of_an_mlp_have_a_closed_form() -> None:
+    weights = 784 * 64 + 64 * 10
+    total = weights + 74
+    found = sizes(MLP | {"freeze": {"normalization": False, "biases": True}})
+    assert found.startswith(f"{weights:,} parameters and 74 frozen, {in_bytes(4 * total)}; ")
+    assert f"holds {in_bytes(4 * (total + 3 * weights))} and" in found
+    assert found.endswith(": one GPU of 80 GB")
+
+
+def test_published_language_models_are_known_without_loading_them() -> None:
+    cfg = load_config(all_targets()["lissa/tab1"], ["preset=paper"])
+    lines = dict(line.split(": ", 1) for line in plan(all_targets()["lissa/tab1"], cfg))
+    found = {name: lines[name].partition(" ")[0] for name in lines if name.endswith("openwebtext2")}
+    assert found == {
+        "opt_1b_openwebtext2": "1,315,758,080",
+        "llama_7b_openwebtext2": "6,738,415,616",
+        "mistral_7b_openwebtext2": "7,241,732,096",
+    }
+    assert lines["llama_7b_openwebtext2"].endswith("2 GPUs of 80 GB")
+    assert "CPU time" in lines["published, laptop"]
+
+
+def test_encoder_decoders_have_a_plan() -> None:
+    settings = {"data": {}, "source_length": 24, "target_length": 20, "tokenizer": {"vocabulary_size": 512}}
+    t5 = {"_target_": "curvlab.lab.models.small_t5", "num_layers": 1, "width": 32, "num_heads": 2}
+    tied, each_way = 512 * 32, 2 * 32 * 128 + 32 * 2  # embeddings; feed-forward and relative positions
+    attention, norms = 3 * 4 * 32 * 32, (2 + 3 + 2) * 32
+    assert sizes(settings | {"model": t5, "freeze": {}}).startswith(
+        f"{tied + 2 * each_way + attention + norms:,} p"
+    )
+    assert sizes(settings | {"model": {"name": "google-t5/t5-small"}, "freeze": {}}).startswith("60,506,624 p")
+
+
+def test_what_cannot_be_known_says_why() -> None:
+    assert "names no data and model" in sizes({"model": None})
+    assert "cannot be built" in sizes(MLP | {"data": {"_target_": "curvlab.lab.data.no_such_loader"}})
+    hub = {"model": {"name": "somebody/model"}, "tokenizer": {"pretrained": "somebody/model"}, "data": {}}
+    assert "somebody/model are not known without loading it" in sizes(hub)
+    assert in_bytes(1.3157e12) == "1.32 TB"
+
+
+def test_on_the_command_line_it_computes_nothing(tmp_path: Path) -> None:
+    # In a process of its own: Hydra's logging closes what pytest captures.
+    folders = [f"results.root={tmp_path / 'results'}", f"store.root={tmp_path / 'store'}"]
+    words = ["run", "ngd-fig1", "preset=laptop", "~tasks.ffnn_1_layer_mnist_10000", "plan=true", *folders]
+    command = shlex.join([sys.executable, "-m", "experiments", *words, f"hydra.run.dir={tmp_path}"])
+    head = f"set -o pipefail; {command} | head -n 2"  # which reads no further
+    done = subprocess.run(["bash", "-c", head], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert done.stdout.startswith(
+        "ngd-fig1 (laptop): a plan; nothing is computed\nffnn_2_layers_mnist_10000: 26,506"
+    )
+    assert done.stderr == ""
+    assert not (tmp_path / "results").exists()
+    assert not (tmp_path / "store").exists()
+
+
+def stored(root: Path, *overrides: str) -> list[str]:
+    folders = [f"results.root={root / 'nowhere'}", f"store.root={root / 'store'}"]
+    target = all_targets()["rank1/prop"]
+    return list(stored_units(target, load_config(target, ["preset=smoke", *folders, *overrides])))
+
+
+def test_stored_units_are_found_until_one_is_not_there(smoke_result: Callable[..., Path], tmp_path: Path) -> None:
+    store = smoke_result("rank1/prop").parents[3] / "store" / "rank1"
+    root = shutil.copytree(store, tmp_path / "store" / "rank1").parents[1]
+    before = {path: path.stat().st_mtime_ns for path in root.rglob("*")}
+    (line,) = stored(root)
+    assert line.endswith(" units, all there are")
+    (line,) = stored(root, "seed=1")
+    assert line.startswith("store: 0 units; first that is not there: rank1/")
+    assert {path: path.stat().st_mtime_ns for path in root.rglob("*")} == before
+    assert stored(root, "force=true") == stored(root / "nowhere") == []
+
+
+# --- Sweeps: as users type them, and over processes and machines
+# --- Sweeps as users type them: `sweep=NAME`, a job that fails, `gather`; real processes, seconds
+NEGATIVE = (
+    "Trying to create tensor with negative dimension -1: [-1]"  # a config's values are not checked as typed ones
+)
+SWEEPS = {path.stem: path.read_text() for path in (ROOT / "conf" / "sweep").glob("*.yaml")}
+
+
+def write_sweep(toy: Path, **params: str) -> None:
+    (toy / "conf" / "sweep").mkdir()
+    swept = ", ".join(f'{key}: "{values}"' for key, values in params.items())
+    text = f"# @package _global_\nhydra: {{mode: MULTIRUN, sweeper: {{params: {{{swept}}}}}}}\n"
+    (toy / "conf" / "sweep" / "toy.yaml").write_text(text)
+
+
+def summary_of(path: Path) -> dict[str, Any]:
+    """Return what W&B's own reader, `wandb leet`, finds in an offline run."""
+    from wandb.util import get_core_path
+
+    (own_file,) = path.glob("*.wandb")
+    command = [get_core_path(), "leet", "inspect", "--summary", "--json", "--run-file", own_file, path.parent]
+    own: dict[str, Any] = json.loads(subprocess.run(command, capture_output=True, check=True).stdout)
+    return own
+
+
+def test_a_failed_job_does_not_stop_the_others_and_is_named_at_the_end(
+    toy: Path, experiments: Callable[..., Any]
+) -> None:
+    write_sweep(toy, num_draws="5,-1", seed="0,1")
+    done = experiments("run", "toy-fig1", "sweep=toy", "preset=smoke")
+    assert done.returncode == 1, done.stderr
+    end = done.stderr.splitlines()[-3:]
+    failed = [f"  smoke num_draws=-1 seed={seed}: RuntimeError: {NEGATIVE}" for seed in range(2)]
+    assert end == ["2 of the sweep's jobs failed:", *failed]
+    assert "Traceback" in done.stderr
+    assert "toy-fig1: " in done.stderr
+    assert "(smoke num_draws=5 seed=0)" in done.stderr  # a job's first line has its overrides
+    names = {path.parent.name for path in (toy / "results" / "toy" / "fig1").glob("*/run.json")}
+    assert names == {f"smoke+num_draws={draws},seed={seed}" for draws in (5,) for seed in range(2)}
+
+    # `gather`: mean and interval over seeds for each number of draws, judged.
+    done = experiments("gather", "toy-fig1")
+    assert done.returncode == 0, done.stderr
+    folder = toy / "results" / "toy" / "fig1" / "smoke" / "sweep"
+    claims = read_table(folder, "claims")
+    assert set(claims.setting) == {"num_draws=5"}
+    assert set(claims.runs) == {2}
+    for _, row in claims.iterrows():
+        runs = [
+            json.loads((toy / "results/toy/fig1" / f"smoke+{row.setting},seed={seed}" / "claims.json").read_text())
+            for seed in range(2)
+        ]
+        values = pd.Series(
+            [next(c["value"] for c in run["claims"] if c["claim"]["id"] == row.claim) for run in runs]
+        )
+        half = 12.706204736174694 * values.std() / 2**0.5  # t of one degree of freedom, 97.5 %
+        assert row[["value", "low", "high"]].tolist() == pytest.approx(
+            [values.mean(), values.mean() - half, values.mean() + half], rel=1e-6, abs=1e-9
+        )
+        assert row.interval == "t 95 %, 2 seeds"
+    assert Image.open(folder / "figure.png").width > 300
+    assert "2 variations; claims: " in done.stdout
+
+    # W&B: one run a job, read back as a user can.
+    runs = [summary_of(path) for path in (toy / "outputs" / "wandb").glob("offline-run-*")]
+    assert len(runs) == 4
+    assert len({run["tags"][-1] for run in runs}) == 1  # the sweep
+    assert runs[0]["tags"][-1].startswith("sweep-")
+    assert {run["state"] for run in runs if "num_draws=-1" in run["tags"]} == {"failed"}
+    assert {run["summary"]["error"] for run in runs if "num_draws=-1" in run["tags"]} == {
+        f"RuntimeError: {NEGATIVE}"
+    }
+    good = {run["name"]: run for run in runs if "num_draws=5" in run["tags"]}
+    assert set(good) == {f"toy-fig1 smoke+num_draws=5,seed={seed}" for seed in range(2)}
+    for seed in range(2):
+        run = good[f"toy-fig1 smoke+num_draws=5,seed={seed}"]
+        assert (run["state"], run["config"]["seed"], run["tags"][0]) == ("finished", seed, "smoke")
+        assert f"seed={seed}" in run["tags"]
+        folder = toy / "results" / "toy" / "fig1" / f"smoke+num_draws=5,seed={seed}"
+        logged = {
+            key: value for key, value in run["summary"].items() if not isinstance(value, dict) and key[0] != "_"
+        }
+        units = json.loads((folder / "run.json").read_text())["num_units"]
+        assert logged.pop("progress/units") == units
+        assert logged.pop("progress/seconds") > 0
+        numbers = {key: "NaN" if value != value else value for key, value in numbers_of(folder).items()}
+        assert logged == pytest.approx(numbers)
+        assert set(run["summary"]) >= {"table", "figure"}
+
+
+def test_a_mistyped_sweep_is_refused(toy: Path, experiments: Callable[..., Any]) -> None:
+    write_sweep(toy, seed="0,1")
+    done = experiments("run", "toy-fig1", "sweep=tyo", "preset=smoke")
+    assert done.returncode == 2
+    assert "unknown choice 'tyo' for 'sweep'; did you mean 'toy'?" in done.stderr
+
+
+@pytest.mark.parametrize("name", SWEEPS)
+def test_the_keys_of_every_sweep_are_keys_of_its_target(name: str) -> None:
+    target = all_targets().get(name.replace("_", "/")) or all_targets()["rank1/fisher"]
+    with configuration._initialized(ROOT / "conf"):
+        cfg = compose(target.config_name, [f"sweep={name}"], return_hydra_config=True)
+        params = dict(cfg.hydra.sweeper.params)
+        assert cfg.hydra.mode.name == "MULTIRUN"
+        for key, values in params.items():
+            assert key in cfg
+            compose(target.config_name, [f"{key}={values.split(',')[0]}"])
+
+
+# --- Sweeps over processes and machines: Hydra's launchers, real processes, and the script that Slurm would get
+pytest.importorskip("hydra_plugins.hydra_joblib_launcher", reason="pip install 'curvlab[sweeps]'")
+pytest.importorskip("hydra_plugins.hydra_submitit_launcher", reason="pip install 'curvlab[sweeps]'")
+SWEEP = ("run", "toy-fig1", "-m", "preset=smoke", "tracker=none", "progress=false")
+
+
+@pytest.mark.parametrize(
+    "launcher", [["submitit_local"], ["joblib", "hydra.launcher.n_jobs=2"]], ids=["submitit_local", "joblib"]
+)
+def test_jobs_in_processes_of_their_own_share_the_units_that_both_need(
+    toy: Path, experiments: Callable[..., Any], launcher: list[str]
+) -> None:
+    done = experiments(*SWEEP, "seeds=[0,1,2],[1,2,3]", f"hydra/launcher={launcher[0]}", *launcher[1:])
+    assert done.returncode == 0, done.stderr
+    records = [json.loads(path.read_text()) for path in toy.rglob("run.json")]
+    assert sorted(record["config"]["seeds"] for record in records) == [[0, 1, 2], [1, 2, 3]]
+    # Nothing is computed twice: as many units are stored as were missing, fewer than the two jobs use.
+    assert sum(record["store"]["misses"] for record in records) == 4
+    assert len(list((toy / ".cache" / "store" / "toy").rglob("*.json"))) == 4
+    assert sum(record["num_units"] for record in records) == 6
+
+
+def test_slurm_gets_an_array_that_is_queued_again_when_its_time_is_up(
+    tmp_path: Path, experiments: Callable[..., Any]
+) -> None:
+    """`sbatch` is one that keeps the script and refuses it: there is no cluster here."""
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    (programs / "srun").write_text("#!/bin/sh\nexit 1\n")
+    (programs / "sbatch").write_text(f'#!/bin/sh\ncp "$1" {tmp_path / "submitted.sh"}\necho refused >&2\nexit 1\n')
+    for program in programs.iterdir():
+        program.chmod(0o755)
+    queue = ["partition=gpu", "gpus_per_node=1", "timeout_min=240", "max_num_timeout=20", "array_parallelism=1"]
+    done = experiments(
+        *SWEEP,
+        "num_draws=5,10",
+        "hydra/launcher=submitit_slurm",
+        *(f"hydra.launcher.{setting}" for setting in queue),
+        PATH=f"{programs}{os.pathsep}{os.environ['PATH']}",
+    )
+    assert done.returncode != 0
+    assert "refused" in done.stderr
+    script = (tmp_path / "submitted.sh").read_text()
+    directives = {line.removeprefix("#SBATCH --") for line in script.splitlines() if line.startswith("#SBATCH")}
+    assert {"array=0-1%1", "time=240", "partition=gpu", "gpus-per-node=1", "job-name=toy-fig1"} <= directives
+    assert any(line.startswith("signal=") for line in directives)  # so that submitit can queue it again
+    assert f"{sys.executable} -u -m submitit.core._submit" in script.replace("'", "")

@@ -1,0 +1,188 @@
+"""What holds of every target: its rooms and configs, and that it runs at smoke scale."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from curvlab.lab import Computed, all_targets, load_config, task_settings
+from curvlab.lab.claims import load_claim_sheet, load_claims
+from curvlab.lab.reporting.dashboard import named_keys
+from curvlab.lab.runs.record import NOT_RECORDED
+from curvlab.lab.targets.execution import curves_of, numbers_of
+from curvlab.lab.targets.settings import MISSING, ours
+from curvlab.lab.targets.target import published
+
+# --- Rules of the experiments: papers stand alone, what is published names its code, ours is read and never typed
+ROOT = Path(__file__).parents[2]
+EXPERIMENTS = ROOT / "experiments"
+SHARED = {"papers", "shared", "target"}  # folders that anyone may import
+
+
+@cache
+def trees(folder: Path = EXPERIMENTS) -> list[tuple[Path, ast.Module]]:
+    return [(path.relative_to(EXPERIMENTS), ast.parse(path.read_text())) for path in sorted(folder.rglob("*.py"))]
+
+
+def imported_folders(tree: ast.Module) -> set[str]:
+    """Return the folders of experiments that a module imports from, imports inside functions included."""
+    names = [alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names]
+    names += [node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+    return {name.split(".")[1] for name in names if name.startswith("experiments.")}
+
+
+def calls(tree: ast.Module, name: str) -> Iterator[ast.Call]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == name:
+            yield node
+
+
+def test_no_paper_imports_another() -> None:
+    found = {}
+    for path, tree in trees():
+        others = imported_folders(tree) - SHARED - {path.parts[0]}
+        if path.parts[0] != "target" and others:
+            found[path.as_posix()] = others
+    assert found == {}
+
+
+def test_what_is_shared_imports_no_paper() -> None:
+    for folder in SHARED:
+        for path, tree in trees(EXPERIMENTS / folder):
+            assert imported_folders(tree) <= SHARED, path
+
+
+def test_every_unit_of_work_has_a_version() -> None:
+    without = [
+        f"{path}:{call.lineno}"
+        for path, tree in trees()
+        for call in calls(tree, "unit")
+        if "version" not in {keyword.arg for keyword in call.keywords}
+    ]
+    assert without == []
+
+
+def test_ours_is_never_typed() -> None:
+    typed = []
+    for path, tree in trees():
+        if path.parts[0] == "target":
+            continue  # it reads ours from the config and the tables
+        constants = [node for node in ast.walk(tree) if isinstance(node, ast.Constant) and node.value == "ours"]
+        typed += [f"{path}:{node.lineno}" for node in constants]
+        typed += [
+            f"{path}:{call.lineno}"
+            for call in calls(tree, "note")
+            if {keyword.arg for keyword in call.keywords} & {"scale", "settings"}
+        ]
+    assert typed == []
+
+
+def test_the_checks_above_find_what_they_look_for() -> None:
+    tree = ast.parse("from experiments.ngd.fig1 import x\nrun.unit('a', {}, f)\nrun.note(scale={'ours': 1})")
+    assert imported_folders(tree) == {"ngd"}
+    assert len(list(calls(tree, "unit"))) == len(list(calls(tree, "note"))) == 1
+
+
+def test_published_results_name_the_commits_of_their_units() -> None:
+    for _, folder in published(ROOT / "results"):
+        record = json.loads((folder / "run.json").read_text())
+        units = record["units"]
+        where = folder.relative_to(ROOT).as_posix()
+        assert units == NOT_RECORDED or isinstance(units, list), where
+        assert record["assembled"]["commit"], where
+        if units != NOT_RECORDED:  # results from before units kept their origin say just that
+            for unit in units:
+                assert {"name", "version", "function", "commit", "clean", "count"} <= set(unit), where
+            assert record["judged"]["commit"], where
+            assert record["drawn"]["commit"], where
+
+
+def test_every_result_belongs_to_a_target() -> None:
+    found = {"/".join(path.parts[-4:-2]) for path in (ROOT / "results").glob("*/*/*/run.json")}
+    assert found <= set(all_targets())
+
+
+def test_no_committed_file_is_large() -> None:
+    sizes = {path.relative_to(ROOT).as_posix(): path.stat().st_size for path in (ROOT / "results").rglob("*.*")}
+    assert [name for name, size in sizes.items() if size > 2_000_000] == []
+
+
+# --- Every target composes in every preset, and knows its settings beside the paper's
+PRESETS = ("embedded", "laptop", "paper")  # smoke is composed, and run, below
+TARGETS = all_targets()
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize("key", TARGETS)
+def test_target_composes(key: str, preset: str) -> None:
+    target = TARGETS[key]
+    cfg = load_config(target, [f"preset={preset}"])
+    assert cfg.preset == preset
+    kept = {name for name, own in (cfg.get("tasks") or {}).items() if own is not None}
+    assert set(task_settings(cfg)) == kept
+    # An override of a task that the defaults do not list makes one up, and its own then runs unchanged.
+    assert [name for name in kept if "data" not in cfg.tasks[name]] == []
+    found = ours([name for name in target.paper_settings if ".csv:" not in name], cfg, {})
+    assert [name for name, value in found.items() if value == MISSING] == []
+
+
+@pytest.mark.parametrize("key", TARGETS)
+def test_target_has_its_rooms(key: str) -> None:
+    target = TARGETS[key]
+    assert target.description.splitlines()[2].startswith(f"make {target.make_name} "), (
+        "the docstring shows how to run it"
+    )
+    assert [callable(target.load(room)) for room in ("compute", "draw")] == [True, True]
+    entries = {} if target.claims_file is None else load_claim_sheet(target.claims_file).entries
+    if any("value" not in entry for entry in entries.values()):
+        assert callable(target.load("judge"))
+    assert set(target.after) <= set(TARGETS)
+
+
+@pytest.mark.parametrize("key", TARGETS)
+def test_config_opens_with_its_make_command(key: str) -> None:
+    lines = (ROOT / "conf" / f"{TARGETS[key].config_name}.yaml").read_text().splitlines()
+    assert lines[0] == "# @package _global_"
+    assert lines[1].startswith(f"# make {TARGETS[key].make_name} ")
+
+
+def test_every_folder_with_a_target_config_is_of_a_target() -> None:
+    found = {path.parent.relative_to(ROOT / "conf").as_posix() for path in (ROOT / "conf").glob("*/*/target.yaml")}
+    assert found <= set(TARGETS)
+
+
+# --- Every target computes, judges and draws at smoke scale, end to end
+# Targets that are still a folder run at smoke scale in tests of their own.
+SMOKE_TARGETS = {key: target for key, target in all_targets().items() if target.path.suffix == ".py"
+           and target.path.stem != "__init__"}  # fmt: skip
+
+
+@pytest.mark.parametrize("key", SMOKE_TARGETS)
+def test_target_at_smoke_scale(smoke_result: Callable[[str], Path], key: str) -> None:
+    folder = smoke_result(key)
+    assert (folder / "run.json").is_file()
+    tables = Computed.of(folder)
+    assert {name for name, table in tables.items() if len(table) == 0} == set()
+    assert len(tables)
+    if SMOKE_TARGETS[key].claims_file is not None:
+        assert load_claims(folder)  # of every claim of the sheet, or the run would have failed
+    figures = list(folder.glob("*.png"))
+    assert folder / "figure.png" in figures
+    for path in figures:
+        assert np.asarray(Image.open(path).convert("L")).std() > 10, f"{path.name} is empty"
+    # What its panels in W&B name is among what a tracker is told.
+    pytest.importorskip("wandb_workspaces")
+    drawn = list(curves_of(SMOKE_TARGETS[key], tables))
+    told = {*numbers_of(folder), "progress/units", "progress/seconds", "figure"}
+    told |= {str(name) for curves in drawn for name in (curves.index.name, *curves)}
+    keys, patterns = named_keys(SMOKE_TARGETS[key])
+    assert set(keys) - told == set()
+    assert [pattern for pattern in patterns if not any(re.search(pattern, each) for each in told)] == []

@@ -53,7 +53,7 @@ def test_one_layer_is_a_gaussian() -> None:
     assert found == pytest.approx(expected, rel=0.02)
 
 
-@pytest.mark.parametrize("start", [(1.0, 1.0), (0.0, 0.0), (0.5, 2.0), (0.0, 0.0, 0.0), (1.0, 1.0, 1.0)], ids=str)
+@pytest.mark.parametrize("start", [(0.0, 0.0), (0.5, 2.0), (1.0, 1.0, 1.0)], ids=str)
 def test_numbers_for_layers_are_those_of_quadrature(start: tuple[float, ...]) -> None:
     nbeta, localization, moment = 50.0, 4.0, 1.5
     points = {2: 1500, 3: 220}[len(start)]

@@ -30,7 +30,7 @@ from curvlab.lab.targets.command import _Schedule, run_side_by_side
 from curvlab.lab.targets.execution import numbers_of
 from curvlab.lab.targets.new import lay_out
 from curvlab.lab.targets.plan import in_bytes, plan, sizes, stored_units
-from curvlab.lab.targets.target import ROOT, all_targets
+from curvlab.lab.targets.target import ROOT
 from tests.warm import Warm
 
 # --- The command line, a new target laid out, dry runs

@@ -1,14 +1,29 @@
-"""One door: every function takes every kind of model and of data, or says what to change; see `doors`."""
+"""What holds of all public calls: all kinds of models and data by one door; seeds, bars, going on after a kill."""
 
 from __future__ import annotations
 
+import importlib
+import inspect
+import io
 import re
+import sys
+from collections.abc import Callable
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from calls import CALLS, OF_OPERATORS, SEED, Call
 from doors import BEGIN, END, FORMS, FUNCTIONS, KINDS, LIBRARY, MODELS, REFUSED, case_of, table
+from torch import Tensor
 from torch.testing import assert_close
 
+from curvlab import progress as bars
+from curvlab.iterate import Checkpoint
+from curvlab.seeding import generator_of
+
+# --- One door: every function takes every kind of model and of data, or says what to change; see `doors`
 pytestmark = [
     pytest.mark.filterwarnings("ignore::UserWarning"),  # few steps: nothing converges
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
@@ -64,3 +79,211 @@ def check_kinds(model: str, pairs: list[tuple[str, str]]) -> None:
 def test_the_tables_in_the_documents_are_these() -> None:
     text = LIBRARY.read_text(encoding="utf-8")
     assert text.split(BEGIN)[1].split(END)[0].strip() == table(), "run python tests/conformance/doors.py"
+
+
+# --- What holds of all public calls: a `Problem` for model, loss and data, seeds, bars, going on after a kill
+ALL = CALLS | OF_OPERATORS
+PACKAGES = (
+    "problem",
+    "curvature",
+    "spectrum",
+    "solvers",
+    "training",
+    "influence",
+    "influence.retraining",
+    "sampling",
+)
+
+
+# ------------------------------------------------------------------------------------ what is public
+def public(*packages: str) -> dict[str, Any]:
+    """Return functions and classes by name, but for errors and protocols."""
+    modules = [importlib.import_module(f"curvlab.{package}") for package in packages]
+    found = {name: getattr(module, name) for module in modules for name in module.__all__}
+    classes = (type, type(lambda: None))
+    return {n: f for n, f in found.items() if isinstance(f, classes) and not _is_other(f)}
+
+
+def _is_other(found: Any) -> bool:
+    return isinstance(found, type) and (issubclass(found, BaseException) or getattr(found, "_is_protocol", False))
+
+
+def arguments(found: Any) -> set[str]:
+    return set(inspect.signature(found).parameters)
+
+
+# What has model and loss, but no door of three: why.
+NO_PROBLEM = {
+    "DataOperator": "the base of operators, abstract",
+    "Learner": "what a step of training moves: its data comes batch by batch",
+    "ShardedGaussNewtonOperator": "the model's parameters lie in parts on many ranks, which no Problem opens",
+    "ShardedHessianOperator": "likewise",
+}
+
+
+def test_what_takes_model_loss_and_data_takes_a_problem_and_is_in_the_table() -> None:
+    found = {n: f for n, f in public(*PACKAGES, "optim", "parallel").items() if {"model", "loss"} <= arguments(f)}
+    for name in found.keys() - NO_PROBLEM.keys():
+        first = next(iter(inspect.signature(found[name]).parameters.values()))
+        assert "Problem" in str(first.annotation), name
+    assert found.keys() - NO_PROBLEM.keys() <= {call.function.__name__ for call in CALLS.values()}
+    assert NO_PROBLEM.keys() <= found.keys()
+
+
+# Numbers from numbers, one step, one example, or what another call does: no bar.
+SHORT = {
+    *("freeze", "only_parameters", "output_loss", "stack"),
+    *("certified_constant", "example_importance", "importance_probabilities"),
+    *("default_solver", "lissa_hyperparameters"),
+    *("closure_step", "curvature_step", "gradient_step", "shared_curvature_step"),
+    *("cosine", "cosine_after_warmup", "sampled_label_loss", "shuffled_batches", "weighted_gradient"),
+    *("agreement", "confident_learning_scores", "corrupt_labels", "cosines", "detection_curve", "margins"),
+    *("lds", "linear_datamodelling_score", "load_bank", "median_rms", "random_halves"),
+    *("removal_weights", "subset_weights"),
+    "influence_scores",  # passes all settings on to `influence`
+    *("cold_optimum", "warm_optimum", "proximal_warm_optimum", "proximal_bregman_warm_optimum"),
+    *("linearised_proximal_bregman_warm_optimum", "influence_estimate"),  # the minimizer's, the solver's
+    *("curvature_operator", "two_stage_optimum"),
+    *("default_nbeta", "drift", "effective_sample_size", "split_rhat"),
+    *("descent_to_minimum", "measure_ends"),  # L-BFGS of sixty steps; ten products at each end
+}
+# What has a bar, but neither checkpoint nor callback: why.
+ONE_PIECE = {
+    **dict.fromkeys(("evaluate", "mean_gradient", "per_example_gradients"), "one pass over the data"),
+    **dict.fromkeys(("directional_derivatives", "exact_traces", "output_curvatures"), "one pass over the data"),
+    **dict.fromkeys(("loss_response", "output_gaps", "ensemble_measurements"), "one pass for each network"),
+    "sampled_traces": "a few passes over the data",
+    **dict.fromkeys(("measure_recipe", "measure_importance_recipe"), "the products of a few dozen batches"),
+    "measure_constant": "the products of a few dozen batches",
+    "prepare_influence": "one set-up, which `PreparedInfluence.save` keeps",
+    "proximal_bregman_response": "its optimizer=... has them",
+}
+
+
+def test_what_may_take_long_has_progress_checkpoint_and_callback() -> None:
+    functions = {n: f for n, f in public(*PACKAGES).items() if inspect.isfunction(f)}
+    assert {n for n, f in functions.items() if "progress" not in arguments(f)} == SHORT
+    silent = {n for n, f in functions.items() if n not in SHORT and not _default(f, "progress")}
+    assert silent == {"run_chains"}
+    lasting = {"checkpoint", "callback"}
+    assert {n for n, f in functions.items() if n not in SHORT and not lasting <= arguments(f)} == ONE_PIECE.keys()
+    solvers = {n: f for n, f in public(*PACKAGES).items() if isinstance(f, type) and "max_steps" in arguments(f)}
+    assert all({"progress", *lasting} <= arguments(solver) for solver in solvers.values())
+
+
+def _default(function: Any, name: str) -> Any:
+    return inspect.signature(function).parameters[name].default
+
+
+# ------------------------------------------------------------------------------------ what they do
+def assert_same(found: Any, expected: Any) -> None:
+    if isinstance(expected, Tensor):
+        torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
+    elif isinstance(expected, dict):
+        assert found.keys() == expected.keys()
+        for name, part in expected.items():
+            assert_same(found[name], part)
+    elif isinstance(expected, list):
+        assert len(found) == len(expected)
+        for one, other in zip(found, expected, strict=True):
+            assert_same(one, other)
+    else:
+        assert found == expected or (found != found and expected != expected)
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def run(call: Call, **others: Any) -> tuple[Any, str]:
+    """Return the numbers of a call, and what it shows on a terminal."""
+    terminal = Terminal()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(bars, "_SECONDS_BEFORE_BAR", 0.0)
+        patch.setattr(sys, "stderr", terminal)
+        return call(**others), terminal.getvalue()
+
+
+@cache
+def plain(name: str) -> tuple[Any, list[int], str]:
+    """Return the numbers of a call without a bar, the steps that a callback saw, and what is shown."""
+    seen: list[int] = []
+    found, shown = run(ALL[name], progress=False, callback=lambda state: seen.append(state.num_steps))
+    return found, seen, shown
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_a_problem_a_generator_and_a_bar_give_the_same_numbers(name: str) -> None:
+    """A problem for model, loss and data; a generator for its seed; a bar, which False silences."""
+    call, (expected, _, silence) = ALL[name], plain(name)
+    generator = torch.Generator().manual_seed(SEED)
+    found, shown = run(call, opened=name in CALLS, generator=generator, progress=True)
+    assert_same(found, expected)
+    if call.takes("progress"):
+        assert silence == ""
+        assert "it/s" in shown or "step" in shown
+
+
+@pytest.mark.parametrize("seed", ["0", 1.0, True])
+def test_what_is_neither_is_refused(seed: Any) -> None:
+    for call in (generator_of, lambda seed: OF_OPERATORS["hutchinson_trace"](generator=seed)):
+        with pytest.raises(TypeError, match=r"torch\.Generator or a whole number as seed"):
+            call(seed)
+
+
+def test_every_bar_of_work_beyond_ten_seconds_says_how_long_it_will_take(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    clock = iter(range(0, 10**9, 5))
+    monkeypatch.setattr(bars.time, "monotonic", lambda: float(next(clock)))  # five seconds a look
+    calls = {
+        "gradient": "mean_gradient",
+        "gradients": "per_example_gradients",
+        "derivatives": "directional_derivatives",
+        "pilots, at most 8": "choose_sgld_settings",
+    }
+    works: dict[str, Callable[[], Any]] = {
+        name: partial(CALLS[call], progress=True, batch_size=4 if "sgld" in call else 1)
+        for name, call in calls.items()
+    }
+    searches = {
+        "trace": "hutchinson_trace",
+        "eigenvalues, at most 4 products": "top_eigenvalues",
+        "Hutch[+][+]": "hutchpp_trace",
+        "sketch": "sketch_eigenvalues",
+    }
+    works |= {name: partial(OF_OPERATORS[call], progress=True) for name, call in searches.items()}
+    works["walk"] = lambda: list(bars.progress_bar("walk", range(50)))
+    with caplog.at_level("INFO", logger="curvlab"):
+        for name, work in works.items():
+            caplog.clear()
+            work()
+            assert [r for r in caplog.messages if re.match(rf"{name}: about \d", r)], name
+        caplog.clear()
+        CALLS["mean_gradient"](progress=False, batch_size=1)
+    assert not caplog.messages
+
+
+class Killed(BaseException):
+    """What a kill looks like from inside."""
+
+
+@pytest.mark.parametrize("name", [name for name, call in ALL.items() if call.takes("checkpoint")])
+def test_a_killed_call_goes_on_to_the_same_numbers(name: str, tmp_path: Path) -> None:
+    call: Call = ALL[name]
+    expected, seen, _ = plain(name)
+    killed_at = max(1, max(seen) // 2)
+
+    def kill(state: Any) -> None:
+        if state.num_steps > killed_at:
+            raise Killed
+
+    place = tmp_path / "unfinished"
+    with pytest.raises(Killed):
+        call(callback=kill, checkpoint=Checkpoint(place, every=1))
+    again: list[int] = []
+    found = call(callback=lambda state: again.append(state.num_steps), checkpoint=Checkpoint(place, every=1))
+    assert_same(found, expected)
+    assert min(again) > 1, "it began anew"
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()], "its files stay"

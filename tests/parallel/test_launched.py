@@ -24,8 +24,7 @@ ON_TWO = [
     "sharded influence", "sharded refusals", "sharded memory",
 ]  # fmt: skip
 ON_FOUR = ["products", "influence", "chains", "sharded"]
-# Half a minute of CPU time for all checks, in the first test that asks how they ended; a machine that has more to do
-# takes its time.
+# Half a minute of CPU time for all, in the first test that asks how they ended: a busy machine takes longer.
 pytestmark = pytest.mark.timeout(900)
 KILLED, GOES_ON = "a rank is killed", "the solve goes on, and a rank fails"
 

@@ -231,11 +231,9 @@ def test_the_papers_words_beside_the_picture_are_whole(
 
 
 # --- What W&B is told to show: rebuilt equal without an account, and nothing of an account in it
-pytest.importorskip("wandb_workspaces", reason="pip install 'curvlab[wandb]'")
-
-
 @pytest.mark.parametrize("paper", paper_titles())
 def test_what_is_committed_is_what_is_built(paper: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    pytest.importorskip("wandb_workspaces", reason="pip install 'curvlab[wandb]'")
     monkeypatch.setenv("HOME", str(tmp_path))  # no account
     for variable in ("WANDB_API_KEY", "WANDB_ENTITY"):
         monkeypatch.delenv(variable, raising=False)

@@ -389,11 +389,16 @@ def test_the_keys_of_every_sweep_are_keys_of_its_target(name: str) -> None:
 
 
 # --- Sweeps over processes and machines: Hydra's launchers, real processes, and the script that Slurm would get
-pytest.importorskip("hydra_plugins.hydra_joblib_launcher", reason="pip install 'curvlab[sweeps]'")
-pytest.importorskip("hydra_plugins.hydra_submitit_launcher", reason="pip install 'curvlab[sweeps]'")
 SWEEP = ("run", "toy-fig1", "-m", "preset=smoke", "tracker=none", "progress=false")
 
 
+@pytest.fixture
+def launchers() -> None:
+    for name in ("joblib", "submitit"):
+        pytest.importorskip(f"hydra_plugins.hydra_{name}_launcher", reason="pip install 'curvlab[sweeps]'")
+
+
+@pytest.mark.usefixtures("launchers")
 @pytest.mark.parametrize(
     "launcher", [["submitit_local"], ["joblib", "hydra.launcher.n_jobs=2"]], ids=["submitit_local", "joblib"]
 )
@@ -410,6 +415,7 @@ def test_jobs_in_processes_of_their_own_share_the_units_that_both_need(
     assert sum(record["num_units"] for record in records) == 6
 
 
+@pytest.mark.usefixtures("launchers")
 def test_slurm_gets_an_array_that_is_queued_again_when_its_time_is_up(
     tmp_path: Path, experiments: Callable[..., Any]
 ) -> None:

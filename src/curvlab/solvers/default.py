@@ -52,7 +52,7 @@ def default_solver(
     which are chosen, 2 (1 s). No number of examples has a cliff: a 64-64-10 on 17,000, 18,000 and 60,000 noisy
     digits, 10 sides, λ = 1e-3: block CG 15, 14, 14 (3.2, 3.3, 10.6 s), 1,024 rows, which are chosen, 5, 5, 6 (1.7,
     1.4, 5.3 s); a 196-32-10 on 17,000, 18,000 and all 60,000 MNIST digits at 14 × 14: Nyström, chosen there, 27,
-    28, 27 (6.0, 6.5, 20.8 s), where 2,879 rows of the 18,000 take 6 (3.2 s): the choice is not the fastest there. A
+    28, 27 (6.0, 6.5, 20.8 s), where 2,879 rows of the 18,000 take 6 (3.2 s): the choice is not the fastest. A
     64-64-64-10 on digits there: block CG 8 (0.45 s), 2,875 rows 2 (1.3 s), 250 rows 4 (0.27 s).
 
     Products per right-hand side in benchmarks/solvers, for a residual of 1e-2, set-up included: on an overfitted

@@ -36,7 +36,7 @@ _RANGES: tuple[tuple[re.Pattern[str], Callable[[float], bool], str], ...] = tupl
         (
             r"lrs?|step_sizes?|(\w+_)?rtols?|localizations?|tolerance|tol|stability|stabilities|epsilons?|clip|safety|"
             r"(assumed_)?constant|scale|\w+_divisor|horizon|(time|memory)_limit|ridges|rates_over_damping|low|middle|"
-            r"high|(\w+_)?factors?|(largest|smallest)_step|converged_below|gradient_norm|width_mult|displacement",
+            r"high|\w+_factors?|(largest|smallest)_step|converged_below|gradient_norm|width_mult|displacement",
             lambda number: number > 0,
             "greater than 0",
         ),

@@ -263,7 +263,7 @@ def test_without_pbrf_and_by_probes_influence_stays_the_same(
     both = exact.merge(estimated, on=["task", "method", "seed"]).set_index("method")
     assert both.area_x[INFLUENCE] == pytest.approx(both.area_y[INFLUENCE], abs=0.01)
     assert both.area_x.drop(INFLUENCE).tolist() == pytest.approx(both.area_y.drop(INFLUENCE).tolist(), abs=1e-3)
-    verdicts = {result.claim.id.removesuffix(f"-{TASK}"): result.verdict for result in load_claims(folder)}
+    verdicts = {result.claim.id.removesuffix(f"-{TASK_OF_FIG6}"): result.verdict for result in load_claims(folder)}
     assert verdicts["pbrf-finds-most"] == verdicts["influence-aligns"] == "out of reach"
     assert verdicts["influence-finds-most"] == "not asked here"
 

@@ -200,8 +200,9 @@ def summary(table: pd.DataFrame) -> pd.DataFrame:
 
 # ------------------------------------------------------------------------------------ judge
 BOUNDS = (
-    "The lower bound is that of the directions tried, the upper one max_i λmax(G_i), both from all examples one "
-    "by one; between them the condition is not decided. By model: {0}_at_least and {0}_at_most in table.csv."
+    "The lower bound is that of the directions tried, the upper one max_i tr(G_i) where traces are exact, else "
+    "max_i λmax(G_i), both from all examples one by one; between them the condition is not decided. By model: "
+    "{0}_at_least and {0}_at_most in table.csv."
 )
 SUFFICIENT = (
     "The condition is sufficient: that C = 2 breaks it does not say that LiSSA diverges. Whether it converges is "
@@ -278,7 +279,8 @@ def _batch_size(table: pd.DataFrame) -> Figure:
     for ax, (of, paper) in zip(axes[0], ranges.items(), strict=True):
         ends: Any = {"low": f"{of}_at_least", "high": f"{of}_at_most"}
         label = "measured: directions tried (mark) to what is enough (end)"
-        panels.forest(ax, known, name="task", value=ends["low"], paper=paper, label=label, **ends)
+        named = {"label": label, "paper_label": "with C = 2, the paper's"}
+        panels.forest(ax, known, name="task", value=ends["low"], paper=paper, **named, **ends)
     panels.frame(axes[0, 0], x="C of condition C.1", log="x")
     panels.frame(axes[0, 1], x="batch size C tr(G) / λmax that it asks for", log="x")
     panels.legend(figure)

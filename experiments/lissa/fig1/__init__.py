@@ -9,7 +9,7 @@ method), so that solver error and linearisation error can be told apart. All of 
 condition C.1 assumed to be 2, and with C measured, |B| = 2 C tr / lambda_max (all examples where that exceeds N).
 A third pair, ours, has the batch size of C = 2 and draws examples with probability proportional to tr(G_i), so
 that C is 1 by proof. Over networks that have fitted most examples (training loss below 0.5) and others the first
-two are a 2 x 2, cells.csv. The paper's networks have converged with a loss of about 1; so have ours of eight
+two are a 2 x 2, cells.csv. The paper gives no training loss; about 1, usual for large networks, have ours of eight
 units, on noisy labels (mlp-8-tanh-*-noisy) and on true ones (mlp-8-tanh-cifar10). The others of such a loss are
 stopped early. The trace of ResNet-20 on 200 images, 195.9 ± 35.5 by 8 probes, is 156.2 exactly: three images hold
 60 % of it. Later runs take exact traces.

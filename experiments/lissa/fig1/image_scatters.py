@@ -144,7 +144,7 @@ def headline(computed: Computed, *, num_points: int) -> Figure:
     """Return the paper's figure, LiSSA with C = 2 and the PBRF, of a network stopped early, and of it when fitted.
 
     Without such a pair the networks of the largest and the smallest training loss. Between them those that have
-    converged at the paper's loss, on noisy labels.
+    converged at a loss of about 1, on noisy labels.
     """
     chosen = _early_noisy_and_fitted(computed)
     names = reader_names(computed["summary"].task)

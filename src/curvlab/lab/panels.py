@@ -342,6 +342,7 @@ def forest(
     hollow: str | None = None,
     styles: Styles = None,
     label: str = "",
+    paper_label: str = "the paper's",
 ) -> None:
     """Draw a value with its interval for each name, from the top down, groups a little apart.
 
@@ -364,7 +365,7 @@ def forest(
             ax.plot(own[value][ring], places[ring], **kind | {"markerfacecolor": "white", "zorder": 3})
         if paper is not None:
             mark: Style = {"marker": "d", "s": 40, "facecolors": "none", "edgecolors": "black", "zorder": 4}
-            ax.scatter(own[paper], places, label="the paper's" if index == 0 else None, **mark)
+            ax.scatter(own[paper], places, label=paper_label if index == 0 else None, **mark)
     ax.set(yticks=range(len(names)), yticklabels=names, ylim=(len(names) - 0.5, -0.5))
 
 

@@ -17,6 +17,7 @@ from curvlab.lab import ClaimResult, Computed, all_targets, load_config, runs, t
 from curvlab.lab.runs import Store
 from curvlab.optim import PUBLISHED_GINGER
 from curvlab.training import Learner, StepInfo, TrainingBatch, shared_curvature_step
+from experiments.ginger import tab1
 from experiments.ginger.comparison import best_of, of_racer
 from experiments.ginger.optimizers import why_unavailable
 from experiments.ginger.printed import sensitivity, table_1
@@ -299,3 +300,16 @@ def test_the_printed_tables_are_read_in_our_units() -> None:
     cells = sensitivity("Table 3").set_index(["decay", "rank"]).accuracy
     assert cells[0.9, 4] == pytest.approx(0.7335)
     assert sensitivity("Table 4").min_train_loss.max() == pytest.approx(52.98e-6)
+
+
+def test_table_1_shows_every_printed_rank_published_ginger_and_losses_of_zero() -> None:
+    own = race().assign(flops=1.0, memory=1e6, validation_loss=1.0, damping=1e-3, clip=np.nan)
+    own.loc[(own.racer == "ginger_published") & (own.seed > 0), "min_train_loss"] = 0.0
+    drawing = tab1._table_1(own, table_1())
+    ((shown,),) = [ax.tables for ax in drawing.axes]
+    text = {place: cell.get_text().get_text() for place, cell in shown.get_celld().items()}
+    labels = {text[row, -1]: row for row, column in text if column == -1 and row}
+    assert len(labels) == 2 + 6 + 6 + 1
+    best = labels["ginger (τ = 16)"]
+    assert [text[best, column] for column in (0, 5, 7)] == ["", "73.17", "6.41"]
+    assert text[labels["ginger_published (τ = 4)"], 2] == "0 in 2 of 3"

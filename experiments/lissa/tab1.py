@@ -272,15 +272,15 @@ def draw(computed: Computed) -> dict[str, Figure]:
 
 
 def _batch_size(table: pd.DataFrame) -> Figure:
-    """Draw where C lies, and the batch size that it asks for, each beside that of the paper."""
+    """Draw where C lies, and the batch size that it asks for, each beside that of the paper's C."""
     known = table[table.constant_at_least.notna()]
     figure, axes = plots.figure(1, 2, panel_size=(4.0, 0.5 * len(known) + 1.4), sharey=True)
     ranges = {"constant": "assumed_constant", "needed": "batch_size"}
     for ax, (of, paper) in zip(axes[0], ranges.items(), strict=True):
         ends: Any = {"low": f"{of}_at_least", "high": f"{of}_at_most"}
-        label = "measured: directions tried (mark) to what is enough (end)"
-        named = {"label": label, "paper_label": "with C = 2, the paper's"}
-        panels.forest(ax, known, name="task", value=ends["low"], paper=paper, **named, **ends)
+        ends |= {"label": "measured: directions tried (mark) to what is enough (end)"}
+        ends |= {"paper_label": "with C = 2, the paper's"}
+        panels.forest(ax, known, name="task", value=ends["low"], paper=paper, **ends)
     panels.frame(axes[0, 0], x="C of condition C.1", log="x")
     panels.frame(axes[0, 1], x="batch size C tr(G) / λmax that it asks for", log="x")
     panels.legend(figure)

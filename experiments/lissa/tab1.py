@@ -237,13 +237,15 @@ def judge(computed: Computed, claims: ClaimSheet) -> list[ClaimResult]:
 def _constant(claim: Claim, table: pd.DataFrame) -> ClaimResult:
     if table.empty:
         return out_of_reach(claim, "No network of such a training loss among the tasks of this run.")
-    return _between(claim, table.constant_at_least.max(), table.constant_at_most.max(), "constant")
+    above = int((table.constant_at_least > table.assumed_constant).sum())
+    cases = f"It is above the constant assumed on {above} of {len(table)} such networks."
+    return _between(claim, table.constant_at_least.max(), table.constant_at_most.max(), "constant", cases)
 
 
-def _between(claim: Claim, low: float, high: float, column: str = "needed") -> ClaimResult:
+def _between(claim: Claim, low: float, high: float, column: str = "needed", cases: str = "") -> ClaimResult:
     """Judge a lower bound, with the interval from it to the upper bound (infinite where there is none)."""
     interval = Interval(float(low), float(high), "from the directions tried to what is enough", 1)
-    why = BOUNDS.format(column) + (f" {SUFFICIENT}" if column == "constant" else "")
+    why = f"{cases} {BOUNDS.format(column)} {SUFFICIENT if column == 'constant' else ''}".strip()
     return judge_claim(claim, float(low), interval, if_not_reproduced=why)
 
 

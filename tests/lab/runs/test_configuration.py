@@ -254,6 +254,8 @@ def test_a_full_disk_is_said_with_what_to_change(roots: DictConfig) -> None:
     assert "results.root=FOLDER" in line
     assert "\n" not in line
     assert "are kept" in line
+    copied = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "from", None, "to")  # as shutil.copy raises it
+    assert "('to'; No space left" in str(explanation(copied, roots))
 
 
 @pytest.mark.parametrize(

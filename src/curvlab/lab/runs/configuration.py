@@ -324,8 +324,9 @@ def _another(key: str) -> str:
 
 def _full(error: OSError, cfg: DictConfig) -> str:
     """Name the disk with the least room among those that a run writes to: a failed write does not say which."""
-    if error.filename is not None:
-        place = f"'{os.fsdecode(error.filename)}'"
+    written = error.filename2 if error.filename2 is not None else error.filename  # of a copy the second
+    if written is not None:
+        place = f"'{os.fsdecode(written)}'"
     else:
         roots = {key: Path(root).absolute() for key in _FOLDERS if (root := OmegaConf.select(cfg, key))}
         free = {key: _free_bytes(root) for key, root in roots.items()}

@@ -58,6 +58,10 @@ digits, query by query: a library may scale its scores as it likes. Libraries wh
 (pyDVL wants numpy below 2) live in an environment of their own, the extra `peers`; its Python is the setting
 `peers_python` or the environment variable CURVLAB_PEERS_PYTHON. Without one their rows say "not installed".
 
+Note of 2026-11-26: tables of before have no column `reference_residual`. In them the Hessian's exact scores had
+residuals of some per cent, so that agreement with them is not known; dattri's EK-FAC stands against the
+Gauss-Newton matrix, as all methods do where there is no column `matrix`; plain gradients against themselves.
+
 **Retraining** (retraining.csv, retraining_timing.csv): retrainings together against one by one. Points are left
 out one by one, and the network is trained again without each: by `train`, once for each, and by `train_ensemble`,
 all at once on shared batches. And: how many single trainings is it to train on as many random halves at once, as

@@ -8,6 +8,7 @@ import io
 import re
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,26 @@ def test_every_function_takes_every_model(model: str) -> None:
             found = function(case_of(model))
             assert found.numel(), name
             assert bool(torch.isfinite(found).all()), name
+
+
+FULL_PRECISION = ("choose_sgld_settings", "estimate_llc", "train and evaluate, NGD")
+
+
+@pytest.mark.parametrize("model", ["MLP", "own loss, convex"])
+def test_every_function_takes_half_precision_or_says_what_to_do(model: str) -> None:
+    case = case_of(model, half)
+    half_case = replace(case, model=case.model.bfloat16(), test=[half(case.test[0])])
+    for name, function in FUNCTIONS.items():
+        text = "float32 or float64" if name in FULL_PRECISION else REFUSED.get((model, name))
+        if text is None:
+            assert bool(torch.isfinite(function(half_case)).all()), name
+        else:
+            with pytest.raises((ValueError, TypeError), match=re.escape(text)):
+                function(half_case)
+
+
+def half(data: tuple[Tensor, Tensor]) -> tuple[Tensor, ...]:
+    return tuple(part.bfloat16() if part.is_floating_point() else part for part in data)
 
 
 # A model of Hugging Face reads its labels itself; in one function of each of the two ways to the data.

@@ -15,6 +15,7 @@ from curvlab.curvature import FisherOperator, GaussNewtonOperator, HessianOperat
 from curvlab.influence import retraining
 from curvlab.linalg import LinearOperator, identity
 from curvlab.problem import Problem
+from curvlab.progress import can_be_silent
 from curvlab.solvers import BlockConjugateGradient, Nystrom
 from curvlab.training import EnsembleLosses, Replay, train
 
@@ -89,10 +90,15 @@ class OfOperator(Call):
         return numbers(solver.solve(operator + 0.1 * identity, DIRECTIONS, generator=generator))
 
 
+@can_be_silent
+def _product(operator: LinearOperator, *, progress: bool) -> Tensor:
+    return operator @ DIRECTIONS
+
+
 def numbers(found: Any) -> Any:
     """Return the tensors and numbers of a result, its parts included."""
     if isinstance(found, LinearOperator):
-        return found @ DIRECTIONS
+        return _product(found, progress=False)
     if isinstance(found, EnsembleLosses):
         return found.start_losses
     if isinstance(found, Replay):

@@ -343,8 +343,7 @@ def test_small_networks_take_few_calls() -> None:
             optimizer.step()
         calls.append(counter.calls)
     assert calls[12] <= 400  # an update
-    assert calls[13] <= 100  # the first after it: products that are kept until the next update
-    assert calls[14] <= 60
+    assert max(calls[13:16]) <= 75
 
 
 def test_the_counter_sees_a_dense_matrix() -> None:

@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from curvlab.lab import ClaimResult, ClaimSheet, Computed, Run, t_interval
 from curvlab.lab import judge as verdict
 from curvlab.optim import NGD
-from curvlab.optim.axis_fisher import fitting_rank
+from curvlab.optim.ngd import fitting_rank
 from experiments.benchmarks.gauges import kernel_threads, wall_clock
 from experiments.shared import stats
 

@@ -3,26 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator
+from itertools import groupby
+from operator import attrgetter, itemgetter
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
 from curvlab.arguments import real, whole
-from curvlab.optim.axis_fisher import AxisFisher, FisherUpdate, gathered, initial_state, long_axes, rank_and_dim
 from curvlab.optim.flat import Closure, DivergedError, evaluate
 
+_NAMES = ("factor", "eigenvalues", "rho")  # W, D and ρ in the state
 _START_UPDATES = 3  # on the first gradient, before its output is taken
 _INITIAL_UPDATES = 10  # calls that all update, before update_period begins
+_MAX_DEFAULT_RANK = 80
 _MIN_CHANNELS = 16  # input channels: a convolution's kernel is then laid out in front of its channels
-_MAX_KERNEL = 128  # elements: the axes of a kernel are then multiplied together
-_MAX_STACKED = 2**20  # elements: larger tensors gain nothing from being stacked, and fall out of the cache
-_MAX_WAVE = 2**16  # elements: with more, a wave falls out of the cache, and calls no longer matter
-_ALIGNED = 16  # elements: where stacks begin in the buffers
-
-States = Mapping[Tensor, dict[str, Any]]
+_MAX_BATCH = 2**20  # elements: larger tensors gain nothing from company, and fall out of the cache
 
 
 class NGD(torch.optim.Optimizer):
@@ -66,14 +64,11 @@ class NGD(torch.optim.Optimizer):
         weight_decay: added to the gradient, times the parameters, as in torch.optim.SGD: F sees the sum.
         maximize: step uphill.
 
-    Cost of a step: 4r flops for each element and axis (2d where that is less; between updates, 2k for all axes
-    together of a convolution's kernel of k <= 128 numbers). An update of F costs about half as much again, and an
-    (r, r) eigendecomposition for each axis. ResNet-18 on two cores: 83 to 96 ms, 48 to 51 of them for the large
-    products; LeNet-5 on one: 1.6 ms, 4 steps of Adam (`make bench-speed`). Memory: 2r·d numbers for each axis,
-    and r·d in double precision for those of one dimension. Two buffers, kept between steps, that hold gradients of
-    one shape: 2 * 2^20 numbers, or twice the largest tensor if that is more. A copy of the gradients with
-    weight_decay or maximize.
-    Each step waits for the device once, to check the gradients; updates wait for their eigendecompositions, too.
+    Cost of a step: 4r flops for each element and axis (LeNet-5, one core: 4.5 steps of Adam, `make bench-speed`).
+    An update of F costs about half as much again, and an (r, r) eigendecomposition for each axis. Memory: 2r·d
+    numbers for each axis, and r·d in double precision for those of one dimension. Two buffers, kept between steps:
+    2 * 2^20 numbers, or twice the largest tensor if that is more. A copy of the gradients with weight_decay or
+    maximize. Each step waits for the device once, to check the gradients; updates for their decompositions, too.
 
     Raises:
         ValueError: a setting out of range.
@@ -96,9 +91,9 @@ class NGD(torch.optim.Optimizer):
         weight_decay: float = 0.0,
         maximize: bool = False,
     ) -> None:
-        self._active: list[list[int]] = []
-        self._cohorts: list[list[_Cohort]] = []
-        defaults = {
+        self._known: list[list[int]] = []
+        self._batches: list[_Batch] = []
+        settings = {
             "lr": lr,
             "alpha": alpha,
             "rank": rank,
@@ -110,309 +105,319 @@ class NGD(torch.optim.Optimizer):
             "weight_decay": weight_decay,
             "maximize": maximize,
         }
-        super().__init__(params, defaults)
+        super().__init__(params, settings)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group of parameters, with settings of its own where it has any."""
+        _check(self.defaults | param_group)
         super().add_param_group(param_group)
-        try:
-            _check(self.param_groups[-1])
-        except ValueError:
-            self.param_groups.pop()
-            raise
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        self._active, self._cohorts = [], []  # built again from the state, which may have been loaded
+        self._known, self._batches = [], []  # built again from the state, which may have been loaded
 
     @torch.no_grad()
-    def step(  # type: ignore[override]  # torch types the closure's loss as float
-        self, closure: Closure | None = None
-    ) -> Tensor | float | None:
+    def step(self, closure: Closure | None = None) -> Tensor | float | None:  # type: ignore[override]
         """Take one step; return the closure's loss."""
         loss = evaluate(closure)
-        self._find_cohorts()
-        work = [
-            (cohort, group, cohort.gradients(group))
-            for group, of_group in zip(self.param_groups, self._cohorts, strict=True)
-            for cohort in of_group
-        ]
-        squared_norms = [torch.stack(torch._foreach_norm(gradients)).square() for *_, gradients in work]
-        _check_finite([cohort for cohort, *_ in work], squared_norms)
-        for (cohort, group, gradients), own in zip(work, squared_norms, strict=True):
-            cohort.take_step(gradients, own, group)
+        self._find_batches()
+        gradients = [batch.gradients() for batch in self._batches]
+        squared_norms = [torch.stack(torch._foreach_norm(own)).square() for own in gradients]
+        _check_finite(self._batches, squared_norms)
+        for batch, own, squared in zip(self._batches, gradients, squared_norms, strict=True):
+            batch.take_step(own, squared)
         return loss
 
-    def _find_cohorts(self) -> None:
-        """Build the cohorts of the parameters that have gradients, when these parameters have changed."""
-        active = [
-            [parameter for parameter in group["params"] if parameter.grad is not None and parameter.numel() > 0]
-            for group in self.param_groups
-        ]
-        known = [[id(parameter) for parameter in of_group] for of_group in active]
-        if known == self._active:
+    def _find_batches(self) -> None:
+        """Batch the parameters that have gradients, when these parameters have changed."""
+        known = [[id(g), *(id(p) for p in g["params"] if p.grad is not None)] for g in self.param_groups]
+        if known == self._known:
             return
-        self._cohorts = []
-        alike: dict[tuple[torch.dtype, torch.device], list[_Cohort]] = {}
-        for group, of_group in zip(self.param_groups, active, strict=True):
-            of_kind: dict[Any, list[Tensor]] = {}
-            for parameter in of_group:
+        alike: dict[Any, list[Tensor]] = {}
+        for index, group in enumerate(self.param_groups):
+            for parameter in [p for p in group["params"] if p.grad is not None and p.numel() > 0]:
                 _check_gradient(parameter)
-                if not self.state[parameter]:
-                    self.state[parameter].update(initial_state(parameter, group))
-                key = (parameter.dtype, parameter.device, self.state[parameter]["step"])
-                of_kind.setdefault(key, []).append(parameter)
-            self._cohorts.append([_Cohort(members, self.state) for members in of_kind.values()])
-            for (dtype, device, _), cohort in zip(of_kind, self._cohorts[-1], strict=True):
-                alike.setdefault((dtype, device), []).append(cohort)
-        # All cohorts of a dtype and device share two buffers: memory that is allocated anew in each step costs
-        # more, in page faults, than the arithmetic on it.
-        for (dtype, device), members in alike.items():
-            size = max(cohort.buffer_size for cohort in members)
-            buffers = torch.empty(2, size, dtype=dtype, device=device)
-            for cohort in members:
-                cohort.bind(buffers)
-        self._active = known
+                state = self.state[parameter]
+                if not state:
+                    state.update(_initial_state(parameter, group))
+                alike.setdefault((index, parameter.dtype, parameter.device, state["step"]), []).append(parameter)
+        found = [(*sized, index) for (index, *_), own in alike.items() for sized in _chunks(own, self.state)]
+        # Those of a dtype and device share the buffers of the largest: memory that is allocated anew in each step
+        # costs more, in page faults, than the arithmetic on it.
+        buffers: dict[Any, Tensor] = {}
+        batches = []
+        for size, chunk, index in sorted(found, key=itemgetter(0), reverse=True):
+            kind = chunk[0].dtype, chunk[0].device
+            if kind not in buffers:
+                buffers[kind] = chunk[0].new_empty(2, size)
+            batches.append(_Batch(chunk, [self.state[p] for p in chunk], self.param_groups[index], buffers[kind]))
+        self._known, self._batches = known, batches
 
 
-class _Stack:
-    """Parameters of one shape and number of steps, stacked, so that one operation serves all of them.
+class _Estimates(NamedTuple):
+    """F = RᵀDR + ρI of A axes, and what they learn from a gradient (Povey, Zhang & Khudanpur 2015).
 
-    A convolution's kernel stands in front of its channels, which then make few, large matrix products; few input
-    channels would make many thin ones, so there the order stays. `kernel` are the axes of a small kernel: between
-    updates one matrix, their Kronecker product, takes all of them at once.
+    Kept as W = E^½R with E = (β/D + 1)⁻¹, so that β(F + κI)⁻¹ = I - WᵀW; β = ρ(1+α) + α tr(D)/d, that is
+    κ = α/d tr(F) (Saghir et al. 2024, Eq. 7), up to the rank's share of ρ.
+
+    A row for each axis: `D`, (A, largest rank), ends with the axis's eigenvalues, rising, and begins with zeros
+    (`used`: where it does not); `rho`, `dims` d, `num_rows` N of X, and `norms` ‖X‖ of the X observed last, (A,).
+    Axes of equal rank and d stand together: `kinds` are their rows, W and J = WXᵀX, both (rows, rank, d).
     """
 
-    def __init__(self, parameters: list[Tensor], states: States) -> None:
-        like = parameters[0]
-        self.parameters = parameters
-        self._order = list(range(like.ndim))
-        kernel_first = like.ndim > 2 and like.shape[1] >= _MIN_CHANNELS
-        if kernel_first:
-            self._order = self._order[2:] + self._order[:2]
-        sizes = [like.shape[axis] for axis in self._order]
-        self._shape = (len(parameters), *sizes)
-        self.size = math.prod(self._shape)
-        self.aligned_size = -(-self.size // _ALIGNED) * _ALIGNED
-        self.axes: dict[int, AxisFisher] = {}  # those longer than 1, in the parameter's order
-        for axis, dim in long_axes(like):
-            place, rank = self._order.index(axis), len(states[like][f"eigenvalues_{axis}"])
-            layout = math.prod(sizes[:place]), dim, math.prod(sizes[place + 1 :])
-            self.axes[axis] = AxisFisher(len(parameters), *layout, rank, is_first=not self.axes)
-        few = kernel_first and math.prod(like.shape[2:]) <= _MAX_KERNEL
-        self.kernel = [own for axis, own in self.axes.items() if few and axis >= 2]
-        self.kernel_inverses: list[Tensor] | None = None
+    D: Tensor
+    rho: Tensor
+    used: Tensor
+    dims: Tensor
+    num_rows: Tensor
+    norms: Tensor
+    kinds: list[tuple[slice, Tensor, Tensor]]
 
-    def bind(self, x: Tensor, scratch: Tensor, place: slice) -> None:
-        """Work in two buffers, (size,); `place`: of the parameters among those of the wave."""
-        self.place = place
-        x, scratch = x.view(self._shape), scratch.view(self._shape)
-        self.slots = self._as_parameters(x)
-        self._targets = list(x.view(len(x), math.prod(axis.dim for axis in self.kernel), -1))
-        axes, results = list(self.axes.values()), [x]
-        for axis in axes:
-            result, scratch = axis.bind(results[-1], scratch)
-            results.append(result)
-        # Between updates the kernel's axes are not taken in turn; with an update all are.
-        self.in_turn = {False: axes[: len(axes) - len(self.kernel)], True: axes}
-        ends = {observe: results[len(taken)] for observe, taken in self.in_turn.items()}
-        self.results = {observe: (self._as_parameters(end), end.view(len(x), -1)) for observe, end in ends.items()}
+    def of(self, rows: slice, W: Tensor, J: Tensor) -> _Estimates:
+        """Return the estimates of some rows of one kind, which stay those of the whole."""
+        return _Estimates._make((*(values[rows] for values in self[:-1]), [(slice(None), W, J)]))
 
-    def multiply_kernel(self, gradients: Sequence[Tensor]) -> None:
-        """Write the products of the gradients along all axes of the kernel to the slots."""
-        if self.kernel_inverses is None:
-            product, *others = [axis.scaled_inverse() for axis in self.kernel]
-            for matrix in others:  # A ⊗ B ⊗ ..., the first of which acts on the outermost axis
-                size = product.shape[-1] * matrix.shape[-1]
-                product = torch.einsum("bij,bkl->bikjl", product, matrix).reshape(-1, size, size)
-            self.kernel_inverses = list(product)
-        for gradient, target, inverse in zip(gradients, self._targets, self.kernel_inverses, strict=True):
-            torch.mm(inverse, gradient.reshape(-1, len(inverse)).mT, out=target)
+    # Differs from Kaldi's OnlineNaturalGradient in:
+    # 1. The rows of X are slices of the batch's mean gradient; Kaldi's are derivatives of single frames.
+    # 2. Kaldi forms Z = YYᵀ from K and L of J and H, and repairs the rows of R when they are not orthonormal. We
+    #    form it from Y itself, which restores orthonormal rows in each update.
+    # 3. YYᵀ squares the condition of Y, so it is formed and decomposed in double precision. Values of C below
+    #    (ρ(1-η))², which exact arithmetic never reaches, are raised to it, as in Kaldi, and those below rounding.
+    # 4. An axis with fewer rows than the rank starts at the mean square of its first gradient.
+    def update(self, gradients: Tensor, settings: dict[str, Any]) -> None:
+        """F <- (η/N) XᵀX + (1-η) F =: T, truncated to its rank, for the X observed, rescaled if asked for.
 
-    def _as_parameters(self, stack: Tensor) -> list[Tensor]:
-        inverse = [self._order.index(axis) for axis in range(len(self._order))]
-        return [own.permute(inverse) for own in stack]
-
-
-class _Wave:
-    """Stacks that are multiplied one after another in the two buffers, and moved at once; from `first` on."""
-
-    def __init__(self, stacks: list[_Stack], first: int, buffers: Tensor) -> None:
-        self._stacks = stacks
-        self._parameters = [parameter for stack in stacks for parameter in stack.parameters]
-        self.members = slice(first, first + len(self._parameters))  # of the cohort's parameters
-        self._norms = buffers.new_empty(len(self._parameters))
-        start = place = 0
-        for stack in stacks:
-            x, scratch = buffers[:, start : start + stack.size]
-            stack.bind(x, scratch, slice(place, place + len(stack.parameters)))
-            start, place = start + stack.aligned_size, place + len(stack.parameters)
-        self._slots = [slot for stack in stacks for slot in stack.slots]
-        self._kernels = [stack for stack in stacks if stack.kernel]
-        copied = [stack for stack in stacks if not stack.kernel]
-        self._copied = [index for stack in copied for index in range(stack.place.start, stack.place.stop)]
-        self._copied_slots = [self._slots[index] for index in self._copied]
-        self._in_turn = [axis for stack in stacks for axis in stack.in_turn[False]]
-        self._results = {
-            observe: (
-                [result for stack in stacks for result in stack.results[observe][0]],
-                [(stack.results[observe][1], self._norms[stack.place]) for stack in stacks],
-            )
-            for observe in (False, True)
-        }
-
-    def multiply(self, gradients: list[Tensor]) -> None:
-        """Multiply the gradients along all axes; between updates, nothing but the result matters.
-
-        Products along different axes commute, so those of a kernel come first, together.
+        Y = RT, (rank, d), with YYᵀ = UCUᵀ gives R' = C^-½ UᵀY, ρ' = (tr T - tr C^½)/(d - rank) and D' = C^½ - ρ',
+        both at least max(ε, δ max C^½): a step of subspace iteration. `gradients`: ‖·‖² of each axis's gradient,
+        (A,), which must be finite, as NGD checks.
         """
-        for stack in self._kernels:
-            stack.multiply_kernel(gradients[stack.place])
-        if self._copied:
-            torch._foreach_copy_(self._copied_slots, [gradients[index] for index in self._copied])
-        for axis in self._in_turn:
-            axis.multiply(observe=False)
+        eta, epsilon, tiny = settings["eta"], settings["epsilon"], torch.finfo(self.rho.dtype).tiny
+        ranks = self.used.sum(1)
+        observed = self.norms.square()
+        totals = gradients if settings["rescale"] else observed  # ‖X‖²
+        # With fewer rows than the rank, the first gradient leaves directions in which T is ε times the identity,
+        # 1e-10 beside the gradient: the recursion would take them from rounding. F starts at ‖X‖²/(N d), its mean
+        # eigenvalue, there. W does not change: E is the same wherever ρ = D.
+        floor = epsilon * (1 + 1e-5)
+        fresh = (self.num_rows < ranks) & (self.rho <= floor) & (self.D[:, -1] <= floor)
+        mean = (totals / (self.num_rows * self.dims)).clamp_min(epsilon)
+        D = torch.where(fresh[:, None], mean[:, None] * self.used, self.D)
+        rho = torch.where(fresh, mean, self.rho)
+        # Y = E^-½ [(η/N) J + (1-η)(D + ρ) W], written where J stood; what the zeros in D give is never read.
+        inverse_root = (self._beta(D, rho, settings)[:, None] / D + 1).sqrt()[..., None]
+        share = eta / self.num_rows
+        of_new = (share * totals / observed.clamp_min(tiny))[:, None, None] * inverse_root
+        of_old = (1 - eta) * (D + rho[:, None])[..., None] * inverse_root
+        C, rotations = torch.zeros_like(D, dtype=torch.float64), []
+        for rows, W, Y in self.kinds:
+            rank = W.shape[1]
+            Y.mul_(of_new[rows, -rank:]).addcmul_(of_old[rows, -rank:], W)
+            wide = Y.double()
+            C[rows, -rank:], rotation = torch.linalg.eigh(wide @ wide.mT)
+            rotations.append(rotation)
+        D, rho = D.double(), rho.double()
+        least = ((1 - eta) * rho).square().maximum(ranks * torch.finfo(C.dtype).eps * C[:, -1])
+        root = C.maximum(least[:, None]).sqrt() * self.used
+        trace = share * totals.double() + (1 - eta) * (self.dims * rho + D.sum(1))
+        rho = (trace - root.sum(1)) / (self.dims - ranks)
+        floor = (settings["delta"] * root[:, -1]).clamp_min(epsilon)
+        self.D.copy_((root - rho[:, None]).maximum(floor[:, None]) * self.used)
+        self.rho.copy_(rho.maximum(floor))
+        left = ((self._beta(self.D, self.rho, settings)[:, None] / self.D + 1).rsqrt() / root)[..., None]
+        for (rows, W, Y), rotation in zip(self.kinds, rotations, strict=True):  # W' = E'^½ C^-½ Uᵀ Y
+            torch.bmm((left[rows, -W.shape[1] :] * rotation.mT).to(W.dtype), Y, out=W)
 
-    def multiply_and_observe(
-        self, gradients: list[Tensor], squared_norms: Tensor, settings: dict[str, Any], *, start: bool
-    ) -> None:
-        """Multiply the gradients along axis after axis, and note for each what F has to learn from its X.
+    def _beta(self, D: Tensor, rho: Tensor, settings: dict[str, Any]) -> Tensor:
+        return rho * (1 + settings["alpha"]) + settings["alpha"] / self.dims * D.sum(1)
 
-        The products are linear, so the rescaling of all axes is done once, at the end. Until then the X of an axis
-        is what stands in the buffer times sqrt(pending).
-        """
-        torch._foreach_copy_(self._slots, gradients)
-        for stack in self._stacks:
-            for axis in stack.in_turn[True]:
-                if not axis.is_first:
-                    torch.linalg.vector_norm(axis.flat, dim=1, out=axis.norm)
-                if start:
-                    of_gradients = squared_norms[stack.place]
-                    own = of_gradients if axis.is_first else axis.norm.square()
-                    update = FisherUpdate([axis], axis.eigenvalues.view(-1), axis.rho)
-                    for _ in range(_START_UPDATES):
-                        axis.observe()
-                        update(own, _pending(of_gradients, own, settings), settings)
-                axis.multiply(observe=True)
-            stack.kernel_inverses = None  # those of the W before
 
-    def move(self, squared_norms: Tensor, settings: dict[str, Any], *, observed: bool) -> None:
-        """Take the step, -lr times the products, rescaled to the gradients' norms if asked for."""
-        factor = -float(settings["lr"])
-        results, norms = self._results[observed]
-        if settings["rescale"]:
-            for flat, norm in norms:
-                torch.linalg.vector_norm(flat, dim=1, out=norm)
-            factors = factor * _ratio(squared_norms, self._norms.square()).sqrt()
+class _Axis:
+    """One axis of n tensors of one shape, in the buffer `x`, (n, before, dim, after), and products along it.
+
+    `kind`: (rank, dim); `number` of the axis in the parameters; `places` of the tensors in their batch. All views
+    are made once: on small tensors they would take longer than the arithmetic.
+    """
+
+    def __init__(self, x: Tensor, scratch: Tensor, rank: int, number: int, places: slice) -> None:
+        n, before, dim, after = x.shape
+        self.kind, self.number, self.places = (rank, dim), number, places
+        self.count, self.num_rows, self._flat = n, before * after, x.view(n, -1)
+        self._in_rows, self._repeats = after == 1, before
+        hidden = scratch[: n * before * rank * after]  # rank < dim, so it fits
+        if self._in_rows:
+            self._X, self._H = x.view(n, before, dim), hidden.view(n, before, rank)
         else:
-            factors = torch.full_like(squared_norms, factor)
-        torch._foreach_addcmul_(self._parameters, results, factors.unbind())
+            self._X, self._H = x.view(n * before, dim, after), hidden.view(n * before, rank, after)
+        self._X_mT, self._H_mT = self._X.mT, self._H.mT
+
+    def bind(self, estimates: _Estimates) -> None:
+        """Multiply with the W of these estimates, (n, rank, dim), and observe for them."""
+        self.estimates = estimates
+        ((_, self._W, self._J),) = estimates.kinds
+        self._W_mT, self._spread_W = self._W.mT, self._W[:, None].expand(-1, self._repeats, -1, -1)
+
+    def multiply(self, *, observe: bool) -> None:
+        """X <- X - XWᵀW. Cost: 4 · rank flops for each element; to observe, half as much again."""
+        W_mT = self.observe() if observe else self._project()
+        self._X.baddbmm_(*((self._H, self._W) if self._in_rows else (W_mT, self._H)), alpha=-1)
+
+    def observe(self) -> Tensor:
+        """Note ‖X‖ and J = WXᵀX in the estimates; return Wᵀ, for each matrix in the buffer."""
+        torch.linalg.vector_norm(self._flat, dim=1, out=self.estimates.norms)
+        W_mT = self._project()
+        if self._in_rows:
+            torch.bmm(self._H_mT, self._X, out=self._J)
+        elif self._repeats == 1:
+            torch.bmm(self._H, self._X_mT, out=self._J)
+        else:
+            torch.sum(torch.bmm(self._H, self._X_mT).view(self._spread_W.shape), 1, out=self._J)
+        return W_mT
+
+    def _project(self) -> Tensor:
+        """Write H = XWᵀ to the scratch buffer; return Wᵀ, for each matrix in the buffer."""
+        if self._in_rows:
+            torch.bmm(self._X, self._W_mT, out=self._H)
+            return self._W_mT
+        W = self._W if self._repeats == 1 else self._spread_W.flatten(0, 1)
+        torch.bmm(W, self._X, out=self._H)
+        return self._W_mT if self._repeats == 1 else W.mT
 
 
-class _Cohort:
-    """Parameters of one group, dtype and device that have taken equally many steps, stack by stack."""
+class _Batch:
+    """Parameters of one group, dtype, device and number of steps, whose gradients share the buffers.
 
-    def __init__(self, parameters: list[Tensor], states: States) -> None:
-        self._stacks = [_Stack(members, states) for members in _by_shape(parameters, states)]
-        self.parameters = [parameter for stack in self._stacks for parameter in stack.parameters]
-        self._states = [states[parameter] for parameter in self.parameters]
-        self._step = int(self._states[0]["step"])
-        # Stacks that go through the buffers together: of at most _MAX_WAVE elements, or single ones.
-        self._grouped: list[list[_Stack]] = [[]]
-        for stack in self._stacks:
-            if self._grouped[-1] and _size(self._grouped[-1]) + stack.aligned_size > _MAX_WAVE:
-                self._grouped.append([])
-            self._grouped[-1].append(stack)
-        self.buffer_size = max(_size(stacks) for stacks in self._grouped)
-        self._waves: list[_Wave] = []
-        found: list[tuple[AxisFisher, int, range]] = []
-        first = 0
-        for stack in self._stacks:
-            places = range(first, first := first + len(stack.parameters))
-            found += [(own, axis, places) for axis, own in stack.axes.items()]
-        found.sort(key=lambda item: rank_and_dim(item[0]))
-        self._update: FisherUpdate | None = None
-        if found:
-            device = self.parameters[0].device
-            self._owner = torch.tensor([place for *_, places in found for place in places], device=device)
-            owned = [(own, axis, [self._states[place] for place in places]) for own, axis, places in found]
-            self._update, self._norms = gathered(owned)
-            is_first = [own.is_first for own, *_ in found for _ in range(own.count)]
-            self._is_first = torch.tensor(is_first, device=device)
+    Those of one shape and rank stand in one stack, so that one operation serves all of them. A convolution's
+    kernel stands in front of its channels, which then make few, large matrix products; few input channels would
+    make many thin ones, so there the order stays.
+    """
 
-    def bind(self, buffers: Tensor) -> None:
-        """Work in these two buffers, (2, buffer_size or more), which others may use between the steps."""
-        first = 0
-        for stacks in self._grouped:
-            self._waves.append(_Wave(stacks, first, buffers))
-            first = self._waves[-1].members.stop
+    def __init__(self, parameters: list[Tensor], states: list[Any], group: Any, buffers: Tensor) -> None:
+        self.parameters, self._states, self._group = parameters, states, group
+        self._slots: list[Tensor] = []  # the buffer as the parameters see it
+        self._stacks: list[tuple[Tensor, Tensor]] = []  # and as vectors, (n, size), with a place for their norms
+        self._axes: list[_Axis] = []
+        self._norms = buffers.new_empty(len(parameters))
+        first = start = 0
+        for (shape, ranks), alike in groupby(map(_form, parameters, self._states)):
+            places = slice(first, first := first + len(list(alike)))
+            kernel_first = len(shape) > 2 and shape[1] >= _MIN_CHANNELS
+            order = [*range(2, len(shape)), 0, 1] if kernel_first else [*range(len(shape))]
+            sizes = [len(self._norms[places]), *(shape[axis] for axis in order)]
+            stack = buffers[0, start : (start := start + math.prod(sizes))].view(sizes)
+            self._slots += [own.permute([order.index(axis) for axis in range(len(order))]) for own in stack]
+            self._stacks.append((stack.view(len(stack), -1), self._norms[places]))
+            for axis, rank in ranks:
+                layout = len(stack), math.prod(sizes[1 : 1 + order.index(axis)]), shape[axis], -1
+                self._axes.append(_Axis(stack.view(layout), buffers[1], rank, axis, places))
+        self._gather()
 
-    def gradients(self, settings: dict[str, Any]) -> list[Tensor]:
-        """Return the gradients: p.grad, or ±p.grad + weight_decay · p as a copy."""
-        gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
-        if settings["maximize"]:
-            gradients = [-gradient for gradient in gradients]
-        if settings["weight_decay"]:
-            pairs = zip(gradients, self.parameters, strict=True)
-            gradients = [gradient.add(parameter, alpha=settings["weight_decay"]) for gradient, parameter in pairs]
-        return gradients
+    def _gather(self) -> None:
+        """Gather the estimates of all axes, those of one rank and dimension in one tensor; states become views.
 
-    def take_step(self, gradients: list[Tensor], squared_norms: Tensor, settings: dict[str, Any]) -> None:
-        """Move the parameters; in calls that update, bring the gradients into the estimates.
-
-        `gradients` and their ‖·‖², (number of parameters,), in the order of `parameters`.
+        Small networks have many axes and few numbers in each: what an update takes there is the number of calls.
         """
-        updates = self._step < _INITIAL_UPDATES or self._step % settings["update_period"] == 0
-        for wave in self._waves:
-            of_wave = squared_norms[wave.members]
-            if updates:
-                wave.multiply_and_observe(gradients[wave.members], of_wave, settings, start=self._step == 0)
-            else:
-                wave.multiply(gradients[wave.members])
-            wave.move(of_wave, settings, observed=updates)
-        self._step += 1
+        axes = sorted(self._axes, key=attrgetter("kind"))
+        owned = [(axis, place) for axis in axes for place in range(len(self._states))[axis.places]]
+        numbers = self._norms.new_tensor([(*axis.kind, axis.num_rows, place) for axis, place in owned])
+        ranks, dims, num_rows, owner = numbers.view(len(owned), 4).unbind(1)
+        largest = axes[-1].kind[0] if axes else 1
+        used = torch.arange(largest, device=ranks.device) >= largest - ranks[:, None]
+        D, rho, norms = torch.zeros_like(used, dtype=ranks.dtype), torch.empty_like(ranks), torch.empty_like(ranks)
+        self._owner, self._estimates = owner.long(), _Estimates(D, rho, used, dims, num_rows, norms, [])
+        start = 0
+        for kind, alike in groupby(axes, key=attrgetter("kind")):
+            members = list(alike)
+            counts = [axis.count for axis in members]
+            first, rows = start, slice(start, start := start + sum(counts))
+            W, J = D.new_empty(2, sum(counts), *kind)
+            self._estimates.kinds.append((rows, W, J))
+            for (axis, place), *views in zip(owned[rows], W, D[rows, -kind[0] :], rho[rows], strict=True):
+                for name, view in zip(_NAMES, views, strict=True):
+                    key = f"{name}_{axis.number}"
+                    self._states[place][key] = view.copy_(self._states[place][key])
+            for axis, *own in zip(members, W.split(counts), J.split(counts), strict=True):
+                axis.bind(self._estimates.of(slice(first, first := first + axis.count), *own))
+
+    def gradients(self) -> list[Tensor]:
+        """Return the gradients: p.grad, or ±p.grad + weight_decay · p as a copy."""
+        gradients: Any = [parameter.grad for parameter in self.parameters]
+        if self._group["maximize"]:
+            gradients = torch._foreach_neg(gradients)
+        if decay := self._group["weight_decay"]:
+            gradients = torch._foreach_add(gradients, self.parameters, alpha=decay)
+        return list(gradients)
+
+    def take_step(self, gradients: list[Tensor], squared_norms: Tensor) -> None:
+        """Move the parameters; in calls that update, bring the gradients, with their ‖·‖², into the estimates."""
+        step = self._states[0]["step"]
+        updates = step < _INITIAL_UPDATES or step % self._group["update_period"] == 0
+        torch._foreach_copy_(self._slots, gradients)
+        for axis in self._axes:
+            for _ in range(_START_UPDATES if step == 0 else 0):
+                axis.observe()
+                axis.estimates.update(squared_norms[axis.places], self._group)
+            axis.multiply(observe=updates)
+        # The products are linear, so the rescaling of all axes is done once, at the end.
+        factors = torch.full_like(squared_norms, -float(self._group["lr"]))
+        if self._group["rescale"]:
+            for stack, norms in self._stacks:
+                torch.linalg.vector_norm(stack, dim=1, out=norms)
+            factors *= (squared_norms / self._norms.square().clamp_min(torch.finfo(factors.dtype).tiny)).sqrt()
+        torch._foreach_addcmul_(self.parameters, self._slots, factors.unbind())
+        if updates:
+            self._estimates.update(squared_norms[self._owner], self._group)
         for state in self._states:
-            state["step"] = self._step
-        if updates and self._update is not None:
-            of_gradients = squared_norms.index_select(0, self._owner)
-            own = torch.where(self._is_first, of_gradients, self._norms.square())
-            self._update(own, _pending(of_gradients, own, settings), settings)
+            state["step"] = step + 1
 
 
-def _by_shape(parameters: list[Tensor], states: States) -> list[list[Tensor]]:
-    """Return parameters of one shape and ranks together, at most _MAX_STACKED elements of them."""
-    groups: dict[Any, list[list[Tensor]]] = {}
-    for parameter in parameters:
-        ranks = tuple(len(states[parameter][f"eigenvalues_{axis}"]) for axis, _ in long_axes(parameter))
-        chunks = groups.setdefault((parameter.shape, ranks), [[]])
-        if chunks[-1] and (len(chunks[-1]) + 1) * parameter.numel() > _MAX_STACKED:
-            chunks.append([])
-        chunks[-1].append(parameter)
-    return [chunk for chunks in groups.values() for chunk in chunks]
+def _chunks(parameters: list[Tensor], states: dict[Tensor, Any]) -> Iterator[tuple[int, list[Tensor]]]:
+    """Yield what goes through the buffers together, with its size: equal forms side by side, and not too much."""
+    size, chunk = 0, list[Tensor]()
+    for parameter in sorted(parameters, key=lambda parameter: _form(parameter, states[parameter])):
+        if chunk and size + parameter.numel() > _MAX_BATCH:
+            yield size, chunk
+            size, chunk = 0, []
+        chunk.append(parameter)
+        size += parameter.numel()
+    yield size, chunk
 
 
-def _size(stacks: list[_Stack]) -> int:
-    return sum(stack.aligned_size for stack in stacks)
+def _form(parameter: Tensor, state: dict[str, Any]) -> tuple[tuple[int, ...], tuple[tuple[int, int], ...]]:
+    """Return the shape, and the axes longer than 1, which have estimates, with their ranks."""
+    shape = tuple(parameter.shape)
+    return shape, tuple((axis, len(state[f"eigenvalues_{axis}"])) for axis, dim in enumerate(shape) if dim > 1)
 
 
-def _pending(gradients: Tensor, stacks: Tensor, settings: dict[str, Any]) -> Tensor:
-    """Return what ‖X‖² of a stack must be multiplied by: ‖·‖² of the gradient over its own."""
-    return _ratio(gradients, stacks) if settings["rescale"] else torch.ones_like(stacks)
+def fitting_rank(dim: int, rank: int | None) -> int:
+    """Return the rank used for an axis: at most dim - 1; None: half the axis, at most 80."""
+    return min(rank or min((dim + 1) // 2, _MAX_DEFAULT_RANK), dim - 1)
 
 
-def _ratio(numerator: Tensor, denominator: Tensor) -> Tensor:
-    return numerator / denominator.clamp_min(torch.finfo(denominator.dtype).tiny)
+def _initial_state(parameter: Tensor, settings: dict[str, Any]) -> dict[str, Any]:
+    """Return the state of a parameter before any gradient: for each axis ρ = D = ε and a fixed R.
+
+    Row i of R is non-zero in columns i, i + rank, i + 2 rank, ..., the first of them 1.1 times the others.
+    """
+    state: dict[str, Any] = {"step": 0}
+    for axis, dim in [(axis, dim) for axis, dim in enumerate(parameter.shape) if dim > 1]:
+        rank = fitting_rank(dim, settings["rank"])
+        basis = torch.eye(rank, dtype=parameter.dtype, device=parameter.device).repeat(1, dim // rank + 1)[:, :dim]
+        basis[:, :rank] *= 1.1
+        basis = basis / torch.linalg.vector_norm(basis, dim=1, keepdim=True)
+        weight = 1 / (2 + settings["alpha"] * (dim + rank) / dim)  # E where ρ = D
+        floor = basis.new_tensor(settings["epsilon"])
+        values = weight**0.5 * basis, floor.repeat(rank), floor
+        state |= {f"{name}_{axis}": value for name, value in zip(_NAMES, values, strict=True)}
+    return state
 
 
-def _check_finite(cohorts: list[_Cohort], squared_norms: list[Tensor]) -> None:
-    """Raise where a gradient is not finite; wait for the device once, whatever the number of cohorts."""
-    if not cohorts:
+def _check_finite(batches: list[_Batch], squared_norms: list[Tensor]) -> None:
+    """Raise where a gradient is not finite; wait for the device once, whatever the number of batches."""
+    sums = [own.sum().to(squared_norms[0].device) for own in squared_norms]
+    if not sums or math.isfinite(torch.stack(sums).sum().item()):
         return
-    device = squared_norms[0].device
-    if math.isfinite(torch.stack([own.sum().to(device) for own in squared_norms]).sum().item()):
-        return
-    for cohort, own in zip(cohorts, squared_norms, strict=True):
-        for parameter, squared_norm in zip(cohort.parameters, own.tolist(), strict=True):
+    for batch, own in zip(batches, squared_norms, strict=True):
+        for parameter, squared_norm in zip(batch.parameters, own.tolist(), strict=True):
             if not math.isfinite(squared_norm):
                 raise DivergedError(
                     f"NGD found NaN or infinity in a gradient of shape {tuple(parameter.shape)}, or one beyond "
@@ -421,13 +426,12 @@ def _check_finite(cohorts: list[_Cohort], squared_norms: list[Tensor]) -> None:
 
 
 def _check_gradient(parameter: Tensor) -> None:
-    gradient = parameter.grad
     if parameter.dtype not in (torch.float32, torch.float64):
         raise TypeError(
             f"NGD needs float32 or float64 parameters, got {parameter.dtype}: keep master weights in float32 and "
             "use torch.autocast for the forward pass."
         )
-    if gradient is not None and gradient.layout != torch.strided:
+    if parameter.grad is not None and parameter.grad.layout != torch.strided:
         raise TypeError("NGD needs dense gradients, got sparse ones: use nn.Embedding(sparse=False).")
 
 

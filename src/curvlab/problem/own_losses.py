@@ -135,8 +135,10 @@ class FunctionLoss(OutputLoss):
                 "e.g. losses.mean() instead of losses.sum()."
             )
         alike = abs(float(whole - own.mean())) <= tolerance * size
-        if not (alike and (self._tried or self._gradients_alike(h, targets, tolerance))):
-            if h.shape != targets.shape and h.squeeze(-1).shape == targets.squeeze(-1).shape:
+        one_axis_off = h.shape != targets.shape and h.squeeze(-1).shape == targets.squeeze(-1).shape
+        meets = one_axis_off and targets.is_floating_point() and self._meets_others(h, targets, tolerance)
+        if meets or not (alike and (self._tried or self._gradients_alike(h, targets, tolerance))):
+            if one_axis_off:
                 raise ValueError(
                     f"{_name(self.loss)} pairs every output with every target: outputs {tuple(h.shape)} and "
                     f"targets {tuple(targets.shape)} are broadcast. A missing axis is added by "
@@ -158,6 +160,15 @@ class FunctionLoss(OutputLoss):
         kinds = [[(t.shape, t.dtype, t.device) for t in pair] for pair in (one, last or one)]
         first, second = last if last is not None and kinds[0] == kinds[1] else one, one
         return torch.cat([first[0], second[0]]), torch.cat([first[1], second[1]])
+
+    def _meets_others(self, h: Tensor, targets: Tensor, tolerance: float) -> bool:
+        """Whether outputs that are their own targets have another loss together than one by one.
+
+        Elsewhere a loss that pairs all with all may look like a mean: |h - y| does where every y is above h.
+        """
+        outputs = targets.reshape(h.shape).to(h)
+        whole, own = self._whole(outputs, targets), self.per_example(outputs, targets).mean()
+        return abs(float(whole - own)) > tolerance * max(1.0, abs(float(whole)))  # False where one is nan
 
     def _gradients_alike(self, h: Tensor, targets: Tensor, tolerance: float) -> bool:
         with torch.enable_grad():

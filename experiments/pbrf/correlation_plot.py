@@ -35,15 +35,15 @@ COEFFICIENTS = {
     "pearson over_points": "Pearson over points",
 }
 PAPERS = "pearson over_test"
-MOST = 2  # tasks of the headline picture
+MOST = 3  # panels of the headline picture
 
 
 def draw(computed: Computed) -> dict[str, Figure]:
-    """Return the paper's responses of two tasks, by the matrix that is judged; and all of all."""
+    """Return the paper's responses of up to three tasks, by the matrix that is judged; and all of all."""
     table = _shown(computed)
     own = table[(table.curvature == table.curvature.iloc[0]) & table["pearson paper low"].notna()]
     tasks = own.task.unique()[:MOST].tolist()
-    headline, (axes,) = plots.figure(1, len(tasks), panel_size=(3.8, 1.8 + 0.55 * own.response.nunique()))
+    headline, (axes,) = plots.figure(1, len(tasks), panel_size=(7.8 / len(tasks), 1.8 + 0.55 * own.response.nunique()))
     for ax, task in zip(axes, tasks, strict=True):
         _forest(ax, own[own.task == task], PAPERS)
         panels.frame(ax, x="Pearson correlation with influence", title=task)

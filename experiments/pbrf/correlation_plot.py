@@ -43,7 +43,9 @@ def draw(computed: Computed) -> dict[str, Figure]:
     table = _shown(computed)
     own = table[(table.curvature == table.curvature.iloc[0]) & table["pearson paper low"].notna()]
     tasks = own.task.unique()[:MOST].tolist()
-    headline, (axes,) = plots.figure(1, len(tasks), panel_size=(7.8 / len(tasks), 1.8 + 0.55 * own.response.nunique()))
+    headline, (axes,) = plots.figure(
+        1, len(tasks), panel_size=(7.8 / len(tasks), 1.8 + 0.55 * own.response.nunique())
+    )
     for ax, task in zip(axes, tasks, strict=True):
         _forest(ax, own[own.task == task], PAPERS)
         panels.frame(ax, x="Pearson correlation with influence", title=task)

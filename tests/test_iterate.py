@@ -285,6 +285,15 @@ def test_a_part_of_a_step_tells_its_time_until_the_whole_work_has_told_its_own(
     assert len(caplog.messages) < 5, "later products are silent"
 
 
+def test_a_notebook_shows_no_bar_of_a_part_of_other_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ipykernel", sys)
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    monkeypatch.setattr(Terminal, "isatty", lambda _: False)
+    assert not shown.progress_bar("product", total=4, part=True).disable
+    with shown.around(shown.Forecast("walk", 0)):
+        assert shown.progress_bar("product", total=4, part=True).disable
+
+
 def test_short_work_says_nothing_of_its_time(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level("INFO", logger="curvlab"):
         iterate(walk(), name="walk", total=6)

@@ -131,10 +131,11 @@ def progress_bar(
 
     Work of a known total that will take more than ten seconds says so once the first steps have been timed
     ("about 3 min"): beside the bar, and where there is none to the logger "curvlab", at the level INFO. A `part`
-    of other work does so only as long as that has not.
+    of other work does so only as long as that has not; in a notebook, which has one line for bars, it shows none.
     """
     told = bool(progress) and _talks()
-    seen = told and (sys.stderr.isatty() or "ipykernel" in sys.modules)
+    in_notebook = "ipykernel" in sys.modules and not (part and _AROUND.get())
+    seen = told and (sys.stderr.isatty() or in_notebook)
     return Bar(
         progress if isinstance(progress, str) else name,
         iterable=steps,

@@ -159,6 +159,7 @@ class Branches:
         """Judge NGD's LLC over SGD's after the split, where their steps are of equal length.
 
         The mean over the checkpoints at which both count, NGD's minus SGD's, over the seeds' LLC at the split.
+        Where a seed lacks one, its mean is of the others.
         """
         lengths = self.by_seed(task, ngd, "step_norm_ratio") / self.by_seed(task, sgd, "step_norm_ratio")
         if not 1 / EQUAL_LENGTH <= lengths.mean() <= EQUAL_LENGTH:
@@ -208,9 +209,9 @@ def branch_measures(table: pd.DataFrame) -> pd.DataFrame:
     llc_split: LLC, from the lowest sampled point, at the split. llc_slope: slope of its line over epochs, the
     split included, in LLC for each epoch. llc_change: the same times the epochs of the branch, over the mean of
     llc_split over all seeds (that of one seed may be near 0). llc_growth: the slope from the split to the first
-    checkpoint after it. llc_end: mean LLC of the checkpoints in the second half. Only valid estimates count; where
-    the estimate at the split is invalid, those after it are taken. A slope takes points over at least half of its
-    epochs. llc_raw_...: the same of the LLC from the weights, at the same checkpoints.
+    checkpoint after it. llc_end: mean LLC of the checkpoints in the second half, if all are valid. Only valid
+    estimates count; where the estimate at the split is invalid, those after it are taken. A slope takes points
+    over at least half of its epochs. llc_raw_...: the same of the LLC from the weights, at the same checkpoints.
 
     update_norm_ratio, step_norm_ratio: mean of ‖Δw‖/lr and of ‖Δw‖ over the epochs after the split, over that of
     as many epochs before it; update_norm_first: the same of the first epoch after the split. step_norm_end: ‖Δw‖
@@ -236,7 +237,7 @@ def branch_measures(table: pd.DataFrame) -> pd.DataFrame:
 def _llc_measures(before: pd.DataFrame, after: pd.DataFrame, column: str) -> dict[str, float]:
     split, last = before.iloc[-1], after.epoch.max()
     half, first = (split.epoch + last) / 2, after[after[column].notna()].epoch.min()
-    usable = after[after.valid]
+    usable, late = after[after.valid], after[(after.epoch > half) & after[column].notna()]
     points = pd.concat([before.tail(1), usable]) if split.valid else usable
     slope = _slope(points, column, last - split.epoch)
     found = {
@@ -244,7 +245,7 @@ def _llc_measures(before: pd.DataFrame, after: pd.DataFrame, column: str) -> dic
         "slope": slope,
         "change": slope * (last - split.epoch),  # made relative once all seeds are known
         "growth": _slope(points[points.epoch <= first], column, first - split.epoch),
-        "end": usable[usable.epoch > half][column].mean(),
+        "end": late[column].mean() if late.valid.all() else np.nan,
     }
     return {f"{column}_{name}": value for name, value in found.items()}
 

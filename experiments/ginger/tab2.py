@@ -194,10 +194,12 @@ def judge(computed: Computed, claims: ClaimSheet) -> list[ClaimResult]:
     for task, of_task in computed["table"].groupby("task", sort=False):
         for weights, table in of_task.groupby("weights", sort=False):
             name = f"{weights}-{task}"
+            published = "ginger_published" if "ginger_published" in set(table.racer) else "ginger"
             results += gated(
                 _regime(claims.claim("reaches-regime", of=name), table),
                 [
                     _above(claims.claim("ginger-above-adam", of=name), table, "ginger", "adam"),
+                    _above(claims.claim("published-above-adam", of=name), table, published, "adam"),
                     _above(claims.claim("ginger-above-qng", of=name), table, "ginger", "qng"),
                     _above(claims.claim("qng-below-adam", of=name), table, "adam", "qng"),
                     _below(claims.claim("perplexity-below-adam", of=name), table, "adam"),
@@ -206,7 +208,6 @@ def judge(computed: Computed, claims: ClaimSheet) -> list[ClaimResult]:
                     _correlation(claims.claim("perplexity-and-rouge", of=name), table),
                 ],
             )
-            published = "ginger_published" if "ginger_published" in set(table.racer) else "ginger"
             results.append(_below(claims.claim("curvature-works", of=name), table, ABLATION, published))
         results += [
             _cost(claims.claim(f"cost-{weights}", of=str(task)), of_task[of_task.weights == weights])

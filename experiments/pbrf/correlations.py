@@ -173,7 +173,7 @@ def _correlations(predicted: Tensor, met: Tensor, run: Run, seed: int, estimate:
         for way, value in values.items():
             row: dict[str, Any] = {"estimate": estimate, "coefficient": coefficient, "way": way, "value": value}
             if way == "over_test" and estimate == EXACT:
-                interval = bootstrap_interval(kept, lambda own: float(np.mean(own)), generator=generator)
+                interval = bootstrap_interval(kept, np.mean, generator=generator)
                 row |= {"low": interval.low, "high": interval.high, "points": len(kept)}
             rows.append(row)
     return rows

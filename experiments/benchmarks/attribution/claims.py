@@ -155,7 +155,5 @@ def _over_queries(claim: Claim, values: np.ndarray, reason: str = "See the table
     if len(values) < MIN_QUERIES:
         interval = Interval(np.nan, np.nan, f"no interval of {len(values)} {unit}", len(values))
     else:
-        interval = bootstrap_interval(
-            values, lambda sample: float(np.mean(sample)), unit=unit, generator=generator
-        )
+        interval = bootstrap_interval(values, np.mean, unit=unit, generator=generator)
     return judge_claim(claim, float(values.mean()), interval, if_not_reproduced=reason)

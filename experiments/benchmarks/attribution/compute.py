@@ -201,7 +201,7 @@ class _Task:
         if "scores" in result and name != PBRF:
             values = _rank_correlations(result["scores"], responses)
             generator = np.random.default_rng(0)
-            interval = bootstrap_interval(values, lambda sample: float(np.mean(sample)), generator=generator)
+            interval = bootstrap_interval(values, np.mean, generator=generator)
             columns |= {"pbrf": float(values.mean()), "pbrf_low": interval.low, "pbrf_high": interval.high}
             queries[RESPONSES] = torch.from_numpy(values)
         return {"row": columns, "queries": queries}

@@ -65,7 +65,7 @@ def ranked_columns(rises: dict[float, Tensor], index: int) -> dict[str, float]:
     for fraction, each in rises.items():
         values = each[index].double().cpu().numpy()
         generator = np.random.default_rng(0)
-        interval = bootstrap_interval(values, lambda sample: float(np.mean(sample)), generator=generator)
+        interval = bootstrap_interval(values, np.mean, generator=generator)
         found |= _named(fraction, float(values.mean()), interval.low, interval.high)
     return found
 

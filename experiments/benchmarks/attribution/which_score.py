@@ -139,7 +139,7 @@ def _behind(column: str, best: _Score, other: _Score, tables: Mapping[str, pd.Da
         return lds_interval(tables["ranks"], terms, ORDERS[column])
     apart = _by_query(column, best, tables) - _by_query(column, other, tables)
     generator = np.random.default_rng(0)
-    return bootstrap_interval(apart.to_numpy(), lambda own: float(np.mean(own)), generator=generator)
+    return bootstrap_interval(apart.to_numpy(), np.mean, generator=generator)
 
 
 def _by_query(column: str, score: _Score, tables: Mapping[str, pd.DataFrame]) -> pd.Series:

@@ -113,7 +113,7 @@ def judge(computed: Computed, claims: ClaimSheet) -> list[ClaimResult]:
     table = computed["crossed"]
     for choice, own in table.groupby(["task", "sampling", "time_constants", "answer"], sort=False):
         errors = own.error_worst.clip(upper=MOST).to_numpy()
-        interval = bootstrap_interval(errors, _median, unit="sequences of batches", generator=generator)
+        interval = bootstrap_interval(errors, np.median, unit="sequences of batches", generator=generator)
         diverged = int((errors >= MOST).sum())
         why = f"The error of zero is 1; above {MOST:g} it counts as that, in {diverged} of {len(errors)} runs."
         claim = claims.claim("answers", of="-".join(map(str, choice)))

@@ -211,14 +211,14 @@ def case_shares(own: pd.DataFrame) -> dict[str, float]:
 
 
 # ------------------------------------------------------------------------------------ statistics
-def median(values: np.ndarray) -> float:
-    """Return the median, nan of nothing."""
-    return float(np.median(values)) if len(values) else math.nan
+def median(values: np.ndarray, axis: int | None = None) -> float:
+    """Return the median, nan of nothing; with `axis` those of many samples."""
+    return np.median(values, axis=axis) if len(values) else math.nan
 
 
-def mean(values: np.ndarray) -> float:
-    """Return the mean."""
-    return float(np.mean(values))
+def mean(values: np.ndarray, axis: int | None = None) -> float:
+    """Return the mean; with `axis` those of many samples."""
+    return np.mean(values, axis=axis)
 
 
 def point_means(panels: pd.DataFrame, column: str) -> np.ndarray:

@@ -7,7 +7,7 @@ import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -201,10 +201,7 @@ def lds_of_predictions(
     if len(terms) not in (1, 2):
         raise ValueError(f"one method, or two for their difference, not {len(terms)}")
     num_networks, (num_subsets, num_queries) = min(map(len, terms)), shape
-    generator = np.random.default_rng(0)
-    subsets, queries, networks = (
-        _counts(size, num_resamples, generator) for size in (num_subsets, num_queries, num_networks)
-    )
+    subsets, queries, networks = _draws((num_subsets, num_queries, num_networks), num_resamples)
     all_of_them = np.ones((1, num_subsets))
     own = np.zeros((num_networks, num_queries))
     drawn = np.zeros((num_resamples, num_networks))
@@ -262,6 +259,13 @@ def weighted_correlations(x: Array, y: Array, counts: Array) -> Array:
     known = variances > 1e-12 * len(x) ** 4
     found: Array = np.where(known, covariance / np.sqrt(np.where(known, variances, 1.0)), 0.0)
     return found
+
+
+@lru_cache(maxsize=8)
+def _draws(sizes: tuple[int, ...], num_resamples: int) -> list[Array]:
+    """Return the counts of subsets, queries and networks: the same for every method, so that they are paired."""
+    generator = np.random.default_rng(0)
+    return [_counts(size, num_resamples, generator) for size in sizes]
 
 
 def _counts(size: int, num_resamples: int, generator: np.random.Generator) -> Array:

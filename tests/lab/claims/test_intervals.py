@@ -49,13 +49,8 @@ def test_bootstrap_covers_the_truth() -> None:
     # 200 intervals for the median of 40 normals: nominal 95 %; 4.5 standard deviations below is 88 %.
     generator = np.random.default_rng(1)
     hits = 0
-
-    def median(sample: np.ndarray) -> float:  # np.median checks so much that it takes most of the test's time
-        ordered = np.sort(sample)
-        return (ordered[19] + ordered[20]) / 2
-
     for _ in range(200):
-        found = bootstrap_interval(generator.normal(size=40), median, num_resamples=300, generator=generator)
+        found = bootstrap_interval(generator.normal(size=40), np.median, num_resamples=300, generator=generator)
         hits += found.low <= 0 <= found.high
     assert 0.88 <= hits / 200 < 1
 
@@ -79,6 +74,15 @@ def test_bootstrap_depends_on_its_generator_only() -> None:
     assert first == again
     assert first != other
     assert first.kind == "bootstrap 95 %, 30 points"
+
+
+def test_a_statistic_along_an_axis_gives_the_interval_of_one_that_is_called_for_each_resample() -> None:
+    values = np.random.default_rng(0).exponential(size=30)
+    at_once, each = (
+        bootstrap_interval(values, statistic, num_resamples=100, generator=np.random.default_rng(7))
+        for statistic in (np.median, lambda sample: float(np.median(sample)))
+    )
+    assert at_once == each
 
 
 def test_bootstrap_of_equal_points_is_a_point() -> None:

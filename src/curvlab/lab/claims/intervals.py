@@ -97,10 +97,11 @@ def bootstrap_interval(
 
     Args:
         values: (n,), or a tuple of such vectors that are resampled together (a correlation's x and y).
-        statistic: of one resample; takes as many vectors as `values` has.
+        statistic: of one resample; takes as many vectors as `values` has. One with an argument `axis`, as numpy's
+            mean and median have, is called once, for all resamples.
         unit: what one point is, for the text of the interval.
         confidence: the share of resamples inside.
-        num_resamples: cost: that many calls of `statistic`.
+        num_resamples: cost: that many calls of a `statistic` without `axis`.
         generator: the only source of randomness.
     """
     columns = values if isinstance(values, tuple) else (values,)
@@ -117,7 +118,6 @@ def bootstrap_interval(
         samples,
         statistic,
         paired=True,
-        vectorized=False,
         method="percentile",
         confidence_level=confidence,
         n_resamples=num_resamples,

@@ -115,10 +115,17 @@ def run_waiting(log: Path) -> None:
     sys.exit(run_side_by_side(targets, []))
 
 
-@pytest.mark.parametrize(("how", "status"), [(signal.SIGTERM, 143), (signal.SIGKILL, -signal.SIGKILL)])
-def test_targets_end_with_the_process_that_runs_them(tmp_path: Path, how: int, status: int) -> None:
-    log = tmp_path / "children"
-    parent = multiprocessing.get_context("fork").Process(target=run_waiting, args=(log,))
+def shell_of_make(log: Path) -> None:
+    os.environ["MAKELEVEL"], command.named_targets = "1", lambda _: run_waiting(log)
+    multiprocessing.get_context("fork").Process(target=command.run, args=([],)).start()
+
+
+@pytest.mark.parametrize(
+    ("runs", "how", "status"),
+    [(run_waiting, signal.SIGTERM, 143), (run_waiting, signal.SIGKILL, -9), (shell_of_make, signal.SIGTERM, -15)],
+)
+def test_targets_end_with_what_runs_them(tmp_path: Path, runs: Callable[..., None], how: int, status: int) -> None:
+    parent = multiprocessing.get_context("fork").Process(target=runs, args=(log := tmp_path / "children",))
     parent.start()
     assert until(lambda: log.exists() and len(log.read_text().split()) == 2)
     children = [int(number) for number in log.read_text().split()]

@@ -15,6 +15,7 @@ from omegaconf import OmegaConf
 
 from curvlab.lab import Computed, Target, all_targets, load_config, run_target, task_label, task_settings
 from curvlab.lab.claims import load_claims
+from curvlab.lab.runs.record import read_record
 from curvlab.lab.tables import as_written, read_table
 from curvlab.lab.targets.command import main
 from curvlab.lab.targets.execution import curves_of, draw_again, judge_again
@@ -182,6 +183,22 @@ def test_judging_and_drawing_give_the_same_again(result: Path, monkeypatch: pyte
     assert judge_again([str(result)]) == 0
     assert draw_again([str(result)]) == 0
     assert {path.name: path.read_bytes() for path in result.iterdir()} == before
+
+
+@pytest.mark.parametrize(
+    ("act", "again", "write"), [("judged", judge_again, "save_claims"), ("drawn", draw_again, "write_png")]
+)
+def test_a_kill_between_writing_and_signing_leaves_it_unsigned_and_the_next_signs(
+    result: Path, monkeypatch: pytest.MonkeyPatch, act: str, again: Callable[..., int], write: str
+) -> None:
+    signed = read_record(result)[act]
+    with monkeypatch.context() as patch:
+        patch.setattr(f"curvlab.lab.targets.execution.{write}", lambda *_: sys.exit())
+        with pytest.raises(SystemExit):
+            again([str(result)])
+    assert read_record(result)[act] is None
+    assert again([str(result)]) == 0
+    assert read_record(result)[act] == signed
 
 
 def test_verdicts_follow_the_tables(result: Path) -> None:

@@ -138,7 +138,7 @@ def _read(folder: Path, results: Path) -> ResultFolder:
         record = {}
         missing = "is missing" if not (folder / "run.json").is_file() else f"is damaged ({type(error).__name__})"
         problems.append(f"{label}/run.json {missing}: run `{rerun_command(folder)}` again.")
-    undone = [step for step in ("judged", "drawn") if record and step not in record]
+    undone = [step for step in ("judged", "drawn") if record and not record.get(step)]
     problems += [f"{label} was not {step}: run `{rerun_command(folder)}` again." for step in undone]
     if not tables.names(folder):
         problems.append(f"{label} has no table: run `{rerun_command(folder)}` again.")

@@ -88,6 +88,8 @@ def run(arguments: Sequence[str]) -> int:
     One target runs in this process, with Hydra's whole command line. Several run as many side by side as there
     are cores (environment variable CURVLAB_JOBS), the longest first, those that reuse another's units after it.
     """
+    if "MAKELEVEL" in os.environ:  # SIGTERM to make ends the recipe's shell, which hands nothing on
+        _end_with_parent()
     names = [a for a in arguments if "=" not in a and not a.startswith(("-", "~"))]  # ~key deletes, as in Hydra
     targets = named_targets(names)
     overrides = [argument for argument in arguments if argument not in names]
@@ -246,14 +248,19 @@ def load_libraries() -> None:
 def _child(target: Target, overrides: Sequence[str], log: Path) -> None:
     """Run one target with everything that it prints in its log."""
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    if sys.platform == "linux":  # a killed parent ends its targets, too
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    _end_with_parent()
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
     sys.stdout, sys.stderr = (os.fdopen(number, "w", buffering=1, closefd=False) for number in (1, 2))
     sys.argv = [str(ROOT / "experiments" / "__main__.py"), *overrides]
     main(target)
+
+
+def _end_with_parent() -> None:
+    """Be told SIGTERM where the parent is killed."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def _lines(log: Path) -> list[str]:

@@ -23,7 +23,7 @@ from curvlab.lab.names import name_tasks
 from curvlab.lab.reporting.picture_titles import picture_title
 from curvlab.lab.reporting.plots import headline, write_png
 from curvlab.lab.runs.over_ranks import is_first
-from curvlab.lab.runs.record import RECORD, read_commit, read_record, sign, without_paths
+from curvlab.lab.runs.record import RECORD, read_commit, read_record, sign, without_paths, write_record
 from curvlab.lab.runs.run import Run, start
 from curvlab.lab.targets.comparison import ROUNDING, compared, fallen, other_tables
 from curvlab.lab.targets.settings import settings_beside_the_paper
@@ -221,9 +221,12 @@ def _sign_if_changed(folder: Path, act: str, names: Sequence[str], write: Callab
     def content() -> list[bytes | None]:
         return [(folder / name).read_bytes() if (folder / name).is_file() else None for name in names]
 
-    before = content()
+    before, record = content(), read_record(folder)
+    write_record(folder, record | {act: None})  # a kill while writing leaves it unsigned, which the report names
     write()
-    if content() != before:
+    if content() == before and record.get(act):
+        write_record(folder, record)
+    else:
         sign(folder, act, read_commit())
 
 

@@ -19,6 +19,7 @@ from curvlab.lab import ClaimResult, ClaimSheet, Computed, Target, panels
 from experiments.ngd.overfitting import (  # noqa: F401  compute is this target's
     NOTE,
     PAPER,
+    changes_by_last_epoch,
     compute,
     draw_estimates,
     draw_losses,
@@ -29,6 +30,7 @@ from experiments.ngd.overfitting import (  # noqa: F401  compute is this target'
     judge_overfits,
     judge_raw_increase,
     judge_sign,
+    last_epoch_table,
 )
 
 TARGET = Target(
@@ -45,18 +47,20 @@ def judge(computed: Computed, claims: ClaimSheet) -> list[ClaimResult]:
     table, results = computed["table"], []
     for task, since in computed["summary"].groupby("task", sort=False):
         own = table[table.task == task]
+        changes = changes_by_last_epoch(own)
+        ends = last_epoch_table(own, changes)
         for optimizer in ("sgd", "ngd"):
             words = {"task": task, "optimizer": optimizer.upper()}
             overfits = claims.claim("overfits", of=f"{optimizer}-{task}", **words)
             results.append(judge_overfits(overfits, since, optimizer))
             for quantity in QUANTITIES:
                 claim = claims.claim(f"{quantity}-increases", of=f"{optimizer}-{task}", **words)
-                results.append(judge_increases(claim, since, own, optimizer, quantity))
+                results.append(judge_increases(claim, since, ends, optimizer, quantity))
             raw = claims.claim("llc-raw-increases", of=f"{optimizer}-{task}", **words)
             results.append(judge_raw_increase(raw, since, optimizer))
             for quantity in QUANTITIES:
                 claim = claims.claim(f"{quantity}-sign", of=f"{optimizer}-{task}", **words)
-                results.append(judge_sign(claim, own, optimizer, quantity))
+                results.append(judge_sign(claim, changes, ends, optimizer, quantity))
     return results
 
 

@@ -20,6 +20,7 @@ from experiments.ngd.overfitting import (  # noqa: F401  compute is this target'
     NOTE,
     PAPER,
     STYLES,
+    changes_by_last_epoch,
     compute,
     draw_estimates,
     draw_losses,
@@ -28,6 +29,7 @@ from experiments.ngd.overfitting import (  # noqa: F401  compute is this target'
     judge_increases,
     judge_overfits,
     judge_sign,
+    last_epoch_table,
     overfitted,
     why_none,
 )
@@ -47,10 +49,12 @@ def judge(computed: Computed, claims: ClaimSheet) -> list[ClaimResult]:
     for task, since in computed["summary"].groupby("task", sort=False):
         own = table[table.task == task]
         terms, of_task = _terms(own), str(task)
+        changes = changes_by_last_epoch(own)
+        ends = last_epoch_table(own, changes)
         results += [
             judge_overfits(claims.claim("overfits-ngd", of=of_task), since, "ngd"),
-            judge_increases(claims.claim("wbic-increases-ngd", of=of_task), since, own, "ngd", "wbic", terms),
-            judge_sign(claims.claim("wbic-sign-ngd", of=of_task), own, "ngd", "wbic"),
+            judge_increases(claims.claim("wbic-increases-ngd", of=of_task), since, ends, "ngd", "wbic", terms),
+            judge_sign(claims.claim("wbic-sign-ngd", of=of_task), changes, ends, "ngd", "wbic"),
             _follows_validation_loss(claims.claim("wbic-follows-validation-loss-ngd", of=of_task), since, terms),
         ]
     return results

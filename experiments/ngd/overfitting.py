@@ -63,7 +63,11 @@ def compute(run: Run, cfg: DictConfig) -> dict[str, pd.DataFrame]:
     first = ["task", "optimizer", "seed", "epoch"]
     table = table[first + [column for column in table if column not in first]]
     run.note(seeds=list(cfg.seeds))
-    return {"table": table, "summary": since_minimum(table), "last_epoch": last_epoch_table(table)}
+    return {
+        "table": table,
+        "summary": since_minimum(table),
+        "last_epoch": last_epoch_table(table, changes_by_last_epoch(table)),
+    }
 
 
 def since_minimum(table: pd.DataFrame) -> pd.DataFrame:
@@ -135,14 +139,15 @@ def changes_by_last_epoch(table: pd.DataFrame) -> pd.DataFrame:
     return pd.concat(parts, ignore_index=True)[[*PLACE, "last_epoch", "seed", "change"]]
 
 
-def last_epoch_table(table: pd.DataFrame) -> pd.DataFrame:
+def last_epoch_table(table: pd.DataFrame, changes: pd.DataFrame) -> pd.DataFrame:
     """Return one row for each task, optimizer, quantity and checkpoint at which training might have ended.
+
+    `changes` are `changes_by_last_epoch` of the table.
 
     Columns: seeds, those that overfit by then and have the quantity; change, low, high, their `mean_change`, with
     an interval for three or more; sign: rises or falls where the whole interval does, undecided elsewhere, none
     with fewer than three seeds.
     """
-    changes = changes_by_last_epoch(table)
     groups = {place: own.change.to_numpy(float) for place, own in changes.groupby([*PLACE, "last_epoch"])}
     rows = []
     for (task, optimizer), own in table.groupby(["task", "optimizer"], sort=False):
@@ -182,17 +187,17 @@ def judge_overfits(claim: Claim, since: pd.DataFrame, optimizer: str) -> ClaimRe
 
 
 def judge_increases(  # noqa: PLR0917
-    claim: Claim, since: pd.DataFrame, table: pd.DataFrame, optimizer: str, quantity: str, more: str = ""
+    claim: Claim, since: pd.DataFrame, ends: pd.DataFrame, optimizer: str, quantity: str, more: str = ""
 ) -> ClaimResult:
     """Judge the change of a quantity (llc, trace, wbic) while `optimizer` overfits, wherever training ends.
 
     The value is the change at the last checkpoint; the interval reaches from the lowest to the highest of the 95 %
-    intervals that training would have given, had it ended at another checkpoint. `more` explains it further.
+    intervals that training would have given, had it ended at another checkpoint: `ends` are `last_epoch_table` of
+    the task. `more` explains it further.
     """
     used = overfitted(since, optimizer, quantity).dropna(subset="change")
     if (lacking := why_none(since, optimizer, used)) is not None:
         return out_of_reach(claim, lacking)
-    ends = last_epoch_table(table)
     ends = ends[(ends.optimizer == optimizer) & (ends.quantity == quantity) & (ends.seeds >= MIN_SEEDS)]
     epochs = f"epochs {used.first_epoch.mean():.0f} to {used.last_epoch.mean():.0f} (means over {len(used)} seeds)"
     why = (
@@ -222,25 +227,25 @@ def judge_raw_increase(claim: Claim, since: pd.DataFrame, optimizer: str) -> Cla
     return judge(claim, found.mean(), t_interval(found), if_not_reproduced=why)
 
 
-def judge_sign(claim: Claim, table: pd.DataFrame, optimizer: str, quantity: str) -> ClaimResult:
+def judge_sign(
+    claim: Claim, changes: pd.DataFrame, ends: pd.DataFrame, optimizer: str, quantity: str
+) -> ClaimResult:
     """Judge whether the sign of the change depends on where training ends.
 
     For each seed: of the logarithms of its ratios at all ends, the smallest in the direction of the mean one at
-    the last; it is negative where the seed would have shown the opposite at some end. `table` is of one task.
+    the last; it is negative where the seed would have shown the opposite at some end. `changes` and `ends` are
+    `changes_by_last_epoch` and `last_epoch_table` of one task.
     """
-    changes = changes_by_last_epoch(table)
     own = changes[(changes.optimizer == optimizer) & (changes.quantity == quantity)]
     logs = np.log1p(own.change)
-    at_end = logs[own.last_epoch == table.epoch.max()]
-    ends = own.last_epoch.nunique()
+    at_end = logs[own.last_epoch == ends.last_epoch.max()]
     if len(at_end) < 2:
         found = f"there are {len(at_end)}"
         return out_of_reach(claim, f"Where training ends it needs two seeds with a change that counts; {found}.")
-    if ends < 2:
+    if own.last_epoch.nunique() < 2:
         return out_of_reach(claim, "Had training ended earlier, no seed would have a change that counts.")
     values = own.assign(along=np.sign(at_end.mean()) * logs).groupby("seed").along.min()
-    told = last_epoch_table(table)
-    told = told[(told.optimizer == optimizer) & (told.quantity == quantity) & (told.seeds > 0)]
+    told = ends[(ends.optimizer == optimizer) & (ends.quantity == quantity) & (ends.seeds > 0)]
     texts = [_told(row) for row in told.to_dict("records")]
     why = f"The change by the epoch at which training ends (last_epoch.csv): {', '.join(texts)}."
     return judge(claim, values.mean(), t_interval(values), if_not_reproduced=why)

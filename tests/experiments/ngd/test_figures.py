@@ -14,7 +14,7 @@ from curvlab.lab import ClaimResult, Computed, all_targets, load_config, t_inter
 from curvlab.lab.tables import read_table
 from experiments.ngd.fig3 import equal_loss_trends, interpolated, summary_table, trend_table
 from experiments.ngd.matched_loss import matched_differences
-from experiments.ngd.overfitting import last_epoch_table, mean_change, since_minimum
+from experiments.ngd.overfitting import changes_by_last_epoch, last_epoch_table, mean_change, since_minimum
 
 Judged = Callable[[str, Computed], list[ClaimResult]]
 
@@ -296,7 +296,7 @@ UP, DOWN, HUMP = (1.0, 2.0, 3.0, 4.0), (4.0, 3.0, 2.0, 1.0), (9.0, 2.0, 3.0, 1.0
 
 def test_last_epoch_is_what_the_table_up_to_there_says() -> None:
     table = overfitting_rows(HUMP, UP)
-    ends = last_epoch_table(table).set_index(["optimizer", "quantity", "last_epoch"])
+    ends = last_epoch_table(table, changes_by_last_epoch(table)).set_index(["optimizer", "quantity", "last_epoch"])
     llc = ends.sort_index().loc[("sgd", "llc")]
     assert llc.seeds.to_dict() == {2: 0, 4: 3, 8: 3}  # at epoch 2 nothing has risen yet
     ratios = [[(3 + seed / 100) / (2 + seed / 100) for seed in range(3)]]
@@ -304,7 +304,8 @@ def test_last_epoch_is_what_the_table_up_to_there_says() -> None:
     assert llc.change[[4, 8]].tolist() == pytest.approx([math.prod(each) ** (1 / 3) - 1 for each in ratios])
     assert llc.sign.tolist() == ["none", "rises", "falls"]
     one_invalid = table.assign(valid=~((table.seed == 0) & (table.epoch == 4)))
-    ends = last_epoch_table(one_invalid).set_index(["optimizer", "quantity", "last_epoch"]).sort_index()
+    ends = last_epoch_table(one_invalid, changes_by_last_epoch(one_invalid))
+    ends = ends.set_index(["optimizer", "quantity", "last_epoch"]).sort_index()
     llc = ends.loc[("sgd", "llc")]
     assert llc.seeds.to_dict() == {2: 0, 4: 2, 8: 3}
     assert llc.sign.tolist() == ["none", "none", "falls"]  # two seeds have no interval

@@ -117,7 +117,8 @@ def _of_task(task: TrainedTask, cfg: DictConfig) -> dict[str, Rows]:
         trace, largest = measured["trace"], measured["largest_eigenvalue"]
     damping = cfg.damping if cfg.damping is not None else cfg.damping_ratio * largest
     systems = dataclasses.replace(start, damping=damping)
-    exact = systems.test_gradients @ exact_solutions(systems, cfg.reference_rtol)["solutions"]
+    solutions = exact_solutions(systems, cfg.reference_rtol)["solutions"]
+    exact = (systems.test_gradients @ solutions.to(systems.test_gradients)).cpu()
     step_size = cfg.step_size or 1 / (largest + damping)
     found: dict[str, Rows] = {name: [] for name in COLUMNS}
     labels, recipes = [], {}

@@ -199,7 +199,7 @@ def gap(objective: NetworkObjective, *, max_entries: int = 2_000_000) -> dict[st
 
     size = len(vector)
     chunk = max(1, max_entries // (outputs(vector, inputs[:1]).numel() * size**2))
-    difference, largest, one_norm, total = torch.zeros(size, size, dtype=vector.dtype), 0.0, 0.0, 0.0
+    difference, largest, one_norm, total = vector.new_zeros(size, size), 0.0, 0.0, 0.0
     closed_form = output_loss(objective.loss)
     for batch, labels in zip(inputs.split(chunk), targets.split(chunk), strict=True):
         current = outputs(vector, batch)

@@ -59,12 +59,12 @@ def _by_label(network: Network, similarity: Callable[[], Tensor]) -> Tensor:
         alike = (-(test.flatten(1)[:, None] - train.flatten(1)).div(spread).square().sum(2) / 2).exp()
     else:
         alike = (test[:, None] == train).double()
-    return -similarity() * (alike - alike.mean(1, keepdim=True))
+    return -(similarity() * (alike - alike.mean(1, keepdim=True)).cpu())
 
 
 def _nearness(test: Tensor, train: Tensor) -> Tensor:
     """Return e^{-d² / m} with m the median of the squared distances."""
-    squares = torch.cdist(test.double(), train.double()).square()
+    squares = torch.cdist(test.double(), train.double()).square().cpu()
     return (-squares / squares.median()).exp()
 
 

@@ -153,8 +153,8 @@ def exact_value(
 ) -> dict[str, float]:
     """Return the exact value with its standard error, over independent Gibbs chains without their first fifth."""
     model, (inputs, _) = _singular(run, key)
-    layers = [parameter.detach().double() for parameter in model.parameters()]
-    moments = inputs.double().T @ inputs.double() / len(inputs)
+    layers = [parameter.detach().cpu().double() for parameter in model.parameters()]
+    moments = (inputs.double().T @ inputs.double() / len(inputs)).cpu()
     generator = run.generator("llc_exact gibbs", key["num_layers"], key["width"], str(localization))
     nbeta = default_nbeta(key["num_examples"])
     settings: dict[str, Any] = {"nbeta": nbeta, "localization": localization, "num_sweeps": num_sweeps}

@@ -112,7 +112,7 @@ class _Clock:
         self.all_steps, self.seconds = list(NONE), list(NONE)  # when all had it at once
 
     def __call__(self, state: Any) -> None:
-        residuals = state.relative_residuals
+        residuals = state.relative_residuals.cpu()
         for index, target in enumerate(RESIDUALS):
             self.steps[index, (residuals <= target) & self.steps[index].isnan()] = state.num_steps
             if float(residuals.max()) <= target and math.isnan(self.seconds[index]):

@@ -220,7 +220,7 @@ def rounding_errors(
                     found = _product(matrix, rounded, vectors.to(dtype), dtype, size=size).double()
                     status = "done" if bool(found.isfinite().all()) else "not finite"
                     row |= {"status": status, "error": _error(found, own), "error_converted": _error(found, exact)}
-                except (NotImplementedError, RuntimeError, ValueError) as reason:
+                except (NotImplementedError, RuntimeError, TypeError, ValueError) as reason:
                     row |= {"status": f"failed: {str(reason).splitlines()[0][:120]}"}
                 rows.append(row)
     return rows

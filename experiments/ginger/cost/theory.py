@@ -262,7 +262,7 @@ class _Measured(Ginger):
     def _row(self, like: Tensor) -> dict[str, Any]:
         settings = self.param_groups[0]
         ((sigma, basis),) = self.eigendecompositions()
-        columns = [self.inverse_product(column) for column in torch.eye(len(like), dtype=like.dtype)]
+        columns = [self.inverse_product(column) for column in torch.eye(len(like)).to(like)]
         inverse = torch.stack([column.cpu() for column in columns], 1).double()
         values = torch.linalg.eigvalsh((inverse + inverse.T) / 2)
         gram = basis.T @ basis

@@ -135,8 +135,8 @@ def _cases(run: Run, cfg: DictConfig) -> Iterator[Case]:
         yield Case(problem, problem.name, {"signs": list(sizes)}, signs)
     for loaded in Task.each(run, cfg):
         task = loaded.trained()
-        model = task.model.double()
-        inputs, targets = stack(task.train, torch.arange(task.num_train))
+        model = task.model.cpu().double()  # dense matrices of few parameters
+        inputs, targets = (each.cpu() for each in stack(task.train, torch.arange(task.num_train)))
         # g: the training example of median gradient norm, neither fitted nor an outlier
         gradients = per_example_gradients(model, task.loss, (inputs.double(), targets))
         middle = int(gradients.norm(dim=1).argsort()[task.num_train // 2])

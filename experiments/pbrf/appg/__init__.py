@@ -155,4 +155,4 @@ def _formulas(network: Network) -> list[Row]:
 
 
 def _formula_unit(network: Network, settings: Row) -> Row:
-    return {"rows": formula_rows(network.train[0], settings)}
+    return {"rows": formula_rows(network.train[0].cpu(), settings)}

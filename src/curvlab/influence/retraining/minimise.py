@@ -411,7 +411,7 @@ def _backtrack(
 ) -> tuple[Tensor, Tensor, int]:
     """Return (u - t·direction, its gradient, gradients computed), t halved until it is accepted."""
     moved, at_moved = start.clone(), gradient.clone()
-    remaining = torch.arange(start.shape[1])
+    remaining = torch.arange(start.shape[1], device=start.device)
     length, tried = 1.0, 0
     while len(remaining) and length > 1e-3:
         candidate = start[:, remaining] - length * direction[:, remaining]

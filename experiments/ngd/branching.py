@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -109,7 +110,7 @@ class Branches:
         """Measure a table."""
         return cls(table, branch_measures(table))
 
-    @property
+    @cached_property
     def summary(self) -> pd.DataFrame:
         """One row for each task and branch: mean of every measure over seeds, and its 95 % t interval."""
         rows = []

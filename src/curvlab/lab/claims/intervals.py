@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -70,8 +71,8 @@ def t_interval(values: ArrayLike, *, unit: str = "seeds", confidence: float = 0.
     kind = f"t {100 * confidence:g} %, {_count(len(sample), unit)}"
     if len(sample) < 2:
         return Interval(np.nan, np.nan, kind, len(sample))
-    quantile = stats.t.ppf((1 + confidence) / 2, len(sample) - 1)
-    half_width = quantile * stats.sem(sample)
+    quantile = _t_quantile((1 + confidence) / 2, len(sample) - 1)
+    half_width = quantile * sample.std(ddof=1) / np.sqrt(len(sample))
     forecast = None
     if len(sample) >= MIN_SAMPLES and np.isfinite(sample).all():
         first = sample[:2]
@@ -79,6 +80,11 @@ def t_interval(values: ArrayLike, *, unit: str = "seeds", confidence: float = 0.
         forecast = (float(first.mean()) - half, float(first.mean()) + half)
     low, high = float(sample.mean() - half_width), float(sample.mean() + half_width)
     return Interval(low, high, kind, len(sample), forecast)
+
+
+@cache
+def _t_quantile(share: float, degrees: int) -> float:
+    return float(stats.t.ppf(share, degrees))
 
 
 def bootstrap_interval(

@@ -7,8 +7,9 @@ that scaling whose correlation with the PBRF is highest (the paper tunes it and 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -229,7 +230,7 @@ class Judged:
     task: str
     curvature: str
 
-    @property
+    @cached_property
     def estimates(self) -> list[str]:
         """The names of the task's estimates; a result from before LiSSA was computed has the exact one alone."""
         table = self.tables["correlations"].query("task == @self.task and curvature == @self.curvature")
@@ -254,17 +255,14 @@ class Judged:
         self, response: str, coefficient: str = "pearson", way: str = "over_test", *, estimate: str = EXACT
     ) -> pd.Series:
         """Return one correlation, by seed."""
-        table = self.tables["correlations"]
-        if "estimate" in table:
-            table = table[table.estimate == estimate]
-        chosen = table[
-            (table.task == self.task)
-            & (table.curvature == self.curvature)
-            & (table.response == response)
-            & (table.coefficient == coefficient)
-            & (table.way == way)
-        ]
-        return chosen.set_index("seed").value.sort_index()
+        return self._by_seed.get((estimate, response, coefficient, way), pd.Series(dtype=float))
+
+    @cached_property
+    def _by_seed(self) -> dict[tuple[Hashable, ...], pd.Series]:
+        table = self.tables["correlations"].query("task == @self.task and curvature == @self.curvature")
+        table = table if "estimate" in table else table.assign(estimate=EXACT)
+        groups = table.groupby(["estimate", "response", "coefficient", "way"])
+        return {place: own.set_index("seed").value.sort_index() for place, own in groups}
 
     def correlation(
         self,
@@ -329,7 +327,7 @@ class Judged:
             return replace(result, verdict=OUT_OF_REACH, explanation=f"{reason} {why}")
         return explained(result, why)
 
-    @property
+    @cached_property
     def networks(self) -> pd.DataFrame:
         """The task's networks, a row for each seed."""
         return self.tables["networks"].query("task == @self.task")

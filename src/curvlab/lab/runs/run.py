@@ -311,6 +311,8 @@ def torch_device(name: str) -> torch.device:
         raise ConfigurationError(f"device={name} is no device; use cpu, cuda, cuda:1 or auto.") from None
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ConfigurationError(f"device={name}, but torch sees no GPU here; use device=cpu or device=auto.")
+    if device.type == "cuda":
+        torch.backends.cudnn.allow_tf32 = False  # torch's default: convolutions, alone, with ten bits of mantissa
     return device
 
 

@@ -62,7 +62,8 @@ class BunchKaufman:
         """
         columns = check_right_hand_side(operator, b)
         dense = dense_matrix(operator, max_size=self.max_size, solver="BunchKaufman", instead="MinimumResidual")
-        dense = dense.add_(dense.T.clone()).mul_(0.5)
+        dense = dense.add_(dense.T.clone()).mul_(0.5).cpu()  # LAPACK's pivots are those that are read below
+        columns = columns.cpu()
         factor, pivots, _ = torch.linalg.ldl_factor_ex(dense)
         eigenvalues, epsilon = _block_eigenvalues(factor, pivots), torch.finfo(dense.dtype).eps
         smallest = float(eigenvalues.abs().min())
@@ -73,9 +74,10 @@ class BunchKaufman:
             )
         x = torch.linalg.ldl_solve(factor, pivots, columns)
         x = x + torch.linalg.ldl_solve(factor, pivots, columns - dense @ x)
-        residual = relative_norm(operator, columns - dense @ x, columns)
+        left, right = (columns - dense @ x).to(b), columns.to(b)
+        residual = relative_norm(operator, left, right)
         converged, num_negative = bool((residual <= epsilon**0.5).all()), int((eigenvalues < 0).sum())
-        x, residual = x.reshape(b.shape), residual.reshape(b.shape[1:])
+        x, residual = x.to(b).reshape(b.shape), residual.reshape(b.shape[1:])
         return IndefiniteSolution(x, residual, converged, len(dense), num_negative=num_negative)
 
 

@@ -60,13 +60,23 @@ def log_log_slope(x: ArrayLike, y: ArrayLike, *, least: int = 2) -> float:
 def pearson(x: ArrayLike, y: ArrayLike) -> float:
     """Return Pearson's correlation of two vectors; nan where one is constant or not finite."""
     x, y = _vector(x), _vector(y)
-    return float(stats.pearsonr(x, y).statistic) if _varies(x) and _varies(y) else math.nan
+    if not (_varies(x) and _varies(y)):
+        return math.nan
+    return float(np.clip(_direction(x) @ _direction(y), -1, 1))
 
 
 def spearman(x: ArrayLike, y: ArrayLike) -> float:
     """Return Spearman's rank correlation of two vectors; nan where one is constant or not finite."""
     x, y = _vector(x), _vector(y)
-    return float(stats.spearmanr(x, y).statistic) if _varies(x) and _varies(y) else math.nan
+    return pearson(stats.rankdata(x), stats.rankdata(y)) if _varies(x) and _varies(y) else math.nan
+
+
+def _direction(values: np.ndarray) -> np.ndarray:
+    """Return what is left without the mean, of length 1."""
+    centred = values - values.mean()
+    centred /= np.abs(centred).max()  # squares of large numbers would overflow
+    unit: np.ndarray = centred / np.linalg.norm(centred)
+    return unit
 
 
 def column_correlations(left: Tensor, right: Tensor) -> Tensor:

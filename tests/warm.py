@@ -89,6 +89,7 @@ def become(
 ) -> None:
     """Be the process that a shell would have started."""
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: none outlives the tests
+    sys.modules["torch"].set_num_threads(1)  # makes a fork's pool anew; two threads at once may fail at that
     for number, path in enumerate((os.devnull, f"{printed}.stdout", f"{printed}.stderr")):
         os.dup2(os.open(path, os.O_RDWR | os.O_CREAT), number)
     os.chdir(cwd)

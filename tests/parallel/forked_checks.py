@@ -19,6 +19,7 @@ from pathlib import Path
 
 import data_parallel_checks
 import sharded_checks
+import torch
 from problems import language_model
 
 from curvlab.parallel import Ranks, joined
@@ -66,6 +67,7 @@ def run(size: int, check: Check, folder: Path) -> dict[str, object]:
     for rank in range(size):
         child = os.fork()
         if child == 0:
+            torch.set_num_threads(1)  # makes a fork's pool anew; two threads at once may fail at that
             os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(size)}
             os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
             output = os.open(printed, os.O_WRONLY | os.O_APPEND)

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.testing import assert_close
 
 from curvlab.curvature import GaussNewtonOperator
 from curvlab.files import DamagedFileError
@@ -37,6 +38,19 @@ DAMPING = 0.1
 def of(problem, **settings) -> Influence:
     settings = ({} if "run" in settings else {"damping": DAMPING}) | settings
     return influence(problem.model, problem.loss, problem.train, problem.test, **settings)
+
+
+@pytest.mark.filterwarnings("error")  # of NumPy, on tensors
+def test_a_plot_shows_the_most_helpful_and_the_most_harmful_image() -> None:
+    model, generator = nn.Sequential(nn.Flatten(), nn.Linear(4, 2)), torch.Generator().manual_seed(0)
+    images, targets = torch.randn(6, 1, 2, 2, generator=generator), torch.tensor([0, 1] * 3)
+    found = influence(model, nn.CrossEntropyLoss(), (images, targets), (images[:2], targets[:2]), damping=DAMPING)
+    shown = [
+        ax.images[0].get_array() for ax in found.plot(1, tests=[1], train=(images, targets)).axes if ax.images
+    ]
+    for pixels, point in zip(shown, found.ends(1)[1], strict=True):
+        low, high = images[point].aminmax()
+        assert_close(torch.as_tensor(pixels), (images[point, 0] - low) / (high - low))
 
 
 def test_the_most_helpful_points_are_indices_and_scores_are_kept_in_files(least_squares, tmp_path) -> None:

@@ -355,7 +355,7 @@ def _show(ax: Axes, example: Any, describe: Callable[[Any], Any] | None, title: 
     found = example if describe is None else describe(example)
     image = None if isinstance(found, str) else _image(found)
     if image is not None:
-        ax.imshow(image, cmap=None if image.ndim == 3 else "gray", interpolation="nearest")
+        ax.imshow(image.numpy(), cmap=None if image.ndim == 3 else "gray", interpolation="nearest")
         return
     text = found if isinstance(found, str) else str(found.tolist() if isinstance(found, Tensor) else found)
     ax.text(0.5, 0.5, textwrap.fill(textwrap.shorten(text, 90), 16), fontsize=5.5, ha="center", va="center")

@@ -199,6 +199,14 @@ def convolution() -> nn.Module:
     return nn.Sequential(nn.Conv2d(1, 2, 3), norm, nn.ReLU(), nn.Flatten(), nn.Dropout(0.1), nn.Linear(8, 3))
 
 
+class Idle(nn.Linear):
+    """With a layer that its forward does not use."""
+
+    def __init__(self) -> None:
+        super().__init__(4, NUM_CLASSES)
+        self.idle = nn.Linear(4, 3)
+
+
 def half_frozen() -> nn.Module:
     model = mlp()
     model[0].requires_grad_(False)
@@ -251,6 +259,7 @@ CROSS_ENTROPY = nn.CrossEntropyLoss()
 MODELS: dict[str, Callable[[], tuple[nn.Module, Any, Any]]] = {
     "MLP": lambda: (mlp(), CROSS_ENTROPY, (drawn(4), classes())),
     "half of it frozen": lambda: (half_frozen(), CROSS_ENTROPY, (drawn(4), classes())),
+    "a layer that is not used": lambda: (Idle(), CROSS_ENTROPY, (drawn(4), classes())),
     "convolution, BatchNorm, Dropout": lambda: (convolution(), CROSS_ENTROPY, (drawn(1, 4, 4), classes())),
     "LSTM": lambda: (Recurrent(nn.LSTM), CROSS_ENTROPY, (drawn(3, 3), classes())),
     "GRU": lambda: (Recurrent(nn.GRU), CROSS_ENTROPY, (drawn(3, 3), classes())),

@@ -17,6 +17,7 @@ from torch.testing import assert_close
 
 from curvlab.curvature import FisherOperator, GaussNewtonOperator, HessianOperator
 from curvlab.influence import per_example_gradients
+from curvlab.sampling import estimate_llc
 
 OPERATORS = [GaussNewtonOperator, HessianOperator, FisherOperator]
 every_operator = pytest.mark.parametrize("operator", OPERATORS)
@@ -137,6 +138,39 @@ class Sine(nn.Linear):
         return OwnSine.apply(super().forward(x))
 
 
+class Packing(nn.GRU):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(nn.utils.rnn.pack_padded_sequence(x, [5] * len(x), batch_first=True))[1][0]
+
+
+class Counting(nn.Linear):
+    def __init__(self) -> None:
+        super().__init__(4, 3)
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        return super().forward(x)
+
+
+CHAINS = {
+    "num_chains": 2,
+    "num_draws": 2,
+    "num_burnin_steps": 2,
+    "batch_size": 2,
+    "step_size": 1e-4,
+    "generator": 0,
+}
+
+
+@pytest.mark.parametrize(
+    ("model", "what"), [(Recomputing(), "checkpoints activations"), (Counting(), "Counting writes into a tensor")]
+)
+def test_copies_of_such_a_model_say_so_too(model: nn.Module, what: str) -> None:
+    with pytest.raises(NotImplementedError, match=what):
+        estimate_llc(model, nn.CrossEntropyLoss(), data(4), **CHAINS)
+
+
 @pytest.mark.parametrize(
     ("model", "inputs", "what"),
     [
@@ -147,6 +181,8 @@ class Sine(nn.Linear):
             torch.arange(8) % 5,
             r"'0' \(Embedding\) shortens rows .* set its max_norm = None first",
         ),
+        (nn.Sequential(nn.LazyLinear(3)), torch.randn(8, 4), r"lazy parameters, .* run a batch through it first"),
+        (Packing(4, 3, batch_first=True), torch.randn(8, 5, 4), r"Packing packs sequences.* pass them padded"),
     ],
 )
 def test_a_forward_that_is_no_function_to_torch_says_what_to_change(

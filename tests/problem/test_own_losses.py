@@ -1,6 +1,7 @@
 """Losses of the user's own against dense float64 matrices; what is no mean over examples is refused."""
 
 import warnings
+from functools import partial
 
 import pytest
 import torch
@@ -223,6 +224,21 @@ def test_what_is_no_mean_over_examples_is_refused_at_construction(operator, loss
     kwargs = {"kind": "empirical"} if operator is FisherOperator else {}
     with pytest.raises((ValueError, TypeError), match=message.replace(r"\(6,", r"\([26],")):
         operator(network(2), loss, (inputs(), REAL), batch_size=1 if one_by_one else 6, **kwargs)
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")  # of vmap
+def test_a_loss_without_a_second_derivative_is_refused_with_a_way_to_write_it() -> None:
+    with pytest.raises(NotImplementedError, match=r"no second derivative of MultiMarginLoss.*elementary ones"):
+        influence(network(3), nn.MultiMarginLoss(), (inputs(), CLASSES), (inputs(), CLASSES), damping=0.1)
+
+
+def test_class_probabilities_and_classes_on_another_axis_are_taken_as_a_function() -> None:
+    model, x, soft = network(3), inputs(), F.one_hot(CLASSES, 3).to(inputs())
+    hard = GaussNewtonOperator(model, nn.CrossEntropyLoss(), (x, CLASSES))
+    v = hard.randn(1, torch.Generator().manual_seed(0))
+    with pytest.raises(ValueError, match=r"pass a function.*cross_entropy\(outputs, targets\)"):
+        GaussNewtonOperator(model, nn.CrossEntropyLoss(), (x, soft)) @ v
+    assert_close(GaussNewtonOperator(model, partial(F.cross_entropy), (x, soft)) @ v, hard @ v)
 
 
 def class_weighted(outputs: Tensor, targets: Tensor) -> Tensor:

@@ -46,6 +46,7 @@ REFUSED = {
         "the model is a function: pass an nn.Module",
     ),
     "no values": (lambda: Problem.of(linear(device="meta"), LOSS, (X, Y)), "on the meta device.*load_state_dict"),
+    "not opened": (lambda: Problem(linear(), LOSS, (X, Y)), r"open it by Problem\.of\(model, loss, data\)"),
     "no data": (lambda: Problem.of(linear(), LOSS, (X[:0], Y[:0])), "data is empty"),
     "no test data": (
         lambda: influence_scores(linear(), LOSS, (X, Y), (X[:0], Y[:0]), damping=0.1),

@@ -30,6 +30,17 @@ def test_exact_when_run_to_the_end(matrix: Tensor, k: int, seed: int) -> None:
     torch.testing.assert_close(gram, torch.eye(k, dtype=torch.float64), rtol=0, atol=1e-10)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("seed", range(3))
+def test_half_precision_finds_the_same_to_its_rounding(matrix: Tensor, dtype: torch.dtype, seed: int) -> None:
+    operator, truth = DenseOperator(matrix.to(dtype)), torch.linalg.eigvalsh(matrix.to(dtype).double())
+    rounding = 4 * torch.finfo(dtype).eps * float(truth.abs().max())
+    found = top_eigenvalues(operator, 2, generator=seeded(seed))
+    torch.testing.assert_close(found.values, truth.flip(0)[:2], rtol=0, atol=rounding)
+    nodes = spectral_density(operator, num_steps=len(truth), num_probes=2, generator=seeded(seed)).nodes
+    torch.testing.assert_close(nodes.max(), truth.max(), rtol=0, atol=rounding)
+
+
 @pytest.mark.parametrize(
     ("k", "num_matvecs", "dtype"),
     [(1, 4, torch.float64), (2, 8, torch.float32), (1, 16, torch.float32), (2, 40, torch.float64)],

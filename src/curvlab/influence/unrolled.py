@@ -260,8 +260,9 @@ def _pulled_back(
 ) -> list[Tensor]:
     """Return the derivatives of gradientᵀ c by each source, for each row c of (K, P): tensors (K, *shape)."""
     if at_once and len(cotangents) > 1:
-        found = torch.autograd.grad(gradient, sources, cotangents, is_grads_batched=True, materialize_grads=True)
-        return list(found)
+        found = torch.autograd.grad(gradient, sources, cotangents, is_grads_batched=True, allow_unused=True)
+        zeros = [source.new_zeros(len(cotangents), *source.shape) for source in sources]
+        return [zero if each is None else each for each, zero in zip(found, zeros, strict=True)]
     rows = [
         torch.autograd.grad(
             gradient, sources, row, retain_graph=index + 1 < len(cotangents), materialize_grads=True

@@ -106,7 +106,7 @@ def orthonormalise(
     """
     if scale is None:
         scale = float(operator.norm(candidates).max())
-    tolerance = 100 * torch.finfo(operator.dtype).eps * scale
+    tolerance = min(100 * torch.finfo(operator.dtype).eps, 0.01) * scale
     basis = candidates[:, :0] if against is None else against
     num_fixed, width = basis.shape[1], candidates.shape[1]
     rows: list[Tensor] = []

@@ -53,7 +53,9 @@ class CrossEntropy(OutputLoss):
         if targets.is_floating_point() or targets.shape != outputs.shape[:-1]:
             raise ValueError(
                 f"cross-entropy needs integer class indices of shape {tuple(outputs.shape[:-1])} for outputs "
-                f"of shape {tuple(outputs.shape)} (classes last), got {targets.dtype} {tuple(targets.shape)}"
+                f"of shape {tuple(outputs.shape)} (classes last), got {targets.dtype} {tuple(targets.shape)}. For "
+                "probabilities, and for classes on another axis, pass a function, lambda outputs, targets: "
+                "torch.nn.functional.cross_entropy(outputs, targets)"
             )
         refuse_two_readings(outputs, targets)
         kept = targets[targets != self.ignore_index]

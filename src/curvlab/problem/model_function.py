@@ -375,6 +375,8 @@ def _refuse_not_functional(model: nn.Module, error: Exception) -> None:
     for text, why in (
         ("saved tensor hooks", "checkpoints activations: turn that off, model.gradient_checkpointing_disable()"),
         ("setup_context", "has an autograd.Function of its own: give it setup_context and jvp"),
+        ("mutate a captured Tensor", "writes into a tensor of its own, a buffer that counts say: leave that out"),
+        ("doesn't have storage", "packs sequences, or reads numbers out of tensors: pass them padded, not packed"),
     ):
         if text in str(error):
             raise NotImplementedError(f"{type(model).__name__} {why} ({error})") from error

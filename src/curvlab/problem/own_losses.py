@@ -242,7 +242,17 @@ class FunctionLoss(OutputLoss):
 
         Cost: a forward of a few examples.
         """
-        self.check(*_first_outputs(function, batches, count))
+        outputs, targets = _first_outputs(function, batches, count)
+        self.check(outputs, targets)
+        try:
+            self.hessian_product(outputs[:1], targets[:1], outputs[:1])
+        except RuntimeError as error:
+            if "is not implemented" in str(error):
+                raise NotImplementedError(
+                    f"PyTorch has no second derivative of {_name(self.loss)} ({error}): write it as a function of "
+                    "elementary ones, (1 + outputs - outputs.gather(1, targets[:, None])).clamp(min=0) say"
+                ) from error
+            raise
 
     @torch.inference_mode(False)
     @torch.no_grad()

@@ -70,6 +70,8 @@ def checked_model(model: object) -> nn.Module:
         got = f"class, {model.__name__}" if isinstance(model, type) else type(model).__name__
         raise TypeError(f"the model is a {got}: pass an nn.Module, an instance that has parameters")
     parameters = list(model.parameters())
+    if any(nn.parameter.is_lazy(parameter) for parameter in parameters):
+        raise ValueError("the model has lazy parameters, without shapes: run a batch through it first")
     if any(parameter.is_complex() for parameter in parameters):
         raise ValueError("the model has complex parameters: write real and imaginary parts as two real ones")
     if any(parameter.is_meta for parameter in parameters):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Protocol, TypeVar, cast
 
@@ -62,11 +62,15 @@ class Problem(Shown):
     function: ModelFunction
     loss: OutputLoss
     data: Batches
-    memory: Memory
-    given_loss: Loss
+    memory: Memory = field(default_factory=Memory)
+    given_loss: Loss = None  # type: ignore[assignment]  # of a call that __post_init__ refuses
     weights: Tensor | None = None
     selected: Sequence[Piece] | None = None
     given_divisor: float | None = None
+
+    def __post_init__(self) -> None:
+        if isinstance(cast("object", self.function), nn.Module):
+            raise TypeError("open it by Problem.of(model, loss, data): Problem(...) takes what is opened already")
 
     @classmethod
     def of(

@@ -210,7 +210,7 @@ class BlockLanczos:
         self.basis = start[:, :0]
         self.projected = torch.zeros(0, 0, dtype=torch.float64)
         self._rounding = torch.finfo(operator.dtype).eps
-        self._block, _ = orthonormalise(operator, start)
+        self._block, _ = orthonormalise(operator, start, fill=True, generator=generator)  # bfloat16 may drop one
         self._coupling = torch.zeros(block_size, 0, dtype=torch.float64)
 
     def step(self) -> None:

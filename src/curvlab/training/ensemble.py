@@ -16,7 +16,7 @@ from curvlab.iterate import Checkpoint
 from curvlab.linalg import flatten, unflatten
 from curvlab.problem import Data, Loss, ModelFunction, Problem
 from curvlab.problem.batch import Batch, Inputs, num_examples
-from curvlab.problem.model_function import forward_arguments, logits_of, plain_attention
+from curvlab.problem.model_function import explained, forward_arguments, logits_of, plain_attention
 from curvlab.problem.parameters import checked_model
 from curvlab.problem.records import Records
 from curvlab.training.descent import DescentState, Ensemble, EnsembleGradient, EnsembleOptimizer, descend
@@ -297,7 +297,8 @@ def _forward(model: nn.Module, function: ModelFunction) -> Callable[[Sequence[Te
     # ModelFunction checks at every call that the model is deterministic; it did so in the pass over the data.
     def forward(values: Sequence[Tensor], inputs: Inputs) -> Tensor:
         replaced = dict(zip(names, values, strict=True))
-        return logits_of(functional_call(model, replaced, *forward_arguments(model, inputs)))
+        with explained(model, inputs):
+            return logits_of(functional_call(model, replaced, *forward_arguments(model, inputs)))
 
     return forward
 

@@ -125,8 +125,8 @@ class Replay:
             if "train mode" not in str(error):
                 raise
             raise ValueError(
-                f"{type(model).__name__} draws random numbers in training, so the run cannot be walked through "
-                "again: train the model without dropout (Hugging Face: the dropouts of its config at 0)"
+                f"{type(model).__name__} is another function at each call in training ({error}), so the run "
+                "cannot be walked through again: train it without (Hugging Face: the dropouts of its config at 0)"
             ) from error
 
     def first_state(self) -> State:

@@ -39,10 +39,14 @@ def smoke_scale() -> Iterator[None]:
 
     The tests of `plots` and `again` lay theirs out.
     """
+    from curvlab.lab.reporting import plots  # matplotlib comes with it: only where something is drawn
+
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(Path(__file__).parents[1])
         patch.setattr("matplotlib.layout_engine.ConstrainedLayoutEngine.execute", lambda self, figure: None)
-        patch.setattr("curvlab.lab.reporting.plots._DPI", 40)
+        patch.setattr(plots, "_shrink_what_is_cut", lambda drawing: None)
+        patch.setattr(plots, "_DPI", 40)
+        patch.setitem(plots._STYLE, "axes.formatter.use_mathtext", False)  # parsed letter by letter
         yield
 
 

@@ -56,8 +56,10 @@ def test_products_match_dense_for_every_size_of_chunk(build, logits_per_chunk: i
     for low_memory in (True, False):
         op = GaussNewtonOperator(model, loss, (inputs, targets), low_memory=low_memory)
         assert op.function.has_linear_head(inputs)
-        vectors = op.randn(3, torch.Generator().manual_seed(1))
-        assert_close(op @ vectors, dense @ vectors, rtol=1e-10, atol=1e-13)
+        vectors = op.randn(9, torch.Generator().manual_seed(1))
+        for free in ("cpu", "nowhere"):  # backwards in turns, and eight together, as on a GPU
+            monkeypatch.setattr(language, "LAUNCHES_ARE_FREE", free)
+            assert_close(op @ vectors, dense @ vectors, rtol=1e-10, atol=1e-13)
     fisher = FisherOperator(model, loss, (inputs, targets), kind="empirical")
     dense = dense_empirical_fisher(model, loss, inputs, targets)
     assert_close(fisher @ vectors, dense @ vectors, rtol=1e-10, atol=1e-13)
@@ -70,12 +72,14 @@ def test_products_match_dense_for_every_size_of_chunk(build, logits_per_chunk: i
 
 
 @pytest.mark.parametrize("frozen", ["embedding", "hidden", "output.bias", "all but the bias"])
-def test_frozen_parameters(frozen: str) -> None:
+def test_frozen_parameters(frozen: str, monkeypatch) -> None:
     model, loss, inputs, targets = problem()
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(name == "output.bias" if frozen == "all but the bias" else frozen not in name)
     op = GaussNewtonOperator(model, loss, (inputs, targets))
-    assert_close(op.to_dense(), dense_gauss_newton(model, loss, inputs, targets), rtol=1e-10, atol=1e-13)
+    for free in ("cpu", "nowhere"):
+        monkeypatch.setattr(language, "LAUNCHES_ARE_FREE", free)
+        assert_close(op.to_dense(), dense_gauss_newton(model, loss, inputs, targets), rtol=1e-10, atol=1e-13)
 
 
 def test_capped_logits_are_noticed_and_taken_as_a_whole() -> None:

@@ -31,6 +31,9 @@ def can_be_silent(function: Callable[P, R]) -> Callable[P, R]:
 
     @wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        for name in ("callback", "on_epoch_end", "step"):
+            if kwargs.get(name) is not None and not callable(kwargs[name]):
+                raise TypeError(f"{name} is a function of the state, got {kwargs[name]!r}")
         if kwargs.get("progress", True) is not False:
             return function(*args, **kwargs)
         before = _SILENT.set(True)

@@ -14,12 +14,7 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from curvlab.curvature import (
-    FisherOperator,
-    GaussNewtonOperator,
-    importance_probabilities,
-    sampled_traces,
-)
+from curvlab.curvature import FisherOperator, GaussNewtonOperator, importance_probabilities, sampled_traces
 from curvlab.influence import (
     ProximalNewton,
     ProximalSGD,
@@ -35,6 +30,7 @@ from curvlab.influence import (
     loss_response,
     margins,
     median_rms,
+    per_example_gradients,
     prepare_influence,
     proximal_bregman_response,
     random_halves,
@@ -46,10 +42,7 @@ from curvlab.influence import (
 )
 from curvlab.influence.retraining import LeftOut
 from curvlab.influence.tf_idf import damped_inverse_product
-from curvlab.linalg import (
-    DenseOperator,
-    identity,
-)
+from curvlab.linalg import DenseOperator, identity
 from curvlab.optim import NGD, QNG, ExactNGD, Ginger, UniformDirection
 from curvlab.sampling import (
     RMSProp,
@@ -60,14 +53,7 @@ from curvlab.sampling import (
     estimate_llc,
     split_rhat,
 )
-from curvlab.solvers import (
-    ConjugateGradient,
-    Direct,
-    Lissa,
-    Nystrom,
-    Rows,
-    TrainingFilter,
-)
+from curvlab.solvers import ConjugateGradient, Direct, Lissa, Nystrom, Rows, TrainingFilter
 from curvlab.spectrum import (
     frobenius_norm,
     hutchinson_diagonal,
@@ -79,14 +65,7 @@ from curvlab.spectrum import (
     top_eigenvalues,
     xtrace,
 )
-from curvlab.training import (
-    BatchOrder,
-    RunLength,
-    cosine_after_warmup,
-    curvature_step,
-    evaluate,
-    train,
-)
+from curvlab.training import BatchOrder, RunLength, cosine_after_warmup, curvature_step, evaluate, train
 
 GENERATOR = torch.Generator().manual_seed(0)
 X, Y = torch.randn(12, 4, generator=GENERATOR), torch.arange(12) % 3
@@ -342,18 +321,39 @@ CASES: list[tuple[Callable[[], Any], str]] = [
     (lambda: fit(optimizer=Ginger), "functools.partial"),
     (lambda: fit(optimizer=torch.optim.SGD(new().parameters(), 0.1), lr=None), "none of the model's parameters"),
     (lambda: fit(loss=nn.functional.cross_entropy, step=curvature_step), "update_curvature"),
-    (
-        lambda: proximal_bregman_response(
-            MODEL, LOSS, DATA, [0], damping=0.1, epsilon=1e-3, optimizer=torch.optim.SGD(MODEL.parameters(), 0.1)
-        ),
-        "ProximalSGD",
-    ),
+    (lambda: pbrf(optimizer=torch.optim.SGD(MODEL.parameters(), 0.1)), "ProximalSGD"),
     (lambda: OP @ [1.0] * 27, "is a list: pass a tensor"),
     (lambda: ConjugateGradient().solve(MODEL, SIDE), "the matrix is a Sequential: pass an operator"),
     (lambda: ConjugateGradient().solve(torch.eye(27), SIDE), "DenseOperator"),
     (lambda: top_eigenvalues(MODEL, 1), "pass an operator"),
     (lambda: hutchinson_trace(torch.eye(3), num_matvecs=3), "DenseOperator"),
     # ------------------------------------------------------------------------------- tried as an attacker
+    *((partial(call, callback=3), "callback is a function of") for call in (llc, fit)),
+    (lambda: fit(on_epoch_end="a"), "on_epoch_end is a function of"),
+    (lambda: fit(step="a"), "step is a function"),
+    (lambda: fit(gradient_norm=NAN), "gradient_norm must be positive"),
+    (lambda: fit(batches=3, num_steps=None), "batches are tensors of indices, one a step, got 3"),
+    (lambda: fit(loss=lambda outputs, targets: None), "the loss returns NoneType: return a tensor"),
+    (lambda: fit(validation=[]), "data is empty"),
+    (lambda: evaluate(MODEL, LOSS, []), "data is empty"),
+    (lambda: score(data=[], run=recorded(), damping=None), "data is empty"),
+    (lambda: per_example_gradients(MODEL, LOSS, DATA, batch_size=NAN), "batch_size must be a whole number"),
+    (lambda: top_eigenvalues(OP, 1, memory_budget="a"), "memory_budget is in bytes, at least 1, got 'a'"),
+    (lambda: hutchinson_trace(OP, rtol=NAN), "rtol must be positive"),
+    (lambda: hutchinson_trace(OP, rtol=0.1, max_matvecs="a"), "max_matvecs must be a whole number"),
+    (lambda: hutchinson_trace(OP, num_matvecs=4, chunk_size=None), "chunk_size must be a whole number"),
+    (lambda: GaussNewtonOperator(MODEL, LOSS, DATA, fd_step=NAN), "fd_step must be positive"),
+    (lambda: choose(batch_size=None), "batch_size must be a whole number"),
+    (lambda: corrupt_labels(Y, num_classes=3, fraction=INF, generator=0), "fraction must be finite"),
+    (lambda: NGD(new().parameters(), lr=0.1, alpha=INF), "alpha must not be negative or inf"),
+    (lambda: NGD(new().parameters(), lr=0.1, weight_decay=INF), "weight_decay must be finite"),
+    *(
+        (
+            partial(linear_datamodelling_score, X.T, torch.eye(6, 12) > 0, X[:6], confidence=c),
+            "between 0 and 1, got",
+        )
+        for c in (-1.0, 1.5, NAN)
+    ),
     (lambda: score().plot(tests=["a"]), "a number of tests must be a whole number, got 'a'"),
     (
         lambda: score(measurement=lambda outputs, y: (outputs.argmax(1) == y).float()),

@@ -8,6 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from curvlab.arguments import positive
 from curvlab.curvature.language import FEWER_LOGITS, LOGITS_PER_CHUNK, linearise_by_tokens
 from curvlab.curvature.linearise import (
     FD_STEP,
@@ -64,8 +65,8 @@ class GaussNewtonOperator(DataOperator):
         super().__init__(model, loss, data, batch_size=batch_size, memory_budget=memory_budget, columns=columns)
         if jvp not in ("forward", "finite_difference"):
             raise ValueError(f"jvp must be 'forward' or 'finite_difference', got {jvp!r}")
-        if fd_step is not None and fd_step <= 0:
-            raise ValueError(f"fd_step must be positive, got {fd_step}")
+        if fd_step is not None:
+            positive("fd_step", fd_step)
         if low_memory and jvp != "forward":
             raise ValueError("low_memory is a way of jvp='forward': leave one of the two out.")
         self.jvp = jvp

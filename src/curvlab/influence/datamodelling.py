@@ -84,6 +84,8 @@ def linear_datamodelling_score(
     generator = generator_of(generator)
     drawn = _correlation(predicted_ranks, measured_ranks, _counts(num_resamples, len(weights), generator))
     means = (drawn * _counts(num_resamples, scores.shape[0], generator)).mean(1)
+    if not 0 < real("confidence", confidence) < 1:
+        raise ValueError(f"confidence must be between 0 and 1, got {confidence}")
     tail = (1 - confidence) / 2
     low, high = torch.quantile(means, torch.tensor([tail, 1 - tail], dtype=means.dtype)).tolist()
     return DatamodellingScore(float(per_measurement.mean()), low, high, per_measurement, len(weights))

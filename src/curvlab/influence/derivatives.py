@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import grad, jvp, vmap
 
-from curvlab.arguments import tensor
+from curvlab.arguments import tensor, whole
 from curvlab.curvature.linearise import use_vmap
 from curvlab.linalg import LinearOperator, flatten, unflatten, unflatten_columns
 from curvlab.problem import Data, Loss, Problem
@@ -61,6 +61,7 @@ def per_example_gradients(
     runs out, with a MemoryWarning. Memory: N·P; where only products with a few vectors are needed,
     `directional_derivatives` holds no gradient at all.
     """
+    whole("batch_size", batch_size)
     problem = Problem.of(model, loss, data)
     function, measure = problem.function, _measure(problem, measurement)
     parameters = problem.parameters

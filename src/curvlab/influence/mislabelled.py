@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from curvlab.arguments import real, tensor, whole
+from curvlab.arguments import not_negative, tensor, whole
 from curvlab.seeding import generator_of
 from curvlab.shown import Shown, Summary, counted
 
@@ -48,7 +48,7 @@ def corrupt_labels(
         generator: of the choice and of the labels, or a seed.
     """
     tensor("labels", labels, ndim=1, shape="(N,)")
-    count = round(real("fraction", fraction) * len(labels))
+    count = round(not_negative("fraction", fraction) * len(labels))
     if not 0 < count < len(labels):
         raise ValueError(
             f"fraction={fraction} of {len(labels)} examples are {count}: at least one must be mislabelled, and "

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
-from curvlab.arguments import real, whole
+from curvlab.arguments import not_negative, real, whole
 from curvlab.optim.flat import Closure, DivergedError, evaluate
 
 _NAMES = ("factor", "eigenvalues", "rho")  # W, D and ρ in the state
@@ -437,13 +437,14 @@ def _check_gradient(parameter: Tensor) -> None:
 
 def _check(group: dict[str, Any]) -> None:
     for name in ("lr", "weight_decay"):
-        if not real(name, group[name]) >= 0:
-            raise ValueError(f"{name} must not be negative, got {group[name]}")
-    if not real("alpha", group["alpha"]) >= 0:
-        raise ValueError(f"alpha must not be negative, got {group['alpha']}; the paper uses 0.01 to 0.1, Kaldi 4")
+        not_negative(name, group[name])
+    if not 0 <= real("alpha", group["alpha"]) < math.inf:
+        raise ValueError(
+            f"alpha must not be negative or infinite, got {group['alpha']}; the paper has 0.01 to 0.1"
+        )
     if not 0 < real("eta", group["eta"]) < 1:
         raise ValueError(f"eta is the weight of the newest gradient and lies between 0 and 1, got {group['eta']}")
-    if not real("epsilon", group["epsilon"]) > 0 or not 0 < real("delta", group["delta"]) < 1:
+    if not 0 < real("epsilon", group["epsilon"]) < math.inf or not 0 < real("delta", group["delta"]) < 1:
         raise ValueError(f"epsilon must be positive, delta from 0 to 1, got {group['epsilon']}, {group['delta']}")
     whole("update_period", group["update_period"])
     if group["rank"] is not None:

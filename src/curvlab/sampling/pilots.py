@@ -162,8 +162,7 @@ def choose_sgld_settings(
     whole("num_burnin_steps", num_burnin_steps)
     whole("num_chains", num_chains)
     whole("num_steps", num_steps, least=2)
-    if batch_size is not None:
-        whole("batch_size", batch_size)
+    whole("batch_size", batch_size)
     if not 0 < real("bias", bias) < 1:
         raise ValueError(f"bias lies between 0 and 1, got {bias}")
     if sampler not in ("sgld", "averaged", "underdamped"):

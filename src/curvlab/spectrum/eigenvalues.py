@@ -13,7 +13,7 @@ from torch import Tensor
 from curvlab.arguments import not_negative, whole
 from curvlab.iterate import Checkpoint, iterate
 from curvlab.linalg import LinearOperator, checked_product, generator_for, orthonormalise
-from curvlab.problem.memory import share_of_free
+from curvlab.problem.memory import Memory, share_of_free
 from curvlab.seeding import Seed
 from curvlab.shown import Shown, Summary, counted, first_values
 
@@ -298,8 +298,7 @@ def vectors_that_fit(operator: LinearOperator, memory_budget: float | None) -> i
         operator: whose vectors.
         memory_budget: in bytes; None: 80 % of what is free now.
     """
-    if memory_budget is not None and memory_budget < 1:
-        raise ValueError(f"memory_budget is in bytes, at least 1, got {memory_budget}: 2e9 for 2 GB")
+    Memory(budget=memory_budget)  # or an error that says what it must be
     budget = share_of_free(operator.device) if memory_budget is None else memory_budget
     ranks = operator.ranks
     if ranks is not None and memory_budget is None and operator.device.type == "cpu":

@@ -61,6 +61,8 @@ def evaluate(
     reduction = getattr(loss, "reduction", "mean")
     if reduction not in ("mean", "batchmean"):  # nn.KLDivLoss calls its mean over examples the latter
         raise ValueError(f"evaluate needs a loss with reduction='mean', got '{reduction}'")
+    if examples.num_examples == 0:
+        raise ValueError("data is empty: at least one example is needed")
     size = min(whole("batch_size", batch_size), examples.num_examples)
     return with_halving(lambda at_once: _evaluated(model, loss, examples, at_once), size)
 

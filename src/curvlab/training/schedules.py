@@ -66,6 +66,8 @@ class BatchOrder:
         given: Iterable[Tensor] | None = None,
     ) -> None:
         self.num_examples, self.batch_size = whole("num_examples", num_examples), whole("batch_size", batch_size)
+        if given is not None and not isinstance(given, Iterable):
+            raise TypeError(f"batches are tensors of indices, one a step, got {given!r}")
         self.given = [] if given is None else [torch.as_tensor(batch).long().cpu() for batch in given]
         if given is None:
             self.steps_per_epoch = math.ceil(num_examples / batch_size)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 
+from curvlab.arguments import positive
 from curvlab.problem import Batches, Data, FunctionLoss, Problem, output_loss
 from curvlab.problem.batch import Inputs
 from curvlab.problem.closed_forms import refuse_two_readings
@@ -62,6 +63,8 @@ class MeanLoss:
         if outputs.shape != targets.shape and outputs.squeeze(-1).shape == targets.squeeze(-1).shape:
             # (B, 1) and (B,): PyTorch's losses broadcast them to (B, B).
             output_loss(self.loss).check(outputs, targets)
+        if not isinstance(value, Tensor):
+            raise TypeError(f"the loss returns {type(value).__name__}: return a tensor, so that autograd knows it")
         if value.ndim:
             raise ValueError(
                 f"the loss returns shape {tuple(value.shape)} for a batch: return one number, the mean over its "
@@ -194,6 +197,11 @@ class Learner:
     max_gradient_norm: float | None = None
     gradient_norm: float | None = None
     l2: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("max_gradient_norm", "gradient_norm"):
+            if getattr(self, name) is not None:
+                positive(name, getattr(self, name))
 
     @property
     def parameters(self) -> list[nn.Parameter]:

@@ -16,6 +16,7 @@ from curvlab.arguments import positive, real, whole
 from curvlab.iterate import Checkpoint, iterate
 from curvlab.linalg import flatten
 from curvlab.problem import Batches, Data, Problem
+from curvlab.progress import can_be_silent
 from curvlab.seeding import generator_of, seeded_by
 from curvlab.training.evaluate import evaluate
 from curvlab.training.history import DataProbe, TrainingHistory, TrainingRun, UpdateRule, rule_of
@@ -40,6 +41,7 @@ class TrainingDivergedError(ArithmeticError):
     """The loss became infinite or NaN."""
 
 
+@can_be_silent
 def train(
     model: nn.Module | Problem,
     loss: Loss | None = None,
@@ -123,8 +125,6 @@ def train(
     _check(num_epochs, num_steps, batch_size, given=batches is not None)
     if keep not in ("last", "best"):
         raise ValueError(f"keep must be 'last' or 'best', got {keep!r}")
-    if max_gradient_norm is not None:
-        positive("max_gradient_norm", max_gradient_norm)
     if keep == "best" and validation is None:
         raise ValueError("keep='best' needs a validation set to choose by")
     factors = named_schedule(schedule)

@@ -8,14 +8,17 @@ import re
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from omegaconf import OmegaConf
 from PIL import Image
 
 from curvlab.lab import Computed, all_targets, load_config, task_settings
 from curvlab.lab.claims import load_claim_sheet, load_claims
 from curvlab.lab.reporting.dashboard import named_keys
+from curvlab.lab.runs.overrides import refuse_out_of_range
 from curvlab.lab.runs.record import NOT_RECORDED
 from curvlab.lab.targets.execution import curves_of, numbers_of
 from curvlab.lab.targets.settings import MISSING, ours
@@ -132,6 +135,33 @@ def test_target_composes(key: str, preset: str) -> None:
     assert [name for name in kept if "data" not in cfg.tasks[name]] == []
     found = ours([name for name in target.paper_settings if ".csv:" not in name], cfg, {})
     assert [name for name, value in found.items() if value == MISSING] == []
+    check_ranges(OmegaConf.to_container(cfg, resolve=True))
+
+
+def check_ranges(config: Any) -> None:
+    """Of every number what stands is in its range, and a negative one or a text is not."""
+    numbers = 0
+    for name, stands in settings_of(config):
+        refuse_out_of_range(name, stands, stands)
+        first = stands[0] if isinstance(stands, list) and stands else stands
+        if isinstance(first, int | float) and not isinstance(first, bool):
+            numbers += 1
+            for bad in ["text", *([] if name in ("start", "starts") else [-1])]:
+                with pytest.raises(ValueError, match=f"{name} must be "):
+                    refuse_out_of_range(name, [bad] if first is not stands else bad, stands)
+    assert numbers > 2
+
+
+def settings_of(node: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield every setting with its name; a list of a list has the same."""
+    if isinstance(node, dict):
+        for key, own in node.items():
+            yield from settings_of(own, str(key))
+    elif isinstance(node, list) and any(isinstance(own, dict | list) for own in node):
+        for own in node:
+            yield from settings_of(own, name)
+    else:
+        yield name, node
 
 
 @pytest.mark.parametrize("key", TARGETS)

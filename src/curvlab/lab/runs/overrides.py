@@ -165,8 +165,9 @@ def refuse_out_of_range(name: str, value: Any, stands: Any) -> None:
     first = stands
     while isinstance(first, list):
         first = first[0] if first else None
-    is_reference = isinstance(value, str) and "${" in value  # resolved when it is known what it means
-    if value is None or is_reference or isinstance(first, bool | dict):
+    # A reference is resolved when it is known what it means; a column of a data set has a name.
+    is_text = isinstance(value, str) and ("${" in value or isinstance(first, str))
+    if value is None or is_text or isinstance(first, bool | dict):
         return
     known = next(((fits, words) for names, fits, words in _RANGES if names.fullmatch(name)), None)
     if known is None and not isinstance(first, int | float):

@@ -13,9 +13,9 @@ the forward and its activations are shared; the aim is stated per vector (`aim_m
 wants them: ours and curvlinops' as (P, K), ours with contiguous columns. PyHessian multiplies by the Hessian, one
 vector at a time; without the package its rows say "not installed".
 
-On an H200 (preset paper) these networks are too small to fill the GPU: a product is as long as its launches, for one
-vector above the aim and half to two thirds of curvlinops' time. The OPT's 25 backwards, then taken in turns, took six
-times as long as curvlinops'; since then they go together (not timed again).
+On an H200 (preset paper) these networks are too small to fill the GPU: a product is as long as its launches, for
+one vector above the aim and half to two thirds of curvlinops' time. The OPT's 25 backwards, then taken in turns,
+took six times as long as curvlinops'; since then they go together (not timed again).
 
 product_parts.csv times a product with 25 vectors by parts, over one forward and one gradient. A vector alone takes
 a forward that carries its tangent (three convolutions a layer: W x, W dx, dW x) and a backward (two more): 5F

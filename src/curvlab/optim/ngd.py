@@ -439,9 +439,7 @@ def _check(group: dict[str, Any]) -> None:
     for name in ("lr", "weight_decay"):
         not_negative(name, group[name])
     if not 0 <= real("alpha", group["alpha"]) < math.inf:
-        raise ValueError(
-            f"alpha must not be negative or infinite, got {group['alpha']}; the paper has 0.01 to 0.1"
-        )
+        raise ValueError(f"alpha must be finite and at least 0, got {group['alpha']}; the paper uses 0.01 to 0.1")
     if not 0 < real("eta", group["eta"]) < 1:
         raise ValueError(f"eta is the weight of the newest gradient and lies between 0 and 1, got {group['eta']}")
     if not 0 < real("epsilon", group["epsilon"]) < math.inf or not 0 < real("delta", group["delta"]) < 1:

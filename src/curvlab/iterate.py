@@ -46,7 +46,7 @@ import torch
 from torch import Tensor
 
 from curvlab.described import described
-from curvlab.files import DamagedFileError, check_place, decode, encode, write_atomically
+from curvlab.files import DamagedFileError, check_place, decode, encode, remove_stale, write_atomically
 from curvlab.progress import around, can_be_silent, progress_bar
 from curvlab.ranks import Ranks
 
@@ -303,6 +303,7 @@ class SaveFile:
         if self.ranks.is_first:
             with self._failure_told():
                 self.path.unlink(missing_ok=True)
+                remove_stale(self.path.parent, self.path.name, older_than=0)  # of a kill in the middle of a save
 
     @contextmanager
     def _failure_told(self) -> Iterator[None]:

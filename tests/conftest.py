@@ -53,7 +53,8 @@ def smoke_scale() -> Iterator[None]:
 def run_at_smoke_scale(key: str, results: Path, *overrides: str) -> Path:
     folders = [f"results.root={results}", f"store.root={results.parent / 'store'}"]
     target = all_targets()[key]
-    cfg = load_config(target, ["preset=smoke", "tracker=none", "progress=false", *folders, *overrides])
+    smoke = ["preset=smoke", "device=auto", "tracker=none", "progress=false"]  # where there is a GPU, on it
+    cfg = load_config(target, [*smoke, *folders, *overrides])
     return run_target(target, cfg)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from curvlab.lab import tables
 from curvlab.lab.claims.claim_sheet import load_claims, rerun_command
-from curvlab.lab.claims.claims import VERDICTS, ClaimResult
+from curvlab.lab.claims.claims import NOT_ASKED, OUT_OF_REACH, VERDICTS, ClaimResult
 from curvlab.lab.runs.record import NOT_RECORDED, UNKNOWN, read_record
 from curvlab.lab.targets.target import PRESETS, report_order
 
@@ -98,12 +98,16 @@ def count_verdicts(results: Iterable[ClaimResult]) -> dict[str, int]:
 
 
 def largest_judged(folders: Iterable[ResultFolder]) -> list[ResultFolder]:
-    """Return of each target the largest preset that has claims, or else the largest there is."""
+    """Return of each target the largest preset that decided some claim, or else the largest there is."""
     best: dict[str, ResultFolder] = {}
     for folder in folders:  # presets grow
-        if folder.claims or folder.key not in best or not best[folder.key].claims:
+        if folder.key not in best or _decides(folder) or not _decides(best[folder.key]):
             best[folder.key] = folder
     return list(best.values())
+
+
+def _decides(folder: ResultFolder) -> bool:
+    return any(claim.verdict not in (OUT_OF_REACH, NOT_ASKED) for claim in folder.claims)
 
 
 def _candidates(results: Path) -> Iterator[Path]:

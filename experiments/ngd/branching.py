@@ -313,6 +313,7 @@ def _figure(table: pd.DataFrame) -> Figure:
         axes[0].set_title(task, loc="left")
     note = "dotted: the split; mean over seeds, band: 95 % t interval, of the LLC: of its change since the split"
     note += f"\nvalid estimates alone; {plots.COUNTS_NOTE}"
+    note += "\nthe lowest point: of the loss, in the region that the LLC's chains sample"
     panels.legend(figure, title=note, columns=3)
     return figure
 
@@ -356,4 +357,5 @@ def _style(branch: str) -> dict[str, Any]:
         "marker": marker,
         "linestyle": line,
         "alpha": 0.4 if plain != branch else 1.0,
+        "zorder": 1.9 if plain != branch else 2.0,  # a pale line above another would change its colour
     }

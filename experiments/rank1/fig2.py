@@ -307,7 +307,8 @@ def _except(*names: str) -> dict[str, Any]:
 LABELS = {"gradient_norm": "‖∇f(x_k)‖", "gap": "f(x_k) - f*", "alpha": "α_k"}
 FLOORS = {"gradient_norm": 1e-8, "gap": 1e-10}
 AXES = {"step": "step k", "products": "Hessian products", "passes": "gradients + Hessian products"}
-Curves = dict[str, pd.DataFrame]  # rows by legend entry; an entry that begins with a blank is drawn dashed
+Curves = dict[str, pd.DataFrame]  # rows by legend entry; one with a blank in front is dashed, with two dotted
+LINES = ("-", "--", ":")
 NOTE = "line: median over seeds of the directions; band: smallest to largest of the seeds"
 
 
@@ -322,7 +323,7 @@ def _convergence(table: pd.DataFrame) -> Figure:
     plain = chosen(chosen(table, method=OURS, rule="given"), **_except("sigma_scale"))
     for ax, x in zip(axes[0], ("step", "passes"), strict=True):
         _panel(ax, _methods(table, plain), x, "gradient_norm", f"by {x}")
-    panels.legend(figure, columns=3, title=NOTE)
+    panels.legend(figure, columns=3, title=f"{NOTE}\nS, D: estimate symmetrised or not; c: factor of σ")
     return figure
 
 
@@ -376,7 +377,7 @@ def _methods(table: pd.DataFrame, plain: pd.DataFrame) -> Curves:
         "lemma": chosen(plain, sigma_scale=1),
         f"best: {variant_name(best)}": table.merge(best[SETTINGS].drop_duplicates(), on=SETTINGS),
         " gradient descent, 1/λ": chosen(descent, lr_factor=1),
-        f" gradient descent, {tuned:g}/λ": chosen(descent, lr_factor=tuned),
+        f"  gradient descent, {tuned:g}/λ": chosen(descent, lr_factor=tuned),
         " Newton": chosen(table, method="Newton"),
         " cubic Newton": chosen(table, method="cubic Newton"),
     }
@@ -392,7 +393,7 @@ def _panel(ax: Axes, curves: Curves, x: str, quantity: str, title: str) -> None:
         at = own.groupby("step")[x].median().clip(lower=positive / 2)
         shown = pd.DataFrame({"x": at, "y": values.median(), "low": values.min(), "high": values.max()})
         # A step that costs many products is paid before it is taken: no slanted line from one point to the next.
-        look: dict[str, Any] = {"color": color, "marker": "", "linestyle": "--" if name.startswith(" ") else "-"}
+        look: dict[str, Any] = {"color": color, "marker": "", "linestyle": LINES[len(name) - len(name.lstrip())]}
         look |= {} if x == "step" else {"drawstyle": "steps-post"}
         ends: dict[str, Any] = {} if own.seed.nunique() == 1 else {"low": "low", "high": "high"}
         panels.lines(ax, shown, x="x", y="y", label=name.strip(), **ends, **look)

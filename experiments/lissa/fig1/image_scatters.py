@@ -13,6 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from PIL import Image
 
+from curvlab.influence.scores import MIN_PEARSON, SLOPES
 from curvlab.lab import Computed, panels, plots
 from curvlab.lab.names import reader_names
 from experiments.lissa.fig1.agreement_panels import CHOICES, panels_error
@@ -20,7 +21,8 @@ from experiments.lissa.fig1.agreement_panels import CHOICES, panels_error
 COLORS = dict(zip((*CHOICES, "exact"), ("lissa", "lissa.auto", "ginger", "random"), strict=True))
 NOTE = (
     "change of a test loss per unit weight of the training image (nats)\n"
-    "r: mean ± s.e. over seeds; axes that end in powers of ten: linear around 0, logarithmic beyond"
+    "r: mean ± s.e. over seeds; axes that end in powers of ten: linear around 0, logarithmic beyond\n"
+    f"agree: r ≥ {MIN_PEARSON:g}, slope within a factor of {SLOPES[1]:g} of one; else apart; 2/3: in as many seeds"
 )
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from curvlab import curvature, influence, problem, sampling, solvers, spectrum, training
+from curvlab import curvature, influence, optim, problem, sampling, solvers, spectrum, training
 from curvlab.curvature import FisherOperator, GaussNewtonOperator, HessianOperator
 from curvlab.influence import retraining
 from curvlab.linalg import LinearOperator, identity
@@ -117,6 +117,14 @@ def numbers(found: Any) -> Any:
     return found if isinstance(found, Tensor | int | float | str | None) else type(found).__name__
 
 
+@dataclass(frozen=True)
+class Alone(Call):
+    """What takes neither data nor an operator as its first arguments: all of them are settings."""
+
+    def __call__(self, *, opened: bool = False, **others: Any) -> Any:
+        return self.function(**self.settings | others)
+
+
 ITERATIVE = BlockConjugateGradient(rtol=1e-10)
 LLC = {"step_size": 1e-4, "localization": 10.0}
 CALLS = {
@@ -194,4 +202,30 @@ OF_OPERATORS = {
     "BlockConjugateGradient": OfOperator(BlockConjugateGradient, {"preconditioner": Nystrom(3), "rtol": 1e-9}),
     "MinimumResidual": OfOperator(solvers.MinimumResidual),
     "TrainingFilter": OfOperator(solvers.TrainingFilter, {"time": 9.0}),
+}
+NETWORK = network()
+PARAMETERS = {"params": list(NETWORK.parameters())}
+FISHER = FisherOperator(NETWORK, LOSS, DATA)
+BESIDE = {
+    "Ginger": Alone(optim.Ginger, PARAMETERS | {"lr": 0.1, "rank": 2, "decay": 0.9, "damping": 0.1}),
+    "QNG": Alone(optim.QNG, PARAMETERS | {"lr": 0.1, "rank": 2, "decay": 0.9}),
+    "NGD": Alone(optim.NGD, PARAMETERS | {"lr": 0.1}),
+    "ExactNGD": Alone(optim.ExactNGD, PARAMETERS | {"fisher": FISHER, "lr": 0.1}),
+    "FisherNewton": Alone(optim.FisherNewton, PARAMETERS | {"fisher": FISHER}),
+    "CubicNewton": Alone(optim.CubicNewton, PARAMETERS | {"hessian": FISHER}),
+    "UniformDirection": Alone(optim.UniformDirection, PARAMETERS | {"hessian": FISHER, "lr": 1.0, "delta": 0.1}),
+    "Direct": Alone(solvers.Direct),
+    "Nystrom": Alone(Nystrom, {"rank": 3}),
+    "Rows": Alone(solvers.Rows),
+    "Ekfac": Alone(solvers.Ekfac),
+    "ProximalSGD": Alone(retraining.ProximalSGD, {"step_size": 0.1, "num_steps": 4, "batch_size": 3}),
+    "ProximalNewton": Alone(retraining.ProximalNewton),
+    "RMSProp": Alone(sampling.RMSProp, {"decay": 0.9, "damping": 0.1}),
+    "default_nbeta": Alone(sampling.default_nbeta, {"num_examples": 12}),
+    "corrupt_labels": Alone(
+        influence.corrupt_labels, {"labels": DATA[1], "num_classes": 2, "fraction": 0.5, "generator": 0}
+    ),
+    "random_halves": Alone(influence.random_halves, {"num_examples": 12, "num_subsets": 3, "generator": 0}),
+    "BatchOrder": Alone(training.BatchOrder, {"num_examples": 12, "batch_size": 3}),
+    "cosine_after_warmup": Alone(training.cosine_after_warmup, {"warmup_steps": 2}),
 }

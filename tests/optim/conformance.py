@@ -155,7 +155,7 @@ UNIFORM = [
     ({"delta": -1.0}, "delta must not be negative"),
     ({"alpha": -1.0}, "alpha must not be negative"),
     ({"sigma": float("nan")}, "sigma must not be negative"),
-    ({"num_directions": 0}, "num_directions and refresh_period must be at least 1"),
+    ({"num_directions": 0}, "num_directions must be at least 1, got 0"),
 ]
 
 

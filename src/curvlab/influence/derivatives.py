@@ -104,6 +104,7 @@ def directional_derivatives(
     problem = Problem.of(model, loss, data)
     measure = _measure(problem, measurement)
     tensor("directions", directions, ndim=2, shape="(P, K)", rows=problem.num_parameters)
+    batch_size = whole("batch_size", batch_size)
 
     def checked(outputs: Tensor, targets: Tensor) -> Tensor:
         return _one_each(measure(outputs, targets), targets)

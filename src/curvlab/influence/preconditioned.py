@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from curvlab.arguments import positive
 from curvlab.curvature import GaussNewtonOperator
 from curvlab.influence.derivatives import checked_points, directional_derivatives, per_example_gradients
 from curvlab.influence.results import Origin
@@ -166,7 +167,7 @@ def preconditioned_influence(
     rule = recorded.rule
     if test is None:
         raise TypeError("pass test=..., the examples that are measured")
-    opened = Problem.of(model, loss, train_data)
+    rtol, opened = positive("rtol", rtol), Problem.of(model, loss, train_data)
     times = adam_times(opened, run=recorded) if times is None else times
     if not isinstance(rule, AdamRule) or times.shape != recorded.start.shape or not bool((times >= 0).all()):
         raise ValueError(

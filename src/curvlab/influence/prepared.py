@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from curvlab.arguments import whole
 from curvlab.curvature import GaussNewtonOperator
 from curvlab.curvature.examples import covering_layers, own_gauss_newton
 from curvlab.curvature.rows import DenseRows, OuterRows
@@ -86,6 +87,7 @@ def prepare_influence(
     torch.Size([20, 2])
     """
     damping, _ = curvature_added(damping, run, retraining, filtered=False)
+    num_queries = whole("num_queries", num_queries)
     problem = Problem.of(model, loss, train, weights, memory_budget, batch_size=batch_size).normalised()
     check_run(run, problem)
     damped = GaussNewtonOperator(problem) + damping * identity

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from curvlab.arguments import tensor
+from curvlab.arguments import tensor, whole
 from curvlab.influence.derivatives import directional_derivatives, in_order, per_example_gradients
 from curvlab.iterate import Checkpoint, iterate
 from curvlab.linalg import LinearOperator
@@ -99,6 +99,7 @@ def similarities(
     if not hasattr(solver, "solve"):
         raise TypeError(f"solver must be one of curvlab.solvers, e.g. BlockConjugateGradient(), got {solver!r}")
     generator = None if generator is None else generator_of(generator, operator.device)
+    batch_size, columns = whole("batch_size", batch_size), None if columns is None else whole("columns", columns)
     blocks = torch.arange(problem.num_examples).split(columns or problem.num_examples)
     return iterate(
         _Blocks(problem, operator, solver, blocks, batch_size, generator),

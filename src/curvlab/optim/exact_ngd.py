@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
-from curvlab.arguments import not_negative, positive
+from curvlab.arguments import not_negative, positive, whole
 from curvlab.curvature.rows import dense_matrix
 from curvlab.linalg import LinearOperator
 from curvlab.optim.flat import Closure, DivergedError, VectorOptimizer, evaluate
@@ -89,7 +89,7 @@ class ExactNGD(VectorOptimizer):
         positive("lr", lr)
         not_negative("alpha", alpha)
         positive("epsilon", epsilon)
-        if fisher.shape[0] > max_size:
+        if fisher.shape[0] > whole("max_size", max_size):
             raise ValueError(
                 f"ExactNGD forms the ({fisher.shape[0]}, {fisher.shape[0]}) Fisher matrix, more than max_size = "
                 f"{max_size}: use NGD, or raise max_size if the memory is there."

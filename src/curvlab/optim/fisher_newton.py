@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
-from curvlab.arguments import not_negative, positive
+from curvlab.arguments import not_negative, positive, whole
 from curvlab.curvature import FisherOperator
 from curvlab.linalg import LinearOperator, identity
 from curvlab.optim.flat import Closure, VectorOptimizer, evaluate
@@ -115,7 +115,7 @@ class FisherNewton(VectorOptimizer):
         if sigma is None and smoothness > 0:
             output_gradient_bound(fisher.loss, 0.0, num_predictions=num_predictions)  # refuse now, not in step
         self.fisher = fisher
-        self.num_predictions = num_predictions
+        self.num_predictions = None if num_predictions is None else whole("num_predictions", num_predictions)
         size = fisher.shape[0]
         self.solver = solver or (Direct() if size <= _DIRECT_SIZE else ConjugateGradient(rtol=1e-6))
         self.last_step: FisherNewtonInfo | None = None
@@ -240,7 +240,7 @@ class CubicNewton(VectorOptimizer):
     ) -> None:
         positive("lr", lr, "1 is the method")
         not_negative("hessian_lipschitz", hessian_lipschitz)
-        if hessian.shape[0] > max_size:
+        if hessian.shape[0] > whole("max_size", max_size):
             raise ValueError(
                 f"CubicNewton forms the ({hessian.shape[0]}, {hessian.shape[0]}) Hessian, more than max_size = "
                 f"{max_size}: use UniformDirection or FisherNewton, or raise max_size if the memory is there."

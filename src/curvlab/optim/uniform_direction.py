@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
-from curvlab.arguments import not_negative, positive
+from curvlab.arguments import not_negative, positive, whole
 from curvlab.linalg import LinearOperator
 from curvlab.optim.flat import Closure, VectorOptimizer, evaluate
 from curvlab.seeding import Seed, as_generator
@@ -119,10 +119,8 @@ class UniformDirection(VectorOptimizer):
         for name, value in nonnegative.items():
             if value is not None:
                 not_negative(name, value)
-        if num_directions < 1 or refresh_period < 1:
-            raise ValueError(
-                f"num_directions and refresh_period must be at least 1, got {num_directions} and {refresh_period}"
-            )
+        num_directions = whole("num_directions", num_directions)
+        refresh_period = whole("refresh_period", refresh_period)
         positive("lr", lr, "1 is the method of the slides")
         settings = {
             "lr": lr,

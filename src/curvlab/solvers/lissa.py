@@ -11,7 +11,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from curvlab.arguments import positive, whole
+from curvlab.arguments import not_negative, positive, whole
 from curvlab.linalg import LinearOperator, describe, generator_for
 from curvlab.progress import can_be_silent
 from curvlab.seeding import Seed
@@ -101,12 +101,16 @@ class Lissa(IterativeSolver):
         positive("step_size", self.step_size, "1 / (lambda_max + damping)")
         whole("batch_size", self.batch_size)
         whole("num_steps", self.num_steps)
+        not_negative("rtol", self.rtol)
+        whole("average_last", self.average_last, least=0)
+        if self.error_rtol is not None:
+            positive("error_rtol", self.error_rtol)
         if not 0 <= self.average_last <= self.num_steps:
             raise ValueError(
                 f"average_last must be between 0 and num_steps = {self.num_steps}, got {self.average_last}"
             )
         if self.max_steps is not None and (
-            self.max_steps < self.num_steps or self.average_last < 2 or self.error_rtol is None
+            whole("max_steps", self.max_steps) < self.num_steps or self.average_last < 2 or self.error_rtol is None
         ):
             raise ValueError(
                 f"max_steps must be at least num_steps = {self.num_steps}, got {self.max_steps}; and going on is "

@@ -195,6 +195,7 @@ def measure_recipe(
     """
     generator = generator_for(operator, generator)
     _check_undamped(operator, damping)
+    safety, budget = _checked(safety, budget)
     num_leading, num_probes, num_batches, num_pointed = (4, 4, 64, 64) if budget is None else (1, 1, 16, 16)
     leading = _leading(operator, num_leading, budget, progress=progress, generator=generator)
     trace = hutchinson_trace(
@@ -244,6 +245,10 @@ def measure_recipe(
         num_sampled_examples=len(pointed) + num_batches * batch_size * directions.shape[1],
         damping=damping,
     )
+
+
+def _checked(safety: float, budget: float | None) -> tuple[float, float | None]:
+    return positive("safety", safety), None if budget is None else positive("budget", budget)
 
 
 def _leading(
@@ -327,6 +332,7 @@ def measure_importance_recipe(
     """
     generator = generator_for(operator, generator)
     _check_undamped(operator, damping)
+    safety, budget = _checked(safety, budget)
     found = example_importance(operator, generator=generator)
     if found.constant is None:
         weighted = ImportanceOperator(operator, found.probabilities)  # type: ignore[arg-type]  # it has traces

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 
+from curvlab.arguments import not_negative, whole
 from curvlab.iterate import Checkpoint
 from curvlab.linalg import flatten, unflatten
 from curvlab.problem import Data, Loss, ModelFunction, Problem
@@ -365,8 +366,8 @@ def train_ensemble(
 
     Cost: K forward and K backward passes of a batch for each step; memory as of `descend`.
     """
-    if num_epochs < 1 or batch_size < 1:
-        raise ValueError(f"num_epochs and batch_size must be at least 1, got {num_epochs} and {batch_size}")
+    num_epochs, batch_size = whole("num_epochs", num_epochs), whole("batch_size", batch_size)
+    momentum, weight_decay = not_negative("momentum", momentum), not_negative("weight_decay", weight_decay)
     if (different := differs_in_training(model.model if isinstance(model, Problem) else model)) is not None:
         raise ValueError(
             f"{different} differs in training and in evaluation: copies are trained at once only without it. Use "

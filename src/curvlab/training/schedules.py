@@ -66,6 +66,10 @@ class BatchOrder:
         given: Iterable[Tensor] | None = None,
     ) -> None:
         self.num_examples, self.batch_size = whole("num_examples", num_examples), whole("batch_size", batch_size)
+        num_epochs, num_steps = (
+            None if number is None else whole(name, number)
+            for name, number in (("num_epochs", num_epochs), ("num_steps", num_steps))
+        )
         if given is not None and not isinstance(given, Iterable):
             raise TypeError(f"batches are tensors of indices, one a step, got {given!r}")
         self.given = [] if given is None else [torch.as_tensor(batch).long().cpu() for batch in given]

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from curvlab.arguments import positive
 from curvlab.influence.derivatives import checked_points
 from curvlab.influence.retraining.gaps import GAPS, LABELS, Gap, output_gaps
 from curvlab.influence.retraining.minimise import SharedBatches
@@ -158,7 +159,7 @@ def explain_gap(
     *_, end = progress_bar("along the run", replay.forwards(), total=run.num_steps)
     checked_gap(replay, end)
     left_out = LeftOut(problem, groups=list(chosen[:, None]), damping=damping, l2=l2)
-    again = _Again(run, replay.num_examples, lr_divisor, progress, generator_of(generator))
+    again = _Again(run, replay.num_examples, positive("lr_divisor", lr_divisor), progress, generator_of(generator))
     responses = iterate(
         _Retrainings(left_out, again, checkpoint),
         name="retrainings",

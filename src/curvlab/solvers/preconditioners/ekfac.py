@@ -10,6 +10,7 @@ from typing import Literal, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
+from curvlab.arguments import whole
 from curvlab.curvature.layers import Layer
 from curvlab.linalg import DerivedOperator, LinearOperator, SumOperator, generator_for
 from curvlab.ranks import Ranks
@@ -134,6 +135,7 @@ class Ekfac:
     def __post_init__(self) -> None:
         if self.eigenvalues not in ("corrected", "kronecker"):
             raise ValueError(f"eigenvalues must be 'corrected' or 'kronecker', got {self.eigenvalues!r}")
+        whole("max_size", self.max_size)
 
     def build(self, operator: LinearOperator, *, generator: Seed = None) -> tuple[KroneckerInverse, int]:
         """Return M for `operator` = G + damping I, whose own `damping` is used, and what it cost in products."""

@@ -12,9 +12,9 @@ and the estimate is valid, from the lowest sampled point (ngd-fig1); others are 
 Networks differ in training loss, too, so the sweep of alpha is shown a second time at equal loss (`equal_loss`). A
 task of its own takes exact NGD, with the full Fisher matrix of each batch.
 
-At `laptop` the step is a third of what it was, so that it is stable where the chains end, at most 0.25 of the limit
-(`LLC.stability`), for all but seven of exact NGD's states, which are marked. The MLP's LLC changed by up to 3 %, no
-direction turned; as the paper measures it, from the weights, a rise along epsilon is no longer decided.
+At `laptop` the step is a third of what it was, so that it is stable where the chains end, at most 0.25 of the
+limit (`LLC.stability`), for all but seven of exact NGD's states, which are marked. The MLP's LLC changed by up to
+3 %, no direction turned; measured from the weights, as in the paper, a rise along epsilon is no longer decided.
 """
 
 from __future__ import annotations

@@ -94,6 +94,7 @@ def test_short_forms_beside_a_sweep_and_beside_a_mistyped_key() -> None:
         ("damping=-.5", "damping must be at least 0"),
         ("damping_ratio=inf", "damping_ratio must be at least 0"),
         ("measured.safety=0", "safety must be greater than 0"),
+        ("force=maybe", "force must be true or false"),
         ("seed=abc", "seed=abc is no seed: it must be a whole number"),
         ("device=gpu", "device=gpu is no device: it must be auto, cpu, cuda"),
         ("tasks=mlp", "named by task=NAME"),

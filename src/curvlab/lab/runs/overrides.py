@@ -167,8 +167,10 @@ def refuse_out_of_range(name: str, value: Any, stands: Any) -> None:
         first = first[0] if first else None
     # A reference is resolved when it is known what it means; a column of a data set has a name.
     is_text = isinstance(value, str) and ("${" in value or isinstance(first, str))
-    if value is None or is_text or isinstance(first, bool | dict):
+    if value is None or is_text or isinstance(first, dict) or (isinstance(first, bool) and type(value) is bool):
         return
+    if isinstance(first, bool):
+        raise ValueError(f"{name} must be true or false")
     known = next(((fits, words) for names, fits, words in _RANGES if names.fullmatch(name)), None)
     if known is None and not isinstance(first, int | float):
         return

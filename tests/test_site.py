@@ -19,6 +19,7 @@ PAGES += ["results/README", "results/lissa/README", "results/MISPRINTS", "notebo
 WIDTHS, SCHEMES = (390, 1400), ("light", "dark")
 pytestmark = [
     pytest.mark.site,
+    pytest.mark.timeout(1200),  # by the clock, on a busy machine; the processor's time is asserted below
     pytest.mark.skipif(
         any(importlib.util.find_spec(name) is None for name in ("sphinx", "myst_nb", "furo")),
         reason="the site needs its extra: pip install '.[site]'",

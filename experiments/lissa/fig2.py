@@ -117,8 +117,7 @@ def _of_task(task: TrainedTask, cfg: DictConfig) -> dict[str, Rows]:
         trace, largest = measured["trace"], measured["largest_eigenvalue"]
     damping = cfg.damping if cfg.damping is not None else cfg.damping_ratio * largest
     systems = dataclasses.replace(start, damping=damping)
-    solutions = exact_solutions(systems, cfg.reference_rtol)["solutions"]
-    exact = (systems.test_gradients @ solutions.to(systems.test_gradients)).cpu()
+    exact = systems.test_gradients.cpu() @ exact_solutions(systems, cfg.reference_rtol)["solutions"]
     step_size = cfg.step_size or 1 / (largest + damping)
     found: dict[str, Rows] = {name: [] for name in COLUMNS}
     labels, recipes = [], {}

@@ -53,6 +53,7 @@ TARGET = Target(
         "lissa.batch_size": "not stated; mean of 5 repeats. None: the exact mean of such runs, nothing repeated",
     },
     after=("pbrf/tab5",),
+    digits={"curvatures": 4},  # a row for each point and estimate
 )
 MATRICES = {"hessian": "Hessian", "gauss_newton": "Gauss-Newton"}
 OTHERS = ["warm_start", "proximity", "non_convergence"]  # linearisation: 0.000 in all of the paper's rows

@@ -46,6 +46,7 @@ TARGET = Target(
     title="Uniform directions on logistic regression",
     paper={"further.csv:objective": "logistic, mushrooms, n = 112"}
     | dict.fromkeys(("l2", "num_steps", "num_seeds", "sigma_scales", "lr_factors"), "not stated"),
+    digits={"table": 4},  # sixty curves of hundreds of steps
 )
 OURS = "uniform direction"
 SETTINGS = list(LEMMA)

@@ -229,7 +229,7 @@ def test_trends_and_summary_count_only_llcs(judge: Judge) -> None:
     table = rows(-1.0, lost=1)
     trends = trend_table(table)
     assert trends["values"].tolist() == [3] * 6
-    assert (trends[trends.sweep == "alpha"].rank_correlation == -1).all()
+    assert trends[trends.sweep == "alpha"].rank_correlation.to_numpy() == pytest.approx(-1)
     summary = summary_table(table).set_index(["sweep", "value"])
     assert summary.loc[("alpha", 0.01), ["seeds", "converged", "llcs"]].tolist() == [3, 0, 0]
     assert math.isnan(summary.loc[("alpha", 0.01), "llc"])

@@ -71,8 +71,8 @@ def test_only_the_solver_error_differs_from_table_5(smoke: Path, run_smoke) -> N
     by_matrix = (
         curvatures[~curvatures.definite & (curvatures.estimate == "exact")].groupby("curvature").solver.mean()
     )
-    np.testing.assert_allclose(by_matrix.hessian, points[points.gap == "solver"].per_example.mean(), rtol=1e-6)
-    np.testing.assert_allclose(by_matrix.gauss_newton, other[other.gap == "solver"].per_example.mean(), rtol=1e-5)
+    np.testing.assert_allclose(by_matrix.hessian, points[points.gap == "solver"].per_example.mean(), rtol=1e-3)
+    np.testing.assert_allclose(by_matrix.gauss_newton, other[other.gap == "solver"].per_example.mean(), rtol=1e-3)
     table = read_table(folder, "table").iloc[0]
     (definite,) = curvatures[curvatures.definite].damping.unique()
     assert table["smallest eigenvalue"] < -table["λ"]

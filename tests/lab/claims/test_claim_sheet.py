@@ -325,8 +325,8 @@ PAPERS = {"lissa": "Klochkov & Liu", "pbrf": "Bae et al.", "ngd": "Saghir et al.
 PAPERS |= {"ginger": "Ginger"}
 
 
-# One in ten is the aim. Five seeds of T5 leave 6 of Ginger's 58 claims at `embedded` undecided; how NGD's LLC comes
-# to SGD's in ngd-fig3, and what SGD does in ngd-fig7, leave 9 of NGD's 82 at `laptop`, with seven seeds and five.
+# One in ten is the aim. Five seeds of T5 leave 6 of Ginger's 58 claims at `embedded` undecided, and seven seeds of
+# ngd-fig3 and five of ngd-fig7 leave 9 of NGD's 82 at `laptop`.
 MOST = {("ginger", "embedded"): 1 / 9, ("ngd", "laptop"): 1 / 9}
 
 

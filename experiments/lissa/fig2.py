@@ -4,18 +4,16 @@ make lissa-fig2 PRESET=smoke|embedded|laptop|paper ARGS="task=mlp_64_64_digits_e
 
 LiSSA runs 1,000 steps with twice the recommended batch size, the recommended one (C = 2), and a tenth of it,
 averaged over ten runs, which see as much data where ten divides the batch size (embedded: 10 x 1 examples against
-13, which the claims say). Test influences are correlated between steps, as in the paper, and
-at each step with those of the exact solution. The paper shows one training image (it does not say which) and one
-run; here every number is a mean over several points and seeds. A run that overflows is shown as such, and no
-number stands for its correlation: it has no plateau and no last step, and claims on these are out of reach. How
-close it came before is judged. Where the recommended batch overflows it has not converged, and counts as 0.
+13, which the claims say). Test influences are correlated between steps, as in the paper, and at each step with
+those of the exact solution. The paper shows one training image (it does not say which) and one run; here every
+number is a mean over several points and seeds. A run that overflows is shown as such, and no number stands for its
+correlation: it has no plateau and no last step, and claims on these are out of reach. How close it came before is
+judged. Where the recommended batch overflows it has not converged, and counts as 0.
 
 One panel goes beyond the paper: an overfitted network with small damping, where the recipe with C = 2 diverges and
-the one with C measured (`Lissa.auto`) does not; nor does C = 2 with examples drawn by importance, ours. Its
-exact solutions are computed in double precision.
-
-The iteration is the rescaled form after Eq. 8 of the paper, whose limit does not depend on the step size. The
-damping is 5/270 of lambda_max, as for the paper's ResNet-18, where it is not given.
+the one with C measured (`Lissa.auto`) does not; nor does C = 2 with examples drawn by importance, ours. Exact
+solutions are in double precision. The iteration is the rescaled form after Eq. 8 of the paper, whose limit does not
+depend on the step size. The damping is 5/270 of lambda_max, as for the paper's ResNet-18, where it is not given.
 """
 
 from __future__ import annotations
@@ -73,6 +71,7 @@ TARGET = Target(
         "summary.csv:damping": 5.0,
     },
     curves=("table: pearson over step by batch_size, num_runs",),
+    digits={"table": 5},
 )
 FIRST_STEPS = (1, 2, 5, 10, 20)
 NUMBERS_AT_ONCE = 2**23  # of the iterates of runs that share their steps

@@ -46,7 +46,6 @@ TARGET = Target(
     title="Two-stage leave-one-out",
     paper=PAPER,
     after=("pbrf/tab5", "pbrf/tab7"),
-    digits={"correlations": 4},
 )
 PAIRS = {"above-warm-start": ("two_stage", "warm"), "below-pbrf": (PBRF, "two_stage")}
 AT_ALL = 0.5  # a mean correlation below which "worse than" compares two that are not there

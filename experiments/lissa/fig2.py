@@ -12,8 +12,8 @@ judged. Where the recommended batch overflows it has not converged, and counts a
 
 One panel goes beyond the paper: an overfitted network with small damping, where the recipe with C = 2 diverges and
 the one with C measured (`Lissa.auto`) does not; nor does C = 2 with examples drawn by importance, ours. Exact
-solutions are in double precision. The iteration is the rescaled form after Eq. 8 of the paper, whose limit does not
-depend on the step size. The damping is 5/270 of lambda_max, as for the paper's ResNet-18, where it is not given.
+solutions are in double precision. The iteration is the rescaled form after Eq. 8 of the paper, whose limit does
+not depend on the step size. The damping is 5/270 of lambda_max where it is not given, as of the paper's ResNet-18.
 """
 
 from __future__ import annotations

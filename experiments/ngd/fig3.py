@@ -14,7 +14,7 @@ task of its own takes exact NGD, with the full Fisher matrix of each batch.
 
 At `laptop` the step is a third of what it was, so that it is stable where the chains end, at most 0.25 of the
 limit (`LLC.stability`), for all but seven of exact NGD's states, which are marked. The MLP's LLC changed by up to
-3 %, no direction turned; seven seeds of the MLP, since five left more undecided.
+3 %, no direction turned; 16 seeds of the MLP, since seven left more undecided.
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pandas as pd
@@ -15,7 +16,7 @@ from omegaconf import OmegaConf
 
 from curvlab.lab import Computed, Target, all_targets, load_config, run_target, task_label, task_settings
 from curvlab.lab.claims import load_claims
-from curvlab.lab.runs.record import read_record
+from curvlab.lab.runs.record import Commit, read_record, write_record
 from curvlab.lab.tables import as_written, read_table
 from curvlab.lab.targets.command import main
 from curvlab.lab.targets.execution import curves_of, draw_again, judge_again
@@ -199,6 +200,19 @@ def test_a_kill_between_writing_and_signing_leaves_it_unsigned_and_the_next_sign
     assert read_record(result)[act] is None
     assert again([str(result)]) == 0
     assert read_record(result)[act] == signed
+
+
+@pytest.mark.parametrize(("act", "again"), [("judged", judge_again), ("drawn", draw_again)])
+def test_a_signature_of_a_tree_with_changes_is_renewed_by_one_without(
+    result: Path, monkeypatch: pytest.MonkeyPatch, act: str, again: Callable[..., int]
+) -> None:
+    for clean, commit in ((False, "a"), (False, "b"), (True, "c"), (True, "d"), (False, "e")):
+        monkeypatch.setattr("curvlab.lab.targets.execution.read_commit", partial(Commit, commit, clean))
+        if commit == "a":
+            write_record(result, read_record(result) | {act: {"commit": "a", "clean": False}})
+        assert again([str(result)]) == 0
+        kept = "a" if commit in "ab" else "c"
+        assert read_record(result)[act] == {"commit": kept, "clean": kept == "c"}
 
 
 def test_verdicts_follow_the_tables(result: Path) -> None:

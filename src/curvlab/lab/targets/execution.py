@@ -179,7 +179,10 @@ def _joined(of: Sequence[object]) -> list[str]:
 
 
 def judge_target(target: Target, folder: Path) -> None:
-    """Write claims.json from the tables of a result folder; where it changes, run.json says by which commit."""
+    """Write claims.json from the tables of a result folder; where it changes, run.json says by which commit.
+
+    What comes out as it was keeps the commit that signed it, unless that had changes and the tree now has none.
+    """
     results = judged(target, Computed.of(folder))
     _sign_if_changed(folder, "judged", ["claims.json"], lambda: save_claims(folder, results, target.claims_file))
 
@@ -224,10 +227,12 @@ def _sign_if_changed(folder: Path, act: str, names: Sequence[str], write: Callab
     before, record = content(), read_record(folder)
     write_record(folder, record | {act: None})  # a kill while writing leaves it unsigned, which the report names
     write()
-    if content() == before and record.get(act):
+    signed, now = record.get(act), read_commit()
+    renewed = now.clean is True and (signed or {}).get("clean") is False
+    if content() == before and signed and not renewed:
         write_record(folder, record)
     else:
-        sign(folder, act, read_commit())
+        sign(folder, act, now)
 
 
 def judge_again(names: Sequence[str]) -> int:

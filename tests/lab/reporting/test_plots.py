@@ -44,11 +44,12 @@ def test_the_finding_stands_above_the_title_and_what_would_be_cut_gets_smaller(t
     figure.suptitle("its own title")
     axes[0, 1].set_title("a_title_of_one_word_too_long_for_a_panel_of_3.2_inches")
     plots.headline(
-        figure, "It holds on the first of two networks, and on the second it is far from what is printed."
+        figure, "It holds on the first of two networks, and on the second is at most 12 % of what is printed."
     )
     plots.write_png(figure, tmp_path / "figure.png")
     assert figure.get_suptitle().splitlines()[-1] == "its own title"
     assert figure.get_suptitle().count("\n") == 2
+    assert "12\u00a0%" in figure.get_suptitle()  # no line begins with a unit
     assert axes[0, 1].title.get_fontsize() < 10
     assert axes[0, 1].title.get_window_extent().x1 <= figure.bbox.width + 1
 

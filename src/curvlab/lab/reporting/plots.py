@@ -99,7 +99,8 @@ def headline(drawing: Figure, text: str) -> None:
     size = 11.0
     letters = int(drawing.get_figwidth() * 72 / (0.6 * size))  # that a line has room for
     below = drawing.get_suptitle()
-    lines = [line for each in (text, below) for line in textwrap.wrap(each, max(letters, 30))]
+    whole = (each.replace(" %", "\u00a0%") for each in (text, below))  # no line begins with a unit
+    lines = [line for each in whole for line in textwrap.wrap(each, max(letters, 30))]
     drawing.suptitle("\n".join(lines), x=0.01, ha="left", fontsize=size, weight="bold")
 
 

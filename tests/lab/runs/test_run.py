@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import bz2
 import json
 import os
 import subprocess
@@ -13,6 +14,7 @@ import pandas as pd
 import pytest
 import torch
 from PIL import Image
+from scipy.stats import rankdata
 
 from curvlab.lab import runs, tables
 from curvlab.lab.runs.configuration import Entry, load_config
@@ -169,6 +171,45 @@ def test_large_tables_are_packed(checkout: Path) -> None:
             assert [path.name for path in run.folder.iterdir()] == [kept]  # the other form is gone
             pd.testing.assert_frame_equal(tables.read_table(run.folder, "cloud"), table, rtol=1e-5)
             assert run.save_table(table, "cloud").read_bytes() == (run.folder / kept).read_bytes()
+
+
+@pytest.mark.parametrize("broken", ["", "values", "order", "text", "missing"])
+def test_tables_of_ranks_are_packed_as_such_and_no_others(checkout: Path, broken: str) -> None:
+    random, parts = np.random.default_rng(0), []
+    for task, networks, halves in (("first", 2, 60), ("second", 1, 40)):
+        for network in range(networks):
+            half, query = np.indices((halves, 32)).reshape(2, -1)
+            truth = random.normal(size=(halves, 32))
+            columns = {
+                "influence @ 0.1": rankdata(truth, axis=0),
+                "filter": rankdata(truth + 0.2 * random.normal(size=truth.shape), axis=0),
+                "label, of few": rankdata(truth.round(), axis=0),  # ties
+                "all alike": rankdata(0 * truth, axis=0),
+                "BM25": rankdata(-truth, axis=0) if task == "second" else np.full(truth.shape, np.nan),
+            }
+            keys = {"task": task, "network": network, "half": half, "query": query}
+            parts.append(pd.DataFrame(keys | {name: own.ravel() for name, own in columns.items()}))
+    table = pd.concat(parts, ignore_index=True)
+    if broken == "values":
+        table.loc[3, "filter"] = 0.5
+    elif broken == "order":
+        table = table.iloc[::-1].reset_index(drop=True)
+    elif broken == "text":
+        table["filter"] = table["filter"].astype(str) + "th"
+    elif broken == "missing":
+        table.loc[3, "BM25"] = 1.0
+    table = table.assign(**{"influence @ 0.1": table["influence @ 0.1"].astype(int)})
+    with start() as run:
+        path = run.save_table(table, "ranks")
+    assert path.name == ("ranks.csv.bz2" if broken else "ranks.ranks.bz2")
+    pd.testing.assert_frame_equal(tables.read_table(run.folder, "ranks"), table, check_dtype=False)
+    assert tables.names(run.folder) == ["ranks"]
+    assert tables.as_written(table, "ranks").equals(tables.read_table(run.folder, "ranks"))
+    text = tables.read_table(run.folder, "ranks", dtype=str, keep_default_na=False)
+    assert text.task.iloc[0] in ("first", "second")
+    assert set(text["half"]) == {str(half) for half in range(60)}
+    if not broken:
+        assert path.stat().st_size < 0.6 * len(bz2.compress(table.to_csv(index=False).encode()))
 
 
 def draw(run: runs.Run, *names: str | int) -> torch.Tensor:

@@ -223,7 +223,7 @@ class Run:
         self._data |= record["data"]
 
     def save_table(self, table: pd.DataFrame, name: str = "table", *, digits: int = 6) -> Path:
-        """Write <name>.csv, or <name>.csv.bz2 where it is large, floats to so many significant digits.
+        """Write <name>.csv, packed where it is large (`tables.encoded`), floats to so many significant digits.
 
         Timings do not belong here, they are in run.json.
         """

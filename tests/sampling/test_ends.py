@@ -7,7 +7,17 @@ from functools import cache
 
 import pytest
 import torch
-from analytic_models import FP64, ReducedRank, Stretched, half_square, linear_regression, mean_output, no_inputs
+from analytic_models import (
+    FP64,
+    Polynomial,
+    ReducedRank,
+    Stretched,
+    half_square,
+    linear_regression,
+    mean_output,
+    no_inputs,
+    quadrature,
+)
 from torch import Tensor, nn
 
 from curvlab.sampling import (
@@ -18,6 +28,7 @@ from curvlab.sampling import (
     SettingsWarning,
     UnderdampedLangevin,
     choose_sgld_settings,
+    default_nbeta,
     estimate_llc,
     measure_ends,
 )
@@ -170,3 +181,39 @@ def test_a_step_that_is_unstable_where_the_chains_live_is_invalid() -> None:
     assert "the step is too large where the chains are" in named(large)
     assert small.stability < 0.25
     assert "the step is too large where the chains are" not in named(small)
+
+
+def test_a_chain_that_the_way_threw_off_is_a_problem_though_its_end_is_sound() -> None:
+    """K = w1² w2², in whose arms the curvature grows without bound: SGLD has 1.9 of the value by quadrature."""
+    nbeta = default_nbeta(10_000)
+    truth = quadrature((2, 2), nbeta=nbeta, localization=1.0)
+    llc = estimate_llc(
+        Polynomial((2, 2), product=True),
+        mean_output,
+        no_inputs(),
+        num_chains=8,
+        num_draws=600,
+        num_burnin_steps=400,
+        step_size=1e-3,
+        batch_size=8,
+        nbeta=nbeta,
+        localization=1.0,
+        generator=0,
+    )
+    assert llc.value > 1.5 * truth
+    assert llc.stability < 0.25
+    (problem,) = llc.problems
+    assert problem.startswith("a chain was thrown off: its highest draw is ")
+
+
+@pytest.mark.parametrize("noise", [0.0, 30.0])
+def test_draws_of_equilibrium_are_never_thrown_off(noise: float) -> None:
+    """Of the energy of a singular model, Gamma(λ), with what a small batch adds; one draw far up is seen."""
+    generator = torch.Generator().manual_seed(0)
+    for coefficient in (0.05, 1.0, 30.0):
+        energies = torch._standard_gamma(torch.full((4, 3000), coefficient, dtype=FP64), generator=generator)
+        draws = energies + noise * torch.randn(4, 3000, generator=generator, dtype=FP64)
+        settings = {"initial_loss": 0.0, "nbeta": 1.0, "step_size": 1.0, "localization": 0.0, "num_examples": 9}
+        assert "a chain was thrown off" not in named(LLC.of_traces(draws, draws[:, :0], **settings, num_gradients=0))
+        draws[1, 7] = 600.0
+        assert "a chain was thrown off" in named(LLC.of_traces(draws, draws[:, :0], **settings, num_gradients=0))

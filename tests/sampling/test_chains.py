@@ -11,6 +11,7 @@ import torch
 from analytic_models import FP64, Polynomial, Stretched, linear_regression, mean_output, no_inputs
 from torch import Tensor, nn
 
+from curvlab.files import write_atomically
 from curvlab.iterate import Checkpoint, CheckpointWarning
 from curvlab.problem.memory import MemoryWarning
 from curvlab.sampling import SGLD, ChainsState, ChainTraces, RMSProp, UnderdampedLangevin, run_chains
@@ -247,7 +248,7 @@ def test_killed_chains_end_at_the_same_numbers(
         run_chains(
             SAMPLERS_OF_CHAINS[kind](losses), SEEDS, 40, chunk_size=chunk_size, checkpoint=place, callback=killed
         )
-    assert "chain_11.pt" in {path.name for path in tmp_path.iterdir()}
+    assert f"chains_11_{chunk_size}.pt" in {path.name for path in tmp_path.iterdir()}
     steps: list[int] = []
     settings = {"chunk_size": later, "checkpoint": tmp_path, "callback": lambda s: steps.append(s.num_chains)}
     resumed = run_chains(SAMPLERS_OF_CHAINS[kind](losses), SEEDS, 40, **settings)
@@ -255,6 +256,28 @@ def test_killed_chains_end_at_the_same_numbers(
     for one, two in zip(resumed.parts(), whole.parts(), strict=True):
         torch.testing.assert_close(one, two, rtol=1e-9, atol=1e-12)
     assert not list(tmp_path.iterdir())  # what is done needs no file
+
+
+def test_a_kill_while_files_are_saved_costs_no_digit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Chains that go on apart round otherwise: they are saved together."""
+    sampler = SAMPLERS_OF_CHAINS["averaged"](losses_of(*small_network()))
+    expected = run_chains(sampler, SEEDS, 40)
+    written: list[Path] = []
+
+    def killed(path: Path, content: bytes) -> None:
+        written.append(path)
+        if len(written) == 7:
+            raise KeyboardInterrupt
+        write_atomically(path, content)
+
+    with monkeypatch.context() as patched:
+        patched.setattr("curvlab.iterate.write_atomically", killed)
+        with pytest.raises(KeyboardInterrupt):
+            run_chains(sampler, SEEDS, 40, checkpoint=Checkpoint(tmp_path, every=3))
+    assert list(tmp_path.iterdir())
+    found = run_chains(sampler, SEEDS, 40, checkpoint=tmp_path)
+    for one, two in zip(found.parts(), expected.parts(), strict=True):
+        assert torch.equal(one, two)
 
 
 def interrupted(folder: Path, model: nn.Module, data: Any, *, steps: int = 20, **settings: Any) -> None:
@@ -299,12 +322,12 @@ def test_files_of_other_chains_are_refused(tmp_path: Path) -> None:
         run_chains(UnderdampedLangevin(losses, **CHAINS, friction=1.0), SEEDS, 30, checkpoint=tmp_path)
 
 
-def test_a_damaged_chain_is_named_and_starts_afresh(tmp_path: Path) -> None:
+def test_a_damaged_file_is_named_and_starts_afresh(tmp_path: Path) -> None:
     model, data = linear_regression(60, 2, seed=0)
     interrupted(tmp_path, model, data)
-    path = tmp_path / "chain_11.pt"
+    path = tmp_path / "chains_11_5.pt"
     path.write_bytes(path.read_bytes()[:100])
-    with pytest.warns(CheckpointWarning, match=r"chain_11.pt is no readable checkpoint"):
+    with pytest.warns(CheckpointWarning, match=r"chains_11_5.pt is no readable checkpoint"):
         found = resumed(tmp_path, model, data)
     whole = run_chains(SGLD(EnsembleLosses(model, nn.MSELoss(), data), **CHAINS), SEEDS, 30)
     torch.testing.assert_close(found.losses, whole.losses, rtol=1e-9, atol=1e-12)

@@ -214,6 +214,8 @@ def test_draws_of_equilibrium_are_never_thrown_off(noise: float) -> None:
         energies = torch._standard_gamma(torch.full((4, 3000), coefficient, dtype=FP64), generator=generator)
         draws = energies + noise * torch.randn(4, 3000, generator=generator, dtype=FP64)
         settings = {"initial_loss": 0.0, "nbeta": 1.0, "step_size": 1.0, "localization": 0.0, "num_examples": 9}
-        assert "a chain was thrown off" not in named(LLC.of_traces(draws, draws[:, :0], **settings, num_gradients=0))
+        assert "a chain was thrown off" not in named(
+            LLC.of_traces(draws, draws[:, :0], **settings, num_gradients=0)
+        )
         draws[1, 7] = 600.0
         assert "a chain was thrown off" in named(LLC.of_traces(draws, draws[:, :0], **settings, num_gradients=0))

@@ -11,13 +11,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from curvlab.arguments import whole
-from curvlab.described import described
+from curvlab.files import check_place
 from curvlab.iterate import Checkpoint, Key, SaveFile, iterate
 from curvlab.problem.memory import MemoryWarning, is_out_of_memory
 from curvlab.ranks import Ranks
@@ -100,12 +100,12 @@ def run_chains(
             whenever memory runs out, with a MemoryWarning: the chains go on from `checkpoint`, or start again.
             The examples of a step are part of what is sampled, and are never fewer.
         progress: a bar for each chunk; one bar where chunks run side by side.
-        checkpoint: folder with a file for each chain, named after its seed: saved every minute, removed at the
-            end. The same chains go on there after a kill, in chunks of any size.
+        checkpoint: folder with a file for each chunk: saved every minute, removed at the end. After a kill the
+            same chains go on there and end at the same numbers; in chunks of another size, to rounding.
         callback: called with the state of a chunk after each step, from the chunk's thread.
     """
     chunks = _chunks(sampler, len(seeds), chunk_size)
-    files = None if checkpoint is None else _Files.of(checkpoint, sampler, seeds, num_steps)
+    files = None if checkpoint is None else _Files(checkpoint, sampler, seeds, num_steps)
     while True:
         largest = max(map(len, chunks), default=1)
         try:
@@ -153,7 +153,7 @@ class _Chunk:
     num_steps: int
 
     def depends_on(self) -> Mapping[str, Any]:
-        return {}  # each chain's file has a key of its own
+        return {}  # the files have a key of their own
 
     def init(self) -> ChainsState:
         start = self.sampler.losses.start
@@ -240,70 +240,86 @@ class _StoppedError(Exception):
     """Another thread's chains have failed."""
 
 
-class _Files(SaveFile):
-    """The files of some chains; `iterate` takes those of a chunk for one."""
+class _Files:
+    """A folder with a file for each chunk: its chains are saved together, and so go on together after a kill."""
 
-    def __init__(self, place: Checkpoint, files: Sequence[SaveFile], num_steps: int) -> None:
-        super().__init__(place, Key("chains", {}))  # each chain's file has its own
-        self.place, self._files, self._num_steps = place, list(files), num_steps
+    def __init__(
+        self, checkpoint: str | Path | Checkpoint, sampler: SGLD, seeds: Sequence[int], num_steps: int
+    ) -> None:
+        self.place = checkpoint if isinstance(checkpoint, Checkpoint) else Checkpoint(checkpoint)
+        self.key, self.device = Key("chains", sampler.depends_on()), sampler.losses.start.device
+        self.seeds, self.num_steps, self.found = seeds, num_steps, dict[int, dict[str, Any]]()
+        check_place(Path(self.place.path) / "chains.pt")
 
-    @classmethod
-    def of(
-        cls, checkpoint: str | Path | Checkpoint, sampler: SGLD, seeds: Sequence[int], num_steps: int
-    ) -> _Files:
-        place = checkpoint if isinstance(checkpoint, Checkpoint) else Checkpoint(checkpoint)
-        shared = {name: described(part) for name, part in sampler.depends_on().items()}
-        files = [
-            SaveFile(replace(place, path=Path(place.path) / f"chain_{seed}.pt"), Key("chain", shared))
-            for seed in seeds
-        ]
-        return cls(place, files, num_steps)
+    def of_chunk(self, chunk: Sequence[int]) -> _FileOfChunk:
+        return _FileOfChunk(self, [self.seeds[chain] for chain in chunk])
 
-    def of_chunk(self, chunk: Sequence[int]) -> _Files:
-        return _Files(self.place, [self._files[chain] for chain in chunk], self._num_steps)
+    def at(self, path: Path) -> SaveFile:
+        return SaveFile(replace(self.place, path=path), self.key)
 
     def together(self, chunks: Sequence[Sequence[int]]) -> list[list[int]]:
-        """Split chunks so that the chains of one have taken as many steps: an earlier run may have had others."""
-        taken = [0 if (own := file.load()) is None else own["sampled"]["num_steps"] for file in self._files]
+        """Read what there is; split chunks that were others then: all chains of one have taken as many steps."""
+        for path in self._paths(".pt"):
+            saved = self.at(path).load(self.device) or {"seeds": []}
+            for row, seed in enumerate(saved.pop("seeds")):
+                if self.steps(seed) < saved["sampled"]["num_steps"]:
+                    self.found[seed] = _row(saved, row)
 
         def steps(chain: int) -> int:
-            return int(taken[chain])
+            return self.steps(self.seeds[chain])
 
         return [list(group) for chunk in chunks for _, group in groupby(sorted(chunk, key=steps), key=steps)]
 
+    def steps(self, seed: int) -> int:
+        return self.found[seed]["sampled"]["num_steps"] if seed in self.found else 0
+
+    def remove_all(self) -> None:
+        for path in (*self._paths(".pt"), *self._paths(".tmp", hidden=".")):
+            self.at(path).remove()
+
+    def _paths(self, ending: str, hidden: str = "") -> list[Path]:
+        folder = Path(self.place.path)
+        return [path for seed in self.seeds for path in folder.glob(f"{hidden}chains_{seed}_*{ending}")]
+
+
+class _FileOfChunk(SaveFile):
+    """The file of a chunk, named after its first chain's seed and how many there are."""
+
+    def __init__(self, files: _Files, seeds: list[int]) -> None:
+        path = Path(files.place.path) / f"chains_{seeds[0]}_{len(seeds)}.pt"
+        super().__init__(replace(files.place, path=path), files.key)
+        self._files, self._seeds = files, seeds
+
     def load(self, device: torch.device | None = None) -> dict[str, Any] | None:
-        found = [own for file in self._files if (own := file.load(device)) is not None]
+        found = [own for seed in self._seeds if (own := self._files.found.pop(seed, None)) is not None]
         if not found:
             return None
-        state = _joined(found)
-        taken = state["traces"][:, :, : self._num_steps]
-        state["traces"] = torch.nn.functional.pad(taken, (0, self._num_steps - taken.shape[2]))
-        return state
+        state, num_steps = _joined(found), self._files.num_steps
+        taken = state["traces"][:, :, :num_steps]
+        state["traces"] = torch.nn.functional.pad(taken, (0, num_steps - taken.shape[2]))
+        return cast("dict[str, Any]", state)
 
     def due(self, num_steps: int) -> bool:
         # Before the last step, too: a chunk that is done waits for the others, and is there after a kill.
-        return self._files[0].due(num_steps) or num_steps == self._num_steps - 1
+        return super().due(num_steps) or num_steps == self._files.num_steps - 1
 
     def save(self, state: Mapping[str, Any]) -> None:
-        taken = state["sampled"]["num_steps"]
-        for row, file in enumerate(self._files):
-            own = _row(state["sampled"], row)
-            own["generators"] = (state["sampled"]["generators"][row],)
-            file.save({"sampled": own, "traces": state["traces"][:, row : row + 1, :taken].clone()})
+        taken = state["traces"][:, :, : state["sampled"]["num_steps"]].clone()
+        super().save({**state, "traces": taken, "seeds": self._seeds})
 
     def remove(self) -> None:
-        """Keep the files of a chunk until all are done, see `remove_all`."""
-
-    def remove_all(self) -> None:
-        for file in self._files:
-            file.remove()
+        """Keep the file until all chunks are done, see `remove_all`."""
 
 
-def _row(part: Any, row: int) -> Any:
-    """Return one chain's part of a saved state: tensors have the chains first."""
+def _row(part: Any, row: int, *, axis: int = 0) -> Any:
+    """Return one chain's part of a saved state."""
     if isinstance(part, Tensor):
-        return part[row : row + 1].clone()
-    return {name: _row(own, row) for name, own in part.items()} if isinstance(part, dict) else part
+        return part.narrow(axis, row, 1).clone()
+    if isinstance(part, tuple):
+        return part[row : row + 1]
+    if not isinstance(part, dict):
+        return part
+    return {name: _row(own, row, axis=1 if name == "traces" else 0) for name, own in part.items()}
 
 
 def _joined(parts: Sequence[Any], *, axis: int = 0) -> Any:

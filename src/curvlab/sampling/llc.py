@@ -329,8 +329,7 @@ def estimate_llc(
             rounding.
         progress: show a bar on a terminal or in a notebook.
         checkpoint: folder where chains are kept, saved every minute, removed at the end: after a kill the same
-            call goes on there and ends at the same numbers, also with other `num_draws`; to rounding where
-            the kill came while files were saved.
+            call goes on there and ends at the same numbers, also with other `num_draws`.
         callback: see `run_chains`.
         ranks: processes that share the chains; None: this one runs all. Rank r of R runs the chains r, r + R, ...;
             every rank gets the same estimate, which does not depend on R but for rounding. All of them hold the

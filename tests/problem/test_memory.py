@@ -233,6 +233,22 @@ def test_control_groups_leave_less_than_the_machine_has(
         assert free_memory(cpu) == 50 * 1024
 
 
+@pytest.mark.parametrize(
+    "job", [{"MEM_PER_NODE": "300"}, {"MEM_PER_CPU": "100", "CPUS_ON_NODE": "3"}, {"MEM_PER_NODE": "0"}], ids=str
+)
+def test_what_slurm_gives_a_job_counts(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, job: dict[str, str]
+) -> None:
+    (tmp_path / "self").mkdir()
+    (tmp_path / "meminfo").write_text("MemAvailable: 900000 kB\n")
+    (tmp_path / "self" / "statm").write_text("99999 512 7 7 0 7 0")
+    monkeypatch.setattr("curvlab.problem.memory._PROC", tmp_path)
+    for name, value in job.items():
+        monkeypatch.setenv(f"SLURM_{name}", value)
+    limited = 300 * 2**20 - 512 * os.sysconf("SC_PAGE_SIZE")
+    assert free_memory(torch.device("cpu")) == (900_000 * 1024 if job == {"MEM_PER_NODE": "0"} else limited)
+
+
 def test_the_limit_of_the_address_space_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     used = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
     monkeypatch.setattr("resource.getrlimit", lambda kind: (used + 2**24, -1))

@@ -192,12 +192,13 @@ def free_memory(device: torch.device) -> int | None:
     """Return bytes that this process may still take on the device, or on the machine; None where nobody tells.
 
     On a CPU the least of what the machine has available, what its control groups leave it (a container, a job of
-    Slurm), and what `ulimit -v` does: beyond the first two the kernel kills the process, and nothing is halved.
+    Slurm), what Slurm's own variables do, and `ulimit -v`: beyond all but the last the process is killed, and
+    nothing is halved.
     """
     if device.type == "cuda":
         kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return int(torch.cuda.mem_get_info(device)[0]) + kept
-    least = min([*_available(), *_left_by_address_space()], default=None)
+    least = min([*_available(), *_left_by_slurm(), *_left_by_address_space()], default=None)
     for folder, (limit, used, files) in _control_groups("\n".join(_lines(_PROC / "self" / "cgroup")), _CGROUPS):
         most, taken = (next(iter(_lines(folder / name)), "") for name in (limit, used))
         if most.isdigit() and taken.isdigit() and (least is None or int(most) - int(taken) < least):
@@ -237,6 +238,15 @@ def _control_groups(own: str, mounted: Path) -> list[tuple[Path, tuple[str, str,
         folders = (group, *(parent for parent in group.parents if parent.is_relative_to(root)))
         found += [(folder, names) for folder in folders]
     return found
+
+
+def _left_by_slurm() -> Iterator[int]:
+    """Yield what a job's memory on this node, in MB, leaves beside this process; some clusters have no groups."""
+    given = {name: os.environ.get(f"SLURM_{name}", "") for name in ("MEM_PER_NODE", "MEM_PER_CPU", "CPUS_ON_NODE")}
+    sizes = [int(text) if text.isdigit() else 0 for text in given.values()]
+    if most := sizes[0] or sizes[1] * sizes[2]:  # --mem=0, all of the node, is no limit
+        pages = sum(int(line.split()[1]) for line in _lines(_PROC / "self" / "statm"))
+        yield most * 2**20 - pages * os.sysconf("SC_PAGE_SIZE")
 
 
 def _left_by_address_space() -> Iterator[int]:

@@ -39,7 +39,7 @@ from experiments.shared import stats
 
 PAPER = {
     "num_points": "20, not stated here",
-    "num_test": "not stated",
+    "num_test": "not stated; of ours all there are, 103 of Concrete, 77 of Energy, 133 of diabetes",
     "seeds": "not stated",
     "networks.csv:epochs": 1000,
     "training.lr": "the best of 1, 0.3, 0.1, 0.03, 0.01, 0.003, 0.001 by validation loss",

@@ -49,7 +49,7 @@ TARGET = Target(
     paper={
         "seeds": "not stated",
         "num_points": "20 (Sec. C.2)",
-        "num_test": "not stated",
+        "num_test": "not stated; of ours all there are, 103 of Concrete, 77 of Energy, 133 of diabetes",
         "damping": "0.001",
         "lissa.batch_size": "not stated",
         "lissa.num_steps": "5000 or 10000",

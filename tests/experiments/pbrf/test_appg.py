@@ -201,6 +201,7 @@ def curves_of(
                 "method": method,
                 "work": factor * np.array(WORK),
                 "error": errors.get(method, [0.9, 0.5, 0.05, 0.01]),
+                "error_worst": errors.get(method, [0.9, 0.5, 0.05, 0.01]),
                 "correlation": correlations.get(method, [0.1, 0.5, 0.95, 1.0]),
             }
         )
@@ -331,18 +332,20 @@ def test_cg_keeps_what_its_condition_number_guarantees(condition: float) -> None
     assert bound < 12 * num_steps
 
 
-def test_truncated_cg_says_what_is_guaranteed(verdicts) -> None:
-    states = states_of([18.4, 10.0, 10.0]).assign(P=1441)
-    result = verdicts(states=states)["truncated-cg"]
-    assert result.verdict == "reproduced"
-    assert (
-        "369 at most, guarantees an error of 0.1 within 0.04 d: with this damping nothing but"
-        in result.explanation
-    )
-    assert "With the paper's damping, 0.001, it would be 18401, and the guarantee 0.37 d." in result.explanation
-    hard = verdicts(states=states_of([18.4, 10.0, 10.0], damping=0.001))["truncated-cg"].explanation
-    assert "nothing but rounding" not in hard
-    assert "paper's damping" not in hard
+@pytest.mark.parametrize(("steps", "verdict"), [(1, "reproduced"), (2, "not reproduced")])
+def test_truncated_cg_is_judged_by_what_its_condition_number_guarantees(
+    verdicts, steps: int, verdict: str
+) -> None:
+    states = states_of([0.02, 0.02, 0.02], damping=0.002).assign(P=1441)
+    curves = curves_of({}, {"CG": [0.9] * steps + [0.05] * (4 - steps)})
+    result = verdicts(states=states, curves=curves)["truncated-cg"]
+    assert result.verdict == verdict
+    assert result.value == pytest.approx(WORK[steps] / guaranteed_steps(np.array([11.0]), 0.1)[0])
+    assert "11 at most, guarantees" in result.explanation
+    curves.loc[(curves.seed == 0) & (curves.method == "CG"), "error_worst"] = 0.2  # a system that never gets there
+    assert verdicts(states=states, curves=curves)["truncated-cg"].verdict == "undecided"
+    few = verdicts(states=states.assign(P=4), curves=curves_of({}, {}))["truncated-cg"]
+    assert few.value == pytest.approx(WORK[2] / 4)  # after as many steps as unknowns it is exact
 
 
 def test_s_test_that_saves_half_of_what_it_should_is_seen(verdicts) -> None:

@@ -17,15 +17,17 @@ its own value). The first line that applies gives the verdict:
     refuted         the criterion is of an exact statement, and so is the value (low == value == high): the
                     explanation gives the counter-example
     direction only  the whole interval satisfies the weaker criterion for the direction
-    not reproduced  the whole interval lies outside the criterion, and outside the direction's where one is stated
-    undecided       anything else: part of the interval would give one verdict, part of it another
+    not reproduced  the whole interval lies outside the criterion; the direction may still be open
+    undecided       anything else: part of the interval keeps the criterion, part of it does not
     not asked here  instead of undecided, where no more was to be expected: the interval that was forecast, from
                     the first two seeds or from the errors of single estimates, lies on both sides of a bound, too
     ==============  =========================================================================================
 
 A claim stands at a preset that can decide it. The forecast can only take out what came out undecided; what a run
-decides stands, whatever was forecast. Bounds are inclusive. A preset may also call a claim out of reach that it
-has a value for, with the reason; and a sheet may say beforehand what a preset cannot decide (see `claim_sheet`).
+decides stands, whatever was forecast. Until 2026-11-26 a missed criterion whose direction is open was undecided,
+and so could be not asked here: the sheets say where that changed a verdict. Bounds are inclusive. A preset may
+also call a claim out of reach that it has a value for, with the reason; and a sheet may say beforehand what a
+preset cannot decide (see `claim_sheet`).
 """
 
 from __future__ import annotations
@@ -92,15 +94,13 @@ class Criterion:
         """Return whether all values keep the weaker bounds; False when none are stated."""
         return self.states_direction and _within(values, self.direction_at_least, self.direction_at_most)
 
-    def excludes(self, values: Iterable[float]) -> bool:
-        """Return whether no number from the least to the largest of the values keeps even the weakest bounds."""
-        if self.states_direction:
-            return _outside(values, self.direction_at_least, self.direction_at_most)
-        return self.misses(values)
-
     def misses(self, values: Iterable[float]) -> bool:
         """Return whether no number from the least to the largest of the values keeps the full bounds."""
         return _outside(values, self.at_least, self.at_most)
+
+    def leaves_direction_open(self, values: Iterable[float]) -> bool:
+        """Return whether of these values some keep the weaker bounds and some do not."""
+        return self.states_direction and not _outside(values, self.direction_at_least, self.direction_at_most)
 
     @property
     def states_direction(self) -> bool:
@@ -221,7 +221,7 @@ def _verdict(measured: tuple[float, ...], criterion: Criterion) -> str:
         return REFUTED
     if criterion.shows_direction(measured):
         return DIRECTION_ONLY
-    return NOT_REPRODUCED if criterion.excludes(measured) else UNDECIDED
+    return NOT_REPRODUCED if criterion.misses(measured) else UNDECIDED
 
 
 def describe(value: float | None, interval: Interval | None, criterion: Criterion) -> str:
@@ -233,15 +233,16 @@ def describe(value: float | None, interval: Interval | None, criterion: Criterio
         spread = f"no interval: {interval.kind}"
     fact = f"Measured {value:.4g} ({spread}); needed: {criterion}."
     verdict = decide(value, interval, criterion)
+    measured = (interval.low, value, interval.high)
+    if verdict == NOT_REPRODUCED and criterion.leaves_direction_open(measured):
+        return f"{fact} The direction is open."
     if verdict not in (UNDECIDED, NOT_ASKED):
         return fact
-    measured = (interval.low, value, interval.high)
     if interval.has_too_few_samples:
         return f"{fact} Fewer than {MIN_SAMPLES} {_unit(interval)} decide nothing."
     if any(math.isnan(end) for end in measured):
         return f"{fact} Without numbers at both ends nothing is decided."
-    missed = "The criterion is missed; the interval lies on both sides of the direction's bound."
-    fact += f" {missed if criterion.misses(measured) else 'The interval lies on both sides of a bound.'}"
+    fact += " The interval lies on both sides of a bound."
     if verdict == UNDECIDED or interval.forecast is None:
         return fact
     low, high = interval.forecast

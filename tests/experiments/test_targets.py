@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import yaml
 from omegaconf import OmegaConf
 from PIL import Image
 
@@ -86,6 +87,14 @@ def test_ours_is_never_typed() -> None:
             if {keyword.arg for keyword in call.keywords} & {"scale", "settings"}
         ]
     assert typed == []
+
+
+def test_why_a_preset_does_not_decide_a_claim_holds_no_number_of_ours() -> None:
+    names = r"`[^`]*`|ResNet-50|VGG-13|epsilon = 1e-8|C = 2|C as measured is below 1\b"
+    for path in Path("experiments").glob("*/*.yaml"):
+        asked = yaml.safe_load(path.read_text(encoding="utf-8")).get("not_asked") or {}
+        for reason in {reason for reasons in asked.values() for reason in reasons.values()}:
+            assert not re.search(r"(?<![\w-])\d", re.sub(names, "", reason)), f"{path}: {reason}"
 
 
 def test_the_checks_above_find_what_they_look_for() -> None:

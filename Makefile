@@ -35,7 +35,7 @@ lint: $(READY) ## ruff (style, docstrings, complexity) and mypy
 	$(VENV)/bin/mypy
 
 test: $(READY) ## all tests, on WORKERS=2 cores; TEST=tests/solvers for a part; real data when CURVLAB_DATA points at it
-	OMP_NUM_THREADS=1 $(PYTHON) -m pytest -n $(WORKERS) --dist loadfile $(TEST)
+	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(PYTHON) -m pytest -n $(WORKERS) --dist loadfile $(TEST)
 
 clean: ## remove run directories and stored units of work (data and results stay)
 	rm -rf outputs multirun .cache .mypy_cache .ruff_cache .pytest_cache

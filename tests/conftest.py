@@ -7,17 +7,19 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
-import pandas as pd
 import pytest
-import torch
 from filelock import FileLock
 
-from curvlab.lab import ClaimResult, Computed, all_targets, load_config, run_target
-from curvlab.lab.targets.execution import judged as judged_claims
 from tests.warm import Warm
+
+if TYPE_CHECKING:  # not imported here: the process that hands the tests out loads this file, and runs none
+    import pandas as pd
+    import torch
+
+    from curvlab.lab import ClaimResult, Computed
 
 
 def pytest_collection_finish() -> None:
@@ -51,6 +53,8 @@ def smoke_scale() -> Iterator[None]:
 
 
 def run_at_smoke_scale(key: str, results: Path, *overrides: str) -> Path:
+    from curvlab.lab import all_targets, load_config, run_target
+
     folders = [f"results.root={results}", f"store.root={results.parent / 'store'}"]
     target = all_targets()[key]
     smoke = ["preset=smoke", "device=auto", "tracker=none", "progress=false"]  # where there is a GPU, on it
@@ -117,6 +121,8 @@ def run_smoke(smoke_root: Path, smoke_result: Callable[[str], Path]) -> Iterator
 def computed_of(tmp_path: Path) -> Callable[..., Computed]:
     """Return a function that gives made-up tables, and a config, as a target's `judge` and `draw` read them."""
 
+    from curvlab.lab import Computed
+
     def computed(tables: Mapping[str, pd.DataFrame], config: dict[str, Any] | None = None) -> Computed:
         for name, table in tables.items():
             table.to_csv(tmp_path / f"{name}.csv", index=False)
@@ -129,8 +135,11 @@ def computed_of(tmp_path: Path) -> Callable[..., Computed]:
 def judged() -> Callable[[str, Computed], list[ClaimResult]]:
     """Return a function that judges a target's claims, all of them, as after a run."""
 
+    from curvlab.lab import all_targets
+    from curvlab.lab.targets.execution import judged
+
     def judge(key: str, computed: Computed) -> list[ClaimResult]:
-        return judged_claims(all_targets()[key], computed)
+        return judged(all_targets()[key], computed)
 
     return judge
 
@@ -138,4 +147,6 @@ def judged() -> Callable[[str, Computed], list[ClaimResult]]:
 @pytest.fixture
 def generator() -> torch.Generator:
     """Return a seeded generator."""
+    import torch
+
     return torch.Generator().manual_seed(0)

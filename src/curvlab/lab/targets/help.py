@@ -43,7 +43,8 @@ def print_target_help(target: Target) -> None:
         about = [line for line in _config_text(target, preset).splitlines() if line.startswith("# ")]
         text = " ".join(line.removeprefix("# ") for line in about if not line.startswith("# @"))
         time = measured_time(target, preset)
-        print(f"  {preset:<9} {f'({time}) ' if time else ''}{text}")
+        text = text or ("(seconds) what the tests run" if preset == "smoke" else "")
+        print(f"  {preset:<9} {f'({time}) ' if time else ''}{text}".rstrip())
     keys = _config_text(target, "").split("\n\n", 1)[-1].rstrip()
     print(f"\nKeys (KEY=VALUE; those of the preset come on top, `--cfg job` shows all):\n\n{keys}\n")
     print(

@@ -47,10 +47,11 @@ def sizes(settings: Mapping[str, Any]) -> str:
     itemsize = next(model.parameters()).dtype.itemsize
     least = itemsize * (total + _VECTORS * trained)
     frozen = f" and {total - trained:,} frozen" if total > trained else ""
-    machine = "one GPU" if least <= _GPU else f"{math.ceil(least / _GPU)} GPUs"
+    number = math.ceil(least / _GPU)
+    machine = "" if least < 1e9 else ": one GPU of 80 GB" if number == 1 else f": {number} GPUs of 80 GB"
     return (
         f"{trained:,} parameters{frozen}, {in_bytes(itemsize * total)}; a product of one vector holds "
-        f"{in_bytes(least)} and what a forward keeps: {machine} of 80 GB"
+        f"{in_bytes(least)} and what a forward keeps{machine}"
     )
 
 

@@ -300,6 +300,33 @@ def test_parameters_may_be_replaced_by_others_of_their_shape(operator) -> None:
     assert_close(op.to_dense(), operator(*case).to_dense())
 
 
+class Twice(nn.Module):
+    """A layer under one name, used twice."""
+
+    def __init__(self, layer: nn.Module, last: nn.Module) -> None:
+        super().__init__()
+        self.layer, self.last = layer, last
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.layer(torch.tanh(self.layer(x))))
+
+
+@every_operator
+def test_a_module_under_two_names_is_one_and_keeps_its_parameters(operator) -> None:
+    layer, last = nn.Linear(4, 4), nn.Linear(4, 3)
+    both = nn.Sequential(layer, nn.Tanh(), layer, last)
+    assert_close(multiply(operator, both, data(4)), multiply(operator, Twice(layer, last), data(4)))
+    gradients = [per_example_gradients(m, nn.CrossEntropyLoss(), data(4)) for m in (both, Twice(layer, last))]
+    assert_close(*gradients)
+    settings = {"num_chains": 2, "num_draws": 8, "num_burnin_steps": 2, "batch_size": 5, "step_size": 1e-4}
+    chains = [
+        estimate_llc(m, nn.CrossEntropyLoss(), data(4), **settings, generator=0).losses
+        for m in (both, Twice(layer, last))
+    ]
+    assert_close(*chains)
+    assert isinstance(layer.weight, nn.Parameter)
+
+
 CHANGES = {
     "shape": (lambda m: setattr(m, "weight", nn.Parameter(torch.zeros(3, 5).double())), r"\(3, 4\).*\(3, 5\)"),
     "dtype": (lambda m: m.float(), "float64.*float32"),

@@ -18,7 +18,7 @@ from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.modules.instancenorm import _InstanceNorm
 
 from curvlab.problem.batch import Inputs, take, without_graph
-from curvlab.problem.parameters import checked_model
+from curvlab.problem.parameters import by_every_name, checked_model
 
 
 def check_mode(model: nn.Module) -> None:
@@ -307,11 +307,12 @@ class ModelFunction:
             without_padding(self.model),
             deterministic(self.model, self.device) as buffers,
         ):
-            replaced = {**dict(zip(self.names, parameters, strict=True)), **buffers}
+            replaced = {**by_every_name(self.model, dict(zip(self.names, parameters, strict=True))), **buffers}
             positional, named = forward_arguments(self.model, inputs)
             try:
                 with explained(self.model, inputs):
-                    return functional_call(self.model, replaced, positional, {**self._keywords, **named})
+                    given = {**self._keywords, **named}
+                    return functional_call(self.model, replaced, positional, given, tie_weights=False)
             except _HeadReachedError as end:
                 return end.head_input
 

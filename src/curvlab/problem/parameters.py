@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
 NORMALIZATION = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
@@ -80,3 +80,13 @@ def checked_model(model: object) -> nn.Module:
             "first, with model.to_empty(device=...) and model.load_state_dict(...)"
         )
     return model
+
+
+def by_every_name(model: nn.Module, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the values of parameters by all of their names where weights are tied, by one in a module used twice.
+
+    `functional_call` finds ties itself, but where one module has two names it leaves the values in the model.
+    """
+    found = {id(model.get_parameter(name)): value for name, value in values.items()}
+    own = ((at, name, id(p)) for at, module in model.named_modules() for name, p in module._parameters.items())
+    return {f"{at}.{name}" if at else name: found[key] for at, name, key in own if key in found}

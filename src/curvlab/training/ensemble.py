@@ -18,7 +18,7 @@ from curvlab.linalg import flatten, unflatten
 from curvlab.problem import Data, Loss, ModelFunction, Problem
 from curvlab.problem.batch import Batch, Inputs, num_examples
 from curvlab.problem.model_function import explained, forward_arguments, logits_of, plain_attention
-from curvlab.problem.parameters import checked_model
+from curvlab.problem.parameters import by_every_name, checked_model
 from curvlab.problem.records import Records
 from curvlab.training.descent import DescentState, Ensemble, EnsembleGradient, EnsembleOptimizer, descend
 from curvlab.training.schedules import BatchOrder, Schedule, ScheduleName, shuffled_batches
@@ -297,9 +297,10 @@ def _forward(model: nn.Module, function: ModelFunction) -> Callable[[Sequence[Te
 
     # ModelFunction checks at every call that the model is deterministic; it did so in the pass over the data.
     def forward(values: Sequence[Tensor], inputs: Inputs) -> Tensor:
-        replaced = dict(zip(names, values, strict=True))
+        replaced = by_every_name(model, dict(zip(names, values, strict=True)))
         with explained(model, inputs):
-            return logits_of(functional_call(model, replaced, *forward_arguments(model, inputs)))
+            arguments = forward_arguments(model, inputs)
+            return logits_of(functional_call(model, replaced, *arguments, tie_weights=False))
 
     return forward
 

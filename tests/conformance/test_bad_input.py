@@ -34,7 +34,6 @@ from curvlab.influence import (
     median_rms,
     proximal_bregman_response,
     removal_weights,
-    segment_response,
     self_influence,
     similarities,
     unrolled_response,
@@ -42,20 +41,17 @@ from curvlab.influence import (
 from curvlab.influence.retraining import LeftOut
 from curvlab.influence.tf_idf import damped_inverse_product
 from curvlab.linalg import DenseOperator, identity
-from curvlab.optim import NGD, ExactNGD, Ginger
+from curvlab.optim import Ginger
 from curvlab.sampling import (
     RMSProp,
     bayesian_influence,
     choose_sgld_settings,
-    descent_to_minimum,
     estimate_llc,
     split_rhat,
 )
-from curvlab.solvers import ConjugateGradient, Lissa, Nystrom, TrainingFilter
+from curvlab.solvers import ConjugateGradient, TrainingFilter
 from curvlab.spectrum import (
-    hutchinson_diagonal,
     hutchinson_trace,
-    spectral_density,
     top_eigenvalues,
 )
 from curvlab.training import BatchOrder, RunLength, curvature_step, evaluate, train
@@ -207,26 +203,14 @@ CASES: list[tuple[Callable[[], Any], str]] = [
     (lambda: score(weights=torch.zeros(12)), "all weights are 0"),
     (lambda: fit(example_weights=[1.0] * 12), "weights are a tensor"),
     # ------------------------------------------------------------------------------- numbers
-    (lambda: score(damping=INF), "damping must be positive and finite, got inf"),
     (lambda: score(damping=torch.tensor([0.1, 0.2])), r"got Tensor of shape \(2,\)"),
-    (lambda: self_influence(MODEL, LOSS, DATA, damping=0.1, columns=0), "columns must be at least 1"),
-    (lambda: fit(lr=INF), "lr must be positive and finite"),
     (lambda: fit(momentum=2.0), "momentum lies from 0 to 1"),
-    (lambda: fit(weight_decay=-1.0), "weight_decay is not negative"),
-    (lambda: fit(max_gradient_norm=-1.0), "max_gradient_norm must be positive, got -1"),
     (lambda: score().top(2.5), "k must be a whole number, got 2.5"),
     (lambda: score().top("3"), "k must be a whole number, got '3'"),
-    (lambda: hutchinson_diagonal(OP, num_matvecs=3, chunk_size=0), "chunk_size must be at least 1, got 0"),
     (lambda: sampled_traces(OP, generator="0"), "a whole number as seed, got str"),
-    (lambda: segment_response(MODEL, LOSS, DATA, TEST, run=recorded(), num_segments="a"), "num_segments must be"),
     (lambda: Retraining.as_many_epochs("a"), "share must be one number, got 'a'"),
-    (lambda: choose(batch_size=0), "batch_size must be at least 1, got 0"),
     (lambda: choose(bias=1.0), "bias lies between 0 and 1, got 1.0"),
-    (lambda: descent_to_minimum(MODEL, LOSS, DATA, localization=-1.0), "localization must not be negative"),
-    (lambda: descent_to_minimum(MODEL, LOSS, DATA, localization=1.0, max_steps=0), "max_steps must be at least 1"),
     (lambda: damped_inverse_product(SIDE[:2] / 2, INF, SIDE[:2, None]), "damping must be positive and finite"),
-    (lambda: ExactNGD(MODEL.parameters(), OP, lr=INF), "lr must be positive and finite, got inf"),
-    (lambda: ExactNGD(MODEL.parameters(), OP, lr=0.1, alpha=-1.0), "alpha must not be negative, got -1.0"),
     (lambda: RunLength((0.1,), 0.0, NAN), "weight_decay at least 0"),
     # ------------------------------------------------------------------------------- out of range
     (lambda: score(damping=0), "damping must be positive, got 0.*singular"),
@@ -234,21 +218,12 @@ CASES: list[tuple[Callable[[], Any], str]] = [
     (lambda: GaussNewtonOperator(MODEL, LOSS, DATA, columns="parallel") @ SIDE, "auto.*vmap.*loop|loop.*vmap"),
     (lambda: FisherOperator(MODEL, LOSS, DATA, kind="true"), "exact.*monte_carlo.*empirical"),
     (lambda: hutchinson_trace(OP), "say how much work"),
-    (lambda: hutchinson_trace(OP, rtol=0.0), "rtol must be positive"),
-    (lambda: hutchinson_trace(OP, num_matvecs=0), "num_matvecs must be at least 1, got 0"),
     (lambda: hutchinson_trace(OP, num_matvecs=5, distribution="uniform"), "'rademacher' or 'gaussian'"),
-    (lambda: spectral_density(OP, num_probes=0), "num_probes must be at least 1"),
-    (lambda: spectral_density(OP, width=0.0), "width must be positive"),
-    (lambda: Nystrom(0), "rank must be at least 1"),
-    (lambda: Lissa(0.0, 1, 1), "step_size must be positive"),
-    (lambda: Lissa(0.1, 0, 1), "batch_size must be at least 1"),
     (
         lambda: TrainingFilter(0.0),
         "time must be positive and finite, got 0.0: it is the sum of the learning rates",
     ),
-    (lambda: TrainingFilter(INF), "time must be positive and finite"),
     (lambda: TrainingFilter(1.0, rtol=1.0), "rtol must be between 0 and 1"),
-    (lambda: TrainingFilter(1.0, max_steps=0), "max_steps must be at least 1"),
     (lambda: choose(sampler="hmc"), "underdamped., got 'hmc'"),
     (lambda: bayesian(num_draws=1), "num_draws must be at least 2"),
     (lambda: bayesian(step_size=None), "choose_sgld_settings"),
@@ -293,9 +268,6 @@ CASES: list[tuple[Callable[[], Any], str]] = [
     (lambda: score(data=[], run=recorded(), damping=None), "data is empty"),
     (lambda: hutchinson_trace(OP, num_matvecs=4, chunk_size=None), "chunk_size must be a whole number"),
     (lambda: choose(batch_size=None), "batch_size must be a whole number"),
-    (lambda: corrupt_labels(Y, num_classes=3, fraction=INF, generator=0), "fraction must be finite"),
-    (lambda: NGD(new().parameters(), lr=0.1, alpha=INF), "alpha must be finite"),
-    (lambda: NGD(new().parameters(), lr=0.1, weight_decay=INF), "weight_decay must be finite"),
     *(
         (
             partial(linear_datamodelling_score, X.T, torch.eye(6, 12) > 0, X[:6], confidence=c),
@@ -352,15 +324,27 @@ def test_bad_input_is_refused_with_what_to_change(call: Callable[[], Any], text:
         call()
 
 
+# Numbers at the end of a range that mean something, for every call or for one: no momentum, all memory.
+ZERO = {
+    "alpha", "average_last", "delta", "hessian_lipschitz", "l2", "localization", "momentum", "num_burnin_steps",
+    "sigma", "smoothness", "warmup_steps", "weight_decay",
+    "Ginger lr", "Lissa rtol", "NGD lr", "QNG lr", "RMSProp decay", "top_eigenvalues rtol",
+}  # fmt: skip
+INFINITE = {"clip", "friction", "memory_budget"}
+NEGATIVE = {"ProximalBregmanObjective epsilon", "loss_response epsilon", "proximal_bregman_response epsilon"}
+
+
 @pytest.mark.parametrize("name", NUMERIC)
-def test_what_is_no_number_is_refused_by_name(name: str) -> None:
-    """Of every public call, every argument that is a number: a text, nan, and a fraction where it is whole."""
+def test_what_is_no_number_or_out_of_range_is_refused_by_name(name: str) -> None:
+    """Of every public call, every argument that is a number: a text, nan, -1, 0, and a fraction or infinity."""
     call = NUMERIC[name]
     for argument, parameter in inspect.signature(call.function).parameters.items():
         kind = str(parameter.annotation)
         if re.search(r"\b(int|float)\b", kind) and not re.search("Generator|Sequence|Callable", kind):
             is_whole = "float" not in kind and "budget" not in argument
-            for bad in ("a", NAN, *([2.5] if is_whole else [])):
+            taken = [({0}, ZERO), ({INF}, INFINITE), ({-1}, NEGATIVE)]
+            may_be = {number for (number,), names in taken if names & {argument, f"{name} {argument}"}}
+            for bad in ("a", NAN, *{-1, 0, 2.5 if is_whole else INF} - may_be):
                 with pytest.raises((ValueError, TypeError), match=rf"\b{argument}\b"):
                     call(**{argument: bad})
 

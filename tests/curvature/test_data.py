@@ -273,8 +273,6 @@ def test_only_the_whole_gauss_newton_matrix_has_them() -> None:
     with pytest.raises(ValueError, match="not a sample"):
         exact_traces(GaussNewtonOperator(*one).sample(2))
     torch.testing.assert_close(exact_traces(FisherOperator(*one)), exact_traces(GaussNewtonOperator(*one)))
-    with pytest.raises(ValueError, match="num_draws must be at least 1"):
-        sampled_traces(GaussNewtonOperator(*one), num_draws=0)
 
 
 def drawn_traces(one: Problem, generator: torch.Generator, *, num_draws: int = 1, num_copies: int = 10) -> Tensor:

@@ -336,8 +336,6 @@ def test_bad_input_says_what_to_change(counts: Tensor) -> None:
         word_probabilities(torch.nn.functional.pad(counts, (0, 2)))
     with pytest.raises(ValueError, match="floating-point"):
         word_probabilities(counts.long())
-    with pytest.raises(ValueError, match="damping must be positive"):
-        damped_inverse_product(probabilities, 0.0, probabilities[:, None])
     with pytest.raises(ValueError, match="with sum 1"):
         BagOfWordsOperator(2 * probabilities)
     with pytest.raises(ValueError, match="'root' or 'log'"):

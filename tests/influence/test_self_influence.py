@@ -140,14 +140,6 @@ def test_of_a_sum_leaving_out_is_a_weight_of_minus_one(classifier) -> None:
     torch.testing.assert_close(found.total, total, rtol=1e-8, atol=1e-12)
 
 
-def test_settings_are_checked(least_squares) -> None:
-    arguments = (least_squares.model, least_squares.loss, least_squares.train)
-    with pytest.raises(ValueError, match="damping must be positive"):
-        self_influence(*arguments, damping=0.0)
-    with pytest.raises(ValueError, match="num_probes must be at least 1"):
-        estimated_self_influence(*arguments, damping=DAMPING, num_probes=0)
-
-
 @pytest.mark.parametrize("estimator", [self_influence, estimated_self_influence])
 def test_a_budget_cuts_passes_and_changes_no_score(classifier, estimator) -> None:
     model, loss, (inputs, labels) = classifier

@@ -173,9 +173,6 @@ def test_the_density_of_the_preconditioned_sampler_is_that_of_sgld() -> None:
 @pytest.mark.parametrize(
     ("kind", "changes", "match"),
     [
-        ("sgld", {"step_size": 0.0}, "step_size"),
-        ("sgld", {"nbeta": -1.0}, "nbeta"),
-        ("sgld", {"batch_size": 0}, "batch_size"),
         ("rmsprop", {"num_burnin_steps": 0}, "num_burnin_steps of at least 2, got 0"),
         ("underdamped", {"friction": 0.0}, "friction must be positive, got 0.0: without friction"),
     ],

@@ -153,14 +153,6 @@ def test_indefinite_preconditioner_is_refused() -> None:
         solver.solve(DenseOperator(torch.eye(4)), torch.ones(4))
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"), [({"rtol": 0.0}, "rtol must be between"), ({"max_steps": 0}, "max_steps must be")]
-)
-def test_bad_settings(settings: dict, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        ConjugateGradient(**settings)
-
-
 # ----------------------------------------------------------------------------------------
 def outliers(size: int = 200, count: int = 40, *, dtype: torch.dtype = torch.float64) -> Tensor:
     """Eigenvalues 1, ..., 1e-2 (count of them), the others 0: a trained network's shape."""

@@ -162,8 +162,6 @@ def test_refusals() -> None:
     operator = GaussNewtonOperator(model, nn.CrossEntropyLoss(), data)
     with pytest.raises(TypeError, match=r"got HessianOperator: use curvlab.spectrum.hutchinson_trace"):
         mean_eigenvalue(HessianOperator(model, nn.CrossEntropyLoss(), data), num_probes=3)
-    with pytest.raises(ValueError, match="num_probes must be at least 1"):
-        mean_eigenvalue(operator, num_probes=0)
     with pytest.raises(ValueError, match="pass the vectors as columns"):
         quadratic_forms(operator, torch.ones(operator.shape[0], dtype=torch.float64))
 
@@ -345,5 +343,3 @@ def test_bad_settings() -> None:
         sketch_eigenvalues(operator, sketch_size=4, tensor_sizes=[4, 5])
     with pytest.raises(ValueError, match="between 1 and the sketch's 4 rows"):
         sketch_eigenvalues(operator, 5, sketch_size=4)
-    with pytest.raises(ValueError, match=r"memory_budget is in bytes, at least 1, got 0\.5: 2e9 for 2 GB"):
-        sketch_eigenvalues(operator, sketch_size=4, memory_budget=0.5)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
-from curvlab.arguments import real, whole
+from curvlab.arguments import not_negative, real, whole
 from curvlab.optim.flat import Closure, evaluate
 
 Scope = Literal["global", "group", "tensor"]
@@ -426,8 +426,7 @@ def _check_numbers(group: dict[str, Any]) -> None:
     for name in ("decay", "momentum"):
         real(name, group[name])
     for name in ("lr", "weight_decay"):
-        if not real(name, group[name]) >= 0:
-            raise ValueError(f"{name} must not be negative, got {group[name]}")
+        not_negative(name, group[name])
 
 
 def _check_common(first: dict[str, Any], group: dict[str, Any]) -> None:

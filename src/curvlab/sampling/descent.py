@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from curvlab.arguments import real, whole
+from curvlab.arguments import not_negative, whole
 from curvlab.problem import Data, Loss, Problem
 from curvlab.sampling.sgld import check_nbeta, default_nbeta
 from curvlab.training import EnsembleLosses
@@ -60,8 +60,7 @@ def descent_to_minimum(
     Cost: about 1.3 gradients of all the data for each step.
     """
     whole("max_steps", max_steps)
-    if not real("localization", localization) >= 0:
-        raise ValueError(f"localization must not be negative, got {localization}: it holds the weights near w0")
+    not_negative("localization", localization)
     losses = EnsembleLosses(model, loss, data, weights=weights)
     nbeta = default_nbeta(losses.num_examples) if nbeta is None else nbeta
     check_nbeta(nbeta)

@@ -41,7 +41,7 @@ class RMSProp:
     damping: float = 0.1
 
     def __post_init__(self) -> None:
-        if not 0 <= real("decay", self.decay) < 1 or not real("damping", self.damping) > 0:
+        if not 0 <= real("decay", self.decay) < 1 or not 0 < real("damping", self.damping) < math.inf:
             raise ValueError(
                 f"decay lies between 0 and 1 and damping is positive, got {self.decay} and {self.damping}: "
                 "without damping a parameter of no gradient would take infinite steps."

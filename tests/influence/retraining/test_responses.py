@@ -379,17 +379,9 @@ def test_a_killed_search_goes_on_to_the_same_minimum(tmp_path: Path, share: floa
 
 
 # ------------------------------------------------------------------------ refusals
-@pytest.mark.parametrize(
-    ("changes", "text"),
-    [
-        ({"damping": 0.0}, "damping must be positive, got 0"),
-        ({"l2": -1.0}, "l2 must not be negative, got -1"),
-        ({"groups": [torch.tensor([30])]}, r"indices from 0 to 29, got shape \(1,\) with values up to 30"),
-    ],
-)
-def test_settings_out_of_range_are_refused(changes: dict[str, Any], text: str) -> None:
-    with pytest.raises(ValueError, match=text):
-        r.LeftOut(*network(), **({"groups": [torch.tensor([0])], "damping": 0.1} | changes))
+def test_points_out_of_range_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"indices from 0 to 29, got shape \(1,\) with values up to 30"):
+        r.LeftOut(*network(), groups=[torch.tensor([30])], damping=0.1)
 
 
 def test_unknown_curvature_unequal_responses_and_too_few_steps_are_refused(ridge: Ridge) -> None:

@@ -15,7 +15,8 @@ import pytest
 ROOT = Path(__file__).parents[1]
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 PAGES = ["README", "docs/claims", "docs/howto", "docs/concepts", "docs/words", "docs/reference/influence"]
-PAGES += ["results/README", "results/lissa/README", "results/MISPRINTS", "notebooks/your_own_model"]
+PAGES += ["results/MISPRINTS", *(f"notebooks/{path.stem}" for path in sorted(ROOT.glob("notebooks/*.ipynb")))]
+PAGES += [str(path.relative_to(ROOT).with_suffix("")) for path in sorted(ROOT.glob("results/**/README.md"))]
 WIDTHS, SCHEMES = (390, 1400), ("light", "dark")
 pytestmark = [
     pytest.mark.site,

@@ -55,10 +55,11 @@ def smoke_scale() -> Iterator[None]:
 def run_at_smoke_scale(key: str, results: Path, *overrides: str) -> Path:
     from curvlab.lab import all_targets, load_config, run_target
 
-    folders = [f"results.root={results}", f"store.root={results.parent / 'store'}"]
     target = all_targets()[key]
-    smoke = ["preset=smoke", "device=auto", "tracker=none", "progress=false"]  # where there is a GPU, on it
-    cfg = load_config(target, [*smoke, *folders, *overrides])
+    cfg = load_config(target, ["preset=smoke", "tracker=none", *overrides])
+    # Where there is a GPU, on it. Set here: as overrides they would be checked, which composes the config again.
+    cfg.device, cfg.progress = "auto", False
+    cfg.results.root, cfg.store.root = str(results), str(results.parent / "store")
     return run_target(target, cfg)
 
 

@@ -24,15 +24,7 @@ from torch.nn.functional import avg_pool2d
 
 from curvlab.lab import Run, t_interval, unit
 from curvlab.optim import DivergedError
-from curvlab.training import (
-    Learner,
-    Step,
-    StepInfo,
-    TrainingBatch,
-    TrainingDivergedError,
-    evaluate,
-    train,
-)
+from curvlab.training import Learner, Step, StepInfo, TrainingBatch, TrainingDivergedError, evaluate, train
 from experiments.ginger.optimizers import augmented, clipped_shares, counted_step, make_optimizer
 from experiments.ginger.tuning import Racer, Tuned, lowest, tune
 from experiments.shared.task import Task

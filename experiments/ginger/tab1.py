@@ -35,28 +35,10 @@ from matplotlib.figure import Figure
 from omegaconf import DictConfig
 from scipy.stats import binomtest
 
-from curvlab.lab import (
-    Claim,
-    ClaimResult,
-    ClaimSheet,
-    Computed,
-    Interval,
-    Run,
-    Target,
-    exact,
-    out_of_reach,
-    panels,
-    plots,
-)
-from curvlab.lab import judge as verdict
-from experiments.ginger.comparison import (
-    WORKING,
-    best_of,
-    draw_what_works,
-    gated,
-    judge_difference,
-    of_racer,
-)
+from curvlab.lab import Computed, Run, Target, panels, plots
+from curvlab.lab.claims import Claim, ClaimResult, ClaimSheet, Interval, exact, out_of_reach
+from curvlab.lab.claims import judge as verdict
+from experiments.ginger.comparison import WORKING, best_of, draw_what_works, gated, judge_difference, of_racer
 from experiments.ginger.optimizers import why_unavailable
 from experiments.ginger.printed import table_1, table_2
 from experiments.ginger.race import RaceTask, clipped, cost_of_a_step, final_run, summarised

@@ -39,26 +39,10 @@ import pandas as pd
 from matplotlib.figure import Figure
 from omegaconf import DictConfig
 
-from curvlab.lab import (
-    Claim,
-    ClaimResult,
-    ClaimSheet,
-    Computed,
-    Run,
-    Target,
-    exact,
-    out_of_reach,
-    t_interval,
-)
-from curvlab.lab import judge as verdict
-from experiments.ginger.comparison import (
-    WORKING,
-    draw_beside,
-    draw_what_works,
-    gated,
-    judge_difference,
-    of_racer,
-)
+from curvlab.lab import Computed, Run, Target
+from curvlab.lab.claims import Claim, ClaimResult, ClaimSheet, exact, out_of_reach, t_interval
+from curvlab.lab.claims import judge as verdict
+from experiments.ginger.comparison import WORKING, draw_beside, draw_what_works, gated, judge_difference, of_racer
 from experiments.ginger.printed import table_2
 from experiments.ginger.summaries import KINDS, SummaryTask, clipped, cost_of_a_step, fine_tuned
 from experiments.ginger.tuning import Racer, Tuned, load_racers, tune

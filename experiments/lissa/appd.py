@@ -28,45 +28,14 @@ from omegaconf import DictConfig
 from scipy.stats import t as student
 from torch import Tensor
 
-from curvlab.influence.tf_idf import (
-    BagOfWordsOperator,
-    damped_inverse_product,
-    document_frequencies,
-    document_gradients,
-    influence_similarity,
-    term_frequencies,
-    tf_idf_similarity,
-    word_probabilities,
-)
-from curvlab.lab import (
-    Claim,
-    ClaimResult,
-    ClaimSheet,
-    Computed,
-    Interval,
-    Run,
-    Target,
-    exact,
-    out_of_reach,
-    panels,
-    plots,
-    unit,
-)
+from curvlab.influence import tf_idf
+from curvlab.lab import Computed, Run, Target, panels, plots, unit
+from curvlab.lab.claims import Claim, ClaimResult, ClaimSheet, Interval, exact, out_of_reach
 from curvlab.lab.claims import judge as judge_claim
 from curvlab.lab.data import TextCorpus
 from curvlab.linalg import identity
 from curvlab.solvers import Direct
-from experiments.lissa.bag_of_words import (
-    WordCounts,
-    drawn_from_the_model,
-    equal_documents,
-    inverse_factored,
-    inverse_printed,
-    per_query,
-    printed_limit,
-    rank_one_term,
-    tokenize,
-)
+from experiments.lissa import bag_of_words
 from experiments.shared import stats
 from experiments.shared.worst_case import farthest_ratio, judge_row, smallest
 
@@ -115,15 +84,15 @@ def compute(run: Run, cfg: DictConfig) -> dict[str, pd.DataFrame]:
 
 @unit("lissa/appd", version=1, about="{corpus}, {vocabulary} words")
 def _measure(run: Run, cfg: DictConfig, texts: TextCorpus, /, **key: Any) -> dict[str, Any]:
-    real = equal_documents(
-        tokenize([*texts.train, *texts.test]),
+    real = bag_of_words.equal_documents(
+        bag_of_words.tokenize([*texts.train, *texts.test]),
         length=cfg.length,
         max_words=cfg.max_words,
         join=key["join"],
         max_documents=cfg.max_documents,
         max_expected=cfg.max_expected if key["vocabulary"] == "rare" else None,
     )
-    drawn = drawn_from_the_model(real, run.generator("documents", key["corpus"], key["vocabulary"]))
+    drawn = bag_of_words.drawn_from_the_model(real, run.generator("documents", key["corpus"], key["vocabulary"]))
     rankings, frequencies = [], []
     for source, documents in (("text", real), ("model", drawn)):
         rankings += [{"source": source} | row for row in _rankings(documents, cfg)]
@@ -132,21 +101,21 @@ def _measure(run: Run, cfg: DictConfig, texts: TextCorpus, /, **key: Any) -> dic
     return dict(zip(TABLES, found, strict=True))
 
 
-def _rankings(documents: WordCounts, cfg: DictConfig) -> list[Row]:
+def _rankings(documents: bag_of_words.WordCounts, cfg: DictConfig) -> list[Row]:
     """Return agreement of influence with each TF-IDF and with TF products at each damping; means over queries."""
     counts = documents.counts
-    smallest = float(word_probabilities(counts).min())
-    frequencies = term_frequencies(counts)
+    smallest = float(tf_idf.word_probabilities(counts).min())
+    frequencies = tf_idf.term_frequencies(counts)
     others = {
-        "root": tf_idf_similarity(counts, idf="root"),
-        "log": tf_idf_similarity(counts, idf="log"),
+        "root": tf_idf.tf_idf_similarity(counts, idf="root"),
+        "log": tf_idf.tf_idf_similarity(counts, idf="log"),
         "none": frequencies @ frequencies.T,
     }
     rows = []
     for ratio in cfg.damping_ratios:
-        influence = influence_similarity(counts, ratio * smallest)
+        influence = tf_idf.influence_similarity(counts, ratio * smallest)
         for idf, similarity in others.items():
-            agreement = per_query(influence, similarity, top=cfg.top)
+            agreement = bag_of_words.per_query(influence, similarity, top=cfg.top)
             row: Row = {"damping_ratio": float(ratio), "damping": ratio * smallest, "idf": idf}
             for statistic, values in agreement.items():
                 row[statistic] = float(values.mean())
@@ -155,12 +124,12 @@ def _rankings(documents: WordCounts, cfg: DictConfig) -> list[Row]:
     return rows
 
 
-def _frequencies(documents: WordCounts) -> list[Row]:
+def _frequencies(documents: bag_of_words.WordCounts) -> list[Row]:
     """Return DF over |d| p, the median of words in bins of |d| p."""
     length = float(documents.counts[0].sum())
-    probabilities = word_probabilities(documents.counts)
+    probabilities = tf_idf.word_probabilities(documents.counts)
     expected = probabilities * length
-    ratios = document_frequencies(documents.counts) / expected
+    ratios = tf_idf.document_frequencies(documents.counts) / expected
     independent = (1 - (1 - probabilities) ** length) / expected
     return [
         {
@@ -175,17 +144,19 @@ def _frequencies(documents: WordCounts) -> list[Row]:
     ]
 
 
-def _inverses(documents: WordCounts, cfg: DictConfig) -> list[Row]:
+def _inverses(documents: bag_of_words.WordCounts, cfg: DictConfig) -> list[Row]:
     """Return the largest relative errors of the closed forms against `Direct`, for all unit vectors."""
-    probabilities = word_probabilities(documents.counts)
+    probabilities = tf_idf.word_probabilities(documents.counts)
     eye = torch.eye(len(probabilities), dtype=probabilities.dtype)
     rows = []
     for damping in cfg.dampings:
-        solved = Direct(max_size=len(eye)).solve(BagOfWordsOperator(probabilities) + damping * identity, eye).x
+        solved = (
+            Direct(max_size=len(eye)).solve(tf_idf.BagOfWordsOperator(probabilities) + damping * identity, eye).x
+        )
         forms = {
-            "corrected": damped_inverse_product(probabilities, damping, eye),
-            "factored": inverse_factored(probabilities, damping),
-            "printed": inverse_printed(probabilities, damping),
+            "corrected": tf_idf.damped_inverse_product(probabilities, damping, eye),
+            "factored": bag_of_words.inverse_factored(probabilities, damping),
+            "printed": bag_of_words.inverse_printed(probabilities, damping),
         }
         largest = float(solved.abs().max())
         errors = {name: float((form - solved).abs().max()) / largest for name, form in forms.items()}
@@ -193,22 +164,22 @@ def _inverses(documents: WordCounts, cfg: DictConfig) -> list[Row]:
     return rows
 
 
-def _limits(documents: WordCounts, cfg: DictConfig) -> list[Row]:
+def _limits(documents: bag_of_words.WordCounts, cfg: DictConfig) -> list[Row]:
     """Return, for each damping, the rank-one term's size and the distance to the printed and the corrected limit.
 
     All with the appendix's gradients, |d| (TF - p), and the Hessian of one word; relative to the limit, over pairs
     of different documents.
     """
     counts = documents.counts
-    probabilities, length = word_probabilities(counts), float(counts[0].sum())
-    gradients = length * document_gradients(counts)
-    printed = printed_limit(counts)
+    probabilities, length = tf_idf.word_probabilities(counts), float(counts[0].sum())
+    gradients = length * tf_idf.document_gradients(counts)
+    printed = bag_of_words.printed_limit(counts)
     corrected = length**2 * (printed - 1)
     rows = []
     for ratio in cfg.damping_ratios:
         damping = ratio * float(probabilities.min())
-        influence = gradients @ damped_inverse_product(probabilities, damping, gradients.T)
-        term = rank_one_term(probabilities, damping, gradients)
+        influence = gradients @ tf_idf.damped_inverse_product(probabilities, damping, gradients.T)
+        term = bag_of_words.rank_one_term(probabilities, damping, gradients)
         rows.append(
             {
                 "damping_ratio": float(ratio),

@@ -33,19 +33,8 @@ from omegaconf import DictConfig
 from torch import Tensor
 
 from curvlab.curvature.layers import LayerRows
-from curvlab.lab import (
-    Claim,
-    ClaimResult,
-    ClaimSheet,
-    Computed,
-    Run,
-    Target,
-    out_of_reach,
-    panels,
-    plots,
-    t_interval,
-    unit,
-)
+from curvlab.lab import Computed, Run, Target, panels, plots, unit
+from curvlab.lab.claims import Claim, ClaimResult, ClaimSheet, out_of_reach, t_interval
 from curvlab.lab.claims import judge as judge_claim
 from curvlab.lab.names import reader_names
 from curvlab.linalg import identity

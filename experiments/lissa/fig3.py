@@ -41,44 +41,17 @@ from torch import Tensor
 
 from curvlab.curvature import GaussNewtonOperator
 from curvlab.influence import directional_derivatives, per_example_gradients, similarities
-from curvlab.lab import (
-    Claim,
-    ClaimResult,
-    ClaimSheet,
-    Computed,
-    ConfigurationError,
-    Interval,
-    Run,
-    Target,
-    exact,
-    load_paper_numbers,
-    out_of_reach,
-    panels,
-    plots,
-    t_interval,
-    task_settings,
-)
+from curvlab.lab import Computed, ConfigurationError, Run, Target, load_paper_numbers, panels, plots, task_settings
+from curvlab.lab.claims import Claim, ClaimResult, ClaimSheet, out_of_reach
 from curvlab.lab.claims import judge as judge_claim
+from curvlab.lab.claims.intervals import Interval, exact, t_interval
 from curvlab.lab.data import TokenSplits
 from curvlab.linalg import identity
 from curvlab.problem import output_loss
 from curvlab.solvers import DivergenceError, Lissa
 from curvlab.solvers.lissa import LissaState
 from curvlab.spectrum import top_eigenvalues
-from experiments.lissa.sentence_similarity import (
-    KINDS,
-    METHODS,
-    jackknife_facts,
-    matrices,
-    mean_difference,
-    pair_table,
-    positive_share,
-    retrieval_table,
-    retrieved,
-    shared_words,
-    square_table,
-    unrelated,
-)
+from experiments.lissa import sentence_similarity
 from experiments.papers import FOLDER as PAPERS
 from experiments.shared.task import Task, TrainedTask
 
@@ -125,7 +98,7 @@ def compute(run: Run, cfg: DictConfig) -> dict[str, pd.DataFrame]:
         assert isinstance(own, DictConfig)
         task = Task.load(run, name, own).trained()
         found = _similarities(run, task, own, sentences.text.tolist())
-        pairs[seed] = pair_table(found["gradient"], found["influence"], sentences)
+        pairs[seed] = sentence_similarity.pair_table(found["gradient"], found["influence"], sentences)
         summary.append({"model_seed": seed} | _summary(task, found, task.perplexities))
         if not lissa and settings.lissa_check is not None:
             lissa = _check_lissa(run, task, settings.lissa_check, sentences.text.tolist(), found)
@@ -133,8 +106,8 @@ def compute(run: Run, cfg: DictConfig) -> dict[str, pd.DataFrame]:
     table = pd.concat(pairs, names=["model_seed"]).reset_index("model_seed").reset_index(drop=True)
     tables = {
         "table": table,
-        "squares": square_table(table),
-        "retrieval": retrieval_table(table),
+        "squares": sentence_similarity.square_table(table),
+        "retrieval": sentence_similarity.retrieval_table(table),
         "summary": pd.DataFrame(summary),
     }
     return tables | ({"lissa": pd.DataFrame(lissa)} if lissa else {})
@@ -300,9 +273,12 @@ READINGS = {"printed": "the step size", "code": "the code's lr, step size times 
 def judge(computed: Computed, claims: ClaimSheet) -> list[ClaimResult]:
     """Judge every claim: over trained models, with fewer than three of them over facts."""
     table, retrieval, results = computed["table"], computed["retrieval"], []
-    apart = unrelated(table).groupby("model_seed")[["gradient", "influence"]].mean()
+    apart = sentence_similarity.unrelated(table).groupby("model_seed")[["gradient", "influence"]].mean()
     means = f"Mean similarity of unrelated sentences by model: {_listed(apart, 3)}."
-    for name, statistic in (("unrelated-lower", mean_difference), ("mostly-positive", positive_share)):
+    for name, statistic in (
+        ("unrelated-lower", sentence_similarity.mean_difference),
+        ("mostly-positive", sentence_similarity.positive_share),
+    ):
         by_model = [statistic(own) for _, own in table.groupby("model_seed")]
         results.append(_judge(claims.claim(name), by_model, partial(_jackknife, table, statistic), why=means))
     influence = retrieval[retrieval.method == "influence"]
@@ -327,7 +303,9 @@ def margins(retrieval: pd.DataFrame) -> pd.DataFrame:
     """Return a row for each model, direction and fact, with the margin by method and by `words` as columns."""
     places = ["model_seed", "direction", "fact"]
     found = retrieval.pivot_table(index=places, columns="method", values="margin").reset_index()
-    words = pd.DataFrame(retrieved(shared_words(pd.read_csv(SENTENCES).text.tolist())))
+    words = pd.DataFrame(
+        sentence_similarity.retrieved(sentence_similarity.shared_words(pd.read_csv(SENTENCES).text.tolist()))
+    )
     return found.merge(words.rename(columns={"margin": "words"})[["direction", "fact", "words"]])
 
 
@@ -342,7 +320,7 @@ def _judge(claim: Claim, by_model: ArrayLike, over_facts: Callable[[], Interval]
 
 
 def _jackknife(table: pd.DataFrame, statistic: Callable[[pd.DataFrame], float]) -> Interval:
-    stderr, count = jackknife_facts(table, statistic)
+    stderr, count = sentence_similarity.jackknife_facts(table, statistic)
     half, value = stats.t.ppf(0.975, count - 1) * stderr, statistic(table)
     return Interval(value - half, value + half, f"jackknife 95 %, {count} facts", count)
 
@@ -391,7 +369,7 @@ def _heat_maps(table: pd.DataFrame, squares: pd.DataFrame) -> Figure:
     """Draw the paper's maps of the first model, and what they differ by."""
     seed = table.model_seed.min()
     figure, axes = plots.figure(1, 3, panel_size=(2.66, 3.6))
-    maps = matrices(table, seed)
+    maps = sentence_similarity.matrices(table, seed)
     maps["difference"] = maps["gradient"] - maps["influence"]
     apart = ~np.kron(np.ones((2, 2)), np.eye(10)).astype(bool)
     limit = float(np.abs(maps["difference"][apart]).max())
@@ -404,7 +382,7 @@ def _heat_maps(table: pd.DataFrame, squares: pd.DataFrame) -> Figure:
         _frame(ax)
         own = squares[(squares.model_seed == seed) & (squares["heat_map"] == name)]
         for _, square in own.iterrows():
-            x, y = (4.5 + 10 * KINDS.index(square[of]) for of in ("columns", "rows"))
+            x, y = (4.5 + 10 * sentence_similarity.KINDS.index(square[of]) for of in ("columns", "rows"))
             text = f"mean {square['mean']:.3f}\n± {square['stderr']:.3f}"
             box = {"facecolor": "white", "edgecolor": "none", "alpha": 0.75, "pad": 1.5}
             ax.text(x, y, text, ha="center", va="center", fontsize=8, bbox=box)
@@ -426,9 +404,9 @@ def _margins(table: pd.DataFrame, retrieval: pd.DataFrame) -> Figure:
     figure, axes = plots.figure(1, 2, panel_size=(4.6, 3.4))
     left, right = axes[0]
     across = table[table.first_kind != table.second_kind]
-    same, looks = across.first_fact == across.second_fact, panels.styles_of(METHODS)
+    same, looks = across.first_fact == across.second_fact, panels.styles_of(sentence_similarity.METHODS)
     bins = np.linspace(-0.3, 1.0, 53).tolist()
-    for method in METHODS:
+    for method in sentence_similarity.METHODS:
         for facts, name, line in ((~same, "different facts", "-"), (same, "same fact", "--")):
             own = across[facts]
             label = f"{method}, {name} {own[method].mean():.3f}"

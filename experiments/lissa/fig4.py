@@ -27,19 +27,8 @@ from matplotlib.ticker import NullLocator
 from omegaconf import DictConfig
 
 from curvlab.curvature import GaussNewtonOperator
-from curvlab.lab import (
-    Claim,
-    ClaimResult,
-    ClaimSheet,
-    Computed,
-    Interval,
-    Run,
-    Target,
-    out_of_reach,
-    panels,
-    plots,
-    unit,
-)
+from curvlab.lab import Computed, Run, Target, panels, plots, unit
+from curvlab.lab.claims import Claim, ClaimResult, ClaimSheet, Interval, out_of_reach
 from curvlab.lab.claims import judge as judge_claim
 from curvlab.lab.data.tokens import IGNORED
 from curvlab.lab.names import reader_names

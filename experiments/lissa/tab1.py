@@ -25,20 +25,8 @@ import pandas as pd
 from matplotlib.figure import Figure
 from omegaconf import DictConfig
 
-from curvlab.lab import (
-    Claim,
-    ClaimResult,
-    ClaimSheet,
-    Computed,
-    Interval,
-    PaperNumbers,
-    Run,
-    Target,
-    load_paper_numbers,
-    out_of_reach,
-    panels,
-    plots,
-)
+from curvlab.lab import Computed, PaperNumbers, Run, Target, load_paper_numbers, panels, plots
+from curvlab.lab.claims import Claim, ClaimResult, ClaimSheet, Interval, out_of_reach
 from curvlab.lab.claims import judge as judge_claim
 from curvlab.lab.names import reader_names
 from curvlab.solvers import lissa_hyperparameters

@@ -27,21 +27,10 @@ from matplotlib.figure import Figure
 from omegaconf import DictConfig
 from scipy import stats
 
-from curvlab.lab import (
-    Claim,
-    ClaimResult,
-    ClaimSheet,
-    Computed,
-    Interval,
-    Run,
-    Target,
-    bootstrap_interval,
-    out_of_reach,
-    panels,
-    plots,
-)
+from curvlab.lab import Computed, Run, Target, panels, plots
+from curvlab.lab.claims import Claim, ClaimResult, ClaimSheet, out_of_reach
 from curvlab.lab.claims import judge as judge_claim
-from curvlab.lab.claims.intervals import MIN_SAMPLES
+from curvlab.lab.claims.intervals import MIN_SAMPLES, Interval, bootstrap_interval
 from curvlab.lab.names import reader_names
 from experiments.lissa.gradient_sketches import gradient_pairs
 from experiments.lissa.tab1 import MODELS, paper_numbers

@@ -27,19 +27,9 @@ import pandas as pd
 from matplotlib.figure import Figure
 from omegaconf import DictConfig
 
-from curvlab.lab import (
-    Claim,
-    ClaimResult,
-    ClaimSheet,
-    Computed,
-    Run,
-    Target,
-    out_of_reach,
-    panels,
-    plots,
-    t_interval,
-)
-from curvlab.lab import judge as judge_claim
+from curvlab.lab import Computed, Run, Target, panels, plots
+from curvlab.lab.claims import Claim, ClaimResult, ClaimSheet, out_of_reach, t_interval
+from curvlab.lab.claims import judge as judge_claim
 from experiments.ngd.matched_loss import matched_differences
 from experiments.ngd.sampling import measured_both_ways
 from experiments.ngd.trajectories import Network, trajectory

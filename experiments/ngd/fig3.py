@@ -30,20 +30,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from omegaconf import DictConfig, OmegaConf
 
-from curvlab.lab import (
-    Claim,
-    ClaimResult,
-    ClaimSheet,
-    Computed,
-    Interval,
-    Run,
-    Target,
-    out_of_reach,
-    panels,
-    plots,
-    t_interval,
-)
-from curvlab.lab import judge as judge_claim
+from curvlab.lab import Computed, Run, Target, panels, plots
+from curvlab.lab.claims import Claim, ClaimResult, ClaimSheet, out_of_reach
+from curvlab.lab.claims import judge as judge_claim
+from curvlab.lab.claims.intervals import Interval, t_interval
 from experiments.ngd.sampling import curvature_cutoff, measured_both_ways
 from experiments.ngd.trajectories import DIVERGED, Network, final_estimate, trajectory
 from experiments.shared import stats

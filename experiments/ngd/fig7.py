@@ -16,27 +16,13 @@ from __future__ import annotations
 from matplotlib.figure import Figure
 
 from curvlab.lab import ClaimResult, ClaimSheet, Computed, Target, panels
-from experiments.ngd.overfitting import (  # noqa: F401  compute is this target's
-    NOTE,
-    PAPER,
-    changes_by_last_epoch,
-    compute,
-    draw_estimates,
-    draw_losses,
-    draw_paths,
-    draw_trace,
-    for_readers,
-    judge_increases,
-    judge_overfits,
-    judge_raw_increase,
-    judge_sign,
-    last_epoch_table,
-)
+from experiments.ngd import overfitting
+from experiments.ngd.overfitting import compute  # noqa: F401  compute is this target's
 
 TARGET = Target(
     __name__,
     title="LLC and Hessian trace while overfitting",
-    paper=PAPER,
+    paper=overfitting.PAPER,
     curves=("table: llc, train_loss, trace over epoch by optimizer",),
 )
 QUANTITIES = {"llc": "LLC", "trace": "Hessian trace"}
@@ -47,33 +33,33 @@ def judge(computed: Computed, claims: ClaimSheet) -> list[ClaimResult]:
     table, results = computed["table"], []
     for task, since in computed["summary"].groupby("task", sort=False):
         own = table[table.task == task]
-        changes = changes_by_last_epoch(own)
-        ends = last_epoch_table(own, changes)
+        changes = overfitting.changes_by_last_epoch(own)
+        ends = overfitting.last_epoch_table(own, changes)
         for optimizer in ("sgd", "ngd"):
             words = {"task": task, "optimizer": optimizer.upper()}
             overfits = claims.claim("overfits", of=f"{optimizer}-{task}", **words)
-            results.append(judge_overfits(overfits, since, optimizer))
+            results.append(overfitting.judge_overfits(overfits, since, optimizer))
             for quantity in QUANTITIES:
                 claim = claims.claim(f"{quantity}-increases", of=f"{optimizer}-{task}", **words)
-                results.append(judge_increases(claim, since, ends, optimizer, quantity))
+                results.append(overfitting.judge_increases(claim, since, ends, optimizer, quantity))
             raw = claims.claim("llc-raw-increases", of=f"{optimizer}-{task}", **words)
-            results.append(judge_raw_increase(raw, since, optimizer))
+            results.append(overfitting.judge_raw_increase(raw, since, optimizer))
             for quantity in QUANTITIES:
                 claim = claims.claim(f"{quantity}-sign", of=f"{optimizer}-{task}", **words)
-                results.append(judge_sign(claim, changes, ends, optimizer, quantity))
+                results.append(overfitting.judge_sign(claim, changes, ends, optimizer, quantity))
     return results
 
 
 def draw(computed: Computed) -> dict[str, Figure]:
     """Return losses, LLC and tr(H) over epochs; and these over the validation loss."""
-    table = for_readers(computed["table"])
+    table = overfitting.for_readers(computed["table"])
     figure, rows = panels.rows(table, by="task", columns=3, panel_size=(2.6, 3.6))
     labels = {"llc": "LLC from the lowest point", "trace": "tr(H) (nats/parameter²)"}
     for (losses, llc, trace), task, own in rows:
-        draw_losses(losses, own)
-        draw_estimates(llc, own, "llc", labels["llc"])
-        draw_trace(trace, own, labels["trace"])
+        overfitting.draw_losses(losses, own)
+        overfitting.draw_estimates(llc, own, "llc", labels["llc"])
+        overfitting.draw_trace(trace, own, labels["trace"])
         losses.set_title(task, loc="left")
-    panels.legend(figure, title=f"{NOTE}\nmean of tr(H): geometric", axes=[figure.axes[0]])
-    paths = draw_paths(table, labels | {"validation_accuracy": "validation accuracy"})
+    panels.legend(figure, title=f"{overfitting.NOTE}\nmean of tr(H): geometric", axes=[figure.axes[0]])
+    paths = overfitting.draw_paths(table, labels | {"validation_accuracy": "validation accuracy"})
     return {"figure.png": figure, "figure_more.png": paths}

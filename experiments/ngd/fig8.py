@@ -16,28 +16,13 @@ from matplotlib.figure import Figure
 
 from curvlab.lab import Claim, ClaimResult, ClaimSheet, Computed, Target, out_of_reach, panels, t_interval
 from curvlab.lab import judge as judge_claim
-from experiments.ngd.overfitting import (  # noqa: F401  compute is this target's
-    NOTE,
-    PAPER,
-    STYLES,
-    changes_by_last_epoch,
-    compute,
-    draw_estimates,
-    draw_losses,
-    draw_paths,
-    for_readers,
-    judge_increases,
-    judge_overfits,
-    judge_sign,
-    last_epoch_table,
-    overfitted,
-    why_none,
-)
+from experiments.ngd import overfitting
+from experiments.ngd.overfitting import compute  # noqa: F401  compute is this target's
 
 TARGET = Target(
     __name__,
     title="WBIC while overfitting",
-    paper=PAPER,
+    paper=overfitting.PAPER,
     after=("ngd/fig7",),
     curves=("table: llc, train_loss, trace over epoch by optimizer",),
 )
@@ -49,20 +34,22 @@ def judge(computed: Computed, claims: ClaimSheet) -> list[ClaimResult]:
     for task, since in computed["summary"].groupby("task", sort=False):
         own = table[table.task == task]
         terms, of_task = _terms(own), str(task)
-        changes = changes_by_last_epoch(own)
-        ends = last_epoch_table(own, changes)
+        changes = overfitting.changes_by_last_epoch(own)
+        ends = overfitting.last_epoch_table(own, changes)
         results += [
-            judge_overfits(claims.claim("overfits-ngd", of=of_task), since, "ngd"),
-            judge_increases(claims.claim("wbic-increases-ngd", of=of_task), since, ends, "ngd", "wbic", terms),
-            judge_sign(claims.claim("wbic-sign-ngd", of=of_task), changes, ends, "ngd", "wbic"),
+            overfitting.judge_overfits(claims.claim("overfits-ngd", of=of_task), since, "ngd"),
+            overfitting.judge_increases(
+                claims.claim("wbic-increases-ngd", of=of_task), since, ends, "ngd", "wbic", terms
+            ),
+            overfitting.judge_sign(claims.claim("wbic-sign-ngd", of=of_task), changes, ends, "ngd", "wbic"),
             _follows_validation_loss(claims.claim("wbic-follows-validation-loss-ngd", of=of_task), since, terms),
         ]
     return results
 
 
 def _follows_validation_loss(claim: Claim, since: pd.DataFrame, terms: str) -> ClaimResult:
-    used = overfitted(since, "ngd", "wbic").dropna(subset="rank_correlation")
-    if (lacking := why_none(since, "ngd", used)) is not None:
+    used = overfitting.overfitted(since, "ngd", "wbic").dropna(subset="rank_correlation")
+    if (lacking := overfitting.why_none(since, "ngd", used)) is not None:
         return out_of_reach(claim, lacking)
     values = used.rank_correlation
     return judge_claim(claim, values.mean(), t_interval(values), if_not_reproduced=terms)
@@ -92,19 +79,19 @@ def wbic_complexity(table: pd.DataFrame) -> pd.Series:
 def draw(computed: Computed) -> dict[str, Figure]:
     """Return, of NGD alone, losses and WBIC over epochs, and WBIC over validation loss."""
     ngd = computed["table"].query("optimizer == 'ngd'")
-    table = for_readers(ngd)
+    table = overfitting.for_readers(ngd)
     figure, rows = panels.rows(table, by="task", columns=2, panel_size=(3.6, 3.8))
     looks = {"WBIC": ("-", "s"), "n L(w*)": ("--", "v"), "LLC ln n": (":", "o")}
     terms = {
-        name: {"color": STYLES["NGD"]["color"], "linestyle": line, "marker": marker}
+        name: {"color": overfitting.STYLES["NGD"]["color"], "linestyle": line, "marker": marker}
         for name, (line, marker) in looks.items()
     }
     for (losses, wbic), task, own in rows:
-        draw_losses(losses, own)
+        overfitting.draw_losses(losses, own)
         complexity = wbic_complexity(own)
         parts = zip(terms, (own.wbic, own.wbic - complexity, complexity), strict=True)
         shown = pd.concat([own.assign(term=name, nats=values) for name, values in parts], ignore_index=True)
-        draw_estimates(wbic, shown, "nats", "nats", by="term", styles=terms)
+        overfitting.draw_estimates(wbic, shown, "nats", "nats", by="term", styles=terms)
         losses.set_title(task, loc="left")
-    panels.legend(figure, title=NOTE, columns=5)
-    return {"figure.png": figure, "figure_more.png": draw_paths(table, {"wbic": "WBIC (nats)"})}
+    panels.legend(figure, title=overfitting.NOTE, columns=5)
+    return {"figure.png": figure, "figure_more.png": overfitting.draw_paths(table, {"wbic": "WBIC (nats)"})}

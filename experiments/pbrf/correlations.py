@@ -17,18 +17,8 @@ import pandas as pd
 from omegaconf import DictConfig
 from torch import Tensor
 
-from curvlab.lab import (
-    Claim,
-    ClaimResult,
-    ClaimSheet,
-    Interval,
-    Run,
-    bootstrap_interval,
-    judge,
-    load_paper_numbers,
-    out_of_reach,
-    task_settings,
-)
+from curvlab.lab import Run, load_paper_numbers, task_settings
+from curvlab.lab.claims import Claim, ClaimResult, ClaimSheet, Interval, bootstrap_interval, judge, out_of_reach
 from curvlab.lab.claims.claims import DIRECTION_ONLY, OUT_OF_REACH, REPRODUCED
 from experiments.papers import FOLDER
 from experiments.pbrf.gaps import arrived, explained

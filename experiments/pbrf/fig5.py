@@ -41,21 +41,8 @@ from matplotlib.figure import Figure
 from omegaconf import DictConfig, OmegaConf
 
 from curvlab.influence.retraining import GAPS, LABELS, RETRAINED
-from curvlab.lab import (
-    ClaimResult,
-    ClaimSheet,
-    Computed,
-    ConfigurationError,
-    Interval,
-    Run,
-    Target,
-    out_of_reach,
-    panels,
-    plots,
-    t_interval,
-    task_label,
-    task_settings,
-)
+from curvlab.lab import Computed, ConfigurationError, Run, Target, panels, plots, task_label, task_settings
+from curvlab.lab.claims import ClaimResult, ClaimSheet, Interval, out_of_reach, t_interval
 from curvlab.lab.claims import judge as judge_claim
 from curvlab.training import TrainingDivergedError
 from experiments.pbrf.gaps import arrived

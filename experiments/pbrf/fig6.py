@@ -52,18 +52,8 @@ from curvlab.influence import (
     self_influence,
 )
 from curvlab.influence.retraining import LeftOut, ProximalBregmanCost, SharedBatches, proximal_bregman_warm_optimum
-from curvlab.lab import (
-    ClaimResult,
-    ClaimSheet,
-    Computed,
-    Run,
-    Target,
-    out_of_reach,
-    panels,
-    plots,
-    t_interval,
-    task_settings,
-)
+from curvlab.lab import Computed, Run, Target, panels, plots, task_settings
+from curvlab.lab.claims import ClaimResult, ClaimSheet, out_of_reach, t_interval
 from curvlab.lab.claims import judge as judge_claim
 from curvlab.training import TrainingDivergedError, shuffled_batches
 from experiments.pbrf.corrupted import CorruptedTask, load_task

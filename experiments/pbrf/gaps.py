@@ -14,19 +14,8 @@ from matplotlib.figure import Figure
 from omegaconf import DictConfig
 
 from curvlab.influence.retraining import GAPS, LABELS
-from curvlab.lab import (
-    Claim,
-    ClaimResult,
-    Computed,
-    Run,
-    judge,
-    load_paper_numbers,
-    out_of_reach,
-    panels,
-    plots,
-    t_interval,
-    task_settings,
-)
+from curvlab.lab import Computed, Run, load_paper_numbers, panels, plots, task_settings
+from curvlab.lab.claims import Claim, ClaimResult, judge, out_of_reach, t_interval
 from curvlab.lab.claims.claims import REPRODUCED
 from experiments.papers import FOLDER
 from experiments.pbrf.networks import load_network

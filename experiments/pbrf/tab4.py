@@ -27,15 +27,8 @@ import pandas as pd
 from matplotlib.figure import Figure
 from omegaconf import DictConfig
 
-from curvlab.lab import (
-    ClaimResult,
-    ClaimSheet,
-    Computed,
-    Run,
-    Target,
-    out_of_reach,
-    t_interval,
-)
+from curvlab.lab import Computed, Run, Target
+from curvlab.lab.claims import ClaimResult, ClaimSheet, out_of_reach, t_interval
 from experiments.pbrf import gaps as five_gaps
 from experiments.pbrf.gaps import arrived, arrived_row, by_point, gap_tables, judge_over_seeds, mean_ratio
 from experiments.pbrf.responses import CURVATURES, DENSE, EXACT, Decomposition, rows_of_networks

@@ -53,15 +53,7 @@ from curvlab.influence.retraining import GAPS
 from curvlab.lab import ClaimResult, ClaimSheet, Computed, Run, Target, exact, out_of_reach
 from curvlab.lab.claims import judge as judge_claim
 from curvlab.lab.claims.intervals import MIN_SAMPLES
-from experiments.pbrf.gaps import (  # noqa: F401  draw is this target's
-    arrived_row,
-    by_point,
-    draw,
-    explained,
-    gap_tables,
-    judge_over_seeds,
-    mean_ratio,
-)
+from experiments.pbrf.gaps import arrived_row, by_point, draw, explained, gap_tables, judge_over_seeds, mean_ratio  # noqa: F401  draw is this target's
 
 TARGET = Target(
     __name__,

@@ -16,13 +16,7 @@ from curvlab.lab import Run
 from curvlab.lab.runs.over_ranks import launched, replicated_operator, spread_operator
 from curvlab.problem import stack
 from curvlab.solvers import measure_constant
-from curvlab.spectrum import (
-    frobenius_norm,
-    hutchinson_trace,
-    mean_eigenvalue,
-    sketch_eigenvalues,
-    top_eigenvalues,
-)
+from curvlab.spectrum import frobenius_norm, hutchinson_trace, mean_eigenvalue, sketch_eigenvalues, top_eigenvalues
 from experiments.shared.task import TrainedTask
 
 SEQUENCES_AT_A_TIME = 16  # of a language model: logits of large vocabularies fill the memory

@@ -5,27 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from curvlab.lab import (
-    Claim,
-    ClaimResult,
-    ClaimSheet,
-    Computed,
-    Interval,
-    bootstrap_interval,
-    out_of_reach,
-    t_interval,
-)
-from curvlab.lab import judge as judge_claim
-from experiments.benchmarks.attribution.methods import (
-    DOT,
-    EKFAC,
-    FILTER,
-    INFLUENCE,
-    PBRF,
-    RUN_DAMPING,
-    TRAK,
-    UNROLLED,
-)
+from curvlab.lab import Computed
+from curvlab.lab.claims import Claim, ClaimResult, ClaimSheet, out_of_reach
+from curvlab.lab.claims import judge as judge_claim
+from curvlab.lab.claims.intervals import Interval, bootstrap_interval, t_interval
+from experiments.benchmarks.attribution import methods
 from experiments.benchmarks.attribution.ranks import OTHER, SAME, correlations, lds_interval
 from experiments.benchmarks.attribution.which_score import RESPONSES, not_minimised
 
@@ -48,14 +32,17 @@ def judge(computed: Computed, claims: ClaimSheet) -> list[ClaimResult]:
     for task, rows in ranks.groupby("task", sort=False):
         of, own = str(task), rows.dropna(axis="columns", how="all")
         reason = _part_way(computed["rest"], of)
-        results.append(_lds(claims.claim("unrolled", of), own, {UNROLLED: 1}, reason=reason))
-        for name, method in (("filter-needs-no-tuning", FILTER), ("damping-needs-no-tuning", RUN_DAMPING)):
-            results.append(_lds(claims.claim(name, of), own, {INFLUENCE: 1, method: -1}))
+        results.append(_lds(claims.claim("unrolled", of), own, {methods.UNROLLED: 1}, reason=reason))
+        for name, method in (
+            ("filter-needs-no-tuning", methods.FILTER),
+            ("damping-needs-no-tuning", methods.RUN_DAMPING),
+        ):
+            results.append(_lds(claims.claim(name, of), own, {methods.INFLUENCE: 1, method: -1}))
         results += _against_ekfac(claims, of, own)
         claim = claims.claim("unrolled-above-filter", of)
         if OTHER in own:
             reason = "It differentiates one order of the batches; its mean over orders stands in the table, too."
-            results.append(_lds(claim, own, {UNROLLED: 1, FILTER: -1}, OTHER, reason=reason))
+            results.append(_lds(claim, own, {methods.UNROLLED: 1, methods.FILTER: -1}, OTHER, reason=reason))
         else:
             results.append(out_of_reach(claim, "there is one order of the batches only: num_orders=1"))
         results += _against_pbrf(claims, of, own, queries[queries.task == task], computed["table"])
@@ -79,20 +66,20 @@ def _against_pbrf(
     predicts, answers = (
         claims.claim(name, of) for name in ("pbrf-predicts-like-influence", "influence-answers-pbrf")
     )
-    row = table[(table.task == of) & (table.method == PBRF)].iloc[0]
+    row = table[(table.task == of) & (table.method == methods.PBRF)].iloc[0]
     if reason := not_minimised(row):
         return [out_of_reach(claim, f"The PBRF of the examples is {reason}.") for claim in (predicts, answers)]
     reason = f"Of the gradient of each example's objective {row.gradient_norm:.1g} is left (median)."
-    agreement = queries[(queries.orders == RESPONSES) & (queries.method == RUN_DAMPING)].lds.to_numpy()
+    agreement = queries[(queries.orders == RESPONSES) & (queries.method == methods.RUN_DAMPING)].lds.to_numpy()
     return [
-        _lds(predicts, ranks, {PBRF: 1, RUN_DAMPING: -1}, reason=reason),
+        _lds(predicts, ranks, {methods.PBRF: 1, methods.RUN_DAMPING: -1}, reason=reason),
         _over_queries(answers, agreement, reason),
     ]
 
 
 def _part_way(rest: pd.DataFrame, of: str) -> str:
     """Say what the derivative is worth where its first order is nearly all."""
-    found = rest[(rest.task == of) & (rest.predictor == UNROLLED)]
+    found = rest[(rest.task == of) & (rest.predictor == methods.UNROLLED)]
     last = found[found.num_epochs == found.num_epochs.max()]
     value = last.lds_part_way.iloc[0]
     return (
@@ -103,9 +90,12 @@ def _part_way(rest: pd.DataFrame, of: str) -> str:
 
 def _against_ekfac(claims: ClaimSheet, of: str, ranks: pd.DataFrame) -> list[ClaimResult]:
     results = []
-    every = [str(method) for method in ranks if EKFAC in str(method)]
-    for suffix, rivals in (("ekfac", every), ("peers-ekfac", [method for method in every if method != EKFAC])):
-        for name, method in (("filter-above", FILTER), ("unrolled-above", UNROLLED)):
+    every = [str(method) for method in ranks if methods.EKFAC in str(method)]
+    for suffix, rivals in (
+        ("ekfac", every),
+        ("peers-ekfac", [method for method in every if method != methods.EKFAC]),
+    ):
+        for name, method in (("filter-above", methods.FILTER), ("unrolled-above", methods.UNROLLED)):
             claim = claims.claim(f"{name}-{suffix}", of)
             if not rivals:
                 results.append(out_of_reach(claim, "no EK-FAC of kronfluence or dattri ran: see the table"))
@@ -120,8 +110,10 @@ def _against_ekfac(claims: ClaimSheet, of: str, ranks: pd.DataFrame) -> list[Cla
 def _removals(claims: ClaimSheet, of: str, removals: pd.DataFrame) -> list[ClaimResult]:
     """Judge against random removals, at the smallest fraction, and against the best rival at every one."""
     results = []
-    rivals = [m for m in removals.method.unique() if m == DOT or EKFAC in m or m.startswith(TRAK)]
-    for name, method in (("filter", FILTER), ("unrolled", UNROLLED)):
+    rivals = [
+        m for m in removals.method.unique() if m == methods.DOT or methods.EKFAC in m or m.startswith(methods.TRAK)
+    ]
+    for name, method in (("filter", methods.FILTER), ("unrolled", methods.UNROLLED)):
         for fraction, each in removals.groupby("fraction"):
             rises = each.pivot(index="query", columns="method", values="rise")
             if fraction == removals.fraction.min():

@@ -22,17 +22,9 @@ from omegaconf import DictConfig
 from torch import Tensor, nn
 
 from curvlab.influence import random_halves, subset_weights
-from curvlab.lab import (
-    ClaimResult,
-    ClaimSheet,
-    Computed,
-    Run,
-    exact,
-    out_of_reach,
-    t_interval,
-    task_label,
-)
-from curvlab.lab import judge as verdict
+from curvlab.lab import Computed, Run, task_label
+from curvlab.lab.claims import ClaimResult, ClaimSheet, exact, out_of_reach, t_interval
+from curvlab.lab.claims import judge as verdict
 from curvlab.lab.data import DataSplits
 from curvlab.lab.models import build_model
 from curvlab.linalg import flatten

@@ -34,20 +34,7 @@ from curvlab.influence.bank import (
 from curvlab.lab import Run, task_label, task_settings
 from curvlab.solvers import ConjugateGradient, Ekfac
 from curvlab.training import AdamRule
-from experiments.benchmarks.attribution.methods import (
-    COSINE,
-    DOT,
-    EKFAC,
-    FILTER,
-    INFLUENCE,
-    RUN_DAMPING,
-    SEGMENTS,
-    UNROLLED,
-    Method,
-    Stopwatch,
-    own_scores,
-    peers,
-)
+from experiments.benchmarks.attribution import methods
 from experiments.benchmarks.attribution.network import Network, Trained
 from experiments.benchmarks.board.banks import bank_of
 from experiments.benchmarks.board.more_scores import BAYESIAN, more_scores
@@ -113,7 +100,7 @@ class _Board:
         self.bank = bank_of(run, network, fraction=float(self.settings.fraction))
         self.places = [network.at(k) for k in range(int(self.settings.num_networks))]
         self.trained = [place.trained(k) for k, place in enumerate(self.places)]
-        self.stopwatch = Stopwatch(run.device)
+        self.stopwatch = methods.Stopwatch(run.device)
 
     def tables(self) -> dict[str, pd.DataFrame]:
         """Return the task's rows of every table."""
@@ -164,9 +151,9 @@ class _Board:
     def _predictions(self, scores: list[Tensor]) -> Array:
         return self.bank.predictions(np.stack([own.double().cpu().numpy() for own in scores]))
 
-    def _methods(self, k: int) -> Iterator[Method]:
+    def _methods(self, k: int) -> Iterator[methods.Method]:
         place, trained = self.places[k], self.trained[k]
-        yield from (method for method in own_scores(place, trained) if method.name != COSINE)
+        yield from (method for method in methods.own_scores(place, trained) if method.name != methods.COSINE)
         yield from more_scores(place, trained)
         rtol, fraction = float(self.settings.rtol), float(self.settings.fraction)
         yield self._for_epochs(place, trained, fraction, filtered=False)
@@ -175,13 +162,13 @@ class _Board:
         solver = ConjugateGradient(rtol=rtol, preconditioner=Ekfac(**size))
         asked: dict[str, Any] = {"run": trained.length, "solver": solver}
         compute = partial(influence_scores, trained.model, place.loss, place.train, place.test, **asked)
-        yield Method(PRECONDITIONED, None, {"rtol": rtol, **size}, _done(compute))
+        yield methods.Method(PRECONDITIONED, None, {"rtol": rtol, **size}, _done(compute))
         if isinstance(trained.run.rule, AdamRule):
             yield from self._of_adam(place, trained)
         if self.settings.get("peers"):
-            yield from peers(place, trained)
+            yield from methods.peers(place, trained)
 
-    def _of_adam(self, place: Network, trained: Trained) -> Iterator[Method]:
+    def _of_adam(self, place: Network, trained: Trained) -> Iterator[methods.Method]:
         """Yield influence with a damping for each parameter, 1/τ of Adam's run, for as many steps and epochs."""
         rtol, fraction = float(self.settings.rtol), float(self.settings.fraction)
         data = (trained.model, place.loss, place.train)
@@ -191,18 +178,18 @@ class _Board:
                 times = share * adam_times(*data, trained.run)
                 return preconditioned_influence(*data, place.test, run=trained.run, times=times, rtol=rtol).scores
 
-            yield Method(name, None, {"share": share, "rtol": rtol}, _done(scores))
+            yield methods.Method(name, None, {"share": share, "rtol": rtol}, _done(scores))
 
-    def _for_epochs(self, place: Network, trained: Trained, fraction: float, *, filtered: bool) -> Method:
+    def _for_epochs(self, place: Network, trained: Trained, fraction: float, *, filtered: bool) -> methods.Method:
         """Return influence, or its filter, with the length of a retraining of as many epochs of a fraction."""
         rtol = float(self.settings.rtol)
         asked: dict[str, Any] = {"run": trained.length, "rtol": rtol, "filtered": filtered}
         asked["retraining"] = Retraining.as_many_epochs(fraction)
         compute = partial(influence_scores, trained.model, place.loss, place.train, place.test, **asked)
         name = FILTER_EPOCHS if filtered else RUN_EPOCHS
-        return Method(name, None, {"fraction": fraction, "rtol": rtol}, _done(compute))
+        return methods.Method(name, None, {"fraction": fraction, "rtol": rtol}, _done(compute))
 
-    def _unit(self, place: Network, method: Method) -> dict[str, Any]:
+    def _unit(self, place: Network, method: methods.Method) -> dict[str, Any]:
         if "networks" in method.key:  # of other seeds: the same for each that is scored
             place = self.network
         key = place.key | {"num_queries": self.settings.num_queries}
@@ -221,7 +208,7 @@ class _Board:
                 arguments = (trained.model, place.loss, place.train, place.test)
                 return unrolled_response(*arguments, run=trained.run).scores
 
-            own = self._unit(place, Method(UNROLLED, None, {}, _done(compute)))
+            own = self._unit(place, methods.Method(methods.UNROLLED, None, {}, _done(compute)))
             scores.append(own["scores"].double())
             seconds += own["seconds"] + trained.seconds
         predicted = np.repeat(self._predictions([sum(scores) / len(scores)]), len(self.places), axis=0)
@@ -251,7 +238,7 @@ class _Board:
         best = {id(row) for row in self._best.values()}
         shown = []
         for row in self.scored:
-            if row.predicted is not None and (id(row) in best or row.name == INFLUENCE):
+            if row.predicted is not None and (id(row) in best or row.name == methods.INFLUENCE):
                 shown.append(row)
                 chains = row.without if row.without is not None else ()
                 shown += [_Row(f"{row.name}, not chain {c}", None, "done", own) for c, own in enumerate(chains)]
@@ -298,22 +285,24 @@ class _Board:
         """Return differences of two methods, each at its best where it has a grid."""
         rows = []
         for against in AGAINST:
-            ours, filtered = (RUN_EPOCHS, FILTER_EPOCHS) if against == STANDARD else (RUN_DAMPING, FILTER)
+            ours, filtered = (
+                (RUN_EPOCHS, FILTER_EPOCHS) if against == STANDARD else (methods.RUN_DAMPING, methods.FILTER)
+            )
             names = [name for name, column in self._best if column == against]
             value = {name: self._lds(self._best[name, against], against).value for name in names}
             ekfac = max(
-                (name for name in names if EKFAC in name and name != PRECONDITIONED), key=value.__getitem__
+                (name for name in names if methods.EKFAC in name and name != PRECONDITIONED), key=value.__getitem__
             )
             for question, first, second in (
-                ("damping", INFLUENCE, ours),
+                ("damping", methods.INFLUENCE, ours),
                 ("filter and EK-FAC", filtered, ekfac),
                 ("influence and EK-FAC", ours, ekfac),
-                ("unrolled and filter", UNROLLED, filtered),
+                ("unrolled and filter", methods.UNROLLED, filtered),
                 ("averaged and filter", AVERAGED, filtered),
                 ("averaged and influence", AVERAGED, ours),
-                ("SOURCE and influence", SEGMENTS, ours),
+                ("SOURCE and influence", methods.SEGMENTS, ours),
                 ("best and influence", max(names, key=value.__getitem__), ours),
-                ("length", RUN_EPOCHS, RUN_DAMPING),
+                ("length", RUN_EPOCHS, methods.RUN_DAMPING),
             ):
                 if not {first, second} <= set(names):
                     continue
@@ -397,17 +386,19 @@ class _Board:
             parts.append(self._rank_table(ranks).assign(fraction=fraction))  # type: ignore[arg-type]
         return rows, pd.concat(parts) if parts else pd.DataFrame()
 
-    def _scores_for(self, fraction: float) -> Iterator[tuple[str, str, Method, list[Tensor]]]:
+    def _scores_for(self, fraction: float) -> Iterator[tuple[str, str, methods.Method, list[Tensor]]]:
         """Yield methods with the column that judges them, and their scores on every network."""
-        for name in (RUN_DAMPING, FILTER, EKFAC, UNROLLED, DOT):
+        for name in (methods.RUN_DAMPING, methods.FILTER, methods.EKFAC, methods.UNROLLED, methods.DOT):
             for against in (SAME_SEED, STANDARD):
                 scores = []
                 for place, trained in zip(self.places, self.trained, strict=True):
-                    if against == STANDARD and name in (RUN_DAMPING, FILTER):
-                        method = self._for_epochs(place, trained, fraction, filtered=name == FILTER)
+                    if against == STANDARD and name in (methods.RUN_DAMPING, methods.FILTER):
+                        method = self._for_epochs(place, trained, fraction, filtered=name == methods.FILTER)
                     else:
                         best = self._best[name, against].damping
-                        same = (m for m in own_scores(place, trained) if m.name == name and m.damping == best)
+                        same = (
+                            m for m in methods.own_scores(place, trained) if m.name == name and m.damping == best
+                        )
                         method = next(same)
                     scores.append(self._unit(place, method)["scores"])
                 yield name, against, method, scores

@@ -22,19 +22,10 @@ from omegaconf import DictConfig
 from scipy import stats
 from torch import Tensor, nn
 
-from curvlab.lab import (
-    Claim,
-    ClaimResult,
-    ClaimSheet,
-    Computed,
-    Interval,
-    Run,
-    exact,
-    out_of_reach,
-    t_interval,
-    unit,
-)
-from curvlab.lab import judge as judge_claim
+from curvlab.lab import Computed, Run, unit
+from curvlab.lab.claims import Claim, ClaimResult, ClaimSheet, out_of_reach
+from curvlab.lab.claims import judge as judge_claim
+from curvlab.lab.claims.intervals import Interval, exact, t_interval
 from curvlab.sampling import SettingsWarning, choose_sgld_settings, default_nbeta, estimate_llc
 from curvlab.sampling.pilots import Sampler
 

@@ -11,21 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from curvlab import solvers
 from curvlab.curvature import GaussNewtonOperator
 from curvlab.linalg import LinearOperator, identity
-from curvlab.solvers import (
-    BlockConjugateGradient,
-    ConjugateGradient,
-    DivergenceError,
-    Ekfac,
-    Lissa,
-    Nystrom,
-    Rows,
-    Solver,
-    default_solver,
-    lissa_hyperparameters,
-    measure_recipe,
-)
 from curvlab.spectrum import hutchinson_trace, top_eigenvalues
 from experiments.benchmarks.solvers.chebyshev import Chebyshev
 from experiments.shared.stats import column_correlations
@@ -148,7 +136,7 @@ class CountedSystems:
         """G, whose products are counted."""
         return CountedOperator(self.systems.operator, self.recorder.counter)  # type: ignore[arg-type]  # Gauss-Newton
 
-    def inverse(self, preconditioner: Rows | Ekfac, generator: torch.Generator) -> LinearOperator:
+    def inverse(self, preconditioner: solvers.Rows | solvers.Ekfac, generator: torch.Generator) -> LinearOperator:
         """Return the built preconditioner; it reads the model's layers, so what it costs is added by hand."""
         inverse, cost = preconditioner.build(self.systems.damped, generator=generator)
         self.recorder.counter.work += cost
@@ -163,46 +151,50 @@ def solve(counted: CountedSystems, method: str, generator: torch.Generator) -> d
     try:
         damped = counted.operator + counted.systems.damping * identity
         solution = solver.solve(damped, counted.right_hand_sides, generator=generator)
-    except DivergenceError as error:
+    except solvers.DivergenceError as error:
         return {"outcome": f"diverges at step {error.step}", "residual": math.inf}
     recorder.record(solution.x)
     outcome = "converged" if solution.converged else "not converged"
-    if isinstance(solver, Lissa):  # its tolerance for the residual says little about scores
+    if isinstance(solver, solvers.Lissa):  # its tolerance for the residual says little about scores
         outcome = f"all {solver.num_steps} steps"
     return {"outcome": outcome, "residual": float(solution.residual.max())}
 
 
-def _solver(counted: CountedSystems, method: str, generator: torch.Generator) -> Solver:
+def _solver(counted: CountedSystems, method: str, generator: torch.Generator) -> solvers.Solver:
     recorder, rtol, rank = counted.recorder, counted.rtol, counted.nystrom_rank
     size, num = counted.right_hand_sides.shape
     if method == "cg":
-        return ConjugateGradient(rtol, callback=recorder)
+        return solvers.ConjugateGradient(rtol, callback=recorder)
     if method == "block_cg":
-        return BlockConjugateGradient(rtol, callback=recorder)
+        return solvers.BlockConjugateGradient(rtol, callback=recorder)
     if method == "chebyshev":
         return Chebyshev(rtol, callback=recorder)
     if method == "nystrom_cg":
-        return ConjugateGradient(rtol, preconditioner=Nystrom(rank), callback=recorder)
+        return solvers.ConjugateGradient(rtol, preconditioner=solvers.Nystrom(rank), callback=recorder)
     if method == "ekfac_cg":
-        return ConjugateGradient(rtol, preconditioner=counted.inverse(Ekfac(), generator), callback=recorder)
+        return solvers.ConjugateGradient(
+            rtol, preconditioner=counted.inverse(solvers.Ekfac(), generator), callback=recorder
+        )
     if method == "nystrom_block_cg":
-        return dataclasses.replace(default_solver(size, num, rtol=rtol), callback=recorder)
+        return dataclasses.replace(solvers.default_solver(size, num, rtol=rtol), callback=recorder)
     # What `influence` takes by default: it looks at the examples' curvature, which costs four forwards.
-    chosen = default_solver(size, num, rtol=rtol, operator=counted.systems.damped)
+    chosen = solvers.default_solver(size, num, rtol=rtol, operator=counted.systems.damped)
     recorder.counter.work += 0.8
-    if isinstance(chosen.preconditioner, Rows):
+    if isinstance(chosen.preconditioner, solvers.Rows):
         inverse = counted.inverse(chosen.preconditioner, generator)
         chosen = dataclasses.replace(chosen, preconditioner=inverse)
     return dataclasses.replace(chosen, callback=recorder)
 
 
-def _lissa(counted: CountedSystems, method: str, generator: torch.Generator) -> Lissa:
+def _lissa(counted: CountedSystems, method: str, generator: torch.Generator) -> solvers.Lissa:
     operator, damping = counted.operator, counted.systems.damping
     if method == "lissa_auto":
-        solver = Lissa.from_recipe(measure_recipe(operator, damping, generator=generator))
+        solver = solvers.Lissa.from_recipe(solvers.measure_recipe(operator, damping, generator=generator))
         return dataclasses.replace(solver, callback=counted.recorder)
     trace = hutchinson_trace(operator, rtol=0.05, generator=generator).value
     largest = float(top_eigenvalues(operator, 1, rtol=0.01, generator=generator).values[0])
-    settings = lissa_hyperparameters(trace=max(trace, largest), largest_eigenvalue=largest, damping=damping)
+    settings = solvers.lissa_hyperparameters(
+        trace=max(trace, largest), largest_eigenvalue=largest, damping=damping
+    )
     batch_size = math.ceil(settings.batch_size / counted.systems.task.predictions_per_example)
-    return Lissa(settings.step_size, batch_size, settings.num_steps, callback=counted.recorder)
+    return solvers.Lissa(settings.step_size, batch_size, settings.num_steps, callback=counted.recorder)

@@ -19,19 +19,9 @@ from omegaconf import DictConfig, OmegaConf
 from torch import Tensor, nn
 
 from curvlab.curvature import GaussNewtonOperator, HessianOperator
-from curvlab.lab import (
-    Claim,
-    ClaimResult,
-    ClaimSheet,
-    Computed,
-    Interval,
-    Run,
-    out_of_reach,
-    panels,
-    plots,
-    t_interval,
-)
-from curvlab.lab import judge as verdict
+from curvlab.lab import Computed, Run, panels, plots
+from curvlab.lab.claims import Claim, ClaimResult, ClaimSheet, Interval, out_of_reach, t_interval
+from curvlab.lab.claims import judge as verdict
 from curvlab.linalg import flatten
 from curvlab.problem.model_function import plain_attention
 from experiments.benchmarks.gauges import kernel_threads, measure_peak, measure_times

@@ -9,16 +9,7 @@ import torch
 from torch import Tensor
 
 from curvlab.optim import Ginger
-from experiments.ginger.cost.matrices import (
-    ginger_of,
-    inverse_of,
-    low_rank_part,
-    moving_averages,
-    product_of,
-    qng_of,
-    spectral_norm,
-    update,
-)
+from experiments.ginger.cost import matrices
 from experiments.ginger.cost.stream import coordinates
 
 NEGLIGIBLE = 1e-9  # of the largest singular value: counts as no rank
@@ -29,11 +20,11 @@ def moving_average_error(vectors: Tensor, direction: Tensor, *, decay: float, da
 
     The larger of the two relative errors; G_t is the undamped moving average from 0.
     """
-    ginger = ginger_of(vectors.shape[1], rank=len(vectors), decay=decay, damping=damping)
+    ginger = matrices.ginger_of(vectors.shape[1], rank=len(vectors), decay=decay, damping=damping)
     errors = []
-    for d, average in zip(vectors, moving_averages(vectors, decay), strict=True):
-        update(ginger, d)
-        matrix = float((low_rank_part(ginger) - average).norm() / average.norm())
+    for d, average in zip(vectors, matrices.moving_averages(vectors, decay), strict=True):
+        matrices.update(ginger, d)
+        matrix = float((matrices.low_rank_part(ginger) - average).norm() / average.norm())
         exact = torch.linalg.solve(damping * _identity(average) + average, direction)
         errors.append(max(matrix, float((ginger.inverse_product(direction) - exact).norm() / exact.norm())))
     return errors
@@ -46,26 +37,28 @@ def truncation_error(vectors: Tensor, *, decay: float, damping: float, rank: int
     eigenvalue of γ⁻¹I - G̃⁻¹ (Eckart and Young).
     """
     size = vectors.shape[1]
-    ginger = ginger_of(size, rank=rank, decay=decay, damping=damping)
+    ginger = matrices.ginger_of(size, rank=rank, decay=decay, damping=damping)
     before, found = vectors.new_zeros(size, size), []
     for d in vectors:
-        update(ginger, d)
+        matrices.update(ginger, d)
         full = decay * before + (1 - decay) * torch.outer(d, d)
         # Eq. 16 is monotone in σ: the eigenvalues of γ⁻¹I - G̃⁻¹ are κ of those of the matrix in it.
         sigma, basis = torch.linalg.eigh(full)
         exact = (basis / (damping + sigma)) @ basis.T
         least = sigma[-rank - 1] / (damping + sigma[-rank - 1]) if rank < size else sigma.new_zeros(())
-        found.append((spectral_norm(exact - inverse_of(ginger)) * damping, float(least.clamp_min(0))))
-        before = low_rank_part(ginger)
+        found.append(
+            (matrices.spectral_norm(exact - matrices.inverse_of(ginger)) * damping, float(least.clamp_min(0)))
+        )
+        before = matrices.low_rank_part(ginger)
     return found
 
 
 def qng_error(vectors: Tensor, *, decay: float) -> list[float]:
     """Return, after each update, ‖A Aᵀ - G_t‖ / ‖G_t‖ of QNG with room for all, G_t of Eq. 7 from G_0 = I."""
-    qng, errors = qng_of(vectors.shape[1], rank=len(vectors), decay=decay), []
-    for step, (d, average) in enumerate(zip(vectors, moving_averages(vectors, decay), strict=True), 1):
-        update(qng, d)
-        found, exact = product_of(qng, step), average + decay**step * _identity(average)
+    qng, errors = matrices.qng_of(vectors.shape[1], rank=len(vectors), decay=decay), []
+    for step, (d, average) in enumerate(zip(vectors, matrices.moving_averages(vectors, decay), strict=True), 1):
+        matrices.update(qng, d)
+        found, exact = matrices.product_of(qng, step), average + decay**step * _identity(average)
         own = found.matrix + found.shift * _identity(average)
         errors.append(float((own - exact).norm() / exact.norm()))
     return errors
@@ -73,10 +66,10 @@ def qng_error(vectors: Tensor, *, decay: float) -> list[float]:
 
 def qng_rank(vectors: Tensor, *, decay: float, rank: int) -> int:
     """Return the rank of A Aᵀ - α^min(τ, t) I after all updates, up to rounding."""
-    qng = qng_of(vectors.shape[1], rank=rank, decay=decay)
+    qng = matrices.qng_of(vectors.shape[1], rank=rank, decay=decay)
     for d in vectors:
-        update(qng, d)
-    sizes = torch.linalg.eigvalsh(product_of(qng, len(vectors)).matrix).abs()
+        matrices.update(qng, d)
+    sizes = torch.linalg.eigvalsh(matrices.product_of(qng, len(vectors)).matrix).abs()
     return int((sizes > NEGLIGIBLE * sizes.max()).sum())
 
 
@@ -84,11 +77,11 @@ def printed_algorithm_error(vectors: Tensor, *, decay: float, damping: float) ->
     """Return, after each update, ‖found - (γI + G_t)⁻¹‖₂ γ for Algorithm 1 letter by letter, with room for all."""
     pairs = zip(
         algorithm_1(vectors, decay=decay, damping=damping, rank=len(vectors)),
-        moving_averages(vectors, decay),
+        matrices.moving_averages(vectors, decay),
         strict=True,
     )
     return [
-        damping * spectral_norm(found - torch.linalg.inv(damping * _identity(average) + average))
+        damping * matrices.spectral_norm(found - torch.linalg.inv(damping * _identity(average) + average))
         for found, average in pairs
     ]
 
@@ -104,7 +97,7 @@ def printed_beta_error(q: Tensor, *, decay: float) -> dict[str, float]:
     errors = {}
     for name, beta in betas.items():
         factor = root * _identity(needed) + beta * torch.outer(q, q)
-        errors[name] = spectral_norm(factor @ factor.T - needed) / spectral_norm(needed)
+        errors[name] = matrices.spectral_norm(factor @ factor.T - needed) / matrices.spectral_norm(needed)
     return errors
 
 
@@ -136,7 +129,7 @@ def _single_or_double(
     parameter = torch.nn.Parameter(torch.zeros_like(vectors[0], dtype=dtype))
     ginger = Ginger([parameter], 1.0, rank=rank, decay=decay, damping=damping)
     for d in vectors:
-        update(ginger, d)
+        matrices.update(ginger, d)
     return ginger.inverse_product(gradient.to(dtype)).double()
 
 

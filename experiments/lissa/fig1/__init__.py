@@ -43,16 +43,8 @@ from omegaconf import DictConfig
 from torch import Tensor
 
 from curvlab.influence import median_rms
-from curvlab.lab import (
-    Claim,
-    ClaimResult,
-    ClaimSheet,
-    Computed,
-    Run,
-    Target,
-    exact,
-    out_of_reach,
-)
+from curvlab.lab import Computed, Run, Target
+from curvlab.lab.claims import Claim, ClaimResult, ClaimSheet, exact, out_of_reach
 from curvlab.lab.claims import judge as judge_claim
 from experiments.lissa.fig1.agreement_panels import (
     ASSUMED,

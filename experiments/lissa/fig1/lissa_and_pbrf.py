@@ -13,12 +13,7 @@ from omegaconf import DictConfig
 from torch import Tensor
 
 from curvlab.curvature import example_importance
-from curvlab.influence import (
-    ProximalBregmanObjective,
-    ProximalNewton,
-    directional_derivatives,
-    loss_response,
-)
+from curvlab.influence import ProximalBregmanObjective, ProximalNewton, directional_derivatives, loss_response
 from curvlab.lab import Run, unit
 from curvlab.linalg import LinearOperator
 from curvlab.linalg.operator import DerivedOperator

@@ -29,32 +29,13 @@ from matplotlib.figure import Figure
 from omegaconf import DictConfig
 
 from curvlab.influence import per_example_gradients
-from curvlab.lab import (
-    Claim,
-    ClaimResult,
-    ClaimSheet,
-    Computed,
-    Run,
-    Target,
-    exact,
-    out_of_reach,
-    panels,
-    plots,
-    unit,
-)
+from curvlab.lab import Computed, Run, Target, panels, plots, unit
+from curvlab.lab.claims import Claim, ClaimResult, ClaimSheet, exact, out_of_reach
 from curvlab.lab.claims import judge as judge_claim
 from curvlab.lab.names import reader_names
 from curvlab.problem import stack
+from experiments.lissa.thm1 import factored_problems
 from experiments.lissa.thm1.error_bounds import SecondMoments, bounds, condition_constant, mean_error, requirements
-from experiments.lissa.thm1.factored_problems import (
-    FactoredProblem,
-    ImportanceProblem,
-    TrialOperator,
-    lissa_errors,
-    network_problem,
-    rare_problem,
-    signs_problem,
-)
 from experiments.lissa.trials import iterates_from
 from experiments.shared import stats
 from experiments.shared.task import Task
@@ -87,7 +68,7 @@ class Case:
             `exact_curves` (whether second moments are computed step by step).
     """
 
-    problem: FactoredProblem
+    problem: factored_problems.FactoredProblem
     seed_name: str
     key: Row
     settings: DictConfig
@@ -112,7 +93,7 @@ def compute(run: Run, cfg: DictConfig) -> dict[str, pd.DataFrame]:
     """
     rows: dict[str, list[Row]] = {name: [] for name in ("table", "settings", "stationary", "importance")}
     for case in _cases(run, cfg):
-        weights = ImportanceProblem(*vars(case.problem).values()).weights
+        weights = factored_problems.ImportanceProblem(*vars(case.problem).values()).weights
         for ratio in cfg.damping_ratios:
             names = {"problem": case.problem.name, "damping_ratio": float(ratio)}
             key = case.key | {"damping_ratio": ratio, "exact_limits": case.settings.exact_limits}
@@ -131,7 +112,7 @@ def compute(run: Run, cfg: DictConfig) -> dict[str, pd.DataFrame]:
 def _cases(run: Run, cfg: DictConfig) -> Iterator[Case]:
     for signs in cfg.signs:
         sizes = (signs.spectrum, signs.size, signs.num_examples)
-        problem = signs_problem(*sizes, run.generator("signs", *sizes))
+        problem = factored_problems.signs_problem(*sizes, run.generator("signs", *sizes))
         yield Case(problem, problem.name, {"signs": list(sizes)}, signs)
     for loaded in Task.each(run, cfg):
         task = loaded.trained()
@@ -140,7 +121,7 @@ def _cases(run: Run, cfg: DictConfig) -> Iterator[Case]:
         # g: the training example of median gradient norm, neither fitted nor an outlier
         gradients = per_example_gradients(model, task.loss, (inputs.double(), targets))
         middle = int(gradients.norm(dim=1).argsort()[task.num_train // 2])
-        problem = network_problem(task.label, model, inputs.double(), gradients[middle])
+        problem = factored_problems.network_problem(task.label, model, inputs.double(), gradients[middle])
         yield Case(problem, task.seed_name, {"task": task.key}, task.settings)
 
 
@@ -159,7 +140,7 @@ def _by_importance(run: Run, case: Case, /, *, damping_ratio: float, exact_limit
     """Return C of uniform batches; by importance C, the |B| below which it diverges, and tr / λmax."""
     problem = case.problem
     damping, step_size = case.recipe(damping_ratio)
-    weighted = ImportanceProblem(problem.name, problem.factors, problem.gradient)
+    weighted = factored_problems.ImportanceProblem(problem.name, problem.factors, problem.gradient)
     moments = SecondMoments(weighted, damping, step_size=step_size)
     return {
         "constant_uniform": condition_constant(problem),
@@ -209,11 +190,19 @@ def _errors(run: Run, cfg: DictConfig, case: Case) -> list[Row]:
 
 @unit("lissa/thm1_errors", version=1, about="errors, |B| = {batch_size}")
 def _trials(
-    run: Run, case: Case, /, *, damping_ratio: float, batch_size: int, shown: list[int], trials: int,
-    exact_curves: bool, **_: Any,
-) -> dict[str, Any]:  # fmt: skip
+    run: Run,
+    case: Case,
+    /,
+    *,
+    damping_ratio: float,
+    batch_size: int,
+    shown: list[int],
+    trials: int,
+    exact_curves: bool,
+    **_: Any,
+) -> dict[str, Any]:
     damping, step_size = case.recipe(damping_ratio)
-    errors = lissa_errors(
+    errors = factored_problems.lissa_errors(
         case.problem,
         trials,
         damping=damping,
@@ -232,7 +221,7 @@ def _trials(
 
 def _from_afar(run: Run, part: DictConfig) -> list[Row]:
     """Return measured and exact errors, and bounds, in the one-dimensional case that starts beyond u*."""
-    problem = rare_problem(part.num_examples)
+    problem = factored_problems.rare_problem(part.num_examples)
     stored = _far_trials(run, problem, **{str(name): value for name, value in part.items()})
     own = bounds(problem, part.damping, step_size=part.step_size, batch_size=1)
     first = float(stored["exact"][0])
@@ -254,12 +243,20 @@ def _from_afar(run: Run, part: DictConfig) -> list[Row]:
 
 @unit("lissa/thm1_far_start", version=1, about="errors from a far start")
 def _far_trials(
-    run: Run, problem: FactoredProblem, /, *, damping: float, step_size: float, start: float, num_steps: int,
-    trials: int, **_: Any,
-) -> dict[str, Any]:  # fmt: skip
+    run: Run,
+    problem: factored_problems.FactoredProblem,
+    /,
+    *,
+    damping: float,
+    step_size: float,
+    start: float,
+    num_steps: int,
+    trials: int,
+    **_: Any,
+) -> dict[str, Any]:
     first = torch.tensor([start], dtype=torch.float64)
     iterates = iterates_from(
-        TrialOperator(problem, trials),
+        factored_problems.TrialOperator(problem, trials),
         problem.gradient,
         first,
         trials,

@@ -34,22 +34,10 @@ from matplotlib.figure import Figure
 from omegaconf import DictConfig
 from scipy import stats
 
-from curvlab.lab import (
-    Claim,
-    ClaimResult,
-    ClaimSheet,
-    Computed,
-    ConfigurationError,
-    Interval,
-    Run,
-    Target,
-    exact,
-    out_of_reach,
-    panels,
-    plots,
-    t_interval,
-)
-from curvlab.lab import judge as judge_claim
+from curvlab.lab import Computed, ConfigurationError, Run, Target, panels, plots
+from curvlab.lab.claims import Claim, ClaimResult, ClaimSheet, out_of_reach
+from curvlab.lab.claims import judge as judge_claim
+from curvlab.lab.claims.intervals import Interval, exact, t_interval
 from experiments.ngd.fig1.cutoffs import cutoff_tables, judge_cutoffs
 from experiments.ngd.fig1.quadratic import judge_quadratic, quadratic_tables
 from experiments.ngd.fig1.tuned_and_matched import (

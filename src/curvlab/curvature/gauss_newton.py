@@ -10,15 +10,7 @@ from torch import Tensor, nn
 
 from curvlab.arguments import positive
 from curvlab.curvature.language import FEWER_LOGITS, LOGITS_PER_CHUNK, linearise_by_tokens
-from curvlab.curvature.linearise import (
-    FD_STEP,
-    Columns,
-    ColumnSums,
-    Linearised,
-    forward_mode,
-    linearise,
-    use_vmap,
-)
+from curvlab.curvature.linearise import FD_STEP, Columns, ColumnSums, Linearised, forward_mode, linearise, use_vmap
 from curvlab.curvature.operator import DataOperator
 from curvlab.problem import Data, Loss, Problem
 from curvlab.problem.batch import Inputs

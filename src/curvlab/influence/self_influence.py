@@ -13,12 +13,7 @@ from torch import Tensor, nn
 
 from curvlab.arguments import positive, whole
 from curvlab.curvature import GaussNewtonOperator
-from curvlab.influence.derivatives import (
-    checked_points,
-    directional_derivatives,
-    in_order,
-    per_example_gradients,
-)
+from curvlab.influence.derivatives import checked_points, directional_derivatives, in_order, per_example_gradients
 from curvlab.influence.results import Origin, PointScores
 from curvlab.iterate import Checkpoint, iterate
 from curvlab.linalg import LinearOperator, flatten, identity

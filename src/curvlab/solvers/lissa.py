@@ -17,13 +17,7 @@ from curvlab.progress import can_be_silent
 from curvlab.seeding import Seed
 from curvlab.solvers.lissa_settings import SAFETY, LissaRecipe, measure_importance_recipe, measure_recipe
 from curvlab.solvers.solution import Solution, relative_norm
-from curvlab.solvers.solver import (
-    IterativeSolver,
-    check_definite,
-    check_finite,
-    check_right_hand_side,
-    depends_on,
-)
+from curvlab.solvers.solver import IterativeSolver, check_definite, check_finite, check_right_hand_side, depends_on
 
 _BUDGET = 10.0  # products that measuring C may cost
 # Iterates this many times longer than any that a convergent iteration can reach have diverged. Sampling

@@ -9,25 +9,17 @@ from collections.abc import Callable, Mapping, Sequence
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from curvlab.lab.claims.claims import (
-    DIRECTION_ONLY,
-    NOT_REPRODUCED,
-    OUT_OF_REACH,
-    REPRODUCED,
-    UNDECIDED,
-    UNJUDGED,
-    ClaimResult,
-)
+from curvlab.lab.claims import claims
 from curvlab.lab.reporting import plots
 from curvlab.lab.reporting.findings import HEADLINE_VERDICTS, IN_PART, Finding, PaperFindings, written
 
 _COLORS = {
-    REPRODUCED: plots.PALETTE[2],
-    DIRECTION_ONLY: plots.PALETTE[0],
+    claims.REPRODUCED: plots.PALETTE[2],
+    claims.DIRECTION_ONLY: plots.PALETTE[0],
     IN_PART: "#B07800",
-    UNDECIDED: "#777777",
-    NOT_REPRODUCED: plots.PALETTE[1],
-    OUT_OF_REACH: "#777777",
+    claims.UNDECIDED: "#777777",
+    claims.NOT_REPRODUCED: plots.PALETTE[1],
+    claims.OUT_OF_REACH: "#777777",
 }
 _WIDTH, _ROW, _HEADING, _TOP = 576.0, 33.0, 22.0, 56.0  # points, as is the unit of the axes
 _LEFT, _RIGHT, _VALUES, _PAPER = 256.0, 332.0, 338.0, 466.0  # of a row's strip; where the numbers beside it begin
@@ -89,15 +81,15 @@ def _draw_headline(axes: Axes, top: float, finding: Finding) -> None:
     color, shown = _COLORS[finding.verdict], finding.shown
     axes.fill_betweenx([top + 1, top + _ROW - 4], 0, 4, color=color, linewidth=0)
     axes.text(9, top + 6, finding.headline.says, fontsize=9, va="center")
-    verdicts = [result.weighed for result in finding.results.values() if result.weighed not in UNJUDGED]
-    verdict = f"{finding.verdict} ({verdicts.count(REPRODUCED)} of {len(verdicts)})"
+    verdicts = [result.weighed for result in finding.results.values() if result.weighed not in claims.UNJUDGED]
+    verdict = f"{finding.verdict} ({verdicts.count(claims.REPRODUCED)} of {len(verdicts)})"
     axes.text(_WIDTH - 4, top + 6, verdict, fontsize=8.5, weight="bold", color=color, ha="right", va="center")
     axes.text(18, top + 20, finding.headline.short, fontsize=8.5, va="center", color="#444444")
     if shown is not None:
         _draw_strip(axes, top + 20, shown, finding.headline.number, finding.headline.per)
 
 
-def _draw_strip(axes: Axes, y: float, result: ClaimResult, paper: Sequence[float], per: float) -> None:
+def _draw_strip(axes: Axes, y: float, result: claims.ClaimResult, paper: Sequence[float], per: float) -> None:
     value, interval, criterion = result.value, result.interval, result.claim.criterion
     if value is None or interval is None:
         return

@@ -35,19 +35,7 @@ from curvlab.lab.claims.claims import (
     ClaimResult,
 )
 from curvlab.lab.names import for_readers
-from curvlab.lab.reporting import plots
-from curvlab.lab.reporting.causes import (
-    CAUSES,
-    FALSE,
-    FALSE_KINDS,
-    MISPRINT,
-    ROUNDING,
-    WRONG,
-    cause,
-    false_statements,
-    own_claims,
-    standings,
-)
+from curvlab.lab.reporting import causes, plots
 from curvlab.lab.reporting.findings import HEADLINES, PaperFindings, find
 from curvlab.lab.reporting.forest import forest
 from curvlab.lab.reporting.readme import PARTS, filled_readme, with_words
@@ -55,7 +43,7 @@ from curvlab.lab.reporting.results import ResultFolder, count_verdicts, largest_
 from curvlab.lab.targets.target import ROOT, paper_titles
 
 NOT_JUDGED = "not judged"
-STANDINGS = (REPRODUCED, DIRECTION_ONLY, UNDECIDED, NOT_REPRODUCED, FALSE, NOT_JUDGED)  # see docs/words.md
+STANDINGS = (REPRODUCED, DIRECTION_ONLY, UNDECIDED, NOT_REPRODUCED, causes.FALSE, NOT_JUDGED)  # see docs/words.md
 _LONGEST_NOTE = 240  # characters; all of it stands in claims.json
 
 
@@ -92,13 +80,13 @@ def _first_page(
         f"| the papers' own claims | {' | '.join(STANDINGS)} |",
         f"|---|{'---:|' * len(STANDINGS)}",
     ]
-    counted = {paper: standings(paper, largest_judged(shown[paper])) for paper in papers}
+    counted = {paper: causes.standings(paper, largest_judged(shown[paper])) for paper in papers}
     for paper, counts in counted.items():
         counts[NOT_JUDGED] = counts[OUT_OF_REACH] + counts[NOT_ASKED]
         cells = " | ".join(str(counts[standing]) for standing in STANDINGS)
         lines.append(f"| [{titles.get(paper, paper).partition(':')[0]}]({paper}/README.md) | {cells} |")
     lines += ["", "[What the verdicts mean](../docs/words.md#verdict).", ""]
-    if rounded := sum(counts[ROUNDING] for counts in counted.values()):
+    if rounded := sum(counts[causes.ROUNDING] for counts in counted.values()):
         lines[-2] += f" Not counted: {rounded} that rounding alone refutes."
     for paper in papers:
         lines += [f"## [{titles.get(paper, paper)}]({paper}/README.md)", ""]
@@ -166,11 +154,14 @@ def _method(chosen: Sequence[ResultFolder]) -> str:
 
 def _why_not(paper: str, chosen: Sequence[ResultFolder]) -> list[str]:
     """Return how many of the paper's own claims that are not reproduced have each cause of the closed list."""
-    counts = Counter(each.kind for each in false_statements(paper, chosen))
+    counts = Counter(each.kind for each in causes.false_statements(paper, chosen))
     for folder in chosen:
-        own = (cause(f"{folder.key}/{result.claim.id}", result.verdict) for result in own_claims(paper, folder))
-        counts.update(why for why in own if why is not None and why not in FALSE_KINDS)
-    rows = [f"| {name} | {meaning} | {counts[name]} |" for name, meaning in CAUSES.items() if counts[name]]
+        own = (
+            causes.cause(f"{folder.key}/{result.claim.id}", result.verdict)
+            for result in causes.own_claims(paper, folder)
+        )
+        counts.update(why for why in own if why is not None and why not in causes.FALSE_KINDS)
+    rows = [f"| {name} | {meaning} | {counts[name]} |" for name, meaning in causes.CAUSES.items() if counts[name]]
     head = ["## Why claims are not reproduced", "", "| cause | it means | claims |", "|---|---|---:|"]
     return [*head, *rows, ""] if rows else []
 
@@ -261,14 +252,15 @@ def _settings(record: Mapping[str, Any]) -> list[str]:
 # ------------------------------------------------------------------------------------ misprints
 def _misprints(shown: Mapping[str, Sequence[ResultFolder]], titles: Mapping[str, str]) -> str:
     """Return what is false as printed, and what holds instead."""
-    found = {paper: false_statements(paper, largest_judged(folders)) for paper, folders in shown.items()}
+    found = {paper: causes.false_statements(paper, largest_judged(folders)) for paper, folders in shown.items()}
     kinds = Counter(each.kind for own in found.values() for each in own)
+    misprints, refuted = kinds[causes.MISPRINT], kinds[causes.WRONG]
     lines = [
         "# Misprints and counter-examples",
         "",
         f"{kinds.total()} statements that are false as they stand in a paper, each with the number that shows it.",
-        f"*Misprint* ({kinds[MISPRINT]}): mended by a sign, a factor or a name it holds, or two printed numbers",
-        f"contradict each other. *Refuted* ({kinds[WRONG]}): it does not hold. The last column is the target that",
+        f"*Misprint* ({misprints}): mended by a sign, a factor or a name it holds, or two printed numbers",
+        f"contradict each other. *Refuted* ({refuted}): it does not hold. The last column is the target that",
         "computes the number; *derivation* is a check by arithmetic, computed when this page is written.",
         "",
     ]

@@ -39,7 +39,7 @@ from experiments.pbrf.appg.formulas import formula_rows
 from experiments.pbrf.appg.plot import draw  # noqa: F401  this target's
 from experiments.pbrf.appg.seconds import s_test_rows, step_rows
 from experiments.pbrf.appg.summary import at_equal_cost, ends
-from experiments.pbrf.appg.systems import Systems
+from experiments.pbrf.appg.systems import NetworkSystems
 from experiments.pbrf.appg.trajectories import METHODS, trajectory
 from experiments.pbrf.networks import Network, load_network
 
@@ -81,13 +81,13 @@ def compute(run: Run, cfg: DictConfig) -> dict[str, pd.DataFrame]:
         for seed in settings.seeds:
             network = load_network(run, name, settings, seed)
             for curvature in settings.curvatures:
-                for table, rows in _solved(Systems(network, curvature), seed).items():
+                for table, rows in _solved(NetworkSystems.of(network, curvature), seed).items():
                     tables[table] += rows
             if settings.s_test.measured:
-                tables["s_test"] += s_test_rows(Systems(network, "gauss_newton"))
+                tables["s_test"] += s_test_rows(NetworkSystems.of(network, "gauss_newton"))
             if seed == settings.seeds[0]:
                 if settings.step_time.measured:
-                    tables["step_time"] += step_rows(Systems(network, "gauss_newton"))
+                    tables["step_time"] += step_rows(NetworkSystems.of(network, "gauss_newton"))
                 if settings.formulas.measured:
                     tables["formulas"] += _formulas(network)
             seeds.add(seed)
@@ -101,13 +101,13 @@ def compute(run: Run, cfg: DictConfig) -> dict[str, pd.DataFrame]:
     }
 
 
-def _solved(systems: Systems, seed: int) -> dict[str, list[Row]]:
+def _solved(systems: NetworkSystems, seed: int) -> dict[str, list[Row]]:
     """Return rows of `states`, `solvers` and `curves` of one network and matrix."""
-    network, settings = systems.network, systems.network.settings
-    names = {"task": network.label, "curvature": systems.curvature, "seed": seed}
+    network, settings = systems.task, systems.task.settings
+    names = {"task": network.label, "curvature": systems.matrix, "seed": seed}
     state = names | {
-        "P": systems.matrix.shape[0],
-        "N": systems.matrix.num_examples,
+        "P": systems.operator.shape[0],
+        "N": systems.operator.num_examples,
         "largest eigenvalue": systems.spectrum["largest"],
         "smallest eigenvalue": systems.spectrum["smallest"],
         "damping asked for": float(settings.damping),
@@ -116,7 +116,7 @@ def _solved(systems: Systems, seed: int) -> dict[str, list[Row]]:
     }
     curves: list[Row] = []
     solvers: list[Row] = []
-    for method in settings.methods[systems.curvature]:
+    for method in settings.methods[systems.matrix]:
         if method == "lissa_auto" and seed not in settings.auto_seeds:
             continue
         found = trajectory(systems, method)

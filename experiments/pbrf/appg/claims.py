@@ -9,8 +9,10 @@ import pandas as pd
 
 from curvlab.lab import ClaimResult, ClaimSheet, Computed, Interval, exact, out_of_reach, t_interval
 from curvlab.lab import judge as judged
-from experiments.pbrf.appg.cost_claims import explained, judge_costs
+from experiments.pbrf.appg.cost_claims import judge_costs
 from experiments.pbrf.appg.summary import geometric
+from experiments.pbrf.gaps import explained
+from experiments.shared.stats import log_log_slope
 from experiments.shared.worst_case import judge_row, largest, smallest
 
 NOT_HERE = "No task of this run measures it."
@@ -92,7 +94,7 @@ def _seconds(claims: ClaimSheet, table: pd.DataFrame) -> Iterator[ClaimResult]:
     if table.empty:
         return
     for (task, step), own in table.groupby(["task", "step"], sort=False):
-        slopes = np.array([_slope(rows.N, rows.milliseconds) for _, rows in own.groupby("repeat")])
+        slopes = np.array([log_log_slope(rows.N, rows.milliseconds) for _, rows in own.groupby("repeat")])
         means, spread = own.groupby("N").milliseconds.mean(), t_interval(slopes, unit="repeats")
         why = (
             f"The slope of seconds is {slopes.mean():.2g} ({spread.low:.2g} to {spread.high:.2g}). "
@@ -100,7 +102,7 @@ def _seconds(claims: ClaimSheet, table: pd.DataFrame) -> Iterator[ClaimResult]:
         )
         name = "step-independent-of-n" if step == "LiSSA" else "product-linear-in-n"
         read = own.N if step == "CG" else pd.Series(1.0, index=own.index)  # a batch, whatever N
-        slope = round(_slope(own.N, read), 12)
+        slope = round(log_log_slope(own.N, read), 12)
         claim = claims.claim(name, of=str(task))
         yield explained(judged(claim, slope, exact(slope, kind="counted"), if_not_reproduced=why), why)
 
@@ -126,7 +128,3 @@ def _saved(own: pd.DataFrame, cost: str) -> tuple[float, Interval]:
     ratio = own[f"{cost} by training points"] / own[f"{cost} by s_test"]
     saved = own.assign(logs=np.log(ratio * own.N_test / own.N))
     return geometric(np.exp(saved.groupby("seed").logs.mean().to_numpy()))
-
-
-def _slope(x: pd.Series, y: pd.Series) -> float:
-    return float(np.polyfit(np.log(x), np.log(y), 1)[0])

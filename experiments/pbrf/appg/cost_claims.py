@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
 
 from curvlab.lab import Claim, ClaimResult, ClaimSheet, Computed, Interval, out_of_reach, t_interval, task_settings
 from curvlab.lab import judge as judged
-from curvlab.lab.claims.claims import REPRODUCED
 from curvlab.lab.claims.intervals import MIN_SAMPLES
 from experiments.pbrf.appg.summary import ERROR, cost_to, geometric
+from experiments.pbrf.gaps import explained
 
 STABLE = 2.0  # (λmax + λ) / σ, from which on the terms of Eq. 48 grow
 PAPER_DAMPING = 0.001
@@ -213,8 +213,3 @@ def _left_out(repeated: Repeated, texts: dict[int, str]) -> str:
 
 def _named(seeds: list[int]) -> str:
     return f"seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}"
-
-
-def explained(result: ClaimResult, why: str) -> ClaimResult:
-    """Return the result with its explanation also where it is reproduced."""
-    return replace(result, explanation=why) if result.verdict == REPRODUCED else result

@@ -14,16 +14,16 @@ from curvlab.curvature import GaussNewtonOperator
 from curvlab.influence import directional_derivatives, per_example_gradients
 from curvlab.linalg import identity
 from curvlab.solvers import ConjugateGradient
-from experiments.pbrf.appg.systems import Systems
+from experiments.pbrf.appg.systems import NetworkSystems
 from experiments.pbrf.networks import Network
 
 
-def step_rows(systems: Systems) -> list[dict[str, Any]]:
+def step_rows(systems: NetworkSystems) -> list[dict[str, Any]]:
     """Return milliseconds of a product of the whole data ("CG") and of a batch ("LiSSA"), by N and repeat.
 
     N examples are the training set over and over: what a product costs does not depend on their values.
     """
-    network = systems.network
+    network = systems.task
     settings = network.settings.step_time
     rows: list[dict[str, Any]] = []
     for size in settings.num_examples:
@@ -40,11 +40,11 @@ def step_rows(systems: Systems) -> list[dict[str, Any]]:
     return rows
 
 
-def s_test_rows(systems: Systems) -> list[dict[str, Any]]:
+def s_test_rows(systems: NetworkSystems) -> list[dict[str, Any]]:
     """Return one row for each N_test: seconds and products by either side, and how far the scores are apart."""
-    network = systems.network
+    network = systems.task
     settings = network.settings.s_test
-    key = systems.network.key | {"damping": systems.damping, "threads": torch.get_num_threads()}
+    key = systems.task.key | {"damping": systems.damping, "threads": torch.get_num_threads()}
     key |= {name: settings[name] for name in ("num_points", "rtol", "chunk_size")}
     key |= {"num_test": list(settings.num_test)}
     about = f"scores by either side, {systems.described}"
@@ -90,9 +90,9 @@ def _repeated(step: Callable[[], Any], calls: int) -> None:
         step()
 
 
-def _both_sides(systems: Systems) -> dict[str, Any]:
+def _both_sides(systems: NetworkSystems) -> dict[str, Any]:
     """Solve for all training points, and for the first N_test test points, and compare scores and seconds."""
-    network, settings = systems.in_double_precision().network, systems.network.settings.s_test
+    network, settings = systems.in_double_precision().task, systems.task.settings.s_test
     matrix = GaussNewtonOperator(network.model, network.loss, network.train)
     operator = matrix + systems.damping * identity
     solver = ConjugateGradient(settings.rtol)

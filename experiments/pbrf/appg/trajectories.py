@@ -21,7 +21,7 @@ from curvlab.solvers import (
     measure_recipe,
 )
 from curvlab.solvers.lissa import LissaState
-from experiments.pbrf.appg.systems import Systems
+from experiments.pbrf.appg.systems import NetworkSystems
 from experiments.pbrf.solvers import SCALES
 
 GROWTH = 1.25  # between the steps whose iterates are looked at
@@ -34,24 +34,24 @@ METHODS = {
 }
 
 
-def trajectory(systems: Systems, method: str) -> dict[str, Any]:
+def trajectory(systems: NetworkSystems, method: str) -> dict[str, Any]:
     """Return what a method gives, a unit: `curves` by name, and for LiSSA `scale`, `batch_size` and `num_steps`.
 
     A curve has `work` (S,), and `errors` and `correlations` (S, K) of its recorded iterates.
     """
-    settings = systems.network.settings
+    settings = systems.task.settings
     own = {name: settings[name] for name in ("cg", "lissa")}
-    key = systems.key | {"method": method, "reference": dict(settings.reference[systems.curvature])}
+    key = systems.key | {"method": method, "reference": dict(settings.reference[systems.matrix])}
     key |= {"settings": dict(own["lissa"] if method.startswith("lissa") else own["cg"])}
     about = f"{METHODS[method]}, {systems.described}"
     compute = partial(_trajectory, systems, method, systems.reference["solutions"])
-    return systems.network.run.unit("pbrf/appg_trajectory", key, compute, version=1, about=about)
+    return systems.task.run.unit("pbrf/appg_trajectory", key, compute, version=1, about=about)
 
 
-def _trajectory(systems: Systems, method: str, reference: Tensor) -> dict[str, Any]:
+def _trajectory(systems: NetworkSystems, method: str, reference: Tensor) -> dict[str, Any]:
     compare = Comparison(reference, systems.test_gradients)
-    settings, run = systems.network.settings, systems.network.run
-    generator = run.generator("pbrf appg", settings.seed_name, systems.network.seed, systems.curvature, method)
+    settings, run = systems.task.settings, systems.task.run
+    generator = run.generator("pbrf appg", settings.seed_name, systems.task.seed, systems.matrix, method)
     if method == "lissa":
         return _lissa(systems, compare, settings.lissa, generator)
     if method == "lissa_auto":
@@ -60,7 +60,7 @@ def _trajectory(systems: Systems, method: str, reference: Tensor) -> dict[str, A
 
 
 def _krylov(
-    systems: Systems, method: str, compare: Comparison, settings: DictConfig, generator: torch.Generator
+    systems: NetworkSystems, method: str, compare: Comparison, settings: DictConfig, generator: torch.Generator
 ) -> dict[str, Any]:
     counted, curve, stride = CountedOperator(systems.damped), Curve(), Stride()
     size, num = systems.right_hand_sides.shape
@@ -78,12 +78,12 @@ def _krylov(
         ),
     }[method]
     solution = solver.solve(counted, systems.right_hand_sides, generator=generator)
-    systems.network.run.add_matvecs(solution.num_matvecs)
+    systems.task.run.add_matvecs(solution.num_matvecs)
     return {"curves": {METHODS[method]: curve.as_tensors()}, "residual": float(solution.residual.max())}
 
 
 def _lissa(
-    systems: Systems, compare: Comparison, settings: DictConfig, generator: torch.Generator
+    systems: NetworkSystems, compare: Comparison, settings: DictConfig, generator: torch.Generator
 ) -> dict[str, Any]:
     """Run Eq. 49 with each scaling in turn until no repeat diverges."""
     tried = []
@@ -99,11 +99,11 @@ def _lissa(
 
 
 def _repeats(
-    systems: Systems, compare: Comparison, settings: DictConfig, scale: float, generator: torch.Generator
+    systems: NetworkSystems, compare: Comparison, settings: DictConfig, scale: float, generator: torch.Generator
 ) -> dict[str, Any]:
     """Return the curves of the first repeat and of the mean over all, for R times the work."""
     steps = recorded_steps(settings.num_steps)
-    wanted, share = set(steps), settings.batch_size / systems.matrix.num_examples
+    wanted, share = set(steps), settings.batch_size / systems.operator.num_examples
     sums: dict[int, Tensor] = {}
     single, mean = Curve(), Curve()
 
@@ -114,7 +114,7 @@ def _repeats(
     solver = Lissa(1 / scale, settings.batch_size, settings.num_steps, check_residual=False, callback=watch)
     for repeat in range(settings.num_repeats):
         solution = solver.solve(systems.damped, systems.right_hand_sides, generator=generator)
-        systems.network.run.add_matvecs(solution.num_matvecs)
+        systems.task.run.add_matvecs(solution.num_matvecs)
         if repeat == 0:
             for step in steps:
                 single.add(step * share, compare, sums[step])
@@ -123,10 +123,10 @@ def _repeats(
     return {"LiSSA, 1 run": single.as_tensors(), f"LiSSA, {settings.num_repeats} runs": mean.as_tensors()}
 
 
-def _lissa_auto(systems: Systems, compare: Comparison, generator: torch.Generator) -> dict[str, Any]:
+def _lissa_auto(systems: NetworkSystems, compare: Comparison, generator: torch.Generator) -> dict[str, Any]:
     """Run `Lissa.auto`; iterates, and last the mean that it answers with."""
-    size, num = systems.matrix.num_examples, systems.right_hand_sides.shape[1]
-    recipe = measure_recipe(systems.matrix, systems.damping, generator=generator)
+    size, num = systems.operator.num_examples, systems.right_hand_sides.shape[1]
+    recipe = measure_recipe(systems.operator, systems.damping, generator=generator)
     solver = Lissa.from_recipe(recipe)
     full = recipe.num_matvecs - recipe.num_sampled_matvecs
     set_up = (full + recipe.num_sampled_examples / size) / num  # shared by all systems
@@ -138,7 +138,7 @@ def _lissa_auto(systems: Systems, compare: Comparison, generator: torch.Generato
 
     chosen = dataclasses.replace(solver, callback=watch)
     solution = chosen.solve(systems.damped, systems.right_hand_sides, generator=generator)
-    systems.network.run.add_matvecs(solution.num_matvecs)
+    systems.task.run.add_matvecs(solution.num_matvecs)
     curve.add(set_up + solver.num_steps * solver.batch_size / size, compare, solution.x)
     sizes = {"batch_size": solver.batch_size, "num_steps": solver.num_steps, "scale": 1 / solver.step_size}
     return {"curves": {METHODS["lissa_auto"]: curve.as_tensors()}, "tried": []} | sizes

@@ -22,7 +22,7 @@ from experiments.pbrf.appg.cost_claims import guaranteed_steps
 from experiments.pbrf.appg.formulas import mean_of_inverses, mean_of_products, neumann_sum
 from experiments.pbrf.appg.seconds import s_test_rows
 from experiments.pbrf.appg.summary import at_cost, cost_to, geometric
-from experiments.pbrf.appg.systems import Systems
+from experiments.pbrf.appg.systems import NetworkSystems
 from experiments.pbrf.appg.trajectories import CountedOperator, recorded_steps
 from experiments.pbrf.networks import load_network
 
@@ -98,7 +98,7 @@ def smoke(run_smoke) -> Path:
 
 
 @pytest.fixture(scope="module")
-def systems(smoke: Path) -> dict[str, Systems]:
+def systems(smoke: Path) -> dict[str, NetworkSystems]:
     """The systems of the smoke run's first seed, with what its store holds."""
     store = smoke.parents[3] / "store"
     settings = ["preset=smoke", "tracker=none", "progress=false", f"store.root={store}"]
@@ -106,12 +106,12 @@ def systems(smoke: Path) -> dict[str, Systems]:
     ((name, own),) = task_settings(cfg).items()
     run = runs.Run(cfg, key="pbrf/appg", title="test")
     network = load_network(run, name, own, 0)
-    return {curvature: Systems(network, curvature) for curvature in own.curvatures}
+    return {curvature: NetworkSystems.of(network, curvature) for curvature in own.curvatures}
 
 
-def dense(systems: Systems) -> torch.Tensor:
+def dense(systems: NetworkSystems) -> torch.Tensor:
     """Return the Gauss-Newton matrix or the Hessian of a network with one output and mean squares, by autograd."""
-    model, (inputs, targets) = systems.network.model, systems.network.train
+    model, (inputs, targets) = systems.task.model, systems.task.train
     start = torch.cat([p.detach().flatten() for p in model.parameters()])
 
     def outputs(flat: torch.Tensor) -> torch.Tensor:
@@ -121,14 +121,14 @@ def dense(systems: Systems) -> torch.Tensor:
             place += parameter.numel()
         return functional_call(model, values, (inputs,))
 
-    if systems.curvature == "hessian":
+    if systems.matrix == "hessian":
         return hessian(lambda flat: nn.functional.mse_loss(outputs(flat), targets))(start)
     jacobian = jacrev(outputs)(start).reshape(-1, len(start))
     return 2 / len(jacobian) * jacobian.T @ jacobian
 
 
 @pytest.mark.parametrize("curvature", ["gauss_newton", "hessian"])
-def test_reference_solves_the_dense_system(systems: dict[str, Systems], curvature: str) -> None:
+def test_reference_solves_the_dense_system(systems: dict[str, NetworkSystems], curvature: str) -> None:
     own = systems[curvature]
     matrix = dense(own)
     values = torch.linalg.eigvalsh(matrix)
@@ -142,7 +142,7 @@ def test_reference_solves_the_dense_system(systems: dict[str, Systems], curvatur
     )
 
 
-def test_scores_by_s_test_are_those_of_the_dense_inverse(systems: dict[str, Systems]) -> None:
+def test_scores_by_s_test_are_those_of_the_dense_inverse(systems: dict[str, NetworkSystems]) -> None:
     own = systems["gauss_newton"]
     rows = s_test_rows(own)
     assert [row["N_test"] for row in rows] == [2, 4]

@@ -310,8 +310,6 @@ def draw(computed: Computed) -> dict[str, Figure]:
     table, rank = computed["table"], int(computed.config["tuned_rank"])
     table = table.assign(percent=100 * table[ACCURACY])
     figures = {"figure.png": _table_1(table[table.task == table.task.iloc[0]], computed["paper"])}
-    if "clipped" not in computed:  # results from before it was measured
-        return figures
     own = _with_last_epoch(table[table.racer.isin(list(WORKING))], computed["curves"])
     shown = own.assign(decades=np.log10(own.last_epoch))
     labels = {

@@ -312,8 +312,6 @@ def draw(computed: Computed) -> dict[str, Figure]:
     kept = _papers_four(table[~lost])
     full = {"rouge": SCORES["rouge"]}
     figures = {"figure.png": _half(kept, _papers_four(paper), "full", full, note)}
-    if "clipped" not in computed:  # results from before it was measured
-        return figures
     logarithm = table.assign(logarithm=np.log(table.train_perplexity))
     labels = {"logarithm": "log of training perplexity / momentum's", "rouge": "ROUGE less momentum's (points)"}
     rank = int(computed.config["tuned_rank"])

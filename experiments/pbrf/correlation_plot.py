@@ -67,10 +67,8 @@ def draw(computed: Computed) -> dict[str, Figure]:
 
 def _shown(computed: Computed) -> pd.DataFrame:
     """Return what is drawn, with `name` of the response, `entry` of the estimate, and whether it is `hollow`."""
-    table = computed["table"]
-    table = table if "estimate" in table else table.assign(estimate=EXACT)
     parts = []
-    for (task, matrix), own in table.groupby(["task", "curvature"], sort=False):
+    for (task, matrix), own in computed["table"].groupby(["task", "curvature"], sort=False):
         residual = float(computed["networks"].query("task == @task")[f"{matrix} residual"].max(skipna=False))
         chosen = own[own.estimate.isin([best_lissa(own), OWN_LENGTH, EXACT])]
         names = dict(LABELS)

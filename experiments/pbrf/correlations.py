@@ -40,7 +40,7 @@ PAPER = {
 }  # settings of Tables 6 to 8, beside ours
 COEFFICIENTS = {"pearson": stats.pearson, "spearman": stats.spearman}
 WAYS = {"over_test": "over test examples", "over_points": "over points", "pooled": "over all pairs"}
-NO_LISSA = "This result is from before LiSSA was computed; the value is the exact estimate's."
+NO_LISSA = "LiSSA is not computed at this preset; the value is the exact estimate's."
 NO_EXACT = "The exact estimate is not computed at this preset."
 MIN_POINTS = 2  # at their minimum, for a correlation of theirs
 PBRF = "proximal_bregman"
@@ -222,9 +222,9 @@ class Judged:
 
     @cached_property
     def estimates(self) -> list[str]:
-        """The names of the task's estimates; a result from before LiSSA was computed has the exact one alone."""
+        """The names of the task's estimates."""
         table = self.tables["correlations"].query("task == @self.task and curvature == @self.curvature")
-        return table.estimate.unique().tolist() if "estimate" in table else [EXACT]
+        return table.estimate.unique().tolist()
 
     def lissa(self, *, smallest: bool = False) -> str | None:
         """Return LiSSA at the scaling of the highest mean correlation with the PBRF, or at the smallest scaling.
@@ -250,7 +250,6 @@ class Judged:
     @cached_property
     def _by_seed(self) -> dict[tuple[Hashable, ...], pd.Series]:
         table = self.tables["correlations"].query("task == @self.task and curvature == @self.curvature")
-        table = table if "estimate" in table else table.assign(estimate=EXACT)
         groups = table.groupby(["estimate", "response", "coefficient", "way"])
         return {place: own.set_index("seed").value.sort_index() for place, own in groups}
 
@@ -309,7 +308,7 @@ class Judged:
     def reachable(self, result: ClaimResult, estimate: str, why: str) -> ClaimResult:
         """Return the result with its explanation; out of reach where the network decides nothing (`arrived`)."""
         own = self.networks
-        learned = bool((own.train_loss < own.constant_loss).all()) if "constant_loss" in own else True
+        learned = bool((own.train_loss < own.constant_loss).all())
         is_exact = estimate == EXACT
         residual = self.largest_residual if is_exact else 0.0
         reason = arrived(curvature=self.curvature, learned=learned, is_exact=is_exact, residual=residual)
@@ -333,7 +332,7 @@ class Judged:
         text = f"Residual of the exact solve: at most {self.largest_residual:.1g}."
         if EXACT not in self.estimates:
             text = NO_EXACT
-        if self.curvature != "hessian" or "num_below" not in own or not np.isfinite(own.num_below).any():
+        if self.curvature != "hessian" or not np.isfinite(own.num_below).any():
             return text
         nearest = own.nearest.min()
         near = f", and min |μ + λ| is {nearest:.1g}" if np.isfinite(nearest) else ""
@@ -410,7 +409,7 @@ def judge_central(computed: Mapping[str, pd.DataFrame], claims: ClaimSheet) -> l
             results.append(own.correlation("own-length", PBRF, estimate=OWN_LENGTH))
         else:
             claim = claims.claim("own-length", of=str(task))
-            results.append(out_of_reach(claim, "Not computed: this result is from before it was."))
+            results.append(out_of_reach(claim, "The PBRF is no descent of a known length at this preset."))
         for name, response in (("minimum", "minimum"), ("small-weight", "small_weight")):
             if name in claims.entries:
                 results.append(own.minimum(name, response))

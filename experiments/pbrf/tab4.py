@@ -91,8 +91,6 @@ def _solver_errors(found: Decomposition) -> Iterator[dict[str, Any]]:
 def judge(computed: Computed, claims: ClaimSheet) -> list[ClaimResult]:
     """Judge every task over its seeds, see `judge_over_seeds`: LiSSA, and beside it the exact solve."""
     table, curvatures, results = computed["table"], computed["curvatures"], []
-    if "estimate" not in curvatures:  # of a result from before LiSSA was computed
-        curvatures = curvatures.assign(estimate=EXACT)
     for task, own in computed["points"].groupby("task", sort=False):
         row, gaps = table[table.task == task].iloc[0], by_point(own)
         results += _judge_task(claims, str(task), row, gaps, curvatures[curvatures.task == task])
@@ -127,7 +125,7 @@ def _judge_task(
     if set(best) != set(CURVATURES):
         reason = arrived(learned=bool(row.learned), is_exact=False, residual=np.nan)
         if not len(both[both.estimate != EXACT]):
-            reason = "LiSSA was not computed: this result is from before it was."
+            reason = "LiSSA is not computed at this preset."
         return results + [out_of_reach(claim, reason) for claim in paper.values()]
     pair, reason = _pair(both, best), arrived(learned=bool(row.learned), is_exact=False)
     lissa = (
@@ -192,8 +190,6 @@ def _state(row: pd.Series, pair: pd.DataFrame, definite: pd.DataFrame) -> str:
 def draw(computed: Computed) -> dict[str, Figure]:
     """Return the gaps of the rows nearest to the paper's, and of all, beside others' solver errors."""
     table, curvatures = computed["table"], computed["curvatures"]
-    if "estimate" not in curvatures:  # of a result from before LiSSA was computed
-        curvatures = curvatures.assign(estimate=EXACT)
     means = curvatures[~curvatures.definite].groupby(["task", "curvature", "estimate", "seed"], sort=False)
     solver = means.solver.agg(lambda own: own.mean(skipna=False)).reset_index()
     solver["scale"] = pd.to_numeric(solver.estimate.str.extract(r"σ = (\d+)")[0])

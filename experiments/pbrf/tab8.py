@@ -90,19 +90,14 @@ def judge(computed: Computed, claims: ClaimSheet) -> list[ClaimResult]:
         by_hessian, by_other = (Judged(tables, claims, str(task), name) for name in ("hessian", "gauss_newton"))
         for prefix, estimates in {"": (by_hessian.lissa(), by_other.lissa()), "exact-": (EXACT, EXACT)}.items():
             results += [_judge(by_hessian, by_other, prefix, name, estimates) for name in PAIRS]
-        results += [by_hessian.correlation("two-stages", "two_stage"), *_judge_rates(by_hessian)]
+        results += [
+            by_hessian.correlation("two-stages", "two_stage"),
+            by_hessian.correlation("slow-two-stages", "slow_two_stage"),
+            by_hessian.difference("lower-rate", "slow_two_stage", "two_stage"),
+        ]
         results.append(_judge_cut_off(by_other))
         results += _judge_signs(tables, claims, str(task))
     return results
-
-
-def _judge_rates(own: Judged) -> list[ClaimResult]:
-    """Judge what the learning rate of the two stages does to their correlation."""
-    if not len(own.values("slow_two_stage", estimate=own.lissa() or EXACT)):
-        claims = (own.claims.claim(name, of=own.task) for name in ("slow-two-stages", "lower-rate"))
-        return [out_of_reach(claim, "Not computed: this result is from before it was.") for claim in claims]
-    slow = own.correlation("slow-two-stages", "slow_two_stage")
-    return [slow, own.difference("lower-rate", "slow_two_stage", "two_stage")]
 
 
 def _judge_signs(tables: dict[str, pd.DataFrame], claims: ClaimSheet, task: str) -> list[ClaimResult]:
@@ -110,11 +105,8 @@ def _judge_signs(tables: dict[str, pd.DataFrame], claims: ClaimSheet, task: str)
 
     The points of a seed share its network: each seed counts once, by the mean over its points.
     """
-    results = []
-    nothing = pd.DataFrame(
-        columns=["task", "seed", "kept", "slow_two_stage"]
-    )  # of a result from before points.csv
-    points = tables["points"] if "kept" in tables.get("points", nothing.iloc[:, :1]) else nothing
+    results, none = [], pd.DataFrame(columns=["task", "seed", "kept", "slow_two_stage"])  # see `_by_point`
+    points = tables.get("points", none)
     points = points[points.task == task]
     for name, own in (("sign-kept", points[points.kept > 0]), ("sign-lost", points[points.kept < 0])):
         claim, values = claims.claim(name, of=task), own.groupby("seed").slow_two_stage.mean()
@@ -130,7 +122,7 @@ def _judge_cut_off(own: Judged) -> ClaimResult:
     """Judge how much better than the exact solve LiSSA predicts the PBRF, with the Gauss-Newton matrix."""
     if not any(name.startswith("LiSSA") for name in own.estimates):
         claim = own.claims.claim("exact-below-lissa", of=own.task)
-        return out_of_reach(claim, "Not computed: this result is from before it was.")
+        return out_of_reach(claim, "LiSSA is not computed at this preset.")
 
     def values(estimate: str, way: str = "over_test") -> pd.Series:
         return own.values(PBRF, way=way, estimate=estimate) - own.values(PBRF, way=way)

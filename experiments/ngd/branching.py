@@ -23,7 +23,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from curvlab.lab import Claim, ClaimResult, Computed, Run, judge, out_of_reach, panels, plots, t_interval
 from experiments.ngd.sampling import curvature_cutoff
-from experiments.ngd.trajectories import Network, last_state, trajectory
+from experiments.ngd.trajectories import Network, first_columns, last_state, trajectory
 
 EQUAL_LENGTH = 1.3  # steps of two optimizers that differ by no more are of equal length
 BEFORE = "before"  # the branch that all others leave
@@ -61,8 +61,8 @@ def compute(run: Run, cfg: DictConfig) -> dict[str, pd.DataFrame]:
     table = pd.concat(parts, ignore_index=True)
     table["step_norm"] = table.lr * table.update_norm
     table["valid"] = table.valid.eq(True)  # nan where there is no estimate
-    first = ["task", "branch", "seed", "epoch", "lr", "train_loss", "validation_loss", "update_norm", "step_norm"]
-    table = table[first + [column for column in table if column not in first]]
+    first = ("task", "branch", "seed", "epoch", "lr", "train_loss", "validation_loss", "update_norm", "step_norm")
+    table = first_columns(table, *first)
     run.note(seeds=list(cfg.seeds))
     return {"table": table, "summary": Branches.of(table).summary}
 

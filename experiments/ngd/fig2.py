@@ -32,7 +32,7 @@ from curvlab.lab.claims import Claim, ClaimResult, ClaimSheet, out_of_reach, t_i
 from curvlab.lab.claims import judge as judge_claim
 from experiments.ngd.matched_loss import matched_differences
 from experiments.ngd.sampling import measured_both_ways
-from experiments.ngd.trajectories import Network, trajectory
+from experiments.ngd.trajectories import trajectories
 
 TARGET = Target(
     __name__,
@@ -59,16 +59,7 @@ def compute(run: Run, cfg: DictConfig) -> dict[str, pd.DataFrame]:
         run: seeds, store, device.
         cfg: `tasks`, and for all of them or for one: `seeds`, `optimizers` by name, and what `trajectory` takes.
     """
-    parts = []
-    for network in Network.each(run, cfg):
-        for label, optimizer in network.settings.optimizers.items():
-            for seed in network.settings.seeds:
-                rows = trajectory(network, optimizer, network.settings, seed)
-                parts.append(rows.assign(task=network.label, optimizer=str(label), seed=seed))
-    table = pd.concat(parts, ignore_index=True)
-    first = ["task", "optimizer", "seed", "epoch"]
-    table = table[first + [column for column in table if column not in first]]
-    run.note(seeds=list(cfg.seeds))
+    table = trajectories(run, cfg).drop(columns="num_train")
     return {"table": table, "matched": matched_differences(table)}
 
 

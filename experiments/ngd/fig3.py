@@ -35,7 +35,7 @@ from curvlab.lab.claims import Claim, ClaimResult, ClaimSheet, out_of_reach
 from curvlab.lab.claims import judge as judge_claim
 from curvlab.lab.claims.intervals import Interval, t_interval
 from experiments.ngd.sampling import curvature_cutoff, measured_both_ways
-from experiments.ngd.trajectories import DIVERGED, Network, final_estimate, trajectory
+from experiments.ngd.trajectories import DIVERGED, ESTIMATE, Network, final_estimate, first_columns, trajectory
 from experiments.shared import stats
 
 TARGET = Target(
@@ -88,12 +88,9 @@ def compute(run: Run, cfg: DictConfig) -> dict[str, pd.DataFrame]:
             equal_loss(network, optimizers, settings, seed).assign(**place) for seed in settings.seeds
         ]
     table = pd.concat(parts, ignore_index=True)
-    first = ["task", "sweep", "value", "seed", "train_loss", "validation_loss", "converged", "valid", "llc"]
-    first += ["llc_raw", "descent", "curvature_cutoff"]
-    table = table[first + [column for column in table if column not in first]]
+    table = first_columns(table, "task", "sweep", "value", "seed", *ESTIMATE)
     run.note(seeds=list(cfg.seeds))
-    equal = pd.concat(at_equal_loss, ignore_index=True)
-    equal = equal[["task", *(column for column in equal if column != "task")]]
+    equal = first_columns(pd.concat(at_equal_loss, ignore_index=True), "task")
     tables = {"table": table, "summary": summary_table(table), "trends": trend_table(table)}
     return tables | {"equal_loss": equal, "equal_loss_trends": equal_loss_trends(equal)}
 

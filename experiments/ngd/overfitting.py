@@ -21,7 +21,7 @@ from scipy import stats
 from curvlab.lab import Claim, ClaimResult, Interval, Run, judge, out_of_reach, panels, plots, t_interval
 from curvlab.lab.reporting.plots import MIN_SEEDS
 from experiments.ngd.sampling import curvature_cutoff
-from experiments.ngd.trajectories import Network, trajectory
+from experiments.ngd.trajectories import trajectories
 
 PAPER = {
     "data.num_train": "60000, not stated",
@@ -52,17 +52,7 @@ def compute(run: Run, cfg: DictConfig) -> dict[str, pd.DataFrame]:
         cfg: `tasks`, and for all of them or for one: `seeds`, `optimizers` by name, `label_noise`, and what
             `trajectory` takes.
     """
-    parts = []
-    for network in Network.each(run, cfg):
-        for label, optimizer in network.settings.optimizers.items():
-            for seed in network.settings.seeds:
-                rows = trajectory(network, optimizer, network.settings, seed)
-                place = {"task": network.label, "optimizer": str(label), "seed": seed}
-                parts.append(rows.assign(**place, num_train=network.num_train))
-    table = pd.concat(parts, ignore_index=True)
-    first = ["task", "optimizer", "seed", "epoch"]
-    table = table[first + [column for column in table if column not in first]]
-    run.note(seeds=list(cfg.seeds))
+    table = trajectories(run, cfg)
     return {
         "table": table,
         "summary": since_minimum(table),

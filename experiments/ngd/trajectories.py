@@ -35,6 +35,7 @@ from curvlab.training import (
 from experiments.ngd.sampling import sampled
 from experiments.shared.task import Task
 
+ESTIMATE = ("train_loss", "validation_loss", "converged", "valid", "llc", "llc_raw", "descent", "curvature_cutoff")
 DIVERGED = ("train_loss", "validation_loss", "validation_accuracy", "update_norm")  # nan where training diverged
 
 
@@ -114,6 +115,26 @@ def trajectory(
             row |= _trace(network.run, network, model, seed, **here, trace=settings.trace)
         rows.append(row)
     return pd.DataFrame(rows)
+
+
+def trajectories(run: Run, cfg: DictConfig) -> pd.DataFrame:
+    """Return the rows of `trajectory` of every task, optimizer and seed, with `num_train`, n."""
+    parts = [
+        trajectory(network, optimizer, network.settings, seed).assign(
+            task=network.label, optimizer=str(label), seed=seed, num_train=network.num_train
+        )
+        for network in Network.each(run, cfg)
+        for label, optimizer in network.settings.optimizers.items()
+        for seed in network.settings.seeds
+    ]
+    run.note(seeds=list(cfg.seeds))
+    return first_columns(pd.concat(parts, ignore_index=True), "task", "optimizer", "seed", "epoch")
+
+
+def first_columns(table: pd.DataFrame, *names: str) -> pd.DataFrame:
+    """Return a table whose columns begin with those of these names that it has; the others follow as they are."""
+    first = [name for name in names if name in table]
+    return table[first + [column for column in table if column not in first]]
 
 
 def last_state(network: Network, optimizer: Mapping[str, Any], settings: DictConfig, seed: int) -> State:

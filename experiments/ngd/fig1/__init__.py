@@ -48,7 +48,7 @@ from experiments.ngd.fig1.tuned_and_matched import (
 )
 from experiments.ngd.fig1.widths import PLACE, by_network, networks, place_of
 from experiments.ngd.sampling import curvature_cutoff
-from experiments.ngd.trajectories import final_estimate
+from experiments.ngd.trajectories import ESTIMATE, final_estimate, first_columns
 
 TARGET = Target(
     __name__,
@@ -99,9 +99,7 @@ def compute(run: Run, cfg: DictConfig) -> dict[str, pd.DataFrame]:
         for seed in network.settings.seeds
     ]
     table = pd.concat(parts, ignore_index=True)
-    first = [*PLACE, "optimizer", "seed", "train_loss", "validation_loss", "converged", "valid", "llc"]
-    first += ["llc_raw", "descent", "curvature_cutoff"]
-    table = table[first + [column for column in table if column not in first]]
+    table = first_columns(table, *PLACE, "optimizer", "seed", *ESTIMATE)
     run.note(seeds=list(cfg.seeds))
     tables = {"table": table, "summary": summary_table(table)}
     return tables | tuned_and_matched(found) | cutoff_tables(found) | quadratic_tables(found)

@@ -16,7 +16,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from curvlab.lab import Claim, ClaimResult, ClaimSheet, judge, out_of_reach, t_interval
 from experiments.ngd.fig1.widths import PLACE, at, by_network, measured_again, place_of
-from experiments.ngd.trajectories import Network, final_estimate
+from experiments.ngd.trajectories import Network, final_estimate, first_columns
 
 SWEEPS = ("localization", "step_size")
 
@@ -41,9 +41,8 @@ def cutoff_tables(networks: Sequence[Network]) -> dict[str, pd.DataFrame]:
                 row = final_estimate(network, optimizer, settings, seed)
                 place = place_of(network) | {"sweep": sweep} | {key: llc[key] for key in SWEEPS if llc[key]}
                 parts.append(row.assign(**place, optimizer=name, seed=seed))
-    first = [*PLACE, "sweep", *SWEEPS, "curvature_cutoff", "optimizer", "seed", "converged", "valid", "llc"]
-    table = pd.concat(parts, ignore_index=True)
-    table = table[first + [column for column in table if column not in first]]
+    first = (*PLACE, "sweep", *SWEEPS, "curvature_cutoff", "optimizer", "seed", "converged", "valid", "llc")
+    table = first_columns(pd.concat(parts, ignore_index=True), *first)
     return {"cutoffs": table, "cutoff_summary": cutoff_summary(table)}
 
 
@@ -142,10 +141,3 @@ def _described(row: pd.Series) -> str:
     if not row.seeds:
         return text + f"none ({row.problems or 'training has not converged'})"
     return text + f"{100 * row.relative_difference:+.0f} % ({100 * row.low:+.0f} to {100 * row.high:+.0f})"
-
-
-# ------------------------------------------------------------------------------------ draw
-AXES = {
-    "localization": ("curvature_cutoff", "curvature cut-off γ/(nβ)"),
-    "step_size": ("step_size", "step size ε"),
-}

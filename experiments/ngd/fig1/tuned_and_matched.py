@@ -17,7 +17,7 @@ from experiments.ngd.fig1.quadratic import draw_cutoffs
 from experiments.ngd.fig1.widths import PLACE, at, by_network, place_of
 from experiments.ngd.matched_loss import matched_differences
 from experiments.ngd.sampling import curvature_cutoff
-from experiments.ngd.trajectories import Network, final_estimate, trajectory
+from experiments.ngd.trajectories import Network, final_estimate, first_columns, trajectory
 
 EQUAL, TUNED, MATCHED = "equal lr and epochs", "own lr, equal epochs", "equal training loss"
 QUANTITIES = {"llc": "LLC", "trace": "tr(H)"}
@@ -36,7 +36,8 @@ def tuned_and_matched(networks: Sequence[Network]) -> dict[str, pd.DataFrame]:
         if network.settings.width in network.settings.tuned_and_matched.widths:
             for name, rows in _compared(network).items():
                 parts[name] += rows
-    tables = {name: _ordered(pd.concat(part, ignore_index=True)) for name, part in parts.items()}
+    first = (*PLACE, "optimizer", "lr", "seed", "epoch")
+    tables = {name: first_columns(pd.concat(part, ignore_index=True), *first) for name, part in parts.items()}
     tables["matched"] = matched_differences(tables["equal"], by=PLACE)
     return tables | {"settings": Compared(**tables).settings()}
 
@@ -60,11 +61,6 @@ def _compared(network: Network) -> dict[str, list[pd.DataFrame]]:
                 row = final_estimate(network, {**optimizer, "lr": chosen[label]}, settings, seed)
                 tuned.append(row.assign(lr=chosen[label], **place))
     return {"tuning": [grid.assign(**place_of(network))], "equal": equal, "tuned": tuned}
-
-
-def _ordered(table: pd.DataFrame) -> pd.DataFrame:
-    first = [column for column in (*PLACE, "optimizer", "lr", "seed", "epoch") if column in table]
-    return table[first + [column for column in table if column not in first]]
 
 
 def tune(

@@ -20,7 +20,6 @@ from curvlab.lab import Computed, all_targets, load_config, task_settings
 from curvlab.lab.claims import load_claim_sheet, load_claims
 from curvlab.lab.reporting.dashboard import named_keys
 from curvlab.lab.runs.overrides import refuse_out_of_range
-from curvlab.lab.runs.record import NOT_RECORDED
 from curvlab.lab.targets.execution import curves_of, numbers_of
 from curvlab.lab.targets.settings import MISSING, ours
 from curvlab.lab.targets.target import published
@@ -106,15 +105,11 @@ def test_the_checks_above_find_what_they_look_for() -> None:
 def test_published_results_name_the_commits_of_their_units() -> None:
     for _, folder in published(ROOT / "results"):
         record = json.loads((folder / "run.json").read_text())
-        units = record["units"]
         where = folder.relative_to(ROOT).as_posix()
-        assert units == NOT_RECORDED or isinstance(units, list), where
-        assert record["assembled"]["commit"], where
-        if units != NOT_RECORDED:  # results from before units kept their origin say just that
-            for unit in units:
-                assert {"name", "version", "function", "commit", "clean", "count"} <= set(unit), where
-            assert record["judged"]["commit"], where
-            assert record["drawn"]["commit"], where
+        for unit in record["units"]:
+            assert {"name", "version", "function", "commit", "clean", "count"} <= set(unit), where
+        for act in ("assembled", "judged", "drawn"):
+            assert record[act]["commit"], where
 
 
 def test_every_result_belongs_to_a_target() -> None:

@@ -14,7 +14,7 @@ from scipy.stats import rankdata
 from torch import Tensor
 
 from curvlab.influence import linear_datamodelling_score, random_halves, subset_weights
-from curvlab.lab import bootstrap_interval, runs
+from curvlab.lab import Run, bootstrap_interval
 from experiments.benchmarks.attribution import removal
 from experiments.benchmarks.attribution.methods import PBRF, Method, Stopwatch, methods
 from experiments.benchmarks.attribution.network import Network
@@ -26,7 +26,7 @@ QUALITY = ("gradient_norm", "gradient_norm_90", "remark")  # of PBRF; of a peer:
 Scored = list[tuple[Method, dict[str, Any]]]
 
 
-def compute(run: runs.Run, tasks: Mapping[str, DictConfig]) -> dict[str, pd.DataFrame]:
+def compute(run: Run, tasks: Mapping[str, DictConfig]) -> dict[str, pd.DataFrame]:
     """Return the tables.
 
     `table`: a row for each method and damping. `queries`: its rank correlation for each query, with what `orders`
@@ -58,7 +58,7 @@ def compute(run: runs.Run, tasks: Mapping[str, DictConfig]) -> dict[str, pd.Data
 class _Task:
     """One network: its halves retrained, and the methods judged by them."""
 
-    def __init__(self, run: runs.Run, network: Network) -> None:
+    def __init__(self, run: Run, network: Network) -> None:
         self.run, self.network, self.settings = run, network, network.settings
         self.trained, self.stopwatch = network.trained(0), Stopwatch(run.device)
         self.key = network.key | {"num_queries": self.settings.num_queries}

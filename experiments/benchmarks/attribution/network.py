@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.utils import vector_to_parameters
 
 from curvlab.influence import ensemble_measurements
-from curvlab.lab import runs, task_label
+from curvlab.lab import Run, task_label
 from curvlab.lab.data import DataSplits, TextCorpus, token_splits, train_tokenizer
 from curvlab.lab.models import build_model
 from curvlab.linalg import flatten
@@ -70,7 +70,7 @@ class Network:
         settings: of the task, see conf/benchmarks/attribution/target.yaml.
     """
 
-    def __init__(self, run: runs.Run, name: str, settings: DictConfig) -> None:
+    def __init__(self, run: Run, name: str, settings: DictConfig) -> None:
         self.run, self.settings, self.label = run, settings, task_label(name)
         splits, data_key = _load_data(run, settings)
         order = torch.randperm(len(splits.test), generator=run.generator("queries", splits.name))  # type: ignore[arg-type]
@@ -257,7 +257,7 @@ class Network:
         return {"losses": torch.cat(rows), "seconds": clock() - start}
 
 
-def _load_data(run: runs.Run, settings: DictConfig) -> tuple[DataSplits, Any]:
+def _load_data(run: Run, settings: DictConfig) -> tuple[DataSplits, Any]:
     """Return the data and what identifies it; text is cut into sequences of the task's own tokens."""
     loaded = instantiate(settings.data)
     run.record_data(loaded.name, loaded.checksum)

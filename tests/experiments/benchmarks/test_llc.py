@@ -14,7 +14,7 @@ import torch
 from omegaconf import OmegaConf
 from torch import nn
 
-from curvlab.lab import ClaimResult, Computed, all_targets, load_config, runs
+from curvlab.lab import ClaimResult, Computed, all_targets, load_config, start
 from curvlab.lab.claims import load_claims
 from curvlab.lab.tables import read_table
 from experiments.benchmarks.llc.default_sampler import COLUMNS as STEP_COLUMNS
@@ -81,7 +81,7 @@ def powers(tmp_path: Path) -> Callable[..., pd.DataFrame]:
 
     def table(num_draws: int, correlation: float, drifts: list[float]) -> pd.DataFrame:
         sizes = {"num_repeats": 40, "num_draws": [num_draws], "correlations": [correlation], "drifts": drifts}
-        with runs.start(cfg, key="benchmarks/llc", title="test") as run:
+        with start(cfg, key="benchmarks/llc", title="test") as run:
             return power_table(run, OmegaConf.merge(cfg.power, sizes))
 
     return table

@@ -13,7 +13,7 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
-from curvlab.lab import ClaimResult, Computed, all_targets, load_config, runs, task_settings
+from curvlab.lab import ClaimResult, Computed, all_targets, load_config, start, task_settings
 from curvlab.lab.runs import Store
 from curvlab.optim import PUBLISHED_GINGER
 from curvlab.training import Learner, StepInfo, TrainingBatch, shared_curvature_step
@@ -33,7 +33,7 @@ def task(tmp_path: Path) -> Iterator[RaceTask]:
     target = all_targets()["ginger/tab1"]
     folders = [f"results.root={tmp_path / 'results'}", f"store.root={tmp_path / 'store'}"]
     cfg = load_config(target, ["preset=smoke", "tracker=none", "progress=false", *folders])
-    with runs.start(cfg, key=target.key, title=target.title) as run:
+    with start(cfg, key=target.key, title=target.title) as run:
         (task,) = RaceTask.each(run, cfg)
         yield task
 

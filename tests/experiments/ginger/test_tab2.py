@@ -15,7 +15,7 @@ from omegaconf import OmegaConf
 from tokenizers import Tokenizer
 from torch import nn
 
-from curvlab.lab import ClaimResult, Computed, all_targets, load_config, runs, task_settings
+from curvlab.lab import ClaimResult, Computed, all_targets, load_config, start, task_settings
 from curvlab.lab.data import train_tokenizer
 from curvlab.lab.models import small_t5
 from curvlab.training import curvature_step, sampled_label_loss
@@ -171,7 +171,7 @@ def test_the_paper_preset_fine_tunes_a_published_model(tmp_path: Path, monkeypat
     folders = [f"results.root={tmp_path / 'results'}", f"store.root={tmp_path / 'store'}"]
     cfg = load_config(target, ["preset=paper", "device=cpu", "tracker=none", "progress=false", *folders, *names])
     assert (cfg.num_epochs, cfg.batch_size, cfg.ranks) == (1, 4, [1, 2, 4, 8, 16, 32])
-    with runs.start(cfg, key=target.key, title=target.title) as run:
+    with start(cfg, key=target.key, title=target.title) as run:
         (task,) = SummaryTask.each(run, cfg)
         assert task.base is None
         assert task.steps_per_epoch() == 3

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from curvlab import iterate
 from curvlab.curvature import FisherOperator
-from curvlab.lab import all_targets, load_config, runs
+from curvlab.lab import all_targets, load_config, start
 from curvlab.optim import ExactNGD
 from curvlab.sampling import SGLDSettings
 from curvlab.training import Learner, MeanLoss, StepInfo, TrainingBatch, evaluate
@@ -43,7 +43,7 @@ def cfg(tmp_path: Path) -> OmegaConf:
 
 def measured(cfg: OmegaConf, optimizer: dict[str, object], **training: object) -> tuple[Network, pd.DataFrame]:
     cfg = OmegaConf.merge(cfg, {"training": training})
-    with runs.start(cfg, key="ngd/fig6", title="test") as run:
+    with start(cfg, key="ngd/fig6", title="test") as run:
         network = Network.load(run, "ffnn", cfg)
         return network, trajectory(network, optimizer, cfg, seed=0)
 
@@ -139,7 +139,7 @@ class Normalised(nn.Sequential):
 
 
 def test_label_noise_changes_that_share_of_the_training_labels(cfg: OmegaConf) -> None:
-    with runs.start(cfg, key="ngd/fig6", title="test") as run:
+    with start(cfg, key="ngd/fig6", title="test") as run:
         plain, noisy = (
             Network.load(run, "ffnn", OmegaConf.merge(cfg, {"label_noise": share})) for share in (0.0, 0.4)
         )
@@ -156,7 +156,7 @@ def test_running_statistics_belong_to_the_state(cfg: OmegaConf) -> None:
     training = {"num_epochs": 2, "batch_size": 50, "checkpoints": [1, 2]}
     cfg = OmegaConf.merge(cfg, changed, {"training": training})
     optimizer = {"name": "sgd", "lr": 0.1}
-    with runs.start(cfg, key="ngd/fig6", title="test") as run:
+    with start(cfg, key="ngd/fig6", title="test") as run:
         task = Network.load(run, "ffnn", cfg)
         table = trajectory(task, optimizer, cfg, seed=0)
         state = last_state(task, optimizer, cfg, seed=0)

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.func import functional_call, hessian, jacrev
 
-from curvlab.lab import ClaimResult, all_targets, load_config, runs, tables, task_settings
+from curvlab.lab import ClaimResult, Run, all_targets, load_config, tables, task_settings
 from curvlab.lab.claims import load_claims
 from curvlab.lab.tables import read_table
 from curvlab.linalg import DenseOperator
@@ -104,7 +104,7 @@ def systems(smoke: Path) -> dict[str, NetworkSystems]:
     settings = ["preset=smoke", "tracker=none", "progress=false", f"store.root={store}"]
     cfg = load_config(all_targets()["pbrf/appg"], [*settings, f"results.root={smoke.parents[2]}"])
     ((name, own),) = task_settings(cfg).items()
-    run = runs.Run(cfg, key="pbrf/appg", title="test")
+    run = Run(cfg, key="pbrf/appg", title="test")
     network = load_network(run, name, own, 0)
     return {curvature: NetworkSystems.of(network, curvature) for curvature in own.curvatures}
 

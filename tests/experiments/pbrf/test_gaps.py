@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 from curvlab.influence.retraining import GAPS
-from curvlab.lab import all_targets, load_config, load_paper_numbers, runs, task_settings
+from curvlab.lab import all_targets, load_config, load_paper_numbers, start, task_settings
 from experiments import pbrf
 from experiments.papers import FOLDER
 from experiments.pbrf.gaps import arrived_row, draw
@@ -34,7 +34,7 @@ def at(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Decom
     target, root = all_targets()["pbrf/tab4"], tmp_path_factory.mktemp("responses")
     folders = [f"results.root={root / 'results'}", f"store.root={root / 'store'}"]
     cfg = load_config(target, ["preset=smoke", "tracker=none", "progress=false", *folders])
-    with runs.start(cfg, key=target.key, title="") as run:
+    with start(cfg, key=target.key, title="") as run:
 
         def make(fraction: float | None = None, **changed: object) -> Decomposition:
             settings = task_settings(cfg)[TASK]

@@ -19,7 +19,7 @@ from torch.testing import assert_close
 
 from curvlab.curvature import GaussNewtonOperator
 from curvlab.influence.retraining import SharedBatches
-from curvlab.lab import load_config, runs, task_settings
+from curvlab.lab import load_config, start, task_settings
 from curvlab.lab.tables import read_table
 from curvlab.linalg import DenseOperator, LinearOperator, identity
 from curvlab.solvers import Direct
@@ -177,7 +177,7 @@ def test_an_unknown_measure_is_refused(tmp_path: Path) -> None:
     ((name, settings),) = task_settings(cfg).items()
     settings.training = {**settings.training, "lr": [0.1, 0.01], "select_by": "perplexity"}
     with (
-        runs.start(cfg, key=TARGET.key, title="") as run,
+        start(cfg, key=TARGET.key, title="") as run,
         pytest.raises(ValueError, match="choose one of loss, accuracy"),
     ):
         load_network(run, name, settings, 0)

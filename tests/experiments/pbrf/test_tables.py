@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from curvlab.influence.retraining import GAPS
-from curvlab.lab import Computed, all_targets, load_config, runs, task_settings
+from curvlab.lab import Computed, all_targets, load_config, start, task_settings
 from curvlab.lab.tables import read_table
 from experiments.pbrf.gaps import MOVES
 from experiments.pbrf.networks import load_network
@@ -103,7 +103,7 @@ def test_eigenvalues_are_those_of_the_dense_hessian(run_smoke, tmp_path: Path) -
             f"results.root={tmp_path}",
         ],
     )
-    with runs.start(cfg, key="pbrf/tab4", title="") as run:
+    with start(cfg, key="pbrf/tab4", title="") as run:
         ((name, task),) = task_settings(cfg).items()
         network = load_network(run, name, task, seed=0)
         at_one = Decomposition(network, 4).with_damping(1.0).hessian_spectrum()

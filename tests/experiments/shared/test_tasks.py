@@ -17,7 +17,7 @@ from torch.testing import assert_close
 from torch.utils.data import DataLoader, TensorDataset
 
 from curvlab.curvature import GaussNewtonOperator
-from curvlab.lab import all_targets, load_config, run_target, runs, task_settings
+from curvlab.lab import all_targets, load_config, run_target, start, task_settings
 from curvlab.lab.data import DataSplits, load_digits, load_image_folder
 from curvlab.lab.models import small_causal_language_model
 from curvlab.lab.tables import read_table
@@ -133,7 +133,7 @@ def build(
         folders = [f"results.root={tmp_path / 'results'}", f"store.root={tmp_path / 'store'}"]
         cfg = load_config(all_targets()["lissa/fig3"], ["preset=smoke", "tracker=none", *folders, *overrides])
         ((name, settings),) = task_settings(cfg).items()
-        with runs.start(cfg, key="lissa/fig3", title="test") as started:
+        with start(cfg, key="lissa/fig3", title="test") as started:
             task = Task.load(started, name, settings).trained()
             return task, task.perplexities, started.store.misses
 

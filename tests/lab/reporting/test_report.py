@@ -115,7 +115,7 @@ def made_up(results: Path, headlines: Path) -> dict[str, str]:
 @pytest.fixture
 def results(tmp_path: Path) -> Path:
     root = tmp_path / "results"
-    fill(root / "lissa/fig1/embedded", [HALF], units="commits not recorded")
+    fill(root / "lissa/fig1/embedded", [HALF], units=[])
     fill(root / "lissa/fig1/laptop", [GOOD, FAR, another(GOOD, "lenet")])
     fill(root / "lissa/fig1/paper", [])  # computed, not judged
     fill(root / "lissa/tab3/embedded", [HALF])

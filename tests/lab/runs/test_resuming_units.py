@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from curvlab.iterate import Checkpoint, CheckpointWarning
-from curvlab.lab import runs
+from curvlab.lab import start
 from curvlab.lab.runs.configuration import Entry, load_config
 from curvlab.training import TrainingState, train
 
@@ -70,7 +70,7 @@ def run_unit(
     os.chdir(place)
     entry = Entry("toy/fig1/target", Path("conf").absolute(), "toy-fig1")
     cfg = load_config(entry, ["tracker=none", "preset=smoke", *overrides])
-    with runs.start(cfg, key="toy/fig1", title="a demonstration") as run:
+    with start(cfg, key="toy/fig1", title="a demonstration") as run:
         found = run.unit(
             "toy/trained",
             {"num_steps": NUM_STEPS},

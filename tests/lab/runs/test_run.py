@@ -16,7 +16,8 @@ import torch
 from PIL import Image
 from scipy.stats import rankdata
 
-from curvlab.lab import runs, tables
+from curvlab.lab import tables
+from curvlab.lab.runs import run as runs
 from curvlab.lab.runs.configuration import Entry, load_config
 from curvlab.lab.runs.overrides import ConfigurationError
 from curvlab.lab.runs.record import Commit
@@ -351,7 +352,7 @@ def test_whole_target_from_the_command_line(checkout: Path, demo: Demo) -> None:
     (checkout / "experiments" / "toy" / "fig1.py").write_text("""\
 from pathlib import Path
 import pandas as pd, torch
-from curvlab.lab import runs
+from curvlab.lab.runs import run as runs
 from curvlab.lab.runs.configuration import Entry, main
 
 def job(cfg):

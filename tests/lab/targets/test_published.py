@@ -125,7 +125,7 @@ def test_stale_results_are_printed(
     folder = checkout / "results/toy/fig1/embedded"
     folder.mkdir(parents=True)
     monkeypatch.setattr(stale, "published", lambda: [(TARGET, folder)])
-    record = {"units": "commits not recorded", "assembled": {"commit": commit(), "clean": True}}
+    record = {"units": [], "assembled": {"commit": commit(), "clean": True}}
     (folder / "run.json").write_text(json.dumps(record))
     assert stale.print_stale() == 0
     assert capsys.readouterr().out.startswith("No published result is stale.\n")

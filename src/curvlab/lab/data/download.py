@@ -123,8 +123,22 @@ def download(name: str, root: Path, action: Callable[[], object], *, missing: Pa
             action()
     # URLError and a full disk are OSErrors; torchvision turns some failures into RuntimeErrors.
     except (OSError, RuntimeError, HTTPException, EOFError) as error:
-        lines = str(error).strip().splitlines() or [type(error).__name__]
-        raise not_found(name, missing, reason=f"The download failed: {lines[-1]}") from None
+        raise not_found(name, missing, reason=f"The download failed: {line_of(error, -1)}") from None
+
+
+@contextmanager
+def reading_hub(name: str) -> Iterator[str]:
+    """Give the data set's name without its owner; what the hub refuses inside is a DataNotFoundError."""
+    label = name.rstrip("/").split("/")[-1]
+    try:
+        yield label
+    except (OSError, ValueError, RuntimeError) as error:
+        raise not_found(label, Path(name), reason=f"Reading it from the hub failed: {line_of(error)}") from error
+
+
+def line_of(error: Exception, place: int = 0) -> str:
+    """Return the first line of an error's text, or another; the error's kind where it says nothing."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[place]
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from curvlab.lab.data.download import check_known, not_found
+from curvlab.lab.data.download import check_known, not_found, reading_hub
 from curvlab.lab.data.splits import fixed_permutation, leading
 from curvlab.lab.data.text import load_documentation
 
@@ -173,12 +173,8 @@ def load_hub_summaries(
     """
     import datasets
 
-    label = name.rstrip("/").split("/")[-1]
-    try:
+    with reading_hub(name) as label:
         splits = datasets.load_dataset(name, revision=revision)
-    except (OSError, ValueError, RuntimeError) as error:
-        lines = str(error).strip().splitlines() or [type(error).__name__]
-        raise not_found(label, Path(name), reason=f"Reading it from the hub failed: {lines[0]}") from error
     train, validation, test = (
         _pairs(splits, part, document, summary, name=name) for part in ("train", "validation", "test")
     )

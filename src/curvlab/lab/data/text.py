@@ -15,7 +15,7 @@ from functools import cache
 from itertools import islice
 from pathlib import Path
 
-from curvlab.lab.data.download import check_known, not_found
+from curvlab.lab.data.download import check_known, not_found, reading_hub
 from curvlab.lab.data.splits import leading
 
 
@@ -221,13 +221,10 @@ def load_hub_text(
 
     if num_train < 1 or num_test < 1:
         raise ValueError(f"num_train and num_test must be at least 1, got {num_train} and {num_test}")
-    label = name.rstrip("/").split("/")[-1]
     try:
-        rows = datasets.load_dataset(name, split=split, streaming=True)
-        texts = [str(row[column]) for row in islice(rows, num_test + num_train)]
+        with reading_hub(name) as label:
+            rows = datasets.load_dataset(name, split=split, streaming=True)
+            texts = [str(row[column]) for row in islice(rows, num_test + num_train)]
     except KeyError as error:
         raise ValueError(f"{name} has no column {error}: set data.column to the one that holds the text") from None
-    except (OSError, ValueError, RuntimeError) as error:
-        lines = str(error).strip().splitlines() or [type(error).__name__]
-        raise not_found(label, Path(name), reason=f"Reading it from the hub failed: {lines[0]}") from error
     return text_corpus(label, texts[num_test:], texts[:num_test], num_train=num_train, num_test=num_test)

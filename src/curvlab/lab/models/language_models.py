@@ -8,6 +8,7 @@ from typing import Any, Literal, TypeAlias
 import torch
 from torch import Tensor, nn
 
+from curvlab.lab.data.download import line_of
 from curvlab.seeding import seeded_by
 
 Family: TypeAlias = Literal["opt", "llama", "mistral", "gpt2"]
@@ -96,15 +97,8 @@ def pretrained_causal_language_model(
 
     if dtype not in DTYPES:
         raise ValueError(f"unknown dtype '{dtype}': choose {', '.join(DTYPES)}")
-    try:
-        model = transformers.AutoModelForCausalLM.from_pretrained(
-            name, revision=revision, dtype=DTYPES[dtype], attn_implementation=attention
-        )
-    except OSError as error:
-        raise FileNotFoundError(
-            f"no model '{name}': {(str(error).strip().splitlines() or ['not found'])[0]} Check the name on "
-            "huggingface.co, log in for gated models, or give the folder of a downloaded copy (model.name=...)."
-        ) from error
+    settings = {"revision": revision, "dtype": DTYPES[dtype], "attn_implementation": attention}
+    model = _from_pretrained(transformers.AutoModelForCausalLM, name, **settings)
     positions = getattr(model.config, "max_position_embeddings", None)
     if positions is not None and input_shape[0] > positions:
         raise ValueError(f"{name} has {positions} positions: choose sequence_length={positions} or less")
@@ -226,20 +220,11 @@ def pretrained_encoder_decoder(
     """
     import transformers
 
-    try:
-        model = transformers.AutoModelForSeq2SeqLM.from_pretrained(name, revision=revision, dtype=torch.float32)
-    except OSError as error:
-        raise FileNotFoundError(
-            f"no model '{name}': {(str(error).strip().splitlines() or ['not found'])[0]} Check the name on "
-            "huggingface.co, or give the folder of a downloaded copy (model.name=...)."
-        ) from error
+    auto = transformers.AutoModelForSeq2SeqLM
+    model = _from_pretrained(auto, name, revision=revision, dtype=torch.float32)
     config = model.config
-    same_marks = (config.pad_token_id, config.decoder_start_token_id, config.eos_token_id) == (
-        padding,
-        padding,
-        end,
-    )
-    if config.vocab_size < num_outputs or not same_marks:
+    marks = (config.pad_token_id, config.decoder_start_token_id, config.eos_token_id)
+    if config.vocab_size < num_outputs or marks != (padding, padding, end):
         raise ValueError(
             f"{name} does not fit the tokenizer ({num_outputs} tokens, padding {padding}, end {end}): use the "
             "model's own, tokenizer.pretrained=${model.name}"
@@ -266,6 +251,16 @@ def add_adapters(model: EncoderDecoder, *, rank: int, alpha: float, generator: t
     with seeded_by(generator):
         inject_adapter_in_model(config, model.model)
     return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+
+
+def _from_pretrained(kind: Any, name: str, **settings: Any) -> Any:
+    try:
+        return kind.from_pretrained(name, **settings)
+    except OSError as error:
+        raise FileNotFoundError(
+            f"no model '{name}': {line_of(error)} Check the name on huggingface.co, log in for gated models, or "
+            "give the folder of a downloaded copy (model.name=...)."
+        ) from error
 
 
 def _source(input_shape: Sequence[int]) -> int:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from curvlab.files import write_atomically
+from curvlab.lab.data.download import line_of
 
 TIMEOUT_SECONDS = 15.0
 
@@ -40,7 +41,7 @@ def load_weights(model: nn.Module, path: Path, *, url: str | None = None) -> Non
     try:
         checkpoint: Any = torch.load(path, weights_only=True, map_location="cpu")
     except (RuntimeError, EOFError, pickle.UnpicklingError, KeyError, ValueError) as error:
-        raise ValueError(f"'{path}' is no readable checkpoint ({_first_line(error)}): copy it anew") from error
+        raise ValueError(f"'{path}' is no readable checkpoint ({line_of(error)}): copy it anew") from error
     if not isinstance(checkpoint, dict):
         raise ValueError(f"'{path}' holds a {type(checkpoint).__name__}, not a state dict: copy it anew")
     weights = checkpoint.get("state_dict", checkpoint)
@@ -57,7 +58,7 @@ def _download(path: Path, url: str | None) -> None:
                 content = response.read()
             write_atomically(path, content)
         except (OSError, HTTPException) as error:
-            reason = f", and the download from {url} failed: {_first_line(error)}."
+            reason = f", and the download from {url} failed: {line_of(error)}."
         else:
             return
     raise FileNotFoundError(
@@ -94,7 +95,3 @@ def _check_shapes(model: nn.Module, weights: dict[str, Tensor], path: Path) -> N
             f"'{path}' does not fit this {type(model).__name__}: {name} has shape {tuple(own.shape)} here and "
             f"{stored} there. Choose the data= it was trained on, or model.weights=null."
         )
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -9,6 +9,7 @@ from typing import Any, Literal, TypeAlias
 from torch import Tensor, nn
 from torch.nn import functional
 
+from curvlab.lab.data.download import line_of
 from curvlab.lab.models.convolutional import image_shape
 from curvlab.lab.models.pretrained import load_weights
 
@@ -175,10 +176,10 @@ def _build(
     try:
         return build(weights=weights)
     except (OSError, RuntimeError) as error:
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[-1]
         raise FileNotFoundError(
-            f"{name} weights {weights} are not in torch's hub cache, and the download failed: {reason}. "
-            "Connect to the network, put the file into $TORCH_HOME/hub/checkpoints, or use model.weights=null."
+            f"{name} weights {weights} are not in torch's hub cache, and the download failed: "
+            f"{line_of(error, -1)}. Connect to the network, put the file into $TORCH_HOME/hub/checkpoints, or use "
+            "model.weights=null."
         ) from None
 
 

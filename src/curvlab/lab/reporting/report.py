@@ -353,8 +353,8 @@ def _cost(record: Mapping[str, Any]) -> str:
 
 def _device(record: Mapping[str, Any]) -> str:
     """Return the devices that computed units, the one of the longest first, and the threads."""
-    seconds, units, threads = Counter[str](), record.get("units"), record.get("num_threads")
-    for unit in units if isinstance(units, list) else ():
+    seconds, threads = Counter[str](), record.get("num_threads")
+    for unit in record.get("units", ()):
         seconds[unit.get("device") or ""] += unit.get("seconds", 0)
     names = " and ".join(name for name, _ in seconds.most_common() if name) or record.get("device") or ""
     return f"{names}{f', {threads} threads' if threads not in (None, 1) else ''}"

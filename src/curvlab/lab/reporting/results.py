@@ -11,7 +11,7 @@ from typing import Any
 from curvlab.lab import tables
 from curvlab.lab.claims.claim_sheet import load_claims, rerun_command
 from curvlab.lab.claims.claims import NOT_ASKED, OUT_OF_REACH, VERDICTS, ClaimResult
-from curvlab.lab.runs.record import NOT_RECORDED, UNKNOWN, read_record
+from curvlab.lab.runs.record import UNKNOWN, read_record
 from curvlab.lab.targets.target import PRESETS, report_order
 
 # Any of these makes a folder a result.
@@ -129,7 +129,7 @@ def _read(folder: Path, results: Path) -> ResultFolder:
     problems: list[str] = []
     claims: list[ClaimResult] = []
     record: dict[str, Any] = {}
-    computed_by = NOT_RECORDED
+    computed_by = "an unknown commit"
     try:
         claims = load_claims(folder)
     except ValueError as error:
@@ -151,11 +151,8 @@ def _read(folder: Path, results: Path) -> ResultFolder:
 
 def _computed_by(record: Mapping[str, Any]) -> str:
     """Return e.g. "41 units from 3f2a1b9c, 3 from a0b1c2d3 with changes"; without units who made the tables."""
-    units = record.get("units", NOT_RECORDED)
-    if isinstance(units, str):
-        return units
     counts: Counter[str] = Counter()
-    for unit in units:
+    for unit in record["units"]:
         counts[_commit(unit)] += int(unit["count"])
     order = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
     first = [f"{count} unit{'' if count == 1 else 's'} from {commit}" for commit, count in order[:1]]

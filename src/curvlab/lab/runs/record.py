@@ -2,8 +2,7 @@
 
 target, key, title, preset, command, python_command, config
 units       [{"name", "version", "function", "commit", "clean", "versions", "device", "count", "seconds",
-"num_matvecs"}, ...]: the units of work, each once, together where all else is the same; of results
-from before units kept their commit the words "commits not recorded"
+"num_matvecs"}, ...]: the units of work, each once, together where all else is the same
 assembled, judged, drawn    {"commit", "clean"}: the code that put the tables together, judged and drew
 settings    [{"name", "ours", "paper"}, ...]: our settings beside the paper's
 wall_seconds of the last run; unit_seconds (CPU) and num_matvecs, stored units included; num_units asked for
@@ -34,7 +33,6 @@ from curvlab.files import write_atomically
 from curvlab.lab.runs.store import plain
 
 RECORD = "run.json"
-NOT_RECORDED = "commits not recorded"
 UNKNOWN = "unknown"
 _PACKAGES = ("curvlab", "torch", "torchvision", "numpy")
 # A path of this machine, inside a longer text: absolute, of a user, or out of the repository. Not the // of a URL.

@@ -68,7 +68,7 @@ def _published(target: Target, preset: str) -> Iterator[str]:
         record = json.loads((folder / name / "run.json").read_text(encoding="utf-8"))
         took = f"{record['unit_seconds']:,.0f} s of CPU time, {record['num_matvecs']:,} products"
         yield f"published, {name}: {took} ({record['device']})"
-        for unit in record["units"] if name == preset and isinstance(record["units"], list) else ():
+        for unit in record["units"] if name == preset else ():
             yield f"  {unit['count']} x {unit['name']}, {unit['seconds']:,.0f} s"
 
 

@@ -41,9 +41,8 @@ def stale_parts(target: Target, record: Mapping[str, Any]) -> list[str]:
         record: content of run.json.
     """
     files = tuple(path.relative_to(ROOT).as_posix() for path in made_by(target, record.get("config", {})))
-    units = record.get("units")
     parts: dict[tuple[str, Any], list[str]] = {}
-    for part in [*(units if isinstance(units, list) else []), record["assembled"]]:
+    for part in [*record["units"], record["assembled"]]:
         what = f"{part['count']} x {part['name']}" if "count" in part else "its tables"
         parts.setdefault((str(part["commit"]), part["clean"]), []).append(what)
     found = []

@@ -22,11 +22,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import avg_pool2d
 
-from curvlab.lab import Run, t_interval, unit
+from curvlab.lab import Run, unit
 from curvlab.optim import DivergedError
 from curvlab.training import Learner, Step, StepInfo, TrainingBatch, TrainingDivergedError, evaluate, train
 from experiments.ginger.optimizers import augmented, clipped_shares, counted_step, make_optimizer
 from experiments.ginger.tuning import Racer, Tuned, lowest, tune
+from experiments.shared.stats import in_columns
 from experiments.shared.task import Task
 
 # NGD refuses gradients that are not finite, and SOAP decomposes them.
@@ -261,13 +262,12 @@ def summarised(table: pd.DataFrame, by: Sequence[str], constant: Sequence[str] =
     """
     rows = []
     for place, own in table.groupby(list(by), sort=False, dropna=False):
-        interval = t_interval(own.test_accuracy.to_numpy())
         rows.append(
             dict(zip(by, place, strict=True))
             | {name: own[name].iloc[0] for name in constant}
             | {"seeds": len(own), "diverged": int(own.diverged.sum())}
             | {name: own[name].mean() for name in MEASURES}
-            | {"test_accuracy_low": interval.low, "test_accuracy_high": interval.high}
+            | in_columns("test_accuracy", own.test_accuracy)
         )
     return pd.DataFrame(rows)
 

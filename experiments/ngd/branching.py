@@ -24,6 +24,7 @@ from omegaconf import DictConfig, OmegaConf
 from curvlab.lab import Claim, ClaimResult, Computed, Run, judge, out_of_reach, panels, plots, t_interval
 from experiments.ngd.sampling import curvature_cutoff
 from experiments.ngd.trajectories import Network, first_columns, last_state, trajectory
+from experiments.shared.stats import in_columns
 
 EQUAL_LENGTH = 1.3  # steps of two optimizers that differ by no more are of equal length
 BEFORE = "before"  # the branch that all others leave
@@ -117,10 +118,7 @@ class Branches:
         for (task, branch), own in self.measures.groupby(["task", "branch"], sort=False):
             row: dict[str, Any] = {"task": task, "branch": branch, "lr": own.lr.iloc[0], "seeds": len(own)}
             row["curvature_cutoff"] = curvature_cutoff(own)
-            for name in MEASURES:
-                interval = t_interval(own[name].dropna())
-                row |= {name: own[name].mean(), f"{name}_low": interval.low, f"{name}_high": interval.high}
-            rows.append(row)
+            rows.append(row | {k: v for name in MEASURES for k, v in in_columns(name, own[name].dropna()).items()})
         return pd.DataFrame(rows)
 
     def tasks(self) -> Iterator[tuple[str, list[str]]]:

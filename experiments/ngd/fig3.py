@@ -103,11 +103,10 @@ def summary_table(table: pd.DataFrame) -> pd.DataFrame:
     rows = []
     for place, own in table.groupby(["task", "sweep", "value"], sort=False, dropna=False):
         counted = own[own.llc.notna()]
-        interval = t_interval(counted.llc)
         rows.append(
             dict(zip(("task", "sweep", "value"), place, strict=True))
             | {"seeds": len(own), "converged": int(own.converged.sum()), "llcs": len(counted)}
-            | {"llc": counted.llc.mean(), "llc_low": interval.low, "llc_high": interval.high}
+            | stats.in_columns("llc", counted.llc)
             | {"llc_raw": counted.llc_raw.mean(), "descent": counted.descent.mean()}
             | {"curvature_cutoff": curvature_cutoff(own)}
             | {"train_loss": own.train_loss.mean(), "validation_loss": own.validation_loss.mean()}

@@ -53,7 +53,7 @@ from curvlab.influence import (
 )
 from curvlab.influence.retraining import LeftOut, ProximalBregmanCost, SharedBatches, proximal_bregman_warm_optimum
 from curvlab.lab import Computed, Run, Target, panels, plots, task_settings
-from curvlab.lab.claims import ClaimResult, ClaimSheet, out_of_reach, t_interval
+from curvlab.lab.claims import ClaimResult, ClaimSheet, out_of_reach
 from curvlab.lab.claims import judge as judge_claim
 from curvlab.training import TrainingDivergedError, shuffled_batches
 from experiments.pbrf.corrupted import CorruptedTask, load_task
@@ -135,8 +135,7 @@ def summary(seeds: pd.DataFrame) -> pd.DataFrame:
     for (task, method), own in seeds.groupby(["task", "method"], sort=False):
         row: dict[str, Any] = {"task": task, "method": method, "seeds": len(own)}
         for column in (*map(_column, INSPECTED), "area"):
-            interval = t_interval(own[column])
-            row |= {column: own[column].mean(), f"{column} low": interval.low, f"{column} high": interval.high}
+            row |= stats.in_columns(column, own[column], joint=" ")
         rows.append(row)
     return pd.DataFrame(rows)
 

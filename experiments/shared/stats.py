@@ -9,7 +9,8 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import ArrayLike
+import pandas as pd
+from numpy.typing import ArrayLike, NDArray
 from scipy import stats
 from torch import Tensor
 
@@ -22,6 +23,17 @@ def mean(values: ArrayLike, *, unit: str = "seeds", confidence: float = 0.95) ->
     """Return the mean of independent values, (n,), with its t interval."""
     sample = _vector(values)
     return float(sample.mean()), t_interval(sample, unit=unit, confidence=confidence)
+
+
+def in_columns(
+    name: str, values: pd.Series | NDArray[np.float64], unit: str = "seeds", joint: str = "_"
+) -> dict[str, float]:
+    """Return the mean of independent values, and its t interval, as columns: `name`, `name`_low, `name`_high.
+
+    `joint` stands before "low" and "high".
+    """
+    interval = t_interval(values, unit=unit)
+    return {name: values.mean(), f"{name}{joint}low": interval.low, f"{name}{joint}high": interval.high}
 
 
 def geometric_mean(values: ArrayLike, *, unit: str = "seeds") -> tuple[float, Interval]:

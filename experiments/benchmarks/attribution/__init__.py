@@ -88,6 +88,7 @@ from experiments.benchmarks.attribution import claims as scores_claims
 from experiments.benchmarks.attribution import compute as scores
 from experiments.benchmarks.attribution import exactness, plot, retraining
 from experiments.benchmarks.gauges import load_average
+from experiments.benchmarks.parts import draw_parts
 
 TARGET = Target(
     __name__,
@@ -108,7 +109,6 @@ TARGET = Target(
     timings=("retraining", "retraining_timing", "floors", "faster-together-*", "*halves*"),
 )
 COMPUTE = {"scores": scores.compute, "libraries": exactness.compute, "retraining": retraining.compute}
-DRAW = {"scores": plot.draw, "libraries": exactness.draw}
 
 
 def compute(run: Run, cfg: DictConfig) -> dict[str, pd.DataFrame]:
@@ -147,7 +147,4 @@ def judge(computed: Computed, claims: ClaimSheet) -> list[ClaimResult]:
 
 def draw(computed: Computed) -> dict[str, Figure]:
     """Return the LDS of methods, and the libraries beside exact scores."""
-    figures: dict[str, Figure] = {}
-    for part, drawn in DRAW.items():
-        figures |= drawn(computed) if part in computed.config["parts"] else {}
-    return figures
+    return draw_parts({"scores": plot, "libraries": exactness}, computed)

@@ -19,7 +19,7 @@ from experiments.benchmarks.attribution import removal
 from experiments.benchmarks.attribution.methods import PBRF, Method, Stopwatch, methods
 from experiments.benchmarks.attribution.network import Network
 from experiments.benchmarks.attribution.ranks import OTHER, SAME, predicted_changes, rank_table
-from experiments.benchmarks.attribution.rest import NEEDED, prediction_score, rest_rows
+from experiments.benchmarks.attribution.rest import NEEDED, columns, prediction_score, rest_rows
 from experiments.benchmarks.attribution.which_score import RESPONSES, which_score
 
 QUALITY = ("gradient_norm", "gradient_norm_90", "remark")  # of PBRF; of a peer: which of the parameters it sees
@@ -186,7 +186,7 @@ class _Task:
 
     def _predicted(self, name: str, result: dict[str, Any], responses: Tensor) -> dict[str, Any]:
         """Return the columns of the table, and the correlation of each query."""
-        columns: dict[str, float] = {}
+        row: dict[str, float] = {}
         queries: dict[str, Tensor] = {}
         losses = self._losses
         for prefix, order, some in (("lds", SAME, losses[:1]), ("lds_other", OTHER, losses[1:])):
@@ -196,15 +196,15 @@ class _Task:
                 found = linear_datamodelling_score(result["scores"], self.subsets, some)
             else:
                 found = prediction_score(result["predicted"], some)
-            columns |= {prefix: found.value, f"{prefix}_low": found.low, f"{prefix}_high": found.high}
+            row |= columns(found, prefix)
             queries[order] = found.per_measurement
         if "scores" in result and name != PBRF:
             values = _rank_correlations(result["scores"], responses)
             generator = np.random.default_rng(0)
             interval = bootstrap_interval(values, np.mean, generator=generator)
-            columns |= {"pbrf": float(values.mean()), "pbrf_low": interval.low, "pbrf_high": interval.high}
+            row |= {"pbrf": float(values.mean()), "pbrf_low": interval.low, "pbrf_high": interval.high}
             queries[RESPONSES] = torch.from_numpy(values)
-        return {"row": columns, "queries": queries}
+        return {"row": row, "queries": queries}
 
     def _removals(self) -> tuple[dict[int, dict[str, float]], list[dict[str, Any]]]:
         """Return how much test losses rise without top-ranked examples, at the best damping of each method.

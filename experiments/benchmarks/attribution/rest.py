@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from curvlab.influence import DatamodellingScore, linear_datamodelling_score
+from curvlab.influence.bank import BankScore
 from experiments.benchmarks.attribution.hindsight import best_combination
 from experiments.benchmarks.attribution.methods import DOT, FILTER, INFLUENCE, RUN_DAMPING, SEGMENTS, UNROLLED
 
@@ -54,8 +55,8 @@ def rest_rows(
             share: linear_datamodelling_score(own, subsets, target)
             for share, target in sorted((part_way | {1.0: losses[0]}).items())
         }
-        rows.append(_row(name, found[1.0]) | _columns("lds_part_way", found[nearest]))
-        way += [{"predictor": name, "share": share} | _columns("lds", each) for share, each in found.items()]
+        rows.append(_row(name, found[1.0]) | columns(found[nearest], "lds_part_way"))
+        way += [{"predictor": name, "share": share} | columns(each) for share, each in found.items()]
     rows.append(_row(PART_WAY, prediction_score(part_way[nearest], losses[0])))
     if len(losses) > 1:
         rows.append(_row(OTHER_ORDER, prediction_score(losses[1], losses[0])))
@@ -76,8 +77,9 @@ def prediction_score(predicted: Tensor, losses: Tensor) -> DatamodellingScore:
 
 
 def _row(name: str, found: DatamodellingScore) -> dict[str, Any]:
-    return {"predictor": name, "still lacks": LACKS[name], **_columns("lds", found)}
+    return {"predictor": name, "still lacks": LACKS[name], **columns(found)}
 
 
-def _columns(prefix: str, found: DatamodellingScore) -> dict[str, float]:
-    return {prefix: found.value, f"{prefix}_low": found.low, f"{prefix}_high": found.high}
+def columns(found: DatamodellingScore | BankScore, name: str = "lds") -> dict[str, float]:
+    """Return a value with its interval as columns of a row."""
+    return {name: found.value, f"{name}_low": found.low, f"{name}_high": found.high}

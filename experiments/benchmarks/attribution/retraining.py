@@ -31,6 +31,7 @@ from curvlab.linalg import flatten
 from curvlab.problem import stack
 from curvlab.training import shuffled_batches, train, train_ensemble
 from experiments.benchmarks.gauges import kernel_threads, work_clock
+from experiments.shared.stats import in_columns
 from experiments.shared.task import DTYPES, LOSSES, without_paths
 
 LEFT_OUT, HALVES = "points left out", "random halves"
@@ -131,7 +132,6 @@ def summary(repeats: pd.DataFrame) -> pd.DataFrame:
     rows = []
     for names, own in repeats.groupby(["task", "dtype", "what"], sort=False):
         ratio = ratios(own)
-        interval = t_interval(ratio, unit="repeats")
         shared = {name: own[name].iloc[0] for name in ("copies", "parameters", "steps", "batch_size")}
         trained_singly = own.copies if names[2] == LEFT_OUT else 1
         rows.append(
@@ -140,9 +140,7 @@ def summary(repeats: pd.DataFrame) -> pd.DataFrame:
             | {
                 "ms one step one by one": 1000 * (own.seconds_one_by_one / own.steps / trained_singly).median(),
                 "ms one step together, each": 1000 * (own.seconds_together / own.steps / own.copies).median(),
-                "ratio": ratio.mean(),
-                "ratio low": interval.low,
-                "ratio high": interval.high,
+                **in_columns("ratio", ratio, unit="repeats", joint=" "),
                 "repeats": len(own),
                 "largest difference": own.difference.max(),
                 "largest move": own.moved.max(),

@@ -36,6 +36,7 @@ from curvlab.solvers import ConjugateGradient, Ekfac
 from curvlab.training import AdamRule
 from experiments.benchmarks.attribution import methods
 from experiments.benchmarks.attribution.network import Network, Trained
+from experiments.benchmarks.attribution.rest import columns
 from experiments.benchmarks.board.banks import bank_of
 from experiments.benchmarks.board.more_scores import BAYESIAN, more_scores
 
@@ -420,8 +421,3 @@ def _ranks(values: Array) -> Array:
 def label(method: str, damping: float | None) -> str:
     """Return the column of a row in `ranks`."""
     return method if damping is None or np.isnan(damping) else f"{method} @ {damping:g}"
-
-
-def columns(found: BankScore, name: str = "lds") -> dict[str, float]:
-    """Return a value with its interval as columns of a row."""
-    return {name: found.value, f"{name}_low": found.low, f"{name}_high": found.high}

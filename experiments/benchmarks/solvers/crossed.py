@@ -27,7 +27,6 @@ from experiments.shared.task import TrainedTask
 
 SAMPLINGS = ("uniform", "importance")
 TIME_CONSTANTS = (2, 4)  # T in units of 1 / (step size damping): the paper's, and Lissa.auto's
-ANSWERS = ("last", "average")  # the last iterate, the paper's; the mean of the last third, Lissa.auto's
 MOST = 1e3  # a larger error counts as this one: the run has diverged
 
 
@@ -86,7 +85,10 @@ def _answers(
 def answers_of_one_run(
     solver: Lissa, damped: LinearOperator, b: Tensor, ends: Mapping[int, int], generator: torch.Generator
 ) -> dict[tuple[int, str], Tensor]:
-    """Return by (name, answer) the iterate at each end and the mean of the last third of the steps to there."""
+    """Return by (name, answer) two for each end of a run.
+
+    "last": the last iterate, the paper's; "average": the mean of the last third of the steps, `Lissa.auto`'s.
+    """
     sums = {name: torch.zeros_like(b) for name in ends}
     found: dict[tuple[int, str], Tensor] = {}
 
@@ -117,9 +119,5 @@ def judge(computed: Computed, claims: ClaimSheet) -> list[ClaimResult]:
         diverged = int((errors >= MOST).sum())
         why = f"The error of zero is 1; above {MOST:g} it counts as that, in {diverged} of {len(errors)} runs."
         claim = claims.claim("answers", of="-".join(map(str, choice)))
-        results.append(verdict(claim, _median(errors), interval, if_not_reproduced=why))
+        results.append(verdict(claim, float(np.median(errors)), interval, if_not_reproduced=why))
     return results
-
-
-def _median(values: np.ndarray) -> float:
-    return float(np.median(values))

@@ -26,6 +26,7 @@ from curvlab.linalg import flatten
 from curvlab.problem.model_function import plain_attention
 from experiments.benchmarks.gauges import kernel_threads, measure_peak, measure_times
 from experiments.benchmarks.speed.networks import Case, build_case
+from experiments.shared.stats import in_columns
 
 MIB = 2**20
 SMALLEST_RISE = 50.0  # MiB: below, what Python and the system do is no longer negligible
@@ -163,9 +164,7 @@ def _summary(name: str, measured: dict[str, Any], repeats: pd.DataFrame, errors:
     row |= {f"{method.split()[0]}_ms": 1e3 * float(np.median(own)) for method, own in seconds.items()}
     row["rounds"] = len(floor)
     for method, column in ((PRODUCT, "time_to_floor"), (LOW_MEMORY, "low_memory_time_to_floor")):
-        interval = t_interval(seconds[method] / floor, unit="rounds")
-        row[column] = float((seconds[method] / floor).mean())
-        row |= {f"{column}_low": interval.low, f"{column}_high": interval.high}
+        row |= in_columns(column, seconds[method] / floor, unit="rounds")
     one_batch = errors[(errors.matrix == "Gauss-Newton") & (errors.batches == 1)].set_index("precision")
     return row | {f"error_{name}": float(own) for name, own in one_batch.error.items()}
 

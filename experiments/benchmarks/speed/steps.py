@@ -16,7 +16,7 @@ from omegaconf import DictConfig, OmegaConf
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from curvlab.lab import ClaimResult, ClaimSheet, Computed, Run, t_interval
+from curvlab.lab import ClaimResult, ClaimSheet, Computed, Run
 from curvlab.lab import judge as verdict
 from curvlab.optim import NGD
 from curvlab.optim.ngd import fitting_rank
@@ -172,8 +172,7 @@ def _summary(table: pd.DataFrame) -> pd.DataFrame:
     for (model, optimizer), own in table.groupby(["model", "optimizer"], sort=False):
         row: dict[str, Any] = {"model": model, "parameters": own.parameters.iloc[0], "optimizer": optimizer}
         for column in ("milliseconds", "to_adam"):
-            interval = t_interval(own[column].to_numpy(), unit="repeats")
-            row |= {column: own[column].mean(), f"{column}_low": interval.low, f"{column}_high": interval.high}
+            row |= stats.in_columns(column, own[column], unit="repeats")
         rows.append(row | own[["first_of_period", "others"]].mean().to_dict())
     return pd.DataFrame(rows)
 

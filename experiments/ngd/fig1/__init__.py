@@ -37,7 +37,7 @@ from scipy import stats
 from curvlab.lab import Computed, ConfigurationError, Run, Target, panels, plots
 from curvlab.lab.claims import Claim, ClaimResult, ClaimSheet, out_of_reach
 from curvlab.lab.claims import judge as judge_claim
-from curvlab.lab.claims.intervals import Interval, exact, t_interval
+from curvlab.lab.claims.intervals import Interval, exact
 from experiments.ngd.fig1.cutoffs import cutoff_tables, judge_cutoffs
 from experiments.ngd.fig1.quadratic import judge_quadratic, quadratic_tables
 from experiments.ngd.fig1.tuned_and_matched import (
@@ -49,6 +49,7 @@ from experiments.ngd.fig1.tuned_and_matched import (
 from experiments.ngd.fig1.widths import PLACE, by_network, networks, place_of
 from experiments.ngd.sampling import curvature_cutoff
 from experiments.ngd.trajectories import ESTIMATE, final_estimate, first_columns
+from experiments.shared.stats import in_columns
 
 TARGET = Target(
     __name__,
@@ -115,11 +116,10 @@ def summary_table(table: pd.DataFrame) -> pd.DataFrame:
         reference = network[network.optimizer == "sgd"].llc.dropna()
         for optimizer, own in network.groupby("optimizer", sort=False):
             counted = own[own.llc.notna()]
-            interval = t_interval(counted.llc)
             row: dict[str, Any] = dict(zip(PLACE, place, strict=True)) | {"optimizer": optimizer}
             row |= {"seeds": len(own), "converged": int(own.converged.sum()), "llcs": len(counted)}
             row |= {"train_loss": own.train_loss.mean(), "validation_loss": own.validation_loss.mean()}
-            row |= {"llc": counted.llc.mean(), "llc_low": interval.low, "llc_high": interval.high}
+            row |= in_columns("llc", counted.llc)
             row |= {"llc_raw": counted.llc_raw.mean(), "descent": counted.descent.mean()}
             row |= {"difference": np.nan, "p": np.nan, "curvature_cutoff": curvature_cutoff(own)}
             if optimizer != "sgd" and min(len(counted), len(reference)) > 1:

@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 
 from curvlab.lab import Interval, t_interval
+from experiments.shared.stats import in_columns
 
 KEYS = ["task", "curvature", "method"]
 CORRELATION, ERROR = 0.9, 0.1  # the tolerances whose cost is listed, and judged
@@ -51,7 +52,6 @@ def ends(curves: pd.DataFrame, states: pd.DataFrame, solvers: pd.DataFrame) -> p
         chosen = solvers[(solvers.task == task) & (solvers.curvature == curvature) & (solvers.method == method)]
         last = own.groupby("seed").tail(1)
         error, error_interval = geometric(last.error.to_numpy())
-        correlation = t_interval(last.correlation.to_numpy())
         row = dict(zip(KEYS, names, strict=True)) | {
             "P": state.P.iloc[0],
             "N": state.N.iloc[0],
@@ -66,9 +66,7 @@ def ends(curves: pd.DataFrame, states: pd.DataFrame, solvers: pd.DataFrame) -> p
             "error": error,
             "error low": error_interval.low,
             "error high": error_interval.high,
-            "correlation": last.correlation.mean(),
-            "correlation low": correlation.low,
-            "correlation high": correlation.high,
+            **in_columns("correlation", last.correlation, joint=" "),
         }
         for quantity, tolerance in (("correlation", CORRELATION), ("error", ERROR)):
             costs = np.array([cost_to(curve, quantity) for _, curve in own.groupby("seed")])
@@ -93,16 +91,11 @@ def at_equal_cost(curves: pd.DataFrame, costs: list[float]) -> pd.DataFrame:
             if not np.isfinite(errors).all():
                 continue
             error, interval = geometric(errors)
-            other = t_interval(correlations)
             rows.append(
                 dict(zip(KEYS, names, strict=True))
                 | {"cost": cost, "seeds": len(by_seed), "error": error}
                 | {"error low": interval.low, "error high": interval.high}
-                | {
-                    "correlation": correlations.mean(),
-                    "correlation low": other.low,
-                    "correlation high": other.high,
-                }
+                | in_columns("correlation", correlations, joint=" ")
             )
     return pd.DataFrame(rows).sort_values(["task", "curvature", "cost"], kind="stable")
 

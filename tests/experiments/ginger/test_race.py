@@ -14,7 +14,7 @@ import torch
 from omegaconf import OmegaConf
 
 from curvlab.lab import ClaimResult, Computed, all_targets, load_config, start, task_settings
-from curvlab.lab.runs import Store
+from curvlab.lab.runs.store import Store
 from curvlab.optim import PUBLISHED_GINGER
 from curvlab.training import Learner, StepInfo, TrainingBatch, shared_curvature_step
 from experiments.ginger import tab1

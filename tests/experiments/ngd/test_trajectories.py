@@ -120,7 +120,7 @@ def test_interrupted_trainings_and_chains_end_at_the_same_numbers(
         save(self, state)
         kind = self.path.name.split("_")[0]
         saved[kind] += 1
-        if (kind, saved[kind]) in (("training.pt", 5), ("chain", 2 * 41)):  # of two chains
+        if (kind, saved[kind]) in (("training.pt", 5), ("chains", 41)):  # a file holds both chains
             raise KeyboardInterrupt
 
     monkeypatch.setattr(iterate.SaveFile, "save", save_and_break_off)

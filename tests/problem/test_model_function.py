@@ -290,6 +290,30 @@ def test_the_padding_row_of_an_embedding_is_a_parameter_like_any_other(operator)
     assert padded.function.model[0].padding_idx == 0
 
 
+class Centred(nn.Linear):
+    """Statistics of the batch by hand, which no type of module tells."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x - x.mean(0))
+
+
+class Drifting(nn.Linear):
+    calls = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        return self.calls * super().forward(x)
+
+
+@every_operator
+@pytest.mark.parametrize("model", [Centred(4, 3), Drifting(4, 3)], ids=["centred", "drifting"])
+def test_a_model_whose_examples_meet_is_refused(operator, model: nn.Module) -> None:
+    inputs, targets = data(4)
+    for form in ((inputs, targets), [(inputs[:3], targets[:3]), (inputs[3:], targets[3:])]):
+        with pytest.raises(ValueError, match="outputs of an example change with the other examples of its batch"):
+            operator(model, nn.CrossEntropyLoss(), form)
+
+
 @every_operator
 def test_parameters_may_be_replaced_by_others_of_their_shape(operator) -> None:
     case = problem("mlp_tanh", "mse")

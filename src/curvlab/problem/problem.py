@@ -19,6 +19,7 @@ from curvlab.problem.losses import OutputLoss
 from curvlab.problem.memory import Memory, rows_of, with_halving
 from curvlab.problem.model_function import ModelFunction, check_finite, check_mode
 from curvlab.problem.own_losses import EXAMPLES_TRIED, FunctionLoss, Loss, output_loss
+from curvlab.problem.repeatable import check_examples_apart
 from curvlab.progress import can_be_silent, progress_bar
 from curvlab.seeding import Seed, as_generator
 from curvlab.shown import Shown, Summary, counted
@@ -101,8 +102,8 @@ class Problem(Shown):
             ValueError: where the model depends on chance or on a batch's other examples (call model.eval()), the
                 data is another at each pass, the loss is no mean over examples.
 
-        Cost: some examples read twice, to see that they are the same; for losses without a closed form a forward
-        of 16 examples.
+        Cost: some examples read twice, to see that they are the same; a forward of 3 examples, for losses without
+        a closed form of 16 more.
         """
         if isinstance(model, Problem):
             if any(given is not None for given in (loss, data, weights, memory_budget, batch_size)):
@@ -133,7 +134,9 @@ class Problem(Shown):
         )
 
     def tried(self) -> Problem:
-        """Return itself, or raise where a loss of the user's own is no mean over the first examples."""
+        """Return itself, or raise where the model, or a loss of the user's own, is of no single examples."""
+        if self.data.reads_single:
+            check_examples_apart(partial(self.function, self.parameters), self.data.select, self.num_examples)
         if isinstance(self.loss, FunctionLoss):
             trial = partial(self.loss.try_on_first_examples, self.function, self.data)
             with_halving(trial, min(EXAMPLES_TRIED, self.data.batch_size))

@@ -1,4 +1,4 @@
-"""Data that is another at each pass is refused: each product would belong to another matrix."""
+"""Data or outputs that are others at each pass are refused: each product would belong to another matrix."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+
+from curvlab.problem.batch import Batch, Inputs, take
 
 EACH_PASS = "each pass, so each product would belong to another matrix"
 _EXAMPLES_READ = 2
@@ -49,6 +51,24 @@ def check_passes(batches: Iterable[Any]) -> None:
         raise ValueError(
             f"two passes over the data begin with different batches: it is random, another at {EACH_PASS}. Read "
             "it once with list(data), a list of batches, or pass a data set without randomness."
+        )
+
+
+@torch.no_grad()
+def check_examples_apart(
+    forward: Callable[[Inputs], Tensor], select: Callable[[Tensor], list[Batch]], num_examples: int
+) -> None:
+    """Raise a ValueError if an example has other outputs beside another one. Cost: a forward of 3 examples."""
+    try:
+        (inputs, _), *_ = select(torch.arange(min(2, num_examples)))
+        one, both = (forward(take(inputs, slice(0, count))) for count in (1, 2))
+        apart = one.shape != both[:1].shape or not (one - both[:1]).norm() > 0.01 * both[:1].norm()
+    except Exception:  # what the first pass will tell
+        return
+    if not apart:
+        raise ValueError(
+            "the model's outputs of an example change with the other examples of its batch, or from call to call, "
+            "so it has no gradients of single examples: take means and scales that are fixed."
         )
 
 

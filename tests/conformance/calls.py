@@ -84,9 +84,9 @@ class OfOperator(Call):
     def __call__(self, *, opened: bool = False, **others: Any) -> Any:
         operator = GaussNewtonOperator(network(), LOSS, DATA)
         if not hasattr(self.function, "solve"):
-            return numbers(self.function(operator, **self.settings, **self.taken(others)))
+            return numbers(self.function(operator, **self.settings | self.taken(others)))
         generator = others.pop("generator", SEED)
-        solver = self.function(**self.settings, **self.taken(others))
+        solver = self.function(**self.settings | self.taken(others))
         return numbers(solver.solve(operator + 0.1 * identity, DIRECTIONS, generator=generator))
 
 

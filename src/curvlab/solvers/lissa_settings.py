@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from curvlab.arguments import positive
+from curvlab.arguments import positive, whole
 from curvlab.curvature import ImportanceOperator, example_importance
 from curvlab.linalg import LinearOperator, checked_product, draw_probes, generator_for
 from curvlab.progress import can_be_silent, progress_bar
@@ -288,6 +288,8 @@ def measure_constant(
 
     The numerator is batch_size times the variance of G_t v over independent batches. No full product.
     """
+    positive("trace", trace)
+    whole("num_batches", num_batches, least=2)  # a variance
     generator = generator_for(operator, generator)
     sums = torch.zeros_like(directions)
     squares = forms = torch.zeros(directions.shape[1], dtype=torch.float64, device=directions.device)

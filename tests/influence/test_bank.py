@@ -146,8 +146,12 @@ def test_what_is_refused(bank: Bank, scores: np.ndarray) -> None:
         lds(scores[0].T, bank)
     with pytest.raises(ValueError, match="for each of its 3 networks"):
         lds(np.concatenate([scores, scores]), bank)
+    with pytest.raises(ValueError, match="for each of its 3 networks"):
+        lds(scores[:0], bank)
     with pytest.raises(ValueError, match="scores are not finite"):
         lds(scores * np.inf, bank)
+    with pytest.raises(ValueError, match="scores are complex"):
+        lds(scores + 0j, bank)
     with pytest.raises(ValueError, match="against must be one of 'same seed', 'other seeds', 'standard'"):
         lds(scores, bank, against="both")
     with pytest.raises(ValueError, match="has one network: there are no other seeds"):

@@ -26,7 +26,10 @@ def judge_file(name: str, path: str) -> None:
     except FileNotFoundError as error:
         sys.exit(f"error: {error}")
     try:
-        predicted = bank.predictions(np.load(path, allow_pickle=False))
+        scores = np.load(path, allow_pickle=False)
+        if not isinstance(scores, np.ndarray):
+            raise ValueError("an archive of arrays; save one array by np.save")
+        predicted = bank.predictions(scores)
         found = [lds_of_predictions([predicted], bank, against=against) for against in AGAINST]
     except (OSError, ValueError) as error:
         sys.exit(f"error: {path}: {error}")

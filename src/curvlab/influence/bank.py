@@ -74,10 +74,12 @@ class Bank(Shown):
         query's loss per unit of weight added to an example in the mean training loss, so helpful examples score
         negative. A factor common to a query's scores changes no rank, the sign does.
         """
+        if np.iscomplexobj(scores):
+            raise ValueError("scores are complex: a change of a loss is a real number")
         found = np.asarray(scores, dtype=float)
         found = found[None] if found.ndim == 2 else found
         wanted = (self.single_run.shape[2], self.subsets.shape[1])
-        if found.ndim != 3 or found.shape[1:] != wanted or len(found) > len(self.single_run):
+        if found.ndim != 3 or found.shape[1:] != wanted or not 1 <= len(found) <= len(self.single_run):
             raise ValueError(
                 f"scores have shape {np.shape(scores)}: bank {self.name!r} wants {wanted}, queries x examples, or "
                 f"one such matrix for each of its {len(self.single_run)} networks"

@@ -359,6 +359,9 @@ def test_how_to_enter_runs_as_written(
     np.save(tmp_path / "wrong.npy", np.zeros((3, 3)))
     with pytest.raises(SystemExit, match=r"wants \(32, 1000\), queries x examples"):
         score.judge_file("digits", str(tmp_path / "wrong.npy"))
+    np.savez(tmp_path / "several.npz", np.zeros((32, 1000)))
+    with pytest.raises(SystemExit, match=r"several\.npz: an archive of arrays; save one array by np\.save"):
+        score.judge_file("digits", str(tmp_path / "several.npz"))
 
 
 @pytest.mark.skipif(not (ROOT / ".git").exists(), reason="no repository to clone")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -18,14 +19,23 @@ from curvlab.solvers.preconditioners.rows import Rows
 _SMALLEST = 64
 _LEADING_EXAMPLES = 256  # whose output curvatures say how many rows of an example count
 # How steps fall with the share of tr(G) that rows leave. On the MLP fitted to 6,000 MNIST digits, 250, 500, 2,000
-# and 4,000 rows leave 0.57, 0.41, 0.14 and 0.09 of the steps, and about 0.7, 0.5, 0.1 and 0.02 of the trace.
+# and 4,000 rows leave 0.57, 0.41, 0.14 and 0.09 of the steps, and about 0.7, 0.5, 0.1 and 0.02 of the trace. Where
+# they hold little of it, they still know the leading directions (`predicted_steps`): the smaller number counts.
 _EXPONENT = 0.8
 _FEWEST_STEPS = 2.0  # unless all rows are there
+_STEP_MORE = 1.0  # than predicted from the directions, as measured
 _WORTH = 0.8  # of the cost without rows that the cost with them may be: predictions are off by more than a tenth
-# Seconds of an operation in the set-up, fp64 and half of it memory, over those of one in a product of the model's
-# dtype, measured on a CPU: 927 rows in fp64 3; of models in fp32 2 (64-64-64-10) to 30 (784-128-128-10).
-_SLOWER = {torch.float64: 3}
-_SLOWER_ELSE = 20
+# Seconds on a core of an AMD EPYC, over the 44 ps of a multiply-add of a column of a product in single precision.
+# Products of six networks (8-50-1 to 784-128-128-10), 25 columns, by multiply-adds and outputs of layers: within
+# 15 %; a small ConvNet takes 1.7 times as long. Set-ups of 512 to 4,096 rows within 30 %.
+_MULTIPLY_ADD = {torch.float64: 2.0}  # in a product; 1 in other dtypes
+_OUTPUT = 220.0  # of a layer, with its activation, there and back
+_CALL, _CALLS_OF_SETUP = 3e7, 10  # a product or an application of the inverse, whatever its size: 1.3 ms
+_COLUMNS_FOR_ALL = 2  # what a product does once for all columns, in columns
+_PASS = 0.5  # a forward, or a backward for one row of an example, in columns
+_PAIR, _PAIR_OF_LAYER = 570.0, 390.0  # of rows, in the fp64 kernel, its largest eigenvalue, and each layer's part
+_CUBE = 0.28  # of M, in the fp64 factor
+_SOLVED = 15.0  # per pair of rows and column, in its two triangular systems
 
 
 @dataclass(frozen=True)
@@ -50,20 +60,25 @@ class RowsPlan:
         return f"{chosen} {self.steps:.0f} steps predicted ({self.steps_without:.0f} without)"
 
 
-def predicted_steps(excess: float, num_columns: int, rtol: float) -> float:
+def predicted_steps(excess: float, num_columns: int, rtol: float, *, num_known: int = 0) -> float:
     """Return how many steps block conjugate gradients take for K columns, from t = tr(G) / λ alone.
 
     With condition number κ the error falls by (√κ - 1) / (√κ + 1) a step. In s steps K columns find about K s
     directions, on average K s / 2, and no more than j eigenvalues of G can exceed tr(G) / j, so that
     κ = 1 + 2 t / (K s) is left: s solves s = ln(2 / rtol) / ln((√κ + 1) / (√κ - 1)). At least 1.
 
+    M directions that a preconditioner knows are as good as found, κ = 1 + 2 t / (2 M + K s), with t what of tr(G)
+    it leaves.
+
     Measured against predicted, 25 columns, rtol 1e-2: 27 and 42 on a fitted regression (Concrete), 11 and 14 on
-    digits, 45 and 38 on 6,000 MNIST digits, 3 and 3 at λ = λmax.
+    digits, 45 and 38 on 6,000 MNIST digits, 3 and 3 at λ = λmax. With 512, 1,024, 2,048 and 4,096 rows of a
+    196-32-10 on 17,000 MNIST digits, 10 columns, λ = 1e-3, 14, 11, 8 and 6 steps against 12.7, 9.5, 6.3 and 4.0;
+    without them 27 against 28.
     """
     low, high = 1.0, 1e5
 
     def needed(steps: float) -> float:
-        root = math.sqrt(1 + 2 * excess / (num_columns * steps))
+        root = math.sqrt(1 + 2 * excess / (2 * num_known + num_columns * steps))
         return math.log(2 / rtol) / math.log((root + 1) / (root - 1)) if root > 1 else 0.0
 
     if needed(low) <= low:
@@ -79,11 +94,10 @@ def plan_rows(operator: LinearOperator, num_columns: int, *, rtol: float, memory
 
     They apply to positive semi-definite Gauss-Newton matrices of the whole data, of networks whose parameters all
     lie in linear and convolutional layers, with outputs (N, C). M is tried at 0, 64, 128, ..., all that the budget
-    holds, or all there are. The cost of each M is counted in floating-point operations; those of the set-up's
-    kernel and factor, which grow with M³, as many times as they are slower than those of a product. Steps are
-    `predicted_steps`, times the 0.8th power of the share of tr(G) that the rows leave, as measured. Operations,
-    not seconds, so that the same problem always gets the same solver; over processes as if one computed all, so
-    that their number changes nothing.
+    holds, or all there are. The cost of each M is that of the seconds that its parts took on one machine: counted,
+    not timed, so that the same problem always gets the same solver; over processes as if one computed all, so that
+    their number changes nothing. Steps are `predicted_steps` for what the rows leave of tr(G), and one, or those
+    without rows times the 0.8th power of the share that is left, if that is less.
 
     Args:
         operator: G + λ I.
@@ -110,12 +124,14 @@ def plan_rows(operator: LinearOperator, num_columns: int, *, rtol: float, memory
     work = _Work(own, layers, len(scores), num_outputs, num_columns)
     most = min(Rows(memory_budget=memory_budget).affordable(source), num_outputs * len(scores))
     counts = [0, *(2**k for k in range(int(math.log2(_SMALLEST)), 40) if 2**k < most)]
-    without = predicted_steps(trace / operator.damping, num_columns, rtol)
+    excess = trace / operator.damping
+    without = predicted_steps(excess, num_columns, rtol)
     plans = []
     for count in [*counts, *([most] if most >= 1 else [])]:
         share = _share(cumulative, count, per_example, everything=count == num_outputs * len(scores))
+        known = _STEP_MORE + predicted_steps(excess * (1 - share), num_columns, rtol, num_known=count)
         least = 1.0 if share == 1 else _FEWEST_STEPS
-        steps = min(without, max(least, without * (1 - share) ** _EXPONENT))
+        steps = min(without, max(least, min(known, without * (1 - share) ** _EXPONENT)))
         plans.append((work.total(count, steps), RowsPlan(count, share, steps, without)))
     cost, best = min(plans, key=lambda plan: plan[0])
     if cost > _WORTH * plans[0][0]:
@@ -132,7 +148,7 @@ def _share(cumulative: Tensor, num_rows: int, per_example: float, *, everything:
 
 @dataclass(frozen=True)
 class _Work:
-    """Floating-point operations of solving, in the unit of one in a product."""
+    """Time of solving, in multiply-adds of a column of a product in single precision."""
 
     source: GaussNewtonOperator
     layers: list[Layer]
@@ -141,32 +157,36 @@ class _Work:
     num_columns: int
 
     def total(self, num_rows: int, steps: float) -> float:
-        """Return those of the set-up, of all steps, and of the residual at the end."""
-        size, columns, forward = self.source.shape[0], self.num_columns, self._forward
-        step = columns * 10 * self.num_examples * forward + 20 * size * columns**2
+        """Return that of the set-up, of all steps, and of the residual at the end."""
+        size, columns, column = self.source.shape[0], self.num_columns, self._column
+        step = _CALL + (columns + _COLUMNS_FOR_ALL) * self.num_examples * column + 5 * size * columns**2
         if num_rows == 0:
             return (steps + 1) * step
-        examples = min(num_rows, self.num_examples)
-        double = _SLOWER.get(self.source.dtype, _SLOWER_ELSE)
-        setup = 2 * self.num_examples * forward + 2 * (1 + self.num_outputs) * examples * forward
-        setup += double * num_rows**3 * 2 / 3
-        apply = double * 2 * num_rows**2 * columns
+        examples, pairs = min(num_rows, self.num_examples), num_rows**2
+        setup = _CALLS_OF_SETUP * _CALL
+        setup += _PASS * column * (self.num_examples + (1 + self.num_outputs) * examples)
+        setup += _CUBE * num_rows**3 + pairs * (_PAIR + _PAIR_OF_LAYER * len(self.layers))
+        apply = _SOLVED * pairs
         for layer, (outputs, inputs) in zip(self.layers, (layer.shape for layer in self.layers), strict=True):
             if isinstance(layer.module, torch.nn.Linear):
-                setup += double * (2 * examples**2 * inputs + 2 * num_rows**2 * outputs)
-                apply += 4 * examples * outputs * inputs * columns
+                setup += examples**2 * inputs + pairs * outputs
+                apply += examples * outputs * inputs
             else:
-                setup += double * 2 * num_rows**2 * outputs * inputs
-                apply += 4 * num_rows * outputs * inputs * columns
-        return setup + steps * (step + apply) + step
+                setup += pairs * outputs * inputs
+                apply += 2 * num_rows * outputs * inputs
+        return setup + steps * (step + _CALL + apply * columns) + step
 
-    @property
-    def _forward(self) -> float:
-        """Multiply-adds of one example's forward."""
+    @cached_property
+    def _column(self) -> float:
+        """A column's share of a product, of one example."""
         source = self.source
         ((inputs, _),) = source.problem.data.in_fixed_order().select(torch.zeros(1, dtype=torch.long))
         places = RecordedLayers(source.function, self.layers, inputs).num_places()
-        return sum(count * math.prod(layer.shape) for count, layer in zip(places, self.layers, strict=True))
+        each = _MULTIPLY_ADD.get(source.dtype, 1.0)
+        return sum(
+            count * (each * math.prod(layer.shape) + _OUTPUT * layer.shape[0])
+            for count, layer in zip(places, self.layers, strict=True)
+        )
 
 
 def _rows_per_example(source: GaussNewtonOperator) -> tuple[int, float]:

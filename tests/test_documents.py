@@ -45,7 +45,7 @@ def test_the_links_of_a_document_lead_somewhere(name: str) -> None:
 def test_the_readme_is_short_and_begins_with_its_picture() -> None:
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     assert len(readme.splitlines()) <= 200
-    assert len(readme.split()) <= 1500
+    assert sum(any(map(str.isalnum, word)) for word in readme.split()) <= 1500  # words, not the bars of tables
     assert "![" in "".join(readme.splitlines()[:25])
 
 

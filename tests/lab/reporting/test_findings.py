@@ -113,11 +113,11 @@ ADVICE = "check|compare|compute|do not|draw|expect|keep|look|measure|pay|plan|pr
 ADVISES = re.compile(rf"(?i)[.:] (on a? ?converged networks? )?({ADVICE}|take|try|use)\b|, take ")
 
 
-def test_no_number_of_ours_is_typed_and_a_finding_has_one_and_an_advice() -> None:
+def test_no_number_of_ours_is_typed_and_a_finding_has_one_or_two_and_an_advice() -> None:
     names = r"Eq\. 10|T5|LeNet-5|Theorem 1|Lemma 1|takes 2"
     for paper, entry in yaml.safe_load(HEADLINES.read_text(encoding="utf-8")).items():
         for sentence in (entry["found"], *(headline["finding"] for headline in entry["headlines"])):
-            assert len(re.findall(r"\{", sentence)) == 1, f"{paper}: {sentence}"
+            assert 1 <= len(re.findall(r"\{", sentence)) <= 2, f"{paper}: {sentence}"
             assert ADVISES.search(sentence), f"{paper}: what to do? {sentence}"
             assert len(sentence.split()) <= 45, f"{paper}: {sentence}"
             typed = re.sub(rf"\{{[^}}]*\}}|{names}", "", sentence)
@@ -127,7 +127,7 @@ def test_no_number_of_ours_is_typed_and_a_finding_has_one_and_an_advice() -> Non
         typed = re.sub(r"\{[^}]*\}|\(results/.*?\)|T5|BM25|1/length|95 % intervals", "", sentence)
         assert not re.search(r"\d", typed), sentence
     for sentence in words["story"]:
-        assert len(re.findall(r"\{", sentence)) == 1, sentence
+        assert 1 <= len(re.findall(r"\{", sentence)) <= 2, sentence
         assert ADVISES.search(sentence), f"what to do? {sentence}"
     assert len(words["story"]) == 5
 

@@ -145,7 +145,7 @@ def test_claims_on_sketches_norm_and_ratio_can_fail(computed_of, judged) -> None
     assert found["sketch-net"] == "reproduced"
     assert found["concatenated-net"] == "not reproduced"
     assert found["two-batches-net"] == "not asked here"  # 27.7 ± 10.6 against 47.0 ± 4.2: were it 1, so wide, too
-    assert verdicts(frobenius_stderr=6.0)["two-batches-net"] == "not reproduced"  # all below 0.9, its direction open
+    assert verdicts(frobenius_stderr=6.0)["two-batches-net"] == "not reproduced"  # below 0.9, direction open
     assert found["squared-ratio-net"] == "out of reach"  # no network of this trace has thousands
     found = verdicts(per_tensor_rows=40, frobenius=46.0, frobenius_stderr=1.0, frobenius_full_stderr=0.5)
     assert found["two-batches-net"] == "reproduced"

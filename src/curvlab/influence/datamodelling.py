@@ -75,6 +75,8 @@ def linear_datamodelling_score(
     """
     for name, given in {"scores": scores, "subsets": subsets, "retrained_losses": retrained_losses}.items():
         tensor(name, given)
+    if not 0 < real("confidence", confidence) < 1:
+        raise ValueError(f"confidence must be between 0 and 1, got {confidence}")
     measured = retrained_losses.mean(0) if retrained_losses.ndim == 3 else retrained_losses
     _check(scores, subsets, measured)
     weights = subset_weights(subsets) if subsets.dtype == torch.bool else subsets
@@ -84,8 +86,6 @@ def linear_datamodelling_score(
     generator = generator_of(generator)
     drawn = _correlation(predicted_ranks, measured_ranks, _counts(num_resamples, len(weights), generator))
     means = (drawn * _counts(num_resamples, scores.shape[0], generator)).mean(1)
-    if not 0 < real("confidence", confidence) < 1:
-        raise ValueError(f"confidence must be between 0 and 1, got {confidence}")
     tail = (1 - confidence) / 2
     low, high = torch.quantile(means, torch.tensor([tail, 1 - tail], dtype=means.dtype)).tolist()
     return DatamodellingScore(float(per_measurement.mean()), low, high, per_measurement, len(weights))

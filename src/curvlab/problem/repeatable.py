@@ -58,12 +58,17 @@ def check_passes(batches: Iterable[Any]) -> None:
 def check_examples_apart(
     forward: Callable[[Inputs], Tensor], select: Callable[[Tensor], list[Batch]], num_examples: int
 ) -> None:
-    """Raise a ValueError if an example has other outputs beside another one. Cost: a forward of 3 examples."""
+    """Raise a ValueError if an example has other outputs beside another one, by more than 1 %, 9 % in bfloat16.
+
+    Where the outputs cannot be had, nothing is raised: the first pass over the data tells why, with its own error.
+    Cost: a forward of 3 examples.
+    """
     try:
         (inputs, _), *_ = select(torch.arange(min(2, num_examples)))
         one, both = (forward(take(inputs, slice(0, count))) for count in (1, 2))
-        apart = one.shape != both[:1].shape or not (one - both[:1]).norm() > 0.01 * both[:1].norm()
-    except Exception:  # what the first pass will tell
+        largest = max(0.01, torch.finfo(both.dtype).eps ** 0.5) * both.norm()  # other kernels round otherwise
+        apart = one.shape != both[:1].shape or not (one - both[:1]).norm() > largest
+    except Exception:  # see above
         return
     if not apart:
         raise ValueError(

@@ -1,7 +1,9 @@
 """What README, docs, docstrings and notebooks say in Python runs as it stands."""
 
+import ast
 import doctest
 import importlib
+import inspect
 import json
 import re
 import runpy
@@ -47,6 +49,14 @@ def test_the_readme_is_short_and_begins_with_its_picture() -> None:
     assert len(readme.splitlines()) <= 200
     assert sum(any(map(str.isalnum, word)) for word in readme.split()) <= 1500  # words, not the bars of tables
     assert "![" in "".join(readme.splitlines()[:25])
+
+
+def test_the_networks_are_as_small_as_the_limitations_say() -> None:
+    folder = ROOT / "results" / "benchmarks" / "attribution" / "laptop"
+    assert round(pd.read_csv(folder / "retraining.csv").parameters.max() / 1e6) == 2
+    assert "networks of up to two million weights" in (ROOT / "docs" / "limitations.md").read_text(
+        encoding="utf-8"
+    )
 
 
 def test_the_table_of_sizes_is_what_its_script_prints() -> None:
@@ -129,6 +139,111 @@ def test_numbers_of_documents_are_generated_or_listed_here(path: Path) -> None:
     names = r"`[^`]*`|!?\[[^]]*\]\([^)]*\)|[Ee]qs?\. \d+( and \d+)?|\b20\d\d\b|arXiv [\d.]+|3\.11 to 3\.13|W&B"
     numbers = re.findall(r"\d+(?:[.,]\d+)*(?:e-?\d+)?", re.sub(rf"(?m)^\d\. |{names}", "", prose))
     assert " ".join(numbers) == TYPED.get(path.name, "")
+
+
+# --- A result of ours is typed nowhere: not in the docstrings that the site shows, not in what is said of claims
+FRACTION = re.compile(
+    r"(?<![\w.])\d[\d,]*(?:\.\d+|(?= ?%)|(?:\.\d+)?e-?\d+)"
+)  # with a point, of a per cent, or 1e-5
+PLACES = re.compile(
+    r"(?s)>>> .*?(?=\n\s*\n|\Z)|`[^`]*`|::\n\n.*?\n\n(?=\S)|95 %"
+    r"|\b(Eqs?|Sec|Tables?|Fig|App|Algorithms?)\.? \(?\w[\d.]*( (and|to) [\d.]+)*"
+)
+MEASURED = re.compile(r"\b(Measured on|in a trial|seconds on)\b")
+# Definitions, thresholds, tolerances, arithmetic, settings of other libraries.
+DEFINED = {
+    "linalg": "0.1",
+    "problem": "1e-8 80",
+    "curvature": "1e-3 1e-6",
+    "spectrum": "80 80 1.5",
+    "solvers": "0.01 1.01 1.01 1.6 1.01 3 5",
+    "influence": "0.9 0.5 1e-7 1e-8 1e-16 10 1e-3 1e-2 1e-8 1e-8",
+    "optim": "0.01 0.1 1e-6 1e-5 1e-7 1e-7 1e-5 0.18",
+    "sampling": "1.01 5 0.25 0.1 0.1 0.01 1.3 5 1 1",
+}
+
+
+@pytest.mark.parametrize(
+    "package", re.findall(r'(?m)^    "(\w+)",$', (ROOT / "docs" / "conf.py").read_text("utf-8"))
+)
+def test_docstrings_of_the_site_hold_no_measured_number(package: str) -> None:
+    module = importlib.import_module(f"curvlab.{package}")
+    shown = {f"curvlab.{package}": module.__doc__}
+    for name in module.__all__:
+        own = getattr(module, name)
+        if inspect.isclass(own):
+            shown |= {f"{name}.{key}": each.__doc__ for key, each in vars(own).items() if not key.startswith("_")}
+        if callable(own):
+            shown[name] = own.__doc__
+    found = []
+    for text in dict.fromkeys(str(each) for each in shown.values()):
+        prose = PLACES.sub("", text)
+        found += FRACTION.findall(prose)
+        sentences = [each for each in re.split(r"[.;:]\s", prose) if MEASURED.search(each)]
+        assert [each for each in sentences if re.search(r"\b\d", each)] == [], "take it to a table of results"
+    assert " ".join(found) == DEFINED.get(package, "")
+
+
+# Of the claims' texts: equations at one point, printed numbers, settings, thresholds, words of figures.
+SAID = {
+    "benchmarks/attribution/which_score.py": "1 5",
+    "benchmarks/llc/default_sampler.py": "1.3",
+    "ginger/cost/__init__.py": "0.99 0.9 0.999 1e-5 11e6 24e6",
+    "ginger/cost/claims.yaml": "1e-7",
+    "ginger/sensitivity.py": "1e-5",
+    "ginger/tab1.py": "1e-6 1e-05 1e-5",
+    "ginger/tab2.py": "1e-5",
+    "lissa/appd.py": "0.1 0.1 90",
+    "lissa/fig1.yaml": "1e-8 1e-8 1e-8 1e-8",
+    "lissa/fig3.py": "1.3",
+    "lissa/tab1.yaml": "0.00018",
+    "lissa/tab3.py": "3.2 8.9 5.4",
+    "ngd/fig1/__init__.py": "0.01",
+    "ngd/fig3.py": "0.01 1e-10",
+    "ngd/fig4.py": "0.01 0.01",
+    "ngd/fig5.py": "1e-4 1e-4 1e-3 1e-2",
+    "ngd/fig6.py": "1e-4 1e-2 1e-4",
+    "papers/derivations.py": "1.9 1.9",
+    "papers/headlines.yaml": "1e-5",
+    "pbrf/appg/cost_claims.py": "1",
+    "pbrf/correlations.py": "0.3 0.1 0.03 0.01 0.003 0.001",
+    "pbrf/fig5.py": "0.5 0.000001",
+    "pbrf/fig6.py": "20 90 0.1 0.80",
+    "pbrf/gaps.py": "0.000 0.0005",
+    "pbrf/tab5.py": "0.001 0.01",
+    "rank1/fisher.py": "2.3",
+    "rank1/fisher.yaml": "2.8 1.4",
+    "rank1/rate.yaml": "0.18",
+}
+
+
+def said_of(path: Path) -> list[str]:
+    """Return what a file of experiments/ says beside its claims' statements, criteria and history."""
+    if path.suffix == ".py":
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        named = (ast.Module, ast.FunctionDef, ast.ClassDef)
+        told = {ast.get_docstring(node, clean=False) for node in ast.walk(tree) if isinstance(node, named)}
+        strings = [node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)]
+        return [each for each in strings if isinstance(each, str) and " " in each and each not in told]
+    content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    if "claims" not in content:  # findings, titles, misprints: what stands beside references
+        return (
+            [re.sub(r"\{[^{}]*\}|'number': (\[.*?\]|[^,]*)", "", str(content))]
+            if path.name != "causes.yaml"
+            else []
+        )
+    reasons = [reason for each in (content.get("not_asked") or {}).values() for reason in each.values()]
+    return [*map(str, reasons), *(str(claim.get("why", "")) for claim in content["claims"].values())]
+
+
+def test_no_result_is_typed_in_what_is_said_of_claims() -> None:
+    found = {}
+    for path in sorted((ROOT / "experiments").rglob("*.*")):
+        if path.suffix in (".py", ".yaml"):
+            numbers = [each for text in said_of(path) for each in FRACTION.findall(PLACES.sub("", text))]
+            if numbers:
+                found[path.relative_to(ROOT / "experiments").as_posix()] = " ".join(numbers)
+    assert found == SAID
 
 
 # --- The examples in docstrings of linalg, spectrum, solvers and of the modules beside the layers run as printed

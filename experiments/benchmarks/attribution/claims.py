@@ -14,13 +14,10 @@ from experiments.benchmarks.attribution.ranks import OTHER, SAME, correlations, 
 from experiments.benchmarks.attribution.which_score import RESPONSES, not_minimised
 
 TOGETHER = " halves together"  # the number before it
-# The operations of a step on one core.
 PROFILE = (
-    "A profile of tanh MLPs, 100 copies of 64-32-10 with a batch of 50 and 50 copies of 784-64-10 with one of "
-    "100: 26 % and 70 % are batched matrix products, which alone are 3 of 13 and 15 of 21 trainings; 8 % and "
-    "9 % join the gradients of the layers; the rest is tanh, its derivative, the loss and the update, one "
-    "kernel each over all copies. A training by itself takes 0.37 and 1.1 ms a step: calls, of which little "
-    "is left to share."
+    "In a profile of tanh MLPs a step of all copies is batched matrix products, which alone take several "
+    "trainings, and one kernel each for tanh, its derivative, the loss and the update; a training by itself is "
+    "mostly calls, of which little is left to share."
 )
 MIN_QUERIES = 6  # a bootstrap of fewer is the range of what was seen
 

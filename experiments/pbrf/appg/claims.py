@@ -64,8 +64,9 @@ def _depth(claims: ClaimSheet, depth: pd.DataFrame, solved: pd.DataFrame) -> Cla
     }  # of 1 - (h + λ)/σ, for one step
     damping, shallow = scale * (1 - left[first.error]), scale * (left[first.error] - left[0.1])
     why = (
-        f"T λ/σ is 0.5 at best, and {depth.error.max():.2f} is left with σ = 500. Gradients of squared error and "
-        "cross-entropy lie in the range of G, and so have no component of curvature zero; but of a component of "
+        f"T λ/σ is {first.num_terms * damping / scale:.2g} at best, and {depth.error.max():.2f} is left with "
+        f"{depth.case.iloc[largest(depth.error)]}. Gradients of squared error and cross-entropy lie in the "
+        "range of G, and so have no component of curvature zero; but of a component of "
         f"curvature h, (1 - (h + λ)/σ)^T is left, more than a tenth up to h = {shallow:.2g} (σ = {scale:g}), and "
         "what they have below that decides."
     )

@@ -64,7 +64,7 @@ class NGD(torch.optim.Optimizer):
         weight_decay: added to the gradient, times the parameters, as in torch.optim.SGD: F sees the sum.
         maximize: step uphill.
 
-    Cost of a step: 4r flops for each element and axis (LeNet-5, one core: 4.5 steps of Adam, `make bench-speed`).
+    Cost of a step: 4r flops for each element and axis (in steps of Adam: `make bench-speed`).
     An update of F costs about half as much again, and an (r, r) eigendecomposition for each axis. Memory: 2r·d
     numbers for each axis, and r·d in double precision for those of one dimension. Two buffers, kept between steps:
     2 * 2^20 numbers, or twice the largest tensor if that is more. A copy of the gradients with weight_decay or

@@ -136,10 +136,8 @@ def choose_sgld_settings(
         num_burnin_steps: of the estimate to come.
         sampler: "sgld"; "averaged", SGLD with the average of consecutive noises, whose bias is smaller by that of
             tr(H), at the same cost; "underdamped", which reaches further where the curvature limits the step.
-            Measured on batches of 256 of 20,000 examples (bench-llc, deep linear layers of width 16), at equal
-            steps of stability 0.07, 0.12 and 0.22: "averaged" is 1.4, 0.3 and 0.4 % from the exact value, "sgld"
-            0.5, 3.3 and 7.8 %. Beyond the smallest step, where the two do not differ by more than their errors,
-            "averaged" is nearer: the default.
+            On deep linear layers with noisy batches, at equal steps (`make bench-llc`), "averaged" is nearer to
+            the exact value beyond the smallest, where the two differ by no more than their errors: the default.
         nbeta: None: n / ln n.
         localization: None: chosen.
         bias: allowed share of the estimate.

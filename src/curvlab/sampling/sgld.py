@@ -26,7 +26,7 @@ class RMSProp:
     step, the density that is sampled is the wrong one by a term Γ(w), the derivatives of G, which they drop. Here
     V of each chain is learned in the first half of the burn-in and then stands still: with a constant G there is
     no Γ, and after the second half the draws are from the density of `SGLD` up to the step size. (Learned to the
-    end of the burn-in, flat directions kept the wrong density, and an estimate was 11 % too high in a trial.) At a
+    end of the burn-in, flat directions kept the wrong density, and an estimate was too high.) At a
     minimum g is a batch's noise alone, V its variance.
 
     devinterp's `rmsprop_sgld` has the same G (their eps 0.1 is our damping, their alpha our decay), but goes on

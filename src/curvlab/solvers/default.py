@@ -43,23 +43,10 @@ def default_solver(
     so small that the rank would exceed half their size, or, with nothing predicted, a tenth. The matrix has to be
     a positive semi-definite one plus the damping, as damped Gauss-Newton matrices are.
 
-    Measured on fitted networks for a residual of 1e-2, in products a system and seconds on a shared core. The
-    784-128-128-10 on 18,000 MNIST digits, 10 sides, λ = 1e-3: block CG 75 (155 s), Nyström 63 (127 s), 1,000 rows
-    22 (44 s), 2,815 rows 12 (26 s), 4,096 rows, which are chosen, 10 (25 s), 5,711 rows 7 (45 s); λ = 1/(ηT) =
-    0.012: Nyström 22 (42 s), 2,048 rows, which are chosen, 7 (14 s); λ = λmax: Nyström 7 (13 s), block CG 4
-    (7.5 s). On 6,000 digits, 25 sides, λ = 1e-3: block CG 45 (67 s), Nyström 35 (53 s), 2,000 rows 7
-    (14 s), 4,000 rows 5 (15 s). A regression on Concrete, 25 sides, λ = 1/(ηT): Nyström 24 (5.5 s), all 927 rows,
-    which are chosen, 2 (1 s).
-    No number of examples has a cliff. A 196-32-10 on MNIST digits at 14 × 14, 10 sides, λ = 1e-3, in the order
-    block CG, Nyström, 1,024, 2,048 and 4,096 rows: 28, 24, 12, 9, 7 (8.0, 6.3, 3.8, 3.5, 5.5 s) on 17,000, of
-    which 1,024 rows are chosen; 28, 25, 12, 9, 7 (7.4, 6.7, 4.2, 4.1, 5.6 s) on 18,000, of which 2,048 are;
-    and on all 60,000 Nyström 24, the rows 18, 14, 11 (21.8; 14.9, 11.3, 13.9 s), of which 2,048 are. At λmax on
-    17,000 block CG, which is chosen, 3 (0.75 s), 1,024 rows 3 (0.9 s). To choose took 0.1 to 0.9 s. The choice is
-    not the fastest where there are many more rows than parameters: an 8-50-1 on 3,000 points, 25 sides, λ = 1e-4:
-    all rows, which are chosen, 3 (1.6 s), 512 rows 18 (1.0 s).
-
-    Products per right-hand side in benchmarks/solvers, for a residual of 1e-2, set-up included: on an overfitted
-    MLP 34 with 25 sides and 18 with 100 by Nyström, where block CG alone takes 43 and 22, and CG 152.
+    The measurements are results of `make bench-solvers` and `make bench-scale`: on fitted networks rows save most
+    of the products and of the seconds of block CG, alone or with a Nyström preconditioner; at a damping of λmax
+    there is nothing to save. No number of examples has a cliff, and to choose takes less than a system. The choice
+    is not the fastest where there are many more rows than parameters: all rows are chosen, and few would do.
 
     Memory, in vectors of P numbers: about ten for each column (block CG); and either the rows' budget at most, or,
     for Nyström, four more for each column, eight while it is set up. Where that is too much (100 sides of a

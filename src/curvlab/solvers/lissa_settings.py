@@ -47,7 +47,7 @@ def lissa_hyperparameters(
         trace: tr(G) without damping (not tr(G)/P, which Table 1 lists).
         largest_eigenvalue: λmax of G without damping.
         damping: added to G before inversion.
-        constant: C of condition C.1. The paper assumes 2; measured on overfitted networks it is 7 and more,
+        constant: C of condition C.1. The paper assumes 2; overfitted networks exceed it (`make lissa-tab1`),
             and with a C that is too small LiSSA diverges.
         num_time_constants: T in units of 1 / (step_size damping); the slowest error shrinks by exp(-this).
 

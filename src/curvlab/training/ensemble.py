@@ -103,9 +103,8 @@ class EnsembleLosses:
     def vmap_pays(self, num_copies: int, inputs_per_copy: int) -> bool:
         """Return whether one `vmap` over the copies is faster than a loop; inputs in numbers, not examples.
 
-        Time of the loop over that of vmap, on one core. 2 copies: 0.7 to 1.0. 8 copies: 1.6 to 3.3 for MLPs; with
-        convolutions 1.6 to 4.9 up to 8,192 numbers, but 0.97 to 1.4 at 25,088 (28 x 28 images),
-        and 0.9 there for 32 copies, where vmap holds all activations at once.
+        On one core a loop is faster for two copies, vmap for `MIN_COPIES` and more; with convolutions it stops to
+        pay above `MAX_CONVOLVED_INPUTS` numbers, where vmap holds all activations at once.
         """
         small = inputs_per_copy <= MAX_CONVOLVED_INPUTS or not self.function.has_convolution
         return self.can_vmap and num_copies >= MIN_COPIES and (small or self.start.device.type != "cpu")

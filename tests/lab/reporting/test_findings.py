@@ -132,6 +132,18 @@ def test_no_number_of_ours_is_typed_and_a_finding_has_one_or_two_and_an_advice()
     assert len(words["story"]) == 5
 
 
+def test_number_words_of_findings_are_those_of_the_claims(committed) -> None:
+    told = " ".join(HEADLINES.read_text(encoding="utf-8").split())
+    claims = {name: each for paper in committed for own in paper.findings for name, each in own.results.items()}
+    hessian = [each for name, each in claims.items() if name.startswith("pbrf/tab7/own-length-")]
+    assert [each.claim.criterion.holds([each.value]) for each in hessian] == [False, True]
+    assert "With the Hessian that holds on one of two data sets" in told
+    assert "3 seeds" in claims["pbrf/tab8/above-warm-start-mlp-128-128-energy"].interval.kind
+    assert "above warm start three seeds do not tell" in told
+    assert claims["lissa/tab1/constant-two-saturated"].value > 2 * 10
+    assert "C = 2, that fitted networks exceed by an order of magnitude" in told
+
+
 def test_a_number_that_the_paper_does_not_state_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "headlines.yaml"
     headline = {"says": "a", "claims": ["tab5/no-gaps-*"], "short": "a", "finding": "b", "number": 0.123}

@@ -179,7 +179,8 @@ def _changes(chosen: Sequence[ResultFolder]) -> list[str]:
     ]
     if not lines:
         return []
-    summary = f"<details><summary>{len(lines)} changes of a criterion or measure after results were seen</summary>"
+    summary = f"<details><summary>{len(lines)} changes of a criterion or measure after results were seen; "
+    summary += "their numbers are those of that day</summary>"
     return ["## Changed criteria", "", summary, "", *lines, "", "</details>", ""]
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from curvlab.lab import Claim, Criterion, Interval, exact, judge, out_of_reach
+from curvlab.lab import Claim, Criterion, Interval, exact, judge, out_of_reach, tables
 from curvlab.lab.claims.claim_sheet import save_claims
 from curvlab.lab.claims.claims import Change
 from curvlab.lab.reporting.causes import cause
@@ -24,6 +24,7 @@ from curvlab.lab.reporting.report import (
     value_text,
 )
 from curvlab.lab.reporting.results import read_results
+from curvlab.lab.targets.target import all_targets
 from experiments.papers.derivations import DERIVATIONS, Derivation
 
 ROOT = Path(__file__).parents[3]
@@ -377,3 +378,14 @@ def test_notes_repeat_no_measured_number_and_are_cut_between_words() -> None:
     long = judge(CORRELATES, 0.1, exact(0.1), if_not_reproduced="word " * 100)
     assert note(long).endswith("word …")
     assert len(note(long)) < 250
+
+
+def test_what_reasons_cite_is_there() -> None:
+    folders = read_results(ROOT / "results")
+    targets = {target.make_name for target in all_targets().values()}
+    for folder in folders:
+        for result in folder.claims:
+            cited = re.findall(r"\b([\w-]+)\.csv\b", result.explanation)
+            assert set(cited) <= set(tables.names(folder.path)), (folder.key, result.claim.id)
+            cited = re.findall(r"\b(?:lissa|pbrf|ginger|rank1|bench)-(?:tab|fig|app)\w+\b", result.explanation)
+            assert set(cited) <= targets, (folder.key, result.claim.id)

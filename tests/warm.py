@@ -112,6 +112,7 @@ if __name__ == "__main__":
     for module in IMPORTED:
         if importlib.util.find_spec(module.partition(".")[0]):
             importlib.import_module(module)
+    importlib.import_module("curvlab.curvature.linearise").load_forward_mode()
     importlib.import_module("torch").set_num_threads(1)  # a pool of threads would not survive the fork
     gc.collect()
     gc.freeze()  # what was imported stays shared

@@ -71,23 +71,29 @@ def log_log_slope(x: ArrayLike, y: ArrayLike, *, least: int = 2) -> float:
 
 def pearson(x: ArrayLike, y: ArrayLike) -> float:
     """Return Pearson's correlation of two vectors; nan where one is constant or not finite."""
-    x, y = _vector(x), _vector(y)
-    if not (_varies(x) and _varies(y)):
-        return math.nan
-    return float(np.clip(_direction(x) @ _direction(y), -1, 1))
+    return float(row_correlations(_vector(x)[None], _vector(y)[None])[0])
 
 
 def spearman(x: ArrayLike, y: ArrayLike) -> float:
     """Return Spearman's rank correlation of two vectors; nan where one is constant or not finite."""
-    x, y = _vector(x), _vector(y)
-    return pearson(stats.rankdata(x), stats.rankdata(y)) if _varies(x) and _varies(y) else math.nan
+    return float(row_correlations(_vector(x)[None], _vector(y)[None], ranked=True)[0])
 
 
-def _direction(values: np.ndarray) -> np.ndarray:
-    """Return what is left without the mean, of length 1."""
-    centred = values - values.mean()
-    centred /= np.abs(centred).max()  # squares of large numbers would overflow
-    unit: np.ndarray = centred / np.linalg.norm(centred)
+def row_correlations(x: np.ndarray, y: np.ndarray, *, ranked: bool = False) -> np.ndarray:
+    """Return Pearson's correlation of each pair of rows, (K, n), (K, n) -> (K,), or Spearman's; nan as for one."""
+    x, y = np.ascontiguousarray(x), np.ascontiguousarray(y)  # each row is summed as a vector of its own
+    kept, found = _vary(x) & _vary(y), np.full(len(x), np.nan)
+    if kept.any():
+        pair = (stats.rankdata(rows[kept], axis=1) if ranked else rows[kept] for rows in (x, y))
+        found[kept] = np.clip(np.prod([_directions(rows) for rows in pair], axis=0).sum(1), -1, 1)
+    return found
+
+
+def _directions(rows: np.ndarray) -> np.ndarray:
+    """Return what is left of each row without its mean, of length 1."""
+    centred = rows - rows.mean(1, keepdims=True)
+    centred /= np.abs(centred).max(1, keepdims=True)  # squares of large numbers would overflow
+    unit: np.ndarray = centred / np.linalg.norm(centred, axis=1, keepdims=True)
     return unit
 
 
@@ -109,5 +115,6 @@ def _vector(values: ArrayLike) -> np.ndarray:
     return np.asarray(values, dtype=np.float64)
 
 
-def _varies(values: np.ndarray) -> bool:
-    return len(values) > 1 and bool(np.isfinite(values).all()) and values.std() > 0
+def _vary(rows: np.ndarray) -> np.ndarray:
+    found: np.ndarray = np.isfinite(rows).all(1) & (rows.max(1, initial=-np.inf) > rows.min(1, initial=np.inf))
+    return found

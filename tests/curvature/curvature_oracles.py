@@ -1,5 +1,6 @@
 """Dense matrices by the slowest routes there are; nothing here comes from src."""
 
+import weakref
 from collections.abc import Mapping
 
 import torch
@@ -7,7 +8,6 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from torch.utils.weak import WeakIdKeyDictionary
 
 
 def trainable(model: nn.Module) -> list[Tensor]:
@@ -104,14 +104,23 @@ class Memory(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.largest = self.peak = 0
-        self.alive = WeakIdKeyDictionary()
+        self.largest = self.peak = self.held = 0
+        self.alive: dict[int, int] = {}
 
     def __torch_dispatch__(self, function, types, arguments=(), keywords=None):
         result = function(*arguments, **(keywords or {}))
         for leaf in tree_leaves(result):
             if isinstance(leaf, Tensor):
                 self.largest = max(self.largest, leaf.numel())
-                self.alive[leaf.untyped_storage()] = leaf.untyped_storage().nbytes()
-        self.peak = max(self.peak, sum(self.alive.values()))
+                self._hold(leaf.untyped_storage())
+        self.peak = max(self.peak, self.held)
         return result
+
+    def _hold(self, storage: torch.UntypedStorage) -> None:
+        if (key := id(storage)) not in self.alive:
+            weakref.finalize(storage, self._lose, key).atexit = False
+        self.held += storage.nbytes() - self.alive.get(key, 0)
+        self.alive[key] = storage.nbytes()
+
+    def _lose(self, key: int) -> None:
+        self.held -= self.alive.pop(key)

@@ -22,6 +22,7 @@ import sharded_checks
 import torch
 from problems import language_model
 
+from curvlab.curvature.linearise import load_forward_mode
 from curvlab.parallel import Ranks, joined
 
 Check = Callable[[Ranks, Path], None]
@@ -88,6 +89,7 @@ def run(size: int, check: Check, folder: Path) -> dict[str, object]:
 
 def main(folder: str) -> None:
     language_model("llama")  # imports what builds it
+    load_forward_mode()
     gc.collect()
     gc.freeze()  # what was imported stays shared
     signal.alarm(800)

@@ -89,7 +89,7 @@ class ColumnSums:
 
 
 @cache
-def _load_quietly() -> None:
+def load_forward_mode() -> None:
     """Let torch load what forward mode needs, without its 18 warnings on how it was written."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="`torch.jit.script` is deprecated", category=FutureWarning)
@@ -102,7 +102,7 @@ def tangents_of(rows: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
     PyTorch copies a tangent that does not begin at the start of its storage, unlike its parameter. So each piece
     becomes a tensor with its own storage, on the same memory.
     """
-    _load_quietly()
+    load_forward_mode()
     sizes = [tensor.numel() for tensor in like]
     pieces = [
         piece.view((*rows.shape[:-1], *tensor.shape))

@@ -71,6 +71,9 @@ def test_correlations_are_scipys_and_nan_where_there_is_none() -> None:
         assert stats.spearman(a, b) == pytest.approx(scipy_stats.spearmanr(a, b)[0])
     found = stats.column_correlations(torch.tensor(x), torch.tensor(y))
     assert found.tolist() == pytest.approx([stats.pearson(a, b) for a, b in zip(x.T, y.T, strict=True)])
+    x[0, 2] = np.nan
+    expected = [scipy_stats.spearmanr(a, b)[0] for a, b in zip(x.T, y.T, strict=True)]
+    assert stats.row_correlations(x.T, y.T, ranked=True) == pytest.approx(expected, nan_ok=True)
     for none in ([1.0, 1.0, 1.0], [1.0, np.inf, 2.0]):
         assert math.isnan(stats.pearson(none, [1.0, 2.0, 3.0]))
         assert math.isnan(stats.spearman([1.0, 2.0, 3.0], none))

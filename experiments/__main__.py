@@ -41,10 +41,14 @@ _EXIT_USAGE = 2
 
 def main(arguments: list[str]) -> int:
     """Run one command; return the exit status."""
-    command, rest = (arguments[0], arguments[1:]) if arguments else ("", [])
-    if command not in _COMMANDS:
-        print(__doc__, file=sys.stderr if command not in ("-h", "--help") else sys.stdout)
-        return 0 if command in ("-h", "--help") else _EXIT_USAGE
+    command, *rest = arguments or [""]
+    asked = [word for word in arguments if word in ("-h", "--help")]
+    names = [word for word in rest if "=" not in word and not word.startswith(("-", "~"))]
+    if asked and command in ("run", "help") and names:
+        command, rest = "help", names  # what each target is about
+    elif asked or command not in _COMMANDS:
+        print(__doc__, file=sys.stdout if asked else sys.stderr)
+        return 0 if asked else _EXIT_USAGE
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # two were no faster alone, and slower in company
     module, function = _COMMANDS[command]
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import torch
 from scipy.stats import spearmanr
 from torch import Tensor, nn
 
+from curvlab import progress
 from curvlab.influence import (
     ensemble_measurements,
     influence_scores,
@@ -188,6 +190,20 @@ def test_is_the_mean_spearman_correlation() -> None:
     assert found.value == pytest.approx(sum(expected) / 4)
     assert found.low < found.value < found.high
     assert found.num_subsets == 25
+
+
+def test_many_measurements_tell_how_long_they_will_take_and_are_those_of_few(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    scores, subsets, measured = draw(250, 30), halves(30, 25), draw(25, 250, seed=1)
+    parts = [linear_datamodelling_score(scores[m], subsets, measured[:, m]) for m in torch.arange(250).split(50)]
+    clock = itertools.count(0, 6)
+    monkeypatch.setattr(progress.time, "monotonic", lambda: float(next(clock)))
+    with caplog.at_level("INFO", logger="curvlab"):
+        whole = linear_datamodelling_score(scores, subsets, measured)
+        linear_datamodelling_score(scores, subsets, measured, progress=False)
+    assert [line.partition(": ")[0] for line in caplog.messages] == ["datamodelling score"]
+    torch.testing.assert_close(whole.per_measurement, torch.cat([part.per_measurement for part in parts]))
 
 
 def test_sign_and_scale() -> None:

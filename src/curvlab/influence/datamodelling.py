@@ -15,9 +15,11 @@ from curvlab.influence.derivatives import Measurement
 from curvlab.influence.retraining.responses import of_copies
 from curvlab.problem import Data, Loss, Problem
 from curvlab.problem.batch import Inputs
-from curvlab.progress import can_be_silent
+from curvlab.progress import can_be_silent, progress_bar
 from curvlab.seeding import generator_of
 from curvlab.shown import Shown, Summary, counted
+
+_AT_ONCE = 100  # measurements
 
 
 @dataclass(frozen=True, repr=False)
@@ -49,6 +51,7 @@ class DatamodellingScore(Shown):
         )
 
 
+@can_be_silent
 def linear_datamodelling_score(
     scores: Tensor,
     subsets: Tensor,
@@ -56,6 +59,7 @@ def linear_datamodelling_score(
     *,
     confidence: float = 0.95,
     num_resamples: int = 2000,
+    progress: bool = True,
     generator: torch.Generator | int | None = None,
 ) -> DatamodellingScore:
     """Return the LDS of scores (Park et al. 2023): 1 where they rank all retrainings right.
@@ -71,6 +75,7 @@ def linear_datamodelling_score(
         retrained_losses: (S, M), measured after training on each subset; (R, S, M) for R seeds: their mean counts.
         confidence: of the interval.
         num_resamples: of the bootstrap.
+        progress: show a bar.
         generator: of the bootstrap, or a seed; by default 0.
     """
     for name, given in {"scores": scores, "subsets": subsets, "retrained_losses": retrained_losses}.items():
@@ -80,12 +85,15 @@ def linear_datamodelling_score(
     measured = retrained_losses.mean(0) if retrained_losses.ndim == 3 else retrained_losses
     _check(scores, subsets, measured)
     weights = subset_weights(subsets) if subsets.dtype == torch.bool else subsets
-    changes = (weights.double() - 1).to(scores.device) @ scores.double().T / scores.shape[1]
-    predicted_ranks, measured_ranks = (_ranks(values) for values in (changes, measured))
-    per_measurement = _correlation(predicted_ranks, measured_ranks, torch.ones(1, len(weights)).double())[0]
     generator = generator_of(generator)
-    drawn = _correlation(predicted_ranks, measured_ranks, _counts(num_resamples, len(weights), generator))
-    means = (drawn * _counts(num_resamples, scores.shape[0], generator)).mean(1)
+    once, drawn = torch.ones(1, len(weights)).double(), _counts(num_resamples, len(weights), generator)
+    of_each, own, means = _counts(num_resamples, scores.shape[0], generator), [], torch.zeros(()).double()
+    for columns in progress_bar("datamodelling score", torch.arange(scores.shape[0]).split(_AT_ONCE)):
+        changes = (weights.double() - 1).to(scores.device) @ scores[columns].double().T / scores.shape[1]
+        ranks = (_ranks(changes), _ranks(measured[:, columns]))
+        own.append(_correlation(*ranks, once)[0])
+        means = means + (_correlation(*ranks, drawn) * of_each[:, columns]).sum(1) / scores.shape[0]
+    per_measurement = torch.cat(own)
     tail = (1 - confidence) / 2
     low, high = torch.quantile(means, torch.tensor([tail, 1 - tail], dtype=means.dtype)).tolist()
     return DatamodellingScore(float(per_measurement.mean()), low, high, per_measurement, len(weights))

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import ConfigKeyError
 
 from curvlab.lab.data.download import damaged, not_found
 from curvlab.lab.runs.configuration import Command, Entry, explanation, load_config, unwritable
@@ -245,6 +246,14 @@ def test_missing_and_damaged_data_show_through_what_wraps_them(roots: DictConfig
         wrapped = RuntimeError("Error in call to target 'curvlab.lab.data.images.load_mnist'")
         wrapped.__cause__ = cause
         assert explanation(wrapped, roots) == str(cause)
+
+
+def test_a_key_that_an_override_took_away_is_named(roots: DictConfig) -> None:
+    error = ConfigKeyError("Missing key seeds")
+    error.full_key = "seeds"
+    assert explanation(error, roots) is None
+    line = str(explanation(error, Command("toy-fig1", ("seed=1", "~seeds")).attach(roots)))
+    assert line == "this target reads the key 'seeds', which a task lacks after ~seeds."
 
 
 def test_a_full_disk_is_said_with_what_to_change(roots: DictConfig) -> None:

@@ -11,7 +11,7 @@ from curvlab.lab import ConfigurationError, all_targets, load_config
 from curvlab.lab.runs.overrides import checked_config, expand
 
 ROOT = Path(__file__).parents[3]
-FIG1, FIG6 = all_targets()["lissa/fig1"], all_targets()["ngd/fig6"]
+FIG1, FIG6, TAB6 = (all_targets()[key] for key in ("lissa/fig1", "ngd/fig6", "pbrf/tab6"))
 TASKS = ["ffnn_32_32_digits", "ffnn_6_6_digits_640"]  # of its embedded preset
 
 
@@ -67,6 +67,32 @@ def test_what_stands_beside_the_tasks_is_left_as_typed() -> None:
 def test_mistyped_forms_are_refused(override: str, text: str) -> None:
     with pytest.raises(ConfigurationError, match=text):
         load_config(FIG6, [override])
+
+
+ADDED = "+task@tasks.mlp_16_16_digits_300=mlp_16_16_digits_300"
+
+
+def test_a_task_is_added_beside_those_of_the_preset() -> None:
+    cfg = load_config(TAB6, ["preset=smoke", ADDED, "+tasks.mlp_16_16_digits_300.dtype=float64"])
+    assert list(cfg.tasks) == ["mlp_4_diabetes_60", "mlp_16_16_digits_300"]
+    assert cfg.tasks.mlp_16_16_digits_300.data._target_.endswith("digits")
+    assert cfg.tasks.mlp_16_16_digits_300.dtype == "float64"
+
+
+@pytest.mark.parametrize(
+    ("override", "text"),
+    [
+        ("~task@tasks.mlp_4_diabetes_60", "leaves no task"),
+        ("~tasks.mlp_4_diabetes_60.model", "without model, and keeps its data, .*: delete .*'~tasks.mlp_4_d"),
+        ("~tasks", "leaves no task"),
+        ("+task=mlp_4_diabetes_60", "task@tasks.mlp_4_diabetes_60, tracker. A task is added by "),
+        ("+task@tasks.mlp_4_diabetes_60=mlp_4_digits_100", "is chosen already: change it without"),
+        ("+tasks.mlp_4_diabetes_60.foo=1", "unknown key 'tasks.mlp_4_diabetes_60.foo'"),
+    ],
+)
+def test_a_task_taken_away_in_part_or_added_twice_is_refused(override: str, text: str) -> None:
+    with pytest.raises(ConfigurationError, match=text):
+        load_config(TAB6, ["preset=smoke", override])
 
 
 def test_short_forms_beside_a_sweep_and_beside_a_mistyped_key() -> None:

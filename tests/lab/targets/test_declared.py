@@ -106,6 +106,15 @@ def test_help_of_targets_by_name(capsys: pytest.CaptureFixture[str]) -> None:
         assert "did you mean 'ngd-fig6'" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("command", ["run", "judge", "draw", "verify", "stale", "gather", "new", "help"])
+def test_every_command_has_help_and_run_wants_a_target(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command([command, "--help"]) == 0
+    assert "judge [TARGET ...]" in capsys.readouterr().out
+    for words in ([], ["seed=3"], ["-m"]):
+        assert run_command(["run", *words]) == 2
+        assert capsys.readouterr().err.startswith("error: name a target: run lissa-fig1")
+
+
 def test_help_of_a_target_does_not_wait_for_torch() -> None:
     code = (
         "import sys; from experiments.__main__ import main; main(['run', 'ngd-fig6', '--cfg', 'job'])\n"

@@ -20,6 +20,7 @@ import hydra
 from hydra._internal.utils import get_args_parser  # the parser that hydra.main itself uses
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf.errors import ConfigAttributeError, ConfigKeyError
 
 from curvlab.lab.runs import sweeps
 from curvlab.lab.runs.overrides import ConfigurationError, checked_config, expand
@@ -264,7 +265,10 @@ def explanation(error: BaseException, cfg: DictConfig) -> str | None:
     # Here, because torch comes with it: only after a failure.
     from curvlab.lab.data.download import DamagedDataError, DataNotFoundError
 
+    changed = [line for line in Command.of(cfg).overrides if line.startswith(("~", "+"))]
     for cause in _causes(error):
+        if isinstance(cause, ConfigAttributeError | ConfigKeyError) and changed:
+            return f"this target reads the key {cause.full_key!r}, which a task lacks after {' '.join(changed)}."
         if isinstance(cause, ConfigurationError | _UnwritableError | DataNotFoundError | DamagedDataError):
             return str(cause)
         if isinstance(cause, OSError) and cause.errno in _FULL:

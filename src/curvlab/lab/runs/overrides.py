@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 
 from hydra import compose
 from hydra.core.config_loader import ConfigLoader
+from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
@@ -105,12 +106,27 @@ def checked_config(config_name: str, overrides: Sequence[str], *, multirun: bool
             config = compose(config_name, [*choices, *first_values])
         except (HydraException, OmegaConfBaseException) as error:
             _check_keys(in_config, config_name, choices, loader)
-            _explain(str(error), config_name, loader)
+            _explain(str(error), config_name, loader, choices)
         if settings:
             stands = _check_keys(in_config, config_name, choices, loader)
             for override in settings:
                 _check_values(override, parser, stands)
+    _check_tasks(config, [str(override.input_line) for override in parsed if override.is_delete()])
     return config
+
+
+def _check_tasks(config: DictConfig, deletions: Sequence[str]) -> None:
+    """Refuse a task of which deletions left settings without data or model, and that none is left."""
+    if not config.get("tasks") and any("tasks" in line for line in deletions):
+        raise ConfigurationError(f"{' '.join(deletions)} leaves no task to compute.")
+    for name, own in (config.get("tasks") or {}).items():
+        taken = next((line for line in deletions if re.search(rf"\btasks\.{name}(?!\w)", line)), None)
+        lacks = [part for part in ("data", "model") if own is not None and part not in own]
+        if taken and lacks:
+            raise ConfigurationError(
+                f"{taken!r} leaves task {name!r} without {' and '.join(lacks)}, and keeps its {', '.join(own)}: "
+                f"delete the whole task with '~tasks.{name}'."
+            )
 
 
 def _check_keys(
@@ -120,7 +136,7 @@ def _check_keys(
     try:
         config = OmegaConf.to_container(compose(config_name, list(choices), return_hydra_config=True))
     except (HydraException, OmegaConfBaseException) as error:
-        _explain(str(error), config_name, loader)
+        _explain(str(error), config_name, loader, choices)
     for override in overrides:
         _check_key(override, config, loader)  # type: ignore[arg-type]  # a DictConfig gives a dict
     return config
@@ -234,6 +250,10 @@ def _check_key(override: Override, config: dict[str, Any], loader: ConfigLoader)
     is_new = override.is_add() or override.is_force_add()
     if is_new and ("_target_" in node or walked[:1] == ["hydra"]):
         return  # an argument of a class or of Hydra, which check their own
+    if is_new and walked[:1] == ["tasks"] != walked:
+        others = {*config, *(name for task in config["tasks"].values() for name in task or ())}
+        if len(walked) == 2 and part in others:
+            return  # what another task has, or what stands beside them
     place = ".".join(walked)
     keys = [name for name in node if not (name == "hydra" and node is config)]
     groups = loader.list_groups("") if not walked else []
@@ -261,21 +281,26 @@ def _suggestion(name: str, known: Iterable[str]) -> str:
     return f"; did you mean {near[0]!r}?" if near else "."
 
 
-def _explain(message: str, config_name: str, loader: ConfigLoader) -> NoReturn:
+def _explain(message: str, config_name: str, loader: ConfigLoader, choices: Sequence[str]) -> NoReturn:
     """Turn what Hydra refuses for reasons of its own into our error."""
     unused = re.search(r"Could not override '([^']+)'\. No match in the defaults list", message)
     if missing := re.search(r"Could not find '([^'\n]+)/([^'/\n]+)'", message):
         group, name = missing.groups()
-        if options := loader.get_group_options(group):
+        is_beside = "/" in group and loader.get_group_options(group.rpartition("/")[2])
+        if not is_beside and (options := loader.get_group_options(group)):
             _refuse_choice(group, name, options)
         # Hydra looks for the `model` of +model=mlp beside the primary config, where there is none.
         unused = re.search(r"([^/]+)$", group)
     if unused:
-        config: DictConfig = compose(config_name, [], return_hydra_config=True)
+        preset = [choice for choice in choices if choice.startswith("preset=")]
+        config: DictConfig = compose(config_name, preset, return_hydra_config=True)
         groups = sorted(group for group in config.hydra.runtime.choices if not group.startswith("hydra"))
         raise ConfigurationError(
             f"{config_name} has no {unused[1]!r} to choose; it chooses among: {', '.join(groups)}."
+            + (" A task is added by +task@tasks.NAME=NAME." if unused[1] == "task" else "")
         ) from None
+    if twice := re.match(r"Multiple values for (\S+)\.|(\S+) appears more than once", message):
+        raise ConfigurationError(f"{twice[1] or twice[2]} is chosen already: change it without +.") from None
     raise ConfigurationError(f"{message.strip().splitlines()[0].rstrip('.')}.") from None
 
 
@@ -292,6 +317,7 @@ def expand(config_name: str, overrides: Sequence[str]) -> dict[str, str]:
     """
     for override in overrides:
         _check_word(override)
+        _find_added(config_name, override)
     typed = dict.fromkeys(overrides)
     chosen = [override for override in typed if override.startswith("task=")]
     short = [override for override in typed if _part(override)]
@@ -334,6 +360,17 @@ def _check_word(override: str) -> None:
     for word, allowed, what in _WORDS:
         if key == word and not all(re.fullmatch(allowed, entry.strip()) for entry in re.split(r"[\[\],]", text)):
             raise ConfigurationError(f"{override} is no {word}: it must be {what}.")
+
+
+def _find_added(config_name: str, override: str) -> None:
+    """Let Hydra find NAME of +GROUP@PACKAGE=NAME, which it looks for beside the primary config."""
+    added = re.fullmatch(r"\+(\w+)@[\w.]+=(\w+)", override)
+    if added and added[2] in GlobalHydra.instance().config_loader().get_group_options(added[1]):
+        group, node = (
+            f"{config_name.rpartition('/')[0]}/{added[1]}",
+            {"defaults": [{f"/{added[1]}@_here_": added[2]}]},
+        )
+        ConfigStore.instance().store(group=group, name=added[2], node=node)
 
 
 def _part(override: str) -> str | None:

@@ -92,6 +92,9 @@ def run(arguments: Sequence[str]) -> int:
         _end_with_parent()
     names = [a for a in arguments if "=" not in a and not a.startswith(("-", "~"))]  # ~key deletes, as in Hydra
     targets = named_targets(names)
+    if not targets:
+        print("error: name a target: run lissa-fig1 preset=smoke. `make help` lists them all.", file=sys.stderr)
+        return 2
     overrides = [argument for argument in arguments if argument not in names]
     if problem := configuration.too_little_memory():
         print(f"error: {problem}", file=sys.stderr)

@@ -19,17 +19,7 @@ from curvlab.lab.reporting.plots import MARKERS, PALETTE
 # a name that begins with one of these ("ginger, never clipped", "kronfluence EK-FAC") is a variant of it.
 _METHODS = (
     ("sgd", "momentum", "lissa", "uniform direction", "δ = 0", "curvlab", "proximity", "source"),
-    (
-        "ngd",
-        "cg",
-        "conjugate gradient",
-        "filter",
-        "training filter",
-        "linearisation",
-        "linearised",
-        "lemma as printed",
-        "curvlinops",
-    ),
+    ("ngd", "cg", "conjugate gradient", "linearisation", "linearised", "lemma as printed", "curvlinops"),
     ("ginger", "pbrf", "proximal bregman", "lemma", "non convergence", "llc", "δ = 0.1", "kronfluence"),
     ("adam", "influence", "gradient descent", "solver"),
     ("qng", "gradient", "plain gradients", "warm", "δ = 1", "devinterp"),
@@ -43,7 +33,7 @@ _METHODS = (
     ),
     ("muon", "random", "newton", "direct", "exact", "dense solve", "unrolled", "printed"),
     ("exact ngd", "block cg", "cubic newton", "trak", "tr(h)", "trace", "dattri"),
-    ("minres", "chebyshev", "k fac", "moving average", "σ = 0", "pyhessian"),
+    ("minres", "chebyshev", "k fac", "filter", "training filter", "moving average", "σ = 0", "pyhessian"),
     ("soap", "default", "ek fac", "two stage", "wbic", "pydvl"),
 )
 COLORS: Mapping[str, str] = {name: PALETTE[place] for place, names in enumerate(_METHODS) for name in names}

@@ -48,11 +48,11 @@ def draw(computed: Computed) -> dict[str, Figure]:
     )
     for ax, task in zip(axes, tasks, strict=True):
         _forest(ax, own[own.task == task], PAPERS)
-        panels.frame(ax, x="Pearson correlation with influence", title=task)
+        panels.frame(ax, x="correlation with influence", title=task)
     for ax in axes[1:]:
         ax.set_yticklabels([])
     note = "mean over the points left out, 95 % t interval over seeds (one seed: over points)"
-    panels.legend(headline, title=note)
+    panels.legend(headline, title=f"Pearson, {note}")
     more, rows = panels.rows(table, by="place", columns=len(COEFFICIENTS), panel_size=(2.9, 3.4))
     for axes, place, of_place in rows:
         for ax, (column, label) in zip(axes, COEFFICIENTS.items(), strict=True):

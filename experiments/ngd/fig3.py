@@ -47,6 +47,7 @@ TARGET = Target(
         "seeds": "not stated",
         "training.num_epochs": "not stated",
         "ngd.lr": "not stated; 0.01 elsewhere",
+        "sgd.lr": "not stated; NGD becomes SGD at η/κ as κ -> ∞ (Sec. 3.2); ours, rescaled, at NGD's own lr",
         "ngd.alpha": "in the sweep of epsilon: not stated",
         "ngd.epsilon": "in the sweep of alpha: not stated; 1e-10 elsewhere; a floor of tr(F), not of eigenvalues",
     },

@@ -16,6 +16,7 @@ from experiments.pbrf.gaps import explained
 
 STABLE = 2.0  # (λmax + λ) / σ, from which on the terms of Eq. 48 grow
 PAPER_DAMPING = 0.001
+MATRICES = {"gauss_newton": "Gauss-Newton matrix", "hessian": "Hessian"}
 
 Curves = dict[int, pd.DataFrame]  # by seed
 
@@ -57,14 +58,21 @@ def judge_costs(computed: Computed, claims: ClaimSheet) -> Iterator[ClaimResult]
             str(method): {int(str(seed)): curve for seed, curve in rows.groupby("seed")}
             for method, rows in own.groupby("method", sort=False)
         }
-        yield _truncated(claims.claim("truncated-cg", of=of), by_method["CG"], state)
+        matrix = {"matrix": _matrix(str(curvature), state.damping)}
+        yield _truncated(claims.claim("truncated-cg", of=of, **matrix), by_method["CG"], state)
         lissa = {method: curves for method, curves in by_method.items() if method.startswith("LiSSA")}
         if len(lissa) < 2:
             continue
         repeated = Repeated(by_method["CG"], lissa, _unstable(state), _seconds_of_a_batch(computed, str(task)))
         for name, quantity in (("cheaper-scores", "correlation"), ("cheaper-solution", "error")):
-            yield _cheaper(claims.claim(name, of=of), repeated, quantity)
-        yield _repeats(claims.claim("repeats-help", of=of), repeated)
+            yield _cheaper(claims.claim(name, of=of, **matrix), repeated, quantity)
+        yield _repeats(claims.claim("repeats-help", of=of, **matrix), repeated)
+
+
+def _matrix(curvature: str, damping: pd.Series) -> str:
+    """Return the name of a matrix with its damping, which a Hessian has from its least eigenvalue in each seed."""
+    ends = list(dict.fromkeys(f"{value:.2g}" for value in (damping.min(), damping.max())))
+    return f"{MATRICES[curvature]} with damping {' to '.join(ends)}"
 
 
 def guaranteed_steps(condition: np.ndarray, error: float) -> np.ndarray:

@@ -232,8 +232,9 @@ def test_derivations_have_the_values_that_pen_and_paper_give() -> None:
     assert seen["Sec. 2.2"] == pytest.approx(1 / math.log(1e4) ** 2)  # E[L] = 1/(2nβ)
     assert seen["Sec. 2.2, Eq. 20"] == pytest.approx(2, rel=1e-3)
     assert seen["Sec. 2.2, Eq. 21"] == pytest.approx(128)
-    assert seen["App. C, Eq. 39"] == pytest.approx(2, rel=1e-3)
-    assert seen["App. C, Eq. 30"] == 0  # below the threshold of the unsquared norm nothing moves
+    assert seen["App. B.4, Eq. 39"] == pytest.approx(2, rel=1e-3)
+    assert seen["App. B.3, Eq. 30"] == 0  # below the threshold of the unsquared norm nothing moves
+    assert seen["App. D.2, Table 8, caption"] == 3  # Concrete, Energy, FashionMNIST
 
 
 # ------------------------------------------------------------------------------------ titles of pictures

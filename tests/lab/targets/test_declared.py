@@ -270,6 +270,17 @@ def as_published(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def test_judging_tells_the_papers_settings_again(as_published: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(as_published, tmp_path / KEY / "embedded")
+    text = (folder / "run.json").read_text()
+    (folder / "run.json").write_text(
+        text.replace('"num_steps",\n      "ours": 60', '"num_steps",\n      "ours": 61')
+    )
+    assert (folder / "run.json").read_text() != text
+    assert judge_again([str(folder)]) == 0
+    assert (folder / "run.json").read_text() == text
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from curvlab.lab import tables
 from curvlab.lab.claims import ClaimResult, load_claim_sheet, load_claims, save_claims
@@ -110,9 +110,13 @@ def changes_of_published(
     lines = list(other_tables(old, new))
     if lines:
         lines = list(other_tables(old, new, rtol=ROUNDING)) or _fallen_claims(target, folder, computed)
-    settings = without_paths(settings_beside_the_paper(target, cfg, before))
-    now = {"title": target.title, "settings": json.loads(json.dumps(settings))}
+    now = {"title": target.title, "settings": _settings(target, cfg, before)}
     return lines + [f"other {name}" for name, value in now.items() if record[name] != value]
+
+
+def _settings(target: Target, cfg: DictConfig, computed: Mapping[str, pd.DataFrame]) -> Any:
+    """Return the settings beside the paper's as run.json has them."""
+    return json.loads(json.dumps(without_paths(settings_beside_the_paper(target, cfg, computed))))
 
 
 def _fallen_claims(target: Target, folder: Path, computed: Mapping[str, pd.DataFrame]) -> list[str]:
@@ -182,8 +186,14 @@ def judge_target(target: Target, folder: Path) -> None:
     """Write claims.json from the tables of a result folder; where it changes, run.json says by which commit.
 
     What comes out as it was keeps the commit that signed it, unless that had changes and the tree now has none.
+    The settings in run.json are told again, too: what the paper has beside ours is the target's to say.
     """
-    results = judged(target, Computed.of(folder))
+    computed = Computed.of(folder)
+    results = judged(target, computed)
+    record = read_record(folder)
+    settings = _settings(target, OmegaConf.create(computed.config), computed) if computed.config else None
+    if settings is not None and settings != record.get("settings"):
+        write_record(folder, record | {"settings": settings})
     _sign_if_changed(folder, "judged", ["claims.json"], lambda: save_claims(folder, results, target.claims_file))
 
 

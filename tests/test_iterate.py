@@ -282,7 +282,7 @@ def test_a_part_of_a_step_tells_its_time_until_the_whole_work_has_told_its_own(
         assert caplog.messages == ["product: about 20 s"]
         caplog.clear()
         hutchinson_trace(operator, num_matvecs=8, chunk_size=1, generator=0)
-    assert caplog.messages[0] == "product: about 20 s"
+    assert caplog.messages[0] == "trace, one product: about 20 s"
     assert caplog.messages[-1].startswith("trace: about ")
     assert len(caplog.messages) < 5, "later products are silent"
 

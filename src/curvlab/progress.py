@@ -18,7 +18,7 @@ from typing import Any, ParamSpec, TypeVar
 from tqdm.auto import tqdm
 
 _SECONDS_BEFORE_BAR = 1.0
-_SECONDS_WORTH_A_FORECAST = 10.0
+SECONDS_WORTH_A_FORECAST = 10.0
 _SILENT = ContextVar("silent", default=False)
 _AROUND: ContextVar[Forecast | None] = ContextVar("around", default=None)  # of the steps of which this is a part
 
@@ -74,13 +74,13 @@ class Forecast:
         if self._after_one is None:
             self._after_one, self._one = now, num_steps
         later, past_first = num_steps - self._one, now - self._after_one
-        if expected is None or (past_first < 1 and now - self._began < 6 * _SECONDS_WORTH_A_FORECAST):
+        if expected is None or (past_first < 1 and now - self._began < 6 * SECONDS_WORTH_A_FORECAST):
             return
         each = past_first / later if later else (now - self._began) / max(1, num_steps - self._first)
         seconds = now - self._began + each * max(0.0, expected - num_steps)
         self.given = True
-        if seconds > _SECONDS_WORTH_A_FORECAST:
-            self.text = f"about {_duration(seconds)}"
+        if seconds > SECONDS_WORTH_A_FORECAST:
+            self.text = f"about {duration(seconds)}"
             if not silent:
                 logging.getLogger("curvlab").info("%s: %s", self.name, self.text)
 
@@ -98,7 +98,7 @@ class Bar(tqdm):
         self.forecast = Forecast(name, done)
         self._told, self._steps = told, done
         if part and (whole := _AROUND.get()) is not None:
-            self.forecast.given = whole.given
+            self.forecast.given, self.forecast.name = whole.given, f"{whole.name}, one {name}"
         super().__init__(desc=name, initial=done, **settings)
 
     def __iter__(self) -> Iterator[Any]:
@@ -169,7 +169,7 @@ def _talks() -> bool:
     return os.environ.get("RANK", "0") == "0" and not _SILENT.get()
 
 
-def _duration(seconds: float) -> str:
+def duration(seconds: float) -> str:
     """Return e.g. "40 s", "3 min", "2.5 h"."""
     if seconds < 100:
         return f"{seconds:.0f} s"

@@ -1,6 +1,7 @@
 """The solver that is chosen where none is named, and the filter of a training."""
 
 import math
+import re
 
 import pytest
 import torch
@@ -160,6 +161,9 @@ def test_the_choice_is_told_in_a_line(
         (line,) = caplog.messages
         assert f"{plan.num_rows:,} rows of examples" in line
         assert f"{round(25 * plan.steps):,} products" in line
+        assert "one CPU core" not in line
+        default_solver(damped.shape[0], 10**6, operator=damped)
+        assert re.search(r"products, \d.* (s|min|h) on one CPU core$", caplog.messages[-1])
         paid = solver.solve(damped, damped.randn(25, torch.Generator().manual_seed(0))).num_matvecs
         assert 25 * plan.steps < paid < 3 * 25 * plan.steps
         caplog.clear()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from curvlab.arguments import whole
 from curvlab.linalg import LinearOperator
-from curvlab.progress import announce
+from curvlab.progress import SECONDS_WORTH_A_FORECAST, announce, duration
 from curvlab.solvers.block_cg import BlockConjugateGradient
 from curvlab.solvers.preconditioners import Nystrom, Rows, RowsPlan, plan_rows
 from curvlab.solvers.solver import check_stopping
@@ -30,8 +30,8 @@ def default_solver(
 ) -> BlockConjugateGradient:
     """Return block CG with the preconditioner that makes it cheapest; its Solution says in words which.
 
-    The choice is told in a line, with the steps and products that are predicted: on a terminal where these are a
-    hundred and more.
+    The choice is told in a line, with the steps and products that are predicted, and the time where it is more
+    than ten seconds: on a terminal where products are a hundred and more.
 
     With `operator`, a Gauss-Newton matrix of a network of linear and convolutional layers: as many rows of the
     examples with most curvature (`Rows`) as pay, by the seconds counted for every number of them, none included
@@ -82,4 +82,6 @@ def _tell(plan: RowsPlan, recipe: Rows | Nystrom | None, num_columns: int) -> No
     taken = f"a Nyström preconditioner of rank {recipe.rank}" if isinstance(recipe, Nystrom) else str(plan)
     products = round(num_columns * plan.steps)
     line = f"default solver: block conjugate gradients, {taken}, about {products:,} products"
+    if plan.seconds > SECONDS_WORTH_A_FORECAST:
+        line += f", {duration(plan.seconds)} on one CPU core"
     announce(line, worth_a_line=products >= _PRODUCTS_WORTH_A_LINE)

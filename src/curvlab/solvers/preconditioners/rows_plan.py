@@ -25,7 +25,8 @@ _EXPONENT = 0.8
 _FEWEST_STEPS = 2.0  # unless all rows are there
 _STEP_MORE = 1.0  # than predicted from the directions, as measured
 _WORTH = 0.8  # of the cost without rows that the cost with them may be: predictions are off by more than a tenth
-# Seconds on a core of an AMD EPYC, over the 44 ps of a multiply-add of a column of a product in single precision.
+# Seconds on a core of an AMD EPYC, over those of a multiply-add of a column of a product in single precision:
+_SECONDS = 44e-12
 # Products of six networks (8-50-1 to 784-128-128-10), 25 columns, by multiply-adds and outputs of layers: within
 # 15 %; a small ConvNet takes 1.7 times as long. Set-ups of 512 to 4,096 rows within 30 %.
 _MULTIPLY_ADD = {torch.float64: 2.0}  # in a product; 1 in other dtypes
@@ -47,12 +48,14 @@ class RowsPlan:
         share: of tr(G) that the examples hold whose rows these are, as far as M rows go round.
         steps: of block conjugate gradients, predicted with them.
         steps_without: without a preconditioner.
+        seconds: that set-up and steps take on one core of an AMD EPYC, counted.
     """
 
     num_rows: int
     share: float
     steps: float
     steps_without: float
+    seconds: float
 
     def __str__(self) -> str:
         """Return the choice with its reason."""
@@ -132,10 +135,10 @@ def plan_rows(operator: LinearOperator, num_columns: int, *, rtol: float, memory
         known = _STEP_MORE + predicted_steps(excess * (1 - share), num_columns, rtol, num_known=count)
         least = 1.0 if share == 1 else _FEWEST_STEPS
         steps = min(without, max(least, min(known, without * (1 - share) ** _EXPONENT)))
-        plans.append((work.total(count, steps), RowsPlan(count, share, steps, without)))
-    cost, best = min(plans, key=lambda plan: plan[0])
-    if cost > _WORTH * plans[0][0]:
-        best = plans[0][1]
+        plans.append(RowsPlan(count, share, steps, without, _SECONDS * work.total(count, steps)))
+    best = min(plans, key=lambda plan: plan.seconds)
+    if best.seconds > _WORTH * plans[0].seconds:
+        best = plans[0]
     return source.ranks.object_from_first(best)  # each has looked at examples of its own
 
 

@@ -1,13 +1,16 @@
-"""Published results: stale, computed again, gathered from sweeps."""
+"""Published results: stale, computed again, gathered from sweeps; and sweeps on several machines."""
 
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -340,7 +343,7 @@ def test_rows_carry_their_overrides_and_their_digits(tmp_path: Path, capsys: pyt
     first = variation(tmp_path, "laptop", "+delta=0.10 seed=1", "step,value\n1,0.100\n2,nan\n")
     variation(tmp_path, "laptop", "rule=b", "step,value\n1,7\n")
     variation(tmp_path, "embedded", "step=3", "step,value\n1,5\n")
-    assert gather(["rank1-fig1"], tmp_path) == 0
+    assert gather(["rank1-fig1", f"results.root={tmp_path}"]) == 0
     folder = tmp_path / "rank1" / "fig1" / "laptop" / "sweep"
     assert folder.as_posix() in capsys.readouterr().out
     table = read_table(folder, "table", dtype=str, keep_default_na=False)
@@ -375,3 +378,72 @@ def test_a_mistyped_name_is_refused(tmp_path: Path) -> None:
 def test_a_name_is_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
     assert gather([]) == 1
     assert "name the target" in capsys.readouterr().err
+
+
+# --- Sweeps over processes and machines: Hydra's launchers, real processes, and the script that Slurm would get
+SWEEP = ("run", "toy-fig1", "-m", "preset=smoke", "tracker=none", "progress=false")
+
+
+@pytest.fixture
+def launchers() -> None:
+    for name in ("joblib", "submitit"):
+        pytest.importorskip(f"hydra_plugins.hydra_{name}_launcher", reason="pip install 'curvlab[sweeps]'")
+
+
+@pytest.mark.usefixtures("launchers")
+@pytest.mark.parametrize("launcher", ["submitit_local", "joblib"])
+def test_jobs_of_a_launcher_share_the_units_that_both_need(
+    toy: Path, experiments: Callable[..., Any], launcher: str
+) -> None:
+    """Those of submitit are processes of their own; joblib's single worker is this one, without its imports."""
+    alone = ["hydra.launcher.n_jobs=1"] if launcher == "joblib" else []
+    done = experiments(*SWEEP, "seeds=[0,1,2],[1,2,3]", f"hydra/launcher={launcher}", *alone)
+    assert done.returncode == 0, done.stderr
+    records = [json.loads(path.read_text()) for path in toy.rglob("run.json")]
+    assert sorted(record["config"]["seeds"] for record in records) == [[0, 1, 2], [1, 2, 3]]
+    # Nothing is computed twice: as many units are stored as were missing, fewer than the two jobs use.
+    assert sum(record["store"]["misses"] for record in records) == 4
+    assert len(list((toy / ".cache" / "store" / "toy").rglob("*.json"))) == 4
+    assert sum(record["num_units"] for record in records) == 6
+
+
+@pytest.mark.usefixtures("launchers")
+def test_a_queues_job_that_is_killed_stops_no_other_and_is_named_at_the_end(
+    toy: Path, experiments: Callable[..., Any]
+) -> None:
+    target = toy / "experiments" / "toy" / "fig1.py"
+    dies = "    cfg.num_draws == 7 and __import__('os')._exit(9)\n"
+    target.write_text(target.read_text().replace("    rows = [", f"{dies}    rows = ["))
+    done = experiments(*SWEEP, "num_draws=7,5", "hydra/launcher=submitit_local")
+    assert done.returncode == 1, done.stderr
+    assert "1 of the sweep's jobs failed:" in done.stderr
+    assert re.fullmatch(r"  smoke num_draws=7: job \d+ is \w+, see \S+log.err", done.stderr.splitlines()[-1])
+    assert [path.parent.name for path in toy.rglob("run.json")] == ["smoke+num_draws=5"]
+
+
+@pytest.mark.usefixtures("launchers")
+def test_slurm_gets_an_array_that_is_queued_again_when_its_time_is_up(
+    tmp_path: Path, experiments: Callable[..., Any]
+) -> None:
+    """`sbatch` is one that keeps the script and refuses it: there is no cluster here."""
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    (programs / "srun").write_text("#!/bin/sh\nexit 1\n")
+    (programs / "sbatch").write_text(f'#!/bin/sh\ncp "$1" {tmp_path / "submitted.sh"}\necho refused >&2\nexit 1\n')
+    for program in programs.iterdir():
+        program.chmod(0o755)
+    queue = ["partition=gpu", "gpus_per_node=1", "timeout_min=240", "max_num_timeout=20", "array_parallelism=1"]
+    done = experiments(
+        *SWEEP,
+        "num_draws=5,10",
+        "hydra/launcher=submitit_slurm",
+        *(f"hydra.launcher.{setting}" for setting in queue),
+        PATH=f"{programs}{os.pathsep}{os.environ['PATH']}",
+    )
+    assert done.returncode != 0
+    assert "refused" in done.stderr
+    script = (tmp_path / "submitted.sh").read_text()
+    directives = {line.removeprefix("#SBATCH --") for line in script.splitlines() if line.startswith("#SBATCH")}
+    assert {"array=0-1%1", "time=240", "partition=gpu", "gpus-per-node=1", "job-name=toy-fig1"} <= directives
+    assert any(line.startswith("signal=") for line in directives)  # so that submitit can queue it again
+    assert f"{sys.executable} -u -m submitit.core._submit" in script.replace("'", "")

@@ -157,7 +157,8 @@ def main(entry: Entry, job: Job) -> None:
 
         if command.sweep:
             name = " ".join([str(cfg.preset), *command.changes])
-            return sweeps.attempt(command.sweep, name, checked, lambda error: explanation(error, cfg))
+            job_id = str(HydraConfig.get().job.id)
+            return sweeps.attempt(command.sweep, job_id, name, checked, lambda error: explanation(error, cfg))
         try:
             return checked()
         except Exception as error:

@@ -1,7 +1,8 @@
 """A sweep's jobs (Hydra's multirun): one that fails does not stop the others, and is named at the end.
 
 A job leaves a note while it runs, which goes when it is done: what is left at the end has failed, or was killed.
-So this holds for jobs of this process, of others and of other machines (`hydra/launcher=`).
+So this holds for jobs of this process, of others and of other machines (`hydra/launcher=`). Of a queue's jobs that
+are killed or cancelled from outside, without a word, the note says in which state the queue left them.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 SWEEP_VARIABLE = "CURVLAB_SWEEP"  # of a job's environment: its sweep's id
 _NOTES = Path("outputs") / "sweeps"
@@ -30,16 +32,19 @@ def sweep_id(target: str, overrides: Sequence[str]) -> str:
     return f"sweep-{hashlib.sha256(' '.join([target, *overrides]).encode()).hexdigest()[:8]}"
 
 
-def attempt(sweep: str, name: str, job: Callable[[], Any], say: Callable[[Exception], str | None]) -> Any:
+def attempt(
+    sweep: str, job_id: str, name: str, job: Callable[[], Any], say: Callable[[Exception], str | None]
+) -> Any:
     """Run one job; an error is printed and kept for the end instead of raised, and then None is returned.
 
     Args:
         sweep: its id.
+        job_id: of the job, Hydra's: where it is in a queue, the queue's.
         name: of the job: its overrides.
         job: what to run.
         say: the line for an error that needs no traceback; None for others.
     """
-    note = _NOTES / sweep / f"{hashlib.sha256(name.encode()).hexdigest()[:16]}.txt"
+    note = _NOTES / sweep / f"{job_id}.txt"
     note.parent.mkdir(parents=True, exist_ok=True)
     note.write_text(f"{name}: killed before it was done", encoding="utf-8")
     try:
@@ -61,10 +66,37 @@ def told(sweep: str) -> Iterator[None]:
     notes = _NOTES / (sweep or "none")
     shutil.rmtree(notes, ignore_errors=True)
     try:
-        yield
+        with _killed_jobs_noted(notes):
+            yield
     finally:
         lines = sorted(note.read_text(encoding="utf-8") for note in notes.glob("*.txt"))
         if lines:
             print("\n  ".join([f"{len(lines)} of the sweep's jobs failed:", *lines]), file=sys.stderr, flush=True)
     if lines:
         sys.exit(1)
+
+
+@contextmanager
+def _killed_jobs_noted(notes: Path) -> Iterator[None]:
+    """Let submitit's launcher wait for all jobs: it raises at the first that was killed, and leaves the others."""
+    if not any("submitit" in argument for argument in sys.argv):
+        yield
+        return
+    from hydra.core.utils import JobReturn, JobStatus
+    from submitit.core.core import Job
+    from submitit.core.utils import UncompletedJobError
+
+    results = Job.results
+
+    def results_or_note(job: Job[Any]) -> list[Any]:
+        try:
+            return results(job)
+        except UncompletedJobError:
+            note = notes / f"{job.job_id}.txt"
+            name = note.read_text(encoding="utf-8").partition(": killed")[0] if note.exists() else "not begun"
+            note.parent.mkdir(parents=True, exist_ok=True)
+            note.write_text(f"{name}: job {job.job_id} is {job.state}, see {job.paths.stderr}", encoding="utf-8")
+            return [JobReturn(status=JobStatus.COMPLETED)]
+
+    with patch.object(Job, "results", results_or_note):
+        yield

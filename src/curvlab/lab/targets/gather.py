@@ -30,9 +30,12 @@ def gather(names: Sequence[str], root: str | Path = "results") -> int:
     that follows; a single one keeps its own. Print the folders and what holds; return the exit status.
 
     Args:
-        names: of targets or of groups of them.
+        names: of targets or of groups of them; and results.root=FOLDER, where the sweep had it.
         root: of the results.
     """
+    for word in [name for name in names if name.startswith("results.root=")]:
+        root = word.partition("=")[2]
+    names = [name for name in names if not name.startswith("results.root=")]
     if not names:
         print("name the target whose variations are gathered: gather rank1-prop", file=sys.stderr)
         return 1

@@ -37,6 +37,7 @@ Data: TypeAlias = (
 )
 # Batches are held, and read once, if they take no more than this share of what is free.
 _HELD_SHARE = 0.1
+_READ_AT_ONCE = 2**24  # bytes
 
 
 class Batches:
@@ -206,7 +207,13 @@ class Batches:
         # Examples that may be others at each reading are described with seeded random states.
         if not self._repeatable and isinstance(self._source, Examples):
             return {"examples": self._source.loader or self._source.dataset}
-        return {"examples": fingerprint(tensor for batch in self for tensor in _tensors(batch))}
+        batches: Iterable[Batch] = self
+        if isinstance(self._source, Pair) and self._drawn is None:  # in few pieces: batches may be single examples
+            self._unchanged()
+            num_bytes = sum(tensor.nbytes for tensor in _tensors((self._source.inputs, self._source.targets)))
+            batches = self.in_turn(max(1, _READ_AT_ONCE * self.num_examples // max(1, num_bytes)))
+        found = fingerprint(tensor for batch in batches for tensor in _tensors(batch))
+        return {"examples": found, "batch_size": self.batch_size}
 
     def with_targets(self, targets: Sequence[Tensor]) -> Batches:
         """Return the same inputs with other targets, one for each example, in the order of a pass."""

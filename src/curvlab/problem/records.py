@@ -9,6 +9,8 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
+from torch._guards import TracingContext, tracing
+from torch._subclasses import FakeTensorMode
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._pytree import tree_flatten, tree_unflatten
@@ -71,7 +73,10 @@ def _checked_record(function: FlatFunction, leaves: list[Any], nesting: Any) -> 
 
     tensors = [leaves[place] for place in places]
     try:
-        record = _simplified(make_fx(of_tensors)(*tensors))
+        # One mode of shapes for all operations: else make_fx makes one for each, half of what a record costs.
+        with tracing(TracingContext(FakeTensorMode(allow_fallback_kernels=True))):
+            record = make_fx(of_tensors)(*tensors)
+        record = _simplified(record)
         pairs = list(zip(of_tensors(*tensors), record(*tensors), strict=True))
     except Exception:  # whatever tracing meets: the call itself works
         return None

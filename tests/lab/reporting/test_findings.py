@@ -138,6 +138,11 @@ def test_number_words_of_findings_are_those_of_the_claims(committed) -> None:
     hessian = [each for name, each in claims.items() if name.startswith("pbrf/tab7/own-length-")]
     assert [each.claim.criterion.holds([each.value]) for each in hessian] == [False, True]
     assert "With the Hessian that holds on one of two data sets" in told
+    (stages,) = (
+        each for each in read_results(ROOT / "results") if (each.key, each.preset) == ("pbrf/tab8", "paper")
+    )
+    assert stages.record["config"]["bregman_lr_divisor"] == 10
+    assert "at the base run's, ten times as large, by" in told
     assert claims["lissa/tab1/constant-two-saturated"].value > 2 * 10
     assert "C = 2, that fitted networks exceed by an order of magnitude" in told
 

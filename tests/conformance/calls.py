@@ -225,6 +225,10 @@ BESIDE = {
     "corrupt_labels": Alone(
         influence.corrupt_labels, {"labels": DATA[1], "num_classes": 2, "fraction": 0.5, "generator": 0}
     ),
+    "linear_datamodelling_score": Alone(
+        influence.linear_datamodelling_score,
+        {"scores": DIRECTIONS.T, "subsets": torch.ones(4, 23), "retrained_losses": DIRECTIONS[:4]},
+    ),
     "random_halves": Alone(influence.random_halves, {"num_examples": 12, "num_subsets": 3, "generator": 0}),
     "BatchOrder": Alone(training.BatchOrder, {"num_examples": 12, "batch_size": 3}),
     "cosine_after_warmup": Alone(training.cosine_after_warmup, {"warmup_steps": 2}),

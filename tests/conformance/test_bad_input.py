@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import calls
 import numpy as np
 import pytest
 import torch
@@ -349,10 +350,29 @@ def test_what_is_no_number_or_out_of_range_is_refused_by_name(name: str) -> None
                     call(**{argument: bad})
 
 
+@pytest.mark.parametrize("name", sorted(CALLS.keys() - {"output_gaps"}))  # which reads no label
+def test_a_label_that_the_model_has_no_output_for_is_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of every public call, in the test examples and in the training set: a gather under vmap takes any index."""
+    call, (inputs, targets) = CALLS[name], calls.DATA
+    bad = (inputs, targets.where(torch.arange(12) != 10, 7))
+    for given in [{"test": bad}] if "test" in call.settings else []:
+        with pytest.raises(ValueError, match=r"class indices run from . to 7, but the model has 2 outputs"):
+            call(**given)
+    monkeypatch.setattr(calls, "DATA", bad)
+    with pytest.raises(ValueError, match=r"class indices run from . to 7, but the model has 2 outputs"):
+        call()
+
+
 def test_an_error_of_the_data_itself_says_so() -> None:
     with pytest.raises(ValueError, match="closed file") as error:
         score(data=closed())
     assert "raised by the data itself, Closed" in error.value.__notes__[0]
+
+
+def test_a_class_is_no_measurement() -> None:
+    for call in (CALLS["influence"], CALLS["ensemble_measurements"], CALLS["unrolled_response, reverse"]):
+        with pytest.raises(TypeError, match=r"measurement is a function of .*MSELoss"):
+            call(measurement=nn.MSELoss)
 
 
 def test_seeds_may_be_of_numpy() -> None:

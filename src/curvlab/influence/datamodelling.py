@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from curvlab.arguments import real, tensor, whole
 from curvlab.influence.bank import centred_ranks, weighted_correlations
-from curvlab.influence.derivatives import Measurement
+from curvlab.influence.derivatives import Measurement, checked_measurement
 from curvlab.influence.retraining.responses import of_copies
 from curvlab.problem import Data, Loss, Problem
 from curvlab.problem.batch import Inputs
@@ -82,6 +82,7 @@ def linear_datamodelling_score(
         tensor(name, given)
     if not 0 < real("confidence", confidence) < 1:
         raise ValueError(f"confidence must be between 0 and 1, got {confidence}")
+    whole("num_resamples", num_resamples)
     measured = retrained_losses.mean(0) if retrained_losses.ndim == 3 else retrained_losses
     _check(scores, subsets, measured)
     weights = subset_weights(subsets) if subsets.dtype == torch.bool else subsets
@@ -164,10 +165,10 @@ def ensemble_measurements(
     if not isinstance(model, Problem):
         model = copy.deepcopy(model).eval()
     problem = Problem.of(model, loss, test, batch_size=batch_size)
-    measure = measurement or problem.loss.own_loss
+    measure = checked_measurement(problem, measurement)
 
     def of_batch(inputs: Inputs, targets: Tensor, _: Tensor | None) -> Tensor:
-        return of_copies(problem.function, positions, inputs, lambda outputs: measure(outputs, targets))
+        return of_copies(problem, positions, inputs, targets, measure)
 
     return torch.cat(list(problem.map(of_batch, name="measurements")), dim=1)
 

@@ -63,7 +63,7 @@ def per_example_gradients(
     """
     whole("batch_size", batch_size)
     problem = Problem.of(model, loss, data)
-    function, measure = problem.function, _measure(problem, measurement)
+    function, measure = problem.function, checked_measurement(problem, measurement)
     parameters = problem.parameters
 
     def of_one(values: Sequence[Tensor], inputs: Inputs, target: Tensor) -> Tensor:
@@ -102,7 +102,7 @@ def directional_derivatives(
     if directions is None:
         raise TypeError("pass the directions, (P, K)")
     problem = Problem.of(model, loss, data)
-    measure = _measure(problem, measurement)
+    measure = checked_measurement(problem, measurement)
     tensor("directions", directions, ndim=2, shape="(P, K)", rows=problem.num_parameters)
     batch_size = whole("batch_size", batch_size)
 
@@ -178,8 +178,9 @@ def in_order(problem: Problem, indices: Tensor) -> Problem:
     return replace(problem, weights=None, selected=selected, given_divisor=problem.divisor)
 
 
-def _measure(problem: Problem, measurement: Measurement | None) -> Measurement:
-    if measurement is not None and not callable(measurement):
+def checked_measurement(problem: Problem, measurement: Measurement | None) -> Measurement:
+    """Return the measurement, by default each example's loss, or raise where it is no function."""
+    if measurement is not None and (isinstance(measurement, type) or not callable(measurement)):
         raise TypeError(f"measurement is a function of (outputs, targets), got {measurement!r}")
     return measurement or problem.loss.own_loss
 

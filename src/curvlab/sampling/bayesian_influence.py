@@ -271,11 +271,14 @@ def _losses(problem: Problem, positions: Tensor) -> Tensor:
 
     def of_batch(inputs: Inputs, targets: Tensor, _: Tensor | None) -> Tensor:
         def of_one(*values: Tensor) -> Tensor:
-            return problem.loss.own_loss(function(values, inputs), targets)
+            return function(values, inputs)
 
         if len(positions) > 1 and use_vmap(function, "auto", inputs):
-            return vmap(of_one)(*unflatten_columns(positions.T, function.live_parameters)).double()
-        each = [of_one(*unflatten(position, function.live_parameters)) for position in positions]
-        return torch.stack(each).double()
+            outputs = vmap(of_one)(*unflatten_columns(positions.T, function.live_parameters))
+        else:
+            each = [of_one(*unflatten(position, function.live_parameters)) for position in positions]
+            outputs = torch.stack(each)
+        problem.loss.check(outputs[0], targets)
+        return torch.stack([problem.loss.own_loss(each, targets) for each in outputs]).double()
 
     return torch.cat(list(problem.map(of_batch)), dim=1)

@@ -8,7 +8,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
-from curvlab.influence.retraining.responses import of_copies
+from curvlab.influence.retraining.responses import outputs_of_copies
 from curvlab.linalg import flatten
 from curvlab.problem import Data, Problem
 from curvlab.problem.batch import Inputs
@@ -82,8 +82,7 @@ def output_gaps(
 
     def squares(inputs: Inputs, _: Tensor, __: Tensor | None) -> Tensor:
         outputs = (
-            of_copies(problem.function, start + found.double().T, inputs, lambda outputs: outputs)
-            for found in responses.values()
+            outputs_of_copies(problem.function, start + found.double().T, inputs) for found in responses.values()
         )
         return torch.stack([(a - b).square().flatten(1).sum(1).cpu() for a, b in pairwise(outputs)])
 

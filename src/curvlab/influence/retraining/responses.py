@@ -7,7 +7,7 @@ epochs; the minimiser brings the batches of the retraining, K/2 epochs of them f
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Literal
 
 import torch
@@ -17,6 +17,7 @@ from torch.func import vmap
 from curvlab.arguments import tensor
 from curvlab.curvature import GaussNewtonOperator, HessianOperator
 from curvlab.curvature.linearise import use_vmap
+from curvlab.influence.derivatives import Measurement
 from curvlab.influence.retraining.minimise import Minimizer, ProximalOptimizer
 from curvlab.influence.retraining.objective import (
     DownweightedCost,
@@ -189,8 +190,7 @@ def loss_response(
 
     def of_batch(inputs: Inputs, targets: Tensor, _: Tensor | None) -> Tensor:
         before, after = (
-            of_copies(problem.function, places, inputs, lambda outputs: problem.loss.own_loss(outputs, targets))
-            for places in (start, moved)
+            of_copies(problem, places, inputs, targets, problem.loss.own_loss) for places in (start, moved)
         )
         return ((after - before) / weights[:, None]).T
 
@@ -199,15 +199,23 @@ def loss_response(
 
 @torch.no_grad()
 def of_copies(
-    function: ModelFunction, positions: Tensor, inputs: Inputs, measure: Callable[[Tensor], Tensor]
+    problem: Problem, positions: Tensor, inputs: Inputs, targets: Tensor, measure: Measurement
 ) -> Tensor:
-    """Return what copies of a model measure on a batch, (P, K) -> (K, ...), `measure` of the outputs.
+    """Return what copies of a model measure on a batch, (P, K) -> (K, ...), once its targets are known to fit.
 
     Cost: a forward for each copy.
     """
+    outputs = outputs_of_copies(problem.function, positions, inputs)
+    problem.loss.check(outputs[0], targets)
+    return torch.stack([measure(each, targets) for each in outputs])
+
+
+@torch.no_grad()
+def outputs_of_copies(function: ModelFunction, positions: Tensor, inputs: Inputs) -> Tensor:
+    """Return the outputs of copies of a model, (P, K) -> (K, B, ...)."""
 
     def of_one(*values: Tensor) -> Tensor:
-        return measure(function(values, inputs))
+        return function(values, inputs)
 
     if positions.shape[1] > 1 and use_vmap(function, "auto", inputs):
         return vmap(of_one)(*unflatten_columns(positions, function.live_parameters))

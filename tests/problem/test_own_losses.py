@@ -134,6 +134,16 @@ def test_llc_runs_on_it(name: str) -> None:
     assert llc.initial_loss == pytest.approx(float(case.loss(network(case.num_outputs)(inputs()), case.targets)))
 
 
+def test_a_loss_whose_gradient_alone_refuses_vmap_runs_in_chains() -> None:
+    """F.one_hot reads its values: vmap takes it, and vmap of a gradient does not."""
+    data, model = (inputs(), torch.arange(6) % 3), network(3)
+    chains = {"num_chains": 2, "num_draws": 5, "num_burnin_steps": 3, "batch_size": 4, "step_size": 1e-4}
+    eye = torch.eye(3, dtype=torch.float64)
+    losses = (lambda o, t: (o - F.one_hot(t, 3)).square().mean(), lambda o, t: (o - eye[t]).square().mean())
+    values = [estimate_llc(model, loss, data, **chains, localization=1.0, generator=0) for loss in losses]
+    assert values[0].value == pytest.approx(values[1].value)
+
+
 @pytest.mark.parametrize("name", ["poisson", "soft_labels"])
 def test_traces_of_single_examples(name: str) -> None:
     case = CASES[name]

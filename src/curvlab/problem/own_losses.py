@@ -308,9 +308,9 @@ def _try_alone(loss: LossFunction, outputs: Tensor, targets: Tensor) -> None:
 
 
 def _can_vmap(loss: LossFunction, outputs: Tensor, targets: Tensor) -> bool:
-    """Return whether `vmap` takes the function, tried on one example."""
+    """Return whether `vmap` takes the function and its gradient, as F.one_hot's is not; tried on one example."""
     try:
-        _together(loss, outputs[:1].detach(), targets[:1])
+        vmap(grad(lambda output, target: loss(output[None], target[None])))(outputs[:1].detach(), targets[:1])
     except RuntimeError as error:
         if "vmap" not in str(error):
             raise

@@ -72,7 +72,7 @@ def _shown(computed: Computed) -> pd.DataFrame:
         residual = float(computed["networks"].query("task == @task")[f"{matrix} residual"].max(skipna=False))
         chosen = own[own.estimate.isin([best_lissa(own), OWN_LENGTH, EXACT])].copy()
         if (slow := chosen.response == "slow_two_stage").any():  # the paper's row, at either learning rate
-            printed = [column for column in chosen if " paper" in column]
+            printed = [str(column) for column in chosen if " paper" in str(column)]
             stages = chosen[chosen.response == "two_stage"].iloc[0]
             chosen.loc[slow, printed] = stages[printed].to_numpy()
         names = dict(LABELS)

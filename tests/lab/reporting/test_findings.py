@@ -27,7 +27,7 @@ HELD = {"a/b/c": judge(CLAIM, 0.951, Interval(0.93, 0.97, "t 95 %, 3 seeds", 3),
     ("verdicts", "verdict"),
     [
         ("o", "out of reach"), ("", "out of reach"), ("roo", "reproduced"), ("rrud", "direction only"),
-        ("rrr ud", "reproduced"), ("ru", "direction only"), ("du", "direction only"), ("duu", "undecided"),
+        ("rrr ud", "reproduced"), ("ru", "undecided"), ("du", "undecided"), ("ddu", "direction only"),
         ("rn", "in part"), ("df", "in part"), ("nu", "not reproduced"), ("nuu", "undecided"),
         ("fo", "not reproduced"),
     ],

@@ -33,7 +33,7 @@ here; with R reproduced, D direction only, U undecided, N not reproduced or refu
     in part            N > 0 and R + D > 0
     not reproduced     R = D = 0 and N >= U
     reproduced         N = 0 and R > D + U
-    direction only     N = 0, not reproduced, and R + D >= U
+    direction only     N = 0, not reproduced, and R + D > U
     undecided          otherwise
 """
 
@@ -249,7 +249,7 @@ def headline_verdict(verdicts: Iterable[str]) -> str:
         return NOT_REPRODUCED if failed >= undecided else UNDECIDED
     if reproduced > direction + undecided:
         return REPRODUCED
-    return DIRECTION_ONLY if reproduced + direction >= undecided else UNDECIDED
+    return DIRECTION_ONLY if reproduced + direction > undecided else UNDECIDED
 
 
 def tell(paper: str, sentence: str, claims: Mapping[str, ClaimResult]) -> str:

@@ -66,7 +66,7 @@ def _draw_key(axes: Axes, counts: Mapping[str, int]) -> None:
         words = f"{counts[verdict]} {verdict}"
         axes.text(x, 11, words, fontsize=10.5, weight="bold", va="center", color=_COLORS[verdict])
         x += 6.6 * len(words) + 10
-    note = "Bold: the verdict, from all claims of a headline (in brackets: how many hold). Below, one of them:"
+    note = "Bold: the verdict, from all claims of a headline (in brackets: how many are reproduced). Below, one:"
     axes.text(4, 28, note, fontsize=8.5, va="center", color="#333333")
     axes.plot([8, 28], [45, 45], color=_OURS, linewidth=2.2)
     axes.plot(18, 45, marker="o", markersize=5.5, color=_OURS)

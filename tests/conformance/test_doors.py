@@ -159,7 +159,7 @@ SHORT = {
     *("closure_step", "curvature_step", "gradient_step", "shared_curvature_step"),
     *("cosine", "cosine_after_warmup", "sampled_label_loss", "shuffled_batches", "weighted_gradient"),
     *("agreement", "confident_learning_scores", "corrupt_labels", "cosines", "detection_curve", "margins"),
-    *("lds", "linear_datamodelling_score", "load_bank", "median_rms", "random_halves"),
+    *("lds", "load_bank", "median_rms", "random_halves"),
     *("removal_weights", "subset_weights"),
     "influence_scores",  # passes all settings on to `influence`
     *("cold_optimum", "warm_optimum", "proximal_warm_optimum", "proximal_bregman_warm_optimum"),
@@ -174,6 +174,7 @@ ONE_PIECE = {
     **dict.fromkeys(("directional_derivatives", "exact_traces", "output_curvatures"), "one pass over the data"),
     **dict.fromkeys(("loss_response", "output_gaps", "ensemble_measurements"), "one pass for each network"),
     "sampled_traces": "a few passes over the data",
+    "linear_datamodelling_score": "one pass over the retrainings, which are the caller's",
     **dict.fromkeys(("measure_recipe", "measure_importance_recipe"), "the products of a few dozen batches"),
     "measure_constant": "the products of a few dozen batches",
     "prepare_influence": "one set-up, which `PreparedInfluence.save` keeps",

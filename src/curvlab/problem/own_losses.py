@@ -309,8 +309,12 @@ def _try_alone(loss: LossFunction, outputs: Tensor, targets: Tensor) -> None:
 
 def _can_vmap(loss: LossFunction, outputs: Tensor, targets: Tensor) -> bool:
     """Return whether `vmap` takes the function and its gradient, as F.one_hot's is not; tried on one example."""
+
+    def value(output: Tensor, target: Tensor) -> Tensor:
+        return loss(output[None], target[None]).sum()
+
     try:
-        vmap(grad(lambda output, target: loss(output[None], target[None])))(outputs[:1].detach(), targets[:1])
+        vmap(grad(value))(outputs[:1].detach(), targets[:1])
     except RuntimeError as error:
         if "vmap" not in str(error):
             raise

@@ -131,10 +131,6 @@ class Branches:
         own = self.measures[(self.measures.task == task) & (self.measures.branch == branch)]
         return own.set_index("seed")[measure].dropna()
 
-    def rate(self, task: str, branch: str) -> float:
-        """Return the learning rate of a branch."""
-        return float(self.summary.set_index(["task", "branch"]).lr[task, branch])
-
     def told(self, task: str, *measures: str) -> str:
         """Return a sentence for each measure with its value for all branches: what explains a verdict."""
         own, sentences = self.summary[self.summary.task == task], []

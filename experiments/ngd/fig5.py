@@ -24,35 +24,21 @@ TARGET = Target(
 )
 
 
-LARGEST_RATE = 1e-2  # of NGD in the paper
-ALL_JUDGED = "The paper's claim is judged at all rates here."
-
-
 def judge(computed: Computed, claims: ClaimSheet) -> list[ClaimResult]:
-    """Judge NGD (exact NGD where the task has that) at its rates in their order, and SGD.
-
-    The paper's claims are judged up to its largest rate; with all rates where only one is as small, on networks so
-    small that rates are not the paper's.
-    """
+    """Judge NGD at all rates (exact NGD where the task has that), in their order, and SGD."""
     found, results = Branches.of(computed["table"]), []
     for task, every in found.tasks():
         branches = [name for name in every if name.endswith(("-low", "-middle", "-high"))]
-        printed = [name for name in branches if found.rate(task, name) <= LARGEST_RATE]
-        judged = printed if len(printed) > 1 else branches
         for column, words in measured_both_ways(task):
             faster, higher, steady = (
-                claims.claim(name, **words, branches=", ".join(judged))
+                claims.claim(name, **words, branches=", ".join(branches))
                 for name in ("llc-rises-faster", "llc-plateaus-higher", "llc-sgd-steady")
             )
             results += [
-                _increasing(faster, found, task, judged, f"{column}_growth"),
-                _increasing(higher, found, task, judged, f"{column}_end"),
+                _increasing(faster, found, task, branches, f"{column}_growth"),
+                _increasing(higher, found, task, branches, f"{column}_end"),
                 found.judge_measure(steady, task, "sgd", f"{column}_change"),
             ]
-            for name, measure in (("llc-rises-faster-beyond", "growth"), ("llc-plateaus-higher-beyond", "end")):
-                claim = claims.claim(name, **words, branches=", ".join(branches))
-                beyond = _increasing(claim, found, task, branches, f"{column}_{measure}")
-                results.append(out_of_reach(claim, ALL_JUDGED) if judged == branches else beyond)
     return results
 
 

@@ -396,7 +396,7 @@ def judge_central(computed: Mapping[str, pd.DataFrame], claims: ClaimSheet) -> l
         for response in ("cold", "warm"):
             results.append(own.difference(f"above-{response}", PBRF, response))
             reason = (
-                "That influence predicts the PBRF is not shown here (first claim): a small correlation says little."
+                "That influence predicts the PBRF is not shown (first claim): a small correlation says little."
             )
             results.append(only_if(own.correlation(response, response), pbrf, reason))
         results.append(own.correlation("smallest-scaling", PBRF, estimate=own.lissa(smallest=True)))

@@ -54,19 +54,29 @@ def test_what_stands_beside_the_tasks_is_left_as_typed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("override", "text"),
+    ("target", "override", "text"),
     [
-        ("data=mnits", "unknown choice 'mnits'.*did you mean 'mnist'"),
-        ("task=ffnn_32_digits", "no task 'ffnn_32_digits' here; did you mean 'ffnn_32_32_digits'"),
-        ("data=mnist,digits", "sweeps over 2 tasks at once .*add task=NAME"),
-        ("data.num_trian=3", "unknown key 'tasks.ffnn_32_32_digits.data.num_trian'.*did you mean"),
-        ("tasks.ffnn_6_6.data.num_train=3", "unknown key 'tasks.ffnn_6_6"),
-        ("modle.activation=gelu", "unknown key 'modle.activation'; did you mean 'model.activation'?"),
+        (FIG6, "data=mnits", "unknown choice 'mnits'.*did you mean 'mnist'"),
+        (FIG6, "task=ffnn_32_digits", "no task 'ffnn_32_digits' here; did you mean 'ffnn_32_32_digits'"),
+        (FIG6, "data=mnist,digits", "sweeps over 2 tasks at once .*add task=NAME"),
+        (FIG6, "data.num_trian=3", "unknown key 'tasks.ffnn_32_32_digits.data.num_trian'.*did you mean"),
+        (FIG6, "tasks.ffnn_6_6.data.num_train=3", "unknown key 'tasks.ffnn_6_6"),
+        (FIG6, "modle.activation=gelu", "unknown key 'modle.activation'; did you mean 'model.activation'?"),
+        (TAB6, "~task@tasks.mlp_4_diabetes_60", "leaves no task"),
+        (
+            TAB6,
+            "~tasks.mlp_4_diabetes_60.model",
+            "without model, and keeps its data, .*: delete .*'~tasks.mlp_4_d",
+        ),
+        (TAB6, "~tasks", "leaves no task"),
+        (TAB6, "+task=mlp_4_diabetes_60", "task@tasks.mlp_4_diabetes_60, tracker. A task is added by "),
+        (TAB6, "+task@tasks.mlp_4_diabetes_60=mlp_4_digits_100", "is chosen already: change it without"),
+        (TAB6, "+tasks.mlp_4_diabetes_60.foo=1", "unknown key 'tasks.mlp_4_diabetes_60.foo'"),
     ],
 )
-def test_mistyped_forms_are_refused(override: str, text: str) -> None:
+def test_mistyped_forms_and_half_tasks_are_refused(target: str, override: str, text: str) -> None:
     with pytest.raises(ConfigurationError, match=text):
-        load_config(FIG6, [override])
+        load_config(target, ["preset=smoke", override] if target == TAB6 else [override])
 
 
 ADDED = "+task@tasks.mlp_16_16_digits_300=mlp_16_16_digits_300"
@@ -77,22 +87,6 @@ def test_a_task_is_added_beside_those_of_the_preset() -> None:
     assert list(cfg.tasks) == ["mlp_4_diabetes_60", "mlp_16_16_digits_300"]
     assert cfg.tasks.mlp_16_16_digits_300.data._target_.endswith("digits")
     assert cfg.tasks.mlp_16_16_digits_300.dtype == "float64"
-
-
-@pytest.mark.parametrize(
-    ("override", "text"),
-    [
-        ("~task@tasks.mlp_4_diabetes_60", "leaves no task"),
-        ("~tasks.mlp_4_diabetes_60.model", "without model, and keeps its data, .*: delete .*'~tasks.mlp_4_d"),
-        ("~tasks", "leaves no task"),
-        ("+task=mlp_4_diabetes_60", "task@tasks.mlp_4_diabetes_60, tracker. A task is added by "),
-        ("+task@tasks.mlp_4_diabetes_60=mlp_4_digits_100", "is chosen already: change it without"),
-        ("+tasks.mlp_4_diabetes_60.foo=1", "unknown key 'tasks.mlp_4_diabetes_60.foo'"),
-    ],
-)
-def test_a_task_taken_away_in_part_or_added_twice_is_refused(override: str, text: str) -> None:
-    with pytest.raises(ConfigurationError, match=text):
-        load_config(TAB6, ["preset=smoke", override])
 
 
 def test_short_forms_beside_a_sweep_and_beside_a_mistyped_key() -> None:

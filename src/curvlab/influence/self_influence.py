@@ -114,8 +114,8 @@ def self_influence(
         train: data whose mean Gauss-Newton matrix is G, in any form that `Batches` takes.
         points: indices of the examples that are asked for, (K,); None: all.
         damping: added to G; positive.
-        columns: right-hand sides solved together, which sets the memory: some 15 P numbers for each, for
-            any number of points.
+        columns: right-hand sides solved together, which sets the memory: some vectors of P numbers for
+            each, for any number of points.
         solver: None: `default_solver`.
         rtol: residual of the default solver.
         batch_size: examples at a time; half as many whenever memory runs out, with a MemoryWarning.

@@ -93,8 +93,8 @@ class UniformDirection(VectorOptimizer):
         refresh_period: steps between measurements of λ.
         generator: draws u and the start of Lanczos.
 
-    Cost of a step: m products and O(n m²); one product more while M is estimated; λ about 10 to 50 at each
-    refresh. Memory: 4 m vectors, 4 more while M is estimated; no matrix.
+    Cost of a step: m products and O(n m²); one product more while M is estimated; a run of
+    Lanczos for λ at each refresh. Memory: 4 m vectors, 4 more while M is estimated; no matrix.
     """
 
     attributes = ("hessian", "generator", "last_step")

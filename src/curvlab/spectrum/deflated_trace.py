@@ -157,7 +157,7 @@ def xtrace(
     The mean over i of tr(Q_iᵀAQ_i) + c_i r_iᵀAr_i, where Q_i is an orthonormal basis of A applied to all
     normal test vectors but the i-th, r_i = (I - Q_iQ_iᵀ) w_i, and c_i = (P - rank Q_i) / ‖r_i‖² makes r_i
     uniform on a sphere. Unbiased. The paper's standard error treats the terms as independent; as
-    they share their bases, it is 5 to 50 per cent too small. The covariance of the terms is added here.
+    they share their bases, it is too small. The covariance of the terms is added here.
 
     Args:
         operator: A, (P, P).

@@ -185,7 +185,7 @@ def test_docstrings_of_the_site_hold_no_measured_number(package: str) -> None:
     assert " ".join(found) == DEFINED.get(package, "")
 
 
-# Of the claims' texts: equations at one point, printed numbers, settings, sizes of data, thresholds, words of figures.
+# Of the claims' texts: equations at one point, printed numbers, settings, sizes, thresholds, words of figures.
 SAID = {
     "benchmarks/attribution/which_score.py": "1 5",
     "benchmarks/board/more_scores.py": "50",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from own_loss_cases import CASES, flat, own_gauss_newton, own_gradient, own_hessian
@@ -9,10 +11,13 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 from torch.utils.data import DataLoader
 
-from curvlab.curvature import FisherOperator, GaussNewtonOperator, HessianOperator
-from curvlab.influence import influence, influence_scores
+from curvlab.curvature import FisherOperator, GaussNewtonOperator, HessianOperator, exact_traces
+from curvlab.curvature.rows import dense_matrix
+from curvlab.influence import influence, influence_scores, prepare_influence
+from curvlab.linalg import identity
 from curvlab.problem import mean_gradient, only_parameters
 from curvlab.sampling import estimate_llc
+from curvlab.solvers import ConjugateGradient, Ekfac, Rows
 from curvlab.spectrum import top_eigenvalues
 
 datasets = pytest.importorskip("datasets")
@@ -137,6 +142,68 @@ def test_causal_models_with_the_collator_of_language_modelling(tokenizer, name: 
         drawn = FisherOperator(model, LOSS, loader, kind="monte_carlo", generator=torch.Generator().manual_seed(0))
         assert drawn.sample(4, torch.Generator().manual_seed(0)).shape == op.shape
         assert float(top_eigenvalues(op, 1, generator=torch.Generator().manual_seed(0)).values[0]) > 0
+
+
+def with_linear_layers(model: nn.Module) -> tuple[nn.Module, Tensor]:
+    """The same network with nn.Linear in the place of each Conv1D, and where its numbers stand in that one."""
+    twin, places, start = copy.deepcopy(model), [], 0
+    for name, module in list(twin.named_modules()):
+        if isinstance(module, transformers.pytorch_utils.Conv1D):
+            linear = nn.Linear(*module.weight.shape).to(module.weight)
+            linear.weight.data, linear.bias.data = module.weight.data.T.clone(), module.bias.data
+            linear.requires_grad_(module.weight.requires_grad)
+            twin.set_submodule(name, linear)
+    for name, parameter in twin.named_parameters():
+        numbers = torch.arange(start, start + parameter.numel()).view(parameter.shape)
+        changed = name.endswith("weight") and isinstance(
+            model.get_submodule(name.rpartition(".")[0]), transformers.pytorch_utils.Conv1D
+        )
+        if parameter.requires_grad:
+            places.append((numbers.T if changed else numbers).flatten())
+            start += parameter.numel()
+    return twin, torch.cat(places)
+
+
+def test_layers_of_gpt2_are_linear_layers() -> None:
+    """EK-FAC, alone, as preconditioner and in the parts of modules, against the network with nn.Linear."""
+    model = CASES["gpt2"].model()
+    tokens = torch.arange(15).reshape(3, 5) % 6
+    data = tokens, tokens
+    twin, places = with_linear_layers(model)
+    damped, own = (GaussNewtonOperator(each, LOSS, data) + 0.1 * identity for each in (model, twin))
+    inverse, expected = (Ekfac().build(op, generator=0)[0] for op in (damped, own))
+    assert str(inverse) == "Kronecker factors of 4 layers"
+    found, dense = inverse.to_dense(), expected.to_dense()[places][:, places]
+    factored = (found != found.diagonal().diag()).any(1)
+    assert int(factored.sum()) == 4 * 12 + 12 + 4 * 4 + 4 + 2 * 16 * 4 + 16 + 4
+    assert_close(found[factored], dense[factored], rtol=1e-9, atol=1e-9)
+    solver = ConjugateGradient(rtol=1e-7, preconditioner=Ekfac())
+    scores = influence_scores(model, LOSS, data, data, damping=0.1, solver=solver)
+    assert_close(scores, influence_scores(twin, LOSS, data, data, damping=0.1, rtol=1e-7), rtol=1e-5, atol=1e-7)
+    parts, others = (
+        prepare_influence(each, LOSS, data, damping=0.1, rtol=1e-7).by_module(data) for each in (model, twin)
+    )
+    for name, part in parts.items():
+        assert_close(part, others[name], rtol=1e-5, atol=1e-7)
+    assert_close(sum(parts.values()), scores, rtol=1e-5, atol=1e-7)
+
+
+def test_rows_and_traces_of_gpt2_whose_layers_hold_all_parameters() -> None:
+    config = CASES["gpt2"].model().config
+    config.num_labels, config.pad_token_id = 3, 0
+    torch.manual_seed(0)
+    model = transformers.GPT2ForSequenceClassification(config).double().eval()
+    data = torch.arange(40).reshape(8, 5) % 5 + 1, torch.arange(8) % 3
+    with only_parameters(model, "*.attn.*", "*.mlp.*", "score.*"):
+        twin, places = with_linear_layers(model)
+        op, own = (GaussNewtonOperator(each, LOSS, data) for each in (model, twin))
+        dense = own.to_dense()[places][:, places]
+        assert_close(op.to_dense(), dense, rtol=1e-9, atol=1e-12)
+        assert_close(dense_matrix(op), dense, rtol=1e-9, atol=1e-12)
+        assert float(exact_traces(op).mean()) == pytest.approx(float(dense.trace()), rel=1e-9)
+        inverse, _ = Rows().build(op + 0.1 * identity)
+        expected = torch.linalg.inv(dense + 0.1 * torch.eye(len(dense)).double())
+        assert_close(inverse.to_dense(), expected, rtol=1e-8, atol=1e-8)
 
 
 def test_masks_that_a_collator_draws_are_refused_and_drawn_once(tokenizer) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -19,20 +20,26 @@ class Layer:
     """A linear or convolutional layer whose weight is a parameter.
 
     Attributes:
-        module: nn.Linear or nn.Conv2d without groups.
+        module: nn.Linear, nn.Conv2d without groups, or the linear layer of transformers' GPT-2, `Conv1D`.
         weight: place of its weight in the flat vector.
         bias: place of its bias; None without one, or when it is frozen.
     """
 
-    module: nn.Linear | nn.Conv2d
+    module: nn.Module
     weight: slice
     bias: slice | None
 
     @property
+    def _stored(self) -> tuple[int, int]:
+        """Shape of the weight as a matrix: (outputs, inputs), of a `Conv1D` (inputs, outputs)."""
+        weight = cast("Tensor", self.module.weight)
+        return len(weight), weight[0].numel()
+
+    @property
     def shape(self) -> tuple[int, int]:
         """(outputs, inputs) of the weight as a matrix, the bias being one input more."""
-        weight = self.module.weight
-        return weight.shape[0], weight[0].numel() + (self.bias is not None)
+        outputs, inputs = self._stored[::-1] if _is_conv1d(self.module) else self._stored
+        return outputs, inputs + (self.bias is not None)
 
     def activations(self, inputs: Tensor) -> Tensor:
         """Return the layer's inputs as (N, T, I): T places where the weight is applied, and a 1 for the bias."""
@@ -59,9 +66,10 @@ class Layer:
 
     def matrix(self, vectors: Tensor) -> Tensor:
         """Return the layer's part of (P, K) as (K, O, I)."""
-        module = self.module.weight
         # Sizes are spelled out because -1 cannot be inferred when K = 0.
-        weight = vectors[self.weight].T.reshape(vectors.shape[1], len(module), module[0].numel())
+        weight = vectors[self.weight].T.reshape(vectors.shape[1], *self._stored)
+        if _is_conv1d(self.module):
+            weight = weight.transpose(1, 2)
         if self.bias is None:
             return weight
         return torch.cat([weight, vectors[self.bias].T[:, :, None]], dim=2)
@@ -69,9 +77,18 @@ class Layer:
     def write(self, matrix: Tensor, vectors: Tensor) -> None:
         """Put (K, O, I) into the layer's part of (P, K)."""
         weight = matrix if self.bias is None else matrix[:, :, :-1]
+        if _is_conv1d(self.module):
+            weight = weight.transpose(1, 2)
         vectors[self.weight] = weight.flatten(1).T
         if self.bias is not None:
             vectors[self.bias] = matrix[:, :, -1].T
+
+
+def _is_conv1d(module: nn.Module) -> bool:
+    """Return whether it is transformers' `Conv1D`, which is nn.Linear with a transposed weight."""
+    return any(
+        kind.__name__ == "Conv1D" and kind.__module__.startswith("transformers.") for kind in type(module).__mro__
+    )
 
 
 def find_layers(function: ModelFunction, *, max_size: int) -> list[Layer]:
@@ -87,7 +104,7 @@ def find_layers(function: ModelFunction, *, max_size: int) -> list[Layer]:
     owners = [id(weight) for module in function.model.modules() for weight in module.parameters(recurse=False)]
     layers = []
     for module in function.model.modules():
-        if not isinstance(module, nn.Linear | nn.Conv2d):
+        if not isinstance(module, nn.Linear | nn.Conv2d) and not _is_conv1d(module):
             continue
         if isinstance(module, nn.Conv2d) and (module.groups != 1 or isinstance(module.padding, str)):
             continue

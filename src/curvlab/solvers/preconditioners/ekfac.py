@@ -108,7 +108,7 @@ class KroneckerInverse(DerivedOperator):
 
 @dataclass(frozen=True)
 class Ekfac:
-    """Recipe for a `KroneckerInverse` of nn.Linear and nn.Conv2d layers (George et al. 2018).
+    """Recipe for a `KroneckerInverse` of linear (GPT-2's, too) and nn.Conv2d layers (George et al. 2018).
 
     A layer's block of G is E[(g ⊗ a)(g ⊗ a)ᵀ], a its inputs and g the gradients by its outputs for labels drawn
     from the model. K-FAC (Martens & Grosse 2015): E[g gᵀ] ⊗ E[a aᵀ]. EK-FAC: the eigenvectors of that, with the

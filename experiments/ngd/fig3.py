@@ -335,7 +335,7 @@ def _left_out(table: pd.DataFrame) -> str:
 EQUAL = "NGD, at equal training loss"
 STYLES = {
     "NGD": panels.styles_of(["ngd"])["ngd"],
-    EQUAL: panels.styles_of(["llc"])["llc"] | {"linestyle": "--"},
+    EQUAL: panels.styles_of(["ngd"])["ngd"] | {"marker": "^", "linestyle": "--"},
 }
 
 
@@ -387,7 +387,7 @@ def _llc_panel(ax: Axes, own: pd.DataFrame, sgd: pd.DataFrame, equal: pd.DataFra
         panels.lines(ax, swept, x="place", y="llc", bars=True, label=EQUAL, styles=STYLES, linewidth=1.0)
     at_level = equal[equal.value.isna()].llc.dropna()
     if len(at_level):
-        color = STYLES[EQUAL]["color"]
+        color = panels.COLORS["sgd"]
         panels.rule(ax, y=at_level.mean(), color=color, linestyle=":", label="SGD, at equal training loss")
     _band(ax, sgd.llc)
     out, label = own[own.llc.isna() & own.estimate.notna()], "NGD, not converged or not valid"

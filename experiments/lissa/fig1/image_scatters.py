@@ -18,7 +18,7 @@ from curvlab.lab import Computed, panels, plots
 from curvlab.lab.names import reader_names
 from experiments.lissa.fig1.agreement_panels import CHOICES, panels_error
 
-COLORS = dict(zip((*CHOICES, "exact"), ("lissa", "lissa.auto", "ginger", "random"), strict=True))
+COLORS = dict(zip((*CHOICES, "exact"), ("lissa", "lissa.auto", "lissa", "exact"), strict=True))
 NOTE = (
     "change of a test loss per unit weight of the training image (nats)\n"
     "r: mean ± s.e. over seeds; axes that end in powers of ten: linear around 0, logarithmic beyond\n"

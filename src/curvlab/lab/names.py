@@ -15,28 +15,44 @@ from matplotlib.text import Text
 
 from curvlab.lab.reporting.plots import MARKERS, PALETTE
 
-# By colour of the palette: methods that stand in one figure are in different rows. Names as `_plain` writes them;
-# a name that begins with one of these ("ginger, never clipped", "kronfluence EK-FAC") is a variant of it.
+# A method has its own colour in all figures: no other method has it. Names as `_plain` writes them; a name that
+# begins with one of these ("ginger, never clipped") is a variant of it. The palette's colours are those of the
+# optimizers, and of settings, gaps, quantities and libraries, which stand beside no optimizer.
 _METHODS = (
-    ("sgd", "momentum", "lissa", "uniform direction", "δ = 0", "curvlab", "proximity", "source"),
-    ("ngd", "cg", "conjugate gradient", "linearisation", "linearised", "lemma as printed", "curvlinops"),
-    ("ginger", "pbrf", "proximal bregman", "lemma", "non convergence", "llc", "δ = 0.1", "kronfluence"),
-    ("adam", "influence", "gradient descent", "solver"),
-    ("qng", "gradient", "plain gradients", "warm", "δ = 1", "devinterp"),
-    (
-        "momentum, clipped",
-        "the same without curvature",
-        "ginger without curvature",
-        "lissa.auto",
-        "cold",
-        "δ = 0.01",
-    ),
-    ("muon", "random", "newton", "direct", "exact", "dense solve", "unrolled", "printed"),
-    ("exact ngd", "block cg", "cubic newton", "trak", "tr(h)", "trace", "dattri"),
-    ("minres", "chebyshev", "k fac", "filter", "training filter", "moving average", "σ = 0", "pyhessian"),
-    ("soap", "default", "ek fac", "two stage", "wbic", "pydvl"),
+    ("sgd", "momentum", "gradient descent", "curvlab", "proximity"),
+    ("ngd", "linearisation", "linearised", "curvlinops"),
+    ("ginger", "non convergence", "llc", "δ = 0.1", "kronfluence"),
+    ("adam", "solver"),
+    ("qng", "warm", "δ = 1", "devinterp"),
+    ("momentum, clipped", "the same without curvature", "ginger without curvature", "cold", "δ = 0.01"),
+    ("direct", "exact", "dense solve", "newton", "printed", "random"),
+    ("exact ngd", "tr(h)", "trace", "dattri"),
+    ("filter", "training filter", "σ = 0", "pyhessian"),
+    ("soap", "two stage", "wbic", "pydvl"),
 )
-COLORS: Mapping[str, str] = {name: PALETTE[place] for place, names in enumerate(_METHODS) for name in names}
+# Of the other optimizers, the solvers and the scores.
+_OWN: Mapping[str, tuple[str, ...]] = {
+    "#5F3B1E": ("muon",),
+    "#1B8A8A": ("uniform direction", "lemma", "δ = 0"),
+    "#9C9C9C": ("cubic newton", "moving average"),
+    "#7B4FC9": ("lissa",),
+    "#B39DDB": ("lissa.auto",),
+    "#C1121F": ("cg", "conjugate gradient"),
+    "#FF8F80": ("block cg",),
+    "#0B2A5B": ("default",),
+    "#7D6E4A": ("chebyshev",),
+    "#86C940": ("pbrf", "proximal bregman response"),
+    "#00B0C8": ("influence",),
+    "#3E5C76": ("ek fac", "k fac"),
+    "#A0522D": ("unrolled",),
+    "#D6CE00": ("source",),
+    "#7A7A7A": ("trak",),
+    "#FFB07C": ("gradient", "plain gradients"),
+}
+_COLORS = (*PALETTE, *_OWN)
+COLORS: Mapping[str, str] = {
+    name: color for color, names in zip(_COLORS, (*_METHODS, *_OWN.values()), strict=True) for name in names
+}
 _LINES = ("-", "--", ":", "-.")  # of those in a figure that share a colour: a method and its variants
 
 
@@ -63,7 +79,7 @@ def styles_of(names: Iterable[Hashable]) -> dict[Hashable, dict[str, Any]]:
             order = [(first + step) % len(PALETTE) for step in range(len(PALETTE))]
             place = min(order, key=lambda each: taken.get(each, -1))
         turn = taken[place] = taken.get(place, -1) + 1
-        found[name] = {"color": PALETTE[place], "marker": MARKERS[(place + turn) % len(MARKERS)]}
+        found[name] = {"color": _COLORS[place], "marker": MARKERS[(place + turn) % len(MARKERS)]}
         if turn:
             found[name]["linestyle"] = _LINES[turn % len(_LINES)]
     return {name: found[name] for name in names}
@@ -75,9 +91,9 @@ def style_of(label: str) -> dict[str, Any]:
 
 
 def _place(name: str) -> int | None:
-    """Return the place in the palette of the longest known method that a name begins with."""
+    """Return the place among the colours of the longest known method that a name begins with."""
     stems = [stem for stem in COLORS if re.match(rf"{re.escape(stem)}(?![\w.])", name)]
-    return PALETTE.index(COLORS[max(stems, key=len)]) if stems else None
+    return _COLORS.index(COLORS[max(stems, key=len)]) if stems else None
 
 
 def _plain(name: Hashable) -> str:

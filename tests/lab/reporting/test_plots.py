@@ -256,6 +256,11 @@ def test_a_method_has_one_color_whatever_stands_beside_it() -> None:
     assert found["Ginger"]["color"] == found["Ginger, never clipped"]["color"], "a variant of it"
     assert found["Ginger"]["marker"] != found["Ginger, never clipped"]["marker"]
     assert panels.styles_of(["sgdish"])["sgdish"]["color"] != panels.COLORS["sgd"], "words, not letters"
+    optimizers = ["SGD", "NGD", "Ginger", "Adam", "QNG", "momentum, clipped", "Muon", "SOAP", "uniform direction"]
+    solvers = ["LiSSA", "Lissa.auto", "CG", "block CG", "default", "Chebyshev", "exact solve", "filter of the run"]
+    scores = ["PBRF", "influence", "EK-FAC", "SOURCE", "TRAK", "unrolled", "gradient dot product"]
+    own = [panels.style_of(name)["color"] for name in (*optimizers, *solvers, *scores)]
+    assert len(set(own)) == len(own), "no colour is two methods"
 
 
 def test_names_and_numbers_beyond_the_palette_are_told_apart() -> None:

@@ -35,6 +35,9 @@ here; with R reproduced, D direction only, U undecided, N not reproduced or refu
     reproduced         N = 0 and R > D + U
     direction only     N = 0, not reproduced, and R + D > U
     undecided          otherwise
+
+The sides differ at N = U and R = U since a headline says that all of its claims hold: one that fails contradicts it,
+one that holds does not settle those that are open.
 """
 
 from __future__ import annotations

@@ -108,7 +108,7 @@ def wait_for(log: Path) -> None:
 
 def run_waiting(log: Path) -> None:
     command.LOGS = log.parent
-    command.load_libraries = lambda: None
+    command.load_libraries = lambda *, tracked: None
     command.main = lambda target: wait_for(log)
     targets = [Target(f"experiments.toy.{name}", title=name) for name in "ab"]
     sys.exit(run_side_by_side(targets, []))

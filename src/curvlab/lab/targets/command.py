@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import importlib
 import multiprocessing
@@ -35,6 +36,7 @@ _LIBRARIES = (
     "curvlab.sampling",
     "curvlab.lab.targets.execution",
 )
+_TRACKER = ("wandb", "wandb.sdk.launch.inputs.internal")  # and what its first run imports
 
 
 # ------------------------------------------------------------------------------------ one
@@ -171,7 +173,8 @@ class _Schedule:
         about = f"; about {expected:.1f} min, as published and where nothing is stored" if expected else ""
         jobs = f"{self.num_targets} targets ({self.preset}), {self.num_jobs} side by side"
         print(f"{jobs}{about}; loading torch", flush=True)
-        load_libraries()
+        is_default = not any(line.startswith("tracker=") for lines in self.overrides.values() for line in lines)
+        load_libraries(tracked=is_default)
         spoken = time.monotonic()
         stopped: list[int] = []  # not raised in the handler: what is raised while a fork begins is dropped
         before = signal.signal(signal.SIGTERM, lambda number, _: stopped.append(number))
@@ -241,10 +244,13 @@ class _Schedule:
         return 1 if self.failed else 0
 
 
-def load_libraries() -> None:
-    """Import, once before forking, what nearly every target needs: 2 CPU seconds less for each of them."""
+def load_libraries(*, tracked: bool) -> None:
+    """Import, once before forking, what nearly every target needs: seconds less for each of them."""
     for name in _LIBRARIES:
         importlib.import_module(name)
+    for name in _TRACKER if tracked else ():
+        with contextlib.suppress(ImportError):  # the run itself says what is missing
+            importlib.import_module(name)
     importlib.import_module("curvlab.curvature.linearise").load_forward_mode()
     importlib.import_module("torch").set_num_threads(1)  # a pool of threads would not survive the fork
 

@@ -36,8 +36,8 @@ here; with R reproduced, D direction only, U undecided, N not reproduced or refu
     direction only     N = 0, not reproduced, and R + D > U
     undecided          otherwise
 
-The sides differ at N = U and R = U: a headline says that all of its claims hold. One that fails contradicts it; one
-that holds does not settle those that are open.
+The sides differ at N = U and R = U: a headline says that all of its claims hold. One that fails contradicts it;
+one that holds does not settle those that are open.
 """
 
 from __future__ import annotations

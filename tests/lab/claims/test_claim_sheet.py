@@ -233,7 +233,7 @@ claims:
     measure: the end over the start
     criterion: {at_most: "{bound}", direction_at_most: 1.0}
     changed:
-      - {date: 2026-11-20, what: over the mean}
+      - 2026-11-20: over the mean
   falls-not:
     statement: It does not fall.
     source: A paper, text

@@ -10,8 +10,8 @@ claims:
     paper_value: does not increase, no number     # or a number; null: the paper states neither
     measure: slope of the LLC after the split over its value there; mean over seeds
     criterion: {at_most: 0.1}                     # see Criterion
-    changed:                                      # after results were seen
-      - {date: 2026-11-20, what: over the seeds' mean instead of each seed's own}
+    changed:                                      # after results were seen: the day, and what was changed
+      - 2026-11-20: over the seeds' mean instead of each seed's own
     value: {mean: slope / level, over: seed, by: task}   # optional: then `judge` need not know the claim
     why: The learning rate is not high enough.    # with `value`: what explains a failure
 
@@ -120,7 +120,9 @@ class ClaimSheet:
             paper_value=entry["paper_value"],
             measure=entry["measure"],
             criterion=criterion,
-            changed=tuple(Change(str(change["date"]), change["what"]) for change in entry.get("changed") or ()),
+            changed=tuple(
+                Change(str(date), what) for change in entry.get("changed") or () for date, what in change.items()
+            ),
             words=words | ({"of": of} if of else {}),
         )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import multiprocessing
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -39,12 +40,14 @@ def _leave_out_what_a_module_imported() -> Iterator[None]:
 def smoke_scale() -> Iterator[None]:
     """Run in the checkout, and draw figures, but small and not laid out: that is matplotlib's work, half the time.
 
-    The tests of `plots` and `again` lay theirs out.
+    The tests of `plots` and `again` lay theirs out. A process apart is a fork: a fresh one imports for 5 s of CPU.
     """
     from curvlab.lab.reporting import plots  # matplotlib comes with it: only where something is drawn
 
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(Path(__file__).parents[1])
+        fork = multiprocessing.get_context("fork")
+        patch.setattr(multiprocessing, "get_context", lambda method=None: fork)
         patch.setattr("matplotlib.layout_engine.ConstrainedLayoutEngine.execute", lambda self, figure: None)
         patch.setattr(plots, "_shrink_what_is_cut", lambda drawing: None)
         patch.setattr(plots, "_DPI", 40)

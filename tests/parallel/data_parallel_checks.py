@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from operator import matmul
 from pathlib import Path
 
 import torch
@@ -15,6 +16,7 @@ from problems import (
     language_model,
     loss_gradient,
     normed,
+    once,
     refused,
     same_on_all,
     seeded,
@@ -61,7 +63,7 @@ def check_products(ranks: Ranks, folder: Path) -> None:
             whole, spread = build(data), DataParallelOperator(build(share))
             vectors = whole.randn(2, seeded(5))
             found = spread @ spread.randn(2, seeded(5))
-            close(found, whole @ vectors, f"{name} of a {family}")
+            close(found, once(ranks, matmul, whole, vectors), f"{name} of a {family}")
             same_on_all(ranks, found, name)
         batch = [op.sample(4, seeded(6)) @ vectors for op in (whole, spread)]
         close(batch[1], batch[0], "a sample")
@@ -89,7 +91,8 @@ def check_solvers(ranks: Ranks, folder: Path) -> None:
     ]
     assert Lissa.auto(whole, 0.1, sampling="uniform", generator=seeded(1)).batch_size == solvers[-1].batch_size
     for solver in solvers:
-        found, expected = (solver.solve(op + 0.1 * identity, sides, generator=seeded(9)) for op in (spread, whole))
+        found = solver.solve(spread + 0.1 * identity, sides, generator=seeded(9))
+        expected = once(ranks, solver.solve, whole + 0.1 * identity, sides, generator=seeded(9))
         close(found.x, expected.x, type(solver).__name__)
         assert found.num_matvecs == expected.num_matvecs
     hessian, shared = HessianOperator(model, LOSS, data), DataParallelOperator(HessianOperator(model, LOSS, share))
@@ -106,7 +109,7 @@ def check_solvers(ranks: Ranks, folder: Path) -> None:
         ),
     }
     for name, estimate in estimates.items():
-        close(estimate(spread), estimate(whole), name)
+        close(estimate(spread), once(ranks, estimate, whole), name)
 
 
 def check_influence(ranks: Ranks, folder: Path) -> None:
@@ -117,7 +120,8 @@ def check_influence(ranks: Ranks, folder: Path) -> None:
     test = (data[0][:4], data[1][:4])
     settings = {"damping": 0.1, "solver": ConjugateGradient(rtol=1e-3)}
     found = influence(over(model, data), test=test, **settings)
-    close(found.scores, influence(model, LOSS, data, test, **settings).scores, "influence")
+    expected = once(ranks, influence, model, LOSS, data, test, **settings)
+    close(found.scores, expected.scores, "influence")
     same_on_all(ranks, found.scores, "influence")
     sure = torch.cat([data[0][:4], 100 * data[0][4:]]), data[1]  # the first hold the curvature
     torch.manual_seed(3)
@@ -126,13 +130,13 @@ def check_influence(ranks: Ranks, folder: Path) -> None:
     assert plan is not None
     assert plan.num_rows > 0
     found = influence(over(linear, sure), test=test, damping=0.1, rtol=1e-3)
-    expected = influence(linear, LOSS, sure, test, damping=0.1, rtol=1e-3)
+    expected = once(ranks, influence, linear, LOSS, sure, test, damping=0.1, rtol=1e-3)
     close(found.scores, expected.scores, "influence by the default solver")
     assert found.solution.num_matvecs == expected.solution.num_matvecs, "it looks at the examples of all ranks"
     weights = torch.rand(len(data[0]), generator=seeded(7), dtype=torch.float64)
     own = uneven(ranks, (weights, weights))[0]
     found = influence(over(model, data), test=test, weights=own, **settings)
-    expected = influence(model, LOSS, data, test, weights=weights, **settings)
+    expected = once(ranks, influence, model, LOSS, data, test, weights=weights, **settings)
     close(found.scores, expected.scores, "influence of weighted examples")
     given = None if ranks.is_first else own
     refused(
@@ -148,7 +152,7 @@ def check_chains(ranks: Ranks, folder: Path) -> None:
     settings = {
         "num_chains": 5, "num_draws": 6, "num_burnin_steps": 4, "step_size": 1e-3, "batch_size": 8,
     }  # fmt: skip
-    expected = estimate_llc(model, LOSS, data, **settings, generator=seeded(2))
+    expected = once(ranks, estimate_llc, model, LOSS, data, **settings, generator=seeded(2))
 
     def killed(state: ChainsState) -> None:
         if state.num_steps == 6:
@@ -209,8 +213,8 @@ def check_estimated_importance(ranks: Ranks, folder: Path) -> None:
     model, data = language_model("llama"), sequences(7)
     whole = GaussNewtonOperator(model, LOSS, data, batch_size=2)
     spread = DataParallelOperator(GaussNewtonOperator(model, LOSS, uneven(ranks, data), batch_size=2))
-    exact, spread_out = (sampled_traces(op, num_draws=16, generator=seeded(3)) for op in (whole, spread))
-    close(spread_out, exact, "estimated traces", tolerance=0.2)
+    exact = once(ranks, sampled_traces, whole, num_draws=16, generator=seeded(3))
+    close(sampled_traces(spread, num_draws=16, generator=seeded(3)), exact, "estimated traces", tolerance=0.2)
     importance = example_importance(spread, generator=seeded(1))
     same_on_all(ranks, importance.probabilities, "estimated probabilities")
     weighted = ImportanceOperator(spread, importance.probabilities)
@@ -234,9 +238,10 @@ def check_rows(ranks: Ranks, folder: Path) -> None:
             # A budget takes all: whether rows whose length is 0 to rounding are among them is left to rounding.
             assert rows.num_rows is None or found.num_example_rows == expected.num_example_rows == rows.num_rows
         solver = ConjugateGradient(rtol=1e-9, preconditioner=Rows(num_rows=20))
-        solved = [solver.solve(op + DAMPING * identity, sides) for op in (spread, whole)]
-        close(solved[0].x, solved[1].x, f"a system preconditioned by rows of {name}")
-        assert solved[0].num_matvecs == solved[1].num_matvecs
+        solved = solver.solve(spread + DAMPING * identity, sides)
+        alone = once(ranks, solver.solve, whole + DAMPING * identity, sides)
+        close(solved.x, alone.x, f"a system preconditioned by rows of {name}")
+        assert solved.num_matvecs == alone.num_matvecs
 
 
 def check_ekfac(ranks: Ranks, folder: Path) -> None:
@@ -257,7 +262,7 @@ def check_ekfac(ranks: Ranks, folder: Path) -> None:
         same_on_all(ranks, found @ sides, "Kronecker factors")
         solver = ConjugateGradient(rtol=1e-9, preconditioner=Ekfac())
         solved = solver.solve(spread + DAMPING * identity, sides)
-        plain = ConjugateGradient(rtol=1e-9).solve(pretended.whole + DAMPING * identity, sides)
+        plain = once(ranks, ConjugateGradient(rtol=1e-9).solve, pretended.whole + DAMPING * identity, sides)
         close(solved.x, plain.x, "a system preconditioned by Kronecker factors")
 
 
@@ -311,7 +316,7 @@ def solve(ranks: Ranks, folder: Path, *, dies_at: int = 0) -> None:
     )
     spread = DataParallelOperator(GaussNewtonOperator(model, LOSS, uneven(ranks, data)))
     found = solver.solve(spread + 0.01 * identity, sides)
-    expected = BlockConjugateGradient(rtol=1e-9).solve(whole + 0.01 * identity, sides)
+    expected = once(ranks, BlockConjugateGradient(rtol=1e-9).solve, whole + 0.01 * identity, sides)
     close(found.x, expected.x, "the resumed solution")
     # The first rank saves the step before, and, where it has not heard of the end by then, that step, too.
     assert steps[0] in (KILLED_AT, KILLED_AT + 1), f"the solve went on at step {steps[0]}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -71,6 +72,11 @@ def uneven(ranks: Ranks, data: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
 def close(found: Tensor, expected: Tensor, what: str, tolerance: float = TOLERANCE) -> None:
     error = float((found - expected).norm() / expected.norm())
     assert error < tolerance, f"{what}: relative error {error:.2g}"
+
+
+def once(ranks: Ranks, compute: Callable[..., Any], *arguments: Any, **settings: Any) -> Any:
+    """What one process computes, by the first rank for all."""
+    return ranks.object_from_first(compute(*arguments, **settings) if ranks.is_first else None)
 
 
 def same_on_all(ranks: Ranks, tensor: Tensor, what: str) -> None:

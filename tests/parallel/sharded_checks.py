@@ -18,6 +18,7 @@ from problems import (
     close,
     language_model,
     loss_gradient,
+    once,
     refused,
     same_on_all,
     seeded,
@@ -57,7 +58,7 @@ def check_products(ranks: Ranks, folder: Path) -> None:
     before = [(p.to_local().clone(), p.grad.to_local().clone()) for p in sharded.parameters()]
     close(op.cut.whole(op @ own), whole @ vectors, "a sharded Gauss-Newton product", PRODUCT)
     close(op.cut.whole(mean_gradient(op)), loss_gradient(model, data), "sharded gradient")
-    expected = per_example_gradients(model, LOSS, data)
+    expected = once(ranks, per_example_gradients, model, LOSS, data)
     close(op.cut.whole(op.example_gradients(data)), expected.T, "gradients of single examples")
     for weights in (None, torch.rand(7, generator=seeded(9))):
         batch = [o.sample(4, seeded(6), weights) @ v for o, v in ((op, own), (whole, vectors))]
@@ -137,7 +138,7 @@ def check_solvers(ranks: Ranks, folder: Path) -> None:
     ]
     for solver in solvers:
         name = type(solver).__name__
-        expected = solver.solve(whole + 0.1 * identity, sides, generator=seeded(9))
+        expected = once(ranks, solver.solve, whole + 0.1 * identity, sides, generator=seeded(9))
         found = solver.solve(op + 0.1 * identity, op.cut.own_part(sides), generator=seeded(9))
         close(op.cut.whole(found.x), expected.x, name)
         assert found.num_matvecs == expected.num_matvecs
@@ -149,7 +150,7 @@ def check_solvers(ranks: Ranks, folder: Path) -> None:
         "forms": lambda o: torch.tensor(mean_eigenvalue(o, num_probes=3, batch_size=5, generator=seeded()).value),
     }
     for name, estimate in estimates.items():
-        close(estimate(op), estimate(whole), f"sharded {name}")
+        close(estimate(op), once(ranks, estimate, whole), f"sharded {name}")
     check_by_tensor(op, model, whole)
     check_resumed(op, sides, folder / f"sharded {ranks.size}")
 
@@ -193,7 +194,8 @@ def check_influence(ranks: Ranks, folder: Path) -> None:
     model, cut = language_model("gpt2"), shard_parameters(language_model("gpt2"))
     for loss, measured, weighted in ((LOSS, {"measurement": largest}, False), (rare, {}, True)):
         settings = {"damping": 5.0, "solver": ConjugateGradient(rtol=1e-3)} | measured
-        expected = influence(model, loss, data, test, **settings, weights=weights if weighted else None)
+        used = weights if weighted else None
+        expected = once(ranks, influence, model, loss, data, test, **settings, weights=used)
         operators = [ShardedGaussNewtonOperator(cut, loss, share)]
         if loss is rare:
             operators.append(DataParallelOperator(GaussNewtonOperator(model, loss, share)))

@@ -60,10 +60,7 @@ KNOWN = {
     "class_weights": (nn.CrossEntropyLoss(weight=WEIGHTS), CLASSES),
     "class_weights_smoothing": (nn.CrossEntropyLoss(weight=WEIGHTS, label_smoothing=0.2), CLASSES),
     "class_weights_sum": (nn.CrossEntropyLoss(weight=WEIGHTS, reduction="sum"), CLASSES),
-    "class_weights_ignored": (
-        nn.CrossEntropyLoss(weight=WEIGHTS, ignore_index=1, label_smoothing=0.1),
-        CLASSES,
-    ),
+    "class_weights_ignored": (nn.CrossEntropyLoss(weight=WEIGHTS, ignore_index=1, label_smoothing=0.1), CLASSES),
     "pos_weight": (nn.BCEWithLogitsLoss(pos_weight=WEIGHTS), (SHARES > 0.33).double()),
     "pos_weight_soft": (nn.BCEWithLogitsLoss(pos_weight=WEIGHTS, weight=WEIGHTS.flip(0)), SHARES),
 }

@@ -34,10 +34,7 @@ def least_squares(generator: torch.Generator) -> LeastSquares:
         model.weight.copy_(draw(outputs, features))
     train, test = (
         (draw(num_train, features), draw(num_train, outputs)),
-        (
-            draw(num_test, features),
-            draw(num_test, outputs),
-        ),
+        (draw(num_test, features), draw(num_test, outputs)),
     )
 
     def gradients(x: Tensor, y: Tensor) -> Tensor:

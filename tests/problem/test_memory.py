@@ -14,12 +14,7 @@ from curvature_oracles import Memory as Peak
 from torch import Tensor, nn
 from torch.testing import assert_close
 
-from curvlab.curvature import (
-    DataOperator,
-    FisherOperator,
-    GaussNewtonOperator,
-    HessianOperator,
-)
+from curvlab.curvature import DataOperator, FisherOperator, GaussNewtonOperator, HessianOperator
 from curvlab.curvature.examples import quadratic_forms
 from curvlab.problem.memory import (
     Estimate,
@@ -104,10 +99,7 @@ def test_other_errors_are_passed_on() -> None:
 
 def test_where_one_example_does_not_fit_the_error_says_what_is_left() -> None:
     op = build(GaussNewtonOperator, Limited(most=0, error=ERRORS[1]), batch_size=4)
-    with (
-        pytest.warns(MemoryWarning),
-        pytest.raises(RuntimeError, match="can't allocate memory") as caught,
-    ):
+    with pytest.warns(MemoryWarning), pytest.raises(RuntimeError, match="can't allocate memory") as caught:
         op @ torch.ones(op.shape[0], dtype=torch.float64)
     assert "low_memory=True" in caught.value.__notes__[0]
 

@@ -117,11 +117,7 @@ def test_flat_directions_are_reached_that_sgld_misses(
 # Where the rank is 1, a larger step would be too large for the regular directions.
 @pytest.mark.parametrize(
     ("pattern", "coefficient", "step_size", "preconditioner"),
-    [
-        ((4, 2, 1, 0), 1.0, 4.8e-4, None),
-        ((3, 2, 2, 1), 2.5, 2.4e-4, None),
-        ((3, 2, 2, 1), 2.5, 2e-5, RMSProp()),
-    ],
+    [((4, 2, 1, 0), 1.0, 4.8e-4, None), ((3, 2, 2, 1), 2.5, 2.4e-4, None), ((3, 2, 2, 1), 2.5, 2e-5, RMSProp())],
     ids=str,
 )
 def test_reduced_rank_regression_at_the_most_singular_parameter(

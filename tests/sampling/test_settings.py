@@ -177,8 +177,7 @@ def test_settings_are_chosen_for_attention() -> None:
 
 
 @pytest.mark.parametrize(
-    ("case", "sampler"),
-    [("regular", "sgld"), ("regular", "averaged"), ("singular", "underdamped")],
+    ("case", "sampler"), [("regular", "sgld"), ("regular", "averaged"), ("singular", "underdamped")]
 )
 def test_chosen_settings_give_a_valid_estimate(case: str, sampler: str) -> None:
     model, data = linear_regression(1000, 4, seed=3)

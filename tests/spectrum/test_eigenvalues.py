@@ -224,11 +224,7 @@ def smoothed(eigenvalues: Tensor, grid: Tensor, width: float) -> Tensor:
 def test_covers_the_exact_smoothed_density(matrix: Tensor) -> None:
     eigenvalues = torch.linalg.eigvalsh(matrix)
     result = spectral_density(
-        DenseOperator(matrix),
-        num_probes=40,
-        num_steps=40,
-        width=0.15,
-        generator=torch.Generator().manual_seed(0),
+        DenseOperator(matrix), num_probes=40, num_steps=40, width=0.15, generator=torch.Generator().manual_seed(0)
     )
     truth = smoothed(eigenvalues, result.grid, 0.15)
     inside = (result.density - truth).abs() <= 2.02 * result.stderr + 1e-3 * truth.max()

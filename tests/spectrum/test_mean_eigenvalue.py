@@ -285,11 +285,7 @@ def test_sketch_is_phi_a_phi_and_sums_to_the_dense_one() -> None:
     operator = DenseOperator(spiked())
     dense = sketch_eigenvalues(operator, sketch_size=16, chunk_size=5, generator=torch.Generator().manual_seed(5))
     parts = sketch_eigenvalues(
-        operator,
-        sketch_size=16,
-        chunk_size=5,
-        tensor_sizes=[50, 70],
-        generator=torch.Generator().manual_seed(5),
+        operator, sketch_size=16, chunk_size=5, tensor_sizes=[50, 70], generator=torch.Generator().manual_seed(5)
     )
     assert parts.num_matvecs == 32
     torch.testing.assert_close(

@@ -29,13 +29,7 @@ from experiments.benchmarks.attribution.ranks import (
     predicted_changes,
     rank_table,
 )
-from experiments.benchmarks.attribution.rest import (
-    BEST,
-    OTHER_ORDER,
-    PART_WAY,
-    prediction_score,
-    rest_rows,
-)
+from experiments.benchmarks.attribution.rest import BEST, OTHER_ORDER, PART_WAY, prediction_score, rest_rows
 
 # --- What bench-attribution computes: PBRF against an oracle, removals and predictions against closed forms
 NUM_TRAIN, NUM_TEST, INPUTS, CLASSES, DAMPING = 80, 3, 4, 3, 0.05

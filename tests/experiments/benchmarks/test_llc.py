@@ -27,7 +27,7 @@ OPTIONAL = {
     "default_sampler": pd.DataFrame(
         [{"step": "initial loss", "replacement": False}, {"step": "replacement", "replacement": True}],
         columns=list(STEP_COLUMNS),
-    ),
+    )
 }
 
 

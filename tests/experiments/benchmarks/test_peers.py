@@ -33,11 +33,7 @@ def convnet() -> dict[str, Any]:
     model = ConvNet((2, 4, 4), 3, channels=(3, 4), activation="tanh")
     return stored_of(
         model, torch.randn(NUM_TRAIN + NUM_TEST, 2, 4, 4), torch.randint(3, (NUM_TRAIN + NUM_TEST,))
-    ) | {
-        "channels": [2, 3, 4],
-        "sizes": [16, 3],
-        "activation": "tanh",
-    }
+    ) | {"channels": [2, 3, 4], "sizes": [16, 3], "activation": "tanh"}
 
 
 def opt() -> dict[str, Any]:

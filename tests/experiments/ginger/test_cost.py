@@ -251,9 +251,7 @@ def folder(run_smoke: Callable[..., Path]) -> Path:
 
 
 def test_target_at_smoke_scale(
-    folder: Path,
-    computed_of: Callable[..., Computed],
-    judged: Callable[[str, Computed], list[ClaimResult]],
+    folder: Path, computed_of: Callable[..., Computed], judged: Callable[[str, Computed], list[ClaimResult]]
 ) -> None:
     verdicts = {result.claim.id: result.verdict for result in load_claims(folder)}
     assert EXACT.items() <= verdicts.items()
@@ -277,9 +275,7 @@ def test_target_at_smoke_scale(
 
 
 def test_claims_on_cost_follow_the_tables(
-    folder: Path,
-    computed_of: Callable[..., Computed],
-    judged: Callable[[str, Computed], list[ClaimResult]],
+    folder: Path, computed_of: Callable[..., Computed], judged: Callable[[str, Computed], list[ClaimResult]]
 ) -> None:
     tables = {path.stem: pd.read_csv(path) for path in folder.glob("*.csv")}
     steps = tables["steps"]

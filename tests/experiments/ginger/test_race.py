@@ -82,12 +82,7 @@ def test_a_training_records_every_epoch_and_shares_its_start(task: RaceTask) -> 
     assert found["seconds"][0] == 0.0 < found["seconds"][1]
     assert not found["diverged"]
     other = trained(
-        task,
-        GINGER | {"lr": 0.01, "rank": 2, "damping": 0.1},
-        num_steps=4,
-        batch_size=40,
-        seed=0,
-        with_test=False,
+        task, GINGER | {"lr": 0.01, "rank": 2, "damping": 0.1}, num_steps=4, batch_size=40, seed=0, with_test=False
     )
     assert other["validation_loss"][0] == found["validation_loss"][0]  # one start
     assert other["step_losses"][0] == pytest.approx(

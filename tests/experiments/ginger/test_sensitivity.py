@@ -18,14 +18,7 @@ from torch import Tensor, nn
 from curvlab.lab import ClaimResult, Computed
 from curvlab.lab.models import ResNet20
 from curvlab.optim import QNG, Ginger
-from curvlab.training import (
-    Learner,
-    MeanLoss,
-    TrainingBatch,
-    curvature_step,
-    gradient_step,
-    shared_curvature_step,
-)
+from curvlab.training import Learner, MeanLoss, TrainingBatch, curvature_step, gradient_step, shared_curvature_step
 from experiments.ginger.optimizers import (
     MuonWithAdam,
     augmented,

@@ -190,11 +190,7 @@ def test_measured_variances_are_the_exact_ones() -> None:
 ROOT = Path(__file__).parents[3]
 FINITE_DIFFERENCES = 5e-3  # of products in float32: measured up to 1.4e-3
 TASK = "opt_1_16_documentation_120"  # of the smoke preset; its place is taken
-TASK_SETTINGS = [
-    f"task@tasks.{TASK}=llama_2_32_documentation_120",
-    f"task={TASK}",
-    "spectrum.trace_probes=2",
-]
+TASK_SETTINGS = [f"task@tasks.{TASK}=llama_2_32_documentation_120", f"task={TASK}", "spectrum.trace_probes=2"]
 FEWER = {"lissa-tab1": [], "lissa-tab3": ["gradients.num_pairs=1", "gradients.num_sketches=4"]}
 SMALLER = {
     "lissa-tab1": {

@@ -103,11 +103,7 @@ def test_a_narrower_interval_never_turns_one_decision_into_another() -> None:
 def test_moving_a_value_along_the_axis_meets_the_verdicts_in_order() -> None:
     criterion = Criterion(**LOWER)
     met = [decide(x, between(x - 0.1, x + 0.1), criterion) for x in np.linspace(-0.5, 1.5, 201)]
-    assert [verdict for verdict, _ in itertools.groupby(met)] == [
-        "not reproduced",
-        "direction only",
-        "reproduced",
-    ]
+    assert [verdict for verdict, _ in itertools.groupby(met)] == ["not reproduced", "direction only", "reproduced"]
 
 
 @pytest.mark.parametrize(

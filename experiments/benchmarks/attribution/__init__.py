@@ -60,7 +60,9 @@ digits, query by query: a library may scale its scores as it likes. Libraries wh
 
 Note of 2026-11-26: tables of before have no column `reference_residual`. In them the Hessian's exact scores had
 residuals of some per cent, so that agreement with them is not known; dattri's EK-FAC stands against the
-Gauss-Newton matrix, as all methods do where there is no column `matrix`; plain gradients against themselves.
+Gauss-Newton matrix, as all methods do where there is no column `matrix`; plain gradients against themselves. The
+table of `laptop` is such a one, without matrix and LDS: no store has its units any more, and the three quarters of
+an hour of a core that they would take were not to be had.
 
 **Retraining** (retraining.csv, retraining_timing.csv): retrainings together against one by one. Points are left
 out one by one, and the network is trained again without each: by `train`, once for each, and by `train_ensemble`,

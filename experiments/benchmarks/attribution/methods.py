@@ -223,9 +223,11 @@ def _description(model: nn.Module, activation: str) -> dict[str, Any]:
     """Return what `libraries.networks.build` builds the network from."""
     config = getattr(model, "config", None)
     if config is not None:
-        if config.model_type != "opt":
-            raise ValueError(f"peers get MLPs, ConvNets and OPTs, no {config.model_type}: set its peers to null")
-        return {"opt": config.to_dict()}
+        if config.model_type not in ("opt", "gpt2"):
+            raise ValueError(
+                f"peers get MLPs, ConvNets, OPTs, GPT-2s, no {config.model_type}: set its peers to null"
+            )
+        return {config.model_type: config.to_dict()}
     linear, convolutions = (
         [module for module in model.modules() if isinstance(module, kind)] for kind in (nn.Linear, nn.Conv2d)
     )

@@ -276,8 +276,8 @@ def test_networks_that_no_worker_builds_are_refused() -> None:
     lenet = LeNet5((1, 28, 28), 3)
     with pytest.raises(ValueError, match="no LeNet5: set its peers to null"):
         stored_of((lenet, torch.zeros(8, 1, 28, 28), torch.zeros(8).long()))
-    with pytest.raises(ValueError, match="no gpt2: set its peers to null"):
-        stored_of(opt("gpt2"))
+    with pytest.raises(ValueError, match="no llama: set its peers to null"):
+        stored_of(opt("llama"))
 
 
 def test_what_layers_of_a_kind_reach() -> None:

@@ -1,11 +1,11 @@
-"""kronfluence, dattri, TRAK, bergson on a ConvNet or an OPT against dense results; by CURVLAB_PEERS_PYTHON."""
+"""kronfluence, dattri, TRAK, bergson on small networks against dense results; by CURVLAB_PEERS_PYTHON."""
 
 from __future__ import annotations
 
 import copy
 import os
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -36,17 +36,21 @@ def convnet() -> dict[str, Any]:
     ) | {"channels": [2, 3, 4], "sizes": [16, 3], "activation": "tanh"}
 
 
-def opt() -> dict[str, Any]:
+def opt(family: Literal["opt", "gpt2"] = "opt") -> dict[str, Any]:
     pytest.importorskip("transformers")
     torch.manual_seed(0)
     model = small_causal_language_model(
-        input_shape=(TOKENS,), num_outputs=VOCABULARY, num_layers=1, width=4, num_heads=2
+        input_shape=(TOKENS,), num_outputs=VOCABULARY, family=family, num_layers=1, width=4, num_heads=2
     )
     for parameter in model.parameters():
         parameter.data += 0.3 * torch.randn_like(parameter)
     tokens = torch.randint(2, VOCABULARY, (NUM_TRAIN + NUM_TEST, TOKENS + 1))  # 1 is the padding
     config: Any = model.config
-    return stored_of(model, tokens[:, :-1], tokens[:, 1:]) | {"opt": config.to_dict()}
+    return stored_of(model, tokens[:, :-1], tokens[:, 1:]) | {family: config.to_dict()}
+
+
+def gpt2() -> dict[str, Any]:
+    return opt("gpt2")
 
 
 def stored_of(model: nn.Module, inputs: Tensor, targets: Tensor) -> dict[str, Any]:
@@ -153,23 +157,28 @@ def test_kronfluence_on_an_opt() -> None:
     assert pearson(found, exact).min() > max(0.8, float(pearson(plain, exact).min()) + 0.05)
 
 
-def test_bergson_on_an_opt() -> None:
+@pytest.mark.parametrize("make", [opt, gpt2])
+def test_bergson_on_a_language_model(make: Callable[[], dict[str, Any]]) -> None:
     """EK-FAC of the decoder's layers in our units; by its conjugate gradients their whole Gauss-Newton matrix."""
-    stored, damping = opt(), 1e-2
-    own = Linearised(stored, nn.Linear)
-    own.layers = [layer for layer in own.layers if "decoder" in layer]
-    own.weights = {name: value for name, value in own.weights.items() if "decoder" in name}
+    kind = nn.Linear if make is opt else pytest.importorskip("transformers.pytorch_utils").Conv1D
+    stored, damping = make(), 1e-2
+    own = Linearised(stored, kind)
+    own.layers = [layer for layer in own.layers if "lm_head" not in layer]
+    own.weights = {name: value for name, value in own.weights.items() if "lm_head" not in name}
     plain = -own.gradients("test") @ own.gradients("train").T
     large = measured(stored, LARGE, library="bergson")
     assert large["status"] == "done"
-    assert large["remark"].startswith("of the Linear layers, the head left out: ")
+    assert large["remark"].startswith(f"of the {kind.__name__} layers, the head left out: ")
     assert_close(large["scores"] * LARGE, plain, rtol=1e-2, atol=1e-3)
     found = measured(stored, damping, library="bergson")["scores"]
     blocks = own.block_scores(damping)
     assert pearson(found, blocks).min() > max(0.8, float(pearson(plain, blocks).min()) + 0.05)
     refined = measured(stored, damping, library="bergson", num_steps=60)["scores"]
     assert_close(refined, own.whole_scores(damping), rtol=1e-2, atol=1e-3)
-    mlp = measured(convnet(), damping, library="bergson")
+
+
+def test_bergson_on_a_convnet() -> None:
+    mlp = measured(convnet(), 1e-2, library="bergson")
     assert mlp["status"].endswith("NotImplementedError: it takes causal language models of transformers alone")
 
 

@@ -14,7 +14,7 @@ ACTIVATIONS = {"relu": nn.ReLU, "tanh": nn.Tanh}
 
 
 class LanguageModel(nn.Module):
-    """Logits of an OPT with the classes second, (B, T) -> (B, V, T).
+    """Logits of an OPT or a GPT-2 with the classes second, (B, T) -> (B, V, T).
 
     `nn.CrossEntropyLoss` of them is the mean over tokens, and of sequences of one length over sequences. OPT's
     feed-forward layers get the tokens of all sequences as one list, in which a peer's gradients by example cannot
@@ -25,7 +25,7 @@ class LanguageModel(nn.Module):
         super().__init__()
         self.model: nn.Module = model
         self._sequences = _Sequences()
-        for layer in model.model.decoder.layers:
+        for layer in model.model.decoder.layers if model.config.model_type == "opt" else ():
             layer.fc1 = nn.Sequential(self._sequences, layer.fc1)
             layer.fc2 = nn.Sequential(layer.fc2, nn.Flatten(0, 1))
 
@@ -50,13 +50,14 @@ def build(stored: dict[str, Any]) -> nn.Module:
 
     Args:
         stored: `parameters`, in the order of the modules, and one description: `opt`, the config of a transformers
-            OPT; `channels` and `sizes`, convolutions and the linear layer behind them; `sizes` alone, an MLP.
+            OPT, or `gpt2`, that of a GPT-2; `channels` and `sizes`, convolutions and the linear layer behind them;
+            `sizes` alone, an MLP.
 
     Raises:
         ValueError: where a weight has another shape than the description says.
     """
-    if "opt" in stored:
-        model = _opt(stored["opt"])
+    if "opt" in stored or "gpt2" in stored:
+        model = _language_model(stored)
     elif "channels" in stored:
         model = _convnet(stored["channels"], stored["sizes"], stored["activation"])
     else:
@@ -96,9 +97,9 @@ def _convnet(channels: list[int], sizes: list[int], activation: str) -> nn.Modul
     return nn.Sequential(*layers[:-1], nn.Flatten(), nn.Linear(fan_in, num_outputs))
 
 
-def _opt(config: dict[str, Any]) -> nn.Module:
+def _language_model(stored: dict[str, Any]) -> nn.Module:
     import transformers
 
-    return LanguageModel(
-        transformers.OPTForCausalLM(transformers.OPTConfig(**config, attn_implementation="eager"))
-    )
+    kind = transformers.OPTConfig if "opt" in stored else transformers.GPT2Config
+    config = kind(**stored[kind.model_type], attn_implementation="eager")
+    return LanguageModel(transformers.AutoModelForCausalLM.from_config(config))

@@ -28,12 +28,12 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 if TYPE_CHECKING or __package__:
-    from experiments.benchmarks.attribution.libraries.bergson_opt import bergson_scores
+    from experiments.benchmarks.attribution.libraries.bergson_language import bergson_scores
     from experiments.benchmarks.attribution.libraries.mended_ekfac import mended
     from experiments.benchmarks.attribution.libraries.networks import build, reached
     from experiments.benchmarks.attribution.libraries.token_margins import token_margins
 else:  # run as a file, beside which the others lie
-    from bergson_opt import bergson_scores
+    from bergson_language import bergson_scores
     from mended_ekfac import mended
     from networks import build, reached
     from token_margins import token_margins
@@ -260,7 +260,9 @@ def traker(network: TrainedNetwork, options: Options) -> tuple[Tensor, str]:
 
 
 def bergson(network: TrainedNetwork, options: Options) -> tuple[Tensor, str]:
-    """Its EK-FAC of the linear layers of an OPT's decoder, without the head, and its conjugate gradients."""
+    """Its EK-FAC of the linear layers of a language model, without the head, and its conjugate gradients."""
+    from transformers.pytorch_utils import Conv1D
+
     if network.num_tokens == 1:
         raise NotImplementedError("it takes causal language models of transformers alone")
     model: Any = network.model.model
@@ -272,9 +274,10 @@ def bergson(network: TrainedNetwork, options: Options) -> tuple[Tensor, str]:
         num_steps=int(options.get("num_steps", 0)),
     )
     every = sum(parameter.numel() for parameter in network.model.parameters())
-    layers = [module for module in model.model.modules() if isinstance(module, nn.Linear)]
+    kind = nn.Linear if model.config.model_type == "opt" else Conv1D
+    layers = [module for module in model.base_model.modules() if isinstance(module, kind)]
     inside = sum(parameter.numel() for layer in layers for parameter in layer.parameters())
-    return -scores.T, f"of the Linear layers, the head left out: {inside} of {every} parameters"
+    return -scores.T, f"of the {kind.__name__} layers, the head left out: {inside} of {every} parameters"
 
 
 METHODS: dict[str, Callable[[TrainedNetwork, Options], tuple[Tensor, str]]] = {

@@ -1,4 +1,4 @@
-"""What bergson is told of an OPT. Nothing of this repository is imported: see networks.py."""
+"""What bergson is told of an OPT or a GPT-2. Nothing of this repository is imported: see networks.py."""
 
 # mypy: disable-error-code="import-not-found"
 # bergson is installed elsewhere.
@@ -25,7 +25,7 @@ def bergson_scores(
 ) -> Tensor:
     """Return the scores of bergson's EK-FAC, (N, M): positive ones are helpful; in units of the mean over tokens.
 
-    bergson 2.5.1 runs on a CPU, but takes no OPT as it is, and its conjugate gradients not at all. Mended here:
+    bergson 2.5.1 runs on a CPU, but takes no OPT as it is, and no model by its conjugate gradients. Mended here:
 
     - its hooks want the inputs of a layer as (B, T, D), and end at OPT's feed-forward layers, which get (B·T, D)
       ("Expected input of shape [N, S, I]"): they get those of `networks.LanguageModel`;
@@ -33,7 +33,7 @@ def bergson_scores(
       the process dies (segmentation fault at `x[n].add_` of astra.py): they get a copy.
 
     Args:
-        model: a transformers OPT with the layers of `networks.LanguageModel`.
+        model: a transformers OPT with the layers of `networks.LanguageModel`, or a GPT-2.
         train: tokens and the tokens that follow, (N, T) each.
         test: the same, (M, T).
         damping: added to the eigenvalues of each layer; None: its own, a tenth of their mean.
@@ -97,11 +97,15 @@ def bergson_scores(
 def _one_longer(model: nn.Module) -> nn.Module:
     """Return a copy that takes a token more, whose prediction no loss reads, and tells its layers how many."""
     model = copy.deepcopy(model)
-    decoder: Any = model.model.decoder  # type: ignore[union-attr]
-    places = decoder.embed_positions.weight
-    decoder.embed_positions.weight = nn.Parameter(torch.cat([places.data, torch.zeros_like(places.data[:1])]))
-
-    model.config.max_position_embeddings = len(places) - decoder.embed_positions.offset + 1  # type: ignore[union-attr]
+    config: Any = model.config
+    base: Any = model.base_model
+    positions = base.decoder.embed_positions if config.model_type == "opt" else base.wpe
+    positions.weight = nn.Parameter(
+        torch.cat([positions.weight.data, torch.zeros_like(positions.weight.data[:1])])
+    )
+    config.max_position_embeddings += 1
+    if config.model_type != "opt":
+        return model
 
     def note_the_length(own: Any, arguments: tuple[Tensor, ...], named: dict[str, Tensor]) -> None:
         tokens = arguments[0] if arguments else named["input_ids"]

@@ -17,10 +17,16 @@ from torch import Tensor, nn
 from curvlab.influence import linear_datamodelling_score, subset_weights
 from curvlab.linalg import DenseOperator
 from experiments.benchmarks.attribution import removal
-from experiments.benchmarks.attribution.bregman import ProximalBregmanResponses, near_minimum
-from experiments.benchmarks.attribution.hindsight import best_combination
 from experiments.benchmarks.attribution.libraries.mended_ekfac import mended
-from experiments.benchmarks.attribution.methods import DOT, FILTER, INFLUENCE, SEGMENTS, UNROLLED
+from experiments.benchmarks.attribution.methods import (
+    DOT,
+    FILTER,
+    INFLUENCE,
+    SEGMENTS,
+    UNROLLED,
+    ProximalBregmanResponses,
+    near_minimum,
+)
 from experiments.benchmarks.attribution.ranks import (
     OTHER,
     SAME,
@@ -29,7 +35,14 @@ from experiments.benchmarks.attribution.ranks import (
     predicted_changes,
     rank_table,
 )
-from experiments.benchmarks.attribution.rest import BEST, OTHER_ORDER, PART_WAY, prediction_score, rest_rows
+from experiments.benchmarks.attribution.rest import (
+    BEST,
+    OTHER_ORDER,
+    PART_WAY,
+    best_combination,
+    prediction_score,
+    rest_rows,
+)
 
 # --- What bench-attribution computes: PBRF against an oracle, removals and predictions against closed forms
 NUM_TRAIN, NUM_TEST, INPUTS, CLASSES, DAMPING = 80, 3, 4, 3, 0.05

@@ -28,7 +28,7 @@ from experiments.benchmarks.solvers.importance import (
     batch_trace_deviation,
     shares,
 )
-from experiments.benchmarks.solvers.methods import LABELS, CountedOperator, Counter, Recorder
+from experiments.benchmarks.solvers.trajectories import LABELS, CountedOperator, Counter, Recorder
 
 Judged = Callable[[str, Computed], list[ClaimResult]]
 

@@ -23,8 +23,7 @@ from curvlab.lab.models import small_causal_language_model
 from curvlab.lab.tables import read_table
 from curvlab.problem import stack
 from curvlab.training import evaluate
-from experiments.shared.loading import chosen_examples, held_out_examples
-from experiments.shared.task import Task, TrainedTask
+from experiments.shared.task import Task, TrainedTask, chosen_examples, held_out_examples
 
 CONF = Path(__file__).parents[3] / "conf"
 NAMES = sorted(path.stem for path in (CONF / "task").glob("*.yaml"))

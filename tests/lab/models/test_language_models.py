@@ -25,7 +25,7 @@ from curvlab.lab.models import (
     small_causal_language_model,
     small_t5,
 )
-from curvlab.lab.models.pretrained import load_weights
+from curvlab.lab.models.resnets import load_weights
 from curvlab.problem import freeze
 from curvlab.seeding import seeded_by
 from curvlab.training import MeanLoss

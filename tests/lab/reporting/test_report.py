@@ -13,8 +13,7 @@ from curvlab.lab import Claim, Criterion, Interval, exact, judge, out_of_reach, 
 from curvlab.lab.claims.claim_sheet import save_claims
 from curvlab.lab.claims.claims import Change
 from curvlab.lab.reporting.causes import cause
-from curvlab.lab.reporting.findings import HEADLINES, NO_VALUE, find
-from curvlab.lab.reporting.picture_titles import picture_title
+from curvlab.lab.reporting.findings import HEADLINES, NO_VALUE, find, picture_title
 from curvlab.lab.reporting.report import build_report, main, note, number_text, pages, value_text
 from curvlab.lab.reporting.results import read_results
 from curvlab.lab.targets.target import all_targets

@@ -1,9 +1,15 @@
 """Real data sets as normalised training and test splits, all under one data root."""
 
-from curvlab.lab.data.cifar import load_cifar10, load_cifar100
 from curvlab.lab.data.download import DamagedDataError, DataNotFoundError
 from curvlab.lab.data.image_folder import load_image_folder
-from curvlab.lab.data.images import cropped_and_flipped, load_fashion_mnist, load_mnist, load_reconstruction
+from curvlab.lab.data.images import (
+    cropped_and_flipped,
+    load_cifar10,
+    load_cifar100,
+    load_fashion_mnist,
+    load_mnist,
+    load_reconstruction,
+)
 from curvlab.lab.data.splits import DataSplits
 from curvlab.lab.data.summaries import (
     DocumentSummary,

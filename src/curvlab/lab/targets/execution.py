@@ -20,7 +20,7 @@ from curvlab.lab import tables
 from curvlab.lab.claims import ClaimResult, load_claim_sheet, load_claims, save_claims
 from curvlab.lab.claims.claims import VERDICTS
 from curvlab.lab.names import name_tasks
-from curvlab.lab.reporting.picture_titles import picture_title
+from curvlab.lab.reporting.findings import picture_title
 from curvlab.lab.reporting.plots import headline, write_png
 from curvlab.lab.runs.over_ranks import is_first
 from curvlab.lab.runs.record import RECORD, read_commit, read_record, sign, without_paths, write_record

@@ -258,6 +258,13 @@ def test_claims_are_read_with_their_words_filled_in(sheet: Path) -> None:
     assert (other.id, other.source, other.paper_value, other.changed) == ("falls-not", "A paper, text", None, ())
 
 
+def test_a_claim_may_take_what_another_states(sheet: Path) -> None:
+    own = SHEET.replace("  falls:", "  falls: &falls").replace("    measure: the same\n", "    <<: *falls\n")
+    sheet.write_text(own)
+    claim = load_claim_sheet(sheet).claim("falls-not")
+    assert (claim.statement, claim.measure) == ("It does not fall.", "the end over the start")
+
+
 def test_every_claim_must_be_judged(sheet: Path) -> None:
     claims = load_claim_sheet(sheet)
     results = [judge(claims.claim("falls-not"), 1.0, exact(1.0), if_not_reproduced="x")]

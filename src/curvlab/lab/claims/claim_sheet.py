@@ -220,7 +220,9 @@ class _UniqueKeys(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignor
     """Refuses a key that stands twice, of which YAML would silently take the last."""
 
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
-        keys = [self.construct_object(key, deep=deep) for key, _ in node.value]
+        # `<<: *other` stands for the keys of another claim, which may be given anew.
+        named = [key for key, _ in node.value if key.tag != "tag:yaml.org,2002:merge"]
+        keys = [self.construct_object(key, deep=deep) for key in named]
         if repeated := {key for key in keys if keys.count(key) > 1}:
             raise ValueError(f"{', '.join(map(str, repeated))} stands twice")
         found: dict[Any, Any] = super().construct_mapping(node, deep=deep)

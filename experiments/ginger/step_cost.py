@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -18,6 +17,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
 from curvlab.training import Learner, Step, TrainingBatch, gradient_step
+from experiments.shared.gauges import wall_clock, work_clock
 
 
 @dataclass(frozen=True)
@@ -110,15 +110,10 @@ def call_cost(
 
 def _seconds(work: Callable[[], Any], device: torch.device) -> tuple[float, float]:
     """Return seconds as in `Cost` and elapsed ones."""
-    on_gpu = device.type == "cuda"
-    if on_gpu:
-        torch.cuda.synchronize(device)
-    own, wall = time.process_time(), time.perf_counter()
+    own, elapsed = work_clock(device), wall_clock(device)
+    starts = own(), elapsed()
     work()
-    if on_gpu:
-        torch.cuda.synchronize(device)
-    elapsed = time.perf_counter() - wall
-    return (elapsed if on_gpu else time.process_time() - own), elapsed
+    return own() - starts[0], elapsed() - starts[1]
 
 
 # Operations

@@ -89,8 +89,8 @@ from curvlab.lab import ClaimResult, ClaimSheet, Computed, Run, Target, out_of_r
 from experiments.benchmarks.attribution import claims as scores_claims
 from experiments.benchmarks.attribution import compute as scores
 from experiments.benchmarks.attribution import exactness, plot, retraining
-from experiments.benchmarks.gauges import load_average
 from experiments.benchmarks.parts import draw_parts
+from experiments.shared.gauges import load_average
 
 TARGET = Target(
     __name__,

@@ -28,7 +28,7 @@ from curvlab.solvers import Ekfac, Nystrom
 from curvlab.training import SGDRule
 from experiments.benchmarks.attribution.libraries.process import measure
 from experiments.benchmarks.attribution.network import Network, Trained
-from experiments.benchmarks.gauges import work_clock
+from experiments.shared.gauges import work_clock
 
 DOT, COSINE = "gradient dot product", "gradient cosine"
 INFLUENCE, RUN_DAMPING, FILTER = "influence", "influence at the run's damping", "filter of the run"

@@ -31,7 +31,7 @@ from curvlab.training import (
     train,
     train_ensemble,
 )
-from experiments.benchmarks.gauges import work_clock
+from experiments.shared.gauges import work_clock
 from experiments.shared.task import LOSSES, without_paths
 
 

@@ -30,7 +30,7 @@ from curvlab.lab.models import build_model
 from curvlab.linalg import flatten
 from curvlab.problem import stack
 from curvlab.training import shuffled_batches, train, train_ensemble
-from experiments.benchmarks.gauges import kernel_threads, work_clock
+from experiments.shared.gauges import kernel_threads, work_clock
 from experiments.shared.stats import in_columns
 from experiments.shared.task import DTYPES, LOSSES, without_paths
 

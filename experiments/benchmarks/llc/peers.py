@@ -19,10 +19,10 @@ from curvlab.lab import judge as verdict
 from curvlab.problem import stack
 from curvlab.sampling import default_nbeta, effective_sample_size, estimate_llc, split_rhat
 from curvlab.sampling.diagnostics import problems_of, standard_error
-from experiments.benchmarks.gauges import kernel_threads, load_average
 from experiments.benchmarks.llc import default_sampler, polynomials
 from experiments.benchmarks.llc.devinterp_chains import available, devinterp_traces
 from experiments.benchmarks.llc.power import power_table
+from experiments.shared.gauges import kernel_threads, load_average
 from experiments.shared.stats import mean
 from experiments.shared.task import Task, TrainedTask
 

@@ -20,7 +20,7 @@ from curvlab.lab import judge as verdict
 from curvlab.problem import stack
 from curvlab.solvers import BlockConjugateGradient, ConjugateGradient, Nystrom, Preconditioner, Rows
 from curvlab.spectrum import top_eigenvalues
-from experiments.benchmarks.gauges import work_clock
+from experiments.shared.gauges import work_clock
 from experiments.shared.systems import Systems
 from experiments.shared.task import TrainedTask
 

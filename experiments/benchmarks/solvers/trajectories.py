@@ -23,8 +23,8 @@ from curvlab.linalg import LinearOperator, identity
 from curvlab.problem import stack
 from curvlab.solvers import BlockConjugateGradient
 from curvlab.spectrum import hutchinson_trace, top_eigenvalues
-from experiments.benchmarks.gauges import work_clock
 from experiments.benchmarks.solvers.chebyshev import Chebyshev
+from experiments.shared.gauges import work_clock
 from experiments.shared.stats import column_correlations
 from experiments.shared.systems import Systems
 from experiments.shared.task import TrainedTask

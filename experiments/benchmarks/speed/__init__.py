@@ -72,9 +72,9 @@ from matplotlib.figure import Figure
 from omegaconf import DictConfig
 
 from curvlab.lab import ClaimResult, ClaimSheet, Computed, Run, Target
-from experiments.benchmarks.gauges import load_average
 from experiments.benchmarks.parts import draw_parts, judge_parts
 from experiments.benchmarks.speed import differences, models, products, steps
+from experiments.shared.gauges import load_average
 
 TARGET = Target(
     __name__,

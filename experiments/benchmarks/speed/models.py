@@ -24,8 +24,8 @@ from curvlab.lab.claims import Claim, ClaimResult, ClaimSheet, Interval, out_of_
 from curvlab.lab.claims import judge as verdict
 from curvlab.linalg import flatten
 from curvlab.problem.model_function import plain_attention
-from experiments.benchmarks.gauges import kernel_threads, measure_peak, measure_times
 from experiments.benchmarks.speed.networks import Case, build_case
+from experiments.shared.gauges import kernel_threads, measure_peak, measure_times
 from experiments.shared.stats import in_columns
 
 MIB = 2**20

@@ -22,8 +22,8 @@ from curvlab.curvature import GaussNewtonOperator
 from curvlab.curvature.linearise import ColumnSums, RecordedForward, push_forward
 from curvlab.lab import Computed, Run, panels, plots
 from curvlab.lab.runs.record import device_name, read_record
-from experiments.benchmarks.gauges import Compute, kernel_threads, measure_peak, measure_times
 from experiments.benchmarks.speed.networks import Case, build_case
+from experiments.shared.gauges import Compute, kernel_threads, measure_peak, measure_times
 
 FORWARD, GRADIENT = "forward", "gradient"
 MUST_WORK = (FORWARD, GRADIENT, "curvlab")  # peers do not take every model

@@ -20,8 +20,8 @@ from curvlab.lab import ClaimResult, ClaimSheet, Computed, Run
 from curvlab.lab import judge as verdict
 from curvlab.optim import NGD
 from curvlab.optim.ngd import fitting_rank
-from experiments.benchmarks.gauges import kernel_threads, wall_clock
 from experiments.shared import stats
+from experiments.shared.gauges import kernel_threads, wall_clock
 
 OPTIMIZERS = ("sgd", "adam", "adam-fused", "products", "floor", "ngd")
 _WARM_UP = 12  # calls: the ten first updates, and on to a multiple of 4

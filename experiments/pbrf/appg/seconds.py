@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -16,6 +15,7 @@ from curvlab.linalg import identity
 from curvlab.solvers import ConjugateGradient
 from experiments.pbrf.appg.systems import NetworkSystems
 from experiments.pbrf.networks import Network
+from experiments.shared.gauges import work_clock
 
 
 def step_rows(systems: NetworkSystems) -> list[dict[str, Any]]:
@@ -54,14 +54,8 @@ def s_test_rows(systems: NetworkSystems) -> list[dict[str, Any]]:
 
 def seconds_of(work: Callable[[], Any], device: torch.device) -> tuple[float, Any]:
     """Return CPU seconds of this process (on a GPU elapsed seconds) and what `work` gives."""
-    on_gpu = device.type == "cuda"
-    clock = time.perf_counter if on_gpu else time.process_time
-    if on_gpu:
-        torch.cuda.synchronize(device)
-    start = clock()
-    found = work()
-    if on_gpu:
-        torch.cuda.synchronize(device)
+    clock = work_clock(device)
+    start, found = clock(), work()
     return clock() - start, found
 
 

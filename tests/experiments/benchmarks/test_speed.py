@@ -14,7 +14,6 @@ from torch.testing import assert_close
 
 from curvlab.lab import ClaimResult, Computed
 from curvlab.lab.claims import load_claims
-from experiments.benchmarks.gauges import measure_peak, measure_times
 from experiments.benchmarks.scale import CG, DEFAULT, DOT, EKFAC, METHODS, PRECONDITIONED, ROWS, summary
 from experiments.benchmarks.speed.models import (
     DIFFERENCES,
@@ -29,6 +28,7 @@ from experiments.benchmarks.speed.models import (
 from experiments.benchmarks.speed.networks import build_case
 from experiments.benchmarks.speed.products import LOOP, VMAP, part_computations, product_of
 from experiments.benchmarks.speed.steps import OPTIMIZERS, PARTS, Recorder, part_of
+from experiments.shared.gauges import measure_peak, measure_times
 
 # --- bench-speed end to end at smoke scale, and its gauges and parts where the answer is known
 CPU = torch.device("cpu")

@@ -187,10 +187,7 @@ def judge_dampings(claim: Claim, table: pd.DataFrame, column: str, text: str, *,
     means = (scale * swept.groupby("damping")[column].mean()).items()
     listed = ", ".join(text.format(damping=damping, value=value) for damping, value in means)
     why = f"Over dampings: {listed}. Between dampings {first:.3g}, between cells of the grid {second:.3g}."
-    for flag, says in (
-        ("diverged", "Seeds diverged at"),
-        ("at_edge", "The rate is at the edge at"),
-    ):
+    for flag, says in (("diverged", "Seeds diverged at"), ("at_edge", "The rate is at the edge at")):
         if len(at := swept[swept[flag].astype(bool)].damping.unique()):
             why += f" {says} {', '.join(f'{damping:g}' for damping in at)}."
     return judge(claim, first - second, interval, if_not_reproduced=why)

@@ -30,10 +30,7 @@ from experiments.ginger.sensitivity import (  # noqa: F401  this target's
 )
 
 TARGET = Target(
-    __name__,
-    title="Accuracy of Ginger over decay, rank and damping",
-    paper=PAPER,
-    after=("ginger/tab1",),
+    __name__, title="Accuracy of Ginger over decay, rank and damping", paper=PAPER, after=("ginger/tab1",)
 )
 ACCURACY = "test_accuracy"
 DEFAULT_DECAY = 0.99

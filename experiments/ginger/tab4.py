@@ -55,7 +55,7 @@ def judge(computed: Computed, claims: ClaimSheet) -> list[ClaimResult]:
         results += [
             judge_dampings(
                 claims.claim("damping-decides-loss", of=str(task)), own, "log", "{value:.2f} at {damping:g}"
-            ),
+            )
         ]
     return results
 

@@ -173,11 +173,7 @@ def token_gap(
 
 
 def _gap(
-    run: Run,
-    operator: LinearOperator,
-    draw: Callable[[], LinearOperator],
-    number: int,
-    generator: torch.Generator,
+    run: Run, operator: LinearOperator, draw: Callable[[], LinearOperator], number: int, generator: torch.Generator
 ) -> dict[str, Any]:
     values = []
     for _ in run.progress(range(number), "gaps of batches"):

@@ -271,10 +271,7 @@ def _norm_measures(before: pd.DataFrame, after: pd.DataFrame) -> dict[str, float
 
 
 # ------------------------------------------------------------------------------------ draw
-LABELS = {
-    "update_norm": "update size ‖Δw‖/lr",
-    "llc": "LLC from the lowest point",
-}
+LABELS = {"update_norm": "update size ‖Δw‖/lr", "llc": "LLC from the lowest point"}
 RATES = {"low": (":", "v"), "middle": ("--", "D"), "high": ("-.", "^"), "raised": ("-.", "^")}
 
 

@@ -47,10 +47,7 @@ from experiments.pbrf.correlations import PAPER, correlation_tables
 from experiments.pbrf.correlations import judge_central as judge  # noqa: F401  likewise
 
 TARGET = Target(
-    __name__,
-    title="Influence against cold start, warm start and PBRF",
-    paper=PAPER,
-    after=("pbrf/tab5",),
+    __name__, title="Influence against cold start, warm start and PBRF", paper=PAPER, after=("pbrf/tab5",)
 )
 
 

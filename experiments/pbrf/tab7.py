@@ -24,12 +24,7 @@ from experiments.pbrf.correlation_plot import draw  # noqa: F401  this target's
 from experiments.pbrf.correlations import PAPER, correlation_tables
 from experiments.pbrf.correlations import judge_central as judge  # noqa: F401  likewise
 
-TARGET = Target(
-    __name__,
-    title="The same with the Hessian",
-    paper=PAPER,
-    after=("pbrf/tab5", "pbrf/tab6"),
-)
+TARGET = Target(__name__, title="The same with the Hessian", paper=PAPER, after=("pbrf/tab5", "pbrf/tab6"))
 
 
 def compute(run: Run, cfg: DictConfig) -> dict[str, pd.DataFrame]:

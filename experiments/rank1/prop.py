@@ -31,12 +31,7 @@ from experiments.rank1.objectives import logistic_regression, rotated, spectrum
 TARGET = Target(
     __name__,
     title="E‖D - H‖²: the Proposition",
-    paper={
-        "spectra": "any",
-        "sizes": "any; 112 in its experiment",
-        "num_draws": "expectation",
-        "delta": "any",
-    },
+    paper={"spectra": "any", "sizes": "any; 112 in its experiment", "num_draws": "expectation", "delta": "any"},
     digits={"table": 12},  # where the Proposition is an equality, six digits would put the ratio above 1
 )
 NUM_CHECKED = 200  # draws whose smallest eigenvalue is computed

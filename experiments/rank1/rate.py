@@ -45,12 +45,7 @@ from experiments.shared.task import Task
 TARGET = Target(
     __name__,
     title="Steps to ε against K(ε)",
-    paper={
-        "table.csv:objective": "any",
-        "max_steps": "K(ε)",
-        "max_steps_network": "K(ε)",
-        "num_seeds": "none",
-    },
+    paper={"table.csv:objective": "any", "max_steps": "K(ε)", "max_steps_network": "K(ε)", "num_seeds": "none"},
 )
 SCALE = 1e-12  # of the objective that shows what Eq. 3 as printed is worth
 

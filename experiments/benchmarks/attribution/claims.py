@@ -127,11 +127,7 @@ def _removals(claims: ClaimSheet, of: str, removals: pd.DataFrame) -> list[Claim
 
 
 def _lds(
-    claim: Claim,
-    ranks: pd.DataFrame,
-    terms: dict[str, float],
-    orders: str = SAME,
-    reason: str = "See the table.",
+    claim: Claim, ranks: pd.DataFrame, terms: dict[str, float], orders: str = SAME, reason: str = "See the table."
 ) -> ClaimResult:
     """Judge a sum of signed LDS, {method: sign}."""
     value = sum(sign * float(correlations(ranks, method, orders).mean()) for method, sign in terms.items())

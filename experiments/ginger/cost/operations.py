@@ -291,10 +291,7 @@ def _step_cost(
 ) -> dict[str, Any]:
     generator = run.generator("step cost")
     model = build_model(
-        partial(instantiate, network),
-        input_shape=list(input_shape),
-        num_outputs=NUM_CLASSES,
-        generator=generator,
+        partial(instantiate, network), input_shape=list(input_shape), num_outputs=NUM_CLASSES, generator=generator
     ).to(run.device)
     model.train()
     inputs = torch.randn(batch_size, *input_shape, generator=generator)

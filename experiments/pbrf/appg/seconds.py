@@ -97,10 +97,7 @@ def _both_sides(systems: NetworkSystems) -> dict[str, Any]:
     def scores(solved: tuple[Tensor, Tensor], other: tuple[Tensor, Tensor]) -> tuple[Tensor, int]:
         """Return scores (num other, num solved), and the products."""
         columns, count = [], 0
-        for inputs, targets in zip(
-            *(part.split(settings.chunk_size) for part in solved),
-            strict=True,
-        ):
+        for inputs, targets in zip(*(part.split(settings.chunk_size) for part in solved), strict=True):
             gradients = per_example_gradients(network.model, network.loss, (inputs, targets)).T.contiguous()
             solution = solver.solve(operator, gradients)
             count += solution.num_matvecs

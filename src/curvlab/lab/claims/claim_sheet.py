@@ -358,13 +358,7 @@ def _result(entry: dict[str, Any], sheet: ClaimSheet | None) -> ClaimResult:
         ends: dict[str, Any] = {end: _number(interval[end]) for end in ("low", "high")}
         ends["forecast"] = None if forecast is None else (float(forecast[0]), float(forecast[1]))
         interval = Interval(**interval | ends)
-    return ClaimResult(
-        claim,
-        _number(value),
-        interval,
-        entry["verdict"],
-        entry["explanation"],
-    )
+    return ClaimResult(claim, _number(value), interval, entry["verdict"], entry["explanation"])
 
 
 def _number(value: float | str | None) -> float | None:

@@ -200,13 +200,7 @@ def small_t5(
 
 
 def pretrained_encoder_decoder(
-    *,
-    input_shape: Sequence[int],
-    num_outputs: int,
-    padding: int,
-    end: int,
-    name: str,
-    revision: str | None = None,
+    *, input_shape: Sequence[int], num_outputs: int, padding: int, end: int, name: str, revision: str | None = None
 ) -> EncoderDecoder:
     """Return `transformers.AutoModelForSeq2SeqLM.from_pretrained(name)`: from the hub, or from a local folder.
 

@@ -13,11 +13,7 @@ from curvlab.seeding import seeded_by
 
 
 def build_model(
-    factory: Callable[..., nn.Module],
-    *,
-    input_shape: Sequence[int],
-    num_outputs: int,
-    generator: torch.Generator,
+    factory: Callable[..., nn.Module], *, input_shape: Sequence[int], num_outputs: int, generator: torch.Generator
 ) -> nn.Module:
     """Return `factory(input_shape=..., num_outputs=...)` on the CPU, in eval mode.
 

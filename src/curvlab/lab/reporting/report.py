@@ -63,9 +63,7 @@ def pages(folders: Sequence[ResultFolder], told: Mapping[str, PaperFindings]) ->
 
 
 def _first_page(
-    shown: Mapping[str, Sequence[ResultFolder]],
-    titles: Mapping[str, str],
-    told: Mapping[str, PaperFindings],
+    shown: Mapping[str, Sequence[ResultFolder]], titles: Mapping[str, str], told: Mapping[str, PaperFindings]
 ) -> str:
     papers = [paper for paper in shown if paper != "benchmarks"]
     lines = [
@@ -194,7 +192,7 @@ def _target_section(folder: ResultFolder, others: Sequence[ResultFolder]) -> lis
     files = [f"[{name}]({place}/{name})" for name in (*folder.tables, *folder.pictures[1:])]
     lines += [
         f"`{folder.command}`, {_cost(record)}; {folder.computed_by}. {', '.join(files)}, "
-        f"[claims.json]({place}/claims.json), [run.json]({place}/run.json).",
+        f"[claims.json]({place}/claims.json), [run.json]({place}/run.json)."
     ]
     lines += [
         f"[{other.preset}]({other.item}/{other.preset}): {_tally(other.claims)}."

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
 from typing import Literal, Protocol, runtime_checkable
 
 import torch
@@ -122,7 +121,8 @@ class Ekfac:
 
     Args:
         eigenvalues: "corrected" for EK-FAC, "kronecker" for K-FAC.
-        max_size: layers with a side above it are treated as other parameters; a side takes O(size³) once.
+        max_size: layers with a side above it are treated as other parameters; a side takes O(size³) once, of fewer
+            places n with inputs O(size n²).
 
     Cost: two passes of 3F each (K-FAC one) and one product for other parameters: 4 (3) products in all.
     Memory: two vectors, and the per-example gradients of one layer and batch where it has several places.
@@ -196,29 +196,56 @@ def _factors(
     source: LayeredOperator, layers: list[Layer], *, generator: torch.Generator | None
 ) -> tuple[list[tuple[Tensor, Tensor]], list[Tensor]]:
     """Return each layer's eigenvectors (U_A, U_B), as many as the factors can have rank, and K-FAC eigenvalues."""
-    make = partial(torch.zeros, dtype=source.dtype, device=source.device)
-    inputs = [make(layer.shape[1], layer.shape[1]) for layer in layers]
-    outputs = [make(layer.shape[0], layer.shape[0]) for layer in layers]
-    places = [0] * len(layers)
+    inputs = [_SecondMoments(layer.shape[1]) for layer in layers]
+    outputs = [_SecondMoments(layer.shape[0]) for layer in layers]
     for batch in source.layer_factors(layers, generator=generator):
         for index, (a, g) in enumerate(batch):
-            inputs[index] += torch.einsum("nti,ntj->ij", a, a)
-            outputs[index] += torch.einsum("nti,ntj->ij", g, g)
-            places[index] += a.shape[0] * a.shape[1]
-    inputs, outputs = _over_processes(source, inputs), _over_processes(source, outputs)
-    places = [int(count) for count in _over_processes(source, list(map(torch.tensor, places)))]
+            inputs[index].add(a.flatten(0, 1))
+            outputs[index].add(g.flatten(0, 1))
     bases, eigenvalues = [], []
-    for a, g, count in zip(inputs, outputs, places, strict=True):
+    for a_moments, g_moments in zip(inputs, outputs, strict=True):
         # Mean over places for a, sum over places and mean over examples for g (Grosse & Martens 2016).
-        a_values, a_vectors = torch.linalg.eigh(a / count)
-        g_values, g_vectors = torch.linalg.eigh(g)
-        # A sum over `count` places has no more eigenvalues above 0; they are the last ones.
-        a_values, a_vectors, g_values, g_vectors = (
-            each[..., -count:] for each in (a_values, a_vectors, g_values, g_vectors)
+        (a_values, a_vectors, count), (g_values, g_vectors, _) = (
+            moments.eigen(source) for moments in (a_moments, g_moments)
         )
         bases.append((a_vectors, g_vectors))
-        eigenvalues.append(g_values.clamp(min=0)[:, None] * a_values.clamp(min=0))
+        eigenvalues.append(g_values.clamp(min=0)[:, None] * (a_values / count).clamp(min=0))
     return bases, eigenvalues
+
+
+class _SecondMoments:
+    """The sum of r rᵀ over rows r: of fewer rows than their length the rows themselves, else the matrix."""
+
+    def __init__(self, size: int) -> None:
+        self.size, self.count = size, 0
+        self.rows: list[Tensor] = []
+        self.matrix: Tensor | None = None
+
+    def add(self, rows: Tensor) -> None:
+        """Add (m, size)."""
+        self.count += len(rows)
+        self.rows.append(rows)
+        if self.count >= self.size:
+            self._sum_up()
+
+    def eigen(self, source: LayeredOperator) -> tuple[Tensor, Tensor, int]:
+        """Return the eigenvalues, as many as can be above 0, their vectors, and how many rows there were."""
+        if self.matrix is None and source.ranks.size == 1:
+            basis, triangle = torch.linalg.qr(torch.cat(self.rows).T)
+            values, vectors = torch.linalg.eigh(triangle @ triangle.T)
+            return values, basis @ vectors, self.count
+        self._sum_up()
+        if self.matrix is None:  # this process has no example
+            self.matrix = torch.zeros(self.size, self.size, dtype=source.dtype, device=source.device)
+        (matrix,), (count,) = (_over_processes(source, [each]) for each in (self.matrix, torch.tensor(self.count)))
+        values, vectors = torch.linalg.eigh(matrix)
+        return values[-int(count) :], vectors[:, -int(count) :], int(count)
+
+    def _sum_up(self) -> None:
+        for rows in self.rows:
+            product = rows.T @ rows
+            self.matrix = product if self.matrix is None else self.matrix.add_(product)
+        self.rows = []
 
 
 def _corrected(

@@ -116,47 +116,20 @@ class Entry:
             optimizer.step()
 
 
-NOT_NEGATIVE = ({"lr": -1.0}, "lr must not be negative"), ({"weight_decay": -1.0}, "weight_decay must not be")
+# What is refused beside 0, -1, infinity, nan and texts, which conformance/test_bad_input.py tries of every number.
 LOW_RANK = [
-    *NOT_NEGATIVE,
-    ({"rank": 0}, "rank must be at least 1"),
     ({"decay": 1.0}, "decay must lie between 0 and 1"),
     ({"momentum": 1.0}, "momentum must be at least 0 and below 1"),
-    ({"clip": 0.0}, "clip must be positive, or None"),
     ({"scope": "layer"}, "scope must be 'global', 'group' or 'tensor', got 'layer'"),
 ]
-DAMPING = ({"damping": 0.0}, "damping must be positive")
 KALDI = [
-    *NOT_NEGATIVE,
     ({"alpha": -0.1}, "the paper uses 0.01 to 0.1"),
     ({"eta": 1.0}, "between 0 and 1"),
-    ({"epsilon": 0.0}, "epsilon must be positive"),
     ({"delta": 1.0}, "delta from 0 to 1"),
     ({"rank": 0}, "rank must be at least 1, got 0: None chooses"),
-    ({"update_period": 0}, "must be at least 1"),
 ]
-EXACT = [
-    ({"lr": 0.0}, "lr must be positive"),
-    ({"alpha": -1.0}, "alpha must not be negative"),
-    ({"max_size": 1}, "use NGD, or raise max_size"),
-]
-CUBIC = [
-    ({"lr": 0.0}, "lr must be positive"),
-    ({"hessian_lipschitz": -1.0}, "hessian_lipschitz must not be negative"),
-    ({"max_size": 1}, r"forms the \(15, 15\) Hessian, more than max_size = 1"),
-]
-FISHER = [
-    ({"lr": 0.0}, "lr must be positive"),
-    ({"smoothness": -1.0}, "smoothness must not be negative"),
-    ({"hessian_lipschitz": -1.0}, "hessian_lipschitz must not be negative"),
-]
-UNIFORM = [
-    ({"lr": 0.0}, "lr must be positive"),
-    ({"delta": -1.0}, "delta must not be negative"),
-    ({"alpha": -1.0}, "alpha must not be negative"),
-    ({"sigma": float("nan")}, "sigma must not be negative"),
-    ({"num_directions": 0}, "num_directions must be at least 1, got 0"),
-]
+EXACT = [({"max_size": 1}, "use NGD, or raise max_size")]
+CUBIC = [({"max_size": 1}, r"forms the \(15, 15\) Hessian, more than max_size = 1")]
 
 
 def seeded(problem: Regression) -> dict[str, Any]:
@@ -166,11 +139,11 @@ def seeded(problem: Regression) -> dict[str, Any]:
 ENTRIES = [
     Entry(NGD, {"lr": 0.3}, KALDI),
     Entry(ExactNGD, {"lr": 0.5, "alpha": 1.0, "epsilon": 1.0}, EXACT, needs="fisher", one_group=True),
-    Entry(Ginger, {"lr": 0.02, "rank": 3, "decay": 0.9, "damping": 0.1}, [*LOW_RANK, DAMPING], needs="curvature"),
+    Entry(Ginger, {"lr": 0.02, "rank": 3, "decay": 0.9, "damping": 0.1}, LOW_RANK, needs="curvature"),
     Entry(QNG, {"lr": 0.1, "rank": 3, "decay": 0.9}, LOW_RANK, needs="curvature"),
-    Entry(FisherNewton, {"sigma": 0.1}, FISHER, needs="fisher", one_group=True),
+    Entry(FisherNewton, {"sigma": 0.1}, [], needs="fisher", one_group=True),
     Entry(CubicNewton, {"hessian_lipschitz": 1.0}, CUBIC, needs="hessian", one_group=True),
-    Entry(UniformDirection, {"sigma": 0.5}, UNIFORM, needs="hessian", keywords=seeded, one_group=True),
+    Entry(UniformDirection, {"sigma": 0.5}, [], needs="hessian", keywords=seeded, one_group=True),
     # A variant of one above, where it takes another path through the shared tests.
     Entry(NGD, {"lr": 0.3, "rescale": False, "update_period": 1}, []),
     Entry(

@@ -257,12 +257,6 @@ def test_frozen_parameters_leave_a_principal_submatrix(operator) -> None:
 
 
 @every_operator
-def test_no_trainable_parameter_is_refused(operator) -> None:
-    with pytest.raises(ValueError, match="no parameter of the model requires grad"):
-        operator(mlp(nn.Tanh()).requires_grad_(False).double(), nn.CrossEntropyLoss(), data(4))
-
-
-@every_operator
 def test_the_operator_follows_the_model_as_it_is_trained_in_place(operator) -> None:
     case = problem("mlp_tanh", "mse")
     op = operator(*case)
@@ -342,10 +336,9 @@ def test_a_module_under_two_names_is_one_and_keeps_its_parameters(operator) -> N
     assert_close(multiply(operator, both, data(4)), multiply(operator, Twice(layer, last), data(4)))
     gradients = [per_example_gradients(m, nn.CrossEntropyLoss(), data(4)) for m in (both, Twice(layer, last))]
     assert_close(*gradients)
-    settings = {"num_chains": 2, "num_draws": 8, "num_burnin_steps": 2, "batch_size": 5, "step_size": 1e-4}
+    settings = CHAINS | {"num_draws": 8, "batch_size": 5}
     chains = [
-        estimate_llc(m, nn.CrossEntropyLoss(), data(4), **settings, generator=0).losses
-        for m in (both, Twice(layer, last))
+        estimate_llc(m, nn.CrossEntropyLoss(), data(4), **settings).losses for m in (both, Twice(layer, last))
     ]
     assert_close(*chains)
     assert isinstance(layer.weight, nn.Parameter)
@@ -376,29 +369,6 @@ def test_a_parameter_unfrozen_later_is_a_constant(operator) -> None:
     after = op.to_dense()
     assert_close(after, before, rtol=1e-12, atol=1e-14)  # sums may run in another order
     assert not after.requires_grad
-
-
-class Returns(nn.Module):
-    def __init__(self, wrap) -> None:
-        super().__init__()
-        self.linear, self.wrap = nn.Linear(4, 3), wrap
-
-    def forward(self, x: Tensor) -> object:
-        return self.wrap(self.linear(x))
-
-
-@every_operator
-@pytest.mark.parametrize("wrap", [lambda h: (h, h), lambda h: {"logits": h}, lambda h: None])
-def test_a_model_that_returns_no_tensor_is_reported(operator, wrap) -> None:
-    with pytest.raises(TypeError, match=r"model returns (tuple|dict|NoneType).*\.logits.*forward returns"):
-        multiply(operator, Returns(wrap).double(), data(4))
-
-
-@every_operator
-def test_mixed_dtypes_are_refused(operator) -> None:
-    model = nn.Sequential(nn.Linear(4, 3).double(), nn.Linear(3, 3))
-    with pytest.raises(ValueError, match=r"float32.*float64"):
-        operator(model, nn.CrossEntropyLoss(), data(4))
 
 
 @every_operator

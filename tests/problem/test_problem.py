@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 from curvlab.curvature import FisherOperator, GaussNewtonOperator, HessianOperator
-from curvlab.influence import influence_scores
 from curvlab.lab.models import MLP, ResNet20, resnet18
 from curvlab.linalg import identity
 from curvlab.problem import FunctionLoss, Problem, freeze, mean_gradient, only_parameters, output_loss
@@ -33,25 +32,11 @@ def operator(data: object = (X, Y)) -> GaussNewtonOperator:
 
 
 REFUSED = {
-    "a loss class": (
-        lambda: Problem.of(linear(), nn.CrossEntropyLoss, (X, Y)),
-        r"pass an instance.*CrossEntropyLoss\(\)",
-    ),
     "a class of another loss": (
         lambda: Problem.of(linear(), nn.HuberLoss, (X, Y)),
         r"an instance of it, HuberLoss\(\)",
     ),
-    "a function for a model": (
-        lambda: Problem.of(lambda x: x, LOSS, (X, Y)),
-        "the model is a function: pass an nn.Module",
-    ),
-    "no values": (lambda: Problem.of(linear(device="meta"), LOSS, (X, Y)), "on the meta device.*load_state_dict"),
     "not opened": (lambda: Problem(linear(), LOSS, (X, Y)), r"open it by Problem\.of\(model, loss, data\)"),
-    "no data": (lambda: Problem.of(linear(), LOSS, (X[:0], Y[:0])), "data is empty"),
-    "no test data": (
-        lambda: influence_scores(linear(), LOSS, (X, Y), (X[:0], Y[:0]), damping=0.1),
-        "test is empty: at least one example",
-    ),
     "no batch of test data": (
         lambda: Problem.of(linear(), LOSS, (X, Y)).with_data([]).gradient(),
         "test is empty",
@@ -72,13 +57,13 @@ REFUSED = {
         "finite numbers, such as the damping, got inf",
     ),
     "a factor that is no number": (lambda: float("nan") * operator(), "finite numbers.*got nan"),
-    "integer inputs": (
-        lambda: operator((X.long(), Y)) @ torch.ones(8).double(),
-        r"inputs are torch.int64.*\.float\(\)",
+    "a loss of every example": (
+        lambda: GaussNewtonOperator(linear(), nn.CrossEntropyLoss(reduction="none"), (X, Y)),
+        r"reduction.*mean.*sum",
     ),
-    "inputs by name for nn.Sequential": (
-        lambda: Problem.of(nn.Sequential(linear()), LOSS, ({"x": X, "z": X}, Y)).gradient(),
-        r"nn.Sequential hands all of \['x', 'z'\].*wrap it in a module",
+    "squares of every example": (
+        lambda: GaussNewtonOperator(linear(), nn.MSELoss(reduction="none"), (X, X[:, :2])),
+        r"reduction.*mean.*sum",
     ),
 }
 
@@ -256,18 +241,6 @@ def test_extreme_logits_stay_finite(operator) -> None:
 
 
 # ---------------------------------------------------------------------------------- what is refused
-@pytest.mark.parametrize(
-    ("loss", "message"),
-    [
-        (nn.MSELoss(reduction="none"), r"reduction.*mean.*sum"),
-        (nn.CrossEntropyLoss(reduction="none"), r"reduction.*mean.*sum"),
-    ],
-)
-def test_unsupported_settings_of_losses_are_refused(loss: nn.Module, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        GaussNewtonOperator(linear_head(), loss, (INPUTS, HALF))
-
-
 @pytest.mark.parametrize("operator", [*OPERATORS, FisherOperator])
 @pytest.mark.parametrize(
     ("loss", "targets"),
@@ -287,15 +260,6 @@ def test_targets_that_do_not_fit_are_refused_with_both_shapes(operator, loss: nn
         operator(linear_head(), loss, (INPUTS, targets)) @ torch.zeros(6).double()
 
 
-@pytest.mark.parametrize("operator", [*OPERATORS, FisherOperator])
-@pytest.mark.parametrize("label", [3, -1])
-def test_classes_out_of_range_are_refused(operator, label: int) -> None:
-    with pytest.raises(ValueError, match=rf"{label}.*3 outputs"):
-        operator(linear_head(), nn.CrossEntropyLoss(), (INPUTS, torch.tensor([0, 1, label, 2]))) @ torch.zeros(
-            6
-        ).double()
-
-
 def test_language_model_targets_of_another_length_are_refused() -> None:
     case = language_problem("mean")
     op = GaussNewtonOperator(case.model, case.loss, (case.inputs, case.targets[:, 1:]))
@@ -305,14 +269,9 @@ def test_language_model_targets_of_another_length_are_refused() -> None:
 
 def test_monte_carlo_checks_targets_at_construction() -> None:
     case = problem("linear", "mse")
+    short = (case.inputs, case.targets[:, :2])
     with pytest.raises(ValueError, match=r"\(5, 3\).*\(5, 2\)"):
-        FisherOperator(
-            case.model,
-            case.loss,
-            (case.inputs, case.targets[:, :2]),
-            kind="monte_carlo",
-            generator=torch.Generator(),
-        )
+        FisherOperator(case.model, case.loss, short, kind="monte_carlo", generator=torch.Generator())
 
 
 @pytest.mark.parametrize("kind", [nn.CrossEntropyLoss, nn.MSELoss, nn.BCEWithLogitsLoss])

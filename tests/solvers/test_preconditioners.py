@@ -235,10 +235,7 @@ class Twice(nn.Module):
 
 @pytest.mark.parametrize(
     ("model", "message"),
-    [
-        (nn.Sequential(nn.LayerNorm(3)), "has no nn.Linear or nn.Conv2d layer"),
-        (Twice(), "applied several times"),
-    ],
+    [(nn.Sequential(nn.LayerNorm(3)), "has no nn.Linear or nn.Conv2d layer"), (Twice(), "applied several times")],
 )
 def test_models_that_cannot_be_factored(model: nn.Module, message: str) -> None:
     op = GaussNewtonOperator(model, nn.CrossEntropyLoss(), (torch.ones(2, 3), torch.zeros(2, dtype=torch.long)))
@@ -440,6 +437,5 @@ def test_what_is_refused() -> None:
         Rows().build(GaussNewtonOperator(*language_problem("mean")) + ROWS_DAMPING * identity)
     with pytest.raises(ValueError, match="does not hold one row"):
         Rows(memory_budget=50).build(op + ROWS_DAMPING * identity)
-    for arguments, message in (({"score": "size"}, "score must be"),):
-        with pytest.raises(ValueError, match=message):
-            Rows(**arguments)
+    with pytest.raises(ValueError, match="score must be"):
+        Rows(score="size")

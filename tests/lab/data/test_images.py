@@ -209,7 +209,7 @@ def test_checksum_is_of_names_and_sizes(root: Path) -> None:
     assert load_image_folder(root).checksum != before
 
 
-def test_missing_and_damaged_images_are_named(root: Path) -> None:
+def test_missing_and_damaged_images_and_other_classes_are_named(root: Path) -> None:
     with pytest.raises(
         DataNotFoundError, match=r"data=imagenet is not there: looked for '.*nowhere'\. These images"
     ):
@@ -221,9 +221,6 @@ def test_missing_and_damaged_images_are_named(root: Path) -> None:
     file.write_bytes(file.read_bytes()[:50])
     with pytest.raises(DamagedDataError, match=r"b0.png' is damaged"):
         stack(load_image_folder(root).test, range(3))
-
-
-def test_folders_with_other_classes_are_refused(root: Path) -> None:
     write_images(root / "imagenet" / "val", {"c": 1})
     with pytest.raises(ValueError, match="both need the same sub-folders"):
         load_image_folder(root)
@@ -269,7 +266,7 @@ HELP = r"Set the environment variable CURVLAB_DATA, or data.root .* data=digits,
 FILE = "MNIST/raw/t10k-labels-idx1-ubyte"
 
 
-def test_mnist_names_file_reason_and_a_way_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mnist_and_cifar_name_file_reason_and_a_way_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(MNIST, "mirrors", [REFUSED])
     monkeypatch.chdir(tmp_path)
     text = (
@@ -285,9 +282,6 @@ def test_mnist_names_file_reason_and_a_way_out(tmp_path: Path, monkeypatch: pyte
     (tmp_path / "file").touch()  # a root that cannot be written gives the same error
     with pytest.raises(DataNotFoundError, match=r"data=mnist is not there: looked for .* The download failed"):
         load_mnist(tmp_path / "file" / "root")
-
-
-def test_cifar_names_file_reason_and_a_way_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(CIFAR10, "url", REFUSED)
     with pytest.raises(
         DataNotFoundError, match=rf"cifar-10-batches-py/data_batch_1'\. The download failed: .*{HELP}"

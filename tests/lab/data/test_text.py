@@ -31,7 +31,7 @@ def treebank(tmp_path: Path, made_up: None) -> Path:
     return tmp_path
 
 
-def test_penn_treebank_is_read_line_by_line(treebank: Path) -> None:
+def test_penn_treebank_is_read_line_by_line(treebank: Path, tmp_path: Path) -> None:
     corpus = load_penn_treebank(treebank)
     assert corpus.name == "ptb"
     assert corpus.train == ("mr. <unk> is chairman of n.v.", "rates fell N N", "the end")
@@ -40,9 +40,6 @@ def test_penn_treebank_is_read_line_by_line(treebank: Path) -> None:
     assert fewer.train == corpus.train[:2]
     assert fewer.checksum != corpus.checksum
     assert load_penn_treebank(treebank).checksum == corpus.checksum
-
-
-def test_errors_of_the_treebank(treebank: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"num_train=4, but data=ptb has 3 examples"):
         load_penn_treebank(treebank, num_train=4)
     with pytest.raises(DataNotFoundError, match=r"data=ptb is not there: .*cannot be downloaded freely"):
@@ -112,6 +109,8 @@ def test_documentation_is_the_prose_of_docstrings(package: str) -> None:
     few = load_documentation(package=package, num_train=3, num_test=1)
     assert few.train == corpus.train[:3]
     assert package in corpus.name
+    with pytest.raises(ValueError, match="'not_a_package' is not installed"):
+        load_documentation(package="not_a_package")
 
 
 def test_documentation_of_a_real_package_is_english_and_reproducible() -> None:
@@ -120,11 +119,6 @@ def test_documentation_of_a_real_package_is_english_and_reproducible() -> None:
     assert corpus.checksum == load_documentation(num_train=50, num_test=5).checksum
     assert sum(" the " in text for text in corpus.train) > 20
     assert "sklearn" in sys.modules or corpus.name.startswith("documentation of sklearn")
-
-
-def test_documentation_of_what_is_not_installed_is_refused() -> None:
-    with pytest.raises(ValueError, match="'not_a_package' is not installed"):
-        load_documentation(package="not_a_package")
 
 
 def test_text_of_the_hub_is_read_as_a_stream(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -160,7 +154,7 @@ def staged(tmp_path: Path, made_up: None) -> Path:
     return tmp_path
 
 
-def test_staged_xsum_is_split_at_random_but_always_alike(staged: Path) -> None:
+def test_staged_xsum_is_split_at_random_but_always_alike(staged: Path, tmp_path: Path) -> None:
     corpus = load_xsum(staged)
     assert [len(part) for part in (corpus.train, corpus.validation, corpus.test)] == [340 - 326, 126, 200]
     everything = {*corpus.train, *corpus.validation, *corpus.test}
@@ -172,9 +166,6 @@ def test_staged_xsum_is_split_at_random_but_always_alike(staged: Path) -> None:
     assert fewer.test == corpus.test[:4]
     assert fewer.text == tuple(document for document, _ in fewer.train)
     assert fewer.checksum != corpus.checksum
-
-
-def test_errors_of_staged_xsum(staged: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"num_validation=127, but data=xsum has 126 examples"):
         load_xsum(staged, num_validation=127)
     with pytest.raises(DataNotFoundError, match=r"data=xsum is not there: .*take data=xsum_hub"):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import multiprocessing
 import os
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,6 +24,8 @@ if TYPE_CHECKING:  # not imported here: the process that hands the tests out loa
 
     from curvlab.lab import ClaimResult, Computed
 
+ROOT = Path(__file__).parents[1]
+
 
 def pytest_collection_finish() -> None:
     """Leave what was imported out of garbage collection: every full one would walk through all of it again."""
@@ -36,6 +40,29 @@ def _leave_out_what_a_module_imported() -> Iterator[None]:
     pytest_collection_finish()
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _configs_are_read_once() -> Iterator[None]:
+    """Keep what Hydra reads from conf/: that is a third of composing, which tests do hundreds of times."""
+    if "hydra" not in sys.modules:  # nothing that is tested here composes
+        yield
+        return
+    from hydra._internal.config_repository import ConfigRepository
+
+    read, kept = ConfigRepository.load_config, {}
+
+    def load_config(self: Any, config_path: str) -> Any:
+        where = tuple(source.path for source in self.get_sources())
+        if str(ROOT / "conf") not in where:
+            return read(self, config_path)
+        if (where, config_path) not in kept:
+            kept[where, config_path] = read(self, config_path)
+        return copy.deepcopy(kept[where, config_path])
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ConfigRepository, "load_config", load_config)
+        yield
+
+
 @contextmanager
 def smoke_scale() -> Iterator[None]:
     """Run in the checkout, and draw figures, but small and not laid out: that is matplotlib's work, half the time.
@@ -45,7 +72,7 @@ def smoke_scale() -> Iterator[None]:
     from curvlab.lab.reporting import plots  # matplotlib comes with it: only where something is drawn
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(Path(__file__).parents[1])
+        patch.chdir(ROOT)
         fork = multiprocessing.get_context("fork")
         patch.setattr(multiprocessing, "get_context", lambda method=None: fork)
         patch.setattr("matplotlib.layout_engine.ConstrainedLayoutEngine.execute", lambda self, figure: None)

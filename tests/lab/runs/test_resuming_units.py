@@ -83,14 +83,7 @@ def run_unit(
     return found
 
 
-@pytest.fixture(scope="module")
-def processes() -> Any:
-    """Real processes that start fast: forked from a server that has imported what they need."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(
-        ["pytest", "hydra", "curvlab.lab.runs.run", "curvlab.lab.runs.configuration", "curvlab.training"]
-    )
-    return context
+FORK = multiprocessing.get_context("fork")  # real processes that start fast: they have what this one imported
 
 
 def steps(log: Path) -> list[int]:
@@ -110,11 +103,11 @@ def same(found: dict[str, Any], expected: dict[str, Any]) -> bool:
 
 
 def test_a_unit_killed_twice_ends_at_the_same_numbers(
-    checkout: Path, tmp_path: Path, processes: Any, capsys: pytest.CaptureFixture[str]
+    checkout: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     log = tmp_path / "log"
     for end in (25, 33):
-        process = processes.Process(target=run_unit, args=(checkout, log, end, die))
+        process = FORK.Process(target=run_unit, args=(checkout, log, end, die))
         process.start()
         process.join()
         assert process.exitcode == -signal.SIGKILL
@@ -164,10 +157,10 @@ def test_what_other_code_or_another_config_has_left_is_not_used(
     assert len(unfinished(checkout)) == (change == "config")  # that of the other unit, which may still go on
 
 
-def test_two_processes_never_share_the_folder(checkout: Path, tmp_path: Path, processes: Any) -> None:
+def test_two_processes_never_share_the_folder(checkout: Path, tmp_path: Path) -> None:
     """Both are started at once: the second waits, and finds the unit stored."""
     log = tmp_path / "log"
-    pair = [processes.Process(target=run_unit, args=(checkout, log)) for _ in range(2)]
+    pair = [FORK.Process(target=run_unit, args=(checkout, log)) for _ in range(2)]
     for process in pair:
         process.start()
     for process in pair:

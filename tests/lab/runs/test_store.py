@@ -23,12 +23,7 @@ from curvlab.lab.runs.store import Store, StoreWarning, digest, plain
 CONFIG = {"damping": 0.1, "seed": 0}
 
 
-@pytest.fixture(scope="module")
-def processes() -> Any:
-    """Real processes that start fast: forked from a server that has imported what they need."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["pytest", "torch", "curvlab.lab.runs.store"])
-    return context
+FORK = multiprocessing.get_context("fork")  # real processes that start fast: they have what this one imported
 
 
 def work(root: Path, log: Path, seconds: float, *, units: int = 6, start_at: float = 0.0) -> None:
@@ -207,12 +202,12 @@ def test_unusable_root_names_the_setting(tmp_path: Path) -> None:
         Store(tmp_path / "file").get_or_compute("toy", CONFIG, dict)
 
 
-def test_killed_at_random_moments_loses_at_most_the_unit_at_work(tmp_path: Path, processes: Any) -> None:
+def test_killed_at_random_moments_loses_at_most_the_unit_at_work(tmp_path: Path) -> None:
     moments = random.Random(0)
     root, log, units = tmp_path / "store", tmp_path / "log", 20
     killed = 0
     for attempt in range(11):
-        worker = processes.Process(target=work, args=(root, log, 0.002), kwargs={"units": units})
+        worker = FORK.Process(target=work, args=(root, log, 0.002), kwargs={"units": units})
         started = log.stat().st_size if log.exists() else 0
         worker.start()
         while worker.is_alive() and (not log.exists() or log.stat().st_size == started):
@@ -241,12 +236,10 @@ def test_temporary_file_of_a_killed_process_is_removed(tmp_path: Path) -> None:
     assert not stale.exists()
 
 
-def test_two_processes_compute_every_unit_once(tmp_path: Path, processes: Any) -> None:
+def test_two_processes_compute_every_unit_once(tmp_path: Path) -> None:
     root, log = tmp_path / "store", tmp_path / "log"
     start_at = time.time() + 0.5
-    workers = [
-        processes.Process(target=work, args=(root, log, 0.05), kwargs={"start_at": start_at}) for _ in range(2)
-    ]
+    workers = [FORK.Process(target=work, args=(root, log, 0.05), kwargs={"start_at": start_at}) for _ in range(2)]
     for worker in workers:
         worker.start()
     for worker in workers:
@@ -257,11 +250,9 @@ def test_two_processes_compute_every_unit_once(tmp_path: Path, processes: Any) -
     assert sum(hits for hits, _ in counts) == sum(misses for _, misses in counts) == 6
 
 
-def test_second_process_says_that_it_waits(
-    tmp_path: Path, processes: Any, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_second_process_says_that_it_waits(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     log = tmp_path / "log"
-    worker = processes.Process(target=work, args=(tmp_path / "store", log, 0.3))
+    worker = FORK.Process(target=work, args=(tmp_path / "store", log, 0.3))
     worker.start()
     while not log.exists():
         time.sleep(0.002)

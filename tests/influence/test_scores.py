@@ -318,20 +318,6 @@ def test_weights_of_one_change_nothing_and_others_do(data) -> None:
     assert float((twice - plain).abs().max()) > 1e-3
 
 
-@pytest.mark.parametrize(
-    ("weights", "text"),
-    [
-        (torch.ones(11), "one weight for each of 12 examples, got shape"),
-        (-torch.ones(12), "finite and not negative"),
-        (torch.full((12,), torch.nan), "finite and not negative"),
-    ],
-    ids=["length", "negative", "nan"],
-)
-def test_bad_weights_are_refused(data, weights, text) -> None:
-    with pytest.raises(ValueError, match=text):
-        influence(nn.Linear(4, 1).double(), nn.MSELoss(), *data, damping=DAMPING, weights=weights)
-
-
 # ----------------------------------------------------------------------- two sets of scores
 @pytest.fixture
 def scores(generator):

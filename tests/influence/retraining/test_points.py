@@ -142,19 +142,8 @@ def test_points_may_be_indices_of_training_examples(mlp: Classifier) -> None:
         assert_close(found.gradient(u), examples.gradient(u))
     with pytest.raises(ValueError, match="points must be indices of training examples from 0 to 11"):
         ProximalBregmanObjective(model, loss, (x, y), [12], **settings)
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"epsilon": torch.ones(2)}, r"epsilon has shape \(2,\) for 12 points"),
-        ({"weights": torch.ones(11)}, "one weight for each of 12 examples"),
-        ({"weights": -WEIGHTS}, "not negative"),
-    ],
-)
-def test_bad_settings_are_refused(mlp: Classifier, settings: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        objective_of(mlp, SIZE, **settings)
+    with pytest.raises(ValueError, match=r"epsilon has shape \(2,\) for 3 points"):
+        ProximalBregmanObjective(model, loss, (x, y), chosen, damping=DAMPING, epsilon=torch.ones(2))
 
 
 # ---------------------------------------------------------------------------------- its minimisers

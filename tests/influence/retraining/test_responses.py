@@ -279,19 +279,8 @@ def test_warm_optimum_is_what_train_ensemble_gives() -> None:
     left_out = r.LeftOut(model, loss, data, [torch.tensor([1]), torch.tensor([2])], damping=1.0, l2=0.01)
     batches = shuffled_batches(30, batch_size=8, num_epochs=4, generator=torch.Generator().manual_seed(0))
     found = r.warm_optimum(left_out, r.SharedBatches(batches, lr=0.1, momentum=0.5))
-    expected = train_ensemble(
-        model,
-        loss,
-        data,
-        example_weights=left_out.weights,
-        num_epochs=4,
-        batch_size=8,
-        batches=batches,
-        lr=0.1,
-        momentum=0.5,
-        weight_decay=0.01,
-        generator=torch.Generator(),
-    )
+    settings = {"num_epochs": 4, "batch_size": 8, "lr": 0.1, "momentum": 0.5, "weight_decay": 0.01, "generator": 0}
+    expected = train_ensemble(model, loss, data, example_weights=left_out.weights, batches=batches, **settings)
     torch.testing.assert_close(left_out.base + found, expected.parameters, rtol=1e-10, atol=1e-12)
 
 
@@ -379,12 +368,9 @@ def test_a_killed_search_goes_on_to_the_same_minimum(tmp_path: Path, share: floa
 
 
 # ------------------------------------------------------------------------ refusals
-def test_points_out_of_range_are_refused() -> None:
+def test_points_curvatures_responses_and_steps_that_do_not_fit_are_refused(ridge: Ridge) -> None:
     with pytest.raises(ValueError, match=r"indices from 0 to 29, got shape \(1,\) with values up to 30"):
         r.LeftOut(*network(), groups=[torch.tensor([30])], damping=0.1)
-
-
-def test_unknown_curvature_unequal_responses_and_too_few_steps_are_refused(ridge: Ridge) -> None:
     with pytest.raises(ValueError, match="unknown curvature 'fisher': choose gauss_newton or hessian"):
         r.influence_estimate(ridge.left_out, Direct(), curvature="fisher")
     with pytest.raises(ValueError, match="need two or more responses of one number of groups, got 1"):

@@ -22,10 +22,12 @@ Networks without `training` have random weights: their costs are those of a trai
 need not be, and `length` stands for the ηT of a run. Scores, agreement and residuals say nothing about
 retraining here.
 
-Note of 2026-11-26: the published table of `embedded` was computed when EK-FAC factored no layer above 2,048, so
-both its rows with EK-FAC say that there was none. With 4,608 EK-FAC alone was run once, beside other jobs: 8.4 s
-and 0.66 GiB, with a residual of 10. What it saves conjugate gradients there is not measured, and `laptop` has not
-been run.
+Note of 2026-11-27: the published seconds were measured with a dozen other processes on two cores (`load_average`
+in run.json). Block conjugate gradients took 81 s on an emptier machine, twice their forecast, and now take three
+times it: vectors of this length share the memory's bandwidth with others. Steps, products and residuals do not
+depend on it. Conjugate gradients with EK-FAC were measured before EK-FAC of few examples had its short set-up,
+with which it takes 1.3 s in place of 13. `laptop` has not been run to its end: it stopped at EK-FAC of the
+ResNet-18, whose eigenvectors LAPACK did not find among those of eigenvalue 0, and which takes 4 s now.
 """
 
 from __future__ import annotations

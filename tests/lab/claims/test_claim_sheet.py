@@ -284,6 +284,11 @@ def test_every_claim_must_be_judged(sheet: Path) -> None:
         ("{at_least: 1}", "{at_leats: 1}", "claim 'falls-not': .*at_leats"),
         ("{at_least: 1}", "{at_least: 1, at_most: 0}", "claim 'falls-not': .*swap them"),
         ("claims:", "claims: [", "needs `source` and `claims`"),
+        (
+            "2026-11-20: over",
+            "date: 2026-11-20\n        what: over",
+            "claim 'falls': a change is its day and what",
+        ),
     ],
 )
 def test_what_is_wrong_in_a_file_is_named(sheet: Path, old: str, new: str, text: str) -> None:

@@ -48,6 +48,7 @@ import string
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
+from datetime import date
 from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
@@ -121,7 +122,7 @@ class ClaimSheet:
             measure=entry["measure"],
             criterion=criterion,
             changed=tuple(
-                Change(str(date), what) for change in entry.get("changed") or () for date, what in change.items()
+                Change(str(day), what) for change in entry.get("changed") or () for day, what in change.items()
             ),
             words=words | ({"of": of} if of else {}),
         )
@@ -208,6 +209,12 @@ def load_claim_sheet(path: str | Path) -> ClaimSheet:
                 f"{', '.join(sorted(_REQUIRED | _OPTIONAL))}, and in `criterion` "
                 f"{', '.join(bound.name for bound in fields(Criterion))}."
             )
+        for change in entry.get("changed") or ():
+            if not (isinstance(change, dict) and [type(day) for day in change] == [date]):
+                raise ValueError(
+                    f"{path.as_posix()}, claim {name!r}: a change is its day and what was changed, as in "
+                    f"`- 2026-11-20: over the mean`, not {change}."
+                )
         if "value" in entry:
             try:
                 check(entry["value"])

@@ -24,22 +24,22 @@ def problem(kind: str) -> tuple[nn.Module, Any, tuple[Tensor, Tensor]]:
     labels = torch.randint(3, (NUM_EXAMPLES,), generator=generator)
     if kind == "convolution":
         model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8, 3)).to(FP64)
-        return (
-            model,
-            nn.CrossEntropyLoss(),
-            (torch.randn(NUM_EXAMPLES, 1, 4, 4, generator=generator).double(), labels),
-        )
+        images = torch.randn(NUM_EXAMPLES, 1, 4, 4, generator=generator).double()
+        return model, nn.CrossEntropyLoss(), (images, labels)
     model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)).to(FP64)
     inputs = torch.randn(NUM_EXAMPLES, 4, generator=generator, dtype=FP64)
     if kind == "function":
-        return (
-            model,
-            lambda outputs, targets: outputs.gather(1, targets[:, None]).square().mean(),
-            (inputs, labels),
-        )
+        loss = lambda outputs, targets: outputs.gather(1, targets[:, None]).square().mean()  # noqa: E731
+        return model, loss, (inputs, labels)
     if kind == "squares":
         return model, nn.MSELoss(), (inputs, torch.randn(NUM_EXAMPLES, 3, generator=generator, dtype=FP64))
     return model, nn.CrossEntropyLoss(), (inputs, labels)
+
+
+def at_once(kind: str = "classes", **settings: Any) -> Ensemble:
+    """Train copies of a problem together: two of which every example counts, where nothing else is said."""
+    usual = {"example_weights": torch.ones(2, NUM_EXAMPLES), "num_epochs": 2, "batch_size": 8, "lr": 0.1}
+    return train_ensemble(*problem(kind), **usual | {"generator": 0} | settings)
 
 
 def weights_of_examples() -> Tensor:
@@ -83,8 +83,7 @@ def test_losses_and_gradients_are_those_of_separate_models(kind: str, shared: bo
 
 
 def test_weights_have_a_row_for_each_copy() -> None:
-    model, loss, data = problem("classes")
-    losses = EnsembleLosses(model, loss, data)
+    losses = EnsembleLosses(*problem("classes"))
     with pytest.raises(ValueError, match=r"weights have shape \(2, 6\): one row for each of the 1 copies"):
         losses.losses_and_gradients(
             losses.start[None], losses.batch(torch.arange(6)), shared=True, weights=torch.ones(2, 6)
@@ -133,10 +132,9 @@ def test_training_at_once_is_training_one_by_one(kind: str, settings: dict[str, 
 
 
 def test_results_print_few_lines_however_long_the_training() -> None:
-    model, loss, data = problem("classes")
-    settings = {"num_epochs": 50, "batch_size": 10, "lr": 0.1, "generator": 0}
-    copies = train_ensemble(model, loss, data, example_weights=torch.ones(2, NUM_EXAMPLES), **settings)
-    history = train(model, loss, data, **settings, record=True)
+    settings = {"num_epochs": 50, "batch_size": 10}
+    copies = at_once(**settings)
+    history = train(*problem("classes"), **settings, lr=0.1, generator=0, record=True)
     first, second = str(history).splitlines()
     assert first.startswith(
         f"training: loss from {history.losses[0]:.4g} to {history.losses[-1]:.4g} (20 examples"
@@ -152,16 +150,7 @@ def test_an_interrupted_training_ends_at_the_same_weights(
     tmp_path: Path, settings: dict[str, Any], end: int
 ) -> None:
     def run(**changes: Any) -> Ensemble:
-        return train_ensemble(
-            *problem("classes"),
-            example_weights=weights_of_examples(),
-            num_epochs=3,
-            batch_size=7,
-            lr=0.1,
-            **settings,
-            **changes,
-            generator=torch.Generator().manual_seed(0),
-        )
+        return at_once(example_weights=weights_of_examples(), num_epochs=3, batch_size=7, **settings, **changes)
 
     def interrupt(state: DescentState) -> None:
         if state.num_steps == end:
@@ -189,14 +178,8 @@ def test_an_interrupted_training_ends_at_the_same_weights(
     ],
 )
 def test_a_checkpoint_of_another_ensemble_is_refused(tmp_path: Path, changes: dict[str, Any], named: str) -> None:
-    settings = {
-        "example_weights": weights_of_examples(),
-        "num_epochs": 1,
-        "batch_size": 10,
-        "lr": 0.1,
-        "generator": 0,
-        "checkpoint": Checkpoint(tmp_path / "ensemble.pt", every=1),
-    }
+    settings = {"example_weights": weights_of_examples(), "num_epochs": 1, "batch_size": 10}
+    settings["checkpoint"] = Checkpoint(tmp_path / "ensemble.pt", every=1)
     model, loss, data = problem("classes")
 
     def kill(state: DescentState) -> None:
@@ -204,28 +187,16 @@ def test_a_checkpoint_of_another_ensemble_is_refused(tmp_path: Path, changes: di
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        train_ensemble(model, loss, data, **settings, callback=kill)
-    other = changes.pop("loss", loss)
+        at_once(**settings, callback=kill)
+    usual = {"lr": 0.1, "generator": 0} | settings
     with pytest.raises(ValueError, match=rf"belongs to other work \({named} differ\)"):
-        train_ensemble(model, other, data, **(settings | changes))
+        train_ensemble(model, changes.pop("loss", loss), data, **usual | changes)
 
 
 def test_copies_may_start_apart_and_draw_their_batches() -> None:
-    model, loss, data = problem("classes")
+    model, _, _ = problem("classes")
     start = torch.stack([parameters_to_vector(model.parameters()).detach() + 0.1 * k for k in range(2)])
-    settings = {"num_epochs": 2, "batch_size": 8, "lr": 0.1}
-    ends = [
-        train_ensemble(
-            model,
-            loss,
-            data,
-            example_weights=torch.ones(2, NUM_EXAMPLES),
-            start=start,
-            **settings,
-            generator=torch.Generator().manual_seed(seed),
-        ).parameters
-        for seed in (0, 0, 1)
-    ]
+    ends = [at_once(start=start, generator=seed).parameters for seed in (0, 0, 1)]
     assert torch.equal(ends[0], ends[1])
     assert not torch.equal(ends[0], ends[2])
     assert not torch.allclose(ends[0][0], ends[0][1])
@@ -240,41 +211,23 @@ def test_copies_may_start_apart_and_draw_their_batches() -> None:
     ],
 )
 def test_settings_out_of_range_are_refused(changes: dict[str, Any], text: str) -> None:
-    settings = {"num_epochs": 2, "batch_size": 8, "lr": 0.1, "example_weights": torch.ones(2, 20)} | changes
     with pytest.raises(ValueError, match=text):
-        train_ensemble(*problem("classes"), **settings, generator=torch.Generator())
+        at_once(**changes)
 
 
 @pytest.mark.parametrize("module", [nn.Dropout(0.1), nn.BatchNorm1d(4)])
 def test_modules_that_differ_in_training_are_refused(module: nn.Module) -> None:
     model = nn.Sequential(module, nn.Linear(4, 3)).to(FP64)
+    settings = {"num_epochs": 1, "batch_size": 8, "lr": 0.1, "generator": 0}
     with pytest.raises(ValueError, match=r"module '0' .* differs in training and in evaluation"):
-        train_ensemble(
-            model,
-            *problem("classes")[1:],
-            example_weights=torch.ones(2, 20),
-            num_epochs=1,
-            batch_size=8,
-            lr=0.1,
-            generator=torch.Generator(),
-        )
+        train_ensemble(model, *problem("classes")[1:], example_weights=torch.ones(2, 20), **settings)
 
 
 def test_divergence_names_the_copies() -> None:
-    model, loss, (inputs, targets) = problem("squares")
     weights = torch.ones(2, NUM_EXAMPLES)
     weights[1] = 1e8
     with pytest.raises(ArithmeticError, match=r"the loss of copies \[1\] is not finite .* to lr=0\.001"):
-        train_ensemble(
-            model,
-            loss,
-            (inputs, targets),
-            example_weights=weights,
-            num_epochs=100,
-            batch_size=20,
-            lr=0.01,
-            generator=torch.Generator(),
-        )
+        at_once("squares", example_weights=weights, num_epochs=100, batch_size=20, lr=0.01)
 
 
 @pytest.mark.parametrize("kind", ["classes", "function"])

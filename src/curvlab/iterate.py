@@ -114,7 +114,8 @@ class Method(Protocol[S, R_co]):
         """Return the answer. Errors that it states are computed here, from the state as it is."""
         ...
 
-    # Where no total is known, a method may have `expected_steps(state) -> float | None`, for the forecast.
+    # For the forecast, where no total is known, a method may have `expected_steps(state) -> float | None`, and
+    # `foreseen(columns) -> float | None`: how many products of so many columns it takes, asked before the first.
 
 
 @dataclass(frozen=True)
@@ -166,10 +167,14 @@ def iterate(
     Cost: one product for each linear operator that the work depends on, at the first save and when a run goes on.
     """
     file = _file(name, method, callback, checkpoint)
-    state = method.init()
-    if file is not None and (stored := file.load(_device(state))) is not None:
-        state = _restored(state, stored)
-    with progress_bar(name, total=total, done=state.num_steps, progress=progress) as bar, around(bar.forecast):
+    with progress_bar(name, total=total, progress=progress) as bar, around(bar.forecast):
+        bar.forecast.foreseen = getattr(method, "foreseen", bar.forecast.foreseen)  # `init` may multiply, too
+        state = method.init()
+        if file is not None and (stored := file.load(_device(state))) is not None:
+            state = _restored(state, stored)
+            bar.begin(state.num_steps)
+        if not hasattr(method, "foreseen"):
+            bar.forecast.foreseen = lambda columns: _expected(method, state, total)
         while not state.done:
             before = state.num_steps
             state = method.step(state)
@@ -336,9 +341,10 @@ class SaveFile:
             )
             return None
         if changed := self.key.differs_in(content["key"]):
+            differ = "differ" if len(changed) > 1 else "differs"
             raise ValueError(
-                f"{self.path} belongs to other work ({', '.join(changed)} differ): give each its own checkpoint, "
-                "or delete it."
+                f"{self.path} belongs to other work ({', '.join(changed)} {differ}): give each its own "
+                "checkpoint, or delete it."
             )
         return cast("dict[str, Any]", content["state"])
 

@@ -15,6 +15,7 @@ from contextvars import ContextVar
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
+import torch
 from tqdm.auto import tqdm
 
 _SECONDS_BEFORE_BAR = 1.0
@@ -27,9 +28,13 @@ R = TypeVar("R")
 
 
 def can_be_silent(function: Callable[P, R]) -> Callable[P, R]:
-    """Decorate a function with an argument `progress`, of which False silences all that it calls, too."""
+    """Decorate a function with an argument `progress`, of which False silences all that it calls, too.
+
+    It runs as it does outside of torch.no_grad() and torch.inference_mode().
+    """
 
     @wraps(function)
+    @torch.inference_mode(False)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
         for name in ("callback", "on_epoch_end", "step"):
             if kwargs.get(name) is not None and not callable(kwargs[name]):
@@ -61,15 +66,24 @@ class Forecast:
     Attributes:
         text: "about 3 min", once it is known and worth telling.
         given: whether nothing more is to be found out.
+        foreseen: how many parts there are, of so many columns where they are products, before any is done.
     """
 
-    def __init__(self, name: str, done: int) -> None:
+    def __init__(self, name: str, done: int, *, bar: Bar | None = None, part: int = 0) -> None:
         self.name, self.text, self.given = name, "", False
+        self.foreseen: Callable[[int], float | None] = lambda columns: None
+        self._bar, self._columns, self._around = bar, part, _AROUND.get()
+        self.begin(done)
+        if self._around is not None:
+            self.given, self.name = self._around.given, f"{self._around.name}, one {name}" if part else name
+
+    def begin(self, done: int) -> None:
+        """Time the steps from here on: so many were taken before."""
         self._first, self._one, self._began = done, done, time.monotonic()
         self._after_one: float | None = None  # the first step may have more to do than the others
 
-    def look(self, num_steps: int, expected: float | None, *, silent: bool) -> None:
-        """Find out after a step; `expected` is the number of the last one. `silent`: the bar shows it."""
+    def look(self, num_steps: int, expected: float | None) -> None:
+        """Find out after a step; `expected` is the number of the last one."""
         now = time.monotonic()
         if self._after_one is None:
             self._after_one, self._one = now, num_steps
@@ -77,12 +91,20 @@ class Forecast:
         if expected is None or (past_first < 1 and now - self._began < 6 * SECONDS_WORTH_A_FORECAST):
             return
         each = past_first / later if later else (now - self._began) / max(1, num_steps - self._first)
-        seconds = now - self._began + each * max(0.0, expected - num_steps)
-        self.given = True
-        if seconds > SECONDS_WORTH_A_FORECAST:
+        self._tell(now - self._began + each * max(0.0, expected - num_steps))
+
+    def _tell(self, seconds: float) -> None:
+        """Tell how long the work takes; or how long that takes of which it is the first of so many parts."""
+        self.given, whole = True, self._around
+        if whole is not None and not whole.given and (parts := whole.foreseen(self._columns)) is not None:
+            whole._tell(self._began - whole._began + parts * seconds)
+            self.text = whole.text and f"in all {whole.text}"
+        elif seconds > SECONDS_WORTH_A_FORECAST:
             self.text = f"about {duration(seconds)}"
-            if not silent:
+            if self._bar is None or self._bar.disable:
                 logging.getLogger("curvlab").info("%s: %s", self.name, self.text)
+        if self.text and self._bar is not None:
+            self._bar.set_postfix_str(self.text, refresh=False)
 
 
 class Bar(tqdm):
@@ -93,13 +115,16 @@ class Bar(tqdm):
         forecast: what has been found out.
     """
 
-    def __init__(self, name: str, *, done: int, told: bool, part: bool, **settings: Any) -> None:
+    def __init__(self, name: str, *, told: bool, part: int, **settings: Any) -> None:
         self.expected: float | None = None
-        self.forecast = Forecast(name, done)
-        self._told, self._steps = told, done
-        if part and (whole := _AROUND.get()) is not None:
-            self.forecast.given, self.forecast.name = whole.given, f"{whole.name}, one {name}"
-        super().__init__(desc=name, initial=done, **settings)
+        self._told, self._steps = told, 0
+        self.forecast = Forecast(name, 0, bar=self, part=part)
+        super().__init__(desc=name, **settings)
+
+    def begin(self, done: int) -> None:
+        """Count from here on: so many steps were taken before."""
+        self.n = self.initial = self.last_print_n = self._steps = done
+        self.forecast.begin(done)
 
     def __iter__(self) -> Iterator[Any]:
         """Yield the steps, each counted when the next is asked for."""
@@ -115,9 +140,7 @@ class Bar(tqdm):
         self._steps += int(n or 0)
         if self._told and not self.forecast.given:
             last = self.total if self.expected is None else self.expected
-            self.forecast.look(self._steps, last, silent=not self.disable)
-            if self.forecast.text:
-                self.set_postfix_str(self.forecast.text, refresh=False)
+            self.forecast.look(self._steps, last)
         return super().update(n)
 
 
@@ -126,15 +149,15 @@ def progress_bar(
     steps: Iterable[Any] | None = None,
     *,
     total: int | None = None,
-    done: int = 0,
     progress: bool | str = True,
-    part: bool = False,
+    part: int = 0,
 ) -> Bar:
     """Return a bar that shows itself after a second, on a terminal or in a notebook; a text is its name.
 
     Work of a known total that will take more than ten seconds says so once the first steps have been timed
     ("about 3 min"): beside the bar, and where there is none to the logger "curvlab", at the level INFO. A `part`
-    of other work does so only as long as that has not; in a notebook, which has one line for bars, it shows none.
+    of other work, a product of so many columns, does so only as long as that has not: for all of that work where
+    it is foreseen. In a notebook, which has one line for bars, it shows none.
     """
     told = bool(progress) and _talks()
     in_notebook = "ipykernel" in sys.modules and not (part and _AROUND.get())
@@ -143,7 +166,6 @@ def progress_bar(
         progress if isinstance(progress, str) else name,
         iterable=steps,
         total=total,
-        done=done,
         told=told,
         part=part,
         delay=_SECONDS_BEFORE_BAR,

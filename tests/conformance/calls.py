@@ -66,7 +66,8 @@ class Call:
             settings["operator"] = GaussNewtonOperator(model, LOSS, DATA) + 0.1 * identity
         triple = (model, LOSS, DATA) if self.takes("loss") else (model, DATA)
         given = (Problem.of(model, LOSS, DATA),) if opened else triple
-        found = self.function(*given, **settings | self.taken(others))
+        with torch.inference_mode(opened and not isinstance(self.function, type)):
+            found = self.function(*given, **settings | self.taken(others))
         return [value.detach() for value in model.parameters()] if self.function is train else numbers(found)
 
     def takes(self, name: str) -> bool:

@@ -18,7 +18,14 @@ from calls import BESIDE, CALLS, OF_OPERATORS
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from curvlab.curvature import FisherOperator, GaussNewtonOperator, importance_probabilities, sampled_traces
+from curvlab.curvature import (
+    FisherOperator,
+    GaussNewtonOperator,
+    HessianOperator,
+    exact_traces,
+    importance_probabilities,
+    sampled_traces,
+)
 from curvlab.influence import (
     ProximalSGD,
     Retraining,
@@ -29,7 +36,9 @@ from curvlab.influence import (
     directional_derivatives,
     ensemble_measurements,
     influence,
+    lds,
     linear_datamodelling_score,
+    load_bank,
     loss_response,
     margins,
     median_rms,
@@ -42,7 +51,7 @@ from curvlab.influence import (
 from curvlab.influence.retraining import LeftOut
 from curvlab.influence.tf_idf import damped_inverse_product
 from curvlab.linalg import DenseOperator, identity
-from curvlab.optim import Ginger
+from curvlab.optim import NGD, ExactNGD, Ginger
 from curvlab.sampling import RMSProp, bayesian_influence, choose_sgld_settings, estimate_llc, split_rhat
 from curvlab.solvers import ConjugateGradient, TrainingFilter
 from curvlab.spectrum import hutchinson_trace, top_eigenvalues
@@ -126,6 +135,23 @@ def closed() -> Any:
 class Record(nn.Module):
     def forward(self, x: Any) -> Any:
         return {"outputs": x}
+
+
+class WithoutGradient(nn.Linear):
+    def __init__(self) -> None:
+        super().__init__(4, 3)
+
+    @torch.no_grad()
+    def forward(self, x: Any) -> Any:
+        return super().forward(x)
+
+
+def penalised(outputs: Any, targets: Any) -> Any:
+    return LOSS(outputs, targets) + MODEL[0].weight.square().sum()
+
+
+def signed_labels() -> Any:
+    return nn.Linear(4, 1), nn.BCEWithLogitsLoss(), (X, X[:, :1].sign())
 
 
 mixed = partial(nn.Sequential, nn.Linear(4, 3), nn.Linear(3, 3).double())
@@ -264,7 +290,7 @@ CASES: list[tuple[Callable[[], Any], str]] = [
     (lambda: fit(step="a"), "step is a function"),
     (lambda: fit(batches=3, num_steps=None), "batches are tensors of indices, one a step, got 3"),
     (lambda: fit(loss=lambda outputs, targets: None), "the loss returns NoneType: return a tensor"),
-    (lambda: fit(validation=[]), "data is empty"),
+    (lambda: fit(validation=[]), "^validation is empty"),
     (lambda: evaluate(MODEL, LOSS, []), "data is empty"),
     (lambda: score(data=[], run=recorded(), damping=None), "data is empty"),
     (lambda: hutchinson_trace(OP, num_matvecs=4, chunk_size=None), "chunk_size must be a whole number"),
@@ -315,6 +341,26 @@ CASES: list[tuple[Callable[[], Any], str]] = [
     (lambda: fit(callback="a"), "callback is a function of the state, got 'a'"),
     (lambda: RunLength(("a",), 0.0, 0.0), "a learning rate must be one number, got 'a'"),
     (lambda: importance_probabilities("a"), "scores must be a tensor, got str"),
+    # ------------------------------------------------------------------------------- tried as a newcomer, again
+    *((partial(call, WithoutGradient()), "do not follow from its trainable") for call in (score, llc, fit)),
+    (
+        lambda: top_eigenvalues(HessianOperator(WithoutGradient(), LOSS, DATA), 1),
+        "do not follow from its trainable",
+    ),
+    (torch.autocast("cpu")(llc), "not for torch.autocast"),
+    (lambda: score(loss=penalised), "penalised reads parameters beside the outputs"),
+    (lambda: llc(loss=penalised), "penalised reads parameters beside the outputs"),
+    (lambda: score(*signed_labels(), test=DATA), "lie between 0 and 1, got -1 to 1"),
+    (lambda: fit(schedule=torch.optim.lr_scheduler.StepLR), r"a function of \(step, number of steps\)"),
+    *(
+        (partial(kind, given, lr=0.1), f"got {got}: pass model.parameters")
+        for kind in (partial(Ginger, rank=2, decay=0.9, damping=0.1), NGD, partial(ExactNGD, fisher=OP))
+        for given, got in (([], "none"), (MODEL, "Sequential"), (X, "Tensor"))
+    ),
+    (lambda: exact_traces(GaussNewtonOperator(MODEL, LOSS, [])), "^data is empty"),
+    (lambda: load_bank(3), "a bank has a name, or the path of its file, got 3"),
+    (lambda: load_bank(__file__), "is no bank"),
+    (lambda: lds(X, None), "bank is what load_bank"),
 ]
 
 

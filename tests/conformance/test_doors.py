@@ -237,7 +237,7 @@ def plain(name: str) -> tuple[Any, list[int], str]:
 
 @pytest.mark.parametrize("name", ALL)
 def test_a_problem_a_generator_and_a_bar_give_the_same_numbers(name: str) -> None:
-    """A problem for model, loss and data; a generator for its seed; a bar, which False silences."""
+    """A problem for model, loss and data, and inference mode; a generator for its seed; a bar, or none."""
     call, (expected, _, silence) = ALL[name], plain(name)
     generator = torch.Generator().manual_seed(SEED)
     found, shown = run(call, opened=name in CALLS, generator=generator, progress=True)

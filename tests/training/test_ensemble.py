@@ -189,7 +189,7 @@ def test_a_checkpoint_of_another_ensemble_is_refused(tmp_path: Path, changes: di
     with pytest.raises(KeyboardInterrupt):
         at_once(**settings, callback=kill)
     usual = {"lr": 0.1, "generator": 0} | settings
-    with pytest.raises(ValueError, match=rf"belongs to other work \({named} differ\)"):
+    with pytest.raises(ValueError, match=rf"belongs to other work \({named} differs?\)"):
         train_ensemble(model, changes.pop("loss", loss), data, **usual | changes)
 
 

@@ -110,7 +110,7 @@ class DataOperator(LinearOperator):
     def _product(self, rows: Tensor, total: Tensor) -> Tensor:
         sums = ColumnSums(total, first=True, scale=1 / self.problem.divisor)
         work = len(rows) * self.problem.num_read
-        with progress_bar("product", total=work, progress=self.problem.selected is None, part=True) as bar:
+        with progress_bar("product", total=work, progress=self.problem.selected is None, part=len(rows)) as bar:
             for inputs, targets, weights in self.passes(len(rows)):
                 size = self.problem.memory.columns_at_once(self.max_columns)
                 for start in range(0, len(rows), size):

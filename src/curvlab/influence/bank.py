@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -128,6 +129,8 @@ class Bank(Shown):
 def load_bank(name_or_path: str | Path) -> Bank:
     """Return a bank by its name, in results/banks or in the folder CURVLAB_BANKS, or by the path of its file."""
     folder = Path(os.environ.get("CURVLAB_BANKS", "results/banks"))
+    if not isinstance(name_or_path, str | Path):
+        raise TypeError(f"a bank has a name, or the path of its file, got {name_or_path!r}")
     path = next((p for p in (Path(name_or_path), folder / f"{name_or_path}.npz") if p.is_file()), None)
     if path is None:
         known = ", ".join(sorted(found.stem for found in folder.glob("*.npz"))) or "none"
@@ -135,6 +138,8 @@ def load_bank(name_or_path: str | Path) -> Bank:
             f"no bank {str(name_or_path)!r}: {folder} holds {known}. Run from the repository's root, set "
             "CURVLAB_BANKS, or pass the path of a file."
         )
+    if not zipfile.is_zipfile(path):
+        raise ValueError(f"{path} is no bank: {folder} holds those that are named")
     with np.load(path, allow_pickle=False) as found:
         about = json.loads(found["about"].tobytes())
         subsets = np.unpackbits(found["subsets"], axis=1, count=about["num_examples"]).astype(bool)
@@ -184,6 +189,8 @@ def lds(scores: ArrayLike, bank: Bank, *, against: str = STANDARD, num_resamples
 
     Cost: a tenth of a second or two.
     """
+    if not isinstance(bank, Bank):
+        raise TypeError(f"bank is what load_bank(name) returns, got {bank!r}")
     return lds_of_predictions([bank.predictions(scores)], bank, against=against, num_resamples=num_resamples)
 
 

@@ -319,8 +319,6 @@ def check_run(run: TrainingHistory | RunLength | TrainingRun | None, problem: Pr
             "require gradients: pass the model that it trained; for the run's damping alone, pass its length, "
             "run=RunLength.of(run)"
         )
-    if problem.num_examples == 0:
-        raise ValueError("data is empty: at least one example is needed")
     recorded.check_data(lambda index: problem.data.select(index)[0], problem.num_examples, problem.dtype)
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.optim.optimizer import ParamsT
 
 from curvlab.linalg import LinearOperator, flatten, unflatten
 
@@ -17,7 +18,21 @@ class DivergedError(ValueError, ArithmeticError):
     """A gradient became infinite or NaN; no step was taken."""
 
 
-class VectorOptimizer(torch.optim.Optimizer):
+class CheckedOptimizer(torch.optim.Optimizer):
+    """An optimizer that says what to pass where it gets no parameters."""
+
+    def __init__(self, params: ParamsT, defaults: dict[str, Any]) -> None:
+        one = isinstance(params, nn.Module | Tensor | Mapping)
+        given = [] if one else list(params)
+        if not given:
+            got = type(params).__name__ if one else "none"
+            raise TypeError(
+                f"params are several parameters, or groups of them, got {got}: pass model.parameters()"
+            )
+        super().__init__(given, defaults)  # type: ignore[arg-type]
+
+
+class VectorOptimizer(CheckedOptimizer):
     """An optimizer with one group, and an operator of its size.
 
     Copies and pickles keep what `attributes` names, where torch's own keep settings and state alone.

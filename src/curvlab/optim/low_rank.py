@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
 from curvlab.arguments import not_negative, real, whole
-from curvlab.optim.flat import Closure, evaluate
+from curvlab.optim.flat import CheckedOptimizer, Closure, evaluate
 
 Scope = Literal["global", "group", "tensor"]
 Pieces = dict[Tensor, Tensor]  # parameter -> its part of a vector, (numel,), in the block's dtype
@@ -158,7 +158,7 @@ def norm(pieces: Pieces) -> Tensor:
     return torch.linalg.vector_norm(norms.double())
 
 
-class LowRankOptimizer(torch.optim.Optimizer):
+class LowRankOptimizer(CheckedOptimizer):
     """w <- w - lr · clip(G⁻¹ m), with G⁻¹ = scale (I - Bᵀ A B), B (rank, P) and A (rank, rank).
 
     G belongs to all parameters of a `ParameterBlock`; m is the gradient, averaged where there is momentum.

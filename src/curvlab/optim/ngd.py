@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
 from curvlab.arguments import not_negative, real, whole
-from curvlab.optim.flat import Closure, DivergedError, evaluate
+from curvlab.optim.flat import CheckedOptimizer, Closure, DivergedError, evaluate
 
 _NAMES = ("factor", "eigenvalues", "rho")  # W, D and ρ in the state
 _START_UPDATES = 3  # on the first gradient, before its output is taken
@@ -23,7 +23,7 @@ _MIN_CHANNELS = 16  # input channels: a convolution's kernel is then laid out in
 _MAX_BATCH = 2**20  # elements: larger tensors gain nothing from company, and fall out of the cache
 
 
-class NGD(torch.optim.Optimizer):
+class NGD(CheckedOptimizer):
     """w <- w - lr · (F + κI)⁻¹ ∇L, F estimated per axis of each parameter tensor (Saghir et al. 2024, Eqs. 5-7).
 
     The paper cites no code for its NGD. That it is Kaldi's online natural gradient (Povey, Zhang & Khudanpur 2015)

@@ -320,11 +320,14 @@ class BinaryCrossEntropy(_Elementwise):
         self._is_weighted = loss.weight is not None or loss.pos_weight is not None
 
     def check(self, outputs: Tensor, targets: Tensor) -> None:
-        """As all; with weights targets lie between 0 and 1: τ would be negative beyond."""
+        """As all; and targets lie between 0 and 1: labels of -1 and 1 would have a loss without a lower end."""
         super().check(outputs, targets)
         _, given = self._drawn_and_given(targets)
-        if self._is_weighted and not bool(((given >= 0) & (given <= 1)).all()):
-            raise ValueError("targets of binary cross-entropy lie between 0 and 1")
+        if not bool(((given >= 0) & (given <= 1)).all()):
+            raise ValueError(
+                f"targets of binary cross-entropy lie between 0 and 1, got {float(given.min()):g} to "
+                f"{float(given.max()):g}"
+            )
 
     def per_example(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return the weighted sum over an example's outputs, (N,)."""

@@ -80,7 +80,7 @@ class Batches:
         self._held: list[Batch] | None = None  # all batches, moved
         self._source = source_of(data, batch_size, checked_batch if model is None else OwnLabels(model))
         if isinstance(self._source, Pair | Examples) and len(self._source) == 0:
-            raise ValueError(f"{name} is empty: at least one example is needed")
+            raise self._empty()
         if repeatable and isinstance(self._source, Examples):
             self._source.check()
 
@@ -108,7 +108,12 @@ class Batches:
         """N; reads and holds all batches when the data is an iterable of batches."""
         if isinstance(self._source, Pair | Examples):
             return len(self._source)
-        return sum(len(targets) for _, targets in self._all())
+        if (number := sum(len(targets) for _, targets in self._all())) == 0:
+            raise self._empty()
+        return number
+
+    def _empty(self) -> ValueError:
+        return ValueError(f"{self.name} is empty: at least one example is needed")
 
     @property
     def reads_single(self) -> bool:
@@ -123,7 +128,7 @@ class Batches:
             start = rows.stop
             yield inputs, targets if self._drawn is None else self._targets_drawn(range(rows.start, rows.stop))
         if start == 0:
-            raise ValueError(f"{self.name} is empty: at least one batch with one example is needed")
+            raise self._empty()
 
     def targets(self) -> Iterator[Tensor]:
         """Yield the targets batch by batch, without reading the inputs where the data allows it."""

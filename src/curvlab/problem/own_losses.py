@@ -300,6 +300,11 @@ def _try_alone(loss: LossFunction, outputs: Tensor, targets: Tensor) -> None:
     if found.is_complex():
         raise TypeError(f"{_name(loss)} returns complex numbers: return real ones")
     with torch.enable_grad():
+        if loss(outputs.detach(), targets).requires_grad:
+            raise ValueError(
+                f"{_name(loss)} reads parameters beside the outputs, and derivatives here are by these alone: "
+                "leave a penalty on weights out (`train` takes weight_decay, curvature damping), detach constants."
+            )
         if not loss(outputs.detach().requires_grad_(), targets).requires_grad:
             raise ValueError(
                 f"{_name(loss)} has no derivative by the outputs (detach, argmax, no_grad): all that follows from "

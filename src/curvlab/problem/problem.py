@@ -136,7 +136,7 @@ class Problem(Shown):
     def tried(self) -> Problem:
         """Return itself, or raise where the model, or a loss of the user's own, is of no single examples."""
         if self.data.reads_single:
-            check_examples_apart(partial(self.function, self.parameters), self.data.select, self.num_examples)
+            check_examples_apart(self.function, self.data.select, self.num_examples)
         if isinstance(self.loss, FunctionLoss):
             trial = partial(self.loss.try_on_first_examples, self.function, self.data)
             with_halving(trial, min(EXAMPLES_TRIED, self.data.batch_size))

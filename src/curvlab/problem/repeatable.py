@@ -11,7 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from curvlab.problem.batch import Batch, Inputs, take
+from curvlab.problem.batch import Batch, take
+from curvlab.problem.model_function import ModelFunction
 
 EACH_PASS = "each pass, so each product would belong to another matrix"
 _EXAMPLES_READ = 2
@@ -54,27 +55,43 @@ def check_passes(batches: Iterable[Any]) -> None:
         )
 
 
+@torch.inference_mode(False)
 @torch.no_grad()
 def check_examples_apart(
-    forward: Callable[[Inputs], Tensor], select: Callable[[Tensor], list[Batch]], num_examples: int
+    function: ModelFunction, select: Callable[[Tensor], list[Batch]], num_examples: int
 ) -> None:
     """Raise a ValueError if an example has other outputs beside another one, by more than 1 %, 9 % in bfloat16.
+
+    Or if its outputs have no derivative by the parameters.
 
     Where the outputs cannot be had, nothing is raised: the first pass over the data tells why, with its own error.
     Cost: a forward of 3 examples.
     """
     try:
         (inputs, _), *_ = select(torch.arange(min(2, num_examples)))
-        one, both = (forward(take(inputs, slice(0, count))) for count in (1, 2))
+        both = function(function.parameters, take(inputs, slice(0, 2)))
+        with torch.enable_grad():
+            one = function([p.requires_grad_() for p in function.parameters], take(inputs, slice(0, 1)))
         largest = max(0.01, torch.finfo(both.dtype).eps ** 0.5) * both.norm()  # other kernels round otherwise
         apart = one.shape != both[:1].shape or not (one - both[:1]).norm() > largest
     except Exception:  # see above
         return
+    check_differentiable(one)
     if not apart:
         raise ValueError(
             "the model's outputs of an example change with the other examples of its batch, or from call to call, "
             "so it has no gradients of single examples: take means and scales that are fixed."
         )
+
+
+def check_differentiable(outputs: Tensor) -> Tensor:
+    """Return outputs that were computed with gradients, or raise a ValueError where they have none."""
+    if not outputs.requires_grad:
+        raise ValueError(
+            "the model's outputs do not follow from its trainable parameters (no_grad or detach in its "
+            "forward): every derivative would be zero. Leave that out."
+        )
+    return outputs
 
 
 def _same(first: Any, second: Any) -> bool:

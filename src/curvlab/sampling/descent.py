@@ -30,6 +30,7 @@ class Descent:
     num_steps: int
 
 
+@torch.inference_mode(False)
 def descent_to_minimum(
     model: nn.Module | Problem,
     loss: Loss | None = None,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -23,6 +24,7 @@ from curvlab.solvers.solver import (
     check_stopping,
     depends_on,
     expected_steps,
+    foreseen_columns,
     in_words,
     refuse_preconditioner,
     step_limit,
@@ -173,8 +175,16 @@ class _BlockRecurrence:
         self.unit = columns / torch.where(self.scale > 0, self.scale, torch.ones_like(self.scale))
         self.limit = step_limit(solver.max_steps, operator)
 
+    @cached_property
+    def _foreseen(self) -> float | None:
+        rtol, inverse = self.solver.rtol, self.solver.preconditioner
+        return foreseen_columns(self.operator, self.unit.shape[1], rtol, inverse)
+
+    def foreseen(self, columns: int) -> float | None:
+        return self._foreseen and self._foreseen / columns
+
     def expected_steps(self, state: BlockState) -> float | None:
-        return expected_steps(state.history, self.solver.rtol)
+        return self.foreseen(self.unit.shape[1]) or expected_steps(state.history, self.solver.rtol)
 
     def depends_on(self) -> Mapping[str, Any]:
         return depends_on(self.solver, self.operator, self.b, random=self.generator)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -24,6 +25,7 @@ from curvlab.solvers.solver import (
     check_stopping,
     depends_on,
     expected_steps,
+    foreseen_columns,
     in_words,
     refuse_preconditioner,
     step_limit,
@@ -182,8 +184,16 @@ class _Recurrence:
         self.sides = b[:, None] if b.ndim == 1 else b
         self.scale = operator.norm(self.sides)
 
+    @cached_property
+    def _foreseen(self) -> float | None:
+        rtol, inverse = self.solver.rtol, self.solver.preconditioner
+        return foreseen_columns(self.operator, self.sides.shape[1], rtol, inverse, blocks=self.sides.shape[1])
+
+    def foreseen(self, columns: int) -> float | None:
+        return self._foreseen and self._foreseen / columns
+
     def expected_steps(self, state: ConjugateGradientState) -> float | None:
-        return expected_steps(state.history, self.solver.rtol)
+        return self.foreseen(self.sides.shape[1]) or expected_steps(state.history, self.solver.rtol)
 
     def depends_on(self) -> Mapping[str, Any]:
         return depends_on(self.solver, self.operator, self.b, x0=self.x0, random=self.generator)

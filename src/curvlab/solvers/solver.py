@@ -18,6 +18,7 @@ from curvlab.seeding import Seed
 from curvlab.solvers.solution import Solution
 
 S = TypeVar("S", bound=State)
+_PROBES, _EXAMPLES = 4, 64  # of the trace, for a forecast
 
 
 class Solver(Protocol):
@@ -76,6 +77,64 @@ def expected_steps(history: Sequence[Tensor], rtol: float) -> float | None:
         return None
     rate = math.log(first / last) / (len(history) - 1)
     return len(history) + max(0.0, math.log(last / rtol)) / rate
+
+
+def predicted_steps(excess: float, num_columns: int, rtol: float, *, num_known: int = 0) -> float:
+    """Return how many steps block conjugate gradients take for K columns, from t = tr(G) / λ alone.
+
+    With condition number κ the error falls by (√κ - 1) / (√κ + 1) a step. In s steps K columns find about K s
+    directions, on average K s / 2, and no more than j eigenvalues of G can exceed tr(G) / j, so that
+    κ = 1 + 2 t / (K s) is left: s solves s = ln(2 / rtol) / ln((√κ + 1) / (√κ - 1)). At least 1.
+
+    M directions that a preconditioner knows are as good as found, κ = 1 + 2 t / (2 M + K s), with t what of tr(G)
+    it leaves.
+
+    Measured against predicted, 25 columns, rtol 1e-2: 27 and 42 on a fitted regression (Concrete), 11 and 14 on
+    digits, 45 and 38 on 6,000 MNIST digits, 3 and 3 at λ = λmax. With 512, 1,024, 2,048 and 4,096 rows of a
+    196-32-10 on 17,000 MNIST digits, 10 columns, λ = 1e-3, 14, 11, 8 and 6 steps against 12.7, 9.5, 6.3 and 4.0;
+    without them 27 against 28.
+    """
+    low, high = 1.0, 1e5
+
+    def needed(steps: float) -> float:
+        root = math.sqrt(1 + 2 * excess / (2 * num_known + num_columns * steps))
+        return math.log(2 / rtol) / math.log((root + 1) / (root - 1)) if root > 1 else 0.0
+
+    if needed(low) <= low:
+        return low
+    for _ in range(60):  # needed() falls with s: bisection
+        middle = math.sqrt(low * high)
+        low, high = (middle, high) if needed(middle) > middle else (low, middle)
+    return high
+
+
+def foreseen_columns(
+    operator: LinearOperator, num_columns: int, rtol: float, preconditioner: object, *, blocks: int = 1
+) -> float | None:
+    """Return about how many columns conjugate gradients multiply by, set-up included; None where nobody can tell.
+
+    For a forecast of the time: `predicted_steps` of tr(G) / λ, λ the damping, by a few vectors and examples.
+
+    Args:
+        operator: G + λ I.
+        num_columns: K.
+        rtol: residual to reach.
+        preconditioner: directions that it knows shorten the solve.
+        blocks: of columns that have a recurrence each.
+    """
+    if operator.damping <= 0:
+        return None
+    try:
+        source = torch.Generator(operator.device).manual_seed(0)
+        probes = operator.randn(_PROBES, source)
+        products = operator.sample(min(_EXAMPLES, operator.num_examples or _EXAMPLES), source) @ probes
+    except NotImplementedError:  # it has no data
+        return None
+    excess = float(operator.inner(probes, products / operator.damping - probes).mean())
+    rows, rank = (getattr(preconditioner, name, None) or 0 for name in ("num_rows", "rank"))
+    together = num_columns // blocks
+    steps = predicted_steps(max(excess, 0.0), together, rtol, num_known=rows or rank)
+    return float(rank + num_columns * (min(steps, operator.shape[0] / together) + 1))
 
 
 class Preconditioner(Protocol):

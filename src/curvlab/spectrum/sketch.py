@@ -179,8 +179,8 @@ class _Columns:
     def step(self, state: SketchState) -> SketchState:
         raise NotImplementedError
 
-    def expected_steps(self, state: SketchState) -> float:
-        return state.num_steps * len(state.sketch) / state.num_columns
+    def expected_steps(self, state: SketchState) -> float | None:
+        return state.num_steps * len(state.sketch) / state.num_columns if state.num_columns else None
 
     def result(self, state: SketchState) -> Tensor:
         return state.sketch

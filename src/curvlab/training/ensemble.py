@@ -77,6 +77,10 @@ class EnsembleLosses:
                 f"copies need float32 or float64 parameters, got {self.function.dtype}: steps and differences of "
                 "losses would be rounded away. Pass model.float()."
             )
+        if torch.is_autocast_enabled(self.function.device.type):
+            raise ValueError(
+                "copies are not for torch.autocast: steps and differences of losses would be rounded away"
+            )
         self._data = problem.data.in_fixed_order().on_device(_BATCH_SIZE)
         self._values = self.function.parameters
         self.start = flatten(self._values)

@@ -36,10 +36,13 @@ def cosine_after_warmup(warmup_steps: int) -> Schedule:
 
 def named_schedule(schedule: ScheduleName | Schedule) -> Schedule | None:
     """Return a schedule by name, or the function that was passed; None leaves the optimizer's rates alone."""
-    if callable(schedule):
+    if callable(schedule) and not isinstance(schedule, type):
         return schedule
     if schedule not in ("constant", "cosine"):
-        raise ValueError(f"unknown schedule '{schedule}': choose constant or cosine, or pass a function")
+        raise ValueError(
+            f"unknown schedule '{schedule}': choose constant or cosine, or pass a function of (step, number of "
+            "steps)"
+        )
     return cosine if schedule == "cosine" else None
 
 

@@ -20,6 +20,7 @@ from curvlab.problem.model_function import eval_mode, explained, forward_argumen
 from curvlab.problem.own_losses import LossFunction
 from curvlab.problem.parameters import checked_model
 from curvlab.problem.problem import checked_weights
+from curvlab.problem.repeatable import check_differentiable
 from curvlab.seeding import generator_of
 
 Loss: TypeAlias = nn.Module | LossFunction
@@ -210,7 +211,8 @@ class Learner:
 
     def batch_loss(self, batch: TrainingBatch) -> Tensor:
         """Return L_B, (). Cost: one forward pass."""
-        return self.loss(model_outputs(self.model, batch.inputs), batch.targets, batch.weights)
+        outputs = check_differentiable(model_outputs(self.model, batch.inputs))
+        return self.loss(outputs, batch.targets, batch.weights)
 
     def measured_norm(self) -> float:
         """Return ‖gradient‖, clip it if that was asked for; nan without a pass over it where nobody needs it."""

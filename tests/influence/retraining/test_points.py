@@ -234,7 +234,7 @@ def test_interrupted_sgd_goes_on_to_the_same_response(mlp: Classifier, tmp_path:
         minimize(interrupt)
     steps: list[int] = []
     for changes in ({"step_size": 0.2}, {"num_steps": 10}):
-        with pytest.raises(ValueError, match=rf"belongs to other work \({next(iter(changes))} differ\)"):
+        with pytest.raises(ValueError, match=rf"belongs to other work \({next(iter(changes))} differs?\)"):
             minimize(steps.append, **changes)
     assert torch.equal(minimize(steps.append), whole)
     assert steps == [5, 6, 7, 8, 9]
@@ -276,7 +276,7 @@ def test_killed_newton_goes_on_to_the_same_response(
         kept.minimize(objective)
     products[:] = [0, 0]
     if dies_at > 3:  # the first step is saved
-        with pytest.raises(ValueError, match=r"belongs to other work \(damping differ\)"):
+        with pytest.raises(ValueError, match=r"belongs to other work \(damping differs?\)"):
             kept.minimize(objective_of(mlp, epsilon=epsilon, damping=2 * DAMPING))
     again = kept.minimize(objective)
     assert torch.equal(again.displacement, whole.displacement)

@@ -15,6 +15,7 @@ from curvlab.curvature.layers import Layer, RecordedLayers
 from curvlab.curvature.rows import MAX_OUTPUTS
 from curvlab.linalg import LinearOperator
 from curvlab.solvers.preconditioners.rows import Rows
+from curvlab.solvers.solver import predicted_steps
 
 _SMALLEST = 64
 _LEADING_EXAMPLES = 256  # whose output curvatures say how many rows of an example count
@@ -61,35 +62,6 @@ class RowsPlan:
         """Return the choice with its reason."""
         chosen = f"{self.num_rows:,} rows of examples, {self.share:.0%} of tr(G)," if self.num_rows else "no rows"
         return f"{chosen} {self.steps:.0f} steps predicted ({self.steps_without:.0f} without)"
-
-
-def predicted_steps(excess: float, num_columns: int, rtol: float, *, num_known: int = 0) -> float:
-    """Return how many steps block conjugate gradients take for K columns, from t = tr(G) / λ alone.
-
-    With condition number κ the error falls by (√κ - 1) / (√κ + 1) a step. In s steps K columns find about K s
-    directions, on average K s / 2, and no more than j eigenvalues of G can exceed tr(G) / j, so that
-    κ = 1 + 2 t / (K s) is left: s solves s = ln(2 / rtol) / ln((√κ + 1) / (√κ - 1)). At least 1.
-
-    M directions that a preconditioner knows are as good as found, κ = 1 + 2 t / (2 M + K s), with t what of tr(G)
-    it leaves.
-
-    Measured against predicted, 25 columns, rtol 1e-2: 27 and 42 on a fitted regression (Concrete), 11 and 14 on
-    digits, 45 and 38 on 6,000 MNIST digits, 3 and 3 at λ = λmax. With 512, 1,024, 2,048 and 4,096 rows of a
-    196-32-10 on 17,000 MNIST digits, 10 columns, λ = 1e-3, 14, 11, 8 and 6 steps against 12.7, 9.5, 6.3 and 4.0;
-    without them 27 against 28.
-    """
-    low, high = 1.0, 1e5
-
-    def needed(steps: float) -> float:
-        root = math.sqrt(1 + 2 * excess / (2 * num_known + num_columns * steps))
-        return math.log(2 / rtol) / math.log((root + 1) / (root - 1)) if root > 1 else 0.0
-
-    if needed(low) <= low:
-        return low
-    for _ in range(60):  # needed() falls with s: bisection
-        middle = math.sqrt(low * high)
-        low, high = (middle, high) if needed(middle) > middle else (low, middle)
-    return high
 
 
 def plan_rows(operator: LinearOperator, num_columns: int, *, rtol: float, memory_budget: int) -> RowsPlan | None:

@@ -215,7 +215,6 @@ SAID = {
     "papers/headlines.yaml": "10 500 1e-5",
     "papers/misprints.yaml": "20",
     "papers/pictures.yaml": "1,000 10 5,000",
-    "papers/readme.yaml": "0.02",
     "pbrf/appg/__init__.py": "20 103 77 133 5000 10000 10 500",
     "pbrf/appg/cost_claims.py": "1",
     "pbrf/correlation_plot.py": "10",

@@ -74,7 +74,9 @@ def test_the_table_of_sizes_is_what_its_script_prints() -> None:
     assert 2 <= cg.seconds / cg.forecast_seconds <= 3
     assert cg.hours > 48
     assert round(rows.hours / 12) == 1
-    assert "(to a fifth on an MLP of ten million parameters); seconds were two to three times" in " ".join(text.split())
+    assert "(to a fifth on an MLP of ten million parameters); seconds were two to three times" in " ".join(
+        text.split()
+    )
     assert "would take days of a core, and half a day with all rows" in " ".join(text.split())
     typed = re.sub(r"(?m)^\|.*$", "", text.replace(script["table"](), ""))
     assert re.findall(r"\b\d[\d.,e]*\b", re.sub(r"`[^`]*`|FSDP2|O\(size³\)", "", typed)) == []

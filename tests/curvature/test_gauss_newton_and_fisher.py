@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gc
+import sys
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -14,7 +17,7 @@ from torch.testing import assert_close
 from torch.utils.data import DataLoader, TensorDataset
 
 from curvlab.curvature import FisherOperator, GaussNewtonOperator, HessianOperator
-from curvlab.curvature.rows import dense_matrix
+from curvlab.curvature.rows import dense_matrix, principal_rows
 from curvlab.linalg import DenseOperator, LinearOperator, identity
 
 
@@ -336,3 +339,21 @@ def test_empirical_of_outputs_without_an_axis_of_their_own(reduction: str, gener
     loss = nn.MSELoss(reduction=reduction)
     op = FisherOperator(model, loss, (inputs, targets), kind="empirical")
     assert_close(op.to_dense(), dense_empirical_fisher(model, loss, inputs, targets), rtol=1e-10, atol=1e-12)
+
+
+def test_no_more_rows_are_held_than_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where layers do not hold all parameters a row is as long as these: 256 examples' would be gigabytes."""
+    one, module, held = problem("layer_norm", "ce"), sys.modules[principal_rows.__module__], []
+    size, original = sum(parameter.numel() for parameter in one.model.parameters()), module._rows_of_one
+
+    def counted(*args: Any) -> Tensor:
+        found = [each for each in gc.get_objects() if type(each) is Tensor and each.ndim == 2]
+        held.append(sum(len(each) for each in found if each.shape[1] == size))
+        return original(*args)
+
+    monkeypatch.setattr(module, "_rows_of_one", counted)
+    (part,), num_outputs = principal_rows(GaussNewtonOperator(*one), torch.arange(len(one.inputs)), 3)
+    assert len(part.tensors[0]) == 3
+    assert len(held) == len(one.inputs)
+    assert max(held) <= 3 + num_outputs  # and those of one example
+    assert_close(part.gram().diagonal().sort().values, part.squares.sort().values)

@@ -18,7 +18,7 @@ from curvlab.linalg import LinearOperator
 from curvlab.problem.batch import Inputs, num_examples, take
 
 _EXAMPLES_AT_ONCE = 256
-_NUMBERS_AT_ONCE = 2**24  # of rows that `dense_matrix` holds
+_NUMBERS_AT_ONCE = 2**24  # of rows that `dense_matrix` holds, and of copies in fp64
 # Outputs of an example that rows are made of: those of its largest probabilities, where it has more.
 MAX_OUTPUTS = 32
 
@@ -89,8 +89,11 @@ class DenseRows:
 
     def gram(self) -> Tensor:
         """Return R Rᵀ, (M, M) in fp64."""
-        rows = self.rows.double()
-        return rows @ rows.T
+        gram = self.rows.new_zeros(len(self.rows), len(self.rows), dtype=torch.float64)
+        for some in self.rows.split(max(1, _NUMBERS_AT_ONCE // max(1, len(gram))), dim=1):
+            columns = some.double()  # a copy of all would take twice what the rows take
+            gram.addmm_(columns, columns.T)
+        return gram
 
     def project(self, vectors: Tensor) -> Tensor:
         """Return R V, (P, K) -> (M, K)."""
@@ -262,18 +265,23 @@ def _flat_rows(
 ) -> tuple[list[OuterRows | DenseRows], int]:
     """Return the same as rows of P numbers, by the gradients of each output of each example."""
     data, root = operator.problem.data.in_fixed_order(), operator.divisor**0.5
-    rows: list[Tensor] = []
-    squares: list[Tensor] = []
+    rows, squares, num_outputs = torch.empty(0), torch.empty(0), 0
     for index in range(len(chosen)):
         ((inputs, targets),) = data.select(chosen[index : index + 1])
         own = _rows_of_one(operator, inputs, targets) / root  # (C, P)
         values, rotation = torch.linalg.eigh((own @ own.T).double())
-        squares.append(values)
-        rows.append(rotation.T.to(own) @ own)
-        if len(rows) % _EXAMPLES_AT_ONCE == 0:  # no more than the longest are held
-            rows, squares = _only_longest(rows, squares, num_rows)
-    rows, squares = _only_longest(rows, squares, num_rows)
-    return [DenseRows(None, rows[0])], len(own)
+        if index == 0:
+            num_outputs = len(own)
+            count = min(num_rows, len(chosen) * num_outputs)
+            rows, squares = own.new_empty(count, own.shape[1]), values.new_full((count,), -torch.inf)
+        # A row that is longer takes the place of one that is held: no more than the longest ever are.
+        longest = torch.cat([squares, values]).topk(len(squares)).indices
+        new = longest[longest >= len(squares)] - len(squares)
+        held = torch.zeros(len(squares), dtype=torch.bool, device=squares.device)
+        held[longest[longest < len(squares)]] = True
+        freed = (~held).nonzero()[:, 0]
+        rows[freed], squares[freed] = rotation.T[new].to(own) @ own, values[new]
+    return [DenseRows(None, rows)], num_outputs
 
 
 def _rows_of_one(operator: GaussNewtonOperator, inputs: Inputs, targets: Tensor) -> Tensor:
@@ -281,12 +289,6 @@ def _rows_of_one(operator: GaussNewtonOperator, inputs: Inputs, targets: Tensor)
     outputs, gradient = vjp(lambda *values: operator.function(values, inputs), *operator.function.parameters)[:2]
     columns = operator.loss.hessian_factors(outputs.detach(), targets, limit=MAX_OUTPUTS)
     return torch.cat([piece.flatten(1) for piece in vmap(gradient)(columns)], 1)
-
-
-def _only_longest(rows: list[Tensor], squares: list[Tensor], num_rows: int) -> tuple[list[Tensor], list[Tensor]]:
-    values = torch.cat(squares)
-    places = values.topk(min(num_rows, len(values))).indices
-    return [torch.cat(rows)[places]], [values[places]]
 
 
 def _longest(squares: Tensor, num_rows: int) -> tuple[Tensor, Tensor]:

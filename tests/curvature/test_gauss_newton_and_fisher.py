@@ -341,19 +341,25 @@ def test_empirical_of_outputs_without_an_axis_of_their_own(reduction: str, gener
     assert_close(op.to_dense(), dense_empirical_fisher(model, loss, inputs, targets), rtol=1e-10, atol=1e-12)
 
 
-def test_no_more_rows_are_held_than_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where layers do not hold all parameters a row is as long as these: 256 examples' would be gigabytes."""
-    one, module, held = problem("layer_norm", "ce"), sys.modules[principal_rows.__module__], []
-    size, original = sum(parameter.numel() for parameter in one.model.parameters()), module._rows_of_one
+@pytest.mark.parametrize(("name", "reader"), [("layer_norm", "_rows_of_one"), ("conv", "recorded")])
+def test_no_more_rows_are_held_than_asked_for(name: str, reader: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows of all parameters, and of convolutions: those of 256 examples with all outputs may be gigabytes."""
+    one, module, held = problem(name, "ce"), sys.modules[principal_rows.__module__], []
+    size, original = [0], getattr(module, reader)
 
-    def counted(*args: Any) -> Tensor:
+    def counted(*args: Any) -> Any:
         found = [each for each in gc.get_objects() if type(each) is Tensor and each.ndim == 2]
-        held.append(sum(len(each) for each in found if each.shape[1] == size))
+        held.append(sum(len(each) for each in found if each.shape[1] == size[0]))
         return original(*args)
 
-    monkeypatch.setattr(module, "_rows_of_one", counted)
-    (part,), num_outputs = principal_rows(GaussNewtonOperator(*one), torch.arange(len(one.inputs)), 3)
-    assert len(part.tensors[0]) == 3
-    assert len(held) == len(one.inputs)
-    assert max(held) <= 3 + num_outputs  # and those of one example
-    assert_close(part.gram().diagonal().sort().values, part.squares.sort().values)
+    every = torch.arange(len(one.inputs))
+    dense = next(part for part in principal_rows(GaussNewtonOperator(*one), every, 3)[0] if len(part.tensors) == 1)
+    size[0] = dense.tensors[0].shape[1]
+    dense = None
+    monkeypatch.setattr(module, reader, counted)
+    parts, num_outputs = principal_rows(GaussNewtonOperator(*one), every, 3)
+    (dense,) = (part for part in parts if len(part.tensors) == 1 and part.tensors[0].shape[1] == size[0])
+    assert len(dense.tensors[0]) == 3
+    assert len(held) == len(every)  # one example at a time
+    assert max(held) <= 3 + num_outputs
+    assert_close(dense.gram().diagonal().sort().values, dense.squares.sort().values)

@@ -223,12 +223,12 @@ def _layered_rows(
 ) -> tuple[list[OuterRows | DenseRows], int]:
     """Return the longest principal rows of the chosen examples, layer by layer, and the number of outputs used."""
     data, root = operator.problem.data.in_fixed_order(), operator.divisor**0.5
+    is_short = all(isinstance(layer.module, torch.nn.Linear) for layer in layers)
+    at_once = _EXAMPLES_AT_ONCE if is_short else max(1, min(_EXAMPLES_AT_ONCE, num_rows // MAX_OUTPUTS))
     activations: list[list[Tensor]] = [[] for _ in layers]
-    signals: list[list[Tensor]] = [
-        [] for _ in layers
-    ]  # (E, C, O), or rows (E, C, O I) where there are many places
-    squares: list[Tensor] = []
-    for block in chosen.split(_EXAMPLES_AT_ONCE):
+    held: list[Tensor] = []  # of each layer (M, O), or rows (M, O I) where there are many places
+    squares, examples, num_read, num_outputs = torch.empty(0), torch.empty(0, dtype=torch.long), 0, 0
+    for block in chosen.split(at_once):
         for inputs, targets in data.select(block):
             batch = recorded(operator, layers, inputs, targets)
             columns = operator.loss.hessian_factors(batch.outputs, targets, limit=MAX_OUTPUTS) / root
@@ -243,21 +243,28 @@ def _layered_rows(
                 * (part.activations.double().square().sum((1, 2))[:, None, None] if one else 1.0)
                 for part, g, one in zip(found, own, single, strict=True)
             ]
-            values, rotation = torch.linalg.eigh(torch.stack(kernels).sum(0))
-            squares.append(values)
-            for index, (part, g) in enumerate(zip(found, own, strict=True)):
-                signals[index].append(rotation.transpose(1, 2).to(g) @ g)
+            values, rotation = torch.linalg.eigh(torch.stack(kernels).sum(0))  # (E, C), (E, C, C)
+            for index, part in enumerate(found):
                 activations[index].append(part.activations[:, 0] if single[index] else part.activations[:, :0, 0])
-    examples, places = _longest(torch.cat(squares), num_rows)
-    kept, renumbered = examples.unique(return_inverse=True)
+            new = [(rotation.transpose(1, 2).to(g) @ g).flatten(0, 1) for g in own]
+            numbers = num_read + torch.arange(len(values), device=values.device)
+            num_read, num_outputs = num_read + len(values), values.shape[1]
+            squares = torch.cat([squares.to(values), values.flatten()])
+            examples = torch.cat([examples.to(numbers), numbers.repeat_interleave(num_outputs)])
+            held = [torch.cat(pair) for pair in zip(held, new, strict=True)] if held else new
+            if len(squares) > num_rows:  # no more than the longest are held
+                places = _longest(squares, num_rows)
+                squares, examples, held = squares[places], examples[places], [rows[places] for rows in held]
+    places = _longest(squares, num_rows)
+    kept, renumbered = examples[places].unique(return_inverse=True)
     parts: list[OuterRows | DenseRows] = []
     for index, layer in enumerate(layers):
-        rows = torch.cat(signals[index])[examples, places]
+        rows = held[index][places]
         if single[index]:
             parts.append(OuterRows(layer, torch.cat(activations[index])[kept], rows, renumbered))
         else:
             parts.append(DenseRows(layer, rows))
-    return parts, len(columns)
+    return parts, num_outputs
 
 
 def _flat_rows(
@@ -291,9 +298,6 @@ def _rows_of_one(operator: GaussNewtonOperator, inputs: Inputs, targets: Tensor)
     return torch.cat([piece.flatten(1) for piece in vmap(gradient)(columns)], 1)
 
 
-def _longest(squares: Tensor, num_rows: int) -> tuple[Tensor, Tensor]:
-    """Return the places of the largest of (E, C), at most `num_rows` and only positive ones: (M,), (M,)."""
-    flat = squares.flatten()
-    count = max(1, min(num_rows, int((flat > 0).sum())))
-    places = flat.topk(count).indices
-    return places // squares.shape[1], places % squares.shape[1]
+def _longest(squares: Tensor, num_rows: int) -> Tensor:
+    """Return the places of the largest, at most `num_rows` and only positive ones, (M,)."""
+    return squares.topk(max(1, min(num_rows, int((squares > 0).sum())))).indices

@@ -17,7 +17,7 @@ from torch.testing import assert_close
 from torch.utils.data import DataLoader, TensorDataset
 
 from curvlab.curvature import FisherOperator, GaussNewtonOperator, HessianOperator
-from curvlab.curvature.rows import dense_matrix, principal_rows
+from curvlab.curvature.rows import dense_matrix, numbers_of_row, principal_rows
 from curvlab.linalg import DenseOperator, LinearOperator, identity
 
 
@@ -363,3 +363,17 @@ def test_no_more_rows_are_held_than_asked_for(name: str, reader: str, monkeypatc
     assert len(held) == len(every)  # one example at a time
     assert max(held) <= 3 + num_outputs
     assert_close(dense.gram().diagonal().sort().values, dense.squares.sort().values)
+
+
+@pytest.mark.parametrize(("places", "expected"), [((), 3 + 5 + 1 + 2 + 3 + 1), ((4,), 3 * 6 + 2 + 3 + 1)])
+def test_a_row_of_a_linear_layer_with_several_places_is_as_long_as_its_weights(places, expected) -> None:
+    class Mean(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last = nn.Linear(5, 3), nn.Linear(3, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.last(self.first(x).tanh().flatten(1, -2).mean(1) if x.ndim > 2 else self.first(x).tanh())
+
+    data = torch.randn(6, *places, 5), torch.arange(6) % 2
+    assert numbers_of_row(GaussNewtonOperator(Mean().eval(), nn.CrossEntropyLoss(), data)) == expected

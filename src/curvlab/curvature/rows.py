@@ -186,12 +186,15 @@ def numbers_of_row(operator: GaussNewtonOperator | MeanOverRanks) -> int:
     """Return how many numbers a row of `principal_rows` takes at most."""
     operator = own_gauss_newton(operator)
     layers = covering_layers(operator)
-    return operator.shape[0] if layers is None else sum(map(_numbers_in_layer, layers))
+    if layers is None:
+        return operator.shape[0]
+    places = zip(layers, _num_places(operator, layers), strict=True)
+    return sum(sum(layer.shape) if num == 1 else layer.shape[0] * layer.shape[1] for layer, num in places)
 
 
-def _numbers_in_layer(layer: Layer) -> int:
-    outputs, inputs = layer.shape
-    return outputs + inputs if isinstance(layer.module, torch.nn.Linear) else outputs * inputs
+def _num_places(operator: GaussNewtonOperator, layers: list[Layer]) -> list[int]:
+    ((inputs, _),) = operator.problem.data.in_fixed_order().select(torch.zeros(1, dtype=torch.long))
+    return RecordedLayers(operator.function, layers, inputs).num_places()
 
 
 def _rows_of_all(
@@ -223,7 +226,7 @@ def _layered_rows(
 ) -> tuple[list[OuterRows | DenseRows], int]:
     """Return the longest principal rows of the chosen examples, layer by layer, and the number of outputs used."""
     data, root = operator.problem.data.in_fixed_order(), operator.divisor**0.5
-    is_short = all(isinstance(layer.module, torch.nn.Linear) for layer in layers)
+    is_short = max(_num_places(operator, layers)) == 1
     at_once = _EXAMPLES_AT_ONCE if is_short else max(1, min(_EXAMPLES_AT_ONCE, num_rows // MAX_OUTPUTS))
     activations: list[list[Tensor]] = [[] for _ in layers]
     held: list[Tensor] = []  # of each layer (M, O), or rows (M, O I) where there are many places

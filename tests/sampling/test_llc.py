@@ -172,16 +172,6 @@ def test_an_estimate_of_0_within_its_error_is_invalid() -> None:
     assert named(made_up(mixed(0.5))) == []  # 7 standard errors
 
 
-@pytest.mark.parametrize(("width", "sound"), [(0.9, True), (1.1, False)])
-def test_a_standard_error_above_a_tenth_of_the_estimate_is_a_problem(width: float, sound: bool) -> None:
-    apart = torch.tensor([-1.5, -0.5, 0.5, 1.5], dtype=FP64)[:, None]
-    draws = 1 + 0.01 * (mixed(0.0) - mixed(0.0).mean(1, keepdim=True))
-    llc = made_up(draws + apart * (0.2 * width / apart.std()))
-    assert llc.stderr / llc.value == pytest.approx(0.1 * width)
-    assert ("the estimate is not known well" not in named(llc)) == sound
-    assert named(made_up(mixed(0.5))) == []  # 7 standard errors
-
-
 # ------------------------------------------------------------------------------------------- display
 def axes() -> Axes:
     return Figure().add_subplot()

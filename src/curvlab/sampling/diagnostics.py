@@ -38,7 +38,6 @@ MAX_DESCENT = 0.1  # of the value from the lowest point
 MAX_STABILITY = 0.25  # of a step; 1 is the limit, where the steepest direction has no variance any more
 MAX_UNHELD = 0.8  # of the estimate that the localization alone would give
 NUM_ERRORS_FROM_ZERO = 2.0  # standard errors
-MAX_ERROR = 0.1  # standard error, of the estimate
 
 _FALSE_ALARMS = 0.01  # of the tests of drift and highest draw, and of the dip's over all its windows
 _NUM_WINDOWS = 10
@@ -184,11 +183,6 @@ def problems_of(
         found.append(
             f"too few draws to see whether the chains have mixed: {num_draws} of each chain are worth "
             f"{worth / num_chains:.1f}, at least {MIN_DRAWS_PER_CHAIN:g} are needed. Take more draws."
-        )
-    if abs(value) / NUM_ERRORS_FROM_ZERO > stderr > MAX_ERROR * abs(value):
-        found.append(
-            f"the estimate is not known well: its standard error is {stderr / abs(value):.0%} of it, and at most "
-            f"{MAX_ERROR:.0%} is sound. Take more draws, or more chains."
         )
     if (most := _most(coefficients)) < (highest := float(coefficients.max())):
         found.append(

@@ -10,13 +10,14 @@ the model and the data. `residual` is ‖b - A x‖ / ‖b‖ of the worst query
 the flow's own), computed after the clock has stopped where a method does not know it. `agreement` is the mean
 correlation with the scores of the smallest residual.
 
-A forecast stands beside every solve, made before it: steps that tr(G) / damping predicts (`predicted_steps`),
-times queries, times the measured seconds of a product, and the inner products with all gradients on top.
-`hours` is the same arithmetic from the products that the solve took, for 50,000 examples and 100 queries: no
-such run was made. A solve ends after `max_steps` with the residual it has then. What is not run says why:
-vectors that do not fit into `memory_limit`, a model whose layers do not allow it. "random projection" is a
-forecast alone, from a block of parameters: gradients of all examples, multiplied by random numbers that are
-drawn once, as TRAK does.
+A forecast stands beside block conjugate gradients and the filter, made before them: steps that tr(G) / damping
+predicts (`predicted_steps`), times queries, times the measured seconds of a product, and the inner products
+with all gradients on top. `hours` is the same arithmetic from the products that the solve took, for 50,000
+examples and 100 queries: no such run was made, and what sets a solver up, or slows it beside a bare product, is
+not in it. A solve ends after `max_steps` with the residual it has then. What is not run says why: vectors that
+do not fit into `memory_limit`, a model whose layers do not allow it. "random projection" is a forecast alone,
+from a block of parameters: gradients of all examples, multiplied by random numbers that are drawn once, as TRAK
+does.
 
 Networks without `training` have random weights: their costs are those of a trained one, their numbers of steps
 need not be, and `length` stands for the ηT of a run. Scores, agreement and residuals say nothing about

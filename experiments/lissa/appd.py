@@ -258,7 +258,7 @@ def _tf_idf(claim: Claim, closest: pd.DataFrame) -> ClaimResult:
     why = (
         "Frequent words break the assumption p |d| << 1: DF stops at 1 while |d| p grows, so 1 / DF weights them "
         f"more than influence does. {_of_the_model(closest)}. The usual log(1 / DF) takes that weight away: "
-        f"{usual.spearman.min():.3f}. Without frequent words it holds, see tf-idf-rare. Of the most similar "
+        f"{usual.spearman.min():.3f}. Over rare words it is closer, see tf-idf-rare. Of the most similar "
         f"documents {own.overlap.min():.2f} are shared."
     )
     return _over_queries(claim, row.spearman, row.spearman_stderr, row.num_queries, why)

@@ -401,7 +401,7 @@ def _curves(table: pd.DataFrame) -> Figure:
         panels.lines(ax, means, x="step", y="pearson", by="role", styles=styles)
         alone = {ROLES[3]: styles[ROLES[2]] | {"linestyle": ":"}}
         panels.lines(ax, means[means.num_runs > 1], x="step", y="pearson_one_run", label=ROLES[3], styles=alone)
-        panels.rule(ax, y=1, label="the paper: to 1 within 1,000 steps", color="black")
+        panels.rule(ax, y=1, label="the paper, between steps: to 1 within 1,000", color="black")
         title = f"{task}\n|B| = " + ", ".join(f"{size:.0f}" for size in sizes)
         panels.frame(ax, x="step", title=title, log="x")
         ax.set_ylim(-1.05, 1.15)

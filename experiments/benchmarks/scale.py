@@ -202,7 +202,7 @@ class _Scale:
         if name == DEFAULT:
             solver = default_solver(self.damped.shape[0], len(self.test[1]), rtol=rtol, operator=self.damped)
             return dataclasses.replace(solver, max_steps=limit)
-        memory = int(float(self.settings.memory_limit) * 2**30)
+        memory = int(float(self.settings.memory_limit) * 2**29)  # half: their set-up takes as much again
         preconditioner = {CG: None, PRECONDITIONED: self._ekfac, ROWS: Rows(memory_budget=memory)}[name]
         return BlockConjugateGradient(rtol=rtol, max_steps=limit, preconditioner=preconditioner)
 

@@ -298,13 +298,15 @@ def _batch_sizes(
     found, data, facts = _by_seed(own, column), _data(own), _overflows(own)
     double, recommended, small = sorted(own.batch_size.unique(), reverse=True)
     why = "" if prefix else f"The plain gradient, step 1, correlates by {own[own.step == 1][column].mean():.2f}. "
+    level = "plateau" if prefix else "best"
+    small_level = found[level][small].mean()
+    tenth = f"has {small_level:.2f}" if math.isfinite(small_level) else "overflows in every run"
     why += (
-        f"Sampling noise of the last iterates remains, or C = 2 is too small here (a tenth of the batch reaches "
-        f"{found.best[small].mean():.2f}): the panel on recipes has C measured. {facts}"
+        f"Sampling noise of the last iterates remains, or C = 2 is too small here (a tenth of the batch {tenth}): "
+        f"the panel on recipes has C measured. {facts}"
     )
     yield _over_seeds(claims.claim(f"{prefix}converges", of=task), found.end[recommended].fillna(0.0), why)
     for name, size in (("recommended", recommended), ("double", double)):
-        level = "plateau" if prefix else "best"
         steps, levels = ({n: found[what][n] for n in (size, small)} for what in ("steps", level))
         invalid = bool(own[own.batch_size.isin([size, small])].overflow.any())
         listed = {n: ", ".join(f"{step:.0f}" for step in own_steps) for n, own_steps in steps.items()}

@@ -16,7 +16,7 @@ import pytest
 import torch
 from calls import BESIDE, CALLS, OF_OPERATORS
 from torch import nn
-from torch.utils.data import TensorDataset
+from torch.utils.data import DataLoader, Subset, TensorDataset
 
 from curvlab.curvature import (
     FisherOperator,
@@ -202,6 +202,8 @@ CASES: list[tuple[Callable[[], Any], str]] = [
     (lambda: fit(data=(X.numpy(), Y.numpy())), "torch.from_numpy"),
     (lambda: fit(data=(X, X, Y)), "3 tensors.*mapping by the names"),
     (lambda: score(data=TensorDataset(X, X, Y)), "3 tensors.*mapping by the names"),
+    (lambda: score(data=Subset([(X[0], None)], [0])), "found .*NoneType.*give every example a target"),
+    (lambda: fit(data=DataLoader(Subset([(X[0], 1), (X[0], None)], [0, 1]), 2)), "NoneType.*give every"),
     (lambda: score(data=TensorDataset(X)), r"pair.*\(inputs, targets\)"),
     (lambda: score(data={"inputs": X, "targets": Y}), r"pair.*\(inputs, targets\)"),
     (lambda: fit(data=(X, Y[:5])), r"inputs have \[12\] examples and targets 5"),

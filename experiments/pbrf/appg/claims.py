@@ -30,7 +30,8 @@ def judge(computed: Computed, claims: ClaimSheet) -> list[ClaimResult]:
     ]
     for name in claims.entries:
         if not any(result.claim.id == name or result.claim.id.startswith(f"{name}-") for result in results):
-            results.append(out_of_reach(claims.claim(name), NOT_HERE))
+            of_none = {"matrix": "no matrix"} if "{matrix}" in claims.entries[name]["statement"] else {}
+            results.append(out_of_reach(claims.claim(name, **of_none), NOT_HERE))
     return results
 
 

@@ -58,6 +58,8 @@ def judge_costs(computed: Computed, claims: ClaimSheet) -> Iterator[ClaimResult]
             str(method): {int(str(seed)): curve for seed, curve in rows.groupby("seed")}
             for method, rows in own.groupby("method", sort=False)
         }
+        if "CG" not in by_method:  # what all the others are judged beside
+            continue
         matrix = {"matrix": _matrix(str(curvature), state.damping)}
         yield _truncated(claims.claim("truncated-cg", of=of, **matrix), by_method["CG"], state)
         lissa = {method: curves for method, curves in by_method.items() if method.startswith("LiSSA")}

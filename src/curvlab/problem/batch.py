@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeAlias, cast
 
 import torch
@@ -107,13 +108,27 @@ def stack(dataset: Pairs | DataLoader[Any], indices: Sequence[int] | Tensor) -> 
             raise ValueError(f"the data set holds {len(tensors)} tensors, but two are needed: inputs, targets")
         inputs, targets = tensors
         return inputs[chosen], targets[chosen]
-    examples = [dataset[index] for index in chosen.tolist()]
+    with collating():
+        batch = default_collate([dataset[index] for index in chosen.tolist()])
+    return cast("tuple[Tensor, Tensor]", checked_batch(batch))
+
+
+@contextmanager
+def collating() -> Iterator[None]:
+    """Say what to change where torch makes no batch of the examples."""
     try:
-        return cast("tuple[Tensor, Tensor]", checked_batch(default_collate(examples)))
-    except RuntimeError as error:
-        if "equal size" not in str(error):
+        yield
+    except (TypeError, RuntimeError) as error:
+        text = str(error)
+        if "equal size" in text:
+            raise different_shapes() from error
+        if "batch must contain" not in text and "Could not infer dtype" not in text:
             raise
-        raise different_shapes() from error
+        raise TypeError(
+            f"torch makes no batch of the data's examples ({text.strip().splitlines()[-1]}): inputs and targets "
+            "are tensors, arrays or numbers. Turn images into tensors in the data set (transforms.ToTensor()), "
+            "and give every example a target; where the loss needs none, 0."
+        ) from error
 
 
 def different_shapes() -> ValueError:

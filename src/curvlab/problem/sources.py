@@ -19,7 +19,7 @@ from torch.utils.data import (
     default_collate,
 )
 
-from curvlab.problem.batch import Batch, different_shapes, is_pair, take
+from curvlab.problem.batch import Batch, collating, is_pair, take
 from curvlab.problem.hugging_face import LABELS, OwnLabels
 from curvlab.problem.repeatable import EACH_PASS, check_examples, check_passes, unchanged_random_state
 
@@ -92,7 +92,8 @@ class Examples:
     def check(self) -> None:
         """Raise a ValueError where an example is another at each reading."""
         if self.loader is not None and self.loader.num_workers > 0:
-            check_passes(self.loader)
+            with collating():
+                check_passes(self.loader)
         else:
             check_examples(lambda index: self._collated([index]), self._order)
 
@@ -101,7 +102,8 @@ class Examples:
 
     def __iter__(self) -> Iterator[Batch]:
         if self.loader is not None:
-            yield from map(self._read, self.loader)
+            with collating():
+                yield from map(self._read, self.loader)
             return
         for start in range(0, len(self), self.batch_size):
             yield self.select(torch.arange(start, min(start + self.batch_size, len(self))))
@@ -113,16 +115,10 @@ class Examples:
     def _collated(self, indices: list[int]) -> Any:
         together = getattr(self.dataset, "__getitems__", None)
         examples = together(indices) if callable(together) else [self.dataset[index] for index in indices]
-        if self.loader is not None:
-            return self.loader.collate_fn(examples)
-        if isinstance(self._read, OwnLabels) and isinstance(examples[0], Mapping):
+        if self.loader is None and isinstance(self._read, OwnLabels) and isinstance(examples[0], Mapping):
             examples = [self._read.columns(example) for example in examples]
-        try:
-            return default_collate(examples)
-        except RuntimeError as error:
-            if "equal size" not in str(error):
-                raise
-            raise different_shapes() from error
+        with collating():
+            return (default_collate if self.loader is None else self.loader.collate_fn)(examples)
 
     def known_targets(self) -> Tensor | None:
         """Return `dataset.targets` if that is what the dataset gives: it may transform them when they are read."""

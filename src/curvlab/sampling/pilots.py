@@ -135,7 +135,10 @@ def choose_sgld_settings(
         batch_size: likewise.
         num_burnin_steps: of the estimate to come.
         sampler: "sgld"; "averaged", SGLD with the average of consecutive noises, whose bias is smaller by that of
-            tr(H), at the same cost; "underdamped", which reaches further where the curvature limits the step.
+            tr(H), at the same cost; "underdamped", which reaches further where the curvature limits the step,
+            but whose chains leave for steep places now and then on narrow networks of many layers: there single
+            estimates missed the exact value by more than the bias that is allowed, within their own standard
+            error, so that no problem told. Read that error, and take more chains, or "averaged".
             On deep linear layers with noisy batches, at equal steps (`make bench-llc`), "averaged" is nearer to
             the exact value beyond the smallest, where the two differ by no more than their errors: the default.
         nbeta: None: n / ln n.

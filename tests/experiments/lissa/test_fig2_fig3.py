@@ -95,11 +95,14 @@ def test_no_number_stands_for_a_run_that_overflows(computed_of, judged) -> None:
         assert found[f"{name}-net"].verdict == "out of reach"
         assert "12 with |B| = 1" in found[f"{name}-net"].explanation
     assert found["closer-double-net"].value == pytest.approx(0.99 - 0.7)
-    rows = [row | {"pearson": math.nan, "overflow": True} if row["batch_size"] == 10 else row for row in rows]
+    lost = {"pearson": math.nan, "pearson_last": math.nan, "overflow": True}
+    rows = [row | lost if row["batch_size"] == 10 else row for row in rows]
     tables["table"] = pd.DataFrame(rows)
     found = {result.claim.id: result for result in judged("lissa/fig2", computed_of(tables, {"seed": 0}))}
     assert (found["converges-net"].value, found["converges-net"].verdict) == (0, "not reproduced")
     assert "12 with |B| = 10" in found["converges-net"].explanation
+    for name, tenth in (("converges-net", "has 0.70"), ("steps-converges-net", "overflows in every run")):
+        assert f"(a tenth of the batch {tenth})" in found[name].explanation
 
 
 def test_runs_share_a_product_and_no_batch() -> None:

@@ -417,3 +417,6 @@ def test_tasks_that_measure_nothing_leave_claims_out_of_reach(verdicts) -> None:
     found = verdicts()
     for name in ("s-test-equal", "s-test-saves", "step-independent-of-n", "printed-start"):
         assert found[name].verdict == "out of reach"
+    curves = curves_of({}, {})  # methods.gauss_newton=[lissa]
+    found = verdicts(curves=curves[curves.method != "CG"])
+    assert {found[name].verdict for name in ("truncated-cg", "cheaper-scores", "repeats-help")} == {"out of reach"}

@@ -23,13 +23,11 @@ Networks without `training` have random weights: their costs are those of a trai
 need not be, and `length` stands for the ηT of a run. Scores, agreement and residuals say nothing about
 retraining here.
 
-Note of 2026-11-27: block conjugate gradients take two to three times their forecast, the more the busier the
-machine: vectors of this length share the memory's bandwidth with others. Steps, products and residuals do not
-depend on it. `laptop` has not been run to its end. Three times it stopped: at EK-FAC of the ResNet-18, whose
-eigenvectors LAPACK did not find among those of eigenvalue 0; at the OPT, whose text had too few tokens; and at
-all rows of the ResNet-18, which took all memory. All are mended. Measured once, on one thread: a product with
-64 images takes the ResNet-18 0.5 s, EK-FAC 4 s; a product with four sequences takes OPT-125M's layers 4 s,
-EK-FAC 14 s, one vector through it 3 s.
+Note of 2026-11-27: block conjugate gradients take longer than their forecast, the more the busier the machine:
+vectors of this length share the memory's bandwidth with others. Steps, products and residuals do not depend on
+it. `laptop` has not been run to its end. Three times it stopped: at EK-FAC of the ResNet-18, whose eigenvectors
+LAPACK did not find among those of eigenvalue 0; at the OPT, whose text had too few tokens; and at all rows of the
+ResNet-18, which took all memory. All are mended.
 """
 
 from __future__ import annotations

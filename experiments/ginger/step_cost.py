@@ -30,7 +30,7 @@ class Cost:
             that all of Adam's own arithmetic is free, no norm, no BatchNorm, no decomposition of a small matrix.
         peak_bytes: most that was alive at one time: what is held between calls, and the tensors made by this one.
             On a GPU as its allocator counts. On a CPU the storages of all results of operations, which leaves out
-            what a kernel keeps to itself (2 % of Adam's step on ResNet-18, by PyTorch's profiler). The peak of a
+            what a kernel keeps to itself (little, by PyTorch's profiler). The peak of a
             process's resident memory is no measure of a step: it holds the libraries and what the allocator has
             not given back, and can only grow.
         all_seconds: one for each repeat: on a CPU, processor time of all threads, which other processes lengthen

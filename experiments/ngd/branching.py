@@ -4,7 +4,7 @@ Everything up to the split is one unit of work for each seed, and so is each bra
 share them. The LLC at the split is that of the state which all branches leave.
 
 At `laptop` the step is stable where the chains end, at most 0.25 of the limit (`LLC.stability`); before, at two to
-two and a half times the step, NGD's chains at the raised rate ended at 0.26 to 0.55. No direction turned by it.
+two and a half times the step, NGD's chains at the raised rate ended above it. No direction turned by it.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ learning rate, as in the paper.
 The published `laptop` estimates are older than the rule that a step must be stable where the chains end, at
 most 0.25 of the limit (`LLC.stability`). All five seeds were measured again at a quarter of the step, γ 1,600 in
 place of 1,250 (an H200, commit 9f1b5639): estimates are lower by a fifth, and where both optimizers have one NGD's
-is 2.2 times SGD's for the MLP and 2.3 for LeNet-5, as here (2.2, 2.4). They do not replace these, since at that γ
+is about as many times SGD's as here. They do not replace these, since at that γ
 the loss no longer held five of the chains, and no checkpoint was left at which all seeds have both.
 """
 

@@ -13,8 +13,8 @@ Networks differ in training loss, too, so the sweep of alpha is shown a second t
 task of its own takes exact NGD, with the full Fisher matrix of each batch.
 
 At `laptop` the step is a third of what it was, so that it is stable where the chains end, at most 0.25 of the
-limit (`LLC.stability`), for all but seven of exact NGD's states, which are marked. The MLP's LLC changed by up to
-3 %, no direction turned; 16 seeds of the MLP, since seven left more undecided.
+limit (`LLC.stability`), for all but seven of exact NGD's states, which are marked. The MLP's LLC changed
+little, no direction turned; 16 seeds of the MLP, since seven left more undecided.
 """
 
 from __future__ import annotations

@@ -52,11 +52,9 @@ updates. On a CPU, Adam's own time has two values, a factor of 2 apart: where th
 temporaries back after every use, each step takes page faults. So the ratio to Adam has two values, too.
 
 step_ranks.csv has one model at several ranks, step_parts.csv what a step of a small network is made of, call by
-call. LeNet-5's, of ten tensors and 18 axes, makes 340 to 360 calls of PyTorch with an update and 53 to 84 without,
-and takes 3.8 to 4.2 steps of Adam, as long as its calls alone: Python around them adds nothing that could be
-spared. The products take 1.6 × Adam, the eigendecompositions 0.9, calling the others 0.4 even if they have nothing
-to do: the least is 2.8. The FFNN of 256-256 is above three by its products alone, and so is ResNet-18 at the
-default rank, 80.
+call. LeNet-5's, of ten tensors and 18 axes, takes as long as its calls of PyTorch alone: Python around them adds
+nothing that could be spared. The FFNN of 256-256 is above three steps of Adam by its products alone, and so is
+ResNet-18 at the default rank, 80.
 
 **Finite differences** (differences.csv, difference_summary.csv): the error of G v against the step, in both
 precisions, against forward mode in fp64. Klochkov & Liu (2024), Sec. 2, compute J v by [h(θ + δv) - h(θ - δv)] /

@@ -312,13 +312,12 @@ def _panel(ax: Axes, own: pd.DataFrame, constants: pd.Series) -> None:
         ax, ours, y="right", low="low", high="high", linestyle=":", label=C_ONE, styles={C_ONE: line}, **over
     )
     panels.lines(ax, ours, y="assumed", linestyle="--", label=C_TWO, styles={C_TWO: line}, **over)
-    bound = line | {"color": panels.COLORS["linearised"]}
-    panels.lines(ax, ours, y="worst", label=worst, styles={worst: bound}, **over)
-    for sampling, name, label in (
-        ("examples", "lissa", "left side of C.1 (95 %)"),
-        ("single tokens", "adam", "left side, independent tokens"),
+    panels.lines(ax, ours, y="worst", label=worst, styles={worst: line}, **over)
+    for sampling, marker, label in (
+        ("examples", "D", "left side of C.1 (95 %)"),
+        ("single tokens", "s", "left side, independent tokens"),
     ):
-        part, look = own[own.sampling == sampling], panels.styles_of([name])[name]
+        part, look = own[own.sampling == sampling], {"color": panels.COLORS["lissa"], "marker": marker}
         plots.measured(ax, part.batch_size, part.left, part.left_stderr, label=label, **look)
     ax.set_xscale("log")
     ax.set_yscale("log")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import io
 import math
+import re
 import textwrap
 from pathlib import Path
 from typing import Any
@@ -107,11 +108,14 @@ def headline(drawing: Figure, text: str) -> None:
 def write_png(drawing: Figure, path: Path) -> None:
     """Write a PNG of 110 dpi and 256 colours, without date and version: the same figure gives the same bytes.
 
-    256 colours show a plot as it is, pale bands included.
+    256 colours show a plot as it is, pale bands included. A hyphen before a number becomes a minus.
     """
     if path.suffix != ".png":
         raise ValueError(f"figures are written as PNG, got {path.name!r}; name it {path.stem}.png.")
     drawing.set_dpi(_DPI)
+    for text in drawing.findobj(Text):
+        if "$" not in (words := text.get_text()):
+            text.set_text(re.sub(r"(?<![\w.)-])-(?=\.?\d)", "−", words))
     if (engine := drawing.get_layout_engine()) is not None:
         engine.execute(drawing)
         if _wrap_titles(drawing):

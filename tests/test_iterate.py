@@ -19,7 +19,7 @@ from curvlab import progress as shown
 from curvlab.curvature import GaussNewtonOperator
 from curvlab.iterate import Checkpoint, CheckpointWarning, Key, SaveFile, iterate
 from curvlab.linalg import DenseOperator, identity
-from curvlab.solvers import BlockConjugateGradient, ConjugateGradient, Nystrom
+from curvlab.solvers import BlockConjugateGradient, ConjugateGradient, MinimumResidual, Nystrom, TrainingFilter
 from curvlab.spectrum import hutchinson_trace
 
 
@@ -295,8 +295,10 @@ def test_a_product_tells_its_time_and_the_first_of_many_that_of_all(
         ConjugateGradient(),
         BlockConjugateGradient(),
         BlockConjugateGradient(preconditioner=Nystrom(9)),
+        MinimumResidual(),
+        TrainingFilter(time=1e3),
     ],
-    ids=["cg", "block", "nystrom"],
+    ids=["cg", "block", "nystrom", "minres", "filter"],
 )
 def test_a_solve_tells_at_its_start_about_how_long_it_will_take(
     solver: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
@@ -306,10 +308,11 @@ def test_a_solve_tells_at_its_start_about_how_long_it_will_take(
     own = operator._add_products
 
     def slow(*batch: Any) -> None:
+        silent.extend([Slow.now] * (not caplog.messages))
         Slow.now += 0.01 * len(batch[1]) * len(batch[3])
         own(*batch)
 
-    Slow.now = 0.0
+    Slow.now, silent = 0.0, list[float]()
     monkeypatch.setattr(shown.time, "monotonic", lambda: Slow.now)
     monkeypatch.setattr(operator, "_add_products", slow)
     damped = operator + 1e-3 * identity
@@ -318,6 +321,7 @@ def test_a_solve_tells_at_its_start_about_how_long_it_will_take(
     (message,) = caplog.messages
     number, unit = message.rpartition("about ")[2].split()
     assert 0.5 < float(number) * {"s": 1, "min": 60}[unit] / Slow.now < 3
+    assert silent[-1] < 10
 
 
 def test_a_notebook_shows_no_bar_of_a_part_of_other_work(monkeypatch: pytest.MonkeyPatch) -> None:

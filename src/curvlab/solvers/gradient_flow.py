@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from curvlab.solvers.solver import (
     check_right_hand_side,
     check_stopping,
     depends_on,
+    foreseen_columns,
 )
 
 
@@ -175,6 +177,17 @@ class _Flow:
         # Unit columns: one tolerance for all, and no column that vanishes beside a long one.
         self.scale = operator.norm(columns)
         self.unit = columns / torch.where(self.scale > 0, self.scale, torch.ones_like(self.scale))
+
+    @cached_property
+    def _foreseen(self) -> float | None:
+        # As many as conjugate gradients with the damping 1 / time: both resolve curvature down to that.
+        return foreseen_columns(self.operator, self.unit.shape[1], self.solver.rtol, beside=1 / self.solver.time)
+
+    def foreseen(self, columns: int) -> float | None:
+        return self._foreseen and self._foreseen / columns
+
+    def expected_steps(self, state: FlowState) -> float | None:
+        return self.foreseen(self.unit.shape[1])
 
     def depends_on(self) -> Mapping[str, Any]:
         return depends_on(self.solver, self.operator, self.b)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from curvlab.solvers.solver import (
     check_stopping,
     depends_on,
     expected_steps,
+    foreseen_columns,
     step_limit,
 )
 
@@ -111,8 +113,18 @@ class _Recurrence:
         self.columns = b[:, None] if b.ndim == 1 else b
         self.limit = step_limit(solver.max_steps, operator)
 
+    @cached_property
+    def _foreseen(self) -> float | None:
+        if not self.operator.is_psd:  # the trace says nothing of eigenvalues on both sides of 0
+            return None
+        number = self.columns.shape[1]
+        return foreseen_columns(self.operator, number, self.solver.rtol, blocks=number)
+
+    def foreseen(self, columns: int) -> float | None:
+        return self._foreseen and self._foreseen / columns
+
     def expected_steps(self, state: MinimumResidualState) -> float | None:
-        return expected_steps(state.history, self.solver.rtol)
+        return self.foreseen(self.columns.shape[1]) or expected_steps(state.history, self.solver.rtol)
 
     def depends_on(self) -> Mapping[str, Any]:
         return depends_on(self.solver, self.operator, self.b)

@@ -70,13 +70,10 @@ def expected_steps(history: Sequence[Tensor], rtol: float) -> float | None:
 
     For a forecast of the time, no more: conjugate gradients do not fall evenly.
     """
-    if len(history) < 3:
+    last = float(history[-1].max()) if history else math.nan  # before the first step it was 1
+    if not 0 < last < 1:
         return None
-    first, last = float(history[0].max()), float(history[-1].max())
-    if not 0 < last < first:
-        return None
-    rate = math.log(first / last) / (len(history) - 1)
-    return len(history) + max(0.0, math.log(last / rtol)) / rate
+    return len(history) * max(1.0, math.log(rtol) / math.log(last))
 
 
 def predicted_steps(excess: float, num_columns: int, rtol: float, *, num_known: int = 0) -> float:
@@ -109,7 +106,13 @@ def predicted_steps(excess: float, num_columns: int, rtol: float, *, num_known: 
 
 
 def foreseen_columns(
-    operator: LinearOperator, num_columns: int, rtol: float, preconditioner: object, *, blocks: int = 1
+    operator: LinearOperator,
+    num_columns: int,
+    rtol: float,
+    preconditioner: object = None,
+    *,
+    blocks: int = 1,
+    beside: float = 0.0,
 ) -> float | None:
     """Return about how many columns conjugate gradients multiply by, set-up included; None where nobody can tell.
 
@@ -121,8 +124,10 @@ def foreseen_columns(
         rtol: residual to reach.
         preconditioner: directions that it knows shorten the solve.
         blocks: of columns that have a recurrence each.
+        beside: damping that is not part of the operator.
     """
-    if operator.damping <= 0:
+    damping = operator.damping + beside
+    if damping <= 0:
         return None
     try:
         source = torch.Generator(operator.device).manual_seed(0)
@@ -130,7 +135,7 @@ def foreseen_columns(
         products = operator.sample(min(_EXAMPLES, operator.num_examples or _EXAMPLES), source) @ probes
     except NotImplementedError:  # it has no data
         return None
-    excess = float(operator.inner(probes, products / operator.damping - probes).mean())
+    excess = float(operator.inner(probes, products - operator.damping * probes).mean()) / damping
     rows, rank = (getattr(preconditioner, name, None) or 0 for name in ("num_rows", "rank"))
     together = num_columns // blocks
     steps = predicted_steps(max(excess, 0.0), together, rtol, num_known=rows or rank)

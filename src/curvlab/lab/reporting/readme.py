@@ -183,14 +183,13 @@ class Board:
         return float(max(gaps))
 
     def on_texts(self) -> dict[str, str]:
-        """Return the LDS of BM25 and of exact influence on the one task of texts, by two protocols, two digits."""
-        (task,) = self.texts
-        (_, single), pairs = self.rows[self._label], {}
+        """Return the LDS of BM25 and of exact influence on the tasks of texts, by two protocols, two digits."""
+        (_, single), found = self.rows[self._label], {}
         for name, methods in (("words", (BM25, BM25)), ("influence", (self.ours, single))):
             for against, method in zip((STANDARD, SAME_SEED), methods, strict=True):
-                place = f"{name}_{against.replace(' ', '_')}"
-                pairs[place] = f"{self.best[task, method, against].lds:.2f}"
-        return pairs
+                own = [self.best[task, method, against].lds for task in self.tasks if task in self.texts]
+                found[f"{name}_{against.replace(' ', '_')}"] = " and ".join(f"{lds:.2f}" for lds in own)
+        return found
 
     def dearer(self, method: str) -> str:
         """Return the price of a method over that of exact influence, the least and the largest of the tasks."""

@@ -8,7 +8,7 @@ preconditioner, all with the damping of the run; the training filter; all rows o
 memory allow. Seconds are processor time from the trained model to the scores. Peak memory is what rises beside
 the model and the data. `residual` is ‖b - A x‖ / ‖b‖ of the worst query with A = G + damping I (of the filter
 the flow's own), computed after the clock has stopped where a method does not know it. `agreement` is the mean
-correlation with the scores of the smallest residual.
+correlation with the scores of the smallest residual among the solves that ended; none where none did.
 
 A forecast stands beside block conjugate gradients and the filter, made before them: steps that tr(G) / damping
 predicts (`predicted_steps`), times queries, times the measured seconds of a product, and the inner products
@@ -25,9 +25,8 @@ retraining here.
 
 Note of 2026-11-27: block conjugate gradients take longer than their forecast, the more the busier the machine:
 vectors of this length share the memory's bandwidth with others. Steps, products and residuals do not depend on
-it. `laptop` has not been run to its end. Three times it stopped: at EK-FAC of the ResNet-18, whose eigenvectors
-LAPACK did not find among those of eigenvalue 0; at the OPT, whose text had too few tokens; and at all rows of the
-ResNet-18, which took all memory. All are mended.
+it. `agreement` is with a solve that ended: before, the scores of whatever residual was smallest stood for the
+exact ones, that of the OPT, stopped above one, among them.
 """
 
 from __future__ import annotations
@@ -117,7 +116,7 @@ class _Scale:
             about, work = f"{name}, {self.task.label}", partial(self._measured, name, price)
             found[name] = self.run.unit("scale/method", self.key | {"method": name}, work, version=1, about=about)
         exact = min(
-            (own for name, own in found.items() if name in SOLVED[:-1] and "scores" in own),
+            (own for name, own in found.items() if name in SOLVED[:-1] and own["status"] == "done"),
             key=lambda own: float(own["residual"]),
             default=None,
         )

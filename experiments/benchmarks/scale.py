@@ -274,9 +274,11 @@ def draw(computed: Computed) -> dict[str, Figure]:
     figure, axes = plots.figure(1, len(tasks), panel_size=(7.4 / len(tasks), 3.6), sharey=True)
     for ax, task in zip(axes[0], tasks, strict=True):
         own = table[table.task == task].astype({"seconds": float, "forecast_seconds": float})
-        ends = own.status.str.startswith(("not run", "stopped"))
-        own["method"] += (", " + own.status.str.split(":| after").str[0]).where(ends, "")
         panels.bars(ax, own, name="method", value={"seconds": "measured", "forecast_seconds": "forecast"})
+        for place, status in enumerate(own.status):
+            if status.startswith(("not run", "stopped")):  # at the axis, over the bar
+                word = status.split(":")[0].split(" after")[0]
+                ax.text(0.02, place - 0.2, word, transform=ax.get_yaxis_transform(), fontsize=7, va="center")
         first = own.iloc[0]
         title = f"{task}\n{first.parameters / 1e6:.0f} million parameters\n{first.examples} examples"
         panels.frame(ax, x=f"seconds, {first.queries} queries", title=title, log="x")

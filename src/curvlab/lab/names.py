@@ -104,7 +104,7 @@ def _plain(name: Hashable) -> str:
 _MODELS = {
     **{"mlp": "MLP", "ffnn": "MLP", "convnet": "ConvNet", "lenet5": "LeNet-5", "lenet": "LeNet", "opt": "OPT"},
     **{"alexnet": "AlexNet", "vgg": "VGG-", "resnet": "ResNet-", "autoencoder": "autoencoder", "t5": "T5"},
-    **{"logistic": "logistic regression", "llama": "Llama"},
+    **{"logistic": "logistic regression", "llama": "Llama", "gpt2": "GPT-2"},
 }
 _DATA = {
     **{"fashion-mnist": "FashionMNIST", "mnist": "MNIST", "digits": "digits", "concrete": "Concrete"},

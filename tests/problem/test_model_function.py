@@ -268,20 +268,21 @@ def test_the_operator_follows_the_model_as_it_is_trained_in_place(operator) -> N
     assert_close(op.to_dense(), operator(*case).to_dense())
 
 
+@pytest.mark.parametrize("settings", [{"padding_idx": 0}, {"scale_grad_by_freq": True}, {"sparse": True}], ids=str)
 @pytest.mark.parametrize("operator", [GaussNewtonOperator, HessianOperator])
-def test_the_padding_row_of_an_embedding_is_a_parameter_like_any_other(operator) -> None:
+def test_what_changes_an_embeddings_gradients_alone_is_set_aside(operator, settings: dict[str, Any]) -> None:
     tokens = torch.tensor([[0, 1], [2, 0], [3, 4], [5, 5], [0, 0]])
 
-    def build(padding_idx: int | None) -> nn.Module:
-        model = nn.Sequential(nn.Embedding(6, 4, padding_idx=padding_idx), nn.Flatten(), nn.Linear(8, 3))
+    def build(**settings: Any) -> nn.Module:
+        model = nn.Sequential(nn.Embedding(6, 4, **settings), nn.Flatten(), nn.Linear(8, 3))
         return randomised(model, torch.Generator().manual_seed(0))
 
-    padded, plain = (operator(build(index), nn.CrossEntropyLoss(), (tokens, CLASSES)) for index in (0, None))
-    assert_close(padded.to_dense(), plain.to_dense())
-    assert padded.function.model[0].padding_idx == 0
+    ours, plain = (operator(build(**own), nn.CrossEntropyLoss(), (tokens, CLASSES)) for own in (settings, {}))
+    assert_close(ours.to_dense(), plain.to_dense())
+    assert settings.items() <= vars(ours.function.model[0]).items()
     with pytest.raises(ValueError, match=r"from 5 to .*index out of range"):
-        operator(padded.function.model, nn.CrossEntropyLoss(), (tokens + 5, CLASSES)).to_dense()
-    assert padded.function.model[0].padding_idx == 0
+        operator(ours.function.model, nn.CrossEntropyLoss(), (tokens + 5, CLASSES)).to_dense()
+    assert settings.items() <= vars(ours.function.model[0]).items()
 
 
 class Centred(nn.Linear):

@@ -100,20 +100,22 @@ def _random_state(device: torch.device) -> list[Tensor]:
 
 
 @contextmanager
-def without_padding(model: nn.Module) -> Iterator[None]:
-    """Set padding_idx of every nn.Embedding aside: it changes derivatives (in reverse mode only), not outputs."""
-    padded = [
-        (m, m.padding_idx) for m in model.modules() if isinstance(m, nn.Embedding) and m.padding_idx is not None
+def plain_embeddings(model: nn.Module) -> Iterator[None]:
+    """Set aside what changes derivatives of embeddings, in reverse mode only, and no outputs."""
+    kinds = (nn.Embedding, ("padding_idx", "scale_grad_by_freq", "sparse")), (nn.EmbeddingBag, _OF_BAGS)
+    own = [
+        (m, {n: getattr(m, n) for n in names}) for m in model.modules() for k, names in kinds if isinstance(m, k)
     ]
-    for module, _ in padded:
-        module.padding_idx = None
     try:
+        for module, settings in own:
+            vars(module).update({name: None if name == "padding_idx" else False for name in settings})
         yield
     finally:
-        for module, index in padded:
-            module.padding_idx = index
+        for module, settings in own:
+            vars(module).update(settings)
 
 
+_OF_BAGS = ("scale_grad_by_freq", "sparse")  # padding_idx changes their outputs
 # Of what PyTorch says where inputs do not fit a layer.
 _SHAPES = (
     "cannot be multiplied",
@@ -162,7 +164,8 @@ class ModelFunction:
     Parameters are those of `model.named_parameters()` that require gradients, in that order; tied weights
     appear once and are replaced everywhere. The model itself is never changed: no gradients are left in it,
     and its mode must already be `eval()` where that matters. During a call nn.Embedding ignores its padding_idx:
-    that makes reverse mode drop the padding row's derivative, which forward mode keeps.
+    that makes reverse mode drop the padding row's derivative, which forward mode keeps. Likewise
+    scale_grad_by_freq, by which reverse mode divides by counts in the batch, and sparse.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -304,7 +307,7 @@ class ModelFunction:
         with (
             nullcontext() if fused else plain_attention(),
             nullcontext() if fused or not self.has_recurrence else _plain_recurrence(),
-            without_padding(self.model),
+            plain_embeddings(self.model),
             deterministic(self.model, self.device) as buffers,
         ):
             replaced = {**by_every_name(self.model, dict(zip(self.names, parameters, strict=True))), **buffers}

@@ -48,5 +48,6 @@ def _increasing(claim: Claim, found: Branches, task: str, branches: list[str], m
     if any(len(step) < 2 for step in steps):
         return out_of_reach(claim, found.why_no_llc(task, branches))
     smallest = min(steps, key=lambda step: step.mean())
-    why = found.told(task, measure, "train_loss_ratio")
+    listed = ", ".join(f"{name} {step.mean():+.3g}" for name, step in zip(branches[1:], steps, strict=True))
+    why = f"From each rate to the next: {listed}. {found.told(task, measure, 'train_loss_ratio')}"
     return found.judge_values(claim, task, branches, smallest, why=why)

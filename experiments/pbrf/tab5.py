@@ -91,7 +91,7 @@ def judge(computed: Computed, claims: ClaimSheet) -> list[ClaimResult]:
             results += [_cell(claims, row, gap) for gap in GAPS]
     for name in (*LOGISTIC, *NETWORKS, CELL):
         if not any(result.claim.id.startswith(f"{name}-") for result in results):
-            results.append(out_of_reach(claims.claim(name, zero="not measured"), "This preset has no such task."))
+            results.append(out_of_reach(claims.claim(name, zero="unknown size"), "This preset has no such task."))
     return results
 
 

@@ -21,9 +21,10 @@ A number in a sentence is a claim in braces, never typed: {item/claim} is its va
 and -x in percent, 1/x, 1/(1-x) and 10^x; {item/claim:100} is 100 x; {item/claim:at most} and
 {item/claim:100 at most} are the upper ends of their intervals; {item/claim:interval} is x with its interval,
 {item/claim:points} and {item/claim:-points} the same in percentage points; {item/claim:paper} is what the paper
-states. A name with three parts is another paper's, {benchmarks/llc/ratio}. A name with stars stands for many:
-{item/claim-*:largest} is the largest value, {item/claim-*:count} how many were judged, and
-{item/claim-*:count VERDICT} how many of them so. "(no value)" stands where results lack it.
+states, {item/claim:zero %} the claim's word `zero`, in percent. A name with three parts is another paper's,
+{benchmarks/llc/ratio}. A name with stars stands for many: {item/claim-*:largest} is the largest value,
+{item/claim-*:count} how many were judged, and {item/claim-*:count VERDICT} how many of them so. "(no value)"
+stands where results lack it.
 
 The verdict of a headline is that of its claims at the largest preset that has judged one of them. Claims out of
 reach or not asked there do not count, but those that were measured and not asked for want of power are undecided
@@ -329,6 +330,9 @@ _FORMS: Mapping[str, Callable[[ClaimResult | None, float, Interval], str]] = {
     "points": lambda _, value, interval: _with_interval(value, interval, unit=100.0),
     "-points": lambda _, value, interval: _with_interval(value, interval, unit=-100.0),
     "paper": lambda result, _, __: str(result.claim.paper_value) if result else NO_VALUE,
+    "zero %": lambda result, _, __: (
+        f"{written(100 * float(result.claim.words['zero']))} %" if result else NO_VALUE
+    ),
 }
 
 

@@ -150,7 +150,7 @@ def test_number_words_of_findings_are_those_of_the_claims(committed) -> None:
     (two,) = (each for each in laptop.claims if each.claim.id == "slow-two-stages-mlp-128-128-energy")
     assert two.interval.num_samples == 5
     assert two.interval.low < 0
-    assert "in three seeds (laptop's five leave it open)" in told
+    assert "in three seeds (laptop's five: open)" in told
     higher = claims["ngd/fig5/llc-plateaus-higher-ffnn-128-128-mnist-10000"]
     assert re.search(r"From each rate to the next: ngd-middle \+.*, ngd-high -", higher.explanation)
     assert "Between two of the paper's rates the larger ends higher" in told

@@ -290,7 +290,9 @@ def judge(computed: Computed, claims: ClaimSheet) -> list[ClaimResult]:
     points, table, results = _with_ratio(computed["points"]), computed["table"], []
     for task, own in points.groupby("task", sort=False):
         shown = table[table.task == task]
-        results += [_slope(claims, name, str(task), own, shown) for name in ALONG]
+        elsewhere = set(points.factor) - set(own.factor)  # what other tasks alone sweep is no claim on this one
+        asked = [name for name, (factor, _) in ALONG.items() if factor not in elsewhere]
+        results += [_slope(claims, name, str(task), own, shown) for name in asked]
         by_factor = own.groupby("factor", sort=False)
         results += [_share(claims, str(task), str(factor), of_factor) for factor, of_factor in by_factor]
     return results

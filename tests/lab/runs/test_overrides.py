@@ -118,6 +118,7 @@ def test_short_forms_beside_a_sweep_and_beside_a_mistyped_key() -> None:
         ("seed=abc", "seed=abc is no seed: it must be a whole number"),
         ("device=gpu", "device=gpu is no device: it must be auto, cpu, cuda"),
         ("tasks=mlp", "named by task=NAME"),
+        ("results=/tmp/mine", "results=/tmp/mine: results holds root; set one of these, as results.root=..."),
     ],
 )
 def test_numbers_that_no_target_can_work_with_are_refused(override: str, text: str) -> None:

@@ -154,8 +154,15 @@ def _check_values(override: Override, parser: OverridesParser, config: Any) -> N
     name = next((name for name in reversed(names) if not name.isdecimal()), "")
     for text in override.sweep_string_iterator() if override.is_discrete_sweep() else [None]:
         given = override if text is None else _parse(parser, f"{override.get_key_element()}={text}")
+        value = given.value()
+        whole = value is None or isinstance(value, dict) or "${" in str(value)  # what may replace a mapping
+        if isinstance(config, dict) and config and not whole:
+            raise ConfigurationError(
+                f"{override.input_line}: {name} holds {', '.join(map(str, config))}; set one of these, as "
+                f"{override.key_or_group}.{next(iter(config))}=..."
+            )
         try:
-            refuse_out_of_range(name, given.value(), config)
+            refuse_out_of_range(name, value, config)
         except ValueError as error:
             raise ConfigurationError(f"{override.input_line} is out of range: {error}.") from None
 

@@ -82,6 +82,30 @@ def test_losses_and_gradients_are_those_of_separate_models(kind: str, shared: bo
                 torch.testing.assert_close(found[k], gradient, rtol=1e-10, atol=1e-12)
 
 
+@pytest.mark.parametrize("by_vmap", [True, False])
+@pytest.mark.parametrize("settings", [{"padding_idx": 0}, {"scale_grad_by_freq": True}, {"sparse": True}], ids=str)
+def test_gradients_of_embeddings_are_those_of_the_loss_unless_asked_as_trained(
+    settings: dict[str, Any], by_vmap: bool
+) -> None:
+    data = torch.tensor([[0, 1], [2, 0], [3, 4], [5, 5], [0, 0]]), torch.arange(5) % 3
+    plain, own = (
+        nn.Sequential(nn.Embedding(6, 4, **kind), nn.Flatten(), nn.Linear(8, 3)) for kind in ({}, settings)
+    )
+    own.load_state_dict(plain.state_dict())
+
+    def gradient(model: nn.Module, **as_trained: bool) -> torch.Tensor:
+        losses = EnsembleLosses(model, nn.CrossEntropyLoss(), data, **as_trained)
+        positions = losses.start.expand(3, -1).clone()
+        found = losses.losses_and_gradients(positions, losses.batch(None), shared=True, by_vmap=by_vmap)
+        return found[1][0][0]
+
+    torch.testing.assert_close(gradient(own), gradient(plain))
+    if "sparse" not in settings:  # such gradients are not stacked
+        nn.CrossEntropyLoss()(own(data[0]), data[1]).backward()
+        torch.testing.assert_close(gradient(own, as_trained=True), own[0].weight.grad)
+        assert not torch.allclose(own[0].weight.grad, gradient(plain))
+
+
 def test_weights_have_a_row_for_each_copy() -> None:
     losses = EnsembleLosses(*problem("classes"))
     with pytest.raises(ValueError, match=r"weights have shape \(2, 6\): one row for each of the 1 copies"):

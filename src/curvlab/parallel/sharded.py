@@ -22,7 +22,7 @@ from curvlab.parallel.examples_over_ranks import ExamplesOverRanks
 from curvlab.parallel.sharded_model import CutVectors, MovedParameters, trained_parameters
 from curvlab.problem import Batches, Data, Loss, ModelFunction, Problem, output_loss
 from curvlab.problem.memory import Memory
-from curvlab.problem.model_function import check_finite, check_mode, plain_embeddings
+from curvlab.problem.model_function import check_finite, check_mode, plain_lookups
 from curvlab.problem.problem import Piece
 from curvlab.ranks import SAME_SEEDS, Ranks
 from curvlab.seeding import Seed, as_generator
@@ -123,7 +123,7 @@ class ShardedOperator(LinearOperator):
         inputs, targets, _ = piece
         cached = hasattr(getattr(self.model, "config", None), "use_cache")  # memory that nobody here reads
         keywords: dict[str, Any] = {"use_cache": False} if cached else {}
-        with plain_embeddings(self.model):
+        with plain_lookups(self.model):
             if isinstance(inputs, Mapping):
                 found = self.model(**keywords, **inputs)
             else:

@@ -100,7 +100,7 @@ def _random_state(device: torch.device) -> list[Tensor]:
 
 
 @contextmanager
-def plain_embeddings(model: nn.Module) -> Iterator[None]:
+def plain_lookups(model: nn.Module) -> Iterator[None]:
     """Set aside what changes derivatives of embeddings, in reverse mode only, and no outputs."""
     kinds = (nn.Embedding, ("padding_idx", "scale_grad_by_freq", "sparse")), (nn.EmbeddingBag, _OF_BAGS)
     own = [
@@ -307,7 +307,7 @@ class ModelFunction:
         with (
             nullcontext() if fused else plain_attention(),
             nullcontext() if fused or not self.has_recurrence else _plain_recurrence(),
-            plain_embeddings(self.model),
+            plain_lookups(self.model),
             deterministic(self.model, self.device) as buffers,
         ):
             replaced = {**by_every_name(self.model, dict(zip(self.names, parameters, strict=True))), **buffers}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from curvlab.iterate import Checkpoint
 from curvlab.linalg import flatten, unflatten
 from curvlab.problem import Data, Loss, ModelFunction, Problem
 from curvlab.problem.batch import Batch, Inputs, num_examples
-from curvlab.problem.model_function import explained, forward_arguments, logits_of, plain_attention
+from curvlab.problem.model_function import explained, forward_arguments, logits_of, plain_attention, plain_lookups
 from curvlab.problem.parameters import by_every_name, checked_model
 from curvlab.problem.records import Records
 from curvlab.training.descent import DescentState, Ensemble, EnsembleGradient, EnsembleOptimizer, descend
@@ -55,6 +56,7 @@ class EnsembleLosses:
         data: as everywhere; examples must share one shape. Single examples are drawn at each step: tensors (or a
             TensorDataset) on the model's device make that cheap.
         weights: w of the mean loss 1/N Σ_i w_i l_i over the data, (N,), see `checked_weights`.
+        as_trained: with the gradients that PyTorch's training has of embeddings (see `plain_lookups`).
     """
 
     def __init__(
@@ -64,6 +66,7 @@ class EnsembleLosses:
         data: Data | None = None,
         *,
         weights: Tensor | None = None,
+        as_trained: bool = False,
     ) -> None:
         if isinstance(model, Problem):
             problem = Problem.of(model, loss, data, weights).copied()
@@ -84,7 +87,8 @@ class EnsembleLosses:
         self._data = problem.data.in_fixed_order().on_device(_BATCH_SIZE)
         self._values = self.function.parameters
         self.start = flatten(self._values)
-        self._forward = _forward(self.model, self.function)
+        self._as_trained = as_trained
+        self._forward = _forward(self.model, self.function, as_trained)
         self._loss_of = problem.loss
         if self._loss_of.reduction != "mean":
             raise ValueError(
@@ -137,7 +141,7 @@ class EnsembleLosses:
         """Return the same with a model of its own: `functional_call` changes the module while it runs."""
         other = copy.copy(self)
         other.model = copy.deepcopy(self.model)
-        other._forward = _forward(other.model, self.function)
+        other._forward = _forward(other.model, self.function, self._as_trained)
         return other
 
     def draw(self, num_steps: int, batch_size: int, generators: Sequence[torch.Generator]) -> Tensor:
@@ -295,13 +299,15 @@ def unstack(positions: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
     return [piece.unflatten(1, t.shape) if t.ndim else piece[:, 0] for piece, t in zip(pieces, like, strict=True)]
 
 
-def _forward(model: nn.Module, function: ModelFunction) -> Callable[[Sequence[Tensor], Inputs], Tensor]:
+def _forward(
+    model: nn.Module, function: ModelFunction, as_trained: bool
+) -> Callable[[Sequence[Tensor], Inputs], Tensor]:
     names = function.names
 
     # ModelFunction checks at every call that the model is deterministic; it did so in the pass over the data.
     def forward(values: Sequence[Tensor], inputs: Inputs) -> Tensor:
         replaced = by_every_name(model, dict(zip(names, values, strict=True)))
-        with explained(model, inputs):
+        with explained(model, inputs), nullcontext() if as_trained else plain_lookups(model):
             arguments = forward_arguments(model, inputs)
             return logits_of(functional_call(model, replaced, *arguments, tie_weights=False))
 
@@ -377,7 +383,7 @@ def train_ensemble(
             f"{different} differs in training and in evaluation: copies are trained at once only without it. Use "
             "`train` with example_weights, once for each."
         )
-    losses = EnsembleLosses(model, loss, train_data)
+    losses = EnsembleLosses(model, loss, train_data, as_trained=True)
     if losses.example_weights is not None:
         raise TypeError("example_weights holds the weights of every copy: pass a problem without weights")
     size, num_copies = losses.num_examples, len(example_weights)

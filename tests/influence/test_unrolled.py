@@ -246,6 +246,18 @@ def test_an_example_twice_in_a_batch_counts_twice() -> None:
 
 
 # ---------------------------------------------------------------------------------------- errors
+@pytest.mark.parametrize("settings", [{"padding_idx": 0}, {"scale_grad_by_freq": True}], ids=str)
+def test_a_training_with_gradients_of_an_embeddings_own_is_refused_by_name(settings: dict[str, Any]) -> None:
+    data = torch.tensor([[0, 1], [2, 0], [3, 4], [5, 5], [0, 0]]), torch.arange(5) % 3
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Embedding(6, 4, **settings), nn.Flatten(), nn.Linear(8, 3)).to(FP64)
+    run = train(model, nn.CrossEntropyLoss(), data, num_epochs=3, batch_size=5, lr=0.5, record=True, generator=0)
+    with pytest.raises(
+        ValueError, match=f"ends elsewhere than the model: .*{next(iter(settings))}.*train without"
+    ):
+        unrolled_response(model, nn.CrossEntropyLoss(), data, data, run=run)
+
+
 def test_a_run_that_ends_elsewhere_is_refused() -> None:
     case = trained("mlp", "sgd with momentum")
     wrong = TrainingRun(case.run.start, case.run.batches, case.run.learning_rates, SGDRule(0.5))

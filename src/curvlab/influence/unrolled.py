@@ -140,9 +140,9 @@ def checked_gap(replay: Replay, end: State) -> float:
         dtype = str(trained.dtype).removeprefix("torch.")
         raise ValueError(
             f"the replayed run ends elsewhere than the model: {gap:.2g} of the way from its start. Check that "
-            "start, batches, rule and example_weights are those of this training, and that its "
-            f"gradients were not clipped; in {dtype} a long or unstable training "
-            "cannot be replayed: train in float64."
+            "start, batches, rule and example_weights are those of this training, and that its gradients were "
+            "neither clipped nor an embedding's own (padding_idx, scale_grad_by_freq: train without); in "
+            f"{dtype} a long or unstable training cannot be replayed: train in float64."
         )
     return gap
 

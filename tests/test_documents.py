@@ -76,7 +76,21 @@ def test_the_table_of_sizes_is_what_its_script_prints() -> None:
     assert "(to a fifth on an MLP of ten million parameters); seconds were two to three times" in " ".join(
         text.split()
     )
-    assert "would take days of a core (products alone" in " ".join(text.split())
+    # On larger networks EK-FAC does not help, and seconds end influence.
+    larger = pd.read_csv(ROOT / "results" / "benchmarks" / "scale" / "laptop" / "scale.csv")
+    larger = larger.assign(task=larger.task.str[:3]).set_index(["task", "method"])
+    plain, with_ekfac = (larger.xs(f"influence, block CG{end}", level="method") for end in ("", " with EK-FAC"))
+    assert with_ekfac.products["mlp"] == 2 * plain.products["mlp"]
+    assert with_ekfac.steps["res"] == plain.steps["res"]
+    assert 8 < with_ekfac.residual["res"] / plain.residual["res"] < 12
+    assert plain.steps["opt"] == 8
+    assert plain.residual["opt"] > 1
+    day = 24
+    assert (
+        2 * day < plain.hours["mlp"] < 7 * day < 2 * 7 * day < plain.hours["res"] < 365 * day < plain.hours["opt"]
+    )
+    told = "days of a core on the MLP, weeks on the `ResNet-18`, and more than a year on the OPT, for eight steps alone"
+    assert told in " ".join(text.split())
     typed = re.sub(r"(?m)^\|.*$", "", text.replace(script["table"](), ""))
     assert re.findall(r"\b\d[\d.,e]*\b", re.sub(r"`[^`]*`|FSDP2|O\(size³\)", "", typed)) == []
 

@@ -86,10 +86,9 @@ def test_the_table_of_sizes_is_what_its_script_prints() -> None:
     assert plain.steps["opt"] == 8
     assert plain.residual["opt"] > 1
     day = 24
-    assert (
-        2 * day < plain.hours["mlp"] < 7 * day < 2 * 7 * day < plain.hours["res"] < 365 * day < plain.hours["opt"]
-    )
-    told = "days of a core on the MLP, weeks on the `ResNet-18`, and more than a year on the OPT, for eight steps alone"
+    assert 2 * day < plain.hours["mlp"] < 7 * day
+    assert 14 * day < plain.hours["res"] < 365 * day < plain.hours["opt"]
+    told = "days of a core on the MLP, weeks on the `ResNet-18`, and more than a year on the OPT, for eight steps"
     assert told in " ".join(text.split())
     typed = re.sub(r"(?m)^\|.*$", "", text.replace(script["table"](), ""))
     assert re.findall(r"\b\d[\d.,e]*\b", re.sub(r"`[^`]*`|FSDP2|O\(size³\)", "", typed)) == []

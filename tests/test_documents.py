@@ -71,9 +71,9 @@ def test_the_table_of_sizes_is_what_its_script_prints() -> None:
     scale = pd.read_csv(ROOT / "results" / "benchmarks" / "scale" / "embedded" / "scale.csv").set_index("method")
     cg = scale.loc["influence, block CG"]
     assert 1 / 8 < cg.forecast_seconds / cg.product_seconds / cg.products - 1 < 1 / 5
-    assert 2 <= cg.seconds / cg.forecast_seconds <= 3
+    assert cg.seconds / cg.products / cg.product_seconds > 2
     assert cg.hours > 48
-    assert "(to a fifth on an MLP of ten million parameters); seconds were two to three times" in " ".join(
+    assert "(to a fifth on an MLP of ten million parameters); seconds were two to four times" in " ".join(
         text.split()
     )
     # On larger networks EK-FAC does not help, and seconds end influence.
@@ -83,12 +83,15 @@ def test_the_table_of_sizes_is_what_its_script_prints() -> None:
     assert with_ekfac.products["mlp"] == 2 * plain.products["mlp"]
     assert with_ekfac.steps["res"] == plain.steps["res"]
     assert 8 < with_ekfac.residual["res"] / plain.residual["res"] < 12
+    assert (plain.seconds / plain.products / plain.product_seconds < 4.5).all()
     assert plain.steps["opt"] == 8
     assert plain.residual["opt"] > 1
     day = 24
     assert 2 * day < plain.hours["mlp"] < 7 * day
     assert 14 * day < plain.hours["res"] < 365 * day < plain.hours["opt"]
-    told = "days of a core on the MLP, weeks on the `ResNet-18`, and more than a year on the OPT, for eight steps"
+    assert 7 * day < larger.hours["res", "influence, all rows"] < 8 * day
+    assert larger.hours["mlp", "influence, all rows"] < day
+    told = "days of a core on the MLP, weeks on the `ResNet-18`, and more than a year on the OPT, there for the"
     assert told in " ".join(text.split())
     typed = re.sub(r"(?m)^\|.*$", "", text.replace(script["table"](), ""))
     assert re.findall(r"\b\d[\d.,e]*\b", re.sub(r"`[^`]*`|FSDP2|O\(size³\)", "", typed)) == []

@@ -281,6 +281,7 @@ def draw(computed: Computed) -> dict[str, Figure]:
                 ax.text(0.02, place - 0.2, word, transform=ax.get_yaxis_transform(), fontsize=7, va="center")
         first = own.iloc[0]
         title = f"{task}\n{first.parameters / 1e6:.0f} million parameters\n{first.examples} examples"
+        title += ", random weights" if first.weights == "random" else ""
         panels.frame(ax, x=f"seconds, {first.queries} queries", title=title, log="x")
-    panels.legend(figure)
+    panels.legend(figure, title="stopped: after the steps that were allowed, before its end")
     return {"figure.png": figure}

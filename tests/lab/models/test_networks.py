@@ -12,7 +12,9 @@ import torch
 from omegaconf import OmegaConf
 from torch import nn
 from torch.nn.utils import parameters_to_vector
+from torch.utils.data import TensorDataset
 
+from curvlab.lab.data import DataSplits
 from curvlab.lab.models import (
     MLP,
     VGG13,
@@ -24,7 +26,9 @@ from curvlab.lab.models import (
     build_model,
     resnet18,
     resnet20_group_norm,
+    resnet20_last_stage,
     resnet50,
+    through_resnet20,
 )
 
 
@@ -137,6 +141,27 @@ def test_resnet20_shortcut_subsamples_and_pads_with_zeros_on_both_sides() -> Non
     expected = torch.zeros(2, 32, 4, 4)
     expected[:, 8:24] = inputs[:, :, ::2, ::2]
     assert torch.equal(outputs, expected)
+
+
+def test_last_stage_on_what_the_others_make_of_images_is_the_whole_network(tmp_path) -> None:
+    generator = torch.Generator().manual_seed(0)
+    whole = ResNet20((3, 32, 32), 10).eval()
+    for module in whole.modules():
+        if isinstance(module, torch.nn.BatchNorm2d):
+            module.running_var.copy_(0.5 + torch.rand(module.num_features, generator=generator))
+    torch.save(whole.state_dict(), tmp_path / "weights.th")
+    images = torch.randn(5, 3, 32, 32, generator=generator)
+    data = TensorDataset(images, torch.arange(5))
+    plain = DataSplits("five", data, data, (3, 32, 32), 10, "classification", None, "abc", (0.0,) * 3, (1.0,) * 3)
+    splits = through_resnet20(plain, weights=tmp_path / "weights.th")
+    last = resnet20_last_stage(splits.input_shape, 10, weights=tmp_path / "weights.th").eval()
+    last[3].load_state_dict(whole.linear.state_dict())
+    with torch.no_grad():
+        torch.testing.assert_close(last(splits.test.tensors[0]), whole(images), rtol=1e-4, atol=1e-4)
+    assert splits.input_shape == (32, 16, 16)
+    assert splits.checksum != plain.checksum
+    with pytest.raises(ValueError, match="takes 32 channels, got 3: make the data by through_resnet20"):
+        resnet20_last_stage((3, 32, 32), 100)
 
 
 def test_group_norm_outputs_do_not_depend_on_the_batch_in_training_either() -> None:

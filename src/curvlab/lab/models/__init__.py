@@ -10,7 +10,14 @@ from curvlab.lab.models.language_models import (
     small_t5,
 )
 from curvlab.lab.models.mlp import MLP, SigmoidMLP, build_model
-from curvlab.lab.models.resnets import ResNet20, resnet18, resnet20_group_norm, resnet50
+from curvlab.lab.models.resnets import (
+    ResNet20,
+    resnet18,
+    resnet20_group_norm,
+    resnet20_last_stage,
+    resnet50,
+    through_resnet20,
+)
 
 __all__ = [
     "MLP",
@@ -27,7 +34,9 @@ __all__ = [
     "pretrained_encoder_decoder",
     "resnet18",
     "resnet20_group_norm",
+    "resnet20_last_stage",
     "resnet50",
     "small_causal_language_model",
     "small_t5",
+    "through_resnet20",
 ]

@@ -1,4 +1,4 @@
-"""Residual networks: the CIFAR ResNet-20 of He et al. (2016) and its last stage, torchvision's ResNet-18 and -50."""
+"""Residual networks: the CIFAR ResNet-20 of He et al. (2016) and its last stage; torchvision's ResNet-18 and 50."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def resnet20_last_stage(
 
 @torch.no_grad()
 def through_resnet20(splits: DataSplits, *, weights: str | Path) -> DataSplits:
-    """Return the splits with what the first two stages of the pretrained `ResNet20` make of images: (32, H/2, W/2).
+    """Return the splits with what two stages of the pretrained `ResNet20` make of the images, (32, H/2, W/2).
 
     Batch norm has its running statistics. So whoever trains the last stage alone pays for the others once.
 

@@ -1,4 +1,4 @@
-"""Residual networks: the CIFAR ResNet-20 of He et al. (2016) and its last stage; torchvision's ResNet-18 and 50."""
+"""Residual networks: the CIFAR ResNet-20 of He et al. (2016) and its last stage; torchvision's ResNet-18, -50."""
 
 from __future__ import annotations
 

@@ -272,6 +272,7 @@ def _direction(interval: Interval) -> str:
 
 
 # ------------------------------------------------------------------------------------ judge
+RATIO = "whole over retrained"
 # Claims on slopes: which gap along which factor.
 ALONG = {
     "proximity-grows-with-damping": ("damping", "proximity"),
@@ -279,8 +280,8 @@ ALONG = {
     "non-convergence-falls-with-epochs": ("epochs", "non_convergence"),
     "warm-start-falls-with-weight-decay": ("weight_decay", "warm_start"),
     "linearisation-grows-with-removed": ("removed", "linearisation"),
-    "misaligned-with-width": ("width", "whole over retrained"),
-    "misaligned-with-depth": ("depth", "whole over retrained"),
+    "misaligned-with-width": ("width", RATIO),
+    "misaligned-with-depth": ("depth", RATIO),
 }
 SMALL = "small-at-every-level"
 
@@ -306,7 +307,7 @@ def _with_ratio(points: pd.DataFrame) -> pd.DataFrame:
     key = ["task", "factor", "level", "seed"]
     means = points.groupby([*key, "gap"], sort=False).per_example.agg(_mean).unstack()
     ratio = (means.whole / means.retrained).rename("per_example").reset_index()
-    return pd.concat([points, ratio.assign(gap="whole over retrained", group=0)], ignore_index=True)
+    return pd.concat([points, ratio.assign(gap=RATIO, group=0)], ignore_index=True)
 
 
 def _slope(claims: ClaimSheet, name: str, task: str, own: pd.DataFrame, table: pd.DataFrame) -> ClaimResult:
@@ -315,6 +316,13 @@ def _slope(claims: ClaimSheet, name: str, task: str, own: pd.DataFrame, table: p
     slopes = seed_slopes(of_gap)
     if not slopes:
         return out_of_reach(claim, f"There are no two levels of {factor} here at which this gap is a number.")
+    needed = claim.criterion.at_least
+    if gap == RATIO and needed is not None and (steepest := _steepest(own[own.factor == factor])) < needed:
+        return out_of_reach(
+            claim,
+            "The estimate moves so little beside what retraining moves that none of its directions has a slope "
+            f"above {steepest:.2g}; needed: {claim.criterion}.",
+        )
     means = of_gap.groupby("level").per_example.mean()
     listed = "; ".join(
         f"{row.level:g}: {means[row.level]:.2g} (training loss {row['train loss']:.2g}, gradient norm "
@@ -322,6 +330,25 @@ def _slope(claims: ClaimSheet, name: str, task: str, own: pd.DataFrame, table: p
         for _, row in table[table.factor == factor].drop_duplicates("level").iterrows()
     )
     return judge_claim(claim, *stats.mean(slopes), if_not_reproduced=f"By level: {listed}.")
+
+
+def _steepest(own: pd.DataFrame) -> float:
+    """Return the largest slope, mean over seeds, that an estimate of this size could have in any direction.
+
+    By the triangle inequality the ratio lies between 1 - m and 1 + m, where m is `moved` over `retrained`: two
+    lengths, which do not depend on where the estimate points. Where m reaches 1 there is no bound.
+
+    Args:
+        own: the rows of `points` of one task and factor.
+    """
+    means = own.groupby(["seed", "level", "gap"]).per_example.agg(_mean).unstack().reset_index()
+    bounds = []
+    for _, of_seed in means.groupby("seed"):
+        share, log = of_seed.moved / of_seed.retrained, np.log(of_seed.level)
+        rises = log > log.mean()  # a slope is a sum of logarithms, weighted by how far a level lies from the mean
+        extreme = np.where(rises, 1 + share, np.maximum(1 - share, 0))
+        bounds.append(stats.log_log_slope(of_seed.level, extreme) if (extreme > 0).all() else math.inf)
+    return float(np.mean(bounds))
 
 
 def _share(claims: ClaimSheet, task: str, factor: str, own: pd.DataFrame) -> ClaimResult:

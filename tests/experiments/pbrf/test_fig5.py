@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import time
@@ -171,7 +172,34 @@ def test_an_estimate_of_zero_supports_nothing(computed_of, judged) -> None:
     table = table.rename(columns={"per_example": "mean"}).assign(**{"train loss": 1.0, "gradient norm": 1.0})
     for result in judged("pbrf/fig5", computed_of({"points": points, "table": table})):
         if result.claim.id.startswith(("misaligned", "small")):
-            assert result.verdict in ("direction only", "out of reach"), result.claim.id
+            assert result.verdict == "out of reach", result.claim.id
+
+
+@pytest.mark.parametrize(("share", "verdict"), [(0.05, "out of reach"), (0.5, "reproduced"), (1.5, "reproduced")])
+def test_an_estimate_too_short_for_the_slope_is_not_judged(
+    share: float, verdict: str, computed_of, judged
+) -> None:
+    """It points as badly as it can at the last level, as well as it can at the others: the steepest slope."""
+    rows = [
+        {"task": "t", "factor": "width", "level": level, "seed": seed, "group": 0, "gap": gap, "per_example": size}
+        for level in (16, 64, 256)
+        for seed in range(3)
+        for gap, size in {
+            "whole": 3.0 * max(1 + share if level == 256 else 1 - share, 1e-3),
+            "retrained": 3.0,
+            "moved": 3.0 * share,
+        }.items()
+    ]
+    points = pd.DataFrame(rows).assign(total=0.0)
+    points = pd.concat([points, *(points[points.gap == "whole"].assign(gap=gap) for gap in GAPS)])
+    table = points.groupby(["task", "factor", "level", "gap"], as_index=False).per_example.mean()
+    table = table.rename(columns={"per_example": "mean"}).assign(**{"train loss": 1.0, "gradient norm": 1.0})
+    found = {r.claim.id: r for r in judged("pbrf/fig5", computed_of({"points": points, "table": table}))}
+    result = found["misaligned-with-width-t"]
+    assert result.verdict == verdict
+    if verdict == "out of reach":  # the same points with a criterion within reach
+        steepest = (math.log(1 + share) - math.log(1 - share)) / math.log(16)
+        assert f"above {steepest:.2g};" in result.explanation
 
 
 # ------------------------------------------------------------------ a sweep

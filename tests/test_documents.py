@@ -73,7 +73,7 @@ def test_the_table_of_sizes_is_what_its_script_prints() -> None:
     assert 1 / 8 < cg.forecast_seconds / cg.product_seconds / cg.products - 1 < 1 / 5
     assert cg.seconds / cg.products / cg.product_seconds > 2
     assert cg.hours > 48
-    assert "(to a fifth on an MLP of ten million parameters); seconds were two to four times" in " ".join(
+    assert "(to a fifth on an MLP of ten million parameters); seconds were two to five times" in " ".join(
         text.split()
     )
     # On larger networks EK-FAC does not help, and seconds end influence.
@@ -83,7 +83,8 @@ def test_the_table_of_sizes_is_what_its_script_prints() -> None:
     assert with_ekfac.products["mlp"] == 2 * plain.products["mlp"]
     assert with_ekfac.steps["res"] == plain.steps["res"]
     assert 8 < with_ekfac.residual["res"] / plain.residual["res"] < 12
-    assert (plain.seconds / plain.products / plain.product_seconds < 4.5).all()
+    for of in (plain, with_ekfac):
+        assert (of.seconds / of.products / of.product_seconds).between(2, 5).all()
     assert plain.steps["opt"] == 8
     assert plain.residual["opt"] > 1
     day = 24
@@ -95,6 +96,14 @@ def test_the_table_of_sizes_is_what_its_script_prints() -> None:
     assert told in " ".join(text.split())
     typed = re.sub(r"(?m)^\|.*$", "", text.replace(script["table"](), ""))
     assert re.findall(r"\b\d[\d.,e]*\b", re.sub(r"`[^`]*`|FSDP2|O\(size³\)", "", typed)) == []
+
+
+def test_what_an_exact_solve_is_worth_is_as_in_the_table_of_residuals() -> None:
+    text = " ".join((ROOT / "docs" / "enter.md").read_text(encoding="utf-8").split())
+    found = pd.read_csv(ROOT / "results" / "benchmarks" / "board" / "embedded" / "residuals.csv")
+    lds = found[found.against == "standard"].set_index("residual").lds
+    assert f"from {lds[0.3]:.3f} to {lds[0.1]:.3f} where the residual falls from 0.3 to 0.1" in text
+    assert f"to {lds[1e-4]:.3f} at 0.0001" in text
 
 
 def test_versions_and_counts_in_the_docs_are_those_of_the_configs() -> None:
@@ -126,7 +135,7 @@ TYPED = {
     "running.md": "2e-3 5 1",
     "CHANGELOG.md": "700 1 2",
     "howto.md": "0",
-    "enter.md": "3 1 0 95 95",
+    "enter.md": "3 1 0 95 0.715 0.734 0.3 0.1 0.742 0.0001 95",
     "library.md": "0.76 0.95 2 3",
     "limitations.md": "0.76 0.95",
     "concepts.md": "1 3.0.1 0.10.0 0.3.0 1.0.1 0.1 0.3.2 1 2.5.1 0.1 0.9.0 1e-6 1e-3 0.1.0 1 1 1 2 1 2 1 1 2 1",

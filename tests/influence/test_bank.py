@@ -150,6 +150,8 @@ def test_what_is_refused(bank: Bank, scores: np.ndarray) -> None:
         lds(np.concatenate([scores, scores]), bank)
     with pytest.raises(ValueError, match="for each of its 3 networks"):
         lds(scores[:0], bank)
+    with pytest.raises(ValueError, match="the same for all examples: they rank no subsets"):
+        bank.predictions(np.ones((bank.single_run.shape[2], bank.subsets.shape[1])))
     with pytest.raises(ValueError, match="scores are not finite"):
         lds(scores * np.inf, bank)
     with pytest.raises(ValueError, match="scores are complex"):

@@ -86,6 +86,8 @@ class Bank(Shown):
             )
         if not np.isfinite(found).all():
             raise ValueError("scores are not finite: look for a solver that diverged")
+        if not np.ptp(found, axis=2).any(axis=1).all():
+            raise ValueError("scores of a network are the same for all examples: they rank no subsets")
         weights = self.subsets * (self.subsets.shape[1] / self.subsets.sum(1, keepdims=True)) - 1
         return np.stack([weights @ own.T / self.subsets.shape[1] for own in found])
 

@@ -267,7 +267,7 @@ def test_the_command_prints_a_line_for_each_difference(
         ("rank1/prop", (), ()),  # 32 s in all
         ("lissa/fig3", ("model_seeds=[0]",), ("model_seed",)),
         ("pbrf/tab8", ("task=mlp_128_128_concrete", "seeds=[0]"), ("task", "seed")),
-        ("ginger/tab1", ("seeds=[0]",), ("seed",)),  # it has one task
+        ("ginger/tab3", ("seeds=[0]",), ("seed",)),  # it has one task
     ],
 )
 def test_the_cheapest_part_of_a_large_preset(

@@ -46,7 +46,7 @@ def _over_dampings(ax: Axes, own: pd.DataFrame, failed: list[str]) -> None:
     """
     bregman = own[own.method.isin((PBRF, PBRF_PAPER))]
     curves = own[own.damping.notna() & ~own.index.isin(bregman.index) & (own.method != TRAK)]
-    styles = panels.styles_of([*curves.method.unique(), PBRF])
+    styles = panels.styles_of([*curves.method.unique(), PBRF, FILTER, UNROLLED])
     for method, curve in curves.groupby("method", sort=False):
         look = styles[method]
         ax.fill_between(curve.damping, curve.lds_low, curve.lds_high, color=look["color"], alpha=0.15)
@@ -66,7 +66,7 @@ def _over_dampings(ax: Axes, own: pd.DataFrame, failed: list[str]) -> None:
     ax.set_xscale("log")
     for method, style in ((FILTER, "--"), (UNROLLED, ":")):
         value = own[own.method == method].lds
-        ax.axhline(float(value.iloc[0]), color="black", linestyle=style, linewidth=1, label=method)
+        ax.axhline(float(value.iloc[0]), color=styles[method]["color"], linestyle=style, linewidth=1, label=method)
     run_damping = float(own.run_damping.dropna().iloc[0])
     ax.axvline(run_damping, color="#555555", linestyle="-.", linewidth=1, zorder=0.9, label="damping 1/(ηT)")
     for method in failed:

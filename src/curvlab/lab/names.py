@@ -15,9 +15,9 @@ from matplotlib.text import Text
 
 from curvlab.lab.reporting.plots import MARKERS, PALETTE
 
-# A method has its own colour in all figures: no other method has it. Names as `_plain` writes them; a name that
-# begins with one of these ("ginger, never clipped") is a variant of it. The palette's colours are those of the
-# optimizers, and of settings, gaps, quantities and libraries, which stand beside no optimizer.
+# A method has one colour in all figures. Names as `_plain` writes them; a name that begins with one of these
+# ("ginger, never clipped") is a variant of it. The palette's colours are those of the optimizers, and of settings,
+# gaps, quantities, libraries and methods that stand beside none of these; of `_OWN` each is one method's alone.
 _METHODS = (
     ("sgd", "momentum", "gradient descent", "curvlab", "proximity"),
     ("ngd", "linearisation", "linearised", "curvlinops"),

@@ -286,21 +286,21 @@ def _commands(shown: Mapping[str, Sequence[ResultFolder]], titles: Mapping[str, 
     lines = [
         "# How each result was made",
         "",
-        "CPU time is that of all units of work, also of those that targets share; wall time that of the last run,",
-        "which finds stored units. `make TARGET PRESET=NAME ARGS=plan=true` says beforehand what it would take.",
+        "CPU time is that of all units of work, also of those that targets share. "
+        "`make TARGET PRESET=NAME ARGS=plan=true` says beforehand what it would take.",
         "",
     ]
     for paper, folders in shown.items():
         lines += [f"## {titles.get(paper, paper)}", ""]
         lines += [
-            "| command | device | CPU min | wall min | MiB | products | computed by |",
-            "|---|---|--:|--:|--:|--:|---|",
+            "| command | device | CPU min | MiB | products | computed by |",
+            "|---|---|--:|--:|--:|---|",
         ]
         for folder in folders:
             record = folder.record
             cells = [f"`{folder.command}`", _device(record)]
-            cells += [_per(record.get(key), 60, ".1f") for key in ("unit_seconds", "wall_seconds")]
             cells += [
+                _per(record.get("unit_seconds"), 60, ".1f"),
                 _per(record.get("peak_memory_bytes"), 2**20, ",.0f"),
                 _per(record.get("num_matvecs"), 1, ",.0f"),
             ]

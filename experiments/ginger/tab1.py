@@ -314,7 +314,9 @@ def draw(computed: Computed) -> dict[str, Figure]:
     table, rank = computed["table"], int(computed.config["tuned_rank"])
     table = table.assign(percent=100 * table[ACCURACY])
     figures = {"figure.png": _table_1(table[table.task == table.task.iloc[0]], computed["paper"])}
-    own = _with_last_epoch(table[table.racer.isin(list(WORKING))], computed["curves"])
+    own = table[table.racer.isin(list(WORKING))]
+    own = own[own.groupby("task").racer.transform("nunique") > 1]  # momentum alone takes nothing apart
+    own = _with_last_epoch(own, computed["curves"])
     shown = own.assign(decades=np.log10(own.last_epoch))
     labels = {
         "percent": "test accuracy less momentum's (points)",

@@ -202,7 +202,8 @@ def test_racers_are_read_from_the_config() -> None:
 @pytest.mark.parametrize("preset", ["smoke", "embedded", "laptop", "paper"])
 def test_the_config_has_the_published_settings(preset: str) -> None:
     cfg = load_config(all_targets()["ginger/tab1"], [f"preset={preset}"])
-    for settings in task_settings(cfg).values():
+    first, *_ = task_settings(cfg).values()
+    for settings in (first, *(own for own in task_settings(cfg).values() if own.racers.get("ginger_published"))):
         racers = load_racers(settings)
         published = racers["ginger_published"].settings
         assert {name: published[name] for name in PUBLISHED_GINGER} == PUBLISHED_GINGER

@@ -51,6 +51,8 @@ def gather(names: Sequence[str], root: str | Path = "results") -> int:
             gathered = Path(root) / target.key / preset / SWEEP
             verdicts = _write(gathered, variations)
             told = ", ".join(f"{count} {verdict}" for verdict, count in verdicts.items())
+            if "not asked here" in verdicts:
+                told += f" (why: {CLAIMS}.csv; fewer than three repetitions decide nothing)"
             print(f"{gathered.as_posix()}: {len(variations)} variations{f'; claims: {told}' if told else ''}")
             found += 1
     if not found:
@@ -113,6 +115,7 @@ def _judged_over_seeds(settings: dict[Path, dict[str, str]]) -> Iterator[dict[st
                 "setting": setting,
                 "claim": name,
                 "verdict": result.verdict,
+                "explanation": result.explanation,
                 "value": result.value,
                 "low": result.interval and result.interval.low,
                 "high": result.interval and result.interval.high,

@@ -30,7 +30,7 @@ from __future__ import annotations
 import difflib
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
@@ -44,6 +44,7 @@ from curvlab.influence.retraining import GAPS, LABELS, RETRAINED
 from curvlab.lab import Computed, ConfigurationError, Run, Target, panels, plots, task_label, task_settings
 from curvlab.lab.claims import ClaimResult, ClaimSheet, Interval, out_of_reach, t_interval
 from curvlab.lab.claims import judge as judge_claim
+from curvlab.lab.claims.claims import OUT_OF_REACH
 from curvlab.training import TrainingDivergedError
 from experiments.pbrf.gaps import arrived
 from experiments.pbrf.networks import load_network
@@ -316,24 +317,29 @@ def _slope(claims: ClaimSheet, name: str, task: str, own: pd.DataFrame, table: p
     slopes = seed_slopes(of_gap)
     if not slopes:
         return out_of_reach(claim, f"There are no two levels of {factor} here at which this gap is a number.")
-    needed = claim.criterion.at_least
-    if gap == RATIO and needed is not None and (steepest := _steepest(own[own.factor == factor])) < needed:
-        return out_of_reach(
-            claim,
-            "The estimate moves so little beside what retraining moves that none of its directions has a slope "
-            f"above {steepest:.2g}; needed: {claim.criterion}.",
-        )
     means = of_gap.groupby("level").per_example.mean()
     listed = "; ".join(
         f"{row.level:g}: {means[row.level]:.2g} (training loss {row['train loss']:.2g}, gradient norm "
         f"{row['gradient norm']:.2g})"
         for _, row in table[table.factor == factor].drop_duplicates("level").iterrows()
     )
-    return judge_claim(claim, *stats.mean(slopes), if_not_reproduced=f"By level: {listed}.")
+    result = judge_claim(claim, *stats.mean(slopes), if_not_reproduced=f"By level: {listed}.")
+    needed, interval = claim.criterion.at_least, result.interval
+    if gap != RATIO or needed is None or interval is None or not interval.low <= 0 <= interval.high:
+        return result
+    if (steepest := _steepest(own[own.factor == factor])) >= needed:
+        return result
+    why = (
+        "The stated size is out of reach, the sign open: the estimate moves so little beside what retraining moves "
+        f"that in one of the seeds no direction of it has a slope above {steepest:.2g}."
+    )
+    return replace(result, verdict=OUT_OF_REACH, explanation=f"{why} {result.explanation}".strip())
 
 
 def _steepest(own: pd.DataFrame) -> float:
-    """Return the largest slope, mean over seeds, that an estimate of this size could have in any direction.
+    """Return the largest slope that an estimate of this size could have in any direction: that of the least seed.
+
+    The interval of three or four seeds lies above a number only if each of them does.
 
     By the triangle inequality the ratio lies between 1 - m and 1 + m, where m is `moved` over `retrained`: two
     lengths, which do not depend on where the estimate points. Where m reaches 1 there is no bound.
@@ -348,7 +354,7 @@ def _steepest(own: pd.DataFrame) -> float:
         rises = log > log.mean()  # a slope is a sum of logarithms, weighted by how far a level lies from the mean
         extreme = np.where(rises, 1 + share, np.maximum(1 - share, 0))
         bounds.append(stats.log_log_slope(of_seed.level, extreme) if (extreme > 0).all() else math.inf)
-    return float(np.mean(bounds))
+    return float(np.min(bounds))
 
 
 def _share(claims: ClaimSheet, task: str, factor: str, own: pd.DataFrame) -> ClaimResult:

@@ -175,17 +175,26 @@ def test_an_estimate_of_zero_supports_nothing(computed_of, judged) -> None:
             assert result.verdict == "out of reach", result.claim.id
 
 
-@pytest.mark.parametrize(("share", "verdict"), [(0.05, "out of reach"), (0.5, "reproduced"), (1.5, "reproduced")])
-def test_an_estimate_too_short_for_the_slope_is_not_judged(
-    share: float, verdict: str, computed_of, judged
+@pytest.mark.parametrize(
+    ("share", "turned", "verdict"),
+    [
+        (0.05, None, "direction only"),  # too short for the size, and the sign is decided
+        (0.05, 2, "out of reach"),
+        (0.5, None, "reproduced"),
+        (0.5, 2, "undecided"),
+        (1.5, None, "reproduced"),
+    ],
+)
+def test_an_estimate_too_short_for_the_slope_is_judged_by_its_sign_alone(
+    share: float, turned: int | None, verdict: str, computed_of, judged
 ) -> None:
-    """It points as badly as it can at the last level, as well as it can at the others: the steepest slope."""
+    """It points as badly as it can at the last level, as well at the others; in one seed the other way."""
     rows = [
         {"task": "t", "factor": "width", "level": level, "seed": seed, "group": 0, "gap": gap, "per_example": size}
         for level in (16, 64, 256)
         for seed in range(3)
         for gap, size in {
-            "whole": 3.0 * max(1 + share if level == 256 else 1 - share, 1e-3),
+            "whole": 3.0 * max(1 + share if (level == 256) != (seed == turned) else 1 - share, 1e-3),
             "retrained": 3.0,
             "moved": 3.0 * share,
         }.items()
@@ -197,9 +206,10 @@ def test_an_estimate_too_short_for_the_slope_is_not_judged(
     found = {r.claim.id: r for r in judged("pbrf/fig5", computed_of({"points": points, "table": table}))}
     result = found["misaligned-with-width-t"]
     assert result.verdict == verdict
-    if verdict == "out of reach":  # the same points with a criterion within reach
+    assert result.value is not None
+    if verdict == "out of reach":
         steepest = (math.log(1 + share) - math.log(1 - share)) / math.log(16)
-        assert f"above {steepest:.2g};" in result.explanation
+        assert f"above {steepest:.2g}." in result.explanation
 
 
 # ------------------------------------------------------------------ a sweep

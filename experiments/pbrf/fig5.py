@@ -330,8 +330,8 @@ def _slope(claims: ClaimSheet, name: str, task: str, own: pd.DataFrame, table: p
     if (steepest := _steepest(own[own.factor == factor])) >= needed:
         return result
     why = (
-        "The stated size is out of reach, the sign open: the estimate moves so little beside what retraining moves "
-        f"that in one of the seeds no direction of it has a slope above {steepest:.2g}."
+        "The stated size is out of reach, the sign open: the estimate moves so little beside what retraining "
+        f"moves that in one of the seeds no direction of it has a slope above {steepest:.2g}."
     )
     return replace(result, verdict=OUT_OF_REACH, explanation=f"{why} {result.explanation}".strip())
 

@@ -346,9 +346,8 @@ def test_a_failed_job_does_not_stop_the_others_and_is_named_at_the_end(
         assert row.interval == "t 95 %, 2 seeds"
     assert Image.open(folder / "figure.png").width > 300
     assert "2 variations; claims: " in done.stdout
-    reasons = claims[claims.verdict == "not asked here"].explanation
-    assert reasons.str.contains("fewer than 3 seeds decide nothing").all()
-    assert ("fewer than three repetitions decide nothing" in done.stdout) == bool(len(reasons))
+    assert (claims.explanation[claims.verdict != "reproduced"].str.len() > 10).all()
+    assert ("(why: claims.csv)" in done.stdout) == (claims.verdict == "not asked here").any()
 
     # W&B: one run a job, read back as a user can.
     runs = [summary_of(path) for path in (toy / "outputs" / "wandb").glob("offline-run-*")]

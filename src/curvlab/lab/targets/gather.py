@@ -52,7 +52,7 @@ def gather(names: Sequence[str], root: str | Path = "results") -> int:
             verdicts = _write(gathered, variations)
             told = ", ".join(f"{count} {verdict}" for verdict, count in verdicts.items())
             if "not asked here" in verdicts:
-                told += f" (why: {CLAIMS}.csv; fewer than three repetitions decide nothing)"
+                told += f" (why: {CLAIMS}.csv)"
             print(f"{gathered.as_posix()}: {len(variations)} variations{f'; claims: {told}' if told else ''}")
             found += 1
     if not found:

@@ -26,6 +26,7 @@ from torch.utils.data import (
 
 from curvlab.curvature import GaussNewtonOperator
 from curvlab.problem import Batches, ModelFunction
+from curvlab.problem.closed_forms import CrossEntropy
 from curvlab.problem.records import Records
 
 
@@ -326,6 +327,19 @@ def test_a_function_that_branches_on_values_is_called_as_before() -> None:
         x = torch.tensor([value])
         (found,) = records.call("branch", function, x)
         assert torch.equal(found, function(x)[0])
+
+
+def test_the_divergence_of_classes_is_recorded() -> None:
+    loss, calls = CrossEntropy(nn.CrossEntropyLoss()), []
+
+    def divergence(outputs: Tensor, reference: Tensor, targets: Tensor) -> list[Tensor]:
+        calls.append(1)
+        return [loss.bregman_divergence(outputs, reference, targets)]
+
+    records, given = Records(calls_before=0), (torch.randn(5, 3), torch.randn(5, 3), torch.arange(5) % 3)
+    found = [records.call("divergence", divergence, *given)[0] for _ in range(3)]
+    assert len(calls) == 2  # recorded and checked
+    assert torch.equal(found[2], divergence(*given)[0])
 
 
 @pytest.mark.parametrize("by_chance", [False, True], ids=["counter", "random"])

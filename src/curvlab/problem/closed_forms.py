@@ -412,7 +412,9 @@ def _class(targets: Tensor, num_classes: int) -> Tensor:
 
 def _one_hot(outputs: Tensor, targets: Tensor) -> Tensor:
     classes = outputs.shape[-1]
-    return functional.one_hot(_class(targets, classes), classes).to(outputs.dtype)
+    # F.one_hot asks for the smallest value, which no record of the operations can (`Records`).
+    which = torch.arange(classes, device=outputs.device)
+    return (_class(targets, classes).unsqueeze(-1) == which).to(outputs.dtype)
 
 
 def _largest(values: Tensor, limit: int | None) -> Tensor:

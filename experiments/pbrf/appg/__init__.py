@@ -62,7 +62,6 @@ TARGET = Target(
         "s_test.num_test": "much smaller",
     },
     after=("pbrf/tab5",),
-    timings=("step-independent-of-n-*", "product-linear-in-n-*"),
     curves=("curves: correlation over work by curvature, method",),
 )
 Row = dict[str, Any]

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 import pandas as pd
 
-from curvlab.lab import ClaimResult, ClaimSheet, Computed, Interval, exact, out_of_reach, t_interval
+from curvlab.lab import ClaimResult, ClaimSheet, Computed, Interval, exact, out_of_reach
 from curvlab.lab import judge as judged
 from experiments.pbrf.appg.cost_claims import judge_costs
 from experiments.pbrf.appg.summary import geometric
@@ -25,7 +25,7 @@ def judge(computed: Computed, claims: ClaimSheet) -> list[ClaimResult]:
         *_formulas(claims, computed.get("formulas", NOTHING), computed["table"]),
         *_definite(claims, computed["states"]),
         *judge_costs(computed, claims),
-        *_seconds(claims, computed.get("step_time", NOTHING)),
+        *_steps(claims, computed.get("step_time", NOTHING)),
         *_s_test(claims, computed.get("s_test", NOTHING)),
     ]
     for name in claims.entries:
@@ -92,16 +92,21 @@ def _definite(claims: ClaimSheet, states: pd.DataFrame) -> Iterator[ClaimResult]
         yield judged(claim, value, exact(value, kind=kind), if_not_reproduced=why)
 
 
-def _seconds(claims: ClaimSheet, table: pd.DataFrame) -> Iterator[ClaimResult]:
+def _steps(claims: ClaimSheet, table: pd.DataFrame) -> Iterator[ClaimResult]:
     if table.empty:
         return
     for (task, step), own in table.groupby(["task", "step"], sort=False):
+        by_size = own.groupby("N")[["operations", "milliseconds"]].mean()
+        slope = log_log_slope(by_size.index, by_size.operations)
         slopes = np.array([log_log_slope(rows.N, rows.milliseconds) for _, rows in own.groupby("repeat")])
-        means = own.groupby("N").milliseconds.mean()
-        why = "Milliseconds by N: " + ", ".join(f"{size}: {value:.3g}" for size, value in means.items()) + "."
+        listed = ", ".join(f"{size}: {1e-6 * ops:.3g} ({ms:.3g})" for size, (ops, ms) in by_size.iterrows())
+        why = (
+            f"Millions of operations (milliseconds) by N: {listed}. The slope of milliseconds is "
+            f"{slopes.mean():.2g} ({slopes.min():.2g} to {slopes.max():.2g} in {len(slopes)} repeats)."
+        )
         name = "step-independent-of-n" if step == "LiSSA" else "product-linear-in-n"
-        claim, spread = claims.claim(name, of=str(task)), t_interval(slopes, unit="repeats")
-        yield explained(judged(claim, float(slopes.mean()), spread, if_not_reproduced=why), why)
+        counted = exact(slope, kind="deterministic: counted")
+        yield explained(judged(claims.claim(name, of=str(task)), slope, counted, if_not_reproduced=why), why)
 
 
 def _s_test(claims: ClaimSheet, table: pd.DataFrame) -> Iterator[ClaimResult]:

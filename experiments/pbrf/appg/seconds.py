@@ -1,4 +1,4 @@
-"""Seconds: of one step of CG and of LiSSA against N, and of the score matrix by either side (the s_test trick)."""
+"""What a step of CG and of LiSSA costs against N, and the score matrix by either side (the s_test trick)."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
 
 from curvlab.curvature import GaussNewtonOperator
 from curvlab.influence import directional_derivatives, per_example_gradients
@@ -19,9 +20,10 @@ from experiments.shared.gauges import work_clock
 
 
 def step_rows(systems: NetworkSystems) -> list[dict[str, Any]]:
-    """Return milliseconds of a product of the whole data ("CG") and of a batch ("LiSSA"), by N and repeat.
+    """Return operations and milliseconds of a product of the whole data ("CG") and of a batch ("LiSSA"), by N.
 
-    N examples are the training set over and over: what a product costs does not depend on their values.
+    N examples are the training set over and over: what a product costs does not depend on their values. Operations
+    are the floating-point ones that PyTorch counts of matrix products and convolutions while the step runs.
     """
     network = systems.task
     settings = network.settings.step_time
@@ -29,14 +31,12 @@ def step_rows(systems: NetworkSystems) -> list[dict[str, Any]]:
     for size in settings.num_examples:
         key = network.key | {"num_examples": size, "num_repeats": settings.num_repeats}
         key |= {"batch_size": settings.batch_size, "threads": torch.get_num_threads()}
-        compute = partial(_step_seconds, network, systems.right_hand_sides[:, :1], size)
-        about = f"seconds of a step, {network.label}, N = {size}"
-        found = network.run.unit("pbrf/appg_step_seconds", key, compute, version=1, about=about)
-        rows += [
-            {"task": network.label, "step": step, "N": size, "repeat": repeat, "milliseconds": 1e3 * seconds}
-            for step, times in found.items()
-            for repeat, seconds in enumerate(times)
-        ]
+        compute = partial(_step_cost, network, systems.right_hand_sides[:, :1], size)
+        about = f"cost of a step, {network.label}, N = {size}"
+        found = network.run.unit("pbrf/appg_step_seconds", key, compute, version=2, about=about)
+        for step, cost in found.items():
+            own = {"task": network.label, "step": step, "N": size, "operations": cost["operations"]}
+            rows += [own | {"repeat": r, "milliseconds": 1e3 * each} for r, each in enumerate(cost["seconds"])]
     return rows
 
 
@@ -59,7 +59,7 @@ def seconds_of(work: Callable[[], Any], device: torch.device) -> tuple[float, An
     return clock() - start, found
 
 
-def _step_seconds(network: Network, vector: Tensor, size: int) -> dict[str, list[float]]:
+def _step_cost(network: Network, vector: Tensor, size: int) -> dict[str, dict[str, Any]]:
     settings = network.settings.step_time
     inputs, targets = network.train
     places = torch.arange(size, device=targets.device) % len(targets)
@@ -69,14 +69,16 @@ def _step_seconds(network: Network, vector: Tensor, size: int) -> dict[str, list
         "CG": lambda: matrix @ vector,
         "LiSSA": lambda: matrix.sample(settings.batch_size, generator) @ vector,
     }
-    times: dict[str, list[float]] = {}
+    found: dict[str, dict[str, Any]] = {}
     for name, step in steps.items():
-        step()  # what PyTorch loads for a first product is no step's
+        with FlopCounterMode(display=False) as counter:
+            step()  # not timed: what PyTorch loads for a first product is no step's
         # A step of a batch is short beside the clock's resolution: several are taken together.
         calls = settings.calls[name]
         together = partial(_repeated, step, calls)
-        times[name] = [seconds_of(together, network.run.device)[0] / calls for _ in range(settings.num_repeats)]
-    return times
+        seconds = [seconds_of(together, network.run.device)[0] / calls for _ in range(settings.num_repeats)]
+        found[name] = {"operations": counter.get_total_flops(), "seconds": seconds}
+    return found
 
 
 def _repeated(step: Callable[[], Any], calls: int) -> None:
@@ -105,7 +107,7 @@ def _both_sides(systems: NetworkSystems) -> dict[str, Any]:
         return torch.cat(columns, dim=1), count
 
     points, device, rows = first(network.train, settings.num_points), network.run.device, []
-    operator @ systems.in_double_precision().right_hand_sides[:, :1]  # as in _step_seconds
+    operator @ systems.in_double_precision().right_hand_sides[:, :1]  # as in _step_cost
     most = first(network.test, max(settings.num_test))
     by_train_seconds, (by_train, train_products) = seconds_of(partial(scores, points, most), device)
     for num in settings.num_test:

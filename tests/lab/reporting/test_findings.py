@@ -15,7 +15,7 @@ from curvlab.lab.claims.claims import DIRECTION_ONLY
 from curvlab.lab.reporting.dashboard import headline_claims, text
 from curvlab.lab.reporting.findings import HEADLINES, NO_VALUE, find, headline_verdict, tell, written
 from curvlab.lab.reporting.forest import forest, paper_words
-from curvlab.lab.reporting.readme import PARTS, WORDS, Board, filled_readme, with_words
+from curvlab.lab.reporting.readme import PARTS, WORDS, Board, filled_readme, peers, with_words
 from curvlab.lab.reporting.results import read_results
 from curvlab.lab.targets.target import ROOT, all_targets, paper_titles
 
@@ -244,6 +244,19 @@ def test_the_board_reads_its_tasks_and_methods_from_the_tables() -> None:
     assert board.dearer("SOURCE with exact segments") == f"{min(ratios):.0f} to {max(ratios):.0f}"
     with pytest.raises(ValueError, match="the board has no 'voodoo', but"):
         Board(folders, {"x": ["voodoo", "voodoo"]}, ours="x")
+
+
+def test_each_library_stands_beside_the_exact_scores_of_its_own_matrix() -> None:
+    folders = [each for each in read_results(ROOT / "results") if each.key == "benchmarks/attribution"]
+    read = [tables.read_table(folder.path, "libraries") for folder in folders]
+    table = [each for each in read if "matrix" in each][-1]
+    lines = peers(folders).splitlines()
+    assert len(lines) == 2 + table.method.nunique()
+    last = table[table.method == table.method.iloc[-1]].sort_values("damping")
+    assert lines[-1].startswith(
+        f"| {last.method.iloc[0]} | {last.matrix.iloc[0]} | {last.pearson_mean.iloc[0]:.2f} | "
+    )
+    assert f" | {last.lds.iloc[1]:.2f} ({last.lds_low.iloc[1]:.2f}–" in lines[-1]
 
 
 @pytest.mark.parametrize(

@@ -13,19 +13,18 @@ import torch
 from torch import Tensor, nn
 from torch._guards import TracingContext, tracing
 from torch._subclasses import FakeTensorMode
-from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from curvlab.described import described
 from curvlab.problem.model_function import ModelFunction
+from curvlab.problem.simplified import simplified
 
 FlatFunction: TypeAlias = Callable[..., Sequence[Tensor]]
 _CALLS_BEFORE = 50  # a record costs as much as about so many calls gain
 _MOST_SHAPES = 8  # whoever calls with ever new shapes is not served
 _MOST_COPIED = 2**20  # parameters of a network that is copied to be described
 _TENSORS = ("_parameters", "_buffers")  # of a module
-_SHAPING = tuple(getattr(torch.ops.aten, name).default for name in ("expand", "view", "_unsafe_view"))
 
 
 @dataclass
@@ -133,7 +132,7 @@ def _record(function: FlatFunction, leaves: list[Any], nesting: Any) -> FlatFunc
     try:
         # One mode of shapes for all operations: else make_fx makes one for each, half of what a record costs.
         with tracing(TracingContext(FakeTensorMode(allow_fallback_kernels=True))):
-            return _simplified(make_fx(of_tensors)(*(leaves[place] for place in places)))
+            return simplified(make_fx(of_tensors)(*(leaves[place] for place in places)))
     except Exception:  # whatever tracing meets: the call itself works
         return None
 
@@ -150,18 +149,3 @@ def _confirmed(
     except Exception:  # the function's own is raised again by the call itself
         return None
     return record if alike else None
-
-
-def _simplified(record: GraphModule) -> GraphModule:
-    """Leave out what is not used, and changes of shape that change none."""
-    record.graph.eliminate_dead_code()
-    for node in list(record.graph.nodes):
-        if node.target in _SHAPING:
-            before, after = node.args[0].meta["val"], node.meta["val"]
-            if (before.shape, before.stride()) == (after.shape, after.stride()):
-                node.replace_all_uses_with(node.args[0])
-                record.graph.erase_node(node)
-    for node in record.graph.nodes:
-        node.meta.clear()
-    record.recompile()
-    return record

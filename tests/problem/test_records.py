@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.testing import assert_close
 
 from curvlab.curvature import GaussNewtonOperator
 from curvlab.influence import ProximalBregmanObjective
@@ -30,11 +32,12 @@ class Scaled(nn.Module):
         self.first, self.frozen, self.last = nn.Linear(5, 4), nn.Linear(4, 4), nn.Linear(4, CLASSES)
         self.frozen.requires_grad_(False)
         self.drop, self.scale = nn.Dropout(0.5), 1.0
+        self.options = SimpleNamespace(shifts={"all": [0.5]})
         self.register_buffer("offset", torch.ones(4))
 
     def forward(self, inputs: Tensor) -> Tensor:
         hidden = self.frozen(torch.tanh(self.first(inputs))) + self.offset
-        return self.scale * self.last(self.drop(hidden))
+        return self.scale * self.last(self.drop(hidden) * self.options.shifts["all"][0])
 
 
 @pytest.fixture
@@ -51,6 +54,10 @@ def product(operator: GaussNewtonOperator, seed: int) -> Tensor:
 
 def set_scale(model: nn.Module) -> None:
     model.scale = 3.0  # type: ignore[assignment]
+
+
+def set_option(model: nn.Module) -> None:
+    model.options.shifts["all"][0] = -2.0  # type: ignore[union-attr, index]
 
 
 def replace_buffer(model: nn.Module) -> None:
@@ -74,7 +81,10 @@ def add_hook(model: nn.Module) -> None:
     model.first.register_forward_hook(lambda module, inputs, outputs: 2 * outputs)  # type: ignore[union-attr, operator]
 
 
-@pytest.mark.parametrize("change", [set_scale, replace_buffer, change_buffer, change_frozen, train_on, add_hook])
+CHANGES = [set_scale, set_option, replace_buffer, change_buffer, change_frozen, train_on, add_hook]
+
+
+@pytest.mark.parametrize("change", CHANGES)
 def test_replayed_products_are_those_of_the_model_as_it_is(
     model: nn.Module, change: Callable[[nn.Module], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -102,6 +112,15 @@ def test_replayed_products_are_those_of_the_model_as_it_is(
     after = product(operator, 99)
     assert not torch.allclose(before, after)
     assert torch.equal(after, product(GaussNewtonOperator(model, loss, DATA), 99))
+
+
+def test_a_loss_of_ones_own_is_read_at_each_product(model: nn.Module) -> None:
+    weight = [1.0]
+    operator = GaussNewtonOperator(model, lambda outputs, _: weight[0] * outputs.square().mean(), DATA)
+    for seed in range(records._CALLS_BEFORE + 2):
+        found = product(operator, seed)
+    weight[0] = 3.0
+    assert_close(product(operator, seed), 3 * found)
 
 
 def test_replayed_products_refuse_what_products_refuse(model: nn.Module) -> None:

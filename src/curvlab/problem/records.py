@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from types import FunctionType
 from typing import Any, TypeAlias
 
 import torch
@@ -25,6 +26,7 @@ _CALLS_BEFORE = 50  # a record costs as much as about so many calls gain
 _MOST_SHAPES = 8  # whoever calls with ever new shapes is not served
 _MOST_COPIED = 2**20  # parameters of a network that is copied to be described
 _TENSORS = ("_parameters", "_buffers")  # of a module
+_DEEPEST = 6  # settings inside settings
 
 
 @dataclass
@@ -102,17 +104,32 @@ class Records:
 def module_state(model: nn.Module) -> tuple[Hashable, ...]:
     """Return what a record of a module's forward depends on beside values: part of the name of what may change.
 
-    Modes, settings, hooks and which tensors are frozen or buffers; their values are read again by a replay.
+    Modes, settings, hooks and which tensors are frozen or buffers; their values are read again by a replay. Not
+    what forward reads outside of its modules, such as globals.
     """
     found: list[Hashable] = []
     for module in model.modules():
         for name, own in vars(module).items():
             if name in _TENSORS:
                 found += [id(tensor) for tensor in own.values() if tensor is None or not tensor.requires_grad]
-            else:
-                plain = own is None or isinstance(own, bool | int | float | str)
-                found.append(own if plain else (id(own), len(own) if isinstance(own, dict | list | tuple) else 0))
+            elif name != "_modules":
+                found.append(_setting(own))
     return tuple(found)
+
+
+def _setting(own: Any, depth: int = 0) -> Hashable:
+    """Return a setting, or the settings inside a container or an object, such as a config."""
+    if own is None or isinstance(own, bool | int | float | str):
+        return own
+    inside: Sequence[Any] = ()
+    if isinstance(own, list | tuple):
+        inside = own
+    elif not isinstance(own, Tensor | nn.Module | type | FunctionType):
+        named = own if isinstance(own, dict) else getattr(own, "__dict__", {})
+        inside = [*named.keys(), *named.values()]
+    if depth > _DEEPEST or not inside:
+        return id(own)
+    return (id(own), *(_setting(each, depth + 1) for each in inside))
 
 
 @lru_cache(maxsize=16)

@@ -6,6 +6,7 @@ import copy
 import gc
 import multiprocessing
 import os
+import pickle
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -42,13 +43,16 @@ def _leave_out_what_a_module_imported() -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def _configs_are_read_once() -> Iterator[None]:
-    """Keep what Hydra reads from conf/: that is a third of composing, which tests do hundreds of times."""
+    """Keep what Hydra reads from conf/, and what it composes of that: tests ask hundreds of times."""
     if "hydra" not in sys.modules:  # nothing that is tested here composes
         yield
         return
     from hydra._internal.config_repository import ConfigRepository
+    from hydra.core.global_hydra import GlobalHydra
 
-    read, kept = ConfigRepository.load_config, {}
+    from curvlab.lab.runs import overrides
+
+    read, kept, compose, composed = ConfigRepository.load_config, {}, overrides.compose, {}
 
     def load_config(self: Any, config_path: str) -> Any:
         where = tuple(source.path for source in self.get_sources())
@@ -58,8 +62,18 @@ def _configs_are_read_once() -> Iterator[None]:
             kept[where, config_path] = read(self, config_path)
         return copy.deepcopy(kept[where, config_path])
 
+    def compose_once(config_name: str, lines: list[str], **settings: bool) -> Any:
+        where = tuple(source.path for source in GlobalHydra.instance().config_loader().get_sources())
+        if str(ROOT / "conf") not in where:
+            return compose(config_name, lines, **settings)
+        key = (where, config_name, *lines, *settings.items())
+        if key not in composed:
+            composed[key] = pickle.dumps(compose(config_name, lines, **settings))
+        return pickle.loads(composed[key])  # noqa: S301 - our own
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ConfigRepository, "load_config", load_config)
+        patch.setattr(overrides, "compose", compose_once)
         yield
 
 

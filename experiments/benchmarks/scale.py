@@ -60,7 +60,7 @@ METHODS = (DOT, PROJECTION, EKFAC, DEFAULT, CG, PRECONDITIONED, ROWS, FILTER)
 SOLVED = (DEFAULT, CG, PRECONDITIONED, ROWS, FILTER)
 VECTORS = {DOT: 2, EKFAC: 4, DEFAULT: 10, CG: 10, PRECONDITIONED: 12, ROWS: 10, FILTER: 20}  # for each query
 MANY_EXAMPLES, MANY_QUERIES = 50_000, 100
-PROJECTIONS, BLOCK, SOME = 512, 2**16, 4
+PROJECTIONS, BLOCK, SOME = 512, 2**14, 4
 
 TARGET = Target(
     __name__,
@@ -109,7 +109,7 @@ class _Scale:
     def rows(self) -> list[dict[str, Any]]:
         """Return a row for each method."""
         price = self.run.unit(
-            "scale/product", self.key, self._price, version=1, about=f"a product of {self.task.label}"
+            "scale/product", self.key, self._price, version=2, about=f"a product of {self.task.label}"
         )
         found = {}
         for name in METHODS:

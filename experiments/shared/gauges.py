@@ -62,6 +62,19 @@ def measure_times(
     return times
 
 
+@contextmanager
+def searched_once() -> Iterator[None]:
+    """Leave what there is out of the garbage collections of `measure_peak`: each would search all of it."""
+    gc.collect()
+    frozen_before = gc.get_freeze_count()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        if not frozen_before:
+            gc.unfreeze()
+
+
 def measure_peak(compute: Compute, device: torch.device) -> float:
     """Return by how many MiB memory rises in a call, its result included; nan where the system does not tell."""
     gc.collect()

@@ -237,7 +237,7 @@ def check_rows(ranks: Ranks, folder: Path) -> None:
             assert cost == expected_cost
             # A budget takes all: whether rows whose length is 0 to rounding are among them is left to rounding.
             assert rows.num_rows is None or found.num_example_rows == expected.num_example_rows == rows.num_rows
-        solver = ConjugateGradient(rtol=1e-9, preconditioner=Rows(num_rows=20))
+        solver = ConjugateGradient(rtol=1e-4, preconditioner=Rows(num_rows=20))
         solved = solver.solve(spread + DAMPING * identity, sides)
         alone = once(ranks, solver.solve, whole + DAMPING * identity, sides)
         close(solved.x, alone.x, f"a system preconditioned by rows of {name}")

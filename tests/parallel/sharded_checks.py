@@ -107,8 +107,8 @@ def check_small(ranks: Ranks, folder: Path) -> None:
     close(op.cut.whole(op @ own), whole @ vectors, "a product of a small network", PRODUCT)
     batch = [o.sample(4, seeded(6)) @ v for o, v in ((op, own), (whole, vectors))]
     close(op.cut.whole(batch[0]), batch[1], "a sample of a small network", PRODUCT)
-    solver = BlockConjugateGradient(rtol=1e-3)
-    found, expected = (solver.solve(o + 0.1 * identity, v).x for o, v in ((op, own), (whole, vectors)))
+    solver = BlockConjugateGradient(rtol=1e-2)
+    found, expected = (solver.solve(o + identity, v).x for o, v in ((op, own), (whole, vectors)))
     close(op.cut.whole(found), expected, "a small system")
 
 
@@ -138,14 +138,14 @@ def check_solvers(ranks: Ranks, folder: Path) -> None:
     ]
     for solver in solvers:
         name = type(solver).__name__
-        expected = once(ranks, solver.solve, whole + 0.1 * identity, sides, generator=seeded(9))
-        found = solver.solve(op + 0.1 * identity, op.cut.own_part(sides), generator=seeded(9))
+        expected = once(ranks, solver.solve, whole + identity, sides, generator=seeded(9))
+        found = solver.solve(op + identity, op.cut.own_part(sides), generator=seeded(9))
         close(op.cut.whole(found.x), expected.x, name)
         assert found.num_matvecs == expected.num_matvecs
         assert found.converged == expected.converged
     estimates: dict[str, Callable[[LinearOperator], Tensor]] = {
         "trace": lambda o: torch.tensor(hutchinson_trace(o, num_matvecs=3, generator=seeded()).value),
-        "eigenvalues": lambda o: top_eigenvalues(o, 2, rtol=1e-2, generator=seeded()).values,
+        "eigenvalues": lambda o: top_eigenvalues(o, 2, rtol=0.1, generator=seeded()).values,
         "sketch": lambda o: sketch_eigenvalues(o, 2, sketch_size=4, generator=seeded()).values,
         "forms": lambda o: torch.tensor(mean_eigenvalue(o, num_probes=3, batch_size=5, generator=seeded()).value),
     }
@@ -168,8 +168,8 @@ def check_resumed(op: ShardedGaussNewtonOperator, sides: Tensor, folder: Path) -
             raise Killed
 
     def solve(callback: Callable[[BlockState], None] | None, **settings) -> Tensor:
-        solver = BlockConjugateGradient(rtol=1e-3, callback=callback, **settings)
-        return solver.solve(op + 0.01 * identity, op.cut.own_part(sides)).x
+        solver = BlockConjugateGradient(rtol=1e-2, callback=callback, **settings)
+        return solver.solve(op + 0.03 * identity, op.cut.own_part(sides)).x
 
     settings = {"checkpoint": Checkpoint(folder / "solve.pt", every=1)}
     expected = solve(None)
@@ -253,7 +253,7 @@ def check_memory(ranks: Ranks, folder: Path) -> None:
     torch.manual_seed(0)
     model = Tall().double().eval()
     data = torch.randn(2 * ranks.size, 32, dtype=torch.float64), torch.arange(2 * ranks.size) % 3
-    solver = ConjugateGradient(rtol=1e-3, max_steps=3)
+    solver = ConjugateGradient(rtol=1e-3, max_steps=2)
 
     def peak(op: LinearOperator, b: Tensor) -> tuple[int, Tensor]:
         with Memory() as memory:

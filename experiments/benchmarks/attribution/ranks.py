@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -57,12 +58,11 @@ def lds_interval(ranks: pd.DataFrame, terms: dict[str, float], orders: str) -> I
     Both are drawn anew, the same for every term: a half that is hard to rank is so for all, and falls out of a
     difference. Ranks stay those among all halves, as in `linear_datamodelling_score`. Percentiles.
     """
-    generator = np.random.default_rng(0)
-    num_halves, num_queries = _square(ranks, orders).shape
-    halves, queries = (_counts(size, generator) for size in (num_halves, num_queries))
-    total = np.zeros(NUM_RESAMPLES)
+    measured = _square(ranks, orders)
+    (num_halves, num_queries), total = measured.shape, np.zeros(NUM_RESAMPLES)
+    halves, queries = _draws(num_halves, num_queries)
     for method, sign in terms.items():
-        drawn = weighted_correlations(_square(ranks, method), _square(ranks, orders), halves)
+        drawn = weighted_correlations(_square(ranks, method), measured, halves)
         total += sign * (drawn * queries).mean(1)
     low, high = np.quantile(total, [0.025, 0.975])
     kind = f"bootstrap 95 %, {num_halves} halves x {num_queries} queries, one network"
@@ -75,6 +75,8 @@ def _square(ranks: pd.DataFrame, name: str) -> np.ndarray:
     return values - values.mean(0)
 
 
-def _counts(size: int, generator: np.random.Generator) -> np.ndarray:
-    """Return how often each of `size` things is drawn in each resample, (NUM_RESAMPLES, size)."""
-    return generator.multinomial(size, np.full(size, 1 / size), size=NUM_RESAMPLES).astype(float)
+@lru_cache(maxsize=4)
+def _draws(*sizes: int) -> list[np.ndarray]:
+    """Return for each size how often each of so many things is drawn in each resample, (NUM_RESAMPLES, size)."""
+    generator = np.random.default_rng(0)
+    return [generator.multinomial(n, np.full(n, 1 / n), size=NUM_RESAMPLES).astype(float) for n in sizes]

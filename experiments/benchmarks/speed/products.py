@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -23,7 +22,7 @@ from curvlab.curvature.linearise import ColumnSums, RecordedForward, push_forwar
 from curvlab.lab import Computed, Run, panels, plots
 from curvlab.lab.runs.record import device_name, read_record
 from experiments.benchmarks.speed.networks import Case, build_case
-from experiments.shared.gauges import Compute, kernel_threads, measure_peak, measure_times
+from experiments.shared.gauges import Compute, kernel_threads, measure_peak, measure_times, searched_once
 
 FORWARD, GRADIENT = "forward", "gradient"
 MUST_WORK = (FORWARD, GRADIENT, "curvlab")  # peers do not take every model
@@ -77,10 +76,8 @@ def _measured(run: Run, name: str, settings: dict[str, Any], key: dict[str, Any]
                 methods.pop(method, None)
                 status[method] = f"failed: {str(error).splitlines()[0][:120]}"
         times = measure_times(methods, num_rounds=key["num_rounds"], device=run.device)
-        gc.collect()
-        gc.freeze()  # the gauge collects garbage: what was there before need not be searched each time
-        peaks = {method: measure_peak(compute, run.device) for method, compute in methods.items()}
-        gc.unfreeze()
+        with searched_once():
+            peaks = {method: measure_peak(compute, run.device) for method, compute in methods.items()}
     found = {"times": times, "peaks": peaks, "status": status, "num_parameters": case.num_parameters}
     return found | {"device": device_name(run.device)}
 

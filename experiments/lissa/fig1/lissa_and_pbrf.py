@@ -6,6 +6,7 @@ import dataclasses
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -277,8 +278,9 @@ def paired_runs(
     key = systems.key | dataclasses.asdict(settings) | {"epsilon": epsilon}
     key |= {} if weights is None else {"sampling": "importance"}
     full = weights is None and settings.batch_size >= systems.task.num_train
+    objective = cache(partial(_objective, systems, epsilon))  # one for all seeds, where one is computed
     found = [
-        _paired(systems.task.run, systems, settings, weights, **key, repetition=seed)
+        _paired(systems.task.run, systems, settings, weights, objective, **key, repetition=seed)
         for seed in range(1 if full else num_seeds)
     ]
     names = ("lissa", "pbrf", "lissa_lengths", "sgd_lengths", "distances")
@@ -287,15 +289,14 @@ def paired_runs(
 
 @unit("lissa/paired", version=1, about="LiSSA and SGD, |B| = {batch_size}, seed {repetition}, epsilon {epsilon:g}")
 def _paired(
-    run: Run, systems: Systems, settings: LissaHyperparameters, weights: Tensor | None, /, *,
-    epsilon: float, repetition: int, **_: Any,
+    run: Run, systems: Systems, settings: LissaHyperparameters, weights: Tensor | None,
+    objective: Callable[[], ProximalBregmanObjective], /, *, epsilon: float, repetition: int, **_: Any,
 ) -> dict[str, Any]:  # fmt: skip
     task, gradients = systems.task, systems.right_hand_sides
     about = f"LiSSA and SGD {task.label}, |B| = {settings.batch_size}, seed {repetition}"
     bar = run.progress(settings.num_steps, about)
     generators = (task.generator("batches", repetition), task.generator("batches", repetition))
-    objective = _objective(systems, epsilon)
-    found = run_paired(objective, systems.damped, gradients, settings, generators, bar.update, weights=weights)
+    found = run_paired(objective(), systems.damped, gradients, settings, generators, bar.update, weights=weights)
     run.add_matvecs(settings.num_steps * gradients.shape[1])
     # Relative to ‖g‖ / damping, which no solution of (G + damping) x = g exceeds.
     scale = systems.damping / torch.linalg.vector_norm(gradients.double(), dim=0)

@@ -34,7 +34,7 @@ from matplotlib.figure import Figure
 from omegaconf import DictConfig
 from scipy import stats
 
-from curvlab.lab import Computed, ConfigurationError, Run, Target, panels, plots
+from curvlab.lab import Computed, ConfigurationError, Run, Target, load_paper_numbers, panels, plots
 from curvlab.lab.claims import Claim, ClaimResult, ClaimSheet, out_of_reach
 from curvlab.lab.claims import judge as judge_claim
 from curvlab.lab.claims.intervals import Interval, exact
@@ -49,6 +49,7 @@ from experiments.ngd.fig1.tuned_and_matched import (
 from experiments.ngd.fig1.widths import PLACE, by_network, networks, place_of
 from experiments.ngd.sampling import curvature_cutoff
 from experiments.ngd.trajectories import ESTIMATE, final_estimate, first_columns
+from experiments.papers import FOLDER
 from experiments.shared.stats import in_columns
 
 TARGET = Target(
@@ -277,7 +278,9 @@ def _draw_widths(
         ax.set_xlim(-0.5, len(widths) - 0.5)
         title, log = task if row == 0 else "", "y" if quantity == "train_loss" else ""
         panels.frame(ax, x="" if widths == [0] else "width", y="" if column else label, title=title, log=log)
-    note = f"mean over seeds, 95 % t interval; dots: seeds; p: Welch's test\n{plots.COUNTS_NOTE}"
+    printed = load_paper_numbers("ngd", folder=FOLDER).get("Fig. 1", "all", "p_value").value
+    note = f"mean over seeds, 95 % t interval; dots: seeds\np: Welch's test, the paper's least {printed:g}; "
+    note += plots.COUNTS_NOTE
     panels.legend(figure, title=note)
     return figure
 

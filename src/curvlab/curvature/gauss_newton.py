@@ -3,19 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from curvlab.arguments import positive
 from curvlab.curvature.language import FEWER_LOGITS, LOGITS_PER_CHUNK, linearise_by_tokens
-from curvlab.curvature.linearise import FD_STEP, Columns, ColumnSums, Linearised, forward_mode, linearise, use_vmap
+from curvlab.curvature.linearise import (
+    FD_STEP,
+    Columns,
+    ColumnSums,
+    Linearised,
+    forward_mode,
+    linearise,
+    linearise_together,
+    tangents_of,
+    use_vmap,
+)
 from curvlab.curvature.operator import DataOperator
 from curvlab.problem import Data, Loss, Problem
 from curvlab.problem.batch import Inputs
 from curvlab.problem.memory import activation_bytes
+from curvlab.problem.model_function import check_finite, check_mode
 from curvlab.problem.own_losses import FunctionLoss
+from curvlab.problem.records import Records, module_state
+
+MOST_NUMBERS_RECORDED = 2**18  # K P of products that are replayed: above, kernels outweigh the Python
 
 
 class GaussNewtonOperator(DataOperator):
@@ -68,6 +82,7 @@ class GaussNewtonOperator(DataOperator):
         if isinstance(self.loss, FunctionLoss) and by_hessian:
             self.loss.warn_if_linear(self.function, self.problem.data)
         self._convexity: tuple[object, bool] | None = None  # of parameters at one version
+        self._records = Records()  # shared with all samples
         self.fd_step = fd_step if fd_step is not None else FD_STEP.get(self.dtype, 1e-2)
 
     @property
@@ -117,6 +132,8 @@ class GaussNewtonOperator(DataOperator):
     ) -> None:
         """Add JᵀSJ v for each row v of (K, P), with the J and S of one batch."""
         by_tokens = weights is None and self._by_tokens(inputs, targets)
+        if not by_tokens and self._replayed(inputs, targets, weights, rows, sums):
+            return
         with forward_mode(
             f"op = {type(self).__name__}(model, loss, data, jvp='finite_difference') does without, and "
             "solvers take it, solve(op + damping * identity, b)"
@@ -125,10 +142,36 @@ class GaussNewtonOperator(DataOperator):
             for part in self._linearised(inputs, targets, rows, sums, by_tokens=by_tokens):
                 self.loss.check(part.outputs, part.targets)
                 curved = self._output_product(part.targets, part.outputs, part.tangents)  # S J v
-                if weights is not None:
-                    curved = curved * weights.reshape(-1, *[1] * (part.outputs.ndim - 1))
-                part.pull_back(curved)  # JᵀS J v, added to the sums
+                part.pull_back(_weighted(curved, weights, part.outputs))  # JᵀS J v, added to the sums
                 del part, curved  # so that their memory is free while the next part is made
+
+    def _replayed(
+        self, inputs: Inputs, targets: Tensor, weights: Tensor | None, rows: Tensor, sums: ColumnSums
+    ) -> bool:
+        """Add the products of several small vectors as they were recorded; return whether there is a record."""
+        if len(rows) == 1 or rows.numel() > MOST_NUMBERS_RECORDED or self.jvp != "forward" or self.low_memory:
+            return False
+        # A loss of one's own may read what changes: a weight that is annealed.
+        if isinstance(self.loss, FunctionLoss) or not use_vmap(self.function, self.columns, inputs):
+            return False
+
+        def product(*given: Any) -> list[Tensor]:
+            parameters, tangents, inputs, targets, weights = given
+            outputs, derivatives, gradients = linearise_together(self.function, parameters, inputs, tangents)
+            curved = self._output_product(targets, outputs, derivatives)
+            return [outputs, *gradients(_weighted(curved, weights, outputs))]
+
+        check_mode(self.function.model)
+        parameters = self.function.parameters
+        given = (parameters, tuple(tangents_of(rows, parameters)), inputs, targets, weights)
+        found = self._records.replay(module_state(self.function.model), product, *given)
+        if found is None:
+            return False
+        outputs, *gradients = found
+        check_finite(outputs)
+        self.loss.check(outputs, targets)
+        sums.add(gradients)
+        return True
 
     def _output_product(self, targets: Tensor, outputs: Tensor, tangents: Tensor) -> Tensor:
         """Return S t for tangents t shaped as the outputs, or (K, *outputs.shape)."""
@@ -159,3 +202,8 @@ class GaussNewtonOperator(DataOperator):
         if not self.loss.token_wise or targets.ndim != 2:
             return False
         return self.function.has_linear_head(inputs)
+
+
+def _weighted(curved: Tensor, weights: Tensor | None, outputs: Tensor) -> Tensor:
+    """Return w_n S_n J_n v, for one v or several, (..., N, *outputs of an example)."""
+    return curved if weights is None else curved * weights.reshape(-1, *[1] * (outputs.ndim - 1))

@@ -295,18 +295,25 @@ def _linearise_through_vmap(
     function: ModelFunction, inputs: Inputs, targets: Tensor, rows: Tensor, sums: ColumnSums
 ) -> Linearised:
     """All rows at once, tangents and gradients through `vmap`."""
-    parameters = function.parameters
+    given = tangents_of(rows, function.parameters)
+    outputs, tangents, gradients = linearise_together(function, function.parameters, inputs, given)
+    check_finite(outputs)
+    return Linearised(targets, outputs, tangents, lambda u: sums.add(gradients(u)))
+
+
+def linearise_together(
+    function: ModelFunction, parameters: Sequence[Tensor], inputs: Inputs, tangents: Sequence[Tensor]
+) -> tuple[Tensor, Tensor, Callable[[Tensor], Sequence[Tensor]]]:
+    """Return outputs h, J v of K vectors, (K, *outputs.shape), and the function u -> Jᵀu, pieces (K, *shape)."""
 
     def outputs_of(*values: Tensor) -> Tensor:
         return function(values, inputs)
 
     def derivative(*tangent: Tensor) -> Tensor:
-        return jvp(outputs_of, parameters, tangent)[1]
+        return jvp(outputs_of, tuple(parameters), tangent)[1]
 
     outputs, gradient = vjp(outputs_of, *parameters)[:2]
-    check_finite(outputs)
-    tangents = vmap(derivative)(*tangents_of(rows, parameters))
-    return Linearised(targets, outputs, tangents, lambda u: sums.add(vmap(gradient)(u)))
+    return outputs, vmap(derivative)(*tangents), vmap(gradient)
 
 
 def derivatives(

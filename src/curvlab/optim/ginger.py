@@ -189,7 +189,7 @@ class Ginger(LowRankOptimizer):
         """Update n blocks of `size` rows: with a matrix for each tensor, calls cost more than their arithmetic."""
         blocks = [block for block, *_ in members]
         numbers = torch.stack([own[: size + 2] for *_, own in members])  # coordinates, remainder, length
-        used = torch.tensor([block.state.get("num_rows_used", 0) for block in blocks])
+        used = [block.state.get("num_rows_used", 0) for block in blocks]
         rounding = torch.tensor([10 * torch.finfo(block.dtype).eps for block in blocks], dtype=torch.float64)
         decay = torch.tensor([block.settings["decay"] for block in blocks], dtype=torch.float64)[:, None, None]
         is_new = numbers[:, size] > rounding * numbers[:, size + 1]
@@ -203,12 +203,13 @@ class Ginger(LowRankOptimizer):
         # What is dropped: a row of zeros where there is one, or else the eigenvector of the smallest eigenvalue.
         # Decompositions are made one by one: in a stack, LAPACK gives other last digits.
         units = torch.eye(size + 1, dtype=torch.float64)[used]
-        for index in (is_new & (used == size)).nonzero().flatten().tolist():
+        adds = is_new.tolist()
+        for index in [place for place, new in enumerate(adds) if new and used[place] == size]:
             units[index] = torch.linalg.eigh(extended[index].clone()).eigenvectors[:, 0]
         units[:, -1] += torch.where(units[:, -1] >= 0, 1.0, -1.0)
         units /= torch.linalg.vector_norm(units, dim=1, keepdim=True)
         reflections = torch.eye(size + 1, dtype=torch.float64) - 2 * (units[:, :, None] * units[:, None])
-        for index in is_new.nonzero().flatten().tolist():
+        for index in [place for place, new in enumerate(adds) if new]:
             block, pieces, own = members[index]
             reflection = reflections[index].clone()
             extended[index] = reflection @ extended[index].clone() @ reflection
@@ -216,9 +217,9 @@ class Ginger(LowRankOptimizer):
             block.reflect_(unit, pieces, float(1 / own[size]))
         cores = extended[:, :size, :size]
         cores = (cores + cores.mT) / 2
-        for block, core, count in zip(blocks, cores, (used + is_new).clamp_max(size).tolist(), strict=True):
+        for block, core, before, new in zip(blocks, cores, used, adds, strict=True):
             state = block.state
-            state["core"], state["num_rows_used"] = core.clone(), count
+            state["core"], state["num_rows_used"] = core.clone(), min(before + new, size)
             state["num_updates"] = state.get("num_updates", 0) + 1
 
     def _scale(self, block: ParameterBlock) -> float:

@@ -50,10 +50,8 @@ class ParameterBlock:
         wide = any(parameter.dtype == torch.float64 for parameter in parameters)
         self.dtype = torch.float64 if wide else torch.float32
         if len({parameter.device for parameter in parameters}) > 1:
-            raise ValueError(
-                "parameters that share a curvature matrix must be on one device: use scope='tensor', or one group "
-                "for each device and scope='group'"
-            )
+            way_out = "use scope='tensor', or one group for each device and scope='group'"
+            raise ValueError(f"parameters that share a curvature matrix must be on one device: {way_out}")
 
     @property
     def size(self) -> int:
@@ -84,26 +82,28 @@ class ParameterBlock:
 
     def rows(self, parameter: Tensor) -> Tensor | None:
         """Return the parameter's columns of B, (num_rows, numel); None stands for zeros."""
-        return self.states[parameter].get("rows") if parameter in self.states else None
+        state = self.states.get(parameter)
+        return None if state is None else state.get("rows")
 
     def product(self, pieces: Pieces) -> Tensor:
         """Return B x, (num_rows,). Cost: one pass over B."""
-        total = self.parameters[0].new_zeros(self.num_rows, dtype=self.dtype)
+        total = None
         for parameter, piece in pieces.items():
             rows = self.rows(parameter)
             if rows is not None:
-                total = torch.addmv(total, rows, piece)
-        return total
+                total = torch.mv(rows, piece) if total is None else torch.addmv(total, rows, piece)
+        return self.parameters[0].new_zeros(self.num_rows, dtype=self.dtype) if total is None else total
 
     def minus_combination(self, pieces: Pieces, weights: Tensor, *, scale: float = 1.0) -> Pieces:
         """Return scale (x - Bᵀ weights). Cost: one pass over B, one new vector."""
         result = {}
         for parameter, piece in pieces.items():
             rows = self.rows(parameter)
-            if rows is None:
-                result[parameter] = scale * piece
-            else:
-                result[parameter] = torch.addmv(piece, rows.mT, weights, beta=scale, alpha=-scale)
+            result[parameter] = (
+                torch.addmv(piece, rows.mT, weights, beta=scale, alpha=-scale)
+                if rows is not None
+                else scale * piece
+            )
         return result
 
     def set_row(self, index: int, pieces: Pieces) -> None:
@@ -111,10 +111,7 @@ class ParameterBlock:
         for parameter in self.parameters:
             rows = self.rows(parameter)
             if rows is not None:
-                if parameter in pieces:
-                    rows[index].copy_(pieces[parameter])
-                else:
-                    rows[index].zero_()
+                rows[index] = pieces.get(parameter, 0.0)
 
     def reflect_(self, unit: Tensor, extra: Pieces, extra_scale: float) -> None:
         """Reflect [B; y], y = extra_scale · extra, by I - 2uuᵀ, and keep all rows but the last, in place.
@@ -154,8 +151,8 @@ class ParameterBlock:
 
 def norm(pieces: Pieces) -> Tensor:
     """Return ‖x‖, (), in double precision."""
-    norms = torch.stack([torch.linalg.vector_norm(piece) for piece in pieces.values()])
-    return torch.linalg.vector_norm(norms.double())
+    norms = [torch.linalg.vector_norm(piece).double() for piece in pieces.values()]
+    return norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms))
 
 
 class LowRankOptimizer(CheckedOptimizer):
@@ -204,6 +201,7 @@ class LowRankOptimizer(CheckedOptimizer):
 
     def _forget(self) -> None:
         self._inverses: dict[Tensor, tuple[Any, Tensor]] = {}
+        self._known_blocks: tuple[Any, list[ParameterBlock]] | None = None
         self._scale_was_given = True  # of the sampled gradients since the last step
         self._has_warned = False
 
@@ -300,10 +298,10 @@ class LowRankOptimizer(CheckedOptimizer):
         self._scale_was_given = True
         self._warn_of_missing_curvature([block for block, _ in with_gradients])
         device = next(iter(with_gradients[0][1])).device
-        norms = torch.stack([norm(pieces).to(device) for _, pieces in with_gradients]).cpu()  # the one wait
+        norms = torch.stack([norm(pieces).to(device) for _, pieces in with_gradients]).tolist()  # the one wait
         scales = [1.0 if b.settings["normalize"] else self._scale(b) for b, _ in with_gradients]
         limits = [torch.finfo(block.dtype).max for block, _ in with_gradients]
-        if not all(bool(n * max(s, 1.0) < m) for n, s, m in zip(norms, scales, limits, strict=True)):
+        if not all(n * max(s, 1.0) < m for n, s, m in zip(norms, scales, limits, strict=True)):
             self._warn("the gradient", "took no step")
             return loss
         for (block, pieces), scale in zip(with_gradients, scales, strict=True):
@@ -369,6 +367,16 @@ class LowRankOptimizer(CheckedOptimizer):
     # Blocks
 
     def _blocks(self) -> list[ParameterBlock]:
+        """Return the blocks, made anew where groups, their settings or the parameters' precision have changed."""
+        layout = [
+            [id(group), *map(group.get, _SHARED), *((id(p), p.dtype, p.device) for p in group["params"])]
+            for group in self.param_groups
+        ]
+        if self._known_blocks is None or self._known_blocks[0] != layout:
+            self._known_blocks = layout, self._made_blocks()
+        return self._known_blocks[1]
+
+    def _made_blocks(self) -> list[ParameterBlock]:
         blocks: list[tuple[list[Tensor], dict[str, Any]]] = []
         together: list[Tensor] = []
         for group in self.param_groups:

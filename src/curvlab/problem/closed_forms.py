@@ -58,12 +58,11 @@ class CrossEntropy(OutputLoss):
                 "torch.nn.functional.cross_entropy(outputs, targets)"
             )
         refuse_two_readings(outputs, targets)
-        kept = targets[targets != self.ignore_index]
-        if len(kept) and (kept.min() < 0 or kept.max() >= classes):
-            raise ValueError(
-                f"class indices run from {int(kept.min())} to {int(kept.max())}, but the model has {classes} "
-                "outputs"
-            )
+        lowest, highest = _range(targets)
+        if lowest < 0 or highest >= classes:  # the ignored index may be why
+            lowest, highest = _range(targets[targets != self.ignore_index])
+        if lowest < 0 or highest >= classes:
+            raise ValueError(f"class indices run from {lowest} to {highest}, but the model has {classes} outputs")
         if self.class_weights is not None and classes != len(self.class_weights):
             raise ValueError(
                 f"there are {len(self.class_weights)} class weights, but the model has {classes} outputs"
@@ -403,6 +402,11 @@ def refuse_two_readings(outputs: Tensor, targets: Tensor) -> None:
             "outputs.flatten(0, -2), targets.flatten()) for classes last, without flatten for classes second; or "
             "pad or cut sequences to another length than the number of classes."
         )
+
+
+def _range(targets: Tensor) -> tuple[int, int]:
+    """Return the smallest and the largest index; 0 twice where there is none."""
+    return tuple(map(int, targets.aminmax())) if targets.numel() else (0, 0)  # type: ignore[return-value]
 
 
 def _class(targets: Tensor, num_classes: int) -> Tensor:

@@ -200,8 +200,9 @@ def free_memory(device: torch.device) -> int | None:
         return int(torch.cuda.mem_get_info(device)[0]) + kept
     least = min([*_available(), *_left_by_slurm(), *_left_by_address_space()], default=None)
     for folder, (limit, used, files) in _control_groups("\n".join(_lines(_PROC / "self" / "cgroup")), _CGROUPS):
-        most, taken = (next(iter(_lines(folder / name)), "") for name in (limit, used))
-        if most.isdigit() and taken.isdigit() and (least is None or int(most) - int(taken) < least):
+        most = next(iter(_lines(folder / limit)), "")
+        taken = next(iter(_lines(folder / used)), "") if most.isdigit() else ""
+        if taken.isdigit() and (least is None or int(most) - int(taken) < least):
             # Files that were read and may be dropped count as used; the kernel drops them before it kills.
             counts = [line.split() for line in _lines(folder / "memory.stat")]
             left = int(most) - int(taken) + sum(int(size) for name, size in counts if name == files)

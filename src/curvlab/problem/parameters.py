@@ -87,6 +87,11 @@ def by_every_name(model: nn.Module, values: Mapping[str, Tensor]) -> dict[str, T
 
     `functional_call` finds ties itself, but where one module has two names it leaves the values in the model.
     """
-    found = {id(model.get_parameter(name)): value for name, value in values.items()}
-    own = ((at, name, id(p)) for at, module in model.named_modules() for name, p in module._parameters.items())
-    return {f"{at}.{name}" if at else name: found[key] for at, name, key in own if key in found}
+    every = [
+        (f"{at}.{name}" if at else name, id(parameter))
+        for at, module in model.named_modules()
+        for name, parameter in module._parameters.items()
+    ]
+    ids = dict(every)
+    found = {ids[name]: value for name, value in values.items()}
+    return {name: found[key] for name, key in every if key in found}

@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
+from types import FunctionType
 from typing import Any, TypeAlias
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch._guards import TracingContext, tracing
 from torch._subclasses import FakeTensorMode
-from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from curvlab.described import described
+from curvlab.problem.model_function import ModelFunction
+from curvlab.problem.simplified import simplified
 
 FlatFunction: TypeAlias = Callable[..., Sequence[Tensor]]
 _CALLS_BEFORE = 50  # a record costs as much as about so many calls gain
 _MOST_SHAPES = 8  # whoever calls with ever new shapes is not served
-_SHAPING = tuple(getattr(torch.ops.aten, name).default for name in ("expand", "view", "_unsafe_view"))
+_MOST_COPIED = 2**20  # parameters of a network that is copied to be described
+_TENSORS = ("_parameters", "_buffers")  # of a module
+_DEEPEST = 6  # settings inside settings
 
 
 @dataclass
@@ -40,6 +48,29 @@ class Records:
     calls_before: int = _CALLS_BEFORE
     _counts: dict[Hashable, int] = field(default_factory=dict)
     _found: dict[Hashable, FlatFunction | None] = field(default_factory=dict)
+    _confirmed: dict[Hashable, FlatFunction | None] = field(default_factory=dict)
+
+    @classmethod
+    def of_network(cls, function: ModelFunction, *parts: Any) -> Records:
+        """Return records that are shared, in this process, with all of an equal network, whatever its weights.
+
+        So chains at each of a training's checkpoints record once. Each user compares another's record with its own
+        function, number by number, before using it, and does without where they differ.
+
+        Args:
+            function: the parameters are arguments of what is recorded; all else of the model stays as it is.
+            parts: what the recorded functions depend on beside the model and their arguments.
+        """
+        if function.num_parameters > _MOST_COPIED:
+            return cls()
+        bare = copy.deepcopy(function.model)
+        for name in function.names:
+            bare.get_parameter(name).data.zero_()
+        try:
+            counts, found = _shared(described([bare, parts]))
+        except TypeError:  # nothing describes it
+            return cls()
+        return cls(_counts=counts, _found=found)
 
     def call(self, name: Hashable, function: FlatFunction, *arguments: Any) -> Sequence[Tensor]:
         """Return function(*arguments), a sequence of tensors that depends on the arguments' tensors alone.
@@ -49,20 +80,64 @@ class Records:
             function: of the arguments, nested as it likes.
             arguments: tensors, and None, in tuples, lists and dicts.
         """
+        found = self.replay(name, function, *arguments)
+        return function(*arguments) if found is None else found
+
+    def replay(self, name: Hashable, function: FlatFunction, *arguments: Any) -> Sequence[Tensor] | None:
+        """Return what `call` does; None where there is no record, and the caller has a way of its own."""
         leaves, nesting = tree_flatten(arguments)
         tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
         key = (name, len(leaves), *((t.shape, t.stride(), t.dtype, t.device) for t in tensors))
-        replay = self._found.get(key)
         if threading.current_thread() is not threading.main_thread() or torch.is_autocast_enabled():
-            replay = None
-        elif replay is None and key not in self._found:
+            return None
+        if key not in self._found:
             self._counts[key] = self._counts.get(key, 0) + 1
             if self._counts[key] > self.calls_before and len(self._found) < _MOST_SHAPES:
-                replay = self._found[key] = _checked_record(function, leaves, nesting)
-        return function(*arguments) if replay is None else replay(*tensors)
+                record = _record(function, leaves, nesting)
+                self._found[key] = self._confirmed[key] = _confirmed(record, function, arguments, tensors)
+        elif key not in self._confirmed:
+            self._confirmed[key] = _confirmed(self._found[key], function, arguments, tensors)
+        replay = self._confirmed.get(key)
+        return None if replay is None else replay(*tensors)
 
 
-def _checked_record(function: FlatFunction, leaves: list[Any], nesting: Any) -> FlatFunction | None:
+def module_state(model: nn.Module) -> tuple[Hashable, ...]:
+    """Return what a record of a module's forward depends on beside values: part of the name of what may change.
+
+    Modes, settings, hooks and which tensors are frozen or buffers; their values are read again by a replay. Not
+    what forward reads outside of its modules, such as globals.
+    """
+    found: list[Hashable] = []
+    for module in model.modules():
+        for name, own in vars(module).items():
+            if name in _TENSORS:
+                found += [id(tensor) for tensor in own.values() if tensor is None or not tensor.requires_grad]
+            elif name != "_modules":
+                found.append(_setting(own))
+    return tuple(found)
+
+
+def _setting(own: Any, depth: int = 0) -> Hashable:
+    """Return a setting, or the settings inside a container or an object, such as a config."""
+    if own is None or isinstance(own, bool | int | float | str):
+        return own
+    inside: Sequence[Any] = ()
+    if isinstance(own, list | tuple):
+        inside = own
+    elif not isinstance(own, Tensor | nn.Module | type | FunctionType):
+        named = own if isinstance(own, dict) else getattr(own, "__dict__", {})
+        inside = [*named.keys(), *named.values()]
+    if depth > _DEEPEST or not inside:
+        return id(own)
+    return (id(own), *(_setting(each, depth + 1) for each in inside))
+
+
+@lru_cache(maxsize=16)
+def _shared(description: str) -> tuple[dict[Hashable, int], dict[Hashable, FlatFunction | None]]:
+    return {}, {}
+
+
+def _record(function: FlatFunction, leaves: list[Any], nesting: Any) -> FlatFunction | None:
     places = [place for place, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
 
     def of_tensors(*tensors: Tensor) -> tuple[Tensor, ...]:
@@ -71,28 +146,23 @@ def _checked_record(function: FlatFunction, leaves: list[Any], nesting: Any) -> 
             given[place] = tensor
         return tuple(function(*tree_unflatten(given, nesting)))
 
-    tensors = [leaves[place] for place in places]
     try:
         # One mode of shapes for all operations: else make_fx makes one for each, half of what a record costs.
         with tracing(TracingContext(FakeTensorMode(allow_fallback_kernels=True))):
-            record = make_fx(of_tensors)(*tensors)
-        record = _simplified(record)
-        pairs = list(zip(of_tensors(*tensors), record(*tensors), strict=True))
+            return simplified(make_fx(of_tensors)(*(leaves[place] for place in places)))
     except Exception:  # whatever tracing meets: the call itself works
         return None
-    return record if all(torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in pairs) else None
 
 
-def _simplified(record: GraphModule) -> GraphModule:
-    """Leave out what is not used, and changes of shape that change none."""
-    record.graph.eliminate_dead_code()
-    for node in list(record.graph.nodes):
-        if node.target in _SHAPING:
-            before, after = node.args[0].meta["val"], node.meta["val"]
-            if (before.shape, before.stride()) == (after.shape, after.stride()):
-                node.replace_all_uses_with(node.args[0])
-                record.graph.erase_node(node)
-    for node in record.graph.nodes:
-        node.meta.clear()
-    record.recompile()
-    return record
+def _confirmed(
+    record: FlatFunction | None, function: FlatFunction, arguments: tuple[Any, ...], tensors: list[Tensor]
+) -> FlatFunction | None:
+    """Return the record if it gives what function(*arguments) does, number by number, else None."""
+    if record is None:
+        return None
+    try:
+        pairs = list(zip(function(*arguments), record(*tensors), strict=True))
+        alike = all(a.shape == b.shape and torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in pairs)
+    except Exception:  # the function's own is raised again by the call itself
+        return None
+    return record if alike else None

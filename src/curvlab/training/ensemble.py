@@ -106,7 +106,7 @@ class EnsembleLosses:
         if self.example_weights is not None:
             self.start_losses = self.start_losses * self.example_weights
         self._full: Batch | None = None
-        self._records = Records()
+        self._records = Records.of_network(self.function, self._loss_of, self._count, as_trained)
 
     def vmap_pays(self, num_copies: int, inputs_per_copy: int) -> bool:
         """Return whether one `vmap` over the copies is faster than a loop; inputs in numbers, not examples.
@@ -279,7 +279,8 @@ def each_copy(
                 gradients, values = vmap(grad_and_value(value), in_dims=axes)(*given)
             return [values, *gradients]
 
-        first, *rest = records.call((value, shared), of_all, tuple(unstack(positions, like)), batch, weights)
+        name = (getattr(value, "__func__", value), shared)  # of a method: which object's says `records`
+        first, *rest = records.call(name, of_all, tuple(unstack(positions, like)), batch, weights)
         return first, rest
     found = []
     for k, position in enumerate(positions):

@@ -64,7 +64,7 @@ def test_numbers_for_layers_are_those_of_quadrature(start: tuple[float, ...]) ->
     expected = float((energy * weight).sum() / weight.sum())
     layers = [torch.full((1, 1), place, dtype=FP64) for place in start]
     moments = torch.full((1, 1), moment, dtype=FP64)
-    found = mean_value(layers, moments, 8000, nbeta=nbeta, localization=localization)
+    found = mean_value(layers, moments, 4000, nbeta=nbeta, localization=localization)
     assert found == pytest.approx(expected, rel=0.05)
 
 

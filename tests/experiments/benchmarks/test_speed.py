@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,7 @@ from experiments.benchmarks.speed.models import (
 from experiments.benchmarks.speed.networks import build_case
 from experiments.benchmarks.speed.products import LOOP, VMAP, part_computations, product_of
 from experiments.benchmarks.speed.steps import OPTIMIZERS, PARTS, Recorder, part_of
-from experiments.shared.gauges import measure_peak, measure_times
+from experiments.shared.gauges import measure_peak, measure_times, searched_once
 
 # --- bench-speed end to end at smoke scale, and its gauges and parts where the answer is known
 CPU = torch.device("cpu")
@@ -110,6 +111,14 @@ def test_peak_memory_sees_what_is_held_at_once() -> None:
     if peak != peak:
         pytest.skip("this system does not tell")
     assert 60 < peak < 100
+
+
+@pytest.mark.parametrize("frozen", [False, True])  # True last: as all tests have it
+def test_what_was_there_is_searched_once_and_frozen_no_longer_than_before(frozen: bool) -> None:
+    (gc.freeze if frozen else gc.unfreeze)()
+    with searched_once():
+        assert len(gc.get_objects()) < gc.get_freeze_count() / 10
+    assert (gc.get_freeze_count() > 0) == frozen
 
 
 # ------------------------------------------------------------------------------------ models

@@ -11,11 +11,11 @@ import pytest
 import yaml
 
 from curvlab.lab import Claim, Criterion, Interval, judge, out_of_reach, plots, tables
-from curvlab.lab.claims.claims import DIRECTION_ONLY
+from curvlab.lab.claims.claims import DIRECTION_ONLY, NOT_REPRODUCED, REPRODUCED, UNDECIDED
 from curvlab.lab.reporting.dashboard import headline_claims, text
 from curvlab.lab.reporting.findings import HEADLINES, NO_VALUE, find, headline_verdict, tell, written
 from curvlab.lab.reporting.forest import forest, paper_words
-from curvlab.lab.reporting.readme import PARTS, WORDS, Board, filled_readme, with_words
+from curvlab.lab.reporting.readme import PARTS, WORDS, Board, filled_readme, peers, with_words
 from curvlab.lab.reporting.results import read_results
 from curvlab.lab.targets.target import ROOT, all_targets, paper_titles
 
@@ -142,18 +142,41 @@ def test_number_words_of_findings_are_those_of_the_claims(committed) -> None:
     stages = [each for name, each in claims.items() if re.match("pbrf/tab8/(slow-)?two-stages-", name)]
     assert [each.weighed for each in stages].count(DIRECTION_ONLY) == 1  # Energy, at the PBRF's rate
     assert all(each.interval.low < 0 for each in stages if each.weighed != DIRECTION_ONLY)
-    assert "on Concrete, and at the base run's rate, no correlation is shown" in told
+    assert "On Concrete, or at the base run's rate, none is shown." in told
     energy = claims["pbrf/tab5/answers-another-question-mlp-128-128-energy"]
     assert energy.value < float(energy.claim.words["zero"]) < 1.2 * energy.value
-    assert "an estimate of zero has hardly more" in told
+    assert "an estimate of zero would have hardly more" in told
     (laptop,) = (own for own in read_results(ROOT / "results") if (own.key, own.preset) == ("pbrf/tab8", "laptop"))
     (two,) = (each for each in laptop.claims if each.claim.id == "slow-two-stages-mlp-128-128-energy")
     assert two.interval.num_samples == 5
     assert two.interval.low < 0
-    assert "in three seeds (open at `laptop`)" in told
+    assert "in three seeds (`laptop`: undecided)" in told
+
+    def verdicts(start: str) -> list[str]:
+        return [each.verdict for name, each in claims.items() if name.startswith(start)]
+
+    folders = [own for own in read_results(ROOT / "results") if own.preset == "laptop"]
+    batch = {
+        each.claim.id: each.verdict
+        for own in folders
+        if own.key in ("lissa/fig1", "lissa/fig2")
+        for each in own.claims
+    }
+    batch = {name: verdict for name, verdict in batch.items() if re.match("(recipe-)?converges-", name)}
+    early = [verdict for name, verdict in batch.items() if "-early" in name]
+    assert sorted(early) == [NOT_REPRODUCED, REPRODUCED, REPRODUCED]
+    assert {verdict for name, verdict in batch.items() if "-early" not in name} == {NOT_REPRODUCED}
+    assert "on two of three networks stopped early and on no converged one" in told
+    assert [verdicts(f"ginger/tab2/ginger-above-qng-{of}")[0] for of in ("full", "lora")] == [
+        NOT_REPRODUCED,
+        REPRODUCED,
+    ]
+    assert "It is above QNG's only with LoRA, too." in told
+    assert verdicts("ngd/fig7/llc-increases-sgd") == [UNDECIDED]
+    assert claims["ginger/tab1/training-loss-published-mlp-fashion-mnist"].interval.num_samples == 10
     higher = claims["ngd/fig5/llc-plateaus-higher-ffnn-128-128-mnist-10000"]
     assert re.search(r"From each rate to the next: ngd-middle \+.*, ngd-high -", higher.explanation)
-    assert "Between two of the paper's rates the larger ends higher" in told
+    assert "Of two of the paper's rates the larger ends higher." in told
     assert claims["lissa/tab1/constant-two-saturated"].value > 2 * 10
     assert "C = 2, that fitted networks exceed by an order of magnitude" in told
 
@@ -244,6 +267,19 @@ def test_the_board_reads_its_tasks_and_methods_from_the_tables() -> None:
     assert board.dearer("SOURCE with exact segments") == f"{min(ratios):.0f} to {max(ratios):.0f}"
     with pytest.raises(ValueError, match="the board has no 'voodoo', but"):
         Board(folders, {"x": ["voodoo", "voodoo"]}, ours="x")
+
+
+def test_each_library_stands_beside_the_exact_scores_of_its_own_matrix() -> None:
+    folders = [each for each in read_results(ROOT / "results") if each.key == "benchmarks/attribution"]
+    read = [tables.read_table(folder.path, "libraries") for folder in folders]
+    table = [each for each in read if "matrix" in each][-1]
+    lines = peers(folders).splitlines()
+    assert len(lines) == 2 + table.method.nunique()
+    last = table[table.method == table.method.iloc[-1]].sort_values("damping")
+    assert lines[-1].startswith(
+        f"| {last.method.iloc[0]} | {last.matrix.iloc[0]} | {last.pearson_mean.iloc[0]:.2f} | "
+    )
+    assert f" | {last.lds.iloc[1]:.2f} ({last.lds_low.iloc[1]:.2f}–" in lines[-1]
 
 
 @pytest.mark.parametrize(

@@ -260,8 +260,8 @@ def test_results_are_found_by_name_and_path(result: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def as_published(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The published result, judged and drawn by the code as it is now."""
+def as_published(tmp_path_factory: pytest.TempPathFactory, run_smoke: Callable[..., Path]) -> Path:
+    """The published result, judged and drawn by the code as it is now; `run_smoke` keeps pictures small."""
     folder = shutil.copytree(
         ROOT / "results" / KEY / "embedded", tmp_path_factory.mktemp("published") / KEY / "embedded"
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from curvlab.curvature.linearise import use_vmap
 from curvlab.influence.derivatives import checked_points
 from curvlab.linalg import LinearOperator, flatten, flatten_columns, identity, unflatten, unflatten_columns
 from curvlab.problem import Data, Loss, Problem
-from curvlab.problem.batch import Inputs, take
+from curvlab.problem.batch import Batch, Inputs, take
 from curvlab.problem.model_function import check_finite
 from curvlab.problem.records import Records
 
@@ -78,6 +79,7 @@ class ProximalBregmanObjective:
         self.num_examples, self.num_points = self.problem.num_examples, self.points.num_examples
         self.shape = (self.problem.num_parameters, self.num_points)
         self.epsilon = per_point(epsilon, self.num_points).to(self.problem.device, dtype)
+        self._parameters = self.problem.parameters  # of the copy, which nobody changes
         self._records = Records()
 
     def depends_on(self) -> Mapping[str, Any]:
@@ -177,13 +179,7 @@ class ProximalBregmanObjective:
         self, inputs: Inputs, targets: Tensor, weights: Tensor | None, displacement: Tensor, epsilon: Tensor
     ) -> Tensor:
         """Return 1/ε sum_n w_n J_n(θ)ᵀ [∇l(h_n(θ)) - ∇l(h_n(θ*))] over one batch, (P, K) and (K,) -> (P, K)."""
-        function, loss, parameters = self.problem.function, self.problem.loss, self.problem.parameters
-        with torch.no_grad():
-            reference = function(parameters, inputs)
-        check_finite(reference)
-        loss.check(reference, targets)
-        at_reference = loss.gradient(reference, targets)
-        shaped = None if weights is None else weights.reshape(-1, *[1] * (reference.ndim - 1))
+        function, loss, parameters = self.problem.function, self.problem.loss, self._parameters
 
         def pulled_back(weight: Tensor, step: Sequence[Tensor], batch: tuple[Any, ...]) -> tuple[Tensor, ...]:
             inputs, targets, at_reference, shaped = batch
@@ -192,11 +188,28 @@ class ProximalBregmanObjective:
             change = (loss.gradient(outputs, targets) - at_reference) / weight
             return pull_back(change if shaped is None else shaped * change)[0]
 
-        batch = (inputs, targets, at_reference, shaped)
+        def together(epsilon: Tensor, steps: Sequence[Tensor], *batch: Any) -> tuple[Tensor, ...]:
+            inputs, targets, weights = batch
+            with torch.no_grad():
+                reference = function(parameters, inputs)
+            given = (inputs, targets, loss.gradient(reference, targets), _shaped(weights, reference))
+            return reference, *vmap(pulled_back, in_dims=(0, 0, None))(epsilon, steps, given)
+
         if use_vmap(function, "auto", inputs):
-            together = vmap(pulled_back, in_dims=(0, 0, None))
             steps = tuple(unflatten_columns(displacement, parameters))
-            return flatten_columns(self._records.call("divergence", together, epsilon, steps, batch))
+            found = self._records.replay("divergence", together, epsilon, steps, inputs, targets, weights)
+            if found is not None:
+                reference, *pieces = found
+                check_finite(reference)
+                loss.check(reference, targets)
+                return flatten_columns(pieces)
+        with torch.no_grad():
+            reference = function(parameters, inputs)
+        check_finite(reference)
+        loss.check(reference, targets)
+        batch = (inputs, targets, loss.gradient(reference, targets), _shaped(weights, reference))
+        if use_vmap(function, "auto", inputs):
+            return flatten_columns(vmap(pulled_back, in_dims=(0, 0, None))(epsilon, steps, batch))
         columns = [
             flatten(pulled_back(weight, unflatten(column, parameters), batch))
             for weight, column in zip(epsilon, displacement.unbind(1), strict=True)
@@ -212,10 +225,10 @@ class ProximalBregmanObjective:
             one = inputs[None] if isinstance(inputs, Tensor) else {name: v[None] for name, v in inputs.items()}
             return loss.own_loss(function(values, one), target[None]).sum()
 
-        for (inputs, targets), rows in self.points.data.select_with_places(torch.tensor(self._chosen(columns))):
+        for (inputs, targets), rows in self._all_points if columns is None else self._read_points(columns):
             places = rows.to(found.device)
-            steps = unflatten_columns(epsilon[places] * displacement[:, places], self.problem.parameters)
-            moved = tuple(value + step for value, step in zip(self.problem.parameters, steps, strict=True))
+            steps = unflatten_columns(epsilon[places] * displacement[:, places], self._parameters)
+            moved = tuple(value + step for value, step in zip(self._parameters, steps, strict=True))
             if loss.by_vmap and use_vmap(function, "auto", inputs):
                 pieces = self._records.call("own", vmap(grad(own)), moved, inputs, targets)
             else:
@@ -226,6 +239,14 @@ class ProximalBregmanObjective:
                 pieces = [torch.stack(piece) for piece in zip(*each, strict=True)]
             found[:, places] = flatten_columns(pieces)
         return found
+
+    @cached_property
+    def _all_points(self) -> list[tuple[Batch, Tensor]]:
+        """The points in batches of equal shapes, with their places: each step of an iteration takes them all."""
+        return self._read_points(torch.arange(self.num_points))
+
+    def _read_points(self, columns: Tensor) -> list[tuple[Batch, Tensor]]:
+        return list(self.points.data.select_with_places(columns.cpu()))
 
     def _own_loss(self, parameters: list[Tensor], index: int) -> Tensor:
         """Return l(z), () for point `index`; not finite where an optimiser has diverged: that is its business."""
@@ -241,6 +262,11 @@ class ProximalBregmanObjective:
     def _moved(self, column: Tensor, index: int) -> list[Tensor]:
         steps = unflatten(self.epsilon[index] * column, self.problem.parameters)
         return [value + step for value, step in zip(self.problem.parameters, steps, strict=True)]
+
+
+def _shaped(weights: Tensor | None, outputs: Tensor) -> Tensor | None:
+    """Return the examples' weights, (N,), with the outputs' number of axes."""
+    return None if weights is None else weights.reshape(-1, *[1] * (outputs.ndim - 1))
 
 
 def per_point(epsilon: float | Tensor, num_points: int) -> Tensor:

@@ -32,7 +32,7 @@ _NO_PROSE = re.compile(r"!?\[[^\]]*\]\([^)]*\)|`[^`]*`|(?m:^(?:#|[*]{2}Damaged|!
 STANDARD, SAME_SEED = "standard", "same seed"
 AGAINST = (SAME_SEED, "other seeds", STANDARD)
 BM25 = "BM25"
-PARTS = {"README.md": ("story", "papers", "times", "board"), "docs/enter.md": ("which", "survivors")}
+PARTS = {"README.md": ("story", "papers", "times", "board"), "docs/enter.md": ("which", "survivors", "peers")}
 _CORES = 2
 
 
@@ -64,6 +64,7 @@ def filled_readme(
         "board": "\n\n".join([*map(told, words["which"]), board.table()]),
         "which": told(words["which"][0]),
         "survivors": survivors(words["survivors"], claims),
+        "peers": peers([folder for folder in folders if folder.key == "benchmarks/attribution"]),
     }
     if document == "README.md":  # one page: the second part does not link what the first has linked
         linked = with_words("\0".join(parts[name] for name in PARTS[document]), "docs/words.md")
@@ -122,6 +123,29 @@ def survivors(sentences: Mapping[str, str], claims: Mapping[str, ClaimResult]) -
             known = any(fnmatchcase(own, of) for own in claims)
             cells.append(tell("", told, claims) if known else "not asked")
         lines.append(f"| {sentence} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def peers(folders: Sequence[ResultFolder]) -> str:
+    """Return what the public libraries' scores are beside exact ones of their own matrix, and beside retraining.
+
+    Of the largest preset whose table says which matrix a method has.
+    """
+    read = [tables.read_table(folder.path, "libraries") for folder in folders]
+    table = [each for each in read if "matrix" in each][-1]
+    both = [
+        f"{name} at {damping:.2g}" for damping in sorted(table.damping.unique()) for name in ("agreement", "LDS")
+    ]
+    heads = ["method", "matrix", *both, "CPU s"]
+    lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
+    for (method, matrix), own in table.groupby(["method", "matrix"], sort=False):
+        cells = []
+        for row in own.sort_values("damping").itertuples():
+            lds = f"{row.lds:.2f} ({row.lds_low:.2f}–{row.lds_high:.2f})"
+            cells += [f"{row.pearson_mean:.2f}", lds] if row.status == "done" else [str(row.status), ""]
+        seconds = own.seconds.mean()
+        cells.append("" if math.isnan(seconds) else f"{seconds:.2g}")
+        lines.append(f"| {method} | {matrix} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 

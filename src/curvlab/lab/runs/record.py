@@ -103,6 +103,7 @@ def function_name(compute: Callable[..., Any]) -> str:
     return f"{compute.__module__}:{getattr(compute, '__qualname__', type(compute).__qualname__)}"
 
 
+@cache  # reading what is installed takes milliseconds, and each unit of work asks
 def _version(package: str) -> str:
     try:
         return importlib.metadata.version(package)

@@ -97,7 +97,7 @@ def _steps(claims: ClaimSheet, table: pd.DataFrame) -> Iterator[ClaimResult]:
         return
     for (task, step), own in table.groupby(["task", "step"], sort=False):
         by_size = own.groupby("N")[["operations", "milliseconds"]].mean()
-        slope = log_log_slope(by_size.index, by_size.operations)
+        slope = round(float(log_log_slope(by_size.index, by_size.operations)), 9) + 0.0  # what is left is rounding
         slopes = np.array([log_log_slope(rows.N, rows.milliseconds) for _, rows in own.groupby("repeat")])
         listed = ", ".join(f"{size}: {1e-6 * ops:.3g} ({ms:.3g})" for size, (ops, ms) in by_size.iterrows())
         why = (

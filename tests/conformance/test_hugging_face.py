@@ -190,7 +190,7 @@ def test_layers_of_gpt2_are_linear_layers() -> None:
 
 def test_rows_and_traces_of_gpt2_whose_layers_hold_all_parameters() -> None:
     config = CASES["gpt2"].model().config
-    config.n_embd, config.num_labels, config.pad_token_id = 8, 3, 0
+    config.num_labels, config.pad_token_id = 3, 0
     torch.manual_seed(0)
     model = transformers.GPT2ForSequenceClassification(config).double().eval()
     data = torch.arange(40).reshape(8, 5) % 5 + 1, torch.arange(8) % 3

@@ -53,6 +53,10 @@ class GaussNewtonOperator(DataOperator):
     differences. K products together: 2F + 4F each with vmap, 5F each without. Memory: activations of one batch,
     twice in forward mode (once with `low_memory`). The logits of causal language models are never held as a whole
     (`linearise_by_tokens`): batch_size sequences cost their activations.
+
+    The operations of products of several vectors are recorded after 50 calls where K P is small, and replayed with
+    the model as it is then: parameters, buffers, modes, hooks, settings. Globals that forward reads are those of
+    the record.
     """
 
     def __init__(

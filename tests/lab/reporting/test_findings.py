@@ -150,7 +150,7 @@ def test_number_words_of_findings_are_those_of_the_claims(committed) -> None:
     (two,) = (each for each in laptop.claims if each.claim.id == "slow-two-stages-mlp-128-128-energy")
     assert two.interval.num_samples == 5
     assert two.interval.low < 0
-    assert "in three seeds (`laptop`: undecided)" in told
+    assert "in three seeds (undecided at `laptop`)" in told
 
     def verdicts(start: str) -> list[str]:
         return [each.verdict for name, each in claims.items() if name.startswith(start)]
@@ -171,12 +171,14 @@ def test_number_words_of_findings_are_those_of_the_claims(committed) -> None:
         NOT_REPRODUCED,
         REPRODUCED,
     ]
-    assert "It is above QNG's only with LoRA, too." in told
+    assert "and tuned above QNG's, only with LoRA." in told
     assert verdicts("ngd/fig7/llc-increases-sgd") == [UNDECIDED]
     assert claims["ginger/tab1/training-loss-published-mlp-fashion-mnist"].interval.num_samples == 10
     higher = claims["ngd/fig5/llc-plateaus-higher-ffnn-128-128-mnist-10000"]
     assert re.search(r"From each rate to the next: ngd-middle \+.*, ngd-high -", higher.explanation)
-    assert "Of two of the paper's rates the larger ends higher." in told
+    assert "On MNIST the larger of two of the paper's rates ends higher;" in told
+    assert verdicts("ngd/fig5/llc-plateaus-higher-ffnn-6-6-digits") == [NOT_REPRODUCED]
+    assert "On digits exact NGD ends lower at the larger." in told
     assert claims["lissa/tab1/constant-two-saturated"].value > 2 * 10
     assert "C = 2, that fitted networks exceed by an order of magnitude" in told
 

@@ -150,7 +150,7 @@ def test_number_words_of_findings_are_those_of_the_claims(committed) -> None:
     (two,) = (each for each in laptop.claims if each.claim.id == "slow-two-stages-mlp-128-128-energy")
     assert two.interval.num_samples == 5
     assert two.interval.low < 0
-    assert "in three seeds (undecided at `laptop`)" in told
+    assert "in three seeds (open at `laptop`)" in told
 
     def verdicts(start: str) -> list[str]:
         return [each.verdict for name, each in claims.items() if name.startswith(start)]
@@ -166,7 +166,7 @@ def test_number_words_of_findings_are_those_of_the_claims(committed) -> None:
     early = [verdict for name, verdict in batch.items() if "-early" in name]
     assert sorted(early) == [NOT_REPRODUCED, REPRODUCED, REPRODUCED]
     assert {verdict for name, verdict in batch.items() if "-early" not in name} == {NOT_REPRODUCED}
-    assert "on two of three networks stopped early and on no converged one" in told
+    assert "on two of three networks stopped early, on none that converged, on MNIST and CIFAR." in told
     assert [verdicts(f"ginger/tab2/ginger-above-qng-{of}")[0] for of in ("full", "lora")] == [
         NOT_REPRODUCED,
         REPRODUCED,

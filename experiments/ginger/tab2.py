@@ -56,7 +56,7 @@ TARGET = Target(
         "table.csv:train_pairs": 204000,
         "table.csv:test_pairs": 11000,
         "batch_size": 4,
-        "num_epochs": 1,
+        "num_steps": "one epoch",
         "source_length": 512,
         "target_length": 128,
         "adapters.rank": 8,

@@ -173,6 +173,10 @@ def test_number_words_of_findings_are_those_of_the_claims(committed) -> None:
     ]
     assert "and tuned above QNG's, only with LoRA." in told
     assert verdicts("ngd/fig7/llc-increases-sgd") == [UNDECIDED]
+    (ngd,) = (own for own in folders if own.key == "ngd/fig1")
+    tuned = [each for each in ngd.claims if each.claim.id == "llc-higher-tuned-ffnn-1-layer-mnist-10000-width-32"]
+    assert [each.interval.num_samples for each in tuned] == [2]
+    assert "open with one (two seeds)" in told
     assert claims["ginger/tab1/training-loss-published-mlp-fashion-mnist"].interval.num_samples == 10
     higher = claims["ngd/fig5/llc-plateaus-higher-ffnn-128-128-mnist-10000"]
     assert re.search(r"From each rate to the next: ngd-middle \+.*, ngd-high -", higher.explanation)

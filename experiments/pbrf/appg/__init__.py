@@ -186,8 +186,11 @@ def draw(computed: Computed) -> dict[str, Figure]:
             row[0].set_title(f"{title}, {_seeds(own.seed.nunique())}", fontsize=9, loc="left")
             for ax, label in zip(row, ("1 − correlation of scores", "relative error"), strict=True):
                 panels.frame(ax, x="products with the whole data", y=label)
+        drawn = {method for _, own in shown for method in own.method}
         handles = [
-            axes[0, 0].plot([], [], **style, label=_label(curves, name))[0] for name, style in styles.items()
+            axes[0, 0].plot([], [], **style, label=_label(curves, name))[0]
+            for name, style in styles.items()
+            if name in drawn
         ]
         figure.legend(handles=handles, loc="outside lower center", ncols=3, frameon=False, title=NOTE)
         figures[name] = figure

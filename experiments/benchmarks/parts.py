@@ -7,7 +7,7 @@ from types import ModuleType
 
 from matplotlib.figure import Figure
 
-from curvlab.lab import ClaimResult, ClaimSheet, Computed, out_of_reach
+from curvlab.lab import ClaimResult, ClaimSheet, Computed
 
 
 def judge_parts(
@@ -20,9 +20,7 @@ def judge_parts(
             if name in computed.config["parts"]:
                 results += module.judge(computed, claims)
             else:
-                results += [
-                    out_of_reach(claims.claim(own), f"parts does not name {name}.") for own in module.CLAIMS
-                ]
+                results += [claims.unjudged(own, f"parts does not name {name}.") for own in module.CLAIMS]
     return results
 
 

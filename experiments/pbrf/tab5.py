@@ -50,7 +50,7 @@ import pandas as pd
 from omegaconf import DictConfig
 
 from curvlab.influence.retraining import GAPS
-from curvlab.lab import ClaimResult, ClaimSheet, Computed, Run, Target, exact, out_of_reach
+from curvlab.lab import ClaimResult, ClaimSheet, Computed, Run, Target, exact
 from curvlab.lab.claims import judge as judge_claim
 from curvlab.lab.claims.intervals import MIN_SAMPLES
 from experiments.pbrf.gaps import arrived_row, by_point, draw, explained, gap_tables, judge_over_seeds, mean_ratio  # noqa: F401  draw is this target's
@@ -91,7 +91,7 @@ def judge(computed: Computed, claims: ClaimSheet) -> list[ClaimResult]:
             results += [_cell(claims, row, gap) for gap in GAPS]
     for name in (*LOGISTIC, *NETWORKS, CELL):
         if not any(result.claim.id.startswith(f"{name}-") for result in results):
-            results.append(out_of_reach(claims.claim(name, zero="unknown size"), "This preset has no such task."))
+            results.append(claims.unjudged(name, "This preset has no such task.", zero="unknown size"))
     return results
 
 

@@ -85,7 +85,7 @@ import torch
 from matplotlib.figure import Figure
 from omegaconf import DictConfig, OmegaConf
 
-from curvlab.lab import ClaimResult, ClaimSheet, Computed, Run, Target, out_of_reach, task_settings
+from curvlab.lab import ClaimResult, ClaimSheet, Computed, Run, Target, task_settings
 from experiments.benchmarks.attribution import claims as scores_claims
 from experiments.benchmarks.attribution import compute as scores
 from experiments.benchmarks.attribution import exactness, plot, retraining
@@ -141,8 +141,7 @@ def judge(computed: Computed, claims: ClaimSheet) -> list[ClaimResult]:
             results += judged(computed, claims)
         else:
             results += [
-                out_of_reach(claims.claim(name, task="all", share="some"), f"parts does not name {part}.")
-                for name in names
+                claims.unjudged(name, f"parts does not name {part}.", task="all", share="some") for name in names
             ]
     return results
 

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from curvlab.influence import random_halves, subset_weights
 from curvlab.lab import Computed, Run, task_label
-from curvlab.lab.claims import ClaimResult, ClaimSheet, exact, out_of_reach, t_interval
+from curvlab.lab.claims import ClaimResult, ClaimSheet, exact, t_interval
 from curvlab.lab.claims import judge as verdict
 from curvlab.lab.data import DataSplits
 from curvlab.lab.models import build_model
@@ -349,7 +349,7 @@ def judge(computed: Computed, claims: ClaimSheet) -> list[ClaimResult]:
             results.append(verdict(same, largest, exact(largest), if_not_reproduced=reason))
     judged = {result.claim.id for result in results}
     return results + [
-        out_of_reach(claims.claim(name), "This preset has no such comparison.")
+        claims.unjudged(name, "This preset has no such comparison.")
         for name in CLAIMS
         if not any(identity.startswith(name) for identity in judged)
     ]

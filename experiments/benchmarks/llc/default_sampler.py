@@ -266,7 +266,7 @@ def judge(table: pd.DataFrame, claims: ClaimSheet) -> list[ClaimResult]:
     """Judge every step from devinterp's defaults, and what its batches do where that is measured."""
     if table.empty:
         reason = "The steps from devinterp's defaults are not run at this preset (`default_sampler.num_repeats`)."
-        return [out_of_reach(claims.claim(name, of="all"), reason) for name in CLAIMS]
+        return [claims.unjudged(name, reason) for name in CLAIMS]
     results = []
     problems = table.assign(problem=table.get("problem", "")).fillna({"problem": ""}).set_index("step").problem
     for _, row in table.iterrows():

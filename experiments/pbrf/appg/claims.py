@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 import pandas as pd
 
-from curvlab.lab import ClaimResult, ClaimSheet, Computed, Interval, exact, out_of_reach
+from curvlab.lab import ClaimResult, ClaimSheet, Computed, Interval, exact
 from curvlab.lab import judge as judged
 from experiments.pbrf.appg.cost_claims import judge_costs
 from experiments.pbrf.appg.summary import geometric
@@ -31,7 +31,7 @@ def judge(computed: Computed, claims: ClaimSheet) -> list[ClaimResult]:
     for name in claims.entries:
         if not any(result.claim.id == name or result.claim.id.startswith(f"{name}-") for result in results):
             of_none = {"matrix": "no matrix"} if "{matrix}" in claims.entries[name]["statement"] else {}
-            results.append(out_of_reach(claims.claim(name, **of_none), NOT_HERE))
+            results.append(claims.unjudged(name, NOT_HERE, **of_none))
     return results
 
 

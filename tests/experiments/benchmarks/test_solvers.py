@@ -216,7 +216,7 @@ def test_preconditioners_are_judged_on_fitted_tasks(
         "sketch-estimates-a",
         "importance-sampling",
         "recommended-hyperparameters",
-        "answers",
+        "answers-all",
     }
     assert found.keys() - expected.keys() == others
     assert {found[name].verdict for name in others} == {"out of reach"}
@@ -362,3 +362,11 @@ def test_needs_damping() -> None:
 def test_bad_settings(settings: dict, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Chebyshev(**settings)
+
+
+@pytest.mark.parametrize("key", [f"benchmarks/{name}" for name in ("attribution", "solvers", "speed", "llc")])
+def test_claims_of_parts_that_are_not_run_say_all_of_what(key: str, judged: Judged, tmp_path: Path) -> None:
+    results = judged(key, Computed(tmp_path, {"parts": [], "seed": 0}))
+    assert {result.verdict for result in results} == {"out of reach"}
+    assert not [result.claim.id for result in results if "()" in result.claim.statement]
+    assert any(result.claim.id.endswith("-all") for result in results)

@@ -305,6 +305,25 @@ def test_unknown_claims_and_empty_words_are_named(sheet: Path) -> None:
         claims.claim("falls", of="mlp", bound=1)
 
 
+def test_what_a_claim_is_of_is_never_empty(sheet: Path) -> None:
+    sheet.write_text(SHEET.replace("by {share}", "by half").replace('"{bound}"', "0.5"))
+    claims = load_claim_sheet(sheet)
+    with pytest.raises(ValueError, match=r"claim 'falls': nothing fills \{of\}"):
+        claims.claim("falls")
+    falls, falls_not = (claims.unjudged(name, "Not run.") for name in ("falls", "falls-not"))
+    assert (falls.claim.id, falls.claim.statement) == ("falls-all", "It falls (all) by half.")
+    assert falls_not.claim.id == "falls-not"
+    assert claims.unjudged("falls", "Not run.", of="mlp").claim.id == "falls-mlp"
+
+
+def test_values_of_no_row_are_of_all(sheet: Path) -> None:
+    value = {"mean": "x", "over": "seed", "by": "task", "where": "x < 0"}
+    claim = {"statement": "So ({of}).", "paper_value": None, "measure": "m", "criterion": {"at_most": 0.0}}
+    sheet.write_text(yaml.safe_dump({"source": "s", "claims": {"so": claim | {"value": value}}}))
+    (result,) = load_claim_sheet(sheet).judge_values({"table": made_up(0)})
+    assert (result.claim.id, result.claim.statement, result.verdict) == ("so-all", "So (all).", "out of reach")
+
+
 def test_a_preset_says_beforehand_what_it_cannot_decide(sheet: Path) -> None:
     content = yaml.safe_load(sheet.read_text())
     sheet.write_text(yaml.safe_dump(content | {"not_asked": {"laptop": {"falls-*": "One seed."}}}))

@@ -109,7 +109,8 @@ class ClaimSheet:
         """
         if name not in self.entries:
             raise KeyError(f"{self.path.as_posix()} has no claim {name!r}; it has: {', '.join(self.entries)}.")
-        entry = _filled(self.entries[name], words | {"of": of}, f"{self.path.as_posix()}, claim {name!r}")
+        words |= {"of": of} if of else {}
+        entry = _filled(self.entries[name], words, f"{self.path.as_posix()}, claim {name!r}")
         try:
             criterion = Criterion(**{bound: _bound(value) for bound, value in entry["criterion"].items()})
         except (TypeError, ValueError) as error:
@@ -124,8 +125,13 @@ class ClaimSheet:
             changed=tuple(
                 Change(str(day), what) for change in entry.get("changed") or () for day, what in change.items()
             ),
-            words=words | ({"of": of} if of else {}),
+            words=words,
         )
+
+    def unjudged(self, name: str, reason: str, of: str = "", **words: Any) -> ClaimResult:
+        """Return a claim out of reach for a reason; without `of` it is of "all" where its texts say of what."""
+        says_of_what = "of" in _words_in(self.entries.get(name))
+        return out_of_reach(self.claim(name, of or ("all" if says_of_what else ""), **words), reason)
 
     def judge_values(self, tables: Mapping[str, pd.DataFrame], *, seed: int = 0) -> list[ClaimResult]:
         """Return the verdicts of all claims that say their `value`, in the order of the file.
@@ -140,10 +146,10 @@ class ClaimSheet:
                 continue
             try:
                 for found in measure(entry["value"], tables, seed=seed):
-                    claim = self.claim(name, of=found.of)
                     if found.value is None:
-                        results.append(out_of_reach(claim, found.fact))
+                        results.append(self.unjudged(name, found.fact, found.of))
                     else:
+                        claim = self.claim(name, of=found.of)
                         why = f"{found.fact} {entry.get('why', '')}".strip()
                         results.append(judge(claim, found.value, found.interval, if_not_reproduced=why))
             except (ValueError, KeyError) as error:
@@ -238,7 +244,7 @@ class _UniqueKeys(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignor
 
 def _filled(value: Any, words: Mapping[str, Any], where: str) -> Any:
     if isinstance(value, str):
-        names = {field for _, field, _, _ in string.Formatter().parse(value) if field}
+        names = _words_in(value)
         if unknown := sorted(names - set(words)):
             raise ValueError(f"{where}: nothing fills {', '.join(f'{{{name}}}' for name in unknown)}.")
         return value.format(**words) if names else value
@@ -247,6 +253,14 @@ def _filled(value: Any, words: Mapping[str, Any], where: str) -> Any:
     if isinstance(value, list):
         return [_filled(entry, words, where) for entry in value]
     return value
+
+
+def _words_in(value: Any) -> set[str]:
+    """Return the names of the `{word}`s in the texts of an entry, or of a part of one."""
+    if isinstance(value, str):
+        return {field for _, field, _, _ in string.Formatter().parse(value) if field}
+    parts = value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else ()
+    return {name for part in parts for name in _words_in(part)}
 
 
 def _bound(value: Any) -> Any:

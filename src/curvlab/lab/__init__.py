@@ -29,27 +29,23 @@ if TYPE_CHECKING:
 
 # Loaded when used: `make help` needs no package at all, and `--help` of a target no torch.
 _HOMES = {
-    name: module
-    for module, names in {
-        "claims.claim_sheet": "ClaimSheet load_claims",
-        "claims.claims": "Claim ClaimResult Criterion judge out_of_reach",
-        "claims.intervals": "Interval bootstrap_interval exact t_interval",
-        "reporting.paper_numbers": "PaperNumber PaperNumbers load_paper_numbers",
-        "runs.overrides": "ConfigurationError",
-        "runs.run": "Run start unit",
-        "targets.command": "load_config",
-        "targets.execution": "Computed draw_target run_target",
-        "targets.settings": "task_label task_settings",
-        "targets.target": "all_targets",
-    }.items()
-    for name in names.split()
+    "claims": "Claim ClaimResult ClaimSheet Criterion Interval bootstrap_interval exact judge load_claims "
+    "out_of_reach t_interval",
+    "reporting.paper_numbers": "PaperNumber PaperNumbers load_paper_numbers",
+    "runs.overrides": "ConfigurationError",
+    "runs.run": "Run start unit",
+    "targets.command": "load_config",
+    "targets.execution": "Computed draw_target run_target",
+    "targets.settings": "task_label task_settings",
+    "targets.target": "all_targets",
 }
 _MODULES = {"panels": "panels", "plots": "reporting.plots", "tables": "tables"}
 
 
 def __getattr__(name: str) -> Any:
-    if name in _MODULES:
-        return importlib.import_module(f"{__name__}.{_MODULES[name]}")
-    if name not in _HOMES:
+    for home, names in _HOMES.items():
+        if name in names.split():
+            return getattr(importlib.import_module(f"{__name__}.{home}"), name)
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+    return importlib.import_module(f"{__name__}.{_MODULES[name]}")

@@ -1,5 +1,6 @@
 """Real data sets as normalised training and test splits, all under one data root."""
 
+# ruff: noqa: F401  (names that others import from here)
 from curvlab.lab.data.download import DamagedDataError, DataNotFoundError
 from curvlab.lab.data.image_folder import load_image_folder
 from curvlab.lab.data.images import (
@@ -39,41 +40,3 @@ from curvlab.lab.data.tokens import (
     token_splits,
     train_tokenizer,
 )
-
-__all__ = [
-    "DamagedDataError",
-    "DataNotFoundError",
-    "DataSplits",
-    "DocumentSummary",
-    "SummaryCorpus",
-    "SummarySplits",
-    "TextCorpus",
-    "TokenSplits",
-    "copying_pairs",
-    "cropped_and_flipped",
-    "load_breast_cancer",
-    "load_breast_cancer_one_hot",
-    "load_cifar10",
-    "load_cifar100",
-    "load_concrete",
-    "load_diabetes",
-    "load_diabetes_progression",
-    "load_digits",
-    "load_documentation",
-    "load_energy",
-    "load_fashion_mnist",
-    "load_hub_summaries",
-    "load_hub_text",
-    "load_image_folder",
-    "load_libsvm",
-    "load_mnist",
-    "load_penn_treebank",
-    "load_pima_diabetes",
-    "load_reconstruction",
-    "load_shortened_documentation",
-    "load_xsum",
-    "pretrained_tokenizer",
-    "summary_splits",
-    "token_splits",
-    "train_tokenizer",
-]

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
-import pyarrow
 import pyarrow.parquet
 import torch
 from PIL import Image
@@ -239,8 +238,8 @@ def load_cifar10(
             `curvlab.lab.models` was trained with.
         std: likewise.
     """
-    source = _Source("cifar10", "CIFAR10", "label", 10)
-    return _load(source, Path(root), num_train=num_train, num_test=num_test, mean=mean, std=std)
+    sizes = {"train": num_train, "test": num_test}
+    return _load_cifar("CIFAR10", Path(root), sizes, label="label", num_classes=10, mean=mean, std=std)
 
 
 def load_cifar100(
@@ -252,120 +251,83 @@ def load_cifar100(
     std: Sequence[float] = IMAGENET_STD,
 ) -> DataSplits:
     """CIFAR-100 with its 100 fine labels; `root/cifar-100-python` or `root/cifar100/data`, like CIFAR-10."""
-    source = _Source("cifar100", "CIFAR100", "fine_label", 100)
-    return _load(source, Path(root), num_train=num_train, num_test=num_test, mean=mean, std=std)
+    sizes = {"train": num_train, "test": num_test}
+    return _load_cifar("CIFAR100", Path(root), sizes, label="fine_label", num_classes=100, mean=mean, std=std)
 
 
-@dataclass(frozen=True)
-class _Source:
-    name: str
-    class_name: str
-    label_column: str
-    num_classes: int
-
-    @property
-    def torchvision_class(self) -> Any:
-        """The class that knows the original files."""
-        from torchvision import datasets  # not at the top: it brings in torch._dynamo, which takes seconds
-
-        return getattr(datasets, self.class_name)
-
-
-def _load(
-    source: _Source,
+def _load_cifar(
+    kind: str,
     root: Path,
+    sizes: Mapping[str, int | None],
     *,
-    num_train: int | None,
-    num_test: int | None,
+    label: str,
+    num_classes: int,
     mean: Sequence[float],
     std: Sequence[float],
 ) -> DataSplits:
-    parquet = root / source.name / "data"
-    if not _torchvision_files_complete(source, root) and any(parquet.glob("*.parquet")):
-        read = _read_parquet
-    else:
-        read = _read_torchvision
-    train, names = read(source, root, "train", num_train)
-    test, _ = read(source, root, "test", num_test)
-    return image_splits(
-        source.name, train, test, num_outputs=source.num_classes, class_names=names, mean=mean, std=std
-    )
+    """Read torchvision's files where all are there or no parquet file is, else the parquet files."""
+    from torchvision import datasets  # not at the top: it brings in torch._dynamo, which takes seconds
 
-
-# ---------------------------------------------------------------------------------- torchvision's files
-def _torchvision_files(source: _Source, root: Path) -> dict[Path, str]:
-    kind = source.torchvision_class
-    md5 = dict([*kind.train_list, *kind.test_list, (kind.meta["filename"], kind.meta["md5"])])
-    return {root / kind.base_folder / file: expected for file, expected in md5.items()}
-
-
-def _torchvision_files_complete(source: _Source, root: Path) -> bool:
-    return all(file.is_file() for file in _torchvision_files(source, root))
-
-
-def _read_torchvision(
-    source: _Source, root: Path, split: str, wanted: int | None
-) -> tuple[LabelledImages, tuple[str, ...] | None]:
-    kind, files = source.torchvision_class, _torchvision_files(source, root)
+    source: Any = getattr(datasets, kind)
+    name = kind.lower()
+    listed = [*source.train_list, *source.test_list, (source.meta["filename"], source.meta["md5"])]
+    files = {root / source.base_folder / file: md5 for file, md5 in listed}
     missing = next((file for file in files if not file.is_file()), None)
-    if missing is not None:
-        download(source.name, root, lambda: kind(str(root), download=True), missing=missing)
-    for file, md5 in files.items():  # torchvision checks too, but does not say which file is damaged
-        if file_hash(file, file.stat().st_mtime_ns, "md5") != md5:
-            raise damaged(file, f"its md5 is not {md5}")
-    dataset = kind(str(root), train=split == "train")
-    count = leading(wanted, len(dataset), setting=f"num_{split}", name=source.name)
-    labels = np.array(dataset.targets[:count], dtype=np.int64)
-    return LabelledImages(dataset.data[:count], labels), tuple(dataset.classes)
+    folder = root / name / "data"
+    if missing is not None and any(folder.glob("*.parquet")):
+        (train, names), (test, _) = (
+            _read_parquet(folder, part, wanted, name=name, label=label, num_classes=num_classes)
+            for part, wanted in sizes.items()
+        )
+    else:
+        if missing is not None:
+            download(name, root, lambda: source(str(root), download=True), missing=missing)
+        for file, md5 in files.items():  # torchvision checks too, but does not say which file is damaged
+            if file_hash(file, file.stat().st_mtime_ns, "md5") != md5:
+                raise damaged(file, f"its md5 is not {md5}")
+        parts = []
+        for part, wanted in sizes.items():
+            read = source(str(root), train=part == "train")
+            count = leading(wanted, len(read), setting=f"num_{part}", name=name)
+            parts.append(LabelledImages(read.data[:count], np.array(read.targets[:count], dtype=np.int64)))
+        (train, test), names = parts, tuple(read.classes)
+    return image_splits(name, train, test, num_outputs=num_classes, class_names=names, mean=mean, std=std)
 
 
-# ----------------------------------------------------------------------------------------- parquet files
 def _read_parquet(
-    source: _Source, root: Path, split: str, wanted: int | None
+    folder: Path, part: str, wanted: int | None, *, name: str, label: str, num_classes: int
 ) -> tuple[LabelledImages, tuple[str, ...] | None]:
-    """Read columns `img` {bytes, path} and the label of all shards, sorted by name; decode what is kept."""
-    folder = root / source.name / "data"
-    shards = sorted(folder.glob(f"{split}-*.parquet"))
+    """Read columns `img` {bytes, path} and the label of all shards, sorted by name, and decode what is kept.
+
+    Names of classes are those that the `datasets` library keeps in the schema; None without them.
+    """
+    shards = sorted(folder.glob(f"{part}-*.parquet"))
     if not shards:
-        raise not_found(source.name, folder / f"{split}-00000-of-00001.parquet")
-    tables = [_read_shard(shard, source.label_column) for shard in shards]
-    total = sum(table.num_rows for table in tables)
-    count = leading(wanted, total, setting=f"num_{split}", name=source.name)
-    images: list[np.ndarray] = []
-    labels: list[np.ndarray] = []
-    for shard, table in zip(shards, tables, strict=True):
-        kept = table.slice(0, count - len(images))
-        images.extend(_decode(shard, kept["img"].to_pylist()))
-        labels.append(kept[source.label_column].to_numpy())
-    classes = np.concatenate(labels).astype(np.int64)
-    if classes.min() < 0 or classes.max() >= source.num_classes:
-        raise damaged(shards[0], f"labels outside 0..{source.num_classes - 1}")
-    return LabelledImages(np.stack(images), classes), _class_names(tables[0], source.label_column)
-
-
-def _read_shard(shard: Path, label_column: str) -> Any:
-    try:
-        table = pyarrow.parquet.read_table(shard)
-        return table.select(["img", label_column])
-    except (pyarrow.ArrowException, OSError, KeyError) as error:
-        raise damaged(shard, error) from error
-
-
-def _decode(shard: Path, records: list[dict[str, Any]]) -> list[np.ndarray]:
-    images = []
-    for row, record in enumerate(records):
+        raise not_found(name, folder / f"{part}-00000-of-00001.parquet")
+    records: list[tuple[Path, int, dict[str, Any]]] = []
+    labels: list[int] = []
+    for shard in shards:
         try:
-            image = np.array(Image.open(io.BytesIO(record["bytes"])).convert("RGB"))
-        except (OSError, KeyError, TypeError, SyntaxError) as error:
-            raise damaged(shard, f"image in row {row}: {error}") from error
-        if image.shape != (32, 32, 3):
-            raise damaged(shard, f"image in row {row} has shape {image.shape}, not (32, 32, 3)")
-        images.append(image)
-    return images
+            table = pyarrow.parquet.read_table(shard)
+            records += [(shard, row, record) for row, record in enumerate(table["img"].to_pylist())]
+            labels += table[label].to_pylist()
+        except (pyarrow.ArrowException, OSError, KeyError) as error:
+            raise damaged(shard, error) from error
+    count = leading(wanted, len(labels), setting=f"num_{part}", name=name)
+    classes = np.array(labels[:count], dtype=np.int64)
+    images = np.stack([_decode(*record) for record in records[:count]])
+    if classes.min() < 0 or classes.max() >= num_classes:
+        raise damaged(shards[0], f"labels outside 0..{num_classes - 1}")
+    about = json.loads((table.schema.metadata or {}).get(b"huggingface", b"{}"))
+    names = about.get("info", {}).get("features", {}).get(label, {}).get("names")
+    return LabelledImages(images, classes), tuple(names) if names else None
 
 
-def _class_names(table: Any, label_column: str) -> tuple[str, ...] | None:
-    """Return the names that the `datasets` library keeps in the schema, None without them."""
-    metadata = json.loads((table.schema.metadata or {}).get(b"huggingface", b"{}"))
-    names = metadata.get("info", {}).get("features", {}).get(label_column, {}).get("names")
-    return tuple(names) if names else None
+def _decode(shard: Path, row: int, record: Mapping[str, Any]) -> np.ndarray:
+    try:
+        image = np.array(Image.open(io.BytesIO(record["bytes"])).convert("RGB"))
+    except (OSError, KeyError, TypeError, SyntaxError) as error:
+        raise damaged(shard, f"image in row {row}: {error}") from error
+    if image.shape != (32, 32, 3):
+        raise damaged(shard, f"image in row {row} has shape {image.shape}, not (32, 32, 3)")
+    return image

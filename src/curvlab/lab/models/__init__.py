@@ -1,5 +1,6 @@
 """Networks, built alike from (input_shape, num_outputs), and what is trained in them."""
 
+# ruff: noqa: F401  (names that others import from here)
 from curvlab.lab.models.convolutional import VGG13, AlexNet, ConvNet, LeNet5
 from curvlab.lab.models.language_models import (
     EncoderDecoder,
@@ -18,25 +19,3 @@ from curvlab.lab.models.resnets import (
     resnet50,
     through_resnet20,
 )
-
-__all__ = [
-    "MLP",
-    "VGG13",
-    "AlexNet",
-    "ConvNet",
-    "EncoderDecoder",
-    "LeNet5",
-    "ResNet20",
-    "SigmoidMLP",
-    "add_adapters",
-    "build_model",
-    "pretrained_causal_language_model",
-    "pretrained_encoder_decoder",
-    "resnet18",
-    "resnet20_group_norm",
-    "resnet20_last_stage",
-    "resnet50",
-    "small_causal_language_model",
-    "small_t5",
-    "through_resnet20",
-]

@@ -277,7 +277,13 @@ def load_weights(model: nn.Module, path: Path, *, url: str | None = None) -> Non
     """
     if not path.is_file():
         _download(path, url)
-    _check_hash(path)
+    expected = re.search(r"-([0-9a-f]{8,})$", path.stem)
+    actual = hashlib.sha256(path.read_bytes()).hexdigest()
+    if expected and not actual.startswith(expected[1]):
+        raise ValueError(
+            f"'{path}' is damaged: its sha256 starts with {actual[:8]}, not with the {expected[1]} of its "
+            "name. Delete it, then run again to download it, or copy it anew."
+        )
     try:
         checkpoint: Any = torch.load(path, weights_only=True, map_location="cpu")
     except (RuntimeError, EOFError, pickle.UnpicklingError, KeyError, ValueError) as error:
@@ -286,7 +292,16 @@ def load_weights(model: nn.Module, path: Path, *, url: str | None = None) -> Non
         raise ValueError(f"'{path}' holds a {type(checkpoint).__name__}, not a state dict: copy it anew")
     weights = checkpoint.get("state_dict", checkpoint)
     weights = {key.removeprefix("module."): value for key, value in weights.items()}
-    _check_shapes(model, weights, path)
+    own = model.state_dict()
+    # num_batches_tracked is missing in checkpoints from before torch 0.4.1, and changes nothing.
+    weights = {name: own[name] for name in own if name.endswith("num_batches_tracked")} | weights
+    for name in (*weights, *own):  # load_state_dict would copy what fits before it refuses the rest
+        here, there = (tuple(of[name].shape) if name in of else None for of in (own, weights))
+        if here != there:
+            raise ValueError(
+                f"'{path}' does not fit this {type(model).__name__}: {name} has shape {here} here and {there} "
+                "there. Choose the data= it was trained on, or model.weights=null."
+            )
     model.load_state_dict(weights, strict=True)
 
 
@@ -295,43 +310,10 @@ def _download(path: Path, url: str | None) -> None:
     if url is not None:
         try:
             with urllib.request.urlopen(url, timeout=TIMEOUT_SECONDS) as response:
-                content = response.read()
-            write_atomically(path, content)
+                return write_atomically(path, response.read())
         except (OSError, HTTPException) as error:
             reason = f", and the download from {url} failed: {line_of(error)}."
-        else:
-            return
     raise FileNotFoundError(
         f"pretrained weights not found: looked for '{path}'{reason} Put the file there, set CURVLAB_DATA or "
         "data.root to the folder that holds weights/, or start from random weights with model.weights=null."
     )
-
-
-def _check_hash(path: Path) -> None:
-    expected = re.search(r"-([0-9a-f]{8,})$", path.stem)
-    actual = hashlib.sha256(path.read_bytes()).hexdigest()
-    if expected and not actual.startswith(expected[1]):
-        raise ValueError(
-            f"'{path}' is damaged: its sha256 starts with {actual[:8]}, not with the {expected[1]} of its "
-            "name. Delete it, then run again to download it, or copy it anew."
-        )
-
-
-def _check_shapes(model: nn.Module, weights: dict[str, Tensor], path: Path) -> None:
-    own_weights = model.state_dict()
-    surplus = next((name for name in weights if name not in own_weights), None)
-    if surplus is not None:
-        raise ValueError(
-            f"'{path}' does not fit this {type(model).__name__}: it holds {surplus}, which is not in the model"
-        )
-    for name, own in own_weights.items():
-        # num_batches_tracked is missing in checkpoints from before torch 0.4.1, and changes nothing.
-        if name.endswith("num_batches_tracked"):
-            weights.setdefault(name, own)
-        stored = tuple(weights[name].shape) if name in weights else None
-        if name in weights and stored == tuple(own.shape):
-            continue
-        raise ValueError(
-            f"'{path}' does not fit this {type(model).__name__}: {name} has shape {tuple(own.shape)} here and "
-            f"{stored} there. Choose the data= it was trained on, or model.weights=null."
-        )

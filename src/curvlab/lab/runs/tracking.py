@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import io
 import os
 import re
@@ -19,7 +20,7 @@ from curvlab.lab.runs.overrides import ConfigurationError
 class Tracker:
     """One run that is recorded nowhere: what a tracker can be told. `finish` comes last and once."""
 
-    def log(self, metrics: Mapping[str, float]) -> None:
+    def log(self, metrics: Mapping[str, Any]) -> None:
         """Record numbers; a number that was there before becomes a curve over time."""
 
     def log_curves(self, x: str, curves: pd.DataFrame) -> None:
@@ -40,7 +41,37 @@ class Tracker:
         """Close the run; a message marks it as failed, and is kept as `error` in its summary."""
 
 
-class WandbTracker(Tracker):
+class _PackageTracker(Tracker):
+    """Records with a package that has W&B's words for tables and images.
+
+    Args:
+        name: of the package, of its extra, and of the tracker.
+    """
+
+    def __init__(self, name: str) -> None:
+        try:
+            self._package: Any = importlib.import_module(name)
+        except ImportError:
+            raise ConfigurationError(
+                f'tracker={name} needs the package {name}: pip install "curvlab[{name}]", or record nothing with '
+                "tracker=none."
+            ) from None
+        self._run: Any = self._package
+
+    def log(self, metrics: Mapping[str, Any]) -> None:
+        """Record numbers; a number that was there before becomes a curve over time."""
+        self._run.log(dict(metrics))
+
+    def log_table(self, name: str, table: pd.DataFrame) -> None:
+        """Record a table under `name`."""
+        self.log({name: self._package.Table(dataframe=table.reset_index(drop=True))})
+
+    def log_figure(self, name: str, path: Path) -> None:
+        """Record an image under `name`."""
+        self.log({name: self._package.Image(str(path))})
+
+
+class WandbTracker(_PackageTracker):
     """Records to Weights & Biases.
 
     Args:
@@ -59,27 +90,16 @@ class WandbTracker(Tracker):
         for variable in ("WANDB_CACHE_DIR", "WANDB_DATA_DIR", "WANDB_ARTIFACT_DIR", "WANDB_CONFIG_DIR"):
             if settings.mode == "offline":  # online, the user's own places may hold settings that count
                 os.environ.setdefault(variable, str(folder / "wandb" / ".cache"))
-        try:
-            import wandb
-        except ImportError:
-            raise ConfigurationError(
-                'tracker=wandb needs the package wandb: pip install "curvlab[wandb]", or record nothing with '
-                "tracker=none."
-            ) from None
-        self._wandb = wandb
+        super().__init__("wandb")
         (folder / "wandb").mkdir(parents=True, exist_ok=True)
-        self._run = wandb.init(
+        self._run = self._package.init(
             **run,
             mode=settings.mode,
             project=settings.project,
             entity=settings.entity,
             dir=str(folder),
-            settings=wandb.Settings(console="off", silent=True),
+            settings=self._package.Settings(console="off", silent=True),
         )
-
-    def log(self, metrics: Mapping[str, float]) -> None:
-        """Record numbers; a number that was there before becomes a curve over time."""
-        self._run.log(dict(metrics))
 
     def log_curves(self, x: str, curves: pd.DataFrame) -> None:
         """Record the columns of a table as curves over its index, whose name is `x`; nan is no point."""
@@ -87,17 +107,9 @@ class WandbTracker(Tracker):
             self._run.define_metric(name, step_metric=x)
         super().log_curves(x, curves)
 
-    def log_table(self, name: str, table: pd.DataFrame) -> None:
-        """Record a table under `name`."""
-        self._run.log({name: self._wandb.Table(dataframe=table.reset_index(drop=True))})
-
-    def log_figure(self, name: str, path: Path) -> None:
-        """Record an image under `name`."""
-        self._run.log({name: self._wandb.Image(str(path))})
-
     def log_folder(self, name: str, folder: Path) -> None:
         """Record all files of a result folder as one artifact."""
-        artifact = self._wandb.Artifact(re.sub(r"[^\w.-]", "-", name)[:128], type="result")
+        artifact = self._package.Artifact(re.sub(r"[^\w.-]", "-", name)[:128], type="result")
         for path in sorted(folder.rglob("[!.]*")):  # add_dir would write to the terminal
             if path.is_file():
                 artifact.add_file(str(path), name=path.relative_to(folder).as_posix())
@@ -110,7 +122,7 @@ class WandbTracker(Tracker):
         self._run.finish(exit_code=int(bool(error)))
 
 
-class TrackioTracker(Tracker):
+class TrackioTracker(_PackageTracker):
     """Records with trackio, in a folder of this machine: `TRACKIO_DIR=outputs/trackio trackio show`.
 
     Args:
@@ -121,39 +133,20 @@ class TrackioTracker(Tracker):
 
     def __init__(self, settings: DictConfig, **run: Any) -> None:
         os.environ["TRACKIO_DIR"] = str(Path(settings.folder).absolute() / "trackio")  # read when it is imported
-        try:
-            import trackio
-        except ImportError:
-            raise ConfigurationError(
-                'tracker=trackio needs the package trackio: pip install "curvlab[trackio]", or record nothing '
-                "with tracker=none."
-            ) from None
-        self._trackio = trackio
+        super().__init__("trackio")
         config = run["config"] | {name: run[name] for name in ("job_type", "tags")}
         with redirect_stdout(io.StringIO()):
-            trackio.init(
+            self._package.init(
                 settings.project, name=run["name"], group=run["group"], config=config,
                 embed=False, auto_log_cpu=False, auto_log_gpu=False,
             )  # fmt: skip
 
-    def log(self, metrics: Mapping[str, float]) -> None:
-        """Record numbers; a number that was there before becomes a curve over time."""
-        self._trackio.log(dict(metrics))
-
-    def log_table(self, name: str, table: pd.DataFrame) -> None:
-        """Record a table under `name`."""
-        self._trackio.log({name: self._trackio.Table(dataframe=table.reset_index(drop=True))})
-
-    def log_figure(self, name: str, path: Path) -> None:
-        """Record an image under `name`."""
-        self._trackio.log({name: self._trackio.Image(str(path))})
-
     def finish(self, error: str = "") -> None:
         """Close the run; a message is kept as `error`, since trackio knows no failed runs."""
         if error:
-            self._trackio.log({"error": error})
+            self.log({"error": error})
         with redirect_stdout(io.StringIO()):
-            self._trackio.finish()
+            self._package.finish()
 
 
 def start_tracker(settings: DictConfig, **run: Any) -> Tracker:

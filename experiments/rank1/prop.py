@@ -158,7 +158,9 @@ def draw(computed: Computed) -> dict[str, Figure]:
     _ratios(axes[0, 2], plain[plain.form == "S"], "stated_with_largest")
     panels.frame(axes[0, 2], title="S, λ largest eigenvalue", log="y")
     worst = f"Monte Carlo - exact: at most {table.z.abs().max():.1f} s.e.\n({len(table)} settings, both forms, δ)"
-    plots.annotate(axes[0, 0], worst)
+    behind = {"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 1.5}
+    corner = axes[0, 0]
+    corner.text(0.03, 0.97, worst, transform=corner.transAxes, ha="left", va="top", fontsize=8, bbox=behind)
     panels.legend(figure)
     return {"figure.png": figure}
 

@@ -75,7 +75,10 @@ def grid(
                 continue
             _scatter(ax, shown, place, kind)
             # In the corner that y = x leaves free.
-            plots.show_image(ax.inset_axes((0.02, 0.7, 0.28, 0.28)), shown.images[place])
+            image, inset = shown.images[place], ax.inset_axes((0.02, 0.7, 0.28, 0.28))
+            stretched = (image - image.min()) / (np.ptp(image) or 1.0)
+            inset.imshow(stretched, cmap="gray", vmin=0, vmax=1, interpolation="nearest")  # colours have no map
+            inset.set_axis_off()
         row[0].set_ylabel(label, fontsize=8.5)
     figure.supxlabel(note, fontsize=8.5)
     return figure
@@ -93,7 +96,8 @@ def _scatter(ax: Axes, shown: Shown, place: int, kind: str) -> None:
         x, y = panel[f"{kind}lissa_0"], panel[f"{kind}pbrf_1"]
         if own.lissa_pbrf_case.iloc[0] == "overflow":
             over = {"LiSSA": not np.isfinite(x).all(), "SGD": not np.isfinite(y).all()}
-            plots.show_missing(ax, " and ".join(name for name, does in over.items() if does) + " overflow")
+            why = " and ".join(name for name, does in over.items() if does) + " overflow"
+            ax.text(0.5, 0.5, why, transform=ax.transAxes, ha="center", va="center", fontsize=7, color=panels.GREY)
             ax.set(xticks=[], yticks=[])
             return
         cases = own.lissa_pbrf_case.value_counts()

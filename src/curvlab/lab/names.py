@@ -16,8 +16,9 @@ from matplotlib.text import Text
 from curvlab.lab.reporting.plots import MARKERS, PALETTE
 
 # A method has one colour in all figures. Names as `_plain` writes them; a name that begins with one of these
-# ("ginger, never clipped") is a variant of it. The palette's colours are those of the optimizers, and of settings,
-# gaps, quantities, libraries and methods that stand beside none of these; of `_OWN` each is one method's alone.
+# ("ginger, never clipped") is a variant of it. The palette's colours come first: they are those of the optimizers,
+# and of settings, gaps, quantities, libraries and methods that stand beside none of these. Each of the others, of
+# the other optimizers, the solvers and the scores, is one method's alone.
 _METHODS = (
     ("sgd", "momentum", "gradient descent", "curvlab", "proximity"),
     ("ngd", "linearisation", "linearised", "curvlinops"),
@@ -30,29 +31,24 @@ _METHODS = (
     ("filter", "training filter", "σ = 0", "pyhessian"),
     ("soap", "two stage", "wbic", "pydvl"),
 )
-# Of the other optimizers, the solvers and the scores.
-_OWN: Mapping[str, tuple[str, ...]] = {
-    "#5F3B1E": ("muon",),
-    "#1B8A8A": ("uniform direction", "lemma", "δ = 0"),
-    "#9C9C9C": ("cubic newton", "moving average"),
-    "#7B4FC9": ("lissa",),
-    "#B39DDB": ("lissa.auto",),
-    "#C1121F": ("cg", "conjugate gradient"),
-    "#FF8F80": ("block cg",),
-    "#0B2A5B": ("default",),
-    "#7D6E4A": ("chebyshev",),
-    "#86C940": ("pbrf", "proximal bregman response"),
-    "#00B0C8": ("influence",),
-    "#3E5C76": ("ek fac", "k fac"),
-    "#A0522D": ("unrolled",),
-    "#D6CE00": ("source",),
-    "#7A7A7A": ("trak",),
-    "#FFB07C": ("gradient", "plain gradients"),
+_OWN = {
+    "muon": "#5F3B1E",
+    **dict.fromkeys(("uniform direction", "lemma", "δ = 0"), "#1B8A8A"),
+    **dict.fromkeys(("cubic newton", "moving average"), "#9C9C9C"),
+    **{"lissa": "#7B4FC9", "lissa.auto": "#B39DDB"},
+    **dict.fromkeys(("cg", "conjugate gradient"), "#C1121F"),
+    **{"block cg": "#FF8F80", "default": "#0B2A5B", "chebyshev": "#7D6E4A"},
+    **dict.fromkeys(("pbrf", "proximal bregman response"), "#86C940"),
+    "influence": "#00B0C8",
+    **dict.fromkeys(("ek fac", "k fac"), "#3E5C76"),
+    **{"unrolled": "#A0522D", "source": "#D6CE00", "trak": "#7A7A7A"},
+    **dict.fromkeys(("gradient", "plain gradients"), "#FFB07C"),
 }
-_COLORS = (*PALETTE, *_OWN)
 COLORS: Mapping[str, str] = {
-    name: color for color, names in zip(_COLORS, (*_METHODS, *_OWN.values()), strict=True) for name in names
+    **{name: color for color, names in zip(PALETTE, _METHODS, strict=True) for name in names},
+    **_OWN,
 }
+_COLORS = tuple(dict.fromkeys(COLORS.values()))
 _LINES = ("-", "--", ":", "-.")  # of those in a figure that share a colour: a method and its variants
 
 

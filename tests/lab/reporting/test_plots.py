@@ -123,46 +123,6 @@ def test_identity_line_stays_within_the_data() -> None:
     assert list(x) == list(y) == [limits[0][0], limits[1][1]]
 
 
-@pytest.mark.parametrize("shape", [(5, 7), (1, 5, 7), (5, 7, 1), (3, 5, 7), (5, 7, 3)])
-def test_show_image_stretches_values(shape: tuple[int, ...]) -> None:
-    ax = plots.figure()[1][0, 0]
-    image = np.random.default_rng(0).normal(size=shape)
-    plots.show_image(ax, image, title="17")
-    shown = ax.images[0].get_array()
-    assert shown.shape[:2] == (5, 7)
-    assert (shown.min(), shown.max()) == (0, 1)
-    assert ax.get_title() == "17"
-
-
-def test_show_image_keeps_pixels_and_channels_in_place() -> None:
-    ax = plots.figure()[1][0, 0]
-    image = np.zeros((3, 5, 7))
-    image[2, 4, 6] = 8.0
-    plots.show_image(ax, image)
-    assert np.argwhere(ax.images[0].get_array()).tolist() == [[4, 6, 2]]
-
-
-def test_show_image_of_one_colour() -> None:
-    ax = plots.figure()[1][0, 0]
-    plots.show_image(ax, np.full((4, 4), 3.0))
-    assert np.all(ax.images[0].get_array() == 0)
-
-
-def test_refuses_other_shapes_and_corners() -> None:
-    ax = plots.figure()[1][0, 0]
-    with pytest.raises(ValueError, match=r"with C = 1 or 3, got \(2, 5, 7\)"):
-        plots.show_image(ax, np.zeros((2, 5, 7)))
-    with pytest.raises(ValueError, match="must be upper or lower, then left or right, got 'top'"):
-        plots.annotate(ax, "r = 1", corner="top")
-
-
-def test_annotate_writes_into_the_corner() -> None:
-    ax = plots.figure()[1][0, 0]
-    plots.annotate(ax, "r = 1", corner="lower right")
-    text = ax.texts[0]
-    assert (text.get_text(), text.get_ha(), text.get_va()) == ("r = 1", "right", "bottom")
-
-
 def test_an_interval_over_seeds_has_three() -> None:
     figure, axes = plots.figure(1, 1)
     ax = axes[0, 0]

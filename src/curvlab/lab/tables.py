@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import bz2
 import io
+from collections.abc import Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -73,6 +74,15 @@ def read_table(folder: Path, name: str, **settings: Any) -> pd.DataFrame:
         return pd.read_csv(path, **settings)
     ranks = rank_tables.unpack(path.read_bytes())
     return pd.read_csv(io.StringIO(ranks.to_csv(index=False)), **settings) if settings else ranks
+
+
+def markdown(heads: Sequence[str], rows: Iterable[Sequence[str]], rule: str = "") -> list[str]:
+    """Return the lines of a table in Markdown; `rule` is the line below the heads where columns stand right."""
+    return [
+        f"| {' | '.join(heads)} |",
+        rule or "|---" * len(heads) + "|",
+        *(f"| {' | '.join(row)} |" for row in rows),
+    ]
 
 
 def _rounded(value: Any, *, digits: int) -> Any:

@@ -103,18 +103,18 @@ def with_words(text: str, glossary: str) -> str:
 def papers_table(papers: Sequence[PaperFindings]) -> str:
     """Return the table of the papers: their headlines by verdict, without ours, and what was found."""
     titles = paper_titles()
-    lines = ["| paper | its headlines | what we found |", "|---|---|---|"]
+    rows = []
     for paper in papers:
         counts = Counter(each.verdict for each in paper.findings if not each.headline.says.startswith("Ours:"))
         words = ", ".join(f"{counts[word]} {word}" for word in HEADLINE_VERDICTS if counts[word])
         page = f"[{titles[paper.paper].partition(':')[0]}](results/{paper.paper}/README.md)"
-        lines.append(f"| {page} | {words} | {paper.text} |")
-    return "\n".join(lines)
+        rows.append((page, words, paper.text))
+    return "\n".join(tables.markdown(("paper", "its headlines", "what we found"), rows))
 
 
 def survivors(sentences: Mapping[str, str], claims: Mapping[str, ClaimResult]) -> str:
     """Return on how many tasks each sentence holds, and on how many its opposite does, by what judges."""
-    lines = [f"| sentence | {' | '.join(AGAINST)} |", "|---" * (1 + len(AGAINST)) + "|"]
+    rows = []
     for sentence, claim in sentences.items():
         cells = []
         for against in AGAINST:
@@ -122,8 +122,8 @@ def survivors(sentences: Mapping[str, str], claims: Mapping[str, ClaimResult]) -
             told = f"{{{of}:count reproduced}} of {{{of}:count}}, against {{{of}:count not reproduced}}"
             known = any(fnmatchcase(own, of) for own in claims)
             cells.append(tell("", told, claims) if known else "not asked")
-        lines.append(f"| {sentence} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+        rows.append((sentence, *cells))
+    return "\n".join(tables.markdown(("sentence", *AGAINST), rows))
 
 
 def peers(folders: Sequence[ResultFolder]) -> str:
@@ -136,8 +136,7 @@ def peers(folders: Sequence[ResultFolder]) -> str:
     both = [
         f"{name} at {damping:.2g}" for damping in sorted(table.damping.unique()) for name in ("agreement", "LDS")
     ]
-    heads = ["method", "matrix", *both, "CPU s"]
-    lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
+    rows = []
     for (method, matrix), own in table.groupby(["method", "matrix"], sort=False):
         cells = []
         for row in own.sort_values("damping").itertuples():
@@ -145,8 +144,8 @@ def peers(folders: Sequence[ResultFolder]) -> str:
             cells += [f"{row.pearson_mean:.2f}", lds] if row.status == "done" else [str(row.status), ""]
         seconds = own.seconds.mean()
         cells.append("" if math.isnan(seconds) else f"{seconds:.2g}")
-        lines.append(f"| {method} | {matrix} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+        rows.append((method, matrix, *cells))
+    return "\n".join(tables.markdown(("method", "matrix", *both, "CPU s"), rows))
 
 
 def clipped(results: Path, of: Mapping[str, Any]) -> str:
@@ -245,15 +244,15 @@ class Board:
         price = dict(zip(cost.task + cost.method, cost.trainings, strict=True))
         agreement, name = self.agreement(), self.tasks[self.first]
         heads = ["score", *self.tasks.values(), "same seed, mean", f"agreement, {name}", f"price, {name}"]
-        lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
+        rows = []
         for label, (standard, single) in self.rows.items():
             keys = [(task, single, SAME_SEED) for task in self.tasks]
             same = [self.best[key].lds for key in keys if key in self.best]
             cells = [self._cell((task, standard, STANDARD)) for task in self.tasks]
             cells.append(f"{sum(same) / len(same):.2f}" if len(same) == len(keys) else "")
             cells += [f"{agreement[standard]:.2f}", f"{price[self.first + standard]:.0f}"]
-            lines.append(f"| {label} | {' | '.join(cells)} |")
-        return "\n".join(lines)
+            rows.append((label, *cells))
+        return "\n".join(tables.markdown(heads, rows))
 
     def _cell(self, key: tuple[str, str, str]) -> str:
         if key not in self.best:

@@ -40,10 +40,12 @@ from curvlab.lab.reporting.findings import HEADLINES, PaperFindings, find
 from curvlab.lab.reporting.forest import forest
 from curvlab.lab.reporting.readme import PARTS, filled_readme, with_words
 from curvlab.lab.reporting.results import ResultFolder, count_verdicts, largest_judged, read_results
+from curvlab.lab.tables import markdown
 from curvlab.lab.targets.target import ROOT, paper_titles
 
 NOT_JUDGED = "not judged"
 STANDINGS = (REPRODUCED, DIRECTION_ONLY, UNDECIDED, NOT_REPRODUCED, causes.FALSE, NOT_JUDGED)  # see docs/words.md
+SETTING = ("name", "ours", "paper")
 _LONGEST_NOTE = 240  # characters; all of it stands in claims.json
 
 
@@ -66,6 +68,14 @@ def _first_page(
     shown: Mapping[str, Sequence[ResultFolder]], titles: Mapping[str, str], told: Mapping[str, PaperFindings]
 ) -> str:
     papers = [paper for paper in shown if paper != "benchmarks"]
+    counted = {paper: causes.standings(paper, largest_judged(shown[paper])) for paper in papers}
+    standings = []
+    for paper, counts in counted.items():
+        counts[NOT_JUDGED] = counts[OUT_OF_REACH] + counts[NOT_ASKED]
+        page = f"[{titles.get(paper, paper).partition(':')[0]}]({paper}/README.md)"
+        standings.append([page, *(str(counts[standing]) for standing in STANDINGS)])
+    rounded = sum(counts[causes.ROUNDING] for counts in counted.values())
+    left_out = f" Not counted: {rounded} that rounding alone refutes." if rounded else ""
     lines = [
         "# What five papers claim, and what came out",
         "",
@@ -75,28 +85,22 @@ def _first_page(
         "",
         "![Each headline's verdict; our value, where the claim holds, the paper's number](findings.png)",
         "",
-        f"| the papers' own claims | {' | '.join(STANDINGS)} |",
-        f"|---|{'---:|' * len(STANDINGS)}",
+        *markdown(("the papers' own claims", *STANDINGS), standings, "|---|" + "---:|" * len(STANDINGS)),
+        "",
+        f"[What the verdicts mean](../docs/words.md#verdict).{left_out}",
+        "",
     ]
-    counted = {paper: causes.standings(paper, largest_judged(shown[paper])) for paper in papers}
-    for paper, counts in counted.items():
-        counts[NOT_JUDGED] = counts[OUT_OF_REACH] + counts[NOT_ASKED]
-        cells = " | ".join(str(counts[standing]) for standing in STANDINGS)
-        lines.append(f"| [{titles.get(paper, paper).partition(':')[0]}]({paper}/README.md) | {cells} |")
-    lines += ["", "[What the verdicts mean](../docs/words.md#verdict).", ""]
-    if rounded := sum(counts[causes.ROUNDING] for counts in counted.values()):
-        lines[-2] += f" Not counted: {rounded} that rounding alone refutes."
     for paper in papers:
         lines += [f"## [{titles.get(paper, paper)}]({paper}/README.md)", ""]
         if paper not in told:
             continue
         places = {folder.key: f"{paper}/README.md{_place(folder, paper)}" for folder in shown[paper]}
-        lines += ["| it says | verdict | we found |", "|---|---|---|"]
+        rows = []
         for finding in told[paper].findings:
             place = places.get(finding.headline.shown.rpartition("/")[0])
             verdict = f"[{finding.verdict}]({place})" if place else finding.verdict
-            lines.append(f"| {_cell(finding.headline.says)} | {verdict} | {_cell(finding.sentence)} |")
-        lines.append("")
+            rows.append((_cell(finding.headline.says), verdict, _cell(finding.sentence)))
+        lines += [*markdown(("it says", "verdict", "we found"), rows), ""]
         for folder in largest_judged(shown[paper]):
             if folder.key == told[paper].picture and folder.pictures:
                 lines += [_picture(folder, f"{paper}/"), ""]
@@ -128,12 +132,12 @@ def _paper_page(
 
 def _headlines(story: PaperFindings, folders: Sequence[ResultFolder]) -> list[str]:
     places = {folder.key: f"[{folder.target}]({_place(folder, story.paper)})" for folder in folders}
-    lines = ["| The paper says | here | we found | in |", "|---|---|---|---|"]
+    rows = []
     for finding in story.findings:
         keys = dict.fromkeys(name.rpartition("/")[0] for name in finding.results)
         words = (_cell(finding.headline.says), finding.verdict, _cell(finding.text))
-        lines.append(f"| {' | '.join(words)} | {', '.join(places[key] for key in keys)} |")
-    return lines
+        rows.append((*words, ", ".join(places[key] for key in keys)))
+    return markdown(("The paper says", "here", "we found", "in"), rows)
 
 
 def _method(chosen: Sequence[ResultFolder]) -> str:
@@ -159,9 +163,9 @@ def _why_not(paper: str, chosen: Sequence[ResultFolder]) -> list[str]:
             for result in causes.own_claims(paper, folder)
         )
         counts.update(why for why in own if why is not None and why not in causes.FALSE_KINDS)
-    rows = [f"| {name} | {meaning} | {counts[name]} |" for name, meaning in causes.CAUSES.items() if counts[name]]
-    head = ["## Why claims are not reproduced", "", "| cause | it means | claims |", "|---|---|---:|"]
-    return [*head, *rows, ""] if rows else []
+    rows = [(name, meaning, str(counts[name])) for name, meaning in causes.CAUSES.items() if counts[name]]
+    table = markdown(("cause", "it means", "claims"), rows, "|---|---|---:|")
+    return ["## Why claims are not reproduced", "", *table, ""] if rows else []
 
 
 def _changes(chosen: Sequence[ResultFolder]) -> list[str]:
@@ -205,47 +209,37 @@ def _target_section(folder: ResultFolder, others: Sequence[ResultFolder]) -> lis
 
 def _claims_table(results: Sequence[ClaimResult]) -> list[str]:
     """Return a row for each claim; of a statement on several networks the words stand once, above the others."""
-    if not results:
-        return []
-    lines = ["| claim | paper | ours | verdict | note |", "|---|---|---|---|---|"]
     by_statement: dict[str, list[tuple[str, ClaimResult]]] = {}
     for result in results:
         words, _, of = result.claim.statement.rstrip(".)").rpartition(" (")
         by_statement.setdefault(words or of, []).append((of, result))
+    rows = []
     for group in by_statement.values():
+        first = number_text(group[0][1].claim.paper_value)
         for place, (of, result) in enumerate(group):
             statement = f"the same: {of}" if place else result.claim.statement
             paper = number_text(result.claim.paper_value)
-            paper = (
-                "the same" if place and paper and paper == number_text(group[0][1].claim.paper_value) else paper
-            )
+            paper = "the same" if place and paper and paper == first else paper
             verdict = result.verdict + (" †" if result.claim.changed else "")
-            lines.append(
-                f"| {' | '.join(map(_cell, (statement, paper, value_text(result), verdict, note(result))))} |"
-            )
-    return [*lines, ""]
+            rows.append([_cell(each) for each in (statement, paper, value_text(result), verdict, note(result))])
+    return [*markdown(("claim", "paper", "ours", "verdict", "note"), rows), ""] if rows else []
 
 
 def _settings(record: Mapping[str, Any]) -> list[str]:
     """Return our settings beside the paper's, and what was reduced, folded."""
     settings, reduced = record.get("settings") or [], record.get("reduced") or []
-    if not settings and not reduced:
-        return []
-    lines = ["<details><summary>Settings, ours and the paper's</summary>", ""]
+    lines = []
     if settings:
         none = {"ours": "none"}  # where it is null
         rows = [
-            [
-                none.get(name, "") if (value := entry.get(name)) is None else value
-                for name in ("name", "ours", "paper")
-            ]
+            [_cell(_listed(none.get(name, "") if entry.get(name) is None else entry[name])) for name in SETTING]
             for entry in settings
         ]
-        lines += ["| setting | ours | paper |", "|---|---|---|"]
-        lines += [f"| {' | '.join(_cell(_listed(entry)) for entry in row)} |" for row in rows]
-        lines.append("")
+        lines += [*markdown(("setting", "ours", "paper"), rows), ""]
     sentences = [f"- {_cell(entry)}" for entry in ([reduced] if isinstance(reduced, str) else reduced)]
-    return [*lines, *sentences, *[""] * bool(sentences), "</details>", ""]
+    lines += [*sentences, ""] if sentences else []
+    summary = "<details><summary>Settings, ours and the paper's</summary>"
+    return [summary, "", *lines, "</details>", ""] if lines else []
 
 
 # ------------------------------------------------------------------------------------ misprints
@@ -263,21 +257,17 @@ def _misprints(shown: Mapping[str, Sequence[ResultFolder]], titles: Mapping[str,
         "computes the number; *derivation* is a check by arithmetic, computed when this page is written.",
         "",
     ]
+    heads = ("in", "as printed", "as it should be", "counter-example", "kind", "by")
     for paper, own in found.items():
-        if not own:
-            continue
-        lines += [f"## {titles.get(paper, paper)}", ""]
-        lines += [
-            "| in | as printed | as it should be | counter-example | kind | by |",
-            "|---|---|---|---|---|---|",
-        ]
+        rows = []
         for each in own:
             words = (each.place, each.printed, each.should_be, each.seen, each.kind)
             by = "[derivation](../experiments/papers/derivations.py)"
             if each.folder is not None:
                 by = f"[{each.folder.target}]({paper}/README.md{_place(each.folder, paper)})"
-            lines.append(f"| {' | '.join(map(_cell, words))} | {by} |")
-        lines.append("")
+            rows.append([*map(_cell, words), by])
+        if rows:
+            lines += [f"## {titles.get(paper, paper)}", "", *markdown(heads, rows), ""]
     return "\n".join(lines)
 
 
@@ -290,22 +280,21 @@ def _commands(shown: Mapping[str, Sequence[ResultFolder]], titles: Mapping[str, 
         "`make TARGET PRESET=NAME ARGS=plan=true` says beforehand what it would take.",
         "",
     ]
+    heads = ("command", "device", "CPU min", "MiB", "products", "computed by")
     for paper, folders in shown.items():
-        lines += [f"## {titles.get(paper, paper)}", ""]
-        lines += [
-            "| command | device | CPU min | MiB | products | computed by |",
-            "|---|---|--:|--:|--:|---|",
-        ]
+        rows = []
         for folder in folders:
             record = folder.record
-            cells = [f"`{folder.command}`", _device(record)]
-            cells += [
+            cells = [
+                f"`{folder.command}`",
+                _device(record),
                 _per(record.get("unit_seconds"), 60, ".1f"),
                 _per(record.get("peak_memory_bytes"), 2**20, ",.0f"),
                 _per(record.get("num_matvecs"), 1, ",.0f"),
+                folder.computed_by,
             ]
-            lines.append(f"| {' | '.join(map(_cell, [*cells, folder.computed_by]))} |")
-        lines.append("")
+            rows.append([*map(_cell, cells)])
+        lines += [f"## {titles.get(paper, paper)}", "", *markdown(heads, rows, "|---|---|--:|--:|--:|---|"), ""]
     return "\n".join(lines)
 
 

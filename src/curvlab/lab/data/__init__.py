@@ -1,4 +1,9 @@
-"""Real data sets as normalised training and test splits, all under one data root."""
+"""Real data sets as normalised training and test splits, all under one data root.
+
+Every loader takes the same: `root`, the data root, which sets that need no files ignore; `num_train`, `num_test`
+and, of sets that have one, `num_validation`, how many of the leading examples of each part to keep, None for all;
+and sets of images `mean` and `std` by channel, of values in [0, 1]: subtracted, then divided by.
+"""
 
 # ruff: noqa: F401  (names that others import from here)
 from curvlab.lab.data.download import DamagedDataError, DataNotFoundError

@@ -15,8 +15,8 @@ from torch import Tensor
 from torch.utils.data import Dataset, get_worker_info
 
 from curvlab.lab.data.download import damaged, not_found
-from curvlab.lab.data.images import IMAGENET_MEAN, IMAGENET_STD, check_normalisation
-from curvlab.lab.data.splits import DataSplits, fixed_permutation, leading
+from curvlab.lab.data.images import IMAGENET_MEAN, IMAGENET_STD, Levels, check_normalisation
+from curvlab.lab.data.splits import Count, DataSplits, Root, fixed_permutation, leading
 
 TEST_FRACTION = 0.3
 
@@ -29,9 +29,7 @@ class ImageFiles(Dataset[tuple[Tensor, Tensor]]):
         targets: (N,) int64.
     """
 
-    def __init__(
-        self, files: Sequence[Path], targets: Tensor, *, mean: Sequence[float], std: Sequence[float]
-    ) -> None:
+    def __init__(self, files: Sequence[Path], targets: Tensor, *, mean: Levels, std: Levels) -> None:
         from torchvision import transforms  # not at the top: it brings in torch._dynamo, which takes seconds
 
         self.files = tuple(files)
@@ -66,16 +64,16 @@ class ImageFiles(Dataset[tuple[Tensor, Tensor]]):
 
 
 def load_image_folder(
-    root: str | Path,
+    root: Root,
     *,
     name: str = "imagenet",
     train_folder: str = "imagenet/train",
     test_folder: str = "imagenet/val",
     class_stride: int = 1,
-    num_train: int | None = None,
-    num_test: int | None = None,
-    mean: Sequence[float] = IMAGENET_MEAN,
-    std: Sequence[float] = IMAGENET_STD,
+    num_train: Count = None,
+    num_test: Count = None,
+    mean: Levels = IMAGENET_MEAN,
+    std: Levels = IMAGENET_STD,
 ) -> DataSplits:
     """Images below `root/train_folder/<class>/` and `root/test_folder/<class>/`, (3, 224, 224).
 

@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import pyarrow.parquet
@@ -18,9 +18,10 @@ from torch.nn import functional
 from torch.utils.data import TensorDataset
 
 from curvlab.lab.data.download import check_known, damaged, download, file_hash, not_found
-from curvlab.lab.data.splits import DataSplits, checksum, leading
+from curvlab.lab.data.splits import Count, DataSplits, Root, checksum, leading
 from curvlab.lab.data.tables import load_digits
 
+Levels: TypeAlias = Sequence[float]  # a number for each channel
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
 
@@ -39,8 +40,8 @@ def image_splits(
     *,
     num_outputs: int,
     class_names: tuple[str, ...] | None,
-    mean: Sequence[float],
-    std: Sequence[float],
+    mean: Levels,
+    std: Levels,
 ) -> DataSplits:
     """Return the splits with inputs (image / 255 - mean) / std, (C, H, W), mean and std by channel."""
     height, width, channels = train.images.shape[1:]
@@ -60,7 +61,7 @@ def image_splits(
     )
 
 
-def check_normalisation(mean: Sequence[float], std: Sequence[float], channels: int) -> None:
+def check_normalisation(mean: Levels, std: Levels, channels: int) -> None:
     """Raise a ValueError unless there is one mean and one positive std for each channel."""
     if len(mean) != channels or len(std) != channels or min(std) <= 0:
         raise ValueError(
@@ -76,57 +77,40 @@ def _normalise(images: np.ndarray, mean: tuple[float, ...], std: tuple[float, ..
 
 # ---------------------------------------------------------------------------------- MNIST
 _DIGITS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
-_CLOTHES = (
-    "T-shirt/top",
-    "Trouser",
-    "Pullover",
-    "Dress",
-    "Coat",
-    "Sandal",
-    "Shirt",
-    "Sneaker",
-    "Bag",
-    "Ankle boot",
-)
+_CLOTHES = tuple("T-shirt/top,Trouser,Pullover,Dress,Coat,Sandal,Shirt,Sneaker,Bag,Ankle boot".split(","))
 
 
 def load_mnist(
-    root: str | Path,
+    root: Root,
     *,
-    num_train: int | None = None,
-    num_test: int | None = None,
-    mean: Sequence[float] = (0.1307,),
-    std: Sequence[float] = (0.3081,),
+    num_train: Count = None,
+    num_test: Count = None,
+    mean: Levels = (0.1307,),
+    std: Levels = (0.3081,),
 ) -> DataSplits:
     """Handwritten digits (LeCun et al. 1998), (1, 28, 28), 10 classes, 60000 and 10000 in stored order.
 
-    Args:
-        root: data root; the files are `root/MNIST/raw/*-ubyte`, downloaded by torchvision when they are missing.
-        num_train: keep the leading ones only.
-        num_test: likewise.
-        mean: of the grey levels in [0, 1], subtracted; (0,) with std (1,) for none.
-        std: divided by.
+    The files are `root/MNIST/raw/*-ubyte`, downloaded by torchvision when they are missing. Mean (0,) with std
+    (1,) leaves the grey levels as they are.
     """
     train, test = _read_mnist("mnist", "MNIST", Path(root), num_train, num_test)
     return image_splits("mnist", train, test, num_outputs=10, class_names=_DIGITS, mean=mean, std=std)
 
 
 def load_fashion_mnist(
-    root: str | Path,
+    root: Root,
     *,
-    num_train: int | None = None,
-    num_test: int | None = None,
-    mean: Sequence[float] = (0.2860,),
-    std: Sequence[float] = (0.3530,),
+    num_train: Count = None,
+    num_test: Count = None,
+    mean: Levels = (0.2860,),
+    std: Levels = (0.3530,),
 ) -> DataSplits:
     """Articles of clothing (Xiao et al. 2017), in all else like MNIST; files `root/FashionMNIST/raw/*`."""
     train, test = _read_mnist("fashion_mnist", "FashionMNIST", Path(root), num_train, num_test)
     return image_splits("fashion_mnist", train, test, num_outputs=10, class_names=_CLOTHES, mean=mean, std=std)
 
 
-def _read_mnist(
-    name: str, class_name: str, root: Path, num_train: int | None, num_test: int | None
-) -> list[LabelledImages]:
+def _read_mnist(name: str, class_name: str, root: Path, num_train: Count, num_test: Count) -> list[LabelledImages]:
     """Return the leading training and test images; the files are checked, so that their headers need not be."""
     files = [f"{class_name}/raw/{part}-ubyte" for part in _PARTS]
     missing = next((root / file for file in files if not (root / file).is_file()), None)
@@ -152,22 +136,12 @@ _PARTS = ("train-images-idx3", "train-labels-idx1", "t10k-images-idx3", "t10k-la
 
 # ------------------------------------------------------------------------- variations of images
 def load_reconstruction(
-    root: str | Path,
-    *,
-    source: Literal["mnist", "digits"],
-    num_train: int | None = None,
-    num_test: int | None = None,
+    root: Root, *, source: Literal["mnist", "digits"], num_train: Count = None, num_test: Count = None
 ) -> DataSplits:
     """Grey levels in [0, 1] as inputs and, flattened, as targets of one logit for each pixel.
 
     As in Martens & Grosse (2015), whose binary cross-entropy is summed over the pixels; nn.BCEWithLogitsLoss, the
-    loss of "binary" sets, takes their mean.
-
-    Args:
-        root: data root.
-        source: the images: "mnist" or "digits".
-        num_train: keep the leading ones only.
-        num_test: likewise.
+    loss of "binary" sets, takes their mean. `source` names the images.
     """
     sizes = {"num_train": num_train, "num_test": num_test}
     if source not in ("mnist", "digits"):
@@ -218,37 +192,30 @@ def cropped_and_flipped(images: Tensor, *, padding: int, generator: torch.Genera
 # ------------------------------------------------------------------------------------ CIFAR
 # CIFAR-10 and CIFAR-100 from torchvision's files or from the parquet files of the Hugging Face hub.
 def load_cifar10(
-    root: str | Path,
+    root: Root,
     *,
-    num_train: int | None = None,
-    num_test: int | None = None,
-    mean: Sequence[float] = IMAGENET_MEAN,
-    std: Sequence[float] = IMAGENET_STD,
+    num_train: Count = None,
+    num_test: Count = None,
+    mean: Levels = IMAGENET_MEAN,
+    std: Levels = IMAGENET_STD,
 ) -> DataSplits:
     """CIFAR-10 (Krizhevsky 2009), (3, 32, 32), 10 classes, in stored order.
 
     Read from `root/cifar-10-batches-py` (torchvision) when that is complete, else from
-    `root/cifar10/data/{train,test}-*.parquet`, which may hold a subset, else downloaded by torchvision.
-
-    Args:
-        root: data root.
-        num_train: keep the leading ones only.
-        num_test: likewise.
-        mean: by channel, of values in [0, 1]; the default is ImageNet's, which the pretrained ResNet-20 of
-            `curvlab.lab.models` was trained with.
-        std: likewise.
+    `root/cifar10/data/{train,test}-*.parquet`, which may hold a subset, else downloaded by torchvision. Mean and
+    std are ImageNet's unless given, which the pretrained ResNet-20 of `curvlab.lab.models` was trained with.
     """
     sizes = {"train": num_train, "test": num_test}
     return _load_cifar("CIFAR10", Path(root), sizes, label="label", num_classes=10, mean=mean, std=std)
 
 
 def load_cifar100(
-    root: str | Path,
+    root: Root,
     *,
-    num_train: int | None = None,
-    num_test: int | None = None,
-    mean: Sequence[float] = IMAGENET_MEAN,
-    std: Sequence[float] = IMAGENET_STD,
+    num_train: Count = None,
+    num_test: Count = None,
+    mean: Levels = IMAGENET_MEAN,
+    std: Levels = IMAGENET_STD,
 ) -> DataSplits:
     """CIFAR-100 with its 100 fine labels; `root/cifar-100-python` or `root/cifar100/data`, like CIFAR-10."""
     sizes = {"train": num_train, "test": num_test}
@@ -258,12 +225,12 @@ def load_cifar100(
 def _load_cifar(
     kind: str,
     root: Path,
-    sizes: Mapping[str, int | None],
+    sizes: Mapping[str, Count],
     *,
     label: str,
     num_classes: int,
-    mean: Sequence[float],
-    std: Sequence[float],
+    mean: Levels,
+    std: Levels,
 ) -> DataSplits:
     """Read torchvision's files where all are there or no parquet file is, else the parquet files."""
     from torchvision import datasets  # not at the top: it brings in torch._dynamo, which takes seconds
@@ -295,7 +262,7 @@ def _load_cifar(
 
 
 def _read_parquet(
-    folder: Path, part: str, wanted: int | None, *, name: str, label: str, num_classes: int
+    folder: Path, part: str, wanted: Count, *, name: str, label: str, num_classes: int
 ) -> tuple[LabelledImages, tuple[str, ...] | None]:
     """Read columns `img` {bytes, path} and the label of all shards, sorted by name, and decode what is kept.
 

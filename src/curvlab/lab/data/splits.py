@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -12,6 +13,10 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 Task: TypeAlias = Literal["classification", "binary", "regression"]
+# Of every loader: the data root (of sets that need no files ignored), and how many leading examples of each part
+# to keep; None: all that there are.
+Root: TypeAlias = str | Path
+Count: TypeAlias = int | None
 
 
 @dataclass(frozen=True)
@@ -58,7 +63,7 @@ class DataSplits:
         return image[0].numpy() if len(image) == 1 else image.permute(1, 2, 0).numpy()
 
 
-def leading(wanted: int | None, available: int, *, setting: str, name: str) -> int:
+def leading(wanted: Count, available: int, *, setting: str, name: str) -> int:
     """Return how many leading examples to keep: `wanted`, or all `available` when it is None.
 
     Raises:

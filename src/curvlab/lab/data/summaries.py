@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from curvlab.lab.data.download import check_known, not_found, reading_hub
-from curvlab.lab.data.splits import fixed_permutation, leading
+from curvlab.lab.data.splits import Count, Root, fixed_permutation, leading
 from curvlab.lab.data.text import load_documentation
 
 DocumentSummary: TypeAlias = tuple[str, str]
@@ -44,9 +44,9 @@ def summary_corpus(
     validation: Sequence[DocumentSummary],
     test: Sequence[DocumentSummary],
     *,
-    num_train: int | None,
-    num_validation: int | None,
-    num_test: int | None,
+    num_train: Count,
+    num_validation: Count,
+    num_test: Count,
     text: Sequence[str] | None = None,
 ) -> SummaryCorpus:
     """Return the leading pairs of each part, every run of blanks and line breaks as one space.
@@ -109,22 +109,12 @@ NUM_TEST, NUM_VALIDATION = 200, 126
 
 
 def load_xsum(
-    root: str | Path,
-    *,
-    num_train: int | None = None,
-    num_validation: int | None = None,
-    num_test: int | None = None,
+    root: Root, *, num_train: Count = None, num_validation: Count = None, num_test: Count = None
 ) -> SummaryCorpus:
     """Pairs of XSum's test set from `root/xsum/test.jsonl` and `test_extra.jsonl`, in a split of our own.
 
     The 1,926 pairs are shuffled by a fixed permutation; 200 are for testing, 126 for validation, 1,600 for
     training. It is not the split of the paper, which trains on 204,045 other pairs: that is `load_hub_summaries`.
-
-    Args:
-        root: data root.
-        num_train: keep the leading pairs only.
-        num_validation: likewise.
-        num_test: likewise.
     """
     pairs: list[DocumentSummary] = []
     for file in FILES:
@@ -148,15 +138,15 @@ def load_xsum(
 
 
 def load_hub_summaries(
-    root: str | Path | None = None,
+    root: Root | None = None,
     *,
     name: str = "EdinburghNLP/xsum",
     revision: str | None = None,
     document: str = "document",
     summary: str = "summary",
-    num_train: int | None = None,
-    num_validation: int | None = None,
-    num_test: int | None = None,
+    num_train: Count = None,
+    num_validation: Count = None,
+    num_test: Count = None,
 ) -> SummaryCorpus:
     """Pairs of a set on the Hugging Face hub, in the splits train, validation and test that it has there.
 
@@ -204,14 +194,14 @@ VALIDATION_EVERY = 10
 
 
 def load_shortened_documentation(
-    root: str | Path | None = None,
+    root: Root | None = None,
     *,
     package: str = "sklearn",
     num_words: int = 8,
     min_letters: int = 4,
-    num_train: int | None = None,
-    num_validation: int | None = None,
-    num_test: int | None = None,
+    num_train: Count = None,
+    num_validation: Count = None,
+    num_test: Count = None,
 ) -> SummaryCorpus:
     """The first words of each paragraph of `load_documentation`; the summary is those with enough letters.
 

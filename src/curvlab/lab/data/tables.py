@@ -1,10 +1,8 @@
 """Tables: those inside scikit-learn, UCI's as CSV files, LIBSVM's sparse text.
 
 None has a standard split: the last 30 % (UCI: 10 %, as is usual in papers on regression) of one fixed permutation
-are the test set, and `num_train`, `num_test` keep the leading examples of each part. Inputs, and the targets of a
-regression, are standardised with mean and standard deviation of the whole training part, so an example is the same
-for every `num_train`; zeros and ones stay as they are. `root` is accepted, and ignored, by sets that need no
-files, so that every loader is called alike.
+are the test set. Inputs, and the targets of a regression, are standardised with mean and standard deviation of the
+whole training part, so an example is the same for every `num_train`; zeros and ones stay as they are.
 """
 
 from __future__ import annotations
@@ -20,7 +18,7 @@ from torch.utils.data import TensorDataset
 
 from curvlab.files import write_atomically
 from curvlab.lab.data.download import check_known, damaged, download, not_found
-from curvlab.lab.data.splits import DataSplits, Task, checksum, fixed_permutation, leading
+from curvlab.lab.data.splits import Count, DataSplits, Root, Task, checksum, fixed_permutation, leading
 
 LIBSVM_URL = "https://www.csie.ntu.edu.tw/~cjlin/libsvmtools/datasets/binary"
 # Rows of UCI's tables, and `checksum` of their numbers, (N, 9) float64: the formats of files differ.
@@ -35,8 +33,8 @@ def _table(
     name: str,
     features: np.ndarray,
     target: np.ndarray,
-    num_train: int | None,
-    num_test: int | None,
+    num_train: Count,
+    num_test: Count,
     *,
     task: Task = "binary",
     class_names: tuple[str, ...] | None = None,
@@ -67,7 +65,7 @@ def _table(
 
 
 def _parts(
-    name: str, size: int, num_train: int | None, num_test: int | None, test_fraction: float = 0.3
+    name: str, size: int, num_train: Count, num_test: Count, test_fraction: float = 0.3
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the places of the training and of the test examples that are kept."""
     train, test = np.split(fixed_permutation(size), [round(size * (1 - test_fraction))])
@@ -80,9 +78,7 @@ def _float32(values: np.ndarray) -> Tensor:
 
 
 # ---------------------------------------------------------------------------------- scikit-learn
-def load_digits(
-    root: str | Path | None = None, *, num_train: int | None = None, num_test: int | None = None
-) -> DataSplits:
+def load_digits(root: Root | None = None, *, num_train: Count = None, num_test: Count = None) -> DataSplits:
     """Handwritten digits, 8 x 8 grey levels 0..16 divided by 16, 10 classes: 1258 for training, 539 for test.
 
     Inputs (1, 8, 8) in [0, 1].
@@ -107,9 +103,7 @@ def load_digits(
     )
 
 
-def load_breast_cancer(
-    root: str | Path | None = None, *, num_train: int | None = None, num_test: int | None = None
-) -> DataSplits:
+def load_breast_cancer(root: Root | None = None, *, num_train: Count = None, num_test: Count = None) -> DataSplits:
     """Breast cancer Wisconsin (diagnostic), 30 features, 0 malignant / 1 benign: 398 and 171 examples.
 
     The "Cancer" of Bae et al. (2022). One logit, targets (1,) float32.
@@ -122,7 +116,7 @@ def load_breast_cancer(
 
 
 def load_breast_cancer_one_hot(
-    root: str | Path | None = None, *, num_train: int | None = None, num_test: int | None = None
+    root: Root | None = None, *, num_train: Count = None, num_test: Count = None
 ) -> DataSplits:
     """Breast cancer Wisconsin as 120 zeros and ones: each of its 30 columns cut at its quartiles, one-hot.
 
@@ -139,9 +133,7 @@ def load_breast_cancer_one_hot(
     return _table(name, features, target, num_train, num_test, class_names=_names(bunch), standardised=False)
 
 
-def load_diabetes(
-    root: str | Path | None = None, *, num_train: int | None = None, num_test: int | None = None
-) -> DataSplits:
+def load_diabetes(root: Root | None = None, *, num_train: Count = None, num_test: Count = None) -> DataSplits:
     """Diabetes progression (Efron et al. 2004), regression, 10 features: 309 and 133 examples.
 
     This is not the Pima Indians table, a classification set that Bae et al. (2022) call "Diabetes".
@@ -153,7 +145,7 @@ def load_diabetes(
 
 
 def load_diabetes_progression(
-    root: str | Path | None = None, *, num_train: int | None = None, num_test: int | None = None
+    root: Root | None = None, *, num_train: Count = None, num_test: Count = None
 ) -> DataSplits:
     """The same examples as a classification: progression above its median or not.
 
@@ -172,19 +164,17 @@ def _names(bunch: Any) -> tuple[str, ...]:
 
 
 # ---------------------------------------------------------------------------------- UCI
-def load_concrete(root: str | Path, *, num_train: int | None = None, num_test: int | None = None) -> DataSplits:
+def load_concrete(root: Root, *, num_train: Count = None, num_test: Count = None) -> DataSplits:
     """Concrete compressive strength (Yeh 1998), 8 features, regression: 927 and 103 examples."""
     return _load_uci("concrete", root, num_train, num_test, "regression")
 
 
-def load_energy(root: str | Path, *, num_train: int | None = None, num_test: int | None = None) -> DataSplits:
+def load_energy(root: Root, *, num_train: Count = None, num_test: Count = None) -> DataSplits:
     """Energy efficiency (Tsanas & Xifara 2012), 8 features, heating load, regression: 691 and 77 examples."""
     return _load_uci("energy", root, num_train, num_test, "regression")
 
 
-def load_pima_diabetes(
-    root: str | Path, *, num_train: int | None = None, num_test: int | None = None
-) -> DataSplits:
+def load_pima_diabetes(root: Root, *, num_train: Count = None, num_test: Count = None) -> DataSplits:
     """Pima Indians diabetes, 8 features, two classes: 691 and 77 examples; the "Diabetes" of Bae et al. (2022).
 
     Targets (1,) float32, 0 or 1. Zeros that stand for missing measurements are left as they are.
@@ -192,7 +182,7 @@ def load_pima_diabetes(
     return _load_uci("pima_diabetes", root, num_train, num_test, "binary")
 
 
-def _load_uci(name: str, root: str | Path, num_train: int | None, num_test: int | None, task: Task) -> DataSplits:
+def _load_uci(name: str, root: Root, num_train: Count, num_test: Count, task: Task) -> DataSplits:
     """Read a comma-separated file with a header, whose last column is the target."""
     path = Path(root) / "uci" / f"{name}.csv"
     if not path.is_file():
@@ -212,19 +202,11 @@ def _load_uci(name: str, root: str | Path, num_train: int | None, num_test: int 
 
 
 # ---------------------------------------------------------------------------------- LIBSVM
-def load_libsvm(
-    root: str | Path, *, name: str, num_train: int | None = None, num_test: int | None = None
-) -> DataSplits:
+def load_libsvm(root: Root, *, name: str, num_train: Count = None, num_test: Count = None) -> DataSplits:
     """Two classes from `root/libsvm/<name>`, downloaded from LIBSVM's page when it is missing.
 
     For example mushrooms (UCI): 8124 examples of 112 zeros and ones, edible 1 and poisonous 2. One logit, targets
-    (1,) 0 or 1, inputs as they are in the file.
-
-    Args:
-        root: data root.
-        name: the file's name. Of its two labels the smaller becomes 0, the larger 1.
-        num_train: keep the leading ones only.
-        num_test: likewise.
+    (1,) 0 or 1, inputs as they are in the file. Of the two labels in the file `name` the smaller becomes 0.
     """
     from sklearn.datasets import load_svmlight_file
 

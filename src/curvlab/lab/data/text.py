@@ -16,7 +16,7 @@ from itertools import islice
 from pathlib import Path
 
 from curvlab.lab.data.download import check_known, not_found, reading_hub
-from curvlab.lab.data.splits import leading
+from curvlab.lab.data.splits import Count, Root, leading
 
 
 def as_it_is(text: str) -> str:
@@ -49,8 +49,8 @@ def text_corpus(
     train: Sequence[str],
     test: Sequence[str],
     *,
-    num_train: int | None,
-    num_test: int | None,
+    num_train: Count,
+    num_test: Count,
     prepare: Callable[[str], str] = as_it_is,
 ) -> TextCorpus:
     """Return the corpus of the leading `num_train` and `num_test` documents (None: all of them)."""
@@ -73,17 +73,10 @@ _PUNCTUATION = re.compile(r"[^\w\s.$&%'-]|\.(?=\s|$)")
 _NOT_ABBREVIATED = re.compile(r"^(mr|mrs|ms|dr|inc|corp|co|st|jr|[a-z](\.[a-z])*)\.$")
 
 
-def load_penn_treebank(
-    root: str | Path, *, num_train: int | None = None, num_test: int | None = None
-) -> TextCorpus:
+def load_penn_treebank(root: Root, *, num_train: Count = None, num_test: Count = None) -> TextCorpus:
     """Lines of `root/ptb/ptb.{train,test}.txt`: 42,068 and 3,761 sentences of newspaper text.
 
     The text is licensed, so there is no download: put the two files there.
-
-    Args:
-        root: data root.
-        num_train: keep the leading lines only.
-        num_test: likewise.
     """
     parts = {}
     for part in ("train", "test"):
@@ -118,23 +111,14 @@ _MARKUP = re.compile(r":(?:\w+):`~?([^`<]*?)(?:\s*<[^`>]*>)?`|``([^`]*)``|`([^`]
 
 
 def load_documentation(
-    root: str | Path | None = None,
-    *,
-    package: str = "sklearn",
-    num_train: int | None = None,
-    num_test: int | None = None,
+    root: Root | None = None, *, package: str = "sklearn", num_train: Count = None, num_test: Count = None
 ) -> TextCorpus:
     """Paragraphs of prose in a package's docstrings, each once, in the order of files and lines.
 
     A paragraph counts as prose if it has ten words or more, opens with a capital, ends with a full stop, and nine
     of ten characters are letters or blanks. Every tenth one is test text. The text changes with the package's
-    version: the checksum tells.
-
-    Args:
-        root: ignored; for the signature that all loaders share.
-        package: its import name.
-        num_train: keep the leading paragraphs only, and read no more files than they need.
-        num_test: likewise.
+    version: the checksum tells. `package` is an import name; no more files are read than `num_train` and
+    `num_test` need.
     """
     spec = importlib.util.find_spec(package)
     if spec is None or not spec.submodule_search_locations:
@@ -199,7 +183,7 @@ def _prose(docstring: str) -> Iterator[str]:
 
 # ---------------------------------------------------------------------- the hub
 def load_hub_text(
-    root: str | Path | None = None,
+    root: Root | None = None,
     *,
     name: str,
     split: str = "train",

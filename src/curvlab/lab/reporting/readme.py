@@ -144,7 +144,7 @@ def peers(folders: Sequence[ResultFolder]) -> str:
             cells += [f"{row.pearson_mean:.2f}", lds] if row.status == "done" else [str(row.status), ""]
         seconds = own.seconds.mean()
         cells.append("" if math.isnan(seconds) else f"{seconds:.2g}")
-        rows.append((method, matrix, *cells))
+        rows.append([str(method), str(matrix), *cells])
     return "\n".join(tables.markdown(("method", "matrix", *both, "CPU s"), rows))
 
 

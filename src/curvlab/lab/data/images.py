@@ -77,7 +77,7 @@ def _normalise(images: np.ndarray, mean: tuple[float, ...], std: tuple[float, ..
 
 # ---------------------------------------------------------------------------------- MNIST
 _DIGITS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
-_CLOTHES = tuple("T-shirt/top,Trouser,Pullover,Dress,Coat,Sandal,Shirt,Sneaker,Bag,Ankle boot".split(","))
+_WEAR = ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot")
 
 
 def load_mnist(
@@ -107,7 +107,7 @@ def load_fashion_mnist(
 ) -> DataSplits:
     """Articles of clothing (Xiao et al. 2017), in all else like MNIST; files `root/FashionMNIST/raw/*`."""
     train, test = _read_mnist("fashion_mnist", "FashionMNIST", Path(root), num_train, num_test)
-    return image_splits("fashion_mnist", train, test, num_outputs=10, class_names=_CLOTHES, mean=mean, std=std)
+    return image_splits("fashion_mnist", train, test, num_outputs=10, class_names=_WEAR, mean=mean, std=std)
 
 
 def _read_mnist(name: str, class_name: str, root: Path, num_train: Count, num_test: Count) -> list[LabelledImages]:

@@ -11,7 +11,6 @@ import shutil
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -186,16 +185,10 @@ def load_config(entry: Entry, overrides: Sequence[str] = ()) -> DictConfig:
     Raises:
         ConfigurationError: for an unknown key or choice.
     """
-    with _initialized(entry.folder):
+    with hydra.initialize_config_dir(str(entry.folder), version_base=VERSION_BASE):
         given = expand(entry.config_name, overrides)
         cfg = checked_config(entry.config_name, list(given))
     return entry.command(given, list(given)).attach(cfg)
-
-
-@contextmanager
-def _initialized(folder: Path) -> Iterator[None]:
-    with hydra.initialize_config_dir(str(folder), version_base=VERSION_BASE):
-        yield
 
 
 def _check_command_line(entry: Entry) -> tuple[dict[str, str], str]:
@@ -206,7 +199,7 @@ def _check_command_line(entry: Entry) -> tuple[dict[str, str], str]:
     if any(getattr(arguments, option) for option in leave):
         return {}, ""
     config_name = arguments.config_name or entry.config_name
-    with _initialized(entry.folder):
+    with hydra.initialize_config_dir(str(entry.folder), version_base=VERSION_BASE):
         given = expand(config_name, arguments.overrides)
         checked_config(config_name, list(given), multirun=arguments.multirun)
     dirs = [word for word in given if word.startswith(("hydra.run.dir=", "hydra.sweep.dir="))]

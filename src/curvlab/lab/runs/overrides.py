@@ -80,8 +80,7 @@ class ConfigurationError(ValueError):
 def checked_config(config_name: str, overrides: Sequence[str], *, multirun: bool = False) -> DictConfig:
     """Return the config that overrides give, after checking them in every combination of swept config groups.
 
-    Needs an initialised Hydra. Cost: one composition per combination; a second one where a key is added or where
-    Hydra refuses, since its own words name no key that was meant.
+    Needs an initialised Hydra. Cost: one composition per combination; a second one where a key is set.
 
     Args:
         config_name: primary config.
@@ -99,20 +98,27 @@ def checked_config(config_name: str, overrides: Sequence[str], *, multirun: bool
     for override in in_group:
         _check_choice(override, loader)
     first_values = [line for override in in_config for line in itertools.islice(_lines(override, multirun), 1)]
-    settings = [override for override in in_config if not override.is_delete()]
     combinations = list(itertools.product(*[list(_lines(override, multirun)) for override in in_group]))
     for choices in combinations or [()]:  # none when a group is given an interval, which Hydra refuses later
-        try:
-            config = compose(config_name, [*choices, *first_values])
-        except (HydraException, OmegaConfBaseException) as error:
-            _check_keys(in_config, config_name, choices, loader)
-            _explain(str(error), config_name, loader, choices)
-        if settings:
-            stands = _check_keys(in_config, config_name, choices, loader)
-            for override in settings:
-                _check_values(override, parser, stands)
+        if in_config:  # before Hydra refuses a key, in words that name none that was meant
+            whole = _compose(config_name, choices, choices, loader, return_hydra_config=True)
+            stands: Any = OmegaConf.to_container(whole)
+            for override in in_config:
+                _check_key(override, stands, loader)
+                if not override.is_delete():
+                    _check_values(override, parser, stands)
+        config = _compose(config_name, [*choices, *first_values], choices, loader)
     _check_tasks(config, [str(override.input_line) for override in parsed if override.is_delete()])
     return config
+
+
+def _compose(
+    config_name: str, lines: Sequence[str], choices: Sequence[str], loader: ConfigLoader, **settings: bool
+) -> DictConfig:
+    try:
+        return compose(config_name, list(lines), **settings)
+    except (HydraException, OmegaConfBaseException) as error:
+        _explain(str(error), config_name, loader, choices)
 
 
 def _check_tasks(config: DictConfig, deletions: Sequence[str]) -> None:
@@ -127,19 +133,6 @@ def _check_tasks(config: DictConfig, deletions: Sequence[str]) -> None:
                 f"{taken!r} leaves task {name!r} without {' and '.join(lacks)}, and keeps its {', '.join(own)}: "
                 f"delete the whole task with '~tasks.{name}'."
             )
-
-
-def _check_keys(
-    overrides: Sequence[Override], config_name: str, choices: Sequence[str], loader: ConfigLoader
-) -> Any:
-    """Check that the config of `choices` alone has the keys that `overrides` set, and return it."""
-    try:
-        config = OmegaConf.to_container(compose(config_name, list(choices), return_hydra_config=True))
-    except (HydraException, OmegaConfBaseException) as error:
-        _explain(str(error), config_name, loader, choices)
-    for override in overrides:
-        _check_key(override, config, loader)  # type: ignore[arg-type]  # a DictConfig gives a dict
-    return config
 
 
 def _check_values(override: Override, parser: OverridesParser, config: Any) -> None:
@@ -373,11 +366,8 @@ def _find_added(config_name: str, override: str) -> None:
     """Let Hydra find NAME of +GROUP@PACKAGE=NAME, which it looks for beside the primary config."""
     added = re.fullmatch(r"\+(\w+)@[\w.]+=(\w+)", override)
     if added and added[2] in GlobalHydra.instance().config_loader().get_group_options(added[1]):
-        group, node = (
-            f"{config_name.rpartition('/')[0]}/{added[1]}",
-            {"defaults": [{f"/{added[1]}@_here_": added[2]}]},
-        )
-        ConfigStore.instance().store(group=group, name=added[2], node=node)
+        beside, node = config_name.rpartition("/")[0], {"defaults": [{f"/{added[1]}@_here_": added[2]}]}
+        ConfigStore.instance().store(group=f"{beside}/{added[1]}", name=added[2], node=node)
 
 
 def _part(override: str) -> str | None:

@@ -57,19 +57,20 @@ class TokenSplits(DataSplits):
     @property
     def end(self) -> int:
         """Number of the token that ends every document and begins the first."""
-        return self._number(END, "<|endoftext|>")
+        return _number(self.class_names or (), END, "<|endoftext|>")
 
     @property
     def padding(self) -> int:
         """Number of the token that fills up short texts: any will do, it is masked."""
-        return self._number(PADDING, END, "<|endoftext|>")
+        return _number(self.class_names or (), PADDING, END, "<|endoftext|>")
 
-    def _number(self, *names: str) -> int:
-        vocabulary = self.class_names or ()
-        for name in names:
-            if name in vocabulary:
-                return vocabulary.index(name)
-        raise ValueError(f"the vocabulary has none of {', '.join(names)}: use a tokenizer that ends documents")
+
+def _number(vocabulary: Sequence[str], *names: str) -> int:
+    """Return the number of the first of the names that is a token."""
+    for name in names:
+        if name in vocabulary:
+            return vocabulary.index(name)
+    raise ValueError(f"the tokenizer has none of {', '.join(names)} to end documents with: use another one")
 
 
 def train_tokenizer(documents: Iterable[str], *, vocabulary_size: int) -> str:
@@ -125,9 +126,7 @@ def token_splits(corpus: TextCorpus, tokenizer: str, *, sequence_length: int) ->
         raise ValueError(f"sequence_length must be at least 1, got {sequence_length}")
     encoder = Tokenizer.from_str(tokenizer)
     vocabulary = _vocabulary(encoder)
-    end = next((vocabulary.index(name) for name in (END, "<|endoftext|>") if name in vocabulary), None)
-    if end is None:
-        raise ValueError("the tokenizer has neither </s> nor <|endoftext|> to end documents with: use another one")
+    end = _number(vocabulary, END, "<|endoftext|>")
 
     def encode(text: str) -> list[int]:
         return list(encoder.encode(corpus.prepare(text), add_special_tokens=False).ids)

@@ -21,7 +21,7 @@ from omegaconf import DictConfig
 from curvlab.curvature import GaussNewtonOperator
 from curvlab.curvature.examples import exact_traces
 from curvlab.lab import Run
-from curvlab.lab.runs.over_ranks import replicated_operator
+from curvlab.lab.runs.over_ranks import operator_on_ranks
 from curvlab.problem import stack
 from curvlab.problem.own_losses import output_loss
 from curvlab.spectrum import top_eigenvalues
@@ -116,7 +116,7 @@ def _example(task: TrainedTask, place: int) -> tuple[GaussNewtonOperator, float]
     """Return the operator on one example, and what makes it G_i, whose mean is G: its share of the predictions."""
     inputs, targets = stack(task.train, torch.tensor([place]))
     share = output_loss(task.loss).count(targets) / task.predictions_per_example if task.is_language else 1.0
-    operator: GaussNewtonOperator = replicated_operator(
-        GaussNewtonOperator, task.model, task.loss, (inputs, targets)
+    operator: GaussNewtonOperator = operator_on_ranks(
+        GaussNewtonOperator, task.model, task.loss, (inputs, targets), spread=False
     )
     return operator, share

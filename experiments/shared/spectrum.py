@@ -13,7 +13,7 @@ from torch import Tensor
 
 from curvlab.curvature import GaussNewtonOperator, exact_traces
 from curvlab.lab import Run
-from curvlab.lab.runs.over_ranks import launched, replicated_operator, spread_operator
+from curvlab.lab.runs.over_ranks import launched, operator_on_ranks
 from curvlab.problem import stack
 from curvlab.solvers import measure_constant
 from curvlab.spectrum import frobenius_norm, hutchinson_trace, mean_eigenvalue, sketch_eigenvalues, top_eigenvalues
@@ -31,9 +31,9 @@ def gauss_newton(task: TrainedTask, *, spread: bool = True) -> GaussNewtonOperat
 
     Its examples are spread over the processes of torchrun, where there are several; or each has all of them.
     """
-    on_ranks = spread_operator if spread else replicated_operator
-    operator: GaussNewtonOperator = on_ranks(
-        GaussNewtonOperator, task.model, task.loss, task.train, batch_size=examples_at_a_time(task)
+    size = examples_at_a_time(task)
+    operator: GaussNewtonOperator = operator_on_ranks(
+        GaussNewtonOperator, task.model, task.loss, task.train, spread=spread, batch_size=size
     )
     return operator
 

@@ -21,7 +21,7 @@ from curvlab.lab.runs import run as runs
 from curvlab.lab.runs.configuration import Entry, load_config
 from curvlab.lab.runs.overrides import ConfigurationError
 from curvlab.lab.runs.record import Commit
-from curvlab.lab.runs.run import check_seed, torch_device
+from curvlab.lab.runs.run import torch_device
 from curvlab.lab.runs.tracking import Tracker
 
 Demo = Callable[..., subprocess.CompletedProcess[str]]
@@ -384,18 +384,9 @@ if __name__ == "__main__":
 def test_device_names() -> None:
     assert torch_device("cpu") == torch.device("cpu")
     assert torch_device("auto").type == ("cuda" if torch.cuda.is_available() else "cpu")
-    with pytest.raises(ConfigurationError, match="device=gpu is no device; use cpu, cuda, cuda:1 or auto"):
-        torch_device("gpu")
 
 
 def test_missing_gpu_says_what_to_use(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(ConfigurationError, match="device=cuda:1, but torch sees no GPU here; use device=cpu"):
         torch_device("cuda:1")
-
-
-def test_a_seed_is_a_whole_number() -> None:
-    check_seed(3)
-    for seed in ("abc", 1.5, None, True):
-        with pytest.raises(ValueError, match=rf"seed={seed} is no whole number; use seed=0"):
-            check_seed(seed)

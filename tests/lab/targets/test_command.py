@@ -19,11 +19,10 @@ from typing import Any
 
 import pandas as pd
 import pytest
-from hydra import compose
+from hydra import compose, initialize_config_dir
 from PIL import Image
 
 from curvlab.lab import Target, all_targets, load_claims, load_config
-from curvlab.lab.runs import configuration
 from curvlab.lab.tables import read_table
 from curvlab.lab.targets import command
 from curvlab.lab.targets.command import _Schedule, run_side_by_side
@@ -386,7 +385,7 @@ def test_a_mistyped_sweep_is_refused(toy: Path, experiments: Callable[..., Any])
 @pytest.mark.parametrize("name", SWEEPS)
 def test_the_keys_of_every_sweep_are_keys_of_its_target(name: str) -> None:
     target = all_targets().get(name.replace("_", "/")) or all_targets()["rank1/fisher"]
-    with configuration._initialized(ROOT / "conf"):
+    with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
         cfg = compose(target.config_name, [f"sweep={name}"], return_hydra_config=True)
         params = dict(cfg.hydra.sweeper.params)
         assert cfg.hydra.mode.name == "MULTIRUN"

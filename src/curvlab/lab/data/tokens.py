@@ -70,7 +70,7 @@ def _number(vocabulary: Sequence[str], *names: str) -> int:
     for name in names:
         if name in vocabulary:
             return vocabulary.index(name)
-    raise ValueError(f"the tokenizer has none of {', '.join(names)} to end documents with: use another one")
+    raise ValueError(f"the tokenizer has neither {' nor '.join(names)} to end documents with: use another one")
 
 
 def train_tokenizer(documents: Iterable[str], *, vocabulary_size: int) -> str:

@@ -99,23 +99,6 @@ def curves(target: Target) -> Iterator[tuple[str, str]]:
         yield from ((rest.partition(" by ")[0], y) for y in ys.split(", "))
 
 
-def named_keys(target: Target) -> tuple[list[str], list[str]]:
-    """Return the keys that the panels of a target name, and the regular expressions of keys."""
-    from wandb_workspaces.reports.v2 import BarPlot, LinePlot, MediaBrowser
-
-    keys: list[str] = []
-    patterns: list[str] = []
-    for panel in panels(target):
-        if isinstance(panel, BarPlot):
-            keys += [str(metric) for metric in panel.metrics]
-        elif isinstance(panel, MediaBrowser):
-            keys += panel.media_keys
-        elif isinstance(panel, LinePlot):
-            keys += [str(name) for name in [*panel.y, *([] if panel.x == "Step" else [panel.x])]]
-            patterns += [panel.metric_regex] * bool(panel.metric_regex)
-    return keys, patterns
-
-
 # ------------------------------------------------------------------------------------ both of them
 def workspace(paper: str, entity: str = "") -> Any:
     """Return the workspace of a paper's runs: a section for each target."""

@@ -202,18 +202,11 @@ def _claims_at(preset: str, folders: Sequence[ResultFolder]) -> dict[str, ClaimR
 
 
 def _headline(paper: str, entry: Mapping[str, Any]) -> Headline:
-    needed, optional = {"says", "claims", "short", "shown", "finding"}, {"number", "per"}
-    if not needed <= set(entry) <= needed | optional:
-        raise ValueError(
-            f"headlines.yaml, {paper}: a headline has {', '.join(sorted(needed))} and may have number and per; "
-            f"this one has {', '.join(entry)}"
-        )
-    texts: dict[str, Any] = {name: str(entry[name]) for name in ("says", "short", "finding")}
-    claims = tuple(_whole(paper, claim) for claim in entry["claims"])
     stated = entry.get("number", [])
     numbers = tuple(float(each) for each in (stated if isinstance(stated, list) else [stated]))
-    shown, per = _whole(paper, entry["shown"]), float(entry.get("per", 1))
-    return Headline(paper, claims=claims, shown=shown, number=numbers, per=per, **texts)
+    claims = tuple(_whole(paper, claim) for claim in entry["claims"])
+    places = {"claims": claims, "shown": _whole(paper, entry["shown"]), "number": numbers}
+    return Headline(paper=paper, **{**entry, **places})  # a TypeError names a key that it lacks, or has too much
 
 
 def _find(

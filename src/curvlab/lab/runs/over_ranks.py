@@ -50,32 +50,28 @@ def quiet(cfg: DictConfig) -> DictConfig:
     return own
 
 
-def spread_operator(
-    build: Callable[..., Any], model: nn.Module, loss: nn.Module, data: Any, **settings: Any
+def operator_on_ranks(
+    build: Callable[..., Any],
+    model: nn.Module,
+    loss: nn.Module,
+    data: Any,
+    *,
+    spread: bool = True,
+    **settings: Any,
 ) -> Any:
-    """Return the operator build(model, loss, data, ...); under torchrun each rank has its share of the data.
+    """Return the operator build(model, loss, data, ...); under torchrun of data that the ranks share.
 
-    A model that `shard` has cut up gives a ShardedGaussNewtonOperator, others a DataParallelOperator.
+    A model that `shard` has cut up gives a ShardedGaussNewtonOperator, others a DataParallelOperator. Without
+    `spread` every rank holds the same data: the same operator on all, of a sharded model their mean.
     """
-    if not launched():
-        return build(model, loss, data, **settings)
-    from curvlab import parallel
-
-    share = parallel.Ranks.current().share(data)
-    if parallel.is_sharded(model):
-        return parallel.ShardedGaussNewtonOperator(model, loss, share, **settings)
-    return parallel.DataParallelOperator(build(model, loss, share, **settings))
-
-
-def replicated_operator(
-    build: Callable[..., Any], model: nn.Module, loss: nn.Module, data: Any, **settings: Any
-) -> Any:
-    """Return the operator build(model, loss, data, ...) of data that every rank holds: the same on all of them."""
     if launched():
         from curvlab import parallel
 
-        if parallel.is_sharded(model):  # the mean over the ranks' equal examples
-            return parallel.ShardedGaussNewtonOperator(model, loss, data, **settings)
+        own = parallel.Ranks.current().share(data) if spread else data
+        if parallel.is_sharded(model):
+            return parallel.ShardedGaussNewtonOperator(model, loss, own, **settings)
+        if spread:
+            return parallel.DataParallelOperator(build(model, loss, own, **settings))
     return build(model, loss, data, **settings)
 
 

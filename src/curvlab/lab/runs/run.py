@@ -86,7 +86,6 @@ class Run:
         self.target = command.make_target or key.replace("/", "-")
         self.title = title
         self.device = torch_device(cfg.device)
-        check_seed(cfg.seed)
         paper, item = key.split("/")
         name = command.folder_name(cfg.preset)
         self.folder = Path(cfg.results.root) / paper / item / name
@@ -305,21 +304,12 @@ def torch_device(name: str) -> torch.device:
     """Return the device of `device=NAME`; `auto` is a GPU when there is one."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        raise ConfigurationError(f"device={name} is no device; use cpu, cuda, cuda:1 or auto.") from None
+    device = torch.device(name)  # overrides are checked before
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ConfigurationError(f"device={name}, but torch sees no GPU here; use device=cpu or device=auto.")
     if device.type == "cuda":
         torch.backends.cudnn.allow_tf32 = False  # torch's default: convolutions, alone, with ten bits of mantissa
     return device
-
-
-def check_seed(seed: object) -> None:
-    """Raise unless `seed=` is a whole number; any other text would be a seed of its own, and a typing error."""
-    if type(seed) is not int:
-        raise ConfigurationError(f"seed={seed} is no whole number; use seed=0, or seed=0,1,2 with -m.")
 
 
 class Status:

@@ -18,7 +18,7 @@ from pathlib import Path
 from omegaconf import DictConfig
 
 from curvlab.lab.runs import configuration, over_ranks
-from curvlab.lab.targets.help import expected_seconds, print_target_help, recorded_seconds
+from curvlab.lab.targets.help import expected_seconds, print_target_help, recorded_seconds, until_reader_leaves
 from curvlab.lab.targets.target import ROOT, Target, named_targets
 
 PLAN = "plan=true"
@@ -56,11 +56,9 @@ def main(target: Target) -> None:
 def _print_plan(target: Target, cfg: DictConfig) -> None:
     from curvlab.lab.targets.plan import plan
 
-    try:
+    with until_reader_leaves():  # `| head` say
         for line in plan(target, cfg):
             print(line, flush=True)
-    except BrokenPipeError:  # whoever reads, `| head` say, has read enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def load_config(target: Target, overrides: Sequence[str] = ()) -> DictConfig:

@@ -10,6 +10,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -245,29 +246,20 @@ def _sign_if_changed(folder: Path, act: str, names: Sequence[str], write: Callab
         sign(folder, act, now)
 
 
-def judge_again(names: Sequence[str]) -> int:
-    """Judge results of the targets `names`, or all published ones, from their tables; return the exit status."""
-    return _again(judge_target, "judge", names)
-
-
-def draw_again(names: Sequence[str]) -> int:
-    """Draw them again, likewise."""
-    return _again(draw_target, "draw", names)
-
-
 def _again(act: Callable[[Target, Path], None], name: str, names: Sequence[str]) -> int:
+    """Judge or draw results of targets, or all published ones, from their tables; return the exit status."""
     status = 0
     for target, folder in result_folders(names) if names else published():
         try:
             act(target, folder)
-        except (
-            ValueError,
-            KeyError,
-            AttributeError,
-            OSError,
-        ) as error:  # damaged, or its target has changed since
+        # Damaged, or its target has changed since.
+        except (ValueError, KeyError, AttributeError, OSError) as error:
             print(f"{folder.as_posix()}: cannot {name} it: {error}", file=sys.stderr)
             status = 1
         else:
             print(folder.as_posix())
     return status
+
+
+judge_again = partial(_again, judge_target, "judge")
+draw_again = partial(_again, draw_target, "draw")

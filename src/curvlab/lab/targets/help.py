@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 from curvlab.lab.targets.target import PRESETS, ROOT, Target, all_targets, named_targets, paper_titles
 
@@ -75,24 +76,23 @@ def expected_seconds(targets: Iterable[Target], preset: str) -> float:
 
     run.json has kinds of units, not single ones: a kind of the same seconds and commit is the same units.
     """
-    kinds: set[tuple[object, ...]] = set()
-    total = 0.0
-    for target in targets:
-        path = ROOT / "results" / target.key / preset / "run.json"
-        if path.is_file():
-            record = json.loads(path.read_text(encoding="utf-8"))
-            kinds |= {tuple(unit[key] for key in _UNITS) for unit in record["units"]}
-            total += _SECONDS_TO_DRAW
-    return total + sum(float(str(kind[-1])) for kind in kinds)
+    records = [record for target in targets if (record := published_record(target, preset))]
+    kinds = {tuple(unit[key] for key in _UNITS) for record in records for unit in record["units"]}
+    return _SECONDS_TO_DRAW * len(records) + sum(float(kind[-1]) for kind in kinds)
 
 
 def recorded_seconds(target: Target, preset: str) -> float | None:
     """Return the same in seconds: CPU time of its units, not the wall time, in which a busy machine waits."""
+    return published_record(target, preset).get("unit_seconds")
+
+
+def published_record(target: Target, preset: str) -> dict[str, Any]:
+    """Return run.json of a published result; empty where there is none, or a damaged one."""
     try:
-        record = json.loads((ROOT / "results" / target.key / preset / "run.json").read_text(encoding="utf-8"))
-        return float(record["unit_seconds"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
+        content = (ROOT / "results" / target.key / preset / "run.json").read_text(encoding="utf-8")
+        return dict(json.loads(content))
+    except (OSError, ValueError, TypeError):
+        return {}
 
 
 @contextmanager

@@ -6,7 +6,6 @@ follows from nothing that a config says: how many products a solver takes depend
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -17,8 +16,9 @@ from omegaconf import DictConfig, OmegaConf
 from curvlab.lab.models.unread import network
 from curvlab.lab.runs.run import Run
 from curvlab.lab.runs.store import Store
+from curvlab.lab.targets.help import published_record
 from curvlab.lab.targets.settings import plain_task_settings
-from curvlab.lab.targets.target import PRESETS, ROOT, Target
+from curvlab.lab.targets.target import PRESETS, Target
 from curvlab.problem import freeze
 
 _VECTORS = 3  # beside the parameters of a product: v, G v, and the gradient of one batch
@@ -63,9 +63,8 @@ def in_bytes(number: float) -> str:
 
 def _published(target: Target, preset: str) -> Iterator[str]:
     """Yield what each published preset took, and of `preset` its units."""
-    folder = ROOT / "results" / target.key
-    for name in (each for each in PRESETS if (folder / each / "run.json").is_file()):
-        record = json.loads((folder / name / "run.json").read_text(encoding="utf-8"))
+    for name in (each for each in PRESETS if published_record(target, each)):
+        record = published_record(target, name)
         took = f"{record['unit_seconds']:,.0f} s of CPU time, {record['num_matvecs']:,} products"
         yield f"published, {name}: {took} ({record['device']})"
         for unit in record["units"] if name == preset else ():

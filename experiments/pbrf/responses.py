@@ -278,6 +278,14 @@ class Decomposition:
         names = found["names"]
         return {name: {part: found[part][i] for part in found if part != "names"} for i, name in enumerate(names)}
 
+    def lissa_at_smallest(self, curvature: str) -> dict[str, Any]:
+        """Return what `truncated` has of LiSSA at the smallest scaling at which it is finite, with its `name`."""
+        known = self.truncated(curvature)
+        for name in map(lissa_name, SCALES):
+            if name in known and known[name]["moved"].isfinite().all():
+                return known[name] | {"name": name}
+        return {}
+
     def _truncated(self, curvature: str) -> dict[str, Any]:
         network, settings = self.network, self.network.settings.lissa
         operator, b = curvature_operator(self.left_out, curvature), -self.left_out.pull.T.contiguous()  # type: ignore[arg-type]

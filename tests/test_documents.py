@@ -254,7 +254,7 @@ SAID = {
     "papers/derivations.py": "10,000 1.9 1.9",
     "papers/headlines.yaml": "10 500 1e-5",
     "papers/misprints.yaml": "20",
-    "papers/pictures.yaml": "1,000 10 5,000",
+    "papers/pictures.yaml": "10",
     "pbrf/appg/__init__.py": "20 103 77 133 5000 10000 10 500",
     "pbrf/appg/cost_claims.py": "1",
     "pbrf/correlation_plot.py": "10",

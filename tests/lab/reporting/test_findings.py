@@ -7,13 +7,16 @@ import json
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 import yaml
+from matplotlib.colors import to_hex
 
 from curvlab.lab import Claim, Criterion, Interval, judge, out_of_reach, plots, tables
 from curvlab.lab.claims.claims import DIRECTION_ONLY, NOT_REPRODUCED, REPRODUCED, UNDECIDED
 from curvlab.lab.reporting.dashboard import headline_claims, text
 from curvlab.lab.reporting.findings import HEADLINES, NO_VALUE, find, headline_verdict, tell, written
+from curvlab.lab.reporting.forest import _HOLDS as HOLDS
 from curvlab.lab.reporting.forest import forest, paper_words
 from curvlab.lab.reporting.readme import PARTS, WORDS, Board, filled_readme, peers, with_words
 from curvlab.lab.reporting.results import read_results
@@ -274,6 +277,50 @@ def test_the_picture_and_the_readme_are_those_of_the_results(committed, tmp_path
         assert NO_VALUE not in text
     with pytest.raises(ValueError, match="lacks the line"):
         filled_readme("", folders, committed)
+
+
+def test_every_row_of_the_picture_has_its_preset_and_its_claims_numbers(committed) -> None:
+    drawing = forest(committed, {})
+    axes = drawing.axes[0]
+    says = {text.get_text(): text.get_position()[1] for text in axes.texts}
+    presets = {finding.preset for paper in committed for finding in paper.findings} - {""}
+    assert {(preset[0].upper(), preset) for preset in presets} == {
+        (letter.get_text(), name.get_text())
+        for letter, name in itertools.pairwise(axes.texts)
+        if letter.get_position()[1] == name.get_position()[1] == says["the preset that decides:"]
+        and len(letter.get_text()) == 1
+    }
+    seen = 0
+    for finding in (finding for paper in committed for finding in paper.findings):
+        top = says[finding.headline.says]
+        texts = {text.get_text() for text in axes.texts if top < text.get_position()[1] < top + 20}
+        lines = [line for line in axes.lines if top < float(np.mean(line.get_ydata())) < top + 20]
+        dots = [float(line.get_xdata()[0]) for line in lines if line.get_marker() == "o"]
+        assert {finding.preset[:1].upper(), finding.headline.short} <= texts
+        if finding.shown is None:
+            assert dots == []
+            continue
+        seen += 1
+        key, _, name = finding.headline.shown.rpartition("/")  # the file itself, and no class of ours
+        claims = json.loads((ROOT / "results" / key / finding.preset / "claims.json").read_text())["claims"]
+        (claim,) = (each for each in claims if each["claim"]["id"] == name)
+        value, interval, per = claim["value"], claim["interval"], finding.headline.per
+        ends = [interval["low"], interval["high"]]
+        spread = f" ({written(per * ends[0])} to {written(per * ends[1])})" if ends[0] != ends[1] else ""
+        assert f"{written(per * value)}{spread}" in texts
+        (dot,) = dots
+        (band,) = (
+            part.get_paths()[0].get_extents()
+            for part in axes.collections
+            if to_hex(part.get_facecolor()[0]) == HOLDS and top < part.get_paths()[0].get_extents().y0 < top + 20
+        )
+        assert (band.x0 <= dot <= band.x1) == finding.shown.claim.criterion.holds([value]), finding.headline.says
+        diamonds = [line.get_xdata() for line in lines if line.get_marker() == "D"]
+        places = [float(place) for line in diamonds for place in line]
+        assert len(places) == len(finding.headline.number)
+        given = [*zip(finding.headline.number, places, strict=True), (per * value, dot)]
+        assert [place for _, place in sorted(given)] == sorted(place for _, place in given)  # one scale for all
+    assert seen > 30
 
 
 def test_the_first_use_of_a_word_is_a_link_to_what_it_means() -> None:

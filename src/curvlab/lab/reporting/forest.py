@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -12,18 +13,22 @@ from matplotlib.figure import Figure
 from curvlab.lab.claims import claims
 from curvlab.lab.reporting import plots
 from curvlab.lab.reporting.findings import HEADLINE_VERDICTS, IN_PART, Finding, PaperFindings, written
+from curvlab.lab.targets.target import PRESETS
 
-_COLORS = {
-    claims.REPRODUCED: plots.PALETTE[2],
-    claims.DIRECTION_ONLY: plots.PALETTE[0],
+_COLORS = {  # none of a method
+    claims.REPRODUCED: "#1A7A3A",
+    claims.DIRECTION_ONLY: "#2F66C4",
     IN_PART: "#B07800",
     claims.UNDECIDED: "#777777",
-    claims.NOT_REPRODUCED: plots.PALETTE[1],
+    claims.NOT_REPRODUCED: "#B3261E",
     claims.OUT_OF_REACH: "#777777",
 }
-_WIDTH, _ROW, _HEADING, _TOP = 576.0, 33.0, 22.0, 56.0  # points, as is the unit of the axes
+_WIDTH, _ROW, _HEADING, _TOP = 576.0, 33.0, 22.0, 73.0  # points, as is the unit of the axes
 _LEFT, _RIGHT, _VALUES, _PAPER = 256.0, 332.0, 338.0, 466.0  # of a row's strip; where the numbers beside it begin
 _OURS, _BAND, _HOLDS = "#222222", "#ececec", "#bfe0c8"
+_DIAMOND: dict[str, Any] = {"marker": "D", "markersize": 4.5, "color": "black", "markerfacecolor": "white"}
+_BOXED: dict[str, Any] = {"fontsize": 7, "weight": "bold", "ha": "center", "va": "center", "color": "#444444"}
+_BOXED["bbox"] = {"boxstyle": "square,pad=0.15", "facecolor": "none", "edgecolor": "#999999", "linewidth": 0.6}
 _LETTERS = 22  # that there is room for at the right
 _LOG_SPREAD = 50.0  # of positive values, from which on a row is logarithmic
 
@@ -31,8 +36,9 @@ _LOG_SPREAD = 50.0  # of positive values, from which on a row is logarithmic
 def forest(papers: Sequence[PaperFindings], titles: Mapping[str, str]) -> Figure:
     """Return the picture: one row a headline, with the verdict that all its claims give it, in words and colour.
 
-    Below stands the claim that was chosen to show: dot and bar are our value with its interval, the diamond is the
-    paper's number, and the band is green where the criterion holds. Every row has a scale of its own.
+    Below is the claim that was chosen to show, behind the first letter of its preset: dot and bar are ours with
+    its interval, the diamond is the paper's number, and the band is green where the criterion holds. Every row has
+    a scale of its own.
 
     Args:
         papers: what was found on each.
@@ -46,7 +52,8 @@ def forest(papers: Sequence[PaperFindings], titles: Mapping[str, str]) -> Figure
     axes.set_position((0, 0, 1, 1))
     axes.set(xlim=(0, _WIDTH), ylim=(height, 0))
     axes.axis("off")
-    _draw_key(axes, counts)
+    presets = {finding.preset for paper in papers for finding in paper.findings} - {""}
+    _draw_key(axes, counts, sorted(presets, key=PRESETS.index))
     y = _TOP
     for paper in papers:
         title = titles.get(paper.paper, paper.paper)
@@ -58,7 +65,7 @@ def forest(papers: Sequence[PaperFindings], titles: Mapping[str, str]) -> Figure
     return drawing
 
 
-def _draw_key(axes: Axes, counts: Mapping[str, int]) -> None:
+def _draw_key(axes: Axes, counts: Mapping[str, int], presets: Sequence[str]) -> None:
     x = 4.0
     axes.text(x, 11, f"{sum(counts.values())} headlines:", fontsize=10.5, weight="bold", va="center")
     x += 92
@@ -71,10 +78,18 @@ def _draw_key(axes: Axes, counts: Mapping[str, int]) -> None:
     axes.plot([8, 28], [45, 45], color=_OURS, linewidth=2.2)
     axes.plot(18, 45, marker="o", markersize=5.5, color=_OURS)
     axes.text(34, 45, "ours, with its interval", fontsize=8.5, va="center")
-    axes.plot(158, 45, marker="D", markersize=5, color=plots.PALETTE[3])
+    axes.plot(158, 45, **_DIAMOND)
     axes.text(166, 45, "the paper's number or range", fontsize=8.5, va="center")
     axes.fill_betweenx([40, 50], 312, 330, color=_HOLDS, linewidth=0)
     axes.text(335, 45, "where this claim holds (a scale for each row)", fontsize=8.5, va="center")
+    axes.text(4, 62, "the preset that decides:", fontsize=8.5, va="center")
+    for place, preset in enumerate(presets):
+        axes.text(128 + 90 * place, 62, _letter(preset), **_BOXED)
+        axes.text(138 + 90 * place, 62, preset, fontsize=8.5, va="center")
+
+
+def _letter(preset: str) -> str:
+    return preset[:1].upper()
 
 
 def _draw_headline(axes: Axes, top: float, finding: Finding) -> None:
@@ -84,7 +99,8 @@ def _draw_headline(axes: Axes, top: float, finding: Finding) -> None:
     verdicts = [result.weighed for result in finding.results.values() if result.weighed not in claims.UNJUDGED]
     verdict = f"{finding.verdict} ({verdicts.count(claims.REPRODUCED)} of {len(verdicts)})"
     axes.text(_WIDTH - 4, top + 6, verdict, fontsize=8.5, weight="bold", color=color, ha="right", va="center")
-    axes.text(18, top + 20, finding.headline.short, fontsize=8.5, va="center", color="#444444")
+    axes.text(13, top + 20, _letter(finding.preset), **_BOXED if finding.preset else {})
+    axes.text(22, top + 20, finding.headline.short, fontsize=8.5, va="center", color="#444444")
     if shown is not None:
         _draw_strip(axes, top + 20, shown, finding.headline.number, finding.headline.per)
 
@@ -103,7 +119,7 @@ def _draw_strip(axes: Axes, y: float, result: claims.ClaimResult, paper: Sequenc
     axes.fill_betweenx([y - 7, y + 7], _LEFT, _RIGHT, color=_BAND, linewidth=0)
     axes.fill_betweenx([y - 7, y + 7], holds_from, holds_to, color=_HOLDS, linewidth=0)
     ends = [place(each) for each in printed]
-    axes.plot(ends, [y + 3.5] * len(ends), marker="D", markersize=4.5, color=plots.PALETTE[3], linewidth=1.2)
+    axes.plot(ends, [y + 3.5] * len(ends), **_DIAMOND, linewidth=1)
     axes.plot([place(low), place(high)], [y - 2] * 2, color=_OURS, linewidth=2.2, solid_capstyle="butt")
     axes.plot(place(value), y - 2, marker="o", markersize=5.5, color=_OURS)
     spread = "" if low == high else f" ({written(per * low)} to {written(per * high)})"

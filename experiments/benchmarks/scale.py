@@ -278,7 +278,8 @@ def draw(computed: Computed) -> dict[str, Figure]:
         for place, status in enumerate(own.status):
             if status.startswith(("not run", "stopped")):  # at the axis, over the bar
                 word = status.split(":")[0].split(" after")[0]
-                ax.text(0.02, place - 0.2, word, transform=ax.get_yaxis_transform(), fontsize=7, va="center")
+                look = {"fontsize": 7, "va": "center", "color": "white" if word == "stopped" else "black"}
+                ax.text(0.02, place - 0.2, word, transform=ax.get_yaxis_transform(), **look)
         first = own.iloc[0]
         title = f"{task}\n{first.parameters / 1e6:.0f} million parameters\n{first.examples} examples"
         title += ", random weights" if first.weights == "random" else ""

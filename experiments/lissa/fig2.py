@@ -393,7 +393,7 @@ def draw(computed: Computed) -> dict[str, Figure]:
 def _curves(table: pd.DataFrame) -> Figure:
     """Draw a panel for each task: correlation with the exact solution over steps, for each batch size."""
     num_tasks = table.task.nunique()
-    figure, axes = plots.figure(1, num_tasks, panel_size=(4.0 if num_tasks > 1 else 6.4, 3.6), sharey=True)
+    figure, axes = plots.figure(1, num_tasks, panel_size=(4.0 if num_tasks > 1 else 7.9, 3.6), sharey=True)
     styles: Any = {role: style | {"marker": ""} for role, style in panels.styles_of(ROLES).items()}
     for ax, (task, own) in zip(axes[0], table.groupby("task", sort=False), strict=True):
         sizes = own.batch_size.unique().tolist()
@@ -401,12 +401,12 @@ def _curves(table: pd.DataFrame) -> Figure:
         means = own.groupby(["batch_size", "seed", "step"], as_index=False, sort=False).mean(numeric_only=True)
         means = means.assign(role=[ROLES[sizes.index(size)] for size in means.batch_size])
         panels.lines(ax, means, x="step", y="pearson", by="role", styles=styles)
-        alone = {ROLES[3]: styles[ROLES[2]] | {"linestyle": ":"}}
-        panels.lines(ax, means[means.num_runs > 1], x="step", y="pearson_one_run", label=ROLES[3], styles=alone)
+        alone = means[means.num_runs > 1]
+        panels.lines(ax, alone, x="step", y="pearson_one_run", label=ROLES[3], styles=styles)
         panels.rule(ax, y=1, label="the paper, between steps: to 1 within 1,000", color="black")
         title = f"{task}\n|B| = " + ", ".join(f"{size:.0f}" for size in sizes)
         panels.frame(ax, x="step", title=title, log="x")
-        ax.set_ylim(-1.05, 1.15)
+        ax.set_ylim(np.floor(2 * table[["pearson", "pearson_one_run"]].min().min()) / 2, 1.08)
     axes[0, 0].set_ylabel("correlation of influences\nwith the exact solution's")
     panels.legend(figure, columns=2, title="mean and 95 % over seeds")
     return figure

@@ -314,8 +314,8 @@ def _panel(ax: Axes, own: pd.DataFrame, constants: pd.Series) -> None:
     panels.lines(ax, ours, y="assumed", linestyle="--", label=C_TWO, styles={C_TWO: line}, **over)
     panels.lines(ax, ours, y="worst", label=worst, styles={worst: line}, **over)
     for sampling, marker, label in (
-        ("examples", "D", "left side of C.1 (95 %)"),
-        ("single tokens", "s", "left side, independent tokens"),
+        ("examples", "D", "LiSSA's batch, left side of C.1 (95 %)"),
+        ("single tokens", "s", "LiSSA's batch of independent tokens"),
     ):
         part, look = own[own.sampling == sampling], {"color": panels.COLORS["lissa"], "marker": marker}
         plots.measured(ax, part.batch_size, part.left, part.left_stderr, label=label, **look)

@@ -349,7 +349,7 @@ def _inequalities(ax: Axes, table: pd.DataFrame, paper: pd.DataFrame) -> None:
     columns = {"square_over_product": "‖G‖_F² / (λmax tr)", "norm_over_trace": "‖G‖_F / tr"}
     points = pd.concat([both.assign(ratio=both[column], bound=label) for column, label in columns.items()])
     panels.forest(ax, points, name="task", value="ratio", low="ratio", high="ratio", by="bound")
-    ax.axvspan(1, 1000, color="#D55E00", alpha=0.12, linewidth=0, label="impossible for G ⪰ 0: above 1")
+    ax.axvspan(1, 1000, color=panels.GREY, alpha=0.15, linewidth=0, label="impossible for G ⪰ 0: above 1")
     panels.frame(ax, x="over its upper bound for G ⪰ 0", log="x")
     ax.set_xlim(right=1000)
 
@@ -386,9 +386,9 @@ def _variances(ax: Axes, table: pd.DataFrame, gradients: pd.DataFrame) -> None:
     panels.scatter(ax, points, x="ratio", y="place", **look)
     exact = table.task.map((gradients.per_tensor_exact / gradients.dense_exact).groupby(gradients.task).median())
     ends = places - 0.35, places + 0.35
-    ax.vlines(exact, *ends, color="black", linewidth=1.2, label="exact, median")
+    ax.vlines(exact, *ends, color="black", linewidth=1.2, label="median, exact")
     ax.vlines(1 / table.tensors, *ends, color="black", linestyle=":", linewidth=1.2, label="1/L, equal norms")
-    ax.axvline(1, color="#555555", linestyle="--", linewidth=1, label="no gain")
+    ax.axvline(1, color=panels.GREY, linestyle="--", linewidth=1, label="no gain")
     ax.set_xscale("log")
     sizes = zip(table.task, table.tensors, strict=True)
     ax.set_yticks(places, [f"{task}\n{number} tensors (L)" for task, number in sizes])

@@ -335,7 +335,7 @@ def _optimizer(branch: str) -> str:
 
 def _entry(branch: str, lr: float) -> str:
     if branch == BEFORE:
-        return f"SGD before the split, rate {lr:g}"
+        return f"before the split: SGD, rate {lr:g}"
     name = {"sgd": "SGD", "ngd": "NGD", "exact-ngd": "exact NGD"}[_optimizer(branch)]
     return f"{name}{', not rescaled' if branch.endswith('-unrescaled') else ''}, rate {lr:g}"
 

@@ -81,7 +81,7 @@ def draw(computed: Computed) -> dict[str, Figure]:
     ngd = computed["table"].query("optimizer == 'ngd'")
     table = overfitting.for_readers(ngd)
     figure, rows = panels.rows(table, by="task", columns=2, panel_size=(3.6, 3.8))
-    looks = {"WBIC": ("-", "s"), "n L(w*)": ("--", "v"), "LLC ln n": (":", "o")}
+    looks = {"NGD, WBIC": ("-", "s"), "NGD, n L(w*)": ("--", "v"), "NGD, LLC ln n": (":", "o")}
     terms = {
         name: {"color": overfitting.STYLES["NGD"]["color"], "linestyle": line, "marker": marker}
         for name, (line, marker) in looks.items()

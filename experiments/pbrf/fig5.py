@@ -390,7 +390,7 @@ AXES = {
     "removed": "fraction of the training set removed",
 }
 LINEAR = ("depth", "removed")
-STYLES = panels.styles_of([LABELS[gap] for gap in GAPS])
+STYLES = panels.styles_of([LABELS[gap] for gap in ("proximity", "linearisation", *GAPS)])  # its title's are dark
 HEADLINE = ("damping", "removed")
 
 
@@ -431,7 +431,7 @@ def _draw_task(table: pd.DataFrame, settings: DictConfig, factors: list[str], he
 def _draw_factor(ax: Axes, factor: str, own: pd.DataFrame) -> None:
     moved = own[(own.gap == "moved") & (own["mean"] > 0)].sort_values("level")
     panels.lines(
-        ax, moved, x="level", y="mean", label="influence moves outputs by", color=panels.GREY, linestyle="--"
+        ax, moved, x="level", y="mean", label="outputs moved by influence", color=panels.GREY, linestyle="--"
     )
     for gap in GAPS:
         curve = own[(own.gap == gap) & (own["mean"] > 0)].sort_values("level")

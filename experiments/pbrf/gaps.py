@@ -219,7 +219,6 @@ def mean_ratio(of: np.ndarray, by: np.ndarray) -> float:
 # ------------------------------------------------------------------------------------ draw
 MOST = 2  # tasks of the headline picture
 SMALLEST = 5e-4  # where the paper's 0.000 stands
-STYLES = {"curvlab": panels.styles_of(["curvlab"])["curvlab"]}
 NOTE = (
     "distance of outputs an example, mean over the points left out, 95 % t interval over seeds\n"
     "diamonds: the paper's, a 0.000 at 0.0005"
@@ -260,9 +259,7 @@ def gap_figure(table: pd.DataFrame, columns: int, height: float, more: pd.DataFr
         smallest = shown[["value", "paper"]].where(lambda sizes: sizes > 0).min().min()
         shown["low"] = shown.low.clip(lower=1e-3 * smallest)  # an interval down to 0 ends at the edge
         paper = "paper" if shown.paper.notna().any() else None
-        panels.forest(
-            ax, shown, name="name", value="value", low="low", high="high", by="curvlab", paper=paper, styles=STYLES
-        )
+        panels.forest(ax, shown, name="name", value="value", low="low", high="high", by="curvlab", paper=paper)
         panels.frame(ax, x="‖Y_a − Y_b‖ / √N", title=row.task + _lacking(row), log="x")
         ax.set_xlim(left=smallest / 3)
     for ax in axes[:, 1:].flat:
@@ -278,7 +275,8 @@ def _sizes(row: pd.Series) -> list[dict[str, Any]]:
     for gap in GAPS:
         ends = {end: row[f"{gap} per_example {end}"] for end in ("low", "high")}
         paper = max(row.get(f"{gap} paper mean", np.nan), SMALLEST)
-        rows.append({"name": LABELS[gap], "value": row[f"{gap} per_example mean"], "paper": paper} | ends)
+        by = ", by LiSSA" if gap == "solver" and row.get("estimate") == LISSA else ""
+        rows.append({"name": LABELS[gap] + by, "value": row[f"{gap} per_example mean"], "paper": paper} | ends)
     return [{"curvlab": "curvlab", "low": np.nan, "high": np.nan, "paper": np.nan} | each for each in rows]
 
 

@@ -218,12 +218,12 @@ def _others(solver: pd.DataFrame) -> Iterator[dict[str, Any]]:
     """Yield each task's solver errors with the Gauss-Newton matrix, and by LiSSA at the best scaling of each."""
     for task, own in solver.groupby("task", sort=False):
         exact = own[(own.estimate == EXACT) & (own.curvature == "gauss_newton")]
-        found = {"… with Gauss-Newton": exact}
+        found = {f"… exact, {MATRICES['gauss_newton']}": exact}
         solved = bool(len(own[(own.estimate == EXACT) & (own.curvature == "hessian")]))
         for matrix, best in best_scalings(own.assign(definite=False)).items():
             if matrix == "hessian" and not solved:
                 continue  # it is the table's own, see `_by_lissa`
-            found[f"… by LiSSA, {MATRICES[matrix]}"] = own[(own.curvature == matrix) & (own.estimate == best)]
+            found[f"… LiSSA, {MATRICES[matrix]}"] = own[(own.curvature == matrix) & (own.estimate == best)]
         for name, rows in found.items():
             interval = t_interval(rows.solver)
             place = {"task": task, "name": name, "curvlab": "curvlab", "value": rows.solver.mean()}

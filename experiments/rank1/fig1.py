@@ -94,6 +94,8 @@ def summary(table: pd.DataFrame) -> pd.DataFrame:
 def draw(computed: Computed) -> dict[str, Figure]:
     """Return the figure: |f'| from the nearest start, where all converge, and from the farthest."""
     table = computed["table"]
+    shifted = table.method.str.startswith("δ")
+    table = table.assign(method=table.method.where(~shifted, "lemma, " + table.method))
     styles = panels.styles_of(table.method.unique())
     for name in NAMED:
         styles[name]["linestyle"] = "--"

@@ -322,9 +322,11 @@ def _convergence(table: pd.DataFrame) -> Figure:
     """Draw what the slides show: the lemma's rule, its best variant, gradient descent and Newton."""
     figure, axes = plots.figure(1, 2, panel_size=(4.0, 3.6), sharey=True)
     plain = chosen(chosen(table, method=OURS, rule="given"), **_except("sigma_scale"))
+    curves = _methods(table, plain)
     for ax, x in zip(axes[0], ("step", "passes"), strict=True):
-        _panel(ax, _methods(table, plain), x, "gradient_norm", f"by {x}")
-    panels.legend(figure, columns=3, title=f"{NOTE}\nS, D: estimate symmetrised or not; c: factor of σ")
+        _panel(ax, curves, x, "gradient_norm", f"by {x}")
+    form = "; D: estimate not symmetrised" if any(": D, " in name for name in curves) else ""
+    panels.legend(figure, columns=3, title=f"{NOTE}\nc: factor of σ{form}")
     return figure
 
 
@@ -376,7 +378,9 @@ def _methods(table: pd.DataFrame, plain: pd.DataFrame) -> Curves:
     tuned = descent.sort_values("step").groupby("lr_factor").gap.last().idxmin()
     return {
         "lemma": chosen(plain, sigma_scale=1),
-        f"best: {variant_name(best)}": table.merge(best[SETTINGS].drop_duplicates(), on=SETTINGS),
+        f" lemma, best variant: {variant_name(best).removeprefix('S, ')}": table.merge(
+            best[SETTINGS].drop_duplicates(), on=SETTINGS
+        ),
         " gradient descent, 1/λ": chosen(descent, lr_factor=1),
         f"  gradient descent, {tuned:g}/λ": chosen(descent, lr_factor=tuned),
         " Newton": chosen(table, method="Newton"),

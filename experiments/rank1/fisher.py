@@ -316,7 +316,8 @@ def draw(computed: Computed) -> dict[str, Figure]:
     """Return the figures by file name: gap and bounds; runs with softmax, and steps against K(ε)."""
     table, rates = computed["table"], computed["rates"]
     own = rates[rates.kind == rates.kind.iloc[-1]]
-    more = _rates_figure(table[table.objective.isin(own.objective)], own)
+    curves = table[table.objective.isin(own.objective)].replace({"method": {"σ = 0": "lemma, σ = 0"}})
+    more = _rates_figure(curves, own)
     return {"figure.png": _bounds_figure(computed["bounds"]), "figure_more.png": more}
 
 

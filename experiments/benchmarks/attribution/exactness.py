@@ -203,7 +203,8 @@ def draw(computed: Computed) -> dict[str, Figure]:
     figure, axes = plots.figure(
         1, 3, panel_size=(2.9, 0.8 + 0.32 * len(done)), sharey=True, width_ratios=[1.5, 1.0, 1.0]
     )
-    colors = [panels.COLORS["curvlab"] if library == "curvlab" else "#999999" for library in done.library]
+    ours, theirs = plots.shades(2)
+    colors = [ours if library == "curvlab" else theirs for library in done.library]
     columns = ("pearson_mean", "seconds", "peak_gib")
     of = "its matrix" if named else "the Gauss-Newton matrix"
     labels = (f"correlation with exact\nscores of {of}", "processor time (s)", "peak memory (GiB)")

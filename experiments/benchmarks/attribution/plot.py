@@ -26,8 +26,7 @@ def draw(computed: Computed) -> dict[str, Figure]:
     shown = best.rename(columns={f"lds_other{end}": f"other{end}" for end in ("", "_low", "_high")})
     panels.bars(axes[0, 1], shown, name="method", value={"lds": "same order", "other": "other orders"})
     panels.frame(axes[0, 1], x="LDS at the best damping", title="retraining on halves")
-    for ax, columns in zip(axes[0], (1, 2), strict=True):
-        ax.legend(fontsize=8.5, frameon=False, ncol=columns, loc="upper center", bbox_to_anchor=(0.5, -0.15))
+    panels.legend(figure)
     axes[0, 0].set_title(str(table.task.iloc[0]), loc="left")
     return {"figure.png": figure}
 

@@ -174,11 +174,7 @@ def _prices(shown: pd.DataFrame, computed: Computed) -> Figure:
 def _beyond(row: np.ndarray, residuals: pd.DataFrame, fractions: pd.DataFrame) -> None:
     """Draw influence cut off at several residuals, and five scores by how much of the training set is left."""
     ends: dict[str, Any] = {"y": "lds", "low": "lds_low", "high": "lds_high"}
-    grey = {
-        name: {"color": LOOKS[RECOMMENDED][0], "linestyle": line}
-        for name, line in zip(AGAINST, (":", "--", "-"), strict=True)
-    }
-    panels.lines(row[0], residuals, x="residual", by="against", styles=grey, **ends)
+    panels.lines(row[0], residuals, x="residual", by="against", **ends)
     panels.frame(row[0], x="residual of the solve", y="LDS", title=f"{residuals.task.iloc[0]}: influence", log="x")
     fractions = fractions.assign(named=fractions.method.map(_name))
     looks = {name: {"color": color, "marker": marker} for name, (color, marker) in LOOKS.items()}

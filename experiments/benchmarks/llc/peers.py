@@ -261,9 +261,7 @@ def _draw_methods(summary: pd.DataFrame, timings: pd.DataFrame) -> Figure:
     hollow = "; hollow: not valid" if summary.lost.any() else ""
     x = f"estimated learning coefficient\n(95 % t interval over chains{hollow})"
     panels.frame(left, x=x, title=str(summary.model.iloc[0]))
-    styles = panels.styles_of(["curvlab", *timings.threads.unique()])
-    styles |= {timings.threads.min(): styles["curvlab"]}
-    panels.bars(right, timings, name="method", value="cpu_seconds", by="threads", styles=styles)
+    panels.bars(right, timings, name="method", value="cpu_seconds", by="threads")
     for bars in right.containers:
         right.bar_label(bars, fmt=" %.3g s", fontsize=7)
     right.margins(x=0.3)

@@ -64,7 +64,7 @@ class Shown:
 
 
 def grid(
-    rows: Sequence[tuple[Shown, str, Sequence[int], str]], *, panel_size: tuple[float, float], note: str = NOTE
+    rows: Sequence[tuple[Shown, str, Sequence[int], str]], *, panel_size: tuple[float, float], note: str
 ) -> Figure:
     """Return rows of scatters, each a task, a kind of panel, places of training points, and a label."""
     figure, axes = plots.figure(len(rows), max(len(places) for _, _, places, _ in rows), panel_size=panel_size)
@@ -159,15 +159,12 @@ def headline(computed: Computed, *, num_points: int) -> Figure:
             shown,
             "",
             range(num_points),
-            f"{textwrap.fill(names[shown.task], 20)}\nloss {row['train loss']:.2g}, |B| = {row['batch size']}",
+            f"{textwrap.fill(names[shown.task], 30)}\nloss {row['train loss']:.2g}, |B| = {row['batch size']}\n"
+            f"median of {row['points']}: r = {row['pearson lissa-pbrf, C = 2']:.2g}",
         )
         for shown, row in chosen
     ]
-    return grid(
-        rows,
-        panel_size=(2.0, 2.2),
-        note=f"x: LiSSA, C = 2; y: PBRF by SGD; {NOTE}; in the title: median over all images",
-    )
+    return grid(rows, panel_size=(2.0, 2.2), note=f"x: LiSSA, C = 2; y: PBRF by SGD; {NOTE}")
 
 
 def choices(computed: Computed, *, num_points: int) -> Figure:
@@ -178,4 +175,4 @@ def choices(computed: Computed, *, num_points: int) -> Figure:
         for kind, label in (CHOICES | {"exact": "exact PBRF"}).items()
         if shown.has(0, kind)
     ]
-    return grid(rows, panel_size=(2.0, 1.9))
+    return grid(rows, panel_size=(2.0, 1.9), note=f"x: LiSSA, Lissa.auto where C is measured, or CG; {NOTE}")

@@ -391,7 +391,7 @@ def _readers(problems: pd.Series) -> dict[str, str]:
 
 
 def _far_start(ax: Axes, start: pd.DataFrame) -> None:
-    ax.plot(start.step, start.exact, color="black", linewidth=1, label="exact")
+    ax.plot(start.step, start.exact, color="black", linewidth=1, label="computed exactly")
     some = start[start.step % max(len(start) // 12, 1) == 0]
     plots.measured(ax, some.step, some.error, some.error_stderr, color="black", label="measured (95 %)")
     bounds = {"theorem": "Theorem 1, best δ", "corrected": "corrected"}

@@ -93,8 +93,7 @@ QUADRATIC, CHAINS = "by the Gauss-Newton matrix", "by SGLD"
 
 def draw_cutoffs(ax: Axes, table: pd.DataFrame, summary: pd.DataFrame) -> None:
     """Draw NGD over SGD - 1 of one network against the cut-off, by Lanczos (`table`) and by SGLD (`summary`)."""
-    colors = panels.styles_of(("ngd", "wbic"))
-    styles = {QUADRATIC: colors["ngd"], CHAINS: colors["wbic"]}
+    styles = panels.styles_of((QUADRATIC, CHAINS))
     over = (100 * excess(table)).melt(value_name="over", ignore_index=False).assign(by=QUADRATIC)
     panels.lines(ax, over, x="curvature_cutoff", y="over", by="by", styles=styles)
     chains = summary[(summary.sweep == "localization") & summary.relative_difference.notna()]

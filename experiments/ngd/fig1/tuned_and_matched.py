@@ -215,9 +215,7 @@ def draw_tuned_and_matched(
     tables = pd.concat([network.tuning.assign(network=name) for name, network in networks])
     figure, rows = panels.rows(tables, by="network", columns=4 + (cutoffs is not None), panel_size=(3.3, 2.8))
     styles = panels.styles_of(("sgd", "ngd"))
-    of_quantities = {
-        name: panels.styles_of([of])[of] for name, of in zip(QUANTITIES.values(), ("llc", "trace"), strict=True)
-    }
+    of_quantities = panels.styles_of(QUANTITIES.values())
     shown = settings.assign(quantity=settings.quantity.map(QUANTITIES))
     shown[["relative_difference", "low", "high"]] *= 100
     shown["setting"] = shown.setting.str.replace(" ", "\n", n=1)

@@ -3,93 +3,88 @@
 from __future__ import annotations
 
 import re
-import zlib
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from typing import Any
 
-import matplotlib as mpl
 import numpy as np
-from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
-from curvlab.lab.reporting.plots import MARKERS, PALETTE
+from curvlab.lab.reporting.plots import MARKERS, shades
 
-# A method has one colour in all figures. Names as `_plain` writes them; a name that begins with one of these
-# ("ginger, never clipped") is a variant of it. The palette's colours come first: they are those of the optimizers,
-# and of settings, gaps, quantities, libraries and methods that stand beside none of these. Each of the others, of
-# the other optimizers, the solvers and the scores, is one method's alone.
-_METHODS = (
-    ("sgd", "momentum", "gradient descent", "curvlab", "proximity"),
-    ("ngd", "linearisation", "linearised", "curvlinops"),
-    ("ginger", "non convergence", "llc", "δ = 0.1", "kronfluence"),
-    ("adam", "solver"),
-    ("qng", "warm", "δ = 1", "devinterp"),
-    ("momentum, clipped", "the same without curvature", "ginger without curvature", "cold", "δ = 0.01"),
-    ("direct", "exact", "dense solve", "newton", "printed", "random"),
-    ("exact ngd", "tr(h)", "trace", "dattri"),
-    ("filter", "training filter", "σ = 0", "pyhessian"),
-    ("soap", "two stage", "wbic", "pydvl"),
-)
-_OWN = {
-    "muon": "#5F3B1E",
-    **dict.fromkeys(("uniform direction", "lemma", "δ = 0"), "#1B8A8A"),
-    **dict.fromkeys(("cubic newton", "moving average"), "#9C9C9C"),
-    **{"lissa": "#7B4FC9", "lissa.auto": "#B39DDB"},
-    **dict.fromkeys(("cg", "conjugate gradient"), "#C1121F"),
-    **{"block cg": "#FF8F80", "default": "#0B2A5B", "chebyshev": "#7D6E4A"},
-    **dict.fromkeys(("pbrf", "proximal bregman response"), "#86C940"),
-    "influence": "#00B0C8",
-    **dict.fromkeys(("ek fac", "k fac"), "#3E5C76"),
-    **{"unrolled": "#A0522D", "source": "#D6CE00", "trak": "#7A7A7A"},
-    **dict.fromkeys(("gradient", "plain gradients"), "#FFB07C"),
+# Colour is of methods: what has a hue in a figure is a method, in all figures the same one. Names are as `_plain`
+# writes them; one that begins with a method's ("ginger, never clipped") is a variant of it. The first ten are of
+# Okabe & Ito (2008) without their yellow, which is too pale on white, and of Tol's muted scheme.
+_METHODS: Mapping[str, tuple[str, ...]] = {
+    "#0072B2": ("sgd", "momentum", "gradient descent"),
+    "#D55E00": ("ngd",),
+    "#009E73": ("ginger",),
+    "#CC79A7": ("adam",),
+    "#E69F00": ("qng",),
+    "#56B4E9": ("momentum, clipped",),
+    "#C4128E": ("exact", "direct", "dense solve"),
+    "#882255": ("exact ngd",),
+    "#8F8F2A": ("filter", "training filter"),
+    "#332288": ("soap",),
+    "#6A3A12": ("muon",),
+    "#1B8A8A": ("lemma", "uniform direction"),
+    "#0B6E0B": ("newton",),
+    "#B769F2": ("cubic newton",),
+    "#7B4FC9": ("lissa",),
+    "#B39DDB": ("lissa.auto",),
+    "#C1121F": ("cg", "conjugate gradient"),
+    "#FF8F80": ("block cg",),
+    "#0B2A5B": ("default",),
+    "#726B00": ("chebyshev",),
+    "#86C940": ("pbrf", "proximal bregman response"),
+    "#00B0C8": ("influence",),
+    "#1F4E79": ("ek fac", "k fac", "kronfluence ek fac", "dattri ek fac"),
+    "#A0522D": ("unrolled",),
+    "#D6CE00": ("source",),
+    "#FE225F": ("trak",),
+    "#FFB07C": ("gradient", "plain gradients"),
 }
-COLORS: Mapping[str, str] = {
-    **{name: color for color, names in zip(PALETTE, _METHODS, strict=True) for name in names},
-    **_OWN,
-}
-_COLORS = tuple(dict.fromkeys(COLORS.values()))
-_LINES = ("-", "--", ":", "-.")  # of those in a figure that share a colour: a method and its variants
+COLORS: Mapping[str, str] = {name: color for color, names in _METHODS.items() for name in names}
+_LINES = ("-", "--", ":", "-.")  # of those in a figure that share a colour, and of those that have none
 
 
 def styles_of(names: Iterable[Hashable]) -> dict[Hashable, dict[str, Any]]:
-    """Return color and marker by name; the order of the names does not matter.
+    """Return color and marker by name.
 
-    Methods have those of `COLORS`, variants of one method its colour with another marker and another line. Numbers
-    go from dark to bright as they grow. Other names take a place of the palette by their letters, or the next
-    that is free.
+    Methods have those of `COLORS`, variants of one method its colour with another marker and another line, in
+    whatever order they come. All else, settings, quantities, data, is no method and has no hue: shades of grey,
+    each with its marker and line, from dark to bright in the order of the names, of numbers by size.
     """
     names = list(dict.fromkeys(names))
-    numbers = [name for name in names if isinstance(name, int | float | np.number) and not isinstance(name, bool)]
-    if 1 < len(numbers) == len(names):
-        shades, places = mpl.colormaps["viridis"], np.argsort(np.argsort(np.array(numbers, dtype=float))).tolist()
-        looks = [(to_hex(shades(0.85 * place / max(places))), MARKERS[place % len(MARKERS)]) for place in places]
-        return {name: {"color": look[0], "marker": look[1]} for name, look in zip(names, looks, strict=True)}
-    known = {name: place for name in names if (place := _place(_plain(name))) is not None}
+    known = {name: method for name in names if (method := method_of(name))}
     found: dict[Hashable, dict[str, Any]] = {}
-    taken: dict[int, int] = {}
-    for name in sorted(names, key=lambda name: (name not in known, len(_plain(name)), _plain(name))):
-        place = known.get(name, -1)
-        if place < 0:
-            first = zlib.crc32(_plain(name).encode())
-            order = [(first + step) % len(PALETTE) for step in range(len(PALETTE))]
-            place = min(order, key=lambda each: taken.get(each, -1))
-        turn = taken[place] = taken.get(place, -1) + 1
-        found[name] = {"color": _COLORS[place], "marker": MARKERS[(place + turn) % len(MARKERS)]}
+    taken: dict[str, int] = {}
+    for name in sorted(known, key=lambda name: (len(_plain(name)), _plain(name))):
+        color = COLORS[known[name]]
+        turn = taken[color] = taken.get(color, -1) + 1
+        place = list(_METHODS).index(color)
+        found[name] = {"color": color, "marker": MARKERS[(place + turn) % len(MARKERS)]}
         if turn:
             found[name]["linestyle"] = _LINES[turn % len(_LINES)]
+    others: list[Any] = [name for name in names if name not in known]
+    if all(isinstance(name, int | float | np.number) for name in others):
+        others.sort()
+    for place, (name, color) in enumerate(zip(others, shades(len(others)), strict=True)):
+        found[name] = {"color": color, "marker": MARKERS[place % len(MARKERS)]}
+        if place:
+            found[name]["linestyle"] = _LINES[place % len(_LINES)]
     return {name: found[name] for name in names}
 
 
 def style_of(label: str) -> dict[str, Any]:
-    """Return color and marker of what stands alone: a method's own, else the palette's first."""
-    return styles_of([label])[label] if _place(_plain(label)) is not None else {"color": PALETTE[0], "marker": "o"}
+    """Return color and marker of what stands alone: a method's own, else dark grey."""
+    return styles_of([label])[label]
 
 
-def _place(name: str) -> int | None:
-    """Return the place among the colours of the longest known method that a name begins with."""
-    stems = [stem for stem in COLORS if re.match(rf"{re.escape(stem)}(?![\w.])", name)]
-    return _COLORS.index(COLORS[max(stems, key=len)]) if stems else None
+def method_of(name: Hashable) -> str:
+    """Return the longest name in `COLORS` that a name begins with, "" where it begins with none."""
+    stems = [stem for stem in COLORS if re.match(rf"{re.escape(stem)}(?![\w.])", _plain(name))]
+    return max(stems, key=len, default="")
 
 
 def _plain(name: Hashable) -> str:

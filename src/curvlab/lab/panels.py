@@ -16,7 +16,7 @@ Recipes: `lines`, `log_log`, `traces`, `scatter`, `bars`, `forest`, `heat_map`, 
                 both: styles = panels.styles_of(table.method.unique())
     **look      changes every line or point as matplotlib does: linestyle, marker, linewidth, alpha, color, ...
 
-A method has one colour in all figures (`COLORS` of `curvlab.lab.names`), any other name one by its letters.
+A method has one colour in all figures (`COLORS` of `curvlab.lab.names`); what is no method is grey.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties
 from matplotlib.image import AxesImage
+from matplotlib.patheffects import withStroke
 
 from curvlab.lab.claims.intervals import t_interval
 from curvlab.lab.names import COLORS, style_of, styles_of
@@ -308,7 +309,8 @@ def bars(
         errors = None
         if lower is not None and upper is not None:
             errors = np.clip([own[column] - own[lower], own[upper] - own[column]], 0, None)
-        kind: Style = {"color": style["color"], "label": entry, "ecolor": "#444444"}
+        seen = [withStroke(linewidth=2.5, foreground="white")]  # on a dark bar
+        kind: Style = {"color": style["color"], "label": entry, "error_kw": {"path_effects": seen}}
         if upright:
             ax.bar(places, own[column], 0.94 * height, yerr=errors, **kind)
         else:

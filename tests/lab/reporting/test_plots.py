@@ -81,8 +81,10 @@ def test_a_figure_is_written_as_matplotlib_would_with_its_axes_laid_out(tmp_path
 
 
 def test_pale_bands_keep_their_hue() -> None:
+    methods = ("sgd", "ngd", "ginger", "adam", "qng", "exact", "filter", "soap")
+    colors = [*(panels.COLORS[name] for name in methods), *plots.shades(4)]
     figure, axes = plots.figure()
-    for place, color in enumerate(plots.PALETTE):
+    for place, color in enumerate(colors):
         axes[0, 0].fill_between([0, 1], place, place + 0.8, color=color, alpha=0.15, linewidth=0)
         axes[0, 0].plot([0, 1], [place, place + 0.8], color=color, label=str(place))
     axes[0, 0].legend()
@@ -90,18 +92,19 @@ def test_pale_bands_keep_their_hue() -> None:
     figure.savefig(whole, format="png")
     few = Image.open(BytesIO(plots.quantised(whole.getvalue())))
     drawn, kept = (np.asarray(image.convert("RGB"), int) for image in (Image.open(whole), few))
-    for color in plots.PALETTE:
+    for color in colors:
         pale = np.round(255 * (0.85 + 0.15 * np.array(to_rgb(color))))
         band = np.abs(drawn - pale).max(-1) <= 1
         assert band.sum() > 1000
         assert np.abs(kept[band] - pale).max() <= 6
 
 
-def test_first_lines_take_the_palette() -> None:
+def test_lines_without_a_color_are_greys() -> None:
     ax = plots.figure()[1][0, 0]
-    lines = [ax.plot([0, 1], [k, k])[0].get_color() for k in range(3)]
-    assert lines == list(plots.PALETTE[:3])
-    assert len(plots.MARKERS) == len(plots.PALETTE) == len(set(plots.PALETTE))
+    assert [ax.plot([0, 1], [k, k])[0].get_color() for k in range(3)] == plots.shades(5)[:3]
+    assert plots.shades(0) == []
+    greys = [to_rgb(color) for color in plots.shades(5)]
+    assert [min(grey) for grey in greys] == [max(grey) for grey in greys] == sorted({max(grey) for grey in greys})
 
 
 def test_measured_points_have_bars_of_95_percent() -> None:
@@ -205,30 +208,6 @@ def seeds() -> pd.DataFrame:
 
 def labels(ax: Axes) -> list[str]:
     return ax.get_legend_handles_labels()[1]
-
-
-def test_a_method_has_one_color_whatever_stands_beside_it() -> None:
-    methods = ["NGD", "cold_start", "Ginger", "Ginger, never clipped", "δ = 0.1", "mine"]
-    found = panels.styles_of(methods)
-    assert panels.styles_of(methods[::-1]) == found
-    assert all(panels.styles_of([name])[name]["color"] == found[name]["color"] for name in methods[:-1])
-    assert found["NGD"]["color"] == panels.COLORS["ngd"] == panels.styles_of(["ngd-high"])["ngd-high"]["color"]
-    assert found["Ginger"]["color"] == found["Ginger, never clipped"]["color"], "a variant of it"
-    assert found["Ginger"]["marker"] != found["Ginger, never clipped"]["marker"]
-    assert panels.styles_of(["sgdish"])["sgdish"]["color"] != panels.COLORS["sgd"], "words, not letters"
-    optimizers = ["SGD", "NGD", "Ginger", "Adam", "QNG", "momentum, clipped", "Muon", "SOAP", "uniform direction"]
-    solvers = ["LiSSA", "Lissa.auto", "CG", "block CG", "default", "Chebyshev", "exact solve", "filter of the run"]
-    scores = ["PBRF", "influence", "EK-FAC", "SOURCE", "TRAK", "unrolled", "gradient dot product"]
-    own = [panels.style_of(name)["color"] for name in (*optimizers, *solvers, *scores)]
-    assert len(set(own)) == len(own), "no colour is two methods"
-
-
-def test_names_and_numbers_beyond_the_palette_are_told_apart() -> None:
-    looks = {(style["color"], style["marker"]) for style in panels.styles_of(range(30)).values()}
-    assert len(looks) == 30, "numbers go from dark to bright"
-    assert panels.styles_of([4, 1])[1]["color"] == panels.styles_of([1, 4])[1]["color"]
-    looks = {(style["color"], style["marker"]) for style in panels.styles_of(map(str, range(30))).values()}
-    assert len(looks) == 30
 
 
 def test_lines_are_means_with_t_intervals(ax: Axes, seeds: pd.DataFrame) -> None:

@@ -1,7 +1,7 @@
 """The house style of figures: readable when small, safe for colour-blind readers, no pyplot and no state.
 
 drawing, axes = figure(2, 5)
-axes[0, 0].scatter(x, y, color=PALETTE[0])
+axes[0, 0].scatter(x, y, color=shades(1)[0])
 drawing.savefig("figure.png")
 """
 
@@ -20,6 +20,7 @@ import pandas as pd
 from cycler import cycler
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
+from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
@@ -34,16 +35,17 @@ _WIDEST = 8.0  # inches: text of 8.5 points is 10 pixels high where a page shows
 _NARROWEST = 1.7  # inches: of a panel
 _NUM_COLORS = 256
 
-# Okabe & Ito (2008), without their yellow, which is too pale on white.
-# The last three are of Tol's muted scheme: darker than their neighbours for every kind of colour-blindness.
-PALETTE = (
-    *("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000"),
-    *("#882255", "#8F8F2A", "#332288"),
-)
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "p", "*", "<")  # a second cue beside colour, same order
 MIN_SEEDS = 3  # of an interval over seeds
 COUNTS_NOTE = "numbers at the foot: how many seeds count, where not all do"
 _FOOT = 0.1  # height of a row of numbers, as a share of the axis
+_DARKEST, _BRIGHTEST = 0.13, 0.64  # greys that are seen on white
+
+
+def shades(count: int) -> list[str]:
+    """Return so many greys from dark to bright: of what is no method, as hues are the methods' (`lab.names`)."""
+    return [to_hex((grey, grey, grey)) for grey in np.linspace(_DARKEST, _BRIGHTEST, count)]
+
 
 _STYLE: dict[str, Any] = {
     "figure.dpi": 150,  # savefig keeps it
@@ -62,7 +64,7 @@ _STYLE: dict[str, Any] = {
     "grid.linewidth": 0.6,
     "axes.formatter.limits": (-3, 4),
     "axes.formatter.use_mathtext": True,
-    "axes.prop_cycle": cycler(color=PALETTE),
+    "axes.prop_cycle": cycler(color=shades(5)),
 }
 
 
